@@ -1,0 +1,2 @@
+//! The paguro binary.
+fn main() {}

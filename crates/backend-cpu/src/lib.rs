@@ -1,0 +1,1 @@
+//! SIMD kernels and the thread team: the backend that always works.

@@ -1,0 +1,29 @@
+//! The contract between the engine and the devices.
+//!
+//! A model is lowered once to a [`Program`]: the embedding, a list of fused layer operations, the head. A
+//! [`Backend`] loads that program with its [`Weights`] and becomes a [`Runner`]; from then on the engine only
+//! submits [`Step`]s, ragged batches of rows over pages of K and V, and collects what they sampled.
+//!
+//! This crate also holds the two things that keep backends honest: the naive [`mod@reference`], which defines what
+//! every operation means, and the [`conformance`] suite, which each backend instantiates.
+
+pub mod conformance;
+pub mod counters;
+pub mod format;
+pub mod program;
+pub mod reference;
+pub mod runner;
+pub mod sampling;
+pub mod step;
+pub mod weights;
+
+pub use counters::KernelCount;
+pub use format::WeightFormat;
+pub use program::{
+    Activation, Attend, DownAdd, Embed, KvGroup, KvLayout, KvSlot, Linear, MatrixId, Norm, NormGateUp, NormLogits,
+    NormQkvRopeStore, Op, Program, ProjectAdd, Rope, RopeStyle, VectorId,
+};
+pub use runner::{AttentionMode, Backend, Capacity, Limits, LoadError, PageMove, Runner, StepError, Ticket};
+pub use sampling::SamplingParams;
+pub use step::{Outcome, Output, PageId, SampleRequest, Sampled, Step, StepOutput, StepSequence, Want};
+pub use weights::{ByteOwner, Bytes, Matrix, Weights};

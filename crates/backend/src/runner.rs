@@ -1,0 +1,154 @@
+//! The two traits that a device implements.
+
+use crate::{KernelCount, Program, Step, StepOutput, Weights, PageId};
+
+/// A device that can load programs. Stays alive to load more than one model.
+pub trait Backend: Send {
+    /// Short name, as `--device` takes it: `cpu`.
+    fn name(&self) -> &str;
+
+    /// What is free, and what it will use.
+    fn capacity(&self) -> Capacity;
+
+    /// Bytes of one page of this program in the backend's own arrangement.
+    fn page_bytes(&self, program: &Program, block_size: usize) -> usize;
+
+    /// Allocates everything that `limits` asks for, repacks the weights, and returns something that runs. An
+    /// operation or weight format that cannot run fails here, by name, never mid-request.
+    ///
+    /// # Errors
+    /// [`LoadError`].
+    fn load(&self, program: &Program, weights: Weights, limits: Limits) -> Result<Box<dyn Runner>, LoadError>;
+}
+
+/// A loaded model with its arena of pages.
+pub trait Runner: Send {
+    /// Starts one forward pass. Allocates nothing that grows with the step.
+    ///
+    /// # Errors
+    /// [`StepError`]; the pages that the step would have written are then undefined, all others untouched.
+    fn submit(&mut self, step: &Step<'_>) -> Result<Ticket, StepError>;
+
+    /// Waits for a pass and fills `out` in the order of the step's outputs.
+    ///
+    /// # Errors
+    /// [`StepError`], as for [`Runner::submit`].
+    fn collect(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<(), StepError>;
+
+    /// Moves whole pages, in order.
+    ///
+    /// # Errors
+    /// [`StepError::Device`].
+    fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError>;
+
+    /// Which kernels ran how often since load, by name.
+    fn kernel_counts(&self) -> Vec<KernelCount>;
+}
+
+/// What a device has.
+#[derive(Clone, Debug)]
+pub struct Capacity {
+    /// One line for people: the device and what of it will be used.
+    pub description: String,
+    /// Bytes that weights and pages may take, as far as the device can tell.
+    pub bytes_free: u64,
+    /// Instruction sets or features that the kernels were chosen for.
+    pub features: Vec<String>,
+}
+
+/// Everything that `load` allocates for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Tokens in a page.
+    pub block_size: usize,
+    /// Pages in the arena, page 0 (scratch) included.
+    pub pages: usize,
+    /// Rows in a step.
+    pub max_rows: usize,
+    /// Sequences in a step.
+    pub max_sequences: usize,
+    /// Outputs in a step.
+    pub max_outputs: usize,
+    /// Tokens in a sequence.
+    pub max_context: usize,
+    /// Paged, or the reference way.
+    pub attention: AttentionMode,
+}
+
+/// Which way attention takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum AttentionMode {
+    /// The kernels walk the block table.
+    #[default]
+    Paged,
+    /// The pages of each sequence are gathered into one contiguous K and V, then plain attention runs over them.
+    /// Exists to check the paged way and to show what it saves.
+    Gather,
+}
+
+/// A step in flight. One at a time for now on every backend: `collect` before the next `submit`.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a submitted step must be collected"]
+pub struct Ticket(pub u64);
+
+/// One page's way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PageMove {
+    /// Copies a page inside the arena: copy-on-write.
+    Copy {
+        /// Source.
+        from: PageId,
+        /// Destination; its old content is lost.
+        to: PageId,
+    },
+}
+
+/// Why a program cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// An operation or a variant of one that the backend has no kernel for.
+    #[error("{device} cannot run {what}; {supported}")]
+    Unsupported {
+        /// The device.
+        device: String,
+        /// The operation or format, by name.
+        what: String,
+        /// What would work.
+        supported: String,
+    },
+    /// Weights that do not fit the program: a wrong shape, a wrong number of bytes.
+    #[error("tensor `{tensor}` does not fit the model: {problem}")]
+    BadWeights {
+        /// The tensor.
+        tensor: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// Not enough memory for weights or pages.
+    #[error("{device} needs {needed} bytes for {what}, which it cannot get; use a smaller context or fewer pages")]
+    OutOfMemory {
+        /// The device.
+        device: String,
+        /// For what.
+        what: String,
+        /// How much.
+        needed: u64,
+    },
+    /// The device itself failed.
+    #[error("{0}")]
+    Device(String),
+}
+
+/// Why a step failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StepError {
+    /// The step breaks the contract: a defect of the caller, named. Nothing was computed.
+    #[error("invalid step: {0}")]
+    Invalid(String),
+    /// The device failed or was lost.
+    #[error("{0}")]
+    Device(String),
+}

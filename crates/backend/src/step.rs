@@ -1,0 +1,130 @@
+//! One forward pass: a ragged batch of rows over pages.
+
+use std::ops::Range;
+
+use crate::SamplingParams;
+
+/// A page of K and V in the runner's arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct PageId(pub u32);
+
+impl PageId {
+    /// Page 0 is scratch: padded rows write it, nobody reads it. It also stands in block tables for pages that a
+    /// sliding window has left behind.
+    pub const SCRATCH: PageId = PageId(0);
+}
+
+/// One ragged batch. Prefill chunks, decodes and drafts mix freely: a sequence that decodes has one row, one that
+/// prefills has as many as its chunk.
+#[derive(Clone, Copy, Debug)]
+pub struct Step<'a> {
+    /// Token of each row, `[rows]`; rows of a sequence are consecutive, in order of position.
+    pub tokens: &'a [u32],
+    /// The sequences, covering all rows in order.
+    pub sequences: &'a [StepSequence],
+    /// All block tables, one after the other; [`StepSequence::tables`] points into it.
+    pub pages: &'a [PageId],
+    /// What to compute at which rows.
+    pub outputs: &'a [Output<'a>],
+}
+
+/// One sequence's part of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StepSequence {
+    /// Its rows in [`Step::tokens`].
+    pub rows: Range<usize>,
+    /// Position of its first row; everything before it is already in the pages.
+    pub start: usize,
+    /// Its block tables in [`Step::pages`]: for each KV group in turn,
+    /// `ceil((start + rows) / block_size)` pages. Pages that no row of this step can see may be
+    /// [`PageId::SCRATCH`].
+    pub tables: Range<usize>,
+}
+
+impl StepSequence {
+    /// Number of tokens in the pages after this step.
+    pub fn len(&self) -> usize {
+        self.start + self.rows.len()
+    }
+
+    /// Whether the sequence has no tokens; never the case in a valid step.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The block table of KV group `group` of `groups`, `[blocks]`.
+    pub fn table<'a>(&self, pages: &'a [PageId], group: usize, groups: usize) -> &'a [PageId] {
+        let tables = &pages[self.tables.clone()];
+        let blocks = tables.len() / groups;
+        &tables[group * blocks..][..blocks]
+    }
+}
+
+/// Something to compute from the logits of one row.
+#[derive(Clone, Copy, Debug)]
+pub struct Output<'a> {
+    /// Row of [`Step::tokens`]. A row may have several outputs (branches of a fork).
+    pub row: usize,
+    /// What.
+    pub want: Want<'a>,
+}
+
+/// What an output asks for.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Want<'a> {
+    /// Samples the next token.
+    Sample(SampleRequest<'a>),
+    /// The log-probability of a given next token.
+    Score {
+        /// The token.
+        token: u32,
+    },
+    /// The whole row of logits, `[vocab]`.
+    Logits,
+}
+
+/// How to sample one token. What each value means is defined by [`crate::sampling`].
+#[derive(Clone, Copy, Debug)]
+pub struct SampleRequest<'a> {
+    /// Temperature, truncation, penalties, bias, seed.
+    pub params: &'a SamplingParams,
+    /// Which draw of the seed's stream this is: the number of tokens already generated.
+    pub draw: u64,
+    /// Tokens so far, prompt and output; penalties look at its end.
+    pub history: &'a [u32],
+    /// Allowed tokens as a bit set, `[ceil(vocab / 32)]`; `None` allows all.
+    pub mask: Option<&'a [u32]>,
+    /// Whether to report log-probabilities, and of how many of the best tokens besides the sampled one.
+    pub logprobs: Option<usize>,
+}
+
+/// What a step computed, in the order of [`Step::outputs`]. Reused between steps.
+#[derive(Clone, Debug, Default)]
+pub struct StepOutput {
+    /// One for each output.
+    pub outcomes: Vec<Outcome>,
+}
+
+/// The answer to one [`Want`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// To [`Want::Sample`].
+    Sampled(Sampled),
+    /// To [`Want::Score`]: natural logarithm of the probability.
+    Score(f32),
+    /// To [`Want::Logits`].
+    Logits(Vec<f32>),
+}
+
+/// A sampled token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampled {
+    /// The token.
+    pub token: u32,
+    /// Natural logarithm of its probability under the model: softmax of the logits before penalties, bias,
+    /// temperature and truncation. `None` unless [`SampleRequest::logprobs`] asked.
+    pub logprob: Option<f32>,
+    /// The best tokens with their log-probabilities, best first.
+    pub top: Vec<(u32, f32)>,
+}

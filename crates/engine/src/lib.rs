@@ -1,0 +1,1 @@
+//! Sequences, pages, prefix cache, scheduler, stop conditions: one synchronous thread.

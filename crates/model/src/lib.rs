@@ -1,0 +1,1 @@
+//! Model files, tokenizers and chat templates; lowering a model to a Program.

@@ -1,0 +1,2 @@
+//! The project CI and chores.
+fn main() {}
