@@ -1,0 +1,1 @@
+//! The naive backend that defines what every operation means.
