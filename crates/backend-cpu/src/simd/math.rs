@@ -1,0 +1,44 @@
+//! Functions built from the basic operations, hence the same bits on every instruction set.
+
+use super::Simd;
+
+/// `e^x` within 1 unit in the last place; 0 below about -104, infinity above about 88.7.
+///
+/// Cody-Waite reduction to `|r| <= ln 2 / 2`, then the minimax polynomial of the Cephes library (`expf`).
+#[inline(always)]
+pub fn exp<S: Simd>(s: S, x: S::F32) -> S::F32 {
+    // Past these ends the result is 0 or infinity anyway, and the power of two stays in range.
+    // The limits come first so that what is not a number stays so.
+    let x = s.min(s.splat(89.5), s.max(s.splat(-104.5), x));
+    let n = s.round(s.mul(x, s.splat(std::f32::consts::LOG2_E)));
+    let r = s.fma(n, s.splat(-0.693_359_4), x);
+    let r = s.fma(n, s.splat(2.121_944_4e-4), r);
+    let mut p = s.splat(1.987_569_2e-4);
+    for c in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+        p = s.fma(p, r, s.splat(c));
+    }
+    let p = s.fma(p, s.mul(r, r), s.add(r, s.splat(1.0)));
+    s.mul_pow2(p, n)
+}
+
+/// `1 / (1 + e^-x)`
+#[inline(always)]
+pub fn sigmoid<S: Simd>(s: S, x: S::F32) -> S::F32 {
+    let one = s.splat(1.0);
+    s.div(one, s.add(one, exp(s, s.sub(s.zero(), x))))
+}
+
+/// `x * sigmoid(x)`
+#[inline(always)]
+pub fn silu<S: Simd>(s: S, x: S::F32) -> S::F32 {
+    s.div(x, s.add(s.splat(1.0), exp(s, s.sub(s.zero(), x))))
+}
+
+/// Hyperbolic tangent, within about 3e-7 absolutely.
+#[inline(always)]
+pub fn tanh<S: Simd>(s: S, x: S::F32) -> S::F32 {
+    // 1 - 2 / (e^2x + 1): e^2x may be infinite, then this is 1.
+    let one = s.splat(1.0);
+    let e = exp(s, s.add(x, x));
+    s.sub(one, s.div(s.splat(2.0), s.add(e, one)))
+}

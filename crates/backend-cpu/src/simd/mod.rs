@@ -1,0 +1,161 @@
+//! Vectors of 16 lanes on every instruction set, so that a kernel is written once.
+//!
+//! A kernel is a generic `#[inline(always)] fn k<S: Simd>(s: S, ...)`. `simd_kernels!`
+//! instantiates it for each instruction set inside a `#[target_feature]` function and collects the pointers in a
+//! table that is chosen once at load.
+//!
+//! All instruction sets compute the same bits: lanes do the same operations in the same order, [`Simd::fma`]
+//! rounds once everywhere, reductions follow one fixed tree, and integer results are exact.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod math;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod scalar;
+#[cfg(test)]
+mod tests;
+
+use half::{bf16, f16};
+
+#[cfg(target_arch = "x86_64")]
+pub use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub use avx512::Avx512;
+pub use math::{exp, sigmoid, silu, tanh};
+#[cfg(target_arch = "aarch64")]
+pub use neon::Neon;
+pub use scalar::Scalar;
+
+/// Lanes of a vector.
+pub const LANES: usize = 16;
+
+/// An instruction set. A value of an implementing type is the proof that this machine has it: the methods are
+/// safe because the tokens can only be made where the features were detected.
+///
+/// Every method must be inlined into a function with the right target features to be fast, see
+/// `simd_kernels!`.
+pub trait Simd: Copy + Send + Sync + 'static {
+    /// 16 single-precision floats.
+    type F32: Copy;
+    /// 16 32-bit integers.
+    type I32: Copy;
+    /// 64 bytes.
+    type U8: Copy;
+
+    /// All lanes `x`.
+    fn splat(self, x: f32) -> Self::F32;
+    /// Lanes from an array.
+    fn load(self, x: &[f32; LANES]) -> Self::F32;
+    /// Lanes to an array.
+    fn store(self, v: Self::F32, out: &mut [f32; LANES]);
+    /// Lanes from 16 half-precision floats, exactly.
+    fn from_f16(self, x: &[f16; LANES]) -> Self::F32;
+    /// Lanes to half precision, to nearest even.
+    fn to_f16(self, v: Self::F32, out: &mut [f16; LANES]);
+    /// Lanes from 16 `bf16`, exactly.
+    fn from_bf16(self, x: &[bf16; LANES]) -> Self::F32;
+
+    /// `a + b`
+    fn add(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// `a - b`
+    fn sub(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// `a * b`
+    fn mul(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// `a / b`
+    fn div(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// `a * b + c`, rounded once.
+    fn fma(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32;
+    /// `if a > b { a } else { b }` (so `b` where one is not a number).
+    fn max(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// `if a < b { a } else { b }` (so `b` where one is not a number).
+    fn min(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// `|a|`
+    fn abs(self, a: Self::F32) -> Self::F32;
+    /// `if a < b { x } else { y }`, lane by lane.
+    fn select_lt(self, a: Self::F32, b: Self::F32, x: Self::F32, y: Self::F32) -> Self::F32;
+    /// `v * 2^n`, rounded once; `n` is integral and `|n| <= 252`, `v` is normal.
+    fn mul_pow2(self, v: Self::F32, n: Self::F32) -> Self::F32;
+    /// To the nearest integral value, ties to even; `|a| < 2^31`.
+    fn round(self, a: Self::F32) -> Self::F32;
+    /// Sum of the lanes: lane `i` is added to `i + 8`, then `i + 4`, `i + 2`, `i + 1`.
+    fn reduce_sum(self, v: Self::F32) -> f32;
+    /// Largest lane.
+    fn reduce_max(self, v: Self::F32) -> f32;
+
+    /// All lanes `x`.
+    fn splat_i32(self, x: i32) -> Self::I32;
+    /// Lanes to an array.
+    fn store_i32(self, v: Self::I32, out: &mut [i32; LANES]);
+    /// Lanes from unsigned bytes.
+    fn from_u8(self, x: &[u8; LANES]) -> Self::I32;
+    /// Lanes from signed bytes.
+    fn from_i8(self, x: &[i8; LANES]) -> Self::I32;
+    /// Low byte of each lane.
+    fn store_i8(self, v: Self::I32, out: &mut [i8; LANES]);
+    /// `a + b`, wrapping.
+    fn add_i32(self, a: Self::I32, b: Self::I32) -> Self::I32;
+    /// `if a > b { a } else { b }`
+    fn max_i32(self, a: Self::I32, b: Self::I32) -> Self::I32;
+    /// `a << bits`
+    fn shl_i32(self, a: Self::I32, bits: u32) -> Self::I32;
+    /// Sum of the lanes, wrapping.
+    fn reduce_sum_i32(self, v: Self::I32) -> i32;
+    /// To the nearest integer, ties to even; `|a| < 2^31`.
+    fn to_i32(self, a: Self::F32) -> Self::I32;
+    /// To single precision, to nearest even.
+    fn to_f32(self, a: Self::I32) -> Self::F32;
+    /// The same bits, read as floats.
+    fn bits_to_f32(self, a: Self::I32) -> Self::F32;
+
+    /// All bytes `x`.
+    fn splat_u8(self, x: u8) -> Self::U8;
+    /// 64 bytes.
+    fn load_u8(self, x: &[u8; 64]) -> Self::U8;
+    /// 64 bytes.
+    fn store_u8(self, v: Self::U8, out: &mut [u8; 64]);
+    /// `a | b`
+    fn or_u8(self, a: Self::U8, b: Self::U8) -> Self::U8;
+    /// `(byte >> shift) & mask` for each byte, `(byte << -shift) & mask` where `shift` is negative. `mask` has no
+    /// bits where the shift brings none in. Both are constants at every call, so this is a shift and an and.
+    fn bits_u8(self, v: Self::U8, shift: i32, mask: u8) -> Self::U8;
+    /// `table[byte]` for each byte; bytes are below 16.
+    fn lookup_u8(self, table: &[u8; 16], v: Self::U8) -> Self::U8;
+    /// For each lane: `acc + w[0]*a[0] + w[1]*a[1] + w[2]*a[2] + w[3]*a[3]`, where `w` are the lane's four bytes,
+    /// unsigned and **at most 127**, and `a` four signed bytes from `-127` on.
+    fn dot4(self, acc: Self::I32, w: Self::U8, a: &[i8; 4]) -> Self::I32;
+    /// What [`Simd::dot4_offset`] starts from, given minus the sum of all `a` that it will see.
+    fn dot4_offset_start(self, negative_sum: i32) -> Self::I32;
+    /// As [`Simd::dot4`] for bytes that stand for `byte - 128`, any bytes, started by
+    /// [`Simd::dot4_offset_start`].
+    fn dot4_offset(self, acc: Self::I32, w: Self::U8, a: &[i8; 4]) -> Self::I32;
+
+    /// Asks for the cache line at `at`, which need not be a valid address.
+    fn prefetch(self, at: *const u8);
+
+    /// All lanes zero.
+    #[inline(always)]
+    fn zero(self) -> Self::F32 {
+        self.splat(0.0)
+    }
+
+    /// The first lanes from a short slice, the others zero.
+    #[inline(always)]
+    fn load_part(self, x: &[f32]) -> Self::F32 {
+        let mut lanes = [0.0; LANES];
+        let n = x.len().min(LANES);
+        lanes[..n].copy_from_slice(&x[..n]);
+        self.load(&lanes)
+    }
+
+    /// The first lanes to a short slice.
+    #[inline(always)]
+    fn store_part(self, v: Self::F32, out: &mut [f32]) {
+        let mut lanes = [0.0; LANES];
+        self.store(v, &mut lanes);
+        let n = out.len().min(LANES);
+        out[..n].copy_from_slice(&lanes[..n]);
+    }
+}

@@ -1,0 +1,204 @@
+//! Arrays of 16: works everywhere, and defines what the others must compute.
+
+use half::{bf16, f16};
+
+use super::{LANES, Simd};
+
+/// No vector instructions.
+#[derive(Clone, Copy, Debug)]
+pub struct Scalar;
+
+#[inline(always)]
+fn reduce<T: Copy>(mut v: [T; LANES], f: impl Fn(T, T) -> T) -> T {
+    for half in [8, 4, 2, 1] {
+        for i in 0..half {
+            v[i] = f(v[i], v[i + half]);
+        }
+    }
+    v[0]
+}
+
+impl Simd for Scalar {
+    type F32 = [f32; LANES];
+    type I32 = [i32; LANES];
+    type U8 = [u8; 64];
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Self::F32 {
+        [x; LANES]
+    }
+    #[inline(always)]
+    fn load(self, x: &[f32; LANES]) -> Self::F32 {
+        *x
+    }
+    #[inline(always)]
+    fn store(self, v: Self::F32, out: &mut [f32; LANES]) {
+        *out = v;
+    }
+    #[inline(always)]
+    fn from_f16(self, x: &[f16; LANES]) -> Self::F32 {
+        x.map(f16::to_f32)
+    }
+    #[inline(always)]
+    fn to_f16(self, v: Self::F32, out: &mut [f16; LANES]) {
+        *out = v.map(f16::from_f32);
+    }
+    #[inline(always)]
+    fn from_bf16(self, x: &[bf16; LANES]) -> Self::F32 {
+        x.map(|x| f32::from_bits(u32::from(x.to_bits()) << 16))
+    }
+
+    #[inline(always)]
+    fn add(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        std::array::from_fn(|i| a[i] + b[i])
+    }
+    #[inline(always)]
+    fn sub(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        std::array::from_fn(|i| a[i] - b[i])
+    }
+    #[inline(always)]
+    fn mul(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        std::array::from_fn(|i| a[i] * b[i])
+    }
+    #[inline(always)]
+    fn div(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        std::array::from_fn(|i| a[i] / b[i])
+    }
+    #[inline(always)]
+    fn fma(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32 {
+        std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
+    }
+    #[inline(always)]
+    fn max(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        std::array::from_fn(|i| if a[i] > b[i] { a[i] } else { b[i] })
+    }
+    #[inline(always)]
+    fn min(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        std::array::from_fn(|i| if a[i] < b[i] { a[i] } else { b[i] })
+    }
+    #[inline(always)]
+    fn abs(self, a: Self::F32) -> Self::F32 {
+        a.map(f32::abs)
+    }
+    #[inline(always)]
+    fn select_lt(self, a: Self::F32, b: Self::F32, x: Self::F32, y: Self::F32) -> Self::F32 {
+        std::array::from_fn(|i| if a[i] < b[i] { x[i] } else { y[i] })
+    }
+    #[inline(always)]
+    fn mul_pow2(self, v: Self::F32, n: Self::F32) -> Self::F32 {
+        // In two halves, so that neither factor leaves the range of normal numbers; only the second can round.
+        std::array::from_fn(|i| {
+            let n = n[i] as i32;
+            let half = n >> 1;
+            v[i] * f32::from_bits(((half + 127) << 23) as u32)
+                * f32::from_bits(((n - half + 127) << 23) as u32)
+        })
+    }
+    #[inline(always)]
+    fn round(self, a: Self::F32) -> Self::F32 {
+        a.map(f32::round_ties_even)
+    }
+    #[inline(always)]
+    fn reduce_sum(self, v: Self::F32) -> f32 {
+        reduce(v, |a, b| a + b)
+    }
+    #[inline(always)]
+    fn reduce_max(self, v: Self::F32) -> f32 {
+        reduce(v, |a, b| if a > b { a } else { b })
+    }
+
+    #[inline(always)]
+    fn splat_i32(self, x: i32) -> Self::I32 {
+        [x; LANES]
+    }
+    #[inline(always)]
+    fn store_i32(self, v: Self::I32, out: &mut [i32; LANES]) {
+        *out = v;
+    }
+    #[inline(always)]
+    fn from_u8(self, x: &[u8; LANES]) -> Self::I32 {
+        x.map(i32::from)
+    }
+    #[inline(always)]
+    fn from_i8(self, x: &[i8; LANES]) -> Self::I32 {
+        x.map(i32::from)
+    }
+    #[inline(always)]
+    fn store_i8(self, v: Self::I32, out: &mut [i8; LANES]) {
+        *out = v.map(|x| x as i8);
+    }
+    #[inline(always)]
+    fn add_i32(self, a: Self::I32, b: Self::I32) -> Self::I32 {
+        std::array::from_fn(|i| a[i].wrapping_add(b[i]))
+    }
+    #[inline(always)]
+    fn max_i32(self, a: Self::I32, b: Self::I32) -> Self::I32 {
+        std::array::from_fn(|i| a[i].max(b[i]))
+    }
+    #[inline(always)]
+    fn shl_i32(self, a: Self::I32, bits: u32) -> Self::I32 {
+        a.map(|x| x << bits)
+    }
+    #[inline(always)]
+    fn reduce_sum_i32(self, v: Self::I32) -> i32 {
+        reduce(v, i32::wrapping_add)
+    }
+    #[inline(always)]
+    fn to_i32(self, a: Self::F32) -> Self::I32 {
+        a.map(|x| x.round_ties_even() as i32)
+    }
+    #[inline(always)]
+    fn to_f32(self, a: Self::I32) -> Self::F32 {
+        a.map(|x| x as f32)
+    }
+    #[inline(always)]
+    fn bits_to_f32(self, a: Self::I32) -> Self::F32 {
+        a.map(|x| f32::from_bits(x as u32))
+    }
+
+    #[inline(always)]
+    fn splat_u8(self, x: u8) -> Self::U8 {
+        [x; 64]
+    }
+    #[inline(always)]
+    fn load_u8(self, x: &[u8; 64]) -> Self::U8 {
+        *x
+    }
+    #[inline(always)]
+    fn store_u8(self, v: Self::U8, out: &mut [u8; 64]) {
+        *out = v;
+    }
+    #[inline(always)]
+    fn or_u8(self, a: Self::U8, b: Self::U8) -> Self::U8 {
+        std::array::from_fn(|i| a[i] | b[i])
+    }
+    #[inline(always)]
+    fn bits_u8(self, v: Self::U8, shift: i32, mask: u8) -> Self::U8 {
+        v.map(|b| if shift >= 0 { (b >> shift) & mask } else { (b << -shift) & mask })
+    }
+    #[inline(always)]
+    fn lookup_u8(self, table: &[u8; 16], v: Self::U8) -> Self::U8 {
+        v.map(|b| table[usize::from(b & 15)])
+    }
+    #[inline(always)]
+    fn dot4(self, acc: Self::I32, w: Self::U8, a: &[i8; 4]) -> Self::I32 {
+        std::array::from_fn(|i| {
+            let mut sum = acc[i];
+            for j in 0..4 {
+                sum = sum.wrapping_add(i32::from(w[4 * i + j]) * i32::from(a[j]));
+            }
+            sum
+        })
+    }
+    #[inline(always)]
+    fn dot4_offset_start(self, negative_sum: i32) -> Self::I32 {
+        [negative_sum << 7; LANES]
+    }
+    #[inline(always)]
+    fn dot4_offset(self, acc: Self::I32, w: Self::U8, a: &[i8; 4]) -> Self::I32 {
+        self.dot4(acc, w, a)
+    }
+
+    #[inline(always)]
+    fn prefetch(self, _: *const u8) {}
+}
