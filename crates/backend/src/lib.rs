@@ -24,6 +24,6 @@ pub use program::{
     NormQkvRopeStore, Op, Program, ProjectAdd, Rope, RopeStyle, VectorId,
 };
 pub use runner::{AttentionMode, Backend, Capacity, Limits, LoadError, PageMove, Runner, StepError, Ticket};
-pub use sampling::SamplingParams;
+pub use sampling::{InvalidParam, SamplingParams};
 pub use step::{Outcome, Output, PageId, SampleRequest, Sampled, Step, StepOutput, StepSequence, Want};
 pub use weights::{ByteOwner, Bytes, Matrix, Weights};

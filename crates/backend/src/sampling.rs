@@ -1,5 +1,29 @@
 //! What the sampling values mean. Backends that sample on the host call [`sample`]; the others are tested
 //! against it.
+//!
+//! One token is drawn from one row of logits in this order:
+//!
+//! 1. logit bias is added;
+//! 2. repetition, then frequency and presence penalties, of the tokens in the window;
+//! 3. tokens outside of the mask are dropped;
+//! 4. at temperature 0 the best token is taken, and that is all; else the logits are divided by the temperature;
+//! 5. top-k, then top-p of what is left (its probabilities summing to one again), then min-p;
+//! 6. one uniform number, a function of seed and draw alone, picks from what is left.
+//!
+//! This is the order of Hugging Face transformers and of vLLM, so that values found there mean the same here.
+//! llama.cpp truncates before it applies the temperature: there, a high temperature does not widen top-p; what it
+//! calls `--samplers "penalties;temperature;top_k;top_p;min_p"` is ours. Top-k, top-p and min-p each keep a *prefix*
+//! of the same ranking, so after the temperature their order matters only in that top-p counts what top-k left.
+//!
+//! Log-probabilities are those of the model: of the logits as they come, before any of the above.
+//!
+//! Logits that are NaN count as `-inf`, and `+inf` as the largest finite number. If no token is left (the mask
+//! allows nothing, or nothing but `-inf`), the answer is the lowest token that the mask allows, or 0; steps whose
+//! mask allows nothing are refused before ([`Step::validate`](crate::Step::validate)).
+
+use std::cmp::Ordering;
+
+use crate::{Outcome, SampleRequest, Sampled, Want};
 
 /// Sampling values of one request. The defaults are greedy decoding with nothing else on.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,7 +42,8 @@ pub struct SamplingParams {
     pub frequency_penalty: f32,
     /// Subtracted if the token occurs in the window.
     pub presence_penalty: f32,
-    /// How many of the last tokens the penalties look at; `None` is the whole sequence.
+    /// How many of the last tokens of [`SampleRequest::history`] (prompt and output alike) the penalties look at;
+    /// `None` is all of it, `Some(0)` turns them off.
     pub penalty_window: Option<u32>,
     /// Added to the logits of given tokens.
     pub logit_bias: Vec<(u32, f32)>,
@@ -41,4 +66,344 @@ impl Default for SamplingParams {
             seed: 0,
         }
     }
+}
+
+impl SamplingParams {
+    /// Checks that every value has a meaning, for a model of `vocab` tokens.
+    ///
+    /// # Errors
+    /// The first that has none, by name.
+    pub fn check(&self, vocab: usize) -> Result<(), InvalidParam> {
+        let check = |field, value: f32, fine: bool, rule| match fine {
+            true => Ok(()),
+            false => Err(InvalidParam { field, value: value.to_string(), rule }),
+        };
+        let Self {
+            temperature, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty, ..
+        } = *self;
+        check(
+            "temperature",
+            temperature,
+            temperature >= 0.0 && temperature.is_finite(),
+            "finite, 0 or more",
+        )?;
+        check("top_p", top_p, (0.0..=1.0).contains(&top_p), "between 0 and 1")?;
+        check("min_p", min_p, (0.0..=1.0).contains(&min_p), "between 0 and 1")?;
+        let fine = repetition_penalty > 0.0 && repetition_penalty.is_finite();
+        check("repetition_penalty", repetition_penalty, fine, "finite and more than 0")?;
+        check("frequency_penalty", frequency_penalty, frequency_penalty.is_finite(), "finite")?;
+        check("presence_penalty", presence_penalty, presence_penalty.is_finite(), "finite")?;
+        for &(token, bias) in &self.logit_bias {
+            check("logit_bias", bias, !bias.is_nan(), "a number")?;
+            if token as usize >= vocab {
+                let rule = "of tokens in the vocabulary";
+                return Err(InvalidParam { field: "logit_bias", value: format!("token {token}"), rule });
+            }
+        }
+        Ok(())
+    }
+
+    fn penalizes(&self) -> bool {
+        self.repetition_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0
+    }
+}
+
+/// A sampling value without a meaning.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field} must be {rule}, not {value}")]
+pub struct InvalidParam {
+    /// Which field of [`SamplingParams`].
+    pub field: &'static str,
+    /// What it was.
+    pub value: String,
+    /// What it must be.
+    pub rule: &'static str,
+}
+
+/// Buffers of [`sample`], reused from call to call: they grow to the vocabulary's size and stay there.
+#[derive(Clone, Debug, Default)]
+pub struct Scratch {
+    /// Logits after bias, penalties and mask, `[vocab]`.
+    adjusted: Vec<f32>,
+    /// Occurrences in the window, `[vocab]`; all zero between calls.
+    counts: Vec<u32>,
+    /// The tokens that may be drawn, in order of id.
+    candidates: Vec<Scored>,
+    /// The best tokens of something.
+    ranking: Vec<Scored>,
+    /// Sums of weights by size; see [`keep_top_p`].
+    bins: Vec<f64>,
+}
+
+/// A token with its logit, or with its weight: a probability, but the best one's is 1.
+#[derive(Clone, Copy, Debug)]
+struct Scored {
+    token: u32,
+    value: f32,
+}
+
+impl Scored {
+    /// Best first; the lowest id of equal ones first.
+    fn rank(&self, other: &Self) -> Ordering {
+        let best_first = other.value.partial_cmp(&self.value).unwrap_or(Ordering::Equal);
+        best_first.then(self.token.cmp(&other.token))
+    }
+}
+
+/// Answers what an output asks of its row of logits. Host backends call this; the logits are not changed, so
+/// that a row may have several outputs.
+pub fn answer(logits: &[f32], want: &Want<'_>, scratch: &mut Scratch) -> Outcome {
+    match want {
+        Want::Sample(request) => Outcome::Sampled(sample(logits, request, scratch)),
+        Want::Score { token } => Outcome::Score(log_softmax_at(logits, *token)),
+        Want::Logits => Outcome::Logits(logits.to_vec()),
+    }
+}
+
+/// Samples one token from `logits`, `[vocab]`, in the order that the [module](self) describes.
+pub fn sample(logits: &[f32], request: &SampleRequest<'_>, scratch: &mut Scratch) -> Sampled {
+    let mut adjusted = std::mem::take(&mut scratch.adjusted);
+    let candidates = adjust(logits, request, &mut adjusted, &mut scratch.counts);
+    let choice = match request.params.temperature > 0.0 {
+        true => draw(candidates, request, scratch),
+        false => best(candidates),
+    };
+    scratch.adjusted = adjusted;
+    let token = choice.unwrap_or_else(|| first_allowed(request.mask, logits.len()));
+    let Some(count) = request.logprobs else { return Sampled { token, logprob: None, top: Vec::new() } };
+    let softmax = Softmax::of(logits);
+    best_k(logits, count, &mut scratch.ranking);
+    Sampled {
+        token,
+        logprob: Some(logits.get(token as usize).map_or(f32::NEG_INFINITY, |&logit| softmax.ln(logit))),
+        top: scratch.ranking.iter().map(|best| (best.token, softmax.ln(best.value))).collect(),
+    }
+}
+
+/// The natural logarithm of the probability that softmax gives to `token`, summed in f64; `-inf` where the token
+/// is not in the vocabulary or its logit is `-inf` or NaN.
+pub fn log_softmax_at(logits: &[f32], token: u32) -> f32 {
+    logits.get(token as usize).map_or(f32::NEG_INFINITY, |&logit| Softmax::of(logits).ln(logit))
+}
+
+/// The uniform number in `[0, 1)` of one draw: output `draw` of the SplitMix64 generator (Steele, Lea, Flood: Fast
+/// splittable pseudorandom number generators, 2014) whose state starts at the mixed seed. No state passes from
+/// draw to draw, so a token depends on nothing but its logits, its seed and its number.
+pub fn uniform(seed: u64, draw: u64) -> f64 {
+    const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+    let mix = |z: u64| {
+        let z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    };
+    // Neighbouring seeds must not give the same stream, shifted by one: hence the seed is mixed first.
+    let state = mix(seed.wrapping_add(GOLDEN)).wrapping_add(draw.wrapping_add(1).wrapping_mul(GOLDEN));
+    (mix(state) >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+/// Steps 1 to 3: bias, penalties, mask. Returns `logits` itself where nothing is asked for.
+fn adjust<'a>(
+    logits: &'a [f32],
+    request: &SampleRequest<'_>,
+    adjusted: &'a mut Vec<f32>,
+    counts: &mut Vec<u32>,
+) -> &'a [f32] {
+    let params = request.params;
+    if params.logit_bias.is_empty() && !params.penalizes() && request.mask.is_none() {
+        return logits;
+    }
+    adjusted.clear();
+    adjusted.extend_from_slice(logits);
+    for &(token, bias) in &params.logit_bias {
+        if let Some(logit) = adjusted.get_mut(token as usize) {
+            *logit += bias;
+        }
+    }
+    if params.penalizes() {
+        penalize(adjusted, params, request.history, counts);
+    }
+    if let Some(mask) = request.mask {
+        for (word, logits) in adjusted.chunks_mut(32).enumerate() {
+            let allowed = mask.get(word).copied().unwrap_or(0);
+            for (bit, logit) in logits.iter_mut().enumerate() {
+                if allowed >> bit & 1 == 0 {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }
+        }
+    }
+    adjusted
+}
+
+fn penalize(logits: &mut [f32], params: &SamplingParams, history: &[u32], counts: &mut Vec<u32>) {
+    let length = params.penalty_window.map_or(history.len(), |window| history.len().min(window as usize));
+    let window = &history[history.len() - length..];
+    counts.resize(counts.len().max(logits.len()), 0);
+    let in_vocabulary = || window.iter().map(|&token| token as usize).filter(|&token| token < logits.len());
+    in_vocabulary().for_each(|token| counts[token] += 1);
+    for token in window.iter().map(|&token| token as usize) {
+        let Some(logit) = logits.get_mut(token) else { continue };
+        // Each token once; this also leaves the counts as they were found.
+        let count = std::mem::take(&mut counts[token]);
+        if count > 0 {
+            *logit = if *logit > 0.0 {
+                *logit / params.repetition_penalty
+            } else {
+                *logit * params.repetition_penalty
+            };
+            *logit -= count as f32 * params.frequency_penalty + params.presence_penalty;
+        }
+    }
+}
+
+/// Steps 5 and 6. `None` if no logit is more than `-inf`.
+fn draw(logits: &[f32], request: &SampleRequest<'_>, scratch: &mut Scratch) -> Option<u32> {
+    let params = request.params;
+    let Scratch { candidates, ranking, bins, .. } = scratch;
+    let best = finite(logits[best(logits)? as usize]);
+
+    // Min-p is applied on the way: it keeps a prefix of the ranking and does not change the total that top-p
+    // refers to, so it may come first.
+    let min_p = params.min_p.min(1.0);
+    candidates.clear();
+    let mut total = 0.0;
+    let mut consider = |token: u32, logit: f32| {
+        let weight = ((finite(logit) - best) / params.temperature).exp();
+        if weight > 0.0 {
+            total += f64::from(weight);
+            if weight >= min_p {
+                candidates.push(Scored { token, value: weight });
+            }
+        }
+    };
+    let top_k = params.top_k as usize;
+    if top_k > 0 && top_k < logits.len() {
+        best_k(logits, top_k, ranking);
+        ranking.sort_unstable_by_key(|best| best.token);
+        ranking.iter().for_each(|best| consider(best.token, best.value));
+    } else {
+        logits.iter().enumerate().for_each(|(token, &logit)| consider(token as u32, logit));
+    }
+    if params.top_p < 1.0 {
+        keep_top_p(candidates, f64::from(params.top_p) * total, ranking, bins);
+    }
+
+    let total: f64 = candidates.iter().map(|candidate| f64::from(candidate.value)).sum();
+    let mut remaining = uniform(params.seed, request.draw) * total;
+    for candidate in candidates.iter() {
+        remaining -= f64::from(candidate.value);
+        if remaining < 0.0 {
+            return Some(candidate.token);
+        }
+    }
+    // Rounding used everything up: the last one.
+    candidates.last().map(|candidate| candidate.token)
+}
+
+/// Keeps the smallest set of best candidates whose weights reach `target`, at least one.
+///
+/// Sorting a whole vocabulary would take longer than everything else here. Instead the weights are summed in
+/// bins of similar size, which finds the bin that holds the last candidate to keep, and only that bin is sorted.
+fn keep_top_p(candidates: &mut Vec<Scored>, target: f64, ranking: &mut Vec<Scored>, bins: &mut Vec<f64>) {
+    // Weights are in (0, 1], where the bits of a float are ordered as the float is: 32 bins for each power of two.
+    const ONE: u32 = 1.0_f32.to_bits();
+    const SHIFT: u32 = 18;
+    let bin = |candidate: &Scored| ((ONE - candidate.value.to_bits()) >> SHIFT) as usize;
+    bins.clear();
+    bins.resize((ONE >> SHIFT) as usize + 1, 0.0);
+    for candidate in candidates.iter() {
+        bins[bin(candidate)] += f64::from(candidate.value);
+    }
+    let mut reached = 0.0;
+    let last = bins.iter().position(|sum| {
+        reached += sum;
+        reached >= target
+    });
+    // Min-p may have left less than the target; then all of it stays.
+    let Some(last) = last else { return };
+    reached -= bins[last];
+
+    ranking.clear();
+    ranking.extend(candidates.iter().filter(|candidate| bin(candidate) == last));
+    ranking.sort_unstable_by(Scored::rank);
+    let cut = ranking.iter().position(|candidate| {
+        reached += f64::from(candidate.value);
+        reached >= target
+    });
+    let Some(&cut) = cut.map_or(ranking.last(), |cut| ranking.get(cut)) else { return };
+    candidates.retain(|candidate| candidate.rank(&cut).is_le());
+}
+
+/// The token with the largest logit, the lowest id of equal ones; `None` if none is more than `-inf`.
+fn best(logits: &[f32]) -> Option<u32> {
+    let mut best = None;
+    let mut largest = f32::NEG_INFINITY;
+    for (token, &logit) in logits.iter().enumerate() {
+        // Never true of a NaN.
+        if logit > largest {
+            largest = logit;
+            best = Some(token as u32);
+        }
+    }
+    best
+}
+
+/// The `k` tokens with the largest logits, best first, in one pass: newcomers that beat the worst of the best so
+/// far are collected, and now and then the best are selected among them. Tokens at `-inf` are none of the best.
+fn best_k(logits: &[f32], k: usize, ranking: &mut Vec<Scored>) {
+    ranking.clear();
+    if k == 0 {
+        return;
+    }
+    let room = k.saturating_add(k.max(64));
+    let mut worst = f32::NEG_INFINITY;
+    for (token, &logit) in logits.iter().enumerate() {
+        // An equal one with a higher id ranks lower.
+        if logit > worst {
+            ranking.push(Scored { token: token as u32, value: finite(logit) });
+            if ranking.len() == room {
+                let (_, last, _) = ranking.select_nth_unstable_by(k - 1, Scored::rank);
+                worst = last.value;
+                ranking.truncate(k);
+            }
+        }
+    }
+    ranking.sort_unstable_by(Scored::rank);
+    ranking.truncate(k);
+}
+
+/// The lowest token that the mask allows, or 0.
+fn first_allowed(mask: Option<&[u32]>, vocab: usize) -> u32 {
+    let allowed = |token: u32| {
+        mask.is_none_or(|mask| mask.get(token as usize / 32).is_some_and(|w| w >> (token % 32) & 1 == 1))
+    };
+    (0..vocab as u32).find(|&token| allowed(token)).unwrap_or(0)
+}
+
+/// What turns the logits of a row into log-probabilities. The largest logit is kept apart from the logarithm of
+/// the sum, which it would swallow if it is very large.
+struct Softmax {
+    largest: f64,
+    ln_sum: f64,
+}
+
+impl Softmax {
+    fn of(logits: &[f32]) -> Self {
+        let largest = best(logits).map_or(0.0, |token| finite(logits[token as usize]));
+        let sum: f64 = logits.iter().map(|&logit| f64::from((finite(logit) - largest).exp())).sum();
+        Self { largest: f64::from(largest), ln_sum: sum.ln() }
+    }
+
+    /// The log-probability of a token with this logit.
+    fn ln(&self, logit: f32) -> f32 {
+        match finite(logit) {
+            f32::NEG_INFINITY => f32::NEG_INFINITY,
+            logit => (f64::from(logit) - self.largest - self.ln_sum) as f32,
+        }
+    }
+}
+
+/// NaN is `-inf`, `+inf` the largest finite number.
+fn finite(logit: f32) -> f32 {
+    if logit.is_nan() { f32::NEG_INFINITY } else { logit.min(f32::MAX) }
 }

@@ -1,0 +1,477 @@
+//! Sampling: tables for each value's meaning, a slow and obvious second implementation, distributions, and input
+//! that should not exist.
+
+use expect_test::{Expect, expect};
+use paguro_backend::{
+    SampleRequest, Sampled, SamplingParams,
+    sampling::{Scratch, log_softmax_at, sample, uniform},
+};
+use proptest::prelude::*;
+
+const INF: f32 = f32::INFINITY;
+const NAN: f32 = f32::NAN;
+
+/// A request with nothing in it but the parameters.
+fn request(params: &SamplingParams) -> SampleRequest<'_> {
+    SampleRequest { params, draw: 0, history: &[], mask: None, logprobs: None }
+}
+
+fn greedy() -> SamplingParams {
+    SamplingParams::default()
+}
+
+fn token(logits: &[f32], request: &SampleRequest<'_>) -> u32 {
+    sample(logits, request, &mut Scratch::default()).token
+}
+
+#[test]
+fn greedy_takes_the_best_and_the_lowest_id_of_equal_ones() {
+    let table: &[(&[f32], u32)] = &[
+        (&[0.0, 3.0, 1.0], 1),
+        (&[2.0, 3.0, 3.0], 1),
+        (&[0.0, -0.0], 0),
+        (&[-0.0, 0.0], 0),
+        (&[-5.0, -4.0], 1),
+        (&[NAN, 1.0, 2.0], 2),
+        (&[2.0, NAN, 1.0], 0),
+        (&[1.0, INF, INF], 1),
+        (&[-INF, -INF, -1e30], 2),
+        (&[-INF, -INF], 0),
+        (&[NAN, NAN], 0),
+        (&[], 0),
+    ];
+    for (logits, expected) in table {
+        assert_eq!(token(logits, &request(&greedy())), *expected, "{logits:?}");
+    }
+}
+
+/// Which tokens can come, over many draws, as `token:percent`.
+fn support(logits: &[f32], params: &SamplingParams, mask: Option<&[u32]>) -> String {
+    let mut scratch = Scratch::default();
+    let mut counts = vec![0; logits.len()];
+    for draw in 0..2000 {
+        let request = SampleRequest { draw, mask, ..request(params) };
+        counts[sample(logits, &request, &mut scratch).token as usize] += 1;
+    }
+    let seen = counts.iter().enumerate().filter(|(_, count)| **count > 0);
+    seen.map(|(token, count)| format!("{token}:{}", (f64::from(*count) / 20.0).round()))
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+fn ln(probabilities: &[f32]) -> Vec<f32> {
+    probabilities.iter().map(|p| p.ln()).collect()
+}
+
+#[test]
+fn truncations_keep_what_they_say() {
+    let logits = ln(&[0.1, 0.4, 0.2, 0.3]);
+    let base = SamplingParams { temperature: 1.0, seed: 7, ..greedy() };
+    let check = |what: &str, params: SamplingParams, expected: Expect| {
+        expected.assert_eq(&format!("{what}: {}", support(&logits, &params, None)));
+    };
+    check("all", base.clone(), expect!["all: 0:9 1:41 2:21 3:29"]);
+    check("top-k 1", SamplingParams { top_k: 1, ..base.clone() }, expect!["top-k 1: 1:100"]);
+    check("top-k 2", SamplingParams { top_k: 2, ..base.clone() }, expect!["top-k 2: 1:58 3:42"]);
+    check("top-k 9", SamplingParams { top_k: 9, ..base.clone() }, expect!["top-k 9: 0:9 1:41 2:21 3:29"]);
+    check("top-p 0", SamplingParams { top_p: 0.0, ..base.clone() }, expect!["top-p 0: 1:100"]);
+    check("top-p .39", SamplingParams { top_p: 0.39, ..base.clone() }, expect!["top-p .39: 1:100"]);
+    check("top-p .41", SamplingParams { top_p: 0.41, ..base.clone() }, expect!["top-p .41: 1:58 3:42"]);
+    check(
+        "top-p .95",
+        SamplingParams { top_p: 0.95, ..base.clone() },
+        expect!["top-p .95: 0:9 1:41 2:21 3:29"],
+    );
+    check("min-p .45", SamplingParams { min_p: 0.45, ..base.clone() }, expect!["min-p .45: 1:45 2:23 3:32"]);
+    check("min-p 1", SamplingParams { min_p: 1.0, ..base.clone() }, expect!["min-p 1: 1:100"]);
+    // Of the three that top-k leaves, 0.4 / 0.9 and 0.3 / 0.9 already make 0.77: top-p looks at what top-k left.
+    let both = SamplingParams { top_k: 3, top_p: 0.75, ..base.clone() };
+    check("top-k, top-p", both, expect!["top-k, top-p: 1:58 3:42"]);
+    check(
+        "top-p alone",
+        SamplingParams { top_p: 0.75, ..base.clone() },
+        expect!["top-p alone: 1:45 2:23 3:32"],
+    );
+    // The temperature comes before top-p: flattened, the best two are not enough; sharpened, one is.
+    let hot = SamplingParams { temperature: 4.0, top_p: 0.6, ..base.clone() };
+    check("hot", hot, expect!["hot: 1:36 2:31 3:33"]);
+    let cold = SamplingParams { temperature: 0.2, top_p: 0.6, ..base };
+    check("cold", cold, expect!["cold: 1:100"]);
+}
+
+#[test]
+fn equal_logits_are_cut_at_the_lowest_ids() {
+    let base = SamplingParams { temperature: 1.0, ..greedy() };
+    let flat = [1.0; 5];
+    expect!["0:52 1:49"].assert_eq(&support(&flat, &SamplingParams { top_k: 2, ..base.clone() }, None));
+    expect!["0:33 1:35 2:32"].assert_eq(&support(
+        &flat,
+        &SamplingParams { top_p: 0.5, ..base.clone() },
+        None,
+    ));
+    expect!["0:19 1:22 2:21 3:19 4:19"].assert_eq(&support(
+        &flat,
+        &SamplingParams { min_p: 1.0, ..base },
+        None,
+    ));
+}
+
+#[test]
+fn penalties_look_at_the_window() {
+    // Logits and history, and what greedy decoding makes of them.
+    let check = |params: SamplingParams, logits: &[f32], history: &[u32], expected: u32| {
+        let request = SampleRequest { history, ..request(&params) };
+        assert_eq!(token(logits, &request), expected, "{params:?} {logits:?} {history:?}");
+    };
+    let repetition = |penalty| SamplingParams { repetition_penalty: penalty, ..greedy() };
+    check(repetition(1.0), &[2.0, 1.5], &[0], 0);
+    check(repetition(1.3), &[2.0, 1.5], &[0], 0); // 1.54
+    check(repetition(1.4), &[2.0, 1.5], &[0], 1); // 1.43
+    check(repetition(1.4), &[2.0, 1.5], &[0, 0, 0], 1); // once, however often it occurs
+    check(repetition(1.2), &[2.0, 1.5], &[0, 0, 0], 0); // 1.67
+    check(repetition(1.4), &[-1.0, -1.5], &[0], 0); // -1.4
+    check(repetition(1.6), &[-1.0, -1.5], &[0], 1); // -1.6: negative ones are multiplied
+    check(repetition(0.5), &[2.0, 1.5], &[1], 1); // below one it is a reward
+
+    let frequency = |penalty| SamplingParams { frequency_penalty: penalty, ..greedy() };
+    check(frequency(0.2), &[2.0, 1.5], &[0, 0], 0); // 1.6
+    check(frequency(0.2), &[2.0, 1.5], &[0, 1, 0, 0], 0); // 1.4 and 1.3
+    check(frequency(0.2), &[2.0, 1.5], &[0, 0, 0], 1); // 1.4
+
+    let presence = |penalty| SamplingParams { presence_penalty: penalty, ..greedy() };
+    check(presence(0.4), &[2.0, 1.5], &[0, 0, 0], 0); // 1.6
+    check(presence(0.6), &[2.0, 1.5], &[0], 1); // 1.4
+    check(presence(-0.6), &[2.0, 1.5], &[1], 1);
+
+    // Repetition first, then the subtractions: 2 / 1.25 - 0.2 = 1.4, where (2 - 0.2) / 1.25 would be 1.44.
+    let both = SamplingParams { repetition_penalty: 1.25, presence_penalty: 0.2, ..greedy() };
+    check(both, &[2.0, 1.42], &[0], 1);
+    // The bias first: (2 + 1) / 1.5 = 2, where 2 / 1.5 + 1 would be 2.33.
+    let biased = SamplingParams { repetition_penalty: 1.5, logit_bias: vec![(0, 1.0)], ..greedy() };
+    check(biased, &[2.0, 2.2], &[0], 1);
+
+    let window = |window| SamplingParams { presence_penalty: 1.0, penalty_window: window, ..greedy() };
+    check(window(None), &[2.0, 1.5, 0.0], &[0, 2, 2], 1);
+    check(window(Some(3)), &[2.0, 1.5, 0.0], &[0, 2, 2], 1);
+    check(window(Some(2)), &[2.0, 1.5, 0.0], &[0, 2, 2], 0);
+    check(window(Some(0)), &[2.0, 1.5, 0.0], &[2, 2, 0], 0);
+    check(window(Some(u32::MAX)), &[2.0, 1.5, 0.0], &[0, 2, 2], 1);
+    // Tokens that the vocabulary does not have are not counted.
+    check(window(None), &[2.0, 1.5], &[7, u32::MAX, 0], 1);
+}
+
+#[test]
+fn bias_and_mask() {
+    let logits = [3.0, 2.0, 1.0];
+    let bias = |bias: &[(u32, f32)]| SamplingParams { logit_bias: bias.to_vec(), ..greedy() };
+    assert_eq!(token(&logits, &request(&bias(&[(2, 2.5)]))), 2);
+    assert_eq!(token(&logits, &request(&bias(&[(0, -INF)]))), 1);
+    assert_eq!(token(&logits, &request(&bias(&[(2, INF), (2, -INF)]))), 0); // NaN is never taken
+    assert_eq!(token(&logits, &request(&bias(&[(9, 100.0)]))), 0);
+
+    let masked = |mask: &[u32], logits: &[f32]| {
+        let params = greedy();
+        token(logits, &SampleRequest { mask: Some(mask), ..request(&params) })
+    };
+    assert_eq!(masked(&[0b110], &logits), 1);
+    assert_eq!(masked(&[0b100], &logits), 2);
+    // Nothing that is allowed is more than -inf: the lowest that is allowed. Nothing is allowed at all: 0.
+    assert_eq!(masked(&[0b110], &[0.0, -INF, NAN]), 1);
+    assert_eq!(masked(&[0], &logits), 0);
+    assert_eq!(masked(&[], &logits), 0);
+    // Past the first word.
+    let many: Vec<f32> = (0..70).map(|i| i as f32).collect();
+    assert_eq!(masked(&[!0, 1 << 5 | 1 << 3, 0], &many), 37);
+    let hot = SamplingParams { temperature: 100.0, ..greedy() };
+    expect!["1:42 37:58"].assert_eq(&support(&many[..40], &hot, Some(&[0b10, 1 << 5])));
+}
+
+#[test]
+fn log_probabilities_are_the_models_own() {
+    let logits = ln(&[0.1, 0.4, 0.2, 0.3]);
+    // Bias, mask and temperature move the choice, not what is reported.
+    let params = SamplingParams { temperature: 0.1, logit_bias: vec![(0, 50.0)], ..greedy() };
+    let request = SampleRequest { logprobs: Some(2), mask: Some(&[0b1001]), ..request(&params) };
+    let Sampled { token, logprob, top } = sample(&logits, &request, &mut Scratch::default());
+    let shown: Vec<String> =
+        top.iter().map(|(token, logprob)| format!("{token}:{:.4}", logprob.exp())).collect();
+    assert_eq!(token, 0);
+    assert!((logprob.expect("asked for") - 0.1f32.ln()).abs() < 1e-6);
+    expect!["1:0.4000 3:0.3000"].assert_eq(&shown.join(" "));
+
+    let count = |logprobs| {
+        let request = SampleRequest { logprobs, ..request };
+        let sampled = sample(&logits, &request, &mut Scratch::default());
+        (sampled.logprob.is_some(), sampled.top.len())
+    };
+    assert_eq!(count(None), (false, 0));
+    assert_eq!(count(Some(0)), (true, 0));
+    assert_eq!(count(Some(usize::MAX)), (true, 4));
+}
+
+#[test]
+fn scores_are_summed_exactly() {
+    let logits = ln(&[0.1, 0.4, 0.2, 0.3]);
+    for (token, p) in [(0, 0.1f32), (1, 0.4), (2, 0.2), (3, 0.3)] {
+        assert!((log_softmax_at(&logits, token) - p.ln()).abs() < 1e-6);
+    }
+    // Large logits do not overflow, and a million equal ones still sum to one (in f32 they would stall).
+    assert!((log_softmax_at(&[1e30, 1e30], 1) - 0.5f32.ln()).abs() < 1e-6);
+    let flat = vec![3.0; 1 << 20];
+    assert!((log_softmax_at(&flat, 5) + 20.0 * 2f32.ln()).abs() < 1e-5);
+    for (logits, token) in
+        [(&[1.0, NAN][..], 1), (&[1.0, -INF], 1), (&[1.0, 2.0], 2), (&[], 0), (&[NAN, -INF], 0)]
+    {
+        assert_eq!(log_softmax_at(logits, token), -INF, "{logits:?}");
+    }
+    assert_eq!(log_softmax_at(&[INF, 0.0, NAN], 0), 0.0);
+}
+
+/// Pearson's statistic of observed counts against probabilities.
+fn chi_square(counts: &[u32], probabilities: &[f64]) -> f64 {
+    let total: f64 = counts.iter().map(|&count| f64::from(count)).sum();
+    counts.iter().zip(probabilities).map(|(&n, p)| (f64::from(n) - total * p).powi(2) / (total * p)).sum()
+}
+
+/// The 99.99 % quantile of chi-square with this many degrees of freedom (Wilson and Hilferty's approximation).
+fn critical(degrees: usize) -> f64 {
+    let k = degrees as f64;
+    k * (1.0 - 2.0 / (9.0 * k) + 3.719 * (2.0 / (9.0 * k)).sqrt()).powi(3)
+}
+
+#[test]
+fn draws_follow_the_distribution() {
+    let probabilities = [0.02, 0.3, 0.08, 0.25, 0.05, 0.3];
+    let logits: Vec<f32> = probabilities.iter().map(|p: &f64| p.ln() as f32).collect();
+    let draws = 40_000;
+    let count = |params: &SamplingParams, by_seed: bool| {
+        let mut scratch = Scratch::default();
+        let mut counts = [0u32; 6];
+        for i in 0..draws {
+            let params = SamplingParams { seed: if by_seed { i } else { 99 }, ..params.clone() };
+            let request = SampleRequest { draw: if by_seed { 3 } else { i }, ..request(&params) };
+            counts[sample(&logits, &request, &mut scratch).token as usize] += 1;
+        }
+        counts
+    };
+    let softmax = |temperature: f64| {
+        let weights = probabilities.map(|p| p.powf(1.0 / temperature));
+        let total: f64 = weights.iter().sum();
+        weights.map(|w| w / total)
+    };
+    for by_seed in [false, true] {
+        for temperature in [0.7, 1.0, 1.5] {
+            let params = SamplingParams { temperature: temperature as f32, ..greedy() };
+            let counts = count(&params, by_seed);
+            let fit = chi_square(&counts, &softmax(temperature));
+            assert!(fit < critical(5), "temperature {temperature}, by seed {by_seed}: {fit}, {counts:?}");
+            // And the test can fail: a temperature that is 10 % off does not pass.
+            let misfit = chi_square(&counts, &softmax(temperature * 1.1));
+            assert!(misfit > critical(5), "a wrong distribution passes: {misfit}");
+        }
+        let params = SamplingParams { temperature: 1.0, top_k: 3, ..greedy() };
+        let counts = count(&params, by_seed);
+        assert_eq!(counts[0] + counts[2] + counts[4], 0);
+        let kept = [counts[1], counts[3], counts[5]];
+        let fit = chi_square(&kept, &[0.3 / 0.85, 0.25 / 0.85, 0.3 / 0.85]);
+        assert!(fit < critical(2), "top-k: {fit}, {kept:?}");
+    }
+}
+
+#[test]
+fn random_numbers_are_uniform_and_unrelated() {
+    const SIDE: usize = 16;
+    // Pairs of neighbours, along draws and along seeds, fall evenly into the cells of a square.
+    type Pair = fn(u64) -> (f64, f64);
+    let pairs: [(&str, Pair); 4] = [
+        ("draws", |i| (uniform(1, i), uniform(1, i + 1))),
+        ("seeds", |i| (uniform(i, 0), uniform(i + 1, 0))),
+        ("diagonal", |i| (uniform(i, 1), uniform(i + 1, 0))),
+        ("high seeds", |i| (uniform(i << 48, 0), uniform((i + 1) << 48, 0))),
+    ];
+    for (name, pair) in pairs {
+        let mut counts = [0u32; SIDE * SIDE];
+        for i in 0..60_000 {
+            let (x, y) = pair(i);
+            assert!((0.0..1.0).contains(&x));
+            counts[(x * SIDE as f64) as usize * SIDE + (y * SIDE as f64) as usize] += 1;
+        }
+        let fit = chi_square(&counts, &[1.0 / (SIDE * SIDE) as f64; SIDE * SIDE]);
+        assert!(fit < critical(SIDE * SIDE - 1), "{name}: {fit}");
+    }
+    // Written down: a seed must give the same text in every version.
+    expect!["0.65245 0.70121 0.36819 0.26685"].assert_eq(
+        &[(0, 0), (0, 1), (1, 0), (u64::MAX, u64::MAX)]
+            .map(|(s, d)| format!("{:.5}", uniform(s, d)))
+            .join(" "),
+    );
+}
+
+/// The definition, slow and obvious: rank everything, cut three times, pick in order of id.
+fn naive(logits: &[f32], params: &SamplingParams, draw: u64) -> u32 {
+    let best = logits.iter().copied().fold(-INF, f32::max);
+    let mut ranked: Vec<(u32, f32, f32)> = logits
+        .iter()
+        .enumerate()
+        .map(|(token, &logit)| (token as u32, logit, ((logit - best) / params.temperature).exp()))
+        .collect();
+    ranked.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    if params.top_k > 0 {
+        ranked.truncate(params.top_k as usize);
+    }
+    ranked.sort_by(|a, b| b.2.total_cmp(&a.2).then(a.0.cmp(&b.0)));
+    let total: f64 = ranked.iter().map(|r| f64::from(r.2)).sum();
+    let mut reached = 0.0;
+    let enough = ranked.iter().position(|r| {
+        reached += f64::from(r.2);
+        reached >= f64::from(params.top_p) * total
+    });
+    if params.top_p < 1.0 {
+        ranked.truncate(enough.map_or(ranked.len(), |last| last + 1));
+    }
+    ranked.retain(|r| r.2 >= params.min_p);
+    ranked.sort_by_key(|r| r.0);
+    let total: f64 = ranked.iter().map(|r| f64::from(r.2)).sum();
+    let target = uniform(params.seed, draw) * total;
+    let mut reached = 0.0;
+    let hit = ranked.iter().find(|r| {
+        reached += f64::from(r.2);
+        reached > target
+    });
+    hit.or(ranked.last()).expect("something is left").0
+}
+
+fn any_params() -> impl Strategy<Value = SamplingParams> {
+    let truncation = (
+        prop_oneof![Just(0), 1u32..40],
+        prop_oneof![Just(1.0f32), 0.0f32..1.0],
+        prop_oneof![Just(0.0f32), 0.0f32..0.9],
+    );
+    (0.05f32..4.0, truncation, any::<u64>()).prop_map(|(temperature, (top_k, top_p, min_p), seed)| {
+        SamplingParams { temperature, top_k, top_p, min_p, seed, ..greedy() }
+    })
+}
+
+proptest! {
+    #[test]
+    fn equals_the_naive_definition(
+        params in any_params(),
+        // Quarters, so that there are many ties.
+        logits in prop::collection::vec((-40i32..40).prop_map(|x| x as f32 / 4.0), 1..600),
+        draw in 0u64..1000,
+    ) {
+        let request = SampleRequest { draw, ..request(&params) };
+        prop_assert_eq!(token(&logits, &request), naive(&logits, &params, draw));
+    }
+
+    #[test]
+    fn scratch_carries_nothing_over(
+        params in any_params(),
+        first in prop::collection::vec(-10f32..10.0, 1..300),
+        second in prop::collection::vec(-10f32..10.0, 1..300),
+        history in prop::collection::vec(0u32..400, 0..50),
+    ) {
+        let params = SamplingParams { frequency_penalty: 0.3, repetition_penalty: 1.2, ..params };
+        let request = SampleRequest { history: &history, logprobs: Some(3), ..request(&params) };
+        let mut scratch = Scratch::default();
+        sample(&first, &request, &mut scratch);
+        prop_assert_eq!(sample(&second, &request, &mut scratch), sample(&second, &request, &mut Scratch::default()));
+    }
+
+    /// Any bits at all: the answer is a token that the mask allows.
+    #[test]
+    fn hostile_numbers_do_no_harm(
+        logits in prop::collection::vec(any::<u32>().prop_map(f32::from_bits), 1..100),
+        bits in any::<[u32; 6]>(),
+        top_k in any::<u32>(),
+        bias in prop::collection::vec((0u32..120, any::<u32>().prop_map(f32::from_bits)), 0..4),
+        history in prop::collection::vec(0u32..120, 0..20),
+        mask in prop::option::of(any::<[u32; 4]>()),
+        seed in any::<u64>(),
+    ) {
+        let [temperature, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty] = bits.map(f32::from_bits);
+        let params = SamplingParams {
+            temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty,
+            penalty_window: None, logit_bias: bias, seed,
+        };
+        let request = SampleRequest {
+            params: &params, draw: seed, history: &history,
+            mask: mask.as_ref().map(|mask| &mask[..]), logprobs: Some(5),
+        };
+        let sampled = sample(&logits, &request, &mut Scratch::default());
+        prop_assert!((sampled.token as usize) < logits.len());
+        let allowed = |token: u32| mask.is_none_or(|mask| mask[token as usize / 32] >> (token % 32) & 1 == 1);
+        if (0..logits.len() as u32).any(allowed) {
+            prop_assert!(allowed(sampled.token));
+        }
+        prop_assert!(sampled.top.len() <= 5);
+        prop_assert!(sampled.logprob.is_some_and(|logprob| logprob <= 0.0));
+    }
+}
+
+#[test]
+fn a_large_flat_vocabulary_is_no_problem() {
+    // All of the slow paths at once: nothing to prune, one bin that holds everything.
+    let flat = vec![0.25; 150_000];
+    let mut scratch = Scratch::default();
+    for (top_k, top_p) in [(0, 0.9), (100_000, 0.5), (0, 1.0)] {
+        let params = SamplingParams { temperature: 1.0, top_k, top_p, seed: 5, ..greedy() };
+        let kept = if top_k > 0 { 50_000.0 } else { 150_000.0 * f64::from(top_p) };
+        for draw in 0..20 {
+            let token = sample(&flat, &SampleRequest { draw, ..request(&params) }, &mut scratch).token;
+            let expected = uniform(5, draw) * kept;
+            assert!((f64::from(token) - expected).abs() <= 1.5, "{top_k} {top_p}: {token} for {expected}");
+        }
+    }
+}
+
+#[test]
+fn values_without_a_meaning_are_named() {
+    let check = |params: SamplingParams, expected: Expect| {
+        expected.assert_eq(&params.check(100).map_or_else(|error| error.to_string(), |()| "fine".to_owned()));
+    };
+    check(greedy(), expect!["fine"]);
+    let all = SamplingParams {
+        temperature: 2.0,
+        top_k: 7,
+        top_p: 0.0,
+        min_p: 1.0,
+        repetition_penalty: 0.9,
+        frequency_penalty: -2.0,
+        presence_penalty: 2.0,
+        penalty_window: Some(0),
+        logit_bias: vec![(99, -INF)],
+        seed: 1,
+    };
+    check(all, expect!["fine"]);
+    check(
+        SamplingParams { temperature: -0.1, ..greedy() },
+        expect!["temperature must be finite, 0 or more, not -0.1"],
+    );
+    check(
+        SamplingParams { temperature: NAN, ..greedy() },
+        expect!["temperature must be finite, 0 or more, not NaN"],
+    );
+    check(SamplingParams { top_p: 1.1, ..greedy() }, expect!["top_p must be between 0 and 1, not 1.1"]);
+    check(SamplingParams { min_p: -1.0, ..greedy() }, expect!["min_p must be between 0 and 1, not -1"]);
+    check(
+        SamplingParams { repetition_penalty: 0.0, ..greedy() },
+        expect!["repetition_penalty must be finite and more than 0, not 0"],
+    );
+    check(
+        SamplingParams { frequency_penalty: INF, ..greedy() },
+        expect!["frequency_penalty must be finite, not inf"],
+    );
+    check(
+        SamplingParams { presence_penalty: NAN, ..greedy() },
+        expect!["presence_penalty must be finite, not NaN"],
+    );
+    check(
+        SamplingParams { logit_bias: vec![(0, NAN)], ..greedy() },
+        expect!["logit_bias must be a number, not NaN"],
+    );
+    check(
+        SamplingParams { logit_bias: vec![(100, 0.0)], ..greedy() },
+        expect!["logit_bias must be of tokens in the vocabulary, not token 100"],
+    );
+}
