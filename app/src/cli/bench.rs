@@ -1,0 +1,82 @@
+//! `paguro bench`.
+
+use clap::Args;
+
+use super::{Attention, Pages, RunOnArgs, choices};
+
+/// `paguro bench`.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+prefill: from a request's submission to its first token, for a prompt of -p random tokens that follows -d others.
+decode:  -n tokens for each of -b sequences that are -d tokens long, timed only while all of them decode.
+Requests go through the engine as everybody's do. A list (-d 0,2048) measures each value. With several values of
+-t, --attention or --pages, each combination has its own engine and copy of the weights, and the rounds go
+A B A B, so that a machine that slows down meanwhile slows all of them.
+
+Each row carries its ceiling: the bytes that must be read for a token, at the measured speed, as a share of the
+read bandwidth that a probe measures in the same run. Reading bounds decoding; prefill is bound by arithmetic,
+so there a low share is no fault.
+
+Examples:
+  paguro bench -m MODEL.gguf
+  paguro bench -m MODEL.gguf -p 0 -n 64 -d 0,2048,8192 -b 1,8 --kernels
+  paguro bench -m MODEL.gguf -p 0 -d 4096 --pages ordered,scattered --attention paged,gather -r 5")]
+pub struct BenchArgs {
+    /// The model [default: the one inside this binary]
+    #[arg(short, long, env = "PAGURO_MODEL", value_name = "MODEL")]
+    pub model: Option<String>,
+
+    /// Tokens to prefill; 0 leaves the test out
+    #[arg(short, long, value_name = "TOKENS,...", value_delimiter = ',', default_value = "512")]
+    pub prefill: Vec<usize>,
+
+    /// Tokens to decode; 0 leaves the test out
+    #[arg(short = 'n', long, value_name = "TOKENS,...", value_delimiter = ',', default_value = "64")]
+    pub decode: Vec<usize>,
+
+    /// Tokens that are already there
+    #[arg(short, long, value_name = "TOKENS,...", value_delimiter = ',', default_value = "0")]
+    pub depth: Vec<usize>,
+
+    /// Sequences at the same time
+    #[arg(short, long, value_name = "N,...", value_delimiter = ',', default_value = "1", value_parser = choices::positive)]
+    pub batch: Vec<usize>,
+
+    /// Samples of each test
+    #[arg(short, long, value_name = "N", default_value_t = 3, value_parser = choices::positive)]
+    pub rounds: usize,
+
+    /// CPU threads [default: one for each physical core]
+    #[arg(short, long, env = "PAGURO_THREADS", value_name = "N,...", value_delimiter = ',', value_parser = choices::positive)]
+    pub threads: Vec<usize>,
+
+    /// `paged` walks the pages; `gather` copies them together first, the slow way
+    #[arg(
+        long, value_enum, value_delimiter = ',', default_value = "paged", env = "PAGURO_ATTENTION",
+        hide_possible_values = true, value_name = "paged,gather"
+    )]
+    pub attention: Vec<Attention>,
+
+    /// Whether pages lie in order or at random in memory
+    #[arg(
+        long, value_enum, value_delimiter = ',', default_value = "ordered", hide_possible_values = true,
+        value_name = "ordered,scattered"
+    )]
+    pub pages: Vec<Pages>,
+
+    /// Tokens in a page of the KV cache
+    #[arg(long, value_name = "TOKENS", value_parser = choices::positive)]
+    pub page_size: Option<usize>,
+
+    /// Show which kernels ran, how often, and their share of the time
+    #[arg(long)]
+    pub kernels: bool,
+
+    /// Print one JSON object per line
+    #[arg(long)]
+    pub json: bool,
+
+    /// See [`RunOnArgs`].
+    #[command(flatten)]
+    pub on: RunOnArgs,
+}

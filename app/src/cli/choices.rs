@@ -1,0 +1,141 @@
+//! Values that options take, and the checks that turn a wrong one into a usage error.
+
+use clap::ValueEnum;
+use paguro_backend::AttentionMode;
+
+/// `--device`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Device {
+    /// The fastest there is.
+    Auto,
+    /// The CPU.
+    Cpu,
+}
+
+/// `--attention`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Attention {
+    /// The kernels walk the block table.
+    Paged,
+    /// The reference way: gather, then attend.
+    Gather,
+}
+
+impl From<Attention> for AttentionMode {
+    fn from(attention: Attention) -> Self {
+        match attention {
+            Attention::Paged => AttentionMode::Paged,
+            Attention::Gather => AttentionMode::Gather,
+        }
+    }
+}
+
+/// `bench --pages`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Pages {
+    /// Neighbours in a sequence are neighbours in memory.
+    Ordered,
+    /// Pages are handed out in random order.
+    Scattered,
+}
+
+/// `--color`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ColorChoice {
+    /// On a terminal, unless NO_COLOR is set.
+    Auto,
+    /// Always.
+    Always,
+    /// Never.
+    Never,
+}
+
+/// A count that must not be zero.
+pub fn positive(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("must be at least 1".into()),
+        Ok(n) => Ok(n),
+        Err(_) => Err("must be a whole number".into()),
+    }
+}
+
+/// A window of perplexity: half of it is context, so it has at least two halves with something in them.
+pub fn window(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(n) if n >= 4 => Ok(n),
+        Ok(_) => Err("must be at least 4".into()),
+        Err(_) => Err("must be a whole number".into()),
+    }
+}
+
+/// A number in `low..=high`.
+fn number(text: &str, low: f32, high: f32) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(n) if (low..=high).contains(&n) => Ok(n),
+        Ok(_) if high == f32::MAX => Err(format!("must be a number of at least {low}")),
+        Ok(_) => Err(format!("must be between {low} and {high}")),
+        Err(_) => Err("must be a number".into()),
+    }
+}
+
+/// A number that is not negative.
+pub fn not_negative(text: &str) -> Result<f32, String> {
+    number(text, 0.0, f32::MAX)
+}
+
+/// A share: between zero and one.
+pub fn share(text: &str) -> Result<f32, String> {
+    number(text, 0.0, 1.0)
+}
+
+/// A penalty that divides logits.
+pub fn divisor(text: &str) -> Result<f32, String> {
+    match number(text, 0.0, f32::MAX)? {
+        0.0 => Err("must be above 0".into()),
+        n => Ok(n),
+    }
+}
+
+/// A penalty as OpenAI defines it.
+pub fn penalty(text: &str) -> Result<f32, String> {
+    number(text, -2.0, 2.0)
+}
+
+/// `ID=VALUE`.
+pub fn bias(text: &str) -> Result<(u32, f32), String> {
+    let (id, value) = text.split_once('=').ok_or("must be ID=VALUE, a token id and what to add to its logit")?;
+    let id = id.trim().parse().map_err(|_| format!("`{id}` is not a token id"))?;
+    // Not a number cannot be added; minus infinity forbids the token, which people do ask for.
+    match value.trim().parse::<f32>() {
+        Ok(value) if !value.is_nan() => Ok((id, value)),
+        _ => Err(format!("`{value}` is not a number")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_outside_of_their_range_are_refused() {
+        assert_eq!(share("0.95"), Ok(0.95));
+        for bad in ["1.01", "-0.1", "nan", "inf", "x", ""] {
+            assert!(share(bad).is_err(), "{bad}");
+        }
+        for bad in ["-1", "nan", "inf"] {
+            assert!(not_negative(bad).is_err(), "{bad}");
+        }
+        assert!(divisor("0").is_err());
+        assert!(positive("0").is_err());
+        assert!(window("3").is_err());
+    }
+
+    #[test]
+    fn a_bias_is_an_id_and_a_value() {
+        assert_eq!(bias("12=-1.5"), Ok((12, -1.5)));
+        assert_eq!(bias("12=-inf"), Ok((12, f32::NEG_INFINITY)));
+        for bad in ["12", "a=1", "1=nan", "-1=2", "=2", "1="] {
+            assert!(bias(bad).is_err(), "{bad}");
+        }
+    }
+}

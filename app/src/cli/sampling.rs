@@ -1,0 +1,62 @@
+//! How the answer is sampled and when it ends.
+
+use clap::Args;
+
+use super::choices;
+
+/// Sampling and stopping, as flags. What is not given comes from the model.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Sampling")]
+pub struct SamplingArgs {
+    /// Divides the logits; 0 always takes the best token
+    #[arg(long, value_name = "T", value_parser = choices::not_negative)]
+    pub temperature: Option<f32>,
+
+    /// Keep only the K best tokens; 0 keeps all
+    #[arg(long, value_name = "K")]
+    pub top_k: Option<u32>,
+
+    /// Keep the best tokens that together reach probability P; 1 keeps all
+    #[arg(long, value_name = "P", value_parser = choices::share)]
+    pub top_p: Option<f32>,
+
+    /// Keep the tokens with at least P times the best one's probability; 0 keeps all
+    #[arg(long, value_name = "P", value_parser = choices::share)]
+    pub min_p: Option<f32>,
+
+    /// Divide the logits of tokens that were already there; 1 is off
+    #[arg(long, value_name = "R", value_parser = choices::divisor)]
+    pub repeat_penalty: Option<f32>,
+
+    /// Subtract this from a token's logit for each time it was already there
+    #[arg(long, value_name = "F", value_parser = choices::penalty, allow_negative_numbers = true)]
+    pub frequency_penalty: Option<f32>,
+
+    /// Subtract this from the logits of tokens that were already there
+    #[arg(long, value_name = "F", value_parser = choices::penalty, allow_negative_numbers = true)]
+    pub presence_penalty: Option<f32>,
+
+    /// How many of the last tokens the penalties look at [default: all]
+    #[arg(long, value_name = "N")]
+    pub penalty_window: Option<u32>,
+
+    /// Add V to the logit of token ID (repeatable)
+    #[arg(long, value_name = "ID=V", value_parser = choices::bias, allow_hyphen_values = true)]
+    pub logit_bias: Vec<(u32, f32)>,
+
+    /// The same seed gives the same answer [default: random, and reported]
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+
+    /// End the answer after this many tokens [default: when the model ends it, or the context is full]
+    #[arg(long, value_name = "N", value_parser = choices::positive)]
+    pub max_tokens: Option<usize>,
+
+    /// End the answer before this text (repeatable)
+    #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub stop: Vec<String>,
+
+    /// Go on when the model says that it is done; give --max-tokens, or the context fills up
+    #[arg(long)]
+    pub ignore_eos: bool,
+}

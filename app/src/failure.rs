@@ -1,0 +1,148 @@
+//! What ends the program early: one clear line, a hint where there is one, and an exit code.
+
+use std::{error::Error, fmt, io, process::ExitCode};
+
+/// Why a command did not do what it was asked for.
+#[derive(Debug)]
+pub struct Failure {
+    kind: Kind,
+    message: String,
+    hint: Option<String>,
+}
+
+/// The result of everything that can end the program.
+pub type Outcome<T> = Result<T, Failure>;
+
+/// What kind of end it is; each has its exit code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Something failed: 1.
+    Failed,
+    /// The command line asks for something that cannot be: 2, as clap's own errors.
+    Usage,
+    /// Ctrl-C, after everything there was has been printed: 130, as shells report it.
+    Interrupted,
+    /// The reader of our output has gone away (`| head`). It has what it wanted, so this is no failure: 0.
+    ReaderGone,
+}
+
+impl Failure {
+    /// Something went wrong while doing what was asked.
+    pub fn new(message: impl fmt::Display) -> Self {
+        Self { kind: Kind::Failed, message: message.to_string(), hint: None }
+    }
+
+    /// What was asked for cannot be.
+    pub fn usage(message: impl fmt::Display) -> Self {
+        Self { kind: Kind::Usage, message: message.to_string(), hint: None }
+    }
+
+    /// Ctrl-C.
+    pub fn interrupted() -> Self {
+        Self { kind: Kind::Interrupted, message: String::new(), hint: None }
+    }
+
+    /// An error with the errors behind it, on one line.
+    pub fn from_error(error: &dyn Error) -> Self {
+        let mut message = error.to_string();
+        let mut source = error.source();
+        while let Some(cause) = source {
+            let cause_text = cause.to_string();
+            // Many errors print their cause themselves.
+            if !message.contains(&cause_text) {
+                message = format!("{message}: {cause_text}");
+            }
+            source = cause.source();
+        }
+        Self::new(message)
+    }
+
+    /// Adds what to do about it.
+    #[must_use]
+    pub fn hint(mut self, hint: impl fmt::Display) -> Self {
+        self.hint = Some(hint.to_string());
+        self
+    }
+
+    /// Adds what to do about it, unless that is said already.
+    #[must_use]
+    pub fn or_hint(self, hint: impl fmt::Display) -> Self {
+        if self.hint.is_some() { self } else { self.hint(hint) }
+    }
+
+    /// The exit code that the program ends with.
+    pub fn exit_code(&self) -> ExitCode {
+        ExitCode::from(match self.kind {
+            Kind::Failed => 1,
+            Kind::Usage => 2,
+            Kind::Interrupted => 130,
+            Kind::ReaderGone => 0,
+        })
+    }
+
+    /// The lines for standard error, `None` when the end needs no words. `color` paints the first word.
+    pub fn report(&self, color: bool) -> Option<String> {
+        if matches!(self.kind, Kind::Interrupted | Kind::ReaderGone) {
+            return None;
+        }
+        let (red, cyan, reset) = if color { ("\x1b[1;31m", "\x1b[1;36m", "\x1b[0m") } else { ("", "", "") };
+        let mut text = format!("{red}error:{reset} {}\n", self.message);
+        if let Some(hint) = &self.hint {
+            text += &format!("{cyan}hint:{reset} {hint}\n");
+        }
+        Some(text)
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        let kind = if error.kind() == io::ErrorKind::BrokenPipe { Kind::ReaderGone } else { Kind::Failed };
+        Self { kind, message: error.to_string(), hint: None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_one_line_and_a_hint() {
+        let failure = Failure::usage("there is no `x.gguf`").hint("did you mean `y.gguf`?");
+        assert_eq!(failure.report(false).unwrap(), "error: there is no `x.gguf`\nhint: did you mean `y.gguf`?\n");
+        assert!(failure.report(true).unwrap().starts_with("\x1b[1;31merror:\x1b[0m there"));
+    }
+
+    #[test]
+    fn a_reader_that_has_gone_is_no_failure() {
+        let failure = Failure::from(io::Error::from(io::ErrorKind::BrokenPipe));
+        assert_eq!(failure.report(false), None);
+        assert_eq!(failure.exit_code(), ExitCode::from(0));
+        assert!(Failure::from(io::Error::from(io::ErrorKind::StorageFull)).report(false).is_some());
+    }
+
+    #[test]
+    fn causes_are_appended_once() {
+        #[derive(Debug)]
+        struct Outer(Inner);
+        #[derive(Debug)]
+        struct Inner;
+        impl fmt::Display for Outer {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "cannot open the model")
+            }
+        }
+        impl fmt::Display for Inner {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "it is a teapot")
+            }
+        }
+        impl Error for Inner {}
+        impl Error for Outer {
+            fn source(&self) -> Option<&(dyn Error + 'static)> {
+                Some(&self.0)
+            }
+        }
+        let failure = Failure::from_error(&Outer(Inner));
+        assert_eq!(failure.report(false).unwrap(), "error: cannot open the model: it is a teapot\n");
+    }
+}

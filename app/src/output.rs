@@ -1,0 +1,45 @@
+//! Standard output, where a reader may go away at any moment (`paguro inspect | head`): nothing here panics then, as
+//! `println!` would; the error ends the program quietly.
+
+use std::io::{self, StdoutLock, Write};
+
+use serde_json::Value;
+
+use crate::failure::Outcome;
+
+/// Standard output, locked for as long as the answer takes.
+pub struct Output {
+    out: StdoutLock<'static>,
+}
+
+impl Output {
+    /// Takes standard output.
+    pub fn new() -> Self {
+        Self { out: io::stdout().lock() }
+    }
+
+    /// A line.
+    ///
+    /// # Errors
+    /// A reader that has gone away, a full disk.
+    pub fn line(&mut self, text: impl std::fmt::Display) -> Outcome<()> {
+        Ok(writeln!(self.out, "{text}")?)
+    }
+
+    /// A piece of text, at once.
+    ///
+    /// # Errors
+    /// As for [`Output::line`].
+    pub fn piece(&mut self, text: &str) -> Outcome<()> {
+        self.out.write_all(text.as_bytes())?;
+        Ok(self.out.flush()?)
+    }
+
+    /// An object on a line of its own, at once.
+    ///
+    /// # Errors
+    /// As for [`Output::line`].
+    pub fn json(&mut self, value: &Value) -> Outcome<()> {
+        self.piece(&format!("{value}\n"))
+    }
+}

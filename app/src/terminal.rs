@@ -1,0 +1,89 @@
+//! Writing for people: dim status lines, spinners and bars on standard error.
+
+use std::{
+    borrow::Cow,
+    io::Write,
+    sync::mpsc::{RecvTimeoutError, Sender, channel},
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::settings::Terminal;
+
+/// Work shorter than this shows no sign of itself: a flicker tells nobody anything.
+const PATIENCE: Duration = Duration::from_millis(300);
+
+impl Terminal {
+    /// A line on standard error that is about the answer and not part of it; silent with `--quiet`.
+    pub fn status(&self, line: &str) {
+        if !self.quiet {
+            self.note(line);
+        }
+    }
+
+    /// A dim line on standard error, also with `--quiet`.
+    pub fn note(&self, line: &str) {
+        let line = if self.color_errors { Cow::Owned(format!("\x1b[2m{line}\x1b[0m")) } else { Cow::Borrowed(line) };
+        // Nobody may be listening there; that is no reason to stop.
+        let _ = writeln!(std::io::stderr(), "{line}");
+    }
+
+    /// Text for standard output, bold where that shows.
+    pub fn bold(&self, text: &str) -> String {
+        if self.color { format!("\x1b[1m{text}\x1b[0m") } else { text.to_owned() }
+    }
+
+    /// Text for standard output, dim where that shows.
+    pub fn dim(&self, text: &str) -> String {
+        if self.color { format!("\x1b[2m{text}\x1b[0m") } else { text.to_owned() }
+    }
+
+    /// A spinner with this text, from [`PATIENCE`] on until the value is dropped.
+    pub fn spinner(&self, text: String) -> Option<Spinner> {
+        self.progress.then(|| Spinner::start(text))
+    }
+
+    /// A bar up to `total`, for work in steps.
+    pub fn bar(&self, total: usize, text: &str) -> ProgressBar {
+        let target = if self.progress { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+        let bar = ProgressBar::with_draw_target(Some(total as u64), target);
+        let style = ProgressStyle::with_template("{prefix} [{bar:30}] {pos}/{len} {msg} {eta}").expect("the template is valid");
+        bar.with_style(style.progress_chars("=> ")).with_prefix(text.to_owned())
+    }
+}
+
+/// Says that something is under way, and stops when dropped.
+#[derive(Debug)]
+pub struct Spinner {
+    done: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Spinner {
+    fn start(text: String) -> Self {
+        let (done, wait) = channel();
+        let thread = thread::spawn(move || {
+            if wait.recv_timeout(PATIENCE) != Err(RecvTimeoutError::Timeout) {
+                return;
+            }
+            let spinner = ProgressBar::new_spinner().with_message(text);
+            spinner.enable_steady_tick(Duration::from_millis(100));
+            // Comes back when the sender is dropped.
+            let _ = wait.recv();
+            spinner.finish_and_clear();
+        });
+        Self { done: Some(done), thread: Some(thread) }
+    }
+}
+
+impl Drop for Spinner {
+    fn drop(&mut self) {
+        drop(self.done.take());
+        if let Some(thread) = self.thread.take() {
+            // The line must be clear before anything else is written; a spinner that panicked has left none.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Numbers for people.
+
+use std::time::Duration;
+
+/// `22.4 MB`: decimal, as disks and bandwidths are counted.
+pub fn bytes(n: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "kB", "MB", "GB", "TB"];
+    let mut value = n as f64;
+    let mut unit = 0;
+    // 999.95 would print as 1000.0.
+    while value >= 999.95 && unit + 1 < UNITS.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{n} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+}
+
+/// `21.0 M`, `1.1 B`: parameters.
+pub fn count(n: u64) -> String {
+    match n as f64 {
+        n if n >= 999.95e6 => format!("{:.1} B", n / 1e9),
+        n if n >= 999.95e3 => format!("{:.1} M", n / 1e6),
+        n if n >= 999.95 => format!("{:.1} k", n / 1e3),
+        n => format!("{n}"),
+    }
+}
+
+/// `312`, `8.52`: three digits say what a measurement can.
+pub fn rate(per_second: f64) -> String {
+    match per_second {
+        x if x >= 99.95 => format!("{x:.0}"),
+        x if x >= 9.995 => format!("{x:.1}"),
+        x => format!("{x:.2}"),
+    }
+}
+
+/// Tokens per second; `None` when no time has passed or there were none.
+pub fn tokens_per_second(tokens: usize, time: Duration) -> Option<f64> {
+    (tokens > 0 && !time.is_zero()).then(|| tokens as f64 / time.as_secs_f64())
+}
+
+/// `1 token`, `2 tokens`.
+pub fn plural(n: usize, noun: &str) -> String {
+    if n == 1 { format!("1 {noun}") } else { format!("{n} {noun}s") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_four_digits_at_most() {
+        let table = [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (999_949, "999.9 kB"), (999_950, "1.0 MB"), (22_441_664, "22.4 MB"), (u64::MAX, "18446744.1 TB")];
+        for (n, text) in table {
+            assert_eq!(bytes(n), text);
+        }
+        let table = [(12, "12"), (21_000_000, "21.0 M"), (1_100_048_384, "1.1 B"), (999_999_999, "1.0 B")];
+        for (n, text) in table {
+            assert_eq!(count(n), text);
+        }
+    }
+
+    #[test]
+    fn rates_have_three_digits() {
+        for (x, text) in [(311.6, "312"), (99.96, "100"), (44.04, "44.0"), (9.996, "10.0"), (8.519, "8.52")] {
+            assert_eq!(rate(x), text);
+        }
+    }
+}
