@@ -7,6 +7,7 @@
 //! This crate also holds the two things that keep backends honest: the naive [`mod@reference`], which defines what
 //! every operation means, and the [`conformance`] suite, which each backend instantiates.
 
+mod check;
 pub mod conformance;
 pub mod counters;
 pub mod format;
@@ -15,6 +16,7 @@ pub mod reference;
 pub mod runner;
 pub mod sampling;
 pub mod step;
+mod validate;
 pub mod weights;
 
 pub use counters::KernelCount;

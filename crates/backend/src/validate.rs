@@ -1,0 +1,154 @@
+//! The contract's rules, checked: [`Step::validate`].
+
+use std::fmt::Display;
+
+use crate::{KvGroup, KvLayout, Limits, PageId, Program, SampleRequest, Step, StepError, StepSequence, Want};
+
+/// Fails with [`StepError::Invalid`] and a message unless the rule holds.
+macro_rules! rule {
+    ($holds:expr, $($message:tt)*) => {
+        if !$holds {
+            return Err(StepError::Invalid(format!($($message)*)));
+        }
+    };
+}
+
+impl Step<'_> {
+    /// Checks every rule of the contract, so that a runner may index without fear. Takes time in proportion to the
+    /// step's rows and page tables, and one bit of memory for each page of the arena.
+    ///
+    /// # Errors
+    /// [`StepError::Invalid`] with the first rule that is broken, and where.
+    pub fn validate(&self, program: &Program, limits: &Limits) -> Result<(), StepError> {
+        let rows = self.tokens.len();
+        rule!(rows > 0, "no rows");
+        at_most(rows, "rows", limits.max_rows)?;
+        at_most(self.sequences.len(), "sequences", limits.max_sequences)?;
+        at_most(self.outputs.len(), "outputs", limits.max_outputs)?;
+        for (row, &token) in self.tokens.iter().enumerate() {
+            rule!(
+                (token as usize) < program.vocab,
+                "row {row}: token {token} of {} does not exist",
+                program.vocab
+            );
+        }
+        let mut next = 0;
+        for (index, sequence) in self.sequences.iter().enumerate() {
+            let (first, end) = (sequence.rows.start, sequence.rows.end);
+            rule!(
+                first == next && end > first,
+                "sequence {index}: rows {first}..{end} do not follow row {next}"
+            );
+            next = end;
+            self.validate_tables(index, sequence, &program.kv, limits)?;
+        }
+        rule!(next == rows, "rows {next}..{rows} belong to no sequence");
+        self.validate_writes(&program.kv, limits)?;
+        for (index, output) in self.outputs.iter().enumerate() {
+            rule!(output.row < rows, "output {index}: row {} of {rows} does not exist", output.row);
+            match output.want {
+                Want::Sample(request) => validate_request(index, &request, program.vocab)?,
+                Want::Score { token } => {
+                    let vocab = program.vocab;
+                    rule!(
+                        (token as usize) < vocab,
+                        "output {index}: token {token} of {vocab} does not exist"
+                    );
+                }
+                Want::Logits => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// One sequence's block tables: complete, inside the arena, scratch only where nobody looks.
+    fn validate_tables(
+        &self,
+        index: usize,
+        sequence: &StepSequence,
+        kv: &KvLayout,
+        limits: &Limits,
+    ) -> Result<(), StepError> {
+        let tokens = sequence.start.checked_add(sequence.rows.len());
+        let fits = tokens.is_some_and(|tokens| tokens <= limits.max_context);
+        rule!(fits, "sequence {index}: longer than the {} tokens that were loaded for", limits.max_context);
+        let blocks = sequence.len().div_ceil(limits.block_size);
+        let (start, end) = (sequence.tables.start, sequence.tables.end);
+        let inside = start <= end && end <= self.pages.len();
+        rule!(inside, "sequence {index}: tables {start}..{end} are not in the {} given", self.pages.len());
+        let (groups, pages) = (kv.groups.len(), end - start);
+        rule!(
+            pages == groups * blocks,
+            "sequence {index}: {pages} pages, not {groups} groups of {blocks} for {} tokens",
+            sequence.len()
+        );
+        for (group, KvGroup { window }) in kv.groups.iter().enumerate() {
+            // The first row sees positions from here on, the later ones no earlier ones.
+            let seen_from = window.map_or(0, |window| (sequence.start + 1).saturating_sub(window as usize));
+            for (block, &page) in sequence.table(self.pages, group, groups).iter().enumerate() {
+                let PageId(id) = page;
+                let place = format_args!("sequence {index}, group {group}, block {block}");
+                rule!((id as usize) < limits.pages, "{place}: page {id} of {} does not exist", limits.pages);
+                let passed = (block + 1) * limits.block_size <= seen_from;
+                rule!(page != PageId::SCRATCH || passed, "{place}: scratch, but its tokens are still seen");
+            }
+        }
+        Ok(())
+    }
+
+    /// A page that a sequence writes appears nowhere else in the step: not written twice, not read by others.
+    fn validate_writes(&self, kv: &KvLayout, limits: &Limits) -> Result<(), StepError> {
+        let groups = kv.groups.len();
+        let mut written = vec![0_u64; limits.pages.div_ceil(64)];
+        let is_written =
+            |written: &[u64], PageId(id): PageId| written[id as usize / 64] >> (id % 64) & 1 == 1;
+        for (index, sequence) in self.sequences.iter().enumerate() {
+            for group in 0..groups {
+                for &page in &sequence.table(self.pages, group, groups)[sequence.start / limits.block_size..]
+                {
+                    let PageId(id) = page;
+                    rule!(
+                        !is_written(&written, page),
+                        "sequence {index}, group {group}: page {id} is written twice"
+                    );
+                    written[id as usize / 64] |= 1 << (id % 64);
+                }
+            }
+        }
+        for (index, sequence) in self.sequences.iter().enumerate() {
+            for group in 0..groups {
+                for &page in &sequence.table(self.pages, group, groups)[..sequence.start / limits.block_size]
+                {
+                    let PageId(id) = page;
+                    rule!(
+                        !is_written(&written, page),
+                        "sequence {index}, group {group}: page {id} is read here and written in the same step"
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn validate_request(index: usize, request: &SampleRequest<'_>, vocab: usize) -> Result<(), StepError> {
+    request.params.check(vocab).map_err(|error| StepError::Invalid(format!("output {index}: {error}")))?;
+    let Some(mask) = request.mask else { return Ok(()) };
+    let words = vocab.div_ceil(32);
+    rule!(
+        mask.len() == words,
+        "output {index}: a mask of {} words, not {words} for {vocab} tokens",
+        mask.len()
+    );
+    // Bits past the vocabulary allow nothing.
+    let in_vocabulary =
+        |word: usize| if word + 1 < words { u32::MAX } else { u32::MAX >> (words * 32 - vocab) };
+    let allows = mask.iter().enumerate().any(|(word, &bits)| bits & in_vocabulary(word) != 0);
+    rule!(allows, "output {index}: a mask that allows nothing");
+    Ok(())
+}
+
+fn at_most(count: usize, what: impl Display, limit: usize) -> Result<(), StepError> {
+    rule!(count <= limit, "{count} {what}, more than the {limit} that were loaded for");
+    Ok(())
+}

@@ -1,0 +1,256 @@
+//! Broken steps, each with the message that names what is wrong.
+
+use expect_test::{Expect, expect};
+use paguro_backend::{
+    AttentionMode, KvGroup, KvLayout, Limits, Output, PageId, Program, SampleRequest, SamplingParams, Step,
+    StepSequence, Want,
+};
+
+/// A step that can be broken. Block size 4; group 0 sees everything, group 1 five tokens.
+#[derive(Clone)]
+struct Owned {
+    tokens: Vec<u32>,
+    sequences: Vec<StepSequence>,
+    pages: Vec<u32>,
+    outputs: Vec<Output<'static>>,
+}
+
+const fn at_temperature(temperature: f32) -> SamplingParams {
+    SamplingParams {
+        temperature,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        frequency_penalty: 0.0,
+        presence_penalty: 0.0,
+        penalty_window: None,
+        logit_bias: Vec::new(),
+        seed: 0,
+    }
+}
+static GREEDY: SamplingParams = at_temperature(0.0);
+static BROKEN: SamplingParams = at_temperature(f32::NAN);
+
+const REQUEST: SampleRequest<'static> =
+    SampleRequest { params: &GREEDY, draw: 0, history: &[], mask: None, logprobs: None };
+
+fn valid() -> Owned {
+    Owned {
+        tokens: vec![1, 2, 3, 4, 5, 69],
+        sequences: vec![
+            // Five tokens of a new sequence, and one at position 8, whose window has left block 0.
+            StepSequence { rows: 0..5, start: 0, tables: 0..4 },
+            StepSequence { rows: 5..6, start: 8, tables: 4..10 },
+        ],
+        pages: vec![1, 2, 3, 4, /**/ 5, 6, 7, 0, 8, 9],
+        outputs: vec![
+            Output { row: 4, want: Want::Sample(REQUEST) },
+            Output { row: 4, want: Want::Sample(SampleRequest { mask: Some(&[0, 1, 0]), ..REQUEST }) },
+            Output { row: 5, want: Want::Logits },
+            Output { row: 0, want: Want::Score { token: 69 } },
+        ],
+    }
+}
+
+fn validate(step: &Owned) -> String {
+    let program = Program {
+        hidden: 8,
+        vocab: 70,
+        heads: 1,
+        ffn: 8,
+        kv: KvLayout {
+            groups: vec![KvGroup { window: None }, KvGroup { window: Some(5) }],
+            slots: 1,
+            kv_heads: 1,
+            head_dim: 8,
+        },
+        ropes: Vec::new(),
+        ops: Vec::new(),
+    };
+    let limits = Limits {
+        block_size: 4,
+        pages: 12,
+        max_rows: 8,
+        max_sequences: 2,
+        max_outputs: 4,
+        max_context: 12,
+        attention: AttentionMode::Paged,
+    };
+    let pages: Vec<PageId> = step.pages.iter().map(|&page| PageId(page)).collect();
+    let step =
+        Step { tokens: &step.tokens, sequences: &step.sequences, pages: &pages, outputs: &step.outputs };
+    step.validate(&program, &limits).map_or_else(|error| error.to_string(), |()| "valid".to_owned())
+}
+
+fn check(change: impl FnOnce(&mut Owned), expected: Expect) {
+    let mut step = valid();
+    change(&mut step);
+    expected.assert_eq(&validate(&step));
+}
+
+#[test]
+fn valid_steps_pass() {
+    check(|_| (), expect!["valid"]);
+    check(|step| step.outputs.clear(), expect!["valid"]);
+    // Two sequences may read the same page.
+    let shared = Owned {
+        tokens: vec![1, 2],
+        sequences: vec![
+            StepSequence { rows: 0..1, start: 4, tables: 0..4 },
+            StepSequence { rows: 1..2, start: 4, tables: 4..8 },
+        ],
+        pages: vec![1, 2, 3, 4, 1, 5, 3, 6],
+        outputs: Vec::new(),
+    };
+    expect!["valid"].assert_eq(&validate(&shared));
+}
+
+#[test]
+fn rows_and_sequences() {
+    check(
+        |step| *step = Owned { tokens: vec![], sequences: vec![], outputs: vec![], ..step.clone() },
+        expect!["invalid step: no rows"],
+    );
+    check(
+        |step| step.tokens.extend([1; 3]),
+        expect!["invalid step: 9 rows, more than the 8 that were loaded for"],
+    );
+    check(|step| step.tokens.push(1), expect!["invalid step: rows 6..7 belong to no sequence"]);
+    check(|step| step.tokens[3] = 70, expect!["invalid step: row 3: token 70 of 70 does not exist"]);
+    check(
+        |step| step.sequences[1].rows = 4..6,
+        expect!["invalid step: sequence 1: rows 4..6 do not follow row 5"],
+    );
+    check(
+        |step| step.sequences[0].rows = 0..4,
+        expect!["invalid step: sequence 0: 4 pages, not 2 groups of 1 for 4 tokens"],
+    );
+    check(
+        |step| step.sequences[0].rows = 1..5,
+        expect!["invalid step: sequence 0: rows 1..5 do not follow row 0"],
+    );
+    check(
+        |step| step.sequences[1].rows = 5..5,
+        expect!["invalid step: sequence 1: rows 5..5 do not follow row 5"],
+    );
+    check(
+        |step| step.sequences.swap(0, 1),
+        expect!["invalid step: sequence 0: rows 5..6 do not follow row 0"],
+    );
+    check(
+        |step| step.sequences[1].rows = 5..7,
+        expect!["invalid step: rows 7..6 belong to no sequence"],
+    );
+    check(|step| step.sequences.truncate(1), expect!["invalid step: rows 5..6 belong to no sequence"]);
+    check(
+        |step| step.sequences.push(StepSequence { rows: 6..7, start: 0, tables: 0..2 }),
+        expect!["invalid step: 3 sequences, more than the 2 that were loaded for"],
+    );
+    check(
+        |step| step.sequences[1].start = 12,
+        expect!["invalid step: sequence 1: longer than the 12 tokens that were loaded for"],
+    );
+    check(
+        |step| step.sequences[1].start = usize::MAX,
+        expect!["invalid step: sequence 1: longer than the 12 tokens that were loaded for"],
+    );
+}
+
+#[test]
+fn tables() {
+    check(
+        |step| step.sequences[0].tables = 0..5,
+        expect!["invalid step: sequence 0: 5 pages, not 2 groups of 2 for 5 tokens"],
+    );
+    check(
+        |step| step.sequences[0].tables = 0..2,
+        expect!["invalid step: sequence 0: 2 pages, not 2 groups of 2 for 5 tokens"],
+    );
+    check(
+        |step| step.sequences[1].tables = 4..11,
+        expect!["invalid step: sequence 1: tables 4..11 are not in the 10 given"],
+    );
+    #[allow(clippy::reversed_empty_ranges)]
+    check(
+        |step| step.sequences[1].tables = 6..4,
+        expect!["invalid step: sequence 1: tables 6..4 are not in the 10 given"],
+    );
+    check(
+        |step| step.pages[9] = 12,
+        expect!["invalid step: sequence 1, group 1, block 2: page 12 of 12 does not exist"],
+    );
+    // Scratch is for blocks that the window has passed.
+    check(
+        |step| step.pages[0] = 0,
+        expect!["invalid step: sequence 0, group 0, block 0: scratch, but its tokens are still seen"],
+    );
+    check(
+        |step| step.pages[8] = 0,
+        expect!["invalid step: sequence 1, group 1, block 1: scratch, but its tokens are still seen"],
+    );
+    // Position 7 sees positions 3 to 7, and so the last token of block 0.
+    check(
+        |step| step.sequences[1] = StepSequence { rows: 5..6, start: 7, tables: 4..8 },
+        expect!["invalid step: sequence 1, group 1, block 1: scratch, but its tokens are still seen"],
+    );
+    check(
+        |step| {
+            step.sequences[1] = StepSequence { rows: 5..6, start: 7, tables: 4..8 };
+            step.pages.splice(4.., [5, 6, 0, 8]);
+        },
+        expect!["invalid step: sequence 1, group 1, block 0: scratch, but its tokens are still seen"],
+    );
+}
+
+#[test]
+fn pages_are_written_by_one() {
+    // By the other sequence, by the same one in another group and in another block.
+    check(|step| step.pages[9] = 1, expect!["invalid step: sequence 1, group 1: page 1 is written twice"]);
+    check(|step| step.pages[2] = 1, expect!["invalid step: sequence 0, group 1: page 1 is written twice"]);
+    check(|step| step.pages[1] = 1, expect!["invalid step: sequence 0, group 0: page 1 is written twice"]);
+    // Read while it is written, whichever comes first.
+    check(
+        |step| step.pages[4] = 2,
+        expect!["invalid step: sequence 1, group 0: page 2 is read here and written in the same step"],
+    );
+    check(
+        |step| step.pages[5] = 9,
+        expect!["invalid step: sequence 1, group 0: page 9 is read here and written in the same step"],
+    );
+}
+
+#[test]
+fn outputs() {
+    let sample = |request| Output { row: 4, want: Want::Sample(request) };
+    check(|step| step.outputs[0].row = 6, expect!["invalid step: output 0: row 6 of 6 does not exist"]);
+    check(
+        |step| step.outputs.push(step.outputs[0]),
+        expect!["invalid step: 5 outputs, more than the 4 that were loaded for"],
+    );
+    check(
+        |step| step.outputs[3].want = Want::Score { token: 70 },
+        expect!["invalid step: output 3: token 70 of 70 does not exist"],
+    );
+    check(
+        |step| step.outputs[1] = sample(SampleRequest { mask: Some(&[1, 1]), ..REQUEST }),
+        expect!["invalid step: output 1: a mask of 2 words, not 3 for 70 tokens"],
+    );
+    check(
+        |step| step.outputs[1] = sample(SampleRequest { mask: Some(&[0, 0, 0]), ..REQUEST }),
+        expect!["invalid step: output 1: a mask that allows nothing"],
+    );
+    // Token 70 does not exist.
+    check(
+        |step| step.outputs[1] = sample(SampleRequest { mask: Some(&[0, 0, 64]), ..REQUEST }),
+        expect!["invalid step: output 1: a mask that allows nothing"],
+    );
+    check(
+        |step| step.outputs[1] = sample(SampleRequest { mask: Some(&[0, 0, 32]), ..REQUEST }),
+        expect!["valid"],
+    );
+    check(
+        |step| step.outputs[0] = sample(SampleRequest { params: &BROKEN, ..REQUEST }),
+        expect!["invalid step: output 0: temperature must be finite, 0 or more, not NaN"],
+    );
+}
