@@ -1,8 +1,7 @@
 //! Whether weights fit a program: [`Program::check`], which every backend calls first in `load`.
 
 use crate::{
-    KvSlot, Linear, LoadError, MatrixId, Norm, NormLogits, NormQkvRopeStore, Op, Program, RopeStyle,
-    VectorId, Weights,
+    KvSlot, Linear, LoadError, MatrixId, Norm, NormLogits, NormQkvRopeStore, Op, Program, VectorId, Weights,
 };
 
 impl Program {

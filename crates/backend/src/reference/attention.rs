@@ -1,0 +1,73 @@
+//! Plain attention over contiguous K and V.
+
+/// What [`attention`] works on, beside the numbers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionShape {
+    /// Query heads.
+    pub heads: usize,
+    /// K/V heads; each serves `heads / kv_heads` consecutive query heads.
+    pub kv_heads: usize,
+    /// Elements of one head.
+    pub head_dim: usize,
+    /// Position of the first query row; row `i` is at `start + i`.
+    pub start: usize,
+    /// Multiplies the scores.
+    pub scale: f32,
+    /// `cap * tanh(score / cap)` after scaling.
+    pub soft_cap: Option<f32>,
+    /// A query at position `p` sees the keys at positions `> p - window` (and `<= p`); `None` sees all of them.
+    pub window: Option<u32>,
+}
+
+/// `out = softmax(cap(q·Kᵀ * scale))·V`, causal, for rows of one sequence. Scores, softmax and sums in f64.
+///
+/// - `q`, `out`: `[rows, heads, head_dim]`
+/// - `k`, `v`: `[tokens, kv_heads, head_dim]`, by position from 0. What no row can see (positions past the last
+///   row's, positions that its window has left behind) is not read.
+///
+/// To share the work, call it for fewer rows (with their own `start`), or for one K/V head and its query heads
+/// with slices of those alone.
+///
+/// # Panics
+/// If the slices are shorter than the shape says.
+pub fn attention(q: &[f32], k: &[f32], v: &[f32], shape: &AttentionShape, out: &mut [f32]) {
+    let AttentionShape { heads, kv_heads, head_dim, start, .. } = *shape;
+    let mut scores = Vec::new();
+    let mut sums = vec![0.0; head_dim];
+    for (index, (q, out)) in q.chunks_exact(head_dim).zip(out.chunks_exact_mut(head_dim)).enumerate() {
+        let (row, head) = (index / heads, index % heads);
+        let kv_head = head / (heads / kv_heads);
+        let end = start + row + 1;
+        let begin = shape.window.map_or(0, |window| end.saturating_sub(window as usize));
+        let at = |position: usize| {
+            (position * kv_heads + kv_head) * head_dim..(position * kv_heads + kv_head + 1) * head_dim
+        };
+
+        scores.clear();
+        scores.extend((begin..end).map(|position| {
+            let score = dot(q, &k[at(position)]) * f64::from(shape.scale);
+            match shape.soft_cap.map(f64::from) {
+                Some(cap) => cap * (score / cap).tanh(),
+                None => score,
+            }
+        }));
+        let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        scores.iter_mut().for_each(|score| *score = (*score - largest).exp());
+        let total: f64 = scores.iter().sum();
+
+        sums.fill(0.0);
+        for (position, weight) in (begin..end).zip(&scores) {
+            for (sum, &v) in sums.iter_mut().zip(&v[at(position)]) {
+                *sum += weight * f64::from(v);
+            }
+        }
+        for (out, sum) in out.iter_mut().zip(&sums) {
+            *out = (sum / total) as f32;
+        }
+    }
+}
+
+/// Dot product in f64.
+pub(super) fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
+}

@@ -1,0 +1,95 @@
+//! The reference's arena: f32 pages, `[pages, slots, 2, block_size, kv_heads * head_dim]`.
+
+use std::ops::Range;
+
+use half::f16;
+
+use crate::{KvLayout, KvSlot, Limits, PageId};
+
+/// How K and V are rounded when they are stored. Backends keep them in fewer bits than the reference does; rounding
+/// as they do tells their other errors apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum KvRounding {
+    /// Not at all.
+    #[default]
+    F32,
+    /// To f16.
+    F16,
+}
+
+/// K or V.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Half {
+    K = 0,
+    V = 1,
+}
+
+/// All pages of a loaded model.
+pub(super) struct Arena {
+    numbers: Vec<f32>,
+    rounding: KvRounding,
+    slots: usize,
+    block_size: usize,
+    /// Elements of K, or of V, of one token in one layer.
+    width: usize,
+}
+
+impl Arena {
+    /// A new arena, filled with large finite noise if there is a seed for it, so that a read of what was never
+    /// written shows.
+    pub(super) fn new(kv: &KvLayout, limits: &Limits, rounding: KvRounding, poison: Option<u64>) -> Self {
+        let (slots, block_size, width) = (kv.slots, limits.block_size, kv.kv_heads * kv.head_dim);
+        let mut numbers = vec![0.0; limits.pages * slots * 2 * block_size * width];
+        if let Some(mut state) = poison {
+            for number in &mut numbers {
+                // Knuth's MMIX generator: any noise will do.
+                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                *number = ((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * 3e4;
+            }
+        }
+        Self { numbers, rounding, slots, block_size, width }
+    }
+
+    /// Where the tokens of one page are, in one layer.
+    fn tokens(&self, PageId(page): PageId, slot: usize, half: Half) -> Range<usize> {
+        let size = self.block_size * self.width;
+        let index = (page as usize * self.slots + slot) * 2 + half as usize;
+        index * size..(index + 1) * size
+    }
+
+    /// Stores K or V of the token at `position`, `[kv_heads * head_dim]`.
+    pub(super) fn store(
+        &mut self,
+        table: &[PageId],
+        kv: KvSlot,
+        half: Half,
+        position: usize,
+        values: &[f32],
+    ) {
+        let tokens = self.tokens(table[position / self.block_size], kv.slot, half);
+        let stored = &mut self.numbers[tokens][position % self.block_size * self.width..][..self.width];
+        for (stored, &value) in stored.iter_mut().zip(values) {
+            *stored = match self.rounding {
+                KvRounding::F32 => value,
+                KvRounding::F16 => f16::from_f32(value).to_f32(),
+            };
+        }
+    }
+
+    /// Copies whole pages of a sequence one after the other: `[blocks * block_size, kv_heads * head_dim]`, by
+    /// position. The last page's unwritten tokens and the content of scratch pages come along; nobody may look.
+    pub(super) fn gather(&self, table: &[PageId], kv: KvSlot, half: Half) -> Vec<f32> {
+        table.iter().flat_map(|&page| &self.numbers[self.tokens(page, kv.slot, half)]).copied().collect()
+    }
+
+    /// Copies a page over another one.
+    pub(super) fn copy(&mut self, PageId(from): PageId, PageId(to): PageId) {
+        let size = self.slots * 2 * self.block_size * self.width;
+        self.numbers.copy_within(from as usize * size..(from as usize + 1) * size, to as usize * size);
+    }
+
+    /// Number of pages.
+    pub(super) fn pages(&self) -> usize {
+        self.numbers.len() / (self.slots * 2 * self.block_size * self.width)
+    }
+}

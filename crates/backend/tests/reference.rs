@@ -1,0 +1,125 @@
+//! The reference's operations against numbers worked out by hand.
+
+use paguro_backend::{
+    Activation, Rope, RopeStyle,
+    reference::{AttentionShape, attention, ops},
+};
+
+fn close(ours: &[f32], expected: &[f32]) {
+    assert_eq!(ours.len(), expected.len());
+    for (i, (a, b)) in ours.iter().zip(expected).enumerate() {
+        assert!((a - b).abs() < 1e-6, "element {i}: {ours:?} is not {expected:?}");
+    }
+}
+
+#[test]
+fn linear_is_row_times_column() {
+    let mut out = [0.0; 3];
+    ops::linear(&[1.0, 2.0], &[1.0, 0.0, 0.0, 1.0, 3.0, -1.0], None, &mut out);
+    close(&out, &[1.0, 2.0, 1.0]);
+    ops::linear(&[1.0, 2.0], &[1.0, 0.0, 0.0, 1.0, 3.0, -1.0], Some(&[0.5, 0.0, -1.0]), &mut out);
+    close(&out, &[1.5, 2.0, 0.0]);
+}
+
+#[test]
+fn rms_norm_has_root_mean_square_one() {
+    let mut x = [3.0, 4.0];
+    ops::rms_norm(&mut x, &[1.0, 2.0], 0.0);
+    let rms = 12.5f32.sqrt();
+    close(&x, &[3.0 / rms, 8.0 / rms]);
+    let mut x = [3.0, 4.0];
+    ops::rms_norm(&mut x, &[1.0, 1.0], 12.5);
+    close(&x, &[0.6, 0.8]);
+}
+
+#[test]
+fn rope_turns_pairs() {
+    let quarter = std::f32::consts::FRAC_PI_2;
+    let turn = |style, magnitude, position| {
+        let mut head = [1.0, 2.0, 3.0, 4.0, 5.0];
+        ops::rotate(&mut head, position, &Rope { style, frequencies: vec![quarter, 0.0], magnitude });
+        head
+    };
+    close(&turn(RopeStyle::Interleaved, 1.0, 0), &[1.0, 2.0, 3.0, 4.0, 5.0]);
+    close(&turn(RopeStyle::Interleaved, 1.0, 1), &[-2.0, 1.0, 3.0, 4.0, 5.0]);
+    close(&turn(RopeStyle::Interleaved, 1.0, 2), &[-1.0, -2.0, 3.0, 4.0, 5.0]);
+    close(&turn(RopeStyle::HalfSplit, 1.0, 1), &[-3.0, 2.0, 1.0, 4.0, 5.0]);
+    // The magnitude is for what is rotated; the fifth element is not.
+    close(&turn(RopeStyle::HalfSplit, 2.0, 3), &[6.0, 4.0, -2.0, 8.0, 5.0]);
+}
+
+#[test]
+fn activations_follow_their_formulas() {
+    // x * sigmoid(x), and GELU's tanh form, by Python's math module.
+    let table = [
+        (-3.0, -0.14227761953270035, -0.0036373920817729943),
+        (-0.5, -0.1887703343990727, -0.15428599017485606),
+        (0.0, 0.0, 0.0),
+        (1.0, 0.7310585786300049, 0.8411919906082768),
+        (4.0, 3.928055160151634, 3.9999297540518075),
+    ];
+    for (x, silu, gelu) in table {
+        close(&[ops::activate(x, Activation::Silu)], &[silu as f32]);
+        close(&[ops::activate(x, Activation::GeluTanh)], &[gelu as f32]);
+    }
+    for x in [-1e4, 1e4] {
+        assert!(
+            ops::activate(x, Activation::Silu).is_finite()
+                && ops::activate(x, Activation::GeluTanh).is_finite()
+        );
+    }
+    close(&[ops::soft_cap(1.0, 2.0), ops::soft_cap(1e9, 2.0)], &[2.0 * 0.5f32.tanh(), 2.0]);
+}
+
+#[test]
+fn attention_weighs_values() {
+    // One head of one element, so that scores are products: softmax over ln 1, ln 2, ln 3 weighs 1/6, 2/6, 3/6.
+    let shape = AttentionShape {
+        heads: 1,
+        kv_heads: 1,
+        head_dim: 1,
+        start: 2,
+        scale: 0.5,
+        soft_cap: None,
+        window: None,
+    };
+    let k = [1.0f32, 2.0, 3.0, f32::NAN].map(|x| 2.0 * x.ln());
+    let v = [6.0, 60.0, 600.0, f32::NAN];
+    let attend = |shape: AttentionShape, q: &[f32]| {
+        let mut out = vec![f32::NAN; q.len()];
+        attention(q, &k, &v, &shape, &mut out);
+        out
+    };
+    close(&attend(shape, &[1.0]), &[1.0 + 20.0 + 300.0]);
+    // Earlier rows see less; positions past the last row are not read.
+    close(&attend(AttentionShape { start: 0, ..shape }, &[1.0, 1.0, 1.0]), &[6.0, 42.0, 321.0]);
+    // A window of two; of more than there is.
+    let window = |window| AttentionShape { start: 0, window: Some(window), ..shape };
+    close(&attend(window(2), &[1.0, 1.0, 1.0]), &[6.0, 42.0, 24.0 + 360.0]);
+    close(&attend(window(1), &[1.0, 1.0, 1.0]), &[6.0, 60.0, 600.0]);
+    close(&attend(window(9), &[1.0, 1.0, 1.0]), &[6.0, 42.0, 321.0]);
+    // Capped at almost nothing, all weigh the same.
+    close(&attend(AttentionShape { soft_cap: Some(1e-9), ..shape }, &[1.0]), &[222.0]);
+    // A cap of one: the scores become tanh(ln n).
+    let weights = [1.0f32, 2.0, 3.0].map(|n| n.ln().tanh().exp());
+    let expected = (weights[0] * 6.0 + weights[1] * 60.0 + weights[2] * 600.0) / weights.iter().sum::<f32>();
+    assert!((attend(AttentionShape { soft_cap: Some(1.0), ..shape }, &[1.0])[0] - expected).abs() < 1e-3);
+}
+
+#[test]
+fn query_heads_share_key_heads_in_order() {
+    // Two tokens, two K/V heads, four query heads; scale zero, so that each head averages its values.
+    let shape = AttentionShape {
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 2,
+        start: 1,
+        scale: 0.0,
+        soft_cap: None,
+        window: None,
+    };
+    let v = [0.0, 1.0, 10.0, 11.0, /**/ 2.0, 3.0, 30.0, 31.0];
+    let mut out = [0.0; 8];
+    attention(&[1.0; 8], &[1.0; 8], &v, &shape, &mut out);
+    close(&out, &[1.0, 2.0, 1.0, 2.0, 20.0, 21.0, 20.0, 21.0]);
+}
