@@ -1,1 +1,246 @@
-//! Text to token ids and back.
+//! Text to tokens and back.
+//!
+//! Three kinds of encoders stand behind one [`Tokenizer`]: SentencePiece's byte-pair encoding and GPT-2's, both
+//! read from GGUF metadata, and whatever a `tokenizer.json` describes. Decoding is the same for all: a token writes
+//! bytes, and bytes become text.
+
+mod bpe;
+mod gguf;
+mod hf;
+mod merge;
+mod pretokenize;
+mod special;
+mod spm;
+mod stop;
+mod stream;
+mod vocab;
+
+use std::{borrow::Cow, sync::Arc};
+
+use special::{AddedTokens, Fragment};
+use vocab::{TokenKind, Vocab};
+
+use crate::gguf::{Metadata, MetadataError};
+
+pub use hf::TokenizerConfig;
+pub use stream::DecodeStream;
+
+/// Whether the names of control tokens in a text mean these tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpecialTokens {
+    /// `<|end|>` is the token of that name: for prompts that a chat template made.
+    Parse,
+    /// `<|end|>` is seven characters: for text that comes from anywhere else. (Tokens that a vocabulary defines as
+    /// part of ordinary text, such as runs of spaces, are found nevertheless.)
+    AsText,
+}
+
+/// Whether control tokens show in decoded text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpecialText {
+    /// They write nothing.
+    Hide,
+    /// They write their names.
+    Show,
+}
+
+/// A vocabulary with its rules. Cheap to use from many threads at once.
+#[derive(Debug)]
+pub struct Tokenizer {
+    vocab: Vocab,
+    encoder: Encoder,
+    bos: Option<u32>,
+    eos: Option<u32>,
+    /// What a prompt begins with.
+    prefix: Vec<u32>,
+    /// What a prompt ends with.
+    suffix: Vec<u32>,
+    /// The first space of a text is an artefact of encoding.
+    strips_first_space: bool,
+    stop_tokens: Vec<u32>,
+}
+
+#[derive(Debug)]
+enum Encoder {
+    Spm(spm::Spm, AddedTokens),
+    Bpe(bpe::Bpe, AddedTokens),
+    Hf(Box<hf::Hf>),
+}
+
+impl Tokenizer {
+    /// Reads the vocabulary of a GGUF file (`tokenizer.ggml.*`): the models `llama` (SentencePiece), `gpt2`
+    /// (byte-level, with the pre-tokenizers that llama.cpp names) and `gemma4`.
+    ///
+    /// # Errors
+    /// [`TokenizerError`], naming what is missing, or not supported and what is.
+    pub fn from_gguf(metadata: &Metadata) -> Result<Self, TokenizerError> {
+        gguf::read(metadata)
+    }
+
+    /// Reads Hugging Face's `tokenizer.json`. `tokenizer_config.json` says which tokens begin and end a text, and
+    /// whether they are added.
+    ///
+    /// # Errors
+    /// [`TokenizerError`], if a file is malformed or decodes in a way that is not supported.
+    pub fn from_hf(tokenizer_json: &[u8], tokenizer_config: Option<&[u8]>) -> Result<Self, TokenizerError> {
+        let config = tokenizer_config.map(TokenizerConfig::parse).transpose()?.unwrap_or_default();
+        hf::read(tokenizer_json, &config)
+    }
+
+    /// The tokens of `text`, with nothing added.
+    pub fn encode(&self, text: &str, special: SpecialTokens) -> Vec<u32> {
+        let mut ids = Vec::with_capacity(text.len() / 3);
+        self.encode_into(text, special, &mut ids);
+        ids
+    }
+
+    /// The tokens of a whole prompt: as [`Tokenizer::encode`], between the tokens that the model wants around it.
+    /// A prompt that already has them does not get them twice.
+    pub fn encode_prompt(&self, text: &str, special: SpecialTokens) -> Vec<u32> {
+        let mut ids = self.prefix.clone();
+        self.encode_into(text, special, &mut ids);
+        let added = self.prefix.len();
+        if added > 0 && ids[added..].starts_with(&self.prefix) {
+            ids.drain(..added);
+        }
+        if !ids.ends_with(&self.suffix) {
+            ids.extend_from_slice(&self.suffix);
+        }
+        ids
+    }
+
+    fn encode_into(&self, text: &str, special: SpecialTokens, ids: &mut Vec<u32>) {
+        match &self.encoder {
+            Encoder::Spm(spm, added) => {
+                let mut after_special = true;
+                for fragment in added.split(text, special) {
+                    match fragment {
+                        Fragment::Text(text) => spm.encode(text, after_special, &self.vocab, ids),
+                        Fragment::Token(id) => ids.push(id),
+                    }
+                    after_special = matches!(fragment, Fragment::Token(_));
+                }
+            }
+            Encoder::Bpe(bpe, added) => {
+                for fragment in added.split(text, special) {
+                    match fragment {
+                        Fragment::Text(text) => bpe.encode(text, &self.vocab, ids),
+                        Fragment::Token(id) => ids.push(id),
+                    }
+                }
+            }
+            Encoder::Hf(hf) => hf.encode(text, special, ids),
+        }
+    }
+
+    /// The text of `ids`. Bytes that are not UTF-8 become U+FFFD, as [`String::from_utf8_lossy`] does it; ids outside
+    /// of the vocabulary write nothing.
+    pub fn decode(&self, ids: &[u32], special: SpecialText) -> String {
+        let mut bytes = Vec::with_capacity(4 * ids.len());
+        for &id in ids {
+            bytes.extend_from_slice(self.written(id, special));
+        }
+        let stripped = if self.strips_first_space { bytes.strip_prefix(b" ") } else { None };
+        String::from_utf8_lossy(stripped.unwrap_or(&bytes)).into_owned()
+    }
+
+    /// Decodes one token after the other; control tokens write nothing.
+    pub fn stream(self: &Arc<Self>) -> DecodeStream {
+        self.stream_with(SpecialText::Hide)
+    }
+
+    /// Decodes one token after the other.
+    pub fn stream_with(self: &Arc<Self>, special: SpecialText) -> DecodeStream {
+        DecodeStream::new(self.clone(), special)
+    }
+
+    fn written(&self, id: u32, special: SpecialText) -> &[u8] {
+        match special {
+            SpecialText::Hide if self.is_special(id) => &[],
+            _ => self.vocab.bytes(id),
+        }
+    }
+
+    /// The bytes that a token writes, control tokens their names; not always whole characters, and nothing for ids
+    /// outside of the vocabulary.
+    pub fn token_bytes(&self, id: u32) -> &[u8] {
+        self.vocab.bytes(id)
+    }
+
+    /// The name of a token in the vocabulary: `Ġthe`, `▁the`, `<0x0A>`.
+    pub fn token_name(&self, id: u32) -> Cow<'_, str> {
+        String::from_utf8_lossy(self.vocab.name(id))
+    }
+
+    /// The token with this name in the vocabulary.
+    pub fn token_id(&self, name: &str) -> Option<u32> {
+        self.vocab.find(name.as_bytes())
+    }
+
+    /// Whether a token steers the model and writes no text: begin, end, roles, unknown.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.vocab.kind(id).is_some_and(TokenKind::is_special)
+    }
+
+    /// The token that begins a text, whether or not prompts get it.
+    pub fn bos(&self) -> Option<u32> {
+        self.bos
+    }
+
+    /// The token that ends a text.
+    pub fn eos(&self) -> Option<u32> {
+        self.eos
+    }
+
+    /// Number of tokens. The model's own vocabulary may be padded to more.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab.len()
+    }
+
+    /// The tokens after which nothing follows: end of text, of turn, of message; those that the file names as such,
+    /// and those that are known by their names. Sorted.
+    pub fn stop_tokens(&self) -> &[u32] {
+        &self.stop_tokens
+    }
+}
+
+/// Why there is no tokenizer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TokenizerError {
+    /// A key of the metadata that is missing, or of the wrong type.
+    #[error(transparent)]
+    Metadata(#[from] MetadataError),
+    /// A kind of tokenizer that does not exist here.
+    #[error("tokenizer model `{name}` is not supported (supported: {supported})")]
+    UnsupportedModel {
+        /// `tokenizer.ggml.model`.
+        name: String,
+        /// What would work.
+        supported: &'static str,
+    },
+    /// A pre-tokenizer that does not exist here.
+    #[error("pre-tokenizer `{name}` is not supported (supported: {supported})")]
+    UnsupportedPreTokenizer {
+        /// `tokenizer.ggml.pre`.
+        name: String,
+        /// What would work.
+        supported: String,
+    },
+    /// A file that decodes tokens in a way that does not exist here.
+    #[error("tokenizer.json: decoder `{name}` is not supported (supported: {supported})")]
+    UnsupportedDecoder {
+        /// Its type.
+        name: String,
+        /// What would work.
+        supported: &'static str,
+    },
+    /// Data that contradicts itself.
+    #[error("{what}: {problem}")]
+    Invalid {
+        /// Which data.
+        what: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+}

@@ -1,0 +1,187 @@
+//! Vocabularies in GGUF metadata (docs/gguf.md of the ggml project; what llama.cpp's `llama-vocab.cpp` makes of it).
+
+use super::{
+    Encoder, Tokenizer, TokenizerError,
+    bpe::{Bpe, name_to_bytes},
+    pretokenize::PreTokenizer,
+    special::{Added, AddedTokens},
+    spm::{SPACE, Spm},
+    stop,
+    vocab::{TokenKind, Vocab},
+};
+use crate::gguf::{Metadata, MetadataError};
+
+const MODEL: &str = "tokenizer.ggml.model";
+const PRE: &str = "tokenizer.ggml.pre";
+const TOKENS: &str = "tokenizer.ggml.tokens";
+const TYPES: &str = "tokenizer.ggml.token_type";
+const SCORES: &str = "tokenizer.ggml.scores";
+const MERGES: &str = "tokenizer.ggml.merges";
+
+/// How names of tokens are to be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Spelling {
+    /// Each character is a byte.
+    ByteLevel,
+    /// UTF-8 with `▁` for spaces.
+    Plain,
+}
+
+pub(super) fn read(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
+    let model = metadata.require_str(MODEL)?;
+    let pre_name = metadata.optional_str(PRE)?;
+    let (spelling, pre) = match model {
+        "llama" => (Spelling::Plain, None),
+        "gpt2" | "gemma4" => {
+            let name = if model == "gemma4" { "gemma4" } else { pre_name.unwrap_or("default") };
+            let pre = PreTokenizer::new(name)?;
+            (if pre.byte_level { Spelling::ByteLevel } else { Spelling::Plain }, Some(pre))
+        }
+        _ => {
+            return Err(TokenizerError::UnsupportedModel {
+                name: model.into(),
+                supported: "llama (SentencePiece BPE), gpt2 (byte-level BPE), gemma4",
+            });
+        }
+    };
+    let vocab = read_vocab(metadata, spelling)?;
+
+    let id = |key: &str, default: Option<u32>| {
+        let id = metadata.optional_u32(&format!("tokenizer.ggml.{key}_token_id"))?.or(default);
+        Ok::<_, MetadataError>(id.filter(|&id| (id as usize) < vocab.len()))
+    };
+    let is_spm = pre.is_none();
+    // What SentencePiece files have where they do not say.
+    let spm_default = |id: u32| is_spm.then_some(id);
+    let bos = id("bos", spm_default(1))?;
+    let eos = id("eos", spm_default(2))?;
+    let unknown = id("unknown", spm_default(0))?;
+    let mut stops = vec![eos];
+    for key in ["eot", "eom", "fim_pad", "fim_rep", "fim_sep"] {
+        stops.push(id(key, None)?);
+    }
+
+    let flag = |key: &str, default: bool| {
+        Ok::<_, MetadataError>(metadata.optional_bool(&format!("tokenizer.ggml.{key}"))?.unwrap_or(default))
+    };
+    // Gemma 4 is broken without it, and early files say that it has none.
+    let add_bos = flag("add_bos_token", pre.as_ref().is_none_or(|pre| pre.add_bos))? || model == "gemma4";
+    let add_eos = flag("add_eos_token", false)?;
+    let add_space_prefix = flag("add_space_prefix", true)?;
+
+    let added = AddedTokens::new(added_tokens(&vocab, metadata.str("general.name"), pre_name))?;
+    let encoder = match pre {
+        None => {
+            let scores = scores(metadata)?;
+            Encoder::Spm(Spm::new(&scores, &vocab, add_space_prefix, unknown)?, added)
+        }
+        Some(pre) => {
+            let merges = byte_strings(metadata, MERGES)?;
+            Encoder::Bpe(Bpe::new(pre, merges.into_iter(), &vocab)?, added)
+        }
+    };
+    Ok(Tokenizer {
+        stop_tokens: stop::stop_tokens(&vocab, stops.into_iter().flatten()),
+        vocab,
+        encoder,
+        bos,
+        eos,
+        prefix: bos.filter(|_| add_bos).into_iter().collect(),
+        suffix: eos.filter(|_| add_eos).into_iter().collect(),
+        strips_first_space: is_spm && add_space_prefix,
+    })
+}
+
+fn read_vocab(metadata: &Metadata, spelling: Spelling) -> Result<Vocab, TokenizerError> {
+    let names = byte_strings(metadata, TOKENS)?;
+    if names.is_empty() || names.len() >= u32::MAX as usize {
+        return Err(TokenizerError::Invalid {
+            what: TOKENS.into(),
+            problem: format!("{} tokens", names.len()),
+        });
+    }
+    let types = match metadata.get(TYPES) {
+        None => None,
+        Some(_) => Some(metadata.i32s(TYPES).ok_or_else(|| wrong_type(metadata, TYPES, "an array of i32"))?),
+    };
+    if let Some(types) = types.filter(|types| types.len() < names.len()) {
+        return Err(TokenizerError::Invalid {
+            what: TYPES.into(),
+            problem: format!("{} types for {} tokens", types.len(), names.len()),
+        });
+    }
+    let mut vocab = Vocab::with_capacity(names.len());
+    for (id, name) in names.into_iter().enumerate() {
+        let kind = match types.map_or(1, |types| types[id]) {
+            1 => TokenKind::Normal,
+            2 => TokenKind::Unknown,
+            3 => TokenKind::Control,
+            4 => TokenKind::UserDefined,
+            6 => TokenKind::Byte,
+            _ => TokenKind::Unused,
+        };
+        if name.is_empty() {
+            // Nameless tokens must not be found by an empty name.
+            vocab.push(format!("[EMPTY_{id}]").as_bytes(), b"", TokenKind::Unused);
+        } else {
+            vocab.push(name, &written(name, kind, spelling), kind);
+        }
+    }
+    stop::mark_control(&mut vocab);
+    Ok(vocab)
+}
+
+/// The bytes that a token writes.
+fn written(name: &[u8], kind: TokenKind, spelling: Spelling) -> Vec<u8> {
+    let Ok(text) = std::str::from_utf8(name) else { return name.to_vec() };
+    match (kind, spelling) {
+        (TokenKind::Byte, _) => byte_value(text).map_or_else(|| name.to_vec(), |byte| vec![byte]),
+        (TokenKind::Normal | TokenKind::Unused, Spelling::Plain) => text.replace(SPACE, " ").into_bytes(),
+        (TokenKind::Normal | TokenKind::Unused, Spelling::ByteLevel) => name_to_bytes(text),
+        (TokenKind::Control | TokenKind::Unknown | TokenKind::UserDefined, _) => name.to_vec(),
+    }
+}
+
+/// The byte of `<0xAB>`.
+pub(super) fn byte_value(name: &str) -> Option<u8> {
+    let hex = name.strip_prefix("<0x")?.strip_suffix('>')?;
+    let is_hex = hex.len() == 2 && hex.bytes().all(|digit| digit.is_ascii_hexdigit());
+    u8::from_str_radix(hex, 16).ok().filter(|_| is_hex)
+}
+
+/// The tokens that are looked for in a text, with what they do to the whitespace around them. Files do not say
+/// that; llama.cpp knows it by the model's name.
+fn added_tokens(vocab: &Vocab, model_name: Option<&str>, pre_name: Option<&str>) -> Vec<Added> {
+    let model_name = model_name.unwrap_or_default().to_lowercase();
+    let is_phi3 = model_name.contains("phi-3") || model_name.contains("phi3");
+    let is_jina = pre_name.is_some_and(|pre| ["jina-v2-de", "jina-v2-es", "jina-v2-code"].contains(&pre));
+    let is_modern_bert = model_name.contains("modern-bert");
+    let is_added = |kind| matches!(kind, TokenKind::Control | TokenKind::UserDefined | TokenKind::Unknown);
+    let tokens = vocab.kinds().filter(|&(_, kind)| is_added(kind));
+    let tokens = tokens.filter_map(|(id, kind)| {
+        let text = std::str::from_utf8(vocab.name(id)).ok()?.to_owned();
+        let strip_left = (is_jina && text == "<mask>") || (is_modern_bert && text == "[MASK]");
+        let strip_right = is_phi3 && !["<unk>", "<s>", "<|endoftext|>"].contains(&text.as_str());
+        Some(Added { id, text, kind, strip_left, strip_right })
+    });
+    tokens.collect()
+}
+
+fn scores(metadata: &Metadata) -> Result<Vec<f32>, TokenizerError> {
+    let floats = || metadata.f32s(SCORES).map(<[f32]>::to_vec);
+    let integers = || metadata.i32s(SCORES).map(|scores| scores.iter().map(|&score| score as f32).collect());
+    let scores = floats().or_else(integers);
+    scores.ok_or_else(|| wrong_type(metadata, SCORES, "an array of f32"))
+}
+
+fn byte_strings<'m>(metadata: &'m Metadata, key: &str) -> Result<Vec<&'m [u8]>, TokenizerError> {
+    metadata.byte_strings(key).ok_or_else(|| wrong_type(metadata, key, "an array of strings"))
+}
+
+fn wrong_type(metadata: &Metadata, key: &str, expected: &'static str) -> TokenizerError {
+    let key = key.to_owned();
+    TokenizerError::Metadata(match metadata.get(&key) {
+        None => MetadataError::Missing { key },
+        Some(value) => MetadataError::WrongType { key, found: value.type_name().into(), expected },
+    })
+}

@@ -1,0 +1,250 @@
+//! `tokenizer.json` and `tokenizer_config.json` of Hugging Face's folders.
+
+use std::sync::OnceLock;
+
+use serde_json::Value;
+
+use super::{
+    Encoder, SpecialTokens, Tokenizer, TokenizerError,
+    bpe::name_to_bytes,
+    gguf::byte_value,
+    stop,
+    vocab::{TokenKind, Vocab},
+};
+
+/// What of `tokenizer_config.json` matters here.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TokenizerConfig {
+    /// Begins a text.
+    pub bos_token: Option<String>,
+    /// Ends a text.
+    pub eos_token: Option<String>,
+    /// Fills up batches.
+    pub pad_token: Option<String>,
+    /// Stands for what the vocabulary cannot express.
+    pub unk_token: Option<String>,
+    /// Whether prompts get the begin token; `None` leaves it to `tokenizer.json`.
+    pub add_bos_token: Option<bool>,
+    /// Whether prompts get the end token; `None` leaves it to `tokenizer.json`.
+    pub add_eos_token: Option<bool>,
+    /// Chat templates with their names; a file with only one calls it `default`.
+    pub chat_templates: Vec<(String, String)>,
+}
+
+impl TokenizerConfig {
+    /// Reads the file.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Invalid`] if it is not a JSON object.
+    pub fn parse(json: &[u8]) -> Result<Self, TokenizerError> {
+        let config: serde_json::Map<String, Value> =
+            serde_json::from_slice(json).map_err(|error| invalid("tokenizer_config.json", error))?;
+        // A token is a string, or an object with the string in it.
+        let token = |key: &str| {
+            let value = config.get(key)?;
+            value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned)
+        };
+        let flag = |key: &str| config.get(key).and_then(Value::as_bool);
+        let named = |entry: &Value| {
+            Some((entry.get("name")?.as_str()?.to_owned(), entry.get("template")?.as_str()?.to_owned()))
+        };
+        let chat_templates = match config.get("chat_template") {
+            Some(Value::String(template)) => vec![("default".to_owned(), template.clone())],
+            Some(Value::Array(templates)) => templates.iter().filter_map(named).collect(),
+            _ => Vec::new(),
+        };
+        Ok(Self {
+            bos_token: token("bos_token"),
+            eos_token: token("eos_token"),
+            pad_token: token("pad_token"),
+            unk_token: token("unk_token"),
+            add_bos_token: flag("add_bos_token"),
+            add_eos_token: flag("add_eos_token"),
+            chat_templates,
+        })
+    }
+
+    /// The template of that name (`default` is the one for plain chats).
+    pub fn chat_template(&self, name: &str) -> Option<&str> {
+        self.chat_templates.iter().find(|(own, _)| own == name).map(|(_, template)| template.as_str())
+    }
+}
+
+/// The encoder that `tokenizer.json` describes.
+#[derive(Debug)]
+pub(super) struct Hf {
+    parsing: tokenizers::Tokenizer,
+    /// The same, but control tokens are text. Made when it is needed first, which in a chat is never.
+    as_text: OnceLock<tokenizers::Tokenizer>,
+}
+
+impl Hf {
+    pub(super) fn encode(&self, text: &str, special: SpecialTokens, ids: &mut Vec<u32>) {
+        let tokenizer = match special {
+            SpecialTokens::Parse => &self.parsing,
+            SpecialTokens::AsText => self.as_text.get_or_init(|| {
+                let mut tokenizer = self.parsing.clone();
+                tokenizer.set_encode_special_tokens(true);
+                tokenizer
+            }),
+        };
+        encode(tokenizer, text, ids);
+    }
+}
+
+/// Encoding can fail where a file's own regular expression takes too many steps on a text; the halves take fewer.
+fn encode(tokenizer: &tokenizers::Tokenizer, text: &str, ids: &mut Vec<u32>) {
+    match tokenizer.encode_fast(text, false) {
+        Ok(encoding) => ids.extend_from_slice(encoding.get_ids()),
+        Err(_) => {
+            let middle = text.ceil_char_boundary(text.len() / 2);
+            if middle > 0 && middle < text.len() {
+                encode(tokenizer, &text[..middle], ids);
+                encode(tokenizer, &text[middle..], ids);
+            }
+        }
+    }
+}
+
+/// More tokens than any vocabulary has; ids above would only cost memory.
+const MAX_TOKENS: u32 = 1 << 24;
+
+pub(super) fn read(tokenizer_json: &[u8], config: &TokenizerConfig) -> Result<Tokenizer, TokenizerError> {
+    let mut tokenizer = tokenizers::Tokenizer::from_bytes(tokenizer_json)
+        .map_err(|error| invalid("tokenizer.json", error))?;
+    // Some files carry the settings of a training run.
+    tokenizer.with_truncation(None).map_err(|error| invalid("tokenizer.json", error))?;
+    tokenizer.with_padding(None);
+    tokenizer.set_encode_special_tokens(false);
+
+    let rules = DecodeRules::new(&tokenizer)?;
+    let vocab = read_vocab(&tokenizer, &rules)?;
+    let find = |name: &Option<String>| vocab.find(name.as_deref()?.as_bytes());
+    let (bos, eos) = (find(&config.bos_token), find(&config.eos_token));
+    let (mut prefix, mut suffix) = template(&tokenizer)?;
+    let set = |tokens: &mut Vec<u32>, token: Option<u32>, wanted: Option<bool>| match (token, wanted) {
+        (Some(token), Some(true)) if !tokens.contains(&token) => tokens.push(token),
+        (Some(token), Some(false)) => tokens.retain(|&other| other != token),
+        _ => {}
+    };
+    set(&mut prefix, bos, config.add_bos_token);
+    set(&mut suffix, eos, config.add_eos_token);
+    Ok(Tokenizer {
+        stop_tokens: stop::stop_tokens(&vocab, eos),
+        vocab,
+        encoder: Encoder::Hf(Box::new(Hf { parsing: tokenizer, as_text: OnceLock::new() })),
+        bos,
+        eos,
+        prefix,
+        suffix,
+        strips_first_space: rules.strips_first_space,
+    })
+}
+
+/// What the post-processor puts around a text.
+fn template(tokenizer: &tokenizers::Tokenizer) -> Result<(Vec<u32>, Vec<u32>), TokenizerError> {
+    let encoding = tokenizer.encode("a", true).map_err(|error| invalid("tokenizer.json", error))?;
+    let (ids, mask) = (encoding.get_ids(), encoding.get_special_tokens_mask());
+    let prefix = mask.iter().take_while(|&&special| special == 1).count();
+    let suffix = mask[prefix..].iter().rev().take_while(|&&special| special == 1).count();
+    Ok((ids[..prefix].to_vec(), ids[ids.len() - suffix..].to_vec()))
+}
+
+fn read_vocab(tokenizer: &tokenizers::Tokenizer, rules: &DecodeRules) -> Result<Vocab, TokenizerError> {
+    let mut names: Vec<(u32, String)> =
+        tokenizer.get_vocab(true).into_iter().map(|(name, id)| (id, name)).collect();
+    names.sort_unstable();
+    if let Some((id, _)) = names.last().filter(|(id, _)| *id >= MAX_TOKENS) {
+        return Err(invalid("tokenizer.json", format!("token id {id} is too large")));
+    }
+    let added = tokenizer.get_added_tokens_decoder();
+    let mut vocab = Vocab::with_capacity(names.len());
+    for (id, name) in names {
+        // Ids that no token has.
+        while vocab.len() < id as usize {
+            vocab.push(format!("[EMPTY_{}]", vocab.len()).as_bytes(), b"", TokenKind::Unused);
+        }
+        if vocab.len() > id as usize {
+            return Err(invalid("tokenizer.json", format!("two tokens have the id {id}")));
+        }
+        let (bytes, kind) = match added.get(&id) {
+            Some(token) => {
+                let kind = if token.special { TokenKind::Control } else { TokenKind::UserDefined };
+                (rules.added(&name), kind)
+            }
+            None => rules.normal(&name),
+        };
+        vocab.push(name.as_bytes(), &bytes, kind);
+    }
+    Ok(vocab)
+}
+
+/// What a decoder makes of a token's name.
+#[derive(Debug, Default)]
+struct DecodeRules {
+    byte_level: bool,
+    byte_fallback: bool,
+    replacements: Vec<(String, String)>,
+    strips_first_space: bool,
+}
+
+const DECODERS: &str =
+    "ByteLevel, ByteFallback, Metaspace, Replace of a string, Fuse, Strip of one leading space";
+
+impl DecodeRules {
+    fn new(tokenizer: &tokenizers::Tokenizer) -> Result<Self, TokenizerError> {
+        let decoder = serde_json::to_value(tokenizer.get_decoder());
+        let decoder = decoder.map_err(|error| invalid("tokenizer.json", error))?;
+        let mut rules = Self::default();
+        rules.add(&decoder)?;
+        Ok(rules)
+    }
+
+    fn add(&mut self, decoder: &Value) -> Result<(), TokenizerError> {
+        let kind = decoder["type"].as_str().unwrap_or("none");
+        match kind {
+            "Sequence" => {
+                decoder["decoders"].as_array().into_iter().flatten().try_for_each(|d| self.add(d))?
+            }
+            "ByteLevel" => self.byte_level = true,
+            "ByteFallback" => self.byte_fallback = true,
+            "Fuse" => {}
+            "Metaspace" => {
+                let replacement = decoder["replacement"].as_str().unwrap_or(super::spm::SPACE);
+                self.replacements.push((replacement.to_owned(), " ".to_owned()));
+                self.strips_first_space |= decoder["prepend_scheme"] != "never";
+            }
+            "Replace" if decoder["pattern"]["String"].is_string() && decoder["content"].is_string() => {
+                let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+                self.replacements.push((text(&decoder["pattern"]["String"]), text(&decoder["content"])));
+            }
+            "Strip" if decoder["content"] == " " && decoder["start"] == 1 && decoder["stop"] == 0 => {
+                self.strips_first_space = true;
+            }
+            _ => {
+                return Err(TokenizerError::UnsupportedDecoder { name: kind.into(), supported: DECODERS });
+            }
+        }
+        Ok(())
+    }
+
+    fn normal(&self, name: &str) -> (Vec<u8>, TokenKind) {
+        match byte_value(name).filter(|_| self.byte_fallback) {
+            Some(byte) => (vec![byte], TokenKind::Byte),
+            None if self.byte_level => (name_to_bytes(&self.replaced(name)), TokenKind::Normal),
+            None => (self.replaced(name).into_bytes(), TokenKind::Normal),
+        }
+    }
+
+    fn added(&self, name: &str) -> Vec<u8> {
+        self.replaced(name).into_bytes()
+    }
+
+    fn replaced(&self, name: &str) -> String {
+        self.replacements.iter().fold(name.to_owned(), |name, (from, to)| name.replace(from, to))
+    }
+}
+
+fn invalid(what: &str, problem: impl ToString) -> TokenizerError {
+    TokenizerError::Invalid { what: what.into(), problem: problem.to_string() }
+}

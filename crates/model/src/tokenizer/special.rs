@@ -1,0 +1,153 @@
+//! Finding added tokens (roles, begin, end, runs of spaces) in a text before anything else looks at it.
+
+use aho_corasick::{AhoCorasick, Input, MatchKind};
+
+use super::{SpecialTokens, TokenizerError, vocab::TokenKind};
+
+/// A stretch of the text that still has to be encoded, or an added token that was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fragment<'t> {
+    Text(&'t str),
+    Token(u32),
+}
+
+/// A token to be found as it is written.
+#[derive(Clone, Debug)]
+pub(super) struct Added {
+    pub(super) id: u32,
+    pub(super) text: String,
+    pub(super) kind: TokenKind,
+    /// Swallows the whitespace before it.
+    pub(super) strip_left: bool,
+    /// Swallows the whitespace after it.
+    pub(super) strip_right: bool,
+}
+
+/// Finds added tokens: from left to right, the longest of those that begin at the same place, in one pass
+/// whatever their number.
+#[derive(Debug)]
+pub(super) struct AddedTokens {
+    /// With control tokens.
+    all: Finder,
+    /// Without: only what is always taken out of the text.
+    user_defined: Finder,
+}
+
+#[derive(Debug)]
+struct Finder {
+    tokens: Vec<Added>,
+    /// `None` where there is nothing to find.
+    automaton: Option<AhoCorasick>,
+}
+
+impl AddedTokens {
+    pub(super) fn new(tokens: Vec<Added>) -> Result<Self, TokenizerError> {
+        let user_defined =
+            tokens.iter().filter(|token| token.kind == TokenKind::UserDefined).cloned().collect();
+        Ok(Self { all: Finder::new(tokens)?, user_defined: Finder::new(user_defined)? })
+    }
+
+    /// Cuts `text` at the added tokens; no fragment is empty.
+    pub(super) fn split<'t>(&self, text: &'t str, special: SpecialTokens) -> Vec<Fragment<'t>> {
+        match special {
+            SpecialTokens::Parse => self.all.split(text),
+            SpecialTokens::AsText => self.user_defined.split(text),
+        }
+    }
+}
+
+impl Finder {
+    fn new(tokens: Vec<Added>) -> Result<Self, TokenizerError> {
+        let patterns: Vec<&str> = tokens.iter().map(|token| token.text.as_str()).collect();
+        let build = || AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(&patterns);
+        let automaton = (!patterns.is_empty()).then(build).transpose();
+        let automaton = automaton.map_err(|error| TokenizerError::Invalid {
+            what: "added tokens".into(),
+            problem: error.to_string(),
+        })?;
+        Ok(Self { tokens, automaton })
+    }
+
+    fn split<'t>(&self, text: &'t str) -> Vec<Fragment<'t>> {
+        let mut fragments = Vec::new();
+        let mut rest = 0;
+        if let Some(automaton) = &self.automaton {
+            while let Some(found) = automaton.find(Input::new(text).span(rest..text.len())) {
+                let token = &self.tokens[found.pattern()];
+                let mut before = &text[rest..found.start()];
+                if token.strip_left {
+                    before = before.trim_end_matches(is_c_space);
+                }
+                if !before.is_empty() {
+                    fragments.push(Fragment::Text(before));
+                }
+                fragments.push(Fragment::Token(token.id));
+                rest = found.end();
+                if token.strip_right {
+                    rest = text.len() - text[rest..].trim_start_matches(is_c_space).len();
+                }
+            }
+        }
+        if rest < text.len() {
+            fragments.push(Fragment::Text(&text[rest..]));
+        }
+        fragments
+    }
+}
+
+/// What C's `isspace` takes for whitespace.
+fn is_c_space(c: char) -> bool {
+    matches!(c, ' ' | '\t' | '\n' | '\u{b}' | '\u{c}' | '\r')
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::{Expect, expect};
+
+    use super::*;
+
+    fn check(text: &str, special: SpecialTokens, expected: Expect) {
+        let added = |id, text: &str, kind| Added {
+            id,
+            text: text.into(),
+            kind,
+            strip_left: false,
+            strip_right: false,
+        };
+        let tokens = AddedTokens::new(vec![
+            added(0, "<a>", TokenKind::Control),
+            added(1, "<a>b", TokenKind::Control),
+            added(2, "  ", TokenKind::UserDefined),
+            added(3, "    ", TokenKind::UserDefined),
+            Added { strip_left: true, strip_right: true, ..added(4, "<m>", TokenKind::Control) },
+        ])
+        .unwrap();
+        let shown: Vec<String> = tokens
+            .split(text, special)
+            .into_iter()
+            .map(|fragment| match fragment {
+                Fragment::Text(text) => format!("{text:?}"),
+                Fragment::Token(id) => id.to_string(),
+            })
+            .collect();
+        expected.assert_eq(&shown.join(" "));
+    }
+
+    #[test]
+    fn the_longest_token_wins() {
+        check("x<a>bc<a>", SpecialTokens::Parse, expect![[r#""x" 1 "c" 0"#]]);
+        check("       x", SpecialTokens::Parse, expect![[r#"3 2 " x""#]]);
+    }
+
+    #[test]
+    fn control_tokens_are_text_unless_parsed() {
+        check("<a>  <a>b", SpecialTokens::AsText, expect![[r#""<a>" 2 "<a>b""#]]);
+        check("", SpecialTokens::Parse, expect![[""]]);
+    }
+
+    #[test]
+    fn some_tokens_swallow_whitespace() {
+        check("x \n<m>\t \u{a0}y", SpecialTokens::Parse, expect![[r#""x" 4 "\u{a0}y""#]]);
+        check("<m> ", SpecialTokens::Parse, expect!["4"]);
+    }
+}

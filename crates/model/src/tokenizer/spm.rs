@@ -1,0 +1,90 @@
+//! Byte-pair encoding as SentencePiece does it: pieces have scores, and the neighbours that form the piece with the
+//! best score merge first. What no piece stands for is written as bytes, `<0xAB>`.
+
+use super::{
+    TokenizerError,
+    merge::{Merge, Merger},
+    vocab::Vocab,
+};
+
+/// SentencePiece writes a space as this.
+pub(super) const SPACE: &str = "▁";
+
+#[derive(Debug)]
+pub(super) struct Spm {
+    /// By token: the better the score, the lower.
+    ranks: Vec<u32>,
+    /// Text after a special token, and at the beginning, gets a space in front.
+    pub(super) add_space_prefix: bool,
+    /// For bytes that have no token.
+    unknown: Option<u32>,
+}
+
+impl Spm {
+    pub(super) fn new(
+        scores: &[f32],
+        vocab: &Vocab,
+        add_space_prefix: bool,
+        unknown: Option<u32>,
+    ) -> Result<Self, TokenizerError> {
+        if scores.len() < vocab.len() {
+            return Err(TokenizerError::Invalid {
+                what: "tokenizer.ggml.scores".into(),
+                problem: format!("{} scores for {} tokens", scores.len(), vocab.len()),
+            });
+        }
+        Ok(Self { ranks: scores.iter().map(|&score| rank(score)).collect(), add_space_prefix, unknown })
+    }
+
+    /// Appends the tokens of `text`; `after_special` says that it begins the text or follows a special token.
+    pub(super) fn encode(&self, text: &str, after_special: bool, vocab: &Vocab, ids: &mut Vec<u32>) {
+        let mut escaped = String::with_capacity(text.len() + text.len() / 2);
+        if self.add_space_prefix && after_special {
+            escaped.push_str(SPACE);
+        }
+        text.split_inclusive(' ').for_each(|part| match part.strip_suffix(' ') {
+            Some(word) => escaped.extend([word, SPACE]),
+            None => escaped.push_str(part),
+        });
+
+        let text = escaped.as_bytes();
+        let symbols = escaped.char_indices().map(|(start, c)| {
+            let span = start..start + c.len_utf8();
+            (span.clone(), vocab.find_text(&text[span]))
+        });
+        Merger::default().run(
+            symbols,
+            |left, right| {
+                let token = vocab.find_text(&text[left.span().start..right.span().end])?;
+                Some(Merge { rank: self.ranks[token as usize], token })
+            },
+            |symbol| match symbol.token {
+                Some(token) => ids.push(token),
+                None => ids.extend(text[symbol.span()].iter().filter_map(|&byte| self.byte(byte, vocab))),
+            },
+        );
+    }
+
+    fn byte(&self, byte: u8, vocab: &Vocab) -> Option<u32> {
+        vocab.find_byte(byte).or_else(|| vocab.find_text(&[byte])).or(self.unknown)
+    }
+}
+
+/// A number that is the lower the higher the score: the bits of a float, ordered as the float is, reversed.
+fn rank(score: f32) -> u32 {
+    let bits = score.to_bits();
+    let ascending = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
+    !ascending
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_scores_in_reverse() {
+        let scores = [f32::INFINITY, 1e9, 1.0, 0.0, -1e-9, -1.0, -2.0, -1e9, f32::NEG_INFINITY];
+        assert!(scores.map(rank).is_sorted());
+        assert!(rank(-1.0) < rank(-2.0));
+    }
+}

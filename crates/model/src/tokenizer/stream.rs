@@ -1,0 +1,62 @@
+//! Decoding while tokens come in, never emitting half a character.
+
+use std::sync::Arc;
+
+use super::{SpecialText, Tokenizer};
+
+/// Text of a growing sequence of tokens. The pieces that it gives out, put together, are what
+/// [`Tokenizer::decode`] gives for the whole.
+#[derive(Clone, Debug)]
+pub struct DecodeStream {
+    tokenizer: Arc<Tokenizer>,
+    special: SpecialText,
+    /// Nothing has been written yet, so a first space is still to be dropped.
+    at_start: bool,
+    /// The beginning of a character whose other bytes have not come yet: at most three bytes.
+    pending: Vec<u8>,
+}
+
+impl DecodeStream {
+    pub(super) fn new(tokenizer: Arc<Tokenizer>, special: SpecialText) -> Self {
+        let at_start = tokenizer.strips_first_space;
+        Self { tokenizer, special, at_start, pending: Vec::new() }
+    }
+
+    /// Takes a token; returns the text that is certain now, which may be nothing.
+    pub fn push(&mut self, id: u32) -> String {
+        let mut bytes = self.tokenizer.written(id, self.special);
+        if self.at_start && !bytes.is_empty() {
+            self.at_start = false;
+            bytes = bytes.strip_prefix(b" ").unwrap_or(bytes);
+        }
+        self.pending.extend_from_slice(bytes);
+
+        let mut text = String::with_capacity(self.pending.len());
+        let mut done = 0;
+        loop {
+            match std::str::from_utf8(&self.pending[done..]) {
+                Ok(valid) => {
+                    text.push_str(valid);
+                    done = self.pending.len();
+                    break;
+                }
+                Err(error) => {
+                    let valid = &self.pending[done..][..error.valid_up_to()];
+                    text.push_str(&String::from_utf8_lossy(valid));
+                    done += error.valid_up_to();
+                    // Without a length, the error is only that the text ends here.
+                    let Some(invalid) = error.error_len() else { break };
+                    text.push(char::REPLACEMENT_CHARACTER);
+                    done += invalid;
+                }
+            }
+        }
+        self.pending.drain(..done);
+        text
+    }
+
+    /// Ends the text; returns what was held back: a character that never became whole shows as U+FFFD.
+    pub fn finish(self) -> String {
+        String::from_utf8_lossy(&self.pending).into_owned()
+    }
+}
