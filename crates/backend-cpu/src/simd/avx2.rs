@@ -48,6 +48,8 @@ impl Simd for Avx2 {
     type I32 = [__m256i; 2];
     type U8 = [__m256i; 2];
 
+    const REGISTERS: usize = 8;
+
     #[inline(always)]
     fn splat(self, x: f32) -> Self::F32 {
         v!([_mm256_set1_ps(x); 2])
@@ -224,6 +226,13 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn shl_i32(self, a: Self::I32, bits: u32) -> Self::I32 {
         v!(a.map(|a| _mm256_sll_epi32(a, _mm_cvtsi32_si128(bits as i32))))
+    }
+    #[inline(always)]
+    fn bits_i32(self, a: Self::I32, shift: u32, mask: i32) -> Self::I32 {
+        v!(a.map(|a| {
+            let shifted = _mm256_srl_epi32(a, _mm_cvtsi32_si128(shift as i32));
+            _mm256_and_si256(shifted, _mm256_set1_epi32(mask))
+        }))
     }
     #[inline(always)]
     fn reduce_sum_i32(self, v: Self::I32) -> i32 {

@@ -45,6 +45,8 @@ impl Simd for Avx512 {
     type I32 = __m512i;
     type U8 = __m512i;
 
+    const REGISTERS: usize = 32;
+
     #[inline(always)]
     fn splat(self, x: f32) -> __m512 {
         v!(_mm512_set1_ps(x))
@@ -166,6 +168,10 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn shl_i32(self, a: __m512i, bits: u32) -> __m512i {
         v!(_mm512_sll_epi32(a, _mm_cvtsi32_si128(bits as i32)))
+    }
+    #[inline(always)]
+    fn bits_i32(self, a: __m512i, shift: u32, mask: i32) -> __m512i {
+        v!(_mm512_and_si512(_mm512_srl_epi32(a, _mm_cvtsi32_si128(shift as i32)), _mm512_set1_epi32(mask)))
     }
     #[inline(always)]
     fn reduce_sum_i32(self, v: __m512i) -> i32 {

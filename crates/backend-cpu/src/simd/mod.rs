@@ -37,6 +37,7 @@ pub const LANES: usize = 16;
 ///
 /// Every method must be inlined into a function with the right target features to be fast, see
 /// `simd_kernels!`.
+#[allow(clippy::wrong_self_convention)] // `from_f16(self, x)` loads x: self only proves the instructions
 pub trait Simd: Copy + Send + Sync + 'static {
     /// 16 single-precision floats.
     type F32: Copy;
@@ -44,6 +45,9 @@ pub trait Simd: Copy + Send + Sync + 'static {
     type I32: Copy;
     /// 64 bytes.
     type U8: Copy;
+
+    /// How many vectors of 16 lanes the registers hold: kernels choose their tiles by it.
+    const REGISTERS: usize;
 
     /// All lanes `x`.
     fn splat(self, x: f32) -> Self::F32;
@@ -101,6 +105,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn max_i32(self, a: Self::I32, b: Self::I32) -> Self::I32;
     /// `a << bits`
     fn shl_i32(self, a: Self::I32, bits: u32) -> Self::I32;
+    /// `(a >> shift) & mask`, for lanes that are not negative.
+    fn bits_i32(self, a: Self::I32, shift: u32, mask: i32) -> Self::I32;
     /// Sum of the lanes, wrapping.
     fn reduce_sum_i32(self, v: Self::I32) -> i32;
     /// To the nearest integer, ties to even; `|a| < 2^31`.

@@ -23,6 +23,8 @@ impl Simd for Scalar {
     type I32 = [i32; LANES];
     type U8 = [u8; 64];
 
+    const REGISTERS: usize = 8;
+
     #[inline(always)]
     fn splat(self, x: f32) -> Self::F32 {
         [x; LANES]
@@ -138,6 +140,10 @@ impl Simd for Scalar {
     #[inline(always)]
     fn shl_i32(self, a: Self::I32, bits: u32) -> Self::I32 {
         a.map(|x| x << bits)
+    }
+    #[inline(always)]
+    fn bits_i32(self, a: Self::I32, shift: u32, mask: i32) -> Self::I32 {
+        a.map(|x| (x >> shift) & mask)
     }
     #[inline(always)]
     fn reduce_sum_i32(self, v: Self::I32) -> i32 {

@@ -62,7 +62,16 @@ fn operations<S: Simd>(s: S, input: &Input) -> Vec<u32> {
     };
     let bytes = input.bytes.first_chunk::<16>().unwrap();
     let (x, y) = (s.to_i32(a), s.from_i8(&bytes.map(|b| b as i8)));
-    for v in [x, y, s.from_u8(bytes), s.add_i32(x, y), s.max_i32(x, y), s.shl_i32(x, 7), s.shl_i32(y, 23)] {
+    for v in [
+        x,
+        y,
+        s.from_u8(bytes),
+        s.add_i32(x, y),
+        s.max_i32(x, y),
+        s.shl_i32(x, 7),
+        s.shl_i32(y, 23),
+        s.bits_i32(s.from_u8(bytes), 4, 15),
+    ] {
         int(v);
     }
     int(s.splat_i32(s.reduce_sum_i32(x)));

@@ -1,0 +1,135 @@
+//! Reads packed bricks into registers.
+
+use super::layout::{Format, Scales};
+use crate::simd::Simd;
+
+/// # Safety
+/// `N` values are readable at `at`.
+#[inline(always)]
+pub unsafe fn array<'a, T, const N: usize>(at: *const T) -> &'a [T; N] {
+    // SAFETY: passed on to the caller; arrays have the alignment of their elements.
+    unsafe { &*at.cast() }
+}
+
+/// A brick's scales. Reading is unsafe in all methods: `brick` points at a whole brick of format `F`, sub-blocks
+/// and halves are inside.
+pub struct Brick<S: Simd> {
+    brick: *const u8,
+    d: S::F32,
+    dmin: S::F32,
+}
+
+impl<S: Simd> Brick<S> {
+    /// # Safety
+    /// See [`Brick`].
+    #[inline(always)]
+    pub unsafe fn at<F: Format>(s: S, brick: *const u8) -> Self {
+        let layout = const { &F::LAYOUT };
+        let (mut d, mut dmin) = (s.zero(), s.zero());
+        // SAFETY: with super-blocks, a brick starts with 16 f16 of d and 16 of dmin.
+        unsafe {
+            if layout.has_super() {
+                d = s.from_f16(array(brick.cast()));
+                if layout.minimums {
+                    dmin = s.from_f16(array(brick.add(32).cast()));
+                }
+            }
+        }
+        Self { brick, d, dmin }
+    }
+
+    /// Scales and minimums (zero if there are none) of sub-block `sub` of the 16 rows.
+    ///
+    /// # Safety
+    /// See [`Brick`].
+    #[inline(always)]
+    pub unsafe fn scales<F: Format>(&self, s: S, sub: usize) -> (S::F32, S::F32) {
+        let layout = const { &F::LAYOUT };
+        let step = layout.scale_bytes();
+        // SAFETY: the layout says that these arrays are in the brick.
+        unsafe {
+            let scales = self.brick.add(layout.scales_at() + sub * step);
+            let minimums = self.brick.add(layout.minimums_at() + sub * step);
+            match layout.scales {
+                Scales::Half => {
+                    let minimum = if layout.minimums { s.from_f16(array(minimums.cast())) } else { s.zero() };
+                    (s.from_f16(array(scales.cast())), minimum)
+                }
+                Scales::Exponent => {
+                    // Of `e8m0_half`'s two cases the larger one is right: 2^(e - 128), or for e < 2 the subnormals
+                    // with (e + 1) << 21 as bits.
+                    let e = s.from_u8(array(scales));
+                    let subnormal = s.shl_i32(s.add_i32(e, s.splat_i32(1)), 21);
+                    let normal = s.shl_i32(s.add_i32(e, s.splat_i32(-1)), 23);
+                    (s.bits_to_f32(s.max_i32(subnormal, normal)), s.zero())
+                }
+                Scales::Bytes => {
+                    let scale = s.to_f32(s.from_u8(array(scales)));
+                    let minimum = s.to_f32(s.from_u8(array(minimums)));
+                    (s.mul(self.d, scale), s.mul(self.dmin, minimum))
+                }
+                Scales::SignedBytes => (s.mul(self.d, s.to_f32(s.from_i8(array(scales.cast())))), s.zero()),
+                Scales::Nibbles => {
+                    let both = s.from_u8(array(scales));
+                    let scale = s.to_f32(s.bits_i32(both, 0, 15));
+                    let minimum = s.to_f32(s.bits_i32(both, 4, 15));
+                    (s.mul(self.d, scale), s.mul(self.dmin, minimum))
+                }
+            }
+        }
+    }
+
+    /// The quants of 16 inputs, four steps: the first or second half (`HALF`) of block `block`.
+    ///
+    /// # Safety
+    /// See [`Brick`].
+    #[inline(always)]
+    pub unsafe fn quants<F: Format, const HALF: usize>(&self, s: S, block: usize) -> [S::U8; 4] {
+        let layout = const { &F::LAYOUT };
+        let half = 2 * block + HALF;
+        // SAFETY: the planes hold `2 * bits` bytes an input, and this half's vectors start at these places. The one-bit
+        // plane has one vector for both halves.
+        unsafe {
+            let low = self.brick.add(layout.low_at() + half * 32 * layout.low_bits);
+            let mut quants = match layout.low_bits {
+                2 => {
+                    let v = s.load_u8(array(low));
+                    [s.bits_u8(v, 0, 3), s.bits_u8(v, 2, 3), s.bits_u8(v, 4, 3), s.bits_u8(v, 6, 3)]
+                }
+                4 => {
+                    let (v, w) = (s.load_u8(array(low)), s.load_u8(array(low.add(64))));
+                    [s.bits_u8(v, 0, 15), s.bits_u8(v, 4, 15), s.bits_u8(w, 0, 15), s.bits_u8(w, 4, 15)]
+                }
+                _ => [
+                    s.load_u8(array(low)),
+                    s.load_u8(array(low.add(64))),
+                    s.load_u8(array(low.add(128))),
+                    s.load_u8(array(low.add(192))),
+                ],
+            };
+            if layout.high_bits > 0 {
+                let bits = layout.high_bits as i32;
+                let high_at = if bits == 1 { block * 64 } else { half * 64 };
+                let v = s.load_u8(array(self.brick.add(layout.high_at() + high_at)));
+                // From its place in the plane to above the low bits.
+                let first = if bits == 1 { 4 * HALF as i32 } else { 0 } - layout.low_bits as i32;
+                let mask = ((1 << bits) - 1) << layout.low_bits;
+                quants = [
+                    s.or_u8(quants[0], s.bits_u8(v, first, mask)),
+                    s.or_u8(quants[1], s.bits_u8(v, first + bits, mask)),
+                    s.or_u8(quants[2], s.bits_u8(v, first + 2 * bits, mask)),
+                    s.or_u8(quants[3], s.bits_u8(v, first + 3 * bits, mask)),
+                ];
+            }
+            if let Some(values) = &layout.codebook {
+                quants = [
+                    s.lookup_u8(values, quants[0]),
+                    s.lookup_u8(values, quants[1]),
+                    s.lookup_u8(values, quants[2]),
+                    s.lookup_u8(values, quants[3]),
+                ];
+            }
+            quants
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! Products of weights in F32, F16 or BF16 with float rows.
+//!
+//! Every output is one chain of fused multiply-adds in the order of the inputs. To keep the multipliers busy, several
+//! groups and rows advance together; that does not change any chain.
+
+// Tiles index several arrays of registers by row and group.
+#![allow(clippy::needless_range_loop)]
+
+use std::ops::Range;
+
+use half::{bf16, f16};
+
+use super::Output;
+use crate::simd::{LANES, Simd};
+
+/// One thread's share of a product; see [`super::integer::Job`].
+pub struct Job<'a> {
+    /// All groups, `[groups][inputs][16]` elements, each group padded to `group_bytes`.
+    pub weights: &'a [u8],
+    /// From one group to the next.
+    pub group_bytes: usize,
+    /// The share.
+    pub groups: Range<usize>,
+    /// Outputs of the matrix.
+    pub outputs: usize,
+    /// Inputs of the matrix.
+    pub inputs: usize,
+    /// Rows of activations.
+    pub values: &'a [f32],
+    /// From one row to the next.
+    pub stride: usize,
+    /// Rows, at least one.
+    pub count: usize,
+    /// Where the result goes; checked to be large enough.
+    pub out: &'a Output<'a>,
+}
+
+impl Job<'_> {
+    /// Start of row `row`, or of the last one: tiles may stick out, and nobody stores what they compute there.
+    #[inline(always)]
+    fn row(&self, row: usize) -> *const f32 {
+        self.values[row.min(self.count - 1) * self.stride..][..self.inputs].as_ptr()
+    }
+}
+
+/// An element of a file.
+pub trait Element {
+    /// Bytes.
+    const BYTES: usize;
+    /// 16 of them.
+    ///
+    /// # Safety
+    /// `16 * BYTES` bytes are readable at `at`, which is aligned to `BYTES`.
+    unsafe fn load<S: Simd>(s: S, at: *const u8) -> S::F32;
+}
+
+macro_rules! elements {
+    ($($name:ident: $bytes:literal, $load:ident;)*) => { $(
+        #[doc = concat!("Elements of ", stringify!($name), " files.")]
+        pub struct $name;
+        impl Element for $name {
+            const BYTES: usize = $bytes;
+            #[inline(always)]
+            unsafe fn load<S: Simd>(s: S, at: *const u8) -> S::F32 {
+                // SAFETY: passed on to the caller.
+                s.$load(unsafe { &*at.cast() })
+            }
+        }
+    )* };
+}
+
+elements! {
+    F32: 4, load;
+    F16: 2, from_f16;
+    BF16: 2, from_bf16;
+}
+
+const _: () = assert!(size_of::<f16>() == 2 && size_of::<bf16>() == 2);
+
+/// Inputs that a strip holds.
+const STRIP_INPUTS: usize = 128;
+/// Groups of a tile.
+const GROUPS: usize = 4;
+/// Rows whose sums are kept while the strips pass by.
+const STRIP_ROWS: usize = 120;
+/// Rows of the largest tile.
+const TILE_ROWS: usize = 6;
+
+#[repr(C, align(64))]
+struct StripData {
+    weights: [[[f32; LANES]; GROUPS]; STRIP_INPUTS],
+    sums: [[[f32; LANES]; GROUPS]; STRIP_ROWS + TILE_ROWS],
+}
+
+/// Converted weights of a few groups, and sums of the rows that are multiplied with them.
+pub struct Strip(Box<StripData>);
+
+impl Default for Strip {
+    fn default() -> Self {
+        Self(Box::new(StripData {
+            weights: [[[0.0; LANES]; GROUPS]; STRIP_INPUTS],
+            sums: [[[0.0; LANES]; GROUPS]; STRIP_ROWS + TILE_ROWS],
+        }))
+    }
+}
+
+/// Runs a job.
+#[inline(always)]
+pub fn multiply<S: Simd, E: Element>(s: S, job: &Job<'_>, scratch: &mut super::Scratch) {
+    let strip = &mut *scratch.float.0;
+    let wide = S::REGISTERS >= 32;
+    if job.count > if wide { 6 } else { 2 } {
+        if wide {
+            many::<S, E, GROUPS>(s, job, strip);
+        } else {
+            many::<S, E, 2>(s, job, strip);
+        }
+    } else if wide {
+        match job.count {
+            1 => few::<S, E, 1, GROUPS>(s, job),
+            2 => few::<S, E, 2, GROUPS>(s, job),
+            3 => few::<S, E, 3, GROUPS>(s, job),
+            4 => few::<S, E, 4, GROUPS>(s, job),
+            _ => few::<S, E, 6, GROUPS>(s, job),
+        }
+    } else {
+        match job.count {
+            1 => few::<S, E, 1, 2>(s, job),
+            _ => few::<S, E, 2, 2>(s, job),
+        }
+    }
+}
+
+/// Up to `R` rows: weights are converted in registers and used at once. `G` groups advance together.
+#[inline(always)]
+fn few<S: Simd, E: Element, const R: usize, const G: usize>(s: S, job: &Job<'_>) {
+    let rows: [*const f32; R] = std::array::from_fn(|r| job.row(r));
+    for group in job.groups.clone().step_by(G) {
+        let groups = starts::<G>(job, group);
+        let mut sums = [[s.zero(); G]; R];
+        for k in 0..job.inputs {
+            for g in 0..G {
+                // SAFETY: a group has `inputs` times 16 elements, a row `inputs`.
+                unsafe {
+                    let w = E::load(s, groups[g].add(k * LANES * E::BYTES));
+                    for r in 0..R {
+                        sums[r][g] = s.fma(w, s.splat(*rows[r].add(k)), sums[r][g]);
+                    }
+                }
+            }
+        }
+        for r in 0..R.min(job.count) {
+            for g in 0..G.min(job.groups.end - group) {
+                let mut lanes = [0.0; LANES];
+                s.store(sums[r][g], &mut lanes);
+                // SAFETY: the output was checked for all rows.
+                unsafe { job.out.put(r, group + g, job.outputs, &lanes) };
+            }
+        }
+    }
+}
+
+/// Starts of `G` groups from `group` on; past the share, the last one again.
+#[inline(always)]
+fn starts<const G: usize>(job: &Job<'_>, group: usize) -> [*const u8; G] {
+    std::array::from_fn(|g| {
+        let group = (group + g).min(job.groups.end - 1);
+        job.weights[group * job.group_bytes..][..job.group_bytes].as_ptr()
+    })
+}
+
+/// Any number of rows: weights are converted to a strip, which tiles of rows then use.
+#[inline(always)]
+fn many<S: Simd, E: Element, const G: usize>(s: S, job: &Job<'_>, strip: &mut StripData) {
+    for first_row in (0..job.count).step_by(STRIP_ROWS) {
+        let rows = first_row..job.count.min(first_row + STRIP_ROWS);
+        for group in job.groups.clone().step_by(G) {
+            pass::<S, E, G>(s, job, group, rows.clone(), strip);
+        }
+    }
+}
+
+#[inline(always)]
+fn pass<S: Simd, E: Element, const G: usize>(
+    s: S,
+    job: &Job<'_>,
+    group: usize,
+    rows: Range<usize>,
+    strip: &mut StripData,
+) {
+    let groups = starts::<G>(job, group);
+    strip.sums[..rows.len()].fill([[0.0; LANES]; GROUPS]);
+    for first in (0..job.inputs).step_by(STRIP_INPUTS) {
+        let inputs = STRIP_INPUTS.min(job.inputs - first);
+        for (g, start) in groups.iter().enumerate() {
+            for k in 0..inputs {
+                // SAFETY: a group has `inputs` times 16 elements.
+                let w = unsafe { E::load(s, start.add((first + k) * LANES * E::BYTES)) };
+                s.store(w, &mut strip.weights[k][g]);
+            }
+        }
+        let mut row = rows.start;
+        while row < rows.end {
+            let left = rows.end - row;
+            let sums = row - rows.start;
+            if S::REGISTERS >= 32 && left > 2 {
+                tile::<S, 6, G>(s, job, row, first, inputs, strip, sums);
+                row += 6;
+            } else {
+                tile::<S, 2, G>(s, job, row, first, inputs, strip, sums);
+                row += 2;
+            }
+        }
+    }
+    for row in rows.clone() {
+        for g in 0..G.min(job.groups.end - group) {
+            // SAFETY: the output was checked for all rows.
+            unsafe { job.out.put(row, group + g, job.outputs, &strip.sums[row - rows.start][g]) };
+        }
+    }
+}
+
+/// `R` rows from `row` on times `G` groups, over the `inputs` inputs from `first` on that the strip holds.
+#[inline(always)]
+fn tile<S: Simd, const R: usize, const G: usize>(
+    s: S,
+    job: &Job<'_>,
+    row: usize,
+    first: usize,
+    inputs: usize,
+    strip: &mut StripData,
+    first_sum: usize,
+) {
+    let rows: [*const f32; R] = std::array::from_fn(|r| job.row(row + r));
+    let mut sums = [[s.zero(); G]; R];
+    for r in 0..R {
+        for g in 0..G {
+            sums[r][g] = s.load(&strip.sums[first_sum + r][g]);
+        }
+    }
+    for (k, weights) in strip.weights[..inputs].iter().enumerate() {
+        let mut w = [s.zero(); G];
+        for g in 0..G {
+            w[g] = s.load(&weights[g]);
+        }
+        for r in 0..R {
+            // SAFETY: rows have all the job's inputs.
+            let x = s.splat(unsafe { *rows[r].add(first + k) });
+            for g in 0..G {
+                sums[r][g] = s.fma(w[g], x, sums[r][g]);
+            }
+        }
+    }
+    for r in 0..R {
+        for g in 0..G {
+            s.store(sums[r][g], &mut strip.sums[first_sum + r][g]);
+        }
+    }
+}

@@ -1,0 +1,383 @@
+//! Packed weights and products with them: `out[row][o] = Σ_k x[row][k] * w[o][k]`.
+//!
+//! Weights are repacked once at load: 16 output rows are interleaved, so that the 16 lanes of a vector accumulate 16
+//! different outputs and the sum over inputs of every output runs in one order, whatever the number of rows in the
+//! step. The same bits come out alone and in company, on every instruction set and for any division of the groups
+//! among threads.
+
+mod brick;
+mod decode;
+mod float;
+mod integer;
+mod layout;
+mod memory;
+mod pack;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    marker::PhantomData,
+    ops::Range,
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+use paguro_backend::{LoadError, Matrix, WeightFormat};
+
+use self::memory::Memory;
+use crate::{
+    isa::{Isa, simd_kernels},
+    quantize::{self, QuantBlock},
+    simd::LANES,
+};
+
+simd_kernels! {
+    /// A kernel for each format, and what feeds them.
+    struct Table {
+        fn quantize_row(x: &[f32], out: &mut [QuantBlock]) = quantize::quantize_row;
+        fn f32(job: &float::Job<'_>, scratch: &mut Scratch) = float::multiply::<_, float::F32>;
+        fn f16(job: &float::Job<'_>, scratch: &mut Scratch) = float::multiply::<_, float::F16>;
+        fn bf16(job: &float::Job<'_>, scratch: &mut Scratch) = float::multiply::<_, float::BF16>;
+        fn q4_0(job: &integer::Job<'_>, scratch: &mut Scratch) = integer::multiply::<_, layout::Q4_0>;
+        fn q4_1(job: &integer::Job<'_>, scratch: &mut Scratch) = integer::multiply::<_, layout::Q4_1>;
+        fn q5_0(job: &integer::Job<'_>, scratch: &mut Scratch) = integer::multiply::<_, layout::Q5_0>;
+        fn q5_1(job: &integer::Job<'_>, scratch: &mut Scratch) = integer::multiply::<_, layout::Q5_1>;
+        fn q8_0(job: &integer::Job<'_>, scratch: &mut Scratch) = integer::multiply::<_, layout::Q8_0>;
+        fn q2_k(job: &integer::Job<'_>, scratch: &mut Scratch) = integer::multiply::<_, layout::Q2_K>;
+        fn q3_k(job: &integer::Job<'_>, scratch: &mut Scratch) = integer::multiply::<_, layout::Q3_K>;
+        fn q4_k(job: &integer::Job<'_>, scratch: &mut Scratch) = integer::multiply::<_, layout::Q4_K>;
+        fn q5_k(job: &integer::Job<'_>, scratch: &mut Scratch) = integer::multiply::<_, layout::Q5_K>;
+        fn q6_k(job: &integer::Job<'_>, scratch: &mut Scratch) = integer::multiply::<_, layout::Q6_K>;
+        fn iq4_nl(job: &integer::Job<'_>, scratch: &mut Scratch) = integer::multiply::<_, layout::IQ4_NL>;
+        fn iq4_xs(job: &integer::Job<'_>, scratch: &mut Scratch) = integer::multiply::<_, layout::IQ4_XS>;
+        fn mxfp4(job: &integer::Job<'_>, scratch: &mut Scratch) = integer::multiply::<_, layout::MXFP4>;
+    }
+}
+
+/// Matrix products and what feeds them, for one instruction set.
+#[derive(Clone, Copy)]
+pub struct MatrixKernels(Table);
+
+impl MatrixKernels {
+    /// The kernels for `isa`.
+    pub fn new(isa: Isa) -> Self {
+        Self(Table::new(isa))
+    }
+
+    /// Quantizes one row, see [`quantize::quantize_row`].
+    pub fn quantize_row(&self, x: &[f32], out: &mut [QuantBlock]) {
+        self.0.quantize_row(x, out);
+    }
+}
+
+/// The rows that are multiplied.
+#[derive(Clone, Copy, Debug)]
+pub enum Rows<'a> {
+    /// For quantized weights: row `r` starts at `blocks[r * stride]`.
+    Quantized {
+        /// What [`MatrixKernels::quantize_row`] wrote.
+        blocks: &'a [QuantBlock],
+        /// Blocks from one row to the next; [`quantize::row_blocks`] of the width.
+        stride: usize,
+    },
+    /// For weights in floats: row `r` starts at `values[r * stride]`.
+    Float {
+        /// Plain activations.
+        values: &'a [f32],
+        /// Floats from one row to the next.
+        stride: usize,
+    },
+}
+
+/// What kind of [`Rows`] a matrix multiplies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowKind {
+    /// [`Rows::Quantized`]
+    Quantized,
+    /// [`Rows::Float`]
+    Float,
+}
+
+/// Where a product goes: output `o` of row `r` to element `r * stride + o`.
+#[derive(Debug)]
+pub struct Output<'a> {
+    start: *mut f32,
+    len: usize,
+    stride: usize,
+    life: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: an `Output` is a mutable slice of floats; those who share one keep to different columns, see `from_raw`.
+unsafe impl Send for Output<'_> {}
+
+impl<'a> Output<'a> {
+    /// Into `out`, which nobody else uses.
+    pub fn new(out: &'a mut [f32], stride: usize) -> Self {
+        Self { start: out.as_mut_ptr(), len: out.len(), stride, life: PhantomData }
+    }
+
+    /// Into memory that other threads write at the same time.
+    ///
+    /// # Safety
+    /// `start` is valid for writes of `len` floats for `'a`, and while this value is used nobody else reads or
+    /// writes the columns of the groups that it is multiplied into.
+    pub unsafe fn from_raw(start: *mut f32, len: usize, stride: usize) -> Self {
+        Self { start, len, stride, life: PhantomData }
+    }
+
+    /// Panics unless `rows` rows of `outputs` outputs fit.
+    fn check(&self, rows: usize, outputs: usize) {
+        assert!(
+            rows == 0 || (outputs <= self.stride && (rows - 1) * self.stride + outputs <= self.len),
+            "{rows} rows of {outputs} outputs do not fit {} floats, {} a row",
+            self.len,
+            self.stride
+        );
+    }
+
+    /// Writes outputs `16 * group ..` of `row`, as many as exist below `outputs`.
+    ///
+    /// # Safety
+    /// [`Output::check`] has passed for `outputs` and more rows than `row`, and `16 * group < outputs`.
+    #[inline(always)]
+    unsafe fn put(&self, row: usize, group: usize, outputs: usize, lanes: &[f32; LANES]) {
+        let first = group * LANES;
+        let count = LANES.min(outputs - first);
+        // SAFETY: `check` compared the end of the last row with the length of the memory, which the constructors'
+        // callers gave us to write.
+        unsafe {
+            let to = self.start.add(row * self.stride + first);
+            std::ptr::copy_nonoverlapping(lanes.as_ptr(), to, count);
+        }
+    }
+}
+
+/// Working memory of one thread: unpacked weights and running sums.
+#[derive(Default)]
+pub struct Scratch {
+    integer: integer::Strip,
+    float: float::Strip,
+}
+
+/// A matrix, packed.
+pub struct PackedMatrix {
+    memory: Memory,
+    format: WeightFormat,
+    rows: usize,
+    cols: usize,
+    group_bytes: usize,
+}
+
+impl PackedMatrix {
+    /// Packs on the calling thread. [`Packing`] does it on many.
+    ///
+    /// # Errors
+    /// As [`Packing::new`].
+    pub fn pack(source: &Matrix) -> Result<Self, LoadError> {
+        let packing = Packing::new(source)?;
+        packing.work();
+        Ok(packing.finish())
+    }
+
+    /// Outputs.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Inputs.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// How the weights are encoded.
+    pub fn format(&self) -> WeightFormat {
+        self.format
+    }
+
+    /// Groups of 16 outputs: the unit in which threads share a product.
+    pub fn groups(&self) -> usize {
+        self.rows.div_ceil(LANES)
+    }
+
+    /// Bytes that a product reads.
+    pub fn bytes(&self) -> usize {
+        self.groups() * self.group_bytes
+    }
+
+    /// What it multiplies.
+    pub fn row_kind(&self) -> RowKind {
+        if layout::layout_of(self.format).is_some() { RowKind::Quantized } else { RowKind::Float }
+    }
+
+    /// The kernel's name in counters: `matmul_q4_k/avx512vnni`.
+    pub fn kernel_name(&self, isa: Isa) -> String {
+        format!("matmul_{}/{isa}", self.format.name().to_lowercase())
+    }
+
+    /// Multiplies the first `count` of `rows` with the outputs of `groups`. Threads may do so at the same time
+    /// with different groups.
+    ///
+    /// # Panics
+    /// If `rows` is not of this matrix' [`PackedMatrix::row_kind`] or too short, or `out` too small.
+    pub fn multiply(
+        &self,
+        kernels: &MatrixKernels,
+        rows: Rows<'_>,
+        count: usize,
+        groups: Range<usize>,
+        out: &Output<'_>,
+        scratch: &mut Scratch,
+    ) {
+        assert!(groups.end <= self.groups());
+        out.check(count, self.rows);
+        if count == 0 || groups.is_empty() {
+            return;
+        }
+        let bytes = self.memory.bytes();
+        match rows {
+            Rows::Quantized { blocks, stride } => {
+                assert!(quantize::row_blocks(self.cols) <= stride && (count - 1) * stride < blocks.len());
+                assert!(quantize::row_blocks(self.cols) <= blocks.len() - (count - 1) * stride);
+                let job = integer::Job {
+                    weights: bytes,
+                    group_bytes: self.group_bytes,
+                    groups,
+                    outputs: self.rows,
+                    blocks,
+                    stride,
+                    count,
+                    out,
+                };
+                let kernel = match self.format {
+                    WeightFormat::Q4_0 => Table::q4_0,
+                    WeightFormat::Q4_1 => Table::q4_1,
+                    WeightFormat::Q5_0 => Table::q5_0,
+                    WeightFormat::Q5_1 => Table::q5_1,
+                    WeightFormat::Q8_0 => Table::q8_0,
+                    WeightFormat::Q2_K => Table::q2_k,
+                    WeightFormat::Q3_K => Table::q3_k,
+                    WeightFormat::Q4_K => Table::q4_k,
+                    WeightFormat::Q5_K => Table::q5_k,
+                    WeightFormat::Q6_K => Table::q6_k,
+                    WeightFormat::IQ4_NL => Table::iq4_nl,
+                    WeightFormat::IQ4_XS => Table::iq4_xs,
+                    WeightFormat::MXFP4 => Table::mxfp4,
+                    WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => {
+                        panic!("weights in {} multiply float rows", self.format)
+                    }
+                };
+                kernel(&kernels.0, &job, scratch);
+            }
+            Rows::Float { values, stride } => {
+                assert!((count - 1) * stride + self.cols <= values.len());
+                let job = float::Job {
+                    weights: bytes,
+                    group_bytes: self.group_bytes,
+                    groups,
+                    outputs: self.rows,
+                    inputs: self.cols,
+                    values,
+                    stride,
+                    count,
+                    out,
+                };
+                let kernel = match self.format {
+                    WeightFormat::F32 => Table::f32,
+                    WeightFormat::F16 => Table::f16,
+                    WeightFormat::BF16 => Table::bf16,
+                    _ => panic!("weights in {} multiply quantized rows", self.format),
+                };
+                kernel(&kernels.0, &job, scratch);
+            }
+        }
+    }
+
+    /// Decodes row `row` into `out`, `[cols]`: embedding lookup in a table that is also the head.
+    pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
+        assert!(row < self.rows && out.len() == self.cols);
+        let group = &self.memory.bytes()[row / LANES * self.group_bytes..][..self.group_bytes];
+        match layout::layout_of(self.format) {
+            Some(layout) => pack::unpack_lane(&layout, group, row % LANES, out),
+            None => pack::unpack_float_lane(self.format, group, row % LANES, out),
+        }
+    }
+}
+
+/// A matrix that is being packed, by as many threads as call [`Packing::work`].
+pub struct Packing<'a> {
+    source: &'a Matrix,
+    packed: PackedMatrix,
+    start: *mut u8,
+    next: AtomicUsize,
+}
+
+// SAFETY: `start` points into `packed`'s memory, of which `work` gives every group to one thread only.
+unsafe impl Sync for Packing<'_> {}
+
+impl<'a> Packing<'a> {
+    /// Allocates.
+    ///
+    /// # Errors
+    /// [`LoadError::BadWeights`] if the bytes do not fit the shape, [`LoadError::OutOfMemory`].
+    pub fn new(source: &'a Matrix) -> Result<Self, LoadError> {
+        let Matrix { name, format, rows, cols, bytes } = source;
+        let bad = |problem| Err(LoadError::BadWeights { tensor: name.clone(), problem });
+        if *rows == 0 || *cols == 0 || !cols.is_multiple_of(format.block_len()) {
+            return bad(format!(
+                "[{rows}, {cols}] is no shape for {format}, whose blocks have {}",
+                format.block_len()
+            ));
+        }
+        if rows.checked_mul(format.row_bytes(*cols)) != Some(bytes.as_slice().len()) {
+            return bad(format!("[{rows}, {cols}] in {format} are not {} bytes", bytes.as_slice().len()));
+        }
+        let group_bytes = match layout::layout_of(*format) {
+            Some(layout) => cols.div_ceil(layout.inputs) * layout.bytes(),
+            None => (cols * LANES * pack::float_bytes(*format)).next_multiple_of(64),
+        };
+        let mut memory = Memory::allocate(rows.div_ceil(LANES) * group_bytes, name)?;
+        let start = memory.bytes_mut().as_mut_ptr();
+        let packed = PackedMatrix { memory, format: *format, rows: *rows, cols: *cols, group_bytes };
+        Ok(Self { source, packed, start, next: AtomicUsize::new(0) })
+    }
+
+    /// Packs groups until none is left.
+    pub fn work(&self) {
+        loop {
+            let group = self.next.fetch_add(1, Ordering::Relaxed);
+            if group >= self.packed.groups() {
+                return;
+            }
+            let bytes = self.packed.group_bytes;
+            // SAFETY: the counter gives each group to one caller, groups do not overlap, and nobody reads the memory
+            // before `finish`, which needs this value back from all borrowers.
+            let out = unsafe { std::slice::from_raw_parts_mut(self.start.add(group * bytes), bytes) };
+            match self.source.format {
+                WeightFormat::Q4_0 => pack::pack_group::<layout::Q4_0>(self.source, group, out),
+                WeightFormat::Q4_1 => pack::pack_group::<layout::Q4_1>(self.source, group, out),
+                WeightFormat::Q5_0 => pack::pack_group::<layout::Q5_0>(self.source, group, out),
+                WeightFormat::Q5_1 => pack::pack_group::<layout::Q5_1>(self.source, group, out),
+                WeightFormat::Q8_0 => pack::pack_group::<layout::Q8_0>(self.source, group, out),
+                WeightFormat::Q2_K => pack::pack_group::<layout::Q2_K>(self.source, group, out),
+                WeightFormat::Q3_K => pack::pack_group::<layout::Q3_K>(self.source, group, out),
+                WeightFormat::Q4_K => pack::pack_group::<layout::Q4_K>(self.source, group, out),
+                WeightFormat::Q5_K => pack::pack_group::<layout::Q5_K>(self.source, group, out),
+                WeightFormat::Q6_K => pack::pack_group::<layout::Q6_K>(self.source, group, out),
+                WeightFormat::IQ4_NL => pack::pack_group::<layout::IQ4_NL>(self.source, group, out),
+                WeightFormat::IQ4_XS => pack::pack_group::<layout::IQ4_XS>(self.source, group, out),
+                WeightFormat::MXFP4 => pack::pack_group::<layout::MXFP4>(self.source, group, out),
+                WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => {
+                    pack::pack_float_group(self.source, group, out);
+                }
+            }
+        }
+    }
+
+    /// The matrix. The file's bytes are not needed any more: call `source.bytes.discard()`.
+    ///
+    /// # Panics
+    /// If groups are left.
+    pub fn finish(self) -> PackedMatrix {
+        assert!(self.next.into_inner() >= self.packed.groups(), "groups are left to pack");
+        self.packed
+    }
+}

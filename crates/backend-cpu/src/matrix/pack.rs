@@ -1,0 +1,186 @@
+//! From rows of a file to groups of 16 interleaved rows, and back for single rows.
+
+use half::{bf16, f16};
+use paguro_backend::{Matrix, WeightFormat, format::e8m0_half};
+
+use super::layout::{BLOCK, Decoded, Format, Layout, Scales};
+use crate::simd::LANES;
+
+/// Packs rows `16 * group ..` of `source` into `out`, one group. Rows past the last one become zeros.
+pub fn pack_group<F: Format>(source: &Matrix, group: usize, out: &mut [u8]) {
+    let layout = const { &F::LAYOUT };
+    let (block_len, block_bytes) = (F::FORMAT.block_len(), F::FORMAT.block_bytes());
+    let mut rows: [Decoded; LANES] = [Decoded::ZERO; LANES];
+    let lanes = LANES.min(source.rows - group * LANES);
+    for (b, brick) in out.chunks_exact_mut(layout.bytes()).enumerate() {
+        // A brick holds several of a file's blocks, or one that is a super-block.
+        for part in 0..layout.inputs / block_len {
+            let block = b * layout.inputs / block_len + part;
+            let inside = block * block_len < source.cols;
+            for (lane, decoded) in rows.iter_mut().enumerate() {
+                if inside && lane < lanes {
+                    F::decode(
+                        &source.row(group * LANES + lane)[block * block_bytes..][..block_bytes],
+                        decoded,
+                    );
+                } else {
+                    *decoded = Decoded::ZERO;
+                }
+            }
+            put_scales(layout, &rows, part, brick);
+            for i in 0..block_len / BLOCK {
+                put_quants(layout, &rows, i * BLOCK, part * (block_len / BLOCK) + i, brick);
+            }
+        }
+    }
+}
+
+/// Writes scales and minimums of the file's block number `part` of a brick.
+fn put_scales(layout: &Layout, rows: &[Decoded; LANES], part: usize, brick: &mut [u8]) {
+    fn put_half(brick: &mut [u8], at: usize, half: u16) {
+        brick[at..at + 2].copy_from_slice(&half.to_le_bytes());
+    }
+    for (lane, row) in rows.iter().enumerate() {
+        match layout.scales {
+            Scales::Half => {
+                put_half(brick, layout.scales_at() + 32 * part + 2 * lane, row.d);
+                if layout.minimums {
+                    put_half(brick, layout.minimums_at() + 32 * part + 2 * lane, row.dmin);
+                }
+            }
+            Scales::Exponent => brick[layout.scales_at() + LANES * part + lane] = row.scales[0],
+            Scales::Bytes | Scales::SignedBytes | Scales::Nibbles => {
+                put_half(brick, 2 * lane, row.d);
+                put_half(brick, 32 + 2 * lane, row.dmin);
+            }
+        }
+    }
+    if layout.has_super() {
+        for (lane, row) in rows.iter().enumerate() {
+            for s in 0..layout.sub_blocks() {
+                brick[layout.scales_at() + LANES * s + lane] = row.scales[s];
+                if layout.scales == Scales::Bytes {
+                    brick[layout.minimums_at() + LANES * s + lane] = row.minimums[s];
+                }
+            }
+        }
+    }
+}
+
+/// Writes 32 quants of each row, from `from` in the rows, as block `block` of a brick.
+#[inline(always)]
+fn put_quants(layout: &Layout, rows: &[Decoded; LANES], from: usize, block: usize, brick: &mut [u8]) {
+    let (low, high) = brick.split_at_mut(layout.high_at());
+    let low =
+        &mut low[layout.low_at() + block * BLOCK * 2 * layout.low_bits..][..BLOCK * 2 * layout.low_bits];
+    let high = &mut high[block * BLOCK * 2 * layout.high_bits..][..BLOCK * 2 * layout.high_bits];
+    let low_mask = if layout.low_bits == 8 { u32::MAX } else { ((1 << layout.low_bits) - 1) * 0x0101_0101 };
+    let low_steps = 8 / layout.low_bits; // steps that share a byte
+    for (lane, row) in rows.iter().enumerate() {
+        // Four quants at a time; shifts stay inside the bytes because the masks went before.
+        let quads: &[[u8; 4]] = row.quants[from..from + BLOCK].as_chunks().0;
+        let quads: [u32; 8] = std::array::from_fn(|i| u32::from_le_bytes(quads[i]));
+        for (v, steps) in quads.chunks_exact(low_steps).enumerate() {
+            let joined = steps.iter().enumerate().map(|(s, q)| (q & low_mask) << (s * layout.low_bits));
+            let joined = joined.fold(0, |a, b| a | b);
+            low[64 * v + 4 * lane..][..4].copy_from_slice(&joined.to_le_bytes());
+        }
+        if layout.high_bits > 0 {
+            let mask = ((1u32 << layout.high_bits) - 1) * 0x0101_0101;
+            for (v, steps) in quads.chunks_exact(8 / layout.high_bits).enumerate() {
+                let bits = |q: &u32| q >> layout.low_bits & mask;
+                let joined = steps.iter().enumerate().map(|(s, q)| bits(q) << (s * layout.high_bits));
+                let joined = joined.fold(0, |a, b| a | b);
+                high[64 * v + 4 * lane..][..4].copy_from_slice(&joined.to_le_bytes());
+            }
+        }
+    }
+}
+
+/// Decodes one lane of a packed group, to the bits that the file's own decoder gives. `group` is one group's
+/// bricks, `out` is `[cols]`.
+pub fn unpack_lane(layout: &Layout, group: &[u8], lane: usize, out: &mut [f32]) {
+    for (i, out) in out.iter_mut().enumerate() {
+        let brick = &group[i / layout.inputs * layout.bytes()..][..layout.bytes()];
+        let i = i % layout.inputs;
+        let (scale, minimum) = scale_of(layout, brick, lane, i / layout.sub_block);
+        let quant = i32::from(quant_of(layout, brick, lane, i)) - layout.zero();
+        *out = scale * quant as f32;
+        if layout.minimums {
+            *out += minimum;
+        }
+    }
+}
+
+fn half_at(bytes: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
+}
+
+/// Scale and minimum of sub-block `sub`.
+fn scale_of(layout: &Layout, brick: &[u8], lane: usize, sub: usize) -> (f32, f32) {
+    let scale_at = layout.scales_at() + sub * layout.scale_bytes();
+    let minimum_at = layout.minimums_at() + sub * layout.scale_bytes();
+    let (d, dmin) = (half_at(brick, 2 * lane), half_at(brick, 32 + 2 * lane));
+    match layout.scales {
+        Scales::Half if layout.minimums => {
+            (half_at(brick, scale_at + 2 * lane), half_at(brick, minimum_at + 2 * lane))
+        }
+        Scales::Half => (half_at(brick, scale_at + 2 * lane), 0.0),
+        Scales::Exponent => (e8m0_half(brick[scale_at + lane]), 0.0),
+        Scales::Bytes => (d * f32::from(brick[scale_at + lane]), dmin * f32::from(brick[minimum_at + lane])),
+        Scales::SignedBytes => (d * f32::from(brick[scale_at + lane] as i8), 0.0),
+        Scales::Nibbles => {
+            let both = brick[scale_at + lane];
+            (d * f32::from(both & 15), dmin * f32::from(both >> 4))
+        }
+    }
+}
+
+/// The quant of input `i` of a brick, through the codebook if there is one.
+fn quant_of(layout: &Layout, brick: &[u8], lane: usize, i: usize) -> u8 {
+    let (step, byte) = (i / 4, 4 * lane + i % 4);
+    let plane = |at: usize, bits: usize| {
+        let steps = 8 / bits;
+        (u32::from(brick[at + step / steps * 64 + byte]) >> (step % steps * bits)) & ((1 << bits) - 1)
+    };
+    let mut quant = plane(layout.low_at(), layout.low_bits);
+    if layout.high_bits > 0 {
+        quant |= plane(layout.high_at(), layout.high_bits) << layout.low_bits;
+    }
+    layout.codebook.map_or(quant as u8, |values| values[quant as usize])
+}
+
+/// Bytes of an element of a format that is not quantized.
+pub const fn float_bytes(format: WeightFormat) -> usize {
+    if matches!(format, WeightFormat::F32) { 4 } else { 2 }
+}
+
+/// As [`pack_group`] for the formats that are not quantized: `[cols][16]` elements as they are.
+pub fn pack_float_group(source: &Matrix, group: usize, out: &mut [u8]) {
+    fn interleave<const N: usize>(source: &Matrix, group: usize, out: &mut [u8]) {
+        let out = out.as_chunks_mut::<N>().0;
+        for lane in 0..LANES.min(source.rows - group * LANES) {
+            let row = source.row(group * LANES + lane).as_chunks::<N>().0;
+            for (element, out) in row.iter().zip(out[lane..].iter_mut().step_by(LANES)) {
+                *out = *element;
+            }
+        }
+    }
+    match float_bytes(source.format) {
+        4 => interleave::<4>(source, group, out),
+        _ => interleave::<2>(source, group, out),
+    }
+}
+
+/// As [`unpack_lane`] for the formats that are not quantized.
+pub fn unpack_float_lane(format: WeightFormat, group: &[u8], lane: usize, out: &mut [f32]) {
+    let size = float_bytes(format);
+    for (out, elements) in out.iter_mut().zip(group.chunks_exact(LANES * size)) {
+        let bytes = &elements[lane * size..];
+        *out = match format {
+            WeightFormat::F16 => f16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
+            WeightFormat::BF16 => bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
+            _ => f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
+        };
+    }
+}

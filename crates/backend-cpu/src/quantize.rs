@@ -1,0 +1,145 @@
+//! Activations in eight bits: quantized once per row, shared by every product with that row.
+
+use crate::simd::{LANES, Simd};
+
+/// Inputs of one block.
+pub const BLOCK: usize = 32;
+
+/// 32 activations, in one cache line with everything that a product with quantized weights wants to know of them.
+///
+/// `x[i] ≈ scale * quants[i]`, where `scale = max |x| / 127` is kept in single precision and quants are rounded to
+/// nearest even.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QuantBlock {
+    /// In `-127..=127`.
+    pub quants: [i8; BLOCK],
+    /// What a quant of one stands for.
+    pub scale: f32,
+    /// `scale * sum of quants`: what a weight of one everywhere would give.
+    pub scaled_sum: f32,
+    /// Minus the sum of the quants: what zero points start from.
+    pub negative_sum: i32,
+    /// The same for each half, for formats with sub-blocks of 16.
+    pub half_negative_sums: [i32; 2],
+    /// `scale * sum of quants` of each half.
+    pub half_scaled_sums: [f32; 2],
+}
+
+impl QuantBlock {
+    /// 32 zeros.
+    pub const ZERO: Self = Self {
+        quants: [0; BLOCK],
+        scale: 0.0,
+        scaled_sum: 0.0,
+        negative_sum: 0,
+        half_negative_sums: [0; 2],
+        half_scaled_sums: [0.0; 2],
+    };
+}
+
+/// Blocks of a quantized row of `cols` activations, padding included: a whole number of the longest super-blocks,
+/// whatever format the weights have, and one more cache line, so that the same column of many rows does not fall
+/// into the same cache set.
+pub const fn row_blocks(cols: usize) -> usize {
+    padded_blocks(cols) + 1
+}
+
+/// Without the extra line.
+const fn padded_blocks(cols: usize) -> usize {
+    cols.div_ceil(256) * (256 / BLOCK)
+}
+
+/// Quantizes one row. `x` is any number of floats; `out` has [`row_blocks`] of them and is filled to its end with
+/// zeros.
+///
+/// A row with an infinity or a NaN gives NaN in every product with that block, as it would in floats.
+#[inline(always)]
+pub fn quantize_row<S: Simd>(s: S, x: &[f32], out: &mut [QuantBlock]) {
+    assert!(out.len() * BLOCK >= x.len(), "{} blocks do not hold {} activations", out.len(), x.len());
+    let (blocks, rest) = x.as_chunks::<BLOCK>();
+    let (full, padding) = out.split_at_mut(blocks.len());
+    for (x, out) in blocks.iter().zip(full) {
+        quantize_block(s, x, out);
+    }
+    padding.fill(QuantBlock::ZERO);
+    if !rest.is_empty() {
+        let mut x = [0.0; BLOCK];
+        x[..rest.len()].copy_from_slice(rest);
+        quantize_block(s, &x, &mut padding[0]);
+    }
+}
+
+#[inline(always)]
+fn quantize_block<S: Simd>(s: S, x: &[f32; BLOCK], out: &mut QuantBlock) {
+    let (low, high) = halves(x);
+    let (low, high) = (s.load(low), s.load(high));
+    let largest = s.reduce_max(s.max(s.abs(low), s.abs(high)));
+    // The maximum above may drop a NaN; this product keeps it.
+    let poison = s.reduce_sum(s.mul(s.add(low, high), s.zero()));
+    let scale = largest / 127.0 + poison;
+    // Below, the quotient would overflow; such activations are zeros to every model.
+    let inverse = s.splat(if largest > 1e-35 { 127.0 / largest } else { 0.0 });
+    let (low, high) = (s.to_i32(s.mul(low, inverse)), s.to_i32(s.mul(high, inverse)));
+    let sums = [s.reduce_sum_i32(low), s.reduce_sum_i32(high)];
+    let (low_out, high_out) = out.quants.split_at_mut(LANES);
+    s.store_i8(low, low_out.first_chunk_mut().expect("half a block"));
+    s.store_i8(high, high_out.first_chunk_mut().expect("half a block"));
+    out.scale = scale;
+    out.scaled_sum = scale * sums[0].wrapping_add(sums[1]) as f32;
+    out.negative_sum = sums[0].wrapping_add(sums[1]).wrapping_neg();
+    out.half_negative_sums = sums.map(i32::wrapping_neg);
+    out.half_scaled_sums = sums.map(|sum| scale * sum as f32);
+}
+
+#[inline(always)]
+fn halves(x: &[f32; BLOCK]) -> (&[f32; LANES], &[f32; LANES]) {
+    let (low, high) = x.split_at(LANES);
+    (low.first_chunk().expect("half a block"), high.first_chunk().expect("half a block"))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{isa::Isa, matrix::MatrixKernels};
+
+    proptest! {
+        #[test]
+        fn rows_are_rounded_to_nearest_and_summed(
+            x in prop::collection::vec(prop_oneof![-1000f32..1000.0, -1e-3f32..1e-3, Just(0.0)], 0..300),
+        ) {
+            let noise = QuantBlock { quants: [99; BLOCK], scale: 9.0, ..QuantBlock::ZERO };
+            let mut first = None;
+            for isa in Isa::supported() {
+                let mut row = vec![noise; row_blocks(x.len())];
+                MatrixKernels::new(isa).quantize_row(&x, &mut row);
+                for (b, block) in row.iter().enumerate() {
+                    let values: Vec<f32> = (0..BLOCK).map(|i| x.get(b * BLOCK + i).copied().unwrap_or(0.0)).collect();
+                    let largest = values.iter().fold(0.0, |a: f32, x| a.max(x.abs()));
+                    prop_assert_eq!(block.scale, largest / 127.0);
+                    for (x, q) in values.iter().zip(block.quants) {
+                        // Half a step, and a little for the quotient's own rounding.
+                        let error = (f64::from(*x) - f64::from(block.scale) * f64::from(q)).abs();
+                        prop_assert!(error <= 0.50002 * f64::from(block.scale), "{} as {}", x, q);
+                        prop_assert!(q >= -127);
+                    }
+                    let sums: Vec<i32> =
+                        block.quants.chunks(16).map(|half| half.iter().map(|&q| i32::from(q)).sum()).collect();
+                    prop_assert_eq!(block.half_negative_sums.map(|x| -x).to_vec(), sums.clone());
+                    prop_assert_eq!(-block.negative_sum, sums[0] + sums[1]);
+                    prop_assert_eq!(block.scaled_sum, block.scale * (sums[0] + sums[1]) as f32);
+                    let scaled: Vec<f32> = sums.iter().map(|&sum| block.scale * sum as f32).collect();
+                    prop_assert_eq!(block.half_scaled_sums.to_vec(), scaled);
+                }
+                prop_assert_eq!(first.get_or_insert_with(|| row.clone()), &row, "{}", isa);
+            }
+        }
+    }
+
+    #[test]
+    fn a_block_is_a_cache_line() {
+        assert_eq!((size_of::<QuantBlock>(), align_of::<QuantBlock>()), (64, 64));
+    }
+}
