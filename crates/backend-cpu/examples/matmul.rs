@@ -1,0 +1,79 @@
+//! How fast the matrix products are on one thread: bytes a second with one row, operations a second with many.
+//!
+//! `cargo run --release -p paguro-backend-cpu --example matmul -- [FORMAT ...]`; `ROWS=1,8,512` and `ISA=avx2` in the
+//! environment narrow it down.
+
+use std::{env, error::Error, hint::black_box, time::Instant};
+
+use paguro_backend::{Matrix, WeightFormat};
+use paguro_backend_cpu::{
+    isa::Isa,
+    matrix::{MatrixKernels, Output, PackedMatrix, RowKind, Rows, Scratch},
+    quantize::{QuantBlock, row_blocks},
+};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let formats: Vec<WeightFormat> =
+        env::args().skip(1).map(|name| name.parse()).collect::<Result<_, _>>()?;
+    let formats = if formats.is_empty() { WeightFormat::ALL.to_vec() } else { formats };
+    let counts: Vec<usize> = env::var("ROWS")
+        .unwrap_or_else(|_| "1,4,8,16,64,512".into())
+        .split(',')
+        .map(str::parse)
+        .collect::<Result<_, _>>()?;
+    let isa = match env::var("ISA") {
+        Ok(name) => Isa::from_name(&name).ok_or("this machine does not have that instruction set")?,
+        Err(_) => Isa::detect(),
+    };
+    println!("{isa}; one thread; GB/s of weights, GOP/s (two for each multiply-add)");
+    for format in formats {
+        bench(format, isa, &counts)?;
+    }
+    Ok(())
+}
+
+/// A matrix larger than the last-level cache.
+fn bench(format: WeightFormat, isa: Isa, counts: &[usize]) -> Result<(), Box<dyn Error>> {
+    let cols = 2048;
+    let rows = (64 << 20) / format.row_bytes(cols) / 16 * 16;
+    // Any bytes do for speed, as long as the floats in them stay ordinary numbers.
+    let bytes: Vec<u8> = (0..rows * format.row_bytes(cols)).map(|i| (i * 37 % 251 & 0x3b) as u8).collect();
+    let source = Matrix { name: "bench".into(), format, rows, cols, bytes: bytes.into() };
+    let packing = Instant::now();
+    let matrix = PackedMatrix::pack(&source)?;
+    print!(
+        "{format:7} packed at {:4.1} GB/s |",
+        matrix.bytes() as f64 / packing.elapsed().as_secs_f64() / 1e9
+    );
+    let kernels = MatrixKernels::new(isa);
+    let mut scratch = Scratch::default();
+    let most = counts.iter().copied().max().unwrap_or(1);
+    let x: Vec<f32> = (0..cols * most).map(|i| (i % 17) as f32 - 8.0).collect();
+    let mut blocks = vec![QuantBlock::ZERO; most * row_blocks(cols)];
+    for (x, out) in x.chunks_exact(cols).zip(blocks.chunks_exact_mut(row_blocks(cols))) {
+        kernels.quantize_row(x, out);
+    }
+    let input = match matrix.row_kind() {
+        RowKind::Quantized => Rows::Quantized { blocks: &blocks, stride: row_blocks(cols) },
+        RowKind::Float => Rows::Float { values: &x, stride: cols },
+    };
+    let mut out = vec![0.0; most * rows];
+    let out = Output::new(&mut out, rows);
+    for &count in counts {
+        // A part of the outputs will do where there are many rows.
+        let groups = if count > 8 { matrix.groups().min(16384 / count * 8).max(8) } else { matrix.groups() };
+        let mut best = f64::INFINITY;
+        let begin = Instant::now();
+        while begin.elapsed().as_secs_f64() < 0.4 {
+            let start = Instant::now();
+            matrix.multiply(&kernels, black_box(input), count, 0..groups, &out, &mut scratch);
+            best = best.min(start.elapsed().as_secs_f64());
+        }
+        let share = groups as f64 / matrix.groups() as f64;
+        let gb = matrix.bytes() as f64 * share / best / 1e9;
+        let gop = 2.0 * (count * cols) as f64 * (groups * 16) as f64 / best / 1e9;
+        print!(" {count}: {gb:5.1} GB/s {gop:5.0} GOP/s |");
+    }
+    println!();
+    Ok(())
+}
