@@ -1,1 +1,189 @@
 //! The suite that every backend instantiates.
+//!
+//! Small models with random weights run through a backend and through the [`reference`](mod@crate::reference);
+//! logits must agree within tolerances that the backend gives a reason for. Then they run through the backend
+//! alone, in other company, other chunks, other pages, on other numbers of threads, and must be the same, bit for
+//! bit. In a backend crate's `tests/conformance.rs`:
+//!
+//! ```
+//! use paguro_backend::{WeightFormat, reference::{KvRounding, Reference}};
+//! use paguro_backend::conformance::{Subject, Tolerance};
+//!
+//! fn subject() -> Subject {
+//!     Subject {
+//!         backend: Box::new(|_threads| Box::new(Reference::default())),
+//!         tolerance: |format| match format {
+//!             WeightFormat::F32 => Tolerance { error: 1e-5, reason: "sums in another order" },
+//!             _ => Tolerance { error: 1e-4, reason: "..." },
+//!         },
+//!         kv: KvRounding::F32,
+//!         unsupported: &[],
+//!     }
+//! }
+//!
+//! paguro_backend::conformance!(subject());
+//! # fn main() {}
+//! ```
+//!
+//! Each case becomes a test of its own. [`RandomModel`] and [`Driver`] also serve tests of other crates.
+
+mod compare;
+mod contract;
+mod drive;
+mod exactness;
+mod model;
+#[cfg(test)]
+mod mutations;
+mod numbers;
+mod rng;
+
+pub use drive::{DriveOptions, Driver, SequenceId, submit};
+pub use model::{Biases, ModelShape, RandomModel, random_matrix};
+pub use rng::Rng;
+
+use crate::{Backend, WeightFormat, reference::KvRounding};
+
+/// The backend under test.
+pub struct Subject {
+    /// Makes it, for a number of threads. Fresh arenas may be filled with large finite noise.
+    pub backend: Box<dyn Fn(usize) -> Box<dyn Backend>>,
+    /// How far logits may be off with matrices of a format, and why.
+    pub tolerance: fn(WeightFormat) -> Tolerance,
+    /// How it rounds K and V, so that the reference can do the same.
+    pub kv: KvRounding,
+    /// Formats that it refuses to load.
+    pub unsupported: &'static [WeightFormat],
+}
+
+/// How far logits may be off.
+#[derive(Clone, Copy, Debug)]
+pub struct Tolerance {
+    /// Largest error of a logit, in units of the row's root mean square.
+    pub error: f32,
+    /// Where the error comes from.
+    pub reason: &'static str,
+}
+
+/// Nothing, or what is wrong.
+pub type Verdict = Result<(), String>;
+
+/// One thing that a backend must get right.
+pub struct Case {
+    /// Its name, and that of its test.
+    pub name: &'static str,
+    /// Checks it.
+    pub run: fn(&Subject) -> Verdict,
+}
+
+/// All cases; `conformance!` lists the same names.
+pub const CASES: &[Case] = &[
+    Case { name: "format_f32", run: |subject| numbers::format(subject, WeightFormat::F32) },
+    Case { name: "format_f16", run: |subject| numbers::format(subject, WeightFormat::F16) },
+    Case { name: "format_bf16", run: |subject| numbers::format(subject, WeightFormat::BF16) },
+    Case { name: "format_q4_0", run: |subject| numbers::format(subject, WeightFormat::Q4_0) },
+    Case { name: "format_q4_1", run: |subject| numbers::format(subject, WeightFormat::Q4_1) },
+    Case { name: "format_q5_0", run: |subject| numbers::format(subject, WeightFormat::Q5_0) },
+    Case { name: "format_q5_1", run: |subject| numbers::format(subject, WeightFormat::Q5_1) },
+    Case { name: "format_q8_0", run: |subject| numbers::format(subject, WeightFormat::Q8_0) },
+    Case { name: "format_q2_k", run: |subject| numbers::format(subject, WeightFormat::Q2_K) },
+    Case { name: "format_q3_k", run: |subject| numbers::format(subject, WeightFormat::Q3_K) },
+    Case { name: "format_q4_k", run: |subject| numbers::format(subject, WeightFormat::Q4_K) },
+    Case { name: "format_q5_k", run: |subject| numbers::format(subject, WeightFormat::Q5_K) },
+    Case { name: "format_q6_k", run: |subject| numbers::format(subject, WeightFormat::Q6_K) },
+    Case { name: "format_iq4_nl", run: |subject| numbers::format(subject, WeightFormat::IQ4_NL) },
+    Case { name: "format_iq4_xs", run: |subject| numbers::format(subject, WeightFormat::IQ4_XS) },
+    Case { name: "format_mxfp4", run: |subject| numbers::format(subject, WeightFormat::MXFP4) },
+    Case { name: "grouped_heads", run: numbers::grouped_heads },
+    Case { name: "head_dims", run: numbers::head_dims },
+    Case { name: "unusual_head_dims", run: numbers::unusual_head_dims },
+    Case { name: "biases", run: numbers::biases },
+    Case { name: "biases_everywhere", run: numbers::biases_everywhere },
+    Case { name: "qk_norms", run: numbers::qk_norms },
+    Case { name: "post_norms", run: numbers::post_norms },
+    Case { name: "soft_caps", run: numbers::soft_caps },
+    Case { name: "windows", run: numbers::windows },
+    Case { name: "alternating_windows", run: numbers::alternating_windows },
+    Case { name: "ropes", run: numbers::ropes },
+    Case { name: "tied_head", run: numbers::tied_head },
+    Case { name: "gelu", run: numbers::gelu },
+    Case { name: "everything", run: numbers::everything },
+    Case { name: "pages", run: numbers::pages },
+    Case { name: "lengths", run: numbers::lengths },
+    Case { name: "limits", run: numbers::limits },
+    Case { name: "long_context", run: numbers::long_context },
+    Case { name: "gather", run: numbers::gather },
+    Case { name: "exact_in_company", run: exactness::company },
+    Case { name: "exact_in_chunks", run: exactness::chunks },
+    Case { name: "exact_in_long_chunks", run: exactness::long_chunks },
+    Case { name: "exact_with_shared_prefix", run: exactness::shared_prefix },
+    Case { name: "exact_after_copy_on_write", run: exactness::copy_on_write },
+    Case { name: "exact_after_preemption", run: exactness::preemption },
+    Case { name: "exact_on_any_threads", run: exactness::threads },
+    Case { name: "exact_in_any_place", run: exactness::places },
+    Case { name: "outputs", run: contract::outputs },
+    Case { name: "bad_weights", run: contract::bad_weights },
+    Case { name: "invalid_steps", run: contract::invalid_steps },
+    Case { name: "kernel_counts", run: contract::kernel_counts },
+    Case { name: "runners_are_separate", run: contract::runners_are_separate },
+];
+
+/// Makes a test of every case, for a [`Subject`](conformance::Subject).
+#[macro_export]
+macro_rules! conformance {
+    ($subject:expr) => {
+        $crate::conformance!(@with tests [$subject]);
+    };
+    (@with $what:ident [$($subject:expr)?]) => {
+        $crate::conformance! { @$what [$($subject)?]
+            format_f32 format_f16 format_bf16 format_q4_0 format_q4_1 format_q5_0 format_q5_1 format_q8_0
+            format_q2_k format_q3_k format_q4_k format_q5_k format_q6_k format_iq4_nl format_iq4_xs format_mxfp4
+            grouped_heads head_dims unusual_head_dims biases biases_everywhere qk_norms post_norms soft_caps
+            windows alternating_windows ropes tied_head gelu everything pages lengths limits long_context gather
+            exact_in_company exact_in_chunks exact_in_long_chunks exact_with_shared_prefix
+            exact_after_copy_on_write exact_after_preemption exact_on_any_threads exact_in_any_place
+            outputs bad_weights invalid_steps kernel_counts runners_are_separate
+        }
+    };
+    (@tests [$subject:expr] $($case:ident)*) => {
+        $(
+            #[test]
+            fn $case() {
+                $crate::conformance::check(stringify!($case), &$subject);
+            }
+        )*
+    };
+    (@names [] $($case:ident)*) => {
+        [$(stringify!($case)),*]
+    };
+}
+
+/// Runs one case.
+///
+/// # Panics
+/// With what is wrong, if the backend gets it wrong.
+pub fn check(name: &str, subject: &Subject) {
+    let case =
+        CASES.iter().find(|case| case.name == name).expect("`conformance!` and `CASES` list the same names");
+    if let Err(problem) = (case.run)(subject) {
+        panic!("{problem}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reference::Reference;
+
+    crate::conformance!(Subject {
+        backend: Box::new(|_threads| Box::new(Reference { poison: Some(1), ..Reference::default() })),
+        tolerance: |_| Tolerance { error: 0.0, reason: "it is compared with itself" },
+        kv: KvRounding::F32,
+        unsupported: &[],
+    });
+
+    #[test]
+    fn the_macro_lists_all_cases() {
+        let names: Vec<&str> = CASES.iter().map(|case| case.name).collect();
+        assert_eq!(names, crate::conformance!(@with names []));
+    }
+}

@@ -67,7 +67,16 @@ pub fn attention(q: &[f32], k: &[f32], v: &[f32], shape: &AttentionShape, out: &
     }
 }
 
-/// Dot product in f64.
+/// Dot product in f64, in eight partial sums: one would wait for itself at every step.
 pub(super) fn dot(a: &[f32], b: &[f32]) -> f64 {
-    a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
+    let (a, a_rest) = a.as_chunks::<8>();
+    let (b, b_rest) = b.as_chunks::<8>();
+    let mut sums = [0.0; 8];
+    for (a, b) in a.iter().zip(b) {
+        for i in 0..8 {
+            sums[i] += f64::from(a[i]) * f64::from(b[i]);
+        }
+    }
+    let rest: f64 = a_rest.iter().zip(b_rest).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
+    sums.iter().sum::<f64>() + rest
 }

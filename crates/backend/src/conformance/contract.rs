@@ -1,0 +1,239 @@
+//! Cases about the contract itself: outputs, refusals, counters.
+
+use super::{
+    DriveOptions, Driver, ModelShape, RandomModel, Rng, Subject, Verdict,
+    compare::{Plan, same},
+    submit,
+};
+use crate::{
+    AttentionMode, Bytes, Limits, LoadError, Outcome, Output, PageId, SampleRequest, SamplingParams, Step,
+    StepError, StepOutput, StepSequence, Want,
+    sampling::{self, Scratch},
+};
+
+fn require(holds: bool, problem: impl FnOnce() -> String) -> Verdict {
+    if holds { Ok(()) } else { Err(problem()) }
+}
+
+/// One sequence of a whole page and a bit, for steps that are written by hand.
+struct Prompt {
+    tokens: Vec<u32>,
+    sequences: [StepSequence; 1],
+    pages: [PageId; 2],
+}
+
+impl Prompt {
+    fn new(vocab: usize) -> Self {
+        let tokens = Rng::new(1).tokens(20, vocab);
+        Self {
+            tokens,
+            sequences: [StepSequence { rows: 0..20, start: 0, tables: 0..2 }],
+            pages: [PageId(3), PageId(2)],
+        }
+    }
+
+    fn step<'a>(&'a self, outputs: &'a [Output<'a>]) -> Step<'a> {
+        Step { tokens: &self.tokens, sequences: &self.sequences, pages: &self.pages, outputs }
+    }
+}
+
+/// A sample is what [`sampling::sample`] draws from the row's logits, a score what
+/// [`sampling::log_softmax_at`] makes of them; several outputs of one row do not disturb each other, and outputs
+/// come in any order.
+pub(super) fn outputs(subject: &Subject) -> Verdict {
+    let shape = ModelShape::default();
+    let model = shape.build(1);
+    let mut driver = Driver::new(&*(subject.backend)(2), &model, &DriveOptions::default())?;
+    let prompt = Prompt::new(shape.vocab);
+    let hot = SamplingParams { temperature: 1.5, seed: 11, ..SamplingParams::default() };
+    let params = [
+        SamplingParams::default(),
+        hot.clone(),
+        SamplingParams { top_k: 5, ..hot.clone() },
+        SamplingParams { top_p: 0.7, min_p: 0.01, ..hot.clone() },
+        SamplingParams { repetition_penalty: 1.4, penalty_window: Some(8), ..hot.clone() },
+        SamplingParams { frequency_penalty: 0.4, presence_penalty: 0.7, ..SamplingParams::default() },
+        SamplingParams { logit_bias: vec![(5, 4.0), (9, -90.0)], ..hot },
+    ];
+    // Every third token is allowed.
+    let mask: Vec<u32> =
+        (0..shape.vocab.div_ceil(32) as u32).map(|word| 0x4924_9249_u32.rotate_left(word)).collect();
+    let mut outputs = Vec::new();
+    for (draw, params) in (0..).zip(&params) {
+        for (row, mask, logprobs) in [(19, None, None), (0, Some(&mask[..]), Some(3)), (7, None, Some(0))] {
+            let history = &prompt.tokens[..=row];
+            let request = SampleRequest { params, draw, history, mask, logprobs };
+            outputs.push(Output { row, want: Want::Sample(request) });
+        }
+        outputs.push(Output { row: 12, want: Want::Score { token: 17 } });
+        outputs.push(Output { row: 19, want: Want::Score { token: 0 } });
+    }
+    let mut out = StepOutput::default();
+    submit(driver.runner(), &prompt.step(&outputs), &mut out)?;
+    let answers = std::mem::take(&mut out.outcomes);
+
+    let logits: Vec<_> = outputs.iter().map(|output| Output { want: Want::Logits, ..*output }).collect();
+    submit(driver.runner(), &prompt.step(&logits), &mut out)?;
+    let mut scratch = Scratch::default();
+    for (index, (output, logits)) in outputs.iter().zip(&out.outcomes).enumerate() {
+        let Outcome::Logits(logits) = logits else { return Err(format!("logits, not {logits:?}")) };
+        let expected = sampling::answer(logits, &output.want, &mut scratch);
+        let near = |a: f32, b: f32| (a - b).abs() < 1e-4;
+        let right = match (&answers[index], &expected) {
+            (Outcome::Sampled(ours), Outcome::Sampled(theirs)) => {
+                ours.token == theirs.token
+                    && ours.logprob.is_some() == theirs.logprob.is_some()
+                    && near(ours.logprob.unwrap_or(0.0), theirs.logprob.unwrap_or(0.0))
+                    && ours.top.len() == theirs.top.len()
+                    && ours.top.iter().zip(&theirs.top).all(|(a, b)| a.0 == b.0 && near(a.1, b.1))
+            }
+            (Outcome::Score(ours), Outcome::Score(theirs)) => near(*ours, *theirs),
+            _ => false,
+        };
+        require(right, || format!("output {index}: {:?} where {expected:?} is right", answers[index]))?;
+    }
+    // A step of which nobody wants anything still writes its pages.
+    submit(driver.runner(), &prompt.step(&[]), &mut out)
+}
+
+fn load(subject: &Subject, model: RandomModel) -> Result<(), LoadError> {
+    let limits = Limits {
+        block_size: 16,
+        pages: 4,
+        max_rows: 4,
+        max_sequences: 1,
+        max_outputs: 1,
+        max_context: 32,
+        attention: AttentionMode::Paged,
+    };
+    (subject.backend)(2).load(&model.program, model.weights, limits).map(|_| ())
+}
+
+/// Weights that do not fit are refused when they are loaded, with the tensor's name.
+pub(super) fn bad_weights(subject: &Subject) -> Verdict {
+    type Damage = fn(&mut RandomModel);
+    let damages: [(&str, Damage); 4] = [
+        ("too few bytes", |model| {
+            let matrix = &mut model.weights.matrices[2];
+            let bytes = matrix.bytes.as_slice();
+            matrix.bytes = Bytes::from(bytes[..bytes.len() - 4].to_vec());
+        }),
+        ("a row more", |model| {
+            let matrix = &mut model.weights.matrices[2];
+            let bytes = [matrix.bytes.as_slice(), matrix.row(0)].concat();
+            (matrix.rows, matrix.bytes) = (matrix.rows + 1, Bytes::from(bytes));
+        }),
+        ("a vector that is too short", |model| {
+            model.weights.vectors[0].pop();
+        }),
+        ("no last matrix", |model| {
+            model.weights.matrices.pop();
+        }),
+    ];
+    for (what, damage) in damages {
+        let mut model = ModelShape::default().build(1);
+        damage(&mut model);
+        match load(subject, model) {
+            Err(LoadError::BadWeights { .. }) => {}
+            Err(error) => return Err(format!("{what} is no reason for this error: {error}")),
+            Ok(()) => return Err(format!("weights with {what} were loaded")),
+        }
+    }
+    Ok(())
+}
+
+/// Steps that break the contract are refused and change nothing.
+pub(super) fn invalid_steps(subject: &Subject) -> Verdict {
+    let shape = ModelShape::default();
+    let model = shape.build(1);
+    let mut driver = Driver::new(&*(subject.backend)(2), &model, &DriveOptions::default())?;
+    let valid = Prompt::new(shape.vocab);
+    let logits = [Output { row: 19, want: Want::Logits }];
+    let mut before = StepOutput::default();
+    submit(driver.runner(), &valid.step(&logits), &mut before)?;
+
+    let broken = |change: fn(&mut Prompt)| {
+        let mut prompt = Prompt::new(shape.vocab);
+        change(&mut prompt);
+        prompt
+    };
+    let prompts = [
+        ("a token that does not exist", broken(|prompt| prompt.tokens[7] = u32::MAX)),
+        ("a page that does not exist", broken(|prompt| prompt.pages[1] = PageId(u32::MAX))),
+        ("scratch for a page that is written", broken(|prompt| prompt.pages[1] = PageId::SCRATCH)),
+        ("one page for two blocks", broken(|prompt| prompt.pages[1] = prompt.pages[0])),
+        ("a row of no sequence", broken(|prompt| prompt.sequences[0].rows.end -= 1)),
+        ("a context that is too long", broken(|prompt| prompt.sequences[0].start = 1 << 40)),
+        ("an incomplete table", broken(|prompt| prompt.sequences[0].tables.end -= 1)),
+    ];
+    let steps = prompts.iter().map(|(what, prompt)| (*what, prompt.step(&logits)));
+    let no_row = [Output { row: 20, want: Want::Logits }];
+    for (what, step) in steps.chain([("an output of a row that does not exist", valid.step(&no_row))]) {
+        match driver.runner().submit(&step) {
+            Err(StepError::Invalid(_)) => {}
+            Err(error) => return Err(format!("{what} is no reason for this error: {error}")),
+            Ok(_) => return Err(format!("a step with {what} was run")),
+        }
+    }
+
+    let mut after = StepOutput::default();
+    submit(driver.runner(), &valid.step(&logits), &mut after)?;
+    require(before.outcomes == after.outcomes, || "a refused step changed the next one's logits".to_owned())
+}
+
+/// Kernels are counted under names of their own, attention's among them, and which way attention went shows.
+pub(super) fn kernel_counts(subject: &Subject) -> Verdict {
+    let shape = ModelShape::default();
+    let model = shape.build(1);
+    let plan = Plan::mixed(16, shape.vocab);
+    for attention in [AttentionMode::Paged, AttentionMode::Gather] {
+        let options = DriveOptions { attention, ..DriveOptions::default() };
+        let mut driver = Driver::new(&*(subject.backend)(2), &model, &options)?;
+        plan.run(&mut driver)?;
+        let first = driver.runner().kernel_counts();
+        plan.run(&mut driver)?;
+        let second = driver.runner().kernel_counts();
+
+        let mut names: Vec<_> = second.iter().map(|kernel| &kernel.name).collect();
+        names.sort();
+        names.dedup();
+        require(names.len() == second.len(), || format!("kernels share names: {second:?}"))?;
+        let launches =
+            |name: &str| first.iter().find(|kernel| kernel.name == name).map_or(0, |kernel| kernel.launches);
+        for kernel in &second {
+            let (once, twice) = (launches(&kernel.name), kernel.launches);
+            require(twice == 2 * once, || {
+                format!("{} ran {once} times, and twice that is {twice}", kernel.name)
+            })?;
+        }
+        let ran = |part: &str| second.iter().any(|kernel| kernel.name.contains(part) && kernel.launches > 0);
+        require(ran("atten"), || format!("no kernel named after attention ran: {second:?}"))?;
+        require(ran("gather") == (attention == AttentionMode::Gather), || {
+            format!("{attention:?} attention ran these: {second:?}")
+        })?;
+    }
+    Ok(())
+}
+
+/// A page has room for its K and V, and two runners of one backend do not disturb each other.
+pub(super) fn runners_are_separate(subject: &Subject) -> Verdict {
+    let shape = ModelShape::default();
+    let backend = (subject.backend)(2);
+    let models = [shape.build(1), shape.build(2)];
+    for block_size in [16, 32] {
+        // No format of fewer than four bits an element is in sight.
+        let least = models[0].program.kv.page_bytes(block_size, 1) / 2;
+        let bytes = backend.page_bytes(&models[0].program, block_size);
+        require(bytes >= least, || format!("{bytes} bytes hold no page of {block_size} tokens"))?;
+    }
+    let plan = Plan::mixed(16, shape.vocab);
+    let alone = models.each_ref().map(|model| plan.load_and_run(&*backend, model, &DriveOptions::default()));
+    let mut drivers = Vec::new();
+    for model in &models {
+        drivers.push(Driver::new(&*backend, model, &DriveOptions::default())?);
+    }
+    for (driver, alone) in drivers.iter_mut().zip(alone) {
+        same("another runner", &plan.run(driver)?, &alone?)?;
+    }
+    Ok(())
+}

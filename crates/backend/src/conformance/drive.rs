@@ -1,0 +1,298 @@
+//! Runs sequences through a runner as an engine would, with the simplest of page allocators.
+
+use crate::{
+    AttentionMode, Backend, Limits, Outcome, Output, PageId, PageMove, Program, Runner, Step, StepOutput,
+    StepSequence, Want,
+    conformance::{RandomModel, Rng},
+};
+
+/// How a [`Driver`] lays things out.
+#[derive(Clone, Copy, Debug)]
+pub struct DriveOptions {
+    /// Tokens in a page.
+    pub block_size: usize,
+    /// Pages in the arena.
+    pub pages: usize,
+    /// Longest sequence.
+    pub max_context: usize,
+    /// Hands out pages in a random order; `None` hands them out as they lie.
+    pub scatter: Option<u64>,
+    /// Writes every page before the first sequence starts, so that what lies in a fresh page is somebody else's.
+    pub stale: bool,
+    /// See [`Limits::attention`].
+    pub attention: AttentionMode,
+}
+
+impl Default for DriveOptions {
+    fn default() -> Self {
+        Self {
+            block_size: 16,
+            pages: 96,
+            max_context: 160,
+            scatter: Some(1),
+            stale: false,
+            attention: AttentionMode::Paged,
+        }
+    }
+}
+
+/// Names a sequence of a [`Driver`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SequenceId(usize);
+
+/// A runner with its sequences and pages. Errors are messages for people: they end a test.
+pub struct Driver {
+    runner: Box<dyn Runner>,
+    program: Program,
+    limits: Limits,
+    /// Pages that nobody uses; taken from the end.
+    free: Vec<PageId>,
+    /// Users of each page.
+    users: Vec<usize>,
+    sequences: Vec<Sequence>,
+    out: StepOutput,
+}
+
+struct Sequence {
+    tokens: Vec<u32>,
+    /// How many of the tokens are in the pages.
+    done: usize,
+    /// One block table for each KV group, [`PageId::SCRATCH`] where the window has passed.
+    tables: Vec<Vec<PageId>>,
+    /// `[positions][vocab]`, from position `logits_from` on.
+    logits: Vec<Vec<f32>>,
+    logits_from: usize,
+}
+
+impl Driver {
+    /// Loads a model.
+    ///
+    /// # Errors
+    /// What the backend says.
+    pub fn new(backend: &dyn Backend, model: &RandomModel, options: &DriveOptions) -> Result<Self, String> {
+        let limits = Limits {
+            block_size: options.block_size,
+            pages: options.pages,
+            max_rows: options.max_context,
+            max_sequences: 8,
+            max_outputs: options.max_context,
+            max_context: options.max_context,
+            attention: options.attention,
+        };
+        let runner = backend
+            .load(&model.program, model.weights.clone(), limits)
+            .map_err(|error| format!("{} cannot load the model: {error}", backend.name()))?;
+        // Page 0 is scratch.
+        let mut free: Vec<PageId> = (1..limits.pages as u32).rev().map(PageId).collect();
+        if let Some(seed) = options.scatter {
+            Rng::new(seed).shuffle(&mut free);
+        }
+        let mut driver = Self {
+            runner,
+            program: model.program.clone(),
+            limits,
+            users: vec![0; limits.pages],
+            sequences: Vec::new(),
+            out: StepOutput::default(),
+            free,
+        };
+        if options.stale {
+            driver.write_every_page()?;
+        }
+        Ok(driver)
+    }
+
+    /// Runs junk through all pages and leaves them as they were, but for what is in them.
+    fn write_every_page(&mut self) -> Result<(), String> {
+        let free = self.free.clone();
+        let groups = self.program.kv.groups.len();
+        let mut rng = Rng::new(0xdead);
+        while self.free.len() >= groups {
+            let tokens = (self.free.len() / groups * self.limits.block_size).min(self.limits.max_context);
+            let junk = self.start(&rng.tokens(tokens, self.program.vocab));
+            self.step(&[(junk, tokens)])?;
+            self.sequences[junk.0].logits.clear();
+        }
+        self.users.fill(0);
+        self.sequences.clear();
+        self.free = free;
+        Ok(())
+    }
+
+    /// Adds a sequence; none of its tokens have run yet.
+    pub fn start(&mut self, tokens: &[u32]) -> SequenceId {
+        let tables = vec![Vec::new(); self.program.kv.groups.len()];
+        self.sequences.push(Sequence {
+            tokens: tokens.to_vec(),
+            done: 0,
+            tables,
+            logits: Vec::new(),
+            logits_from: 0,
+        });
+        SequenceId(self.sequences.len() - 1)
+    }
+
+    /// Adds tokens to a sequence, as if they had been sampled.
+    pub fn push(&mut self, sequence: SequenceId, tokens: &[u32]) {
+        self.sequences[sequence.0].tokens.extend(tokens);
+    }
+
+    /// Starts a sequence whose first `shared` tokens are those of another one, in the same pages. Full pages are
+    /// shared; a page that is filled in part is copied first.
+    ///
+    /// # Errors
+    /// What the runner says about the copy.
+    pub fn fork(&mut self, from: SequenceId, shared: usize, tokens: &[u32]) -> Result<SequenceId, String> {
+        let fork = self.start(tokens);
+        let source = &self.sequences[from.0];
+        assert!(shared <= source.done && tokens[..shared] == source.tokens[..shared], "not a prefix");
+        let blocks = shared.div_ceil(self.limits.block_size);
+        let mut tables: Vec<Vec<PageId>> =
+            source.tables.iter().map(|table| table[..blocks].to_vec()).collect();
+        for table in &mut tables {
+            for (block, page) in table.iter_mut().enumerate() {
+                let full = (block + 1) * self.limits.block_size <= shared;
+                if *page == PageId::SCRATCH {
+                    continue;
+                }
+                if full {
+                    self.users[page.0 as usize] += 1;
+                } else {
+                    let copy = take(&mut self.free, &mut self.users)?;
+                    let moves = [PageMove::Copy { from: *page, to: copy }];
+                    self.runner.move_pages(&moves).map_err(|error| error.to_string())?;
+                    *page = copy;
+                }
+            }
+        }
+        let sequence = &mut self.sequences[fork.0];
+        (sequence.tables, sequence.done, sequence.logits_from) = (tables, shared, shared);
+        Ok(fork)
+    }
+
+    /// Gives all pages of a sequence back, so that it would have to run again from its first token.
+    pub fn preempt(&mut self, sequence: SequenceId) {
+        let sequence = &mut self.sequences[sequence.0];
+        for page in sequence.tables.iter_mut().flat_map(|table| table.drain(..)) {
+            release(page, &mut self.free, &mut self.users);
+        }
+        sequence.done = 0;
+        sequence.logits_from = 0;
+        sequence.logits.clear();
+    }
+
+    /// Runs the next tokens of some sequences in one step, in this order.
+    ///
+    /// # Errors
+    /// What the runner says, or that the answers are not logits.
+    pub fn step(&mut self, parts: &[(SequenceId, usize)]) -> Result<(), String> {
+        let (mut tokens, mut sequences, mut pages) = (Vec::new(), Vec::new(), Vec::new());
+        for &(id, count) in parts {
+            let sequence = &mut self.sequences[id.0];
+            let end = sequence.done + count;
+            assert!(count > 0 && end <= sequence.tokens.len(), "{count} tokens of {:?} are not there", id);
+            for (table, group) in sequence.tables.iter_mut().zip(&self.program.kv.groups) {
+                // What the first row cannot see any more goes back before new pages are taken, as in an engine
+                // that is short of them.
+                if let Some(window) = group.window {
+                    let passed = (sequence.done + 1).saturating_sub(window as usize) / self.limits.block_size;
+                    for page in table.iter_mut().take(passed) {
+                        release(std::mem::take(page), &mut self.free, &mut self.users);
+                    }
+                }
+                while table.len() * self.limits.block_size < end {
+                    table.push(take(&mut self.free, &mut self.users)?);
+                }
+            }
+            let (first_row, first_page) = (tokens.len(), pages.len());
+            tokens.extend(&sequence.tokens[sequence.done..end]);
+            pages.extend(sequence.tables.iter().flatten());
+            sequences.push(StepSequence {
+                rows: first_row..tokens.len(),
+                start: sequence.done,
+                tables: first_page..pages.len(),
+            });
+        }
+        let outputs: Vec<Output<'_>> =
+            (0..tokens.len()).map(|row| Output { row, want: Want::Logits }).collect();
+        let step = Step { tokens: &tokens, sequences: &sequences, pages: &pages, outputs: &outputs };
+        submit(&mut *self.runner, &step, &mut self.out)?;
+        let mut outcomes = self.out.outcomes.drain(..);
+        for &(id, count) in parts {
+            let sequence = &mut self.sequences[id.0];
+            sequence.done += count;
+            for outcome in outcomes.by_ref().take(count) {
+                let Outcome::Logits(logits) = outcome else { return Err(format!("logits, not {outcome:?}")) };
+                if logits.len() != self.program.vocab {
+                    return Err(format!("{} logits for {} tokens", logits.len(), self.program.vocab));
+                }
+                sequence.logits.push(logits);
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs what is left of a sequence, alone, in chunks of at most this many tokens.
+    ///
+    /// # Errors
+    /// As [`Driver::step`].
+    pub fn run(&mut self, id: SequenceId, chunk: usize) -> Result<(), String> {
+        loop {
+            let sequence = &self.sequences[id.0];
+            match (sequence.tokens.len() - sequence.done).min(chunk) {
+                0 => return Ok(()),
+                count => self.step(&[(id, count)])?,
+            }
+        }
+    }
+
+    /// The logits of a sequence, `[positions][vocab]`, and the position of the first ones.
+    pub fn logits(&self, sequence: SequenceId) -> (usize, &[Vec<f32>]) {
+        let sequence = &self.sequences[sequence.0];
+        (sequence.logits_from, &sequence.logits)
+    }
+
+    /// The tokens of a sequence.
+    pub fn tokens(&self, sequence: SequenceId) -> &[u32] {
+        &self.sequences[sequence.0].tokens
+    }
+
+    /// The block table of a sequence in a KV group.
+    pub fn table(&self, sequence: SequenceId, group: usize) -> &[PageId] {
+        &self.sequences[sequence.0].tables[group]
+    }
+
+    /// The runner, for what a driver does not do.
+    pub fn runner(&mut self) -> &mut dyn Runner {
+        &mut *self.runner
+    }
+}
+
+/// Submits a step and collects it.
+///
+/// # Errors
+/// What the runner says, or that it did not answer every output.
+pub fn submit(runner: &mut dyn Runner, step: &Step<'_>, out: &mut StepOutput) -> Result<(), String> {
+    let ticket = runner.submit(step).map_err(|error| error.to_string())?;
+    runner.collect(ticket, out).map_err(|error| error.to_string())?;
+    match out.outcomes.len() == step.outputs.len() {
+        true => Ok(()),
+        false => Err(format!("{} outcomes for {} outputs", out.outcomes.len(), step.outputs.len())),
+    }
+}
+
+fn take(free: &mut Vec<PageId>, users: &mut [usize]) -> Result<PageId, String> {
+    let page = free.pop().ok_or("the test needs more pages than its options give")?;
+    users[page.0 as usize] += 1;
+    Ok(page)
+}
+
+fn release(page: PageId, free: &mut Vec<PageId>, users: &mut [usize]) {
+    if page == PageId::SCRATCH {
+        return;
+    }
+    users[page.0 as usize] -= 1;
+    if users[page.0 as usize] == 0 {
+        free.push(page);
+    }
+}

@@ -1,0 +1,215 @@
+//! Cases that compare logits with the backend's own, bit for bit: same answer alone or in company.
+
+use super::{
+    Biases, DriveOptions, Driver, ModelShape, RandomModel, Rng, Subject, Verdict,
+    compare::{Logits, Plan, same},
+};
+use crate::{RopeStyle, WeightFormat};
+
+/// A model of this format with a bit of everything, windows above all.
+pub(super) fn busy(format: WeightFormat) -> ModelShape {
+    let shape = ModelShape::of_format(format);
+    ModelShape {
+        // Three query heads for each K/V head; four where the products' columns must be multiples of 256.
+        heads: if format.block_len() == 256 { 8 } else { 6 },
+        windows: vec![Some(21), None, Some(21)],
+        rope_style: RopeStyle::Interleaved,
+        rotated: Some(48),
+        biases: Biases::Qkv,
+        qk_norm: true,
+        post_norms: true,
+        attention_cap: Some(20.0),
+        logit_cap: Some(10.0),
+        tied: true,
+        ..shape
+    }
+}
+
+/// Formats of each kind, for cases in which the format hardly matters.
+const SOME: [WeightFormat; 3] = [WeightFormat::F16, WeightFormat::Q8_0, WeightFormat::Q4_K];
+
+fn supported(subject: &Subject, formats: &[WeightFormat]) -> Vec<WeightFormat> {
+    formats.iter().copied().filter(|format| !subject.unsupported.contains(format)).collect()
+}
+
+/// Logits of sequences that each run alone and in one piece on a newly loaded model.
+fn alone(subject: &Subject, model: &RandomModel, sequences: &[Vec<u32>]) -> Result<Logits, String> {
+    let run = |tokens: &Vec<u32>| {
+        let plan = Plan::whole(vec![tokens.clone()]);
+        Ok(plan.load_and_run(&*(subject.backend)(2), model, &DriveOptions::default())?.remove(0))
+    };
+    sequences.iter().map(run).collect()
+}
+
+/// Whatever else is in the step.
+pub(super) fn company(subject: &Subject) -> Verdict {
+    for format in supported(subject, &WeightFormat::ALL) {
+        let shape = busy(format);
+        let model = shape.build(2);
+        let plan = Plan::mixed(16, shape.vocab);
+        let together = plan.load_and_run(&*(subject.backend)(2), &model, &DriveOptions::default())?;
+        let alone = alone(subject, &model, &plan.sequences)?;
+        same(&format!("company ({format})"), &together, &alone)?;
+    }
+    Ok(())
+}
+
+/// However the prompt is chunked.
+pub(super) fn chunks(subject: &Subject) -> Verdict {
+    for format in supported(subject, &WeightFormat::ALL) {
+        let shape = busy(format);
+        let model = shape.build(3);
+        let sequences = vec![Rng::new(3).tokens(53, shape.vocab)];
+        let whole = alone(subject, &model, &sequences)?;
+        let mut driver = Driver::new(&*(subject.backend)(2), &model, &DriveOptions::default())?;
+        for chunk in [1, 2, 3, 4, 7, 8, 15, 16, 17, 32, 48, 52] {
+            let id = driver.start(&sequences[0]);
+            driver.run(id, chunk)?;
+            let chunked = vec![driver.logits(id).1.to_vec()];
+            driver.preempt(id);
+            same(&format!("chunks of {chunk} ({format})"), &chunked, &whole)?;
+        }
+    }
+    Ok(())
+}
+
+/// However a long prompt is chunked: where attention is shared out in parts, their borders must not move.
+pub(super) fn long_chunks(subject: &Subject) -> Verdict {
+    let shape = ModelShape { windows: vec![None, Some(300)], hidden: 32, ffn: 32, ..ModelShape::default() };
+    let (model, tokens) = (shape.build(4), 1100);
+    let sequences = vec![Rng::new(4).tokens(tokens, shape.vocab)];
+    let options = DriveOptions { pages: 160, max_context: tokens, ..DriveOptions::default() };
+    let run = |threads: usize, steps: &[usize]| {
+        let steps = steps.iter().map(|&count| vec![(0, count)]).collect();
+        Plan { sequences: sequences.clone(), steps }.load_and_run(
+            &*(subject.backend)(threads),
+            &model,
+            &options,
+        )
+    };
+    let whole = run(2, &[tokens])?;
+    same("chunking", &run(2, &[300, 1, 511, 1, 1, 286])?, &whole)?;
+    same("chunking and another number of threads", &run(3, &[1, 1023, 1, 64, 1, 10])?, &whole)
+}
+
+/// Whether the prefix was computed by this sequence or lay in the pages of another one.
+pub(super) fn shared_prefix(subject: &Subject) -> Verdict {
+    for format in supported(subject, &SOME) {
+        let shape = busy(format);
+        let model = shape.build(5);
+        let mut rng = Rng::new(5);
+        let first = rng.tokens(37, shape.vocab);
+        let mut second = first[..32].to_vec();
+        second.extend(rng.tokens(9, shape.vocab));
+        let expected = alone(subject, &model, &[first.clone(), second.clone()])?;
+
+        let mut driver = Driver::new(&*(subject.backend)(2), &model, &DriveOptions::default())?;
+        let owner = driver.start(&first);
+        driver.step(&[(owner, 36)])?;
+        let heir = driver.fork(owner, 32, &second)?;
+        // The owner goes on while the heir reads its pages, in the same step; and then is gone.
+        driver.step(&[(heir, 4), (owner, 1)])?;
+        let owned = driver.logits(owner).1.to_vec();
+        driver.preempt(owner);
+        driver.run(heir, 3)?;
+        let inherited = driver.logits(heir).1.to_vec();
+        let expected = vec![expected[0].clone(), expected[1][32..].to_vec()];
+        same(&format!("a prefix in another's pages ({format})"), &vec![owned, inherited], &expected)?;
+    }
+    Ok(())
+}
+
+/// Whether the last page was copied from a sequence that went another way.
+pub(super) fn copy_on_write(subject: &Subject) -> Verdict {
+    for format in supported(subject, &SOME) {
+        let shape = busy(format);
+        let model = shape.build(6);
+        let mut rng = Rng::new(6);
+        let stem = rng.tokens(21, shape.vocab);
+        let branches: Vec<Vec<u32>> =
+            (0..3).map(|_| [&stem[..], &rng.tokens(14, shape.vocab)].concat()).collect();
+        let expected = alone(subject, &model, &branches)?;
+
+        let mut driver = Driver::new(&*(subject.backend)(2), &model, &DriveOptions::default())?;
+        let trunk = driver.start(&branches[0]);
+        driver.step(&[(trunk, 21)])?;
+        let left = driver.fork(trunk, 21, &branches[1])?;
+        driver.step(&[(trunk, 5), (left, 1)])?;
+        // Of a page that its owner has meanwhile written further.
+        let right = driver.fork(trunk, 21, &branches[2])?;
+        for _ in 0..9 {
+            driver.step(&[(right, 1), (trunk, 1), (left, 1)])?;
+        }
+        for (index, id) in [trunk, left, right].into_iter().enumerate() {
+            driver.run(id, 2)?;
+            let (from, logits) = driver.logits(id);
+            let expected = vec![expected[index][from..].to_vec()];
+            same(&format!("a copied page ({format}, branch {index})"), &vec![logits.to_vec()], &expected)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether it was preempted and computed again, in other pages and other chunks, with other company.
+pub(super) fn preemption(subject: &Subject) -> Verdict {
+    for format in supported(subject, &SOME) {
+        let shape = busy(format);
+        let model = shape.build(7);
+        let mut rng = Rng::new(7);
+        let victim_tokens = rng.tokens(44, shape.vocab);
+        let expected = alone(subject, &model, std::slice::from_ref(&victim_tokens))?;
+
+        let mut driver = Driver::new(&*(subject.backend)(2), &model, &DriveOptions::default())?;
+        let victim = driver.start(&victim_tokens[..33]);
+        driver.run(victim, 20)?;
+        for &token in &victim_tokens[33..38] {
+            driver.push(victim, &[token]);
+            driver.step(&[(victim, 1)])?;
+        }
+        driver.preempt(victim);
+        let thief = driver.start(&rng.tokens(70, shape.vocab));
+        driver.run(thief, 64)?;
+        driver.push(thief, &rng.tokens(2, shape.vocab));
+        driver.step(&[(thief, 1), (victim, 11)])?;
+        driver.step(&[(victim, 27), (thief, 1)])?;
+        driver.push(victim, &victim_tokens[38..]);
+        driver.run(victim, 1)?;
+        same(&format!("preemption ({format})"), &vec![driver.logits(victim).1.to_vec()], &expected)?;
+    }
+    Ok(())
+}
+
+/// For any number of threads.
+pub(super) fn threads(subject: &Subject) -> Verdict {
+    for format in supported(subject, &WeightFormat::ALL) {
+        let shape = busy(format);
+        let model = shape.build(8);
+        let plan = Plan::mixed(16, shape.vocab);
+        let run = |threads| plan.load_and_run(&*(subject.backend)(threads), &model, &DriveOptions::default());
+        let one = run(1)?;
+        for threads in [2, 3, 5] {
+            same(&format!("{threads} threads ({format})"), &run(threads)?, &one)?;
+        }
+    }
+    Ok(())
+}
+
+/// Wherever the pages lie, whatever was in them before, and however often.
+pub(super) fn places(subject: &Subject) -> Verdict {
+    for format in supported(subject, &SOME) {
+        let shape = busy(format);
+        let model = shape.build(9);
+        let plan = Plan::mixed(16, shape.vocab);
+        let backend = (subject.backend)(2);
+        let in_order = DriveOptions { scatter: None, pages: 40, ..DriveOptions::default() };
+        let fresh = plan.load_and_run(&*backend, &model, &in_order)?;
+        for (scatter, stale) in [(Some(7), false), (None, true), (Some(8), true)] {
+            let options = DriveOptions { scatter, stale, ..in_order };
+            let mut driver = Driver::new(&*backend, &model, &options)?;
+            for round in 0..3 {
+                same(&format!("{options:?}, round {round} ({format})"), &plan.run(&mut driver)?, &fresh)?;
+            }
+        }
+    }
+    Ok(())
+}
