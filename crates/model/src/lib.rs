@@ -1,7 +1,18 @@
 //! Model files, tokenizers and chat templates; lowering a model to a Program.
+//!
+//! [`ModelFile`] is a file or folder that has been opened and checked but not understood; [`Model`] is what becomes of
+//! it: a program with weights, a tokenizer, a chat template. Nothing here knows a device.
 
+mod arch;
 pub mod chat;
+mod error;
 pub mod gguf;
+mod hf;
+mod load;
 mod mapped;
+mod rope;
 pub mod tensor;
 pub mod tokenizer;
+
+pub use error::ModelError;
+pub use load::{Description, GenerationDefaults, LoadOptions, MetadataEntry, Model, ModelFile};

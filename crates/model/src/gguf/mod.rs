@@ -62,6 +62,11 @@ impl Gguf {
         }
     }
 
+    /// What people call the file's mix of formats, if it says so: `Q4_K_M`.
+    pub fn file_type(&self) -> Option<&'static str> {
+        types::file_type(self.metadata.u32("general.file_type")?)
+    }
+
     fn single(part: reader::Part, files: Vec<PathBuf>) -> Self {
         let reader::Part { version, metadata, tensors, bytes } = part;
         Self { version, metadata, tensors, files, bytes }

@@ -1,0 +1,138 @@
+//! Taking tensors out of a file by name, with the shapes that the architecture expects.
+
+use std::collections::HashMap;
+
+use paguro_backend::{Matrix, MatrixId, VectorId, WeightFormat, Weights};
+
+use crate::{error::ModelError, tensor::Tensor};
+
+/// The formats of vectors; and of matrices, where the file is safetensors.
+pub(crate) const FLOATS: [WeightFormat; 3] = [WeightFormat::F32, WeightFormat::F16, WeightFormat::BF16];
+
+/// The tensors of a file that have not been used yet, and the weights that were made of the others.
+pub(crate) struct Tensors<'a> {
+    architecture: &'static str,
+    /// What matrices may be encoded in.
+    formats: &'static [WeightFormat],
+    rest: HashMap<&'a str, &'a Tensor>,
+    pub(crate) weights: Weights,
+}
+
+impl<'a> Tensors<'a> {
+    pub(crate) fn new(
+        architecture: &'static str,
+        formats: &'static [WeightFormat],
+        tensors: &'a [Tensor],
+    ) -> Self {
+        let rest = tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
+        Self { architecture, formats, rest, weights: Weights::default() }
+    }
+
+    /// Number of tensors not used yet.
+    pub(crate) fn len(&self) -> usize {
+        self.rest.len()
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.rest.contains_key(name)
+    }
+
+    /// The number of rows of the matrix `name`, without using it.
+    pub(crate) fn rows(&self, name: &str) -> Option<usize> {
+        self.rest.get(name).and_then(|tensor| tensor.shape.first().copied())
+    }
+
+    /// Uses the matrix `name`, `[rows, cols]`, if it is there.
+    pub(crate) fn matrix(
+        &mut self,
+        name: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Option<Matrix>, ModelError> {
+        let Some(tensor) = self.take(name, &[rows, cols])? else { return Ok(None) };
+        let format = match tensor.dtype.weight_format() {
+            Some(format) if self.formats.contains(&format) => format,
+            _ => return Err(wrong_type(tensor, self.formats)),
+        };
+        Ok(Some(Matrix { name: name.to_owned(), format, rows, cols, bytes: tensor.bytes.clone() }))
+    }
+
+    /// Uses the vector `name`, `[len]`, if it is there, and reads it.
+    pub(crate) fn vector(&mut self, name: &str, len: usize) -> Result<Option<Vec<f32>>, ModelError> {
+        let Some(tensor) = self.take(name, &[len])? else { return Ok(None) };
+        match tensor.dtype.weight_format() {
+            Some(format) if FLOATS.contains(&format) => {
+                let mut values = vec![0.0; len];
+                format.dequantize(tensor.bytes.as_slice(), &mut values);
+                Ok(Some(values))
+            }
+            _ => Err(wrong_type(tensor, &FLOATS)),
+        }
+    }
+
+    /// As [`Tensors::matrix`], but it has to be there.
+    pub(crate) fn require_matrix(
+        &mut self,
+        name: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Matrix, ModelError> {
+        self.matrix(name, rows, cols)?.ok_or_else(|| self.missing(name, &[rows, cols]))
+    }
+
+    /// As [`Tensors::vector`], but it has to be there.
+    pub(crate) fn require_vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {
+        self.vector(name, len)?.ok_or_else(|| self.missing(name, &[len]))
+    }
+
+    /// Adds a matrix to the weights.
+    pub(crate) fn add_matrix(&mut self, matrix: Matrix) -> MatrixId {
+        self.weights.matrices.push(matrix);
+        MatrixId(self.weights.matrices.len() as u32 - 1)
+    }
+
+    /// Adds a vector to the weights.
+    pub(crate) fn add_vector(&mut self, vector: Vec<f32>) -> VectorId {
+        self.weights.vectors.push(vector);
+        VectorId(self.weights.vectors.len() as u32 - 1)
+    }
+
+    /// Ends the use of tensors: those that are left over must be `harmless`.
+    pub(crate) fn finish(self, harmless: impl Fn(&str) -> bool) -> Result<Weights, ModelError> {
+        let mut unknown: Vec<&str> = self.rest.into_keys().filter(|name| !harmless(name)).collect();
+        if unknown.is_empty() {
+            return Ok(self.weights);
+        }
+        const SHOWN: usize = 4;
+        unknown.sort_unstable();
+        let mut names = unknown[..unknown.len().min(SHOWN)].join("`, `");
+        names = format!("`{names}`{}", if unknown.len() > SHOWN { ", ..." } else { "" });
+        Err(ModelError::UnknownTensors { count: unknown.len(), architecture: self.architecture, names })
+    }
+
+    pub(crate) fn missing(&self, name: &str, shape: &[usize]) -> ModelError {
+        let (tensor, architecture) = (name.to_owned(), self.architecture);
+        ModelError::MissingTensor { tensor, architecture, shape: shape.to_vec() }
+    }
+
+    fn take(&mut self, name: &str, shape: &[usize]) -> Result<Option<&'a Tensor>, ModelError> {
+        let Some(tensor) = self.rest.remove(name) else { return Ok(None) };
+        // Outer dimensions of one change nothing: some writers store vectors as matrices of one row.
+        let outer = tensor.shape.len().saturating_sub(shape.len());
+        let same = tensor.shape[outer..] == *shape && tensor.shape[..outer].iter().all(|&dim| dim == 1);
+        if !same {
+            let (found, expected) = (tensor.shape.clone(), shape.to_vec());
+            return Err(ModelError::Shape { tensor: name.to_owned(), found, expected });
+        }
+        Ok(Some(tensor))
+    }
+}
+
+fn wrong_type(tensor: &Tensor, supported: &[WeightFormat]) -> ModelError {
+    let supported: Vec<_> = supported.iter().map(|format| format.name()).collect();
+    ModelError::TensorType {
+        tensor: tensor.name.clone(),
+        dtype: tensor.dtype.to_string(),
+        supported: supported.join(", "),
+    }
+}

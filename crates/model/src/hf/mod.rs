@@ -1,0 +1,183 @@
+//! Hugging Face folders: `config.json`, safetensors, `tokenizer.json` and what belongs to them.
+
+mod safetensors;
+
+use std::{
+    collections::HashMap,
+    fs,
+    io::Read,
+    path::{Component, Path, PathBuf},
+};
+
+use serde_json::{Map, Value};
+
+use crate::{error::ModelError, tensor::Tensor};
+
+/// The part of a folder that has weights and shapes.
+#[derive(Debug)]
+pub(crate) struct HfFolder {
+    pub(crate) path: PathBuf,
+    /// `config.json`.
+    pub(crate) config: Map<String, Value>,
+    /// `generation_config.json`, empty if there is none.
+    pub(crate) generation: Map<String, Value>,
+    /// All tensors, in the order of the files.
+    pub(crate) tensors: Vec<Tensor>,
+    /// The files with tensors.
+    pub(crate) files: Vec<PathBuf>,
+    /// Bytes of these files together.
+    pub(crate) bytes: u64,
+}
+
+// More than any real file of its kind has; a larger one is not read into memory.
+const MAX_CONFIG: u64 = 4 << 20;
+const MAX_INDEX: u64 = 64 << 20;
+const MAX_TOKENIZER: u64 = 256 << 20;
+const MAX_TEMPLATE: u64 = 4 << 20;
+
+impl HfFolder {
+    /// Reads `config.json` and maps the weights.
+    ///
+    /// # Errors
+    /// [`ModelError`], with what is missing or damaged.
+    pub(crate) fn open(path: &Path) -> Result<Self, ModelError> {
+        let config_path = path.join("config.json");
+        let config = read_object(&config_path, MAX_CONFIG)?.ok_or_else(|| no_config(path))?;
+        let generation = read_object(&path.join("generation_config.json"), MAX_CONFIG)?.unwrap_or_default();
+        let files = weight_files(path)?;
+        let (mut tensors, mut bytes) = (Vec::new(), 0);
+        for (i, file) in files.iter().enumerate() {
+            bytes += safetensors::open(file, i, &mut tensors)?;
+        }
+        check_unique(path, &tensors)?;
+        Ok(Self { path: path.to_owned(), config, generation, tensors, files, bytes })
+    }
+
+    /// `tokenizer.json`.
+    pub(crate) fn tokenizer(&self) -> Result<Vec<u8>, ModelError> {
+        let path = self.path.join("tokenizer.json");
+        read_file(&path, MAX_TOKENIZER)?.ok_or_else(|| ModelError::NotAModel {
+            path: self.path.clone(),
+            problem: "the folder has no tokenizer.json (a tokenizer.model alone is not supported; \
+                      save the tokenizer with a current version of transformers)"
+                .to_owned(),
+        })
+    }
+
+    /// `tokenizer_config.json`, if there is one.
+    pub(crate) fn tokenizer_config(&self) -> Result<Option<Vec<u8>>, ModelError> {
+        read_file(&self.path.join("tokenizer_config.json"), MAX_TOKENIZER)
+    }
+
+    /// `chat_template.jinja`, which newer folders have instead of a template in `tokenizer_config.json`.
+    pub(crate) fn chat_template(&self) -> Result<Option<String>, ModelError> {
+        let path = self.path.join("chat_template.jinja");
+        let Some(bytes) = read_file(&path, MAX_TEMPLATE)? else { return Ok(None) };
+        String::from_utf8(bytes).map(Some).map_err(|_| bad(&path, "it is not UTF-8"))
+    }
+}
+
+fn no_config(path: &Path) -> ModelError {
+    let ggufs = match fs::read_dir(path) {
+        Ok(entries) => entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect(),
+        Err(_) => Vec::new(),
+    };
+    let gguf = ggufs.iter().filter(|name| name.ends_with(".gguf")).min();
+    let problem = match gguf {
+        Some(name) => {
+            format!("the folder has no config.json; to open the GGUF file in it, name the file ({name})")
+        }
+        None => "the folder has no config.json".to_owned(),
+    };
+    ModelError::NotAModel { path: path.to_owned(), problem }
+}
+
+/// The safetensors files: those that the index names, or the only one.
+fn weight_files(folder: &Path) -> Result<Vec<PathBuf>, ModelError> {
+    let index_path = folder.join("model.safetensors.index.json");
+    if let Some(index) = read_object(&index_path, MAX_INDEX)? {
+        return indexed_files(folder, &index_path, &index);
+    }
+    let single = folder.join("model.safetensors");
+    if single.is_file() {
+        return Ok(vec![single]);
+    }
+    let has = |name: &str| folder.join(name).exists();
+    let other = [
+        "pytorch_model.bin",
+        "pytorch_model.bin.index.json",
+        "consolidated.00.pth",
+        "tf_model.h5",
+        "flax_model.msgpack",
+    ];
+    let problem = match other.into_iter().find(|name| has(name)) {
+        Some(name) => {
+            format!("weights in `{name}` are not supported; convert them to model.safetensors or to GGUF")
+        }
+        None => "the folder has neither model.safetensors nor model.safetensors.index.json".to_owned(),
+    };
+    Err(ModelError::NotAModel { path: folder.to_owned(), problem })
+}
+
+fn indexed_files(folder: &Path, path: &Path, index: &Map<String, Value>) -> Result<Vec<PathBuf>, ModelError> {
+    let map = index.get("weight_map").and_then(Value::as_object);
+    let map = map.ok_or_else(|| bad(path, "it has no `weight_map`"))?;
+    let mut names: Vec<&str> = Vec::new();
+    for (tensor, name) in map {
+        let name = name.as_str().ok_or_else(|| bad(path, &format!("`{tensor}` is in no file")))?;
+        // The index may only name files of this folder.
+        let mut parts = Path::new(name).components();
+        let is_plain =
+            matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name);
+        if !is_plain || name.contains(['/', '\\']) {
+            return Err(bad(path, &format!("`{name}` is not a file name of this folder")));
+        }
+        names.push(name);
+    }
+    names.sort_unstable();
+    names.dedup();
+    let files: Vec<_> = names.into_iter().map(|name| folder.join(name)).collect();
+    match files.iter().find(|file| !file.is_file()) {
+        Some(missing) => Err(bad(path, &format!("it names `{}`, which is missing", missing.display()))),
+        None if files.is_empty() => Err(bad(path, "its `weight_map` is empty")),
+        None => Ok(files),
+    }
+}
+
+fn check_unique(folder: &Path, tensors: &[Tensor]) -> Result<(), ModelError> {
+    let mut files = HashMap::with_capacity(tensors.len());
+    for tensor in tensors {
+        if files.insert(tensor.name.as_str(), tensor.file).is_some() {
+            return Err(bad(folder, &format!("tensor `{}` is in two files", tensor.name)));
+        }
+    }
+    Ok(())
+}
+
+fn bad(path: &Path, problem: &str) -> ModelError {
+    ModelError::BadFile { path: path.to_owned(), problem: problem.to_owned() }
+}
+
+/// A JSON object, `None` if the file does not exist.
+fn read_object(path: &Path, limit: u64) -> Result<Option<Map<String, Value>>, ModelError> {
+    let Some(bytes) = read_file(path, limit)? else { return Ok(None) };
+    serde_json::from_slice(&bytes)
+        .map(Some)
+        .map_err(|error| bad(path, &format!("not a JSON object: {error}")))
+}
+
+/// The whole file, `None` if it does not exist.
+fn read_file(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, ModelError> {
+    let io = |source| ModelError::Io { path: path.to_owned(), source };
+    let file = match fs::File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(io(error)),
+    };
+    let mut bytes = Vec::new();
+    file.take(limit + 1).read_to_end(&mut bytes).map_err(io)?;
+    if bytes.len() as u64 > limit {
+        return Err(bad(path, &format!("it has more than {} MiB, which no such file has", limit >> 20)));
+    }
+    Ok(Some(bytes))
+}

@@ -1,0 +1,353 @@
+//! Opening a model: a file or folder, and what becomes of it.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use paguro_backend::{Program, WeightFormat, Weights};
+use serde_json::{Map, Value};
+
+use crate::{
+    arch::{self, Architecture, Config, Names, Tensors},
+    error::ModelError,
+    gguf::Gguf,
+    hf::HfFolder,
+    tensor::Tensor,
+    tokenizer::Tokenizer,
+};
+
+/// A model that is ready to be loaded by a backend.
+#[derive(Debug)]
+pub struct Model {
+    /// What the file calls itself, or what the file is called.
+    pub name: String,
+    /// As the file names it: `llama`, `LlamaForCausalLM`.
+    pub architecture: String,
+    /// Its size, for people.
+    pub description: Description,
+    /// Tokens that it was trained for.
+    pub context_length: usize,
+    /// Tokens that `program` was made for: [`LoadOptions::max_context`], or `context_length`. A sequence must not
+    /// become longer.
+    pub max_context: usize,
+    /// The model, lowered.
+    pub program: Program,
+    /// Its weights; they lie in the mapped file.
+    pub weights: Weights,
+    /// Its tokenizer.
+    pub tokenizer: Arc<Tokenizer>,
+    /// What its makers recommend for sampling.
+    pub defaults: GenerationDefaults,
+    /// Tokens that end an answer: end of text, of turn, of message. Sorted.
+    pub stop_tokens: Vec<u32>,
+}
+
+/// Choices at opening.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LoadOptions {
+    /// The longest sequence that will be run; `None` is what the model was trained for. Decides which of longrope's
+    /// factors are used, and whether a sliding window can matter at all.
+    pub max_context: Option<usize>,
+}
+
+/// A model's size, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Description {
+    /// Number of weights, in all tensors.
+    pub parameters: u64,
+    /// Bytes of the file, or of all files.
+    pub file_bytes: u64,
+    /// As people write it: `Q4_K_M`, `BF16`.
+    pub quantization: String,
+}
+
+/// Sampling values that a model's makers recommend; `None` where they say nothing.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[allow(missing_docs)] // named as the sampling parameters that they set
+pub struct GenerationDefaults {
+    pub temperature: Option<f32>,
+    pub top_k: Option<u32>,
+    pub top_p: Option<f32>,
+    pub min_p: Option<f32>,
+    pub repetition_penalty: Option<f32>,
+    /// How many tokens the penalty looks back.
+    pub penalty_window: Option<u32>,
+    /// Length of an answer.
+    pub max_tokens: Option<usize>,
+}
+
+/// A model's file or folder, opened and checked but not lowered: all that `inspect` shows can be had even of models
+/// that are not supported.
+#[derive(Debug)]
+pub struct ModelFile {
+    name: String,
+    source: Source,
+}
+
+#[derive(Debug)]
+enum Source {
+    Gguf(Box<Gguf>),
+    Hf(Box<HfFolder>),
+}
+
+/// One key/value of a file, as text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MetadataEntry {
+    /// Its key. Hugging Face's files stand before it: `config.json: hidden_size`.
+    pub key: String,
+    /// Type of the value.
+    pub kind: &'static str,
+    /// The value; of long arrays the beginning.
+    pub value: String,
+}
+
+impl Model {
+    /// Opens a GGUF file, one of several of a split model, or a Hugging Face folder.
+    ///
+    /// # Errors
+    /// [`ModelError`].
+    pub fn open(path: &Path, options: &LoadOptions) -> Result<Self, ModelError> {
+        ModelFile::open(path)?.load(options)
+    }
+
+    /// Opens a GGUF file that lies in memory, such as one that is embedded in the program.
+    ///
+    /// # Errors
+    /// [`ModelError`].
+    pub fn from_static(name: &str, bytes: &'static [u8], options: &LoadOptions) -> Result<Self, ModelError> {
+        ModelFile::from_static(name, bytes)?.load(options)
+    }
+}
+
+impl ModelFile {
+    /// Opens what lies at `path`: a GGUF file, a Hugging Face folder, or a file of one.
+    ///
+    /// # Errors
+    /// [`ModelError`], if it is neither, or damaged.
+    pub fn open(path: &Path) -> Result<Self, ModelError> {
+        let metadata = std::fs::metadata(path).map_err(|source| match source.kind() {
+            std::io::ErrorKind::NotFound => ModelError::NotAModel {
+                path: path.to_owned(),
+                problem: "there is no such file or folder".to_owned(),
+            },
+            _ => ModelError::Io { path: path.to_owned(), source },
+        })?;
+        let is_part_of_folder = |name: &str| name.ends_with(".safetensors") || name == "config.json";
+        let file_name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let folder = match path.parent() {
+            _ if metadata.is_dir() => Some(path),
+            Some(parent) if is_part_of_folder(file_name) => Some(parent),
+            _ => None,
+        };
+        if let Some(folder) = folder {
+            let source = Source::Hf(Box::new(HfFolder::open(folder)?));
+            return Ok(Self { name: name_of(folder), source });
+        }
+        let gguf = Gguf::open(path)?;
+        let name = gguf.metadata.str("general.name").map_or_else(|| name_of(path), str::to_owned);
+        Ok(Self { name, source: Source::Gguf(Box::new(gguf)) })
+    }
+
+    /// Reads a GGUF file that lies in memory; `name` is used if it does not name itself.
+    ///
+    /// # Errors
+    /// [`ModelError`].
+    pub fn from_static(name: &str, bytes: &'static [u8]) -> Result<Self, ModelError> {
+        let gguf = Gguf::from_bytes(Arc::new(bytes))?;
+        let name = gguf.metadata.str("general.name").unwrap_or(name).to_owned();
+        Ok(Self { name, source: Source::Gguf(Box::new(gguf)) })
+    }
+
+    /// What the file calls itself, or what the file is called.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The kind of file: `GGUF v3`.
+    pub fn format(&self) -> String {
+        match &self.source {
+            Source::Gguf(gguf) => format!("GGUF v{}", gguf.version),
+            Source::Hf(_) => "Hugging Face folder".to_owned(),
+        }
+    }
+
+    /// The architecture as the file names it, supported or not.
+    pub fn architecture(&self) -> Option<&str> {
+        match &self.source {
+            Source::Gguf(gguf) => gguf.metadata.str("general.architecture"),
+            Source::Hf(folder) => folder.config.get("architectures")?.get(0)?.as_str(),
+        }
+    }
+
+    /// The files with weights; none for a model in memory.
+    pub fn files(&self) -> &[PathBuf] {
+        match &self.source {
+            Source::Gguf(gguf) => &gguf.files,
+            Source::Hf(folder) => &folder.files,
+        }
+    }
+
+    /// All tensors.
+    pub fn tensors(&self) -> &[Tensor] {
+        match &self.source {
+            Source::Gguf(gguf) => &gguf.tensors,
+            Source::Hf(folder) => &folder.tensors,
+        }
+    }
+
+    /// All key/values.
+    pub fn metadata(&self) -> Vec<MetadataEntry> {
+        match &self.source {
+            Source::Gguf(gguf) => {
+                let entry = |(key, value): (&str, &crate::gguf::Value)| MetadataEntry {
+                    key: key.to_owned(),
+                    kind: value.type_name(),
+                    value: value.to_string(),
+                };
+                gguf.metadata.iter().map(entry).collect()
+            }
+            Source::Hf(folder) => {
+                let config = json_entries("config.json", &folder.config);
+                config.chain(json_entries("generation_config.json", &folder.generation)).collect()
+            }
+        }
+    }
+
+    /// The model's size.
+    pub fn description(&self) -> Description {
+        let (file_type, file_bytes) = match &self.source {
+            Source::Gguf(gguf) => (gguf.file_type(), gguf.bytes),
+            Source::Hf(folder) => (None, folder.bytes),
+        };
+        let parameters = self.tensors().iter().map(Tensor::elements).fold(0, u64::saturating_add);
+        let quantization = file_type.map_or_else(|| self.majority_type(), str::to_owned);
+        Description { parameters, file_bytes, quantization }
+    }
+
+    /// The type that most bytes have.
+    fn majority_type(&self) -> String {
+        let mut bytes = BTreeMap::new();
+        for tensor in self.tensors() {
+            *bytes.entry(tensor.dtype.to_string()).or_insert(0) += tensor.bytes.as_slice().len();
+        }
+        let most = bytes.into_iter().max_by_key(|entry| entry.1);
+        most.map_or_else(|| "no weights".to_owned(), |entry| entry.0)
+    }
+
+    /// Lowers the model, and makes its tokenizer.
+    ///
+    /// # Errors
+    /// [`ModelError`], with what is not supported, missing or contradictory.
+    pub fn load(&self, options: &LoadOptions) -> Result<Model, ModelError> {
+        let (config, program, weights) = self.lower(options.max_context)?;
+        let (tokenizer, defaults, mut stop_tokens) = match &self.source {
+            Source::Gguf(gguf) => (Tokenizer::from_gguf(&gguf.metadata)?, gguf_defaults(gguf), Vec::new()),
+            Source::Hf(folder) => {
+                let config = folder.tokenizer_config()?;
+                let tokenizer = Tokenizer::from_hf(&folder.tokenizer()?, config.as_deref())?;
+                (tokenizer, hf_defaults(&folder.generation), hf_stop_tokens(folder))
+            }
+        };
+        stop_tokens.extend_from_slice(tokenizer.stop_tokens());
+        stop_tokens.retain(|&token| (token as usize) < program.vocab);
+        stop_tokens.sort_unstable();
+        stop_tokens.dedup();
+        Ok(Model {
+            name: self.name.clone(),
+            architecture: self.architecture().unwrap_or_default().to_owned(),
+            description: self.description(),
+            context_length: config.context_length,
+            max_context: options.max_context.unwrap_or(config.context_length),
+            program,
+            weights,
+            tokenizer: Arc::new(tokenizer),
+            defaults,
+            stop_tokens,
+        })
+    }
+
+    fn lower(&self, max_context: Option<usize>) -> Result<(Config, Program, Weights), ModelError> {
+        let tensors = self.tensors();
+        let (config, names, tensors) = match &self.source {
+            Source::Gguf(gguf) => {
+                let architecture = gguf.metadata.require_str("general.architecture")?;
+                let architecture = Architecture::from_gguf(architecture)?;
+                let mut tensors = Tensors::new(architecture.name(), &WeightFormat::ALL, tensors);
+                let config = arch::config_from_gguf(&gguf.metadata, &mut tensors, max_context)?;
+                (config, Names::gguf(architecture), tensors)
+            }
+            Source::Hf(folder) => {
+                let config = arch::config_from_hf(&folder.config, tensors.len(), max_context)?;
+                let tensors = Tensors::new(config.architecture.name(), &arch::FLOATS, tensors);
+                let names = Names::hf(config.architecture, |name| tensors.has(name));
+                (config, names, tensors)
+            }
+        };
+        let max_context = max_context.unwrap_or(config.context_length);
+        let (program, weights) = arch::lower(&config, &names, tensors, max_context)?;
+        Ok((config, program, weights))
+    }
+}
+
+fn name_of(path: &Path) -> String {
+    // `.` and `..` have no name of their own.
+    let full = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let stem = if full.is_dir() { full.file_name() } else { full.file_stem() };
+    stem.map_or_else(|| path.display().to_string(), |stem| stem.to_string_lossy().into_owned())
+}
+
+fn json_entries(file: &'static str, object: &Map<String, Value>) -> impl Iterator<Item = MetadataEntry> {
+    object.iter().map(move |(key, value)| {
+        let kind = match value {
+            Value::Null => "null",
+            Value::Bool(_) => "bool",
+            Value::Number(_) => "number",
+            Value::String(_) => "string",
+            Value::Array(_) => "array",
+            Value::Object(_) => "object",
+        };
+        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        MetadataEntry { key: format!("{file}: {key}"), kind, value: text }
+    })
+}
+
+fn gguf_defaults(gguf: &Gguf) -> GenerationDefaults {
+    let number = |key: &str| gguf.metadata.f32(&format!("general.sampling.{key}"));
+    let integer = |key: &str| gguf.metadata.u32(&format!("general.sampling.{key}"));
+    GenerationDefaults {
+        temperature: number("temp"),
+        top_k: integer("top_k"),
+        top_p: number("top_p"),
+        min_p: number("min_p"),
+        repetition_penalty: number("penalty_repeat"),
+        penalty_window: integer("penalty_last_n"),
+        max_tokens: None,
+    }
+}
+
+fn hf_defaults(generation: &Map<String, Value>) -> GenerationDefaults {
+    let number = |key: &str| Some(generation.get(key)?.as_f64()? as f32);
+    let integer = |key: &str| generation.get(key)?.as_u64()?.try_into().ok();
+    let greedy = generation.get("do_sample").and_then(Value::as_bool) == Some(false);
+    GenerationDefaults {
+        temperature: if greedy { Some(0.0) } else { number("temperature") },
+        top_k: integer("top_k"),
+        top_p: number("top_p"),
+        min_p: number("min_p"),
+        repetition_penalty: number("repetition_penalty"),
+        penalty_window: None,
+        max_tokens: integer("max_new_tokens").map(|tokens: u32| tokens as usize),
+    }
+}
+
+/// `eos_token_id` of both configurations: a number or a list.
+fn hf_stop_tokens(folder: &HfFolder) -> Vec<u32> {
+    let ids = [&folder.generation, &folder.config].into_iter().filter_map(|file| file.get("eos_token_id"));
+    let ids = ids.flat_map(|value| match value {
+        Value::Array(ids) => ids.as_slice(),
+        single => std::slice::from_ref(single),
+    });
+    ids.filter_map(|id| id.as_u64()?.try_into().ok()).collect()
+}

@@ -1,0 +1,193 @@
+//! Rotary position embeddings: every kind of scaling becomes one frequency per rotated pair, and one magnitude.
+
+use std::f64::consts::TAU;
+
+use paguro_backend::{Rope, RopeStyle};
+
+/// What a file says about its rotary embeddings.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct RopeConfig {
+    pub(crate) style: RopeStyle,
+    /// How many elements of a head are rotated; even.
+    pub(crate) dims: usize,
+    /// `theta`, the base of the wavelengths.
+    pub(crate) base: f64,
+    /// How many times longer than in training the context is: positions are divided by it. One where there is no
+    /// scaling, or where it is all in `factors`.
+    pub(crate) factor: f64,
+    /// YaRN's choice of which pairs `factor` holds for; without it, all.
+    pub(crate) yarn: Option<Yarn>,
+    /// Divides the frequency of each pair.
+    pub(crate) factors: Factors,
+    /// Multiplies sine and cosine.
+    pub(crate) magnitude: f64,
+}
+
+/// Divisors of the frequencies.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Factors {
+    /// All one.
+    None,
+    /// As the file lists them, `[dims / 2]`: longrope's, and those that llama.cpp precomputes for Llama 3.
+    Listed(Vec<f32>),
+    /// Llama 3's rule, as Hugging Face's configuration gives it.
+    Llama3 {
+        factor: f64,
+        low_freq_factor: f64,
+        high_freq_factor: f64,
+        /// Context of the first training.
+        original: f64,
+    },
+}
+
+/// YaRN (arXiv:2309.00071): pairs that turn more than `beta_fast` times within the original context keep their
+/// frequency, those that turn less than `beta_slow` times are interpolated, and between them it ramps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Yarn {
+    pub(crate) beta_fast: f64,
+    pub(crate) beta_slow: f64,
+    /// Context of the first training.
+    pub(crate) original: f64,
+    /// Whether the ends of the ramp are whole pairs; they are in llama.cpp, and nearly always in transformers.
+    pub(crate) truncate: bool,
+}
+
+impl RopeConfig {
+    /// Plain RoPE.
+    pub(crate) fn plain(style: RopeStyle, dims: usize, base: f64) -> Self {
+        Self { style, dims, base, factor: 1.0, yarn: None, factors: Factors::None, magnitude: 1.0 }
+    }
+
+    /// The numbers that a backend needs.
+    pub(crate) fn lower(&self) -> Rope {
+        let frequencies = (0..self.dims / 2).map(|pair| self.frequency(pair) as f32).collect();
+        Rope { style: self.style, frequencies, magnitude: self.magnitude as f32 }
+    }
+
+    fn frequency(&self, pair: usize) -> f64 {
+        let plain = self.base.powf(-2.0 * pair as f64 / self.dims as f64) / self.divisor(pair);
+        let interpolated = plain / self.factor;
+        match self.yarn {
+            None => interpolated,
+            Some(yarn) => {
+                let kept = yarn.kept(pair, self.dims, self.base);
+                interpolated * (1.0 - kept) + plain * kept
+            }
+        }
+    }
+
+    fn divisor(&self, pair: usize) -> f64 {
+        match &self.factors {
+            Factors::None => 1.0,
+            Factors::Listed(factors) => factors[pair].into(),
+            &Factors::Llama3 { factor, low_freq_factor, high_freq_factor, original } => {
+                let wavelength = TAU * self.base.powf(2.0 * pair as f64 / self.dims as f64);
+                if wavelength < original / high_freq_factor {
+                    1.0
+                } else if wavelength > original / low_freq_factor {
+                    factor
+                } else {
+                    let smooth =
+                        (original / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                    1.0 / ((1.0 - smooth) / factor + smooth)
+                }
+            }
+        }
+    }
+}
+
+impl Yarn {
+    /// How much of the pair's own frequency is kept: one for fast pairs, zero for slow ones.
+    fn kept(&self, pair: usize, dims: usize, base: f64) -> f64 {
+        // The pair that turns `rotations` times within the original context.
+        let pair_at =
+            |rotations: f64| dims as f64 * (self.original / (rotations * TAU)).ln() / (2.0 * base.ln());
+        let (mut low, mut high) = (pair_at(self.beta_fast), pair_at(self.beta_slow));
+        if self.truncate {
+            (low, high) = (low.floor(), high.ceil());
+        }
+        let (low, high) = (low.max(0.0), high.min(dims as f64 - 1.0));
+        1.0 - ((pair as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0)
+    }
+
+    /// YaRN's own magnitude for a context that is `factor` times longer.
+    pub(crate) fn magnitude(factor: f64, scale: f64) -> f64 {
+        if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 }
+    }
+}
+
+/// Longrope's magnitude (arXiv:2402.13753) for a context that is `factor` times longer than the original one.
+pub(crate) fn longrope_magnitude(factor: f64, original: f64) -> f64 {
+    if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original.ln()).sqrt() }
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::{Expect, expect};
+
+    use super::*;
+
+    /// Frequencies as multiples of the plain ones: what the scaling does to each pair.
+    #[track_caller]
+    fn check(rope: RopeConfig, expected: Expect) {
+        let plain = RopeConfig::plain(rope.style, rope.dims, rope.base).lower();
+        let scaled = rope.lower();
+        let ratios = scaled.frequencies.iter().zip(&plain.frequencies).map(|(s, p)| format!("{:.4}", s / p));
+        let ratios: Vec<_> = ratios.collect();
+        expected.assert_eq(&format!("{} magnitude {:.4}", ratios.join(" "), scaled.magnitude));
+    }
+
+    fn plain(dims: usize, base: f64) -> RopeConfig {
+        RopeConfig::plain(RopeStyle::HalfSplit, dims, base)
+    }
+
+    #[test]
+    fn plain_frequencies_fall_from_one_by_powers_of_the_base() {
+        let rope = plain(8, 10000.0).lower();
+        assert_eq!(rope.frequencies, [1.0, 0.1, 0.01, 0.001]);
+    }
+
+    #[test]
+    fn linear_scaling_slows_all_pairs() {
+        check(
+            RopeConfig { factor: 4.0, ..plain(8, 10000.0) },
+            expect!["0.2500 0.2500 0.2500 0.2500 magnitude 1.0000"],
+        );
+    }
+
+    // The settings of Llama 3.2 1B. Expected values here and below: the formulas of transformers'
+    // modeling_rope_utils.py, evaluated in Python.
+    #[test]
+    fn llama3_scaling_slows_long_wavelengths() {
+        let factors =
+            Factors::Llama3 { factor: 32.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original: 8192.0 };
+        check(
+            RopeConfig { factors, ..plain(64, 500000.0) },
+            expect![
+                "1.0000 1.0000 1.0000 1.0000 1.0000 1.0000 1.0000 1.0000 1.0000 1.0000 1.0000 1.0000 1.0000 1.0000 1.0000 0.6056 0.3037 0.1034 0.0312 0.0312 0.0312 0.0312 0.0312 0.0312 0.0312 0.0312 0.0312 0.0312 0.0312 0.0312 0.0312 0.0312 magnitude 1.0000"
+            ],
+        );
+    }
+
+    #[test]
+    fn yarn_keeps_fast_pairs_and_interpolates_slow_ones() {
+        let yarn = Yarn { beta_fast: 32.0, beta_slow: 1.0, original: 32768.0, truncate: true };
+        let magnitude = Yarn::magnitude(4.0, 1.0);
+        check(
+            RopeConfig { factor: 4.0, yarn: Some(yarn), magnitude, ..plain(64, 1e6) },
+            expect![
+                "1.0000 1.0000 1.0000 1.0000 1.0000 1.0000 1.0000 1.0000 1.0000 1.0000 1.0000 1.0000 0.9167 0.8333 0.7500 0.6667 0.5833 0.5000 0.4167 0.3333 0.2500 0.2500 0.2500 0.2500 0.2500 0.2500 0.2500 0.2500 0.2500 0.2500 0.2500 0.2500 magnitude 1.1386"
+            ],
+        );
+    }
+
+    #[test]
+    fn longrope_divides_by_the_listed_factors() {
+        let factors = Factors::Listed(vec![1.0, 2.0, 4.0, 8.0]);
+        let magnitude = longrope_magnitude(32.0, 4096.0);
+        check(
+            RopeConfig { factors, magnitude, ..plain(8, 10000.0) },
+            expect!["1.0000 0.5000 0.2500 0.1250 magnitude 1.1902"],
+        );
+    }
+}
