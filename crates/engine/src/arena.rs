@@ -1,0 +1,216 @@
+//! The pages of the device, by number: which are free, and how many block tables name each of the others.
+
+use std::{cmp::Reverse, collections::BinaryHeap};
+
+use paguro_backend::PageId;
+
+use crate::options::PageOrder;
+
+/// One page's state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// Page 0: padded rows write it, nobody reads it, nobody owns it.
+    Scratch,
+    /// In the free list.
+    Free,
+    /// Named by this many entries of block tables, at least one.
+    Held(u32),
+    /// Named by no block table; the prefix cache keeps it until somebody needs the page.
+    Kept,
+}
+
+/// All pages, allocated once. The contents live in the runner; this is who owns them.
+#[derive(Debug)]
+pub(crate) struct Arena {
+    states: Vec<State>,
+    /// Place of each page in the order of handing out, `[pages]`.
+    places: Vec<u32>,
+    /// Free pages, the first in that order on top: a sequence alone gets its pages in order, every time.
+    free: BinaryHeap<Reverse<(u32, PageId)>>,
+}
+
+impl Arena {
+    /// `pages` pages, page 0 included.
+    pub fn new(pages: usize, order: PageOrder) -> Self {
+        let mut places: Vec<u32> = (0..pages as u32).collect();
+        if let PageOrder::Scattered { seed } = order {
+            shuffle(&mut places, seed);
+        }
+        let mut states = vec![State::Free; pages];
+        states[0] = State::Scratch;
+        let free = (1..pages).map(|page| Reverse((places[page], PageId(page as u32)))).collect();
+        Self { states, places, free }
+    }
+
+    /// Pages that sequences can use.
+    pub fn usable(&self) -> usize {
+        self.states.len() - 1
+    }
+
+    pub fn free(&self) -> usize {
+        self.free.len()
+    }
+
+    pub fn state(&self, page: PageId) -> State {
+        self.states[page.0 as usize]
+    }
+
+    /// Takes a free page for one block table.
+    pub fn take(&mut self) -> Option<PageId> {
+        let Reverse((_, page)) = self.free.pop()?;
+        assert_eq!(self.state(page), State::Free, "page {page:?} was in the free list");
+        self.states[page.0 as usize] = State::Held(1);
+        Some(page)
+    }
+
+    /// One more block table names the page.
+    pub fn share(&mut self, page: PageId) {
+        let state = &mut self.states[page.0 as usize];
+        *state = match *state {
+            State::Held(references) => State::Held(references + 1),
+            State::Kept => State::Held(1),
+            other => panic!("page {page:?} is shared but {other:?}"),
+        };
+    }
+
+    /// One block table less names the page. Returns whether it was the last one: the page then belongs to nobody
+    /// and must go to [`Arena::give_back`] or [`Arena::keep`].
+    pub fn release(&mut self, page: PageId) -> bool {
+        let state = &mut self.states[page.0 as usize];
+        match *state {
+            State::Held(1) => true,
+            State::Held(references) => {
+                *state = State::Held(references - 1);
+                false
+            }
+            other => panic!("page {page:?} is released but {other:?}"),
+        }
+    }
+
+    /// Into the free list, from its last holder or from the prefix cache.
+    pub fn give_back(&mut self, page: PageId) {
+        let state = &mut self.states[page.0 as usize];
+        assert!(matches!(*state, State::Held(1) | State::Kept), "page {page:?} is given back but {state:?}");
+        *state = State::Free;
+        self.free.push(Reverse((self.places[page.0 as usize], page)));
+    }
+
+    /// Into the hands of the prefix cache, from its last holder.
+    pub fn keep(&mut self, page: PageId) {
+        let state = &mut self.states[page.0 as usize];
+        assert_eq!(*state, State::Held(1), "page {page:?} is kept");
+        *state = State::Kept;
+    }
+
+    /// Recounts everything against the block-table entries of all sequences (scratch entries left out) and
+    /// against what the prefix cache says it keeps.
+    pub fn check(
+        &self,
+        entries: impl Iterator<Item = PageId>,
+        kept: impl Iterator<Item = PageId>,
+    ) -> Result<(), String> {
+        let mut references = vec![0_u32; self.states.len()];
+        for page in entries {
+            references[page.0 as usize] += 1;
+        }
+        let mut expected: Vec<State> = references
+            .iter()
+            .map(|&count| if count == 0 { State::Free } else { State::Held(count) })
+            .collect();
+        if references[0] > 0 {
+            return Err("a block table holds the scratch page".into());
+        }
+        expected[0] = State::Scratch;
+        for page in kept {
+            let state = &mut expected[page.0 as usize];
+            if *state != State::Free {
+                return Err(format!("page {page:?} is kept by the cache but also {state:?}"));
+            }
+            *state = State::Kept;
+        }
+        if let Some(page) = (0..self.states.len()).find(|&page| self.states[page] != expected[page]) {
+            return Err(format!("page {page} is {:?} but should be {:?}", self.states[page], expected[page]));
+        }
+        let mut listed = vec![false; self.states.len()];
+        for Reverse((_, page)) in &self.free {
+            if std::mem::replace(&mut listed[page.0 as usize], true) {
+                return Err(format!("page {page:?} is in the free list twice"));
+            }
+        }
+        match (0..self.states.len()).find(|&page| listed[page] != (self.states[page] == State::Free)) {
+            Some(page) => {
+                Err(format!("page {page} is {:?}, in the free list: {}", self.states[page], listed[page]))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// Fisher-Yates with the SplitMix64 generator (Steele, Lea, Flood 2014): the same order for the same seed.
+fn shuffle(items: &mut [u32], seed: u64) {
+    let mut state = seed;
+    for last in (1..items.len()).rev() {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^= z >> 31;
+        items.swap(last, (z % (last as u64 + 1)) as usize);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_come_in_order_even_after_they_went_back_out_of_order() {
+        let mut arena = Arena::new(6, PageOrder::InOrder);
+        let taken: Vec<_> = std::iter::from_fn(|| arena.take()).collect();
+        assert_eq!(taken, [1, 2, 3, 4, 5].map(PageId));
+        for page in [3, 1, 5, 2, 4].map(PageId) {
+            assert!(arena.release(page));
+            arena.give_back(page);
+        }
+        assert_eq!(std::iter::from_fn(|| arena.take()).collect::<Vec<_>>(), taken);
+    }
+
+    #[test]
+    fn scattered_order_is_a_permutation_that_depends_on_the_seed_only() {
+        let order = |seed| {
+            let mut arena = Arena::new(100, PageOrder::Scattered { seed });
+            std::iter::from_fn(move || arena.take()).map(|page| page.0).collect::<Vec<_>>()
+        };
+        let mut sorted = order(7);
+        assert_eq!(order(7), sorted);
+        assert_ne!(order(8), sorted);
+        let neighbours = sorted.windows(2).filter(|pair| pair[1] == pair[0] + 1).count();
+        assert!(neighbours < 10, "{neighbours} of 98 pairs are in order");
+        sorted.sort();
+        assert_eq!(sorted, (1..100).collect::<Vec<_>>());
+    }
+
+    #[test]
+    #[should_panic(expected = "is released but Free")]
+    fn releasing_a_free_page_is_a_defect() {
+        let mut arena = Arena::new(3, PageOrder::InOrder);
+        arena.release(PageId(1));
+    }
+
+    #[test]
+    fn check_finds_leaks_and_wrong_counts() {
+        let mut arena = Arena::new(4, PageOrder::InOrder);
+        let page = arena.take().unwrap();
+        assert!(arena.check([page].into_iter(), [].into_iter()).is_ok());
+        let leak = arena.check([].into_iter(), [].into_iter()).unwrap_err();
+        assert_eq!(leak, "page 1 is Held(1) but should be Free");
+        arena.share(page);
+        let count = arena.check([page].into_iter(), [].into_iter()).unwrap_err();
+        assert_eq!(count, "page 1 is Held(2) but should be Held(1)");
+        arena.release(page);
+        arena.release(page);
+        arena.keep(page);
+        assert!(arena.check([].into_iter(), [page].into_iter()).is_ok());
+        assert!(arena.check([].into_iter(), [].into_iter()).is_err());
+    }
+}

@@ -1,0 +1,286 @@
+//! The engine thread: takes commands, plans a step, runs it, tells what came of it. It sleeps when there is
+//! nothing to do.
+
+use std::{
+    any::Any,
+    collections::HashMap,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc, PoisonError,
+        atomic::Ordering,
+        mpsc::{Receiver, channel},
+    },
+    thread::{self, JoinHandle},
+    time::Instant,
+};
+
+use paguro_backend::{Backend, Output, Program, Runner, StepError, StepOutput, Weights};
+use paguro_model::{Model, tokenizer::Tokenizer};
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::{
+    EngineError, EngineOptions, Handle,
+    handle::{Command, Shared},
+    options::Resolved,
+    pages::Pages,
+    request::{RequestLimits, Signal},
+    scheduler::Scheduler,
+};
+
+/// What an engine needs to know of a model.
+#[derive(Clone, Debug)]
+pub struct ModelParts {
+    /// The lowered model.
+    pub program: Program,
+    /// Its weights; cheap to clone, they share their bytes.
+    pub weights: Weights,
+    /// Makes text of tokens; without one, events have no text.
+    pub tokenizer: Option<Arc<Tokenizer>>,
+    /// Tokens that end every answer that does not ignore them.
+    pub stop_tokens: Vec<u32>,
+    /// Most tokens that the program was made for in one sequence.
+    pub max_context: usize,
+}
+
+impl From<&Model> for ModelParts {
+    fn from(model: &Model) -> Self {
+        Self {
+            program: model.program.clone(),
+            weights: model.weights.clone(),
+            tokenizer: Some(model.tokenizer.clone()),
+            stop_tokens: model.stop_tokens.clone(),
+            max_context: model.max_context,
+        }
+    }
+}
+
+impl From<&Arc<Model>> for ModelParts {
+    fn from(model: &Arc<Model>) -> Self {
+        model.as_ref().into()
+    }
+}
+
+/// A model that runs. Dropping it cancels all requests and waits for the thread.
+#[derive(Debug)]
+pub struct Engine {
+    handle: Handle,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Engine {
+    /// Loads the model into the backend and starts the engine thread.
+    ///
+    /// # Errors
+    /// [`EngineError`]: an option makes no sense, or the backend refuses the model or the number of pages.
+    pub fn start(
+        backend: &dyn Backend,
+        model: impl Into<ModelParts>,
+        options: EngineOptions,
+    ) -> Result<Self, EngineError> {
+        let ModelParts { program, weights, tokenizer, stop_tokens, max_context } = model.into();
+        let Resolved { limits, layout } = options.resolve(backend, &program, &weights, max_context)?;
+        let mut pages = Pages::new(limits.pages, options.page_order);
+        if options.prefix_cache {
+            // One engine has one model, so nothing else can be in this cache. What a page's content depends on
+            // besides the tokens is the block size.
+            let salt = format!("paguro block of {}", limits.block_size);
+            pages = pages.with_cache(salt.as_bytes(), options.cache_low_water, options.cache_high_water);
+        }
+        let request_limits = RequestLimits {
+            vocab: program.vocab,
+            max_context: limits.max_context,
+            max_sequences: limits.max_sequences,
+        };
+        let runner = backend.load(&program, weights, limits)?;
+        let scheduler = Scheduler::new(limits, layout, pages);
+        let shared =
+            Shared::new(request_limits, options.queue_capacity, tokenizer, stop_tokens, scheduler.stats());
+        let shared = Arc::new(shared);
+        let (commands, receiver) = channel();
+        let worker = Worker {
+            scheduler,
+            runner,
+            commands: receiver,
+            clients: HashMap::new(),
+            shared: shared.clone(),
+            outputs: Vec::new(),
+            answer: StepOutput::default(),
+            stopping: false,
+        };
+        let thread =
+            thread::Builder::new().name("paguro-engine".into()).spawn(move || worker.run_guarded())?;
+        Ok(Self { handle: Handle { shared, commands }, thread: Some(thread) })
+    }
+
+    /// Something to submit requests with.
+    pub fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+
+    /// Cancels all requests and waits for the thread to end. The same as dropping it.
+    pub fn shutdown(self) {
+        drop(self);
+    }
+
+    /// Takes no more requests, finishes those it has, and waits for the thread to end.
+    pub fn finish(mut self) {
+        self.stop(true);
+    }
+
+    fn stop(&mut self, finish: bool) {
+        if let Some(thread) = self.thread.take() {
+            // If nobody listens, the thread has ended already.
+            let _ = self.handle.commands.send(Command::Stop { finish });
+            // A panic was caught inside of the thread and is told to everybody who asks.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.stop(false);
+    }
+}
+
+/// What the engine thread owns.
+struct Worker {
+    scheduler: Scheduler,
+    runner: Box<dyn Runner>,
+    commands: Receiver<Command>,
+    /// Where each request's signals go.
+    clients: HashMap<u64, Client>,
+    shared: Arc<Shared>,
+    /// The step's outputs, kept for their memory.
+    outputs: Vec<Output<'static>>,
+    answer: StepOutput,
+    /// Ends when nothing is left to do.
+    stopping: bool,
+}
+
+struct Client {
+    signals: UnboundedSender<Signal>,
+    /// Branches that have not ended.
+    open: usize,
+    /// Whether it has left the queue.
+    started: bool,
+}
+
+impl Worker {
+    /// A panic must not leave anybody waiting: it is told to those who wait, because their channels close, and to
+    /// those who come later.
+    fn run_guarded(mut self) {
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.run()));
+        let reason = match outcome {
+            Ok(()) => "it was shut down".to_owned(),
+            Err(panic) => format!("a defect: {}", panic_message(panic.as_ref())),
+        };
+        // Nobody else sets it to anything but a shutdown.
+        let _ = self.shared.stopped.set(reason);
+    }
+
+    fn run(&mut self) {
+        loop {
+            while let Ok(command) = self.commands.try_recv() {
+                self.obey(command);
+            }
+            if !self.scheduler.is_idle() {
+                self.step();
+            } else if self.stopping {
+                return;
+            } else {
+                self.publish();
+                if cfg!(debug_assertions)
+                    && let Err(problem) = self.scheduler.check()
+                {
+                    panic!("page accounting is wrong: {problem}");
+                }
+                // Sleeps. Fails when nobody is left who could ever ask for something.
+                match self.commands.recv() {
+                    Ok(command) => self.obey(command),
+                    Err(_) => return,
+                }
+            }
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Submit { signals, .. } if self.stopping => drop(signals),
+            Command::Submit { job, prompt, signals } => {
+                self.clients.insert(job.id, Client { signals, open: job.sampling.len(), started: false });
+                self.scheduler.submit(job, prompt);
+            }
+            Command::Cancel { request, branch } => self.scheduler.cancel(request, branch),
+            // Whoever asked may have gone.
+            Command::KernelCounts(reply) => drop(reply.send(self.runner.kernel_counts())),
+            Command::CheckPages(reply) => drop(reply.send(self.scheduler.check())),
+            Command::Stop { finish } => {
+                let _ = self.shared.stopped.set("it was shut down".into());
+                self.stopping = true;
+                if !finish {
+                    self.scheduler.cancel_all();
+                }
+            }
+        }
+        self.publish();
+    }
+
+    fn step(&mut self) {
+        let begin = Instant::now();
+        if let Err(error) = self.run_step() {
+            self.scheduler.fail(&error);
+        }
+        self.scheduler.record_time(begin.elapsed());
+        self.publish();
+    }
+
+    fn run_step(&mut self) -> Result<(), StepError> {
+        let moves = self.scheduler.plan();
+        if !moves.is_empty() {
+            self.runner.move_pages(moves)?;
+        }
+        let mut outputs = recycle(std::mem::take(&mut self.outputs));
+        self.scheduler.write_outputs(&mut outputs);
+        let step = self.scheduler.step(&outputs);
+        let submitted = self.runner.submit(&step);
+        self.outputs = recycle(outputs);
+        self.runner.collect(submitted?, &mut self.answer)?;
+        self.scheduler.apply(&mut self.answer, Instant::now())
+    }
+
+    /// First the numbers, then the news: whoever reads an event finds its step counted.
+    fn publish(&mut self) {
+        *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner) = self.scheduler.stats();
+        for (request, signal) in self.scheduler.signals.drain(..) {
+            let Some(client) = self.clients.get_mut(&request) else { continue };
+            match signal {
+                Signal::Started { .. } => {
+                    client.started = true;
+                    self.shared.queued.fetch_sub(1, Ordering::Relaxed);
+                }
+                Signal::Finished { .. } => client.open -= 1,
+                Signal::Failed(_) => client.open = 0,
+                Signal::Token { .. } | Signal::PromptScores { .. } => {}
+            }
+            let ended = client.open == 0;
+            // A reader that has gone has sent a cancellation.
+            let _ = client.signals.send(signal);
+            if ended && !self.clients.remove(&request).is_some_and(|client| client.started) {
+                self.shared.queued.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// An empty vector with the memory of another one, whose elements may have borrowed from something else. (Collecting
+/// a vector's own iterator reuses its memory if the types have the same size.)
+fn recycle<'to>(mut outputs: Vec<Output<'_>>) -> Vec<Output<'to>> {
+    outputs.clear();
+    outputs.into_iter().map(|_| unreachable!("it was cleared")).collect()
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic without a message")
+}

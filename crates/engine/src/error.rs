@@ -1,0 +1,100 @@
+//! What can go wrong, by who has to hear it: the one who starts an engine, the one who submits a request, the
+//! one who reads its answer.
+
+use paguro_backend::{InvalidParam, LoadError};
+
+/// Why an engine did not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// An option that makes no sense.
+    #[error("engine option `{option}` {problem}")]
+    InvalidOption {
+        /// The field of [`EngineOptions`](crate::EngineOptions).
+        option: &'static str,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The budget does not hold even one block.
+    #[error(
+        "the page budget holds {pages} pages of {page_bytes} bytes, but one sequence needs at least {needed}; give more memory to the pages"
+    )]
+    TooFewPages {
+        /// Pages in the budget.
+        pages: usize,
+        /// Least number of pages.
+        needed: usize,
+        /// Bytes of a page.
+        page_bytes: u64,
+    },
+    /// The backend refused the model.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// No thread.
+    #[error("cannot start the engine thread: {0}")]
+    Thread(#[from] std::io::Error),
+}
+
+/// Why a request was refused. Nothing of it has run.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SubmitError {
+    /// As many requests wait as may wait. Try again later.
+    #[error("{capacity} requests are waiting already; try again later")]
+    QueueFull {
+        /// [`EngineOptions::queue_capacity`](crate::EngineOptions::queue_capacity).
+        capacity: usize,
+    },
+    /// The prompt does not fit, or leaves no room for an answer.
+    #[error(
+        "the prompt has {tokens} tokens, but prompt and answer together can have {limit}; shorten it or give the engine a larger context and more pages"
+    )]
+    ContextTooLong {
+        /// Tokens of the prompt.
+        tokens: usize,
+        /// Most tokens of a sequence.
+        limit: usize,
+    },
+    /// No prompt tokens.
+    #[error("the prompt is empty; a model needs at least one token to begin with")]
+    EmptyPrompt,
+    /// A prompt token that the model does not have.
+    #[error("prompt token {token} at index {index} is not in the vocabulary of {vocab} tokens")]
+    TokenOutOfRange {
+        /// The token.
+        token: u32,
+        /// Where it is in the prompt.
+        index: usize,
+        /// Size of the vocabulary.
+        vocab: usize,
+    },
+    /// A field whose value makes no sense.
+    #[error("`{field}` {problem}")]
+    Invalid {
+        /// The field of [`Request`](crate::Request).
+        field: &'static str,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A sampling value that makes no sense.
+    #[error(transparent)]
+    Sampling(#[from] InvalidParam),
+    /// The engine is gone or going.
+    #[error("the engine takes no more requests: {reason}")]
+    Stopped {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// Why a request that was running failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RequestError {
+    /// The step that it was part of failed.
+    #[error("the device failed: {0}")]
+    Step(String),
+    /// The engine ended before the request did.
+    #[error("the engine stopped: {0}")]
+    EngineStopped(String),
+}

@@ -1,0 +1,294 @@
+//! The way in and the way out: [`Handle`] submits requests from any thread, [`Generation`] reads one answer,
+//! blocking or awaiting. Tokens become text here, on the reader's side, so the engine thread sees only numbers.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+        mpsc::{Sender, SyncSender, sync_channel},
+    },
+};
+
+use paguro_backend::KernelCount;
+use paguro_model::tokenizer::Tokenizer;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use crate::{
+    Event, FinishReason, Request, RequestError, Stats, SubmitError, Usage,
+    request::{RequestLimits, Signal},
+    sequence::Job,
+    text::{StopMatcher, Writer},
+};
+
+/// What the engine thread is told.
+#[derive(Debug)]
+pub(crate) enum Command {
+    Submit { job: Job, prompt: Vec<u32>, signals: UnboundedSender<Signal> },
+    Cancel { request: u64, branch: Option<usize> },
+    KernelCounts(SyncSender<Vec<KernelCount>>),
+    CheckPages(SyncSender<Result<(), String>>),
+    Stop { finish: bool },
+}
+
+/// What the engine thread and all handles share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub limits: RequestLimits,
+    pub queue_capacity: usize,
+    /// Requests that were submitted and have not started.
+    pub queued: AtomicUsize,
+    next_request: AtomicU64,
+    tokenizer: Option<Arc<Tokenizer>>,
+    /// What ends every answer that does not ignore it.
+    model_stop_tokens: Vec<u32>,
+    pub stats: Mutex<Stats>,
+    /// Why no more requests are taken.
+    pub stopped: OnceLock<String>,
+}
+
+impl Shared {
+    pub fn new(
+        limits: RequestLimits,
+        queue_capacity: usize,
+        tokenizer: Option<Arc<Tokenizer>>,
+        model_stop_tokens: Vec<u32>,
+        stats: Stats,
+    ) -> Self {
+        Self {
+            limits,
+            queue_capacity,
+            queued: AtomicUsize::new(0),
+            next_request: AtomicU64::new(0),
+            tokenizer,
+            model_stop_tokens,
+            stats: Mutex::new(stats),
+            stopped: OnceLock::new(),
+        }
+    }
+
+    fn why_stopped(&self) -> String {
+        self.stopped.get().cloned().unwrap_or_else(|| "it was dropped".into())
+    }
+}
+
+/// Submits requests to an [`Engine`](crate::Engine). Cheap to clone; works from any thread, in async code too.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) commands: Sender<Command>,
+}
+
+impl Handle {
+    /// Queues a request; never blocks. Dropping the [`Generation`] cancels it.
+    ///
+    /// # Errors
+    /// [`SubmitError`]: the request makes no sense, does not fit, or too many are waiting.
+    pub fn generate(&self, request: Request) -> Result<Generation, SubmitError> {
+        let shared = &self.shared;
+        if shared.stopped.get().is_some() {
+            return Err(self.stopped());
+        }
+        request.check(shared.limits)?;
+        if !request.stop_strings.is_empty() && shared.tokenizer.is_none() {
+            let problem = "cannot be found: the engine has no tokenizer".into();
+            return Err(SubmitError::Invalid { field: "stop_strings", problem });
+        }
+        let capacity = shared.queue_capacity;
+        let one_more = |queued| (queued < capacity).then_some(queued + 1);
+        if shared.queued.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_err() {
+            return Err(SubmitError::QueueFull { capacity });
+        }
+
+        let id = shared.next_request.fetch_add(1, Ordering::Relaxed);
+        let job = Job::new(id, &request, &shared.model_stop_tokens, shared.limits.max_context);
+        // The answer goes on from the prompt: its first space is a space.
+        let stream = shared.tokenizer.as_ref().map(|tokenizer| {
+            let mut stream = tokenizer.stream();
+            request.prompt.iter().for_each(|&token| drop(stream.push(token)));
+            stream
+        });
+        let stops: Arc<[String]> = request.stop_strings.into();
+        let matcher = StopMatcher::new(stops.clone(), request.include_stop_string);
+        let writers =
+            (0..request.branches).map(|_| Some(Writer::new(stream.clone(), matcher.clone()))).collect();
+        let usage = Usage { prompt_tokens: request.prompt.len(), ..Usage::default() };
+        // Unbounded, so that a slow reader holds up nobody; it can hold no more than the answer's tokens.
+        let (signals, receiver) = unbounded_channel();
+        let submit = Command::Submit { job, prompt: request.prompt, signals };
+        self.commands.send(submit).map_err(|_| self.stopped())?;
+        Ok(Generation {
+            canceller: Canceller { request: id, commands: self.commands.clone() },
+            signals: receiver,
+            shared: shared.clone(),
+            stops,
+            writers,
+            usage: vec![usage; request.branches],
+            ready: VecDeque::new(),
+            ended: false,
+        })
+    }
+
+    /// What the engine is doing. After an event has been read, the step that it came from is counted.
+    pub fn stats(&self) -> Stats {
+        *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Most tokens of a sequence, prompt and answer together: what was asked for, or what the pages can hold.
+    pub fn max_context(&self) -> usize {
+        self.shared.limits.max_context
+    }
+
+    /// Which kernels ran how often, by name. Asks the engine thread, so it waits for the step that is running.
+    ///
+    /// # Errors
+    /// [`SubmitError::Stopped`].
+    pub fn kernel_counts(&self) -> Result<Vec<KernelCount>, SubmitError> {
+        self.ask(Command::KernelCounts)
+    }
+
+    /// Counts all pages again and compares: every one must be free, cached, or in as many block tables as its
+    /// reference count says. For tests; waits for the step that is running.
+    ///
+    /// # Errors
+    /// [`SubmitError::Stopped`]; the inner error says what does not agree.
+    pub fn check_pages(&self) -> Result<Result<(), String>, SubmitError> {
+        self.ask(Command::CheckPages)
+    }
+
+    fn ask<T>(&self, command: impl FnOnce(SyncSender<T>) -> Command) -> Result<T, SubmitError> {
+        let (reply, answer) = sync_channel(1);
+        self.commands.send(command(reply)).map_err(|_| self.stopped())?;
+        answer.recv().map_err(|_| self.stopped())
+    }
+
+    fn stopped(&self) -> SubmitError {
+        SubmitError::Stopped { reason: self.shared.why_stopped() }
+    }
+}
+
+/// Cancels one request from anywhere.
+#[derive(Clone, Debug)]
+pub struct Canceller {
+    request: u64,
+    commands: Sender<Command>,
+}
+
+impl Canceller {
+    /// Ends all branches with [`FinishReason::Cancelled`] before the next step; their pages are free then. Does
+    /// nothing if the request has ended.
+    pub fn cancel(&self) {
+        self.send(None);
+    }
+
+    fn send(&self, branch: Option<usize>) {
+        // If the engine is gone, the request is too.
+        let _ = self.commands.send(Command::Cancel { request: self.request, branch });
+    }
+}
+
+/// One request's events. Dropping it cancels the request.
+#[derive(Debug)]
+pub struct Generation {
+    canceller: Canceller,
+    signals: UnboundedReceiver<Signal>,
+    shared: Arc<Shared>,
+    stops: Arc<[String]>,
+    /// By branch; `None` when it has ended.
+    writers: Vec<Option<Writer>>,
+    /// By branch, as far as it was read.
+    usage: Vec<Usage>,
+    /// Events that came from one signal.
+    ready: VecDeque<Event>,
+    /// No more signals are waited for.
+    ended: bool,
+}
+
+impl Generation {
+    /// The next event; `None` after the last one. Nothing is lost if the future is dropped.
+    pub async fn next(&mut self) -> Option<Event> {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                return Some(event);
+            }
+            if self.ended {
+                return None;
+            }
+            let signal = self.signals.recv().await;
+            self.receive(signal);
+        }
+    }
+
+    /// The next event, for threads that may block; `None` after the last one.
+    ///
+    /// # Panics
+    /// Inside async code, which must not block; [`Generation::next`] is for that.
+    pub fn next_blocking(&mut self) -> Option<Event> {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                return Some(event);
+            }
+            if self.ended {
+                return None;
+            }
+            let signal = self.signals.blocking_recv();
+            self.receive(signal);
+        }
+    }
+
+    /// Something that can cancel this request while somebody waits for its events.
+    pub fn canceller(&self) -> Canceller {
+        self.canceller.clone()
+    }
+
+    /// Makes events of a signal.
+    fn receive(&mut self, signal: Option<Signal>) {
+        let signal =
+            signal.unwrap_or_else(|| Signal::Failed(RequestError::EngineStopped(self.shared.why_stopped())));
+        match signal {
+            Signal::Started { cached_tokens } => {
+                self.usage.iter_mut().for_each(|usage| usage.cached_tokens = cached_tokens);
+                self.ready.push_back(Event::Started { cached_tokens });
+            }
+            Signal::PromptScores { from, logprobs } => {
+                self.ready.push_back(Event::PromptScores { from, logprobs })
+            }
+            Signal::Token { branch, token, logprob, top, at } => {
+                // After a stop string, more tokens may be on their way.
+                let Some(writer) = &mut self.writers[branch] else { return };
+                self.usage[branch].generated_tokens += 1;
+                let (text, stop) = writer.push(token);
+                self.ready.push_back(Event::Token { branch, token, text, logprob, top, at });
+                if let Some(stop) = stop {
+                    self.canceller.send(Some(branch));
+                    let reason = FinishReason::StopString(self.stops[stop].clone());
+                    self.end(branch, String::new(), reason, self.usage[branch]);
+                }
+            }
+            Signal::Finished { branch, reason, usage } => {
+                let Some(writer) = self.writers[branch].take() else { return };
+                let (text, stop) = writer.finish();
+                let reason = stop.map_or(reason, |stop| FinishReason::StopString(self.stops[stop].clone()));
+                self.end(branch, text, reason, usage);
+            }
+            Signal::Failed(error) => {
+                self.ended = true;
+                self.ready.push_back(Event::Failed(error));
+            }
+        }
+    }
+
+    fn end(&mut self, branch: usize, text: String, reason: FinishReason, usage: Usage) {
+        self.writers[branch] = None;
+        self.ended = self.writers.iter().all(Option::is_none);
+        self.ready.push_back(Event::Finished { branch, text, reason, usage });
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.canceller.cancel();
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Arithmetic of blocks: which block holds a position, which blocks a row can see, how many pages a sequence
+//! holds at most. Everything else in the engine that counts pages asks here.
+
+use paguro_backend::KvLayout;
+
+/// How the tokens of a sequence fall into blocks, and how far back each KV group looks.
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    /// Tokens in a block; one page for each group.
+    pub block_size: usize,
+    /// For each KV group: a query at position `p` sees the keys at `> p - window`; `None` sees all.
+    pub windows: Vec<Option<usize>>,
+    /// Most rows of one sequence in a step.
+    pub max_chunk: usize,
+}
+
+impl Layout {
+    pub fn new(kv: &KvLayout, block_size: usize, max_chunk: usize) -> Self {
+        let windows = kv.groups.iter().map(|group| group.window.map(|w| w as usize)).collect();
+        Self { block_size, windows, max_chunk }
+    }
+
+    pub fn groups(&self) -> usize {
+        self.windows.len()
+    }
+
+    /// Blocks that `tokens` tokens fill, the last one perhaps partly.
+    pub fn blocks(&self, tokens: usize) -> usize {
+        tokens.div_ceil(self.block_size)
+    }
+
+    /// First block of `group` that a row at `position`, or any later row, can see.
+    pub fn first_visible(&self, group: usize, position: usize) -> usize {
+        match self.windows[group] {
+            Some(window) => (position + 1).saturating_sub(window) / self.block_size,
+            None => 0,
+        }
+    }
+
+    /// Most pages of `group` held at one moment while the rows `start..end` are computed, in chunks of at most
+    /// `max_chunk` rows and released as soon as no later row sees them.
+    pub fn peak(&self, group: usize, start: usize, end: usize) -> usize {
+        let visible = self.blocks(end) - self.first_visible(group, start).min(self.blocks(end));
+        match self.windows[group] {
+            Some(window) => visible.min(self.touched(window - 1 + self.max_chunk)),
+            None => visible,
+        }
+    }
+
+    /// Most pages of all groups that a sequence of `tokens` tokens needs at one moment, alone and from nothing.
+    pub fn peak_of_all(&self, tokens: usize) -> usize {
+        (0..self.groups()).map(|group| self.peak(group, 0, tokens)).sum()
+    }
+
+    /// Tokens of the longest sequence that `pages` pages can hold, at most `max_context`.
+    pub fn longest(&self, pages: usize, max_context: usize) -> usize {
+        let (mut fits, mut too_long) = (0, max_context + 1);
+        while fits + 1 < too_long {
+            let middle = fits + (too_long - fits) / 2;
+            if self.peak_of_all(middle) <= pages { fits = middle } else { too_long = middle }
+        }
+        fits
+    }
+
+    /// Most blocks that a span of `tokens` consecutive tokens touches, wherever it begins.
+    fn touched(&self, tokens: usize) -> usize {
+        if tokens == 0 { 0 } else { (tokens + self.block_size - 2) / self.block_size + 1 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layout(block_size: usize, windows: &[Option<usize>], max_chunk: usize) -> Layout {
+        Layout { block_size, windows: windows.to_vec(), max_chunk }
+    }
+
+    #[test]
+    fn first_visible_block_agrees_with_the_definition_of_the_window() {
+        for (block_size, window) in [(4, 1), (4, 4), (4, 5), (4, 9), (1, 3), (16, 7)] {
+            let layout = layout(block_size, &[Some(window), None], 1);
+            for position in 0..80_usize {
+                let first_key =
+                    (0..=position).find(|&key| key as i64 > position as i64 - window as i64).unwrap();
+                assert_eq!(
+                    layout.first_visible(0, position),
+                    first_key / block_size,
+                    "{block_size} {window} {position}"
+                );
+                assert_eq!(layout.first_visible(1, position), 0);
+            }
+        }
+    }
+
+    /// Plays every sequence of equal chunks and counts the pages that are really held.
+    #[test]
+    fn peak_bounds_what_a_sequence_really_holds() {
+        for (block_size, window, max_chunk) in [(4, 6, 5), (4, 1, 1), (2, 9, 3), (8, 8, 8), (1, 4, 2)] {
+            let layout = layout(block_size, &[Some(window)], max_chunk);
+            for end in 1..60 {
+                let mut most = 0;
+                for chunk in 1..=max_chunk {
+                    let mut start = 0;
+                    while start < end {
+                        let stop = (start + chunk).min(end);
+                        most = most.max(layout.blocks(stop) - layout.first_visible(0, start));
+                        start = stop;
+                    }
+                }
+                assert!(most <= layout.peak(0, 0, end), "{block_size} {window} {max_chunk} {end}");
+                assert!(layout.peak(0, 0, end) <= layout.blocks(end));
+            }
+        }
+    }
+
+    #[test]
+    fn longest_sequence_is_where_the_pages_end() {
+        assert_eq!(layout(4, &[None], 8).longest(5, 1000), 20);
+        assert_eq!(layout(4, &[None], 8).longest(5, 7), 7);
+        assert_eq!(layout(4, &[None, None], 8).longest(5, 1000), 8);
+        assert_eq!(layout(4, &[None], 8).longest(0, 1000), 0);
+        // A window alone never fills the arena: 3 + 8 tokens touch at most 4 blocks.
+        assert_eq!(layout(4, &[Some(4)], 8).longest(4, 1000), 1000);
+    }
+}

@@ -1,0 +1,180 @@
+//! What an engine is started with, and how its page budget becomes a number of pages.
+
+use paguro_backend::{AttentionMode, Backend, Limits, Program, Weights};
+
+use crate::{EngineError, layout::Layout};
+
+/// How an engine is set up. The default suits one machine that serves a few conversations.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// Tokens in a page.
+    pub block_size: usize,
+    /// How many pages there are.
+    pub pages: PageBudget,
+    /// Most tokens in a sequence, prompt and answer together; `None` is what the model was loaded for. What the page
+    /// budget can hold bounds it further: see [`Handle::max_context`](crate::Handle::max_context).
+    pub max_context: Option<usize>,
+    /// Rows of a step. Running sequences come first with one row each; the rest is for prompts, so this also
+    /// bounds how long a new prompt can hold up the others.
+    pub max_batch_tokens: usize,
+    /// Sequences that run at the same time; each branch of a request is one. At most `max_batch_tokens`.
+    pub max_sequences: usize,
+    /// Prompt tokens scored in one step ([`Request::score_prompt_from`](crate::Request::score_prompt_from)). Each
+    /// costs a row of logits in the backend's memory.
+    pub max_scores: usize,
+    /// Requests that wait to run; the next one is refused with [`SubmitError::QueueFull`](crate::SubmitError).
+    pub queue_capacity: usize,
+    /// Whether blocks stay findable after their sequence has ended.
+    pub prefix_cache: bool,
+    /// When more than this fraction of the pages is in use or cached, unused cached blocks are evicted, the
+    /// longest unused first, ...
+    pub cache_high_water: f32,
+    /// ... down to this fraction. Both at `1` evict only on demand.
+    pub cache_low_water: f32,
+    /// Paged, or the reference way.
+    pub attention: AttentionMode,
+    /// The order in which free pages are handed out.
+    pub page_order: PageOrder,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self {
+            block_size: 32,
+            pages: PageBudget::Auto,
+            max_context: None,
+            max_batch_tokens: 512,
+            max_sequences: 64,
+            max_scores: 128,
+            queue_capacity: 1024,
+            prefix_cache: true,
+            cache_high_water: 1.0,
+            cache_low_water: 1.0,
+            attention: AttentionMode::Paged,
+            page_order: PageOrder::InOrder,
+        }
+    }
+}
+
+/// How much memory K and V get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageBudget {
+    /// One sequence of the longest context, or four of them as long as they stay below 32768 tokens together; at
+    /// most half of what the device has left beside the weights.
+    Auto,
+    /// Enough for this many tokens, if no window ever released a page.
+    Tokens(usize),
+    /// At most this many bytes.
+    Bytes(u64),
+    /// This many pages, the scratch page not counted.
+    Pages(usize),
+}
+
+/// The order in which free pages are handed out: always the first free page in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageOrder {
+    /// By number: a sequence that runs alone has its pages one after the other in memory.
+    InOrder,
+    /// At random, but the same for the same seed: the worst that paging can do to memory, for measuring.
+    Scattered {
+        /// Which random order.
+        seed: u64,
+    },
+}
+
+/// Tokens that [`PageBudget::Auto`] goes up to for more than one sequence.
+const AUTO_TOKENS: usize = 32_768;
+
+impl EngineOptions {
+    /// Checks everything and settles the numbers.
+    pub(crate) fn resolve(
+        &self,
+        backend: &dyn Backend,
+        program: &Program,
+        weights: &Weights,
+        model_context: usize,
+    ) -> Result<Resolved, EngineError> {
+        self.check()?;
+        let max_context = self.max_context.unwrap_or(model_context);
+        if !(1..=model_context).contains(&max_context) {
+            let problem =
+                format!("is {max_context}, but the model was loaded for 1 to {model_context} tokens");
+            return Err(invalid("max_context", problem));
+        }
+        let layout = Layout::new(&program.kv, self.block_size, self.max_batch_tokens);
+        let for_tokens = |tokens: usize| layout.blocks(tokens).saturating_mul(layout.groups());
+        let page_bytes = backend.page_bytes(program, self.block_size).max(1) as u64;
+        let usable = match self.pages {
+            PageBudget::Pages(pages) => pages,
+            PageBudget::Tokens(tokens) => for_tokens(tokens),
+            PageBudget::Bytes(bytes) => {
+                usize::try_from(bytes / page_bytes).unwrap_or(usize::MAX).saturating_sub(1)
+            }
+            PageBudget::Auto => {
+                let one = layout.peak_of_all(max_context);
+                let four = for_tokens(max_context.saturating_mul(4).min(AUTO_TOKENS));
+                let weight_bytes: u64 =
+                    weights.matrices.iter().map(|matrix| matrix.bytes.as_slice().len() as u64).sum();
+                let half_of_rest = backend.capacity().bytes_free.saturating_sub(weight_bytes) / 2;
+                one.max(four).min(usize::try_from(half_of_rest / page_bytes).unwrap_or(usize::MAX))
+            }
+        };
+        if usable >= u32::MAX as usize {
+            return Err(invalid("pages", format!("{usable} pages are more than can be numbered")));
+        }
+        let max_context = layout.longest(usable, max_context);
+        if max_context == 0 {
+            let needed = layout.peak_of_all(1);
+            return Err(EngineError::TooFewPages { pages: usable, needed, page_bytes });
+        }
+        let limits = Limits {
+            block_size: self.block_size,
+            pages: usable + 1,
+            max_rows: self.max_batch_tokens,
+            max_sequences: self.max_sequences,
+            max_outputs: self.max_sequences + self.max_scores,
+            max_context,
+            attention: self.attention,
+        };
+        Ok(Resolved { limits, layout })
+    }
+
+    fn check(&self) -> Result<(), EngineError> {
+        for (option, value) in [
+            ("block_size", self.block_size),
+            ("max_batch_tokens", self.max_batch_tokens),
+            ("max_sequences", self.max_sequences),
+            ("max_scores", self.max_scores),
+            ("queue_capacity", self.queue_capacity),
+        ] {
+            if value == 0 {
+                return Err(invalid(option, "must be at least 1"));
+            }
+        }
+        if self.max_sequences > self.max_batch_tokens {
+            let problem = format!(
+                "is {}, but a step has only max_batch_tokens = {} rows and every running sequence needs one",
+                self.max_sequences, self.max_batch_tokens
+            );
+            return Err(invalid("max_sequences", problem));
+        }
+        if !(0.0..=1.0).contains(&self.cache_high_water) {
+            return Err(invalid("cache_high_water", "must be a fraction between 0 and 1"));
+        }
+        if !(0.0..=self.cache_high_water).contains(&self.cache_low_water) {
+            return Err(invalid("cache_low_water", "must be a fraction between 0 and cache_high_water"));
+        }
+        Ok(())
+    }
+}
+
+fn invalid(option: &'static str, problem: impl Into<String>) -> EngineError {
+    EngineError::InvalidOption { option, problem: problem.into() }
+}
+
+/// Options with every number settled.
+#[derive(Clone, Debug)]
+pub(crate) struct Resolved {
+    pub limits: Limits,
+    pub layout: Layout,
+}

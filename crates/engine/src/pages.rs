@@ -1,0 +1,203 @@
+//! Pages as sequences see them: take, share, release. Behind it the [`Arena`] counts references, and the
+//! [`PrefixCache`] keeps what was released and may be asked for again.
+
+use paguro_backend::PageId;
+
+use crate::{
+    arena::{Arena, State},
+    options::PageOrder,
+    prefix::{BlockKey, PrefixCache},
+};
+
+/// The arena and the cache in it.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    arena: Arena,
+    cache: Option<PrefixCache>,
+    /// Above this many pages in use or cached, [`Pages::trim`] evicts down to `low_water`.
+    high_water: usize,
+    low_water: usize,
+    /// Cached pages given up since the start.
+    pub evictions: u64,
+}
+
+/// What the pages of the arena are doing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PageCounts {
+    /// Usable pages; scratch is not one.
+    pub total: usize,
+    pub free: usize,
+    /// Held by nobody, kept by the prefix cache.
+    pub cached: usize,
+}
+
+impl Pages {
+    /// `pages` pages, page 0 included, without a prefix cache.
+    pub fn new(pages: usize, order: PageOrder) -> Self {
+        Self {
+            arena: Arena::new(pages, order),
+            cache: None,
+            high_water: pages,
+            low_water: pages,
+            evictions: 0,
+        }
+    }
+
+    /// The same with a prefix cache; the water marks are fractions of the pages.
+    pub fn with_cache(mut self, salt: &[u8], low_water: f32, high_water: f32) -> Self {
+        let pages = self.arena.usable();
+        let mark = |fraction: f32| (pages as f64 * f64::from(fraction)) as usize;
+        self.cache = Some(PrefixCache::new(pages + 1, salt));
+        self.high_water = mark(high_water);
+        self.low_water = mark(low_water);
+        self
+    }
+
+    pub fn counts(&self) -> PageCounts {
+        PageCounts { total: self.arena.usable(), free: self.arena.free(), cached: self.evictable() }
+    }
+
+    /// Pages that [`Pages::take`] can hand out, by eviction if need be.
+    pub fn available(&self) -> usize {
+        self.arena.free() + self.evictable()
+    }
+
+    fn evictable(&self) -> usize {
+        self.cache.as_ref().map_or(0, PrefixCache::evictable)
+    }
+
+    /// The key of the block with these tokens after the block `parent`, or of a first block; `None` without a
+    /// prefix cache.
+    pub fn key(&self, parent: Option<&BlockKey>, tokens: &[u32]) -> Option<BlockKey> {
+        Some(self.cache.as_ref()?.key(parent, tokens))
+    }
+
+    /// A page for one block table.
+    ///
+    /// # Panics
+    /// If none is [`available`](Pages::available).
+    pub fn take(&mut self) -> PageId {
+        if self.arena.free() == 0 {
+            self.evict();
+        }
+        self.arena.take().expect("the scheduler takes only pages that are available")
+    }
+
+    /// One more block table names this page; it may come from another table or from the cache.
+    pub fn share(&mut self, page: PageId) {
+        self.arena.share(page);
+        if let Some(cache) = &mut self.cache {
+            cache.used(page);
+        }
+    }
+
+    /// One block table less names this page.
+    pub fn release(&mut self, page: PageId) {
+        if self.arena.release(page) {
+            let kept = self.cache.as_mut().is_some_and(|cache| cache.unused(page));
+            if kept { self.arena.keep(page) } else { self.arena.give_back(page) }
+        }
+    }
+
+    /// Whether another block table names the page too, so that it must be copied before it is written.
+    pub fn is_shared(&self, page: PageId) -> bool {
+        match self.arena.state(page) {
+            State::Held(references) => references > 1,
+            other => panic!("page {page:?} is in a block table but {other:?}"),
+        }
+    }
+
+    /// Whether the cache could give the page away at this moment.
+    pub fn is_evictable(&self, page: PageId) -> bool {
+        self.cache.as_ref().is_some_and(|cache| cache.is_unused(page))
+    }
+
+    /// Whether the cache knows the page: such a page is full and must not be written again.
+    pub fn is_published(&self, page: PageId) -> bool {
+        self.cache.as_ref().is_some_and(|cache| cache.contains(page))
+    }
+
+    /// Makes a full block findable.
+    pub fn publish(&mut self, group: usize, key: BlockKey, page: PageId) {
+        if let Some(cache) = &mut self.cache {
+            cache.publish(group, key, page);
+        }
+    }
+
+    pub fn find(&self, group: usize, key: &BlockKey) -> Option<PageId> {
+        self.cache.as_ref()?.find(group, key)
+    }
+
+    /// Keeps some pages free: above the high water mark, evicts down to the low one, as far as it can.
+    pub fn trim(&mut self) {
+        let counts = self.counts();
+        if counts.total - counts.free > self.high_water {
+            while self.arena.usable() - self.arena.free() > self.low_water && self.evict() {}
+        }
+    }
+
+    fn evict(&mut self) -> bool {
+        let Some(page) = self.cache.as_mut().and_then(PrefixCache::evict) else { return false };
+        self.arena.give_back(page);
+        self.evictions += 1;
+        true
+    }
+
+    /// Recounts everything against the block-table entries of all sequences, scratch entries left out.
+    pub fn check(&self, entries: impl Iterator<Item = PageId>) -> Result<(), String> {
+        if let Some(cache) = &self.cache {
+            cache.check()?;
+        }
+        self.arena.check(entries, self.cache.iter().flat_map(PrefixCache::unused_pages))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn published(pages: &mut Pages, name: u32) -> PageId {
+        let page = pages.take();
+        pages.publish(0, BlockKey::root(b"").child(&[name]), page);
+        page
+    }
+
+    #[test]
+    fn cached_pages_are_available_and_go_when_needed() {
+        let mut pages = Pages::new(4, PageOrder::InOrder).with_cache(b"", 1.0, 1.0);
+        let all: Vec<_> = (0..3).map(|name| published(&mut pages, name)).collect();
+        assert_eq!(pages.available(), 0);
+        pages.release(all[1]);
+        assert_eq!(pages.counts(), PageCounts { total: 3, free: 0, cached: 1 });
+        assert_eq!(pages.take(), all[1]);
+        assert_eq!(pages.evictions, 1);
+        assert_eq!(pages.find(0, &BlockKey::root(b"").child(&[1])), None);
+        assert_eq!(pages.check(all.into_iter()), Ok(()));
+    }
+
+    #[test]
+    fn water_marks_bound_what_the_cache_keeps() {
+        let mut pages = Pages::new(11, PageOrder::InOrder).with_cache(b"", 0.5, 0.8);
+        let held: Vec<_> = (0..9).map(|name| published(&mut pages, name)).collect();
+        pages.trim();
+        assert_eq!(pages.evictions, 0, "nothing to evict yet");
+        for &page in &held[..6] {
+            pages.release(page);
+        }
+        pages.trim();
+        assert_eq!(pages.counts(), PageCounts { total: 10, free: 5, cached: 2 });
+        assert_eq!(pages.evictions, 4);
+        pages.release(held[6]);
+        pages.trim();
+        assert_eq!(pages.evictions, 4, "below the high mark nothing is evicted");
+    }
+
+    #[test]
+    fn without_a_cache_released_pages_are_free() {
+        let mut pages = Pages::new(3, PageOrder::InOrder);
+        let page = published(&mut pages, 1);
+        pages.release(page);
+        assert_eq!(pages.counts(), PageCounts { total: 2, free: 2, cached: 0 });
+        assert_eq!(pages.find(0, &BlockKey::root(b"").child(&[1])), None);
+    }
+}

@@ -1,0 +1,458 @@
+//! Plans one ragged step at a time.
+//!
+//! The rules, in the order in which they matter:
+//!
+//! - Sequences have a [rank](Rank): priority, then age. Running ones are kept in this order, waiting ones too.
+//! - Every sequence that decodes gets its row in every step. Prompts share the rest of the token budget, in
+//!   order of rank and in chunks, so a prompt delays the others by one chunk at most.
+//! - The head of the queue is admitted when its whole prompt finds room beside what the running prompts will
+//!   still take. It takes from the prefix cache what it can. Nobody overtakes the head.
+//! - Pages come from the free list, then from unused blocks of the prefix cache, the longest unused first, then
+//!   from the running sequence of the lowest rank: it goes back to the queue and later computes again what
+//!   the cache has lost. It keeps its tokens, so it goes on exactly where it was.
+//!
+//! Nothing can stall: the running sequence of the highest rank can take the pages of all others, and a sequence
+//! that does not fit alone was refused when it was submitted. Nothing of one priority starves: the oldest one is
+//! never preempted by others of its priority, so it ends, and then the next one is the oldest.
+
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
+
+use paguro_backend::{
+    Limits, Outcome, Output, PageId, PageMove, SampleRequest, Sampled, Step, StepError, StepOutput,
+    StepSequence, Want,
+};
+
+use crate::{
+    RequestError, Stats,
+    layout::Layout,
+    pages::Pages,
+    request::{FinishReason, Signal},
+    sequence::{Job, Rank, Sequence},
+};
+
+/// All sequences and their pages.
+#[derive(Debug)]
+pub(crate) struct Scheduler {
+    limits: Limits,
+    layout: Layout,
+    pages: Pages,
+    /// In order of rank. They hold no pages.
+    waiting: BTreeMap<Rank, Sequence>,
+    /// In order of rank.
+    running: Vec<Sequence>,
+    plan: Plan,
+    /// What happened since somebody last looked, by request.
+    pub signals: Vec<(u64, Signal)>,
+    stats: Stats,
+}
+
+/// A step's buffers, reused from step to step. The rows of each sequence stand in [`Sequence::rows`].
+#[derive(Debug, Default)]
+struct Plan {
+    /// To be made before the step.
+    moves: Vec<PageMove>,
+    tokens: Vec<u32>,
+    sequences: Vec<StepSequence>,
+    pages: Vec<PageId>,
+}
+
+/// What is left of a step for prompts.
+struct Budget {
+    rows: usize,
+    scores: usize,
+}
+
+impl Scheduler {
+    pub fn new(limits: Limits, layout: Layout, pages: Pages) -> Self {
+        Self {
+            limits,
+            layout,
+            pages,
+            waiting: BTreeMap::new(),
+            running: Vec::new(),
+            plan: Plan::default(),
+            signals: Vec::new(),
+            stats: Stats::default(),
+        }
+    }
+
+    /// Queues a request that was checked.
+    pub fn submit(&mut self, job: Job, prompt: Vec<u32>) {
+        let sequence = Sequence::new(Arc::new(job), prompt, &self.layout, &self.pages);
+        self.waiting.insert(sequence.rank(), sequence);
+    }
+
+    /// Ends a request, or one branch of it; its pages are free at once.
+    pub fn cancel(&mut self, request: u64, branch: Option<usize>) {
+        for sequence in
+            self.remove(|s| s.job.id == request && branch.is_none_or(|b| s.branches == (b..b + 1)))
+        {
+            finish(&sequence, &FinishReason::Cancelled, &mut self.signals);
+        }
+    }
+
+    pub fn cancel_all(&mut self) {
+        for sequence in self.remove(|_| true) {
+            finish(&sequence, &FinishReason::Cancelled, &mut self.signals);
+        }
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.running.is_empty() && self.waiting.is_empty()
+    }
+
+    /// Decides who computes what in the next step, and takes the pages for it. Returns the page copies to be made
+    /// first. There is something to compute unless the scheduler is [idle](Scheduler::is_idle).
+    pub fn plan(&mut self) -> &[PageMove] {
+        self.plan.moves.clear();
+        let preemptions = self.stats.preemptions;
+        // Between two prompts the rank decides, even if one of them is running already.
+        while self.head_outranks_a_running_prompt() && self.admit().is_some() {}
+
+        let decodes = self.running.iter().filter(|sequence| !sequence.prefills()).count();
+        let mut budget = Budget {
+            rows: self.limits.max_rows - decodes,
+            scores: self.limits.max_outputs - self.limits.max_sequences,
+        };
+        let mut index = 0;
+        while index < self.running.len() {
+            self.schedule(index, &mut budget);
+            index += 1;
+        }
+        // Whoever was just preempted must not take pages back from those who needed them.
+        while budget.rows > 0
+            && self.stats.preemptions == preemptions
+            && let Some(index) = self.admit()
+        {
+            if !self.running[index].prefills() {
+                budget.rows -= 1;
+            }
+            self.schedule(index, &mut budget);
+        }
+        self.write_plan();
+        assert!(self.is_idle() || !self.plan.tokens.is_empty(), "somebody can always go on");
+        &self.plan.moves
+    }
+
+    /// What the planned step is to compute.
+    pub fn write_outputs<'a>(&'a self, outputs: &mut Vec<Output<'a>>) {
+        let running = self.running.iter().filter(|sequence| sequence.rows > 0);
+        for (sequence, part) in running.zip(&self.plan.sequences) {
+            outputs.extend(sequence.scored_in(sequence.rows).map(|position| Output {
+                row: part.rows.start + position - sequence.computed,
+                want: Want::Score { token: sequence.tokens[position + 1] },
+            }));
+            if sequence.samples() {
+                outputs.extend(sequence.branches.clone().map(|branch| Output {
+                    row: part.rows.end - 1,
+                    want: Want::Sample(SampleRequest {
+                        params: &sequence.job.sampling[branch],
+                        draw: sequence.generated() as u64,
+                        history: &sequence.tokens,
+                        mask: None,
+                        logprobs: sequence.job.logprobs,
+                    }),
+                }));
+            }
+        }
+    }
+
+    /// The planned step with these outputs.
+    pub fn step<'a>(&'a self, outputs: &'a [Output<'a>]) -> Step<'a> {
+        Step { tokens: &self.plan.tokens, sequences: &self.plan.sequences, pages: &self.plan.pages, outputs }
+    }
+
+    /// Takes in what the step computed; it was done at `at`.
+    ///
+    /// # Errors
+    /// If the outcomes are not those that the step asked for; nothing has changed then.
+    pub fn apply(&mut self, output: &mut StepOutput, at: Instant) -> Result<(), StepError> {
+        self.check_outcomes(output)?;
+        self.stats.steps += 1;
+        self.stats.rows += self.plan.tokens.len() as u64;
+        self.stats.last_rows = self.plan.tokens.len();
+        self.stats.last_sequences = self.plan.sequences.len();
+        let mut outcomes = output.outcomes.drain(..);
+        let mut forks = Vec::new();
+        for sequence in self.running.iter_mut().filter(|sequence| sequence.rows > 0) {
+            for _ in sequence.scored_in(sequence.rows) {
+                let Some(Outcome::Score(score)) = outcomes.next() else {
+                    unreachable!("outcomes were checked")
+                };
+                sequence.scores.push(score);
+            }
+            let samples = sequence.samples();
+            sequence.advance(&self.layout, &mut self.pages);
+            if let Some((from, logprobs)) = sequence.take_scores() {
+                self.signals.push((sequence.job.id, Signal::PromptScores { from, logprobs }));
+            }
+            if samples {
+                let first_fork = forks.len();
+                let branches = sequence.branches.clone();
+                sequence.branches = branches.start..branches.start + 1;
+                forks.extend(branches.skip(1).map(|branch| sequence.fork(branch, &mut self.pages)));
+                for sequence in std::iter::once(sequence).chain(&mut forks[first_fork..]) {
+                    let Some(Outcome::Sampled(sampled)) = outcomes.next() else {
+                        unreachable!("outcomes were checked")
+                    };
+                    self.stats.tokens += 1;
+                    accept(sequence, sampled, at, &mut self.signals);
+                }
+            } else if sequence.remaining() == 0 {
+                // Nothing was asked for but the prompt.
+                sequence.finished = true;
+                finish(sequence, &sequence.job.at_max_tokens, &mut self.signals);
+            }
+        }
+        drop(outcomes);
+        for fork in forks {
+            self.run(fork);
+        }
+        for mut sequence in self.running.extract_if(.., |sequence| sequence.finished) {
+            sequence.release(&mut self.pages);
+        }
+        self.pages.trim();
+        Ok(())
+    }
+
+    /// The step failed: so do all requests that were part of it. What it would have written is lost with them.
+    pub fn fail(&mut self, error: &StepError) {
+        self.stats.failed_steps += 1;
+        let mut requests: Vec<_> = self.running.iter().filter(|s| s.rows > 0).map(|s| s.job.id).collect();
+        requests.sort();
+        requests.dedup();
+        self.remove(|sequence| requests.binary_search(&sequence.job.id).is_ok());
+        let failed = || Signal::Failed(RequestError::Step(error.to_string()));
+        self.signals.extend(requests.into_iter().map(|request| (request, failed())));
+    }
+
+    pub fn stats(&self) -> Stats {
+        let pages = self.pages.counts();
+        Stats {
+            waiting: self.waiting.len(),
+            running: self.running.len(),
+            pages_total: pages.total,
+            pages_used: pages.total - pages.free - pages.cached,
+            pages_cached: pages.cached,
+            evictions: self.pages.evictions,
+            ..self.stats
+        }
+    }
+
+    /// How long the last step took.
+    pub fn record_time(&mut self, duration: std::time::Duration) {
+        self.stats.step_times.record(duration);
+    }
+
+    /// Recounts all pages against all block tables.
+    pub fn check(&self) -> Result<(), String> {
+        if let Some(sequence) = self.waiting.values().find(|sequence| sequence.held_pages().next().is_some())
+        {
+            return Err(format!("request {} waits but holds pages", sequence.job.id));
+        }
+        if !self.running.is_sorted_by_key(Sequence::rank) {
+            return Err("running sequences are out of order".into());
+        }
+        for sequence in &self.running {
+            let blocks = self.layout.blocks(sequence.computed + sequence.rows);
+            if sequence.tables.iter().any(|table| table.pages.len() != blocks) {
+                return Err(format!("request {} has block tables of a wrong length", sequence.job.id));
+            }
+        }
+        self.pages.check(self.running.iter().flat_map(Sequence::held_pages))
+    }
+
+    fn head_outranks_a_running_prompt(&self) -> bool {
+        let Some((head, _)) = self.waiting.first_key_value() else { return false };
+        self.running.iter().any(|sequence| sequence.prefills() && *head < sequence.rank())
+    }
+
+    /// Moves the head of the queue to the running sequences, if there is room. Returns its index.
+    fn admit(&mut self) -> Option<usize> {
+        let (_, head) = self.waiting.first_key_value()?;
+        // A request takes the places of all its branches at once, so that they need not wait when they fork.
+        let places: usize = self.running.iter().map(|sequence| sequence.branches.len()).sum();
+        if places + head.branches.len() > self.limits.max_sequences {
+            return None;
+        }
+        let cached = head.cached_blocks(&self.layout, &self.pages);
+        // A block that somebody is about to compute need not be computed twice.
+        let in_work =
+            |other: &Sequence| other.rank() < head.rank() && head.could_wait_for(other, cached, &self.layout);
+        if self.running.iter().any(in_work) || !self.has_room(head, cached) {
+            return None;
+        }
+        let (_, mut sequence) = self.waiting.pop_first()?;
+        let first_time = sequence.cached_tokens.is_none();
+        sequence.take_cached(cached, &self.layout, &mut self.pages);
+        self.stats.prefix_hit_tokens += sequence.computed as u64;
+        if first_time {
+            self.signals.push((sequence.job.id, Signal::Started { cached_tokens: sequence.computed }));
+        }
+        Some(self.run(sequence))
+    }
+
+    /// Whether all that the sequence has to prefill fits beside what the running prompts will still take, with a
+    /// page of each group to go on for everybody. Alone it always fits.
+    fn has_room(&self, sequence: &Sequence, cached: usize) -> bool {
+        if self.running.is_empty() {
+            return true;
+        }
+        let prompts = self.running.iter().filter(|running| running.prefills());
+        let promised: usize = prompts.map(|running| running.pages_to_come(0, &self.layout)).sum();
+        let own = sequence.pages_to_come(cached, &self.layout);
+        let headroom = (self.running.len() + sequence.branches.len()) * self.layout.groups();
+        let available =
+            self.pages.available() - sequence.evictable_in_cached(cached, &self.layout, &self.pages);
+        own + promised + headroom <= available
+    }
+
+    /// Gives one running sequence its rows and their pages, from sequences of lower rank if it must be; or takes
+    /// its own pages, if it is the last.
+    fn schedule(&mut self, index: usize, budget: &mut Budget) {
+        let rows = if self.running[index].prefills() { budget.take(&self.running[index]) } else { 1 };
+        if rows == 0 {
+            return;
+        }
+        while self.pages.available() < self.running[index].pages_for(rows, &self.layout, &self.pages) {
+            self.preempt_last();
+            if self.running.len() == index {
+                assert!(index > 0, "a sequence that does not fit alone is refused when it is submitted");
+                return;
+            }
+        }
+        self.running[index].reserve(rows, &self.layout, &mut self.pages, &mut self.plan.moves);
+    }
+
+    /// The running sequence of the lowest rank goes back to the queue, where its rank makes it a head.
+    fn preempt_last(&mut self) {
+        let mut sequence = self.running.pop().expect("somebody needs pages");
+        sequence.release(&mut self.pages);
+        self.stats.preemptions += 1;
+        self.waiting.insert(sequence.rank(), sequence);
+    }
+
+    fn write_plan(&mut self) {
+        let Plan { moves, tokens, sequences, pages } = &mut self.plan;
+        (tokens.clear(), sequences.clear(), pages.clear());
+        self.stats.page_copies += moves.len() as u64;
+        for sequence in self.running.iter().filter(|sequence| sequence.rows > 0) {
+            let (first_row, first_page) = (tokens.len(), pages.len());
+            tokens.extend_from_slice(&sequence.tokens[sequence.computed..][..sequence.rows]);
+            for table in &sequence.tables {
+                pages.extend_from_slice(&table.pages);
+            }
+            sequences.push(StepSequence {
+                rows: first_row..tokens.len(),
+                start: sequence.computed,
+                tables: first_page..pages.len(),
+            });
+        }
+    }
+
+    fn check_outcomes(&self, output: &StepOutput) -> Result<(), StepError> {
+        let mut rest = output.outcomes.as_slice();
+        for sequence in self.running.iter().filter(|sequence| sequence.rows > 0) {
+            let scores = sequence.scored_in(sequence.rows).len();
+            let samples = if sequence.samples() { sequence.branches.len() } else { 0 };
+            let Some((own, others)) = rest.split_at_checked(scores + samples) else {
+                return Err(StepError::Device(
+                    "the runner answered fewer outputs than were asked for".into(),
+                ));
+            };
+            let (scored, sampled) = own.split_at(scores);
+            if !scored.iter().all(|outcome| matches!(outcome, Outcome::Score(_)))
+                || !sampled.iter().all(|outcome| matches!(outcome, Outcome::Sampled(_)))
+            {
+                return Err(StepError::Device(
+                    "the runner answered other outputs than were asked for".into(),
+                ));
+            }
+            rest = others;
+        }
+        if !rest.is_empty() {
+            return Err(StepError::Device("the runner answered more outputs than were asked for".into()));
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, sequence: Sequence) -> usize {
+        let index = self.running.partition_point(|other| other.rank() < sequence.rank());
+        self.running.insert(index, sequence);
+        index
+    }
+
+    /// Takes the chosen sequences out, wherever they are, and their pages with them.
+    fn remove(&mut self, chosen: impl Fn(&Sequence) -> bool) -> Vec<Sequence> {
+        let mut removed: Vec<_> = self.running.extract_if(.., |sequence| chosen(sequence)).collect();
+        for sequence in &mut removed {
+            sequence.release(&mut self.pages);
+        }
+        removed.extend(
+            self.waiting.extract_if(.., |_, sequence| chosen(sequence)).map(|(_, sequence)| sequence),
+        );
+        removed
+    }
+}
+
+impl Budget {
+    /// Rows for a prompt's next chunk.
+    fn take(&mut self, sequence: &Sequence) -> usize {
+        let mut rows = sequence.remaining().min(self.rows);
+        let scored = sequence.scored_in(rows);
+        if scored.len() > self.scores {
+            rows = scored.start + self.scores - sequence.computed;
+        }
+        self.rows -= rows;
+        self.scores -= sequence.scored_in(rows).len();
+        rows
+    }
+}
+
+/// Appends a sampled token to its branch.
+fn accept(sequence: &mut Sequence, sampled: Sampled, at: Instant, signals: &mut Vec<(u64, Signal)>) {
+    let Sampled { token, logprob, top } = sampled;
+    let (request, branch) = (sequence.job.id, sequence.branches.start);
+    let end = sequence.push(token);
+    if !matches!(end, Some(FinishReason::Stop(_))) {
+        signals.push((request, Signal::Token { branch, token, logprob, top, at }));
+    }
+    if let Some(reason) = end {
+        sequence.finished = true;
+        finish(sequence, &reason, signals);
+    }
+}
+
+/// Tells the end of all branches that a sequence stands for.
+fn finish(sequence: &Sequence, reason: &FinishReason, signals: &mut Vec<(u64, Signal)>) {
+    for branch in sequence.branches.clone() {
+        let finished = Signal::Finished { branch, reason: reason.clone(), usage: sequence.usage() };
+        signals.push((sequence.job.id, finished));
+    }
+}
+
+#[cfg(test)]
+impl Scheduler {
+    /// Request and branch of the running sequences that decode.
+    pub fn decoding(&self) -> Vec<(u64, usize)> {
+        let decoding = self.running.iter().filter(|sequence| !sequence.prefills());
+        decoding.map(|sequence| (sequence.job.id, sequence.branches.start)).collect()
+    }
+
+    /// Request, branch and positions of the planned rows.
+    pub fn planned(&self) -> Vec<(u64, usize, std::ops::Range<usize>)> {
+        let planned = self.running.iter().filter(|sequence| sequence.rows > 0);
+        planned.map(|s| (s.job.id, s.branches.start, s.computed..s.computed + s.rows)).collect()
+    }
+
+    /// Request and branch of those who run without a row in the plan, and of those who wait.
+    pub fn held(&self) -> Vec<(u64, usize)> {
+        let idle = self.running.iter().filter(|sequence| sequence.rows == 0);
+        idle.chain(self.waiting.values()).map(|s| (s.job.id, s.branches.start)).collect()
+    }
+
+    /// Pages of the running sequences.
+    pub fn tables(&self) -> Vec<Vec<PageId>> {
+        self.running.iter().map(|sequence| sequence.held_pages().collect()).collect()
+    }
+}

@@ -1,0 +1,381 @@
+//! One sequence: its tokens, and the block tables that say where their K and V are.
+
+use std::{cmp::Reverse, ops::Range, sync::Arc};
+
+use paguro_backend::{PageId, PageMove, SamplingParams};
+
+use crate::{
+    layout::Layout,
+    pages::Pages,
+    prefix::BlockKey,
+    request::{FinishReason, Request, Usage},
+};
+
+/// What the scheduler needs to know of a request; shared by its branches.
+#[derive(Debug)]
+pub(crate) struct Job {
+    /// Number of arrival.
+    pub id: u64,
+    pub priority: i32,
+    pub prompt_tokens: usize,
+    /// One for each branch; they differ in the seed.
+    pub sampling: Vec<SamplingParams>,
+    pub stop_tokens: Vec<u32>,
+    /// Most tokens to generate, and why it ends there.
+    pub max_tokens: usize,
+    pub at_max_tokens: FinishReason,
+    pub logprobs: Option<usize>,
+    /// First prompt position to score, if any.
+    pub score_from: Option<usize>,
+}
+
+impl Job {
+    /// From a request that was [checked](Request::check).
+    pub fn new(id: u64, request: &Request, model_stop_tokens: &[u32], max_context: usize) -> Self {
+        let room = max_context - request.prompt.len();
+        let (max_tokens, at_max_tokens) = match request.max_tokens {
+            Some(tokens) if tokens <= room => (tokens, FinishReason::Length),
+            _ => (room, FinishReason::ContextFull),
+        };
+        let mut stop_tokens = request.stop_tokens.clone();
+        if !request.ignore_stop_tokens {
+            stop_tokens.extend_from_slice(model_stop_tokens);
+        }
+        let seed = request.sampling.seed;
+        Self {
+            id,
+            priority: request.priority,
+            prompt_tokens: request.prompt.len(),
+            sampling: (0..request.branches as u64)
+                .map(|branch| SamplingParams { seed: seed.wrapping_add(branch), ..request.sampling.clone() })
+                .collect(),
+            stop_tokens,
+            max_tokens,
+            at_max_tokens,
+            logprobs: request.logprobs,
+            score_from: request.score_prompt_from,
+        }
+    }
+}
+
+/// Who goes first: the higher priority, then the older request, then the lower branch. A sequence keeps its rank
+/// for life, so one that was preempted is the head of its priority's queue again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Rank {
+    priority: Reverse<i32>,
+    pub request: u64,
+    branch: usize,
+}
+
+/// One group's pages, by block.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct BlockTable {
+    /// The first `released` entries are [`PageId::SCRATCH`]: the window has left them behind.
+    pub pages: Vec<PageId>,
+    pub released: usize,
+}
+
+impl BlockTable {
+    fn held(&self) -> &[PageId] {
+        &self.pages[self.released..]
+    }
+}
+
+/// A prompt and what came after it; or, until the prompt is computed, all branches of a request in one.
+#[derive(Debug)]
+pub(crate) struct Sequence {
+    pub job: Arc<Job>,
+    /// The branches that this sequence stands for.
+    pub branches: Range<usize>,
+    /// Prompt and answer.
+    pub tokens: Vec<u32>,
+    /// How many of them have K and V in the pages.
+    pub computed: usize,
+    /// One for each KV group, all of `blocks(computed)` entries between steps.
+    pub tables: Vec<BlockTable>,
+    /// Keys of the first full blocks: at least those of the prompt and those that are computed. Empty without a
+    /// prefix cache.
+    keys: Vec<BlockKey>,
+    /// Rows in the step that is being planned or run.
+    pub rows: usize,
+    /// Scores of the prompt so far, ...
+    pub scores: Vec<f32>,
+    /// ... until they are delivered.
+    scores_delivered: bool,
+    /// Tokens that came from the cache when it first ran; `None` if it never did.
+    pub cached_tokens: Option<usize>,
+    pub finished: bool,
+}
+
+impl Sequence {
+    pub fn new(job: Arc<Job>, prompt: Vec<u32>, layout: &Layout, pages: &Pages) -> Self {
+        let mut keys = Vec::new();
+        for block in prompt.chunks_exact(layout.block_size) {
+            let Some(key) = pages.key(keys.last(), block) else { break };
+            keys.push(key);
+        }
+        Self {
+            branches: 0..job.sampling.len(),
+            job,
+            tokens: prompt,
+            computed: 0,
+            tables: vec![BlockTable::default(); layout.groups()],
+            keys,
+            rows: 0,
+            scores: Vec::new(),
+            scores_delivered: false,
+            cached_tokens: None,
+            finished: false,
+        }
+    }
+
+    pub fn rank(&self) -> Rank {
+        Rank { priority: Reverse(self.job.priority), request: self.job.id, branch: self.branches.start }
+    }
+
+    /// Tokens whose K and V are missing. One: it decodes. More: it prefills, for the first time or again.
+    pub fn remaining(&self) -> usize {
+        self.tokens.len() - self.computed
+    }
+
+    pub fn prefills(&self) -> bool {
+        self.remaining() > 1
+    }
+
+    pub fn generated(&self) -> usize {
+        self.tokens.len() - self.job.prompt_tokens
+    }
+
+    pub fn usage(&self) -> Usage {
+        Usage {
+            prompt_tokens: self.job.prompt_tokens,
+            cached_tokens: self.cached_tokens.unwrap_or(0),
+            generated_tokens: self.generated(),
+        }
+    }
+
+    /// Whether the planned rows are the last that are missing, and a token is wanted after them.
+    pub fn samples(&self) -> bool {
+        self.rows > 0 && self.rows == self.remaining() && self.generated() < self.job.max_tokens
+    }
+
+    /// Prompt positions that still have to be scored.
+    fn unscored(&self) -> Range<usize> {
+        match self.job.score_from {
+            Some(from) if !self.scores_delivered => from + self.scores.len()..self.job.prompt_tokens - 1,
+            _ => 0..0,
+        }
+    }
+
+    /// All scores and the position of the first one, once, when the last one is there.
+    pub fn take_scores(&mut self) -> Option<(usize, Vec<f32>)> {
+        let from = self.job.score_from?;
+        if self.scores_delivered || !self.unscored().is_empty() {
+            return None;
+        }
+        self.scores_delivered = true;
+        Some((from, std::mem::take(&mut self.scores)))
+    }
+
+    /// Positions to score among the next `rows` ones.
+    pub fn scored_in(&self, rows: usize) -> Range<usize> {
+        let unscored = self.unscored();
+        let end = unscored.end.min(self.computed + rows);
+        unscored.start.min(end)..end
+    }
+
+    /// Appends a sampled token. Says whether the sequence ends with it; a stop token is not part of the answer.
+    pub fn push(&mut self, token: u32) -> Option<FinishReason> {
+        self.tokens.push(token);
+        if self.job.stop_tokens.contains(&token) {
+            Some(FinishReason::Stop(token))
+        } else {
+            (self.generated() == self.job.max_tokens).then(|| self.job.at_max_tokens.clone())
+        }
+    }
+
+    /// Blocks from its beginning that the cache can supply: all of them in groups that see everything, the
+    /// visible ones in groups with a window. At least one token is left to compute, and all that are to be scored.
+    pub fn cached_blocks(&self, layout: &Layout, pages: &Pages) -> usize {
+        let keys = &self.keys[..self.reusable_blocks(layout).min(self.keys.len())];
+        let has = |group, block: usize| pages.find(group, &keys[block]).is_some();
+        let (windowed, full): (Vec<_>, Vec<_>) =
+            (0..layout.groups()).partition(|&g| layout.windows[g].is_some());
+        let mut blocks =
+            (0..keys.len()).take_while(|&block| full.iter().all(|&group| has(group, block))).count();
+        // Every prefix that is longer than the last missing block, and no longer than this one, would see it too.
+        while let Some(missing) = windowed.iter().find_map(|&group| {
+            let visible = layout.first_visible(group, blocks * layout.block_size)..blocks;
+            visible.rev().find(|&block| !has(group, block))
+        }) {
+            blocks = missing;
+        }
+        blocks
+    }
+
+    fn reusable_blocks(&self, layout: &Layout) -> usize {
+        let last = self.tokens.len() - 1;
+        let unscored = self.unscored();
+        let tokens = if unscored.is_empty() { last } else { last.min(unscored.start) };
+        tokens / layout.block_size
+    }
+
+    /// Whether `other`, which is running, is about to compute block `block`, which this one could then take.
+    pub fn could_wait_for(&self, other: &Sequence, block: usize, layout: &Layout) -> bool {
+        block < self.reusable_blocks(layout)
+            && other.prefills()
+            && other.computed < (block + 1) * layout.block_size
+            && self.keys.get(block).is_some_and(|key| other.keys.get(block) == Some(key))
+    }
+
+    /// Pages of the cache that [`Sequence::take_cached`] would take away from what is available.
+    pub fn evictable_in_cached(&self, blocks: usize, layout: &Layout, pages: &Pages) -> usize {
+        self.cached_pages(blocks, layout, pages).filter(|&(_, _, page)| pages.is_evictable(page)).count()
+    }
+
+    /// Begins with the first `blocks` blocks from the cache.
+    pub fn take_cached(&mut self, blocks: usize, layout: &Layout, pages: &mut Pages) {
+        assert!(self.computed == 0 && self.tables.iter().all(|table| table.pages.is_empty()));
+        let found: Vec<_> = self.cached_pages(blocks, layout, pages).collect();
+        for table in &mut self.tables {
+            table.pages.resize(blocks, PageId::SCRATCH);
+            table.released = blocks;
+        }
+        for (group, block, page) in found {
+            pages.share(page);
+            self.tables[group].pages[block] = page;
+            self.tables[group].released = self.tables[group].released.min(block);
+        }
+        self.computed = blocks * layout.block_size;
+        self.cached_tokens.get_or_insert(self.computed);
+    }
+
+    fn cached_pages(
+        &self,
+        blocks: usize,
+        layout: &Layout,
+        pages: &Pages,
+    ) -> impl Iterator<Item = (usize, usize, PageId)> {
+        (0..layout.groups()).flat_map(move |group| {
+            (layout.first_visible(group, blocks * layout.block_size)..blocks).map(move |block| {
+                (group, block, pages.find(group, &self.keys[block]).expect("the block was found"))
+            })
+        })
+    }
+
+    /// Pages still to be taken before all tokens are computed, at most, if it begins with `cached` blocks from the
+    /// cache.
+    pub fn pages_to_come(&self, cached: usize, layout: &Layout) -> usize {
+        let start = self.computed.max(cached * layout.block_size);
+        (0..layout.groups())
+            .map(|group| {
+                let from_cache = cached - layout.first_visible(group, start).min(cached);
+                let held = self.tables[group].held().len() + from_cache;
+                layout.peak(group, start, self.tokens.len()).saturating_sub(held)
+            })
+            .sum()
+    }
+
+    /// Pages to take before the next `rows` rows: new blocks, and copies of shared pages that would be written.
+    pub fn pages_for(&self, rows: usize, layout: &Layout, pages: &Pages) -> usize {
+        let blocks = layout.blocks(self.computed + rows);
+        let tail = self.tail(layout);
+        self.tables
+            .iter()
+            .map(|table| {
+                let copies = tail.is_some_and(|block| pages.is_shared(table.pages[block]));
+                blocks - table.pages.len() + usize::from(copies)
+            })
+            .sum()
+    }
+
+    /// Takes them; the copies must be made before the step runs.
+    pub fn reserve(&mut self, rows: usize, layout: &Layout, pages: &mut Pages, moves: &mut Vec<PageMove>) {
+        let blocks = layout.blocks(self.computed + rows);
+        let tail = self.tail(layout);
+        for table in &mut self.tables {
+            if let Some(block) = tail {
+                let page = &mut table.pages[block];
+                debug_assert!(!pages.is_published(*page), "a full block is never written again");
+                if pages.is_shared(*page) {
+                    let from = std::mem::replace(page, pages.take());
+                    moves.push(PageMove::Copy { from, to: *page });
+                    pages.release(from);
+                }
+            }
+            table.pages.extend((table.pages.len()..blocks).map(|_| pages.take()));
+        }
+        self.rows = rows;
+    }
+
+    /// The block that is partly filled, if one is: the next row writes it.
+    fn tail(&self, layout: &Layout) -> Option<usize> {
+        (!self.computed.is_multiple_of(layout.block_size)).then_some(self.computed / layout.block_size)
+    }
+
+    /// The planned rows are computed: full blocks become findable, and what no later row sees is released.
+    pub fn advance(&mut self, layout: &Layout, pages: &mut Pages) {
+        let size = layout.block_size;
+        let complete = self.computed / size..(self.computed + self.rows) / size;
+        self.computed += std::mem::take(&mut self.rows);
+        for block in complete {
+            if self.keys.len() == block {
+                self.keys.extend(pages.key(self.keys.last(), &self.tokens[block * size..][..size]));
+            }
+            let Some(&key) = self.keys.get(block) else { break };
+            for (group, table) in self.tables.iter().enumerate() {
+                pages.publish(group, key, table.pages[block]);
+            }
+        }
+        for (group, table) in self.tables.iter_mut().enumerate() {
+            let visible = layout.first_visible(group, self.computed).min(table.pages.len());
+            for page in &mut table.pages[table.released.min(visible)..visible] {
+                pages.release(std::mem::replace(page, PageId::SCRATCH));
+            }
+            table.released = table.released.max(visible);
+        }
+    }
+
+    /// Branch `branch` leaves this sequence, with the same pages.
+    pub fn fork(&self, branch: usize, pages: &mut Pages) -> Sequence {
+        for table in &self.tables {
+            for &page in table.held() {
+                pages.share(page);
+            }
+        }
+        Sequence {
+            job: self.job.clone(),
+            branches: branch..branch + 1,
+            tokens: self.tokens.clone(),
+            computed: self.computed,
+            tables: self.tables.clone(),
+            keys: self.keys.clone(),
+            rows: 0,
+            scores: Vec::new(),
+            scores_delivered: true,
+            cached_tokens: self.cached_tokens,
+            finished: false,
+        }
+    }
+
+    /// Lets all pages go. The last blocks go first, so that the cache gives them up first: a beginning without an
+    /// end is worth more than an end without a beginning.
+    pub fn release(&mut self, pages: &mut Pages) {
+        let blocks = self.tables.iter().map(|table| table.pages.len()).max().unwrap_or(0);
+        for block in (0..blocks).rev() {
+            for table in &self.tables {
+                if (table.released..table.pages.len()).contains(&block) {
+                    pages.release(table.pages[block]);
+                }
+            }
+        }
+        self.tables.iter_mut().for_each(|table| *table = BlockTable::default());
+        self.computed = 0;
+        self.rows = 0;
+    }
+
+    /// All pages that its block tables name.
+    pub fn held_pages(&self) -> impl Iterator<Item = PageId> {
+        self.tables.iter().flat_map(|table| table.held().iter().copied())
+    }
+}

@@ -1,0 +1,84 @@
+//! What the engine is doing, in numbers.
+
+use std::time::Duration;
+
+/// A snapshot, taken after each step. Gauges say how it is now; counters count since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Sequences that wait for pages or for their turn, preempted ones included. A request whose prompt is not
+    /// computed yet is one, whatever its branches.
+    pub waiting: usize,
+    /// Sequences that run.
+    pub running: usize,
+    /// Pages that sequences can use.
+    pub pages_total: usize,
+    /// Of these, pages in some sequence's block table.
+    pub pages_used: usize,
+    /// Of these, pages that nobody uses and the prefix cache keeps.
+    pub pages_cached: usize,
+    /// Steps so far.
+    pub steps: u64,
+    /// Steps that failed.
+    pub failed_steps: u64,
+    /// Rows computed: prompt tokens and generated ones, some of them again after a preemption.
+    pub rows: u64,
+    /// Tokens sampled.
+    pub tokens: u64,
+    /// Tokens that did not have to be computed because the prefix cache had them.
+    pub prefix_hit_tokens: u64,
+    /// Cached pages that were given up for others, or to stay below the water mark.
+    pub evictions: u64,
+    /// Sequences that lost their pages to others and went back to the queue.
+    pub preemptions: u64,
+    /// Pages copied because a branch wrote one that it shared.
+    pub page_copies: u64,
+    /// Rows of the last step.
+    pub last_rows: usize,
+    /// Sequences of the last step.
+    pub last_sequences: usize,
+    /// How long steps took.
+    pub step_times: StepTimes,
+}
+
+impl Stats {
+    /// Pages that nobody uses and nothing is kept in.
+    pub fn pages_free(&self) -> usize {
+        self.pages_total - self.pages_used - self.pages_cached
+    }
+}
+
+/// Durations of steps in powers of two: entry `i` counts those below `2^i` microseconds (and not below half of
+/// that); the last one counts all longer ones too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepTimes {
+    /// Number of steps by duration.
+    pub counts: [u64; 28],
+    /// All durations together, in nanoseconds.
+    pub total_nanoseconds: u64,
+}
+
+impl StepTimes {
+    pub(crate) fn record(&mut self, duration: Duration) {
+        let bits = u128::BITS - duration.as_micros().leading_zeros();
+        self.counts[(bits as usize).min(self.counts.len() - 1)] += 1;
+        let nanoseconds = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        self.total_nanoseconds = self.total_nanoseconds.saturating_add(nanoseconds);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_fall_into_powers_of_two() {
+        let mut times = StepTimes::default();
+        for (micros, entry) in
+            [(0, 0), (1, 1), (2, 2), (3, 2), (4, 3), (1023, 10), (1024, 11), (u64::MAX / 1000, 27)]
+        {
+            let before = times.counts[entry];
+            times.record(Duration::from_micros(micros));
+            assert_eq!(times.counts[entry], before + 1, "{micros}");
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! A runner that makes every mistake in the page tables visible.
+//!
+//! It has a "model" of two layers whose K and V are small numbers: the first layer's are token and position, the
+//! second's a digest of what the row saw in the first. It keeps them in real pages, finds them only through the
+//! block tables, and samples a digest of what it saw. A page that is mixed up, stale, lost, or written while
+//! somebody else uses it changes the tokens, or is reported at once because it holds another position.
+//!
+//! [`oracle`] computes the same without any pages.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Condvar, Mutex},
+};
+
+use paguro_backend::{
+    Backend, Capacity, KernelCount, KvGroup, KvLayout, Limits, LoadError, Outcome, PageMove, Program, Runner,
+    SampleRequest, Sampled, Step, StepError, StepOutput, Ticket, Want, Weights,
+};
+
+use crate::{FinishReason, Request};
+
+pub const VOCAB: usize = 97;
+
+/// A program with nothing but KV groups of these windows.
+pub fn program(windows: &[Option<u32>]) -> Program {
+    let groups = windows.iter().map(|&window| KvGroup { window }).collect();
+    let kv = KvLayout { groups, slots: 1, kv_heads: 1, head_dim: 1 };
+    Program { hidden: 1, vocab: VOCAB, heads: 1, ffn: 1, kv, ropes: Vec::new(), ops: Vec::new() }
+}
+
+/// What a test makes a runner do, from outside.
+#[derive(Clone, Debug, Default)]
+pub struct Control(Arc<(Mutex<ControlState>, Condvar)>);
+
+#[derive(Debug, Default)]
+struct ControlState {
+    /// What the next steps do instead of running.
+    faults: VecDeque<Fault>,
+    /// Steps that may still run; `None` does not count them.
+    permits: Option<usize>,
+}
+
+/// How a step goes wrong.
+#[derive(Clone, Copy, Debug)]
+pub enum Fault {
+    /// It runs after all.
+    None,
+    /// `submit` fails, and the pages that it would have written are garbage.
+    Submit,
+    /// `collect` fails, likewise.
+    Collect,
+    /// Too few outcomes.
+    Answer,
+    /// A panic.
+    Panic,
+}
+
+impl Control {
+    pub fn then(&self, fault: Fault) {
+        self.0.0.lock().unwrap().faults.push_back(fault);
+    }
+
+    /// Lets only `steps` more steps run; the next one waits.
+    pub fn hold_after(&self, steps: usize) {
+        self.0.0.lock().unwrap().permits = Some(steps);
+    }
+
+    pub fn let_go(&self) {
+        self.0.0.lock().unwrap().permits = None;
+        self.0.1.notify_all();
+    }
+
+    fn enter(&self) -> Fault {
+        let waits = |state: &mut ControlState| state.permits == Some(0);
+        let mut state = self.0.1.wait_while(self.0.0.lock().unwrap(), waits).unwrap();
+        if let Some(permits) = &mut state.permits {
+            *permits -= 1;
+        }
+        state.faults.pop_front().unwrap_or(Fault::None)
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct FakeBackend {
+    pub control: Control,
+}
+
+impl Backend for FakeBackend {
+    fn name(&self) -> &str {
+        "fake"
+    }
+
+    fn capacity(&self) -> Capacity {
+        Capacity { description: "fake".into(), bytes_free: 1 << 20, features: Vec::new() }
+    }
+
+    fn page_bytes(&self, _: &Program, block_size: usize) -> usize {
+        block_size * 16
+    }
+
+    fn load(&self, program: &Program, _: Weights, limits: Limits) -> Result<Box<dyn Runner>, LoadError> {
+        Ok(Box::new(FakeRunner::new(program, limits, self.control.clone())))
+    }
+}
+
+/// K and V of one token.
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    position: usize,
+    first: u64,
+    second: u64,
+}
+
+const GARBAGE: Slot = Slot { position: usize::MAX, first: 0xdead, second: 0xbeef };
+
+pub struct FakeRunner {
+    program: Program,
+    limits: Limits,
+    slots: Vec<Slot>, // [pages, block_size]
+    control: Control,
+    answer: Vec<Outcome>,
+    fails_collect: bool,
+    steps: u64,
+}
+
+impl FakeRunner {
+    pub fn new(program: &Program, limits: Limits, control: Control) -> Self {
+        Self {
+            program: program.clone(),
+            slots: vec![GARBAGE; limits.pages * limits.block_size],
+            limits,
+            control,
+            answer: Vec::new(),
+            fails_collect: false,
+            steps: 0,
+        }
+    }
+
+    fn slot(&self, step: &Step<'_>, sequence: usize, group: usize, position: usize) -> usize {
+        let table = step.sequences[sequence].table(step.pages, group, self.program.kv.groups.len());
+        table[position / self.limits.block_size].0 as usize * self.limits.block_size
+            + position % self.limits.block_size
+    }
+
+    /// Digest of what a row sees of one layer.
+    fn attend(
+        &self,
+        step: &Step<'_>,
+        sequence: usize,
+        position: usize,
+        of: fn(&Slot) -> u64,
+    ) -> Result<u64, StepError> {
+        let mut digest = 0;
+        for (group, KvGroup { window }) in self.program.kv.groups.iter().enumerate() {
+            for key in visible(*window, position) {
+                let slot = self.slots[self.slot(step, sequence, group, key)];
+                if slot.position != key {
+                    let found = slot.position;
+                    let message =
+                        format!("sequence {sequence}, group {group}: position {found} where {key} should be");
+                    return Err(StepError::Invalid(message));
+                }
+                digest = mix(digest, of(&slot));
+            }
+        }
+        Ok(digest)
+    }
+
+    fn forward(&mut self, step: &Step<'_>) -> Result<Vec<u64>, StepError> {
+        let groups = self.program.kv.groups.len();
+        let mut digests = Vec::new();
+        for (index, sequence) in step.sequences.iter().enumerate() {
+            for (row, position) in sequence.rows.clone().zip(sequence.start..) {
+                let first = mix(u64::from(step.tokens[row]), position as u64);
+                let places: Vec<_> =
+                    (0..groups).map(|group| self.slot(step, index, group, position)).collect();
+                places.iter().for_each(|&at| self.slots[at] = Slot { position, first, second: 0 });
+                let second = self.attend(step, index, position, |slot| slot.first)?;
+                places.iter().for_each(|&at| self.slots[at].second = second);
+                digests.push(self.attend(step, index, position, |slot| slot.second)?);
+            }
+        }
+        Ok(digests)
+    }
+
+    fn spoil(&mut self, step: &Step<'_>) {
+        for (index, sequence) in step.sequences.iter().enumerate() {
+            for group in 0..self.program.kv.groups.len() {
+                for position in sequence.start..sequence.len() {
+                    let at = self.slot(step, index, group, position);
+                    self.slots[at] = GARBAGE;
+                }
+            }
+        }
+    }
+}
+
+impl Runner for FakeRunner {
+    fn submit(&mut self, step: &Step<'_>) -> Result<Ticket, StepError> {
+        let fault = self.control.enter();
+        step.validate(&self.program, &self.limits)?;
+        let digests = self.forward(step)?;
+        self.answer.clear();
+        for output in step.outputs {
+            let digest = digests[output.row];
+            self.answer.push(match output.want {
+                Want::Sample(request) => {
+                    let sequence =
+                        step.sequences.iter().find(|s| s.rows.contains(&output.row)).expect("a row");
+                    let position = sequence.start + output.row - sequence.rows.start;
+                    assert_eq!(request.history.len(), position + 1, "history is all tokens so far");
+                    assert_eq!(request.history.last(), Some(&step.tokens[output.row]));
+                    Outcome::Sampled(sample(digest, &request))
+                }
+                Want::Score { token } => Outcome::Score(score(digest, token)),
+                _ => return Err(StepError::Invalid("nobody asks for logits".into())),
+            });
+        }
+        self.steps += 1;
+        self.fails_collect = false;
+        match fault {
+            Fault::None => {}
+            Fault::Submit => {
+                self.spoil(step);
+                return Err(StepError::Device("submit was made to fail".into()));
+            }
+            Fault::Collect => {
+                self.spoil(step);
+                self.fails_collect = true;
+            }
+            Fault::Answer => {
+                self.spoil(step);
+                self.answer.pop();
+            }
+            Fault::Panic => panic!("the runner was made to panic"),
+        }
+        Ok(Ticket(self.steps))
+    }
+
+    fn collect(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<(), StepError> {
+        assert_eq!(ticket, Ticket(self.steps));
+        if self.fails_collect {
+            return Err(StepError::Device("collect was made to fail".into()));
+        }
+        out.outcomes.clear();
+        out.outcomes.append(&mut self.answer);
+        Ok(())
+    }
+
+    fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {
+        for page_move in moves {
+            let &PageMove::Copy { from, to } = page_move else {
+                return Err(StepError::Invalid(format!("{page_move:?}")));
+            };
+            let size = self.limits.block_size;
+            let from = from.0 as usize * size;
+            self.slots.copy_within(from..from + size, to.0 as usize * size);
+        }
+        Ok(())
+    }
+
+    fn kernel_counts(&self) -> Vec<KernelCount> {
+        vec![KernelCount { name: "fake".into(), launches: self.steps, nanoseconds: 0 }]
+    }
+}
+
+fn visible(window: Option<u32>, position: usize) -> std::ops::RangeInclusive<usize> {
+    window.map_or(0, |window| (position + 1).saturating_sub(window as usize))..=position
+}
+
+fn sample(digest: u64, request: &SampleRequest<'_>) -> Sampled {
+    let history = request.history.iter().fold(0, |digest, &token| mix(digest, u64::from(token)));
+    let chosen = mix(mix(digest, request.params.seed), mix(request.draw, history));
+    let token = (chosen % VOCAB as u64) as u32;
+    let top = (0..request.logprobs.unwrap_or(0) as u32)
+        .map(|i| ((token + i) % VOCAB as u32, -(i as f32)))
+        .collect();
+    Sampled { token, logprob: request.logprobs.map(|_| score(digest, token)), top }
+}
+
+fn score(digest: u64, token: u32) -> f32 {
+    -((mix(digest, u64::from(token)) % 1000) as f32)
+}
+
+fn mix(a: u64, b: u64) -> u64 {
+    let mut z = (a ^ b.rotate_left(32)).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// What one branch of a request must answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Expected {
+    pub tokens: Vec<u32>,
+    pub reason: FinishReason,
+    pub scores: Option<Vec<f32>>,
+}
+
+/// The same model over one contiguous sequence: no pages, no batch, no chunks, no cache.
+pub fn oracle(windows: &[Option<u32>], max_context: usize, request: &Request, branch: usize) -> Expected {
+    let mut params = request.sampling.clone();
+    params.seed += branch as u64;
+    let mut tokens = request.prompt.clone();
+    let (mut first, mut second, mut digests) = (Vec::new(), Vec::new(), Vec::new());
+    let attend = |position: usize, layer: &[u64]| {
+        let groups = windows.iter().flat_map(|&window| visible(window, position));
+        groups.fold(0, |digest, key| mix(digest, layer[key]))
+    };
+    let (mut answer, mut reason) = (Vec::new(), None);
+    while reason.is_none() {
+        for position in digests.len()..tokens.len() {
+            first.push(mix(u64::from(tokens[position]), position as u64));
+            second.push(attend(position, &first));
+            digests.push(attend(position, &second));
+        }
+        if request.max_tokens == Some(answer.len()) {
+            reason = Some(FinishReason::Length);
+        } else if tokens.len() == max_context {
+            reason = Some(FinishReason::ContextFull);
+        } else {
+            let (draw, logprobs) = (answer.len() as u64, request.logprobs);
+            let sampling = SampleRequest { params: &params, draw, history: &tokens, mask: None, logprobs };
+            let token = sample(*digests.last().unwrap(), &sampling).token;
+            tokens.push(token);
+            match request.stop_tokens.contains(&token) {
+                true => reason = Some(FinishReason::Stop(token)),
+                false => answer.push(token),
+            }
+        }
+    }
+    let scores = request.score_prompt_from.map(|from| {
+        let followed = request.prompt.iter().enumerate().skip(from + 1);
+        followed.map(|(next, &token)| score(digests[next - 1], token)).collect()
+    });
+    Expected { tokens: answer, reason: reason.unwrap(), scores }
+}

@@ -1,0 +1,6 @@
+//! Tests of the whole engine: plans as data, random schedules, threads, and the reference backend.
+
+mod fake;
+mod plans;
+mod random;
+mod rig;

@@ -1,0 +1,561 @@
+//! What the scheduler decides, as data. A script is a line of settings and lines of events:
+//!
+//! - `A 10 +3` submits request A, ten prompt tokens, at most three to generate; after that may follow `x2`
+//!   (branches), `prio 5`, `score 4` (from there on), and `like B 8` (begins with eight tokens of B's prompt);
+//! - `step`, `step 3`, `run` (to the end), `cancel A`, `fail` (the next step).
+//!
+//! Requests are named in alphabetical order. The answer has a line for each step: who computes which positions
+//! (`A 0..10`; `A 10` decodes; `A.1` is branch 1), who is held back, page copies, and the pages that are free and
+//! cached after the step; then what was heard.
+
+use std::fmt::Write;
+
+use expect_test::{Expect, expect};
+use paguro_backend::PageMove;
+
+use super::{
+    fake::{Fault, VOCAB},
+    rig::{Rig, Setup},
+};
+use crate::{Request, request::Signal};
+
+fn check(settings: &str, script: &str, expected: Expect) {
+    let mut rig = Rig::new(&setup(settings)).expect("pages for one token");
+    let mut out = String::new();
+    for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let words: Vec<_> = line.split_whitespace().collect();
+        match words[..] {
+            ["step"] => step(&mut rig, &mut out),
+            ["step", times] => (0..number(times)).for_each(|_| step(&mut rig, &mut out)),
+            ["run"] => {
+                while !rig.scheduler.is_idle() {
+                    step(&mut rig, &mut out);
+                }
+            }
+            ["fail"] => rig.control.then(Fault::Submit),
+            ["cancel", name] => {
+                rig.cancel(id(name), None);
+                writeln!(out, "cancel {name}; {}", pages(&rig)).unwrap();
+                news(&rig, &mut out);
+            }
+            [name, ref rest @ ..] => {
+                if let Err(error) = rig.submit(&request(name, rest)) {
+                    writeln!(out, "{name} refused: {error}").unwrap();
+                }
+            }
+            [] => unreachable!("empty lines are left out"),
+        }
+    }
+    expected.assert_eq(&out);
+}
+
+fn setup(settings: &str) -> Setup {
+    let mut setup = Setup::default();
+    for setting in settings.split(',').map(str::trim).filter(|setting| !setting.is_empty()) {
+        match setting.split_once(' ') {
+            Some(("pages", n)) => setup.pages = number(n),
+            Some(("block", n)) => setup.block_size = number(n),
+            Some(("rows", n)) => setup.rows = number(n),
+            Some(("sequences", n)) => setup.sequences = number(n),
+            Some(("scores", n)) => setup.scores = number(n),
+            Some(("context", n)) => setup.max_context = number(n),
+            Some(("windows", list)) => setup.windows = list.split('/').map(|n| n.parse().ok()).collect(),
+            Some(("water", marks)) => {
+                let (low, high) = marks.split_once('-').expect("low-high");
+                (setup.low_water, setup.high_water) = (low.parse().unwrap(), high.parse().unwrap());
+            }
+            _ if setting == "no cache" => setup.cache = false,
+            _ => panic!("unknown setting {setting}"),
+        }
+    }
+    setup
+}
+
+fn request(name: &str, words: &[&str]) -> Request {
+    let mut request = Request::new((0..number(words[0])).map(|at| prompt_token(name, at)).collect());
+    let mut words = words[1..].iter();
+    while let Some(&word) = words.next() {
+        let mut value = || *words.next().expect("a value");
+        match word {
+            "prio" => request.priority = value().parse().unwrap(),
+            "score" => request.score_prompt_from = Some(number(value())),
+            "like" => {
+                let (other, tokens) = (value(), number(value()));
+                (0..tokens).for_each(|at| request.prompt[at] = prompt_token(other, at));
+            }
+            _ => match word.split_at(1) {
+                ("+", n) => request.max_tokens = Some(number(n)),
+                ("x", n) => request.branches = number(n),
+                _ => panic!("unknown word {word}"),
+            },
+        }
+    }
+    request
+}
+
+fn number(word: &str) -> usize {
+    word.parse().unwrap_or_else(|_| panic!("{word} is not a number"))
+}
+
+fn id(name: &str) -> u64 {
+    u64::from(name.as_bytes()[0] - b'A')
+}
+
+fn prompt_token(name: &str, at: usize) -> u32 {
+    ((id(name) as usize * 31 + at * 7) % VOCAB) as u32
+}
+
+fn name(request: u64, branch: usize) -> String {
+    let letter = char::from(b'A' + request as u8);
+    if branch == 0 { letter.to_string() } else { format!("{letter}.{branch}") }
+}
+
+fn pages(rig: &Rig) -> String {
+    let stats = rig.scheduler.stats();
+    format!("free {} cached {}", stats.pages_free(), stats.pages_cached)
+}
+
+fn step(rig: &mut Rig, out: &mut String) {
+    let moves = rig.step().unwrap_or_else(|problem| panic!("{problem}\n{out}"));
+    let mut parts = Vec::new();
+    for (request, branch, positions) in &rig.planned {
+        let name = name(*request, *branch);
+        parts.push(match positions.len() {
+            1 => format!("{name} {}", positions.start),
+            _ => format!("{name} {}..{}", positions.start, positions.end),
+        });
+    }
+    let mut line = format!("run {}", parts.join(", "));
+    if !rig.held.is_empty() {
+        let names: Vec<_> = rig.held.iter().map(|&(request, branch)| name(request, branch)).collect();
+        write!(line, "; hold {}", names.join(" ")).unwrap();
+    }
+    for page_move in moves {
+        if let PageMove::Copy { from, to } = page_move {
+            write!(line, "; copy {}>{}", from.0, to.0).unwrap();
+        }
+    }
+    writeln!(out, "{line}; {}", pages(rig)).unwrap();
+    news(rig, out);
+}
+
+fn news(rig: &Rig, out: &mut String) {
+    for (request, signal) in &rig.news {
+        match signal {
+            Signal::Started { cached_tokens: 0 } | Signal::Token { .. } => {}
+            Signal::Started { cached_tokens } => {
+                writeln!(out, "  {}: {cached_tokens} cached", name(*request, 0)).unwrap()
+            }
+            Signal::PromptScores { from, logprobs } => {
+                writeln!(out, "  {}: {} scores from {from}", name(*request, 0), logprobs.len()).unwrap();
+            }
+            Signal::Finished { branch, reason, .. } => {
+                writeln!(out, "  {}: {reason:?}", name(*request, *branch)).unwrap()
+            }
+            Signal::Failed(error) => writeln!(out, "  {}: {error}", name(*request, 0)).unwrap(),
+        }
+    }
+}
+
+#[test]
+fn one_sequence_prefills_in_chunks_and_decodes() {
+    check(
+        "pages 8, rows 4",
+        "A 10 +3 \n run",
+        expect![[r#"
+        run A 0..4; free 7 cached 0
+        run A 4..8; free 6 cached 0
+        run A 8..10; free 5 cached 0
+        run A 10; free 5 cached 0
+        run A 11; free 5 cached 3
+          A: Length
+    "#]],
+    );
+}
+
+#[test]
+fn decodes_come_first_and_prompts_share_the_rest() {
+    check(
+        "pages 32, rows 6",
+        "A 4 +9 \n step \n B 3 +9 \n C 12 +2 \n D 4 +2 \n step 5",
+        expect![[r#"
+        run A 0..4; free 31 cached 0
+        run A 4, B 0..3, C 0..2; hold D; free 28 cached 0
+        run A 5, B 3, C 2..6; hold D; free 27 cached 0
+        run A 6, B 4, C 6..10; hold D; free 25 cached 0
+        run A 7, B 5, C 10..12, D 0..2; free 24 cached 0
+        run A 8, B 6, C 12, D 2..4; free 23 cached 3
+          C: Length
+    "#]],
+    );
+}
+
+#[test]
+fn the_head_waits_for_pages_and_nobody_overtakes_it() {
+    check(
+        "pages 6",
+        "A 12 +4 \n B 12 +2 \n C 2 +2 \n run",
+        expect![[r#"
+        run A 0..12; hold B C; free 3 cached 0
+        run A 12; hold B C; free 2 cached 0
+        run A 13; hold B C; free 2 cached 0
+        run A 14; hold B C; free 3 cached 3
+          A: Length
+        run B 0..12, C 0..2; free 0 cached 2
+        run B 12, C 2; free 2 cached 4
+          B: Length
+          C: Length
+    "#]],
+    );
+}
+
+#[test]
+fn higher_priority_goes_first_in_the_queue_and_among_prompts() {
+    check(
+        "pages 32, rows 4",
+        "A 9 +2 \n B 4 +2 \n C 4 +2 prio 1 \n step \n D 6 +2 prio 2 \n run",
+        expect![[r#"
+        run C 0..4; hold A B; free 31 cached 0
+        run D 0..3, C 4; hold A B; free 30 cached 1
+          C: Length
+        run D 3..6, A 0; hold B; free 28 cached 1
+        run D 6, A 1..4; hold B; free 29 cached 2
+          D: Length
+        run A 4..8; hold B; free 28 cached 2
+        run A 8, B 0..3; free 26 cached 2
+        run A 9, B 3; free 27 cached 4
+          A: Length
+        run B 4; free 27 cached 5
+          B: Length
+    "#]],
+    );
+}
+
+#[test]
+fn under_pressure_the_youngest_loses_its_pages_and_comes_back() {
+    check(
+        "pages 6, no cache",
+        "A 8 +9 \n B 8 +9 \n run",
+        expect![[r#"
+            run A 0..8, B 0..8; free 2 cached 0
+            run A 8, B 8; free 0 cached 0
+            run A 9, B 9; free 0 cached 0
+            run A 10, B 10; free 0 cached 0
+            run A 11, B 11; free 0 cached 0
+            run A 12; hold B; free 2 cached 0
+            run A 13; hold B; free 2 cached 0
+            run A 14; hold B; free 2 cached 0
+            run A 15; hold B; free 6 cached 0
+              A: Length
+            run B 0..13; free 2 cached 0
+            run B 13; free 2 cached 0
+            run B 14; free 2 cached 0
+            run B 15; free 6 cached 0
+              B: Length
+        "#]],
+    );
+}
+
+#[test]
+fn what_was_preempted_comes_back_from_the_cache() {
+    check(
+        "pages 6",
+        "A 8 +9 \n B 8 +9 \n run",
+        expect![[r#"
+            run A 0..8, B 0..8; free 2 cached 0
+            run A 8, B 8; free 0 cached 0
+            run A 9, B 9; free 0 cached 0
+            run A 10, B 10; free 0 cached 0
+            run A 11, B 11; free 0 cached 0
+            run A 12; hold B; free 0 cached 2
+            run A 13; hold B; free 0 cached 2
+            run A 14; hold B; free 0 cached 2
+            run A 15; hold B; free 0 cached 6
+              A: Length
+            run B 8..13; free 0 cached 2
+            run B 13; free 0 cached 2
+            run B 14; free 0 cached 2
+            run B 15; free 0 cached 6
+              B: Length
+        "#]],
+    );
+}
+
+#[test]
+fn a_higher_priority_takes_pages_from_a_lower_one() {
+    check(
+        "pages 7, no cache",
+        "A 10 +9 \n step \n B 8 +9 prio 1 \n run",
+        expect![[r#"
+        run A 0..10; free 4 cached 0
+        run B 0..8, A 10; free 2 cached 0
+        run B 8, A 11; free 1 cached 0
+        run B 9, A 12; free 0 cached 0
+        run B 10, A 13; free 0 cached 0
+        run B 11, A 14; free 0 cached 0
+        run B 12; hold A; free 3 cached 0
+        run B 13; hold A; free 3 cached 0
+        run B 14; hold A; free 3 cached 0
+        run B 15; hold A; free 7 cached 0
+          B: Length
+        run A 0..16; free 3 cached 0
+        run A 16; free 2 cached 0
+        run A 17; free 7 cached 0
+          A: Length
+    "#]],
+    );
+}
+
+#[test]
+fn a_prompt_takes_every_block_it_shares_and_computes_at_least_one_token() {
+    check(
+        "pages 16",
+        "A 13 +1 \n run \n B 13 +1 like A 13 \n run \n C 12 +1 like A 12 \n run \n D 11 +1 like A 7 \n run",
+        expect![[r#"
+            run A 0..13; free 13 cached 3
+              A: Length
+            run B 12; free 13 cached 3
+              B: 12 cached
+              B: Length
+            run C 8..12; free 13 cached 3
+              C: 8 cached
+              C: Length
+            run D 4..11; free 12 cached 4
+              D: 4 cached
+              D: Length
+        "#]],
+    );
+}
+
+#[test]
+fn a_block_that_somebody_computes_is_waited_for() {
+    check(
+        "pages 32, rows 8",
+        "A 15 +1 \n B 14 +1 like A 13 \n C 5 +1 \n run",
+        expect![[r#"
+        run A 0..8; hold B C; free 30 cached 0
+        run A 8..15; hold B C; free 29 cached 3
+          A: Length
+        run B 12..14, C 0..5; free 28 cached 4
+          B: 12 cached
+          B: Length
+          C: Length
+    "#]],
+    );
+}
+
+#[test]
+fn unused_cached_blocks_make_room_the_longest_unused_first() {
+    check(
+        "pages 6",
+        "A 8 +1 \n run \n B 8 +1 \n run \n C 12 +1 \n run \n D 5 +1 like B 5 \n run",
+        expect![[r#"
+        run A 0..8; free 4 cached 2
+          A: Length
+        run B 0..8; free 2 cached 4
+          B: Length
+        run C 0..12; free 0 cached 6
+          C: Length
+        run D 4; free 1 cached 5
+          D: 4 cached
+          D: Length
+    "#]],
+    );
+}
+
+#[test]
+fn water_marks_keep_pages_free() {
+    check(
+        "pages 10, water 0.3-0.6",
+        "A 12 +1 \n run \n B 12 +1 \n run \n C 20 +1 \n run",
+        expect![[r#"
+        run A 0..12; free 7 cached 3
+          A: Length
+        run B 0..12; free 4 cached 6
+          B: Length
+        run C 0..16; free 6 cached 0
+        run C 16..20; free 5 cached 5
+          C: Length
+    "#]],
+    );
+}
+
+#[test]
+fn branches_share_the_prompt_and_copy_its_partial_tail() {
+    check(
+        "pages 16",
+        "A 6 +4 x3 \n run",
+        expect![[r#"
+        run A 0..6; free 14 cached 0
+        run A 6, A.1 6, A.2 6; copy 2>3; copy 2>4; free 12 cached 0
+        run A 7, A.1 7, A.2 7; free 12 cached 0
+        run A 8, A.1 8, A.2 8; free 12 cached 4
+          A: Length
+          A.1: Length
+          A.2: Length
+    "#]],
+    );
+    check(
+        "pages 16, no cache",
+        "A 8 +2 x2 \n run",
+        expect![[r#"
+        run A 0..8; free 14 cached 0
+        run A 8, A.1 8; free 16 cached 0
+          A: Length
+          A.1: Length
+    "#]],
+    );
+}
+
+#[test]
+fn a_request_starts_when_there_are_places_for_all_its_branches() {
+    check(
+        "pages 32, sequences 4",
+        "A 4 +3 x2 \n B 4 +2 x3 \n C 4 +2 \n run",
+        expect![[r#"
+        run A 0..4; hold B C; free 31 cached 0
+        run A 4, A.1 4; hold B C; free 29 cached 0
+        run A 5, A.1 5; hold B C; free 31 cached 1
+          A: Length
+          A.1: Length
+        run B 0..4, C 0..4; free 29 cached 1
+        run B 4, B.1 4, B.2 4, C 4; free 29 cached 3
+          B: Length
+          B.1: Length
+          B.2: Length
+          C: Length
+    "#]],
+    );
+}
+
+#[test]
+fn windows_release_what_no_later_row_sees() {
+    check(
+        "pages 12, windows 6, rows 5, no cache",
+        "A 20 +4 \n run",
+        expect![[r#"
+        run A 0..5; free 10 cached 0
+        run A 5..10; free 10 cached 0
+        run A 10..15; free 10 cached 0
+        run A 15..20; free 10 cached 0
+        run A 20; free 10 cached 0
+        run A 21; free 10 cached 0
+        run A 22; free 12 cached 0
+          A: Length
+    "#]],
+    );
+    check(
+        "pages 24, windows -/4, rows 5",
+        "A 14 +3 \n run",
+        expect![[r#"
+        run A 0..5; free 20 cached 0
+        run A 5..10; free 18 cached 1
+        run A 10..14; free 16 cached 2
+        run A 14; free 16 cached 3
+        run A 15; free 16 cached 8
+          A: Length
+    "#]],
+    );
+}
+
+#[test]
+fn behind_a_window_only_visible_blocks_are_needed_for_a_hit() {
+    // B takes the pages of A's first blocks; C needs only the last one of those that it shares with A.
+    check(
+        "pages 6, windows 5",
+        "A 17 +1 \n run \n B 16 +1 \n run \n C 19 +1 like A 16 \n run",
+        expect![[r#"
+            run A 0..16; free 2 cached 3
+            run A 16; free 2 cached 4
+              A: Length
+            run B 0..16; free 0 cached 6
+              B: Length
+            run C 16..19; free 1 cached 5
+              C: 16 cached
+              C: Length
+        "#]],
+    );
+}
+
+#[test]
+fn scores_are_delivered_once_with_a_limit_for_each_step() {
+    check(
+        "pages 16, scores 3",
+        "A 10 +1 score 2 \n run",
+        expect![[r#"
+        run A 0..5; free 14 cached 0
+        run A 5..8; free 14 cached 0
+        run A 8..10; free 14 cached 2
+          A: 7 scores from 2
+          A: Length
+    "#]],
+    );
+    check(
+        "pages 16",
+        "A 10 +0 \n run \n B 10 +0 like A 10 score 5 \n run",
+        expect![[r#"
+        run A 0..10; free 14 cached 2
+          A: Length
+        run B 4..10; free 14 cached 2
+          B: 4 cached
+          B: 4 scores from 5
+          B: Length
+    "#]],
+    );
+}
+
+#[test]
+fn a_failed_step_fails_its_requests_and_nobody_else() {
+    check(
+        "pages 8, rows 8",
+        "A 8 +2 x2 \n B 5 +2 \n fail \n step \n run",
+        expect![[r#"
+        run A 0..8; hold B; free 8 cached 0
+          A: the device failed: submit was made to fail
+        run B 0..5; free 6 cached 0
+        run B 5; free 7 cached 1
+          B: Length
+    "#]],
+    );
+}
+
+#[test]
+fn cancelling_frees_pages_at_once() {
+    check(
+        "pages 8, no cache",
+        "A 10 +5 \n B 18 +5 \n step 2 \n cancel A \n step \n cancel B",
+        expect![[r#"
+        run A 0..10; hold B; free 5 cached 0
+        run A 10; hold B; free 5 cached 0
+        cancel A; free 8 cached 0
+          A: Cancelled
+        run B 0..16; free 4 cached 0
+        cancel B; free 8 cached 0
+          B: Cancelled
+    "#]],
+    );
+}
+
+#[test]
+fn what_can_never_fit_is_refused() {
+    check(
+        "pages 4, no cache",
+        "A 16 +1 \n B 15 +9 \n C 16 +0 \n run",
+        expect![[r#"
+        A refused: the prompt has 16 tokens, but prompt and answer together can have 16; shorten it or give the engine a larger context and more pages
+        run A 0..15; hold B; free 4 cached 0
+          A: ContextFull
+        run B 0..16; free 4 cached 0
+          B: Length
+    "#]],
+    );
+    check(
+        "pages 40, context 10",
+        "A 10 +1 \n B 9 \n run",
+        expect![[r#"
+        A refused: the prompt has 10 tokens, but prompt and answer together can have 10; shorten it or give the engine a larger context and more pages
+        run A 0..9; free 38 cached 2
+          A: ContextFull
+    "#]],
+    );
+}

@@ -1,0 +1,189 @@
+//! Random schedules: whatever comes in whatever order, every answer is the one that its request gets alone, and
+//! every page comes back.
+
+use proptest::prelude::*;
+
+use super::{
+    fake::{Expected, Fault, VOCAB, oracle},
+    rig::{Rig, Setup},
+};
+use crate::{FinishReason, PageOrder, Request};
+
+#[derive(Clone, Debug)]
+struct Case {
+    setup: Setup,
+    /// With the step before which they arrive.
+    requests: Vec<(usize, Request)>,
+    /// Step, which of the requests, which branch or all.
+    cancels: Vec<(usize, usize, Option<usize>)>,
+    faults: Vec<(usize, Fault)>,
+}
+
+fn setups() -> impl Strategy<Value = Setup> {
+    let windows = prop::collection::vec(prop::option::weighted(0.6, 1..14_u32), 1..4);
+    let order =
+        prop_oneof![Just(PageOrder::InOrder), any::<u64>().prop_map(|seed| PageOrder::Scattered { seed })];
+    let water = prop_oneof![3 => Just((1.0, 1.0)), 1 => (0.0..0.5_f32, 0.5..1.0_f32)];
+    let steps = (1..7_usize).prop_flat_map(|sequences| (Just(sequences), sequences..24, 1..6_usize));
+    (1..6_usize, 4..40_usize, windows, steps, any::<bool>(), water, order).prop_map(
+        |(block_size, pages, windows, (sequences, rows, scores), cache, (low_water, high_water), order)| {
+            Setup {
+                block_size,
+                pages: pages * windows.len(),
+                windows,
+                rows,
+                sequences,
+                scores,
+                cache,
+                low_water,
+                high_water,
+                order,
+                max_context: 60,
+            }
+        },
+    )
+}
+
+/// Prompts of a few families, which share beginnings of any length.
+fn requests() -> impl Strategy<Value = Request> {
+    let prompt = (0..3_u32, 0..30_usize, 0..20_u32, 0..12_usize).prop_map(|(family, shared, own, rest)| {
+        let token = |stream: u32, at: usize| (stream * 17 + at as u32 * 5 + 1) % VOCAB as u32;
+        let own = (0..rest.max(1)).map(move |at| token(own + 3, at));
+        (0..shared).map(|at| token(family, at)).chain(own).collect::<Vec<_>>()
+    });
+    let max_tokens = prop_oneof![8 => (0..24_usize).prop_map(Some), 1 => Just(None)];
+    let score = prop::option::weighted(0.2, any::<prop::sample::Index>());
+    let stops = prop::collection::vec(0..VOCAB as u32, 0..3);
+    (prompt, 1..4_usize, max_tokens, stops, score, 0..3_i32, 0..4_u64).prop_map(
+        |(prompt, branches, max_tokens, stop_tokens, score, priority, seed)| {
+            let mut request = Request { branches, max_tokens, stop_tokens, priority, ..Request::new(prompt) };
+            request.score_prompt_from = score.map(|index| index.index(request.prompt.len()));
+            request.sampling.seed = seed;
+            request
+        },
+    )
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    let faults = prop_oneof![Just(Fault::Submit), Just(Fault::Collect), Just(Fault::Answer)];
+    (
+        setups(),
+        prop::collection::vec((0..40_usize, requests()), 1..14),
+        prop::collection::vec((0..60_usize, 0..14_usize, prop::option::of(0..3_usize)), 0..5),
+        prop_oneof![3 => Just(Vec::new()).boxed(), 1 => prop::collection::vec((0..60_usize, faults), 1..3).boxed()],
+    )
+        .prop_map(|(setup, requests, cancels, faults)| Case { setup, requests, cancels, faults })
+}
+
+fn play(case: &Case) -> Result<(), String> {
+    let Some(mut rig) = Rig::new(&case.setup) else { return Ok(()) };
+    let mut ids = vec![None; case.requests.len()];
+    let last = case.requests.iter().map(|&(step, _)| step).max().unwrap_or(0);
+    let mut step = 0;
+    while step <= last || !rig.scheduler.is_idle() {
+        for (id, (_, request)) in ids.iter_mut().zip(&case.requests).filter(|(_, (at, _))| *at == step) {
+            *id = rig.submit(request).ok();
+        }
+        for &(_, which, branch) in case.cancels.iter().filter(|(at, ..)| *at == step) {
+            if let Some(id) = ids.get(which).copied().flatten() {
+                rig.cancel(id, branch);
+            }
+        }
+        if !rig.scheduler.is_idle() {
+            if let Some(&(_, fault)) = case.faults.iter().find(|(at, _)| *at == step) {
+                rig.control.then(fault);
+            }
+            rig.step()?;
+        }
+        step += 1;
+        if step > 10_000 {
+            return Err("does not come to an end".into());
+        }
+    }
+    let stats = rig.scheduler.stats();
+    if stats.pages_used != 0 || stats.pages_free() + stats.pages_cached != case.setup.pages {
+        return Err(format!("pages are missing: {stats:?}"));
+    }
+    if !case.setup.cache && stats.pages_cached > 0 {
+        return Err("pages are cached without a cache".into());
+    }
+    for (id, (_, request)) in ids.iter().zip(&case.requests) {
+        let Some(id) = *id else { continue };
+        let heard = &rig.heard[&id];
+        for branch in 0..request.branches {
+            let expected = oracle(&case.setup.windows, rig.limits.max_context, request, branch);
+            let answer = heard.branches.get(&branch).cloned().unwrap_or_default();
+            judge(&expected, &answer.tokens, answer.end.map(|(reason, _)| reason), heard.failed)
+                .map_err(|problem| format!("request {id}, branch {branch}: {problem}"))?;
+            if let (Some(expected), Some((from, scores))) = (expected.scores, &heard.scores)
+                && (request.score_prompt_from != Some(*from) || expected != *scores)
+            {
+                return Err(format!("request {id}: scores {scores:?} from {from}, not {expected:?}"));
+            }
+        }
+        let complete =
+            heard.branches.values().all(|b| !matches!(b.end, None | Some((FinishReason::Cancelled, _))));
+        if complete && !heard.failed && heard.scores.is_some() != request.score_prompt_from.is_some() {
+            return Err(format!("request {id}: scores are missing or were not asked for"));
+        }
+    }
+    Ok(())
+}
+
+fn judge(expected: &Expected, tokens: &[u32], end: Option<FinishReason>, failed: bool) -> Result<(), String> {
+    let whole = match end {
+        None if failed => false,
+        None => return Err("has no end".into()),
+        Some(FinishReason::Cancelled) => false,
+        Some(reason) if reason == expected.reason => true,
+        Some(reason) => return Err(format!("{reason:?}, not {:?}", expected.reason)),
+    };
+    if whole && tokens != expected.tokens || !expected.tokens.starts_with(tokens) {
+        return Err(format!("{tokens:?} instead of {:?}", expected.tokens));
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_schedule_gives_the_answers_of_solo_runs_and_all_pages_back(case in cases()) {
+        if let Err(problem) = play(&case) {
+            return Err(TestCaseError::fail(problem));
+        }
+    }
+}
+
+/// Many sequences and few pages, so that preemption is the rule: everything still comes out as alone.
+#[test]
+fn far_more_sequences_than_pages_all_finish_as_if_alone() {
+    for (windows, cache) in [(vec![None], true), (vec![None], false), (vec![None, Some(7)], true)] {
+        let setup = Setup { pages: 40, windows, cache, rows: 48, sequences: 40, ..Setup::default() };
+        let request = |i: usize| Request {
+            max_tokens: Some(20 + i % 30),
+            ..Request::new((0..3 + i % 25).map(|at| ((i * 13 + at) % VOCAB) as u32).collect())
+        };
+        let case = Case {
+            requests: (0..64).map(|i| (i / 8, request(i))).collect(),
+            cancels: Vec::new(),
+            faults: Vec::new(),
+            setup,
+        };
+        play(&case).unwrap();
+    }
+}
+
+/// Page tables that are wrong on purpose must be seen, or the tests above prove nothing.
+#[test]
+fn the_fake_runner_sees_a_page_that_is_mixed_up() {
+    use paguro_backend::{PageMove, Runner};
+
+    let mut rig = Rig::new(&Setup::default()).unwrap();
+    let request = Request { max_tokens: Some(8), ..Request::new((0..9).collect()) };
+    rig.submit(&request).unwrap();
+    rig.step().unwrap();
+    let pages: Vec<_> = rig.scheduler.tables().concat();
+    rig.runner.move_pages(&[PageMove::Copy { from: pages[0], to: pages[1] }]).unwrap();
+    assert!(rig.step().unwrap_err().contains("position 0 where 4 should be"));
+}

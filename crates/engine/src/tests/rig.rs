@@ -1,0 +1,216 @@
+//! A scheduler and a fake runner, driven by hand, one step at a time.
+
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    time::{Duration, Instant},
+};
+
+use paguro_backend::{AttentionMode, Limits, PageMove, Runner, StepError, StepOutput};
+
+use super::fake::{self, Control, FakeRunner, VOCAB};
+use crate::{
+    FinishReason, PageOrder, Request, Usage,
+    layout::Layout,
+    pages::Pages,
+    request::{RequestLimits, Signal},
+    scheduler::Scheduler,
+    sequence::Job,
+};
+
+#[derive(Clone, Debug)]
+pub struct Setup {
+    pub block_size: usize,
+    /// Usable ones.
+    pub pages: usize,
+    pub windows: Vec<Option<u32>>,
+    pub rows: usize,
+    pub sequences: usize,
+    pub scores: usize,
+    pub cache: bool,
+    pub low_water: f32,
+    pub high_water: f32,
+    pub order: PageOrder,
+    pub max_context: usize,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            block_size: 4,
+            pages: 16,
+            windows: vec![None],
+            rows: 16,
+            sequences: 8,
+            scores: 8,
+            cache: true,
+            low_water: 1.0,
+            high_water: 1.0,
+            order: PageOrder::InOrder,
+            max_context: 1000,
+        }
+    }
+}
+
+/// What has been heard of one branch.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Answer {
+    pub tokens: Vec<u32>,
+    pub end: Option<(FinishReason, Usage)>,
+}
+
+/// What has been heard of one request.
+#[derive(Clone, Debug, Default)]
+pub struct Heard {
+    pub started: Option<usize>,
+    pub scores: Option<(usize, Vec<f32>)>,
+    pub branches: BTreeMap<usize, Answer>,
+    pub failed: bool,
+}
+
+pub struct Rig {
+    pub limits: Limits,
+    pub scheduler: Scheduler,
+    pub runner: FakeRunner,
+    pub control: Control,
+    pub heard: BTreeMap<u64, Heard>,
+    /// Signals of the last call, by request.
+    pub news: Vec<(u64, Signal)>,
+    /// Who had which rows in the last step, and who had none.
+    pub planned: Vec<(u64, usize, Range<usize>)>,
+    pub held: Vec<(u64, usize)>,
+    next: u64,
+}
+
+impl Rig {
+    /// Nothing if the pages do not hold even one token.
+    pub fn new(setup: &Setup) -> Option<Self> {
+        let program = fake::program(&setup.windows);
+        let layout = Layout::new(&program.kv, setup.block_size, setup.rows);
+        let max_context = layout.longest(setup.pages, setup.max_context);
+        if max_context == 0 {
+            return None;
+        }
+        let limits = Limits {
+            block_size: setup.block_size,
+            pages: setup.pages + 1,
+            max_rows: setup.rows,
+            max_sequences: setup.sequences,
+            max_outputs: setup.sequences + setup.scores,
+            max_context,
+            attention: AttentionMode::Paged,
+        };
+        let mut pages = Pages::new(limits.pages, setup.order);
+        if setup.cache {
+            pages = pages.with_cache(b"test", setup.low_water, setup.high_water);
+        }
+        let control = Control::default();
+        Some(Self {
+            scheduler: Scheduler::new(limits, layout, pages),
+            runner: FakeRunner::new(&program, limits, control.clone()),
+            limits,
+            control,
+            heard: BTreeMap::new(),
+            news: Vec::new(),
+            planned: Vec::new(),
+            held: Vec::new(),
+            next: 0,
+        })
+    }
+
+    pub fn submit(&mut self, request: &Request) -> Result<u64, crate::SubmitError> {
+        let Limits { max_context, max_sequences, .. } = self.limits;
+        request.check(RequestLimits { vocab: VOCAB, max_context, max_sequences })?;
+        let id = self.next;
+        self.next += 1;
+        let job = Job::new(id, request, &[], self.limits.max_context);
+        self.scheduler.submit(job, request.prompt.clone());
+        self.heard.insert(id, Heard::default());
+        Ok(id)
+    }
+
+    pub fn cancel(&mut self, request: u64, branch: Option<usize>) {
+        self.scheduler.cancel(request, branch);
+        self.listen();
+    }
+
+    /// Runs one step; an error is one that was not ordered. Returns the page copies that it made.
+    pub fn step(&mut self) -> Result<Vec<PageMove>, String> {
+        let decoding = self.scheduler.decoding();
+        let preemptions = self.scheduler.stats().preemptions;
+        let moves = self.scheduler.plan().to_vec();
+        let preempted = (self.scheduler.stats().preemptions - preemptions) as usize;
+        (self.planned, self.held) = (self.scheduler.planned(), self.scheduler.held());
+        let rows = &self.planned;
+        if rows.iter().map(|(_, _, rows)| rows.len()).sum::<usize>() > self.limits.max_rows {
+            return Err(format!("too many rows: {rows:?}"));
+        }
+        let served = decoding
+            .iter()
+            .filter(|who| rows.iter().any(|(request, branch, _)| (*request, *branch) == **who));
+        if served.count() + preempted < decoding.len() {
+            return Err(format!("of {decoding:?} somebody has no row in {rows:?}"));
+        }
+        self.scheduler.check()?;
+        let mut answer = StepOutput::default();
+        let outcome = self.run(&moves, &mut answer);
+        if let Err(error) = outcome.and_then(|()| self.scheduler.apply(&mut answer, Instant::now())) {
+            let ordered = ["made to fail", "fewer outputs"];
+            if !ordered.iter().any(|text| error.to_string().contains(text)) {
+                return Err(error.to_string());
+            }
+            self.scheduler.fail(&error);
+        }
+        self.scheduler.record_time(Duration::ZERO);
+        self.listen();
+        self.scheduler.check()?;
+        Ok(moves)
+    }
+
+    fn run(&mut self, moves: &[PageMove], answer: &mut StepOutput) -> Result<(), StepError> {
+        self.runner.move_pages(moves)?;
+        let mut outputs = Vec::new();
+        self.scheduler.write_outputs(&mut outputs);
+        let ticket = self.runner.submit(&self.scheduler.step(&outputs))?;
+        self.runner.collect(ticket, answer)
+    }
+
+    /// Steps until nothing is left to do.
+    pub fn run_all(&mut self) -> Result<(), String> {
+        let mut steps = 0;
+        while !self.scheduler.is_idle() {
+            self.step()?;
+            steps += 1;
+            if steps > 100_000 {
+                return Err("does not come to an end".into());
+            }
+        }
+        Ok(())
+    }
+
+    fn listen(&mut self) {
+        self.news = std::mem::take(&mut self.scheduler.signals);
+        for (request, signal) in &self.news {
+            let heard = self.heard.get_mut(request).expect("a known request");
+            assert!(!heard.failed, "nothing comes after a failure");
+            match signal.clone() {
+                Signal::Started { cached_tokens } => {
+                    assert_eq!(heard.started.replace(cached_tokens), None, "started twice");
+                }
+                Signal::PromptScores { from, logprobs } => {
+                    assert_eq!(heard.scores.replace((from, logprobs)), None, "scored twice");
+                }
+                Signal::Token { branch, token, .. } => {
+                    let branch = heard.branches.entry(branch).or_default();
+                    assert_eq!(branch.end, None, "a token after the end");
+                    branch.tokens.push(token);
+                }
+                Signal::Finished { branch, reason, usage } => {
+                    let branch = heard.branches.entry(branch).or_default();
+                    assert_eq!(branch.end.replace((reason, usage)), None, "ended twice");
+                }
+                Signal::Failed(_) => heard.failed = true,
+            }
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! The consumer's side of an answer: tokens become text, and stop strings end it. Off the engine thread.
+
+use std::sync::Arc;
+
+use paguro_model::tokenizer::DecodeStream;
+
+/// One branch's text.
+#[derive(Debug)]
+pub(crate) struct Writer {
+    /// `None` without a tokenizer: then there is no text.
+    stream: Option<DecodeStream>,
+    stops: StopMatcher,
+}
+
+impl Writer {
+    /// Goes on from where `stream` is.
+    pub fn new(stream: Option<DecodeStream>, stops: StopMatcher) -> Self {
+        Self { stream, stops }
+    }
+
+    /// The text that is certain after this token, and the stop string that it completes.
+    pub fn push(&mut self, token: u32) -> (String, Option<usize>) {
+        match &mut self.stream {
+            Some(stream) => self.stops.push(&stream.push(token)),
+            None => (String::new(), None),
+        }
+    }
+
+    /// The text that was held back, and the stop string that it contains: a character that stays incomplete may
+    /// be the end of one.
+    pub fn finish(mut self) -> (String, Option<usize>) {
+        let rest = self.stream.map(DecodeStream::finish).unwrap_or_default();
+        let (mut text, stop) = self.stops.push(&rest);
+        if stop.is_none() {
+            text += &self.stops.held;
+        }
+        (text, stop)
+    }
+}
+
+/// Looks for stop strings in a growing text. What it finds does not depend on how the text is cut into pieces: the
+/// first one that is complete counts; of several that are complete with the same character, the longest.
+#[derive(Clone, Debug)]
+pub(crate) struct StopMatcher {
+    stops: Arc<[String]>,
+    include: bool,
+    /// The end of the text so far, as long as it may be the beginning of a stop string.
+    held: String,
+}
+
+impl StopMatcher {
+    /// None of `stops` is empty. With `include`, the stop string that is found is part of the text.
+    pub fn new(stops: Arc<[String]>, include: bool) -> Self {
+        debug_assert!(!stops.iter().any(String::is_empty));
+        Self { stops, include, held: String::new() }
+    }
+
+    /// The text that is certain, and the stop string that was found; nothing comes after it.
+    pub fn push(&mut self, text: &str) -> (String, Option<usize>) {
+        self.held += text;
+        let ends = self.stops.iter().enumerate().filter_map(|(index, stop)| {
+            let start = self.held.find(stop.as_str())?;
+            Some((start + stop.len(), start, index))
+        });
+        if let Some((end, start, index)) = ends.min() {
+            self.held.truncate(if self.include { end } else { start });
+            return (std::mem::take(&mut self.held), Some(index));
+        }
+        let certain = self.held.len() - self.longest_beginning();
+        let rest = self.held.split_off(certain);
+        (std::mem::replace(&mut self.held, rest), None)
+    }
+
+    /// Bytes at the end of the held text that are the beginning of a stop string.
+    fn longest_beginning(&self) -> usize {
+        let beginnings =
+            self.stops.iter().flat_map(|stop| stop.char_indices().map(move |(at, _)| &stop[..at]));
+        beginnings.filter(|beginning| self.held.ends_with(beginning)).map(str::len).max().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn matcher(stops: &[&str], include: bool) -> StopMatcher {
+        StopMatcher::new(stops.iter().map(|stop| stop.to_string()).collect(), include)
+    }
+
+    /// All text of the pieces, each piece's own, and which stop string ended it.
+    fn run(stops: &[&str], include: bool, pieces: &[&str]) -> (Vec<String>, Option<usize>) {
+        let mut writer = Writer::new(None, matcher(stops, include));
+        let mut texts = Vec::new();
+        for piece in pieces {
+            let (text, stop) = writer.stops.push(piece);
+            texts.push(text);
+            if stop.is_some() {
+                return (texts, stop);
+            }
+        }
+        let (text, stop) = writer.finish();
+        texts.push(text);
+        (texts, stop)
+    }
+
+    #[test]
+    fn what_may_become_a_stop_string_is_held_back() {
+        let cases: &[(&[&str], &[&str], &[&str], Option<usize>)] = &[
+            (&["END"], &["one ", "E", "N", "D more"], &["one ", "", "", ""], Some(0)),
+            (&["END"], &["E", "NE", "ND"], &["", "EN", ""], Some(0)),
+            (&["END"], &["the E", "N"], &["the ", "", "EN"], None),
+            (&["aab"], &["aa", "ab!"], &["", "a"], Some(0)),
+            (&["\n\nUser:", "\n\nBot:"], &["hi\n", "\nBo", "t: x"], &["hi", "", ""], Some(1)),
+            (&["é!", "日本"], &["caf", "é", "? 日", "本"], &["caf", "", "é? ", ""], Some(1)),
+            (&[], &["a", "b"], &["a", "b", ""], None),
+        ];
+        for (stops, pieces, texts, stop) in cases {
+            assert_eq!(
+                run(stops, false, pieces),
+                (texts.iter().map(|t| t.to_string()).collect(), *stop),
+                "{stops:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_first_complete_stop_string_counts_and_of_equal_ends_the_longest() {
+        let text = |stops, include| {
+            let (texts, stop) = run(stops, include, &["x a b c d"]);
+            (texts.concat(), stop)
+        };
+        assert_eq!(text(&["a b c d", "b"], false), ("x a ".into(), Some(1)));
+        assert_eq!(text(&["b", "a b"], false), ("x ".into(), Some(1)));
+        assert_eq!(text(&["b", "a b"], true), ("x a b".into(), Some(1)));
+    }
+
+    /// Straight from the definition: character by character.
+    fn by_definition(stops: &[String], text: &str) -> (String, Option<usize>) {
+        for (at, char) in text.char_indices() {
+            let so_far = &text[..at + char.len_utf8()];
+            let ended = stops.iter().enumerate().filter(|(_, stop)| so_far.ends_with(stop.as_str()));
+            if let Some((index, stop)) = ended.max_by_key(|(index, stop)| (stop.len(), usize::MAX - index)) {
+                return (so_far[..so_far.len() - stop.len()].to_string(), Some(index));
+            }
+        }
+        (text.to_string(), None)
+    }
+
+    proptest! {
+        #[test]
+        fn the_cuts_between_pieces_change_nothing(
+            text in "[abé日]{0,24}",
+            stops in prop::collection::vec("[abé日]{1,4}", 0..4),
+            cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..8),
+        ) {
+            let mut borders: Vec<_> = cuts.iter().map(|cut| text.floor_char_boundary(cut.index(text.len() + 1))).collect();
+            borders.extend([0, text.len()]);
+            borders.sort();
+            let pieces: Vec<_> = borders.windows(2).map(|pair| &text[pair[0]..pair[1]]).collect();
+            let names: Vec<_> = stops.iter().map(String::as_str).collect();
+            let (texts, stop) = run(&names, false, &pieces);
+            prop_assert_eq!((texts.concat(), stop), by_definition(&stops, &text));
+        }
+    }
+}
