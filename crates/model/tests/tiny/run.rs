@@ -1,0 +1,37 @@
+//! Running a lowered model on the reference backend.
+
+use paguro_backend::{
+    AttentionMode, Backend, Limits, Outcome, Output, PageId, Step, StepOutput, StepSequence, Want,
+    reference::Reference,
+};
+use paguro_model::Model;
+
+/// The logits after each of `tokens`, `[tokens][vocab]`, from one step over one sequence.
+pub fn logits(model: &Model, tokens: &[u32]) -> Vec<Vec<f32>> {
+    const BLOCK: usize = 16;
+    let program = &model.program;
+    let blocks = tokens.len().div_ceil(BLOCK);
+    let groups = program.kv.groups.len();
+    let limits = Limits {
+        block_size: BLOCK,
+        pages: 1 + blocks * groups,
+        max_rows: tokens.len(),
+        max_sequences: 1,
+        max_outputs: tokens.len(),
+        max_context: tokens.len(),
+        attention: AttentionMode::Paged,
+    };
+    let mut runner = Reference::default().load(program, model.weights.clone(), limits).unwrap();
+    let pages: Vec<PageId> = (1..=blocks * groups).map(|page| PageId(page as u32)).collect();
+    let sequences = [StepSequence { rows: 0..tokens.len(), start: 0, tables: 0..pages.len() }];
+    let outputs: Vec<_> = (0..tokens.len()).map(|row| Output { row, want: Want::Logits }).collect();
+    let step = Step { tokens, sequences: &sequences, pages: &pages, outputs: &outputs };
+    let ticket = runner.submit(&step).unwrap();
+    let mut out = StepOutput::default();
+    runner.collect(ticket, &mut out).unwrap();
+    let logits = out.outcomes.into_iter().map(|outcome| match outcome {
+        Outcome::Logits(logits) => logits,
+        other => panic!("asked for logits, got {other:?}"),
+    });
+    logits.collect()
+}
