@@ -212,6 +212,7 @@ impl Worker {
                 self.scheduler.submit(job, prompt);
             }
             Command::Cancel { request, branch } => self.scheduler.cancel(request, branch),
+            Command::ClearCache => self.scheduler.clear_cache(),
             // Whoever asked may have gone.
             Command::KernelCounts(reply) => drop(reply.send(self.runner.kernel_counts())),
             Command::CheckPages(reply) => drop(reply.send(self.scheduler.check())),

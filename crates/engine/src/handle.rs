@@ -26,6 +26,7 @@ use crate::{
 pub(crate) enum Command {
     Submit { job: Job, prompt: Vec<u32>, signals: UnboundedSender<Signal> },
     Cancel { request: u64, branch: Option<usize> },
+    ClearCache,
     KernelCounts(SyncSender<Vec<KernelCount>>),
     CheckPages(SyncSender<Result<(), String>>),
     Stop { finish: bool },
@@ -137,6 +138,13 @@ impl Handle {
     /// Most tokens of a sequence, prompt and answer together: what was asked for, or what the pages can hold.
     pub fn max_context(&self) -> usize {
         self.shared.limits.max_context
+    }
+
+    /// Forgets all cached blocks that no sequence uses: prompts that are submitted after this find nothing, and
+    /// pages are handed out in their order again. A measurement that repeats itself starts with it.
+    pub fn clear_prefix_cache(&self) {
+        // If the engine is gone, so is its cache.
+        let _ = self.commands.send(Command::ClearCache);
     }
 
     /// Which kernels ran how often, by name. Asks the engine thread, so it waits for the step that is running.

@@ -136,6 +136,11 @@ impl Pages {
         }
     }
 
+    /// Gives up every cached block that no sequence uses.
+    pub fn clear_cache(&mut self) {
+        while self.evict() {}
+    }
+
     fn evict(&mut self) -> bool {
         let Some(page) = self.cache.as_mut().and_then(PrefixCache::evict) else { return false };
         self.arena.give_back(page);
@@ -173,6 +178,19 @@ mod tests {
         assert_eq!(pages.evictions, 1);
         assert_eq!(pages.find(0, &BlockKey::root(b"").child(&[1])), None);
         assert_eq!(pages.check(all.into_iter()), Ok(()));
+    }
+
+    #[test]
+    fn a_cleared_cache_gives_pages_in_order_again() {
+        let mut pages = Pages::new(4, PageOrder::InOrder).with_cache(b"", 1.0, 1.0);
+        let all: Vec<_> = (0..3).map(|name| published(&mut pages, name)).collect();
+        pages.release(all[2]);
+        pages.release(all[0]);
+        pages.clear_cache();
+        assert_eq!(pages.counts(), PageCounts { total: 3, free: 2, cached: 0 });
+        // The one in use stays findable.
+        assert_eq!(pages.find(0, &BlockKey::root(b"").child(&[1])), Some(all[1]));
+        assert_eq!([pages.take(), pages.take()], [all[0], all[2]]);
     }
 
     #[test]

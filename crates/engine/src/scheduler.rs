@@ -239,6 +239,11 @@ impl Scheduler {
         }
     }
 
+    /// Gives up every cached block that no sequence uses.
+    pub fn clear_cache(&mut self) {
+        self.pages.clear_cache();
+    }
+
     /// How long the last step took.
     pub fn record_time(&mut self, duration: std::time::Duration) {
         self.stats.step_times.record(duration);
