@@ -1,6 +1,88 @@
 //! SIMD kernels and the thread team: the backend that always works.
+//!
+//! [`Cpu`] loads a program: weights are packed for vectors of 16 outputs ([`matrix`]), pages are laid out for loads
+//! from front to back (`pages`), and one team of threads (`team`) then runs every step as a list of phases
+//! (`forward`). Kernels are written once, over the vectors of [`simd`], and chosen once by [`isa`].
 
+mod attention;
+mod counters;
+mod forward;
+mod gather;
 pub mod isa;
 pub mod matrix;
+mod ops;
+mod pages;
+mod plan;
+mod probe;
 pub mod quantize;
+mod runner;
+mod shared;
 pub mod simd;
+mod team;
+
+use paguro_backend::{Backend, Capacity, Limits, LoadError, Program, Runner, Weights};
+
+pub use self::{isa::Isa, probe::read_bandwidth};
+use self::{pages::PageShape, runner::CpuRunner};
+
+/// This machine's processor.
+#[derive(Clone, Copy, Debug)]
+pub struct Cpu {
+    options: CpuOptions,
+}
+
+/// How to use it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CpuOptions {
+    /// Threads of the team; `None` takes as many as the system gives this process.
+    pub threads: Option<usize>,
+    /// Instruction set; `None` takes the best.
+    pub isa: Option<Isa>,
+    /// Fills new pages with large finite numbers, so that a read of what was never written shows. For tests.
+    pub poison: bool,
+}
+
+impl Cpu {
+    /// A backend with these options.
+    pub fn new(options: CpuOptions) -> Self {
+        Self { options }
+    }
+
+    /// Threads that a team will have.
+    pub fn threads(&self) -> usize {
+        let available = || std::thread::available_parallelism().map_or(1, usize::from);
+        self.options.threads.unwrap_or_else(available).max(1)
+    }
+
+    /// Instruction set that kernels will be chosen for.
+    pub fn isa(&self) -> Isa {
+        self.options.isa.unwrap_or_else(Isa::detect)
+    }
+}
+
+impl Backend for Cpu {
+    fn name(&self) -> &str {
+        "cpu"
+    }
+
+    fn capacity(&self) -> Capacity {
+        let (threads, isa) = (self.threads(), self.isa());
+        let plural = if threads == 1 { "" } else { "s" };
+        Capacity {
+            description: format!("{}, {threads} thread{plural}, {isa}", probe::processor_name()),
+            bytes_free: probe::memory_available(),
+            features: Isa::supported().into_iter().map(|isa| isa.name().to_owned()).collect(),
+        }
+    }
+
+    fn page_bytes(&self, program: &Program, block_size: usize) -> usize {
+        // Sizes that this device refuses are refused by `load`; until then any number does.
+        PageShape::new(&program.kv, block_size).map_or(0, |shape| shape.page_bytes())
+    }
+
+    fn load(&self, program: &Program, weights: Weights, limits: Limits) -> Result<Box<dyn Runner>, LoadError> {
+        let runner =
+            CpuRunner::load(self.isa(), self.threads(), program, weights, limits, self.options.poison)?;
+        Ok(Box::new(runner))
+    }
+}

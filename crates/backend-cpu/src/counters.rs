@@ -1,0 +1,125 @@
+//! Which kernels ran, how often, and for how long.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
+
+use paguro_backend::{KernelCount, MatrixId};
+
+use crate::{isa::Isa, matrix::PackedMatrix};
+
+/// A phase of the forward pass.
+#[derive(Clone, Copy, Debug)]
+pub enum Kernel<'a> {
+    /// Embedding lookup, and the rotations' angles.
+    Embed,
+    /// Residual add, norm, quantization.
+    AddNorm,
+    /// Products with these matrices, by the kernels of their formats.
+    Products(&'a [MatrixId]),
+    /// Bias, head norm, rotation, store into the pages.
+    RopeStore,
+    /// Paged attention.
+    Attend,
+    /// Sum of splits that members shared.
+    AttendMerge,
+    /// Attention the reference way.
+    AttendGather,
+    /// Quantization of what attention gave.
+    Quantize,
+    /// Activation, gate times up, quantization.
+    Activate,
+    /// Sampling and log-probabilities.
+    Sample,
+}
+
+const FIXED: [&str; 9] = [
+    "embed",
+    "add_norm_quantize",
+    "rope_store",
+    "attend",
+    "attend_merge",
+    "attend_gather",
+    "quantize",
+    "activate_quantize",
+    "sample",
+];
+
+#[derive(Default)]
+struct Count {
+    launches: AtomicU64,
+    nanoseconds: AtomicU64,
+}
+
+impl Count {
+    fn add(&self, time: Duration) {
+        self.launches.fetch_add(1, Relaxed);
+        self.nanoseconds.fetch_add(time.as_nanos() as u64, Relaxed);
+    }
+}
+
+/// Counts since load.
+pub struct Counters {
+    isa: Isa,
+    fixed: [Count; FIXED.len()],
+    /// One for each format of weights.
+    products: Vec<(String, Count)>,
+    /// Index into `products` and bytes, by matrix.
+    matrices: Vec<(usize, u64)>,
+}
+
+impl Counters {
+    /// For these matrices.
+    pub fn new(isa: Isa, matrices: &[PackedMatrix]) -> Self {
+        let mut products: Vec<(String, Count)> = Vec::new();
+        let matrices = matrices.iter().map(|matrix| {
+            let name = matrix.kernel_name(isa);
+            let index = products.iter().position(|(known, _)| *known == name).unwrap_or_else(|| {
+                products.push((name, Count::default()));
+                products.len() - 1
+            });
+            (index, matrix.bytes() as u64)
+        });
+        let matrices = matrices.collect();
+        Self { isa, fixed: Default::default(), products, matrices }
+    }
+
+    /// Notes one launch. The time of several products in one phase is divided by the bytes they read.
+    pub fn launched(&self, kernel: Kernel<'_>, time: Duration) {
+        let fixed = match kernel {
+            Kernel::Embed => 0,
+            Kernel::AddNorm => 1,
+            Kernel::RopeStore => 2,
+            Kernel::Attend => 3,
+            Kernel::AttendMerge => 4,
+            Kernel::AttendGather => 5,
+            Kernel::Quantize => 6,
+            Kernel::Activate => 7,
+            Kernel::Sample => 8,
+            Kernel::Products(ids) => {
+                let matrix = |id: &MatrixId| self.matrices[id.0 as usize];
+                let total: u64 = ids.iter().map(|id| matrix(id).1).sum();
+                for id in ids {
+                    let (index, bytes) = matrix(id);
+                    self.products[index].1.add(time.mul_f64(bytes as f64 / total as f64));
+                }
+                return;
+            }
+        };
+        self.fixed[fixed].add(time);
+    }
+
+    /// Those that ran.
+    pub fn snapshot(&self) -> Vec<KernelCount> {
+        let isa = self.isa;
+        let fixed = FIXED.iter().zip(&self.fixed).map(|(name, count)| (format!("{name}/{isa}"), count));
+        let products = self.products.iter().map(|(name, count)| (name.clone(), count));
+        let counts = products.chain(fixed).map(|(name, count)| KernelCount {
+            name,
+            launches: count.launches.load(Relaxed),
+            nanoseconds: count.nanoseconds.load(Relaxed),
+        });
+        counts.filter(|count| count.launches > 0).collect()
+    }
+}

@@ -1,0 +1,581 @@
+//! One forward pass, written down as phases of the team.
+//!
+//! Between two barriers every buffer is either read by all members or written by one member per row, group of
+//! outputs, head or tile. The phases of a layer, for any number of rows:
+//!
+//! | phase | shared by | reads | writes |
+//! |-|-|-|-|
+//! | add, norm, quantize | row | `product`, `x` | `x`, `rows` |
+//! | q, k, v | 16 outputs | `rows` | `q`, `k`, `v` |
+//! | rotate, store | row and K/V head | `q`, `k`, `v` | `q`, pages |
+//! | attend | tile (and split) | `q`, pages | `attended` or `partials` |
+//! | merge, only if splits were shared | tile | `partials` | `attended` |
+//! | quantize | row | `attended` | `rows` |
+//! | project | 16 outputs | `rows` | `product` |
+//! | add, norm, quantize | row | `product`, `x` | `x`, `rows` |
+//! | gate, up | 16 outputs | `rows` | `gate`, `up` |
+//! | activate, quantize | row and slice | `gate`, `up` | `gate`, `rows` |
+//! | down | 16 outputs | `rows` | `product` |
+
+use std::{
+    ops::Range,
+    sync::{Mutex, PoisonError},
+    time::Instant,
+};
+
+use paguro_backend::{
+    Attend, AttentionMode, DownAdd, Embed, Linear, MatrixId, Norm, NormGateUp, NormLogits, NormQkvRopeStore, Op,
+    Outcome, Program, ProjectAdd, Step, VectorId, sampling,
+};
+
+use crate::{
+    attention::{AttentionKernels, SplitJob, clear_partial, partial_len},
+    counters::{Counters, Kernel},
+    gather,
+    matrix::{MatrixKernels, Output, PackedMatrix, RowKind, Rows, Scratch},
+    ops::{self, RowKernels},
+    pages::{Arena, Place},
+    plan::{Plan, Tile},
+    quantize::{BLOCK, QuantBlock, row_blocks},
+    shared::Shared,
+    team::Member,
+};
+
+/// Outputs of a row that one member activates at once: whole blocks of the quantized row.
+const ACTIVATE_SLICE: usize = 8 * BLOCK;
+
+/// The model and its kernels; nothing of it changes after load.
+pub struct Model {
+    /// What to run.
+    pub program: Program,
+    /// By [`MatrixId`].
+    pub matrices: Vec<PackedMatrix>,
+    /// By [`VectorId`].
+    pub vectors: Vec<Vec<f32>>,
+    /// Paged or gathered.
+    pub attention: AttentionMode,
+    /// Products.
+    pub products: MatrixKernels,
+    /// Row operations.
+    pub rows: RowKernels,
+    /// Attention.
+    pub attend: AttentionKernels,
+}
+
+impl Model {
+    fn matrix(&self, id: MatrixId) -> &PackedMatrix {
+        &self.matrices[id.0 as usize]
+    }
+
+    fn vector(&self, id: VectorId) -> &[f32] {
+        &self.vectors[id.0 as usize]
+    }
+
+    fn head_dim(&self) -> usize {
+        self.program.kv.head_dim
+    }
+}
+
+/// Everything that passes between phases, allocated at load for the largest step.
+pub struct Buffers {
+    /// Residual stream, `[rows, hidden]`.
+    pub x: Shared<f32>,
+    /// What the last product adds to it, `[rows, hidden]`.
+    pub product: Shared<f32>,
+    /// Input of the next product for quantized weights, `[rows, quantized_stride]`.
+    pub quantized: Shared<QuantBlock>,
+    /// Input of the next product for weights in floats, `[rows, float_stride]`.
+    pub float: Shared<f32>,
+    /// Queries, `[rows, heads * head_dim]`.
+    pub q: Shared<f32>,
+    /// Keys of the step's rows, `[rows, kv_heads * head_dim]`.
+    pub k: Shared<f32>,
+    /// Values of the step's rows, `[rows, kv_heads * head_dim]`.
+    pub v: Shared<f32>,
+    /// What attention gives, `[rows, heads * head_dim]`.
+    pub attended: Shared<f32>,
+    /// Gates, `[rows, ffn]`.
+    pub gate: Shared<f32>,
+    /// Ups, `[rows, ffn]`.
+    pub up: Shared<f32>,
+    /// Cosines and sines by rope and row, `[ropes, rows, head_dim]`.
+    pub turns: Shared<f32>,
+    /// Partial attention of shared splits, by tile, split and query.
+    pub partials: Shared<f32>,
+    /// Logits of a slice of the output rows, `[slice, vocab]`.
+    pub logits: Shared<f32>,
+    /// Blocks from one quantized row to the next.
+    pub quantized_stride: usize,
+    /// Floats from one float row to the next.
+    pub float_stride: usize,
+}
+
+/// What a member needs for itself.
+pub struct Own {
+    /// Of the products.
+    pub scratch: Scratch,
+    /// Scores of a tile over a split.
+    pub scores: Vec<f32>,
+    /// Partial attention of a tile's queries over one split.
+    pub partial: Vec<f32>,
+    /// The same, summed over splits.
+    pub sums: Vec<f32>,
+    /// A row, `[widest]`.
+    pub row: Vec<f32>,
+    /// Of the sampler.
+    pub sampler: sampling::Scratch,
+}
+
+/// A product's result that has not been added to the residual stream yet: the next phase that reads a row adds it.
+#[derive(Clone, Copy)]
+struct Pending {
+    bias: Option<VectorId>,
+    post_norm: Option<Norm>,
+}
+
+/// One pass over a step, as one member sees it.
+pub struct Pass<'a> {
+    pub model: &'a Model,
+    pub buffers: &'a Buffers,
+    pub arena: &'a Arena,
+    pub step: &'a Step<'a>,
+    pub plan: &'a Plan,
+    pub counters: &'a Counters,
+    pub member: &'a Member<'a>,
+    pub own: &'a mut Own,
+}
+
+/// The answer to each of the step's outputs.
+pub type Answers = [Mutex<Option<Outcome>>];
+
+impl Pass<'_> {
+    /// All operations.
+    pub fn run(&mut self, answers: &Answers) {
+        let model = self.model;
+        let (mut pending, mut gate_up) = (None, None);
+        for op in &model.program.ops {
+            match op {
+                Op::Embed(op) => self.embed(op),
+                Op::NormQkvRopeStore(op) => self.norm_qkv_rope_store(op, pending.take()),
+                Op::Attend(op) => self.attend(op),
+                Op::ProjectAdd(op) => pending = Some(self.project(op)),
+                Op::NormGateUp(op) => {
+                    self.norm_gate_up(op, pending.take());
+                    gate_up = Some(op);
+                }
+                Op::DownAdd(op) => {
+                    let gate_up = gate_up.take().expect("load has checked the order of operations");
+                    pending = Some(self.down(gate_up, op));
+                }
+                Op::NormLogits(op) => self.norm_logits(op, pending.take(), answers),
+                other => unreachable!("load refuses `{}`", other.name()),
+            }
+        }
+    }
+
+    fn rows(&self) -> usize {
+        self.step.tokens.len()
+    }
+
+    /// One phase, timed on the leader.
+    fn phase(&mut self, kernel: Kernel<'_>, count: usize, share: usize, mut work: impl FnMut(&mut Self, Range<usize>)) {
+        let start = self.member.leads().then(Instant::now);
+        let member = self.member;
+        member.phase(count, share, |range| work(self, range));
+        if let Some(start) = start {
+            self.counters.launched(kernel, start.elapsed());
+        }
+    }
+
+    /// A row of a buffer that this member reads in this phase.
+    fn read<'b>(&self, buffer: &'b Shared<f32>, row: usize, width: usize) -> &'b [f32] {
+        // SAFETY: read-only in this phase, or only this member has this row; see the table above.
+        unsafe { buffer.get(row * width..(row + 1) * width) }
+    }
+
+    /// A row of a buffer that only this member has in this phase.
+    #[allow(clippy::mut_from_ref)]
+    fn write<'b>(&self, buffer: &'b Shared<f32>, row: usize, width: usize) -> &'b mut [f32] {
+        // SAFETY: the phase shares the work by row, see the table above.
+        unsafe { buffer.get_mut(row * width..(row + 1) * width) }
+    }
+
+    fn embed(&mut self, op: &Embed) {
+        let rows = self.rows();
+        self.phase(Kernel::Embed, rows, 4, |pass, range| {
+            let (model, buffers) = (pass.model, pass.buffers);
+            for row in range {
+                let x = pass.write(&buffers.x, row, model.program.hidden);
+                model.matrix(op.table).dequantize_row(pass.step.tokens[row] as usize, x);
+                if op.scale != 1.0 {
+                    model.rows.scale(x, op.scale);
+                }
+                for (index, rope) in model.program.ropes.iter().enumerate() {
+                    let turns = pass.write(&buffers.turns, index * rows + row, model.head_dim());
+                    ops::turns(rope, pass.plan.positions[row], &mut turns[..2 * rope.frequencies.len()]);
+                }
+            }
+        });
+    }
+
+    /// Adds what is pending to a row of the residual stream.
+    fn add_pending(&mut self, row: usize, pending: Option<Pending>) {
+        let (model, buffers) = (self.model, self.buffers);
+        let hidden = model.program.hidden;
+        let Some(Pending { bias, post_norm }) = pending else { return };
+        let x = self.write(&buffers.x, row, hidden);
+        let product = self.write(&buffers.product, row, hidden);
+        if let Some(bias) = bias {
+            model.rows.add(product, model.vector(bias));
+        }
+        match post_norm {
+            Some(norm) => {
+                let normed = &mut self.own.row[..hidden];
+                model.rows.rms_norm(product, model.vector(norm.weight), norm.eps, normed);
+                model.rows.add(x, normed);
+            }
+            None => model.rows.add(x, product),
+        }
+    }
+
+    /// Makes `input`, whose first element is number `first` of row `row`, a multiple of the block, part of the next
+    /// product's input. The last part also fills the padding of the row.
+    fn set_input(&self, row: usize, first: usize, input: &[f32], kinds: Kinds, last: bool) {
+        let buffers = self.buffers;
+        if kinds.quantized {
+            let start = row * buffers.quantized_stride + first / BLOCK;
+            let end = match last {
+                true => row * buffers.quantized_stride + row_blocks(first + input.len()),
+                false => start + input.len() / BLOCK,
+            };
+            // SAFETY: only this member has this slice of this row in this phase.
+            let out = unsafe { buffers.quantized.get_mut(start..end) };
+            self.model.products.quantize_row(input, out);
+        }
+        if kinds.float {
+            let start = row * buffers.float_stride + first;
+            // SAFETY: as above.
+            unsafe { buffers.float.get_mut(start..start + input.len()) }.copy_from_slice(input);
+        }
+    }
+
+    /// Phase: adds what is pending, norms, and makes the result the next products' input.
+    fn add_norm(&mut self, norm: Norm, pending: Option<Pending>, kinds: Kinds) {
+        let hidden = self.model.program.hidden;
+        self.phase(Kernel::AddNorm, self.rows(), 1, |pass, range| {
+            for row in range {
+                pass.add_pending(row, pending);
+                pass.norm_row(row, norm);
+                pass.set_input(row, 0, &pass.own.row[..hidden], kinds, true);
+            }
+        });
+    }
+
+    fn norm_row(&mut self, row: usize, norm: Norm) {
+        let (model, hidden) = (self.model, self.model.program.hidden);
+        let x = self.read(&self.buffers.x, row, hidden);
+        model.rows.rms_norm(x, model.vector(norm.weight), norm.eps, &mut self.own.row[..hidden]);
+    }
+
+    /// Phase: multiplies `count` rows of the input with several matrices, whose groups of outputs are shared as one
+    /// list.
+    fn multiply<const N: usize>(&mut self, count: usize, products: [(MatrixId, &Shared<f32>); N]) {
+        let model = self.model;
+        let groups: usize = products.iter().map(|(id, _)| model.matrix(*id).groups()).sum();
+        let share = (groups / (8 * self.member.threads())).next_multiple_of(4).clamp(4, 64);
+        let ids = products.map(|(id, _)| id);
+        self.phase(Kernel::Products(&ids), groups, share, |pass, range| {
+            let buffers = pass.buffers;
+            let mut offset = 0;
+            for (id, out) in products {
+                let matrix = model.matrix(id);
+                let part = ops::part(&range, offset, matrix.groups());
+                offset += matrix.groups();
+                let width = matrix.rows();
+                // SAFETY: the buffer is written by group of outputs in this phase, and read by nobody.
+                let out = unsafe { Output::from_raw(out.as_ptr(), out.len(), width) };
+                // SAFETY: inputs are only read in this phase.
+                let rows = unsafe {
+                    match matrix.row_kind() {
+                        RowKind::Quantized => Rows::Quantized {
+                            blocks: buffers.quantized.get(0..count * buffers.quantized_stride),
+                            stride: buffers.quantized_stride,
+                        },
+                        RowKind::Float => Rows::Float {
+                            values: buffers.float.get(0..count * buffers.float_stride),
+                            stride: buffers.float_stride,
+                        },
+                    }
+                };
+                matrix.multiply(&model.products, rows, count, part, &out, &mut pass.own.scratch);
+            }
+        });
+    }
+
+    fn norm_qkv_rope_store(&mut self, op: &NormQkvRopeStore, pending: Option<Pending>) {
+        let (model, buffers) = (self.model, self.buffers);
+        self.add_norm(op.norm, pending, Kinds::of(model, &[op.q, op.k, op.v]));
+        self.multiply(
+            self.rows(),
+            [(op.q.matrix, &buffers.q), (op.k.matrix, &buffers.k), (op.v.matrix, &buffers.v)],
+        );
+        let kv_heads = model.program.kv.kv_heads;
+        self.phase(Kernel::RopeStore, self.rows() * kv_heads, 4, |pass, range| {
+            for unit in range {
+                pass.rope_store(op, unit / kv_heads, unit % kv_heads);
+            }
+        });
+    }
+
+    /// Bias, head norm and rotation of one K/V head and its query heads in one row; K and V into the page.
+    fn rope_store(&mut self, op: &NormQkvRopeStore, row: usize, kv_head: usize) {
+        let (model, buffers, plan) = (self.model, self.buffers, self.plan);
+        let (head_dim, kv_heads, heads) = (model.head_dim(), model.program.kv.kv_heads, model.program.heads);
+        let group = heads / kv_heads;
+        let rope = &model.program.ropes[op.rope];
+        let turns = self.read(&buffers.turns, op.rope * self.rows() + row, head_dim);
+        let turns = &turns[..2 * rope.frequencies.len()];
+        let normed = &mut self.own.row[..head_dim];
+        let mut finish = |head: &mut [f32], norm: Option<Norm>| {
+            if let Some(norm) = norm {
+                model.rows.rms_norm(head, model.vector(norm.weight), norm.eps, normed);
+                head.copy_from_slice(normed);
+            }
+            model.rows.rotate(head, turns, rope.style);
+        };
+        let head_of = |buffer: &Shared<f32>, linear: &Linear, heads: usize, head: usize| {
+            let start = (row * heads + head) * head_dim;
+            // SAFETY: only this member has this K/V head and its query heads of this row in this phase.
+            let head_out = unsafe { &mut *std::ptr::from_mut(buffer.get_mut(start..start + head_dim)) };
+            if let Some(bias) = linear.bias {
+                model.rows.add(head_out, &model.vector(bias)[head * head_dim..][..head_dim]);
+            }
+            head_out
+        };
+        for head in kv_head * group..(kv_head + 1) * group {
+            finish(head_of(&buffers.q, &op.q, heads, head), op.q_norm);
+        }
+        let k = head_of(&buffers.k, &op.k, kv_heads, kv_head);
+        finish(k, op.k_norm);
+        let v = head_of(&buffers.v, &op.v, kv_heads, kv_head);
+        let (page, token) = plan.place(self.step, row, op.kv.group);
+        // SAFETY: in this phase each row's slot is written by one member, and nobody reads pages.
+        unsafe { self.arena.write(Place { page, slot: op.kv.slot, kv_head, token }, k, v) };
+    }
+
+    fn attend(&mut self, op: &Attend) {
+        if self.model.attention == AttentionMode::Gather {
+            return self.attend_gather(op);
+        }
+        let plan = self.plan;
+        self.phase(Kernel::Attend, plan.items.len(), 1, |pass, range| {
+            for item in &plan.items[range] {
+                let tile = &plan.tiles[item.tile];
+                match item.split {
+                    Some(split) => pass.attend_shared(op, tile, split),
+                    None => pass.attend_tile(op, tile),
+                }
+            }
+        });
+        if plan.shares_splits {
+            self.phase(Kernel::AttendMerge, plan.tiles.len(), 1, |pass, range| {
+                for tile in &plan.tiles[range] {
+                    pass.merge_shared(tile);
+                }
+            });
+        }
+    }
+
+    /// One tile over one split.
+    fn attend_split(&mut self, op: &Attend, tile: &Tile, split: usize) {
+        let (model, step) = (self.model, self.step);
+        let (head_dim, heads) = (model.head_dim(), model.program.heads);
+        let width = heads * head_dim;
+        let kv = &model.program.kv;
+        let group = heads / kv.kv_heads;
+        let job = SplitJob {
+            arena: self.arena,
+            table: step.sequences[tile.sequence].table(step.pages, op.kv.group, kv.groups.len()),
+            slot: op.kv.slot,
+            kv_head: tile.kv_head,
+            // SAFETY: queries are only read in this phase.
+            q: unsafe { self.buffers.q.get(tile.rows.start * width..tile.rows.end * width) },
+            row_stride: width,
+            first_head: tile.kv_head * group * head_dim,
+            group,
+            rows: tile.rows.len(),
+            position: tile.position,
+            split,
+            scale: op.scale,
+            soft_cap: op.soft_cap,
+            window: kv.groups[op.kv.group].window.map(|window| window as usize),
+        };
+        model.attend.attend_split(&job, &mut self.own.scores, &mut self.own.partial);
+    }
+
+    /// A tile over all of its splits, one after the other.
+    fn attend_tile(&mut self, op: &Attend, tile: &Tile) {
+        let model = self.model;
+        let window = model.program.kv.groups[op.kv.group].window;
+        let len = self.plan.queries(tile) * partial_len(model.head_dim());
+        self.own.sums[..len].chunks_exact_mut(partial_len(model.head_dim())).for_each(clear_partial);
+        for split in tile.splits(window) {
+            self.attend_split(op, tile, split);
+            let own = &mut *self.own;
+            merge_all(model, &mut own.sums[..len], &own.partial[..len]);
+        }
+        self.finish_tile(tile);
+    }
+
+    /// One split of a tile whose splits members share.
+    fn attend_shared(&mut self, op: &Attend, tile: &Tile, split: usize) {
+        self.attend_split(op, tile, split);
+        let len = self.plan.queries(tile) * partial_len(self.model.head_dim());
+        let start = (tile.first_partial + split) * self.plan.partial_stride;
+        // SAFETY: only this member has this split of this tile.
+        let out = unsafe { self.buffers.partials.get_mut(start..start + len) };
+        out.copy_from_slice(&self.own.partial[..len]);
+    }
+
+    /// Adds up the splits of a tile, in order.
+    fn merge_shared(&mut self, tile: &Tile) {
+        let model = self.model;
+        let len = self.plan.queries(tile) * partial_len(model.head_dim());
+        let sums = &mut self.own.sums[..len];
+        sums.chunks_exact_mut(partial_len(model.head_dim())).for_each(clear_partial);
+        for split in tile.splits(None) {
+            let start = (tile.first_partial + split) * self.plan.partial_stride;
+            // SAFETY: partial results are only read in this phase.
+            merge_all(model, sums, unsafe { self.buffers.partials.get(start..start + len) });
+        }
+        self.finish_tile(tile);
+    }
+
+    /// Writes a tile's attention from `self.own.sums`.
+    fn finish_tile(&mut self, tile: &Tile) {
+        let model = self.model;
+        let (head_dim, heads) = (model.head_dim(), model.program.heads);
+        let group = heads / model.program.kv.kv_heads;
+        let sums = self.own.sums.chunks_exact(partial_len(head_dim));
+        for (query, sum) in sums.take(self.plan.queries(tile)).enumerate() {
+            let (row, head) = (tile.rows.start + query / group, tile.kv_head * group + query % group);
+            let start = (row * heads + head) * head_dim;
+            // SAFETY: only this member has this tile.
+            model.attend.finish(sum, unsafe { self.buffers.attended.get_mut(start..start + head_dim) });
+        }
+    }
+
+    /// The reference way, for comparison: see [`gather`].
+    fn attend_gather(&mut self, op: &Attend) {
+        let model = self.model;
+        let (step, kv_heads) = (self.step, model.program.kv.kv_heads);
+        self.phase(Kernel::AttendGather, step.sequences.len() * kv_heads, 1, |pass, range| {
+            for unit in range {
+                let (sequence, kv_head) = (&step.sequences[unit / kv_heads], unit % kv_heads);
+                let job = gather::Job { program: &model.program, arena: pass.arena, step, sequence, op, kv_head };
+                // SAFETY: queries are only read in this phase, and only this member has these heads of these rows.
+                unsafe { job.run(&pass.buffers.q, &pass.buffers.attended) };
+            }
+        });
+    }
+
+    fn project(&mut self, op: &ProjectAdd) -> Pending {
+        let (model, buffers) = (self.model, self.buffers);
+        let width = model.program.heads * model.head_dim();
+        let kinds = Kinds::of(model, &[op.project]);
+        self.phase(Kernel::Quantize, self.rows(), 1, |pass, range| {
+            for row in range {
+                pass.set_input(row, 0, pass.read(&buffers.attended, row, width), kinds, true);
+            }
+        });
+        self.multiply(self.rows(), [(op.project.matrix, &buffers.product)]);
+        Pending { bias: op.project.bias, post_norm: op.post_norm }
+    }
+
+    fn norm_gate_up(&mut self, op: &NormGateUp, pending: Option<Pending>) {
+        let (model, buffers) = (self.model, self.buffers);
+        self.add_norm(op.norm, pending, Kinds::of(model, &[op.gate, op.up]));
+        self.multiply(self.rows(), [(op.gate.matrix, &buffers.gate), (op.up.matrix, &buffers.up)]);
+    }
+
+    fn down(&mut self, gate_up: &NormGateUp, op: &DownAdd) -> Pending {
+        let (model, buffers) = (self.model, self.buffers);
+        let ffn = model.program.ffn;
+        let slices = ffn.div_ceil(ACTIVATE_SLICE);
+        let kinds = Kinds::of(model, &[op.down]);
+        self.phase(Kernel::Activate, self.rows() * slices, slices.div_ceil(4), |pass, range| {
+            for unit in range {
+                let (row, first) = (unit / slices, unit % slices * ACTIVATE_SLICE);
+                let end = ffn.min(first + ACTIVATE_SLICE);
+                let at = row * ffn + first..row * ffn + end;
+                // SAFETY: only this member has this slice of this row in this phase.
+                let (gate, up) = unsafe { (buffers.gate.get_mut(at.clone()), buffers.up.get_mut(at)) };
+                for (x, linear) in [(&mut *gate, gate_up.gate), (&mut *up, gate_up.up)] {
+                    if let Some(bias) = linear.bias {
+                        model.rows.add(x, &model.vector(bias)[first..end]);
+                    }
+                }
+                model.rows.activate(gate, up, gate_up.activation);
+                pass.set_input(row, first, gate, kinds, end == ffn);
+            }
+        });
+        self.multiply(self.rows(), [(op.down.matrix, &buffers.product)]);
+        Pending { bias: op.down.bias, post_norm: op.post_norm }
+    }
+
+    /// Logits of the rows that outputs ask for, a slice of rows at a time, and the answers from them.
+    fn norm_logits(&mut self, op: &NormLogits, pending: Option<Pending>, answers: &Answers) {
+        let (model, buffers, plan) = (self.model, self.buffers, self.plan);
+        let Program { hidden, vocab, .. } = model.program;
+        let kinds = Kinds::of(model, &[op.head]);
+        let slice = buffers.logits.len() / vocab;
+        for (index, rows) in plan.output_rows.chunks(slice).enumerate() {
+            self.phase(Kernel::AddNorm, rows.len(), 1, |pass, range| {
+                for at in range {
+                    pass.add_pending(rows[at], pending);
+                    pass.norm_row(rows[at], op.norm);
+                    pass.set_input(at, 0, &pass.own.row[..hidden], kinds, true);
+                }
+            });
+            self.multiply(rows.len(), [(op.head.matrix, &buffers.logits)]);
+            self.phase(Kernel::Sample, rows.len(), 1, |pass, range| {
+                for at in range {
+                    let logits = pass.write(&buffers.logits, at, vocab);
+                    if let Some(bias) = op.head.bias {
+                        model.rows.add(logits, model.vector(bias));
+                    }
+                    if let Some(cap) = op.soft_cap {
+                        model.rows.soft_cap(logits, cap);
+                    }
+                    for &output in plan.outputs_of(index * slice + at) {
+                        let want = &pass.step.outputs[output].want;
+                        let outcome = sampling::answer(logits, want, &mut pass.own.sampler);
+                        *answers[output].lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+                    }
+                }
+            });
+        }
+    }
+}
+
+/// Adds partial results query by query.
+fn merge_all(model: &Model, sums: &mut [f32], partials: &[f32]) {
+    let len = partial_len(model.head_dim());
+    for (sum, partial) in sums.chunks_exact_mut(len).zip(partials.chunks_exact(len)) {
+        model.attend.merge(sum, partial);
+    }
+}
+
+/// In which forms a product's input is needed: matrices of one operation may differ.
+#[derive(Clone, Copy)]
+struct Kinds {
+    quantized: bool,
+    float: bool,
+}
+
+impl Kinds {
+    fn of(model: &Model, linears: &[Linear]) -> Self {
+        let any = |kind| linears.iter().any(|linear| model.matrix(linear.matrix).row_kind() == kind);
+        Self { quantized: any(RowKind::Quantized), float: any(RowKind::Float) }
+    }
+}

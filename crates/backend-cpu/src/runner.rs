@@ -1,0 +1,217 @@
+//! A loaded model: the contract's [`Runner`].
+
+use std::sync::{Mutex, PoisonError};
+
+use paguro_backend::{
+    KernelCount, Limits, LoadError, Op, Outcome, PageMove, Program, Runner, Step, StepError,
+    StepOutput, Ticket, Weights,
+};
+
+use crate::{
+    attention::{AttentionKernels, SPLIT, partial_len},
+    counters::Counters,
+    forward::{Buffers, Model, Own, Pass},
+    isa::Isa,
+    matrix::{MatrixKernels, Packing, Scratch},
+    ops::RowKernels,
+    pages::{Arena, PageShape},
+    plan::Plan,
+    quantize::{QuantBlock, row_blocks},
+    shared::Shared,
+    team::Team,
+};
+
+/// Rows whose logits are computed at once: bounds their memory for large vocabularies.
+const LOGIT_ROWS: usize = 64;
+/// Floats for partial attention of shared splits, at most: 16 MiB.
+const PARTIAL_FLOATS: usize = 4 << 20;
+
+/// A model, its pages, and the team that runs it.
+pub struct CpuRunner {
+    team: Team,
+    model: Model,
+    limits: Limits,
+    buffers: Buffers,
+    arena: Arena,
+    plan: Plan,
+    counters: Counters,
+    /// One for each member.
+    own: Vec<Mutex<Own>>,
+    /// One for each output of a step.
+    answers: Vec<Mutex<Option<Outcome>>>,
+    /// Outputs of the step that was submitted last.
+    outputs: usize,
+    /// Steps submitted, and the ticket of the last one.
+    submitted: u64,
+}
+
+impl CpuRunner {
+    /// Packs the weights on the team and allocates everything that `limits` asks for.
+    ///
+    /// # Errors
+    /// [`LoadError`]
+    pub fn load(
+        isa: Isa,
+        threads: usize,
+        program: &Program,
+        weights: Weights,
+        limits: Limits,
+        poison: bool,
+    ) -> Result<Self, LoadError> {
+        program.check(&weights)?;
+        check_order(program)?;
+        let shape = PageShape::new(&program.kv, limits.block_size)?;
+        if !SPLIT.is_multiple_of(limits.block_size) {
+            return Err(LoadError::Unsupported {
+                device: "cpu".into(),
+                what: format!("pages of {} tokens", limits.block_size),
+                supported: "16, 32, 64, 128, 256 and 512 work".into(),
+            });
+        }
+        let mut team = Team::new(threads).map_err(|error| {
+            LoadError::Device(format!("cannot start {threads} threads: {error}; use fewer with --threads"))
+        })?;
+        let mut matrices = Vec::with_capacity(weights.matrices.len());
+        for source in &weights.matrices {
+            let packing = Packing::new(source)?;
+            team.run(&|_| packing.work());
+            matrices.push(packing.finish());
+            source.bytes.discard();
+        }
+        let mut arena = Arena::new(limits.pages, shape)?;
+        if poison {
+            arena.poison();
+        }
+
+        let group = program.heads / program.kv.kv_heads;
+        let queries = Plan::tile_queries(group);
+        let partial_stride = queries * partial_len(shape.head_dim);
+        let most_splits = 4 * team.threads() * limits.max_context.div_ceil(SPLIT);
+        let partials = most_splits.min(PARTIAL_FLOATS / partial_stride);
+        let plan =
+            Plan::new(program.heads, &program.kv, limits.block_size, team.threads(), partial_stride, partials);
+        let widest = program.hidden.max(program.ffn).max(program.heads * shape.head_dim);
+        let own = (0..team.threads()).map(|_| {
+            Mutex::new(Own {
+                scratch: Scratch::default(),
+                scores: vec![0.0; queries * SPLIT],
+                partial: vec![0.0; partial_stride],
+                sums: vec![0.0; partial_stride],
+                row: vec![0.0; widest],
+                sampler: paguro_backend::sampling::Scratch::default(),
+            })
+        });
+        Ok(Self {
+            own: own.collect(),
+            buffers: buffers(program, &limits, widest, partials * partial_stride)?,
+            counters: Counters::new(isa, &matrices),
+            answers: (0..limits.max_outputs).map(|_| Mutex::new(None)).collect(),
+            model: Model {
+                program: program.clone(),
+                matrices,
+                vectors: weights.vectors,
+                attention: limits.attention,
+                products: MatrixKernels::new(isa),
+                rows: RowKernels::new(isa),
+                attend: AttentionKernels::new(isa),
+            },
+            team,
+            limits,
+            arena,
+            plan,
+            outputs: 0,
+            submitted: 0,
+        })
+    }
+}
+
+/// Allocates what passes between phases, for the largest step.
+fn buffers(program: &Program, limits: &Limits, widest: usize, partials: usize) -> Result<Buffers, LoadError> {
+    let rows = limits.max_rows;
+    let head_dim = program.kv.head_dim;
+    let (q, kv) = (program.heads * head_dim, program.kv.kv_heads * head_dim);
+    let floats = |len: usize, what| Shared::new(len, 0.0, what);
+    let quantized_stride = row_blocks(widest);
+    Ok(Buffers {
+        x: floats(rows * program.hidden, "the residual stream")?,
+        product: floats(rows * program.hidden, "products")?,
+        quantized: Shared::new(rows * quantized_stride, QuantBlock::ZERO, "quantized rows")?,
+        float: floats(rows * widest, "rows")?,
+        q: floats(rows * q, "queries")?,
+        k: floats(rows * kv, "keys")?,
+        v: floats(rows * kv, "values")?,
+        attended: floats(rows * q, "attention")?,
+        gate: floats(rows * program.ffn, "gates")?,
+        up: floats(rows * program.ffn, "ups")?,
+        turns: floats(program.ropes.len() * rows * head_dim, "rotations")?,
+        partials: floats(partials, "partial attention")?,
+        logits: floats(limits.max_outputs.clamp(1, LOGIT_ROWS) * program.vocab, "logits")?,
+        quantized_stride,
+        float_stride: widest,
+    })
+}
+
+/// The passes rely on this order: what one operation leaves in the buffers, the next one uses.
+fn check_order(program: &Program) -> Result<(), LoadError> {
+    let layers = program.ops.len().saturating_sub(2) / 5;
+    let expected = std::iter::once("embed")
+        .chain((0..layers).flat_map(|_| {
+            ["norm_qkv_rope_store", "attend", "project_add", "norm_gate_up", "down_add"]
+        }))
+        .chain(["norm_logits"]);
+    let ops = program.ops.iter().map(Op::name);
+    if ops.eq(expected) {
+        return Ok(());
+    }
+    Err(LoadError::Unsupported {
+        device: "cpu".into(),
+        what: "this order of operations".into(),
+        supported: "an embedding, layers of attention and feed-forward, and a head work".into(),
+    })
+}
+
+impl Runner for CpuRunner {
+    fn submit(&mut self, step: &Step<'_>) -> Result<Ticket, StepError> {
+        step.validate(&self.model.program, &self.limits)?;
+        self.plan.make(step);
+        let Self { team, model, buffers, arena, plan, counters, own, answers, .. } = self;
+        team.run(&|member| {
+            let mut own = own[member.index()].lock().unwrap_or_else(PoisonError::into_inner);
+            let mut pass = Pass { model, buffers, arena, step, plan, counters, member, own: &mut own };
+            pass.run(answers);
+        });
+        self.outputs = step.outputs.len();
+        self.submitted += 1;
+        Ok(Ticket(self.submitted))
+    }
+
+    fn collect(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<(), StepError> {
+        if ticket != Ticket(self.submitted) {
+            return Err(StepError::Invalid(format!("step {} was never submitted or is long over", ticket.0)));
+        }
+        out.outcomes.clear();
+        for answer in &mut self.answers[..self.outputs] {
+            let outcome = answer.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+            let outcome = outcome.ok_or_else(|| StepError::Invalid("this step was collected before".into()))?;
+            out.outcomes.push(outcome);
+        }
+        Ok(())
+    }
+
+    fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {
+        for &page_move in moves {
+            if let PageMove::Copy { from, to } = page_move
+                && from.0.max(to.0) as usize >= self.limits.pages
+            {
+                let pages = self.limits.pages;
+                return Err(StepError::Invalid(format!("cannot copy page {} to {} of {pages}", from.0, to.0)));
+            }
+        }
+        self.arena.move_pages(moves);
+        Ok(())
+    }
+
+    fn kernel_counts(&self) -> Vec<KernelCount> {
+        self.counters.snapshot()
+    }
+}
