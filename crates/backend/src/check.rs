@@ -10,31 +10,32 @@ impl Program {
     /// A backend that has called this may index without fear.
     ///
     /// # Errors
-    /// [`LoadError::BadWeights`] with the tensor, or the operation, and what is wrong with it.
+    /// [`LoadError::BadProgram`], or [`LoadError::BadWeights`] with the tensor and what is wrong with it.
     pub fn check(&self, weights: &Weights) -> Result<(), LoadError> {
         let Self { hidden, vocab, heads, ffn, .. } = *self;
         let (kv_heads, head_dim) = (self.kv.kv_heads, self.kv.head_dim);
         let shape = [hidden, vocab, heads, ffn, kv_heads, head_dim, self.kv.slots, self.kv.groups.len()];
-        require(!shape.contains(&0), "program", || format!("a dimension is zero in {self:?}"))?;
-        require(heads.is_multiple_of(kv_heads), "program", || {
+        require(!shape.contains(&0), || format!("a dimension is zero in {self:?}"))?;
+        require(heads.is_multiple_of(kv_heads), || {
             format!("{heads} query heads cannot share {kv_heads} K/V heads evenly")
         })?;
-        require(!self.kv.groups.iter().any(|group| group.window == Some(0)), "program", || {
+        require(!self.kv.groups.iter().any(|group| group.window == Some(0)), || {
             "a sliding window of no tokens".to_owned()
         })?;
         for (index, rope) in self.ropes.iter().enumerate() {
             let pairs = rope.frequencies.len();
-            require(2 * pairs <= head_dim, "program", || {
+            require(2 * pairs <= head_dim, || {
                 format!("rope {index} rotates {} of {head_dim} elements", 2 * pairs)
             })?;
         }
         for matrix in &weights.matrices {
             let (block, bytes) = (matrix.format.block_len(), matrix.bytes.as_slice().len());
-            require(matrix.cols.is_multiple_of(block), &matrix.name, || {
+            require_of(&matrix.name, matrix.cols.is_multiple_of(block), || {
                 format!("rows of {} elements are not whole {} blocks of {block}", matrix.cols, matrix.format)
             })?;
-            let expected = matrix.rows.checked_mul(matrix.format.row_bytes(matrix.cols));
-            require(expected == Some(bytes), &matrix.name, || {
+            let blocks = matrix.rows.checked_mul(matrix.cols / block);
+            let expected = blocks.and_then(|blocks| blocks.checked_mul(matrix.format.block_bytes()));
+            require_of(&matrix.name, expected == Some(bytes), || {
                 format!("{bytes} bytes for {} x {} elements of {}", matrix.rows, matrix.cols, matrix.format)
             })?;
         }
@@ -42,16 +43,10 @@ impl Program {
         let weights = Checker { weights };
         for (index, op) in self.ops.iter().enumerate() {
             let (first, last) = (index == 0, index + 1 == self.ops.len());
-            require(
-                first == matches!(op, Op::Embed(_)) && last == matches!(op, Op::NormLogits(_)),
-                op.name(),
-                || {
-                    format!(
-                        "operation {index} of {}: the embedding comes first and the head last",
-                        self.ops.len()
-                    )
-                },
-            )?;
+            let in_order = first == matches!(op, Op::Embed(_)) && last == matches!(op, Op::NormLogits(_));
+            require(in_order, || {
+                format!("operation {index} is {}, but the embedding comes first and the head last", op.name())
+            })?;
             match op {
                 Op::Embed(embed) => weights.matrix(embed.table, vocab, hidden)?,
                 Op::NormQkvRopeStore(op) => {
@@ -63,7 +58,7 @@ impl Program {
                     for norm in [q_norm, k_norm].into_iter().flatten() {
                         weights.norm(norm, head_dim)?;
                     }
-                    require(*rope < self.ropes.len(), "program", || format!("there is no rope {rope}"))?;
+                    require(*rope < self.ropes.len(), || format!("there is no rope {rope}"))?;
                     self.check_slot(kv)?;
                 }
                 Op::Attend(attend) => self.check_slot(&attend.kv)?,
@@ -86,12 +81,12 @@ impl Program {
                 }
             }
         }
-        require(!self.ops.is_empty(), "program", || "there are no operations".to_owned())
+        require(!self.ops.is_empty(), || "there are no operations".to_owned())
     }
 
     fn check_slot(&self, slot: &KvSlot) -> Result<(), LoadError> {
         let exists = slot.group < self.kv.groups.len() && slot.slot < self.kv.slots;
-        require(exists, "program", || format!("there is no place {slot:?} for K and V"))
+        require(exists, || format!("there is no place {slot:?} for K and V"))
     }
 }
 
@@ -102,16 +97,16 @@ struct Checker<'a> {
 impl Checker<'_> {
     fn matrix(&self, id: MatrixId, rows: usize, cols: usize) -> Result<(), LoadError> {
         let matrix = self.weights.matrices.get(id.0 as usize);
-        let matrix = matrix.ok_or_else(|| bad("program", format!("there is no matrix {}", id.0)))?;
-        require((matrix.rows, matrix.cols) == (rows, cols), &matrix.name, || {
+        let matrix = matrix.ok_or_else(|| LoadError::BadProgram(format!("there is no matrix {}", id.0)))?;
+        require_of(&matrix.name, (matrix.rows, matrix.cols) == (rows, cols), || {
             format!("it is {} x {}, the model needs {rows} x {cols}", matrix.rows, matrix.cols)
         })
     }
 
     fn vector(&self, id: VectorId, width: usize) -> Result<(), LoadError> {
         let vector = self.weights.vectors.get(id.0 as usize);
-        let vector = vector.ok_or_else(|| bad("program", format!("there is no vector {}", id.0)))?;
-        require(vector.len() == width, &format!("vector {}", id.0), || {
+        let vector = vector.ok_or_else(|| LoadError::BadProgram(format!("there is no vector {}", id.0)))?;
+        require_of(&format!("vector {}", id.0), vector.len() == width, || {
             format!("it has {} elements, the model needs {width}", vector.len())
         })
     }
@@ -126,10 +121,12 @@ impl Checker<'_> {
     }
 }
 
-fn require(holds: bool, tensor: &str, problem: impl FnOnce() -> String) -> Result<(), LoadError> {
-    if holds { Ok(()) } else { Err(bad(tensor, problem())) }
+/// A rule about the program alone.
+fn require(holds: bool, problem: impl FnOnce() -> String) -> Result<(), LoadError> {
+    if holds { Ok(()) } else { Err(LoadError::BadProgram(problem())) }
 }
 
-fn bad(tensor: &str, problem: String) -> LoadError {
-    LoadError::BadWeights { tensor: tensor.to_owned(), problem }
+/// A rule about one tensor.
+fn require_of(tensor: &str, holds: bool, problem: impl FnOnce() -> String) -> Result<(), LoadError> {
+    if holds { Ok(()) } else { Err(LoadError::BadWeights { tensor: tensor.to_owned(), problem: problem() }) }
 }

@@ -22,8 +22,8 @@ pub mod weights;
 pub use counters::KernelCount;
 pub use format::WeightFormat;
 pub use program::{
-    Activation, Attend, DownAdd, Embed, KvGroup, KvLayout, KvSlot, Linear, MatrixId, Norm, NormGateUp, NormLogits,
-    NormQkvRopeStore, Op, Program, ProjectAdd, Rope, RopeStyle, VectorId,
+    Activation, Attend, DownAdd, Embed, KvGroup, KvLayout, KvSlot, Linear, MatrixId, Norm, NormGateUp,
+    NormLogits, NormQkvRopeStore, Op, Program, ProjectAdd, Rope, RopeStyle, VectorId,
 };
 pub use runner::{AttentionMode, Backend, Capacity, Limits, LoadError, PageMove, Runner, StepError, Ticket};
 pub use sampling::{InvalidParam, SamplingParams};

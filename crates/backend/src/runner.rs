@@ -1,6 +1,6 @@
 //! The two traits that a device implements.
 
-use crate::{KernelCount, Program, Step, StepOutput, Weights, PageId};
+use crate::{KernelCount, PageId, Program, Step, StepOutput, Weights};
 
 /// A device that can load programs. Stays alive to load more than one model.
 pub trait Backend: Send {
@@ -18,7 +18,8 @@ pub trait Backend: Send {
     ///
     /// # Errors
     /// [`LoadError`].
-    fn load(&self, program: &Program, weights: Weights, limits: Limits) -> Result<Box<dyn Runner>, LoadError>;
+    fn load(&self, program: &Program, weights: Weights, limits: Limits)
+    -> Result<Box<dyn Runner>, LoadError>;
 }
 
 /// A loaded model with its arena of pages.
@@ -126,8 +127,13 @@ pub enum LoadError {
         /// What is wrong with it.
         problem: String,
     },
+    /// A program that makes no sense by itself: a defect of the lowering, named.
+    #[error("invalid program: {0}")]
+    BadProgram(String),
     /// Not enough memory for weights or pages.
-    #[error("{device} needs {needed} bytes for {what}, which it cannot get; use a smaller context or fewer pages")]
+    #[error(
+        "{device} needs {needed} bytes for {what}, which it cannot get; use a smaller context or fewer pages"
+    )]
     OutOfMemory {
         /// The device.
         device: String,

@@ -100,7 +100,10 @@ impl Bytes {
     /// A part of these bytes; rows of a fused projection are taken this way.
     pub fn slice(&self, range: Range<usize>) -> Self {
         assert!(range.end <= self.range.len());
-        Self { owner: self.owner.clone(), range: self.range.start + range.start..self.range.start + range.end }
+        Self {
+            owner: self.owner.clone(),
+            range: self.range.start + range.start..self.range.start + range.end,
+        }
     }
 
     /// See [`ByteOwner::discard`].

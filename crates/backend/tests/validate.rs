@@ -138,10 +138,7 @@ fn rows_and_sequences() {
         |step| step.sequences.swap(0, 1),
         expect!["invalid step: sequence 0: rows 5..6 do not follow row 0"],
     );
-    check(
-        |step| step.sequences[1].rows = 5..7,
-        expect!["invalid step: rows 7..6 belong to no sequence"],
-    );
+    check(|step| step.sequences[1].rows = 5..7, expect!["invalid step: rows 7..6 belong to no sequence"]);
     check(|step| step.sequences.truncate(1), expect!["invalid step: rows 5..6 belong to no sequence"]);
     check(
         |step| step.sequences.push(StepSequence { rows: 6..7, start: 0, tables: 0..2 }),

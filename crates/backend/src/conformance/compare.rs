@@ -84,8 +84,13 @@ impl Plan {
     }
 }
 
+/// The mixed plan on a model of this shape agrees with the reference, with pages as they are by default.
+pub(super) fn agrees(subject: &Subject, shape: &ModelShape) -> Verdict {
+    agrees_with(subject, shape, &DriveOptions::default())
+}
+
 /// The mixed plan on a model of this shape agrees with the reference.
-pub(super) fn agrees(subject: &Subject, shape: &ModelShape, options: &DriveOptions) -> Verdict {
+pub(super) fn agrees_with(subject: &Subject, shape: &ModelShape, options: &DriveOptions) -> Verdict {
     let plan = Plan::mixed(options.block_size, shape.vocab);
     agrees_on(subject, &plan, shape, options)
 }
@@ -108,9 +113,10 @@ pub(super) fn near(subject: &Subject, format: WeightFormat, ours: &Logits, their
     let tolerance = (subject.tolerance)(format);
     each_row(ours, theirs, |ours, theirs| {
         let rms = (theirs.iter().map(|x| x * x).sum::<f32>() / theirs.len() as f32).sqrt();
-        let worst = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs() / rms);
-        // NaN is never the larger of two.
-        let worst = worst.fold(0.0, |worst: f32, error| if error <= worst { worst } else { error });
+        if let Some(token) = ours.iter().position(|logit| !logit.is_finite()) {
+            return Err(format!("{format}: logit {token} is {}", ours[token]));
+        }
+        let worst = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs() / rms).fold(0.0, f32::max);
         match worst <= tolerance.error {
             true => Ok(()),
             false => Err(format!(

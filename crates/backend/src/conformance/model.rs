@@ -192,7 +192,8 @@ impl Builder<'_> {
 
     fn norm(&mut self, width: usize) -> Norm {
         let weight = (0..width).map(|_| 1.0 + 0.2 * self.rng.normal()).collect();
-        Norm { weight: self.vector(weight), eps: 1e-5 }
+        // Large enough that a forgotten eps shows.
+        Norm { weight: self.vector(weight), eps: 0.05 }
     }
 
     fn linear(&mut self, name: &str, rows: usize, cols: usize, gain: f32, bias: bool) -> Linear {

@@ -1,1 +1,538 @@
+//! The suite's own test: backends with a defect each, made from the reference, must be caught.
 
+use std::collections::BTreeSet;
+
+use super::{CASES, Case, ModelShape, Subject, Tolerance};
+use crate::{
+    Activation, AttentionMode, Backend, Bytes, Capacity, KernelCount, Limits, LoadError, Norm,
+    NormQkvRopeStore, Op, Outcome, PageId, PageMove, Program, RopeStyle, Runner, Step, StepError, StepOutput,
+    StepSequence, Ticket, WeightFormat, Weights,
+    reference::{AttentionFn, AttentionShape, KvRounding, Reference, attention},
+};
+
+/// One defect. The default has none.
+#[derive(Clone, Copy)]
+struct Defect {
+    attention: AttentionFn,
+    program: fn(&mut Program),
+    weights: fn(&mut Weights),
+    limits: fn(&mut Limits),
+    /// Changes logits, knowing the step.
+    logits: fn(&mut [f32], &Circumstances),
+    outcomes: fn(&mut Vec<Outcome>),
+    block_tables: fn(&mut [PageId], &[StepSequence]),
+    moves_pages: bool,
+    checks_weights: bool,
+    checks_steps: bool,
+    counts: fn(&mut Vec<KernelCount>),
+}
+
+/// What logits must not depend on.
+#[derive(Clone, Copy, Default)]
+struct Circumstances {
+    rows: usize,
+    first_page: u32,
+    threads: usize,
+    steps: u64,
+}
+
+const NONE: Defect = Defect {
+    attention,
+    program: |_| (),
+    weights: |_| (),
+    limits: |_| (),
+    logits: |_, _| (),
+    outcomes: |_| (),
+    block_tables: |_, _| (),
+    moves_pages: true,
+    checks_weights: true,
+    checks_steps: true,
+    counts: |_| (),
+};
+
+struct Defective {
+    defect: Defect,
+    threads: usize,
+}
+
+impl Backend for Defective {
+    fn name(&self) -> &str {
+        "defective"
+    }
+
+    fn capacity(&self) -> Capacity {
+        Reference::default().capacity()
+    }
+
+    fn page_bytes(&self, program: &Program, block_size: usize) -> usize {
+        Reference::default().page_bytes(program, block_size)
+    }
+
+    fn load(
+        &self,
+        program: &Program,
+        mut weights: Weights,
+        mut limits: Limits,
+    ) -> Result<Box<dyn Runner>, LoadError> {
+        let mut program = program.clone();
+        if !self.defect.checks_weights && program.check(&weights).is_err() {
+            let harmless = ModelShape::default().build(0);
+            (program, weights) = (harmless.program, harmless.weights);
+        }
+        (self.defect.program)(&mut program);
+        (self.defect.weights)(&mut weights);
+        (self.defect.limits)(&mut limits);
+        let reference = Reference { kv: KvRounding::F16, poison: Some(1) };
+        let inner = reference.load_with(self.defect.attention, &program, weights, limits)?;
+        let now = Circumstances { threads: self.threads, ..Circumstances::default() };
+        Ok(Box::new(DefectiveRunner { inner: Box::new(inner), defect: self.defect, now }))
+    }
+}
+
+struct DefectiveRunner {
+    inner: Box<dyn Runner>,
+    defect: Defect,
+    now: Circumstances,
+}
+
+impl Runner for DefectiveRunner {
+    fn submit(&mut self, step: &Step<'_>) -> Result<Ticket, StepError> {
+        let mut pages = step.pages.to_vec();
+        (self.defect.block_tables)(&mut pages, step.sequences);
+        self.now.rows = step.tokens.len();
+        self.now.first_page = step.pages[0].0;
+        self.now.steps += 1;
+        match self.inner.submit(&Step { pages: &pages, ..*step }) {
+            Err(StepError::Invalid(_)) if !self.defect.checks_steps => Ok(Ticket(0)),
+            result => result,
+        }
+    }
+
+    fn collect(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<(), StepError> {
+        self.inner.collect(ticket, out)?;
+        for outcome in &mut out.outcomes {
+            if let Outcome::Logits(logits) = outcome {
+                (self.defect.logits)(logits, &self.now);
+            }
+        }
+        (self.defect.outcomes)(&mut out.outcomes);
+        Ok(())
+    }
+
+    fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {
+        if self.defect.moves_pages { self.inner.move_pages(moves) } else { Ok(()) }
+    }
+
+    fn kernel_counts(&self) -> Vec<KernelCount> {
+        let mut counts = self.inner.kernel_counts();
+        (self.defect.counts)(&mut counts);
+        counts
+    }
+}
+
+fn subject(defect: Defect) -> Subject {
+    Subject {
+        backend: Box::new(move |threads| Box::new(Defective { defect, threads })),
+        // Those of a backend that computes in f16 and quantizes activations: defects must show through them.
+        tolerance: |format| match format {
+            WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => {
+                Tolerance { error: 5e-3, reason: "f16" }
+            }
+            _ => Tolerance { error: 0.1, reason: "quantized activations" },
+        },
+        kv: KvRounding::F16,
+        unsupported: &[],
+    }
+}
+
+/// Defects with the cases that must catch them.
+fn defects() -> Vec<(&'static str, Defect, &'static [&'static str])> {
+    vec![
+        // Attention
+        (
+            "ignores the window",
+            Defect { attention: no_window, ..NONE },
+            &["windows", "alternating_windows", "everything"],
+        ),
+        (
+            "sees one token more",
+            Defect { attention: window_plus_one, ..NONE },
+            &["windows", "alternating_windows"],
+        ),
+        (
+            "sees one token less",
+            Defect { attention: window_minus_one, ..NONE },
+            &["windows", "alternating_windows"],
+        ),
+        (
+            "reads one token too far",
+            Defect { attention: too_far, ..NONE },
+            &["pages", "lengths", "exact_in_company"],
+        ),
+        (
+            "sees its whole chunk",
+            Defect { attention: not_causal, ..NONE },
+            &["lengths", "exact_in_chunks", "format_q2_k"],
+        ),
+        (
+            "shares K/V heads in the wrong order",
+            Defect { attention: wrong_heads, ..NONE },
+            &["grouped_heads"],
+        ),
+        ("ignores the cap of scores", Defect { attention: no_cap, ..NONE }, &["soft_caps"]),
+        (
+            "loses the first token of each page",
+            Defect { attention: skips_page_starts, ..NONE },
+            &["pages", "lengths"],
+        ),
+        // The program
+        ("pairs RoPE the other way", Defect { program: other_pairs, ..NONE }, &["ropes", "format_f16"]),
+        ("rotates the whole head", Defect { program: rotates_all, ..NONE }, &["ropes"]),
+        ("ignores RoPE's magnitude", Defect { program: no_magnitude, ..NONE }, &["ropes"]),
+        ("has one RoPE for all layers", Defect { program: one_rope, ..NONE }, &["alternating_windows"]),
+        ("ignores eps", Defect { program: no_eps, ..NONE }, &["format_f32"]),
+        ("ignores the norm of queries", Defect { program: no_q_norm, ..NONE }, &["qk_norms"]),
+        ("ignores the norm of keys", Defect { program: no_k_norm, ..NONE }, &["qk_norms"]),
+        ("ignores post norms", Defect { program: no_post_norms, ..NONE }, &["post_norms"]),
+        (
+            "ignores biases of q, k and v",
+            Defect { program: no_qkv_bias, ..NONE },
+            &["biases", "biases_everywhere"],
+        ),
+        ("ignores the head's bias", Defect { program: no_head_bias, ..NONE }, &["biases_everywhere"]),
+        ("ignores the cap of logits", Defect { program: no_logit_cap, ..NONE }, &["soft_caps"]),
+        ("knows no GELU", Defect { program: only_silu, ..NONE }, &["gelu"]),
+        ("ignores the embedding's scale", Defect { program: no_embed_scale, ..NONE }, &["tied_head"]),
+        (
+            "stores all layers in one slot",
+            Defect { program: one_slot, ..NONE },
+            &["format_f32", "alternating_windows"],
+        ),
+        ("uses one group's table for all", Defect { program: one_group, ..NONE }, &["alternating_windows"]),
+        (
+            "uses the first sequence's table",
+            Defect { block_tables: first_table, ..NONE },
+            &["format_f32", "exact_in_company"],
+        ),
+        // Weights
+        (
+            "leaves out rows past a multiple of 16",
+            Defect { weights: whole_tiles, ..NONE },
+            &["format_f32", "format_q8_0", "format_q4_k"],
+        ),
+        (
+            "leaves out the last block of a row",
+            Defect { weights: short_rows, ..NONE },
+            &["format_f16", "format_q8_0", "format_q6_k"],
+        ),
+        // Exactness
+        (
+            "depends on the number of rows",
+            Defect { logits: |x, now| nudge(x, now.rows), ..NONE },
+            &[
+                "exact_in_company",
+                "exact_in_chunks",
+                "exact_in_long_chunks",
+                "exact_with_shared_prefix",
+                "exact_after_preemption",
+            ],
+        ),
+        (
+            "depends on the number of threads",
+            Defect { logits: |x, now| nudge(x, now.threads), ..NONE },
+            &["exact_on_any_threads", "exact_in_long_chunks"],
+        ),
+        (
+            "depends on where pages lie",
+            Defect { logits: |x, now| nudge(x, now.first_page as usize), ..NONE },
+            &["exact_in_any_place"],
+        ),
+        (
+            "depends on what ran before",
+            Defect { logits: |x, now| nudge(x, now.steps as usize), ..NONE },
+            &["exact_in_any_place"],
+        ),
+        ("copies no pages", Defect { moves_pages: false, ..NONE }, &["exact_after_copy_on_write"]),
+        // The contract
+        (
+            "answers in the wrong order",
+            Defect { outcomes: |outcomes| outcomes.reverse(), ..NONE },
+            &["outputs", "lengths"],
+        ),
+        (
+            "forgets an answer",
+            Defect { outcomes: |outcomes| drop(outcomes.pop()), ..NONE },
+            &["outputs", "lengths"],
+        ),
+        ("always answers the same token", Defect { outcomes: zeroth, ..NONE }, &["outputs"]),
+        ("gives NaN", Defect { logits: |x, _| x[0] = f32::NAN, ..NONE }, &["format_f32", "lengths"]),
+        ("loads anything", Defect { checks_weights: false, ..NONE }, &["bad_weights"]),
+        ("runs anything", Defect { checks_steps: false, ..NONE }, &["invalid_steps"]),
+        ("counts nothing", Defect { counts: |counts| counts.clear(), ..NONE }, &["kernel_counts"]),
+        (
+            "gathers in secret",
+            Defect { limits: |limits| limits.attention = AttentionMode::Gather, ..NONE },
+            &["kernel_counts"],
+        ),
+        (
+            "never gathers",
+            Defect { limits: |limits| limits.attention = AttentionMode::Paged, ..NONE },
+            &["kernel_counts"],
+        ),
+    ]
+}
+
+fn case(name: &str) -> &'static Case {
+    CASES.iter().find(|case| case.name == name).expect("a case of this name")
+}
+
+#[test]
+fn every_defect_is_caught() {
+    let mut missed = Vec::new();
+    for (name, defect, cases) in defects() {
+        for case in cases.iter().map(|name| case(name)) {
+            if (case.run)(&subject(defect)).is_ok() {
+                missed.push(format!("{} does not notice a backend that {name}", case.name));
+            }
+        }
+    }
+    assert!(missed.is_empty(), "{}", missed.join("\n"));
+}
+
+/// The wrapper itself is no defect.
+#[test]
+fn without_a_defect_the_same_cases_pass() {
+    let used: BTreeSet<&str> = defects().iter().flat_map(|(_, _, cases)| cases.iter().copied()).collect();
+    for name in used {
+        assert_eq!((case(name).run)(&subject(NONE)), Ok(()), "{name}");
+    }
+}
+
+fn no_window(q: &[f32], k: &[f32], v: &[f32], shape: &AttentionShape, out: &mut [f32]) {
+    attention(q, k, v, &AttentionShape { window: None, ..*shape }, out);
+}
+
+fn window_plus_one(q: &[f32], k: &[f32], v: &[f32], shape: &AttentionShape, out: &mut [f32]) {
+    attention(q, k, v, &AttentionShape { window: shape.window.map(|window| window + 1), ..*shape }, out);
+}
+
+fn window_minus_one(q: &[f32], k: &[f32], v: &[f32], shape: &AttentionShape, out: &mut [f32]) {
+    attention(
+        q,
+        k,
+        v,
+        &AttentionShape { window: shape.window.map(|window| (window - 1).max(1)), ..*shape },
+        out,
+    );
+}
+
+fn no_cap(q: &[f32], k: &[f32], v: &[f32], shape: &AttentionShape, out: &mut [f32]) {
+    attention(q, k, v, &AttentionShape { soft_cap: None, ..*shape }, out);
+}
+
+/// Row by row, each at a position that the defect chooses from row, rows and tokens in the pages.
+fn by_rows(
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    shape: &AttentionShape,
+    out: &mut [f32],
+    position: fn(usize, usize, usize) -> usize,
+) {
+    let width = shape.heads * shape.head_dim;
+    let (rows, tokens) = (q.len() / width, k.len() / (shape.kv_heads * shape.head_dim));
+    for (row, (q, out)) in q.chunks_exact(width).zip(out.chunks_exact_mut(width)).enumerate() {
+        let start = position(shape.start + row, shape.start + rows, tokens);
+        attention(q, k, v, &AttentionShape { start, ..*shape }, out);
+    }
+}
+
+fn too_far(q: &[f32], k: &[f32], v: &[f32], shape: &AttentionShape, out: &mut [f32]) {
+    by_rows(q, k, v, shape, out, |position, _, tokens| (position + 1).min(tokens - 1));
+}
+
+fn not_causal(q: &[f32], k: &[f32], v: &[f32], shape: &AttentionShape, out: &mut [f32]) {
+    by_rows(q, k, v, shape, out, |_, end, _| end - 1);
+}
+
+/// Query head `h` reads K/V head `h % kv_heads`.
+fn wrong_heads(q: &[f32], k: &[f32], v: &[f32], shape: &AttentionShape, out: &mut [f32]) {
+    let AttentionShape { heads, kv_heads, head_dim, .. } = *shape;
+    let place = |index: usize| {
+        let (row, head) = (index / heads, index % heads);
+        row * heads + head % kv_heads * (heads / kv_heads) + head / kv_heads
+    };
+    let mut moved = vec![0.0; q.len()];
+    for (index, q) in q.chunks_exact(head_dim).enumerate() {
+        moved[place(index) * head_dim..][..head_dim].copy_from_slice(q);
+    }
+    let mut answer = vec![0.0; q.len()];
+    attention(&moved, k, v, shape, &mut answer);
+    for (index, out) in out.chunks_exact_mut(head_dim).enumerate() {
+        out.copy_from_slice(&answer[place(index) * head_dim..][..head_dim]);
+    }
+}
+
+fn skips_page_starts(q: &[f32], k: &[f32], v: &[f32], shape: &AttentionShape, out: &mut [f32]) {
+    let mut v = v.to_vec();
+    for page in v.chunks_mut(16 * shape.kv_heads * shape.head_dim).skip(1) {
+        page[..shape.kv_heads * shape.head_dim].fill(0.0);
+    }
+    attention(q, k, &v, shape, out);
+}
+
+fn each_qkv(program: &mut Program, change: fn(&mut NormQkvRopeStore)) {
+    for op in &mut program.ops {
+        if let Op::NormQkvRopeStore(op) = op {
+            change(op);
+        }
+    }
+}
+
+fn other_pairs(program: &mut Program) {
+    for rope in &mut program.ropes {
+        rope.style = match rope.style {
+            RopeStyle::Interleaved => RopeStyle::HalfSplit,
+            RopeStyle::HalfSplit => RopeStyle::Interleaved,
+        };
+    }
+}
+
+fn rotates_all(program: &mut Program) {
+    for rope in &mut program.ropes {
+        rope.frequencies.resize(program.kv.head_dim / 2, 0.1);
+    }
+}
+
+fn no_magnitude(program: &mut Program) {
+    program.ropes.iter_mut().for_each(|rope| rope.magnitude = 1.0);
+}
+
+fn one_rope(program: &mut Program) {
+    each_qkv(program, |op| op.rope = 0);
+}
+
+fn no_eps(program: &mut Program) {
+    let forget = |norm: &mut Norm| norm.eps = 0.0;
+    for op in &mut program.ops {
+        match op {
+            Op::NormQkvRopeStore(op) => forget(&mut op.norm),
+            Op::NormGateUp(op) => forget(&mut op.norm),
+            Op::NormLogits(op) => forget(&mut op.norm),
+            _ => {}
+        }
+    }
+}
+
+fn no_q_norm(program: &mut Program) {
+    each_qkv(program, |op| op.q_norm = None);
+}
+
+fn no_k_norm(program: &mut Program) {
+    each_qkv(program, |op| op.k_norm = None);
+}
+
+fn no_post_norms(program: &mut Program) {
+    for op in &mut program.ops {
+        match op {
+            Op::ProjectAdd(op) => op.post_norm = None,
+            Op::DownAdd(op) => op.post_norm = None,
+            _ => {}
+        }
+    }
+}
+
+fn no_qkv_bias(program: &mut Program) {
+    each_qkv(program, |op| (op.q.bias, op.k.bias, op.v.bias) = (None, None, None));
+}
+
+fn no_head_bias(program: &mut Program) {
+    if let Some(Op::NormLogits(op)) = program.ops.last_mut() {
+        op.head.bias = None;
+    }
+}
+
+fn no_logit_cap(program: &mut Program) {
+    if let Some(Op::NormLogits(op)) = program.ops.last_mut() {
+        op.soft_cap = None;
+    }
+}
+
+fn only_silu(program: &mut Program) {
+    for op in &mut program.ops {
+        if let Op::NormGateUp(op) = op {
+            op.activation = Activation::Silu;
+        }
+    }
+}
+
+fn no_embed_scale(program: &mut Program) {
+    if let Some(Op::Embed(op)) = program.ops.first_mut() {
+        op.scale = 1.0;
+    }
+}
+
+/// K and V of all layers of a group land on each other once a later step reads them.
+fn one_slot(program: &mut Program) {
+    for op in &mut program.ops {
+        match op {
+            Op::NormQkvRopeStore(op) => op.kv.slot = 0,
+            Op::Attend(op) => op.kv.slot = 0,
+            _ => {}
+        }
+    }
+}
+
+fn one_group(program: &mut Program) {
+    for op in &mut program.ops {
+        match op {
+            Op::NormQkvRopeStore(op) => op.kv.group = 0,
+            Op::Attend(op) => op.kv.group = 0,
+            _ => {}
+        }
+    }
+}
+
+/// Full first pages of default size, which nobody writes any more, are taken for those of the first sequence.
+fn first_table(pages: &mut [PageId], sequences: &[StepSequence]) {
+    let mut past_first = sequences.iter().filter(|sequence| sequence.start >= 16);
+    let Some(first) = past_first.next() else { return };
+    for sequence in past_first {
+        pages[sequence.tables.start] = pages[first.tables.start];
+    }
+}
+
+fn whole_tiles(weights: &mut Weights) {
+    for matrix in &mut weights.matrices {
+        let stride = matrix.format.row_bytes(matrix.cols);
+        let mut bytes = matrix.bytes.as_slice().to_vec();
+        bytes[matrix.rows / 16 * 16 * stride..].fill(0);
+        matrix.bytes = Bytes::from(bytes);
+    }
+}
+
+fn short_rows(weights: &mut Weights) {
+    for matrix in &mut weights.matrices {
+        let stride = matrix.format.row_bytes(matrix.cols);
+        let mut bytes = matrix.bytes.as_slice().to_vec();
+        for row in bytes.chunks_exact_mut(stride) {
+            row[stride - matrix.format.block_bytes()..].fill(0);
+        }
+        matrix.bytes = Bytes::from(bytes);
+    }
+}
+
+/// The smallest possible change.
+fn nudge(logits: &mut [f32], by: usize) {
+    if by.is_multiple_of(2) {
+        logits[0] = f32::from_bits(logits[0].to_bits() ^ 1);
+    }
+}
+
+fn zeroth(outcomes: &mut Vec<Outcome>) {
+    for outcome in outcomes {
+        if let Outcome::Sampled(sampled) = outcome {
+            sampled.token = 0;
+        }
+    }
+}
