@@ -236,19 +236,30 @@ impl ModelFile {
         most.map_or_else(|| "no weights".to_owned(), |entry| entry.0)
     }
 
+    /// The model's tokenizer, which even models that cannot run have.
+    ///
+    /// # Errors
+    /// [`ModelError`], with what is not supported, missing or contradictory.
+    pub fn tokenizer(&self) -> Result<Tokenizer, ModelError> {
+        Ok(match &self.source {
+            Source::Gguf(gguf) => Tokenizer::from_gguf(&gguf.metadata)?,
+            Source::Hf(folder) => {
+                let config = folder.tokenizer_config()?;
+                Tokenizer::from_hf(&folder.tokenizer()?, config.as_deref())?
+            }
+        })
+    }
+
     /// Lowers the model, and makes its tokenizer.
     ///
     /// # Errors
     /// [`ModelError`], with what is not supported, missing or contradictory.
     pub fn load(&self, options: &LoadOptions) -> Result<Model, ModelError> {
         let (config, program, weights) = self.lower(options.max_context)?;
-        let (tokenizer, defaults, mut stop_tokens) = match &self.source {
-            Source::Gguf(gguf) => (Tokenizer::from_gguf(&gguf.metadata)?, gguf_defaults(gguf), Vec::new()),
-            Source::Hf(folder) => {
-                let config = folder.tokenizer_config()?;
-                let tokenizer = Tokenizer::from_hf(&folder.tokenizer()?, config.as_deref())?;
-                (tokenizer, hf_defaults(&folder.generation), hf_stop_tokens(folder))
-            }
+        let tokenizer = self.tokenizer()?;
+        let (defaults, mut stop_tokens) = match &self.source {
+            Source::Gguf(gguf) => (gguf_defaults(gguf), Vec::new()),
+            Source::Hf(folder) => (hf_defaults(&folder.generation), hf_stop_tokens(folder)),
         };
         stop_tokens.extend_from_slice(tokenizer.stop_tokens());
         stop_tokens.retain(|&token| (token as usize) < program.vocab);
