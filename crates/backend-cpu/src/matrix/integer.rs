@@ -55,6 +55,8 @@ impl Job<'_> {
     }
 }
 
+/// How far ahead weights are asked for, in bytes.
+const PREFETCH: usize = 4096;
 /// Inputs that a strip holds: a whole number of bricks of every format, and two groups of it fit the first-level
 /// cache next to the activations.
 const STRIP_INPUTS: usize = 512;
@@ -167,6 +169,7 @@ fn few<S: Simd, F: Format, const R: usize>(s: S, job: &Job<'_>) {
             unsafe {
                 let brick = Brick::at::<F>(s, at);
                 for b in 0..layout.blocks() {
+                    prefetch::<S, F>(s, at.wrapping_add(PREFETCH), b);
                     if layout.sub_block == BLOCK {
                         block_32::<S, F, R>(s, &brick, b, block, &rows, &mut sums);
                     } else {
@@ -184,6 +187,15 @@ fn few<S: Simd, F: Format, const R: usize>(s: S, job: &Job<'_>) {
             // SAFETY: the output was checked for all rows.
             unsafe { job.out.put(r, group, job.outputs, &lanes) };
         }
+    }
+}
+
+/// Asks for block number `b`'s share of the brick at `at`.
+#[inline(always)]
+fn prefetch<S: Simd, F: Format>(s: S, at: *const u8, b: usize) {
+    let share = const { F::LAYOUT.bytes() / F::LAYOUT.blocks() };
+    for line in 0..share.div_ceil(64) {
+        s.prefetch(at.wrapping_add(b * share + line * 64));
     }
 }
 
@@ -290,10 +302,10 @@ fn pass<S: Simd, F: Format, const G: usize>(
 ) {
     let layout = const { &F::LAYOUT };
     let strip_bricks = STRIP_INPUTS / layout.inputs;
-    let bricks = job.group_bytes / layout.bytes();
+    let all_bricks = job.group_bytes / layout.bytes();
     strip.sums[..rows.len()].fill([[0.0; LANES]; STRIP_GROUPS]);
-    for first_brick in (0..bricks).step_by(strip_bricks) {
-        let bricks = strip_bricks.min(bricks - first_brick);
+    for first_brick in (0..all_bricks).step_by(strip_bricks) {
+        let bricks = strip_bricks.min(all_bricks - first_brick);
         for g in 0..G {
             // SAFETY: these bricks are inside the group.
             unsafe {
@@ -303,6 +315,15 @@ fn pass<S: Simd, F: Format, const G: usize>(
         }
         let first_block = first_brick * layout.blocks();
         let blocks = bricks * layout.blocks();
+        // While the tiles compute, what comes after this strip is fetched, a few lines with every block.
+        let last = first_brick + bricks == all_bricks;
+        let mut ahead = Ahead {
+            at: std::array::from_fn(|g| match last {
+                false => job.group(group + g).wrapping_add((first_brick + bricks) * layout.bytes()),
+                true => job.group((group + G + g).min(job.groups.end - 1)),
+            }),
+            lines: (bricks * layout.bytes()).div_ceil(64 * blocks * rows.len().div_ceil(TILE_ROWS)),
+        };
         let mut row = rows.start;
         while row < rows.end {
             let left = rows.end - row;
@@ -310,13 +331,13 @@ fn pass<S: Simd, F: Format, const G: usize>(
             // SAFETY: the strip holds `blocks` blocks; rows are at least as long as the group's bricks, see `few`.
             unsafe {
                 if S::REGISTERS >= 32 && left > 4 {
-                    tile::<S, F, 6, G>(s, job, row, first_block, blocks, strip, sums);
+                    tile::<S, F, 6, G>(s, job, row, first_block, blocks, strip, sums, &mut ahead);
                     row += 6;
                 } else if S::REGISTERS >= 32 && left > 2 {
-                    tile::<S, F, 4, G>(s, job, row, first_block, blocks, strip, sums);
+                    tile::<S, F, 4, G>(s, job, row, first_block, blocks, strip, sums, &mut ahead);
                     row += 4;
                 } else {
-                    tile::<S, F, 2, G>(s, job, row, first_block, blocks, strip, sums);
+                    tile::<S, F, 2, G>(s, job, row, first_block, blocks, strip, sums, &mut ahead);
                     row += 2;
                 }
             }
@@ -363,6 +384,14 @@ unsafe fn unpack<S: Simd, F: Format>(s: S, at: *const u8, bricks: usize, g: usiz
     }
 }
 
+/// Weights to fetch while others are used.
+struct Ahead<const G: usize> {
+    /// Where, in each group.
+    at: [*const u8; G],
+    /// Cache lines for each block that is computed.
+    lines: usize,
+}
+
 /// `R` rows from `row` on times `G` groups, over the `blocks` blocks that the strip holds.
 ///
 /// # Safety
@@ -376,6 +405,7 @@ unsafe fn tile<S: Simd, F: Format, const R: usize, const G: usize>(
     blocks: usize,
     strip: &mut StripData,
     first_sum: usize,
+    ahead: &mut Ahead<G>,
 ) {
     let layout = const { &F::LAYOUT };
     // SAFETY: passed on to the caller.
@@ -388,6 +418,12 @@ unsafe fn tile<S: Simd, F: Format, const R: usize, const G: usize>(
     }
     let parts = BLOCK / layout.sub_block;
     for block in 0..blocks {
+        for _ in 0..ahead.lines {
+            for g in 0..G {
+                s.prefetch(ahead.at[g]);
+                ahead.at[g] = ahead.at[g].wrapping_add(64);
+            }
+        }
         // SAFETY: passed on to the caller.
         let x: [&QuantBlock; R] = std::array::from_fn(|r| unsafe { &*rows[r].add(block) });
         for part in 0..parts {
