@@ -10,7 +10,10 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
-use super::Output;
+use super::{
+    Output,
+    ahead::{self, Ahead},
+};
 use crate::simd::{LANES, Simd};
 
 /// One thread's share of a product; see [`super::integer::Job`].
@@ -83,6 +86,8 @@ const STRIP_INPUTS: usize = 128;
 const GROUPS: usize = 4;
 /// Rows whose sums are kept while the strips pass by.
 const STRIP_ROWS: usize = 120;
+/// Inputs between two turns of fetching ahead.
+const TURN: usize = 8;
 /// Rows of the largest tile.
 const TILE_ROWS: usize = 6;
 
@@ -142,7 +147,9 @@ fn few<S: Simd, E: Element, const R: usize, const G: usize>(s: S, job: &Job<'_>)
             for g in 0..G {
                 // SAFETY: a group has `inputs` times 16 elements, a row `inputs`.
                 unsafe {
-                    let w = E::load(s, groups[g].add(k * LANES * E::BYTES));
+                    let at = groups[g].add(k * LANES * E::BYTES);
+                    s.prefetch(at.wrapping_add(ahead::DISTANCE));
+                    let w = E::load(s, at);
                     for r in 0..R {
                         sums[r][g] = s.fma(w, s.splat(*rows[r].add(k)), sums[r][g]);
                     }
@@ -199,15 +206,21 @@ fn pass<S: Simd, E: Element, const G: usize>(
                 s.store(w, &mut strip.weights[k][g]);
             }
         }
+        let next = match first + inputs == job.inputs {
+            false => groups.map(|start| start.wrapping_add((first + inputs) * LANES * E::BYTES)),
+            true => starts::<G>(job, group + G),
+        };
+        let turns = (inputs * rows.len()).div_ceil(TURN * TILE_ROWS);
+        let mut ahead = Ahead::new(next, inputs * LANES * E::BYTES, turns);
         let mut row = rows.start;
         while row < rows.end {
             let left = rows.end - row;
             let sums = row - rows.start;
             if S::REGISTERS >= 32 && left > 2 {
-                tile::<S, 6, G>(s, job, row, first, inputs, strip, sums);
+                tile::<S, 6, G>(s, job, row, first..first + inputs, strip, sums, &mut ahead);
                 row += 6;
             } else {
-                tile::<S, 2, G>(s, job, row, first, inputs, strip, sums);
+                tile::<S, 2, G>(s, job, row, first..first + inputs, strip, sums, &mut ahead);
                 row += 2;
             }
         }
@@ -220,16 +233,16 @@ fn pass<S: Simd, E: Element, const G: usize>(
     }
 }
 
-/// `R` rows from `row` on times `G` groups, over the `inputs` inputs from `first` on that the strip holds.
+/// `R` rows from `row` on times `G` groups, over the inputs that the strip holds.
 #[inline(always)]
 fn tile<S: Simd, const R: usize, const G: usize>(
     s: S,
     job: &Job<'_>,
     row: usize,
-    first: usize,
-    inputs: usize,
+    inputs: Range<usize>,
     strip: &mut StripData,
     first_sum: usize,
+    ahead: &mut Ahead<G>,
 ) {
     let rows: [*const f32; R] = std::array::from_fn(|r| job.row(row + r));
     let mut sums = [[s.zero(); G]; R];
@@ -238,14 +251,17 @@ fn tile<S: Simd, const R: usize, const G: usize>(
             sums[r][g] = s.load(&strip.sums[first_sum + r][g]);
         }
     }
-    for (k, weights) in strip.weights[..inputs].iter().enumerate() {
+    for (k, weights) in inputs.clone().zip(&strip.weights) {
+        if k % TURN == 0 {
+            ahead.fetch(s);
+        }
         let mut w = [s.zero(); G];
         for g in 0..G {
             w[g] = s.load(&weights[g]);
         }
         for r in 0..R {
             // SAFETY: rows have all the job's inputs.
-            let x = s.splat(unsafe { *rows[r].add(first + k) });
+            let x = s.splat(unsafe { *rows[r].add(k) });
             for g in 0..G {
                 sums[r][g] = s.fma(w[g], x, sums[r][g]);
             }

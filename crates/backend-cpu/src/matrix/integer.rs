@@ -14,6 +14,7 @@ use std::ops::Range;
 
 use super::{
     Output,
+    ahead::{self, Ahead},
     brick::{Brick, array},
     layout::{BLOCK, Format},
 };
@@ -55,8 +56,6 @@ impl Job<'_> {
     }
 }
 
-/// How far ahead weights are asked for, in bytes.
-const PREFETCH: usize = 4096;
 /// Inputs that a strip holds: a whole number of bricks of every format, and two groups of it fit the first-level
 /// cache next to the activations.
 const STRIP_INPUTS: usize = 512;
@@ -169,7 +168,7 @@ fn few<S: Simd, F: Format, const R: usize>(s: S, job: &Job<'_>) {
             unsafe {
                 let brick = Brick::at::<F>(s, at);
                 for b in 0..layout.blocks() {
-                    prefetch::<S, F>(s, at.wrapping_add(PREFETCH), b);
+                    prefetch::<S, F>(s, at.wrapping_add(ahead::DISTANCE), b);
                     if layout.sub_block == BLOCK {
                         block_32::<S, F, R>(s, &brick, b, block, &rows, &mut sums);
                     } else {
@@ -313,31 +312,28 @@ fn pass<S: Simd, F: Format, const G: usize>(
                 unpack::<S, F>(s, at, bricks, g, strip);
             }
         }
-        let first_block = first_brick * layout.blocks();
-        let blocks = bricks * layout.blocks();
+        let blocks = first_brick * layout.blocks()..(first_brick + bricks) * layout.blocks();
         // While the tiles compute, what comes after this strip is fetched, a few lines with every block.
-        let last = first_brick + bricks == all_bricks;
-        let mut ahead = Ahead {
-            at: std::array::from_fn(|g| match last {
-                false => job.group(group + g).wrapping_add((first_brick + bricks) * layout.bytes()),
-                true => job.group((group + G + g).min(job.groups.end - 1)),
-            }),
-            lines: (bricks * layout.bytes()).div_ceil(64 * blocks * rows.len().div_ceil(TILE_ROWS)),
-        };
+        let next = std::array::from_fn(|g| match first_brick + bricks == all_bricks {
+            false => job.group(group + g).wrapping_add((first_brick + bricks) * layout.bytes()),
+            true => job.group((group + G + g).min(job.groups.end - 1)),
+        });
+        let turns = (blocks.len() * rows.len()).div_ceil(TILE_ROWS);
+        let mut ahead = Ahead::new(next, bricks * layout.bytes(), turns);
         let mut row = rows.start;
         while row < rows.end {
             let left = rows.end - row;
             let sums = row - rows.start;
-            // SAFETY: the strip holds `blocks` blocks; rows are at least as long as the group's bricks, see `few`.
+            // SAFETY: the strip holds these blocks; rows are at least as long as the group's bricks, see `few`.
             unsafe {
                 if S::REGISTERS >= 32 && left > 4 {
-                    tile::<S, F, 6, G>(s, job, row, first_block, blocks, strip, sums, &mut ahead);
+                    tile::<S, F, 6, G>(s, job, row, blocks.clone(), strip, sums, &mut ahead);
                     row += 6;
                 } else if S::REGISTERS >= 32 && left > 2 {
-                    tile::<S, F, 4, G>(s, job, row, first_block, blocks, strip, sums, &mut ahead);
+                    tile::<S, F, 4, G>(s, job, row, blocks.clone(), strip, sums, &mut ahead);
                     row += 4;
                 } else {
-                    tile::<S, F, 2, G>(s, job, row, first_block, blocks, strip, sums, &mut ahead);
+                    tile::<S, F, 2, G>(s, job, row, blocks.clone(), strip, sums, &mut ahead);
                     row += 2;
                 }
             }
@@ -384,32 +380,23 @@ unsafe fn unpack<S: Simd, F: Format>(s: S, at: *const u8, bricks: usize, g: usiz
     }
 }
 
-/// Weights to fetch while others are used.
-struct Ahead<const G: usize> {
-    /// Where, in each group.
-    at: [*const u8; G],
-    /// Cache lines for each block that is computed.
-    lines: usize,
-}
-
-/// `R` rows from `row` on times `G` groups, over the `blocks` blocks that the strip holds.
+/// `R` rows from `row` on times `G` groups, over those of their blocks that the strip holds.
 ///
 /// # Safety
-/// The strip holds `blocks` blocks and rows have them from `first_block` on.
+/// The strip holds `blocks` of its groups, and rows have them.
 #[inline(always)]
 unsafe fn tile<S: Simd, F: Format, const R: usize, const G: usize>(
     s: S,
     job: &Job<'_>,
     row: usize,
-    first_block: usize,
-    blocks: usize,
+    blocks: Range<usize>,
     strip: &mut StripData,
     first_sum: usize,
     ahead: &mut Ahead<G>,
 ) {
     let layout = const { &F::LAYOUT };
     // SAFETY: passed on to the caller.
-    let rows: [*const QuantBlock; R] = std::array::from_fn(|r| unsafe { job.row(row + r).add(first_block) });
+    let rows: [*const QuantBlock; R] = std::array::from_fn(|r| unsafe { job.row(row + r).add(blocks.start) });
     let mut sums = [[s.zero(); G]; R];
     for r in 0..R {
         for g in 0..G {
@@ -417,13 +404,8 @@ unsafe fn tile<S: Simd, F: Format, const R: usize, const G: usize>(
         }
     }
     let parts = BLOCK / layout.sub_block;
-    for block in 0..blocks {
-        for _ in 0..ahead.lines {
-            for g in 0..G {
-                s.prefetch(ahead.at[g]);
-                ahead.at[g] = ahead.at[g].wrapping_add(64);
-            }
-        }
+    for block in 0..blocks.len() {
+        ahead.fetch(s);
         // SAFETY: passed on to the caller.
         let x: [&QuantBlock; R] = std::array::from_fn(|r| unsafe { &*rows[r].add(block) });
         for part in 0..parts {

@@ -5,6 +5,7 @@
 //! step. The same bits come out alone and in company, on every instruction set and for any division of the groups
 //! among threads.
 
+mod ahead;
 mod brick;
 mod decode;
 mod float;
