@@ -162,7 +162,7 @@ struct Client {
     signals: UnboundedSender<Signal>,
     /// Branches that have not ended.
     open: usize,
-    /// Whether it has left the queue.
+    /// Whether it has left the queue, by starting or by ending before.
     started: bool,
 }
 
@@ -237,9 +237,13 @@ impl Worker {
     }
 
     fn run_step(&mut self) -> Result<(), StepError> {
-        let moves = self.scheduler.plan();
-        if !moves.is_empty() {
-            self.runner.move_pages(moves)?;
+        self.scheduler.plan();
+        if !self.scheduler.signals.is_empty() {
+            // Whoever starts hears it before the step, which may take a while.
+            self.publish();
+        }
+        if !self.scheduler.moves().is_empty() {
+            self.runner.move_pages(self.scheduler.moves())?;
         }
         let mut outputs = recycle(std::mem::take(&mut self.outputs));
         self.scheduler.write_outputs(&mut outputs);
@@ -255,20 +259,20 @@ impl Worker {
         *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner) = self.scheduler.stats();
         for (request, signal) in self.scheduler.signals.drain(..) {
             let Some(client) = self.clients.get_mut(&request) else { continue };
+            let starts = matches!(signal, Signal::Started { .. });
             match signal {
-                Signal::Started { .. } => {
-                    client.started = true;
-                    self.shared.queued.fetch_sub(1, Ordering::Relaxed);
-                }
                 Signal::Finished { .. } => client.open -= 1,
                 Signal::Failed(_) => client.open = 0,
-                Signal::Token { .. } | Signal::PromptScores { .. } => {}
+                Signal::Started { .. } | Signal::Token { .. } | Signal::PromptScores { .. } => {}
             }
-            let ended = client.open == 0;
+            if !client.started && (starts || client.open == 0) {
+                client.started = true;
+                self.shared.queued.fetch_sub(1, Ordering::Relaxed);
+            }
             // A reader that has gone has sent a cancellation.
             let _ = client.signals.send(signal);
-            if ended && !self.clients.remove(&request).is_some_and(|client| client.started) {
-                self.shared.queued.fetch_sub(1, Ordering::Relaxed);
+            if client.open == 0 {
+                self.clients.remove(&request);
             }
         }
     }
@@ -284,4 +288,20 @@ fn recycle<'to>(mut outputs: Vec<Output<'_>>) -> Vec<Output<'to>> {
 fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic without a message")
+}
+
+#[cfg(test)]
+mod tests {
+    use paguro_backend::Want;
+
+    use super::*;
+
+    #[test]
+    fn recycled_outputs_keep_their_memory() {
+        let mut outputs = Vec::with_capacity(100);
+        outputs.push(Output { row: 0, want: Want::Score { token: 1 } });
+        let place = outputs.as_ptr() as usize;
+        let outputs = recycle(outputs);
+        assert_eq!((outputs.len(), outputs.capacity(), outputs.as_ptr() as usize), (0, 100, place));
+    }
 }

@@ -101,9 +101,9 @@ impl Scheduler {
         self.running.is_empty() && self.waiting.is_empty()
     }
 
-    /// Decides who computes what in the next step, and takes the pages for it. Returns the page copies to be made
-    /// first. There is something to compute unless the scheduler is [idle](Scheduler::is_idle).
-    pub fn plan(&mut self) -> &[PageMove] {
+    /// Decides who computes what in the next step, and takes the pages for it. There is something to compute unless
+    /// the scheduler is [idle](Scheduler::is_idle).
+    pub fn plan(&mut self) {
         self.plan.moves.clear();
         let preemptions = self.stats.preemptions;
         // Between two prompts the rank decides, even if one of them is running already.
@@ -131,6 +131,10 @@ impl Scheduler {
         }
         self.write_plan();
         assert!(self.is_idle() || !self.plan.tokens.is_empty(), "somebody can always go on");
+    }
+
+    /// Page copies to be made before the planned step.
+    pub fn moves(&self) -> &[PageMove] {
         &self.plan.moves
     }
 

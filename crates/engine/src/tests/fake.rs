@@ -49,7 +49,7 @@ pub enum Fault {
     Submit,
     /// `collect` fails, likewise.
     Collect,
-    /// Too few outcomes.
+    /// The wrong number of outcomes, and garbage in the pages.
     Answer,
     /// A panic.
     Panic,
@@ -63,6 +63,7 @@ impl Control {
     /// Lets only `steps` more steps run; the next one waits.
     pub fn hold_after(&self, steps: usize) {
         self.0.0.lock().unwrap().permits = Some(steps);
+        self.0.1.notify_all();
     }
 
     pub fn let_go(&self) {
@@ -230,7 +231,9 @@ impl Runner for FakeRunner {
             }
             Fault::Answer => {
                 self.spoil(step);
-                self.answer.pop();
+                if self.answer.pop().is_none() {
+                    self.answer.push(Outcome::Score(0.0));
+                }
             }
             Fault::Panic => panic!("the runner was made to panic"),
         }

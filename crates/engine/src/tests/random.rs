@@ -7,7 +7,7 @@ use super::{
     fake::{Expected, Fault, VOCAB, oracle},
     rig::{Rig, Setup},
 };
-use crate::{FinishReason, PageOrder, Request};
+use crate::{FinishReason, PageOrder, Request, Stats};
 
 #[derive(Clone, Debug)]
 struct Case {
@@ -75,8 +75,8 @@ fn cases() -> impl Strategy<Value = Case> {
         .prop_map(|(setup, requests, cancels, faults)| Case { setup, requests, cancels, faults })
 }
 
-fn play(case: &Case) -> Result<(), String> {
-    let Some(mut rig) = Rig::new(&case.setup) else { return Ok(()) };
+fn play(case: &Case) -> Result<Stats, String> {
+    let Some(mut rig) = Rig::new(&case.setup) else { return Ok(Stats::default()) };
     let mut ids = vec![None; case.requests.len()];
     let last = case.requests.iter().map(|&(step, _)| step).max().unwrap_or(0);
     let mut step = 0;
@@ -127,7 +127,7 @@ fn play(case: &Case) -> Result<(), String> {
             return Err(format!("request {id}: scores are missing or were not asked for"));
         }
     }
-    Ok(())
+    Ok(stats)
 }
 
 fn judge(expected: &Expected, tokens: &[u32], end: Option<FinishReason>, failed: bool) -> Result<(), String> {
@@ -170,7 +170,8 @@ fn far_more_sequences_than_pages_all_finish_as_if_alone() {
             faults: Vec::new(),
             setup,
         };
-        play(&case).unwrap();
+        let stats = play(&case).unwrap();
+        assert!(stats.preemptions > 20, "{stats:?}");
     }
 }
 
