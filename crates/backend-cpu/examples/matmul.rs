@@ -60,8 +60,8 @@ fn bench(format: WeightFormat, isa: Isa, counts: &[usize]) -> Result<(), Box<dyn
     let mut out = vec![0.0; most * rows];
     let out = Output::new(&mut out, rows);
     for &count in counts {
-        // A part of the outputs will do where there are many rows.
-        let groups = if count > 8 { matrix.groups().min(16384 / count * 8).max(8) } else { matrix.groups() };
+        // A part of the outputs will do where there are many rows: short runs are disturbed less.
+        let groups = if count > 8 { matrix.groups().min(16384 / count).max(8) } else { matrix.groups() };
         let mut best = f64::INFINITY;
         let begin = Instant::now();
         while begin.elapsed().as_secs_f64() < 0.4 {

@@ -1,4 +1,4 @@
-//! Fetching weights while others are multiplied.
+//! What the products assume about caches: fetching weights while others are multiplied, and how many rows stay near.
 
 use crate::simd::Simd;
 
@@ -28,4 +28,10 @@ impl<const G: usize> Ahead<G> {
             }
         }
     }
+}
+
+/// How many rows of `row_bytes` to multiply with all groups before going on to the next: they stay in the second-level
+/// cache (half of a megabyte of it) while weights pass by. Whole tiles, at most `most`.
+pub fn rows_at_once(row_bytes: usize, tile: usize, most: usize) -> usize {
+    ((512 << 10) / row_bytes.max(1)).clamp(4 * tile, most) / tile * tile
 }

@@ -179,8 +179,9 @@ fn starts<const G: usize>(job: &Job<'_>, group: usize) -> [*const u8; G] {
 /// Any number of rows: weights are converted to a strip, which tiles of rows then use.
 #[inline(always)]
 fn many<S: Simd, E: Element, const G: usize>(s: S, job: &Job<'_>, strip: &mut StripData) {
-    for first_row in (0..job.count).step_by(STRIP_ROWS) {
-        let rows = first_row..job.count.min(first_row + STRIP_ROWS);
+    let rows_at_once = ahead::rows_at_once(job.stride * size_of::<f32>(), TILE_ROWS, STRIP_ROWS);
+    for first_row in (0..job.count).step_by(rows_at_once) {
+        let rows = first_row..job.count.min(first_row + rows_at_once);
         for group in job.groups.clone().step_by(G) {
             pass::<S, E, G>(s, job, group, rows.clone(), strip);
         }

@@ -275,8 +275,9 @@ unsafe fn half_block<S: Simd, F: Format, const R: usize, const HALF: usize>(
 #[inline(always)]
 fn many<S: Simd, F: Format>(s: S, job: &Job<'_>, strip: &mut StripData) {
     let at_once = if S::REGISTERS >= 32 { STRIP_GROUPS } else { 1 };
-    for first_row in (0..job.count).step_by(STRIP_ROWS) {
-        let rows = first_row..job.count.min(first_row + STRIP_ROWS);
+    let rows_at_once = ahead::rows_at_once(job.stride * size_of::<QuantBlock>(), TILE_ROWS, STRIP_ROWS);
+    for first_row in (0..job.count).step_by(rows_at_once) {
+        let rows = first_row..job.count.min(first_row + rows_at_once);
         let mut group = job.groups.start;
         while group < job.groups.end {
             let groups = at_once.min(job.groups.end - group);
