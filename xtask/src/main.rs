@@ -1,2 +1,57 @@
-//! The project CI and chores.
-fn main() {}
+//! The project's CI and chores: `cargo xtask <command>`.
+
+mod ci;
+mod table;
+mod tidy;
+
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+const HELP: &str = "\
+usage: cargo xtask <command>
+
+  ci [STEP...]   everything that continuous integration checks, or only these steps:
+                 fmt, tidy, clippy, test, doc, cross, fuzz
+  tidy           the project's own rules: arrows between crates, lengths of files, words, links
+  bench [ARGS]   Paguro and llama.cpp side by side (bench/compare.sh with these arguments)
+  help           this text
+";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let root = root();
+    let outcome = match arguments.split_first().map(|(command, rest)| (command.as_str(), rest)) {
+        Some(("ci", steps)) => ci::run(&root, steps),
+        Some(("tidy", [])) => ci::run(&root, &["tidy".to_owned()]),
+        Some(("bench", rest)) => bench(&root, rest),
+        Some(("help" | "-h" | "--help", _)) => {
+            print!("{HELP}");
+            Ok(true)
+        }
+        _ => {
+            eprint!("{HELP}");
+            return ExitCode::from(2);
+        }
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn bench(root: &Path, arguments: &[String]) -> anyhow::Result<bool> {
+    let script = root.join("bench/compare.sh");
+    Ok(std::process::Command::new(script).args(arguments).current_dir(root).status()?.success())
+}
+
+/// The workspace's folder.
+fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here).to_owned()
+}

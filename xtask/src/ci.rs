@@ -1,0 +1,202 @@
+//! `cargo xtask ci`: the steps, in order of how soon they find something.
+
+use std::{
+    collections::BTreeSet,
+    ffi::OsStr,
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Instant,
+};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{
+    table::{self, Outcome, Row},
+    tidy,
+};
+
+type Step = fn(&Path) -> Result<Outcome>;
+
+const STEPS: [(&str, Step); 7] = [
+    ("fmt", fmt),
+    ("tidy", tidy),
+    ("clippy", clippy),
+    ("test", test),
+    ("doc", doc),
+    ("cross", cross),
+    ("fuzz", fuzz),
+];
+
+/// A processor whose vector code only a cross-compiler sees on most machines.
+const CROSS_TARGET: &str = "aarch64-unknown-linux-gnu";
+
+/// Runs these steps, or all, and goes on after a failure. Says whether all passed.
+pub fn run(root: &Path, only: &[String]) -> Result<bool> {
+    if let Some(unknown) = only.iter().find(|name| !STEPS.iter().any(|step| step.0 == *name)) {
+        bail!("there is no step `{unknown}`; the steps are {}", STEPS.map(|step| step.0).join(", "));
+    }
+    let mut rows = Vec::new();
+    for (step, run) in STEPS {
+        if !only.is_empty() && !only.iter().any(|name| name == step) {
+            continue;
+        }
+        println!("--- {step}");
+        let start = Instant::now();
+        let outcome = run(root).unwrap_or_else(|error| Outcome::Failed(format!("{error:#}")));
+        rows.push(Row { step, outcome, time: start.elapsed() });
+    }
+    print!("{}", table::render(&rows));
+    Ok(table::passed(&rows))
+}
+
+fn fmt(root: &Path) -> Result<Outcome> {
+    component("rustfmt", "fmt")?;
+    succeed(cargo(root).args(["fmt", "--all", "--check"]))
+}
+
+fn tidy(root: &Path) -> Result<Outcome> {
+    let report = tidy::check(root)?;
+    report.warnings.iter().for_each(|warning| println!("warning: {warning}"));
+    report.errors.iter().for_each(|error| println!("error: {error}"));
+    Ok(match (report.errors.len(), report.warnings.len()) {
+        (0, 0) => Outcome::Passed(String::new()),
+        (0, warnings) => Outcome::Passed(format!("{warnings} warnings")),
+        (errors, _) => Outcome::Failed(format!("{errors} rules broken")),
+    })
+}
+
+fn clippy(root: &Path) -> Result<Outcome> {
+    component("clippy", "clippy")?;
+    succeed(cargo(root).args(["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]))
+}
+
+/// All tests. A test that cannot run here prints a line `skipped: ...`; these lines are collected.
+fn test(root: &Path) -> Result<Outcome> {
+    let mut command = cargo(root);
+    command.args(["test", "--workspace", "--locked", "--", "--show-output"]);
+    let mut child = command.stdout(Stdio::piped()).spawn().context("cargo does not start")?;
+    let mut skipped = BTreeSet::new();
+    if let Some(output) = child.stdout.take() {
+        for line in BufReader::new(output).split(b'\n') {
+            let line = String::from_utf8_lossy(&line?).into_owned();
+            println!("{line}");
+            if line.starts_with("skipped: ") {
+                skipped.insert(line);
+            }
+        }
+    }
+    let status = child.wait()?;
+    if !status.success() {
+        return Ok(Outcome::Failed(format!("cargo test: {status}")));
+    }
+    skipped.iter().for_each(|line| println!("{line}"));
+    Ok(Outcome::Passed(if skipped.is_empty() {
+        String::new()
+    } else {
+        format!("{} things not tested here, listed above", skipped.len())
+    }))
+}
+
+fn doc(root: &Path) -> Result<Outcome> {
+    let mut command = cargo(root);
+    command.args(["doc", "--workspace", "--no-deps", "--locked"]).env("RUSTDOCFLAGS", "-D warnings");
+    succeed(&mut command)
+}
+
+/// Type-checks the vector code of another processor.
+fn cross(root: &Path) -> Result<Outcome> {
+    let installed = || {
+        let listed = Command::new("rustup").args(["target", "list", "--installed"]).output().ok()?;
+        Some(String::from_utf8_lossy(&listed.stdout).lines().any(|line| line == CROSS_TARGET))
+    };
+    match installed() {
+        None => return Ok(Outcome::Skipped(format!("no rustup to ask for {CROSS_TARGET}"))),
+        Some(true) => {}
+        Some(false) => {
+            let added = Command::new("rustup").args(["target", "add", CROSS_TARGET]).status()?;
+            if !added.success() {
+                return Ok(Outcome::Skipped(format!("rustup cannot add {CROSS_TARGET}")));
+            }
+        }
+    }
+    let mut command = cargo(root);
+    command.args(["clippy", "--locked", "-p", "paguro-backend-cpu", "--target", CROSS_TARGET]);
+    succeed(command.args(["--", "-D", "warnings"]))
+}
+
+/// Type-checks the fuzz targets, which are workspaces of their own. To run one: docs/contributing.md.
+fn fuzz(root: &Path) -> Result<Outcome> {
+    let mut manifests = Vec::new();
+    for folder in std::iter::once(root.to_owned()).chain(subfolders(&root.join("crates"))) {
+        let manifest = folder.join("fuzz/Cargo.toml");
+        if manifest.is_file() {
+            manifests.push(manifest);
+        }
+    }
+    if manifests.is_empty() {
+        return Ok(Outcome::Skipped("there are no fuzz targets".to_owned()));
+    }
+    // libFuzzer itself is C++.
+    if !cpp_compiler() {
+        return Ok(Outcome::Skipped("no C++ compiler for libFuzzer (apt-get install g++)".to_owned()));
+    }
+    for manifest in manifests {
+        let mut command = cargo(root);
+        command.args(["check", "--locked", "--manifest-path"]).arg(manifest);
+        command.env("CARGO_TARGET_DIR", root.join("target/fuzz")).env("RUSTFLAGS", "-D warnings");
+        if let failed @ Outcome::Failed(_) = succeed(&mut command)? {
+            return Ok(failed);
+        }
+    }
+    Ok(Outcome::Passed(String::new()))
+}
+
+/// Whether there is one, after trying to install it where that is allowed.
+fn cpp_compiler() -> bool {
+    let works = || quiet(Command::new("c++").arg("--version"));
+    let may_install =
+        || std::env::var_os("CI").is_some() && quiet(Command::new("apt-get").arg("--version")) && is_root();
+    works() || may_install() && quiet(Command::new("apt-get").args(["install", "-y", "g++"])) && works()
+}
+
+fn is_root() -> bool {
+    let output = Command::new("id").arg("-u").output();
+    output.is_ok_and(|output| output.stdout.trim_ascii() == b"0")
+}
+
+/// Makes sure of a part of the toolchain that `cargo {subcommand}` needs.
+fn component(name: &str, subcommand: &str) -> Result<()> {
+    let there = || quiet(Command::new("cargo").args([subcommand, "--version"]));
+    if there() || quiet(Command::new("rustup").args(["component", "add", name])) && there() {
+        return Ok(());
+    }
+    bail!("`cargo {subcommand}` is missing: install it with `rustup component add {name}`")
+}
+
+fn cargo(root: &Path) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").as_deref().unwrap_or(OsStr::new("cargo")));
+    command.current_dir(root);
+    if std::env::var_os("CI").is_some() {
+        // Nothing is built twice there: incremental state would only take time and space.
+        command.env("CARGO_INCREMENTAL", "0");
+    }
+    command
+}
+
+fn succeed(command: &mut Command) -> Result<Outcome> {
+    let status = command.status().with_context(|| format!("{command:?} does not start"))?;
+    Ok(if status.success() { Outcome::Passed(String::new()) } else { Outcome::Failed(status.to_string()) })
+}
+
+fn quiet(command: &mut Command) -> bool {
+    let status = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    status.is_ok_and(|status| status.success())
+}
+
+fn subfolders(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut folders: Vec<_> = entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
+    folders.sort();
+    folders
+}

@@ -1,0 +1,28 @@
+//! Rules that no compiler checks.
+
+mod arrows;
+mod files;
+mod links;
+
+use std::path::Path;
+
+use anyhow::Result;
+
+/// What was found.
+#[derive(Default)]
+pub struct Report {
+    /// Fail the step.
+    pub errors: Vec<String>,
+    /// Are only printed.
+    pub warnings: Vec<String>,
+}
+
+/// Checks all rules.
+pub fn check(root: &Path) -> Result<Report> {
+    let mut report = Report::default();
+    arrows::check(root, &mut report)?;
+    let files = files::list(root)?;
+    files::check(&files, &mut report);
+    links::check(root, &files, &mut report);
+    Ok(report)
+}
