@@ -5,7 +5,7 @@
 //! submits [`Step`]s, ragged batches of rows over pages of K and V, and collects what they sampled.
 //!
 //! This crate also holds the two things that keep backends honest: the naive [`mod@reference`], which defines what
-//! every operation means, and the [`conformance`] suite, which each backend instantiates.
+//! every operation means, and the [`mod@conformance`] suite, which each backend instantiates.
 
 mod check;
 pub mod conformance;

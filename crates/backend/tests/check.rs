@@ -12,7 +12,8 @@ fn check(damage: impl FnOnce(&mut RandomModel), expected: Expect) {
     let mut model = shape.build(1);
     damage(&mut model);
     let verdict = model.program.check(&model.weights);
-    expected.assert_eq(&verdict.map_or_else(|error| error.to_string(), |()| "fine".to_owned()));
+    let verdict = verdict.map_or_else(|error| error.to_string(), |()| "fine".to_owned());
+    expected.assert_eq(&verdict.replace(" does not fit the model", "").replace("invalid program: ", ""));
 }
 
 #[test]
@@ -28,78 +29,63 @@ fn whole_models_pass() {
 fn weights() {
     check(
         |model| model.weights.matrices[3].rows = 100,
-        expect!["tensor `layer 0 v` does not fit the model: 32768 bytes for 100 x 64 elements of F32"],
+        expect!["tensor `layer 0 v`: 32768 bytes for 100 x 64 elements of F32"],
     );
     check(
         |model| model.weights.matrices[3].format = WeightFormat::F16,
-        expect!["tensor `layer 0 v` does not fit the model: 32768 bytes for 128 x 64 elements of F16"],
+        expect!["tensor `layer 0 v`: 32768 bytes for 128 x 64 elements of F16"],
     );
     check(
         |model| {
             let matrix = &mut model.weights.matrices[3];
             (matrix.format, matrix.cols) = (WeightFormat::Q4_K, 65);
         },
-        expect![
-            "tensor `layer 0 v` does not fit the model: rows of 65 elements are not whole Q4_K blocks of 256"
-        ],
+        expect!["tensor `layer 0 v`: rows of 65 elements are not whole Q4_K blocks of 256"],
     );
     check(
         |model| {
             let matrix = &mut model.weights.matrices[3];
             (matrix.rows, matrix.cols) = (usize::MAX, 64);
         },
-        expect![
-            "tensor `layer 0 v` does not fit the model: 32768 bytes for 18446744073709551615 x 64 elements of F32"
-        ],
+        expect!["tensor `layer 0 v`: 32768 bytes for 18446744073709551615 x 64 elements of F32"],
     );
     check(
         |model| model.weights.matrices.swap(3, 5),
-        expect!["tensor `layer 0 gate` does not fit the model: it is 96 x 64, the model needs 128 x 64"],
+        expect!["tensor `layer 0 gate`: it is 96 x 64, the model needs 128 x 64"],
     );
     check(
         |model| model.weights.vectors[2].push(1.0),
-        expect!["tensor `vector 2` does not fit the model: it has 65 elements, the model needs 64"],
+        expect!["tensor `vector 2`: it has 65 elements, the model needs 64"],
     );
-    check(|model| model.weights.vectors.truncate(3), expect!["invalid program: there is no vector 3"]);
-    check(|model| model.weights.matrices.truncate(8), expect!["invalid program: there is no matrix 8"]);
+    check(|model| model.weights.vectors.truncate(3), expect!["there is no vector 3"]);
+    check(|model| model.weights.matrices.truncate(8), expect!["there is no matrix 8"]);
 }
 
 #[test]
 fn programs() {
-    check(|model| model.program.ops.clear(), expect!["invalid program: there are no operations"]);
+    check(|model| model.program.ops.clear(), expect!["there are no operations"]);
     check(
         |model| model.program.ops.swap(0, 1),
-        expect![
-            "invalid program: operation 0 is norm_qkv_rope_store, but the embedding comes first and the head last"
-        ],
+        expect!["operation 0 is norm_qkv_rope_store, but the embedding comes first and the head last"],
     );
     check(
         |model| model.program.ops.truncate(11),
-        expect!["invalid program: operation 10 is down_add, but the embedding comes first and the head last"],
+        expect!["operation 10 is down_add, but the embedding comes first and the head last"],
     );
-    check(
-        |model| model.program.heads = 3,
-        expect!["invalid program: 3 query heads cannot share 2 K/V heads evenly"],
-    );
+    check(|model| model.program.heads = 3, expect!["3 query heads cannot share 2 K/V heads evenly"]);
     check(
         |model| model.program.vocab = 132,
-        expect!["tensor `embedding` does not fit the model: it is 131 x 64, the model needs 132 x 64"],
+        expect!["tensor `embedding`: it is 131 x 64, the model needs 132 x 64"],
     );
-    check(
-        |model| model.program.kv.groups[1].window = Some(0),
-        expect!["invalid program: a sliding window of no tokens"],
-    );
-    check(
-        |model| model.program.ropes[1].frequencies.push(0.0),
-        expect!["invalid program: rope 1 rotates 66 of 64 elements"],
-    );
-    check(|model| model.program.ropes.truncate(1), expect!["invalid program: there is no rope 1"]);
+    check(|model| model.program.kv.groups[1].window = Some(0), expect!["a sliding window of no tokens"]);
+    check(|model| model.program.ropes[1].frequencies.push(0.0), expect!["rope 1 rotates 66 of 64 elements"]);
+    check(|model| model.program.ropes.truncate(1), expect!["there is no rope 1"]);
     check(
         |model| {
             let Op::Attend(attend) = &mut model.program.ops[2] else { panic!("attention comes second") };
             attend.kv = KvSlot { group: 2, slot: 0 };
         },
-        expect!["invalid program: there is no place KvSlot { group: 2, slot: 0 } for K and V"],
+        expect!["there is no place KvSlot { group: 2, slot: 0 } for K and V"],
     );
     check(
         |model| {
@@ -108,6 +94,6 @@ fn programs() {
             };
             head.head = Linear { matrix: MatrixId(0), bias: Some(VectorId(0)) };
         },
-        expect!["tensor `vector 0` does not fit the model: it has 64 elements, the model needs 131"],
+        expect!["tensor `vector 0`: it has 64 elements, the model needs 131"],
     );
 }

@@ -111,12 +111,16 @@ pub(super) fn agrees_on(
 /// Logits are those of the reference, but for the format's tolerance.
 pub(super) fn near(subject: &Subject, format: WeightFormat, ours: &Logits, theirs: &Logits) -> Verdict {
     let tolerance = (subject.tolerance)(format);
+    let (mut squares, mut count) = (0.0, 0.0);
     each_row(ours, theirs, |ours, theirs| {
         let rms = (theirs.iter().map(|x| x * x).sum::<f32>() / theirs.len() as f32).sqrt();
         if let Some(token) = ours.iter().position(|logit| !logit.is_finite()) {
             return Err(format!("{format}: logit {token} is {}", ours[token]));
         }
-        let worst = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs() / rms).fold(0.0, f32::max);
+        let errors = || ours.iter().zip(theirs).map(|(a, b)| (a - b).abs() / rms);
+        squares += errors().map(|error| f64::from(error).powi(2)).sum::<f64>();
+        count += ours.len() as f64;
+        let worst = errors().fold(0.0, f32::max);
         match worst <= tolerance.error {
             true => Ok(()),
             false => Err(format!(
@@ -124,7 +128,15 @@ pub(super) fn near(subject: &Subject, format: WeightFormat, ours: &Logits, their
                 tolerance.error, tolerance.reason
             )),
         }
-    })
+    })?;
+    let typical = (squares / count).sqrt();
+    match typical <= f64::from(tolerance.error) / 4.0 {
+        true => Ok(()),
+        false => Err(format!(
+            "{format} is off by {typical:.5} of the logits' root mean square on average, more than a quarter of {} ({})",
+            tolerance.error, tolerance.reason
+        )),
+    }
 }
 
 /// Logits are the same, bit for bit.
@@ -138,7 +150,7 @@ pub(super) fn same(what: &str, ours: &Logits, theirs: &Logits) -> Verdict {
     verdict.map_err(|error| format!("{what} changes logits: {error}"))
 }
 
-fn each_row(ours: &Logits, theirs: &Logits, check: impl Fn(&[f32], &[f32]) -> Verdict) -> Verdict {
+fn each_row(ours: &Logits, theirs: &Logits, mut check: impl FnMut(&[f32], &[f32]) -> Verdict) -> Verdict {
     let lengths = |logits: &Logits| logits.iter().map(Vec::len).collect::<Vec<_>>();
     if lengths(ours) != lengths(theirs) {
         return Err(format!("logits for {:?} and {:?} tokens", lengths(ours), lengths(theirs)));

@@ -58,7 +58,9 @@ pub struct Subject {
 /// How far logits may be off.
 #[derive(Clone, Copy, Debug)]
 pub struct Tolerance {
-    /// Largest error of a logit, in units of the row's root mean square.
+    /// Largest error of a logit, in units of the row's root mean square. The errors' own root mean square, over all
+    /// logits of a run, may be a quarter of it: noise of that size seldom goes beyond four times itself, and a
+    /// defect that is small but everywhere shows.
     pub error: f32,
     /// Where the error comes from.
     pub reason: &'static str,
@@ -127,7 +129,8 @@ pub const CASES: &[Case] = &[
     Case { name: "runners_are_separate", run: contract::runners_are_separate },
 ];
 
-/// Makes a test of every case, for a [`Subject`](conformance::Subject).
+/// Makes a test of every case of the [suite](mod@crate::conformance), for a
+/// [`Subject`](crate::conformance::Subject).
 #[macro_export]
 macro_rules! conformance {
     ($subject:expr) => {

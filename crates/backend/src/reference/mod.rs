@@ -1,7 +1,7 @@
 //! The naive backend that defines what every operation means.
 //!
 //! It decodes all weights to f32, sums in f64, goes row by row and is slow: read it as documentation. The
-//! [`conformance`](crate::conformance) suite compares every other backend with it.
+//! [`conformance`](mod@crate::conformance) suite compares every other backend with it.
 
 mod attention;
 pub mod ops;
