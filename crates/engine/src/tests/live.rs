@@ -8,10 +8,10 @@ use paguro_model::{
     tokenizer::{SpecialText, Tokenizer},
 };
 
-use super::fake::{Control, Expected, Fault, FakeBackend, VOCAB, oracle, program};
+use super::fake::{Control, Expected, FakeBackend, Fault, VOCAB, oracle, program};
 use crate::{
-    Engine, EngineError, EngineOptions, Event, FinishReason, Generation, ModelParts, PageBudget, Request, RequestError,
-    SubmitError, Usage,
+    Engine, EngineError, EngineOptions, Event, FinishReason, Generation, ModelParts, PageBudget, Request,
+    RequestError, SubmitError, Usage,
 };
 
 const MAX_CONTEXT: usize = 200;
@@ -183,7 +183,8 @@ fn blocking_and_async_readers_hear_the_same() {
 #[test]
 fn sixty_four_clients_with_pages_for_twenty_all_get_their_solo_answers() {
     let windows = [None];
-    let (engine, _) = start(&windows, EngineOptions { max_sequences: 32, pages: PageBudget::Pages(130), ..options() });
+    let (engine, _) =
+        start(&windows, EngineOptions { max_sequences: 32, pages: PageBudget::Pages(130), ..options() });
     let clients: Vec<_> = (0..64)
         .map(|i| {
             let handle = engine.handle();
@@ -256,7 +257,8 @@ fn a_full_queue_refuses_and_recovers() {
 
 #[test]
 fn requests_that_never_started_leave_the_queue_when_they_are_cancelled() {
-    let (engine, control) = start(&[None], EngineOptions { queue_capacity: 2, max_sequences: 1, ..options() });
+    let (engine, control) =
+        start(&[None], EngineOptions { queue_capacity: 2, max_sequences: 1, ..options() });
     let handle = engine.handle();
     control.hold_after(0);
     let mut first = handle.generate(request(1)).unwrap();
@@ -294,7 +296,9 @@ fn shutdown_cancels_and_finish_finishes() {
         control.hold_after(3);
         let generations: Vec<_> = (0..24).map(|i| handle.generate(request(i)).unwrap()).collect();
         let ending = thread::spawn(move || if finish { engine.finish() } else { engine.shutdown() });
-        while handle.generate(request(0)).map(drop) != Err(SubmitError::Stopped { reason: "it was shut down".into() }) {
+        while handle.generate(request(0)).map(drop)
+            != Err(SubmitError::Stopped { reason: "it was shut down".into() })
+        {
             // It takes requests until it hears of its end.
             control.hold_after(1);
         }
@@ -461,13 +465,40 @@ fn options_that_make_no_sense_are_refused_by_name() {
         expected.assert_eq(&start_with(&[None], options, Vec::new()).map(drop).unwrap_err().to_string());
     };
     refusal(|o| o.block_size = 0, expect!["engine option `block_size` must be at least 1"]);
-    refusal(|o| o.max_sequences = 33, expect!["engine option `max_sequences` is 33, but a step has only max_batch_tokens = 32 rows and every running sequence needs one"]);
-    refusal(|o| o.max_context = Some(201), expect!["engine option `max_context` is 201, but the model was loaded for 1 to 200 tokens"]);
-    refusal(|o| o.cache_high_water = 1.5, expect!["engine option `cache_high_water` must be a fraction between 0 and 1"]);
-    refusal(|o| (o.cache_high_water, o.cache_low_water) = (0.5, 0.6), expect!["engine option `cache_low_water` must be a fraction between 0 and cache_high_water"]);
-    refusal(|o| o.cache_low_water = f32::NAN, expect!["engine option `cache_low_water` must be a fraction between 0 and cache_high_water"]);
-    refusal(|o| o.pages = PageBudget::Pages(0), expect!["the page budget holds 0 pages of 64 bytes, but one sequence needs at least 1; give more memory to the pages"]);
-    refusal(|o| o.pages = PageBudget::Bytes(100), expect!["the page budget holds 0 pages of 64 bytes, but one sequence needs at least 1; give more memory to the pages"]);
+    refusal(
+        |o| o.max_sequences = 33,
+        expect![
+            "engine option `max_sequences` is 33, but a step has only max_batch_tokens = 32 rows and every running sequence needs one"
+        ],
+    );
+    refusal(
+        |o| o.max_context = Some(201),
+        expect!["engine option `max_context` is 201, but the model was loaded for 1 to 200 tokens"],
+    );
+    refusal(
+        |o| o.cache_high_water = 1.5,
+        expect!["engine option `cache_high_water` must be a fraction between 0 and 1"],
+    );
+    refusal(
+        |o| (o.cache_high_water, o.cache_low_water) = (0.5, 0.6),
+        expect!["engine option `cache_low_water` must be a fraction between 0 and cache_high_water"],
+    );
+    refusal(
+        |o| o.cache_low_water = f32::NAN,
+        expect!["engine option `cache_low_water` must be a fraction between 0 and cache_high_water"],
+    );
+    refusal(
+        |o| o.pages = PageBudget::Pages(0),
+        expect![
+            "the page budget holds 0 pages of 64 bytes, but one sequence needs at least 1; give more memory to the pages"
+        ],
+    );
+    refusal(
+        |o| o.pages = PageBudget::Bytes(100),
+        expect![
+            "the page budget holds 0 pages of 64 bytes, but one sequence needs at least 1; give more memory to the pages"
+        ],
+    );
 }
 
 #[test]

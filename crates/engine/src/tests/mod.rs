@@ -4,4 +4,5 @@ mod fake;
 mod live;
 mod plans;
 mod random;
+mod real;
 mod rig;

@@ -1,0 +1,194 @@
+//! The engine over the naive reference backend: logits that come from real attention over real pages. Pages start
+//! full of noise, so a read of what was not written shows.
+
+use std::path::Path;
+
+use paguro_backend::{
+    SamplingParams,
+    conformance::{ModelShape, Rng},
+    reference::Reference,
+};
+use paguro_model::{
+    LoadOptions, Model,
+    tokenizer::{SpecialText, SpecialTokens},
+};
+
+use crate::{Engine, EngineOptions, Event, Generation, Handle, ModelParts, PageBudget, PageOrder, Request};
+
+const BACKEND: Reference = Reference { kv: paguro_backend::reference::KvRounding::F32, poison: Some(7) };
+
+fn model(windows: &[Option<u32>]) -> ModelParts {
+    let shape = ModelShape {
+        hidden: 24,
+        vocab: 61,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 8,
+        ffn: 32,
+        windows: windows.to_vec(),
+        ..ModelShape::default()
+    };
+    let model = shape.build(3);
+    ModelParts {
+        program: model.program,
+        weights: model.weights,
+        tokenizer: None,
+        stop_tokens: Vec::new(),
+        max_context: 160,
+    }
+}
+
+/// A token with the bits of its log-probability.
+type Answer = Vec<Vec<(u32, u32)>>;
+
+fn answer(handle: &Handle, request: &Request) -> Answer {
+    read(handle.generate(request.clone()).unwrap(), request.branches)
+}
+
+fn read(mut generation: Generation, branches: usize) -> Answer {
+    let mut branches = vec![Vec::new(); branches];
+    while let Some(event) = generation.next_blocking() {
+        match event {
+            Event::Token { branch, token, logprob, .. } => {
+                branches[branch].push((token, logprob.unwrap().to_bits()))
+            }
+            Event::Failed(error) => panic!("{error}"),
+            _ => {}
+        }
+    }
+    branches
+}
+
+/// Prompts that share beginnings, and every kind of sampling.
+fn requests(vocab: usize) -> Vec<Request> {
+    let mut rng = Rng::new(11);
+    let families: Vec<_> = (0..3).map(|_| rng.tokens(40, vocab)).collect();
+    let mut request = |i: usize| {
+        let mut prompt = families[i % 3][..rng.below(40)].to_vec();
+        let own = 1 + rng.below(9);
+        prompt.extend(rng.tokens(own, vocab));
+        let sampling = match i % 4 {
+            0 => SamplingParams::default(),
+            1 => SamplingParams { temperature: 0.8, top_k: 20, seed: i as u64, ..SamplingParams::default() },
+            2 => SamplingParams {
+                temperature: 1.3,
+                top_p: 0.9,
+                min_p: 0.02,
+                seed: 5,
+                ..SamplingParams::default()
+            },
+            _ => SamplingParams {
+                temperature: 0.7,
+                repetition_penalty: 1.2,
+                frequency_penalty: 0.3,
+                presence_penalty: 0.1,
+                penalty_window: Some(16),
+                logit_bias: vec![(3, 2.0)],
+                seed: i as u64,
+                ..SamplingParams::default()
+            },
+        };
+        let (branches, max_tokens) = (1 + i % 5 / 3, Some(8 + rng.below(30)));
+        Request { branches, max_tokens, sampling, logprobs: Some(0), ..Request::new(prompt) }
+    };
+    (0..28).map(&mut request).collect()
+}
+
+#[test]
+fn answers_in_a_crowd_are_bit_for_bit_those_of_solo_runs() {
+    for windows in [&[None, None][..], &[Some(9), None, Some(9)], &[Some(21)]] {
+        let parts = model(windows);
+        let requests = requests(parts.program.vocab);
+        let solo =
+            EngineOptions { pages: PageBudget::Tokens(400), prefix_cache: false, ..EngineOptions::default() };
+        let solo = Engine::start(&BACKEND, parts.clone(), solo).unwrap();
+        let expected: Vec<_> = requests.iter().map(|request| answer(&solo.handle(), request)).collect();
+
+        let crowd = EngineOptions {
+            block_size: 4,
+            pages: PageBudget::Tokens(120),
+            max_batch_tokens: 19,
+            max_sequences: 12,
+            page_order: PageOrder::Scattered { seed: 1 },
+            ..EngineOptions::default()
+        };
+        let crowd = Engine::start(&BACKEND, parts, crowd).unwrap();
+        let handle = crowd.handle();
+        let all: Vec<_> = requests.iter().map(|request| handle.generate(request.clone()).unwrap()).collect();
+        let got: Vec<_> =
+            all.into_iter().zip(&requests).map(|(generation, r)| read(generation, r.branches)).collect();
+        assert_eq!(got, expected, "{windows:?}");
+        let stats = crowd.handle().stats();
+        assert!(stats.preemptions > 0 && stats.prefix_hit_tokens > 0 && stats.page_copies > 0, "{stats:?}");
+        assert_eq!(crowd.handle().check_pages().unwrap(), Ok(()));
+        assert_eq!(stats.pages_used, 0);
+    }
+}
+
+#[test]
+fn a_branch_is_the_answer_of_its_own_seed() {
+    let engine = Engine::start(&BACKEND, model(&[None, Some(6)]), EngineOptions::default()).unwrap();
+    let sampling = SamplingParams { temperature: 1.0, seed: 40, ..SamplingParams::default() };
+    let prompt = Rng::new(1).tokens(37, 61);
+    let request = |branches, seed| Request {
+        branches,
+        max_tokens: Some(20),
+        sampling: SamplingParams { seed, ..sampling.clone() },
+        logprobs: Some(0),
+        ..Request::new(prompt.clone())
+    };
+    let together = answer(&engine.handle(), &request(4, 40));
+    let alone: Vec<_> = (40..44).flat_map(|seed| answer(&engine.handle(), &request(1, seed))).collect();
+    assert_eq!(together, alone);
+    assert_ne!(together[0], together[1]);
+}
+
+#[test]
+fn scores_of_a_prompt_are_the_log_probabilities_that_sampling_gave() {
+    let options =
+        EngineOptions { max_batch_tokens: 16, max_sequences: 4, max_scores: 5, ..EngineOptions::default() };
+    let engine = Engine::start(&BACKEND, model(&[None, Some(7)]), options).unwrap();
+    let prompt = Rng::new(2).tokens(23, 61);
+    let sampling = SamplingParams { temperature: 1.0, ..SamplingParams::default() };
+    let request =
+        Request { max_tokens: Some(30), sampling, logprobs: Some(0), ..Request::new(prompt.clone()) };
+    let sampled = answer(&engine.handle(), &request).remove(0);
+    let mut whole = prompt.clone();
+    whole.extend(sampled.iter().map(|&(token, _)| token));
+    let request =
+        Request { max_tokens: Some(0), score_prompt_from: Some(prompt.len() - 1), ..Request::new(whole) };
+    let mut generation = engine.handle().generate(request).unwrap();
+    let mut scores = None;
+    while let Some(event) = generation.next_blocking() {
+        if let Event::PromptScores { from, logprobs } = event {
+            assert_eq!(from, prompt.len() - 1);
+            scores = Some(logprobs);
+        }
+    }
+    let expected: Vec<_> = sampled.iter().map(|&(_, bits)| f32::from_bits(bits)).collect();
+    assert_eq!(scores.unwrap(), expected);
+}
+
+#[test]
+fn the_embedded_model_goes_on_with_a_story() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tales/tales-Q8_0.gguf");
+    let model = Model::open(&path, &LoadOptions { max_context: Some(128) }).unwrap();
+    let engine = Engine::start(&BACKEND, &model, EngineOptions::default()).unwrap();
+    let prompt = model.tokenizer.encode_prompt("Once upon a time", SpecialTokens::AsText);
+    let mut generation =
+        engine.handle().generate(Request { max_tokens: Some(10), ..Request::new(prompt.clone()) }).unwrap();
+    let (mut tokens, mut text) = (prompt, String::new());
+    while let Some(event) = generation.next_blocking() {
+        match event {
+            Event::Token { token, text: piece, .. } => {
+                tokens.push(token);
+                text += &piece;
+            }
+            Event::Finished { text: piece, .. } => text += &piece,
+            Event::Failed(error) => panic!("{error}"),
+            _ => {}
+        }
+    }
+    assert!(text.split_whitespace().count() > 4, "{text:?}");
+    assert_eq!(format!("Once upon a time{text}"), model.tokenizer.decode(&tokens, SpecialText::Hide));
+}
