@@ -1,0 +1,59 @@
+// Prints llama.cpp's logits: all in f32 where the weights are (no flash attention, K and V in f32).
+//
+// usage: logits MODEL.gguf CONTEXT OUT.f32 POSITION,POSITION,... TOKEN...
+// All tokens are one batch; the logits of the positions are written one after the other.
+#include "llama.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <sstream>
+#include <string>
+#include <vector>
+
+int main(int argc, char ** argv) {
+    if (argc < 6) { std::fprintf(stderr, "usage: logits MODEL CONTEXT OUT POSITIONS TOKEN...\n"); return 2; }
+    llama_log_set([](ggml_log_level level, const char * text, void *) {
+        if (level >= GGML_LOG_LEVEL_ERROR) std::fputs(text, stderr);
+    }, nullptr);
+    llama_backend_init();
+
+    llama_model_params model_params = llama_model_default_params();
+    model_params.use_extra_bufts = false; // no repacking: the plain kernels
+    llama_model * model = llama_model_load_from_file(argv[1], model_params);
+    if (!model) return 1;
+
+    std::vector<llama_token> tokens;
+    for (int i = 5; i < argc; i++) tokens.push_back(std::atoi(argv[i]));
+
+    llama_context_params params = llama_context_default_params();
+    params.n_ctx = std::atoi(argv[2]);
+    params.n_batch = params.n_ubatch = tokens.size();
+    params.n_threads = params.n_threads_batch = 1;
+    params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    params.type_k = params.type_v = GGML_TYPE_F32;
+    llama_context * context = llama_init_from_model(model, params);
+    if (!context) return 1;
+    if ((int) llama_n_ctx(context) != std::atoi(argv[2])) {
+        std::fprintf(stderr, "the context became %u tokens\n", llama_n_ctx(context));
+        return 1;
+    }
+
+    llama_batch batch = llama_batch_init(tokens.size(), 0, 1);
+    batch.n_tokens = tokens.size();
+    for (size_t i = 0; i < tokens.size(); i++) {
+        batch.token[i] = tokens[i];
+        batch.pos[i] = i;
+        batch.n_seq_id[i] = 1;
+        batch.seq_id[i][0] = 0;
+        batch.logits[i] = true;
+    }
+    if (llama_decode(context, batch) != 0) return 1;
+
+    const size_t vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
+    FILE * out = std::fopen(argv[3], "wb");
+    std::stringstream positions(argv[4]);
+    for (std::string position; std::getline(positions, position, ',');) {
+        std::fwrite(llama_get_logits_ith(context, std::stoi(position)), sizeof(float), vocab, out);
+    }
+    return std::fclose(out);
+}

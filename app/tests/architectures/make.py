@@ -1,0 +1,365 @@
+#!/usr/bin/env python3
+"""Writes the files that app/tests/architectures.rs reads: tiny random models, and llama.cpp's logits for them.
+
+usage: make.py LOGITS_PROGRAM
+
+LOGITS_PROGRAM is logits.cpp, compiled and linked with llama.cpp. Needs `pip install gguf numpy`.
+
+A model's weights are a function of its tensors' names (`uniform` below), so of each GGUF file only the header is kept
+here: metadata and the list of tensors. The test computes the same weights again, appends them, and has the file that
+llama.cpp has read; a checksum says so.
+
+The expected logits of a model with quantized weights are those of the same model with its weights decoded to f32,
+where llama.cpp computes in f32 throughout. What quantizing the activations costs llama.cpp on the same file is kept as
+`peer_error`: the measure of what it may cost us.
+"""
+import dataclasses, json, pathlib, subprocess, sys, tempfile, zlib
+
+import gguf
+import numpy as np
+
+HERE = pathlib.Path(__file__).parent
+VOCAB = 301  # not a multiple of anything
+POSITIONS = [0, 1, 15, 16, 31, 32, 33, 47, 64, 95, 96]
+Type = gguf.GGMLQuantizationType
+
+
+# --- Random numbers: SplitMix64, counted; app/tests/architectures/weights.rs has the same.
+
+def hash_name(name):
+    value = 0xCBF29CE484222325  # FNV-1a
+    for byte in name.encode():
+        value = (value ^ byte) * 0x100000001B3 % 2**64
+    return value
+
+
+def bits(name, count):
+    z = np.uint64(hash_name(name)) + (np.arange(count, dtype=np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def uniform(name, count):
+    """In [-0.5, 0.5), with 24 bits."""
+    return (bits(name, count) >> np.uint64(40)).astype(np.float32) * np.float32(2**-24) - np.float32(0.5)
+
+
+# --- Blocks of quantized weights: random bytes, with scales of a sensible size put in.
+# Offset of each f16 scale in a block, and its size as a multiple of the block's: a minimum is such that the block's
+# mean is near zero. Formats without a minimum have scales of both signs.
+
+BLOCKS = {
+    "Q4_0": [(0, 1.0)], "Q4_1": [(0, 1.0), (2, -7.5)], "Q5_0": [(0, 1.0)], "Q5_1": [(0, 1.0), (2, -15.5)],
+    "Q8_0": [(0, 1.0)], "Q2_K": [(80, 1.0), (82, 1.5)], "Q3_K": [(108, 1.0)], "Q4_K": [(0, 1.0), (2, 7.5)],
+    "Q5_K": [(0, 1.0), (2, 15.5)], "Q6_K": [(208, 1.0)], "IQ4_NL": [(0, 1.0)], "IQ4_XS": [(0, 1.0)],
+    "MXFP4": [],  # its scale is one byte, a power of two
+}
+
+
+def blocks(name, kind, count, scale):
+    bytes_per_block = gguf.GGML_QUANT_SIZES[kind][1]
+    size = count * bytes_per_block
+    data = bits(name, -(-size // 8)).view(np.uint8)[:size].reshape(count, bytes_per_block).copy()
+    noise = uniform(name + ".scales", count)
+    for offset, multiple in BLOCKS[kind.name]:
+        value = np.float32(scale) * (np.float32(1) + noise)
+        if len(BLOCKS[kind.name]) == 1:
+            value = np.where(bits(name + ".signs", count) & np.uint64(1) == 1, -value, value)
+        value = value * np.float32(multiple)
+        data[:, offset:offset + 2] = value.astype(np.float16)[:, None].view(np.uint8)
+    if kind == Type.MXFP4:
+        data[:, 0] = int(scale) + (data[:, 0] & 3)
+    return data
+
+
+def scale_of(kind, std):
+    """The scale that gives weights of this standard deviation; for MXFP4 an exponent."""
+    if kind == Type.MXFP4:
+        return min(range(100, 130), key=lambda e: abs(np.log(gguf.dequantize(blocks("x", kind, 512, e), kind).std() / std)))
+    unit = gguf.dequantize(blocks("x", kind, 512, 2**-6), kind).std() * 2**6
+    return float(np.float32(std / unit))
+
+
+# --- Models
+
+@dataclasses.dataclass
+class Tensor:
+    name: str
+    shape: tuple  # [out, in], or [width]
+    kind: Type
+    center: float  # of vectors and float matrices
+    spread: float  # their range, or the scale of the blocks
+
+    def data(self):
+        count = int(np.prod(self.shape))
+        if self.kind.name in BLOCKS:
+            length = gguf.GGML_QUANT_SIZES[self.kind][0]
+            return blocks(self.name, self.kind, count // length, self.spread).reshape(self.shape[0], -1)
+        values = uniform(self.name, count) * np.float32(self.spread) + np.float32(self.center)
+        values = values.reshape(self.shape)
+        if self.kind == Type.F16:
+            return values.astype(np.float16)
+        if self.kind == Type.BF16:
+            return gguf.quantize(values, Type.BF16)
+        return values
+
+
+@dataclasses.dataclass
+class Model:
+    name: str
+    arch: str = "llama"
+    hidden: int = 64
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+    ffn: int = 96
+    layers: int = 2
+    tied: bool = False
+    bias: tuple = ()  # which of q, k, v, o have one
+    kind: Type = Type.F32  # of matrices
+    kinds: tuple = ()  # if given, taken in turn
+    keys: dict = dataclasses.field(default_factory=dict)  # "rope.freq_base": 1e6
+    rotated: int | None = None
+    factors: dict = dataclasses.field(default_factory=dict)  # tensor of RoPE factors: (center, spread)
+    vocab: str = "spm"
+    context: int = 256  # of the run
+    trained: int = 4096
+    peer_arch: str | None = None  # llama.cpp reads the same weights as this architecture, with these extras
+    peer_keys: dict = dataclasses.field(default_factory=dict)
+    peer_tensors: tuple = ()
+
+    def tensors(self):
+        gemma = self.arch.startswith("gemma")
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        turn = iter(range(10**6))
+        out = []
+
+        def matrix(name, rows, cols, std):
+            kind = self.kinds[next(turn) % len(self.kinds)] if self.kinds else self.kind
+            if kind.name in BLOCKS:
+                out.append(Tensor(f"{name}.weight", (rows, cols), kind, 0.0, scale_of(kind, std)))
+            else:
+                out.append(Tensor(f"{name}.weight", (rows, cols), kind, 0.0, float(np.float32(std * 12**0.5))))
+
+        def vector(name, width, center, spread):
+            out.append(Tensor(name, (width,), Type.F32, center, spread))
+
+        matrix("token_embd", VOCAB, self.hidden, self.hidden**-0.5 if gemma else 0.3)
+        for name, (center, spread) in self.factors.items():
+            vector(f"{name}.weight", (self.rotated or self.head_dim) // 2, center, spread)
+        for layer in range(self.layers):
+            p = f"blk.{layer}."
+            vector(p + "attn_norm.weight", self.hidden, 1.0, 0.5)
+            # Scores with a standard deviation of about two: attention that looks somewhere.
+            sharp = 1.4 * self.hidden**-0.5
+            if self.arch == "phi3":
+                matrix(p + "attn_qkv", q + 2 * kv, self.hidden, sharp)
+            else:
+                for which, rows, std in ("q", q, sharp), ("k", kv, sharp), ("v", kv, self.hidden**-0.5):
+                    matrix(p + f"attn_{which}", rows, self.hidden, std)
+                    if which in self.bias:
+                        vector(p + f"attn_{which}.bias", rows, 0.1, 1.0)
+            if self.arch in ("qwen3", "gemma3"):
+                vector(p + "attn_q_norm.weight", self.head_dim, 1.4, 0.5)
+                vector(p + "attn_k_norm.weight", self.head_dim, 1.4, 0.5)
+            matrix(p + "attn_output", self.hidden, q, q**-0.5)
+            if "o" in self.bias:
+                vector(p + "attn_output.bias", self.hidden, 0.1, 1.0)
+            if gemma:
+                vector(p + "post_attention_norm.weight", self.hidden, 1.0, 0.5)
+            vector(p + "ffn_norm.weight", self.hidden, 1.0, 0.5)
+            if self.arch == "phi3":
+                matrix(p + "ffn_up", 2 * self.ffn, self.hidden, self.hidden**-0.5)
+            else:
+                matrix(p + "ffn_gate", self.ffn, self.hidden, self.hidden**-0.5)
+                matrix(p + "ffn_up", self.ffn, self.hidden, self.hidden**-0.5)
+            matrix(p + "ffn_down", self.hidden, self.ffn, 2 * self.ffn**-0.5)
+            if gemma:
+                vector(p + "post_ffw_norm.weight", self.hidden, 1.0, 0.5)
+        vector("output_norm.weight", self.hidden, 1.0, 0.5)
+        if not self.tied:
+            matrix("output", VOCAB, self.hidden, 3 * self.hidden**-0.5)
+        return out
+
+    def metadata(self):
+        keys = {
+            "context_length": self.trained, "embedding_length": self.hidden, "block_count": self.layers,
+            "feed_forward_length": self.ffn, "attention.head_count": self.heads,
+            "attention.head_count_kv": self.kv_heads, "attention.key_length": self.head_dim,
+            "attention.value_length": self.head_dim, "rope.dimension_count": self.rotated or self.head_dim,
+            "rope.freq_base": 10000.0, "attention.layer_norm_rms_epsilon": 1e-5,
+        }
+        return keys | self.keys
+
+    def write(self, path, decoded=False, peer=False):
+        arch = self.peer_arch if peer and self.peer_arch else self.arch
+        writer = gguf.GGUFWriter(path, arch)
+        writer.add_name("random weights")  # a name with phi-3 in it makes llama.cpp look for its tokens
+        for key, value in (self.metadata() | (self.peer_keys if peer else {})).items():
+            key = f"{arch}.{key}"
+            if isinstance(value, str):
+                writer.add_string(key, value)
+            elif isinstance(value, list):
+                writer.add_array(key, value)
+            elif isinstance(value, float):
+                writer.add_float32(key, value)
+            else:
+                writer.add_uint32(key, value)
+        VOCABS[self.vocab](writer)
+        for tensor in [*self.tensors(), *(self.peer_tensors if peer else ())]:
+            data, kind = tensor.data(), tensor.kind
+            if decoded and kind not in (Type.F32, Type.F16):
+                data, kind = gguf.dequantize(data, kind), Type.F32
+            elif decoded:
+                data, kind = data.astype(np.float32), Type.F32
+            writer.add_tensor(tensor.name, data, raw_dtype=kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+
+
+# --- Vocabularies, made up: the smallest that tokenizers accept.
+
+def spm(writer):
+    pieces = ["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(256)]
+    types = [2, 3, 3] + [6] * 256  # unknown, control, byte
+    letters = ["▁", *"etaoinshrdlu", "th", "▁t", "he", "▁th", "in", "er", "an", "▁the", "re", "on", "▁a", "nd", "at",
+               "en", "▁s", "▁i", "or", "es", "is", "▁o", "it", "ou", "ed", "ing", "▁w", "▁h", "al", "ar", "st"]
+    pieces, types = (pieces + letters)[:VOCAB], (types + [1] * len(letters))[:VOCAB]
+    assert len(pieces) == VOCAB == len(set(pieces))
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(pieces)
+    writer.add_token_scores([0.0 if t != 1 else -float(i) for i, t in enumerate(types)])
+    writer.add_token_types(types)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+
+
+def bpe(pre):
+    def write(writer):
+        # GPT-2's letters for bytes.
+        plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+        extra = iter(range(256, 512))
+        letter = {byte: chr(byte if byte in plain else next(extra)) for byte in range(256)}
+        tokens, merges = [letter[byte] for byte in range(256)], []
+        words = ["Ġ t", "h e", "Ġ a", "i n", "r e", "o n", "Ġt he", "e r", "Ġ s", "a t", "Ġ w", "Ġ o", "e n", "Ġ c",
+                 "i t", "i s", "a n", "o r", "e s", "Ġ b", "e d", "Ġ f", "in g", "Ġ p", "o u", "Ġa n", "a l", "a r",
+                 "Ġt o", "Ġ m", "Ġo f", "Ġ in", "Ġ d", "Ġ h", "Ġan d", "i c", "a s", "l e", "Ġt h", "i on", "o m", "l l", "en t"]
+        for word in words[:VOCAB - 256 - 2]:
+            merges.append(word)
+            tokens.append(word.replace(" ", ""))
+        specials = ["<|endoftext|>", "<|im_end|>"]
+        types = [1] * len(tokens) + [3] * len(specials)
+        tokens += specials
+        assert len(tokens) == VOCAB == len(set(tokens))
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(pre)
+        writer.add_token_list(tokens)
+        writer.add_token_types(types)
+        writer.add_token_merges(merges)
+        writer.add_bos_token_id(VOCAB - 2)
+        writer.add_eos_token_id(VOCAB - 1)
+    return write
+
+
+VOCABS = {"spm": spm, "llama3": bpe("llama-bpe"), "qwen2": bpe("qwen2")}
+
+# --- Cases
+
+LOCAL_WINDOW = 32
+SINKS = tuple(Tensor(f"blk.{layer}.attn_sinks.weight", (4,), Type.F32, -1e30, 0.0) for layer in range(2))
+LONGROPE = {"rope_factors_long": (5.0, 8.0), "rope_factors_short": (1.2, 0.4)}
+GEMMA2 = {"attention.sliding_window": LOCAL_WINDOW, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 2.0}
+QUANT = dict(hidden=256, heads=4, kv_heads=2, head_dim=64, ffn=512)
+
+CASES = [
+    Model("llama"),
+    Model("llama-tied-mqa", tied=True, kv_heads=1, head_dim=64),
+    Model("llama-bias", bias=("q", "k", "v", "o")),
+    Model("llama-freqs", factors={"rope_freqs": (4.5, 7.0)}, vocab="llama3", keys={"rope.freq_base": 500000.0}),
+    Model("llama-linear", keys={"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}),
+    Model("llama-yarn", keys={"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
+                              "rope.scaling.original_context_length": 64}),
+    Model("llama-ragged", hidden=72, heads=6, kv_heads=3, head_dim=48, ffn=100),
+    # llama.cpp ignores the window of a file of this architecture, although Mistral has one. Its Granite with windows
+    # is a Llama with sinks that take part in the softmax, unless they are as low as these.
+    Model("mistral", keys={"attention.sliding_window": LOCAL_WINDOW}, peer_arch="granite_swa", peer_tensors=SINKS,
+          peer_keys={"attention.sliding_window_pattern": [True, True], "logit_scale": 1.0}),
+    Model("qwen2", arch="qwen2", hidden=128, bias=("q", "k", "v"), tied=True, vocab="qwen2",
+          keys={"rope.freq_base": 1000000.0}),
+    Model("qwen2-yarn", arch="qwen2", hidden=128, bias=("q", "k", "v"), vocab="qwen2",
+          keys={"rope.freq_base": 1000000.0, "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
+                "rope.scaling.original_context_length": 128}),
+    Model("qwen3", arch="qwen3", head_dim=128, tied=True, vocab="qwen2", keys={"rope.freq_base": 1000000.0}),
+    Model("gemma2", arch="gemma2", head_dim=64, layers=4, tied=True, keys=GEMMA2),
+    Model("gemma2-wide", arch="gemma2", head_dim=256, heads=2, kv_heads=1, tied=True, keys=GEMMA2),
+    Model("gemma3", arch="gemma3", head_dim=64, kv_heads=1, layers=7, tied=True,
+          keys={"attention.sliding_window": LOCAL_WINDOW, "rope.freq_base": 1000000.0,
+                "rope.scaling.type": "linear", "rope.scaling.factor": 8.0}),
+    Model("phi3", arch="phi3", hidden=192, heads=2, kv_heads=2, head_dim=96),
+    Model("phi3-long", arch="phi3", hidden=192, heads=6, kv_heads=2, rotated=24, factors=LONGROPE, context=512,
+          keys={"rope.scaling.original_context_length": 256, "rope.scaling.attn_factor": 1.19}),
+    Model("phi3-short", arch="phi3", hidden=192, heads=6, kv_heads=2, rotated=24, factors=LONGROPE, context=256,
+          keys={"rope.scaling.original_context_length": 256, "rope.scaling.attn_factor": 1.19}),
+    *(Model(kind.name.lower(), kind=kind, **QUANT) for kind in [
+        Type.F16, Type.BF16, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0, Type.Q2_K, Type.Q3_K, Type.Q4_K,
+        Type.Q5_K, Type.Q6_K, Type.IQ4_NL, Type.IQ4_XS, Type.MXFP4]),
+    Model("q8_0-ragged", kind=Type.Q8_0, hidden=160, heads=5, kv_heads=1, head_dim=32, ffn=352),
+    Model("q4_0-tied", kind=Type.Q4_0, hidden=96, heads=3, kv_heads=1, head_dim=32, ffn=224, tied=True),
+    Model("mixed", kinds=(Type.Q4_K, Type.Q6_K, Type.Q8_0, Type.F16, Type.Q5_0, Type.F32, Type.IQ4_XS, Type.Q3_K), **QUANT),
+    Model("gemma3-q4_k", arch="gemma3", kind=Type.Q4_K, layers=7, tied=True,
+          keys={"attention.sliding_window": LOCAL_WINDOW}, **(QUANT | dict(ffn=256))),
+    Model("phi3-q5_k", arch="phi3", kind=Type.Q5_K, **QUANT),
+]
+
+
+def distance(a, b):
+    """Root of the mean square error, as a part of the spread of `b`."""
+    return float(np.sqrt(np.mean((a - b) ** 2) / np.var(b)))
+
+
+def main():
+    program = sys.argv[1]
+    folder_of_cases = HERE / "cases"
+    folder_of_cases.mkdir(exist_ok=True)
+    tokens = [int(bit) % VOCAB for bit in bits("tokens", max(POSITIONS) + 1)]
+    known, entries = {}, []
+    for model in CASES:
+        with tempfile.TemporaryDirectory() as folder:
+            def run(path):
+                out = pathlib.Path(folder) / "out.f32"
+                positions = ",".join(map(str, POSITIONS))
+                subprocess.run([program, path, str(model.context), out, positions, *map(str, tokens)], check=True)
+                return np.fromfile(out, dtype=np.float32).reshape(len(POSITIONS), VOCAB)
+
+            ours, decoded, peer = (pathlib.Path(folder) / f"{which}.gguf" for which in ("ours", "decoded", "peer"))
+            model.write(ours)
+            model.write(decoded, decoded=True, peer=True)
+            model.write(peer, peer=True)
+            exact, native = run(decoded), run(peer)
+            assert np.isfinite(exact).all() and np.isfinite(native).all(), model.name
+            data = ours.read_bytes()
+            header = gguf.GGUFReader(ours).data_offset
+            (folder_of_cases / f"{model.name}.header").write_bytes(data[:header])
+            (folder_of_cases / f"{model.name}.logits").write_bytes(exact.astype("<f4").tobytes())
+        plain = known.get(model.arch, exact)
+        known.setdefault(model.arch, exact)
+        error = distance(native, exact)
+        print(f"{model.name:16} spread {exact.std():.3f}, peer error {error:.2e}, "
+              f"from the first {model.arch} {distance(exact, plain):.2f}, file {len(data)} bytes", flush=True)
+        entries.append({
+            "name": model.name, "context": model.context, "peer_error": float(f"{error:.2e}"),
+            "adler32": zlib.adler32(data), "tensors": [[t.name, t.center, t.spread, t.kind.name, int(np.prod(t.shape))] for t in model.tensors()],
+        })
+    lines = [json.dumps(entry, separators=(",", ":")).replace(',"tensors"', ',\n"tensors"') for entry in entries]
+    shared = {"vocab": VOCAB, "tokens": tokens, "positions": POSITIONS, "blocks": BLOCKS}
+    text = json.dumps(shared)[:-1] + ',\n"cases": [\n' + ",\n".join(lines) + "\n]}\n"
+    (folder_of_cases / "cases.json").write_text(text)
+
+
+if __name__ == "__main__":
+    main()
