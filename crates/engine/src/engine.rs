@@ -81,9 +81,9 @@ impl Engine {
         let Resolved { limits, layout } = options.resolve(backend, &program, &weights, max_context)?;
         let mut pages = Pages::new(limits.pages, options.page_order);
         if options.prefix_cache {
-            // One engine has one model, so nothing else can be in this cache. What a page's content depends on
-            // besides the tokens is the block size.
-            let salt = format!("paguro block of {}", limits.block_size);
+            // What a page's content depends on besides the tokens: the program and the block size. (And the weights;
+            // but one engine has one set of them, and its cache dies with it.)
+            let salt = format!("{} {program:?}", limits.block_size);
             pages = pages.with_cache(salt.as_bytes(), options.cache_low_water, options.cache_high_water);
         }
         let request_limits = RequestLimits {
@@ -92,7 +92,7 @@ impl Engine {
             max_sequences: limits.max_sequences,
         };
         let runner = backend.load(&program, weights, limits)?;
-        let scheduler = Scheduler::new(limits, layout, pages);
+        let scheduler = Scheduler::new(limits, options.mixed_prompt_tokens, layout, pages);
         let shared =
             Shared::new(request_limits, options.queue_capacity, tokenizer, stop_tokens, scheduler.stats());
         let shared = Arc::new(shared);

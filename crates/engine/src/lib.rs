@@ -1,4 +1,13 @@
 //! Sequences, pages, prefix cache, scheduler, stop conditions: one synchronous thread.
+//!
+//! [`Engine::start`] loads a model into a backend and starts the thread; a [`Handle`] submits [`Request`]s from
+//! anywhere, and each [`Generation`] gives out the [`Event`]s of one. The way of a token: `handle` (checks, queues) →
+//! `engine` (the loop) → `scheduler` (plans a step) → `sequence` (block tables) → `pages` (the arena and the prefix
+//! cache in it) → the runner → `scheduler` (takes in the answer) → `handle` (text, stop strings).
+//!
+//! What is absent: the engine thread has no tokenizer, no text and no clock that decides anything; nothing here
+//! knows a device; there is no second attention path, and no copy of K and V but that of a shared page before it is
+//! written.
 
 mod arena;
 mod engine;

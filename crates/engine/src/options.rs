@@ -14,9 +14,10 @@ pub struct EngineOptions {
     /// Most tokens in a sequence, prompt and answer together; `None` is what the model was loaded for. What the page
     /// budget can hold bounds it further: see [`Handle::max_context`](crate::Handle::max_context).
     pub max_context: Option<usize>,
-    /// Rows of a step. Running sequences come first with one row each; the rest is for prompts, so this also
-    /// bounds how long a new prompt can hold up the others.
+    /// Rows of a step. Running sequences come first with one row each; the rest is for prompts.
     pub max_batch_tokens: usize,
+    /// Prompt rows of a step in which sequences decode too: bounds how long a prompt can hold them up.
+    pub mixed_prompt_tokens: usize,
     /// Sequences that run at the same time; each branch of a request is one. At most `max_batch_tokens`.
     pub max_sequences: usize,
     /// Prompt tokens scored in one step ([`Request::score_prompt_from`](crate::Request::score_prompt_from)). Each
@@ -44,6 +45,7 @@ impl Default for EngineOptions {
             pages: PageBudget::Auto,
             max_context: None,
             max_batch_tokens: 512,
+            mixed_prompt_tokens: 128,
             max_sequences: 64,
             max_scores: 128,
             queue_capacity: 1024,
@@ -143,6 +145,7 @@ impl EngineOptions {
         for (option, value) in [
             ("block_size", self.block_size),
             ("max_batch_tokens", self.max_batch_tokens),
+            ("mixed_prompt_tokens", self.mixed_prompt_tokens),
             ("max_sequences", self.max_sequences),
             ("max_scores", self.max_scores),
             ("queue_capacity", self.queue_capacity),

@@ -3,13 +3,16 @@
 //! The rules, in the order in which they matter:
 //!
 //! - Sequences have a [rank](Rank): priority, then age. Running ones are kept in this order, waiting ones too.
-//! - Every sequence that decodes gets its row in every step. Prompts share the rest of the token budget, in
-//!   order of rank and in chunks, so a prompt delays the others by one chunk at most.
+//! - Every sequence that decodes gets its row in every step. Prompts share the rest of the token budget (less of it
+//!   while somebody decodes), in order of rank and in chunks, so a prompt delays the others by one chunk at most.
 //! - The head of the queue is admitted when its whole prompt finds room beside what the running prompts will
 //!   still take. It takes from the prefix cache what it can. Nobody overtakes the head.
 //! - Pages come from the free list, then from unused blocks of the prefix cache, the longest unused first, then
 //!   from the running sequence of the lowest rank: it goes back to the queue and later computes again what
 //!   the cache has lost. It keeps its tokens, so it goes on exactly where it was.
+//!
+//! A rank is a claim to rows and pages, not to a place: a running sequence is never pushed out to make a place
+//! among `max_sequences`, only for its pages.
 //!
 //! Nothing can stall: the running sequence of the highest rank can take the pages of all others, and a sequence
 //! that does not fit alone was refused when it was submitted. Nothing of one priority starves: the oldest one is
@@ -34,6 +37,8 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Scheduler {
     limits: Limits,
+    /// Prompt rows of a step in which sequences decode too.
+    mixed_prompt_rows: usize,
     layout: Layout,
     pages: Pages,
     /// In order of rank. They hold no pages.
@@ -63,9 +68,10 @@ struct Budget {
 }
 
 impl Scheduler {
-    pub fn new(limits: Limits, layout: Layout, pages: Pages) -> Self {
+    pub fn new(limits: Limits, mixed_prompt_rows: usize, layout: Layout, pages: Pages) -> Self {
         Self {
             limits,
+            mixed_prompt_rows,
             layout,
             pages,
             waiting: BTreeMap::new(),
@@ -110,8 +116,9 @@ impl Scheduler {
         while self.head_outranks_a_running_prompt() && self.admit().is_some() {}
 
         let decodes = self.running.iter().filter(|sequence| !sequence.prefills()).count();
+        let rest = self.limits.max_rows - decodes;
         let mut budget = Budget {
-            rows: self.limits.max_rows - decodes,
+            rows: if decodes > 0 { rest.min(self.mixed_prompt_rows) } else { rest },
             scores: self.limits.max_outputs - self.limits.max_sequences,
         };
         let mut index = 0;
@@ -343,7 +350,9 @@ impl Scheduler {
 
     fn write_plan(&mut self) {
         let Plan { moves, tokens, sequences, pages } = &mut self.plan;
-        (tokens.clear(), sequences.clear(), pages.clear());
+        tokens.clear();
+        sequences.clear();
+        pages.clear();
         self.stats.page_copies += moves.len() as u64;
         for sequence in self.running.iter().filter(|sequence| sequence.rows > 0) {
             let (first_row, first_page) = (tokens.len(), pages.len());

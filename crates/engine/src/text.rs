@@ -107,7 +107,10 @@ mod tests {
 
     #[test]
     fn what_may_become_a_stop_string_is_held_back() {
-        let cases: &[(&[&str], &[&str], &[&str], Option<usize>)] = &[
+        /// Stop strings, pieces, what comes of them (and at the end), which stop string.
+        type Case =
+            (&'static [&'static str], &'static [&'static str], &'static [&'static str], Option<usize>);
+        let cases: &[Case] = &[
             (&["END"], &["one ", "E", "N", "D more"], &["one ", "", "", ""], Some(0)),
             (&["END"], &["E", "NE", "ND"], &["", "EN", ""], Some(0)),
             (&["END"], &["the E", "N"], &["the ", "", "EN"], None),

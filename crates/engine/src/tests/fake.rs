@@ -312,8 +312,8 @@ pub fn oracle(windows: &[Option<u32>], max_context: usize, request: &Request, br
     };
     let (mut answer, mut reason) = (Vec::new(), None);
     while reason.is_none() {
-        for position in digests.len()..tokens.len() {
-            first.push(mix(u64::from(tokens[position]), position as u64));
+        for (position, &token) in tokens.iter().enumerate().skip(digests.len()) {
+            first.push(mix(u64::from(token), position as u64));
             second.push(attend(position, &first));
             digests.push(attend(position, &second));
         }

@@ -56,6 +56,7 @@ fn setup(settings: &str) -> Setup {
             Some(("pages", n)) => setup.pages = number(n),
             Some(("block", n)) => setup.block_size = number(n),
             Some(("rows", n)) => setup.rows = number(n),
+            Some(("mixed", n)) => setup.mixed_rows = number(n),
             Some(("sequences", n)) => setup.sequences = number(n),
             Some(("scores", n)) => setup.scores = number(n),
             Some(("context", n)) => setup.max_context = number(n),
@@ -186,6 +187,23 @@ fn decodes_come_first_and_prompts_share_the_rest() {
         run A 7, B 5, C 10..12, D 0..2; free 24 cached 0
         run A 8, B 6, C 12, D 2..4; free 23 cached 3
           C: Length
+    "#]],
+    );
+}
+
+#[test]
+fn prompts_are_cut_smaller_while_somebody_decodes() {
+    check(
+        "pages 32, rows 12, mixed 4",
+        "A 6 +4 \n step \n B 20 +1 \n run",
+        expect![[r#"
+        run A 0..6; free 30 cached 0
+        run A 6, B 0..4; free 29 cached 0
+        run A 7, B 4..8; free 28 cached 0
+        run A 8, B 8..12; free 27 cached 2
+          A: Length
+        run B 12..20; free 25 cached 7
+          B: Length
     "#]],
     );
 }

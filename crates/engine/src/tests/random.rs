@@ -24,14 +24,24 @@ fn setups() -> impl Strategy<Value = Setup> {
     let order =
         prop_oneof![Just(PageOrder::InOrder), any::<u64>().prop_map(|seed| PageOrder::Scattered { seed })];
     let water = prop_oneof![3 => Just((1.0, 1.0)), 1 => (0.0..0.5_f32, 0.5..1.0_f32)];
-    let steps = (1..7_usize).prop_flat_map(|sequences| (Just(sequences), sequences..24, 1..6_usize));
+    let steps =
+        (1..7_usize).prop_flat_map(|sequences| (Just(sequences), sequences..24, 1..24_usize, 1..6_usize));
     (1..6_usize, 4..40_usize, windows, steps, any::<bool>(), water, order).prop_map(
-        |(block_size, pages, windows, (sequences, rows, scores), cache, (low_water, high_water), order)| {
+        |(
+            block_size,
+            pages,
+            windows,
+            (sequences, rows, mixed_rows, scores),
+            cache,
+            (low_water, high_water),
+            order,
+        )| {
             Setup {
                 block_size,
                 pages: pages * windows.len(),
                 windows,
                 rows,
+                mixed_rows,
                 sequences,
                 scores,
                 cache,

@@ -25,6 +25,7 @@ pub struct Setup {
     pub pages: usize,
     pub windows: Vec<Option<u32>>,
     pub rows: usize,
+    pub mixed_rows: usize,
     pub sequences: usize,
     pub scores: usize,
     pub cache: bool,
@@ -41,6 +42,7 @@ impl Default for Setup {
             pages: 16,
             windows: vec![None],
             rows: 16,
+            mixed_rows: 16,
             sequences: 8,
             scores: 8,
             cache: true,
@@ -106,7 +108,7 @@ impl Rig {
         }
         let control = Control::default();
         Some(Self {
-            scheduler: Scheduler::new(limits, layout, pages),
+            scheduler: Scheduler::new(limits, setup.mixed_rows, layout, pages),
             runner: FakeRunner::new(&program, limits, control.clone()),
             limits,
             control,
