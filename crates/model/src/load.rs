@@ -6,16 +6,17 @@ use std::{
     sync::Arc,
 };
 
-use paguro_backend::{Program, WeightFormat, Weights};
+use paguro_backend::{ByteOwner, Program, WeightFormat, Weights};
 use serde_json::{Map, Value};
 
 use crate::{
     arch::{self, Architecture, Config, Names, Tensors},
+    chat::{ChatTemplate, TemplateError, TemplateTokens},
     error::ModelError,
-    gguf::Gguf,
+    gguf::{self, Gguf},
     hf::HfFolder,
     tensor::Tensor,
-    tokenizer::Tokenizer,
+    tokenizer::{Tokenizer, TokenizerConfig},
 };
 
 /// A model that is ready to be loaded by a backend.
@@ -38,6 +39,12 @@ pub struct Model {
     pub weights: Weights,
     /// Its tokenizer.
     pub tokenizer: Arc<Tokenizer>,
+    /// How it wants chats to be written.
+    pub chat_template: Option<ChatTemplate>,
+    /// The same for chats with tools, where that is another template.
+    pub tool_template: Option<ChatTemplate>,
+    /// Why the file's chat template is not usable, if it is not; everything but chats works without.
+    pub template_problem: Option<TemplateError>,
     /// What its makers recommend for sampling.
     pub defaults: GenerationDefaults,
     /// Tokens that end an answer: end of text, of turn, of message. Sorted.
@@ -150,12 +157,20 @@ impl ModelFile {
         Ok(Self { name, source: Source::Gguf(Box::new(gguf)) })
     }
 
-    /// Reads a GGUF file that lies in memory; `name` is used if it does not name itself.
+    /// Reads a GGUF file that is embedded in the program; `name` is used if it does not name itself.
     ///
     /// # Errors
     /// [`ModelError`].
     pub fn from_static(name: &str, bytes: &'static [u8]) -> Result<Self, ModelError> {
-        let gguf = Gguf::from_bytes(Arc::new(bytes))?;
+        Self::from_bytes(name, Arc::new(bytes))
+    }
+
+    /// Reads a GGUF file that lies in memory; `name` is used if it does not name itself.
+    ///
+    /// # Errors
+    /// [`ModelError`].
+    pub fn from_bytes(name: &str, owner: Arc<dyn ByteOwner>) -> Result<Self, ModelError> {
+        let gguf = Gguf::from_bytes(owner)?;
         let name = gguf.metadata.str("general.name").unwrap_or(name).to_owned();
         Ok(Self { name, source: Source::Gguf(Box::new(gguf)) })
     }
@@ -201,7 +216,7 @@ impl ModelFile {
     pub fn metadata(&self) -> Vec<MetadataEntry> {
         match &self.source {
             Source::Gguf(gguf) => {
-                let entry = |(key, value): (&str, &crate::gguf::Value)| MetadataEntry {
+                let entry = |(key, value): (&str, &gguf::Value)| MetadataEntry {
                     key: key.to_owned(),
                     kind: value.type_name(),
                     value: value.to_string(),
@@ -265,6 +280,14 @@ impl ModelFile {
         stop_tokens.retain(|&token| (token as usize) < program.vocab);
         stop_tokens.sort_unstable();
         stop_tokens.dedup();
+        let (sources, tokens) = self.chat_templates(&tokenizer)?;
+        let mut template_problem = None;
+        let mut template = |name: &str| {
+            let source = sources.iter().find(|source| source.0 == name)?;
+            let compiled = ChatTemplate::new(&source.1, tokens.clone());
+            compiled.map_err(|problem| template_problem = Some(problem)).ok()
+        };
+        let (chat_template, tool_template) = (template("default"), template("tool_use"));
         Ok(Model {
             name: self.name.clone(),
             architecture: self.architecture().unwrap_or_default().to_owned(),
@@ -274,9 +297,58 @@ impl ModelFile {
             program,
             weights,
             tokenizer: Arc::new(tokenizer),
+            chat_template,
+            tool_template,
+            template_problem,
             defaults,
             stop_tokens,
         })
+    }
+
+    /// The sources of all chat templates with their names, `default` for the only one, and the tokens they write.
+    fn chat_templates(
+        &self,
+        tokenizer: &Tokenizer,
+    ) -> Result<(Vec<(String, String)>, TemplateTokens), ModelError> {
+        match &self.source {
+            Source::Gguf(gguf) => {
+                const KEY: &str = "tokenizer.chat_template";
+                let named =
+                    gguf.metadata.iter().filter_map(|(key, value)| match (key.strip_prefix(KEY)?, value) {
+                        ("", gguf::Value::String(source)) => Some(("default".to_owned(), source.clone())),
+                        (name, gguf::Value::String(source)) => {
+                            Some((name.strip_prefix('.')?.to_owned(), source.clone()))
+                        }
+                        _ => None,
+                    });
+                let token = |id: Option<u32>| id.map(|id| tokenizer.token_name(id).into_owned());
+                let other = |key: &str| token(gguf.metadata.u32(&format!("tokenizer.ggml.{key}_token_id")));
+                let tokens = TemplateTokens {
+                    bos: token(tokenizer.bos()),
+                    eos: token(tokenizer.eos()),
+                    pad: other("padding"),
+                    unk: other("unknown"),
+                };
+                Ok((named.collect(), tokens))
+            }
+            Source::Hf(folder) => {
+                let config = folder.tokenizer_config()?;
+                let config = config.as_deref().map(TokenizerConfig::parse).transpose()?.unwrap_or_default();
+                let mut named = config.chat_templates;
+                if let Some(source) = folder.chat_template()? {
+                    // The newer place.
+                    named.retain(|template| template.0 != "default");
+                    named.push(("default".to_owned(), source));
+                }
+                let tokens = TemplateTokens {
+                    bos: config.bos_token,
+                    eos: config.eos_token,
+                    pad: config.pad_token,
+                    unk: config.unk_token,
+                };
+                Ok((named, tokens))
+            }
+        }
     }
 
     fn lower(&self, max_context: Option<usize>) -> Result<(Config, Program, Weights), ModelError> {

@@ -7,6 +7,7 @@ use std::{fs, path::Path, sync::Arc};
 use expect_test::{Expect, expect};
 use paguro_model::{
     LoadOptions, Model, ModelFile,
+    chat::ChatInput,
     gguf::{Array, Gguf, Value},
 };
 use tiny::{
@@ -378,7 +379,7 @@ fn a_split_model_opens_from_any_of_its_files() {
         let model = file.load(&LoadOptions::default()).unwrap();
         let whole = models::llama().gguf().write();
         let whole =
-            ModelFile::from_static("whole", whole.leak()).unwrap().load(&LoadOptions::default()).unwrap();
+            ModelFile::from_bytes("whole", Arc::new(whole)).unwrap().load(&LoadOptions::default()).unwrap();
         for (a, b) in model.weights.matrices.iter().zip(&whole.weights.matrices) {
             assert_eq!((&a.name, a.bytes.as_slice()), (&b.name, b.bytes.as_slice()));
         }
@@ -418,4 +419,21 @@ fn split_models_that_are_not_whole_are_refused() {
     let bytes = fs::read(&renamed).unwrap();
     expect!["this is one of 3 files of a split model; open it by path, beside the others"]
         .assert_eq(&read(bytes).map(|_| ()).unwrap_err());
+}
+
+#[test]
+fn chat_templates_and_their_tokens_are_found() {
+    let mut file = models::llama().gguf();
+    let key = |name: &str| format!("tokenizer.chat_template{name}");
+    file.metadata
+        .push((key(""), Value::String("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}".to_owned())));
+    file.metadata.push((key(".tool_use"), Value::String("tools".to_owned())));
+    file.metadata.push(("general.sampling.temp".to_owned(), Value::F32(0.5)));
+    file.metadata.push(("general.sampling.top_k".to_owned(), Value::I32(40)));
+    let file = ModelFile::from_bytes("tiny", Arc::new(file.write())).unwrap();
+    let model = file.load(&LoadOptions::default()).unwrap();
+    let text = model.chat_template.unwrap().render(&ChatInput::from_turns([("user", "ciao")])).unwrap();
+    assert_eq!(text, "<s>ciao</s>");
+    assert_eq!(model.tool_template.unwrap().source(), "tools");
+    assert_eq!((model.defaults.temperature, model.defaults.top_k), (Some(0.5), Some(40)));
 }

@@ -49,11 +49,14 @@ impl Lowering<'_, '_> {
     /// The table, and the number of its rows.
     fn embed(&mut self) -> Result<(Embed, usize), ModelError> {
         let name = self.names.embedding();
+        // Its rows are the vocabulary; configurations and tokenizers may count more or fewer.
         let vocab = self.tensors.rows(&name).unwrap_or(0);
-        let table = self.tensors.require_matrix(&name, vocab, self.config.hidden)?;
         if vocab == 0 {
-            return Err(ModelError::Config(format!("`{name}` has no rows")));
+            return Err(ModelError::Config(format!(
+                "the embedding table, tensor `{name}`, is missing or empty"
+            )));
         }
+        let table = self.tensors.require_matrix(&name, vocab, self.config.hidden)?;
         Ok((Embed { table: self.tensors.add_matrix(table), scale: self.config.embed_scale }, vocab))
     }
 

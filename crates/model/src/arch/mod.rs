@@ -149,7 +149,11 @@ impl Config {
         }
         for rope in &self.ropes {
             if !rope.dims.is_multiple_of(2) || rope.dims == 0 || rope.dims > self.head_dim {
-                return bad(format!("{} of {} elements of a head are rotated", rope.dims, self.head_dim));
+                let problem = "which has to be an even number of them";
+                return bad(format!(
+                    "RoPE rotates {} of a head's {} elements, {problem}",
+                    rope.dims, self.head_dim
+                ));
             }
             let numbers = [rope.base, rope.factor, rope.magnitude];
             if numbers.iter().any(|number| !number.is_finite() || *number <= 0.0) || rope.base <= 1.0 {

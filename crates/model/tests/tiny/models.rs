@@ -55,6 +55,12 @@ pub fn all() -> Vec<Tiny> {
     ]
 }
 
+/// As small as possible.
+pub fn smallest() -> Tiny {
+    let shape = Shape { layers: 1, hidden: 8, heads: 2, kv_heads: 1, head_dim: 4, ffn: 8 };
+    Tiny::new("smallest", "llama", "LlamaForCausalLM", shape, json!({"tie_word_embeddings": true}))
+}
+
 /// The plain one.
 pub fn llama() -> Tiny {
     let config = json!({"rope_scaling": {"type": "linear", "factor": 2.0}});

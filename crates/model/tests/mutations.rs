@@ -1,0 +1,313 @@
+//! Damaged and hostile files: whatever a file says, the answer is a model or an error, never a panic, and never more
+//! memory than a small multiple of the file. Deterministic, and fast enough for every run; the fuzz targets beside this
+//! crate search further.
+
+mod tiny;
+
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    fs,
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::Path,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+};
+
+use paguro_model::{
+    LoadOptions, Model, ModelFile,
+    gguf::{Array, Gguf, Value},
+};
+use tiny::{Random, gguf::Writer, models, safetensors};
+
+/// Counts the bytes that are allocated, and the most there have been since the last [`Counting::watch`].
+struct Counting {
+    now: AtomicUsize,
+    most: AtomicUsize,
+}
+
+#[global_allocator]
+static MEMORY: Counting = Counting { now: AtomicUsize::new(0), most: AtomicUsize::new(0) };
+
+impl Counting {
+    fn add(&self, bytes: usize) {
+        let now = self.now.fetch_add(bytes, Relaxed) + bytes;
+        self.most.fetch_max(now, Relaxed);
+    }
+
+    /// The most memory that `run` had at once beyond what there was before.
+    fn watch<T>(&self, run: impl FnOnce() -> T) -> (T, usize) {
+        let before = self.now.load(Relaxed);
+        self.most.store(before, Relaxed);
+        let result = run();
+        (result, self.most.load(Relaxed) - before)
+    }
+}
+
+// SAFETY: everything is passed on to the system's allocator as it came; counting touches no memory of its own but two
+// atomic numbers.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        self.add(layout.size());
+        // SAFETY: the caller's promises are those that the system's allocator asks for.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        self.add(layout.size());
+        // SAFETY: as above.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        self.now.fetch_sub(layout.size(), Relaxed);
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        self.add(size);
+        self.now.fetch_sub(layout.size(), Relaxed);
+        // SAFETY: as above.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+}
+
+/// The count is of the whole process: one test at a time.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// No mutation of a file of `bytes` bytes may take more: what a header becomes (strings, vectors, a tokenizer), and some
+/// for errors.
+fn allowance(bytes: usize) -> usize {
+    (1 << 20) + 64 * bytes
+}
+
+/// Opens the bytes as a model; says whether it worked.
+#[track_caller]
+fn survives(bytes: &[u8], what: &dyn Fn() -> String) -> bool {
+    let owner = Arc::new(bytes.to_vec());
+    let open = AssertUnwindSafe(|| {
+        ModelFile::from_bytes("mutation", owner).and_then(|file| file.load(&LoadOptions::default())).is_ok()
+    });
+    let (result, most) = MEMORY.watch(|| catch_unwind(open));
+    let limit = allowance(bytes.len());
+    assert!(most < limit, "{}: {most} bytes were allocated, of {} in the file", what(), bytes.len());
+    result.unwrap_or_else(|_| panic!("{}: panicked", what()))
+}
+
+/// A valid model whose header is nearly all of it, so that mutations hit.
+fn small_gguf() -> Vec<u8> {
+    let mut writer: Writer = models::smallest().gguf();
+    // A few pieces instead of the whole vocabulary: most bytes should be structure.
+    let short = |value: &mut Value| match value {
+        Value::Array(Array::Strings(v)) => v.truncate(12),
+        Value::Array(Array::F32(v)) => v.truncate(12),
+        Value::Array(Array::I32(v)) => v.truncate(12),
+        _ => {}
+    };
+    writer.metadata.iter_mut().for_each(|(_, value)| short(value));
+    writer.write()
+}
+
+/// Where the header ends and the weights begin.
+fn header_len(bytes: &[u8]) -> usize {
+    let file = Gguf::from_bytes(Arc::new(bytes.to_vec())).unwrap();
+    file.tensors.iter().map(|tensor| tensor.offset).min().unwrap() as usize
+}
+
+const HOSTILE: [u64; 12] = [
+    0,
+    1,
+    u64::MAX,
+    u64::MAX / 2,
+    1 << 63,
+    (1 << 32) - 1,
+    1 << 32,
+    4_000_000_000,
+    1_000_000,
+    1 << 40,
+    u64::MAX - 31,
+    0x0101_0101_0101_0101,
+];
+
+#[test]
+fn gguf_truncated_anywhere() {
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let whole = small_gguf();
+    assert!(survives(&whole, &|| "whole".to_owned()), "the file to mutate is not valid");
+    let header = header_len(&whole);
+    let lengths = (0..header + 64).chain((header..whole.len()).step_by(997)).chain([whole.len() - 1]);
+    for len in lengths {
+        assert!(
+            !survives(&whole[..len], &|| format!("cut to {len}")),
+            "a file cut to {len} bytes is no model"
+        );
+    }
+}
+
+#[test]
+fn gguf_with_every_field_hostile() {
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let whole = small_gguf();
+    for at in 0..header_len(&whole) {
+        for bit in [0, 7] {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 1 << bit;
+            survives(&bytes, &|| format!("bit {bit} of byte {at} flipped"));
+        }
+    }
+    // Lengths, counts, sizes and offsets lie anywhere; every place gets every lie.
+    for at in 0..header_len(&whole) - 8 {
+        let lie = HOSTILE[at % HOSTILE.len()];
+        let mut bytes = whole.clone();
+        bytes[at..at + 8].copy_from_slice(&lie.to_le_bytes());
+        survives(&bytes, &|| format!("{lie:#x} at byte {at}"));
+    }
+}
+
+#[test]
+fn gguf_with_random_damage() {
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let whole = small_gguf();
+    let header = header_len(&whole);
+    let mut random = Random(2024);
+    for round in 0..3000 {
+        let mut bytes = whole.clone();
+        for _ in 0..1 + random.below(4) {
+            damage(&mut bytes, header, &mut random);
+        }
+        survives(&bytes, &|| format!("round {round}"));
+    }
+}
+
+/// One random change in the first `header` bytes.
+fn damage(bytes: &mut Vec<u8>, header: usize, random: &mut Random) {
+    let end = header.min(bytes.len());
+    let at = random.below(end - 8);
+    match random.below(6) {
+        0 => bytes[at] = random.next() as u8,
+        1 => bytes[at..at + 8].copy_from_slice(&HOSTILE[random.below(HOSTILE.len())].to_le_bytes()),
+        2 => bytes[at..at + 4].copy_from_slice(&(random.next() as u32).to_le_bytes()),
+        3 => drop(bytes.drain(at..at + 1 + random.below(7))),
+        4 => bytes.insert(at, random.next() as u8),
+        _ => {
+            let from = random.below(end - 8);
+            let copied: [u8; 8] = bytes[from..from + 8].try_into().unwrap();
+            bytes[at..at + 8].copy_from_slice(&copied);
+        }
+    }
+}
+
+/// Hyperparameters that no file can back, in an otherwise valid file.
+#[test]
+fn gguf_with_absurd_hyperparameters() {
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    for model in models::all() {
+        let whole = model.gguf();
+        for i in 0..whole.metadata.len() {
+            let (key, value) = &whole.metadata[i];
+            if key.starts_with("general.") {
+                continue;
+            }
+            let lies: Vec<Value> = match value {
+                Value::U32(_) => {
+                    [0, 1, 2, 3, 7, 255, 1 << 16, i32::MAX as u32, u32::MAX].map(Value::U32).to_vec()
+                }
+                Value::F32(_) => {
+                    let floats = [0.0, -1.0, 1.0, f32::NAN, f32::INFINITY, f32::MIN_POSITIVE, f32::MAX];
+                    floats.map(Value::F32).to_vec()
+                }
+                _ => vec![Value::Bool(true), Value::U64(u64::MAX), Value::String(String::new())],
+            };
+            for lie in lies {
+                let mut file = whole.clone();
+                let what = format!("{}: {key} = {lie}", model.name);
+                file.metadata[i].1 = lie;
+                survives(&file.write(), &|| what.clone());
+            }
+        }
+    }
+}
+
+/// Opens a folder; says whether it worked. Everything in it counts as its size.
+fn folder_survives(folder: &Path, what: &dyn Fn() -> String) -> bool {
+    let size: u64 = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum();
+    let open = AssertUnwindSafe(|| Model::open(folder, &LoadOptions::default()).is_ok());
+    let (result, most) = MEMORY.watch(|| catch_unwind(open));
+    let limit = allowance(size as usize);
+    assert!(most < limit, "{}: {most} bytes were allocated, of {size} in the folder", what());
+    result.unwrap_or_else(|_| panic!("{}: panicked", what()))
+}
+
+#[test]
+fn safetensors_with_damage() {
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let folder = tempfile::tempdir().unwrap();
+    let model = models::smallest();
+    model.write_hf(folder.path());
+    assert!(folder_survives(folder.path(), &|| "whole".to_owned()), "the folder to mutate is not valid");
+    let path = folder.path().join("model.safetensors");
+    let whole = safetensors::write(&model.tensors);
+    let header = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
+    for len in (0..64).chain((64..header + 16).step_by(13)).chain([whole.len() - 1]) {
+        fs::write(&path, &whole[..len]).unwrap();
+        assert!(!folder_survives(folder.path(), &|| format!("cut to {len}")), "{len} bytes are no model");
+    }
+    let mut random = Random(7);
+    for round in 0..600 {
+        let mut bytes = whole.clone();
+        for _ in 0..1 + random.below(3) {
+            match random.below(3) {
+                // Digits of shapes and offsets, which stay JSON.
+                0 => {
+                    let digits: Vec<usize> = (8..header).filter(|&at| bytes[at].is_ascii_digit()).collect();
+                    bytes[digits[random.below(digits.len())]] = b'0' + random.below(10) as u8;
+                }
+                _ => damage(&mut bytes, header, &mut random),
+            }
+        }
+        fs::write(&path, &bytes).unwrap();
+        folder_survives(folder.path(), &|| format!("round {round}"));
+    }
+}
+
+#[test]
+fn configurations_with_damage() {
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let folder = tempfile::tempdir().unwrap();
+    for model in models::all() {
+        model.write_hf(folder.path());
+        let path = folder.path().join("config.json");
+        let whole = fs::read(&path).unwrap();
+        for key in model.config.as_object().unwrap().keys() {
+            for lie in [
+                "0",
+                "1",
+                "-1",
+                "2147483647",
+                "4294967295",
+                "1e308",
+                "null",
+                "[]",
+                "{}",
+                "\"x\"",
+                "true",
+                "[1e400]",
+            ] {
+                let mut config = model.config.clone();
+                config[key] = serde_json::Value::String("@".to_owned());
+                fs::write(&path, config.to_string().replace("\"@\"", lie)).unwrap();
+                folder_survives(folder.path(), &|| format!("{}: {key} = {lie}", model.name));
+            }
+        }
+        let mut random = Random(11);
+        for round in 0..60 {
+            let mut bytes = whole.clone();
+            let len = bytes.len();
+            damage(&mut bytes, len, &mut random);
+            fs::write(&path, &bytes).unwrap();
+            folder_survives(folder.path(), &|| format!("{}, round {round}", model.name));
+        }
+    }
+}
