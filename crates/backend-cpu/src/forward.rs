@@ -1,7 +1,8 @@
 //! One forward pass, written down as phases of the team.
 //!
-//! Between two barriers every buffer is either read by all members or written by one member per row, group of
-//! outputs, head or tile. The phases of a layer, for any number of rows:
+//! The leader walks the operations and opens one phase after the other. In a phase every buffer is either read by all
+//! members or written by one member per row, group of outputs, head or tile. The phases of a layer, for any number of
+//! rows:
 //!
 //! | phase | shared by | reads | writes |
 //! |-|-|-|-|
@@ -24,8 +25,8 @@ use std::{
 };
 
 use paguro_backend::{
-    Attend, AttentionMode, DownAdd, Embed, Linear, MatrixId, Norm, NormGateUp, NormLogits, NormQkvRopeStore, Op,
-    Outcome, Program, ProjectAdd, Step, VectorId, sampling,
+    Attend, AttentionMode, DownAdd, Embed, Linear, MatrixId, Norm, NormGateUp, NormLogits, NormQkvRopeStore,
+    Op, Outcome, Program, ProjectAdd, Step, VectorId, sampling,
 };
 
 use crate::{
@@ -38,7 +39,7 @@ use crate::{
     plan::{Plan, Tile},
     quantize::{BLOCK, QuantBlock, row_blocks},
     shared::Shared,
-    team::Member,
+    team::{Portions, Team},
 };
 
 /// Outputs of a row that one member activates at once: whole blocks of the quantized row.
@@ -133,7 +134,7 @@ struct Pending {
     post_norm: Option<Norm>,
 }
 
-/// One pass over a step, as one member sees it.
+/// One pass over a step, as the leader sees it.
 pub struct Pass<'a> {
     pub model: &'a Model,
     pub buffers: &'a Buffers,
@@ -141,8 +142,19 @@ pub struct Pass<'a> {
     pub step: &'a Step<'a>,
     pub plan: &'a Plan,
     pub counters: &'a Counters,
-    pub member: &'a Member<'a>,
-    pub own: &'a mut Own,
+    pub team: &'a mut Team,
+    /// One for each thread of the team.
+    pub own: &'a mut [Own],
+}
+
+/// One member's share of a phase.
+struct Member<'a> {
+    model: &'a Model,
+    buffers: &'a Buffers,
+    arena: &'a Arena,
+    step: &'a Step<'a>,
+    plan: &'a Plan,
+    own: &'a mut Own,
 }
 
 /// The answer to each of the step's outputs.
@@ -177,16 +189,242 @@ impl Pass<'_> {
         self.step.tokens.len()
     }
 
-    /// One phase, timed on the leader.
-    fn phase(&mut self, kernel: Kernel<'_>, count: usize, share: usize, mut work: impl FnMut(&mut Self, Range<usize>)) {
-        let start = self.member.leads().then(Instant::now);
-        let member = self.member;
-        member.phase(count, share, |range| work(self, range));
-        if let Some(start) = start {
-            self.counters.launched(kernel, start.elapsed());
+    /// One phase, timed on the leader: `work` is done for all of `0..count`, by any members.
+    fn phase(
+        &mut self,
+        kernel: Kernel<'_>,
+        count: usize,
+        portions: Portions,
+        work: impl Fn(&mut Member<'_>, Range<usize>) + Sync,
+    ) {
+        let start = Instant::now();
+        let Self { model, buffers, arena, step, plan, .. } = *self;
+        self.team.share_with(self.own, count, portions, |own, range| {
+            work(&mut Member { model, buffers, arena, step, plan, own }, range);
+        });
+        self.counters.launched(kernel, start.elapsed());
+    }
+
+    fn embed(&mut self, op: &Embed) {
+        let rows = self.rows();
+        self.phase(Kernel::Embed, rows, Portions::Guided(4), |member, range| {
+            let (model, buffers) = (member.model, member.buffers);
+            for row in range {
+                let x = member.write(&buffers.x, row, model.program.hidden);
+                model.matrix(op.table).dequantize_row(member.step.tokens[row] as usize, x);
+                if op.scale != 1.0 {
+                    model.rows.scale(x, op.scale);
+                }
+                for (index, rope) in model.program.ropes.iter().enumerate() {
+                    let turns = member.write(&buffers.turns, index * rows + row, model.head_dim());
+                    ops::turns(rope, member.plan.positions[row], &mut turns[..2 * rope.frequencies.len()]);
+                }
+            }
+        });
+    }
+
+    /// Phase: adds what is pending, norms, and makes the result the next products' input.
+    fn add_norm(&mut self, norm: Norm, pending: Option<Pending>, kinds: Kinds) {
+        let hidden = self.model.program.hidden;
+        self.phase(Kernel::AddNorm, self.rows(), Portions::Guided(1), |member, range| {
+            for row in range {
+                member.add_pending(row, pending);
+                member.norm_row(row, norm);
+                member.set_input(row, 0, &member.own.row[..hidden], kinds, true);
+            }
+        });
+    }
+
+    /// Phase: multiplies `count` rows of the input with several matrices, whose groups of outputs are shared as one
+    /// list.
+    fn multiply<const N: usize>(&mut self, count: usize, products: [(MatrixId, &Shared<f32>); N]) {
+        let model = self.model;
+        let groups: usize = products.iter().map(|(id, _)| model.matrix(*id).groups()).sum();
+        let ids = products.map(|(id, _)| id);
+        let floats = ids.iter().any(|&id| model.matrix(id).row_kind() == RowKind::Float);
+        // As many groups as the kernels multiply at once; more with many rows, which a member then fetches less often.
+        let unit = match (floats, count) {
+            (true, _) => 4,
+            (false, ..=8) => 2,
+            (false, _) => (groups / (4 * self.team.threads())).clamp(2, 8),
+        };
+        self.phase(Kernel::Products(&ids), groups, Portions::Guided(unit), |member, range| {
+            let buffers = member.buffers;
+            let mut offset = 0;
+            for (id, out) in products {
+                let matrix = model.matrix(id);
+                let part = ops::part(&range, offset, matrix.groups());
+                offset += matrix.groups();
+                let width = matrix.rows();
+                // SAFETY: the buffer is written by group of outputs in this phase, and read by nobody.
+                let out = unsafe { Output::from_raw(out.as_ptr(), out.len(), width) };
+                // SAFETY: inputs are only read in this phase.
+                let rows = unsafe {
+                    match matrix.row_kind() {
+                        RowKind::Quantized => Rows::Quantized {
+                            blocks: buffers.quantized.get(0..count * buffers.quantized_stride),
+                            stride: buffers.quantized_stride,
+                        },
+                        RowKind::Float => Rows::Float {
+                            values: buffers.float.get(0..count * buffers.float_stride),
+                            stride: buffers.float_stride,
+                        },
+                    }
+                };
+                matrix.multiply(&model.products, rows, count, part, &out, &mut member.own.scratch);
+            }
+        });
+    }
+
+    fn norm_qkv_rope_store(&mut self, op: &NormQkvRopeStore, pending: Option<Pending>) {
+        let (model, buffers) = (self.model, self.buffers);
+        self.add_norm(op.norm, pending, Kinds::of(model, &[op.q, op.k, op.v]));
+        self.multiply(
+            self.rows(),
+            [(op.q.matrix, &buffers.q), (op.k.matrix, &buffers.k), (op.v.matrix, &buffers.v)],
+        );
+        let kv_heads = model.program.kv.kv_heads;
+        self.phase(Kernel::RopeStore, self.rows() * kv_heads, Portions::Guided(8), |member, range| {
+            for unit in range {
+                member.rope_store(op, unit / kv_heads, unit % kv_heads);
+            }
+        });
+    }
+
+    fn attend(&mut self, op: &Attend) {
+        if self.model.attention == AttentionMode::Gather {
+            return self.attend_gather(op);
+        }
+        let plan = self.plan;
+        self.phase(Kernel::Attend, plan.items.len(), Portions::Single, |member, range| {
+            for item in &plan.items[range] {
+                let tile = &plan.tiles[item.tile];
+                match item.split {
+                    Some(split) => member.attend_shared(op, tile, split),
+                    None => member.attend_tile(op, tile),
+                }
+            }
+        });
+        if plan.shares_splits {
+            self.phase(Kernel::AttendMerge, plan.tiles.len(), Portions::Guided(1), |member, range| {
+                for tile in &plan.tiles[range] {
+                    member.merge_shared(tile);
+                }
+            });
         }
     }
 
+    /// The reference way, for comparison: see [`gather`].
+    fn attend_gather(&mut self, op: &Attend) {
+        let model = self.model;
+        let (step, kv_heads) = (self.step, model.program.kv.kv_heads);
+        self.phase(
+            Kernel::AttendGather,
+            step.sequences.len() * kv_heads,
+            Portions::Single,
+            |member, range| {
+                for unit in range {
+                    let (sequence, kv_head) = (&step.sequences[unit / kv_heads], unit % kv_heads);
+                    let job = gather::Job {
+                        program: &model.program,
+                        arena: member.arena,
+                        step,
+                        sequence,
+                        op,
+                        kv_head,
+                    };
+                    // SAFETY: queries are only read in this phase, and only this member has these heads of these rows.
+                    unsafe { job.run(&member.buffers.q, &member.buffers.attended) };
+                }
+            },
+        );
+    }
+
+    fn project(&mut self, op: &ProjectAdd) -> Pending {
+        let (model, buffers) = (self.model, self.buffers);
+        let width = model.program.heads * model.head_dim();
+        let kinds = Kinds::of(model, &[op.project]);
+        self.phase(Kernel::Quantize, self.rows(), Portions::Guided(2), |member, range| {
+            for row in range {
+                member.set_input(row, 0, member.read(&buffers.attended, row, width), kinds, true);
+            }
+        });
+        self.multiply(self.rows(), [(op.project.matrix, &buffers.product)]);
+        Pending { bias: op.project.bias, post_norm: op.post_norm }
+    }
+
+    fn norm_gate_up(&mut self, op: &NormGateUp, pending: Option<Pending>) {
+        let (model, buffers) = (self.model, self.buffers);
+        self.add_norm(op.norm, pending, Kinds::of(model, &[op.gate, op.up]));
+        self.multiply(self.rows(), [(op.gate.matrix, &buffers.gate), (op.up.matrix, &buffers.up)]);
+    }
+
+    fn down(&mut self, gate_up: &NormGateUp, op: &DownAdd) -> Pending {
+        let (model, buffers) = (self.model, self.buffers);
+        let ffn = model.program.ffn;
+        let slices = ffn.div_ceil(ACTIVATE_SLICE);
+        let kinds = Kinds::of(model, &[op.down]);
+        self.phase(
+            Kernel::Activate,
+            self.rows() * slices,
+            Portions::Guided(slices.div_ceil(4)),
+            |member, range| {
+                for unit in range {
+                    let (row, first) = (unit / slices, unit % slices * ACTIVATE_SLICE);
+                    let end = ffn.min(first + ACTIVATE_SLICE);
+                    let at = row * ffn + first..row * ffn + end;
+                    // SAFETY: only this member has this slice of this row in this phase.
+                    let (gate, up) = unsafe { (buffers.gate.get_mut(at.clone()), buffers.up.get_mut(at)) };
+                    for (x, linear) in [(&mut *gate, gate_up.gate), (&mut *up, gate_up.up)] {
+                        if let Some(bias) = linear.bias {
+                            model.rows.add(x, &model.vector(bias)[first..end]);
+                        }
+                    }
+                    model.rows.activate(gate, up, gate_up.activation);
+                    member.set_input(row, first, gate, kinds, end == ffn);
+                }
+            },
+        );
+        self.multiply(self.rows(), [(op.down.matrix, &buffers.product)]);
+        Pending { bias: op.down.bias, post_norm: op.post_norm }
+    }
+
+    /// Logits of the rows that outputs ask for, a slice of rows at a time, and the answers from them.
+    fn norm_logits(&mut self, op: &NormLogits, pending: Option<Pending>, answers: &Answers) {
+        let (model, buffers, plan) = (self.model, self.buffers, self.plan);
+        let Program { hidden, vocab, .. } = model.program;
+        let kinds = Kinds::of(model, &[op.head]);
+        let slice = buffers.logits.len() / vocab;
+        for (index, rows) in plan.output_rows.chunks(slice).enumerate() {
+            self.phase(Kernel::AddNorm, rows.len(), Portions::Guided(1), |member, range| {
+                for at in range {
+                    member.add_pending(rows[at], pending);
+                    member.norm_row(rows[at], op.norm);
+                    member.set_input(at, 0, &member.own.row[..hidden], kinds, true);
+                }
+            });
+            self.multiply(rows.len(), [(op.head.matrix, &buffers.logits)]);
+            self.phase(Kernel::Sample, rows.len(), Portions::Single, |member, range| {
+                for at in range {
+                    let logits = member.write(&buffers.logits, at, vocab);
+                    if let Some(bias) = op.head.bias {
+                        model.rows.add(logits, model.vector(bias));
+                    }
+                    if let Some(cap) = op.soft_cap {
+                        model.rows.soft_cap(logits, cap);
+                    }
+                    for &output in plan.outputs_of(index * slice + at) {
+                        let want = &member.step.outputs[output].want;
+                        let outcome = sampling::answer(logits, want, &mut member.own.sampler);
+                        *answers[output].lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+                    }
+                }
+            });
+        }
+    }
+}
+
+impl Member<'_> {
     /// A row of a buffer that this member reads in this phase.
     fn read<'b>(&self, buffer: &'b Shared<f32>, row: usize, width: usize) -> &'b [f32] {
         // SAFETY: read-only in this phase, or only this member has this row; see the table above.
@@ -198,24 +436,6 @@ impl Pass<'_> {
     fn write<'b>(&self, buffer: &'b Shared<f32>, row: usize, width: usize) -> &'b mut [f32] {
         // SAFETY: the phase shares the work by row, see the table above.
         unsafe { buffer.get_mut(row * width..(row + 1) * width) }
-    }
-
-    fn embed(&mut self, op: &Embed) {
-        let rows = self.rows();
-        self.phase(Kernel::Embed, rows, 4, |pass, range| {
-            let (model, buffers) = (pass.model, pass.buffers);
-            for row in range {
-                let x = pass.write(&buffers.x, row, model.program.hidden);
-                model.matrix(op.table).dequantize_row(pass.step.tokens[row] as usize, x);
-                if op.scale != 1.0 {
-                    model.rows.scale(x, op.scale);
-                }
-                for (index, rope) in model.program.ropes.iter().enumerate() {
-                    let turns = pass.write(&buffers.turns, index * rows + row, model.head_dim());
-                    ops::turns(rope, pass.plan.positions[row], &mut turns[..2 * rope.frequencies.len()]);
-                }
-            }
-        });
     }
 
     /// Adds what is pending to a row of the residual stream.
@@ -259,72 +479,10 @@ impl Pass<'_> {
         }
     }
 
-    /// Phase: adds what is pending, norms, and makes the result the next products' input.
-    fn add_norm(&mut self, norm: Norm, pending: Option<Pending>, kinds: Kinds) {
-        let hidden = self.model.program.hidden;
-        self.phase(Kernel::AddNorm, self.rows(), 1, |pass, range| {
-            for row in range {
-                pass.add_pending(row, pending);
-                pass.norm_row(row, norm);
-                pass.set_input(row, 0, &pass.own.row[..hidden], kinds, true);
-            }
-        });
-    }
-
     fn norm_row(&mut self, row: usize, norm: Norm) {
         let (model, hidden) = (self.model, self.model.program.hidden);
         let x = self.read(&self.buffers.x, row, hidden);
         model.rows.rms_norm(x, model.vector(norm.weight), norm.eps, &mut self.own.row[..hidden]);
-    }
-
-    /// Phase: multiplies `count` rows of the input with several matrices, whose groups of outputs are shared as one
-    /// list.
-    fn multiply<const N: usize>(&mut self, count: usize, products: [(MatrixId, &Shared<f32>); N]) {
-        let model = self.model;
-        let groups: usize = products.iter().map(|(id, _)| model.matrix(*id).groups()).sum();
-        let share = (groups / (8 * self.member.threads())).next_multiple_of(4).clamp(4, 64);
-        let ids = products.map(|(id, _)| id);
-        self.phase(Kernel::Products(&ids), groups, share, |pass, range| {
-            let buffers = pass.buffers;
-            let mut offset = 0;
-            for (id, out) in products {
-                let matrix = model.matrix(id);
-                let part = ops::part(&range, offset, matrix.groups());
-                offset += matrix.groups();
-                let width = matrix.rows();
-                // SAFETY: the buffer is written by group of outputs in this phase, and read by nobody.
-                let out = unsafe { Output::from_raw(out.as_ptr(), out.len(), width) };
-                // SAFETY: inputs are only read in this phase.
-                let rows = unsafe {
-                    match matrix.row_kind() {
-                        RowKind::Quantized => Rows::Quantized {
-                            blocks: buffers.quantized.get(0..count * buffers.quantized_stride),
-                            stride: buffers.quantized_stride,
-                        },
-                        RowKind::Float => Rows::Float {
-                            values: buffers.float.get(0..count * buffers.float_stride),
-                            stride: buffers.float_stride,
-                        },
-                    }
-                };
-                matrix.multiply(&model.products, rows, count, part, &out, &mut pass.own.scratch);
-            }
-        });
-    }
-
-    fn norm_qkv_rope_store(&mut self, op: &NormQkvRopeStore, pending: Option<Pending>) {
-        let (model, buffers) = (self.model, self.buffers);
-        self.add_norm(op.norm, pending, Kinds::of(model, &[op.q, op.k, op.v]));
-        self.multiply(
-            self.rows(),
-            [(op.q.matrix, &buffers.q), (op.k.matrix, &buffers.k), (op.v.matrix, &buffers.v)],
-        );
-        let kv_heads = model.program.kv.kv_heads;
-        self.phase(Kernel::RopeStore, self.rows() * kv_heads, 4, |pass, range| {
-            for unit in range {
-                pass.rope_store(op, unit / kv_heads, unit % kv_heads);
-            }
-        });
     }
 
     /// Bias, head norm and rotation of one K/V head and its query heads in one row; K and V into the page.
@@ -333,7 +491,7 @@ impl Pass<'_> {
         let (head_dim, kv_heads, heads) = (model.head_dim(), model.program.kv.kv_heads, model.program.heads);
         let group = heads / kv_heads;
         let rope = &model.program.ropes[op.rope];
-        let turns = self.read(&buffers.turns, op.rope * self.rows() + row, head_dim);
+        let turns = self.read(&buffers.turns, op.rope * self.step.tokens.len() + row, head_dim);
         let turns = &turns[..2 * rope.frequencies.len()];
         let normed = &mut self.own.row[..head_dim];
         let mut finish = |head: &mut [f32], norm: Option<Norm>| {
@@ -361,29 +519,6 @@ impl Pass<'_> {
         let (page, token) = plan.place(self.step, row, op.kv.group);
         // SAFETY: in this phase each row's slot is written by one member, and nobody reads pages.
         unsafe { self.arena.write(Place { page, slot: op.kv.slot, kv_head, token }, k, v) };
-    }
-
-    fn attend(&mut self, op: &Attend) {
-        if self.model.attention == AttentionMode::Gather {
-            return self.attend_gather(op);
-        }
-        let plan = self.plan;
-        self.phase(Kernel::Attend, plan.items.len(), 1, |pass, range| {
-            for item in &plan.items[range] {
-                let tile = &plan.tiles[item.tile];
-                match item.split {
-                    Some(split) => pass.attend_shared(op, tile, split),
-                    None => pass.attend_tile(op, tile),
-                }
-            }
-        });
-        if plan.shares_splits {
-            self.phase(Kernel::AttendMerge, plan.tiles.len(), 1, |pass, range| {
-                for tile in &plan.tiles[range] {
-                    pass.merge_shared(tile);
-                }
-            });
-        }
     }
 
     /// One tile over one split.
@@ -462,98 +597,6 @@ impl Pass<'_> {
             let start = (row * heads + head) * head_dim;
             // SAFETY: only this member has this tile.
             model.attend.finish(sum, unsafe { self.buffers.attended.get_mut(start..start + head_dim) });
-        }
-    }
-
-    /// The reference way, for comparison: see [`gather`].
-    fn attend_gather(&mut self, op: &Attend) {
-        let model = self.model;
-        let (step, kv_heads) = (self.step, model.program.kv.kv_heads);
-        self.phase(Kernel::AttendGather, step.sequences.len() * kv_heads, 1, |pass, range| {
-            for unit in range {
-                let (sequence, kv_head) = (&step.sequences[unit / kv_heads], unit % kv_heads);
-                let job = gather::Job { program: &model.program, arena: pass.arena, step, sequence, op, kv_head };
-                // SAFETY: queries are only read in this phase, and only this member has these heads of these rows.
-                unsafe { job.run(&pass.buffers.q, &pass.buffers.attended) };
-            }
-        });
-    }
-
-    fn project(&mut self, op: &ProjectAdd) -> Pending {
-        let (model, buffers) = (self.model, self.buffers);
-        let width = model.program.heads * model.head_dim();
-        let kinds = Kinds::of(model, &[op.project]);
-        self.phase(Kernel::Quantize, self.rows(), 1, |pass, range| {
-            for row in range {
-                pass.set_input(row, 0, pass.read(&buffers.attended, row, width), kinds, true);
-            }
-        });
-        self.multiply(self.rows(), [(op.project.matrix, &buffers.product)]);
-        Pending { bias: op.project.bias, post_norm: op.post_norm }
-    }
-
-    fn norm_gate_up(&mut self, op: &NormGateUp, pending: Option<Pending>) {
-        let (model, buffers) = (self.model, self.buffers);
-        self.add_norm(op.norm, pending, Kinds::of(model, &[op.gate, op.up]));
-        self.multiply(self.rows(), [(op.gate.matrix, &buffers.gate), (op.up.matrix, &buffers.up)]);
-    }
-
-    fn down(&mut self, gate_up: &NormGateUp, op: &DownAdd) -> Pending {
-        let (model, buffers) = (self.model, self.buffers);
-        let ffn = model.program.ffn;
-        let slices = ffn.div_ceil(ACTIVATE_SLICE);
-        let kinds = Kinds::of(model, &[op.down]);
-        self.phase(Kernel::Activate, self.rows() * slices, slices.div_ceil(4), |pass, range| {
-            for unit in range {
-                let (row, first) = (unit / slices, unit % slices * ACTIVATE_SLICE);
-                let end = ffn.min(first + ACTIVATE_SLICE);
-                let at = row * ffn + first..row * ffn + end;
-                // SAFETY: only this member has this slice of this row in this phase.
-                let (gate, up) = unsafe { (buffers.gate.get_mut(at.clone()), buffers.up.get_mut(at)) };
-                for (x, linear) in [(&mut *gate, gate_up.gate), (&mut *up, gate_up.up)] {
-                    if let Some(bias) = linear.bias {
-                        model.rows.add(x, &model.vector(bias)[first..end]);
-                    }
-                }
-                model.rows.activate(gate, up, gate_up.activation);
-                pass.set_input(row, first, gate, kinds, end == ffn);
-            }
-        });
-        self.multiply(self.rows(), [(op.down.matrix, &buffers.product)]);
-        Pending { bias: op.down.bias, post_norm: op.post_norm }
-    }
-
-    /// Logits of the rows that outputs ask for, a slice of rows at a time, and the answers from them.
-    fn norm_logits(&mut self, op: &NormLogits, pending: Option<Pending>, answers: &Answers) {
-        let (model, buffers, plan) = (self.model, self.buffers, self.plan);
-        let Program { hidden, vocab, .. } = model.program;
-        let kinds = Kinds::of(model, &[op.head]);
-        let slice = buffers.logits.len() / vocab;
-        for (index, rows) in plan.output_rows.chunks(slice).enumerate() {
-            self.phase(Kernel::AddNorm, rows.len(), 1, |pass, range| {
-                for at in range {
-                    pass.add_pending(rows[at], pending);
-                    pass.norm_row(rows[at], op.norm);
-                    pass.set_input(at, 0, &pass.own.row[..hidden], kinds, true);
-                }
-            });
-            self.multiply(rows.len(), [(op.head.matrix, &buffers.logits)]);
-            self.phase(Kernel::Sample, rows.len(), 1, |pass, range| {
-                for at in range {
-                    let logits = pass.write(&buffers.logits, at, vocab);
-                    if let Some(bias) = op.head.bias {
-                        model.rows.add(logits, model.vector(bias));
-                    }
-                    if let Some(cap) = op.soft_cap {
-                        model.rows.soft_cap(logits, cap);
-                    }
-                    for &output in plan.outputs_of(index * slice + at) {
-                        let want = &pass.step.outputs[output].want;
-                        let outcome = sampling::answer(logits, want, &mut pass.own.sampler);
-                        *answers[output].lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
-                    }
-                }
-            });
         }
     }
 }

@@ -93,7 +93,7 @@ fn activate<S: Simd>(s: S, gate: &mut [f32], up: &[f32], activation: Activation)
 /// `0.5 x (1 + tanh(u))` with `u = sqrt(2/π) (x + 0.044715 x³)`, which is `x * sigmoid(2u)`.
 #[inline(always)]
 fn gelu_tanh<S: Simd>(s: S, x: S::F32) -> S::F32 {
-    const TWICE: f32 = 1.595_769_1; // 2 sqrt(2/π)
+    const TWICE: f32 = 1.595_769_2; // 2 sqrt(2/π)
     let cubic = s.fma(s.mul(s.splat(0.044_715), s.mul(x, x)), x, x);
     s.mul(x, simd::sigmoid(s, s.mul(cubic, s.splat(TWICE))))
 }

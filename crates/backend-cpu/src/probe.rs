@@ -4,7 +4,7 @@ use std::{hint::black_box, io, time::Instant};
 
 use memmap2::MmapMut;
 
-use crate::team::Team;
+use crate::team::{Portions, Team};
 
 /// Bytes that one round of the probe reads: far more than any cache holds.
 const PROBE_BYTES: usize = 1 << 29;
@@ -24,12 +24,10 @@ pub fn read_bandwidth(threads: usize, rounds: usize) -> io::Result<f64> {
     let mut rates: Vec<f64> = (0..rounds.max(1))
         .map(|_| {
             let start = Instant::now();
-            team.run(&|member| {
-                member.phase(PROBE_BYTES / CHUNK, 1, |chunks| {
-                    for chunk in chunks {
-                        black_box(sum(&memory[chunk * CHUNK..][..CHUNK]));
-                    }
-                });
+            team.share(PROBE_BYTES / CHUNK, Portions::Guided(1), |_, chunks| {
+                for chunk in chunks {
+                    black_box(sum(&memory[chunk * CHUNK..][..CHUNK]));
+                }
             });
             PROBE_BYTES as f64 / start.elapsed().as_secs_f64()
         })

@@ -3,8 +3,8 @@
 use std::sync::{Mutex, PoisonError};
 
 use paguro_backend::{
-    KernelCount, Limits, LoadError, Op, Outcome, PageMove, Program, Runner, Step, StepError,
-    StepOutput, Ticket, Weights,
+    KernelCount, Limits, LoadError, Op, Outcome, PageMove, Program, Runner, Step, StepError, StepOutput,
+    Ticket, Weights,
 };
 
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
     plan::Plan,
     quantize::{QuantBlock, row_blocks},
     shared::Shared,
-    team::Team,
+    team::{Portions, Team},
 };
 
 /// Rows whose logits are computed at once: bounds their memory for large vocabularies.
@@ -35,8 +35,8 @@ pub struct CpuRunner {
     arena: Arena,
     plan: Plan,
     counters: Counters,
-    /// One for each member.
-    own: Vec<Mutex<Own>>,
+    /// One for each thread of the team.
+    own: Vec<Own>,
     /// One for each output of a step.
     answers: Vec<Mutex<Option<Outcome>>>,
     /// Outputs of the step that was submitted last.
@@ -74,7 +74,7 @@ impl CpuRunner {
         let mut matrices = Vec::with_capacity(weights.matrices.len());
         for source in &weights.matrices {
             let packing = Packing::new(source)?;
-            team.run(&|_| packing.work());
+            team.share(threads, Portions::Single, |_, _| packing.work());
             matrices.push(packing.finish());
             source.bytes.discard();
         }
@@ -88,18 +88,22 @@ impl CpuRunner {
         let partial_stride = queries * partial_len(shape.head_dim);
         let most_splits = 4 * team.threads() * limits.max_context.div_ceil(SPLIT);
         let partials = most_splits.min(PARTIAL_FLOATS / partial_stride);
-        let plan =
-            Plan::new(program.heads, &program.kv, limits.block_size, team.threads(), partial_stride, partials);
+        let plan = Plan::new(
+            program.heads,
+            &program.kv,
+            limits.block_size,
+            team.threads(),
+            partial_stride,
+            partials,
+        );
         let widest = program.hidden.max(program.ffn).max(program.heads * shape.head_dim);
-        let own = (0..team.threads()).map(|_| {
-            Mutex::new(Own {
-                scratch: Scratch::default(),
-                scores: vec![0.0; queries * SPLIT],
-                partial: vec![0.0; partial_stride],
-                sums: vec![0.0; partial_stride],
-                row: vec![0.0; widest],
-                sampler: paguro_backend::sampling::Scratch::default(),
-            })
+        let own = (0..team.threads()).map(|_| Own {
+            scratch: Scratch::default(),
+            scores: vec![0.0; queries * SPLIT],
+            partial: vec![0.0; partial_stride],
+            sums: vec![0.0; partial_stride],
+            row: vec![0.0; widest],
+            sampler: paguro_backend::sampling::Scratch::default(),
         });
         Ok(Self {
             own: own.collect(),
@@ -155,9 +159,10 @@ fn buffers(program: &Program, limits: &Limits, widest: usize, partials: usize) -
 fn check_order(program: &Program) -> Result<(), LoadError> {
     let layers = program.ops.len().saturating_sub(2) / 5;
     let expected = std::iter::once("embed")
-        .chain((0..layers).flat_map(|_| {
-            ["norm_qkv_rope_store", "attend", "project_add", "norm_gate_up", "down_add"]
-        }))
+        .chain(
+            (0..layers)
+                .flat_map(|_| ["norm_qkv_rope_store", "attend", "project_add", "norm_gate_up", "down_add"]),
+        )
         .chain(["norm_logits"]);
     let ops = program.ops.iter().map(Op::name);
     if ops.eq(expected) {
@@ -175,11 +180,7 @@ impl Runner for CpuRunner {
         step.validate(&self.model.program, &self.limits)?;
         self.plan.make(step);
         let Self { team, model, buffers, arena, plan, counters, own, answers, .. } = self;
-        team.run(&|member| {
-            let mut own = own[member.index()].lock().unwrap_or_else(PoisonError::into_inner);
-            let mut pass = Pass { model, buffers, arena, step, plan, counters, member, own: &mut own };
-            pass.run(answers);
-        });
+        Pass { model, buffers, arena, step, plan, counters, team, own }.run(answers);
         self.outputs = step.outputs.len();
         self.submitted += 1;
         Ok(Ticket(self.submitted))
@@ -192,7 +193,8 @@ impl Runner for CpuRunner {
         out.outcomes.clear();
         for answer in &mut self.answers[..self.outputs] {
             let outcome = answer.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-            let outcome = outcome.ok_or_else(|| StepError::Invalid("this step was collected before".into()))?;
+            let outcome =
+                outcome.ok_or_else(|| StepError::Invalid("this step was collected before".into()))?;
             out.outcomes.push(outcome);
         }
         Ok(())
@@ -204,7 +206,10 @@ impl Runner for CpuRunner {
                 && from.0.max(to.0) as usize >= self.limits.pages
             {
                 let pages = self.limits.pages;
-                return Err(StepError::Invalid(format!("cannot copy page {} to {} of {pages}", from.0, to.0)));
+                return Err(StepError::Invalid(format!(
+                    "cannot copy page {} to {} of {pages}",
+                    from.0, to.0
+                )));
             }
         }
         self.arena.move_pages(moves);
