@@ -46,7 +46,7 @@ pub struct BenchArgs {
     #[arg(short, long, value_name = "N", default_value_t = 3, value_parser = choices::positive)]
     pub rounds: usize,
 
-    /// CPU threads [default: one for each physical core]
+    /// CPU threads [default: all that this process may use]
     #[arg(short, long, env = "PAGURO_THREADS", value_name = "N,...", value_delimiter = ',', value_parser = choices::positive)]
     pub threads: Vec<usize>,
 

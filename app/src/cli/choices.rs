@@ -68,48 +68,44 @@ pub fn window(text: &str) -> Result<usize, String> {
     }
 }
 
-/// A number in `low..=high`.
-fn number(text: &str, low: f32, high: f32) -> Result<f32, String> {
+/// A finite number that fits `fine`, whose rule is said when it does not.
+fn number(text: &str, fine: impl Fn(f32) -> bool, rule: &str) -> Result<f32, String> {
     match text.parse::<f32>() {
-        Ok(n) if (low..=high).contains(&n) => Ok(n),
-        Ok(_) if high == f32::MAX => Err(format!("must be a number of at least {low}")),
-        Ok(_) => Err(format!("must be between {low} and {high}")),
-        Err(_) => Err("must be a number".into()),
+        Ok(n) if n.is_finite() && fine(n) => Ok(n),
+        _ => Err(format!("must be {rule}")),
     }
+}
+
+/// Any number.
+pub fn finite(text: &str) -> Result<f32, String> {
+    number(text, |_| true, "a number")
 }
 
 /// A number that is not negative.
 pub fn not_negative(text: &str) -> Result<f32, String> {
-    number(text, 0.0, f32::MAX)
+    number(text, |n| n >= 0.0, "a number, 0 or greater")
 }
 
-/// A share: between zero and one.
+/// A number above zero.
+pub fn above_zero(text: &str) -> Result<f32, String> {
+    number(text, |n| n > 0.0, "a number greater than 0")
+}
+
+/// A probability that may be zero.
 pub fn share(text: &str) -> Result<f32, String> {
-    number(text, 0.0, 1.0)
+    number(text, |n| (0.0..=1.0).contains(&n), "between 0 and 1")
 }
 
-/// A penalty that divides logits.
-pub fn divisor(text: &str) -> Result<f32, String> {
-    match number(text, 0.0, f32::MAX)? {
-        0.0 => Err("must be above 0".into()),
-        n => Ok(n),
-    }
-}
-
-/// A penalty as OpenAI defines it.
-pub fn penalty(text: &str) -> Result<f32, String> {
-    number(text, -2.0, 2.0)
+/// A probability that may not: some token must be left.
+pub fn share_above_zero(text: &str) -> Result<f32, String> {
+    number(text, |n| n > 0.0 && n <= 1.0, "greater than 0 and at most 1")
 }
 
 /// `ID=VALUE`.
 pub fn bias(text: &str) -> Result<(u32, f32), String> {
     let (id, value) = text.split_once('=').ok_or("must be ID=VALUE, a token id and what to add to its logit")?;
     let id = id.trim().parse().map_err(|_| format!("`{id}` is not a token id"))?;
-    // Not a number cannot be added; minus infinity forbids the token, which people do ask for.
-    match value.trim().parse::<f32>() {
-        Ok(value) if !value.is_nan() => Ok((id, value)),
-        _ => Err(format!("`{value}` is not a number")),
-    }
+    Ok((id, finite(value.trim())?))
 }
 
 #[cfg(test)]
@@ -125,7 +121,10 @@ mod tests {
         for bad in ["-1", "nan", "inf"] {
             assert!(not_negative(bad).is_err(), "{bad}");
         }
-        assert!(divisor("0").is_err());
+        assert!(above_zero("0").is_err());
+        assert!(share_above_zero("0").is_err());
+        assert_eq!(share("0"), Ok(0.0));
+        assert!(finite("inf").is_err());
         assert!(positive("0").is_err());
         assert!(window("3").is_err());
     }
@@ -133,8 +132,7 @@ mod tests {
     #[test]
     fn a_bias_is_an_id_and_a_value() {
         assert_eq!(bias("12=-1.5"), Ok((12, -1.5)));
-        assert_eq!(bias("12=-inf"), Ok((12, f32::NEG_INFINITY)));
-        for bad in ["12", "a=1", "1=nan", "-1=2", "=2", "1="] {
+        for bad in ["12", "a=1", "1=nan", "1=-inf", "-1=2", "=2", "1="] {
             assert!(bias(bad).is_err(), "{bad}");
         }
     }

@@ -69,7 +69,7 @@ pub struct RunOnArgs {
 #[derive(Args, Clone, Copy, Debug)]
 #[command(next_help_heading = "Running")]
 pub struct ThreadsArg {
-    /// CPU threads [default: one for each physical core]
+    /// CPU threads [default: all that this process may use]
     #[arg(short, long, env = "PAGURO_THREADS", value_name = "N", value_parser = choices::positive)]
     pub threads: Option<usize>,
 }
@@ -269,6 +269,10 @@ pub struct InspectArgs {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+
+    /// See [`RunOnArgs`].
+    #[command(flatten)]
+    pub on: RunOnArgs,
 }
 
 /// `paguro devices`.

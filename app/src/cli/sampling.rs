@@ -17,7 +17,7 @@ pub struct SamplingArgs {
     pub top_k: Option<u32>,
 
     /// Keep the best tokens that together reach probability P; 1 keeps all
-    #[arg(long, value_name = "P", value_parser = choices::share)]
+    #[arg(long, value_name = "P", value_parser = choices::share_above_zero)]
     pub top_p: Option<f32>,
 
     /// Keep the tokens with at least P times the best one's probability; 0 keeps all
@@ -25,15 +25,15 @@ pub struct SamplingArgs {
     pub min_p: Option<f32>,
 
     /// Divide the logits of tokens that were already there; 1 is off
-    #[arg(long, value_name = "R", value_parser = choices::divisor)]
+    #[arg(long, value_name = "R", value_parser = choices::above_zero)]
     pub repeat_penalty: Option<f32>,
 
     /// Subtract this from a token's logit for each time it was already there
-    #[arg(long, value_name = "F", value_parser = choices::penalty, allow_negative_numbers = true)]
+    #[arg(long, value_name = "F", value_parser = choices::finite, allow_negative_numbers = true)]
     pub frequency_penalty: Option<f32>,
 
     /// Subtract this from the logits of tokens that were already there
-    #[arg(long, value_name = "F", value_parser = choices::penalty, allow_negative_numbers = true)]
+    #[arg(long, value_name = "F", value_parser = choices::finite, allow_negative_numbers = true)]
     pub presence_penalty: Option<f32>,
 
     /// How many of the last tokens the penalties look at [default: all]

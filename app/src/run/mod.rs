@@ -1,1 +1,112 @@
-pub mod commands;
+//! `paguro run`: one answer, or a chat.
+
+mod answer;
+mod chat;
+mod commands;
+mod once;
+mod prompt;
+mod sampling;
+
+use std::{path::Path, sync::Arc};
+
+use paguro_engine::{EngineOptions, PageBudget, SubmitError};
+use paguro_model::Model;
+
+use crate::{
+    cli::RunArgs,
+    failure::{Failure, Outcome},
+    interrupt::Interrupt,
+    load::{self, Loaded},
+    models::{EMBEDDED, Source},
+    settings::Terminal,
+    tokenize::read_text,
+};
+
+/// Context of `run` unless given: long enough for a conversation, and its pages are no burden.
+const DEFAULT_CONTEXT: usize = 8192;
+
+/// Runs the command.
+///
+/// # Errors
+/// Whatever keeps the answer from being given, and Ctrl-C.
+pub fn run(args: &RunArgs, terminal: Terminal, history: Option<&Path>) -> Outcome<()> {
+    let (source, prompt) = what_to_run(args)?;
+    // What is wrong with the model shows before anything is read or computed.
+    let model = load::model(&source, Some(args.ctx.unwrap_or(DEFAULT_CONTEXT)).filter(|&ctx| ctx > 0))?;
+    let prompt = with_standard_input(prompt, terminal)?;
+    let interrupt = Interrupt::install()?;
+    let loaded = start(args, model, terminal)?;
+    match prompt {
+        Some(prompt) => once::answer(args, &loaded, prompt, terminal, &interrupt),
+        None => chat::Chat::new(args, &loaded, terminal, &interrupt)?.run(history),
+    }
+}
+
+/// Sorts the words into a model and a prompt.
+fn what_to_run(args: &RunArgs) -> Outcome<(Source, Option<String>)> {
+    let (source, words) = match (&args.model, args.words.split_first()) {
+        (Some(model), _) => (Source::find(Some(model))?, &args.words[..]),
+        (None, Some((first, rest))) => match Source::from_first_word(first)? {
+            Some(source) => (source, rest),
+            None => (Source::Embedded, &args.words[..]),
+        },
+        (None, None) => (Source::Embedded, &[][..]),
+    };
+    if words.is_empty() {
+        return Ok((source, None));
+    }
+    let prompt = words.join(" ");
+    if prompt.trim().is_empty() {
+        return Err(Failure::usage("the prompt is empty").hint(format!("paguro run {EMBEDDED} \"Tell me a story\"")));
+    }
+    Ok((source, Some(prompt)))
+}
+
+/// Piped text is the prompt, or follows the one on the command line.
+fn with_standard_input(prompt: Option<String>, terminal: Terminal) -> Outcome<Option<String>> {
+    if terminal.interactive {
+        return Ok(prompt);
+    }
+    let text = read_text()?;
+    // The last line's end is the file's, not the prompt's.
+    let text = text.strip_suffix('\n').map_or(&text[..], |text| text.strip_suffix('\r').unwrap_or(text));
+    match (prompt, text.trim().is_empty()) {
+        (Some(prompt), true) => Ok(Some(prompt)),
+        (Some(prompt), false) => Ok(Some(format!("{prompt}\n\n{text}"))),
+        (None, false) => Ok(Some(text.to_owned())),
+        (None, true) => Err(Failure::usage("there is no prompt: none was given, and standard input is empty")
+            .hint("give the prompt as an argument, or run on a terminal to chat")),
+    }
+}
+
+fn start(args: &RunArgs, model: Arc<Model>, terminal: Terminal) -> Outcome<Loaded> {
+    let context = match args.ctx {
+        Some(0) => model.context_length,
+        Some(tokens) => tokens,
+        None => model.context_length.min(DEFAULT_CONTEXT),
+    };
+    if context > model.context_length {
+        let trained = model.context_length;
+        terminal.note(&format!("the model was trained for {trained} tokens; past them its answers get worse"));
+    }
+    let defaults = EngineOptions::default();
+    let options = EngineOptions {
+        block_size: args.page_size.unwrap_or(defaults.block_size),
+        pages: PageBudget::Tokens(context.saturating_mul(args.branches)),
+        max_context: Some(context),
+        max_sequences: args.branches,
+        max_batch_tokens: defaults.max_batch_tokens.max(args.branches),
+        attention: args.attention.attention.into(),
+        ..defaults
+    };
+    load::start(model, options, args.threads.threads, &args.on, terminal)
+}
+
+/// A refused request, with the flag that would help.
+fn refused(error: &SubmitError) -> Failure {
+    let failure = Failure::from_error(error);
+    match error {
+        SubmitError::ContextTooLong { .. } => failure.hint("-c N makes the context larger"),
+        _ => failure,
+    }
+}

@@ -20,7 +20,9 @@ import numpy as np
 
 HERE = pathlib.Path(__file__).parent
 VOCAB = 301  # not a multiple of anything
-POSITIONS = [0, 1, 15, 16, 31, 32, 33, 47, 64, 95, 96]
+# Of the logits that are kept: around the edges of pages and of the window.
+NEAR = (0, 1, 15, 16, 31, 32, 33, 47, 64, 95, 96)
+FAR = (0, 299, 300, 301, 511, 512, 513, 700, 1023, 1024, 1099)
 Type = gguf.GGMLQuantizationType
 
 
@@ -123,6 +125,7 @@ class Model:
     rotated: int | None = None
     factors: dict = dataclasses.field(default_factory=dict)  # tensor of RoPE factors: (center, spread)
     vocab: str = "spm"
+    positions: tuple = NEAR
     context: int = 256  # of the run
     trained: int = 4096
     peer_arch: str | None = None  # llama.cpp reads the same weights as this architecture, with these extras
@@ -314,6 +317,9 @@ CASES = [
     Model("gemma3-q4_k", arch="gemma3", kind=Type.Q4_K, layers=7, tied=True,
           keys={"attention.sliding_window": LOCAL_WINDOW}, **(QUANT | dict(ffn=256))),
     Model("phi3-q5_k", arch="phi3", kind=Type.Q5_K, **QUANT),
+    Model("llama-far", positions=FAR, context=1280),
+    Model("gemma3-far", arch="gemma3", head_dim=64, layers=3, tied=True, positions=FAR, context=1280,
+          keys={"attention.sliding_window": 300, "attention.sliding_window_pattern": 2}),
 ]
 
 
@@ -326,15 +332,15 @@ def main():
     program = sys.argv[1]
     folder_of_cases = HERE / "cases"
     folder_of_cases.mkdir(exist_ok=True)
-    tokens = [int(bit) % VOCAB for bit in bits("tokens", max(POSITIONS) + 1)]
     known, entries = {}, []
     for model in CASES:
+        tokens = [int(bit) % VOCAB for bit in bits("tokens", max(model.positions) + 1)]
         with tempfile.TemporaryDirectory() as folder:
             def run(path):
                 out = pathlib.Path(folder) / "out.f32"
-                positions = ",".join(map(str, POSITIONS))
+                positions = ",".join(map(str, model.positions))
                 subprocess.run([program, path, str(model.context), out, positions, *map(str, tokens)], check=True)
-                return np.fromfile(out, dtype=np.float32).reshape(len(POSITIONS), VOCAB)
+                return np.fromfile(out, dtype=np.float32).reshape(-1, VOCAB)
 
             ours, decoded, peer = (pathlib.Path(folder) / f"{which}.gguf" for which in ("ours", "decoded", "peer"))
             model.write(ours)
@@ -352,11 +358,12 @@ def main():
         print(f"{model.name:16} spread {exact.std():.3f}, peer error {error:.2e}, "
               f"from the first {model.arch} {distance(exact, plain):.2f}, file {len(data)} bytes", flush=True)
         entries.append({
-            "name": model.name, "context": model.context, "peer_error": float(f"{error:.2e}"),
+            "name": model.name, "context": model.context, "positions": model.positions,
+            "peer_error": float(f"{error:.2e}"),
             "adler32": zlib.adler32(data), "tensors": [[t.name, t.center, t.spread, t.kind.name, int(np.prod(t.shape))] for t in model.tensors()],
         })
     lines = [json.dumps(entry, separators=(",", ":")).replace(',"tensors"', ',\n"tensors"') for entry in entries]
-    shared = {"vocab": VOCAB, "tokens": tokens, "positions": POSITIONS, "blocks": BLOCKS}
+    shared = {"vocab": VOCAB, "blocks": BLOCKS}
     text = json.dumps(shared)[:-1] + ',\n"cases": [\n' + ",\n".join(lines) + "\n]}\n"
     (folder_of_cases / "cases.json").write_text(text)
 

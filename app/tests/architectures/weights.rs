@@ -60,6 +60,11 @@ fn push_blocks(
     }
 }
 
+/// The first `count` tokens of the prompt of all cases.
+pub fn tokens(count: usize, vocab: u64) -> Vec<u32> {
+    bits("tokens", count).map(|bits| (bits % vocab) as u32).collect()
+}
+
 /// SplitMix64, started at the name's FNV-1a hash.
 fn bits(name: &str, count: usize) -> impl Iterator<Item = u64> + use<> {
     let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {

@@ -1,0 +1,167 @@
+//! One measurement: requests through the engine, timed by its own clock.
+
+use std::time::Instant;
+
+use paguro_engine::{Event, Generation, Handle, Request};
+
+use super::{Case, Test};
+use crate::failure::{Failure, Outcome};
+
+/// Prompts that nobody has seen: the prefix cache finds nothing that it was not given for the purpose.
+#[derive(Debug)]
+pub struct Random {
+    state: u64,
+    vocab: u32,
+}
+
+impl Random {
+    /// Tokens of a vocabulary; the same seed gives the same prompts.
+    pub fn new(seed: u64, vocab: usize) -> Self {
+        Self { state: seed, vocab: vocab as u32 }
+    }
+
+    fn tokens(&mut self, count: usize) -> Vec<u32> {
+        (0..count).map(|_| self.next() % self.vocab).collect()
+    }
+
+    /// SplitMix64 (Steele, Lea, Flood 2014), its upper half.
+    fn next(&mut self) -> u32 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 32) as u32
+    }
+}
+
+/// Runs the case once; tokens per second. The engine must have been started with its prefix cache on: what lies
+/// before the depth is computed first and found there, outside of the timing.
+///
+/// # Errors
+/// What the engine refuses or reports.
+pub fn measure(handle: &Handle, case: &Case, random: &mut Random) -> Outcome<f64> {
+    let Case { test, tokens, depth, batch } = *case;
+    // Each measurement starts on an empty arena, with pages as its order says.
+    handle.clear_prefix_cache();
+    let prefixes: Vec<_> = (0..batch).map(|_| random.tokens(depth)).collect();
+    if depth > 0 {
+        let only_prefix = |prefix: &Vec<u32>| submit(handle, prefix.clone(), 0);
+        let generations = prefixes.iter().map(only_prefix).collect::<Outcome<Vec<_>>>()?;
+        for generation in generations {
+            Timeline::of(generation)?;
+        }
+    }
+    match test {
+        Test::Prefill => {
+            let prompts: Vec<_> = prefixes.into_iter().map(|prefix| [prefix, random.tokens(tokens)].concat()).collect();
+            let start = Instant::now();
+            let generations = prompts.into_iter().map(|prompt| submit(handle, prompt, 1)).collect::<Outcome<Vec<_>>>()?;
+            prefill_rate(&timelines(generations)?, start, depth + tokens)
+        }
+        Test::Decode => {
+            // A prompt has at least one token. Sequences that are admitted a few steps before others decode longer.
+            let prompt = |prefix: Vec<u32>| if prefix.is_empty() { random.tokens(1) } else { prefix };
+            let prompts: Vec<_> = prefixes.into_iter().map(prompt).collect();
+            let most = tokens + case.slack();
+            let generations = prompts.into_iter().map(|prompt| submit(handle, prompt, most)).collect::<Outcome<Vec<_>>>()?;
+            decode_rate(&timelines(generations)?, tokens)
+        }
+    }
+}
+
+impl Case {
+    /// Tokens that sequences may decode while others of the batch are still being admitted, and the first token,
+    /// which is the prompt's. Admission takes at most one step for each sequence.
+    pub fn slack(&self) -> usize {
+        match self.test {
+            Test::Prefill => 1,
+            Test::Decode => self.batch + 1,
+        }
+    }
+
+    /// Tokens of one sequence at its longest.
+    pub fn context(&self) -> usize {
+        self.depth + self.tokens + self.slack()
+    }
+}
+
+fn submit(handle: &Handle, prompt: Vec<u32>, max_tokens: usize) -> Outcome<Generation> {
+    let request = Request { max_tokens: Some(max_tokens), ignore_stop_tokens: true, ..Request::new(prompt) };
+    handle.generate(request).map_err(|error| Failure::from_error(&error))
+}
+
+/// When a request's tokens came.
+#[derive(Debug, Default)]
+struct Timeline {
+    cached: usize,
+    tokens: Vec<Instant>,
+}
+
+impl Timeline {
+    fn of(mut generation: Generation) -> Outcome<Self> {
+        let mut line = Self::default();
+        while let Some(event) = generation.next_blocking() {
+            match event {
+                Event::Started { cached_tokens } => line.cached = cached_tokens,
+                Event::Token { at, .. } => line.tokens.push(at),
+                Event::Failed(error) => return Err(Failure::from_error(&error)),
+                _ => {}
+            }
+        }
+        Ok(line)
+    }
+}
+
+fn timelines(generations: Vec<Generation>) -> Outcome<Vec<Timeline>> {
+    generations.into_iter().map(Timeline::of).collect()
+}
+
+/// When the last sequence had its first token.
+fn last_to_begin(lines: &[Timeline]) -> Outcome<Instant> {
+    let firsts: Option<Vec<_>> = lines.iter().map(|line| line.tokens.first()).collect();
+    let last = firsts.and_then(|firsts| firsts.into_iter().max().copied());
+    last.ok_or_else(|| Failure::new("a measured request ended without a token"))
+}
+
+/// From the submission to the first token of the last sequence; only tokens that had to be computed count.
+fn prefill_rate(lines: &[Timeline], start: Instant, prompt: usize) -> Outcome<f64> {
+    let computed: usize = lines.iter().map(|line| prompt - line.cached).sum();
+    let end = last_to_begin(lines)?;
+    Ok(computed as f64 / end.duration_since(start).as_secs_f64())
+}
+
+/// `tokens` of each sequence, from the moment when all of them decode.
+fn decode_rate(lines: &[Timeline], tokens: usize) -> Outcome<f64> {
+    let start = last_to_begin(lines)?;
+    let mut end = start;
+    for line in lines {
+        let last = line.tokens.iter().filter(|&&at| at > start).nth(tokens - 1);
+        end = end.max(*last.ok_or_else(|| Failure::new("a measured sequence ended before the others had begun"))?);
+    }
+    Ok((tokens * lines.len()) as f64 / end.duration_since(start).as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn decoding_is_timed_only_while_all_decode() {
+        let start = Instant::now();
+        let line = |seconds: &[u64]| Timeline { cached: 0, tokens: seconds.iter().map(|&s| start + Duration::from_secs(s)).collect() };
+        // The second sequence begins at 10; from then on both need 2 s for each token.
+        let lines = [line(&[1, 2, 3, 10, 12, 14]), line(&[10, 12, 14, 16])];
+        assert_eq!(decode_rate(&lines, 2).unwrap(), 4.0 / 4.0);
+        assert!(decode_rate(&lines, 3).is_err());
+        assert!(decode_rate(&[line(&[])], 1).is_err());
+    }
+
+    #[test]
+    fn cached_tokens_do_not_count_as_prefilled() {
+        let start = Instant::now();
+        let line = |cached, seconds| Timeline { cached, tokens: vec![start + Duration::from_secs(seconds)] };
+        assert_eq!(prefill_rate(&[line(96, 2), line(64, 4)], start, 128).unwrap(), 96.0 / 4.0);
+    }
+}

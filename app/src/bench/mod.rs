@@ -1,0 +1,217 @@
+//! `paguro bench`: how fast this machine runs a model, and how fast it could.
+//!
+//! It drives the engine through its handle, as everybody does; there is no second scheduler that could be faster.
+
+mod cost;
+mod measure;
+mod memory;
+mod report;
+
+use std::{cmp::Reverse, sync::Arc};
+
+use paguro_backend::KernelCount;
+use paguro_engine::{EngineOptions, PageBudget, PageOrder};
+use paguro_model::Model;
+
+use crate::{
+    cli::{Attention, BenchArgs, Pages},
+    devices,
+    failure::{Failure, Outcome},
+    load::{self, Loaded},
+    models::Source,
+    settings::Terminal,
+};
+use cost::Cost;
+use measure::{Random, measure};
+use memory::PeakMemory;
+use report::{Row, Sample, Table};
+
+/// Seed of the prompts and of the scattered pages: every run measures the same.
+const SEED: u64 = 0x5eed;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Test {
+    /// Reading a prompt.
+    Prefill,
+    /// Writing an answer.
+    Decode,
+}
+
+/// One test with its numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Case {
+    /// Which test.
+    pub test: Test,
+    /// Tokens of each sequence that are timed.
+    pub tokens: usize,
+    /// Tokens of each sequence that are there before.
+    pub depth: usize,
+    /// Sequences at the same time.
+    pub batch: usize,
+}
+
+/// One way to set up an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Setup {
+    threads: Option<usize>,
+    attention: Attention,
+    pages: Pages,
+}
+
+/// An engine under test.
+struct Bench {
+    setup: Setup,
+    loaded: Loaded,
+    random: Random,
+    rows: Vec<Row>,
+    /// Kernel counts after the warm-up.
+    before: Vec<KernelCount>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Tests that cannot be; whatever stops the engine.
+pub fn bench(args: &BenchArgs, terminal: Terminal) -> Outcome<()> {
+    let source = Source::find(args.model.as_deref())?;
+    let cases = cases(args)?;
+    let context = cases.iter().map(Case::context).max().unwrap_or(1);
+    let model = load::model(&source, Some(context))?;
+    if context > model.context_length {
+        let trained = model.context_length;
+        terminal.note(&format!("the model was trained for {trained} tokens; speed does not depend on that"));
+    }
+    let mut benches = setups(args)
+        .into_iter()
+        .map(|setup| Bench::start(args, setup, &model, &cases, terminal))
+        .collect::<Outcome<Vec<_>>>()?;
+
+    let mut memory = PeakMemory::new();
+    let bar = terminal.bar(args.rounds * benches.len() * cases.len(), "measuring");
+    for _ in 0..args.rounds {
+        for bench in &mut benches {
+            let bandwidth = devices::read_bandwidth(&args.on, bench.setup.threads)?;
+            for (case, row) in cases.iter().zip(&mut bench.rows) {
+                let tokens_per_second = measure(&bench.loaded.handle, case, &mut bench.random)?;
+                row.samples.push(Sample { tokens_per_second, bandwidth });
+                memory.look();
+                bar.inc(1);
+            }
+        }
+    }
+    bar.finish_and_clear();
+
+    let mut tables = Vec::new();
+    for bench in benches {
+        let kernels = if args.kernels { Some(bench.kernels()?) } else { None };
+        tables.push(Table { rows: bench.rows, kernels });
+    }
+    if args.json { report::json(&tables, memory) } else { report::table(&tables, memory, terminal) }
+}
+
+/// The tests, in the order of the flags; those of zero tokens are left out.
+fn cases(args: &BenchArgs) -> Outcome<Vec<Case>> {
+    let mut cases = Vec::new();
+    for (test, lengths) in [(Test::Prefill, &args.prefill), (Test::Decode, &args.decode)] {
+        for &tokens in lengths.iter().filter(|&&tokens| tokens > 0) {
+            for &depth in &args.depth {
+                cases.extend(args.batch.iter().map(|&batch| Case { test, tokens, depth, batch }));
+            }
+        }
+    }
+    if cases.is_empty() {
+        return Err(Failure::usage("there is nothing to measure: -p and -n are both 0"));
+    }
+    Ok(cases)
+}
+
+/// Every combination of threads, attention and page order.
+fn setups(args: &BenchArgs) -> Vec<Setup> {
+    let threads: Vec<_> = if args.threads.is_empty() { vec![None] } else { args.threads.iter().copied().map(Some).collect() };
+    let mut setups = Vec::new();
+    for &threads in &threads {
+        for &attention in &args.attention {
+            setups.extend(args.pages.iter().map(|&pages| Setup { threads, attention, pages }));
+        }
+    }
+    setups
+}
+
+impl Bench {
+    fn start(
+        args: &BenchArgs,
+        setup: Setup,
+        model: &Arc<Model>,
+        cases: &[Case],
+        terminal: Terminal,
+    ) -> Outcome<Self> {
+        let options = options(args, setup, cases);
+        let (block_size, chunk) = (options.block_size, options.max_batch_tokens);
+        let loaded = load::start(model.clone(), options, setup.threads, &args.on, terminal)?;
+        let cost = Cost::new(&model.program, &model.weights, loaded.page_bytes, block_size)?;
+        let rows = cases
+            .iter()
+            .map(|case| Row {
+                model: model.name.clone(),
+                format: model.description.quantization.clone(),
+                device: loaded.device.clone(),
+                threads: loaded.threads,
+                attention: setup.attention,
+                pages: setup.pages,
+                case: *case,
+                bytes_per_token: cost.per_token(case, chunk),
+                samples: Vec::new(),
+            })
+            .collect();
+        let mut bench = Self { setup, loaded, random: Random::new(SEED, model.program.vocab), rows, before: Vec::new() };
+        // Page faults, clocks that speed up, caches: once before it counts.
+        for test in [Test::Prefill, Test::Decode] {
+            let tokens = cases.iter().filter(|case| case.test == test).map(|case| case.tokens.min(64)).max();
+            if let Some(tokens) = tokens {
+                measure(&bench.loaded.handle, &Case { test, tokens, depth: 0, batch: 1 }, &mut bench.random)?;
+            }
+        }
+        bench.before = bench.kernel_counts()?;
+        Ok(bench)
+    }
+
+    fn kernel_counts(&self) -> Outcome<Vec<KernelCount>> {
+        self.loaded.handle.kernel_counts().map_err(|error| Failure::from_error(&error))
+    }
+
+    /// What ran since the warm-up, the longest first.
+    fn kernels(&self) -> Outcome<Vec<KernelCount>> {
+        let mut kernels = self.kernel_counts()?;
+        for kernel in &mut kernels {
+            if let Some(before) = self.before.iter().find(|before| before.name == kernel.name) {
+                kernel.launches -= before.launches;
+                kernel.nanoseconds -= before.nanoseconds;
+            }
+        }
+        kernels.sort_by_key(|kernel| Reverse(kernel.nanoseconds));
+        Ok(kernels)
+    }
+}
+
+/// An engine with pages for these cases and no more.
+fn options(args: &BenchArgs, setup: Setup, cases: &[Case]) -> EngineOptions {
+    let defaults = EngineOptions::default();
+    let block_size = args.page_size.unwrap_or(defaults.block_size);
+    let pages = |case: &Case| case.batch * case.context().next_multiple_of(block_size);
+    let batch = cases.iter().map(|case| case.batch).max().unwrap_or(1);
+    EngineOptions {
+        block_size,
+        pages: PageBudget::Tokens(cases.iter().map(pages).max().unwrap_or(block_size)),
+        max_context: cases.iter().map(Case::context).max(),
+        max_sequences: batch,
+        max_batch_tokens: defaults.max_batch_tokens.max(batch),
+        queue_capacity: batch,
+        attention: setup.attention.into(),
+        page_order: match setup.pages {
+            Pages::Ordered => PageOrder::InOrder,
+            Pages::Scattered => PageOrder::Scattered { seed: SEED },
+        },
+        ..defaults
+    }
+}

@@ -1,0 +1,232 @@
+//! What `bench` prints.
+
+use paguro_backend::KernelCount;
+use serde_json::{Value, json};
+
+use super::{Case, Test, memory::PeakMemory};
+use crate::{
+    cli::{Attention, Pages},
+    failure::Outcome,
+    output::Output,
+    settings::Terminal,
+    units,
+};
+
+/// The samples of one case on one engine.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// The model's name.
+    pub model: String,
+    /// How its weights are stored.
+    pub format: String,
+    /// Where it ran.
+    pub device: String,
+    /// CPU threads.
+    pub threads: usize,
+    /// Way of attention.
+    pub attention: Attention,
+    /// Order of pages.
+    pub pages: Pages,
+    /// What was measured.
+    pub case: Case,
+    /// Bytes that must be read for each token.
+    pub bytes_per_token: f64,
+    /// In order.
+    pub samples: Vec<Sample>,
+}
+
+/// One measurement with the bandwidth probed in its round.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sample {
+    /// Speed.
+    pub tokens_per_second: f64,
+    /// Bytes per second that plain reading reaches with as many threads.
+    pub bandwidth: f64,
+}
+
+impl Row {
+    fn speeds(&self) -> Vec<f64> {
+        self.samples.iter().map(|sample| sample.tokens_per_second).collect()
+    }
+
+    /// Share of the read bandwidth that the median sample uses. Each sample is held against the probe of its own
+    /// round, as a shared machine's memory does not keep its speed.
+    fn ceiling_fraction(&self) -> f64 {
+        median(self.samples.iter().map(|sample| self.bytes_per_token * sample.tokens_per_second / sample.bandwidth).collect())
+    }
+
+    fn json(&self, memory: PeakMemory) -> Value {
+        let Case { test, tokens, depth, batch } = self.case;
+        json!({
+            "model": self.model,
+            "format": self.format,
+            "device": self.device,
+            "threads": self.threads,
+            "attention": attention(self.attention),
+            "pages": pages(self.pages),
+            "test": name(test),
+            "tokens": tokens,
+            "depth": depth,
+            "batch": batch,
+            "tokens_per_second": self.speeds(),
+            "bytes_per_token": self.bytes_per_token.round(),
+            "read_bandwidth": self.samples.iter().map(|sample| sample.bandwidth.round()).collect::<Vec<_>>(),
+            "ceiling_fraction": self.ceiling_fraction(),
+            "peak_resident_bytes": memory.bytes(),
+        })
+    }
+}
+
+/// What was measured on one engine.
+#[derive(Clone, Debug)]
+pub struct Table {
+    /// At least one.
+    pub rows: Vec<Row>,
+    /// The kernels that ran, over all rows, where asked for.
+    pub kernels: Option<Vec<KernelCount>>,
+}
+
+/// One object per line for each row.
+///
+/// # Errors
+/// Standard output's.
+pub fn json(tables: &[Table], memory: PeakMemory) -> Outcome<()> {
+    let mut out = Output::new();
+    for Table { rows, kernels } in tables {
+        for row in rows {
+            let mut object = row.json(memory);
+            if let Some(kernels) = kernels {
+                object["kernels"] = kernels
+                    .iter()
+                    .map(|kernel| json!({"name": kernel.name, "launches": kernel.launches, "nanoseconds": kernel.nanoseconds}))
+                    .collect();
+            }
+            out.json(&object)?;
+        }
+    }
+    Ok(())
+}
+
+/// For people.
+///
+/// # Errors
+/// Standard output's.
+pub fn table(tables: &[Table], memory: PeakMemory, terminal: Terminal) -> Outcome<()> {
+    let mut out = Output::new();
+    let several = tables.len() > 1;
+    for Table { rows, kernels } in tables {
+        let first = &rows[0];
+        let head = format!("{} {}, {}, {}", first.model, first.format, first.device, units::plural(first.threads, "thread"));
+        let setup = format!(", {} attention, {} pages", attention(first.attention), pages(first.pages));
+        out.line(terminal.bold(&if several { head + &setup } else { head }))?;
+        out.line(terminal.dim(&format!(
+            "{:8} {:>6} {:>6} {:>5}  {:>9}  {:>15}  {:>9}  {:>7}",
+            "test", "tokens", "depth", "batch", "tok/s", "(min .. max)", "reads", "ceiling"
+        )))?;
+        for row in rows {
+            let Case { test, tokens, depth, batch } = row.case;
+            let speeds = row.speeds();
+            let middle = median(speeds.clone());
+            let (low, high) = (speeds.iter().copied().fold(f64::MAX, f64::min), speeds.iter().copied().fold(0.0, f64::max));
+            out.line(format_args!(
+                "{:8} {tokens:>6} {depth:>6} {batch:>5}  {:>9}  {:>15}  {:>9}  {:>6.1}%",
+                name(test),
+                units::rate(middle),
+                format!("{} .. {}", units::rate(low), units::rate(high)),
+                format!("{:.1} GB/s", middle * row.bytes_per_token / 1e9),
+                100.0 * row.ceiling_fraction(),
+            ))?;
+        }
+        let probe = median(rows.iter().flat_map(|row| &row.samples).map(|sample| sample.bandwidth).collect());
+        out.line(terminal.dim(&format!(
+            "the ceiling is reading: {:.1} GB/s with {}, probed in this run; prefill is bound by arithmetic instead",
+            probe / 1e9,
+            units::plural(first.threads, "thread")
+        )))?;
+        if let Some(kernels) = kernels {
+            kernel_table(&mut out, kernels, terminal)?;
+        }
+        out.line("")?;
+    }
+    if let Some(peak) = memory.bytes() {
+        out.line(terminal.dim(&format!("peak resident memory {}", units::bytes(peak))))?;
+    }
+    Ok(())
+}
+
+fn kernel_table(out: &mut Output, kernels: &[KernelCount], terminal: Terminal) -> Outcome<()> {
+    let total = kernels.iter().map(|kernel| kernel.nanoseconds).sum::<u64>().max(1);
+    let width = kernels.iter().map(|kernel| kernel.name.len()).max().unwrap_or(0).max("kernel".len());
+    out.line("")?;
+    out.line(terminal.dim(&format!("{:width$}  {:>10}  {:>10}  {:>6}", "kernel", "launches", "ms", "share")))?;
+    for kernel in kernels {
+        out.line(format_args!(
+            "{:width$}  {:>10}  {:>10.1}  {:>5.1}%",
+            kernel.name,
+            kernel.launches,
+            kernel.nanoseconds as f64 / 1e6,
+            100.0 * kernel.nanoseconds as f64 / total as f64
+        ))?;
+    }
+    Ok(())
+}
+
+fn name(test: Test) -> &'static str {
+    match test {
+        Test::Prefill => "prefill",
+        Test::Decode => "decode",
+    }
+}
+
+fn attention(attention: Attention) -> &'static str {
+    match attention {
+        Attention::Paged => "paged",
+        Attention::Gather => "gather",
+    }
+}
+
+fn pages(pages: Pages) -> &'static str {
+    match pages {
+        Pages::Ordered => "ordered",
+        Pages::Scattered => "scattered",
+    }
+}
+
+/// The middle value, the mean of the two where there are two.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_the_middle() {
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(vec![4.0, 1.0]), 2.5);
+    }
+
+    #[test]
+    fn each_sample_is_held_against_its_own_round() {
+        let row = Row {
+            model: "m".into(),
+            format: "Q8_0".into(),
+            device: "cpu".into(),
+            threads: 2,
+            attention: Attention::Paged,
+            pages: Pages::Ordered,
+            case: Case { test: Test::Decode, tokens: 4, depth: 0, batch: 1 },
+            bytes_per_token: 100.0,
+            // The machine was half as fast in the second round: the share of the ceiling is the same.
+            samples: vec![
+                Sample { tokens_per_second: 8.0, bandwidth: 1000.0 },
+                Sample { tokens_per_second: 4.0, bandwidth: 500.0 },
+            ],
+        };
+        assert_eq!(row.ceiling_fraction(), 0.8);
+        assert_eq!(row.json(PeakMemory::new())["tokens_per_second"], json!([8.0, 4.0]));
+    }
+}

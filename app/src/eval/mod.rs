@@ -1,0 +1,159 @@
+//! `paguro eval`: perplexity, counted as llama.cpp counts it.
+
+mod windows;
+
+use std::{collections::VecDeque, fs, path::Path, time::Instant};
+
+use paguro_engine::{EngineOptions, Event, Generation, Handle, PageBudget, Request};
+use paguro_model::tokenizer::{SpecialTokens, Tokenizer};
+use serde_json::json;
+
+use crate::{
+    cli::EvalArgs,
+    failure::{Failure, Outcome},
+    load,
+    models::Source,
+    output::Output,
+    settings::Terminal,
+    units,
+};
+use windows::{Plan, Tally, Window};
+
+/// Windows are read at the same time up to this many tokens: enough rows for whole steps, few pages.
+const TOKENS_AT_ONCE: usize = 2048;
+
+/// Logits of the rows scored in one step may take this much memory.
+const LOGIT_BYTES: usize = 64 << 20;
+
+/// Runs the command.
+///
+/// # Errors
+/// A text that cannot be read or is too short; whatever stops the engine.
+pub fn eval(args: &EvalArgs, terminal: Terminal) -> Outcome<()> {
+    let source = Source::find(args.model.as_deref())?;
+    let text = read(&args.file)?;
+    let plan = args.stride.map_or(Plan::adjacent(args.ctx), |stride| Plan::strided(args.ctx, stride));
+    let model = load::model(&source, Some(plan.window))?;
+    let tokens = model.tokenizer.encode_prompt(&text, SpecialTokens::AsText);
+    let windows = plan
+        .cut(&tokens, first_of_every_text(&model.tokenizer), args.chunks)
+        .map_err(|short| Failure::new(short).hint("take a longer text, or a smaller context with -c"))?;
+    if plan.window > model.context_length {
+        let trained = model.context_length;
+        terminal.note(&format!("the model was trained for {trained} tokens, less than a window of {}", plan.window));
+    }
+
+    let at_once = (TOKENS_AT_ONCE / plan.window).max(1);
+    let defaults = EngineOptions::default();
+    let options = EngineOptions {
+        pages: PageBudget::Tokens(at_once * plan.window.next_multiple_of(defaults.block_size)),
+        max_context: Some(plan.window),
+        max_sequences: at_once,
+        max_scores: (LOGIT_BYTES / (4 * model.program.vocab)).clamp(16, 512),
+        prefix_cache: false,
+        attention: args.attention.attention.into(),
+        ..defaults
+    };
+    let loaded = load::start(model.clone(), options, args.threads.threads, &args.on, terminal)?;
+    let started = Instant::now();
+    let count = windows.len();
+    let tally = score(&loaded.handle, windows, plan.scored(), at_once, terminal)?;
+    let seconds = started.elapsed().as_secs_f64();
+
+    let mut out = Output::new();
+    if args.json {
+        return out.json(&json!({
+            "model": model.name,
+            "format": model.description.quantization,
+            "file": args.file,
+            "tokens": tokens.len(),
+            "window": plan.window,
+            "stride": args.stride,
+            "windows": count,
+            "scored_tokens": tally.count(),
+            "nats_per_token": tally.mean(),
+            "perplexity": tally.perplexity(),
+            "error": tally.error(),
+            "seconds": seconds,
+        }));
+    }
+    out.line(format_args!("PPL = {:.4} +/- {:.5}", tally.perplexity(), tally.error()))?;
+    terminal.status(&format!(
+        "{} of {} tokens, {} tokens scored, {} tok/s",
+        units::plural(count, "window"),
+        plan.window,
+        tally.count(),
+        units::rate((count * plan.window) as f64 / seconds)
+    ));
+    Ok(())
+}
+
+/// The file's text. One line end at its end is dropped, as llama.cpp does with every `-f`.
+fn read(path: &Path) -> Outcome<String> {
+    let bytes = fs::read(path).map_err(|error| Failure::new(format!("cannot read `{}`: {error}", path.display())))?;
+    let mut text = String::from_utf8(bytes).map_err(|error| {
+        Failure::new(format!("`{}` is not UTF-8 text (at byte {})", path.display(), error.utf8_error().valid_up_to()))
+    })?;
+    if text.ends_with('\n') {
+        text.pop();
+    }
+    Ok(text)
+}
+
+/// BOS, if prompts get it.
+fn first_of_every_text(tokenizer: &Tokenizer) -> Option<u32> {
+    tokenizer.bos().filter(|bos| tokenizer.encode_prompt("", SpecialTokens::AsText).first() == Some(bos))
+}
+
+/// Scores `expected` tokens of each window; `at_once` windows are in the engine at any time.
+fn score(
+    handle: &Handle,
+    mut windows: impl ExactSizeIterator<Item = Window>,
+    expected: usize,
+    at_once: usize,
+    terminal: Terminal,
+) -> Outcome<Tally> {
+    let bar = terminal.bar(windows.len(), "scoring");
+    let mut tally = Tally::default();
+    let mut running = VecDeque::new();
+    loop {
+        while running.len() < at_once
+            && let Some(window) = windows.next()
+        {
+            running.push_back(submit(handle, window)?);
+        }
+        let Some(generation) = running.pop_front() else { break };
+        let logprobs = scores(generation)?;
+        if logprobs.len() != expected {
+            return Err(Failure::new(format!("the engine scored {} tokens of a window, not {expected}", logprobs.len())));
+        }
+        tally.add(&logprobs);
+        bar.set_message(format!("PPL {:.4}", tally.perplexity()));
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok(tally)
+}
+
+fn submit(handle: &Handle, window: Window) -> Outcome<Generation> {
+    let request = Request {
+        // The window's last token is scored and predicts nothing.
+        max_tokens: Some(0),
+        score_prompt_from: Some(window.score_from),
+        ..Request::new(window.tokens)
+    };
+    handle.generate(request).map_err(|error| Failure::from_error(&error))
+}
+
+/// The log-probabilities of a window's tokens.
+fn scores(mut generation: Generation) -> Outcome<Vec<f32>> {
+    let mut all = Vec::new();
+    while let Some(event) = generation.next_blocking() {
+        match event {
+            Event::PromptScores { logprobs, .. } => all.extend(logprobs),
+            Event::Failed(error) => return Err(Failure::from_error(&error)),
+            _ => {}
+        }
+    }
+    Ok(all)
+}

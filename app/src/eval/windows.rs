@@ -1,0 +1,179 @@
+//! Which tokens a perplexity scores: the windows of llama.cpp's `llama-perplexity` (tools/perplexity/perplexity.cpp),
+//! so that the numbers can be compared.
+
+use std::fmt;
+
+/// One window: the model reads all of it and is asked about its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// What the model reads.
+    pub tokens: Vec<u32>,
+    /// Position of the first token that predicts: `tokens[score_from + 1..]` are scored.
+    pub score_from: usize,
+}
+
+/// How the windows lie on the text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Tokens in a window.
+    pub window: usize,
+    /// Tokens from one window's start to the next one's.
+    pub step: usize,
+    /// Position of the first token that predicts.
+    score_from: usize,
+    /// Whether BOS stands at the start of each window instead of its own first token.
+    begins_with_bos: bool,
+}
+
+/// The text is too short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooShort {
+    /// Tokens in the text.
+    pub tokens: usize,
+    /// Tokens in a window.
+    pub window: usize,
+}
+
+impl fmt::Display for TooShort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { tokens, window } = self;
+        write!(f, "the text has {tokens} tokens, but windows of {window} need at least {}", 2 * window)
+    }
+}
+
+impl Plan {
+    /// Windows of `ctx` tokens one after the other, the second half of each scored.
+    pub fn adjacent(ctx: usize) -> Self {
+        Self { window: ctx, step: ctx, score_from: ctx / 2, begins_with_bos: true }
+    }
+
+    /// Overlapping windows, `stride` tokens apart, whose last `stride` tokens are scored. There, llama-perplexity
+    /// makes room for half a stride more, rounds the context up as it always does, and leaves the first token of
+    /// each window as it is.
+    pub fn strided(ctx: usize, stride: usize) -> Self {
+        let window = (ctx + stride / 2).next_multiple_of(256).max(stride + 1);
+        Self { window, step: stride, score_from: window - stride - 1, begins_with_bos: false }
+    }
+
+    /// Cuts the text, into at most `most` windows. `bos` is the token that the model puts before every text, if it
+    /// does.
+    ///
+    /// # Errors
+    /// [`TooShort`]
+    pub fn cut<'a>(
+        &self,
+        tokens: &'a [u32],
+        bos: Option<u32>,
+        most: Option<usize>,
+    ) -> Result<impl ExactSizeIterator<Item = Window> + use<'a>, TooShort> {
+        let Self { window, step, score_from, begins_with_bos } = *self;
+        let first = bos.filter(|_| begins_with_bos);
+        if tokens.len() < 2 * window {
+            return Err(TooShort { tokens: tokens.len(), window });
+        }
+        // Adjacent windows: all whole ones. Overlapping ones: as many as llama-perplexity takes, which may leave
+        // the last whole one out.
+        let count = if step == window { tokens.len() / window } else { (tokens.len() - window).div_ceil(step) };
+        Ok((0..count.min(most.unwrap_or(count))).map(move |i| {
+            let mut tokens = tokens[i * step..][..window].to_vec();
+            if let Some(first) = first {
+                tokens[0] = first;
+            }
+            Window { tokens, score_from }
+        }))
+    }
+
+    /// Scored tokens in each window.
+    pub fn scored(&self) -> usize {
+        self.window - self.score_from - 1
+    }
+}
+
+/// Mean and spread of what the scored tokens cost, in nats.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Tally {
+    count: u64,
+    sum: f64,
+    squares: f64,
+}
+
+impl Tally {
+    /// Counts the log-probabilities of some tokens.
+    pub fn add(&mut self, logprobs: &[f32]) {
+        for &logprob in logprobs {
+            let cost = -f64::from(logprob);
+            self.sum += cost;
+            self.squares += cost * cost;
+        }
+        self.count += logprobs.len() as u64;
+    }
+
+    /// Scored tokens.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Mean cost of a token, in nats.
+    pub fn mean(&self) -> f64 {
+        self.sum / self.count as f64
+    }
+
+    /// `exp(mean)`
+    pub fn perplexity(&self) -> f64 {
+        self.mean().exp()
+    }
+
+    /// Standard error of the perplexity, to first order: that of the mean times the perplexity. Zero for one token,
+    /// which tells nothing about the spread.
+    pub fn error(&self) -> f64 {
+        if self.count < 2 {
+            return 0.0;
+        }
+        let variance = (self.squares / self.count as f64 - self.mean().powi(2)).max(0.0);
+        (variance / (self.count - 1) as f64).sqrt() * self.perplexity()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cut(plan: Plan, len: u32, bos: Option<u32>, most: Option<usize>) -> Vec<(u32, u32, usize)> {
+        let text: Vec<u32> = (100..100 + len).collect();
+        let windows = plan.cut(&text, bos, most).unwrap();
+        windows.map(|w| (w.tokens[0], *w.tokens.last().unwrap(), w.tokens.len() - 1 - w.score_from)).collect()
+    }
+
+    #[test]
+    fn adjacent_windows_begin_with_bos_and_score_their_second_half() {
+        let plan = Plan::adjacent(8);
+        assert_eq!(cut(plan, 16, Some(1), None), [(1, 107, 3), (1, 115, 3)]);
+        // What does not fill a window is left out.
+        assert_eq!(cut(plan, 23, Some(1), None).len(), 2);
+        assert_eq!(cut(plan, 40, Some(1), Some(3)).len(), 3);
+        assert_eq!(cut(plan, 16, None, Some(1)), [(100, 107, 3)]);
+        assert_eq!(Plan::adjacent(9).scored(), 4);
+        assert_eq!(plan.cut(&[0; 15], None, None).err(), Some(TooShort { tokens: 15, window: 8 }));
+    }
+
+    #[test]
+    fn overlapping_windows_score_each_token_once() {
+        let plan = Plan::strided(512, 256);
+        assert_eq!((plan.window, plan.step, plan.scored()), (768, 256, 256));
+        let windows = cut(plan, 2000, Some(1), None);
+        assert_eq!(windows.len(), 5);
+        assert_eq!(windows[4], (100 + 4 * 256, 100 + 4 * 256 + 767, 256));
+        // A stride wider than the context still has something to predict from.
+        assert_eq!(Plan::strided(4, 600).window, 601);
+    }
+
+    #[test]
+    fn the_tally_is_mean_and_standard_error() {
+        let mut tally = Tally::default();
+        tally.add(&[-1.0, -2.0]);
+        tally.add(&[-3.0]);
+        assert_eq!((tally.count(), tally.mean()), (3, 2.0));
+        // Variance 2/3, over n - 1 = 2, under the root: 0.57735.
+        assert!((tally.error() / tally.perplexity() - 0.577_350_27).abs() < 1e-6);
+    }
+}

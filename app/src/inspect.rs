@@ -1,0 +1,264 @@
+//! `paguro inspect`: what is in a model file, and what it needs to run.
+
+use std::collections::BTreeMap;
+
+use paguro_backend::KvLayout;
+use paguro_engine::EngineOptions;
+use paguro_model::{LoadOptions, Model, ModelFile, tensor::Tensor};
+use serde_json::{Value, json};
+
+use crate::{
+    cli::{InspectArgs, RunOnArgs},
+    devices,
+    failure::Outcome,
+    load,
+    models::Source,
+    output::Output,
+    settings::Terminal,
+    units,
+};
+
+/// Metadata values are shown up to this many characters.
+const VALUE_WIDTH: usize = 100;
+
+/// Runs the command. A model that cannot run is shown, too, and why it cannot.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn inspect(args: &InspectArgs, terminal: Terminal) -> Outcome<()> {
+    let source = Source::find(args.model.as_deref())?;
+    let file = load::file(&source)?;
+    let model = file.load(&LoadOptions { max_context: args.ctx });
+    let model = model.as_ref().map_err(ToString::to_string);
+    let memory = match &model {
+        Ok(model) => Some(Memory::new(model, args.ctx.unwrap_or(model.context_length), &args.on)?),
+        Err(_) => None,
+    };
+    if args.json {
+        return Output::new().json(&as_json(&file, model, memory, args.tensors));
+    }
+    let mut out = Output::new();
+    summary(&mut out, &file, model, memory, terminal)?;
+    metadata(&mut out, &file, terminal)?;
+    if args.tensors { tensors(&mut out, file.tensors(), terminal) } else { types(&mut out, file.tensors(), terminal) }
+}
+
+/// What a model needs for one sequence.
+#[derive(Clone, Copy, Debug)]
+struct Memory {
+    context: usize,
+    weights: u64,
+    pages: u64,
+    page_bytes: u64,
+    block_size: usize,
+}
+
+impl Memory {
+    fn new(model: &Model, context: usize, on: &RunOnArgs) -> Outcome<Self> {
+        let options = EngineOptions::default();
+        let page_bytes = devices::open(on, None)?.backend.page_bytes(&model.program, options.block_size) as u64;
+        let weights: usize = model.weights.matrices.iter().map(|matrix| matrix.bytes.as_slice().len()).sum();
+        let pages = pages(&model.program.kv, context, options.block_size, options.max_batch_tokens);
+        Ok(Self { context, weights: weights as u64, pages, page_bytes, block_size: options.block_size })
+    }
+
+    fn kv(&self) -> u64 {
+        self.pages * self.page_bytes
+    }
+}
+
+/// Pages that a sequence of `context` tokens holds at most. A layer with a window keeps what the rows of one step can
+/// see, which may begin and end inside of a page.
+fn pages(kv: &KvLayout, context: usize, block_size: usize, step: usize) -> u64 {
+    let group = |window: Option<u32>| {
+        let all = context.div_ceil(block_size);
+        window.map_or(all, |window| all.min((window as usize + step).div_ceil(block_size) + 1)) as u64
+    };
+    kv.groups.iter().map(|g| group(g.window)).sum()
+}
+
+fn summary(
+    out: &mut Output,
+    file: &ModelFile,
+    model: Result<&Model, String>,
+    memory: Option<Memory>,
+    terminal: Terminal,
+) -> Outcome<()> {
+    let description = file.description();
+    out.line(terminal.bold(file.name()))?;
+    let mut row = |name: &str, value: String| out.line(format_args!("  {name:<14}{value}"));
+    row("file", format!("{}, {}", file.format(), units::bytes(description.file_bytes)))?;
+    row("architecture", file.architecture().unwrap_or("(none)").to_owned())?;
+    row("parameters", format!("{} ({})", units::count(description.parameters), description.quantization))?;
+    match model {
+        Ok(model) => {
+            let program = &model.program;
+            let layers = layers(model);
+            row(
+                "shape",
+                format!(
+                    "{layers} layers, hidden {}, {} heads, {} KV heads of {}, FFN {}, vocabulary {}",
+                    program.hidden, program.heads, program.kv.kv_heads, program.kv.head_dim, program.ffn, program.vocab
+                ),
+            )?;
+            row("context", format!("{} tokens", model.context_length))?;
+            row("chat template", chat_template(model))?;
+        }
+        Err(problem) => row("runs", format!("no: {problem}"))?,
+    }
+    if let Some(memory) = memory {
+        let Memory { context, weights, pages, page_bytes, block_size } = memory;
+        row("memory", format!("{} for a context of {context} tokens:", units::bytes(weights + memory.kv())))?;
+        row("", format!("{} weights", units::bytes(weights)))?;
+        row("", format!("{} KV cache, {pages} pages of {} for {block_size} tokens", units::bytes(memory.kv()), units::bytes(page_bytes)))?;
+    }
+    Ok(())
+}
+
+fn chat_template(model: &Model) -> String {
+    match (&model.chat_template, &model.template_problem) {
+        (Some(_), _) => "yes".into(),
+        (None, Some(problem)) => format!("not usable: {problem}"),
+        (None, None) => "no: prompts are continued as they stand".into(),
+    }
+}
+
+fn layers(model: &Model) -> usize {
+    model.program.ops.iter().filter(|op| matches!(op, paguro_backend::Op::Attend(_))).count()
+}
+
+fn metadata(out: &mut Output, file: &ModelFile, terminal: Terminal) -> Outcome<()> {
+    out.line("")?;
+    out.line(terminal.bold("metadata"))?;
+    for entry in file.metadata() {
+        out.line(format_args!("  {} {} {}", entry.key, terminal.dim("="), shortened(&entry.value)))?;
+    }
+    Ok(())
+}
+
+/// A value on one line of readable length.
+fn shortened(value: &str) -> String {
+    let line = value.replace('\n', "\\n");
+    match line.char_indices().nth(VALUE_WIDTH) {
+        Some((end, _)) => format!("{}… ({} characters)", &line[..end], value.chars().count()),
+        None => line,
+    }
+}
+
+fn tensors(out: &mut Output, tensors: &[Tensor], terminal: Terminal) -> Outcome<()> {
+    out.line("")?;
+    out.line(terminal.bold(&units::plural(tensors.len(), "tensor")))?;
+    let width = tensors.iter().map(|tensor| tensor.name.len()).max().unwrap_or(0);
+    for tensor in tensors {
+        let size = units::bytes(tensor.bytes.as_slice().len() as u64);
+        out.line(format_args!("  {:width$}  {:8}  {:>10}  {}", tensor.name, tensor.dtype.to_string(), size, shape(&tensor.shape)))?;
+    }
+    Ok(())
+}
+
+/// The tensors by type, for those who do not ask for each.
+fn types(out: &mut Output, tensors: &[Tensor], terminal: Terminal) -> Outcome<()> {
+    let mut types: BTreeMap<String, (usize, u64)> = BTreeMap::new();
+    for tensor in tensors {
+        let (count, bytes) = types.entry(tensor.dtype.to_string()).or_default();
+        *count += 1;
+        *bytes += tensor.bytes.as_slice().len() as u64;
+    }
+    out.line("")?;
+    out.line(format_args!("{} {}", terminal.bold(&units::plural(tensors.len(), "tensor")), terminal.dim("(--tensors lists them)")))?;
+    for (name, (count, bytes)) in types {
+        out.line(format_args!("  {name:8}  {count:>5}  {:>10}", units::bytes(bytes)))?;
+    }
+    Ok(())
+}
+
+/// `[4096 × 512]`, outermost dimension first.
+fn shape(dims: &[usize]) -> String {
+    let dims: Vec<_> = dims.iter().map(usize::to_string).collect();
+    format!("[{}]", dims.join(" × "))
+}
+
+fn as_json(file: &ModelFile, model: Result<&Model, String>, memory: Option<Memory>, with_tensors: bool) -> Value {
+    let description = file.description();
+    let metadata = file.metadata().into_iter();
+    let mut value = json!({
+        "name": file.name(),
+        "file": file.format(),
+        "files": file.files(),
+        "file_bytes": description.file_bytes,
+        "architecture": file.architecture(),
+        "parameters": description.parameters,
+        "format": description.quantization,
+        "supported": model.is_ok(),
+        "metadata": metadata.map(|entry| (entry.key, json!({"type": entry.kind, "value": entry.value}))).collect::<serde_json::Map<_, _>>(),
+        "tensor_count": file.tensors().len(),
+    });
+    match model {
+        Ok(model) => {
+            let program = &model.program;
+            value["context_length"] = json!(model.context_length);
+            value["chat_template"] = json!(model.chat_template.is_some());
+            value["shape"] = json!({
+                "layers": layers(model),
+                "hidden": program.hidden,
+                "heads": program.heads,
+                "kv_heads": program.kv.kv_heads,
+                "head_dim": program.kv.head_dim,
+                "ffn": program.ffn,
+                "vocab": program.vocab,
+            });
+        }
+        Err(problem) => value["problem"] = json!(problem),
+    }
+    if let Some(memory) = memory {
+        value["memory"] = json!({
+            "context": memory.context,
+            "weight_bytes": memory.weights,
+            "kv_bytes": memory.kv(),
+            "pages": memory.pages,
+            "page_bytes": memory.page_bytes,
+            "page_tokens": memory.block_size,
+        });
+    }
+    if with_tensors {
+        value["tensors"] = file
+            .tensors()
+            .iter()
+            .map(|tensor| {
+                json!({
+                    "name": tensor.name,
+                    "type": tensor.dtype.to_string(),
+                    "shape": tensor.shape,
+                    "bytes": tensor.bytes.as_slice().len(),
+                    "file": tensor.file,
+                    "offset": tensor.offset,
+                })
+            })
+            .collect();
+    }
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use paguro_backend::KvGroup;
+
+    use super::*;
+
+    #[test]
+    fn windows_bound_the_pages() {
+        let mut kv = KvLayout { groups: vec![KvGroup { window: None }], slots: 1, kv_heads: 1, head_dim: 1 };
+        assert_eq!(pages(&kv, 100, 32, 512), 4);
+        kv.groups.push(KvGroup { window: Some(64) });
+        assert_eq!(pages(&kv, 100, 32, 512), 8);
+        // 64 + 512 tokens and a page that both ends share.
+        assert_eq!(pages(&kv, 32_000, 32, 512), 1000 + 19);
+    }
+
+    #[test]
+    fn long_values_are_cut_between_characters() {
+        assert_eq!(shortened("a\nb"), "a\\nb");
+        let long = "é".repeat(150);
+        assert_eq!(shortened(&long), format!("{}… (150 characters)", "é".repeat(100)));
+    }
+}

@@ -1,0 +1,102 @@
+//! Opens models and starts engines on them, with a sign of life when that takes a while.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use paguro_engine::{Engine, EngineOptions, Handle};
+use paguro_model::{LoadOptions, Model, ModelError, ModelFile, tokenizer::Tokenizer};
+
+use crate::{
+    cli::RunOnArgs,
+    devices,
+    failure::{Failure, Outcome},
+    models::{EMBEDDED, EMBEDDED_FILE, Source},
+    settings::Terminal,
+};
+
+/// A model that runs.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The model.
+    pub model: Arc<Model>,
+    /// The way to ask it.
+    pub handle: Handle,
+    /// Short name of the device.
+    pub device: String,
+    /// CPU threads it runs on.
+    pub threads: usize,
+    /// Bytes of a page of K and V.
+    pub page_bytes: usize,
+    /// How long the engine took to start.
+    pub time: Duration,
+    /// Runs as long as this value lives.
+    _engine: Engine,
+}
+
+/// Opens a model's file without understanding it.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn file(source: &Source) -> Outcome<ModelFile> {
+    match source {
+        Source::Embedded => ModelFile::from_static(EMBEDDED, EMBEDDED_FILE),
+        Source::Path(path) => ModelFile::open(path),
+    }
+    .map_err(failure)
+}
+
+/// Only the tokenizer, which even models that cannot run have.
+///
+/// # Errors
+/// What is wrong with the file, or not supported.
+pub fn tokenizer(source: &Source) -> Outcome<Tokenizer> {
+    file(source)?.tokenizer().map_err(failure)
+}
+
+/// Opens a model for sequences of up to `context` tokens, or of what it was trained for.
+///
+/// # Errors
+/// What is wrong with it, or not supported.
+pub fn model(source: &Source, context: Option<usize>) -> Outcome<Arc<Model>> {
+    let model = file(source)?.load(&LoadOptions { max_context: context }).map_err(failure)?;
+    Ok(Arc::new(model))
+}
+
+/// Starts an engine on the chosen device.
+///
+/// # Errors
+/// What the device cannot run, or has no memory for.
+pub fn start(
+    model: Arc<Model>,
+    options: EngineOptions,
+    threads: Option<usize>,
+    on: &RunOnArgs,
+    terminal: Terminal,
+) -> Outcome<Loaded> {
+    let started = Instant::now();
+    let _spinner = terminal.spinner(format!("loading {}", model.name));
+    let device = devices::open(on, threads)?;
+    let page_bytes = device.backend.page_bytes(&model.program, options.block_size);
+    let engine = Engine::start(device.backend.as_ref(), &model, options).map_err(|error| Failure::from_error(&error))?;
+    Ok(Loaded {
+        model,
+        handle: engine.handle(),
+        device: device.backend.name().to_owned(),
+        threads: device.threads,
+        page_bytes,
+        time: started.elapsed(),
+        _engine: engine,
+    })
+}
+
+/// A model's error with what to do about it, where its message does not say that.
+fn failure(error: ModelError) -> Failure {
+    let failure = Failure::from_error(&error);
+    match error {
+        ModelError::Architecture { .. } => failure.hint("`paguro inspect` shows what is in the file"),
+        ModelError::NotAModel { .. } => failure.hint("a model is a GGUF file or a Hugging Face folder"),
+        _ => failure,
+    }
+}

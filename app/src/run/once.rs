@@ -1,0 +1,86 @@
+//! One prompt, one answer (or several branches of it), and the end.
+
+use std::time::Instant;
+
+use paguro_engine::FinishReason;
+use serde_json::json;
+
+use super::{
+    answer::{Answer, Piece, follow},
+    prompt::{Conversation, Style},
+    refused, sampling,
+};
+use crate::{
+    cli::RunArgs,
+    failure::{Failure, Outcome},
+    interrupt::Interrupt,
+    load::Loaded,
+    output::Output,
+    settings::Terminal,
+};
+
+/// Answers `prompt`.
+///
+/// # Errors
+/// What the engine refuses; Ctrl-C, after everything there was has been printed.
+pub fn answer(args: &RunArgs, loaded: &Loaded, prompt: String, terminal: Terminal, interrupt: &Interrupt) -> Outcome<()> {
+    let model = &loaded.model;
+    let style = Style::new(model, args.raw, args.system.as_deref())?;
+    let mut conversation = Conversation::new(args.system.clone());
+    conversation.ask(prompt);
+    let mut request = sampling::request(conversation.tokens(model, style)?, &args.sampling, &model.defaults);
+    request.branches = args.branches;
+    request.logprobs = args.logprobs;
+    let seed = request.sampling.seed;
+    let drawn = request.sampling.temperature > 0.0;
+
+    let submitted = Instant::now();
+    let generation = loaded.handle.generate(request).map_err(|error| refused(&error))?;
+    let canceller = generation.canceller();
+    let _armed = interrupt.on_press(move || canceller.cancel());
+
+    let mut out = Output::new();
+    let answer = follow(generation, args.branches, submitted, |piece| match (args.json, args.stream) {
+        (true, true) => stream(&mut out, &piece),
+        (true, false) => Ok(()),
+        // Several answers at once cannot stream as text: they would mix.
+        (false, _) if args.branches > 1 => Ok(()),
+        (false, _) => out.piece(piece.text),
+    })?;
+
+    if args.json {
+        let mut result = answer.json(&model.name, seed, loaded.time);
+        if args.stream {
+            result.insert("event".into(), json!("result"));
+        }
+        out.json(&result.into())?;
+    } else {
+        finish_text(&mut out, &answer, terminal)?;
+        terminal.status(&answer.status(drawn.then_some(seed)));
+    }
+    if answer.cancelled() { Err(Failure::interrupted()) } else { Ok(()) }
+}
+
+/// A line of `--stream`.
+fn stream(out: &mut Output, piece: &Piece<'_>) -> Outcome<()> {
+    if piece.token.is_none() && piece.text.is_empty() {
+        return Ok(());
+    }
+    out.json(&json!({"event": "text", "branch": piece.branch, "token": piece.token, "text": piece.text}))
+}
+
+/// The end of the text: a line of its own for whatever comes next; or all of it, where it could not be streamed.
+fn finish_text(out: &mut Output, answer: &Answer, terminal: Terminal) -> Outcome<()> {
+    let several = answer.branches.len() > 1;
+    for (i, branch) in answer.branches.iter().enumerate() {
+        if several {
+            let cancelled = branch.reason == Some(FinishReason::Cancelled);
+            out.line(terminal.bold(&format!("── {}{}", i + 1, if cancelled { " (stopped)" } else { "" })))?;
+            out.piece(&branch.text)?;
+        }
+        if !branch.text.ends_with('\n') {
+            out.piece("\n")?;
+        }
+    }
+    Ok(())
+}

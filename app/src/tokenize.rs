@@ -1,0 +1,91 @@
+//! `paguro tokenize`: how a model cuts text.
+
+use std::io::{Read, stdin};
+
+use paguro_model::tokenizer::SpecialTokens;
+use serde_json::json;
+
+use crate::{
+    cli::TokenizeArgs,
+    failure::{Failure, Outcome},
+    load,
+    models::Source,
+    output::Output,
+};
+
+/// Runs the command.
+///
+/// # Errors
+/// A model without a tokenizer; text that is not UTF-8.
+pub fn tokenize(args: &TokenizeArgs) -> Outcome<()> {
+    let source = Source::find(args.model.as_deref())?;
+    let tokenizer = load::tokenizer(&source)?;
+    let text = match args.text.as_deref() {
+        Some(text) if text != "-" => text.to_owned(),
+        _ => read_text()?,
+    };
+    let special = if args.special { SpecialTokens::Parse } else { SpecialTokens::AsText };
+    let ids = if args.around { tokenizer.encode_prompt(&text, special) } else { tokenizer.encode(&text, special) };
+
+    let mut out = Output::new();
+    if args.json {
+        let tokens: Vec<_> = ids
+            .iter()
+            .map(|&id| {
+                let bytes = tokenizer.token_bytes(id);
+                json!({
+                    "id": id,
+                    "name": tokenizer.token_name(id),
+                    // A token may be a part of a character; then only its bytes say what it is.
+                    "text": std::str::from_utf8(bytes).ok(),
+                    "bytes": bytes,
+                    "special": tokenizer.is_special(id),
+                })
+            })
+            .collect();
+        return out.json(&json!({"model": source.name(), "count": ids.len(), "tokens": tokens}));
+    }
+    if args.ids {
+        let ids: Vec<_> = ids.iter().map(u32::to_string).collect();
+        return out.line(ids.join(" "));
+    }
+    for id in ids {
+        out.line(format_args!("{id:>7}  {}", readable(tokenizer.token_bytes(id))))?;
+    }
+    Ok(())
+}
+
+/// All of standard input.
+///
+/// # Errors
+/// Input that is not UTF-8.
+pub fn read_text() -> Outcome<String> {
+    let mut bytes = Vec::new();
+    stdin().lock().read_to_end(&mut bytes)?;
+    String::from_utf8(bytes).map_err(|error| {
+        Failure::new(format!("standard input is not UTF-8 text (at byte {})", error.utf8_error().valid_up_to()))
+            .hint("convert it first: iconv -t UTF-8")
+    })
+}
+
+/// Bytes in quotes, as Rust writes them: `" the"`, `"\n"`, `"\xF0\x9F"` for parts of a character.
+fn readable(bytes: &[u8]) -> String {
+    let mut text = String::from("\"");
+    for chunk in bytes.utf8_chunks() {
+        text.extend(chunk.valid().chars().flat_map(char::escape_debug));
+        text.extend(chunk.invalid().iter().map(|byte| format!("\\x{byte:02X}")));
+    }
+    text + "\""
+}
+
+#[cfg(test)]
+mod tests {
+    use super::readable;
+
+    #[test]
+    fn bytes_are_readable() {
+        for (bytes, text) in [(&b" the"[..], "\" the\""), (b"\n\t\"", "\"\\n\\t\\\"\""), (b"\xF0\x9F", "\"\\xF0\\x9F\""), ("é 🐚".as_bytes(), "\"é 🐚\"")] {
+            assert_eq!(readable(bytes), text);
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! The chat, as a person has it: on a terminal.
+#![cfg(unix)]
+
+mod common;
+
+use std::{
+    fs::File,
+    io::{Read, Write},
+    process::{Child, Command, Stdio},
+    sync::mpsc::{Receiver, channel},
+    thread,
+    time::{Duration, Instant},
+};
+
+use common::paguro;
+
+/// Longer than anything takes, also on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The binary on a pseudo-terminal.
+struct Terminal {
+    child: Child,
+    keyboard: File,
+    screen: Receiver<String>,
+    seen: String,
+}
+
+impl Terminal {
+    fn new(args: &[&str], home: &std::path::Path) -> Self {
+        let pty = nix::pty::openpty(None, None).unwrap();
+        let slave = || Stdio::from(pty.slave.try_clone().unwrap());
+        let mut command = paguro(args);
+        command.stdin(slave()).stdout(slave()).stderr(slave()).env("XDG_STATE_HOME", home).env("TERM", "xterm");
+        let child = command.spawn().unwrap();
+        // Only the child has its side now: when it ends, the screen does.
+        drop((command, pty.slave));
+        let mut master = File::from(pty.master);
+        let keyboard = master.try_clone().unwrap();
+        let (send, screen) = channel();
+        thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(read @ 1..) = master.read(&mut bytes) {
+                let _ = send.send(String::from_utf8_lossy(&bytes[..read]).into_owned());
+            }
+        });
+        Self { child, keyboard, screen, seen: String::new() }
+    }
+
+    fn type_keys(&mut self, keys: &str) {
+        self.keyboard.write_all(keys.as_bytes()).unwrap();
+    }
+
+    /// What comes up to and with `text`; what was seen before does not count again.
+    fn wait_for(&mut self, text: &str) -> String {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if let Some(at) = self.seen.find(text) {
+                let rest = self.seen.split_off(at + text.len());
+                return std::mem::replace(&mut self.seen, rest);
+            }
+            match self.screen.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(more) => self.seen += &more,
+                Err(error) => panic!("{error} while waiting for {text:?}, after {:?}", self.seen),
+            }
+        }
+    }
+
+    /// Waits for the prompt and types a line.
+    fn say(&mut self, line: &str) {
+        self.wait_for("> ");
+        self.type_keys(line);
+        self.type_keys("\r");
+    }
+
+    fn exit_code(mut self) -> Option<i32> {
+        self.child.wait().unwrap().code()
+    }
+}
+
+#[test]
+fn a_chat_remembers_and_forgets() {
+    let home = tempfile::tempdir().unwrap();
+    let mut chat = Terminal::new(&["run", "--temperature", "0"], home.path());
+    chat.wait_for("/help for help");
+    chat.say("My name is Tom.");
+    chat.wait_for("Tom!");
+    chat.wait_for("answer ");
+    chat.say("What is my name?");
+    // The line itself comes back from the terminal first.
+    chat.wait_for("my name?");
+    let answer = chat.wait_for("answer ");
+    assert!(answer.contains("Tom"), "{answer}");
+
+    chat.say("/reset");
+    chat.wait_for("is forgotten");
+    chat.say("/show");
+    chat.wait_for("0 messages");
+    chat.say("/system Your name is Pip.");
+    chat.wait_for("begins anew");
+    chat.say("Who are you?");
+    chat.wait_for("Pip");
+    chat.wait_for("answer ");
+    chat.say("/set top-k 7");
+    chat.say("/show");
+    chat.wait_for("top-k 7");
+    chat.say("/set warmth 1");
+    chat.wait_for("no sampling value `warmth`");
+    chat.say("/set top-p 7");
+    chat.wait_for("invalid value '7'");
+    chat.say("/frob");
+    chat.wait_for("is not a command");
+    chat.say("/help");
+    chat.wait_for("/exit");
+    chat.say("\"\"\"Hello");
+    chat.wait_for(". ");
+    chat.type_keys("there\"\"\"\r");
+    chat.wait_for("answer ");
+    chat.say("/exit");
+    assert_eq!(chat.exit_code(), Some(0));
+
+    let history = std::fs::read_to_string(home.path().join("paguro/history")).unwrap();
+    assert!(history.contains("What is my name?"), "{history}");
+}
+
+#[test]
+fn ctrl_c_stops_the_answer_and_not_the_program() {
+    let home = tempfile::tempdir().unwrap();
+    let mut chat = Terminal::new(&["run", "--temperature", "0", "--ignore-eos"], home.path());
+    chat.say("Tell me a story about a star.");
+    chat.wait_for("star.");
+    // Some of the answer is there.
+    chat.wait_for(" the ");
+    let interrupt = Command::new("kill").args(["-INT", &chat.child.id().to_string()]).status().unwrap();
+    assert!(interrupt.success());
+    chat.wait_for("stopped");
+    // At the prompt, the first one only says how to leave.
+    chat.wait_for("> ");
+    chat.type_keys("\x03");
+    chat.wait_for("Ctrl-C again");
+    chat.wait_for("> ");
+    chat.type_keys("\x04");
+    assert_eq!(chat.exit_code(), Some(0));
+}
+
+#[test]
+fn a_full_context_forgets_the_oldest_turns() {
+    let home = tempfile::tempdir().unwrap();
+    let mut chat = Terminal::new(&["run", "--temperature", "0", "--ctx", "96", "--max-tokens", "20"], home.path());
+    for question in ["My name is Tom.", "Tell me a joke.", "What comes after Tuesday?"] {
+        chat.say(question);
+        chat.wait_for("answer ");
+    }
+    let last = "Tell me a story about a shy fox who lost a key.";
+    chat.say(last);
+    chat.wait_for("questions and answers are forgotten");
+    chat.wait_for("answer ");
+    chat.wait_for("> ");
+    chat.type_keys("\x04");
+    assert_eq!(chat.exit_code(), Some(0));
+}
+
+#[test]
+fn colors_are_for_terminals_that_want_them() {
+    let home = tempfile::tempdir().unwrap();
+    let screen = |args: &[&str]| {
+        let mut terminal = Terminal::new(args, home.path());
+        let text = terminal.wait_for("answer ");
+        terminal.type_keys("\x04");
+        text
+    };
+    // On a terminal with a prompt, there is no chat.
+    assert!(screen(&["run", "--max-tokens", "3", "Hello"]).contains("\x1b[2mprompt"));
+    assert!(!screen(&["run", "--max-tokens", "3", "--color", "never", "Hello"]).contains('\x1b'));
+}

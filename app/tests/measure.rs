@@ -1,0 +1,121 @@
+//! `paguro bench` and `paguro eval`.
+
+mod common;
+
+use std::{fs, path::Path};
+
+use common::{run, shared};
+use serde_json::{Value, json};
+
+#[test]
+fn bench_prints_a_row_for_each_test() {
+    let rows =
+        run(&["bench", "--json", "-p", "40", "-n", "6", "-d", "0,64", "-b", "1,2", "-r", "2", "-t", "1"]).json_lines();
+    let key = |row: &Value| json!([row["test"], row["tokens"], row["depth"], row["batch"]]);
+    let expected: Vec<_> = [("prefill", 40), ("decode", 6)]
+        .into_iter()
+        .flat_map(|(test, n)| [(0, 1), (0, 2), (64, 1), (64, 2)].map(|(depth, batch)| json!([test, n, depth, batch])))
+        .collect();
+    assert_eq!(rows.iter().map(key).collect::<Vec<_>>(), expected);
+    for row in &rows {
+        let strings = ["model", "format", "device", "attention", "pages"].map(|key| row[key].as_str().unwrap());
+        assert_eq!(strings, ["Tales 21M", "Q8_0", "cpu", "paged", "ordered"]);
+        assert_eq!(row["threads"], 1);
+        let samples = row["tokens_per_second"].as_array().unwrap();
+        assert_eq!(samples.len(), 2);
+        assert!(samples.iter().all(|sample| sample.as_f64().unwrap() > 0.0));
+        let ceiling = row["ceiling_fraction"].as_f64().unwrap();
+        assert!(ceiling > 0.0 && ceiling < 1.5, "{row}");
+        assert!(row.get("kernels").is_none());
+    }
+    // All matrices of the model are read for each token (19.9 M weights at 34 bytes for 32), and the K and V of 6
+    // layers (4 heads of 64 as halfs) of the 65 to 70 tokens seen.
+    let deep = rows.iter().find(|row| key(row) == json!(["decode", 6, 64, 1])).unwrap();
+    let weights = 6 * (2 * 512 * 512 + 2 * 256 * 512 + 3 * 1536 * 512) + 4096 * 512;
+    let kv = 6 * 2 * 4 * 64 * 2;
+    assert_eq!(deep["bytes_per_token"], json!((weights * 34 / 32) as f64 + (kv * 135 / 2) as f64));
+}
+
+#[test]
+fn bench_compares_ways_in_turn_and_counts_kernels() {
+    let args = ["bench", "--json", "--kernels", "-p", "0", "-n", "4", "-d", "96", "-r", "1"];
+    let rows = run(&[&args[..], &["--attention", "paged,gather", "--pages", "ordered,scattered"]].concat()).json_lines();
+    let ways: Vec<_> = rows.iter().map(|row| (row["attention"].as_str().unwrap(), row["pages"].as_str().unwrap())).collect();
+    assert_eq!(ways, [("paged", "ordered"), ("paged", "scattered"), ("gather", "ordered"), ("gather", "scattered")]);
+    for row in &rows {
+        let kernels = row["kernels"].as_array().unwrap();
+        let launches = |part: &str| -> u64 {
+            let named = kernels.iter().filter(|kernel| kernel["name"].as_str().unwrap().contains(part));
+            named.map(|kernel| kernel["launches"].as_u64().unwrap()).sum()
+        };
+        assert!(launches("matmul_q8_0") > 0, "{kernels:?}");
+        assert_eq!(launches("gather") > 0, row["attention"] == "gather", "{kernels:?}");
+    }
+}
+
+#[test]
+fn bench_shows_a_table_to_people() {
+    let table = run(&["bench", "-p", "16", "-n", "3", "-r", "1", "--kernels"]).ok();
+    for part in ["Tales 21M Q8_0, cpu, ", "\nprefill ", "\ndecode ", "%", "GB/s", "\nkernel", "matmul_q8_0"] {
+        assert!(table.contains(part), "{part:?} in {table}");
+    }
+}
+
+/// Text that the model knows: what it says itself.
+fn story() -> String {
+    let raw = ["run", "--raw", "--quiet", "--ignore-eos", "--seed", "3", "--max-tokens", "700", "Once upon a time"];
+    format!("Once upon a time{}", run(&raw).ok())
+}
+
+#[test]
+fn eval_scores_the_second_half_of_each_window() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("story.txt");
+    fs::write(&file, story()).unwrap();
+    let file = file.to_str().unwrap();
+    let result = run(&["eval", "-f", file, "-c", "128", "--json"]).json();
+    let windows = result["tokens"].as_u64().unwrap() / 128;
+    assert_eq!((&result["windows"], &result["scored_tokens"]), (&json!(windows), &json!(windows * 63)));
+    let perplexity = result["perplexity"].as_f64().unwrap();
+    assert!((1.0..8.0).contains(&perplexity), "{result}");
+    assert!(result["error"].as_f64().unwrap() > 0.0);
+    assert!((result["nats_per_token"].as_f64().unwrap().exp() - perplexity).abs() < 1e-9);
+
+    let text = run(&["eval", "-f", file, "-c", "128", "--quiet"]).ok();
+    assert!(text.starts_with(&format!("PPL = {perplexity:.4} +/- ")), "{text}");
+
+    let fewer = run(&["eval", "-f", file, "-c", "128", "--chunks", "2", "--json"]).json();
+    assert_eq!(fewer["windows"], 2);
+
+    let strided = run(&["eval", "-f", file, "-c", "128", "--stride", "64", "--json"]).json();
+    assert_eq!(strided["window"], 256);
+    assert_eq!(strided["scored_tokens"].as_u64(), strided["windows"].as_u64().map(|n| n * 64));
+}
+
+/// What llama.cpp's `llama-perplexity -c 512 --chunks 16` says about the held-out text, and how near ours must be:
+/// F16 is the same arithmetic up to rounding, the others quantize activations in ways of their own.
+const LLAMA_CPP: [(&str, f64, f64); 3] =
+    [("tales-f16.gguf", 1.4385, 0.001), ("tales-Q8_0.gguf", 1.4388, 0.005), ("tales-Q4_K_M.gguf", 1.4387, 0.005)];
+
+#[test]
+fn eval_agrees_with_llama_cpp() {
+    let Some(text) = shared("model/heldout.txt") else { return };
+    for (file, theirs, tolerance) in LLAMA_CPP {
+        let Some(model) = shared(&format!("model/{file}")) else { continue };
+        let ours = perplexity(&model, &text, &["--chunks", "16"]);
+        assert!((ours / theirs - 1.0).abs() < tolerance, "{file}: {ours}, llama.cpp has {theirs}");
+    }
+}
+
+/// And `llama-perplexity -c 512 -b 512 --ppl-stride 256 --chunks 6`.
+#[test]
+fn eval_with_a_stride_agrees_with_llama_cpp() {
+    let Some((text, model)) = shared("model/heldout.txt").zip(shared("model/tales-f16.gguf")) else { return };
+    let ours = perplexity(&model, &text, &["--stride", "256", "--chunks", "6"]);
+    assert!((ours / 1.4368 - 1.0).abs() < 0.001, "{ours}");
+}
+
+fn perplexity(model: &Path, text: &Path, flags: &[&str]) -> f64 {
+    let args = ["eval", "--json", "-m", model.to_str().unwrap(), "-f", text.to_str().unwrap()];
+    run(&[&args[..], flags].concat()).json()["perplexity"].as_f64().unwrap()
+}

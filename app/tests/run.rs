@@ -1,0 +1,211 @@
+//! `paguro run` with a prompt, on the model inside the binary.
+
+mod common;
+
+use std::{
+    io::{BufRead, BufReader, Read},
+    process::Stdio,
+    thread,
+};
+
+use common::{STORY, greedy, paguro, run, run_with_input};
+use serde_json::json;
+
+#[test]
+fn it_tells_a_story() {
+    let ran = run(&["run", "--temperature", "0", STORY]);
+    let begin = "Once upon a time, there was a shy fox. ";
+    assert!(ran.out.starts_with(begin), "{}", ran.out);
+    for word in ["fox", "key", "shy", "\n\n"] {
+        assert!(ran.out.contains(word), "{word:?} in {}", ran.out);
+    }
+    assert!(ran.out.len() > 400 && ran.out.ends_with(".\n"), "{}", ran.out);
+    assert!(ran.err.starts_with("prompt ") && ran.err.contains(" tok/s · answer "), "{}", ran.err);
+    assert!(!ran.err.contains("seed"), "greedy draws nothing: {}", ran.err);
+    assert_eq!(ran.code, Some(0));
+    // Words without quotes are the same prompt, and --quiet is quiet.
+    let words: Vec<_> = ["run", "--quiet", "--temperature", "0"].into_iter().chain(STORY.split(' ')).collect();
+    let quiet = run(&words);
+    assert_eq!((quiet.out, quiet.err.as_str()), (ran.out, ""));
+}
+
+#[test]
+fn the_model_can_be_named() {
+    let answer = greedy(&["Hello"])["text"].clone();
+    assert_eq!(greedy(&["tales", "Hello"])["text"], answer);
+    assert_eq!(greedy(&["-m", "tales", "Hello"])["text"], answer);
+    // With -m, the first word belongs to the prompt, even if it is a model's name.
+    assert_ne!(greedy(&["-m", "tales", "tales", "Hello"])["prompt_tokens"], greedy(&["Hello"])["prompt_tokens"]);
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tales/tales-Q8_0.gguf");
+    assert_eq!(greedy(&[file, "Hello"])["text"], answer);
+}
+
+#[test]
+fn json_is_one_object_with_everything() {
+    let result = greedy(&["--max-tokens", "5", STORY]);
+    let keys: Vec<_> = result.as_object().unwrap().keys().map(String::as_str).collect();
+    let expected =
+        ["model", "text", "finish_reason", "answer_tokens", "prompt_tokens", "cached_tokens", "seed", "timings"];
+    assert_eq!(keys, expected);
+    assert_eq!(result["model"], "Tales 21M");
+    assert_eq!(result["finish_reason"], "length");
+    assert_eq!(result["answer_tokens"], 5);
+    assert!(result["prompt_tokens"].as_u64().unwrap() > 10);
+    for timing in ["load_ms", "prompt_ms", "prompt_tokens_per_second", "answer_ms", "answer_tokens_per_second"] {
+        assert!(result["timings"][timing].as_f64().unwrap() > 0.0, "{timing}");
+    }
+}
+
+#[test]
+fn stream_gives_the_same_text_in_pieces() {
+    let lines = run(&["run", "--json", "--stream", "--temperature", "0", "Hello"]).json_lines();
+    let (result, pieces) = lines.split_last().unwrap();
+    assert!(pieces.len() > 3);
+    let text: String = pieces.iter().map(|piece| piece["text"].as_str().unwrap()).collect();
+    assert_eq!(result["text"], text);
+    assert_eq!(result["event"], "result");
+    assert!(pieces.iter().all(|piece| piece["event"] == "text"));
+}
+
+#[test]
+fn a_seed_gives_the_same_text_and_is_reported() {
+    let answer = |args: &[&str]| run(&[&["run", "--json", "--max-tokens", "40"], args, &[STORY]].concat()).json();
+    let first = answer(&["--temperature", "1.5"]);
+    let seed = first["seed"].to_string();
+    assert_eq!(answer(&["--temperature", "1.5", "--seed", &seed])["text"], first["text"]);
+    let other = (first["seed"].as_u64().unwrap() + 1).to_string();
+    let second = answer(&["--temperature", "1.5", "--seed", &other]);
+    assert_ne!(second["text"], first["text"]);
+    // Branches are the answers of consecutive seeds.
+    let both = answer(&["--temperature", "1.5", "--seed", &seed, "--branches", "2"]);
+    let texts: Vec<_> = both["branches"].as_array().unwrap().iter().map(|branch| branch["text"].clone()).collect();
+    assert_eq!(texts, [first["text"].clone(), second["text"].clone()]);
+    let plain = run(&["run", "--max-tokens", "40", "--temperature", "1.5", "--seed", &seed, "-n", "2", STORY]).ok();
+    assert!(plain.starts_with("── 1\n") && plain.contains("\n── 2\n"), "{plain}");
+}
+
+#[test]
+fn standard_input_is_the_prompt_or_follows_it() {
+    let direct = run(&["run", "--temperature", "0", STORY]).ok();
+    assert_eq!(run_with_input(&["run", "--temperature", "0"], &format!("{STORY}\n")).ok(), direct);
+    let both = run_with_input(&["run", "--json", "--temperature", "0", "Tell me a story"], "about a fox\n").json();
+    let joined = greedy(&["Tell me a story\n\nabout a fox"]);
+    assert_eq!((&both["text"], &both["prompt_tokens"]), (&joined["text"], &joined["prompt_tokens"]));
+}
+
+#[test]
+fn answers_end_where_they_are_told_to() {
+    let whole = greedy(&[STORY]);
+    let text = whole["text"].as_str().unwrap();
+    let stopped = greedy(&["--stop", "key", "--stop", "never said", STORY]);
+    assert_eq!(stopped["text"].as_str().unwrap(), &text[..text.find("key").unwrap()]);
+    assert_eq!((&stopped["finish_reason"], &stopped["stop"]), (&json!("stop"), &json!("key")));
+
+    let on_and_on = greedy(&["--ignore-eos", "--max-tokens", "400", "Hello"]);
+    assert_eq!((&on_and_on["finish_reason"], &on_and_on["answer_tokens"]), (&json!("length"), &json!(400)));
+
+    let full = greedy(&["--ignore-eos", "--ctx", "64", "Hello"]);
+    assert_eq!(full["finish_reason"], "context_full");
+    let tokens = |result: &serde_json::Value| {
+        result["prompt_tokens"].as_u64().unwrap() + result["answer_tokens"].as_u64().unwrap()
+    };
+    assert_eq!(tokens(&full), 64);
+}
+
+#[test]
+fn sampling_flags_reach_the_model() {
+    let result = greedy(&["--logprobs", "3", "--max-tokens", "4", "Hello"]);
+    let logprobs = result["logprobs"].as_array().unwrap();
+    assert_eq!(logprobs.len(), 4);
+    for token in logprobs {
+        assert_eq!(token["id"], token["top"][0]["id"], "greedy takes the best");
+        assert_eq!(token["top"].as_array().unwrap().len(), 3);
+        assert!(token["logprob"].as_f64().unwrap() <= 0.0);
+    }
+    // Forbidden, the best token gives way to the second.
+    let (best, second) = (&logprobs[0]["top"][0]["id"], &logprobs[0]["top"][1]["id"]);
+    let bias = format!("{best}=-1000");
+    let biased = greedy(&["--logprobs", "0", "--max-tokens", "4", "--logit-bias", &bias, "Hello"]);
+    assert_eq!(&biased["logprobs"][0]["id"], second);
+    // However hot, the best token is what top-k 1 leaves.
+    let one = run(&["run", "--json", "--temperature", "9", "--top-k", "1", "Hello"]).json();
+    assert_eq!(one["text"], greedy(&["Hello"])["text"]);
+    // Nothing twice: a penalty that large forbids every token that was there.
+    let varied = greedy(&["--presence-penalty", "1000", "--logprobs", "0", "--max-tokens", "30", STORY]);
+    let mut ids: Vec<_> = varied["logprobs"].as_array().unwrap().iter().map(|t| t["id"].as_u64().unwrap()).collect();
+    let count = ids.len();
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), count);
+}
+
+#[test]
+fn raw_continues_the_text_as_it_stands() {
+    let raw = greedy(&["--raw", "--max-tokens", "12", "Once upon a time"]);
+    let chat = greedy(&["--max-tokens", "12", "Once upon a time"]);
+    assert!(raw["prompt_tokens"].as_u64() < chat["prompt_tokens"].as_u64());
+    assert!(raw["text"].as_str().unwrap().starts_with([' ', ',']), "{raw}");
+    // Special tokens in a raw prompt are recognised: this is the chat template by hand.
+    let by_hand = greedy(&["--raw", "--max-tokens", "12", "<|user|>\nOnce upon a time<|end|>\n<|assistant|>\n"]);
+    assert_eq!((&by_hand["text"], &by_hand["prompt_tokens"]), (&chat["text"], &chat["prompt_tokens"]));
+}
+
+#[test]
+fn special_tokens_change_what_a_system_message_says() {
+    let plain = greedy(&["--max-tokens", "30", "Who are you?"]);
+    let named = greedy(&["--system", "Your name is Pip.", "--max-tokens", "30", "Who are you?"]);
+    assert!(named["text"].as_str().unwrap().contains("Pip"), "{named}");
+    assert!(!plain["text"].as_str().unwrap().contains("Pip"), "{plain}");
+}
+
+#[test]
+fn both_ways_of_attention_and_all_instruction_sets_agree() {
+    let expected = greedy(&["--max-tokens", "48", STORY])["text"].clone();
+    assert_eq!(greedy(&["--max-tokens", "48", "--attention", "gather", STORY])["text"], expected);
+    assert_eq!(greedy(&["--max-tokens", "48", "--isa", "scalar", STORY])["text"], expected);
+    assert_eq!(greedy(&["--max-tokens", "48", "--threads", "1", "--page-size", "16", STORY])["text"], expected);
+}
+
+#[test]
+fn two_at_once_do_not_disturb_each_other() {
+    let expected = run(&["run", "--temperature", "0", STORY]).ok();
+    let both: Vec<_> = (0..2).map(|_| thread::spawn(|| run(&["run", "--temperature", "0", STORY]).ok())).collect();
+    for one in both {
+        assert_eq!(one.join().unwrap(), expected);
+    }
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_it_quietly() {
+    let mut child = paguro(&["run", "--ignore-eos", STORY]).spawn().unwrap();
+    let mut some = [0; 8];
+    child.stdout.take().unwrap().read_exact(&mut some).unwrap();
+    // The pipe is closed now.
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr).as_ref()), (Some(0), ""));
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_stops_after_printing_what_there_is() {
+    let interrupt = |args: &[&str]| {
+        let mut child = paguro(args).stderr(Stdio::piped()).spawn().unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        let mut text = String::new();
+        out.read_line(&mut text).unwrap();
+        let kill = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+        assert!(kill.success());
+        out.read_to_string(&mut text).unwrap();
+        let output = child.wait_with_output().unwrap();
+        (output.status.code(), text, String::from_utf8(output.stderr).unwrap())
+    };
+    let (code, text, err) = interrupt(&["run", "--ignore-eos", "--temperature", "0", STORY]);
+    assert_eq!(code, Some(130), "{err}");
+    assert!(text.starts_with("Once upon a time,") && text.ends_with('\n'), "{text}");
+    assert!(err.contains("stopped"), "{err}");
+
+    let (code, lines, err) = interrupt(&["run", "--json", "--stream", "--ignore-eos", "--temperature", "0", STORY]);
+    assert_eq!(code, Some(130), "{err}");
+    let last: serde_json::Value = serde_json::from_str(lines.lines().last().unwrap()).unwrap();
+    assert_eq!(last["finish_reason"], "cancelled");
+}

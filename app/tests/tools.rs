@@ -1,0 +1,92 @@
+//! `paguro tokenize`, `inspect` and `devices`.
+
+mod common;
+
+use common::{run, run_with_input, shared};
+use serde_json::{Value, json};
+
+fn tokenized(args: &[&str]) -> Value {
+    run(&[&["tokenize", "--json"], args].concat()).json()
+}
+
+#[test]
+fn tokens_put_together_are_the_text() {
+    for text in ["Hello world", "  two  spaces\n\ttabs\r\n", "naïve 🐚 日本語", "<|user|>", "-", "x"] {
+        let result = tokenized(&["--", text]);
+        let tokens = result["tokens"].as_array().unwrap();
+        // A lone dash reads standard input, which is empty here.
+        let expected = if text == "-" { "" } else { text };
+        let bytes: Vec<u8> = tokens
+            .iter()
+            .flat_map(|token| token["bytes"].as_array().unwrap())
+            .map(|byte| byte.as_u64().unwrap() as u8)
+            .collect();
+        assert_eq!(String::from_utf8(bytes).unwrap(), expected);
+        assert_eq!(result["count"], tokens.len());
+    }
+}
+
+#[test]
+fn special_tokens_are_recognised_only_where_asked_for() {
+    assert!(tokenized(&["<|user|>"])["count"].as_u64().unwrap() > 1);
+    let special = tokenized(&["--special", "<|user|>"]);
+    assert_eq!(special["tokens"], json!([{"id": 3, "name": "<|user|>", "text": "<|user|>", "bytes": b"<|user|>", "special": true}]));
+    let around = tokenized(&["--around", "Hello"]);
+    assert_eq!(around["tokens"][0]["name"], "<|begin|>");
+}
+
+#[test]
+fn ids_come_from_standard_input_too() {
+    let ids = run(&["tokenize", "--ids", "Hello world"]).ok();
+    assert_eq!(run_with_input(&["tokenize", "--ids", "-"], "Hello world").ok(), ids);
+    assert_eq!(run_with_input(&["tokenize", "--ids"], "Hello world").ok(), ids);
+    let lines = run(&["tokenize", "Hello world"]).ok();
+    let first: Vec<_> = lines.lines().map(|line| line.split_whitespace().next().unwrap()).collect();
+    assert_eq!(first.join(" "), ids.trim());
+    assert!(lines.contains("\"Hello\""), "{lines}");
+}
+
+#[test]
+fn inspect_shows_a_model_and_what_it_needs() {
+    let value = run(&["inspect", "--json", "--tensors", "-c", "1000"]).json();
+    assert_eq!((&value["name"], &value["architecture"], &value["format"]), (&json!("Tales 21M"), &json!("llama"), &json!("Q8_0")));
+    assert_eq!(value["parameters"], 20_978_176);
+    assert_eq!(value["supported"], true);
+    assert_eq!(value["metadata"]["llama.block_count"]["value"], "6");
+    let tensors = value["tensors"].as_array().unwrap();
+    assert_eq!(value["tensor_count"], tensors.len());
+    let embedding = tensors.iter().find(|tensor| tensor["name"] == "token_embd.weight").unwrap();
+    assert_eq!((&embedding["shape"], &embedding["type"]), (&json!([4096, 512]), &json!("Q8_0")));
+    // 1000 tokens are 32 pages of 32 tokens; K and V of 6 layers with 4 heads of 64 as halfs.
+    let memory = &value["memory"];
+    assert_eq!((&memory["context"], &memory["pages"]), (&json!(1000), &json!(32)));
+    assert_eq!(memory["kv_bytes"], 32 * 32 * 6 * 2 * 4 * 64 * 2);
+
+    let text = run(&["inspect", "tales"]).ok();
+    for part in ["Tales 21M\n", "GGUF v3", "6 layers", "2048 tokens", "llama.block_count = 6"] {
+        assert!(text.contains(part), "{part:?} in {text}");
+    }
+    assert!(!text.contains("blk.0.attn_q.weight"));
+    assert!(run(&["inspect", "--tensors"]).ok().contains("blk.0.attn_q.weight"));
+}
+
+#[test]
+fn inspect_shows_what_cannot_run() {
+    let Some(file) = shared("vocabs/ggml-vocab-gpt-2.gguf") else { return };
+    let file = file.to_str().unwrap();
+    let value = run(&["inspect", "--json", file]).json();
+    assert_eq!(value["supported"], false);
+    assert!(value["problem"].as_str().unwrap().contains("gpt2"), "{}", value["problem"]);
+    assert!(run(&["inspect", file]).ok().contains("runs          no: architecture `gpt2` is not supported"));
+    // Its tokenizer is of use all the same.
+    assert_eq!(run(&["tokenize", "--ids", "-m", file, "Hello world"]).ok(), "15496 995\n");
+}
+
+#[test]
+fn devices_are_listed() {
+    let value = run(&["devices", "--json"]).json();
+    assert_eq!(value["device"], "cpu");
+    assert!(value["threads"].as_u64().unwrap() > 0 && value["bytes_free"].as_u64().unwrap() > 1 << 20);
+    assert!(value["features"].as_array().unwrap().contains(&json!("scalar")));
+    assert!(run(&["devices"]).ok().starts_with("cpu "));
+}
