@@ -308,19 +308,19 @@ impl Scheduler {
         Some(self.run(sequence))
     }
 
-    /// Whether all that the sequence has to prefill fits beside what the running prompts will still take, with a
-    /// page of each group to go on for everybody. Alone it always fits.
+    /// Whether all that the sequence has to prefill fits beside what the running ones will still prefill, with
+    /// another block for everybody who may need one. Alone it always fits.
     fn has_room(&self, sequence: &Sequence, cached: usize) -> bool {
         if self.running.is_empty() {
             return true;
         }
-        let prompts = self.running.iter().filter(|running| running.prefills());
-        let promised: usize = prompts.map(|running| running.pages_to_come(0, &self.layout)).sum();
-        let own = sequence.pages_to_come(cached, &self.layout);
-        let headroom = (self.running.len() + sequence.branches.len()) * self.layout.groups();
+        let to_come = |sequence: &Sequence, cached| {
+            sequence.pages_to_come(cached, &self.layout) + sequence.headroom(&self.layout)
+        };
+        let promised: usize = self.running.iter().map(|running| to_come(running, 0)).sum();
         let available =
             self.pages.available() - sequence.evictable_in_cached(cached, &self.layout, &self.pages);
-        own + promised + headroom <= available
+        to_come(sequence, cached) + promised <= available
     }
 
     /// Gives one running sequence its rows and their pages, from sequences of lower rank if it must be; or takes

@@ -276,6 +276,16 @@ impl Sequence {
             .sum()
     }
 
+    /// Pages of its next block, if it can become that long: one of each group for each branch. Branches that leave
+    /// also need a copy of the block that they share.
+    pub fn headroom(&self, layout: &Layout) -> usize {
+        // The last token is never computed.
+        let longest = self.job.prompt_tokens + self.job.max_tokens.saturating_sub(1);
+        let grows = layout.blocks(longest) > layout.blocks(self.tokens.len());
+        let branches = self.branches.len();
+        if grows || branches > 1 { branches * layout.groups() } else { 0 }
+    }
+
     /// Pages to take before the next `rows` rows: new blocks, and copies of shared pages that would be written.
     pub fn pages_for(&self, rows: usize, layout: &Layout, pages: &Pages) -> usize {
         let blocks = layout.blocks(self.computed + rows);

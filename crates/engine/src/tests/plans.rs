@@ -228,6 +228,38 @@ fn the_head_waits_for_pages_and_nobody_overtakes_it() {
 }
 
 #[test]
+fn sequences_that_fit_exactly_run_together() {
+    check(
+        "pages 9, no cache",
+        "A 8 +4 \n step 2 \n B 8 +5 \n C 8 +5 \n run",
+        expect![[r#"
+        run A 0..8; free 7 cached 0
+        run A 8; free 6 cached 0
+        run A 9, B 0..8, C 0..7; free 2 cached 0
+        run A 10, B 8, C 7; free 4 cached 0
+          A: Length
+        run B 9, C 8; free 3 cached 0
+        run B 10, C 9; free 3 cached 0
+        run B 11, C 10; free 6 cached 0
+          B: Length
+        run C 11; free 9 cached 0
+          C: Length
+    "#]],
+    );
+    check(
+        "pages 6, rows 36, no cache",
+        "A 12 +0 \n B 12 +0 \n C 12 +0 \n run",
+        expect![[r#"
+            run A 0..12, B 0..12; hold C; free 6 cached 0
+              A: Length
+              B: Length
+            run C 0..12; free 6 cached 0
+              C: Length
+        "#]],
+    );
+}
+
+#[test]
 fn higher_priority_goes_first_in_the_queue_and_among_prompts() {
     check(
         "pages 32, rows 4",

@@ -119,7 +119,9 @@ fn answers_in_a_crowd_are_bit_for_bit_those_of_solo_runs() {
             all.into_iter().zip(&requests).map(|(generation, r)| read(generation, r.branches)).collect();
         assert_eq!(got, expected, "{windows:?}");
         let stats = crowd.handle().stats();
-        assert!(stats.preemptions > 0 && stats.prefix_hit_tokens > 0 && stats.page_copies > 0, "{stats:?}");
+        // Windows alone hold few pages and nearly always the same number: nobody need be preempted.
+        assert!(stats.preemptions > 0 || !windows.contains(&None), "{stats:?}");
+        assert!(stats.prefix_hit_tokens > 0 && stats.page_copies > 0, "{stats:?}");
         assert_eq!(crowd.handle().check_pages().unwrap(), Ok(()));
         assert_eq!(stats.pages_used, 0);
     }
