@@ -355,9 +355,7 @@ impl Translator {
             Some(Token::Name(word)) if word == "is" => {
                 return self.error("tests with `is` cannot be chained");
             }
-            Some(Token::Name(word)) if ["else", "or", "and", "if", "recursive"].contains(&word.as_str()) => {
-                String::new()
-            }
+            Some(Token::Name(word)) if ["else", "or", "and"].contains(&word.as_str()) => String::new(),
             Some(
                 Token::Name(_)
                 | Token::Text(_)

@@ -18,31 +18,35 @@ pub(super) type Filter = fn(&mut State, &Value, Arguments) -> Result<Value, Erro
 
 const FILTERS: &[(&str, Filter)] = &[
     ("abs", abs),
-    ("capitalize", |state, value, _| {
-        with_text(state, value, |state, text| string(state, text::capitalize(text)))
-    }),
+    ("capitalize", |state, value, _| converted(state, value, text::capitalize)),
     ("center", center),
     ("count", length),
     ("d", default),
     ("default", default),
-    ("e", escape),
-    ("escape", escape),
+    ("e", |state, value, _| operators::escape(state, value)),
+    ("escape", |state, value, _| operators::escape(state, value)),
     ("float", float),
-    ("forceescape", escape),
+    ("forceescape", |state, value, _| {
+        let text = to_text(state, value)?;
+        operators::escape(state, &Value::from(text))
+    }),
     ("format", format),
     ("indent", indent),
     ("int", int),
     ("length", length),
-    ("lower", |state, value, _| with_text(state, value, |state, text| string(state, text.to_lowercase()))),
+    ("lower", |state, value, _| converted(state, value, str::to_lowercase)),
     ("replace", replace),
     ("round", round),
-    ("safe", |state, value, _| to_text(state, value).map(Value::from)),
-    ("string", |state, value, _| to_text(state, value).map(Value::from)),
+    ("safe", |state, value, _| to_text(state, value).map(Value::from_safe_string)),
+    ("string", |state, value, _| match value.as_str() {
+        Some(_) => Ok(value.clone()),
+        None => to_text(state, value).map(Value::from),
+    }),
     ("title", |state, value, _| with_text(state, value, |state, text| string(state, title(text)))),
     ("tojson", tojson),
     ("trim", trim),
     ("truncate", truncate),
-    ("upper", |state, value, _| with_text(state, value, |state, text| string(state, text.to_uppercase()))),
+    ("upper", |state, value, _| converted(state, value, str::to_uppercase)),
     ("wordcount", |state, value, _| with_text(state, value, |_, text| Ok(Value::from(words(text))))),
 ];
 
@@ -112,10 +116,8 @@ fn tojson(state: &mut State, value: &Value, arguments: Arguments) -> Result<Valu
 fn trim(state: &mut State, value: &Value, arguments: Arguments) -> Result<Value, Error> {
     let [characters] = arguments.bind(["chars"])?;
     let characters = characters.filter(|characters| !characters.is_none());
-    with_text(state, value, |state, text| {
-        let stripped = text::strip(text, characters.as_ref().and_then(Value::as_str), true, true);
-        string(state, stripped.to_owned())
-    })
+    let characters = characters.as_ref().and_then(Value::as_str);
+    converted(state, value, |text| text::strip(text, characters, true, true).to_owned())
 }
 
 fn replace(state: &mut State, value: &Value, arguments: Arguments) -> Result<Value, Error> {
@@ -204,11 +206,13 @@ fn truncate(state: &mut State, value: &Value, arguments: Arguments) -> Result<Va
     string(state, [cut, &end].concat())
 }
 
-fn escape(state: &mut State, value: &Value, _: Arguments) -> Result<Value, Error> {
-    let text = to_text(state, value)?;
-    charge(state, text.len().saturating_mul(5))?;
-    let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
-    Ok(Value::from(text.replace('\'', "&#39;").replace('"', "&#34;")))
+/// For a filter that makes text out of text and keeps what it is marked as.
+fn converted(state: &mut State, value: &Value, convert: impl FnOnce(&str) -> String) -> Result<Value, Error> {
+    let text = with_text(state, value, |state, text| {
+        charge(state, text.len())?;
+        Ok(convert(text))
+    })?;
+    Ok(operators::marked(text, value.is_safe()))
 }
 
 fn format(state: &mut State, value: &Value, arguments: Arguments) -> Result<Value, Error> {

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use minijinja::{Error, State, Value, value::ValueKind};
 
-use super::values::{as_dict, charge, fail, left, repr_float, type_name};
+use super::values::{as_dict, charge, exhausted, fail, left, repr_float, type_name};
 
 /// The arguments of `json.dumps`.
 pub(super) struct Style {
@@ -37,7 +37,7 @@ struct Writer<'s> {
 impl Writer<'_> {
     fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         if self.out.len() > self.limit {
-            return fail("the template makes too much text");
+            return Err(exhausted());
         }
         if let Some(text) = value.as_str() {
             self.text(text);
@@ -88,7 +88,7 @@ impl Writer<'_> {
                 self.out.push_str(self.item);
             }
             is_empty = false;
-            self.line(depth + 1);
+            self.line(depth + 1)?;
             if let Some(key) = key {
                 self.text(&key);
                 self.out.push_str(self.key);
@@ -96,20 +96,21 @@ impl Writer<'_> {
             self.value(&value, depth + 1)?;
         }
         if !is_empty {
-            self.line(depth);
+            self.line(depth)?;
         }
         self.out.push(close);
         Ok(())
     }
 
     /// A new line, where there are lines.
-    fn line(&mut self, depth: usize) {
-        if let Some(indent) = &self.style.indent {
-            self.out.push('\n');
-            for _ in 0..depth {
-                self.out.push_str(indent);
-            }
+    fn line(&mut self, depth: usize) -> Result<(), Error> {
+        let Some(indent) = &self.style.indent else { return Ok(()) };
+        if self.out.len().saturating_add(indent.len().saturating_mul(depth)) > self.limit {
+            return Err(exhausted());
         }
+        self.out.push('\n');
+        self.out.extend(std::iter::repeat_n(indent.as_str(), depth));
+        Ok(())
     }
 
     fn text(&mut self, text: &str) {

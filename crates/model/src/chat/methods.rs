@@ -8,7 +8,7 @@ use minijinja::{
 };
 
 use super::{
-    percent, text,
+    operators, percent, text,
     values::{Dict, Lazy, as_dict, charge, fail, items, list, type_name},
 };
 
@@ -104,7 +104,12 @@ pub(super) fn call(
     let unsafe_change =
         || fail(format!("access to attribute '{name}' of '{}' object is unsafe", type_name(value)));
     if let Some(string) = value.as_str() {
-        return str_method(state, string, name, &arguments);
+        let result = str_method(state, string, name, &arguments)?;
+        // Methods of text that is marked as safe for HTML keep the mark.
+        return Ok(match result.as_str() {
+            Some(text) if value.is_safe() => operators::marked(text.to_owned(), true),
+            _ => result,
+        });
     }
     if let Some(dict) = as_dict(value) {
         if DICT_CHANGES.contains(&name) {
@@ -133,6 +138,9 @@ pub(super) fn call(
 fn dict_method(state: &mut State, dict: &Dict, name: &str, arguments: Arguments) -> Result<Value, Error> {
     let entries = dict.entries();
     if name == "get" {
+        if !arguments.named.is_empty() {
+            return fail("dict.get() takes no keyword arguments");
+        }
         return match arguments.bind(["key", "default"])? {
             [Some(key), default] => {
                 Ok(dict.get(&key).cloned().or(default).unwrap_or_else(|| Value::from(())))

@@ -156,10 +156,32 @@ fn unsupported<T>(operator: &str, left: &Value, right: &Value) -> Result<T, Erro
     fail(format!("unsupported operand types for {operator}: '{left}' and '{right}'"))
 }
 
+/// A string, marked as safe for HTML or not.
+pub(super) fn marked(text: String, is_safe: bool) -> Value {
+    if is_safe { Value::from_safe_string(text) } else { Value::from(text) }
+}
+
+/// `value|escape`: text for HTML, marked as safe.
+pub(super) fn escape(state: &mut State, value: &Value) -> Result<Value, Error> {
+    if value.is_safe() {
+        return Ok(value.clone());
+    }
+    let text = to_text(state, value)?;
+    charge(state, text.len().saturating_mul(5))?;
+    let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    Ok(Value::from_safe_string(text.replace('\'', "&#39;").replace('"', "&#34;")))
+}
+
 pub(super) fn add(state: &mut State, left: &Value, right: &Value) -> Result<Value, Error> {
+    if left.is_safe() != right.is_safe() && left.as_str().is_some() && right.as_str().is_some() {
+        // Text that is marked as safe for HTML escapes what it is added to, even here.
+        let (left, right) = (escape(state, left)?, escape(state, right)?);
+        return add(state, &left, &right);
+    }
+    let is_safe = left.is_safe();
     if let (Some(left), Some(right)) = (left.as_str(), right.as_str()) {
         charge(state, left.len() + right.len())?;
-        return Ok(Value::from([left, right].concat()));
+        return Ok(marked([left, right].concat(), is_safe));
     }
     if left.kind() == ValueKind::Seq && right.kind() == ValueKind::Seq && left.is_tuple() == right.is_tuple()
     {
@@ -179,7 +201,7 @@ fn multiply(state: &mut State, left: &Value, right: &Value) -> Result<Value, Err
         let Some(times) = times else { continue };
         if let Some(text) = value.as_str() {
             charge(state, text.len().saturating_mul(times))?;
-            return Ok(Value::from(text.repeat(times)));
+            return Ok(marked(text.repeat(times), value.is_safe()));
         }
         if value.kind() == ValueKind::Seq {
             charge(state, value.len().unwrap_or(0).saturating_mul(times).saturating_mul(ELEMENT))?;

@@ -23,7 +23,8 @@ pub(super) fn fail<T>(message: impl Into<String>) -> Result<T, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, message.into()))
 }
 
-fn exhausted() -> Error {
+/// The budget is used up.
+pub(super) fn exhausted() -> Error {
     Error::new(ErrorKind::OutOfFuel, "the template makes too much text")
 }
 
@@ -64,21 +65,33 @@ pub(super) struct Dict {
 
 impl Dict {
     pub(super) fn insert(&mut self, key: Value, value: Value) {
-        match self.index.get(&key) {
+        match self.index.get(&lookup_key(&key)) {
             Some(&at) => self.entries[at].1 = value,
             None => {
-                self.index.insert(key.clone(), self.entries.len());
+                self.index.insert(lookup_key(&key), self.entries.len());
                 self.entries.push((key, value));
             }
         }
     }
 
     pub(super) fn get(&self, key: &Value) -> Option<&Value> {
-        self.index.get(key).map(|&at| &self.entries[at].1)
+        self.index.get(&lookup_key(key)).map(|&at| &self.entries[at].1)
     }
 
     pub(super) fn entries(&self) -> &[(Value, Value)] {
         &self.entries
+    }
+}
+
+/// To a dictionary, `1`, `1.0` and `True` are one key.
+fn lookup_key(key: &Value) -> Value {
+    match key.kind() {
+        ValueKind::Bool => Value::from(i64::from(key.is_true())),
+        ValueKind::Number => match f64::try_from(key.clone()) {
+            Ok(float) if float.fract() == 0.0 && float.abs() < 1e15 => Value::from(float as i64),
+            _ => key.clone(),
+        },
+        _ => key.clone(),
     }
 }
 

@@ -18,6 +18,8 @@ import jinja2
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+sys.dont_write_bytecode = True
+
 import conversations
 import synthetic
 
