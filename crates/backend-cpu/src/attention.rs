@@ -317,11 +317,10 @@ fn merge<S: Simd>(s: S, sum: &mut [f32], partial: &[f32]) {
     if partial[0] == f32::NEG_INFINITY {
         return;
     }
-    let factor = |own: f32| s.reduce_max(simd::exp(s, s.splat(own - largest)));
-    let (own, other) = (factor(sum[0]), factor(partial[0]));
+    let own = simd::exp(s, s.splat(sum[0] - largest));
+    let other = simd::exp(s, s.splat(partial[0] - largest));
     sum[0] = largest;
-    sum[1] = own * sum[1] + other * partial[1];
-    let (own, other) = (s.splat(own), s.splat(other));
+    sum[1] = s.reduce_max(own) * sum[1] + s.reduce_max(other) * partial[1];
     let (sums, _) = sum[LANES..].as_chunks_mut::<LANES>();
     for (sum, partial) in sums.iter_mut().zip(partial[LANES..].as_chunks().0) {
         let merged = s.fma(s.load(sum), own, s.mul(s.load(partial), other));

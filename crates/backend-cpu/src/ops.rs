@@ -28,30 +28,38 @@ simd_kernels! {
     }
 }
 
-/// Applies `f` to all vectors of `x`, the last one padded with zeros.
-#[inline(always)]
-fn map<S: Simd>(s: S, x: &mut [f32], f: impl Fn(S::F32) -> S::F32) {
-    let (vectors, rest) = x.as_chunks_mut::<LANES>();
-    for x in vectors {
-        s.store(f(s.load(x)), x);
-    }
-    if !rest.is_empty() {
-        s.store_part(f(s.load_part(rest)), rest);
-    }
+/// Replaces every vector of `$x` by an expression of it; the last one is padded with zeros. A macro, because a
+/// closure that holds vector operations is a function without their target features, and they are calls there
+/// unless the compiler happens to inline it.
+macro_rules! map {
+    ($s:ident, $x:expr, |$a:ident| $result:expr) => {{
+        let (vectors, rest) = $x.as_chunks_mut::<LANES>();
+        for x in vectors {
+            let $a = $s.load(x);
+            $s.store($result, x);
+        }
+        if !rest.is_empty() {
+            let $a = $s.load_part(rest);
+            $s.store_part($result, rest);
+        }
+    }};
 }
 
 /// As [`map`], with a second operand of the same length.
-#[inline(always)]
-fn zip<S: Simd>(s: S, x: &mut [f32], y: &[f32], f: impl Fn(S::F32, S::F32) -> S::F32) {
-    assert_eq!(x.len(), y.len());
-    let (xs, x_rest) = x.as_chunks_mut::<LANES>();
-    let (ys, y_rest) = y.as_chunks::<LANES>();
-    for (x, y) in xs.iter_mut().zip(ys) {
-        s.store(f(s.load(x), s.load(y)), x);
-    }
-    if !x_rest.is_empty() {
-        s.store_part(f(s.load_part(x_rest), s.load_part(y_rest)), x_rest);
-    }
+macro_rules! zip {
+    ($s:ident, $x:expr, $y:expr, |$a:ident, $b:ident| $result:expr) => {{
+        assert_eq!($x.len(), $y.len());
+        let (vectors, rest) = $x.as_chunks_mut::<LANES>();
+        let (others, other_rest) = $y.as_chunks::<LANES>();
+        for (x, y) in vectors.iter_mut().zip(others) {
+            let ($a, $b) = ($s.load(x), $s.load(y));
+            $s.store($result, x);
+        }
+        if !rest.is_empty() {
+            let ($a, $b) = ($s.load_part(rest), $s.load_part(other_rest));
+            $s.store_part($result, rest);
+        }
+    }};
 }
 
 /// See [`RowKernels::rms_norm`]. The mean is of squares summed in 16 lanes, then across.
@@ -68,25 +76,25 @@ fn rms_norm<S: Simd>(s: S, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32])
     let mean = s.reduce_sum(squares) / x.len() as f32;
     let factor = s.splat(1.0 / (mean + eps).sqrt());
     out.copy_from_slice(x);
-    zip(s, out, weight, |x, weight| s.mul(s.mul(x, factor), weight));
+    zip!(s, out, weight, |x, weight| s.mul(s.mul(x, factor), weight));
 }
 
 #[inline(always)]
 fn add<S: Simd>(s: S, x: &mut [f32], y: &[f32]) {
-    zip(s, x, y, |x, y| s.add(x, y));
+    zip!(s, x, y, |a, b| s.add(a, b));
 }
 
 #[inline(always)]
 fn scale<S: Simd>(s: S, x: &mut [f32], factor: f32) {
     let factor = s.splat(factor);
-    map(s, x, |x| s.mul(x, factor));
+    map!(s, x, |a| s.mul(a, factor));
 }
 
 #[inline(always)]
 fn activate<S: Simd>(s: S, gate: &mut [f32], up: &[f32], activation: Activation) {
     match activation {
-        Activation::Silu => zip(s, gate, up, |gate, up| s.mul(simd::silu(s, gate), up)),
-        Activation::GeluTanh => zip(s, gate, up, |gate, up| s.mul(gelu_tanh(s, gate), up)),
+        Activation::Silu => zip!(s, gate, up, |a, b| s.mul(simd::silu(s, a), b)),
+        Activation::GeluTanh => zip!(s, gate, up, |a, b| s.mul(gelu_tanh(s, a), b)),
     }
 }
 
@@ -101,7 +109,7 @@ fn gelu_tanh<S: Simd>(s: S, x: S::F32) -> S::F32 {
 #[inline(always)]
 fn soft_cap<S: Simd>(s: S, x: &mut [f32], cap: f32) {
     let cap = s.splat(cap);
-    map(s, x, |x| s.mul(simd::tanh(s, s.div(x, cap)), cap));
+    map!(s, x, |a| s.mul(simd::tanh(s, s.div(a, cap)), cap));
 }
 
 #[inline(always)]
