@@ -59,7 +59,8 @@ fn cpu(on: &RunOnArgs, threads: Option<usize>) -> Outcome<Cpu> {
 fn isa(name: &str) -> Outcome<Isa> {
     Isa::from_name(name).ok_or_else(|| {
         let names: Vec<_> = Isa::supported().into_iter().map(Isa::name).collect();
-        Failure::usage(format!("this machine cannot run `{name}`")).hint(format!("it can run {}", names.join(", ")))
+        Failure::usage(format!("this machine cannot run `{name}`"))
+            .hint(format!("it can run {}", names.join(", ")))
     })
 }
 
@@ -81,5 +82,9 @@ pub fn devices(args: &DevicesArgs, terminal: Terminal) -> Outcome<()> {
         }));
     }
     out.line(format_args!("{}  {}", terminal.bold(name), capacity.description))?;
-    out.line(format_args!("     {} free, kernels for {}", units::bytes(capacity.bytes_free), capacity.features.join(", ")))
+    out.line(format_args!(
+        "     {} free, kernels for {}",
+        units::bytes(capacity.bytes_free),
+        capacity.features.join(", ")
+    ))
 }

@@ -108,7 +108,10 @@ mod tests {
     #[test]
     fn reports_one_line_and_a_hint() {
         let failure = Failure::usage("there is no `x.gguf`").hint("did you mean `y.gguf`?");
-        assert_eq!(failure.report(false).unwrap(), "error: there is no `x.gguf`\nhint: did you mean `y.gguf`?\n");
+        assert_eq!(
+            failure.report(false).unwrap(),
+            "error: there is no `x.gguf`\nhint: did you mean `y.gguf`?\n"
+        );
         assert!(failure.report(true).unwrap().starts_with("\x1b[1;31merror:\x1b[0m there"));
     }
 

@@ -40,7 +40,11 @@ pub fn inspect(args: &InspectArgs, terminal: Terminal) -> Outcome<()> {
     let mut out = Output::new();
     summary(&mut out, &file, model, memory, terminal)?;
     metadata(&mut out, &file, terminal)?;
-    if args.tensors { tensors(&mut out, file.tensors(), terminal) } else { types(&mut out, file.tensors(), terminal) }
+    if args.tensors {
+        tensors(&mut out, file.tensors(), terminal)
+    } else {
+        types(&mut out, file.tensors(), terminal)
+    }
 }
 
 /// What a model needs for one sequence.
@@ -56,7 +60,8 @@ struct Memory {
 impl Memory {
     fn new(model: &Model, context: usize, on: &RunOnArgs) -> Outcome<Self> {
         let options = EngineOptions::default();
-        let page_bytes = devices::open(on, None)?.backend.page_bytes(&model.program, options.block_size) as u64;
+        let page_bytes =
+            devices::open(on, None)?.backend.page_bytes(&model.program, options.block_size) as u64;
         let weights: usize = model.weights.matrices.iter().map(|matrix| matrix.bytes.as_slice().len()).sum();
         let pages = pages(&model.program.kv, context, options.block_size, options.max_batch_tokens);
         Ok(Self { context, weights: weights as u64, pages, page_bytes, block_size: options.block_size })
@@ -98,7 +103,12 @@ fn summary(
                 "shape",
                 format!(
                     "{layers} layers, hidden {}, {} heads, {} KV heads of {}, FFN {}, vocabulary {}",
-                    program.hidden, program.heads, program.kv.kv_heads, program.kv.head_dim, program.ffn, program.vocab
+                    program.hidden,
+                    program.heads,
+                    program.kv.kv_heads,
+                    program.kv.head_dim,
+                    program.ffn,
+                    program.vocab
                 ),
             )?;
             row("context", format!("{} tokens", model.context_length))?;
@@ -110,7 +120,14 @@ fn summary(
         let Memory { context, weights, pages, page_bytes, block_size } = memory;
         row("memory", format!("{} for a context of {context} tokens:", units::bytes(weights + memory.kv())))?;
         row("", format!("{} weights", units::bytes(weights)))?;
-        row("", format!("{} KV cache, {pages} pages of {} for {block_size} tokens", units::bytes(memory.kv()), units::bytes(page_bytes)))?;
+        row(
+            "",
+            format!(
+                "{} KV cache, {pages} pages of {} for {block_size} tokens",
+                units::bytes(memory.kv()),
+                units::bytes(page_bytes)
+            ),
+        )?;
     }
     Ok(())
 }
@@ -151,7 +168,13 @@ fn tensors(out: &mut Output, tensors: &[Tensor], terminal: Terminal) -> Outcome<
     let width = tensors.iter().map(|tensor| tensor.name.len()).max().unwrap_or(0);
     for tensor in tensors {
         let size = units::bytes(tensor.bytes.as_slice().len() as u64);
-        out.line(format_args!("  {:width$}  {:8}  {:>10}  {}", tensor.name, tensor.dtype.to_string(), size, shape(&tensor.shape)))?;
+        out.line(format_args!(
+            "  {:width$}  {:8}  {:>10}  {}",
+            tensor.name,
+            tensor.dtype.to_string(),
+            size,
+            shape(&tensor.shape)
+        ))?;
     }
     Ok(())
 }
@@ -165,7 +188,11 @@ fn types(out: &mut Output, tensors: &[Tensor], terminal: Terminal) -> Outcome<()
         *bytes += tensor.bytes.as_slice().len() as u64;
     }
     out.line("")?;
-    out.line(format_args!("{} {}", terminal.bold(&units::plural(tensors.len(), "tensor")), terminal.dim("(--tensors lists them)")))?;
+    out.line(format_args!(
+        "{} {}",
+        terminal.bold(&units::plural(tensors.len(), "tensor")),
+        terminal.dim("(--tensors lists them)")
+    ))?;
     for (name, (count, bytes)) in types {
         out.line(format_args!("  {name:8}  {count:>5}  {:>10}", units::bytes(bytes)))?;
     }
@@ -178,7 +205,12 @@ fn shape(dims: &[usize]) -> String {
     format!("[{}]", dims.join(" × "))
 }
 
-fn as_json(file: &ModelFile, model: Result<&Model, String>, memory: Option<Memory>, with_tensors: bool) -> Value {
+fn as_json(
+    file: &ModelFile,
+    model: Result<&Model, String>,
+    memory: Option<Memory>,
+    with_tensors: bool,
+) -> Value {
     let description = file.description();
     let metadata = file.metadata().into_iter();
     let mut value = json!({

@@ -6,7 +6,7 @@ use std::{
 };
 
 use paguro_engine::{Engine, EngineOptions, Handle};
-use paguro_model::{LoadOptions, Model, ModelError, ModelFile, tokenizer::Tokenizer};
+use paguro_model::{LoadOptions, Model, ModelError, ModelFile, gguf::GgufError, tokenizer::Tokenizer};
 
 use crate::{
     cli::RunOnArgs,
@@ -15,6 +15,9 @@ use crate::{
     models::{EMBEDDED, EMBEDDED_FILE, Source},
     settings::Terminal,
 };
+
+/// For those who gave something else.
+const A_MODEL_IS: &str = "a model is a GGUF file or a Hugging Face folder";
 
 /// A model that runs.
 #[derive(Debug)]
@@ -79,7 +82,8 @@ pub fn start(
     let _spinner = terminal.spinner(format!("loading {}", model.name));
     let device = devices::open(on, threads)?;
     let page_bytes = device.backend.page_bytes(&model.program, options.block_size);
-    let engine = Engine::start(device.backend.as_ref(), &model, options).map_err(|error| Failure::from_error(&error))?;
+    let engine = Engine::start(device.backend.as_ref(), &model, options)
+        .map_err(|error| Failure::from_error(&error))?;
     Ok(Loaded {
         model,
         handle: engine.handle(),
@@ -96,7 +100,10 @@ fn failure(error: ModelError) -> Failure {
     let failure = Failure::from_error(&error);
     match error {
         ModelError::Architecture { .. } => failure.hint("`paguro inspect` shows what is in the file"),
-        ModelError::NotAModel { .. } => failure.hint("a model is a GGUF file or a Hugging Face folder"),
+        ModelError::NotAModel { .. } => failure.hint(A_MODEL_IS),
+        ModelError::Gguf(GgufError::InFile { error, .. }) if matches!(*error, GgufError::NotGguf { .. }) => {
+            failure.hint(A_MODEL_IS)
+        }
         _ => failure,
     }
 }

@@ -69,8 +69,11 @@ impl Source {
 /// "Compare and/or with either/or" remains a prompt.
 fn looks_like_path(word: &str) -> bool {
     let path = Path::new(word);
-    let model_file = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf") || e.eq_ignore_ascii_case("safetensors"));
-    let rooted = path.is_absolute() || ["./", "../", "~/", ".\\", "..\\"].iter().any(|start| word.starts_with(start));
+    let model_file = path
+        .extension()
+        .is_some_and(|e| e.eq_ignore_ascii_case("gguf") || e.eq_ignore_ascii_case("safetensors"));
+    let rooted =
+        path.is_absolute() || ["./", "../", "~/", ".\\", "..\\"].iter().any(|start| word.starts_with(start));
     let separated = word.contains(['/', '\\']) && !word.contains(char::is_whitespace);
     (model_file && !word.contains('\n')) || (rooted && !word.contains('\n')) || separated
 }
@@ -81,7 +84,8 @@ fn existing(path: &Path) -> Outcome<Source> {
     if !path.is_dir() || path.join("config.json").is_file() {
         return Ok(Source::Path(path.to_owned()));
     }
-    let failure = Failure::usage(format!("`{}` is a folder without a model: it has no config.json", path.display()));
+    let failure =
+        Failure::usage(format!("`{}` is a folder without a model: it has no config.json", path.display()));
     let inside = models_in(path);
     Err(if inside.is_empty() { failure } else { failure.hint(format!("models in it: {}", list(&inside))) })
 }
@@ -98,7 +102,8 @@ fn missing(name: &str) -> Failure {
     let mut candidates = models_in(folder);
     candidates.push(PathBuf::from(EMBEDDED));
     let likeness = |candidate: &Path| {
-        let end = |path: &Path| path.file_name().map(|n| n.to_string_lossy().to_lowercase()).unwrap_or_default();
+        let end =
+            |path: &Path| path.file_name().map(|n| n.to_string_lossy().to_lowercase()).unwrap_or_default();
         strsim::jaro_winkler(&end(candidate), &end(path))
     };
     candidates.retain(|candidate| likeness(candidate) > 0.75);
@@ -107,9 +112,14 @@ fn missing(name: &str) -> Failure {
     if !candidates.is_empty() {
         failure.hint(format!("did you mean {}?", list(&candidates)))
     } else if !folder.is_dir() {
-        failure.hint(format!("there is no folder `{}`; give a GGUF file, a Hugging Face folder, or `{EMBEDDED}`", folder.display()))
+        failure.hint(format!(
+            "there is no folder `{}`; give a GGUF file, a Hugging Face folder, or `{EMBEDDED}`",
+            folder.display()
+        ))
     } else {
-        failure.hint(format!("give a GGUF file, a Hugging Face folder, or `{EMBEDDED}`, the model inside this binary"))
+        failure.hint(format!(
+            "give a GGUF file, a Hugging Face folder, or `{EMBEDDED}`, the model inside this binary"
+        ))
     }
 }
 
@@ -119,7 +129,10 @@ fn models_in(folder: &Path) -> Vec<PathBuf> {
     let mut found: Vec<_> = entries
         .flatten()
         .map(|entry| entry.path())
-        .filter(|path| path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")) || path.join("config.json").is_file())
+        .filter(|path| {
+            path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"))
+                || path.join("config.json").is_file()
+        })
         // What the person would type.
         .map(|path| path.strip_prefix("./").map(Path::to_owned).unwrap_or(path))
         .collect();
@@ -142,10 +155,28 @@ mod tests {
 
     #[test]
     fn prompts_and_paths_are_told_apart() {
-        for prompt in ["hello", "Tell me a story about a shy fox", "What is 3/4 of 8?", "Why?", "...and then", "a.b", "~ is a tilde"] {
+        for prompt in [
+            "hello",
+            "Tell me a story about a shy fox",
+            "What is 3/4 of 8?",
+            "Why?",
+            "...and then",
+            "a.b",
+            "~ is a tilde",
+        ] {
             assert!(!looks_like_path(prompt), "{prompt}");
         }
-        for path in ["model.gguf", "my model.GGUF", "./x", "../x y", "/opt/models", "some/folder", "~/m", "x.safetensors", "org/name"] {
+        for path in [
+            "model.gguf",
+            "my model.GGUF",
+            "./x",
+            "../x y",
+            "/opt/models",
+            "some/folder",
+            "~/m",
+            "x.safetensors",
+            "org/name",
+        ] {
             assert!(looks_like_path(path), "{path}");
         }
     }

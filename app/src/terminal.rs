@@ -25,7 +25,8 @@ impl Terminal {
 
     /// A dim line on standard error, also with `--quiet`.
     pub fn note(&self, line: &str) {
-        let line = if self.color_errors { Cow::Owned(format!("\x1b[2m{line}\x1b[0m")) } else { Cow::Borrowed(line) };
+        let line =
+            if self.color_errors { Cow::Owned(format!("\x1b[2m{line}\x1b[0m")) } else { Cow::Borrowed(line) };
         // Nobody may be listening there; that is no reason to stop.
         let _ = writeln!(std::io::stderr(), "{line}");
     }
@@ -49,7 +50,8 @@ impl Terminal {
     pub fn bar(&self, total: usize, text: &str) -> ProgressBar {
         let target = if self.progress { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
         let bar = ProgressBar::with_draw_target(Some(total as u64), target);
-        let style = ProgressStyle::with_template("{prefix} [{bar:30}] {pos}/{len} {msg} {eta}").expect("the template is valid");
+        let style = ProgressStyle::with_template("{prefix} [{bar:30}] {pos}/{len} {msg} {eta}")
+            .expect("the template is valid");
         bar.with_style(style.progress_chars("=> ")).with_prefix(text.to_owned())
     }
 }

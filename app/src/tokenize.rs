@@ -25,7 +25,8 @@ pub fn tokenize(args: &TokenizeArgs) -> Outcome<()> {
         _ => read_text()?,
     };
     let special = if args.special { SpecialTokens::Parse } else { SpecialTokens::AsText };
-    let ids = if args.around { tokenizer.encode_prompt(&text, special) } else { tokenizer.encode(&text, special) };
+    let ids =
+        if args.around { tokenizer.encode_prompt(&text, special) } else { tokenizer.encode(&text, special) };
 
     let mut out = Output::new();
     if args.json {
@@ -63,8 +64,11 @@ pub fn read_text() -> Outcome<String> {
     let mut bytes = Vec::new();
     stdin().lock().read_to_end(&mut bytes)?;
     String::from_utf8(bytes).map_err(|error| {
-        Failure::new(format!("standard input is not UTF-8 text (at byte {})", error.utf8_error().valid_up_to()))
-            .hint("convert it first: iconv -t UTF-8")
+        Failure::new(format!(
+            "standard input is not UTF-8 text (at byte {})",
+            error.utf8_error().valid_up_to()
+        ))
+        .hint("convert it first: iconv -t UTF-8")
     })
 }
 
@@ -84,7 +88,12 @@ mod tests {
 
     #[test]
     fn bytes_are_readable() {
-        for (bytes, text) in [(&b" the"[..], "\" the\""), (b"\n\t\"", "\"\\n\\t\\\"\""), (b"\xF0\x9F", "\"\\xF0\\x9F\""), ("é 🐚".as_bytes(), "\"é 🐚\"")] {
+        for (bytes, text) in [
+            (&b" the"[..], "\" the\""),
+            (b"\n\t\"", "\"\\n\\t\\\"\""),
+            (b"\xF0\x9F", "\"\\xF0\\x9F\""),
+            ("é 🐚".as_bytes(), "\"é 🐚\""),
+        ] {
             assert_eq!(readable(bytes), text);
         }
     }

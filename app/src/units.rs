@@ -50,7 +50,15 @@ mod tests {
 
     #[test]
     fn sizes_have_four_digits_at_most() {
-        let table = [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (999_949, "999.9 kB"), (999_950, "1.0 MB"), (22_441_664, "22.4 MB"), (u64::MAX, "18446744.1 TB")];
+        let table = [
+            (0, "0 B"),
+            (999, "999 B"),
+            (1000, "1.0 kB"),
+            (999_949, "999.9 kB"),
+            (999_950, "1.0 MB"),
+            (22_441_664, "22.4 MB"),
+            (u64::MAX, "18446744.1 TB"),
+        ];
         for (n, text) in table {
             assert_eq!(bytes(n), text);
         }

@@ -30,7 +30,12 @@ impl Terminal {
         let pty = nix::pty::openpty(None, None).unwrap();
         let slave = || Stdio::from(pty.slave.try_clone().unwrap());
         let mut command = paguro(args);
-        command.stdin(slave()).stdout(slave()).stderr(slave()).env("XDG_STATE_HOME", home).env("TERM", "xterm");
+        command
+            .stdin(slave())
+            .stdout(slave())
+            .stderr(slave())
+            .env("XDG_STATE_HOME", home)
+            .env("TERM", "xterm");
         let child = command.spawn().unwrap();
         // Only the child has its side now: when it ends, the screen does.
         drop((command, pty.slave));
@@ -145,7 +150,8 @@ fn ctrl_c_stops_the_answer_and_not_the_program() {
 #[test]
 fn a_full_context_forgets_the_oldest_turns() {
     let home = tempfile::tempdir().unwrap();
-    let mut chat = Terminal::new(&["run", "--temperature", "0", "--ctx", "96", "--max-tokens", "20"], home.path());
+    let mut chat =
+        Terminal::new(&["run", "--temperature", "0", "--ctx", "96", "--max-tokens", "20"], home.path());
     for question in ["My name is Tom.", "Tell me a joke.", "What comes after Tuesday?"] {
         chat.say(question);
         chat.wait_for("answer ");

@@ -10,22 +10,30 @@ use serde_json::{Value, json};
 #[test]
 fn bench_prints_a_row_for_each_test() {
     let rows =
-        run(&["bench", "--json", "-p", "40", "-n", "6", "-d", "0,64", "-b", "1,2", "-r", "2", "-t", "1"]).json_lines();
+        run(&["bench", "--json", "-p", "40", "-n", "6", "-d", "0,64", "-b", "1,2", "-r", "2", "-t", "1"])
+            .json_lines();
     let key = |row: &Value| json!([row["test"], row["tokens"], row["depth"], row["batch"]]);
     let expected: Vec<_> = [("prefill", 40), ("decode", 6)]
         .into_iter()
-        .flat_map(|(test, n)| [(0, 1), (0, 2), (64, 1), (64, 2)].map(|(depth, batch)| json!([test, n, depth, batch])))
+        .flat_map(|(test, n)| {
+            [(0, 1), (0, 2), (64, 1), (64, 2)].map(|(depth, batch)| json!([test, n, depth, batch]))
+        })
         .collect();
     assert_eq!(rows.iter().map(key).collect::<Vec<_>>(), expected);
     for row in &rows {
-        let strings = ["model", "format", "device", "attention", "pages"].map(|key| row[key].as_str().unwrap());
+        let strings =
+            ["model", "format", "device", "attention", "pages"].map(|key| row[key].as_str().unwrap());
         assert_eq!(strings, ["Tales 21M", "Q8_0", "cpu", "paged", "ordered"]);
         assert_eq!(row["threads"], 1);
         let samples = row["tokens_per_second"].as_array().unwrap();
         assert_eq!(samples.len(), 2);
         assert!(samples.iter().all(|sample| sample.as_f64().unwrap() > 0.0));
-        let ceiling = row["ceiling_fraction"].as_f64().unwrap();
-        assert!(ceiling > 0.0 && ceiling < 1.5, "{row}");
+        // This model fits the caches, so it may read faster than memory does.
+        assert!(row["ceiling_fraction"].as_f64().unwrap() > 0.0, "{row}");
+        assert!(
+            row["peak_resident_bytes"].is_null() || row["peak_resident_bytes"].as_u64().unwrap() < 200 << 20,
+            "{row}"
+        );
         assert!(row.get("kernels").is_none());
     }
     // All matrices of the model are read for each token (19.9 M weights at 34 bytes for 32), and the K and V of 6
@@ -39,9 +47,14 @@ fn bench_prints_a_row_for_each_test() {
 #[test]
 fn bench_compares_ways_in_turn_and_counts_kernels() {
     let args = ["bench", "--json", "--kernels", "-p", "0", "-n", "4", "-d", "96", "-r", "1"];
-    let rows = run(&[&args[..], &["--attention", "paged,gather", "--pages", "ordered,scattered"]].concat()).json_lines();
-    let ways: Vec<_> = rows.iter().map(|row| (row["attention"].as_str().unwrap(), row["pages"].as_str().unwrap())).collect();
-    assert_eq!(ways, [("paged", "ordered"), ("paged", "scattered"), ("gather", "ordered"), ("gather", "scattered")]);
+    let rows = run(&[&args[..], &["--attention", "paged,gather", "--pages", "ordered,scattered"]].concat())
+        .json_lines();
+    let ways: Vec<_> =
+        rows.iter().map(|row| (row["attention"].as_str().unwrap(), row["pages"].as_str().unwrap())).collect();
+    assert_eq!(
+        ways,
+        [("paged", "ordered"), ("paged", "scattered"), ("gather", "ordered"), ("gather", "scattered")]
+    );
     for row in &rows {
         let kernels = row["kernels"].as_array().unwrap();
         let launches = |part: &str| -> u64 {
@@ -63,7 +76,8 @@ fn bench_shows_a_table_to_people() {
 
 /// Text that the model knows: what it says itself.
 fn story() -> String {
-    let raw = ["run", "--raw", "--quiet", "--ignore-eos", "--seed", "3", "--max-tokens", "700", "Once upon a time"];
+    let raw =
+        ["run", "--raw", "--quiet", "--ignore-eos", "--seed", "3", "--max-tokens", "700", "Once upon a time"];
     format!("Once upon a time{}", run(&raw).ok())
 }
 
@@ -94,8 +108,11 @@ fn eval_scores_the_second_half_of_each_window() {
 
 /// What llama.cpp's `llama-perplexity -c 512 --chunks 16` says about the held-out text, and how near ours must be:
 /// F16 is the same arithmetic up to rounding, the others quantize activations in ways of their own.
-const LLAMA_CPP: [(&str, f64, f64); 3] =
-    [("tales-f16.gguf", 1.4385, 0.001), ("tales-Q8_0.gguf", 1.4388, 0.005), ("tales-Q4_K_M.gguf", 1.4387, 0.005)];
+const LLAMA_CPP: [(&str, f64, f64); 3] = [
+    ("tales-f16.gguf", 1.4385, 0.001),
+    ("tales-Q8_0.gguf", 1.4388, 0.005),
+    ("tales-Q4_K_M.gguf", 1.4387, 0.005),
+];
 
 #[test]
 fn eval_agrees_with_llama_cpp() {

@@ -31,7 +31,8 @@ fn reference() -> Option<(Model, Vec<Run>)> {
     let (file, json) = shared("model/tales-f16.gguf").zip(shared("model/reference.json"))?;
     let model = Model::open(&file, &LoadOptions::default()).unwrap();
     let json: Value = serde_json::from_slice(&fs::read(json).unwrap()).unwrap();
-    let ids = |value: &Value| value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
+    let ids =
+        |value: &Value| value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
     let top = |pair: &Value| (pair[0].as_u64().unwrap() as u32, pair[1].as_f64().unwrap() as f32);
     let runs: Vec<_> = json["runs"]
         .as_array()
@@ -41,7 +42,12 @@ fn reference() -> Option<(Model, Vec<Run>)> {
             prompt: run["prompt"].as_str().unwrap().to_owned(),
             prompt_ids: ids(&run["prompt_ids"]),
             output_ids: ids(&run["output_ids"]),
-            top5: run["top5"].as_array().unwrap().iter().map(|step| step.as_array().unwrap().iter().map(top).collect()).collect(),
+            top5: run["top5"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|step| step.as_array().unwrap().iter().map(top).collect())
+                .collect(),
         })
         .collect();
     assert_eq!(runs.len(), 20);
@@ -61,7 +67,12 @@ struct Sequence<'a> {
 fn greedy_runs_are_the_reference_s_token_by_token() {
     let Some((model, runs)) = reference() else { return };
     for run in &runs {
-        assert_eq!(model.tokenizer.encode_prompt(&run.prompt, SpecialTokens::Parse), run.prompt_ids, "{}", run.prompt);
+        assert_eq!(
+            model.tokenizer.encode_prompt(&run.prompt, SpecialTokens::Parse),
+            run.prompt_ids,
+            "{}",
+            run.prompt
+        );
     }
     let most = runs.iter().map(|run| run.prompt_ids.len() + run.output_ids.len()).max().unwrap();
     let blocks = most.div_ceil(BLOCK);
@@ -101,15 +112,28 @@ fn greedy_runs_are_the_reference_s_token_by_token() {
             for &(id, logit) in top5 {
                 let difference = (logits[id as usize] - logit).abs();
                 widest = widest.max(difference);
-                assert!(difference <= TOLERANCE, "{} step {step}: token {id}: {difference}", sequence.run.prompt);
+                assert!(
+                    difference <= TOLERANCE,
+                    "{} step {step}: token {id}: {difference}",
+                    sequence.run.prompt
+                );
             }
-            let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]).then(b.cmp(&a))).unwrap() as u32;
+            let best = (0..logits.len())
+                .max_by(|&a, &b| logits[a].total_cmp(&logits[b]).then(b.cmp(&a)))
+                .unwrap() as u32;
             if best != expected {
                 // Only a tie may go the other way: both are among the reference's best, closer than the tolerance.
                 let of = |id: u32| top5.iter().find(|top| top.0 == id).map(|top| top.1);
                 let gap = of(expected).zip(of(best)).map(|(expected, best)| expected - best);
-                assert!(gap.is_some_and(|gap| gap <= TOLERANCE), "{} step {step}: {best}, not {expected}", sequence.run.prompt);
-                println!("a tie: {} step {step}: {best} and {expected} are {gap:?} apart", sequence.run.prompt);
+                assert!(
+                    gap.is_some_and(|gap| gap <= TOLERANCE),
+                    "{} step {step}: {best}, not {expected}",
+                    sequence.run.prompt
+                );
+                println!(
+                    "a tie: {} step {step}: {best} and {expected} are {gap:?} apart",
+                    sequence.run.prompt
+                );
                 ties += 1;
             }
             sequence.tokens.push(expected);
@@ -125,7 +149,11 @@ fn logits(runner: &mut dyn Runner, sequences: &mut [Sequence<'_>]) -> Vec<Vec<f3
         let (rows, table) = (tokens.len(), pages.len());
         tokens.extend_from_slice(&sequence.tokens[sequence.computed..]);
         pages.extend_from_slice(&sequence.pages[..sequence.tokens.len().div_ceil(BLOCK)]);
-        parts.push(StepSequence { rows: rows..tokens.len(), start: sequence.computed, tables: table..pages.len() });
+        parts.push(StepSequence {
+            rows: rows..tokens.len(),
+            start: sequence.computed,
+            tables: table..pages.len(),
+        });
         outputs.push(Output { row: tokens.len() - 1, want: Want::Logits });
         sequence.computed = sequence.tokens.len();
     }
@@ -156,7 +184,9 @@ fn the_engine_s_greedy_answers_are_the_reference_s() {
         while let Some(event) = generation.next_blocking() {
             match event {
                 Event::Token { token, .. } => ids.push(token),
-                Event::Finished { reason: FinishReason::Stop(token), .. } if ids.last() != Some(&token) => ids.push(token),
+                Event::Finished { reason: FinishReason::Stop(token), .. } if ids.last() != Some(&token) => {
+                    ids.push(token)
+                }
                 Event::Failed(error) => panic!("{error}"),
                 _ => {}
             }

@@ -30,7 +30,10 @@ fn tokens_put_together_are_the_text() {
 fn special_tokens_are_recognised_only_where_asked_for() {
     assert!(tokenized(&["<|user|>"])["count"].as_u64().unwrap() > 1);
     let special = tokenized(&["--special", "<|user|>"]);
-    assert_eq!(special["tokens"], json!([{"id": 3, "name": "<|user|>", "text": "<|user|>", "bytes": b"<|user|>", "special": true}]));
+    assert_eq!(
+        special["tokens"],
+        json!([{"id": 3, "name": "<|user|>", "text": "<|user|>", "bytes": b"<|user|>", "special": true}])
+    );
     let around = tokenized(&["--around", "Hello"]);
     assert_eq!(around["tokens"][0]["name"], "<|begin|>");
 }
@@ -49,7 +52,10 @@ fn ids_come_from_standard_input_too() {
 #[test]
 fn inspect_shows_a_model_and_what_it_needs() {
     let value = run(&["inspect", "--json", "--tensors", "-c", "1000"]).json();
-    assert_eq!((&value["name"], &value["architecture"], &value["format"]), (&json!("Tales 21M"), &json!("llama"), &json!("Q8_0")));
+    assert_eq!(
+        (&value["name"], &value["architecture"], &value["format"]),
+        (&json!("Tales 21M"), &json!("llama"), &json!("Q8_0"))
+    );
     assert_eq!(value["parameters"], 20_978_176);
     assert_eq!(value["supported"], true);
     assert_eq!(value["metadata"]["llama.block_count"]["value"], "6");

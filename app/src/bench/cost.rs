@@ -36,7 +36,9 @@ impl Cost {
                 Op::NormGateUp(op) => cost.layers += stored(&op.gate) + stored(&op.up),
                 Op::DownAdd(op) => cost.layers += stored(&op.down),
                 Op::NormLogits(op) => cost.head += stored(&op.head),
-                other => return Err(Failure::new(format!("bench does not know what {} reads", other.name()))),
+                other => {
+                    return Err(Failure::new(format!("bench does not know what {} reads", other.name())));
+                }
             }
         }
         Ok(cost)
@@ -63,7 +65,10 @@ impl Cost {
 
     /// Bytes of K and V that a sequence of `len` tokens has for its last position to see.
     fn kv(&self, len: usize) -> u64 {
-        self.attention.iter().map(|&(window, bytes)| bytes * window.map_or(len as u64, |w| u64::from(w).min(len as u64))).sum()
+        self.attention
+            .iter()
+            .map(|&(window, bytes)| bytes * window.map_or(len as u64, |w| u64::from(w).min(len as u64)))
+            .sum()
     }
 }
 
@@ -94,6 +99,9 @@ mod tests {
         assert_eq!(COST.per_token(&case(Test::Prefill, 512, 0, 1), 512), 1200.0 / 512.0);
         assert_eq!(COST.per_token(&case(Test::Prefill, 600, 0, 1), 512), 2200.0 / 600.0);
         let cost = Cost { attention: vec![(None, 10)], ..COST };
-        assert_eq!(cost.per_token(&case(Test::Prefill, 8, 100, 1), 4), 2200.0 / 8.0 + 10.0 * (104.0 + 108.0) / 8.0);
+        assert_eq!(
+            cost.per_token(&case(Test::Prefill, 8, 100, 1), 4),
+            2200.0 / 8.0 + 10.0 * (104.0 + 108.0) / 8.0
+        );
     }
 }

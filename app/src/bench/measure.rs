@@ -38,8 +38,19 @@ impl Random {
 /// before the depth is computed first and found there, outside of the timing.
 ///
 /// # Errors
-/// What the engine refuses or reports.
+/// What the engine refuses or reports; pages that did not suffice, so that something was computed twice.
 pub fn measure(handle: &Handle, case: &Case, random: &mut Random) -> Outcome<f64> {
+    let before = handle.stats().preemptions;
+    let rate = run(handle, case, random)?;
+    if handle.stats().preemptions > before {
+        return Err(Failure::new(
+            "sequences were preempted while they were measured: there are too few pages",
+        ));
+    }
+    Ok(rate)
+}
+
+fn run(handle: &Handle, case: &Case, random: &mut Random) -> Outcome<f64> {
     let Case { test, tokens, depth, batch } = *case;
     // Each measurement starts on an empty arena, with pages as its order says.
     handle.clear_prefix_cache();
@@ -53,9 +64,11 @@ pub fn measure(handle: &Handle, case: &Case, random: &mut Random) -> Outcome<f64
     }
     match test {
         Test::Prefill => {
-            let prompts: Vec<_> = prefixes.into_iter().map(|prefix| [prefix, random.tokens(tokens)].concat()).collect();
+            let prompts: Vec<_> =
+                prefixes.into_iter().map(|prefix| [prefix, random.tokens(tokens)].concat()).collect();
             let start = Instant::now();
-            let generations = prompts.into_iter().map(|prompt| submit(handle, prompt, 1)).collect::<Outcome<Vec<_>>>()?;
+            let generations =
+                prompts.into_iter().map(|prompt| submit(handle, prompt, 1)).collect::<Outcome<Vec<_>>>()?;
             prefill_rate(&timelines(generations)?, start, depth + tokens)
         }
         Test::Decode => {
@@ -63,7 +76,10 @@ pub fn measure(handle: &Handle, case: &Case, random: &mut Random) -> Outcome<f64
             let prompt = |prefix: Vec<u32>| if prefix.is_empty() { random.tokens(1) } else { prefix };
             let prompts: Vec<_> = prefixes.into_iter().map(prompt).collect();
             let most = tokens + case.slack();
-            let generations = prompts.into_iter().map(|prompt| submit(handle, prompt, most)).collect::<Outcome<Vec<_>>>()?;
+            let generations = prompts
+                .into_iter()
+                .map(|prompt| submit(handle, prompt, most))
+                .collect::<Outcome<Vec<_>>>()?;
             decode_rate(&timelines(generations)?, tokens)
         }
     }
@@ -136,7 +152,8 @@ fn decode_rate(lines: &[Timeline], tokens: usize) -> Outcome<f64> {
     let mut end = start;
     for line in lines {
         let last = line.tokens.iter().filter(|&&at| at > start).nth(tokens - 1);
-        end = end.max(*last.ok_or_else(|| Failure::new("a measured sequence ended before the others had begun"))?);
+        end = end
+            .max(*last.ok_or_else(|| Failure::new("a measured sequence ended before the others had begun"))?);
     }
     Ok((tokens * lines.len()) as f64 / end.duration_since(start).as_secs_f64())
 }
@@ -150,7 +167,10 @@ mod tests {
     #[test]
     fn decoding_is_timed_only_while_all_decode() {
         let start = Instant::now();
-        let line = |seconds: &[u64]| Timeline { cached: 0, tokens: seconds.iter().map(|&s| start + Duration::from_secs(s)).collect() };
+        let line = |seconds: &[u64]| Timeline {
+            cached: 0,
+            tokens: seconds.iter().map(|&s| start + Duration::from_secs(s)).collect(),
+        };
         // The second sequence begins at 10; from then on both need 2 s for each token.
         let lines = [line(&[1, 2, 3, 10, 12, 14]), line(&[10, 12, 14, 16])];
         assert_eq!(decode_rate(&lines, 2).unwrap(), 4.0 / 4.0);

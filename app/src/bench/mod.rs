@@ -128,7 +128,8 @@ fn cases(args: &BenchArgs) -> Outcome<Vec<Case>> {
 
 /// Every combination of threads, attention and page order.
 fn setups(args: &BenchArgs) -> Vec<Setup> {
-    let threads: Vec<_> = if args.threads.is_empty() { vec![None] } else { args.threads.iter().copied().map(Some).collect() };
+    let threads: Vec<_> =
+        if args.threads.is_empty() { vec![None] } else { args.threads.iter().copied().map(Some).collect() };
     let mut setups = Vec::new();
     for &threads in &threads {
         for &attention in &args.attention {
@@ -164,7 +165,8 @@ impl Bench {
                 samples: Vec::new(),
             })
             .collect();
-        let mut bench = Self { setup, loaded, random: Random::new(SEED, model.program.vocab), rows, before: Vec::new() };
+        let mut bench =
+            Self { setup, loaded, random: Random::new(SEED, model.program.vocab), rows, before: Vec::new() };
         // Page faults, clocks that speed up, caches: once before it counts.
         for test in [Test::Prefill, Test::Decode] {
             let tokens = cases.iter().filter(|case| case.test == test).map(|case| case.tokens.min(64)).max();

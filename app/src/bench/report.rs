@@ -52,7 +52,12 @@ impl Row {
     /// Share of the read bandwidth that the median sample uses. Each sample is held against the probe of its own
     /// round, as a shared machine's memory does not keep its speed.
     fn ceiling_fraction(&self) -> f64 {
-        median(self.samples.iter().map(|sample| self.bytes_per_token * sample.tokens_per_second / sample.bandwidth).collect())
+        median(
+            self.samples
+                .iter()
+                .map(|sample| self.bytes_per_token * sample.tokens_per_second / sample.bandwidth)
+                .collect(),
+        )
     }
 
     fn json(&self, memory: PeakMemory) -> Value {
@@ -116,7 +121,13 @@ pub fn table(tables: &[Table], memory: PeakMemory, terminal: Terminal) -> Outcom
     let several = tables.len() > 1;
     for Table { rows, kernels } in tables {
         let first = &rows[0];
-        let head = format!("{} {}, {}, {}", first.model, first.format, first.device, units::plural(first.threads, "thread"));
+        let head = format!(
+            "{} {}, {}, {}",
+            first.model,
+            first.format,
+            first.device,
+            units::plural(first.threads, "thread")
+        );
         let setup = format!(", {} attention, {} pages", attention(first.attention), pages(first.pages));
         out.line(terminal.bold(&if several { head + &setup } else { head }))?;
         out.line(terminal.dim(&format!(
@@ -127,7 +138,8 @@ pub fn table(tables: &[Table], memory: PeakMemory, terminal: Terminal) -> Outcom
             let Case { test, tokens, depth, batch } = row.case;
             let speeds = row.speeds();
             let middle = median(speeds.clone());
-            let (low, high) = (speeds.iter().copied().fold(f64::MAX, f64::min), speeds.iter().copied().fold(0.0, f64::max));
+            let (low, high) =
+                (speeds.iter().copied().fold(f64::MAX, f64::min), speeds.iter().copied().fold(0.0, f64::max));
             out.line(format_args!(
                 "{:8} {tokens:>6} {depth:>6} {batch:>5}  {:>9}  {:>15}  {:>9}  {:>6.1}%",
                 name(test),
@@ -158,7 +170,9 @@ fn kernel_table(out: &mut Output, kernels: &[KernelCount], terminal: Terminal) -
     let total = kernels.iter().map(|kernel| kernel.nanoseconds).sum::<u64>().max(1);
     let width = kernels.iter().map(|kernel| kernel.name.len()).max().unwrap_or(0).max("kernel".len());
     out.line("")?;
-    out.line(terminal.dim(&format!("{:width$}  {:>10}  {:>10}  {:>6}", "kernel", "launches", "ms", "share")))?;
+    out.line(
+        terminal.dim(&format!("{:width$}  {:>10}  {:>10}  {:>6}", "kernel", "launches", "ms", "share")),
+    )?;
     for kernel in kernels {
         out.line(format_args!(
             "{:width$}  {:>10}  {:>10.1}  {:>5.1}%",

@@ -15,7 +15,7 @@ A B A B, so that a machine that slows down meanwhile slows all of them.
 
 Each row carries its ceiling: the bytes that must be read for a token, at the measured speed, as a share of the
 read bandwidth that a probe measures in the same run. Reading bounds decoding; prefill is bound by arithmetic,
-so there a low share is no fault.
+so there a low share is no fault. A model so small that it stays in the processor's cache exceeds this ceiling.
 
 Examples:
   paguro bench -m MODEL.gguf
@@ -27,15 +27,15 @@ pub struct BenchArgs {
     pub model: Option<String>,
 
     /// Tokens to prefill; 0 leaves the test out
-    #[arg(short, long, value_name = "TOKENS,...", value_delimiter = ',', default_value = "512")]
+    #[arg(short, long, value_name = "TOKENS,...", value_delimiter = ',', default_value = "512", value_parser = choices::whole)]
     pub prefill: Vec<usize>,
 
     /// Tokens to decode; 0 leaves the test out
-    #[arg(short = 'n', long, value_name = "TOKENS,...", value_delimiter = ',', default_value = "64")]
+    #[arg(short = 'n', long, value_name = "TOKENS,...", value_delimiter = ',', default_value = "64", value_parser = choices::whole)]
     pub decode: Vec<usize>,
 
     /// Tokens that are already there
-    #[arg(short, long, value_name = "TOKENS,...", value_delimiter = ',', default_value = "0")]
+    #[arg(short, long, value_name = "TOKENS,...", value_delimiter = ',', default_value = "0", value_parser = choices::whole)]
     pub depth: Vec<usize>,
 
     /// Sequences at the same time
@@ -52,14 +52,23 @@ pub struct BenchArgs {
 
     /// `paged` walks the pages; `gather` copies them together first, the slow way
     #[arg(
-        long, value_enum, value_delimiter = ',', default_value = "paged", env = "PAGURO_ATTENTION",
-        hide_possible_values = true, value_name = "paged,gather"
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_value = "paged",
+        env = "PAGURO_ATTENTION",
+        hide_possible_values = true,
+        value_name = "paged,gather"
     )]
     pub attention: Vec<Attention>,
 
     /// Whether pages lie in order or at random in memory
     #[arg(
-        long, value_enum, value_delimiter = ',', default_value = "ordered", hide_possible_values = true,
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_value = "ordered",
+        hide_possible_values = true,
         value_name = "ordered,scattered"
     )]
     pub pages: Vec<Pages>,

@@ -50,21 +50,24 @@ pub enum ColorChoice {
     Never,
 }
 
+/// A count.
+pub fn whole(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| "must be a whole number".into())
+}
+
 /// A count that must not be zero.
 pub fn positive(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) => Err("must be at least 1".into()),
-        Ok(n) => Ok(n),
-        Err(_) => Err("must be a whole number".into()),
+    match whole(text)? {
+        0 => Err("must be at least 1".into()),
+        n => Ok(n),
     }
 }
 
 /// A window of perplexity: half of it is context, so it has at least two halves with something in them.
 pub fn window(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(n) if n >= 4 => Ok(n),
-        Ok(_) => Err("must be at least 4".into()),
-        Err(_) => Err("must be a whole number".into()),
+    match whole(text)? {
+        n @ ..4 => Err(format!("is {n}, and must be at least 4")),
+        n => Ok(n),
     }
 }
 
@@ -103,7 +106,8 @@ pub fn share_above_zero(text: &str) -> Result<f32, String> {
 
 /// `ID=VALUE`.
 pub fn bias(text: &str) -> Result<(u32, f32), String> {
-    let (id, value) = text.split_once('=').ok_or("must be ID=VALUE, a token id and what to add to its logit")?;
+    let (id, value) =
+        text.split_once('=').ok_or("must be ID=VALUE, a token id and what to add to its logit")?;
     let id = id.trim().parse().map_err(|_| format!("`{id}` is not a token id"))?;
     Ok((id, finite(value.trim())?))
 }

@@ -14,7 +14,13 @@ pub use sampling::SamplingArgs;
 
 /// Paguro runs language models on this machine.
 #[derive(Debug, Parser)]
-#[command(name = "paguro", version, propagate_version = true, arg_required_else_help = true, max_term_width = 110)]
+#[command(
+    name = "paguro",
+    version,
+    propagate_version = true,
+    arg_required_else_help = true,
+    max_term_width = 110
+)]
 #[command(after_help = "\
 Examples:
   paguro run \"Tell me a story about a shy fox\"     the model inside this binary answers
@@ -31,7 +37,14 @@ pub struct Cli {
     pub quiet: bool,
 
     /// Colors on a terminal; NO_COLOR is honoured
-    #[arg(long, global = true, value_enum, default_value = "auto", hide_possible_values = true, value_name = "auto|always|never")]
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        default_value = "auto",
+        hide_possible_values = true,
+        value_name = "auto|always|never"
+    )]
     pub color: ColorChoice,
 }
 
@@ -57,7 +70,14 @@ pub enum Command {
 #[command(next_help_heading = "Running")]
 pub struct RunOnArgs {
     /// Where to run: auto or cpu
-    #[arg(long, value_enum, default_value = "auto", env = "PAGURO_DEVICE", hide_possible_values = true, value_name = "NAME")]
+    #[arg(
+        long,
+        value_enum,
+        default_value = "auto",
+        env = "PAGURO_DEVICE",
+        hide_possible_values = true,
+        value_name = "NAME"
+    )]
     pub device: Device,
 
     /// Instruction set of the CPU kernels, for comparison; the best one this machine has unless given
@@ -79,7 +99,14 @@ pub struct ThreadsArg {
 #[command(next_help_heading = "Running")]
 pub struct AttentionArg {
     /// `paged` walks the pages; `gather` copies them together first, the slow way, to check and compare
-    #[arg(long, value_enum, default_value = "paged", env = "PAGURO_ATTENTION", hide_possible_values = true, value_name = "paged|gather")]
+    #[arg(
+        long,
+        value_enum,
+        default_value = "paged",
+        env = "PAGURO_ATTENTION",
+        hide_possible_values = true,
+        value_name = "paged|gather"
+    )]
     pub attention: Attention,
 }
 

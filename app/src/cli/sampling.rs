@@ -9,7 +9,7 @@ use super::choices;
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
     /// Divides the logits; 0 always takes the best token
-    #[arg(long, value_name = "T", value_parser = choices::not_negative)]
+    #[arg(long, value_name = "T", value_parser = choices::not_negative, allow_negative_numbers = true)]
     pub temperature: Option<f32>,
 
     /// Keep only the K best tokens; 0 keeps all
@@ -17,15 +17,15 @@ pub struct SamplingArgs {
     pub top_k: Option<u32>,
 
     /// Keep the best tokens that together reach probability P; 1 keeps all
-    #[arg(long, value_name = "P", value_parser = choices::share_above_zero)]
+    #[arg(long, value_name = "P", value_parser = choices::share_above_zero, allow_negative_numbers = true)]
     pub top_p: Option<f32>,
 
     /// Keep the tokens with at least P times the best one's probability; 0 keeps all
-    #[arg(long, value_name = "P", value_parser = choices::share)]
+    #[arg(long, value_name = "P", value_parser = choices::share, allow_negative_numbers = true)]
     pub min_p: Option<f32>,
 
     /// Divide the logits of tokens that were already there; 1 is off
-    #[arg(long, value_name = "R", value_parser = choices::above_zero)]
+    #[arg(long, value_name = "R", value_parser = choices::above_zero, allow_negative_numbers = true)]
     pub repeat_penalty: Option<f32>,
 
     /// Subtract this from a token's logit for each time it was already there

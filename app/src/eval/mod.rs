@@ -40,7 +40,10 @@ pub fn eval(args: &EvalArgs, terminal: Terminal) -> Outcome<()> {
         .map_err(|short| Failure::new(short).hint("take a longer text, or a smaller context with -c"))?;
     if plan.window > model.context_length {
         let trained = model.context_length;
-        terminal.note(&format!("the model was trained for {trained} tokens, less than a window of {}", plan.window));
+        terminal.note(&format!(
+            "the model was trained for {trained} tokens, less than a window of {}",
+            plan.window
+        ));
     }
 
     let at_once = (TOKENS_AT_ONCE / plan.window).max(1);
@@ -90,9 +93,14 @@ pub fn eval(args: &EvalArgs, terminal: Terminal) -> Outcome<()> {
 
 /// The file's text. One line end at its end is dropped, as llama.cpp does with every `-f`.
 fn read(path: &Path) -> Outcome<String> {
-    let bytes = fs::read(path).map_err(|error| Failure::new(format!("cannot read `{}`: {error}", path.display())))?;
+    let bytes =
+        fs::read(path).map_err(|error| Failure::new(format!("cannot read `{}`: {error}", path.display())))?;
     let mut text = String::from_utf8(bytes).map_err(|error| {
-        Failure::new(format!("`{}` is not UTF-8 text (at byte {})", path.display(), error.utf8_error().valid_up_to()))
+        Failure::new(format!(
+            "`{}` is not UTF-8 text (at byte {})",
+            path.display(),
+            error.utf8_error().valid_up_to()
+        ))
     })?;
     if text.ends_with('\n') {
         text.pop();
@@ -125,7 +133,10 @@ fn score(
         let Some(generation) = running.pop_front() else { break };
         let logprobs = scores(generation)?;
         if logprobs.len() != expected {
-            return Err(Failure::new(format!("the engine scored {} tokens of a window, not {expected}", logprobs.len())));
+            return Err(Failure::new(format!(
+                "the engine scored {} tokens of a window, not {expected}",
+                logprobs.len()
+            )));
         }
         tally.add(&logprobs);
         bar.set_message(format!("PPL {:.4}", tally.perplexity()));

@@ -73,7 +73,8 @@ impl Plan {
         }
         // Adjacent windows: all whole ones. Overlapping ones: as many as llama-perplexity takes, which may leave
         // the last whole one out.
-        let count = if step == window { tokens.len() / window } else { (tokens.len() - window).div_ceil(step) };
+        let count =
+            if step == window { tokens.len() / window } else { (tokens.len() - window).div_ceil(step) };
         Ok((0..count.min(most.unwrap_or(count))).map(move |i| {
             let mut tokens = tokens[i * step..][..window].to_vec();
             if let Some(first) = first {

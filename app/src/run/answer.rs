@@ -68,7 +68,8 @@ pub fn follow(
                 let state = &mut answer.branches[branch];
                 state.text += &text;
                 if let Some(logprob) = logprob {
-                    let top: Vec<_> = top.iter().map(|(id, logprob)| json!({"id": id, "logprob": logprob})).collect();
+                    let top: Vec<_> =
+                        top.iter().map(|(id, logprob)| json!({"id": id, "logprob": logprob})).collect();
                     state.tokens.push(json!({"id": token, "logprob": logprob, "top": top}));
                 }
                 show(Piece { branch, token: Some(token), text: &text })?;
@@ -121,22 +122,31 @@ impl Answer {
 
     /// Tokens per second after the first one of each branch, which belongs to the prompt's time.
     fn decode_rate(&self) -> Option<f64> {
-        units::tokens_per_second(self.generated_tokens().saturating_sub(self.branches.len()), self.decode_time()?)
+        units::tokens_per_second(
+            self.generated_tokens().saturating_sub(self.branches.len()),
+            self.decode_time()?,
+        )
     }
 
     /// The line for people: counts, speeds, and what is not to be expected.
     pub fn status(&self, seed: Option<u64>) -> String {
-        let speed = |rate: Option<f64>| rate.map(|rate| format!(", {} tok/s", units::rate(rate))).unwrap_or_default();
+        let speed =
+            |rate: Option<f64>| rate.map(|rate| format!(", {} tok/s", units::rate(rate))).unwrap_or_default();
         let mut prompt = format!("prompt {}", units::plural(self.prompt_tokens(), "token"));
         if self.cached_tokens > 0 {
             prompt += &format!(" ({} cached)", self.cached_tokens);
         }
         let mut parts = vec![
             prompt + &speed(self.prompt_rate()),
-            format!("answer {}{}", units::plural(self.generated_tokens(), "token"), speed(self.decode_rate())),
+            format!(
+                "answer {}{}",
+                units::plural(self.generated_tokens(), "token"),
+                speed(self.decode_rate())
+            ),
         ];
         parts.extend(seed.map(|seed| format!("seed {seed}")));
-        let mut ends: Vec<_> = self.branches.iter().filter_map(|branch| remark(branch.reason.as_ref()?)).collect();
+        let mut ends: Vec<_> =
+            self.branches.iter().filter_map(|branch| remark(branch.reason.as_ref()?)).collect();
         ends.dedup();
         parts.extend(ends.into_iter().map(str::to_owned));
         parts.join(" · ")
@@ -152,7 +162,10 @@ impl Answer {
         object.insert("cached_tokens".into(), json!(self.cached_tokens));
         object.insert("seed".into(), json!(seed));
         if self.branches.len() > 1 {
-            object.insert("branches".into(), self.branches.iter().map(|branch| Value::Object(branch.json())).collect());
+            object.insert(
+                "branches".into(),
+                self.branches.iter().map(|branch| Value::Object(branch.json())).collect(),
+            );
         }
         object.insert(
             "timings".into(),

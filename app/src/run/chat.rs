@@ -50,23 +50,23 @@ struct SetLine {
 
 impl<'a> Chat<'a> {
     /// A chat that has not begun.
-    ///
-    /// # Errors
-    /// Flags that mean nothing in a chat.
-    pub fn new(args: &RunArgs, loaded: &'a Loaded, terminal: Terminal, interrupt: &'a Interrupt) -> Outcome<Self> {
-        if args.json || args.branches > 1 {
-            let flag = if args.json { "--json" } else { "--branches" };
-            return Err(Failure::usage(format!("{flag} needs a prompt; a chat has none")).hint("give the prompt as an argument, or on standard input"));
-        }
-        Ok(Self {
+    pub fn new(
+        args: &RunArgs,
+        loaded: &'a Loaded,
+        style: Style<'a>,
+        terminal: Terminal,
+        interrupt: &'a Interrupt,
+    ) -> Self {
+        let conversation = Conversation::new(args.system.clone());
+        Self {
             loaded,
-            style: Style::new(&loaded.model, args.raw, args.system.as_deref())?,
-            conversation: Conversation::new(args.system.clone()),
+            style,
+            conversation,
             sampling: args.sampling.clone(),
             terminal,
             interrupt,
             out: Output::new(),
-        })
+        }
     }
 
     /// Reads and answers until the person leaves.
@@ -80,15 +80,20 @@ impl<'a> Chat<'a> {
             match Entry::parse(&text) {
                 Entry::Empty => {}
                 Entry::Message(text) => self.message(text)?,
-                Entry::Reset => self.forget(self.conversation.system().map(str::to_owned), "the conversation is forgotten"),
+                Entry::Reset => self
+                    .forget(self.conversation.system().map(str::to_owned), "the conversation is forgotten"),
                 Entry::System(Some(_)) if matches!(self.style, Style::Raw(_)) => {
                     self.terminal.note("there is no chat template here that could carry a system message");
                 }
-                Entry::System(text) => self.forget(text, "the system message is set, the conversation begins anew"),
+                Entry::System(text) => {
+                    self.forget(text, "the system message is set, the conversation begins anew")
+                }
                 Entry::Set { name, value } => self.set(&name, &value),
                 Entry::Show => self.show()?,
                 Entry::Help => self.terminal.note(HELP),
-                Entry::Unknown(command) => self.terminal.note(&format!("`{command}` is not a command; /help lists them")),
+                Entry::Unknown(command) => {
+                    self.terminal.note(&format!("`{command}` is not a command; /help lists them"))
+                }
                 Entry::Exit => break,
             }
             save_history(&mut editor, history);
@@ -148,7 +153,8 @@ impl<'a> Chat<'a> {
         }
         self.terminal.status(&answer.status(seed));
         // What a stopped answer said was said: the conversation goes on from there.
-        self.conversation.answer(answer.branches.into_iter().next().map(|branch| branch.text).unwrap_or_default());
+        self.conversation
+            .answer(answer.branches.into_iter().next().map(|branch| branch.text).unwrap_or_default());
         Ok(())
     }
 
@@ -177,7 +183,8 @@ impl<'a> Chat<'a> {
         match line.try_update_from([flag]) {
             Ok(()) => self.sampling = line.sampling,
             Err(error) if error.kind() == ErrorKind::UnknownArgument => {
-                self.terminal.note(&format!("there is no sampling value `{name}`; `paguro run --help` lists them"));
+                self.terminal
+                    .note(&format!("there is no sampling value `{name}`; `paguro run --help` lists them"));
             }
             Err(error) => {
                 let text = error.to_string();

@@ -21,6 +21,8 @@ use crate::{
     settings::Terminal,
     tokenize::read_text,
 };
+use chat::Chat;
+use prompt::Style;
 
 /// Context of `run` unless given: long enough for a conversation, and its pages are no burden.
 const DEFAULT_CONTEXT: usize = 8192;
@@ -33,12 +35,18 @@ pub fn run(args: &RunArgs, terminal: Terminal, history: Option<&Path>) -> Outcom
     let (source, prompt) = what_to_run(args)?;
     // What is wrong with the model shows before anything is read or computed.
     let model = load::model(&source, Some(args.ctx.unwrap_or(DEFAULT_CONTEXT)).filter(|&ctx| ctx > 0))?;
+    let style = Style::new(&model, args.raw, args.system.as_deref())?;
     let prompt = with_standard_input(prompt, terminal)?;
+    if prompt.is_none() && (args.json || args.branches > 1) {
+        let flag = if args.json { "--json" } else { "--branches" };
+        let failure = Failure::usage(format!("{flag} needs a prompt; a chat has none"));
+        return Err(failure.hint("give the prompt as an argument, or on standard input"));
+    }
     let interrupt = Interrupt::install()?;
-    let loaded = start(args, model, terminal)?;
+    let loaded = start(args, model.clone(), terminal)?;
     match prompt {
-        Some(prompt) => once::answer(args, &loaded, prompt, terminal, &interrupt),
-        None => chat::Chat::new(args, &loaded, terminal, &interrupt)?.run(history),
+        Some(prompt) => once::answer(args, &loaded, style, prompt, terminal, &interrupt),
+        None => Chat::new(args, &loaded, style, terminal, &interrupt).run(history),
     }
 }
 
@@ -57,7 +65,9 @@ fn what_to_run(args: &RunArgs) -> Outcome<(Source, Option<String>)> {
     }
     let prompt = words.join(" ");
     if prompt.trim().is_empty() {
-        return Err(Failure::usage("the prompt is empty").hint(format!("paguro run {EMBEDDED} \"Tell me a story\"")));
+        return Err(
+            Failure::usage("the prompt is empty").hint(format!("paguro run {EMBEDDED} \"Tell me a story\""))
+        );
     }
     Ok((source, Some(prompt)))
 }
@@ -74,8 +84,10 @@ fn with_standard_input(prompt: Option<String>, terminal: Terminal) -> Outcome<Op
         (Some(prompt), true) => Ok(Some(prompt)),
         (Some(prompt), false) => Ok(Some(format!("{prompt}\n\n{text}"))),
         (None, false) => Ok(Some(text.to_owned())),
-        (None, true) => Err(Failure::usage("there is no prompt: none was given, and standard input is empty")
-            .hint("give the prompt as an argument, or run on a terminal to chat")),
+        (None, true) => {
+            Err(Failure::usage("there is no prompt: none was given, and standard input is empty")
+                .hint("give the prompt as an argument, or run on a terminal to chat"))
+        }
     }
 }
 
@@ -87,7 +99,8 @@ fn start(args: &RunArgs, model: Arc<Model>, terminal: Terminal) -> Outcome<Loade
     };
     if context > model.context_length {
         let trained = model.context_length;
-        terminal.note(&format!("the model was trained for {trained} tokens; past them its answers get worse"));
+        terminal
+            .note(&format!("the model was trained for {trained} tokens; past them its answers get worse"));
     }
     let defaults = EngineOptions::default();
     let options = EngineOptions {
@@ -102,11 +115,13 @@ fn start(args: &RunArgs, model: Arc<Model>, terminal: Terminal) -> Outcome<Loade
     load::start(model, options, args.threads.threads, &args.on, terminal)
 }
 
-/// A refused request, with the flag that would help.
+/// A refused request, with the flag that would help; values that mean nothing to this model are wrong usage.
 fn refused(error: &SubmitError) -> Failure {
-    let failure = Failure::from_error(error);
     match error {
-        SubmitError::ContextTooLong { .. } => failure.hint("-c N makes the context larger"),
-        _ => failure,
+        SubmitError::ContextTooLong { .. } => {
+            Failure::from_error(error).hint("-c N makes the context larger")
+        }
+        SubmitError::Sampling(_) | SubmitError::Invalid { .. } => Failure::usage(error),
+        _ => Failure::from_error(error),
     }
 }

@@ -23,9 +23,15 @@ use crate::{
 ///
 /// # Errors
 /// What the engine refuses; Ctrl-C, after everything there was has been printed.
-pub fn answer(args: &RunArgs, loaded: &Loaded, prompt: String, terminal: Terminal, interrupt: &Interrupt) -> Outcome<()> {
+pub fn answer(
+    args: &RunArgs,
+    loaded: &Loaded,
+    style: Style<'_>,
+    prompt: String,
+    terminal: Terminal,
+    interrupt: &Interrupt,
+) -> Outcome<()> {
     let model = &loaded.model;
-    let style = Style::new(model, args.raw, args.system.as_deref())?;
     let mut conversation = Conversation::new(args.system.clone());
     conversation.ask(prompt);
     let mut request = sampling::request(conversation.tokens(model, style)?, &args.sampling, &model.defaults);

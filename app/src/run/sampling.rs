@@ -13,7 +13,10 @@ use crate::cli::SamplingArgs;
 ///
 /// A random seed has 32 bits, so that it survives being a number in anybody's JSON.
 pub fn decide(args: &SamplingArgs, model: &GenerationDefaults) -> SamplingParams {
-    let recommends = model.temperature.is_some() || model.top_k.is_some() || model.top_p.is_some() || model.min_p.is_some();
+    let recommends = model.temperature.is_some()
+        || model.top_k.is_some()
+        || model.top_p.is_some()
+        || model.min_p.is_some();
     let off = SamplingParams::default();
     let ours = if recommends {
         SamplingParams { temperature: 1.0, ..off.clone() }
@@ -25,7 +28,10 @@ pub fn decide(args: &SamplingArgs, model: &GenerationDefaults) -> SamplingParams
         top_k: args.top_k.or(model.top_k).unwrap_or(ours.top_k),
         top_p: args.top_p.or(model.top_p).unwrap_or(ours.top_p),
         min_p: args.min_p.or(model.min_p).unwrap_or(ours.min_p),
-        repetition_penalty: args.repeat_penalty.or(model.repetition_penalty).unwrap_or(off.repetition_penalty),
+        repetition_penalty: args
+            .repeat_penalty
+            .or(model.repetition_penalty)
+            .unwrap_or(off.repetition_penalty),
         frequency_penalty: args.frequency_penalty.unwrap_or(off.frequency_penalty),
         presence_penalty: args.presence_penalty.unwrap_or(off.presence_penalty),
         penalty_window: args.penalty_window.or(model.penalty_window),
@@ -48,7 +54,16 @@ pub fn request(prompt: Vec<u32>, args: &SamplingArgs, model: &GenerationDefaults
 
 /// The values as flags, for `/show`.
 pub fn describe(params: &SamplingParams) -> String {
-    let SamplingParams { temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty, .. } = params;
+    let SamplingParams {
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        repetition_penalty,
+        frequency_penalty,
+        presence_penalty,
+        ..
+    } = params;
     format!(
         "temperature {temperature}, top-k {top_k}, top-p {top_p}, min-p {min_p}, repeat-penalty {repetition_penalty}, \
          frequency-penalty {frequency_penalty}, presence-penalty {presence_penalty}"
@@ -67,9 +82,13 @@ mod tests {
 
         let model = GenerationDefaults { temperature: Some(0.6), top_p: Some(0.9), ..Default::default() };
         let recommended = decide(&nothing, &model);
-        assert_eq!((recommended.temperature, recommended.top_k, recommended.top_p, recommended.min_p), (0.6, 0, 0.9, 0.0));
+        assert_eq!(
+            (recommended.temperature, recommended.top_k, recommended.top_p, recommended.min_p),
+            (0.6, 0, 0.9, 0.0)
+        );
 
-        let flags = SamplingArgs { temperature: Some(0.0), top_k: Some(7), seed: Some(5), ..Default::default() };
+        let flags =
+            SamplingArgs { temperature: Some(0.0), top_k: Some(7), seed: Some(5), ..Default::default() };
         let decided = decide(&flags, &model);
         assert_eq!((decided.temperature, decided.top_k, decided.top_p, decided.seed), (0.0, 7, 0.9, 5));
     }

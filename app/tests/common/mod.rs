@@ -76,10 +76,8 @@ pub fn greedy(args: &[&str]) -> serde_json::Value {
 
 /// A file of the shared data beside the checkout; `None`, said aloud, where it is absent.
 pub fn shared(path: &str) -> Option<PathBuf> {
-    let folder = env::var_os("PAGURO_SHARED").map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared"),
-        PathBuf::from,
-    );
+    let folder = env::var_os("PAGURO_SHARED")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared"), PathBuf::from);
     let file = folder.join(path);
     if fs::exists(&file).unwrap_or(false) {
         return Some(file);
