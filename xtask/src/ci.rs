@@ -98,10 +98,11 @@ fn test(root: &Path) -> Result<Outcome> {
     }))
 }
 
+/// The documentation, with private items: most readers of this project read its source.
 fn doc(root: &Path) -> Result<Outcome> {
     let mut command = cargo(root);
-    command.args(["doc", "--workspace", "--no-deps", "--locked"]).env("RUSTDOCFLAGS", "-D warnings");
-    succeed(&mut command)
+    command.args(["doc", "--workspace", "--no-deps", "--document-private-items", "--locked"]);
+    succeed(command.env("RUSTDOCFLAGS", "-D warnings -A rustdoc::private_intra_doc_links"))
 }
 
 /// Type-checks the vector code of another processor.

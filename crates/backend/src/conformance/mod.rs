@@ -130,7 +130,7 @@ pub const CASES: &[Case] = &[
 ];
 
 /// Makes a test of every case of the [suite](mod@crate::conformance), for a
-/// [`Subject`](crate::conformance::Subject).
+/// [`conformance::Subject`](crate::conformance::Subject).
 #[macro_export]
 macro_rules! conformance {
     ($subject:expr) => {

@@ -86,7 +86,7 @@ impl Reference {
     }
 }
 
-/// The type of [`attention`].
+/// The type of [`attention()`].
 pub(crate) type AttentionFn = fn(&[f32], &[f32], &[f32], &AttentionShape, &mut [f32]);
 
 /// A loaded model.
