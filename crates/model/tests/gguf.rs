@@ -109,7 +109,7 @@ fn types_that_cannot_be_computed_with_are_listed() {
     let file = read(writer.write()).unwrap();
     let list: Vec<_> =
         file.tensors.iter().map(|t| format!("{} {} {}", t.name, t.dtype, t.bytes.as_slice().len())).collect();
-    assert_eq!(list, ["a IQ2_XXS 66", "b type 99 0", "c Q4_0_8_8 (withdrawn) 0"]);
+    assert_eq!(list, ["a IQ2_XXS 66", "b 99 (unknown) 0", "c Q4_0_8_8 (withdrawn) 0"]);
 }
 
 /// What the reader says about a small file after a change to it.

@@ -311,3 +311,20 @@ fn configurations_with_damage() {
         }
     }
 }
+
+#[test]
+fn tokenizers_with_damage() {
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let folder = tempfile::tempdir().unwrap();
+    models::smallest().write_hf(folder.path());
+    let path = folder.path().join("tokenizer.json");
+    let whole = fs::read(&path).unwrap();
+    let mut random = Random(13);
+    for round in 0..300 {
+        let mut bytes = whole.clone();
+        let len = bytes.len();
+        damage(&mut bytes, len, &mut random);
+        fs::write(&path, &bytes).unwrap();
+        folder_survives(folder.path(), &|| format!("round {round}"));
+    }
+}

@@ -45,6 +45,8 @@ pub(crate) fn config(
         )));
     }
 
+    // Where the file names a window, the model has one. llama.cpp leaves those of Mistral and Phi-3 out; transformers,
+    // which these models were published with, does not.
     let window = keys.optional("attention.sliding_window")?.filter(|&window| window > 0);
     let is_local = match architecture {
         Architecture::Gemma2 => keys.window_pattern(layers, 2)?,
@@ -176,25 +178,28 @@ impl Keys<'_> {
 
     /// Keys that change what a model computes, and that nothing here honours.
     fn refuse_unsupported(&self) -> Result<(), ModelError> {
-        for key in ["expert_count", "ssm.state_size", "attention.q_lora_rank", "nextn_predict_layers"] {
+        let counts = [
+            ("expert_count", "a mixture of experts"),
+            ("ssm.state_size", "a state-space model"),
+            ("attention.q_lora_rank", "latent attention"),
+            ("nextn_predict_layers", "multi-token prediction"),
+        ];
+        for (key, what) in counts {
             let full = self.full(key);
-            if let Some(value) = self.metadata.u32(&full)
-                && value > 0
-            {
-                return Err(ModelError::unsupported(format!("`{full}` = {value}")));
+            if let Some(value) = self.metadata.u32(&full).filter(|&value| value > 0) {
+                return Err(ModelError::unsupported(format!("{what} (`{full}` = {value})")));
             }
         }
-        for key in [
+        let scales = [
             "logit_scale",
             "residual_scale",
             "embedding_scale",
             "attention.clamp_kqv",
             "attention.max_alibi_bias",
-        ] {
+        ];
+        for key in scales {
             let full = self.full(key);
-            if let Some(value) = self.metadata.f32(&full)
-                && value != 0.0
-            {
+            if let Some(value) = self.metadata.f32(&full).filter(|&value| value != 0.0) {
                 return Err(ModelError::unsupported(format!("`{full}` = {value}")));
             }
         }

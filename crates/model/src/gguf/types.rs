@@ -48,7 +48,7 @@ pub(super) fn tensor_type(number: u32) -> (DType, Option<BlockSize>) {
         Some(&(_, name, len, bytes)) => {
             (DType::Other(Cow::Borrowed(name)), (len > 0).then_some(BlockSize { len, bytes }))
         }
-        None => (DType::Other(Cow::Owned(format!("type {number}"))), None),
+        None => (DType::Other(Cow::Owned(format!("{number} (unknown)"))), None),
     }
 }
 

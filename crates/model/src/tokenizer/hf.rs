@@ -1,7 +1,12 @@
 //! `tokenizer.json` and `tokenizer_config.json` of Hugging Face's folders.
 
-use std::sync::OnceLock;
+use std::{
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::OnceLock,
+};
 
+use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 
 use super::{
@@ -110,8 +115,8 @@ fn encode(tokenizer: &tokenizers::Tokenizer, text: &str, ids: &mut Vec<u32>) {
 const MAX_TOKENS: u32 = 1 << 24;
 
 pub(super) fn read(tokenizer_json: &[u8], config: &TokenizerConfig) -> Result<Tokenizer, TokenizerError> {
-    let mut tokenizer = tokenizers::Tokenizer::from_bytes(tokenizer_json)
-        .map_err(|error| invalid("tokenizer.json", error))?;
+    check_syntax(tokenizer_json)?;
+    let mut tokenizer = guarded(|| tokenizers::Tokenizer::from_bytes(tokenizer_json))?;
     // Some files carry the settings of a training run.
     tokenizer.with_truncation(None).map_err(|error| invalid("tokenizer.json", error))?;
     tokenizer.with_padding(None);
@@ -143,7 +148,7 @@ pub(super) fn read(tokenizer_json: &[u8], config: &TokenizerConfig) -> Result<To
 
 /// What the post-processor puts around a text.
 fn template(tokenizer: &tokenizers::Tokenizer) -> Result<(Vec<u32>, Vec<u32>), TokenizerError> {
-    let encoding = tokenizer.encode("a", true).map_err(|error| invalid("tokenizer.json", error))?;
+    let encoding = guarded(|| tokenizer.encode("a", true))?;
     let (ids, mask) = (encoding.get_ids(), encoding.get_special_tokens_mask());
     let prefix = mask.iter().take_while(|&&special| special == 1).count();
     let suffix = mask[prefix..].iter().rev().take_while(|&&special| special == 1).count();
@@ -242,6 +247,71 @@ impl DecodeRules {
 
     fn replaced(&self, name: &str) -> String {
         self.replacements.iter().fold(name.to_owned(), |name, (from, to)| name.replace(from, to))
+    }
+}
+
+/// The tokenizers crate panics where a decoder is not well-formed JSON, so that is found out first.
+fn check_syntax(json: &[u8]) -> Result<(), TokenizerError> {
+    serde_json::from_slice::<WellFormed>(json).map(|_| ()).map_err(|error| invalid("tokenizer.json", error))
+}
+
+/// Any JSON, parsed as [`Value`] would be and kept nowhere. (Serde's own `IgnoredAny` does not look into strings.)
+struct WellFormed;
+
+impl<'de> Deserialize<'de> for WellFormed {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Self)
+    }
+}
+
+impl<'de> Visitor<'de> for WellFormed {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_unit<E>(self) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self, A::Error> {
+        while items.next_element::<Self>()?.is_some() {}
+        Ok(self)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Self, A::Error> {
+        while entries.next_entry::<Self, Self>()?.is_some() {}
+        Ok(self)
+    }
+}
+
+/// Calls the tokenizers crate, which panics on files that contradict themselves, such as a template that names a token it
+/// does not define.
+fn guarded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, TokenizerError> {
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(result) => result.map_err(|error| invalid("tokenizer.json", error)),
+        Err(_) => Err(invalid("tokenizer.json", "its parts contradict each other")),
     }
 }
 

@@ -1,0 +1,195 @@
+//! What is said about GGUF models that are valid files but cannot be run.
+
+mod tiny;
+
+use std::sync::Arc;
+
+use expect_test::{Expect, expect};
+use paguro_model::{
+    LoadOptions, ModelFile,
+    gguf::{Array, Value},
+};
+use tiny::{
+    gguf::{RawTensor, Writer},
+    models,
+};
+
+/// What loading a tiny model says after a change to it.
+#[track_caller]
+fn check_model(name: &str, change: impl FnOnce(&mut Writer), expected: Expect) {
+    let mut writer = models::all().into_iter().find(|model| model.name == name).unwrap().gguf();
+    change(&mut writer);
+    // The file itself is readable.
+    let file =
+        ModelFile::from_bytes("tiny", Arc::new(writer.write())).unwrap_or_else(|error| panic!("{error}"));
+    let error = file.load(&LoadOptions::default()).map(|_| ()).unwrap_err();
+    expected.assert_eq(&error.to_string());
+}
+
+#[track_caller]
+fn check(change: impl FnOnce(&mut Writer), expected: Expect) {
+    check_model("llama", change, expected);
+}
+
+fn set(key: &'static str, value: Value) -> impl FnOnce(&mut Writer) {
+    move |writer| {
+        writer.metadata.retain(|entry| entry.0 != key);
+        writer.metadata.push((key.to_owned(), value));
+    }
+}
+
+fn remove(key: &'static str) -> impl FnOnce(&mut Writer) {
+    move |writer| writer.metadata.retain(|entry| entry.0 != key)
+}
+
+fn tensor<'a>(writer: &'a mut Writer, name: &str) -> &'a mut RawTensor {
+    writer.tensors.iter_mut().find(|tensor| tensor.name == name).unwrap()
+}
+
+#[test]
+fn architectures_are_named_with_what_is_supported() {
+    check(
+        set("general.architecture", Value::String("mamba".to_owned())),
+        expect![
+            "architecture `mamba` is not supported (supported: llama, qwen2, qwen3, gemma2, gemma3, phi3)"
+        ],
+    );
+    check(remove("general.architecture"), expect!["the metadata has no `general.architecture`"]);
+    check(
+        set("general.architecture", Value::U32(1)),
+        expect!["metadata `general.architecture` is u32 1, expected a string"],
+    );
+}
+
+#[test]
+fn features_are_named() {
+    check(
+        set("llama.expert_count", Value::U32(8)),
+        expect!["a mixture of experts (`llama.expert_count` = 8) is not supported"],
+    );
+    check(
+        set("llama.rope.scaling.type", Value::String("ntk".to_owned())),
+        expect![
+            "`llama.rope.scaling.type` = `ntk` is not supported (supported: none, linear, yarn, longrope)"
+        ],
+    );
+    check(
+        set("llama.attention.causal", Value::Bool(false)),
+        expect!["attention that is not causal (an embedding model) is not supported"],
+    );
+    check(
+        set("llama.attention.value_length", Value::U32(32)),
+        expect!["a value head (32) unlike a key head (16) is not supported"],
+    );
+    check(
+        set("llama.attention.head_count_kv", Value::Array(Array::I32(vec![2, 4]))),
+        expect!["`llama.attention.head_count_kv` that differs between layers is not supported"],
+    );
+    check(set("llama.logit_scale", Value::F32(0.5)), expect!["`llama.logit_scale` = 0.5 is not supported"]);
+}
+
+#[test]
+fn metadata_is_named() {
+    check(remove("llama.block_count"), expect!["the metadata has no `llama.block_count`"]);
+    check(
+        remove("llama.attention.layer_norm_rms_epsilon"),
+        expect!["the metadata has no `llama.attention.layer_norm_rms_epsilon`"],
+    );
+    check(
+        set("llama.embedding_length", Value::F32(64.0)),
+        expect!["metadata `llama.embedding_length` is f32 64, expected an unsigned 32-bit integer"],
+    );
+    check(
+        set("llama.block_count", Value::U32(u32::MAX)),
+        expect!["the model's configuration is not usable: 4294967295 layers, but only 21 tensors"],
+    );
+    check(
+        set("llama.attention.head_count", Value::U32(0)),
+        expect!["the model's configuration is not usable: the number of heads is 0"],
+    );
+    check(
+        set("llama.context_length", Value::U32(0)),
+        expect!["the model's configuration is not usable: the context length is 0"],
+    );
+    check(
+        remove("tokenizer.ggml.model"),
+        expect!["the model's tokenizer is not usable: the metadata has no `tokenizer.ggml.model`"],
+    );
+}
+
+#[test]
+fn tensors_are_named() {
+    let drop_tensor =
+        |name: &'static str| move |writer: &mut Writer| writer.tensors.retain(|tensor| tensor.name != name);
+    check(
+        drop_tensor("blk.1.ffn_down.weight"),
+        expect!["tensor `blk.1.ffn_down.weight` is missing (a llama model has it with shape [64, 96])"],
+    );
+    check(
+        drop_tensor("token_embd.weight"),
+        expect![
+            "the model's configuration is not usable: the embedding table, tensor `token_embd.weight`, is missing or empty"
+        ],
+    );
+    check(
+        set("llama.feed_forward_length", Value::U32(95)),
+        expect!["tensor `blk.0.ffn_gate.weight` has shape [96, 64], expected [95, 64]"],
+    );
+    check(
+        set("llama.block_count", Value::U32(1)),
+        expect![
+            "9 tensors do not belong to a llama model as Paguro knows it: `blk.1.attn_k.weight`, `blk.1.attn_norm.weight`, `blk.1.attn_output.weight`, `blk.1.attn_q.weight`, ..."
+        ],
+    );
+    let rename = |writer: &mut Writer| {
+        tensor(writer, "blk.0.ffn_gate.weight").name = "blk.0.ffn_gate_exps.weight".to_owned()
+    };
+    check(
+        rename,
+        expect!["tensor `blk.0.ffn_gate.weight` is missing (a llama model has it with shape [96, 64])"],
+    );
+    check_model(
+        "qwen3",
+        drop_tensor("blk.0.attn_q_norm.weight"),
+        expect!["tensor `blk.0.attn_q_norm.weight` is missing (a qwen3 model has it with shape [32])"],
+    );
+    check_model(
+        "phi3-longrope-long",
+        |writer| tensor(writer, "rope_factors_long.weight").bytes.fill(0),
+        expect!["the model's configuration is not usable: RoPE's factors are not all positive numbers"],
+    );
+}
+
+#[test]
+fn types_of_tensors_are_named() {
+    // I32 elements are as large as those of F32.
+    check(
+        |writer| tensor(writer, "blk.0.attn_q.weight").kind = 26,
+        expect![
+            "tensor `blk.0.attn_q.weight` has type I32, which is not supported (supported: F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4)"
+        ],
+    );
+    check(
+        |writer| tensor(writer, "blk.0.attn_norm.weight").kind = 26,
+        expect![
+            "tensor `blk.0.attn_norm.weight` has type I32, which is not supported (supported: F32, F16, BF16)"
+        ],
+    );
+    // A type from the future: nobody knows its size.
+    check(
+        |writer| tensor(writer, "output.weight").kind = 500,
+        expect![
+            "tensor `output.weight` has type 500 (unknown), which is not supported (supported: F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4)"
+        ],
+    );
+    let quantized_norm = |writer: &mut Writer| {
+        let norm = tensor(writer, "output_norm.weight");
+        (norm.kind, norm.bytes) = (8, vec![0; 68]); // 64 elements of Q8_0
+    };
+    check(
+        quantized_norm,
+        expect![
+            "tensor `output_norm.weight` has type Q8_0, which is not supported (supported: F32, F16, BF16)"
+        ],
+    );
+}
