@@ -1,5 +1,5 @@
 //! Attention over pages: the kernels walk the block table, and every K/V vector that is loaded serves all query heads
-//! of its K/V head and all rows of the tile.
+//! of its K/V head and several rows.
 //!
 //! Prefill and decode are one algorithm, and what is computed for a query depends on absolute positions alone. The
 //! context is cut at multiples of [`SPLIT`] tokens. For each split, [`AttentionKernels::attend_split`] computes the
@@ -7,32 +7,65 @@
 //! of V; [`AttentionKernels::merge`] adds splits up in order. Tokens that a query may not see get the weight zero,
 //! which changes no bit of any sum. So the result is the same whatever the chunk, the batch, and the thread that took
 //! a split.
+//!
+//! A tile is worked off in strips of as many queries as fit the registers. The first strip fetches the split's K and V
+//! from memory, a few pages' worth of tokens ahead of their use; the others find them in the second-level cache.
+
+#![allow(clippy::needless_range_loop)] // register tiles read best as indices
+
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
 
 use half::f16;
 use paguro_backend::PageId;
 
 use crate::{
     isa::simd_kernels,
-    pages::Arena,
+    pages::Pages,
     simd::{self, LANES, Simd},
 };
 
-/// Tokens of a split, a multiple of every block size. Long enough that merging costs nothing, short enough that the
-/// scores of a tile stay in the second-level cache and that threads can share one sequence.
+/// Tokens of a split, a multiple of every block size. Long enough that merging costs nothing, short enough that its K
+/// and V stay in the second-level cache and that threads can share one sequence.
 pub const SPLIT: usize = 512;
 
-/// Queries (rows times heads of a group) that share the loads of K and V, unless one group has more heads.
-pub const TILE: usize = 32;
+/// Queries (rows times heads of a group) that share what is read from memory, unless one group has more heads.
+pub const TILE: usize = 64;
+
+/// Queries of the largest strip.
+const STRIP: usize = 8;
+
+/// How far ahead of their use K and V are asked for, in tokens (of 16).
+const AHEAD: usize = 4;
+
+/// Tokens, in 16, whose values are weighed before the sums go back to memory: few enough that their V stays in the
+/// first-level cache while all dimensions pass by.
+const WEIGH_AT_ONCE: usize = 4;
 
 simd_kernels! {
     /// Attention, for one instruction set.
     pub struct AttentionKernels {
         /// Scores, softmax and weighted sum of one tile over one split.
-        fn attend_split(job: &SplitJob<'_>, scores: &mut [f32], partial: &mut [f32]) = attend_split;
+        fn attend_split(job: &SplitJob<'_>, scores: &mut Scores, partial: &mut [f32]) = attend_split;
         /// Adds a partial result to another; see [`merge`].
         fn merge(sum: &mut [f32], partial: &[f32]) = merge;
         /// Divides by the sum of the weights: the attention of one query.
         fn finish(sum: &[f32], out: &mut [f32]) = finish;
+    }
+}
+
+/// Working memory: scores, and then weights, of a strip over a split. The rows are a cache line longer than a split,
+/// so that they do not all begin in the same cache set.
+#[derive(Debug)]
+#[repr(align(64))]
+pub struct Scores([[f32; SPLIT + LANES]; STRIP]);
+
+impl Scores {
+    /// On the heap: it is 16 KiB.
+    pub fn new() -> Box<Self> {
+        Box::new(Self([[0.0; SPLIT + LANES]; STRIP]))
     }
 }
 
@@ -51,7 +84,7 @@ pub fn clear_partial(partial: &mut [f32]) {
 /// One tile of queries over one split of one sequence's K/V head.
 pub struct SplitJob<'a> {
     /// The pages.
-    pub arena: &'a Arena,
+    pub pages: Pages<'a>,
     /// Block table of the sequence, by block.
     pub table: &'a [PageId],
     /// Layer slot in the pages.
@@ -86,230 +119,356 @@ impl SplitJob<'_> {
         self.rows * self.group
     }
 
-    fn query(&self, index: usize, head_dim: usize) -> &[f32] {
+    fn query(&self, index: usize) -> &[f32] {
         let (row, head) = (index / self.group, index % self.group);
+        let head_dim = self.pages.shape().head_dim;
         &self.q[row * self.row_stride + self.first_head + head * head_dim..][..head_dim]
     }
 
-    /// Positions that the row of query `index` sees.
-    fn visible(&self, index: usize) -> std::ops::Range<usize> {
+    /// What the row of query `index` sees of the split, in tokens from its start.
+    fn visible(&self, index: usize) -> Range<usize> {
         let end = self.position + index / self.group + 1;
-        self.window.map_or(0, |window| end.saturating_sub(window))..end
+        let start = self.window.map_or(0, |window| end.saturating_sub(window));
+        let base = self.split * SPLIT;
+        start.saturating_sub(base)..end.saturating_sub(base).min(SPLIT)
     }
 
-    /// Positions of the split that any row of the tile sees, widened to whole blocks; empty if there are none.
-    fn span(&self, block_size: usize) -> std::ops::Range<usize> {
-        let first = self.visible(0).start.max(self.split * SPLIT) / block_size * block_size;
-        let last = (self.position + self.rows).min((self.split + 1) * SPLIT);
-        first..last.next_multiple_of(block_size).max(first)
+    /// What any of these queries sees of the split. Rows are in order: the first one sees the earliest token, the
+    /// last one the latest.
+    fn seen(&self, queries: Range<usize>) -> Range<usize> {
+        self.visible(queries.start).start..self.visible(queries.end - 1).end
     }
 }
 
-/// See [`AttentionKernels::attend_split`]. `scores` holds `queries * SPLIT` floats, `partial` gets `queries` partial
-/// results.
+/// Where K, `[head_dim][16]`, and V, `[16][head_dim]`, of the 16-token tiles of a split are, in the order in which
+/// they are read: K of all tiles, then V of all tiles, then K of some that come after the split.
+struct Walk {
+    places: [*const f16; 2 * (SPLIT / LANES) + AHEAD],
+    tiles: Range<usize>,
+}
+
+impl Walk {
+    /// Of tiles that are at least one.
+    fn new(job: &SplitJob<'_>, tiles: Range<usize>) -> Self {
+        let shape = job.pages.shape();
+        let block_tiles = shape.block_size / LANES;
+        let first_block = job.split * SPLIT / shape.block_size;
+        let blocks = tiles.start / block_tiles..(tiles.end + AHEAD).div_ceil(block_tiles);
+        let somewhere = job.pages.read(job.table[first_block + blocks.start], job.slot, job.kv_head).0;
+        let mut places = [somewhere.as_ptr(); 2 * (SPLIT / LANES) + AHEAD];
+        let end = tiles.end + AHEAD;
+        for block in blocks {
+            // After the last page there is nothing to fetch ahead.
+            let Some(&page) = job.table.get(first_block + block) else { break };
+            let (k, v) = job.pages.read(page, job.slot, job.kv_head);
+            for tile in (block * block_tiles).max(tiles.start)..((block + 1) * block_tiles).min(end) {
+                let offset = tile % block_tiles * LANES * shape.head_dim;
+                let at = tile - tiles.start;
+                if tile < tiles.end {
+                    places[at] = k[offset..].as_ptr();
+                    places[tiles.len() + at] = v[offset..].as_ptr();
+                } else {
+                    places[tiles.len() + at] = k[offset..].as_ptr();
+                }
+            }
+        }
+        Self { places, tiles }
+    }
+
+    /// K of a tile, and what to fetch meanwhile.
+    #[inline(always)]
+    fn keys(&self, tile: usize) -> (*const f16, *const u8) {
+        self.at(tile - self.tiles.start)
+    }
+
+    /// V of a tile, and what to fetch meanwhile.
+    #[inline(always)]
+    fn values(&self, tile: usize) -> (*const f16, *const u8) {
+        self.at(self.tiles.len() + tile - self.tiles.start)
+    }
+
+    #[inline(always)]
+    fn at(&self, index: usize) -> (*const f16, *const u8) {
+        (self.places[index], self.places[index + AHEAD].cast())
+    }
+}
+
+/// See [`AttentionKernels::attend_split`]. `partial` gets the partial results of the tile's queries.
 #[inline(always)]
-fn attend_split<S: Simd>(s: S, job: &SplitJob<'_>, scores: &mut [f32], partial: &mut [f32]) {
-    let shape = job.arena.shape();
-    let (block_size, head_dim) = (shape.block_size, shape.head_dim);
+fn attend_split<S: Simd>(s: S, job: &SplitJob<'_>, scores: &mut Scores, partial: &mut [f32]) {
+    let stride = partial_len(job.pages.shape().head_dim);
     let queries = job.queries();
-    let stride = partial_len(head_dim);
-    assert!(scores.len() >= queries * SPLIT && partial.len() >= queries * stride);
-    partial[..queries * stride].chunks_exact_mut(stride).for_each(clear_partial);
-    let span = job.span(block_size);
-    if span.is_empty() {
+    let partial = &mut partial[..queries * stride];
+    for partial in partial.chunks_exact_mut(stride) {
+        clear_partial(partial);
+    }
+    let seen = job.seen(0..queries);
+    if seen.is_empty() {
         return;
     }
-
-    let base = job.split * SPLIT;
-    for (block, tokens) in blocks(&span, block_size) {
-        // SAFETY: K and V of earlier phases; nobody writes pages in the phase that attends.
-        let (k, _) = unsafe { job.arena.read(job.table[block], job.slot, job.kv_head) };
-        for tile in (0..block_size).step_by(LANES) {
-            let at = tokens - base + tile;
-            let mut query = 0;
-            if S::REGISTERS >= 32 {
-                while query + 16 <= queries {
-                    score_tile::<S, 16>(s, job, k, tile, query, &mut scores[at..]);
-                    query += 16;
-                }
-                while query + 8 <= queries {
-                    score_tile::<S, 8>(s, job, k, tile, query, &mut scores[at..]);
-                    query += 8;
-                }
-            }
-            while query + 4 <= queries {
-                score_tile::<S, 4>(s, job, k, tile, query, &mut scores[at..]);
-                query += 4;
-            }
-            while query < queries {
-                score_tile::<S, 1>(s, job, k, tile, query, &mut scores[at..]);
-                query += 1;
-            }
+    let walk = &Walk::new(job, seen.start / LANES..seen.end.div_ceil(LANES));
+    // As many queries and vectors of tokens, or of dimensions, as there are registers for their sums.
+    let wide = S::REGISTERS >= 32;
+    let most = if wide { STRIP } else { 4 };
+    let count = queries.div_ceil(queries.div_ceil(most));
+    for (index, partial) in partial.chunks_mut(count * stride).enumerate() {
+        let first = index * count;
+        match (wide, partial.len() / stride) {
+            (true, 1) => strip::<S, 1, 4>(s, job, walk, first, scores, partial),
+            (true, 2) => strip::<S, 2, 4>(s, job, walk, first, scores, partial),
+            (true, 3) => strip::<S, 3, 4>(s, job, walk, first, scores, partial),
+            (true, 4) => strip::<S, 4, 4>(s, job, walk, first, scores, partial),
+            (true, 5) => strip::<S, 5, 2>(s, job, walk, first, scores, partial),
+            (true, 6) => strip::<S, 6, 2>(s, job, walk, first, scores, partial),
+            (true, 7) => strip::<S, 7, 2>(s, job, walk, first, scores, partial),
+            (true, _) => strip::<S, 8, 2>(s, job, walk, first, scores, partial),
+            (false, 1) => strip::<S, 1, 2>(s, job, walk, first, scores, partial),
+            (false, 2) => strip::<S, 2, 2>(s, job, walk, first, scores, partial),
+            (false, 3) => strip::<S, 3, 1>(s, job, walk, first, scores, partial),
+            (false, _) => strip::<S, 4, 1>(s, job, walk, first, scores, partial),
         }
-    }
-
-    let (from, to) = (span.start - base, span.end - base);
-    for query in 0..queries {
-        let scores = &mut scores[query * SPLIT..][from..to];
-        let partial = &mut partial[query * stride..][..stride];
-        let (largest, sum) = softmax(s, job, scores, span.start, job.visible(query));
-        partial[0] = largest;
-        partial[1] = sum;
-    }
-
-    let mut query = 0;
-    if S::REGISTERS >= 32 {
-        while query + 8 <= queries {
-            weigh::<S, 8>(s, job, &span, query, scores, partial);
-            query += 8;
-        }
-    }
-    while query + 4 <= queries {
-        weigh::<S, 4>(s, job, &span, query, scores, partial);
-        query += 4;
-    }
-    while query < queries {
-        weigh::<S, 1>(s, job, &span, query, scores, partial);
-        query += 1;
     }
 }
 
-/// Blocks of a span with the position of their first token.
-fn blocks(span: &std::ops::Range<usize>, block_size: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
-    (span.start / block_size..span.end / block_size).map(move |block| (block, block * block_size))
-}
-
-/// Scores of `Q` queries with 16 tokens: `scores[query][token] = Σ_d q[query][d] * k[d][token]`.
+/// `Q` queries from `first` on; `N` vectors of tokens, and then of dimensions, at once.
 #[inline(always)]
-fn score_tile<S: Simd, const Q: usize>(
+fn strip<S: Simd, const Q: usize, const N: usize>(
     s: S,
     job: &SplitJob<'_>,
-    k: &[f16], // [head_dim][block_size]
-    tile: usize,
+    walk: &Walk,
     first: usize,
-    scores: &mut [f32], // [queries][SPLIT], from the tile's first token
+    scores: &mut Scores,
+    partial: &mut [f32],
 ) {
-    let shape = job.arena.shape();
-    let queries: [&[f32]; Q] = std::array::from_fn(|index| job.query(first + index, shape.head_dim));
-    let mut sums = [s.zero(); Q];
-    for (dim, k) in k.chunks_exact(shape.block_size).enumerate() {
-        let k = s.from_f16(k[tile..tile + LANES].first_chunk().expect("16 tokens"));
-        for (sum, query) in sums.iter_mut().zip(&queries) {
-            // SAFETY: every query has `head_dim` elements, and `k` as many rows.
-            *sum = s.fma(s.splat(unsafe { *query.get_unchecked(dim) }), k, *sum);
-        }
+    let head_dim = job.pages.shape().head_dim;
+    let stride = partial_len(head_dim);
+    let seen = job.seen(first..first + Q);
+    if seen.is_empty() {
+        return;
     }
-    for (index, &sum) in sums.iter().enumerate() {
-        s.store(sum, scores[(first + index) * SPLIT..].first_chunk_mut().expect("a tile of scores"));
+    let tiles = seen.start / LANES..seen.end.div_ceil(LANES);
+    let mut queries = [std::ptr::null(); Q];
+    for q in 0..Q {
+        queries[q] = job.query(first + q).as_ptr();
+    }
+
+    let mut tile = tiles.start;
+    while tile + N <= tiles.end {
+        score::<S, Q, N>(s, head_dim, walk, &queries, tile, scores);
+        tile += N;
+    }
+    while tile < tiles.end {
+        score::<S, Q, 1>(s, head_dim, walk, &queries, tile, scores);
+        tile += 1;
+    }
+    for q in 0..Q {
+        let (largest, sum) = softmax(s, job, &mut scores.0[q], &tiles, job.visible(first + q));
+        partial[q * stride] = largest;
+        partial[q * stride + 1] = sum;
+    }
+    let mut tile = tiles.start;
+    while tile < tiles.end {
+        let end = tiles.end.min(tile + WEIGH_AT_ONCE);
+        weigh::<S, Q, N>(s, head_dim, walk, tile..end, &seen, scores, partial);
+        tile = end;
     }
 }
 
-/// Turns scores, of tokens from position `start` on, into weights `exp(score - largest)`; invisible tokens get zero.
-/// Returns the largest score and the sum of the weights.
+/// Scores of `Q` queries with `16 * N` tokens from `tile` on: `scores[query][token] = Σ_d q[query][d] * k[d][token]`,
+/// each one chain of fused multiply-adds.
+#[inline(always)]
+fn score<S: Simd, const Q: usize, const N: usize>(
+    s: S,
+    head_dim: usize,
+    walk: &Walk,
+    queries: &[*const f32; Q],
+    tile: usize,
+    scores: &mut Scores,
+) {
+    let (mut keys, mut ahead) = ([std::ptr::null(); N], [std::ptr::null(); N]);
+    for n in 0..N {
+        (keys[n], ahead[n]) = walk.keys(tile + n);
+    }
+    let mut sums = [[s.zero(); N]; Q];
+    for pair in 0..head_dim / 2 {
+        for n in 0..N {
+            // Two dimensions of 16 tokens are a cache line.
+            s.prefetch(ahead[n].wrapping_add(64 * pair));
+        }
+        for dim in [2 * pair, 2 * pair + 1] {
+            // SAFETY: queries have `head_dim` elements, keys 16 for each of them; `head_dim` is even.
+            unsafe {
+                let mut k = [s.zero(); N];
+                for n in 0..N {
+                    k[n] = s.from_f16(&*keys[n].add(dim * LANES).cast());
+                }
+                for q in 0..Q {
+                    let x = s.splat(*queries[q].add(dim));
+                    for n in 0..N {
+                        sums[q][n] = s.fma(x, k[n], sums[q][n]);
+                    }
+                }
+            }
+        }
+    }
+    for q in 0..Q {
+        let out = scores.0[q].as_chunks_mut::<LANES>().0;
+        for n in 0..N {
+            s.store(sums[q][n], &mut out[tile + n]);
+        }
+    }
+}
+
+/// Turns a query's scores into weights `exp(score - largest)`; what it does not see gets zero. Returns the largest
+/// score and the sum of the weights.
 #[inline(always)]
 fn softmax<S: Simd>(
     s: S,
     job: &SplitJob<'_>,
     scores: &mut [f32],
-    start: usize,
-    visible: std::ops::Range<usize>,
+    tiles: &Range<usize>,
+    visible: Range<usize>,
 ) -> (f32, f32) {
+    if visible.is_empty() {
+        scores[tiles.start * LANES..tiles.end * LANES].fill(0.0);
+        return (f32::NEG_INFINITY, 0.0);
+    }
+    let vectors = &mut scores.as_chunks_mut::<LANES>().0[tiles.clone()];
     let scale = s.splat(job.scale);
-    let hidden = s.splat(f32::NEG_INFINITY);
-    let (begin, end) = (s.splat(visible.start as f32), s.splat(visible.end as f32));
-    let first = std::array::from_fn(|lane| lane as f32);
-    let mut position = s.add(s.load(&first), s.splat(start as f32));
-    let step = s.splat(LANES as f32);
-    let mut largest = hidden;
-    let (tiles, _) = scores.as_chunks_mut::<LANES>();
-    for tile in tiles.iter_mut() {
-        let mut score = s.mul(s.load(tile), scale);
-        if let Some(cap) = job.soft_cap {
-            score = s.mul(simd::tanh(s, s.div(score, s.splat(cap))), s.splat(cap));
+    match job.soft_cap {
+        None => {
+            for score in vectors.iter_mut() {
+                s.store(s.mul(s.load(score), scale), score);
+            }
         }
-        // Positions are exact in f32 up to 2^24.
-        score = s.select_lt(position, end, score, hidden);
-        score = s.select_lt(position, begin, hidden, score);
-        s.store(score, tile);
-        largest = s.max(largest, score);
-        position = s.add(position, step);
+        Some(cap) => {
+            let cap = s.splat(cap);
+            for score in vectors.iter_mut() {
+                let capped = s.mul(simd::tanh(s, s.div(s.mul(s.load(score), scale), cap)), cap);
+                s.store(capped, score);
+            }
+        }
+    }
+    scores[tiles.start * LANES..visible.start].fill(f32::NEG_INFINITY);
+    scores[visible.end..tiles.end * LANES].fill(f32::NEG_INFINITY);
+
+    let vectors = &mut scores.as_chunks_mut::<LANES>().0[tiles.clone()];
+    let mut largest = s.splat(f32::NEG_INFINITY);
+    for score in vectors.iter() {
+        largest = s.max(s.load(score), largest);
     }
     let largest = s.reduce_max(largest);
-    // All hidden: with zero for the maximum, all weights become zero.
-    let shift = s.splat(if largest == f32::NEG_INFINITY { 0.0 } else { largest });
+    let shift = s.splat(largest);
+    // Smaller weights would not be normal numbers, which some processors multiply slowly, and cannot matter next to
+    // the largest one, which is 1.
+    let least = s.splat(-87.0);
     let mut sum = s.zero();
-    for tile in tiles {
-        let weight = simd::exp(s, s.sub(s.load(tile), shift));
-        s.store(weight, tile);
+    for score in vectors {
+        let below = s.sub(s.load(score), shift);
+        let weight = s.select_lt(below, least, s.zero(), simd::exp(s, below));
+        s.store(weight, score);
         sum = s.add(sum, weight);
     }
     (largest, s.reduce_sum(sum))
 }
 
-/// Weighted sums of V for `Q` queries: `partial[query][d] = Σ_token weight[query][token] * v[token][d]`.
+/// Adds the tokens of up to `WEIGH_AT_ONCE` tiles to the weighted sums of V:
+/// `partial[query][d] += Σ_token weight[query][token] * v[token][d]`, each one chain of fused multiply-adds.
 #[inline(always)]
-fn weigh<S: Simd, const Q: usize>(
+fn weigh<S: Simd, const Q: usize, const N: usize>(
     s: S,
-    job: &SplitJob<'_>,
-    span: &std::ops::Range<usize>,
-    first: usize,
-    weights: &[f32], // [queries][SPLIT]
+    head_dim: usize,
+    walk: &Walk,
+    tiles: Range<usize>,
+    seen: &Range<usize>,
+    weights: &Scores,
     partial: &mut [f32],
 ) {
-    let head_dim = job.arena.shape().head_dim;
-    let mut dim = 0;
-    while dim + 2 * LANES <= head_dim {
-        weigh_dims::<S, Q, 2>(s, job, span, first, dim, weights, partial);
-        dim += 2 * LANES;
+    let mut parts = [Part::NONE; WEIGH_AT_ONCE];
+    for (tile, part) in tiles.zip(&mut parts) {
+        let (values, ahead) = walk.values(tile);
+        let start = tile * LANES;
+        *part =
+            Part { values, ahead, start, first: start.max(seen.start), end: (start + LANES).min(seen.end) };
     }
-    if dim < head_dim {
-        weigh_dims::<S, Q, 1>(s, job, span, first, dim, weights, partial);
+    let mut dim = 0;
+    while dim + N * LANES <= head_dim {
+        weigh_dims::<S, Q, N>(s, head_dim, dim, &parts, weights, partial);
+        dim += N * LANES;
+    }
+    while dim < head_dim {
+        weigh_dims::<S, Q, 1>(s, head_dim, dim, &parts, weights, partial);
+        dim += LANES;
     }
 }
 
-/// [`weigh`] for `16 * D` dimensions from `dim` on.
-#[inline(always)]
-fn weigh_dims<S: Simd, const Q: usize, const D: usize>(
-    s: S,
-    job: &SplitJob<'_>,
-    span: &std::ops::Range<usize>,
+/// 16 tokens, or those of them that are seen.
+#[derive(Clone, Copy)]
+struct Part {
+    /// `[16][head_dim]`
+    values: *const f16,
+    ahead: *const u8,
     first: usize,
+    end: usize,
+    /// First of the 16.
+    start: usize,
+}
+
+impl Part {
+    const NONE: Self = Self { values: std::ptr::null(), ahead: std::ptr::null(), first: 0, end: 0, start: 0 };
+}
+
+/// [`weigh`] for `16 * N` dimensions from `dim` on.
+#[inline(always)]
+fn weigh_dims<S: Simd, const Q: usize, const N: usize>(
+    s: S,
+    head_dim: usize,
     dim: usize,
-    weights: &[f32],
+    parts: &[Part; WEIGH_AT_ONCE],
+    weights: &Scores,
     partial: &mut [f32],
 ) {
-    let shape = job.arena.shape();
-    let base = job.split * SPLIT;
-    let weights: [&[f32]; Q] =
-        std::array::from_fn(|index| &weights[(first + index) * SPLIT..][..span.end - base]);
-    let mut sums = [[s.zero(); D]; Q];
-    for (block, tokens) in blocks(span, shape.block_size) {
-        // SAFETY: K and V of earlier phases; nobody writes pages in the phase that attends.
-        let (_, v) = unsafe { job.arena.read(job.table[block], job.slot, job.kv_head) };
-        let at = tokens - base;
-        assert!(at + shape.block_size <= span.end - base);
-        for (token, v) in v.chunks_exact(shape.head_dim).enumerate() {
-            let v = &v[dim..dim + D * LANES];
-            let v: [S::F32; D] =
-                std::array::from_fn(|d| s.from_f16(v[d * LANES..].first_chunk().expect("16 dimensions")));
-            for (sums, weights) in sums.iter_mut().zip(&weights) {
-                // SAFETY: the weights reach to the span's end, asserted above for this block.
-                let weight = s.splat(unsafe { *weights.get_unchecked(at + token) });
-                for (sum, &v) in sums.iter_mut().zip(&v) {
-                    *sum = s.fma(weight, v, *sum);
+    let stride = partial_len(head_dim);
+    assert!(partial.len() >= Q * stride && dim + N * LANES <= head_dim);
+    let sums_at = partial.as_mut_ptr().wrapping_add(LANES + dim);
+    let mut sums = [[s.zero(); N]; Q];
+    for q in 0..Q {
+        for n in 0..N {
+            // SAFETY: a partial result is 16 + head_dim floats, and there are `Q`, asserted above.
+            sums[q][n] = s.load(unsafe { &*sums_at.add(q * stride + n * LANES).cast() });
+        }
+    }
+    for part in parts {
+        for token in part.first..part.end {
+            let offset = (token - part.start) * head_dim + dim;
+            for line in 0..N.div_ceil(2) {
+                s.prefetch(part.ahead.wrapping_add(2 * offset + 64 * line));
+            }
+            // SAFETY: these 16 tokens have `head_dim` values each; a row of weights has all tokens of a split.
+            unsafe {
+                let values = part.values.add(offset);
+                let mut v = [s.zero(); N];
+                for n in 0..N {
+                    v[n] = s.from_f16(&*values.add(n * LANES).cast());
+                }
+                for q in 0..Q {
+                    let weight = s.splat(*weights.0[q].get_unchecked(token));
+                    for n in 0..N {
+                        sums[q][n] = s.fma(weight, v[n], sums[q][n]);
+                    }
                 }
             }
         }
     }
-    for (index, sums) in sums.iter().enumerate() {
-        let out = &mut partial[(first + index) * partial_len(shape.head_dim) + LANES + dim..];
-        for (&sum, out) in sums.iter().zip(out.as_chunks_mut().0) {
-            s.store(sum, out);
+    for q in 0..Q {
+        for n in 0..N {
+            // SAFETY: as above.
+            s.store(sums[q][n], unsafe { &mut *sums_at.add(q * stride + n * LANES).cast() });
         }
     }
 }
 
-/// Adds the partial results `partial` of some queries to `sum`, query by query. Splits are added in order.
+/// Adds the partial result `partial` of a query to `sum`. Splits are added in order.
 #[inline(always)]
 fn merge<S: Simd>(s: S, sum: &mut [f32], partial: &[f32]) {
     assert_eq!(sum.len(), partial.len());

@@ -65,15 +65,16 @@ pub struct Counters {
     fixed: [Count; FIXED.len()],
     /// One for each format of weights.
     products: Vec<(String, Count)>,
-    /// Index into `products` and bytes, by matrix.
+    /// Index into `products` and bytes, by matrix; of no meaning for those that are not multiplied with.
     matrices: Vec<(usize, u64)>,
 }
 
 impl Counters {
     /// For these matrices.
-    pub fn new(isa: Isa, matrices: &[PackedMatrix]) -> Self {
+    pub fn new(isa: Isa, matrices: &[Option<PackedMatrix>]) -> Self {
         let mut products: Vec<(String, Count)> = Vec::new();
         let matrices = matrices.iter().map(|matrix| {
+            let Some(matrix) = matrix else { return (0, 0) };
             let name = matrix.kernel_name(isa);
             let index = products.iter().position(|(known, _)| *known == name).unwrap_or_else(|| {
                 products.push((name, Count::default()));

@@ -24,13 +24,14 @@ use std::{
     time::Instant,
 };
 
+use half::f16;
 use paguro_backend::{
-    Attend, AttentionMode, DownAdd, Embed, Linear, MatrixId, Norm, NormGateUp, NormLogits, NormQkvRopeStore,
-    Op, Outcome, Program, ProjectAdd, Step, VectorId, sampling,
+    Attend, AttentionMode, DownAdd, Embed, Linear, Matrix, MatrixId, Norm, NormGateUp, NormLogits,
+    NormQkvRopeStore, Op, Outcome, Program, ProjectAdd, Step, VectorId, sampling,
 };
 
 use crate::{
-    attention::{AttentionKernels, SplitJob, clear_partial, partial_len},
+    attention::{AttentionKernels, Scores, SplitJob, clear_partial, partial_len},
     counters::{Counters, Kernel},
     gather,
     matrix::{MatrixKernels, Output, PackedMatrix, RowKind, Rows, Scratch},
@@ -49,8 +50,10 @@ const ACTIVATE_SLICE: usize = 8 * BLOCK;
 pub struct Model {
     /// What to run.
     pub program: Program,
-    /// By [`MatrixId`].
-    pub matrices: Vec<PackedMatrix>,
+    /// By [`MatrixId`], those that are multiplied with.
+    pub matrices: Vec<Option<PackedMatrix>>,
+    /// The embedding.
+    pub table: Table,
     /// By [`VectorId`].
     pub vectors: Vec<Vec<f32>>,
     /// Paged or gathered.
@@ -63,9 +66,17 @@ pub struct Model {
     pub attend: AttentionKernels,
 }
 
+/// Where the embedding's rows are looked up.
+pub enum Table {
+    /// In the head, which is the same matrix.
+    Packed(MatrixId),
+    /// In the file: only the rows that are used get resident.
+    Plain(Matrix),
+}
+
 impl Model {
     fn matrix(&self, id: MatrixId) -> &PackedMatrix {
-        &self.matrices[id.0 as usize]
+        self.matrices[id.0 as usize].as_ref().expect("load packs what is multiplied with")
     }
 
     fn vector(&self, id: VectorId) -> &[f32] {
@@ -115,14 +126,16 @@ pub struct Buffers {
 pub struct Own {
     /// Of the products.
     pub scratch: Scratch,
-    /// Scores of a tile over a split.
-    pub scores: Vec<f32>,
+    /// Scores of a few queries over a split.
+    pub scores: Box<Scores>,
     /// Partial attention of a tile's queries over one split.
     pub partial: Vec<f32>,
     /// The same, summed over splits.
     pub sums: Vec<f32>,
     /// A row, `[widest]`.
     pub row: Vec<f32>,
+    /// K and V of one head, as they are stored, `[2, head_dim]`.
+    pub halves: Vec<f16>,
     /// Of the sampler.
     pub sampler: sampling::Scratch,
 }
@@ -211,7 +224,11 @@ impl Pass<'_> {
             let (model, buffers) = (member.model, member.buffers);
             for row in range {
                 let x = member.write(&buffers.x, row, model.program.hidden);
-                model.matrix(op.table).dequantize_row(member.step.tokens[row] as usize, x);
+                let token = member.step.tokens[row] as usize;
+                match &model.table {
+                    Table::Packed(id) => model.matrix(*id).dequantize_row(token, x),
+                    Table::Plain(matrix) => matrix.dequantize_row(token, x),
+                }
                 if op.scale != 1.0 {
                     model.rows.scale(x, op.scale);
                 }
@@ -295,20 +312,20 @@ impl Pass<'_> {
         if self.model.attention == AttentionMode::Gather {
             return self.attend_gather(op);
         }
-        let plan = self.plan;
-        self.phase(Kernel::Attend, plan.items.len(), Portions::Single, |member, range| {
-            for item in &plan.items[range] {
-                let tile = &plan.tiles[item.tile];
+        let cuts = self.plan.cuts(op.kv.group);
+        self.phase(Kernel::Attend, cuts.items.len(), Portions::Single, |member, range| {
+            for item in &cuts.items[range] {
+                let tile = &cuts.tiles[item.tile];
                 match item.split {
                     Some(split) => member.attend_shared(op, tile, split),
                     None => member.attend_tile(op, tile),
                 }
             }
         });
-        if plan.shares_splits {
-            self.phase(Kernel::AttendMerge, plan.tiles.len(), Portions::Guided(1), |member, range| {
-                for tile in &plan.tiles[range] {
-                    member.merge_shared(tile);
+        if !cuts.shared.is_empty() {
+            self.phase(Kernel::AttendMerge, cuts.shared.len(), Portions::Guided(1), |member, range| {
+                for &tile in &cuts.shared[range] {
+                    member.merge_shared(&cuts.tiles[tile]);
                 }
             });
         }
@@ -327,7 +344,8 @@ impl Pass<'_> {
                     let (sequence, kv_head) = (&step.sequences[unit / kv_heads], unit % kv_heads);
                     let job = gather::Job {
                         program: &model.program,
-                        arena: member.arena,
+                        // SAFETY: nobody writes pages in the phase that attends.
+                        pages: unsafe { member.arena.pages() },
                         step,
                         sequence,
                         op,
@@ -517,8 +535,12 @@ impl Member<'_> {
         finish(k, op.k_norm);
         let v = head_of(&buffers.v, &op.v, kv_heads, kv_head);
         let (page, token) = plan.place(self.step, row, op.kv.group);
+        let (k_halves, v_halves) = self.own.halves.split_at_mut(head_dim);
+        model.rows.round_f16(k, k_halves);
+        model.rows.round_f16(v, v_halves);
+        let place = Place { page, slot: op.kv.slot, kv_head, token };
         // SAFETY: in this phase each row's slot is written by one member, and nobody reads pages.
-        unsafe { self.arena.write(Place { page, slot: op.kv.slot, kv_head, token }, k, v) };
+        unsafe { self.arena.write(place, k_halves, v_halves) };
     }
 
     /// One tile over one split.
@@ -529,7 +551,8 @@ impl Member<'_> {
         let kv = &model.program.kv;
         let group = heads / kv.kv_heads;
         let job = SplitJob {
-            arena: self.arena,
+            // SAFETY: K and V of earlier phases; nobody writes pages in the phase that attends.
+            pages: unsafe { self.arena.pages() },
             table: step.sequences[tile.sequence].table(step.pages, op.kv.group, kv.groups.len()),
             slot: op.kv.slot,
             kv_head: tile.kv_head,
@@ -551,10 +574,9 @@ impl Member<'_> {
     /// A tile over all of its splits, one after the other.
     fn attend_tile(&mut self, op: &Attend, tile: &Tile) {
         let model = self.model;
-        let window = model.program.kv.groups[op.kv.group].window;
         let len = self.plan.queries(tile) * partial_len(model.head_dim());
         self.own.sums[..len].chunks_exact_mut(partial_len(model.head_dim())).for_each(clear_partial);
-        for split in tile.splits(window) {
+        for split in tile.splits.clone() {
             self.attend_split(op, tile, split);
             let own = &mut *self.own;
             merge_all(model, &mut own.sums[..len], &own.partial[..len]);
@@ -562,13 +584,22 @@ impl Member<'_> {
         self.finish_tile(tile);
     }
 
+    /// Where a split of a tile whose splits members share has its partial results.
+    fn partials(&self, tile: &Tile, split: usize) -> Range<usize> {
+        let first = tile.first_partial.expect("the plan shares the splits of this tile");
+        let queries = self.plan.queries(tile);
+        let start = first + (split - tile.splits.start) * queries;
+        let len = partial_len(self.model.head_dim());
+        start * len..(start + queries) * len
+    }
+
     /// One split of a tile whose splits members share.
     fn attend_shared(&mut self, op: &Attend, tile: &Tile, split: usize) {
         self.attend_split(op, tile, split);
-        let len = self.plan.queries(tile) * partial_len(self.model.head_dim());
-        let start = (tile.first_partial + split) * self.plan.partial_stride;
+        let range = self.partials(tile, split);
+        let len = range.len();
         // SAFETY: only this member has this split of this tile.
-        let out = unsafe { self.buffers.partials.get_mut(start..start + len) };
+        let out = unsafe { self.buffers.partials.get_mut(range) };
         out.copy_from_slice(&self.own.partial[..len]);
     }
 
@@ -576,12 +607,12 @@ impl Member<'_> {
     fn merge_shared(&mut self, tile: &Tile) {
         let model = self.model;
         let len = self.plan.queries(tile) * partial_len(model.head_dim());
-        let sums = &mut self.own.sums[..len];
-        sums.chunks_exact_mut(partial_len(model.head_dim())).for_each(clear_partial);
-        for split in tile.splits(None) {
-            let start = (tile.first_partial + split) * self.plan.partial_stride;
+        self.own.sums[..len].chunks_exact_mut(partial_len(model.head_dim())).for_each(clear_partial);
+        for split in tile.splits.clone() {
+            let range = self.partials(tile, split);
             // SAFETY: partial results are only read in this phase.
-            merge_all(model, sums, unsafe { self.buffers.partials.get(start..start + len) });
+            let partials = unsafe { self.buffers.partials.get(range) };
+            merge_all(model, &mut self.own.sums[..len], partials);
         }
         self.finish_tile(tile);
     }

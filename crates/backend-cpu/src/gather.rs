@@ -6,14 +6,14 @@ use paguro_backend::{
     reference::{AttentionShape, attention},
 };
 
-use crate::{pages::Arena, shared::Shared};
+use crate::{pages::Pages, shared::Shared};
 
 /// One K/V head of one sequence.
 pub struct Job<'a> {
     /// Shapes.
     pub program: &'a Program,
     /// The pages.
-    pub arena: &'a Arena,
+    pub pages: Pages<'a>,
     /// The step.
     pub step: &'a Step<'a>,
     /// One of its sequences.
@@ -28,25 +28,25 @@ impl Job<'_> {
     /// Attends. Both buffers are `[rows, heads, head_dim]`.
     ///
     /// # Safety
-    /// While this runs, nobody writes the sequence's pages or queries, and nobody else uses the query heads of this
-    /// K/V head in the sequence's rows of `attended`.
+    /// While this runs, nobody writes the sequence's queries, and nobody else uses the query heads of this K/V head
+    /// in the sequence's rows of `attended`.
     pub unsafe fn run(&self, q: &Shared<f32>, attended: &Shared<f32>) {
         let kv = &self.program.kv;
         let (head_dim, heads) = (kv.head_dim, self.program.heads);
         let group = heads / kv.kv_heads;
-        let block_size = self.arena.shape().block_size;
+        let shape = self.pages.shape();
+        let block_size = shape.block_size;
         let table = self.sequence.table(self.step.pages, self.op.kv.group, kv.groups.len());
 
         let mut k = vec![0.0; table.len() * block_size * head_dim]; // [tokens, head_dim]
         let mut v = k.clone();
         for (block, &page) in table.iter().enumerate() {
-            // SAFETY: the caller keeps writers away.
-            let (page_k, page_v) = unsafe { self.arena.read(page, self.op.kv.slot, self.kv_head) };
+            let (page_k, page_v) = self.pages.read(page, self.op.kv.slot, self.kv_head);
             let start = block * block_size * head_dim;
             for token in 0..block_size {
                 for dim in 0..head_dim {
-                    k[start + token * head_dim + dim] = page_k[dim * block_size + token].to_f32();
-                    v[start + token * head_dim + dim] = page_v[token * head_dim + dim].to_f32();
+                    k[start + token * head_dim + dim] = page_k[shape.k_at(token, dim)].to_f32();
+                    v[start + token * head_dim + dim] = page_v[shape.v_at(token, dim)].to_f32();
                 }
             }
         }
@@ -66,7 +66,8 @@ impl Job<'_> {
             start..start + group * head_dim
         };
         // SAFETY: the caller keeps writers away.
-        let q: Vec<f32> = self.sequence.rows.clone().flat_map(|row| unsafe { q.get(heads_of(row)) }).copied().collect();
+        let q: Vec<f32> =
+            self.sequence.rows.clone().flat_map(|row| unsafe { q.get(heads_of(row)) }).copied().collect();
         attention(&q, &k, &v, &shape, &mut out);
         for (row, out) in self.sequence.rows.clone().zip(out.chunks_exact(group * head_dim)) {
             // SAFETY: these heads of this row are ours.

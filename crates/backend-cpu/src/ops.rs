@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use half::f16;
 use paguro_backend::{Activation, Rope, RopeStyle};
 
 use crate::{
@@ -23,6 +24,9 @@ simd_kernels! {
         fn activate(gate: &mut [f32], up: &[f32], activation: Activation) = activate;
         /// `x = cap * tanh(x / cap)`
         fn soft_cap(x: &mut [f32], cap: f32) = soft_cap;
+        /// To half precision, to nearest even; what is too large becomes the largest finite number of its sign, and
+        /// what is not a number becomes some number.
+        fn round_f16(x: &[f32], out: &mut [f16]) = round_f16;
         /// Rotates one head in place; `turns` are cosines, then sines, of each pair.
         fn rotate(head: &mut [f32], turns: &[f32], style: RopeStyle) = rotate;
     }
@@ -110,6 +114,19 @@ fn gelu_tanh<S: Simd>(s: S, x: S::F32) -> S::F32 {
 fn soft_cap<S: Simd>(s: S, x: &mut [f32], cap: f32) {
     let cap = s.splat(cap);
     map!(s, x, |a| s.mul(simd::tanh(s, s.div(a, cap)), cap));
+}
+
+/// See [`RowKernels::round_f16`].
+#[inline(always)]
+fn round_f16<S: Simd>(s: S, x: &[f32], out: &mut [f16]) {
+    let (vectors, rest) = x.as_chunks::<LANES>();
+    let (outs, out_rest) = out.as_chunks_mut::<LANES>();
+    assert!(vectors.len() == outs.len() && rest.is_empty() && out_rest.is_empty());
+    let largest = f16::MAX.to_f32();
+    for (x, out) in vectors.iter().zip(outs) {
+        let x = s.min(s.max(s.load(x), s.splat(-largest)), s.splat(largest));
+        s.to_f16(x, out);
+    }
 }
 
 #[inline(always)]

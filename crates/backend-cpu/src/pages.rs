@@ -1,12 +1,15 @@
 //! The arena of K/V pages and how one page is arranged.
 //!
 //! ```text
-//! page = [slot][kv_head] { K: [head_dim][block_size], V: [block_size][head_dim] }     all f16
+//! page = [slot][kv_head] { K: [block_size / 16][head_dim][16], V: [block_size][head_dim] }     all f16
 //! ```
 //!
 //! K is stored transposed, so that 16 tokens are the 16 lanes of a vector: a score is one lane, and no sum runs
 //! across lanes. V is stored by token, so that 16 dimensions of the output are the lanes. Both are read from front
 //! to back. What one K/V head needs of a page is one contiguous stretch, and a page is one block of memory.
+//!
+//! Everything in the arena is a finite number at any time: zeros at first, and what is stored is clamped. So kernels
+//! may multiply what they must not see by zero, and what one sequence left behind cannot spoil another one.
 
 use half::f16;
 use memmap2::MmapMut;
@@ -56,9 +59,21 @@ impl PageShape {
         self.slots * self.kv_heads * 2 * self.head_elements()
     }
 
-    /// Bytes of a page.
+    /// Bytes of a page. The pages of a sequence are read at one place each, one page after the other: if they were
+    /// a large power of two apart, all of these places would compete for the same few cache sets.
     pub fn page_bytes(&self) -> usize {
-        self.page_elements() * size_of::<f16>()
+        let bytes = self.page_elements() * size_of::<f16>();
+        if bytes.is_multiple_of(1 << 14) { bytes + (1 << 12) } else { bytes }
+    }
+
+    /// Where element `dim` of a token's K is in its head's K.
+    pub fn k_at(&self, token: usize, dim: usize) -> usize {
+        (token / LANES * self.head_dim + dim) * LANES + token % LANES
+    }
+
+    /// Where element `dim` of a token's V is in its head's V.
+    pub fn v_at(&self, token: usize, dim: usize) -> usize {
+        token * self.head_dim + dim
     }
 }
 
@@ -88,13 +103,11 @@ impl Arena {
             what: format!("{pages} K/V pages"),
             needed: bytes.map_or(u64::MAX, |bytes| bytes as u64),
         })?;
+        // Advice only: with small pages, every stretch of a sequence would be a miss in the TLB.
+        #[cfg(target_os = "linux")]
+        let _ = memory.advise(memmap2::Advice::HugePage);
         let start = memory.as_mut_ptr().cast();
         Ok(Self { memory, start, pages, shape })
-    }
-
-    /// Sizes inside a page.
-    pub fn shape(&self) -> PageShape {
-        self.shape
     }
 
     /// Fills every slot of every page with large finite numbers: a kernel that reads a slot which nobody wrote
@@ -112,39 +125,35 @@ impl Arena {
     fn head(&self, page: PageId, slot: usize, kv_head: usize) -> usize {
         let PageShape { kv_heads, slots, .. } = self.shape;
         assert!((page.0 as usize) < self.pages && slot < slots && kv_head < kv_heads);
-        ((page.0 as usize * slots + slot) * kv_heads + kv_head) * 2 * self.shape.head_elements()
+        let page = page.0 as usize * (self.shape.page_bytes() / size_of::<f16>());
+        page + (slot * kv_heads + kv_head) * 2 * self.shape.head_elements()
     }
 
-    /// K, `[head_dim][block_size]`, and V, `[block_size][head_dim]`, of one head in one page.
+    /// The pages, to be read by kernels.
     ///
     /// # Safety
-    /// Nobody writes this head in this page while the slices live.
-    pub unsafe fn read(&self, page: PageId, slot: usize, kv_head: usize) -> (&[f16], &[f16]) {
-        let len = self.shape.head_elements();
-        let head = self.head(page, slot, kv_head);
-        // SAFETY: `head` has checked that both lie in the memory; the caller keeps writers away.
-        unsafe {
-            let start = self.start.add(head);
-            (std::slice::from_raw_parts(start, len), std::slice::from_raw_parts(start.add(len), len))
-        }
+    /// While the value lives, nobody writes what is read through it.
+    pub unsafe fn pages(&self) -> Pages<'_> {
+        Pages(self)
     }
 
-    /// Writes K and V, `[head_dim]` each, of the token in slot `token` of a page.
+    /// Writes K and V, `[head_dim]` each, finite, of the token in slot `token` of a page.
     ///
     /// # Safety
     /// Nobody else reads or writes this token's slot at the same time.
-    pub unsafe fn write(&self, at: Place, k: &[f32], v: &[f32]) {
-        let PageShape { block_size, head_dim, .. } = self.shape;
-        assert!(at.token < block_size && k.len() == head_dim && v.len() == head_dim);
+    pub unsafe fn write(&self, at: Place, k: &[f16], v: &[f16]) {
+        let shape = self.shape;
+        assert!(at.token < shape.block_size && k.len() == shape.head_dim && v.len() == shape.head_dim);
         let head = self.head(at.page, at.slot, at.kv_head);
-        // SAFETY: `head` has checked that the head lies in the memory, and the token's column and row in it; the
+        // SAFETY: `head` has checked that the head lies in the memory, and the token's column and row lie in it; the
         // caller keeps others away.
         unsafe {
-            let (to_k, to_v) = (self.start.add(head), self.start.add(head + self.shape.head_elements()));
-            for (dim, (&k, &v)) in k.iter().zip(v).enumerate() {
-                *to_k.add(dim * block_size + at.token) = f16::from_f32(k);
-                *to_v.add(at.token * head_dim + dim) = f16::from_f32(v);
+            let (to_k, to_v) = (self.start.add(head), self.start.add(head + shape.head_elements()));
+            let column = to_k.add(shape.k_at(at.token, 0));
+            for (dim, &k) in k.iter().enumerate() {
+                *column.add(dim * LANES) = k;
             }
+            std::ptr::copy_nonoverlapping(v.as_ptr(), to_v.add(shape.v_at(at.token, 0)), v.len());
         }
     }
 
@@ -159,6 +168,30 @@ impl Arena {
                 }
                 ref other => unreachable!("{other:?} is not one of this version's moves"),
             }
+        }
+    }
+}
+
+/// Pages that nobody writes; see [`Arena::pages`].
+#[derive(Clone, Copy)]
+pub struct Pages<'a>(&'a Arena);
+
+impl<'a> Pages<'a> {
+    /// Sizes inside a page.
+    #[inline]
+    pub fn shape(self) -> PageShape {
+        self.0.shape
+    }
+
+    /// K, `[block_size / 16][head_dim][16]`, and V, `[block_size][head_dim]`, of one head in one page.
+    #[inline]
+    pub fn read(self, page: PageId, slot: usize, kv_head: usize) -> (&'a [f16], &'a [f16]) {
+        let len = self.0.shape.head_elements();
+        let head = self.0.head(page, slot, kv_head);
+        // SAFETY: `head` has checked that both lie in the memory; nobody writes, see `Arena::pages`.
+        unsafe {
+            let start = self.0.start.add(head);
+            (std::slice::from_raw_parts(start, len), std::slice::from_raw_parts(start.add(len), len))
         }
     }
 }

@@ -1,10 +1,13 @@
-//! How the work of one step is cut for the team. Made once per step, before the team runs; the buffers are reused.
+//! How the work of one step is cut for the team. Made once per step, before the first phase; the buffers are reused.
 
-use std::ops::Range;
+use std::{cmp::Reverse, ops::Range};
 
-use paguro_backend::{KvLayout, PageId, Step};
+use paguro_backend::{KvLayout, Limits, PageId, Step};
 
 use crate::attention::{SPLIT, TILE};
+
+/// Items of attention that each thread should find: with fewer, splits are shared.
+const ITEMS_PER_THREAD: usize = 8;
 
 /// Some rows of one sequence with one K/V head.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,25 +20,35 @@ pub struct Tile {
     pub rows: Range<usize>,
     /// Position of the first row.
     pub position: usize,
-    /// Where its partial results begin, in units of one split of a tile.
-    pub first_partial: usize,
-}
-
-impl Tile {
-    /// Splits that any row of the tile sees.
-    pub fn splits(&self, window: Option<u32>) -> Range<usize> {
-        let first = window.map_or(0, |window| (self.position + 1).saturating_sub(window as usize));
-        first / SPLIT..(self.position + self.rows.len()).div_ceil(SPLIT)
-    }
+    /// Splits that any of the rows sees.
+    pub splits: Range<usize>,
+    /// Where its partial results begin if members share its splits, counted in queries:
+    /// `[splits][queries of the tile]`.
+    pub first_partial: Option<usize>,
 }
 
 /// One member's share of attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Item {
-    /// Index into [`Plan::tiles`].
+    /// Index into [`Cuts::tiles`].
     pub tile: usize,
     /// One split of it; or all, one after the other.
     pub split: Option<usize>,
+    /// Tokens that it sees: how long it takes.
+    tokens: usize,
+}
+
+/// Attention in layers that see equally far back.
+#[derive(Debug, Default)]
+pub struct Cuts {
+    /// How far.
+    window: Option<u32>,
+    /// What is attended.
+    pub tiles: Vec<Tile>,
+    /// Who takes what: longest first, so that all end together.
+    pub items: Vec<Item>,
+    /// Tiles whose splits are shared.
+    pub shared: Vec<usize>,
 }
 
 /// The cuts.
@@ -43,23 +56,18 @@ pub struct Plan {
     /// Query heads of a K/V head.
     group: usize,
     kv_heads: usize,
-    kv_groups: usize,
     block_size: usize,
     threads: usize,
-    /// Floats of one split of a tile in the buffer of partial results.
-    pub partial_stride: usize,
-    /// Splits of tiles that fit this buffer.
-    partial_capacity: usize,
+    /// Partial results of a query with one split that there is room for.
+    partials: usize,
     /// Position of each row.
     pub positions: Vec<usize>,
     /// Sequence of each row.
     sequences: Vec<usize>,
-    /// Attention's tiles.
-    pub tiles: Vec<Tile>,
-    /// Attention's items.
-    pub items: Vec<Item>,
-    /// Whether items are single splits.
-    pub shares_splits: bool,
+    /// One for each window.
+    cuts: Vec<Cuts>,
+    /// Index into `cuts` of each KV group.
+    cuts_of: Vec<usize>,
     /// Rows with outputs, each once, ascending.
     pub output_rows: Vec<usize>,
     /// Outputs, ordered by row.
@@ -69,31 +77,28 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// For a model, and for a buffer of `partial_capacity * partial_stride` floats.
-    pub fn new(
-        heads: usize,
-        kv: &KvLayout,
-        block_size: usize,
-        threads: usize,
-        partial_stride: usize,
-        partial_capacity: usize,
-    ) -> Self {
+    /// For a model on `threads` threads, with room for `partials` partial results of a query.
+    pub fn new(heads: usize, kv: &KvLayout, limits: &Limits, threads: usize, partials: usize) -> Self {
+        let mut cuts: Vec<Cuts> = Vec::new();
+        let cuts_of = kv.groups.iter().map(|group| {
+            cuts.iter().position(|cuts| cuts.window == group.window).unwrap_or_else(|| {
+                cuts.push(Cuts { window: group.window, ..Cuts::default() });
+                cuts.len() - 1
+            })
+        });
         Self {
             group: heads / kv.kv_heads,
             kv_heads: kv.kv_heads,
-            kv_groups: kv.groups.len(),
-            block_size,
+            block_size: limits.block_size,
             threads,
-            partial_stride,
-            partial_capacity,
-            positions: Vec::new(),
-            sequences: Vec::new(),
-            tiles: Vec::new(),
-            items: Vec::new(),
-            shares_splits: false,
-            output_rows: Vec::new(),
-            outputs: Vec::new(),
-            output_starts: Vec::new(),
+            partials,
+            positions: Vec::with_capacity(limits.max_rows),
+            sequences: Vec::with_capacity(limits.max_rows),
+            cuts_of: cuts_of.collect(),
+            cuts,
+            output_rows: Vec::with_capacity(limits.max_outputs),
+            outputs: Vec::with_capacity(limits.max_outputs),
+            output_starts: Vec::with_capacity(limits.max_outputs + 1),
         }
     }
 
@@ -107,9 +112,14 @@ impl Plan {
         tile.rows.len() * self.group
     }
 
+    /// Attention of a KV group's layers.
+    pub fn cuts(&self, group: usize) -> &Cuts {
+        &self.cuts[self.cuts_of[group]]
+    }
+
     /// Page and slot in it of a row's token.
     pub fn place(&self, step: &Step<'_>, row: usize, group: usize) -> (PageId, usize) {
-        let table = step.sequences[self.sequences[row]].table(step.pages, group, self.kv_groups);
+        let table = step.sequences[self.sequences[row]].table(step.pages, group, self.cuts_of.len());
         let position = self.positions[row];
         (table[position / self.block_size], position % self.block_size)
     }
@@ -123,35 +133,12 @@ impl Plan {
     pub fn make(&mut self, step: &Step<'_>) {
         self.positions.clear();
         self.sequences.clear();
-        self.tiles.clear();
-        self.items.clear();
-        let rows_per_tile = (TILE / self.group).max(1);
-        let mut splits = 0;
         for (index, sequence) in step.sequences.iter().enumerate() {
             self.positions.extend((0..sequence.rows.len()).map(|row| sequence.start + row));
             self.sequences.extend(sequence.rows.clone().map(|_| index));
-            for first in sequence.rows.clone().step_by(rows_per_tile) {
-                let rows = first..sequence.rows.end.min(first + rows_per_tile);
-                let position = sequence.start + first - sequence.rows.start;
-                for kv_head in 0..self.kv_heads {
-                    let tile = Tile { sequence: index, kv_head, rows: rows.clone(), position, first_partial: splits };
-                    splits += tile.splits(None).end;
-                    self.tiles.push(tile);
-                }
-            }
         }
-        // Few long tiles: members share their splits. The result is the same either way.
-        self.shares_splits = self.threads > 1
-            && self.tiles.len() < 4 * self.threads
-            && splits > self.tiles.len()
-            && splits <= self.partial_capacity;
-        for (index, tile) in self.tiles.iter().enumerate() {
-            if self.shares_splits {
-                let splits = tile.splits(None);
-                self.items.extend(splits.map(|split| Item { tile: index, split: Some(split) }));
-            } else {
-                self.items.push(Item { tile: index, split: None });
-            }
+        for cuts in &mut self.cuts {
+            cuts.make(step, self.kv_heads, self.group, self.threads, self.partials);
         }
         self.cut_outputs(step);
     }
@@ -159,7 +146,7 @@ impl Plan {
     fn cut_outputs(&mut self, step: &Step<'_>) {
         self.outputs.clear();
         self.outputs.extend(0..step.outputs.len());
-        self.outputs.sort_by_key(|&output| step.outputs[output].row);
+        self.outputs.sort_unstable_by_key(|&output| (step.outputs[output].row, output));
         self.output_rows.clear();
         self.output_starts.clear();
         for (index, &output) in self.outputs.iter().enumerate() {
@@ -170,5 +157,59 @@ impl Plan {
             }
         }
         self.output_starts.push(self.outputs.len());
+    }
+}
+
+impl Cuts {
+    fn make(&mut self, step: &Step<'_>, kv_heads: usize, group: usize, threads: usize, partials: usize) {
+        self.tiles.clear();
+        self.items.clear();
+        self.shared.clear();
+        let rows_per_tile = (TILE / group).max(1);
+        for (index, sequence) in step.sequences.iter().enumerate() {
+            for first in sequence.rows.clone().step_by(rows_per_tile) {
+                let rows = first..sequence.rows.end.min(first + rows_per_tile);
+                let position = sequence.start + first - sequence.rows.start;
+                let seen = self.seen(position, rows.len());
+                for kv_head in 0..kv_heads {
+                    self.tiles.push(Tile {
+                        sequence: index,
+                        kv_head,
+                        rows: rows.clone(),
+                        position,
+                        splits: seen.start / SPLIT..seen.end.div_ceil(SPLIT),
+                        first_partial: None,
+                    });
+                }
+            }
+        }
+        let total: usize =
+            self.tiles.iter().map(|tile| self.seen(tile.position, tile.rows.len()).len()).sum();
+        // A tile that is more than its part of all: members share its splits. The result is the same either way.
+        let most = if threads > 1 { total / (threads * ITEMS_PER_THREAD) } else { usize::MAX };
+        let mut used = 0;
+        for index in 0..self.tiles.len() {
+            let tile = &self.tiles[index];
+            let seen = self.seen(tile.position, tile.rows.len());
+            let splits = tile.splits.clone();
+            let needed = splits.len() * tile.rows.len() * group;
+            if splits.len() > 1 && seen.len() > most && used + needed <= partials {
+                self.tiles[index].first_partial = Some(used);
+                self.shared.push(index);
+                used += needed;
+                self.items.extend(splits.map(|split| {
+                    let tokens = seen.end.min((split + 1) * SPLIT) - seen.start.max(split * SPLIT);
+                    Item { tile: index, split: Some(split), tokens }
+                }));
+            } else {
+                self.items.push(Item { tile: index, split: None, tokens: seen.len() });
+            }
+        }
+        self.items.sort_unstable_by_key(|item| (Reverse(item.tokens), item.tile, item.split));
+    }
+
+    /// Positions that any of `rows` rows from `position` on sees.
+    fn seen(&self, position: usize, rows: usize) -> Range<usize> {
+        self.window.map_or(0, |window| (position + 1).saturating_sub(window as usize))..position + rows
     }
 }

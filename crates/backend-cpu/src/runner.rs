@@ -2,21 +2,22 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use half::f16;
 use paguro_backend::{
-    KernelCount, Limits, LoadError, Op, Outcome, PageMove, Program, Runner, Step, StepError, StepOutput,
-    Ticket, Weights,
+    Embed, KernelCount, Limits, Linear, LoadError, Op, Outcome, PageMove, Program, Runner, Step, StepError,
+    StepOutput, Ticket, Weights,
 };
 
 use crate::{
-    attention::{AttentionKernels, SPLIT, partial_len},
+    attention::{AttentionKernels, SPLIT, Scores, partial_len},
     counters::Counters,
-    forward::{Buffers, Model, Own, Pass},
+    forward::{Buffers, Model, Own, Pass, Table},
     isa::Isa,
     matrix::{MatrixKernels, Packing, Scratch},
     ops::RowKernels,
     pages::{Arena, PageShape},
     plan::Plan,
-    quantize::{QuantBlock, row_blocks},
+    quantize::row_blocks,
     shared::Shared,
     team::{Portions, Team},
 };
@@ -71,13 +72,31 @@ impl CpuRunner {
         let mut team = Team::new(threads).map_err(|error| {
             LoadError::Device(format!("cannot start {threads} threads: {error}; use fewer with --threads"))
         })?;
-        let mut matrices = Vec::with_capacity(weights.matrices.len());
-        for source in &weights.matrices {
-            let packing = Packing::new(source)?;
-            team.share(threads, Portions::Single, |_, _| packing.work());
-            matrices.push(packing.finish());
-            source.bytes.discard();
+        let Weights { matrices: sources, vectors } = weights;
+        let multiplied = multiplied(program, sources.len());
+        let mut matrices = Vec::with_capacity(sources.len());
+        // One after the other, so that the memory of a file that has been packed is free again before the next one.
+        for (index, source) in sources.iter().enumerate() {
+            matrices.push(match multiplied[index] {
+                true => {
+                    let packing = Packing::new(source)?;
+                    team.share(threads, Portions::Single, |_, _| packing.work());
+                    let packed = packing.finish();
+                    source.bytes.discard();
+                    Some(packed)
+                }
+                false => None,
+            });
         }
+        let Some(Op::Embed(Embed { table, .. })) = program.ops.first() else {
+            unreachable!("`check_order` has found the embedding in front")
+        };
+        let table = match multiplied[table.0 as usize] {
+            true => Table::Packed(*table),
+            false => Table::Plain(sources[table.0 as usize].clone()),
+        };
+        // Those that are not needed any more may hold a file.
+        drop(sources);
         let mut arena = Arena::new(limits.pages, shape)?;
         if poison {
             arena.poison();
@@ -85,35 +104,31 @@ impl CpuRunner {
 
         let group = program.heads / program.kv.kv_heads;
         let queries = Plan::tile_queries(group);
-        let partial_stride = queries * partial_len(shape.head_dim);
-        let most_splits = 4 * team.threads() * limits.max_context.div_ceil(SPLIT);
-        let partials = most_splits.min(PARTIAL_FLOATS / partial_stride);
-        let plan = Plan::new(
-            program.heads,
-            &program.kv,
-            limits.block_size,
-            team.threads(),
-            partial_stride,
-            partials,
-        );
+        let partial_len = partial_len(shape.head_dim);
+        // All heads of all sequences could share all splits; a fixed amount of memory is enough for those that should.
+        let most = limits.max_context.div_ceil(SPLIT) * limits.max_sequences * program.heads;
+        let partials = if threads > 1 { most.min(PARTIAL_FLOATS / partial_len) } else { 0 };
+        let plan = Plan::new(program.heads, &program.kv, &limits, threads, partials);
         let widest = program.hidden.max(program.ffn).max(program.heads * shape.head_dim);
         let own = (0..team.threads()).map(|_| Own {
             scratch: Scratch::default(),
-            scores: vec![0.0; queries * SPLIT],
-            partial: vec![0.0; partial_stride],
-            sums: vec![0.0; partial_stride],
+            scores: Scores::new(),
+            partial: vec![0.0; queries * partial_len],
+            sums: vec![0.0; queries * partial_len],
             row: vec![0.0; widest],
+            halves: vec![f16::ZERO; 2 * shape.head_dim],
             sampler: paguro_backend::sampling::Scratch::default(),
         });
         Ok(Self {
             own: own.collect(),
-            buffers: buffers(program, &limits, widest, partials * partial_stride)?,
+            buffers: buffers(program, &limits, widest, partials * partial_len)?,
             counters: Counters::new(isa, &matrices),
             answers: (0..limits.max_outputs).map(|_| Mutex::new(None)).collect(),
             model: Model {
                 program: program.clone(),
                 matrices,
-                vectors: weights.vectors,
+                table,
+                vectors,
                 attention: limits.attention,
                 products: MatrixKernels::new(isa),
                 rows: RowKernels::new(isa),
@@ -134,12 +149,12 @@ fn buffers(program: &Program, limits: &Limits, widest: usize, partials: usize) -
     let rows = limits.max_rows;
     let head_dim = program.kv.head_dim;
     let (q, kv) = (program.heads * head_dim, program.kv.kv_heads * head_dim);
-    let floats = |len: usize, what| Shared::new(len, 0.0, what);
+    let floats = Shared::<f32>::new;
     let quantized_stride = row_blocks(widest);
     Ok(Buffers {
         x: floats(rows * program.hidden, "the residual stream")?,
         product: floats(rows * program.hidden, "products")?,
-        quantized: Shared::new(rows * quantized_stride, QuantBlock::ZERO, "quantized rows")?,
+        quantized: Shared::new(rows * quantized_stride, "quantized rows")?,
         float: floats(rows * widest, "rows")?,
         q: floats(rows * q, "queries")?,
         k: floats(rows * kv, "keys")?,
@@ -153,6 +168,23 @@ fn buffers(program: &Program, limits: &Limits, widest: usize, partials: usize) -
         quantized_stride,
         float_stride: widest,
     })
+}
+
+/// Which matrices the program multiplies with, by [`MatrixId`]. [`Program::check`] has passed.
+fn multiplied(program: &Program, matrices: usize) -> Vec<bool> {
+    let mut multiplied = vec![false; matrices];
+    for op in &program.ops {
+        let linears: &[&Linear] = match op {
+            Op::NormQkvRopeStore(op) => &[&op.q, &op.k, &op.v],
+            Op::ProjectAdd(op) => &[&op.project],
+            Op::NormGateUp(op) => &[&op.gate, &op.up],
+            Op::DownAdd(op) => &[&op.down],
+            Op::NormLogits(op) => &[&op.head],
+            _ => &[],
+        };
+        linears.iter().for_each(|linear| multiplied[linear.matrix.0 as usize] = true);
+    }
+    multiplied
 }
 
 /// The passes rely on this order: what one operation leaves in the buffers, the next one uses.

@@ -1,43 +1,74 @@
 //! Buffers that a team works on together.
 
-use std::{cell::UnsafeCell, ops::Range};
+use std::{marker::PhantomData, ops::Range};
 
+use memmap2::MmapMut;
 use paguro_backend::LoadError;
+
+use crate::quantize::QuantBlock;
 
 /// A fixed buffer whose parts are written by different members of a team in one phase and read by all of them in a
 /// later one. Who may touch what in which phase is decided where the phases are written down, in `forward.rs`.
-pub struct Shared<T>(Box<[UnsafeCell<T>]>);
+///
+/// It begins at a page of memory, and memory that no step has reached is not resident: buffers are made for the
+/// largest step.
+pub struct Shared<T> {
+    /// Keeps `start` valid.
+    _memory: MmapMut,
+    start: *mut T,
+    len: usize,
+    owns: PhantomData<T>,
+}
 
+/// A type of which any zeroed memory is a value.
+///
+/// # Safety
+/// It is, and needs no more alignment than a page of memory has, nor to be dropped.
+pub unsafe trait Zeroed: Copy {}
+
+// SAFETY: zeros are 0.0.
+unsafe impl Zeroed for f32 {}
+// SAFETY: zeros are `QuantBlock::ZERO`: it consists of numbers; it is aligned to a cache line.
+unsafe impl Zeroed for QuantBlock {}
+
+// SAFETY: it owns its memory, which moves with it.
+unsafe impl<T: Send> Send for Shared<T> {}
 // SAFETY: the only ways in are `get` and `get_mut`, whose callers promise not to race.
 unsafe impl<T: Send + Sync> Sync for Shared<T> {}
 
-impl<T: Copy> Shared<T> {
-    /// `len` times `value`, for `what`.
+impl<T: Zeroed> Shared<T> {
+    /// `len` zeros for `what`.
     ///
     /// # Errors
     /// [`LoadError::OutOfMemory`]
-    pub fn new(len: usize, value: T, what: &str) -> Result<Self, LoadError> {
-        let mut cells = Vec::new();
-        cells.try_reserve_exact(len).map_err(|_| LoadError::OutOfMemory {
+    pub fn new(len: usize, what: &str) -> Result<Self, LoadError> {
+        let bytes = len.checked_mul(size_of::<T>());
+        // An empty map is an error.
+        let memory = bytes.and_then(|bytes| MmapMut::map_anon(bytes.max(1)).ok());
+        let mut memory = memory.ok_or_else(|| LoadError::OutOfMemory {
             device: "cpu".into(),
             what: what.into(),
-            needed: (len as u64).saturating_mul(size_of::<T>() as u64),
+            needed: bytes.map_or(u64::MAX, |bytes| bytes as u64),
         })?;
-        cells.resize_with(len, || UnsafeCell::new(value));
-        Ok(Self(cells.into_boxed_slice()))
+        let start = memory.as_mut_ptr().cast();
+        Ok(Self { _memory: memory, start, len, owns: PhantomData })
     }
 }
 
 impl<T> Shared<T> {
     /// Elements.
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.len
     }
 
     /// Start of the buffer, for those who check bounds themselves.
     pub fn as_ptr(&self) -> *mut T {
-        // `UnsafeCell<T>` has the layout of `T`.
-        self.0.as_ptr().cast_mut().cast()
+        self.start
+    }
+
+    /// Panics unless there are such elements.
+    fn check(&self, range: &Range<usize>) {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} elements", self.len);
     }
 
     /// Elements to read.
@@ -45,9 +76,9 @@ impl<T> Shared<T> {
     /// # Safety
     /// Nobody writes them while the slice lives.
     pub unsafe fn get(&self, range: Range<usize>) -> &[T] {
-        let cells = &self.0[range];
-        // SAFETY: same layout, bounds checked; the caller keeps writers away.
-        unsafe { std::slice::from_raw_parts(cells.as_ptr().cast(), cells.len()) }
+        self.check(&range);
+        // SAFETY: the memory holds `len` values of `T`; the caller keeps writers away.
+        unsafe { std::slice::from_raw_parts(self.start.add(range.start), range.len()) }
     }
 
     /// Elements to write.
@@ -56,8 +87,8 @@ impl<T> Shared<T> {
     /// Nobody else reads or writes them while the slice lives.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn get_mut(&self, range: Range<usize>) -> &mut [T] {
-        let cells = &self.0[range];
-        // SAFETY: same layout, bounds checked, interior mutability; the caller keeps all others away.
-        unsafe { std::slice::from_raw_parts_mut(cells.as_ptr().cast_mut().cast(), cells.len()) }
+        self.check(&range);
+        // SAFETY: as above; the caller keeps all others away.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
 }

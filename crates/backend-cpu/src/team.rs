@@ -500,7 +500,7 @@ mod tests {
     }
 
     /// A sleeping team uses no processor time.
-    #[cfg(target_os = "linux")]
+    #[cfg(all(target_os = "linux", not(miri)))]
     #[test]
     fn an_idle_team_sleeps() {
         let _team = Team::new(3).unwrap();

@@ -1,0 +1,263 @@
+//! The paged kernels against plain attention, and against themselves in other chunks, pages and instruction sets.
+
+use half::f16;
+use paguro_backend::{
+    KvGroup, KvLayout, PageId,
+    conformance::Rng,
+    reference::{AttentionShape, attention},
+};
+
+use super::*;
+use crate::{
+    isa::Isa,
+    pages::{Arena, PageShape, Place},
+};
+
+/// One sequence that is attended.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    /// Position of the first row.
+    start: usize,
+    rows: usize,
+    window: Option<u32>,
+    soft_cap: Option<f32>,
+    scale: f32,
+}
+
+const PLAIN: Case =
+    Case { heads: 4, kv_heads: 2, head_dim: 64, start: 0, rows: 1, window: None, soft_cap: None, scale: 0.3 };
+
+/// How it is laid out and cut.
+#[derive(Clone, Copy, Debug)]
+struct Cut {
+    block_size: usize,
+    /// Rows of a tile.
+    tile: usize,
+    /// Order of the pages.
+    seed: u64,
+}
+
+/// What is attended, `[tokens, kv_heads, head_dim]` and `[rows, heads, head_dim]`.
+struct Numbers {
+    q: Vec<f32>,
+    k: Vec<f16>,
+    v: Vec<f16>,
+}
+
+impl Case {
+    fn tokens(&self) -> usize {
+        self.start + self.rows
+    }
+
+    fn numbers(&self) -> Numbers {
+        let mut rng = Rng::new(self.tokens() as u64);
+        let kv = self.tokens() * self.kv_heads * self.head_dim;
+        let mut halves = || (0..kv).map(|_| f16::from_f32(rng.normal())).collect();
+        let (k, v) = (halves(), halves());
+        let q = (0..self.rows * self.heads * self.head_dim).map(|_| rng.normal()).collect();
+        Numbers { q, k, v }
+    }
+
+    fn reference(&self, numbers: &Numbers) -> Vec<f32> {
+        let Case { heads, kv_heads, head_dim, start, window, soft_cap, scale, .. } = *self;
+        let shape = AttentionShape { heads, kv_heads, head_dim, start, scale, soft_cap, window };
+        let floats = |halves: &[f16]| halves.iter().map(|half| half.to_f32()).collect::<Vec<_>>();
+        let mut out = vec![0.0; numbers.q.len()];
+        attention(&numbers.q, &floats(&numbers.k), &floats(&numbers.v), &shape, &mut out);
+        out
+    }
+
+    /// Attends in pages full of noise; where the window has passed, the pages are scratch.
+    fn paged(&self, isa: Isa, cut: Cut, numbers: &Numbers) -> Vec<f32> {
+        let Case { heads, kv_heads, head_dim, start, rows, window, soft_cap, scale } = *self;
+        let blocks = self.tokens().div_ceil(cut.block_size);
+        // The second of two layers.
+        let kv = KvLayout { groups: vec![KvGroup { window }], slots: 2, kv_heads, head_dim };
+        let mut arena = Arena::new(blocks + 1, PageShape::new(&kv, cut.block_size).unwrap()).unwrap();
+        arena.poison();
+        let mut table: Vec<PageId> = (1..=blocks as u32).map(PageId).collect();
+        Rng::new(cut.seed).shuffle(&mut table);
+        let passed = window.map_or(0, |window| (start + 1).saturating_sub(window as usize)) / cut.block_size;
+        table[..passed].fill(PageId::SCRATCH);
+        for token in passed * cut.block_size..self.tokens() {
+            for kv_head in 0..kv_heads {
+                let place = Place {
+                    page: table[token / cut.block_size],
+                    slot: 1,
+                    kv_head,
+                    token: token % cut.block_size,
+                };
+                let at = (token * kv_heads + kv_head) * head_dim;
+                let (k, v) = (&numbers.k[at..at + head_dim], &numbers.v[at..at + head_dim]);
+                // SAFETY: nobody else is here.
+                unsafe { arena.write(place, k, v) };
+            }
+        }
+
+        let kernels = AttentionKernels::new(isa);
+        let (group, width, stride) = (heads / kv_heads, heads * head_dim, partial_len(head_dim));
+        let mut scores = Scores::new();
+        let mut out = vec![f32::NAN; numbers.q.len()];
+        for first in (0..rows).step_by(cut.tile) {
+            let rows = first..rows.min(first + cut.tile);
+            for kv_head in 0..kv_heads {
+                let queries = rows.len() * group;
+                let mut sums = vec![0.0; queries * stride];
+                sums.chunks_exact_mut(stride).for_each(clear_partial);
+                let mut partial = vec![f32::NAN; queries * stride];
+                for split in 0..(start + rows.end).div_ceil(SPLIT) {
+                    let job = SplitJob {
+                        // SAFETY: nobody writes.
+                        pages: unsafe { arena.pages() },
+                        table: &table,
+                        slot: 1,
+                        kv_head,
+                        q: &numbers.q[rows.start * width..rows.end * width],
+                        row_stride: width,
+                        first_head: kv_head * group * head_dim,
+                        group,
+                        rows: rows.len(),
+                        position: start + rows.start,
+                        split,
+                        scale,
+                        soft_cap,
+                        window: window.map(|window| window as usize),
+                    };
+                    kernels.attend_split(&job, &mut scores, &mut partial);
+                    for (sum, partial) in sums.chunks_exact_mut(stride).zip(partial.chunks_exact(stride)) {
+                        kernels.merge(sum, partial);
+                    }
+                }
+                for (query, sum) in sums.chunks_exact(stride).enumerate() {
+                    let head = kv_head * group + query % group;
+                    let at = (rows.start + query / group) * width + head * head_dim;
+                    kernels.finish(sum, &mut out[at..at + head_dim]);
+                }
+            }
+        }
+        out
+    }
+
+    /// Agrees with the reference, and with itself however it is cut.
+    fn check(&self) {
+        let numbers = self.numbers();
+        let expected = self.reference(&numbers);
+        let cuts = [
+            Cut { block_size: 32, tile: 8, seed: 1 },
+            Cut { block_size: 16, tile: 1, seed: 2 },
+            Cut { block_size: 64, tile: 5, seed: 3 },
+            Cut { block_size: 512, tile: 64, seed: 4 },
+        ];
+        let mut first: Option<Vec<u32>> = None;
+        for isa in Isa::supported() {
+            for cut in cuts {
+                let ours = self.paged(isa, cut, &numbers);
+                for (index, (a, b)) in ours.iter().zip(&expected).enumerate() {
+                    // Sums of up to thousands of products of order one in f32, and an exponential of them.
+                    assert!(
+                        (a - b).abs() < 2e-5,
+                        "{isa}, element {index}: {a} is not {b}\n{self:?}\n{cut:?}"
+                    );
+                }
+                let bits: Vec<u32> = ours.iter().map(|x| x.to_bits()).collect();
+                let first = first.get_or_insert_with(|| bits.clone());
+                assert!(bits == *first, "{isa} and {cut:?} change bits\n{self:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_sharing_of_heads() {
+    for (heads, kv_heads) in [(1, 1), (4, 4), (6, 2), (5, 1), (7, 1), (8, 1), (9, 1), (14, 2), (71, 1)] {
+        Case { heads, kv_heads, start: 37, rows: 3, ..PLAIN }.check();
+    }
+}
+
+#[test]
+fn every_head_dim() {
+    for head_dim in [16, 32, 48, 64, 80, 96, 112, 128, 192, 256] {
+        Case { head_dim, start: 21, rows: 2, ..PLAIN }.check();
+        Case { head_dim, heads: 16, start: 3, rows: 4, ..PLAIN }.check();
+    }
+}
+
+#[test]
+fn around_the_borders_of_tiles_pages_and_splits() {
+    for end in [1, 2, 15, 16, 17, 31, 32, 33, 64, 511, 512, 513, 527, 528, 1023, 1024, 1025, 1500] {
+        for rows in [1, 2, 17] {
+            if rows <= end {
+                Case { start: end - rows, rows, ..PLAIN }.check();
+            }
+        }
+    }
+    Case { rows: 600, heads: 2, ..PLAIN }.check();
+}
+
+#[test]
+fn windows_hide_what_they_have_passed() {
+    for window in [1, 2, 15, 16, 17, 100, 511, 512, 513, 5000] {
+        for (start, rows) in [(0, 40), (500, 30), (1020, 9), (1100, 1)] {
+            Case { start, rows, window: Some(window), ..PLAIN }.check();
+        }
+    }
+}
+
+#[test]
+fn soft_caps_and_scales() {
+    for soft_cap in [None, Some(0.5), Some(30.0)] {
+        for scale in [0.0, 0.01, 2.0] {
+            Case { start: 50, rows: 5, soft_cap, scale, ..PLAIN }.check();
+        }
+    }
+}
+
+/// Scores so large that all weights but one vanish, and so far below zero that they would without the maximum.
+#[test]
+fn extreme_scores() {
+    for scale in [40.0, -40.0] {
+        Case { start: 700, rows: 2, scale, ..PLAIN }.check();
+    }
+}
+
+/// The pages that a window has passed may hold anything, and so may the rest of the last page: tested above by their
+/// noise. A row that sees nothing of a split leaves no trace there.
+#[test]
+fn an_unseen_split_gives_an_empty_partial_result() {
+    let case = Case { start: 600, rows: 1, window: Some(10), ..PLAIN };
+    let kv = KvLayout { groups: vec![KvGroup { window: None }], slots: 1, kv_heads: 2, head_dim: 64 };
+    let arena = Arena::new(64, PageShape::new(&kv, 16).unwrap()).unwrap();
+    let table: Vec<PageId> = (1..=38).map(PageId).collect();
+    let numbers = case.numbers();
+    for isa in Isa::supported() {
+        let job = SplitJob {
+            // SAFETY: nobody writes.
+            pages: unsafe { arena.pages() },
+            table: &table,
+            slot: 0,
+            kv_head: 0,
+            q: &numbers.q,
+            row_stride: 256,
+            first_head: 0,
+            group: 2,
+            rows: 1,
+            position: 600,
+            split: 0,
+            scale: 1.0,
+            soft_cap: None,
+            window: Some(10),
+        };
+        let mut partial = vec![1.0; 2 * partial_len(64)];
+        let kernels = AttentionKernels::new(isa);
+        kernels.attend_split(&job, &mut Scores::new(), &mut partial);
+        let mut empty = vec![2.0; partial_len(64)];
+        clear_partial(&mut empty);
+        assert!(partial.chunks_exact(partial_len(64)).all(|partial| partial == empty));
+        let mut sum = vec![3.0; partial_len(64)];
+        kernels.merge(&mut sum, &empty);
+        assert!(sum.iter().all(|&x| x == 3.0));
+    }
+}
