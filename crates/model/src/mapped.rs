@@ -49,3 +49,46 @@ impl ByteOwner for MappedFile {
         let _ = advised;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use paguro_backend::Bytes;
+
+    use super::*;
+
+    #[test]
+    fn discarded_bytes_are_read_again() {
+        let bytes: Vec<u8> = (0..300_000u32).map(|i| (i ^ (i >> 8)) as u8).collect();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), &bytes).unwrap();
+        let owner = MappedFile::open(file.path()).unwrap();
+        for range in [0..300_000, 1..299_999, 65_535..131_073, 70_000..71_000, 5..5] {
+            let part = Bytes::new(owner.clone(), range.clone());
+            assert_eq!(part.as_slice(), &bytes[range.clone()]);
+            part.discard();
+            assert_eq!(part.as_slice(), &bytes[range]);
+            assert_eq!(owner.bytes(), bytes);
+        }
+    }
+
+    /// The memory is given back at once: backends that repack weights need not have room for both.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn discarded_bytes_take_no_memory() {
+        /// Resident bytes of this mapping, by its entry in `/proc/self/smaps`.
+        fn resident(address: usize) -> usize {
+            let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+            let mut lines = smaps.lines().skip_while(|line| !line.starts_with(&format!("{address:x}-")));
+            let rss = lines.find_map(|line| line.strip_prefix("Rss:")).expect("the mapping");
+            rss.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
+        }
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), vec![1; 8 << 20]).unwrap();
+        let owner = MappedFile::open(file.path()).unwrap();
+        let address = owner.bytes().as_ptr() as usize;
+        assert_eq!(owner.bytes().iter().map(|&byte| usize::from(byte)).sum::<usize>(), 8 << 20);
+        assert!(resident(address) >= 7 << 20, "{}", resident(address));
+        owner.discard(100..(8 << 20) - 100);
+        assert!(resident(address) <= 1 << 20, "{}", resident(address));
+    }
+}
