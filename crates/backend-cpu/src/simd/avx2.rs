@@ -137,16 +137,18 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn mul_pow2(self, v: Self::F32, n: Self::F32) -> Self::F32 {
         // In two halves, so that neither factor leaves the range of normal numbers; only the second can round.
+        // A loop, because a closure is a function of its own, without vector features.
         v!({
-            let part = |v: __m256, n: __m256| {
+            let mut out = v;
+            for (out, n) in out.iter_mut().zip(n) {
                 let n = _mm256_cvtps_epi32(n);
                 let half = _mm256_srai_epi32::<1>(n);
                 let bias = _mm256_set1_epi32(127);
                 let a = _mm256_slli_epi32::<23>(_mm256_add_epi32(half, bias));
                 let b = _mm256_slli_epi32::<23>(_mm256_add_epi32(_mm256_sub_epi32(n, half), bias));
-                _mm256_mul_ps(_mm256_mul_ps(v, _mm256_castsi256_ps(a)), _mm256_castsi256_ps(b))
-            };
-            [part(v[0], n[0]), part(v[1], n[1])]
+                *out = _mm256_mul_ps(_mm256_mul_ps(*out, _mm256_castsi256_ps(a)), _mm256_castsi256_ps(b));
+            }
+            out
         })
     }
     #[inline(always)]
