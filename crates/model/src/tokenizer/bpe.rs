@@ -1,56 +1,45 @@
 //! Byte-pair encoding by a list of merges, as GPT-2 does it: text is cut into words, words into bytes, and the pair
 //! that stands first in the list merges first.
 
-use std::collections::HashMap;
-
 use super::{
     TokenizerError,
     merge::{Merge, Merger, Symbol},
     pretokenize::PreTokenizer,
     spm::SPACE,
-    vocab::Vocab,
+    vocab::{Duplicate, Names, Vocab},
 };
 
 #[derive(Debug)]
 pub(super) struct Bpe {
     pre: PreTokenizer,
-    /// What two tokens merge into.
-    merges: HashMap<(u32, u32), Merge>,
+    /// The lines of the list, `left right`, by rank.
+    merges: Names,
     /// The token of each byte, for byte-level vocabularies.
     byte_tokens: Vec<Option<u32>>,
 }
 
 impl Bpe {
-    /// `merges` are lines of two names with a space between them, best first. Lines that name a token outside of
-    /// the vocabulary can never apply and are left out.
+    /// `merges` are lines of two names with a space between them, best first.
     pub(super) fn new<'m>(
         pre: PreTokenizer,
         merges: impl ExactSizeIterator<Item = &'m [u8]>,
         vocab: &Vocab,
     ) -> Result<Self, TokenizerError> {
-        let mut table = HashMap::with_capacity(merges.len());
-        let mut joined = Vec::new();
+        // Finding the tokens of all lines would take longer than all else that loading a model does; a prompt needs
+        // few of them, and finds them by their names.
+        let mut names = Names::with_capacity(merges.len());
         for (rank, line) in merges.enumerate() {
-            // A name may itself begin with a space, hence the search from the second byte on.
-            let space = line.iter().skip(1).position(|&byte| byte == b' ').map(|at| at + 1);
-            let Some((left, right)) = space.map(|at| (&line[..at], &line[at + 1..])) else {
+            if line.len() < 3 || !line[1..line.len() - 1].contains(&b' ') {
                 return Err(TokenizerError::Invalid {
                     what: "tokenizer.ggml.merges".into(),
                     problem: format!("line {rank}, {:?}, is not a pair", String::from_utf8_lossy(line)),
                 });
-            };
-            joined.clear();
-            joined.extend_from_slice(left);
-            joined.extend_from_slice(right);
-            if let (Some(left), Some(right), Some(token)) =
-                (vocab.find(left), vocab.find(right), vocab.find_text(&joined))
-            {
-                table.entry((left, right)).or_insert(Merge { rank: rank as u32, token });
             }
+            names.push(line, Duplicate::IsHidden);
         }
         let byte_token = |byte| vocab.find_text(byte_to_char(byte).encode_utf8(&mut [0; 4]).as_bytes());
         let byte_tokens = (0..=255).map(byte_token).collect();
-        Ok(Self { pre, merges: table, byte_tokens })
+        Ok(Self { pre, merges: names, byte_tokens })
     }
 
     /// Appends the tokens of `text`.
@@ -70,7 +59,11 @@ impl Bpe {
                 }
                 let symbols = word.iter().enumerate().map(|(at, &byte)| (at..at + 1, self.byte_token(byte)));
                 // A byte without a token is lost, as it is in the original tokenizers.
-                merger.run(symbols, |left, right| self.merge(left, right), |symbol| ids.extend(symbol.token));
+                merger.run(
+                    symbols,
+                    |left, right| self.merge(left, right, vocab),
+                    |symbol| ids.extend(symbol.token),
+                );
             }
         } else {
             let text = text.replace(' ', SPACE);
@@ -88,7 +81,7 @@ impl Bpe {
                 });
                 merger.run(
                     symbols,
-                    |left, right| self.merge(left, right),
+                    |left, right| self.merge(left, right, vocab),
                     |symbol| match symbol.token {
                         Some(token) => ids.push(token),
                         None => {
@@ -104,8 +97,12 @@ impl Bpe {
         self.byte_tokens[usize::from(byte)]
     }
 
-    fn merge(&self, left: &Symbol, right: &Symbol) -> Option<Merge> {
-        self.merges.get(&(left.token?, right.token?)).copied()
+    fn merge(&self, left: &Symbol, right: &Symbol, vocab: &Vocab) -> Option<Merge> {
+        let (left, right) = (vocab.name(left.token?), vocab.name(right.token?));
+        let rank = self.merges.find(&[left, b" ", right])?;
+        // A pair whose union is no token cannot merge.
+        let token = vocab.find_joined(&[left, right])?;
+        Some(Merge { rank, token })
     }
 }
 
@@ -133,10 +130,10 @@ pub(super) fn char_to_byte(c: char) -> Option<u8> {
     Some(byte as u8)
 }
 
-/// The bytes that a name of a byte-level vocabulary stands for; the name itself if it has characters that stand
-/// for none.
-pub(super) fn name_to_bytes(name: &str) -> Vec<u8> {
-    name.chars().map(char_to_byte).collect::<Option<_>>().unwrap_or_else(|| name.as_bytes().to_vec())
+/// Appends the bytes that a name of a byte-level vocabulary stands for; `false`, with some of them appended, if it has
+/// a character that stands for none.
+pub(super) fn write_name(name: &str, bytes: &mut Vec<u8>) -> bool {
+    name.chars().all(|c| char_to_byte(c).map(|byte| bytes.push(byte)).is_some())
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use super::{
     Encoder, Tokenizer, TokenizerError,
-    bpe::{Bpe, name_to_bytes},
+    bpe::{Bpe, write_name},
     pretokenize::PreTokenizer,
     special::{Added, AddedTokens},
     spm::{SPACE, Spm},
@@ -122,23 +122,30 @@ fn read_vocab(metadata: &Metadata, spelling: Spelling) -> Result<Vocab, Tokenize
         };
         if name.is_empty() {
             // Nameless tokens must not be found by an empty name.
-            vocab.push(format!("[EMPTY_{id}]").as_bytes(), b"", TokenKind::Unused);
+            vocab.push(format!("[EMPTY_{id}]").as_bytes(), TokenKind::Unused, |_| {});
         } else {
-            vocab.push(name, &written(name, kind, spelling), kind);
+            vocab.push(name, kind, |bytes| write(name, kind, spelling, bytes));
         }
     }
     stop::mark_control(&mut vocab);
     Ok(vocab)
 }
 
-/// The bytes that a token writes.
-fn written(name: &[u8], kind: TokenKind, spelling: Spelling) -> Vec<u8> {
-    let Ok(text) = std::str::from_utf8(name) else { return name.to_vec() };
-    match (kind, spelling) {
-        (TokenKind::Byte, _) => byte_value(text).map_or_else(|| name.to_vec(), |byte| vec![byte]),
-        (TokenKind::Normal | TokenKind::Unused, Spelling::Plain) => text.replace(SPACE, " ").into_bytes(),
-        (TokenKind::Normal | TokenKind::Unused, Spelling::ByteLevel) => name_to_bytes(text),
-        (TokenKind::Control | TokenKind::Unknown | TokenKind::UserDefined, _) => name.to_vec(),
+/// Appends the bytes that a token writes.
+fn write(name: &[u8], kind: TokenKind, spelling: Spelling, bytes: &mut Vec<u8>) {
+    let start = bytes.len();
+    let is_written = std::str::from_utf8(name).is_ok_and(|text| match (kind, spelling) {
+        (TokenKind::Byte, _) => byte_value(text).map(|byte| bytes.push(byte)).is_some(),
+        (TokenKind::Normal | TokenKind::Unused, Spelling::Plain) if text.contains(SPACE) => {
+            bytes.extend_from_slice(text.replace(SPACE, " ").as_bytes());
+            true
+        }
+        (TokenKind::Normal | TokenKind::Unused, Spelling::ByteLevel) => write_name(text, bytes),
+        _ => false,
+    });
+    if !is_written {
+        bytes.truncate(start);
+        bytes.extend_from_slice(name);
     }
 }
 

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::{
     Encoder, SpecialTokens, Tokenizer, TokenizerError,
-    bpe::name_to_bytes,
+    bpe::write_name,
     gguf::byte_value,
     stop,
     vocab::{TokenKind, Vocab},
@@ -156,21 +156,20 @@ fn template(tokenizer: &tokenizers::Tokenizer) -> Result<(Vec<u32>, Vec<u32>), T
 }
 
 fn read_vocab(tokenizer: &tokenizers::Tokenizer, rules: &DecodeRules) -> Result<Vocab, TokenizerError> {
+    let added = tokenizer.get_added_tokens_decoder();
     let mut names: Vec<(u32, String)> =
         tokenizer.get_vocab(true).into_iter().map(|(name, id)| (id, name)).collect();
-    names.sort_unstable();
+    // Some fine-tuned models have added tokens over others; encoding gives the added ones.
+    names.sort_unstable_by_key(|(id, name)| (*id, added.get(id).is_none_or(|token| token.content != *name)));
+    names.dedup_by_key(|(id, _)| *id);
     if let Some((id, _)) = names.last().filter(|(id, _)| *id >= MAX_TOKENS) {
         return Err(invalid("tokenizer.json", format!("token id {id} is too large")));
     }
-    let added = tokenizer.get_added_tokens_decoder();
     let mut vocab = Vocab::with_capacity(names.len());
     for (id, name) in names {
         // Ids that no token has.
         while vocab.len() < id as usize {
-            vocab.push(format!("[EMPTY_{}]", vocab.len()).as_bytes(), b"", TokenKind::Unused);
-        }
-        if vocab.len() > id as usize {
-            return Err(invalid("tokenizer.json", format!("two tokens have the id {id}")));
+            vocab.push(format!("[EMPTY_{}]", vocab.len()).as_bytes(), TokenKind::Unused, |_| {});
         }
         let (bytes, kind) = match added.get(&id) {
             Some(token) => {
@@ -179,7 +178,7 @@ fn read_vocab(tokenizer: &tokenizers::Tokenizer, rules: &DecodeRules) -> Result<
             }
             None => rules.normal(&name),
         };
-        vocab.push(name.as_bytes(), &bytes, kind);
+        vocab.push(name.as_bytes(), kind, |written| written.extend_from_slice(&bytes));
     }
     Ok(vocab)
 }
@@ -236,8 +235,14 @@ impl DecodeRules {
     fn normal(&self, name: &str) -> (Vec<u8>, TokenKind) {
         match byte_value(name).filter(|_| self.byte_fallback) {
             Some(byte) => (vec![byte], TokenKind::Byte),
-            None if self.byte_level => (name_to_bytes(&self.replaced(name)), TokenKind::Normal),
-            None => (self.replaced(name).into_bytes(), TokenKind::Normal),
+            None => {
+                let name = self.replaced(name);
+                let mut bytes = Vec::with_capacity(name.len());
+                if !(self.byte_level && write_name(&name, &mut bytes)) {
+                    bytes = name.into_bytes();
+                }
+                (bytes, TokenKind::Normal)
+            }
         }
     }
 

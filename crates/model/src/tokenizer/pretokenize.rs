@@ -443,3 +443,6 @@ fn steps(family: Family) -> Result<Vec<Step>, regex::Error> {
         Family::Gemma4 => vec![split(LINES, Keep)?],
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,8 @@
 //! Byte-pair encoding as SentencePiece does it: pieces have scores, and the neighbours that form the piece with the
 //! best score merge first. What no piece stands for is written as bytes, `<0xAB>`.
 
+use std::collections::HashSet;
+
 use super::{
     TokenizerError,
     merge::{Merge, Merger},
@@ -18,6 +20,8 @@ pub(super) struct Spm {
     pub(super) add_space_prefix: bool,
     /// For bytes that have no token.
     unknown: Option<u32>,
+    /// Characters that some piece has before a space. Before any other space nothing merges, so text is cut there.
+    before_space: HashSet<char>,
 }
 
 impl Spm {
@@ -33,7 +37,14 @@ impl Spm {
                 problem: format!("{} scores for {} tokens", scores.len(), vocab.len()),
             });
         }
-        Ok(Self { ranks: scores.iter().map(|&score| rank(score)).collect(), add_space_prefix, unknown })
+        let mut before_space = HashSet::new();
+        for (id, _) in vocab.kinds().filter(|(_, kind)| !kind.is_reserved()) {
+            let name = String::from_utf8_lossy(vocab.name(id));
+            before_space
+                .extend(name.match_indices(SPACE).filter_map(|(at, _)| name[..at].chars().next_back()));
+        }
+        let ranks = scores.iter().map(|&score| rank(score)).collect();
+        Ok(Self { ranks, add_space_prefix, unknown, before_space })
     }
 
     /// Appends the tokens of `text`; `after_special` says that it begins the text or follows a special token.
@@ -47,12 +58,24 @@ impl Spm {
             None => escaped.push_str(part),
         });
 
-        let text = escaped.as_bytes();
-        let symbols = escaped.char_indices().map(|(start, c)| {
+        let mut merger = Merger::default();
+        let mut start = 0;
+        let cuts = escaped.match_indices(SPACE).map(|(at, _)| at).filter(|&at| {
+            escaped[..at].chars().next_back().is_some_and(|before| !self.before_space.contains(&before))
+        });
+        for end in cuts.chain([escaped.len()]) {
+            self.encode_word(&escaped[start..end], vocab, &mut merger, ids);
+            start = end;
+        }
+    }
+
+    fn encode_word(&self, word: &str, vocab: &Vocab, merger: &mut Merger, ids: &mut Vec<u32>) {
+        let text = word.as_bytes();
+        let symbols = word.char_indices().map(|(start, c)| {
             let span = start..start + c.len_utf8();
             (span.clone(), vocab.find_text(&text[span]))
         });
-        Merger::default().run(
+        merger.run(
             symbols,
             |left, right| {
                 let token = vocab.find_text(&text[left.span().start..right.span().end])?;

@@ -80,6 +80,14 @@ pub(super) fn mark_control(vocab: &mut Vocab) {
             vocab.set_kind(id, TokenKind::Control);
         }
     }
+    // Phi-3 kept Llama's end of text but calls it text; to Gemma, `</s>` is HTML.
+    let kind = |vocab: &Vocab, name: &str| vocab.find(name.as_bytes()).and_then(|id| vocab.kind(id));
+    if kind(vocab, "<s>") == Some(TokenKind::Control)
+        && kind(vocab, "</s>") == Some(TokenKind::UserDefined)
+        && let Some(id) = vocab.find(b"</s>")
+    {
+        vocab.set_kind(id, TokenKind::Control);
+    }
 }
 
 /// The tokens that end generation: `named` by the file, and those known by name. Sorted.

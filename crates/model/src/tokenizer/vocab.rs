@@ -31,29 +31,30 @@ impl TokenKind {
     }
 }
 
-/// All tokens, by id and by name. Names and bytes lie in two slabs: a vocabulary of 256k tokens costs two
-/// allocations, not half a million.
+/// All tokens, by id and by name.
 #[derive(Debug, Default)]
 pub(super) struct Vocab {
-    names: Slab,
+    names: Names,
     bytes: Slab,
     kinds: Vec<TokenKind>,
-    index: Index,
 }
 
 impl Vocab {
     pub(super) fn with_capacity(tokens: usize) -> Self {
-        Self { kinds: Vec::with_capacity(tokens), index: Index::with_capacity(tokens), ..Self::default() }
+        Self {
+            names: Names::with_capacity(tokens),
+            bytes: Slab::default(),
+            kinds: Vec::with_capacity(tokens),
+        }
     }
 
-    /// Appends a token: its name in the vocabulary, and the bytes that it writes. Of two tokens with one name, the
-    /// later one is found.
-    pub(super) fn push(&mut self, name: &[u8], bytes: &[u8], kind: TokenKind) {
-        let id = self.kinds.len() as u32;
-        self.names.push(name);
-        self.bytes.push(bytes);
+    /// Appends a token with its name in the vocabulary; `write` appends the bytes that it writes. Of two tokens with
+    /// one name, the later one is found.
+    pub(super) fn push(&mut self, name: &[u8], kind: TokenKind, write: impl FnOnce(&mut Vec<u8>)) {
+        self.names.push(name, Duplicate::Replaces);
+        write(&mut self.bytes.bytes);
+        self.bytes.ends.push(self.bytes.bytes.len());
         self.kinds.push(kind);
-        self.index.insert(id, &self.names);
     }
 
     pub(super) fn len(&self) -> usize {
@@ -62,12 +63,17 @@ impl Vocab {
 
     /// The token with this name.
     pub(super) fn find(&self, name: &[u8]) -> Option<u32> {
-        self.index.find(name, &self.names)
+        self.names.find(&[name])
     }
 
     /// The token with this name, if text may become it by merging.
     pub(super) fn find_text(&self, name: &[u8]) -> Option<u32> {
-        self.find(name).filter(|&id| !self.kinds[id as usize].is_reserved())
+        self.find_joined(&[name])
+    }
+
+    /// The same with the name in parts.
+    pub(super) fn find_joined(&self, name: &[&[u8]]) -> Option<u32> {
+        self.names.find(name).filter(|&id| !self.kinds[id as usize].is_reserved())
     }
 
     /// The byte token `<0xAB>`.
@@ -78,7 +84,7 @@ impl Vocab {
 
     /// The name of a token; nothing where there is no such token.
     pub(super) fn name(&self, id: u32) -> &[u8] {
-        self.names.get(id as usize)
+        self.names.get(id)
     }
 
     /// What a token writes; nothing where there is no such token.
@@ -100,7 +106,7 @@ impl Vocab {
     }
 }
 
-/// Byte strings, one after the other.
+/// Byte strings, one after the other: 256k names cost two allocations.
 #[derive(Debug, Default)]
 struct Slab {
     bytes: Vec<u8>,
@@ -108,11 +114,6 @@ struct Slab {
 }
 
 impl Slab {
-    fn push(&mut self, bytes: &[u8]) {
-        self.bytes.extend_from_slice(bytes);
-        self.ends.push(self.bytes.len());
-    }
-
     fn get(&self, index: usize) -> &[u8] {
         let Some(&end) = self.ends.get(index) else { return &[] };
         let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
@@ -120,55 +121,105 @@ impl Slab {
     }
 }
 
-/// A hash table of ids whose keys are the names in the slab: open addressing, at most half full.
-#[derive(Debug, Default)]
-struct Index {
-    slots: Vec<u32>,
-    used: usize,
-    hasher: RandomState,
+/// Which of two equal names is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Duplicate {
+    /// The later one.
+    Replaces,
+    /// The earlier one.
+    IsHidden,
 }
 
-const EMPTY: u32 = u32::MAX;
+/// Numbered names, found by number or by name: a hash table with open addressing, at most half full, whose slots
+/// are a part of the hash and the number. Loading a vocabulary is mostly filling these, so they are made for it.
+#[derive(Debug)]
+pub(super) struct Names {
+    slab: Slab,
+    slots: Vec<u64>,
+    used: usize,
+    /// Random, so that no file can be made whose names all fall together.
+    seed: u64,
+}
 
-impl Index {
-    fn with_capacity(tokens: usize) -> Self {
-        Self { slots: vec![EMPTY; Self::slots_for(tokens)], ..Self::default() }
+const EMPTY: u64 = u64::MAX;
+
+impl Default for Names {
+    fn default() -> Self {
+        Self::with_capacity(0)
+    }
+}
+
+impl Names {
+    pub(super) fn with_capacity(names: usize) -> Self {
+        let slots = vec![EMPTY; (2 * names).next_power_of_two().max(16)];
+        let slab = Slab { bytes: Vec::with_capacity(8 * names), ends: Vec::with_capacity(names) };
+        Self { slab, slots, used: 0, seed: RandomState::new().hash_one(0) }
     }
 
-    fn slots_for(tokens: usize) -> usize {
-        (2 * tokens).next_power_of_two().max(16)
+    /// The name with this number.
+    fn get(&self, number: u32) -> &[u8] {
+        self.slab.get(number as usize)
     }
 
-    /// Where `name` is, or would be.
-    fn slot(&self, name: &[u8], names: &Slab) -> usize {
+    /// FNV-1a with a random start, and its bits mixed at the end (the finalizer of MurmurHash3).
+    fn hash(&self, parts: &[&[u8]]) -> u64 {
+        let bytes = parts.iter().flat_map(|part| part.iter());
+        let hash =
+            bytes.fold(self.seed, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+        let hash = (hash ^ hash >> 33).wrapping_mul(0xff51_afd7_ed55_8ccd);
+        hash ^ hash >> 33
+    }
+
+    /// The slot where a name is, or would be, for a name with this hash that `is` recognizes.
+    fn slot(&self, hash: u64, is: impl Fn(&[u8]) -> bool) -> usize {
         let mask = self.slots.len() - 1;
-        let mut slot = self.hasher.hash_one(name) as usize & mask;
-        while self.slots[slot] != EMPTY && names.get(self.slots[slot] as usize) != name {
+        let mut slot = hash as usize & mask;
+        loop {
+            let found = self.slots[slot];
+            // The upper half of a slot is that of the hash; few names get as far as being compared.
+            if found == EMPTY || (found >> 32 == hash >> 32 && is(self.get(found as u32))) {
+                return slot;
+            }
             slot = (slot + 1) & mask;
         }
-        slot
     }
 
-    fn insert(&mut self, id: u32, names: &Slab) {
+    /// Appends a name.
+    pub(super) fn push(&mut self, name: &[u8], duplicate: Duplicate) {
+        let number = self.slab.ends.len() as u32;
+        self.slab.bytes.extend_from_slice(name);
+        self.slab.ends.push(self.slab.bytes.len());
         if 2 * (self.used + 1) > self.slots.len() {
-            let old = std::mem::take(&mut self.slots);
-            self.slots = vec![EMPTY; Self::slots_for(self.used + 1).max(2 * old.len())];
-            for id in old.into_iter().filter(|&id| id != EMPTY) {
-                let slot = self.slot(names.get(id as usize), names);
-                self.slots[slot] = id;
+            self.grow();
+        }
+        let hash = self.hash(&[name]);
+        let slot = self.slot(hash, |other| other == name);
+        let is_new = self.slots[slot] == EMPTY;
+        self.used += usize::from(is_new);
+        if is_new || duplicate == Duplicate::Replaces {
+            self.slots[slot] = hash >> 32 << 32 | u64::from(number);
+        }
+    }
+
+    fn grow(&mut self) {
+        let doubled = vec![EMPTY; 2 * self.slots.len()];
+        for entry in std::mem::replace(&mut self.slots, doubled) {
+            if entry != EMPTY {
+                let hash = self.hash(&[self.get(entry as u32)]);
+                let slot = self.slot(hash, |_| false);
+                self.slots[slot] = entry;
             }
         }
-        let slot = self.slot(names.get(id as usize), names);
-        self.used += usize::from(self.slots[slot] == EMPTY);
-        self.slots[slot] = id;
     }
 
-    fn find(&self, name: &[u8], names: &Slab) -> Option<u32> {
-        if self.slots.is_empty() {
-            return None;
-        }
-        let id = self.slots[self.slot(name, names)];
-        (id != EMPTY).then_some(id)
+    /// The number of a name, given in parts.
+    pub(super) fn find(&self, parts: &[&[u8]]) -> Option<u32> {
+        let is = |name: &[u8]| {
+            let rest = parts.iter().try_fold(name, |rest, part| rest.strip_prefix(*part));
+            rest.is_some_and(<[u8]>::is_empty)
+        };
+        let entry = self.slots[self.slot(self.hash(parts), is)];
+        (entry != EMPTY).then_some(entry as u32)
     }
 }
 
@@ -181,10 +232,12 @@ mod tests {
         let mut vocab = Vocab::default();
         assert_eq!(vocab.find(b"0"), None);
         for id in 0..1000_u32 {
-            vocab.push(id.to_string().as_bytes(), b"", TokenKind::Normal);
+            vocab.push(id.to_string().as_bytes(), TokenKind::Normal, |_| {});
         }
         for id in 0..1000_u32 {
-            assert_eq!(vocab.find(id.to_string().as_bytes()), Some(id));
+            let name = id.to_string();
+            assert_eq!(vocab.find(name.as_bytes()), Some(id));
+            assert_eq!(vocab.find_joined(&[&name.as_bytes()[..1], &name.as_bytes()[1..]]), Some(id));
             assert_eq!(vocab.name(id), id.to_string().as_bytes());
         }
         assert_eq!(vocab.find(b"1000"), None);
@@ -194,18 +247,19 @@ mod tests {
     #[test]
     fn later_of_two_tokens_with_one_name_is_found() {
         let mut vocab = Vocab::with_capacity(2);
-        vocab.push(b"a", b"a", TokenKind::Normal);
-        vocab.push(b"a", b"a", TokenKind::Control);
+        vocab.push(b"a", TokenKind::Normal, |bytes| bytes.extend(b"x"));
+        vocab.push(b"a", TokenKind::Control, |bytes| bytes.extend(b"yz"));
         assert_eq!(vocab.find(b"a"), Some(1));
         assert_eq!(vocab.find_text(b"a"), None);
+        assert_eq!((vocab.bytes(0), vocab.bytes(1), vocab.bytes(2)), (&b"x"[..], &b"yz"[..], &b""[..]));
         assert_eq!(vocab.len(), 2);
     }
 
     #[test]
     fn finds_byte_tokens() {
         let mut vocab = Vocab::default();
-        vocab.push(b"<0x0A>", b"\n", TokenKind::Byte);
-        vocab.push(b"<0xFF>", b"\xff", TokenKind::Byte);
+        vocab.push(b"<0x0A>", TokenKind::Byte, |bytes| bytes.push(10));
+        vocab.push(b"<0xFF>", TokenKind::Byte, |bytes| bytes.push(255));
         assert_eq!((vocab.find_byte(10), vocab.find_byte(255), vocab.find_byte(0)), (Some(0), Some(1), None));
     }
 }
