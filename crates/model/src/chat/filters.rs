@@ -192,14 +192,17 @@ fn truncate(state: &mut State, value: &Value, arguments: Arguments) -> Result<Va
     let length = optional_int(length, "length")?.unwrap_or(255);
     let leeway = optional_int(leeway, "leeway")?.unwrap_or(5);
     let end = end.map_or_else(|| Ok("...".to_owned()), |end| to_text(state, &end))?;
-    let Some(text) = value.as_str() else { return fail("only strings can be truncated") };
     let end_length = end.chars().count() as i64;
     if length < end_length || leeway < 0 {
         return fail("expected a length of at least the length of the end");
     }
-    if text.chars().count() as i64 <= length.saturating_add(leeway) {
+    let Some(own_length) = value.len().or(value.is_undefined().then_some(0)) else {
+        return fail(format!("object of type '{}' has no len()", type_name(value)));
+    };
+    if own_length as i64 <= length.saturating_add(leeway) {
         return Ok(value.clone());
     }
+    let Some(text) = value.as_str() else { return fail("only strings can be truncated") };
     let cut = text::between(text, None, Some(length - end_length));
     let cut =
         if is_truthy(kill_words) { cut } else { cut.rsplit_once(' ').map_or(cut, |(before, _)| before) };
@@ -236,7 +239,13 @@ fn abs(_: &mut State, value: &Value, _: Arguments) -> Result<Value, Error> {
     }
 }
 
+/// Undefined values convert to no number, and unlike others not to the default either.
+fn check_defined(value: &Value) -> Result<(), Error> {
+    if value.is_undefined() { fail("an undefined value is no number") } else { Ok(()) }
+}
+
 fn int(_: &mut State, value: &Value, arguments: Arguments) -> Result<Value, Error> {
+    check_defined(value)?;
     let [default, base] = arguments.bind(["default", "base"])?;
     let base = optional_int(base, "base")?.and_then(|base| u32::try_from(base).ok()).unwrap_or(10);
     if !(2..=36).contains(&base) {
@@ -255,6 +264,7 @@ fn int(_: &mut State, value: &Value, arguments: Arguments) -> Result<Value, Erro
 }
 
 fn float(_: &mut State, value: &Value, arguments: Arguments) -> Result<Value, Error> {
+    check_defined(value)?;
     let [default] = arguments.bind(["default"])?;
     let parsed = value.as_str().map_or_else(|| Number::of(value).map(Number::float), parse_float);
     Ok(parsed.map(Value::from).or(default).unwrap_or_else(|| Value::from(0.0)))

@@ -96,7 +96,7 @@ pub(super) fn register(env: &mut Environment<'static>) {
 }
 
 /// A key of a dictionary, if it can be one.
-fn hashable(key: &Value) -> Result<Value, Error> {
+pub(super) fn hashable(key: &Value) -> Result<Value, Error> {
     match key.kind() {
         ValueKind::Seq if key.is_tuple() => Ok(key.clone()),
         ValueKind::Seq | ValueKind::Map => fail(format!("unhashable type: '{}'", type_name(key))),

@@ -3,6 +3,7 @@
 use minijinja::{
     Error, State, Value,
     formatting::{self, FormatStyle},
+    value::ValueKind,
 };
 
 use super::values::{charge, fail, string};
@@ -12,6 +13,18 @@ const MAX_WIDTH: usize = 10_000;
 
 /// `format % arguments`
 pub(super) fn format(state: &mut State, format: &str, arguments: &[Value]) -> Result<Value, Error> {
+    let plain = format.replace("%%", "");
+    let places = plain.matches('%').count() + plain.matches('*').count();
+    // A dictionary or list may go unused: it could be there for names.
+    let is_unused = match arguments {
+        [argument] => {
+            places == 0 && !matches!(argument.kind(), ValueKind::Map | ValueKind::Seq | ValueKind::Undefined)
+        }
+        _ => arguments.len() > places,
+    };
+    if is_unused {
+        return fail("not all arguments converted during string formatting");
+    }
     formatted(state, FormatStyle::Printf, format, arguments)
 }
 

@@ -312,7 +312,7 @@ fn unique(state: &mut State, value: &Value, arguments: Arguments) -> Result<Valu
             Some(path) => by_path(&item, path, None)?,
             None => item.clone(),
         };
-        if seen.insert(ignore_case(key, case_sensitive)) {
+        if seen.insert(ignore_case(operators::hashable(&key)?, case_sensitive)) {
             out.push(item);
         }
     }

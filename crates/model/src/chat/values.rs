@@ -180,6 +180,8 @@ pub(super) fn items(state: &mut State, value: &Value) -> Result<Vec<Value>, Erro
     }
     match value.kind() {
         ValueKind::Undefined => Ok(Vec::new()),
+        // Namespaces and loops are no dictionaries.
+        ValueKind::Map if as_dict(value).is_none() => fail("'object' object is not iterable"),
         ValueKind::Seq | ValueKind::Iterable | ValueKind::Map => {
             charge(state, value.len().unwrap_or(0).saturating_mul(ELEMENT))?;
             value.try_iter()?.checked().collect()
@@ -221,8 +223,11 @@ pub(super) fn check_depth(state: &mut State, value: &Value, depth: usize) -> Res
             check_depth(state, value, depth + 1)
         });
     }
-    for item in items(state, value)? {
+    charge(state, value.len().unwrap_or(1).saturating_mul(ELEMENT))?;
+    for item in value.try_iter()?.checked() {
+        let item = item?;
         check_depth(state, &item, depth + 1)?;
+        // Namespaces.
         if value.kind() == ValueKind::Map {
             check_depth(state, &value.get_item(&item)?, depth + 1)?;
         }
@@ -273,7 +278,8 @@ impl Text {
             return Err(exhausted());
         }
         if let Some(text) = value.as_str() {
-            self.out.push_str(&repr_str(text));
+            let quoted = repr_str(text);
+            self.out.push_str(&if value.is_safe() { format!("Markup({quoted})") } else { quoted });
             return Ok(());
         }
         match value.kind() {
