@@ -9,6 +9,7 @@ mod counters;
 mod forward;
 mod gather;
 pub mod isa;
+mod machine;
 pub mod matrix;
 mod ops;
 mod pages;
@@ -69,8 +70,8 @@ impl Backend for Cpu {
         let (threads, isa) = (self.threads(), self.isa());
         let plural = if threads == 1 { "" } else { "s" };
         Capacity {
-            description: format!("{}, {threads} thread{plural}, {isa}", probe::processor_name()),
-            bytes_free: probe::memory_available(),
+            description: format!("{}, {threads} thread{plural}, {isa}", machine::processor_name()),
+            bytes_free: machine::memory_available(),
             features: Isa::supported().into_iter().map(|isa| isa.name().to_owned()).collect(),
         }
     }

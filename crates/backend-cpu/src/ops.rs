@@ -122,7 +122,7 @@ fn round_f16<S: Simd>(s: S, x: &[f32], out: &mut [f16]) {
     let (vectors, rest) = x.as_chunks::<LANES>();
     let (outs, out_rest) = out.as_chunks_mut::<LANES>();
     assert!(vectors.len() == outs.len() && rest.is_empty() && out_rest.is_empty());
-    let largest = f16::MAX.to_f32();
+    let largest = 65504.0;
     for (x, out) in vectors.iter().zip(outs) {
         let x = s.min(s.max(s.load(x), s.splat(-largest)), s.splat(largest));
         s.to_f16(x, out);
@@ -165,4 +165,117 @@ pub fn turns(rope: &Rope, position: usize, out: &mut [f32]) {
 pub fn part(range: &Range<usize>, offset: usize, len: usize) -> Range<usize> {
     let clamp = |at: usize| at.saturating_sub(offset).min(len);
     clamp(range.start)..clamp(range.end)
+}
+
+#[cfg(test)]
+mod tests {
+    use paguro_backend::{conformance::Rng, reference::ops};
+
+    use super::*;
+    use crate::isa::Isa;
+
+    /// Widths with and without a rest.
+    const WIDTHS: [usize; 7] = [1, 15, 16, 17, 64, 219, 2048];
+
+    fn numbers(len: usize, seed: u64) -> Vec<f32> {
+        let mut rng = Rng::new(seed);
+        (0..len).map(|_| 3.0 * rng.normal()).collect()
+    }
+
+    /// All instruction sets give the same bits, and what `expected` says within `tolerance` of its largest number.
+    fn check(what: &str, tolerance: f32, expected: &[f32], run: impl Fn(RowKernels) -> Vec<f32>) {
+        let largest = expected.iter().fold(0.0, |largest: f32, x| largest.max(x.abs()));
+        let first = run(RowKernels::new(Isa::detect()));
+        for (i, (a, b)) in first.iter().zip(expected).enumerate() {
+            assert!(
+                (a - b).abs() <= tolerance * largest,
+                "{what}, element {i} of {}: {a}, not {b}",
+                first.len()
+            );
+        }
+        for isa in Isa::supported() {
+            let ours = run(RowKernels::new(isa));
+            assert!(ours.iter().zip(&first).all(|(a, b)| a.to_bits() == b.to_bits()), "{what} on {isa}");
+        }
+    }
+
+    #[test]
+    fn rows_are_as_the_reference_has_them() {
+        for width in WIDTHS {
+            let (x, y) = (numbers(width, 1), numbers(width, 2));
+            let mut normed = x.clone();
+            ops::rms_norm(&mut normed, &y, 1e-5);
+            check("rms_norm", 1e-6, &normed, |kernels| {
+                let mut out = vec![f32::NAN; width];
+                kernels.rms_norm(&x, &y, 1e-5, &mut out);
+                out
+            });
+            let in_place = |kernels: RowKernels, f: &dyn Fn(RowKernels, &mut [f32])| {
+                let mut x = x.clone();
+                f(kernels, &mut x);
+                x
+            };
+            let sums: Vec<f32> = x.iter().zip(&y).map(|(x, y)| x + y).collect();
+            check("add", 0.0, &sums, |kernels| in_place(kernels, &|kernels, x| kernels.add(x, &y)));
+            let scaled: Vec<f32> = x.iter().map(|x| x * 1.7).collect();
+            check("scale", 0.0, &scaled, |kernels| in_place(kernels, &|kernels, x| kernels.scale(x, 1.7)));
+            let capped: Vec<f32> = x.iter().map(|&x| ops::soft_cap(x, 2.5)).collect();
+            check("soft_cap", 1e-6, &capped, |kernels| {
+                in_place(kernels, &|kernels, x| kernels.soft_cap(x, 2.5))
+            });
+            for activation in [Activation::Silu, Activation::GeluTanh] {
+                let gated: Vec<f32> =
+                    x.iter().zip(&y).map(|(&x, y)| ops::activate(x, activation) * y).collect();
+                check("activate", 1e-6, &gated, |kernels| {
+                    in_place(kernels, &|kernels, x| kernels.activate(x, &y, activation))
+                });
+            }
+        }
+    }
+
+    #[test]
+    fn heads_turn_as_the_reference_turns_them() {
+        for style in [RopeStyle::Interleaved, RopeStyle::HalfSplit] {
+            for (head_dim, pairs) in [(64, 32), (64, 12), (80, 40), (80, 0), (16, 1), (128, 48)] {
+                let frequencies = (0..pairs).map(|pair| 1e4_f32.powf(-(pair as f32) / 50.0)).collect();
+                let rope = Rope { style, frequencies, magnitude: 1.3 };
+                // Far out, angles must not have been computed in f32.
+                for position in [0, 1, 77, 130_000] {
+                    let head = numbers(head_dim, 3);
+                    let mut expected = head.clone();
+                    ops::rotate(&mut expected, position, &rope);
+                    check("rotate", 1e-6, &expected, |kernels| {
+                        let (mut head, mut at) = (head.clone(), vec![0.0; 2 * pairs]);
+                        turns(&rope, position, &mut at);
+                        kernels.rotate(&mut head, &at, style);
+                        head
+                    });
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_stored_is_finite() {
+        let mut x = numbers(16, 4);
+        x[..6].copy_from_slice(&[1e9, -1e9, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 65519.9]);
+        for isa in Isa::supported() {
+            let mut out = [f16::ZERO; 16];
+            RowKernels::new(isa).round_f16(&x, &mut out);
+            let floats = out.map(f16::to_f32);
+            assert_eq!(floats[..4], [65504.0, -65504.0, 65504.0, -65504.0]);
+            assert!(floats[4].is_finite() && floats[5] == 65504.0);
+            assert!(out[6..].iter().zip(&x[6..]).all(|(&half, &x)| half == f16::from_f32(x)));
+        }
+    }
+
+    #[test]
+    fn a_range_of_several_lists_is_cut_into_parts() {
+        // Lists of 5, 3 and 4.
+        let parts =
+            |range: Range<usize>| [(0, 5), (5, 3), (8, 4)].map(|(offset, len)| part(&range, offset, len));
+        assert_eq!(parts(0..12), [0..5, 0..3, 0..4]);
+        assert_eq!(parts(4..9), [4..5, 0..3, 0..1]);
+        assert_eq!(parts(6..7), [5..5, 1..2, 0..0]);
+    }
 }

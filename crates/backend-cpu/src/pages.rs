@@ -208,3 +208,88 @@ pub struct Place {
     /// Token in the page.
     pub token: usize,
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use paguro_backend::KvGroup;
+
+    use super::*;
+
+    fn shape(block_size: usize, head_dim: usize) -> PageShape {
+        let kv = KvLayout { groups: vec![KvGroup { window: None }], slots: 3, kv_heads: 2, head_dim };
+        PageShape::new(&kv, block_size).unwrap()
+    }
+
+    #[test]
+    fn every_element_has_a_place_of_its_own() {
+        for (block_size, head_dim) in [(16, 16), (32, 80), (64, 48)] {
+            let shape = shape(block_size, head_dim);
+            let elements = || (0..block_size).flat_map(|token| (0..head_dim).map(move |dim| (token, dim)));
+            let k: HashSet<usize> = elements().map(|(token, dim)| shape.k_at(token, dim)).collect();
+            let v: HashSet<usize> = elements().map(|(token, dim)| shape.v_at(token, dim)).collect();
+            for places in [k, v] {
+                assert_eq!(places.len(), shape.head_elements());
+                assert!(places.iter().all(|&at| at < shape.head_elements()));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_and_nothing_else_changes() {
+        let shape = shape(32, 48);
+        let mut arena = Arena::new(4, shape).unwrap();
+        arena.poison();
+        let all = |arena: &Arena| {
+            let mut halves = Vec::new();
+            for page in (0..4).map(PageId) {
+                for (slot, kv_head) in (0..3).flat_map(|slot| [(slot, 0), (slot, 1)]) {
+                    // SAFETY: nobody writes.
+                    let (k, v) = unsafe { arena.pages() }.read(page, slot, kv_head);
+                    halves.extend(k.iter().chain(v).copied());
+                }
+            }
+            halves
+        };
+        let before = all(&arena);
+        assert!(before.iter().all(|x| x.is_finite() && x.to_f32().abs() > 1e4), "noise is large and finite");
+
+        let k: Vec<f16> = (0..48).map(|i| f16::from_f32(i as f32)).collect();
+        let v: Vec<f16> = (0..48).map(|i| f16::from_f32(100.0 + i as f32)).collect();
+        // SAFETY: nobody else is here.
+        unsafe { arena.write(Place { page: PageId(2), slot: 1, kv_head: 1, token: 19 }, &k, &v) };
+        // SAFETY: nobody writes.
+        let (read_k, read_v) = unsafe { arena.pages() }.read(PageId(2), 1, 1);
+        assert!(
+            (0..48).all(|dim| read_k[shape.k_at(19, dim)] == k[dim] && read_v[shape.v_at(19, dim)] == v[dim])
+        );
+        let changed = all(&arena).iter().zip(&before).filter(|(a, b)| a != b).count();
+        assert_eq!(changed, 96);
+
+        arena.move_pages(&[PageMove::Copy { from: PageId(2), to: PageId(1) }]);
+        let halves = all(&arena);
+        let page = shape.page_elements();
+        assert!(halves[page..2 * page] == halves[2 * page..3 * page]);
+        assert!(halves[..page] == before[..page] && halves[3 * page..] == before[3 * page..]);
+    }
+
+    #[test]
+    fn pages_do_not_share_cache_sets() {
+        // TinyLlama: 22 layers of 4 heads of 64 would make pages a multiple of 64 KiB.
+        let kv = KvLayout { groups: vec![KvGroup { window: None }], slots: 22, kv_heads: 4, head_dim: 64 };
+        let shape = PageShape::new(&kv, 32).unwrap();
+        assert!(shape.page_bytes() >= 2 * shape.page_elements());
+        let sets: HashSet<usize> = (0..16).map(|page| page * shape.page_bytes() % (1 << 16)).collect();
+        assert_eq!(sets.len(), 16);
+    }
+
+    #[test]
+    fn sizes_that_are_no_whole_vectors_are_refused_by_name() {
+        let kv = |head_dim| KvLayout { groups: Vec::new(), slots: 1, kv_heads: 1, head_dim };
+        let error = |kv: &KvLayout, block_size| PageShape::new(kv, block_size).unwrap_err().to_string();
+        assert!(error(&kv(72), 16).contains("heads of 72 elements"));
+        assert!(error(&kv(64), 24).contains("pages of 24 tokens"));
+        assert!(error(&kv(64), 0).contains("pages of 0 tokens"));
+    }
+}

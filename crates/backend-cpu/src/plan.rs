@@ -213,3 +213,130 @@ impl Cuts {
         self.window.map_or(0, |window| (position + 1).saturating_sub(window as usize))..position + rows
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use paguro_backend::{AttentionMode, KvGroup, Output, StepSequence, Want};
+
+    use super::*;
+
+    const LIMITS: Limits = Limits {
+        block_size: 32,
+        pages: 8,
+        max_rows: 512,
+        max_sequences: 64,
+        max_outputs: 64,
+        max_context: 1 << 17,
+        attention: AttentionMode::Paged,
+    };
+
+    fn plan(windows: &[Option<u32>], threads: usize, partials: usize) -> Plan {
+        let groups = windows.iter().map(|&window| KvGroup { window }).collect();
+        Plan::new(8, &KvLayout { groups, slots: 1, kv_heads: 2, head_dim: 64 }, &LIMITS, threads, partials)
+    }
+
+    /// Sequences by start and rows. Block tables do not matter here.
+    fn make(plan: &mut Plan, sequences: &[(usize, usize)], outputs: &[Output<'_>]) {
+        let mut row = 0;
+        let sequences: Vec<StepSequence> = sequences
+            .iter()
+            .map(|&(start, rows)| {
+                row += rows;
+                StepSequence { rows: row - rows..row, start, tables: 0..0 }
+            })
+            .collect();
+        plan.make(&Step { tokens: &vec![0; row], sequences: &sequences, pages: &[], outputs });
+    }
+
+    /// Every row and head sees every split that it must, once; partial results do not overlap.
+    fn check(plan: &Plan, group: usize, window: Option<u32>, partials: usize) {
+        let cuts = plan.cuts(group);
+        let mut places = vec![false; partials];
+        for (index, tile) in cuts.tiles.iter().enumerate() {
+            let mut splits: Vec<Option<usize>> =
+                cuts.items.iter().filter(|item| item.tile == index).map(|item| item.split).collect();
+            splits.sort();
+            match tile.first_partial {
+                None => assert_eq!(splits, [None]),
+                Some(first) => {
+                    assert_eq!(splits, tile.splits.clone().map(Some).collect::<Vec<_>>());
+                    for place in &mut places[first..first + tile.splits.len() * plan.queries(tile)] {
+                        assert!(!std::mem::replace(place, true));
+                    }
+                }
+            }
+            assert_eq!(cuts.shared.contains(&index), tile.first_partial.is_some());
+            for (row, position) in tile.rows.clone().zip(tile.position..) {
+                assert_eq!(plan.positions[row], position);
+                let first = window.map_or(0, |window| (position + 1).saturating_sub(window as usize));
+                assert!(tile.splits.contains(&(first / SPLIT)) && tile.splits.contains(&(position / SPLIT)));
+            }
+        }
+        let mut rows: Vec<(usize, usize)> =
+            cuts.tiles.iter().flat_map(|tile| tile.rows.clone().map(|row| (row, tile.kv_head))).collect();
+        rows.sort();
+        let all: Vec<_> = (0..plan.positions.len()).flat_map(|row| [(row, 0), (row, 1)]).collect();
+        assert_eq!(rows, all);
+    }
+
+    #[test]
+    fn tiles_and_splits_cover_everything_once() {
+        let windows = [None, Some(700), None, Some(1)];
+        for threads in [1, 2, 16] {
+            for partials in [0, 100, 100_000] {
+                let mut plan = plan(&windows, threads, partials);
+                assert_eq!(plan.cuts.len(), 3, "groups of one window share their cuts");
+                for sequences in [
+                    &[(0, 1)][..],
+                    &[(8191, 1)],
+                    &[(8191, 1), (3, 1), (511, 1), (512, 1), (100_000, 1)],
+                    &[(0, 300), (1000, 17), (2000, 1)],
+                ] {
+                    make(&mut plan, sequences, &[]);
+                    for (group, &window) in windows.iter().enumerate() {
+                        check(&plan, group, window, partials);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn only_what_would_end_last_is_shared() {
+        let shared = |threads, partials, sequences: &[(usize, usize)]| {
+            let mut plan = plan(&[None], threads, partials);
+            make(&mut plan, sequences, &[]);
+            let cuts = plan.cuts(0);
+            let lengths = cuts.shared.iter().map(|&tile| cuts.tiles[tile].position + 1);
+            lengths.collect::<Vec<_>>()
+        };
+        // One long sequence alone, or next to short ones.
+        assert_eq!(shared(2, 10_000, &[(8191, 1)]), [8192, 8192]);
+        assert_eq!(shared(2, 10_000, &[(99, 1), (8191, 1), (99, 1)]), [8192, 8192]);
+        // Many of one length are enough items as they are, and so is one thread's work, or one split.
+        assert_eq!(shared(2, 10_000, &[(2047, 1); 16]), []);
+        assert_eq!(shared(1, 10_000, &[(8191, 1)]), []);
+        assert_eq!(shared(2, 10_000, &[(511, 1)]), []);
+        // Room for one of the two heads: 16 splits of 4 queries.
+        assert_eq!(shared(2, 100, &[(8191, 1)]), [8192]);
+    }
+
+    #[test]
+    fn long_items_come_first() {
+        let mut plan = plan(&[None], 2, 10_000);
+        make(&mut plan, &[(99, 1), (8191, 1), (299, 1)], &[]);
+        let tokens: Vec<usize> = plan.cuts(0).items.iter().map(|item| item.tokens).collect();
+        assert!(tokens.is_sorted_by(|a, b| a >= b));
+        assert_eq!(tokens.iter().sum::<usize>(), 2 * (100 + 8192 + 300));
+    }
+
+    #[test]
+    fn outputs_are_found_by_row() {
+        let mut plan = plan(&[None], 2, 0);
+        let outputs = [5, 2, 5, 0, 5].map(|row| Output { row, want: Want::Logits });
+        make(&mut plan, &[(0, 6)], &outputs);
+        assert_eq!(plan.output_rows, [0, 2, 5]);
+        let found: Vec<&[usize]> = (0..3).map(|row| plan.outputs_of(row)).collect();
+        assert_eq!(found, [&[3][..], &[1], &[0, 2, 4]]);
+    }
+}

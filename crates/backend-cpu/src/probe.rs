@@ -1,14 +1,29 @@
-//! What the machine is and how fast it reads memory: the ceiling of every decode.
+//! How fast the machine reads memory: the ceiling of every decode.
 
 use std::{hint::black_box, io, time::Instant};
 
 use memmap2::MmapMut;
 
-use crate::team::{Portions, Team};
+use crate::{
+    isa::{Isa, simd_kernels},
+    simd::Simd,
+    team::{Portions, Team},
+};
 
 /// Bytes that one round of the probe reads: far more than any cache holds.
 const PROBE_BYTES: usize = 1 << 29;
+/// Bytes that threads take at a time.
 const CHUNK: usize = 1 << 20;
+/// How far ahead memory is asked for, as the products do.
+const AHEAD: usize = 4096;
+
+simd_kernels! {
+    /// Reads, and does nothing else.
+    struct ProbeKernels {
+        /// Reads all of it, in whole 256 bytes.
+        fn read(bytes: &[u8]) -> u8 = read;
+    }
+}
 
 /// Read bandwidth of this machine with `threads` threads, in bytes per second: the median of `rounds` rounds over
 /// 512 MiB in huge pages where the system gives them, as weights are.
@@ -21,13 +36,12 @@ pub fn read_bandwidth(threads: usize, rounds: usize) -> io::Result<f64> {
     let _ = memory.advise(memmap2::Advice::HugePage);
     memory.fill(1);
     let mut team = Team::new(threads)?;
+    let kernels = ProbeKernels::new(Isa::detect());
     let mut rates: Vec<f64> = (0..rounds.max(1))
         .map(|_| {
             let start = Instant::now();
             team.share(PROBE_BYTES / CHUNK, Portions::Guided(1), |_, chunks| {
-                for chunk in chunks {
-                    black_box(sum(&memory[chunk * CHUNK..][..CHUNK]));
-                }
+                black_box(kernels.read(&memory[chunks.start * CHUNK..chunks.end * CHUNK]));
             });
             PROBE_BYTES as f64 / start.elapsed().as_secs_f64()
         })
@@ -36,37 +50,42 @@ pub fn read_bandwidth(threads: usize, rounds: usize) -> io::Result<f64> {
     Ok(rates[rates.len() / 2])
 }
 
-/// A sum that reads every byte as fast as memory gives them: eight independent chains of 64-byte rows.
-fn sum(bytes: &[u8]) -> u64 {
-    let mut sums = [[0_u64; 8]; 8];
-    for block in bytes.as_chunks::<512>().0 {
-        for (sums, line) in sums.iter_mut().zip(block.as_chunks::<64>().0) {
-            for (sum, word) in sums.iter_mut().zip(line.as_chunks::<8>().0) {
-                *sum = sum.wrapping_add(u64::from_ne_bytes(*word));
+/// See [`ProbeKernels::read`]. Four independent chains, so that only memory is waited for.
+#[inline(always)]
+fn read<S: Simd>(s: S, bytes: &[u8]) -> u8 {
+    let mut all = [s.splat_u8(0); 4];
+    for lines in bytes.as_chunks::<64>().0.as_chunks::<4>().0 {
+        for (all, line) in all.iter_mut().zip(lines) {
+            s.prefetch(line.as_ptr().wrapping_add(AHEAD));
+            *all = s.or_u8(*all, s.load_u8(line));
+        }
+    }
+    let mut out = [0; 64];
+    s.store_u8(s.or_u8(s.or_u8(all[0], all[1]), s.or_u8(all[2], all[3])), &mut out);
+    out.iter().fold(0, |a, &b| a | b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_is_read() {
+        for isa in Isa::supported() {
+            let kernels = ProbeKernels::new(isa);
+            let mut bytes = vec![1; 2048];
+            assert_eq!(kernels.read(&bytes), 1);
+            for at in (0..2048).step_by(61) {
+                bytes[at] = 4;
+                assert_eq!(kernels.read(&bytes), 5);
+                bytes[at] = 1;
             }
         }
     }
-    sums.as_flattened().iter().fold(0, |a, &b| a.wrapping_add(b))
-}
 
-/// The processor's name, as the system tells it.
-pub fn processor_name() -> String {
-    let from_file = || {
-        let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
-        let line = text.lines().find(|line| line.starts_with("model name"))?;
-        Some(line.split_once(':')?.1.trim().to_owned())
-    };
-    from_file().unwrap_or_else(|| std::env::consts::ARCH.to_owned())
-}
-
-/// Bytes that could be taken without swapping. Where the system does not say (it does on Linux), half of the address
-/// space: allocation then fails by itself.
-pub fn memory_available() -> u64 {
-    let from_file = || {
-        let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-        let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
-        let kilobytes: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
-        Some(kilobytes * 1024)
-    };
-    from_file().unwrap_or(isize::MAX as u64)
+    #[test]
+    fn bandwidth_is_a_number_of_bytes() {
+        let rate = read_bandwidth(2, 1).unwrap();
+        assert!((1e6..1e14).contains(&rate), "{rate} bytes a second");
+    }
 }

@@ -170,7 +170,7 @@ fn buffers(program: &Program, limits: &Limits, widest: usize, partials: usize) -
     })
 }
 
-/// Which matrices the program multiplies with, by [`MatrixId`]. [`Program::check`] has passed.
+/// Which matrices the program multiplies with, by [`MatrixId`](paguro_backend::MatrixId). [`Program::check`] has passed.
 fn multiplied(program: &Program, matrices: usize) -> Vec<bool> {
     let mut multiplied = vec![false; matrices];
     for op in &program.ops {

@@ -1,0 +1,73 @@
+//! What this backend refuses to load, and how it says so; and what it says about the machine.
+
+use paguro_backend::{
+    AttentionMode, Backend, Limits, LoadError,
+    conformance::{ModelShape, RandomModel},
+};
+use paguro_backend_cpu::{Cpu, CpuOptions, Isa};
+
+const LIMITS: Limits = Limits {
+    block_size: 32,
+    pages: 4,
+    max_rows: 8,
+    max_sequences: 2,
+    max_outputs: 2,
+    max_context: 64,
+    attention: AttentionMode::Paged,
+};
+
+/// The error, as a person reads it.
+fn refusal(model: RandomModel, limits: Limits) -> String {
+    let cpu = Cpu::new(CpuOptions { threads: Some(2), ..CpuOptions::default() });
+    match cpu.load(&model.program, model.weights, limits) {
+        Err(error @ LoadError::Unsupported { .. }) => error.to_string(),
+        Err(error) => panic!("another kind of error: {error}"),
+        Ok(_) => panic!("it was loaded"),
+    }
+}
+
+#[test]
+fn sizes_that_are_no_whole_vectors_are_refused() {
+    let model = |head_dim| ModelShape { head_dim, ..ModelShape::default() }.build(1);
+    assert!(refusal(model(72), LIMITS).contains("attention heads of 72 elements (head_dim)"));
+    for block_size in [0, 8, 24, 48, 1024] {
+        let message = refusal(model(64), Limits { block_size, ..LIMITS });
+        assert!(message.contains(&format!("pages of {block_size} tokens")), "{message}");
+    }
+}
+
+#[test]
+fn operations_in_another_order_are_refused() {
+    let mut model = ModelShape::default().build(1);
+    model.program.ops.swap(1, 2);
+    assert!(refusal(model, LIMITS).contains("this order of operations"));
+    let mut model = ModelShape::default().build(1);
+    model.program.ops.remove(3);
+    assert!(refusal(model, LIMITS).contains("this order of operations"));
+}
+
+#[test]
+fn more_pages_than_memory_are_refused() {
+    let model = ModelShape::default().build(1);
+    for pages in [1 << 40, usize::MAX] {
+        let limits = Limits { pages, ..LIMITS };
+        match Cpu::new(CpuOptions::default()).load(&model.program, model.weights.clone(), limits) {
+            Err(LoadError::OutOfMemory { what, .. }) => assert!(what.contains("K/V pages"), "{what}"),
+            Err(error) => panic!("another kind of error: {error}"),
+            Ok(_) => panic!("{pages} pages were allocated"),
+        }
+    }
+}
+
+#[test]
+fn capacity_names_the_machine() {
+    for isa in Isa::supported() {
+        let cpu = Cpu::new(CpuOptions { threads: Some(3), isa: Some(isa), ..CpuOptions::default() });
+        let capacity = cpu.capacity();
+        assert!(capacity.description.ends_with(&format!(", 3 threads, {isa}")), "{}", capacity.description);
+        assert!(capacity.features.contains(&isa.name().to_owned()));
+        assert!(capacity.bytes_free > 0);
+    }
+    let one = Cpu::new(CpuOptions { threads: Some(0), ..CpuOptions::default() });
+    assert_eq!(one.threads(), 1);
+}
