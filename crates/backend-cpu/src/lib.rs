@@ -81,7 +81,12 @@ impl Backend for Cpu {
         PageShape::new(&program.kv, block_size).map_or(0, |shape| shape.page_bytes())
     }
 
-    fn load(&self, program: &Program, weights: Weights, limits: Limits) -> Result<Box<dyn Runner>, LoadError> {
+    fn load(
+        &self,
+        program: &Program,
+        weights: Weights,
+        limits: Limits,
+    ) -> Result<Box<dyn Runner>, LoadError> {
         let runner =
             CpuRunner::load(self.isa(), self.threads(), program, weights, limits, self.options.poison)?;
         Ok(Box::new(runner))

@@ -68,6 +68,7 @@ fn growth_is_bounded() {
     check_fails(
         "{% set ns = namespace(x=(1,)) %}{% for i in range(99999) %}{% set ns.x = ns.x * 9 %}{% endfor %}",
     );
+    check_fails("{% set __budget = 10 ** 15 %}{{ 'x' * 10000000000 }}");
     check_fails("{{ 'x' * 10000000000 }}");
     check_fails("{{ [1] * 10000000000 }}");
     check_fails("{{ 'x'.center(10000000000) }}");
@@ -114,6 +115,18 @@ fn nesting_is_bounded() {
     check_fails(
         "{% macro f(n) %}{% for x in [1] %}{% if 1 %}{{ f(n + 1) }}{% endif %}{% endfor %}{% endmacro %}{{ f(0) }}",
     );
+}
+
+/// Templates that append to one string, or look back at all messages from each, take time with the square of the chat.
+#[test]
+fn long_chats_are_fine() {
+    let messages: Vec<_> = (0..1000).map(|_| json!({"role": "user", "content": "x".repeat(1000)})).collect();
+    let input = ChatInput::new(messages.into());
+    let render = |source: &str| ChatTemplate::new(source, TemplateTokens::default()).unwrap().render(&input);
+    let append = "{% set ns = namespace(x='') %}{% for m in messages %}{% set ns.x = ns.x ~ m.content %}{% endfor %}{{ ns.x }}";
+    assert_eq!(render(append).map(|text| text.len()), Ok(1_000_000));
+    let look_back = "{% for m in messages %}{% for n in messages[:loop.index] %}{% if n.role != 'user' %}!{% endif %}{% endfor %}{% endfor %}";
+    assert_eq!(render(look_back), Ok(String::new()));
 }
 
 #[test]

@@ -226,7 +226,12 @@ impl<'s> Lexer<'s> {
         }
         if first == '_' || first.is_alphanumeric() {
             let length = rest.find(|c: char| c != '_' && !c.is_alphanumeric()).unwrap_or(rest.len());
-            self.push(Token::Name(rest[..length].to_owned()));
+            let name = rest[..length].to_owned();
+            // The translation calls its own functions so; Python keeps such names for itself, too.
+            if name.starts_with("__") {
+                return self.error(format!("`{name}` is a reserved name"));
+            }
+            self.push(Token::Name(name));
             self.at += length;
             return Ok(());
         }

@@ -25,8 +25,11 @@ use serde_json::json;
 
 pub use clock::WallTime;
 
-/// Steps that one rendering may take; long chats take some ten thousand.
+/// Steps that one rendering may take; a hundred messages take some ten thousand.
 const FUEL: u64 = 10_000_000;
+
+/// Bytes that one rendering may make.
+const BUDGET: usize = 256 << 20;
 
 /// The longest template; the largest known are 30 KB.
 const MAX_SOURCE: usize = 4 << 20;
@@ -147,15 +150,38 @@ impl ChatTemplate {
             variables.extend(token.as_deref().map(|token| (name.to_owned(), Value::from(token))));
         }
         variables.extend(input.extra.iter().map(|(name, value)| (name.clone(), values::from_json(value))));
-        let template = self.env.get_template(NAME).map_err(|error| failure(&error))?;
+        let (fuel, budget) = limits(&input.messages);
+        variables.push((values::BUDGET.to_owned(), Value::from(budget)));
+        let mut env = self.env.clone();
+        env.set_fuel(Some(fuel));
+        let template = env.get_template(NAME).map_err(|error| failure(&error))?;
         template.render(Value::from_pairs(variables)).map_err(|error| failure(&error))
     }
+}
+
+/// How many steps and bytes a chat may take. Honest templates append message after message to one string, or compare
+/// each message with each other: both grow with the square of the chat. So do the limits, up to a point.
+fn limits(messages: &serde_json::Value) -> (u64, usize) {
+    fn text(value: &serde_json::Value) -> usize {
+        match value {
+            serde_json::Value::String(text) => text.len(),
+            serde_json::Value::Array(items) => items.iter().map(text).sum(),
+            serde_json::Value::Object(entries) => {
+                entries.iter().map(|(key, value)| key.len() + text(value)).sum()
+            }
+            _ => 8,
+        }
+    }
+    let count = messages.as_array().map_or(1, Vec::len);
+    let fuel = FUEL.saturating_add((count as u64).saturating_pow(2).saturating_mul(50)).min(20 * FUEL);
+    let budget =
+        BUDGET.saturating_add(text(messages).saturating_mul(count).saturating_mul(16)).min(16 * BUDGET);
+    (fuel, budget)
 }
 
 fn environment() -> Environment<'static> {
     let mut env = Environment::new();
     env.set_auto_escape_callback(|_| AutoEscape::None);
-    env.set_fuel(Some(FUEL));
     env.set_formatter(|out: &mut Output, state: &mut State, value: &Value| {
         values::with_text(state, value, |state, text| {
             values::charge(state, text.len())?;

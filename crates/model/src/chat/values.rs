@@ -7,9 +7,9 @@ use minijinja::{
     value::{Enumerator, Object, ObjectRepr, ValueKind},
 };
 
-/// What one rendering may use in total, in bytes of text and containers made, and in work of the same order. A
-/// hostile template doubles a string with every step, so counting steps is not enough.
-const BUDGET: usize = 256 << 20;
+/// The variable that holds what one rendering may use in total, in bytes of text and containers made, and in work of
+/// the same order. A hostile template doubles a string with every step, so counting steps is not enough.
+pub(super) const BUDGET: &str = "__budget";
 
 /// Bytes that an element of a list counts for.
 pub(super) const ELEMENT: usize = 32;
@@ -29,7 +29,11 @@ pub(super) fn exhausted() -> Error {
 }
 
 fn budget<'s>(state: &'s mut State<'_, '_>) -> &'s mut Budget {
-    state.get_or_insert_extension_with(|| Budget(BUDGET))
+    let limit = match state.get_extension::<Budget>() {
+        Some(_) => 0,
+        None => state.lookup(BUDGET).and_then(|limit| limit.as_usize()).unwrap_or(0),
+    };
+    state.get_or_insert_extension_with(|| Budget(limit))
 }
 
 /// What is left.
