@@ -1,8 +1,8 @@
 //! Chat templates: jinja2, rendered exactly as Hugging Face's `apply_chat_template` does.
 //!
-//! minijinja evaluates; what it evaluates is the template translated so that Python's semantics hold: [`lexer`] and
-//! [`translate`] read jinja2's language (whitespace control included) and write minijinja's, with operators and
-//! method calls as functions of [`operators`] and [`methods`]; [`filters`], [`sequences`] and [`checks`] replace
+//! minijinja evaluates; what it evaluates is the template translated so that Python's semantics hold: `lexer` and
+//! `translate` read jinja2's language (whitespace control included) and write minijinja's, with operators and
+//! method calls as functions of `operators` and `methods`; `filters`, `sequences` and `checks` replace
 //! minijinja's filters and tests. Templates come from model files, so they are not trusted: fuel bounds their steps,
 //! a budget bounds what they make.
 
