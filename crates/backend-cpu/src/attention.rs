@@ -72,7 +72,7 @@ impl Scores {
 /// A partial result of one query: the largest score, the sum of the weights, then the weighted sum of V,
 /// `[head_dim]`; padded to whole vectors.
 pub const fn partial_len(head_dim: usize) -> usize {
-    LANES + head_dim
+    LANES + head_dim.next_multiple_of(LANES)
 }
 
 /// A partial result that stands for no token.
@@ -140,7 +140,7 @@ impl SplitJob<'_> {
     }
 }
 
-/// Where K, `[head_dim][16]`, and V, `[16][head_dim]`, of the 16-token tiles of a split are, in the order in which
+/// Where K, `[head_dim][16]`, and V, `[16][padded_dim]`, of the 16-token tiles of a split are, in the order in which
 /// they are read: K of all tiles, then V of all tiles, then K of some that come after the split.
 struct Walk {
     places: [*const f16; 2 * (SPLIT / LANES) + AHEAD],
@@ -162,7 +162,7 @@ impl Walk {
             let Some(&page) = job.table.get(first_block + block) else { break };
             let (k, v) = job.pages.read(page, job.slot, job.kv_head);
             for tile in (block * block_tiles).max(tiles.start)..((block + 1) * block_tiles).min(end) {
-                let offset = tile % block_tiles * LANES * shape.head_dim;
+                let offset = tile % block_tiles * LANES * shape.padded_dim();
                 let at = tile - tiles.start;
                 if tile < tiles.end {
                     places[at] = k[offset..].as_ptr();
@@ -269,7 +269,7 @@ fn strip<S: Simd, const Q: usize, const N: usize>(
     let mut tile = tiles.start;
     while tile < tiles.end {
         let end = tiles.end.min(tile + WEIGH_AT_ONCE);
-        weigh::<S, Q, N>(s, head_dim, walk, tile..end, &seen, scores, partial);
+        weigh::<S, Q, N>(s, job.pages.shape().padded_dim(), walk, tile..end, &seen, scores, partial);
         tile = end;
     }
 }
@@ -377,7 +377,7 @@ fn softmax<S: Simd>(
 #[inline(always)]
 fn weigh<S: Simd, const Q: usize, const N: usize>(
     s: S,
-    head_dim: usize,
+    width: usize, // of a head, in whole vectors
     walk: &Walk,
     tiles: Range<usize>,
     seen: &Range<usize>,
@@ -392,12 +392,12 @@ fn weigh<S: Simd, const Q: usize, const N: usize>(
             Part { values, ahead, start, first: start.max(seen.start), end: (start + LANES).min(seen.end) };
     }
     let mut dim = 0;
-    while dim + N * LANES <= head_dim {
-        weigh_dims::<S, Q, N>(s, head_dim, dim, &parts, weights, partial);
+    while dim + N * LANES <= width {
+        weigh_dims::<S, Q, N>(s, width, dim, &parts, weights, partial);
         dim += N * LANES;
     }
-    while dim < head_dim {
-        weigh_dims::<S, Q, 1>(s, head_dim, dim, &parts, weights, partial);
+    while dim < width {
+        weigh_dims::<S, Q, 1>(s, width, dim, &parts, weights, partial);
         dim += LANES;
     }
 }
@@ -405,7 +405,7 @@ fn weigh<S: Simd, const Q: usize, const N: usize>(
 /// 16 tokens, or those of them that are seen.
 #[derive(Clone, Copy)]
 struct Part {
-    /// `[16][head_dim]`
+    /// `[16][width]`
     values: *const f16,
     ahead: *const u8,
     first: usize,
@@ -422,29 +422,29 @@ impl Part {
 #[inline(always)]
 fn weigh_dims<S: Simd, const Q: usize, const N: usize>(
     s: S,
-    head_dim: usize,
+    width: usize, // of a head, in whole vectors
     dim: usize,
     parts: &[Part; WEIGH_AT_ONCE],
     weights: &Scores,
     partial: &mut [f32],
 ) {
-    let stride = partial_len(head_dim);
-    assert!(partial.len() >= Q * stride && dim + N * LANES <= head_dim);
+    let stride = partial_len(width);
+    assert!(partial.len() >= Q * stride && dim + N * LANES <= width);
     let sums_at = partial.as_mut_ptr().wrapping_add(LANES + dim);
     let mut sums = [[s.zero(); N]; Q];
     for q in 0..Q {
         for n in 0..N {
-            // SAFETY: a partial result is 16 + head_dim floats, and there are `Q`, asserted above.
+            // SAFETY: a partial result is 16 + width floats, and there are `Q`, asserted above.
             sums[q][n] = s.load(unsafe { &*sums_at.add(q * stride + n * LANES).cast() });
         }
     }
     for part in parts {
         for token in part.first..part.end {
-            let offset = (token - part.start) * head_dim + dim;
+            let offset = (token - part.start) * width + dim;
             for line in 0..N.div_ceil(2) {
                 s.prefetch(part.ahead.wrapping_add(2 * offset + 64 * line));
             }
-            // SAFETY: these 16 tokens have `head_dim` values each; a row of weights has all tokens of a split.
+            // SAFETY: these 16 tokens have `width` values each; a row of weights has all tokens of a split.
             unsafe {
                 let values = part.values.add(offset);
                 let mut v = [s.zero(); N];
@@ -491,7 +491,7 @@ fn merge<S: Simd>(s: S, sum: &mut [f32], partial: &[f32]) {
 #[inline(always)]
 fn finish<S: Simd>(s: S, sum: &[f32], out: &mut [f32]) {
     let total = s.splat(sum[1]);
-    for (sum, out) in sum[LANES..].as_chunks().0.iter().zip(out.as_chunks_mut().0) {
-        s.store(s.div(s.load(sum), total), out);
+    for (sum, out) in sum[LANES..].as_chunks().0.iter().zip(out.chunks_mut(LANES)) {
+        s.store_part(s.div(s.load(sum), total), out);
     }
 }

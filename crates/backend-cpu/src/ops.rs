@@ -121,11 +121,15 @@ fn soft_cap<S: Simd>(s: S, x: &mut [f32], cap: f32) {
 fn round_f16<S: Simd>(s: S, x: &[f32], out: &mut [f16]) {
     let (vectors, rest) = x.as_chunks::<LANES>();
     let (outs, out_rest) = out.as_chunks_mut::<LANES>();
-    assert!(vectors.len() == outs.len() && rest.is_empty() && out_rest.is_empty());
-    let largest = 65504.0;
+    assert!(vectors.len() == outs.len() && rest.len() == out_rest.len());
+    let (least, largest) = (s.splat(-65504.0), s.splat(65504.0));
     for (x, out) in vectors.iter().zip(outs) {
-        let x = s.min(s.max(s.load(x), s.splat(-largest)), s.splat(largest));
-        s.to_f16(x, out);
+        s.to_f16(s.min(s.max(s.load(x), least), largest), out);
+    }
+    if !rest.is_empty() {
+        let mut last = [f16::ZERO; LANES];
+        s.to_f16(s.min(s.max(s.load_part(rest), least), largest), &mut last);
+        out_rest.copy_from_slice(&last[..rest.len()]);
     }
 }
 

@@ -1,7 +1,7 @@
 //! The arena of K/V pages and how one page is arranged.
 //!
 //! ```text
-//! page = [slot][kv_head] { K: [block_size / 16][head_dim][16], V: [block_size][head_dim] }     all f16
+//! page = [slot][kv_head] { K: [block_size / 16][padded_dim][16], V: [block_size][padded_dim] }     all f16
 //! ```
 //!
 //! K is stored transposed, so that 16 tokens are the 16 lanes of a vector: a score is one lane, and no sum runs
@@ -22,7 +22,7 @@ use crate::simd::LANES;
 pub struct PageShape {
     /// Tokens of a page, a multiple of 16.
     pub block_size: usize,
-    /// Elements of a head, a multiple of 16.
+    /// Elements of a head, an even number.
     pub head_dim: usize,
     /// K/V heads of a layer.
     pub kv_heads: usize,
@@ -43,15 +43,25 @@ impl PageShape {
         if block_size == 0 || !block_size.is_multiple_of(LANES) {
             return unsupported(format!("pages of {block_size} tokens"));
         }
-        if !kv.head_dim.is_multiple_of(LANES) {
-            return unsupported(format!("attention heads of {} elements (head_dim)", kv.head_dim));
+        if !kv.head_dim.is_multiple_of(2) {
+            return Err(LoadError::Unsupported {
+                device: "cpu".into(),
+                what: format!("attention heads of {} elements (head_dim)", kv.head_dim),
+                supported: "even sizes work".into(),
+            });
         }
         Ok(Self { block_size, head_dim: kv.head_dim, kv_heads: kv.kv_heads, slots: kv.slots })
     }
 
+    /// Elements of a head in whole vectors: what a token's K and V take. Those past `head_dim` are never written, and
+    /// nobody looks at what comes of them.
+    pub fn padded_dim(&self) -> usize {
+        self.head_dim.next_multiple_of(LANES)
+    }
+
     /// Elements of K, and of V, of one head in one page.
     pub fn head_elements(&self) -> usize {
-        self.block_size * self.head_dim
+        self.block_size * self.padded_dim()
     }
 
     /// Elements of a page.
@@ -68,12 +78,12 @@ impl PageShape {
 
     /// Where element `dim` of a token's K is in its head's K.
     pub fn k_at(&self, token: usize, dim: usize) -> usize {
-        (token / LANES * self.head_dim + dim) * LANES + token % LANES
+        (token / LANES * self.padded_dim() + dim) * LANES + token % LANES
     }
 
     /// Where element `dim` of a token's V is in its head's V.
     pub fn v_at(&self, token: usize, dim: usize) -> usize {
-        token * self.head_dim + dim
+        token * self.padded_dim() + dim
     }
 }
 
@@ -183,7 +193,7 @@ impl<'a> Pages<'a> {
         self.0.shape
     }
 
-    /// K, `[block_size / 16][head_dim][16]`, and V, `[block_size][head_dim]`, of one head in one page.
+    /// K, `[block_size / 16][padded_dim][16]`, and V, `[block_size][padded_dim]`, of one head in one page.
     #[inline]
     pub fn read(self, page: PageId, slot: usize, kv_head: usize) -> (&'a [f16], &'a [f16]) {
         let len = self.0.shape.head_elements();
@@ -224,13 +234,13 @@ mod tests {
 
     #[test]
     fn every_element_has_a_place_of_its_own() {
-        for (block_size, head_dim) in [(16, 16), (32, 80), (64, 48)] {
+        for (block_size, head_dim) in [(16, 16), (32, 80), (64, 48), (32, 72), (16, 8)] {
             let shape = shape(block_size, head_dim);
             let elements = || (0..block_size).flat_map(|token| (0..head_dim).map(move |dim| (token, dim)));
             let k: HashSet<usize> = elements().map(|(token, dim)| shape.k_at(token, dim)).collect();
             let v: HashSet<usize> = elements().map(|(token, dim)| shape.v_at(token, dim)).collect();
             for places in [k, v] {
-                assert_eq!(places.len(), shape.head_elements());
+                assert_eq!(places.len(), block_size * head_dim);
                 assert!(places.iter().all(|&at| at < shape.head_elements()));
             }
         }
@@ -285,10 +295,10 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_are_no_whole_vectors_are_refused_by_name() {
+    fn sizes_that_do_not_fit_are_refused_by_name() {
         let kv = |head_dim| KvLayout { groups: Vec::new(), slots: 1, kv_heads: 1, head_dim };
         let error = |kv: &KvLayout, block_size| PageShape::new(kv, block_size).unwrap_err().to_string();
-        assert!(error(&kv(72), 16).contains("heads of 72 elements"));
+        assert!(error(&kv(63), 16).contains("heads of 63 elements"));
         assert!(error(&kv(64), 24).contains("pages of 24 tokens"));
         assert!(error(&kv(64), 0).contains("pages of 0 tokens"));
     }

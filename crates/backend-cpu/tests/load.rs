@@ -29,7 +29,7 @@ fn refusal(model: RandomModel, limits: Limits) -> String {
 #[test]
 fn sizes_that_are_no_whole_vectors_are_refused() {
     let model = |head_dim| ModelShape { head_dim, ..ModelShape::default() }.build(1);
-    assert!(refusal(model(72), LIMITS).contains("attention heads of 72 elements (head_dim)"));
+    assert!(refusal(model(63), LIMITS).contains("attention heads of 63 elements (head_dim)"));
     for block_size in [0, 8, 24, 48, 1024] {
         let message = refusal(model(64), Limits { block_size, ..LIMITS });
         assert!(message.contains(&format!("pages of {block_size} tokens")), "{message}");
