@@ -63,10 +63,11 @@ fn inspect_shows_a_model_and_what_it_needs() {
     assert_eq!(value["tensor_count"], tensors.len());
     let embedding = tensors.iter().find(|tensor| tensor["name"] == "token_embd.weight").unwrap();
     assert_eq!((&embedding["shape"], &embedding["type"]), (&json!([4096, 512]), &json!("Q8_0")));
-    // 1000 tokens are 32 pages of 32 tokens; K and V of 6 layers with 4 heads of 64 as halfs.
+    // 1000 tokens are 32 pages of 32 tokens; K and V of 6 layers with 4 heads of 64 as halfs, and 4 KiB between pages
+    // so that they do not share cache sets.
     let memory = &value["memory"];
     assert_eq!((&memory["context"], &memory["pages"]), (&json!(1000), &json!(32)));
-    assert_eq!(memory["kv_bytes"], 32 * 32 * 6 * 2 * 4 * 64 * 2);
+    assert_eq!(memory["kv_bytes"], 32 * (32 * 6 * 2 * 4 * 64 * 2 + 4096));
 
     let text = run(&["inspect", "tales"]).ok();
     for part in ["Tales 21M\n", "GGUF v3", "6 layers", "2048 tokens", "llama.block_count = 6"] {

@@ -24,7 +24,9 @@ impl Cost {
     /// An operation whose reads are not known here.
     pub fn new(program: &Program, weights: &Weights, page_bytes: usize, block_size: usize) -> Outcome<Self> {
         let stored = |linear: &Linear| bytes(weights.matrix(linear.matrix));
-        let position = (page_bytes / (program.kv.slots * block_size)) as u64;
+        // What a page has beyond its elements is padding between pages, which nobody reads.
+        let element = page_bytes / program.kv.page_bytes(block_size, 1);
+        let position = (program.kv.page_bytes(1, element) / program.kv.slots) as u64;
         let mut cost = Self { layers: 0, head: 0, attention: Vec::new() };
         for op in &program.ops {
             match op {
