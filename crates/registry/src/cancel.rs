@@ -1,0 +1,56 @@
+//! Stopping a pull or an import from another thread.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::error::RegistryError;
+
+/// Stops what it was given to; clones stop the same.
+#[derive(Clone, Debug, Default)]
+pub struct Cancel {
+    stopped: Arc<AtomicBool>,
+    /// What else stops it.
+    parent: Option<Arc<AtomicBool>>,
+}
+
+impl Cancel {
+    /// Stops it, soon.
+    pub fn cancel(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it was stopped.
+    pub fn is_cancelled(&self) -> bool {
+        let stopped = |flag: &Arc<AtomicBool>| flag.load(Ordering::Relaxed);
+        stopped(&self.stopped) || self.parent.as_ref().is_some_and(stopped)
+    }
+
+    /// Stops with this one, and can be stopped by itself.
+    pub(crate) fn child(&self) -> Self {
+        Self { stopped: Arc::default(), parent: Some(self.stopped.clone()) }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), RegistryError> {
+        if self.is_cancelled() { Err(RegistryError::Cancelled) } else { Ok(()) }
+    }
+
+    /// Sleeps, but not past a cancellation.
+    pub(crate) fn sleep(&self, time: Duration) -> Result<(), RegistryError> {
+        const PAUSE: Duration = Duration::from_millis(50);
+        let end = Instant::now() + time;
+        loop {
+            self.check()?;
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            thread::sleep(left.min(PAUSE));
+        }
+    }
+}

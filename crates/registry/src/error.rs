@@ -1,0 +1,270 @@
+//! Why the library cannot do what it is asked for.
+
+use std::{error::Error, fmt, io, path::PathBuf};
+
+use crate::digest::Digest;
+
+/// Why the library cannot do what it is asked for. The messages are for people: they name what is wrong, and what would
+/// help where that is known.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegistryError {
+    /// No model has this name.
+    #[error("there is no model `{name}` in the library{}", did_you_mean(similar))]
+    NotFound {
+        /// The name that was asked for.
+        name: String,
+        /// Names in the library that are like it, best first.
+        similar: Vec<String>,
+    },
+    /// Several models could be meant.
+    #[error("`{name}` could be {}; give the whole name", list(candidates))]
+    Ambiguous {
+        /// The name that was asked for.
+        name: String,
+        /// What it could mean.
+        candidates: Vec<String>,
+    },
+    /// A name that no model can have.
+    #[error(
+        "`{name}` cannot be a model's name: {problem} (a name is `model`, `model:tag` or `owner/model:tag`, of letters, digits, `.`, `_` and `-`)"
+    )]
+    BadName {
+        /// The name.
+        name: String,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// Another model has this name already.
+    #[error("the library has a model `{name}` already; remove it first, or choose another name")]
+    NameTaken {
+        /// The name.
+        name: String,
+    },
+    /// Not a reference to a model on a hub.
+    #[error("`{text}` is no model on a hub: {problem}")]
+    BadReference {
+        /// What was given.
+        text: String,
+        /// What is wrong with it, and what would be right.
+        problem: String,
+    },
+    /// A digest that is not one.
+    #[error("`{text}` is not a digest: it must be `sha256:` and 64 hexadecimal digits")]
+    BadDigest {
+        /// What was given.
+        text: String,
+    },
+    /// Content that is not what its digest says.
+    #[error("{what} is not what it should be: its SHA-256 is {found}, expected {expected}")]
+    DigestMismatch {
+        /// The file or upload.
+        what: String,
+        /// What it should be.
+        expected: Digest,
+        /// What it is.
+        found: Digest,
+    },
+    /// A downloaded file that is not what the hub has announced.
+    #[error(
+        "`{file}` was damaged on its way: its checksum is {found}, the hub announced {expected}; try again"
+    )]
+    Checksum {
+        /// The file in the repository.
+        file: String,
+        /// What the hub has announced.
+        expected: String,
+        /// What came.
+        found: String,
+    },
+    /// A blob that the library does not have.
+    #[error("the library has no blob {0}; it must be uploaded first")]
+    NoBlob(Digest),
+    /// A file of the library has gone or changed behind its back.
+    #[error("the library has lost `{file}` of the model `{name}`: {problem}; get the model again")]
+    Damaged {
+        /// The model.
+        name: String,
+        /// Its file.
+        file: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A model that lies outside of the library is not there any more.
+    #[error("the model `{name}` was imported by reference, and `{}` {problem}", path.display())]
+    Moved {
+        /// The model.
+        name: String,
+        /// Where it was.
+        path: PathBuf,
+        /// What became of it.
+        problem: &'static str,
+    },
+    /// What is to be imported is no model.
+    #[error("cannot import `{}`: {problem}", path.display())]
+    NotAModel {
+        /// The path that was given.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The caller's look at the model has failed.
+    #[error("`{name}` cannot be opened: {source}")]
+    Inspect {
+        /// The model.
+        name: String,
+        /// What is wrong with it.
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// A repository in which nothing, or more than one thing, is what was asked for.
+    #[error("{repo}: {problem}{}", there_is(choices))]
+    Choice {
+        /// The repository.
+        repo: String,
+        /// What is missing or not clear.
+        problem: String,
+        /// What can be asked for.
+        choices: Vec<String>,
+    },
+    /// A repository with a file whose name must not be used.
+    #[error("{repo} has a file named {file:?}, which could escape its folder; nothing was downloaded")]
+    UnsafeFile {
+        /// The repository.
+        repo: String,
+        /// The file's name.
+        file: String,
+    },
+    /// The hub wants to know who asks, or does not let them.
+    #[error("the hub refuses access to {what} (HTTP {status}{}); {advice}", in_parentheses(message))]
+    Unauthorized {
+        /// The repository or file.
+        what: String,
+        /// 401 or 403.
+        status: u16,
+        /// What the hub says, possibly nothing.
+        message: String,
+        /// What to do.
+        advice: &'static str,
+    },
+    /// The hub does not have it.
+    #[error("{endpoint} has no {what} (HTTP 404)")]
+    NotOnHub {
+        /// The hub.
+        endpoint: String,
+        /// The repository or file.
+        what: String,
+    },
+    /// The hub answers with an error, also after some patience.
+    #[error("{url} answers with HTTP {status}{}", in_parentheses(message))]
+    Status {
+        /// What was asked for.
+        url: String,
+        /// The status.
+        status: u16,
+        /// What the hub says, possibly nothing.
+        message: String,
+    },
+    /// The hub cannot be reached, or goes away in the middle, also after some patience.
+    #[error("cannot get {url}: {problem}")]
+    Connection {
+        /// What was asked for.
+        url: String,
+        /// What went wrong.
+        problem: String,
+    },
+    /// The hub's answer is not one.
+    #[error("{url} gives an answer that makes no sense: {problem}")]
+    BadAnswer {
+        /// What was asked for.
+        url: String,
+        /// What is wrong with the answer.
+        problem: String,
+    },
+    /// An endpoint that is not an address of a hub.
+    #[error("`{endpoint}` is not the address of a hub: {problem}")]
+    BadEndpoint {
+        /// What was given.
+        endpoint: String,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// The caller has cancelled.
+    #[error("cancelled")]
+    Cancelled,
+    /// No space is left.
+    #[error("no space is left for `{}`; free some (`paguro rm`, `paguro prune`) and try again", path.display())]
+    DiskFull {
+        /// What could not be written.
+        path: PathBuf,
+    },
+    /// Another process writes to the library.
+    #[error("another process is pulling or importing a model; try again when it is done")]
+    Busy,
+    /// A library that a newer version has made.
+    #[error("the library in `{}` is of a newer version of Paguro (format {found}, this one knows {known})", path.display())]
+    Newer {
+        /// Where it is.
+        path: PathBuf,
+        /// Its format.
+        found: i64,
+        /// The format of this version.
+        known: i64,
+    },
+    /// The system refuses something.
+    #[error("cannot {action} `{}`: {source}", path.display())]
+    Io {
+        /// What was tried: a verb.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The catalogue cannot be read or written.
+    #[error("the library's catalogue: {0}")]
+    Catalogue(rusqlite::Error),
+}
+
+impl From<rusqlite::Error> for RegistryError {
+    fn from(error: rusqlite::Error) -> Self {
+        match error.sqlite_error_code() {
+            Some(rusqlite::ErrorCode::DiskFull) => Self::DiskFull { path: "library.db".into() },
+            _ => Self::Catalogue(error),
+        }
+    }
+}
+
+impl RegistryError {
+    /// For `map_err`: an input or output error at a path. A full disk is told apart.
+    pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+                Self::DiskFull { path }
+            }
+            _ => Self::Io { action, path, source },
+        }
+    }
+}
+
+/// "`a`, `b` or `c`".
+fn list(names: &[String]) -> String {
+    let quoted: Vec<_> = names.iter().map(|name| format!("`{name}`")).collect();
+    match quoted.split_last() {
+        Some((last, [])) => last.clone(),
+        Some((last, rest)) => format!("{} or {last}", rest.join(", ")),
+        None => String::new(),
+    }
+}
+
+fn did_you_mean(similar: &[String]) -> String {
+    if similar.is_empty() { String::new() } else { format!(" (did you mean {}?)", list(similar)) }
+}
+
+fn there_is(choices: &[String]) -> String {
+    if choices.is_empty() { String::new() } else { format!("; there is {}", choices.join(", ")) }
+}
+
+fn in_parentheses(message: &str) -> impl fmt::Display {
+    if message.is_empty() { String::new() } else { format!(": {message}") }
+}

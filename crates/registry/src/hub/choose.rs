@@ -1,0 +1,313 @@
+//! Which files of a repository make a model that Paguro can run.
+
+use std::collections::BTreeMap;
+
+use super::{Choice, RemoteFile, Repository};
+use crate::{
+    error::RegistryError,
+    import::{belongs_to_folder, gguf_stem, is_file_name, is_weights, split},
+    record::Format,
+};
+
+/// What to download.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Chosen {
+    pub(crate) format: Format,
+    /// The tag of the model's name.
+    pub(crate) tag: String,
+    /// Its files, in order.
+    pub(crate) files: Vec<RemoteFile>,
+}
+
+/// Taken when nobody says which, the first that is there: the usual compromise, then the one with no loss to speak of,
+/// then what is nearest to the two.
+const PREFERRED: [&str; 17] = [
+    "Q4_K_M", "Q8_0", "Q5_K_M", "Q4_K_S", "Q6_K", "Q5_K_S", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q3_K_L",
+    "Q3_K_M", "Q3_K_S", "BF16", "F16", "F32", "Q2_K",
+];
+
+/// The tag of a model in safetensors, for repositories that have both.
+const SAFETENSORS: &str = "safetensors";
+
+/// A GGUF model of a repository.
+#[derive(Debug)]
+struct Candidate<'a> {
+    /// `Q4_K_M`; `None` where its name does not say.
+    quantization: Option<String>,
+    /// The file's name without `.gguf`, number and count.
+    stem: &'a str,
+    files: Vec<&'a RemoteFile>,
+}
+
+/// Finds what was asked for, or what is best if nothing was.
+pub(crate) fn choose(repository: &Repository, choice: Option<&Choice>) -> Result<Chosen, RegistryError> {
+    let candidates = candidates(&repository.files);
+    let folder = folder(&repository.files);
+    let refuse = |problem: String, choices: Vec<String>| RegistryError::Choice {
+        repo: repository.name.clone(),
+        problem,
+        choices,
+    };
+    let all = || {
+        let ggufs = candidates.iter().map(Candidate::label);
+        ggufs.chain(folder.is_some().then(|| SAFETENSORS.to_owned())).collect::<Vec<_>>()
+    };
+    let matching: Vec<&Candidate<'_>> = match choice {
+        None => match preferred(&candidates) {
+            Some(found) => found,
+            None => candidates.iter().collect(),
+        },
+        Some(Choice::Tag(tag)) if tag.eq_ignore_ascii_case(SAFETENSORS) => Vec::new(),
+        Some(Choice::Tag(tag)) => tagged(&candidates, tag),
+        Some(Choice::File(path)) if belongs_to_folder(path) => Vec::new(),
+        Some(Choice::File(path)) => {
+            candidates.iter().filter(|c| c.files.iter().any(|file| file.path == *path)).collect()
+        }
+    };
+    match (&matching[..], &folder) {
+        ([one], _) => Ok(one.chosen()),
+        // A tag that is no GGUF file's may still not mean the folder.
+        ([], Some(files)) if is_about_folder(choice) => Ok(Chosen {
+            format: Format::Safetensors,
+            tag: crate::name::LATEST.to_owned(),
+            files: files.clone(),
+        }),
+        ([], _) => Err(match choice {
+            Some(Choice::Tag(tag)) => refuse(format!("nothing in it is `{tag}`"), all()),
+            Some(Choice::File(path)) => refuse(format!("it has no model in a file `{path}`"), all()),
+            None => refuse(
+                "it has neither a GGUF file nor a folder with config.json and model.safetensors".to_owned(),
+                Vec::new(),
+            ),
+        }),
+        (several, _) => Err(refuse(
+            "say which one, after a colon".to_owned(),
+            several.iter().map(|candidate| candidate.distinct_label(several)).collect(),
+        )),
+    }
+}
+
+fn is_about_folder(choice: Option<&Choice>) -> bool {
+    match choice {
+        None => true,
+        Some(Choice::Tag(tag)) => tag.eq_ignore_ascii_case(SAFETENSORS) || tag.eq_ignore_ascii_case("latest"),
+        Some(Choice::File(path)) => belongs_to_folder(path),
+    }
+}
+
+/// Those of the most preferred quantization that there is; `None` if no file says what it is.
+fn preferred<'a, 'b>(candidates: &'b [Candidate<'a>]) -> Option<Vec<&'b Candidate<'a>>> {
+    PREFERRED.iter().find_map(|wanted| {
+        let of_it = |c: &&Candidate<'_>| c.quantization.as_deref() == Some(wanted);
+        let found: Vec<_> = candidates.iter().filter(of_it).collect();
+        (!found.is_empty()).then_some(found)
+    })
+}
+
+/// Those that a tag means: by quantization, by whole name, or, when neither is the case, by the end of the name.
+fn tagged<'a, 'b>(candidates: &'b [Candidate<'a>], tag: &str) -> Vec<&'b Candidate<'a>> {
+    let stem = gguf_stem(tag).unwrap_or(tag);
+    let by =
+        |test: &dyn Fn(&Candidate<'_>) -> bool| candidates.iter().filter(|c| test(c)).collect::<Vec<_>>();
+    let same_name = by(&|c| c.stem.eq_ignore_ascii_case(stem));
+    if !same_name.is_empty() {
+        return same_name;
+    }
+    let same_quantization = by(&|c| c.quantization.as_deref().is_some_and(|q| q.eq_ignore_ascii_case(tag)));
+    if !same_quantization.is_empty() {
+        return same_quantization;
+    }
+    if tag.eq_ignore_ascii_case(crate::name::LATEST) {
+        return preferred(candidates).unwrap_or_else(|| by(&|_| true));
+    }
+    by(&|c| c.stem.to_lowercase().ends_with(&stem.to_lowercase()))
+}
+
+impl Candidate<'_> {
+    fn label(&self) -> String {
+        self.quantization.clone().unwrap_or_else(|| self.stem.to_owned())
+    }
+
+    /// What tells it from the others.
+    fn distinct_label(&self, others: &[&Self]) -> String {
+        let same = others.iter().filter(|other| other.label() == self.label()).count();
+        if same > 1 { self.stem.to_owned() } else { self.label() }
+    }
+
+    fn chosen(&self) -> Chosen {
+        let tag = match &self.quantization {
+            Some(quantization) => quantization.clone(),
+            None => crate::name::LATEST.to_owned(),
+        };
+        Chosen { format: Format::Gguf, tag, files: self.files.iter().map(|&file| file.clone()).collect() }
+    }
+}
+
+/// The GGUF models, by name. Files that belong to a model but are none (projectors for images, importance matrices) and
+/// sets with a part missing are left out.
+fn candidates(files: &[RemoteFile]) -> Vec<Candidate<'_>> {
+    // Parts of one set have one folder, name and count.
+    let mut sets: BTreeMap<(&str, &str, u32), Vec<&RemoteFile>> = BTreeMap::new();
+    for file in files {
+        let (folder, name) = file.path.rsplit_once('/').unwrap_or(("", &file.path));
+        let Some(stem) = gguf_stem(name) else { continue };
+        let lower = name.to_lowercase();
+        if !is_file_name(name) || lower.contains("mmproj") || lower.contains("imatrix") {
+            continue;
+        }
+        let (stem, count) = split(stem).map_or((stem, 1), |(name, _, count)| (name, count));
+        sets.entry((folder, stem, count)).or_default().push(file);
+    }
+    let candidate = |((folder, stem, count), mut files): ((&str, _, u32), Vec<_>)| {
+        files.sort_by(|a: &&RemoteFile, b| a.path.cmp(&b.path));
+        // The folder says what it is where the name does not: `Q4_K_M/model-00001-of-00002.gguf`.
+        let quantization = quantization(stem).or_else(|| quantization(folder));
+        (files.len() == count as usize).then_some(Candidate { quantization, stem, files })
+    };
+    sets.into_iter().filter_map(candidate).collect()
+}
+
+/// The quantization that a name ends with: `Q4_K_M` of `llama-3.2-1b-instruct.q4_k_m`.
+fn quantization(name: &str) -> Option<String> {
+    // Parts of one can follow separators of another: `UD-Q4_K_XL`, `Q4_0_4_4`. The last separated word decides.
+    let word = name.rsplit(['-', '.', '/', ' ']).next()?.to_uppercase();
+    let mut chars = word.chars();
+    let is_one = match (chars.next(), chars.next(), chars.next()) {
+        (Some('Q'), Some('0'..='9'), Some('_')) => true,
+        (Some('I' | 'T'), Some('Q'), Some('0'..='9')) => true,
+        _ => matches!(word.as_str(), "BF16" | "F16" | "F32" | "MXFP4" | "FP16" | "FP32"),
+    };
+    let word = match word.as_str() {
+        "FP16" => "F16".to_owned(),
+        "FP32" => "F32".to_owned(),
+        _ => word,
+    };
+    let plain = word.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+    (is_one && plain).then_some(word)
+}
+
+/// The model in safetensors at the repository's root.
+fn folder(files: &[RemoteFile]) -> Option<Vec<RemoteFile>> {
+    let wanted = |file: &&RemoteFile| belongs_to_folder(&file.path);
+    let mut chosen: Vec<RemoteFile> = files.iter().filter(wanted).cloned().collect();
+    let has = |name: &str| chosen.iter().any(|file| file.path == name);
+    if !has("config.json") || !chosen.iter().any(|file| is_weights(&file.path)) {
+        return None;
+    }
+    if has("model.safetensors") && !has("model.safetensors.index.json") {
+        chosen.retain(|file| !is_weights(&file.path) || file.path == "model.safetensors");
+    }
+    chosen.sort_by(|a, b| a.path.cmp(&b.path));
+    Some(chosen)
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::{Expect, expect};
+
+    use super::{super::Check, *};
+
+    fn check(paths: &[&str], choice: Option<Choice>, expected: Expect) {
+        let file =
+            |path: &&str| RemoteFile { path: (*path).to_owned(), size: 1, check: Check::Git("0".repeat(40)) };
+        let files = paths.iter().map(file).collect();
+        let repository = Repository { name: "o/r".into(), commit: "c".into(), files };
+        let found = match choose(&repository, choice.as_ref()) {
+            Ok(chosen) => {
+                let files: Vec<_> = chosen.files.iter().map(|file| file.path.as_str()).collect();
+                format!("{}: {}", chosen.tag, files.join(" "))
+            }
+            Err(error) => error.to_string(),
+        };
+        expected.assert_eq(&found);
+    }
+
+    fn tag(tag: &str) -> Option<Choice> {
+        Some(Choice::Tag(tag.to_owned()))
+    }
+
+    const USUAL: [&str; 6] =
+        ["README.md", "m-Q2_K.gguf", "m-Q4_K_M.gguf", "m-Q8_0.gguf", "mmproj-F16.gguf", "m.imatrix.gguf"];
+
+    #[test]
+    fn the_sensible_quantization_is_taken_unless_one_is_named() {
+        check(&USUAL, None, expect!["Q4_K_M: m-Q4_K_M.gguf"]);
+        check(&USUAL, tag("q8_0"), expect!["Q8_0: m-Q8_0.gguf"]);
+        check(&USUAL, tag("latest"), expect!["Q4_K_M: m-Q4_K_M.gguf"]);
+        check(&USUAL, tag("m-Q2_K.gguf"), expect!["Q2_K: m-Q2_K.gguf"]);
+        check(&USUAL, Some(Choice::File("m-Q8_0.gguf".into())), expect!["Q8_0: m-Q8_0.gguf"]);
+        check(&["a.q2_k.gguf", "a.q8_0.gguf"], None, expect!["Q8_0: a.q8_0.gguf"]);
+        check(&["model.gguf"], None, expect!["latest: model.gguf"]);
+        check(&["x-UD-IQ2_XXS.gguf"], None, expect!["IQ2_XXS: x-UD-IQ2_XXS.gguf"]);
+    }
+
+    #[test]
+    fn what_is_not_clear_is_listed() {
+        check(&USUAL, tag("Q5_K_M"), expect!["o/r: nothing in it is `Q5_K_M`; there is Q2_K, Q4_K_M, Q8_0"]);
+        check(
+            &["a-Q4_K_M.gguf", "b-Q4_K_M.gguf"],
+            None,
+            expect!["o/r: say which one, after a colon; there is a-Q4_K_M, b-Q4_K_M"],
+        );
+        check(&["a-Q4_K_M.gguf", "b-Q4_K_M.gguf"], tag("b-Q4_K_M"), expect!["Q4_K_M: b-Q4_K_M.gguf"]);
+        check(&["a.gguf", "b.gguf"], None, expect!["o/r: say which one, after a colon; there is a, b"]);
+        check(
+            &["pytorch_model.bin", "config.json"],
+            None,
+            expect!["o/r: it has neither a GGUF file nor a folder with config.json and model.safetensors"],
+        );
+        check(
+            &USUAL,
+            Some(Choice::File("x.gguf".into())),
+            expect!["o/r: it has no model in a file `x.gguf`; there is Q2_K, Q4_K_M, Q8_0"],
+        );
+    }
+
+    #[test]
+    fn split_models_come_whole_or_not_at_all() {
+        let files = [
+            "Q4_K_M/m-00002-of-00002.gguf",
+            "Q4_K_M/m-00001-of-00002.gguf",
+            "Q8_0/m-Q8_0-00001-of-00003.gguf",
+            "Q8_0/m-Q8_0-00002-of-00003.gguf",
+        ];
+        check(&files, None, expect!["Q4_K_M: Q4_K_M/m-00001-of-00002.gguf Q4_K_M/m-00002-of-00002.gguf"]);
+        check(&files, tag("Q8_0"), expect!["o/r: nothing in it is `Q8_0`; there is Q4_K_M"]);
+        check(
+            &files,
+            Some(Choice::File("Q4_K_M/m-00002-of-00002.gguf".into())),
+            expect!["Q4_K_M: Q4_K_M/m-00001-of-00002.gguf Q4_K_M/m-00002-of-00002.gguf"],
+        );
+    }
+
+    #[test]
+    fn safetensors_come_with_what_belongs_to_them() {
+        let files = [
+            "README.md",
+            "config.json",
+            "model.safetensors",
+            "consolidated.safetensors",
+            "original/model.safetensors",
+            "tokenizer.json",
+            "onnx/model.onnx",
+        ];
+        check(&files, None, expect!["latest: config.json model.safetensors tokenizer.json"]);
+        check(&files, tag("safetensors"), expect!["latest: config.json model.safetensors tokenizer.json"]);
+        check(&files, tag("Q4_0"), expect!["o/r: nothing in it is `Q4_0`; there is safetensors"]);
+        let sharded = [
+            "config.json",
+            "model-00001-of-00002.safetensors",
+            "model-00002-of-00002.safetensors",
+            "model.safetensors.index.json",
+            "m-Q4_0.gguf",
+        ];
+        check(&sharded, None, expect!["Q4_0: m-Q4_0.gguf"]);
+        check(
+            &sharded,
+            tag("safetensors"),
+            expect![
+                "latest: config.json model-00001-of-00002.safetensors model-00002-of-00002.safetensors model.safetensors.index.json"
+            ],
+        );
+    }
+}

@@ -1,0 +1,318 @@
+//! HTTP, as a hub needs it: a token for the hub alone, redirects, patience.
+
+use std::{io::Read, net::IpAddr, time::Duration};
+
+use ureq::{
+    Agent, Body, Proxy,
+    http::{Response, Uri},
+    tls::{RootCerts, TlsConfig},
+};
+
+use super::HubOptions;
+use crate::{cancel::Cancel, error::RegistryError};
+
+/// Hops from the hub to where a file lies.
+const MAX_REDIRECTS: usize = 10;
+/// Longest answer that is read into memory: the list of a repository's files.
+const MAX_TEXT: u64 = 64 << 20;
+/// Longest wait that a hub may ask for.
+const MAX_WAIT: Duration = Duration::from_secs(300);
+
+pub(super) struct Client {
+    agent: Agent,
+    options: HubOptions,
+    /// The hub's own; only this origin sees the token.
+    origin: Origin,
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+/// Scheme, host and port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Origin {
+    https: bool,
+    host: String,
+    port: u16,
+}
+
+/// Why a request has no answer.
+#[derive(Debug)]
+pub(super) enum Refusal {
+    /// It may go better the next time, perhaps not before so long.
+    Temporary { error: RegistryError, wait: Option<Duration> },
+    /// It will not.
+    Final(RegistryError),
+}
+
+impl Client {
+    pub(super) fn new(mut options: HubOptions) -> Result<Self, RegistryError> {
+        let bad = |problem| RegistryError::BadEndpoint { endpoint: options.endpoint.clone(), problem };
+        let uri: Uri = options.endpoint.parse().map_err(|_| bad("it must be like https://huggingface.co"))?;
+        let origin = Origin::of(&uri).ok_or_else(|| bad("it must begin with https:// or http://"))?;
+        if uri.query().is_some() {
+            return Err(bad("it must not have a query"));
+        }
+        // A hub on this machine is behind no proxy.
+        let proxy = if origin.is_loopback() { None } else { Proxy::try_from_env() };
+        let tls = TlsConfig::builder().root_certs(RootCerts::PlatformVerifier).build();
+        let agent = Agent::config_builder()
+            .tls_config(tls)
+            .proxy(proxy)
+            // Errors have texts, and redirects are followed here: the library would drop the token also on the way to
+            // the hub itself.
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .user_agent(concat!("paguro/", env!("CARGO_PKG_VERSION")))
+            .timeout_connect(Some(options.silence))
+            .timeout_recv_response(Some(options.silence))
+            .timeout_per_read(Some(options.silence))
+            .build()
+            .new_agent();
+        options.endpoint.truncate(options.endpoint.trim_end_matches('/').len());
+        Ok(Self { agent, options, origin })
+    }
+
+    pub(super) fn endpoint(&self) -> &str {
+        &self.options.endpoint
+    }
+
+    /// A text, with patience.
+    pub(super) fn text(&self, url: &str, what: &str, cancel: &Cancel) -> Result<String, RegistryError> {
+        let mut tries = 0;
+        loop {
+            let answer = self.get(url, what, 0).and_then(|answer| {
+                let mut text = String::new();
+                answer.into_body().into_reader().take(MAX_TEXT).read_to_string(&mut text).map_err(
+                    |error| {
+                        let problem = error.to_string();
+                        Refusal::Temporary {
+                            error: RegistryError::Connection { url: url.to_owned(), problem },
+                            wait: None,
+                        }
+                    },
+                )?;
+                Ok(text)
+            });
+            match answer {
+                Ok(text) => return Ok(text),
+                Err(refusal) => self.wait(refusal, &mut tries, cancel, |_| {})?,
+            }
+        }
+    }
+
+    /// Waits before the next attempt, or gives up. `tries` counts them.
+    pub(super) fn wait(
+        &self,
+        refusal: Refusal,
+        tries: &mut u32,
+        cancel: &Cancel,
+        retrying: impl FnOnce(&RegistryError),
+    ) -> Result<(), RegistryError> {
+        cancel.check()?;
+        let (error, wait) = match refusal {
+            Refusal::Final(error) => return Err(error),
+            Refusal::Temporary { error, wait } => (error, wait),
+        };
+        if *tries >= self.options.retries || wait.is_some_and(|wait| wait > MAX_WAIT) {
+            return Err(error);
+        }
+        retrying(&error);
+        let pause = self.options.pause * 2u32.saturating_pow(*tries);
+        *tries += 1;
+        cancel.sleep(wait.unwrap_or(pause).max(pause))
+    }
+
+    /// A successful answer, from wherever the hub sends us. `from` is the first byte that is wanted.
+    pub(super) fn get(&self, url: &str, what: &str, from: u64) -> Result<Response<Body>, Refusal> {
+        let mut uri: Uri = url.parse().map_err(|_| self.odd(url, "it is not an address"))?;
+        for _ in 0..=MAX_REDIRECTS {
+            let answer = self.get_once(&uri, from)?;
+            let status = answer.status().as_u16();
+            match status {
+                200..=299 => return Ok(answer),
+                301 | 302 | 303 | 307 | 308 => {
+                    let location = answer.headers().get("location").and_then(|value| value.to_str().ok());
+                    let location = location.ok_or_else(|| self.odd(url, "it redirects to nowhere"))?;
+                    uri = self.follow(&uri, location).map_err(|problem| self.odd(url, problem))?;
+                }
+                _ => return Err(self.refusal(answer, what, &uri)),
+            }
+        }
+        Err(self.odd(url, "it redirects without end"))
+    }
+
+    fn get_once(&self, uri: &Uri, from: u64) -> Result<Response<Body>, Refusal> {
+        let mut request = self.agent.get(uri.clone());
+        if from > 0 {
+            request = request.header("range", format!("bytes={from}-"));
+        }
+        if let Some(token) = &self.options.token
+            && Origin::of(uri).as_ref() == Some(&self.origin)
+        {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        request.call().map_err(|error| {
+            let error = RegistryError::Connection { url: without_query(uri), problem: error.to_string() };
+            Refusal::Temporary { error, wait: None }
+        })
+    }
+
+    /// Where a `Location` leads.
+    fn follow(&self, from: &Uri, location: &str) -> Result<Uri, &'static str> {
+        const ODD: &str = "it redirects to something that is not an address";
+        let origin = Origin::of(from).ok_or(ODD)?;
+        let scheme = if origin.https { "https" } else { "http" };
+        let authority = from.authority().ok_or(ODD)?;
+        let text = if location.contains("://") {
+            location.to_owned()
+        } else if location.starts_with("//") {
+            format!("{scheme}:{location}")
+        } else if location.starts_with('/') {
+            format!("{scheme}://{authority}{location}")
+        } else {
+            return Err(ODD);
+        };
+        let to: Uri = text.split('#').next().unwrap_or_default().parse().map_err(|_| ODD)?;
+        match Origin::of(&to) {
+            Some(to) if origin.https && !to.https => Err("it redirects from https to http"),
+            Some(_) => Ok(to),
+            None => Err(ODD),
+        }
+    }
+
+    fn odd(&self, url: &str, problem: &str) -> Refusal {
+        Refusal::Final(RegistryError::BadAnswer { url: url.to_owned(), problem: problem.to_owned() })
+    }
+
+    /// What an answer that is no success means.
+    fn refusal(&self, answer: Response<Body>, what: &str, uri: &Uri) -> Refusal {
+        let status = answer.status().as_u16();
+        let header = |name| answer.headers().get(name).and_then(|value| value.to_str().ok());
+        // It comes from outside: no control characters, no novel.
+        let message: String = header("x-error-message")
+            .unwrap_or_default()
+            .chars()
+            .filter(|c| !c.is_control())
+            .take(300)
+            .collect();
+        match status {
+            401 | 403 => Refusal::Final(RegistryError::Unauthorized {
+                what: what.to_owned(),
+                status,
+                message,
+                advice: match &self.options.token {
+                    None => "it is private or gated, or its name is wrong: set HF_TOKEN to a token of yours",
+                    Some(_) => {
+                        "it is private or gated, or its name is wrong: the token in HF_TOKEN does not open it"
+                    }
+                },
+            }),
+            404 => {
+                let endpoint = self.options.endpoint.clone();
+                Refusal::Final(RegistryError::NotOnHub { endpoint, what: what.to_owned() })
+            }
+            _ => {
+                let wait = header("retry-after")
+                    .and_then(|value| value.trim().parse().ok())
+                    .map(Duration::from_secs);
+                let error = RegistryError::Status { url: without_query(uri), status, message };
+                match status {
+                    408 | 429 | 500..=599 => Refusal::Temporary { error, wait },
+                    _ => Refusal::Final(error),
+                }
+            }
+        }
+    }
+}
+
+impl Origin {
+    fn of(uri: &Uri) -> Option<Self> {
+        let https = match uri.scheme_str()? {
+            "https" => true,
+            "http" => false,
+            _ => return None,
+        };
+        let port = uri.port_u16().unwrap_or(if https { 443 } else { 80 });
+        Some(Self { https, host: uri.host()?.to_lowercase(), port })
+    }
+
+    fn is_loopback(&self) -> bool {
+        let address = self.host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+        self.host == "localhost" || address.is_ok_and(|address| address.is_loopback())
+    }
+}
+
+/// Addresses of files carry signatures in their queries, which do not belong in messages.
+fn without_query(uri: &Uri) -> String {
+    let scheme = uri.scheme_str().unwrap_or_default();
+    let authority = uri.host().unwrap_or_default();
+    let port = uri.port_u16().map(|port| format!(":{port}")).unwrap_or_default();
+    format!("{scheme}://{authority}{port}{}", uri.path())
+}
+
+/// Text as a part of an address; slashes stay where `slashes` says so.
+pub(super) fn encode(text: &str, slashes: bool) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => out.push(byte.into()),
+            b'/' if slashes => out.push('/'),
+            _ => out += &format!("%{byte:02X}"),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn client(endpoint: &str) -> Result<Client, RegistryError> {
+        Client::new(HubOptions { endpoint: endpoint.to_owned(), ..HubOptions::default() })
+    }
+
+    #[test]
+    fn redirects_lead_to_addresses_and_never_out_of_tls() {
+        let client = client("https://hub.example").unwrap();
+        let from: Uri = "https://hub.example/a/b".parse().unwrap();
+        let follow = |location: &str| client.follow(&from, location).map(|uri| uri.to_string());
+        assert_eq!(follow("/c?d=e").unwrap(), "https://hub.example/c?d=e");
+        assert_eq!(follow("//cdn.example/c").unwrap(), "https://cdn.example/c");
+        assert_eq!(follow("https://cdn.example/c#d").unwrap(), "https://cdn.example/c");
+        for bad in ["http://hub.example/c", "file:///etc/passwd", "ftp://x/y", "", "c", "javascript:alert(1)"]
+        {
+            assert!(follow(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn endpoints_are_addresses() {
+        assert_eq!(client("https://hub.example/").unwrap().endpoint(), "https://hub.example");
+        assert_eq!(client("http://127.0.0.1:9/x").unwrap().endpoint(), "http://127.0.0.1:9/x");
+        for bad in ["", "hub.example", "ftp://hub.example", "https://", "https://hub.example/?x=y"] {
+            assert!(matches!(client(bad), Err(RegistryError::BadEndpoint { .. })), "{bad}");
+        }
+    }
+
+    #[test]
+    fn only_the_same_scheme_host_and_port_are_the_hub() {
+        let origin = |text: &str| Origin::of(&text.parse().unwrap()).unwrap();
+        let hub = origin("https://hub.example");
+        assert_eq!(hub, origin("https://HUB.example:443/x"));
+        for other in ["http://hub.example", "https://hub.example:444", "https://hub.example.evil.example"] {
+            assert_ne!(hub, origin(other), "{other}");
+        }
+        assert!(origin("http://[::1]:80").is_loopback() && origin("http://127.0.0.2").is_loopback());
+        assert!(!origin("http://127.0.0.1.example").is_loopback());
+    }
+
+    #[test]
+    fn odd_characters_are_encoded() {
+        assert_eq!(encode("a b/ü#?%.gguf", true), "a%20b/%C3%BC%23%3F%25.gguf");
+        assert_eq!(encode("refs/pr/1", false), "refs%2Fpr%2F1");
+    }
+}

@@ -1,0 +1,29 @@
+//! The model library: which models are on this machine, where they came from, and how to get more.
+//!
+//! A [`Registry`] is a folder. Its catalogue is a SQLite database; the models' files are blobs, named by their content
+//! and shared by the models that have them. Any number of processes may use it at once, and any of them may be killed at
+//! any moment: a model is in the catalogue only when all of its files are there, complete and checked.
+//!
+//! The library knows nothing of what is in a model. Who calls it opens the model ([`Inspect`]) and says what was learned.
+
+mod cancel;
+mod catalogue;
+mod digest;
+mod error;
+mod import;
+mod library;
+mod lock;
+mod name;
+mod record;
+mod store;
+
+pub mod hub;
+
+pub use cancel::Cancel;
+pub use digest::Digest;
+pub use error::RegistryError;
+pub use import::ImportOptions;
+pub use library::{PullOptions, Registry, Removed};
+pub use name::{LATEST, ModelName};
+pub use record::{Details, FileRecord, Format, Inspect, ModelRecord, OnProgress, Progress, Source, Transfer};
+pub use store::Pruned;

@@ -1,0 +1,74 @@
+//! Locks between processes. The system releases them when a process ends, however it ends.
+
+use std::{
+    fs::{File, OpenOptions, TryLockError},
+    path::Path,
+    thread,
+    time::Duration,
+};
+
+use crate::{cancel::Cancel, error::RegistryError};
+
+/// How often a lock that somebody else has is tried again.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// A held lock.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    _file: File,
+}
+
+impl Lock {
+    /// Waits until nobody has the lock exclusively; any number may share it.
+    pub(crate) fn shared(path: &Path) -> Result<Self, RegistryError> {
+        let file = open(path)?;
+        file.lock_shared().map_err(RegistryError::io("lock", path))?;
+        Ok(Self { _file: file })
+    }
+
+    /// Waits until nobody has the lock.
+    pub(crate) fn exclusive(path: &Path) -> Result<Self, RegistryError> {
+        let file = open(path)?;
+        file.lock().map_err(RegistryError::io("lock", path))?;
+        Ok(Self { _file: file })
+    }
+
+    /// Takes the lock if nobody has it.
+    pub(crate) fn try_exclusive(path: &Path) -> Result<Option<Self>, RegistryError> {
+        let file = open(path)?;
+        match file.try_lock() {
+            Ok(()) => Ok(Some(Self { _file: file })),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(error)) => Err(RegistryError::io("lock", path)(error)),
+        }
+    }
+
+    /// Waits until nobody has the lock, or the caller has enough; says once that it waits.
+    pub(crate) fn exclusive_unless(
+        path: &Path,
+        cancel: &Cancel,
+        waiting: impl FnOnce(),
+    ) -> Result<Self, RegistryError> {
+        let mut waiting = Some(waiting);
+        loop {
+            if let Some(lock) = Self::try_exclusive(path)? {
+                return Ok(lock);
+            }
+            if let Some(waiting) = waiting.take() {
+                waiting();
+            }
+            cancel.check()?;
+            thread::sleep(PAUSE);
+        }
+    }
+}
+
+fn open(path: &Path) -> Result<File, RegistryError> {
+    OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .read(true)
+        .write(true)
+        .open(path)
+        .map_err(RegistryError::io("open", path))
+}

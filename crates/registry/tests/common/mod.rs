@@ -1,0 +1,68 @@
+//! What the tests of the library share.
+#![allow(dead_code)] // each test file uses its part
+
+pub mod hub;
+
+use std::{collections::BTreeSet, error::Error, fs, io::Read, path::Path};
+
+use paguro_registry::{Details, Digest, ModelRecord, Registry};
+
+/// Looks at a "model" as an application would: it must begin as its format does. What is in it is the tests' own.
+pub fn inspect(path: &Path) -> Result<Details, Box<dyn Error + Send + Sync>> {
+    let file = if path.is_dir() { path.join("model.safetensors") } else { path.to_owned() };
+    let mut magic = [0; 4];
+    fs::File::open(&file)?.read_exact(&mut magic)?;
+    if path.is_dir() {
+        fs::read(path.join("config.json"))?;
+    } else if &magic != b"GGUF" {
+        return Err(format!("{} does not begin with GGUF", file.display()).into());
+    }
+    Ok(Details { architecture: Some("llama".into()), parameters: 1000, quantization: "Q4_0".into() })
+}
+
+/// A file that begins as a GGUF file does, of `size` bytes that differ by seed.
+pub fn gguf(seed: u64, size: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        // xorshift64: https://doi.org/10.18637/jss.v008.i14
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    };
+    let mut bytes = b"GGUF".to_vec();
+    bytes.resize_with(size.max(4), &mut next);
+    bytes
+}
+
+/// Everything that must hold of a library at any time, however its writers ended: what is listed is there, whole.
+pub fn check(root: &Path) -> Vec<ModelRecord> {
+    let registry = Registry::open(root).unwrap();
+    let models = registry.list().unwrap();
+    let names: BTreeSet<_> = models.iter().map(|model| model.name.to_string().to_lowercase()).collect();
+    assert_eq!(names.len(), models.len(), "a name twice");
+    for model in &models {
+        assert_eq!(registry.find(&model.name.to_string()).unwrap(), *model);
+        let path = registry.path(model).unwrap();
+        inspect(&path).unwrap();
+        let folder = if path.is_dir() { &path } else { path.parent().unwrap() };
+        assert!(!model.files.is_empty());
+        for file in &model.files {
+            let bytes = fs::read(folder.join(&file.name)).unwrap();
+            assert_eq!((bytes.len() as u64, Digest::of(&bytes)), (file.size, file.digest), "{}", file.name);
+        }
+    }
+    // Blobs are what their names say, whether a model has them or not.
+    for blob in fs::read_dir(root.join("blobs")).unwrap() {
+        let path = blob.unwrap().path();
+        let name: Digest = path.file_name().unwrap().to_str().unwrap().parse().unwrap();
+        assert_eq!(Digest::of(&fs::read(&path).unwrap()), name);
+    }
+    models
+}
+
+/// Number of files below a folder.
+pub fn count_files(folder: &Path) -> usize {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.map(|path| if path.is_dir() { count_files(&path) } else { 1 }).sum()
+}
