@@ -108,6 +108,7 @@ pub fn multiply<S: Simd, F: Format>(s: S, job: &Job<'_>, scratch: &mut super::Sc
         match job.count {
             1 => few::<S, F, 1>(s, job),
             2 => few::<S, F, 2>(s, job),
+            3 | 4 => few::<S, F, 4>(s, job),
             _ => many::<S, F>(s, job, strip),
         }
     }
@@ -325,12 +326,13 @@ fn pass<S: Simd, F: Format, const G: usize>(
         while row < rows.end {
             let left = rows.end - row;
             let sums = row - rows.start;
+            // With 16 registers, sums of four rows fit while a whole block is added up, but not if scales change in it.
             // SAFETY: the strip holds these blocks; rows are at least as long as the group's bricks, see `few`.
             unsafe {
                 if S::REGISTERS >= 32 && left > 4 {
                     tile::<S, F, 6, G>(s, job, row, blocks.clone(), strip, sums, &mut ahead);
                     row += 6;
-                } else if S::REGISTERS >= 32 && left > 2 {
+                } else if left > 2 && (S::REGISTERS >= 32 || layout.sub_block == BLOCK) {
                     tile::<S, F, 4, G>(s, job, row, blocks.clone(), strip, sums, &mut ahead);
                     row += 4;
                 } else {
