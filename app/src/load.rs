@@ -45,7 +45,7 @@ pub struct Loaded {
 pub fn file(source: &Source) -> Outcome<ModelFile> {
     match source {
         Source::Embedded => ModelFile::from_static(EMBEDDED, EMBEDDED_FILE),
-        Source::Path(path) => ModelFile::open(path),
+        Source::Path(path) | Source::Library { path, .. } => ModelFile::open(path),
     }
     .map_err(failure)
 }

@@ -7,6 +7,7 @@ mod eval;
 mod failure;
 mod inspect;
 mod interrupt;
+mod library;
 mod load;
 mod models;
 mod output;
@@ -42,13 +43,20 @@ fn main() -> ExitCode {
 }
 
 fn execute(settings: &Settings) -> Outcome<()> {
-    let terminal = settings.terminal;
+    let (terminal, library) = (settings.terminal, &settings.library);
     match &settings.command {
-        Command::Run(args) => run::run(args, terminal, settings.history.as_deref()),
-        Command::Bench(args) => bench::bench(args, terminal),
-        Command::Eval(args) => eval::eval(args, terminal),
-        Command::Tokenize(args) => tokenize::tokenize(args),
-        Command::Inspect(args) => inspect::inspect(args, terminal),
+        Command::Run(args) => run::run(args, library, terminal, settings.history.as_deref()),
+        Command::Bench(args) => bench::bench(args, library, terminal),
+        Command::Eval(args) => eval::eval(args, library, terminal),
+        Command::Tokenize(args) => tokenize::tokenize(args, library),
+        Command::Inspect(args) => inspect::inspect(args, library, terminal),
+        Command::Pull(args) => library::pull(args, library, terminal),
+        Command::Import(args) => library::import(args, library, terminal),
+        Command::List(args) => library::list(args, library, terminal),
+        Command::Show(args) => library::show(args, library, terminal),
+        Command::Rm(args) => library::rm(args, library),
+        Command::Cp(args) => library::cp(args, library),
+        Command::Prune => library::prune(library),
         Command::Devices(args) => devices::devices(args, terminal),
     }
 }

@@ -1,11 +1,17 @@
-//! Which model is meant: the one in the binary, a file, or a folder; and what to say when there is none.
+//! Which model is meant: the one in the binary, a file, a folder, or one of the library; and what to say when there is none.
 
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-use crate::failure::{Failure, Outcome};
+use paguro_registry::{RegistryError, hub::Reference};
+
+use crate::{
+    failure::{Failure, Outcome},
+    library,
+    settings::LibrarySettings,
+};
 
 /// The name of the model in the binary.
 pub const EMBEDDED: &str = "tales";
@@ -28,32 +34,53 @@ pub enum Source {
     Embedded,
     /// A GGUF file or a Hugging Face folder that exists.
     Path(PathBuf),
+    /// One of the library.
+    Library {
+        /// Its name there.
+        name: String,
+        /// Where it lies.
+        path: PathBuf,
+        /// What is recorded with it for requests to a server: `system`, `options` ...
+        parameters: Vec<String>,
+    },
 }
 
 impl Source {
-    /// What `-m NAME` means; nothing given is the model in the binary.
+    /// What `-m NAME` means; nothing given is the model in the binary. A file or a folder goes before a model of the
+    /// library.
     ///
     /// # Errors
     /// A usage error that suggests what might have been meant.
-    pub fn find(name: Option<&str>) -> Outcome<Self> {
+    pub fn find(name: Option<&str>, library: &LibrarySettings) -> Outcome<Self> {
         let Some(name) = name else { return Ok(Self::Embedded) };
         if name == EMBEDDED {
             return Ok(Self::Embedded);
         }
         let path = Path::new(name);
-        if path.exists() { existing(path) } else { Err(missing(name)) }
+        if path.exists() {
+            return existing(path);
+        }
+        match in_library(name, library)? {
+            Found::Yes(source) => Ok(source),
+            Found::No { similar } => Err(missing(name, similar)),
+        }
     }
 
     /// What the first word of `run` is: a model, or `None` when it begins the prompt.
     ///
     /// # Errors
     /// A usage error for a word that looks like a path and leads nowhere: nobody wants a tale about it.
-    pub fn from_first_word(word: &str) -> Outcome<Option<Self>> {
+    pub fn from_first_word(word: &str, library: &LibrarySettings) -> Outcome<Option<Self>> {
+        let as_prompt = |failure: Failure| {
+            failure.or_hint(format!("to use it as the prompt, write: paguro run {EMBEDDED} {word:?}"))
+        };
         if word == EMBEDDED || Path::new(word).exists() || looks_like_path(word) {
-            let as_prompt = format!("to use it as the prompt, write: paguro run {EMBEDDED} {word:?}");
-            return Self::find(Some(word)).map(Some).map_err(|failure| failure.or_hint(as_prompt));
+            return Self::find(Some(word), library).map(Some).map_err(as_prompt);
         }
-        Ok(None)
+        match in_library(word, library).map_err(as_prompt)? {
+            Found::Yes(source) => Ok(Some(source)),
+            Found::No { .. } => Ok(None),
+        }
     }
 
     /// The model's name in messages.
@@ -61,7 +88,31 @@ impl Source {
         match self {
             Self::Embedded => EMBEDDED.into(),
             Self::Path(path) => path.display().to_string(),
+            Self::Library { name, .. } => name.clone(),
         }
+    }
+}
+
+/// Whether the library has a model.
+enum Found {
+    Yes(Source),
+    No {
+        /// What it has instead.
+        similar: Vec<String>,
+    },
+}
+
+/// Looks a name up in the library, if there is one.
+fn in_library(name: &str, library: &LibrarySettings) -> Outcome<Found> {
+    let Some(registry) = library.open_existing()? else { return Ok(Found::No { similar: Vec::new() }) };
+    match registry.find(name) {
+        Ok(record) => {
+            let path = registry.path(&record).map_err(library::failure)?;
+            let parameters = record.parameters.keys().cloned().collect();
+            Ok(Found::Yes(Source::Library { name: record.name.short(), path, parameters }))
+        }
+        Err(RegistryError::NotFound { similar, .. }) => Ok(Found::No { similar }),
+        Err(error) => Err(library::failure(error)),
     }
 }
 
@@ -75,7 +126,8 @@ fn looks_like_path(word: &str) -> bool {
     let rooted =
         path.is_absolute() || ["./", "../", "~/", ".\\", "..\\"].iter().any(|start| word.starts_with(start));
     let separated = word.contains(['/', '\\']) && !word.contains(char::is_whitespace);
-    (model_file && !word.contains('\n')) || (rooted && !word.contains('\n')) || separated
+    let on_hub = word.starts_with("hf:") && !word.contains(char::is_whitespace);
+    (model_file && !word.contains('\n')) || (rooted && !word.contains('\n')) || separated || on_hub
 }
 
 /// Something is there; folders that cannot be a model are refused here, where what is inside can be listed. What is
@@ -90,8 +142,8 @@ fn existing(path: &Path) -> Outcome<Source> {
     Err(if inside.is_empty() { failure } else { failure.hint(format!("models in it: {}", list(&inside))) })
 }
 
-/// Nothing is there.
-fn missing(name: &str) -> Failure {
+/// Nothing is there; in the library there may be models of similar names.
+fn missing(name: &str, similar: Vec<String>) -> Failure {
     let failure = Failure::usage(format!("there is no model `{name}`"));
     let path = Path::new(name);
     let folder = match path.parent() {
@@ -109,8 +161,11 @@ fn missing(name: &str) -> Failure {
     candidates.retain(|candidate| likeness(candidate) > 0.75);
     candidates.sort_by(|a, b| likeness(b).total_cmp(&likeness(a)));
     candidates.truncate(3);
+    candidates.extend(similar.into_iter().map(PathBuf::from));
     if !candidates.is_empty() {
         failure.hint(format!("did you mean {}?", list(&candidates)))
+    } else if let Some(reference) = on_hub(name) {
+        failure.hint(format!("to get it from Hugging Face: paguro pull {reference}"))
     } else if !folder.is_dir() {
         failure.hint(format!(
             "there is no folder `{}`; give a GGUF file, a Hugging Face folder, or `{EMBEDDED}`",
@@ -121,6 +176,15 @@ fn missing(name: &str) -> Failure {
             "give a GGUF file, a Hugging Face folder, or `{EMBEDDED}`, the model inside this binary"
         ))
     }
+}
+
+/// What to pull, if the name could be a model's on the hub: a file's name could not.
+fn on_hub(name: &str) -> Option<String> {
+    let is_file = Path::new(name).extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
+    (!is_file && name.parse::<Reference>().is_ok()).then(|| match name.split_once(':') {
+        Some(("hf" | "https", _)) => name.to_owned(),
+        _ => format!("hf:{name}"),
+    })
 }
 
 /// GGUF files and Hugging Face folders in a folder, by name.
@@ -176,6 +240,7 @@ mod tests {
             "~/m",
             "x.safetensors",
             "org/name",
+            "hf:org/name",
         ] {
             assert!(looks_like_path(path), "{path}");
         }
@@ -187,16 +252,17 @@ mod tests {
         fs::write(folder.path().join("llama-7b-Q4_K_M.gguf"), "").unwrap();
         fs::create_dir(folder.path().join("qwen")).unwrap();
         fs::write(folder.path().join("qwen/config.json"), "{}").unwrap();
+        let none = LibrarySettings { root: None, hf_endpoint: None, hf_token: None };
         let report = |name: &str| {
             let name = folder.path().join(name).display().to_string();
-            Source::find(Some(&name)).unwrap_err().report(false).unwrap()
+            Source::find(Some(&name), &none).unwrap_err().report(false).unwrap()
         };
         assert!(report("llama-7b-Q4_K.gguf").contains("llama-7b-Q4_K_M.gguf`?"));
         assert!(report("qwem").contains("qwen`?"));
         assert!(report("nothing-like-it").contains("give a GGUF file"));
         assert!(report("no-folder/x.gguf").contains("there is no folder"));
         assert!(report("").contains("models in it"));
-        assert!(Source::find(Some("tale")).unwrap_err().report(false).unwrap().contains("`tales`"));
+        assert!(Source::find(Some("tale"), &none).unwrap_err().report(false).unwrap().contains("`tales`"));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Everything that flags and the environment decide, read once, in `main`.
 
 use std::{
-    env,
+    env, fmt,
     io::{self, IsTerminal},
     path::PathBuf,
 };
@@ -15,8 +15,28 @@ pub struct Settings {
     pub command: Command,
     /// How to talk to people.
     pub terminal: Terminal,
+    /// The model library.
+    pub library: LibrarySettings,
     /// Where the chat keeps its history of lines; `None` without a home.
     pub history: Option<PathBuf>,
+}
+
+/// Where models are kept, and where more of them come from.
+#[derive(Clone)]
+pub struct LibrarySettings {
+    /// The library's folder: `PAGURO_HOME`, or one in the user's data folder; `None` without a home.
+    pub root: Option<PathBuf>,
+    /// `HF_ENDPOINT`.
+    pub hf_endpoint: Option<String>,
+    /// `HF_TOKEN`.
+    pub hf_token: Option<String>,
+}
+
+impl fmt::Debug for LibrarySettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Without the token, which is a secret.
+        f.debug_struct("LibrarySettings").field("root", &self.root).finish_non_exhaustive()
+    }
 }
 
 /// What the three standard streams are, and what may be written to them.
@@ -53,18 +73,29 @@ impl Settings {
             progress: errors_tty && capable && !cli.quiet,
             quiet: cli.quiet,
         };
-        Self { command: cli.command, terminal, history: state_folder().map(|folder| folder.join("history")) }
+        let text = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
+        let library = LibrarySettings {
+            root: env::var_os("PAGURO_HOME")
+                .filter(|path| !path.is_empty())
+                .map(PathBuf::from)
+                .or_else(|| folder("XDG_DATA_HOME", ".local/share")),
+            hf_endpoint: text("HF_ENDPOINT"),
+            hf_token: text("HF_TOKEN"),
+        };
+        let history = folder("XDG_STATE_HOME", ".local/state").map(|folder| folder.join("history"));
+        Self { command: cli.command, terminal, library, history }
     }
 }
 
-/// Where programs keep what they remember between runs: XDG's state folder, and its nearest kin elsewhere.
-fn state_folder() -> Option<PathBuf> {
+/// Our part of one of XDG's folders (state: what programs remember between runs; data: what is the user's), and their
+/// nearest kin elsewhere.
+fn folder(xdg: &str, in_home: &str) -> Option<PathBuf> {
     // The specification has relative paths ignored.
     let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let base = if cfg!(windows) {
         absolute("LOCALAPPDATA")
     } else {
-        absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")))
+        absolute(xdg).or_else(|| Some(absolute("HOME")?.join(in_home)))
     };
     Some(base?.join("paguro"))
 }

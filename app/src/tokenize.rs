@@ -11,14 +11,15 @@ use crate::{
     load,
     models::Source,
     output::Output,
+    settings::LibrarySettings,
 };
 
 /// Runs the command.
 ///
 /// # Errors
 /// A model without a tokenizer; text that is not UTF-8.
-pub fn tokenize(args: &TokenizeArgs) -> Outcome<()> {
-    let source = Source::find(args.model.as_deref())?;
+pub fn tokenize(args: &TokenizeArgs, library: &LibrarySettings) -> Outcome<()> {
+    let source = Source::find(args.model.as_deref(), library)?;
     let tokenizer = load::tokenizer(&source)?;
     let text = match args.text.as_deref() {
         Some(text) if text != "-" => text.to_owned(),

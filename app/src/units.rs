@@ -39,6 +39,16 @@ pub fn tokens_per_second(tokens: usize, time: Duration) -> Option<f64> {
     (tokens > 0 && !time.is_zero()).then(|| tokens as f64 / time.as_secs_f64())
 }
 
+/// `3 hours ago`: the largest unit says enough.
+pub fn ago(age: Duration) -> String {
+    const UNITS: [(u64, &str); 4] = [(7 * 86400, "week"), (86400, "day"), (3600, "hour"), (60, "minute")];
+    let seconds = age.as_secs();
+    match UNITS.iter().find(|(unit, _)| seconds >= *unit) {
+        Some((unit, noun)) => format!("{} ago", plural((seconds / unit) as usize, noun)),
+        None => "just now".to_owned(),
+    }
+}
+
 /// `1 token`, `2 tokens`.
 pub fn plural(n: usize, noun: &str) -> String {
     if n == 1 { format!("1 {noun}") } else { format!("{n} {noun}s") }
@@ -65,6 +75,20 @@ mod tests {
         let table = [(12, "12"), (21_000_000, "21.0 M"), (1_100_048_384, "1.1 B"), (999_999_999, "1.0 B")];
         for (n, text) in table {
             assert_eq!(count(n), text);
+        }
+    }
+
+    #[test]
+    fn ages_have_one_unit() {
+        let table = [
+            (0, "just now"),
+            (60, "1 minute ago"),
+            (7199, "1 hour ago"),
+            (3 * 86400, "3 days ago"),
+            (30 * 86400, "4 weeks ago"),
+        ];
+        for (seconds, text) in table {
+            assert_eq!(ago(Duration::from_secs(seconds)), text);
         }
     }
 

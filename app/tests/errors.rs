@@ -42,7 +42,7 @@ fn models_that_are_not_there() {
         &["run", "some/folder", "Hello"],
         expect![[r#"
         error: there is no model `some/folder`
-        hint: there is no folder `some`; give a GGUF file, a Hugging Face folder, or `tales`
+        hint: to get it from Hugging Face: paguro pull hf:some/folder
         exit 2"#]],
     );
     check(

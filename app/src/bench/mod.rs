@@ -19,7 +19,7 @@ use crate::{
     failure::{Failure, Outcome},
     load::{self, Loaded},
     models::Source,
-    settings::Terminal,
+    settings::{LibrarySettings, Terminal},
 };
 use cost::Cost;
 use measure::{Random, measure};
@@ -73,8 +73,8 @@ struct Bench {
 ///
 /// # Errors
 /// Tests that cannot be; whatever stops the engine.
-pub fn bench(args: &BenchArgs, terminal: Terminal) -> Outcome<()> {
-    let source = Source::find(args.model.as_deref())?;
+pub fn bench(args: &BenchArgs, library: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
+    let source = Source::find(args.model.as_deref(), library)?;
     let cases = cases(args)?;
     let context = cases.iter().map(Case::context).max().unwrap_or(1);
     let model = load::model(&source, Some(context))?;

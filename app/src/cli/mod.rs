@@ -2,6 +2,7 @@
 
 mod bench;
 mod choices;
+mod library;
 mod sampling;
 
 use std::path::PathBuf;
@@ -10,6 +11,7 @@ use clap::{Args, Parser, Subcommand};
 
 pub use bench::BenchArgs;
 pub use choices::{Attention, ColorChoice, Device, Pages};
+pub use library::{CpArgs, ImportArgs, ListArgs, PullArgs, RmArgs, ShowArgs};
 pub use sampling::SamplingArgs;
 
 /// Paguro runs language models on this machine.
@@ -61,6 +63,21 @@ pub enum Command {
     Tokenize(TokenizeArgs),
     /// Show what is in a model file and what it needs to run
     Inspect(InspectArgs),
+    /// Get a model from Hugging Face into the library
+    Pull(PullArgs),
+    /// Take a model file or folder of this machine into the library
+    Import(ImportArgs),
+    /// List the models in the library
+    #[command(visible_alias = "ls")]
+    List(ListArgs),
+    /// Show what the library knows about a model
+    Show(ShowArgs),
+    /// Remove models from the library
+    Rm(RmArgs),
+    /// Give a model of the library another name, too
+    Cp(CpArgs),
+    /// Delete what belongs to no model of the library: unfinished downloads, what was left by a crash
+    Prune,
     /// List the devices that can run models
     Devices(DevicesArgs),
 }
@@ -113,8 +130,8 @@ pub struct AttentionArg {
 /// `paguro run`.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
-The first word is a model if it is the name of one (`tales` is inside this binary), a file or a folder;
-otherwise everything is the prompt. A first word that looks like a path but is not there is an error.
+The first word is a model if it is the name of one (`tales` is inside this binary, `paguro list` shows the
+library's), a file or a folder; otherwise everything is the prompt. A first word that looks like a path but is not there is an error.
 Text on standard input is the prompt, or follows the prompt after a blank line. With no prompt at all,
 `run` is a chat: /help there shows what it understands.
 

@@ -14,7 +14,7 @@ use crate::{
     load,
     models::Source,
     output::Output,
-    settings::Terminal,
+    settings::{LibrarySettings, Terminal},
     units,
 };
 use windows::{Plan, Tally, Window};
@@ -29,8 +29,8 @@ const LOGIT_BYTES: usize = 64 << 20;
 ///
 /// # Errors
 /// A text that cannot be read or is too short; whatever stops the engine.
-pub fn eval(args: &EvalArgs, terminal: Terminal) -> Outcome<()> {
-    let source = Source::find(args.model.as_deref())?;
+pub fn eval(args: &EvalArgs, library: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
+    let source = Source::find(args.model.as_deref(), library)?;
     let text = read(&args.file)?;
     let plan = args.stride.map_or(Plan::adjacent(args.ctx), |stride| Plan::strided(args.ctx, stride));
     let model = load::model(&source, Some(plan.window))?;

@@ -18,7 +18,7 @@ use crate::{
     interrupt::Interrupt,
     load::{self, Loaded},
     models::{EMBEDDED, Source},
-    settings::Terminal,
+    settings::{LibrarySettings, Terminal},
     tokenize::read_text,
 };
 use chat::Chat;
@@ -31,8 +31,19 @@ const DEFAULT_CONTEXT: usize = 8192;
 ///
 /// # Errors
 /// Whatever keeps the answer from being given, and Ctrl-C.
-pub fn run(args: &RunArgs, terminal: Terminal, history: Option<&Path>) -> Outcome<()> {
-    let (source, prompt) = what_to_run(args)?;
+pub fn run(
+    args: &RunArgs,
+    library: &LibrarySettings,
+    terminal: Terminal,
+    history: Option<&Path>,
+) -> Outcome<()> {
+    let (source, prompt) = what_to_run(args, library)?;
+    if let Source::Library { name, parameters, .. } = &source
+        && !parameters.is_empty()
+    {
+        let parameters = parameters.join(", ");
+        terminal.note(&format!("`run` does not use what is recorded with {name} for servers: {parameters}"));
+    }
     // What is wrong with the model shows before anything is read or computed.
     let model = load::model(&source, Some(args.ctx.unwrap_or(DEFAULT_CONTEXT)).filter(|&ctx| ctx > 0))?;
     let style = Style::new(&model, args.raw, args.system.as_deref())?;
@@ -51,10 +62,10 @@ pub fn run(args: &RunArgs, terminal: Terminal, history: Option<&Path>) -> Outcom
 }
 
 /// Sorts the words into a model and a prompt.
-fn what_to_run(args: &RunArgs) -> Outcome<(Source, Option<String>)> {
+fn what_to_run(args: &RunArgs, library: &LibrarySettings) -> Outcome<(Source, Option<String>)> {
     let (source, words) = match (&args.model, args.words.split_first()) {
-        (Some(model), _) => (Source::find(Some(model))?, &args.words[..]),
-        (None, Some((first, rest))) => match Source::from_first_word(first)? {
+        (Some(model), _) => (Source::find(Some(model), library)?, &args.words[..]),
+        (None, Some((first, rest))) => match Source::from_first_word(first, library)? {
             Some(source) => (source, rest),
             None => (Source::Embedded, &args.words[..]),
         },

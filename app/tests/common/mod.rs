@@ -15,10 +15,13 @@ pub const STORY: &str = "Tell me a story about a shy fox who lost a key";
 pub fn paguro(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_paguro"));
     for (name, _) in env::vars_os() {
-        if name.to_string_lossy().starts_with("PAGURO_") || name == "NO_COLOR" {
-            command.env_remove(name);
+        let name = name.to_string_lossy();
+        if name.starts_with("PAGURO_") || name.starts_with("HF_") || name == "NO_COLOR" {
+            command.env_remove(&*name);
         }
     }
+    // Not the developer's own.
+    command.env("PAGURO_HOME", Path::new(env!("CARGO_TARGET_TMPDIR")).join("no-library"));
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }

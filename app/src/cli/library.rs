@@ -1,0 +1,105 @@
+//! `paguro pull`, `import`, `list`, `show`, `rm`, `cp`, `prune`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use paguro_registry::ModelName;
+
+/// `paguro pull`.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+A repository with GGUF files gives one of them: the one that is named after the colon, else Q4_K_M, else Q8_0, else
+what is nearest to these. Split models come whole. A repository without gives its folder of safetensors; with both,
+`:safetensors` asks for it. An address pasted from the browser is understood, too.
+
+Every file is checked against the hub's checksum before the model shows in the library. A pull that was interrupted
+goes on where it stopped when it is asked for again. Pulling a model again gets what is new.
+
+HF_ENDPOINT is the hub, https://huggingface.co unless set. HF_TOKEN opens private and gated models.
+
+Examples:
+  paguro pull hf:Qwen/Qwen3-0.6B-GGUF             the sensible quantization of it
+  paguro pull hf:Qwen/Qwen3-0.6B-GGUF:Q8_0        this one
+  paguro pull hf:Qwen/Qwen3-0.6B --name qwen      safetensors, under another name
+  paguro pull https://huggingface.co/Qwen/Qwen3-0.6B-GGUF/blob/main/Qwen3-0.6B-Q8_0.gguf")]
+pub struct PullArgs {
+    /// The model: hf:OWNER/REPOSITORY[@REVISION][:QUANTIZATION | :FILE]
+    #[arg(value_name = "REFERENCE")]
+    pub reference: String,
+
+    /// Its name in the library [default: OWNER/REPOSITORY:QUANTIZATION]
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<ModelName>,
+}
+
+/// `paguro import`.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+Without --copy the files stay where they are, and must; the library notices when they change. With --copy it has its
+own, which other models share if they have the same content.
+
+Examples:
+  paguro import MODEL.gguf                   by its file's name
+  paguro import MODEL.gguf --name tiny       by another one
+  paguro import some/hf-folder --copy        a copy, so that the folder may go")]
+pub struct ImportArgs {
+    /// A GGUF file (any one of a split model) or a Hugging Face folder
+    #[arg(value_name = "FILE | FOLDER")]
+    pub path: PathBuf,
+
+    /// Its name in the library [default: its file's]
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<ModelName>,
+
+    /// Copy the files into the library
+    #[arg(long)]
+    pub copy: bool,
+
+    /// Take the place of a model of that name
+    #[arg(long)]
+    pub replace: bool,
+}
+
+/// `paguro list`.
+#[derive(Args, Debug)]
+pub struct ListArgs {
+    /// Print one JSON object per line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `paguro show`.
+#[derive(Args, Debug)]
+pub struct ShowArgs {
+    /// The model
+    #[arg(value_name = "NAME")]
+    pub name: String,
+
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `paguro rm`.
+#[derive(Args, Debug)]
+pub struct RmArgs {
+    /// The models
+    #[arg(value_name = "NAME", required = true)]
+    pub names: Vec<String>,
+}
+
+/// `paguro cp`.
+#[derive(Args, Debug)]
+pub struct CpArgs {
+    /// The model
+    #[arg(value_name = "NAME")]
+    pub from: String,
+
+    /// Its other name
+    #[arg(value_name = "NEW NAME")]
+    pub to: ModelName,
+
+    /// Take the place of a model of that name
+    #[arg(long)]
+    pub replace: bool,
+}

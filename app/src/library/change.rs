@@ -1,0 +1,54 @@
+//! `paguro rm`, `paguro cp` and `paguro prune`.
+
+use super::{failure, usable};
+use crate::{
+    cli::{CpArgs, RmArgs},
+    failure::{Failure, Outcome},
+    output::Output,
+    settings::LibrarySettings,
+    units,
+};
+
+/// Runs `paguro rm`.
+///
+/// # Errors
+/// A name that is not there or not clear; those before it are removed then.
+pub fn rm(args: &RmArgs, settings: &LibrarySettings) -> Outcome<()> {
+    let Some(registry) = settings.open_existing()? else {
+        return Err(Failure::usage(format!("there is no model `{}`: the library is empty", args.names[0])));
+    };
+    let mut out = Output::new();
+    for name in &args.names {
+        let removed = registry.remove(name).map_err(failure)?;
+        let freed = match removed.freed {
+            Some(bytes) => format!("{} freed", units::bytes(bytes)),
+            None => "another process is writing to the library; `paguro prune` frees its space later".into(),
+        };
+        out.line(format_args!("removed {} ({freed})", removed.record.name.short()))?;
+    }
+    Ok(())
+}
+
+/// Runs `paguro cp`.
+///
+/// # Errors
+/// A name that is not there; another one that is taken.
+pub fn cp(args: &CpArgs, settings: &LibrarySettings) -> Outcome<()> {
+    usable(&args.to)?;
+    let registry = settings.open()?;
+    let record = registry.copy(&args.from, &args.to, args.replace).map_err(failure)?;
+    Output::new().line(record.name.short())
+}
+
+/// Runs `paguro prune`.
+///
+/// # Errors
+/// Another process that writes to the library.
+pub fn prune(settings: &LibrarySettings) -> Outcome<()> {
+    let pruned = match settings.open_existing()? {
+        Some(registry) => registry.prune().map_err(failure)?,
+        None => Default::default(),
+    };
+    let (files, bytes) = (units::plural(pruned.files, "file"), units::bytes(pruned.bytes));
+    Output::new().line(format_args!("{files} removed ({bytes} freed)"))
+}

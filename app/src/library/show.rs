@@ -1,0 +1,129 @@
+//! `paguro list` and `paguro show`.
+
+use std::time::SystemTime;
+
+use humantime::format_rfc3339_millis;
+use paguro_registry::{ModelRecord, Source};
+use serde_json::{Value, json};
+
+use super::failure;
+use crate::{
+    cli::{ListArgs, ShowArgs},
+    failure::{Failure, Outcome},
+    output::Output,
+    settings::{LibrarySettings, Terminal},
+    units,
+};
+
+/// Runs `paguro list`.
+///
+/// # Errors
+/// A library that cannot be read.
+pub fn list(args: &ListArgs, settings: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
+    let models = match settings.open_existing()? {
+        Some(registry) => registry.list().map_err(failure)?,
+        None => Vec::new(),
+    };
+    let mut out = Output::new();
+    if args.json {
+        return models.iter().try_for_each(|model| out.json(&as_json(model)));
+    }
+    if models.is_empty() {
+        terminal.status("the library is empty; `paguro pull` and `paguro import` bring models into it");
+        return Ok(());
+    }
+    let names: Vec<_> = models.iter().map(|model| model.name.short()).collect();
+    let width = names.iter().map(String::len).max().unwrap_or(0).max("name".len());
+    let title = format!("{:width$}  {:>10}  {:>10}  {:9}  changed", "name", "size", "parameters", "format");
+    out.line(terminal.bold(&title))?;
+    for (name, model) in names.iter().zip(&models) {
+        out.line(format_args!(
+            "{name:width$}  {:>10}  {:>10}  {:9}  {}",
+            units::bytes(model.size()),
+            units::count(model.details.parameters),
+            model.details.quantization,
+            ago(model.modified_at)
+        ))?;
+    }
+    Ok(())
+}
+
+/// Runs `paguro show`. A model whose files have gone is shown, too, and what became of them.
+///
+/// # Errors
+/// A name that is not there or not clear.
+pub fn show(args: &ShowArgs, settings: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
+    let Some(registry) = settings.open_existing()? else {
+        return Err(Failure::usage(format!("there is no model `{}`: the library is empty", args.name)));
+    };
+    let model = registry.find(&args.name).map_err(failure)?;
+    let path = registry.path(&model).map_err(|error| error.to_string());
+    let mut out = Output::new();
+    if args.json {
+        let mut value = as_json(&model);
+        match path {
+            Ok(path) => value["path"] = json!(path),
+            Err(problem) => value["problem"] = json!(problem),
+        }
+        return out.json(&value);
+    }
+    out.line(terminal.bold(&model.name.short()))?;
+    let mut row = |name: &str, value: String| out.line(format_args!("  {name:<14}{value}"));
+    row("source", source(&model.source))?;
+    row("format", model.format.name().to_owned())?;
+    row("architecture", model.details.architecture.clone().unwrap_or_else(|| "(none)".into()))?;
+    let parameters = units::count(model.details.parameters);
+    row("parameters", format!("{parameters} ({})", model.details.quantization))?;
+    let files = units::plural(model.files.len(), "file");
+    row("size", format!("{} in {files}", units::bytes(model.size())))?;
+    row("digest", model.digest().to_string())?;
+    row("changed", format!("{} ({})", ago(model.modified_at), format_rfc3339_millis(model.modified_at)))?;
+    match path {
+        Ok(path) => row("path", path.display().to_string())?,
+        Err(problem) => row("problem", problem)?,
+    }
+    for (name, value) in &model.parameters {
+        row("default", format!("{name} = {value}"))?;
+    }
+    for file in &model.files {
+        row("file", format!("{} ({}, {})", file.name, units::bytes(file.size), file.digest))?;
+    }
+    Ok(())
+}
+
+fn source(source: &Source) -> String {
+    match source {
+        Source::Hub { endpoint, repo, commit } => format!("{endpoint}/{repo}, commit {commit}"),
+        Source::Import { path } => format!("imported from {}", path.display()),
+        Source::Upload => "uploaded".to_owned(),
+        Source::Model { name } => format!("made from {name}"),
+    }
+}
+
+fn as_json(model: &ModelRecord) -> Value {
+    let files = model.files.iter();
+    json!({
+        "name": model.name.to_string(),
+        "source": model.source,
+        "format": model.format.name(),
+        "architecture": model.details.architecture,
+        "parameters": model.details.parameters,
+        "quantization": model.details.quantization,
+        "bytes": model.size(),
+        "digest": model.digest().to_string(),
+        "created_at": format_rfc3339_millis(model.created_at).to_string(),
+        "modified_at": format_rfc3339_millis(model.modified_at).to_string(),
+        "defaults": model.parameters,
+        "files": files.map(|file| json!({
+            "name": file.name,
+            "bytes": file.size,
+            "digest": file.digest.to_string(),
+            "location": file.location,
+        })).collect::<Vec<_>>(),
+    })
+}
+
+fn ago(time: SystemTime) -> String {
+    // A clock that was set back makes no negative ages.
+    units::ago(SystemTime::now().duration_since(time).unwrap_or_default())
+}

@@ -1,0 +1,414 @@
+//! The model library from the command line: the built binary, a hub on loopback, real files.
+
+mod common;
+#[path = "../../crates/registry/tests/common/mod.rs"]
+mod library_common;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use common::Ran;
+use expect_test::expect;
+use library_common::{
+    check, count_files,
+    hub::{Fault, TestHub},
+};
+use paguro_registry::{Pruned, Registry};
+
+/// A library, a folder for files, and a hub.
+struct Fixture {
+    hub: TestHub,
+    folder: tempfile::TempDir,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        Self { hub: TestHub::start(), folder: tempfile::tempdir().unwrap() }
+    }
+
+    fn root(&self) -> PathBuf {
+        self.folder.path().join("library")
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = common::paguro(args);
+        command.env("PAGURO_HOME", self.root()).env("HF_ENDPOINT", self.hub.endpoint());
+        command.current_dir(self.folder.path());
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> Ran {
+        self.command(args).output().unwrap().into()
+    }
+
+    /// Its words, without what differs from run to run.
+    fn words(&self, args: &[&str]) -> String {
+        let Ran { code, out, err } = self.run(args);
+        let text = format!("{out}{err}exit {}", code.unwrap());
+        text.replace(&self.folder.path().display().to_string(), "").replace(&self.hub.port.to_string(), "HUB")
+    }
+}
+
+/// The smallest file that is a GGUF model to look at: an architecture, and a tensor of so many weights.
+fn model(seed: u32, weights: u32) -> Vec<u8> {
+    let mut file = b"GGUF".to_vec();
+    let text = |file: &mut Vec<u8>, text: &str| {
+        file.extend((text.len() as u64).to_le_bytes());
+        file.extend(text.as_bytes());
+    };
+    file.extend(3u32.to_le_bytes());
+    file.extend(1u64.to_le_bytes());
+    file.extend(1u64.to_le_bytes());
+    text(&mut file, "general.architecture");
+    file.extend(8u32.to_le_bytes());
+    text(&mut file, "llama");
+    text(&mut file, "output.weight");
+    file.extend(1u32.to_le_bytes());
+    file.extend(u64::from(weights).to_le_bytes());
+    file.extend(0u32.to_le_bytes());
+    file.extend(0u64.to_le_bytes());
+    file.resize(file.len().next_multiple_of(32), 0);
+    file.extend((0..weights).flat_map(|i| (i.wrapping_mul(seed) as f32).to_le_bytes()));
+    file
+}
+
+/// The model in the binary, as a file.
+fn tales() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tales/tales-Q8_0.gguf")
+}
+
+#[test]
+fn a_model_is_pulled_listed_renamed_and_removed() {
+    let f = Fixture::new();
+    f.hub.add("o/Tiny-GGUF", &[("tiny-F32.gguf", &model(3, 5000)), ("tiny-Q9_9.gguf", &model(5, 5000))]);
+    expect![[r#"
+        the library is empty; `paguro pull` and `paguro import` bring models into it
+        exit 0"#]]
+    .assert_eq(&f.words(&["list"]));
+    assert!(!f.root().exists(), "looking makes nothing");
+    expect![[r#"
+        o/Tiny-GGUF:F32 (20.1 kB, F32)
+        getting 1 file, 20.1 kB
+        exit 0"#]]
+    .assert_eq(&f.words(&["pull", "hf:o/Tiny-GGUF"]));
+    expect![[r#"
+        mine
+        exit 0"#]]
+    .assert_eq(&f.words(&["cp", "tiny-gguf", "mine"]));
+    expect![[r#"
+        name                   size  parameters  format     changed
+        mine                20.1 kB       5.0 k  F32        just now
+        o/Tiny-GGUF:F32     20.1 kB       5.0 k  F32        just now
+        exit 0"#]]
+    .assert_eq(&f.words(&["list"]));
+    let list = f.run(&["ls", "--json"]).json_lines();
+    let names: Vec<_> = list.iter().map(|model| model["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["mine:latest", "o/Tiny-GGUF:F32"]);
+    let shown = f.run(&["show", "mine", "--json"]).json();
+    assert_eq!((&shown["architecture"], &shown["parameters"]), (&"llama".into(), &5000.into()));
+    assert_eq!(shown["source"]["repo"], "o/Tiny-GGUF");
+    assert_eq!(shown["digest"], list[1]["digest"]);
+    assert!(Path::new(shown["path"].as_str().unwrap()).is_file());
+    let text = f.run(&["show", "o/Tiny-GGUF"]).ok();
+    assert!(text.contains("architecture  llama\n  parameters    5.0 k (F32)\n"), "{text}");
+    expect![[r#"
+        removed o/Tiny-GGUF:F32 (0 B freed)
+        removed mine (20.1 kB freed)
+        exit 0"#]]
+    .assert_eq(&f.words(&["rm", "tiny-gguf", "mine"]));
+    expect![[r#"
+        0 files removed (0 B freed)
+        exit 0"#]]
+    .assert_eq(&f.words(&["prune"]));
+}
+
+#[test]
+fn a_model_of_the_library_runs_by_its_name() {
+    let f = Fixture::new();
+    let tales = tales();
+    let tales = tales.to_str().unwrap();
+    assert!(f.run(&["import", tales, "--name", "stories:v1"]).ok().starts_with("stories:v1 ("));
+    let answer =
+        f.run(&["run", "--json", "--seed", "1", "--max-tokens", "5", "stories", "Once upon a time"]).json();
+    let own =
+        f.run(&["run", "--json", "--seed", "1", "--max-tokens", "5", "tales", "Once upon a time"]).json();
+    assert_eq!(answer["text"], own["text"]);
+    assert_eq!(f.run(&["inspect", "--json", "stories:V1"]).json()["architecture"], "llama");
+    let tokens = f.run(&["tokenize", "--json", "-m", "stories", "Hello"]).json();
+    assert_eq!(tokens["model"], "stories:v1");
+    // A word that is no model's name begins a prompt, as it did without a library.
+    let answer = f.run(&["run", "--json", "--max-tokens", "1", "storiez"]).json();
+    assert_eq!(answer["prompt_tokens"].as_u64().map(|n| n > 0), Some(true));
+    expect![[r#"
+        error: there is no model `storiez`
+        hint: did you mean `stories:v1`?
+        exit 2"#]]
+    .assert_eq(&f.words(&["bench", "-m", "storiez"]));
+    expect![[r#"
+        error: `tales` is the model inside this binary
+        hint: give another name with --name
+        exit 2"#]]
+    .assert_eq(&f.words(&["import", tales, "--name", "tales"]));
+    f.run(&["cp", "stories", "stories:v2"]).ok();
+    expect![[r#"
+        error: `stories` could be `stories:v1` or `stories:v2`; give the whole name
+        hint: to use it as the prompt, write: paguro run tales "stories"
+        exit 2"#]]
+    .assert_eq(&f.words(&["run", "stories"]));
+}
+
+#[test]
+fn what_goes_wrong_is_one_clear_line() {
+    let f = Fixture::new();
+    f.hub.add("o/m", &[("a-Q2_K.gguf", &model(1, 10)), ("b-Q8_0.gguf", b"no model")]);
+    for (args, expected) in [
+        (
+            &["pull", "o/m:Q4_0"][..],
+            expect![[r#"
+                error: o/m: nothing in it is `Q4_0`; there is Q2_K, Q8_0
+                exit 2"#]],
+        ),
+        (
+            &["pull", "hf:o/nothing"][..],
+            expect![[r#"
+                error: http://127.0.0.1:HUB has no `o/nothing` (HTTP 404)
+                exit 1"#]],
+        ),
+        (
+            &["pull", "nothing"][..],
+            expect![[r#"
+                error: `nothing` is no model on a hub: write `hf:owner/repository` or `hf:owner/repository:Q4_K_M`
+                exit 2"#]],
+        ),
+        (
+            &["-q", "pull", "o/m"][..],
+            expect![[r#"
+                error: `o/m:Q8_0` cannot be opened: `/library/models/9579c67f9231a4c4bef1e5f8bb60f35f05d6fb987d1ecca553df5a9d0a26d751/b-Q8_0.gguf`: not a GGUF file: it begins with "no model"
+                exit 1"#]],
+        ),
+        (
+            &["show", "nothing"][..],
+            expect![[r#"
+                error: there is no model `nothing` in the library
+                exit 2"#]],
+        ),
+        (
+            &["rm", "nothing"][..],
+            expect![[r#"
+                error: there is no model `nothing` in the library
+                exit 2"#]],
+        ),
+        (
+            &["import", "nothing.gguf"][..],
+            expect![[r#"
+                error: cannot open `nothing.gguf`: No such file or directory (os error 2)
+                exit 1"#]],
+        ),
+        (
+            &["run", "hf:o/m", "Hello"][..],
+            expect![[r#"
+                error: there is no model `hf:o/m`
+                hint: to get it from Hugging Face: paguro pull hf:o/m
+                exit 2"#]],
+        ),
+    ] {
+        expected.assert_eq(&f.words(args));
+    }
+    let ran: Ran = f.command(&["pull", "o/m"]).env("HF_ENDPOINT", "somewhere").output().unwrap().into();
+    expect!["error: `somewhere` is not the address of a hub: it must begin with https:// or http://\n"]
+        .assert_eq(&ran.err);
+    f.hub.state().token = Some("hf_right".to_owned());
+    let ran: Ran = f.command(&["pull", "o/m:Q2_K"]).env("HF_TOKEN", "hf_right").output().unwrap().into();
+    ran.ok();
+}
+
+/// Numbers without a pattern, the same in every run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        // Knuth's MMIX generator; its upper bits.
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % n
+    }
+}
+
+/// Runs a command many times and kills it at random moments of its time, of which `prepare` is no part. Whatever was
+/// going on, the library opens, and what it lists is there and whole. Returns how often the command was killed.
+fn kill(f: &Fixture, args: &[&str], rounds: usize, prepare: impl Fn()) -> usize {
+    prepare();
+    let started = Instant::now();
+    f.run(args).ok();
+    let whole = started.elapsed();
+    let (mut random, mut killed) = (Random(args.len() as u64), 0);
+    for _ in 0..rounds {
+        prepare();
+        let mut child = f.command(args).spawn().unwrap();
+        thread::sleep(Duration::from_micros(random.below(whole.as_micros() as u64)));
+        // SIGKILL; it may be done already.
+        child.kill().unwrap();
+        if !child.wait().unwrap().success() {
+            killed += 1;
+        }
+        check(&f.root());
+    }
+    killed
+}
+
+/// Nothing is left but what the models need, and everything works.
+fn settle(f: &Fixture) {
+    let registry = Registry::open(&f.root()).unwrap();
+    registry.prune().unwrap();
+    let models = check(&f.root());
+    let mut digests: Vec<_> = models.iter().flat_map(|model| &model.files).map(|file| file.digest).collect();
+    digests.sort();
+    digests.dedup();
+    assert_eq!(count_files(&f.root().join("blobs")), digests.len());
+    for folder in ["partial", "tmp", "locks"] {
+        assert_eq!(count_files(&f.root().join(folder)), 0, "{folder}");
+    }
+    assert_eq!(registry.prune().unwrap(), Pruned::default());
+}
+
+#[test]
+fn a_killed_pull_leaves_a_sound_library() {
+    let f = Fixture::new();
+    let files = [model(3, 40_000), model(5, 50_000), model(7, 60_000)];
+    f.hub.add(
+        "o/m",
+        &[
+            ("m-F32-00001-of-00003.gguf", &files[0]),
+            ("m-F32-00002-of-00003.gguf", &files[1]),
+            ("m-F32-00003-of-00003.gguf", &files[2]),
+        ],
+    );
+    f.hub.add("o/one", &[("one.gguf", &model(11, 80_000))]);
+    f.hub.state().delay = 4;
+    let remove = || {
+        let registry = Registry::open(&f.root()).unwrap();
+        if registry.find("o/one").is_ok() {
+            registry.remove("o/one").unwrap();
+        }
+        // Downloads go on with what was left, so these must not be the same pull again and again.
+        registry.prune().unwrap();
+    };
+    let killed = kill(&f, &["pull", "o/one"], 30, remove);
+    assert!(killed >= 10, "only {killed} of 30 were killed in time");
+    // And with what was left; dropped connections besides.
+    for _ in 0..3 {
+        f.hub.state().faults = vec![Fault::Drop(100_000); 2];
+        kill(&f, &["pull", "o/one", "--name", "again"], 5, || {
+            let registry = Registry::open(&f.root()).unwrap();
+            let _ = registry.remove("again");
+        });
+    }
+    f.run(&["pull", "o/one"]).ok();
+    settle(&f);
+}
+
+#[test]
+fn a_killed_import_or_removal_leaves_a_sound_library() {
+    let f = Fixture::new();
+    let path = f.folder.path().join("big-F32.gguf");
+    fs::write(&path, model(3, 2_000_000)).unwrap();
+    let remove = || {
+        let _ = Registry::open(&f.root()).unwrap().remove("big");
+    };
+    let killed = kill(&f, &["import", "big-F32.gguf", "--copy"], 30, remove);
+    assert!(killed >= 10, "only {killed} of 30 were killed in time");
+    settle(&f);
+    let import = || {
+        if Registry::open(&f.root()).unwrap().find("big").is_err() {
+            f.run(&["import", "big-F32.gguf", "--copy"]).ok();
+        }
+    };
+    let killed = kill(&f, &["rm", "big"], 30, import);
+    assert!(killed >= 5, "only {killed} of 30 were killed in time");
+    settle(&f);
+}
+
+#[test]
+fn many_processes_at_once_are_no_trouble() {
+    let f = Fixture::new();
+    f.hub.add("o/m", &[("m.gguf", &model(3, 50_000))]);
+    f.hub.state().delay = 2;
+    let path = f.folder.path().join("x.gguf");
+    fs::write(&path, model(5, 50_000)).unwrap();
+    let mut children = Vec::new();
+    for i in 0..4 {
+        let name = format!("n{i}");
+        children.push(f.command(&["pull", "o/m"]).spawn().unwrap());
+        children.push(f.command(&["import", "x.gguf", "--copy", "--name", &name]).spawn().unwrap());
+        children.push(f.command(&["list"]).spawn().unwrap());
+    }
+    for child in children {
+        Ran::from(child.wait_with_output().unwrap()).ok();
+    }
+    let sent = f.hub.state().sent;
+    assert_eq!(sent, model(3, 50_000).len() as u64, "one download for all");
+    assert_eq!(check(&f.root()).len(), 5);
+    settle(&f);
+}
+
+/// A limit on the size of files fails writes as a full disk does, but for the name of the error.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_said_and_leaves_a_sound_library() {
+    let f = Fixture::new();
+    f.hub.add("o/m", &[("m.gguf", &model(3, 2_000_000))]);
+    fs::write(f.folder.path().join("x.gguf"), model(5, 2_000_000)).unwrap();
+    f.run(&["list"]).ok();
+    // In units of 1024 bytes; the signal would end the process before it could say anything.
+    let limited = |args: &str| -> Ran {
+        let script = format!("trap '' XFSZ; ulimit -f 6000; exec \"$0\" {args}");
+        let paguro = f.command(&[]);
+        let mut command = Command::new("bash");
+        command.args(["-c", &script]).arg(paguro.get_program()).current_dir(f.folder.path());
+        command.env("PAGURO_HOME", f.root()).env("HF_ENDPOINT", f.hub.endpoint());
+        command.output().unwrap().into()
+    };
+    for args in ["-q pull o/m", "-q import --copy x.gguf"] {
+        let ran = limited(args);
+        assert_eq!(ran.code, Some(1), "{ran:?}");
+        assert!(ran.err.starts_with("error: no space is left for `"), "{}", ran.err);
+        assert!(ran.err.ends_with("free some (`paguro rm`, `paguro prune`) and try again\n"), "{}", ran.err);
+        assert!(check(&f.root()).is_empty());
+    }
+    // With space again, the pull goes on with what it has: six megabytes, less what it gave back.
+    f.hub.state().sent = 0;
+    f.run(&["pull", "o/m"]).ok();
+    assert!(f.hub.state().sent < 7_000_000, "{}", f.hub.state().sent);
+    settle(&f);
+}
+
+/// A disk of a megabyte.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_really_full_disk_is_said_too() {
+    let f = Fixture::new();
+    f.hub.add("o/m", &[("m.gguf", &model(3, 500_000))]);
+    fs::create_dir(f.root()).unwrap();
+    // A name space of its own, in which anybody may mount.
+    let script = "mount -t tmpfs -o size=1m none \"$PAGURO_HOME\" && \"$0\" -q pull o/m; echo $?; ls \"$PAGURO_HOME/models\"; \"$0\" list";
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "--mount", "bash", "-c", script]);
+    command.arg(f.command(&[]).get_program()).current_dir(f.folder.path());
+    command.env("PAGURO_HOME", f.root()).env("HF_ENDPOINT", f.hub.endpoint());
+    let ran: Ran = match command.output() {
+        Ok(output) => output.into(),
+        Err(error) => return println!("skipped: no unshare: {error}"),
+    };
+    if ran.err.contains("unshare failed") || ran.err.contains("mount:") {
+        return println!("skipped: no disk of its own may be mounted: {}", ran.err);
+    }
+    assert!(ran.err.starts_with("error: no space is left for `"), "{ran:?}");
+    assert!(
+        ran.err.ends_with("the library is empty; `paguro pull` and `paguro import` bring models into it\n")
+    );
+    assert_eq!(ran.out, "1\n");
+}
