@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use paguro_backend::KvLayout;
+use paguro_backend::{KvDtype, KvLayout};
 use paguro_engine::EngineOptions;
 use paguro_model::{LoadOptions, Model, ModelFile, tensor::Tensor};
 use serde_json::{Value, json};
@@ -31,7 +31,10 @@ pub fn inspect(args: &InspectArgs, library: &LibrarySettings, terminal: Terminal
     let model = file.load(&LoadOptions { max_context: args.ctx });
     let model = model.as_ref().map_err(ToString::to_string);
     let memory = match &model {
-        Ok(model) => Some(Memory::new(model, args.ctx.unwrap_or(model.context_length), &args.on)?),
+        Ok(model) => {
+            let context = args.ctx.unwrap_or(model.context_length);
+            Some(Memory::new(model, context, args.kv.kv_dtype.into(), &args.on)?)
+        }
         Err(_) => None,
     };
     if args.json {
@@ -55,16 +58,18 @@ struct Memory {
     pages: u64,
     page_bytes: u64,
     block_size: usize,
+    kv_dtype: KvDtype,
 }
 
 impl Memory {
-    fn new(model: &Model, context: usize, on: &RunOnArgs) -> Outcome<Self> {
+    fn new(model: &Model, context: usize, kv_dtype: KvDtype, on: &RunOnArgs) -> Outcome<Self> {
         let options = EngineOptions::default();
-        let page_bytes =
-            devices::open(on, None)?.backend.page_bytes(&model.program, options.block_size) as u64;
+        let backend = devices::open(on, None)?.backend;
+        let page_bytes = backend.page_bytes(&model.program, options.block_size, kv_dtype) as u64;
         let weights: usize = model.weights.matrices.iter().map(|matrix| matrix.bytes.as_slice().len()).sum();
         let pages = pages(&model.program.kv, context, options.block_size, options.max_batch_tokens);
-        Ok(Self { context, weights: weights as u64, pages, page_bytes, block_size: options.block_size })
+        let (weights, block_size) = (weights as u64, options.block_size);
+        Ok(Self { context, weights, pages, page_bytes, block_size, kv_dtype })
     }
 
     fn kv(&self) -> u64 {
@@ -117,14 +122,15 @@ fn summary(
         Err(problem) => row("runs", format!("no: {problem}"))?,
     }
     if let Some(memory) = memory {
-        let Memory { context, weights, pages, page_bytes, block_size } = memory;
+        let Memory { context, weights, pages, page_bytes, block_size, kv_dtype } = memory;
         row("memory", format!("{} for a context of {context} tokens:", units::bytes(weights + memory.kv())))?;
         row("", format!("{} weights", units::bytes(weights)))?;
         row(
             "",
             format!(
-                "{} KV cache, {pages} pages of {} for {block_size} tokens",
+                "{} KV cache in {}, {pages} pages of {} for {block_size} tokens",
                 units::bytes(memory.kv()),
+                kv_dtype.name(),
                 units::bytes(page_bytes)
             ),
         )?;
@@ -250,6 +256,7 @@ fn as_json(
             "pages": memory.pages,
             "page_bytes": memory.page_bytes,
             "page_tokens": memory.block_size,
+            "kv_dtype": memory.kv_dtype.name(),
         });
     }
     if with_tensors {

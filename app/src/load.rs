@@ -30,8 +30,6 @@ pub struct Loaded {
     pub device: String,
     /// CPU threads it runs on.
     pub threads: usize,
-    /// Bytes of a page of K and V.
-    pub page_bytes: usize,
     /// How long the engine took to start.
     pub time: Duration,
     /// Runs as long as this value lives.
@@ -81,7 +79,6 @@ pub fn start(
     let started = Instant::now();
     let _spinner = terminal.spinner(format!("loading {}", model.name));
     let device = devices::open(on, threads)?;
-    let page_bytes = device.backend.page_bytes(&model.program, options.block_size);
     let engine = Engine::start(device.backend.as_ref(), &model, options)
         .map_err(|error| Failure::from_error(&error))?;
     Ok(Loaded {
@@ -89,7 +86,6 @@ pub fn start(
         handle: engine.handle(),
         device: device.backend.name().to_owned(),
         threads: device.threads,
-        page_bytes,
         time: started.elapsed(),
         _engine: engine,
     })

@@ -67,6 +67,36 @@ fn bench_compares_ways_in_turn_and_counts_kernels() {
 }
 
 #[test]
+fn bench_compares_what_the_kv_cache_stores() {
+    let rows = run(&[
+        "bench",
+        "--json",
+        "--kernels",
+        "-p",
+        "0",
+        "-n",
+        "1",
+        "-d",
+        "95",
+        "-r",
+        "1",
+        "--kv-dtype",
+        "f16,q8",
+    ])
+    .json_lines();
+    // K and V of 96 tokens in 6 layers, 4 heads of 64: two bytes an element; one, and a scale for 32.
+    let kv = |bytes| f64::from(96 * 6 * 2 * 4 * bytes);
+    let bytes = |row: &Value| row["bytes_per_token"].as_f64().unwrap();
+    assert_eq!(bytes(&rows[0]) - bytes(&rows[1]), kv(128) - kv(64 + 4));
+    for (row, (dtype, kernel)) in rows.iter().zip([("f16", "attend/"), ("q8", "attend_q8/")]) {
+        assert_eq!(row["kv_dtype"], dtype);
+        let names = row["kernels"].as_array().unwrap().iter().map(|kernel| kernel["name"].as_str().unwrap());
+        let attend: Vec<_> = names.filter(|name| name.starts_with("attend")).collect();
+        assert!(attend.len() == 1 && attend[0].starts_with(kernel), "{attend:?}");
+    }
+}
+
+#[test]
 fn bench_shows_a_table_to_people() {
     let table = run(&["bench", "-p", "16", "-n", "3", "-r", "1", "--kernels"]).ok();
     for part in ["Tales 21M Q8_0, cpu, ", "\nprefill ", "\ndecode ", "%", "GB/s", "\nkernel", "matmul_q8_0"] {
@@ -130,6 +160,16 @@ fn eval_with_a_stride_agrees_with_llama_cpp() {
     let Some((text, model)) = shared("model/heldout.txt").zip(shared("model/tales-f16.gguf")) else { return };
     let ours = perplexity(&model, &text, &["--stride", "256", "--chunks", "6"]);
     assert!((ours / 1.4368 - 1.0).abs() < 0.001, "{ours}");
+}
+
+/// Eight bits of K and V cost less than 0.3 % of perplexity.
+#[test]
+fn eval_is_hardly_worse_with_a_kv_cache_of_eight_bits() {
+    let Some((text, model)) = shared("model/heldout.txt").zip(shared("model/tales-f16.gguf")) else { return };
+    let [f16, q8] =
+        ["f16", "q8"].map(|dtype| perplexity(&model, &text, &["--chunks", "16", "--kv-dtype", dtype]));
+    assert_ne!(f16, q8);
+    assert!((q8 / f16 - 1.0).abs() < 0.003, "{q8}, and {f16} with f16");
 }
 
 fn perplexity(model: &Path, text: &Path, flags: &[&str]) -> f64 {

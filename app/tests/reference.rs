@@ -7,7 +7,8 @@ use std::fs;
 
 use common::shared;
 use paguro_backend::{
-    AttentionMode, Backend, Limits, Outcome, Output, PageId, Runner, Step, StepOutput, StepSequence, Want,
+    AttentionMode, Backend, KvDtype, Limits, Outcome, Output, PageId, Runner, Step, StepOutput, StepSequence,
+    Want,
 };
 use paguro_backend_cpu::{Cpu, CpuOptions};
 use paguro_engine::{Engine, EngineOptions, Event, FinishReason, Request};
@@ -83,6 +84,7 @@ fn greedy_runs_are_the_reference_s_token_by_token() {
         max_sequences: runs.len(),
         max_outputs: runs.len(),
         max_context: blocks * BLOCK,
+        kv_dtype: KvDtype::F16,
         attention: AttentionMode::Paged,
     };
     let cpu = Cpu::new(CpuOptions { poison: true, ..CpuOptions::default() });

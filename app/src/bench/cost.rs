@@ -1,6 +1,6 @@
 //! What a token costs in bytes that must be read: the ceiling that a memory's speed sets.
 
-use paguro_backend::{Linear, Matrix, Op, Program, Weights};
+use paguro_backend::{KvDtype, Linear, Matrix, Op, Program, Weights};
 
 use super::{Case, Test};
 use crate::failure::{Failure, Outcome};
@@ -17,16 +17,13 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// Adds up what the operations read. `page_bytes` is the backend's size of a page, which tells how wide it
-    /// stores K and V.
+    /// Adds up what the operations read from weights, and from pages that store `kv_dtype`.
     ///
     /// # Errors
     /// An operation whose reads are not known here.
-    pub fn new(program: &Program, weights: &Weights, page_bytes: usize, block_size: usize) -> Outcome<Self> {
+    pub fn new(program: &Program, weights: &Weights, kv_dtype: KvDtype) -> Outcome<Self> {
         let stored = |linear: &Linear| bytes(weights.matrix(linear.matrix));
-        // What a page has beyond its elements is padding between pages, which nobody reads.
-        let element = page_bytes / program.kv.page_bytes(block_size, 1);
-        let position = (program.kv.page_bytes(1, element) / program.kv.slots) as u64;
+        let position = (program.kv.page_bytes(1, kv_dtype) / program.kv.slots) as u64;
         let mut cost = Self { layers: 0, head: 0, attention: Vec::new() };
         for op in &program.ops {
             match op {

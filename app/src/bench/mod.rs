@@ -14,7 +14,7 @@ use paguro_engine::{EngineOptions, PageBudget, PageOrder};
 use paguro_model::Model;
 
 use crate::{
-    cli::{Attention, BenchArgs, Pages},
+    cli::{Attention, BenchArgs, KvDtype, Pages},
     devices,
     failure::{Failure, Outcome},
     load::{self, Loaded},
@@ -55,6 +55,7 @@ pub struct Case {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Setup {
     threads: Option<usize>,
+    kv_dtype: KvDtype,
     attention: Attention,
     pages: Pages,
 }
@@ -126,14 +127,16 @@ fn cases(args: &BenchArgs) -> Outcome<Vec<Case>> {
     Ok(cases)
 }
 
-/// Every combination of threads, attention and page order.
+/// Every combination of threads, K/V storage, attention and page order.
 fn setups(args: &BenchArgs) -> Vec<Setup> {
     let threads: Vec<_> =
         if args.threads.is_empty() { vec![None] } else { args.threads.iter().copied().map(Some).collect() };
     let mut setups = Vec::new();
     for &threads in &threads {
-        for &attention in &args.attention {
-            setups.extend(args.pages.iter().map(|&pages| Setup { threads, attention, pages }));
+        for &kv_dtype in &args.kv_dtype {
+            for &attention in &args.attention {
+                setups.extend(args.pages.iter().map(|&pages| Setup { threads, kv_dtype, attention, pages }));
+            }
         }
     }
     setups
@@ -148,9 +151,9 @@ impl Bench {
         terminal: Terminal,
     ) -> Outcome<Self> {
         let options = options(args, setup, cases);
-        let (block_size, chunk) = (options.block_size, options.max_batch_tokens);
+        let chunk = options.max_batch_tokens;
         let loaded = load::start(model.clone(), options, setup.threads, &args.on, terminal)?;
-        let cost = Cost::new(&model.program, &model.weights, loaded.page_bytes, block_size)?;
+        let cost = Cost::new(&model.program, &model.weights, setup.kv_dtype.into())?;
         let rows = cases
             .iter()
             .map(|case| Row {
@@ -158,6 +161,7 @@ impl Bench {
                 format: model.description.quantization.clone(),
                 device: loaded.device.clone(),
                 threads: loaded.threads,
+                kv_dtype: setup.kv_dtype,
                 attention: setup.attention,
                 pages: setup.pages,
                 case: *case,
@@ -209,6 +213,7 @@ fn options(args: &BenchArgs, setup: Setup, cases: &[Case]) -> EngineOptions {
         max_sequences: batch,
         max_batch_tokens: defaults.max_batch_tokens.max(batch),
         queue_capacity: batch,
+        kv_dtype: setup.kv_dtype.into(),
         attention: setup.attention.into(),
         page_order: match setup.pages {
             Pages::Ordered => PageOrder::InOrder,

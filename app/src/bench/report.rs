@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::{Case, Test, memory::PeakMemory};
 use crate::{
-    cli::{Attention, Pages},
+    cli::{Attention, KvDtype, Pages},
     failure::Outcome,
     output::Output,
     settings::Terminal,
@@ -23,6 +23,8 @@ pub struct Row {
     pub device: String,
     /// CPU threads.
     pub threads: usize,
+    /// What the KV cache stores.
+    pub kv_dtype: KvDtype,
     /// Way of attention.
     pub attention: Attention,
     /// Order of pages.
@@ -67,6 +69,7 @@ impl Row {
             "format": self.format,
             "device": self.device,
             "threads": self.threads,
+            "kv_dtype": kv_dtype(self.kv_dtype),
             "attention": attention(self.attention),
             "pages": pages(self.pages),
             "test": name(test),
@@ -128,7 +131,12 @@ pub fn table(tables: &[Table], memory: PeakMemory, terminal: Terminal) -> Outcom
             first.device,
             units::plural(first.threads, "thread")
         );
-        let setup = format!(", {} attention, {} pages", attention(first.attention), pages(first.pages));
+        let setup = format!(
+            ", {} KV cache, {} attention, {} pages",
+            kv_dtype(first.kv_dtype),
+            attention(first.attention),
+            pages(first.pages)
+        );
         out.line(terminal.bold(&if several { head + &setup } else { head }))?;
         out.line(terminal.dim(&format!(
             "{:8} {:>6} {:>6} {:>5}  {:>9}  {:>15}  {:>9}  {:>7}",
@@ -192,6 +200,10 @@ fn name(test: Test) -> &'static str {
     }
 }
 
+fn kv_dtype(dtype: KvDtype) -> &'static str {
+    paguro_backend::KvDtype::from(dtype).name()
+}
+
 fn attention(attention: Attention) -> &'static str {
     match attention {
         Attention::Paged => "paged",
@@ -230,6 +242,7 @@ mod tests {
             format: "Q8_0".into(),
             device: "cpu".into(),
             threads: 2,
+            kv_dtype: KvDtype::F16,
             attention: Attention::Paged,
             pages: Pages::Ordered,
             case: Case { test: Test::Decode, tokens: 4, depth: 0, batch: 1 },

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::{Attention, Pages, RunOnArgs, choices};
+use super::{Attention, KvDtype, Pages, RunOnArgs, choices};
 
 /// `paguro bench`.
 #[derive(Args, Debug)]
@@ -10,7 +10,7 @@ use super::{Attention, Pages, RunOnArgs, choices};
 prefill: from a request's submission to its first token, for a prompt of -p random tokens that follows -d others.
 decode:  -n tokens for each of -b sequences that are -d tokens long, timed only while all of them decode.
 Requests go through the engine as everybody's do. A list (-d 0,2048) measures each value. With several values of
--t, --attention or --pages, each combination has its own engine and copy of the weights, and the rounds go
+-t, --kv-dtype, --attention or --pages, each combination has its own engine and copy of the weights, and the rounds go
 A B A B, so that a machine that slows down meanwhile slows all of them.
 
 Each row carries its ceiling: the bytes that must be read for a token, at the measured speed, as a share of the
@@ -49,6 +49,18 @@ pub struct BenchArgs {
     /// CPU threads [default: all that this process may use]
     #[arg(short, long, env = "PAGURO_THREADS", value_name = "N,...", value_delimiter = ',', value_parser = choices::positive)]
     pub threads: Vec<usize>,
+
+    /// What the KV cache stores
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_value = "f16",
+        env = "PAGURO_KV_DTYPE",
+        hide_possible_values = true,
+        value_name = "f16,q8"
+    )]
+    pub kv_dtype: Vec<KvDtype>,
 
     /// `paged` walks the pages; `gather` copies them together first, the slow way
     #[arg(

@@ -30,6 +30,24 @@ impl From<Attention> for AttentionMode {
     }
 }
 
+/// `--kv-dtype`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KvDtype {
+    /// Half precision.
+    F16,
+    /// Eight bits, with a scale for every 32.
+    Q8,
+}
+
+impl From<KvDtype> for paguro_backend::KvDtype {
+    fn from(dtype: KvDtype) -> Self {
+        match dtype {
+            KvDtype::F16 => Self::F16,
+            KvDtype::Q8 => Self::Q8,
+        }
+    }
+}
+
 /// `bench --pages`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Pages {

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 pub use bench::BenchArgs;
-pub use choices::{Attention, ColorChoice, Device, Pages};
+pub use choices::{Attention, ColorChoice, Device, KvDtype, Pages};
 pub use library::{CpArgs, ImportArgs, ListArgs, PullArgs, RmArgs, ShowArgs};
 pub use sampling::SamplingArgs;
 
@@ -127,6 +127,22 @@ pub struct AttentionArg {
     pub attention: Attention,
 }
 
+/// What the KV cache stores, for commands that take one kind.
+#[derive(Args, Clone, Copy, Debug)]
+#[command(next_help_heading = "Running")]
+pub struct KvDtypeArg {
+    /// What the KV cache stores: `f16`, or `q8` in about half the memory
+    #[arg(
+        long,
+        value_enum,
+        default_value = "f16",
+        env = "PAGURO_KV_DTYPE",
+        hide_possible_values = true,
+        value_name = "f16|q8"
+    )]
+    pub kv_dtype: KvDtype,
+}
+
 /// `paguro run`.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
@@ -199,6 +215,10 @@ pub struct RunArgs {
     #[command(flatten)]
     pub threads: ThreadsArg,
 
+    /// See [`KvDtypeArg`].
+    #[command(flatten)]
+    pub kv: KvDtypeArg,
+
     /// See [`AttentionArg`].
     #[command(flatten)]
     pub attention: AttentionArg,
@@ -248,6 +268,10 @@ pub struct EvalArgs {
     #[command(flatten)]
     pub threads: ThreadsArg,
 
+    /// See [`KvDtypeArg`].
+    #[command(flatten)]
+    pub kv: KvDtypeArg,
+
     /// See [`AttentionArg`].
     #[command(flatten)]
     pub attention: AttentionArg,
@@ -295,6 +319,7 @@ pub struct TokenizeArgs {
 #[command(after_long_help = "\
 Examples:
   paguro inspect MODEL.gguf -c 32768         what it needs for a context of 32768 tokens
+  paguro inspect MODEL.gguf --kv-dtype q8    ... with a KV cache of eight bits
   paguro inspect MODEL.gguf --tensors        every tensor, too
   paguro inspect --json some/hf-folder | jq .parameters")]
 pub struct InspectArgs {
@@ -313,6 +338,10 @@ pub struct InspectArgs {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+
+    /// See [`KvDtypeArg`].
+    #[command(flatten)]
+    pub kv: KvDtypeArg,
 
     /// See [`RunOnArgs`].
     #[command(flatten)]

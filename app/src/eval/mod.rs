@@ -54,6 +54,7 @@ pub fn eval(args: &EvalArgs, library: &LibrarySettings, terminal: Terminal) -> O
         max_sequences: at_once,
         max_scores: (LOGIT_BYTES / (4 * model.program.vocab)).clamp(16, 512),
         prefix_cache: false,
+        kv_dtype: args.kv.kv_dtype.into(),
         attention: args.attention.attention.into(),
         ..defaults
     };
@@ -68,6 +69,7 @@ pub fn eval(args: &EvalArgs, library: &LibrarySettings, terminal: Terminal) -> O
         return out.json(&json!({
             "model": model.name,
             "format": model.description.quantization,
+            "kv_dtype": paguro_backend::KvDtype::from(args.kv.kv_dtype).name(),
             "file": args.file,
             "tokens": tokens.len(),
             "window": plan.window,

@@ -8,7 +8,7 @@ mod weights;
 use std::path::Path;
 
 use paguro_backend::{
-    AttentionMode, Backend, Limits, Outcome, Output, PageId, Step, StepOutput, StepSequence, Want,
+    AttentionMode, Backend, KvDtype, Limits, Outcome, Output, PageId, Step, StepOutput, StepSequence, Want,
     reference::Reference,
 };
 use paguro_backend_cpu::{Cpu, CpuOptions};
@@ -94,6 +94,7 @@ fn run(backend: &dyn Backend, model: Model, context: usize, tokens: &[u32], posi
         max_sequences: 1,
         max_outputs: 64,
         max_context: context,
+        kv_dtype: KvDtype::F16,
         attention: AttentionMode::Paged,
     };
     let mut runner = backend.load(&model.program, model.weights, limits).expect("a supported model");

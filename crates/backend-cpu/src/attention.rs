@@ -10,20 +10,25 @@
 //!
 //! A tile is worked off in strips of as many queries as fit the registers. The first strip fetches the split's K and V
 //! from memory, a few pages' worth of tokens ahead of their use; the others find them in the second-level cache.
+//!
+//! What pages store is a parameter of all this ([`Stored`]): half precision here, eight bits in [`q8`].
 
 #![allow(clippy::needless_range_loop)] // register tiles read best as indices
 
+mod q8;
 #[cfg(test)]
 mod tests;
 
 use std::ops::Range;
 
 use half::f16;
-use paguro_backend::PageId;
+use paguro_backend::{KvDtype, PageId};
 
+use self::q8::Q8;
 use crate::{
     isa::simd_kernels,
-    pages::Pages,
+    pages::{PageShape, Pages},
+    quantize::QuantBlock,
     simd::{self, LANES, Simd},
 };
 
@@ -47,8 +52,10 @@ const WEIGH_AT_ONCE: usize = 4;
 simd_kernels! {
     /// Attention, for one instruction set.
     pub struct AttentionKernels {
-        /// Scores, softmax and weighted sum of one tile over one split.
-        fn attend_split(job: &SplitJob<'_>, scores: &mut Scores, partial: &mut [f32]) = attend_split;
+        /// [`AttentionKernels::attend_split`] over pages of half precision.
+        fn attend_split_f16(job: &SplitJob<'_>, scores: &mut Scores, partial: &mut [f32]) = attend_split_f16;
+        /// [`AttentionKernels::attend_split`] over pages of eight bits.
+        fn attend_split_q8(job: &SplitJob<'_>, scores: &mut Scores, partial: &mut [f32]) = attend_split_q8;
         /// Adds a partial result to another; see [`merge`].
         fn merge(sum: &mut [f32], partial: &[f32]) = merge;
         /// Divides by the sum of the weights: the attention of one query.
@@ -56,16 +63,35 @@ simd_kernels! {
     }
 }
 
-/// Working memory: scores, and then weights, of a strip over a split. The rows are a cache line longer than a split,
-/// so that they do not all begin in the same cache set.
+impl AttentionKernels {
+    /// Scores, softmax and weighted sum of one tile over one split.
+    pub fn attend_split(&self, job: &SplitJob<'_>, scores: &mut Scores, partial: &mut [f32]) {
+        match job.pages.shape().dtype {
+            KvDtype::F16 => self.attend_split_f16(job, scores, partial),
+            KvDtype::Q8 => self.attend_split_q8(job, scores, partial),
+        }
+    }
+}
+
+/// Working memory of a strip over a split.
 #[derive(Debug)]
 #[repr(align(64))]
-pub struct Scores([[f32; SPLIT + LANES]; STRIP]);
+pub struct Scores {
+    /// Scores, and then weights, by query. The rows are a cache line longer than a split, so that they do not all
+    /// begin in the same cache set.
+    rows: [[f32; SPLIT + LANES]; STRIP],
+    /// Queries in eight bits, `[queries][blocks]`, for pages that store eight bits.
+    queries: Vec<QuantBlock>,
+}
 
 impl Scores {
     /// On the heap: it is 16 KiB.
-    pub fn new() -> Box<Self> {
-        Box::new(Self([[0.0; SPLIT + LANES]; STRIP]))
+    pub fn new(shape: &PageShape) -> Box<Self> {
+        let queries = match shape.dtype {
+            KvDtype::F16 => Vec::new(),
+            KvDtype::Q8 => vec![QuantBlock::ZERO; STRIP * shape.blocks()],
+        };
+        Box::new(Self { rows: [[0.0; SPLIT + LANES]; STRIP], queries })
     }
 }
 
@@ -140,10 +166,92 @@ impl SplitJob<'_> {
     }
 }
 
-/// Where K, `[head_dim][16]`, and V, `[16][padded_dim]`, of the 16-token tiles of a split are, in the order in which
-/// they are read: K of all tiles, then V of all tiles, then K of some that come after the split.
+/// What pages store, and how it is multiplied.
+trait Stored {
+    /// What a query is read as.
+    type Query;
+
+    /// `Q` queries from `first` on.
+    fn queries<S: Simd, const Q: usize>(
+        s: S,
+        job: &SplitJob<'_>,
+        first: usize,
+        scores: &mut Scores,
+    ) -> [*const Self::Query; Q];
+
+    /// Scores of `Q` queries with `16 * N` tokens from `tile` on: `scores[query][token] = Σ_d q[query][d] * k[d][token]`.
+    fn score<S: Simd, const Q: usize, const N: usize>(
+        s: S,
+        shape: &PageShape,
+        walk: &Walk,
+        queries: &[*const Self::Query; Q],
+        tile: usize,
+        scores: &mut Scores,
+    );
+
+    /// Adds the tokens of tiles to the weighted sums of V: `partial[query][d] += Σ_token weight[query][token] *
+    /// v[token][d]`. The tiles lie in one [`WEIGH_AT_ONCE`] of them, counted from the split's start.
+    fn weigh<S: Simd, const Q: usize, const N: usize>(
+        s: S,
+        shape: &PageShape,
+        walk: &Walk,
+        tiles: Range<usize>,
+        seen: &Range<usize>,
+        weights: &Scores,
+        partial: &mut [f32],
+    );
+}
+
+/// Half precision: [`score`] and [`weigh`].
+struct F16;
+
+impl Stored for F16 {
+    type Query = f32;
+
+    #[inline(always)]
+    fn queries<S: Simd, const Q: usize>(
+        _: S,
+        job: &SplitJob<'_>,
+        first: usize,
+        _: &mut Scores,
+    ) -> [*const f32; Q] {
+        let mut queries = [std::ptr::null(); Q];
+        for q in 0..Q {
+            queries[q] = job.query(first + q).as_ptr();
+        }
+        queries
+    }
+
+    #[inline(always)]
+    fn score<S: Simd, const Q: usize, const N: usize>(
+        s: S,
+        shape: &PageShape,
+        walk: &Walk,
+        queries: &[*const f32; Q],
+        tile: usize,
+        scores: &mut Scores,
+    ) {
+        score::<S, Q, N>(s, shape.head_dim, walk, queries, tile, scores);
+    }
+
+    #[inline(always)]
+    fn weigh<S: Simd, const Q: usize, const N: usize>(
+        s: S,
+        shape: &PageShape,
+        walk: &Walk,
+        tiles: Range<usize>,
+        seen: &Range<usize>,
+        weights: &Scores,
+        partial: &mut [f32],
+    ) {
+        weigh::<S, Q, N>(s, shape.padded_dim(), walk, tiles, seen, weights, partial);
+    }
+}
+
+/// Where K and V of the 16-token tiles of a split are, in the order in which they are read: K of all tiles, then V of
+/// all tiles, then K of some that come after the split.
 struct Walk {
-    places: [*const f16; 2 * (SPLIT / LANES) + AHEAD],
+    places: [*const u8; 2 * (SPLIT / LANES) + AHEAD],
     tiles: Range<usize>,
 }
 
@@ -162,7 +270,7 @@ impl Walk {
             let Some(&page) = job.table.get(first_block + block) else { break };
             let (k, v) = job.pages.read(page, job.slot, job.kv_head);
             for tile in (block * block_tiles).max(tiles.start)..((block + 1) * block_tiles).min(end) {
-                let offset = tile % block_tiles * LANES * shape.padded_dim();
+                let offset = tile % block_tiles * shape.tile_bytes();
                 let at = tile - tiles.start;
                 if tile < tiles.end {
                     places[at] = k[offset..].as_ptr();
@@ -177,25 +285,35 @@ impl Walk {
 
     /// K of a tile, and what to fetch meanwhile.
     #[inline(always)]
-    fn keys(&self, tile: usize) -> (*const f16, *const u8) {
+    fn keys(&self, tile: usize) -> (*const u8, *const u8) {
         self.at(tile - self.tiles.start)
     }
 
     /// V of a tile, and what to fetch meanwhile.
     #[inline(always)]
-    fn values(&self, tile: usize) -> (*const f16, *const u8) {
+    fn values(&self, tile: usize) -> (*const u8, *const u8) {
         self.at(self.tiles.len() + tile - self.tiles.start)
     }
 
     #[inline(always)]
-    fn at(&self, index: usize) -> (*const f16, *const u8) {
-        (self.places[index], self.places[index + AHEAD].cast())
+    fn at(&self, index: usize) -> (*const u8, *const u8) {
+        (self.places[index], self.places[index + AHEAD])
     }
+}
+
+#[inline(always)]
+fn attend_split_f16<S: Simd>(s: S, job: &SplitJob<'_>, scores: &mut Scores, partial: &mut [f32]) {
+    attend_split::<S, F16>(s, job, scores, partial);
+}
+
+#[inline(always)]
+fn attend_split_q8<S: Simd>(s: S, job: &SplitJob<'_>, scores: &mut Scores, partial: &mut [f32]) {
+    attend_split::<S, Q8>(s, job, scores, partial);
 }
 
 /// See [`AttentionKernels::attend_split`]. `partial` gets the partial results of the tile's queries.
 #[inline(always)]
-fn attend_split<S: Simd>(s: S, job: &SplitJob<'_>, scores: &mut Scores, partial: &mut [f32]) {
+fn attend_split<S: Simd, K: Stored>(s: S, job: &SplitJob<'_>, scores: &mut Scores, partial: &mut [f32]) {
     let stride = partial_len(job.pages.shape().head_dim);
     let queries = job.queries();
     let partial = &mut partial[..queries * stride];
@@ -214,25 +332,25 @@ fn attend_split<S: Simd>(s: S, job: &SplitJob<'_>, scores: &mut Scores, partial:
     for (index, partial) in partial.chunks_mut(count * stride).enumerate() {
         let first = index * count;
         match (wide, partial.len() / stride) {
-            (true, 1) => strip::<S, 1, 4>(s, job, walk, first, scores, partial),
-            (true, 2) => strip::<S, 2, 4>(s, job, walk, first, scores, partial),
-            (true, 3) => strip::<S, 3, 4>(s, job, walk, first, scores, partial),
-            (true, 4) => strip::<S, 4, 4>(s, job, walk, first, scores, partial),
-            (true, 5) => strip::<S, 5, 2>(s, job, walk, first, scores, partial),
-            (true, 6) => strip::<S, 6, 2>(s, job, walk, first, scores, partial),
-            (true, 7) => strip::<S, 7, 2>(s, job, walk, first, scores, partial),
-            (true, _) => strip::<S, 8, 2>(s, job, walk, first, scores, partial),
-            (false, 1) => strip::<S, 1, 2>(s, job, walk, first, scores, partial),
-            (false, 2) => strip::<S, 2, 2>(s, job, walk, first, scores, partial),
-            (false, 3) => strip::<S, 3, 1>(s, job, walk, first, scores, partial),
-            (false, _) => strip::<S, 4, 1>(s, job, walk, first, scores, partial),
+            (true, 1) => strip::<S, K, 1, 4>(s, job, walk, first, scores, partial),
+            (true, 2) => strip::<S, K, 2, 4>(s, job, walk, first, scores, partial),
+            (true, 3) => strip::<S, K, 3, 4>(s, job, walk, first, scores, partial),
+            (true, 4) => strip::<S, K, 4, 4>(s, job, walk, first, scores, partial),
+            (true, 5) => strip::<S, K, 5, 2>(s, job, walk, first, scores, partial),
+            (true, 6) => strip::<S, K, 6, 2>(s, job, walk, first, scores, partial),
+            (true, 7) => strip::<S, K, 7, 2>(s, job, walk, first, scores, partial),
+            (true, _) => strip::<S, K, 8, 2>(s, job, walk, first, scores, partial),
+            (false, 1) => strip::<S, K, 1, 2>(s, job, walk, first, scores, partial),
+            (false, 2) => strip::<S, K, 2, 2>(s, job, walk, first, scores, partial),
+            (false, 3) => strip::<S, K, 3, 1>(s, job, walk, first, scores, partial),
+            (false, _) => strip::<S, K, 4, 1>(s, job, walk, first, scores, partial),
         }
     }
 }
 
 /// `Q` queries from `first` on; `N` vectors of tokens, and then of dimensions, at once.
 #[inline(always)]
-fn strip<S: Simd, const Q: usize, const N: usize>(
+fn strip<S: Simd, K: Stored, const Q: usize, const N: usize>(
     s: S,
     job: &SplitJob<'_>,
     walk: &Walk,
@@ -240,36 +358,33 @@ fn strip<S: Simd, const Q: usize, const N: usize>(
     scores: &mut Scores,
     partial: &mut [f32],
 ) {
-    let head_dim = job.pages.shape().head_dim;
-    let stride = partial_len(head_dim);
+    let shape = &job.pages.shape();
+    let stride = partial_len(shape.head_dim);
     let seen = job.seen(first..first + Q);
     if seen.is_empty() {
         return;
     }
     let tiles = seen.start / LANES..seen.end.div_ceil(LANES);
-    let mut queries = [std::ptr::null(); Q];
-    for q in 0..Q {
-        queries[q] = job.query(first + q).as_ptr();
-    }
+    let queries = &K::queries::<S, Q>(s, job, first, scores);
 
     let mut tile = tiles.start;
     while tile + N <= tiles.end {
-        score::<S, Q, N>(s, head_dim, walk, &queries, tile, scores);
+        K::score::<S, Q, N>(s, shape, walk, queries, tile, scores);
         tile += N;
     }
     while tile < tiles.end {
-        score::<S, Q, 1>(s, head_dim, walk, &queries, tile, scores);
+        K::score::<S, Q, 1>(s, shape, walk, queries, tile, scores);
         tile += 1;
     }
     for q in 0..Q {
-        let (largest, sum) = softmax(s, job, &mut scores.0[q], &tiles, job.visible(first + q));
+        let (largest, sum) = softmax(s, job, &mut scores.rows[q], &tiles, job.visible(first + q));
         partial[q * stride] = largest;
         partial[q * stride + 1] = sum;
     }
     let mut tile = tiles.start;
     while tile < tiles.end {
-        let end = tiles.end.min(tile + WEIGH_AT_ONCE);
-        weigh::<S, Q, N>(s, job.pages.shape().padded_dim(), walk, tile..end, &seen, scores, partial);
+        let end = tiles.end.min((tile / WEIGH_AT_ONCE + 1) * WEIGH_AT_ONCE);
+        K::weigh::<S, Q, N>(s, shape, walk, tile..end, &seen, scores, partial);
         tile = end;
     }
 }
@@ -285,9 +400,10 @@ fn score<S: Simd, const Q: usize, const N: usize>(
     tile: usize,
     scores: &mut Scores,
 ) {
-    let (mut keys, mut ahead) = ([std::ptr::null(); N], [std::ptr::null(); N]);
+    let (mut keys, mut ahead) = ([std::ptr::null::<f16>(); N], [std::ptr::null(); N]);
     for n in 0..N {
-        (keys[n], ahead[n]) = walk.keys(tile + n);
+        let (key, next) = walk.keys(tile + n);
+        (keys[n], ahead[n]) = (key.cast(), next);
     }
     let mut sums = [[s.zero(); N]; Q];
     for pair in 0..head_dim / 2 {
@@ -312,7 +428,7 @@ fn score<S: Simd, const Q: usize, const N: usize>(
         }
     }
     for q in 0..Q {
-        let out = scores.0[q].as_chunks_mut::<LANES>().0;
+        let out = scores.rows[q].as_chunks_mut::<LANES>().0;
         for n in 0..N {
             s.store(sums[q][n], &mut out[tile + n]);
         }
@@ -388,8 +504,8 @@ fn weigh<S: Simd, const Q: usize, const N: usize>(
     for (tile, part) in tiles.zip(&mut parts) {
         let (values, ahead) = walk.values(tile);
         let start = tile * LANES;
-        *part =
-            Part { values, ahead, start, first: start.max(seen.start), end: (start + LANES).min(seen.end) };
+        let (first, end) = (start.max(seen.start), (start + LANES).min(seen.end));
+        *part = Part { values: values.cast(), ahead, start, first, end };
     }
     let mut dim = 0;
     while dim + N * LANES <= width {
@@ -452,7 +568,7 @@ fn weigh_dims<S: Simd, const Q: usize, const N: usize>(
                     v[n] = s.from_f16(&*values.add(n * LANES).cast());
                 }
                 for q in 0..Q {
-                    let weight = s.splat(*weights.0[q].get_unchecked(token));
+                    let weight = s.splat(*weights.rows[q].get_unchecked(token));
                     for n in 0..N {
                         sums[q][n] = s.fma(weight, v[n], sums[q][n]);
                     }

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use paguro_backend::{KernelCount, MatrixId};
+use paguro_backend::{KernelCount, KvDtype, MatrixId};
 
 use crate::{isa::Isa, matrix::PackedMatrix};
 
@@ -62,6 +62,7 @@ impl Count {
 /// Counts since load.
 pub struct Counters {
     isa: Isa,
+    kv_dtype: KvDtype,
     fixed: [Count; FIXED.len()],
     /// One for each format of weights.
     products: Vec<(String, Count)>,
@@ -70,8 +71,8 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// For these matrices.
-    pub fn new(isa: Isa, matrices: &[Option<PackedMatrix>]) -> Self {
+    /// For these matrices and pages.
+    pub fn new(isa: Isa, kv_dtype: KvDtype, matrices: &[Option<PackedMatrix>]) -> Self {
         let mut products: Vec<(String, Count)> = Vec::new();
         let matrices = matrices.iter().map(|matrix| {
             let Some(matrix) = matrix else { return (0, 0) };
@@ -83,7 +84,7 @@ impl Counters {
             (index, matrix.bytes() as u64)
         });
         let matrices = matrices.collect();
-        Self { isa, fixed: Default::default(), products, matrices }
+        Self { isa, kv_dtype, fixed: Default::default(), products, matrices }
     }
 
     /// Notes one launch. The time of several products in one phase is divided by the bytes they read.
@@ -114,7 +115,13 @@ impl Counters {
     /// Those that ran.
     pub fn snapshot(&self) -> Vec<KernelCount> {
         let isa = self.isa;
-        let fixed = FIXED.iter().zip(&self.fixed).map(|(name, count)| (format!("{name}/{isa}"), count));
+        let fixed = FIXED.iter().zip(&self.fixed).map(|(&name, count)| {
+            let kind = match (name, self.kv_dtype) {
+                ("rope_store" | "attend" | "attend_gather", KvDtype::Q8) => "_q8",
+                _ => "",
+            };
+            (format!("{name}{kind}/{isa}"), count)
+        });
         let products = self.products.iter().map(|(name, count)| (name.clone(), count));
         let counts = products.chain(fixed).map(|(name, count)| KernelCount {
             name,

@@ -24,7 +24,6 @@ use std::{
     time::Instant,
 };
 
-use half::f16;
 use paguro_backend::{
     Attend, AttentionMode, DownAdd, Embed, Linear, Matrix, MatrixId, Norm, NormGateUp, NormLogits,
     NormQkvRopeStore, Op, Outcome, Program, ProjectAdd, Step, VectorId, sampling,
@@ -36,7 +35,7 @@ use crate::{
     gather,
     matrix::{MatrixKernels, Output, PackedMatrix, RowKind, Rows, Scratch},
     ops::{self, RowKernels},
-    pages::{Arena, Place},
+    pages::{Arena, Half, Place, StoredHead},
     plan::{Plan, Tile},
     quantize::{BLOCK, QuantBlock, row_blocks},
     shared::Shared,
@@ -134,8 +133,8 @@ pub struct Own {
     pub sums: Vec<f32>,
     /// A row, `[widest]`.
     pub row: Vec<f32>,
-    /// K and V of one head, as they are stored, `[2, head_dim]`.
-    pub halves: Vec<f16>,
+    /// K or V of one head.
+    pub stored: StoredHead,
     /// Of the sampler.
     pub sampler: sampling::Scratch,
 }
@@ -535,12 +534,12 @@ impl Member<'_> {
         finish(k, op.k_norm);
         let v = head_of(&buffers.v, &op.v, kv_heads, kv_head);
         let (page, token) = plan.place(self.step, row, op.kv.group);
-        let (k_halves, v_halves) = self.own.halves.split_at_mut(head_dim);
-        model.rows.round_f16(k, k_halves);
-        model.rows.round_f16(v, v_halves);
         let place = Place { page, slot: op.kv.slot, kv_head, token };
-        // SAFETY: in this phase each row's slot is written by one member, and nobody reads pages.
-        unsafe { self.arena.write(place, k_halves, v_halves) };
+        for (half, x) in [(Half::K, k), (Half::V, v)] {
+            self.own.stored.set(&model.rows, x);
+            // SAFETY: in this phase each row's slot is written by one member, and nobody reads pages.
+            unsafe { self.arena.write(place, half, &self.own.stored) };
+        }
     }
 
     /// One tile over one split.

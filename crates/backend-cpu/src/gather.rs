@@ -6,7 +6,10 @@ use paguro_backend::{
     reference::{AttentionShape, attention},
 };
 
-use crate::{pages::Pages, shared::Shared};
+use crate::{
+    pages::{Pages, Place},
+    shared::Shared,
+};
 
 /// One K/V head of one sequence.
 pub struct Job<'a> {
@@ -34,20 +37,16 @@ impl Job<'_> {
         let kv = &self.program.kv;
         let (head_dim, heads) = (kv.head_dim, self.program.heads);
         let group = heads / kv.kv_heads;
-        let shape = self.pages.shape();
-        let block_size = shape.block_size;
+        let block_size = self.pages.shape().block_size;
         let table = self.sequence.table(self.step.pages, self.op.kv.group, kv.groups.len());
 
         let mut k = vec![0.0; table.len() * block_size * head_dim]; // [tokens, head_dim]
         let mut v = k.clone();
         for (block, &page) in table.iter().enumerate() {
-            let (page_k, page_v) = self.pages.read(page, self.op.kv.slot, self.kv_head);
-            let start = block * block_size * head_dim;
             for token in 0..block_size {
-                for dim in 0..head_dim {
-                    k[start + token * head_dim + dim] = page_k[shape.k_at(token, dim)].to_f32();
-                    v[start + token * head_dim + dim] = page_v[shape.v_at(token, dim)].to_f32();
-                }
+                let place = Place { page, slot: self.op.kv.slot, kv_head: self.kv_head, token };
+                let at = (block * block_size + token) * head_dim..(block * block_size + token + 1) * head_dim;
+                self.pages.token(place, &mut k[at.clone()], &mut v[at]);
             }
         }
 

@@ -21,7 +21,7 @@ mod shared;
 pub mod simd;
 mod team;
 
-use paguro_backend::{Backend, Capacity, Limits, LoadError, Program, Runner, Weights};
+use paguro_backend::{Backend, Capacity, KvDtype, Limits, LoadError, Program, Runner, Weights};
 
 pub use self::{isa::Isa, probe::read_bandwidth};
 use self::{pages::PageShape, runner::CpuRunner};
@@ -76,9 +76,9 @@ impl Backend for Cpu {
         }
     }
 
-    fn page_bytes(&self, program: &Program, block_size: usize) -> usize {
+    fn page_bytes(&self, program: &Program, block_size: usize, kv_dtype: KvDtype) -> usize {
         // Sizes that this device refuses are refused by `load`; until then any number does.
-        PageShape::new(&program.kv, block_size).map_or(0, |shape| shape.page_bytes())
+        PageShape::new(&program.kv, block_size, kv_dtype).map_or(0, |shape| shape.page_bytes())
     }
 
     fn load(

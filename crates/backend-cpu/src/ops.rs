@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use half::f16;
-use paguro_backend::{Activation, Rope, RopeStyle};
+use paguro_backend::{Activation, KV_BLOCK, Rope, RopeStyle};
 
 use crate::{
     isa::simd_kernels,
@@ -27,6 +27,9 @@ simd_kernels! {
         /// To half precision, to nearest even; what is too large becomes the largest finite number of its sign, and
         /// what is not a number becomes some number.
         fn round_f16(x: &[f32], out: &mut [f16]) = round_f16;
+        /// To eight bits, block by block, as [`paguro_backend::quantize_kv`] defines it; what is not a number becomes
+        /// some number.
+        fn quantize_kv(x: &[f32], scales: &mut [f16], quants: &mut [i8]) = quantize_kv;
         /// Rotates one head in place; `turns` are cosines, then sines, of each pair.
         fn rotate(head: &mut [f32], turns: &[f32], style: RopeStyle) = rotate;
     }
@@ -133,6 +136,25 @@ fn round_f16<S: Simd>(s: S, x: &[f32], out: &mut [f16]) {
     }
 }
 
+/// See [`RowKernels::quantize_kv`].
+#[inline(always)]
+fn quantize_kv<S: Simd>(s: S, x: &[f32], scales: &mut [f16], quants: &mut [i8]) {
+    assert!(scales.len() == x.len().div_ceil(KV_BLOCK) && quants.len() == x.len());
+    let (least, largest) = (s.splat(-127.0), s.splat(127.0));
+    for ((x, scale), quants) in x.chunks(KV_BLOCK).zip(scales).zip(quants.chunks_mut(KV_BLOCK)) {
+        let (low, high) = x.split_at(x.len().min(LANES));
+        let (low, high) = (s.load_part(low), s.load_part(high));
+        let most = s.reduce_max(s.max(s.abs(low), s.abs(high)));
+        *scale = f16::from_f32((most / 127.0).min(f16::MAX.to_f32()));
+        let inverse = s.splat(if *scale == f16::ZERO { 0.0 } else { 1.0 / scale.to_f32() });
+        for (x, quants) in [low, high].into_iter().zip(quants.chunks_mut(LANES)) {
+            let mut lanes = [0; LANES];
+            s.store_i8(s.to_i32(s.min(s.max(s.mul(x, inverse), least), largest)), &mut lanes);
+            quants.copy_from_slice(&lanes[..quants.len()]);
+        }
+    }
+}
+
 #[inline(always)]
 fn rotate<S: Simd>(_: S, head: &mut [f32], turns: &[f32], style: RopeStyle) {
     let (cos, sin) = turns.split_at(turns.len() / 2);
@@ -173,7 +195,7 @@ pub fn part(range: &Range<usize>, offset: usize, len: usize) -> Range<usize> {
 
 #[cfg(test)]
 mod tests {
-    use paguro_backend::{conformance::Rng, reference::ops};
+    use paguro_backend::{conformance::Rng, quantize_kv, reference::ops};
 
     use super::*;
     use crate::isa::Isa;
@@ -270,6 +292,33 @@ mod tests {
             assert_eq!(floats[..4], [65504.0, -65504.0, 65504.0, -65504.0]);
             assert!(floats[4].is_finite() && floats[5] == 65504.0);
             assert!(out[6..].iter().zip(&x[6..]).all(|(&half, &x)| half == f16::from_f32(x)));
+        }
+    }
+
+    #[test]
+    fn eight_bits_are_as_the_contract_defines_them() {
+        for (seed, width) in (5..).zip([2, 8, 16, 18, 32, 48, 64, 72, 80, 256]) {
+            for size in [1e-8, 1e-4, 1.0, 1e7] {
+                let x: Vec<f32> = numbers(width, seed).iter().map(|x| x * size).collect();
+                let mut expected = (Vec::new(), vec![0; width]);
+                expected.0 = x
+                    .chunks(KV_BLOCK)
+                    .zip(expected.1.chunks_mut(KV_BLOCK))
+                    .map(|(x, quants)| quantize_kv(x, quants))
+                    .collect();
+                for isa in Isa::supported() {
+                    let mut ours = (vec![f16::NAN; width.div_ceil(KV_BLOCK)], vec![99; width]);
+                    RowKernels::new(isa).quantize_kv(&x, &mut ours.0, &mut ours.1);
+                    assert_eq!(ours, expected, "{isa}, {width} elements of size {size}");
+                }
+            }
+        }
+        for isa in Isa::supported() {
+            let (mut scales, mut quants) = ([f16::NAN; 2], [0; 34]);
+            let mut x = [1.0; 34];
+            (x[3], x[5], x[33]) = (f32::NAN, f32::NEG_INFINITY, f32::NAN);
+            RowKernels::new(isa).quantize_kv(&x, &mut scales, &mut quants);
+            assert!(scales.iter().all(|scale| scale.is_finite()), "{isa}: {scales:?}");
         }
     }
 

@@ -216,7 +216,7 @@ impl Cuts {
 
 #[cfg(test)]
 mod tests {
-    use paguro_backend::{AttentionMode, KvGroup, Output, StepSequence, Want};
+    use paguro_backend::{AttentionMode, KvDtype, KvGroup, Output, StepSequence, Want};
 
     use super::*;
 
@@ -227,6 +227,7 @@ mod tests {
         max_sequences: 64,
         max_outputs: 64,
         max_context: 1 << 17,
+        kv_dtype: KvDtype::F16,
         attention: AttentionMode::Paged,
     };
 

@@ -2,7 +2,6 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use half::f16;
 use paguro_backend::{
     Embed, KernelCount, Limits, Linear, LoadError, Op, Outcome, PageMove, Program, Runner, Step, StepError,
     StepOutput, Ticket, Weights,
@@ -15,7 +14,7 @@ use crate::{
     isa::Isa,
     matrix::{MatrixKernels, Packing, Scratch},
     ops::RowKernels,
-    pages::{Arena, PageShape},
+    pages::{Arena, PageShape, StoredHead},
     plan::Plan,
     quantize::row_blocks,
     shared::Shared,
@@ -61,7 +60,7 @@ impl CpuRunner {
     ) -> Result<Self, LoadError> {
         program.check(&weights)?;
         check_order(program)?;
-        let shape = PageShape::new(&program.kv, limits.block_size)?;
+        let shape = PageShape::new(&program.kv, limits.block_size, limits.kv_dtype)?;
         if !SPLIT.is_multiple_of(limits.block_size) {
             return Err(LoadError::Unsupported {
                 device: "cpu".into(),
@@ -112,17 +111,17 @@ impl CpuRunner {
         let widest = program.hidden.max(program.ffn).max(program.heads * shape.head_dim);
         let own = (0..team.threads()).map(|_| Own {
             scratch: Scratch::default(),
-            scores: Scores::new(),
+            scores: Scores::new(&shape),
             partial: vec![0.0; queries * partial_len],
             sums: vec![0.0; queries * partial_len],
             row: vec![0.0; widest],
-            halves: vec![f16::ZERO; 2 * shape.head_dim],
+            stored: StoredHead::new(&shape),
             sampler: paguro_backend::sampling::Scratch::default(),
         });
         Ok(Self {
             own: own.collect(),
             buffers: buffers(program, &limits, widest, partials * partial_len)?,
-            counters: Counters::new(isa, &matrices),
+            counters: Counters::new(isa, limits.kv_dtype, &matrices),
             answers: (0..limits.max_outputs).map(|_| Mutex::new(None)).collect(),
             model: Model {
                 program: program.clone(),

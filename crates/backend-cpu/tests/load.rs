@@ -1,7 +1,7 @@
 //! What this backend refuses to load, and how it says so; and what it says about the machine.
 
 use paguro_backend::{
-    AttentionMode, Backend, Limits, LoadError,
+    AttentionMode, Backend, KvDtype, Limits, LoadError,
     conformance::{ModelShape, RandomModel},
 };
 use paguro_backend_cpu::{Cpu, CpuOptions, Isa};
@@ -13,6 +13,7 @@ const LIMITS: Limits = Limits {
     max_sequences: 2,
     max_outputs: 2,
     max_context: 64,
+    kv_dtype: KvDtype::F16,
     attention: AttentionMode::Paged,
 };
 

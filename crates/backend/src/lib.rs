@@ -11,6 +11,7 @@ mod check;
 pub mod conformance;
 pub mod counters;
 pub mod format;
+pub mod kv;
 pub mod program;
 pub mod reference;
 pub mod runner;
@@ -21,6 +22,7 @@ pub mod weights;
 
 pub use counters::KernelCount;
 pub use format::WeightFormat;
+pub use kv::{KV_BLOCK, KvDtype, quantize_kv};
 pub use program::{
     Activation, Attend, DownAdd, Embed, KvGroup, KvLayout, KvSlot, Linear, MatrixId, Norm, NormGateUp,
     NormLogits, NormQkvRopeStore, Op, Program, ProjectAdd, Rope, RopeStyle, VectorId,

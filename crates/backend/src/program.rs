@@ -3,6 +3,8 @@
 //! The program is data. A backend sees all of it at load, so it may fuse further, repack weights, record a
 //! graph or encode one command buffer, and nobody outside can tell.
 
+use crate::KvDtype;
+
 /// Index of a matrix in [`Weights::matrices`](crate::Weights::matrices).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MatrixId(pub u32);
@@ -51,9 +53,14 @@ pub struct KvLayout {
 }
 
 impl KvLayout {
-    /// Bytes of K and V in one page, at `element_bytes` bytes an element, before any padding of the backend's.
-    pub fn page_bytes(&self, block_size: usize, element_bytes: usize) -> usize {
-        self.slots * 2 * self.kv_heads * self.head_dim * block_size * element_bytes
+    /// Elements of K and V in one page.
+    pub fn page_elements(&self, block_size: usize) -> usize {
+        self.slots * 2 * self.kv_heads * self.head_dim * block_size
+    }
+
+    /// Bytes of K and V in one page, before any padding of the backend's.
+    pub fn page_bytes(&self, block_size: usize, dtype: KvDtype) -> usize {
+        self.slots * 2 * self.kv_heads * dtype.head_bytes(self.head_dim) * block_size
     }
 }
 

@@ -1,6 +1,6 @@
 //! The two traits that a device implements.
 
-use crate::{KernelCount, PageId, Program, Step, StepOutput, Weights};
+use crate::{KernelCount, KvDtype, PageId, Program, Step, StepOutput, Weights};
 
 /// A device that can load programs. Stays alive to load more than one model.
 pub trait Backend: Send {
@@ -11,10 +11,10 @@ pub trait Backend: Send {
     fn capacity(&self) -> Capacity;
 
     /// Bytes of one page of this program in the backend's own arrangement.
-    fn page_bytes(&self, program: &Program, block_size: usize) -> usize;
+    fn page_bytes(&self, program: &Program, block_size: usize, kv_dtype: KvDtype) -> usize;
 
     /// Allocates everything that `limits` asks for, repacks the weights, and returns something that runs. An
-    /// operation or weight format that cannot run fails here, by name, never mid-request.
+    /// operation, weight format or [`KvDtype`] that cannot run fails here, by name, never mid-request.
     ///
     /// # Errors
     /// [`LoadError`].
@@ -72,6 +72,8 @@ pub struct Limits {
     pub max_outputs: usize,
     /// Tokens in a sequence.
     pub max_context: usize,
+    /// What the pages store K and V as.
+    pub kv_dtype: KvDtype,
     /// Paged, or the reference way.
     pub attention: AttentionMode,
 }

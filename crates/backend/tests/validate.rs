@@ -2,8 +2,8 @@
 
 use expect_test::{Expect, expect};
 use paguro_backend::{
-    AttentionMode, KvGroup, KvLayout, Limits, Output, PageId, Program, SampleRequest, SamplingParams, Step,
-    StepSequence, Want,
+    AttentionMode, KvDtype, KvGroup, KvLayout, Limits, Output, PageId, Program, SampleRequest,
+    SamplingParams, Step, StepSequence, Want,
 };
 
 /// A step that can be broken. Block size 4; group 0 sees everything, group 1 five tokens.
@@ -75,6 +75,7 @@ fn validate(step: &Owned) -> String {
         max_sequences: 2,
         max_outputs: 4,
         max_context: 12,
+        kv_dtype: KvDtype::F16,
         attention: AttentionMode::Paged,
     };
     let pages: Vec<PageId> = step.pages.iter().map(|&page| PageId(page)).collect();

@@ -1,6 +1,6 @@
 //! What an engine is started with, and how its page budget becomes a number of pages.
 
-use paguro_backend::{AttentionMode, Backend, Limits, Program, Weights};
+use paguro_backend::{AttentionMode, Backend, KvDtype, Limits, Program, Weights};
 
 use crate::{EngineError, layout::Layout};
 
@@ -32,6 +32,9 @@ pub struct EngineOptions {
     pub cache_high_water: f32,
     /// ... down to this fraction. Both at `1` evict only on demand.
     pub cache_low_water: f32,
+    /// What the pages store K and V as. All pages of an engine are of one kind, so keys of the prefix cache do not
+    /// name it.
+    pub kv_dtype: KvDtype,
     /// Paged, or the reference way.
     pub attention: AttentionMode,
     /// The order in which free pages are handed out.
@@ -52,6 +55,7 @@ impl Default for EngineOptions {
             prefix_cache: true,
             cache_high_water: 1.0,
             cache_low_water: 1.0,
+            kv_dtype: KvDtype::F16,
             attention: AttentionMode::Paged,
             page_order: PageOrder::InOrder,
         }
@@ -105,7 +109,7 @@ impl EngineOptions {
         }
         let layout = Layout::new(&program.kv, self.block_size, self.max_batch_tokens);
         let for_tokens = |tokens: usize| layout.blocks(tokens).saturating_mul(layout.groups());
-        let page_bytes = backend.page_bytes(program, self.block_size).max(1) as u64;
+        let page_bytes = backend.page_bytes(program, self.block_size, self.kv_dtype).max(1) as u64;
         let usable = match self.pages {
             PageBudget::Pages(pages) => pages,
             PageBudget::Tokens(tokens) => for_tokens(tokens),
@@ -136,6 +140,7 @@ impl EngineOptions {
             max_sequences: self.max_sequences,
             max_outputs: self.max_sequences + self.max_scores,
             max_context,
+            kv_dtype: self.kv_dtype,
             attention: self.attention,
         };
         Ok(Resolved { limits, layout })

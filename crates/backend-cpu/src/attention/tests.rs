@@ -2,20 +2,25 @@
 
 use half::f16;
 use paguro_backend::{
-    KvGroup, KvLayout, PageId,
+    KV_BLOCK, KvDtype, KvGroup, KvLayout, PageId,
     conformance::Rng,
+    quantize_kv,
     reference::{AttentionShape, attention},
 };
 
 use super::*;
 use crate::{
     isa::Isa,
-    pages::{Arena, PageShape, Place},
+    matrix::MatrixKernels,
+    ops::RowKernels,
+    pages::{Arena, Half, PageShape, Place, StoredHead},
+    quantize::BLOCK,
 };
 
 /// One sequence that is attended.
 #[derive(Clone, Copy, Debug)]
 struct Case {
+    dtype: KvDtype,
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
@@ -27,8 +32,17 @@ struct Case {
     scale: f32,
 }
 
-const PLAIN: Case =
-    Case { heads: 4, kv_heads: 2, head_dim: 64, start: 0, rows: 1, window: None, soft_cap: None, scale: 0.3 };
+const PLAIN: Case = Case {
+    dtype: KvDtype::F16,
+    heads: 4,
+    kv_heads: 2,
+    head_dim: 64,
+    start: 0,
+    rows: 1,
+    window: None,
+    soft_cap: None,
+    scale: 0.3,
+};
 
 /// How it is laid out and cut.
 #[derive(Clone, Copy, Debug)]
@@ -43,8 +57,8 @@ struct Cut {
 /// What is attended, `[tokens, kv_heads, head_dim]` and `[rows, heads, head_dim]`.
 struct Numbers {
     q: Vec<f32>,
-    k: Vec<f16>,
-    v: Vec<f16>,
+    k: Vec<f32>,
+    v: Vec<f32>,
 }
 
 impl Case {
@@ -55,29 +69,58 @@ impl Case {
     fn numbers(&self) -> Numbers {
         let mut rng = Rng::new(self.tokens() as u64);
         let kv = self.tokens() * self.kv_heads * self.head_dim;
-        let mut halves = || (0..kv).map(|_| f16::from_f32(rng.normal())).collect();
-        let (k, v) = (halves(), halves());
-        let q = (0..self.rows * self.heads * self.head_dim).map(|_| rng.normal()).collect();
-        Numbers { q, k, v }
+        let mut normal = |count: usize| (0..count).map(|_| rng.normal()).collect();
+        Numbers { k: normal(kv), v: normal(kv), q: normal(self.rows * self.heads * self.head_dim) }
+    }
+
+    /// K or V as pages store it.
+    fn stored(&self, x: &[f32]) -> Vec<f32> {
+        let block = |x: &[f32]| {
+            let mut quants = vec![0; x.len()];
+            let scale = quantize_kv(x, &mut quants).to_f32();
+            quants.into_iter().map(move |quant| scale * f32::from(quant)).collect::<Vec<_>>()
+        };
+        match self.dtype {
+            KvDtype::F16 => x.iter().map(|&x| f16::from_f32(x).to_f32()).collect(),
+            KvDtype::Q8 => {
+                x.chunks(self.head_dim).flat_map(|head| head.chunks(KV_BLOCK)).flat_map(block).collect()
+            }
+        }
+    }
+
+    /// Queries as they are multiplied.
+    fn multiplied(&self, q: &[f32]) -> Vec<f32> {
+        let head = |head: &[f32]| {
+            let mut blocks = vec![QuantBlock::ZERO; head.len().div_ceil(BLOCK)];
+            MatrixKernels::new(Isa::detect()).quantize_row(head, &mut blocks);
+            let number = |i: usize| blocks[i / BLOCK].scale * f32::from(blocks[i / BLOCK].quants[i % BLOCK]);
+            (0..head.len()).map(number).collect::<Vec<_>>()
+        };
+        match self.dtype {
+            KvDtype::F16 => q.to_vec(),
+            KvDtype::Q8 => q.chunks(self.head_dim).flat_map(head).collect(),
+        }
     }
 
     fn reference(&self, numbers: &Numbers) -> Vec<f32> {
         let Case { heads, kv_heads, head_dim, start, window, soft_cap, scale, .. } = *self;
         let shape = AttentionShape { heads, kv_heads, head_dim, start, scale, soft_cap, window };
-        let floats = |halves: &[f16]| halves.iter().map(|half| half.to_f32()).collect::<Vec<_>>();
+        let (k, v) = (self.stored(&numbers.k), self.stored(&numbers.v));
         let mut out = vec![0.0; numbers.q.len()];
-        attention(&numbers.q, &floats(&numbers.k), &floats(&numbers.v), &shape, &mut out);
+        attention(&self.multiplied(&numbers.q), &k, &v, &shape, &mut out);
         out
     }
 
     /// Attends in pages full of noise; where the window has passed, the pages are scratch.
     fn paged(&self, isa: Isa, cut: Cut, numbers: &Numbers) -> Vec<f32> {
-        let Case { heads, kv_heads, head_dim, start, rows, window, soft_cap, scale } = *self;
+        let Case { dtype, heads, kv_heads, head_dim, start, rows, window, soft_cap, scale } = *self;
         let blocks = self.tokens().div_ceil(cut.block_size);
         // The second of two layers.
         let kv = KvLayout { groups: vec![KvGroup { window }], slots: 2, kv_heads, head_dim };
-        let mut arena = Arena::new(blocks + 1, PageShape::new(&kv, cut.block_size).unwrap()).unwrap();
+        let shape = PageShape::new(&kv, cut.block_size, dtype).unwrap();
+        let mut arena = Arena::new(blocks + 1, shape).unwrap();
         arena.poison();
+        let (row_kernels, mut stored) = (RowKernels::new(isa), StoredHead::new(&shape));
         let mut table: Vec<PageId> = (1..=blocks as u32).map(PageId).collect();
         Rng::new(cut.seed).shuffle(&mut table);
         let passed = window.map_or(0, |window| (start + 1).saturating_sub(window as usize)) / cut.block_size;
@@ -91,15 +134,17 @@ impl Case {
                     token: token % cut.block_size,
                 };
                 let at = (token * kv_heads + kv_head) * head_dim;
-                let (k, v) = (&numbers.k[at..at + head_dim], &numbers.v[at..at + head_dim]);
-                // SAFETY: nobody else is here.
-                unsafe { arena.write(place, k, v) };
+                for (half, x) in [(Half::K, &numbers.k), (Half::V, &numbers.v)] {
+                    stored.set(&row_kernels, &x[at..at + head_dim]);
+                    // SAFETY: nobody else is here.
+                    unsafe { arena.write(place, half, &stored) };
+                }
             }
         }
 
         let kernels = AttentionKernels::new(isa);
         let (group, width, stride) = (heads / kv_heads, heads * head_dim, partial_len(head_dim));
-        let mut scores = Scores::new();
+        let mut scores = Scores::new(&shape);
         let mut out = vec![f32::NAN; numbers.q.len()];
         for first in (0..rows).step_by(cut.tile) {
             let rows = first..rows.min(first + cut.tile);
@@ -141,8 +186,22 @@ impl Case {
         out
     }
 
-    /// Agrees with the reference, and with itself however it is cut.
-    fn check(&self) {
+    /// Agrees with the reference, and with itself however it is cut, whatever pages store.
+    fn check(self) {
+        for dtype in [KvDtype::F16, KvDtype::Q8] {
+            Self { dtype, ..self }.check_dtype();
+        }
+    }
+
+    fn check_dtype(&self) {
+        let tolerance = match self.dtype {
+            // Sums of up to thousands of products of order one in f32, and an exponential of them.
+            KvDtype::F16 => 2e-5,
+            // Weights have seven bits: half a step is 0.4 % of the largest of 64 weights, for each of them, times
+            // values of order one. Errors of 64 tokens add up like noise, to 2 % of the largest weight; the worst of
+            // thousands of elements is three times that.
+            KvDtype::Q8 => 6e-2,
+        };
         let numbers = self.numbers();
         let expected = self.reference(&numbers);
         let cuts = [
@@ -156,9 +215,8 @@ impl Case {
             for cut in cuts {
                 let ours = self.paged(isa, cut, &numbers);
                 for (index, (a, b)) in ours.iter().zip(&expected).enumerate() {
-                    // Sums of up to thousands of products of order one in f32, and an exponential of them.
                     assert!(
-                        (a - b).abs() < 2e-5,
+                        (a - b).abs() < tolerance,
                         "{isa}, element {index}: {a} is not {b}\n{self:?}\n{cut:?}"
                     );
                 }
@@ -229,7 +287,8 @@ fn extreme_scores() {
 fn an_unseen_split_gives_an_empty_partial_result() {
     let case = Case { start: 600, rows: 1, window: Some(10), ..PLAIN };
     let kv = KvLayout { groups: vec![KvGroup { window: None }], slots: 1, kv_heads: 2, head_dim: 64 };
-    let arena = Arena::new(64, PageShape::new(&kv, 16).unwrap()).unwrap();
+    let shape = PageShape::new(&kv, 16, KvDtype::F16).unwrap();
+    let arena = Arena::new(64, shape).unwrap();
     let table: Vec<PageId> = (1..=38).map(PageId).collect();
     let numbers = case.numbers();
     for isa in Isa::supported() {
@@ -252,7 +311,7 @@ fn an_unseen_split_gives_an_empty_partial_result() {
         };
         let mut partial = vec![1.0; 2 * partial_len(64)];
         let kernels = AttentionKernels::new(isa);
-        kernels.attend_split(&job, &mut Scores::new(), &mut partial);
+        kernels.attend_split(&job, &mut Scores::new(&shape), &mut partial);
         let mut empty = vec![2.0; partial_len(64)];
         clear_partial(&mut empty);
         assert!(partial.chunks_exact(partial_len(64)).all(|partial| partial == empty));

@@ -307,6 +307,19 @@ impl Simd for Avx2 {
         })
     }
     #[inline(always)]
+    fn dot4_i8(self, acc: Self::I32, v: Self::U8, a: &[i8; 4]) -> Self::I32 {
+        // Pairs of products fit 16 bits: 2 * 127 * 128 < 32768.
+        v!({
+            let a = _mm256_set1_epi32(i32::from_le_bytes(a.map(|x| x as u8)));
+            let one = _mm256_set1_epi16(1);
+            let part = |acc, v| {
+                let pairs = _mm256_maddubs_epi16(a, v);
+                _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, one))
+            };
+            [part(acc[0], v[0]), part(acc[1], v[1])]
+        })
+    }
+    #[inline(always)]
     fn dot4_offset_start(self, _: i32) -> Self::I32 {
         self.splat_i32(0)
     }

@@ -224,6 +224,10 @@ impl Simd for Avx512 {
         v!(_mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(i32::from_le_bytes(a.map(|x| x as u8)))))
     }
     #[inline(always)]
+    fn dot4_i8(self, acc: __m512i, v: __m512i, a: &[i8; 4]) -> __m512i {
+        v!(_mm512_dpbusd_epi32(acc, _mm512_set1_epi32(i32::from_le_bytes(a.map(|x| x as u8))), v))
+    }
+    #[inline(always)]
     fn dot4_offset_start(self, negative_sum: i32) -> __m512i {
         v!(_mm512_slli_epi32::<7>(_mm512_set1_epi32(negative_sum)))
     }

@@ -132,6 +132,9 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// For each lane: `acc + w[0]*a[0] + w[1]*a[1] + w[2]*a[2] + w[3]*a[3]`, where `w` are the lane's four bytes,
     /// unsigned and **at most 127**, and `a` four signed bytes from `-127` on.
     fn dot4(self, acc: Self::I32, w: Self::U8, a: &[i8; 4]) -> Self::I32;
+    /// For each lane: `acc + v[0]*a[0] + v[1]*a[1] + v[2]*a[2] + v[3]*a[3]`, where `v` are the lane's four bytes, signed,
+    /// any, and `a` four bytes that are not negative.
+    fn dot4_i8(self, acc: Self::I32, v: Self::U8, a: &[i8; 4]) -> Self::I32;
     /// What [`Simd::dot4_offset`] starts from, given minus the sum of all `a` that it will see.
     fn dot4_offset_start(self, negative_sum: i32) -> Self::I32;
     /// As [`Simd::dot4`] for bytes that stand for `byte - 128`, any bytes, started by

@@ -301,6 +301,11 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         std::array::from_fn(|i| self.dot4_signed(acc[i], v!(vreinterpretq_s8_u8(w[i])), a))
     }
     #[inline(always)]
+    fn dot4_i8(self, acc: Self::I32, v: Self::U8, a: &[i8; 4]) -> Self::I32 {
+        let a = v!(vreinterpretq_s8_s32(vdupq_n_s32(i32::from_le_bytes(a.map(|x| x as u8)))));
+        std::array::from_fn(|i| self.dot4_signed(acc[i], v!(vreinterpretq_s8_u8(v[i])), a))
+    }
+    #[inline(always)]
     fn dot4_offset_start(self, _: i32) -> Self::I32 {
         self.splat_i32(0)
     }

@@ -197,6 +197,16 @@ impl Simd for Scalar {
         })
     }
     #[inline(always)]
+    fn dot4_i8(self, acc: Self::I32, v: Self::U8, a: &[i8; 4]) -> Self::I32 {
+        std::array::from_fn(|i| {
+            let mut sum = acc[i];
+            for j in 0..4 {
+                sum = sum.wrapping_add(i32::from(v[4 * i + j] as i8) * i32::from(a[j]));
+            }
+            sum
+        })
+    }
+    #[inline(always)]
     fn dot4_offset_start(self, negative_sum: i32) -> Self::I32 {
         [negative_sum << 7; LANES]
     }

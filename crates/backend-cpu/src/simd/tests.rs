@@ -79,6 +79,10 @@ fn operations<S: Simd>(s: S, input: &Input) -> Vec<u32> {
     let sum: i32 = input.quad.iter().map(|&x| i32::from(x)).sum();
     int(s.dot4(x, small, &input.quad));
     int(s.dot4(s.splat_i32(0), s.splat_u8(127), &[-127; 4]));
+    int(s.dot4_i8(x, w, &input.quad.map(i8::abs)));
+    for extreme in [0x80, 0x7f] {
+        int(s.dot4_i8(s.splat_i32(0), s.splat_u8(extreme), &[127; 4]));
+    }
     int(s.dot4_offset(s.dot4_offset_start(-sum), w, &input.quad));
     for extreme in [0, 255] {
         int(s.dot4_offset(s.dot4_offset_start(4 * 127), s.splat_u8(extreme), &[-127; 4]));

@@ -86,7 +86,7 @@ impl Plan {
 
 /// The mixed plan on a model of this shape agrees with the reference, with pages as they are by default.
 pub(super) fn agrees(subject: &Subject, shape: &ModelShape) -> Verdict {
-    agrees_with(subject, shape, &DriveOptions::default())
+    agrees_with(subject, shape, &subject.options())
 }
 
 /// The mixed plan on a model of this shape agrees with the reference.

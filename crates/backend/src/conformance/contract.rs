@@ -43,7 +43,7 @@ impl Prompt {
 pub(super) fn outputs(subject: &Subject) -> Verdict {
     let shape = ModelShape::default();
     let model = shape.build(1);
-    let mut driver = Driver::new(&*(subject.backend)(2), &model, &DriveOptions::default())?;
+    let mut driver = Driver::new(&*(subject.backend)(2), &model, &subject.options())?;
     let prompt = Prompt::new(shape.vocab);
     let hot = SamplingParams { temperature: 1.5, seed: 11, ..SamplingParams::default() };
     let params = [
@@ -104,6 +104,7 @@ fn load(subject: &Subject, model: RandomModel) -> Result<(), LoadError> {
         max_sequences: 1,
         max_outputs: 1,
         max_context: 32,
+        kv_dtype: subject.kv_dtype,
         attention: AttentionMode::Paged,
     };
     (subject.backend)(2).load(&model.program, model.weights, limits).map(|_| ())
@@ -146,7 +147,7 @@ pub(super) fn bad_weights(subject: &Subject) -> Verdict {
 pub(super) fn invalid_steps(subject: &Subject) -> Verdict {
     let shape = ModelShape::default();
     let model = shape.build(1);
-    let mut driver = Driver::new(&*(subject.backend)(2), &model, &DriveOptions::default())?;
+    let mut driver = Driver::new(&*(subject.backend)(2), &model, &subject.options())?;
     let valid = Prompt::new(shape.vocab);
     let logits = [Output { row: 19, want: Want::Logits }];
     let mut before = StepOutput::default();
@@ -187,7 +188,7 @@ pub(super) fn kernel_counts(subject: &Subject) -> Verdict {
     let model = shape.build(1);
     let plan = Plan::mixed(16, shape.vocab);
     for attention in [AttentionMode::Paged, AttentionMode::Gather] {
-        let options = DriveOptions { attention, ..DriveOptions::default() };
+        let options = DriveOptions { attention, ..subject.options() };
         let mut driver = Driver::new(&*(subject.backend)(2), &model, &options)?;
         plan.run(&mut driver)?;
         let first = driver.runner().kernel_counts();
@@ -222,15 +223,15 @@ pub(super) fn runners_are_separate(subject: &Subject) -> Verdict {
     let models = [shape.build(1), shape.build(2)];
     for block_size in [16, 32] {
         // No format of fewer than four bits an element is in sight.
-        let least = models[0].program.kv.page_bytes(block_size, 1) / 2;
-        let bytes = backend.page_bytes(&models[0].program, block_size);
+        let least = models[0].program.kv.page_elements(block_size) / 2;
+        let bytes = backend.page_bytes(&models[0].program, block_size, subject.kv_dtype);
         require(bytes >= least, || format!("{bytes} bytes hold no page of {block_size} tokens"))?;
     }
     let plan = Plan::mixed(16, shape.vocab);
-    let alone = models.each_ref().map(|model| plan.load_and_run(&*backend, model, &DriveOptions::default()));
+    let alone = models.each_ref().map(|model| plan.load_and_run(&*backend, model, &subject.options()));
     let mut drivers = Vec::new();
     for model in &models {
-        drivers.push(Driver::new(&*backend, model, &DriveOptions::default())?);
+        drivers.push(Driver::new(&*backend, model, &subject.options())?);
     }
     for (driver, alone) in drivers.iter_mut().zip(alone) {
         same("another runner", &plan.run(driver)?, &alone?)?;

@@ -1,8 +1,8 @@
 //! Runs sequences through a runner as an engine would, with the simplest of page allocators.
 
 use crate::{
-    AttentionMode, Backend, Limits, Outcome, Output, PageId, PageMove, Program, Runner, Step, StepOutput,
-    StepSequence, Want,
+    AttentionMode, Backend, KvDtype, Limits, Outcome, Output, PageId, PageMove, Program, Runner, Step,
+    StepOutput, StepSequence, Want,
     conformance::{RandomModel, Rng},
 };
 
@@ -19,6 +19,8 @@ pub struct DriveOptions {
     pub scatter: Option<u64>,
     /// Writes every page before the first sequence starts, so that what lies in a fresh page is somebody else's.
     pub stale: bool,
+    /// See [`Limits::kv_dtype`].
+    pub kv_dtype: KvDtype,
     /// See [`Limits::attention`].
     pub attention: AttentionMode,
 }
@@ -31,6 +33,7 @@ impl Default for DriveOptions {
             max_context: 160,
             scatter: Some(1),
             stale: false,
+            kv_dtype: KvDtype::F16,
             attention: AttentionMode::Paged,
         }
     }
@@ -77,6 +80,7 @@ impl Driver {
             max_sequences: 8,
             max_outputs: options.max_context,
             max_context: options.max_context,
+            kv_dtype: options.kv_dtype,
             attention: options.attention,
         };
         let runner = backend

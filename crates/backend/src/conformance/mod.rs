@@ -6,7 +6,7 @@
 //! bit. In a backend crate's `tests/conformance.rs`:
 //!
 //! ```
-//! use paguro_backend::{WeightFormat, reference::{KvRounding, Reference}};
+//! use paguro_backend::{KvDtype, WeightFormat, reference::{KvRounding, Reference}};
 //! use paguro_backend::conformance::{Subject, Tolerance};
 //!
 //! fn subject() -> Subject {
@@ -16,6 +16,7 @@
 //!             WeightFormat::F32 => Tolerance { error: 1e-5, reason: "sums in another order" },
 //!             _ => Tolerance { error: 1e-4, reason: "..." },
 //!         },
+//!         kv_dtype: KvDtype::F16,
 //!         kv: KvRounding::F32,
 //!         unsupported: &[],
 //!     }
@@ -41,7 +42,7 @@ pub use drive::{DriveOptions, Driver, SequenceId, submit};
 pub use model::{Biases, ModelShape, RandomModel, random_matrix};
 pub use rng::Rng;
 
-use crate::{Backend, WeightFormat, reference::KvRounding};
+use crate::{Backend, KvDtype, WeightFormat, reference::KvRounding};
 
 /// The backend under test.
 pub struct Subject {
@@ -49,10 +50,19 @@ pub struct Subject {
     pub backend: Box<dyn Fn(usize) -> Box<dyn Backend>>,
     /// How far logits may be off with matrices of a format, and why.
     pub tolerance: fn(WeightFormat) -> Tolerance,
-    /// How it rounds K and V, so that the reference can do the same.
+    /// What its pages store: a backend instantiates the suite for each that it supports.
+    pub kv_dtype: KvDtype,
+    /// How it rounds K and V in pages of [`KvDtype::F16`], so that the reference can do the same.
     pub kv: KvRounding,
     /// Formats that it refuses to load.
     pub unsupported: &'static [WeightFormat],
+}
+
+impl Subject {
+    /// How cases lay things out where they do not care.
+    pub(crate) fn options(&self) -> DriveOptions {
+        DriveOptions { kv_dtype: self.kv_dtype, ..DriveOptions::default() }
+    }
 }
 
 /// How far logits may be off.
@@ -180,6 +190,7 @@ mod tests {
     crate::conformance!(Subject {
         backend: Box::new(|_threads| Box::new(Reference { poison: Some(1), ..Reference::default() })),
         tolerance: |_| Tolerance { error: 0.0, reason: "it is compared with itself" },
+        kv_dtype: KvDtype::F16,
         kv: KvRounding::F32,
         unsupported: &[],
     });

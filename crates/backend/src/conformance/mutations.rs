@@ -1,19 +1,23 @@
 //! The suite's own test: backends with a defect each, made from the reference, must be caught.
 
-use std::collections::BTreeSet;
+use std::{cell::Cell, collections::BTreeSet};
 
 use super::{CASES, Case, ModelShape, Subject, Tolerance};
 use crate::{
-    Activation, AttentionMode, Backend, Bytes, Capacity, KernelCount, Limits, LoadError, Norm,
-    NormQkvRopeStore, Op, Outcome, PageId, PageMove, Program, RopeStyle, Runner, Step, StepError, StepOutput,
-    StepSequence, Ticket, WeightFormat, Weights,
-    reference::{AttentionFn, AttentionShape, KvRounding, Reference, attention},
+    Activation, AttentionMode, Backend, Bytes, Capacity, KV_BLOCK, KernelCount, KvDtype, Limits, LoadError,
+    Norm, NormQkvRopeStore, Op, Outcome, PageId, PageMove, Program, RopeStyle, Runner, Step, StepError,
+    StepOutput, StepSequence, Ticket, WeightFormat, Weights, quantize_kv,
+    reference::{
+        AttentionFn, AttentionShape, KvRounding, Reference, RoundFn, attention, round_f16, round_q8,
+    },
 };
 
 /// One defect. The default has none.
 #[derive(Clone, Copy)]
 struct Defect {
     attention: AttentionFn,
+    kv_dtype: KvDtype,
+    round: RoundFn,
     program: fn(&mut Program),
     weights: fn(&mut Weights),
     limits: fn(&mut Limits),
@@ -38,6 +42,8 @@ struct Circumstances {
 
 const NONE: Defect = Defect {
     attention,
+    kv_dtype: KvDtype::F16,
+    round: round_f16,
     program: |_| (),
     weights: |_| (),
     limits: |_| (),
@@ -49,6 +55,9 @@ const NONE: Defect = Defect {
     checks_steps: true,
     counts: |_| (),
 };
+
+/// None, in eight bits.
+const Q8: Defect = Defect { kv_dtype: KvDtype::Q8, round: round_q8, ..NONE };
 
 struct Defective {
     defect: Defect,
@@ -64,8 +73,8 @@ impl Backend for Defective {
         Reference::default().capacity()
     }
 
-    fn page_bytes(&self, program: &Program, block_size: usize) -> usize {
-        Reference::default().page_bytes(program, block_size)
+    fn page_bytes(&self, program: &Program, block_size: usize, kv_dtype: KvDtype) -> usize {
+        Reference::default().page_bytes(program, block_size, kv_dtype)
     }
 
     fn load(
@@ -83,7 +92,8 @@ impl Backend for Defective {
         (self.defect.weights)(&mut weights);
         (self.defect.limits)(&mut limits);
         let reference = Reference { kv: KvRounding::F16, poison: Some(1) };
-        let inner = reference.load_with(self.defect.attention, &program, weights, limits)?;
+        let Defect { attention, round, .. } = self.defect;
+        let inner = reference.load_with(attention, round, &program, weights, limits)?;
         let now = Circumstances { threads: self.threads, ..Circumstances::default() };
         Ok(Box::new(DefectiveRunner { inner: Box::new(inner), defect: self.defect, now }))
     }
@@ -140,6 +150,7 @@ fn subject(defect: Defect) -> Subject {
             }
             _ => Tolerance { error: 0.15, reason: "quantized activations" },
         },
+        kv_dtype: defect.kv_dtype,
         kv: KvRounding::F16,
         unsupported: &[],
     }
@@ -184,6 +195,16 @@ fn defects() -> Vec<(&'static str, Defect, &'static [&'static str])> {
             "loses the first token of each page",
             Defect { attention: skips_page_starts, ..NONE },
             &["pages", "lengths"],
+        ),
+        // Eight bits
+        ("stores sixteen bits for eight", Defect { round: round_f16, ..Q8 }, &["format_f32", "long_context"]),
+        ("has one scale for a whole head", Defect { round: one_scale, ..Q8 }, &["head_dims", "format_f32"]),
+        ("rounds toward zero", Defect { round: toward_zero, ..Q8 }, &["format_f32", "gather"]),
+        ("wraps the largest element around", Defect { round: wraps, ..Q8 }, &["format_f32", "format_q8_0"]),
+        (
+            "scales by what it stored before",
+            Defect { round: remembers, ..Q8 },
+            &["exact_in_company", "exact_in_chunks", "exact_with_shared_prefix", "exact_after_preemption"],
         ),
         // The program
         ("pairs RoPE the other way", Defect { program: other_pairs, ..NONE }, &["ropes", "format_f16"]),
@@ -308,9 +329,12 @@ fn every_defect_is_caught() {
 /// The wrapper itself is no defect.
 #[test]
 fn without_a_defect_the_same_cases_pass() {
-    let used: BTreeSet<&str> = defects().iter().flat_map(|(_, _, cases)| cases.iter().copied()).collect();
-    for name in used {
-        assert_eq!((case(name).run)(&subject(NONE)), Ok(()), "{name}");
+    for none in [NONE, Q8] {
+        let of_kind = defects().into_iter().filter(|(_, defect, _)| defect.kv_dtype == none.kv_dtype);
+        let used: BTreeSet<&str> = of_kind.flat_map(|(_, _, cases)| cases.iter().copied()).collect();
+        for name in used {
+            assert_eq!((case(name).run)(&subject(none)), Ok(()), "{name}, {}", none.kv_dtype.name());
+        }
     }
 }
 
@@ -385,6 +409,37 @@ fn skips_page_starts(q: &[f32], k: &[f32], v: &[f32], shape: &AttentionShape, ou
         page[..shape.kv_heads * shape.head_dim].fill(0.0);
     }
     attention(q, k, &v, shape, out);
+}
+
+/// Eight bits to a scale, rounded as `round` says.
+fn to_scale(block: &mut [f32], scale: f32, round: fn(f32) -> f32) {
+    block.iter_mut().for_each(|x| *x = if scale == 0.0 { 0.0 } else { round(*x / scale) * scale });
+}
+
+fn scale_of(block: &[f32]) -> f32 {
+    quantize_kv(block, &mut vec![0; block.len()]).to_f32()
+}
+
+fn one_scale(head: &mut [f32]) {
+    to_scale(head, scale_of(head), f32::round_ties_even);
+}
+
+fn toward_zero(head: &mut [f32]) {
+    head.chunks_mut(KV_BLOCK).for_each(|block| to_scale(block, scale_of(block), f32::trunc));
+}
+
+fn wraps(head: &mut [f32]) {
+    let round = |x: f32| f32::from(x.round() as i32 as i8);
+    head.chunks_mut(KV_BLOCK).for_each(|block| to_scale(block, scale_of(block) * (127.0 / 128.0), round));
+}
+
+fn remembers(head: &mut [f32]) {
+    thread_local!(static LAST: Cell<f32> = const { Cell::new(0.0) });
+    for block in head.chunks_mut(KV_BLOCK) {
+        let scale = scale_of(block).max(0.9 * LAST.get());
+        to_scale(block, scale, f32::round_ties_even);
+        LAST.set(scale);
+    }
 }
 
 fn each_qkv(program: &mut Program, change: fn(&mut NormQkvRopeStore)) {

@@ -25,7 +25,7 @@ pub(super) fn format(subject: &Subject, format: WeightFormat) -> Verdict {
 /// The load fails, and says what is not supported.
 fn refuses(subject: &Subject, shape: &ModelShape, name: &str) -> Verdict {
     let model = shape.build(1);
-    let options = DriveOptions::default();
+    let options = subject.options();
     let limits = Limits {
         block_size: options.block_size,
         pages: options.pages,
@@ -33,6 +33,7 @@ fn refuses(subject: &Subject, shape: &ModelShape, name: &str) -> Verdict {
         max_sequences: 4,
         max_outputs: 4,
         max_context: options.max_context,
+        kv_dtype: subject.kv_dtype,
         attention: AttentionMode::Paged,
     };
     match (subject.backend)(2).load(&model.program, model.weights, limits) {
@@ -109,7 +110,7 @@ pub(super) fn windows(subject: &Subject) -> Verdict {
 /// Layers with and without windows: two block tables, one with scratch where the window has passed.
 pub(super) fn alternating_windows(subject: &Subject) -> Verdict {
     for block_size in [16, 32] {
-        let options = DriveOptions { block_size, ..DriveOptions::default() };
+        let options = DriveOptions { block_size, ..subject.options() };
         let windows = vec![Some(9), None, Some(9)];
         agrees_with(subject, &ModelShape { windows: windows.clone(), ..ModelShape::default() }, &options)?;
         // One layer in a page: two groups of the same window.
@@ -164,7 +165,7 @@ pub(super) fn everything(subject: &Subject) -> Verdict {
 pub(super) fn pages(subject: &Subject) -> Verdict {
     for block_size in [16, 32] {
         for (scatter, stale) in [(None, false), (Some(5), false), (None, true), (Some(6), true)] {
-            let options = DriveOptions { block_size, pages: 20, scatter, stale, ..DriveOptions::default() };
+            let options = DriveOptions { block_size, pages: 20, scatter, stale, ..subject.options() };
             agrees_with(subject, &ModelShape::default(), &options)?;
         }
     }
@@ -176,7 +177,7 @@ pub(super) fn pages(subject: &Subject) -> Verdict {
 pub(super) fn lengths(subject: &Subject) -> Verdict {
     let shape = ModelShape::default();
     for block_size in [16, 32] {
-        let options = DriveOptions { block_size, max_context: 200, ..DriveOptions::default() };
+        let options = DriveOptions { block_size, max_context: 200, ..subject.options() };
         let lengths = [1, 2, block_size - 1, block_size, block_size + 1, 2 * block_size];
         let mut rng = Rng::new(9);
         let sequences: Vec<_> = lengths.iter().map(|&length| rng.tokens(length + 1, shape.vocab)).collect();
@@ -195,7 +196,7 @@ pub(super) fn lengths(subject: &Subject) -> Verdict {
 /// As many rows, sequences and outputs as were loaded for, and a sequence as long as they come.
 pub(super) fn limits(subject: &Subject) -> Verdict {
     let shape = ModelShape::default();
-    let options = DriveOptions::default();
+    let options = subject.options();
     let mut rng = Rng::new(4);
     // A driver loads for eight sequences, and for as many rows as the longest has tokens.
     let share = options.max_context / 8;
@@ -217,7 +218,7 @@ pub(super) fn long_context(subject: &Subject) -> Verdict {
         kv_heads: 1,
         ..ModelShape::default()
     };
-    let options = DriveOptions { pages: 80, max_context: tokens, ..DriveOptions::default() };
+    let options = DriveOptions { pages: 80, max_context: tokens, ..subject.options() };
     let sequences = vec![Rng::new(8).tokens(tokens, shape.vocab)];
     let steps = vec![vec![(0, 500)], vec![(0, 595)], vec![(0, 1)], vec![(0, 1)], vec![(0, 2)], vec![(0, 1)]];
     agrees_on(subject, &Plan { sequences, steps }, &shape, &options)
@@ -227,12 +228,12 @@ pub(super) fn long_context(subject: &Subject) -> Verdict {
 pub(super) fn gather(subject: &Subject) -> Verdict {
     for format in [WeightFormat::F32, WeightFormat::Q8_0] {
         let shape = busy(format);
-        let gather = DriveOptions { attention: AttentionMode::Gather, ..DriveOptions::default() };
+        let gather = DriveOptions { attention: AttentionMode::Gather, ..subject.options() };
         agrees_with(subject, &shape, &gather)?;
         let (model, backend) = (shape.build(1), (subject.backend)(2));
         let plan = Plan::mixed(gather.block_size, shape.vocab);
         let gathered = plan.load_and_run(&*backend, &model, &gather)?;
-        let paged = plan.load_and_run(&*backend, &model, &DriveOptions::default())?;
+        let paged = plan.load_and_run(&*backend, &model, &subject.options())?;
         near(subject, format, &paged, &gathered)?;
     }
     Ok(())

@@ -11,19 +11,22 @@ use std::{collections::BTreeMap, sync::Arc};
 
 pub use attention::{AttentionShape, attention};
 pub use pages::KvRounding;
-use pages::{Arena, Half};
+pub(crate) use pages::RoundFn;
+use pages::{Arena, Half, rounding};
+#[cfg(test)]
+pub(crate) use pages::{round_f16, round_q8};
 
 use crate::{
-    Attend, AttentionMode, Backend, Capacity, DownAdd, Embed, KernelCount, Limits, Linear, LoadError, Norm,
-    NormGateUp, NormLogits, NormQkvRopeStore, Op, PageMove, Program, ProjectAdd, Runner, Step, StepError,
-    StepOutput, Ticket, Weights,
+    Attend, AttentionMode, Backend, Capacity, DownAdd, Embed, KernelCount, KvDtype, Limits, Linear,
+    LoadError, Norm, NormGateUp, NormLogits, NormQkvRopeStore, Op, PageMove, Program, ProjectAdd, Runner,
+    Step, StepError, StepOutput, Ticket, Weights,
     sampling::{self, Scratch},
 };
 
 /// The reference as a backend.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reference {
-    /// How K and V are rounded in the pages.
+    /// How K and V are rounded in pages of [`KvDtype::F16`].
     pub kv: KvRounding,
     /// Fills new pages with large finite noise from this seed, so that a read of what was never written shows.
     pub poison: Option<u64>,
@@ -42,8 +45,9 @@ impl Backend for Reference {
         }
     }
 
-    fn page_bytes(&self, program: &Program, block_size: usize) -> usize {
-        program.kv.page_bytes(block_size, size_of::<f32>())
+    fn page_bytes(&self, program: &Program, block_size: usize, _: KvDtype) -> usize {
+        // Rounded, but kept in single precision.
+        program.kv.page_elements(block_size) * size_of::<f32>()
     }
 
     fn load(
@@ -52,15 +56,22 @@ impl Backend for Reference {
         weights: Weights,
         limits: Limits,
     ) -> Result<Box<dyn Runner>, LoadError> {
-        Ok(Box::new(self.load_with(attention, program, weights, limits)?))
+        Ok(Box::new(self.load_with(
+            attention,
+            rounding(limits.kv_dtype, self.kv),
+            program,
+            weights,
+            limits,
+        )?))
     }
 }
 
 impl Reference {
-    /// Loads with another attention function: mutation tests put in a wrong one.
+    /// Loads with other functions for attention and rounding: mutation tests put in wrong ones.
     pub(crate) fn load_with(
         &self,
         attention: AttentionFn,
+        round: RoundFn,
         program: &Program,
         weights: Weights,
         limits: Limits,
@@ -72,7 +83,7 @@ impl Reference {
             decoded
         });
         Ok(ReferenceRunner {
-            arena: Arena::new(&program.kv, &limits, self.kv, self.poison),
+            arena: Arena::new(&program.kv, &limits, round, self.poison),
             program: Arc::new(program.clone()),
             matrices: matrices.collect(),
             vectors: weights.vectors,

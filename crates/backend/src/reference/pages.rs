@@ -4,10 +4,11 @@ use std::ops::Range;
 
 use half::f16;
 
-use crate::{KvLayout, KvSlot, Limits, PageId};
+use crate::{KV_BLOCK, KvDtype, KvLayout, KvSlot, Limits, PageId, quantize_kv};
 
-/// How K and V are rounded when they are stored. Backends keep them in fewer bits than the reference does; rounding
-/// as they do tells their other errors apart.
+/// How K and V are rounded when pages of [`KvDtype::F16`] are asked for. Backends keep them in fewer bits than the
+/// reference does; rounding as they do tells their other errors apart. [`KvDtype::Q8`] is always rounded as it is
+/// defined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum KvRounding {
     /// Not at all.
@@ -15,6 +16,31 @@ pub enum KvRounding {
     F32,
     /// To f16.
     F16,
+}
+
+/// Rounds one head of a token's K or V, `[head_dim]`, to what pages can store.
+pub(crate) type RoundFn = fn(&mut [f32]);
+
+/// What a page of this kind does to a head.
+pub(crate) fn rounding(dtype: KvDtype, rounding: KvRounding) -> RoundFn {
+    match (dtype, rounding) {
+        (KvDtype::F16, KvRounding::F32) => |_| (),
+        (KvDtype::F16, KvRounding::F16) => round_f16,
+        (KvDtype::Q8, _) => round_q8,
+    }
+}
+
+pub(crate) fn round_f16(head: &mut [f32]) {
+    head.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32());
+}
+
+pub(crate) fn round_q8(head: &mut [f32]) {
+    for block in head.chunks_mut(KV_BLOCK) {
+        let mut quants = [0; KV_BLOCK];
+        let quants = &mut quants[..block.len()];
+        let scale = quantize_kv(block, quants).to_f32();
+        block.iter_mut().zip(quants).for_each(|(x, quant)| *x = scale * f32::from(*quant));
+    }
 }
 
 /// K or V.
@@ -27,7 +53,8 @@ pub(super) enum Half {
 /// All pages of a loaded model.
 pub(super) struct Arena {
     numbers: Vec<f32>,
-    rounding: KvRounding,
+    round: RoundFn,
+    head_dim: usize,
     slots: usize,
     block_size: usize,
     /// Elements of K, or of V, of one token in one layer.
@@ -37,7 +64,7 @@ pub(super) struct Arena {
 impl Arena {
     /// A new arena, filled with large finite noise if there is a seed for it, so that a read of what was never
     /// written shows.
-    pub(super) fn new(kv: &KvLayout, limits: &Limits, rounding: KvRounding, poison: Option<u64>) -> Self {
+    pub(super) fn new(kv: &KvLayout, limits: &Limits, round: RoundFn, poison: Option<u64>) -> Self {
         let (slots, block_size, width) = (kv.slots, limits.block_size, kv.kv_heads * kv.head_dim);
         let mut numbers = vec![0.0; limits.pages * slots * 2 * block_size * width];
         if let Some(mut state) = poison {
@@ -47,7 +74,7 @@ impl Arena {
                 *number = ((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * 3e4;
             }
         }
-        Self { numbers, rounding, slots, block_size, width }
+        Self { numbers, round, head_dim: kv.head_dim, slots, block_size, width }
     }
 
     /// Where the tokens of one page are, in one layer.
@@ -68,12 +95,8 @@ impl Arena {
     ) {
         let tokens = self.tokens(table[position / self.block_size], kv.slot, half);
         let stored = &mut self.numbers[tokens][position % self.block_size * self.width..][..self.width];
-        for (stored, &value) in stored.iter_mut().zip(values) {
-            *stored = match self.rounding {
-                KvRounding::F32 => value,
-                KvRounding::F16 => f16::from_f32(value).to_f32(),
-            };
-        }
+        stored.copy_from_slice(values);
+        stored.chunks_exact_mut(self.head_dim).for_each(self.round);
     }
 
     /// Copies whole pages of a sequence one after the other: `[blocks * block_size, kv_heads * head_dim]`, by

@@ -13,8 +13,8 @@ use std::{
 };
 
 use paguro_backend::{
-    Backend, Capacity, KernelCount, KvGroup, KvLayout, Limits, LoadError, Outcome, PageMove, Program, Runner,
-    SampleRequest, Sampled, Step, StepError, StepOutput, Ticket, Want, Weights,
+    Backend, Capacity, KernelCount, KvDtype, KvGroup, KvLayout, Limits, LoadError, Outcome, PageMove,
+    Program, Runner, SampleRequest, Sampled, Step, StepError, StepOutput, Ticket, Want, Weights,
 };
 
 use crate::{FinishReason, Request};
@@ -95,7 +95,7 @@ impl Backend for FakeBackend {
         Capacity { description: "fake".into(), bytes_free: 1 << 20, features: Vec::new() }
     }
 
-    fn page_bytes(&self, _: &Program, block_size: usize) -> usize {
+    fn page_bytes(&self, _: &Program, block_size: usize, _: KvDtype) -> usize {
         block_size * 16
     }
 

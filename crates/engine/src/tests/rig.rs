@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use paguro_backend::{AttentionMode, Limits, PageMove, Runner, StepError, StepOutput};
+use paguro_backend::{AttentionMode, KvDtype, Limits, PageMove, Runner, StepError, StepOutput};
 
 use super::fake::{self, Control, FakeRunner, VOCAB};
 use crate::{
@@ -100,6 +100,7 @@ impl Rig {
             max_sequences: setup.sequences,
             max_outputs: setup.sequences + setup.scores,
             max_context,
+            kv_dtype: KvDtype::F16,
             attention: AttentionMode::Paged,
         };
         let mut pages = Pages::new(limits.pages, setup.order);

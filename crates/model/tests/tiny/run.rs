@@ -1,7 +1,7 @@
 //! Running a lowered model on the reference backend.
 
 use paguro_backend::{
-    AttentionMode, Backend, Limits, Outcome, Output, PageId, Step, StepOutput, StepSequence, Want,
+    AttentionMode, Backend, KvDtype, Limits, Outcome, Output, PageId, Step, StepOutput, StepSequence, Want,
     reference::Reference,
 };
 use paguro_model::Model;
@@ -19,6 +19,7 @@ pub fn logits(model: &Model, tokens: &[u32]) -> Vec<Vec<f32>> {
         max_sequences: 1,
         max_outputs: tokens.len(),
         max_context: tokens.len(),
+        kv_dtype: KvDtype::F16,
         attention: AttentionMode::Paged,
     };
     let mut runner = Reference::default().load(program, model.weights.clone(), limits).unwrap();
