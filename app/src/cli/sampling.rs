@@ -1,5 +1,7 @@
 //! How the answer is sampled and when it ends.
 
+use std::path::PathBuf;
+
 use clap::Args;
 
 use super::choices;
@@ -59,4 +61,22 @@ pub struct SamplingArgs {
     /// Go on when the model says that it is done; give --max-tokens, or the context fills up
     #[arg(long)]
     pub ignore_eos: bool,
+}
+
+/// What the answer must be: at most one of these.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Grammar")]
+#[group(multiple = false)]
+pub struct GrammarArgs {
+    /// The answer is JSON that this schema validates: a file, or the schema itself
+    #[arg(long, value_name = "FILE | JSON")]
+    pub json_schema: Option<String>,
+
+    /// The answer is a text of this grammar, in llguidance's dialect of Lark
+    #[arg(long, value_name = "FILE")]
+    pub grammar: Option<PathBuf>,
+
+    /// The answer is a text that this regular expression matches as a whole
+    #[arg(long, value_name = "PATTERN")]
+    pub regex: Option<String>,
 }

@@ -202,7 +202,7 @@ impl Branch {
 /// `finish_reason` in JSON.
 fn reason_name(reason: &FinishReason) -> &'static str {
     match reason {
-        FinishReason::Stop(_) | FinishReason::StopString(_) => "stop",
+        FinishReason::Stop(_) | FinishReason::StopString(_) | FinishReason::Complete => "stop",
         FinishReason::Length => "length",
         FinishReason::ContextFull => "context_full",
         FinishReason::Cancelled => "cancelled",

@@ -3,7 +3,7 @@
 use std::{fs, io::Write, path::Path, time::Instant};
 
 use clap::{Parser, error::ErrorKind};
-use paguro_engine::SubmitError;
+use paguro_engine::{Constraint, SubmitError};
 use rustyline::{Config, DefaultEditor, config::BellStyle, error::ReadlineError};
 
 use super::{
@@ -35,6 +35,8 @@ pub struct Chat<'a> {
     style: Style<'a>,
     conversation: Conversation,
     sampling: SamplingArgs,
+    /// What every answer must be.
+    constraint: Option<Constraint>,
     terminal: Terminal,
     interrupt: &'a Interrupt,
     out: Output,
@@ -54,6 +56,7 @@ impl<'a> Chat<'a> {
         args: &RunArgs,
         loaded: &'a Loaded,
         style: Style<'a>,
+        constraint: Option<Constraint>,
         terminal: Terminal,
         interrupt: &'a Interrupt,
     ) -> Self {
@@ -63,6 +66,7 @@ impl<'a> Chat<'a> {
             style,
             conversation,
             sampling: args.sampling.clone(),
+            constraint,
             terminal,
             interrupt,
             out: Output::new(),
@@ -127,7 +131,8 @@ impl<'a> Chat<'a> {
                 return Ok(());
             }
         };
-        let request = sampling::request(tokens, &self.sampling, &self.loaded.model.defaults);
+        let mut request = sampling::request(tokens, &self.sampling, &self.loaded.model.defaults);
+        request.constraint = self.constraint.clone();
         let seed = (request.sampling.temperature > 0.0).then_some(request.sampling.seed);
         let submitted = Instant::now();
         let generation = match self.loaded.handle.generate(request) {

@@ -3,6 +3,7 @@
 mod answer;
 mod chat;
 mod commands;
+mod grammar;
 mod once;
 mod prompt;
 mod sampling;
@@ -44,6 +45,7 @@ pub fn run(
         let parameters = parameters.join(", ");
         terminal.note(&format!("`run` does not use what is recorded with {name} for servers: {parameters}"));
     }
+    let grammar = grammar::read(&args.grammar)?;
     // What is wrong with the model shows before anything is read or computed.
     let model = load::model(&source, Some(args.ctx.unwrap_or(DEFAULT_CONTEXT)).filter(|&ctx| ctx > 0))?;
     let style = Style::new(&model, args.raw, args.system.as_deref())?;
@@ -55,9 +57,10 @@ pub fn run(
     }
     let interrupt = Interrupt::install()?;
     let loaded = start(args, model.clone(), terminal)?;
+    let constraint = grammar::compile(grammar.as_ref(), &loaded)?;
     match prompt {
-        Some(prompt) => once::answer(args, &loaded, style, prompt, terminal, &interrupt),
-        None => Chat::new(args, &loaded, style, terminal, &interrupt).run(history),
+        Some(prompt) => once::answer(args, &loaded, style, prompt, constraint, terminal, &interrupt),
+        None => Chat::new(args, &loaded, style, constraint, terminal, &interrupt).run(history),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use paguro_engine::FinishReason;
+use paguro_engine::{Constraint, FinishReason};
 use serde_json::json;
 
 use super::{
@@ -19,7 +19,7 @@ use crate::{
     settings::Terminal,
 };
 
-/// Answers `prompt`.
+/// Answers `prompt`, within the constraint if there is one.
 ///
 /// # Errors
 /// What the engine refuses; Ctrl-C, after everything there was has been printed.
@@ -28,6 +28,7 @@ pub fn answer(
     loaded: &Loaded,
     style: Style<'_>,
     prompt: String,
+    constraint: Option<Constraint>,
     terminal: Terminal,
     interrupt: &Interrupt,
 ) -> Outcome<()> {
@@ -37,6 +38,7 @@ pub fn answer(
     let mut request = sampling::request(conversation.tokens(model, style)?, &args.sampling, &model.defaults);
     request.branches = args.branches;
     request.logprobs = args.logprobs;
+    request.constraint = constraint;
     let seed = request.sampling.seed;
     let drawn = request.sampling.temperature > 0.0;
 

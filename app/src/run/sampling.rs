@@ -8,33 +8,20 @@ use paguro_model::GenerationDefaults;
 
 use crate::cli::SamplingArgs;
 
-/// Every sampling value, decided. What the model's maker recommends is taken as it is: where a file names some of
-/// the values, ours would only mix with it.
+/// Every sampling value, decided: the flags, else what holds for this model.
 ///
 /// A random seed has 32 bits, so that it survives being a number in anybody's JSON.
 pub fn decide(args: &SamplingArgs, model: &GenerationDefaults) -> SamplingParams {
-    let recommends = model.temperature.is_some()
-        || model.top_k.is_some()
-        || model.top_p.is_some()
-        || model.min_p.is_some();
-    let off = SamplingParams::default();
-    let ours = if recommends {
-        SamplingParams { temperature: 1.0, ..off.clone() }
-    } else {
-        SamplingParams { temperature: 0.8, top_k: 40, top_p: 0.95, min_p: 0.05, ..off.clone() }
-    };
+    let default = model.sampling();
     SamplingParams {
-        temperature: args.temperature.or(model.temperature).unwrap_or(ours.temperature),
-        top_k: args.top_k.or(model.top_k).unwrap_or(ours.top_k),
-        top_p: args.top_p.or(model.top_p).unwrap_or(ours.top_p),
-        min_p: args.min_p.or(model.min_p).unwrap_or(ours.min_p),
-        repetition_penalty: args
-            .repeat_penalty
-            .or(model.repetition_penalty)
-            .unwrap_or(off.repetition_penalty),
-        frequency_penalty: args.frequency_penalty.unwrap_or(off.frequency_penalty),
-        presence_penalty: args.presence_penalty.unwrap_or(off.presence_penalty),
-        penalty_window: args.penalty_window.or(model.penalty_window),
+        temperature: args.temperature.unwrap_or(default.temperature),
+        top_k: args.top_k.unwrap_or(default.top_k),
+        top_p: args.top_p.unwrap_or(default.top_p),
+        min_p: args.min_p.unwrap_or(default.min_p),
+        repetition_penalty: args.repeat_penalty.unwrap_or(default.repetition_penalty),
+        frequency_penalty: args.frequency_penalty.unwrap_or(default.frequency_penalty),
+        presence_penalty: args.presence_penalty.unwrap_or(default.presence_penalty),
+        penalty_window: args.penalty_window.or(default.penalty_window),
         logit_bias: args.logit_bias.clone(),
         seed: args.seed.unwrap_or_else(|| RandomState::new().hash_one(0) & u64::from(u32::MAX)),
     }

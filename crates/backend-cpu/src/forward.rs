@@ -406,22 +406,35 @@ impl Pass<'_> {
         Pending { bias: op.down.bias, post_norm: op.post_norm }
     }
 
-    /// Logits of the rows that outputs ask for, a slice of rows at a time, and the answers from them.
+    /// The ends of the rows that outputs ask for, a slice of rows at a time: embeddings, then logits where they are
+    /// needed, and the answers from them.
     fn norm_logits(&mut self, op: &NormLogits, pending: Option<Pending>, answers: &Answers) {
         let (model, buffers, plan) = (self.model, self.buffers, self.plan);
         let Program { hidden, vocab, .. } = model.program;
         let kinds = Kinds::of(model, &[op.head]);
         let slice = buffers.logits.len() / vocab;
         for (index, rows) in plan.output_rows.chunks(slice).enumerate() {
+            let logit_rows = plan.logit_rows.saturating_sub(index * slice).min(rows.len());
             self.phase(Kernel::AddNorm, rows.len(), Portions::Guided(1), |member, range| {
                 for at in range {
                     member.add_pending(rows[at], pending);
                     member.norm_row(rows[at], op.norm);
-                    member.set_input(at, 0, &member.own.row[..hidden], kinds, true);
+                    for &output in plan.outputs_of(index * slice + at) {
+                        if !member.step.outputs[output].want.needs_logits() {
+                            let embedding = Outcome::Embedding(member.own.row[..hidden].to_vec());
+                            put(&answers[output], embedding);
+                        }
+                    }
+                    if at < logit_rows {
+                        member.set_input(at, 0, &member.own.row[..hidden], kinds, true);
+                    }
                 }
             });
-            self.multiply(rows.len(), [(op.head.matrix, &buffers.logits)]);
-            self.phase(Kernel::Sample, rows.len(), Portions::Single, |member, range| {
+            if logit_rows == 0 {
+                continue;
+            }
+            self.multiply(logit_rows, [(op.head.matrix, &buffers.logits)]);
+            self.phase(Kernel::Sample, logit_rows, Portions::Single, |member, range| {
                 for at in range {
                     let logits = member.write(&buffers.logits, at, vocab);
                     if let Some(bias) = op.head.bias {
@@ -432,13 +445,18 @@ impl Pass<'_> {
                     }
                     for &output in plan.outputs_of(index * slice + at) {
                         let want = &member.step.outputs[output].want;
-                        let outcome = sampling::answer(logits, want, &mut member.own.sampler);
-                        *answers[output].lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+                        if let Some(outcome) = sampling::answer(logits, want, &mut member.own.sampler) {
+                            put(&answers[output], outcome);
+                        }
                     }
                 }
             });
         }
     }
+}
+
+fn put(answer: &Mutex<Option<Outcome>>, outcome: Outcome) {
+    *answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
 }
 
 impl Member<'_> {

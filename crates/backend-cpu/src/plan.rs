@@ -68,9 +68,13 @@ pub struct Plan {
     cuts: Vec<Cuts>,
     /// Index into `cuts` of each KV group.
     cuts_of: Vec<usize>,
-    /// Rows with outputs, each once, ascending.
+    /// Rows with outputs, each once: ascending those whose logits are needed, then ascending the others.
     pub output_rows: Vec<usize>,
-    /// Outputs, ordered by row.
+    /// How many of them there are whose logits are needed.
+    pub logit_rows: usize,
+    /// Whether some output needs the logits of a row.
+    needs_logits: Vec<bool>,
+    /// Outputs, in the order of `output_rows`.
     outputs: Vec<usize>,
     /// Where each output row's outputs begin in `outputs`, and the end.
     output_starts: Vec<usize>,
@@ -97,6 +101,8 @@ impl Plan {
             cuts_of: cuts_of.collect(),
             cuts,
             output_rows: Vec::with_capacity(limits.max_outputs),
+            logit_rows: 0,
+            needs_logits: vec![false; limits.max_rows],
             outputs: Vec::with_capacity(limits.max_outputs),
             output_starts: Vec::with_capacity(limits.max_outputs + 1),
         }
@@ -144,9 +150,16 @@ impl Plan {
     }
 
     fn cut_outputs(&mut self, step: &Step<'_>) {
+        self.needs_logits.fill(false);
+        for output in step.outputs.iter().filter(|output| output.want.needs_logits()) {
+            self.needs_logits[output.row] = true;
+        }
         self.outputs.clear();
         self.outputs.extend(0..step.outputs.len());
-        self.outputs.sort_unstable_by_key(|&output| (step.outputs[output].row, output));
+        self.outputs.sort_unstable_by_key(|&output| {
+            let row = step.outputs[output].row;
+            (!self.needs_logits[row], row, output)
+        });
         self.output_rows.clear();
         self.output_starts.clear();
         for (index, &output) in self.outputs.iter().enumerate() {
@@ -157,6 +170,7 @@ impl Plan {
             }
         }
         self.output_starts.push(self.outputs.len());
+        self.logit_rows = self.output_rows.iter().filter(|&&row| self.needs_logits[row]).count();
     }
 }
 
@@ -339,5 +353,13 @@ mod tests {
         assert_eq!(plan.output_rows, [0, 2, 5]);
         let found: Vec<&[usize]> = (0..3).map(|row| plan.outputs_of(row)).collect();
         assert_eq!(found, [&[3][..], &[1], &[0, 2, 4]]);
+        assert_eq!(plan.logit_rows, 3);
+
+        // Rows of which only embeddings are wanted come last.
+        let outputs = [(1, Want::Embedding), (4, Want::Embedding), (4, Want::Logits), (3, Want::Logits)];
+        make(&mut plan, &[(0, 6)], &outputs.map(|(row, want)| Output { row, want }));
+        assert_eq!((&plan.output_rows[..], plan.logit_rows), (&[3, 4, 1][..], 2));
+        let found: Vec<&[usize]> = (0..3).map(|row| plan.outputs_of(row)).collect();
+        assert_eq!(found, [&[3][..], &[1, 2], &[0]]);
     }
 }

@@ -29,5 +29,7 @@ pub use program::{
 };
 pub use runner::{AttentionMode, Backend, Capacity, Limits, LoadError, PageMove, Runner, StepError, Ticket};
 pub use sampling::{InvalidParam, SamplingParams};
-pub use step::{Outcome, Output, PageId, SampleRequest, Sampled, Step, StepOutput, StepSequence, Want};
+pub use step::{
+    Outcome, Output, PageId, SampleRequest, Sampled, Step, StepOutput, StepSequence, TokenMask, Want,
+};
 pub use weights::{ByteOwner, Bytes, Matrix, Weights};

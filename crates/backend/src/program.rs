@@ -99,7 +99,7 @@ pub enum Op {
     NormGateUp(NormGateUp),
     /// `x += post_norm(g·Wᵀ + b)`
     DownAdd(DownAdd),
-    /// `logits = norm(x)·Wᵀ`, soft-capped; only for rows that an output asks for.
+    /// `logits = norm(x)·Wᵀ`, soft-capped; only for rows that an output asks for. `norm(x)` is a row's embedding.
     NormLogits(NormLogits),
 }
 

@@ -18,12 +18,12 @@
 //! Log-probabilities are those of the model: of the logits as they come, before any of the above.
 //!
 //! Logits that are NaN count as `-inf`, and `+inf` as the largest finite number. If no token is left (the mask
-//! allows nothing, or nothing but `-inf`), the answer is the lowest token that the mask allows, or 0; steps whose
-//! mask allows nothing are refused before ([`Step::validate`](crate::Step::validate)).
+//! allows nothing, or nothing but `-inf`), the answer is the lowest token that the mask allows, or 0; steps with
+//! a mask that is known to allow nothing are refused before ([`Step::validate`](crate::Step::validate)).
 
 use std::cmp::Ordering;
 
-use crate::{Outcome, SampleRequest, Sampled, Want};
+use crate::{Outcome, SampleRequest, Sampled, TokenMask, Want};
 
 /// Sampling values of one request. The defaults are greedy decoding with nothing else on.
 #[derive(Clone, Debug, PartialEq)]
@@ -150,14 +150,15 @@ impl Scored {
     }
 }
 
-/// Answers what an output asks of its row of logits. Host backends call this; the logits are not changed, so
-/// that a row may have several outputs.
-pub fn answer(logits: &[f32], want: &Want<'_>, scratch: &mut Scratch) -> Outcome {
-    match want {
+/// Answers what an output asks of its row of logits, if it asks [something of them](Want::needs_logits). Host
+/// backends call this; the logits are not changed, so that a row may have several outputs.
+pub fn answer(logits: &[f32], want: &Want<'_>, scratch: &mut Scratch) -> Option<Outcome> {
+    Some(match want {
         Want::Sample(request) => Outcome::Sampled(sample(logits, request, scratch)),
         Want::Score { token } => Outcome::Score(log_softmax_at(logits, *token)),
         Want::Logits => Outcome::Logits(logits.to_vec()),
-    }
+        Want::Embedding => return None,
+    })
 }
 
 /// Samples one token from `logits`, `[vocab]`, in the order that the [module](self) describes.
@@ -169,7 +170,7 @@ pub fn sample(logits: &[f32], request: &SampleRequest<'_>, scratch: &mut Scratch
         false => best(candidates),
     };
     scratch.adjusted = adjusted;
-    let token = choice.unwrap_or_else(|| first_allowed(request.mask, logits.len()));
+    let token = choice.unwrap_or_else(|| first_allowed(request.mask.map(TokenMask::bits), logits.len()));
     let Some(count) = request.logprobs else { return Sampled { token, logprob: None, top: Vec::new() } };
     let softmax = Softmax::of(logits);
     best_k(logits, count, &mut scratch.ranking);
@@ -223,6 +224,7 @@ fn adjust<'a>(
         penalize(adjusted, params, request.history, counts);
     }
     if let Some(mask) = request.mask {
+        let mask = mask.bits();
         for (word, logits) in adjusted.chunks_mut(32).enumerate() {
             let allowed = mask.get(word).copied().unwrap_or(0);
             for (bit, logit) in logits.iter_mut().enumerate() {

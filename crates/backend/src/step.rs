@@ -1,6 +1,6 @@
 //! One forward pass: a ragged batch of rows over pages.
 
-use std::ops::Range;
+use std::{ops::Range, sync::OnceLock};
 
 use crate::SamplingParams;
 
@@ -60,7 +60,7 @@ impl StepSequence {
     }
 }
 
-/// Something to compute from the logits of one row.
+/// Something to compute from the end of one row.
 #[derive(Clone, Copy, Debug)]
 pub struct Output<'a> {
     /// Row of [`Step::tokens`]. A row may have several outputs (branches of a fork).
@@ -82,6 +82,16 @@ pub enum Want<'a> {
     },
     /// The whole row of logits, `[vocab]`.
     Logits,
+    /// What the logits are made of: the row of the residual stream after the last norm, `[hidden]`. Costs no product
+    /// with the head.
+    Embedding,
+}
+
+impl Want<'_> {
+    /// Whether the row's logits are needed for it.
+    pub fn needs_logits(&self) -> bool {
+        !matches!(self, Self::Embedding)
+    }
 }
 
 /// How to sample one token. What each value means is defined by [`crate::sampling`].
@@ -93,10 +103,46 @@ pub struct SampleRequest<'a> {
     pub draw: u64,
     /// Tokens so far, prompt and output; penalties look at its end.
     pub history: &'a [u32],
-    /// Allowed tokens as a bit set, `[ceil(vocab / 32)]`; `None` allows all.
-    pub mask: Option<&'a [u32]>,
+    /// Allowed tokens; `None` allows all.
+    pub mask: Option<&'a TokenMask>,
     /// Whether to report log-probabilities, and of how many of the best tokens besides the sampled one.
     pub logprobs: Option<usize>,
+}
+
+/// The tokens that one draw may choose, as a bit set.
+///
+/// A grammar's mask takes a while to compute and is only needed when the logits are there. So a mask may be given
+/// before it is known: somebody else [fills](TokenMask::fill) it while the step runs, and whoever samples
+/// [waits](TokenMask::bits) for it.
+#[derive(Debug, Default)]
+pub struct TokenMask {
+    bits: OnceLock<Box<[u32]>>, // [ceil(vocab / 32)]
+}
+
+impl TokenMask {
+    /// A mask that is known: bit `t % 32` of word `t / 32` allows token `t`; `[ceil(vocab / 32)]` words.
+    pub fn new(bits: impl Into<Box<[u32]>>) -> Self {
+        Self { bits: OnceLock::from(bits.into()) }
+    }
+
+    /// Makes a mask known that was not, and wakes those who wait for it; a mask that is known stays as it is.
+    ///
+    /// It must allow something: where [`Step::validate`] cannot look yet, a mask that allows nothing gives a token
+    /// without meaning.
+    pub fn fill(&self, bits: impl Into<Box<[u32]>>) {
+        // The first one counts.
+        let _ = self.bits.set(bits.into());
+    }
+
+    /// The words of the set, if they are known.
+    pub fn known(&self) -> Option<&[u32]> {
+        self.bits.get().map(|bits| &**bits)
+    }
+
+    /// The words of the set; waits until they are known.
+    pub fn bits(&self) -> &[u32] {
+        self.bits.wait()
+    }
 }
 
 /// What a step computed, in the order of [`Step::outputs`]. Reused between steps.
@@ -115,6 +161,8 @@ pub enum Outcome {
     Score(f32),
     /// To [`Want::Logits`].
     Logits(Vec<f32>),
+    /// To [`Want::Embedding`].
+    Embedding(Vec<f32>),
 }
 
 /// A sampled token.

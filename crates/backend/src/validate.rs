@@ -2,7 +2,9 @@
 
 use std::fmt::Display;
 
-use crate::{KvGroup, KvLayout, Limits, PageId, Program, SampleRequest, Step, StepError, StepSequence, Want};
+use crate::{
+    KvGroup, KvLayout, Limits, PageId, Program, SampleRequest, Step, StepError, StepSequence, TokenMask, Want,
+};
 
 /// Fails with [`StepError::Invalid`] and a message unless the rule holds.
 macro_rules! rule {
@@ -55,7 +57,7 @@ impl Step<'_> {
                         "output {index}: token {token} of {vocab} does not exist"
                     );
                 }
-                Want::Logits => {}
+                Want::Logits | Want::Embedding => {}
             }
         }
         Ok(())
@@ -133,7 +135,8 @@ impl Step<'_> {
 
 fn validate_request(index: usize, request: &SampleRequest<'_>, vocab: usize) -> Result<(), StepError> {
     request.params.check(vocab).map_err(|error| StepError::Invalid(format!("output {index}: {error}")))?;
-    let Some(mask) = request.mask else { return Ok(()) };
+    // One that is not known yet is the word of whoever fills it.
+    let Some(mask) = request.mask.and_then(TokenMask::known) else { return Ok(()) };
     let words = vocab.div_ceil(32);
     rule!(
         mask.len() == words,

@@ -3,7 +3,7 @@
 
 use expect_test::{Expect, expect};
 use paguro_backend::{
-    SampleRequest, Sampled, SamplingParams,
+    SampleRequest, Sampled, SamplingParams, TokenMask,
     sampling::{Scratch, log_softmax_at, sample, uniform},
 };
 use proptest::prelude::*;
@@ -49,8 +49,9 @@ fn greedy_takes_the_best_and_the_lowest_id_of_equal_ones() {
 fn support(logits: &[f32], params: &SamplingParams, mask: Option<&[u32]>) -> String {
     let mut scratch = Scratch::default();
     let mut counts = vec![0; logits.len()];
+    let mask = mask.map(TokenMask::new);
     for draw in 0..2000 {
-        let request = SampleRequest { draw, mask, ..request(params) };
+        let request = SampleRequest { draw, mask: mask.as_ref(), ..request(params) };
         counts[sample(logits, &request, &mut scratch).token as usize] += 1;
     }
     let seen = counts.iter().enumerate().filter(|(_, count)| **count > 0);
@@ -171,7 +172,7 @@ fn bias_and_mask() {
 
     let masked = |mask: &[u32], logits: &[f32]| {
         let params = greedy();
-        token(logits, &SampleRequest { mask: Some(mask), ..request(&params) })
+        token(logits, &SampleRequest { mask: Some(&TokenMask::new(mask)), ..request(&params) })
     };
     assert_eq!(masked(&[0b110], &logits), 1);
     assert_eq!(masked(&[0b100], &logits), 2);
@@ -191,7 +192,8 @@ fn log_probabilities_are_the_models_own() {
     let logits = ln(&[0.1, 0.4, 0.2, 0.3]);
     // Bias, mask and temperature move the choice, not what is reported.
     let params = SamplingParams { temperature: 0.1, logit_bias: vec![(0, 50.0)], ..greedy() };
-    let request = SampleRequest { logprobs: Some(2), mask: Some(&[0b1001]), ..request(&params) };
+    let mask = TokenMask::new([0b1001]);
+    let request = SampleRequest { logprobs: Some(2), mask: Some(&mask), ..request(&params) };
     let Sampled { token, logprob, top } = sample(&logits, &request, &mut Scratch::default());
     let shown: Vec<String> =
         top.iter().map(|(token, logprob)| format!("{token}:{:.4}", logprob.exp())).collect();
@@ -394,10 +396,9 @@ proptest! {
             temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty,
             penalty_window: None, logit_bias: bias, seed,
         };
-        let request = SampleRequest {
-            params: &params, draw: seed, history: &history,
-            mask: mask.as_ref().map(|mask| &mask[..]), logprobs: Some(5),
-        };
+        let bits = mask.map(TokenMask::new);
+        let request =
+            SampleRequest { params: &params, draw: seed, history: &history, mask: bits.as_ref(), logprobs: Some(5) };
         let sampled = sample(&logits, &request, &mut Scratch::default());
         prop_assert!((sampled.token as usize) < logits.len());
         let allowed = |token: u32| mask.is_none_or(|mask| mask[token as usize / 32] >> (token % 32) & 1 == 1);

@@ -3,7 +3,7 @@
 use expect_test::{Expect, expect};
 use paguro_backend::{
     AttentionMode, KvDtype, KvGroup, KvLayout, Limits, Output, PageId, Program, SampleRequest,
-    SamplingParams, Step, StepSequence, Want,
+    SamplingParams, Step, StepSequence, TokenMask, Want,
 };
 
 /// A step that can be broken. Block size 4; group 0 sees everything, group 1 five tokens.
@@ -35,6 +35,10 @@ static BROKEN: SamplingParams = at_temperature(f32::NAN);
 const REQUEST: SampleRequest<'static> =
     SampleRequest { params: &GREEDY, draw: 0, history: &[], mask: None, logprobs: None };
 
+fn mask<const N: usize>(bits: [u32; N]) -> Option<&'static TokenMask> {
+    Some(Box::leak(Box::new(TokenMask::new(bits))))
+}
+
 fn valid() -> Owned {
     Owned {
         tokens: vec![1, 2, 3, 4, 5, 69],
@@ -46,7 +50,7 @@ fn valid() -> Owned {
         pages: vec![1, 2, 3, 4, /**/ 5, 6, 7, 0, 8, 9],
         outputs: vec![
             Output { row: 4, want: Want::Sample(REQUEST) },
-            Output { row: 4, want: Want::Sample(SampleRequest { mask: Some(&[0, 1, 0]), ..REQUEST }) },
+            Output { row: 4, want: Want::Sample(SampleRequest { mask: mask([0, 1, 0]), ..REQUEST }) },
             Output { row: 5, want: Want::Logits },
             Output { row: 0, want: Want::Score { token: 69 } },
         ],
@@ -231,20 +235,28 @@ fn outputs() {
         expect!["invalid step: output 3: token 70 of 70 does not exist"],
     );
     check(
-        |step| step.outputs[1] = sample(SampleRequest { mask: Some(&[1, 1]), ..REQUEST }),
+        |step| step.outputs[1] = sample(SampleRequest { mask: mask([1, 1]), ..REQUEST }),
         expect!["invalid step: output 1: a mask of 2 words, not 3 for 70 tokens"],
     );
     check(
-        |step| step.outputs[1] = sample(SampleRequest { mask: Some(&[0, 0, 0]), ..REQUEST }),
+        |step| step.outputs[1] = sample(SampleRequest { mask: mask([0, 0, 0]), ..REQUEST }),
         expect!["invalid step: output 1: a mask that allows nothing"],
     );
     // Token 70 does not exist.
     check(
-        |step| step.outputs[1] = sample(SampleRequest { mask: Some(&[0, 0, 64]), ..REQUEST }),
+        |step| step.outputs[1] = sample(SampleRequest { mask: mask([0, 0, 64]), ..REQUEST }),
         expect!["invalid step: output 1: a mask that allows nothing"],
     );
     check(
-        |step| step.outputs[1] = sample(SampleRequest { mask: Some(&[0, 0, 32]), ..REQUEST }),
+        |step| step.outputs[1] = sample(SampleRequest { mask: mask([0, 0, 32]), ..REQUEST }),
+        expect!["valid"],
+    );
+    // One that is not known yet is not waited for.
+    check(
+        |step| {
+            let unknown = Box::leak(Box::new(TokenMask::default()));
+            step.outputs[1] = sample(SampleRequest { mask: Some(unknown), ..REQUEST });
+        },
         expect!["valid"],
     );
     check(

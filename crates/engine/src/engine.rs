@@ -7,7 +7,6 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, PoisonError,
-        atomic::Ordering,
         mpsc::{Receiver, channel},
     },
     thread::{self, JoinHandle},
@@ -20,7 +19,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use crate::{
     EngineError, EngineOptions, Handle,
-    handle::{Command, Shared},
+    handle::{Command, Queue, Shared},
     options::Resolved,
     pages::Pages,
     request::{RequestLimits, Signal},
@@ -92,9 +91,10 @@ impl Engine {
             max_sequences: limits.max_sequences,
         };
         let runner = backend.load(&program, weights, limits)?;
-        let scheduler = Scheduler::new(limits, options.mixed_prompt_tokens, layout, pages);
-        let shared =
-            Shared::new(request_limits, options.queue_capacity, tokenizer, stop_tokens, scheduler.stats());
+        let scheduler =
+            Scheduler::new(limits, options.mixed_prompt_tokens, options.max_wait_steps, layout, pages);
+        let queue = Queue::new(options.queue_capacity, options.queue_tokens);
+        let shared = Shared::new(request_limits, queue, tokenizer, stop_tokens, scheduler.stats());
         let shared = Arc::new(shared);
         let (commands, receiver) = channel();
         let worker = Worker {
@@ -160,6 +160,7 @@ struct Worker {
 
 struct Client {
     signals: UnboundedSender<Signal>,
+    prompt_tokens: usize,
     /// Branches that have not ended.
     open: usize,
     /// Whether it has left the queue, by starting or by ending before.
@@ -185,6 +186,9 @@ impl Worker {
                 self.obey(command);
             }
             if !self.scheduler.is_idle() {
+                self.scheduler.expire(Instant::now());
+            }
+            if !self.scheduler.is_idle() {
                 self.step();
             } else if self.stopping {
                 return;
@@ -208,8 +212,11 @@ impl Worker {
         match command {
             Command::Submit { signals, .. } if self.stopping => drop(signals),
             Command::Submit { job, prompt, signals } => {
-                self.clients.insert(job.id, Client { signals, open: job.sampling.len(), started: false });
-                self.scheduler.submit(job, prompt);
+                self.clients.insert(
+                    job.id,
+                    Client { signals, prompt_tokens: prompt.len(), open: job.sampling.len(), started: false },
+                );
+                self.scheduler.submit(*job, prompt);
             }
             Command::Cancel { request, branch } => self.scheduler.cancel(request, branch),
             Command::ClearCache => self.scheduler.clear_cache(),
@@ -263,11 +270,14 @@ impl Worker {
             match signal {
                 Signal::Finished { .. } => client.open -= 1,
                 Signal::Failed(_) => client.open = 0,
-                Signal::Started { .. } | Signal::Token { .. } | Signal::PromptScores { .. } => {}
+                Signal::Started { .. }
+                | Signal::Token { .. }
+                | Signal::PromptScores { .. }
+                | Signal::Embedding { .. } => {}
             }
             if !client.started && (starts || client.open == 0) {
                 client.started = true;
-                self.shared.queued.fetch_sub(1, Ordering::Relaxed);
+                self.shared.queue.leave(client.prompt_tokens);
             }
             // A reader that has gone has sent a cancellation.
             let _ = client.signals.send(signal);

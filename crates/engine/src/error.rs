@@ -45,6 +45,16 @@ pub enum SubmitError {
         /// [`EngineOptions::queue_capacity`](crate::EngineOptions::queue_capacity).
         capacity: usize,
     },
+    /// Prompts of as many tokens wait as may wait. Try again later.
+    #[error("prompts of {waiting} tokens are waiting already, and this one has {tokens}; try again later")]
+    QueueTokensFull {
+        /// Tokens of the prompt.
+        tokens: usize,
+        /// Tokens of the prompts that wait.
+        waiting: usize,
+        /// [`EngineOptions::queue_tokens`](crate::EngineOptions::queue_tokens).
+        capacity: usize,
+    },
     /// The prompt does not fit, or leaves no room for an answer.
     #[error(
         "the prompt has {tokens} tokens, but prompt and answer together can have {limit}; shorten it or give the engine a larger context and more pages"
@@ -94,6 +104,12 @@ pub enum RequestError {
     /// The step that it was part of failed.
     #[error("the device failed: {0}")]
     Step(String),
+    /// The grammar of [`Request::constraint`](crate::Request::constraint) has come to a dead end, or grown too large.
+    #[error("the answer cannot go on as its grammar wants: {0}")]
+    Constraint(String),
+    /// [`Request::deadline`](crate::Request::deadline) passed before the request could start.
+    #[error("the deadline passed before the request could start")]
+    DeadlineExceeded,
     /// The engine ended before the request did.
     #[error("the engine stopped: {0}")]
     EngineStopped(String),

@@ -5,7 +5,7 @@ use std::{
     collections::VecDeque,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicU64, Ordering},
         mpsc::{Sender, SyncSender, sync_channel},
     },
 };
@@ -15,7 +15,8 @@ use paguro_model::tokenizer::Tokenizer;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::{
-    Event, FinishReason, Request, RequestError, Stats, SubmitError, Usage,
+    Constraint, Event, FinishReason, Grammar, GrammarError, Request, RequestError, Stats, SubmitError, Usage,
+    constraint::Vocabulary,
     request::{RequestLimits, Signal},
     sequence::Job,
     text::{StopMatcher, Writer},
@@ -24,7 +25,7 @@ use crate::{
 /// What the engine thread is told.
 #[derive(Debug)]
 pub(crate) enum Command {
-    Submit { job: Job, prompt: Vec<u32>, signals: UnboundedSender<Signal> },
+    Submit { job: Box<Job>, prompt: Vec<u32>, signals: UnboundedSender<Signal> },
     Cancel { request: u64, branch: Option<usize> },
     ClearCache,
     KernelCounts(SyncSender<Vec<KernelCount>>),
@@ -32,17 +33,64 @@ pub(crate) enum Command {
     Stop { finish: bool },
 }
 
+/// How many requests were submitted and have not started.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    /// [`EngineOptions::queue_capacity`](crate::EngineOptions::queue_capacity).
+    pub capacity: usize,
+    /// [`EngineOptions::queue_tokens`](crate::EngineOptions::queue_tokens).
+    pub max_tokens: Option<usize>,
+    waiting: Mutex<Waiting>,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    requests: usize,
+    /// Of their prompts.
+    tokens: usize,
+}
+
+impl Queue {
+    pub fn new(capacity: usize, max_tokens: Option<usize>) -> Self {
+        Self { capacity, max_tokens, waiting: Mutex::default() }
+    }
+
+    /// One more, with a prompt of `tokens` tokens.
+    fn enter(&self, tokens: usize) -> Result<(), SubmitError> {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if waiting.requests >= self.capacity {
+            return Err(SubmitError::QueueFull { capacity: self.capacity });
+        }
+        if let Some(capacity) = self.max_tokens
+            && waiting.requests > 0
+            && waiting.tokens + tokens > capacity
+        {
+            return Err(SubmitError::QueueTokensFull { tokens, waiting: waiting.tokens, capacity });
+        }
+        waiting.requests += 1;
+        waiting.tokens += tokens;
+        Ok(())
+    }
+
+    /// One that entered with as many tokens has started, or will not.
+    pub fn leave(&self, tokens: usize) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.requests -= 1;
+        waiting.tokens -= tokens;
+    }
+}
+
 /// What the engine thread and all handles share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub limits: RequestLimits,
-    pub queue_capacity: usize,
-    /// Requests that were submitted and have not started.
-    pub queued: AtomicUsize,
+    pub queue: Queue,
     next_request: AtomicU64,
     tokenizer: Option<Arc<Tokenizer>>,
     /// What ends every answer that does not ignore it.
     model_stop_tokens: Vec<u32>,
+    /// Made when the first grammar comes.
+    vocabulary: OnceLock<Result<Arc<Vocabulary>, GrammarError>>,
     pub stats: Mutex<Stats>,
     /// Why no more requests are taken.
     pub stopped: OnceLock<String>,
@@ -51,21 +99,29 @@ pub(crate) struct Shared {
 impl Shared {
     pub fn new(
         limits: RequestLimits,
-        queue_capacity: usize,
+        queue: Queue,
         tokenizer: Option<Arc<Tokenizer>>,
         model_stop_tokens: Vec<u32>,
         stats: Stats,
     ) -> Self {
         Self {
             limits,
-            queue_capacity,
-            queued: AtomicUsize::new(0),
+            queue,
             next_request: AtomicU64::new(0),
             tokenizer,
             model_stop_tokens,
+            vocabulary: OnceLock::new(),
             stats: Mutex::new(stats),
             stopped: OnceLock::new(),
         }
+    }
+
+    fn vocabulary(&self) -> Result<&Arc<Vocabulary>, GrammarError> {
+        let vocabulary = self.vocabulary.get_or_init(|| {
+            let tokenizer = self.tokenizer.as_ref().ok_or(GrammarError::NoTokenizer)?;
+            Vocabulary::new(tokenizer, self.limits.vocab, &self.model_stop_tokens).map(Arc::new)
+        });
+        vocabulary.as_ref().map_err(Clone::clone)
     }
 
     fn why_stopped(&self) -> String {
@@ -95,17 +151,18 @@ impl Handle {
             let problem = "cannot be found: the engine has no tokenizer".into();
             return Err(SubmitError::Invalid { field: "stop_strings", problem });
         }
-        let capacity = shared.queue_capacity;
-        let one_more = |queued| (queued < capacity).then_some(queued + 1);
-        if shared.queued.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_err() {
-            return Err(SubmitError::QueueFull { capacity });
+        let vocabulary = shared.vocabulary.get().and_then(|vocabulary| vocabulary.as_ref().ok());
+        if request.constraint.as_ref().is_some_and(|constraint| !constraint.is_of(vocabulary)) {
+            let problem = "was made for another engine; make it with this one's handle".into();
+            return Err(SubmitError::Invalid { field: "constraint", problem });
         }
-
         let id = shared.next_request.fetch_add(1, Ordering::Relaxed);
-        let job = Job::new(id, &request, &shared.model_stop_tokens, shared.limits.max_context);
+        let job = Job::new(id, &request, &shared.model_stop_tokens, shared.limits)?;
+        shared.queue.enter(request.prompt.len())?;
         // The answer goes on from the prompt: its first space is a space.
         let stream = shared.tokenizer.as_ref().map(|tokenizer| {
             let mut stream = tokenizer.stream();
+            stream.show(request.shown_tokens.as_slice());
             request.prompt.iter().for_each(|&token| drop(stream.push(token)));
             stream
         });
@@ -116,18 +173,28 @@ impl Handle {
         let usage = Usage { prompt_tokens: request.prompt.len(), ..Usage::default() };
         // Unbounded, so that a slow reader holds up nobody; it can hold no more than the answer's tokens.
         let (signals, receiver) = unbounded_channel();
-        let submit = Command::Submit { job, prompt: request.prompt, signals };
+        let submit = Command::Submit { job: job.into(), prompt: request.prompt, signals };
         self.commands.send(submit).map_err(|_| self.stopped())?;
         Ok(Generation {
             canceller: Canceller { request: id, commands: self.commands.clone() },
             signals: receiver,
             shared: shared.clone(),
             stops,
+            min_tokens: request.min_tokens,
             writers,
             usage: vec![usage; request.branches],
             ready: VecDeque::new(),
             ended: false,
         })
+    }
+
+    /// Makes a constraint of a grammar, for [`Request::constraint`]. Takes milliseconds for most grammars, and up to a
+    /// second longer the first time; may be called from any thread that can spare them.
+    ///
+    /// # Errors
+    /// [`GrammarError`]: what the grammar asks for and cannot have.
+    pub fn compile(&self, grammar: &Grammar) -> Result<Constraint, GrammarError> {
+        self.shared.vocabulary()?.compile(grammar)
     }
 
     /// What the engine is doing. After an event has been read, the step that it came from is counted.
@@ -202,6 +269,8 @@ pub struct Generation {
     signals: UnboundedReceiver<Signal>,
     shared: Arc<Shared>,
     stops: Arc<[String]>,
+    /// Tokens of which the stop strings are not looked for.
+    min_tokens: usize,
     /// By branch; `None` when it has ended.
     writers: Vec<Option<Writer>>,
     /// By branch, as far as it was read.
@@ -261,11 +330,13 @@ impl Generation {
             Signal::PromptScores { from, logprobs } => {
                 self.ready.push_back(Event::PromptScores { from, logprobs })
             }
+            Signal::Embedding { values } => self.ready.push_back(Event::Embedding { values }),
             Signal::Token { branch, token, logprob, top, at } => {
                 // After a stop string, more tokens may be on their way.
                 let Some(writer) = &mut self.writers[branch] else { return };
                 self.usage[branch].generated_tokens += 1;
-                let (text, stop) = writer.push(token);
+                let may_stop = self.usage[branch].generated_tokens > self.min_tokens;
+                let (text, stop) = writer.push(token, may_stop);
                 self.ready.push_back(Event::Token { branch, token, text, logprob, top, at });
                 if let Some(stop) = stop {
                     self.canceller.send(Some(branch));

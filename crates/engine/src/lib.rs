@@ -5,11 +5,12 @@
 //! `engine` (the loop) → `scheduler` (plans a step) → `sequence` (block tables) → `pages` (the arena and the prefix
 //! cache in it) → the runner → `scheduler` (takes in the answer) → `handle` (text, stop strings).
 //!
-//! What is absent: the engine thread has no tokenizer, no text and no clock that decides anything; nothing here
-//! knows a device; there is no second attention path, and no copy of K and V but that of a shared page before it is
-//! written.
+//! What is absent: the engine thread has no tokenizer, no text, and no clock that decides anything but whether a
+//! deadline has passed; nothing here knows a device; there is no second attention path, and no copy of K and V but that
+//! of a shared page before it is written.
 
 mod arena;
+mod constraint;
 mod engine;
 mod error;
 mod handle;
@@ -24,10 +25,12 @@ mod stats;
 #[cfg(test)]
 mod tests;
 mod text;
+mod turns;
 
+pub use constraint::{Constraint, Grammar, GrammarError, MAX_INDENT};
 pub use engine::{Engine, ModelParts};
 pub use error::{EngineError, RequestError, SubmitError};
 pub use handle::{Canceller, Generation, Handle};
 pub use options::{EngineOptions, PageBudget, PageOrder};
 pub use request::{Event, FinishReason, Request, Usage};
-pub use stats::{Stats, StepTimes};
+pub use stats::{Sizes, Stats, StepTimes};

@@ -20,11 +20,18 @@ pub struct EngineOptions {
     pub mixed_prompt_tokens: usize,
     /// Sequences that run at the same time; each branch of a request is one. At most `max_batch_tokens`.
     pub max_sequences: usize,
-    /// Prompt tokens scored in one step ([`Request::score_prompt_from`](crate::Request::score_prompt_from)). Each
-    /// costs a row of logits in the backend's memory.
+    /// Prompt tokens scored or embedded in one step ([`Request::score_prompt_from`](crate::Request::score_prompt_from),
+    /// [`Request::embedding`](crate::Request::embedding)). Each costs a row of logits in the backend's memory.
     pub max_scores: usize,
     /// Requests that wait to run; the next one is refused with [`SubmitError::QueueFull`](crate::SubmitError).
     pub queue_capacity: usize,
+    /// Tokens of prompts that wait to run, as a bound on the pages that the queue will want; the next request is refused
+    /// with [`SubmitError::QueueTokensFull`](crate::SubmitError), unless nothing else waits. `None` does not count
+    /// them.
+    pub queue_tokens: Option<usize>,
+    /// Steps after which a waiting request counts as one of the highest priority that waits, so that nobody waits for
+    /// ever.
+    pub max_wait_steps: u64,
     /// Whether blocks stay findable after their sequence has ended.
     pub prefix_cache: bool,
     /// When more than this fraction of the pages is in use or cached, unused cached blocks are evicted, the
@@ -52,6 +59,8 @@ impl Default for EngineOptions {
             max_sequences: 64,
             max_scores: 128,
             queue_capacity: 1024,
+            queue_tokens: None,
+            max_wait_steps: 1000,
             prefix_cache: true,
             cache_high_water: 1.0,
             cache_low_water: 1.0,
@@ -138,7 +147,8 @@ impl EngineOptions {
             pages: usable + 1,
             max_rows: self.max_batch_tokens,
             max_sequences: self.max_sequences,
-            max_outputs: self.max_sequences + self.max_scores,
+            // One row of a prompt may want a score and an embedding.
+            max_outputs: self.max_sequences + self.max_scores.max(2),
             max_context,
             kv_dtype: self.kv_dtype,
             attention: self.attention,

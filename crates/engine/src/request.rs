@@ -1,10 +1,11 @@
 //! What is asked, what is answered, and what is refused at the door.
 
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
 use paguro_backend::SamplingParams;
+use paguro_model::Pooling;
 
-use crate::{RequestError, SubmitError};
+use crate::{Constraint, RequestError, SubmitError};
 
 /// One prompt and how to go on from it.
 #[derive(Clone, Debug)]
@@ -17,14 +18,23 @@ pub struct Request {
     /// Most tokens of each answer; `None` goes on to the end of the context. `Some(0)` computes the prompt only,
     /// for its scores or to have it in the prefix cache.
     pub max_tokens: Option<usize>,
+    /// Before an answer has this many tokens, no stop token is sampled and no stop string is looked for. The end of a
+    /// [`constraint`](Request::constraint) comes first, if it comes earlier.
+    pub min_tokens: usize,
     /// Tokens that end an answer, besides the model's own. They are not part of the answer.
     pub stop_tokens: Vec<u32>,
+    /// Control tokens that show in the answer's text by their names; the others write nothing. For those who read
+    /// out of the text what a model does with them, as in calling tools.
+    pub shown_tokens: Vec<u32>,
     /// Treats the model's own stop tokens as ordinary tokens.
     pub ignore_stop_tokens: bool,
     /// Texts that end an answer, wherever the borders of tokens fall.
     pub stop_strings: Vec<String>,
     /// Whether the stop string that was found is part of the answer.
     pub include_stop_string: bool,
+    /// What the answer must be: every branch follows it from its first token. Stop tokens and stop strings end an
+    /// answer wherever they come up, the model's own stop tokens only where the grammar may end.
+    pub constraint: Option<Constraint>,
     /// How to sample.
     pub sampling: SamplingParams,
     /// Whether to report log-probabilities, and of how many of the best tokens besides the sampled one.
@@ -32,9 +42,20 @@ pub struct Request {
     /// Reports, for each prompt position from this one on, the log-probability of the prompt token that follows.
     /// Blocks from there on are computed even if the prefix cache has them.
     pub score_prompt_from: Option<usize>,
-    /// Higher ones go first. Among equal ones, who came first goes first. A lower one waits as long as higher
-    /// ones keep coming.
+    /// Reports the prompt's embedding: the hidden state that the logits are made of, of the tokens that this says. Goes
+    /// with `max_tokens: Some(0)` if nothing else is wanted. [`Model::pooling`](paguro_model::Model::pooling) is what
+    /// the model was trained for.
+    pub embedding: Option<Pooling>,
+    /// Higher ones go first. A lower one that has waited for
+    /// [`max_wait_steps`](crate::EngineOptions::max_wait_steps) counts as one of the highest that wait.
     pub priority: i32,
+    /// Who asks. Among equal priorities, the tenants take turns, so that each gets as many tokens as the others;
+    /// requests of one tenant, or of none, go in the order in which they came.
+    pub tenant: Option<Arc<str>>,
+    /// When the answer is of no use any more. Looked at between steps: what there is by then ends with
+    /// [`FinishReason::DeadlineExceeded`]; a request that has not started fails with
+    /// [`RequestError::DeadlineExceeded`].
+    pub deadline: Option<Instant>,
 }
 
 impl Default for Request {
@@ -43,14 +64,20 @@ impl Default for Request {
             prompt: Vec::new(),
             branches: 1,
             max_tokens: None,
+            min_tokens: 0,
             stop_tokens: Vec::new(),
+            shown_tokens: Vec::new(),
             ignore_stop_tokens: false,
             stop_strings: Vec::new(),
             include_stop_string: false,
+            constraint: None,
             sampling: SamplingParams::default(),
             logprobs: None,
             score_prompt_from: None,
+            embedding: None,
             priority: 0,
+            tenant: None,
+            deadline: None,
         }
     }
 }
@@ -77,6 +104,11 @@ pub enum Event {
         from: usize,
         /// Natural logarithms of the probabilities of `prompt[from + 1..]`.
         logprobs: Vec<f32>,
+    },
+    /// The embedding that [`Request::embedding`] asked for, as the model gives it: its length is not made one.
+    Embedding {
+        /// `[hidden]`
+        values: Vec<f32>,
     },
     /// A branch has a new token.
     Token {
@@ -118,10 +150,14 @@ pub enum FinishReason {
     Stop(u32),
     /// This stop string came up.
     StopString(String),
+    /// Nothing may follow: [`Request::constraint`] is at its end.
+    Complete,
     /// [`Request::max_tokens`] are there.
     Length,
     /// The context is full before [`Request::max_tokens`] was reached.
     ContextFull,
+    /// [`Request::deadline`] has passed.
+    DeadlineExceeded,
     /// The caller or the engine's shutdown ended it.
     Cancelled,
 }
@@ -142,6 +178,7 @@ pub struct Usage {
 pub(crate) enum Signal {
     Started { cached_tokens: usize },
     PromptScores { from: usize, logprobs: Vec<f32> },
+    Embedding { values: Vec<f32> },
     Token { branch: usize, token: u32, logprob: Option<f32>, top: Vec<(u32, f32)>, at: Instant },
     Finished { branch: usize, reason: FinishReason, usage: Usage },
     Failed(RequestError),
@@ -177,6 +214,9 @@ impl Request {
                 "branches",
                 format!("is {}; it must be between 1 and {max_sequences}", self.branches),
             );
+        }
+        if self.max_tokens.is_some_and(|most| most < self.min_tokens) {
+            return refuse("min_tokens", format!("is {}, which is more than `max_tokens`", self.min_tokens));
         }
         if let Some(token) = self.stop_tokens.iter().find(|&&token| token as usize >= vocab) {
             return refuse(
@@ -242,6 +282,10 @@ mod tests {
         );
         refusal(|r| r.branches = 0, expect!["`branches` is 0; it must be between 1 and 4"]);
         refusal(|r| r.branches = 5, expect!["`branches` is 5; it must be between 1 and 4"]);
+        refusal(
+            |r| (r.min_tokens, r.max_tokens) = (3, Some(2)),
+            expect!["`min_tokens` is 3, which is more than `max_tokens`"],
+        );
         refusal(
             |r| r.stop_tokens = vec![9, 10],
             expect!["`stop_tokens` has 10, which is not in the vocabulary of 10 tokens"],

@@ -2,7 +2,8 @@
 //!
 //! The rules, in the order in which they matter:
 //!
-//! - Sequences have a [rank](Rank): priority, then age. Running ones are kept in this order, waiting ones too.
+//! - Sequences have a [rank](Rank): priority, then their tenant's turn, then age. Running ones are kept in this order,
+//!   waiting ones too. Who has waited for long enough rises to the highest priority that waits.
 //! - Every sequence that decodes gets its row in every step. Prompts share the rest of the token budget (less of it
 //!   while somebody decodes), in order of rank and in chunks, so a prompt delays the others by one chunk at most.
 //! - The head of the queue is admitted when its whole prompt finds room beside what the running prompts will
@@ -15,10 +16,10 @@
 //! among `max_sequences`, only for its pages.
 //!
 //! Nothing can stall: the running sequence of the highest rank can take the pages of all others, and a sequence
-//! that does not fit alone was refused when it was submitted. Nothing of one priority starves: the oldest one is
-//! never preempted by others of its priority, so it ends, and then the next one is the oldest.
+//! that does not fit alone was refused when it was submitted. Nothing starves: sooner or later it is among those of
+//! the highest priority and its turn comes, and then it is preempted only by those whose turn came before, who end.
 
-use std::{collections::BTreeMap, sync::Arc, time::Instant};
+use std::{collections::BTreeMap, time::Instant};
 
 use paguro_backend::{
     Limits, Outcome, Output, PageId, PageMove, SampleRequest, Sampled, Step, StepError, StepOutput,
@@ -27,10 +28,12 @@ use paguro_backend::{
 
 use crate::{
     RequestError, Stats,
+    constraint::MaskWorkers,
     layout::Layout,
     pages::Pages,
     request::{FinishReason, Signal},
     sequence::{Job, Rank, Sequence},
+    turns::Turns,
 };
 
 /// All sequences and their pages.
@@ -39,13 +42,18 @@ pub(crate) struct Scheduler {
     limits: Limits,
     /// Prompt rows of a step in which sequences decode too.
     mixed_prompt_rows: usize,
+    max_wait_steps: u64,
     layout: Layout,
     pages: Pages,
+    turns: Turns,
+    /// Number of the step that is planned next.
+    step: u64,
     /// In order of rank. They hold no pages.
     waiting: BTreeMap<Rank, Sequence>,
     /// In order of rank.
     running: Vec<Sequence>,
     plan: Plan,
+    mask_workers: MaskWorkers,
     /// What happened since somebody last looked, by request.
     pub signals: Vec<(u64, Signal)>,
     stats: Stats,
@@ -64,19 +72,30 @@ struct Plan {
 /// What is left of a step for prompts.
 struct Budget {
     rows: usize,
-    scores: usize,
+    /// Scores and embeddings.
+    outputs: usize,
 }
 
 impl Scheduler {
-    pub fn new(limits: Limits, mixed_prompt_rows: usize, layout: Layout, pages: Pages) -> Self {
+    pub fn new(
+        limits: Limits,
+        mixed_prompt_rows: usize,
+        max_wait_steps: u64,
+        layout: Layout,
+        pages: Pages,
+    ) -> Self {
         Self {
             limits,
             mixed_prompt_rows,
+            max_wait_steps,
             layout,
             pages,
+            turns: Turns::default(),
+            step: 0,
             waiting: BTreeMap::new(),
             running: Vec::new(),
             plan: Plan::default(),
+            mask_workers: MaskWorkers::default(),
             signals: Vec::new(),
             stats: Stats::default(),
         }
@@ -84,7 +103,10 @@ impl Scheduler {
 
     /// Queues a request that was checked.
     pub fn submit(&mut self, job: Job, prompt: Vec<u32>) {
-        let sequence = Sequence::new(Arc::new(job), prompt, &self.layout, &self.pages);
+        let mut sequence = Sequence::new(job, prompt, &self.layout, &self.pages);
+        sequence.turn = self.turns.take(sequence.priority, &sequence.job.tenant, sequence.tokens.len());
+        sequence.waits_since = self.step;
+        sequence.compute_mask(&mut self.mask_workers);
         self.waiting.insert(sequence.rank(), sequence);
     }
 
@@ -94,6 +116,18 @@ impl Scheduler {
             self.remove(|s| s.job.id == request && branch.is_none_or(|b| s.branches == (b..b + 1)))
         {
             finish(&sequence, &FinishReason::Cancelled, &mut self.signals);
+        }
+    }
+
+    /// Ends what was to be done by `now`.
+    pub fn expire(&mut self, now: Instant) {
+        for sequence in self.remove(|sequence| sequence.job.deadline.is_some_and(|deadline| deadline <= now))
+        {
+            if sequence.cached_tokens.is_some() {
+                finish(&sequence, &FinishReason::DeadlineExceeded, &mut self.signals);
+            } else {
+                self.signals.push((sequence.job.id, Signal::Failed(RequestError::DeadlineExceeded)));
+            }
         }
     }
 
@@ -112,6 +146,8 @@ impl Scheduler {
     pub fn plan(&mut self) {
         self.plan.moves.clear();
         let preemptions = self.stats.preemptions;
+        self.raise_those_who_waited_long();
+        self.step += 1;
         // Between two prompts the rank decides, even if one of them is running already.
         while self.head_outranks_a_running_prompt() && self.admit().is_some() {}
 
@@ -119,7 +155,7 @@ impl Scheduler {
         let rest = self.limits.max_rows - decodes;
         let mut budget = Budget {
             rows: if decodes > 0 { rest.min(self.mixed_prompt_rows) } else { rest },
-            scores: self.limits.max_outputs - self.limits.max_sequences,
+            outputs: self.limits.max_outputs - self.limits.max_sequences,
         };
         let mut index = 0;
         while index < self.running.len() {
@@ -153,6 +189,10 @@ impl Scheduler {
                 row: part.rows.start + position - sequence.computed,
                 want: Want::Score { token: sequence.tokens[position + 1] },
             }));
+            outputs.extend(sequence.embedded_in(sequence.rows).map(|position| Output {
+                row: part.rows.start + position - sequence.computed,
+                want: Want::Embedding,
+            }));
             if sequence.samples() {
                 outputs.extend(sequence.branches.clone().map(|branch| Output {
                     row: part.rows.end - 1,
@@ -160,7 +200,7 @@ impl Scheduler {
                         params: &sequence.job.sampling[branch],
                         draw: sequence.generated() as u64,
                         history: &sequence.tokens,
-                        mask: None,
+                        mask: sequence.mask(),
                         logprobs: sequence.job.logprobs,
                     }),
                 }));
@@ -183,8 +223,11 @@ impl Scheduler {
         self.stats.rows += self.plan.tokens.len() as u64;
         self.stats.last_rows = self.plan.tokens.len();
         self.stats.last_sequences = self.plan.sequences.len();
+        self.stats.step_rows.record(self.plan.tokens.len());
+        self.stats.step_sequences.record(self.plan.sequences.len());
         let mut outcomes = output.outcomes.drain(..);
         let mut forks = Vec::new();
+        let mut failed = Vec::new();
         for sequence in self.running.iter_mut().filter(|sequence| sequence.rows > 0) {
             for _ in sequence.scored_in(sequence.rows) {
                 let Some(Outcome::Score(score)) = outcomes.next() else {
@@ -192,10 +235,19 @@ impl Scheduler {
                 };
                 sequence.scores.push(score);
             }
+            for _ in sequence.embedded_in(sequence.rows) {
+                let Some(Outcome::Embedding(embedding)) = outcomes.next() else {
+                    unreachable!("outcomes were checked")
+                };
+                sequence.pool(&embedding);
+            }
             let samples = sequence.samples();
             sequence.advance(&self.layout, &mut self.pages);
             if let Some((from, logprobs)) = sequence.take_scores() {
                 self.signals.push((sequence.job.id, Signal::PromptScores { from, logprobs }));
+            }
+            if let Some(values) = sequence.take_embedding() {
+                self.signals.push((sequence.job.id, Signal::Embedding { values }));
             }
             if samples {
                 let first_fork = forks.len();
@@ -207,7 +259,13 @@ impl Scheduler {
                         unreachable!("outcomes were checked")
                     };
                     self.stats.tokens += 1;
-                    accept(sequence, sampled, at, &mut self.signals);
+                    self.turns.charge(sequence.priority, &sequence.job.tenant);
+                    match accept(sequence, sampled, at, &mut self.signals) {
+                        Ok(()) if sequence.finished => {}
+                        // It is worked out while the news are told and the next step runs.
+                        Ok(()) => sequence.compute_mask(&mut self.mask_workers),
+                        Err(problem) => failed.push((sequence.job.id, problem)),
+                    }
                 }
             } else if sequence.remaining() == 0 {
                 // Nothing was asked for but the prompt.
@@ -218,6 +276,11 @@ impl Scheduler {
         drop(outcomes);
         for fork in forks {
             self.run(fork);
+        }
+        failed.dedup_by_key(|(request, _)| *request);
+        for (request, problem) in failed {
+            self.remove(|sequence| sequence.job.id == request);
+            self.signals.push((request, Signal::Failed(RequestError::Constraint(problem))));
         }
         for mut sequence in self.running.extract_if(.., |sequence| sequence.finished) {
             sequence.release(&mut self.pages);
@@ -246,6 +309,8 @@ impl Scheduler {
             pages_used: pages.total - pages.free - pages.cached,
             pages_cached: pages.cached,
             evictions: self.pages.evictions,
+            masks: self.mask_workers.masks(),
+            mask_nanoseconds: self.mask_workers.nanoseconds(),
             ..self.stats
         }
     }
@@ -278,6 +343,19 @@ impl Scheduler {
         self.pages.check(self.running.iter().flat_map(Sequence::held_pages))
     }
 
+    fn raise_those_who_waited_long(&mut self) {
+        let Some(since) = self.step.checked_sub(self.max_wait_steps) else { return };
+        let Some((_, head)) = self.waiting.first_key_value() else { return };
+        let (top, turn) = (head.priority, self.turns.now(head.priority));
+        let long =
+            |_: &Rank, sequence: &mut Sequence| sequence.priority < top && sequence.waits_since <= since;
+        let raised: Vec<_> = self.waiting.extract_if(.., long).collect();
+        for (_, mut sequence) in raised {
+            (sequence.priority, sequence.turn) = (top, turn);
+            self.waiting.insert(sequence.rank(), sequence);
+        }
+    }
+
     fn head_outranks_a_running_prompt(&self) -> bool {
         let Some((head, _)) = self.waiting.first_key_value() else { return false };
         self.running.iter().any(|sequence| sequence.prefills() && *head < sequence.rank())
@@ -300,9 +378,12 @@ impl Scheduler {
         }
         let (_, mut sequence) = self.waiting.pop_first()?;
         let first_time = sequence.cached_tokens.is_none();
+        self.turns.admitted(sequence.priority, sequence.turn);
         sequence.take_cached(cached, &self.layout, &mut self.pages);
+        self.stats.prefix_query_tokens += sequence.tokens.len() as u64;
         self.stats.prefix_hit_tokens += sequence.computed as u64;
         if first_time {
+            self.stats.prompt_tokens += sequence.job.prompt_tokens as u64;
             self.signals.push((sequence.job.id, Signal::Started { cached_tokens: sequence.computed }));
         }
         Some(self.run(sequence))
@@ -345,6 +426,7 @@ impl Scheduler {
         let mut sequence = self.running.pop().expect("somebody needs pages");
         sequence.release(&mut self.pages);
         self.stats.preemptions += 1;
+        sequence.waits_since = self.step;
         self.waiting.insert(sequence.rank(), sequence);
     }
 
@@ -372,14 +454,17 @@ impl Scheduler {
         let mut rest = output.outcomes.as_slice();
         for sequence in self.running.iter().filter(|sequence| sequence.rows > 0) {
             let scores = sequence.scored_in(sequence.rows).len();
+            let embeddings = sequence.embedded_in(sequence.rows).len();
             let samples = if sequence.samples() { sequence.branches.len() } else { 0 };
-            let Some((own, others)) = rest.split_at_checked(scores + samples) else {
+            let Some((own, others)) = rest.split_at_checked(scores + embeddings + samples) else {
                 return Err(StepError::Device(
                     "the runner answered fewer outputs than were asked for".into(),
                 ));
             };
-            let (scored, sampled) = own.split_at(scores);
+            let (scored, own) = own.split_at(scores);
+            let (embedded, sampled) = own.split_at(embeddings);
             if !scored.iter().all(|outcome| matches!(outcome, Outcome::Score(_)))
+                || !embedded.iter().all(|outcome| matches!(outcome, Outcome::Embedding(_)))
                 || !sampled.iter().all(|outcome| matches!(outcome, Outcome::Sampled(_)))
             {
                 return Err(StepError::Device(
@@ -416,22 +501,28 @@ impl Scheduler {
 impl Budget {
     /// Rows for a prompt's next chunk.
     fn take(&mut self, sequence: &Sequence) -> usize {
-        let mut rows = sequence.remaining().min(self.rows);
-        let scored = sequence.scored_in(rows);
-        if scored.len() > self.scores {
-            rows = scored.start + self.scores - sequence.computed;
-        }
+        let most = sequence.remaining().min(self.rows);
+        let fits = |rows: &usize| sequence.outputs_in(*rows) <= self.outputs;
+        let rows = (0..=most).rev().find(fits).unwrap_or(0);
         self.rows -= rows;
-        self.scores -= sequence.scored_in(rows).len();
+        self.outputs -= sequence.outputs_in(rows);
         rows
     }
 }
 
 /// Appends a sampled token to its branch.
-fn accept(sequence: &mut Sequence, sampled: Sampled, at: Instant, signals: &mut Vec<(u64, Signal)>) {
+///
+/// # Errors
+/// Why the grammar cannot be followed.
+fn accept(
+    sequence: &mut Sequence,
+    sampled: Sampled,
+    at: Instant,
+    signals: &mut Vec<(u64, Signal)>,
+) -> Result<(), String> {
     let Sampled { token, logprob, top } = sampled;
     let (request, branch) = (sequence.job.id, sequence.branches.start);
-    let end = sequence.push(token);
+    let end = sequence.push(token)?;
     if !matches!(end, Some(FinishReason::Stop(_))) {
         signals.push((request, Signal::Token { branch, token, logprob, top, at }));
     }
@@ -439,6 +530,7 @@ fn accept(sequence: &mut Sequence, sampled: Sampled, at: Instant, signals: &mut 
         sequence.finished = true;
         finish(sequence, &reason, signals);
     }
+    Ok(())
 }
 
 /// Tells the end of all branches that a sequence stands for.

@@ -1,14 +1,18 @@
 //! One sequence: its tokens, and the block tables that say where their K and V are.
 
-use std::{cmp::Reverse, ops::Range, sync::Arc};
+use std::{cmp::Reverse, ops::Range, sync::Arc, time::Instant};
 
-use paguro_backend::{PageId, PageMove, SamplingParams};
+use paguro_backend::{PageId, PageMove, SamplingParams, TokenMask};
+use paguro_model::Pooling;
 
 use crate::{
+    Constraint, SubmitError,
+    constraint::{Guide, MaskWorkers},
     layout::Layout,
     pages::Pages,
     prefix::BlockKey,
-    request::{FinishReason, Request, Usage},
+    request::{FinishReason, Request, RequestLimits, Usage},
+    turns::Tenant,
 };
 
 /// What the scheduler needs to know of a request; shared by its branches.
@@ -17,21 +21,39 @@ pub(crate) struct Job {
     /// Number of arrival.
     pub id: u64,
     pub priority: i32,
+    pub tenant: Tenant,
+    pub deadline: Option<Instant>,
     pub prompt_tokens: usize,
     /// One for each branch; they differ in the seed.
     pub sampling: Vec<SamplingParams>,
     pub stop_tokens: Vec<u32>,
+    /// Tokens before which no stop token is sampled, and a mask of all others, if there are both.
+    pub min_tokens: usize,
+    pub no_stop_tokens: Option<Arc<TokenMask>>,
     /// Most tokens to generate, and why it ends there.
     pub max_tokens: usize,
     pub at_max_tokens: FinishReason,
     pub logprobs: Option<usize>,
+    /// Until its first sequence takes it.
+    pub constraint: Option<Constraint>,
     /// First prompt position to score, if any.
     pub score_from: Option<usize>,
+    /// Prompt positions whose embeddings are wanted, if any.
+    pub embedded: Option<Range<usize>>,
 }
 
 impl Job {
-    /// From a request that was [checked](Request::check).
-    pub fn new(id: u64, request: &Request, model_stop_tokens: &[u32], max_context: usize) -> Self {
+    /// From a request that was [checked](Request::check) against `limits`.
+    ///
+    /// # Errors
+    /// If every token of the vocabulary ends the answer, but must not yet.
+    pub fn new(
+        id: u64,
+        request: &Request,
+        model_stop_tokens: &[u32],
+        limits: RequestLimits,
+    ) -> Result<Self, SubmitError> {
+        let RequestLimits { vocab, max_context, .. } = limits;
         let room = max_context - request.prompt.len();
         let (max_tokens, at_max_tokens) = match request.max_tokens {
             Some(tokens) if tokens <= room => (tokens, FinishReason::Length),
@@ -41,28 +63,57 @@ impl Job {
         if !request.ignore_stop_tokens {
             stop_tokens.extend_from_slice(model_stop_tokens);
         }
+        let forbids = request.min_tokens > 0 && !stop_tokens.is_empty();
+        let no_stop_tokens = forbids.then(|| all_but(&stop_tokens, vocab)).transpose()?.map(Arc::new);
         let seed = request.sampling.seed;
-        Self {
+        Ok(Self {
             id,
             priority: request.priority,
+            tenant: request.tenant.clone(),
+            deadline: request.deadline,
             prompt_tokens: request.prompt.len(),
             sampling: (0..request.branches as u64)
                 .map(|branch| SamplingParams { seed: seed.wrapping_add(branch), ..request.sampling.clone() })
                 .collect(),
             stop_tokens,
+            min_tokens: request.min_tokens,
+            no_stop_tokens,
             max_tokens,
             at_max_tokens,
             logprobs: request.logprobs,
+            constraint: request.constraint.clone(),
             score_from: request.score_prompt_from,
-        }
+            embedded: request.embedding.map(|pooling| match pooling {
+                Pooling::Last => request.prompt.len() - 1..request.prompt.len(),
+                Pooling::Mean => 0..request.prompt.len(),
+                Pooling::First => 0..1,
+            }),
+        })
     }
 }
 
-/// Who goes first: the higher priority, then the older request, then the lower branch. A sequence keeps its rank
-/// for life, so one that was preempted is the head of its priority's queue again.
+fn all_but(tokens: &[u32], vocab: usize) -> Result<TokenMask, SubmitError> {
+    let mut bits = vec![u32::MAX; vocab.div_ceil(32)];
+    if !vocab.is_multiple_of(32) {
+        bits.iter_mut().last().into_iter().for_each(|last| *last >>= 32 - vocab % 32);
+    }
+    for &token in tokens.iter().filter(|&&token| (token as usize) < vocab) {
+        bits[token as usize / 32] &= !(1 << (token % 32));
+    }
+    if bits.iter().all(|&word| word == 0) {
+        let problem = "cannot be kept: every token of the vocabulary is a stop token".into();
+        return Err(SubmitError::Invalid { field: "min_tokens", problem });
+    }
+    Ok(TokenMask::new(bits))
+}
+
+/// Who goes first: the higher priority, then the earlier [turn](crate::turns), then the older request, then the lower
+/// branch. A sequence keeps its rank while it runs, so one that was preempted is the head of its priority's queue
+/// again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rank {
     priority: Reverse<i32>,
+    turn: u64,
     pub request: u64,
     branch: usize,
 }
@@ -85,10 +136,17 @@ impl BlockTable {
 #[derive(Debug)]
 pub(crate) struct Sequence {
     pub job: Arc<Job>,
+    /// Its request's, or a higher one if it has waited long.
+    pub priority: i32,
+    pub turn: u64,
+    /// The step before which it began to wait.
+    pub waits_since: u64,
     /// The branches that this sequence stands for.
     pub branches: Range<usize>,
     /// Prompt and answer.
     pub tokens: Vec<u32>,
+    /// Where it is in its grammar, if it has one.
+    pub guide: Option<Guide>,
     /// How many of them have K and V in the pages.
     pub computed: usize,
     /// One for each KV group, all of `blocks(computed)` entries between steps.
@@ -102,21 +160,30 @@ pub(crate) struct Sequence {
     pub scores: Vec<f32>,
     /// ... until they are delivered.
     scores_delivered: bool,
+    /// The sum of the embeddings so far, in order of position so that its last bit depends on nothing else, and how
+    /// many they are; nothing when it is delivered.
+    pool: Option<(Vec<f64>, usize)>,
     /// Tokens that came from the cache when it first ran; `None` if it never did.
     pub cached_tokens: Option<usize>,
     pub finished: bool,
 }
 
 impl Sequence {
-    pub fn new(job: Arc<Job>, prompt: Vec<u32>, layout: &Layout, pages: &Pages) -> Self {
+    /// Before it has a turn.
+    pub fn new(mut job: Job, prompt: Vec<u32>, layout: &Layout, pages: &Pages) -> Self {
         let mut keys = Vec::new();
         for block in prompt.chunks_exact(layout.block_size) {
             let Some(key) = pages.key(keys.last(), block) else { break };
             keys.push(key);
         }
         Self {
+            priority: job.priority,
+            turn: 0,
+            waits_since: 0,
             branches: 0..job.sampling.len(),
-            job,
+            guide: job.constraint.take().map(Guide::new),
+            pool: job.embedded.is_some().then(Default::default),
+            job: Arc::new(job),
             tokens: prompt,
             computed: 0,
             tables: vec![BlockTable::default(); layout.groups()],
@@ -130,16 +197,22 @@ impl Sequence {
     }
 
     pub fn rank(&self) -> Rank {
-        Rank { priority: Reverse(self.job.priority), request: self.job.id, branch: self.branches.start }
+        Rank {
+            priority: Reverse(self.priority),
+            turn: self.turn,
+            request: self.job.id,
+            branch: self.branches.start,
+        }
     }
 
-    /// Tokens whose K and V are missing. One: it decodes. More: it prefills, for the first time or again.
+    /// Tokens whose K and V are missing.
     pub fn remaining(&self) -> usize {
         self.tokens.len() - self.computed
     }
 
+    /// Whether it reads its prompt, or reads it again. The last row of a prompt whose embedding is wanted belongs to it.
     pub fn prefills(&self) -> bool {
-        self.remaining() > 1
+        self.remaining() > 1 || !self.unembedded().is_empty()
     }
 
     pub fn generated(&self) -> usize {
@@ -184,13 +257,79 @@ impl Sequence {
         unscored.start.min(end)..end
     }
 
+    /// Prompt positions whose embeddings are still missing.
+    fn unembedded(&self) -> Range<usize> {
+        match (&self.job.embedded, &self.pool) {
+            (Some(all), Some((_, done))) => all.start + done..all.end,
+            _ => 0..0,
+        }
+    }
+
+    /// Positions whose embeddings are wanted among the next `rows` ones.
+    pub fn embedded_in(&self, rows: usize) -> Range<usize> {
+        let missing = self.unembedded();
+        let end = missing.end.min(self.computed + rows);
+        missing.start.min(end)..end
+    }
+
+    /// Takes in the embedding of the next position that wants one.
+    pub fn pool(&mut self, embedding: &[f32]) {
+        if let Some((sum, done)) = &mut self.pool {
+            sum.resize(embedding.len(), 0.0);
+            sum.iter_mut().zip(embedding).for_each(|(sum, &x)| *sum += f64::from(x));
+            *done += 1;
+        }
+    }
+
+    /// The mean of the embeddings, once, when the last one is there.
+    pub fn take_embedding(&mut self) -> Option<Vec<f32>> {
+        if !self.unembedded().is_empty() {
+            return None;
+        }
+        let (sum, count) = self.pool.take()?;
+        Some(sum.into_iter().map(|sum| (sum / count as f64) as f32).collect())
+    }
+
+    /// Rows of scores and embeddings among the next `rows` ones, which cost outputs.
+    pub fn outputs_in(&self, rows: usize) -> usize {
+        self.scored_in(rows).len() + self.embedded_in(rows).len()
+    }
+
     /// Appends a sampled token. Says whether the sequence ends with it; a stop token is not part of the answer.
-    pub fn push(&mut self, token: u32) -> Option<FinishReason> {
+    ///
+    /// # Errors
+    /// Why the grammar cannot be followed.
+    pub fn push(&mut self, token: u32) -> Result<Option<FinishReason>, String> {
         self.tokens.push(token);
+        if let Some(guide) = &self.guide {
+            guide.check()?;
+        }
         if self.job.stop_tokens.contains(&token) {
-            Some(FinishReason::Stop(token))
-        } else {
-            (self.generated() == self.job.max_tokens).then(|| self.job.at_max_tokens.clone())
+            return Ok(Some(FinishReason::Stop(token)));
+        }
+        if let Some(guide) = &mut self.guide
+            && guide.advance(token)?
+        {
+            return Ok(Some(FinishReason::Complete));
+        }
+        Ok((self.generated() == self.job.max_tokens).then(|| self.job.at_max_tokens.clone()))
+    }
+
+    /// What the next token may be.
+    pub fn mask(&self) -> Option<&TokenMask> {
+        self.guide.as_ref().map(Guide::mask).or(self.no_stop_tokens().map(Arc::as_ref))
+    }
+
+    /// All but the stop tokens, as long as the answer must not end.
+    fn no_stop_tokens(&self) -> Option<&Arc<TokenMask>> {
+        self.job.no_stop_tokens.as_ref().filter(|_| self.generated() < self.job.min_tokens)
+    }
+
+    /// Has the grammar's mask of the next token computed, if there is a grammar.
+    pub fn compute_mask(&mut self, workers: &mut MaskWorkers) {
+        let within = self.no_stop_tokens().cloned();
+        if let Some(guide) = &mut self.guide {
+            guide.compute(within, workers);
         }
     }
 
@@ -214,9 +353,9 @@ impl Sequence {
     }
 
     fn reusable_blocks(&self, layout: &Layout) -> usize {
-        let last = self.tokens.len() - 1;
-        let unscored = self.unscored();
-        let tokens = if unscored.is_empty() { last } else { last.min(unscored.start) };
+        let wanted =
+            [self.unscored(), self.unembedded()].into_iter().filter(|positions| !positions.is_empty());
+        let tokens = wanted.map(|positions| positions.start).fold(self.tokens.len() - 1, usize::min);
         tokens / layout.block_size
     }
 
@@ -355,14 +494,19 @@ impl Sequence {
         }
         Sequence {
             job: self.job.clone(),
+            priority: self.priority,
+            turn: self.turn,
+            waits_since: self.waits_since,
             branches: branch..branch + 1,
             tokens: self.tokens.clone(),
+            guide: self.guide.as_ref().map(Guide::fork),
             computed: self.computed,
             tables: self.tables.clone(),
             keys: self.keys.clone(),
             rows: 0,
             scores: Vec::new(),
             scores_delivered: true,
+            pool: None,
             cached_tokens: self.cached_tokens,
             finished: false,
         }

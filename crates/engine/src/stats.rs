@@ -24,7 +24,12 @@ pub struct Stats {
     pub rows: u64,
     /// Tokens sampled.
     pub tokens: u64,
-    /// Tokens that did not have to be computed because the prefix cache had them.
+    /// Tokens of the prompts of requests that have started.
+    pub prompt_tokens: u64,
+    /// Tokens that the prefix cache was asked for: all of a prompt when it starts, and all of a sequence that goes on
+    /// after a preemption.
+    pub prefix_query_tokens: u64,
+    /// Of these, tokens that did not have to be computed because the prefix cache had them.
     pub prefix_hit_tokens: u64,
     /// Cached pages that were given up for others, or to stay below the water mark.
     pub evictions: u64,
@@ -36,14 +41,40 @@ pub struct Stats {
     pub last_rows: usize,
     /// Sequences of the last step.
     pub last_sequences: usize,
+    /// Rows of all steps.
+    pub step_rows: Sizes,
+    /// Sequences of all steps: the batch size.
+    pub step_sequences: Sizes,
     /// How long steps took.
     pub step_times: StepTimes,
+    /// Masks of grammars computed, failed ones included.
+    pub masks: u64,
+    /// Time that it took, in nanoseconds: all workers together, most of it beside a step.
+    pub mask_nanoseconds: u64,
 }
 
 impl Stats {
     /// Pages that nobody uses and nothing is kept in.
     pub fn pages_free(&self) -> usize {
         self.pages_total - self.pages_used - self.pages_cached
+    }
+}
+
+/// Numbers of something in powers of two: entry `i` counts those up to `2^i` (and above half of that); the last one
+/// counts all larger ones too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sizes {
+    /// Number of steps by size.
+    pub counts: [u64; 17],
+    /// All sizes together.
+    pub total: u64,
+}
+
+impl Sizes {
+    pub(crate) fn record(&mut self, size: usize) {
+        let bits = usize::BITS - size.saturating_sub(1).leading_zeros();
+        self.counts[(bits as usize).min(self.counts.len() - 1)] += 1;
+        self.total += size as u64;
     }
 }
 
@@ -69,6 +100,18 @@ impl StepTimes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_fall_into_powers_of_two() {
+        let mut sizes = Sizes::default();
+        for (size, entry) in
+            [(1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (64, 6), (65, 7), (1 << 16, 16), (1 << 40, 16)]
+        {
+            let before = sizes.counts[entry];
+            sizes.record(size);
+            assert_eq!(sizes.counts[entry], before + 1, "{size}");
+        }
+    }
 
     #[test]
     fn durations_fall_into_powers_of_two() {

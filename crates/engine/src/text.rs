@@ -18,10 +18,11 @@ impl Writer {
         Self { stream, stops }
     }
 
-    /// The text that is certain after this token, and the stop string that it completes.
-    pub fn push(&mut self, token: u32) -> (String, Option<usize>) {
+    /// The text that is certain after this token, and the stop string that it completes, if it may stop.
+    pub fn push(&mut self, token: u32, may_stop: bool) -> (String, Option<usize>) {
         match &mut self.stream {
-            Some(stream) => self.stops.push(&stream.push(token)),
+            Some(stream) if may_stop => self.stops.push(&stream.push(token)),
+            Some(stream) => (stream.push(token), None),
             None => (String::new(), None),
         }
     }

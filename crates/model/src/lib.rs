@@ -10,9 +10,11 @@ pub mod gguf;
 mod hf;
 mod load;
 mod mapped;
+mod pooling;
 mod rope;
 pub mod tensor;
 pub mod tokenizer;
 
 pub use error::ModelError;
 pub use load::{Description, GenerationDefaults, LoadOptions, MetadataEntry, Model, ModelFile};
+pub use pooling::{Pooling, PoolingError};

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use paguro_backend::{ByteOwner, Program, WeightFormat, Weights};
+use paguro_backend::{ByteOwner, Program, SamplingParams, WeightFormat, Weights};
 use serde_json::{Map, Value};
 
 use crate::{
@@ -15,6 +15,7 @@ use crate::{
     error::ModelError,
     gguf::{self, Gguf},
     hf::HfFolder,
+    pooling::{self, Pooling, PoolingError},
     tensor::Tensor,
     tokenizer::{Tokenizer, TokenizerConfig},
 };
@@ -49,6 +50,8 @@ pub struct Model {
     pub defaults: GenerationDefaults,
     /// Tokens that end an answer: end of text, of turn, of message. Sorted.
     pub stop_tokens: Vec<u32>,
+    /// Which tokens' embeddings stand for a text, if they are of use at all.
+    pub pooling: Result<Pooling, PoolingError>,
 }
 
 /// Choices at opening.
@@ -83,6 +86,31 @@ pub struct GenerationDefaults {
     pub penalty_window: Option<u32>,
     /// Length of an answer.
     pub max_tokens: Option<usize>,
+}
+
+impl GenerationDefaults {
+    /// The values to sample with where nobody says otherwise. What the model's makers recommend is taken as it is:
+    /// where a file names some of the values, ours would only mix with it. Without any: temperature 0.8, top-k 40,
+    /// top-p 0.95, min-p 0.05.
+    pub fn sampling(&self) -> SamplingParams {
+        let off = SamplingParams::default();
+        let recommends =
+            [self.temperature, self.top_p, self.min_p].iter().any(Option::is_some) || self.top_k.is_some();
+        let ours = if recommends {
+            SamplingParams { temperature: 1.0, ..off }
+        } else {
+            SamplingParams { temperature: 0.8, top_k: 40, top_p: 0.95, min_p: 0.05, ..off }
+        };
+        SamplingParams {
+            temperature: self.temperature.unwrap_or(ours.temperature),
+            top_k: self.top_k.unwrap_or(ours.top_k),
+            top_p: self.top_p.unwrap_or(ours.top_p),
+            min_p: self.min_p.unwrap_or(ours.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(ours.repetition_penalty),
+            penalty_window: self.penalty_window.or(ours.penalty_window),
+            ..ours
+        }
+    }
 }
 
 /// A model's file or folder, opened and checked but not lowered: all that `inspect` shows can be had even of models
@@ -302,6 +330,17 @@ impl ModelFile {
             template_problem,
             defaults,
             stop_tokens,
+            pooling: self.pooling()?,
+        })
+    }
+
+    fn pooling(&self) -> Result<Result<Pooling, PoolingError>, ModelError> {
+        Ok(match &self.source {
+            Source::Gguf(gguf) => pooling::from_gguf(&gguf.metadata, self.architecture().unwrap_or_default()),
+            Source::Hf(folder) => {
+                let (modules, config) = folder.pooling()?;
+                pooling::from_hf(&modules, &config)
+            }
         })
     }
 

@@ -1,5 +1,7 @@
 //! Cases about the contract itself: outputs, refusals, counters.
 
+use std::{thread, time::Duration};
+
 use super::{
     DriveOptions, Driver, ModelShape, RandomModel, Rng, Subject, Verdict,
     compare::{Plan, same},
@@ -7,7 +9,7 @@ use super::{
 };
 use crate::{
     AttentionMode, Bytes, Limits, LoadError, Outcome, Output, PageId, SampleRequest, SamplingParams, Step,
-    StepError, StepOutput, StepSequence, Want,
+    StepError, StepOutput, StepSequence, TokenMask, Want,
     sampling::{self, Scratch},
 };
 
@@ -55,16 +57,15 @@ pub(super) fn outputs(subject: &Subject) -> Verdict {
         SamplingParams { frequency_penalty: 0.4, presence_penalty: 0.7, ..SamplingParams::default() },
         SamplingParams { logit_bias: vec![(5, 4.0), (9, -90.0)], ..hot },
     ];
-    // Every third token is allowed.
-    let mask: Vec<u32> =
-        (0..shape.vocab.div_ceil(32) as u32).map(|word| 0x4924_9249_u32.rotate_left(word)).collect();
+    let mask = TokenMask::new(every_third(shape.vocab));
     let mut outputs = Vec::new();
     for (draw, params) in (0..).zip(&params) {
-        for (row, mask, logprobs) in [(19, None, None), (0, Some(&mask[..]), Some(3)), (7, None, Some(0))] {
+        for (row, mask, logprobs) in [(19, None, None), (0, Some(&mask), Some(3)), (7, None, Some(0))] {
             let history = &prompt.tokens[..=row];
             let request = SampleRequest { params, draw, history, mask, logprobs };
             outputs.push(Output { row, want: Want::Sample(request) });
         }
+        outputs.push(Output { row: 7, want: Want::Embedding });
         outputs.push(Output { row: 12, want: Want::Score { token: 17 } });
         outputs.push(Output { row: 19, want: Want::Score { token: 0 } });
     }
@@ -72,12 +73,19 @@ pub(super) fn outputs(subject: &Subject) -> Verdict {
     submit(driver.runner(), &prompt.step(&outputs), &mut out)?;
     let answers = std::mem::take(&mut out.outcomes);
 
+    // What it is alone, and at a row that nobody wants logits of.
+    submit(driver.runner(), &prompt.step(&[Output { row: 7, want: Want::Embedding }]), &mut out)?;
+    let embedding = out.outcomes.remove(0);
+
     let logits: Vec<_> = outputs.iter().map(|output| Output { want: Want::Logits, ..*output }).collect();
     submit(driver.runner(), &prompt.step(&logits), &mut out)?;
     let mut scratch = Scratch::default();
     for (index, (output, logits)) in outputs.iter().zip(&out.outcomes).enumerate() {
         let Outcome::Logits(logits) = logits else { return Err(format!("logits, not {logits:?}")) };
-        let expected = sampling::answer(logits, &output.want, &mut scratch);
+        let expected = match sampling::answer(logits, &output.want, &mut scratch) {
+            Some(expected) => expected,
+            None => embedding.clone(),
+        };
         let near = |a: f32, b: f32| (a - b).abs() < 1e-4;
         let right = match (&answers[index], &expected) {
             (Outcome::Sampled(ours), Outcome::Sampled(theirs)) => {
@@ -88,12 +96,48 @@ pub(super) fn outputs(subject: &Subject) -> Verdict {
                     && ours.top.iter().zip(&theirs.top).all(|(a, b)| a.0 == b.0 && near(a.1, b.1))
             }
             (Outcome::Score(ours), Outcome::Score(theirs)) => near(*ours, *theirs),
+            (Outcome::Embedding(ours), Outcome::Embedding(theirs)) => ours == theirs,
             _ => false,
         };
         require(right, || format!("output {index}: {:?} where {expected:?} is right", answers[index]))?;
     }
     // A step of which nobody wants anything still writes its pages.
     submit(driver.runner(), &prompt.step(&[]), &mut out)
+}
+
+/// A mask that becomes known while the step runs counts like one that was known before.
+pub(super) fn late_masks(subject: &Subject) -> Verdict {
+    let shape = ModelShape::default();
+    let model = shape.build(1);
+    let mut driver = Driver::new(&*(subject.backend)(2), &model, &DriveOptions::default())?;
+    let prompt = Prompt::new(shape.vocab);
+    let params = SamplingParams { temperature: 4.0, seed: 3, ..SamplingParams::default() };
+    let mut run = |mask: &TokenMask| {
+        let outputs = [0, 7, 12, 19].map(|row| {
+            let history = &prompt.tokens[..=row];
+            let request =
+                SampleRequest { params: &params, draw: 0, history, mask: Some(mask), logprobs: None };
+            Output { row, want: Want::Sample(request) }
+        });
+        let mut out = StepOutput::default();
+        submit(driver.runner(), &prompt.step(&outputs), &mut out).map(|()| out.outcomes)
+    };
+    let expected = run(&TokenMask::new(every_third(shape.vocab)))?;
+    let mask = TokenMask::default();
+    let answers = thread::scope(|scope| {
+        scope.spawn(|| {
+            // Later than the step of a model this small takes; no less true if it is not.
+            thread::sleep(Duration::from_millis(30));
+            mask.fill(every_third(shape.vocab));
+        });
+        run(&mask)
+    })?;
+    require(answers == expected, || format!("{answers:?} where {expected:?} is right"))
+}
+
+/// A mask that allows every third token.
+fn every_third(vocab: usize) -> Vec<u32> {
+    (0..vocab.div_ceil(32) as u32).map(|word| 0x4924_9249_u32.rotate_left(word)).collect()
 }
 
 fn load(subject: &Subject, model: RandomModel) -> Result<(), LoadError> {

@@ -23,6 +23,8 @@ pub struct DriveOptions {
     pub kv_dtype: KvDtype,
     /// See [`Limits::attention`].
     pub attention: AttentionMode,
+    /// Asks for every row's embedding instead of its logits.
+    pub embeddings: bool,
 }
 
 impl Default for DriveOptions {
@@ -35,6 +37,7 @@ impl Default for DriveOptions {
             stale: false,
             kv_dtype: KvDtype::F16,
             attention: AttentionMode::Paged,
+            embeddings: false,
         }
     }
 }
@@ -48,6 +51,8 @@ pub struct Driver {
     runner: Box<dyn Runner>,
     program: Program,
     limits: Limits,
+    /// See [`DriveOptions::embeddings`].
+    embeddings: bool,
     /// Pages that nobody uses; taken from the end.
     free: Vec<PageId>,
     /// Users of each page.
@@ -62,7 +67,7 @@ struct Sequence {
     done: usize,
     /// One block table for each KV group, [`PageId::SCRATCH`] where the window has passed.
     tables: Vec<Vec<PageId>>,
-    /// `[positions][vocab]`, from position `logits_from` on.
+    /// `[positions][vocab]` (of embeddings, `[positions][hidden]`), from position `logits_from` on.
     logits: Vec<Vec<f32>>,
     logits_from: usize,
 }
@@ -95,6 +100,7 @@ impl Driver {
             runner,
             program: model.program.clone(),
             limits,
+            embeddings: options.embeddings,
             users: vec![0; limits.pages],
             sequences: Vec::new(),
             out: StepOutput::default(),
@@ -217,8 +223,11 @@ impl Driver {
                 tables: first_page..pages.len(),
             });
         }
-        let outputs: Vec<Output<'_>> =
-            (0..tokens.len()).map(|row| Output { row, want: Want::Logits }).collect();
+        let (want, width) = match self.embeddings {
+            true => (Want::Embedding, self.program.hidden),
+            false => (Want::Logits, self.program.vocab),
+        };
+        let outputs: Vec<Output<'_>> = (0..tokens.len()).map(|row| Output { row, want }).collect();
         let step = Step { tokens: &tokens, sequences: &sequences, pages: &pages, outputs: &outputs };
         submit(&mut *self.runner, &step, &mut self.out)?;
         let mut outcomes = self.out.outcomes.drain(..);
@@ -226,11 +235,15 @@ impl Driver {
             let sequence = &mut self.sequences[id.0];
             sequence.done += count;
             for outcome in outcomes.by_ref().take(count) {
-                let Outcome::Logits(logits) = outcome else { return Err(format!("logits, not {outcome:?}")) };
-                if logits.len() != self.program.vocab {
-                    return Err(format!("{} logits for {} tokens", logits.len(), self.program.vocab));
+                let row = match outcome {
+                    Outcome::Logits(logits) if !self.embeddings => logits,
+                    Outcome::Embedding(embedding) if self.embeddings => embedding,
+                    other => return Err(format!("{want:?} was asked for, not {other:?}")),
+                };
+                if row.len() != width {
+                    return Err(format!("{want:?} of {} numbers, not {width}", row.len()));
                 }
-                sequence.logits.push(logits);
+                sequence.logits.push(row);
             }
         }
         Ok(())
@@ -250,7 +263,7 @@ impl Driver {
         }
     }
 
-    /// The logits of a sequence, `[positions][vocab]`, and the position of the first ones.
+    /// The logits of a sequence, `[positions][vocab]`, or its embeddings, and the position of the first ones.
     pub fn logits(&self, sequence: SequenceId) -> (usize, &[Vec<f32>]) {
         let sequence = &self.sequences[sequence.0];
         (sequence.logits_from, &sequence.logits)

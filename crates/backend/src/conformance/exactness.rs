@@ -54,6 +54,23 @@ pub(super) fn company(subject: &Subject) -> Verdict {
     Ok(())
 }
 
+/// Embeddings are as exact as logits: in company, in chunks, on any threads.
+pub(super) fn embeddings(subject: &Subject) -> Verdict {
+    let options = DriveOptions { embeddings: true, ..DriveOptions::default() };
+    for format in supported(subject, &SOME) {
+        let shape = busy(format);
+        let model = shape.build(7);
+        let plan = Plan::mixed(16, shape.vocab);
+        let together = plan.load_and_run(&*(subject.backend)(3), &model, &options)?;
+        let alone = plan.sequences.iter().map(|tokens| {
+            let plan = Plan::whole(vec![tokens.clone()]);
+            Ok(plan.load_and_run(&*(subject.backend)(2), &model, &options)?.remove(0))
+        });
+        same(&format!("company (embeddings, {format})"), &together, &alone.collect::<Result<_, String>>()?)?;
+    }
+    Ok(())
+}
+
 /// However the prompt is chunked.
 pub(super) fn chunks(subject: &Subject) -> Verdict {
     for format in supported(subject, &WeightFormat::ALL) {

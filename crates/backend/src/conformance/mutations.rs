@@ -6,7 +6,7 @@ use super::{CASES, Case, ModelShape, Subject, Tolerance};
 use crate::{
     Activation, AttentionMode, Backend, Bytes, Capacity, KV_BLOCK, KernelCount, KvDtype, Limits, LoadError,
     Norm, NormQkvRopeStore, Op, Outcome, PageId, PageMove, Program, RopeStyle, Runner, Step, StepError,
-    StepOutput, StepSequence, Ticket, WeightFormat, Weights, quantize_kv,
+    StepOutput, StepSequence, Ticket, Want, WeightFormat, Weights, quantize_kv,
     reference::{
         AttentionFn, AttentionShape, KvRounding, Reference, RoundFn, attention, round_f16, round_q8,
     },
@@ -23,11 +23,14 @@ struct Defect {
     limits: fn(&mut Limits),
     /// Changes logits, knowing the step.
     logits: fn(&mut [f32], &Circumstances),
+    /// Likewise.
+    embeddings: fn(&mut [f32], &Circumstances),
     outcomes: fn(&mut Vec<Outcome>),
     block_tables: fn(&mut [PageId], &[StepSequence]),
     moves_pages: bool,
     checks_weights: bool,
     checks_steps: bool,
+    waits_for_masks: bool,
     counts: fn(&mut Vec<KernelCount>),
 }
 
@@ -48,11 +51,13 @@ const NONE: Defect = Defect {
     weights: |_| (),
     limits: |_| (),
     logits: |_, _| (),
+    embeddings: |_, _| (),
     outcomes: |_| (),
     block_tables: |_, _| (),
     moves_pages: true,
     checks_weights: true,
     checks_steps: true,
+    waits_for_masks: true,
     counts: |_| (),
 };
 
@@ -112,7 +117,15 @@ impl Runner for DefectiveRunner {
         self.now.rows = step.tokens.len();
         self.now.first_page = step.pages[0].0;
         self.now.steps += 1;
-        match self.inner.submit(&Step { pages: &pages, ..*step }) {
+        let mut outputs = step.outputs.to_vec();
+        for output in &mut outputs {
+            if let Want::Sample(request) = &mut output.want
+                && !self.defect.waits_for_masks
+            {
+                request.mask = request.mask.filter(|mask| mask.known().is_some());
+            }
+        }
+        match self.inner.submit(&Step { pages: &pages, outputs: &outputs, ..*step }) {
             Err(StepError::Invalid(_)) if !self.defect.checks_steps => Ok(Ticket(0)),
             result => result,
         }
@@ -121,8 +134,10 @@ impl Runner for DefectiveRunner {
     fn collect(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<(), StepError> {
         self.inner.collect(ticket, out)?;
         for outcome in &mut out.outcomes {
-            if let Outcome::Logits(logits) = outcome {
-                (self.defect.logits)(logits, &self.now);
+            match outcome {
+                Outcome::Logits(logits) => (self.defect.logits)(logits, &self.now),
+                Outcome::Embedding(embedding) => (self.defect.embeddings)(embedding, &self.now),
+                _ => {}
             }
         }
         (self.defect.outcomes)(&mut out.outcomes);
@@ -279,6 +294,11 @@ fn defects() -> Vec<(&'static str, Defect, &'static [&'static str])> {
             Defect { logits: |x, now| nudge(x, now.steps as usize), ..NONE },
             &["exact_in_any_place"],
         ),
+        (
+            "has embeddings that depend on the number of rows",
+            Defect { embeddings: |x, now| nudge(x, now.rows), ..NONE },
+            &["exact_embeddings"],
+        ),
         ("copies no pages", Defect { moves_pages: false, ..NONE }, &["exact_after_copy_on_write"]),
         // The contract
         (
@@ -293,8 +313,14 @@ fn defects() -> Vec<(&'static str, Defect, &'static [&'static str])> {
         ),
         ("always answers the same token", Defect { outcomes: zeroth, ..NONE }, &["outputs"]),
         ("gives NaN", Defect { logits: |x, _| x[0] = f32::NAN, ..NONE }, &["format_f32", "lengths"]),
+        (
+            "scales embeddings",
+            Defect { embeddings: |x, _| x.iter_mut().for_each(|x| *x *= 1.5), ..NONE },
+            &["embeddings"],
+        ),
         ("loads anything", Defect { checks_weights: false, ..NONE }, &["bad_weights"]),
         ("runs anything", Defect { checks_steps: false, ..NONE }, &["invalid_steps"]),
+        ("takes a late mask for none", Defect { waits_for_masks: false, ..NONE }, &["late_masks"]),
         ("counts nothing", Defect { counts: |counts| counts.clear(), ..NONE }, &["kernel_counts"]),
         (
             "gathers in secret",

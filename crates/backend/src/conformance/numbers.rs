@@ -193,6 +193,17 @@ pub(super) fn lengths(subject: &Subject) -> Verdict {
     Ok(())
 }
 
+/// Embeddings are those of the reference.
+pub(super) fn embeddings(subject: &Subject) -> Verdict {
+    let options = DriveOptions { embeddings: true, ..DriveOptions::default() };
+    for format in [WeightFormat::F32, WeightFormat::Q8_0] {
+        agrees_with(subject, &busy(format), &options)?;
+    }
+    // More of them than any slice of logits.
+    let plan = Plan::whole(vec![Rng::new(6).tokens(options.max_context, ModelShape::default().vocab)]);
+    agrees_on(subject, &plan, &ModelShape::default(), &options)
+}
+
 /// As many rows, sequences and outputs as were loaded for, and a sequence as long as they come.
 pub(super) fn limits(subject: &Subject) -> Verdict {
     let shape = ModelShape::default();

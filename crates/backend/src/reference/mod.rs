@@ -18,8 +18,8 @@ pub(crate) use pages::{round_f16, round_q8};
 
 use crate::{
     Attend, AttentionMode, Backend, Capacity, DownAdd, Embed, KernelCount, KvDtype, Limits, Linear,
-    LoadError, Norm, NormGateUp, NormLogits, NormQkvRopeStore, Op, PageMove, Program, ProjectAdd, Runner,
-    Step, StepError, StepOutput, Ticket, Weights,
+    LoadError, Norm, NormGateUp, NormLogits, NormQkvRopeStore, Op, Outcome, PageMove, Program, ProjectAdd,
+    Runner, Step, StepError, StepOutput, Ticket, Weights,
     sampling::{self, Scratch},
 };
 
@@ -120,12 +120,8 @@ pub(crate) struct ReferenceRunner {
 impl Runner for ReferenceRunner {
     fn submit(&mut self, step: &Step<'_>) -> Result<Ticket, StepError> {
         step.validate(&self.program, &self.limits)?;
-        let logits = self.forward(step);
-        let rows = step.outputs.iter().zip(logits.chunks_exact(self.program.vocab));
         self.answers.outcomes.clear();
-        self.answers
-            .outcomes
-            .extend(rows.map(|(output, logits)| sampling::answer(logits, &output.want, &mut self.sampler)));
+        self.forward(step);
         self.submitted += 1;
         Ok(Ticket(self.submitted))
     }
@@ -175,16 +171,13 @@ struct Activations {
     a: Vec<f32>,
     /// Activated gate times up, `[rows, ffn]`.
     g: Vec<f32>,
-    /// `[outputs, vocab]`
-    logits: Vec<f32>,
 }
 
 impl ReferenceRunner {
-    /// Runs the program: logits of the rows that outputs ask for, `[outputs, vocab]`.
-    fn forward(&mut self, step: &Step<'_>) -> Vec<f32> {
+    /// Runs the program, and answers the outputs at its end.
+    fn forward(&mut self, step: &Step<'_>) {
         let program = Arc::clone(&self.program);
-        let mut state =
-            Activations { x: Vec::new(), q: Vec::new(), a: Vec::new(), g: Vec::new(), logits: Vec::new() };
+        let mut state = Activations { x: Vec::new(), q: Vec::new(), a: Vec::new(), g: Vec::new() };
         for op in &program.ops {
             match op {
                 Op::Embed(op) => self.embed(op, step, &mut state),
@@ -193,7 +186,7 @@ impl ReferenceRunner {
                 Op::ProjectAdd(op) => self.project_add(op, &mut state),
                 Op::NormGateUp(op) => self.norm_gate_up(op, &mut state),
                 Op::DownAdd(op) => self.down_add(op, &mut state),
-                Op::NormLogits(op) => self.norm_logits(op, step, &mut state),
+                Op::NormLogits(op) => self.norm_logits(op, step, &state),
             }
             let kernel = match (op, self.limits.attention) {
                 (Op::Attend(_), AttentionMode::Gather) => "attend_gather",
@@ -201,7 +194,6 @@ impl ReferenceRunner {
             };
             *self.launches.entry(kernel).or_default() += 1;
         }
-        state.logits
     }
 
     fn embed(&self, op: &Embed, step: &Step<'_>, state: &mut Activations) {
@@ -284,11 +276,15 @@ impl ReferenceRunner {
         }
     }
 
-    fn norm_logits(&self, op: &NormLogits, step: &Step<'_>, state: &mut Activations) {
+    fn norm_logits(&mut self, op: &NormLogits, step: &Step<'_>, state: &Activations) {
         for output in step.outputs {
             let h = self.norm(&op.norm, row_of(&state.x, output.row, self.program.hidden));
-            let logits = self.linear(&op.head, &h);
-            state.logits.extend(logits.iter().map(|&x| op.soft_cap.map_or(x, |cap| ops::soft_cap(x, cap))));
+            let mut logits = self.linear(&op.head, &h);
+            if let Some(cap) = op.soft_cap {
+                logits.iter_mut().for_each(|x| *x = ops::soft_cap(*x, cap));
+            }
+            let answer = sampling::answer(&logits, &output.want, &mut self.sampler);
+            self.answers.outcomes.push(answer.unwrap_or(Outcome::Embedding(h)));
         }
     }
 

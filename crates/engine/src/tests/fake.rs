@@ -14,10 +14,19 @@ use std::{
 
 use paguro_backend::{
     Backend, Capacity, KernelCount, KvDtype, KvGroup, KvLayout, Limits, LoadError, Outcome, PageMove,
-    Program, Runner, SampleRequest, Sampled, Step, StepError, StepOutput, Ticket, Want, Weights,
+    Program, Runner, SampleRequest, Sampled, Step, StepError, StepOutput, Ticket, TokenMask, Want, Weights,
 };
 
-use crate::{FinishReason, Request};
+use paguro_model::{
+    Pooling,
+    gguf::{Array, Metadata, Value},
+    tokenizer::Tokenizer,
+};
+
+use crate::{
+    Constraint, FinishReason, Grammar, Request,
+    constraint::{Guide, MaskWorkers, Vocabulary},
+};
 
 pub const VOCAB: usize = 97;
 
@@ -26,6 +35,36 @@ pub fn program(windows: &[Option<u32>]) -> Program {
     let groups = windows.iter().map(|&window| KvGroup { window }).collect();
     let kv = KvLayout { groups, slots: 1, kv_heads: 1, head_dim: 1 };
     Program { hidden: 1, vocab: VOCAB, heads: 1, ffn: 1, kv, ropes: Vec::new(), ops: Vec::new() }
+}
+
+/// Tokens that are single bytes of three- and four-byte characters among ones that are words.
+pub fn tokenizer() -> Arc<Tokenizer> {
+    let mut pieces = vec![("<unk>".to_owned(), 2), ("<s>".to_owned(), 3), ("</s>".to_owned(), 3)];
+    pieces.extend("日本語🦀".bytes().map(|byte| (format!("<0x{byte:02X}>"), 6)));
+    for syllable in ["pa", "gu", "ro", "é", "日", "ñ", "!", "▁"] {
+        pieces.extend(["", "n", "▁", "s", "▁b", "日"].map(|other| (format!("{other}{syllable}"), 1)));
+    }
+    pieces.extend((pieces.len()..VOCAB).map(|i| (format!("▁w{i}"), 1)));
+    let mut metadata = Metadata::default();
+    let scores = (0..VOCAB).map(|i| -(i as f32)).collect();
+    let (tokens, types) = pieces.into_iter().unzip();
+    for (key, value) in [
+        ("model", Value::String("llama".into())),
+        ("tokens", Value::Array(Array::Strings(tokens))),
+        ("token_type", Value::Array(Array::I32(types))),
+        ("scores", Value::Array(Array::F32(scores))),
+    ] {
+        metadata.insert(format!("tokenizer.ggml.{key}"), value);
+    }
+    Arc::new(Tokenizer::from_gguf(&metadata).unwrap())
+}
+
+/// Constraints over these tokens: one that may go on for ever, one with an end, one that ends in nothing (no token
+/// writes an `x`).
+pub fn constraints() -> [Constraint; 3] {
+    let vocabulary = Arc::new(Vocabulary::new(&tokenizer(), VOCAB, &[]).unwrap());
+    ["( ?(pa|guro|日本?)!?)*", "(npa|sgu|bro|é){3,9}!!", "(pa|ro){4}x"]
+        .map(|regex| vocabulary.compile(&Grammar::Regex(regex.into())).unwrap())
 }
 
 /// What a test makes a runner do, from outside.
@@ -214,6 +253,7 @@ impl Runner for FakeRunner {
                     Outcome::Sampled(sample(digest, &request))
                 }
                 Want::Score { token } => Outcome::Score(score(digest, token)),
+                Want::Embedding => Outcome::Embedding(embedding(digest)),
                 _ => return Err(StepError::Invalid("nobody asks for logits".into())),
             });
         }
@@ -274,7 +314,15 @@ fn visible(window: Option<u32>, position: usize) -> std::ops::RangeInclusive<usi
 fn sample(digest: u64, request: &SampleRequest<'_>) -> Sampled {
     let history = request.history.iter().fold(0, |digest, &token| mix(digest, u64::from(token)));
     let chosen = mix(mix(digest, request.params.seed), mix(request.draw, history));
-    let token = (chosen % VOCAB as u64) as u32;
+    let token = match request.mask.map(TokenMask::bits) {
+        None => (chosen % VOCAB as u64) as u32,
+        Some(bits) => {
+            let allowed: Vec<_> = (0..VOCAB as u32)
+                .filter(|token| bits[*token as usize / 32] >> (token % 32) & 1 == 1)
+                .collect();
+            allowed[(chosen % allowed.len() as u64) as usize]
+        }
+    };
     let top = (0..request.logprobs.unwrap_or(0) as u32)
         .map(|i| ((token + i) % VOCAB as u32, -(i as f32)))
         .collect();
@@ -285,6 +333,10 @@ fn score(digest: u64, token: u32) -> f32 {
     -((mix(digest, u64::from(token)) % 1000) as f32)
 }
 
+fn embedding(digest: u64) -> Vec<f32> {
+    (0..3).map(|i| (mix(digest, i) % 1000) as f32).collect()
+}
+
 fn mix(a: u64, b: u64) -> u64 {
     let mut z = (a ^ b.rotate_left(32)).wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -292,12 +344,20 @@ fn mix(a: u64, b: u64) -> u64 {
     z ^ (z >> 31)
 }
 
+fn all_but(tokens: &[u32]) -> Arc<TokenMask> {
+    let mut bits = [u32::MAX; VOCAB.div_ceil(32)];
+    tokens.iter().for_each(|&token| bits[token as usize / 32] &= !(1 << (token % 32)));
+    Arc::new(TokenMask::new(bits))
+}
+
 /// What one branch of a request must answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Expected {
     pub tokens: Vec<u32>,
-    pub reason: FinishReason,
+    /// None if the grammar comes to a dead end.
+    pub reason: Option<FinishReason>,
     pub scores: Option<Vec<f32>>,
+    pub embedding: Option<Vec<f32>>,
 }
 
 /// The same model over one contiguous sequence: no pages, no batch, no chunks, no cache.
@@ -311,6 +371,8 @@ pub fn oracle(windows: &[Option<u32>], max_context: usize, request: &Request, br
         groups.fold(0, |digest, key| mix(digest, layer[key]))
     };
     let (mut answer, mut reason) = (Vec::new(), None);
+    let mut workers = MaskWorkers::default();
+    let mut guide = request.constraint.clone().map(Guide::new);
     while reason.is_none() {
         for (position, &token) in tokens.iter().enumerate().skip(digests.len()) {
             first.push(mix(u64::from(token), position as u64));
@@ -323,12 +385,25 @@ pub fn oracle(windows: &[Option<u32>], max_context: usize, request: &Request, br
             reason = Some(FinishReason::ContextFull);
         } else {
             let (draw, logprobs) = (answer.len() as u64, request.logprobs);
-            let sampling = SampleRequest { params: &params, draw, history: &tokens, mask: None, logprobs };
+            let early = answer.len() < request.min_tokens && !request.stop_tokens.is_empty();
+            let within = early.then(|| all_but(&request.stop_tokens));
+            guide.iter_mut().for_each(|guide| guide.compute(within.clone(), &mut workers));
+            let mask = guide.as_ref().map(Guide::mask).or(within.as_deref());
+            let sampling = SampleRequest { params: &params, draw, history: &tokens, mask, logprobs };
             let token = sample(*digests.last().unwrap(), &sampling).token;
+            if guide.as_ref().is_some_and(|guide| guide.check().is_err()) {
+                break;
+            }
             tokens.push(token);
-            match request.stop_tokens.contains(&token) {
-                true => reason = Some(FinishReason::Stop(token)),
-                false => answer.push(token),
+            if request.stop_tokens.contains(&token) {
+                reason = Some(FinishReason::Stop(token));
+                break;
+            }
+            answer.push(token);
+            if let Some(guide) = &mut guide
+                && guide.advance(token).unwrap()
+            {
+                reason = Some(FinishReason::Complete);
             }
         }
     }
@@ -336,5 +411,15 @@ pub fn oracle(windows: &[Option<u32>], max_context: usize, request: &Request, br
         let followed = request.prompt.iter().enumerate().skip(from + 1);
         followed.map(|(next, &token)| score(digests[next - 1], token)).collect()
     });
-    Expected { tokens: answer, reason: reason.unwrap(), scores }
+    let embedding = request.embedding.map(|pooling| {
+        let prompt = &digests[..request.prompt.len()];
+        let pooled = match pooling {
+            Pooling::Last => &prompt[prompt.len() - 1..],
+            Pooling::Mean => prompt,
+            Pooling::First => &prompt[..1],
+        };
+        let sum = |i: usize| pooled.iter().map(|&digest| f64::from(embedding(digest)[i])).sum::<f64>();
+        (0..3).map(|i| (sum(i) / pooled.len() as f64) as f32).collect()
+    });
+    Expected { tokens: answer, reason, scores, embedding }
 }

@@ -1,17 +1,17 @@
 //! The engine thread with real clients: blocking and async readers, storms of cancellations, failures, shutdown.
 
-use std::{sync::Arc, thread};
-
-use paguro_backend::Weights;
-use paguro_model::{
-    gguf::{Array, Metadata, Value},
-    tokenizer::{SpecialText, Tokenizer},
+use std::{
+    thread,
+    time::{Duration, Instant},
 };
 
-use super::fake::{Control, Expected, FakeBackend, Fault, VOCAB, oracle, program};
+use paguro_backend::Weights;
+use paguro_model::tokenizer::SpecialText;
+
+use super::fake::{Control, Expected, FakeBackend, Fault, VOCAB, oracle, program, tokenizer};
 use crate::{
-    Engine, EngineError, EngineOptions, Event, FinishReason, Generation, ModelParts, PageBudget, Request,
-    RequestError, SubmitError, Usage,
+    Engine, EngineError, EngineOptions, Event, FinishReason, Generation, Grammar, ModelParts, PageBudget,
+    Request, RequestError, SubmitError, Usage,
 };
 
 const MAX_CONTEXT: usize = 200;
@@ -44,28 +44,6 @@ fn start_with(
         max_context: MAX_CONTEXT,
     };
     Ok((Engine::start(&backend, parts, options)?, backend.control))
-}
-
-/// Tokens that are single bytes of three- and four-byte characters among ones that are words.
-fn tokenizer() -> Arc<Tokenizer> {
-    let mut pieces = vec![("<unk>".to_owned(), 2), ("<s>".to_owned(), 3), ("</s>".to_owned(), 3)];
-    pieces.extend("日本語🦀".bytes().map(|byte| (format!("<0x{byte:02X}>"), 6)));
-    for syllable in ["pa", "gu", "ro", "é", "日", "ñ", "!", "▁"] {
-        pieces.extend(["", "n", "▁", "s", "▁b", "日"].map(|other| (format!("{other}{syllable}"), 1)));
-    }
-    pieces.extend((pieces.len()..VOCAB).map(|i| (format!("▁w{i}"), 1)));
-    let mut metadata = Metadata::default();
-    let scores = (0..VOCAB).map(|i| -(i as f32)).collect();
-    let (tokens, types) = pieces.into_iter().unzip();
-    for (key, value) in [
-        ("model", Value::String("llama".into())),
-        ("tokens", Value::Array(Array::Strings(tokens))),
-        ("token_type", Value::Array(Array::I32(types))),
-        ("scores", Value::Array(Array::F32(scores))),
-    ] {
-        metadata.insert(format!("tokenizer.ggml.{key}"), value);
-    }
-    Arc::new(Tokenizer::from_gguf(&metadata).unwrap())
 }
 
 fn request(i: usize) -> Request {
@@ -109,7 +87,7 @@ impl Heard {
                 self.put(branch, state);
             }
             Event::Failed(error) => self.failed = Some(error),
-            Event::Started { .. } | Event::PromptScores { .. } => {}
+            Event::Started { .. } | Event::PromptScores { .. } | Event::Embedding { .. } => {}
         }
     }
 
@@ -137,7 +115,7 @@ fn assert_answers(heard: &Heard, windows: &[Option<u32>], request: &Request) {
     for (branch, answer) in heard.branches.iter().enumerate() {
         let Expected { tokens, reason, .. } = oracle(windows, MAX_CONTEXT, request, branch);
         assert_eq!(answer.tokens, tokens);
-        assert_eq!(answer.end.as_ref().map(|(reason, _)| reason), Some(&reason));
+        assert_eq!(answer.end.as_ref().map(|(reason, _)| reason), reason.as_ref());
         let mut all = request.prompt.clone();
         all.extend(&tokens);
         let text = |tokens: &[u32]| tokenizer().decode(tokens, SpecialText::Hide);
@@ -253,6 +231,99 @@ fn a_full_queue_refuses_and_recovers() {
     }
     assert_answers(&read(handle.generate(request(4)).unwrap()), &[None], &request(4));
     assert_clean(&engine);
+}
+
+#[test]
+fn a_queue_that_is_full_of_tokens_refuses_and_recovers() {
+    let (engine, control) = start(&[None], EngineOptions { queue_tokens: Some(20), ..options() });
+    let handle = engine.handle();
+    let prompt = |tokens| Request { max_tokens: Some(2), ..Request::new(vec![5; tokens]) };
+    control.hold_after(0);
+    let mut first = handle.generate(prompt(9)).unwrap();
+    assert_eq!(first.next_blocking(), Some(Event::Started { cached_tokens: 0 }));
+    // One that waits alone may be longer.
+    let long = handle.generate(prompt(30)).unwrap();
+    let error = SubmitError::QueueTokensFull { tokens: 1, waiting: 30, capacity: 20 };
+    assert_eq!(handle.generate(prompt(1)).unwrap_err(), error);
+    drop(long);
+    control.let_go();
+    let next = loop {
+        // Until it has heard that the long one has gone.
+        if let Ok(generation) = handle.generate(prompt(20)) {
+            break generation;
+        }
+    };
+    read(next);
+    read(first);
+    assert_clean(&engine);
+}
+
+#[test]
+fn a_reader_that_goes_frees_its_pages_before_the_next_step() {
+    let (engine, control) = start(&[None], EngineOptions { prefix_cache: false, ..options() });
+    let handle = engine.handle();
+    let started = Some(Event::Started { cached_tokens: 0 });
+    let token = |generation: &mut Generation| {
+        assert!(matches!(generation.next_blocking(), Some(Event::Token { .. })));
+    };
+    control.hold_after(0);
+    let mut staying = handle.generate(request(12)).unwrap();
+    assert_eq!(staying.next_blocking(), started);
+    let mut going = handle.generate(request(22)).unwrap();
+    control.hold_after(1);
+    assert_eq!(going.next_blocking(), started);
+    // The second step has both and is held.
+    token(&mut staying);
+    let with_both = handle.stats().pages_used;
+    drop(going);
+    for _ in 2..=3 {
+        control.hold_after(1);
+        token(&mut staying);
+    }
+    let stats = handle.stats();
+    assert_eq!((stats.steps, stats.last_sequences, stats.running), (3, 1, 1), "{stats:?}");
+    assert!(stats.pages_used < with_both, "{stats:?}");
+    control.let_go();
+    assert_answers(&read(handle.generate(request(3)).unwrap()), &[None], &request(3));
+}
+
+#[test]
+fn a_deadline_that_has_passed_is_told() {
+    let (engine, _) = start(&[None], options());
+    let late = Request { deadline: Some(Instant::now()), ..request(8) };
+    assert_eq!(read(engine.handle().generate(late).unwrap()).failed, Some(RequestError::DeadlineExceeded));
+    let in_time = Request { deadline: Some(Instant::now() + Duration::from_secs(3600)), ..request(8) };
+    assert_answers(&read(engine.handle().generate(in_time).unwrap()), &[None], &request(8));
+    assert_clean(&engine);
+}
+
+#[test]
+fn min_tokens_hold_back_stop_tokens_and_stop_strings() {
+    let plain = Request { max_tokens: Some(40), ..request(9) };
+    let (engine, _) = start(&[None], options());
+    let handle = engine.handle();
+    let whole = read(handle.generate(plain.clone()).unwrap());
+    let stop_tokens = vec![whole.branches[0].tokens[10]];
+    let tokens = |request: &Request| read(handle.generate(request.clone()).unwrap()).branches[0].tokens.len();
+    let early = Request { stop_tokens: stop_tokens.clone(), ..plain.clone() };
+    assert!(tokens(&early) <= 10);
+    let late = Request { min_tokens: 25, ..early };
+    assert!(tokens(&late) >= 25);
+    assert_answers(&read(handle.generate(late.clone()).unwrap()), &[None], &late);
+
+    let text = &whole.branches[0].text;
+    let stop: String = text.chars().skip(4).take(3).collect();
+    let early = Request { stop_strings: vec![stop.clone()], ..plain.clone() };
+    assert!(tokens(&early) < 15);
+    let never = Request { min_tokens: 40, ..early };
+    let never = read(handle.generate(never).unwrap());
+    assert_eq!((&never.branches[0].text, never.reason()), (text, &FinishReason::Length));
+
+    let all = Request { min_tokens: 1, stop_tokens: (0..VOCAB as u32).collect(), ..plain };
+    assert_eq!(
+        handle.generate(all).unwrap_err().to_string(),
+        "`min_tokens` cannot be kept: every token of the vocabulary is a stop token"
+    );
 }
 
 #[test]
@@ -382,6 +453,34 @@ fn stop_strings_end_an_answer_wherever_tokens_end() {
 }
 
 #[test]
+fn a_grammar_is_followed_to_its_end_or_to_a_dead_end() {
+    let (engine, _) = start(&[None], options());
+    let handle = engine.handle();
+    let asked = |regex: &str, branches| {
+        let constraint = Some(handle.compile(&Grammar::Regex(regex.into())).unwrap());
+        read(handle.generate(Request { constraint, branches, max_tokens: None, ..request(8) }).unwrap())
+    };
+    let heard = asked("( pa| gu|ro){5}!", 4);
+    for branch in &heard.branches {
+        let rest = branch.text.strip_suffix('!').unwrap();
+        let syllables = rest.replace(" pa", ".").replace(" gu", ".").replace("ro", ".");
+        assert_eq!(syllables, ".....", "{:?}", branch.text);
+        assert_eq!(branch.end.as_ref().unwrap().0, FinishReason::Complete);
+    }
+    assert_ne!(heard.branches[0].text, heard.branches[1].text);
+    assert!(handle.stats().masks >= 4 * 5, "{:?}", handle.stats());
+
+    let heard = asked("(pa|ro){4}x", 2);
+    let error = heard.failed.expect("no token has an x").to_string();
+    assert_eq!(
+        error,
+        "the answer cannot go on as its grammar wants: the vocabulary has no token for what must come next"
+    );
+    assert!(heard.branches.iter().all(|branch| branch.end.is_none() && branch.text.len() == 8));
+    assert_clean(&engine);
+}
+
+#[test]
 fn one_branch_ends_with_a_stop_string_and_the_others_go_on() {
     let (engine, _) = start(&[None], options());
     let request = Request { branches: 4, max_tokens: Some(50), ..request(11) };
@@ -449,6 +548,9 @@ fn stats_count_a_step_before_its_events_are_read() {
     assert_eq!((stats.steps, stats.rows, stats.tokens), (1, request.prompt.len() as u64, 1));
     assert_eq!((stats.running, stats.pages_used), (0, 0));
     assert_eq!(stats.step_times.counts.iter().sum::<u64>(), 1);
+    assert_eq!((stats.prompt_tokens, stats.prefix_query_tokens), (24, 24));
+    assert_eq!((stats.step_rows.counts[5], stats.step_rows.total), (1, 24));
+    assert_eq!((stats.step_sequences.counts[0], stats.step_sequences.total), (1, 1));
     let heard = read(handle.generate(request).unwrap());
     assert_eq!(heard.branches[0].end.as_ref().unwrap().1.cached_tokens, 20);
     assert_eq!(handle.stats().prefix_hit_tokens, 20);

@@ -1,23 +1,33 @@
 //! What the scheduler decides, as data. A script is a line of settings and lines of events:
 //!
 //! - `A 10 +3` submits request A, ten prompt tokens, at most three to generate; after that may follow `x2`
-//!   (branches), `prio 5`, `score 4` (from there on), and `like B 8` (begins with eight tokens of B's prompt);
-//! - `step`, `step 3`, `run` (to the end), `cancel A`, `fail` (the next step).
+//!   (branches), `prio 5`, `by X` (a tenant), `in 9` (seconds, its deadline), `score 4` (from there on), `mean` or
+//!   `last` (its embedding), and `like B 8`
+//!   (begins with eight tokens of B's prompt);
+//! - `step`, `step 3`, `run` (to the end), `cancel A`, `fail` (the next step), `clock 9` (so many seconds have passed).
 //!
 //! Requests are named in alphabetical order. The answer has a line for each step: who computes which positions
 //! (`A 0..10`; `A 10` decodes; `A.1` is branch 1), who is held back, page copies, and the pages that are free and
 //! cached after the step; then what was heard.
 
-use std::fmt::Write;
+use std::{
+    fmt::Write,
+    sync::LazyLock,
+    time::{Duration, Instant},
+};
 
 use expect_test::{Expect, expect};
 use paguro_backend::PageMove;
+use paguro_model::Pooling;
 
 use super::{
     fake::{Fault, VOCAB},
     rig::{Rig, Setup},
 };
 use crate::{Request, request::Signal};
+
+/// When the clock of a script stands at 0.
+static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 fn check(settings: &str, script: &str, expected: Expect) {
     let mut rig = Rig::new(&setup(settings)).expect("pages for one token");
@@ -33,6 +43,11 @@ fn check(settings: &str, script: &str, expected: Expect) {
                 }
             }
             ["fail"] => rig.control.then(Fault::Submit),
+            ["clock", seconds] => {
+                rig.expire(*START + Duration::from_secs(number(seconds) as u64));
+                writeln!(out, "clock; {}", pages(&rig)).unwrap();
+                news(&rig, &mut out);
+            }
             ["cancel", name] => {
                 rig.cancel(id(name), None);
                 writeln!(out, "cancel {name}; {}", pages(&rig)).unwrap();
@@ -60,6 +75,7 @@ fn setup(settings: &str) -> Setup {
             Some(("sequences", n)) => setup.sequences = number(n),
             Some(("scores", n)) => setup.scores = number(n),
             Some(("context", n)) => setup.max_context = number(n),
+            Some(("wait", n)) => setup.max_wait_steps = number(n) as u64,
             Some(("windows", list)) => setup.windows = list.split('/').map(|n| n.parse().ok()).collect(),
             Some(("water", marks)) => {
                 let (low, high) = marks.split_once('-').expect("low-high");
@@ -78,7 +94,11 @@ fn request(name: &str, words: &[&str]) -> Request {
     while let Some(&word) = words.next() {
         let mut value = || *words.next().expect("a value");
         match word {
+            "mean" => request.embedding = Some(Pooling::Mean),
+            "last" => request.embedding = Some(Pooling::Last),
             "prio" => request.priority = value().parse().unwrap(),
+            "by" => request.tenant = Some((*value()).into()),
+            "in" => request.deadline = Some(*START + Duration::from_secs(number(value()) as u64)),
             "score" => request.score_prompt_from = Some(number(value())),
             "like" => {
                 let (other, tokens) = (value(), number(value()));
@@ -149,6 +169,9 @@ fn news(rig: &Rig, out: &mut String) {
             }
             Signal::PromptScores { from, logprobs } => {
                 writeln!(out, "  {}: {} scores from {from}", name(*request, 0), logprobs.len()).unwrap();
+            }
+            Signal::Embedding { values } => {
+                writeln!(out, "  {}: an embedding of {}", name(*request, 0), values.len()).unwrap();
             }
             Signal::Finished { branch, reason, .. } => {
                 writeln!(out, "  {}: {reason:?}", name(*request, *branch)).unwrap()
@@ -607,5 +630,161 @@ fn what_can_never_fit_is_refused() {
         run A 0..9; free 38 cached 2
           A: ContextFull
     "#]],
+    );
+}
+
+#[test]
+fn tenants_take_turns_and_each_keeps_its_order() {
+    check(
+        "sequences 1, no cache",
+        "A 4 +1 by x \n B 4 +1 by x \n C 4 +1 by x \n D 4 +1 by y \n E 4 +1 by y \n F 4 +1 \n run",
+        expect![[r#"
+            run A 0..4; hold D F B E C; free 16 cached 0
+              A: Length
+            run D 0..4; hold F B E C; free 16 cached 0
+              D: Length
+            run F 0..4; hold B E C; free 16 cached 0
+              F: Length
+            run B 0..4; hold E C; free 16 cached 0
+              B: Length
+            run E 0..4; hold C; free 16 cached 0
+              E: Length
+            run C 0..4; free 16 cached 0
+              C: Length
+        "#]],
+    );
+}
+
+#[test]
+fn a_tenant_with_long_prompts_and_answers_gets_fewer_turns() {
+    check(
+        "sequences 1, no cache",
+        "A 12 +4 by x \n step 2 \n B 4 +1 by x \n C 4 +1 by y \n D 4 +1 by y \n E 4 +1 by y \n F 4 +1 by y \n run",
+        expect![[r#"
+            run A 0..12; free 13 cached 0
+            run A 12; free 12 cached 0
+            run A 13; hold C D E F B; free 12 cached 0
+            run A 14; hold C D E F B; free 16 cached 0
+              A: Length
+            run C 0..4; hold D E F B; free 16 cached 0
+              C: Length
+            run D 0..4; hold E F B; free 16 cached 0
+              D: Length
+            run E 0..4; hold F B; free 16 cached 0
+              E: Length
+            run F 0..4; hold B; free 16 cached 0
+              F: Length
+            run B 0..4; free 16 cached 0
+              B: Length
+        "#]],
+    );
+}
+
+#[test]
+fn a_tenant_that_was_away_has_saved_up_nothing() {
+    check(
+        "sequences 1, no cache",
+        "A 8 +1 by x \n B 8 +1 by x \n C 8 +1 by x \n step 2 \n D 4 +1 by y \n E 4 +1 by y \n F 4 +1 by y \n run",
+        expect![[r#"
+            run A 0..8; hold B C; free 16 cached 0
+              A: Length
+            run B 0..8; hold C; free 16 cached 0
+              B: Length
+            run D 0..4; hold E C F; free 16 cached 0
+              D: Length
+            run E 0..4; hold C F; free 16 cached 0
+              E: Length
+            run C 0..8; hold F; free 16 cached 0
+              C: Length
+            run F 0..4; free 16 cached 0
+              F: Length
+        "#]],
+    );
+}
+
+#[test]
+fn tenants_do_not_outrank_priorities() {
+    check(
+        "sequences 1, no cache",
+        "A 4 +1 by x \n B 4 +1 by x prio 1 \n C 4 +1 by y \n D 4 +1 by x prio 1 \n run",
+        expect![[r#"
+            run B 0..4; hold D A C; free 16 cached 0
+              B: Length
+            run D 0..4; hold A C; free 16 cached 0
+              D: Length
+            run A 0..4; hold C; free 16 cached 0
+              A: Length
+            run C 0..4; free 16 cached 0
+              C: Length
+        "#]],
+    );
+}
+
+#[test]
+fn who_has_waited_for_long_rises() {
+    check(
+        "sequences 1, no cache, wait 3",
+        "A 2 +1 prio 1 \n B 2 +1 \n C 2 +1 prio 1 \n D 2 +1 prio 1 \n E 2 +1 prio 1 \n F 2 +1 prio 1 \n run",
+        expect![[r#"
+            run A 0..2; hold C D E F B; free 16 cached 0
+              A: Length
+            run C 0..2; hold D E F B; free 16 cached 0
+              C: Length
+            run D 0..2; hold E F B; free 16 cached 0
+              D: Length
+            run B 0..2; hold E F; free 16 cached 0
+              B: Length
+            run E 0..2; hold F; free 16 cached 0
+              E: Length
+            run F 0..2; free 16 cached 0
+              F: Length
+        "#]],
+    );
+}
+
+#[test]
+fn a_deadline_ends_what_waits_and_keeps_what_there_is() {
+    check(
+        "sequences 1",
+        "A 4 +9 in 5 \n B 4 +9 in 3 \n C 4 +2 x1 in 9 \n step 2 \n clock 4 \n step \n clock 6 \n run",
+        expect![[r#"
+            run A 0..4; hold B C; free 15 cached 0
+            run A 4; hold B C; free 14 cached 0
+            clock; free 14 cached 0
+              B: the deadline passed before the request could start
+            run A 5; hold C; free 14 cached 0
+            clock; free 15 cached 1
+              A: DeadlineExceeded
+            run C 0..4; free 14 cached 1
+            run C 4; free 14 cached 2
+              C: Length
+        "#]],
+    );
+}
+
+#[test]
+fn embeddings_bound_chunks_and_what_the_cache_is_used_for() {
+    check(
+        "pages 32, rows 8, scores 3",
+        "A 9 +0 \n run \n B 9 +0 like A 9 mean \n run \n C 9 +0 like A 9 last \n run \n D 9 +2 like A 9 last \n run",
+        expect![[r#"
+            run A 0..8; free 30 cached 0
+            run A 8; free 30 cached 2
+              A: Length
+            run B 0..3; free 29 cached 2
+            run B 3..6; free 28 cached 2
+            run B 6..9; free 30 cached 2
+              B: an embedding of 3
+              B: Length
+            run C 8; free 30 cached 2
+              C: 8 cached
+              C: an embedding of 3
+              C: Length
+            run D 8; free 29 cached 0
+              D: 8 cached
+              D: an embedding of 3
+            run D 9; free 30 cached 2
+              D: Length
+        "#]],
     );
 }

@@ -1,13 +1,16 @@
 //! Random schedules: whatever comes in whatever order, every answer is the one that its request gets alone, and
 //! every page comes back.
 
+use std::sync::{Arc, LazyLock};
+
+use paguro_model::Pooling;
 use proptest::prelude::*;
 
 use super::{
-    fake::{Expected, Fault, VOCAB, oracle},
+    fake::{Expected, Fault, VOCAB, constraints, oracle},
     rig::{Rig, Setup},
 };
-use crate::{FinishReason, PageOrder, Request, Stats};
+use crate::{Constraint, FinishReason, PageOrder, Request, Stats};
 
 #[derive(Clone, Debug)]
 struct Case {
@@ -25,8 +28,8 @@ fn setups() -> impl Strategy<Value = Setup> {
         prop_oneof![Just(PageOrder::InOrder), any::<u64>().prop_map(|seed| PageOrder::Scattered { seed })];
     let water = prop_oneof![3 => Just((1.0, 1.0)), 1 => (0.0..0.5_f32, 0.5..1.0_f32)];
     let steps =
-        (1..7_usize).prop_flat_map(|sequences| (Just(sequences), sequences..24, 1..24_usize, 1..6_usize));
-    (1..6_usize, 4..40_usize, windows, steps, any::<bool>(), water, order).prop_map(
+        (1..7_usize).prop_flat_map(|sequences| (Just(sequences), sequences..24, 1..24_usize, 2..6_usize));
+    (1..6_usize, 4..40_usize, windows, steps, any::<bool>(), water, order, 0..30_u64).prop_map(
         |(
             block_size,
             pages,
@@ -35,6 +38,7 @@ fn setups() -> impl Strategy<Value = Setup> {
             cache,
             (low_water, high_water),
             order,
+            max_wait_steps,
         )| {
             Setup {
                 block_size,
@@ -49,10 +53,13 @@ fn setups() -> impl Strategy<Value = Setup> {
                 high_water,
                 order,
                 max_context: 60,
+                max_wait_steps,
             }
         },
     )
 }
+
+static CONSTRAINTS: LazyLock<[Constraint; 3]> = LazyLock::new(constraints);
 
 /// Prompts of a few families, which share beginnings of any length.
 fn requests() -> impl Strategy<Value = Request> {
@@ -63,10 +70,36 @@ fn requests() -> impl Strategy<Value = Request> {
     });
     let max_tokens = prop_oneof![8 => (0..24_usize).prop_map(Some), 1 => Just(None)];
     let score = prop::option::weighted(0.2, any::<prop::sample::Index>());
+    let pooling = prop::sample::select(vec![Pooling::Last, Pooling::Mean, Pooling::First]);
+    let reports = (score, prop::option::weighted(0.2, pooling));
     let stops = prop::collection::vec(0..VOCAB as u32, 0..3);
-    (prompt, 1..4_usize, max_tokens, stops, score, 0..3_i32, 0..4_u64).prop_map(
-        |(prompt, branches, max_tokens, stop_tokens, score, priority, seed)| {
-            let mut request = Request { branches, max_tokens, stop_tokens, priority, ..Request::new(prompt) };
+    let constraint = prop_oneof![3 => Just(None), 1 => (0..3_usize).prop_map(Some)];
+    let tenant = prop::sample::select(vec![None, Some("a"), Some("b")]);
+    let who = (0..3_i32, tenant).prop_map(|(priority, tenant)| (priority, tenant.map(Arc::from)));
+    let ends = (max_tokens, stops, 0..9_usize);
+    (prompt, 1..4_usize, ends, reports, who, 0..4_u64, constraint).prop_map(
+        |(
+            prompt,
+            branches,
+            (max_tokens, stop_tokens, min_tokens),
+            (score, embedding),
+            (priority, tenant),
+            seed,
+            constraint,
+        )| {
+            let constraint = constraint.map(|index| CONSTRAINTS[index].clone());
+            let min_tokens = min_tokens.min(max_tokens.unwrap_or(usize::MAX));
+            let mut request = Request {
+                branches,
+                max_tokens,
+                min_tokens,
+                stop_tokens,
+                constraint,
+                embedding,
+                priority,
+                tenant,
+                ..Request::new(prompt)
+            };
             request.score_prompt_from = score.map(|index| index.index(request.prompt.len()));
             request.sampling.seed = seed;
             request
@@ -120,8 +153,10 @@ fn play(case: &Case) -> Result<Stats, String> {
     for (id, (_, request)) in ids.iter().zip(&case.requests) {
         let Some(id) = *id else { continue };
         let heard = &rig.heard[&id];
+        let mut dead_end = false;
         for branch in 0..request.branches {
             let expected = oracle(&case.setup.windows, rig.limits.max_context, request, branch);
+            dead_end |= expected.reason.is_none();
             let answer = heard.branches.get(&branch).cloned().unwrap_or_default();
             judge(&expected, &answer.tokens, answer.end.map(|(reason, _)| reason), heard.failed)
                 .map_err(|problem| format!("request {id}, branch {branch}: {problem}"))?;
@@ -130,11 +165,20 @@ fn play(case: &Case) -> Result<Stats, String> {
             {
                 return Err(format!("request {id}: scores {scores:?} from {from}, not {expected:?}"));
             }
+            if heard.embedding.is_some() && heard.embedding != expected.embedding {
+                return Err(format!("request {id}: {:?}, not {:?}", heard.embedding, expected.embedding));
+            }
+        }
+        if heard.failed && !dead_end && case.faults.is_empty() {
+            return Err(format!("request {id} failed without a reason"));
         }
         let complete =
             heard.branches.values().all(|b| !matches!(b.end, None | Some((FinishReason::Cancelled, _))));
         if complete && !heard.failed && heard.scores.is_some() != request.score_prompt_from.is_some() {
             return Err(format!("request {id}: scores are missing or were not asked for"));
+        }
+        if complete && !heard.failed && heard.embedding.is_some() != request.embedding.is_some() {
+            return Err(format!("request {id}: the embedding is missing or was not asked for"));
         }
     }
     Ok(stats)
@@ -145,7 +189,7 @@ fn judge(expected: &Expected, tokens: &[u32], end: Option<FinishReason>, failed:
         None if failed => false,
         None => return Err("has no end".into()),
         Some(FinishReason::Cancelled) => false,
-        Some(reason) if reason == expected.reason => true,
+        Some(reason) if Some(&reason) == expected.reason.as_ref() => true,
         Some(reason) => return Err(format!("{reason:?}, not {:?}", expected.reason)),
     };
     if whole && tokens != expected.tokens || !expected.tokens.starts_with(tokens) {

@@ -4,12 +4,13 @@
 use std::path::Path;
 
 use paguro_backend::{
-    SamplingParams,
+    AttentionMode, Backend, Limits, Outcome, Output, PageId, SamplingParams, Step, StepOutput, StepSequence,
+    Want,
     conformance::{ModelShape, Rng},
     reference::Reference,
 };
 use paguro_model::{
-    LoadOptions, Model,
+    LoadOptions, Model, Pooling,
     tokenizer::{SpecialText, SpecialTokens},
 };
 
@@ -169,6 +170,66 @@ fn scores_of_a_prompt_are_the_log_probabilities_that_sampling_gave() {
     }
     let expected: Vec<_> = sampled.iter().map(|&(_, bits)| f32::from_bits(bits)).collect();
     assert_eq!(scores.unwrap(), expected);
+}
+
+/// What a runner says of all rows at once, and pooled here.
+#[test]
+fn embeddings_are_pooled_hidden_states_however_they_are_computed() {
+    let parts = model(&[None, Some(9)]);
+    let prompt = Rng::new(5).tokens(45, parts.program.vocab);
+    let limits = Limits {
+        block_size: 64,
+        pages: 3,
+        max_rows: 64,
+        max_sequences: 1,
+        max_outputs: 64,
+        max_context: 64,
+        attention: AttentionMode::Paged,
+        kv_dtype: paguro_backend::KvDtype::F16,
+    };
+    let mut runner = BACKEND.load(&parts.program, parts.weights.clone(), limits).unwrap();
+    let sequences = [StepSequence { rows: 0..prompt.len(), start: 0, tables: 0..2 }];
+    let outputs: Vec<_> = (0..prompt.len()).map(|row| Output { row, want: Want::Embedding }).collect();
+    let step =
+        Step { tokens: &prompt, sequences: &sequences, pages: &[PageId(1), PageId(2)], outputs: &outputs };
+    let mut out = StepOutput::default();
+    let ticket = runner.submit(&step).unwrap();
+    runner.collect(ticket, &mut out).unwrap();
+    let rows: Vec<Vec<f32>> = out
+        .outcomes
+        .into_iter()
+        .map(|outcome| match outcome {
+            Outcome::Embedding(row) => row,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    let mean = |i: usize| (rows.iter().map(|row| f64::from(row[i])).sum::<f64>() / rows.len() as f64) as f32;
+    let mean: Vec<f32> = (0..parts.program.hidden).map(mean).collect();
+    let expected =
+        [(Pooling::Last, rows.last().unwrap()), (Pooling::Mean, &mean), (Pooling::First, &rows[0])];
+
+    let options = EngineOptions {
+        block_size: 4,
+        max_batch_tokens: 8,
+        max_sequences: 4,
+        max_scores: 3,
+        ..EngineOptions::default()
+    };
+    let engine = Engine::start(&BACKEND, parts, options).unwrap();
+    for round in 0..2 {
+        for (pooling, expected) in expected {
+            let request =
+                Request { embedding: Some(pooling), max_tokens: Some(round), ..Request::new(prompt.clone()) };
+            let mut generation = engine.handle().generate(request).unwrap();
+            let mut embedding = None;
+            while let Some(event) = generation.next_blocking() {
+                if let Event::Embedding { values } = event {
+                    assert_eq!(embedding.replace(values), None);
+                }
+            }
+            assert_eq!(embedding.as_ref(), Some(expected), "{pooling:?}");
+        }
+    }
 }
 
 #[test]

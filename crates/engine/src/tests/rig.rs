@@ -33,6 +33,7 @@ pub struct Setup {
     pub high_water: f32,
     pub order: PageOrder,
     pub max_context: usize,
+    pub max_wait_steps: u64,
 }
 
 impl Default for Setup {
@@ -50,6 +51,7 @@ impl Default for Setup {
             high_water: 1.0,
             order: PageOrder::InOrder,
             max_context: 1000,
+            max_wait_steps: 1000,
         }
     }
 }
@@ -66,6 +68,7 @@ pub struct Answer {
 pub struct Heard {
     pub started: Option<usize>,
     pub scores: Option<(usize, Vec<f32>)>,
+    pub embedding: Option<Vec<f32>>,
     pub branches: BTreeMap<usize, Answer>,
     pub failed: bool,
 }
@@ -109,7 +112,7 @@ impl Rig {
         }
         let control = Control::default();
         Some(Self {
-            scheduler: Scheduler::new(limits, setup.mixed_rows, layout, pages),
+            scheduler: Scheduler::new(limits, setup.mixed_rows, setup.max_wait_steps, layout, pages),
             runner: FakeRunner::new(&program, limits, control.clone()),
             limits,
             control,
@@ -123,13 +126,19 @@ impl Rig {
 
     pub fn submit(&mut self, request: &Request) -> Result<u64, crate::SubmitError> {
         let Limits { max_context, max_sequences, .. } = self.limits;
-        request.check(RequestLimits { vocab: VOCAB, max_context, max_sequences })?;
+        let limits = RequestLimits { vocab: VOCAB, max_context, max_sequences };
+        request.check(limits)?;
         let id = self.next;
+        let job = Job::new(id, request, &[], limits)?;
         self.next += 1;
-        let job = Job::new(id, request, &[], self.limits.max_context);
         self.scheduler.submit(job, request.prompt.clone());
         self.heard.insert(id, Heard::default());
         Ok(id)
+    }
+
+    pub fn expire(&mut self, now: Instant) {
+        self.scheduler.expire(now);
+        self.listen();
     }
 
     pub fn cancel(&mut self, request: u64, branch: Option<usize>) {
@@ -190,6 +199,9 @@ impl Rig {
                 }
                 Signal::PromptScores { from, logprobs } => {
                     assert_eq!(heard.scores.replace((from, logprobs)), None, "scored twice");
+                }
+                Signal::Embedding { values } => {
+                    assert_eq!(heard.embedding.replace(values), None, "embedded twice");
                 }
                 Signal::Token { branch, token, .. } => {
                     let branch = heard.branches.entry(branch).or_default();

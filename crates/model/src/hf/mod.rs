@@ -69,6 +69,19 @@ impl HfFolder {
         read_file(&self.path.join("tokenizer_config.json"), MAX_TOKENIZER)
     }
 
+    /// What sentence-transformers has beside the model: `modules.json`, and the configuration of the pooling; empty if
+    /// there are none.
+    pub(crate) fn pooling(&self) -> Result<(Value, Map<String, Value>), ModelError> {
+        let path = self.path.join("modules.json");
+        let modules = match read_file(&path, MAX_CONFIG)? {
+            Some(bytes) => serde_json::from_slice(&bytes)
+                .map_err(|error| bad(&path, &format!("it is not JSON: {error}")))?,
+            None => Value::Null,
+        };
+        let pooling = read_object(&self.path.join("1_Pooling/config.json"), MAX_CONFIG)?;
+        Ok((modules, pooling.unwrap_or_default()))
+    }
+
     /// `chat_template.jinja`, which newer folders have instead of a template in `tokenizer_config.json`.
     pub(crate) fn chat_template(&self) -> Result<Option<String>, ModelError> {
         let path = self.path.join("chat_template.jinja");

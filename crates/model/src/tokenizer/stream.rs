@@ -10,6 +10,8 @@ use super::{SpecialText, Tokenizer};
 pub struct DecodeStream {
     tokenizer: Arc<Tokenizer>,
     special: SpecialText,
+    /// Control tokens that write their names in any case.
+    shown: Arc<[u32]>,
     /// Nothing has been written yet, so a first space is still to be dropped.
     at_start: bool,
     /// The beginning of a character whose other bytes have not come yet: at most three bytes.
@@ -19,12 +21,18 @@ pub struct DecodeStream {
 impl DecodeStream {
     pub(super) fn new(tokenizer: Arc<Tokenizer>, special: SpecialText) -> Self {
         let at_start = tokenizer.strips_first_space;
-        Self { tokenizer, special, at_start, pending: Vec::new() }
+        Self { tokenizer, special, shown: Arc::default(), at_start, pending: Vec::new() }
+    }
+
+    /// Has these control tokens write their names, hidden as the others may be.
+    pub fn show(&mut self, tokens: impl Into<Arc<[u32]>>) {
+        self.shown = tokens.into();
     }
 
     /// Takes a token; returns the text that is certain now, which may be nothing.
     pub fn push(&mut self, id: u32) -> String {
-        let mut bytes = self.tokenizer.written(id, self.special);
+        let special = if self.shown.contains(&id) { SpecialText::Show } else { self.special };
+        let mut bytes = self.tokenizer.written(id, special);
         if self.at_start && !bytes.is_empty() {
             self.at_start = false;
             bytes = bytes.strip_prefix(b" ").unwrap_or(bytes);

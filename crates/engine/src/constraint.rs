@@ -1,0 +1,470 @@
+//! Grammars: what an answer may be.
+//!
+//! A [`Grammar`] becomes a [`Constraint`] once, on the caller's thread, and then says for every draw which tokens may
+//! come next. Taking in a token is quick; working out the next mask is not always, so [`MaskWorkers`] do it while
+//! the device computes the logits, and whoever samples waits for it at the end of the step at most.
+//!
+//! The tokens that spell a text are the model's own choice: the grammar speaks of bytes, and each token stands for the
+//! bytes that it writes. Control tokens write nothing, so they are in no mask, but those that a Lark grammar names
+//! (`<|call|>`), and the model's stop tokens where the grammar may end.
+
+use std::{
+    fmt,
+    panic::AssertUnwindSafe,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicU64, Ordering},
+        mpsc::{Receiver, Sender, channel},
+    },
+    thread,
+    time::Instant,
+};
+
+use llguidance::{
+    JsonCompileOptions, ParserFactory, TokenParser,
+    api::{StopReason, TopLevelGrammar},
+    panic_utils::catch_unwind,
+    toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie},
+};
+use paguro_backend::TokenMask;
+use paguro_model::tokenizer::Tokenizer;
+use serde_json::{Value, json};
+
+/// What an answer must be, from its first character to its last.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Grammar {
+    /// JSON that this schema validates; properties come in the schema's order. Between its tokens there may be one
+    /// blank, or a line break and up to [`MAX_INDENT`] blanks.
+    JsonSchema(Value),
+    /// Any JSON object, likewise.
+    JsonObject,
+    /// Text that this regular expression matches as a whole, in the syntax of the crate `regex`, without
+    /// look-around.
+    Regex(String),
+    /// Text that the rule `start` of this grammar derives, in llguidance's dialect of Lark.
+    Lark(String),
+}
+
+/// Blanks that JSON may be indented by. White space without a bound is where small models get lost.
+pub const MAX_INDENT: usize = 40;
+
+/// Why a grammar cannot be followed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GrammarError {
+    /// Tokens without text follow no grammar.
+    #[error("grammars need text, and the engine has no tokenizer")]
+    NoTokenizer,
+    /// The model's vocabulary is out of the ordinary.
+    #[error("grammars do not work with this model: {0}")]
+    Vocabulary(String),
+    /// The grammar has a mistake, asks for something that is not supported, or allows nothing.
+    #[error("the {kind} cannot be followed: {problem}")]
+    Invalid {
+        /// What it is: `JSON schema`, `regular expression`, `Lark grammar`.
+        kind: &'static str,
+        /// What is wrong with it, by name.
+        problem: String,
+    },
+}
+
+impl Grammar {
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::JsonSchema(_) | Self::JsonObject => "JSON schema",
+            Self::Regex(_) => "regular expression",
+            Self::Lark(_) => "Lark grammar",
+        }
+    }
+
+    fn lower(&self) -> Result<TopLevelGrammar, String> {
+        match self {
+            Self::JsonSchema(schema) => json_grammar(schema),
+            Self::JsonObject => json_grammar(&json!({"type": "object"})),
+            Self::Regex(regex) => Ok(TopLevelGrammar::from_regex(regex)),
+            Self::Lark(lark) => match unsupported_attribute(lark) {
+                Some(name) => Err(format!("the attribute `{name}` is not supported; leave it out")),
+                None => Ok(TopLevelGrammar::from_lark(lark.clone())),
+            },
+        }
+    }
+}
+
+fn json_grammar(schema: &Value) -> Result<TopLevelGrammar, String> {
+    // The library's own key could turn its checks off.
+    const OPTIONS: &str = "x-guidance";
+    let mut schema = match schema {
+        Value::Bool(true) => json!({}),
+        Value::Bool(false) => return Err("`false` allows nothing".into()),
+        Value::Object(keys) if keys.contains_key(OPTIONS) => {
+            return Err(format!("the key `{OPTIONS}` is not supported; leave it out"));
+        }
+        Value::Object(_) => schema.clone(),
+        _ => return Err("a schema is an object or a boolean".into()),
+    };
+    let options = JsonCompileOptions {
+        whitespace_pattern: Some(format!(r"[ \t]|\r?\n[ \t]{{0,{MAX_INDENT}}}")),
+        ..JsonCompileOptions::default()
+    };
+    options.apply_to(&mut schema);
+    Ok(TopLevelGrammar::from_json_schema(schema))
+}
+
+/// An attribute in the grammar (`rule[stop="x"]: ...`) that would change the sampling or take text back, and not just
+/// say what is allowed.
+fn unsupported_attribute(lark: &str) -> Option<&'static str> {
+    let mut rest = lark;
+    let mut word = "";
+    while let Some(char) = rest.chars().next() {
+        let end = match char {
+            '/' if rest.starts_with("//") => rest.find('\n').unwrap_or(rest.len()),
+            '"' | '/' => literal(rest),
+            _ if char.is_alphanumeric() || char == '_' => {
+                rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len())
+            }
+            _ => char.len_utf8(),
+        };
+        let (token, after) = rest.split_at(end);
+        if token == "=" {
+            let refused = ["temperature", "stop", "stop_capture"].into_iter().find(|&name| name == word);
+            if refused.is_some() {
+                return refused;
+            }
+        }
+        if !token.trim().is_empty() {
+            word = token;
+        }
+        rest = after;
+    }
+    None
+}
+
+/// Bytes of the string or regular expression that `text` begins with.
+fn literal(text: &str) -> usize {
+    let quote = text.as_bytes()[0];
+    let mut escaped = false;
+    let end = text.bytes().skip(1).position(|byte| {
+        let ends = byte == quote && !escaped;
+        escaped = byte == b'\\' && !escaped;
+        ends
+    });
+    end.map_or(text.len(), |end| end + 2)
+}
+
+/// A model's tokens, arranged for grammars. Takes a while to make, so an engine makes one, when it is first needed.
+pub(crate) struct Vocabulary {
+    factory: ParserFactory,
+    words: usize,
+}
+
+impl fmt::Debug for Vocabulary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Vocabulary").field("words", &self.words).finish_non_exhaustive()
+    }
+}
+
+impl Vocabulary {
+    /// For a model whose rows of logits have `vocab` entries; where a grammar may end, `stop_tokens` are allowed.
+    pub fn new(tokenizer: &Tokenizer, vocab: usize, stop_tokens: &[u32]) -> Result<Self, GrammarError> {
+        let words: Vec<_> = (0..vocab as u32).map(|token| bytes_of(tokenizer, token, stop_tokens)).collect();
+        check_trie(&words).map_err(GrammarError::Vocabulary)?;
+        let info = TokRxInfo::new(vocab as u32, llguidance::toktrie::INVALID_TOKEN);
+        let mut trie = TokTrie::from(&info, &words);
+        let ends: Vec<u32> = stop_tokens.iter().copied().filter(|&token| (token as usize) < vocab).collect();
+        if !ends.is_empty() {
+            trie = trie.with_eos_tokens(&ends);
+        }
+        let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+        let mut factory = ParserFactory::new_simple(&environment)
+            .map_err(|error| GrammarError::Vocabulary(message(&error)))?;
+        factory.quiet();
+        Ok(Self { factory, words: vocab.div_ceil(32) })
+    }
+
+    /// Makes a constraint of a grammar.
+    pub fn compile(self: &Arc<Self>, grammar: &Grammar) -> Result<Constraint, GrammarError> {
+        let invalid = |problem| GrammarError::Invalid { kind: grammar.kind(), problem };
+        let lowered = grammar.lower().map_err(invalid)?;
+        let mut parser = self.factory.create_parser(lowered).map_err(|error| invalid(message(&error)))?;
+        // A warning is something that was not honoured as it stands.
+        if let Some(warning) = parser.grammar_warnings().into_iter().next() {
+            return Err(invalid(warning));
+        }
+        parser.start_without_prompt();
+        Ok(Constraint { parser, vocabulary: self.clone() })
+    }
+}
+
+/// Longest token that finds a place in the trie, in bytes.
+const MAX_TOKEN_BYTES: usize = 1000;
+
+/// What a token writes; nothing where it must not come up. A first byte of 0xFF, which no text has, marks tokens that
+/// steer.
+fn bytes_of(tokenizer: &Tokenizer, token: u32, stop_tokens: &[u32]) -> Vec<u8> {
+    let bytes = tokenizer.token_bytes(token);
+    if bytes.len() > MAX_TOKEN_BYTES {
+        Vec::new()
+    } else if tokenizer.is_special(token) || stop_tokens.contains(&token) {
+        [&[TokTrie::SPECIAL_TOKEN_MARKER], bytes].concat()
+    } else if bytes.first() == Some(&TokTrie::SPECIAL_TOKEN_MARKER) {
+        Vec::new()
+    } else {
+        bytes.to_vec()
+    }
+}
+
+/// Refuses what the trie has no room for: it counts its nodes in 22 bits.
+fn check_trie(words: &[Vec<u8>]) -> Result<(), String> {
+    const MOST: usize = (1 << 22) - 1;
+    let mut sorted: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
+    sorted.sort_unstable();
+    let mut nodes = 1;
+    let mut last: &[u8] = &[];
+    for word in sorted {
+        let shared = last.iter().zip(word).take_while(|(a, b)| a == b).count();
+        // Two tokens that write the same have a node each.
+        nodes += (word.len() - shared).max(1);
+        last = word;
+    }
+    if nodes <= MOST { Ok(()) } else { Err(format!("its tokens have more than {MOST} beginnings")) }
+}
+
+/// What a library's error says, without the insides that it shows: its first line, or that of the regular expressions'
+/// error in it.
+fn message(error: &impl fmt::Display) -> String {
+    let text = error.to_string();
+    let line = text.lines().find_map(|line| line.strip_prefix("error: ")).or(text.lines().next());
+    match line.unwrap_or_default() {
+        line if line.starts_with("oneOf constraints") => {
+            "`oneOf` is not supported where its alternatives may overlap; `anyOf` is".to_owned()
+        }
+        line => line.to_owned(),
+    }
+}
+
+/// A grammar that was understood, for the model of the engine whose [`Handle`](crate::Handle) made it. May be used
+/// for any number of requests.
+pub struct Constraint {
+    parser: TokenParser,
+    vocabulary: Arc<Vocabulary>,
+}
+
+impl Clone for Constraint {
+    fn clone(&self) -> Self {
+        // A shallow copy would share a lock with this one.
+        Self { parser: self.parser.deep_clone(), vocabulary: self.vocabulary.clone() }
+    }
+}
+
+impl fmt::Debug for Constraint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Constraint").finish_non_exhaustive()
+    }
+}
+
+impl Constraint {
+    /// Whether it was made for these tokens.
+    pub(crate) fn is_of(&self, vocabulary: Option<&Arc<Vocabulary>>) -> bool {
+        vocabulary.is_some_and(|vocabulary| Arc::ptr_eq(vocabulary, &self.vocabulary))
+    }
+}
+
+/// Where one branch is in its grammar. Survives preemption like the tokens do.
+#[derive(Debug)]
+pub(crate) struct Guide {
+    /// Locked by a worker while it computes, and by nobody else then: no token comes before its mask is known.
+    parser: Arc<Mutex<Parser>>,
+    next: Arc<Next>,
+    words: usize,
+}
+
+struct Parser(TokenParser);
+
+impl fmt::Debug for Parser {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Parser").finish()
+    }
+}
+
+/// What may come next.
+#[derive(Debug, Default)]
+struct Next {
+    mask: TokenMask,
+    /// Why there is no such mask; the one above allows everything then.
+    problem: OnceLock<String>,
+}
+
+impl Guide {
+    /// At the beginning. Before the first token is drawn, its mask must be [computed](Guide::compute).
+    pub fn new(constraint: Constraint) -> Self {
+        let words = constraint.vocabulary.words;
+        Self { parser: Arc::new(Mutex::new(Parser(constraint.parser))), next: Arc::default(), words }
+    }
+
+    /// The same place, for another branch.
+    pub fn fork(&self) -> Self {
+        let parser = Parser(self.lock().0.deep_clone());
+        Self { parser: Arc::new(Mutex::new(parser)), next: self.next.clone(), words: self.words }
+    }
+
+    /// Has the mask of the next token computed: of those that `within` allows, unless that leaves nothing.
+    pub fn compute(&mut self, within: Option<Arc<TokenMask>>, workers: &mut MaskWorkers) {
+        self.next = Arc::default();
+        workers.run(self, within);
+    }
+
+    /// The mask of the next token, perhaps still to come.
+    pub fn mask(&self) -> &TokenMask {
+        &self.next.mask
+    }
+
+    /// Fails if the last mask could not be computed: what was drawn with it means nothing.
+    ///
+    /// # Errors
+    /// Why the grammar cannot be followed: it allows nothing here, or it has become too large.
+    pub fn check(&self) -> Result<(), String> {
+        self.next.problem.get().map_or(Ok(()), |problem| Err(problem.clone()))
+    }
+
+    /// Goes on with a token that was drawn with the mask. Returns whether the grammar is at its end, so that nothing
+    /// may follow.
+    ///
+    /// # Errors
+    /// As for [`Guide::check`].
+    pub fn advance(&mut self, token: u32) -> Result<bool, String> {
+        let parser = &mut self.lock().0;
+        let advanced = catch_unwind(AssertUnwindSafe(|| {
+            parser.consume_token(token)?;
+            parser.check_stop()
+        }));
+        advanced.map_err(|error| message(&error))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Parser> {
+        self.parser.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One mask to compute.
+#[derive(Debug)]
+struct Job {
+    parser: Arc<Mutex<Parser>>,
+    within: Option<Arc<TokenMask>>,
+    next: Arc<Next>,
+    words: usize,
+    times: Arc<MaskTimes>,
+}
+
+impl Job {
+    fn run(self) {
+        let begin = Instant::now();
+        let mut parser = self.parser.lock().unwrap_or_else(PoisonError::into_inner);
+        let mask = catch_unwind(AssertUnwindSafe(|| parser.0.compute_mask()));
+        let reason = parser.0.stop_reason();
+        // Whoever waits for the mask may want the parser next.
+        drop(parser);
+        // Counted before it can be seen, so that the numbers of a step hold its masks.
+        let nanoseconds = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.times.nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
+        self.times.masks.fetch_add(1, Ordering::Relaxed);
+        match mask {
+            Ok(mask) => {
+                let mask = &mask.as_slice()[..self.words];
+                let bits = self.within.as_ref().map(|within| and(mask, within.bits()));
+                self.next
+                    .mask
+                    .fill(bits.filter(|bits| bits.iter().any(|&word| word != 0)).unwrap_or(mask.into()));
+            }
+            Err(_) if reason == StopReason::NoExtensionBias => {
+                self.give_up("the vocabulary has no token for what must come next".into());
+            }
+            Err(error) => self.give_up(message(&error)),
+        }
+    }
+
+    fn give_up(&self, problem: String) {
+        // The first one counts.
+        let _ = self.next.problem.set(problem);
+        self.next.mask.fill(vec![u32::MAX; self.words]);
+    }
+}
+
+fn and(a: &[u32], b: &[u32]) -> Box<[u32]> {
+    a.iter().zip(b).map(|(a, b)| a & b).collect()
+}
+
+/// Nobody waits for a mask in vain, whatever becomes of the worker.
+impl Drop for Job {
+    fn drop(&mut self) {
+        if self.next.mask.known().is_none() {
+            self.give_up("the computation of its mask ended early".into());
+        }
+    }
+}
+
+/// Threads that compute masks, started with the first one.
+#[derive(Debug, Default)]
+pub(crate) struct MaskWorkers {
+    jobs: Option<Sender<Job>>,
+    times: Arc<MaskTimes>,
+}
+
+#[derive(Debug, Default)]
+struct MaskTimes {
+    masks: AtomicU64,
+    nanoseconds: AtomicU64,
+}
+
+/// Most threads: masks take little time beside a step, so a few workers keep up with any batch.
+const MAX_WORKERS: usize = 4;
+
+impl MaskWorkers {
+    /// Masks computed so far.
+    pub fn masks(&self) -> u64 {
+        self.times.masks.load(Ordering::Relaxed)
+    }
+
+    /// Time that it took, on all threads together.
+    pub fn nanoseconds(&self) -> u64 {
+        self.times.nanoseconds.load(Ordering::Relaxed)
+    }
+
+    fn run(&mut self, guide: &Guide, within: Option<Arc<TokenMask>>) {
+        let job = Job {
+            parser: guide.parser.clone(),
+            within,
+            next: guide.next.clone(),
+            words: guide.words,
+            times: self.times.clone(),
+        };
+        let jobs = self.jobs.get_or_insert_with(start_workers);
+        // If no thread could be started, nobody listens.
+        if let Err(error) = jobs.send(job) {
+            error.0.run();
+        }
+    }
+}
+
+/// They end when the sender is dropped.
+fn start_workers() -> Sender<Job> {
+    let (jobs, receiver) = channel();
+    let receiver = Arc::new(Mutex::new(receiver));
+    let count = thread::available_parallelism().map_or(1, |cores| cores.get().min(MAX_WORKERS));
+    for _ in 0..count {
+        let receiver = receiver.clone();
+        // Fewer threads than wanted only take longer.
+        let _ = thread::Builder::new().name("paguro-mask".into()).spawn(move || work(&receiver));
+    }
+    jobs
+}
+
+fn work(jobs: &Mutex<Receiver<Job>>) {
+    loop {
+        let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        match job {
+            Ok(job) => job.run(),
+            Err(_) => return,
+        }
+    }
+}

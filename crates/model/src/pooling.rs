@@ -1,0 +1,131 @@
+//! How the embeddings of a text's tokens become one: what a model's files say.
+
+use serde_json::{Map, Value};
+
+use crate::gguf::Metadata;
+
+/// Which of its tokens stand for a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pooling {
+    /// The last one, which has seen all others: what decoders are trained for, and the default.
+    Last,
+    /// All of them: their mean.
+    Mean,
+    /// The first one.
+    First,
+}
+
+/// Why a model gives no embeddings.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "this model's embeddings are not supported: its file asks for {what} (supported: pooling by last token, mean and first token)"
+)]
+pub struct PoolingError {
+    /// What its file asks for.
+    pub what: String,
+}
+
+/// `{architecture}.pooling_type`, numbered as llama.cpp does.
+pub(crate) fn from_gguf(metadata: &Metadata, architecture: &str) -> Result<Pooling, PoolingError> {
+    match metadata.u32(&format!("{architecture}.pooling_type")) {
+        // 0 leaves the tokens' embeddings as they are, which is what a model that is not made for embeddings says.
+        None | Some(0 | 3) => Ok(Pooling::Last),
+        Some(1) => Ok(Pooling::Mean),
+        Some(2) => Ok(Pooling::First),
+        Some(4) => Err(PoolingError { what: "pooling type 4 (a rank, not an embedding)".into() }),
+        Some(other) => Err(PoolingError { what: format!("pooling type {other}") }),
+    }
+}
+
+/// What sentence-transformers reads: `modules.json` lists what follows the model, `1_Pooling/config.json` has a flag for
+/// each way to pool. (The norm that often comes last is the caller's choice.)
+pub(crate) fn from_hf(modules: &Value, pooling: &Map<String, Value>) -> Result<Pooling, PoolingError> {
+    for module in modules.as_array().into_iter().flatten() {
+        let name = module.get("type").and_then(Value::as_str).unwrap_or("a module without a type");
+        let kind = name.rsplit('.').next().unwrap_or(name);
+        if !["Transformer", "Pooling", "Normalize"].contains(&kind) {
+            return Err(PoolingError { what: format!("the module `{name}`") });
+        }
+    }
+    let chosen: Vec<&str> = pooling
+        .iter()
+        .filter(|(key, value)| key.starts_with("pooling_mode_") && **value == Value::Bool(true))
+        .map(|(key, _)| key.as_str())
+        .collect();
+    match chosen[..] {
+        [] | ["pooling_mode_lasttoken"] => Ok(Pooling::Last),
+        ["pooling_mode_mean_tokens"] => Ok(Pooling::Mean),
+        ["pooling_mode_cls_token"] => Ok(Pooling::First),
+        _ => Err(PoolingError { what: format!("`{}`", chosen.join("` and `")) }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::{Expect, expect};
+    use serde_json::json;
+
+    use super::*;
+    use crate::gguf;
+
+    fn show(pooling: Result<Pooling, PoolingError>) -> String {
+        pooling.map_or_else(|error| error.to_string(), |pooling| format!("{pooling:?}"))
+    }
+
+    #[test]
+    fn gguf_files_number_the_kinds() {
+        let check = |kind: Option<u32>, expected: Expect| {
+            let mut metadata = Metadata::default();
+            if let Some(kind) = kind {
+                metadata.insert("qwen3.pooling_type".into(), gguf::Value::U32(kind));
+            }
+            expected.assert_eq(&show(from_gguf(&metadata, "qwen3")));
+        };
+        check(None, expect!["Last"]);
+        check(Some(0), expect!["Last"]);
+        check(Some(1), expect!["Mean"]);
+        check(Some(2), expect!["First"]);
+        check(Some(3), expect!["Last"]);
+        check(
+            Some(4),
+            expect![[
+                r#"this model's embeddings are not supported: its file asks for pooling type 4 (a rank, not an embedding) (supported: pooling by last token, mean and first token)"#
+            ]],
+        );
+    }
+
+    #[test]
+    fn folders_have_flags_and_modules() {
+        let check = |modules: Value, pooling: Value, expected: Expect| {
+            let pooling = pooling.as_object().cloned().unwrap_or_default();
+            expected.assert_eq(&show(from_hf(&modules, &pooling)));
+        };
+        let qwen = json!([
+            {"idx": 0, "type": "sentence_transformers.models.Transformer"},
+            {"idx": 1, "type": "sentence_transformers.models.Pooling"},
+            {"idx": 2, "type": "sentence_transformers.models.Normalize"},
+        ]);
+        check(json!(null), json!({}), expect!["Last"]);
+        check(
+            qwen,
+            json!({"word_embedding_dimension": 1024, "pooling_mode_cls_token": false, "pooling_mode_lasttoken": true, "include_prompt": true}),
+            expect!["Last"],
+        );
+        check(json!([]), json!({"pooling_mode_mean_tokens": true}), expect!["Mean"]);
+        check(json!([]), json!({"pooling_mode_cls_token": true}), expect!["First"]);
+        check(
+            json!([]),
+            json!({"pooling_mode_cls_token": true, "pooling_mode_max_tokens": true}),
+            expect![[
+                r#"this model's embeddings are not supported: its file asks for `pooling_mode_cls_token` and `pooling_mode_max_tokens` (supported: pooling by last token, mean and first token)"#
+            ]],
+        );
+        check(
+            json!([{"type": "sentence_transformers.models.Dense"}]),
+            json!({}),
+            expect![[
+                r#"this model's embeddings are not supported: its file asks for the module `sentence_transformers.models.Dense` (supported: pooling by last token, mean and first token)"#
+            ]],
+        );
+    }
+}
