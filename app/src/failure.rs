@@ -70,6 +70,11 @@ impl Failure {
         if self.hint.is_some() { self } else { self.hint(hint) }
     }
 
+    /// What went wrong, without the hint.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
     /// The exit code that the program ends with.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self.kind {

@@ -7,11 +7,14 @@ mod eval;
 mod failure;
 mod inspect;
 mod interrupt;
+mod keys;
 mod library;
 mod load;
 mod models;
 mod output;
+mod ps;
 mod run;
+mod serve;
 mod settings;
 mod terminal;
 mod tokenize;
@@ -23,6 +26,7 @@ use std::{
 };
 
 use clap::Parser;
+use paguro_server::KeyFile;
 
 use cli::{Cli, Command};
 use failure::Outcome;
@@ -46,6 +50,9 @@ fn execute(settings: &Settings) -> Outcome<()> {
     let (terminal, library) = (settings.terminal, &settings.library);
     match &settings.command {
         Command::Run(args) => run::run(args, library, terminal, settings.history.as_deref()),
+        Command::Serve(args) => serve::serve(args, settings),
+        Command::Ps(args) => ps::ps(args, terminal),
+        Command::Keys(args) => keys::keys(args, &KeyFile::new(settings.keys_file()?)),
         Command::Bench(args) => bench::bench(args, library, terminal),
         Command::Eval(args) => eval::eval(args, library, terminal),
         Command::Tokenize(args) => tokenize::tokenize(args, library),

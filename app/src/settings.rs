@@ -6,7 +6,10 @@ use std::{
     path::PathBuf,
 };
 
-use crate::cli::{Cli, ColorChoice, Command};
+use crate::{
+    cli::{Cli, ColorChoice, Command},
+    failure::{Failure, Outcome},
+};
 
 /// What the program works from; nothing reads the environment after this has been made.
 #[derive(Debug)]
@@ -19,6 +22,10 @@ pub struct Settings {
     pub library: LibrarySettings,
     /// Where the chat keeps its history of lines; `None` without a home.
     pub history: Option<PathBuf>,
+    /// Where `paguro serve` looks for its settings unless told otherwise; `None` without a home.
+    pub serve_config: Option<PathBuf>,
+    /// Where models and keys are kept; `None` without a home.
+    pub data: Option<PathBuf>,
 }
 
 /// Where models are kept, and where more of them come from.
@@ -74,28 +81,59 @@ impl Settings {
             quiet: cli.quiet,
         };
         let text = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
+        let data = data_folder();
         let library = LibrarySettings {
             root: env::var_os("PAGURO_HOME")
                 .filter(|path| !path.is_empty())
                 .map(PathBuf::from)
-                .or_else(|| folder("XDG_DATA_HOME", ".local/share")),
+                .or(data.clone()),
             hf_endpoint: text("HF_ENDPOINT"),
             hf_token: text("HF_TOKEN"),
         };
-        let history = folder("XDG_STATE_HOME", ".local/state").map(|folder| folder.join("history"));
-        Self { command: cli.command, terminal, library, history }
+        Self {
+            command: cli.command,
+            terminal,
+            library,
+            history: state_folder().map(|folder| folder.join("history")),
+            serve_config: config_folder().map(|folder| folder.join("serve.toml")),
+            data,
+        }
+    }
+
+    /// The file with the keys of the server's clients.
+    ///
+    /// # Errors
+    /// No home to keep it in.
+    pub fn keys_file(&self) -> Outcome<PathBuf> {
+        let none =
+            || Failure::new("there is no home folder to keep keys in").hint("set HOME or XDG_DATA_HOME");
+        Ok(self.data.as_ref().ok_or_else(none)?.join("keys.json"))
     }
 }
 
-/// Our part of one of XDG's folders (state: what programs remember between runs; data: what is the user's), and their
-/// nearest kin elsewhere.
-fn folder(xdg: &str, in_home: &str) -> Option<PathBuf> {
+/// Where programs keep what they remember between runs: XDG's state folder, and its nearest kin elsewhere.
+fn state_folder() -> Option<PathBuf> {
+    folder("LOCALAPPDATA", "XDG_STATE_HOME", ".local/state")
+}
+
+/// Where people keep settings of programs.
+fn config_folder() -> Option<PathBuf> {
+    folder("APPDATA", "XDG_CONFIG_HOME", ".config")
+}
+
+/// Where programs keep what belongs to the person.
+fn data_folder() -> Option<PathBuf> {
+    folder("LOCALAPPDATA", "XDG_DATA_HOME", ".local/share")
+}
+
+/// Our folder in the one that a variable names, or in a place under the home.
+fn folder(windows: &str, xdg: &str, under_home: &str) -> Option<PathBuf> {
     // The specification has relative paths ignored.
     let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let base = if cfg!(windows) {
-        absolute("LOCALAPPDATA")
+        absolute(windows)
     } else {
-        absolute(xdg).or_else(|| Some(absolute("HOME")?.join(in_home)))
+        absolute(xdg).or_else(|| Some(absolute("HOME")?.join(under_home)))
     };
     Some(base?.join("paguro"))
 }

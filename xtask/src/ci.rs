@@ -12,13 +12,14 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use crate::{
+    clients,
     table::{self, Outcome, Row},
     tidy,
 };
 
 type Step = fn(&Path) -> Result<Outcome>;
 
-const STEPS: [(&str, Step); 7] = [
+const STEPS: [(&str, Step); 8] = [
     ("fmt", fmt),
     ("tidy", tidy),
     ("clippy", clippy),
@@ -26,6 +27,7 @@ const STEPS: [(&str, Step); 7] = [
     ("doc", doc),
     ("cross", cross),
     ("fuzz", fuzz),
+    ("clients", clients),
 ];
 
 /// A processor whose vector code only a cross-compiler sees on most machines.
@@ -153,6 +155,11 @@ fn fuzz(root: &Path) -> Result<Outcome> {
         }
     }
     Ok(Outcome::Passed(String::new()))
+}
+
+/// Other people's clients against the server.
+fn clients(root: &Path) -> Result<Outcome> {
+    clients::run(root, cargo(root))
 }
 
 /// Whether there is one, after trying to install it where that is allowed.

@@ -1,6 +1,7 @@
 //! The project's CI and chores: `cargo xtask <command>`.
 
 mod ci;
+mod clients;
 mod table;
 mod tidy;
 
@@ -13,7 +14,7 @@ const HELP: &str = "\
 usage: cargo xtask <command>
 
   ci [STEP...]   everything that continuous integration checks, or only these steps:
-                 fmt, tidy, clippy, test, doc, cross, fuzz
+                 fmt, tidy, clippy, test, doc, cross, fuzz, clients
   tidy           the project's own rules: arrows between crates, lengths of files, words, links
   bench [ARGS]   Paguro and llama.cpp side by side (bench/compare.sh with these arguments)
   help           this text

@@ -2,11 +2,14 @@
 
 use clap::ValueEnum;
 use paguro_backend::AttentionMode;
+use serde::Deserialize;
 
 /// `--device`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Device {
     /// The fastest there is.
+    #[default]
     Auto,
     /// The CPU.
     Cpu,

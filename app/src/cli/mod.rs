@@ -2,8 +2,10 @@
 
 mod bench;
 mod choices;
+mod keys;
 mod library;
 mod sampling;
+mod serve;
 
 use std::path::PathBuf;
 
@@ -11,8 +13,10 @@ use clap::{Args, Parser, Subcommand};
 
 pub use bench::BenchArgs;
 pub use choices::{Attention, ColorChoice, Device, KvDtype, Pages};
+pub use keys::{KeysArgs, KeysCommand, PsArgs};
 pub use library::{CpArgs, ImportArgs, ListArgs, PullArgs, RmArgs, ShowArgs};
-pub use sampling::SamplingArgs;
+pub use sampling::{GrammarArgs, SamplingArgs};
+pub use serve::{LogFormat, ServeArgs, ServeOptions};
 
 /// Paguro runs language models on this machine.
 #[derive(Debug, Parser)]
@@ -27,6 +31,7 @@ pub use sampling::SamplingArgs;
 Examples:
   paguro run \"Tell me a story about a shy fox\"     the model inside this binary answers
   paguro run MODEL.gguf                            chat with a model of yours
+  paguro serve                                     an OpenAI-compatible server at http://127.0.0.1:11434
   paguro bench -m MODEL.gguf -p 512 -n 64          how fast it is, and how fast it could be
   paguro COMMAND --help                            everything about one command")]
 pub struct Cli {
@@ -55,6 +60,12 @@ pub struct Cli {
 pub enum Command {
     /// Answer a prompt, or chat
     Run(Box<RunArgs>),
+    /// Serve models over HTTP: OpenAI's API
+    Serve(Box<ServeArgs>),
+    /// List the models that a running server has loaded
+    Ps(PsArgs),
+    /// Manage the keys that clients of the server need
+    Keys(KeysArgs),
     /// Measure speed, against this machine's own ceiling
     Bench(BenchArgs),
     /// Measure perplexity on a text
@@ -165,6 +176,7 @@ Examples:
   paguro run MODEL.gguf \"What is a hermit crab?\" --temperature 0
   paguro run some/hf-folder --system \"Answer in one sentence.\"
   cat notes.txt | paguro run MODEL.gguf \"Sum this up:\"
+  paguro run --json-schema '{\"type\": \"object\", \"required\": [\"name\"]}' \"Name a fox\"
   paguro run --json --seed 7 \"Name a fox\" | jq -r .text")]
 pub struct RunArgs {
     /// A model (its name, a GGUF file or a Hugging Face folder), then the prompt; both may be left out
@@ -202,6 +214,10 @@ pub struct RunArgs {
     /// How the answer is sampled and when it ends.
     #[command(flatten)]
     pub sampling: SamplingArgs,
+
+    /// What the answer must be.
+    #[command(flatten)]
+    pub grammar: GrammarArgs,
 
     /// Tokens that fit, prompt and answer together; 0 for all the model was trained for [default: that, at most 8192]
     #[arg(short, long, value_name = "TOKENS", help_heading = "Running")]

@@ -1,9 +1,6 @@
 //! `paguro pull` and `paguro import`.
 
-use paguro_registry::{
-    Cancel, ImportOptions, ModelRecord, PullOptions, RegistryError,
-    hub::{Hub, Reference},
-};
+use paguro_registry::{Cancel, ImportOptions, ModelRecord, PullOptions, RegistryError, hub::Reference};
 
 use super::{failure, inspect, progress::Bars, usable};
 use crate::{
@@ -29,7 +26,7 @@ pub fn pull(args: &PullArgs, settings: &LibrarySettings, terminal: Terminal) -> 
         }
     })?;
     args.name.as_ref().map(usable).transpose()?;
-    let hub = Hub::new(settings.hub_options()).map_err(failure)?;
+    let hub = settings.hub()?;
     let registry = settings.open()?;
     let (cancel, interrupt) = (Cancel::default(), Interrupt::install()?);
     let stop = cancel.clone();

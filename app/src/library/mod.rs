@@ -8,7 +8,10 @@ mod show;
 use std::{error::Error, path::Path};
 
 use paguro_model::ModelFile;
-use paguro_registry::{Details, ModelName, Registry, RegistryError, hub::HubOptions};
+use paguro_registry::{
+    Details, ModelName, Registry, RegistryError,
+    hub::{Hub, HubOptions},
+};
 
 pub use change::{cp, prune, rm};
 pub use get::{import, pull};
@@ -45,13 +48,18 @@ impl LibrarySettings {
         self.root.as_deref().ok_or_else(|| Failure::new(problem))
     }
 
-    fn hub_options(&self) -> HubOptions {
+    /// Where models are pulled from.
+    ///
+    /// # Errors
+    /// An endpoint that is none.
+    pub fn hub(&self) -> Outcome<Hub> {
         let defaults = HubOptions::default();
-        HubOptions {
+        let options = HubOptions {
             endpoint: self.hf_endpoint.clone().unwrap_or(defaults.endpoint),
             token: self.hf_token.clone(),
             ..defaults
-        }
+        };
+        Hub::new(options).map_err(failure)
     }
 }
 

@@ -11,7 +11,7 @@ use super::Report;
 /// wall needs the wall gone as well. A `*` ends a name that stands for all that begin like it.
 const ARROWS: &[(&str, &[&str])] = &[
     ("paguro", &["paguro-*"]),
-    ("paguro-server", &["paguro-engine", "paguro-registry"]),
+    ("paguro-server", &["paguro-engine", "paguro-model", "paguro-registry"]),
     ("paguro-registry", &[]),
     ("paguro-engine", &["paguro-model", "paguro-backend"]),
     ("paguro-model", &["paguro-backend"]),

@@ -1,0 +1,89 @@
+//! `paguro ps` and `paguro keys`: about a running server, and who may use it.
+
+use clap::{Args, Subcommand, ValueEnum};
+use paguro_server::Scope;
+
+/// `paguro ps`.
+#[derive(Args, Debug)]
+pub struct PsArgs {
+    /// The server's address
+    #[arg(long, env = "PAGURO_URL", value_name = "URL", default_value = "http://127.0.0.1:11434")]
+    pub url: String,
+
+    /// The key, where the server needs one
+    #[arg(long, env = "PAGURO_API_KEY", hide_env_values = true, value_name = "KEY")]
+    pub key: Option<String>,
+
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `paguro keys`.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+As soon as there is a key, `paguro serve` answers nobody without one; so it does when it listens for other machines.
+Running servers see new and removed keys within a second. Clients send a key as `Authorization: Bearer KEY` or
+`x-api-key: KEY`. Only hashes are kept: a key is shown once, when it is made.
+
+Examples:
+  paguro keys add laptop
+  paguro keys add monitoring --scope admin
+  paguro keys rm 3f9a0c21")]
+pub struct KeysArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: KeysCommand,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum KeysCommand {
+    /// Make a key and print it
+    Add {
+        /// What it is for
+        name: String,
+        /// What it may be used for: inference (asking models), models (changing which there are), admin (metrics)
+        #[arg(
+            long = "scope",
+            value_enum,
+            value_delimiter = ',',
+            default_value = "inference",
+            hide_possible_values = true,
+            value_name = "SCOPE,..."
+        )]
+        scopes: Vec<KeyScope>,
+    },
+    /// List the keys
+    List {
+        /// Print one JSON object per line
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove a key
+    Rm {
+        /// Its id, as `list` shows it
+        id: String,
+    },
+}
+
+/// `--scope`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KeyScope {
+    /// Asking models.
+    Inference,
+    /// Changing which there are.
+    Models,
+    /// Metrics.
+    Admin,
+}
+
+impl From<KeyScope> for Scope {
+    fn from(scope: KeyScope) -> Self {
+        match scope {
+            KeyScope::Inference => Scope::Inference,
+            KeyScope::Models => Scope::Models,
+            KeyScope::Admin => Scope::Admin,
+        }
+    }
+}

@@ -1,0 +1,341 @@
+//! `paguro serve`: what can be set, by flags, in the environment, and in a file, under the same names.
+
+use std::{net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
+
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Deserializer, de};
+
+use super::choices::{self, Device};
+
+/// `paguro serve`.
+#[derive(Args, Clone, Debug)]
+#[command(after_long_help = "\
+Serves the model inside this binary, `tales`, and those that are named; each is loaded when it is first asked for.
+At http://127.0.0.1:11434 (Ollama's port: its clients find it unasked; others are told the address) there is:
+
+  /v1/chat/completions, /v1/models       OpenAI's API
+  /health, /ready, /metrics              for those who watch
+
+What is set here can also be set by the environment (PAGURO_...) and in a TOML file (--config, else
+`paguro/serve.toml` in the folder for configurations) under the flags' names: `port = 8080`, `keep-alive = \"1h\"`.
+A flag is stronger than the environment, and that is stronger than the file. An unknown key is an error.
+
+Whoever can reach the address can use the server, until there are keys (`paguro keys add`) or it listens for other
+machines: then a key is needed.
+
+Sizes are bytes, with a unit if you like: 512MiB, 8GB. Times are seconds, or have a unit: 90s, 5m, 1h, forever.
+
+Examples:
+  paguro serve
+  paguro serve MODEL.gguf --port 8080 --keep-alive forever
+  curl http://127.0.0.1:11434/v1/chat/completions -d '{\"model\": \"tales\", \"messages\": [{\"role\": \"user\",
+    \"content\": \"Tell me a story about a shy fox\"}]}'")]
+pub struct ServeArgs {
+    /// The file with settings
+    #[arg(long, env = "PAGURO_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// Everything else.
+    #[command(flatten)]
+    pub options: ServeOptions,
+}
+
+/// What flags, environment and file can set; absent where they say nothing.
+#[derive(Args, Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct ServeOptions {
+    /// GGUF files and Hugging Face folders to serve, by their file names
+    #[arg(value_name = "MODEL")]
+    pub models: Vec<String>,
+
+    /// Address to listen at [default: 127.0.0.1]
+    #[arg(long, env = "PAGURO_HOST", value_name = "ADDRESS", help_heading = "Listening")]
+    pub host: Option<IpAddr>,
+
+    /// Port to listen at; 0 takes a free one [default: 11434]
+    #[arg(long, env = "PAGURO_PORT", value_name = "PORT", help_heading = "Listening")]
+    pub port: Option<u16>,
+
+    /// Listen at a Unix socket, too
+    #[arg(long, env = "PAGURO_SOCKET", value_name = "FILE", help_heading = "Listening")]
+    pub socket: Option<PathBuf>,
+
+    /// A name besides localhost that the server may be asked under while it listens for this machine only; repeatable
+    #[arg(
+        long = "allow-host",
+        env = "PAGURO_ALLOW_HOST",
+        value_name = "NAME",
+        value_delimiter = ',',
+        help_heading = "Listening"
+    )]
+    #[serde(rename = "allow-host")]
+    pub allow_hosts: Vec<String>,
+
+    /// Origin of web pages that may use the server, or * for all; repeatable
+    #[arg(
+        long = "cors-origin",
+        env = "PAGURO_CORS_ORIGIN",
+        value_name = "ORIGIN",
+        value_delimiter = ',',
+        help_heading = "Listening"
+    )]
+    #[serde(rename = "cors-origin")]
+    pub cors_origins: Vec<String>,
+
+    /// Most bytes of a request's body [default: 32MiB]
+    #[arg(long, env = "PAGURO_MAX_BODY", value_name = "BYTES", help_heading = "Listening")]
+    pub max_body: Option<Bytes>,
+
+    /// Most open connections [default: 4096]
+    #[arg(long, env = "PAGURO_MAX_CONNECTIONS", value_name = "N", help_heading = "Listening", value_parser = choices::positive)]
+    pub max_connections: Option<usize>,
+
+    /// How long a request's head or body may take to arrive [default: 60s]
+    #[arg(long, env = "PAGURO_READ_TIMEOUT", value_name = "TIME", help_heading = "Listening")]
+    pub read_timeout: Option<Time>,
+
+    /// How long running requests may go on after the server was asked to stop [default: 10s]
+    #[arg(long, env = "PAGURO_SHUTDOWN_TIMEOUT", value_name = "TIME", help_heading = "Listening")]
+    pub shutdown_timeout: Option<Time>,
+
+    /// Memory that loaded models take together [default: 80 % of what is free at the start]
+    #[arg(long, env = "PAGURO_MEMORY", value_name = "BYTES", help_heading = "Models")]
+    pub memory: Option<Bytes>,
+
+    /// How long an unused model stays loaded [default: 5m]
+    #[arg(long, env = "PAGURO_KEEP_ALIVE", value_name = "TIME", help_heading = "Models")]
+    pub keep_alive: Option<KeepAlive>,
+
+    /// Tokens that fit, prompt and answer together; 0 for all the model was trained for [default: that, at most 8192]
+    #[arg(short, long, env = "PAGURO_CTX", value_name = "TOKENS", help_heading = "Models")]
+    pub ctx: Option<usize>,
+
+    /// Memory for K and V of each model [default: for --parallel contexts, at most 65536 tokens]
+    #[arg(long, env = "PAGURO_KV_MEMORY", value_name = "BYTES", help_heading = "Models")]
+    pub kv_memory: Option<Bytes>,
+
+    /// Sequences that run at the same time, for each model [default: 64]
+    #[arg(long, env = "PAGURO_PARALLEL", value_name = "N", help_heading = "Models", value_parser = choices::positive)]
+    pub parallel: Option<usize>,
+
+    /// Requests that wait to run, for each model; more are refused (429) [default: 1024]
+    #[arg(long, env = "PAGURO_MAX_QUEUE", value_name = "N", help_heading = "Models", value_parser = choices::positive)]
+    pub max_queue: Option<usize>,
+
+    /// CPU threads [default: all that this process may use]
+    #[arg(short, long, env = "PAGURO_THREADS", value_name = "N", help_heading = "Running", value_parser = choices::positive)]
+    pub threads: Option<usize>,
+
+    /// Where to run: auto or cpu
+    #[arg(
+        long,
+        value_enum,
+        env = "PAGURO_DEVICE",
+        hide_possible_values = true,
+        value_name = "NAME",
+        help_heading = "Running"
+    )]
+    pub device: Option<Device>,
+
+    /// What to log, as `info` or `info,paguro_server=debug` [default: info]
+    #[arg(long, env = "PAGURO_LOG", value_name = "FILTER", help_heading = "Logging")]
+    pub log: Option<String>,
+
+    /// Lines for people or for programs: text or json [default: text]
+    #[arg(
+        long,
+        value_enum,
+        env = "PAGURO_LOG_FORMAT",
+        hide_possible_values = true,
+        value_name = "FORMAT",
+        help_heading = "Logging"
+    )]
+    pub log_format: Option<LogFormat>,
+}
+
+impl ServeOptions {
+    /// These, and where they say nothing, those.
+    #[must_use]
+    pub fn or(self, weaker: Self) -> Self {
+        Self {
+            models: or_list(self.models, weaker.models),
+            host: self.host.or(weaker.host),
+            port: self.port.or(weaker.port),
+            socket: self.socket.or(weaker.socket),
+            allow_hosts: or_list(self.allow_hosts, weaker.allow_hosts),
+            cors_origins: or_list(self.cors_origins, weaker.cors_origins),
+            max_body: self.max_body.or(weaker.max_body),
+            max_connections: self.max_connections.or(weaker.max_connections),
+            read_timeout: self.read_timeout.or(weaker.read_timeout),
+            shutdown_timeout: self.shutdown_timeout.or(weaker.shutdown_timeout),
+            memory: self.memory.or(weaker.memory),
+            keep_alive: self.keep_alive.or(weaker.keep_alive),
+            ctx: self.ctx.or(weaker.ctx),
+            kv_memory: self.kv_memory.or(weaker.kv_memory),
+            parallel: self.parallel.or(weaker.parallel),
+            max_queue: self.max_queue.or(weaker.max_queue),
+            threads: self.threads.or(weaker.threads),
+            device: self.device.or(weaker.device),
+            log: self.log.or(weaker.log),
+            log_format: self.log_format.or(weaker.log_format),
+        }
+    }
+}
+
+fn or_list(list: Vec<String>, weaker: Vec<String>) -> Vec<String> {
+    if list.is_empty() { weaker } else { list }
+}
+
+/// `--log-format`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// A number of bytes: `1048576`, `1MiB`, `1.5GB`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bytes(pub u64);
+
+/// A time: `90`, `90s`, `1.5m`, `500ms`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Time(pub Duration);
+
+/// A [`Time`], or `forever`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeepAlive(pub Option<Duration>);
+
+/// A number and its unit.
+fn split(text: &str) -> Option<(f64, &str)> {
+    let text = text.trim();
+    let end = text.find(|c: char| c != '.' && !c.is_ascii_digit()).unwrap_or(text.len());
+    let number: f64 = text[..end].parse().ok()?;
+    Some((number, text[end..].trim()))
+}
+
+impl FromStr for Bytes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let rule = || "must be a number of bytes, such as 1048576, 512MiB or 8GB".to_owned();
+        let (number, unit) = split(text).ok_or_else(rule)?;
+        let scale = match unit.to_ascii_lowercase().as_str() {
+            "" | "b" => 1.0,
+            "kb" => 1e3,
+            "mb" => 1e6,
+            "gb" => 1e9,
+            "tb" => 1e12,
+            "k" | "kib" => 1024.0,
+            "m" | "mib" => 1024f64.powi(2),
+            "g" | "gib" => 1024f64.powi(3),
+            "t" | "tib" => 1024f64.powi(4),
+            _ => return Err(rule()),
+        };
+        Ok(Self((number * scale) as u64))
+    }
+}
+
+impl FromStr for Time {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let rule = || "must be a time, such as 90s, 5m or 1h".to_owned();
+        let (number, unit) = split(text).ok_or_else(rule)?;
+        let seconds = match unit {
+            "ms" => 1e-3,
+            "" | "s" => 1.0,
+            "m" => 60.0,
+            "h" => 3600.0,
+            "d" => 86400.0,
+            _ => return Err(rule()),
+        };
+        Duration::try_from_secs_f64(number * seconds).map(Self).map_err(|_| rule())
+    }
+}
+
+impl FromStr for KeepAlive {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "forever" | "-1" => Ok(Self(None)),
+            _ => {
+                text.parse().map(|Time(time)| Self(Some(time))).map_err(|rule: String| rule + ", or forever")
+            }
+        }
+    }
+}
+
+/// In the file, a value is written as on the command line, or as a plain number.
+fn from_text<'de, T: FromStr<Err = String>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+    struct Text<T>(std::marker::PhantomData<T>);
+    impl<T: FromStr<Err = String>> de::Visitor<'_> for Text<T> {
+        type Value = T;
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            write!(f, "a number, or a number with a unit in quotes")
+        }
+        fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
+            text.parse().map_err(|rule| E::custom(format!("{rule}, not {text:?}")))
+        }
+        fn visit_i64<E: de::Error>(self, number: i64) -> Result<T, E> {
+            self.visit_str(&number.to_string())
+        }
+    }
+    deserializer.deserialize_any(Text(std::marker::PhantomData))
+}
+
+impl<'de> Deserialize<'de> for Bytes {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_text(deserializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Time {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_text(deserializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for KeepAlive {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_text(deserializer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_times_have_units() {
+        let bytes = |text: &str| text.parse::<Bytes>().map(|bytes| bytes.0);
+        assert_eq!(bytes("1048576"), Ok(1 << 20));
+        assert_eq!(bytes("1.5 GiB"), Ok(3 << 29));
+        assert_eq!(bytes("8GB"), Ok(8_000_000_000));
+        for wrong in ["", "GB", "-1", "1 apple", "1.2.3", "1e3"] {
+            assert!(bytes(wrong).is_err(), "{wrong}");
+        }
+        let time = |text: &str| text.parse::<Time>().map(|time| time.0.as_millis());
+        assert_eq!(time("90"), Ok(90_000));
+        assert_eq!(time("1.5m"), Ok(90_000));
+        assert_eq!(time("250ms"), Ok(250));
+        assert!(time("soon").is_err() && time("-3s").is_err());
+        assert_eq!("forever".parse(), Ok(KeepAlive(None)));
+        assert_eq!("0".parse(), Ok(KeepAlive(Some(Duration::ZERO))));
+    }
+
+    #[test]
+    fn a_file_has_the_flags_names_and_no_others() {
+        let options: ServeOptions =
+            toml::from_str("port = 8080\nkeep-alive = \"1h\"\nmemory = 1000000\nlog-format = \"json\"")
+                .unwrap();
+        assert_eq!((options.port, options.memory), (Some(8080), Some(Bytes(1_000_000))));
+        assert_eq!(options.keep_alive, Some(KeepAlive(Some(Duration::from_secs(3600)))));
+        let error = |text: &str| toml::from_str::<ServeOptions>(text).unwrap_err().to_string();
+        assert!(error("prot = 8080").contains("unknown field `prot`"));
+        assert!(error("keep-alive = \"soon\"").contains("must be a time"));
+    }
+}

@@ -1,0 +1,157 @@
+//! `paguro serve`: the settings become a server of the models that can be found here.
+
+mod source;
+
+use std::{
+    fs,
+    io::stderr,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use paguro_server::{HttpLimits, Library, Listen, Residency, Server, ServerSettings};
+use tracing_subscriber::{filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
+
+use crate::{
+    cli::{LogFormat, RunOnArgs, ServeArgs, ServeOptions},
+    devices,
+    failure::{Failure, Outcome},
+    library,
+    output::Output,
+    settings::{LibrarySettings, Settings, Terminal},
+};
+use source::Shelf;
+
+/// Ollama's port: its clients look there.
+const PORT: u16 = 11434;
+
+/// Serves until it is told to stop.
+///
+/// # Errors
+/// Settings that make no sense, models that are not there, addresses that are taken.
+pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
+    let config = read_config(args.config.as_deref(), program.serve_config.as_deref())?;
+    let options = args.options.clone().or(config);
+    start_log(&options, program.terminal)?;
+    let on = RunOnArgs { device: options.device.unwrap_or_default(), isa: None };
+    let free = devices::open(&on, options.threads)?.backend.capacity().bytes_free;
+    let memory = options.memory.map_or(free / 10 * 8, |bytes| bytes.0);
+    let library = open_library(&program.library)?;
+    let registry = library.as_ref().map(|library| library.registry.clone());
+    let shelf = Shelf::new(&options, on, memory, &program.library, registry)?;
+    let names = shelf.names().join(", ");
+    let settings = server_settings(&options, memory, program.keys_file()?);
+    let server = Server::new(settings, Arc::new(shelf), library);
+
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let stop = stop_signal()?;
+        let bound = server.bind().await.map_err(|error| {
+            let in_use = error.source.kind() == std::io::ErrorKind::AddrInUse;
+            let failure = Failure::from_error(&error);
+            if in_use {
+                failure.hint("something else listens there; --port N takes another one")
+            } else {
+                failure
+            }
+        })?;
+        let mut out = Output::new();
+        for place in bound.places() {
+            // That nobody reads this is no reason not to serve.
+            let _ = out.line(format_args!("listening at {place}"));
+        }
+        tracing::info!(models = names, "serving");
+        bound.serve(stop).await;
+        Ok(())
+    })
+}
+
+/// The model library; `None` without a home to keep it in.
+fn open_library(settings: &LibrarySettings) -> Outcome<Option<Library>> {
+    if settings.root.is_none() {
+        return Ok(None);
+    }
+    Ok(Some(Library {
+        registry: settings.open()?.into(),
+        hub: settings.hub()?.into(),
+        inspect: library::inspect,
+    }))
+}
+
+/// The file with settings, where there is one.
+fn read_config(given: Option<&Path>, default: Option<&Path>) -> Outcome<ServeOptions> {
+    let Some(path) = given.or(default.filter(|path| path.is_file())) else {
+        return Ok(ServeOptions::default());
+    };
+    let shown = path.display();
+    let text =
+        fs::read_to_string(path).map_err(|error| Failure::usage(format!("cannot read {shown}: {error}")))?;
+    toml::from_str(&text).map_err(|error| {
+        let failure = Failure::usage(format!("{shown}: {}", error.to_string().trim_end()));
+        failure.hint("keys are the flags of `paguro serve --help` without the dashes before them")
+    })
+}
+
+fn server_settings(options: &ServeOptions, memory: u64, keys: PathBuf) -> ServerSettings {
+    let host = options.host.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    let tcp = Listen::Tcp(SocketAddr::new(host, options.port.unwrap_or(PORT)));
+    let socket = options.socket.clone().map(Listen::Unix);
+    let defaults = HttpLimits::default();
+    ServerSettings {
+        listen: [tcp].into_iter().chain(socket).collect(),
+        residency: Residency {
+            memory,
+            keep_alive: options.keep_alive.map_or(Some(Duration::from_secs(300)), |time| time.0),
+            patience: Duration::from_secs(60),
+        },
+        limits: HttpLimits {
+            body_bytes: options.max_body.map_or(defaults.body_bytes, |bytes| bytes.0 as usize),
+            body_time: options.read_timeout.map_or(defaults.body_time, |time| time.0),
+            head_time: options.read_timeout.map_or(defaults.head_time, |time| time.0),
+            connections: options.max_connections.unwrap_or(defaults.connections),
+        },
+        keys,
+        hosts: options.allow_hosts.clone(),
+        origins: options.cors_origins.clone(),
+        shutdown_time: options.shutdown_timeout.map_or(Duration::from_secs(10), |time| time.0),
+    }
+}
+
+/// Lines go to standard error.
+fn start_log(options: &ServeOptions, terminal: Terminal) -> Outcome<()> {
+    let filter: Targets = match &options.log {
+        None if terminal.quiet => "warn",
+        None => "info",
+        Some(filter) => filter,
+    }
+    .parse()
+    .map_err(|error| {
+        Failure::usage(format!("the log filter is malformed: {error}"))
+            .hint("for example: --log info,paguro_server=debug")
+    })?;
+    let registry = tracing_subscriber::registry().with(filter);
+    let lines = tracing_subscriber::fmt::layer().with_writer(stderr).with_ansi(terminal.color_errors);
+    match options.log_format.unwrap_or(LogFormat::Text) {
+        LogFormat::Text => registry.with(lines.with_target(false)).init(),
+        LogFormat::Json => registry.with(lines.json()).init(),
+    }
+    Ok(())
+}
+
+/// Ready when somebody wants the server to stop: Ctrl-C, or what `kill` sends.
+#[cfg(unix)]
+fn stop_signal() -> Outcome<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    Ok(async move {
+        tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+    })
+}
+
+/// Ready when somebody wants the server to stop: Ctrl-C.
+#[cfg(not(unix))]
+fn stop_signal() -> Outcome<impl Future<Output = ()>> {
+    Ok(async { drop(tokio::signal::ctrl_c().await) })
+}

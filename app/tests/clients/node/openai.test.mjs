@@ -1,0 +1,51 @@
+// openai, the official client.
+
+import assert from "node:assert/strict";
+import { after, before, test } from "node:test";
+
+import OpenAI from "openai";
+
+import { MODEL, QUESTION, start } from "./server.mjs";
+
+let server, client;
+before(async () => {
+  server = await start();
+  client = new OpenAI({ baseURL: server.address + "/v1", apiKey: "none", maxRetries: 0 });
+});
+after(() => server.stop());
+
+const messages = [{ role: "user", content: QUESTION }];
+const options = { model: MODEL, messages, max_tokens: 16, temperature: 0 };
+
+test("an answer, and the same as a stream", async () => {
+  const answer = await client.chat.completions.create(options);
+  assert.equal(answer.usage.completion_tokens, 16);
+  let text = "";
+  for await (const chunk of await client.chat.completions.create({ ...options, stream: true }))
+    text += chunk.choices[0]?.delta?.content ?? "";
+  assert.equal(text, answer.choices[0].message.content);
+});
+
+test("a stream that is left", async () => {
+  const stream = await client.chat.completions.create({ ...options, max_tokens: 400, stream: true });
+  for await (const _ of stream) break;
+  await client.chat.completions.create(options);
+});
+
+test("responses", async () => {
+  const first = await client.responses.create({ model: MODEL, input: QUESTION, max_output_tokens: 8 });
+  assert.ok(first.output_text);
+  const second = { model: MODEL, input: "Go on", previous_response_id: first.id, max_output_tokens: 8, stream: true };
+  let last;
+  for await (const event of await client.responses.create(second)) last = event;
+  assert.equal(last.type, "response.incomplete");
+});
+
+test("models and errors", async () => {
+  const models = [];
+  for await (const model of client.models.list()) models.push(model.id);
+  assert.deepEqual(models, [MODEL]);
+  await assert.rejects(client.chat.completions.create({ ...options, model: "gpt-5" }), OpenAI.NotFoundError);
+  const refused = client.chat.completions.create({ ...options, colour: "red" });
+  await assert.rejects(refused, error => error.status === 400 && error.param === "colour");
+});

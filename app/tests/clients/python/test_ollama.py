@@ -1,0 +1,67 @@
+"""ollama, the official client."""
+
+import unittest
+
+import ollama
+
+from server import ADDRESS, MODEL, QUESTION
+
+MESSAGES = [{"role": "user", "content": QUESTION}]
+OPTIONS = {"num_predict": 16, "temperature": 0}
+
+
+def client():
+    return ollama.Client(host=ADDRESS)
+
+
+class Answers(unittest.TestCase):
+    def test_chat(self):
+        answer = client().chat(model=MODEL, messages=MESSAGES, options=OPTIONS)
+        self.assertTrue(answer.message.content)
+        self.assertEqual((answer.done, answer.done_reason, answer.eval_count), (True, "length", 16))
+        parts = list(client().chat(model=MODEL, messages=MESSAGES, options=OPTIONS, stream=True))
+        self.assertEqual("".join(part.message.content for part in parts), answer.message.content)
+        self.assertGreater(parts[-1].total_duration, 0)
+        # What came back can be said again as it is.
+        more = MESSAGES + [answer.message, {"role": "user", "content": "Go on"}]
+        client().chat(model=MODEL, messages=more, options=OPTIONS)
+
+    def test_generate(self):
+        answer = client().generate(model=MODEL, prompt=QUESTION, system="You tell stories.", options=OPTIONS)
+        self.assertEqual((answer.done_reason, answer.eval_count), ("length", 16))
+        parts = client().generate(
+            model=MODEL, prompt=QUESTION, system="You tell stories.", options=OPTIONS, stream=True
+        )
+        self.assertEqual("".join(part.response for part in parts), answer.response)
+        logprobs = client().generate(model=MODEL, prompt=QUESTION, options=OPTIONS, logprobs=True, top_logprobs=2)
+        self.assertEqual(len(logprobs.logprobs), 16)
+
+    def test_options_object(self):
+        options = ollama.Options(num_predict=4, temperature=0, top_k=5, stop=["."], num_ctx=256)
+        self.assertLessEqual(client().chat(model=MODEL, messages=MESSAGES, options=options).eval_count, 4)
+
+
+class Models(unittest.TestCase):
+    def test_list_show_ps(self):
+        tags = client().list()
+        self.assertIn(MODEL + ":latest", [model.model for model in tags.models])
+        shown = client().show(MODEL)
+        self.assertIn("completion", shown.capabilities)
+        self.assertEqual(shown.modelinfo["general.architecture"], "llama")
+        client().generate(model=MODEL, keep_alive="5m")
+        self.assertEqual([model.name for model in client().ps().models], [MODEL + ":latest"])
+
+
+class Errors(unittest.TestCase):
+    def test_errors_are_the_clients_own(self):
+        with self.assertRaises(ollama.ResponseError) as caught:
+            client().chat(model="no-such-model", messages=MESSAGES)
+        self.assertEqual(caught.exception.status_code, 404)
+        self.assertIn("not found", caught.exception.error)
+        with self.assertRaises(ollama.ResponseError) as caught:
+            client().chat(model=MODEL, messages=MESSAGES, options={"mirostat": 1})
+        self.assertIn("options.mirostat", caught.exception.error)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,26 @@
+//! `paguro serve` over real HTTP.
+
+mod access;
+mod anthropic;
+mod chat;
+mod completions;
+mod connections;
+mod http;
+mod ollama;
+mod process;
+mod refusals;
+mod responses;
+
+use serde_json::{Value, json};
+
+/// A question to the embedded model, with a small answer.
+fn ask(more: Value) -> Value {
+    let mut body = json!({
+        "model": "tales",
+        "messages": [{"role": "user", "content": "Tell me a story about a shy fox who lost a key"}],
+        "max_tokens": 24,
+        "temperature": 0,
+    });
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}

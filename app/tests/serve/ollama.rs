@@ -1,0 +1,271 @@
+//! Ollama's API.
+
+use expect_test::{Expect, expect};
+use serde_json::{Value, json};
+
+use super::http::{Answer, Server};
+
+/// A question to the embedded model, with a small answer.
+fn ask(more: Value) -> Value {
+    let mut body = json!({
+        "model": "tales:latest",
+        "messages": [{"role": "user", "content": "Tell me a story about a shy fox who lost a key"}],
+        "options": {"num_predict": 24, "temperature": 0},
+        "stream": false,
+    });
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+/// The lines of a stream.
+fn lines(answer: &Answer) -> Vec<Value> {
+    assert_eq!(
+        (answer.status, answer.header("content-type")),
+        (200, Some("application/x-ndjson")),
+        "{answer:?}"
+    );
+    answer.body.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn a_chat_is_answered_whole_or_in_lines() {
+    let server = Server::start(&[]);
+    let whole = server.post("/api/chat", &ask(json!({}))).ok();
+    assert_eq!(
+        (&whole["model"], &whole["done"], &whole["done_reason"]),
+        (&json!("tales:latest"), &json!(true), &json!("length"))
+    );
+    assert_eq!((&whole["eval_count"], &whole["message"]["role"]), (&json!(24), &json!("assistant")));
+    for name in ["total_duration", "load_duration", "prompt_eval_duration", "eval_duration"] {
+        assert!(whole[name].as_u64().unwrap() > 0, "{name}: {whole}");
+    }
+    let lines = lines(&server.post("/api/chat", &ask(json!({"stream": true}))));
+    let text: String = lines.iter().map(|line| line["message"]["content"].as_str().unwrap()).collect();
+    assert_eq!(whole["message"]["content"], text.as_str());
+    let (last, others) = lines.split_last().unwrap();
+    assert!(
+        others.len() > 4
+            && others.iter().all(|line| line["done"] == false && line.get("eval_count").is_none())
+    );
+    assert_eq!((&last["done"], &last["eval_count"]), (&json!(true), &json!(24)));
+    let chat =
+        json!({"model": "tales", "messages": ask(json!({}))["messages"], "max_tokens": 24, "temperature": 0});
+    let chat = server.post("/v1/chat/completions", &chat).ok();
+    assert_eq!(chat["choices"][0]["message"]["content"], text.as_str(), "one model, one answer");
+    assert_eq!(chat["usage"]["prompt_tokens"], whole["prompt_eval_count"]);
+}
+
+#[test]
+fn a_prompt_is_answered_with_the_template_or_raw() {
+    let server = Server::start(&[]);
+    let generate = |more: Value| {
+        let mut body = ask(json!({"prompt": "Tell me a story"}));
+        body.as_object_mut().unwrap().remove("messages");
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        server.post("/api/generate", &body)
+    };
+    let plain = generate(json!({})).ok()["response"].clone();
+    let raw = json!({"raw": true, "prompt": "<|user|>\nTell me a story<|end|>\n<|assistant|>\n"});
+    assert_eq!(generate(raw).ok()["response"], plain);
+    assert_ne!(generate(json!({"raw": true})).ok()["response"], plain);
+    assert_ne!(generate(json!({"system": "Only of robots"})).ok()["response"], plain);
+    let text: String = lines(&generate(json!({"stream": true})))
+        .iter()
+        .map(|line| line["response"].as_str().unwrap())
+        .collect();
+    assert_eq!(plain, text);
+    let with = generate(json!({"logprobs": true, "top_logprobs": 2})).ok();
+    assert_eq!(with["logprobs"].as_array().unwrap().len(), 24);
+    assert_eq!(with["logprobs"][3]["top_logprobs"][0]["token"], with["logprobs"][3]["token"]);
+    let word = text.split_whitespace().nth(4).unwrap();
+    let stopped = generate(json!({"options": {"temperature": 0, "stop": word}})).ok();
+    assert_eq!(
+        (&stopped["done_reason"], &stopped["response"]),
+        (&json!("stop"), &json!(text[..text.find(word).unwrap()]))
+    );
+    // The context of the request is smaller than the model's.
+    let prompt_tokens = stopped["prompt_eval_count"].as_u64().unwrap();
+    let bounded = generate(json!({"options": {"temperature": 0, "num_ctx": prompt_tokens + 5}})).ok();
+    assert_eq!((&bounded["done_reason"], &bounded["eval_count"]), (&json!("length"), &json!(5)));
+}
+
+#[test]
+fn models_are_listed_shown_loaded_and_let_go() {
+    let server = Server::start(&[]);
+    let tags = server.get("/api/tags").ok();
+    let tag = &tags["models"][0];
+    assert_eq!((&tag["name"], &tag["model"]), (&json!("tales:latest"), &json!("tales:latest")));
+    assert_eq!(tag["digest"].as_str().unwrap().len(), 64);
+    expect![[r#"{"parent_model":"","format":"gguf","family":"llama","families":["llama"],"parameter_size":"20.98M","quantization_level":"Q8_0"}"#]].assert_eq(&tag["details"].to_string());
+    let show = server.post("/api/show", &json!({"model": "tales"})).ok();
+    assert_eq!((&show["capabilities"], &show["details"]), (&json!(["completion"]), &tag["details"]));
+    assert_eq!(show["model_info"]["general.architecture"], "llama");
+    assert!(show["model_info"]["llama.context_length"].is_u64(), "{show}");
+    assert!(show["template"].as_str().unwrap().contains("<|assistant|>"));
+
+    let names = || {
+        let ps = server.get("/api/ps").ok();
+        ps["models"].as_array().unwrap().iter().map(|model| model["name"].clone()).collect::<Vec<_>>()
+    };
+    let of = |keep_alive: Value| json!({"model": "tales", "keep_alive": keep_alive});
+    assert_eq!(names(), Vec::<Value>::new());
+    assert_eq!(server.post("/api/generate", &of(json!("10m"))).ok()["done_reason"], "load");
+    assert_eq!(names(), ["tales:latest"]);
+    let ps = server.get("/api/ps").ok();
+    assert!(ps["models"][0]["expires_at"].as_str().unwrap() > tag["modified_at"].as_str().unwrap());
+    assert_eq!(server.post("/api/chat", &of(json!(0))).ok()["done_reason"], "unload");
+    for _ in 0..100 {
+        if names().is_empty() {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    assert_eq!(names(), Vec::<Value>::new());
+
+    assert!(server.get("/api/version").ok()["version"].is_string());
+    assert_eq!(
+        (server.get("/").body.as_str(), server.request("HEAD", "/", &[], "").status),
+        ("Paguro is running", 200)
+    );
+}
+
+#[test]
+fn what_cannot_be_honoured_is_refused_in_ollamas_shape() {
+    let server = Server::start(&["--ctx", "256"]);
+    let refused = |path: &str, body: Value, expected: Expect| {
+        let answer = server.post(path, &body);
+        expected.assert_eq(&format!("{} {}", answer.status, answer.json()["error"].as_str().unwrap()));
+    };
+    let chat = |more: Value, expected: Expect| refused("/api/chat", ask(more), expected);
+    let option = |name: &str, value: Value, expected: Expect| {
+        refused("/api/chat", ask(json!({"options": {name: value}})), expected);
+    };
+    let generate = |more: Value, expected: Expect| {
+        let mut body = json!({"model": "tales", "prompt": "Hi"});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        refused("/api/generate", body, expected);
+    };
+    chat(json!({"model": "llama3"}), expect!["404 model 'llama3' not found"]);
+    chat(
+        json!({"colour": "red"}),
+        expect![
+            "400 unknown field `colour`: expected one of `model`, `messages`, `stream`, `tools`, `format`, `think`, `options`, `keep_alive`, `logprobs`, `top_logprobs`, `truncate`, `shift`"
+        ],
+    );
+    chat(
+        json!({"messages": [{"role": "user", "content": "Hi", "images": ["aGk="]}]}),
+        expect!["400 `messages[0].images` is not supported: models here read text only"],
+    );
+    chat(
+        json!({"messages": [{"role": "user", "content": "Hi", "tool_calls": []}]}),
+        expect!["400 only a message of the role `assistant` has `messages[0].tool_calls`"],
+    );
+    chat(
+        json!({"messages": [{"role": "user", "content": "word ".repeat(400)}]}),
+        expect![
+            "400 the prompt has 410 tokens, but prompt and answer together can have 256; shorten it or give the engine a larger context and more pages"
+        ],
+    );
+    chat(json!({"format": "yaml"}), expect!["400 `format` is `json` or a JSON schema, not `yaml`"]);
+    chat(
+        json!({"think": true}),
+        expect!["400 the model does not reason: its chat template knows no reasoning"],
+    );
+    chat(
+        json!({"think": "deeply"}),
+        expect!["400 `think` is true, false, low, medium or high, not `deeply`"],
+    );
+    chat(
+        json!({"keep_alive": "soon"}),
+        expect![[r#"400 `keep_alive`: `soon` is no duration; "5m", "1h30m" or "-1s" would be"#]],
+    );
+    chat(
+        json!({"truncate": true}),
+        expect!["400 `truncate` is not supported: a prompt that does not fit is refused, not cut"],
+    );
+    chat(json!({"top_logprobs": 3}), expect!["400 `top_logprobs` needs `logprobs`: true"]);
+    option(
+        "num_ctx",
+        json!(100_000),
+        expect![
+            "400 `options.num_ctx` is 100000, but the model is loaded for 256 tokens; `paguro serve --ctx` says for how many"
+        ],
+    );
+    option(
+        "num_gpu",
+        json!(1),
+        expect!["400 `options.num_gpu` is not supported: `paguro serve --device` says where models run"],
+    );
+    option(
+        "num_thread",
+        json!(1),
+        expect!["400 `options.num_thread` is not supported: `paguro serve --threads` says how many"],
+    );
+    option(
+        "mirostat",
+        json!(2),
+        expect![
+            "400 `options.mirostat` is not supported: this way of sampling does not exist here; 0 leaves it off"
+        ],
+    );
+    option(
+        "typical_p",
+        json!(0.5),
+        expect![
+            "400 `options.typical_p` is not supported: this way of sampling does not exist here; 1 leaves it off"
+        ],
+    );
+    option(
+        "use_mlock",
+        json!(true),
+        expect!["400 `options.use_mlock` is not supported: it is always false here"],
+    );
+    option("temperature", json!(-1), expect!["400 temperature must be finite, 0 or more, not -1"]);
+    option(
+        "temprature",
+        json!(1),
+        expect![
+            "400 unknown field `options.temprature`: expected one of `seed`, `num_predict`, `temperature`, `top_k`, `top_p`, `min_p`, `repeat_penalty`, `repeat_last_n`, `frequency_penalty`, `presence_penalty`, `stop`, `num_ctx`, `num_keep`, `typical_p`, `tfs_z`, `mirostat`, `mirostat_tau`, `mirostat_eta`, `penalize_newline`, `num_batch`, `num_gpu`, `main_gpu`, `num_thread`, `low_vram`, `f16_kv`, `logits_all`, `vocab_only`, `use_mmap`, `use_mlock`, `embedding_only`, `numa`"
+        ],
+    );
+    option("stop", json!([""]), expect!["400 `options.stop` has an empty text"]);
+    generate(
+        json!({"suffix": "the end"}),
+        expect!["400 `suffix` is not supported: models here do not fill in"],
+    );
+    generate(
+        json!({"template": "{{ .Prompt }}"}),
+        expect!["400 `template` is not supported: models have their own; `raw` leaves it out"],
+    );
+    generate(
+        json!({"context": [1, 2]}),
+        expect!["400 `context` is not supported: /api/chat takes what was said before"],
+    );
+    generate(
+        json!({"images": ["aGk="]}),
+        expect!["400 `images` is not supported: models here read text only"],
+    );
+    generate(
+        json!({"raw": true, "system": "Be brief"}),
+        expect!["400 `system` is not supported: a `raw` prompt goes to the model as it stands"],
+    );
+    refused(
+        "/api/show",
+        json!({"model": "tales", "verbose": true}),
+        expect!["400 `verbose` is not supported: lists of tokens are not shown"],
+    );
+    refused("/api/show", json!({"model": "llama3:8b"}), expect!["404 model 'llama3:8b' not found"]);
+    refused(
+        "/api/nothing",
+        json!({}),
+        expect!["404 there is nothing at /api/nothing; /openapi.json lists what there is"],
+    );
+    // What has no effect, or asks for what is the case anyway.
+    let options = json!({
+        "num_predict": 2, "num_keep": 4, "mirostat": 0, "tfs_z": 1.0, "typical_p": 1, "use_mmap": true, "numa": false,
+        "repeat_last_n": -1, "penalize_newline": true, "num_ctx": 128,
+    });
+    server
+        .post("/api/chat", &ask(json!({"options": options, "think": false, "format": "", "shift": false})))
+        .ok();
+}

@@ -1,0 +1,159 @@
+//! Settings, residency, and the end.
+
+use std::{fs, io::BufRead, process::Command};
+
+use serde_json::json;
+
+use super::{
+    ask,
+    http::{Answer, Server, paguro, read_chunk},
+};
+
+fn stderr(args: &[&str], config: &str) -> String {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("serve.toml");
+    fs::write(&file, config).unwrap();
+    let mut command = paguro(home.path(), &["serve", "--config", file.to_str().unwrap()]);
+    let output = command.args(args).stderr(std::process::Stdio::piped()).output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn settings_that_make_no_sense_are_named() {
+    assert!(stderr(&[], "prot = 80").contains("unknown field `prot`"));
+    assert!(stderr(&[], "port = 80000").contains("invalid value"));
+    assert!(stderr(&[], "keep-alive = \"soon\"").contains("must be a time"));
+    assert!(stderr(&["--memory", "lots"], "").contains("must be a number of bytes"));
+    assert!(stderr(&["no-such-model.gguf"], "").contains("there is no model"));
+    assert!(stderr(&["--log", "what=ever=now"], "").contains("log filter"));
+}
+
+#[test]
+fn flags_are_stronger_than_the_environment_and_that_is_stronger_than_the_file() {
+    let start = |environment: Option<&str>, flags: &[&str]| {
+        let home = tempfile::tempdir().unwrap();
+        fs::create_dir_all(home.path().join(".config/paguro")).unwrap();
+        fs::write(home.path().join(".config/paguro/serve.toml"), "ctx = 64\n").unwrap();
+        let mut command = paguro(home.path(), &["serve", "--port", "0", "--log", "warn"]);
+        command.args(flags);
+        if let Some(ctx) = environment {
+            command.env("PAGURO_CTX", ctx);
+        }
+        let server = Server::of(command, home);
+        let tokens = server.post("/tokenize", &json!({"model": "tales", "prompt": "a"})).ok();
+        tokens["max_model_len"].as_u64().unwrap()
+    };
+    assert_eq!(start(None, &[]), 64);
+    assert_eq!(start(Some("128"), &[]), 128);
+    assert_eq!(start(Some("128"), &["--ctx", "96"]), 96);
+}
+
+#[test]
+fn models_are_loaded_when_asked_for_and_unloaded_when_idle() {
+    let server = Server::start(&["--keep-alive", "300ms"]);
+    assert_eq!(server.metric("paguro_model_loads_total"), Some(0.0));
+    // Many at once load it once.
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| server.post("/v1/chat/completions", &ask(json!({}))).ok());
+        }
+    });
+    assert_eq!(server.metric("paguro_model_loads_total"), Some(1.0));
+    server.wait_for("paguro_model_unloads_total", 1.0);
+    assert_eq!(server.metric("paguro_model_bytes"), None);
+    server.post("/v1/chat/completions", &ask(json!({}))).ok();
+    assert_eq!(server.metric("paguro_model_loads_total"), Some(2.0));
+}
+
+#[test]
+fn a_model_makes_room_for_another_but_never_while_it_is_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tales/tales-Q8_0.gguf");
+    let other = folder.path().join("other.gguf");
+    fs::copy(file, &other).unwrap();
+    let memory = (fs::metadata(file).unwrap().len() * 3 / 2).to_string();
+    let args = [other.to_str().unwrap(), "--memory", &memory, "--kv-memory", "4MiB"];
+    let server = Server::start(&args);
+    let long = ask(json!({"stream": true, "ignore_eos": true, "max_tokens": null}));
+    let mut running = server.send("/v1/chat/completions", &long);
+    let mut line = String::new();
+    while line != "\r\n" {
+        line.clear();
+        running.read_line(&mut line).unwrap();
+    }
+    read_chunk(&mut running).unwrap();
+    std::thread::scope(|scope| {
+        let second = scope.spawn(|| server.post("/v1/chat/completions", &ask(json!({"model": "other"}))));
+        // It waits for the first one, and has its turn when that ends.
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        assert_eq!(server.metric("paguro_model_unloads_total"), Some(0.0));
+        drop(running);
+        second.join().unwrap().ok();
+    });
+    assert_eq!(server.metric("paguro_model_unloads_total"), Some(1.0));
+}
+
+#[test]
+fn ps_shows_what_is_loaded() {
+    let server = Server::start(&[]);
+    let ps = |more: &[&str]| {
+        let url = format!("http://{}", server.address);
+        let output = paguro(server.home(), &[&["ps", "--url", &url], more].concat()).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!(ps(&[]), "no model is loaded\n");
+    server.post("/v1/chat/completions", &ask(json!({}))).ok();
+    assert!(ps(&[]).starts_with("tales  "), "{}", ps(&[]));
+    let json: serde_json::Value = serde_json::from_str(&ps(&["--json"])).unwrap();
+    assert_eq!((&json["models"][0]["name"], &json["models"][0]["running"]), (&json!("tales"), &json!(0)));
+}
+
+#[test]
+fn a_full_queue_says_when_to_come_back() {
+    let server = Server::start(&["--parallel", "1", "--max-queue", "1"]);
+    let long = ask(json!({"stream": true, "ignore_eos": true, "max_tokens": null}));
+    let _running = server.send("/v1/chat/completions", &long);
+    server.wait_for("paguro_requests_running", 1.0);
+    let _waiting = server.send("/v1/chat/completions", &long);
+    server.wait_for("paguro_requests_waiting", 1.0);
+    let refused = server.post("/v1/chat/completions", &ask(json!({})));
+    assert_eq!((refused.status, refused.header("retry-after")), (429, Some("1")), "{refused:?}");
+}
+
+#[cfg(unix)]
+#[test]
+fn the_end_waits_for_streams_and_cuts_them_at_the_deadline() {
+    let stop = |server: &Server| {
+        let killed = Command::new("kill").arg(server.pid().to_string()).status().unwrap();
+        assert!(killed.success());
+    };
+    // A stream that ends in time is complete.
+    let mut server = Server::start(&[]);
+    let mut stream = server.send("/v1/chat/completions", &ask(json!({"stream": true, "max_tokens": 100})));
+    server.wait_for("paguro_requests_running", 1.0);
+    stop(&server);
+    let answer = Answer::read(&mut stream);
+    assert!(answer.events().len() > 1);
+    assert!(server.wait().success());
+    // One that does not is cut.
+    let mut server = Server::start(&["--shutdown-timeout", "200ms", "--ctx", "0"]);
+    let body = ask(json!({"stream": true, "max_tokens": null, "ignore_eos": true}));
+    let _stream = server.send("/v1/chat/completions", &body);
+    server.wait_for("paguro_requests_running", 1.0);
+    stop(&server);
+    assert!(server.wait().success());
+}
+
+#[cfg(unix)]
+#[test]
+fn a_unix_socket_serves_too() {
+    use std::{io::Write, os::unix::net::UnixStream};
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("paguro.sock");
+    let _server = Server::start(&["--socket", path.to_str().unwrap()]);
+    let mut stream = UnixStream::connect(&path).unwrap();
+    stream.write_all(b"GET /v1/models HTTP/1.1\r\nHost: paguro\r\nConnection: close\r\n\r\n").unwrap();
+    Answer::read(&mut std::io::BufReader::new(stream)).ok();
+}

@@ -1,0 +1,294 @@
+//! What is refused, and how: every field is honoured or named.
+
+use expect_test::{Expect, expect};
+use serde_json::{Value, json};
+
+use super::{ask, http::Server};
+
+#[test]
+fn every_field_is_honoured_or_refused_by_name() {
+    let server = Server::start(&["--ctx", "256"]);
+    let refused = |more: Value, expected: Expect| {
+        expected.assert_eq(&server.post("/v1/chat/completions", &ask(more)).error());
+    };
+    let messages = |messages: Value| json!({"messages": messages});
+    refused(
+        json!({"colour": "red"}),
+        expect![
+            "400 invalid_request_error/unknown_parameter colour: unknown field `colour`: expected one of `model`, `messages`, `stream`, `stream_options`, `n`, `max_completion_tokens`, `max_tokens`, `temperature`, `top_p`, `top_k`, `min_p`, `frequency_penalty`, `presence_penalty`, `repetition_penalty`, `logit_bias`, `seed`, `stop`, `stop_token_ids`, `ignore_eos`, `logprobs`, `top_logprobs`, `response_format`, `tools`, `tool_choice`, `parallel_tool_calls`, `reasoning_effort`, `chat_template_kwargs`, `priority`, `store`, `service_tier`, `modalities`, `verbosity`, `metadata`, `user`, `safety_identifier`, `prompt_cache_key`, `prompt_cache_retention`, `audio`, `function_call`, `functions`, `prediction`, `web_search_options`"
+        ],
+    );
+    refused(
+        json!({"messages": []}),
+        expect![
+            "400 invalid_request_error/invalid_value messages: `messages` is empty: there is nothing to answer"
+        ],
+    );
+    refused(
+        messages(json!([{"role": "king", "content": "Hi"}])),
+        expect![
+            "400 invalid_request_error/invalid_value messages[0].role: `messages[0].role`: unknown variant `king`, expected one of `system`, `developer`, `user`, `assistant`, `tool`"
+        ],
+    );
+    refused(
+        messages(json!([{"role": "user", "content": "Hi", "mood": "good"}])),
+        expect![
+            "400 invalid_request_error/unknown_parameter messages[0].mood: unknown field `messages[0].mood`: expected one of `role`, `content`, `name`, `reasoning_content`, `reasoning`, `tool_calls`, `tool_call_id`, `refusal`, `annotations`, `audio`, `function_call`"
+        ],
+    );
+    refused(
+        messages(json!([{"role": "user"}])),
+        expect![
+            "400 invalid_request_error/invalid_value messages[0].content: `messages[0].content` is missing"
+        ],
+    );
+    refused(
+        messages(json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])),
+        expect![
+            "400 invalid_request_error/invalid_value messages[0].content[0].type: `messages[0].content[0].type` is `image_url`: models here read `text` only"
+        ],
+    );
+    refused(
+        messages(json!([{"role": "tool", "content": "4"}])),
+        expect![
+            "400 invalid_request_error/invalid_value messages[0].tool_call_id: `messages[0].tool_call_id` is missing: which call is this the result of?"
+        ],
+    );
+    refused(
+        messages(json!([{"role": "user", "content": 7}])),
+        expect![
+            "400 invalid_request_error/invalid_value messages[0].content: `messages[0].content`: invalid type: integer `7`, expected a string or a list of content parts"
+        ],
+    );
+    refused(
+        json!({"temperature": -1}),
+        expect![
+            "400 invalid_request_error/invalid_value temperature: temperature must be finite, 0 or more, not -1"
+        ],
+    );
+    refused(
+        json!({"temperature": "hot"}),
+        expect![[
+            r#"400 invalid_request_error/invalid_value temperature: `temperature`: invalid type: string "hot", expected f32"#
+        ]],
+    );
+    refused(
+        json!({"top_p": 2}),
+        expect!["400 invalid_request_error/invalid_value top_p: top_p must be between 0 and 1, not 2"],
+    );
+    refused(
+        json!({"n": 0}),
+        expect!["400 invalid_request_error/invalid_value n: `n` is 0; it must be between 1 and 64"],
+    );
+    refused(
+        json!({"n": 1000}),
+        expect!["400 invalid_request_error/invalid_value n: `n` is 1000; it must be between 1 and 64"],
+    );
+    refused(
+        json!({"max_tokens": 0}),
+        expect!["400 invalid_request_error/invalid_value max_tokens: `max_tokens` must be at least 1"],
+    );
+    refused(
+        json!({"max_completion_tokens": 5}),
+        expect![
+            "400 invalid_request_error/invalid_value max_tokens: `max_tokens` is the older name of `max_completion_tokens`: give one of them"
+        ],
+    );
+    refused(
+        json!({"top_logprobs": 2}),
+        expect![
+            "400 invalid_request_error/invalid_value top_logprobs: `top_logprobs` needs `logprobs`: true"
+        ],
+    );
+    refused(
+        json!({"logprobs": true, "top_logprobs": 21}),
+        expect!["400 invalid_request_error/invalid_value top_logprobs: `top_logprobs` must be at most 20"],
+    );
+    refused(
+        json!({"stop": ["a", ""]}),
+        expect![
+            "400 invalid_request_error/invalid_value stop: `stop` has an empty string, which would end every answer at once"
+        ],
+    );
+    refused(
+        json!({"logit_bias": {"fox": 1}}),
+        expect![
+            "400 invalid_request_error/invalid_value logit_bias.fox: `fox` in `logit_bias` is not a token's number"
+        ],
+    );
+    refused(
+        json!({"logit_bias": {"5": 101}}),
+        expect![
+            "400 invalid_request_error/invalid_value logit_bias.5: the bias of a token is between -100 and 100, not 101"
+        ],
+    );
+    refused(
+        json!({"logit_bias": {"4000000000": 1}}),
+        expect![
+            "400 invalid_request_error/invalid_value logit_bias: logit_bias must be of tokens in the vocabulary, not token 4000000000"
+        ],
+    );
+    refused(
+        json!({"stream_options": {"include_usage": true}}),
+        expect![
+            "400 invalid_request_error/invalid_value stream_options: `stream_options` needs `stream`: true"
+        ],
+    );
+    refused(
+        json!({"stream": true, "stream_options": {"include_obfuscation": true}}),
+        expect![
+            "400 invalid_request_error/invalid_value stream_options.include_obfuscation: `stream_options.include_obfuscation` is not supported: chunks are not padded"
+        ],
+    );
+    refused(
+        json!({"response_format": {"type": "yaml"}}),
+        expect![
+            "400 invalid_request_error/invalid_value response_format.type: `response_format.type`: unknown variant `yaml`, expected one of `text`, `json_object`, `json_schema`"
+        ],
+    );
+    refused(
+        json!({"response_format": {"type": "json_schema"}}),
+        expect![
+            "400 invalid_request_error/invalid_value response_format.json_schema.schema: `response_format.json_schema.schema` is missing"
+        ],
+    );
+    refused(
+        json!({"tool_choice": "required"}),
+        expect![
+            "400 invalid_request_error/invalid_value tool_choice: `tool_choice` is `required`, but there are no `tools`"
+        ],
+    );
+    refused(
+        json!({"tool_choice": {"type": "function", "function": {"name": "f"}}}),
+        expect![
+            "400 invalid_request_error/invalid_value tool_choice: `tool_choice` names `f`, which is not in `tools`"
+        ],
+    );
+    refused(
+        json!({"reasoning_effort": "high"}),
+        expect![
+            "400 invalid_request_error/invalid_value reasoning_effort: the model does not reason: its chat template knows no reasoning"
+        ],
+    );
+    refused(
+        json!({"reasoning_effort": "heroic"}),
+        expect![
+            "400 invalid_request_error/invalid_value reasoning_effort: `reasoning_effort` is none, minimal, low, medium, high or xhigh, not `heroic`"
+        ],
+    );
+    refused(
+        json!({"store": true}),
+        expect![
+            "400 invalid_request_error/invalid_value store: `store` is not supported: chat completions are not stored; /v1/responses stores"
+        ],
+    );
+    refused(
+        json!({"service_tier": "flex"}),
+        expect![
+            "400 invalid_request_error/invalid_value service_tier: `service_tier` is not supported: there is one tier, `default`"
+        ],
+    );
+    refused(
+        json!({"modalities": ["audio"]}),
+        expect![
+            "400 invalid_request_error/invalid_value modalities: `modalities` is not supported: answers are text"
+        ],
+    );
+    refused(
+        json!({"verbosity": "low"}),
+        expect![
+            "400 invalid_request_error/invalid_value verbosity: `verbosity` is not supported: models here do not know it; say in a message how long to answer"
+        ],
+    );
+    refused(
+        json!({"audio": {"voice": "ash"}}),
+        expect!["400 invalid_request_error/invalid_value audio: `audio` is not supported: answers are text"],
+    );
+    refused(
+        json!({"functions": []}),
+        expect![
+            "400 invalid_request_error/invalid_value functions: `functions` is not supported: `tools` has replaced it"
+        ],
+    );
+    refused(
+        json!({"function_call": "auto"}),
+        expect![
+            "400 invalid_request_error/invalid_value function_call: `function_call` is not supported: `tool_choice` has replaced it"
+        ],
+    );
+    refused(
+        json!({"prediction": {"type": "content", "content": "x"}}),
+        expect![
+            "400 invalid_request_error/invalid_value prediction: `prediction` is not supported: answers are not predicted"
+        ],
+    );
+    refused(
+        json!({"web_search_options": {}}),
+        expect![
+            "400 invalid_request_error/invalid_value web_search_options: `web_search_options` is not supported: this server does not search the web"
+        ],
+    );
+    refused(
+        messages(json!([{"role": "user", "content": "word ".repeat(400)}])),
+        expect![
+            "400 invalid_request_error/context_length_exceeded -: the prompt has 410 tokens, but prompt and answer together can have 256; shorten it or give the engine a larger context and more pages"
+        ],
+    );
+    // What has no effect, or asks for what is the case anyway.
+    let fine = json!({
+        "user": "u", "metadata": {"a": "b"}, "store": false, "service_tier": "auto", "modalities": ["text"],
+        "verbosity": "medium", "safety_identifier": "s", "prompt_cache_key": "k", "logprobs": false,
+        "tools": null, "response_format": {"type": "text"}, "parallel_tool_calls": true, "reasoning_effort": "none",
+    });
+    server.post("/v1/chat/completions", &ask(fine)).ok();
+}
+
+#[test]
+fn what_is_not_json_or_not_there_is_refused() {
+    let server = Server::start(&["--max-body", "1KiB"]);
+    let refused = |body: &str, expected: Expect| {
+        expected.assert_eq(&server.request("POST", "/v1/chat/completions", &[], body).error());
+    };
+    refused(
+        "",
+        expect![
+            "400 invalid_request_error/invalid_value -: the body is not JSON: EOF while parsing a value at line 1 column 0"
+        ],
+    );
+    refused(
+        "{",
+        expect![
+            "400 invalid_request_error/invalid_value -: the body is not JSON: EOF while parsing an object at line 1 column 1"
+        ],
+    );
+    refused(
+        "[]",
+        expect!["400 invalid_request_error/invalid_value -: the body is a JSON array; it must be an object"],
+    );
+    refused("{} {}", expect!["400 invalid_request_error/invalid_value model: `model` is missing"]);
+    refused(
+        r#"{"messages": []}"#,
+        expect!["400 invalid_request_error/invalid_value model: `model` is missing"],
+    );
+    refused(
+        r#"{"model": "tales", "model": "tales"}"#,
+        expect!["400 invalid_request_error/invalid_value -: duplicate field `model`"],
+    );
+    refused(
+        &format!(r#"{{"model": {}"#, "[".repeat(500)),
+        expect![
+            "400 invalid_request_error/invalid_value model: `model`: invalid type: sequence, expected a string"
+        ],
+    );
+    refused(
+        &format!(r#"{{"model": "{}"}}"#, "x".repeat(2000)),
+        expect![
+            "413 invalid_request_error/request_too_large -: the request's body is larger than 1024 bytes; the server's --max-body says how large it may be"
+        ],
+    );
+    expect!["404 invalid_request_error/not_found -: there is nothing at /nowhere; /openapi.json lists what there is"].assert_eq(&server.get("/nowhere").error());
+    expect![
+        "405 invalid_request_error/method_not_allowed -: /v1/chat/completions does not take GET requests"
+    ]
+    .assert_eq(&server.get("/v1/chat/completions").error());
+}

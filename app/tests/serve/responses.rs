@@ -1,0 +1,211 @@
+//! `/v1/responses`.
+
+use expect_test::{Expect, expect};
+use serde_json::{Value, json};
+
+use super::http::Server;
+
+fn body(more: Value) -> Value {
+    let mut body = json!({
+        "model": "tales", "input": "Tell me a story about a shy fox", "max_output_tokens": 16, "temperature": 0,
+    });
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+fn text(response: &Value) -> &str {
+    response["output"][0]["content"][0]["text"].as_str().unwrap()
+}
+
+#[test]
+fn responses_are_kept_and_gone_on_from() {
+    let server = Server::start(&[]);
+    let first = server.post("/v1/responses", &body(json!({"metadata": {"a": "b"}}))).ok();
+    assert_eq!((&first["object"], &first["status"]), (&json!("response"), &json!("incomplete")));
+    assert_eq!(first["incomplete_details"]["reason"], "max_output_tokens");
+    assert_eq!(first["usage"]["output_tokens"], 16);
+    assert_eq!(first["metadata"], json!({"a": "b"}));
+    let path = format!("/v1/responses/{}", first["id"].as_str().unwrap());
+    assert_eq!(server.get(&path).ok(), first);
+
+    // Going on from it is the same as saying everything again.
+    let second = server
+        .post("/v1/responses", &body(json!({"previous_response_id": first["id"], "input": "Go on"})))
+        .ok();
+    let items = json!([
+        {"role": "user", "content": "Tell me a story about a shy fox"},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text(&first), "annotations": []}]},
+        {"role": "user", "content": [{"type": "input_text", "text": "Go on"}]},
+    ]);
+    let said_again = server.post("/v1/responses", &body(json!({"input": items, "store": false}))).ok();
+    assert_eq!(text(&second), text(&said_again));
+    assert_eq!(second["usage"]["input_tokens"], said_again["usage"]["input_tokens"]);
+    // What was not to be stored is not there.
+    assert_eq!(server.get(&format!("/v1/responses/{}", said_again["id"].as_str().unwrap())).status, 404);
+
+    let deleted = server.request("DELETE", &path, &[], "");
+    assert_eq!(deleted.ok()["deleted"], true);
+    assert_eq!(server.get(&path).status, 404);
+    assert_eq!(server.request("DELETE", &path, &[], "").status, 404);
+    // What has gone on from it lives on.
+    server.post("/v1/responses", &body(json!({"previous_response_id": second["id"], "input": "And?"}))).ok();
+}
+
+#[test]
+fn a_stream_tells_the_same_step_by_step() {
+    let server = Server::start(&[]);
+    let whole = server.post("/v1/responses", &body(json!({}))).ok();
+    let answer = server.post("/v1/responses", &body(json!({"stream": true})));
+    assert_eq!(answer.header("content-type"), Some("text/event-stream"));
+    let events: Vec<Value> = answer
+        .body
+        .lines()
+        .filter_map(|line| line.strip_prefix("data: "))
+        .map(|data| serde_json::from_str(data).unwrap())
+        .collect();
+    let mut kinds: Vec<_> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
+    kinds.dedup();
+    expect![[r#"
+        response.created
+        response.in_progress
+        response.output_item.added
+        response.content_part.added
+        response.output_text.delta
+        response.output_text.done
+        response.content_part.done
+        response.output_item.done
+        response.incomplete"#]]
+    .assert_eq(&kinds.join("\n"));
+    let numbers: Vec<_> = events.iter().map(|event| event["sequence_number"].as_u64().unwrap()).collect();
+    assert!(numbers.iter().copied().eq(0..events.len() as u64));
+    let deltas = events.iter().filter(|event| event["type"] == "response.output_text.delta");
+    let streamed: String = deltas.map(|event| event["delta"].as_str().unwrap()).collect();
+    assert_eq!(streamed, text(&whole));
+    let last = &events.last().unwrap()["response"];
+    assert_eq!((text(last), &last["usage"]["output_tokens"]), (text(&whole), &json!(16)));
+    assert_eq!(server.get(&format!("/v1/responses/{}", last["id"].as_str().unwrap())).ok(), *last);
+}
+
+#[test]
+fn every_field_is_honoured_or_refused_by_name() {
+    let server = Server::start(&[]);
+    let refused = |more: Value, expected: Expect| {
+        expected.assert_eq(&server.post("/v1/responses", &body(more)).error());
+    };
+    refused(
+        json!({"colour": "red"}),
+        expect![
+            "400 invalid_request_error/unknown_parameter colour: unknown field `colour`: expected one of `model`, `input`, `instructions`, `previous_response_id`, `store`, `stream`, `stream_options`, `max_output_tokens`, `temperature`, `top_p`, `top_logprobs`, `include`, `text`, `reasoning`, `tools`, `tool_choice`, `parallel_tool_calls`, `truncation`, `background`, `service_tier`, `metadata`, `user`, `safety_identifier`, `prompt_cache_key`, `prompt_cache_retention`, `conversation`, `prompt`, `max_tool_calls`"
+        ],
+    );
+    refused(
+        json!({"input": null}),
+        expect!["400 invalid_request_error/invalid_value input: `input` is missing"],
+    );
+    refused(
+        json!({"input": []}),
+        expect![
+            "400 invalid_request_error/invalid_value input: `input` has no messages: there is nothing to answer"
+        ],
+    );
+    refused(
+        json!({"input": [{"type": "item_reference", "id": "x"}]}),
+        expect![
+            "400 invalid_request_error/invalid_value input[0].type: `input[0].type` is `item_reference`: items here are message, function_call, function_call_output and reasoning"
+        ],
+    );
+    refused(
+        json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
+        expect![
+            "400 invalid_request_error/invalid_value input[0].content[0].type: `input[0].content[0].type` is `input_image`: models here read text only"
+        ],
+    );
+    refused(
+        json!({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}),
+        expect!["400 invalid_request_error/invalid_value input[0].call_id: `input[0].call_id` is missing"],
+    );
+    refused(
+        json!({"previous_response_id": "resp_0"}),
+        expect![
+            "404 invalid_request_error/not_found -: there is no response `resp_0`: it was deleted, not stored, or had to make room"
+        ],
+    );
+    refused(
+        json!({"background": true}),
+        expect![
+            "400 invalid_request_error/invalid_value background: `background` is not supported: a response ends with its connection"
+        ],
+    );
+    refused(
+        json!({"truncation": "auto"}),
+        expect![
+            "400 invalid_request_error/invalid_value truncation: `truncation` is not supported: what does not fit is refused and not cut"
+        ],
+    );
+    refused(
+        json!({"conversation": "c"}),
+        expect![
+            "400 invalid_request_error/invalid_value conversation: `conversation` is not supported: `previous_response_id` goes on from a response"
+        ],
+    );
+    refused(
+        json!({"prompt": {"id": "p"}}),
+        expect![
+            "400 invalid_request_error/invalid_value prompt: `prompt` is not supported: there are no stored prompts"
+        ],
+    );
+    refused(
+        json!({"include": ["file_search_call.results"]}),
+        expect![
+            "400 invalid_request_error/invalid_value include[0]: `include[0]` asks for `file_search_call.results`, which there is not; there is message.output_text.logprobs"
+        ],
+    );
+    refused(
+        json!({"top_logprobs": 2}),
+        expect![[
+            r#"400 invalid_request_error/invalid_value top_logprobs: `top_logprobs` needs `include`: ["message.output_text.logprobs"]"#
+        ]],
+    );
+    refused(
+        json!({"max_tool_calls": 2}),
+        expect![
+            "400 invalid_request_error/invalid_value max_tool_calls: `max_tool_calls` is not supported: no tools run here: calls come back to you"
+        ],
+    );
+    refused(
+        json!({"reasoning": {"effort": "high"}}),
+        expect![
+            "400 invalid_request_error/invalid_value reasoning_effort: the model does not reason: its chat template knows no reasoning"
+        ],
+    );
+    refused(
+        json!({"reasoning": {"summary": "detailed"}}),
+        expect![
+            "400 invalid_request_error/invalid_value reasoning.summary: `reasoning.summary` is not supported: reasoning is not summed up"
+        ],
+    );
+    refused(
+        json!({"text": {"format": {"type": "xml"}}}),
+        expect![
+            "400 invalid_request_error/invalid_value text.format.type: `text.format.type` is text, json_object or json_schema, not `xml`"
+        ],
+    );
+    refused(
+        json!({"text": {"verbosity": "low"}}),
+        expect![
+            "400 invalid_request_error/invalid_value text.verbosity: `text.verbosity` is not supported: models here do not know it; say in a message how long to answer"
+        ],
+    );
+    refused(
+        json!({"tools": [{"type": "web_search"}]}),
+        expect![
+            "400 invalid_request_error/invalid_value tools[0].type: `tools[0].type`: unknown variant `web_search`, expected `function`"
+        ],
+    );
+    refused(
+        json!({"max_output_tokens": 0}),
+        expect![
+            "400 invalid_request_error/invalid_value max_output_tokens: `max_output_tokens` must be at least 1"
+        ],
+    );
+}

@@ -1,0 +1,198 @@
+//! Who may ask: the right host, no foreign web page, and a key where keys are needed.
+
+use axum::{
+    Extension,
+    extract::{Request, State},
+    http::{HeaderMap, HeaderValue, Method, Uri, header},
+    middleware::Next,
+    response::Response,
+};
+
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
+
+use crate::{AppState, error::ApiError, keys::Scope, layers::REQUEST_ID, listen::Arrival};
+
+/// Who asks, where keys are needed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tenant(pub String);
+
+/// Lets pages of these origins read answers; off unless asked for.
+pub fn cors(origins: &[String]) -> Option<CorsLayer> {
+    let origin = match origins {
+        [] => return None,
+        all if all.iter().any(|origin| origin == "*") => AllowOrigin::any(),
+        // What is no header's value is nobody's origin.
+        some => AllowOrigin::list(some.iter().filter_map(|origin| HeaderValue::try_from(origin).ok())),
+    };
+    let cors = CorsLayer::new()
+        .allow_origin(origin)
+        .allow_methods([Method::GET, Method::POST, Method::DELETE, Method::HEAD])
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers([REQUEST_ID, header::RETRY_AFTER]);
+    Some(cors)
+}
+
+/// Refuses what must not come further.
+///
+/// # Errors
+/// 401 or 403.
+pub async fn check(
+    State(state): State<AppState>,
+    Extension(arrival): Extension<Arrival>,
+    mut request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
+    let headers = request.headers();
+    if headers.get_all(header::HOST).iter().count() > 1 {
+        let message = "the request has more than one `Host` header".into();
+        return Err(ApiError::Invalid { param: None, message });
+    }
+    let host = host(headers, request.uri());
+    if arrival.loopback {
+        check_host(host.as_deref(), &state.settings.hosts)?;
+    }
+    check_origin(headers, host.as_deref(), &state.settings.origins)?;
+    if let Some(scope) = scope(request.method(), request.uri().path())
+        && (!arrival.private || keys_exist(&state)?)
+    {
+        let tenant = check_key(&state, headers, scope)?;
+        request.extensions_mut().insert(tenant);
+    }
+    Ok(next.run(request).await)
+}
+
+/// What a path needs a key for; `None` is open to all.
+fn scope(method: &Method, path: &str) -> Option<Scope> {
+    match path {
+        "/health" | "/ready" | "/openapi.json" | "/docs" => None,
+        "/metrics" => Some(Scope::Admin),
+        "/api/pull" | "/api/create" | "/api/copy" | "/api/delete" => Some(Scope::Models),
+        _ if path.starts_with("/api/blobs/") && method != Method::HEAD => Some(Scope::Models),
+        _ => Some(Scope::Inference),
+    }
+}
+
+fn keys_exist(state: &AppState) -> Result<bool, ApiError> {
+    state.keys.any().map_err(ApiError::Internal)
+}
+
+fn check_key(state: &AppState, headers: &HeaderMap, scope: Scope) -> Result<Tenant, ApiError> {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    let bearer = text("authorization").and_then(|value| {
+        let (scheme, key) = value.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then_some(key.trim())
+    });
+    let Some(shown) = bearer.or_else(|| text("x-api-key")) else {
+        return Err(ApiError::Unauthorized(
+            "a key is needed: `Authorization: Bearer KEY`; `paguro keys add` makes one",
+        ));
+    };
+    let key = state.keys.find(shown).map_err(ApiError::Internal)?;
+    let Some(key) = key else {
+        return Err(ApiError::Unauthorized("the key is not known; `paguro keys add` makes one"));
+    };
+    if !key.scopes.contains(&scope) {
+        return Err(ApiError::Forbidden(format!("the key `{}` has no scope `{}`", key.id, scope.name())));
+    }
+    Ok(Tenant(key.id))
+}
+
+/// The name that the client has asked for.
+fn host(headers: &HeaderMap, uri: &Uri) -> Option<String> {
+    let header = headers.get(header::HOST).and_then(|host| host.to_str().ok());
+    header.or_else(|| uri.authority().map(|authority| authority.as_str())).map(str::to_ascii_lowercase)
+}
+
+/// A page that has made its name point here (DNS rebinding) asks under its own name.
+fn check_host(host: Option<&str>, allowed: &[String]) -> Result<(), ApiError> {
+    let Some(host) = host else {
+        return Err(ApiError::Forbidden("the request has no `Host` header".into()));
+    };
+    let name = without_port(host);
+    let local = ["localhost", "127.0.0.1", "[::1]"].contains(&name) || name.ends_with(".localhost");
+    if local || allowed.iter().any(|other| other == name || other == host) {
+        return Ok(());
+    }
+    Err(ApiError::Forbidden(format!(
+        "this server is not `{host}`: it listens for this machine only; --allow-host {name} allows the name"
+    )))
+}
+
+/// A page of another site may send requests (though not read the answers): browsers say where it is from.
+fn check_origin(headers: &HeaderMap, host: Option<&str>, allowed: &[String]) -> Result<(), ApiError> {
+    let Some(origin) = headers.get(header::ORIGIN).and_then(|origin| origin.to_str().ok()) else {
+        return Ok(());
+    };
+    // Programs with a built-in browser have schemes of their own, and no site can claim those.
+    let Some((_, site)) = origin.split_once("://").filter(|(scheme, _)| scheme.starts_with("http")) else {
+        return if origin == "null" { refuse_origin(origin) } else { Ok(()) };
+    };
+    let same = host.is_some_and(|host| host.eq_ignore_ascii_case(site));
+    if same || allowed.iter().any(|other| other == "*" || other.eq_ignore_ascii_case(origin)) {
+        return Ok(());
+    }
+    refuse_origin(origin)
+}
+
+fn refuse_origin(origin: &str) -> Result<(), ApiError> {
+    Err(ApiError::Forbidden(format!(
+        "pages from `{origin}` may not use this server; --cors-origin {origin} allows them"
+    )))
+}
+
+fn without_port(host: &str) -> &str {
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_this_machine_pass_and_others_do_not() {
+        for (host, fine) in [
+            ("localhost:11434", true),
+            ("127.0.0.1", true),
+            ("[::1]:80", true),
+            ("paguro.localhost:1", true),
+            ("box.lan:1", true),
+            ("evil.example:11434", false),
+            ("localhost.evil.example", false),
+            ("127.0.0.1.evil.example", false),
+            ("", false),
+        ] {
+            assert_eq!(check_host(Some(host), &["box.lan".into()]).is_ok(), fine, "{host}");
+        }
+        assert!(check_host(None, &[]).is_err());
+    }
+
+    #[test]
+    fn pages_of_other_sites_are_refused() {
+        for (origin, fine) in [
+            ("http://localhost:11434", true),
+            ("https://chat.example", true),
+            ("vscode-webview://abc", true),
+            ("http://localhost:3000", false),
+            ("https://evil.example", false),
+            ("null", false),
+        ] {
+            let headers = HeaderMap::from_iter([(header::ORIGIN, origin.parse().unwrap())]);
+            let allowed = ["https://chat.example".to_owned()];
+            assert_eq!(check_origin(&headers, Some("localhost:11434"), &allowed).is_ok(), fine, "{origin}");
+        }
+    }
+
+    #[test]
+    fn every_path_needs_its_scope() {
+        let scope = |method: Method, path| scope(&method, path);
+        assert_eq!(scope(Method::GET, "/health"), None);
+        assert_eq!(scope(Method::POST, "/v1/chat/completions"), Some(Scope::Inference));
+        assert_eq!(scope(Method::POST, "/api/pull"), Some(Scope::Models));
+        assert_eq!(scope(Method::POST, "/api/blobs/sha256:00"), Some(Scope::Models));
+        assert_eq!(scope(Method::GET, "/metrics"), Some(Scope::Admin));
+        assert_eq!(scope(Method::GET, "/anything"), Some(Scope::Inference));
+    }
+}

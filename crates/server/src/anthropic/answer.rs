@@ -1,0 +1,191 @@
+//! What is answered.
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
+use utoipa::ToSchema;
+
+use crate::{
+    error::ApiError,
+    generate::{self, Delta, Finish, Generating, Piece},
+    ids,
+};
+
+/// An answer.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = AnthropicMessage)]
+pub struct Message {
+    id: String,
+    /// Always `message`.
+    r#type: &'static str,
+    /// Always `assistant`.
+    role: &'static str,
+    model: String,
+    content: Vec<ContentBlock>,
+    stop_reason: Option<StopReason>,
+    /// Which of `stop_sequences` came up.
+    stop_sequence: Option<String>,
+    usage: Usage,
+}
+
+/// A part of an answer.
+#[derive(Debug, PartialEq, Serialize, ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[schema(as = AnthropicContentBlock)]
+pub enum ContentBlock {
+    /// Text.
+    Text {
+        /// The text.
+        text: String,
+    },
+    /// What the model thought.
+    Thinking {
+        /// Its text.
+        thinking: String,
+        /// A digest of it.
+        signature: String,
+    },
+    /// A tool that is to be called.
+    ToolUse {
+        /// Names the call.
+        id: String,
+        /// Names the tool.
+        name: String,
+        /// The arguments.
+        #[schema(value_type = Object)]
+        input: Map<String, Value>,
+    },
+}
+
+/// Why an answer has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = AnthropicStopReason)]
+pub enum StopReason {
+    /// The model has said all.
+    EndTurn,
+    /// The limit is reached, or the context is full.
+    MaxTokens,
+    /// One of `stop_sequences` came up.
+    StopSequence,
+    /// The model has called tools.
+    ToolUse,
+}
+
+impl StopReason {
+    /// The reason, and the stop sequence that came up.
+    pub fn of(finish: Finish) -> (Self, Option<String>) {
+        match finish {
+            Finish::Stop => (Self::EndTurn, None),
+            Finish::StopString(text) => (Self::StopSequence, Some(text)),
+            Finish::Length => (Self::MaxTokens, None),
+            Finish::ToolCalls => (Self::ToolUse, None),
+        }
+    }
+}
+
+/// Tokens that were used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = AnthropicUsage)]
+pub struct Usage {
+    /// Tokens of the prompt that had to be computed.
+    pub input_tokens: usize,
+    /// Always 0: keeping prefixes costs nothing.
+    pub cache_creation_input_tokens: usize,
+    /// Tokens of the prompt that the prefix cache had.
+    pub cache_read_input_tokens: usize,
+    /// Tokens of the answer.
+    pub output_tokens: usize,
+    /// Of which.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output_tokens_details: Option<OutputTokensDetails>,
+}
+
+/// What the answer's tokens were.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = AnthropicOutputTokensDetails)]
+pub struct OutputTokensDetails {
+    /// Tokens that the model thought with.
+    thinking_tokens: usize,
+}
+
+impl From<generate::Usage> for Usage {
+    fn from(usage: generate::Usage) -> Self {
+        let details = OutputTokensDetails { thinking_tokens: usage.reasoning };
+        Self {
+            input_tokens: usage.prompt - usage.cached,
+            cache_creation_input_tokens: 0,
+            cache_read_input_tokens: usage.cached,
+            output_tokens: usage.completion,
+            output_tokens_details: (usage.reasoning > 0).then_some(details),
+        }
+    }
+}
+
+/// A thinking block's signature. Clients want one and send it back; it is not checked, since the model may be shown any
+/// thoughts.
+pub fn signature(thinking: Sha256) -> String {
+    thinking.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+impl Message {
+    /// One whose content comes later.
+    pub fn begin(generating: &Generating) -> Self {
+        let usage = Usage { input_tokens: generating.prompt_tokens(), ..Usage::default() };
+        Self {
+            id: ids::new("msg_"),
+            r#type: "message",
+            role: "assistant",
+            model: generating.model().to_owned(),
+            content: Vec::new(),
+            stop_reason: None,
+            stop_sequence: None,
+            usage,
+        }
+    }
+
+    /// The whole answer.
+    ///
+    /// # Errors
+    /// The request failed.
+    pub async fn collect(mut generating: Generating, omit_thinking: bool) -> Result<Self, ApiError> {
+        let mut message = Self::begin(&generating);
+        let mut thinking = String::new();
+        let mut arguments: Vec<String> = Vec::new();
+        while let Some(piece) = generating.next().await {
+            match piece? {
+                Piece::Delta { delta: Delta::Text(more), .. } => match message.content.last_mut() {
+                    Some(ContentBlock::Text { text }) => text.push_str(&more),
+                    _ => message.content.push(ContentBlock::Text { text: more }),
+                },
+                Piece::Delta { delta: Delta::Reasoning(more), .. } => thinking.push_str(&more),
+                Piece::Delta { delta: Delta::ToolCall { id, name, .. }, .. } => {
+                    arguments.push(String::new());
+                    message.content.push(ContentBlock::ToolUse { id, name, input: Map::new() });
+                }
+                Piece::Delta { delta: Delta::ToolArguments { index, text }, .. } => arguments[index] += &text,
+                Piece::Finished { reason, usage, .. } => {
+                    let (reason, sequence) = StopReason::of(reason);
+                    message.stop_reason = Some(reason);
+                    message.stop_sequence = sequence;
+                    message.usage = usage.into();
+                }
+            }
+        }
+        let inputs = message.content.iter_mut().filter_map(|block| match block {
+            ContentBlock::ToolUse { input, .. } => Some(input),
+            _ => None,
+        });
+        for (input, arguments) in inputs.zip(arguments) {
+            // Calls were asked for as a whole, and only those with an object come so.
+            *input = serde_json::from_str(&arguments)
+                .map_err(|error| ApiError::Internal(format!("a call's arguments are no object: {error}")))?;
+        }
+        if !thinking.is_empty() {
+            let signature = signature(Sha256::new_with_prefix(&thinking));
+            let thinking = if omit_thinking { String::new() } else { thinking };
+            message.content.insert(0, ContentBlock::Thinking { thinking, signature });
+        }
+        Ok(message)
+    }
+}

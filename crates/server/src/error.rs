@@ -1,0 +1,216 @@
+//! Everything that a request can be told instead of an answer: one enum, mapped to a status here and to each API's
+//! shape by its dialect.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    body::Body,
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use paguro_engine::{RequestError, SubmitError};
+use paguro_model::chat::TemplateError;
+
+use crate::source::LoadError;
+
+/// Why a request got no answer, or only the beginning of one.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ApiError {
+    /// A value that makes no sense, or that this server or this model cannot honour.
+    #[error("{message}")]
+    Invalid {
+        /// Which one: `messages[0].content`. `None` if it is about the request as a whole.
+        param: Option<String>,
+        /// What is wrong with it and what would be right.
+        message: String,
+    },
+    /// A field that does not exist.
+    #[error("unknown field `{param}`{}", if .expected.is_empty() { String::new() } else { format!(": expected {}", .expected) })]
+    UnknownField {
+        /// Its path.
+        param: String,
+        /// What exists in its place.
+        expected: String,
+    },
+    /// Prompt and answer do not fit.
+    #[error("{0}")]
+    ContextTooLong(String),
+    /// No key, or one that nobody knows.
+    #[error("{0}")]
+    Unauthorized(&'static str),
+    /// A key without the scope, a `Host` or an `Origin` that is not served.
+    #[error("{0}")]
+    Forbidden(String),
+    /// There is no such model.
+    #[error("there is no model `{0}`; /v1/models lists those there are")]
+    ModelNotFound(String),
+    /// There is no such thing.
+    #[error("{0}")]
+    NotFound(String),
+    /// The path exists, but not for this method.
+    #[error("{path} does not take {method} requests")]
+    MethodNotAllowed {
+        /// What was used.
+        method: String,
+        /// Where.
+        path: String,
+    },
+    /// The body did not arrive in time.
+    #[error("the request's body did not arrive within {} s", .0.as_secs())]
+    BodyTimeout(Duration),
+    /// The body is too large.
+    #[error(
+        "the request's body is larger than {limit} bytes; the server's --max-body says how large it may be"
+    )]
+    BodyTooLarge {
+        /// Most bytes.
+        limit: usize,
+    },
+    /// Too many requests wait.
+    #[error("{0}")]
+    QueueFull(String),
+    /// It did not finish in time.
+    #[error("{0}")]
+    Timeout(String),
+    /// Not now: shutting down, or a model that could not be loaded.
+    #[error("{0}")]
+    Unavailable(String),
+    /// There is not enough memory for the model, and waiting will not help.
+    #[error("{0}")]
+    InsufficientMemory(String),
+    /// What should not happen.
+    #[error("{0}")]
+    Internal(String),
+}
+
+impl ApiError {
+    /// A refused field.
+    pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::Invalid { param: Some(param.into()), message: message.into() }
+    }
+
+    /// The same about fields that have other names in an API: pairs of the name here and the name there.
+    #[must_use]
+    pub fn renamed(self, names: &[(&str, &str)]) -> Self {
+        match self {
+            Self::Invalid { param: Some(param), message } => {
+                let Some((here, there)) = names.iter().find(|(here, _)| *here == param) else {
+                    return Self::Invalid { param: Some(param), message };
+                };
+                let message = message.replace(&format!("`{here}`"), &format!("`{there}`"));
+                Self::Invalid { param: Some((*there).to_owned()), message }
+            }
+            other => other,
+        }
+    }
+
+    /// The status that goes with it.
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::Invalid { .. } | Self::UnknownField { .. } | Self::ContextTooLong(_) => {
+                StatusCode::BAD_REQUEST
+            }
+            Self::Unauthorized(_) => StatusCode::UNAUTHORIZED,
+            Self::Forbidden(_) => StatusCode::FORBIDDEN,
+            Self::ModelNotFound(_) | Self::NotFound(_) => StatusCode::NOT_FOUND,
+            Self::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
+            Self::BodyTimeout(_) => StatusCode::REQUEST_TIMEOUT,
+            Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::QueueFull(_) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Timeout(_) => StatusCode::GATEWAY_TIMEOUT,
+            Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::InsufficientMemory(_) => StatusCode::INSUFFICIENT_STORAGE,
+            Self::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    /// Which field it is about.
+    pub fn param(&self) -> Option<&str> {
+        match self {
+            Self::Invalid { param, .. } => param.as_deref(),
+            Self::UnknownField { param, .. } => Some(param),
+            Self::ModelNotFound(_) => Some("model"),
+            _ => None,
+        }
+    }
+
+    /// When to try again, for errors that time heals.
+    fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::QueueFull(_) => Some(Duration::from_secs(1)),
+            Self::Unavailable(_) => Some(Duration::from_secs(5)),
+            _ => None,
+        }
+    }
+}
+
+/// The error travels as an extension of a response without a body; the outermost layer
+/// ([`crate::dialect::shape_errors`]) writes it in the shape of the API whose path was asked.
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = self.status();
+        let headers = response.headers_mut();
+        if let Some(wait) = self.retry_after() {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(wait.as_secs()));
+        }
+        if matches!(self, Self::Unauthorized(_)) {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response.extensions_mut().insert(Arc::new(self));
+        response
+    }
+}
+
+impl From<SubmitError> for ApiError {
+    fn from(error: SubmitError) -> Self {
+        let message = error.to_string();
+        match error {
+            SubmitError::QueueFull { .. } => Self::QueueFull(message),
+            SubmitError::ContextTooLong { .. } => Self::ContextTooLong(message),
+            SubmitError::EmptyPrompt | SubmitError::TokenOutOfRange { .. } => {
+                Self::invalid("prompt", message)
+            }
+            SubmitError::Invalid { field, problem } => {
+                let field = match field {
+                    "branches" => "n",
+                    "stop_strings" => "stop",
+                    other => other,
+                };
+                Self::invalid(field, format!("`{field}` {problem}"))
+            }
+            SubmitError::Sampling(invalid) => Self::invalid(invalid.field, message),
+            SubmitError::Stopped { .. } => Self::Unavailable(message),
+            _ => Self::Internal(message),
+        }
+    }
+}
+
+impl From<RequestError> for ApiError {
+    fn from(error: RequestError) -> Self {
+        let message = error.to_string();
+        match error {
+            RequestError::EngineStopped(_) => Self::Unavailable(message),
+            _ => Self::Internal(message),
+        }
+    }
+}
+
+impl From<TemplateError> for ApiError {
+    /// Templates refuse chats that their model was not made for; the rest is the template's fault, but this model
+    /// cannot take this chat in any case.
+    fn from(error: TemplateError) -> Self {
+        Self::invalid("messages", format!("the model's chat template refuses these messages: {error}"))
+    }
+}
+
+impl From<LoadError> for ApiError {
+    fn from(error: LoadError) -> Self {
+        match error {
+            LoadError::NotFound(name) => Self::ModelNotFound(name),
+            LoadError::TooLarge(message) => Self::InsufficientMemory(message),
+            LoadError::Failed(message) => Self::Unavailable(message),
+        }
+    }
+}

@@ -1,0 +1,375 @@
+//! The layer that all APIs share: a request in our own words becomes tokens, an engine's request, and a stream of
+//! [`Piece`]s. Dialects only translate at both ends.
+
+mod reading;
+mod request;
+
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use paguro_engine::{Event, FinishReason, Generation};
+use paguro_model::{Model, tokenizer::Tokenizer};
+use tokio::task::spawn_blocking;
+
+use crate::{AppState, error::ApiError, metrics::RequestMetrics, models::Lease, ollama::Defaults};
+
+use reading::{Reader, Reading};
+pub use request::{
+    ChatRequest, Format, Message, Options, Prompt, Reasoning, Role, TextRequest, Tool, ToolCall, ToolChoice,
+};
+
+/// A part of an answer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Piece {
+    /// A choice goes on.
+    Delta {
+        /// Which one, below `n`.
+        choice: usize,
+        /// With what.
+        delta: Delta,
+        /// The tokens that have come since the last piece of this choice, if asked for.
+        logprobs: Vec<TokenLogprob>,
+    },
+    /// A choice has ended. The last choice's end is the last piece.
+    Finished {
+        /// Which one.
+        choice: usize,
+        /// Why.
+        reason: Finish,
+        /// The tokens that have come since the last piece of this choice, if asked for.
+        logprobs: Vec<TokenLogprob>,
+        /// Tokens of the prompt, and of this choice's answer.
+        usage: Usage,
+    },
+}
+
+/// What an answer goes on with. Text is never empty.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Delta {
+    /// Text of the answer.
+    Text(String),
+    /// What the model thinks before it answers.
+    Reasoning(String),
+    /// The model begins a call.
+    ToolCall {
+        /// Counts the calls of a choice from 0.
+        index: usize,
+        /// Names the call.
+        id: String,
+        /// Names the tool.
+        name: String,
+    },
+    /// The call's arguments go on.
+    ToolArguments {
+        /// Which call.
+        index: usize,
+        /// JSON text, in parts.
+        text: String,
+    },
+}
+
+/// Why a choice has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// The model has said all.
+    Stop,
+    /// This stop string came up.
+    StopString(String),
+    /// The limit is reached, or the context is full.
+    Length,
+    /// The model has called tools.
+    ToolCalls,
+}
+
+/// A token with its log-probability.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenLogprob {
+    /// The token.
+    pub token: u32,
+    /// Natural logarithm of its probability.
+    pub logprob: f32,
+    /// The best tokens in its place, best first.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// Tokens of a request, or of one choice of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt: usize,
+    /// Of these, tokens that did not have to be computed.
+    pub cached: usize,
+    /// Tokens of the answer.
+    pub completion: usize,
+    /// Of these, tokens that the model thought with.
+    pub reasoning: usize,
+}
+
+/// When what happened, as far as it has.
+#[derive(Clone, Copy, Debug)]
+pub struct Timing {
+    /// The request came.
+    pub received: Instant,
+    /// Its model was there and it was queued.
+    pub submitted: Instant,
+    /// It left the queue.
+    pub started: Option<Instant>,
+    /// The first token was sampled.
+    pub first_token: Option<Instant>,
+    /// The last token so far was sampled.
+    pub last_token: Option<Instant>,
+}
+
+/// An answer that is being made. Dropping it cancels the request, and its pages are free before the next step.
+#[derive(Debug)]
+pub struct Generating {
+    generation: Generation,
+    lease: Lease,
+    prompt_tokens: usize,
+    choices: Vec<Choice>,
+    ready: VecDeque<Piece>,
+    timing: Timing,
+    metrics: RequestMetrics,
+}
+
+/// One choice's state between engine and pieces.
+#[derive(Debug, Default)]
+struct Choice {
+    logprobs: Vec<TokenLogprob>,
+    /// `None` where the text is all there is, and after the end.
+    reader: Option<Reader>,
+    /// Tokens that the model thought with.
+    reasoning_tokens: usize,
+}
+
+/// Starts to answer a chat.
+///
+/// # Errors
+/// The model is not there or cannot chat, or the request asks for what cannot be.
+pub async fn chat(state: &AppState, model: &str, mut request: ChatRequest) -> Result<Generating, ApiError> {
+    let received = Instant::now();
+    let lease = state.models.lease(model).await?;
+    Defaults::read(&lease.entry.parameters)?.complete(&mut request);
+    refuse_formats(&request.format)?;
+    if matches!(request.tool_choice, ToolChoice::Required | ToolChoice::Named(_)) {
+        return Err(ApiError::invalid("tool_choice", "a call cannot be forced yet; use `auto` or `none`"));
+    }
+    let (prompt, reading, options) = off_thread(&lease, move |model| {
+        let (prompt, reading) = request.prepare(model)?;
+        Ok((prompt, reading, request.options))
+    })
+    .await?;
+    Generating::start(state, lease, prompt, Some(reading), options, received)
+}
+
+/// Starts to continue a text.
+///
+/// # Errors
+/// The model is not there, or the request asks for what cannot be.
+pub async fn text(state: &AppState, model: &str, request: TextRequest) -> Result<Generating, ApiError> {
+    let received = Instant::now();
+    let lease = state.models.lease(model).await?;
+    refuse_formats(&request.format)?;
+    let TextRequest { prompt, options, .. } = request;
+    let options = Defaults::read(&lease.entry.parameters)?.complete_options(options);
+    let prompt = off_thread(&lease, move |model| Ok(prompt.tokens(model))).await?;
+    Generating::start(state, lease, prompt, None, options, received)
+}
+
+fn refuse_formats(format: &Format) -> Result<(), ApiError> {
+    match format {
+        Format::Text => Ok(()),
+        _ => Err(ApiError::invalid("response_format", "only `text` can be honoured yet")),
+    }
+}
+
+/// Templates and tokenizers take their time with long texts; the threads that serve others must not.
+pub(crate) async fn off_thread<T: Send + 'static>(
+    lease: &Lease,
+    work: impl FnOnce(&Model) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let model = lease.model.clone();
+    let worked = spawn_blocking(move || work(&model)).await;
+    worked.unwrap_or_else(|error| Err(ApiError::Internal(format!("reading the prompt ended: {error}"))))
+}
+
+impl Generating {
+    fn start(
+        state: &AppState,
+        lease: Lease,
+        prompt: Vec<u32>,
+        reading: Option<Reading>,
+        mut options: Options,
+        received: Instant,
+    ) -> Result<Self, ApiError> {
+        let prompt_tokens = prompt.len();
+        options.bound(prompt_tokens, lease.handle.max_context())?;
+        let mut request = options.request(prompt, &lease.model.defaults);
+        if let Some(reading) = &reading {
+            request.shown_tokens = reading.shown_tokens(&lease.model.tokenizer);
+        }
+        let reader = || reading.as_ref().map(Reading::reader);
+        let choices =
+            (0..request.branches).map(|_| Choice { reader: reader(), ..Choice::default() }).collect();
+        let submitted = Instant::now();
+        let generation = lease.handle.generate(request)?;
+        let metrics = state.metrics.request(&lease.entry.name, received);
+        let timing = Timing { received, submitted, started: None, first_token: None, last_token: None };
+        Ok(Self { generation, lease, prompt_tokens, choices, ready: VecDeque::new(), timing, metrics })
+    }
+
+    /// The next piece; `None` after the last one.
+    ///
+    /// # Errors
+    /// The request failed; nothing comes after that.
+    pub async fn next(&mut self) -> Option<Result<Piece, ApiError>> {
+        loop {
+            if let Some(piece) = self.ready.pop_front() {
+                return Some(Ok(piece));
+            }
+            let event = self.generation.next().await?;
+            if let Err(error) = self.receive(event) {
+                return Some(Err(error));
+            }
+        }
+    }
+
+    /// The model's one name.
+    pub fn model(&self) -> &str {
+        &self.lease.entry.name
+    }
+
+    /// Tokens of the prompt.
+    pub fn prompt_tokens(&self) -> usize {
+        self.prompt_tokens
+    }
+
+    /// Number of answers.
+    pub fn choices(&self) -> usize {
+        self.choices.len()
+    }
+
+    /// The resident model.
+    pub fn lease(&self) -> &Lease {
+        &self.lease
+    }
+
+    /// Makes text of tokens.
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.lease.model.tokenizer
+    }
+
+    /// When what happened so far.
+    pub fn timing(&self) -> Timing {
+        self.timing
+    }
+
+    fn receive(&mut self, event: Event) -> Result<(), ApiError> {
+        match event {
+            Event::Started { .. } => {
+                let now = Instant::now();
+                self.timing.started = Some(now);
+                self.metrics.started(now - self.timing.submitted);
+            }
+            Event::Token { branch, token, text, logprob, top, at } => {
+                self.time_token(at);
+                let choice = &mut self.choices[branch];
+                choice.logprobs.extend(logprob.map(|logprob| TokenLogprob { token, logprob, top }));
+                self.write_token(branch, text);
+            }
+            Event::Finished { branch, text, reason, usage } => {
+                let calls = self.write_end(branch, text);
+                let reason = match reason {
+                    FinishReason::StopString(text) => Finish::StopString(text),
+                    FinishReason::Length | FinishReason::ContextFull => Finish::Length,
+                    FinishReason::Stop(_) if calls > 0 => Finish::ToolCalls,
+                    FinishReason::Stop(_) => Finish::Stop,
+                    FinishReason::Cancelled => {
+                        return Err(ApiError::Unavailable("the server is shutting down".into()));
+                    }
+                    other => return Err(ApiError::Internal(format!("the answer ended: {other:?}"))),
+                };
+                let usage = Usage {
+                    prompt: usage.prompt_tokens,
+                    cached: usage.cached_tokens,
+                    completion: usage.generated_tokens,
+                    reasoning: self.choices[branch].reasoning_tokens,
+                };
+                self.metrics.finished(usage);
+                let logprobs = std::mem::take(&mut self.choices[branch].logprobs);
+                self.ready.push_back(Piece::Finished { choice: branch, reason, logprobs, usage });
+            }
+            Event::Failed(error) => {
+                self.metrics.failed();
+                return Err(error.into());
+            }
+            // Scores of the prompt, which nobody here asks for.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn write_token(&mut self, branch: usize, text: String) {
+        let choice = &mut self.choices[branch];
+        let Some(reader) = &mut choice.reader else { return self.write(branch, vec![Delta::Text(text)]) };
+        let before = reader.in_reasoning();
+        let deltas = reader.push(&text);
+        choice.reasoning_tokens += usize::from(before || reader.in_reasoning());
+        self.write(branch, deltas);
+    }
+
+    /// Writes what was held back. Returns how many calls there were.
+    fn write_end(&mut self, branch: usize, text: String) -> usize {
+        let Some(mut reader) = self.choices[branch].reader.take() else {
+            self.write(branch, vec![Delta::Text(text)]);
+            return 0;
+        };
+        let mut deltas = reader.push(&text);
+        let (rest, calls) = reader.finish();
+        deltas.extend(rest);
+        self.write(branch, deltas);
+        calls
+    }
+
+    /// The log-probabilities go with the first of the parts that the last tokens have made certain.
+    fn write(&mut self, branch: usize, deltas: Vec<Delta>) {
+        for delta in deltas {
+            if matches!(&delta, Delta::Text(text) if text.is_empty()) {
+                continue;
+            }
+            let logprobs = std::mem::take(&mut self.choices[branch].logprobs);
+            self.ready.push_back(Piece::Delta { choice: branch, delta, logprobs });
+        }
+    }
+
+    fn time_token(&mut self, at: Instant) {
+        match self.timing.last_token {
+            None => self.metrics.first_token(at.saturating_duration_since(self.timing.received)),
+            // Choices share steps: several tokens have one time, and are no gap.
+            Some(last) if last != at => self.metrics.token_gap(at.saturating_duration_since(last)),
+            Some(_) => {}
+        }
+        self.timing.first_token.get_or_insert(at);
+        self.timing.last_token = Some(at);
+    }
+}
+
+impl Usage {
+    /// The sum over all choices: they share the prompt.
+    pub fn add_choice(&mut self, choice: Self) {
+        self.prompt = choice.prompt;
+        self.cached = choice.cached;
+        self.completion += choice.completion;
+        self.reasoning += choice.reasoning;
+    }
+}
+
+impl Timing {
+    /// From the first token to the last one.
+    pub fn decode(&self) -> Option<Duration> {
+        Some(self.last_token? - self.first_token?)
+    }
+}

@@ -1,0 +1,136 @@
+//! What is read out of an answer: which part of its text is reasoning, which part calls tools.
+
+use paguro_model::tokenizer::Tokenizer;
+
+use super::{ChatRequest, Delta, Message, Role, Tool, ToolChoice};
+use crate::{
+    error::ApiError,
+    ids,
+    output::{Format, OfferedTool, OutputParser, ParserOptions, Piece, instructions, write_calls},
+};
+
+/// How to read an answer.
+#[derive(Clone, Debug)]
+pub(super) struct Reading {
+    format: Format,
+    options: ParserOptions,
+}
+
+impl Reading {
+    /// For the answer of a model that writes like this to this prompt.
+    ///
+    /// # Errors
+    /// Tools are offered, and the model writes calls in a way that is not read.
+    pub fn new(request: &ChatRequest, format: Format, prompt: &str) -> Result<Self, ApiError> {
+        let tools: Vec<_> = request.offered_tools().map(|tool| tool.name.to_owned()).collect();
+        if !tools.is_empty() {
+            format.calls().map_err(|error| ApiError::invalid("tools", error.to_string()))?;
+        }
+        let options = ParserOptions {
+            split_reasoning: true,
+            in_reasoning: format.begins_in_reasoning(prompt),
+            tools,
+            stream_arguments: !request.whole_calls,
+        };
+        Ok(Self { format, options })
+    }
+
+    /// The control tokens that have to be seen in the text.
+    pub fn shown_tokens(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        let ids = self.format.markers().filter_map(|marker| tokenizer.token_id(marker));
+        ids.filter(|&id| tokenizer.is_special(id)).collect()
+    }
+
+    /// Reads one answer.
+    pub fn reader(&self) -> Reader {
+        Reader { parser: OutputParser::new(self.format, self.options.clone()), calls: 0 }
+    }
+}
+
+/// Reads one answer.
+#[derive(Debug)]
+pub(super) struct Reader {
+    parser: OutputParser,
+    /// Calls so far.
+    pub calls: usize,
+}
+
+impl Reader {
+    /// What is certain after more text.
+    pub fn push(&mut self, text: &str) -> Vec<Delta> {
+        let pieces = self.parser.push(text);
+        deltas(pieces, &mut self.calls)
+    }
+
+    /// What is left at the end, and the number of calls.
+    pub fn finish(mut self) -> (Vec<Delta>, usize) {
+        let deltas = deltas(self.parser.finish(), &mut self.calls);
+        (deltas, self.calls)
+    }
+
+    /// Whether the model is thinking.
+    pub fn in_reasoning(&self) -> bool {
+        self.parser.in_reasoning()
+    }
+}
+
+fn deltas(pieces: Vec<Piece>, calls: &mut usize) -> Vec<Delta> {
+    let delta = |piece| match piece {
+        Piece::Reasoning(text) => Some(Delta::Reasoning(text)),
+        Piece::Text(text) => Some(Delta::Text(text)),
+        Piece::CallBegin { name } => {
+            *calls += 1;
+            Some(Delta::ToolCall { index: *calls - 1, id: ids::new("call_"), name })
+        }
+        Piece::Arguments(text) => Some(Delta::ToolArguments { index: *calls - 1, text }),
+        Piece::CallEnd { .. } => None,
+    };
+    pieces.into_iter().filter_map(delta).collect()
+}
+
+/// The messages for a chat template that has no place for tools: everything about them is text.
+pub(super) fn tools_as_text(request: &ChatRequest) -> Vec<Message> {
+    let mut messages: Vec<_> = request.messages.iter().map(Message::without_calls).collect();
+    let tools: Vec<_> = request.offered_tools().collect();
+    if !tools.is_empty() {
+        let text = instructions(&tools);
+        match messages.first_mut().filter(|first| first.role == Role::System) {
+            Some(system) => system.content = [&system.content, "\n\n", &text].concat(),
+            None => messages.insert(0, Message { role: Role::System, content: text, ..Message::default() }),
+        }
+    }
+    messages
+}
+
+impl ChatRequest {
+    /// The tools that the model may call.
+    pub(super) fn offered_tools(&self) -> impl Iterator<Item = OfferedTool<'_>> {
+        let may = |tool: &&Tool| match &self.tool_choice {
+            ToolChoice::Auto | ToolChoice::Required => true,
+            ToolChoice::None => false,
+            ToolChoice::Named(name) => tool.name == *name,
+        };
+        self.tools.iter().filter(may).map(|tool| OfferedTool {
+            name: &tool.name,
+            description: tool.description.as_deref(),
+            parameters: tool.parameters.as_ref(),
+        })
+    }
+}
+
+impl Message {
+    /// The same with calls, and with results of calls, as text.
+    fn without_calls(&self) -> Self {
+        let calls = self.tool_calls.iter().map(|call| (call.name.as_str(), call.arguments.as_str()));
+        let content = match self.role {
+            Role::Tool => {
+                let name = self.name.as_deref().unwrap_or("the call");
+                format!("Result of {name}:\n{}", self.content)
+            }
+            _ if self.tool_calls.is_empty() => self.content.clone(),
+            _ => write_calls(&self.content, calls),
+        };
+        let role = if self.role == Role::Tool { Role::User } else { self.role };
+        Self { role, content, reasoning: self.reasoning.clone(), ..Self::default() }
+    }
+}

@@ -1,0 +1,446 @@
+//! What every API's chat request becomes: messages, tools and options, in our own words. What the model reads is
+//! made of it here.
+
+use std::hash::{BuildHasher, RandomState};
+
+use paguro_engine::Request;
+use paguro_model::{
+    GenerationDefaults, Model,
+    chat::ChatInput,
+    tokenizer::{SpecialText, SpecialTokens, Tokenizer},
+};
+use serde_json::{Map, Value, json};
+
+use super::reading::{Reading, tools_as_text};
+use crate::{
+    error::ApiError,
+    output::{Format as OutputFormat, OfferedTool},
+};
+
+/// A chat that the model is to answer.
+#[derive(Clone, Debug, Default)]
+pub struct ChatRequest {
+    /// What was said so far.
+    pub messages: Vec<Message>,
+    /// What the model may call.
+    pub tools: Vec<Tool>,
+    /// Whether it may, or must.
+    pub tool_choice: ToolChoice,
+    /// Whether it may call several at once.
+    pub parallel_tool_calls: bool,
+    /// What the answer must be.
+    pub format: Format,
+    /// Whether and how much a model that thinks should think.
+    pub reasoning: Reasoning,
+    /// Other variables of the chat template.
+    pub template_variables: Map<String, Value>,
+    /// The last message is the model's own, and the answer goes on from it.
+    pub continue_last: bool,
+    /// Whether arguments of calls are wanted as a whole only.
+    pub whole_calls: bool,
+    /// How to sample and when to end.
+    pub options: Options,
+}
+
+/// A prompt that the model is to continue as it stands.
+#[derive(Clone, Debug)]
+pub struct TextRequest {
+    /// What to continue.
+    pub prompt: Prompt,
+    /// What the continuation must be.
+    pub format: Format,
+    /// How to sample and when to end.
+    pub options: Options,
+}
+
+/// What a model continues.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Prompt {
+    /// Text; special tokens in it are recognised, and what the model puts before every text is added.
+    Text(String),
+    /// Tokens, as they are.
+    Tokens(Vec<u32>),
+}
+
+/// One message.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Message {
+    /// Who says it.
+    pub role: Role,
+    /// What is said.
+    pub content: String,
+    /// What an assistant thought before it said that.
+    pub reasoning: Option<String>,
+    /// Who of several, or which tool.
+    pub name: Option<String>,
+    /// What an assistant called.
+    pub tool_calls: Vec<ToolCall>,
+    /// Which call this is the result of.
+    pub tool_call_id: Option<String>,
+}
+
+/// Who says a message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    /// The one who set this up.
+    System,
+    /// The one who asks.
+    #[default]
+    User,
+    /// The model.
+    Assistant,
+    /// The result of a call.
+    Tool,
+}
+
+/// A call that an assistant made.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ToolCall {
+    /// Names the call.
+    pub id: String,
+    /// Names the tool.
+    pub name: String,
+    /// An object, as JSON text.
+    pub arguments: String,
+}
+
+/// A function that the model may call.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tool {
+    /// Its name.
+    pub name: String,
+    /// What it does.
+    pub description: Option<String>,
+    /// JSON schema of its arguments; `None` takes none.
+    pub parameters: Option<Value>,
+    /// Whether calls must fit the schema.
+    pub strict: bool,
+}
+
+/// Whether tools are called.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ToolChoice {
+    /// If the model wants to.
+    #[default]
+    Auto,
+    /// No.
+    None,
+    /// At least one.
+    Required,
+    /// This one.
+    Named(String),
+}
+
+/// What an answer must be.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Format {
+    /// Anything.
+    #[default]
+    Text,
+    /// A JSON object.
+    JsonObject,
+    /// JSON that fits this schema.
+    JsonSchema(Value),
+}
+
+/// How a model that thinks should think.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reasoning {
+    /// Whether; `None` leaves it to the model's template.
+    pub enabled: Option<bool>,
+    /// How much, in the words that templates know: `low`, `medium`, `high`.
+    pub effort: Option<String>,
+}
+
+/// How to sample and when to end. What is `None` is what the model recommends, or our default.
+#[derive(Clone, Debug, Default)]
+#[allow(missing_docs)] // named as the fields of `SamplingParams` and `Request` that they set
+pub struct Options {
+    pub temperature: Option<f32>,
+    pub top_k: Option<u32>,
+    pub top_p: Option<f32>,
+    pub min_p: Option<f32>,
+    pub repetition_penalty: Option<f32>,
+    pub frequency_penalty: Option<f32>,
+    pub presence_penalty: Option<f32>,
+    pub penalty_window: Option<u32>,
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Random if not given.
+    pub seed: Option<u64>,
+    pub stop: Vec<String>,
+    pub stop_tokens: Vec<u32>,
+    pub ignore_stop_tokens: bool,
+    pub max_tokens: Option<usize>,
+    /// Most tokens of prompt and answer together, at most the model's own bound.
+    pub context: Option<usize>,
+    /// Number of answers, 1 if not given.
+    pub n: Option<usize>,
+    pub logprobs: Option<usize>,
+    pub priority: i32,
+}
+
+impl Options {
+    /// These, and the others' where these say nothing.
+    pub fn or(self, other: Self) -> Self {
+        fn list<T>(these: Vec<T>, others: Vec<T>) -> Vec<T> {
+            if these.is_empty() { others } else { these }
+        }
+        Self {
+            temperature: self.temperature.or(other.temperature),
+            top_k: self.top_k.or(other.top_k),
+            top_p: self.top_p.or(other.top_p),
+            min_p: self.min_p.or(other.min_p),
+            repetition_penalty: self.repetition_penalty.or(other.repetition_penalty),
+            frequency_penalty: self.frequency_penalty.or(other.frequency_penalty),
+            presence_penalty: self.presence_penalty.or(other.presence_penalty),
+            penalty_window: self.penalty_window.or(other.penalty_window),
+            logit_bias: list(self.logit_bias, other.logit_bias),
+            seed: self.seed.or(other.seed),
+            stop: list(self.stop, other.stop),
+            stop_tokens: list(self.stop_tokens, other.stop_tokens),
+            ignore_stop_tokens: self.ignore_stop_tokens || other.ignore_stop_tokens,
+            max_tokens: self.max_tokens.or(other.max_tokens),
+            context: self.context.or(other.context),
+            n: self.n.or(other.n),
+            logprobs: self.logprobs.or(other.logprobs),
+            priority: self.priority,
+        }
+    }
+
+    /// Bounds the answer by the context that was asked for.
+    pub(super) fn bound(&mut self, prompt: usize, max_context: usize) -> Result<(), ApiError> {
+        let Some(context) = self.context else { return Ok(()) };
+        if context > max_context {
+            let message = format!(
+                "`context` is {context}, but the model is loaded for {max_context} tokens; `paguro serve --ctx` says for how many"
+            );
+            return Err(ApiError::invalid("context", message));
+        }
+        if prompt >= context {
+            let message =
+                format!("the prompt has {prompt} tokens, and there is room for {context} with the answer");
+            return Err(ApiError::ContextTooLong(message));
+        }
+        let rest = context - prompt;
+        self.max_tokens = Some(self.max_tokens.map_or(rest, |most| most.min(rest)));
+        Ok(())
+    }
+
+    /// The engine's request for these tokens.
+    pub(super) fn request(self, prompt: Vec<u32>, defaults: &GenerationDefaults) -> Request {
+        let mut sampling = defaults.sampling();
+        sampling.temperature = self.temperature.unwrap_or(sampling.temperature);
+        sampling.top_k = self.top_k.unwrap_or(sampling.top_k);
+        sampling.top_p = self.top_p.unwrap_or(sampling.top_p);
+        sampling.min_p = self.min_p.unwrap_or(sampling.min_p);
+        sampling.repetition_penalty = self.repetition_penalty.unwrap_or(sampling.repetition_penalty);
+        sampling.frequency_penalty = self.frequency_penalty.unwrap_or(sampling.frequency_penalty);
+        sampling.presence_penalty = self.presence_penalty.unwrap_or(sampling.presence_penalty);
+        sampling.penalty_window = self.penalty_window.or(sampling.penalty_window);
+        sampling.logit_bias = self.logit_bias;
+        sampling.seed = self.seed.unwrap_or_else(|| RandomState::new().hash_one(0));
+        Request {
+            prompt,
+            branches: self.n.unwrap_or(1),
+            max_tokens: self.max_tokens.or(defaults.max_tokens),
+            stop_tokens: self.stop_tokens,
+            ignore_stop_tokens: self.ignore_stop_tokens,
+            stop_strings: self.stop,
+            sampling,
+            logprobs: self.logprobs,
+            priority: self.priority,
+            ..Request::default()
+        }
+    }
+}
+
+impl ChatRequest {
+    /// The tokens that the model reads.
+    ///
+    /// # Errors
+    /// A model without chat template, or whose template refuses these messages or has no room for what is asked.
+    pub(crate) fn prompt(&self, model: &Model) -> Result<Vec<u32>, ApiError> {
+        Ok(self.prepare(model)?.0)
+    }
+
+    /// The tokens that the model reads, and how to read what it writes.
+    pub(super) fn prepare(&self, model: &Model) -> Result<(Vec<u32>, Reading), ApiError> {
+        let offers_tools = self.offered_tools().next().is_some();
+        let template = match (&model.tool_template, &model.chat_template, &model.template_problem) {
+            (Some(template), ..) if offers_tools => template,
+            (_, Some(template), _) => template,
+            (_, None, Some(problem)) => {
+                return Err(ApiError::invalid("model", format!("the model cannot chat: {problem}")));
+            }
+            (_, None, None) => {
+                let message =
+                    "the model has no chat template, so it cannot chat; /v1/completions continues text";
+                return Err(ApiError::invalid("model", message));
+            }
+        };
+        let source = template.source();
+        let format = OutputFormat::detect(source);
+        let mut extra = self.template_variables.clone();
+        self.reasoning.write(source, &mut extra)?;
+        let has_place = source.contains("tools");
+        let messages = if has_place { self.messages.clone() } else { tools_as_text(self) };
+        let mut input =
+            ChatInput::new(messages.iter().map(|message| message.for_template(&format)).collect());
+        input.tools = (offers_tools && has_place)
+            .then(|| self.offered_tools().map(|tool| tool_for_template(&tool)).collect());
+        input.extra = extra;
+        let last = messages.last().map_or("", |last| last.content.trim());
+        input.add_generation_prompt = !self.continue_last || last.is_empty();
+        let mut text = template.render(&input)?;
+        if !input.add_generation_prompt {
+            // As Hugging Face's `continue_final_message` does it.
+            let Some(at) = text.rfind(last) else {
+                let message = "the model's chat template changes the last message, so it cannot be continued";
+                return Err(ApiError::invalid("messages", message));
+            };
+            text.truncate(at + last.len());
+        }
+        let reading = Reading::new(self, format, &text)?;
+        Ok((model.tokenizer.encode_prompt(&text, SpecialTokens::Parse), reading))
+    }
+}
+
+impl Prompt {
+    /// The tokens that the model reads.
+    pub(super) fn tokens(self, model: &Model) -> Vec<u32> {
+        match self {
+            Self::Text(text) => model.tokenizer.encode_prompt(&text, SpecialTokens::Parse),
+            Self::Tokens(tokens) => tokens,
+        }
+    }
+
+    /// The text that the model reads, as people would write it.
+    pub fn text(self, tokenizer: &Tokenizer) -> String {
+        match self {
+            Self::Text(text) => text,
+            Self::Tokens(tokens) => tokenizer.decode(&tokens, SpecialText::Hide),
+        }
+    }
+}
+
+impl ToolChoice {
+    /// A mode by its name, or the tool (`Err`) that must be called.
+    ///
+    /// # Errors
+    /// A mode that is none, or of a tool that is not offered.
+    pub fn check(choice: Result<&str, &str>, tools: &[Tool]) -> Result<Self, ApiError> {
+        let refuse = |message: String| Err(ApiError::invalid("tool_choice", message));
+        match choice {
+            Ok("auto") => Ok(Self::Auto),
+            Ok("none") => Ok(Self::None),
+            Ok("required") if tools.is_empty() => {
+                refuse("`tool_choice` is `required`, but there are no `tools`".into())
+            }
+            Ok("required") => Ok(Self::Required),
+            Ok(other) => {
+                refuse(format!("`tool_choice` is none, auto, required or a function, not `{other}`"))
+            }
+            Err(name) if tools.iter().any(|tool| tool.name == name) => Ok(Self::Named(name.to_owned())),
+            Err(name) => refuse(format!("`tool_choice` names `{name}`, which is not in `tools`")),
+        }
+    }
+}
+
+impl Reasoning {
+    /// OpenAI's scale of efforts; `param` is the field that it was in.
+    ///
+    /// # Errors
+    /// A word that is not on it.
+    pub fn from_effort(effort: Option<String>, param: &str) -> Result<Self, ApiError> {
+        match effort.as_deref() {
+            None => Ok(Self::default()),
+            Some("none") => Ok(Self { enabled: Some(false), effort: None }),
+            Some("minimal" | "low" | "medium" | "high" | "xhigh") => Ok(Self { enabled: None, effort }),
+            Some(other) => {
+                let message =
+                    format!("`{param}` is none, minimal, low, medium, high or xhigh, not `{other}`");
+                Err(ApiError::invalid(param, message))
+            }
+        }
+    }
+
+    /// Sets the variables that the template knows. What it does not know it cannot honour.
+    fn write(&self, template: &str, extra: &mut Map<String, Value>) -> Result<(), ApiError> {
+        let switch = ["enable_thinking", "thinking"].into_iter().find(|name| template.contains(name));
+        let level = template.contains("reasoning_effort");
+        let thinks = switch.is_some() || level || template.contains("<think>");
+        let refuse = |message: &str| Err(ApiError::invalid("reasoning_effort", message));
+        match (self.enabled, &self.effort) {
+            (None, None) => {}
+            (Some(false), _) if !thinks => {}
+            (Some(false), _) => match switch {
+                Some(name) => drop(extra.insert(name.into(), json!(false))),
+                None => return refuse("the model's chat template has no switch to keep it from reasoning"),
+            },
+            _ if !thinks => return refuse("the model does not reason: its chat template knows no reasoning"),
+            (enabled, effort) => {
+                if let Some(name) = switch.filter(|_| enabled == Some(true) || !level) {
+                    extra.insert(name.into(), json!(true));
+                }
+                if let (Some(effort), true) = (effort, level) {
+                    extra.insert("reasoning_effort".into(), json!(effort));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Message {
+    /// As templates know it: Hugging Face's names, absent where there is nothing.
+    fn for_template(&self, format: &OutputFormat) -> Value {
+        let mut message = Map::new();
+        message.insert("role".into(), json!(self.role.name()));
+        message.insert("content".into(), json!(self.content));
+        if let Some(reasoning) = &self.reasoning {
+            message.insert("reasoning_content".into(), json!(reasoning));
+        }
+        if let Some(name) = &self.name {
+            message.insert("name".into(), json!(name));
+        }
+        if !self.tool_calls.is_empty() {
+            let calls = self.tool_calls.iter().map(|call| call.for_template(format)).collect();
+            message.insert("tool_calls".into(), calls);
+        }
+        if let Some(id) = &self.tool_call_id {
+            message.insert("tool_call_id".into(), json!(format.call_id(id)));
+        }
+        message.into()
+    }
+}
+
+impl Role {
+    fn name(self) -> &'static str {
+        match self {
+            Self::System => "system",
+            Self::User => "user",
+            Self::Assistant => "assistant",
+            Self::Tool => "tool",
+        }
+    }
+}
+
+impl ToolCall {
+    /// Templates write the arguments with `tojson`, so they get the object and not its text.
+    fn for_template(&self, format: &OutputFormat) -> Value {
+        let arguments = serde_json::from_str(&self.arguments).unwrap_or_else(|_| json!(self.arguments));
+        let id = format.call_id(&self.id);
+        json!({"id": id, "type": "function", "function": {"name": self.name, "arguments": arguments}})
+    }
+}
+
+fn tool_for_template(tool: &OfferedTool<'_>) -> Value {
+    let mut function = Map::new();
+    function.insert("name".into(), json!(tool.name));
+    if let Some(description) = tool.description {
+        function.insert("description".into(), json!(description));
+    }
+    let none = || json!({"type": "object", "properties": {}});
+    function.insert("parameters".into(), tool.parameters.cloned().unwrap_or_else(none));
+    json!({"type": "function", "function": function})
+}

@@ -1,0 +1,108 @@
+//! The HTTP server: OpenAI's API over engines.
+//!
+//! The way of a request: `listen` (connections) → `layers` (id, log) → `access` (host, origin, key) → a dialect's
+//! handler (`openai`: parse, refuse) → [`generate`] (template, tokens, engine, pieces) → the dialect again (`stream`).
+//! [`models`] decides what is resident.
+//!
+//! What is absent: no device, no path from a request to a file, no second way to an answer: dialects translate at both
+//! ends of [`generate`] and do nothing else.
+
+mod access;
+mod anthropic;
+pub mod dialect;
+pub mod error;
+mod extract;
+pub mod generate;
+mod ids;
+mod keys;
+mod layers;
+mod library;
+mod listen;
+pub mod metrics;
+pub mod models;
+mod ollama;
+mod openai;
+mod openapi;
+pub mod output;
+mod settings;
+mod source;
+mod status;
+pub mod stream;
+
+use std::sync::Arc;
+
+use axum::{Router, middleware};
+use tower::util::option_layer;
+
+pub use extract::Json;
+pub use keys::{ApiKey, KeyError, KeyFile, Scope};
+pub use library::Library;
+pub use listen::{BindError, Bound};
+pub use models::Residency;
+pub use settings::{HttpLimits, Listen, ServerSettings};
+pub use source::{LoadError, Loaded, ModelEntry, ModelSource};
+
+use crate::{keys::Keys, metrics::Metrics, models::Models};
+
+/// What all requests share.
+#[derive(Debug)]
+pub struct State {
+    /// How the server is set up.
+    pub settings: ServerSettings,
+    /// All models.
+    pub models: Arc<Models>,
+    /// What can be changed of them; `None` without a library.
+    pub library: Option<Library>,
+    /// Who may ask.
+    pub keys: Keys,
+    /// Responses that can be gone on from.
+    pub responses: openai::ResponseStore,
+    /// What is measured.
+    pub metrics: Arc<Metrics>,
+}
+
+/// What handlers get.
+pub type AppState = Arc<State>;
+
+/// A server that does not listen yet.
+#[derive(Debug)]
+pub struct Server {
+    state: AppState,
+}
+
+impl Server {
+    /// A server of these models. Nothing is loaded yet.
+    pub fn new(settings: ServerSettings, source: Arc<dyn ModelSource>, library: Option<Library>) -> Self {
+        let models = Models::new(source, settings.residency);
+        let metrics = Metrics::new(models.clone());
+        let keys = Keys::new(KeyFile::new(settings.keys.clone()));
+        Self {
+            state: Arc::new(State {
+                settings,
+                models,
+                library,
+                keys,
+                metrics,
+                responses: Default::default(),
+            }),
+        }
+    }
+
+    /// All paths with their layers.
+    fn router(&self) -> Router {
+        let state = self.state.clone();
+        Router::new()
+            .merge(openai::routes())
+            .merge(anthropic::routes())
+            .merge(ollama::routes())
+            .merge(status::routes())
+            .merge(openapi::routes())
+            .fallback(status::no_such_path)
+            .method_not_allowed_fallback(status::no_such_method)
+            .layer(middleware::from_fn_with_state(state.clone(), access::check))
+            .layer(middleware::from_fn(dialect::shape_errors))
+            .layer(option_layer(access::cors(&state.settings.origins)))
+            .layer(middleware::from_fn_with_state(state.clone(), layers::log))
+            .with_state(state)
+    }
+}

@@ -1,0 +1,347 @@
+//! What `/metrics` shows: what requests experienced, counted here, and what the engines and the process are doing,
+//! asked for at each scrape.
+
+use std::{
+    fmt,
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+use paguro_engine::Stats;
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, text::encode},
+    metrics::{
+        MetricType,
+        counter::{ConstCounter, Counter},
+        family::Family,
+        gauge::ConstGauge,
+        histogram::Histogram,
+    },
+    registry::Registry,
+};
+
+use crate::{
+    error::ApiError,
+    generate::Usage,
+    models::{Models, ResidentInfo},
+};
+
+/// Prometheus' text format in OpenMetrics' version, which older readers understand, too.
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Seconds; from a token on a fast device to a long prompt on a slow one.
+const LATENCY_BUCKETS: [f64; 16] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ModelLabel {
+    model_name: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct EndLabels {
+    model_name: String,
+    end: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct HttpLabels {
+    path: String,
+    status: u16,
+}
+
+type ByModel<M> = Family<ModelLabel, M>;
+type Histograms = Family<ModelLabel, Histogram, fn() -> Histogram>;
+
+/// Everything that is measured.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    http: Family<HttpLabels, Counter>,
+    requests: Family<EndLabels, Counter>,
+    prompt_tokens: ByModel<Counter>,
+    cached_tokens: ByModel<Counter>,
+    generated_tokens: ByModel<Counter>,
+    queue_time: Histograms,
+    first_token: Histograms,
+    token_gap: Histograms,
+    duration: Histograms,
+}
+
+/// One request's share; says how it ended when it is dropped.
+#[derive(Debug)]
+pub struct RequestMetrics {
+    metrics: Arc<Metrics>,
+    model: ModelLabel,
+    queue_time: Histogram,
+    first_token: Histogram,
+    token_gap: Histogram,
+    received: Instant,
+    end: &'static str,
+}
+
+fn latency() -> Histogram {
+    Histogram::new(LATENCY_BUCKETS)
+}
+
+impl Metrics {
+    /// Nothing has happened yet.
+    pub fn new(models: Arc<Models>) -> Arc<Self> {
+        let mut registry = Registry::default();
+        let histograms = || Histograms::new_with_constructor(latency);
+        let metrics = Self {
+            http: Family::default(),
+            requests: Family::default(),
+            prompt_tokens: Family::default(),
+            cached_tokens: Family::default(),
+            generated_tokens: Family::default(),
+            queue_time: histograms(),
+            first_token: histograms(),
+            token_gap: histograms(),
+            duration: histograms(),
+            registry: Registry::default(),
+        };
+        registry.register("paguro_http_requests", "HTTP requests by path and status", metrics.http.clone());
+        registry.register(
+            "paguro_requests",
+            "Requests for an answer, by how they ended",
+            metrics.requests.clone(),
+        );
+        registry.register("paguro_prompt_tokens", "Prompt tokens", metrics.prompt_tokens.clone());
+        registry.register(
+            "paguro_cached_prompt_tokens",
+            "Prompt tokens that the prefix cache had",
+            metrics.cached_tokens.clone(),
+        );
+        registry.register("paguro_generated_tokens", "Tokens sampled", metrics.generated_tokens.clone());
+        for (name, help, family) in [
+            ("queue_time", "Seconds between queueing and start", &metrics.queue_time),
+            ("time_to_first_token", "Seconds from the request to the first token", &metrics.first_token),
+            ("inter_token_latency", "Seconds between tokens", &metrics.token_gap),
+            ("request_duration", "Seconds from the request to its last token", &metrics.duration),
+        ] {
+            registry.register(format!("paguro_{name}_seconds"), help, family.clone());
+        }
+        registry.register_collector(Box::new(EngineCollector { models }));
+        Arc::new(Self { registry, ..metrics })
+    }
+
+    /// An HTTP request was answered. `path` is a route, not what anybody may write in a URL.
+    pub fn http(&self, path: &str, status: u16) {
+        self.http.get_or_create(&HttpLabels { path: path.to_owned(), status }).inc();
+    }
+
+    /// A request for an answer begins.
+    pub fn request(self: &Arc<Self>, model: &str, received: Instant) -> RequestMetrics {
+        let model = ModelLabel { model_name: model.to_owned() };
+        RequestMetrics {
+            queue_time: self.queue_time.get_or_create_owned(&model),
+            first_token: self.first_token.get_or_create_owned(&model),
+            token_gap: self.token_gap.get_or_create_owned(&model),
+            metrics: self.clone(),
+            model,
+            received,
+            end: "cancelled",
+        }
+    }
+
+    /// The text for Prometheus. Waits for engines to finish their steps.
+    ///
+    /// # Errors
+    /// None that is known.
+    pub fn text(&self) -> Result<String, ApiError> {
+        let mut text = String::new();
+        encode(&mut text, &self.registry).map_err(|error| ApiError::Internal(error.to_string()))?;
+        Ok(text)
+    }
+}
+
+impl RequestMetrics {
+    /// It left the queue.
+    pub fn started(&self, waited: Duration) {
+        self.queue_time.observe(waited.as_secs_f64());
+    }
+
+    /// Its first token is there.
+    pub fn first_token(&self, after: Duration) {
+        self.first_token.observe(after.as_secs_f64());
+    }
+
+    /// Another token is there.
+    pub fn token_gap(&self, gap: Duration) {
+        self.token_gap.observe(gap.as_secs_f64());
+    }
+
+    /// A choice has ended. The first one brings the prompt's tokens, which all share.
+    pub fn finished(&mut self, usage: Usage) {
+        let Metrics { prompt_tokens, cached_tokens, generated_tokens, .. } = &*self.metrics;
+        if self.end != "finished" {
+            prompt_tokens.get_or_create(&self.model).inc_by(usage.prompt as u64);
+            cached_tokens.get_or_create(&self.model).inc_by(usage.cached as u64);
+        }
+        generated_tokens.get_or_create(&self.model).inc_by(usage.completion as u64);
+        self.end = "finished";
+    }
+
+    /// It failed.
+    pub fn failed(&mut self) {
+        self.end = "failed";
+    }
+}
+
+impl Drop for RequestMetrics {
+    fn drop(&mut self) {
+        let labels = EndLabels { model_name: self.model.model_name.clone(), end: self.end };
+        self.metrics.requests.get_or_create(&labels).inc();
+        if self.end == "finished" {
+            let duration = self.received.elapsed().as_secs_f64();
+            self.metrics.duration.get_or_create(&self.model).observe(duration);
+        }
+    }
+}
+
+/// Asks engines and process at each scrape.
+#[derive(Debug)]
+struct EngineCollector {
+    models: Arc<Models>,
+}
+
+/// A metric's name, what it is, and its value.
+type StatsMetric = (&'static str, &'static str, fn(&Stats) -> f64);
+
+/// Labels and values of one metric.
+type Samples<L, V> = Vec<(L, V)>;
+
+impl Collector for EngineCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let resident = self.models.resident();
+        let stats: Vec<_> = resident.iter().map(|model| model.handle.stats()).collect();
+        let of = |value: fn(&Stats) -> f64| -> Samples<[(&str, String); 1], f64> {
+            let labelled = |(model, stats): (&ResidentInfo, &Stats)| (label(model), value(stats));
+            resident.iter().zip(&stats).map(labelled).collect()
+        };
+        let gauges: [StatsMetric; 12] = [
+            ("paguro_requests_waiting", "Sequences that wait", |s| s.waiting as f64),
+            ("paguro_requests_running", "Sequences that run", |s| s.running as f64),
+            ("paguro_kv_pages", "Pages that sequences can use", |s| s.pages_total as f64),
+            ("paguro_kv_pages_used", "Pages in use by sequences", |s| s.pages_used as f64),
+            ("paguro_kv_pages_cached", "Pages that only the prefix cache keeps", |s| s.pages_cached as f64),
+            ("paguro_batch_rows", "Rows of the last step", |s| s.last_rows as f64),
+            ("paguro_batch_sequences", "Sequences of the last step", |s| s.last_sequences as f64),
+            // The names that the Gateway API Inference Extension and llm-d look for.
+            ("vllm:num_requests_waiting", "The same as paguro_requests_waiting", |s| s.waiting as f64),
+            ("vllm:num_requests_running", "The same as paguro_requests_running", |s| s.running as f64),
+            ("vllm:kv_cache_usage_perc", "Fraction of pages in use", page_usage),
+            ("vllm:gpu_cache_usage_perc", "The older name of vllm:kv_cache_usage_perc", page_usage),
+            ("paguro_kv_usage_ratio", "Fraction of pages in use", page_usage),
+        ];
+        for (name, help, value) in gauges {
+            family(&mut encoder, name, help, &of(value), |value| ConstGauge::new(*value))?;
+        }
+        let counters: [StatsMetric; 8] = [
+            ("paguro_steps", "Steps", |s| s.steps as f64),
+            ("paguro_failed_steps", "Steps that failed", |s| s.failed_steps as f64),
+            ("paguro_rows", "Rows computed", |s| s.rows as f64),
+            ("paguro_prefix_hit_tokens", "Tokens that the prefix cache had", |s| s.prefix_hit_tokens as f64),
+            ("paguro_evictions", "Cached pages given up", |s| s.evictions as f64),
+            ("paguro_preemptions", "Sequences that lost their pages for a while", |s| s.preemptions as f64),
+            ("paguro_page_copies", "Pages copied before they were written", |s| s.page_copies as f64),
+            ("paguro_step_seconds", "Time in steps", |s| s.step_times.total_nanoseconds as f64 / 1e9),
+        ];
+        for (name, help, value) in counters {
+            family(&mut encoder, name, help, &of(value), |value| ConstCounter::new(*value))?;
+        }
+        self.encode_models(&mut encoder, &resident, &stats)?;
+        encode_process(&mut encoder)
+    }
+}
+
+impl EngineCollector {
+    fn encode_models(
+        &self,
+        encoder: &mut DescriptorEncoder<'_>,
+        resident: &[ResidentInfo],
+        stats: &[Stats],
+    ) -> fmt::Result {
+        let mut launches = Vec::new();
+        for model in resident {
+            // An engine that has stopped has no counts any more.
+            for kernel in model.handle.kernel_counts().unwrap_or_default() {
+                let [name] = label(model);
+                launches.push(([name, ("kernel", kernel.name)], kernel.launches));
+            }
+        }
+        let help = "Launches of kernels, by name";
+        family(encoder, "paguro_kernel_launches", help, &launches, |count| ConstCounter::new(*count))?;
+        let config = |(model, stats): (&ResidentInfo, &Stats)| {
+            let [name] = label(model);
+            // vLLM's name of the number of pages, whatever the device is.
+            let pages = ("num_gpu_blocks", stats.pages_total.to_string());
+            ([name, ("block_size", model.block_size.to_string()), pages], 1u64)
+        };
+        let configs: Vec<_> = resident.iter().zip(stats).map(config).collect();
+        let help = "Tokens in a page and number of pages";
+        family(encoder, "vllm:cache_config_info", help, &configs, |one| ConstGauge::new(*one))?;
+        let memory: Vec<_> = resident.iter().map(|model| (label(model), model.bytes)).collect();
+        let help = "Bytes of weights and pages";
+        family(encoder, "paguro_model_bytes", help, &memory, |bytes| ConstGauge::new(*bytes))?;
+        let loads = &self.models;
+        for (name, help, value) in [
+            ("paguro_model_loads", "Models loaded", &loads.loads),
+            ("paguro_model_load_failures", "Models that could not be loaded", &loads.failed_loads),
+            ("paguro_model_unloads", "Models unloaded", &loads.unloads),
+        ] {
+            let counter = ConstCounter::new(value.load(Ordering::Relaxed));
+            let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            counter.encode(metric)?;
+        }
+        Ok(())
+    }
+}
+
+fn page_usage(stats: &Stats) -> f64 {
+    stats.pages_used as f64 / stats.pages_total.max(1) as f64
+}
+
+fn label(model: &ResidentInfo) -> [(&'static str, String); 1] {
+    [("model_name", model.entry.name.clone())]
+}
+
+/// One metric with several label sets.
+fn family<L: EncodeLabelSet, V, M: EncodeMetric>(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    samples: &[(L, V)],
+    metric: impl Fn(&V) -> M,
+) -> fmt::Result {
+    let Some(first) = samples.first() else { return Ok(()) };
+    let kind = metric(&first.1).metric_type();
+    let mut descriptor = encoder.encode_descriptor(name, help, None, kind)?;
+    for (labels, value) in samples {
+        metric(value).encode(descriptor.encode_family(labels)?)?;
+    }
+    Ok(())
+}
+
+/// Memory of this process, where the system tells.
+fn encode_process(encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let Some(bytes) = resident_bytes() else { return Ok(()) };
+    let metric = encoder.encode_descriptor(
+        "process_resident_memory_bytes",
+        "Resident memory",
+        None,
+        MetricType::Gauge,
+    )?;
+    ConstGauge::new(bytes).encode(metric)
+}
+
+/// Linux' account of this process (`VmRSS`); other systems have it elsewhere, behind calls that are not worth
+/// their `unsafe`.
+fn resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kibibytes * 1024)
+}

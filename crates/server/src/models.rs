@@ -1,0 +1,464 @@
+//! Which models are resident. A model is loaded when it is first asked for, stays while somebody uses it and
+//! `keep_alive` longer, and makes room, the least recently used first, when another one needs the memory.
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use paguro_engine::{Engine, Handle};
+use paguro_model::{Model, ModelFile};
+use tokio::{
+    sync::{Notify, watch},
+    task::spawn_blocking,
+};
+
+use crate::{
+    error::ApiError,
+    source::{LoadError, Loaded, ModelEntry, ModelSource},
+};
+
+/// How residency is bounded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Residency {
+    /// Bytes that all resident models take together, weights and pages.
+    pub memory: u64,
+    /// How long an unused model stays; `None` is for ever.
+    pub keep_alive: Option<Duration>,
+    /// How long a request waits for others to end so that its model finds room.
+    pub patience: Duration,
+}
+
+/// All models: those that are resident, and the source of the others.
+#[derive(Debug)]
+pub struct Models {
+    source: Arc<dyn ModelSource>,
+    residency: Residency,
+    slots: Mutex<HashMap<Key, Slot>>,
+    /// Somebody has stopped using a model, or a model has gone.
+    changed: Notify,
+    /// Loads so far, by how they ended.
+    pub loads: AtomicU64,
+    /// See [`Models::loads`].
+    pub failed_loads: AtomicU64,
+    /// Models that had to go, for others or because nobody used them.
+    pub unloads: AtomicU64,
+}
+
+/// Name and version: a name that means something else now is another model.
+type Key = (String, String);
+
+#[derive(Debug)]
+enum Slot {
+    Loading {
+        /// Bytes set aside for it; none while it waits for room.
+        reserved: u64,
+        /// `None` until it has ended.
+        outcome: watch::Receiver<Option<Result<(), LoadError>>>,
+    },
+    Ready(Arc<Resident>),
+}
+
+/// A model that is loaded.
+#[derive(Debug)]
+pub struct Resident {
+    /// What it was loaded from.
+    pub entry: ModelEntry,
+    /// The model.
+    pub model: Arc<Model>,
+    /// The way to ask it.
+    pub handle: Handle,
+    /// The device's name.
+    pub device: String,
+    /// Bytes that it takes.
+    pub bytes: u64,
+    /// Tokens in a page.
+    pub block_size: usize,
+    /// Taken out when it ends, because that waits for a thread.
+    engine: Option<Engine>,
+    usage: Mutex<Use>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Use {
+    /// Requests that hold it.
+    users: usize,
+    /// When the last one let go.
+    since: Instant,
+    keep_alive: Option<Duration>,
+}
+
+/// The right to use a resident model: it stays as long as this lives.
+#[derive(Debug)]
+pub struct Lease {
+    resident: Arc<Resident>,
+    models: Arc<Models>,
+}
+
+/// A resident model, for lists.
+#[derive(Clone, Debug)]
+pub struct ResidentInfo {
+    /// What it was loaded from.
+    pub entry: ModelEntry,
+    /// The model.
+    pub model: Arc<Model>,
+    /// The way to ask it.
+    pub handle: Handle,
+    /// The device's name.
+    pub device: String,
+    /// Bytes that it takes.
+    pub bytes: u64,
+    /// Tokens in a page.
+    pub block_size: usize,
+    /// Requests that hold it.
+    pub users: usize,
+    /// In how long it goes if nobody asks for it; `None` is never. While it is in use, counted from now.
+    pub expires_in: Option<Duration>,
+}
+
+impl Models {
+    /// Nothing is loaded yet.
+    pub fn new(source: Arc<dyn ModelSource>, residency: Residency) -> Arc<Self> {
+        Arc::new(Self {
+            source,
+            residency,
+            slots: Mutex::default(),
+            changed: Notify::new(),
+            loads: AtomicU64::new(0),
+            failed_loads: AtomicU64::new(0),
+            unloads: AtomicU64::new(0),
+        })
+    }
+
+    /// All models that can be asked for.
+    ///
+    /// # Errors
+    /// What is wrong with the library.
+    pub async fn list(&self) -> Result<Vec<ModelEntry>, ApiError> {
+        let source = self.source.clone();
+        Ok(blocking(move || source.list()).await?)
+    }
+
+    /// The model that a name means.
+    ///
+    /// # Errors
+    /// [`ApiError::ModelNotFound`], or what is wrong with the library.
+    pub async fn find(&self, name: &str) -> Result<ModelEntry, ApiError> {
+        let (source, name) = (self.source.clone(), name.to_owned());
+        Ok(blocking(move || source.find(&name)).await?)
+    }
+
+    /// Opens a model's file, to see what it says of itself.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub async fn open(&self, entry: &ModelEntry) -> Result<ModelFile, ApiError> {
+        let (source, entry) = (self.source.clone(), entry.clone());
+        Ok(blocking(move || source.open(&entry)).await?)
+    }
+
+    /// The model of this name, loaded now if it is not yet.
+    ///
+    /// # Errors
+    /// There is none, it cannot be loaded, or there is no room for it.
+    pub async fn lease(self: &Arc<Self>, name: &str) -> Result<Lease, ApiError> {
+        let entry = self.find(name).await?;
+        let key = (entry.name.clone(), entry.version.clone());
+        loop {
+            let mut outcome = match self.slots().get(&key) {
+                Some(Slot::Ready(resident)) => return Ok(self.hold(resident)),
+                Some(Slot::Loading { outcome, .. }) => Some(outcome.clone()),
+                None => None,
+            };
+            let outcome = outcome.get_or_insert_with(|| self.start_loading(&key, &entry));
+            let ended = outcome.wait_for(Option::is_some).await;
+            match ended.as_deref() {
+                Ok(Some(Err(error))) => return Err(error.clone().into()),
+                // Ready; though it may have had to go again before we came to take it.
+                Ok(_) => {}
+                Err(_) => return Err(ApiError::Unavailable("the server is shutting down".into())),
+            }
+        }
+    }
+
+    /// Resident models, by name.
+    pub fn resident(&self) -> Vec<ResidentInfo> {
+        let mut list: Vec<_> = self
+            .slots()
+            .values()
+            .filter_map(|slot| match slot {
+                Slot::Ready(resident) => Some(resident.info()),
+                Slot::Loading { .. } => None,
+            })
+            .collect();
+        list.sort_by(|a, b| a.entry.name.cmp(&b.entry.name));
+        list
+    }
+
+    /// Unloads models whose time has come, for as long as the server runs.
+    pub async fn unload_unused(&self) {
+        loop {
+            let now = Instant::now();
+            let next = self.slots().values().filter_map(|slot| slot.resident()?.expires()).min();
+            match next {
+                Some(at) if at <= now => {
+                    let due = |resident: &Resident| resident.expires().is_some_and(|at| at <= now);
+                    self.unload_one(due).await;
+                }
+                Some(at) => {
+                    let sleep = tokio::time::sleep_until(at.into());
+                    tokio::select! { () = sleep => {}, () = self.changed.notified() => {} }
+                }
+                None => self.changed.notified().await,
+            }
+        }
+    }
+
+    /// Unloads everything, used or not, and waits until it is gone. Nothing is loaded after this if nobody asks.
+    pub async fn unload_all(&self) {
+        let slots: Vec<_> = self.slots().drain().collect();
+        for (_, slot) in slots {
+            if let Slot::Ready(resident) = slot {
+                end(resident).await;
+            }
+        }
+    }
+
+    fn hold(self: &Arc<Self>, resident: &Arc<Resident>) -> Lease {
+        resident.usage().users += 1;
+        Lease { resident: resident.clone(), models: self.clone() }
+    }
+
+    /// Starts to load a model, unless somebody has started meanwhile. It goes on if whoever asked goes away: most
+    /// likely they come back.
+    fn start_loading(
+        self: &Arc<Self>,
+        key: &Key,
+        entry: &ModelEntry,
+    ) -> watch::Receiver<Option<Result<(), LoadError>>> {
+        let (sender, receiver) = watch::channel(None);
+        match self.slots().entry(key.clone()) {
+            Entry::Occupied(slot) => match slot.get() {
+                Slot::Loading { outcome, .. } => return outcome.clone(),
+                Slot::Ready(_) => {
+                    sender.send_replace(Some(Ok(())));
+                    return receiver;
+                }
+            },
+            Entry::Vacant(slot) => {
+                slot.insert(Slot::Loading { reserved: 0, outcome: receiver.clone() });
+            }
+        }
+        let (models, key, entry) = (self.clone(), key.clone(), entry.clone());
+        tokio::spawn(async move {
+            let loaded = models.load(&key, &entry).await;
+            let outcome = match loaded {
+                Ok(loaded) => {
+                    models.loads.fetch_add(1, Ordering::Relaxed);
+                    let resident = Resident::new(entry, loaded, models.residency.keep_alive);
+                    models.slots().insert(key, Slot::Ready(Arc::new(resident)));
+                    Ok(())
+                }
+                Err(error) => {
+                    models.failed_loads.fetch_add(1, Ordering::Relaxed);
+                    tracing::warn!(model = entry.name, %error, "the model could not be loaded");
+                    models.slots().remove(&key);
+                    Err(error)
+                }
+            };
+            sender.send_replace(Some(outcome));
+            models.changed.notify_waiters();
+        });
+        receiver
+    }
+
+    async fn load(&self, key: &Key, entry: &ModelEntry) -> Result<Loaded, LoadError> {
+        self.make_room(key, entry).await?;
+        let started = Instant::now();
+        let (source, wanted) = (self.source.clone(), entry.clone());
+        let loaded = blocking(move || source.load(&wanted)).await?;
+        let seconds = started.elapsed().as_secs_f64();
+        tracing::info!(model = entry.name, seconds, bytes = loaded.bytes, device = loaded.device, "loaded");
+        Ok(loaded)
+    }
+
+    /// Sets memory aside, unloading what nobody uses and waiting for what somebody does.
+    async fn make_room(&self, key: &Key, entry: &ModelEntry) -> Result<(), LoadError> {
+        let Residency { memory, patience, .. } = self.residency;
+        if entry.bytes > memory {
+            let (name, bytes) = (&entry.name, entry.bytes);
+            return Err(LoadError::TooLarge(format!(
+                "`{name}` needs {bytes} bytes of memory, but all models together may take {memory} (--memory)"
+            )));
+        }
+        let deadline = Instant::now() + patience;
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            // From here on no change is missed.
+            changed.as_mut().enable();
+            {
+                let mut slots = self.slots();
+                let taken: u64 = slots.values().map(Slot::bytes).sum();
+                if taken.saturating_add(entry.bytes) <= memory {
+                    if let Some(Slot::Loading { reserved, .. }) = slots.get_mut(key) {
+                        *reserved = entry.bytes;
+                    }
+                    return Ok(());
+                }
+            }
+            if self.unload_one(|_| true).await {
+                continue;
+            }
+            if tokio::time::timeout_at(deadline.into(), changed).await.is_err() {
+                let name = &entry.name;
+                return Err(LoadError::Failed(format!(
+                    "there is no room for `{name}`: the models that are loaded are all in use; try again later"
+                )));
+            }
+        }
+    }
+
+    /// Unloads the unused model that was used longest ago, of those that may go, and waits until it is gone.
+    async fn unload_one(&self, may_go: impl Fn(&Resident) -> bool) -> bool {
+        let resident = {
+            let mut slots = self.slots();
+            let unused = slots.iter().filter_map(|(key, slot)| {
+                let resident = slot.resident()?;
+                let usage = *resident.usage();
+                (usage.users == 0 && may_go(resident)).then_some((usage.since, key))
+            });
+            let Some(key) = unused.min().map(|(_, key)| key.clone()) else { return false };
+            match slots.remove(&key) {
+                Some(Slot::Ready(resident)) => resident,
+                _ => return false,
+            }
+        };
+        tracing::info!(model = resident.entry.name, "unloaded");
+        self.unloads.fetch_add(1, Ordering::Relaxed);
+        end(resident).await;
+        self.changed.notify_waiters();
+        true
+    }
+
+    fn slots(&self) -> MutexGuard<'_, HashMap<Key, Slot>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Runs what may block, or panic, elsewhere.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, LoadError> + Send + 'static,
+) -> Result<T, LoadError> {
+    spawn_blocking(work)
+        .await
+        .unwrap_or_else(|error| Err(LoadError::Failed(format!("loading ended: {error}"))))
+}
+
+/// Ends an engine and waits for it, so that its memory is free when this returns. (A lease that is just being
+/// dropped may hold it a moment longer.)
+async fn end(resident: Arc<Resident>) {
+    if let Some(mut resident) = Arc::into_inner(resident) {
+        let engine = resident.engine.take();
+        // A panic of the engine thread was caught there; dropping it has nothing to report.
+        let _ = spawn_blocking(move || drop(engine)).await;
+    }
+}
+
+impl Slot {
+    fn resident(&self) -> Option<&Resident> {
+        match self {
+            Self::Ready(resident) => Some(resident),
+            Self::Loading { .. } => None,
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Ready(resident) => resident.bytes,
+            Self::Loading { reserved, .. } => *reserved,
+        }
+    }
+}
+
+impl Resident {
+    fn new(entry: ModelEntry, loaded: Loaded, keep_alive: Option<Duration>) -> Self {
+        let Loaded { model, engine, device, bytes, block_size } = loaded;
+        let usage = Use { users: 0, since: Instant::now(), keep_alive };
+        let handle = engine.handle();
+        Self {
+            entry,
+            model,
+            handle,
+            device,
+            bytes,
+            block_size,
+            engine: Some(engine),
+            usage: Mutex::new(usage),
+        }
+    }
+
+    fn usage(&self) -> MutexGuard<'_, Use> {
+        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// When it goes; `None` while somebody uses it, and if it may stay for ever.
+    fn expires(&self) -> Option<Instant> {
+        let Use { users, since, keep_alive } = *self.usage();
+        if users == 0 { since.checked_add(keep_alive?) } else { None }
+    }
+
+    fn info(&self) -> ResidentInfo {
+        let Use { users, since, keep_alive } = *self.usage();
+        let idle = if users == 0 { since.elapsed() } else { Duration::ZERO };
+        ResidentInfo {
+            entry: self.entry.clone(),
+            model: self.model.clone(),
+            handle: self.handle.clone(),
+            device: self.device.clone(),
+            bytes: self.bytes,
+            block_size: self.block_size,
+            users,
+            expires_in: keep_alive.map(|time| time.saturating_sub(idle)),
+        }
+    }
+}
+
+impl Drop for Resident {
+    /// Waiting for the engine's thread must not hold up a thread that serves others.
+    fn drop(&mut self) {
+        if let (Some(engine), Ok(runtime)) = (self.engine.take(), tokio::runtime::Handle::try_current()) {
+            runtime.spawn_blocking(move || drop(engine));
+        }
+    }
+}
+
+impl Lease {
+    /// How long the model stays after its last use, from now on; `None` is for ever.
+    pub fn keep_alive(&self, time: Option<Duration>) {
+        self.resident.usage().keep_alive = time;
+    }
+}
+
+impl std::ops::Deref for Lease {
+    type Target = Resident;
+
+    fn deref(&self) -> &Resident {
+        &self.resident
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let mut usage = self.resident.usage();
+        usage.users -= 1;
+        if usage.users == 0 {
+            usage.since = Instant::now();
+            drop(usage);
+            self.models.changed.notify_waiters();
+        }
+    }
+}

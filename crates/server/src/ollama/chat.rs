@@ -1,0 +1,291 @@
+//! `/api/chat`.
+
+use axum::{extract::State, response::Response};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
+
+use super::{
+    answer::{Answer, AnswerWriter, Endpoint},
+    duration::KeepAlive,
+    models,
+    options::OptionsParam,
+    types::{self, FormatParam, Think, refuse_images, rename},
+};
+use crate::{
+    AppState,
+    error::ApiError,
+    extract::Json,
+    generate::{self, ChatRequest, Message, Options, Role, Tool, ToolCall},
+};
+
+/// A chat that is to be answered.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = OllamaChatRequest)]
+pub struct ChatParams {
+    /// The model's name, as `/api/tags` lists it.
+    model: String,
+    /// What was said so far. Without messages, the model is loaded, or let go if `keep_alive` is 0. If the last one is
+    /// the model's, the answer goes on from it.
+    messages: Option<Vec<MessageParam>>,
+    /// Sends the answer line by line; true if absent.
+    stream: Option<bool>,
+    /// What the model may call.
+    tools: Option<Vec<ToolParam>>,
+    /// What the answer must be.
+    format: Option<FormatParam>,
+    /// Whether the model thinks first.
+    think: Option<Think>,
+    /// How to sample and when to end.
+    options: Option<OptionsParam>,
+    /// How long the model stays in memory.
+    keep_alive: Option<KeepAlive>,
+    /// Reports log-probabilities.
+    logprobs: Option<bool>,
+    /// And those of this many best tokens, at most 20.
+    top_logprobs: Option<usize>,
+    /// Must be false or absent: what does not fit is refused.
+    truncate: Option<bool>,
+    /// Must be false or absent: a full context ends the answer.
+    shift: Option<bool>,
+}
+
+/// One message of a chat.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = OllamaMessage)]
+pub struct MessageParam {
+    role: RoleParam,
+    /// What is said.
+    content: Option<String>,
+    /// What the model thought before.
+    thinking: Option<String>,
+    /// What the model called.
+    tool_calls: Option<Vec<ToolCallParam>>,
+    /// Which tool's result this is.
+    tool_name: Option<String>,
+    /// The older name of `tool_name`.
+    name: Option<String>,
+    /// Which call's result this is; without it, that of the first call without a result.
+    tool_call_id: Option<String>,
+    /// Not supported: models here read text only.
+    images: Option<Vec<String>>,
+}
+
+/// Who says a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+#[schema(as = OllamaRole)]
+pub enum RoleParam {
+    /// The one who set this up.
+    System,
+    /// The one who asks.
+    User,
+    /// The model.
+    Assistant,
+    /// The result of a call.
+    Tool,
+}
+
+/// A call that the model has made.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = OllamaToolCall)]
+pub struct ToolCallParam {
+    /// Names the call.
+    id: Option<String>,
+    /// Always `function`.
+    r#type: Option<String>,
+    /// What was called.
+    function: FunctionCallParam,
+}
+
+/// What was called.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = OllamaFunctionCall)]
+pub struct FunctionCallParam {
+    /// The tool's name.
+    name: String,
+    /// Its arguments.
+    #[schema(value_type = Object)]
+    arguments: Map<String, Value>,
+    /// Has no effect: calls are in their order.
+    #[serde(rename = "index")]
+    _index: Option<usize>,
+}
+
+/// A tool that the model may call.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = OllamaTool)]
+pub struct ToolParam {
+    /// Always `function`.
+    r#type: Option<String>,
+    /// The function.
+    function: FunctionParam,
+}
+
+/// A function.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = OllamaFunction)]
+pub struct FunctionParam {
+    /// Its name.
+    name: String,
+    /// What it does.
+    description: Option<String>,
+    /// The JSON schema of its arguments.
+    #[schema(value_type = Option<Object>)]
+    parameters: Option<Value>,
+    /// Whether calls must fit the schema.
+    strict: Option<bool>,
+}
+
+/// Answers a chat, at once or line by line.
+///
+/// # Errors
+/// What cannot be honoured, by name.
+#[utoipa::path(
+    post, path = "/api/chat", tag = "Ollama",
+    request_body = ChatParams,
+    responses(
+        (status = 200, content((Answer = "application/json"), (Answer = "application/x-ndjson"))),
+        (status = "4XX", body = super::error::ErrorBody),
+        (status = "5XX", body = super::error::ErrorBody),
+    ),
+)]
+pub async fn chat(
+    State(state): State<AppState>,
+    Json(mut body): Json<ChatParams>,
+) -> Result<Response, ApiError> {
+    let keep_alive = body.keep_alive;
+    let stream = body.stream != Some(false);
+    let writer = AnswerWriter { endpoint: Endpoint::Chat, model: std::mem::take(&mut body.model) };
+    let request = body.into_request()?;
+    let name = models::find(&state, &writer.model).await?.name;
+    if request.messages.is_empty() {
+        return models::load_or_unload(&state, &name, keep_alive, &writer).await;
+    }
+    let generating = generate::chat(&state, &name, request).await.map_err(rename)?;
+    if let Some(KeepAlive(time)) = keep_alive {
+        generating.lease().keep_alive(time);
+    }
+    writer.write(generating, stream).await
+}
+
+impl ChatParams {
+    /// Every field has its place, or is refused here.
+    fn into_request(self) -> Result<ChatRequest, ApiError> {
+        types::refuse_cuts(self.truncate, self.shift)?;
+        let messages = messages(self.messages.unwrap_or_default())?;
+        let tools = self.tools.unwrap_or_default().into_iter().enumerate();
+        let tools = tools.map(|(i, tool)| tool.into_tool(&format!("tools[{i}]")));
+        let last = messages.last();
+        Ok(ChatRequest {
+            continue_last: last
+                .is_some_and(|last| last.role == Role::Assistant && last.tool_calls.is_empty()),
+            messages,
+            tools: tools.collect::<Result<_, _>>()?,
+            parallel_tool_calls: true,
+            format: FormatParam::format(self.format)?,
+            reasoning: Think::reasoning(self.think)?,
+            options: Options {
+                logprobs: types::logprobs(self.logprobs, self.top_logprobs)?,
+                ..self.options.unwrap_or_default().into_options()?
+            },
+            // A call is one line, with an object in it.
+            whole_calls: true,
+            ..ChatRequest::default()
+        })
+    }
+}
+
+/// Our own messages.
+///
+/// # Errors
+/// What cannot be honoured, by name.
+pub fn messages(messages: Vec<MessageParam>) -> Result<Vec<Message>, ApiError> {
+    let mut calls = Calls::default();
+    let messages = messages.into_iter().enumerate();
+    messages.map(|(i, message)| message.into_message(&mut calls, &format!("messages[{i}]"))).collect()
+}
+
+/// Calls so far. Ollama's clients need not name them; templates want names.
+#[derive(Default)]
+struct Calls {
+    made: usize,
+    /// Those without a result, in their order: id and tool.
+    open: Vec<(String, String)>,
+}
+
+impl MessageParam {
+    fn into_message(self, calls: &mut Calls, path: &str) -> Result<Message, ApiError> {
+        refuse_images(self.images, &format!("{path}.images"))?;
+        let role = match self.role {
+            RoleParam::System => Role::System,
+            RoleParam::User => Role::User,
+            RoleParam::Assistant => Role::Assistant,
+            RoleParam::Tool => Role::Tool,
+        };
+        let only_of = |given: bool, field: &str, wanted: Role, name: &str| {
+            if given && role != wanted {
+                let param = format!("{path}.{field}");
+                return Err(ApiError::invalid(
+                    &param,
+                    format!("only a message of the role `{name}` has `{param}`"),
+                ));
+            }
+            Ok(())
+        };
+        only_of(self.tool_calls.is_some(), "tool_calls", Role::Assistant, "assistant")?;
+        only_of(self.thinking.is_some(), "thinking", Role::Assistant, "assistant")?;
+        only_of(self.tool_name.is_some(), "tool_name", Role::Tool, "tool")?;
+        only_of(self.tool_call_id.is_some(), "tool_call_id", Role::Tool, "tool")?;
+        let mut message = Message {
+            role,
+            content: self.content.unwrap_or_default(),
+            reasoning: self.thinking,
+            name: self.tool_name.or(self.name),
+            ..Message::default()
+        };
+        for call in self.tool_calls.into_iter().flatten() {
+            if call.r#type.as_ref().is_some_and(|r#type| r#type != "function") {
+                let param = format!("{path}.tool_calls");
+                return Err(ApiError::invalid(
+                    &param,
+                    format!("`{param}` has a type that is not `function`"),
+                ));
+            }
+            let id = call.id.unwrap_or_else(|| format!("call_{}", calls.made));
+            calls.made += 1;
+            calls.open.push((id.clone(), call.function.name.clone()));
+            let arguments = Value::from(call.function.arguments).to_string();
+            message.tool_calls.push(ToolCall { id, name: call.function.name, arguments });
+        }
+        if role == Role::Tool {
+            let is_meant = |(id, name): &(String, String)| match (&self.tool_call_id, &message.name) {
+                (Some(wanted), _) => id == wanted,
+                (None, Some(wanted)) => name == wanted,
+                (None, None) => true,
+            };
+            let call = calls.open.iter().position(is_meant).map(|at| calls.open.remove(at));
+            let (id, name) = call.unzip();
+            message.tool_call_id = self.tool_call_id.or(id);
+            message.name = message.name.or(name);
+        }
+        Ok(message)
+    }
+}
+
+impl ToolParam {
+    fn into_tool(self, path: &str) -> Result<Tool, ApiError> {
+        if self.r#type.as_ref().is_some_and(|r#type| r#type != "function") {
+            let param = format!("{path}.type");
+            return Err(ApiError::invalid(&param, format!("`{param}` is `function`; there is nothing else")));
+        }
+        let FunctionParam { name, description, parameters, strict } = self.function;
+        Ok(Tool { name, description, parameters, strict: strict == Some(true) })
+    }
+}

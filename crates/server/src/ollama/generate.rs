@@ -1,0 +1,137 @@
+//! `/api/generate`: one prompt, with the model's chat template around it or as it stands.
+
+use axum::{extract::State, response::Response};
+use serde::Deserialize;
+use utoipa::ToSchema;
+
+use super::{
+    answer::{Answer, AnswerWriter, Endpoint},
+    duration::KeepAlive,
+    models,
+    options::OptionsParam,
+    types::{self, FormatParam, Think, refuse_images, rename},
+};
+use crate::{
+    AppState,
+    error::ApiError,
+    extract::Json,
+    generate::{self, ChatRequest, Message, Options, Prompt, Role, TextRequest},
+    openai::types::refuse,
+};
+
+/// A prompt that is to be answered.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = OllamaGenerateRequest)]
+pub struct GenerateParams {
+    /// The model's name, as `/api/tags` lists it.
+    model: String,
+    /// The prompt. Without one, the model is loaded, or let go if `keep_alive` is 0.
+    prompt: Option<String>,
+    /// What the model is told before the prompt.
+    system: Option<String>,
+    /// Sends the answer line by line; true if absent.
+    stream: Option<bool>,
+    /// The prompt goes to the model as it stands, without a chat template.
+    raw: Option<bool>,
+    /// What the answer must be.
+    format: Option<FormatParam>,
+    /// Whether the model thinks first.
+    think: Option<Think>,
+    /// How to sample and when to end.
+    options: Option<OptionsParam>,
+    /// How long the model stays in memory.
+    keep_alive: Option<KeepAlive>,
+    /// Reports log-probabilities.
+    logprobs: Option<bool>,
+    /// And those of this many best tokens, at most 20.
+    top_logprobs: Option<usize>,
+    /// Not supported: models here do not fill in.
+    suffix: Option<String>,
+    /// Not supported: models have their own.
+    template: Option<String>,
+    /// Not supported: `/api/chat` takes what was said before.
+    context: Option<Vec<u32>>,
+    /// Not supported: models here read text only.
+    images: Option<Vec<String>>,
+    /// Must be false or absent: what does not fit is refused.
+    truncate: Option<bool>,
+    /// Must be false or absent: a full context ends the answer.
+    shift: Option<bool>,
+    /// Not supported: answers are text.
+    width: Option<u32>,
+    /// Not supported: answers are text.
+    height: Option<u32>,
+    /// Not supported: answers are text.
+    steps: Option<u32>,
+}
+
+/// Answers a prompt, at once or line by line.
+///
+/// # Errors
+/// What cannot be honoured, by name.
+#[utoipa::path(
+    post, path = "/api/generate", tag = "Ollama",
+    request_body = GenerateParams,
+    responses(
+        (status = 200, content((Answer = "application/json"), (Answer = "application/x-ndjson"))),
+        (status = "4XX", body = super::error::ErrorBody),
+        (status = "5XX", body = super::error::ErrorBody),
+    ),
+)]
+pub async fn generate(
+    State(state): State<AppState>,
+    Json(body): Json<GenerateParams>,
+) -> Result<Response, ApiError> {
+    body.refuse_unsupported()?;
+    let keep_alive = body.keep_alive;
+    let stream = body.stream != Some(false);
+    let writer = AnswerWriter { endpoint: Endpoint::Generate, model: body.model };
+    let options = Options {
+        logprobs: types::logprobs(body.logprobs, body.top_logprobs)?,
+        ..body.options.unwrap_or_default().into_options()?
+    };
+    let (format, reasoning) = (FormatParam::format(body.format)?, Think::reasoning(body.think)?);
+    let name = models::find(&state, &writer.model).await?.name;
+    let prompt = body.prompt.unwrap_or_default();
+    if prompt.is_empty() {
+        return models::load_or_unload(&state, &name, keep_alive, &writer).await;
+    }
+    let generating = if body.raw == Some(true) {
+        let request = TextRequest { prompt: Prompt::Text(prompt), format, options };
+        generate::text(&state, &name, request).await
+    } else {
+        let message = |role, content| Message { role, content, ..Message::default() };
+        let system =
+            body.system.filter(|system| !system.is_empty()).map(|system| message(Role::System, system));
+        let messages = system.into_iter().chain([message(Role::User, prompt)]).collect();
+        let request = ChatRequest { messages, format, reasoning, options, ..ChatRequest::default() };
+        generate::chat(&state, &name, request).await
+    };
+    let generating = generating.map_err(rename)?;
+    if let Some(KeepAlive(time)) = keep_alive {
+        generating.lease().keep_alive(time);
+    }
+    writer.write(generating, stream).await
+}
+
+impl GenerateParams {
+    fn refuse_unsupported(&self) -> Result<(), ApiError> {
+        let text = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+        refuse(&text(&self.suffix), "suffix", "models here do not fill in")?;
+        refuse(&text(&self.template), "template", "models have their own; `raw` leaves it out")?;
+        let context = self.context.as_ref().filter(|context| !context.is_empty());
+        refuse(&context, "context", "/api/chat takes what was said before")?;
+        refuse_images(self.images.clone(), "images")?;
+        types::refuse_cuts(self.truncate, self.shift)?;
+        refuse(&self.width, "width", "answers are text")?;
+        refuse(&self.height, "height", "answers are text")?;
+        refuse(&self.steps, "steps", "answers are text")?;
+        if self.raw == Some(true) {
+            refuse(&text(&self.system), "system", "a `raw` prompt goes to the model as it stands")?;
+            let think = self.think.as_ref().filter(|think| **think != Think::Switch(false));
+            refuse(&think, "think", "a `raw` prompt goes to the model as it stands")?;
+        }
+        Ok(())
+    }
+}

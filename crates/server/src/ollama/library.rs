@@ -1,0 +1,463 @@
+//! `/api/pull`, `/api/create`, `/api/copy`, `/api/delete` and `/api/blobs`: what changes the library.
+
+use std::{
+    io::{self, Read},
+    sync::Mutex,
+    time::{Duration, Instant},
+};
+
+use axum::{
+    body::{Body, Bytes},
+    extract::{Path, State},
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+use futures_util::StreamExt;
+use paguro_registry::{
+    Cancel, Digest, ModelName, Progress, PullOptions, RegistryError, Transfer, hub::Reference,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use tokio::sync::mpsc::{Receiver, UnboundedSender, channel, unbounded_channel};
+use utoipa::ToSchema;
+
+use super::{chat::MessageParam, defaults::Defaults, error::ErrorBody, options::OptionsParam};
+use crate::{
+    AppState,
+    error::ApiError,
+    extract::Json,
+    library::Library,
+    openai::types::{OneOrMany, refuse},
+    stream::lines,
+};
+
+/// A model that is to be pulled.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = OllamaPullRequest)]
+pub struct PullParams {
+    /// `hf.co/owner/repository`, with a tag after it where wanted: `:Q4_K_M`.
+    model: Option<String>,
+    /// The older name of `model`.
+    name: Option<String>,
+    /// Tells how far it is, line by line; true if absent.
+    stream: Option<bool>,
+    /// Not supported: HF_ENDPOINT says where the hub is.
+    insecure: Option<bool>,
+}
+
+/// How far something is.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = OllamaStatus)]
+pub struct Status {
+    /// What is being done; `success` at the end.
+    status: String,
+    /// The file that is being fetched.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    digest: Option<String>,
+    /// Its bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    total: Option<u64>,
+    /// Of these, those that are here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completed: Option<u64>,
+}
+
+impl Status {
+    fn new(status: impl Into<String>) -> Self {
+        Self { status: status.into(), digest: None, total: None, completed: None }
+    }
+}
+
+fn library(state: &AppState) -> Result<Library, ApiError> {
+    state.library.clone().ok_or_else(|| ApiError::Unavailable("this server has no model library".into()))
+}
+
+fn given(model: Option<String>, name: Option<String>) -> Result<String, ApiError> {
+    model.or(name).ok_or_else(|| ApiError::invalid("model", "`model` is missing"))
+}
+
+/// Gets a model from the hub. If the client goes away, the pull stops; what is here already serves the next one.
+///
+/// # Errors
+/// What cannot be honoured, by name; what the hub says.
+#[utoipa::path(
+    post, path = "/api/pull", tag = "Ollama",
+    request_body = PullParams,
+    responses(
+        (status = 200, content((Status = "application/json"), (Status = "application/x-ndjson"))),
+        (status = "4XX", body = ErrorBody),
+        (status = "5XX", body = ErrorBody),
+    ),
+)]
+pub async fn pull(State(state): State<AppState>, Json(body): Json<PullParams>) -> Result<Response, ApiError> {
+    let insecure = body.insecure.filter(|insecure| *insecure);
+    refuse(&insecure, "insecure", "HF_ENDPOINT says where the hub is and how it is reached")?;
+    let library = library(&state)?;
+    let reference: Reference = given(body.model, body.name)?.parse()?;
+    work(body.stream, move |reports, cancel| async move {
+        let _ = reports.send(Status::new("pulling manifest"));
+        let options = PullOptions { name: None, cancel };
+        library
+            .run(move |library| {
+                let reporter = Reporter { reports, files: Mutex::default() };
+                let progress = |progress: Progress<'_>| reporter.report(progress);
+                library.registry.pull(&library.hub, &reference, &options, &library.inspect, &progress)
+            })
+            .await
+            .map(drop)
+    })
+    .await
+}
+
+/// Runs something that takes long, and tells how far it is, or waits for its end.
+async fn work<F>(
+    stream: Option<bool>,
+    work: impl FnOnce(UnboundedSender<Status>, Cancel) -> F,
+) -> Result<Response, ApiError>
+where
+    F: Future<Output = Result<(), ApiError>> + Send + 'static,
+{
+    /// Cancels what is not awaited any more.
+    struct Guard(Cancel);
+    impl Drop for Guard {
+        fn drop(&mut self) {
+            self.0.cancel();
+        }
+    }
+    let cancel = Cancel::default();
+    let (sender, mut reports) = unbounded_channel();
+    let work = work(sender, cancel.clone());
+    let guard = Guard(cancel);
+    let success = Status::new("success");
+    if stream == Some(false) {
+        work.await?;
+        drop(guard);
+        return Ok(Json(success).into_response());
+    }
+    Ok(lines(move |lines| async move {
+        let _guard = guard;
+        let mut work = std::pin::pin!(work);
+        let outcome = loop {
+            tokio::select! {
+                biased;
+                Some(report) = reports.recv() => lines.line(&report).await,
+                outcome = &mut work => break outcome,
+            }
+        };
+        while let Ok(report) = reports.try_recv() {
+            lines.line(&report).await;
+        }
+        match outcome {
+            Ok(()) => lines.line(&success).await,
+            Err(error) => lines.line(&ErrorBody::new(&error)).await,
+        }
+    }))
+}
+
+/// Makes lines of a pull's progress; from several threads.
+struct Reporter {
+    reports: UnboundedSender<Status>,
+    files: Mutex<Vec<(Transfer, Instant)>>,
+}
+
+impl Reporter {
+    /// Between two lines about a file.
+    const PAUSE: Duration = Duration::from_millis(100);
+
+    fn report(&self, progress: Progress<'_>) {
+        let mut files = self.files.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let status = match progress {
+            Progress::Files(list) => {
+                let long_ago = Instant::now();
+                files.extend(list.iter().map(|file| (file.clone(), long_ago)));
+                return;
+            }
+            Progress::Bytes { file, done } => {
+                let (transfer, last) = &mut files[file];
+                if last.elapsed() < Self::PAUSE {
+                    return;
+                }
+                *last = Instant::now();
+                Self::fetching(transfer, done)
+            }
+            Progress::Finished { file } => Self::fetching(&files[file].0, files[file].0.size),
+            Progress::Waiting { file } => Status::new(format!("waiting for {}", files[file].0.name)),
+            Progress::Retrying { file, problem } => {
+                Status::new(format!("trying {} again: {problem}", files[file].0.name))
+            }
+            Progress::Recording => Status::new("writing manifest"),
+            _ => return,
+        };
+        // Nobody listens if only the end is wanted.
+        let _ = self.reports.send(status);
+    }
+
+    fn fetching(file: &Transfer, done: u64) -> Status {
+        Status {
+            status: format!("pulling {}", file.name),
+            digest: file.digest.map(|digest| digest.to_string()),
+            total: Some(file.size),
+            completed: Some(done),
+        }
+    }
+}
+
+/// A model that is to be made of another one, or of files.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = OllamaCreateRequest)]
+pub struct CreateParams {
+    /// Its name.
+    model: Option<String>,
+    /// The older name of `model`.
+    name: Option<String>,
+    /// The model that it is made of.
+    from: Option<String>,
+    /// The files that it is made of, by their names: digests of blobs that were sent before.
+    files: Option<std::collections::BTreeMap<String, String>>,
+    /// What its requests begin with: the same as `options` of a request.
+    #[schema(value_type = Option<OptionsParam>)]
+    parameters: Option<Map<String, Value>>,
+    /// What it is told before everything else, unless a request says something.
+    system: Option<String>,
+    /// What was said before every chat.
+    #[schema(value_type = Option<Vec<MessageParam>>)]
+    messages: Option<Vec<Value>>,
+    /// Its license or licenses, to be shown.
+    license: Option<OneOrMany<String>>,
+    /// Tells how far it is, line by line; true if absent.
+    stream: Option<bool>,
+    /// Not supported: models have their own.
+    template: Option<String>,
+    /// Not supported.
+    #[schema(value_type = Option<Object>)]
+    adapters: Option<Map<String, Value>>,
+    /// Not supported: weights stay as they are.
+    quantize: Option<String>,
+    /// Not supported: `from`, `files` and `parameters` say it.
+    modelfile: Option<String>,
+}
+
+/// Makes a model of another one or of blobs; nothing is copied.
+///
+/// # Errors
+/// What cannot be honoured, by name; files that are no model.
+#[utoipa::path(
+    post, path = "/api/create", tag = "Ollama",
+    request_body = CreateParams,
+    responses(
+        (status = 200, content((Status = "application/json"), (Status = "application/x-ndjson"))),
+        (status = "4XX", body = ErrorBody),
+        (status = "5XX", body = ErrorBody),
+    ),
+)]
+pub async fn create(
+    State(state): State<AppState>,
+    Json(body): Json<CreateParams>,
+) -> Result<Response, ApiError> {
+    body.refuse_unsupported()?;
+    let library = library(&state)?;
+    let parameters = body.defaults()?;
+    let name: ModelName = given(body.model, body.name)?.parse()?;
+    let files = body.files.into_iter().flatten().map(|(file, digest)| Ok((file, digest.parse()?)));
+    let files: Vec<(String, Digest)> = files.collect::<Result<_, RegistryError>>()?;
+    let from = body.from.filter(|from| !from.is_empty());
+    match (&from, files.is_empty()) {
+        (Some(_), false) => return Err(ApiError::invalid("files", "give either `from` or `files`")),
+        (None, true) => {
+            return Err(ApiError::invalid("from", "neither `from` nor `files` say of what to make it"));
+        }
+        _ => {}
+    }
+    work(body.stream, move |reports, _| async move {
+        let _ = reports.send(Status::new("writing manifest"));
+        let made = library.run(move |library| match from {
+            Some(from) => library.registry.create_from_model(&name, &from, parameters),
+            None => library.registry.create_from_blobs(&name, &files, parameters, &library.inspect),
+        });
+        made.await.map(drop)
+    })
+    .await
+}
+
+impl CreateParams {
+    /// What the model's requests begin with, as the library keeps it ([`Defaults`] reads it).
+    fn defaults(&self) -> Result<Map<String, Value>, ApiError> {
+        let mut defaults = Map::new();
+        let options = self.parameters.as_ref().filter(|parameters| !parameters.is_empty());
+        if let Some(options) = options {
+            defaults.insert("options".into(), options.clone().into());
+        }
+        if let Some(system) = self.system.as_ref().filter(|system| !system.is_empty()) {
+            defaults.insert("system".into(), json!(system));
+        }
+        if let Some(messages) = self.messages.as_ref().filter(|messages| !messages.is_empty()) {
+            defaults.insert("messages".into(), json!(messages));
+        }
+        // Refused here and now rather than with every request.
+        Defaults::read(&defaults)?;
+        if let Some(license) = &self.license {
+            defaults.insert("license".into(), json!(license));
+        }
+        Ok(defaults)
+    }
+
+    fn refuse_unsupported(&self) -> Result<(), ApiError> {
+        let text = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+        refuse(&text(&self.template), "template", "models have their own")?;
+        let adapters = self.adapters.as_ref().filter(|adapters| !adapters.is_empty());
+        refuse(&adapters, "adapters", "adapters are not applied here")?;
+        refuse(&text(&self.quantize), "quantize", "weights stay as they are")?;
+        refuse(&text(&self.modelfile), "modelfile", "`from`, `files` and `parameters` say it")
+    }
+}
+
+/// A model that is to have another name as well.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = OllamaCopyRequest)]
+pub struct CopyParams {
+    /// Its name.
+    source: String,
+    /// The other name; a model of that name is replaced.
+    destination: String,
+}
+
+/// Gives a model another name as well.
+///
+/// # Errors
+/// There is no such model; a name that no model can have.
+#[utoipa::path(
+    post, path = "/api/copy", tag = "Ollama",
+    request_body = CopyParams,
+    responses(
+        (status = 200, description = "It has."),
+        (status = "4XX", body = ErrorBody),
+        (status = "5XX", body = ErrorBody),
+    ),
+)]
+pub async fn copy(State(state): State<AppState>, Json(body): Json<CopyParams>) -> Result<(), ApiError> {
+    let to: ModelName = body.destination.parse()?;
+    library(&state)?.run(move |library| library.registry.copy(&body.source, &to, true)).await.map(drop)
+}
+
+/// A model that is to be deleted.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = OllamaDeleteRequest)]
+pub struct DeleteParams {
+    /// Its name.
+    model: Option<String>,
+    /// The older name of `model`.
+    name: Option<String>,
+}
+
+/// Deletes a model. Requests that run on it go on to their end.
+///
+/// # Errors
+/// There is no such model.
+#[utoipa::path(
+    delete, path = "/api/delete", tag = "Ollama",
+    request_body = DeleteParams,
+    responses(
+        (status = 200, description = "It is gone."),
+        (status = "4XX", body = ErrorBody),
+        (status = "5XX", body = ErrorBody),
+    ),
+)]
+pub async fn delete(State(state): State<AppState>, Json(body): Json<DeleteParams>) -> Result<(), ApiError> {
+    let name = given(body.model, body.name)?;
+    library(&state)?.run(move |library| library.registry.remove(&name)).await.map(drop)
+}
+
+/// Tells whether a blob is here.
+///
+/// # Errors
+/// It is not; a digest that is none.
+#[utoipa::path(
+    head, path = "/api/blobs/{digest}", tag = "Ollama",
+    params(("digest" = String, Path, description = "`sha256:` and 64 hexadecimal digits")),
+    responses(
+        (status = 200, description = "It is."),
+        (status = "4XX", body = ErrorBody),
+        (status = "5XX", body = ErrorBody),
+    ),
+)]
+pub async fn has_blob(State(state): State<AppState>, Path(digest): Path<String>) -> Result<(), ApiError> {
+    let digest: Digest = digest.parse()?;
+    let has = library(&state)?.run(move |library| Ok(library.registry.has_blob(&digest))).await?;
+    if has { Ok(()) } else { Err(RegistryError::NoBlob(digest).into()) }
+}
+
+/// Takes in a file, to make a model of. What is not what its digest says is refused.
+///
+/// # Errors
+/// A wrong digest; a body that does not arrive.
+#[utoipa::path(
+    post, path = "/api/blobs/{digest}", tag = "Ollama",
+    params(("digest" = String, Path, description = "`sha256:` and 64 hexadecimal digits")),
+    request_body(content = Vec<u8>, content_type = "application/octet-stream"),
+    responses(
+        (status = 201, description = "It is here."),
+        (status = "4XX", body = ErrorBody),
+        (status = "5XX", body = ErrorBody),
+    ),
+)]
+pub async fn put_blob(
+    State(state): State<AppState>,
+    Path(digest): Path<String>,
+    body: Body,
+) -> Result<StatusCode, ApiError> {
+    let digest: Digest = digest.parse()?;
+    let library = library(&state)?;
+    // A model has gigabytes, so it is not limited as other bodies are; but it must keep coming.
+    let silence = state.settings.limits.body_time;
+    let (sender, chunks) = channel(4);
+    let reader = ChunkReader { chunks, rest: Bytes::new(), ended: false };
+    let taken =
+        tokio::spawn(
+            async move { library.run(move |library| library.registry.put_blob(reader, digest)).await },
+        );
+    let mut stream = body.into_data_stream();
+    loop {
+        let chunk = match tokio::time::timeout(silence, stream.next()).await {
+            Err(_) => return Err(ApiError::BodyTimeout(silence)),
+            Ok(None) => break,
+            Ok(Some(chunk)) => chunk.map_err(|error| ApiError::Invalid {
+                param: None,
+                message: format!("the body cannot be read: {error}"),
+            })?,
+        };
+        // Whoever reads may have stopped with an error, which comes below.
+        if sender.send(Some(chunk)).await.is_err() {
+            break;
+        }
+    }
+    let _ = sender.send(None).await;
+    drop(sender);
+    taken.await.map_err(|error| ApiError::Internal(format!("the upload ended: {error}")))??;
+    Ok(StatusCode::CREATED)
+}
+
+/// A body as something that blocks. It ends well with `None`; without it, the client has gone away.
+struct ChunkReader {
+    chunks: Receiver<Option<Bytes>>,
+    rest: Bytes,
+    ended: bool,
+}
+
+impl Read for ChunkReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.rest.is_empty() && !self.ended {
+            match self.chunks.blocking_recv() {
+                Some(Some(chunk)) => self.rest = chunk,
+                Some(None) => self.ended = true,
+                None => return Err(io::ErrorKind::UnexpectedEof.into()),
+            }
+        }
+        let taken = self.rest.len().min(buffer.len());
+        buffer[..taken].copy_from_slice(&self.rest.split_to(taken));
+        Ok(taken)
+    }
+}

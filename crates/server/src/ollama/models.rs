@@ -1,0 +1,337 @@
+//! Which models there are, which are loaded, and what is known of one.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::{extract::State, response::Response};
+use paguro_model::{MetadataEntry, ModelFile};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
+use utoipa::ToSchema;
+
+use super::{answer::AnswerWriter, duration::KeepAlive, types::rfc3339};
+use crate::{AppState, error::ApiError, extract::Json, output::Format, source::ModelEntry};
+
+/// The tag of names that have none.
+const LATEST: &str = ":latest";
+
+/// The model that a name means; `latest` is the tag of names without one.
+///
+/// # Errors
+/// There is none.
+pub async fn find(state: &AppState, name: &str) -> Result<ModelEntry, ApiError> {
+    match (state.models.find(name).await, name.strip_suffix(LATEST)) {
+        (Err(ApiError::ModelNotFound(_)), Some(short)) => {
+            state.models.find(short).await.map_err(|error| match error {
+                ApiError::ModelNotFound(_) => ApiError::ModelNotFound(name.to_owned()),
+                other => other,
+            })
+        }
+        (found, _) => found,
+    }
+}
+
+/// Answers a request that asks for nothing but a model's presence, or absence.
+///
+/// # Errors
+/// It cannot be loaded.
+pub async fn load_or_unload(
+    state: &AppState,
+    name: &str,
+    keep_alive: Option<KeepAlive>,
+    writer: &AnswerWriter,
+) -> Result<Response, ApiError> {
+    let unloads = keep_alive.is_some_and(KeepAlive::unloads);
+    let is_resident = || state.models.resident().iter().any(|resident| resident.entry.name == name);
+    if !unloads || is_resident() {
+        let lease = state.models.lease(name).await?;
+        if let Some(KeepAlive(time)) = keep_alive {
+            lease.keep_alive(time);
+        }
+    }
+    Ok(writer.without_text(if unloads { "unload" } else { "load" }))
+}
+
+/// All models.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OllamaTags)]
+pub struct Tags {
+    models: Vec<Tag>,
+}
+
+/// A model.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OllamaTag)]
+pub struct Tag {
+    /// Its name with its tag.
+    name: String,
+    /// The same.
+    model: String,
+    /// When it came here.
+    modified_at: String,
+    /// Bytes of its weights.
+    size: u64,
+    /// Names its content.
+    digest: String,
+    details: TagDetails,
+}
+
+/// What kind of model it is.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OllamaDetails)]
+pub struct TagDetails {
+    /// Always empty.
+    parent_model: &'static str,
+    /// `gguf` or `safetensors`.
+    format: String,
+    /// Its architecture.
+    family: String,
+    /// The same.
+    families: Vec<String>,
+    /// Number of weights: `7.2B`.
+    parameter_size: String,
+    /// How they are written: `Q4_K_M`.
+    quantization_level: String,
+}
+
+/// Models that are loaded.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OllamaProcesses)]
+pub struct Processes {
+    models: Vec<Process>,
+}
+
+/// A model that is loaded.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OllamaProcess)]
+pub struct Process {
+    /// Its name with its tag.
+    name: String,
+    /// The same.
+    model: String,
+    /// Bytes that it takes: weights and pages.
+    size: u64,
+    /// Of these, on a graphics card.
+    size_vram: u64,
+    /// Names its content.
+    digest: String,
+    details: TagDetails,
+    /// When it goes if nobody asks for it.
+    expires_at: String,
+    /// Most tokens of a prompt with its answer.
+    context_length: usize,
+}
+
+/// A model of which more is wanted.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = OllamaShowRequest)]
+pub struct ShowParams {
+    /// Its name.
+    model: Option<String>,
+    /// The older name of `model`.
+    name: Option<String>,
+    /// Must be false or absent: lists of tokens are not shown.
+    verbose: Option<bool>,
+}
+
+/// What is known of a model.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OllamaShow)]
+pub struct Show {
+    /// As Ollama would make it.
+    modelfile: String,
+    /// The chat template, in jinja.
+    template: String,
+    details: TagDetails,
+    /// What its file says of it; lists are `null`.
+    #[schema(value_type = Object)]
+    model_info: Map<String, Value>,
+    /// `completion`; `tools`, if its chat template has a place for them; `thinking`.
+    capabilities: Vec<&'static str>,
+    /// When it came here.
+    modified_at: String,
+}
+
+/// The version of the API.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OllamaVersion)]
+pub struct Version {
+    version: &'static str,
+}
+
+/// The version of Ollama whose API this is: clients decide by it what they may ask for.
+const VERSION: &str = "0.12.6";
+
+/// Lists all models.
+///
+/// # Errors
+/// What is wrong with the library.
+#[utoipa::path(
+    get, path = "/api/tags", tag = "Ollama",
+    responses(
+        (status = 200, body = Tags),
+        (status = "4XX", body = super::error::ErrorBody),
+        (status = "5XX", body = super::error::ErrorBody),
+    ),
+)]
+pub async fn tags(State(state): State<AppState>) -> Result<Json<Tags>, ApiError> {
+    let mut models = Vec::new();
+    for entry in state.models.list().await? {
+        let name = with_tag(&entry.name);
+        let file = state.models.open(&entry).await?;
+        models.push(Tag {
+            model: name.clone(),
+            name,
+            modified_at: rfc3339(created(&entry)),
+            size: entry.bytes,
+            digest: digest(&entry),
+            details: TagDetails::of(&file),
+        });
+    }
+    Ok(Json(Tags { models }))
+}
+
+/// Lists the models that are loaded.
+///
+/// # Errors
+/// What is wrong with the library.
+#[utoipa::path(
+    get, path = "/api/ps", tag = "Ollama",
+    responses(
+        (status = 200, body = Processes),
+        (status = "4XX", body = super::error::ErrorBody),
+        (status = "5XX", body = super::error::ErrorBody),
+    ),
+)]
+pub async fn ps(State(state): State<AppState>) -> Result<Json<Processes>, ApiError> {
+    let mut models = Vec::new();
+    for resident in state.models.resident() {
+        let name = with_tag(&resident.entry.name);
+        let details = TagDetails::of(&state.models.open(&resident.entry).await?);
+        // What stays for ever goes in a hundred years.
+        let expires_in = resident.expires_in.unwrap_or(Duration::from_secs(100 * 365 * 86_400));
+        models.push(Process {
+            model: name.clone(),
+            name,
+            size: resident.bytes,
+            size_vram: if resident.device == "cpu" { 0 } else { resident.bytes },
+            digest: digest(&resident.entry),
+            details,
+            expires_at: rfc3339(SystemTime::now() + expires_in),
+            context_length: resident.handle.max_context(),
+        });
+    }
+    Ok(Json(Processes { models }))
+}
+
+/// Shows what is known of a model.
+///
+/// # Errors
+/// There is none of that name.
+#[utoipa::path(
+    post, path = "/api/show", tag = "Ollama",
+    request_body = ShowParams,
+    responses(
+        (status = 200, body = Show),
+        (status = "4XX", body = super::error::ErrorBody),
+        (status = "5XX", body = super::error::ErrorBody),
+    ),
+)]
+pub async fn show(
+    State(state): State<AppState>,
+    Json(body): Json<ShowParams>,
+) -> Result<Json<Show>, ApiError> {
+    let verbose = body.verbose.filter(|verbose| *verbose);
+    crate::openai::types::refuse(&verbose, "verbose", "lists of tokens are not shown")?;
+    let Some(name) = body.model.or(body.name) else {
+        return Err(ApiError::invalid("model", "`model` is missing"));
+    };
+    let entry = find(&state, &name).await?;
+    let file = state.models.open(&entry).await?;
+    let metadata = file.metadata();
+    let template = metadata.iter().find(|entry| entry.key == TEMPLATE);
+    let template = template.map(|entry| entry.value.clone()).unwrap_or_default();
+    let mut capabilities = vec!["completion"];
+    if template.contains("tools") {
+        capabilities.push("tools");
+    }
+    if Format::detect(&template).reasons() {
+        capabilities.push("thinking");
+    }
+    let mut model_info: Map<_, _> =
+        metadata.iter().filter(|entry| entry.key != TEMPLATE).map(typed).collect();
+    model_info.insert("general.parameter_count".into(), file.description().parameters.into());
+    Ok(Json(Show {
+        modelfile: format!("FROM {}\n", entry.name),
+        template,
+        details: TagDetails::of(&file),
+        model_info,
+        capabilities,
+        modified_at: rfc3339(created(&entry)),
+    }))
+}
+
+/// Tells the version of the API.
+#[utoipa::path(get, path = "/api/version", tag = "Ollama", responses((status = 200, body = Version)))]
+pub async fn version() -> Json<Version> {
+    Json(Version { version: VERSION })
+}
+
+/// What some clients ask first.
+pub async fn running() -> &'static str {
+    "Paguro is running"
+}
+
+const TEMPLATE: &str = "tokenizer.chat_template";
+
+/// A value with its type; of lists there is only the beginning, so they are left out.
+fn typed(entry: &MetadataEntry) -> (String, Value) {
+    let value: Value = match entry.kind {
+        "string" => entry.value.clone().into(),
+        _ => serde_json::from_str(&entry.value).unwrap_or_default(),
+    };
+    (entry.key.clone(), if value.is_array() { Value::Null } else { value })
+}
+
+impl TagDetails {
+    fn of(file: &ModelFile) -> Self {
+        let description = file.description();
+        let family = file.architecture().unwrap_or("unknown").to_owned();
+        Self {
+            parent_model: "",
+            format: if file.format().starts_with("GGUF") { "gguf" } else { "safetensors" }.to_owned(),
+            families: vec![family.clone()],
+            family,
+            parameter_size: size(description.parameters),
+            quantization_level: description.quantization,
+        }
+    }
+}
+
+/// A number of weights as people write it.
+fn size(parameters: u64) -> String {
+    match parameters as f64 {
+        n if n >= 1e9 => format!("{:.1}B", n / 1e9),
+        n if n >= 1e6 => format!("{:.2}M", n / 1e6),
+        n => format!("{:.0}K", n / 1e3),
+    }
+}
+
+/// A name as Ollama's clients expect it.
+fn with_tag(name: &str) -> String {
+    if name.contains(':') { name.to_owned() } else { format!("{name}{LATEST}") }
+}
+
+fn created(entry: &ModelEntry) -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(entry.created)
+}
+
+/// A model's digest: its version, if that is one, or one of it.
+fn digest(entry: &ModelEntry) -> String {
+    if entry.version.len() == 64 && entry.version.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return entry.version.clone();
+    }
+    let digest = Sha256::digest(format!("{} {}", entry.name, entry.version));
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}

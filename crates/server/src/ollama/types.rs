@@ -1,0 +1,217 @@
+//! Parts that several endpoints of Ollama's API share.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use paguro_model::chat::WallTime;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Map, Value};
+use serde_untagged::UntaggedEnumVisitor;
+use utoipa::ToSchema;
+
+use crate::{
+    error::ApiError,
+    generate::{Finish, Format, Reasoning, Timing, Usage},
+    openai::types::refuse,
+};
+
+/// What an answer must be: `json`, or JSON that fits a schema.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+#[serde(untagged)]
+#[schema(as = OllamaFormat)]
+pub enum FormatParam {
+    /// `json`, or nothing.
+    Name(String),
+    /// A schema.
+    #[schema(value_type = Object)]
+    Schema(Map<String, Value>),
+}
+
+impl<'de> Deserialize<'de> for FormatParam {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        UntaggedEnumVisitor::new()
+            .expecting("\"json\" or a JSON schema")
+            .string(|name| Ok(Self::Name(name.to_owned())))
+            .map(|map| map.deserialize().map(Self::Schema))
+            .deserialize(deserializer)
+    }
+}
+
+impl FormatParam {
+    /// Our own format.
+    ///
+    /// # Errors
+    /// A name that is none.
+    pub fn format(param: Option<Self>) -> Result<Format, ApiError> {
+        match param {
+            None => Ok(Format::Text),
+            Some(Self::Schema(schema)) => Ok(Format::JsonSchema(schema.into())),
+            Some(Self::Name(name)) => match name.as_str() {
+                "" => Ok(Format::Text),
+                "json" => Ok(Format::JsonObject),
+                other => {
+                    let message = format!("`format` is `json` or a JSON schema, not `{other}`");
+                    Err(ApiError::invalid("format", message))
+                }
+            },
+        }
+    }
+}
+
+/// Whether, or how much, a model that thinks should think.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(untagged)]
+#[schema(as = OllamaThink)]
+pub enum Think {
+    /// Whether.
+    Switch(bool),
+    /// `low`, `medium` or `high`.
+    Level(String),
+}
+
+impl<'de> Deserialize<'de> for Think {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        UntaggedEnumVisitor::new()
+            .expecting("true, false, \"low\", \"medium\" or \"high\"")
+            .bool(|switch| Ok(Self::Switch(switch)))
+            .string(|level| Ok(Self::Level(level.to_owned())))
+            .deserialize(deserializer)
+    }
+}
+
+impl Think {
+    /// Our own words.
+    ///
+    /// # Errors
+    /// A level that is none.
+    pub fn reasoning(param: Option<Self>) -> Result<Reasoning, ApiError> {
+        match param {
+            None => Ok(Reasoning::default()),
+            Some(Self::Switch(switch)) => Ok(Reasoning { enabled: Some(switch), effort: None }),
+            Some(Self::Level(level)) if ["low", "medium", "high"].contains(&level.as_str()) => {
+                Ok(Reasoning { enabled: Some(true), effort: Some(level) })
+            }
+            Some(Self::Level(level)) => {
+                let message = format!("`think` is true, false, low, medium or high, not `{level}`");
+                Err(ApiError::invalid("think", message))
+            }
+        }
+    }
+}
+
+/// Refuses pictures: models here read text only.
+///
+/// # Errors
+/// There are some.
+pub fn refuse_images(images: Option<Vec<String>>, path: &str) -> Result<(), ApiError> {
+    refuse(&images.filter(|images| !images.is_empty()), path, "models here read text only")
+}
+
+/// Refuses to drop what does not fit into the context.
+///
+/// # Errors
+/// One of the two is asked for.
+pub fn refuse_cuts(truncate: Option<bool>, shift: Option<bool>) -> Result<(), ApiError> {
+    refuse(&truncate.filter(|cuts| *cuts), "truncate", "a prompt that does not fit is refused, not cut")?;
+    refuse(&shift.filter(|shifts| *shifts), "shift", "a full context ends the answer")
+}
+
+/// Log-probabilities to report, of how many best tokens.
+///
+/// # Errors
+/// Too many.
+pub fn logprobs(logprobs: Option<bool>, top: Option<usize>) -> Result<Option<usize>, ApiError> {
+    match (logprobs, top) {
+        (_, Some(21..)) => Err(ApiError::invalid("top_logprobs", "`top_logprobs` must be at most 20")),
+        (Some(true), top) => Ok(Some(top.unwrap_or(0))),
+        (_, None | Some(0)) => Ok(None),
+        (_, Some(_)) => Err(ApiError::invalid("top_logprobs", "`top_logprobs` needs `logprobs`: true")),
+    }
+}
+
+/// Errors of the layer that all APIs share name fields as OpenAI does; here they have these names.
+pub fn rename(error: ApiError) -> ApiError {
+    error.renamed(&[
+        ("reasoning_effort", "think"),
+        ("response_format", "format"),
+        ("stop", "options.stop"),
+        ("temperature", "options.temperature"),
+        ("top_k", "options.top_k"),
+        ("top_p", "options.top_p"),
+        ("min_p", "options.min_p"),
+        ("repetition_penalty", "options.repeat_penalty"),
+        ("frequency_penalty", "options.frequency_penalty"),
+        ("presence_penalty", "options.presence_penalty"),
+        ("context", "options.num_ctx"),
+    ])
+}
+
+/// What comes with the end of an answer. Durations are nanoseconds.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = OllamaEnd)]
+pub struct End {
+    /// `stop`, `length`, `load` or `unload`.
+    pub done_reason: &'static str,
+    /// From the request to the last token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    total_duration: Option<u64>,
+    /// From the request to its place in the queue: loading the model, reading the prompt's text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    load_duration: Option<u64>,
+    /// Tokens of the prompt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_eval_count: Option<usize>,
+    /// From the prompt's start to the first token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_eval_duration: Option<u64>,
+    /// Tokens of the answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    eval_count: Option<usize>,
+    /// From the first token to the last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    eval_duration: Option<u64>,
+}
+
+impl End {
+    /// The end of an answer.
+    pub fn of(finish: &Finish, usage: Usage, timing: Timing) -> Self {
+        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let prompt = timing.first_token.zip(timing.started).map(|(first, started)| first - started);
+        Self {
+            done_reason: match finish {
+                Finish::Length => "length",
+                Finish::Stop | Finish::StopString(_) | Finish::ToolCalls => "stop",
+            },
+            total_duration: Some(nanoseconds(timing.received.elapsed())),
+            load_duration: Some(nanoseconds(timing.submitted - timing.received)),
+            prompt_eval_count: Some(usage.prompt),
+            prompt_eval_duration: Some(nanoseconds(prompt.unwrap_or_default())),
+            eval_count: Some(usage.completion),
+            eval_duration: Some(nanoseconds(timing.decode().unwrap_or_default())),
+        }
+    }
+
+    /// The end of a request that has only loaded a model, or let it go.
+    pub fn without_answer(done_reason: &'static str) -> Self {
+        Self {
+            done_reason,
+            total_duration: None,
+            load_duration: None,
+            prompt_eval_count: None,
+            prompt_eval_duration: None,
+            eval_count: None,
+            eval_duration: None,
+        }
+    }
+}
+
+/// The time now, as RFC 3339 writes it.
+pub fn now() -> String {
+    rfc3339(SystemTime::now())
+}
+
+/// A time in UTC, as RFC 3339 writes it.
+pub fn rfc3339(time: SystemTime) -> String {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let date = WallTime { seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX) };
+    format!("{}.{:06}Z", date.format("%Y-%m-%dT%H:%M:%S"), since.subsec_micros())
+}

@@ -1,0 +1,405 @@
+//! `/v1/completions`: text goes on as it stands, without a chat template.
+
+use std::pin::Pin;
+
+use axum::{
+    extract::State,
+    response::{IntoResponse, Response},
+};
+use futures_util::{
+    Stream, StreamExt,
+    stream::{self, SelectAll},
+};
+use paguro_model::tokenizer::Tokenizer;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_untagged::UntaggedEnumVisitor;
+use utoipa::ToSchema;
+
+use super::{
+    logprobs::TextLogprobs,
+    messages::ResponseFormat,
+    types::{self, FinishReason, LogitBias, OneOrMany, StreamOptions, Usage, refuse},
+};
+use crate::{
+    AppState,
+    error::ApiError,
+    extract::Json,
+    generate::{self, Delta, Generating, Options, Piece, Prompt, TextRequest},
+    ids,
+    stream::events,
+};
+
+/// Tokens of an answer where nobody says how many: OpenAI's number.
+const DEFAULT_MAX_TOKENS: usize = 16;
+
+/// Text that is to go on.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CompletionRequest {
+    /// The model's name, as `/v1/models` lists it.
+    pub model: String,
+    /// A text or its tokens, or a list of them.
+    pub prompt: PromptParam,
+    /// Sends the answer in parts, as server-sent events.
+    pub stream: Option<bool>,
+    /// How the stream is written.
+    pub stream_options: Option<StreamOptions>,
+    /// Number of answers to each prompt.
+    pub n: Option<usize>,
+    /// Must be equal to `n` or absent.
+    pub best_of: Option<usize>,
+    /// Begins each answer with its prompt. Not together with `logprobs`.
+    pub echo: Option<bool>,
+    /// Most tokens of an answer, 16 if absent.
+    pub max_tokens: Option<usize>,
+    /// Divides the logits; 0 takes the best token. If absent, what the model recommends, or 0.8.
+    pub temperature: Option<f32>,
+    /// Keeps the smallest set of best tokens whose probability reaches this.
+    pub top_p: Option<f32>,
+    /// Keeps this many best tokens; 0 keeps all. (Not of OpenAI's API.)
+    pub top_k: Option<u32>,
+    /// Keeps tokens with at least this fraction of the best one's probability. (Not of OpenAI's API.)
+    pub min_p: Option<f32>,
+    /// Subtracted for each occurrence of a token.
+    pub frequency_penalty: Option<f32>,
+    /// Subtracted if a token occurs.
+    pub presence_penalty: Option<f32>,
+    /// Divides positive and multiplies negative logits of tokens that occur. (Not of OpenAI's API.)
+    pub repetition_penalty: Option<f32>,
+    /// Added to the logits of tokens.
+    pub logit_bias: Option<LogitBias>,
+    /// The same seed gives the same answer; answer `i` of several has the seed `seed + i`.
+    pub seed: Option<i64>,
+    /// Texts that end the answer.
+    pub stop: Option<OneOrMany<String>>,
+    /// Tokens that end the answer. (Not of OpenAI's API.)
+    pub stop_token_ids: Option<Vec<u32>>,
+    /// Goes on after the model's own stop tokens. (Not of OpenAI's API.)
+    pub ignore_eos: Option<bool>,
+    /// Reports log-probabilities, and those of this many best tokens, at most 20.
+    pub logprobs: Option<usize>,
+    /// What the answer must be. (Not of OpenAI's API.)
+    pub response_format: Option<ResponseFormat>,
+    /// Higher ones go first. (Not of OpenAI's API.)
+    pub priority: Option<i32>,
+    /// Not supported: models here do not fill in.
+    pub suffix: Option<String>,
+    /// Has no effect: nobody is told about users.
+    #[expect(dead_code, reason = "it has no effect; see above")]
+    pub user: Option<String>,
+}
+
+/// What is to go on.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+pub enum PromptParam {
+    /// A text.
+    Text(String),
+    /// Texts.
+    Texts(Vec<String>),
+    /// Tokens.
+    Tokens(Vec<u32>),
+    /// Lists of tokens.
+    TokenLists(Vec<Vec<u32>>),
+}
+
+/// An element of a list of prompts.
+enum Element {
+    Text(String),
+    Token(u32),
+    Tokens(Vec<u32>),
+}
+
+impl<'de> Deserialize<'de> for Element {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        UntaggedEnumVisitor::new()
+            .expecting("a text, a token, or a list of tokens")
+            .string(|text| Ok(Self::Text(text.to_owned())))
+            .u32(|token| Ok(Self::Token(token)))
+            .seq(|tokens| tokens.deserialize().map(Self::Tokens))
+            .deserialize(deserializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for PromptParam {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        fn all<T>(elements: Vec<Element>, kind: fn(Element) -> Option<T>) -> Option<Vec<T>> {
+            elements.into_iter().map(kind).collect()
+        }
+        UntaggedEnumVisitor::new()
+            .expecting("a text, a list of texts, a list of tokens, or a list of lists of tokens")
+            .string(|text| Ok(Self::Text(text.to_owned())))
+            .seq(|list| {
+                let elements: Vec<Element> = list.deserialize()?;
+                let of_one_kind = match elements.first() {
+                    None => Some(Self::Texts(Vec::new())),
+                    Some(Element::Text(_)) => all(elements, |element| match element {
+                        Element::Text(text) => Some(text),
+                        _ => None,
+                    })
+                    .map(Self::Texts),
+                    Some(Element::Token(_)) => all(elements, |element| match element {
+                        Element::Token(token) => Some(token),
+                        _ => None,
+                    })
+                    .map(Self::Tokens),
+                    Some(Element::Tokens(_)) => all(elements, |element| match element {
+                        Element::Tokens(tokens) => Some(tokens),
+                        _ => None,
+                    })
+                    .map(Self::TokenLists),
+                };
+                of_one_kind
+                    .ok_or_else(|| serde::de::Error::custom("texts, tokens and lists of tokens are mixed"))
+            })
+            .deserialize(deserializer)
+    }
+}
+
+impl PromptParam {
+    fn into_prompts(self) -> Result<Vec<Prompt>, ApiError> {
+        let prompts = match self {
+            Self::Text(text) => vec![Prompt::Text(text)],
+            Self::Texts(texts) => texts.into_iter().map(Prompt::Text).collect(),
+            Self::Tokens(tokens) => vec![Prompt::Tokens(tokens)],
+            Self::TokenLists(lists) => lists.into_iter().map(Prompt::Tokens).collect(),
+        };
+        match prompts.len() {
+            0 => {
+                Err(ApiError::invalid("prompt", "`prompt` is an empty list: there is nothing to go on from"))
+            }
+            1..=MOST_PROMPTS => Ok(prompts),
+            n => {
+                let message = format!("`prompt` has {n} prompts; one request can have {MOST_PROMPTS}");
+                Err(ApiError::invalid("prompt", message))
+            }
+        }
+    }
+}
+
+/// Prompts of one request.
+const MOST_PROMPTS: usize = 256;
+
+/// How the texts went on.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Completion<'c> {
+    id: &'c str,
+    /// Always `text_completion`, in parts, too.
+    object: &'static str,
+    /// Seconds since 1970.
+    created: u64,
+    model: &'c str,
+    choices: Vec<CompletionChoice>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Usage>,
+}
+
+/// How one went on.
+#[derive(Debug, Default, Serialize, ToSchema)]
+pub struct CompletionChoice {
+    /// The `n` answers to the first prompt come first.
+    index: usize,
+    text: String,
+    logprobs: Option<TextLogprobs>,
+    finish_reason: Option<FinishReason>,
+}
+
+/// Goes on from texts, at once or as a stream.
+///
+/// # Errors
+/// What cannot be honoured, by name.
+#[utoipa::path(
+    post, path = "/v1/completions", tag = "OpenAI",
+    request_body = CompletionRequest,
+    responses(
+        (status = 200, content(
+            (Completion<'static> = "application/json"),
+            (String = "text/event-stream"),
+        )),
+        (status = "4XX", body = super::error::ErrorBody<'static>),
+        (status = "5XX", body = super::error::ErrorBody<'static>),
+    ),
+)]
+pub async fn create(
+    State(state): State<AppState>,
+    Json(body): Json<CompletionRequest>,
+) -> Result<Response, ApiError> {
+    let stream = body.stream == Some(true);
+    let include_usage = StreamOptions::check(body.stream_options, stream)?;
+    let answers = Answers::start(&state, body).await?;
+    if stream { Ok(answers.stream(include_usage)) } else { answers.collect().await }
+}
+
+impl CompletionRequest {
+    fn options(&mut self) -> Result<Options, ApiError> {
+        refuse(&self.suffix, "suffix", "models here do not fill in")?;
+        let best_of = self.best_of.filter(|&best| best != self.n.unwrap_or(1));
+        refuse(&best_of, "best_of", "answers are not ranked; `n` asks for several")?;
+        let echo = self.echo == Some(true);
+        if echo && self.logprobs.is_some() {
+            let message = "`echo` together with `logprobs` is not supported";
+            return Err(ApiError::invalid("echo", message));
+        }
+        if self.logprobs > Some(20) {
+            return Err(ApiError::invalid("logprobs", "`logprobs` must be at most 20"));
+        }
+        let max_tokens = match self.max_tokens {
+            Some(0) if echo => Some(0),
+            tokens => types::at_least_one(tokens, "max_tokens")?,
+        };
+        Ok(Options {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            frequency_penalty: self.frequency_penalty,
+            presence_penalty: self.presence_penalty,
+            penalty_window: None,
+            logit_bias: types::logit_bias(self.logit_bias.take())?,
+            seed: self.seed.map(i64::cast_unsigned),
+            stop: types::stop(self.stop.take())?,
+            stop_tokens: self.stop_token_ids.take().unwrap_or_default(),
+            ignore_stop_tokens: self.ignore_eos == Some(true),
+            max_tokens: Some(max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)),
+            n: self.n,
+            logprobs: self.logprobs,
+            priority: self.priority.unwrap_or(0),
+            ..Options::default()
+        })
+    }
+}
+
+type Pieces = Pin<Box<dyn Stream<Item = (usize, Result<Piece, ApiError>)> + Send>>;
+
+/// The answers to all prompts.
+struct Answers {
+    /// With the index of each prompt's first choice.
+    pieces: SelectAll<Pieces>,
+    /// What each choice begins with.
+    beginnings: Vec<String>,
+    tokenizer: std::sync::Arc<Tokenizer>,
+    wants_logprobs: bool,
+    id: String,
+    created: u64,
+    model: String,
+    usage: generate::Usage,
+    /// Characters that each choice has so far, for the offsets of its tokens.
+    lengths: Vec<usize>,
+}
+
+impl Answers {
+    async fn start(state: &AppState, mut body: CompletionRequest) -> Result<Self, ApiError> {
+        let options = body.options()?;
+        let format = ResponseFormat::format(body.response_format.take())?;
+        let echo = body.echo == Some(true);
+        let mut started: Vec<Generating> = Vec::new();
+        let mut beginnings = Vec::new();
+        for prompt in body.prompt.into_prompts()? {
+            let beginning = if echo { Some(prompt.clone()) } else { None };
+            let request = TextRequest { prompt, format: format.clone(), options: options.clone() };
+            let generating = generate::text(state, &body.model, request).await?;
+            let beginning = beginning.map(|prompt| prompt.text(generating.tokenizer())).unwrap_or_default();
+            beginnings.extend(std::iter::repeat_n(beginning, generating.choices()));
+            started.push(generating);
+        }
+        let (tokenizer, model) = (started[0].tokenizer().clone(), started[0].model().to_owned());
+        let mut first = 0;
+        let pieces = started.into_iter().map(|generating| {
+            let offset = first;
+            first += generating.choices();
+            let pieces = stream::unfold(generating, move |mut generating| async move {
+                let piece = generating.next().await?;
+                Some(((offset, piece), generating))
+            });
+            Box::pin(pieces) as Pieces
+        });
+        Ok(Self {
+            pieces: pieces.collect(),
+            lengths: vec![0; beginnings.len()],
+            beginnings,
+            tokenizer,
+            wants_logprobs: options.logprobs.is_some(),
+            id: ids::new("cmpl-"),
+            created: ids::now(),
+            model,
+            usage: generate::Usage::default(),
+        })
+    }
+
+    /// The next part of a choice.
+    async fn next(&mut self) -> Option<Result<CompletionChoice, ApiError>> {
+        let (offset, piece) = self.pieces.next().await?;
+        let (choice, text, logprobs, finish_reason) = match piece {
+            Err(error) => return Some(Err(error)),
+            Ok(Piece::Delta { choice, delta: Delta::Text(text), logprobs }) => (choice, text, logprobs, None),
+            // Without tools and without a template, an answer is nothing but text.
+            Ok(Piece::Delta { choice, logprobs, .. }) => (choice, String::new(), logprobs, None),
+            Ok(Piece::Finished { choice, reason, logprobs, usage }) => {
+                self.usage.completion += usage.completion;
+                if choice == 0 {
+                    self.usage.prompt += usage.prompt;
+                    self.usage.cached += usage.cached;
+                }
+                (choice, String::new(), logprobs, Some(FinishReason::from(&reason)))
+            }
+        };
+        let index = offset + choice;
+        let logprobs = self
+            .wants_logprobs
+            .then(|| TextLogprobs::new(&self.tokenizer, &logprobs, &mut self.lengths[index]));
+        Some(Ok(CompletionChoice { index, text, logprobs, finish_reason }))
+    }
+
+    async fn collect(mut self) -> Result<Response, ApiError> {
+        let beginnings = std::mem::take(&mut self.beginnings).into_iter().enumerate();
+        let mut choices: Vec<_> = beginnings
+            .map(|(index, text)| CompletionChoice { index, text, ..CompletionChoice::default() })
+            .collect();
+        while let Some(part) = self.next().await {
+            let part = part?;
+            let choice = &mut choices[part.index];
+            choice.text += &part.text;
+            choice.finish_reason = part.finish_reason.or(choice.finish_reason);
+            if let Some(logprobs) = part.logprobs {
+                choice.logprobs.get_or_insert_default().append(logprobs);
+            }
+        }
+        let usage = Some(self.usage.into());
+        Ok(Json(Completion { usage, ..self.chunk(choices) }).into_response())
+    }
+
+    fn stream(mut self, include_usage: bool) -> Response {
+        events(|events| async move {
+            for (index, text) in std::mem::take(&mut self.beginnings).into_iter().enumerate() {
+                if !text.is_empty() {
+                    let choice = CompletionChoice { index, text, ..CompletionChoice::default() };
+                    events.data(&self.chunk(vec![choice])).await;
+                }
+            }
+            while let Some(part) = self.next().await {
+                match part {
+                    Ok(choice) => events.data(&self.chunk(vec![choice])).await,
+                    // Too late for a status: the stream ends with the error, and without `[DONE]`.
+                    Err(error) => return events.data(&super::error::body(&error)).await,
+                }
+            }
+            if include_usage {
+                let usage = Some(self.usage.into());
+                events.data(&Completion { usage, ..self.chunk(Vec::new()) }).await;
+            }
+            events.done().await;
+        })
+    }
+
+    fn chunk(&self, choices: Vec<CompletionChoice>) -> Completion<'_> {
+        Completion {
+            id: &self.id,
+            object: "text_completion",
+            created: self.created,
+            model: &self.model,
+            choices,
+            usage: None,
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! `/v1/responses`: a chat by turns, whose past the server can keep.
+
+mod output;
+mod request;
+mod store;
+
+use std::sync::Arc;
+
+use axum::{
+    Extension,
+    body::Bytes,
+    extract::{Path, State},
+    http::{HeaderValue, header},
+    response::{IntoResponse, Response},
+};
+use serde::Serialize;
+use serde_json::{Value, json};
+use utoipa::ToSchema;
+
+use self::{
+    output::{Output, OutputItem},
+    request::{FunctionChoiceParam, FunctionToolParam, ReasoningParam, ResponseRequest, TextParam},
+    store::{Stored, Turn},
+};
+use super::error::ErrorBody;
+use crate::{
+    AppState,
+    access::Tenant,
+    error::ApiError,
+    extract::Json,
+    generate::{self, Finish, Generating, Message, Piece, Role},
+    ids,
+    stream::events,
+};
+
+pub use store::ResponseStore;
+
+/// A response.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ResponseObject {
+    id: String,
+    /// Always `response`.
+    object: &'static str,
+    /// Seconds since 1970.
+    created_at: u64,
+    /// `in_progress`, `completed`, `incomplete` or `failed`.
+    status: &'static str,
+    /// Why it has failed.
+    error: Option<ResponseError>,
+    /// Why it is incomplete.
+    incomplete_details: Option<IncompleteDetails>,
+    model: String,
+    /// What the model has said and called.
+    output: Vec<OutputItem>,
+    /// The tokens that were used, when it has ended.
+    usage: Option<ResponseUsage>,
+    instructions: Option<String>,
+    previous_response_id: Option<String>,
+    max_output_tokens: Option<usize>,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_logprobs: Option<usize>,
+    text: TextParam,
+    reasoning: ReasoningParam,
+    tools: Vec<FunctionToolParam>,
+    tool_choice: FunctionChoiceParam,
+    parallel_tool_calls: bool,
+    metadata: std::collections::BTreeMap<String, String>,
+    store: bool,
+    /// Always false.
+    background: bool,
+    /// Always `disabled`.
+    truncation: &'static str,
+    /// Always `default`.
+    service_tier: &'static str,
+}
+
+/// Why a response has failed.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ResponseError {
+    /// For programs.
+    code: &'static str,
+    /// For people.
+    message: String,
+}
+
+/// Why a response is incomplete.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct IncompleteDetails {
+    /// Always `max_output_tokens`: that, or the context, is exhausted.
+    reason: &'static str,
+}
+
+/// Tokens that were used.
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+pub struct ResponseUsage {
+    /// Tokens of the prompt.
+    input_tokens: usize,
+    input_tokens_details: InputTokensDetails,
+    /// Tokens of the answer.
+    output_tokens: usize,
+    output_tokens_details: OutputTokensDetails,
+    /// Both.
+    total_tokens: usize,
+}
+
+/// What the prompt's tokens were.
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+pub struct InputTokensDetails {
+    /// Tokens that did not have to be computed: the prefix cache had them.
+    cached_tokens: usize,
+}
+
+/// What the answer's tokens were.
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+pub struct OutputTokensDetails {
+    /// Tokens that the model thought with.
+    reasoning_tokens: usize,
+}
+
+/// What became of a response that was to be deleted.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct DeletedResponse {
+    id: String,
+    /// Always `response`.
+    object: &'static str,
+    /// Always true.
+    deleted: bool,
+}
+
+/// Answers a turn, at once or as a stream.
+///
+/// # Errors
+/// What cannot be honoured, by name.
+#[utoipa::path(
+    post, path = "/v1/responses", tag = "OpenAI",
+    request_body = ResponseRequest,
+    responses(
+        (status = 200, content((ResponseObject = "application/json"), (String = "text/event-stream"))),
+        (status = "4XX", body = ErrorBody<'static>),
+        (status = "5XX", body = ErrorBody<'static>),
+    ),
+)]
+pub async fn create(
+    State(state): State<AppState>,
+    tenant: Option<Extension<Tenant>>,
+    Json(mut body): Json<ResponseRequest>,
+) -> Result<Response, ApiError> {
+    let tenant = tenant.map(|tenant| tenant.0.0);
+    let before = match &body.previous_response_id {
+        Some(id) => Some(state.responses.get(id, tenant.as_deref())?.turn),
+        None => None,
+    };
+    let new = body.messages()?;
+    let instructions = body.instructions.iter().map(|text| Message {
+        role: Role::System,
+        content: text.clone(),
+        ..Message::default()
+    });
+    let past = before.iter().flat_map(|turn| turn.all_messages());
+    let messages: Vec<_> = instructions.chain(past).chain(new.iter().cloned()).collect();
+    let chat = body.chat(messages)?;
+    let stream = body.stream == Some(true);
+    let model = body.model.clone();
+    let generating = generate::chat(&state, &model, chat).await?;
+    let answer = Answer {
+        object: ResponseObject::new(body, &generating),
+        generating,
+        output: Output::default(),
+        state,
+        tenant,
+        turn: Turn { before, messages: new },
+    };
+    if stream { Ok(answer.stream()) } else { answer.collect().await }
+}
+
+/// Shows a stored response.
+///
+/// # Errors
+/// There is none of this id.
+#[utoipa::path(
+    get, path = "/v1/responses/{id}", tag = "OpenAI",
+    params(("id" = String, Path, description = "The response's id")),
+    responses((status = 200, body = ResponseObject), (status = "4XX", body = ErrorBody<'static>)),
+)]
+pub async fn get(
+    State(state): State<AppState>,
+    tenant: Option<Extension<Tenant>>,
+    Path(id): Path<String>,
+) -> Result<Response, ApiError> {
+    let tenant = tenant.map(|tenant| tenant.0.0);
+    Ok(json_response(state.responses.get(&id, tenant.as_deref())?.body))
+}
+
+/// Forgets a stored response.
+///
+/// # Errors
+/// There is none of this id.
+#[utoipa::path(
+    delete, path = "/v1/responses/{id}", tag = "OpenAI",
+    params(("id" = String, Path, description = "The response's id")),
+    responses((status = 200, body = DeletedResponse), (status = "4XX", body = ErrorBody<'static>)),
+)]
+pub async fn delete(
+    State(state): State<AppState>,
+    tenant: Option<Extension<Tenant>>,
+    Path(id): Path<String>,
+) -> Result<Json<DeletedResponse>, ApiError> {
+    let tenant = tenant.map(|tenant| tenant.0.0);
+    state.responses.delete(&id, tenant.as_deref())?;
+    Ok(Json(DeletedResponse { id, object: "response", deleted: true }))
+}
+
+fn json_response(body: Bytes) -> Response {
+    ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response()
+}
+
+impl ResponseObject {
+    fn new(request: ResponseRequest, generating: &Generating) -> Self {
+        Self {
+            id: ids::new("resp_"),
+            object: "response",
+            created_at: ids::now(),
+            status: "in_progress",
+            error: None,
+            incomplete_details: None,
+            model: generating.model().to_owned(),
+            output: Vec::new(),
+            usage: None,
+            instructions: request.instructions,
+            previous_response_id: request.previous_response_id,
+            max_output_tokens: request.max_output_tokens,
+            temperature: request.temperature,
+            top_p: request.top_p,
+            top_logprobs: request.top_logprobs,
+            text: request.text.unwrap_or_default().or_plain(),
+            reasoning: request.reasoning.unwrap_or_default(),
+            tools: request.tools.unwrap_or_default(),
+            tool_choice: request.tool_choice.unwrap_or_else(|| FunctionChoiceParam::Mode("auto".into())),
+            parallel_tool_calls: request.parallel_tool_calls.unwrap_or(true),
+            metadata: request.metadata.unwrap_or_default(),
+            store: request.store.unwrap_or(true),
+            background: false,
+            truncation: "disabled",
+            service_tier: "default",
+        }
+    }
+}
+
+impl From<generate::Usage> for ResponseUsage {
+    fn from(usage: generate::Usage) -> Self {
+        Self {
+            input_tokens: usage.prompt,
+            input_tokens_details: InputTokensDetails { cached_tokens: usage.cached },
+            output_tokens: usage.completion,
+            output_tokens_details: OutputTokensDetails { reasoning_tokens: usage.reasoning },
+            total_tokens: usage.prompt + usage.completion,
+        }
+    }
+}
+
+/// A response that is being made.
+struct Answer {
+    object: ResponseObject,
+    generating: Generating,
+    output: Output,
+    state: AppState,
+    tenant: Option<String>,
+    turn: Turn,
+}
+
+impl Answer {
+    /// Takes in a piece; `false` after the last one.
+    async fn advance(&mut self) -> Result<bool, ApiError> {
+        let Some(piece) = self.generating.next().await else { return Ok(false) };
+        match piece? {
+            Piece::Delta { delta, logprobs, .. } => {
+                self.output.add(delta, self.generating.tokenizer(), &logprobs);
+            }
+            Piece::Finished { reason, usage, .. } => {
+                self.object.status = match reason {
+                    Finish::Length => {
+                        self.object.incomplete_details =
+                            Some(IncompleteDetails { reason: "max_output_tokens" });
+                        "incomplete"
+                    }
+                    _ => "completed",
+                };
+                self.output.close(self.object.status);
+                self.object.usage = Some(usage.into());
+            }
+        }
+        Ok(true)
+    }
+
+    /// The response as it is now, and kept if that is wanted.
+    fn finish(&mut self) -> Bytes {
+        self.object.output = self.output.items().to_vec();
+        // Our own types: they have no keys that are not strings and no failing parts.
+        let body = Bytes::from(serde_json::to_vec(&self.object).unwrap_or_default());
+        if self.object.store {
+            let mut messages = std::mem::take(&mut self.turn.messages);
+            messages.extend(self.output.messages());
+            let turn = Arc::new(Turn { before: self.turn.before.take(), messages });
+            let stored = Stored { tenant: self.tenant.clone(), body: body.clone(), turn };
+            self.state.responses.put(&self.object.id, stored);
+        }
+        body
+    }
+
+    async fn collect(mut self) -> Result<Response, ApiError> {
+        while self.advance().await? {
+            // Nobody wants events.
+            self.output.take_events();
+        }
+        Ok(json_response(self.finish()))
+    }
+
+    fn stream(mut self) -> Response {
+        events(|writer| async move {
+            let mut number = 0u64;
+            let mut event = |name: &'static str, mut fields: Value| {
+                if let Value::Object(fields) = &mut fields {
+                    fields.insert("type".into(), json!(name));
+                    fields.insert("sequence_number".into(), json!(number));
+                }
+                number += 1;
+                (name, fields)
+            };
+            for name in ["response.created", "response.in_progress"] {
+                let (name, fields) = event(name, json!({"response": self.object}));
+                writer.event(name, &fields).await;
+            }
+            loop {
+                let advanced = self.advance().await;
+                for (name, fields) in self.output.take_events() {
+                    let (name, fields) = event(name, fields);
+                    writer.event(name, &fields).await;
+                }
+                match advanced {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(error) => {
+                        self.object.status = "failed";
+                        let message = error.to_string();
+                        self.object.error = Some(ResponseError { code: "server_error", message });
+                        self.object.store = false;
+                        break;
+                    }
+                }
+            }
+            self.finish();
+            let name = match self.object.status {
+                "completed" => "response.completed",
+                "incomplete" => "response.incomplete",
+                _ => "response.failed",
+            };
+            let (name, fields) = event(name, json!({"response": self.object}));
+            writer.event(name, &fields).await;
+        })
+    }
+}

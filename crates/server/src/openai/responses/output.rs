@@ -1,0 +1,262 @@
+//! A response's items while they grow: what a piece adds, and the events that say so.
+
+use paguro_model::tokenizer::Tokenizer;
+use serde::Serialize;
+use serde_json::{Value, json};
+use utoipa::ToSchema;
+
+use super::super::logprobs::{ChatTokenLogprob, chat_logprobs};
+use crate::{
+    generate::{Delta, Message, Role, TokenLogprob, ToolCall},
+    ids,
+};
+
+/// A part of a response.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum OutputItem {
+    /// What the model says.
+    Message {
+        /// Names it.
+        id: String,
+        /// `in_progress`, `completed` or `incomplete`.
+        status: &'static str,
+        /// Always `assistant`.
+        role: &'static str,
+        /// The text, in one part.
+        content: Vec<OutputPart>,
+    },
+    /// What it thinks before.
+    Reasoning {
+        /// Names it.
+        id: String,
+        /// `in_progress`, `completed` or `incomplete`.
+        status: &'static str,
+        /// Always empty: reasoning is not summed up.
+        #[schema(value_type = Vec<Object>)]
+        summary: [Value; 0],
+        /// The text, in one part.
+        content: Vec<OutputPart>,
+    },
+    /// What it calls.
+    FunctionCall {
+        /// Names the item.
+        id: String,
+        /// `in_progress`, `completed` or `incomplete`.
+        status: &'static str,
+        /// Names the call.
+        call_id: String,
+        /// Names the function.
+        name: String,
+        /// An object, as JSON text.
+        arguments: String,
+    },
+}
+
+/// Text of an item.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum OutputPart {
+    /// Of a message.
+    OutputText {
+        /// The text.
+        text: String,
+        /// Always empty: nothing is cited.
+        #[schema(value_type = Vec<Object>)]
+        annotations: [Value; 0],
+        /// The text's tokens, if asked for.
+        logprobs: Vec<ChatTokenLogprob>,
+    },
+    /// Of reasoning.
+    ReasoningText {
+        /// The text.
+        text: String,
+    },
+}
+
+/// Items that grow.
+#[derive(Debug, Default)]
+pub struct Output {
+    items: Vec<OutputItem>,
+    /// The last item still grows.
+    open: bool,
+    events: Vec<(&'static str, Value)>,
+}
+
+impl Output {
+    /// Adds a piece.
+    pub fn add(&mut self, delta: Delta, tokenizer: &Tokenizer, tokens: &[TokenLogprob]) {
+        match delta {
+            Delta::Text(text) => {
+                if !matches!(self.items.last(), Some(OutputItem::Message { .. }) if self.open) {
+                    let part = OutputPart::text(String::new());
+                    let id = ids::new("msg_");
+                    self.open(OutputItem::Message {
+                        id,
+                        status: "in_progress",
+                        role: "assistant",
+                        content: vec![part],
+                    });
+                }
+                let new = chat_logprobs(tokenizer, tokens);
+                let event = json!({"content_index": 0, "delta": text, "logprobs": new});
+                if let Some(OutputItem::Message { content, .. }) = self.items.last_mut()
+                    && let Some(OutputPart::OutputText { text: all, logprobs, .. }) = content.last_mut()
+                {
+                    all.push_str(&text);
+                    logprobs.extend(new);
+                }
+                self.event("response.output_text.delta", event);
+            }
+            Delta::Reasoning(text) => {
+                if !matches!(self.items.last(), Some(OutputItem::Reasoning { .. }) if self.open) {
+                    let content = vec![OutputPart::ReasoningText { text: String::new() }];
+                    let id = ids::new("rs_");
+                    self.open(OutputItem::Reasoning { id, status: "in_progress", summary: [], content });
+                }
+                if let Some(OutputItem::Reasoning { content, .. }) = self.items.last_mut()
+                    && let Some(OutputPart::ReasoningText { text: all }) = content.last_mut()
+                {
+                    all.push_str(&text);
+                }
+                self.event("response.reasoning_text.delta", json!({"content_index": 0, "delta": text}));
+            }
+            Delta::ToolCall { id: call_id, name, .. } => {
+                let (id, arguments) = (ids::new("fc_"), String::new());
+                self.open(OutputItem::FunctionCall { id, status: "in_progress", call_id, name, arguments });
+            }
+            Delta::ToolArguments { text, .. } => {
+                if let Some(OutputItem::FunctionCall { arguments, .. }) = self.items.last_mut() {
+                    arguments.push_str(&text);
+                }
+                self.event("response.function_call_arguments.delta", json!({"delta": text}));
+            }
+        }
+    }
+
+    /// Ends the last item.
+    pub fn close(&mut self, status: &'static str) {
+        if !std::mem::take(&mut self.open) {
+            return;
+        }
+        let Some(item) = self.items.last_mut() else { return };
+        item.set_status(status);
+        let item = item.clone();
+        match &item {
+            OutputItem::FunctionCall { arguments, name, .. } => {
+                let event = json!({"arguments": arguments, "name": name});
+                self.event("response.function_call_arguments.done", event);
+            }
+            OutputItem::Message { content, .. } | OutputItem::Reasoning { content, .. } => {
+                for part in content {
+                    let (name, event) = match part {
+                        OutputPart::OutputText { text, logprobs, .. } => (
+                            "response.output_text.done",
+                            json!({"content_index": 0, "text": text, "logprobs": logprobs}),
+                        ),
+                        OutputPart::ReasoningText { text } => {
+                            ("response.reasoning_text.done", json!({"content_index": 0, "text": text}))
+                        }
+                    };
+                    self.event(name, event);
+                    self.event("response.content_part.done", json!({"content_index": 0, "part": part}));
+                }
+            }
+        }
+        self.event("response.output_item.done", json!({"item": item}));
+    }
+
+    fn open(&mut self, item: OutputItem) {
+        self.close("completed");
+        // An item begins without its content, which comes as a part.
+        let (bare, part) = match &item {
+            OutputItem::Message { content, .. } | OutputItem::Reasoning { content, .. } => {
+                (item.without_content(), content.first().cloned())
+            }
+            OutputItem::FunctionCall { .. } => (item.clone(), None),
+        };
+        self.items.push(item);
+        self.open = true;
+        self.event("response.output_item.added", json!({"item": bare}));
+        if let Some(part) = part {
+            self.event("response.content_part.added", json!({"content_index": 0, "part": part}));
+        }
+    }
+
+    /// An event of the last item.
+    fn event(&mut self, name: &'static str, mut event: Value) {
+        let index = self.items.len().saturating_sub(1);
+        if let Value::Object(fields) = &mut event {
+            fields.insert("output_index".into(), json!(index));
+            if !fields.contains_key("item")
+                && let Some(item) = self.items.last()
+            {
+                fields.insert("item_id".into(), json!(item.id()));
+            }
+        }
+        self.events.push((name, event));
+    }
+
+    /// What has happened since the last time: names and fields of events.
+    pub fn take_events(&mut self) -> Vec<(&'static str, Value)> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// All items so far.
+    pub fn items(&self) -> &[OutputItem] {
+        &self.items
+    }
+
+    /// What the model has said, as messages of a chat that goes on.
+    pub fn messages(&self) -> Vec<Message> {
+        let mut message = Message { role: Role::Assistant, ..Message::default() };
+        for item in &self.items {
+            match item {
+                OutputItem::Message { content, .. } => {
+                    content.iter().for_each(|part| message.content += part.as_str())
+                }
+                OutputItem::Reasoning { content, .. } => {
+                    let reasoning = message.reasoning.get_or_insert_default();
+                    content.iter().for_each(|part| reasoning.push_str(part.as_str()));
+                }
+                OutputItem::FunctionCall { call_id, name, arguments, .. } => message
+                    .tool_calls
+                    .push(ToolCall { id: call_id.clone(), name: name.clone(), arguments: arguments.clone() }),
+            }
+        }
+        vec![message]
+    }
+}
+
+impl OutputItem {
+    fn id(&self) -> &str {
+        let (Self::Message { id, .. } | Self::Reasoning { id, .. } | Self::FunctionCall { id, .. }) = self;
+        id
+    }
+
+    fn set_status(&mut self, new: &'static str) {
+        let (Self::Message { status, .. }
+        | Self::Reasoning { status, .. }
+        | Self::FunctionCall { status, .. }) = self;
+        *status = new;
+    }
+
+    fn without_content(&self) -> Self {
+        let mut bare = self.clone();
+        if let Self::Message { content, .. } | Self::Reasoning { content, .. } = &mut bare {
+            content.clear();
+        }
+        bare
+    }
+}
+
+impl OutputPart {
+    fn text(text: String) -> Self {
+        Self::OutputText { text, annotations: [], logprobs: Vec::new() }
+    }
+
+    fn as_str(&self) -> &str {
+        let (Self::OutputText { text, .. } | Self::ReasoningText { text }) = self;
+        text
+    }
+}

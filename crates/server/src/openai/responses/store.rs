@@ -1,0 +1,135 @@
+//! Responses that can be asked for and gone on from. In memory, bounded; the oldest go first.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use axum::body::Bytes;
+
+use crate::{error::ApiError, generate::Message};
+
+/// Bytes of all stored responses and their messages.
+const MOST_BYTES: usize = 64 << 20;
+
+/// The store.
+#[derive(Debug, Default)]
+pub struct ResponseStore {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    responses: HashMap<String, Stored>,
+    /// Ids, oldest first; some may be deleted.
+    order: VecDeque<String>,
+    bytes: usize,
+}
+
+/// A stored response.
+#[derive(Clone, Debug)]
+pub struct Stored {
+    /// The key that it was made with; only that one finds it.
+    pub tenant: Option<String>,
+    /// The response's JSON.
+    pub body: Bytes,
+    /// What was said, up to its end.
+    pub turn: Arc<Turn>,
+}
+
+/// One turn of a conversation. Turns of the same past share it.
+#[derive(Debug)]
+pub struct Turn {
+    /// What came before.
+    pub before: Option<Arc<Turn>>,
+    /// What was said in this turn.
+    pub messages: Vec<Message>,
+}
+
+impl Turn {
+    /// Everything that was said, oldest first.
+    pub fn all_messages(&self) -> Vec<Message> {
+        let mut turns = vec![self];
+        while let Some(before) = turns.last().and_then(|turn| turn.before.as_deref()) {
+            turns.push(before);
+        }
+        turns.iter().rev().flat_map(|turn| turn.messages.iter().cloned()).collect()
+    }
+
+    fn bytes(&self) -> usize {
+        let text = |message: &Message| {
+            let calls: usize =
+                message.tool_calls.iter().map(|call| call.name.len() + call.arguments.len()).sum();
+            message.content.len() + message.reasoning.as_ref().map_or(0, String::len) + calls + 256
+        };
+        self.messages.iter().map(text).sum()
+    }
+}
+
+impl Drop for Turn {
+    /// One after the other: a long conversation must not be as many nested calls.
+    fn drop(&mut self) {
+        let mut before = self.before.take();
+        while let Some(mut turn) = before.and_then(Arc::into_inner) {
+            before = turn.before.take();
+        }
+    }
+}
+
+impl ResponseStore {
+    /// Keeps a response.
+    pub fn put(&self, id: &str, stored: Stored) {
+        let mut inner = self.lock();
+        inner.bytes += stored.bytes();
+        inner.responses.insert(id.to_owned(), stored);
+        inner.order.push_back(id.to_owned());
+        while inner.bytes > MOST_BYTES {
+            let Some(oldest) = inner.order.pop_front() else { break };
+            inner.remove(&oldest);
+        }
+    }
+
+    /// A response of this tenant.
+    ///
+    /// # Errors
+    /// [`ApiError::NotFound`].
+    pub fn get(&self, id: &str, tenant: Option<&str>) -> Result<Stored, ApiError> {
+        let inner = self.lock();
+        let stored = inner.responses.get(id).filter(|stored| stored.tenant.as_deref() == tenant);
+        stored.cloned().ok_or_else(|| {
+            ApiError::NotFound(format!(
+                "there is no response `{id}`: it was deleted, not stored, or had to make room"
+            ))
+        })
+    }
+
+    /// Forgets a response of this tenant.
+    ///
+    /// # Errors
+    /// [`ApiError::NotFound`].
+    pub fn delete(&self, id: &str, tenant: Option<&str>) -> Result<(), ApiError> {
+        self.get(id, tenant)?;
+        let mut inner = self.lock();
+        inner.remove(id);
+        inner.order.retain(|other| other != id);
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn remove(&mut self, id: &str) {
+        if let Some(stored) = self.responses.remove(id) {
+            self.bytes -= stored.bytes();
+        }
+    }
+}
+
+impl Stored {
+    fn bytes(&self) -> usize {
+        self.body.len() + self.turn.bytes()
+    }
+}

@@ -1,0 +1,193 @@
+//! Reading one tool call while it is being written.
+
+use serde_json::{Map, Value};
+
+use super::{
+    json::{Scan, Scanner, is_space},
+    syntax::Reading,
+};
+
+/// A call as far as it has been read.
+#[derive(Clone, Debug)]
+pub(super) struct Call {
+    reading: Reading,
+    at: At,
+    /// The name, once it is whole.
+    pub name: Option<String>,
+    /// The arguments as they are written: the beginning of a JSON object.
+    pub arguments: String,
+    /// They are whole, and what a JSON library can read.
+    pub arguments_end: bool,
+    /// Everything that belongs to the call has been read.
+    pub end: bool,
+}
+
+#[derive(Clone, Debug)]
+enum At {
+    /// Before the brace that begins the call's object or its arguments.
+    Header(String),
+    /// Before a key of the object.
+    Key { first: bool },
+    /// In a key, of which this is the JSON.
+    InKey(String, Scanner),
+    /// After a key.
+    Colon(Key),
+    /// Before its value.
+    Value(Key),
+    /// In a value that is not the arguments.
+    InValue(Key, String, Scanner),
+    /// In the arguments; in the call's object or after its name.
+    Arguments { scanner: Scanner, in_object: bool },
+    /// After a value of the object.
+    Next,
+}
+
+/// What an object may say of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Key {
+    Name,
+    Arguments,
+    /// `id`, `type`: nothing that anybody needs.
+    Other,
+}
+
+/// No call goes on like this.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Malformed;
+
+/// Longer than any name with its markers: what is not a call is soon known for what it is.
+const MAX_HEADER: usize = 256;
+
+impl Call {
+    /// Before its first character.
+    pub fn new(reading: Reading) -> Self {
+        let at = At::Header(String::new());
+        Self { reading, at, name: None, arguments: String::new(), arguments_end: false, end: false }
+    }
+
+    /// Takes one character.
+    pub fn push(&mut self, c: char) -> Result<(), Malformed> {
+        // The state is taken out, for the text in it; it moves on, or the call is malformed.
+        self.at = match std::mem::replace(&mut self.at, At::Next) {
+            At::Header(text) => self.header(text, c)?,
+            At::InKey(mut text, mut scanner) => {
+                text.push(c);
+                match scanner.push(c) {
+                    Scan::More => At::InKey(text, scanner),
+                    Scan::End => At::Colon(self.key(&text)?),
+                    Scan::EndBefore | Scan::Malformed => return Err(Malformed),
+                }
+            }
+            At::InValue(key, text, scanner) => self.value(key, text, scanner, c)?,
+            At::Arguments { scanner, in_object } => self.argument(scanner, in_object, c)?,
+            at if is_space(c) => at,
+            At::Key { .. } if c == '"' => {
+                let mut scanner = Scanner::new();
+                scanner.push(c);
+                At::InKey(c.into(), scanner)
+            }
+            At::Key { first: true } | At::Next if c == '}' => self.end_object()?,
+            At::Next if c == ',' => At::Key { first: false },
+            At::Colon(key) if c == ':' => At::Value(key),
+            At::Value(Key::Arguments) if c == '{' => self.argument(Scanner::new(), true, c)?,
+            At::Value(key @ Key::Other) => self.value(key, String::new(), Scanner::new(), c)?,
+            At::Value(key @ Key::Name) if c == '"' => self.value(key, String::new(), Scanner::new(), c)?,
+            At::Key { .. } | At::Next | At::Colon(_) | At::Value(_) => return Err(Malformed),
+        };
+        Ok(())
+    }
+
+    fn header(&mut self, mut text: String, c: char) -> Result<At, Malformed> {
+        let objects = matches!(self.reading, Reading::Objects);
+        if c != '{' {
+            // Before an object, only an array may begin.
+            let fits = !objects || is_space(c) || (c == '[' && text.trim().is_empty());
+            text.push(c);
+            return if fits && text.len() <= MAX_HEADER { Ok(At::Header(text)) } else { Err(Malformed) };
+        }
+        match self.reading {
+            Reading::Either { .. } if matches!(text.trim(), "" | "[") => Ok(At::Key { first: true }),
+            Reading::Objects => Ok(At::Key { first: true }),
+            Reading::Named { before, after } | Reading::Either { before, after } => {
+                self.name = Some(name_in(&text, before, after).ok_or(Malformed)?.to_owned());
+                self.argument(Scanner::new(), false, c)
+            }
+        }
+    }
+
+    fn key(&self, text: &str) -> Result<Key, Malformed> {
+        let key: String = serde_json::from_str(text).map_err(|_| Malformed)?;
+        match key.as_str() {
+            "name" | "tool_name" if self.name.is_none() => Ok(Key::Name),
+            "arguments" | "parameters" if self.arguments.is_empty() => Ok(Key::Arguments),
+            "id" | "tool_call_id" | "type" => Ok(Key::Other),
+            _ => Err(Malformed),
+        }
+    }
+
+    fn value(&mut self, key: Key, mut text: String, mut scanner: Scanner, c: char) -> Result<At, Malformed> {
+        let scan = scanner.push(c);
+        match scan {
+            Scan::Malformed => return Err(Malformed),
+            // A number, of which nobody knew that it had ended.
+            Scan::EndBefore => {
+                self.push(c)?;
+                return Ok(std::mem::replace(&mut self.at, At::Next));
+            }
+            Scan::More | Scan::End => text.push(c),
+        }
+        if scan == Scan::More {
+            return Ok(At::InValue(key, text, scanner));
+        }
+        if key == Key::Name {
+            self.name = Some(serde_json::from_str(&text).map_err(|_| Malformed)?);
+        }
+        Ok(At::Next)
+    }
+
+    fn argument(&mut self, mut scanner: Scanner, in_object: bool, c: char) -> Result<At, Malformed> {
+        let scan = scanner.push(c);
+        if !matches!(scan, Scan::More | Scan::End) {
+            return Err(Malformed);
+        }
+        self.arguments.push(c);
+        if scan == Scan::More {
+            return Ok(At::Arguments { scanner, in_object });
+        }
+        // Numbers out of range, halves of surrogate pairs.
+        serde_json::from_str::<Map<String, Value>>(&self.arguments).map_err(|_| Malformed)?;
+        self.arguments_end = true;
+        self.end = !in_object;
+        Ok(At::Next)
+    }
+
+    /// A call without arguments has an empty object of them.
+    fn end_object(&mut self) -> Result<At, Malformed> {
+        if self.name.is_none() {
+            return Err(Malformed);
+        }
+        if self.arguments.is_empty() {
+            self.arguments += "{}";
+            self.arguments_end = true;
+        }
+        self.end = true;
+        Ok(At::Next)
+    }
+}
+
+/// The name in the text before the arguments. Nothing else may stand there, but an id between two of `after`.
+fn name_in<'t>(header: &'t str, before: &[&str], after: &[&str]) -> Option<&'t str> {
+    let mut text = header.trim();
+    for wrapping in before {
+        text = text.strip_prefix(wrapping).unwrap_or(text).trim_start();
+    }
+    let end = after.iter().filter_map(|mark| text.find(mark)).min()?;
+    let (name, mut rest) = text.split_at(end);
+    while !rest.is_empty() {
+        rest = after.iter().find_map(|mark| rest.strip_prefix(mark))?;
+        let word = |c: char| c.is_ascii_alphanumeric();
+        let is_id = after.iter().any(|mark| rest.trim_start_matches(word).starts_with(mark));
+        rest = if is_id { rest.trim_start_matches(word) } else { rest };
+    }
+    Some(name.trim())
+}

@@ -1,0 +1,369 @@
+//! From a model's text to reasoning, answer and tool calls.
+//!
+//! Models write all three into one text, each family in its own way. [`Format`] knows how, from the chat template;
+//! [`OutputParser`] takes the text apart while it streams. What may become a marker is held back until it is one or
+//! cannot be one any more, so nothing is emitted and taken back, and what comes out does not depend on where the text was
+//! cut into deltas. What looks like a call and is none is text: nothing is lost.
+
+mod call;
+mod grammar;
+mod json;
+mod syntax;
+#[cfg(test)]
+mod tests;
+mod write;
+
+use call::{Call, Malformed};
+use syntax::{GENERIC, Reading, Tags};
+
+pub use grammar::{AnswerRules, OfferedTool, Otherwise};
+pub use syntax::{CallSyntax, Format, UnreadCalls};
+pub use write::{instructions, write_calls};
+
+/// What the text turns out to be, in its order. Neighbouring pieces of one kind belong together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Piece {
+    /// Reasoning goes on.
+    Reasoning(String),
+    /// The answer goes on.
+    Text(String),
+    /// A call of one of the offered tools begins.
+    CallBegin {
+        /// The tool's name.
+        name: String,
+    },
+    /// The JSON of its arguments goes on, as the model has written it.
+    Arguments(String),
+    /// The call has ended.
+    CallEnd {
+        /// Whether the arguments are a whole JSON object: `false` where the text ended or went wrong within them.
+        complete: bool,
+    },
+}
+
+/// What to look for in a text.
+#[derive(Clone, Debug)]
+pub struct ParserOptions {
+    /// Whether to take reasoning out of the text; otherwise it is part of the answer, with its tags.
+    pub split_reasoning: bool,
+    /// The prompt has begun the reasoning ([`Format::begins_in_reasoning`]).
+    pub in_reasoning: bool,
+    /// The names of the offered tools. Without any, calls are not looked for.
+    pub tools: Vec<String>,
+    /// Whether arguments are passed on while they are being written. Otherwise a call comes as a whole, and is text
+    /// if it turns out to be malformed or unfinished.
+    pub stream_arguments: bool,
+}
+
+/// Takes a streamed text apart.
+#[derive(Clone, Debug)]
+pub struct OutputParser {
+    options: ParserOptions,
+    reasoning: Option<Tags>,
+    syntax: &'static CallSyntax,
+    state: State,
+    /// The last whitespace: it belongs to a marker, if one follows.
+    space: String,
+    /// What may be the beginning of a marker.
+    held: String,
+    pieces: Vec<Piece>,
+}
+
+#[derive(Clone, Debug)]
+enum State {
+    /// In reasoning; at its beginning, whitespace means nothing.
+    Reasoning {
+        began: bool,
+    },
+    /// Where something begins or ends: whitespace means nothing, and more markers than elsewhere are possible.
+    Edge(Edge),
+    Text,
+    Call(Reader),
+}
+
+/// What is possible at an edge.
+#[derive(Clone, Copy, Debug)]
+struct Edge {
+    /// Nothing has come before: reasoning may begin.
+    start: bool,
+    /// Whitespace is part of a text that comes next.
+    keeps_space: bool,
+    /// The first of the syntax's `tail` that may come; `None` where no call has gone before.
+    tail: Option<usize>,
+}
+
+/// What stands at an edge.
+#[derive(Clone, Copy, Debug)]
+enum Mark {
+    Think,
+    /// A marker that begins a call.
+    Call,
+    /// The first character of a call without marker.
+    Bare,
+    /// Something that says that a JSON object follows.
+    Fence,
+    /// Between the objects of an array.
+    Comma,
+    Tail(usize),
+}
+
+/// A call that is being read.
+#[derive(Clone, Debug)]
+struct Reader {
+    call: Call,
+    /// All of its text that has not been passed on as a call: if it is none, this is text.
+    raw: String,
+    /// How much of the arguments has been passed on; `None` before the call has.
+    passed: Option<usize>,
+}
+
+const FENCE: &str = "```json";
+
+impl OutputParser {
+    /// Before the first character of an answer. Where calls are not read, none are looked for.
+    pub fn new(format: Format, options: ParserOptions) -> Self {
+        let reasoning = format.reasoning.filter(|_| options.split_reasoning);
+        let state = match reasoning {
+            Some(_) if options.in_reasoning => State::Reasoning { began: false },
+            _ => State::Edge(Edge { start: true, keeps_space: true, tail: None }),
+        };
+        let mut options = options;
+        if format.calls.is_err() {
+            options.tools.clear();
+        }
+        Self {
+            options,
+            reasoning,
+            syntax: format.calls.unwrap_or(&GENERIC),
+            state,
+            space: String::new(),
+            held: String::new(),
+            pieces: Vec::new(),
+        }
+    }
+
+    /// Takes more of the text; returns what is certain now.
+    pub fn push(&mut self, delta: &str) -> Vec<Piece> {
+        for c in delta.chars() {
+            self.take(c);
+        }
+        std::mem::take(&mut self.pieces)
+    }
+
+    /// Ends the text; returns what was held back.
+    pub fn finish(mut self) -> Vec<Piece> {
+        match std::mem::replace(&mut self.state, State::Text) {
+            State::Reasoning { .. } => self.emit_held(Piece::Reasoning),
+            State::Text | State::Edge(Edge { keeps_space: true, .. }) => self.emit_held(Piece::Text),
+            State::Edge(_) => {
+                self.space.clear();
+                self.emit_held(Piece::Text);
+            }
+            State::Call(reader) => self.abandon(reader),
+        }
+        self.pieces
+    }
+
+    /// Whether the text is within reasoning.
+    pub fn in_reasoning(&self) -> bool {
+        matches!(self.state, State::Reasoning { .. })
+    }
+
+    fn take(&mut self, c: char) {
+        match std::mem::replace(&mut self.state, State::Text) {
+            State::Reasoning { began } => self.reason(began, c),
+            State::Text => self.text(c),
+            State::Edge(edge) => self.edge(edge, c),
+            State::Call(reader) => self.call(reader, c),
+        }
+    }
+
+    fn reason(&mut self, began: bool, c: char) {
+        self.state = State::Reasoning { began: began || !c.is_whitespace() };
+        if !began && c.is_whitespace() {
+            return;
+        }
+        let close = self.reasoning.map_or("", |(_, close)| close);
+        if self.find(c, &[close], Piece::Reasoning) {
+            self.drop_held();
+            self.state = State::Edge(Edge { start: false, keeps_space: false, tail: None });
+        }
+    }
+
+    fn text(&mut self, c: char) {
+        let markers = if self.options.tools.is_empty() { &[] } else { self.syntax.markers };
+        if self.find(c, markers, Piece::Text) {
+            self.begin_call(None);
+        }
+    }
+
+    /// Takes a character of a text in which one of `markers` may come; whether one is whole now. What cannot be part
+    /// of one is emitted.
+    fn find(&mut self, c: char, markers: &[&str], kind: fn(String) -> Piece) -> bool {
+        if self.held.is_empty() && c.is_whitespace() && !markers.is_empty() {
+            self.space.push(c);
+            return false;
+        }
+        self.held.push(c);
+        while !self.held.is_empty() {
+            if markers.contains(&self.held.as_str()) {
+                return true;
+            }
+            if markers.iter().any(|marker| marker.starts_with(self.held.as_str())) {
+                return false;
+            }
+            let first = self.held.remove(0);
+            if first.is_whitespace() && !markers.is_empty() {
+                self.space.push(first);
+            } else {
+                let space = std::mem::take(&mut self.space);
+                self.emit(kind(space + first.encode_utf8(&mut [0; 4])));
+            }
+        }
+        false
+    }
+
+    fn edge(&mut self, edge: Edge, c: char) {
+        self.state = State::Edge(edge);
+        if self.held.is_empty() && c.is_whitespace() {
+            self.space.push(c);
+            return;
+        }
+        self.held.push(c);
+        let marks = self.marks(edge);
+        if let Some(&(_, mark)) = marks.iter().find(|(text, _)| *text == self.held) {
+            return self.pass(edge, mark);
+        }
+        if marks.iter().any(|(text, _)| text.starts_with(self.held.as_str())) {
+            return;
+        }
+        // No marker: the text begins, or goes on.
+        if !edge.keeps_space {
+            self.space.clear();
+        }
+        let held = std::mem::take(&mut self.held);
+        self.state = State::Text;
+        held.chars().for_each(|c| self.take(c));
+    }
+
+    /// What may stand at an edge. No text is the beginning of another.
+    fn marks(&self, edge: Edge) -> Vec<(&'static str, Mark)> {
+        let mut marks = Vec::new();
+        if let Some((open, _)) = self.reasoning.filter(|_| edge.start) {
+            marks.push((open, Mark::Think));
+        }
+        if self.options.tools.is_empty() {
+            return marks;
+        }
+        let syntax = self.syntax;
+        marks.extend(syntax.markers.iter().map(|marker| (*marker, Mark::Call)));
+        if let Some(next) = edge.tail {
+            let tail = syntax.tail.iter().enumerate().skip(next);
+            marks.extend(tail.map(|(index, text)| (*text, Mark::Tail(index))));
+            if !matches!(syntax.reading, Reading::Named { .. }) {
+                marks.extend([(",", Mark::Comma), ("{", Mark::Bare)]);
+            }
+        } else if syntax.bare {
+            marks.extend([("{", Mark::Bare), ("[", Mark::Bare), (FENCE, Mark::Fence)]);
+        }
+        marks
+    }
+
+    fn pass(&mut self, edge: Edge, mark: Mark) {
+        match mark {
+            Mark::Think => {
+                self.drop_held();
+                self.state = State::Reasoning { began: false };
+            }
+            Mark::Call | Mark::Fence => self.begin_call(None),
+            Mark::Bare => {
+                let first = self.held.pop();
+                self.begin_call(first);
+            }
+            // Followed by anything but an object, it is part of a text.
+            Mark::Comma => {
+                self.space = std::mem::take(&mut self.held);
+                let tail = Some(self.syntax.tail.len());
+                self.state = State::Edge(Edge { start: false, keeps_space: true, tail });
+            }
+            Mark::Tail(index) => {
+                self.drop_held();
+                self.state = State::Edge(Edge { tail: Some(index + 1), ..edge });
+            }
+        }
+    }
+
+    /// A call begins after the marker that is held, with its first character where that is known.
+    fn begin_call(&mut self, first: Option<char>) {
+        let raw = std::mem::take(&mut self.space) + &std::mem::take(&mut self.held);
+        self.state = State::Call(Reader { call: Call::new(self.syntax.reading), raw, passed: None });
+        if let Some(c) = first {
+            self.take(c);
+        }
+    }
+
+    fn call(&mut self, mut reader: Reader, c: char) {
+        match reader.call.push(c) {
+            Ok(()) => reader.raw.push(c),
+            Err(Malformed) => {
+                self.abandon(reader);
+                return self.take(c);
+            }
+        }
+        let Reader { call, raw, passed } = &mut reader;
+        if call.name.as_ref().is_some_and(|name| !self.options.tools.contains(name)) {
+            return self.abandon(reader);
+        }
+        let ready = call.arguments_end || (self.options.stream_arguments && !call.arguments.is_empty());
+        if let (true, Some(name)) = (ready, &call.name) {
+            if passed.is_none() {
+                self.pieces.push(Piece::CallBegin { name: name.clone() });
+            }
+            let from = passed.unwrap_or(0);
+            if call.arguments.len() > from {
+                self.emit(Piece::Arguments(call.arguments[from..].to_owned()));
+                raw.clear();
+            }
+            if call.arguments_end && (passed.is_none() || from < call.arguments.len()) {
+                self.pieces.push(Piece::CallEnd { complete: true });
+            }
+            *passed = Some(call.arguments.len());
+        }
+        self.state = match reader.call.end {
+            true => State::Edge(Edge { start: false, keeps_space: false, tail: Some(0) }),
+            false => State::Call(reader),
+        };
+    }
+
+    /// What was read as a call is none, or not a whole one: a text begins.
+    fn abandon(&mut self, reader: Reader) {
+        self.state = State::Text;
+        if reader.passed.is_some() && !reader.call.arguments_end {
+            self.pieces.push(Piece::CallEnd { complete: false });
+        }
+        if reader.passed.is_none() || !reader.raw.trim().is_empty() {
+            self.emit(Piece::Text(reader.raw));
+        }
+    }
+
+    fn drop_held(&mut self) {
+        self.space.clear();
+        self.held.clear();
+    }
+
+    fn emit_held(&mut self, kind: fn(String) -> Piece) {
+        let text = std::mem::take(&mut self.space) + &std::mem::take(&mut self.held);
+        self.emit(kind(text));
+    }
+
+    /// Adds a piece to what comes out, or to the last one of its kind.
+    fn emit(&mut self, piece: Piece) {
+        match (self.pieces.last_mut(), &piece) {
+            (_, Piece::Text(text) | Piece::Reasoning(text) | Piece::Arguments(text)) if text.is_empty() => {}
+            (Some(Piece::Text(last)), Piece::Text(text))
+            | (Some(Piece::Reasoning(last)), Piece::Reasoning(text))
+            | (Some(Piece::Arguments(last)), Piece::Arguments(text)) => *last += text,
+            _ => self.pieces.push(piece),
+        }
+    }
+}

@@ -1,0 +1,533 @@
+//! What models write, and what comes of it.
+
+use std::fmt::Write;
+
+use expect_test::{Expect, expect};
+use llguidance::{
+    Matcher, ParserFactory,
+    api::TopLevelGrammar,
+    toktrie::{ApproximateTokEnv, InferenceCapabilities, SimpleVob},
+};
+use proptest::{prelude::*, sample::Index};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::output::syntax::SYNTAXES;
+
+/// The names of the tools in these tests.
+const TOOLS: [&str; 2] = ["weather", "add"];
+
+/// The format of a template that has all signs of a syntax, and reasons.
+fn format(name: &str) -> Format {
+    let calls = SYNTAXES.iter().chain([&GENERIC]).find(|syntax| syntax.name == name);
+    Format { reasoning: Some(("<think>", "</think>")), calls: Ok(calls.expect("a syntax of this name")) }
+}
+
+fn options(stream_arguments: bool) -> ParserOptions {
+    ParserOptions {
+        split_reasoning: true,
+        in_reasoning: false,
+        tools: TOOLS.map(str::to_owned).to_vec(),
+        stream_arguments,
+    }
+}
+
+/// All pieces of a text that comes in these deltas, neighbours of one kind joined.
+fn parse<'d>(
+    format: Format,
+    options: &ParserOptions,
+    deltas: impl IntoIterator<Item = &'d str>,
+) -> Vec<Piece> {
+    let mut parser = OutputParser::new(format, options.clone());
+    let mut pieces = Vec::new();
+    for delta in deltas {
+        pieces.extend(parser.push(delta));
+    }
+    pieces.extend(parser.finish());
+    join(pieces)
+}
+
+fn join(pieces: Vec<Piece>) -> Vec<Piece> {
+    let mut joined: Vec<Piece> = Vec::new();
+    for piece in pieces {
+        match (joined.last_mut(), &piece) {
+            (Some(Piece::Text(last)), Piece::Text(text))
+            | (Some(Piece::Reasoning(last)), Piece::Reasoning(text))
+            | (Some(Piece::Arguments(last)), Piece::Arguments(text)) => *last += text,
+            _ => joined.push(piece),
+        }
+    }
+    joined
+}
+
+fn show(pieces: &[Piece]) -> String {
+    let mut lines = String::new();
+    for piece in pieces {
+        let _ = match piece {
+            Piece::Reasoning(text) => writeln!(lines, "reasoning {text:?}"),
+            Piece::Text(text) => writeln!(lines, "text {text:?}"),
+            Piece::CallBegin { name } => write!(lines, "call {name} "),
+            Piece::Arguments(text) => write!(lines, "{text}"),
+            Piece::CallEnd { complete } => {
+                writeln!(lines, "{}", if *complete { "" } else { " (incomplete)" })
+            }
+        };
+    }
+    lines
+}
+
+/// What comes of a text: whole calls, and where streamed arguments are something else, these too.
+fn check(format: Format, text: &str, expected: Expect) {
+    let whole = show(&parse(format, &options(false), [text]));
+    let streamed = show(&parse(format, &options(true), [text]));
+    expected.assert_eq(&if whole == streamed { whole } else { format!("{whole}streamed:\n{streamed}") });
+}
+
+#[test]
+fn hermes_calls_stand_in_tags() {
+    let check = |text, expected| check(format("hermes"), text, expected);
+    check(
+        "<think>\nThe user wants\nweather.\n</think>\n\nLet me look.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": \
+         {\"city\": \"Roma\"}}\n</tool_call>",
+        expect![[r#"
+            reasoning "The user wants\nweather."
+            text "Let me look."
+            call weather {"city": "Roma"}
+        "#]],
+    );
+    check(
+        "<tool_call>\n{\"arguments\": {\"a\": 1}, \"name\": \"add\"}\n</tool_call>\n<tool_call>\n{\"name\": \
+         \"add\"}\n</tool_call>\n",
+        expect![[r#"
+            call add {"a": 1}
+            call add {}
+        "#]],
+    );
+    // A name that nobody offered, another key, a value of another kind: text, as it was.
+    check(
+        "<tool_call>{\"name\": \"rm\", \"arguments\": {}}</tool_call>",
+        expect![[r#"
+            text "<tool_call>{\"name\": \"rm\", \"arguments\": {}}</tool_call>"
+        "#]],
+    );
+    check(
+        "<tool_call>\n{\"city\": 1}\n</tool_call> <tool_call>{\"name\":\"add\",\"arguments\":[]}",
+        expect![[r#"
+            text "<tool_call>\n{\"city\": 1}\n</tool_call> <tool_call>{\"name\":\"add\",\"arguments\":[]}"
+        "#]],
+    );
+    // The second marker is found where the first one's call breaks.
+    check(
+        "<tool_call><tool_call>{\"name\":\"add\",\"arguments\":{}}</tool_call>. Done, <b>and",
+        expect![[r#"
+            text "<tool_call>"
+            call add {}
+            text ". Done, <b>and"
+        "#]],
+    );
+    // The end comes too early.
+    check(
+        "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Ro",
+        expect![[r#"
+            text "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Ro"
+            streamed:
+            call weather {"city": "Ro (incomplete)
+        "#]],
+    );
+    check(
+        "one <tool_ca",
+        expect![[r#"
+        text "one <tool_ca"
+    "#]],
+    );
+    // It goes wrong within the arguments.
+    check(
+        "<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1,}}</tool_call>",
+        expect![[r#"
+            text "<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1,}}</tool_call>"
+            streamed:
+            call add {"a": 1, (incomplete)
+            text "}}</tool_call>"
+        "#]],
+    );
+}
+
+#[test]
+fn llama_calls_are_the_whole_answer() {
+    let check = |text, expected| check(format("llama"), text, expected);
+    check(
+        "{\"name\": \"weather\", \"parameters\": {\"city\": \"Roma\"}}",
+        expect![[r#"
+            call weather {"city": "Roma"}
+        "#]],
+    );
+    check(
+        "<|python_tag|>{\"type\": \"function\", \"name\": \"add\", \"parameters\": {\"a\": 1}}; {\"name\": \"add\", \
+         \"parameters\": {}}",
+        expect![[r#"
+            call add {"a": 1}
+            call add {}
+        "#]],
+    );
+    check(
+        "{\"city\": \"Roma\"} is JSON",
+        expect![[r#"
+        text "{\"city\": \"Roma\"} is JSON"
+    "#]],
+    );
+    check(
+        "Write {\"name\": \"add\"}",
+        expect![[r#"
+        text "Write {\"name\": \"add\"}"
+    "#]],
+    );
+    check(
+        "<|python_tag|>print(1)",
+        expect![[r#"
+        text "<|python_tag|>print(1)"
+    "#]],
+    );
+}
+
+#[test]
+fn mistral_calls_are_a_list_or_names_with_arguments() {
+    for name in ["mistral", "mistral-args"] {
+        let check = |text, expected| check(format(name), text, expected);
+        check(
+            "[TOOL_CALLS][{\"name\": \"add\", \"arguments\": {\"a\": 1}, \"id\": \"abcdefghi\"}, {\"name\": \"weather\", \
+             \"arguments\": {}}]",
+            expect![[r#"
+                call add {"a": 1}
+                call weather {}
+            "#]],
+        );
+        check(
+            "Sure. [TOOL_CALLS]add[ARGS]{\"a\": 1}[TOOL_CALLS]weather[CALL_ID]x7[ARGS]{}",
+            expect![[r#"
+                text "Sure."
+                call add {"a": 1}
+                call weather {}
+            "#]],
+        );
+        check(
+            "[TOOL_CALLS]a word{}",
+            expect![[r#"
+            text "[TOOL_CALLS]a word{}"
+        "#]],
+        );
+        check(
+            "[1] see",
+            expect![[r#"
+            text "[1] see"
+        "#]],
+        );
+    }
+}
+
+#[test]
+fn deepseek_calls_have_a_name_and_a_block_of_json() {
+    let call = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{\"a\": \
+                1}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
+    check(
+        format("deepseek"),
+        call,
+        expect![[r#"
+        call add {"a": 1}
+        call weather {}
+    "#]],
+    );
+    let call = "I will.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{\"a\": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
+    check(
+        format("deepseek-v3.1"),
+        call,
+        expect![[r#"
+        text "I will."
+        call add {"a": 1}
+    "#]],
+    );
+}
+
+#[test]
+fn others_have_their_marks() {
+    let cases = [
+        ("phi", "<|tool_call|>[{\"name\": \"add\", \"arguments\": {\"a\": 1}}]<|/tool_call|>"),
+        ("granite", "<|tool_call|>[{\"name\": \"add\", \"arguments\": {\"a\": 1}}]"),
+        ("granite", "<tool_call>[{\"arguments\": {\"a\": 1}, \"name\": \"add\"}]"),
+        (
+            "cohere",
+            "<|START_ACTION|>[\n{\"tool_call_id\": \"0\", \"tool_name\": \"add\", \"parameters\": {\"a\": 1}}\n]<|END_ACTION|>",
+        ),
+        (
+            "kimi",
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>{\"a\": 1}<|tool_call_end|><|tool_calls_section_end|>",
+        ),
+        ("function-tag", "<function=add>{\"a\": 1}</function>"),
+        ("json", "```json\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n```"),
+        ("json", "[{\"name\": \"add\", \"arguments\": {\"a\": 1}}]"),
+    ];
+    for (name, text) in cases {
+        let pieces = parse(format(name), &options(false), [text]);
+        assert_eq!(show(&pieces), "call add {\"a\": 1}\n", "{name}: {text}");
+    }
+}
+
+#[test]
+fn reasoning_begins_in_the_prompt_or_in_the_answer_or_not_at_all() {
+    let read = |in_reasoning, split_reasoning, text| {
+        let options = ParserOptions { in_reasoning, split_reasoning, tools: Vec::new(), ..options(true) };
+        show(&parse(format("hermes"), &options, [text]))
+    };
+    let cases = [
+        (true, true, "so\n</think>\n\nyes", "reasoning \"so\"\ntext \"yes\"\n"),
+        (true, true, "<b></b> so", "reasoning \"<b></b> so\"\n"),
+        (false, true, "\n<think>\n\n</think>\n\nyes", "text \"yes\"\n"),
+        (false, true, " yes <think> no", "text \" yes <think> no\"\n"),
+        (false, true, "<think", "text \"<think\"\n"),
+        (false, false, "<think>a</think>b\n", "text \"<think>a</think>b\\n\"\n"),
+        (
+            false,
+            true,
+            "<tool_call>{\"name\":\"add\",\"arguments\":{}}</tool_call>",
+            "text \"<tool_call>{\\\"name\\\":\\\"add\\\",\\\"arguments\\\":{}}</tool_call>\"\n",
+        ),
+    ];
+    for (in_reasoning, split, text, expected) in cases {
+        assert_eq!(read(in_reasoning, split, text), expected, "{text}");
+    }
+}
+
+#[test]
+fn text_is_held_back_no_longer_than_needed() {
+    let mut parser = OutputParser::new(format("hermes"), options(true));
+    let mut shown = String::new();
+    for delta in [
+        "Well",
+        ", <",
+        "b> ",
+        "<tool",
+        "_call>{\"name\": \"we",
+        "ather\", \"arguments\": {\"ci",
+        "ty\": \"R",
+        "oma\"}",
+        "}",
+    ] {
+        let _ = writeln!(shown, "{delta:?} → {:?}", show(&parser.push(delta)));
+    }
+    expect![[r#"
+        "Well" → "text \"Well\"\n"
+        ", <" → "text \",\"\n"
+        "b> " → "text \" <b>\"\n"
+        "<tool" → ""
+        "_call>{\"name\": \"we" → ""
+        "ather\", \"arguments\": {\"ci" → "call weather {\"ci"
+        "ty\": \"R" → "ty\": \"R"
+        "oma\"}" → "oma\"}\n"
+        "}" → ""
+    "#]]
+    .assert_eq(&shown);
+}
+
+#[test]
+fn templates_show_how_calls_are_written() {
+    let shared = std::env::var_os("PAGURO_SHARED").map_or_else(
+        || std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared"),
+        std::path::PathBuf::from,
+    );
+    let Ok(folder) = std::fs::read_dir(shared.join("templates")) else {
+        println!("skipped: no chat templates in {}", shared.display());
+        return;
+    };
+    let mut lines: Vec<_> = folder
+        .map(|file| {
+            let path = file.expect("a file").path();
+            let format = Format::detect(&std::fs::read_to_string(&path).expect("a template"));
+            let name = path.file_stem().expect("a name").to_string_lossy().into_owned();
+            let reasoning = format.reasoning.map_or("no reasoning", |(open, _)| open);
+            format!("{name}: {}, {reasoning}\n", format.calls().expect("is read").name)
+        })
+        .collect();
+    lines.sort();
+    expect![[r#"
+        HuggingFaceTB-SmolLM3-3B: json, <think>
+        NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use: hermes, no reasoning
+        Qwen-Qwen2.5-7B-Instruct: hermes, no reasoning
+        Qwen-Qwen3-0.6B: hermes, <think>
+        deepseek-ai-DeepSeek-R1-Distill-Qwen-32B: deepseek, <think>
+        google-gemma-2-2b-it: json, no reasoning
+        ibm-granite-granite-3.3-2B-Instruct: granite, <think>
+        meta-llama-Llama-3.2-3B-Instruct: llama, no reasoning
+        microsoft-Phi-3.5-mini-instruct: json, no reasoning
+        mistralai-Mistral-Nemo-Instruct-2407: mistral, no reasoning
+    "#]]
+    .assert_eq(&lines.concat());
+}
+
+#[test]
+fn what_is_not_read_is_refused() {
+    let calls = Format::detect("{{ '<|channel|>' }}").calls();
+    assert_eq!(
+        calls.err().map(|error| error.to_string()).as_deref(),
+        Some(
+            "tools cannot be used with this model: its chat template has tool calls written as harmony, which is not read"
+        )
+    );
+}
+
+#[test]
+fn control_tokens_are_no_text_to_a_grammar() {
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
+    let tools = [OfferedTool { name: "add", description: None, parameters: Some(&schema) }];
+    let rules = AnswerRules { tools: &tools, parallel: true, otherwise: None, in_reasoning: true };
+    let control = |name: &str| ["[TOOL_CALLS]", "[ARGS]", "</think>"].iter().position(|&n| n == name);
+    let grammar =
+        |name| rules.grammar(&format(name), |name| control(name).map(|at| at as u32)).expect("read");
+    expect![[r#"
+        start: thought (calls)
+        calls:  call more
+        more: ( call)* 
+        call: call_0
+        call_0: <[0]> "add" <[1]> arguments_0 
+        arguments_0: %json {"type":"object","properties":{"a":{"type":"integer"}},"x-guidance":{"item_separator":", ","key_separator":": ","whitespace_flexible":false}}
+        thought: reasoning /\n{0,2}/
+        reasoning: /(?s:.*)/ <[2]>
+
+        start: thought (calls)
+        calls:  call more
+        more: ("\n" call)* 
+        call: call_0
+        call_0: "<tool_call>\n{\"name\": \"add\", \"arguments\": " arguments_0 "}\n</tool_call>"
+        arguments_0: %json {"type":"object","properties":{"a":{"type":"integer"}},"x-guidance":{"item_separator":", ","key_separator":": ","whitespace_flexible":false}}
+        thought: reasoning /\n{0,2}/
+        reasoning: /(?s:.*)/ <[2]>"#]].assert_eq(&(grammar("mistral-args") + "\n\n" + &grammar("hermes")));
+}
+
+/// Walks through a grammar at random, byte by byte, and returns a text that it accepts. After the last of the choices,
+/// the shortest way out is taken.
+fn walk(grammar: String, in_reasoning: bool, choices: &[Index]) -> String {
+    let env = ApproximateTokEnv::single_byte_env();
+    let factory = ParserFactory::new(&env, InferenceCapabilities::default(), &[]).expect("a factory");
+    let mut matcher = Matcher::new(factory.create_parser(TopLevelGrammar::from_lark(grammar)));
+    let mut bytes = Vec::new();
+    let mut close = if in_reasoning { "</think>" } else { "" };
+    for step in 0..1000 {
+        if matcher.is_stopped() {
+            return String::from_utf8(bytes).expect("UTF-8");
+        }
+        let mask: SimpleVob = matcher.compute_mask().expect("a mask");
+        let eos = env.tok_trie().eos_token();
+        let allowed: Vec<u32> = mask.iter().filter(|&token| token != eos && token < 256).collect();
+        let choice = choices.get(step);
+        if mask.is_allowed(eos) && (allowed.is_empty() || choice.is_none()) {
+            return String::from_utf8(bytes).expect("UTF-8");
+        }
+        let token = match choice {
+            Some(choice) => allowed[choice.index(allowed.len())],
+            None => {
+                let may = |byte: u8| allowed.contains(&byte.into());
+                let way_out = match close.bytes().next() {
+                    Some(byte) if may(byte) => {
+                        close = &close[1..];
+                        Some(byte)
+                    }
+                    _ => b"\"}])><s\n".iter().copied().find(|&byte| may(byte)),
+                };
+                way_out.map_or(allowed[0], u32::from)
+            }
+        };
+        matcher.consume_token(token).expect("an allowed token");
+        bytes.push(u8::try_from(token).expect("a byte"));
+    }
+    panic!("it does not end: {:?}", String::from_utf8_lossy(&bytes));
+}
+
+fn syntax() -> impl Strategy<Value = &'static str> {
+    let names: Vec<_> = SYNTAXES.iter().chain([&GENERIC]).map(|syntax| syntax.name).collect();
+    prop::sample::select(names)
+}
+
+proptest! {
+    #[test]
+    fn the_cuts_change_nothing(
+        name in syntax(),
+        parts in prop::collection::vec(prop::sample::select(vec![
+            "<think>", "</think>", "<tool_call>", "</tool_call>", "{\"name\": \"add\", ", "\"arguments\": {", "\"a\": 1",
+            "}", "}", "\n", " ", "[", "]", ",", "[TOOL_CALLS]", "[ARGS]", "add", "<function=", ">", "x<", "\"", "é",
+            "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "function<｜tool▁sep｜>", "```json", "```", "<|tool_call|>",
+            "{\"name\": \"weather\", \"arguments\": {\"city\": \"Roma\"}}", "{\"a\": 1}", "<|python_tag|>", ";",
+        ]), 0..12),
+        cuts in prop::collection::vec(any::<Index>(), 0..10),
+        stream in any::<bool>(),
+        in_reasoning in any::<bool>(),
+    ) {
+        let text = parts.concat();
+        let mut borders: Vec<_> = cuts.iter().map(|cut| text.floor_char_boundary(cut.index(text.len() + 1))).collect();
+        borders.extend([0, text.len()]);
+        borders.sort();
+        let options = ParserOptions { in_reasoning, ..options(stream) };
+        let deltas = borders.windows(2).map(|pair| &text[pair[0]..pair[1]]);
+        let pieces = parse(format(name), &options, deltas);
+        prop_assert_eq!(&pieces, &parse(format(name), &options, [text.as_str()]));
+
+        // Without calls nothing is lost but whitespace and the tags of reasoning.
+        if !pieces.iter().any(|piece| matches!(piece, Piece::CallBegin { .. })) {
+            let solid = |text: &str| text.replace(char::is_whitespace, "").replace("<think>", "").replace("</think>", "");
+            let all: String = pieces.iter().map(|piece| match piece {
+                Piece::Reasoning(text) | Piece::Text(text) => text.as_str(),
+                _ => "",
+            }).collect();
+            prop_assert_eq!(solid(&all), solid(&text));
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read(
+        name in syntax(),
+        calls in prop::collection::vec((prop::sample::select(TOOLS.to_vec()), "[a-z\"\\\\{}<>é \n]{0,12}"), 1..4),
+        stream in any::<bool>(),
+    ) {
+        let calls: Vec<_> = calls.iter().map(|(name, value)| (*name, json!({"value": value}).to_string())).collect();
+        let format = format(name);
+        let text = format.calls().expect("read").write(calls.iter().map(|(name, arguments)| (*name, arguments.as_str())));
+        let expected: Vec<_> = calls.into_iter().flat_map(|(name, arguments)| [
+            Piece::CallBegin { name: name.into() },
+            Piece::Arguments(arguments),
+            Piece::CallEnd { complete: true },
+        ]).collect();
+        prop_assert_eq!(parse(format, &options(stream), [text.as_str()]), expected, "{}", text);
+    }
+
+    #[test]
+    fn what_a_grammar_forces_is_calls(
+        name in syntax(),
+        choices in prop::collection::vec(any::<Index>(), 0..120),
+        in_reasoning in any::<bool>(),
+        free in any::<bool>(),
+    ) {
+        let schema = json!({
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "days": {"type": "array", "items": {"type": "integer"}}},
+            "required": ["city"],
+            "additionalProperties": false,
+        });
+        let tools = [
+            OfferedTool { name: "weather", description: None, parameters: Some(&schema) },
+            OfferedTool { name: "add", description: None, parameters: None },
+        ];
+        let format = format(name);
+        let rules = AnswerRules { tools: &tools, parallel: true, otherwise: free.then_some(Otherwise::Text), in_reasoning };
+        let text = walk(rules.grammar(&format, |_| None).expect("read"), in_reasoning, &choices);
+        let pieces = parse(format, &ParserOptions { in_reasoning, ..options(false) }, [text.as_str()]);
+        prop_assert!(free || pieces.iter().any(|piece| matches!(piece, Piece::CallBegin { .. })), "{}", text);
+        for piece in pieces {
+            match piece {
+                Piece::Text(extra) => prop_assert!(free, "text {extra:?} in {text:?}"),
+                Piece::Arguments(arguments) => {
+                    let arguments: Value = serde_json::from_str(&arguments).expect("JSON");
+                    prop_assert!(arguments["city"].is_string() || arguments == json!({}), "{}", arguments);
+                }
+                Piece::CallEnd { complete } => prop_assert!(complete),
+                Piece::Reasoning(_) | Piece::CallBegin { .. } => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Everything that can be set.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use crate::models::Residency;
+
+/// How the server is set up.
+#[derive(Clone, Debug)]
+pub struct ServerSettings {
+    /// Where it listens.
+    pub listen: Vec<Listen>,
+    /// Which models stay in memory.
+    pub residency: Residency,
+    /// What requests are bounded by.
+    pub limits: HttpLimits,
+    /// The file with API keys.
+    pub keys: PathBuf,
+    /// Names besides `localhost` that this server may be asked under while it listens at a loopback address.
+    pub hosts: Vec<String>,
+    /// Origins of web pages that may use this server; `*` is all.
+    pub origins: Vec<String>,
+    /// How long running requests may go on after the server was asked to stop.
+    pub shutdown_time: Duration,
+}
+
+/// A place to listen at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Listen {
+    /// An address and a port; port 0 takes any that is free.
+    Tcp(SocketAddr),
+    /// A Unix socket, for those who may open the file.
+    Unix(PathBuf),
+}
+
+/// What one connection may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HttpLimits {
+    /// Bytes of a body.
+    pub body_bytes: usize,
+    /// How long a body may take to arrive.
+    pub body_time: Duration,
+    /// How long a request's head may take to arrive, and an idle connection stay.
+    pub head_time: Duration,
+    /// Open connections; more wait in the system's queue.
+    pub connections: usize,
+}
+
+impl Default for HttpLimits {
+    fn default() -> Self {
+        Self {
+            body_bytes: 32 << 20,
+            body_time: Duration::from_secs(60),
+            head_time: Duration::from_secs(60),
+            connections: 4096,
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Bodies that are written while they are sent: server-sent events, and JSON lines.
+
+use std::{
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::{
+    body::{Body, Bytes},
+    http::{HeaderValue, header},
+    response::{IntoResponse, Response},
+};
+use hyper::body::Frame;
+use serde::Serialize;
+use tokio::time::{Instant, Sleep, sleep};
+
+use crate::error::ApiError;
+
+/// Bytes that wait to be sent; at more, the writer waits, too.
+const ENOUGH: usize = 32 << 10;
+
+/// After this much silence a comment is sent, so that nobody in between takes the connection for dead.
+const SILENCE: Duration = Duration::from_secs(15);
+
+/// Writes a body in parts.
+#[derive(Clone, Debug, Default)]
+pub struct Writer {
+    buffer: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Writer {
+    /// An event: `data: {...}`.
+    pub async fn data(&self, value: &impl Serialize) {
+        self.write(|buffer| {
+            buffer.extend_from_slice(b"data: ");
+            json(buffer, value);
+            buffer.extend_from_slice(b"\n\n");
+        })
+        .await;
+    }
+
+    /// An event with a name: `event: ...` and `data: {...}`.
+    pub async fn event(&self, name: &str, value: &impl Serialize) {
+        self.write(|buffer| {
+            buffer.extend_from_slice(format!("event: {name}\ndata: ").as_bytes());
+            json(buffer, value);
+            buffer.extend_from_slice(b"\n\n");
+        })
+        .await;
+    }
+
+    /// A line of JSON.
+    pub async fn line(&self, value: &impl Serialize) {
+        self.write(|buffer| {
+            json(buffer, value);
+            buffer.push(b'\n');
+        })
+        .await;
+    }
+
+    /// The end of OpenAI's streams.
+    pub async fn done(&self) {
+        self.write(|buffer| buffer.extend_from_slice(b"data: [DONE]\n\n")).await;
+    }
+
+    async fn write(&self, write: impl FnOnce(&mut Vec<u8>)) {
+        write(&mut self.lock());
+        // Whoever sends takes the whole buffer and then polls the writer again, so nobody needs to be woken.
+        std::future::poll_fn(|_| if self.lock().len() < ENOUGH { Poll::Ready(()) } else { Poll::Pending })
+            .await;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.buffer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What we write are our own types: they have no keys that are not strings and no failing parts.
+fn json(buffer: &mut Vec<u8>, value: &impl Serialize) {
+    if let Err(error) = serde_json::to_writer(buffer, value) {
+        tracing::error!(%error, "a part of an answer could not be written");
+    }
+}
+
+/// Server-sent events, written by what `write` makes. When the client goes away, that is dropped where it waits.
+pub fn events<F>(write: impl FnOnce(Writer) -> F) -> Response
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let mut response = body(write, Some(b": keep-alive\n\n")).into_response();
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // nginx would collect the events otherwise.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+/// Lines of JSON.
+pub fn lines<F>(write: impl FnOnce(Writer) -> F) -> Response
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let mut response = body(write, None).into_response();
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
+    response
+}
+
+fn body<F>(write: impl FnOnce(Writer) -> F, keep_alive: Option<&'static [u8]>) -> Body
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let writer = Writer::default();
+    let work = Box::pin(write(writer.clone()));
+    Body::new(Written { work: Some(work), writer, keep_alive, silence: Box::pin(sleep(SILENCE)) })
+}
+
+/// A body that drives its writer. All that the writer has written since the last time is sent at once: a client that
+/// reads slowly gets fewer, larger parts.
+struct Written<F> {
+    /// `None` when it has ended.
+    work: Option<Pin<Box<F>>>,
+    writer: Writer,
+    keep_alive: Option<&'static [u8]>,
+    silence: Pin<Box<Sleep>>,
+}
+
+impl<F: Future<Output = ()>> hyper::body::Body for Written<F> {
+    type Data = Bytes;
+    type Error = ApiError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, ApiError>>> {
+        let this = self.get_mut();
+        if let Some(work) = &mut this.work
+            && work.as_mut().poll(context).is_ready()
+        {
+            this.work = None;
+        }
+        let written = std::mem::take(&mut *this.writer.lock());
+        let frame = if !written.is_empty() {
+            Bytes::from(written)
+        } else if this.work.is_none() {
+            return Poll::Ready(None);
+        } else {
+            match (this.keep_alive, this.silence.as_mut().poll(context)) {
+                (Some(comment), Poll::Ready(())) => Bytes::from_static(comment),
+                _ => return Poll::Pending,
+            }
+        };
+        this.silence.as_mut().reset(Instant::now() + SILENCE);
+        Poll::Ready(Some(Ok(Frame::data(frame))))
+    }
+}
