@@ -15,6 +15,8 @@ pub(crate) enum Kind {
     #[cfg(target_arch = "x86_64")]
     Avx2,
     #[cfg(target_arch = "aarch64")]
+    NeonI8mm,
+    #[cfg(target_arch = "aarch64")]
     NeonDot,
     #[cfg(target_arch = "aarch64")]
     Neon,
@@ -38,9 +40,10 @@ impl Isa {
         }
         #[cfg(target_arch = "aarch64")]
         {
-            use crate::simd::Neon;
-            all.extend(Neon::<true>::detect().map(|_| Self(Kind::NeonDot)));
-            all.extend(Neon::<false>::detect().map(|_| Self(Kind::Neon)));
+            use crate::simd::{NeonBase, NeonDot, NeonI8mm};
+            all.extend(NeonI8mm::detect().map(|_| Self(Kind::NeonI8mm)));
+            all.extend(NeonDot::detect().map(|_| Self(Kind::NeonDot)));
+            all.extend(NeonBase::detect().map(|_| Self(Kind::Neon)));
         }
         all.push(Self(Kind::Scalar));
         all
@@ -58,6 +61,8 @@ impl Isa {
             Kind::Avx512 => "avx512vnni",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => "avx2",
+            #[cfg(target_arch = "aarch64")]
+            Kind::NeonI8mm => "neoni8mm",
             #[cfg(target_arch = "aarch64")]
             Kind::NeonDot => "neondot",
             #[cfg(target_arch = "aarch64")]
@@ -143,12 +148,23 @@ macro_rules! simd_kernels {
                         },)*
                     },
                     #[cfg(target_arch = "aarch64")]
+                    Kind::NeonI8mm => Self {
+                        $($name: {
+                            #[target_feature(enable = "neon,i8mm")]
+                            fn instance($($arg: $ty),*) $(-> $ret)? {
+                                // SAFETY: only reached through a table made for a detected `Isa`.
+                                $path(unsafe { $crate::simd::NeonI8mm::assume() }, $($arg),*)
+                            }
+                            instance
+                        },)*
+                    },
+                    #[cfg(target_arch = "aarch64")]
                     Kind::NeonDot => Self {
                         $($name: {
                             #[target_feature(enable = "neon,dotprod")]
                             fn instance($($arg: $ty),*) $(-> $ret)? {
                                 // SAFETY: only reached through a table made for a detected `Isa`.
-                                $path(unsafe { $crate::simd::Neon::<true>::assume() }, $($arg),*)
+                                $path(unsafe { $crate::simd::NeonDot::assume() }, $($arg),*)
                             }
                             instance
                         },)*
@@ -159,7 +175,7 @@ macro_rules! simd_kernels {
                             #[target_feature(enable = "neon")]
                             fn instance($($arg: $ty),*) $(-> $ret)? {
                                 // SAFETY: only reached through a table made for a detected `Isa`.
-                                $path(unsafe { $crate::simd::Neon::<false>::assume() }, $($arg),*)
+                                $path(unsafe { $crate::simd::NeonBase::assume() }, $($arg),*)
                             }
                             instance
                         },)*
@@ -189,3 +205,19 @@ macro_rules! simd_kernels {
 }
 
 pub(crate) use simd_kernels;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who knows the machine (an emulated one, say) tells this test what must be found there: a kernel that is never
+    /// chosen never shows its defects.
+    #[test]
+    fn the_best_is_detected() {
+        let best = Isa::detect();
+        assert_eq!(Isa::from_name(best.name()), Some(best));
+        if let Ok(expected) = std::env::var("PAGURO_EXPECT_ISA") {
+            assert_eq!(best.name(), expected);
+        }
+    }
+}

@@ -19,6 +19,7 @@ fn subject(isa: Isa, kv_dtype: KvDtype) -> Subject {
         kv_dtype,
         kv: KvRounding::F16,
         unsupported: &[],
+        kernel_formats: &WeightFormat::ALL,
     }
 }
 
@@ -59,7 +60,8 @@ mod best_q8 {
 
 /// The instruction sets below the best one run where the best one runs, but only there.
 macro_rules! other {
-    ($($module:ident $name:literal $dtype:ident;)*) => { $(
+    ($($(#[$processor:meta])* $module:ident $name:literal $dtype:ident;)*) => { $(
+        $(#[$processor])*
         mod $module {
             paguro_backend::conformance!(super::subject(
                 super::Isa::from_name($name).unwrap_or_else(super::Isa::detect),
@@ -70,8 +72,14 @@ macro_rules! other {
 }
 
 other! {
+    #[cfg(target_arch = "x86_64")]
     avx2 "avx2" F16;
+    #[cfg(target_arch = "x86_64")]
     avx2_q8 "avx2" Q8;
+    #[cfg(target_arch = "aarch64")]
+    neon_dot "neondot" F16;
+    #[cfg(target_arch = "aarch64")]
+    neon "neon" F16;
     scalar "scalar" F16;
     scalar_q8 "scalar" Q8;
 }

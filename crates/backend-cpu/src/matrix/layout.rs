@@ -73,6 +73,20 @@ impl Layout {
         if self.minimums { 0 } else { 1 << self.zero_bits }
     }
 
+    /// Steps whose products with activations, at most 127, fit 16 bits in sums of pairs: a power of two, at most those
+    /// of a sub-block; 1 where nothing is known of the quants.
+    pub const fn narrow_steps(&self) -> usize {
+        if self.codebook.is_some() || self.low_bits == 8 {
+            return 1;
+        }
+        let most = (1 << (self.low_bits + self.high_bits)) - 1;
+        let mut steps = self.sub_block / 4;
+        while steps * 2 * most * 127 > i16::MAX as usize {
+            steps /= 2;
+        }
+        steps
+    }
+
     /// Blocks of 32 inputs.
     pub const fn blocks(&self) -> usize {
         self.inputs / BLOCK

@@ -13,6 +13,7 @@ mod integer;
 mod layout;
 mod memory;
 mod pack;
+mod strip;
 #[cfg(test)]
 mod tests;
 
@@ -155,7 +156,7 @@ impl<'a> Output<'a> {
 /// Working memory of one thread: unpacked weights and running sums.
 #[derive(Default)]
 pub struct Scratch {
-    integer: integer::Strip,
+    strip: strip::Strip,
     float: float::Strip,
 }
 

@@ -6,93 +6,88 @@ use paguro_backend::{Matrix, WeightFormat, format::e8m0_half};
 use super::layout::{BLOCK, Decoded, Format, Layout, Scales};
 use crate::simd::LANES;
 
-/// Packs rows `16 * group ..` of `source` into `out`, one group. Rows past the last one become zeros.
+/// Packs rows `16 * group ..` of `source` into `out`, one group of zeros. Rows past the last one stay zeros.
 pub fn pack_group<F: Format>(source: &Matrix, group: usize, out: &mut [u8]) {
     let layout = const { &F::LAYOUT };
-    let (block_len, block_bytes) = (F::FORMAT.block_len(), F::FORMAT.block_bytes());
-    let mut rows: [Decoded; LANES] = [Decoded::ZERO; LANES];
-    let lanes = LANES.min(source.rows - group * LANES);
+    let (block_len, block_bytes) = const { (F::FORMAT.block_len(), F::FORMAT.block_bytes()) };
+    // A brick holds several of a file's blocks, or one that is a super-block.
+    let parts = const { F::LAYOUT.inputs / F::FORMAT.block_len() };
+    let first = group * LANES;
+    let rows: [&[u8]; LANES] =
+        std::array::from_fn(|lane| if first + lane < source.rows { source.row(first + lane) } else { &[] });
+    let mut decoded = Decoded::ZERO;
     for (b, brick) in out.chunks_exact_mut(layout.bytes()).enumerate() {
-        // A brick holds several of a file's blocks, or one that is a super-block.
-        for part in 0..layout.inputs / block_len {
-            let block = b * layout.inputs / block_len + part;
-            let inside = block * block_len < source.cols;
-            for (lane, decoded) in rows.iter_mut().enumerate() {
-                if inside && lane < lanes {
-                    F::decode(
-                        &source.row(group * LANES + lane)[block * block_bytes..][..block_bytes],
-                        decoded,
-                    );
-                } else {
-                    *decoded = Decoded::ZERO;
+        for (lane, row) in rows.iter().enumerate() {
+            for part in 0..parts {
+                // Past the row's end, or the last row: zeros, whose scales make nothing of them.
+                let Some(block) =
+                    row.get((b * parts + part) * block_bytes..).and_then(|rest| rest.get(..block_bytes))
+                else {
+                    break;
+                };
+                F::decode(block, &mut decoded);
+                put_scales(layout, &decoded, lane, part, brick);
+                for i in 0..block_len / BLOCK {
+                    put_quants(layout, &decoded, lane, i * BLOCK, part * (block_len / BLOCK) + i, brick);
                 }
-            }
-            put_scales(layout, &rows, part, brick);
-            for i in 0..block_len / BLOCK {
-                put_quants(layout, &rows, i * BLOCK, part * (block_len / BLOCK) + i, brick);
             }
         }
     }
 }
 
-/// Writes scales and minimums of the file's block number `part` of a brick.
-fn put_scales(layout: &Layout, rows: &[Decoded; LANES], part: usize, brick: &mut [u8]) {
+/// Writes a lane's scales and minimums of the file's block number `part` of a brick.
+#[inline(always)]
+fn put_scales(layout: &Layout, row: &Decoded, lane: usize, part: usize, brick: &mut [u8]) {
     fn put_half(brick: &mut [u8], at: usize, half: u16) {
         brick[at..at + 2].copy_from_slice(&half.to_le_bytes());
     }
-    for (lane, row) in rows.iter().enumerate() {
-        match layout.scales {
-            Scales::Half => {
-                put_half(brick, layout.scales_at() + 32 * part + 2 * lane, row.d);
-                if layout.minimums {
-                    put_half(brick, layout.minimums_at() + 32 * part + 2 * lane, row.dmin);
-                }
+    match layout.scales {
+        Scales::Half => {
+            put_half(brick, layout.scales_at() + 32 * part + 2 * lane, row.d);
+            if layout.minimums {
+                put_half(brick, layout.minimums_at() + 32 * part + 2 * lane, row.dmin);
             }
-            Scales::Exponent => brick[layout.scales_at() + LANES * part + lane] = row.scales[0],
-            Scales::Bytes | Scales::SignedBytes | Scales::Nibbles => {
-                put_half(brick, 2 * lane, row.d);
-                put_half(brick, 32 + 2 * lane, row.dmin);
-            }
+        }
+        Scales::Exponent => brick[layout.scales_at() + LANES * part + lane] = row.scales[0],
+        Scales::Bytes | Scales::SignedBytes | Scales::Nibbles => {
+            put_half(brick, 2 * lane, row.d);
+            put_half(brick, 32 + 2 * lane, row.dmin);
         }
     }
     if layout.has_super() {
-        for (lane, row) in rows.iter().enumerate() {
-            for s in 0..layout.sub_blocks() {
-                brick[layout.scales_at() + LANES * s + lane] = row.scales[s];
-                if layout.scales == Scales::Bytes {
-                    brick[layout.minimums_at() + LANES * s + lane] = row.minimums[s];
-                }
+        for s in 0..layout.sub_blocks() {
+            brick[layout.scales_at() + LANES * s + lane] = row.scales[s];
+            if layout.scales == Scales::Bytes {
+                brick[layout.minimums_at() + LANES * s + lane] = row.minimums[s];
             }
         }
     }
 }
 
-/// Writes 32 quants of each row, from `from` in the rows, as block `block` of a brick.
+/// Writes 32 quants of a lane, from `from` in its row, as block `block` of a brick.
 #[inline(always)]
-fn put_quants(layout: &Layout, rows: &[Decoded; LANES], from: usize, block: usize, brick: &mut [u8]) {
+fn put_quants(layout: &Layout, row: &Decoded, lane: usize, from: usize, block: usize, brick: &mut [u8]) {
     let (low, high) = brick.split_at_mut(layout.high_at());
     let low =
         &mut low[layout.low_at() + block * BLOCK * 2 * layout.low_bits..][..BLOCK * 2 * layout.low_bits];
     let high = &mut high[block * BLOCK * 2 * layout.high_bits..][..BLOCK * 2 * layout.high_bits];
     let low_mask = if layout.low_bits == 8 { u32::MAX } else { ((1 << layout.low_bits) - 1) * 0x0101_0101 };
     let low_steps = 8 / layout.low_bits; // steps that share a byte
-    for (lane, row) in rows.iter().enumerate() {
-        // Four quants at a time; shifts stay inside the bytes because the masks went before.
-        let quads: &[[u8; 4]] = row.quants[from..from + BLOCK].as_chunks().0;
-        let quads: [u32; 8] = std::array::from_fn(|i| u32::from_le_bytes(quads[i]));
-        for (v, steps) in quads.chunks_exact(low_steps).enumerate() {
-            let joined = steps.iter().enumerate().map(|(s, q)| (q & low_mask) << (s * layout.low_bits));
+    // Four quants at a time; shifts stay inside the bytes because the masks went before.
+    let quads: &[[u8; 4]] = row.quants[from..from + BLOCK].as_chunks().0;
+    let quads: [u32; 8] = std::array::from_fn(|i| u32::from_le_bytes(quads[i]));
+    for (v, steps) in quads.chunks_exact(low_steps).enumerate() {
+        let joined = steps.iter().enumerate().map(|(s, q)| (q & low_mask) << (s * layout.low_bits));
+        let joined = joined.fold(0, |a, b| a | b);
+        low[64 * v + 4 * lane..][..4].copy_from_slice(&joined.to_le_bytes());
+    }
+    if layout.high_bits > 0 {
+        let mask = ((1u32 << layout.high_bits) - 1) * 0x0101_0101;
+        for (v, steps) in quads.chunks_exact(8 / layout.high_bits).enumerate() {
+            let bits = |q: &u32| q >> layout.low_bits & mask;
+            let joined = steps.iter().enumerate().map(|(s, q)| bits(q) << (s * layout.high_bits));
             let joined = joined.fold(0, |a, b| a | b);
-            low[64 * v + 4 * lane..][..4].copy_from_slice(&joined.to_le_bytes());
-        }
-        if layout.high_bits > 0 {
-            let mask = ((1u32 << layout.high_bits) - 1) * 0x0101_0101;
-            for (v, steps) in quads.chunks_exact(8 / layout.high_bits).enumerate() {
-                let bits = |q: &u32| q >> layout.low_bits & mask;
-                let joined = steps.iter().enumerate().map(|(s, q)| bits(q) << (s * layout.high_bits));
-                let joined = joined.fold(0, |a, b| a | b);
-                high[64 * v + 4 * lane..][..4].copy_from_slice(&joined.to_le_bytes());
-            }
+            high[64 * v + 4 * lane..][..4].copy_from_slice(&joined.to_le_bytes());
         }
     }
 }

@@ -1,6 +1,6 @@
 //! AVX2 with FMA and F16C: two 256-bit registers hold the 16 lanes.
 
-use std::arch::x86_64::*;
+use std::arch::{asm, x86_64::*};
 
 use half::{bf16, f16};
 
@@ -29,6 +29,44 @@ impl Avx2 {
     }
 }
 
+/// `acc` plus the sums of pairs of `w`, unsigned, times `a`, in 16 bits.
+///
+/// In assembly, so that the sums are made in the order in which they are written: compilers reassociate them, and then
+/// keep the weights of many steps on the stack rather than the sums of many rows in registers.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn pairs_in_order(mut acc: __m256i, w: __m256i, a: __m256i) -> __m256i {
+    // SAFETY: reads and writes these registers only.
+    unsafe {
+        asm!(
+            "vpmaddubsw {t}, {w}, {a}",
+            "vpaddw {acc}, {acc}, {t}",
+            acc = inout(ymm_reg) acc, w = in(ymm_reg) w, a = in(ymm_reg) a, t = out(ymm_reg) _,
+            options(nomem, nostack, preserves_flags),
+        );
+    }
+    acc
+}
+
+/// `acc` plus the sums of fours of `w`, signed, times `a`, in 32 bits. As [`pairs_in_order`].
+#[inline]
+#[target_feature(enable = "avx2")]
+fn signed_in_order(mut acc: __m256i, w: __m256i, a: __m256i, one: __m256i) -> __m256i {
+    // SAFETY: reads and writes these registers only.
+    unsafe {
+        asm!(
+            "vpsignb {t}, {a}, {w}",
+            "vpmaddubsw {t}, {magnitude}, {t}",
+            "vpmaddwd {t}, {t}, {one}",
+            "vpaddd {acc}, {acc}, {t}",
+            acc = inout(ymm_reg) acc, w = in(ymm_reg) w, magnitude = in(ymm_reg) _mm256_abs_epi8(w),
+            a = in(ymm_reg) a, one = in(ymm_reg) one, t = out(ymm_reg) _,
+            options(nomem, nostack, preserves_flags),
+        );
+    }
+    acc
+}
+
 /// Evaluates intrinsics.
 macro_rules! v {
     ($e:expr) => {
@@ -47,7 +85,9 @@ impl Simd for Avx2 {
     type F32 = [__m256; 2];
     type I32 = [__m256i; 2];
     type U8 = [__m256i; 2];
+    type Narrow = [__m256i; 2];
 
+    const NARROW: bool = true;
     const REGISTERS: usize = 8;
 
     #[inline(always)]
@@ -307,6 +347,27 @@ impl Simd for Avx2 {
         })
     }
     #[inline(always)]
+    fn zero_narrow(self) -> Self::Narrow {
+        v!([_mm256_setzero_si256(); 2])
+    }
+    #[inline(always)]
+    fn dot4_narrow(self, acc: Self::Narrow, w: Self::U8, a: &[i8; 4]) -> Self::Narrow {
+        v!({
+            let a = _mm256_set1_epi32(i32::from_le_bytes(a.map(|x| x as u8)));
+            [pairs_in_order(acc[0], w[0], a), pairs_in_order(acc[1], w[1], a)]
+        })
+    }
+    #[inline(always)]
+    fn add_narrow(self, acc: Self::I32, pairs: Self::Narrow) -> Self::I32 {
+        v!({
+            let one = _mm256_set1_epi16(1);
+            [
+                _mm256_add_epi32(acc[0], _mm256_madd_epi16(pairs[0], one)),
+                _mm256_add_epi32(acc[1], _mm256_madd_epi16(pairs[1], one)),
+            ]
+        })
+    }
+    #[inline(always)]
     fn dot4_i8(self, acc: Self::I32, v: Self::U8, a: &[i8; 4]) -> Self::I32 {
         // Pairs of products fit 16 bits: 2 * 127 * 128 < 32768.
         v!({
@@ -330,12 +391,9 @@ impl Simd for Avx2 {
         v!({
             let a = _mm256_set1_epi32(i32::from_le_bytes(a.map(|x| x as u8)));
             let one = _mm256_set1_epi16(1);
-            let part = |acc, w| {
-                let w = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
-                let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w));
-                _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, one))
-            };
-            [part(acc[0], w[0]), part(acc[1], w[1])]
+            let sign = _mm256_set1_epi8(-128);
+            let w = [_mm256_xor_si256(w[0], sign), _mm256_xor_si256(w[1], sign)];
+            [signed_in_order(acc[0], w[0], a, one), signed_in_order(acc[1], w[1], a, one)]
         })
     }
 

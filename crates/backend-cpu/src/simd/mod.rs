@@ -26,7 +26,7 @@ pub use avx2::Avx2;
 pub use avx512::Avx512;
 pub use math::{exp, sigmoid, silu, tanh};
 #[cfg(target_arch = "aarch64")]
-pub use neon::Neon;
+pub use neon::{NeonBase, NeonDot, NeonI8mm};
 pub use scalar::Scalar;
 
 /// Lanes of a vector.
@@ -45,9 +45,15 @@ pub trait Simd: Copy + Send + Sync + 'static {
     type I32: Copy;
     /// 64 bytes.
     type U8: Copy;
+    /// Sums of [`Simd::dot4`] on the way: 32 sums of pairs in 16 bits, or [`Simd::I32`].
+    type Narrow: Copy;
 
+    /// Whether [`Simd::dot4_narrow`] costs less than [`Simd::dot4`].
+    const NARROW: bool;
     /// How many vectors of 16 lanes the registers hold: kernels choose their tiles by it.
     const REGISTERS: usize;
+    /// Whether [`Simd::dot8`] is faster than as many [`Simd::dot4`].
+    const PAIRS: bool = false;
 
     /// All lanes `x`.
     fn splat(self, x: f32) -> Self::F32;
@@ -132,6 +138,13 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// For each lane: `acc + w[0]*a[0] + w[1]*a[1] + w[2]*a[2] + w[3]*a[3]`, where `w` are the lane's four bytes,
     /// unsigned and **at most 127**, and `a` four signed bytes from `-127` on.
     fn dot4(self, acc: Self::I32, w: Self::U8, a: &[i8; 4]) -> Self::I32;
+    /// No products.
+    fn zero_narrow(self) -> Self::Narrow;
+    /// As [`Simd::dot4`]. The products of a pair, and of all pairs added to it since [`Simd::zero_narrow`], have sums
+    /// that fit 16 bits.
+    fn dot4_narrow(self, acc: Self::Narrow, w: Self::U8, a: &[i8; 4]) -> Self::Narrow;
+    /// `acc` and the sums of each lane's pairs.
+    fn add_narrow(self, acc: Self::I32, pairs: Self::Narrow) -> Self::I32;
     /// For each lane: `acc + v[0]*a[0] + v[1]*a[1] + v[2]*a[2] + v[3]*a[3]`, where `v` are the lane's four bytes, signed,
     /// any, and `a` four bytes that are not negative.
     fn dot4_i8(self, acc: Self::I32, v: Self::U8, a: &[i8; 4]) -> Self::I32;
@@ -140,6 +153,30 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// As [`Simd::dot4`] for bytes that stand for `byte - 128`, any bytes, started by
     /// [`Simd::dot4_offset_start`].
     fn dot4_offset(self, acc: Self::I32, w: Self::U8, a: &[i8; 4]) -> Self::I32;
+
+    /// Two steps of weights as [`Simd::dot8`] wants them: a machine that multiplies small matrices of bytes wants eight
+    /// inputs of a lane together.
+    #[inline(always)]
+    fn pair_steps(self, steps: [Self::U8; 2]) -> [Self::U8; 2] {
+        steps
+    }
+    /// Sums of two rows as [`Simd::dot8`] wants them.
+    #[inline(always)]
+    fn pair_rows(self, rows: [Self::I32; 2]) -> [Self::I32; 2] {
+        rows
+    }
+    /// Undoes [`Simd::pair_rows`].
+    #[inline(always)]
+    fn unpair_rows(self, pair: [Self::I32; 2]) -> [Self::I32; 2] {
+        pair
+    }
+    /// For two rows at two steps: adds products of the first step's weights with `a[row][..4]` and of the second
+    /// step's with `a[row][4..]`, as [`Simd::dot4_offset`] if `offset` and as [`Simd::dot4`] if not. Steps and sums are
+    /// paired. `offset` is a constant at every call.
+    #[inline(always)]
+    fn dot8(self, acc: [Self::I32; 2], w: [Self::U8; 2], a: [&[i8; 8]; 2], offset: bool) -> [Self::I32; 2] {
+        dot8_by_dot4(self, acc, w, a, offset)
+    }
 
     /// Asks for the cache line at `at`, which need not be a valid address.
     fn prefetch(self, at: *const u8);
@@ -167,4 +204,22 @@ pub trait Simd: Copy + Send + Sync + 'static {
         let n = out.len().min(LANES);
         out[..n].copy_from_slice(&lanes[..n]);
     }
+}
+
+/// [`Simd::dot8`] on machines that have nothing for it: sums and steps are paired as they are.
+#[inline(always)]
+fn dot8_by_dot4<S: Simd>(
+    s: S,
+    mut acc: [S::I32; 2],
+    w: [S::U8; 2],
+    a: [&[i8; 8]; 2],
+    offset: bool,
+) -> [S::I32; 2] {
+    for (step, w) in w.into_iter().enumerate() {
+        for (acc, a) in acc.iter_mut().zip(a) {
+            let quad = &a.as_chunks().0[step];
+            *acc = if offset { s.dot4_offset(*acc, w, quad) } else { s.dot4(*acc, w, quad) };
+        }
+    }
+    acc
 }

@@ -4,17 +4,32 @@ use std::arch::{aarch64::*, asm};
 
 use half::{bf16, f16};
 
-use super::{LANES, Simd};
+use super::{LANES, Simd, dot8_by_dot4};
 
-/// NEON, and where `DOT`, the dot product instructions of ARMv8.2 (`dotprod`).
+/// NEON; `PRODUCTS` says how it multiplies bytes.
 #[derive(Clone, Copy, Debug)]
-pub struct Neon<const DOT: bool>(());
+pub struct Neon<const PRODUCTS: u8>(());
 
-impl<const DOT: bool> Neon<DOT> {
+/// NEON alone, which every aarch64 machine has: products of bytes are widened to 16 bits, then added.
+pub type NeonBase = Neon<WIDENED>;
+/// NEON and the dot products of signed bytes of ARMv8.2 (`dotprod`).
+pub type NeonDot = Neon<DOT>;
+/// NEON and `i8mm` of ARMv8.6: dot products of unsigned with signed bytes, and products of 2 x 8 with 8 x 2 bytes.
+pub type NeonI8mm = Neon<I8MM>;
+
+const WIDENED: u8 = 0;
+const DOT: u8 = 1;
+const I8MM: u8 = 2;
+
+impl<const PRODUCTS: u8> Neon<PRODUCTS> {
     /// The token, if this machine has the instructions.
     pub fn detect() -> Option<Self> {
-        let dot = !DOT || std::arch::is_aarch64_feature_detected!("dotprod");
-        (dot && std::arch::is_aarch64_feature_detected!("neon")).then_some(Self(()))
+        let products = match PRODUCTS {
+            I8MM => std::arch::is_aarch64_feature_detected!("i8mm"),
+            DOT => std::arch::is_aarch64_feature_detected!("dotprod"),
+            _ => true,
+        };
+        (products && std::arch::is_aarch64_feature_detected!("neon")).then_some(Self(()))
     }
 
     /// The token, without asking.
@@ -43,40 +58,57 @@ macro_rules! each {
     };
 }
 
-impl<const DOT: bool> Neon<DOT> {
-    /// `acc + w[0]*a[0] + ... + w[3]*a[3]` in each lane, all bytes signed; neither is -128.
+/// One instruction on three registers, the first of which it adds to. The intrinsics for these (`vdotq_s32`,
+/// `vusdotq_s32`, `vusmmlaq_s32`) are not stable yet.
+macro_rules! accumulate {
+    ($extension:literal, $instruction:literal, $acc:ident, $w:ident, $a:ident) => {{
+        let mut acc = $acc;
+        // SAFETY: used where the token proves the instruction; it only reads and writes these registers.
+        unsafe {
+            asm!(
+                concat!(".arch_extension ", $extension),
+                concat!($instruction, " {acc:v}.4s, {w:v}.16b, {a:v}.16b"),
+                acc = inout(vreg) acc, w = in(vreg) $w, a = in(vreg) $a,
+                options(pure, nomem, nostack, preserves_flags)
+            );
+        }
+        acc
+    }};
+}
+
+impl<const PRODUCTS: u8> Neon<PRODUCTS> {
+    /// `acc + w[0]*a[0] + ... + w[3]*a[3]` in each lane. `w` are unsigned bytes with `i8mm` and signed ones without it.
     #[inline(always)]
-    fn dot4_signed(self, acc: int32x4_t, w: int8x16_t, a: int8x16_t) -> int32x4_t {
-        if DOT {
-            let mut acc = acc;
-            // The intrinsic (vdotq_s32) is not stable yet.
-            // SAFETY: the token proves the instruction; it only reads and writes these registers.
-            unsafe {
-                asm!(
-                    ".arch_extension dotprod",
-                    "sdot {acc:v}.4s, {w:v}.16b, {a:v}.16b",
-                    acc = inout(vreg) acc, w = in(vreg) w, a = in(vreg) a,
-                    options(pure, nomem, nostack, preserves_flags)
-                );
-            }
-            acc
-        } else {
+    fn dot4_register(self, acc: int32x4_t, w: uint8x16_t, a: int8x16_t) -> int32x4_t {
+        match PRODUCTS {
+            I8MM => accumulate!("i8mm", "usdot", acc, w, a),
+            DOT => accumulate!("dotprod", "sdot", acc, w, a),
             // Products fit 16 bits, sums of two of them do not always: they are widened before they are added.
-            v!({
+            _ => v!({
+                let w = vreinterpretq_s8_u8(w);
                 let low = vpaddlq_s16(vmull_s8(vget_low_s8(w), vget_low_s8(a)));
                 let high = vpaddlq_s16(vmull_s8(vget_high_s8(w), vget_high_s8(a)));
                 vaddq_s32(acc, vpaddq_s32(low, high))
-            })
+            }),
         }
+    }
+
+    /// Four activations in every lane.
+    #[inline(always)]
+    fn splat_quad(self, a: &[i8; 4]) -> int8x16_t {
+        v!(vreinterpretq_s8_s32(vdupq_n_s32(i32::from_le_bytes(a.map(|x| x as u8)))))
     }
 }
 
-impl<const DOT: bool> Simd for Neon<DOT> {
+impl<const PRODUCTS: u8> Simd for Neon<PRODUCTS> {
     type F32 = [float32x4_t; 4];
     type I32 = [int32x4_t; 4];
     type U8 = [uint8x16_t; 4];
+    type Narrow = Self::I32;
 
+    const NARROW: bool = false;
     const REGISTERS: usize = 8;
+    const PAIRS: bool = PRODUCTS == I8MM;
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::F32 {
@@ -297,25 +329,103 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     #[inline(always)]
     fn dot4(self, acc: Self::I32, w: Self::U8, a: &[i8; 4]) -> Self::I32 {
         // Weights are at most 127, so they are the same read as signed bytes.
-        let a = v!(vreinterpretq_s8_s32(vdupq_n_s32(i32::from_le_bytes(a.map(|x| x as u8)))));
-        std::array::from_fn(|i| self.dot4_signed(acc[i], v!(vreinterpretq_s8_u8(w[i])), a))
+        let a = self.splat_quad(a);
+        std::array::from_fn(|i| self.dot4_register(acc[i], w[i], a))
     }
     #[inline(always)]
-    fn dot4_i8(self, acc: Self::I32, v: Self::U8, a: &[i8; 4]) -> Self::I32 {
-        let a = v!(vreinterpretq_s8_s32(vdupq_n_s32(i32::from_le_bytes(a.map(|x| x as u8)))));
-        std::array::from_fn(|i| self.dot4_signed(acc[i], v!(vreinterpretq_s8_u8(v[i])), a))
-    }
-    #[inline(always)]
-    fn dot4_offset_start(self, _: i32) -> Self::I32 {
+    fn zero_narrow(self) -> Self::Narrow {
         self.splat_i32(0)
     }
     #[inline(always)]
+    fn dot4_narrow(self, acc: Self::Narrow, w: Self::U8, a: &[i8; 4]) -> Self::Narrow {
+        self.dot4(acc, w, a)
+    }
+    #[inline(always)]
+    fn add_narrow(self, acc: Self::I32, pairs: Self::Narrow) -> Self::I32 {
+        self.add_i32(acc, pairs)
+    }
+    #[inline(always)]
+    fn dot4_i8(self, acc: Self::I32, v: Self::U8, a: &[i8; 4]) -> Self::I32 {
+        // The unsigned factor comes first.
+        let a = v!(vreinterpretq_u8_s8(self.splat_quad(a)));
+        std::array::from_fn(|i| self.dot4_register(acc[i], a, v!(vreinterpretq_s8_u8(v[i]))))
+    }
+    #[inline(always)]
+    fn dot4_offset_start(self, negative_sum: i32) -> Self::I32 {
+        self.splat_i32(if PRODUCTS == I8MM { negative_sum << 7 } else { 0 })
+    }
+    #[inline(always)]
     fn dot4_offset(self, acc: Self::I32, w: Self::U8, a: &[i8; 4]) -> Self::I32 {
+        if PRODUCTS == I8MM {
+            return self.dot4(acc, w, a);
+        }
         // byte - 128 is the byte with its top bit turned over, read as a signed one.
-        let a = v!(vreinterpretq_s8_s32(vdupq_n_s32(i32::from_le_bytes(a.map(|x| x as u8)))));
-        std::array::from_fn(|i| {
-            let w = v!(vreinterpretq_s8_u8(veorq_u8(w[i], vdupq_n_u8(0x80))));
-            self.dot4_signed(acc[i], w, a)
+        let a = self.splat_quad(a);
+        std::array::from_fn(|i| self.dot4_register(acc[i], v!(veorq_u8(w[i], vdupq_n_u8(0x80))), a))
+    }
+
+    // With i8mm, a register of paired steps holds eight inputs of two lanes, a register of paired sums these two lanes
+    // of both rows: [lane 0 of row 0, lane 0 of row 1, lane 1 of row 0, lane 1 of row 1].
+
+    #[inline(always)]
+    fn pair_steps(self, steps: [Self::U8; 2]) -> [Self::U8; 2] {
+        if PRODUCTS != I8MM {
+            return steps;
+        }
+        v!({
+            let [a, b] = steps.map(|step| step.map(|v| vreinterpretq_u32_u8(v)));
+            let first = |i: usize| vreinterpretq_u8_u32(vzip1q_u32(a[i], b[i]));
+            let second = |i: usize| vreinterpretq_u8_u32(vzip2q_u32(a[i], b[i]));
+            [[first(0), second(0), first(1), second(1)], [first(2), second(2), first(3), second(3)]]
+        })
+    }
+    #[inline(always)]
+    fn pair_rows(self, rows: [Self::I32; 2]) -> [Self::I32; 2] {
+        if PRODUCTS != I8MM {
+            return rows;
+        }
+        v!({
+            let [a, b] = rows;
+            let first = |i: usize| vzip1q_s32(a[i], b[i]);
+            let second = |i: usize| vzip2q_s32(a[i], b[i]);
+            [[first(0), second(0), first(1), second(1)], [first(2), second(2), first(3), second(3)]]
+        })
+    }
+    #[inline(always)]
+    fn unpair_rows(self, pair: [Self::I32; 2]) -> [Self::I32; 2] {
+        if PRODUCTS != I8MM {
+            return pair;
+        }
+        v!({
+            let [a, b] = pair;
+            [
+                [
+                    vuzp1q_s32(a[0], a[1]),
+                    vuzp1q_s32(a[2], a[3]),
+                    vuzp1q_s32(b[0], b[1]),
+                    vuzp1q_s32(b[2], b[3]),
+                ],
+                [
+                    vuzp2q_s32(a[0], a[1]),
+                    vuzp2q_s32(a[2], a[3]),
+                    vuzp2q_s32(b[0], b[1]),
+                    vuzp2q_s32(b[2], b[3]),
+                ],
+            ]
+        })
+    }
+    #[inline(always)]
+    fn dot8(self, acc: [Self::I32; 2], w: [Self::U8; 2], a: [&[i8; 8]; 2], offset: bool) -> [Self::I32; 2] {
+        if PRODUCTS != I8MM {
+            return dot8_by_dot4(self, acc, w, a, offset);
+        }
+        // Weights are unsigned here whether offset or not.
+        let a = v!(vcombine_s8(vld1_s8(a[0].as_ptr()), vld1_s8(a[1].as_ptr())));
+        std::array::from_fn(|half| {
+            std::array::from_fn(|i| {
+                let (acc, w) = (acc[half][i], w[half][i]);
+                accumulate!("i8mm", "usmmla", acc, w, a)
+            })
         })
     }
 

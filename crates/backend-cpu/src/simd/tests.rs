@@ -16,6 +16,7 @@ struct Input {
     bytes: [u8; 64],
     other: [u8; 64],
     quad: [i8; 4],
+    octs: [[i8; 8]; 2],
 }
 
 simd_kernels! {
@@ -87,6 +88,21 @@ fn operations<S: Simd>(s: S, input: &Input) -> Vec<u32> {
     for extreme in [0, 255] {
         int(s.dot4_offset(s.dot4_offset_start(4 * 127), s.splat_u8(extreme), &[-127; 4]));
     }
+    let octs: [&[i8; 8]; 2] = [&input.octs[0], &input.octs[1]];
+    let sums = octs.map(|oct| -oct.iter().map(|&x| i32::from(x)).sum::<i32>());
+    let other = s.load_u8(&input.other);
+    let pair = s.dot8(s.pair_rows([x, y]), s.pair_steps([small, s.bits_u8(other, 0, 0x7f)]), octs, false);
+    let offset_pair = s.dot8(
+        s.pair_rows([s.dot4_offset_start(sums[0]), s.dot4_offset_start(sums[1])]),
+        s.pair_steps([w, other]),
+        octs,
+        true,
+    );
+    for pair in [pair, offset_pair] {
+        for row in s.unpair_rows(pair) {
+            int(row);
+        }
+    }
     let mut low = [0; 16];
     s.store_i8(x, &mut low);
     bits.extend(low.map(|x| u32::from(x as u8)));
@@ -140,12 +156,14 @@ proptest! {
         bytes in prop::collection::vec(any::<u8>(), 64),
         other in prop::collection::vec(any::<u8>(), 64),
         quad in prop::array::uniform4(-127i8..=127),
+        octs in prop::array::uniform2(prop::array::uniform8(-127i8..=127)),
     ) {
         let input = Input {
             a, b, c, halves,
             bytes: bytes.try_into().unwrap(),
             other: other.try_into().unwrap(),
             quad,
+            octs,
         };
         let expected = scalar().operations(&input);
         for isa in Isa::supported() {

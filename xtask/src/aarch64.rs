@@ -1,0 +1,95 @@
+//! `cargo xtask ci aarch64`: the vector code of another processor, compiled and then run by an emulator.
+//!
+//! QEMU translates each instruction by itself, so results are those of the architecture manual to the bit, but nothing
+//! can be said about speed, and a processor's own defects do not show.
+
+use std::{path::Path, process::Command};
+
+use anyhow::Result;
+
+use crate::{
+    ci::{cargo, install, quiet, succeed},
+    table::Outcome,
+};
+
+const TARGET: &str = "aarch64-unknown-linux-gnu";
+
+/// A processor that QEMU pretends to be.
+struct Processor {
+    name: &'static str,
+    /// What detection must choose on it.
+    isa: &'static str,
+    /// Of the backend's own tests, by the beginnings of their names.
+    kernels: &'static [&'static str],
+    /// Of the conformance suite.
+    conformance: &'static [&'static str],
+}
+
+/// The first can do what the others can, and the kernels' tests compare everything that a machine can do: all of them run
+/// there. On the others it shows that nothing is used which they lack. Chunks, pages, threads and the contract are the
+/// same on every processor, and the conformance suite tests them on this one.
+const PROCESSORS: [Processor; 3] = [
+    Processor {
+        name: "max",
+        isa: "neoni8mm",
+        kernels: &["isa::", "simd::", "quantize::", "ops::", "matrix::", "attention::tests::every_"],
+        conformance: &["best::format_q8_0", "best::format_q4_k", "best::head_dims", "best::exact_in_company"],
+    },
+    Processor { name: "neoverse-n1", isa: "neondot", kernels: OLDER, conformance: &["best::format_q8_0"] },
+    Processor { name: "cortex-a53", isa: "neon", kernels: OLDER, conformance: &["best::format_q8_0"] },
+];
+
+const OLDER: &[&str] = &["isa::", "simd::", "matrix::tests::q"];
+
+/// What Debian calls a linker and C library for the target, and the emulator.
+const EMULATOR: [&str; 3] = ["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user"];
+
+/// Random inputs per property: an emulated one takes some thirty times as long.
+const RANDOM_INPUTS: &str = "12";
+
+/// The step.
+pub fn run(root: &Path) -> Result<Outcome> {
+    if cfg!(target_arch = "aarch64") {
+        return Ok(Outcome::Skipped("this machine is one: `test` has run them".to_owned()));
+    }
+    if !(target_installed() || quiet(Command::new("rustup").args(["target", "add", TARGET]))) {
+        return Ok(Outcome::Skipped(format!("no compiler for it: rustup target add {TARGET}")));
+    }
+    if let failed @ Outcome::Failed(_) = succeed(backend(root, "clippy").args(["--", "-D", "warnings"]))? {
+        return Ok(failed);
+    }
+    let there = || works("qemu-aarch64") && works("aarch64-linux-gnu-gcc");
+    if !(there() || install(&EMULATOR) && there()) {
+        return Ok(Outcome::Passed(format!("compiled; not run: apt-get install {}", EMULATOR.join(" "))));
+    }
+    for Processor { name, isa, kernels, conformance } in PROCESSORS {
+        println!("--- aarch64: {isa}, on QEMU's {name}");
+        for (target, cases) in [(&["--lib"][..], kernels), (&["--test", "conformance"], conformance)] {
+            let mut test = backend(root, "test");
+            test.args(target).arg("--").args(cases);
+            test.env("QEMU_CPU", name).env("PAGURO_EXPECT_ISA", isa).env("PROPTEST_CASES", RANDOM_INPUTS);
+            if let Outcome::Failed(how) = succeed(&mut test)? {
+                return Ok(Outcome::Failed(format!("{isa}: {how}")));
+            }
+        }
+    }
+    Ok(Outcome::Passed("emulated".to_owned()))
+}
+
+fn target_installed() -> bool {
+    let listed = Command::new("rustup").args(["target", "list", "--installed"]).output();
+    listed.is_ok_and(|listed| String::from_utf8_lossy(&listed.stdout).lines().any(|line| line == TARGET))
+}
+
+/// `cargo {subcommand}` on the CPU backend, for the target, with the emulator.
+fn backend(root: &Path, subcommand: &str) -> Command {
+    let mut command = cargo(root);
+    command.args([subcommand, "--locked", "--package", "paguro-backend-cpu", "--target", TARGET]);
+    command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc");
+    command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", "qemu-aarch64 -L /usr/aarch64-linux-gnu");
+    command
+}
+
+fn works(program: &str) -> bool {
+    quiet(Command::new(program).arg("--version"))
+}
