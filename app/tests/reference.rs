@@ -1,4 +1,4 @@
-//! The CPU backend against the float32 reference of the embedded model's recipe: `reference.json` has 20 greedy runs
+//! The backends against the float32 reference of the embedded model's recipe: `reference.json` has 20 greedy runs
 //! on the F16 weights with the five best logits of every step.
 
 mod common;
@@ -66,7 +66,12 @@ struct Sequence<'a> {
 
 #[test]
 fn greedy_runs_are_the_reference_s_token_by_token() {
-    let Some((model, runs)) = reference() else { return };
+    token_by_token(&Cpu::new(CpuOptions { poison: true, ..CpuOptions::default() }), usize::MAX);
+}
+
+fn token_by_token(backend: &dyn Backend, most: usize) {
+    let Some((model, mut runs)) = reference() else { return };
+    runs.truncate(most);
     for run in &runs {
         assert_eq!(
             model.tokenizer.encode_prompt(&run.prompt, SpecialTokens::Parse),
@@ -87,8 +92,7 @@ fn greedy_runs_are_the_reference_s_token_by_token() {
         kv_dtype: KvDtype::F16,
         attention: AttentionMode::Paged,
     };
-    let cpu = Cpu::new(CpuOptions { poison: true, ..CpuOptions::default() });
-    let mut runner = cpu.load(&model.program, model.weights.clone(), limits).unwrap();
+    let mut runner = backend.load(&model.program, model.weights.clone(), limits).unwrap();
 
     let page = |sequence: usize, block: usize| PageId((1 + sequence * blocks + block) as u32);
     let mut sequences: Vec<_> = runs
@@ -173,9 +177,13 @@ fn logits(runner: &mut dyn Runner, sequences: &mut [Sequence<'_>]) -> Vec<Vec<f3
 /// The same through the engine, all requests at once.
 #[test]
 fn the_engine_s_greedy_answers_are_the_reference_s() {
-    let Some((model, runs)) = reference() else { return };
-    let cpu = Cpu::new(CpuOptions::default());
-    let engine = Engine::start(&cpu, &model, EngineOptions::default()).unwrap();
+    through_the_engine(&Cpu::new(CpuOptions::default()), usize::MAX);
+}
+
+fn through_the_engine(backend: &dyn Backend, most: usize) {
+    let Some((model, mut runs)) = reference() else { return };
+    runs.truncate(most);
+    let engine = Engine::start(backend, &model, EngineOptions::default()).unwrap();
     let handle = engine.handle();
     let submit = |run: &Run| {
         handle.generate(Request { max_tokens: Some(64), ..Request::new(run.prompt_ids.clone()) }).unwrap()
@@ -201,5 +209,54 @@ fn the_engine_s_greedy_answers_are_the_reference_s() {
         } else {
             assert_eq!(ids, run.output_ids, "{}", run.prompt);
         }
+    }
+}
+
+/// The same on this machine's first GPU, which may be a processor that plays one.
+#[cfg(any(feature = "gpu", target_os = "macos"))]
+mod gpu {
+    use paguro_backend_wgpu::{Gpu, GpuOptions};
+
+    use super::*;
+    use crate::common::run;
+
+    /// A processor that plays a GPU takes a second for each step of many sequences.
+    const RUNS: usize = 2;
+
+    fn gpu() -> Option<Gpu> {
+        let gpu = Gpu::open(0, GpuOptions { poison: true, ..GpuOptions::default() });
+        gpu.inspect_err(|error| println!("skipped: models on a GPU: {error}")).ok()
+    }
+
+    #[test]
+    fn greedy_runs_are_the_reference_s_token_by_token_on_a_gpu() {
+        if let Some(gpu) = gpu() {
+            token_by_token(&gpu, RUNS);
+        }
+    }
+
+    #[test]
+    fn the_engine_s_greedy_answers_are_the_reference_s_on_a_gpu() {
+        if let Some(gpu) = gpu() {
+            through_the_engine(&gpu, RUNS);
+        }
+    }
+
+    #[test]
+    fn perplexity_on_a_gpu_is_the_cpu_s() {
+        if gpu().is_none() {
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let text = folder.path().join("tale.txt");
+        let raw = ["run", "--raw", "--quiet", "--ignore-eos", "--device", "cpu", "--max-tokens", "300"];
+        fs::write(&text, run(&[&raw[..], &["Once upon a time"]].concat()).ok()).unwrap();
+        let text = text.to_str().unwrap();
+        let perplexity = |device| {
+            let args = ["eval", "-f", text, "-c", "128", "--chunks", "2", "--json", "--device", device];
+            run(&args).json()["perplexity"].as_f64().unwrap()
+        };
+        let [cpu, gpu] = ["cpu", "gpu"].map(perplexity);
+        assert!((gpu / cpu - 1.0).abs() < 2e-3, "{gpu} on the GPU, {cpu} on the CPU");
     }
 }

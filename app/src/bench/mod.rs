@@ -6,15 +6,16 @@ mod cost;
 mod measure;
 mod memory;
 mod report;
+mod shape;
 
 use std::{cmp::Reverse, sync::Arc};
 
 use paguro_backend::KernelCount;
 use paguro_engine::{EngineOptions, PageBudget, PageOrder};
-use paguro_model::Model;
+use paguro_model::{LoadOptions, Model};
 
 use crate::{
-    cli::{Attention, BenchArgs, KvDtype, Pages},
+    cli::{Attention, BenchArgs, KvDtype, Pages, RunOnArgs},
     devices,
     failure::{Failure, Outcome},
     load::{self, Loaded},
@@ -75,10 +76,16 @@ struct Bench {
 /// # Errors
 /// Tests that cannot be; whatever stops the engine.
 pub fn bench(args: &BenchArgs, library: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
-    let source = Source::find(args.model.as_deref(), library)?;
     let cases = cases(args)?;
     let context = cases.iter().map(Case::context).max().unwrap_or(1);
-    let model = load::model(&source, Some(context))?;
+    let model = match args.shape {
+        Some(name) => {
+            let like = load::file(&Source::Embedded)?.load(&LoadOptions { max_context: Some(context) });
+            let like = like.map_err(|error| Failure::from_error(&error))?;
+            Arc::new(shape::model(name, args.format, like, context))
+        }
+        None => load::model(&Source::find(args.model.as_deref(), library)?, Some(context))?,
+    };
     if context > model.context_length {
         let trained = model.context_length;
         terminal.note(&format!("the model was trained for {trained} tokens; speed does not depend on that"));
@@ -152,7 +159,8 @@ impl Bench {
     ) -> Outcome<Self> {
         let options = options(args, setup, cases);
         let chunk = options.max_batch_tokens;
-        let loaded = load::start(model.clone(), options, setup.threads, &args.on, terminal)?;
+        let on = RunOnArgs { timed: args.kernels, ..args.on.clone() };
+        let loaded = load::start(model.clone(), options, setup.threads, &on, terminal)?;
         let cost = Cost::new(&model.program, &model.weights, setup.kv_dtype.into())?;
         let rows = cases
             .iter()

@@ -43,7 +43,7 @@ fn alone(subject: &Subject, model: &RandomModel, sequences: &[Vec<u32>]) -> Resu
 
 /// Whatever else is in the step.
 pub(super) fn company(subject: &Subject) -> Verdict {
-    for format in supported(subject, &WeightFormat::ALL) {
+    for format in supported(subject, subject.kernel_formats) {
         let shape = busy(format);
         let model = shape.build(2);
         let plan = Plan::mixed(16, shape.vocab);
@@ -73,7 +73,7 @@ pub(super) fn embeddings(subject: &Subject) -> Verdict {
 
 /// However the prompt is chunked.
 pub(super) fn chunks(subject: &Subject) -> Verdict {
-    for format in supported(subject, &WeightFormat::ALL) {
+    for format in supported(subject, subject.kernel_formats) {
         let shape = busy(format);
         let model = shape.build(3);
         let sequences = vec![Rng::new(3).tokens(53, shape.vocab)];
@@ -202,7 +202,7 @@ pub(super) fn preemption(subject: &Subject) -> Verdict {
 
 /// For any number of threads.
 pub(super) fn threads(subject: &Subject) -> Verdict {
-    for format in supported(subject, &WeightFormat::ALL) {
+    for format in supported(subject, subject.kernel_formats) {
         let shape = busy(format);
         let model = shape.build(8);
         let plan = Plan::mixed(16, shape.vocab);

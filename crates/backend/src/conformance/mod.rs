@@ -19,6 +19,7 @@
 //!         kv_dtype: KvDtype::F16,
 //!         kv: KvRounding::F32,
 //!         unsupported: &[],
+//!         kernel_formats: &WeightFormat::ALL,
 //!     }
 //! }
 //!
@@ -56,6 +57,8 @@ pub struct Subject {
     pub kv: KvRounding,
     /// Formats that it refuses to load.
     pub unsupported: &'static [WeightFormat],
+    /// Formats that together have all of its kernels for products: what is the same bits for them is for all others.
+    pub kernel_formats: &'static [WeightFormat],
 }
 
 impl Subject {
@@ -143,9 +146,13 @@ pub const CASES: &[Case] = &[
 ];
 
 /// Makes a test of every case of the [suite](mod@crate::conformance), for a
-/// [`conformance::Subject`](crate::conformance::Subject).
+/// [`conformance::Subject`](crate::conformance::Subject). With `maybe` in front, for a `Result` of one: where there is no
+/// such device, the tests say why and pass.
 #[macro_export]
 macro_rules! conformance {
+    (maybe $subject:expr) => {
+        $crate::conformance!(@with maybe [$subject]);
+    };
     ($subject:expr) => {
         $crate::conformance!(@with tests [$subject]);
     };
@@ -166,6 +173,17 @@ macro_rules! conformance {
             #[test]
             fn $case() {
                 $crate::conformance::check(stringify!($case), &$subject);
+            }
+        )*
+    };
+    (@maybe [$subject:expr] $($case:ident)*) => {
+        $(
+            #[test]
+            fn $case() {
+                match $subject {
+                    Ok(subject) => $crate::conformance::check(stringify!($case), &subject),
+                    Err(reason) => println!("skipped: the conformance suite: {reason}"),
+                }
             }
         )*
     };
@@ -197,6 +215,7 @@ mod tests {
         kv_dtype: KvDtype::F16,
         kv: KvRounding::F32,
         unsupported: &[],
+        kernel_formats: &WeightFormat::ALL,
     });
 
     #[test]

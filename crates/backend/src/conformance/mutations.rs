@@ -168,6 +168,7 @@ fn subject(defect: Defect) -> Subject {
         kv_dtype: defect.kv_dtype,
         kv: KvRounding::F16,
         unsupported: &[],
+        kernel_formats: &WeightFormat::ALL,
     }
 }
 

@@ -1,0 +1,253 @@
+//! Kernels alone, on a GPU: decode attention over pages in order, scattered and gathered, and products with weights of several
+//! formats, beside what plain reading of the memory reaches. Prints a JSON object for each.
+//!
+//! ```text
+//! cargo run --release -p paguro-backend-wgpu --example kernels -- [read|attend|products|layer]...
+//! ```
+
+use std::{
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use paguro_backend::{
+    AttentionMode, Backend, KernelCount, KvDtype, Limits, PageId, Runner, Step, StepOutput, StepSequence,
+    WeightFormat,
+    conformance::{ModelShape, RandomModel, Rng, submit},
+};
+use paguro_backend_wgpu::{Gpu, GpuOptions};
+
+const PAGE: usize = 32;
+/// Steps before it counts: buffers are cleared.
+const WARM_UP: usize = 3;
+/// Reads of the probe before that, for about a second: idle clocks are slow ones, and take a while to speed up.
+const WARM_UP_READS: usize = 200;
+/// Steps that count.
+const STEPS: usize = 12;
+/// What a step reads at least, so that nothing stays in a cache.
+const COLD_BYTES: usize = 400 << 20;
+
+fn main() -> ExitCode {
+    let what: Vec<String> = std::env::args().skip(1).collect();
+    let wants = |name: &str| what.is_empty() || what.iter().any(|wanted| wanted == name);
+    match run(&wants) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(wants: &dyn Fn(&str) -> bool) -> Result<(), String> {
+    let gpu = Gpu::open(0, GpuOptions { timed: true, ..GpuOptions::default() })?;
+    let ceiling = gpu.read_bandwidth(2 * WARM_UP_READS).map_err(|error| error.to_string())? / 1e9;
+    println!(r#"{{"kernel":"read","device":"{}","gb_per_s":{ceiling:.1}}}"#, gpu.capacity().description);
+    if wants("attend") {
+        for (heads, kv_heads, head_dim) in [(32, 8, 128), (32, 4, 64)] {
+            for batch in [1, 8, 64] {
+                for depth in [1024, 4096, 16_384, 32_768] {
+                    for pages in ["ordered", "scattered", "gather"] {
+                        let case = Attention { heads, kv_heads, head_dim, batch, depth, pages };
+                        if let Err(error) = case.measure(&gpu, ceiling) {
+                            println!(
+                                r#"{{"kernel":"attend","batch":{batch},"depth":{depth},"error":"{error}"}}"#
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+    if wants("products") {
+        for format in [WeightFormat::Q8_0, WeightFormat::Q4_K, WeightFormat::Q6_K, WeightFormat::F16] {
+            for (hidden, ffn) in [(4096, 7168), (4096, 14_336), (2048, 5632)] {
+                let layers = Layers::new(format, hidden, ffn);
+                for rows in [1, 4, 16, 64, 512] {
+                    layers.measure(&gpu, rows, 1, true)?;
+                }
+            }
+        }
+    }
+    if wants("layer") {
+        for format in [WeightFormat::Q8_0, WeightFormat::Q4_K] {
+            for (hidden, ffn) in [(4096, 14_336), (2048, 5632)] {
+                let layers = Layers::new(format, hidden, ffn);
+                for rows in [1, 4, 16, 64, 512] {
+                    layers.measure(&gpu, rows, 500, false)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One decode step of some sequences.
+struct Attention {
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    batch: usize,
+    depth: usize,
+    pages: &'static str,
+}
+
+impl Attention {
+    fn measure(&self, gpu: &Gpu, ceiling: f64) -> Result<(), String> {
+        let &Self { heads, kv_heads, head_dim, batch, depth, pages } = self;
+        let bytes = batch * depth * kv_heads * head_dim * 2 * size_of::<u16>();
+        let layers = COLD_BYTES.div_ceil(bytes).clamp(1, 16);
+        let shape =
+            ModelShape { heads, kv_heads, head_dim, windows: vec![None; layers], ..ModelShape::default() };
+        let model = shape.build(1);
+        let attention = if pages == "gather" { AttentionMode::Gather } else { AttentionMode::Paged };
+        let mut runner = load(gpu, &model, batch, depth, attention)?;
+        let blocks = depth.div_ceil(PAGE);
+        let mut table: Vec<PageId> = (1..=(batch * blocks) as u32).map(PageId).collect();
+        if pages == "scattered" {
+            Rng::new(1).shuffle(&mut table);
+        }
+        let (counts, _) = decode(gpu, &mut *runner, batch, depth, &table)?;
+        let of = |name: &'static str| counts.iter().filter(move |count| count.name.starts_with(name));
+        let nanoseconds: u64 = of("attend").chain(of("gather")).map(|count| count.nanoseconds).sum();
+        let launches: u64 = of("attend").map(|count| count.launches).max().unwrap_or(1);
+        let each = nanoseconds as f64 / launches as f64;
+        let speed = bytes as f64 / each;
+        println!(
+            r#"{{"kernel":"attend","heads":{heads},"kv_heads":{kv_heads},"head_dim":{head_dim},"batch":{batch},"depth":{depth},"pages":"{pages}","microseconds":{:.1},"gb_per_s":{speed:.0},"of_ceiling":{:.3}}}"#,
+            each / 1e3,
+            speed / ceiling
+        );
+        Ok(())
+    }
+}
+
+/// Some layers of a Llama.
+struct Layers {
+    format: WeightFormat,
+    hidden: usize,
+    model: RandomModel,
+}
+
+impl Layers {
+    const COUNT: usize = 4;
+
+    fn new(format: WeightFormat, hidden: usize, ffn: usize) -> Self {
+        let shape = ModelShape {
+            format,
+            hidden,
+            ffn,
+            heads: hidden / 128,
+            kv_heads: hidden / 512,
+            head_dim: 128,
+            vocab: 256,
+            windows: vec![None; Self::COUNT],
+            ..ModelShape::default()
+        };
+        Self { format, hidden, model: shape.build(1) }
+    }
+
+    /// A step of one token for each of some sequences: its products, or all of its kernels and how long a layer takes with all
+    /// that is between them.
+    fn measure(&self, gpu: &Gpu, rows: usize, depth: usize, only_products: bool) -> Result<(), String> {
+        let Self { format, hidden, model } = self;
+        let blocks = depth.div_ceil(PAGE);
+        let table: Vec<PageId> = (1..=(rows * blocks) as u32).map(PageId).collect();
+        let mut runner = load(gpu, model, rows, depth, AttentionMode::Paged)?;
+        for count in decode(gpu, &mut *runner, rows, depth, &table)?.0 {
+            let each = count.nanoseconds as f64 / count.launches as f64;
+            let product = count.name.strip_suffix(']').and_then(|name| name.split_once('['));
+            let shape = product.and_then(|(_, shape)| shape.split_once('x'));
+            let Some((outputs, inputs)) = shape else {
+                if !only_products {
+                    println!(
+                        r#"{{"kernel":"{}","format":"{format}","hidden":{hidden},"rows":{rows},"microseconds":{:.1}}}"#,
+                        count.name,
+                        each / 1e3
+                    );
+                }
+                continue;
+            };
+            let (outputs, inputs): (usize, usize) =
+                (outputs.parse().unwrap_or(0), inputs.parse().unwrap_or(0));
+            println!(
+                r#"{{"kernel":"{}","format":"{format}","rows":{rows},"microseconds":{:.1},"gb_per_s":{:.0},"tflops":{:.1}}}"#,
+                count.name,
+                each / 1e3,
+                (outputs * format.row_bytes(inputs)) as f64 / each,
+                2.0 * (outputs * inputs * rows) as f64 / each / 1e3,
+            );
+        }
+        if !only_products {
+            let gpu = Gpu::open(0, GpuOptions::default())?;
+            let mut runner = load(&gpu, model, rows, depth, AttentionMode::Paged)?;
+            let (_, time) = decode(&gpu, &mut *runner, rows, depth, &table)?;
+            println!(
+                r#"{{"kernel":"layer","format":"{format}","hidden":{hidden},"rows":{rows},"microseconds_per_layer":{:.1}}}"#,
+                time.as_secs_f64() * 1e6 / Self::COUNT as f64
+            );
+        }
+        Ok(())
+    }
+}
+
+fn load(
+    gpu: &Gpu,
+    model: &RandomModel,
+    batch: usize,
+    depth: usize,
+    attention: AttentionMode,
+) -> Result<Box<dyn Runner>, String> {
+    let limits = Limits {
+        block_size: PAGE,
+        pages: 1 + batch * depth.div_ceil(PAGE),
+        max_rows: batch,
+        max_sequences: batch,
+        max_outputs: 1,
+        max_context: depth,
+        kv_dtype: KvDtype::F16,
+        attention,
+    };
+    gpu.load(&model.program, model.weights.clone(), limits).map_err(|error| error.to_string())
+}
+
+/// Runs steps of one token for each sequence. Says what their kernels took, and how long the fastest of them.
+fn decode(
+    gpu: &Gpu,
+    runner: &mut dyn Runner,
+    batch: usize,
+    depth: usize,
+    table: &[PageId],
+) -> Result<(Vec<KernelCount>, Duration), String> {
+    let blocks = depth.div_ceil(PAGE);
+    let sequences: Vec<_> = (0..batch)
+        .map(|index| StepSequence {
+            rows: index..index + 1,
+            start: depth - 1,
+            tables: index * blocks..(index + 1) * blocks,
+        })
+        .collect();
+    let tokens = vec![1; batch];
+    let step = Step { tokens: &tokens, sequences: &sequences, pages: table, outputs: &[] };
+    let mut out = StepOutput::default();
+    gpu.read_bandwidth(WARM_UP_READS).map_err(|error| error.to_string())?;
+    for _ in 0..WARM_UP {
+        submit(runner, &step, &mut out)?;
+    }
+    let before = runner.kernel_counts();
+    let mut fastest = Duration::MAX;
+    for _ in 0..STEPS {
+        let start = Instant::now();
+        submit(runner, &step, &mut out)?;
+        fastest = fastest.min(start.elapsed());
+    }
+    let mut counts = runner.kernel_counts();
+    for count in &mut counts {
+        if let Some(before) = before.iter().find(|before| before.name == count.name) {
+            count.launches -= before.launches;
+            count.nanoseconds -= before.nanoseconds;
+        }
+    }
+    counts.retain(|count| count.launches > 0);
+    Ok((counts, fastest))
+}

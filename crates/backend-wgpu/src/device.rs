@@ -1,0 +1,465 @@
+//! A GPU: its adapter, its pipelines, and what becomes of its errors.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use paguro_backend::{LoadError, StepError};
+use wgpu::{Features, Limits};
+
+use crate::template::{Constants, Value, expand};
+
+/// A GPU that this process has opened.
+pub struct Device {
+    /// Its name, for people.
+    pub name: String,
+    /// Driver and version.
+    pub driver: String,
+    /// Whether it is treated as a processor that plays a GPU.
+    pub is_software: bool,
+    /// Bytes of its memory.
+    pub memory: u64,
+    /// What it was opened with.
+    pub features: Features,
+    /// What it can do.
+    pub limits: Limits,
+    /// Threads of the smallest subgroup that a kernel may run in.
+    subgroup: u32,
+    /// wgpu's.
+    pub inner: wgpu::Device,
+    /// wgpu's.
+    pub queue: wgpu::Queue,
+    pipelines: Mutex<HashMap<String, Arc<Pipeline>>>,
+    /// What wgpu reported outside of any call of ours.
+    failure: Arc<Mutex<Option<String>>>,
+}
+
+/// A kernel, ready to be launched.
+pub struct Pipeline {
+    /// Its name, as it is counted.
+    pub name: String,
+    inner: wgpu::ComputePipeline,
+    layout: wgpu::BindGroupLayout,
+    /// Name of each binding, by number.
+    bindings: Vec<(u32, String)>,
+}
+
+/// Constants that differ between models of one kind. On a processor that plays a GPU they are arguments, so that kernels are
+/// compiled once for all of them: there it is compiling that takes the time.
+const SHAPES: &[&str] = &[
+    "ACT_BLOCKS",
+    "BLOCKS",
+    "CHUNKS",
+    "EPS",
+    "GATE_STRIDE",
+    "GROUP",
+    "GROUP_HEADS",
+    "HEADS",
+    "HEAD_TILES",
+    "KV_HEADS",
+    "K_EPS",
+    "K_FIRST",
+    "K_STRIDE",
+    "OUTPUTS",
+    "OUT_FIRST",
+    "OUT_STRIDE",
+    "PAGE",
+    "PAIRS",
+    "POST_EPS",
+    "Q_EPS",
+    "Q_STRIDE",
+    "SCALE",
+    "SOFT_CAP",
+    "UP_FIRST",
+    "UP_STRIDE",
+    "VOCAB",
+    "V_FIRST",
+    "V_STRIDE",
+    "WIDTH",
+    "WINDOW",
+];
+
+impl Pipeline {
+    /// wgpu's.
+    pub fn inner(&self) -> &wgpu::ComputePipeline {
+        &self.inner
+    }
+}
+
+/// Bytes of `Args` in `args.wgsl`.
+pub const ARGS_BYTES: u32 = 32;
+
+/// Features without which kernels do not run.
+fn needed() -> Features {
+    Features::IMMEDIATES | Features::SUBGROUP
+}
+
+/// The adapters of this machine: real GPUs first, software last.
+pub fn adapters() -> Vec<wgpu::Adapter> {
+    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
+    descriptor.backends = wgpu::Backends::VULKAN | wgpu::Backends::METAL;
+    let instance = wgpu::Instance::new(descriptor);
+    let mut adapters = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::all()));
+    adapters.retain(|adapter| adapter.features().contains(needed()));
+    adapters.sort_by_key(|adapter| match adapter.get_info().device_type {
+        wgpu::DeviceType::DiscreteGpu => 0,
+        wgpu::DeviceType::IntegratedGpu => 1,
+        wgpu::DeviceType::VirtualGpu | wgpu::DeviceType::Other => 2,
+        wgpu::DeviceType::Cpu => 3,
+    });
+    adapters
+}
+
+impl Device {
+    /// Opens an adapter with all that it can do; `as_hardware` even if it is a processor that plays a GPU.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn open(adapter: &wgpu::Adapter, as_hardware: bool) -> Result<Self, String> {
+        let info = adapter.get_info();
+        let features = needed() | Features::TIMESTAMP_QUERY & adapter.features();
+        let limits = adapter.limits();
+        let request = adapter.request_device(&wgpu::DeviceDescriptor {
+            label: Some("paguro"),
+            required_features: features,
+            required_limits: limits.clone(),
+            experimental_features: wgpu::ExperimentalFeatures::disabled(),
+            memory_hints: wgpu::MemoryHints::Performance,
+            trace: wgpu::Trace::Off,
+        });
+        let (inner, queue) =
+            pollster::block_on(request).map_err(|error| format!("{} does not open: {error}", info.name))?;
+        let failure = Arc::new(Mutex::new(None));
+        let (lost, uncaptured) = (failure.clone(), failure.clone());
+        inner.set_device_lost_callback(move |reason, message| {
+            note(&lost, format!("the device was lost ({reason:?}): {message}"));
+        });
+        inner.on_uncaptured_error(Arc::new(move |error| note(&uncaptured, error_text(&error))));
+        Ok(Self {
+            driver: format!("{} {} ({:?})", info.driver, info.driver_info, info.backend),
+            memory: memory(adapter),
+            // Metal knows no number and so says 4, but Apple's GPUs have 32. No subgroup of WGSL has less than 4.
+            subgroup: match info.backend {
+                _ if as_hardware => 32,
+                wgpu::Backend::Metal if info.name.starts_with("Apple") => 32,
+                _ => info.subgroup_min_size.max(4),
+            },
+            name: info.name,
+            is_software: info.device_type == wgpu::DeviceType::Cpu && !as_hardware,
+            features,
+            limits,
+            inner,
+            queue,
+            pipelines: Mutex::default(),
+            failure,
+        })
+    }
+
+    /// Bytes that a kernel can see of one buffer.
+    pub fn binding_limit(&self) -> u64 {
+        self.limits.max_storage_buffer_binding_size.min(self.limits.max_buffer_size)
+    }
+
+    /// Threads that may work together through operations of their subgroup, at most.
+    pub fn team_limit(&self) -> usize {
+        self.subgroup.min(32) as usize
+    }
+
+    /// The kernel of these files with these constants, compiled once.
+    ///
+    /// # Errors
+    /// What the compiler says.
+    pub fn pipeline(
+        &self,
+        name: &str,
+        files: &[&str],
+        constants: &Constants,
+    ) -> Result<Arc<Pipeline>, LoadError> {
+        let arguments = self.arguments(constants);
+        let mut constants = constants.clone();
+        constants.push(("ARGUMENTS", Value::U(arguments.len() as u32)));
+        let source = expand(files, &constants, &arguments);
+        let key = format!("{name}\n{source}");
+        if let Some(pipeline) = lock(&self.pipelines).get(&key) {
+            return Ok(pipeline.clone());
+        }
+        let scope = self.inner.push_error_scope(wgpu::ErrorFilter::Validation);
+        let pipeline = self.compile(name, &source, arguments.len() as u32);
+        if let Some(error) = pollster::block_on(scope.pop()) {
+            return Err(LoadError::Device(format!(
+                "{} does not take the kernel {name}: {}; run with --device cpu",
+                self.name,
+                error_text(&error)
+            )));
+        }
+        let pipeline = Arc::new(pipeline);
+        lock(&self.pipelines).insert(key, pipeline.clone());
+        Ok(pipeline)
+    }
+
+    /// Those of a kernel's constants that it gets as arguments, after `Args`.
+    pub fn arguments(&self, constants: &Constants) -> Constants {
+        match self.is_software {
+            true => constants.iter().filter(|(name, _)| SHAPES.contains(name)).copied().collect(),
+            false => Vec::new(),
+        }
+    }
+
+    /// Name and source of every kernel that was compiled.
+    pub fn kernels(&self) -> Vec<(String, String)> {
+        let pipelines = lock(&self.pipelines);
+        let keys = pipelines.keys().filter_map(|key| key.split_once('\n'));
+        keys.map(|(name, source)| (name.to_owned(), source.to_owned())).collect()
+    }
+
+    fn compile(&self, name: &str, source: &str, arguments: u32) -> Pipeline {
+        let bindings = bindings(source);
+        let entries: Vec<_> = bindings
+            .iter()
+            .map(|&(binding, _, read_only)| wgpu::BindGroupLayoutEntry {
+                binding,
+                visibility: wgpu::ShaderStages::COMPUTE,
+                ty: wgpu::BindingType::Buffer {
+                    ty: wgpu::BufferBindingType::Storage { read_only },
+                    has_dynamic_offset: false,
+                    min_binding_size: None,
+                },
+                count: None,
+            })
+            .collect();
+        let device = &self.inner;
+        let layout = device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
+            label: Some(name),
+            entries: &entries,
+        });
+        let pipeline_layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+            label: Some(name),
+            bind_group_layouts: &[Some(&layout)],
+            immediate_size: ARGS_BYTES + 4 * arguments,
+        });
+        let descriptor = wgpu::ShaderModuleDescriptor {
+            label: Some(name),
+            source: wgpu::ShaderSource::Wgsl(source.into()),
+        };
+        // SAFETY: the kernels are this crate's own. They index by rows, pages, tables and shapes that `Step::validate` and
+        // `Program::check` have bounded, with buffers allocated for these bounds, and their loops end.
+        let module = unsafe {
+            device.create_shader_module_trusted(descriptor, wgpu::ShaderRuntimeChecks::unchecked())
+        };
+        let inner = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+            label: Some(name),
+            layout: Some(&pipeline_layout),
+            module: &module,
+            entry_point: Some("main"),
+            compilation_options: wgpu::PipelineCompilationOptions {
+                zero_initialize_workgroup_memory: false,
+                ..Default::default()
+            },
+            cache: None,
+        });
+        let bindings = bindings.into_iter().map(|(binding, name, _)| (binding, name)).collect();
+        Pipeline { name: name.to_owned(), inner, layout, bindings }
+    }
+
+    /// Binds buffers by the names that the kernel gives them; those that it does not have are left out.
+    ///
+    /// # Panics
+    /// If one is missing: a defect of the lowering.
+    pub fn bind(&self, pipeline: &Pipeline, buffers: &[(&str, &wgpu::Buffer)]) -> wgpu::BindGroup {
+        let entries: Vec<_> = pipeline
+            .bindings
+            .iter()
+            .map(|(binding, name)| {
+                let buffer = buffers.iter().find(|(known, _)| known == name);
+                let (_, buffer) =
+                    buffer.unwrap_or_else(|| panic!("kernel {} has no buffer for {name}", pipeline.name));
+                wgpu::BindGroupEntry { binding: *binding, resource: buffer.as_entire_binding() }
+            })
+            .collect();
+        self.inner.create_bind_group(&wgpu::BindGroupDescriptor {
+            label: Some(&pipeline.name),
+            layout: &pipeline.layout,
+            entries: &entries,
+        })
+    }
+
+    /// A buffer of this many words that kernels use.
+    ///
+    /// # Errors
+    /// No memory, or more than a kernel can see.
+    pub fn buffer(&self, words: usize, what: &str) -> Result<wgpu::Buffer, LoadError> {
+        self.buffer_for(words, what, wgpu::BufferUsages::STORAGE)
+    }
+
+    /// A buffer that the host reads.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn host_buffer(&self, words: usize, what: &str) -> Result<wgpu::Buffer, LoadError> {
+        self.buffer_for(words, what, wgpu::BufferUsages::MAP_READ)
+    }
+
+    /// A buffer that timestamps are put into.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn query_buffer(&self, words: usize) -> Result<wgpu::Buffer, LoadError> {
+        self.buffer_for(words, "timestamps", wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC)
+    }
+
+    fn buffer_for(
+        &self,
+        words: usize,
+        what: &str,
+        usage: wgpu::BufferUsages,
+    ) -> Result<wgpu::Buffer, LoadError> {
+        let size = (words as u64 * 4).next_multiple_of(16).max(16);
+        let out_of_memory =
+            || LoadError::OutOfMemory { device: self.name.clone(), what: what.to_owned(), needed: size };
+        let on_device = usage.contains(wgpu::BufferUsages::STORAGE);
+        if size > self.limits.max_buffer_size || on_device && size > self.binding_limit() {
+            return Err(out_of_memory());
+        }
+        let scopes = (
+            self.inner.push_error_scope(wgpu::ErrorFilter::Validation),
+            self.inner.push_error_scope(wgpu::ErrorFilter::OutOfMemory),
+        );
+        let copies = match on_device {
+            true => wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::COPY_SRC,
+            false => wgpu::BufferUsages::COPY_DST,
+        };
+        let buffer = self.inner.create_buffer(&wgpu::BufferDescriptor {
+            label: Some(what),
+            size,
+            usage: usage | copies,
+            mapped_at_creation: false,
+        });
+        let (validation, memory) = scopes;
+        let memory = pollster::block_on(memory.pop());
+        let validation = pollster::block_on(validation.pop());
+        match (memory, validation) {
+            (None, None) => Ok(buffer),
+            _ => Err(out_of_memory()),
+        }
+    }
+
+    /// A buffer with these words in it.
+    ///
+    /// # Errors
+    /// See [`Device::buffer`].
+    pub fn upload<T: bytemuck::NoUninit>(&self, data: &[T], what: &str) -> Result<wgpu::Buffer, LoadError> {
+        let bytes: &[u8] = bytemuck::cast_slice(data);
+        let buffer = self.buffer(bytes.len().div_ceil(4), what)?;
+        self.queue.write_buffer(&buffer, 0, bytes);
+        Ok(buffer)
+    }
+
+    /// Waits until the device has done all that was submitted.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn wait(&self) -> Result<(), StepError> {
+        let polled = self.inner.poll(wgpu::PollType::wait_indefinitely());
+        self.check()?;
+        polled.map(|_| ()).map_err(|error| self.failed(&error.to_string()))
+    }
+
+    /// Waits for what a buffer is to get, and looks at its first bytes.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn read(
+        &self,
+        buffer: &wgpu::Buffer,
+        bytes: usize,
+        look: impl FnOnce(&[u8]),
+    ) -> Result<(), StepError> {
+        let slice = buffer.slice(..bytes as u64);
+        slice.map_async(wgpu::MapMode::Read, |_| ());
+        self.wait()?;
+        match slice.get_mapped_range() {
+            Ok(view) => look(&view),
+            Err(error) => return Err(self.failed(&error.to_string())),
+        }
+        buffer.unmap();
+        Ok(())
+    }
+
+    /// Whether the device has reported a failure.
+    ///
+    /// # Errors
+    /// The failure.
+    pub fn check(&self) -> Result<(), StepError> {
+        match &*lock(&self.failure) {
+            None => Ok(()),
+            Some(failure) => Err(self.failed(failure)),
+        }
+    }
+
+    fn failed(&self, what: &str) -> StepError {
+        StepError::Device(format!("{} failed: {what}; start again, or run with --device cpu", self.name))
+    }
+}
+
+/// Binding number, name, and whether it is only read, of every buffer in a kernel's source.
+fn bindings(source: &str) -> Vec<(u32, String, bool)> {
+    let mut bindings: Vec<_> = source
+        .lines()
+        .filter_map(|line| {
+            let rest = line.trim_start().strip_prefix("@group(0) @binding(")?;
+            let (number, rest) = rest.split_once(')')?;
+            let rest = rest.trim_start().strip_prefix("var<storage, ")?;
+            let (access, rest) = rest.split_once('>')?;
+            let (name, _) = rest.trim_start().split_once(':')?;
+            Some((number.parse().ok()?, name.to_owned(), access == "read"))
+        })
+        .collect();
+    bindings.sort();
+    bindings
+}
+
+fn note(failure: &Mutex<Option<String>>, message: String) {
+    // The first one is the cause of the others.
+    lock(failure).get_or_insert(message);
+}
+
+/// An error in one line.
+fn error_text(error: &wgpu::Error) -> String {
+    let text = error.to_string();
+    let lines: Vec<_> = text.lines().map(str::trim).filter(|line| !line.is_empty()).take(6).collect();
+    lines.join(" ")
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Bytes of the adapter's own memory. On Metal the driver's largest buffer, which is most of the memory that it lends, stands for it.
+fn memory(adapter: &wgpu::Adapter) -> u64 {
+    #[cfg(not(target_os = "macos"))]
+    {
+        // SAFETY: the adapter is only asked for what it has; nothing of it is changed or destroyed.
+        let vulkan = unsafe { adapter.as_hal::<wgpu::hal::api::Vulkan>() };
+        if let Some(vulkan) = vulkan {
+            let instance = vulkan.shared_instance().raw_instance();
+            // SAFETY: instance and physical device live as long as the adapter.
+            let memory =
+                unsafe { instance.get_physical_device_memory_properties(vulkan.raw_physical_device()) };
+            // The first bit says that a heap is the device's own.
+            let own = memory.memory_heaps_as_slice().iter().filter(|heap| heap.flags.as_raw() & 1 == 1);
+            return own.map(|heap| heap.size).max().unwrap_or(0);
+        }
+    }
+    adapter.limits().max_buffer_size
+}
+
+/// What kernels are chosen by.
+pub fn feature_names(device: &Device) -> Vec<String> {
+    let limits = &device.limits;
+    vec![
+        format!("bindings of {} MiB", device.binding_limit() >> 20),
+        format!("workgroups of {} threads", limits.max_compute_invocations_per_workgroup),
+        format!("{} KiB of workgroup memory", limits.max_compute_workgroup_storage_size >> 10),
+    ]
+}

@@ -1,0 +1,127 @@
+//! WGSL kernels through wgpu: Apple GPUs through Metal, all others through Vulkan.
+//!
+//! [`Gpu`] loads a program: weights are packed into planes of 16-byte loads ([`layout`]), the program becomes a fixed list of
+//! launches with their kernels and buffers (`lower`), and a step is one small upload and one command buffer (`plan`,
+//! `runner`). Kernels are the files of `shaders/`, with constants and repeated lines put in by `template`.
+
+mod device;
+pub mod layout;
+mod lower;
+mod matrix;
+mod plan;
+mod probe;
+mod runner;
+mod tally;
+mod template;
+
+use std::sync::Arc;
+
+use paguro_backend::{Backend, Capacity, KvDtype, Limits, LoadError, Program, Runner, Weights};
+
+use self::{device::Device, runner::GpuRunner};
+
+/// A GPU, opened. Clones share it, with its compiled kernels.
+#[derive(Clone)]
+pub struct Gpu {
+    device: Arc<Device>,
+    options: GpuOptions,
+}
+
+/// How to use it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GpuOptions {
+    /// Fills new pages with large finite numbers, so that a read of what was never written shows. For tests.
+    pub poison: bool,
+    /// Times every kernel with the device's clock, where it has one: before each step its kernels run once more, one after the
+    /// other.
+    pub timed: bool,
+    /// Compiles the kernels of GPUs with subgroups of 32, whatever this one is: to look at them, not to run them. For tests.
+    pub as_hardware: bool,
+}
+
+/// What a machine's GPU says of itself.
+#[derive(Clone, Debug)]
+pub struct GpuInfo {
+    /// Its place among this machine's GPUs, as `gpu:N` takes it.
+    pub index: usize,
+    /// Its name.
+    pub name: String,
+    /// Driver and interface.
+    pub driver: String,
+    /// Whether it is a processor that plays a GPU: slower than the `cpu` device, for tests.
+    pub is_software: bool,
+}
+
+/// The GPUs of this machine, real ones first.
+pub fn gpus() -> Vec<GpuInfo> {
+    let info = |(index, adapter): (usize, wgpu::Adapter)| {
+        let info = adapter.get_info();
+        GpuInfo {
+            index,
+            driver: format!("{} {} ({:?})", info.driver, info.driver_info, info.backend),
+            is_software: info.device_type == wgpu::DeviceType::Cpu,
+            name: info.name,
+        }
+    };
+    device::adapters().into_iter().enumerate().map(info).collect()
+}
+
+impl Gpu {
+    /// Opens the GPU in this place of [`gpus`].
+    ///
+    /// # Errors
+    /// There is none, or it does not open, in words.
+    pub fn open(index: usize, options: GpuOptions) -> Result<Self, String> {
+        let adapters = device::adapters();
+        let adapter = adapters.get(index).ok_or_else(|| match adapters.len() {
+            0 => "this machine has no GPU with a Vulkan or Metal driver".to_owned(),
+            count => format!("there is no GPU {index}: this machine has {count}, counted from 0"),
+        })?;
+        Ok(Self { device: Arc::new(Device::open(adapter, options.as_hardware)?), options })
+    }
+
+    /// Bytes per second that plain reading of the GPU's memory reaches: the median of some rounds.
+    ///
+    /// # Errors
+    /// No memory to read; the device failed.
+    pub fn read_bandwidth(&self, rounds: usize) -> Result<f64, LoadError> {
+        probe::read_bandwidth(&self.device, rounds)
+    }
+}
+
+impl Gpu {
+    /// Name and source of every kernel that was compiled for the models loaded so far.
+    pub fn kernels(&self) -> Vec<(String, String)> {
+        self.device.kernels()
+    }
+}
+
+impl Backend for Gpu {
+    fn name(&self) -> &str {
+        "gpu"
+    }
+
+    fn capacity(&self) -> Capacity {
+        let device = &self.device;
+        Capacity {
+            description: format!("{}, {}", device.name, device.driver),
+            // The driver and other processes need some, too.
+            bytes_free: device.memory / 10 * 9,
+            features: device::feature_names(device),
+        }
+    }
+
+    fn page_bytes(&self, program: &Program, block_size: usize, kv_dtype: KvDtype) -> usize {
+        program.kv.page_bytes(block_size, kv_dtype)
+    }
+
+    fn load(
+        &self,
+        program: &Program,
+        weights: Weights,
+        limits: Limits,
+    ) -> Result<Box<dyn Runner>, LoadError> {
+        let runner = GpuRunner::load(self.device.clone(), program, weights, limits, self.options)?;
+        Ok(Box::new(runner))
+    }
+}

@@ -1,0 +1,477 @@
+//! A program, lowered once more: to a fixed list of launches with their kernels and buffers.
+
+mod attention;
+mod products;
+
+use std::{collections::HashMap, sync::Arc};
+
+use paguro_backend::{
+    AttentionMode, KvDtype, Limits, Linear, LoadError, MatrixId, Norm, NormLogits, Op, Program, VectorId,
+    Weights,
+};
+
+use crate::{
+    device::{Device, Pipeline},
+    layout::{BLOCK, Layout},
+    matrix::DeviceMatrix,
+    plan::{self, FINE_SPLIT, Tile, Tiling},
+    template::{Constants, Value},
+};
+
+use Value::{F, U};
+
+/// Rows whose logits are computed at once: bounds their memory for large vocabularies.
+pub const LOGIT_ROWS: usize = 64;
+/// Queries of a tile of attention, at most: they share what is read of K and V.
+const TILE_QUERIES: usize = 8;
+/// The same for a processor that plays a GPU, where all that is written out takes its time to compile.
+const SOFTWARE_TILE_QUERIES: usize = 4;
+
+/// Files of WGSL.
+macro_rules! wgsl {
+    ($($name:literal),*) => {
+        &[$(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/shaders/", $name, ".wgsl"))),*]
+    };
+}
+use wgsl;
+
+/// How many workgroups a launch has.
+#[derive(Clone, Copy, Debug)]
+pub enum Grid {
+    /// This many for each row.
+    Each(u32),
+    /// One for each row, along x.
+    Rows,
+    /// A product with this many outputs, and its kernels.
+    Product(u32, &'static [Product]),
+    /// The items of a KV group's attention with such a tile, this many for each.
+    Attention(Tile, u32),
+    /// The pages of all block tables.
+    Pages,
+}
+
+/// One launch.
+pub struct Launch {
+    /// The kernel; for products, one for each number of rows.
+    pub kernels: Vec<Arc<Pipeline>>,
+    /// Its buffers.
+    pub group: wgpu::BindGroup,
+    /// For each kernel, what it gets after its [`plan::Args`].
+    pub arguments: Vec<Vec<u32>>,
+    /// Its size.
+    pub grid: Grid,
+    /// The KV group, where there is one.
+    pub kv_group: usize,
+    /// Index of the first kernel's counter; the others follow.
+    pub counter: usize,
+}
+
+/// A kernel of products.
+#[derive(Clone, Copy, Debug)]
+pub struct Product {
+    /// Rows of a step that it is for, at most.
+    pub most_rows: u32,
+    /// How it goes about it.
+    pub kind: ProductKind,
+}
+
+/// Threads of a workgroup in [`ProductKind::Vectors`].
+const VECTOR_THREADS: u32 = 256;
+
+/// How products are computed.
+#[derive(Clone, Copy, Debug)]
+pub enum ProductKind {
+    /// 32 threads share so many outputs of so many rows.
+    Vectors { rows: u32, outputs: u32 },
+    /// A thread has so many rows times so many outputs of a tile that is 16 times as long and wide.
+    Tiles { rows: u32, outputs: u32 },
+}
+
+impl Product {
+    /// Rows and outputs of a workgroup.
+    fn covers(&self) -> [u32; 2] {
+        match self.kind {
+            ProductKind::Vectors { rows, outputs } => [rows, VECTOR_THREADS / 32 * outputs],
+            ProductKind::Tiles { rows, outputs } => [16 * rows, 16 * outputs],
+        }
+    }
+}
+
+const fn vectors(most_rows: u32, rows: u32, outputs: u32) -> Product {
+    Product { most_rows, kind: ProductKind::Vectors { rows, outputs } }
+}
+
+const fn tiles(most_rows: u32, rows: u32, outputs: u32) -> Product {
+    Product { most_rows, kind: ProductKind::Tiles { rows, outputs } }
+}
+
+/// Those of a GPU.
+const PRODUCTS: &[Product] = &[vectors(1, 1, 1), vectors(128, 4, 4), tiles(u32::MAX, 4, 4)];
+/// Those of a processor that plays one: with less of everything written out, they compile in a fraction of the time.
+const SOFTWARE_PRODUCTS: &[Product] = &[vectors(1, 1, 1), vectors(3, 2, 1), tiles(u32::MAX, 1, 2)];
+
+/// Which kernel of a product takes this many rows, and its workgroups: rows along x, so that neighbours in time share weights.
+pub fn product(products: &[Product], rows: u32, outputs: u32) -> (usize, [u32; 2]) {
+    let kernel = products.iter().position(|product| rows <= product.most_rows).unwrap_or(0);
+    let covers = products[kernel].covers();
+    (kernel, [rows.div_ceil(covers[0]), outputs.div_ceil(covers[1])])
+}
+
+/// A model on the device.
+pub struct Model {
+    /// What to launch for every row, in order.
+    pub body: Vec<Launch>,
+    /// Norm of the rows with outputs.
+    pub head_norm: Launch,
+    /// Their products with the head.
+    pub head: Vec<Launch>,
+    /// The best tokens.
+    pub argmax: [Launch; 2],
+    /// Pages, one buffer for K and one for V of each layer slot.
+    pub pages: Vec<[wgpu::Buffer; 2]>,
+    /// Buffers that the host writes or reads.
+    pub io: Io,
+    /// How attention is cut.
+    pub tiling: Tiling,
+    /// Names of the counters.
+    pub counters: Vec<String>,
+}
+
+/// Buffers between host and device.
+pub struct Io {
+    /// A step's words.
+    pub step: wgpu::Buffer,
+    /// `[LOGIT_ROWS, vocab]`
+    pub logits: wgpu::Buffer,
+    /// `[LOGIT_ROWS, hidden]`
+    pub normed: wgpu::Buffer,
+    /// See `argmax.wgsl`.
+    pub samples: wgpu::Buffer,
+    /// See `argmax.wgsl`.
+    pub masks: wgpu::Buffer,
+    /// See `argmax.wgsl`.
+    pub tokens: wgpu::Buffer,
+}
+
+/// A place that a product writes, or another kernel reads: a buffer `[rows, stride]` from column `first` on.
+#[derive(Clone)]
+struct Place {
+    buffer: wgpu::Buffer,
+    stride: usize,
+    first: usize,
+}
+
+/// What becomes of a product.
+enum Store {
+    Write,
+    Add,
+    Cap(f32),
+}
+
+/// A program on its way to becoming a [`Model`].
+pub struct Lowering<'a> {
+    device: &'a Device,
+    program: &'a Program,
+    weights: &'a Weights,
+    limits: &'a Limits,
+    matrices: HashMap<Vec<MatrixId>, Arc<DeviceMatrix>>,
+    vectors: HashMap<VectorId, wgpu::Buffer>,
+    counters: Vec<String>,
+    tiling: Tiling,
+    pages: Vec<[wgpu::Buffer; 2]>,
+    /// Pages in the order of the block tables, for the reference way.
+    gathered: Option<[wgpu::Buffer; 2]>,
+    step: wgpu::Buffer,
+    x: wgpu::Buffer,
+    y: wgpu::Buffer,
+    acts: [wgpu::Buffer; 3],
+    scratch: [wgpu::Buffer; 3],
+    queries: wgpu::Buffer,
+    part_sums: wgpu::Buffer,
+    part_tops: wgpu::Buffer,
+    ropes: Vec<[wgpu::Buffer; 2]>,
+    /// KV group of the attention that is to be merged next.
+    merge_group: usize,
+}
+
+impl<'a> Lowering<'a> {
+    /// Allocates everything that `limits` asks for.
+    ///
+    /// # Errors
+    /// [`LoadError`]
+    pub fn new(
+        device: &'a Device,
+        program: &'a Program,
+        weights: &'a Weights,
+        limits: &'a Limits,
+    ) -> Result<Self, LoadError> {
+        check_supported(device, program, limits)?;
+        let Program { hidden, heads, ffn, .. } = *program;
+        let (kv_heads, dim) = (program.kv.kv_heads, program.kv.head_dim);
+        let rows = limits.max_rows;
+        let group = heads / kv_heads;
+        let most = if device.is_software { SOFTWARE_TILE_QUERIES } else { TILE_QUERIES };
+        let queries = device.team_limit().min(most);
+        let (tile_heads, head_tiles) = (group.min(queries), group.div_ceil(queries));
+        let splits = plan::splits(limits.max_context);
+        let parts = rows + (limits.max_sequences * splits).min(8192);
+        let parts = parts.min(device.binding_limit() as usize / 4 / (heads * dim)).max(rows);
+        let tiling = Tiling {
+            rows: (queries / tile_heads).max(1),
+            heads: tile_heads,
+            workgroups: kv_heads * head_tiles,
+            parts,
+            busy: if device.is_software { 8 } else { 2048 },
+        };
+        let widest = [hidden, heads * dim, ffn].map(|width| width.div_ceil(BLOCK)).into_iter().max();
+        let blocks = rows.max(LOGIT_ROWS) * widest.unwrap_or(1);
+        let buffer = |words: usize, what: &str| device.buffer(words, what);
+        let page_words = kv_heads * dim * limits.block_size / 2;
+        let half = |what: &str| buffer(limits.pages * page_words, what);
+        let mut pages = Vec::new();
+        for _ in 0..program.kv.slots {
+            pages.push([half("pages of K")?, half("pages of V")?]);
+        }
+        let gathered = match limits.attention {
+            AttentionMode::Paged => None,
+            AttentionMode::Gather => {
+                let words = plan::tables(&program.kv, limits) * page_words;
+                Some([buffer(words, "gathered K")?, buffer(words, "gathered V")?])
+            }
+        };
+        let mut ropes = Vec::new();
+        for rope in &program.ropes {
+            let [far, near] = attention::turns(rope, limits.max_context);
+            ropes.push([device.upload(&far, "rotations")?, device.upload(&near, "rotations")?]);
+        }
+        let q = heads * dim;
+        let kv = kv_heads * dim;
+        Ok(Self {
+            step: buffer(plan::words(&program.kv, limits, tiling), "steps")?,
+            x: buffer(rows * hidden, "the residual stream")?,
+            y: buffer(rows * hidden, "products")?,
+            acts: [
+                buffer(blocks * 8, "activations")?,
+                buffer(blocks * 2, "activations")?,
+                buffer(blocks * 32, "activations")?,
+            ],
+            scratch: [
+                buffer(rows * (q + 2 * kv).max(2 * ffn), "products")?,
+                buffer(rows * (q.max(kv) + kv).max(ffn), "products")?,
+                buffer(rows * kv, "products")?,
+            ],
+            queries: buffer(rows * q, "queries")?,
+            part_sums: buffer(parts * q, "partial attention")?,
+            part_tops: buffer(parts * heads * 2, "partial attention")?,
+            device,
+            program,
+            weights,
+            limits,
+            matrices: HashMap::new(),
+            vectors: HashMap::new(),
+            counters: Vec::new(),
+            tiling,
+            pages,
+            gathered,
+            ropes,
+            merge_group: 0,
+        })
+    }
+
+    /// Uploads the weights and lists the launches.
+    ///
+    /// # Errors
+    /// [`LoadError`]
+    pub fn lower(mut self) -> Result<Model, LoadError> {
+        let mut body = Vec::new();
+        let mut head = None;
+        // A product that is still to be normed and added to the residual stream.
+        let mut pending: Option<Norm> = None;
+        let ops = &self.program.ops;
+        for (index, op) in ops.iter().enumerate() {
+            match op {
+                Op::Embed(op) => self.embed(op.table, op.scale, &mut body)?,
+                Op::NormQkvRopeStore(op) => {
+                    let linears = [&op.q, &op.k, &op.v];
+                    self.norm(&op.norm, pending.take(), &linears, &mut body)?;
+                    let [q, k, v] = self.products(linears, &mut body)?;
+                    body.push(self.rope_store(op, [q, k, v])?);
+                }
+                Op::Attend(op) => {
+                    let Some(Op::ProjectAdd(next)) = ops.get(index + 1) else {
+                        return Err(self.order());
+                    };
+                    self.attend(op, &mut body)?;
+                    body.push(self.merge(&next.project)?);
+                }
+                Op::ProjectAdd(op) => pending = self.add(&op.project, op.post_norm, &mut body)?,
+                Op::NormGateUp(op) => {
+                    let linears = [&op.gate, &op.up];
+                    self.norm(&op.norm, pending.take(), &linears, &mut body)?;
+                    let places = self.products(linears, &mut body)?;
+                    let Some(Op::DownAdd(next)) = ops.get(index + 1) else { return Err(self.order()) };
+                    body.push(self.activate(op.activation, places, &next.down)?);
+                }
+                Op::DownAdd(op) => pending = self.add(&op.down, op.post_norm, &mut body)?,
+                Op::NormLogits(op) => head = Some(op),
+                _ => return Err(self.order()),
+            }
+        }
+        let op = head.ok_or_else(|| self.order())?;
+        if let Some(post) = pending {
+            // The last layer's: its own norm serves nobody, but its sum is what outputs start from.
+            self.norm(&op.norm, Some(post), &[&op.head], &mut body)?;
+        }
+        self.finish(body, op)
+    }
+
+    fn finish(mut self, body: Vec<Launch>, op: &NormLogits) -> Result<Model, LoadError> {
+        let Program { hidden, vocab, .. } = *self.program;
+        let rows = self.limits.max_outputs.clamp(1, LOGIT_ROWS);
+        let outputs = self.limits.max_outputs.max(1);
+        let logits = self.device.buffer(rows * vocab, "logits")?;
+        let normed = self.device.buffer(rows * hidden, "embeddings")?;
+        let samples = self.device.buffer(outputs * 4, "samples")?;
+        let masks = self.device.buffer(rows.max(outputs.min(256)) * vocab.div_ceil(32), "masks")?;
+        let tokens = self.device.buffer(outputs, "sampled tokens")?;
+        let mut constants = vec![
+            ("WIDTH", U(hidden as u32)),
+            ("GATHER", U(1)),
+            ("STAGED", U(64 * 33)),
+            ("EPS", F(op.norm.eps)),
+        ];
+        let files = wgsl!("args", "emit", "norm");
+        let weight = self.vector(op.norm.weight)?;
+        constants.extend(self.emit_for(&[&op.head], hidden));
+        let x = self.x.clone();
+        let step = self.step.clone();
+        let buffers = [("x", &x), ("weight", &weight), ("step", &step), ("normed", &normed)];
+        let head_norm = self.launch("norm_outputs", files, constants, &buffers, Grid::Rows, 0)?;
+        let mut head = Vec::new();
+        let place = Place { buffer: logits.clone(), stride: vocab, first: 0 };
+        let store = op.soft_cap.map_or(Store::Write, Store::Cap);
+        self.product(&[&op.head], &place, store, &mut head)?;
+        let chunks = vocab.div_ceil(2048) as u32;
+        let best = self.device.buffer(outputs * chunks as usize * 2, "best tokens")?;
+        let constants = vec![("VOCAB", U(vocab as u32)), ("CHUNKS", U(chunks))];
+        let merge = vec![("CHUNKS", U(chunks)), ("MERGE", U(1))];
+        let buffers = [
+            ("samples", &samples),
+            ("best", &best),
+            ("logits", &logits),
+            ("masks", &masks),
+            ("tokens", &tokens),
+        ];
+        let files = wgsl!("args", "argmax");
+        let argmax = [
+            self.launch("argmax", files, constants, &buffers, Grid::Each(chunks), 0)?,
+            self.launch("argmax_merge", files, merge, &buffers, Grid::Rows, 0)?,
+        ];
+        Ok(Model {
+            body,
+            head_norm,
+            head,
+            argmax,
+            pages: self.pages,
+            io: Io { step: self.step, logits, normed, samples, masks, tokens },
+            tiling: self.tiling,
+            counters: self.counters,
+        })
+    }
+
+    fn order(&self) -> LoadError {
+        unsupported(
+            self.device,
+            "this order of operations".into(),
+            "an embedding, layers of attention and feed-forward, and a head work",
+        )
+    }
+
+    /// What activations these products take.
+    fn emit_for(&self, linears: &[&Linear], width: usize) -> Constants {
+        let quantized =
+            |linear: &&Linear| Layout::of(self.weights.matrix(linear.matrix).format).is_quantized();
+        vec![
+            ("ACT_BLOCKS", U(width.div_ceil(BLOCK) as u32)),
+            ("EMIT_Q8", U(u32::from(linears.iter().any(quantized)))),
+            ("EMIT_F32", U(u32::from(linears.iter().any(|linear| !quantized(linear))))),
+        ]
+    }
+
+    fn launch(
+        &mut self,
+        name: &str,
+        files: &[&str],
+        constants: Constants,
+        buffers: &[(&str, &wgpu::Buffer)],
+        grid: Grid,
+        kv_group: usize,
+    ) -> Result<Launch, LoadError> {
+        let kernel = self.device.pipeline(name, files, &constants)?;
+        let mut buffers = buffers.to_vec();
+        let [quants, scales, floats] = &self.acts;
+        buffers.extend([("acts_quants", quants), ("acts_scales", scales), ("acts_floats", floats)]);
+        let group = self.device.bind(&kernel, &buffers);
+        let counter = self.counter(&[name.to_owned()]);
+        let arguments = vec![bits(&self.device.arguments(&constants))];
+        Ok(Launch { kernels: vec![kernel], group, arguments, grid, kv_group, counter })
+    }
+
+    /// The place of these counters, one after the other.
+    fn counter(&mut self, names: &[String]) -> usize {
+        let known = self.counters.windows(names.len()).position(|window| window == names);
+        known.unwrap_or_else(|| {
+            self.counters.extend_from_slice(names);
+            self.counters.len() - names.len()
+        })
+    }
+
+    fn matrix(&mut self, ids: &[MatrixId]) -> Result<Arc<DeviceMatrix>, LoadError> {
+        if let Some(matrix) = self.matrices.get(ids) {
+            return Ok(matrix.clone());
+        }
+        let sources: Vec<_> = ids.iter().map(|&id| self.weights.matrix(id)).collect();
+        let matrix = Arc::new(DeviceMatrix::upload(self.device, &sources)?);
+        self.matrices.insert(ids.to_vec(), matrix.clone());
+        Ok(matrix)
+    }
+
+    fn vector(&mut self, id: VectorId) -> Result<wgpu::Buffer, LoadError> {
+        if let Some(vector) = self.vectors.get(&id) {
+            return Ok(vector.clone());
+        }
+        let vector = self.device.upload(self.weights.vector(id), "a vector")?;
+        self.vectors.insert(id, vector.clone());
+        Ok(vector)
+    }
+}
+
+fn bits(constants: &Constants) -> Vec<u32> {
+    constants.iter().map(|(_, value)| value.bits()).collect()
+}
+
+fn unsupported(device: &Device, what: String, supported: &str) -> LoadError {
+    LoadError::Unsupported { device: device.name.clone(), what, supported: supported.to_owned() }
+}
+
+fn check_supported(device: &Device, program: &Program, limits: &Limits) -> Result<(), LoadError> {
+    let dim = program.kv.head_dim;
+    if !dim.is_multiple_of(8) || dim > 256 {
+        return Err(unsupported(device, format!("head_dim {dim}"), "multiples of 8 up to 256 work"));
+    }
+    if !FINE_SPLIT.is_multiple_of(limits.block_size) || limits.block_size < 16 {
+        let what = format!("pages of {} tokens", limits.block_size);
+        return Err(unsupported(device, what, "16, 32, 64 and 128 work"));
+    }
+    if limits.kv_dtype != KvDtype::F16 {
+        let what = format!("pages of {}", limits.kv_dtype.name());
+        return Err(unsupported(device, what, "--kv-dtype f16 works"));
+    }
+    if device.limits.max_compute_workgroup_storage_size < 26 << 10
+        || device.limits.max_compute_invocations_per_workgroup < 256
+    {
+        let what = "attention with its workgroup memory".to_owned();
+        return Err(unsupported(device, what, "26 KiB and 256 threads for each workgroup are needed"));
+    }
+    Ok(())
+}

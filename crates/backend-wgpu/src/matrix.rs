@@ -1,0 +1,112 @@
+//! Matrices on the device.
+
+use paguro_backend::{LoadError, Matrix};
+
+use crate::{
+    device::Device,
+    layout::{BLOCK, Layout, RowPlanes, pack_row},
+};
+
+/// Words that are packed on the host at a time: 64 MiB.
+const CHUNK_WORDS: usize = 16 << 20;
+
+/// One or more matrices of one layout, the rows of one after those of another: `[rows, cols]`.
+pub struct DeviceMatrix {
+    /// How it lies.
+    pub layout: Layout,
+    /// Blocks of inputs, the last one padded with zeros.
+    pub blocks: usize,
+    /// Its rows in as many parts as kernels can see.
+    pub parts: Vec<Part>,
+}
+
+/// Some rows.
+pub struct Part {
+    /// Which row of the matrix is its first.
+    pub first: usize,
+    /// How many there are.
+    pub rows: usize,
+    /// Quants, high bits, scales; of a plane that the layout does not have, nothing.
+    pub planes: [Option<wgpu::Buffer>; 3],
+}
+
+impl DeviceMatrix {
+    /// Packs and uploads matrices that have the same layout and width, and gives the file's memory back.
+    ///
+    /// # Errors
+    /// [`LoadError::OutOfMemory`].
+    pub fn upload(device: &Device, sources: &[&Matrix]) -> Result<Self, LoadError> {
+        let layout = Layout::of(sources[0].format);
+        let blocks = sources[0].cols.div_ceil(BLOCK);
+        let rows: Vec<(&Matrix, usize)> =
+            sources.iter().flat_map(|&source| (0..source.rows).map(move |row| (source, row))).collect();
+        let words = layout.row_words(blocks);
+        let most = device.binding_limit() as usize / 4 / words.iter().max().unwrap_or(&1);
+        if most == 0 {
+            return Err(LoadError::OutOfMemory {
+                device: device.name.clone(),
+                what: format!("a row of `{}`", sources[0].name),
+                needed: words[0] as u64 * 4,
+            });
+        }
+        let mut parts = Vec::new();
+        for (index, rows) in rows.chunks(most).enumerate() {
+            let mut planes = [None, None, None];
+            for (plane, words) in planes.iter_mut().zip(words) {
+                if words > 0 {
+                    *plane = Some(device.buffer(rows.len() * words, &sources[0].name)?);
+                }
+            }
+            let part = Part { first: index * most, rows: rows.len(), planes };
+            let per_chunk = (CHUNK_WORDS / words[0]).max(1);
+            for (chunk, rows) in rows.chunks(per_chunk).enumerate() {
+                let packed = pack(rows, words);
+                for ((plane, packed), words) in part.planes.iter().zip(&packed).zip(words) {
+                    if let Some(plane) = plane {
+                        let at = chunk * per_chunk * words * 4;
+                        device.queue.write_buffer(plane, at as u64, bytemuck::cast_slice(packed));
+                    }
+                }
+                // Sends it off, so that copies of a whole model do not pile up in host memory.
+                device.queue.submit([]);
+                device.wait().map_err(|error| LoadError::Device(error.to_string()))?;
+            }
+            parts.push(part);
+        }
+        sources.iter().for_each(|source| source.bytes.discard());
+        Ok(Self { layout, blocks, parts })
+    }
+}
+
+/// Packs rows on all processors.
+fn pack(rows: &[(&Matrix, usize)], words: [usize; 3]) -> [Vec<u32>; 3] {
+    let mut planes = words.map(|words| vec![0; rows.len() * words]);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let share = rows.len().div_ceil(threads).max(64);
+    std::thread::scope(|scope| {
+        let mut rest = planes.each_mut().map(|plane| &mut plane[..]);
+        for rows in rows.chunks(share) {
+            let mut own = rest
+                .each_mut()
+                .map(std::mem::take)
+                .into_iter()
+                .zip(words)
+                .map(|(rest, words)| rest.split_at_mut(rows.len() * words));
+            let mut take = || own.next().expect("three planes");
+            let ((quants, a), (high, b), (scales, c)) = (take(), take(), take());
+            rest = [a, b, c];
+            scope.spawn(move || {
+                let mut floats = Vec::new();
+                for (index, (matrix, row)) in rows.iter().enumerate() {
+                    let mut out = RowPlanes {
+                        quants: &mut quants[index * words[0]..][..words[0]],
+                        high: &mut high[index * words[1]..][..words[1]],
+                        scales: &mut scales[index * words[2]..][..words[2]],
+                    };
+                    pack_row(matrix, *row, &mut out, &mut floats);
+                }
+            });
+        }
+    });
+    planes
+}

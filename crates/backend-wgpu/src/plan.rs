@@ -1,0 +1,289 @@
+//! A step as the device gets it: one array of words.
+
+use paguro_backend::{AttentionMode, KvLayout, Limits, Step, Want};
+
+/// Tokens of a split of attention. Splits are fine up to a position, so that short contexts are shared out, too, and coarse
+/// from there on.
+pub const FINE_SPLIT: usize = 128;
+/// See [`FINE_SPLIT`].
+pub const COARSE_SPLIT: usize = 512;
+/// Where coarse splits begin.
+pub const COARSE_FROM: usize = 1024;
+
+/// The split of attention that a position is in.
+fn split_of(position: usize) -> usize {
+    match position < COARSE_FROM {
+        true => position / FINE_SPLIT,
+        false => COARSE_FROM / FINE_SPLIT + (position - COARSE_FROM) / COARSE_SPLIT,
+    }
+}
+
+/// How many splits a context has.
+pub fn splits(context: usize) -> usize {
+    split_of(context.saturating_sub(1)) + 1
+}
+
+/// Offsets into a step's words, as kernels get them (`args.wgsl`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct Args {
+    /// Rows of the dispatch.
+    pub rows: u32,
+    /// Its first output row.
+    pub first: u32,
+    /// `[rows]`
+    pub tokens: u32,
+    /// `[rows]`
+    pub positions: u32,
+    /// `[groups, rows]`
+    pub slots: u32,
+    /// `[items, 8]`
+    pub items: u32,
+    /// `[rows, 2]`
+    pub parts: u32,
+    /// `[outputs]`
+    pub outputs: u32,
+}
+
+/// Attention in layers that see equally far back.
+struct Cut {
+    window: Option<u32>,
+    /// For each of [`Tile`]: its items in the step's words, and their number.
+    items: [(u32, u32); 2],
+    /// Its parts in the step's words.
+    parts: u32,
+}
+
+/// What kernel of attention takes a tile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tile {
+    /// One row.
+    Row,
+    /// Up to [`Tiling::rows`].
+    Rows,
+}
+
+/// How attention is cut.
+#[derive(Clone, Copy, Debug)]
+pub struct Tiling {
+    /// Rows of a tile, at most.
+    pub rows: usize,
+    /// Query heads of a tile, at most.
+    pub heads: usize,
+    /// Workgroups for each item.
+    pub workgroups: usize,
+    /// Partial results that there is room for.
+    pub parts: usize,
+    /// Workgroups that keep the device busy: with fewer, splits are shared out.
+    pub busy: usize,
+}
+
+/// A step, cut.
+pub struct Plan {
+    block_size: usize,
+    groups: usize,
+    gather: bool,
+    tiling: Tiling,
+    cuts: Vec<Cut>,
+    /// Index into `cuts` of each KV group.
+    cut_of: Vec<usize>,
+    /// What the device gets.
+    pub words: Vec<u32>,
+    args: Args,
+    /// Rows with outputs, each once: those whose logits are needed first.
+    pub output_rows: Vec<usize>,
+    /// How many of them need logits.
+    pub logit_rows: usize,
+    /// Index into `output_rows` of each row of the step that has outputs.
+    place: Vec<usize>,
+    /// The block tables in the step's words, and their length.
+    tables: (u32, u32),
+}
+
+impl Plan {
+    /// For a model with these limits.
+    pub fn new(kv: &KvLayout, limits: &Limits, tiling: Tiling) -> Self {
+        let mut cuts: Vec<Cut> = Vec::new();
+        let cut_of = kv.groups.iter().map(|group| {
+            cuts.iter().position(|cut| cut.window == group.window).unwrap_or_else(|| {
+                cuts.push(Cut { window: group.window, items: [(0, 0); 2], parts: 0 });
+                cuts.len() - 1
+            })
+        });
+        Self {
+            block_size: limits.block_size,
+            groups: kv.groups.len(),
+            gather: limits.attention == AttentionMode::Gather,
+            tiling,
+            cut_of: cut_of.collect(),
+            cuts,
+            words: Vec::with_capacity(words(kv, limits, tiling)),
+            args: Args::default(),
+            output_rows: Vec::with_capacity(limits.max_outputs),
+            logit_rows: 0,
+            place: vec![0; limits.max_rows],
+            tables: (0, 0),
+        }
+    }
+
+    /// Arguments of kernels that run once for each row; of attention, for a KV group.
+    pub fn args(&self, group: usize) -> Args {
+        Args { parts: self.cuts[self.cut_of[group]].parts, ..self.args }
+    }
+
+    /// Where the items of attention in a KV group begin, by their tile.
+    pub fn first_item(&self, group: usize, tile: Tile) -> u32 {
+        self.cuts[self.cut_of[group]].items[tile as usize].0
+    }
+
+    /// How many there are.
+    pub fn items(&self, group: usize, tile: Tile) -> u32 {
+        self.cuts[self.cut_of[group]].items[tile as usize].1
+    }
+
+    /// The block tables in the step's words, and their length.
+    pub fn tables(&self) -> (u32, u32) {
+        self.tables
+    }
+
+    /// Index into [`Plan::output_rows`] of a row with outputs.
+    pub fn place(&self, row: usize) -> usize {
+        self.place[row]
+    }
+
+    /// Cuts a step.
+    pub fn make(&mut self, step: &Step<'_>) {
+        self.words.clear();
+        let rows = step.tokens.len();
+        self.args = Args { rows: rows as u32, ..Args::default() };
+        self.words.extend(step.tokens);
+        self.args.positions = self.words.len() as u32;
+        for sequence in step.sequences {
+            self.words.extend((0..sequence.rows.len()).map(|row| (sequence.start + row) as u32));
+        }
+        self.args.slots = self.words.len() as u32;
+        for group in 0..self.groups {
+            for sequence in step.sequences {
+                let table = sequence.table(step.pages, group, self.groups);
+                self.words.extend((sequence.start..sequence.len()).map(|position| {
+                    let page = table[position / self.block_size].0 as usize;
+                    (page * self.block_size + position % self.block_size) as u32
+                }));
+            }
+        }
+        self.tables = (self.words.len() as u32, step.pages.len() as u32);
+        self.words.extend(step.pages.iter().map(|page| page.0));
+        let mut tables = self.tables.0;
+        if self.gather {
+            // What is gathered lies in the order of the tables.
+            tables = self.words.len() as u32;
+            self.words.extend(0..step.pages.len() as u32);
+        }
+        for index in 0..self.cuts.len() {
+            self.cut(index, step, tables);
+        }
+        self.place_outputs(step);
+    }
+
+    /// Items of eight words: first row, rows, its position, block table, blocks of a table, first split, splits, whether
+    /// they give one result; and for each row the place of its first partial result, and how many it has.
+    fn cut(&mut self, index: usize, step: &Step<'_>, tables: u32) {
+        let Tiling { rows: tile_rows, workgroups, parts: most, busy, .. } = self.tiling;
+        let groups = self.groups;
+        let cut = &mut self.cuts[index];
+        let window = cut.window.map_or(usize::MAX, |window| window as usize);
+        let splits_of = |position: usize| {
+            let first = split_of((position + 1).saturating_sub(window));
+            (first, split_of(position) + 1 - first)
+        };
+        // First row, rows, position and block table of every tile.
+        let tiles = || {
+            step.sequences.iter().flat_map(|sequence| {
+                sequence.rows.clone().step_by(tile_rows).map(move |first| {
+                    let rows = tile_rows.min(sequence.rows.end - first);
+                    (first, rows, sequence.start + first - sequence.rows.start, sequence)
+                })
+            })
+        };
+        let share = tiles().count() * workgroups < busy;
+
+        cut.parts = self.words.len() as u32;
+        self.words.resize(self.words.len() + 2 * step.tokens.len(), 0);
+        let (mut next, mut left) = (0, step.tokens.len());
+        for tile in [Tile::Row, Tile::Rows] {
+            let begin = self.words.len();
+            let own = tiles().filter(|(_, rows, ..)| (*rows == 1) == (tile == Tile::Row));
+            for (first, rows, position, sequence) in own {
+                let (first_split, _) = splits_of(position);
+                let splits = split_of(position + rows - 1) + 1 - first_split;
+                let needed: usize = (position..position + rows).map(|position| splits_of(position).1).sum();
+                let whole = !share || splits == 1 || next + needed + left - rows > most;
+                left -= rows;
+                for row in 0..rows {
+                    let count = if whole { 1 } else { splits_of(position + row).1 };
+                    let at = cut.parts as usize + 2 * (first + row);
+                    self.words[at] = next as u32;
+                    self.words[at + 1] = count as u32;
+                    next += count;
+                }
+                let table = tables as usize + sequence.tables.start;
+                let blocks = sequence.tables.len() / groups;
+                let item = |split: usize, splits: usize| {
+                    [first, rows, position, table, blocks, split, splits, usize::from(whole)]
+                        .map(|x| x as u32)
+                };
+                match whole {
+                    true => self.words.extend(item(first_split, splits)),
+                    false => {
+                        self.words
+                            .extend((first_split..first_split + splits).flat_map(|split| item(split, 1)));
+                    }
+                }
+            }
+            cut.items[tile as usize] = (begin as u32, ((self.words.len() - begin) / 8) as u32);
+        }
+    }
+
+    fn place_outputs(&mut self, step: &Step<'_>) {
+        self.output_rows.clear();
+        self.place.fill(usize::MAX);
+        for needs_logits in [true, false] {
+            for output in step.outputs.iter().filter(|output| output.want.needs_logits() == needs_logits) {
+                if self.place[output.row] == usize::MAX {
+                    self.place[output.row] = self.output_rows.len();
+                    self.output_rows.push(output.row);
+                }
+            }
+            if needs_logits {
+                self.logit_rows = self.output_rows.len();
+            }
+        }
+        self.args.outputs = self.words.len() as u32;
+        self.words.extend(self.output_rows.iter().map(|&row| row as u32));
+    }
+}
+
+/// Words of the largest step.
+pub fn words(kv: &KvLayout, limits: &Limits, tiling: Tiling) -> usize {
+    let groups = kv.groups.len();
+    let tables = tables(kv, limits);
+    let items = 8 * (tiling.parts + limits.max_rows);
+    limits.max_rows * (2 + groups) + 2 * tables + groups * (2 * limits.max_rows + items) + limits.max_outputs
+}
+
+/// Entries of all block tables of the largest step.
+pub fn tables(kv: &KvLayout, limits: &Limits) -> usize {
+    kv.groups.len() * limits.max_sequences * limits.max_context.div_ceil(limits.block_size)
+}
+
+/// Whether the device can answer it by itself: the best token, of all or of those that a mask allows.
+pub fn is_greedy(want: &Want<'_>) -> bool {
+    let Want::Sample(request) = want else { return false };
+    let params = request.params;
+    params.temperature == 0.0
+        && params.logit_bias.is_empty()
+        && params.repetition_penalty == 1.0
+        && params.frequency_penalty == 0.0
+        && params.presence_penalty == 0.0
+        && request.logprobs.is_none()
+}

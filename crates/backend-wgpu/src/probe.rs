@@ -1,0 +1,48 @@
+//! How fast the device's memory can be read.
+
+use std::time::Instant;
+
+use paguro_backend::LoadError;
+
+use crate::{device::Device, template::Value::U};
+
+/// Bytes that are read: many times what caches hold.
+const BYTES: u64 = 1 << 30;
+const SOFTWARE_BYTES: u64 = 64 << 20;
+/// Reads in one submission: the time of the submission itself must not count.
+const REPEATS: usize = 20;
+/// Workgroups of 256 threads: several for each processor of the largest GPUs.
+const WORKGROUPS: u32 = 4224;
+
+/// See [`crate::Gpu::read_bandwidth`].
+pub fn read_bandwidth(device: &Device, rounds: usize) -> Result<f64, LoadError> {
+    let (bytes, repeats) = if device.is_software { (SOFTWARE_BYTES, 1) } else { (BYTES, REPEATS) };
+    let bytes = bytes.min(device.binding_limit());
+    let data = device.buffer((bytes / 4) as usize, "a probe of the memory")?;
+    let sink = device.buffer(4, "a probe of the memory")?;
+    let workgroups = WORKGROUPS.min((bytes / 16 / 256 / 4) as u32).max(1);
+    let constants = vec![("VECS", U((bytes / 16) as u32)), ("STRIDE", U(workgroups * 256))];
+    let kernel = device.pipeline("read", &[include_str!("shaders/read.wgsl")], &constants)?;
+    let group = device.bind(&kernel, &[("data", &data), ("sink", &sink)]);
+    let mut speeds = Vec::new();
+    // The first rounds fill the buffer and speed up the clocks.
+    for round in 0..rounds + 2 {
+        let start = Instant::now();
+        let mut encoder = device.inner.create_command_encoder(&Default::default());
+        {
+            let mut pass = encoder.begin_compute_pass(&Default::default());
+            pass.set_pipeline(kernel.inner());
+            pass.set_bind_group(0, &group, &[]);
+            for _ in 0..repeats {
+                pass.dispatch_workgroups(workgroups, 1, 1);
+            }
+        }
+        device.queue.submit([encoder.finish()]);
+        device.wait().map_err(|error| LoadError::Device(error.to_string()))?;
+        if round >= 2 {
+            speeds.push(bytes as f64 * repeats as f64 / start.elapsed().as_secs_f64());
+        }
+    }
+    speeds.sort_by(f64::total_cmp);
+    Ok(speeds[speeds.len() / 2])
+}

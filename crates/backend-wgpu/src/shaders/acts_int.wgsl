@@ -1,0 +1,20 @@
+// Activations in eight bits: x[i] = scale * quants[i] for each block of 32.
+//% if PRODUCT
+@group(0) @binding(3) var<storage, read> x_quants: array<vec4<u32>>; // [rows, 2, BLOCKS]
+@group(0) @binding(4) var<storage, read> x_scales: array<vec2<u32>>; // [rows, BLOCKS] scale, sums of both halves
+//% end
+
+struct Acts { lo: vec4<u32>, hi: vec4<u32>, scale: f32, sums: vec2<i32> }
+
+//% if PRODUCT
+fn load_acts(row: u32, block: u32) -> Acts {
+  let s = x_scales[row * BLOCKS + block];
+  let at = row * 2u * BLOCKS + block;
+  let sums = vec2<i32>(i32(s.y << 16u) >> 16u, i32(s.y) >> 16u);
+  return Acts(x_quants[at], x_quants[at + BLOCKS], bitcast<f32>(s.x), sums);
+}
+//% end
+
+fn dot_half(a: vec4<u32>, b: vec4<u32>) -> i32 {
+  return dot4I8Packed(a.x, b.x) + dot4I8Packed(a.y, b.y) + dot4I8Packed(a.z, b.z) + dot4I8Packed(a.w, b.w);
+}

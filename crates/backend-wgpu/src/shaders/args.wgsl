@@ -1,0 +1,15 @@
+// What differs from dispatch to dispatch. All but `rows` and `first` are offsets into the step's words.
+struct Args {
+  rows: u32,      // rows of this dispatch
+  first: u32,     // its first output row, where outputs come in slices
+  tokens: u32,    // [rows] token of each row
+  positions: u32, // [rows] position of each row
+  slots: u32,     // [groups, rows] where K and V of each row go: page * PAGE + position % PAGE
+  items: u32,     // [items, 8] what attention has to do
+  parts: u32,     // [rows, 2] first partial result of each row, and how many there are
+  outputs: u32,   // [outputs] row of each output
+//% for i in 0..ARGUMENTS
+  constant_${i}: u32,
+//% end
+}
+var<immediate> args: Args;

@@ -1,0 +1,18 @@
+// x = table[token] * SCALE, for tokens in this part of the table; one thread for each block.
+@group(0) @binding(5) var<storage, read> step: array<u32>;
+@group(0) @binding(6) var<storage, read_write> x: array<f32>; // [rows, WIDTH]
+
+@compute @workgroup_size(64)
+fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+  let block = id.x;
+  let token = step[args.tokens + id.y];
+  if (block >= BLOCKS || token < OUT_FIRST || token >= OUT_FIRST + OUTPUTS) { return; }
+  let w = load_block(token - OUT_FIRST, block);
+  for (var j = 0u; j < 8u; j++) {
+    let v = quad(w, j) * SCALE;
+    for (var c = 0u; c < 4u; c++) {
+      let i = block * 32u + j * 4u + c;
+      if (i < WIDTH) { x[id.y * WIDTH + i] = v[c]; }
+    }
+  }
+}

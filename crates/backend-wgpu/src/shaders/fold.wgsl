@@ -1,0 +1,8 @@
+// Parts of a softmax are kept relative to a whole power of two, so that bringing two of them to one scale is exact and a sum
+// is the same however it was shared out.
+const NOTHING = -1.0e30; // the maximum of no scores
+
+// 2 to a whole number that is 0 or less.
+fn power_of_two(n: f32) -> f32 {
+  return select(0.0, bitcast<f32>(u32(i32(max(n, -126.0)) + 127) << 23u), n >= -126.0);
+}

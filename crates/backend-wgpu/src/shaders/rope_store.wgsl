@@ -1,0 +1,108 @@
+// Norm and rotation of query and key heads, and K and V into the pages; one workgroup for each head of each row.
+@group(0) @binding(0) var<storage, read> q: array<f32>;         // [rows, Q_STRIDE]
+@group(0) @binding(1) var<storage, read> k: array<f32>;         // [rows, K_STRIDE]
+@group(0) @binding(2) var<storage, read> v: array<f32>;         // [rows, V_STRIDE]
+@group(0) @binding(3) var<storage, read> step: array<u32>;
+// Cosine and sine of positions 256 i and of positions below 256; together, of every position.
+@group(0) @binding(4) var<storage, read> far: array<vec2<f32>>;  // [ceil(context / 256), PAIRS]
+@group(0) @binding(5) var<storage, read> near: array<vec2<f32>>; // [256, PAIRS]
+//% if Q_NORM
+@group(0) @binding(6) var<storage, read> q_norm: array<f32>;    // [DIM]
+//% end
+//% if K_NORM
+@group(0) @binding(7) var<storage, read> k_norm: array<f32>;    // [DIM]
+//% end
+@group(0) @binding(8) var<storage, read_write> queries: array<f32>; // [rows, HEADS, DIM]
+@group(0) @binding(9) var<storage, read_write> k_pages: array<u32>;  // [pages, KV_HEADS, PAGE, DIM / 2] of two f16
+@group(0) @binding(10) var<storage, read_write> v_pages: array<u32>; // [pages, KV_HEADS, PAGE, DIM / 2] of two f16
+
+var<workgroup> head: array<f32, DIM>;
+var<workgroup> turned: array<f32, DIM>;
+var<workgroup> squares: array<f32, 64>;
+
+fn norm_scale(tid: u32, eps: f32) -> f32 {
+  var sum = 0.0;
+  for (var i = tid; i < DIM; i += 64u) { sum = fma(head[i], head[i], sum); }
+  squares[tid] = sum;
+  workgroupBarrier();
+  sum = 0.0;
+  for (var i = 0u; i < 64u; i++) { sum += squares[i]; }
+  return 1.0 / sqrt(sum / f32(DIM) + eps);
+}
+
+// What is in pages is finite, always: attention weighs what it must not see with nothing.
+fn finite(x: f32) -> f32 {
+  let is_nan = (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u;
+  return select(clamp(x, -65504.0, 65504.0), 0.0, is_nan);
+}
+
+// Two numbers in half precision.
+fn pack(a: f32, b: f32) -> u32 {
+  return pack2x16float(vec2<f32>(finite(a), finite(b)));
+}
+
+@compute @workgroup_size(64)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
+  let row = wid.y;
+  let is_q = wid.x < HEADS;
+  let is_k = !is_q && wid.x < HEADS + KV_HEADS;
+  let kv_head = (wid.x - HEADS) % KV_HEADS;
+  for (var i = tid; i < DIM; i += 64u) {
+    if (is_q) {
+      head[i] = q[row * Q_STRIDE + wid.x * DIM + i];
+    } else if (is_k) {
+      head[i] = k[row * K_STRIDE + K_FIRST + kv_head * DIM + i];
+    } else {
+      head[i] = v[row * V_STRIDE + V_FIRST + kv_head * DIM + i];
+    }
+  }
+  workgroupBarrier();
+//% if Q_NORM
+  if (is_q) {
+    let scale = norm_scale(tid, Q_EPS);
+    for (var i = tid; i < DIM; i += 64u) { head[i] = head[i] * scale * q_norm[i]; }
+  }
+//% end
+//% if K_NORM
+  if (is_k) {
+    let scale = norm_scale(tid, K_EPS);
+    for (var i = tid; i < DIM; i += 64u) { head[i] = head[i] * scale * k_norm[i]; }
+  }
+//% end
+  workgroupBarrier();
+  for (var i = tid; i < DIM; i += 64u) { turned[i] = head[i]; }
+  workgroupBarrier();
+//% if PAIRS
+  if (is_q || is_k) {
+    let position = step[args.positions + row];
+    for (var pair = tid; pair < PAIRS; pair += 64u) {
+      let a = far[position / 256u * PAIRS + pair];
+      let b = near[position % 256u * PAIRS + pair];
+      let cosine = a.x * b.x - a.y * b.y;
+      let sine = a.y * b.x + a.x * b.y;
+//% if INTERLEAVED
+      let first = 2u * pair;
+      let second = 2u * pair + 1u;
+//% else
+      let first = pair;
+      let second = pair + PAIRS;
+//% end
+      turned[first] = head[first] * cosine - head[second] * sine;
+      turned[second] = head[first] * sine + head[second] * cosine;
+    }
+  }
+  workgroupBarrier();
+//% end
+  if (is_q) {
+    for (var i = tid; i < DIM; i += 64u) { queries[(row * HEADS + wid.x) * DIM + i] = turned[i]; }
+    return;
+  }
+  let slot = step[args.slots + GROUP * args.rows + row];
+  let page = slot / PAGE;
+  let token = slot % PAGE;
+  for (var i = tid; i < DIM / 2u; i += 64u) {
+    let halves = pack(turned[2u * i], turned[2u * i + 1u]);
+    let at = ((page * KV_HEADS + kv_head) * PAGE + token) * (DIM / 2u) + i;
+    if (is_k) { k_pages[at] = halves; } else { v_pages[at] = halves; }
+  }
+}

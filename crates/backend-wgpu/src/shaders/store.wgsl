@@ -1,0 +1,21 @@
+// Where products go, and what happens to them there.
+@group(0) @binding(5) var<storage, read_write> out: array<f32>; // [rows, OUT_STRIDE]
+//% if BIAS
+@group(0) @binding(6) var<storage, read> bias: array<f32>;      // [outputs]
+//% end
+
+fn store(row: u32, output: u32, product: f32) {
+  var value = product;
+//% if BIAS
+  value += bias[output];
+//% end
+//% if CAP
+  value = SOFT_CAP * tanh(clamp(value / SOFT_CAP, -15.0, 15.0));
+//% end
+  let at = row * OUT_STRIDE + OUT_FIRST + output;
+//% if ADD
+  out[at] += value;
+//% else
+  out[at] = value;
+//% end
+}

@@ -1,0 +1,102 @@
+//! Which kernels ran, how often, and, where somebody wants to know, for how long.
+
+use paguro_backend::{KernelCount, LoadError, StepError};
+
+use crate::device::Device;
+
+/// Counts since load.
+pub struct Tally {
+    names: Vec<String>,
+    launches: Vec<u64>,
+    nanoseconds: Vec<u64>,
+    clock: Option<Clock>,
+}
+
+/// The device's clock, read before and after all launches of a kernel: read between any two of them, it would keep them from
+/// following each other as they otherwise do.
+struct Clock {
+    queries: wgpu::QuerySet,
+    resolved: wgpu::Buffer,
+    host: wgpu::Buffer,
+    /// Nanoseconds of a tick.
+    period: f64,
+}
+
+impl Tally {
+    /// Of kernels with these names; `timed` where each is to be timed, if the device can.
+    ///
+    /// # Errors
+    /// No memory for the timestamps.
+    pub fn new(device: &Device, names: Vec<String>, timed: bool) -> Result<Self, LoadError> {
+        let count = names.len();
+        let clock = match timed && device.features.contains(wgpu::Features::TIMESTAMP_QUERY) {
+            false => None,
+            true => Some(Clock {
+                queries: device.inner.create_query_set(&wgpu::QuerySetDescriptor {
+                    label: Some("kernels"),
+                    ty: wgpu::QueryType::Timestamp,
+                    count: 2 * count as u32,
+                }),
+                resolved: device.query_buffer(4 * count)?,
+                host: device.host_buffer(4 * count, "timestamps")?,
+                period: f64::from(device.queue.get_timestamp_period()),
+            }),
+        };
+        Ok(Self { names, launches: vec![0; count], nanoseconds: vec![0; count], clock })
+    }
+
+    /// A kernel was launched.
+    pub fn launched(&mut self, kernel: usize) {
+        self.launches[kernel] += 1;
+    }
+
+    /// Times some kernels, if that is wanted: `encode` encodes all launches of one.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn time(
+        &mut self,
+        device: &Device,
+        kernels: &[usize],
+        encode: impl Fn(&mut wgpu::ComputePass<'_>, usize),
+    ) -> Result<(), StepError> {
+        let Some(clock) = &self.clock else { return Ok(()) };
+        let mut encoder = device.inner.create_command_encoder(&Default::default());
+        for (index, &kernel) in kernels.iter().enumerate() {
+            let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor {
+                label: Some(&self.names[kernel]),
+                timestamp_writes: Some(wgpu::ComputePassTimestampWrites {
+                    query_set: &clock.queries,
+                    beginning_of_pass_write_index: Some(2 * index as u32),
+                    end_of_pass_write_index: Some(2 * index as u32 + 1),
+                }),
+            });
+            encode(&mut pass, kernel);
+        }
+        let count = 2 * kernels.len();
+        encoder.resolve_query_set(&clock.queries, 0..count as u32, &clock.resolved, 0);
+        encoder.copy_buffer_to_buffer(&clock.resolved, 0, &clock.host, 0, count as u64 * 8);
+        device.queue.submit([encoder.finish()]);
+        let (nanoseconds, period) = (&mut self.nanoseconds, clock.period);
+        device.read(&clock.host, count * 8, |bytes| {
+            let times: Vec<u64> =
+                bytes.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
+            for (pair, &kernel) in times.as_chunks::<2>().0.iter().zip(kernels) {
+                nanoseconds[kernel] += (pair[1].saturating_sub(pair[0]) as f64 * period) as u64;
+            }
+        })
+    }
+
+    /// Those that ran.
+    pub fn snapshot(&self) -> Vec<KernelCount> {
+        let counts = self.names.iter().zip(&self.launches).zip(&self.nanoseconds);
+        counts
+            .filter(|((_, launches), _)| **launches > 0)
+            .map(|((name, &launches), &nanoseconds)| KernelCount {
+                name: name.clone(),
+                launches,
+                nanoseconds,
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,224 @@
+//! The little that WGSL lacks: constants from outside, repeated lines, parts that are left out.
+//!
+//! A line `//% for i in 0..N` repeats the lines up to its `//% end` with `${i}` replaced; `//% if NAME`, with an optional
+//! `//% else`, keeps them where the constant is there and not zero. Loops over registers are written out this way because
+//! not every driver unrolls them.
+
+use std::fmt::{self, Write};
+
+/// A constant's value.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Value {
+    /// `u32`
+    U(u32),
+    /// `i32`
+    I(i32),
+    /// `f32`
+    F(f32),
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::U(x) => write!(f, "{x}u"),
+            Self::I(x) => write!(f, "i32({x})"),
+            // Every float has a bit pattern, but WGSL has no way to write one as a constant; `{:e}` is exact.
+            Self::F(x) => write!(f, "f32({x:e})"),
+        }
+    }
+}
+
+/// Constants by name.
+pub type Constants = Vec<(&'static str, Value)>;
+
+impl Value {
+    /// Its bits.
+    pub fn bits(self) -> u32 {
+        match self {
+            Self::U(x) => x,
+            Self::I(x) => x as u32,
+            Self::F(x) => x.to_bits(),
+        }
+    }
+
+    /// How a kernel reads a value of its type that it is given as argument number `index`.
+    fn argument(self, index: usize) -> String {
+        match self {
+            Self::U(_) => format!("args.constant_{index}"),
+            Self::I(_) => format!("bitcast<i32>(args.constant_{index})"),
+            Self::F(_) => format!("bitcast<f32>(args.constant_{index})"),
+        }
+    }
+}
+
+/// Declares the constants and expands the directives of some files, one after the other. The constants in `arguments` are not
+/// declared: where a file names one, the kernel reads an argument (`args.wgsl`), in their order.
+///
+/// # Panics
+/// On a directive that is not well-formed: the files are part of this crate.
+pub fn expand(files: &[&str], constants: &Constants, arguments: &Constants) -> String {
+    let mut out = String::new();
+    for (name, value) in constants.iter().filter(|constant| !arguments.contains(constant)) {
+        let _ = writeln!(out, "const {name} = {value};");
+    }
+    let scope = Scope { constants, arguments, variables: Vec::new() };
+    for file in files {
+        let lines: Vec<&str> = file.lines().collect();
+        scope.block(&lines, &mut out);
+    }
+    out
+}
+
+/// What directives may name.
+struct Scope<'a> {
+    constants: &'a Constants,
+    arguments: &'a Constants,
+    variables: Vec<(&'a str, u32)>,
+}
+
+impl<'a> Scope<'a> {
+    fn block(&self, lines: &[&'a str], out: &mut String) {
+        let mut at = 0;
+        while let Some(&line) = lines.get(at) {
+            let Some(directive) = directive(line) else {
+                self.line(line, out);
+                at += 1;
+                continue;
+            };
+            let (middle, end) = ends(lines, at);
+            let words: Vec<&str> = directive.split_whitespace().collect();
+            match words[..] {
+                ["for", variable, "in", range] => {
+                    let (from, to) = range.split_once("..").expect("a range");
+                    for i in self.number(from)..self.number(to) {
+                        let mut variables = self.variables.clone();
+                        variables.push((variable, i));
+                        Scope { variables, ..*self }.block(&lines[at + 1..end], out);
+                    }
+                }
+                ["if", name] => match (self.holds(name), middle) {
+                    (true, middle) => self.block(&lines[at + 1..middle.unwrap_or(end)], out),
+                    (false, Some(middle)) => self.block(&lines[middle + 1..end], out),
+                    (false, None) => {}
+                },
+                _ => panic!("unknown directive {directive}"),
+            }
+            at = end + 1;
+        }
+    }
+
+    fn line(&self, line: &str, out: &mut String) {
+        let mut line = line.to_owned();
+        for (name, value) in &self.variables {
+            line = line.replace(&format!("${{{name}}}"), &value.to_string());
+        }
+        if !self.arguments.is_empty() {
+            line = self.with_arguments(&line);
+        }
+        out.push_str(&line);
+        out.push('\n');
+    }
+
+    fn with_arguments(&self, line: &str) -> String {
+        let (code, comment) = line.split_at(line.find("//").unwrap_or(line.len()));
+        let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let mut out = String::new();
+        let mut rest = code;
+        while let Some(start) = rest.find(is_word) {
+            let word = &rest[start..];
+            let word = &word[..word.find(|c| !is_word(c)).unwrap_or(word.len())];
+            out.push_str(&rest[..start]);
+            match self.arguments.iter().position(|(name, _)| *name == word) {
+                Some(index) => out.push_str(&self.arguments[index].1.argument(index)),
+                None => out.push_str(word),
+            }
+            rest = &rest[start + word.len()..];
+        }
+        out + rest + comment
+    }
+
+    fn constant(&self, name: &str) -> Option<Value> {
+        self.constants.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
+    }
+
+    fn holds(&self, name: &str) -> bool {
+        self.constant(name).is_some_and(|value| value != Value::U(0))
+    }
+
+    fn number(&self, text: &str) -> u32 {
+        text.parse().ok().unwrap_or_else(|| match self.constant(text) {
+            Some(Value::U(number)) => number,
+            _ => panic!("no number {text}"),
+        })
+    }
+}
+
+/// The lines of this directive's `else`, if it has one, and `end`.
+fn ends(lines: &[&str], at: usize) -> (Option<usize>, usize) {
+    let (mut depth, mut middle) = (0, None);
+    for (index, line) in lines.iter().enumerate().skip(at) {
+        match directive(line).map(|directive| directive.split(' ').next().unwrap_or_default()) {
+            Some("for" | "if") => depth += 1,
+            Some("else") if depth == 1 => middle = Some(index),
+            Some("end") => {
+                depth -= 1;
+                if depth == 0 {
+                    return (middle, index);
+                }
+            }
+            _ => {}
+        }
+    }
+    panic!("no end for {}", lines[at])
+}
+
+fn directive(line: &str) -> Option<&str> {
+    line.trim_start().strip_prefix("//% ").map(str::trim)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn constants_become_arguments() {
+        let constants = vec![("A", Value::U(2)), ("AB", Value::F(0.5)), ("C", Value::I(-1))];
+        let file = "\
+//% if A
+let x = A + AA * AB; // A
+//% end
+let y = C;";
+        assert_eq!(
+            expand(&[file], &constants, &constants[..2].to_vec()),
+            "const C = i32(-1);\nlet x = args.constant_0 + AA * bitcast<f32>(args.constant_1); // A\nlet y = C;\n"
+        );
+    }
+
+    #[test]
+    fn directives_expand() {
+        let file = "\
+//% for i in 0..N
+let a_${i} = ${i}u;
+//% for j in 1..3
+b(${i}, ${j});
+//% end
+//% end
+//% if ON
+on
+//% if OFF
+never
+//% else
+also
+//% end
+//% else
+off
+//% end";
+        let constants =
+            vec![("N", Value::U(2)), ("ON", Value::U(1)), ("OFF", Value::U(0)), ("X", Value::F(0.5))];
+        assert_eq!(
+            expand(&[file], &constants, &Vec::new()),
+            "const N = 2u;\nconst ON = 1u;\nconst OFF = 0u;\nconst X = f32(5e-1);\n\
+             let a_0 = 0u;\nb(0, 1);\nb(0, 2);\nlet a_1 = 1u;\nb(1, 1);\nb(1, 2);\non\nalso\n"
+        );
+    }
+}

@@ -1,0 +1,74 @@
+//! Every kernel in Metal's language: there is no Apple machine among those that test, but the way to one ends in this text.
+
+use naga::{
+    back::msl,
+    valid::{Capabilities, ValidationFlags, Validator},
+};
+use paguro_backend::{
+    Activation, AttentionMode, Backend, KvDtype, Limits, RopeStyle, WeightFormat,
+    conformance::{Biases, ModelShape},
+};
+use paguro_backend_wgpu::{Gpu, GpuOptions};
+
+/// Shapes that together reach every kernel and every option of it.
+fn shapes() -> Vec<ModelShape> {
+    let llama = ModelShape { head_dim: 128, heads: 8, ..ModelShape::default() };
+    let mut shapes: Vec<_> = WeightFormat::ALL.into_iter().map(ModelShape::of_format).collect();
+    shapes.push(llama.clone());
+    shapes.push(ModelShape { rope_style: RopeStyle::Interleaved, biases: Biases::All, ..llama.clone() });
+    shapes.push(ModelShape {
+        windows: vec![Some(21), None],
+        qk_norm: true,
+        post_norms: true,
+        attention_cap: Some(20.0),
+        logit_cap: Some(10.0),
+        tied: true,
+        activation: Activation::GeluTanh,
+        ..ModelShape { head_dim: 256, heads: 4, kv_heads: 1, ..ModelShape::default() }
+    });
+    shapes.extend([(7, 1, 64), (16, 1, 80), (4, 4, 8), (3, 3, 96)].map(|(heads, kv_heads, head_dim)| {
+        ModelShape { heads, kv_heads, head_dim, ..ModelShape::default() }
+    }));
+    shapes
+}
+
+#[test]
+fn every_kernel_becomes_metal() {
+    let gpu = match Gpu::open(0, GpuOptions { as_hardware: true, ..GpuOptions::default() }) {
+        Ok(gpu) => gpu,
+        Err(error) => return println!("skipped: kernels in Metal's language: {error}"),
+    };
+    for shape in shapes() {
+        let model = shape.build(1);
+        for attention in [AttentionMode::Paged, AttentionMode::Gather] {
+            let limits = Limits {
+                block_size: 32,
+                pages: 4,
+                max_rows: 64,
+                max_sequences: 4,
+                max_outputs: 4,
+                max_context: 64,
+                kv_dtype: KvDtype::F16,
+                attention,
+            };
+            gpu.load(&model.program, model.weights.clone(), limits).unwrap();
+        }
+    }
+    let kernels = gpu.kernels();
+    for (name, source) in &kernels {
+        let text = metal(source).unwrap_or_else(|error| panic!("{name}: {error}\n{source}"));
+        assert!(text.contains("kernel void main_"), "{name} has no entry point:\n{text}");
+    }
+    println!("{} kernels", kernels.len());
+}
+
+fn metal(source: &str) -> Result<String, String> {
+    let module = naga::front::wgsl::parse_str(source).map_err(|error| error.emit_to_string(source))?;
+    let info = Validator::new(ValidationFlags::all(), Capabilities::all())
+        .validate(&module)
+        .map_err(|error| error.emit_to_string(source))?;
+    let (text, _) =
+        msl::write_string(&module, &info, &msl::Options::default(), &msl::PipelineOptions::default())
+            .map_err(|error| error.to_string())?;
+    Ok(text)
+}
