@@ -30,6 +30,8 @@ use paguro_backend::TokenMask;
 use paguro_model::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
+use crate::formats;
+
 /// What an answer must be, from its first character to its last.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
@@ -107,6 +109,7 @@ fn json_grammar(schema: &Value) -> Result<TopLevelGrammar, String> {
         whitespace_pattern: Some(format!(r"[ \t]|\r?\n[ \t]{{0,{MAX_INDENT}}}")),
         ..JsonCompileOptions::default()
     };
+    formats::replace(&mut schema);
     options.apply_to(&mut schema);
     Ok(TopLevelGrammar::from_json_schema(schema))
 }
@@ -179,6 +182,10 @@ impl Vocabulary {
         let mut factory = ParserFactory::new_simple(&environment)
             .map_err(|error| GrammarError::Vocabulary(message(&error)))?;
         factory.quiet();
+        let limits = factory.limits_mut();
+        // Whoever sends a grammar must not be able to fill the memory: a state takes about a kilobyte.
+        limits.max_lexer_states = MAX_LEXER_STATES;
+        limits.verbose_errors = false;
         Ok(Self { factory, words: vocab.div_ceil(32) })
     }
 
@@ -195,6 +202,9 @@ impl Vocabulary {
         Ok(Constraint { parser, vocabulary: self.clone() })
     }
 }
+
+/// States of a grammar's lexer, which come up as they are needed.
+const MAX_LEXER_STATES: usize = 50_000;
 
 /// Longest token that finds a place in the trie, in bytes.
 const MAX_TOKEN_BYTES: usize = 1000;

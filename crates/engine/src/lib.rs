@@ -13,6 +13,7 @@ mod arena;
 mod constraint;
 mod engine;
 mod error;
+mod formats;
 mod handle;
 mod layout;
 mod options;

@@ -16,7 +16,8 @@ pub struct EngineOptions {
     pub max_context: Option<usize>,
     /// Rows of a step. Running sequences come first with one row each; the rest is for prompts.
     pub max_batch_tokens: usize,
-    /// Prompt rows of a step in which sequences decode too: bounds how long a prompt can hold them up.
+    /// Prompt rows of a step in which sequences decode too: bounds how long a prompt can hold them up. Only prompts that
+    /// are shorter than this get more of a step together, while there are more of them than sequences that decode.
     pub mixed_prompt_tokens: usize,
     /// Sequences that run at the same time; each branch of a request is one. At most `max_batch_tokens`.
     pub max_sequences: usize,

@@ -5,7 +5,8 @@
 //! - Sequences have a [rank](Rank): priority, then their tenant's turn, then age. Running ones are kept in this order,
 //!   waiting ones too. Who has waited for long enough rises to the highest priority that waits.
 //! - Every sequence that decodes gets its row in every step. Prompts share the rest of the token budget (less of it
-//!   while somebody decodes), in order of rank and in chunks, so a prompt delays the others by one chunk at most.
+//!   while somebody decodes, unless many short ones come at once), in order of rank and in chunks, so a prompt delays
+//!   the others by one chunk at most.
 //! - The head of the queue is admitted when its whole prompt finds room beside what the running prompts will
 //!   still take. It takes from the prefix cache what it can. Nobody overtakes the head.
 //! - Pages come from the free list, then from unused blocks of the prefix cache, the longest unused first, then
@@ -72,6 +73,8 @@ struct Plan {
 /// What is left of a step for prompts.
 struct Budget {
     rows: usize,
+    /// Most of them for one prompt.
+    chunk: usize,
     /// Scores and embeddings.
     outputs: usize,
 }
@@ -153,8 +156,10 @@ impl Scheduler {
 
         let decodes = self.running.iter().filter(|sequence| !sequence.prefills()).count();
         let rest = self.limits.max_rows - decodes;
+        let chunk = if decodes > 0 { self.mixed_prompt_rows } else { rest };
         let mut budget = Budget {
-            rows: if decodes > 0 { rest.min(self.mixed_prompt_rows) } else { rest },
+            rows: if self.short_prompts_outnumber(decodes) { rest } else { rest.min(chunk) },
+            chunk,
             outputs: self.limits.max_outputs - self.limits.max_sequences,
         };
         let mut index = 0;
@@ -356,6 +361,14 @@ impl Scheduler {
         }
     }
 
+    /// Whether more prompts that one chunk can hold want their first token than sequences want their next one: then a
+    /// small budget would hold up more than a large one does.
+    fn short_prompts_outnumber(&self, decodes: usize) -> bool {
+        let running = self.running.iter().filter(|sequence| sequence.prefills());
+        let prompts = running.chain(self.waiting.values());
+        prompts.filter(|prompt| prompt.remaining() <= self.mixed_prompt_rows).nth(decodes).is_some()
+    }
+
     fn head_outranks_a_running_prompt(&self) -> bool {
         let Some((head, _)) = self.waiting.first_key_value() else { return false };
         self.running.iter().any(|sequence| sequence.prefills() && *head < sequence.rank())
@@ -501,7 +514,7 @@ impl Scheduler {
 impl Budget {
     /// Rows for a prompt's next chunk.
     fn take(&mut self, sequence: &Sequence) -> usize {
-        let most = sequence.remaining().min(self.rows);
+        let most = sequence.remaining().min(self.rows).min(self.chunk);
         let fits = |rows: &usize| sequence.outputs_in(*rows) <= self.outputs;
         let rows = (0..=most).rev().find(fits).unwrap_or(0);
         self.rows -= rows;

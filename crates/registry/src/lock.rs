@@ -11,6 +11,8 @@ use crate::{cancel::Cancel, error::RegistryError};
 
 /// How often a lock that somebody else has is tried again.
 const PAUSE: Duration = Duration::from_millis(50);
+/// How often at most, for those who do not want to wait for somebody's work.
+const PATIENCE: usize = 20;
 
 /// A held lock.
 #[derive(Debug)]
@@ -31,6 +33,18 @@ impl Lock {
         let file = open(path)?;
         file.lock().map_err(RegistryError::io("lock", path))?;
         Ok(Self { _file: file })
+    }
+
+    /// Takes the lock if nobody keeps it for long: a process that has just been started by somebody else in this one may
+    /// share its open files, and so its locks, until it runs its own program.
+    pub(crate) fn exclusive_soon(path: &Path) -> Result<Option<Self>, RegistryError> {
+        for _ in 0..PATIENCE {
+            if let Some(lock) = Self::try_exclusive(path)? {
+                return Ok(Some(lock));
+            }
+            thread::sleep(PAUSE);
+        }
+        Self::try_exclusive(path)
     }
 
     /// Takes the lock if nobody has it.

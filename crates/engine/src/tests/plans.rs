@@ -229,6 +229,15 @@ fn prompts_are_cut_smaller_while_somebody_decodes() {
           B: Length
     "#]],
     );
+    // Many short ones are not.
+    check(
+        "pages 32, rows 12, mixed 4",
+        "A 6 +5 \n step \n B 3 +2 \n C 9 +1 \n D 3 +2 \n step",
+        expect![[r#"
+            run A 0..6; free 30 cached 0
+            run A 6, B 0..3, C 0..4, D 0..3; free 27 cached 0
+        "#]],
+    );
 }
 
 #[test]
