@@ -88,7 +88,7 @@ impl Settings {
                 .map(PathBuf::from)
                 .or(data.clone()),
             hf_endpoint: text("HF_ENDPOINT"),
-            hf_token: text("HF_TOKEN"),
+            hf_token: text("HF_TOKEN").or_else(stored_token),
         };
         Self {
             command: cli.command,
@@ -109,6 +109,18 @@ impl Settings {
             || Failure::new("there is no home folder to keep keys in").hint("set HOME or XDG_DATA_HOME");
         Ok(self.data.as_ref().ok_or_else(none)?.join("keys.json"))
     }
+}
+
+/// What `hf auth login` has stored: in `HF_TOKEN_PATH`, else in the folder that Hugging Face's programs share.
+fn stored_token() -> Option<String> {
+    let path = |name: &str| env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
+    let home = || path("HOME").or_else(|| path("USERPROFILE"));
+    let file = path("HF_TOKEN_PATH")
+        .or_else(|| Some(path("HF_HOME")?.join("token")))
+        .or_else(|| Some(path("XDG_CACHE_HOME")?.join("huggingface/token")))
+        .or_else(|| Some(home()?.join(".cache/huggingface/token")))?;
+    let token = std::fs::read_to_string(file).ok()?.trim().to_owned();
+    Some(token).filter(|token| !token.is_empty())
 }
 
 /// Where programs keep what they remember between runs: XDG's state folder, and its nearest kin elsewhere.

@@ -100,28 +100,26 @@ fn answers_fit_their_schemas_and_neighbours_notice_nothing() {
     let run = |options, together: bool| {
         let engine = engine(options);
         let handle = engine.handle();
-        let submit = |(request, schema): &(Request, Option<usize>)| {
-            let constraint =
-                schema.map(|index| handle.compile(&Grammar::JsonSchema(schemas[index].clone())).unwrap());
-            let request = Request { constraint, ..request.clone() };
-            (request.branches, handle.generate(request).unwrap())
-        };
+        // Made beforehand, so that those that run together begin together.
+        let prepared: Vec<_> = requests
+            .iter()
+            .map(|(request, schema)| {
+                let constraint =
+                    schema.map(|index| handle.compile(&Grammar::JsonSchema(schemas[index].clone())).unwrap());
+                Request { constraint, ..request.clone() }
+            })
+            .collect();
+        let submit = |request: Request| (request.branches, handle.generate(request).unwrap());
+        let finish = |(branches, generation)| read(generation, branches).unwrap();
         let answers: Vec<_> = if together {
-            let generations: Vec<_> = requests.iter().map(submit).collect();
-            generations
-                .into_iter()
-                .map(|(branches, generation)| read(generation, branches).unwrap())
-                .collect()
+            let generations: Vec<_> = prepared.into_iter().map(submit).collect();
+            generations.into_iter().map(finish).collect()
         } else {
-            requests
-                .iter()
-                .map(submit)
-                .map(|(branches, generation)| read(generation, branches).unwrap())
-                .collect()
+            prepared.into_iter().map(submit).map(finish).collect()
         };
         (answers, handle.stats())
     };
-    let few = EngineOptions { block_size: 16, pages: PageBudget::Tokens(512), ..EngineOptions::default() };
+    let few = EngineOptions { block_size: 16, pages: PageBudget::Tokens(256), ..EngineOptions::default() };
     let (together, stats) = run(few, true);
     assert!(stats.preemptions > 0, "{stats:?}");
     let (alone, _) = run(EngineOptions { prefix_cache: false, ..EngineOptions::default() }, false);

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::{Attention, KvDtype, Pages, RunOnArgs, choices};
+use super::{Attention, KvDtype, Pages, RunOnArgs, ShapeFormat, ShapeName, choices};
 
 /// `paguro bench`.
 #[derive(Args, Debug)]
@@ -25,6 +25,21 @@ pub struct BenchArgs {
     /// The model [default: the one inside this binary]
     #[arg(short, long, env = "PAGURO_MODEL", value_name = "MODEL")]
     pub model: Option<String>,
+
+    /// A shape with random weights instead of a model: nothing is read from a file
+    #[arg(long, value_enum, ignore_case = true, value_name = "NAME")]
+    pub shape: Option<ShapeName>,
+
+    /// What the weights of --shape are stored as
+    #[arg(
+        long,
+        value_enum,
+        ignore_case = true,
+        default_value = "Q8_0",
+        requires = "shape",
+        value_name = "FORMAT"
+    )]
+    pub format: ShapeFormat,
 
     /// Tokens to prefill; 0 leaves the test out
     #[arg(short, long, value_name = "TOKENS,...", value_delimiter = ',', default_value = "512", value_parser = choices::whole)]

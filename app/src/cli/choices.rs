@@ -1,18 +1,44 @@
 //! Values that options take, and the checks that turn a wrong one into a usage error.
 
+use std::str::FromStr;
+
 use clap::ValueEnum;
 use paguro_backend::AttentionMode;
 use serde::Deserialize;
 
 /// `--device`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
 pub enum Device {
-    /// The fastest there is.
+    /// The fastest there is: a GPU that this binary can use, or else the CPU.
     #[default]
     Auto,
     /// The CPU.
     Cpu,
+    /// A GPU, by its place among those of this machine.
+    Gpu(usize),
+}
+
+impl FromStr for Device {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            None if text == "auto" => Ok(Self::Auto),
+            None if text == "cpu" => Ok(Self::Cpu),
+            None if text == "gpu" => Ok(Self::Gpu(0)),
+            Some(("gpu", index)) => whole(index).map(Self::Gpu),
+            _ => Err("must be auto, cpu, gpu or gpu:N".into()),
+        }
+    }
+}
+
+impl TryFrom<String> for Device {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
 }
 
 /// `--attention`.
@@ -49,6 +75,33 @@ impl From<KvDtype> for paguro_backend::KvDtype {
             KvDtype::Q8 => Self::Q8,
         }
     }
+}
+
+/// `bench --shape`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ShapeName {
+    /// TinyLlama's 1.1 billion weights.
+    Tinyllama,
+    /// Llama 3's eight.
+    #[value(name = "llama-8b")]
+    Llama8b,
+}
+
+/// `bench --format`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ShapeFormat {
+    /// Half precision.
+    #[value(name = "F16")]
+    F16,
+    /// Eight bits.
+    #[value(name = "Q8_0")]
+    Q8_0,
+    /// Four bits, but for the head.
+    #[value(name = "Q4_0")]
+    Q4_0,
+    /// Llama.cpp's mixture of four and six bits.
+    #[value(name = "Q4_K_M")]
+    Q4KM,
 }
 
 /// `bench --pages`.
@@ -152,6 +205,16 @@ mod tests {
         assert!(finite("inf").is_err());
         assert!(positive("0").is_err());
         assert!(window("3").is_err());
+    }
+
+    #[test]
+    fn devices_have_names() {
+        assert_eq!("auto".parse(), Ok(Device::Auto));
+        assert_eq!("gpu".parse(), Ok(Device::Gpu(0)));
+        assert_eq!("gpu:3".parse(), Ok(Device::Gpu(3)));
+        for bad in ["", "tpu", "cpu:0", "gpu:", "gpu:x", "gpu:-1"] {
+            assert!(bad.parse::<Device>().is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 pub use bench::BenchArgs;
-pub use choices::{Attention, ColorChoice, Device, KvDtype, Pages};
+pub use choices::{Attention, ColorChoice, Device, KvDtype, Pages, ShapeFormat, ShapeName};
 pub use keys::{KeysArgs, KeysCommand, PsArgs};
 pub use library::{CpArgs, ImportArgs, ListArgs, PullArgs, RmArgs, ShowArgs};
 pub use sampling::{GrammarArgs, SamplingArgs};
@@ -60,7 +60,7 @@ pub struct Cli {
 pub enum Command {
     /// Answer a prompt, or chat
     Run(Box<RunArgs>),
-    /// Serve models over HTTP: OpenAI's API
+    /// Serve models over HTTP: the APIs of OpenAI, Anthropic and Ollama
     Serve(Box<ServeArgs>),
     /// List the models that a running server has loaded
     Ps(PsArgs),
@@ -97,20 +97,17 @@ pub enum Command {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Running")]
 pub struct RunOnArgs {
-    /// Where to run: auto or cpu
-    #[arg(
-        long,
-        value_enum,
-        default_value = "auto",
-        env = "PAGURO_DEVICE",
-        hide_possible_values = true,
-        value_name = "NAME"
-    )]
+    /// Where to run: auto, cpu, gpu or gpu:N
+    #[arg(long, default_value = "auto", env = "PAGURO_DEVICE", value_name = "NAME")]
     pub device: Device,
 
     /// Instruction set of the CPU kernels, for comparison; the best one this machine has unless given
     #[arg(long, hide = true, value_name = "NAME")]
     pub isa: Option<String>,
+
+    /// Whether kernels are timed on devices where that has a cost.
+    #[arg(skip)]
+    pub timed: bool,
 }
 
 /// The number of threads, for commands that take one.

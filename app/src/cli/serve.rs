@@ -1,8 +1,8 @@
-//! `paguro serve`: what can be set, by flags, in the environment, and in a file, under the same names.
+//! `paguro serve`: what can be set, by flags, in a file, and in the environment, under the same names.
 
 use std::{net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
 
-use clap::{Args, ValueEnum};
+use clap::{ArgMatches, Args, Command, FromArgMatches, Id, ValueEnum, parser::ValueSource};
 use serde::{Deserialize, Deserializer, de};
 
 use super::choices::{self, Device};
@@ -13,12 +13,15 @@ use super::choices::{self, Device};
 Serves the model inside this binary, `tales`, and those that are named; each is loaded when it is first asked for.
 At http://127.0.0.1:11434 (Ollama's port: its clients find it unasked; others are told the address) there is:
 
-  /v1/chat/completions, /v1/models       OpenAI's API
-  /health, /ready, /metrics              for those who watch
+  /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings, /v1/models   OpenAI's API
+  /v1/messages, /v1/messages/count_tokens                                            Anthropic's API
+  /api/chat, /api/generate, /api/embed, /api/tags, /api/pull, /api/create, ...       Ollama's API
+  /docs, /openapi.json                   all of it, with all fields
+  /health, /ready, /status, /metrics     for those who watch
 
-What is set here can also be set by the environment (PAGURO_...) and in a TOML file (--config, else
-`paguro/serve.toml` in the folder for configurations) under the flags' names: `port = 8080`, `keep-alive = \"1h\"`.
-A flag is stronger than the environment, and that is stronger than the file. An unknown key is an error.
+What is set here can also be set in a TOML file (--config, else `paguro/serve.toml` in the folder for configurations)
+under the flags' names: `port = 8080`, `keep-alive = \"1h\"`; and by the environment (PAGURO_...).
+A flag is stronger than the file, and that is stronger than the environment. An unknown key is an error.
 
 Whoever can reach the address can use the server, until there are keys (`paguro keys add`) or it listens for other
 machines: then a key is needed.
@@ -37,10 +40,50 @@ pub struct ServeArgs {
 
     /// Everything else.
     #[command(flatten)]
-    pub options: ServeOptions,
+    pub given: GivenOptions,
 }
 
-/// What flags, environment and file can set; absent where they say nothing.
+/// Options, by where they were set.
+#[derive(Clone, Debug)]
+pub struct GivenOptions {
+    /// On the command line.
+    pub flags: ServeOptions,
+    /// In the environment, where no flag says otherwise.
+    pub environment: ServeOptions,
+}
+
+impl FromArgMatches for GivenOptions {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let set_in = |environment: bool| {
+            let mut some = matches.clone();
+            for id in matches.ids().map(Id::as_str) {
+                if (matches.value_source(id) == Some(ValueSource::EnvVariable)) != environment {
+                    // It exists: `ids` has it.
+                    let _ = some.try_clear_id(id);
+                }
+            }
+            ServeOptions::from_arg_matches(&some)
+        };
+        Ok(Self { flags: set_in(false)?, environment: set_in(true)? })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl Args for GivenOptions {
+    fn augment_args(command: Command) -> Command {
+        ServeOptions::augment_args(command)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        ServeOptions::augment_args_for_update(command)
+    }
+}
+
+/// What flags, file and environment can set; absent where they say nothing.
 #[derive(Args, Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ServeOptions {
@@ -94,6 +137,10 @@ pub struct ServeOptions {
     #[arg(long, env = "PAGURO_READ_TIMEOUT", value_name = "TIME", help_heading = "Listening")]
     pub read_timeout: Option<Time>,
 
+    /// How long an answer may take, loading its model included [default: no limit]
+    #[arg(long, env = "PAGURO_REQUEST_TIMEOUT", value_name = "TIME", help_heading = "Listening")]
+    pub request_timeout: Option<Time>,
+
     /// How long running requests may go on after the server was asked to stop [default: 10s]
     #[arg(long, env = "PAGURO_SHUTDOWN_TIMEOUT", value_name = "TIME", help_heading = "Listening")]
     pub shutdown_timeout: Option<Time>,
@@ -122,24 +169,26 @@ pub struct ServeOptions {
     #[arg(long, env = "PAGURO_MAX_QUEUE", value_name = "N", help_heading = "Models", value_parser = choices::positive)]
     pub max_queue: Option<usize>,
 
+    /// Prompt tokens that wait to run, for each model; a request with more is refused (429) unless nothing else waits
+    /// [default: no limit]
+    #[arg(long, env = "PAGURO_MAX_QUEUE_TOKENS", value_name = "N", help_heading = "Models", value_parser = choices::positive)]
+    pub max_queue_tokens: Option<usize>,
+
     /// CPU threads [default: all that this process may use]
     #[arg(short, long, env = "PAGURO_THREADS", value_name = "N", help_heading = "Running", value_parser = choices::positive)]
     pub threads: Option<usize>,
 
-    /// Where to run: auto or cpu
-    #[arg(
-        long,
-        value_enum,
-        env = "PAGURO_DEVICE",
-        hide_possible_values = true,
-        value_name = "NAME",
-        help_heading = "Running"
-    )]
+    /// Where to run: auto, cpu, gpu or gpu:N
+    #[arg(long, env = "PAGURO_DEVICE", value_name = "NAME", help_heading = "Running")]
     pub device: Option<Device>,
 
     /// What to log, as `info` or `info,paguro_server=debug` [default: info]
     #[arg(long, env = "PAGURO_LOG", value_name = "FILTER", help_heading = "Logging")]
     pub log: Option<String>,
+
+    /// Send a span of each request to a collector that speaks OTLP over HTTP, as http://localhost:4318
+    #[arg(long, env = "PAGURO_OTLP_ENDPOINT", value_name = "URL", help_heading = "Logging")]
+    pub otlp_endpoint: Option<String>,
 
     /// Lines for people or for programs: text or json [default: text]
     #[arg(
@@ -167,6 +216,7 @@ impl ServeOptions {
             max_body: self.max_body.or(weaker.max_body),
             max_connections: self.max_connections.or(weaker.max_connections),
             read_timeout: self.read_timeout.or(weaker.read_timeout),
+            request_timeout: self.request_timeout.or(weaker.request_timeout),
             shutdown_timeout: self.shutdown_timeout.or(weaker.shutdown_timeout),
             memory: self.memory.or(weaker.memory),
             keep_alive: self.keep_alive.or(weaker.keep_alive),
@@ -174,9 +224,11 @@ impl ServeOptions {
             kv_memory: self.kv_memory.or(weaker.kv_memory),
             parallel: self.parallel.or(weaker.parallel),
             max_queue: self.max_queue.or(weaker.max_queue),
+            max_queue_tokens: self.max_queue_tokens.or(weaker.max_queue_tokens),
             threads: self.threads.or(weaker.threads),
             device: self.device.or(weaker.device),
             log: self.log.or(weaker.log),
+            otlp_endpoint: self.otlp_endpoint.or(weaker.otlp_endpoint),
             log_format: self.log_format.or(weaker.log_format),
         }
     }

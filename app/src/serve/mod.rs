@@ -1,6 +1,8 @@
 //! `paguro serve`: the settings become a server of the models that can be found here.
 
+mod memory;
 mod source;
+mod telemetry;
 
 use std::{
     fs,
@@ -11,8 +13,10 @@ use std::{
     time::Duration,
 };
 
+use opentelemetry::trace::TracerProvider;
+use opentelemetry_sdk::trace::SdkTracerProvider;
 use paguro_server::{HttpLimits, Library, Listen, Residency, Server, ServerSettings};
-use tracing_subscriber::{filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
+use tracing_subscriber::{Layer, filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
 
 use crate::{
     cli::{LogFormat, RunOnArgs, ServeArgs, ServeOptions},
@@ -33,9 +37,9 @@ const PORT: u16 = 11434;
 /// Settings that make no sense, models that are not there, addresses that are taken.
 pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
     let config = read_config(args.config.as_deref(), program.serve_config.as_deref())?;
-    let options = args.options.clone().or(config);
-    start_log(&options, program.terminal)?;
-    let on = RunOnArgs { device: options.device.unwrap_or_default(), isa: None };
+    let options = args.given.flags.clone().or(config).or(args.given.environment.clone());
+    let traces = start_log(&options, program.terminal)?;
+    let on = RunOnArgs { device: options.device.unwrap_or_default(), isa: None, timed: false };
     let free = devices::open(&on, options.threads)?.backend.capacity().bytes_free;
     let memory = options.memory.map_or(free / 10 * 8, |bytes| bytes.0);
     let library = open_library(&program.library)?;
@@ -46,7 +50,7 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
     let server = Server::new(settings, Arc::new(shelf), library);
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(async {
+    let served = runtime.block_on(async {
         let stop = stop_signal()?;
         let bound = server.bind().await.map_err(|error| {
             let in_use = error.source.kind() == std::io::ErrorKind::AddrInUse;
@@ -65,7 +69,11 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
         tracing::info!(models = names, "serving");
         bound.serve(stop).await;
         Ok(())
-    })
+    });
+    if let Some(Err(error)) = traces.map(|traces| traces.shutdown()) {
+        tracing::warn!(%error, "the last spans could not be sent");
+    }
+    served
 }
 
 /// The model library; `None` without a home to keep it in.
@@ -110,17 +118,19 @@ fn server_settings(options: &ServeOptions, memory: u64, keys: PathBuf) -> Server
             body_bytes: options.max_body.map_or(defaults.body_bytes, |bytes| bytes.0 as usize),
             body_time: options.read_timeout.map_or(defaults.body_time, |time| time.0),
             head_time: options.read_timeout.map_or(defaults.head_time, |time| time.0),
+            request_time: options.request_timeout.map(|time| time.0),
             connections: options.max_connections.unwrap_or(defaults.connections),
         },
         keys,
         hosts: options.allow_hosts.clone(),
         origins: options.cors_origins.clone(),
+        release_memory: memory::release,
         shutdown_time: options.shutdown_timeout.map_or(Duration::from_secs(10), |time| time.0),
     }
 }
 
-/// Lines go to standard error.
-fn start_log(options: &ServeOptions, terminal: Terminal) -> Outcome<()> {
+/// Lines go to standard error, spans to a collector if there is one.
+fn start_log(options: &ServeOptions, terminal: Terminal) -> Outcome<Option<SdkTracerProvider>> {
     let filter: Targets = match &options.log {
         None if terminal.quiet => "warn",
         None => "info",
@@ -131,13 +141,19 @@ fn start_log(options: &ServeOptions, terminal: Terminal) -> Outcome<()> {
         Failure::usage(format!("the log filter is malformed: {error}"))
             .hint("for example: --log info,paguro_server=debug")
     })?;
-    let registry = tracing_subscriber::registry().with(filter);
+    let traces = options.otlp_endpoint.as_deref().map(telemetry::provider).transpose()?;
+    let spans = traces.as_ref().map(|traces| {
+        let layer = tracing_opentelemetry::layer().with_tracer(traces.tracer(env!("CARGO_PKG_NAME")));
+        let filter = Targets::new().with_target("paguro_server", tracing::Level::INFO);
+        layer.with_location(false).with_threads(false).with_filter(filter)
+    });
+    let registry = tracing_subscriber::registry().with(spans);
     let lines = tracing_subscriber::fmt::layer().with_writer(stderr).with_ansi(terminal.color_errors);
     match options.log_format.unwrap_or(LogFormat::Text) {
-        LogFormat::Text => registry.with(lines.with_target(false)).init(),
-        LogFormat::Json => registry.with(lines.json()).init(),
+        LogFormat::Text => registry.with(lines.with_target(false).with_filter(filter)).init(),
+        LogFormat::Json => registry.with(lines.json().with_filter(filter)).init(),
     }
-    Ok(())
+    Ok(traces)
 }
 
 /// Ready when somebody wants the server to stop: Ctrl-C, or what `kill` sends.

@@ -9,9 +9,9 @@ use std::{
 
 use paguro_backend::Backend;
 use paguro_engine::{Engine, EngineOptions, PageBudget};
-use paguro_model::{LoadOptions, Model, ModelFile};
+use paguro_model::{LoadOptions, Model, ModelError, ModelFile};
 use paguro_registry::{ModelRecord, Registry, RegistryError};
-use paguro_server::{LoadError, Loaded, ModelEntry, ModelSource};
+use paguro_server::{LoadError, Loaded, ModelEntry, ModelSource, Outside};
 use serde_json::Map;
 
 use crate::{
@@ -44,6 +44,8 @@ pub struct Shelf {
     memory: u64,
     parallel: usize,
     queue: usize,
+    /// `--max-queue-tokens`.
+    queue_tokens: Option<usize>,
 }
 
 impl Shelf {
@@ -86,6 +88,7 @@ impl Shelf {
             memory,
             parallel: options.parallel.unwrap_or(defaults.max_sequences),
             queue: options.max_queue.unwrap_or(defaults.queue_capacity),
+            queue_tokens: options.max_queue_tokens,
         })
     }
 
@@ -101,6 +104,7 @@ impl Shelf {
         match library.find(name) {
             Ok(record) => Ok((library, record)),
             Err(RegistryError::NotFound { .. } | RegistryError::BadName { .. }) => Err(not_found()),
+            Err(error @ RegistryError::Ambiguous { .. }) => Err(LoadError::Ambiguous(error.to_string())),
             Err(error) => Err(LoadError::Failed(error.to_string())),
         }
     }
@@ -132,6 +136,7 @@ impl Shelf {
             max_sequences: self.parallel,
             max_batch_tokens: defaults.max_batch_tokens.max(self.parallel),
             queue_capacity: self.queue,
+            queue_tokens: self.queue_tokens,
             ..defaults
         }
     }
@@ -167,7 +172,7 @@ impl ModelSource for Shelf {
         let file = load::file(&self.source(&wanted.name)?).map_err(failed)?;
         let longest = Some(self.context.unwrap_or(DEFAULT_CONTEXT)).filter(|&tokens| tokens > 0);
         let model = file.load(&LoadOptions { max_context: longest });
-        let model = model.map_err(|error| failed(Failure::from_error(&error)))?;
+        let model = model.map_err(|error| unusable(&file, &error))?;
         let device = devices::open(&self.on, self.threads).map_err(failed)?;
         let backend = device.backend.as_ref();
         let options = self.engine_options(&model, backend);
@@ -184,6 +189,43 @@ impl ModelSource for Shelf {
             block_size,
         })
     }
+
+    fn outside(&self, name: &str) -> Option<Outside> {
+        let (_, source) = self.models.iter().find(|(other, _)| other == name)?;
+        match source {
+            Source::Embedded => Some(Outside::Program { file: "tales.gguf", bytes: EMBEDDED_FILE }),
+            Source::Path(path) => Some(Outside::Disk(path.clone())),
+            Source::Library { .. } => None,
+        }
+    }
+}
+
+/// Architectures that read texts from both ends, by the beginnings of their names.
+const ENCODERS: [&str; 9] = [
+    "bert",
+    "nomic-bert",
+    "jina-bert",
+    "modern-bert",
+    "neo-bert",
+    "eurobert",
+    "t5encoder",
+    "XLMRoberta",
+    "Roberta",
+];
+
+/// Why a model cannot be run, now or later.
+fn unusable(file: &ModelFile, error: &ModelError) -> LoadError {
+    if let ModelError::Io { .. } = error {
+        return LoadError::Failed(error.to_string());
+    }
+    let name = file.architecture().unwrap_or_default();
+    let is_encoder = ENCODERS.iter().any(|encoder| name.to_lowercase().starts_with(&encoder.to_lowercase()));
+    LoadError::Unsupported(match is_encoder {
+        true => format!(
+            "the model is an encoder (`{name}`), and encoders are not supported; embeddings come from decoder models"
+        ),
+        false => error.to_string(),
+    })
 }
 
 /// The name that a file is served under: its own, without folder and extension.

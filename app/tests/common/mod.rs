@@ -22,6 +22,7 @@ pub fn paguro(args: &[&str]) -> Command {
     }
     // Not the developer's own.
     command.env("PAGURO_HOME", Path::new(env!("CARGO_TARGET_TMPDIR")).join("no-library"));
+    command.env("HF_TOKEN_PATH", Path::new(env!("CARGO_TARGET_TMPDIR")).join("no-token"));
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }

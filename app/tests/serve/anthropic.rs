@@ -122,6 +122,14 @@ fn an_answer_goes_on_from_the_assistants_last_words() {
 }
 
 #[test]
+fn what_asks_for_nothing_is_accepted() {
+    let server = Server::start(&[]);
+    let keep = json!({"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]});
+    server.post(PATH, &ask(json!({"context_management": keep, "mcp_servers": []}))).ok();
+    server.post(&format!("{PATH}?beta=true"), &ask(json!({"context_management": {"edits": []}}))).ok();
+}
+
+#[test]
 fn what_cannot_be_honoured_is_refused_in_anthropics_shape() {
     let server = Server::start(&["--ctx", "256"]);
     let refused = |more: Value, expected: Expect| {
@@ -242,8 +250,14 @@ fn what_cannot_be_honoured_is_refused_in_anthropics_shape() {
         expect!["400 invalid_request_error: `service_tier` is not supported: there is one tier, `auto`"],
     );
     refused(
-        json!({"mcp_servers": []}),
+        json!({"mcp_servers": [{"type": "url", "url": "https://x", "name": "x"}]}),
         expect!["400 invalid_request_error: `mcp_servers` is not supported: tools are called by the client"],
+    );
+    refused(
+        json!({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}),
+        expect![
+            "400 invalid_request_error: `context_management` is not supported: all of `messages` is read, and nothing else"
+        ],
     );
     refused(
         json!({"container": "c"}),

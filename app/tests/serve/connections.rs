@@ -88,12 +88,15 @@ fn ten_thousand_connections_come_and_go() {
     let server = Server::start(&[]);
     server.post("/v1/chat/completions", &ask(json!({}))).ok();
     let before = server.metric("process_resident_memory_bytes");
-    for _ in 0..100 {
-        let open: Vec<_> = (0..100).map(|_| server.connect()).collect();
+    for _ in 0..20 {
+        let open: Vec<_> = (0..500).map(|_| server.connect()).collect();
         drop(open);
     }
     server.post("/v1/chat/completions", &ask(json!({}))).ok();
-    if let (Some(before), Some(after)) = (before, server.metric("process_resident_memory_bytes")) {
-        assert!(after < before + 32e6, "{before} bytes became {after}");
+    // What was freed is given back a moment after the last of them have gone.
+    let resident = || server.metric("process_resident_memory_bytes").unwrap_or_default();
+    let Some(before) = before else { return };
+    while resident() > before + 8e6 {
+        thread::sleep(Duration::from_millis(100));
     }
 }

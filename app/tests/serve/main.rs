@@ -5,11 +5,15 @@ mod anthropic;
 mod chat;
 mod completions;
 mod connections;
+mod embeddings;
+mod fairness;
 mod http;
 mod ollama;
 mod process;
 mod refusals;
 mod responses;
+mod structured;
+mod telemetry;
 
 use serde_json::{Value, json};
 

@@ -269,3 +269,39 @@ fn what_cannot_be_honoured_is_refused_in_ollamas_shape() {
         .post("/api/chat", &ask(json!({"options": options, "think": false, "format": "", "shift": false})))
         .ok();
 }
+
+#[test]
+fn models_are_made_of_what_is_served() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("stories.gguf");
+    std::fs::copy(
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tales/tales-Q8_0.gguf"),
+        &file,
+    )
+    .unwrap();
+    let server = Server::start_in(home, &[file.to_str().unwrap()]);
+    let answer = |model: &str| {
+        let body = json!({"model": model, "prompt": "A fox", "raw": true, "stream": false, "options": {"num_predict": 9, "temperature": 0}});
+        server.post("/api/generate", &body).ok()["response"].as_str().unwrap().to_owned()
+    };
+    let expected = answer("tales");
+    for from in ["tales", "tales:latest", "stories"] {
+        let body = json!({"model": "mine", "from": from, "parameters": {"num_predict": 3}, "stream": false});
+        server.post("/api/create", &body).ok();
+        let body = json!({"model": "mine", "prompt": "A fox", "raw": true, "stream": false});
+        assert_eq!(server.post("/api/generate", &body).ok()["eval_count"], 3, "{from}");
+        let copied = server.post("/api/copy", &json!({"source": from, "destination": "other"}));
+        assert_eq!((copied.status, answer("other")), (200, expected.clone()), "{from}");
+    }
+    // A model that nobody would reach, and ones that are not the library's to delete.
+    let create = server.post("/api/create", &json!({"model": "tales", "from": "mine"}));
+    let delete =
+        |model: &str| server.request("DELETE", "/api/delete", &[], &json!({"model": model}).to_string());
+    let error = |answer: Answer| format!("{} {}", answer.status, answer.json()["error"].as_str().unwrap());
+    expect!["400 `tales` is the model in the program, which stays as it is"].assert_eq(&error(create));
+    expect!["400 `tales` is the model in the program, which stays as it is"]
+        .assert_eq(&error(delete("tales")));
+    expect!["400 `stories` is a file that this server was started with, and not in the library"]
+        .assert_eq(&error(delete("stories")));
+    assert_eq!(delete("mine").status, 200);
+}

@@ -30,11 +30,11 @@ fn settings_that_make_no_sense_are_named() {
 }
 
 #[test]
-fn flags_are_stronger_than_the_environment_and_that_is_stronger_than_the_file() {
-    let start = |environment: Option<&str>, flags: &[&str]| {
+fn flags_are_stronger_than_the_file_and_that_is_stronger_than_the_environment() {
+    let start = |file: &str, environment: Option<&str>, flags: &[&str]| {
         let home = tempfile::tempdir().unwrap();
         fs::create_dir_all(home.path().join(".config/paguro")).unwrap();
-        fs::write(home.path().join(".config/paguro/serve.toml"), "ctx = 64\n").unwrap();
+        fs::write(home.path().join(".config/paguro/serve.toml"), file).unwrap();
         let mut command = paguro(home.path(), &["serve", "--port", "0", "--log", "warn"]);
         command.args(flags);
         if let Some(ctx) = environment {
@@ -44,9 +44,9 @@ fn flags_are_stronger_than_the_environment_and_that_is_stronger_than_the_file() 
         let tokens = server.post("/tokenize", &json!({"model": "tales", "prompt": "a"})).ok();
         tokens["max_model_len"].as_u64().unwrap()
     };
-    assert_eq!(start(None, &[]), 64);
-    assert_eq!(start(Some("128"), &[]), 128);
-    assert_eq!(start(Some("128"), &["--ctx", "96"]), 96);
+    assert_eq!(start("", Some("128"), &[]), 128);
+    assert_eq!(start("ctx = 64\n", Some("128"), &[]), 64);
+    assert_eq!(start("ctx = 64\n", Some("128"), &["--ctx", "96"]), 96);
 }
 
 #[test]
@@ -120,15 +120,25 @@ fn a_full_queue_says_when_to_come_back() {
     server.wait_for("paguro_requests_waiting", 1.0);
     let refused = server.post("/v1/chat/completions", &ask(json!({})));
     assert_eq!((refused.status, refused.header("retry-after")), (429, Some("1")), "{refused:?}");
+
+    let server = Server::start(&["--parallel", "1", "--max-queue-tokens", "30"]);
+    let _running = server.send("/v1/chat/completions", &long);
+    server.wait_for("paguro_requests_running", 1.0);
+    let _waiting = server.send("/v1/chat/completions", &long);
+    server.wait_for("paguro_requests_waiting", 1.0);
+    let refused = server.post("/v1/chat/completions", &ask(json!({})));
+    assert_eq!(refused.status, 429, "{refused:?}");
+}
+
+#[cfg(unix)]
+fn stop(server: &Server) {
+    let killed = Command::new("kill").arg(server.pid().to_string()).status().unwrap();
+    assert!(killed.success());
 }
 
 #[cfg(unix)]
 #[test]
 fn the_end_waits_for_streams_and_cuts_them_at_the_deadline() {
-    let stop = |server: &Server| {
-        let killed = Command::new("kill").arg(server.pid().to_string()).status().unwrap();
-        assert!(killed.success());
-    };
     // A stream that ends in time is complete.
     let mut server = Server::start(&[]);
     let mut stream = server.send("/v1/chat/completions", &ask(json!({"stream": true, "max_tokens": 100})));
@@ -152,8 +162,10 @@ fn a_unix_socket_serves_too() {
     use std::{io::Write, os::unix::net::UnixStream};
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("paguro.sock");
-    let _server = Server::start(&["--socket", path.to_str().unwrap()]);
+    let mut server = Server::start(&["--socket", path.to_str().unwrap()]);
     let mut stream = UnixStream::connect(&path).unwrap();
     stream.write_all(b"GET /v1/models HTTP/1.1\r\nHost: paguro\r\nConnection: close\r\n\r\n").unwrap();
     Answer::read(&mut std::io::BufReader::new(stream)).ok();
+    stop(&server);
+    assert!(server.wait().success() && !path.exists());
 }

@@ -83,7 +83,11 @@ fn a_stream_tells_the_same_step_by_step() {
     assert_eq!(streamed, text(&whole));
     let last = &events.last().unwrap()["response"];
     assert_eq!((text(last), &last["usage"]["output_tokens"]), (text(&whole), &json!(16)));
-    assert_eq!(server.get(&format!("/v1/responses/{}", last["id"].as_str().unwrap())).ok(), *last);
+    let path = format!("/v1/responses/{}", last["id"].as_str().unwrap());
+    assert_eq!(server.get(&path).ok(), *last);
+    assert_eq!(server.get(&format!("{path}?include[]=reasoning.encrypted_content&stream=false")).ok(), *last);
+    expect!["400 invalid_request_error/invalid_value stream: `stream` is not supported: a stored response is shown as a whole"]
+        .assert_eq(&server.get(&format!("{path}?stream=true")).error());
 }
 
 #[test]
@@ -175,7 +179,7 @@ fn every_field_is_honoured_or_refused_by_name() {
     refused(
         json!({"reasoning": {"effort": "high"}}),
         expect![
-            "400 invalid_request_error/invalid_value reasoning_effort: the model does not reason: its chat template knows no reasoning"
+            "400 invalid_request_error/invalid_value reasoning.effort: the model does not reason: its chat template knows no reasoning"
         ],
     );
     refused(

@@ -90,6 +90,14 @@ impl ApiError {
         Self::Invalid { param: Some(param.into()), message: message.into() }
     }
 
+    /// An answer that was not there when its time was up.
+    pub fn timeout() -> Self {
+        Self::Timeout(
+            "the answer was not finished in time; the header `x-request-timeout` and the server's --request-timeout say how long it may take"
+                .into(),
+        )
+    }
+
     /// The same about fields that have other names in an API: pairs of the name here and the name there.
     #[must_use]
     pub fn renamed(self, names: &[(&str, &str)]) -> Self {
@@ -167,7 +175,7 @@ impl From<SubmitError> for ApiError {
     fn from(error: SubmitError) -> Self {
         let message = error.to_string();
         match error {
-            SubmitError::QueueFull { .. } => Self::QueueFull(message),
+            SubmitError::QueueFull { .. } | SubmitError::QueueTokensFull { .. } => Self::QueueFull(message),
             SubmitError::ContextTooLong { .. } => Self::ContextTooLong(message),
             SubmitError::EmptyPrompt | SubmitError::TokenOutOfRange { .. } => {
                 Self::invalid("prompt", message)
@@ -192,6 +200,8 @@ impl From<RequestError> for ApiError {
         let message = error.to_string();
         match error {
             RequestError::EngineStopped(_) => Self::Unavailable(message),
+            RequestError::DeadlineExceeded => Self::timeout(),
+            RequestError::Constraint(_) => Self::invalid("response_format", message),
             _ => Self::Internal(message),
         }
     }
@@ -210,6 +220,9 @@ impl From<LoadError> for ApiError {
         match error {
             LoadError::NotFound(name) => Self::ModelNotFound(name),
             LoadError::TooLarge(message) => Self::InsufficientMemory(message),
+            LoadError::Ambiguous(message) | LoadError::Unsupported(message) => {
+                Self::invalid("model", message)
+            }
             LoadError::Failed(message) => Self::Unavailable(message),
         }
     }

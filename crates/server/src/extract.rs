@@ -3,10 +3,11 @@
 use axum::{
     body::{Body, Bytes},
     extract::{FromRequest, Request},
-    http::{HeaderValue, header},
+    http::{HeaderMap, HeaderValue, header},
     response::{IntoResponse, Response},
 };
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http_body_util::BodyExt;
+use hyper::body::Body as _;
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{AppState, error::ApiError};
@@ -20,7 +21,9 @@ impl<T: DeserializeOwned> FromRequest<AppState> for Json<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
-        let bytes = read(request.into_body(), state).await?;
+        refuse_encoding(request.headers())?;
+        let waits = request.headers().contains_key(header::EXPECT);
+        let bytes = read(request.into_body(), waits, state).await?;
         parse(&bytes).map(Self)
     }
 }
@@ -39,19 +42,51 @@ impl<T: Serialize> IntoResponse for Json<T> {
     }
 }
 
-async fn read(body: Body, state: &AppState) -> Result<Bytes, ApiError> {
+/// Bodies are read as they are.
+fn refuse_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
+    let encoding = headers.get(header::CONTENT_ENCODING).filter(|encoding| *encoding != "identity");
+    encoding.map_or(Ok(()), |encoding| {
+        let message = format!("the body is sent as {encoding:?}, which is not read here; send it as it is");
+        Err(ApiError::invalid("content-encoding", message))
+    })
+}
+
+/// Bytes of a body that is too large which are read and thrown away. Most clients look at the answer only when they have
+/// sent everything, and lose it if the connection is closed before.
+const MOST_DISCARDED: usize = 256 << 20;
+
+/// Reads a body; whether the client `waits` for a sign before it sends one.
+async fn read(mut body: Body, waits: bool, state: &AppState) -> Result<Bytes, ApiError> {
     let limits = state.settings.limits;
-    let whole = Limited::new(body, limits.body_bytes).collect();
-    match tokio::time::timeout(limits.body_time, whole).await {
-        Err(_) => Err(ApiError::BodyTimeout(limits.body_time)),
-        Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => {
-            Err(ApiError::BodyTooLarge { limit: limits.body_bytes })
-        }
-        Ok(Err(error)) => {
-            Err(ApiError::Invalid { param: None, message: format!("the body cannot be read: {error}") })
-        }
+    let too_large = || ApiError::BodyTooLarge { limit: limits.body_bytes };
+    if waits && body.size_hint().lower() > limits.body_bytes as u64 {
+        return Err(too_large());
     }
+    let (mut bytes, mut length) = (Vec::new(), 0);
+    let reading = async {
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| {
+                let message = format!("the body cannot be read: {error}");
+                ApiError::Invalid { param: None, message }
+            })?;
+            let Some(data) = frame.data_ref() else { continue };
+            length += data.len();
+            if length <= limits.body_bytes {
+                bytes.extend_from_slice(data);
+            } else if length > limits.body_bytes.saturating_add(MOST_DISCARDED) {
+                break;
+            } else {
+                bytes = Vec::new();
+            }
+        }
+        Ok(())
+    };
+    let read = tokio::time::timeout(limits.body_time, reading).await;
+    if length > limits.body_bytes {
+        return Err(too_large());
+    }
+    read.unwrap_or(Err(ApiError::BodyTimeout(limits.body_time)))?;
+    Ok(bytes.into())
 }
 
 /// Parses JSON into something that knows all of its fields.

@@ -24,7 +24,8 @@ pub async fn log(State(state): State<AppState>, request: Request, next: Next) ->
         "request",
         id = id.to_str().unwrap_or_default(),
         method = %request.method(),
-        path = request.uri().path()
+        path = request.uri().path(),
+        "http.response.status_code" = tracing::field::Empty,
     );
     let route = request.extensions().get::<MatchedPath>().cloned();
     let dialect = Dialect::of_path(request.uri().path());
@@ -37,6 +38,7 @@ pub async fn log(State(state): State<AppState>, request: Request, next: Next) ->
         let status = response.status().as_u16();
         state.metrics.http(route.as_ref().map_or("other", MatchedPath::as_str), status);
         tracing::info!(status, milliseconds = started.elapsed().as_millis() as u64, "answered");
+        tracing::Span::current().record("http.response.status_code", status);
         response
     }
     .instrument(span)

@@ -40,7 +40,7 @@ pub use library::Library;
 pub use listen::{BindError, Bound};
 pub use models::Residency;
 pub use settings::{HttpLimits, Listen, ServerSettings};
-pub use source::{LoadError, Loaded, ModelEntry, ModelSource};
+pub use source::{LoadError, Loaded, ModelEntry, ModelSource, Outside};
 
 use crate::{keys::Keys, metrics::Metrics, models::Models};
 
@@ -73,7 +73,7 @@ pub struct Server {
 impl Server {
     /// A server of these models. Nothing is loaded yet.
     pub fn new(settings: ServerSettings, source: Arc<dyn ModelSource>, library: Option<Library>) -> Self {
-        let models = Models::new(source, settings.residency);
+        let models = Models::new(source, settings.residency, settings.release_memory);
         let metrics = Metrics::new(models.clone());
         let keys = Keys::new(KeyFile::new(settings.keys.clone()));
         Self {

@@ -2,10 +2,13 @@
 
 use std::{error::Error, path::Path, sync::Arc};
 
-use paguro_registry::{Details, Registry, RegistryError, hub::Hub};
+use paguro_registry::{
+    Details, Digest, ImportOptions, ModelName, ModelRecord, Registry, RegistryError, hub::Hub,
+};
+use serde_json::{Map, Value};
 use tokio::task::spawn_blocking;
 
-use crate::error::ApiError;
+use crate::{error::ApiError, source::Outside};
 
 /// The model library, and where its models come from.
 #[derive(Clone, Debug)]
@@ -31,6 +34,32 @@ impl Library {
         let done = spawn_blocking(move || work(&library)).await;
         done.map_err(|error| ApiError::Internal(format!("the library's work ended: {error}")))?
             .map_err(ApiError::from)
+    }
+
+    /// Takes in a model that lies outside: one in the program is copied, a file stays where it is.
+    ///
+    /// # Errors
+    /// What the library says.
+    pub fn take_in(
+        &self,
+        outside: &Outside,
+        name: &ModelName,
+        parameters: Map<String, Value>,
+    ) -> Result<ModelRecord, RegistryError> {
+        match outside {
+            Outside::Program { file, bytes } => {
+                let digest = Digest::of(bytes);
+                self.registry.put_blob(*bytes, digest)?;
+                let files = [((*file).to_owned(), digest)];
+                self.registry.create_from_blobs(name, &files, parameters, &self.inspect)
+            }
+            Outside::Disk(path) => {
+                let options =
+                    ImportOptions { name: Some(name.clone()), replace: true, ..ImportOptions::default() };
+                self.registry.import(path, &options, &self.inspect, &|_| {})?;
+                self.registry.set_parameters(&name.to_string(), parameters)
+            }
+        }
     }
 }
 

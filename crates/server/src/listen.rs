@@ -1,13 +1,21 @@
 //! Connections: accepted up to a bound, each with a time limit for heads, and ended in order.
 
-use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
-use axum::{Extension, Router};
-use hyper::server::conn::http1;
+use axum::Router;
+use hyper::{Request, body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     server::graceful::GracefulShutdown,
-    service::TowerToHyperService,
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -15,6 +23,7 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, watch},
     task::JoinSet,
 };
+use tower::ServiceExt;
 
 use crate::{AppState, Listen, Server};
 
@@ -83,6 +92,15 @@ impl Listener {
         }
     }
 
+    /// The file of a Unix socket.
+    fn socket(&self) -> Option<PathBuf> {
+        match self {
+            Self::Tcp(..) => None,
+            #[cfg(unix)]
+            Self::Unix(_, path) => Some(path.clone()),
+        }
+    }
+
     /// A socket file that nobody listens at is what a server that was killed has left.
     #[cfg(unix)]
     async fn bind_unix(path: PathBuf) -> io::Result<Self> {
@@ -123,11 +141,13 @@ impl Bound {
             graceful: Arc::new(GracefulShutdown::new()),
             cut: watch::Sender::new(()),
             room: Arc::new(Semaphore::new(state.settings.limits.connections)),
+            crowd: Arc::new(Crowd::new(state.settings.release_memory)),
             head_time: state.settings.limits.head_time,
         };
         let mut tasks = JoinSet::new();
         let models = state.models.clone();
         tasks.spawn(async move { models.unload_unused().await });
+        let sockets: Vec<_> = self.listeners.iter().filter_map(Listener::socket).collect();
         for listener in self.listeners {
             tasks.spawn(connections.clone().accept(listener));
         }
@@ -135,6 +155,10 @@ impl Bound {
         tracing::info!("stopping");
         // Closes the listeners, so that nobody new can connect.
         tasks.shutdown().await;
+        for path in sockets {
+            // If somebody has taken it away, nothing is left to do.
+            let _ = std::fs::remove_file(path);
+        }
         connections.end(&state).await;
         state.models.unload_all().await;
     }
@@ -147,7 +171,48 @@ struct Connections {
     /// Changes when all connections are to end at once.
     cut: watch::Sender<()>,
     room: Arc<Semaphore>,
+    crowd: Arc<Crowd>,
     head_time: Duration,
+}
+
+/// Counts connections, so that the memory of many is given back when they have gone.
+#[derive(Debug)]
+struct Crowd {
+    open: AtomicUsize,
+    /// Most that were open since memory was given back.
+    most: AtomicUsize,
+    release: fn(),
+}
+
+impl Crowd {
+    /// Fewer leave little behind.
+    const MANY: usize = 128;
+    /// The last ones of a crowd may go meanwhile.
+    const PAUSE: Duration = Duration::from_millis(500);
+
+    fn new(release: fn()) -> Self {
+        Self { open: AtomicUsize::new(0), most: AtomicUsize::new(0), release }
+    }
+
+    fn enter(&self) {
+        let open = self.open.fetch_add(1, Ordering::Relaxed) + 1;
+        self.most.fetch_max(open, Ordering::Relaxed);
+    }
+
+    /// Once for every crowd that has gone, memory is given back.
+    fn leave(self: &Arc<Self>) {
+        let open = self.open.fetch_sub(1, Ordering::Relaxed) - 1;
+        let most = self.most.load(Ordering::Relaxed);
+        let gone = most >= Self::MANY && open <= most / 4;
+        if gone && self.most.compare_exchange(most, open, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            let release = self.release;
+            tokio::spawn(async move {
+                tokio::time::sleep(Self::PAUSE).await;
+                // It walks through all of the heap. A panic there has nobody to go to.
+                let _ = tokio::task::spawn_blocking(release).await;
+            });
+        }
+    }
 }
 
 impl Connections {
@@ -181,13 +246,20 @@ impl Connections {
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        let service = TowerToHyperService::new(self.router.clone().layer(Extension(arrival)));
+        // The router is shared: a layer of its own would be another one, with all its paths, for every connection.
+        let router = self.router.clone();
+        let service = service_fn(move |mut request: Request<Incoming>| {
+            request.extensions_mut().insert(arrival);
+            router.clone().oneshot(request)
+        });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(self.head_time)
             .serve_connection(TokioIo::new(stream), service);
         let connection = self.graceful.watch(connection);
         let mut cut = self.cut.subscribe();
+        let crowd = self.crowd.clone();
+        crowd.enter();
         tokio::spawn(async move {
             let ended = tokio::select! {
                 ended = connection => ended,
@@ -198,6 +270,7 @@ impl Connections {
                 tracing::debug!(%error, "connection ended");
             }
             drop(permit);
+            crowd.leave();
         });
     }
 

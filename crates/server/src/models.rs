@@ -19,7 +19,7 @@ use tokio::{
 
 use crate::{
     error::ApiError,
-    source::{LoadError, Loaded, ModelEntry, ModelSource},
+    source::{LoadError, Loaded, ModelEntry, ModelSource, Outside},
 };
 
 /// How residency is bounded.
@@ -38,6 +38,8 @@ pub struct Residency {
 pub struct Models {
     source: Arc<dyn ModelSource>,
     residency: Residency,
+    /// Gives memory back to the system that an unloaded model has left.
+    release_memory: fn(),
     slots: Mutex<HashMap<Key, Slot>>,
     /// Somebody has stopped using a model, or a model has gone.
     changed: Notify,
@@ -122,10 +124,11 @@ pub struct ResidentInfo {
 
 impl Models {
     /// Nothing is loaded yet.
-    pub fn new(source: Arc<dyn ModelSource>, residency: Residency) -> Arc<Self> {
+    pub fn new(source: Arc<dyn ModelSource>, residency: Residency, release_memory: fn()) -> Arc<Self> {
         Arc::new(Self {
             source,
             residency,
+            release_memory,
             slots: Mutex::default(),
             changed: Notify::new(),
             loads: AtomicU64::new(0),
@@ -150,6 +153,11 @@ impl Models {
     pub async fn find(&self, name: &str) -> Result<ModelEntry, ApiError> {
         let (source, name) = (self.source.clone(), name.to_owned());
         Ok(blocking(move || source.find(&name)).await?)
+    }
+
+    /// Where a model lies that is not the library's.
+    pub fn outside(&self, name: &str) -> Option<Outside> {
+        self.source.outside(name)
     }
 
     /// Opens a model's file, to see what it says of itself.
@@ -223,7 +231,7 @@ impl Models {
         let slots: Vec<_> = self.slots().drain().collect();
         for (_, slot) in slots {
             if let Slot::Ready(resident) = slot {
-                end(resident).await;
+                self.end(resident).await;
             }
         }
     }
@@ -339,9 +347,23 @@ impl Models {
         };
         tracing::info!(model = resident.entry.name, "unloaded");
         self.unloads.fetch_add(1, Ordering::Relaxed);
-        end(resident).await;
+        self.end(resident).await;
         self.changed.notify_waiters();
         true
+    }
+
+    /// Ends an engine and waits for it, so that its memory is free when this returns. (A lease that is just being
+    /// dropped may hold it a moment longer.)
+    async fn end(&self, resident: Arc<Resident>) {
+        let Some(mut resident) = Arc::into_inner(resident) else { return };
+        let release_memory = self.release_memory;
+        let end = move || {
+            drop(resident.engine.take());
+            drop(resident);
+            release_memory();
+        };
+        // A panic of the engine thread was caught there; dropping it has nothing to report.
+        let _ = spawn_blocking(end).await;
     }
 
     fn slots(&self) -> MutexGuard<'_, HashMap<Key, Slot>> {
@@ -356,16 +378,6 @@ async fn blocking<T: Send + 'static>(
     spawn_blocking(work)
         .await
         .unwrap_or_else(|error| Err(LoadError::Failed(format!("loading ended: {error}"))))
-}
-
-/// Ends an engine and waits for it, so that its memory is free when this returns. (A lease that is just being
-/// dropped may hold it a moment longer.)
-async fn end(resident: Arc<Resident>) {
-    if let Some(mut resident) = Arc::into_inner(resident) {
-        let engine = resident.engine.take();
-        // A panic of the engine thread was caught there; dropping it has nothing to report.
-        let _ = spawn_blocking(move || drop(engine)).await;
-    }
 }
 
 impl Slot {

@@ -23,6 +23,7 @@ use crate::{AppState, anthropic, ollama, openai, status};
     paths(
         openai::chat::create,
         openai::completions::create,
+        openai::embeddings::create,
         openai::responses::create,
         openai::responses::get,
         openai::responses::delete,
@@ -34,6 +35,8 @@ use crate::{AppState, anthropic, ollama, openai, status};
         anthropic::count::count,
         ollama::chat::chat,
         ollama::generate::generate,
+        ollama::embed::embed,
+        ollama::embed::embeddings,
         ollama::models::tags,
         ollama::models::ps,
         ollama::models::show,

@@ -19,6 +19,8 @@ pub struct ServerSettings {
     pub hosts: Vec<String>,
     /// Origins of web pages that may use this server; `*` is all.
     pub origins: Vec<String>,
+    /// Gives memory back to the system that the process has and nobody uses.
+    pub release_memory: fn(),
     /// How long running requests may go on after the server was asked to stop.
     pub shutdown_time: Duration,
 }
@@ -41,6 +43,8 @@ pub struct HttpLimits {
     pub body_time: Duration,
     /// How long a request's head may take to arrive, and an idle connection stay.
     pub head_time: Duration,
+    /// How long an answer may take, loading the model included; `None` is for ever.
+    pub request_time: Option<Duration>,
     /// Open connections; more wait in the system's queue.
     pub connections: usize,
 }
@@ -51,6 +55,7 @@ impl Default for HttpLimits {
             body_bytes: 32 << 20,
             body_time: Duration::from_secs(60),
             head_time: Duration::from_secs(60),
+            request_time: None,
             connections: 4096,
         }
     }

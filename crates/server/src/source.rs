@@ -1,6 +1,6 @@
 //! Where models come from. The server names no device and no file: whoever starts it brings these.
 
-use std::{fmt::Debug, sync::Arc};
+use std::{fmt::Debug, path::PathBuf, sync::Arc};
 
 use paguro_engine::Engine;
 use paguro_model::{Model, ModelFile};
@@ -31,6 +31,23 @@ pub trait ModelSource: Debug + Send + Sync + 'static {
     /// # Errors
     /// What is wrong with the model, or the device.
     fn load(&self, entry: &ModelEntry) -> Result<Loaded, LoadError>;
+
+    /// Where a model lies that is not the library's; `None` for those that are, and for names that nobody has.
+    fn outside(&self, name: &str) -> Option<Outside>;
+}
+
+/// Where a model lies that is not the library's.
+#[derive(Clone, Debug)]
+pub enum Outside {
+    /// In the program.
+    Program {
+        /// The name that its file would have.
+        file: &'static str,
+        /// What would be in it.
+        bytes: &'static [u8],
+    },
+    /// In a file or folder that whoever started the server has named.
+    Disk(PathBuf),
 }
 
 /// A model that can be loaded.
@@ -70,6 +87,12 @@ pub enum LoadError {
     /// Nothing has this name.
     #[error("there is no model `{0}`")]
     NotFound(String),
+    /// A short form of several names.
+    #[error("{0}")]
+    Ambiguous(String),
+    /// It is there and cannot be run, now or later.
+    #[error("{0}")]
+    Unsupported(String),
     /// It does not fit.
     #[error("{0}")]
     TooLarge(String),

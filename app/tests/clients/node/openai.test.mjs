@@ -49,3 +49,29 @@ test("models and errors", async () => {
   const refused = client.chat.completions.create({ ...options, colour: "red" });
   await assert.rejects(refused, error => error.status === 400 && error.param === "colour");
 });
+
+const hero = {
+  type: "object",
+  properties: { age: { enum: [3, 30] }, brave: { type: "boolean" } },
+  required: ["age", "brave"],
+  additionalProperties: false,
+};
+
+test("structured output and tools", async () => {
+  const format = { type: "json_schema", json_schema: { name: "hero", schema: hero, strict: true } };
+  const answer = await client.chat.completions.create({ model: MODEL, messages, response_format: format });
+  assert.ok([3, 30].includes(JSON.parse(answer.choices[0].message.content).age));
+  const tools = [{ type: "function", function: { name: "meet", parameters: hero } }];
+  const called = await client.chat.completions.create({
+    model: MODEL, messages, tools, tool_choice: "required", parallel_tool_calls: false,
+  });
+  const calls = called.choices[0].message.tool_calls;
+  assert.deepEqual([calls.length, calls[0].function.name], [1, "meet"]);
+  assert.equal(typeof JSON.parse(calls[0].function.arguments).brave, "boolean");
+});
+
+test("embeddings", async () => {
+  const answer = await client.embeddings.create({ model: MODEL, input: ["A fox lost a key", "The sea is deep"] });
+  assert.equal(answer.data.length, 2);
+  assert.ok(Math.abs(Math.hypot(...answer.data[1].embedding) - 1) < 1e-4);
+});

@@ -67,6 +67,21 @@ class Messages(unittest.TestCase):
         self.assertEqual(message.usage.output_tokens, 4)
 
 
+    def test_tools_are_called(self):
+        for choice in [{"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "weather"}]:
+            message = client().messages.create(
+                model=MODEL, max_tokens=200, messages=MESSAGES, tools=[WEATHER], tool_choice=choice
+            )
+            self.assertEqual((message.stop_reason, message.content[0].name), ("tool_use", "weather"))
+            self.assertLessEqual(len(message.content[0].input["city"]), 12)
+        with client().messages.stream(
+            model=MODEL, max_tokens=200, messages=MESSAGES, tools=[WEATHER],
+            tool_choice={"type": "any", "disable_parallel_tool_use": True},
+        ) as stream:
+            final = stream.get_final_message()
+        self.assertTrue(all(block.type == "tool_use" for block in final.content))
+
+
 class Errors(unittest.TestCase):
     def test_errors_are_the_clients_own(self):
         with self.assertRaises(anthropic.NotFoundError) as caught:

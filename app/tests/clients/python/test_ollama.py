@@ -1,5 +1,7 @@
 """ollama, the official client."""
 
+import json
+import math
 import unittest
 
 import ollama
@@ -39,6 +41,40 @@ class Answers(unittest.TestCase):
     def test_options_object(self):
         options = ollama.Options(num_predict=4, temperature=0, top_k=5, stop=["."], num_ctx=256)
         self.assertLessEqual(client().chat(model=MODEL, messages=MESSAGES, options=options).eval_count, 4)
+
+
+    def test_format_and_tools(self):
+        schema = {
+            "type": "object", "properties": {"age": {"enum": [3, 30]}, "brave": {"type": "boolean"}},
+            "required": ["age", "brave"], "additionalProperties": False,
+        }
+        options = {"num_predict": 200}
+        for _ in range(3):
+            answer = client().chat(model=MODEL, messages=MESSAGES, format=schema, options=options)
+            self.assertIn(json.loads(answer.message.content)["age"], [3, 30])
+            answer = client().generate(model=MODEL, prompt=QUESTION, format=schema, options=options)
+            self.assertIn(json.loads(answer.response)["brave"], [True, False])
+
+        def weather(city: str) -> str:
+            """The weather in a city
+
+            Args:
+                city: which
+            """
+            return city
+
+        answer = client().chat(model=MODEL, messages=MESSAGES, tools=[weather], options=OPTIONS)
+        self.assertTrue(answer.done)
+
+    def test_embeddings(self):
+        answer = client().embed(model=MODEL, input=["A fox lost a key", "The sea is deep"])
+        self.assertEqual(len(answer.embeddings), 2)
+        self.assertAlmostEqual(math.hypot(*answer.embeddings[0]), 1, places=4)
+        self.assertGreater(answer.prompt_eval_count, 2)
+        older = client().embeddings(model=MODEL, prompt="A fox lost a key").embedding
+        scale = math.hypot(*older)
+        for a, b in zip(older, answer.embeddings[0]):
+            self.assertAlmostEqual(a / scale, b, places=5)
 
 
 class Models(unittest.TestCase):

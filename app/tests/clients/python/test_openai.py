@@ -1,13 +1,25 @@
 """openai, the official client."""
 
 import asyncio
+import json
+import math
+import typing
 import unittest
 
 import openai
+import pydantic
 
 from server import ADDRESS, MODEL, QUESTION
 
 MESSAGES = [{"role": "user", "content": QUESTION}]
+
+
+class Hero(pydantic.BaseModel):
+    """What an answer is to be: small, so that a small model comes to its end."""
+
+    age: typing.Literal[3, 30, 300]
+    mood: typing.Literal["happy", "sad"]
+    brave: bool
 
 
 def client(**options):
@@ -61,6 +73,51 @@ class Chat(unittest.TestCase):
         )
         self.assertNotIn(".", answer.choices[0].message.content)
 
+    def test_structured_output(self):
+        answer = client().chat.completions.parse(model=MODEL, messages=MESSAGES, response_format=Hero)
+        self.assertIsInstance(answer.choices[0].message.parsed, Hero)
+        with client().chat.completions.stream(model=MODEL, messages=MESSAGES, response_format=Hero) as stream:
+            for _ in stream:
+                pass
+            self.assertIsInstance(stream.get_final_completion().choices[0].message.parsed, Hero)
+        response = client().responses.parse(model=MODEL, input=QUESTION, text_format=Hero)
+        self.assertIsInstance(response.output_parsed, Hero)
+        with self.assertRaises(openai.BadRequestError) as caught:
+            client().chat.completions.create(
+                model=MODEL, messages=MESSAGES,
+                response_format={
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"type": "array", "uniqueItems": True}},
+                },
+            )
+        self.assertEqual(caught.exception.param, "response_format")
+        self.assertIn("uniqueItems", caught.exception.message)
+
+    def test_tools(self):
+        tool = openai.pydantic_function_tool(Hero, name="meet")
+        options = {"model": MODEL, "messages": MESSAGES, "tools": [tool], "parallel_tool_calls": False}
+        for choice in ["required", {"type": "function", "function": {"name": "meet"}}]:
+            answer = client().chat.completions.parse(**options, tool_choice=choice)
+            (call,) = answer.choices[0].message.tool_calls
+            self.assertIsInstance(call.function.parsed_arguments, Hero)
+            # What came back can be said again, with its result.
+            more = MESSAGES + [
+                answer.choices[0].message.model_dump(exclude={"parsed"}, exclude_none=True),
+                {"role": "tool", "tool_call_id": call.id, "content": "hello"},
+            ]
+            for said in more[-2].get("tool_calls", []):
+                said["function"].pop("parsed_arguments", None)
+            client().chat.completions.create(model=MODEL, messages=more, max_tokens=4, tools=[tool])
+        chunks = client().chat.completions.create(**options, tool_choice="required", stream=True)
+        parts = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
+        self.assertEqual(parts[0].function.name, "meet")
+        Hero.model_validate_json("".join(part.function.arguments or "" for part in parts))
+        function = tool["function"] | {"type": "function"}
+        response = client().responses.create(
+            model=MODEL, input=QUESTION, tools=[function], tool_choice="required", parallel_tool_calls=False
+        )
+        Hero.model_validate(json.loads(response.output[0].arguments))
+
     def test_async_clients_at_once(self):
         async def ask(asynchronous, seed):
             stream = await asynchronous.chat.completions.create(
@@ -105,6 +162,22 @@ class Others(unittest.TestCase):
         self.assertEqual(len(whole.choices[0].logprobs.tokens), 8)
         parts = client().completions.create(**options, stream=True)
         self.assertEqual("".join(part.choices[0].text for part in parts), whole.choices[0].text)
+
+    def test_embeddings(self):
+        texts = ["A fox lost a key", "The sea is deep"]
+        # The client asks for base64 by itself, and reads it.
+        answer = client().embeddings.create(model=MODEL, input=texts)
+        plain = client().embeddings.create(model=MODEL, input=texts, encoding_format="float")
+        self.assertEqual([item.index for item in answer.data], [0, 1])
+        self.assertEqual(answer.usage.prompt_tokens, answer.usage.total_tokens)
+        for a, b in zip(answer.data, plain.data):
+            self.assertLess(max(abs(x - y) for x, y in zip(a.embedding, b.embedding)), 1e-6)
+            self.assertAlmostEqual(math.hypot(*a.embedding), 1, places=4)
+        short = client().embeddings.create(model=MODEL, input=texts[0], dimensions=8)
+        self.assertEqual(len(short.data[0].embedding), 8)
+        with self.assertRaises(openai.BadRequestError) as caught:
+            client().embeddings.create(model=MODEL, input=texts[0], dimensions=100_000)
+        self.assertEqual(caught.exception.param, "dimensions")
 
     def test_responses(self):
         options = {"model": MODEL, "max_output_tokens": 16, "temperature": 0}

@@ -6,7 +6,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use super::{
@@ -22,7 +22,7 @@ use crate::{
     AppState,
     error::ApiError,
     extract::Json,
-    generate::{self, ChatRequest, Options},
+    generate::{self, Caller, ChatRequest, Options},
     openai::types::{Content, refuse},
 };
 
@@ -71,7 +71,7 @@ pub struct MessagesRequest {
     /// Not supported.
     #[schema(value_type = Option<Object>)]
     pub container: Option<Value>,
-    /// Not supported: the client decides what is in `messages`.
+    /// Must leave all of `messages` as it is: without `edits`, or with those that keep everything.
     #[schema(value_type = Option<Object>)]
     pub context_management: Option<Value>,
     /// Not supported.
@@ -103,6 +103,7 @@ pub struct MessagesRequest {
 )]
 pub async fn create(
     State(state): State<AppState>,
+    caller: Caller,
     headers: HeaderMap,
     Json(body): Json<MessagesRequest>,
 ) -> Result<Response, ApiError> {
@@ -111,7 +112,7 @@ pub async fn create(
     let omit_thinking = body.thinking.as_ref().is_some_and(ThinkingParam::omits);
     let model = body.model.clone();
     let request = body.into_request()?;
-    let generating = generate::chat(&state, &model, request).await.map_err(super::rename)?;
+    let generating = generate::chat(&state, caller, &model, request).await.map_err(super::rename)?;
     if stream {
         return Ok(stream::write(generating, omit_thinking));
     }
@@ -154,15 +155,23 @@ impl MessagesRequest {
         let speed = self.speed.as_ref().filter(|speed| *speed != "standard");
         refuse(&speed, "speed", "answers come as fast as they can: `standard`")?;
         refuse(&self.container, "container", "this server runs nothing but models")?;
-        refuse(
-            &self.context_management,
-            "context_management",
-            "all of `messages` is read, and nothing else",
-        )?;
+        let management = self.context_management.as_ref().filter(|management| !keeps_all(management));
+        refuse(&management, "context_management", "all of `messages` is read, and nothing else")?;
         refuse(&self.diagnostics, "diagnostics", "usage says what the prefix cache had")?;
         refuse(&self.inference_geo, "inference_geo", "everything happens on this machine")?;
-        refuse(&self.mcp_servers, "mcp_servers", "tools are called by the client")?;
+        let servers = self.mcp_servers.as_ref().filter(|servers| !servers.is_empty());
+        refuse(&servers, "mcp_servers", "tools are called by the client")?;
         refuse(&self.user_profile_id, "user_profile_id", "there are no profiles")?;
         refuse(&self.workspace_id, "workspace_id", "there are no workspaces")
     }
+}
+
+/// Whether a context management does nothing, as that of Claude Code.
+fn keeps_all(management: &Value) -> bool {
+    let keep_thinking = json!({"type": "clear_thinking_20251015", "keep": "all"});
+    let Some(keys) = management.as_object() else { return false };
+    keys.iter().all(|(key, edits)| {
+        key == "edits"
+            && edits.as_array().is_some_and(|edits| edits.iter().all(|edit| *edit == keep_thinking))
+    })
 }

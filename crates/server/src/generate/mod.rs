@@ -1,6 +1,9 @@
 //! The layer that all APIs share: a request in our own words becomes tokens, an engine's request, and a stream of
 //! [`Piece`]s. Dialects only translate at both ends.
 
+mod caller;
+mod constraint;
+mod embed;
 mod reading;
 mod request;
 
@@ -10,12 +13,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use paguro_engine::{Event, FinishReason, Generation};
+use paguro_engine::{Constraint, Event, FinishReason, Generation};
 use paguro_model::{Model, tokenizer::Tokenizer};
 use tokio::task::spawn_blocking;
 
 use crate::{AppState, error::ApiError, metrics::RequestMetrics, models::Lease, ollama::Defaults};
 
+pub use caller::Caller;
+pub use embed::{EmbedRequest, Embedded, embed};
 use reading::{Reader, Reading};
 pub use request::{
     ChatRequest, Format, Message, Options, Prompt, Reasoning, Role, TextRequest, Tool, ToolCall, ToolChoice,
@@ -133,6 +138,10 @@ pub struct Generating {
     ready: VecDeque<Piece>,
     timing: Timing,
     metrics: RequestMetrics,
+    /// Of all choices that have ended.
+    completion_tokens: usize,
+    /// From the queue to the last piece, for whoever traces requests.
+    span: tracing::Span,
 }
 
 /// One choice's state between engine and pieces.
@@ -149,41 +158,58 @@ struct Choice {
 ///
 /// # Errors
 /// The model is not there or cannot chat, or the request asks for what cannot be.
-pub async fn chat(state: &AppState, model: &str, mut request: ChatRequest) -> Result<Generating, ApiError> {
+pub async fn chat(
+    state: &AppState,
+    caller: Caller,
+    model: &str,
+    mut request: ChatRequest,
+) -> Result<Generating, ApiError> {
     let received = Instant::now();
-    let lease = state.models.lease(model).await?;
+    let lease = caller.in_time(state.models.lease(model)).await?;
     Defaults::read(&lease.entry.parameters)?.complete(&mut request);
-    refuse_formats(&request.format)?;
-    if matches!(request.tool_choice, ToolChoice::Required | ToolChoice::Named(_)) {
-        return Err(ApiError::invalid("tool_choice", "a call cannot be forced yet; use `auto` or `none`"));
-    }
-    let (prompt, reading, options) = off_thread(&lease, move |model| {
+    let handle = lease.handle.clone();
+    let work = off_thread(&lease, move |model| {
         let (prompt, reading) = request.prepare(model)?;
-        Ok((prompt, reading, request.options))
-    })
-    .await?;
-    Generating::start(state, lease, prompt, Some(reading), options, received)
+        let constraint = request.constraint(&reading, &model.tokenizer, &handle)?;
+        let options = request.options;
+        Ok(Prepared { prompt, constraint, reading: Some(reading), options })
+    });
+    let prepared = caller.in_time(work).await?;
+    Generating::start(state, lease, caller, prepared, received)
 }
 
 /// Starts to continue a text.
 ///
 /// # Errors
 /// The model is not there, or the request asks for what cannot be.
-pub async fn text(state: &AppState, model: &str, request: TextRequest) -> Result<Generating, ApiError> {
+pub async fn text(
+    state: &AppState,
+    caller: Caller,
+    model: &str,
+    request: TextRequest,
+) -> Result<Generating, ApiError> {
     let received = Instant::now();
-    let lease = state.models.lease(model).await?;
-    refuse_formats(&request.format)?;
-    let TextRequest { prompt, options, .. } = request;
-    let options = Defaults::read(&lease.entry.parameters)?.complete_options(options);
-    let prompt = off_thread(&lease, move |model| Ok(prompt.tokens(model))).await?;
-    Generating::start(state, lease, prompt, None, options, received)
+    let lease = caller.in_time(state.models.lease(model)).await?;
+    let TextRequest { prompt, format, default_max_tokens, options } = request;
+    let mut options = Defaults::read(&lease.entry.parameters)?.complete_options(options);
+    options.max_tokens = options.max_tokens.or(default_max_tokens);
+    let handle = lease.handle.clone();
+    let work = off_thread(&lease, move |model| {
+        let (prompt, constraint) = (prompt.tokens(model), format.constraint(&handle)?);
+        Ok(Prepared { prompt, constraint, reading: None, options })
+    });
+    let prepared = caller.in_time(work).await?;
+    Generating::start(state, lease, caller, prepared, received)
 }
 
-fn refuse_formats(format: &Format) -> Result<(), ApiError> {
-    match format {
-        Format::Text => Ok(()),
-        _ => Err(ApiError::invalid("response_format", "only `text` can be honoured yet")),
-    }
+/// What is made of a request before its turn comes.
+struct Prepared {
+    prompt: Vec<u32>,
+    /// What the answer must be.
+    constraint: Option<Constraint>,
+    /// How to read it; `None` where the text is all there is.
+    reading: Option<Reading>,
+    options: Options,
 }
 
 /// Templates and tokenizers take their time with long texts; the threads that serve others must not.
@@ -200,14 +226,17 @@ impl Generating {
     fn start(
         state: &AppState,
         lease: Lease,
-        prompt: Vec<u32>,
-        reading: Option<Reading>,
-        mut options: Options,
+        caller: Caller,
+        prepared: Prepared,
         received: Instant,
     ) -> Result<Self, ApiError> {
+        let Prepared { prompt, constraint, reading, mut options } = prepared;
         let prompt_tokens = prompt.len();
         options.bound(prompt_tokens, lease.handle.max_context())?;
         let mut request = options.request(prompt, &lease.model.defaults);
+        request.constraint = constraint;
+        request.tenant = caller.tenant;
+        request.deadline = caller.deadline.map(Into::into);
         if let Some(reading) = &reading {
             request.shown_tokens = reading.shown_tokens(&lease.model.tokenizer);
         }
@@ -218,7 +247,24 @@ impl Generating {
         let generation = lease.handle.generate(request)?;
         let metrics = state.metrics.request(&lease.entry.name, received);
         let timing = Timing { received, submitted, started: None, first_token: None, last_token: None };
-        Ok(Self { generation, lease, prompt_tokens, choices, ready: VecDeque::new(), timing, metrics })
+        let span = tracing::info_span!(
+            "generate",
+            "gen_ai.request.model" = lease.entry.name,
+            "gen_ai.usage.input_tokens" = prompt_tokens,
+            "gen_ai.usage.output_tokens" = tracing::field::Empty,
+        );
+        let ready = VecDeque::new();
+        Ok(Self {
+            generation,
+            lease,
+            prompt_tokens,
+            choices,
+            ready,
+            timing,
+            metrics,
+            completion_tokens: 0,
+            span,
+        })
     }
 
     /// The next piece; `None` after the last one.
@@ -281,12 +327,17 @@ impl Generating {
                 self.write_token(branch, text);
             }
             Event::Finished { branch, text, reason, usage } => {
-                let calls = self.write_end(branch, text);
+                let cut = !matches!(reason, FinishReason::Stop(_) | FinishReason::Complete);
+                let calls = self.write_end(branch, text, cut);
                 let reason = match reason {
                     FinishReason::StopString(text) => Finish::StopString(text),
                     FinishReason::Length | FinishReason::ContextFull => Finish::Length,
-                    FinishReason::Stop(_) if calls > 0 => Finish::ToolCalls,
-                    FinishReason::Stop(_) => Finish::Stop,
+                    FinishReason::Stop(_) | FinishReason::Complete if calls > 0 => Finish::ToolCalls,
+                    FinishReason::Stop(_) | FinishReason::Complete => Finish::Stop,
+                    FinishReason::DeadlineExceeded => {
+                        self.metrics.failed();
+                        return Err(ApiError::timeout());
+                    }
                     FinishReason::Cancelled => {
                         return Err(ApiError::Unavailable("the server is shutting down".into()));
                     }
@@ -299,6 +350,8 @@ impl Generating {
                     reasoning: self.choices[branch].reasoning_tokens,
                 };
                 self.metrics.finished(usage);
+                self.completion_tokens += usage.completion;
+                self.span.record("gen_ai.usage.output_tokens", self.completion_tokens);
                 let logprobs = std::mem::take(&mut self.choices[branch].logprobs);
                 self.ready.push_back(Piece::Finished { choice: branch, reason, logprobs, usage });
             }
@@ -322,13 +375,13 @@ impl Generating {
     }
 
     /// Writes what was held back. Returns how many calls there were.
-    fn write_end(&mut self, branch: usize, text: String) -> usize {
+    fn write_end(&mut self, branch: usize, text: String, cut: bool) -> usize {
         let Some(mut reader) = self.choices[branch].reader.take() else {
             self.write(branch, vec![Delta::Text(text)]);
             return 0;
         };
         let mut deltas = reader.push(&text);
-        let (rest, calls) = reader.finish();
+        let (rest, calls) = reader.finish(cut);
         deltas.extend(rest);
         self.write(branch, deltas);
         calls

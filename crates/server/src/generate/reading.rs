@@ -6,7 +6,9 @@ use super::{ChatRequest, Delta, Message, Role, Tool, ToolChoice};
 use crate::{
     error::ApiError,
     ids,
-    output::{Format, OfferedTool, OutputParser, ParserOptions, Piece, instructions, write_calls},
+    output::{
+        AnswerRules, Format, OfferedTool, OutputParser, ParserOptions, Piece, instructions, write_calls,
+    },
 };
 
 /// How to read an answer.
@@ -41,6 +43,20 @@ impl Reading {
         ids.filter(|&id| tokenizer.is_special(id)).collect()
     }
 
+    /// Whether the prompt has begun the reasoning.
+    pub fn in_reasoning(&self) -> bool {
+        self.options.in_reasoning
+    }
+
+    /// The grammar of an answer, for a model that writes like this.
+    ///
+    /// # Errors
+    /// Tools are offered, and the model writes calls in a way that is not read.
+    pub fn grammar(&self, rules: &AnswerRules<'_>, tokenizer: &Tokenizer) -> Result<String, ApiError> {
+        let control = |name: &str| tokenizer.token_id(name).filter(|&id| tokenizer.is_special(id));
+        rules.grammar(&self.format, control).map_err(|error| ApiError::invalid("tools", error.to_string()))
+    }
+
     /// Reads one answer.
     pub fn reader(&self) -> Reader {
         Reader { parser: OutputParser::new(self.format, self.options.clone()), calls: 0 }
@@ -62,9 +78,9 @@ impl Reader {
         deltas(pieces, &mut self.calls)
     }
 
-    /// What is left at the end, and the number of calls.
-    pub fn finish(mut self) -> (Vec<Delta>, usize) {
-        let deltas = deltas(self.parser.finish(), &mut self.calls);
+    /// What is left at the end, be it the model's own or where it was `cut`, and the number of calls.
+    pub fn finish(mut self, cut: bool) -> (Vec<Delta>, usize) {
+        let deltas = deltas(self.parser.finish(cut), &mut self.calls);
         (deltas, self.calls)
     }
 

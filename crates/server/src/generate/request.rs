@@ -49,6 +49,8 @@ pub struct TextRequest {
     pub prompt: Prompt,
     /// What the continuation must be.
     pub format: Format,
+    /// Most tokens where neither the request nor the library says how many.
+    pub default_max_tokens: Option<usize>,
     /// How to sample and when to end.
     pub options: Options,
 }

@@ -16,7 +16,7 @@ use crate::{
     AppState,
     error::ApiError,
     extract::Json,
-    generate::{self, ChatRequest, Message, Options, Role, Tool, ToolCall},
+    generate::{self, Caller, ChatRequest, Message, Options, Role, Tool, ToolCall},
 };
 
 /// A chat that is to be answered.
@@ -158,6 +158,7 @@ pub struct FunctionParam {
 )]
 pub async fn chat(
     State(state): State<AppState>,
+    caller: Caller,
     Json(mut body): Json<ChatParams>,
 ) -> Result<Response, ApiError> {
     let keep_alive = body.keep_alive;
@@ -168,7 +169,7 @@ pub async fn chat(
     if request.messages.is_empty() {
         return models::load_or_unload(&state, &name, keep_alive, &writer).await;
     }
-    let generating = generate::chat(&state, &name, request).await.map_err(rename)?;
+    let generating = generate::chat(&state, caller, &name, request).await.map_err(rename)?;
     if let Some(KeepAlive(time)) = keep_alive {
         generating.lease().keep_alive(time);
     }

@@ -15,7 +15,7 @@ use crate::{
     AppState,
     error::ApiError,
     extract::Json,
-    generate::{self, ChatRequest, Message, Options, Prompt, Role, TextRequest},
+    generate::{self, Caller, ChatRequest, Message, Options, Prompt, Role, TextRequest},
     openai::types::refuse,
 };
 
@@ -81,6 +81,7 @@ pub struct GenerateParams {
 )]
 pub async fn generate(
     State(state): State<AppState>,
+    caller: Caller,
     Json(body): Json<GenerateParams>,
 ) -> Result<Response, ApiError> {
     body.refuse_unsupported()?;
@@ -98,15 +99,15 @@ pub async fn generate(
         return models::load_or_unload(&state, &name, keep_alive, &writer).await;
     }
     let generating = if body.raw == Some(true) {
-        let request = TextRequest { prompt: Prompt::Text(prompt), format, options };
-        generate::text(&state, &name, request).await
+        let request = TextRequest { prompt: Prompt::Text(prompt), format, default_max_tokens: None, options };
+        generate::text(&state, caller, &name, request).await
     } else {
         let message = |role, content| Message { role, content, ..Message::default() };
         let system =
             body.system.filter(|system| !system.is_empty()).map(|system| message(Role::System, system));
         let messages = system.into_iter().chain([message(Role::User, prompt)]).collect();
         let request = ChatRequest { messages, format, reasoning, options, ..ChatRequest::default() };
-        generate::chat(&state, &name, request).await
+        generate::chat(&state, caller, &name, request).await
     };
     let generating = generating.map_err(rename)?;
     if let Some(KeepAlive(time)) = keep_alive {

@@ -21,13 +21,16 @@ use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::{Receiver, UnboundedSender, channel, unbounded_channel};
 use utoipa::ToSchema;
 
-use super::{chat::MessageParam, defaults::Defaults, error::ErrorBody, options::OptionsParam};
+use super::{
+    chat::MessageParam, defaults::Defaults, error::ErrorBody, models::LATEST, options::OptionsParam,
+};
 use crate::{
     AppState,
     error::ApiError,
     extract::Json,
     library::Library,
     openai::types::{OneOrMany, refuse},
+    source::Outside,
     stream::lines,
 };
 
@@ -71,6 +74,27 @@ impl Status {
 
 fn library(state: &AppState) -> Result<Library, ApiError> {
     state.library.clone().ok_or_else(|| ApiError::Unavailable("this server has no model library".into()))
+}
+
+/// Where a model lies that is served and is not the library's.
+fn outside(state: &AppState, name: &str) -> Option<Outside> {
+    state.models.outside(name.strip_suffix(LATEST).unwrap_or(name))
+}
+
+/// The library could have a model of such a name, but nobody would reach it.
+fn refuse_outside(state: &AppState, name: &str) -> Result<(), ApiError> {
+    match outside(state, name) {
+        Some(Outside::Program { .. }) => Err(ApiError::invalid(
+            "model",
+            format!("`{name}` is the model in the program, which stays as it is"),
+        )),
+        Some(Outside::Disk(_)) => {
+            let message =
+                format!("`{name}` is a file that this server was started with, and not in the library");
+            Err(ApiError::invalid("model", message))
+        }
+        None => Ok(()),
+    }
 }
 
 fn given(model: Option<String>, name: Option<String>) -> Result<String, ApiError> {
@@ -239,7 +263,7 @@ pub struct CreateParams {
     modelfile: Option<String>,
 }
 
-/// Makes a model of another one or of blobs; nothing is copied.
+/// Makes a model of another one or of blobs. Nothing is copied but the model in the program.
 ///
 /// # Errors
 /// What cannot be honoured, by name; files that are no model.
@@ -260,9 +284,11 @@ pub async fn create(
     let library = library(&state)?;
     let parameters = body.defaults()?;
     let name: ModelName = given(body.model, body.name)?.parse()?;
+    refuse_outside(&state, &name.short())?;
     let files = body.files.into_iter().flatten().map(|(file, digest)| Ok((file, digest.parse()?)));
     let files: Vec<(String, Digest)> = files.collect::<Result<_, RegistryError>>()?;
     let from = body.from.filter(|from| !from.is_empty());
+    let outside = from.as_ref().and_then(|from| outside(&state, from));
     match (&from, files.is_empty()) {
         (Some(_), false) => return Err(ApiError::invalid("files", "give either `from` or `files`")),
         (None, true) => {
@@ -272,9 +298,10 @@ pub async fn create(
     }
     work(body.stream, move |reports, _| async move {
         let _ = reports.send(Status::new("writing manifest"));
-        let made = library.run(move |library| match from {
-            Some(from) => library.registry.create_from_model(&name, &from, parameters),
-            None => library.registry.create_from_blobs(&name, &files, parameters, &library.inspect),
+        let made = library.run(move |library| match (from, outside) {
+            (_, Some(outside)) => library.take_in(&outside, &name, parameters),
+            (Some(from), None) => library.registry.create_from_model(&name, &from, parameters),
+            (None, None) => library.registry.create_from_blobs(&name, &files, parameters, &library.inspect),
         });
         made.await.map(drop)
     })
@@ -339,7 +366,13 @@ pub struct CopyParams {
 )]
 pub async fn copy(State(state): State<AppState>, Json(body): Json<CopyParams>) -> Result<(), ApiError> {
     let to: ModelName = body.destination.parse()?;
-    library(&state)?.run(move |library| library.registry.copy(&body.source, &to, true)).await.map(drop)
+    refuse_outside(&state, &to.short())?;
+    let outside = outside(&state, &body.source);
+    let copy = move |library: &Library| match outside {
+        Some(outside) => library.take_in(&outside, &to, Map::new()),
+        None => library.registry.copy(&body.source, &to, true),
+    };
+    library(&state)?.run(copy).await.map(drop)
 }
 
 /// A model that is to be deleted.
@@ -368,6 +401,7 @@ pub struct DeleteParams {
 )]
 pub async fn delete(State(state): State<AppState>, Json(body): Json<DeleteParams>) -> Result<(), ApiError> {
     let name = given(body.model, body.name)?;
+    refuse_outside(&state, &name)?;
     library(&state)?.run(move |library| library.registry.remove(&name)).await.map(drop)
 }
 

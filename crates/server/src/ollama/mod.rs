@@ -4,6 +4,7 @@ mod answer;
 pub mod chat;
 mod defaults;
 mod duration;
+pub mod embed;
 pub mod error;
 pub mod generate;
 pub mod library;
@@ -26,6 +27,8 @@ pub fn routes() -> Router<AppState> {
         .route("/", get(models::running))
         .route("/api/generate", post(generate::generate))
         .route("/api/chat", post(chat::chat))
+        .route("/api/embed", post(embed::embed))
+        .route("/api/embeddings", post(embed::embeddings))
         .route("/api/tags", get(models::tags))
         .route("/api/ps", get(models::ps))
         .route("/api/show", post(models::show))

@@ -13,7 +13,7 @@ use super::{answer::AnswerWriter, duration::KeepAlive, types::rfc3339};
 use crate::{AppState, error::ApiError, extract::Json, output::Format, source::ModelEntry};
 
 /// The tag of names that have none.
-const LATEST: &str = ":latest";
+pub const LATEST: &str = ":latest";
 
 /// The model that a name means; `latest` is the tag of names without one.
 ///

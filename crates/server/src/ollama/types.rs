@@ -174,7 +174,6 @@ pub struct End {
 impl End {
     /// The end of an answer.
     pub fn of(finish: &Finish, usage: Usage, timing: Timing) -> Self {
-        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let prompt = timing.first_token.zip(timing.started).map(|(first, started)| first - started);
         Self {
             done_reason: match finish {
@@ -202,6 +201,11 @@ impl End {
             eval_duration: None,
         }
     }
+}
+
+/// A duration as this API writes it.
+pub fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// The time now, as RFC 3339 writes it.

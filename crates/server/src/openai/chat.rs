@@ -17,7 +17,7 @@ use crate::{
     AppState,
     error::ApiError,
     extract::Json,
-    generate::{self, ChatRequest, Delta, Generating, Options, Piece, Reasoning},
+    generate::{self, Caller, ChatRequest, Delta, Generating, Options, Piece, Reasoning},
     ids, stream,
 };
 
@@ -255,13 +255,14 @@ pub struct ChunkFunction<'c> {
 )]
 pub async fn create(
     State(state): State<AppState>,
+    caller: Caller,
     Json(body): Json<ChatCompletionRequest>,
 ) -> Result<Response, ApiError> {
     let stream = body.stream == Some(true);
     let include_usage = StreamOptions::check(body.stream_options, stream)?;
     let wants_logprobs = body.logprobs == Some(true);
     let model = body.model.clone();
-    let generating = generate::chat(&state, &model, body.into_request()?).await?;
+    let generating = generate::chat(&state, caller, &model, body.into_request()?).await?;
     if stream {
         return Ok(ChunkWriter::new(generating, include_usage, wants_logprobs).into_response());
     }

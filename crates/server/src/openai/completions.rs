@@ -24,7 +24,7 @@ use crate::{
     AppState,
     error::ApiError,
     extract::Json,
-    generate::{self, Delta, Generating, Options, Piece, Prompt, TextRequest},
+    generate::{self, Caller, Delta, Generating, Options, Piece, Prompt, TextRequest},
     ids,
     stream::events,
 };
@@ -157,7 +157,11 @@ impl<'de> Deserialize<'de> for PromptParam {
 }
 
 impl PromptParam {
-    fn into_prompts(self) -> Result<Vec<Prompt>, ApiError> {
+    /// The prompts; `param` is the field that they were in.
+    ///
+    /// # Errors
+    /// None, or too many.
+    pub fn into_prompts(self, param: &str) -> Result<Vec<Prompt>, ApiError> {
         let prompts = match self {
             Self::Text(text) => vec![Prompt::Text(text)],
             Self::Texts(texts) => texts.into_iter().map(Prompt::Text).collect(),
@@ -165,20 +169,18 @@ impl PromptParam {
             Self::TokenLists(lists) => lists.into_iter().map(Prompt::Tokens).collect(),
         };
         match prompts.len() {
-            0 => {
-                Err(ApiError::invalid("prompt", "`prompt` is an empty list: there is nothing to go on from"))
-            }
+            0 => Err(ApiError::invalid(param, format!("`{param}` is an empty list"))),
             1..=MOST_PROMPTS => Ok(prompts),
             n => {
-                let message = format!("`prompt` has {n} prompts; one request can have {MOST_PROMPTS}");
-                Err(ApiError::invalid("prompt", message))
+                let message = format!("`{param}` has {n} elements; one request can have {MOST_PROMPTS}");
+                Err(ApiError::invalid(param, message))
             }
         }
     }
 }
 
 /// Prompts of one request.
-const MOST_PROMPTS: usize = 256;
+const MOST_PROMPTS: usize = 2048;
 
 /// How the texts went on.
 #[derive(Debug, Serialize, ToSchema)]
@@ -222,11 +224,12 @@ pub struct CompletionChoice {
 )]
 pub async fn create(
     State(state): State<AppState>,
+    caller: Caller,
     Json(body): Json<CompletionRequest>,
 ) -> Result<Response, ApiError> {
     let stream = body.stream == Some(true);
     let include_usage = StreamOptions::check(body.stream_options, stream)?;
-    let answers = Answers::start(&state, body).await?;
+    let answers = Answers::start(&state, caller, body).await?;
     if stream { Ok(answers.stream(include_usage)) } else { answers.collect().await }
 }
 
@@ -261,7 +264,7 @@ impl CompletionRequest {
             stop: types::stop(self.stop.take())?,
             stop_tokens: self.stop_token_ids.take().unwrap_or_default(),
             ignore_stop_tokens: self.ignore_eos == Some(true),
-            max_tokens: Some(max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)),
+            max_tokens,
             n: self.n,
             logprobs: self.logprobs,
             priority: self.priority.unwrap_or(0),
@@ -289,16 +292,21 @@ struct Answers {
 }
 
 impl Answers {
-    async fn start(state: &AppState, mut body: CompletionRequest) -> Result<Self, ApiError> {
+    async fn start(state: &AppState, caller: Caller, mut body: CompletionRequest) -> Result<Self, ApiError> {
         let options = body.options()?;
         let format = ResponseFormat::format(body.response_format.take())?;
         let echo = body.echo == Some(true);
         let mut started: Vec<Generating> = Vec::new();
         let mut beginnings = Vec::new();
-        for prompt in body.prompt.into_prompts()? {
+        for prompt in body.prompt.into_prompts("prompt")? {
             let beginning = if echo { Some(prompt.clone()) } else { None };
-            let request = TextRequest { prompt, format: format.clone(), options: options.clone() };
-            let generating = generate::text(state, &body.model, request).await?;
+            let request = TextRequest {
+                prompt,
+                format: format.clone(),
+                default_max_tokens: Some(DEFAULT_MAX_TOKENS),
+                options: options.clone(),
+            };
+            let generating = generate::text(state, caller.clone(), &body.model, request).await?;
             let beginning = beginning.map(|prompt| prompt.text(generating.tokenizer())).unwrap_or_default();
             beginnings.extend(std::iter::repeat_n(beginning, generating.choices()));
             started.push(generating);

@@ -181,9 +181,17 @@ fn open(syntax: &CallSyntax, tool: &OfferedTool<'_>) -> String {
     [syntax.layout.open, &syntax.escape(tool.name), syntax.layout.infix].concat()
 }
 
-/// A text as a regular expression between slashes.
+/// A text as a regular expression between slashes. What means nothing by itself may mean something after a backslash:
+/// `\<` is the beginning of a word.
 fn escape(text: &str) -> String {
-    text.chars().flat_map(|c| if c.is_alphanumeric() { vec![c] } else { vec!['\\', c] }).collect()
+    let mut escaped = String::new();
+    for c in text.chars() {
+        if r"\.+*?()|[]{}^$#&-~/".contains(c) {
+            escaped.push('\\');
+        }
+        escaped.push(c);
+    }
+    escaped
 }
 
 /// The schema of arguments: an object.

@@ -3,7 +3,8 @@
 //! Models write all three into one text, each family in its own way. [`Format`] knows how, from the chat template;
 //! [`OutputParser`] takes the text apart while it streams. What may become a marker is held back until it is one or
 //! cannot be one any more, so nothing is emitted and taken back, and what comes out does not depend on where the text was
-//! cut into deltas. What looks like a call and is none is text: nothing is lost.
+//! cut into deltas. What looks like a call and is none is text: nothing is lost, but the beginning of a further call that a
+//! limit has cut off.
 
 mod call;
 mod grammar;
@@ -66,6 +67,8 @@ pub struct OutputParser {
     space: String,
     /// What may be the beginning of a marker.
     held: String,
+    /// Whether a call has come.
+    called: bool,
     pieces: Vec<Piece>,
 }
 
@@ -138,6 +141,7 @@ impl OutputParser {
             state,
             space: String::new(),
             held: String::new(),
+            called: false,
             pieces: Vec::new(),
         }
     }
@@ -150,10 +154,17 @@ impl OutputParser {
         std::mem::take(&mut self.pieces)
     }
 
-    /// Ends the text; returns what was held back.
-    pub fn finish(mut self) -> Vec<Piece> {
+    /// Ends the text, of which the model has not said all if it is `cut`; returns what was held back.
+    pub fn finish(mut self, cut: bool) -> Vec<Piece> {
         match std::mem::replace(&mut self.state, State::Text) {
             State::Reasoning { .. } => self.emit_held(Piece::Reasoning),
+            // After a call, the beginning of one is not the beginning of a text.
+            State::Edge(Edge { tail: Some(_), .. }) if cut => {}
+            State::Call(Reader { passed, call, .. }) if cut && self.called => {
+                if passed.is_some() && !call.arguments_end {
+                    self.pieces.push(Piece::CallEnd { complete: false });
+                }
+            }
             State::Text | State::Edge(Edge { keeps_space: true, .. }) => self.emit_held(Piece::Text),
             State::Edge(_) => {
                 self.space.clear();
@@ -318,6 +329,7 @@ impl OutputParser {
         if let (true, Some(name)) = (ready, &call.name) {
             if passed.is_none() {
                 self.pieces.push(Piece::CallBegin { name: name.clone() });
+                self.called = true;
             }
             let from = passed.unwrap_or(0);
             if call.arguments.len() > from {

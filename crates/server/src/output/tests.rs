@@ -43,7 +43,7 @@ fn parse<'d>(
     for delta in deltas {
         pieces.extend(parser.push(delta));
     }
-    pieces.extend(parser.finish());
+    pieces.extend(parser.finish(false));
     join(pieces)
 }
 
@@ -150,6 +150,29 @@ fn hermes_calls_stand_in_tags() {
             text "}}</tool_call>"
         "#]],
     );
+}
+
+#[test]
+fn what_a_limit_leaves_of_a_further_call_is_no_text() {
+    let all = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>\n<tool_call>\n{\"name\": \
+               \"weather\", \"arguments\": {\"city\": \"Roma\"}}\n</tool_call>";
+    let first = all.find('}').unwrap() + 1;
+    for stream_arguments in [false, true] {
+        for end in (first..=all.len()).filter(|&end| all.is_char_boundary(end)) {
+            let mut parser = OutputParser::new(format("hermes"), options(stream_arguments));
+            let mut pieces = parser.push(&all[..end]);
+            pieces.extend(parser.finish(true));
+            let text = pieces.iter().any(|piece| matches!(piece, Piece::Text(_)));
+            assert!(!text, "{:?}: {pieces:?}", &all[..end]);
+        }
+    }
+    // What goes before it stays, and so does what is cut where there is no call.
+    for (text, left) in [("Hm. <tool_ca", "Hm. <tool_ca"), ("<tool_call>{\"na", "<tool_call>{\"na")] {
+        let mut parser = OutputParser::new(format("hermes"), options(true));
+        let mut pieces = parser.push(text);
+        pieces.extend(parser.finish(true));
+        assert_eq!(join(pieces), [Piece::Text(left.into())]);
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use axum::{
     Extension,
     body::Bytes,
-    extract::{Path, State},
+    extract::{Path, RawQuery, State},
     http::{HeaderValue, header},
     response::{IntoResponse, Response},
 };
@@ -28,7 +28,7 @@ use crate::{
     access::Tenant,
     error::ApiError,
     extract::Json,
-    generate::{self, Finish, Generating, Message, Piece, Role},
+    generate::{self, Caller, Finish, Generating, Message, Piece, Role},
     ids,
     stream::events,
 };
@@ -143,10 +143,10 @@ pub struct DeletedResponse {
 )]
 pub async fn create(
     State(state): State<AppState>,
-    tenant: Option<Extension<Tenant>>,
+    caller: Caller,
     Json(mut body): Json<ResponseRequest>,
 ) -> Result<Response, ApiError> {
-    let tenant = tenant.map(|tenant| tenant.0.0);
+    let tenant = caller.tenant.as_deref().map(str::to_owned);
     let before = match &body.previous_response_id {
         Some(id) => Some(state.responses.get(id, tenant.as_deref())?.turn),
         None => None,
@@ -162,7 +162,7 @@ pub async fn create(
     let chat = body.chat(messages)?;
     let stream = body.stream == Some(true);
     let model = body.model.clone();
-    let generating = generate::chat(&state, &model, chat).await?;
+    let generating = generate::chat(&state, caller, &model, chat).await.map_err(rename)?;
     let answer = Answer {
         object: ResponseObject::new(body, &generating),
         generating,
@@ -174,22 +174,52 @@ pub async fn create(
     if stream { Ok(answer.stream()) } else { answer.collect().await }
 }
 
+/// Errors of the layer that all APIs share name fields as chat completions do; here they have these names.
+fn rename(error: ApiError) -> ApiError {
+    error.renamed(&[
+        ("response_format", "text.format"),
+        ("messages", "input"),
+        ("reasoning_effort", "reasoning.effort"),
+    ])
+}
+
 /// Shows a stored response.
 ///
 /// # Errors
-/// There is none of this id.
+/// There is none of this id; a query that cannot be honoured, by name.
 #[utoipa::path(
     get, path = "/v1/responses/{id}", tag = "OpenAI",
-    params(("id" = String, Path, description = "The response's id")),
+    params(
+        ("id" = String, Path, description = "The response's id"),
+        ("stream" = Option<bool>, Query, description = "Must be false or absent: it has ended"),
+        ("include" = Option<Vec<String>>, Query, description = "Has no effect: it is shown as it was answered"),
+    ),
     responses((status = 200, body = ResponseObject), (status = "4XX", body = ErrorBody<'static>)),
 )]
 pub async fn get(
     State(state): State<AppState>,
     tenant: Option<Extension<Tenant>>,
     Path(id): Path<String>,
+    RawQuery(query): RawQuery,
 ) -> Result<Response, ApiError> {
+    refuse_query(query.as_deref().unwrap_or_default())?;
     let tenant = tenant.map(|tenant| tenant.0.0);
     Ok(json_response(state.responses.get(&id, tenant.as_deref())?.body))
+}
+
+fn refuse_query(query: &str) -> Result<(), ApiError> {
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let name = name.split(['[', '%']).next().unwrap_or_default();
+        match (name, value) {
+            ("include", _) | ("stream", "false") => {}
+            _ => {
+                let message = format!("`{name}` is not supported: a stored response is shown as a whole");
+                return Err(ApiError::invalid(name, message));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Forgets a stored response.

@@ -1,0 +1,176 @@
+//! Embeddings: what a model makes of whole texts.
+
+use std::time::Instant;
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+use paguro_engine::{Event, FinishReason, Request};
+use paguro_model::{Model, Pooling};
+
+use super::{Caller, Prompt, Timing, Usage, off_thread};
+use crate::{AppState, error::ApiError, models::Lease};
+
+/// Texts of which embeddings are wanted.
+#[derive(Clone, Debug, Default)]
+pub struct EmbedRequest {
+    /// The texts.
+    pub inputs: Vec<Prompt>,
+    /// Keeps only so many of the first values.
+    pub dimensions: Option<usize>,
+    /// Texts that are too long lose their ends, instead of being refused.
+    pub truncate: bool,
+    /// Most tokens of a text, at most the model's own bound.
+    pub context: Option<usize>,
+    /// Vectors as the model gives them; otherwise their lengths are made one.
+    pub raw: bool,
+}
+
+/// Embeddings.
+#[derive(Debug)]
+pub struct Embedded {
+    /// The model's one name.
+    pub model: String,
+    /// In the order of the texts.
+    pub vectors: Vec<Vec<f32>>,
+    /// Tokens of all texts.
+    pub tokens: usize,
+    /// When what happened.
+    pub timing: Timing,
+    /// The resident model.
+    pub lease: Lease,
+}
+
+/// Texts of one request that are computed at the same time; a long list must not fill the queue.
+const AT_ONCE: usize = 32;
+
+/// Computes embeddings, pooled as the model's files say.
+///
+/// # Errors
+/// The model is not there or gives none of this kind, or a text does not fit.
+pub async fn embed(
+    state: &AppState,
+    caller: Caller,
+    model: &str,
+    request: EmbedRequest,
+) -> Result<Embedded, ApiError> {
+    let received = Instant::now();
+    let lease = caller.in_time(state.models.lease(model)).await?;
+    let pooling = lease.model.pooling.clone();
+    let pooling = pooling.map_err(|error| ApiError::invalid("model", error.to_string()))?;
+    let EmbedRequest { inputs, dimensions, truncate, context, raw } = request;
+    let hidden = lease.model.program.hidden;
+    if let Some(dimensions) = dimensions.filter(|count| !(1..=hidden).contains(count)) {
+        let message = format!("`dimensions` is {dimensions}; this model's embeddings have 1 to {hidden}");
+        return Err(ApiError::invalid("dimensions", message));
+    }
+    let most = lease.handle.max_context();
+    if let Some(context) = context.filter(|&context| context > most) {
+        let message = format!("`context` is {context}, but the model is loaded for {most} tokens");
+        return Err(ApiError::invalid("context", message));
+    }
+    let most = context.unwrap_or(most);
+    let work = off_thread(&lease, move |model| {
+        inputs.into_iter().map(|input| tokens(input, model, most, truncate)).collect::<Result<Vec<_>, _>>()
+    });
+    let prompts = caller.in_time(work).await?;
+    let submitted = Instant::now();
+    let count = prompts.iter().map(Vec::len).sum();
+    let vectors = stream::iter(prompts)
+        .map(|prompt| one(state, &caller, &lease, prompt, pooling))
+        .buffered(AT_ONCE)
+        .map_ok(|mut vector| {
+            vector.truncate(dimensions.unwrap_or(hidden));
+            if !raw {
+                normalize(&mut vector);
+            }
+            vector
+        })
+        .try_collect()
+        .await?;
+    let last_token = Some(Instant::now());
+    let timing =
+        Timing { received, submitted, started: Some(submitted), first_token: last_token, last_token };
+    Ok(Embedded { model: lease.entry.name.clone(), vectors, tokens: count, timing, lease })
+}
+
+/// The tokens of a text; the last one, where it ends every text, stays when others have to go.
+fn tokens(input: Prompt, model: &Model, most: usize, truncate: bool) -> Result<Vec<u32>, ApiError> {
+    let mut tokens = input.tokens(model);
+    if tokens.len() > most {
+        if !truncate {
+            let message = format!("an input has {} tokens, and the model is loaded for {most}", tokens.len());
+            return Err(ApiError::ContextTooLong(message));
+        }
+        let end = tokens.last().copied().filter(|last| model.tokenizer.eos() == Some(*last));
+        tokens.truncate(most);
+        if let (Some(end), Some(last)) = (end, tokens.last_mut()) {
+            *last = end;
+        }
+    }
+    Ok(tokens)
+}
+
+async fn one(
+    state: &AppState,
+    caller: &Caller,
+    lease: &Lease,
+    prompt: Vec<u32>,
+    pooling: Pooling,
+) -> Result<Vec<f32>, ApiError> {
+    let received = Instant::now();
+    let request = Request {
+        embedding: Some(pooling),
+        max_tokens: Some(0),
+        tenant: caller.tenant.clone(),
+        deadline: caller.deadline.map(Into::into),
+        ..Request::new(prompt)
+    };
+    let mut generation = lease.handle.generate(request)?;
+    let mut metrics = state.metrics.request(&lease.entry.name, received);
+    let mut vector = None;
+    while let Some(event) = generation.next().await {
+        match event {
+            Event::Started { .. } => metrics.started(received.elapsed()),
+            Event::Embedding { values } => vector = Some(values),
+            Event::Finished { reason: FinishReason::Length | FinishReason::ContextFull, usage, .. } => {
+                let (prompt, cached) = (usage.prompt_tokens, usage.cached_tokens);
+                metrics.finished(Usage { prompt, cached, ..Usage::default() });
+            }
+            Event::Finished { reason: FinishReason::Cancelled, .. } => {
+                return Err(ApiError::Unavailable("the server is shutting down".into()));
+            }
+            Event::Finished { reason: FinishReason::DeadlineExceeded, .. } => {
+                metrics.failed();
+                return Err(ApiError::timeout());
+            }
+            Event::Failed(error) => {
+                metrics.failed();
+                return Err(error.into());
+            }
+            _ => {}
+        }
+    }
+    vector.ok_or_else(|| ApiError::Internal("the engine gave no embedding".into()))
+}
+
+/// Makes a vector's length one; a vector of zeros has no direction and stays.
+fn normalize(vector: &mut [f32]) {
+    let length = vector.iter().map(|&value| f64::from(value).powi(2)).sum::<f64>().sqrt();
+    if length > 0.0 {
+        vector.iter_mut().for_each(|value| *value = (f64::from(*value) / length) as f32);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_become_one() {
+        let mut vector = [3.0, 0.0, -4.0];
+        normalize(&mut vector);
+        assert_eq!(vector, [0.6, 0.0, -0.8]);
+        let mut zeros = [0.0; 2];
+        normalize(&mut zeros);
+        assert_eq!(zeros, [0.0; 2]);
+    }
+}

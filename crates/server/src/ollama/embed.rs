@@ -1,0 +1,167 @@
+//! `/api/embed`, and the older `/api/embeddings`.
+
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{
+    duration::KeepAlive,
+    models,
+    options::OptionsParam,
+    types::{nanoseconds, rename},
+};
+use crate::{
+    AppState,
+    error::ApiError,
+    extract::Json,
+    generate::{self, Caller, EmbedRequest, Embedded, Prompt},
+    openai::types::OneOrMany,
+};
+
+/// Texts of which embeddings are wanted.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = OllamaEmbedRequest)]
+pub struct EmbedParams {
+    /// The model's name, as `/api/tags` lists it.
+    model: String,
+    /// A text, or a list of them. Without any, the model is loaded.
+    input: Option<OneOrMany<String>>,
+    /// Texts that are too long lose their ends, instead of being refused; true if absent.
+    truncate: Option<bool>,
+    /// Keeps only so many of the first values; the rest has length one again.
+    dimensions: Option<usize>,
+    /// Only `num_ctx` has an effect: nothing is sampled.
+    options: Option<OptionsParam>,
+    /// How long the model stays in memory.
+    keep_alive: Option<KeepAlive>,
+}
+
+/// Embeddings, each of length one.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OllamaEmbeddings)]
+pub struct Embeddings {
+    /// The model's name, as it was asked for.
+    model: String,
+    /// In the order of the texts.
+    embeddings: Vec<Vec<f32>>,
+    /// From the request to the end, in nanoseconds.
+    total_duration: u64,
+    /// Until the texts were queued: loading the model, reading the texts.
+    load_duration: u64,
+    /// Tokens of all texts.
+    prompt_eval_count: usize,
+}
+
+/// A text of which the embedding is wanted.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = OllamaEmbeddingRequest)]
+pub struct EmbeddingParams {
+    /// The model's name, as `/api/tags` lists it.
+    model: String,
+    /// The text. Without one, the model is loaded.
+    prompt: Option<String>,
+    /// Only `num_ctx` has an effect: nothing is sampled.
+    options: Option<OptionsParam>,
+    /// How long the model stays in memory.
+    keep_alive: Option<KeepAlive>,
+}
+
+/// An embedding as the model gives it.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OllamaEmbedding)]
+pub struct Embedding {
+    embedding: Vec<f32>,
+}
+
+/// Computes embeddings of texts.
+///
+/// # Errors
+/// What cannot be honoured, by name.
+#[utoipa::path(
+    post, path = "/api/embed", tag = "Ollama",
+    request_body = EmbedParams,
+    responses(
+        (status = 200, body = Embeddings),
+        (status = "4XX", body = super::error::ErrorBody),
+        (status = "5XX", body = super::error::ErrorBody),
+    ),
+)]
+pub async fn embed(
+    State(state): State<AppState>,
+    caller: Caller,
+    Json(body): Json<EmbedParams>,
+) -> Result<Json<Embeddings>, ApiError> {
+    let inputs = match body.input {
+        None => Vec::new(),
+        Some(OneOrMany::One(text)) if text.is_empty() => Vec::new(),
+        Some(input) => input.into_vec(),
+    };
+    let request = EmbedRequest {
+        inputs: inputs.into_iter().map(Prompt::Text).collect(),
+        dimensions: body.dimensions,
+        truncate: body.truncate != Some(false),
+        context: context(body.options)?,
+        raw: false,
+    };
+    let embedded = run(&state, caller, &body.model, request, body.keep_alive).await?;
+    let timing = embedded.timing;
+    Ok(Json(Embeddings {
+        model: body.model,
+        embeddings: embedded.vectors,
+        total_duration: nanoseconds(timing.received.elapsed()),
+        load_duration: nanoseconds(timing.submitted - timing.received),
+        prompt_eval_count: embedded.tokens,
+    }))
+}
+
+/// Computes the embedding of a text; `/api/embed` has replaced this.
+///
+/// # Errors
+/// What cannot be honoured, by name.
+#[utoipa::path(
+    post, path = "/api/embeddings", tag = "Ollama",
+    request_body = EmbeddingParams,
+    responses(
+        (status = 200, body = Embedding),
+        (status = "4XX", body = super::error::ErrorBody),
+        (status = "5XX", body = super::error::ErrorBody),
+    ),
+)]
+pub async fn embeddings(
+    State(state): State<AppState>,
+    caller: Caller,
+    Json(body): Json<EmbeddingParams>,
+) -> Result<Json<Embedding>, ApiError> {
+    let prompt = body.prompt.filter(|prompt| !prompt.is_empty());
+    let request = EmbedRequest {
+        inputs: prompt.into_iter().map(Prompt::Text).collect(),
+        dimensions: None,
+        truncate: true,
+        context: context(body.options)?,
+        raw: true,
+    };
+    let mut embedded = run(&state, caller, &body.model, request, body.keep_alive).await?;
+    Ok(Json(Embedding { embedding: embedded.vectors.pop().unwrap_or_default() }))
+}
+
+async fn run(
+    state: &AppState,
+    caller: Caller,
+    model: &str,
+    request: EmbedRequest,
+    keep_alive: Option<KeepAlive>,
+) -> Result<Embedded, ApiError> {
+    let name = models::find(state, model).await?.name;
+    let embedded = generate::embed(state, caller, &name, request).await;
+    let embedded = embedded.map_err(|error| rename(error).renamed(&[("prompt", "input")]))?;
+    if let Some(KeepAlive(time)) = keep_alive {
+        embedded.lease.keep_alive(time);
+    }
+    Ok(embedded)
+}
+
+fn context(options: Option<OptionsParam>) -> Result<Option<usize>, ApiError> {
+    Ok(options.unwrap_or_default().into_options()?.context)
+}

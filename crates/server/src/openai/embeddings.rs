@@ -1,0 +1,133 @@
+//! `/v1/embeddings`.
+
+use axum::extract::State;
+use base64::{Engine, prelude::BASE64_STANDARD};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::completions::PromptParam;
+use crate::{
+    AppState,
+    error::ApiError,
+    extract::Json,
+    generate::{self, Caller, EmbedRequest},
+};
+
+/// Texts of which embeddings are wanted.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EmbeddingRequest {
+    /// The model's name, as `/v1/models` lists it.
+    pub model: String,
+    /// A text or its tokens, or a list of them.
+    pub input: PromptParam,
+    /// Keeps only so many of the first values; the rest has length one again.
+    pub dimensions: Option<usize>,
+    /// How vectors are written.
+    pub encoding_format: Option<EncodingFormat>,
+    /// Has no effect: nobody is told about users.
+    #[expect(dead_code, reason = "it has no effect; see above")]
+    pub user: Option<String>,
+}
+
+/// How vectors are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum EncodingFormat {
+    /// Lists of numbers.
+    #[default]
+    Float,
+    /// Their 32-bit floats, little-endian, as base64.
+    Base64,
+}
+
+/// Embeddings.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct EmbeddingList {
+    /// Always `list`.
+    object: &'static str,
+    /// In the order of the texts.
+    data: Vec<Embedding>,
+    model: String,
+    usage: EmbeddingUsage,
+}
+
+/// The embedding of a text.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Embedding {
+    /// Always `embedding`.
+    object: &'static str,
+    /// Which text.
+    index: usize,
+    embedding: Vector,
+}
+
+/// A vector of length one.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+pub enum Vector {
+    /// Its values.
+    Float(Vec<f32>),
+    /// Its values as base64.
+    Base64(String),
+}
+
+/// Tokens that were used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct EmbeddingUsage {
+    /// Tokens of all texts.
+    prompt_tokens: usize,
+    /// The same.
+    total_tokens: usize,
+}
+
+/// Computes embeddings of texts.
+///
+/// # Errors
+/// What cannot be honoured, by name.
+#[utoipa::path(
+    post, path = "/v1/embeddings", tag = "OpenAI",
+    request_body = EmbeddingRequest,
+    responses(
+        (status = 200, body = EmbeddingList),
+        (status = "4XX", body = super::error::ErrorBody<'static>),
+        (status = "5XX", body = super::error::ErrorBody<'static>),
+    ),
+)]
+pub async fn create(
+    State(state): State<AppState>,
+    caller: Caller,
+    Json(body): Json<EmbeddingRequest>,
+) -> Result<Json<EmbeddingList>, ApiError> {
+    let format = body.encoding_format.unwrap_or_default();
+    let request = EmbedRequest {
+        inputs: body.input.into_prompts("input")?,
+        dimensions: body.dimensions,
+        ..EmbedRequest::default()
+    };
+    let embedded = generate::embed(&state, caller, &body.model, request).await;
+    let embedded = embedded.map_err(|error| error.renamed(&[("prompt", "input")]))?;
+    let data = embedded.vectors.into_iter().enumerate().map(|(index, vector)| Embedding {
+        object: "embedding",
+        index,
+        embedding: format.write(vector),
+    });
+    Ok(Json(EmbeddingList {
+        object: "list",
+        data: data.collect(),
+        model: embedded.model,
+        usage: EmbeddingUsage { prompt_tokens: embedded.tokens, total_tokens: embedded.tokens },
+    }))
+}
+
+impl EncodingFormat {
+    fn write(self, vector: Vec<f32>) -> Vector {
+        match self {
+            Self::Float => Vector::Float(vector),
+            Self::Base64 => {
+                let bytes: Vec<u8> = vector.into_iter().flat_map(f32::to_le_bytes).collect();
+                Vector::Base64(BASE64_STANDARD.encode(bytes))
+            }
+        }
+    }
+}
