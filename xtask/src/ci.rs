@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    clients,
+    aarch64, clients,
     table::{self, Outcome, Row},
     tidy,
 };
@@ -25,13 +25,10 @@ const STEPS: [(&str, Step); 8] = [
     ("clippy", clippy),
     ("test", test),
     ("doc", doc),
-    ("cross", cross),
+    ("aarch64", aarch64::run),
     ("fuzz", fuzz),
     ("clients", clients),
 ];
-
-/// A processor whose vector code only a cross-compiler sees on most machines.
-const CROSS_TARGET: &str = "aarch64-unknown-linux-gnu";
 
 /// Runs these steps, or all, and goes on after a failure. Says whether all passed.
 pub fn run(root: &Path, only: &[String]) -> Result<bool> {
@@ -70,13 +67,23 @@ fn tidy(root: &Path) -> Result<Outcome> {
 
 fn clippy(root: &Path) -> Result<Outcome> {
     component("clippy", "clippy")?;
-    succeed(cargo(root).args(["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]))
+    let clippy = |features: &[&str]| {
+        let mut command = cargo(root);
+        command.args(["clippy", "--workspace", "--all-targets", "--locked"]).args(features);
+        succeed(command.args(["--", "-D", "warnings"]))
+    };
+    match clippy(&[])? {
+        // Most systems build the program without GPUs; what they leave out must not rot.
+        Outcome::Passed(_) => clippy(&["--features", "paguro/gpu"]),
+        failed => Ok(failed),
+    }
 }
 
 /// All tests. A test that cannot run here prints a line `skipped: ...`; these lines are collected.
 fn test(root: &Path) -> Result<Outcome> {
+    vulkan_driver();
     let mut command = cargo(root);
-    command.args(["test", "--workspace", "--locked", "--", "--show-output"]);
+    command.args(["test", "--workspace", "--locked", "--no-fail-fast", "--", "--show-output"]);
     // What passing tests print is shown, and some of them panic on purpose: their place says enough.
     command.env("RUST_BACKTRACE", "0");
     let mut child = command.stdout(Stdio::piped()).spawn().context("cargo does not start")?;
@@ -107,27 +114,6 @@ fn doc(root: &Path) -> Result<Outcome> {
     let mut command = cargo(root);
     command.args(["doc", "--workspace", "--no-deps", "--document-private-items", "--locked"]);
     succeed(command.env("RUSTDOCFLAGS", "-D warnings -A rustdoc::private_intra_doc_links"))
-}
-
-/// Type-checks the vector code of another processor.
-fn cross(root: &Path) -> Result<Outcome> {
-    let installed = || {
-        let listed = Command::new("rustup").args(["target", "list", "--installed"]).output().ok()?;
-        Some(String::from_utf8_lossy(&listed.stdout).lines().any(|line| line == CROSS_TARGET))
-    };
-    match installed() {
-        None => return Ok(Outcome::Skipped(format!("no rustup to ask for {CROSS_TARGET}"))),
-        Some(true) => {}
-        Some(false) => {
-            let added = Command::new("rustup").args(["target", "add", CROSS_TARGET]).status()?;
-            if !added.success() {
-                return Ok(Outcome::Skipped(format!("rustup cannot add {CROSS_TARGET}")));
-            }
-        }
-    }
-    let mut command = cargo(root);
-    command.args(["clippy", "--locked", "-p", "paguro-backend-cpu", "--target", CROSS_TARGET]);
-    succeed(command.args(["--", "-D", "warnings"]))
 }
 
 /// Type-checks the fuzz targets, which are workspaces of their own. To run one: docs/contributing.md.
@@ -162,12 +148,30 @@ fn clients(root: &Path) -> Result<Outcome> {
     clients::run(root, cargo(root))
 }
 
-/// Whether there is one, after trying to install it where that is allowed.
+/// Whether there is one, after trying to install it.
 fn cpp_compiler() -> bool {
     let works = || quiet(Command::new("c++").arg("--version"));
-    let may_install =
-        || std::env::var_os("CI").is_some() && quiet(Command::new("apt-get").arg("--version")) && is_root();
-    works() || may_install() && quiet(Command::new("apt-get").args(["install", "-y", "g++"])) && works()
+    works() || install(&["g++"]) && works()
+}
+
+/// A Vulkan driver for the GPU backend's tests, if only one that runs on the CPU. Without one they are skipped, and say so.
+fn vulkan_driver() {
+    let there =
+        std::fs::read_dir("/usr/share/vulkan/icd.d").is_ok_and(|mut drivers| drivers.next().is_some());
+    if cfg!(target_os = "linux") && !there {
+        install(&["mesa-vulkan-drivers", "libvulkan1"]);
+    }
+}
+
+/// Installs Debian's packages of these names, and says whether they are there: only root on a machine that is for CI tries.
+pub fn install(packages: &[&str]) -> bool {
+    let apt = |arguments: &[&str]| quiet(Command::new("apt-get").args(arguments));
+    let arguments = [&["install", "-y", "--no-install-recommends"], packages].concat();
+    std::env::var_os("CI").is_some()
+        && is_root()
+        && apt(&["--version"])
+        // Lists may be missing or old in a container's image.
+        && (apt(&arguments) || apt(&["update"]) && apt(&arguments))
 }
 
 fn is_root() -> bool {
@@ -184,7 +188,8 @@ fn component(name: &str, subcommand: &str) -> Result<()> {
     bail!("`cargo {subcommand}` is missing: install it with `rustup component add {name}`")
 }
 
-fn cargo(root: &Path) -> Command {
+/// The cargo that runs this.
+pub fn cargo(root: &Path) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").as_deref().unwrap_or(OsStr::new("cargo")));
     command.current_dir(root);
     if std::env::var_os("CI").is_some() {
@@ -194,12 +199,14 @@ fn cargo(root: &Path) -> Command {
     command
 }
 
-fn succeed(command: &mut Command) -> Result<Outcome> {
+/// Runs it, showing what it prints.
+pub fn succeed(command: &mut Command) -> Result<Outcome> {
     let status = command.status().with_context(|| format!("{command:?} does not start"))?;
     Ok(if status.success() { Outcome::Passed(String::new()) } else { Outcome::Failed(status.to_string()) })
 }
 
-fn quiet(command: &mut Command) -> bool {
+/// Whether a command succeeds; nobody sees what it prints.
+pub fn quiet(command: &mut Command) -> bool {
     let status = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
     status.is_ok_and(|status| status.success())
 }

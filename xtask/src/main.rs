@@ -1,5 +1,6 @@
 //! The project's CI and chores: `cargo xtask <command>`.
 
+mod aarch64;
 mod ci;
 mod clients;
 mod table;
@@ -14,7 +15,7 @@ const HELP: &str = "\
 usage: cargo xtask <command>
 
   ci [STEP...]   everything that continuous integration checks, or only these steps:
-                 fmt, tidy, clippy, test, doc, cross, fuzz, clients
+                 fmt, tidy, clippy, test, doc, aarch64, fuzz, clients
   tidy           the project's own rules: arrows between crates, lengths of files, words, links
   bench [ARGS]   Paguro and llama.cpp side by side (bench/compare.sh with these arguments)
   help           this text
