@@ -1,7 +1,6 @@
 //! `cargo xtask ci`: the steps, in order of how soon they find something.
 
 use std::{
-    collections::BTreeSet,
     ffi::OsStr,
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
@@ -13,6 +12,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::{
     aarch64, clients,
+    output::Digest,
     table::{self, Outcome, Row},
     tidy,
 };
@@ -84,29 +84,25 @@ fn test(root: &Path) -> Result<Outcome> {
     vulkan_driver();
     let mut command = cargo(root);
     command.args(["test", "--workspace", "--locked", "--no-fail-fast", "--", "--show-output"]);
-    // What passing tests print is shown, and some of them panic on purpose: their place says enough.
+    // Some tests panic on purpose: their place says enough.
     command.env("RUST_BACKTRACE", "0");
     let mut child = command.stdout(Stdio::piped()).spawn().context("cargo does not start")?;
-    let mut skipped = BTreeSet::new();
+    let mut digest = Digest::default();
     if let Some(output) = child.stdout.take() {
         for line in BufReader::new(output).split(b'\n') {
             let line = String::from_utf8_lossy(&line?).into_owned();
-            println!("{line}");
-            if line.starts_with("skipped: ") {
-                skipped.insert(line);
+            if digest.line(&line) {
+                println!("{line}");
             }
         }
     }
     let status = child.wait()?;
-    if !status.success() {
-        return Ok(Outcome::Failed(format!("cargo test: {status}")));
-    }
-    skipped.iter().for_each(|line| println!("{line}"));
-    Ok(Outcome::Passed(if skipped.is_empty() {
-        String::new()
-    } else {
-        format!("{} things not tested here, listed above", skipped.len())
-    }))
+    digest.skipped().iter().for_each(|line| println!("{line}"));
+    Ok(match (status.success(), digest.skipped().len()) {
+        (false, _) => Outcome::Failed(format!("{status}: {}", digest.failed().join(", "))),
+        (true, 0) => Outcome::Passed(String::new()),
+        (true, skipped) => Outcome::Passed(format!("{skipped} things not tested here, listed above")),
+    })
 }
 
 /// The documentation, with private items: most readers of this project read its source.

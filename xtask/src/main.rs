@@ -3,6 +3,7 @@
 mod aarch64;
 mod ci;
 mod clients;
+mod output;
 mod table;
 mod tidy;
 
