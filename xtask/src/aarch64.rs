@@ -8,7 +8,7 @@ use std::{path::Path, process::Command};
 use anyhow::Result;
 
 use crate::{
-    ci::{cargo, install, quiet, succeed},
+    ci::{cargo, install, quiet, rust_target, succeed},
     table::Outcome,
 };
 
@@ -52,7 +52,7 @@ pub fn run(root: &Path) -> Result<Outcome> {
     if cfg!(target_arch = "aarch64") {
         return Ok(Outcome::Skipped("this machine is one: `test` has run them".to_owned()));
     }
-    if !(target_installed() || quiet(Command::new("rustup").args(["target", "add", TARGET]))) {
+    if !rust_target(TARGET) {
         return Ok(Outcome::Skipped(format!("no compiler for it: rustup target add {TARGET}")));
     }
     if let failed @ Outcome::Failed(_) = succeed(backend(root, "clippy").args(["--", "-D", "warnings"]))? {
@@ -74,11 +74,6 @@ pub fn run(root: &Path) -> Result<Outcome> {
         }
     }
     Ok(Outcome::Passed("emulated".to_owned()))
-}
-
-fn target_installed() -> bool {
-    let listed = Command::new("rustup").args(["target", "list", "--installed"]).output();
-    listed.is_ok_and(|listed| String::from_utf8_lossy(&listed.stdout).lines().any(|line| line == TARGET))
 }
 
 /// `cargo {subcommand}` on the CPU backend, for the target, with the emulator.

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    aarch64, clients,
+    aarch64, clients, macos,
     output::Digest,
     table::{self, Outcome, Row},
     tidy,
@@ -19,13 +19,14 @@ use crate::{
 
 type Step = fn(&Path) -> Result<Outcome>;
 
-const STEPS: [(&str, Step); 8] = [
+const STEPS: [(&str, Step); 9] = [
     ("fmt", fmt),
     ("tidy", tidy),
     ("clippy", clippy),
     ("test", test),
     ("doc", doc),
     ("aarch64", aarch64::run),
+    ("macos", macos::run),
     ("fuzz", fuzz),
     ("clients", clients),
 ];
@@ -182,6 +183,13 @@ fn component(name: &str, subcommand: &str) -> Result<()> {
         return Ok(());
     }
     bail!("`cargo {subcommand}` is missing: install it with `rustup component add {name}`")
+}
+
+/// Whether rustup's toolchain has a standard library for this target, after trying to install it.
+pub fn rust_target(target: &str) -> bool {
+    let listed = Command::new("rustup").args(["target", "list", "--installed"]).output();
+    listed.is_ok_and(|listed| String::from_utf8_lossy(&listed.stdout).lines().any(|line| line == target))
+        || quiet(Command::new("rustup").args(["target", "add", target]))
 }
 
 /// The cargo that runs this.

@@ -3,6 +3,7 @@
 mod aarch64;
 mod ci;
 mod clients;
+mod macos;
 mod output;
 mod table;
 mod tidy;
@@ -16,7 +17,7 @@ const HELP: &str = "\
 usage: cargo xtask <command>
 
   ci [STEP...]   everything that continuous integration checks, or only these steps:
-                 fmt, tidy, clippy, test, doc, aarch64, fuzz, clients
+                 fmt, tidy, clippy, test, doc, aarch64, macos, fuzz, clients
   tidy           the project's own rules: arrows between crates, lengths of files, words, links
   bench [ARGS]   Paguro and llama.cpp side by side (bench/compare.sh with these arguments)
   help           this text

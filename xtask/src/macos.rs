@@ -1,0 +1,71 @@
+//! `cargo xtask ci macos`: the whole workspace as macOS has it, GPU backend included, checked and linted from elsewhere.
+//!
+//! Nothing is linked and nothing runs. The standard library for it comes with a rustup target, or is built from Debian's
+//! sources by Debian's compiler, whose packages these machines can install when rustup's servers are out of reach.
+
+use std::{
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use anyhow::Result;
+
+use crate::{
+    ci::{cargo, install, rust_target, succeed},
+    table::Outcome,
+};
+
+const TARGET: &str = "aarch64-apple-darwin";
+
+/// Debian's compiler, its linter, and the sources of its standard library.
+const DEBIAN: [&str; 4] = ["cargo-web", "rust-web-clippy", "rust-web-src", "rustc-web"];
+/// Where they put their programs.
+const DEBIAN_BIN: &str = "/usr/bin";
+
+/// The step.
+pub fn run(root: &Path) -> Result<Outcome> {
+    if cfg!(target_os = "macos") {
+        return Ok(Outcome::Skipped("this machine is one: `clippy` and `test` have done it".to_owned()));
+    }
+    let mut check = if rust_target(TARGET) {
+        let mut command = cargo(root);
+        command.arg("clippy");
+        command
+    } else if debian_compiler() || install(&DEBIAN) && debian_compiler() {
+        let mut command = Command::new(format!("{DEBIAN_BIN}/cargo"));
+        command.current_dir(root).args(["clippy", "-Zbuild-std=std,panic_abort"]);
+        // What `cargo` of a toolchain sets for its children would lead this one astray.
+        for name in ["CARGO", "RUSTUP_TOOLCHAIN", "RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER"] {
+            command.env_remove(name);
+        }
+        let path = std::env::var("PATH").unwrap_or_default();
+        command.env("PATH", format!("{DEBIAN_BIN}:{path}")).env("RUSTC", format!("{DEBIAN_BIN}/rustc"));
+        // Its release is a stable one, and building the standard library is not stable.
+        command.env("RUSTC_BOOTSTRAP", "1");
+        command
+    } else {
+        let packages = DEBIAN.join(" ");
+        return Ok(Outcome::Skipped(format!(
+            "no compiler: rustup target add {TARGET}, or apt-get install {packages}"
+        )));
+    };
+    check.args(["--workspace", "--all-targets", "--locked", "--target", TARGET]);
+    check.arg("--target-dir").arg(root.join("target/macos"));
+    // Only objects that nobody links would come out of libraries in C, and Apple's headers are not here.
+    for tool in ["CC", "CXX", "AR"] {
+        check.env(format!("{tool}_{}", TARGET.replace('-', "_")), "true");
+    }
+    check.env("SDKROOT", "/").args(["--", "-D", "warnings"]);
+    succeed(&mut check)
+}
+
+/// Whether Debian's is here, whole.
+fn debian_compiler() -> bool {
+    let program = |name: &str| Path::new(DEBIAN_BIN).join(name);
+    let sysroot = Command::new(program("rustc")).args(["--print", "sysroot"]).stderr(Stdio::null()).output();
+    let sources = sysroot.is_ok_and(|sysroot| {
+        let sysroot = String::from_utf8_lossy(&sysroot.stdout).trim().to_owned();
+        Path::new(&sysroot).join("lib/rustlib/src/rust/library/std").is_dir()
+    });
+    sources && program("cargo").is_file() && program("cargo-clippy").is_file()
+}
