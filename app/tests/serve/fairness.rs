@@ -81,7 +81,7 @@ fn one_keys_flood_does_not_starve_another_key() {
         let line = text.lines().find(|line| line.starts_with("paguro_requests_waiting{"));
         line.map_or(0.0, |line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap())
     };
-    let body = ask(json!({"max_tokens": 100, "ignore_eos": true}));
+    let body = ask(json!({"max_tokens": 200, "ignore_eos": true}));
     post(&other, &ask(json!({"max_tokens": 1})));
     thread::scope(|scope| {
         for _ in 0..40 {

@@ -73,9 +73,9 @@ fn a_model_makes_room_for_another_but_never_while_it_is_used() {
     let other = folder.path().join("other.gguf");
     fs::copy(file, &other).unwrap();
     let memory = (fs::metadata(file).unwrap().len() * 3 / 2).to_string();
-    let args = [other.to_str().unwrap(), "--memory", &memory, "--kv-memory", "4MiB"];
+    let args = [other.to_str().unwrap(), "--memory", &memory, "--kv-memory", "64MiB"];
     let server = Server::start(&args);
-    let long = ask(json!({"stream": true, "ignore_eos": true, "max_tokens": null}));
+    let long = ask(json!({"stream": true, "ignore_eos": true, "max_tokens": null, "n": 4}));
     let mut running = server.send("/v1/chat/completions", &long);
     let mut line = String::new();
     while line != "\r\n" {
@@ -86,8 +86,9 @@ fn a_model_makes_room_for_another_but_never_while_it_is_used() {
     std::thread::scope(|scope| {
         let second = scope.spawn(|| server.post("/v1/chat/completions", &ask(json!({"model": "other"}))));
         // It waits for the first one, and has its turn when that ends.
-        std::thread::sleep(std::time::Duration::from_millis(300));
+        std::thread::sleep(std::time::Duration::from_millis(200));
         assert_eq!(server.metric("paguro_model_unloads_total"), Some(0.0));
+        assert_eq!(server.metric("paguro_requests_running"), Some(4.0), "the first one has ended");
         drop(running);
         second.join().unwrap().ok();
     });
@@ -141,7 +142,8 @@ fn stop(server: &Server) {
 fn the_end_waits_for_streams_and_cuts_them_at_the_deadline() {
     // A stream that ends in time is complete.
     let mut server = Server::start(&[]);
-    let mut stream = server.send("/v1/chat/completions", &ask(json!({"stream": true, "max_tokens": 100})));
+    let body = ask(json!({"stream": true, "max_tokens": 600, "ignore_eos": true}));
+    let mut stream = server.send("/v1/chat/completions", &body);
     server.wait_for("paguro_requests_running", 1.0);
     stop(&server);
     let answer = Answer::read(&mut stream);
