@@ -8,7 +8,10 @@ use std::{
 use paguro_backend::{LoadError, StepError};
 use wgpu::{Features, Limits};
 
-use crate::template::{Constants, Value, expand};
+use crate::{
+    plan::Args,
+    template::{Constants, Value, expand},
+};
 
 /// A GPU that this process has opened.
 pub struct Device {
@@ -87,8 +90,8 @@ impl Pipeline {
     }
 }
 
-/// Bytes of `Args` in `args.wgsl`.
-pub const ARGS_BYTES: u32 = 32;
+/// Bytes of [`Args`], as `args.wgsl` has them, too.
+pub const ARGS_BYTES: u32 = size_of::<Args>() as u32;
 
 /// Features without which kernels do not run.
 fn needed() -> Features {
@@ -353,6 +356,11 @@ impl Device {
         let buffer = self.buffer(bytes.len().div_ceil(4), what)?;
         self.queue.write_buffer(&buffer, 0, bytes);
         Ok(buffer)
+    }
+
+    /// For commands of a step.
+    pub fn encoder(&self) -> wgpu::CommandEncoder {
+        self.inner.create_command_encoder(&wgpu::CommandEncoderDescriptor { label: Some("step") })
     }
 
     /// Waits until the device has done all that was submitted.

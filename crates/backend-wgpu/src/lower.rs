@@ -18,7 +18,7 @@ use crate::{
     template::{Constants, Value},
 };
 
-use Value::{F, U};
+use Value::U;
 
 /// Rows whose logits are computed at once: bounds their memory for large vocabularies.
 pub const LOGIT_ROWS: usize = 64;
@@ -46,6 +46,8 @@ pub enum Grid {
     Product(u32, &'static [Product]),
     /// The items of a KV group's attention with such a tile, this many for each.
     Attention(Tile, u32),
+    /// This many for each row, if attention has left a row's result in parts.
+    Merge(u32),
     /// The pages of all block tables.
     Pages,
 }
@@ -220,6 +222,7 @@ impl<'a> Lowering<'a> {
             rows: (queries / tile_heads).max(1),
             heads: tile_heads,
             workgroups: kv_heads * head_tiles,
+            emits: dim.is_multiple_of(BLOCK),
             parts,
             busy: if device.is_software { 8 } else { 2048 },
         };
@@ -301,7 +304,7 @@ impl<'a> Lowering<'a> {
                     let Some(Op::ProjectAdd(next)) = ops.get(index + 1) else {
                         return Err(self.order());
                     };
-                    self.attend(op, &mut body)?;
+                    self.attend(op, &next.project, &mut body)?;
                     body.push(self.merge(&next.project)?);
                 }
                 Op::ProjectAdd(op) => pending = self.add(&op.project, op.post_norm, &mut body)?,
@@ -334,12 +337,8 @@ impl<'a> Lowering<'a> {
         let samples = self.device.buffer(outputs * 4, "samples")?;
         let masks = self.device.buffer(rows.max(outputs.min(256)) * vocab.div_ceil(32), "masks")?;
         let tokens = self.device.buffer(outputs, "sampled tokens")?;
-        let mut constants = vec![
-            ("WIDTH", U(hidden as u32)),
-            ("GATHER", U(1)),
-            ("STAGED", U(64 * 33)),
-            ("EPS", F(op.norm.eps)),
-        ];
+        let mut constants = self.norm_constants(&op.norm);
+        constants.push(("GATHER", U(1)));
         let files = wgsl!("args", "emit", "norm");
         let weight = self.vector(op.norm.weight)?;
         constants.extend(self.emit_for(&[&op.head], hidden));

@@ -43,6 +43,8 @@ pub struct Args {
     pub parts: u32,
     /// `[outputs]`
     pub outputs: u32,
+    /// No offset: whether attention leaves no row's result in parts.
+    pub whole: u32,
 }
 
 /// Attention in layers that see equally far back.
@@ -52,6 +54,8 @@ struct Cut {
     items: [(u32, u32); 2],
     /// Its parts in the step's words.
     parts: u32,
+    /// Whether no row's result is in parts.
+    whole: bool,
 }
 
 /// What kernel of attention takes a tile.
@@ -72,6 +76,8 @@ pub struct Tiling {
     pub heads: usize,
     /// Workgroups for each item.
     pub workgroups: usize,
+    /// Whether attention makes activations out of results that are whole: it can where a head has whole blocks.
+    pub emits: bool,
     /// Partial results that there is room for.
     pub parts: usize,
     /// Workgroups that keep the device busy: with fewer, splits are shared out.
@@ -106,7 +112,7 @@ impl Plan {
         let mut cuts: Vec<Cut> = Vec::new();
         let cut_of = kv.groups.iter().map(|group| {
             cuts.iter().position(|cut| cut.window == group.window).unwrap_or_else(|| {
-                cuts.push(Cut { window: group.window, items: [(0, 0); 2], parts: 0 });
+                cuts.push(Cut { window: group.window, items: [(0, 0); 2], parts: 0, whole: false });
                 cuts.len() - 1
             })
         });
@@ -128,7 +134,13 @@ impl Plan {
 
     /// Arguments of kernels that run once for each row; of attention, for a KV group.
     pub fn args(&self, group: usize) -> Args {
-        Args { parts: self.cuts[self.cut_of[group]].parts, ..self.args }
+        let cut = &self.cuts[self.cut_of[group]];
+        Args { parts: cut.parts, whole: u32::from(cut.whole), ..self.args }
+    }
+
+    /// Whether attention in a KV group leaves results in parts, which are then to be merged.
+    pub fn needs_merge(&self, group: usize) -> bool {
+        !self.cuts[self.cut_of[group]].whole
     }
 
     /// Where the items of attention in a KV group begin, by their tile.
@@ -210,6 +222,7 @@ impl Plan {
         cut.parts = self.words.len() as u32;
         self.words.resize(self.words.len() + 2 * step.tokens.len(), 0);
         let (mut next, mut left) = (0, step.tokens.len());
+        cut.whole = self.tiling.emits;
         for tile in [Tile::Row, Tile::Rows] {
             let begin = self.words.len();
             let own = tiles().filter(|(_, rows, ..)| (*rows == 1) == (tile == Tile::Row));
@@ -218,6 +231,7 @@ impl Plan {
                 let splits = split_of(position + rows - 1) + 1 - first_split;
                 let needed: usize = (position..position + rows).map(|position| splits_of(position).1).sum();
                 let whole = !share || splits == 1 || next + needed + left - rows > most;
+                cut.whole &= whole;
                 left -= rows;
                 for row in 0..rows {
                     let count = if whole { 1 } else { splits_of(position + row).1 };

@@ -21,6 +21,9 @@ use crate::{
 /// A place in the samples that stands for no mask, and a token that stands for none.
 const NONE: u32 = u32::MAX;
 
+/// Launches that the device gets at once: it works on them while the others are encoded.
+const EARLY_LAUNCHES: usize = 24;
+
 /// Workgroups along x, at most, where there is one for each page (`gather.wgsl`).
 const PAGES_X: u32 = 32768;
 
@@ -116,18 +119,18 @@ impl GpuRunner {
             }
         }
 
-        let mut encoder = self.encoder();
-        {
-            let mut pass = encoder.begin_compute_pass(&Default::default());
-            for planned in &launches {
-                planned.encode(&mut pass);
-                self.tally.launched(planned.counter);
-            }
+        let (early, late) = launches.split_at(EARLY_LAUNCHES.min(launches.len()));
+        let mut encoder = self.device.encoder();
+        encode(&mut encoder, early, &mut self.tally);
+        if !late.is_empty() {
+            self.device.queue.submit([encoder.finish()]);
+            encoder = self.device.encoder();
+            encode(&mut encoder, late, &mut self.tally);
         }
         if masks.iter().any(|mask| mask.known().is_none()) {
             // The device computes while somebody else computes masks.
             self.device.queue.submit([encoder.finish()]);
-            encoder = self.encoder();
+            encoder = self.device.encoder();
         }
         let mut first_allowed = masks.iter().map(|mask| first_allowed(mask, vocab));
         let from = self.sampled.len() - samples.len();
@@ -145,12 +148,8 @@ impl GpuRunner {
         if !samples.is_empty() {
             self.device.queue.write_buffer(&self.model.io.samples, 0, cast_slice(&samples));
             let args = Args { rows: samples.len() as u32, ..Args::default() };
-            let mut pass = encoder.begin_compute_pass(&Default::default());
-            for launch in &self.model.argmax {
-                let planned = Planned::new(launch, &self.plan, args);
-                planned.encode(&mut pass);
-                self.tally.launched(planned.counter);
-            }
+            let argmax = self.model.argmax.each_ref().map(|launch| Planned::new(launch, &self.plan, args));
+            encode(&mut encoder, &argmax, &mut self.tally);
         }
         let (logits, normed) = (vocab * 4, self.program.hidden * 4);
         if !for_host.is_empty() {
@@ -185,10 +184,6 @@ impl GpuRunner {
             }
         })
     }
-
-    fn encoder(&self) -> wgpu::CommandEncoder {
-        self.device.inner.create_command_encoder(&wgpu::CommandEncoderDescriptor { label: Some("step") })
-    }
 }
 
 /// A launch in this step.
@@ -206,6 +201,7 @@ impl<'a> Planned<'a> {
         let (variant, workgroups) = match launch.grid {
             Grid::Each(count) => (0, [count, args.rows]),
             Grid::Rows => (0, [args.rows, 1]),
+            Grid::Merge(count) => (0, [if plan.needs_merge(launch.kv_group) { count } else { 0 }, args.rows]),
             Grid::Pages => (0, [args.rows.min(PAGES_X), args.rows.div_ceil(PAGES_X)]),
             Grid::Product(outputs, products) => product(products, args.rows, outputs),
             Grid::Attention(tile, heads) => (0, [plan.items(launch.kv_group, tile), heads]),
@@ -223,6 +219,15 @@ impl<'a> Planned<'a> {
             pass.set_immediates(ARGS_BYTES, cast_slice(arguments));
         }
         pass.dispatch_workgroups(x, y, 1);
+    }
+}
+
+/// Encodes and counts these launches, one after the other.
+fn encode(encoder: &mut wgpu::CommandEncoder, launches: &[Planned<'_>], tally: &mut Tally) {
+    let mut pass = encoder.begin_compute_pass(&Default::default());
+    for planned in launches {
+        planned.encode(&mut pass);
+        tally.launched(planned.counter);
     }
 }
 
@@ -307,7 +312,7 @@ impl Runner for GpuRunner {
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {
         let pages = self.limits.pages;
-        let mut encoder = self.encoder();
+        let mut encoder = self.device.encoder();
         for &page_move in moves {
             let PageMove::Copy { from: PageId(from), to: PageId(to) } = page_move else {
                 return Err(StepError::Invalid(format!("no such move here: {page_move:?}")));

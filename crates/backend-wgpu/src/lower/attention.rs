@@ -62,7 +62,12 @@ impl Lowering<'_> {
         self.launch("rope_store", wgsl!("args", "rope_store"), constants, &buffers, grid, op.kv.group)
     }
 
-    pub(super) fn attend(&mut self, op: &Attend, body: &mut Vec<Launch>) -> Result<(), LoadError> {
+    pub(super) fn attend(
+        &mut self,
+        op: &Attend,
+        project: &Linear,
+        body: &mut Vec<Launch>,
+    ) -> Result<(), LoadError> {
         let kv = &self.program.kv;
         let group = self.program.heads / kv.kv_heads;
         let teams = Teams::new(self.device, kv.head_dim);
@@ -124,10 +129,18 @@ impl Lowering<'_> {
             let fold = fold(queries, teams.lanes);
             let mut constants = constants.clone();
             constants.extend([("HALVES", U(halves)), ("HALF", U(queries / halves))]);
-            let [args, power, attend] = *wgsl!("args", "fold", "attend");
+            if self.tiling.emits {
+                let blocks = queries as usize * kv.head_dim / BLOCK;
+                constants.extend([("EMITS", U(1)), ("STAGED", U(blocks as u32 * 33))]);
+                constants.extend(self.emit_for(&[project], self.program.heads * kv.head_dim));
+            }
+            let [args, power, emit, attend] = *wgsl!("args", "fold", "emit", "attend");
             let grid = Grid::Attention(tile, workgroups);
             let name = format!("{name}{rows}");
-            let files = [args, power, &fold, attend];
+            let files = match self.tiling.emits {
+                true => [args, power, &fold, emit, attend].to_vec(),
+                false => [args, power, &fold, attend].to_vec(),
+            };
             body.push(self.launch(&name, &files, constants, &buffers, grid, op.kv.group)?);
         }
         self.merge_group = op.kv.group;
@@ -147,7 +160,7 @@ impl Lowering<'_> {
             (self.step.clone(), self.part_sums.clone(), self.part_tops.clone());
         let buffers = [("step", &step), ("part_sums", &part_sums), ("part_tops", &part_tops)];
         let files = wgsl!("args", "fold", "emit", "attend_merge");
-        let grid = Grid::Each(self.program.heads.div_ceil(heads) as u32);
+        let grid = Grid::Merge(self.program.heads.div_ceil(heads) as u32);
         self.launch("attend_merge", files, constants, &buffers, grid, self.merge_group)
     }
 

@@ -10,6 +10,7 @@ use super::{
 use crate::{
     layout::{BLOCK, Layout},
     matrix::Part,
+    template::Constants,
 };
 
 impl Lowering<'_> {
@@ -52,7 +53,7 @@ impl Lowering<'_> {
         body: &mut Vec<Launch>,
     ) -> Result<(), LoadError> {
         let hidden = self.program.hidden;
-        let mut constants = vec![("WIDTH", U(hidden as u32)), ("EPS", F(norm.eps)), ("STAGED", U(64 * 33))];
+        let mut constants = self.norm_constants(norm);
         constants.extend(self.emit_for(linears, hidden));
         let weight = self.vector(norm.weight)?;
         let (x, y) = (self.x.clone(), self.y.clone());
@@ -67,6 +68,21 @@ impl Lowering<'_> {
             self.launch("norm", wgsl!("args", "emit", "norm"), constants, &buffers, Grid::Rows, 0)?;
         body.push(launch);
         Ok(())
+    }
+
+    /// What every norm of the residual stream is compiled with.
+    pub(super) fn norm_constants(&self, norm: &Norm) -> Constants {
+        let slices = self.program.hidden.next_multiple_of(BLOCK).div_ceil(256);
+        // What a round stages fits in half of the workgroup memory that any device has.
+        let rounds = slices.div_ceil(16);
+        let slices = slices.div_ceil(rounds);
+        vec![
+            ("WIDTH", U(self.program.hidden as u32)),
+            ("EPS", F(norm.eps)),
+            ("ROUNDS", U(rounds as u32)),
+            ("SLICES", U(slices as u32)),
+            ("STAGED", U(slices as u32 * 8 * 33)),
+        ]
     }
 
     /// Products of the same activations; those of one layout are one launch. Says where each result lies.

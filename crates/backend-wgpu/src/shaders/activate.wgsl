@@ -15,14 +15,14 @@ fn activation(x: f32) -> f32 {
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
   let row = wid.y;
   let first = wid.x * 256u;
-  for (var j = tid; j < 256u; j += 64u) {
-    let i = first + j;
-    var value = 0.0;
-    if (i < WIDTH) {
-      value = activation(gate[row * GATE_STRIDE + i]) * up[row * UP_STRIDE + UP_FIRST + i];
-    }
-    stage(j, value);
-  }
+//% for s in 0..4
+  let i_${s} = first + ${s}u * 64u + tid;
+  let gate_${s} = gate[row * GATE_STRIDE + min(i_${s}, WIDTH - 1u)];
+  let up_${s} = up[row * UP_STRIDE + UP_FIRST + min(i_${s}, WIDTH - 1u)];
+//% end
+//% for s in 0..4
+  stage(${s}u * 64u + tid, select(0.0, activation(gate_${s}) * up_${s}, i_${s} < WIDTH));
+//% end
   workgroupBarrier();
   if (tid < 8u && first / 32u + tid < ACT_BLOCKS) { emit(row, first / 32u + tid, tid); }
 }

@@ -1,4 +1,4 @@
-// What differs from dispatch to dispatch. All but `rows` and `first` are offsets into the step's words.
+// What differs from dispatch to dispatch. All but `rows`, `first` and `whole` are offsets into the step's words.
 struct Args {
   rows: u32,      // rows of this dispatch
   first: u32,     // its first output row, where outputs come in slices
@@ -8,6 +8,7 @@ struct Args {
   items: u32,     // [items, 8] what attention has to do
   parts: u32,     // [rows, 2] first partial result of each row, and how many there are
   outputs: u32,   // [outputs] row of each output
+  whole: u32,     // no offset: whether attention leaves no row's result in parts
 //% for i in 0..ARGUMENTS
   constant_${i}: u32,
 //% end

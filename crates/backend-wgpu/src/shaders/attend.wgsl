@@ -274,6 +274,36 @@ fn main(
     workgroupBarrier();
   }
 
+//% if EMITS
+  if (args.whole != 0u) {
+    // Every result of this step is whole: what the next product wants of it is made here.
+    if (tid < QUERIES) { totals[tid] = total; }
+    workgroupBarrier();
+//% for r in 0..HALF
+    if (tid < HALVES * OUTS) {
+      let query = tid / OUTS * HALF + ${r}u;
+//% for p in 0..VPL
+      if (vec_${p} < VECS) {
+        let at = query * DIM + 8u * vec_${p} + 4u * (tid % OUTS / LANES);
+//% for c in 0..4
+        stage(at + ${c}u, result_${r}_${p}[${c}] / totals[query]);
+//% end
+      }
+//% end
+    }
+//% end
+    workgroupBarrier();
+    for (var block = tid; block < QUERIES * (DIM / 32u); block += THREADS) {
+      let query = block / (DIM / 32u);
+      let row = query / TILE_HEADS;
+      let head = query % TILE_HEADS;
+      if (row < rows && head < heads) {
+        emit(first_row + row, (first_head + head) * (DIM / 32u) + block % (DIM / 32u), block);
+      }
+    }
+    return;
+  }
+//% end
 //% for r in 0..HALF
   {
     let query = tid / OUTS * HALF + ${r}u;

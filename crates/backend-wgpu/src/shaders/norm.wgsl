@@ -35,36 +35,52 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   let row = wid.x;
 //% end
   let base = row * WIDTH;
+  // A thread's elements, in ROUNDS times SLICES slices of 256. All are asked for before any is waited for: with a single
+  // workgroup, nothing else hides how long memory takes.
+//% for c in 0..ROUNDS
+//% for s in 0..SLICES
+  let i_${c}_${s} = (${c}u * SLICES + ${s}u) * 256u + tid;
+  let at_${c}_${s} = min(i_${c}_${s}, WIDTH - 1u);
+  var x_${c}_${s} = select(0.0, x[base + at_${c}_${s}], i_${c}_${s} < WIDTH);
+  let w_${c}_${s} = weight[at_${c}_${s}];
+//% if POST
+  let y_${c}_${s} = select(0.0, y[base + at_${c}_${s}], i_${c}_${s} < WIDTH);
+  let p_${c}_${s} = post[at_${c}_${s}];
+//% end
+//% end
+//% end
   var squares = 0.0;
 //% if POST
-  for (var i = tid; i < WIDTH; i += 256u) {
-    squares = fma(y[base + i], y[base + i], squares);
-  }
+//% for c in 0..ROUNDS
+//% for s in 0..SLICES
+  squares = fma(y_${c}_${s}, y_${c}_${s}, squares);
+//% end
+//% end
   let post_scale = 1.0 / sqrt(sum_of(tid, squares) / f32(WIDTH) + POST_EPS);
   squares = 0.0;
-  for (var i = tid; i < WIDTH; i += 256u) {
-    x[base + i] = fma(y[base + i] * post_scale, post[i], x[base + i]);
-  }
-  storageBarrier();
+//% for c in 0..ROUNDS
+//% for s in 0..SLICES
+  x_${c}_${s} = fma(y_${c}_${s} * post_scale, p_${c}_${s}, x_${c}_${s});
+  if (i_${c}_${s} < WIDTH) { x[base + i_${c}_${s}] = x_${c}_${s}; }
+//% end
+//% end
+//% end
+//% for c in 0..ROUNDS
+//% for s in 0..SLICES
+  squares = fma(x_${c}_${s}, x_${c}_${s}, squares);
+//% end
+//% end
+  let scale = 1.0 / sqrt(sum_of(tid, squares) / f32(WIDTH) + EPS);
+//% for c in 0..ROUNDS
+//% for s in 0..SLICES
+  let n_${c}_${s} = x_${c}_${s} * scale * w_${c}_${s};
+//% if GATHER
+  if (i_${c}_${s} < WIDTH) { normed[wid.x * WIDTH + i_${c}_${s}] = n_${c}_${s}; }
+//% end
+  stage(${s}u * 256u + tid, n_${c}_${s});
+//% end
+  workgroupBarrier();
+  if (tid < SLICES * 8u && ${c}u * SLICES * 8u + tid < ACT_BLOCKS) { emit(wid.x, ${c}u * SLICES * 8u + tid, tid); }
   workgroupBarrier();
 //% end
-  for (var i = tid; i < WIDTH; i += 256u) {
-    squares = fma(x[base + i], x[base + i], squares);
-  }
-  let scale = 1.0 / sqrt(sum_of(tid, squares) / f32(WIDTH) + EPS);
-  for (var first = 0u; first < ACT_BLOCKS * 32u; first += 2048u) {
-    for (var i = first + tid; i < min(first + 2048u, ACT_BLOCKS * 32u); i += 256u) {
-      var value = 0.0;
-      if (i < WIDTH) {
-        value = x[base + i] * scale * weight[i];
-//% if GATHER
-        normed[wid.x * WIDTH + i] = value;
-//% end
-      }
-      stage(i - first, value);
-    }
-    workgroupBarrier();
-    if (tid < 64u && first / 32u + tid < ACT_BLOCKS) { emit(wid.x, first / 32u + tid, tid); }
-    workgroupBarrier();
-  }
 }

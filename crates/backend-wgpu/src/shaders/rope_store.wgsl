@@ -44,6 +44,9 @@ fn pack(a: f32, b: f32) -> u32 {
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
   let row = wid.y;
+  // Asked for early: what they lead to is waited for later.
+  let position = step[args.positions + row];
+  let slot = step[args.slots + GROUP * args.rows + row];
   let is_q = wid.x < HEADS;
   let is_k = !is_q && wid.x < HEADS + KV_HEADS;
   let kv_head = (wid.x - HEADS) % KV_HEADS;
@@ -74,7 +77,6 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   workgroupBarrier();
 //% if PAIRS
   if (is_q || is_k) {
-    let position = step[args.positions + row];
     for (var pair = tid; pair < PAIRS; pair += 64u) {
       let a = far[position / 256u * PAIRS + pair];
       let b = near[position % 256u * PAIRS + pair];
@@ -97,7 +99,6 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
     for (var i = tid; i < DIM; i += 64u) { queries[(row * HEADS + wid.x) * DIM + i] = turned[i]; }
     return;
   }
-  let slot = step[args.slots + GROUP * args.rows + row];
   let page = slot / PAGE;
   let token = slot % PAGE;
   for (var i = tid; i < DIM / 2u; i += 64u) {
