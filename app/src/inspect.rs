@@ -51,10 +51,14 @@ pub fn inspect(args: &InspectArgs, library: &LibrarySettings, terminal: Terminal
 }
 
 /// What a model needs for one sequence.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Memory {
     context: usize,
+    /// Name of the device.
+    device: String,
     weights: u64,
+    /// Formats that the device does not read as they are, what they become, and how many matrices that is.
+    converted: BTreeMap<(String, String), usize>,
     pages: u64,
     page_bytes: u64,
     block_size: usize,
@@ -66,10 +70,18 @@ impl Memory {
         let options = EngineOptions::default();
         let backend = devices::open(on, None)?.backend;
         let page_bytes = backend.page_bytes(&model.program, options.block_size, kv_dtype) as u64;
-        let weights: usize = model.weights.matrices.iter().map(|matrix| matrix.bytes.as_slice().len()).sum();
+        let (mut weights, mut converted) = (0, BTreeMap::new());
+        for matrix in &model.weights.matrices {
+            let held = backend.held(matrix);
+            weights += held.bytes;
+            if let Some(format) = held.converted_to {
+                *converted.entry((matrix.format.to_string(), format.to_string())).or_default() += 1;
+            }
+        }
         let pages = pages(&model.program.kv, context, options.block_size, options.max_batch_tokens);
         let (weights, block_size) = (weights as u64, options.block_size);
-        Ok(Self { context, weights, pages, page_bytes, block_size, kv_dtype })
+        let device = backend.name().to_owned();
+        Ok(Self { context, device, weights, converted, pages, page_bytes, block_size, kv_dtype })
     }
 
     fn kv(&self) -> u64 {
@@ -122,16 +134,20 @@ fn summary(
         Err(problem) => row("runs", format!("no: {problem}"))?,
     }
     if let Some(memory) = memory {
-        let Memory { context, weights, pages, page_bytes, block_size, kv_dtype } = memory;
+        let Memory { context, device, weights, converted, pages, page_bytes, block_size, kv_dtype } = &memory;
         row("memory", format!("{} for a context of {context} tokens:", units::bytes(weights + memory.kv())))?;
-        row("", format!("{} weights", units::bytes(weights)))?;
+        row("", format!("{} weights", units::bytes(*weights)))?;
+        for ((from, to), count) in converted {
+            let tensors = units::plural(*count, "tensor");
+            row("", format!("{tensors} of {from} held as {to}: the {device} has no kernels for {from}"))?;
+        }
         row(
             "",
             format!(
                 "{} KV cache in {}, {pages} pages of {} for {block_size} tokens",
                 units::bytes(memory.kv()),
                 kv_dtype.name(),
-                units::bytes(page_bytes)
+                units::bytes(*page_bytes)
             ),
         )?;
     }
@@ -252,6 +268,9 @@ fn as_json(
         value["memory"] = json!({
             "context": memory.context,
             "weight_bytes": memory.weights,
+            "converted": memory.converted.iter().map(|((from, to), count)| {
+                json!({"from": from, "to": to, "matrices": count})
+            }).collect::<Vec<_>>(),
             "kv_bytes": memory.kv(),
             "pages": memory.pages,
             "page_bytes": memory.page_bytes,

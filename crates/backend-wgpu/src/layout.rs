@@ -58,6 +58,18 @@ impl Layout {
         }
     }
 
+    /// The format of files that it is made for, if this is another one.
+    pub fn converts(format: WeightFormat) -> Option<WeightFormat> {
+        use WeightFormat::*;
+        match format {
+            F32 | F16 | BF16 | Q2_K | Q4_0 | Q4_K | Q5_K | Q6_K | Q8_0 => None,
+            Q4_1 => Some(Q4_K),
+            Q5_0 | Q5_1 => Some(Q5_K),
+            Q3_K => Some(Q6_K),
+            IQ4_NL | IQ4_XS | MXFP4 => Some(Q8_0),
+        }
+    }
+
     /// Its name, as kernels are called.
     pub fn name(self) -> &'static str {
         match self {

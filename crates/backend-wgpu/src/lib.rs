@@ -16,9 +16,13 @@ mod template;
 
 use std::sync::Arc;
 
-use paguro_backend::{Backend, Capacity, KvDtype, Limits, LoadError, Program, Runner, Weights};
+use paguro_backend::{Backend, Capacity, Held, KvDtype, Limits, LoadError, Matrix, Program, Runner, Weights};
 
-use self::{device::Device, runner::GpuRunner};
+use self::{
+    device::Device,
+    layout::{BLOCK, Layout},
+    runner::GpuRunner,
+};
 
 /// A GPU, opened. Clones share it, with its compiled kernels.
 #[derive(Clone)]
@@ -113,6 +117,12 @@ impl Backend for Gpu {
 
     fn page_bytes(&self, program: &Program, block_size: usize, kv_dtype: KvDtype) -> usize {
         program.kv.page_bytes(block_size, kv_dtype)
+    }
+
+    fn held(&self, matrix: &Matrix) -> Held {
+        let words = Layout::of(matrix.format).row_words(matrix.cols.div_ceil(BLOCK));
+        let bytes = 4 * matrix.rows * words.iter().sum::<usize>();
+        Held { bytes, converted_to: Layout::converts(matrix.format) }
     }
 
     fn load(

@@ -27,7 +27,9 @@ pub use program::{
     Activation, Attend, DownAdd, Embed, KvGroup, KvLayout, KvSlot, Linear, MatrixId, Norm, NormGateUp,
     NormLogits, NormQkvRopeStore, Op, Program, ProjectAdd, Rope, RopeStyle, VectorId,
 };
-pub use runner::{AttentionMode, Backend, Capacity, Limits, LoadError, PageMove, Runner, StepError, Ticket};
+pub use runner::{
+    AttentionMode, Backend, Capacity, Held, Limits, LoadError, PageMove, Runner, StepError, Ticket,
+};
 pub use sampling::{InvalidParam, SamplingParams};
 pub use step::{
     Outcome, Output, PageId, SampleRequest, Sampled, Step, StepOutput, StepSequence, TokenMask, Want,

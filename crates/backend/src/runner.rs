@@ -1,6 +1,6 @@
 //! The two traits that a device implements.
 
-use crate::{KernelCount, KvDtype, PageId, Program, Step, StepOutput, Weights};
+use crate::{KernelCount, KvDtype, Matrix, PageId, Program, Step, StepOutput, WeightFormat, Weights};
 
 /// A device that can load programs. Stays alive to load more than one model.
 pub trait Backend: Send {
@@ -12,6 +12,11 @@ pub trait Backend: Send {
 
     /// Bytes of one page of this program in the backend's own arrangement.
     fn page_bytes(&self, program: &Program, block_size: usize, kv_dtype: KvDtype) -> usize;
+
+    /// How a matrix will lie in the device's memory.
+    fn held(&self, matrix: &Matrix) -> Held {
+        Held { bytes: matrix.bytes.as_slice().len(), converted_to: None }
+    }
 
     /// Allocates everything that `limits` asks for, repacks the weights, and returns something that runs. An
     /// operation, weight format or [`KvDtype`] that cannot run fails here, by name, never mid-request.
@@ -55,6 +60,15 @@ pub struct Capacity {
     pub bytes_free: u64,
     /// Instruction sets or features that the kernels were chosen for.
     pub features: Vec<String>,
+}
+
+/// How a matrix lies in a device's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Bytes that it takes.
+    pub bytes: usize,
+    /// The format that it is converted to at load, where the kernels do not read its own.
+    pub converted_to: Option<WeightFormat>,
 }
 
 /// Everything that `load` allocates for.

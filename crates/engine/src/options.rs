@@ -130,7 +130,7 @@ impl EngineOptions {
                 let one = layout.peak_of_all(max_context);
                 let four = for_tokens(max_context.saturating_mul(4).min(AUTO_TOKENS));
                 let weight_bytes: u64 =
-                    weights.matrices.iter().map(|matrix| matrix.bytes.as_slice().len() as u64).sum();
+                    weights.matrices.iter().map(|matrix| backend.held(matrix).bytes as u64).sum();
                 let half_of_rest = backend.capacity().bytes_free.saturating_sub(weight_bytes) / 2;
                 one.max(four).min(usize::try_from(half_of_rest / page_bytes).unwrap_or(usize::MAX))
             }
