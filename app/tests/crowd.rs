@@ -1,12 +1,13 @@
 //! A crowd on the real engine, the real CPU backend and the embedded model: 64 sequences of different lengths share
-//! pages that hold about 20 of them. Everybody finishes with the text and the log-probabilities, bit for bit, of a
+//! pages that hold about 20 of them. Everybody finishes with the text and the log-probabilities (some with their
+//! prompt's), bit for bit, of a
 //! solo run on an engine that has nothing else to do, and no page is lost.
 
 use std::{path::Path, thread, time::Duration};
 
 use paguro_backend::SamplingParams;
 use paguro_backend_cpu::{Cpu, CpuOptions};
-use paguro_engine::{Engine, EngineOptions, Event, Generation, PageBudget, Request};
+use paguro_engine::{Engine, EngineOptions, Event, Generation, PageBudget, Request, Score};
 use paguro_model::{LoadOptions, Model, tokenizer::SpecialTokens};
 
 const CROWD: u64 = 64;
@@ -36,25 +37,33 @@ fn request(model: &Model, i: u64) -> Request {
             seed: i,
             ..SamplingParams::default()
         },
-        logprobs: Some(0),
+        logprobs: Some(if i.is_multiple_of(4) { 2 } else { 0 }),
+        score_prompt_from: i.is_multiple_of(4).then_some(0),
         ..Request::default()
     }
 }
 
-/// Tokens with the bits of their log-probabilities, and the text.
-#[derive(Debug, PartialEq)]
+/// Tokens with the bits of their log-probabilities, the text, and the same bits of the prompt's tokens and of the best
+/// ones in their places.
+#[derive(Debug, Default, PartialEq)]
 struct Answer {
     tokens: Vec<(u32, u32)>,
     text: String,
+    prompt: Vec<(u32, Vec<(u32, u32)>)>,
 }
 
 fn read(mut generation: Generation) -> Answer {
-    let mut answer = Answer { tokens: Vec::new(), text: String::new() };
+    let mut answer = Answer::default();
     while let Some(event) = generation.next_blocking() {
         match event {
             Event::Token { token, text, logprob, .. } => {
                 answer.tokens.push((token, logprob.expect("it was asked for").to_bits()));
                 answer.text += &text;
+            }
+            Event::PromptScores { scores, .. } => {
+                let bits = |&(token, logprob): &(u32, f32)| (token, logprob.to_bits());
+                let of = |score: &Score| (score.logprob.to_bits(), score.top.iter().map(bits).collect());
+                answer.prompt.extend(scores.iter().map(of));
             }
             Event::Finished { text, .. } => answer.text += &text,
             Event::Failed(error) => panic!("{error}"),
@@ -92,6 +101,7 @@ fn a_crowd_with_too_few_pages_gets_what_each_would_get_alone() {
         max_context: Some(512),
         max_batch_tokens: 96,
         mixed_prompt_tokens: 40,
+        max_scores: 24,
         ..EngineOptions::default()
     };
     let engine = Engine::start(&backend(2), &model, together).unwrap();
@@ -108,6 +118,8 @@ fn a_crowd_with_too_few_pages_gets_what_each_would_get_alone() {
     });
     for (i, (answer, expected)) in answers.iter().zip(&expected).enumerate() {
         assert_eq!(answer.tokens.len(), requests[i].max_tokens.unwrap());
+        let scored = if i % 4 == 0 { requests[i].prompt.len() - 1 } else { 0 };
+        assert_eq!(answer.prompt.len(), scored);
         assert_eq!(answer, expected, "request {i}");
     }
 

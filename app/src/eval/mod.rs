@@ -163,7 +163,7 @@ fn scores(mut generation: Generation) -> Outcome<Vec<f32>> {
     let mut all = Vec::new();
     while let Some(event) = generation.next_blocking() {
         match event {
-            Event::PromptScores { logprobs, .. } => all.extend(logprobs),
+            Event::PromptScores { scores, .. } => all.extend(scores.iter().map(|score| score.logprob)),
             Event::Failed(error) => return Err(Failure::from_error(&error)),
             _ => {}
         }

@@ -74,7 +74,7 @@ pub fn follow(
                 }
                 show(Piece { branch, token: Some(token), text: &text })?;
             }
-            Event::Finished { branch, text, reason, usage } => {
+            Event::Finished { branch, text, reason, usage, .. } => {
                 let state = &mut answer.branches[branch];
                 state.text += &text;
                 state.reason = Some(reason);

@@ -45,6 +45,135 @@ fn text_goes_on() {
     assert_eq!(logprobs["text_offset"][0], 0);
 }
 
+/// The log-probabilities of an echoed prompt, and where they stand.
+#[test]
+fn an_echoed_prompt_has_its_log_probabilities() {
+    let server = Server::start(&[]);
+    let complete = |more: Value| server.post("/v1/completions", &body(more)).ok();
+    let choice = |answer: &Value, choice: usize| answer["choices"][choice].clone();
+    let list = |logprobs: &Value, field: &str| logprobs[field].as_array().unwrap().clone();
+    let tokenize = |text: &str| {
+        let answer = server.post("/tokenize", &json!({"model": "tales", "prompt": text})).ok();
+        answer["tokens"].as_array().unwrap().clone()
+    };
+    let plain = complete(json!({"logprobs": 2}));
+    let (story, answered) = (plain["choices"][0]["text"].as_str().unwrap(), &plain["choices"][0]["logprobs"]);
+    let story = format!("Once upon a time{story}");
+    let prompt = tokenize("Once upon a time");
+    let tokens = tokenize(&story);
+    assert_eq!(tokens.len(), prompt.len() + 12, "the story is read as it was written");
+
+    // What the model said before, it says again of its own words when it reads them.
+    let read = complete(json!({"prompt": story, "echo": true, "logprobs": 2, "max_tokens": 0}));
+    let reading = choice(&read, 0);
+    assert_eq!((&reading["text"], &reading["finish_reason"]), (&json!(story), &json!("length")));
+    assert_eq!(read["usage"]["completion_tokens"], 0);
+    let read = &reading["logprobs"];
+    for field in ["tokens", "token_logprobs", "top_logprobs"] {
+        let (all, own) = (list(read, field), list(answered, field));
+        assert_eq!(all.len(), tokens.len());
+        assert_eq!(all[prompt.len()..], own, "{field}");
+    }
+    for field in ["token_logprobs", "top_logprobs"] {
+        let all = list(read, field);
+        assert!(all[0].is_null() && !all[1..].iter().any(Value::is_null), "{field}: {all:?}");
+    }
+    let offsets = list(read, "text_offset");
+    let begin = |i: usize| offsets[i].as_u64().unwrap() as usize;
+    for (i, token) in list(read, "tokens").iter().enumerate().filter(|(i, _)| begin(*i) > 0) {
+        let rest: String = story.chars().skip(begin(i)).collect();
+        assert!(rest.starts_with(token.as_str().unwrap()), "{token} at {rest:?}");
+    }
+    // Of a token that is none of the best, there is also its own.
+    let own = |top: &Value, own: &Value| top.as_object().unwrap().values().any(|logprob| logprob == own);
+    let (tops, all) = (list(read, "top_logprobs"), list(read, "token_logprobs"));
+    assert!(tops.iter().zip(&all).skip(1).all(|(top, logprob)| own(top, logprob)), "{tops:?}");
+    assert!(tops[1..].iter().any(|top| top.as_object().unwrap().len() == 3), "{tops:?}");
+
+    // Tokens are the same prompt; it may go on, and `n` answers and other prompts stand beside it.
+    let more = json!({
+        "prompt": [tokens, prompt], "echo": true, "logprobs": 2, "max_tokens": 3, "n": 2, "temperature": 1, "seed": 5,
+    });
+    let several = complete(more.clone());
+    for (index, prompt) in [&tokens, &tokens, &prompt, &prompt].into_iter().enumerate() {
+        let logprobs = choice(&several, index)["logprobs"].clone();
+        for field in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
+            let own = list(&logprobs, field);
+            assert_eq!(own.len(), prompt.len() + 3, "{field} of choice {index}");
+            assert_eq!(own[..prompt.len()], list(read, field)[..prompt.len()], "{field} of choice {index}");
+        }
+        let text = choice(&several, index)["text"].as_str().unwrap().to_owned();
+        let begin = logprobs["text_offset"][prompt.len()].as_u64().unwrap() as usize;
+        let answer: String =
+            list(&logprobs, "tokens")[prompt.len()..].iter().filter_map(Value::as_str).collect();
+        assert_eq!(text.chars().skip(begin).collect::<String>(), answer);
+    }
+
+    // The same in parts: the prompt comes first.
+    let mut streamed = more;
+    streamed["stream"] = true.into();
+    let events = server.post("/v1/completions", &body(streamed)).events();
+    for index in 0..4 {
+        let parts = events.iter().map(|event| &event["choices"][0]).filter(|part| part["index"] == index);
+        let parts: Vec<_> = parts.collect();
+        let whole = choice(&several, index);
+        let text: String = parts.iter().filter_map(|part| part["text"].as_str()).collect();
+        assert_eq!(text, whole["text"]);
+        assert_eq!(parts[0]["text"], if index < 2 { story.as_str() } else { "Once upon a time" });
+        for field in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
+            let all: Vec<_> = parts.iter().flat_map(|part| list(&part["logprobs"], field)).collect();
+            assert_eq!(all, list(&whole["logprobs"], field), "{field} of choice {index}");
+        }
+    }
+}
+
+#[test]
+fn a_scored_prompt_is_computed_whole_and_then_cached_for_others() {
+    let server = Server::start(&[]);
+    let text = "Once upon a time there was a shy fox who lived beside the sea. ".repeat(6);
+    let complete = |more: Value| {
+        let mut body = body(more);
+        body["prompt"] = text.clone().into();
+        let answer = server.post("/v1/completions", &body).ok();
+        let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+        (cached, answer["choices"][0]["logprobs"].clone())
+    };
+    let echo = json!({"echo": true, "logprobs": 1, "max_tokens": 1});
+    let (cached, alone) = complete(echo.clone());
+    assert_eq!(cached, 0);
+    assert!(complete(json!({"max_tokens": 1})).0 > 0);
+    // Beside others, and with the cache full of it.
+    std::thread::scope(|scope| {
+        let others: Vec<_> = (0..8)
+            .map(|i| {
+                let scored = i % 2 == 0;
+                let plain = json!({"max_tokens": 20, "temperature": 1, "seed": i});
+                let (complete, body) = (&complete, if scored { echo.clone() } else { plain });
+                scope.spawn(move || (scored, complete(body)))
+            })
+            .collect();
+        for other in others {
+            let (scored, (cached, logprobs)) = other.join().unwrap();
+            assert!(!scored || (cached, &logprobs) == (0, &alone), "{cached} cached: {logprobs}");
+        }
+    });
+}
+
+/// One entry for each token that was sampled: who sums up a prompt's leaves off the last one, whatever it is.
+#[test]
+fn the_stop_token_has_a_log_probability() {
+    let server = Server::start(&[]);
+    let complete = |more: Value| server.post("/v1/completions", &body(more)).ok();
+    let whole = complete(json!({"logprobs": 1, "echo": true, "max_tokens": 1}));
+    let text = whole["choices"][0]["text"].as_str().unwrap();
+    let tokens = server.post("/tokenize", &json!({"model": "tales", "prompt": text})).ok();
+    let stop = tokens["tokens"].as_array().unwrap().last().unwrap().clone();
+    let stopped = complete(json!({"logprobs": 1, "echo": true, "max_tokens": 1, "stop_token_ids": [stop]}));
+    let (stopped, whole) = (&stopped["choices"][0], &whole["choices"][0]);
+    assert_eq!((&stopped["text"], &stopped["finish_reason"]), (&json!("Once upon a time"), &json!("stop")));
+    assert_eq!(stopped["logprobs"], whole["logprobs"]);
+}
+
 #[test]
 fn text_becomes_tokens_and_back() {
     let server = Server::start(&[]);
@@ -80,12 +209,6 @@ fn every_field_is_honoured_or_refused_by_name() {
         json!({"best_of": 3}),
         expect![
             "400 invalid_request_error/invalid_value best_of: `best_of` is not supported: answers are not ranked; `n` asks for several"
-        ],
-    );
-    refused(
-        json!({"echo": true, "logprobs": 1}),
-        expect![
-            "400 invalid_request_error/invalid_value echo: `echo` together with `logprobs` is not supported"
         ],
     );
     refused(

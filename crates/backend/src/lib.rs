@@ -32,6 +32,6 @@ pub use runner::{
 };
 pub use sampling::{InvalidParam, SamplingParams};
 pub use step::{
-    Outcome, Output, PageId, SampleRequest, Sampled, Step, StepOutput, StepSequence, TokenMask, Want,
+    Outcome, Output, PageId, SampleRequest, Sampled, Score, Step, StepOutput, StepSequence, TokenMask, Want,
 };
 pub use weights::{ByteOwner, Bytes, Matrix, Weights};

@@ -23,7 +23,7 @@
 
 use std::cmp::Ordering;
 
-use crate::{Outcome, SampleRequest, Sampled, TokenMask, Want};
+use crate::{Outcome, SampleRequest, Sampled, Score, TokenMask, Want};
 
 /// Sampling values of one request. The defaults are greedy decoding with nothing else on.
 #[derive(Clone, Debug, PartialEq)]
@@ -155,7 +155,7 @@ impl Scored {
 pub fn answer(logits: &[f32], want: &Want<'_>, scratch: &mut Scratch) -> Option<Outcome> {
     Some(match want {
         Want::Sample(request) => Outcome::Sampled(sample(logits, request, scratch)),
-        Want::Score { token } => Outcome::Score(log_softmax_at(logits, *token)),
+        Want::Score { token, top } => Outcome::Score(score(logits, *token, *top, scratch)),
         Want::Logits => Outcome::Logits(logits.to_vec()),
         Want::Embedding => return None,
     })
@@ -172,19 +172,19 @@ pub fn sample(logits: &[f32], request: &SampleRequest<'_>, scratch: &mut Scratch
     scratch.adjusted = adjusted;
     let token = choice.unwrap_or_else(|| first_allowed(request.mask.map(TokenMask::bits), logits.len()));
     let Some(count) = request.logprobs else { return Sampled { token, logprob: None, top: Vec::new() } };
-    let softmax = Softmax::of(logits);
-    best_k(logits, count, &mut scratch.ranking);
-    Sampled {
-        token,
-        logprob: Some(logits.get(token as usize).map_or(f32::NEG_INFINITY, |&logit| softmax.ln(logit))),
-        top: scratch.ranking.iter().map(|best| (best.token, softmax.ln(best.value))).collect(),
-    }
+    let Score { logprob, top } = score(logits, token, count, scratch);
+    Sampled { token, logprob: Some(logprob), top }
 }
 
-/// The natural logarithm of the probability that softmax gives to `token`, summed in f64; `-inf` where the token
-/// is not in the vocabulary or its logit is `-inf` or NaN.
-pub fn log_softmax_at(logits: &[f32], token: u32) -> f32 {
-    logits.get(token as usize).map_or(f32::NEG_INFINITY, |&logit| Softmax::of(logits).ln(logit))
+/// The natural logarithm of the probability that the softmax of `logits`, `[vocab]`, gives to `token`, summed in f64;
+/// `-inf` where the token is not in the vocabulary or its logit is `-inf` or NaN. Besides, those of the `top` best ones.
+pub fn score(logits: &[f32], token: u32, top: usize, scratch: &mut Scratch) -> Score {
+    let softmax = Softmax::of(logits);
+    best_k(logits, top, &mut scratch.ranking);
+    Score {
+        logprob: logits.get(token as usize).map_or(f32::NEG_INFINITY, |&logit| softmax.ln(logit)),
+        top: scratch.ranking.iter().map(|best| (best.token, softmax.ln(best.value))).collect(),
+    }
 }
 
 /// The uniform number in `[0, 1)` of one draw: output `draw` of the SplitMix64 generator (Steele, Lea, Flood: Fast

@@ -79,6 +79,8 @@ pub enum Want<'a> {
     Score {
         /// The token.
         token: u32,
+        /// How many of the best tokens to report besides.
+        top: usize,
     },
     /// The whole row of logits, `[vocab]`.
     Logits,
@@ -157,12 +159,22 @@ pub struct StepOutput {
 pub enum Outcome {
     /// To [`Want::Sample`].
     Sampled(Sampled),
-    /// To [`Want::Score`]: natural logarithm of the probability.
-    Score(f32),
+    /// To [`Want::Score`].
+    Score(Score),
     /// To [`Want::Logits`].
     Logits(Vec<f32>),
     /// To [`Want::Embedding`].
     Embedding(Vec<f32>),
+}
+
+/// How likely a token is.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Score {
+    /// Natural logarithm of its probability under the model: softmax of the logits before penalties, bias,
+    /// temperature and truncation.
+    pub logprob: f32,
+    /// The best tokens in its place with their log-probabilities, best first, if asked for.
+    pub top: Vec<(u32, f32)>,
 }
 
 /// A sampled token.

@@ -50,7 +50,7 @@ impl Step<'_> {
             rule!(output.row < rows, "output {index}: row {} of {rows} does not exist", output.row);
             match output.want {
                 Want::Sample(request) => validate_request(index, &request, program.vocab)?,
-                Want::Score { token } => {
+                Want::Score { token, .. } => {
                     let vocab = program.vocab;
                     rule!(
                         (token as usize) < vocab,

@@ -4,7 +4,7 @@
 use expect_test::{Expect, expect};
 use paguro_backend::{
     SampleRequest, Sampled, SamplingParams, TokenMask,
-    sampling::{Scratch, log_softmax_at, sample, uniform},
+    sampling::{Scratch, sample, score, uniform},
 };
 use proptest::prelude::*;
 
@@ -213,6 +213,7 @@ fn log_probabilities_are_the_models_own() {
 
 #[test]
 fn scores_are_summed_exactly() {
+    let log_softmax_at = |logits: &[f32], token| score(logits, token, 0, &mut Scratch::default()).logprob;
     let logits = ln(&[0.1, 0.4, 0.2, 0.3]);
     for (token, p) in [(0, 0.1f32), (1, 0.4), (2, 0.2), (3, 0.3)] {
         assert!((log_softmax_at(&logits, token) - p.ln()).abs() < 1e-6);
@@ -227,6 +228,11 @@ fn scores_are_summed_exactly() {
         assert_eq!(log_softmax_at(logits, token), -INF, "{logits:?}");
     }
     assert_eq!(log_softmax_at(&[INF, 0.0, NAN], 0), 0.0);
+    // The best ones do not depend on which token is scored.
+    for token in 0..4 {
+        let top = score(&logits, token, 2, &mut Scratch::default()).top;
+        assert_eq!(top, [(1, log_softmax_at(&logits, 1)), (3, log_softmax_at(&logits, 3))]);
+    }
 }
 
 /// Pearson's statistic of observed counts against probabilities.

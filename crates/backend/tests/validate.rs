@@ -52,7 +52,7 @@ fn valid() -> Owned {
             Output { row: 4, want: Want::Sample(REQUEST) },
             Output { row: 4, want: Want::Sample(SampleRequest { mask: mask([0, 1, 0]), ..REQUEST }) },
             Output { row: 5, want: Want::Logits },
-            Output { row: 0, want: Want::Score { token: 69 } },
+            Output { row: 0, want: Want::Score { token: 69, top: 0 } },
         ],
     }
 }
@@ -231,7 +231,7 @@ fn outputs() {
         expect!["invalid step: 5 outputs, more than the 4 that were loaded for"],
     );
     check(
-        |step| step.outputs[3].want = Want::Score { token: 70 },
+        |step| step.outputs[3].want = Want::Score { token: 70, top: 0 },
         expect!["invalid step: output 3: token 70 of 70 does not exist"],
     );
     check(

@@ -309,7 +309,7 @@ mod tests {
     #[test]
     fn recycled_outputs_keep_their_memory() {
         let mut outputs = Vec::with_capacity(100);
-        outputs.push(Output { row: 0, want: Want::Score { token: 1 } });
+        outputs.push(Output { row: 0, want: Want::Score { token: 1, top: 0 } });
         let place = outputs.as_ptr() as usize;
         let outputs = recycle(outputs);
         assert_eq!((outputs.len(), outputs.capacity(), outputs.as_ptr() as usize), (0, 100, place));

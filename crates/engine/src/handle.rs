@@ -10,7 +10,7 @@ use std::{
     },
 };
 
-use paguro_backend::KernelCount;
+use paguro_backend::{KernelCount, Score};
 use paguro_model::tokenizer::Tokenizer;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
@@ -327,8 +327,8 @@ impl Generation {
                 self.usage.iter_mut().for_each(|usage| usage.cached_tokens = cached_tokens);
                 self.ready.push_back(Event::Started { cached_tokens });
             }
-            Signal::PromptScores { from, logprobs } => {
-                self.ready.push_back(Event::PromptScores { from, logprobs })
+            Signal::PromptScores { from, scores } => {
+                self.ready.push_back(Event::PromptScores { from, scores })
             }
             Signal::Embedding { values } => self.ready.push_back(Event::Embedding { values }),
             Signal::Token { branch, token, logprob, top, at } => {
@@ -341,14 +341,14 @@ impl Generation {
                 if let Some(stop) = stop {
                     self.canceller.send(Some(branch));
                     let reason = FinishReason::StopString(self.stops[stop].clone());
-                    self.end(branch, String::new(), reason, self.usage[branch]);
+                    self.end(branch, String::new(), reason, None, self.usage[branch]);
                 }
             }
-            Signal::Finished { branch, reason, usage } => {
+            Signal::Finished { branch, reason, stop_score, usage } => {
                 let Some(writer) = self.writers[branch].take() else { return };
                 let (text, stop) = writer.finish();
                 let reason = stop.map_or(reason, |stop| FinishReason::StopString(self.stops[stop].clone()));
-                self.end(branch, text, reason, usage);
+                self.end(branch, text, reason, stop_score, usage);
             }
             Signal::Failed(error) => {
                 self.ended = true;
@@ -357,10 +357,17 @@ impl Generation {
         }
     }
 
-    fn end(&mut self, branch: usize, text: String, reason: FinishReason, usage: Usage) {
+    fn end(
+        &mut self,
+        branch: usize,
+        text: String,
+        reason: FinishReason,
+        stop_score: Option<Score>,
+        usage: Usage,
+    ) {
         self.writers[branch] = None;
         self.ended = self.writers.iter().all(Option::is_none);
-        self.ready.push_back(Event::Finished { branch, text, reason, usage });
+        self.ready.push_back(Event::Finished { branch, text, reason, stop_score, usage });
     }
 }
 

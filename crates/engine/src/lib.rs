@@ -33,5 +33,6 @@ pub use engine::{Engine, ModelParts};
 pub use error::{EngineError, RequestError, SubmitError};
 pub use handle::{Canceller, Generation, Handle};
 pub use options::{EngineOptions, PageBudget, PageOrder};
+pub use paguro_backend::Score;
 pub use request::{Event, FinishReason, Request, Usage};
 pub use stats::{Sizes, Stats, StepTimes};

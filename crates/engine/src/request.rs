@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use paguro_backend::SamplingParams;
+use paguro_backend::{SamplingParams, Score};
 use paguro_model::Pooling;
 
 use crate::{Constraint, RequestError, SubmitError};
@@ -39,8 +39,10 @@ pub struct Request {
     pub sampling: SamplingParams,
     /// Whether to report log-probabilities, and of how many of the best tokens besides the sampled one.
     pub logprobs: Option<usize>,
-    /// Reports, for each prompt position from this one on, the log-probability of the prompt token that follows.
-    /// Blocks from there on are computed even if the prefix cache has them.
+    /// Reports, for each prompt position from this one on, the log-probability of the prompt token that follows, and of
+    /// as many of the best tokens in its place as [`logprobs`](Request::logprobs) says. Blocks from there on are computed
+    /// even if the prefix cache has them: what it keeps is K and V, and of those alone there are no logits. Once
+    /// computed, the cache has them for others.
     pub score_prompt_from: Option<usize>,
     /// Reports the prompt's embedding: the hidden state that the logits are made of, of the tokens that this says. Goes
     /// with `max_tokens: Some(0)` if nothing else is wanted. [`Model::pooling`](paguro_model::Model::pooling) is what
@@ -102,8 +104,8 @@ pub enum Event {
     PromptScores {
         /// Position of the first one.
         from: usize,
-        /// Natural logarithms of the probabilities of `prompt[from + 1..]`.
-        logprobs: Vec<f32>,
+        /// Of `prompt[from + 1..]`, each given all tokens before it.
+        scores: Vec<Score>,
     },
     /// The embedding that [`Request::embedding`] asked for, as the model gives it: its length is not made one.
     Embedding {
@@ -135,6 +137,9 @@ pub enum Event {
         text: String,
         /// Why.
         reason: FinishReason,
+        /// How likely the stop token was that ended it, if log-probabilities were asked for and one did: it is not part
+        /// of the answer, so it is no [`Event::Token`].
+        stop_score: Option<Score>,
         /// What it took.
         usage: Usage,
     },
@@ -177,10 +182,10 @@ pub struct Usage {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Signal {
     Started { cached_tokens: usize },
-    PromptScores { from: usize, logprobs: Vec<f32> },
+    PromptScores { from: usize, scores: Vec<Score> },
     Embedding { values: Vec<f32> },
     Token { branch: usize, token: u32, logprob: Option<f32>, top: Vec<(u32, f32)>, at: Instant },
-    Finished { branch: usize, reason: FinishReason, usage: Usage },
+    Finished { branch: usize, reason: FinishReason, stop_score: Option<Score>, usage: Usage },
     Failed(RequestError),
 }
 

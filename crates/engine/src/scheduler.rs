@@ -23,7 +23,7 @@
 use std::{collections::BTreeMap, time::Instant};
 
 use paguro_backend::{
-    Limits, Outcome, Output, PageId, PageMove, SampleRequest, Sampled, Step, StepError, StepOutput,
+    Limits, Outcome, Output, PageId, PageMove, SampleRequest, Sampled, Score, Step, StepError, StepOutput,
     StepSequence, Want,
 };
 
@@ -118,7 +118,7 @@ impl Scheduler {
         for sequence in
             self.remove(|s| s.job.id == request && branch.is_none_or(|b| s.branches == (b..b + 1)))
         {
-            finish(&sequence, &FinishReason::Cancelled, &mut self.signals);
+            finish(&sequence, &FinishReason::Cancelled, None, &mut self.signals);
         }
     }
 
@@ -127,7 +127,7 @@ impl Scheduler {
         for sequence in self.remove(|sequence| sequence.job.deadline.is_some_and(|deadline| deadline <= now))
         {
             if sequence.cached_tokens.is_some() {
-                finish(&sequence, &FinishReason::DeadlineExceeded, &mut self.signals);
+                finish(&sequence, &FinishReason::DeadlineExceeded, None, &mut self.signals);
             } else {
                 self.signals.push((sequence.job.id, Signal::Failed(RequestError::DeadlineExceeded)));
             }
@@ -136,7 +136,7 @@ impl Scheduler {
 
     pub fn cancel_all(&mut self) {
         for sequence in self.remove(|_| true) {
-            finish(&sequence, &FinishReason::Cancelled, &mut self.signals);
+            finish(&sequence, &FinishReason::Cancelled, None, &mut self.signals);
         }
     }
 
@@ -192,7 +192,10 @@ impl Scheduler {
         for (sequence, part) in running.zip(&self.plan.sequences) {
             outputs.extend(sequence.scored_in(sequence.rows).map(|position| Output {
                 row: part.rows.start + position - sequence.computed,
-                want: Want::Score { token: sequence.tokens[position + 1] },
+                want: Want::Score {
+                    token: sequence.tokens[position + 1],
+                    top: sequence.job.logprobs.unwrap_or(0),
+                },
             }));
             outputs.extend(sequence.embedded_in(sequence.rows).map(|position| Output {
                 row: part.rows.start + position - sequence.computed,
@@ -248,8 +251,8 @@ impl Scheduler {
             }
             let samples = sequence.samples();
             sequence.advance(&self.layout, &mut self.pages);
-            if let Some((from, logprobs)) = sequence.take_scores() {
-                self.signals.push((sequence.job.id, Signal::PromptScores { from, logprobs }));
+            if let Some((from, scores)) = sequence.take_scores() {
+                self.signals.push((sequence.job.id, Signal::PromptScores { from, scores }));
             }
             if let Some(values) = sequence.take_embedding() {
                 self.signals.push((sequence.job.id, Signal::Embedding { values }));
@@ -275,7 +278,7 @@ impl Scheduler {
             } else if sequence.remaining() == 0 {
                 // Nothing was asked for but the prompt.
                 sequence.finished = true;
-                finish(sequence, &sequence.job.at_max_tokens, &mut self.signals);
+                finish(sequence, &sequence.job.at_max_tokens, None, &mut self.signals);
             }
         }
         drop(outcomes);
@@ -536,20 +539,29 @@ fn accept(
     let Sampled { token, logprob, top } = sampled;
     let (request, branch) = (sequence.job.id, sequence.branches.start);
     let end = sequence.push(token)?;
-    if !matches!(end, Some(FinishReason::Stop(_))) {
+    let mut stop_score = None;
+    if matches!(end, Some(FinishReason::Stop(_))) {
+        stop_score = logprob.map(|logprob| Score { logprob, top });
+    } else {
         signals.push((request, Signal::Token { branch, token, logprob, top, at }));
     }
     if let Some(reason) = end {
         sequence.finished = true;
-        finish(sequence, &reason, signals);
+        finish(sequence, &reason, stop_score, signals);
     }
     Ok(())
 }
 
 /// Tells the end of all branches that a sequence stands for.
-fn finish(sequence: &Sequence, reason: &FinishReason, signals: &mut Vec<(u64, Signal)>) {
+fn finish(
+    sequence: &Sequence,
+    reason: &FinishReason,
+    stop_score: Option<Score>,
+    signals: &mut Vec<(u64, Signal)>,
+) {
     for branch in sequence.branches.clone() {
-        let finished = Signal::Finished { branch, reason: reason.clone(), usage: sequence.usage() };
+        let (reason, stop_score) = (reason.clone(), stop_score.clone());
+        let finished = Signal::Finished { branch, reason, stop_score, usage: sequence.usage() };
         signals.push((sequence.job.id, finished));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, ops::Range, sync::Arc, time::Instant};
 
-use paguro_backend::{PageId, PageMove, SamplingParams, TokenMask};
+use paguro_backend::{PageId, PageMove, SamplingParams, Score, TokenMask};
 use paguro_model::Pooling;
 
 use crate::{
@@ -157,7 +157,7 @@ pub(crate) struct Sequence {
     /// Rows in the step that is being planned or run.
     pub rows: usize,
     /// Scores of the prompt so far, ...
-    pub scores: Vec<f32>,
+    pub scores: Vec<Score>,
     /// ... until they are delivered.
     scores_delivered: bool,
     /// The sum of the embeddings so far, in order of position so that its last bit depends on nothing else, and how
@@ -241,7 +241,7 @@ impl Sequence {
     }
 
     /// All scores and the position of the first one, once, when the last one is there.
-    pub fn take_scores(&mut self) -> Option<(usize, Vec<f32>)> {
+    pub fn take_scores(&mut self) -> Option<(usize, Vec<Score>)> {
         let from = self.job.score_from?;
         if self.scores_delivered || !self.unscored().is_empty() {
             return None;

@@ -40,7 +40,7 @@ impl Prompt {
 }
 
 /// A sample is what [`sampling::sample`] draws from the row's logits, a score what
-/// [`sampling::log_softmax_at`] makes of them; several outputs of one row do not disturb each other, and outputs
+/// [`sampling::score`] makes of them; several outputs of one row do not disturb each other, and outputs
 /// come in any order.
 pub(super) fn outputs(subject: &Subject) -> Verdict {
     let shape = ModelShape::default();
@@ -66,8 +66,8 @@ pub(super) fn outputs(subject: &Subject) -> Verdict {
             outputs.push(Output { row, want: Want::Sample(request) });
         }
         outputs.push(Output { row: 7, want: Want::Embedding });
-        outputs.push(Output { row: 12, want: Want::Score { token: 17 } });
-        outputs.push(Output { row: 19, want: Want::Score { token: 0 } });
+        outputs.push(Output { row: 12, want: Want::Score { token: 17, top: 0 } });
+        outputs.push(Output { row: 19, want: Want::Score { token: 0, top: 5 } });
     }
     let mut out = StepOutput::default();
     submit(driver.runner(), &prompt.step(&outputs), &mut out)?;
@@ -87,15 +87,19 @@ pub(super) fn outputs(subject: &Subject) -> Verdict {
             None => embedding.clone(),
         };
         let near = |a: f32, b: f32| (a - b).abs() < 1e-4;
+        let same_top = |ours: &[(u32, f32)], theirs: &[(u32, f32)]| {
+            ours.len() == theirs.len() && ours.iter().zip(theirs).all(|(a, b)| a.0 == b.0 && near(a.1, b.1))
+        };
         let right = match (&answers[index], &expected) {
             (Outcome::Sampled(ours), Outcome::Sampled(theirs)) => {
                 ours.token == theirs.token
                     && ours.logprob.is_some() == theirs.logprob.is_some()
                     && near(ours.logprob.unwrap_or(0.0), theirs.logprob.unwrap_or(0.0))
-                    && ours.top.len() == theirs.top.len()
-                    && ours.top.iter().zip(&theirs.top).all(|(a, b)| a.0 == b.0 && near(a.1, b.1))
+                    && same_top(&ours.top, &theirs.top)
             }
-            (Outcome::Score(ours), Outcome::Score(theirs)) => near(*ours, *theirs),
+            (Outcome::Score(ours), Outcome::Score(theirs)) => {
+                near(ours.logprob, theirs.logprob) && same_top(&ours.top, &theirs.top)
+            }
             (Outcome::Embedding(ours), Outcome::Embedding(theirs)) => ours == theirs,
             _ => false,
         };

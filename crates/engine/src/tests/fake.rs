@@ -14,7 +14,8 @@ use std::{
 
 use paguro_backend::{
     Backend, Capacity, KernelCount, KvDtype, KvGroup, KvLayout, Limits, LoadError, Outcome, PageMove,
-    Program, Runner, SampleRequest, Sampled, Step, StepError, StepOutput, Ticket, TokenMask, Want, Weights,
+    Program, Runner, SampleRequest, Sampled, Score, Step, StepError, StepOutput, Ticket, TokenMask, Want,
+    Weights,
 };
 
 use paguro_model::{
@@ -252,7 +253,9 @@ impl Runner for FakeRunner {
                     assert_eq!(request.history.last(), Some(&step.tokens[output.row]));
                     Outcome::Sampled(sample(digest, &request))
                 }
-                Want::Score { token } => Outcome::Score(score(digest, token)),
+                Want::Score { token, top } => {
+                    Outcome::Score(Score { logprob: score(digest, token), top: best(digest, top) })
+                }
                 Want::Embedding => Outcome::Embedding(embedding(digest)),
                 _ => return Err(StepError::Invalid("nobody asks for logits".into())),
             });
@@ -272,7 +275,7 @@ impl Runner for FakeRunner {
             Fault::Answer => {
                 self.spoil(step);
                 if self.answer.pop().is_none() {
-                    self.answer.push(Outcome::Score(0.0));
+                    self.answer.push(Outcome::Score(Score::default()));
                 }
             }
             Fault::Panic => panic!("the runner was made to panic"),
@@ -333,6 +336,11 @@ fn score(digest: u64, token: u32) -> f32 {
     -((mix(digest, u64::from(token)) % 1000) as f32)
 }
 
+fn best(digest: u64, count: usize) -> Vec<(u32, f32)> {
+    let token = |i| (mix(digest, i) % VOCAB as u64) as u32;
+    (0..count as u64).map(|i| (token(i), score(digest, token(i)))).collect()
+}
+
 fn embedding(digest: u64) -> Vec<f32> {
     (0..3).map(|i| (mix(digest, i) % 1000) as f32).collect()
 }
@@ -356,7 +364,7 @@ pub struct Expected {
     pub tokens: Vec<u32>,
     /// None if the grammar comes to a dead end.
     pub reason: Option<FinishReason>,
-    pub scores: Option<Vec<f32>>,
+    pub scores: Option<Vec<Score>>,
     pub embedding: Option<Vec<f32>>,
 }
 
@@ -409,7 +417,9 @@ pub fn oracle(windows: &[Option<u32>], max_context: usize, request: &Request, br
     }
     let scores = request.score_prompt_from.map(|from| {
         let followed = request.prompt.iter().enumerate().skip(from + 1);
-        followed.map(|(next, &token)| score(digests[next - 1], token)).collect()
+        let top = request.logprobs.unwrap_or(0);
+        let of = |digest, token| Score { logprob: score(digest, token), top: best(digest, top) };
+        followed.map(|(next, &token)| of(digests[next - 1], token)).collect()
     });
     let embedding = request.embedding.map(|pooling| {
         let prompt = &digests[..request.prompt.len()];

@@ -80,7 +80,7 @@ impl Heard {
                 state.text += &text;
                 self.put(branch, state);
             }
-            Event::Finished { branch, text, reason, usage } => {
+            Event::Finished { branch, text, reason, usage, .. } => {
                 let mut state = of(branch);
                 state.text += &text;
                 state.end = Some((reason, usage));

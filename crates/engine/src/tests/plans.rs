@@ -167,8 +167,8 @@ fn news(rig: &Rig, out: &mut String) {
             Signal::Started { cached_tokens } => {
                 writeln!(out, "  {}: {cached_tokens} cached", name(*request, 0)).unwrap()
             }
-            Signal::PromptScores { from, logprobs } => {
-                writeln!(out, "  {}: {} scores from {from}", name(*request, 0), logprobs.len()).unwrap();
+            Signal::PromptScores { from, scores } => {
+                writeln!(out, "  {}: {} scores from {from}", name(*request, 0), scores.len()).unwrap();
             }
             Signal::Embedding { values } => {
                 writeln!(out, "  {}: an embedding of {}", name(*request, 0), values.len()).unwrap();

@@ -71,7 +71,8 @@ fn requests() -> impl Strategy<Value = Request> {
     let max_tokens = prop_oneof![8 => (0..24_usize).prop_map(Some), 1 => Just(None)];
     let score = prop::option::weighted(0.2, any::<prop::sample::Index>());
     let pooling = prop::sample::select(vec![Pooling::Last, Pooling::Mean, Pooling::First]);
-    let reports = (score, prop::option::weighted(0.2, pooling));
+    let logprobs = prop::option::weighted(0.3, 0..4_usize);
+    let reports = (score, logprobs, prop::option::weighted(0.2, pooling));
     let stops = prop::collection::vec(0..VOCAB as u32, 0..3);
     let constraint = prop_oneof![3 => Just(None), 1 => (0..3_usize).prop_map(Some)];
     let tenant = prop::sample::select(vec![None, Some("a"), Some("b")]);
@@ -82,7 +83,7 @@ fn requests() -> impl Strategy<Value = Request> {
             prompt,
             branches,
             (max_tokens, stop_tokens, min_tokens),
-            (score, embedding),
+            (score, logprobs, embedding),
             (priority, tenant),
             seed,
             constraint,
@@ -95,6 +96,7 @@ fn requests() -> impl Strategy<Value = Request> {
                 min_tokens,
                 stop_tokens,
                 constraint,
+                logprobs,
                 embedding,
                 priority,
                 tenant,

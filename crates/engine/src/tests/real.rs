@@ -4,8 +4,8 @@
 use std::path::Path;
 
 use paguro_backend::{
-    AttentionMode, Backend, Limits, Outcome, Output, PageId, SamplingParams, Step, StepOutput, StepSequence,
-    Want,
+    AttentionMode, Backend, Limits, Outcome, Output, PageId, SamplingParams, Score, Step, StepOutput,
+    StepSequence, Want,
     conformance::{ModelShape, Rng},
     reference::Reference,
 };
@@ -14,7 +14,10 @@ use paguro_model::{
     tokenizer::{SpecialText, SpecialTokens},
 };
 
-use crate::{Engine, EngineOptions, Event, Generation, Handle, ModelParts, PageBudget, PageOrder, Request};
+use crate::{
+    Engine, EngineOptions, Event, FinishReason, Generation, Handle, ModelParts, PageBudget, PageOrder,
+    Request,
+};
 
 const BACKEND: Reference = Reference { kv: paguro_backend::reference::KvRounding::F32, poison: Some(7) };
 
@@ -163,20 +166,18 @@ fn scores_of_a_prompt_are_the_log_probabilities_that_sampling_gave() {
     let mut generation = engine.handle().generate(request).unwrap();
     let mut scores = None;
     while let Some(event) = generation.next_blocking() {
-        if let Event::PromptScores { from, logprobs } = event {
+        if let Event::PromptScores { from, scores: found } = event {
             assert_eq!(from, prompt.len() - 1);
-            scores = Some(logprobs);
+            scores = Some(found);
         }
     }
-    let expected: Vec<_> = sampled.iter().map(|&(_, bits)| f32::from_bits(bits)).collect();
+    let score = |&(_, bits): &(u32, u32)| Score { logprob: f32::from_bits(bits), top: Vec::new() };
+    let expected: Vec<_> = sampled.iter().map(score).collect();
     assert_eq!(scores.unwrap(), expected);
 }
 
-/// What a runner says of all rows at once, and pooled here.
-#[test]
-fn embeddings_are_pooled_hidden_states_however_they_are_computed() {
-    let parts = model(&[None, Some(9)]);
-    let prompt = Rng::new(5).tokens(45, parts.program.vocab);
+/// What the reference says of all rows of a prompt at once.
+fn rows(parts: &ModelParts, prompt: &[u32], want: Want<'_>) -> Vec<Outcome> {
     let limits = Limits {
         block_size: 64,
         pages: 3,
@@ -188,15 +189,166 @@ fn embeddings_are_pooled_hidden_states_however_they_are_computed() {
         kv_dtype: paguro_backend::KvDtype::F16,
     };
     let mut runner = BACKEND.load(&parts.program, parts.weights.clone(), limits).unwrap();
-    let sequences = [StepSequence { rows: 0..prompt.len(), start: 0, tables: 0..2 }];
-    let outputs: Vec<_> = (0..prompt.len()).map(|row| Output { row, want: Want::Embedding }).collect();
-    let step =
-        Step { tokens: &prompt, sequences: &sequences, pages: &[PageId(1), PageId(2)], outputs: &outputs };
+    let groups = parts.program.kv.groups.len();
+    let sequences = [StepSequence { rows: 0..prompt.len(), start: 0, tables: 0..groups }];
+    let outputs: Vec<_> = (0..prompt.len()).map(|row| Output { row, want }).collect();
+    let pages = &[PageId(1), PageId(2)][..groups];
+    let step = Step { tokens: prompt, sequences: &sequences, pages, outputs: &outputs };
     let mut out = StepOutput::default();
     let ticket = runner.submit(&step).unwrap();
     runner.collect(ticket, &mut out).unwrap();
-    let rows: Vec<Vec<f32>> = out
-        .outcomes
+    out.outcomes
+}
+
+/// The log-probabilities of a prompt's tokens but the first, and of the three best in their places, straight from
+/// the definition.
+fn scores_by_definition(parts: &ModelParts, prompt: &[u32]) -> Vec<Score> {
+    let rows = rows(parts, prompt, Want::Logits);
+    let score = |(row, &token): (Outcome, &u32)| {
+        let Outcome::Logits(logits) = row else { panic!("{row:?}") };
+        let logits: Vec<_> = logits.into_iter().map(f64::from).collect();
+        let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let ln_sum = logits.iter().map(|logit| (logit - largest).exp()).sum::<f64>().ln();
+        let logprob = |token: u32| (logits[token as usize] - largest - ln_sum) as f32;
+        let mut ranking: Vec<_> = (0..logits.len() as u32).collect();
+        ranking.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]));
+        Score {
+            logprob: logprob(token),
+            top: ranking.into_iter().take(3).map(|best| (best, logprob(best))).collect(),
+        }
+    };
+    rows.into_iter().zip(&prompt[1..]).map(score).collect()
+}
+
+#[test]
+fn scores_of_prompts_are_those_of_the_definition_however_they_are_computed() {
+    for windows in [&[None, None][..], &[Some(9), None]] {
+        let parts = model(windows);
+        let mut rng = Rng::new(8);
+        let shared = rng.tokens(24, parts.program.vocab);
+        let requests: Vec<_> = (0..9)
+            .map(|i| {
+                let mut prompt = shared[..8 * (i % 4)].to_vec();
+                prompt.extend(rng.tokens(1 + 4 * i, parts.program.vocab));
+                Request {
+                    branches: 1 + i % 2,
+                    max_tokens: Some(10 * (i % 3)),
+                    score_prompt_from: Some(0),
+                    logprobs: Some(3),
+                    ..Request::new(prompt)
+                }
+            })
+            .collect();
+        // One that fits into one step, alone; and chunks, company, a cache that knows the prompts, and too few pages.
+        let alone = EngineOptions { pages: PageBudget::Tokens(400), ..EngineOptions::default() };
+        let crowd = EngineOptions {
+            block_size: 4,
+            pages: PageBudget::Tokens(100),
+            max_batch_tokens: 19,
+            max_sequences: 12,
+            max_scores: 7,
+            page_order: PageOrder::Scattered { seed: 1 },
+            ..EngineOptions::default()
+        };
+        let alone = Engine::start(&BACKEND, parts.clone(), alone).unwrap();
+        let one: Vec<_> = requests
+            .iter()
+            .map(|request| scores(alone.handle().generate(request.clone()).unwrap()))
+            .collect();
+        let crowd = Engine::start(&BACKEND, parts.clone(), crowd).unwrap();
+        let handle = crowd.handle();
+        let others: Vec<_> = requests
+            .iter()
+            .map(|request| Request { score_prompt_from: None, ..request.clone() })
+            .map(|request| handle.generate(request).unwrap())
+            .collect();
+        let all: Vec<_> = requests.iter().map(|request| handle.generate(request.clone()).unwrap()).collect();
+        let many: Vec<_> = all.into_iter().map(scores).collect();
+        drop(others);
+        assert_eq!(many, one);
+        let stats = handle.stats();
+        assert!(stats.preemptions > 0 && stats.prefix_hit_tokens > 0, "{stats:?}");
+
+        for (request, found) in requests.iter().zip(&one) {
+            let expected = scores_by_definition(&parts, &request.prompt);
+            assert_eq!(found.len(), expected.len());
+            let near = |a: f32, b: f32| (a - b).abs() < 1e-5;
+            for (found, expected) in found.iter().zip(&expected) {
+                assert!(near(found.logprob, expected.logprob), "{found:?}, not {expected:?}");
+                let same = |(a, b): (&(u32, f32), &(u32, f32))| a.0 == b.0 && near(a.1, b.1);
+                assert!(found.top.len() == 3 && found.top.iter().zip(&expected.top).all(same), "{found:?}");
+            }
+        }
+    }
+}
+
+/// The scores of a request, which come before its first token.
+fn scores(mut generation: Generation) -> Vec<Score> {
+    let mut scores = None;
+    while let Some(event) = generation.next_blocking() {
+        match event {
+            Event::PromptScores { from: 0, scores: found } => assert_eq!(scores.replace(found), None),
+            Event::Token { .. } | Event::Finished { .. } => assert!(scores.is_some(), "{event:?}"),
+            Event::Failed(error) => panic!("{error}"),
+            _ => {}
+        }
+    }
+    scores.unwrap()
+}
+
+#[test]
+fn a_scored_prompt_takes_nothing_from_the_prefix_cache_and_leaves_it_its_blocks() {
+    let options = EngineOptions { block_size: 4, ..EngineOptions::default() };
+    let engine = Engine::start(&BACKEND, model(&[None]), options).unwrap();
+    let prompt = Rng::new(4).tokens(21, 61);
+    let cached = |score_prompt_from| {
+        let request = Request { max_tokens: Some(1), score_prompt_from, ..Request::new(prompt.clone()) };
+        let mut generation = engine.handle().generate(request).unwrap();
+        let mut cached = None;
+        while let Some(event) = generation.next_blocking() {
+            if let Event::Started { cached_tokens } = event {
+                cached = Some(cached_tokens);
+            }
+        }
+        cached.unwrap()
+    };
+    assert_eq!((cached(Some(0)), cached(Some(0)), cached(None), cached(Some(9))), (0, 0, 20, 8));
+}
+
+#[test]
+fn a_stop_token_is_no_part_of_the_answer_but_has_a_score() {
+    let engine = Engine::start(&BACKEND, model(&[None]), EngineOptions::default()).unwrap();
+    let sampling = SamplingParams { temperature: 1.0, seed: 3, ..SamplingParams::default() };
+    let prompt = Rng::new(6).tokens(9, 61);
+    let request =
+        Request { max_tokens: Some(12), sampling, logprobs: Some(2), ..Request::new(prompt.clone()) };
+    let whole = answer(&engine.handle(), &request).remove(0);
+    let (stop, _) = whole[5];
+    let end = whole.iter().position(|&(token, _)| token == stop).unwrap();
+    for logprobs in [Some(2), None] {
+        let request = Request { stop_tokens: vec![stop], logprobs, ..request.clone() };
+        let mut generation = engine.handle().generate(request).unwrap();
+        let (mut tokens, mut last) = (0, None);
+        while let Some(event) = generation.next_blocking() {
+            match event {
+                Event::Token { .. } => tokens += 1,
+                Event::Finished { reason, stop_score, .. } => last = Some((reason, stop_score)),
+                _ => {}
+            }
+        }
+        let (reason, score) = last.unwrap();
+        assert_eq!((tokens, reason), (end, FinishReason::Stop(stop)));
+        let heard = score.map(|score| (score.logprob.to_bits(), score.top.len()));
+        assert_eq!(heard, logprobs.map(|top| (whole[end].1, top)));
+    }
+}
+
+/// What a runner says of all rows at once, and pooled here.
+#[test]
+fn embeddings_are_pooled_hidden_states_however_they_are_computed() {
+    let parts = model(&[None, Some(9)]);
+    let prompt = Rng::new(5).tokens(45, parts.program.vocab);
+    let rows: Vec<Vec<f32>> = rows(&parts, &prompt, Want::Embedding)
         .into_iter()
         .map(|outcome| match outcome {
             Outcome::Embedding(row) => row,

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use paguro_backend::{AttentionMode, KvDtype, Limits, PageMove, Runner, StepError, StepOutput};
+use paguro_backend::{AttentionMode, KvDtype, Limits, PageMove, Runner, Score, StepError, StepOutput};
 
 use super::fake::{self, Control, FakeRunner, VOCAB};
 use crate::{
@@ -67,7 +67,7 @@ pub struct Answer {
 #[derive(Clone, Debug, Default)]
 pub struct Heard {
     pub started: Option<usize>,
-    pub scores: Option<(usize, Vec<f32>)>,
+    pub scores: Option<(usize, Vec<Score>)>,
     pub embedding: Option<Vec<f32>>,
     pub branches: BTreeMap<usize, Answer>,
     pub failed: bool,
@@ -197,8 +197,8 @@ impl Rig {
                 Signal::Started { cached_tokens } => {
                     assert_eq!(heard.started.replace(cached_tokens), None, "started twice");
                 }
-                Signal::PromptScores { from, logprobs } => {
-                    assert_eq!(heard.scores.replace((from, logprobs)), None, "scored twice");
+                Signal::PromptScores { from, scores } => {
+                    assert_eq!(heard.scores.replace((from, scores)), None, "scored twice");
                 }
                 Signal::Embedding { values } => {
                     assert_eq!(heard.embedding.replace(values), None, "embedded twice");
@@ -208,7 +208,7 @@ impl Rig {
                     assert_eq!(branch.end, None, "a token after the end");
                     branch.tokens.push(token);
                 }
-                Signal::Finished { branch, reason, usage } => {
+                Signal::Finished { branch, reason, usage, .. } => {
                     let branch = heard.branches.entry(branch).or_default();
                     assert_eq!(branch.end.replace((reason, usage)), None, "ended twice");
                 }

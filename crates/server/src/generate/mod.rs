@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use paguro_engine::{Constraint, Event, FinishReason, Generation};
+use paguro_engine::{Constraint, Event, FinishReason, Generation, Score};
 use paguro_model::{Model, tokenizer::Tokenizer};
 use tokio::task::spawn_blocking;
 
@@ -46,6 +46,8 @@ pub enum Piece {
         reason: Finish,
         /// The tokens that have come since the last piece of this choice, if asked for.
         logprobs: Vec<TokenLogprob>,
+        /// The stop token that ended it, if asked for and one did. It is not part of the answer.
+        stop_token: Option<TokenLogprob>,
         /// Tokens of the prompt, and of this choice's answer.
         usage: Usage,
     },
@@ -100,6 +102,15 @@ pub struct TokenLogprob {
     pub top: Vec<(u32, f32)>,
 }
 
+/// A prompt's tokens with their log-probabilities, each given those before it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PromptLogprobs {
+    /// The first one, which nothing stands before.
+    pub first: u32,
+    /// The others.
+    pub rest: Vec<TokenLogprob>,
+}
+
 /// Tokens of a request, or of one choice of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
@@ -134,6 +145,9 @@ pub struct Generating {
     generation: Generation,
     lease: Lease,
     prompt_tokens: usize,
+    /// The prompt, if its log-probabilities are wanted, until they are there.
+    unscored_prompt: Vec<u32>,
+    prompt_logprobs: Option<PromptLogprobs>,
     choices: Vec<Choice>,
     ready: VecDeque<Piece>,
     timing: Timing,
@@ -233,6 +247,7 @@ impl Generating {
         let Prepared { prompt, constraint, reading, mut options } = prepared;
         let prompt_tokens = prompt.len();
         options.bound(prompt_tokens, lease.handle.max_context())?;
+        let unscored_prompt = if options.score_prompt { prompt.clone() } else { Vec::new() };
         let mut request = options.request(prompt, &lease.model.defaults);
         request.constraint = constraint;
         request.tenant = caller.tenant;
@@ -258,6 +273,8 @@ impl Generating {
             generation,
             lease,
             prompt_tokens,
+            unscored_prompt,
+            prompt_logprobs: None,
             choices,
             ready,
             timing,
@@ -293,6 +310,11 @@ impl Generating {
         self.prompt_tokens
     }
 
+    /// The prompt's log-probabilities, if asked for: once, and from the first piece on.
+    pub fn take_prompt_logprobs(&mut self) -> Option<PromptLogprobs> {
+        self.prompt_logprobs.take()
+    }
+
     /// Number of answers.
     pub fn choices(&self) -> usize {
         self.choices.len()
@@ -320,15 +342,30 @@ impl Generating {
                 self.timing.started = Some(now);
                 self.metrics.started(now - self.timing.submitted);
             }
+            Event::PromptScores { scores, .. } => {
+                let mut tokens = std::mem::take(&mut self.unscored_prompt).into_iter();
+                self.prompt_logprobs = tokens.next().map(|first| {
+                    let rest = tokens.zip(scores);
+                    let rest =
+                        rest.map(|(token, Score { logprob, top })| TokenLogprob { token, logprob, top });
+                    PromptLogprobs { first, rest: rest.collect() }
+                });
+            }
             Event::Token { branch, token, text, logprob, top, at } => {
                 self.time_token(at);
                 let choice = &mut self.choices[branch];
                 choice.logprobs.extend(logprob.map(|logprob| TokenLogprob { token, logprob, top }));
                 self.write_token(branch, text);
             }
-            Event::Finished { branch, text, reason, usage } => {
+            Event::Finished { branch, text, reason, stop_score, usage } => {
                 let cut = !matches!(reason, FinishReason::Stop(_) | FinishReason::Complete);
                 let calls = self.write_end(branch, text, cut);
+                let stop_token = match (&reason, stop_score) {
+                    (&FinishReason::Stop(token), Some(Score { logprob, top })) => {
+                        Some(TokenLogprob { token, logprob, top })
+                    }
+                    _ => None,
+                };
                 let reason = match reason {
                     FinishReason::StopString(text) => Finish::StopString(text),
                     FinishReason::Length | FinishReason::ContextFull => Finish::Length,
@@ -353,13 +390,14 @@ impl Generating {
                 self.completion_tokens += usage.completion;
                 self.span.record("gen_ai.usage.output_tokens", self.completion_tokens);
                 let logprobs = std::mem::take(&mut self.choices[branch].logprobs);
-                self.ready.push_back(Piece::Finished { choice: branch, reason, logprobs, usage });
+                let finished = Piece::Finished { choice: branch, reason, logprobs, stop_token, usage };
+                self.ready.push_back(finished);
             }
             Event::Failed(error) => {
                 self.metrics.failed();
                 return Err(error.into());
             }
-            // Scores of the prompt, which nobody here asks for.
+            // What nobody here asks for.
             _ => {}
         }
         Ok(())

@@ -1,13 +1,16 @@
 //! What every API's chat request becomes: messages, tools and options, in our own words. What the model reads is
 //! made of it here.
 
-use std::hash::{BuildHasher, RandomState};
+use std::{
+    hash::{BuildHasher, RandomState},
+    sync::Arc,
+};
 
 use paguro_engine::Request;
 use paguro_model::{
     GenerationDefaults, Model,
     chat::ChatInput,
-    tokenizer::{SpecialText, SpecialTokens, Tokenizer},
+    tokenizer::{SpecialTokens, Tokenizer},
 };
 use serde_json::{Map, Value, json};
 
@@ -178,6 +181,8 @@ pub struct Options {
     /// Number of answers, 1 if not given.
     pub n: Option<usize>,
     pub logprobs: Option<usize>,
+    /// Reports log-probabilities of the prompt's tokens, too, with as many of the best ones as `logprobs` says.
+    pub score_prompt: bool,
     pub priority: i32,
 }
 
@@ -205,6 +210,7 @@ impl Options {
             context: self.context.or(other.context),
             n: self.n.or(other.n),
             logprobs: self.logprobs.or(other.logprobs),
+            score_prompt: self.score_prompt || other.score_prompt,
             priority: self.priority,
         }
     }
@@ -250,6 +256,7 @@ impl Options {
             stop_strings: self.stop,
             sampling,
             logprobs: self.logprobs,
+            score_prompt_from: self.score_prompt.then_some(0),
             priority: self.priority,
             ..Request::default()
         }
@@ -316,11 +323,15 @@ impl Prompt {
         }
     }
 
-    /// The text that the model reads, as people would write it.
-    pub fn text(self, tokenizer: &Tokenizer) -> String {
+    /// The text that the model reads, as people would write it. A character that the last tokens only begin is not part of
+    /// it: the answer's text has it.
+    pub fn text(self, tokenizer: &Arc<Tokenizer>) -> String {
         match self {
             Self::Text(text) => text,
-            Self::Tokens(tokens) => tokenizer.decode(&tokens, SpecialText::Hide),
+            Self::Tokens(tokens) => {
+                let mut stream = tokenizer.stream();
+                tokens.into_iter().map(|token| stream.push(token)).collect()
+            }
         }
     }
 }

@@ -366,7 +366,7 @@ async fn collect(mut generating: Generating, wants_logprobs: bool) -> Result<Cha
                 answers[choice].logprobs.extend(generating.tokenizer(), &logprobs);
                 answers[choice].message.add(delta);
             }
-            Piece::Finished { choice, reason, logprobs, usage: of_choice } => {
+            Piece::Finished { choice, reason, logprobs, usage: of_choice, .. } => {
                 answers[choice].logprobs.extend(generating.tokenizer(), &logprobs);
                 answers[choice].finish = Some(FinishReason::from(&reason));
                 usage.add_choice(of_choice);

@@ -1,6 +1,6 @@
 //! `/v1/completions`: text goes on as it stands, without a chat template.
 
-use std::pin::Pin;
+use std::{collections::VecDeque, ops::Range, pin::Pin};
 
 use axum::{
     extract::State,
@@ -24,7 +24,7 @@ use crate::{
     AppState,
     error::ApiError,
     extract::Json,
-    generate::{self, Caller, Delta, Generating, Options, Piece, Prompt, TextRequest},
+    generate::{self, Caller, Delta, Generating, Options, Piece, Prompt, PromptLogprobs, TextRequest},
     ids,
     stream::events,
 };
@@ -48,9 +48,10 @@ pub struct CompletionRequest {
     pub n: Option<usize>,
     /// Must be equal to `n` or absent.
     pub best_of: Option<usize>,
-    /// Begins each answer with its prompt. Not together with `logprobs`.
+    /// Begins each answer with its prompt. With `logprobs`, theirs are those of the prompt's tokens, too, and `max_tokens`
+    /// may be 0.
     pub echo: Option<bool>,
-    /// Most tokens of an answer, 16 if absent.
+    /// Most tokens of an answer, 16 if absent; 0 only with `echo`.
     pub max_tokens: Option<usize>,
     /// Divides the logits; 0 takes the best token. If absent, what the model recommends, or 0.8.
     pub temperature: Option<f32>,
@@ -76,7 +77,8 @@ pub struct CompletionRequest {
     pub stop_token_ids: Option<Vec<u32>>,
     /// Goes on after the model's own stop tokens. (Not of OpenAI's API.)
     pub ignore_eos: Option<bool>,
-    /// Reports log-probabilities, and those of this many best tokens, at most 20.
+    /// Reports the tokens' log-probabilities, and those of this many best tokens in their places, at most 20. With `echo`,
+    /// those of the prompt's tokens, too: then nothing of the prompt is taken from the prefix cache.
     pub logprobs: Option<usize>,
     /// What the answer must be. (Not of OpenAI's API.)
     pub response_format: Option<ResponseFormat>,
@@ -239,10 +241,6 @@ impl CompletionRequest {
         let best_of = self.best_of.filter(|&best| best != self.n.unwrap_or(1));
         refuse(&best_of, "best_of", "answers are not ranked; `n` asks for several")?;
         let echo = self.echo == Some(true);
-        if echo && self.logprobs.is_some() {
-            let message = "`echo` together with `logprobs` is not supported";
-            return Err(ApiError::invalid("echo", message));
-        }
         if self.logprobs > Some(20) {
             return Err(ApiError::invalid("logprobs", "`logprobs` must be at most 20"));
         }
@@ -267,19 +265,30 @@ impl CompletionRequest {
             max_tokens,
             n: self.n,
             logprobs: self.logprobs,
+            score_prompt: echo && self.logprobs.is_some(),
             priority: self.priority.unwrap_or(0),
             ..Options::default()
         })
     }
 }
 
-type Pieces = Pin<Box<dyn Stream<Item = (usize, Result<Piece, ApiError>)> + Send>>;
+type Parts = Pin<Box<dyn Stream<Item = Part> + Send>>;
+
+/// What has come of one prompt's answers.
+struct Part {
+    /// Their indices among all choices.
+    choices: Range<usize>,
+    /// With the first one, if asked for.
+    prompt: Option<PromptLogprobs>,
+    piece: Result<Piece, ApiError>,
+}
 
 /// The answers to all prompts.
 struct Answers {
-    /// With the index of each prompt's first choice.
-    pieces: SelectAll<Pieces>,
-    /// What each choice begins with.
+    parts: SelectAll<Parts>,
+    /// What comes before the next part.
+    ready: VecDeque<CompletionChoice>,
+    /// What each choice begins with, until it has been said.
     beginnings: Vec<String>,
     tokenizer: std::sync::Arc<Tokenizer>,
     wants_logprobs: bool,
@@ -287,7 +296,7 @@ struct Answers {
     created: u64,
     model: String,
     usage: generate::Usage,
-    /// Characters that each choice has so far, for the offsets of its tokens.
+    /// Characters that the tokens of each choice have written so far, for the offsets of the next ones.
     lengths: Vec<usize>,
 }
 
@@ -313,18 +322,23 @@ impl Answers {
         }
         let (tokenizer, model) = (started[0].tokenizer().clone(), started[0].model().to_owned());
         let mut first = 0;
-        let pieces = started.into_iter().map(|generating| {
-            let offset = first;
-            first += generating.choices();
-            let pieces = stream::unfold(generating, move |mut generating| async move {
-                let piece = generating.next().await?;
-                Some(((offset, piece), generating))
+        let parts = started.into_iter().map(|generating| {
+            let choices = first..first + generating.choices();
+            first = choices.end;
+            let parts = stream::unfold(generating, move |mut generating| {
+                let choices = choices.clone();
+                async move {
+                    let piece = generating.next().await?;
+                    let prompt = generating.take_prompt_logprobs();
+                    Some((Part { choices, prompt, piece }, generating))
+                }
             });
-            Box::pin(pieces) as Pieces
+            Box::pin(parts) as Parts
         });
-        Ok(Self {
-            pieces: pieces.collect(),
-            lengths: vec![0; beginnings.len()],
+        let mut answers = Self {
+            parts: parts.collect(),
+            ready: VecDeque::new(),
+            lengths: beginnings.iter().map(|text| text.chars().count()).collect(),
             beginnings,
             tokenizer,
             wants_logprobs: options.logprobs.is_some(),
@@ -332,38 +346,59 @@ impl Answers {
             created: ids::now(),
             model,
             usage: generate::Usage::default(),
-        })
+        };
+        if !answers.wants_logprobs {
+            answers.begin(0..answers.beginnings.len(), None);
+        }
+        Ok(answers)
+    }
+
+    /// Says what these choices begin with.
+    fn begin(&mut self, choices: Range<usize>, prompt: Option<&PromptLogprobs>) {
+        for index in choices {
+            let text = std::mem::take(&mut self.beginnings[index]);
+            let logprobs = prompt.map(|prompt| TextLogprobs::of_prompt(&self.tokenizer, prompt, &text));
+            if !text.is_empty() || logprobs.is_some() {
+                self.ready.push_back(CompletionChoice { index, text, logprobs, finish_reason: None });
+            }
+        }
     }
 
     /// The next part of a choice.
     async fn next(&mut self) -> Option<Result<CompletionChoice, ApiError>> {
-        let (offset, piece) = self.pieces.next().await?;
+        if let Some(choice) = self.ready.pop_front() {
+            return Some(Ok(choice));
+        }
+        let Part { choices, prompt, piece } = self.parts.next().await?;
         let (choice, text, logprobs, finish_reason) = match piece {
             Err(error) => return Some(Err(error)),
             Ok(Piece::Delta { choice, delta: Delta::Text(text), logprobs }) => (choice, text, logprobs, None),
             // Without tools and without a template, an answer is nothing but text.
             Ok(Piece::Delta { choice, logprobs, .. }) => (choice, String::new(), logprobs, None),
-            Ok(Piece::Finished { choice, reason, logprobs, usage }) => {
+            Ok(Piece::Finished { choice, reason, mut logprobs, stop_token, usage }) => {
                 self.usage.completion += usage.completion;
                 if choice == 0 {
                     self.usage.prompt += usage.prompt;
                     self.usage.cached += usage.cached;
                 }
+                logprobs.extend(stop_token);
                 (choice, String::new(), logprobs, Some(FinishReason::from(&reason)))
             }
         };
-        let index = offset + choice;
+        let index = choices.start + choice;
+        if let Some(prompt) = prompt {
+            self.begin(choices, Some(&prompt));
+        }
         let logprobs = self
             .wants_logprobs
             .then(|| TextLogprobs::new(&self.tokenizer, &logprobs, &mut self.lengths[index]));
-        Some(Ok(CompletionChoice { index, text, logprobs, finish_reason }))
+        self.ready.push_back(CompletionChoice { index, text, logprobs, finish_reason });
+        self.ready.pop_front().map(Ok)
     }
 
     async fn collect(mut self) -> Result<Response, ApiError> {
-        let beginnings = std::mem::take(&mut self.beginnings).into_iter().enumerate();
-        let mut choices: Vec<_> = beginnings
-            .map(|(index, text)| CompletionChoice { index, text, ..CompletionChoice::default() })
-            .collect();
+        let choice = |index| CompletionChoice { index, ..CompletionChoice::default() };
+        let mut choices: Vec<_> = (0..self.beginnings.len()).map(choice).collect();
         while let Some(part) = self.next().await {
             let part = part?;
             let choice = &mut choices[part.index];
@@ -379,12 +414,6 @@ impl Answers {
 
     fn stream(mut self, include_usage: bool) -> Response {
         events(|events| async move {
-            for (index, text) in std::mem::take(&mut self.beginnings).into_iter().enumerate() {
-                if !text.is_empty() {
-                    let choice = CompletionChoice { index, text, ..CompletionChoice::default() };
-                    events.data(&self.chunk(vec![choice])).await;
-                }
-            }
             while let Some(part) = self.next().await {
                 match part {
                     Ok(choice) => events.data(&self.chunk(vec![choice])).await,

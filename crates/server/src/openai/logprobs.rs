@@ -6,7 +6,7 @@ use paguro_model::tokenizer::Tokenizer;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::generate::TokenLogprob;
+use crate::generate::{PromptLogprobs, TokenLogprob};
 
 /// The log-probabilities of an answer's tokens.
 #[derive(Debug, Default, Serialize, ToSchema)]
@@ -63,34 +63,63 @@ pub fn finite(logprob: f32) -> f32 {
     logprob.max(-9999.0)
 }
 
-/// The log-probabilities of a continued text's tokens.
-#[derive(Debug, Default, Serialize, ToSchema)]
+/// The log-probabilities of a continued text's tokens, and of the text's own if it is part of the answer.
+#[derive(Clone, Debug, Default, Serialize, ToSchema)]
 pub struct TextLogprobs {
-    /// The tokens' texts.
+    /// The tokens' texts; the last one may be the stop token, which is not in the answer's text.
     tokens: Vec<String>,
-    /// Their log-probabilities.
-    token_logprobs: Vec<f32>,
-    /// The best tokens in each place, with theirs.
-    top_logprobs: Vec<BTreeMap<String, f32>>,
+    /// Their log-probabilities, each given all tokens before it; `null` for the first token of the prompt.
+    token_logprobs: Vec<Option<f32>>,
+    /// The best tokens in each place and the token itself, with theirs; `null` for the first token of the prompt.
+    top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
     /// Where in the answer each token's text begins, in characters.
     text_offset: Vec<usize>,
 }
 
 impl TextLogprobs {
-    /// Of these tokens; `offset` is where the first one's text begins, and then where the next one's will.
-    pub fn new(tokenizer: &Tokenizer, tokens: &[TokenLogprob], offset: &mut usize) -> Self {
-        let text = |token| String::from_utf8_lossy(tokenizer.token_bytes(token)).into_owned();
+    /// Of tokens of the answer; `end` is how many characters are before them, and then how many with them.
+    pub fn new<'t>(
+        tokenizer: &Tokenizer,
+        tokens: impl IntoIterator<Item = &'t TokenLogprob>,
+        end: &mut usize,
+    ) -> Self {
         let mut logprobs = Self::default();
-        for TokenLogprob { token, logprob, top } in tokens {
-            let written = text(*token);
-            logprobs.text_offset.push(*offset);
-            *offset += written.chars().count();
-            logprobs.tokens.push(written);
-            logprobs.token_logprobs.push(finite(*logprob));
-            let top = top.iter().map(|&(token, logprob)| (text(token), finite(logprob)));
-            logprobs.top_logprobs.push(top.collect());
+        for token in tokens {
+            let hidden = tokenizer.is_special(token.token);
+            let written = if hidden { &[] } else { tokenizer.token_bytes(token.token) };
+            logprobs.push(tokenizer, token.token, Some(token), offset(written, *end));
+            *end += characters(written);
         }
         logprobs
+    }
+
+    /// Of a prompt that stands as `text` at the beginning of the answer.
+    pub fn of_prompt(tokenizer: &Tokenizer, prompt: &PromptLogprobs, text: &str) -> Self {
+        let mut logprobs = Self::default();
+        let (mut rest, mut end) = (text.as_bytes(), 0);
+        let first = std::iter::once((prompt.first, None));
+        for (token, likely) in first.chain(prompt.rest.iter().map(|token| (token.token, Some(token)))) {
+            logprobs.push(tokenizer, token, likely, offset(rest, end));
+            let (own, others) = rest.split_at(written_length(tokenizer, token, rest));
+            end += characters(own);
+            rest = others;
+        }
+        logprobs
+    }
+
+    fn push(&mut self, tokenizer: &Tokenizer, token: u32, likely: Option<&TokenLogprob>, offset: usize) {
+        let text = |token| String::from_utf8_lossy(tokenizer.token_bytes(token)).into_owned();
+        self.tokens.push(text(token));
+        self.token_logprobs.push(likely.map(|likely| finite(likely.logprob)));
+        self.top_logprobs.push(likely.map(|TokenLogprob { token, logprob, top }| {
+            let mut by_text = BTreeMap::new();
+            for &(token, logprob) in top.iter().chain([&(*token, *logprob)]) {
+                // Parts of characters have one text: the likeliest counts.
+                by_text.entry(text(token)).or_insert(finite(logprob));
+            }
+            by_text
+        }));
+        self.text_offset.push(offset);
     }
 
     /// Adds what comes after.
@@ -99,5 +128,113 @@ impl TextLogprobs {
         self.token_logprobs.append(&mut other.token_logprobs);
         self.top_logprobs.append(&mut other.top_logprobs);
         self.text_offset.append(&mut other.text_offset);
+    }
+}
+
+/// Bytes of a prompt's `rest` that are this token's. What a token writes is not always what the prompt has in its
+/// place: a control token may stand for nothing in it, a text's first token has a space of its own, and a tokenizer may
+/// have normalized the text.
+fn written_length(tokenizer: &Tokenizer, token: u32, rest: &[u8]) -> usize {
+    let written = tokenizer.token_bytes(token);
+    let in_place = [Some(written), written.strip_prefix(b" ")];
+    match in_place.into_iter().flatten().find(|written| rest.starts_with(written)) {
+        Some(written) => written.len(),
+        None if tokenizer.is_special(token) => 0,
+        None => {
+            let count = String::from_utf8_lossy(written).chars().count();
+            let begins = |&(_, byte): &(usize, &u8)| begins_character(*byte);
+            rest.iter().enumerate().filter(begins).nth(count).map_or(rest.len(), |(at, _)| at)
+        }
+    }
+}
+
+/// Characters that begin in these bytes.
+fn characters(bytes: &[u8]) -> usize {
+    bytes.iter().filter(|&&byte| begins_character(byte)).count()
+}
+
+/// Where a text begins after `end` characters; one that begins inside of a character begins where that does.
+fn offset(text: &[u8], end: usize) -> usize {
+    let inside = text.first().is_some_and(|&byte| !begins_character(byte));
+    end.saturating_sub(usize::from(inside))
+}
+
+/// Whether this byte of UTF-8 is the first one of a character.
+fn begins_character(byte: u8) -> bool {
+    byte & 0xc0 != 0x80
+}
+
+#[cfg(test)]
+mod tests {
+    use paguro_model::gguf::{Array, Metadata, Value};
+
+    use super::*;
+
+    /// Control tokens, the bytes of a character, and words: token `i` is number `i`.
+    const TOKENS: [(&str, i32); 9] = [
+        ("<unk>", 2),
+        ("<s>", 3),
+        ("</s>", 3),
+        ("<0xE6>", 6),
+        ("<0x97>", 6),
+        ("<0xA5>", 6),
+        ("▁Once", 1),
+        ("▁a", 1),
+        ("n", 1),
+    ];
+
+    fn tokenizer() -> Tokenizer {
+        let (names, kinds) = TOKENS.map(|(name, kind)| (name.to_owned(), kind)).into_iter().unzip();
+        let mut metadata = Metadata::default();
+        for (key, value) in [
+            ("model", Value::String("llama".into())),
+            ("tokens", Value::Array(Array::Strings(names))),
+            ("token_type", Value::Array(Array::I32(kinds))),
+            ("scores", Value::Array(Array::F32(vec![0.0; TOKENS.len()]))),
+        ] {
+            metadata.insert(format!("tokenizer.ggml.{key}"), value);
+        }
+        Tokenizer::from_gguf(&metadata).unwrap()
+    }
+
+    fn logprob(token: u32) -> TokenLogprob {
+        TokenLogprob { token, logprob: -1.0, top: Vec::new() }
+    }
+
+    #[test]
+    fn offsets_are_places_in_the_text() {
+        let tokenizer = tokenizer();
+        for (text, tokens, offsets) in [
+            // A control token that the text does not show, a first space that it does not have.
+            ("Once an", &[1, 6, 7, 8][..], &[0, 0, 4, 6][..]),
+            ("<s>Once</s>n", &[1, 6, 2, 8], &[0, 3, 7, 11]),
+            (" Once", &[6, 8], &[0, 5]),
+            // A character of three tokens.
+            ("Once日n", &[6, 3, 4, 5, 8], &[0, 4, 4, 4, 5]),
+            // What the text has instead of a token that is not in it has as many characters.
+            ("Once än", &[6, 7, 8], &[0, 4, 6]),
+        ] {
+            let rest = tokens[1..].iter().map(|&token| logprob(token)).collect();
+            let prompt = PromptLogprobs { first: tokens[0], rest };
+            let logprobs = TextLogprobs::of_prompt(&tokenizer, &prompt, text);
+            assert_eq!(logprobs.text_offset, offsets, "{text:?}");
+            assert_eq!((logprobs.token_logprobs[0], &logprobs.top_logprobs[0]), (None, &None));
+        }
+        let mut end = 4;
+        let logprobs = TextLogprobs::new(&tokenizer, &[7, 3, 4, 5, 2].map(logprob), &mut end);
+        assert_eq!((logprobs.text_offset.as_slice(), end), (&[4, 6, 6, 6, 7][..], 7));
+    }
+
+    #[test]
+    fn the_best_tokens_and_the_token_itself_are_told_by_their_texts() {
+        let token = TokenLogprob { token: 8, logprob: -9.0, top: vec![(4, -1.0), (3, -2.0), (6, -3.0)] };
+        let logprobs = TextLogprobs::new(&tokenizer(), [&token], &mut 0);
+        let expected = BTreeMap::from([("\u{fffd}", -1.0), (" Once", -3.0), ("n", -9.0)]);
+        let top: BTreeMap<_, _> = logprobs.top_logprobs[0]
+            .iter()
+            .flatten()
+            .map(|(text, &logprob)| (text.as_str(), logprob))
+            .collect();
+        assert_eq!(top, expected);
     }
 }
