@@ -304,7 +304,7 @@ impl Registry {
     /// # Errors
     /// [`RegistryError::Busy`] while another process pulls or imports.
     pub fn prune(&self) -> Result<Pruned, RegistryError> {
-        let _alone = Lock::exclusive_soon(&self.lock_file())?.ok_or(RegistryError::Busy)?;
+        let _alone = Lock::exclusive_soon(&self.lock_file())?;
         self.store.sweep(&self.kept()?)
     }
 

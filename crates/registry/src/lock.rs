@@ -35,16 +35,11 @@ impl Lock {
         Ok(Self { _file: file })
     }
 
-    /// Takes the lock if nobody keeps it for long: a process that has just been started by somebody else in this one may
-    /// share its open files, and so its locks, until it runs its own program.
-    pub(crate) fn exclusive_soon(path: &Path) -> Result<Option<Self>, RegistryError> {
-        for _ in 0..PATIENCE {
-            if let Some(lock) = Self::try_exclusive(path)? {
-                return Ok(Some(lock));
-            }
-            thread::sleep(PAUSE);
-        }
-        Self::try_exclusive(path)
+    /// Takes the lock, or fails with [`RegistryError::Busy`] if somebody keeps it for long: a process that has just been
+    /// started by somebody else in this one may share its open files, and so its locks, until it runs its own program.
+    pub(crate) fn exclusive_soon(path: &Path) -> Result<Self, RegistryError> {
+        let mut pauses = 0..PATIENCE;
+        Self::exclusive_if(path, || pauses.next().ok_or(RegistryError::Busy).map(drop))
     }
 
     /// Takes the lock if nobody has it.
@@ -64,14 +59,24 @@ impl Lock {
         waiting: impl FnOnce(),
     ) -> Result<Self, RegistryError> {
         let mut waiting = Some(waiting);
+        Self::exclusive_if(path, || {
+            if let Some(waiting) = waiting.take() {
+                waiting();
+            }
+            cancel.check()
+        })
+    }
+
+    /// Tries until nobody has the lock, as long as nothing speaks against another pause.
+    fn exclusive_if(
+        path: &Path,
+        mut may_pause: impl FnMut() -> Result<(), RegistryError>,
+    ) -> Result<Self, RegistryError> {
         loop {
             if let Some(lock) = Self::try_exclusive(path)? {
                 return Ok(lock);
             }
-            if let Some(waiting) = waiting.take() {
-                waiting();
-            }
-            cancel.check()?;
+            may_pause()?;
             thread::sleep(PAUSE);
         }
     }
