@@ -26,7 +26,7 @@ use std::{
 
 use paguro_backend::{
     Attend, AttentionMode, DownAdd, Embed, Linear, Matrix, MatrixId, Norm, NormGateUp, NormLogits,
-    NormQkvRopeStore, Op, Outcome, Program, ProjectAdd, Step, VectorId, sampling,
+    NormQkvRopeStore, Op, Outcome, Program, ProjectAdd, RopeStyle, Step, VectorId, sampling,
 };
 
 use crate::{
@@ -466,10 +466,10 @@ impl Member<'_> {
         unsafe { buffer.get(row * width..(row + 1) * width) }
     }
 
-    /// A row of a buffer that only this member has in this phase.
+    /// A row of a buffer, or a head of one, that only this member has in this phase.
     #[allow(clippy::mut_from_ref)]
     fn write<'b>(&self, buffer: &'b Shared<f32>, row: usize, width: usize) -> &'b mut [f32] {
-        // SAFETY: the phase shares the work by row, see the table above.
+        // SAFETY: the phase shares the work by row, or by K/V head of a row; see the table above.
         unsafe { buffer.get_mut(row * width..(row + 1) * width) }
     }
 
@@ -528,35 +528,43 @@ impl Member<'_> {
         let rope = &model.program.ropes[op.rope];
         let turns = self.read(&buffers.turns, op.rope * self.step.tokens.len() + row, head_dim);
         let turns = &turns[..2 * rope.frequencies.len()];
-        let normed = &mut self.own.row[..head_dim];
-        let mut finish = |head: &mut [f32], norm: Option<Norm>| {
-            if let Some(norm) = norm {
-                model.rows.rms_norm(head, model.vector(norm.weight), norm.eps, normed);
-                head.copy_from_slice(normed);
-            }
-            model.rows.rotate(head, turns, rope.style);
-        };
-        let head_of = |buffer: &Shared<f32>, linear: &Linear, heads: usize, head: usize| {
-            let start = (row * heads + head) * head_dim;
-            // SAFETY: only this member has this K/V head and its query heads of this row in this phase.
-            let head_out = unsafe { &mut *std::ptr::from_mut(buffer.get_mut(start..start + head_dim)) };
-            if let Some(bias) = linear.bias {
-                model.rows.add(head_out, &model.vector(bias)[head * head_dim..][..head_dim]);
-            }
-            head_out
-        };
         for head in kv_head * group..(kv_head + 1) * group {
-            finish(head_of(&buffers.q, &op.q, heads, head), op.q_norm);
+            let q = self.write(&buffers.q, row * heads + head, head_dim);
+            self.finish_head(q, head, &op.q, op.q_norm, Some((turns, rope.style)));
         }
-        let k = head_of(&buffers.k, &op.k, kv_heads, kv_head);
-        finish(k, op.k_norm);
-        let v = head_of(&buffers.v, &op.v, kv_heads, kv_head);
+        let k = self.write(&buffers.k, row * kv_heads + kv_head, head_dim);
+        self.finish_head(k, kv_head, &op.k, op.k_norm, Some((turns, rope.style)));
+        let v = self.write(&buffers.v, row * kv_heads + kv_head, head_dim);
+        self.finish_head(v, kv_head, &op.v, None, None);
         let (page, token) = plan.place(self.step, row, op.kv.group);
         let place = Place { page, slot: op.kv.slot, kv_head, token };
         for (half, x) in [(Half::K, k), (Half::V, v)] {
             self.own.stored.set(&model.rows, x);
             // SAFETY: in this phase each row's slot is written by one member, and nobody reads pages.
             unsafe { self.arena.write(place, half, &self.own.stored) };
+        }
+    }
+
+    /// Bias, norm and rotation of one head of a product, each where there is one.
+    fn finish_head(
+        &mut self,
+        x: &mut [f32],
+        head: usize,
+        linear: &Linear,
+        norm: Option<Norm>,
+        turns: Option<(&[f32], RopeStyle)>,
+    ) {
+        let model = self.model;
+        if let Some(bias) = linear.bias {
+            model.rows.add(x, &model.vector(bias)[head * x.len()..][..x.len()]);
+        }
+        if let Some(norm) = norm {
+            let normed = &mut self.own.row[..x.len()];
+            model.rows.rms_norm(x, model.vector(norm.weight), norm.eps, normed);
+            x.copy_from_slice(normed);
+        }
+        if let Some((turns, style)) = turns {
+            model.rows.rotate(x, turns, style);
         }
     }
 
