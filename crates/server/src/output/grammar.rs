@@ -181,17 +181,9 @@ fn open(syntax: &CallSyntax, tool: &OfferedTool<'_>) -> String {
     [syntax.layout.open, &syntax.escape(tool.name), syntax.layout.infix].concat()
 }
 
-/// A text as a regular expression between slashes. What means nothing by itself may mean something after a backslash:
-/// `\<` is the beginning of a word.
+/// A text as a regular expression between slashes.
 fn escape(text: &str) -> String {
-    let mut escaped = String::new();
-    for c in text.chars() {
-        if r"\.+*?()|[]{}^$#&-~/".contains(c) {
-            escaped.push('\\');
-        }
-        escaped.push(c);
-    }
-    escaped
+    regex::escape(text).replace('/', r"\/")
 }
 
 /// The schema of arguments: an object.
