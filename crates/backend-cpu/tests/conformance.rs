@@ -12,6 +12,7 @@ fn subject(isa: Isa, kv_dtype: KvDtype) -> Subject {
         backend: Box::new(move |threads| {
             Box::new(Cpu::new(CpuOptions { threads: Some(threads), isa: Some(isa), poison: true }))
         }),
+        has_threads: true,
         tolerance: match kv_dtype {
             KvDtype::F16 => tolerance,
             KvDtype::Q8 => q8_tolerance,

@@ -18,6 +18,7 @@ fn subject(gpu: &Gpu) -> Subject {
     let gpu = gpu.clone();
     Subject {
         backend: Box::new(move |_threads| Box::new(gpu.clone())),
+        has_threads: false,
         tolerance,
         kv_dtype: KvDtype::F16,
         kv: KvRounding::F16,

@@ -200,8 +200,12 @@ pub(super) fn preemption(subject: &Subject) -> Verdict {
     Ok(())
 }
 
-/// For any number of threads.
+/// For any number of threads, where there are any.
 pub(super) fn threads(subject: &Subject) -> Verdict {
+    if !subject.has_threads {
+        println!("skipped: the backend has no threads");
+        return Ok(());
+    }
     for format in supported(subject, subject.kernel_formats) {
         let shape = busy(format);
         let model = shape.build(8);

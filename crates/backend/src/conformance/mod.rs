@@ -12,6 +12,7 @@
 //! fn subject() -> Subject {
 //!     Subject {
 //!         backend: Box::new(|_threads| Box::new(Reference::default())),
+//!         has_threads: false,
 //!         tolerance: |format| match format {
 //!             WeightFormat::F32 => Tolerance { error: 1e-5, reason: "sums in another order" },
 //!             _ => Tolerance { error: 1e-4, reason: "..." },
@@ -49,6 +50,8 @@ use crate::{Backend, KvDtype, WeightFormat, reference::KvRounding};
 pub struct Subject {
     /// Makes it, for a number of threads. Fresh arenas may be filled with large finite noise.
     pub backend: Box<dyn Fn(usize) -> Box<dyn Backend>>,
+    /// Whether the number of threads means anything to it.
+    pub has_threads: bool,
     /// How far logits may be off with matrices of a format, and why.
     pub tolerance: fn(WeightFormat) -> Tolerance,
     /// What its pages store: a backend instantiates the suite for each that it supports.
@@ -211,6 +214,7 @@ mod tests {
 
     crate::conformance!(Subject {
         backend: Box::new(|_threads| Box::new(Reference { poison: Some(1), ..Reference::default() })),
+        has_threads: false,
         tolerance: |_| Tolerance { error: 0.0, reason: "it is compared with itself" },
         kv_dtype: KvDtype::F16,
         kv: KvRounding::F32,
