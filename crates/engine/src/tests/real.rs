@@ -267,7 +267,9 @@ fn scores_of_prompts_are_those_of_the_definition_however_they_are_computed() {
         drop(others);
         assert_eq!(many, one);
         let stats = handle.stats();
-        assert!(stats.preemptions > 0 && stats.prefix_hit_tokens > 0, "{stats:?}");
+        // Where windows give pages back, nobody need be preempted.
+        assert!(stats.preemptions > 0 || windows.contains(&Some(9)), "{stats:?}");
+        assert!(stats.prefix_hit_tokens > 0, "{stats:?}");
 
         for (request, found) in requests.iter().zip(&one) {
             let expected = scores_by_definition(&parts, &request.prompt);
