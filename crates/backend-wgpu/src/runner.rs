@@ -21,8 +21,8 @@ use crate::{
 /// A place in the samples that stands for no mask, and a token that stands for none.
 const NONE: u32 = u32::MAX;
 
-/// Launches that the device gets first. It works on them while twice as many are encoded, and so on: encoding a launch takes
-/// less than half of the time of running one.
+/// Launches that the device gets first. It works on them while twice as many are encoded, and so on: it always has work if
+/// encoding a launch takes less than half of the time of running one.
 const FIRST_LAUNCHES: usize = 24;
 
 /// Workgroups along x, at most, where there is one for each page (`gather.wgsl`).
