@@ -1,7 +1,7 @@
 //! WGSL kernels through wgpu: Apple GPUs through Metal, all others through Vulkan.
 //!
 //! [`Gpu`] loads a program: weights are packed into planes of 16-byte loads ([`layout`]), the program becomes a fixed list of
-//! launches with their kernels and buffers (`lower`), and a step is one small upload and one command buffer (`plan`,
+//! launches with their kernels and buffers (`lower`), and a step is one small upload and a few command buffers (`plan`,
 //! `runner`). Kernels are the files of `shaders/`, with constants and repeated lines put in by `template`.
 
 mod device;
