@@ -167,8 +167,8 @@ pub fn install(packages: &[&str]) -> bool {
     std::env::var_os("CI").is_some()
         && is_root()
         && apt(&["--version"])
-        // Lists may be missing or old in a container's image.
-        && (apt(&arguments) || apt(&["update"]) && apt(&arguments))
+        // Lists may be missing or old in an image: what they name is then gone, or as old as they are.
+        && (apt(&["update"]) && apt(&arguments) || apt(&arguments))
 }
 
 fn is_root() -> bool {

@@ -59,13 +59,37 @@ pub fn run(root: &Path) -> Result<Outcome> {
     succeed(&mut check)
 }
 
-/// Whether Debian's is here, whole.
+/// Whether Debian's is here, whole, and not older than what this workspace is written for.
 fn debian_compiler() -> bool {
     let program = |name: &str| Path::new(DEBIAN_BIN).join(name);
-    let sysroot = Command::new(program("rustc")).args(["--print", "sysroot"]).stderr(Stdio::null()).output();
-    let sources = sysroot.is_ok_and(|sysroot| {
-        let sysroot = String::from_utf8_lossy(&sysroot.stdout).trim().to_owned();
-        Path::new(&sysroot).join("lib/rustlib/src/rust/library/std").is_dir()
-    });
-    sources && program("cargo").is_file() && program("cargo-clippy").is_file()
+    let says = |arguments: &[&str]| {
+        let output = Command::new(program("rustc")).args(arguments).stderr(Stdio::null()).output();
+        output.map_or_else(
+            |_| String::new(),
+            |output| String::from_utf8_lossy(&output.stdout).trim().to_owned(),
+        )
+    };
+    let sources = Path::new(&says(&["--print", "sysroot"])).join("lib/rustlib/src/rust/library/std");
+    sources.is_dir()
+        && program("cargo").is_file()
+        && program("cargo-clippy").is_file()
+        && release(&says(&["--version"])) >= release(env!("CARGO_PKG_RUST_VERSION"))
+}
+
+/// The two numbers of a release of Rust, in `1.96` and in `rustc 1.96.0 (…)`.
+fn release(text: &str) -> Option<[u32; 2]> {
+    let version = text.trim_start_matches("rustc ");
+    let mut numbers = version.split(['.', ' ']).map_while(|number| number.parse().ok());
+    Some([numbers.next()?, numbers.next()?])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::release;
+
+    #[test]
+    fn releases_are_compared_by_their_numbers() {
+        assert_eq!(release("rustc 1.96.0 (ac68faa20 2026-05-25)"), Some([1, 96]));
+        assert!(release("rustc 1.100.1") > release("1.96") && release("") < release("1.96"));
+    }
 }
