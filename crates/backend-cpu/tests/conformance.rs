@@ -14,26 +14,13 @@ fn subject(isa: Isa, kv_dtype: KvDtype) -> Subject {
         }),
         has_threads: true,
         tolerance: match kv_dtype {
-            KvDtype::F16 => tolerance,
+            KvDtype::F16 => Tolerance::of_8_bit_activations,
             KvDtype::Q8 => q8_tolerance,
         },
         kv_dtype,
         kv: KvRounding::F16,
         unsupported: &[],
         kernel_formats: &WeightFormat::ALL,
-    }
-}
-
-fn tolerance(format: WeightFormat) -> Tolerance {
-    match format {
-        WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => {
-            Tolerance { error: 5e-3, reason: "f32 sums, and K or V on the other side of an f16 rounding" }
-        }
-        _ => Tolerance {
-            error: 0.25,
-            reason: "activations have 8 bits: half a step is 0.4 % of a block's largest, in the inputs of every \
-                         product of every layer, and random models sharpen it in their attention",
-        },
     }
 }
 

@@ -19,25 +19,12 @@ fn subject(gpu: &Gpu) -> Subject {
     Subject {
         backend: Box::new(move |_threads| Box::new(gpu.clone())),
         has_threads: false,
-        tolerance,
+        tolerance: Tolerance::of_8_bit_activations,
         kv_dtype: KvDtype::F16,
         kv: KvRounding::F16,
         unsupported: &[],
         // One for each layout.
         kernel_formats: &[F32, F16, BF16, Q2_K, Q4_K, Q5_K, Q6_K, Q8_0],
-    }
-}
-
-fn tolerance(format: WeightFormat) -> Tolerance {
-    match format {
-        WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => {
-            Tolerance { error: 5e-3, reason: "f32 sums, and K or V on the other side of an f16 rounding" }
-        }
-        _ => Tolerance {
-            error: 0.25,
-            reason: "activations have 8 bits: half a step is 0.4 % of a block's largest, in the inputs of every \
-                     product of every layer, and random models sharpen it in their attention",
-        },
     }
 }
 

@@ -44,9 +44,9 @@ impl Simd for Avx512 {
     type F32 = __m512;
     type I32 = __m512i;
     type U8 = __m512i;
-    type Narrow = Self::I32;
 
-    const NARROW: bool = false;
+    nothing_narrow!();
+
     const REGISTERS: usize = 32;
 
     #[inline(always)]
@@ -224,18 +224,6 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn dot4(self, acc: __m512i, w: __m512i, a: &[i8; 4]) -> __m512i {
         v!(_mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(i32::from_le_bytes(a.map(|x| x as u8)))))
-    }
-    #[inline(always)]
-    fn zero_narrow(self) -> Self::Narrow {
-        self.splat_i32(0)
-    }
-    #[inline(always)]
-    fn dot4_narrow(self, acc: Self::Narrow, w: Self::U8, a: &[i8; 4]) -> Self::Narrow {
-        self.dot4(acc, w, a)
-    }
-    #[inline(always)]
-    fn add_narrow(self, acc: Self::I32, pairs: Self::Narrow) -> Self::I32 {
-        self.add_i32(acc, pairs)
     }
     #[inline(always)]
     fn dot4_i8(self, acc: __m512i, v: __m512i, a: &[i8; 4]) -> __m512i {

@@ -7,6 +7,27 @@
 //! All instruction sets compute the same bits: lanes do the same operations in the same order, [`Simd::fma`]
 //! rounds once everywhere, reductions follow one fixed tree, and integer results are exact.
 
+/// For machines whose sums of pairs cost no less than sums of fours: what [`Simd`] says of narrow sums, with those of 32 bits.
+macro_rules! nothing_narrow {
+    () => {
+        type Narrow = Self::I32;
+        const NARROW: bool = false;
+
+        #[inline(always)]
+        fn zero_narrow(self) -> Self::Narrow {
+            self.splat_i32(0)
+        }
+        #[inline(always)]
+        fn dot4_narrow(self, acc: Self::Narrow, w: Self::U8, a: &[i8; 4]) -> Self::Narrow {
+            self.dot4(acc, w, a)
+        }
+        #[inline(always)]
+        fn add_narrow(self, acc: Self::I32, pairs: Self::Narrow) -> Self::I32 {
+            self.add_i32(acc, pairs)
+        }
+    };
+}
+
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]

@@ -104,9 +104,9 @@ impl<const PRODUCTS: u8> Simd for Neon<PRODUCTS> {
     type F32 = [float32x4_t; 4];
     type I32 = [int32x4_t; 4];
     type U8 = [uint8x16_t; 4];
-    type Narrow = Self::I32;
 
-    const NARROW: bool = false;
+    nothing_narrow!();
+
     const REGISTERS: usize = 8;
     const PAIRS: bool = PRODUCTS == I8MM;
 
@@ -331,18 +331,6 @@ impl<const PRODUCTS: u8> Simd for Neon<PRODUCTS> {
         // Weights are at most 127, so they are the same read as signed bytes.
         let a = self.splat_quad(a);
         std::array::from_fn(|i| self.dot4_register(acc[i], w[i], a))
-    }
-    #[inline(always)]
-    fn zero_narrow(self) -> Self::Narrow {
-        self.splat_i32(0)
-    }
-    #[inline(always)]
-    fn dot4_narrow(self, acc: Self::Narrow, w: Self::U8, a: &[i8; 4]) -> Self::Narrow {
-        self.dot4(acc, w, a)
-    }
-    #[inline(always)]
-    fn add_narrow(self, acc: Self::I32, pairs: Self::Narrow) -> Self::I32 {
-        self.add_i32(acc, pairs)
     }
     #[inline(always)]
     fn dot4_i8(self, acc: Self::I32, v: Self::U8, a: &[i8; 4]) -> Self::I32 {

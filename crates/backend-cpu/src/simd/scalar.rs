@@ -22,9 +22,9 @@ impl Simd for Scalar {
     type F32 = [f32; LANES];
     type I32 = [i32; LANES];
     type U8 = [u8; 64];
-    type Narrow = Self::I32;
 
-    const NARROW: bool = false;
+    nothing_narrow!();
+
     const REGISTERS: usize = 8;
 
     #[inline(always)]
@@ -197,18 +197,6 @@ impl Simd for Scalar {
             }
             sum
         })
-    }
-    #[inline(always)]
-    fn zero_narrow(self) -> Self::Narrow {
-        self.splat_i32(0)
-    }
-    #[inline(always)]
-    fn dot4_narrow(self, acc: Self::Narrow, w: Self::U8, a: &[i8; 4]) -> Self::Narrow {
-        self.dot4(acc, w, a)
-    }
-    #[inline(always)]
-    fn add_narrow(self, acc: Self::I32, pairs: Self::Narrow) -> Self::I32 {
-        self.add_i32(acc, pairs)
     }
     #[inline(always)]
     fn dot4_i8(self, acc: Self::I32, v: Self::U8, a: &[i8; 4]) -> Self::I32 {

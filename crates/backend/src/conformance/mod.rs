@@ -82,6 +82,22 @@ pub struct Tolerance {
     pub reason: &'static str,
 }
 
+impl Tolerance {
+    /// For a backend that keeps K and V in f16 and, where weights are quantized, activations in eight bits.
+    pub fn of_8_bit_activations(format: WeightFormat) -> Self {
+        match format {
+            WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => {
+                Self { error: 5e-3, reason: "f32 sums, and K or V on the other side of an f16 rounding" }
+            }
+            _ => Self {
+                error: 0.25,
+                reason: "activations have 8 bits: half a step is 0.4 % of a block's largest, in the inputs of every \
+                         product of every layer, and random models sharpen it in their attention",
+            },
+        }
+    }
+}
+
 /// Nothing, or what is wrong.
 pub type Verdict = Result<(), String>;
 
