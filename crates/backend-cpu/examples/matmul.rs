@@ -1,7 +1,7 @@
 //! How fast the matrix products are on one thread: bytes a second with one row, operations a second with many.
 //!
 //! `cargo run --release -p paguro-backend-cpu --example matmul -- [FORMAT ...]`; `ROWS=1,8,512` and `ISA=avx2` in the
-//! environment narrow it down.
+//! environment narrow it down, `COLS=512` takes another number of inputs than 2048.
 
 use std::{env, error::Error, hint::black_box, time::Instant};
 
@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// A matrix larger than the last-level cache.
 fn bench(format: WeightFormat, isa: Isa, counts: &[usize]) -> Result<(), Box<dyn Error>> {
-    let cols = 2048;
+    let cols = env::var("COLS").map_or(Ok(2048), |cols| cols.parse())?;
     let rows = (64 << 20) / format.row_bytes(cols) / 16 * 16;
     // Any bytes do for speed, as long as the floats in them stay ordinary numbers.
     let bytes: Vec<u8> = (0..rows * format.row_bytes(cols)).map(|i| (i * 37 % 59) as u8).collect();

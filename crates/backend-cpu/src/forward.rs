@@ -258,10 +258,11 @@ impl Pass<'_> {
         let groups: usize = products.iter().map(|(id, _)| model.matrix(*id).groups()).sum();
         let ids = products.map(|(id, _)| id);
         let floats = ids.iter().any(|&id| model.matrix(id).row_kind() == RowKind::Float);
-        // As many groups as the kernels multiply at once; more with many rows, which a member then fetches less often.
+        // As many groups as the kernels multiply at once; more with so many rows that they leave the second-level cache, which
+        // a member then fetches less often.
         let unit = match (floats, count) {
             (true, _) => 4,
-            (false, ..=8) => 2,
+            (false, ..=64) => 2,
             (false, _) => (groups / (4 * self.team.threads())).clamp(2, 8),
         };
         self.phase(Kernel::Products(&ids), groups, Portions::Guided(unit), |member, range| {

@@ -148,7 +148,12 @@ impl<'a> Output<'a> {
         // callers gave us to write.
         unsafe {
             let to = self.start.add(row * self.stride + first);
-            std::ptr::copy_nonoverlapping(lanes.as_ptr(), to, count);
+            if count == LANES {
+                // Stores of a known size, where the other is a call.
+                std::ptr::copy_nonoverlapping(lanes.as_ptr(), to, LANES);
+            } else {
+                std::ptr::copy_nonoverlapping(lanes.as_ptr(), to, count);
+            }
         }
     }
 }

@@ -95,14 +95,16 @@ fn put_quants(layout: &Layout, row: &Decoded, lane: usize, from: usize, block: u
 /// Decodes one lane of a packed group, to the bits that the file's own decoder gives. `group` is one group's
 /// bricks, `out` is `[cols]`.
 pub fn unpack_lane(layout: &Layout, group: &[u8], lane: usize, out: &mut [f32]) {
-    for (i, out) in out.iter_mut().enumerate() {
-        let brick = &group[i / layout.inputs * layout.bytes()..][..layout.bytes()];
-        let i = i % layout.inputs;
-        let (scale, minimum) = scale_of(layout, brick, lane, i / layout.sub_block);
-        let quant = i32::from(quant_of(layout, brick, lane, i)) - layout.zero();
-        *out = scale * quant as f32;
-        if layout.minimums {
-            *out += minimum;
+    for (sub, out) in out.chunks_mut(layout.sub_block).enumerate() {
+        let (brick, sub) = (sub / layout.sub_blocks(), sub % layout.sub_blocks());
+        let brick = &group[brick * layout.bytes()..][..layout.bytes()];
+        let (scale, minimum) = scale_of(layout, brick, lane, sub);
+        for (i, out) in out.iter_mut().enumerate() {
+            let quant = quant_of(layout, brick, lane, sub * layout.sub_block + i);
+            *out = scale * (i32::from(quant) - layout.zero()) as f32;
+            if layout.minimums {
+                *out += minimum;
+            }
         }
     }
 }
