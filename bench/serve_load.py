@@ -79,12 +79,15 @@ class Answer:
 
 
 def request(address, options, index):
+    text = question(options.salt, index)
+    asked = {"prompt": text} if options.complete else {"messages": [{"role": "user", "content": text}]}
     body = json.dumps({
-        "model": options.model, "messages": [{"role": "user", "content": question(options.salt, index)}], "stream": True,
+        "model": options.model, **asked, "stream": True,
         "stream_options": {"include_usage": True}, "max_tokens": options.max_tokens, "seed": index,
         "temperature": options.temperature, "ignore_eos": True,
     })
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {address.netloc}\r\nConnection: close\r\n"
+    path = "/v1/completions" if options.complete else "/v1/chat/completions"
+    head = f"POST {path} HTTP/1.1\r\nHost: {address.netloc}\r\nConnection: close\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
     if options.key:
         head += f"Authorization: Bearer {options.key}\r\n"
@@ -145,6 +148,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url")
     parser.add_argument("--model", default="tales")
+    parser.add_argument("--complete", action="store_true", help="complete texts, for models that have no chat template")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=1, help="requests that each client sends one after the other")
     parser.add_argument("--max-tokens", type=int, default=200)
