@@ -137,6 +137,16 @@ pub fn positive(text: &str) -> Result<usize, String> {
     }
 }
 
+/// Answers to one prompt. Other programs mean tokens by `-n`.
+pub fn answers(text: &str) -> Result<usize, String> {
+    match positive(text)? {
+        n @ 129.. => {
+            Err(format!("{n} answers are more than 128; how long an answer may get is --max-tokens"))
+        }
+        n => Ok(n),
+    }
+}
+
 /// A window of perplexity: half of it is context, so it has at least two halves with something in them.
 pub fn window(text: &str) -> Result<usize, String> {
     match whole(text)? {
@@ -205,6 +215,9 @@ mod tests {
         assert!(finite("inf").is_err());
         assert!(positive("0").is_err());
         assert!(window("3").is_err());
+        assert_eq!(answers("128"), Ok(128));
+        assert!(answers("0").is_err());
+        assert!(answers("256").unwrap_err().contains("--max-tokens"));
     }
 
     #[test]

@@ -201,7 +201,7 @@ pub struct RunArgs {
     pub stream: bool,
 
     /// Answer N times, with different draws from the same prompt
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 1, value_parser = choices::positive)]
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 1, value_parser = choices::answers)]
     pub branches: usize,
 
     /// With --json: report log-probabilities, and those of the K best tokens at each place
