@@ -27,8 +27,6 @@ pub struct Device {
     pub features: Features,
     /// What it can do.
     pub limits: Limits,
-    /// Threads of the smallest subgroup that a kernel may run in.
-    subgroup: u32,
     /// wgpu's.
     pub inner: wgpu::Device,
     /// wgpu's.
@@ -142,12 +140,6 @@ impl Device {
         Ok(Self {
             driver: format!("{} {} ({:?})", info.driver, info.driver_info, info.backend),
             memory: memory(adapter),
-            // Metal knows no number and so says 4, but Apple's GPUs have 32. No subgroup of WGSL has less than 4.
-            subgroup: match info.backend {
-                _ if as_hardware => 32,
-                wgpu::Backend::Metal if info.name.starts_with("Apple") => 32,
-                _ => info.subgroup_min_size.max(4),
-            },
             name: info.name,
             is_software: info.device_type == wgpu::DeviceType::Cpu && !as_hardware,
             features,
@@ -162,11 +154,6 @@ impl Device {
     /// Bytes that a kernel can see of one buffer.
     pub fn binding_limit(&self) -> u64 {
         self.limits.max_storage_buffer_binding_size.min(self.limits.max_buffer_size)
-    }
-
-    /// Threads that may work together through operations of their subgroup, at most.
-    pub fn team_limit(&self) -> usize {
-        self.subgroup.min(32) as usize
     }
 
     /// The kernel of these files with these constants, compiled once.

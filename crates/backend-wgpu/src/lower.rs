@@ -14,7 +14,7 @@ use crate::{
     device::{Device, Pipeline},
     layout::{BLOCK, Layout},
     matrix::DeviceMatrix,
-    plan::{self, FINE_SPLIT, Tile, Tiling},
+    plan::{self, Tile, Tiling},
     template::{Constants, Value},
 };
 
@@ -213,7 +213,8 @@ impl<'a> Lowering<'a> {
         let rows = limits.max_rows;
         let group = heads / kv_heads;
         let most = if device.is_software { SOFTWARE_TILE_QUERIES } else { TILE_QUERIES };
-        let queries = device.team_limit().min(most);
+        // Larger heads have no room for more in the memory of a workgroup.
+        let queries = if dim > 128 { most.min(4) } else { most };
         let (tile_heads, head_tiles) = (group.min(queries), group.div_ceil(queries));
         let splits = plan::splits(limits.max_context);
         let parts = rows + (limits.max_sequences * splits).min(8192);
@@ -224,7 +225,7 @@ impl<'a> Lowering<'a> {
             workgroups: kv_heads * head_tiles,
             emits: dim.is_multiple_of(BLOCK),
             parts,
-            busy: if device.is_software { 8 } else { 2048 },
+            busy: if device.is_software { 8 } else { 512 },
         };
         let widest = [hidden, heads * dim, ffn].map(|width| width.div_ceil(BLOCK)).into_iter().max();
         let blocks = rows.max(LOGIT_ROWS) * widest.unwrap_or(1);
@@ -458,7 +459,7 @@ fn check_supported(device: &Device, program: &Program, limits: &Limits) -> Resul
     if !dim.is_multiple_of(8) || dim > 256 {
         return Err(unsupported(device, format!("head_dim {dim}"), "multiples of 8 up to 256 work"));
     }
-    if !FINE_SPLIT.is_multiple_of(limits.block_size) || limits.block_size < 16 {
+    if !128_usize.is_multiple_of(limits.block_size) || limits.block_size < 16 {
         let what = format!("pages of {} tokens", limits.block_size);
         return Err(unsupported(device, what, "16, 32, 64 and 128 work"));
     }

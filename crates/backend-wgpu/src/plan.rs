@@ -4,11 +4,15 @@ use paguro_backend::{AttentionMode, KvLayout, Limits, Step, Want};
 
 /// Tokens of a split of attention. Splits are fine up to a position, so that short contexts are shared out, too, and coarse
 /// from there on.
-pub const FINE_SPLIT: usize = 128;
+pub const FINE_SPLIT: usize = 256;
 /// See [`FINE_SPLIT`].
 pub const COARSE_SPLIT: usize = 512;
 /// Where coarse splits begin.
-pub const COARSE_FROM: usize = 1024;
+pub const COARSE_FROM: usize = 512;
+/// Splits of a run: what they have is added up first, so that a workgroup may take a run.
+pub const RUN: usize = 4;
+/// More splits than any context has: such a part is a whole result.
+const WHOLE: usize = u32::MAX as usize;
 
 /// The split of attention that a position is in.
 fn split_of(position: usize) -> usize {
@@ -39,7 +43,7 @@ pub struct Args {
     pub slots: u32,
     /// `[items, 8]`
     pub items: u32,
-    /// `[rows, 2]`
+    /// `[rows, 4]`
     pub parts: u32,
     /// `[outputs]`
     pub outputs: u32,
@@ -80,7 +84,7 @@ pub struct Tiling {
     pub emits: bool,
     /// Partial results that there is room for.
     pub parts: usize,
-    /// Workgroups that keep the device busy: with fewer, splits are shared out.
+    /// Workgroups that keep the device busy: with fewer, results are made in parts.
     pub busy: usize,
 }
 
@@ -197,16 +201,18 @@ impl Plan {
         self.place_outputs(step);
     }
 
-    /// Items of eight words: first row, rows, its position, block table, blocks of a table, first split, splits, whether
-    /// they give one result; and for each row the place of its first partial result, and how many it has.
+    /// Items of eight words: first row, rows, its position, block table, blocks of a table, first split, splits, and of how many
+    /// splits parts are; and for each row the place of its first partial result, how many it has, the number of the first one in
+    /// order of position, and of how many splits they are.
     fn cut(&mut self, index: usize, step: &Step<'_>, tables: u32) {
         let Tiling { rows: tile_rows, workgroups, parts: most, busy, .. } = self.tiling;
         let groups = self.groups;
         let cut = &mut self.cuts[index];
         let window = cut.window.map_or(usize::MAX, |window| window as usize);
-        let splits_of = |position: usize| {
-            let first = split_of((position + 1).saturating_sub(window));
-            (first, split_of(position) + 1 - first)
+        // The first part that a position sees, and how many, if parts have so many splits.
+        let parts_of = |position: usize, length: usize| {
+            let first = split_of((position + 1).saturating_sub(window)) / length;
+            (first, split_of(position) / length + 1 - first)
         };
         // First row, rows, position and block table of every tile.
         let tiles = || {
@@ -217,42 +223,51 @@ impl Plan {
                 })
             })
         };
-        let share = tiles().count() * workgroups < busy;
+        // The parts of a tile, as numbers in order of position.
+        let parts_of_tile = |position: usize, rows: usize, length: usize| {
+            let first = parts_of(position, length).0;
+            first..parts_of(position + rows - 1, length).0 + parts_of(position + rows - 1, length).1
+        };
+        // Parts are as long as leaves the device busy: whole results, if not even the longest is waited for, or runs.
+        let splits_of_tile = |(_, rows, position, _)| parts_of_tile(position, rows, 1).len();
+        let all = tiles().map(splits_of_tile).sum::<usize>() * workgroups;
+        let longest = tiles().map(splits_of_tile).max().unwrap_or(1);
+        let common = if all >= longest * busy {
+            WHOLE
+        } else if all >= 2 * RUN * busy {
+            RUN
+        } else {
+            1
+        };
 
         cut.parts = self.words.len() as u32;
-        self.words.resize(self.words.len() + 2 * step.tokens.len(), 0);
+        self.words.resize(self.words.len() + 4 * step.tokens.len(), 0);
         let (mut next, mut left) = (0, step.tokens.len());
         cut.whole = self.tiling.emits;
         for tile in [Tile::Row, Tile::Rows] {
             let begin = self.words.len();
             let own = tiles().filter(|(_, rows, ..)| (*rows == 1) == (tile == Tile::Row));
             for (first, rows, position, sequence) in own {
-                let (first_split, _) = splits_of(position);
-                let splits = split_of(position + rows - 1) + 1 - first_split;
-                let needed: usize = (position..position + rows).map(|position| splits_of(position).1).sum();
-                let whole = !share || splits == 1 || next + needed + left - rows > most;
-                cut.whole &= whole;
+                let needed: usize =
+                    (position..position + rows).map(|position| parts_of(position, common).1).sum();
+                let length = if next + needed + left - rows > most { WHOLE } else { common };
                 left -= rows;
                 for row in 0..rows {
-                    let count = if whole { 1 } else { splits_of(position + row).1 };
-                    let at = cut.parts as usize + 2 * (first + row);
-                    self.words[at] = next as u32;
-                    self.words[at + 1] = count as u32;
+                    let (number, count) = parts_of(position + row, length);
+                    let at = cut.parts as usize + 4 * (first + row);
+                    self.words[at..at + 4].copy_from_slice(&[next, count, number, length].map(|x| x as u32));
                     next += count;
                 }
                 let table = tables as usize + sequence.tables.start;
                 let blocks = sequence.tables.len() / groups;
-                let item = |split: usize, splits: usize| {
-                    [first, rows, position, table, blocks, split, splits, usize::from(whole)]
-                        .map(|x| x as u32)
-                };
-                match whole {
-                    true => self.words.extend(item(first_split, splits)),
-                    false => {
-                        self.words
-                            .extend((first_split..first_split + splits).flat_map(|split| item(split, 1)));
-                    }
-                }
+                let seen = parts_of_tile(position, rows, 1);
+                let parts = parts_of_tile(position, rows, length);
+                cut.whole &= parts.len() == 1;
+                self.words.extend(parts.flat_map(|part| {
+                    let from = seen.start.max(part * length);
+                    let to = seen.end.min(part.saturating_add(1).saturating_mul(length));
+                    [first, rows, position, table, blocks, from, to - from, length].map(|x| x as u32)
+                }));
             }
             cut.items[tile as usize] = (begin as u32, ((self.words.len() - begin) / 8) as u32);
         }
@@ -282,7 +297,7 @@ pub fn words(kv: &KvLayout, limits: &Limits, tiling: Tiling) -> usize {
     let groups = kv.groups.len();
     let tables = tables(kv, limits);
     let items = 8 * (tiling.parts + limits.max_rows);
-    limits.max_rows * (2 + groups) + 2 * tables + groups * (2 * limits.max_rows + items) + limits.max_outputs
+    limits.max_rows * (2 + groups) + 2 * tables + groups * (4 * limits.max_rows + items) + limits.max_outputs
 }
 
 /// Entries of all block tables of the largest step.

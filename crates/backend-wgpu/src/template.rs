@@ -1,8 +1,8 @@
 //! The little that WGSL lacks: constants from outside, repeated lines, parts that are left out.
 //!
-//! A line `//% for i in 0..N` repeats the lines up to its `//% end` with `${i}` replaced; `//% if NAME`, with an optional
-//! `//% else`, keeps them where the constant is there and not zero. Loops over registers are written out this way because
-//! not every driver unrolls them.
+//! A line `//% for i in 0..N` repeats the lines up to its `//% end` with `${i}` replaced, also in the ranges of loops within;
+//! `//% if NAME`, with an optional `//% else`, keeps them where the constant is there and not zero. Loops over registers are
+//! written out this way because not every driver unrolls them.
 
 use std::fmt::{self, Write};
 
@@ -108,15 +108,18 @@ impl<'a> Scope<'a> {
     }
 
     fn line(&self, line: &str, out: &mut String) {
-        let mut line = line.to_owned();
-        for (name, value) in &self.variables {
-            line = line.replace(&format!("${{{name}}}"), &value.to_string());
-        }
+        let mut line = self.replaced(line);
         if !self.arguments.is_empty() {
             line = self.with_arguments(&line);
         }
         out.push_str(&line);
         out.push('\n');
+    }
+
+    fn replaced(&self, line: &str) -> String {
+        self.variables.iter().fold(line.to_owned(), |line, (name, value)| {
+            line.replace(&format!("${{{name}}}"), &value.to_string())
+        })
     }
 
     fn with_arguments(&self, line: &str) -> String {
@@ -146,7 +149,8 @@ impl<'a> Scope<'a> {
     }
 
     fn number(&self, text: &str) -> u32 {
-        text.parse().ok().unwrap_or_else(|| match self.constant(text) {
+        let text = self.replaced(text);
+        text.parse().ok().unwrap_or_else(|| match self.constant(&text) {
             Some(Value::U(number)) => number,
             _ => panic!("no number {text}"),
         })
@@ -202,6 +206,9 @@ let a_${i} = ${i}u;
 //% for j in 1..3
 b(${i}, ${j});
 //% end
+//% for j in 0..M_${i}
+c(${i});
+//% end
 //% end
 //% if ON
 on
@@ -213,12 +220,18 @@ also
 //% else
 off
 //% end";
-        let constants =
-            vec![("N", Value::U(2)), ("ON", Value::U(1)), ("OFF", Value::U(0)), ("X", Value::F(0.5))];
+        let constants = vec![
+            ("N", Value::U(2)),
+            ("M_0", Value::U(0)),
+            ("M_1", Value::U(1)),
+            ("ON", Value::U(1)),
+            ("OFF", Value::U(0)),
+            ("X", Value::F(0.5)),
+        ];
         assert_eq!(
             expand(&[file], &constants, &Vec::new()),
-            "const N = 2u;\nconst ON = 1u;\nconst OFF = 0u;\nconst X = f32(5e-1);\n\
-             let a_0 = 0u;\nb(0, 1);\nb(0, 2);\nlet a_1 = 1u;\nb(1, 1);\nb(1, 2);\non\nalso\n"
+            "const N = 2u;\nconst M_0 = 0u;\nconst M_1 = 1u;\nconst ON = 1u;\nconst OFF = 0u;\nconst X = f32(5e-1);\n\
+             let a_0 = 0u;\nb(0, 1);\nb(0, 2);\nlet a_1 = 1u;\nb(1, 1);\nb(1, 2);\nc(1);\non\nalso\n"
         );
     }
 }

@@ -3,14 +3,14 @@
 use paguro_backend::{Attend, Linear, LoadError, NormQkvRopeStore, Program, Rope, RopeStyle};
 
 use super::{
-    Grid, Launch, Lowering, Place, TILE_QUERIES,
+    Grid, Launch, Lowering, Place,
     Value::{F, I, U},
     wgsl,
 };
 use crate::{
     device::Device,
     layout::BLOCK,
-    plan::{COARSE_FROM, COARSE_SPLIT, FINE_SPLIT, Tile},
+    plan::{COARSE_FROM, COARSE_SPLIT, FINE_SPLIT, RUN, Tile},
     template::Constants,
 };
 
@@ -70,30 +70,21 @@ impl Lowering<'_> {
     ) -> Result<(), LoadError> {
         let kv = &self.program.kv;
         let group = self.program.heads / kv.kv_heads;
-        let teams = Teams::new(self.device, kv.head_dim);
         let window = kv.groups[op.kv.group].window;
         let log2_e = std::f32::consts::LOG2_E;
-        let mut constants = vec![
+        let mut shared = vec![
             ("TILE_HEADS", U(self.tiling.heads as u32)),
             ("HEAD_TILES", U(group.div_ceil(self.tiling.heads) as u32)),
             ("GROUP_HEADS", U(group as u32)),
-            ("FINE", U(FINE_SPLIT as u32)),
-            ("COARSE", U(COARSE_SPLIT as u32)),
-            ("COARSE_FROM", U(COARSE_FROM as u32)),
-            ("LANES", U(teams.lanes)),
-            ("TEAMS", U(THREADS / teams.lanes)),
-            ("VPL", U(teams.vectors)),
-            ("UNROLL", U(teams.unroll)),
-            ("ONE_PAGE", U(u32::from(THREADS / teams.lanes * teams.unroll <= self.limits.block_size as u32))),
             ("SCALE", F(if op.soft_cap.is_some() { op.scale } else { op.scale * log2_e })),
         ];
         if let Some(window) = window {
-            constants.push(("WINDOW", I(window.min(i32::MAX as u32) as i32)));
+            shared.push(("WINDOW", I(window.min(i32::MAX as u32) as i32)));
         }
         if let Some(cap) = op.soft_cap {
-            constants.extend([("CAP", U(1)), ("SOFT_CAP", F(cap))]);
+            shared.extend([("CAP", U(1)), ("SOFT_CAP", F(cap))]);
         }
-        constants.extend(self.heads(op.kv.group));
+        shared.extend(self.heads(op.kv.group));
         let mut pages = self.pages[op.kv.slot].clone();
         let mut name = "attend";
         if let Some(gathered) = self.gathered.clone() {
@@ -124,11 +115,10 @@ impl Lowering<'_> {
             if tile == Tile::Rows && rows == 1 {
                 continue;
             }
-            let queries = ((rows * self.tiling.heads) as u32).next_power_of_two();
-            let halves = queries.min(2);
-            let fold = fold(queries, teams.lanes);
-            let mut constants = constants.clone();
-            constants.extend([("HALVES", U(halves)), ("HALF", U(queries / halves))]);
+            let queries = (rows * self.tiling.heads) as u32;
+            let mut constants = shared.clone();
+            constants.push(("TILE_ROWS", U(rows as u32)));
+            constants.extend(self::constants(self.device, kv.head_dim, queries));
             if self.tiling.emits {
                 let blocks = queries as usize * kv.head_dim / BLOCK;
                 constants.extend([("EMITS", U(1)), ("STAGED", U(blocks as u32 * 33))]);
@@ -138,8 +128,8 @@ impl Lowering<'_> {
             let grid = Grid::Attention(tile, workgroups);
             let name = format!("{name}{rows}");
             let files = match self.tiling.emits {
-                true => [args, power, &fold, emit, attend].to_vec(),
-                false => [args, power, &fold, attend].to_vec(),
+                true => [args, power, emit, attend].to_vec(),
+                false => [args, power, attend].to_vec(),
             };
             body.push(self.launch(&name, &files, constants, &buffers, grid, op.kv.group)?);
         }
@@ -152,8 +142,11 @@ impl Lowering<'_> {
         let width = self.program.heads * dim;
         // As many heads as make whole blocks.
         let heads = [1, 2, 4].into_iter().find(|heads| (heads * dim).is_multiple_of(BLOCK)).unwrap_or(4);
-        let mut constants =
-            vec![("MERGE_HEADS", U(heads as u32)), ("STAGED", U((heads * dim).div_ceil(BLOCK) as u32 * 33))];
+        let mut constants = vec![
+            ("RUN", U(RUN as u32)),
+            ("MERGE_HEADS", U(heads as u32)),
+            ("STAGED", U((heads * dim).div_ceil(BLOCK) as u32 * 33)),
+        ];
         constants.extend(self.emit_for(&[project], width));
         constants.extend(self.heads(self.merge_group));
         let (step, part_sums, part_tops) =
@@ -178,56 +171,39 @@ impl Lowering<'_> {
 }
 
 /// Threads of a workgroup of attention.
-const THREADS: u32 = 128;
+const THREADS: u32 = 256;
 
-/// How the threads of attention share a token.
-struct Teams {
-    /// Threads of a team.
-    lanes: u32,
-    /// Times eight dimensions that each of them has.
-    vectors: u32,
-    /// Tokens that a team reads at once.
-    unroll: u32,
-}
-
-impl Teams {
-    fn new(device: &Device, dim: usize) -> Self {
-        let all = (dim / 8) as u32;
-        let most = device.team_limit() as u32;
-        // Not less than there are queries: each needs a lane that has its score.
-        let lanes = all.next_power_of_two().max(TILE_QUERIES as u32).min(most);
-        let vectors = all.div_ceil(lanes);
-        let unroll = if device.is_software { 2 } else { 4 };
-        Self { lanes, vectors, unroll: (unroll / vectors).max(1) }
-    }
-}
-
-/// A function that adds up the scores that each lane of a team has for its part of the dimensions. With every step half as many
-/// scores are left for a lane, so that in the end each has the whole score of one query; all sums have the order of a tree.
-fn fold(queries: u32, lanes: u32) -> String {
-    let names = |prefix: &str, count: u32| (0..count).map(|i| format!("{prefix}_{i}")).collect::<Vec<_>>();
-    let parameters: String = names("s", queries).iter().map(|name| format!(", {name}: f32")).collect();
-    let mut source = format!("fn fold(lane: u32{parameters}) -> f32 {{\n");
-    let mut left = names("s", queries);
-    let mut mask = lanes / 2;
-    while mask > 0 {
-        let half = left.len().div_ceil(2);
-        let sums = names(&format!("m{mask}"), half as u32);
-        for (index, sum) in sums.iter().enumerate() {
-            let a = &left[index];
-            let line = match left.get(index + half) {
-                Some(b) => format!(
-                    "let {sum} = select({a}, {b}, (lane & {mask}u) != 0u) + \
-                     subgroupShuffleXor(select({b}, {a}, (lane & {mask}u) != 0u), {mask}u);"
-                ),
-                None => format!("let {sum} = {a} + subgroupShuffleXor({a}, {mask}u);"),
-            };
-            source.push_str(&format!("  {line}\n"));
-        }
-        left = sums;
-        mask /= 2;
-    }
-    source + &format!("  return {};\n}}\n", left[0])
+/// Constants of attention with heads of this dimension, for some queries.
+fn constants(device: &Device, dim: usize, queries: u32) -> Constants {
+    let dim = dim as u32;
+    let fours = queries.div_ceil(4);
+    // Tokens of K of a thread, and times eight dimensions of them that it reads at once: eight reads in all.
+    let share = |tokens: usize| {
+        let own = (tokens as u32 * fours / THREADS).max(1);
+        let most = if device.is_software { 1 } else { 8 / own };
+        let eights = (1..=most).rev().find(|&eights| (dim / 8).is_multiple_of(eights));
+        (own, eights.unwrap_or(1))
+    };
+    let [fine, coarse] = [share(FINE_SPLIT), share(COARSE_SPLIT)];
+    vec![
+        ("THREADS", U(THREADS)),
+        ("UNROLL", U(if device.is_software { 2 } else { 16 })),
+        ("TOKENS_0", U(fine.0)),
+        ("TOKENS_1", U(coarse.0)),
+        ("EIGHTS_0", U(fine.1)),
+        ("EIGHTS_1", U(coarse.1)),
+        // With more queries, registers are too few.
+        ("AHEAD", U(u32::from(fours == 1))),
+        ("FOURS", U(fours)),
+        ("QUERIES_0", U(queries.min(4))),
+        ("QUERIES_1", U(queries.saturating_sub(4))),
+        ("OUTS", U(dim.div_ceil(THREADS))),
+        ("SHARED", U((COARSE_SPLIT as u32 * fours).max(THREADS / (dim / 4) * dim))),
+        ("FINE", U(FINE_SPLIT as u32)),
+        ("COARSE", U(COARSE_SPLIT as u32)),
+        ("COARSE_FROM", U(COARSE_FROM as u32)),
+        ("RUN", U(RUN as u32)),
+    ]
 }
 
 /// Cosines and sines of positions 256 i, and of positions below 256 with the rope's magnitude.

@@ -1,40 +1,49 @@
 // Paged attention: a tile of TILE_ROWS rows times TILE_HEADS query heads of one K/V head, so that K and V are read once for all of
 // them, over splits at fixed positions. A result depends on nothing but its query and the tokens before it.
 //
-// A team of LANES neighbours in a subgroup takes a token, each lane VPL times eight dimensions; TEAMS teams take as many tokens
-// side by side, UNROLL times that in a step of the loop. Which team takes a token at which step follows from its position.
+// First come the scores of a split: a thread has four queries and whole tokens of K. Then what they weigh, and then V: a team of
+// threads shares a token, each having four dimensions of it for all queries; TEAMS of them take UNROLL tokens each, in turn.
 @group(0) @binding(0) var<storage, read> step: array<u32>;
 @group(0) @binding(1) var<storage, read> queries: array<vec4<f32>>; // [rows, HEADS, DIM / 4]
-@group(0) @binding(2) var<storage, read> k_pages: array<vec4<u32>>; // [pages, KV_HEADS, PAGE, DIM / 8] of eight f16
-@group(0) @binding(3) var<storage, read> v_pages: array<vec4<u32>>; // [pages, KV_HEADS, PAGE, DIM / 8] of eight f16
+@group(0) @binding(2) var<storage, read> k_pages: array<vec4<u32>>; // [pages, KV_HEADS, DIM / 8, PAGE] of eight f16
+@group(0) @binding(3) var<storage, read> v_pages: array<vec2<u32>>; // [pages, KV_HEADS, PAGE, DIM / 4] of four f16
 @group(0) @binding(4) var<storage, read_write> part_sums: array<vec4<f32>>; // [parts, HEADS, DIM / 4]
 @group(0) @binding(5) var<storage, read_write> part_tops: array<vec2<f32>>; // [parts, HEADS] maximum, sum of weights
 
-const VECS = DIM / 8u;
-const THREADS = LANES * TEAMS;
-const QUERIES = HALVES * HALF;
-const STRIDE = LANES / QUERIES; // lanes that end up with the score of one query
-const OUTS = 2u * LANES;        // vectors that the teams bring together at a time, for each of HALVES queries
+const QUADS = DIM / 4u;
+const TEAMS = THREADS / QUADS;
+const QUERIES = TILE_ROWS * TILE_HEADS;
+const SIDE = THREADS / FOURS; // threads that have the same four queries
+const SUMS = 16u;             // that are made of a split's weights, each of every SUMSth token
 const UNSEEN = -3.0e38;
 const NO_PART = 0xffffffffu;
 
-var<workgroup> places: array<u32, COARSE / 16u>;          // of this split's pages, in vectors; the smallest have 16 tokens
-var<workgroup> tops: array<f32, QUERIES * TEAMS>;         // maximum of each team
-var<workgroup> totals: array<f32, QUERIES * TEAMS>;       // sum of its weights
-var<workgroup> split_tops: array<f32, QUERIES>;
-var<workgroup> scratch: array<vec4<f32>, HALVES * OUTS * TEAMS>;
+var<workgroup> places: array<u32, COARSE / 16u>;           // of this split's pages, in eights of K; the smallest have 16 tokens
+var<workgroup> tile: array<vec4<f32>, FOURS * 4u * QUADS>; // the queries
+var<workgroup> quads: array<vec4<f32>, SHARED>;            // weights of a split [tokens, FOURS]; then sums [teams, 4, QUADS]
+var<workgroup> tops: array<vec4<f32>, THREADS / 4u>;       // maximum of each subgroup; the smallest have 4 threads
+var<workgroup> split_tops: array<vec4<f32>, FOURS>;
+var<workgroup> sums: array<vec4<f32>, SUMS * FOURS>;
+var<workgroup> totals: array<f32, QUERIES>;
 
 fn dot_eight(sum: f32, k_a: vec4<f32>, k_b: vec4<f32>, a: vec4<f32>, b: vec4<f32>) -> f32 {
   let first = fma(k_a.w, a.w, fma(k_a.z, a.z, fma(k_a.y, a.y, fma(k_a.x, a.x, sum))));
   return fma(k_b.w, b.w, fma(k_b.z, b.z, fma(k_b.y, b.y, fma(k_b.x, b.x, first))));
 }
 
-fn low(x: vec4<u32>) -> vec4<f32> {
-  return vec4<f32>(unpack2x16float(x.x), unpack2x16float(x.y));
+// A sum of what splits have, relative to 2 to the power of `top`.
+struct Sum {
+  sum: vec4<f32>,
+  top: f32,
 }
 
-fn high(x: vec4<u32>) -> vec4<f32> {
-  return vec4<f32>(unpack2x16float(x.z), unpack2x16float(x.w));
+fn join(a: Sum, b: Sum) -> Sum {
+  let top = max(a.top, b.top);
+  return Sum(fma(a.sum, vec4<f32>(power_of_two(a.top - top)), b.sum * power_of_two(b.top - top)), top);
+}
+
+fn four(x: u32, y: u32) -> vec4<f32> {
+  return vec4<f32>(unpack2x16float(x), unpack2x16float(y));
 }
 
 // Splits are fine up to a position, so that short contexts are shared out, too, and coarse from there on.
@@ -57,19 +66,17 @@ fn first_seen(position: u32) -> u32 {
 // Where the result of a query of the tile goes, if it is one, and sees something.
 fn part_of(query: u32, item: u32) -> u32 {
   let row = query / TILE_HEADS;
-  let position = step[item + 2u] + row;
-  let split = step[item + 5u];
-  let whole = step[item + 7u] != 0u;
-  let first = split_of(first_seen(position));
-  let sees = whole || (split >= first && split <= split_of(position));
-  if (row >= step[item + 1u] || !sees) { return NO_PART; }
-  return step[args.parts + 2u * (step[item] + row)] + select(split - first, 0u, whole);
+  let parts = args.parts + 4u * (step[item] + row);
+  let index = step[item + 5u] / step[item + 7u] - step[parts + 2u];
+  if (row >= step[item + 1u] || index >= step[parts + 1u]) { return NO_PART; }
+  return step[parts] + index;
 }
 
 @compute @workgroup_size(THREADS)
 fn main(
   @builtin(workgroup_id) wid: vec3<u32>,
   @builtin(subgroup_id) subgroup: u32,
+  @builtin(num_subgroups) subgroups: u32,
   @builtin(subgroup_size) subgroup_size: u32,
   @builtin(subgroup_invocation_id) in_subgroup: u32,
 ) {
@@ -85,191 +92,174 @@ fn main(
   let first_head = kv_head * GROUP_HEADS + wid.y % HEAD_TILES * TILE_HEADS;
   let heads = min(TILE_HEADS, (kv_head + 1u) * GROUP_HEADS - first_head);
   let seen_from = first_seen(position);
-  let team = tid / LANES;
-  let lane = tid % LANES;
-  let first_lane = in_subgroup - lane;
-  // The query whose scores this lane ends up with, and which tokens it sees.
-  let own = lane / STRIDE;
-  let own_position = i32(position + min(own / TILE_HEADS, rows - 1u));
+  let team = tid / QUADS;
+  let lane = tid % QUADS;
+  let own = tid / SIDE; // which four queries
 
-//% for p in 0..VPL
-  let vec_${p} = lane + ${p}u * LANES;
-  let read_${p} = min(vec_${p}, VECS - 1u);
-//% for h in 0..HALVES
-//% for r in 0..HALF
-  var q_low_${h}_${r}_${p} = vec4<f32>(0.0);
-  var q_high_${h}_${r}_${p} = vec4<f32>(0.0);
-  if (vec_${p} < VECS) {
-    let row = first_row + min((${h}u * HALF + ${r}u) / TILE_HEADS, rows - 1u);
-    let head = first_head + min((${h}u * HALF + ${r}u) % TILE_HEADS, heads - 1u);
-    let at = (row * HEADS + head) * (DIM / 4u) + 2u * vec_${p};
-    q_low_${h}_${r}_${p} = queries[at] * SCALE;
-    q_high_${h}_${r}_${p} = queries[at + 1u] * SCALE;
+  for (var i = tid; i < FOURS * 4u * QUADS; i += THREADS) {
+    let row = first_row + min(i / QUADS / TILE_HEADS, rows - 1u);
+    let head = first_head + min(i / QUADS % TILE_HEADS, heads - 1u);
+    tile[i] = queries[(row * HEADS + head) * QUADS + i % QUADS] * SCALE;
   }
-//% end
-//% end
-//% end
 
-//% for r in 0..HALF
-  var result_top_${r} = NOTHING;
-//% for p in 0..VPL
-  var result_${r}_${p} = vec4<f32>(0.0);
+//% for v in 0..FOURS
+//% for o in 0..OUTS
+  var result_${v}_${o} = Sum(vec4<f32>(0.0), NOTHING);
+  var run_${v}_${o} = Sum(vec4<f32>(0.0), NOTHING);
 //% end
 //% end
-  var total = 0.0;
-  var total_top = NOTHING;
+  var total = Sum(vec4<f32>(0.0), NOTHING);
+  var run_total = Sum(vec4<f32>(0.0), NOTHING);
   for (var split = first_split; split < first_split + splits; split++) {
     let base = split_begin(split);
     let end = min(split_begin(split + 1u) - base, position + rows - base);
     let begin = max(seen_from, base) - base;
-    // Teams also read what nobody sees, to weigh it with nothing: numbers in pages are finite. Past the last page, it is read again.
+    // What nobody sees is also read, to weigh it with nothing: numbers in pages are finite. Past the last page, it is read again.
     for (var i = tid; i < COARSE / PAGE; i += THREADS) {
       let page = step[table + base / PAGE + min(i, (end - 1u) / PAGE)];
-      places[i] = (page * KV_HEADS + kv_head) * PAGE * VECS;
+      places[i] = (page * KV_HEADS + kv_head) * PAGE * (DIM / 8u);
     }
     workgroupBarrier();
-    let own_last = own_position - i32(base);
 
-    var top = NOTHING;
-    var sum = 0.0;
-//% for h in 0..HALVES
-//% for r in 0..HALF
-//% for p in 0..VPL
-    var low_${h}_${r}_${p} = vec4<f32>(0.0);
-    var high_${h}_${r}_${p} = vec4<f32>(0.0);
+    // Scores. On splits that are short, threads have fewer tokens.
+//% for j in 0..TOKENS_1
+    let t_${j} = tid % SIDE + ${j}u * SIDE;
+    var score_${j} = vec4<f32>(0.0);
+//% end
+//% for size in 0..2
+    if ((end > FINE) == (${size}u == 1u)) {
+//% for j in 0..TOKENS_${size}
+      var at_${j} = places[t_${j} / PAGE] + t_${j} % PAGE;
+//% end
+      for (var i = 0u; i < QUADS; i += 2u * EIGHTS_${size}) {
+//% for e in 0..EIGHTS_${size}
+//% for j in 0..TOKENS_${size}
+        let k_${e}_${j} = k_pages[at_${j} + ${e}u * PAGE];
+//% end
+//% end
+//% for j in 0..TOKENS_${size}
+        at_${j} += EIGHTS_${size} * PAGE;
+//% end
+//% for e in 0..EIGHTS_${size}
+//% for j in 0..TOKENS_${size}
+        let low_${e}_${j} = four(k_${e}_${j}.x, k_${e}_${j}.y);
+        let high_${e}_${j} = four(k_${e}_${j}.z, k_${e}_${j}.w);
+//% end
+//% for h in 0..QUERIES_0
+        let q_low_${e}_${h} = tile[(own * 4u + ${h}u) * QUADS + i + 2u * ${e}u];
+        let q_high_${e}_${h} = tile[(own * 4u + ${h}u) * QUADS + i + 2u * ${e}u + 1u];
+//% for j in 0..TOKENS_${size}
+        score_${j}[${h}] = dot_eight(score_${j}[${h}], low_${e}_${j}, high_${e}_${j}, q_low_${e}_${h}, q_high_${e}_${h});
 //% end
 //% end
 //% end
-    let first = begin / (TEAMS * UNROLL) * (TEAMS * UNROLL) + team;
-    for (var t = first; t < end + team; t += TEAMS * UNROLL) {
-//% if ONE_PAGE
-      let at = places[t / PAGE] + t % PAGE * VECS;
+      }
+    }
 //% end
+//% if AHEAD
+    // The first of V, while others still wait for K.
+    let first_t = min((begin / (TEAMS * UNROLL) * TEAMS + team) * UNROLL, COARSE - UNROLL);
+    let ahead_at = 2u * places[first_t / PAGE] + first_t % PAGE * QUADS + lane;
 //% for u in 0..UNROLL
-//% if ONE_PAGE
-      let at_${u} = at + ${u}u * TEAMS * VECS;
-//% else
-      let at_${u} = places[(t + ${u}u * TEAMS) / PAGE] + (t + ${u}u * TEAMS) % PAGE * VECS;
-//% end
-//% for p in 0..VPL
-      let k_${u}_${p} = k_pages[at_${u} + read_${p}];
+    var ahead_${u} = v_pages[ahead_at + ${u}u * QUADS];
 //% end
 //% end
-//% for u in 0..UNROLL
-//% for p in 0..VPL
-      let v_${u}_${p} = v_pages[at_${u} + read_${p}];
-//% end
-//% end
-//% for u in 0..UNROLL
-//% for p in 0..VPL
-      let k_low_${u}_${p} = low(k_${u}_${p});
-      let k_high_${u}_${p} = high(k_${u}_${p});
-//% end
-//% for h in 0..HALVES
-//% for r in 0..HALF
-      var s_${u}_${h}_${r} = 0.0;
-//% for p in 0..VPL
-      s_${u}_${h}_${r} = dot_eight(s_${u}_${h}_${r}, k_low_${u}_${p}, k_high_${u}_${p}, q_low_${h}_${r}_${p}, q_high_${h}_${r}_${p});
-//% end
-//% end
-//% end
-      let score_${u} = fold(
-        lane,
-//% for h in 0..HALVES
-//% for r in 0..HALF
-        s_${u}_${h}_${r},
-//% end
-//% end
-      );
-//% if WINDOW
-      let seen_${u} = i32(t + ${u}u * TEAMS) <= own_last && i32(t + ${u}u * TEAMS) > own_last - WINDOW;
-//% else
-      let seen_${u} = i32(t + ${u}u * TEAMS) <= own_last;
-//% end
+
+    // Their maximum, rounded up to a whole number, and what they weigh.
+    var top = vec4<f32>(NOTHING);
+    // The last token of the split that each query sees.
+    let last = vec4<i32>(min((vec4<u32>(0u, 1u, 2u, 3u) + own * 4u) / TILE_HEADS, vec4<u32>(rows - 1u))) + i32(position) - i32(base);
+//% for j in 0..TOKENS_1
 //% if CAP
-      let z_${u} = select(UNSEEN, SOFT_CAP * tanh(clamp(score_${u} / SOFT_CAP, -15.0, 15.0)) * 1.4426950408889634, seen_${u});
+    score_${j} = SOFT_CAP * tanh(clamp(score_${j} / SOFT_CAP, vec4<f32>(-15.0), vec4<f32>(15.0))) * 1.4426950408889634;
+//% end
+//% if WINDOW
+    score_${j} = select(vec4<f32>(UNSEEN), score_${j}, (vec4<i32>(i32(t_${j})) <= last) & (vec4<i32>(i32(t_${j})) > last - WINDOW));
 //% else
-      let z_${u} = select(UNSEEN, score_${u}, seen_${u});
+    score_${j} = select(vec4<f32>(UNSEEN), score_${j}, vec4<i32>(i32(t_${j})) <= last);
 //% end
+    top = max(top, score_${j});
 //% end
-      var most = top;
-//% for u in 0..UNROLL
-      most = max(most, z_${u});
+    top = subgroupMax(top);
+    if (in_subgroup == 0u) { tops[subgroup] = top; }
+    workgroupBarrier();
+    for (var i = 0u; i < subgroups / FOURS; i++) { top = max(top, tops[own * (subgroups / FOURS) + i]); }
+    top = ceil(top);
+    if (tid % SIDE == 0u) { split_tops[own] = top; }
+//% for j in 0..TOKENS_1
+    quads[t_${j} * FOURS + own] = exp2(score_${j} - top);
 //% end
-      let shrink = exp2(top - most);
-      top = most;
-//% for u in 0..UNROLL
-      let e_${u} = exp2(z_${u} - most);
-//% end
-      sum = fma(sum, shrink, e_0);
-//% for u in 1..UNROLL
-      sum += e_${u};
-//% end
-//% for h in 0..HALVES
-//% for r in 0..HALF
-      let shrink_${h}_${r} = subgroupShuffle(shrink, first_lane + (${h}u * HALF + ${r}u) * STRIDE);
-//% for p in 0..VPL
-      low_${h}_${r}_${p} *= shrink_${h}_${r};
-      high_${h}_${r}_${p} *= shrink_${h}_${r};
-//% end
-//% end
-//% end
-//% for u in 0..UNROLL
-//% for p in 0..VPL
-      let v_low_${u}_${p} = low(v_${u}_${p});
-      let v_high_${u}_${p} = high(v_${u}_${p});
-//% end
-//% for h in 0..HALVES
-//% for r in 0..HALF
-      let p_${u}_${h}_${r} = vec4<f32>(subgroupShuffle(e_${u}, first_lane + (${h}u * HALF + ${r}u) * STRIDE));
-//% for p in 0..VPL
-      low_${h}_${r}_${p} = fma(p_${u}_${h}_${r}, v_low_${u}_${p}, low_${h}_${r}_${p});
-      high_${h}_${r}_${p} = fma(p_${u}_${h}_${r}, v_high_${u}_${p}, high_${h}_${r}_${p});
-//% end
-//% end
-//% end
-//% end
-    }
+    workgroupBarrier();
 
-    // The teams' results, brought to one scale: a whole power of two.
-    if (lane % STRIDE == 0u) { tops[own * TEAMS + team] = top; }
-    workgroupBarrier();
-    var split_top = NOTHING;
-    for (var i = 0u; i < TEAMS; i++) { split_top = max(split_top, tops[own * TEAMS + i]); }
-    split_top = ceil(split_top);
-    let factor = exp2(top - split_top);
-    if (lane % STRIDE == 0u) { totals[own * TEAMS + team] = sum * factor; }
-    if (team == 0u && lane % STRIDE == 0u) { split_tops[own] = split_top; }
-//% for h in 0..HALVES
-//% for r in 0..HALF
-    let factor_${h}_${r} = subgroupShuffle(factor, first_lane + (${h}u * HALF + ${r}u) * STRIDE);
+    // V.
+//% for v in 0..FOURS
+//% for h in 0..QUERIES_${v}
+    var sum_${v}_${h} = vec4<f32>(0.0);
 //% end
 //% end
-//% for r in 0..HALF
-//% for p in 0..VPL
-//% for h in 0..HALVES
-    scratch[(${h}u * 2u * TEAMS + team) * LANES + lane] = low_${h}_${r}_${p} * factor_${h}_${r};
-    scratch[((${h}u * 2u + 1u) * TEAMS + team) * LANES + lane] = high_${h}_${r}_${p} * factor_${h}_${r};
+    for (var t = (begin / (TEAMS * UNROLL) * TEAMS + team) * UNROLL; t < end; t += TEAMS * UNROLL) {
+      let n = min(t + TEAMS * UNROLL, (end - 1u) / UNROLL * UNROLL);
+//% if AHEAD
+//% for u in 0..UNROLL
+      let v_${u} = ahead_${u};
 //% end
-    workgroupBarrier();
-    if (tid < HALVES * OUTS) {
+      let at = 2u * places[n / PAGE] + n % PAGE * QUADS + lane;
+//% for u in 0..UNROLL
+      ahead_${u} = v_pages[at + ${u}u * QUADS];
+//% end
+//% else
+      let at = 2u * places[t / PAGE] + t % PAGE * QUADS + lane;
+//% for u in 0..UNROLL
+      let v_${u} = v_pages[at + ${u}u * QUADS];
+//% end
+//% end
+//% for u in 0..UNROLL
+      let quad_${u} = four(v_${u}.x, v_${u}.y);
+//% for v in 0..FOURS
+      let weight_${u}_${v} = quads[(t + ${u}u) * FOURS + ${v}u];
+//% for h in 0..QUERIES_${v}
+      sum_${v}_${h} = fma(vec4<f32>(weight_${u}_${v}[${h}]), quad_${u}, sum_${v}_${h});
+//% end
+//% end
+//% end
+    }
+    if (tid < SUMS * FOURS) {
       var all = vec4<f32>(0.0);
-      for (var i = 0u; i < TEAMS; i++) { all += scratch[(tid / LANES * TEAMS + i) * LANES + lane]; }
-      let split_top = split_tops[tid / OUTS * HALF + ${r}u];
-      let now = max(result_top_${r}, split_top);
-      all *= power_of_two(split_top - now);
-      result_${r}_${p} = fma(result_${r}_${p}, vec4<f32>(power_of_two(result_top_${r} - now)), all);
+      for (var i = tid; i < end * FOURS; i += SUMS * FOURS) { all += quads[i]; }
+      sums[tid] = all;
     }
     workgroupBarrier();
+
+    // The teams' results, added up; splits to runs, and runs to the whole.
+    let ends_run = (split + 1u) % RUN == 0u || split + 1u == first_split + splits;
+//% for v in 0..FOURS
+    if (team < TEAMS) {
+//% for h in 0..QUERIES_${v}
+      quads[(team * 4u + ${h}u) * QUADS + lane] = sum_${v}_${h};
 //% end
-    if (tid < HALVES * OUTS) { result_top_${r} = max(result_top_${r}, split_tops[tid / OUTS * HALF + ${r}u]); }
+    }
+    workgroupBarrier();
+//% for o in 0..OUTS
+    if (tid + ${o}u * THREADS < QUERIES_${v} * QUADS) {
+      var all = vec4<f32>(0.0);
+      for (var i = 0u; i < TEAMS; i++) { all += quads[i * 4u * QUADS + tid + ${o}u * THREADS]; }
+      run_${v}_${o} = join(run_${v}_${o}, Sum(all, split_tops[${v}][(tid + ${o}u * THREADS) / QUADS]));
+      if (ends_run) {
+        result_${v}_${o} = join(result_${v}_${o}, run_${v}_${o});
+        run_${v}_${o} = Sum(vec4<f32>(0.0), NOTHING);
+      }
+    }
+//% end
+    workgroupBarrier();
 //% end
     if (tid < QUERIES) {
       var all = 0.0;
-      for (var i = 0u; i < TEAMS; i++) { all += totals[tid * TEAMS + i]; }
-      let now = max(total_top, split_tops[tid]);
-      total = fma(total, power_of_two(total_top - now), all * power_of_two(split_tops[tid] - now));
-      total_top = now;
+      for (var i = 0u; i < SUMS; i++) { all += sums[i * FOURS + tid / 4u][tid % 4u]; }
+      run_total = join(run_total, Sum(vec4<f32>(all), split_tops[tid / 4u][tid % 4u]));
+      if (ends_run) {
+        total = join(total, run_total);
+        run_total = Sum(vec4<f32>(0.0), NOTHING);
+      }
     }
     workgroupBarrier();
   }
@@ -277,20 +267,17 @@ fn main(
 //% if EMITS
   if (args.whole != 0u) {
     // Every result of this step is whole: what the next product wants of it is made here.
-    if (tid < QUERIES) { totals[tid] = total; }
+    if (tid < QUERIES) { totals[tid] = total.sum.x; }
     workgroupBarrier();
-//% for r in 0..HALF
-    if (tid < HALVES * OUTS) {
-      let query = tid / OUTS * HALF + ${r}u;
-//% for p in 0..VPL
-      if (vec_${p} < VECS) {
-        let at = query * DIM + 8u * vec_${p} + 4u * (tid % OUTS / LANES);
+//% for v in 0..FOURS
+//% for o in 0..OUTS
+    if (tid + ${o}u * THREADS < QUERIES_${v} * QUADS) {
+      let quad = ${v}u * 4u * QUADS + tid + ${o}u * THREADS;
 //% for c in 0..4
-        stage(at + ${c}u, result_${r}_${p}[${c}] / totals[query]);
-//% end
-      }
+      stage(4u * quad + ${c}u, result_${v}_${o}.sum[${c}] / totals[quad / QUADS]);
 //% end
     }
+//% end
 //% end
     workgroupBarrier();
     for (var block = tid; block < QUERIES * (DIM / 32u); block += THREADS) {
@@ -304,24 +291,21 @@ fn main(
     return;
   }
 //% end
-//% for r in 0..HALF
-  {
-    let query = tid / OUTS * HALF + ${r}u;
-    let part = part_of(query, item);
-    let head = query % TILE_HEADS;
-    if (tid < HALVES * OUTS && part != NO_PART && head < heads) {
-//% for p in 0..VPL
-      if (vec_${p} < VECS) {
-        let at = (part * HEADS + first_head + head) * (DIM / 4u) + 2u * vec_${p} + tid % OUTS / LANES;
-        part_sums[at] = result_${r}_${p};
-      }
-//% end
+//% for v in 0..FOURS
+//% for o in 0..OUTS
+  if (tid + ${o}u * THREADS < QUERIES_${v} * QUADS) {
+    let quad = ${v}u * 4u * QUADS + tid + ${o}u * THREADS;
+    let part = part_of(quad / QUADS, item);
+    let head = quad / QUADS % TILE_HEADS;
+    if (part != NO_PART && head < heads) {
+      part_sums[(part * HEADS + first_head + head) * QUADS + quad % QUADS] = result_${v}_${o}.sum;
     }
   }
+//% end
 //% end
   if (tid < QUERIES) {
     let part = part_of(tid, item);
     let head = tid % TILE_HEADS;
-    if (part != NO_PART && head < heads) { part_tops[part * HEADS + first_head + head] = vec2<f32>(total_top, total); }
+    if (part != NO_PART && head < heads) { part_tops[part * HEADS + first_head + head] = vec2<f32>(total.top, total.sum.x); }
   }
 }

@@ -1,63 +1,81 @@
-// Partial attention of a row's splits, added up in order, as activations of the next product; one workgroup for MERGE_HEADS
-// heads of a row, so that it has whole blocks.
+// Partial attention of a row, added up in order, as activations of the next product; one workgroup for MERGE_HEADS heads of a row,
+// so that it has whole blocks.
 @group(0) @binding(0) var<storage, read> step: array<u32>;
-@group(0) @binding(1) var<storage, read> part_sums: array<f32>;       // [parts, HEADS, DIM]
+@group(0) @binding(1) var<storage, read> part_sums: array<vec4<f32>>; // [parts, HEADS, DIM / 4]
 @group(0) @binding(2) var<storage, read> part_tops: array<vec2<f32>>; // [parts, HEADS] maximum, sum of weights
 
-var<workgroup> tops: array<f32, 256>;
-var<workgroup> parts: array<vec2<f32>, 256>; // factor, weight times factor
+const QUADS = DIM / 4u;
+const SLOTS = min(256u / QUADS, 64u); // parts that the threads read side by side
+const CHUNK = 4u * SLOTS;             // parts that they read at once
+
+var<workgroup> tops: array<f32, 64>;           // maximum of each subgroup; the smallest have 4 threads
+var<workgroup> parts: array<vec2<f32>, CHUNK>; // factor, weight times factor
+var<workgroup> chunk: array<vec4<f32>, CHUNK * QUADS>;
 
 @compute @workgroup_size(256)
-fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
+fn main(
+  @builtin(workgroup_id) wid: vec3<u32>,
+  @builtin(local_invocation_index) tid: u32,
+  @builtin(subgroup_id) subgroup: u32,
+  @builtin(num_subgroups) subgroups: u32,
+  @builtin(subgroup_invocation_id) in_subgroup: u32,
+) {
   let row = wid.y;
-  let first = step[args.parts + 2u * row];
-  let count = step[args.parts + 2u * row + 1u];
+  let first = step[args.parts + 4u * row];
+  let count = step[args.parts + 4u * row + 1u];
+  let number = step[args.parts + 4u * row + 2u]; // of the first part, in order of position
+  let length = step[args.parts + 4u * row + 3u]; // splits of a part
+  let slot = min(tid / QUADS, SLOTS - 1u);
   for (var h = 0u; h < MERGE_HEADS; h++) {
     // Past the last head, its result is computed again and left out.
     let head = min(wid.x * MERGE_HEADS + h, HEADS - 1u);
-    var most = NOTHING;
-    for (var i = tid; i < count; i += 256u) { most = max(most, part_tops[(first + i) * HEADS + head].x); }
-    tops[tid] = most;
+    let at = (first * HEADS + head) * QUADS + tid % QUADS;
+    // Past the last part, it is read again.
+//% for u in 0..4
+    var next_${u} = part_sums[at + min(${u}u * SLOTS + slot, count - 1u) * HEADS * QUADS];
+//% end
+    var top = NOTHING;
+    for (var i = tid; i < count; i += 256u) { top = max(top, part_tops[(first + i) * HEADS + head].x); }
+    top = subgroupMax(top);
+    if (in_subgroup == 0u) { tops[subgroup] = top; }
     workgroupBarrier();
-    for (var n = 128u; n > 0u; n /= 2u) {
-      if (tid < n) { tops[tid] = max(tops[tid], tops[tid + n]); }
-      workgroupBarrier();
-    }
-    let top = tops[0];
-    var sum = 0.0;
-    var total = 0.0;
-    for (var base = 0u; base < count; base += 256u) {
-      let here = min(256u, count - base);
+    for (var i = 0u; i < subgroups; i++) { top = max(top, tops[i]); }
+    var sum = vec2<f32>(0.0); // of what is weighed, and of weights
+    var run = vec2<f32>(0.0);
+    for (var base = 0u; base < count; base += CHUNK) {
+      let here = min(CHUNK, count - base);
       if (tid < here) {
         let part = part_tops[(first + base + tid) * HEADS + head];
         let factor = power_of_two(part.x - top);
         parts[tid] = vec2<f32>(factor, part.y * factor);
       }
+      if (tid < SLOTS * QUADS) {
+//% for u in 0..4
+        chunk[${u}u * SLOTS * QUADS + tid] = next_${u};
+//% end
+      }
       workgroupBarrier();
+      if (base + CHUNK < count) {
+//% for u in 0..4
+        next_${u} = part_sums[at + min(base + CHUNK + ${u}u * SLOTS + slot, count - 1u) * HEADS * QUADS];
+//% end
+      }
       if (tid < DIM) {
-        let at = ((first + base) * HEADS + head) * DIM + tid;
-        var i = 0u;
-        for (; i + 8u <= here; i += 8u) {
-//% for u in 0..8
-          let sum_${u} = part_sums[at + (i + ${u}u) * HEADS * DIM];
-//% end
-//% for u in 0..8
-          sum += sum_${u} * parts[i + ${u}u].x;
-          total += parts[i + ${u}u].y;
-//% end
-        }
-        for (; i < here; i++) {
-          sum += part_sums[at + i * HEADS * DIM] * parts[i].x;
-          total += parts[i].y;
+        for (var i = 0u; i < here; i++) {
+          run += vec2<f32>(chunk[i * QUADS + tid / 4u][tid % 4u] * parts[i].x, parts[i].y);
+          if ((number + base + i + 1u) * length % RUN == 0u || base + i + 1u == count) {
+            sum += run;
+            run = vec2<f32>(0.0);
+          }
         }
       }
       workgroupBarrier();
     }
     if (tid < DIM) {
-      stage(h * DIM + tid, select(0.0, sum / total, wid.x * MERGE_HEADS + h < HEADS));
+      stage(h * DIM + tid, select(0.0, sum.x / sum.y, wid.x * MERGE_HEADS + h < HEADS));
     }
+    workgroupBarrier();
   }
-  workgroupBarrier();
   let block = wid.x * (MERGE_HEADS * DIM / 32u) + tid;
   if (tid < MERGE_HEADS * DIM / 32u && block < ACT_BLOCKS) {
     emit(row, block, tid);

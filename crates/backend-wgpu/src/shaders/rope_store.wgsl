@@ -13,7 +13,7 @@
 @group(0) @binding(7) var<storage, read> k_norm: array<f32>;    // [DIM]
 //% end
 @group(0) @binding(8) var<storage, read_write> queries: array<f32>; // [rows, HEADS, DIM]
-@group(0) @binding(9) var<storage, read_write> k_pages: array<u32>;  // [pages, KV_HEADS, PAGE, DIM / 2] of two f16
+@group(0) @binding(9) var<storage, read_write> k_pages: array<u32>;  // [pages, KV_HEADS, DIM / 8, PAGE, 4] of two f16
 @group(0) @binding(10) var<storage, read_write> v_pages: array<u32>; // [pages, KV_HEADS, PAGE, DIM / 2] of two f16
 
 var<workgroup> head: array<f32, DIM>;
@@ -103,7 +103,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   let token = slot % PAGE;
   for (var i = tid; i < DIM / 2u; i += 64u) {
     let halves = pack(turned[2u * i], turned[2u * i + 1u]);
-    let at = ((page * KV_HEADS + kv_head) * PAGE + token) * (DIM / 2u) + i;
-    if (is_k) { k_pages[at] = halves; } else { v_pages[at] = halves; }
+    let at = (page * KV_HEADS + kv_head) * PAGE * (DIM / 2u);
+    if (is_k) {
+      k_pages[at + (i / 4u * PAGE + token) * 4u + i % 4u] = halves;
+    } else {
+      v_pages[at + token * (DIM / 2u) + i] = halves;
+    }
   }
 }
