@@ -63,6 +63,8 @@ pub fn read_bandwidth(on: &RunOnArgs, threads: Option<usize>) -> Outcome<f64> {
 /// GPUs, through Metal or Vulkan.
 #[cfg(any(feature = "gpu", target_os = "macos"))]
 mod gpu {
+    use std::env;
+
     use paguro_backend_wgpu::{Gpu, GpuOptions, gpus};
 
     use super::Chosen;
@@ -87,7 +89,14 @@ mod gpu {
     }
 
     fn find(index: usize, timed: bool) -> Outcome<Gpu> {
-        Gpu::open(index, GpuOptions { timed, ..GpuOptions::default() })
+        let cooperative = match env::var("PAGURO_COOPERATIVE").as_deref() {
+            Err(_) | Ok("" | "0") => false,
+            Ok("1") => true,
+            Ok(other) => {
+                return Err(Failure::usage(format!("PAGURO_COOPERATIVE is `{other}`, and must be 0 or 1")));
+            }
+        };
+        Gpu::open(index, GpuOptions { timed, cooperative, ..GpuOptions::default() })
             .map_err(|error| Failure::usage(error).hint("`paguro devices` lists what there is"))
     }
 }

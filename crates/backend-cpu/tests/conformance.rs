@@ -13,6 +13,7 @@ fn subject(isa: Isa, kv_dtype: KvDtype) -> Subject {
             Box::new(Cpu::new(CpuOptions { threads: Some(threads), isa: Some(isa), poison: true }))
         }),
         has_threads: true,
+        exact_rows: 1,
         tolerance: match kv_dtype {
             KvDtype::F16 => Tolerance::of_8_bit_activations,
             KvDtype::Q8 => q8_tolerance,

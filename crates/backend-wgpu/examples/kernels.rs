@@ -6,6 +6,7 @@
 //! ```
 
 use std::{
+    env,
     process::ExitCode,
     time::{Duration, Instant},
 };
@@ -28,7 +29,7 @@ const STEPS: usize = 12;
 const COLD_BYTES: usize = 400 << 20;
 
 fn main() -> ExitCode {
-    let what: Vec<String> = std::env::args().skip(1).collect();
+    let what: Vec<String> = env::args().skip(1).collect();
     let wants = |name: &str| what.is_empty() || what.iter().any(|wanted| wanted == name);
     match run(&wants) {
         Ok(()) => ExitCode::SUCCESS,
@@ -39,8 +40,16 @@ fn main() -> ExitCode {
     }
 }
 
+/// As the program takes them from the environment.
+fn options() -> GpuOptions {
+    GpuOptions {
+        cooperative: env::var("PAGURO_COOPERATIVE").is_ok_and(|on| on == "1"),
+        ..GpuOptions::default()
+    }
+}
+
 fn run(wants: &dyn Fn(&str) -> bool) -> Result<(), String> {
-    let gpu = Gpu::open(0, GpuOptions { timed: true, ..GpuOptions::default() })?;
+    let gpu = Gpu::open(0, GpuOptions { timed: true, ..options() })?;
     let ceiling = gpu.read_bandwidth(2 * WARM_UP_READS).map_err(|error| error.to_string())? / 1e9;
     println!(r#"{{"kernel":"read","device":"{}","gb_per_s":{ceiling:.1}}}"#, gpu.capacity().description);
     if wants("attend") {
@@ -179,7 +188,7 @@ impl Layers {
             );
         }
         if !only_products {
-            let gpu = Gpu::open(0, GpuOptions::default())?;
+            let gpu = Gpu::open(0, options())?;
             let mut runner = load(&gpu, model, rows, depth, AttentionMode::Paged)?;
             let (_, time) = decode(&gpu, &mut *runner, rows, depth, &table)?;
             println!(

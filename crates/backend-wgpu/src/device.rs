@@ -9,6 +9,7 @@ use paguro_backend::{LoadError, StepError};
 use wgpu::{Features, Limits};
 
 use crate::{
+    adapter::{cooperation, cooperative, memory, needed, subgroups},
     plan::Args,
     template::{Constants, Value, expand},
 };
@@ -27,11 +28,19 @@ pub struct Device {
     pub features: Features,
     /// What it can do.
     pub limits: Limits,
+    /// Threads of the smallest subgroup that a kernel may run in.
+    pub subgroup: u32,
+    /// Whether kernels are compiled to be looked at.
+    pub as_hardware: bool,
+    /// Side of the cooperative matrices that it multiplies, of halves with sums in single precision, if it has them.
+    pub cooperative: Option<u32>,
     /// wgpu's.
     pub inner: wgpu::Device,
     /// wgpu's.
     pub queue: wgpu::Queue,
     pipelines: Mutex<HashMap<String, Arc<Pipeline>>>,
+    /// Names and sources of kernels that are only shown.
+    shown: Mutex<Vec<(String, String)>>,
     /// What wgpu reported outside of any call of ours.
     failure: Arc<Mutex<Option<String>>>,
 }
@@ -91,41 +100,31 @@ impl Pipeline {
 /// Bytes of [`Args`], as `args.wgsl` has them, too.
 pub const ARGS_BYTES: u32 = size_of::<Args>() as u32;
 
-/// Features without which kernels do not run.
-fn needed() -> Features {
-    Features::IMMEDIATES | Features::SUBGROUP
-}
-
-/// The adapters of this machine: real GPUs first, software last.
-pub fn adapters() -> Vec<wgpu::Adapter> {
-    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
-    descriptor.backends = wgpu::Backends::VULKAN | wgpu::Backends::METAL;
-    let instance = wgpu::Instance::new(descriptor);
-    let mut adapters = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::all()));
-    adapters.retain(|adapter| adapter.features().contains(needed()));
-    adapters.sort_by_key(|adapter| match adapter.get_info().device_type {
-        wgpu::DeviceType::DiscreteGpu => 0,
-        wgpu::DeviceType::IntegratedGpu => 1,
-        wgpu::DeviceType::VirtualGpu | wgpu::DeviceType::Other => 2,
-        wgpu::DeviceType::Cpu => 3,
-    });
-    adapters
-}
-
 impl Device {
-    /// Opens an adapter with all that it can do; `as_hardware` even if it is a processor that plays a GPU.
+    /// Opens an adapter with all that it can do, but with cooperative matrices only if `with_cooperative`; `as_hardware` even if it
+    /// is a processor that plays a GPU.
     ///
     /// # Errors
     /// What the driver says.
-    pub fn open(adapter: &wgpu::Adapter, as_hardware: bool) -> Result<Self, String> {
+    pub fn open(adapter: &wgpu::Adapter, as_hardware: bool, with_cooperative: bool) -> Result<Self, String> {
         let info = adapter.get_info();
-        let features = needed() | Features::TIMESTAMP_QUERY & adapter.features();
+        let is_software = info.device_type == wgpu::DeviceType::Cpu && !as_hardware;
+        let cooperative = cooperative(adapter).filter(|_| with_cooperative && !is_software);
+        let mut features = needed() | Features::TIMESTAMP_QUERY & adapter.features();
+        if cooperative.is_some() {
+            features |= cooperation();
+        }
         let limits = adapter.limits();
+        // SAFETY: what is experimental is only reached by this crate's own kernels, which a test holds to the reference.
+        let experimental = unsafe { wgpu::ExperimentalFeatures::enabled() };
         let request = adapter.request_device(&wgpu::DeviceDescriptor {
             label: Some("paguro"),
             required_features: features,
             required_limits: limits.clone(),
-            experimental_features: wgpu::ExperimentalFeatures::disabled(),
+            experimental_features: match cooperative {
+                Some(_) => experimental,
+                None => wgpu::ExperimentalFeatures::disabled(),
+            },
             memory_hints: wgpu::MemoryHints::Performance,
             trace: wgpu::Trace::Off,
         });
@@ -140,13 +139,17 @@ impl Device {
         Ok(Self {
             driver: format!("{} {} ({:?})", info.driver, info.driver_info, info.backend),
             memory: memory(adapter),
+            subgroup: if as_hardware { 32 } else { subgroups(&info)[0] },
             name: info.name,
-            is_software: info.device_type == wgpu::DeviceType::Cpu && !as_hardware,
+            cooperative,
+            as_hardware,
+            is_software,
             features,
             limits,
             inner,
             queue,
             pipelines: Mutex::default(),
+            shown: Mutex::default(),
             failure,
         })
     }
@@ -188,6 +191,17 @@ impl Device {
         Ok(pipeline)
     }
 
+    /// Keeps the source of a kernel that this GPU may not be able to run, for whoever wants to look at it.
+    pub fn show(&self, name: &str, files: &[&str], constants: &Constants) {
+        let mut constants = constants.clone();
+        constants.push(("ARGUMENTS", Value::U(0)));
+        let kernel = (name.to_owned(), expand(files, &constants, &Constants::new()));
+        let mut shown = lock(&self.shown);
+        if !shown.contains(&kernel) {
+            shown.push(kernel);
+        }
+    }
+
     /// Those of a kernel's constants that it gets as arguments, after `Args`.
     pub fn arguments(&self, constants: &Constants) -> Constants {
         match self.is_software {
@@ -196,11 +210,12 @@ impl Device {
         }
     }
 
-    /// Name and source of every kernel that was compiled.
+    /// Name and source of every kernel that was compiled or shown.
     pub fn kernels(&self) -> Vec<(String, String)> {
         let pipelines = lock(&self.pipelines);
         let keys = pipelines.keys().filter_map(|key| key.split_once('\n'));
-        keys.map(|(name, source)| (name.to_owned(), source.to_owned())).collect()
+        let compiled = keys.map(|(name, source)| (name.to_owned(), source.to_owned()));
+        compiled.chain(lock(&self.shown).iter().cloned()).collect()
     }
 
     fn compile(&self, name: &str, source: &str, arguments: u32) -> Pipeline {
@@ -430,31 +445,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Bytes of the adapter's own memory. On Metal the driver's largest buffer, which is most of the memory that it lends, stands for it.
-fn memory(adapter: &wgpu::Adapter) -> u64 {
-    #[cfg(not(target_os = "macos"))]
-    {
-        // SAFETY: the adapter is only asked for what it has; nothing of it is changed or destroyed.
-        let vulkan = unsafe { adapter.as_hal::<wgpu::hal::api::Vulkan>() };
-        if let Some(vulkan) = vulkan {
-            let instance = vulkan.shared_instance().raw_instance();
-            // SAFETY: instance and physical device live as long as the adapter.
-            let memory =
-                unsafe { instance.get_physical_device_memory_properties(vulkan.raw_physical_device()) };
-            // The first bit says that a heap is the device's own.
-            let own = memory.memory_heaps_as_slice().iter().filter(|heap| heap.flags.as_raw() & 1 == 1);
-            return own.map(|heap| heap.size).max().unwrap_or(0);
-        }
-    }
-    adapter.limits().max_buffer_size
-}
-
 /// What kernels are chosen by.
 pub fn feature_names(device: &Device) -> Vec<String> {
     let limits = &device.limits;
-    vec![
+    let mut names = vec![
         format!("bindings of {} MiB", device.binding_limit() >> 20),
         format!("workgroups of {} threads", limits.max_compute_invocations_per_workgroup),
         format!("{} KiB of workgroup memory", limits.max_compute_workgroup_storage_size >> 10),
-    ]
+    ];
+    names.extend(device.cooperative.map(|side| format!("cooperative matrices of {side}")));
+    names
 }

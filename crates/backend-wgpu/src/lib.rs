@@ -4,6 +4,7 @@
 //! launches with their kernels and buffers (`lower`), and a step is one small upload and a few command buffers (`plan`,
 //! `runner`). Kernels are the files of `shaders/`, with constants and repeated lines put in by `template`.
 
+mod adapter;
 mod device;
 pub mod layout;
 mod lower;
@@ -39,6 +40,9 @@ pub struct GpuOptions {
     /// Times every kernel with the device's clock, where it has one: before each step its kernels run once more, one after the
     /// other.
     pub timed: bool,
+    /// Multiplies with cooperative matrices, where there are some. They add up in another order than the kernels of few rows, so a
+    /// step's logits then depend in their last bits on how many rows it has.
+    pub cooperative: bool,
     /// Compiles the kernels of GPUs with subgroups of 32, whatever this one is: to look at them, not to run them. For tests.
     pub as_hardware: bool,
 }
@@ -67,7 +71,7 @@ pub fn gpus() -> Vec<GpuInfo> {
             name: info.name,
         }
     };
-    device::adapters().into_iter().enumerate().map(info).collect()
+    adapter::adapters().into_iter().enumerate().map(info).collect()
 }
 
 impl Gpu {
@@ -76,12 +80,21 @@ impl Gpu {
     /// # Errors
     /// There is none, or it does not open, in words.
     pub fn open(index: usize, options: GpuOptions) -> Result<Self, String> {
-        let adapters = device::adapters();
+        let adapters = adapter::adapters();
         let adapter = adapters.get(index).ok_or_else(|| match adapters.len() {
             0 => "this machine has no GPU with a Vulkan or Metal driver".to_owned(),
             count => format!("there is no GPU {index}: this machine has {count}, counted from 0"),
         })?;
-        Ok(Self { device: Arc::new(Device::open(adapter, options.as_hardware)?), options })
+        Ok(Self {
+            device: Arc::new(Device::open(adapter, options.as_hardware, options.cooperative)?),
+            options,
+        })
+    }
+
+    /// Rows from which on a step's logits are the same bits in any company: with cooperative matrices, products of fewer rows add up
+    /// in another order than those of more.
+    pub fn exact_rows(&self) -> usize {
+        lower::exact_rows(&self.device)
     }
 
     /// Bytes per second that plain reading of the GPU's memory reaches: the median of some rounds.

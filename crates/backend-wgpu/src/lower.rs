@@ -1,6 +1,7 @@
 //! A program, lowered once more: to a fixed list of launches with their kernels and buffers.
 
 mod attention;
+mod kernels;
 mod products;
 
 use std::{collections::HashMap, sync::Arc};
@@ -20,6 +21,8 @@ use crate::{
 
 use Value::U;
 
+pub use kernels::{Product, exact_rows, product};
+
 /// Rows whose logits are computed at once: bounds their memory for large vocabularies.
 pub const LOGIT_ROWS: usize = 64;
 /// Queries of a tile of attention, at most: they share what is read of K and V.
@@ -36,14 +39,14 @@ macro_rules! wgsl {
 use wgsl;
 
 /// How many workgroups a launch has.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub enum Grid {
     /// This many for each row.
     Each(u32),
     /// One for each row, along x.
     Rows,
     /// A product with this many outputs, and its kernels.
-    Product(u32, &'static [Product]),
+    Product(u32, Arc<[Product]>),
     /// The items of a KV group's attention with such a tile, this many for each.
     Attention(Tile, u32),
     /// This many for each row, if attention has left a row's result in parts.
@@ -66,57 +69,6 @@ pub struct Launch {
     pub kv_group: usize,
     /// Index of the first kernel's counter; the others follow.
     pub counter: usize,
-}
-
-/// A kernel of products.
-#[derive(Clone, Copy, Debug)]
-pub struct Product {
-    /// Rows of a step that it is for, at most.
-    pub most_rows: u32,
-    /// How it goes about it.
-    pub kind: ProductKind,
-}
-
-/// Threads of a workgroup in [`ProductKind::Vectors`].
-const VECTOR_THREADS: u32 = 256;
-
-/// How products are computed.
-#[derive(Clone, Copy, Debug)]
-pub enum ProductKind {
-    /// 32 threads share so many outputs of so many rows.
-    Vectors { rows: u32, outputs: u32 },
-    /// A thread has so many rows times so many outputs of a tile that is 16 times as long and wide.
-    Tiles { rows: u32, outputs: u32 },
-}
-
-impl Product {
-    /// Rows and outputs of a workgroup.
-    fn covers(&self) -> [u32; 2] {
-        match self.kind {
-            ProductKind::Vectors { rows, outputs } => [rows, VECTOR_THREADS / 32 * outputs],
-            ProductKind::Tiles { rows, outputs } => [16 * rows, 16 * outputs],
-        }
-    }
-}
-
-const fn vectors(most_rows: u32, rows: u32, outputs: u32) -> Product {
-    Product { most_rows, kind: ProductKind::Vectors { rows, outputs } }
-}
-
-const fn tiles(most_rows: u32, rows: u32, outputs: u32) -> Product {
-    Product { most_rows, kind: ProductKind::Tiles { rows, outputs } }
-}
-
-/// Those of a GPU.
-const PRODUCTS: &[Product] = &[vectors(1, 1, 1), vectors(128, 4, 4), tiles(u32::MAX, 4, 4)];
-/// Those of a processor that plays one: with less of everything written out, they compile in a fraction of the time.
-const SOFTWARE_PRODUCTS: &[Product] = &[vectors(1, 1, 1), vectors(3, 2, 1), tiles(u32::MAX, 1, 2)];
-
-/// Which kernel of a product takes this many rows, and its workgroups: rows along x, so that neighbours in time share weights.
-pub fn product(products: &[Product], rows: u32, outputs: u32) -> (usize, [u32; 2]) {
-    let kernel = products.iter().position(|product| rows <= product.most_rows).unwrap_or(0);
-    let covers = products[kernel].covers();
-    (kernel, [rows.div_ceil(covers[0]), outputs.div_ceil(covers[1])])
 }
 
 /// A model on the device.

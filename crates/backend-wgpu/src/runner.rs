@@ -200,16 +200,23 @@ struct Planned<'a> {
 }
 
 impl<'a> Planned<'a> {
-    fn new(launch: &'a Launch, plan: &Plan, args: Args) -> Self {
-        let (variant, workgroups) = match launch.grid {
-            Grid::Each(count) => (0, [count, args.rows]),
+    /// Which kernel takes a product is decided by `all` rows, of which this launch may have a slice.
+    fn of(launch: &'a Launch, plan: &Plan, args: Args, all: usize) -> Self {
+        let (variant, workgroups) = match &launch.grid {
+            &Grid::Each(count) => (0, [count, args.rows]),
             Grid::Rows => (0, [args.rows, 1]),
-            Grid::Merge(count) => (0, [if plan.needs_merge(launch.kv_group) { count } else { 0 }, args.rows]),
+            &Grid::Merge(count) => {
+                (0, [if plan.needs_merge(launch.kv_group) { count } else { 0 }, args.rows])
+            }
             Grid::Pages => (0, [args.rows.min(PAGES_X), args.rows.div_ceil(PAGES_X)]),
-            Grid::Product(outputs, products) => product(products, args.rows, outputs),
-            Grid::Attention(tile, heads) => (0, [plan.items(launch.kv_group, tile), heads]),
+            &Grid::Product(outputs, ref products) => product(products, all as u32, args.rows, outputs),
+            &Grid::Attention(tile, heads) => (0, [plan.items(launch.kv_group, tile), heads]),
         };
         Self { launch, variant, workgroups, args, counter: launch.counter + variant }
+    }
+
+    fn new(launch: &'a Launch, plan: &Plan, args: Args) -> Self {
+        Self::of(launch, plan, args, args.rows as usize)
     }
 
     fn encode(&self, pass: &mut wgpu::ComputePass<'_>) {
@@ -252,7 +259,8 @@ fn launches<'a>(model: &'a Model, plan: &Plan, first: usize, count: usize) -> Ve
         let args = Args { first: first as u32, rows: count as u32, ..plan.args(0) };
         launches.push(Planned::new(&model.head_norm, plan, args));
         if first < plan.logit_rows {
-            launches.extend(model.head.iter().map(|launch| Planned::new(launch, plan, args)));
+            let all = plan.logit_rows;
+            launches.extend(model.head.iter().map(|launch| Planned::of(launch, plan, args, all)));
         }
     }
     launches.retain(|planned| planned.workgroups[0] > 0);

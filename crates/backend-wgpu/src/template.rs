@@ -58,15 +58,22 @@ impl Value {
 /// On a directive that is not well-formed: the files are part of this crate.
 pub fn expand(files: &[&str], constants: &Constants, arguments: &Constants) -> String {
     let mut out = String::new();
+    let enables = files.iter().flat_map(|file| file.lines()).filter(|line| is_enable(line));
+    enables.for_each(|line| out = format!("{out}{line}\n"));
     for (name, value) in constants.iter().filter(|constant| !arguments.contains(constant)) {
         let _ = writeln!(out, "const {name} = {value};");
     }
     let scope = Scope { constants, arguments, variables: Vec::new() };
     for file in files {
-        let lines: Vec<&str> = file.lines().collect();
+        let lines: Vec<&str> = file.lines().filter(|line| !is_enable(line)).collect();
         scope.block(&lines, &mut out);
     }
     out
+}
+
+/// Whether a line asks for an extension: these come before all others.
+fn is_enable(line: &str) -> bool {
+    line.starts_with("enable ")
 }
 
 /// What directives may name.

@@ -1,4 +1,5 @@
-//! The conformance suite on this machine's first GPU, which on most machines that test is a processor that plays one.
+//! The conformance suite on this machine's first GPU, which on most machines that test is a processor that plays one: without
+//! cooperative matrices, and with them where it has them.
 
 use std::sync::LazyLock;
 
@@ -10,16 +11,24 @@ use paguro_backend::{
 use paguro_backend_wgpu::{Gpu, GpuOptions};
 
 /// Opened once: its kernels are compiled once for all cases.
-static GPU: LazyLock<Result<Gpu, String>> =
-    LazyLock::new(|| Gpu::open(0, GpuOptions { poison: true, ..GpuOptions::default() }));
+static EXACT: LazyLock<Result<Gpu, String>> = LazyLock::new(|| open(false));
+static COOPERATIVE: LazyLock<Result<Gpu, String>> = LazyLock::new(|| match open(true)? {
+    gpu if gpu.exact_rows() > 1 => Ok(gpu),
+    _ => Err("this GPU has no cooperative matrices".to_owned()),
+});
+
+fn open(cooperative: bool) -> Result<Gpu, String> {
+    Gpu::open(0, GpuOptions { poison: true, cooperative, ..GpuOptions::default() })
+}
 
 fn subject(gpu: &Gpu) -> Subject {
     use WeightFormat::*;
     let gpu = gpu.clone();
     Subject {
+        exact_rows: gpu.exact_rows(),
+        tolerance: if gpu.exact_rows() > 1 { of_halves } else { Tolerance::of_8_bit_activations },
         backend: Box::new(move |_threads| Box::new(gpu.clone())),
         has_threads: false,
-        tolerance: Tolerance::of_8_bit_activations,
         kv_dtype: KvDtype::F16,
         kv: KvRounding::F16,
         unsupported: &[],
@@ -28,4 +37,19 @@ fn subject(gpu: &Gpu) -> Subject {
     }
 }
 
-paguro_backend::conformance!(maybe GPU.as_ref().map(subject));
+fn of_halves(format: WeightFormat) -> Tolerance {
+    match format {
+        WeightFormat::F16 | WeightFormat::BF16 => {
+            Tolerance { error: 1e-2, reason: "cooperative matrices take activations in half precision" }
+        }
+        _ => Tolerance::of_8_bit_activations(format),
+    }
+}
+
+paguro_backend::conformance!(maybe EXACT.as_ref().map(subject));
+
+mod cooperative {
+    use super::{COOPERATIVE, subject};
+
+    paguro_backend::conformance!(maybe COOPERATIVE.as_ref().map(subject));
+}

@@ -34,7 +34,8 @@ fn shapes() -> Vec<ModelShape> {
 
 #[test]
 fn every_kernel_becomes_metal() {
-    let gpu = match Gpu::open(0, GpuOptions { as_hardware: true, ..GpuOptions::default() }) {
+    let gpu = match Gpu::open(0, GpuOptions { as_hardware: true, cooperative: true, ..GpuOptions::default() })
+    {
         Ok(gpu) => gpu,
         Err(error) => return println!("skipped: kernels in Metal's language: {error}"),
     };
@@ -59,6 +60,7 @@ fn every_kernel_becomes_metal() {
         let text = metal(source).unwrap_or_else(|error| panic!("{name}: {error}\n{source}"));
         assert!(text.contains("kernel void main_"), "{name} has no entry point:\n{text}");
     }
+    assert!(kernels.iter().any(|(name, _)| name.starts_with("coop")), "no cooperative matrices");
     println!("{} kernels", kernels.len());
 }
 
@@ -67,8 +69,9 @@ fn metal(source: &str) -> Result<String, String> {
     let info = Validator::new(ValidationFlags::all(), Capabilities::all())
         .validate(&module)
         .map_err(|error| error.emit_to_string(source))?;
-    let (text, _) =
-        msl::write_string(&module, &info, &msl::Options::default(), &msl::PipelineOptions::default())
-            .map_err(|error| error.to_string())?;
+    // The first version with cooperative matrices; on devices without it, there are none.
+    let options = msl::Options { lang_version: (2, 3), ..Default::default() };
+    let (text, _) = msl::write_string(&module, &info, &options, &msl::PipelineOptions::default())
+        .map_err(|error| error.to_string())?;
     Ok(text)
 }

@@ -3,9 +3,9 @@
 use paguro_backend::{Activation, Linear, LoadError, MatrixId, Norm};
 
 use super::{
-    Grid, Launch, Lowering, PRODUCTS, Place, ProductKind, SOFTWARE_PRODUCTS, Store, VECTOR_THREADS,
+    Grid, Launch, Lowering, Place, Product, Store,
     Value::{F, U},
-    bits, wgsl,
+    bits, kernels, wgsl,
 };
 use crate::{
     layout::{BLOCK, Layout},
@@ -149,7 +149,6 @@ impl Lowering<'_> {
             })),
         };
         let bias: Option<Vec<f32>> = bias.map(Iterator::collect);
-        let layout = matrix.layout.name();
         for part in &matrix.parts {
             let mut common = vec![
                 ("PRODUCT", U(1)),
@@ -173,47 +172,35 @@ impl Lowering<'_> {
                 Store::Add => common.push(("ADD", U(1))),
                 Store::Cap(cap) => common.extend([("CAP", U(1)), ("SOFT_CAP", F(cap))]),
             }
-            let (mut kernels, mut arguments) = (Vec::new(), Vec::new());
+            let (mut compiled, mut arguments) = (Vec::new(), Vec::new());
             let mut counters = Vec::new();
-            let products = if self.device.is_software { SOFTWARE_PRODUCTS } else { PRODUCTS };
-            for product in products {
-                let mut constants = common.clone();
-                let mut files: Vec<&str> = wgsl!("args").to_vec();
-                files.extend(decoder(matrix.layout));
-                files.extend(wgsl!("store"));
-                let name = match product.kind {
-                    ProductKind::Vectors { rows, outputs } => {
-                        constants.extend([
-                            ("THREADS", U(VECTOR_THREADS)),
-                            ("OUTS", U(outputs)),
-                            ("BATCH", U(rows)),
-                            ("SUMS", U(VECTOR_THREADS / 32 * outputs * rows * 33)),
-                        ]);
-                        files.extend(wgsl!("matvec"));
-                        format!("matvec{rows}_{layout}")
-                    }
-                    ProductKind::Tiles { rows, outputs } => {
-                        let deep = depth(matrix.layout);
-                        constants.extend([
-                            ("ROWS", U(rows)),
-                            ("OUTS", U(outputs)),
-                            ("DEEP", U(deep)),
-                            ("W_LOADS", U((16 * outputs * deep).div_ceil(256))),
-                            ("X_LOADS", U((16 * rows * deep).div_ceil(256))),
-                        ]);
-                        files.extend(wgsl!("matmul"));
-                        format!("matmul{}_{layout}", 16 * rows)
-                    }
-                };
-                kernels.push(self.device.pipeline(&name, &files, &constants)?);
+            let kernel = |product: &Product| {
+                let (files, mut constants) = product.kernel(self.device, matrix.layout, matrix.blocks);
+                constants.extend(common.iter().copied());
+                (
+                    product.name(matrix.layout),
+                    [wgsl!("args"), decoder(matrix.layout), wgsl!("store"), files].concat(),
+                    constants,
+                )
+            };
+            let products = kernels::products(self.device, matrix.layout, part.rows as u32);
+            for product in &products {
+                let (name, files, constants) = kernel(product);
+                compiled.push(self.device.pipeline(&name, &files, &constants)?);
                 arguments.push(bits(&self.device.arguments(&constants)));
                 let inputs = self.weights.matrix(ids[0]).cols;
                 counters.push(format!("{name}[{}x{inputs}]", part.rows));
             }
-            let group = self.device.bind(&kernels[0], &buffers);
-            let grid = Grid::Product(part.rows as u32, products);
+            if self.device.as_hardware && matrix.layout != Layout::F32 {
+                for product in [16, 8].into_iter().flat_map(kernels::cooperative) {
+                    let (name, files, constants) = kernel(&product);
+                    self.device.show(&name, &files, &constants);
+                }
+            }
+            let group = self.device.bind(&compiled[0], &buffers);
+            let grid = Grid::Product(part.rows as u32, products.into());
             let counter = self.counter(&counters);
-            body.push(Launch { kernels, group, arguments, grid, kv_group: 0, counter });
+            body.push(Launch { kernels: compiled, group, arguments, grid, kv_group: 0, counter });
         }
         Ok(())
     }
@@ -237,15 +224,6 @@ impl Lowering<'_> {
         let buffers = [("gate", &gate.buffer), ("up", &up.buffer)];
         let grid = Grid::Each(ffn.div_ceil(8 * BLOCK) as u32);
         self.launch("activate", wgsl!("args", "emit", "activate"), constants, &buffers, grid, 0)
-    }
-}
-
-/// Blocks of a stage of tiles: as many as there is room for in 26 KiB of workgroup memory.
-fn depth(layout: Layout) -> u32 {
-    match layout {
-        Layout::F32 => 1,
-        Layout::F16 | Layout::Bf16 => 2,
-        _ => 4,
     }
 }
 

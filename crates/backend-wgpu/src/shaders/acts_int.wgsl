@@ -18,3 +18,9 @@ fn load_acts(row: u32, block: u32) -> Acts {
 fn dot_half(a: vec4<u32>, b: vec4<u32>) -> i32 {
   return dot4I8Packed(a.x, b.x) + dot4I8Packed(a.y, b.y) + dot4I8Packed(a.z, b.z) + dot4I8Packed(a.w, b.w);
 }
+
+// Quad `j` of a block, whose layout says what its quants are, as bytes, and how weights follow from them.
+fn quad(w: Block, j: u32) -> vec4<f32> {
+  let l = line(w, j);
+  return fma(vec4<f32>(unpack4xU8(bytes(w, j))), vec4<f32>(l.x), vec4<f32>(l.y));
+}

@@ -22,7 +22,10 @@ fn accumulate(acc: f32, w: Block, x: Acts) -> f32 {
   return fma(-hi.y * x.scale, f32(x.sums.y), c);
 }
 
-fn quad(w: Block, j: u32) -> vec4<f32> {
-  let dm = unpack2x16float(w.s[j / 4u]);
-  return dm.x * vec4<f32>(unpack4xU8(quants(w.q[j / 4u])[j % 4u])) - dm.y;
+fn bytes(w: Block, j: u32) -> u32 {
+  return quants(w.q[j / 4u])[j % 4u];
+}
+
+fn line(w: Block, j: u32) -> vec2<f32> {
+  return unpack2x16float(w.s[j / 4u]) * vec2<f32>(1.0, -1.0);
 }

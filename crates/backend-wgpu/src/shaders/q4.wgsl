@@ -17,8 +17,10 @@ fn accumulate(acc: f32, w: Block, x: Acts) -> f32 {
   return fma(-dm.y * x.scale, f32(x.sums.x + x.sums.y), scaled);
 }
 
-fn quad(w: Block, j: u32) -> vec4<f32> {
-  let dm = unpack2x16float(w.s);
-  let q = unpack4xU8((w.q[j % 4u] >> (4u * (j / 4u))) & 0x0f0f0f0fu);
-  return dm.x * vec4<f32>(q) - dm.y;
+fn bytes(w: Block, j: u32) -> u32 {
+  return (w.q[j % 4u] >> (4u * (j / 4u))) & 0x0f0f0f0fu;
+}
+
+fn line(w: Block, j: u32) -> vec2<f32> {
+  return unpack2x16float(w.s) * vec2<f32>(1.0, -1.0);
 }

@@ -27,9 +27,12 @@ fn accumulate(acc: f32, w: Block, x: Acts) -> f32 {
   return fma(-dm.y * x.scale, f32(x.sums.x + x.sums.y), scaled);
 }
 
-fn quad(w: Block, j: u32) -> vec4<f32> {
-  let dm = unpack2x16float(w.s);
+fn bytes(w: Block, j: u32) -> u32 {
   var half = quants_lo(w);
   if (j >= 4u) { half = quants_hi(w); }
-  return dm.x * vec4<f32>(unpack4xU8(half[j % 4u])) - dm.y;
+  return half[j % 4u];
+}
+
+fn line(w: Block, j: u32) -> vec2<f32> {
+  return unpack2x16float(w.s) * vec2<f32>(1.0, -1.0);
 }

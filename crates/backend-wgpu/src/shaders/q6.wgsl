@@ -23,10 +23,12 @@ fn accumulate(acc: f32, w: Block, x: Acts) -> f32 {
   return fma(s.y * x.scale, f32(hi), fma(s.x * x.scale, f32(lo), acc));
 }
 
-fn quad(w: Block, j: u32) -> vec4<f32> {
-  let s = unpack2x16float(w.s);
-  if (j < 4u) {
-    return s.x * (vec4<f32>(unpack4xU8(with_high(w.q, w.high.x)[j])) - 32.0);
-  }
-  return s.y * (vec4<f32>(unpack4xU8(with_high(w.q >> vec4<u32>(4u), w.high.y)[j - 4u])) - 32.0);
+fn bytes(w: Block, j: u32) -> u32 {
+  var half = with_high(w.q, w.high.x);
+  if (j >= 4u) { half = with_high(w.q >> vec4<u32>(4u), w.high.y); }
+  return half[j % 4u];
+}
+
+fn line(w: Block, j: u32) -> vec2<f32> {
+  return unpack2x16float(w.s)[j / 4u] * vec2<f32>(1.0, -32.0);
 }

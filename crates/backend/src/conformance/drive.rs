@@ -25,6 +25,8 @@ pub struct DriveOptions {
     pub attention: AttentionMode,
     /// Asks for every row's embedding instead of its logits.
     pub embeddings: bool,
+    /// Steps with fewer rows get others that nobody looks at.
+    pub least_rows: usize,
 }
 
 impl Default for DriveOptions {
@@ -38,6 +40,7 @@ impl Default for DriveOptions {
             kv_dtype: KvDtype::F16,
             attention: AttentionMode::Paged,
             embeddings: false,
+            least_rows: 0,
         }
     }
 }
@@ -53,6 +56,10 @@ pub struct Driver {
     limits: Limits,
     /// See [`DriveOptions::embeddings`].
     embeddings: bool,
+    /// See [`DriveOptions::least_rows`].
+    least_rows: usize,
+    /// Where their K and V go.
+    spare: Vec<PageId>,
     /// Pages that nobody uses; taken from the end.
     free: Vec<PageId>,
     /// Users of each page.
@@ -78,9 +85,10 @@ impl Driver {
     /// # Errors
     /// What the backend says.
     pub fn new(backend: &dyn Backend, model: &RandomModel, options: &DriveOptions) -> Result<Self, String> {
+        let spare = options.least_rows.div_ceil(options.block_size) * model.program.kv.groups.len();
         let limits = Limits {
             block_size: options.block_size,
-            pages: options.pages,
+            pages: options.pages + spare,
             max_rows: options.max_context,
             max_sequences: 8,
             max_outputs: options.max_context,
@@ -92,7 +100,7 @@ impl Driver {
             .load(&model.program, model.weights.clone(), limits)
             .map_err(|error| format!("{} cannot load the model: {error}", backend.name()))?;
         // Page 0 is scratch.
-        let mut free: Vec<PageId> = (1..limits.pages as u32).rev().map(PageId).collect();
+        let mut free: Vec<PageId> = (1..options.pages as u32).rev().map(PageId).collect();
         if let Some(seed) = options.scatter {
             Rng::new(seed).shuffle(&mut free);
         }
@@ -101,6 +109,8 @@ impl Driver {
             program: model.program.clone(),
             limits,
             embeddings: options.embeddings,
+            least_rows: options.least_rows,
+            spare: (options.pages..limits.pages).map(|page| PageId(page as u32)).collect(),
             users: vec![0; limits.pages],
             sequences: Vec::new(),
             out: StepOutput::default(),
@@ -220,6 +230,18 @@ impl Driver {
             sequences.push(StepSequence {
                 rows: first_row..tokens.len(),
                 start: sequence.done,
+                tables: first_page..pages.len(),
+            });
+        }
+        let missing = self.least_rows.saturating_sub(tokens.len());
+        if missing > 0 {
+            let (first_row, first_page) = (tokens.len(), pages.len());
+            tokens.resize(self.least_rows, 0);
+            let blocks = missing.div_ceil(self.limits.block_size) * self.program.kv.groups.len();
+            pages.extend(&self.spare[..blocks]);
+            sequences.push(StepSequence {
+                rows: first_row..tokens.len(),
+                start: 0,
                 tables: first_page..pages.len(),
             });
         }

@@ -36,7 +36,7 @@ fn supported(subject: &Subject, formats: &[WeightFormat]) -> Vec<WeightFormat> {
 fn alone(subject: &Subject, model: &RandomModel, sequences: &[Vec<u32>]) -> Result<Logits, String> {
     let run = |tokens: &Vec<u32>| {
         let plan = Plan::whole(vec![tokens.clone()]);
-        Ok(plan.load_and_run(&*(subject.backend)(2), model, &subject.options())?.remove(0))
+        Ok(plan.load_and_run(&*(subject.backend)(2), model, &subject.exact_options())?.remove(0))
     };
     sequences.iter().map(run).collect()
 }
@@ -47,7 +47,7 @@ pub(super) fn company(subject: &Subject) -> Verdict {
         let shape = busy(format);
         let model = shape.build(2);
         let plan = Plan::mixed(16, shape.vocab);
-        let together = plan.load_and_run(&*(subject.backend)(2), &model, &subject.options())?;
+        let together = plan.load_and_run(&*(subject.backend)(2), &model, &subject.exact_options())?;
         let alone = alone(subject, &model, &plan.sequences)?;
         same(&format!("company ({format})"), &together, &alone)?;
     }
@@ -56,7 +56,7 @@ pub(super) fn company(subject: &Subject) -> Verdict {
 
 /// Embeddings are as exact as logits: in company, in chunks, on any threads.
 pub(super) fn embeddings(subject: &Subject) -> Verdict {
-    let options = DriveOptions { embeddings: true, ..DriveOptions::default() };
+    let options = DriveOptions { embeddings: true, ..subject.exact_options() };
     for format in supported(subject, &SOME) {
         let shape = busy(format);
         let model = shape.build(7);
@@ -78,7 +78,7 @@ pub(super) fn chunks(subject: &Subject) -> Verdict {
         let model = shape.build(3);
         let sequences = vec![Rng::new(3).tokens(53, shape.vocab)];
         let whole = alone(subject, &model, &sequences)?;
-        let mut driver = Driver::new(&*(subject.backend)(2), &model, &subject.options())?;
+        let mut driver = Driver::new(&*(subject.backend)(2), &model, &subject.exact_options())?;
         let sizes: &[usize] = match SOME.contains(&format) {
             true => &[1, 2, 3, 4, 7, 8, 15, 16, 17, 32, 48, 52],
             false => &[1, 3, 8, 17],
@@ -99,7 +99,7 @@ pub(super) fn long_chunks(subject: &Subject) -> Verdict {
     let shape = ModelShape { windows: vec![None, Some(300)], hidden: 32, ffn: 32, ..ModelShape::default() };
     let (model, tokens) = (shape.build(4), 1100);
     let sequences = vec![Rng::new(4).tokens(tokens, shape.vocab)];
-    let options = DriveOptions { pages: 160, max_context: tokens, ..subject.options() };
+    let options = DriveOptions { pages: 160, max_context: tokens, ..subject.exact_options() };
     let run = |threads: usize, steps: &[usize]| {
         let steps = steps.iter().map(|&count| vec![(0, count)]).collect();
         Plan { sequences: sequences.clone(), steps }.load_and_run(
@@ -124,7 +124,7 @@ pub(super) fn shared_prefix(subject: &Subject) -> Verdict {
         second.extend(rng.tokens(9, shape.vocab));
         let expected = alone(subject, &model, &[first.clone(), second.clone()])?;
 
-        let mut driver = Driver::new(&*(subject.backend)(2), &model, &subject.options())?;
+        let mut driver = Driver::new(&*(subject.backend)(2), &model, &subject.exact_options())?;
         let owner = driver.start(&first);
         driver.step(&[(owner, 36)])?;
         let heir = driver.fork(owner, 32, &second)?;
@@ -151,7 +151,7 @@ pub(super) fn copy_on_write(subject: &Subject) -> Verdict {
             (0..3).map(|_| [&stem[..], &rng.tokens(14, shape.vocab)].concat()).collect();
         let expected = alone(subject, &model, &branches)?;
 
-        let mut driver = Driver::new(&*(subject.backend)(2), &model, &subject.options())?;
+        let mut driver = Driver::new(&*(subject.backend)(2), &model, &subject.exact_options())?;
         let trunk = driver.start(&branches[0]);
         driver.step(&[(trunk, 21)])?;
         let left = driver.fork(trunk, 21, &branches[1])?;
@@ -180,7 +180,7 @@ pub(super) fn preemption(subject: &Subject) -> Verdict {
         let victim_tokens = rng.tokens(44, shape.vocab);
         let expected = alone(subject, &model, std::slice::from_ref(&victim_tokens))?;
 
-        let mut driver = Driver::new(&*(subject.backend)(2), &model, &subject.options())?;
+        let mut driver = Driver::new(&*(subject.backend)(2), &model, &subject.exact_options())?;
         let victim = driver.start(&victim_tokens[..33]);
         driver.run(victim, 20)?;
         for &token in &victim_tokens[33..38] {
@@ -210,7 +210,7 @@ pub(super) fn threads(subject: &Subject) -> Verdict {
         let shape = busy(format);
         let model = shape.build(8);
         let plan = Plan::mixed(16, shape.vocab);
-        let run = |threads| plan.load_and_run(&*(subject.backend)(threads), &model, &subject.options());
+        let run = |threads| plan.load_and_run(&*(subject.backend)(threads), &model, &subject.exact_options());
         let one = run(1)?;
         for threads in [2, 3, 5] {
             same(&format!("{threads} threads ({format})"), &run(threads)?, &one)?;
@@ -226,7 +226,7 @@ pub(super) fn places(subject: &Subject) -> Verdict {
         let model = shape.build(9);
         let plan = Plan::mixed(16, shape.vocab);
         let backend = (subject.backend)(2);
-        let in_order = DriveOptions { scatter: None, pages: 40, ..subject.options() };
+        let in_order = DriveOptions { scatter: None, pages: 40, ..subject.exact_options() };
         let fresh = plan.load_and_run(&*backend, &model, &in_order)?;
         for (scatter, stale) in [(Some(7), false), (None, true), (Some(8), true)] {
             let options = DriveOptions { scatter, stale, ..in_order };

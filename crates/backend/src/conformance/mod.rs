@@ -13,6 +13,7 @@
 //!     Subject {
 //!         backend: Box::new(|_threads| Box::new(Reference::default())),
 //!         has_threads: false,
+//!         exact_rows: 1,
 //!         tolerance: |format| match format {
 //!             WeightFormat::F32 => Tolerance { error: 1e-5, reason: "sums in another order" },
 //!             _ => Tolerance { error: 1e-4, reason: "..." },
@@ -52,6 +53,9 @@ pub struct Subject {
     pub backend: Box<dyn Fn(usize) -> Box<dyn Backend>>,
     /// Whether the number of threads means anything to it.
     pub has_threads: bool,
+    /// Rows from which on a step's logits are the same, bit for bit, alone and in company: where it is more than 1, steps of
+    /// fewer rows are only asked to be near the reference.
+    pub exact_rows: usize,
     /// How far logits may be off with matrices of a format, and why.
     pub tolerance: fn(WeightFormat) -> Tolerance,
     /// What its pages store: a backend instantiates the suite for each that it supports.
@@ -68,6 +72,11 @@ impl Subject {
     /// How cases lay things out where they do not care.
     pub(crate) fn options(&self) -> DriveOptions {
         DriveOptions { kv_dtype: self.kv_dtype, ..DriveOptions::default() }
+    }
+
+    /// The same where bits are compared.
+    pub(crate) fn exact_options(&self) -> DriveOptions {
+        DriveOptions { least_rows: self.exact_rows, ..self.options() }
     }
 }
 
@@ -231,6 +240,7 @@ mod tests {
     crate::conformance!(Subject {
         backend: Box::new(|_threads| Box::new(Reference { poison: Some(1), ..Reference::default() })),
         has_threads: false,
+        exact_rows: 1,
         tolerance: |_| Tolerance { error: 0.0, reason: "it is compared with itself" },
         kv_dtype: KvDtype::F16,
         kv: KvRounding::F32,

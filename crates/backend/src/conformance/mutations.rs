@@ -158,6 +158,7 @@ impl Runner for DefectiveRunner {
 fn subject(defect: Defect) -> Subject {
     Subject {
         backend: Box::new(move |threads| Box::new(Defective { defect, threads })),
+        exact_rows: 1,
         has_threads: true,
         // Those of a backend that computes in f16 and quantizes activations: defects must show through them.
         tolerance: |format| match format {

@@ -1,0 +1,193 @@
+//! Which kernel computes a product.
+
+use crate::{
+    device::Device,
+    layout::Layout,
+    template::{Constants, Value::U},
+};
+
+use super::wgsl;
+
+/// A kernel of products.
+#[derive(Clone, Copy, Debug)]
+pub struct Product {
+    /// Rows of a step that it is for, at most.
+    pub most_rows: u32,
+    kind: Kind,
+}
+
+/// How products are computed.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    /// 32 threads share so many outputs of so many rows.
+    Vectors { rows: u32, outputs: u32 },
+    /// A thread has so many rows times so many outputs of a tile that is 16 times as long and wide.
+    Tiles { rows: u32, outputs: u32 },
+    /// Cooperative matrices with this side: so many of a subgroup along rows and outputs, for so many subgroups.
+    /// Stages are this many blocks deep.
+    Cooperative { side: u32, groups: [u32; 2], matrices: [u32; 2], deep: u32 },
+}
+
+use Kind::{Cooperative, Tiles, Vectors};
+
+/// Threads of a workgroup of vectors.
+const VECTOR_THREADS: u32 = 256;
+/// Outputs from which on a product has enough of them to keep a device busy with few rows.
+const WIDE: u32 = 8192;
+/// Rows up to which other kernels are faster than cooperative matrices: of wide products, and of others.
+const FEW_ROWS: [u32; 2] = [32, 128];
+/// Workgroups that keep a device busy.
+const BUSY: u32 = 128;
+
+/// The kernels of a product with so many outputs, by number of rows.
+pub fn products(device: &Device, layout: Layout, outputs: u32) -> Vec<Product> {
+    let of = |most_rows: u32, kind: Kind| Product { most_rows, kind };
+    if device.is_software {
+        // With less of everything written out, these compile in a fraction of the time.
+        return vec![
+            of(1, Vectors { rows: 1, outputs: 1 }),
+            of(3, Vectors { rows: 2, outputs: 1 }),
+            of(u32::MAX, Tiles { rows: 1, outputs: 2 }),
+        ];
+    }
+    // Four bits are little to wait for: two outputs at a time, where that leaves enough workgroups.
+    let both = layout == Layout::Q4 && outputs >= WIDE;
+    let one = Vectors { rows: 1, outputs: 1 + u32::from(both) };
+    let few = Vectors { rows: 4, outputs: 4 };
+    match device.cooperative.filter(|_| layout != Layout::F32) {
+        None => vec![of(1, one), of(128, few), of(u32::MAX, Tiles { rows: 4, outputs: 4 })],
+        Some(side) => {
+            let [small, large] = cooperative(side);
+            let most = FEW_ROWS[usize::from(outputs < WIDE)];
+            let mut products = vec![of(1, one), of(most, few)];
+            match large.shared_bytes() <= device.limits.max_compute_workgroup_storage_size {
+                false => products.push(small),
+                true => {
+                    let [rows, width] = large.covers();
+                    let tiles = BUSY / 2 / outputs.div_ceil(width).min(BUSY / 2);
+                    products.extend([of((tiles * rows).max(rows / 2), small.kind), large]);
+                }
+            }
+            products
+        }
+    }
+}
+
+/// Rows from which on all products of a step are computed in the same way.
+pub fn exact_rows(device: &Device) -> usize {
+    match device.cooperative {
+        None => 1,
+        Some(_) => 1 + FEW_ROWS.iter().max().map_or(0, |&rows| rows as usize),
+    }
+}
+
+/// Kernels with cooperative matrices of this side, for fewer and for more rows.
+pub fn cooperative(side: u32) -> [Product; 2] {
+    let of = |kind: Kind| Product { most_rows: u32::MAX, kind };
+    [
+        of(Cooperative { side, groups: [2, 2], matrices: [2, 2], deep: 2 }),
+        of(Cooperative { side, groups: [2, 4], matrices: [4, 2], deep: 2 }),
+    ]
+}
+
+/// Which kernel of a product takes a step of `all` rows, and its workgroups for `rows` of them: rows along x, so that neighbours
+/// in time share weights.
+pub fn product(products: &[Product], all: u32, rows: u32, outputs: u32) -> (usize, [u32; 2]) {
+    let kernel = products.iter().position(|product| all <= product.most_rows).unwrap_or(0);
+    let covers = products[kernel].covers();
+    (kernel, [rows.div_ceil(covers[0]), outputs.div_ceil(covers[1])])
+}
+
+impl Product {
+    /// Rows and outputs of a workgroup.
+    fn covers(&self) -> [u32; 2] {
+        match self.kind {
+            Vectors { rows, outputs } => [rows, VECTOR_THREADS / 32 * outputs],
+            Tiles { rows, outputs } => [16 * rows, 16 * outputs],
+            Cooperative { side, groups, matrices, .. } => [0, 1].map(|i| side * groups[i] * matrices[i]),
+        }
+    }
+
+    /// Bytes of workgroup memory of cooperative matrices: both tiles in half precision, and a matrix of each subgroup.
+    fn shared_bytes(&self) -> u32 {
+        let Cooperative { side, groups, deep, .. } = self.kind else { return 0 };
+        let tiles: u32 = self.covers().iter().sum();
+        tiles * (64 * deep + 16) + groups[0] * groups[1] * side * side * 4
+    }
+
+    /// Its name, for weights in a layout.
+    pub fn name(&self, layout: Layout) -> String {
+        let ([rows, outputs], layout) = (self.covers(), layout.name());
+        match self.kind {
+            Vectors { .. } => format!("matvec{rows}_{layout}"),
+            Tiles { .. } => format!("matmul{rows}_{layout}"),
+            Cooperative { .. } => format!("coop{rows}x{outputs}_{layout}"),
+        }
+    }
+
+    /// The files of its own, and what they are compiled with.
+    pub fn kernel(
+        &self,
+        device: &Device,
+        layout: Layout,
+        blocks: usize,
+    ) -> (&'static [&'static str], Constants) {
+        match self.kind {
+            Vectors { rows, outputs } => {
+                let constants = vec![
+                    ("THREADS", U(VECTOR_THREADS)),
+                    ("OUTS", U(outputs)),
+                    ("BATCH", U(rows)),
+                    ("SUMS", U(VECTOR_THREADS / 32 * outputs * rows * 33)),
+                ];
+                (wgsl!("matvec"), constants)
+            }
+            Tiles { rows, outputs } => {
+                let deep = depth(layout);
+                let constants = vec![
+                    ("ROWS", U(rows)),
+                    ("OUTS", U(outputs)),
+                    ("DEEP", U(deep)),
+                    ("W_LOADS", U((16 * outputs * deep).div_ceil(256))),
+                    ("X_LOADS", U((16 * rows * deep).div_ceil(256))),
+                ];
+                (wgsl!("matmul"), constants)
+            }
+            Cooperative { side, groups, matrices, deep } => {
+                let threads = groups[0] * groups[1] * device.subgroup;
+                let [x_items, w_items] = self.covers().map(|items| items * deep);
+                let whole = |items: u32| U(u32::from(items.is_multiple_of(threads)));
+                let constants = vec![
+                    ("SIDE", U(side)),
+                    ("SIDE_8", U(u32::from(side == 8))),
+                    ("SUBGROUP", U(device.subgroup)),
+                    ("THREADS", U(threads)),
+                    ("ROW_GROUPS", U(groups[0])),
+                    ("OUT_GROUPS", U(groups[1])),
+                    ("ROWS", U(matrices[0])),
+                    ("OUTS", U(matrices[1])),
+                    ("DEEP", U(deep)),
+                    ("STEPS", U(32 * deep / side)),
+                    ("TAIL", U(u32::from(!blocks.is_multiple_of(deep as usize)))),
+                    ("W_LOADS", U(w_items.div_ceil(threads))),
+                    ("X_LOADS", U(x_items.div_ceil(threads))),
+                    ("W_WHOLE", whole(w_items)),
+                    ("X_WHOLE", whole(x_items)),
+                ];
+                match layout.is_quantized() {
+                    true => (wgsl!("coop_int", "coop"), constants),
+                    false => (wgsl!("coop_float", "coop"), constants),
+                }
+            }
+        }
+    }
+}
+
+/// Blocks of a stage of tiles: as many as there is room for in 26 KiB of workgroup memory.
+fn depth(layout: Layout) -> u32 {
+    match layout {
+        Layout::F32 => 1,
+        Layout::F16 | Layout::Bf16 => 2,
+        _ => 4,
+    }
+}
