@@ -32,7 +32,7 @@ pub struct Device {
     pub subgroup: u32,
     /// Whether kernels are compiled to be looked at.
     pub as_hardware: bool,
-    /// Side of the cooperative matrices that it multiplies, of halves with sums in single precision, if it has them.
+    /// Side of the cooperative matrices that it multiplies, of halves with sums in single precision, if it has them and is to.
     pub cooperative: Option<u32>,
     /// wgpu's.
     pub inner: wgpu::Device,

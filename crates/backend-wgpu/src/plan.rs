@@ -226,7 +226,8 @@ impl Plan {
         // The parts of a tile, as numbers in order of position.
         let parts_of_tile = |position: usize, rows: usize, length: usize| {
             let first = parts_of(position, length).0;
-            first..parts_of(position + rows - 1, length).0 + parts_of(position + rows - 1, length).1
+            let (last, count) = parts_of(position + rows - 1, length);
+            first..last + count
         };
         // Parts are as long as leaves the device busy: whole results, if not even the longest is waited for, or runs.
         let splits_of_tile = |(_, rows, position, _)| parts_of_tile(position, rows, 1).len();
