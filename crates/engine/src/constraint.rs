@@ -30,14 +30,15 @@ use paguro_backend::TokenMask;
 use paguro_model::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
-use crate::formats;
+use crate::{closed, formats};
 
 /// What an answer must be, from its first character to its last.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Grammar {
-    /// JSON that this schema validates; properties come in the schema's order. Between its tokens there may be one
-    /// blank, or a line break and up to [`MAX_INDENT`] blanks.
+    /// JSON that this schema validates; properties come in the schema's order, without others where it names some and
+    /// does not say more ([`narrow_schema`]). Between its tokens there may be one blank, or a line break and up to
+    /// [`MAX_INDENT`] blanks.
     JsonSchema(Value),
     /// Any JSON object, likewise.
     JsonObject,
@@ -109,9 +110,17 @@ fn json_grammar(schema: &Value) -> Result<TopLevelGrammar, String> {
         whitespace_pattern: Some(format!(r"[ \t]|\r?\n[ \t]{{0,{MAX_INDENT}}}")),
         ..JsonCompileOptions::default()
     };
-    formats::replace(&mut schema);
+    narrow_schema(&mut schema);
     options.apply_to(&mut schema);
     Ok(TopLevelGrammar::from_json_schema(schema))
+}
+
+/// Narrows a JSON schema to what models are to write, for a grammar that has it inside (`%json`): formats are such as every
+/// validator takes, and objects that name properties have no others unless the schema says so. What fits it then fits
+/// it as it was.
+pub fn narrow_schema(schema: &mut Value) {
+    formats::replace(schema);
+    closed::close(schema);
 }
 
 /// An attribute in the grammar (`rule[stop="x"]: ...`) that would change the sampling or take text back, and not just

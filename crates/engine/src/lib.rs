@@ -10,6 +10,7 @@
 //! of a shared page before it is written.
 
 mod arena;
+mod closed;
 mod constraint;
 mod engine;
 mod error;
@@ -28,7 +29,7 @@ mod tests;
 mod text;
 mod turns;
 
-pub use constraint::{Constraint, Grammar, GrammarError, MAX_INDENT};
+pub use constraint::{Constraint, Grammar, GrammarError, MAX_INDENT, narrow_schema};
 pub use engine::{Engine, ModelParts};
 pub use error::{EngineError, RequestError, SubmitError};
 pub use handle::{Canceller, Generation, Handle};

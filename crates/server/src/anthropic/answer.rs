@@ -1,7 +1,7 @@
 //! What is answered.
 
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 use utoipa::ToSchema;
 
@@ -9,6 +9,7 @@ use crate::{
     error::ApiError,
     generate::{self, Delta, Finish, Generating, Piece},
     ids,
+    output::one_line,
 };
 
 /// An answer.
@@ -29,7 +30,7 @@ pub struct Message {
 }
 
 /// A part of an answer.
-#[derive(Debug, PartialEq, Serialize, ToSchema)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[schema(as = AnthropicContentBlock)]
 pub enum ContentBlock {
@@ -53,8 +54,16 @@ pub enum ContentBlock {
         name: String,
         /// The arguments.
         #[schema(value_type = Object)]
-        input: Map<String, Value>,
+        input: Box<RawValue>,
     },
+}
+
+impl ContentBlock {
+    /// A call whose arguments come later.
+    pub fn call(id: String, name: String) -> Self {
+        let input = RawValue::from_string("{}".into()).expect("a JSON object");
+        Self::ToolUse { id, name, input }
+    }
 }
 
 /// Why an answer has ended.
@@ -161,7 +170,7 @@ impl Message {
                 Piece::Delta { delta: Delta::Reasoning(more), .. } => thinking.push_str(&more),
                 Piece::Delta { delta: Delta::ToolCall { id, name, .. }, .. } => {
                     arguments.push(String::new());
-                    message.content.push(ContentBlock::ToolUse { id, name, input: Map::new() });
+                    message.content.push(ContentBlock::call(id, name));
                 }
                 Piece::Delta { delta: Delta::ToolArguments { index, text }, .. } => arguments[index] += &text,
                 Piece::Finished { reason, usage, .. } => {
@@ -178,7 +187,7 @@ impl Message {
         });
         for (input, arguments) in inputs.zip(arguments) {
             // Calls were asked for as a whole, and only those with an object come so.
-            *input = serde_json::from_str(&arguments)
+            *input = one_line(&arguments)
                 .map_err(|error| ApiError::Internal(format!("a call's arguments are no object: {error}")))?;
         }
         if !thinking.is_empty() {

@@ -127,8 +127,7 @@ impl Blocks {
                 }
             }
             Delta::ToolCall { id, name, .. } => {
-                self.begin(Open::Call, ContentBlock::ToolUse { id, name, input: serde_json::Map::new() })
-                    .await;
+                self.begin(Open::Call, ContentBlock::call(id, name)).await;
                 self.add(BlockDelta::InputJsonDelta { partial_json: "" }).await;
             }
             Delta::ToolArguments { text, .. } => {

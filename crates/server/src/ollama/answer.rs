@@ -3,7 +3,7 @@
 use axum::response::{IntoResponse, Response};
 use paguro_model::tokenizer::Tokenizer;
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use super::{
@@ -14,6 +14,7 @@ use crate::{
     error::ApiError,
     extract::Json,
     generate::{Delta, Generating, Piece, TokenLogprob},
+    output::one_line,
     stream::lines,
 };
 
@@ -79,7 +80,7 @@ pub struct AnswerFunction {
     name: String,
     /// Its arguments.
     #[schema(value_type = Object)]
-    arguments: Map<String, Value>,
+    arguments: Box<RawValue>,
 }
 
 /// A token with its log-probability.
@@ -206,12 +207,12 @@ impl Part {
             Delta::Text(text) => self.text += &text,
             Delta::Reasoning(text) => self.thinking += &text,
             Delta::ToolCall { index, id, name } => {
-                let function = AnswerFunction { index, name, arguments: Map::new() };
+                let function = AnswerFunction { index, name, arguments: RawValue::NULL.to_owned() };
                 self.calls.push(AnswerToolCall { id, function });
             }
             // Calls were asked for as a whole: this is all of it, and an object.
             Delta::ToolArguments { text, .. } => {
-                let arguments = serde_json::from_str(&text);
+                let arguments = one_line(&text);
                 let arguments = arguments.map_err(|error| {
                     ApiError::Internal(format!("a call's arguments are no object: {error}"))
                 })?;

@@ -1,7 +1,5 @@
 //! Reading one tool call while it is being written.
 
-use serde_json::{Map, Value};
-
 use super::{
     json::{Scan, Scanner, is_space},
     syntax::Reading,
@@ -16,7 +14,7 @@ pub(super) struct Call {
     pub name: Option<String>,
     /// The arguments as they are written: the beginning of a JSON object.
     pub arguments: String,
-    /// They are whole, and what a JSON library can read.
+    /// They are whole.
     pub arguments_end: bool,
     /// Everything that belongs to the call has been read.
     pub end: bool,
@@ -154,8 +152,6 @@ impl Call {
         if scan == Scan::More {
             return Ok(At::Arguments { scanner, in_object });
         }
-        // Numbers out of range, halves of surrogate pairs.
-        serde_json::from_str::<Map<String, Value>>(&self.arguments).map_err(|_| Malformed)?;
         self.arguments_end = true;
         self.end = !in_object;
         Ok(At::Next)

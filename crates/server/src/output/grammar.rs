@@ -1,6 +1,7 @@
 //! Grammars for answers that call tools, or must, in llguidance's form of Lark. What they allow, [`super::OutputParser`]
 //! reads back as whole calls.
 
+use paguro_engine::narrow_schema;
 use serde_json::{Map, Value, json};
 
 use super::syntax::{CallSyntax, Format, UnreadCalls};
@@ -199,9 +200,10 @@ fn arguments_schema(parameters: Option<&Value>) -> Value {
     compact(schema.into())
 }
 
-/// A schema of JSON in one line, as models write it in calls. Without a fixed form of the whitespace, a model that has
+/// A schema of JSON in one line, as models write it in calls, with nothing that it does not speak of. Without a fixed form of the whitespace, a model that has
 /// nothing to say may go on with spaces for ever.
 fn compact(mut schema: Value) -> Value {
+    narrow_schema(&mut schema);
     if let Value::Object(schema) = &mut schema {
         let form = json!({"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": false});
         schema.insert("x-guidance".into(), form);

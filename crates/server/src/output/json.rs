@@ -1,5 +1,7 @@
 //! Reading JSON that is still being written: one character at a time, saying at once where it goes wrong.
 
+use serde_json::value::RawValue;
+
 /// Where a value stands after a character.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scan {
@@ -191,6 +193,22 @@ pub fn is_space(c: char) -> bool {
     matches!(c, ' ' | '\t' | '\n' | '\r')
 }
 
+/// JSON without the whitespace between its parts, which may have line breaks. Not read as values: a number that no
+/// `f64` has is one nevertheless.
+///
+/// # Errors
+/// The text is no JSON.
+pub fn one_line(json: &str) -> Result<Box<RawValue>, serde_json::Error> {
+    let (mut in_string, mut escaped) = (false, false);
+    let kept = |c: &char| {
+        let string = in_string;
+        in_string ^= *c == '"' && !escaped;
+        escaped = string && *c == '\\' && !escaped;
+        string || !is_space(*c)
+    };
+    RawValue::from_string(json.chars().filter(kept).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -237,6 +255,13 @@ mod tests {
             assert_eq!(scan(text), expected, "{text}");
         }
         assert!(scan(&"[".repeat(MAX_DEPTH + 1)).starts_with("malformed"));
+    }
+
+    #[test]
+    fn one_line_has_no_space_between() {
+        let text = "{ \"a b\\\\\" :\n[1e999 , \"\\\" \\ud800\"]\t}";
+        assert_eq!(one_line(text).expect("JSON").get(), r#"{"a b\\":[1e999,"\" \ud800"]}"#);
+        one_line("{\"a\": 1").expect_err("half of one");
     }
 
     proptest! {

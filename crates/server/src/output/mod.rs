@@ -18,6 +18,7 @@ use call::{Call, Malformed};
 use syntax::{GENERIC, Reading, Tags};
 
 pub use grammar::{AnswerRules, OfferedTool, Otherwise};
+pub(crate) use json::one_line;
 pub use syntax::{CallSyntax, Format, UnreadCalls};
 pub use write::{instructions, write_calls};
 
