@@ -163,7 +163,7 @@ fn logits(runner: &mut dyn Runner, sequences: &mut [Sequence<'_>]) -> Vec<Vec<f3
         outputs.push(Output { row: tokens.len() - 1, want: Want::Logits });
         sequence.computed = sequence.tokens.len();
     }
-    let step = Step { tokens: &tokens, sequences: &parts, pages: &pages, outputs: &outputs };
+    let step = Step { tokens: &tokens, carried: &[], sequences: &parts, pages: &pages, outputs: &outputs };
     let mut out = StepOutput::default();
     let ticket = runner.submit(&step).unwrap();
     runner.collect(ticket, &mut out).unwrap();

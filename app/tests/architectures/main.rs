@@ -122,8 +122,13 @@ fn run(backend: &dyn Backend, model: Model, context: usize, tokens: &[u32], posi
             .filter(|&position| (start..end).contains(position))
             .map(|position| Output { row: position - start, want: Want::Logits })
             .collect();
-        let step =
-            Step { tokens: &tokens[start..end], sequences: &sequences, pages: &pages, outputs: &outputs };
+        let step = Step {
+            tokens: &tokens[start..end],
+            carried: &[],
+            sequences: &sequences,
+            pages: &pages,
+            outputs: &outputs,
+        };
         let mut out = StepOutput::default();
         let ticket = runner.submit(&step).expect("a valid step");
         runner.collect(ticket, &mut out).expect("a submitted step");

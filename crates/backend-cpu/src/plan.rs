@@ -260,7 +260,7 @@ mod tests {
                 StepSequence { rows: row - rows..row, start, tables: 0..0 }
             })
             .collect();
-        plan.make(&Step { tokens: &vec![0; row], sequences: &sequences, pages: &[], outputs });
+        plan.make(&Step { tokens: &vec![0; row], carried: &[], sequences: &sequences, pages: &[], outputs });
     }
 
     /// Every row and head sees every split that it must, once; partial results do not overlap.

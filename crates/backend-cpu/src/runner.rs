@@ -209,6 +209,7 @@ fn check_order(program: &Program) -> Result<(), LoadError> {
 impl Runner for CpuRunner {
     fn submit(&mut self, step: &Step<'_>) -> Result<Ticket, StepError> {
         step.validate(&self.model.program, &self.limits)?;
+        step.carries_nothing()?;
         self.plan.make(step);
         let Self { team, model, buffers, arena, plan, counters, own, answers, .. } = self;
         Pass { model, buffers, arena, step, plan, counters, team, own }.run(answers);

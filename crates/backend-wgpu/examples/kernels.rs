@@ -237,7 +237,7 @@ fn decode(
         })
         .collect();
     let tokens = vec![1; batch];
-    let step = Step { tokens: &tokens, sequences: &sequences, pages: table, outputs: &[] };
+    let step = Step { tokens: &tokens, carried: &[], sequences: &sequences, pages: table, outputs: &[] };
     let mut out = StepOutput::default();
     gpu.read_bandwidth(WARM_UP_READS).map_err(|error| error.to_string())?;
     for _ in 0..WARM_UP {

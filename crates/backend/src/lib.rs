@@ -32,6 +32,7 @@ pub use runner::{
 };
 pub use sampling::{InvalidParam, SamplingParams};
 pub use step::{
-    Outcome, Output, PageId, SampleRequest, Sampled, Score, Step, StepOutput, StepSequence, TokenMask, Want,
+    Carried, Outcome, Output, PageId, SampleRequest, Sampled, Score, Step, StepOutput, StepSequence,
+    TokenMask, Want,
 };
 pub use weights::{ByteOwner, Bytes, Matrix, Weights};

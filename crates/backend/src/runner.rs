@@ -1,6 +1,6 @@
 //! The two traits that a device implements.
 
-use crate::{KernelCount, KvDtype, Matrix, PageId, Program, Step, StepOutput, WeightFormat, Weights};
+use crate::{KernelCount, KvDtype, Matrix, PageId, Program, Step, StepOutput, Want, WeightFormat, Weights};
 
 /// A device that can load programs. Stays alive to load more than one model.
 pub trait Backend: Send {
@@ -40,6 +40,15 @@ pub trait Runner: Send {
     /// # Errors
     /// [`StepError`], as for [`Runner::submit`].
     fn collect(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<(), StepError>;
+
+    /// Whether the next step may be submitted before this output is collected, with its token as one of its own
+    /// ([`Step::carried`]), and whether it may itself follow such a token. Steps are computed in the order in which they
+    /// are submitted, so that a page may pass from one to the next. Devices that compute while the host goes on do this: they
+    /// need not wait for it then.
+    fn carries(&self, want: &Want<'_>) -> bool {
+        let _ = want;
+        false
+    }
 
     /// Moves whole pages, in order.
     ///
@@ -103,7 +112,8 @@ pub enum AttentionMode {
     Gather,
 }
 
-/// A step in flight. One at a time for now on every backend: `collect` before the next `submit`.
+/// A step in flight. One at a time, `collect` before the next `submit`; two, if the second one takes
+/// [tokens from the first](Step::carried). They are collected in order.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a submitted step must be collected"]
 pub struct Ticket(pub u64);

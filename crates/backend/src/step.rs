@@ -20,6 +20,9 @@ impl PageId {
 pub struct Step<'a> {
     /// Token of each row, `[rows]`; rows of a sequence are consecutive, in order of position.
     pub tokens: &'a [u32],
+    /// Rows whose tokens only the device knows yet, in order; for these, `tokens` has any. Empty for runners that do
+    /// not [carry](crate::Runner::carries) tokens from step to step.
+    pub carried: &'a [Carried],
     /// The sequences, covering all rows in order.
     pub sequences: &'a [StepSequence],
     /// All block tables, one after the other; [`StepSequence::tables`] points into it.
@@ -58,6 +61,16 @@ impl StepSequence {
         let blocks = tables.len() / groups;
         &tables[group * blocks..][..blocks]
     }
+}
+
+/// A row that begins with what the step before has sampled, which nobody has collected yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Carried {
+    /// Row of [`Step::tokens`].
+    pub row: usize,
+    /// Index into the [`Step::outputs`] of the step that was submitted last: one that the runner
+    /// [carries](crate::Runner::carries).
+    pub output: usize,
 }
 
 /// Something to compute from the end of one row.
@@ -103,7 +116,7 @@ pub struct SampleRequest<'a> {
     pub params: &'a SamplingParams,
     /// Which draw of the seed's stream this is: the number of tokens already generated.
     pub draw: u64,
-    /// Tokens so far, prompt and output; penalties look at its end.
+    /// Tokens so far, prompt and output; penalties look at its end. Without the token of a [carried](Carried) row.
     pub history: &'a [u32],
     /// Allowed tokens; `None` allows all.
     pub mask: Option<&'a TokenMask>,

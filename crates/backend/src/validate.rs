@@ -34,6 +34,11 @@ impl Step<'_> {
                 program.vocab
             );
         }
+        for (index, carried) in self.carried.iter().enumerate() {
+            rule!(carried.row < rows, "carried token {index}: row {} of {rows} does not exist", carried.row);
+        }
+        let in_order = self.carried.is_sorted_by(|one, next| one.row < next.row);
+        rule!(in_order, "carried tokens are not in order of their rows");
         let mut next = 0;
         for (index, sequence) in self.sequences.iter().enumerate() {
             let (first, end) = (sequence.rows.start, sequence.rows.end);
@@ -60,6 +65,15 @@ impl Step<'_> {
                 Want::Logits | Want::Embedding => {}
             }
         }
+        Ok(())
+    }
+
+    /// Refuses carried tokens, for runners that have none.
+    ///
+    /// # Errors
+    /// [`StepError::Invalid`]
+    pub fn carries_nothing(&self) -> Result<(), StepError> {
+        rule!(self.carried.is_empty(), "this device takes no tokens from a step that was not collected");
         Ok(())
     }
 

@@ -83,8 +83,13 @@ fn validate(step: &Owned) -> String {
         attention: AttentionMode::Paged,
     };
     let pages: Vec<PageId> = step.pages.iter().map(|&page| PageId(page)).collect();
-    let step =
-        Step { tokens: &step.tokens, sequences: &step.sequences, pages: &pages, outputs: &step.outputs };
+    let step = Step {
+        tokens: &step.tokens,
+        carried: &[],
+        sequences: &step.sequences,
+        pages: &pages,
+        outputs: &step.outputs,
+    };
     step.validate(&program, &limits).map_or_else(|error| error.to_string(), |()| "valid".to_owned())
 }
 

@@ -13,7 +13,7 @@ use std::{
     time::Instant,
 };
 
-use paguro_backend::{Backend, Output, Program, Runner, StepError, StepOutput, Weights};
+use paguro_backend::{Backend, Output, Program, Runner, StepError, StepOutput, Ticket, Weights};
 use paguro_model::{Model, tokenizer::Tokenizer};
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -105,6 +105,7 @@ impl Engine {
             shared: shared.clone(),
             outputs: Vec::new(),
             answer: StepOutput::default(),
+            in_flight: None,
             stopping: false,
         };
         let thread =
@@ -154,6 +155,8 @@ struct Worker {
     /// The step's outputs, kept for their memory.
     outputs: Vec<Output<'static>>,
     answer: StepOutput,
+    /// The step that was submitted ahead, while the one before was computed.
+    in_flight: Option<Ticket>,
     /// Ends when nothing is left to do.
     stopping: bool,
 }
@@ -188,7 +191,7 @@ impl Worker {
             if !self.scheduler.is_idle() {
                 self.scheduler.expire(Instant::now());
             }
-            if !self.scheduler.is_idle() {
+            if !self.scheduler.is_idle() || self.in_flight.is_some() {
                 self.step();
             } else if self.stopping {
                 return;
@@ -244,6 +247,27 @@ impl Worker {
     }
 
     fn run_step(&mut self) -> Result<(), StepError> {
+        let ticket = match self.in_flight.take() {
+            Some(ticket) => ticket,
+            None => self.submit()?,
+        };
+        // The device gets its next step while it computes this one.
+        let ahead = self.scheduler.plan_ahead(|want| self.runner.carries(want)).then(|| self.submit_ahead());
+        let collected = self.runner.collect(ticket, &mut self.answer);
+        match collected.and_then(|()| self.scheduler.apply(&mut self.answer, Instant::now())) {
+            Ok(()) => self.in_flight = ahead.transpose()?,
+            Err(error) => {
+                if let Some(Ok(ticket)) = ahead {
+                    // It went on from what has failed: of no use, whatever came of it.
+                    let _ = self.runner.collect(ticket, &mut self.answer);
+                }
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn submit(&mut self) -> Result<Ticket, StepError> {
         self.scheduler.plan();
         if !self.scheduler.signals.is_empty() {
             // Whoever starts hears it before the step, which may take a while.
@@ -254,11 +278,17 @@ impl Worker {
         }
         let mut outputs = recycle(std::mem::take(&mut self.outputs));
         self.scheduler.write_outputs(&mut outputs);
-        let step = self.scheduler.step(&outputs);
-        let submitted = self.runner.submit(&step);
+        let submitted = self.runner.submit(&self.scheduler.step(&outputs));
         self.outputs = recycle(outputs);
-        self.runner.collect(submitted?, &mut self.answer)?;
-        self.scheduler.apply(&mut self.answer, Instant::now())
+        submitted
+    }
+
+    fn submit_ahead(&mut self) -> Result<Ticket, StepError> {
+        let mut outputs = recycle(std::mem::take(&mut self.outputs));
+        self.scheduler.write_outputs_ahead(&mut outputs);
+        let submitted = self.runner.submit(&self.scheduler.step_ahead(&outputs));
+        self.outputs = recycle(outputs);
+        submitted
     }
 
     /// First the numbers, then the news: whoever reads an event finds its step counted.

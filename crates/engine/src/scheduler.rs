@@ -16,6 +16,10 @@
 //! A rank is a claim to rows and pages, not to a place: a running sequence is never pushed out to make a place
 //! among `max_sequences`, only for its pages.
 //!
+//! While a step runs, the next one can be [planned ahead](Scheduler::plan_ahead), if nobody waits and all sequences
+//! decode: each gets one more row, whose token the device knows before we do. Who turns out to have ended then has a
+//! row that nobody looks at. Its pages may go to others at once, because steps run in the order of their plans.
+//!
 //! Nothing can stall: the running sequence of the highest rank can take the pages of all others, and a sequence
 //! that does not fit alone was refused when it was submitted. Nothing starves: sooner or later it is among those of
 //! the highest priority and its turn comes, and then it is preempted only by those whose turn came before, who end.
@@ -23,7 +27,7 @@
 use std::{collections::BTreeMap, time::Instant};
 
 use paguro_backend::{
-    Limits, Outcome, Output, PageId, PageMove, SampleRequest, Sampled, Score, Step, StepError, StepOutput,
+    Carried, Limits, Outcome, Output, PageId, PageMove, Sampled, Score, Step, StepError, StepOutput,
     StepSequence, Want,
 };
 
@@ -54,6 +58,9 @@ pub(crate) struct Scheduler {
     /// In order of rank.
     running: Vec<Sequence>,
     plan: Plan,
+    /// The step after it, if there is one.
+    next_plan: Plan,
+    is_ahead: bool,
     mask_workers: MaskWorkers,
     /// What happened since somebody last looked, by request.
     pub signals: Vec<(u64, Signal)>,
@@ -66,8 +73,38 @@ struct Plan {
     /// To be made before the step.
     moves: Vec<PageMove>,
     tokens: Vec<u32>,
+    carried: Vec<Carried>,
     sequences: Vec<StepSequence>,
     pages: Vec<PageId>,
+    /// Of a step that was planned ahead: request and first branch of each sequence, some of which may have ended since.
+    owners: Vec<(u64, usize)>,
+}
+
+impl Plan {
+    /// Adds a sequence with these tokens from position `start` on.
+    fn add(&mut self, sequence: &Sequence, start: usize, tokens: &[u32]) {
+        let Self { tokens: all, sequences, pages, .. } = self;
+        let (first_row, first_page) = (all.len(), pages.len());
+        all.extend_from_slice(tokens);
+        for table in &sequence.tables {
+            pages.extend_from_slice(&table.pages);
+        }
+        sequences.push(StepSequence { rows: first_row..all.len(), start, tables: first_page..pages.len() });
+    }
+
+    fn clear(&mut self) {
+        self.moves.clear();
+        self.tokens.clear();
+        self.carried.clear();
+        self.sequences.clear();
+        self.pages.clear();
+        self.owners.clear();
+    }
+
+    fn step<'a>(&'a self, outputs: &'a [Output<'a>]) -> Step<'a> {
+        let Self { tokens, carried, sequences, pages, .. } = self;
+        Step { tokens, carried, sequences, pages, outputs }
+    }
 }
 
 /// What is left of a step for prompts.
@@ -98,6 +135,8 @@ impl Scheduler {
             waiting: BTreeMap::new(),
             running: Vec::new(),
             plan: Plan::default(),
+            next_plan: Plan::default(),
+            is_ahead: false,
             mask_workers: MaskWorkers::default(),
             signals: Vec::new(),
             stats: Stats::default(),
@@ -147,7 +186,7 @@ impl Scheduler {
     /// Decides who computes what in the next step, and takes the pages for it. There is something to compute unless
     /// the scheduler is [idle](Scheduler::is_idle).
     pub fn plan(&mut self) {
-        self.plan.moves.clear();
+        self.plan.clear();
         let preemptions = self.stats.preemptions;
         self.raise_those_who_waited_long();
         self.step += 1;
@@ -204,13 +243,7 @@ impl Scheduler {
             if sequence.samples() {
                 outputs.extend(sequence.branches.clone().map(|branch| Output {
                     row: part.rows.end - 1,
-                    want: Want::Sample(SampleRequest {
-                        params: &sequence.job.sampling[branch],
-                        draw: sequence.generated() as u64,
-                        history: &sequence.tokens,
-                        mask: sequence.mask(),
-                        logprobs: sequence.job.logprobs,
-                    }),
+                    want: Want::Sample(sequence.sample_request(branch, false)),
                 }));
             }
         }
@@ -218,14 +251,71 @@ impl Scheduler {
 
     /// The planned step with these outputs.
     pub fn step<'a>(&'a self, outputs: &'a [Output<'a>]) -> Step<'a> {
-        Step { tokens: &self.plan.tokens, sequences: &self.plan.sequences, pages: &self.plan.pages, outputs }
+        self.plan.step(outputs)
     }
 
-    /// Takes in what the step computed; it was done at `at`.
+    /// Decides what the step after the planned one computes, if that is certain enough while the planned one runs: nobody
+    /// waits, and all sequences that go on do so with a row each whose token the device `carries`. Says whether it
+    /// did.
+    pub fn plan_ahead(&mut self, carries: impl Fn(&Want<'_>) -> bool) -> bool {
+        // What a mask allows depends on the token before.
+        let may_go_on = |sequence: &Sequence| {
+            let request = sequence.sample_request(sequence.branches.start, true);
+            request.mask.is_none() && carries(&Want::Sample(request))
+        };
+        let go_on = || self.running.iter().filter(|sequence| !sequence.ends());
+        let pages = || go_on().map(|sequence| sequence.pages_ahead(&self.layout)).sum::<usize>();
+        if !self.waiting.is_empty()
+            || !self.running.iter().all(Sequence::has_one_output)
+            || go_on().next().is_none()
+            || !go_on().all(may_go_on)
+            || pages() > self.pages.available()
+        {
+            return false;
+        }
+        let Self { running, layout, pages, plan, next_plan, .. } = self;
+        next_plan.clear();
+        let mut output = 0;
+        for sequence in running {
+            let owner = (sequence.job.id, sequence.branches.start);
+            // Between them are those of sequences that have ended since the planned step was planned ahead.
+            while plan.owners.get(output).is_some_and(|other| *other != owner) {
+                output += 1;
+            }
+            if !sequence.ends() {
+                sequence.reserve_ahead(layout, pages);
+                let row = next_plan.tokens.len();
+                next_plan.carried.push(Carried { row, output });
+                next_plan.owners.push(owner);
+                next_plan.add(sequence, sequence.computed + sequence.rows, &[0]);
+            }
+            output += 1;
+        }
+        self.step += 1;
+        self.is_ahead = true;
+        true
+    }
+
+    /// What the step that was planned ahead is to compute.
+    pub fn write_outputs_ahead<'a>(&'a self, outputs: &mut Vec<Output<'a>>) {
+        let ahead = self.running.iter().filter(|sequence| sequence.ahead);
+        outputs.extend(ahead.enumerate().map(|(row, sequence)| {
+            let request = sequence.sample_request(sequence.branches.start, true);
+            Output { row, want: Want::Sample(request) }
+        }));
+    }
+
+    /// The step that was planned ahead, with these outputs.
+    pub fn step_ahead<'a>(&'a self, outputs: &'a [Output<'a>]) -> Step<'a> {
+        self.next_plan.step(outputs)
+    }
+
+    /// Takes in what the step computed; it was done at `at`. If another one was planned ahead, that is the planned one now.
     ///
     /// # Errors
     /// If the outcomes are not those that the step asked for; nothing has changed then.
     pub fn apply(&mut self, output: &mut StepOutput, at: Instant) -> Result<(), StepError> {
+        self.drop_outcomes_of_the_ended(output)?;
         self.check_outcomes(output)?;
         self.stats.steps += 1;
         self.stats.rows += self.plan.tokens.len() as u64;
@@ -294,11 +384,19 @@ impl Scheduler {
             sequence.release(&mut self.pages);
         }
         self.pages.trim();
+        if std::mem::take(&mut self.is_ahead) {
+            std::mem::swap(&mut self.plan, &mut self.next_plan);
+            for sequence in &mut self.running {
+                sequence.rows = usize::from(std::mem::take(&mut sequence.ahead));
+            }
+        }
         Ok(())
     }
 
-    /// The step failed: so do all requests that were part of it. What it would have written is lost with them.
+    /// The step failed: so do all requests that were part of it, and the step that was planned after it. What it would have
+    /// written is lost with them.
     pub fn fail(&mut self, error: &StepError) {
+        self.is_ahead = false;
         self.stats.failed_steps += 1;
         let mut requests: Vec<_> = self.running.iter().filter(|s| s.rows > 0).map(|s| s.job.id).collect();
         requests.sort();
@@ -343,7 +441,8 @@ impl Scheduler {
             return Err("running sequences are out of order".into());
         }
         for sequence in &self.running {
-            let blocks = self.layout.blocks(sequence.computed + sequence.rows);
+            let rows = sequence.rows + usize::from(sequence.ahead);
+            let blocks = self.layout.blocks(sequence.computed + rows);
             if sequence.tables.iter().any(|table| table.pages.len() != blocks) {
                 return Err(format!("request {} has block tables of a wrong length", sequence.job.id));
             }
@@ -447,23 +546,32 @@ impl Scheduler {
     }
 
     fn write_plan(&mut self) {
-        let Plan { moves, tokens, sequences, pages } = &mut self.plan;
-        tokens.clear();
-        sequences.clear();
-        pages.clear();
-        self.stats.page_copies += moves.len() as u64;
+        self.stats.page_copies += self.plan.moves.len() as u64;
         for sequence in self.running.iter().filter(|sequence| sequence.rows > 0) {
-            let (first_row, first_page) = (tokens.len(), pages.len());
-            tokens.extend_from_slice(&sequence.tokens[sequence.computed..][..sequence.rows]);
-            for table in &sequence.tables {
-                pages.extend_from_slice(&table.pages);
-            }
-            sequences.push(StepSequence {
-                rows: first_row..tokens.len(),
-                start: sequence.computed,
-                tables: first_page..pages.len(),
-            });
+            let tokens = &sequence.tokens[sequence.computed..][..sequence.rows];
+            self.plan.add(sequence, sequence.computed, tokens);
         }
+    }
+
+    /// Leaves out what a step that was planned ahead has computed for sequences that have ended since. The others are
+    /// still in the same order.
+    fn drop_outcomes_of_the_ended(&self, output: &mut StepOutput) -> Result<(), StepError> {
+        let owners = &self.plan.owners;
+        if owners.is_empty() {
+            return Ok(());
+        }
+        let (given, asked) = (output.outcomes.len(), owners.len());
+        if given != asked {
+            let more = if given > asked { "more" } else { "fewer" };
+            return Err(StepError::Device(format!("the runner answered {more} outputs than were asked for")));
+        }
+        let mut owners = owners.iter();
+        let mut left = self.running.iter().filter(|sequence| sequence.rows > 0).peekable();
+        output.outcomes.retain(|_| {
+            let owner = owners.next();
+            left.next_if(|sequence| Some(&(sequence.job.id, sequence.branches.start)) == owner).is_some()
+        });
+        Ok(())
     }
 
     fn check_outcomes(&self, output: &StepOutput) -> Result<(), StepError> {

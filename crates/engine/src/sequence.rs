@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, ops::Range, sync::Arc, time::Instant};
 
-use paguro_backend::{PageId, PageMove, SamplingParams, Score, TokenMask};
+use paguro_backend::{PageId, PageMove, SampleRequest, SamplingParams, Score, TokenMask};
 use paguro_model::Pooling;
 
 use crate::{
@@ -156,6 +156,8 @@ pub(crate) struct Sequence {
     keys: Vec<BlockKey>,
     /// Rows in the step that is being planned or run.
     pub rows: usize,
+    /// Whether the step after it has been planned too, with the next row.
+    pub ahead: bool,
     /// Scores of the prompt so far, ...
     pub scores: Vec<Score>,
     /// ... until they are delivered.
@@ -189,6 +191,7 @@ impl Sequence {
             tables: vec![BlockTable::default(); layout.groups()],
             keys,
             rows: 0,
+            ahead: false,
             scores: Vec::new(),
             scores_delivered: false,
             cached_tokens: None,
@@ -225,6 +228,42 @@ impl Sequence {
             cached_tokens: self.cached_tokens.unwrap_or(0),
             generated_tokens: self.generated(),
         }
+    }
+
+    /// What to draw after the planned rows, in a branch; or after the row that follows them, which is planned ahead.
+    pub fn sample_request(&self, branch: usize, ahead: bool) -> SampleRequest<'_> {
+        SampleRequest {
+            params: &self.job.sampling[branch],
+            draw: (self.generated() + usize::from(ahead)) as u64,
+            history: &self.tokens,
+            mask: self.mask(),
+            logprobs: self.job.logprobs,
+        }
+    }
+
+    /// Whether the planned rows are certainly the last.
+    pub fn ends(&self) -> bool {
+        self.samples() && self.generated() + 1 == self.job.max_tokens
+    }
+
+    /// Whether the planned rows have one output, a token.
+    pub fn has_one_output(&self) -> bool {
+        self.samples() && self.branches.len() == 1 && self.outputs_in(self.rows) == 0
+    }
+
+    /// Pages to take before the row after the planned ones.
+    pub fn pages_ahead(&self, layout: &Layout) -> usize {
+        let blocks = layout.blocks(self.computed + self.rows + 1);
+        self.tables.iter().map(|table| blocks - table.pages.len()).sum()
+    }
+
+    /// Takes them. The page that the planned rows end in is this sequence's own: they write it, too.
+    pub fn reserve_ahead(&mut self, layout: &Layout, pages: &mut Pages) {
+        let blocks = layout.blocks(self.computed + self.rows + 1);
+        for table in &mut self.tables {
+            table.pages.extend((table.pages.len()..blocks).map(|_| pages.take()));
+        }
+        self.ahead = true;
     }
 
     /// Whether the planned rows are the last that are missing, and a token is wanted after them.
@@ -504,6 +543,7 @@ impl Sequence {
             tables: self.tables.clone(),
             keys: self.keys.clone(),
             rows: 0,
+            ahead: false,
             scores: Vec::new(),
             scores_delivered: true,
             pool: None,
@@ -526,6 +566,7 @@ impl Sequence {
         self.tables.iter_mut().for_each(|table| *table = BlockTable::default());
         self.computed = 0;
         self.rows = 0;
+        self.ahead = false;
     }
 
     /// All pages that its block tables name.

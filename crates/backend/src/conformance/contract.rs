@@ -35,7 +35,7 @@ impl Prompt {
     }
 
     fn step<'a>(&'a self, outputs: &'a [Output<'a>]) -> Step<'a> {
-        Step { tokens: &self.tokens, sequences: &self.sequences, pages: &self.pages, outputs }
+        Step { tokens: &self.tokens, carried: &[], sequences: &self.sequences, pages: &self.pages, outputs }
     }
 }
 

@@ -250,7 +250,8 @@ impl Driver {
             false => (Want::Logits, self.program.vocab),
         };
         let outputs: Vec<Output<'_>> = (0..tokens.len()).map(|row| Output { row, want }).collect();
-        let step = Step { tokens: &tokens, sequences: &sequences, pages: &pages, outputs: &outputs };
+        let step =
+            Step { tokens: &tokens, carried: &[], sequences: &sequences, pages: &pages, outputs: &outputs };
         submit(&mut *self.runner, &step, &mut self.out)?;
         let mut outcomes = self.out.outcomes.drain(..);
         for &(id, count) in parts {

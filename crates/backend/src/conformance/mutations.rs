@@ -144,6 +144,10 @@ impl Runner for DefectiveRunner {
         Ok(())
     }
 
+    fn carries(&self, want: &Want<'_>) -> bool {
+        self.inner.carries(want)
+    }
+
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {
         if self.defect.moves_pages { self.inner.move_pages(moves) } else { Ok(()) }
     }

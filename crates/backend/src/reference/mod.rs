@@ -120,6 +120,7 @@ pub(crate) struct ReferenceRunner {
 impl Runner for ReferenceRunner {
     fn submit(&mut self, step: &Step<'_>) -> Result<Ticket, StepError> {
         step.validate(&self.program, &self.limits)?;
+        step.carries_nothing()?;
         self.answers.outcomes.clear();
         self.forward(step);
         self.submitted += 1;

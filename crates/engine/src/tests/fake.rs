@@ -78,6 +78,8 @@ struct ControlState {
     faults: VecDeque<Fault>,
     /// Steps that may still run; `None` does not count them.
     permits: Option<usize>,
+    /// Whether tokens are carried from step to step.
+    carries: bool,
 }
 
 /// How a step goes wrong.
@@ -109,6 +111,11 @@ impl Control {
     pub fn let_go(&self) {
         self.0.0.lock().unwrap().permits = None;
         self.0.1.notify_all();
+    }
+
+    /// Makes runners carry tokens from step to step.
+    pub fn carry(&self) {
+        self.0.0.lock().unwrap().carries = true;
     }
 
     fn enter(&self) -> Fault {
@@ -159,8 +166,10 @@ pub struct FakeRunner {
     limits: Limits,
     slots: Vec<Slot>, // [pages, block_size]
     control: Control,
-    answer: Vec<Outcome>,
-    fails_collect: bool,
+    /// Steps that were not collected: their answers, or nothing if that is to fail.
+    in_flight: VecDeque<(u64, Option<Vec<Outcome>>)>,
+    /// What the last step sampled, by output.
+    sampled: Vec<Option<u32>>,
     steps: u64,
 }
 
@@ -171,8 +180,8 @@ impl FakeRunner {
             slots: vec![GARBAGE; limits.pages * limits.block_size],
             limits,
             control,
-            answer: Vec::new(),
-            fails_collect: false,
+            in_flight: VecDeque::new(),
+            sampled: Vec::new(),
             steps: 0,
         }
     }
@@ -240,18 +249,28 @@ impl Runner for FakeRunner {
     fn submit(&mut self, step: &Step<'_>) -> Result<Ticket, StepError> {
         let fault = self.control.enter();
         step.validate(&self.program, &self.limits)?;
+        assert_eq!(step.carried.is_empty(), self.in_flight.is_empty(), "one at a time, or carried tokens");
+        let mut tokens = step.tokens.to_vec();
+        for carried in step.carried {
+            tokens[carried.row] = self.sampled[carried.output].expect("a token was sampled");
+        }
+        let step = &Step { tokens: &tokens, ..*step };
         let digests = self.forward(step)?;
-        self.answer.clear();
+        let mut answers = Vec::new();
         for output in step.outputs {
             let digest = digests[output.row];
-            self.answer.push(match output.want {
+            answers.push(match output.want {
                 Want::Sample(request) => {
                     let sequence =
                         step.sequences.iter().find(|s| s.rows.contains(&output.row)).expect("a row");
                     let position = sequence.start + output.row - sequence.rows.start;
-                    assert_eq!(request.history.len(), position + 1, "history is all tokens so far");
-                    assert_eq!(request.history.last(), Some(&step.tokens[output.row]));
-                    Outcome::Sampled(sample(digest, &request))
+                    let mut history = request.history.to_vec();
+                    if step.carried.iter().any(|carried| carried.row == output.row) {
+                        history.push(tokens[output.row]);
+                    }
+                    assert_eq!(history.len(), position + 1, "history is all tokens so far");
+                    assert_eq!(history.last(), Some(&tokens[output.row]));
+                    Outcome::Sampled(sample(digest, &SampleRequest { history: &history, ..request }))
                 }
                 Want::Score { token, top } => {
                     Outcome::Score(Score { logprob: score(digest, token), top: best(digest, top) })
@@ -260,8 +279,12 @@ impl Runner for FakeRunner {
                 _ => return Err(StepError::Invalid("nobody asks for logits".into())),
             });
         }
-        self.steps += 1;
-        self.fails_collect = false;
+        let token = |answer: &Outcome| match answer {
+            Outcome::Sampled(sampled) => Some(sampled.token),
+            _ => None,
+        };
+        self.sampled = answers.iter().map(token).collect();
+        let mut answers = Some(answers);
         match fault {
             Fault::None => {}
             Fault::Submit => {
@@ -270,27 +293,34 @@ impl Runner for FakeRunner {
             }
             Fault::Collect => {
                 self.spoil(step);
-                self.fails_collect = true;
+                answers = None;
             }
             Fault::Answer => {
                 self.spoil(step);
-                if self.answer.pop().is_none() {
-                    self.answer.push(Outcome::Score(Score::default()));
+                if let Some(answers) = &mut answers
+                    && answers.pop().is_none()
+                {
+                    answers.push(Outcome::Score(Score::default()));
                 }
             }
             Fault::Panic => panic!("the runner was made to panic"),
         }
+        self.steps += 1;
+        self.in_flight.push_back((self.steps, answers));
         Ok(Ticket(self.steps))
     }
 
     fn collect(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<(), StepError> {
-        assert_eq!(ticket, Ticket(self.steps));
-        if self.fails_collect {
-            return Err(StepError::Device("collect was made to fail".into()));
-        }
+        let (step, answers) = self.in_flight.pop_front().expect("a step in flight");
+        assert_eq!(ticket, Ticket(step));
+        let mut answers = answers.ok_or_else(|| StepError::Device("collect was made to fail".into()))?;
         out.outcomes.clear();
-        out.outcomes.append(&mut self.answer);
+        out.outcomes.append(&mut answers);
         Ok(())
+    }
+
+    fn carries(&self, want: &Want<'_>) -> bool {
+        matches!(want, Want::Sample(_)) && self.control.0.0.lock().unwrap().carries
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {

@@ -30,6 +30,15 @@ fn start(windows: &[Option<u32>], options: EngineOptions) -> (Engine, Control) {
     start_with(windows, options, Vec::new()).unwrap()
 }
 
+/// One whose device carries tokens from step to step, or does not.
+fn start_that_carries(carries: bool, windows: &[Option<u32>], options: EngineOptions) -> (Engine, Control) {
+    let (engine, control) = start(windows, options);
+    if carries {
+        control.carry();
+    }
+    (engine, control)
+}
+
 fn start_with(
     windows: &[Option<u32>],
     options: EngineOptions,
@@ -160,9 +169,16 @@ fn blocking_and_async_readers_hear_the_same() {
 
 #[test]
 fn sixty_four_clients_with_pages_for_twenty_all_get_their_solo_answers() {
+    [false, true].into_iter().for_each(sixty_four_clients);
+}
+
+fn sixty_four_clients(carries: bool) {
     let windows = [None];
-    let (engine, _) =
-        start(&windows, EngineOptions { max_sequences: 32, pages: PageBudget::Pages(130), ..options() });
+    let (engine, _) = start_that_carries(
+        carries,
+        &windows,
+        EngineOptions { max_sequences: 32, pages: PageBudget::Pages(130), ..options() },
+    );
     let clients: Vec<_> = (0..64)
         .map(|i| {
             let handle = engine.handle();
@@ -182,8 +198,13 @@ fn sixty_four_clients_with_pages_for_twenty_all_get_their_solo_answers() {
 
 #[test]
 fn a_storm_of_cancellations_leaves_nothing_behind() {
+    [false, true].into_iter().for_each(storm_of_cancellations);
+}
+
+fn storm_of_cancellations(carries: bool) {
     let windows = [None, Some(6)];
-    let (engine, _) = start(&windows, EngineOptions { pages: PageBudget::Pages(160), ..options() });
+    let (engine, _) =
+        start_that_carries(carries, &windows, EngineOptions { pages: PageBudget::Pages(160), ..options() });
     let clients: Vec<_> = (0..8_usize)
         .map(|client| {
             let handle = engine.handle();
@@ -388,8 +409,15 @@ fn shutdown_cancels_and_finish_finishes() {
 
 #[test]
 fn a_failed_step_fails_its_requests_and_the_engine_lives_on() {
-    for fault in [Fault::Submit, Fault::Collect, Fault::Answer] {
-        let (engine, control) = start(&[None], options());
+    for (fault, carries) in [
+        (Fault::Submit, false),
+        (Fault::Collect, false),
+        (Fault::Answer, false),
+        (Fault::Submit, true),
+        (Fault::Collect, true),
+        (Fault::Answer, true),
+    ] {
+        let (engine, control) = start_that_carries(carries, &[None], options());
         [Fault::None, Fault::None, fault].into_iter().for_each(|fault| control.then(fault));
         let heard = read(engine.handle().generate(request(5)).unwrap());
         assert!(matches!(&heard.failed, Some(RequestError::Step(_))), "{heard:?}");

@@ -38,7 +38,7 @@ fn check(settings: &str, script: &str, expected: Expect) {
             ["step"] => step(&mut rig, &mut out),
             ["step", times] => (0..number(times)).for_each(|_| step(&mut rig, &mut out)),
             ["run"] => {
-                while !rig.scheduler.is_idle() {
+                while !rig.is_idle() {
                     step(&mut rig, &mut out);
                 }
             }
@@ -82,6 +82,7 @@ fn setup(settings: &str) -> Setup {
                 (setup.low_water, setup.high_water) = (low.parse().unwrap(), high.parse().unwrap());
             }
             _ if setting == "no cache" => setup.cache = false,
+            _ if setting == "carries" => setup.carries = true,
             _ => panic!("unknown setting {setting}"),
         }
     }
@@ -155,6 +156,9 @@ fn step(rig: &mut Rig, out: &mut String) {
         if let PageMove::Copy { from, to } = page_move {
             write!(line, "; copy {}>{}", from.0, to.0).unwrap();
         }
+    }
+    if rig.ahead {
+        line += "; ahead";
     }
     writeln!(out, "{line}; {}", pages(rig)).unwrap();
     news(rig, out);
@@ -236,6 +240,29 @@ fn prompts_are_cut_smaller_while_somebody_decodes() {
         expect![[r#"
             run A 0..6; free 30 cached 0
             run A 6, B 0..3, C 0..4, D 0..3; free 27 cached 0
+        "#]],
+    );
+}
+
+/// Nobody is ahead of a prompt that comes in, and whoever is cancelled leaves a row behind that nobody looks at.
+#[test]
+fn while_all_decode_the_next_step_is_planned_ahead() {
+    check(
+        "pages 8, rows 8, carries",
+        "A 6 +6 \n B 3 +4 \n step 3 \n C 4 +8 \n step 4 \n cancel C \n run",
+        expect![[r#"
+            run A 0..6, B 0..2; free 5 cached 0
+            run A 6, B 2; ahead; free 5 cached 0
+            run A 7, B 3; ahead; free 3 cached 0
+            run A 8, B 4; hold C; free 3 cached 0
+            run A 9, B 5, C 0..4; ahead; free 2 cached 1
+              B: Length
+            run A 10, C 4; ahead; free 3 cached 3
+              A: Length
+            run C 5; ahead; free 3 cached 3
+            cancel C; free 4 cached 4
+              C: Cancelled
+            run ; free 4 cached 4
         "#]],
     );
 }

@@ -29,7 +29,8 @@ fn setups() -> impl Strategy<Value = Setup> {
     let water = prop_oneof![3 => Just((1.0, 1.0)), 1 => (0.0..0.5_f32, 0.5..1.0_f32)];
     let steps =
         (1..7_usize).prop_flat_map(|sequences| (Just(sequences), sequences..24, 1..24_usize, 2..6_usize));
-    (1..6_usize, 4..40_usize, windows, steps, any::<bool>(), water, order, 0..30_u64).prop_map(
+    let runner = (0..30_u64, any::<bool>());
+    (1..6_usize, 4..40_usize, windows, steps, any::<bool>(), water, order, runner).prop_map(
         |(
             block_size,
             pages,
@@ -38,7 +39,7 @@ fn setups() -> impl Strategy<Value = Setup> {
             cache,
             (low_water, high_water),
             order,
-            max_wait_steps,
+            (max_wait_steps, carries),
         )| {
             Setup {
                 block_size,
@@ -54,6 +55,7 @@ fn setups() -> impl Strategy<Value = Setup> {
                 order,
                 max_context: 60,
                 max_wait_steps,
+                carries,
             }
         },
     )
@@ -125,7 +127,7 @@ fn play(case: &Case) -> Result<Stats, String> {
     let mut ids = vec![None; case.requests.len()];
     let last = case.requests.iter().map(|&(step, _)| step).max().unwrap_or(0);
     let mut step = 0;
-    while step <= last || !rig.scheduler.is_idle() {
+    while step <= last || !rig.is_idle() {
         for (id, (_, request)) in ids.iter_mut().zip(&case.requests).filter(|(_, (at, _))| *at == step) {
             *id = rig.submit(request).ok();
         }
@@ -134,7 +136,7 @@ fn play(case: &Case) -> Result<Stats, String> {
                 rig.cancel(id, branch);
             }
         }
-        if !rig.scheduler.is_idle() {
+        if !rig.is_idle() {
             if let Some(&(_, fault)) = case.faults.iter().find(|(at, _)| *at == step) {
                 rig.control.then(fault);
             }

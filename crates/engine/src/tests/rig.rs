@@ -6,7 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use paguro_backend::{AttentionMode, KvDtype, Limits, PageMove, Runner, Score, StepError, StepOutput};
+use paguro_backend::{
+    AttentionMode, KvDtype, Limits, PageMove, Runner, Score, StepError, StepOutput, Ticket,
+};
 
 use super::fake::{self, Control, FakeRunner, VOCAB};
 use crate::{
@@ -34,6 +36,8 @@ pub struct Setup {
     pub order: PageOrder,
     pub max_context: usize,
     pub max_wait_steps: u64,
+    /// Whether the runner carries tokens from step to step.
+    pub carries: bool,
 }
 
 impl Default for Setup {
@@ -52,6 +56,7 @@ impl Default for Setup {
             order: PageOrder::InOrder,
             max_context: 1000,
             max_wait_steps: 1000,
+            carries: false,
         }
     }
 }
@@ -84,6 +89,9 @@ pub struct Rig {
     /// Who had which rows in the last step, and who had none.
     pub planned: Vec<(u64, usize, Range<usize>)>,
     pub held: Vec<(u64, usize)>,
+    /// Whether the step after the last one has been planned ahead.
+    pub ahead: bool,
+    in_flight: Option<Ticket>,
     next: u64,
 }
 
@@ -111,6 +119,9 @@ impl Rig {
             pages = pages.with_cache(b"test", setup.low_water, setup.high_water);
         }
         let control = Control::default();
+        if setup.carries {
+            control.carry();
+        }
         Some(Self {
             scheduler: Scheduler::new(limits, setup.mixed_rows, setup.max_wait_steps, layout, pages),
             runner: FakeRunner::new(&program, limits, control.clone()),
@@ -120,6 +131,8 @@ impl Rig {
             news: Vec::new(),
             planned: Vec::new(),
             held: Vec::new(),
+            ahead: false,
+            in_flight: None,
             next: 0,
         })
     }
@@ -146,8 +159,42 @@ impl Rig {
         self.listen();
     }
 
-    /// Runs one step; an error is one that was not ordered. Returns the page copies that it made.
+    /// Whether there is something to compute or to collect.
+    pub fn is_idle(&self) -> bool {
+        self.scheduler.is_idle() && self.in_flight.is_none()
+    }
+
+    /// Runs one step, as the engine does; an error is one that was not ordered. Returns the page copies that it made.
     pub fn step(&mut self) -> Result<Vec<PageMove>, String> {
+        let mut moves = Vec::new();
+        let submitted = match self.in_flight.take() {
+            Some(ticket) => {
+                (self.planned, self.held) = (self.scheduler.planned(), self.scheduler.held());
+                Ok(ticket)
+            }
+            None => {
+                moves = self.plan()?;
+                self.submit_planned(&moves)
+            }
+        };
+        let outcome = match submitted {
+            Ok(ticket) => self.collect(ticket)?,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = outcome {
+            let ordered = ["made to fail", "fewer outputs", "more outputs"];
+            if !ordered.iter().any(|text| error.to_string().contains(text)) {
+                return Err(error.to_string());
+            }
+            self.scheduler.fail(&error);
+        }
+        self.scheduler.record_time(Duration::ZERO);
+        self.listen();
+        self.scheduler.check()?;
+        Ok(moves)
+    }
+
+    fn plan(&mut self) -> Result<Vec<PageMove>, String> {
         let decoding = self.scheduler.decoding();
         let preemptions = self.scheduler.stats().preemptions;
         self.scheduler.plan();
@@ -165,27 +212,41 @@ impl Rig {
             return Err(format!("of {decoding:?} somebody has no row in {rows:?}"));
         }
         self.scheduler.check()?;
-        let mut answer = StepOutput::default();
-        let outcome = self.run(&moves, &mut answer);
-        if let Err(error) = outcome.and_then(|()| self.scheduler.apply(&mut answer, Instant::now())) {
-            let ordered = ["made to fail", "fewer outputs", "more outputs"];
-            if !ordered.iter().any(|text| error.to_string().contains(text)) {
-                return Err(error.to_string());
-            }
-            self.scheduler.fail(&error);
-        }
-        self.scheduler.record_time(Duration::ZERO);
-        self.listen();
-        self.scheduler.check()?;
         Ok(moves)
     }
 
-    fn run(&mut self, moves: &[PageMove], answer: &mut StepOutput) -> Result<(), StepError> {
+    fn submit_planned(&mut self, moves: &[PageMove]) -> Result<Ticket, StepError> {
         self.runner.move_pages(moves)?;
         let mut outputs = Vec::new();
         self.scheduler.write_outputs(&mut outputs);
-        let ticket = self.runner.submit(&self.scheduler.step(&outputs))?;
-        self.runner.collect(ticket, answer)
+        self.runner.submit(&self.scheduler.step(&outputs))
+    }
+
+    /// Plans ahead, collects, applies. The outer error is one of the page accounting.
+    fn collect(&mut self, ticket: Ticket) -> Result<Result<(), StepError>, String> {
+        let mut ahead = None;
+        self.ahead = self.scheduler.plan_ahead(|want| self.runner.carries(want));
+        if self.ahead {
+            self.scheduler.check()?;
+            let mut outputs = Vec::new();
+            self.scheduler.write_outputs_ahead(&mut outputs);
+            ahead = Some(self.runner.submit(&self.scheduler.step_ahead(&outputs)));
+        }
+        let mut answer = StepOutput::default();
+        let collected = self.runner.collect(ticket, &mut answer);
+        let outcome = collected.and_then(|()| self.scheduler.apply(&mut answer, Instant::now()));
+        Ok(match (outcome, ahead) {
+            (Ok(()), Some(Ok(ticket))) => {
+                self.in_flight = Some(ticket);
+                Ok(())
+            }
+            (Ok(()), Some(Err(error))) => Err(error),
+            (Err(error), Some(Ok(ticket))) => {
+                let _ = self.runner.collect(ticket, &mut answer);
+                Err(error)
+            }
+            (outcome, _) => outcome,
+        })
     }
 
     fn listen(&mut self) {

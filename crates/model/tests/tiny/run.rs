@@ -26,7 +26,7 @@ pub fn logits(model: &Model, tokens: &[u32]) -> Vec<Vec<f32>> {
     let pages: Vec<PageId> = (1..=blocks * groups).map(|page| PageId(page as u32)).collect();
     let sequences = [StepSequence { rows: 0..tokens.len(), start: 0, tables: 0..pages.len() }];
     let outputs: Vec<_> = (0..tokens.len()).map(|row| Output { row, want: Want::Logits }).collect();
-    let step = Step { tokens, sequences: &sequences, pages: &pages, outputs: &outputs };
+    let step = Step { tokens, carried: &[], sequences: &sequences, pages: &pages, outputs: &outputs };
     let ticket = runner.submit(&step).unwrap();
     let mut out = StepOutput::default();
     runner.collect(ticket, &mut out).unwrap();
