@@ -370,12 +370,24 @@ impl Device {
     /// # Errors
     /// The device failed.
     pub fn wait(&self) -> Result<(), StepError> {
-        let polled = self.inner.poll(wgpu::PollType::wait_indefinitely());
+        self.poll(None)
+    }
+
+    /// Waits until the device has come to the end of a submission.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn wait_for(&self, submission: wgpu::SubmissionIndex) -> Result<(), StepError> {
+        self.poll(Some(submission))
+    }
+
+    fn poll(&self, submission_index: Option<wgpu::SubmissionIndex>) -> Result<(), StepError> {
+        let polled = self.inner.poll(wgpu::PollType::Wait { submission_index, timeout: None });
         self.check()?;
         polled.map(|_| ()).map_err(|error| self.failed(&error.to_string()))
     }
 
-    /// Waits for what a buffer is to get, and looks at its first bytes.
+    /// Waits for what a buffer gets from a submission, and looks at its first bytes.
     ///
     /// # Errors
     /// The device failed.
@@ -383,11 +395,12 @@ impl Device {
         &self,
         buffer: &wgpu::Buffer,
         bytes: usize,
+        submission: wgpu::SubmissionIndex,
         look: impl FnOnce(&[u8]),
     ) -> Result<(), StepError> {
         let slice = buffer.slice(..bytes as u64);
         slice.map_async(wgpu::MapMode::Read, |_| ());
-        self.wait()?;
+        self.wait_for(submission)?;
         match slice.get_mapped_range() {
             Ok(view) => look(&view),
             Err(error) => return Err(self.failed(&error.to_string())),

@@ -136,6 +136,7 @@ pub struct Lowering<'a> {
     /// Pages in the order of the block tables, for the reference way.
     gathered: Option<[wgpu::Buffer; 2]>,
     step: wgpu::Buffer,
+    tokens: wgpu::Buffer,
     x: wgpu::Buffer,
     y: wgpu::Buffer,
     acts: [wgpu::Buffer; 3],
@@ -218,6 +219,7 @@ impl<'a> Lowering<'a> {
             ],
             queries: buffer(rows * q, "queries")?,
             part_sums: buffer(parts * q, "partial attention")?,
+            tokens: buffer(limits.max_outputs.max(1), "sampled tokens")?,
             part_tops: buffer(parts * heads * 2, "partial attention")?,
             device,
             program,
@@ -289,7 +291,7 @@ impl<'a> Lowering<'a> {
         let normed = self.device.buffer(rows * hidden, "embeddings")?;
         let samples = self.device.buffer(outputs * 4, "samples")?;
         let masks = self.device.buffer(rows.max(outputs.min(256)) * vocab.div_ceil(32), "masks")?;
-        let tokens = self.device.buffer(outputs, "sampled tokens")?;
+        let tokens = self.tokens.clone();
         let mut constants = self.norm_constants(&op.norm);
         constants.push(("GATHER", U(1)));
         let files = wgsl!("args", "emit", "norm");

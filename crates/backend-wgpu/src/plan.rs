@@ -11,6 +11,8 @@ pub const COARSE_SPLIT: usize = 512;
 pub const COARSE_FROM: usize = 512;
 /// Splits of a run: what they have is added up first, so that a workgroup may take a run.
 pub const RUN: usize = 4;
+/// Marks a token that only the device knows (`embed.wgsl`).
+const CARRIED: u32 = 1 << 31;
 /// More splits than any context has: such a part is a whole result.
 const WHOLE: usize = u32::MAX as usize;
 
@@ -199,6 +201,11 @@ impl Plan {
             self.cut(index, step, tables);
         }
         self.place_outputs(step);
+    }
+
+    /// Makes a row's token the device's own, at this place among those that it has sampled in the step before.
+    pub fn carry(&mut self, row: usize, place: usize) {
+        self.words[row] = CARRIED | place as u32;
     }
 
     /// Items of eight words: first row, rows, its position, block table, blocks of a table, first split, splits, and of how many

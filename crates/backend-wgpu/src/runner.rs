@@ -35,18 +35,30 @@ pub struct GpuRunner {
     limits: Limits,
     model: Model,
     plan: Plan,
-    /// Where the host reads tokens, and rows of logits or embeddings.
-    tokens: wgpu::Buffer,
+    /// Where the host reads tokens, of one step and of the next, and rows of logits or embeddings.
+    tokens: [wgpu::Buffer; 2],
     rows: wgpu::Buffer,
     /// A page of one layer on its way: buffers are not copied onto themselves.
     copied: wgpu::Buffer,
     tally: Tally,
     scratch: Scratch,
-    /// Answers of the step that was submitted last; those that the device still computes are missing.
+    /// Of the step that was submitted last, and of the one before; which is which, the number of the step says.
+    flights: [Flight; 2],
+    /// Outputs of the last one in the order of the device's tokens.
+    carried: Vec<usize>,
+    submitted: u64,
+    collected: u64,
+}
+
+/// A step on the device.
+#[derive(Default)]
+struct Flight {
+    /// Its answers; those that the device computes are missing.
     answers: Vec<Option<Outcome>>,
     /// Outputs whose tokens the device computes, with what to say if there is none.
     sampled: Vec<(usize, u32)>,
-    submitted: u64,
+    /// What the device has to come to first.
+    submission: Option<wgpu::SubmissionIndex>,
 }
 
 impl GpuRunner {
@@ -71,7 +83,10 @@ impl GpuRunner {
         let plan = Plan::new(&program.kv, &limits, model.tiling);
         device.wait().map_err(|error| LoadError::Device(error.to_string()))?;
         Ok(Self {
-            tokens: device.host_buffer(limits.max_outputs.max(1), "sampled tokens")?,
+            tokens: [
+                device.host_buffer(limits.max_outputs.max(1), "sampled tokens")?,
+                device.host_buffer(limits.max_outputs.max(1), "sampled tokens")?,
+            ],
             rows: device.host_buffer(rows * (program.vocab + program.hidden), "rows for the host")?,
             copied: device
                 .buffer(program.kv.kv_heads * program.kv.head_dim * limits.block_size / 2, "a page")?,
@@ -82,10 +97,33 @@ impl GpuRunner {
             limits,
             device,
             scratch: Scratch::default(),
-            answers: Vec::new(),
-            sampled: Vec::new(),
+            flights: Default::default(),
+            carried: Vec::new(),
             submitted: 0,
+            collected: 0,
         })
+    }
+
+    /// Which of the flights is that of the step that was submitted last.
+    fn turn(&self) -> usize {
+        self.submitted as usize % 2
+    }
+
+    /// Runs the planned step, in slices of its output rows.
+    fn run(&mut self, step: &Step<'_>) -> Result<(), StepError> {
+        self.device.queue.write_buffer(&self.model.io.step, 0, cast_slice(&self.plan.words));
+        let (outputs, logits) = (self.plan.output_rows.len(), self.plan.logit_rows);
+        let mut first = 0;
+        loop {
+            // Rows with and without logits do not share a slice.
+            let end = if first < logits { logits } else { outputs };
+            let count = (end - first).min(LOGIT_ROWS);
+            self.run_slice(step, first, count)?;
+            first += count;
+            if first >= outputs {
+                return Ok(());
+            }
+        }
     }
 
     /// Runs a slice of the output rows, and the whole pass before the first one.
@@ -96,6 +134,8 @@ impl GpuRunner {
             let own = launches.iter().filter(|planned| planned.counter == kernel);
             own.for_each(|planned| planned.encode(pass));
         })?;
+        let turn = self.turn();
+        let flight = &mut self.flights[turn];
         let vocab = self.program.vocab;
         let in_slice = |output: &Output<'_>, plan: &Plan| {
             let place = plan.place(output.row);
@@ -113,8 +153,8 @@ impl GpuRunner {
                         masks.push(mask);
                         ((masks.len() - 1) * words) as u32
                     });
-                    samples.push([row as u32, mask, self.sampled.len() as u32, 0]);
-                    self.sampled.push((index, 0));
+                    samples.push([row as u32, mask, flight.sampled.len() as u32, 0]);
+                    flight.sampled.push((index, 0));
                 }
                 _ => for_host.push((index, row)),
             }
@@ -136,8 +176,8 @@ impl GpuRunner {
             encoder = self.device.encoder();
         }
         let mut first_allowed = masks.iter().map(|mask| first_allowed(mask, vocab));
-        let from = self.sampled.len() - samples.len();
-        for (sample, (_, fallback)) in samples.iter().zip(&mut self.sampled[from..]) {
+        let from = flight.sampled.len() - samples.len();
+        for (sample, (_, fallback)) in samples.iter().zip(&mut flight.sampled[from..]) {
             if sample[1] != NONE {
                 *fallback = first_allowed.next().unwrap_or(0);
             }
@@ -163,23 +203,24 @@ impl GpuRunner {
             let (at, size) = ((count * logits) as u64, (count * normed) as u64);
             encoder.copy_buffer_to_buffer(&io.normed, 0, &self.rows, at, size);
         }
-        if !self.sampled.is_empty() {
-            let size = (self.sampled.len() * 4) as u64;
-            encoder.copy_buffer_to_buffer(&self.model.io.tokens, 0, &self.tokens, 0, size);
+        if !flight.sampled.is_empty() {
+            let size = (flight.sampled.len() * 4) as u64;
+            encoder.copy_buffer_to_buffer(&self.model.io.tokens, 0, &self.tokens[turn], 0, size);
         }
-        self.device.queue.submit([encoder.finish()]);
+        let submission = self.device.queue.submit([encoder.finish()]);
+        flight.submission = Some(submission.clone());
         if for_host.is_empty() {
             return Ok(());
         }
-        let Self { answers, scratch, device, rows, .. } = self;
-        device.read(rows, count * (logits + normed), |words| {
+        let Self { scratch, device, rows, .. } = self;
+        device.read(rows, count * (logits + normed), submission, |words| {
             let row = |base: usize, width: usize, row: usize| {
                 let bytes = &words[base + row * width..][..width];
                 bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect::<Vec<f32>>()
             };
             for &(index, place) in &for_host {
                 let want = &step.outputs[index].want;
-                answers[index] = match want {
+                flight.answers[index] = match want {
                     Want::Embedding => Some(Outcome::Embedding(row(count * logits, normed, place))),
                     Want::Logits => Some(Outcome::Logits(row(0, logits, place))),
                     want => sampling::answer(&row(0, logits, place), want, scratch),
@@ -271,36 +312,48 @@ impl Runner for GpuRunner {
     fn submit(&mut self, step: &Step<'_>) -> Result<Ticket, StepError> {
         step.validate(&self.program, &self.limits)?;
         self.device.check()?;
+        if self.submitted - self.collected > usize::from(!step.carried.is_empty()) as u64 {
+            return Err(StepError::Invalid("the step before was not collected".into()));
+        }
         self.plan.make(step);
-        self.answers.clear();
-        self.answers.resize(step.outputs.len(), None);
-        self.sampled.clear();
-        self.device.queue.write_buffer(&self.model.io.step, 0, cast_slice(&self.plan.words));
-        let (outputs, logits) = (self.plan.output_rows.len(), self.plan.logit_rows);
-        let mut first = 0;
-        loop {
-            // Rows with and without logits do not share a slice.
-            let end = if first < logits { logits } else { outputs };
-            let count = (end - first).min(LOGIT_ROWS);
-            self.run_slice(step, first, count)?;
-            first += count;
-            if first >= outputs {
-                break;
-            }
+        for carried in step.carried {
+            let place = self.carried.iter().position(|&output| output == carried.output);
+            let place = place.ok_or_else(|| {
+                StepError::Invalid(format!("output {} of the step before was not carried", carried.output))
+            })?;
+            self.plan.carry(carried.row, place);
         }
         self.submitted += 1;
-        Ok(Ticket(self.submitted))
+        let turn = self.turn();
+        let flight = &mut self.flights[turn];
+        flight.answers.clear();
+        flight.answers.resize(step.outputs.len(), None);
+        flight.sampled.clear();
+        let submitted = self.run(step);
+        let flight = &self.flights[turn];
+        self.carried.clear();
+        self.carried.extend(flight.sampled.iter().map(|(output, _)| output));
+        if submitted.is_err() {
+            self.submitted -= 1;
+        }
+        submitted.map(|()| Ticket(self.submitted))
     }
 
     fn collect(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<(), StepError> {
-        if ticket != Ticket(self.submitted) {
-            return Err(StepError::Invalid(format!("step {} was never submitted or is long over", ticket.0)));
+        let Ticket(number) = ticket;
+        if number != self.collected + 1 || number > self.submitted {
+            return Err(StepError::Invalid(format!("step {number} was never submitted or is long over")));
         }
-        let Self { answers, sampled, device, tokens, .. } = self;
+        self.collected = number;
+        let turn = number as usize % 2;
+        let Self { flights, device, tokens, .. } = self;
+        let Flight { answers, sampled, submission } = &mut flights[turn];
+        let submission =
+            submission.take().ok_or_else(|| StepError::Invalid("nothing was submitted".into()))?;
         if sampled.is_empty() {
-            device.wait()?;
+            device.wait_for(submission)?;
         } else {
-            device.read(tokens, sampled.len() * 4, |words| {
+            device.read(&tokens[turn], sampled.len() * 4, submission, |words| {
                 for (&(index, fallback), token) in sampled.iter().zip(words.as_chunks().0) {
                     let token = match u32::from_le_bytes(*token) {
                         NONE => fallback,
@@ -310,15 +363,15 @@ impl Runner for GpuRunner {
                         Some(Outcome::Sampled(Sampled { token, logprob: None, top: Vec::new() }));
                 }
             })?;
-            sampled.clear();
         }
         out.outcomes.clear();
-        for answer in answers {
-            let answer = answer.take();
-            out.outcomes
-                .push(answer.ok_or_else(|| StepError::Invalid("this step was collected before".into()))?);
-        }
+        out.outcomes.extend(answers.drain(..).flatten());
         Ok(())
+    }
+
+    fn carries(&self, want: &Want<'_>) -> bool {
+        // What a mask leaves if there is nothing else is not on the device.
+        is_greedy(want) && matches!(want, Want::Sample(request) if request.mask.is_none())
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {

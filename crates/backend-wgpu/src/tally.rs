@@ -76,9 +76,9 @@ impl Tally {
         let count = 2 * kernels.len();
         encoder.resolve_query_set(&clock.queries, 0..count as u32, &clock.resolved, 0);
         encoder.copy_buffer_to_buffer(&clock.resolved, 0, &clock.host, 0, count as u64 * 8);
-        device.queue.submit([encoder.finish()]);
+        let submission = device.queue.submit([encoder.finish()]);
         let (nanoseconds, period) = (&mut self.nanoseconds, clock.period);
-        device.read(&clock.host, count * 8, |bytes| {
+        device.read(&clock.host, count * 8, submission, |bytes| {
             let times: Vec<u64> =
                 bytes.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
             for (pair, &kernel) in times.as_chunks::<2>().0.iter().zip(kernels) {

@@ -103,7 +103,8 @@ impl SamplingParams {
         Ok(())
     }
 
-    fn penalizes(&self) -> bool {
+    /// Whether the tokens so far matter.
+    pub fn penalizes(&self) -> bool {
         self.repetition_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0
     }
 }

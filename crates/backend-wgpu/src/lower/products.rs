@@ -34,8 +34,8 @@ impl Lowering<'_> {
             files.extend(decoder(matrix.layout));
             files.extend(wgsl!("embed"));
             let name = format!("embed_{}", matrix.layout.name());
-            let (step, x) = (self.step.clone(), self.x.clone());
-            let mut buffers = vec![("step", &step), ("x", &x)];
+            let (step, x, sampled) = (self.step.clone(), self.x.clone(), self.tokens.clone());
+            let mut buffers = vec![("step", &step), ("x", &x), ("sampled", &sampled)];
             buffers.extend(planes(part));
             let grid = Grid::Each(matrix.blocks.div_ceil(64) as u32);
             let launch = self.launch(&name, &files, constants, &buffers, grid, 0)?;

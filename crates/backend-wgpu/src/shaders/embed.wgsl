@@ -1,11 +1,17 @@
-// x = table[token] * SCALE, for tokens in this part of the table; one thread for each block.
+// x = table[token] * SCALE, for tokens in this part of the table; one thread for each block. A token with the highest bit set is
+// a place among those that the step before has sampled; where nothing was left to sample, it is token 0.
 @group(0) @binding(5) var<storage, read> step: array<u32>;
 @group(0) @binding(6) var<storage, read_write> x: array<f32>; // [rows, WIDTH]
+@group(0) @binding(7) var<storage, read> sampled: array<u32>;
 
 @compute @workgroup_size(64)
 fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   let block = id.x;
-  let token = step[args.tokens + id.y];
+  var token = step[args.tokens + id.y];
+  if ((token >> 31u) == 1u) {
+    token = sampled[token & 0x7fffffffu];
+    if (token == 0xffffffffu) { token = 0u; }
+  }
   if (block >= BLOCKS || token < OUT_FIRST || token >= OUT_FIRST + OUTPUTS) { return; }
   let w = load_block(token - OUT_FIRST, block);
   for (var j = 0u; j < 8u; j++) {

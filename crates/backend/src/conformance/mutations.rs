@@ -4,9 +4,9 @@ use std::{cell::Cell, collections::BTreeSet};
 
 use super::{CASES, Case, ModelShape, Subject, Tolerance};
 use crate::{
-    Activation, AttentionMode, Backend, Bytes, Capacity, KV_BLOCK, KernelCount, KvDtype, Limits, LoadError,
-    Norm, NormQkvRopeStore, Op, Outcome, PageId, PageMove, Program, RopeStyle, Runner, Step, StepError,
-    StepOutput, StepSequence, Ticket, Want, WeightFormat, Weights, quantize_kv,
+    Activation, AttentionMode, Backend, Bytes, Capacity, Carried, KV_BLOCK, KernelCount, KvDtype, Limits,
+    LoadError, Norm, NormQkvRopeStore, Op, Outcome, PageId, PageMove, Program, RopeStyle, Runner, Step,
+    StepError, StepOutput, StepSequence, Ticket, Want, WeightFormat, Weights, quantize_kv,
     reference::{
         AttentionFn, AttentionShape, KvRounding, Reference, RoundFn, attention, round_f16, round_q8,
     },
@@ -27,6 +27,7 @@ struct Defect {
     embeddings: fn(&mut [f32], &Circumstances),
     outcomes: fn(&mut Vec<Outcome>),
     block_tables: fn(&mut [PageId], &[StepSequence]),
+    carried: fn(&mut [Carried]),
     moves_pages: bool,
     checks_weights: bool,
     checks_steps: bool,
@@ -54,6 +55,7 @@ const NONE: Defect = Defect {
     embeddings: |_, _| (),
     outcomes: |_| (),
     block_tables: |_, _| (),
+    carried: |_| (),
     moves_pages: true,
     checks_weights: true,
     checks_steps: true,
@@ -125,7 +127,9 @@ impl Runner for DefectiveRunner {
                 request.mask = request.mask.filter(|mask| mask.known().is_some());
             }
         }
-        match self.inner.submit(&Step { pages: &pages, outputs: &outputs, ..*step }) {
+        let mut carried = step.carried.to_vec();
+        (self.defect.carried)(&mut carried);
+        match self.inner.submit(&Step { pages: &pages, outputs: &outputs, carried: &carried, ..*step }) {
             Err(StepError::Invalid(_)) if !self.defect.checks_steps => Ok(Ticket(0)),
             result => result,
         }
@@ -257,6 +261,7 @@ fn defects() -> Vec<(&'static str, Defect, &'static [&'static str])> {
             Defect { block_tables: first_table, ..NONE },
             &["format_f32", "exact_in_company"],
         ),
+        ("carries another sequence's token", Defect { carried: neighbours, ..NONE }, &["carried_tokens"]),
         // Weights
         (
             "leaves out rows past a multiple of 16",
@@ -593,6 +598,12 @@ fn first_table(pages: &mut [PageId], sequences: &[StepSequence]) {
     let Some(first) = past_first.next() else { return };
     for sequence in past_first {
         pages[sequence.tables.start] = pages[first.tables.start];
+    }
+}
+
+fn neighbours(carried: &mut [Carried]) {
+    if let [first, second, ..] = carried {
+        std::mem::swap(&mut first.output, &mut second.output);
     }
 }
 

@@ -7,7 +7,10 @@ mod attention;
 pub mod ops;
 mod pages;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+};
 
 pub use attention::{AttentionShape, attention};
 pub use pages::KvRounding;
@@ -18,8 +21,8 @@ pub(crate) use pages::{round_f16, round_q8};
 
 use crate::{
     Attend, AttentionMode, Backend, Capacity, DownAdd, Embed, KernelCount, KvDtype, Limits, Linear,
-    LoadError, Norm, NormGateUp, NormLogits, NormQkvRopeStore, Op, Outcome, PageMove, Program, ProjectAdd,
-    Runner, Step, StepError, StepOutput, Ticket, Weights,
+    LoadError, Norm, NormGateUp, NormLogits, NormQkvRopeStore, Op, Outcome, Output, PageMove, Program,
+    ProjectAdd, Runner, Step, StepError, StepOutput, Ticket, Want, Weights,
     sampling::{self, Scratch},
 };
 
@@ -90,7 +93,9 @@ impl Reference {
             limits,
             attention,
             sampler: Scratch::default(),
-            answers: StepOutput::default(),
+            answers: Vec::new(),
+            in_flight: VecDeque::new(),
+            carried: Vec::new(),
             submitted: 0,
             launches: BTreeMap::new(),
         })
@@ -110,8 +115,12 @@ pub(crate) struct ReferenceRunner {
     arena: Arena,
     attention: AttentionFn,
     sampler: Scratch,
-    /// The answers of the step that was submitted last.
-    answers: StepOutput,
+    /// The answers of the step that is being computed.
+    answers: Vec<Outcome>,
+    /// Those of steps that were not collected.
+    in_flight: VecDeque<(Ticket, Vec<Outcome>)>,
+    /// Tokens of the last step that the next one may begin with, by output.
+    carried: Vec<Option<u32>>,
     /// Number of steps submitted, and the ticket of the last one.
     submitted: u64,
     launches: BTreeMap<&'static str, u64>,
@@ -120,20 +129,42 @@ pub(crate) struct ReferenceRunner {
 impl Runner for ReferenceRunner {
     fn submit(&mut self, step: &Step<'_>) -> Result<Ticket, StepError> {
         step.validate(&self.program, &self.limits)?;
-        step.carries_nothing()?;
-        self.answers.outcomes.clear();
-        self.forward(step);
+        if self.in_flight.len() > usize::from(!step.carried.is_empty()) {
+            return Err(StepError::Invalid("the step before was not collected".into()));
+        }
+        let mut tokens = step.tokens.to_vec();
+        for carried in step.carried {
+            let token = self.carried.get(carried.output).copied().flatten();
+            tokens[carried.row] = token.ok_or_else(|| {
+                StepError::Invalid(format!("output {} of the step before was not carried", carried.output))
+            })?;
+        }
+        self.forward(&Step { tokens: &tokens, ..*step });
+        let answers = std::mem::take(&mut self.answers);
+        let token = |(output, answer): (&Output<'_>, &Outcome)| match answer {
+            Outcome::Sampled(sampled) if self.carries(&output.want) => Some(sampled.token),
+            _ => None,
+        };
+        self.carried = step.outputs.iter().zip(&answers).map(token).collect();
         self.submitted += 1;
+        self.in_flight.push_back((Ticket(self.submitted), answers));
         Ok(Ticket(self.submitted))
     }
 
     fn collect(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<(), StepError> {
-        if ticket != Ticket(self.submitted) {
-            return Err(StepError::Invalid(format!("step {} was collected or never submitted", ticket.0)));
+        match self.in_flight.pop_front_if(|(first, _)| *first == ticket) {
+            Some((_, answers)) => out.outcomes = answers,
+            None => {
+                let message = format!("step {} was collected or never submitted", ticket.0);
+                return Err(StepError::Invalid(message));
+            }
         }
-        out.outcomes.clear();
-        out.outcomes.append(&mut self.answers.outcomes);
         Ok(())
+    }
+
+    fn carries(&self, want: &Want<'_>) -> bool {
+        // Penalties would need the token that is carried.
+        matches!(want, Want::Sample(request) if request.mask.is_none() && !request.params.penalizes())
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {
@@ -285,7 +316,7 @@ impl ReferenceRunner {
                 logits.iter_mut().for_each(|x| *x = ops::soft_cap(*x, cap));
             }
             let answer = sampling::answer(&logits, &output.want, &mut self.sampler);
-            self.answers.outcomes.push(answer.unwrap_or(Outcome::Embedding(h)));
+            self.answers.push(answer.unwrap_or(Outcome::Embedding(h)));
         }
     }
 
