@@ -4,7 +4,7 @@ use std::{
     ffi::OsStr,
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Command, ExitStatus, Stdio},
     time::Instant,
 };
 
@@ -80,15 +80,30 @@ fn clippy(root: &Path) -> Result<Outcome> {
     }
 }
 
-/// All tests. A test that cannot run here prints a line `skipped: ...`; these lines are collected.
+/// All tests, and then those of whole models on a GPU, which need the program with its GPUs. A test that cannot run here
+/// prints a line `skipped: ...`; these lines are collected.
 fn test(root: &Path) -> Result<Outcome> {
     vulkan_driver();
+    let mut digest = Digest::default();
+    let all = run_tests(root, &[], &mut digest)?;
+    let models = ["--features", "paguro/gpu", "--test", "reference", "--test", "architectures", "gpu::"];
+    let models = run_tests(root, &models, &mut digest)?;
+    digest.skipped().iter().for_each(|line| println!("{line}"));
+    let failed = [all, models].into_iter().find(|status| !status.success());
+    Ok(match (failed, digest.skipped().len()) {
+        (Some(status), _) => Outcome::Failed(format!("{status}: {}", digest.failed().join(", "))),
+        (None, 0) => Outcome::Passed(String::new()),
+        (None, skipped) => Outcome::Passed(format!("not tested here, listed above: {skipped}")),
+    })
+}
+
+fn run_tests(root: &Path, arguments: &[&str], digest: &mut Digest) -> Result<ExitStatus> {
     let mut command = cargo(root);
-    command.args(["test", "--workspace", "--locked", "--no-fail-fast", "--", "--show-output"]);
+    command.args(["test", "--workspace", "--locked", "--no-fail-fast"]).args(arguments);
+    command.args(["--", "--show-output"]);
     // Some tests panic on purpose: their place says enough.
     command.env("RUST_BACKTRACE", "0");
     let mut child = command.stdout(Stdio::piped()).spawn().context("cargo does not start")?;
-    let mut digest = Digest::default();
     if let Some(output) = child.stdout.take() {
         for line in BufReader::new(output).split(b'\n') {
             let line = String::from_utf8_lossy(&line?).into_owned();
@@ -97,13 +112,7 @@ fn test(root: &Path) -> Result<Outcome> {
             }
         }
     }
-    let status = child.wait()?;
-    digest.skipped().iter().for_each(|line| println!("{line}"));
-    Ok(match (status.success(), digest.skipped().len()) {
-        (false, _) => Outcome::Failed(format!("{status}: {}", digest.failed().join(", "))),
-        (true, 0) => Outcome::Passed(String::new()),
-        (true, skipped) => Outcome::Passed(format!("not tested here, listed above: {skipped}")),
-    })
+    Ok(child.wait()?)
 }
 
 /// The documentation, with private items: most readers of this project read its source.

@@ -34,15 +34,32 @@ const PEER_ERRORS: f32 = 1.25;
 
 #[test]
 fn logits_equal_those_of_llama_cpp() {
+    let cpu = Cpu::new(CpuOptions { poison: true, ..CpuOptions::default() });
+    let reference = Reference { poison: Some(7), ..Reference::default() };
+    compare(&[(&reference, false), (&cpu, true)]);
+}
+
+/// A model, and what llama.cpp made of it.
+struct Case {
+    name: String,
+    file: Vec<u8>,
+    context: usize,
+    vocab: u64,
+    positions: Vec<usize>,
+    /// `[positions, vocab]`
+    logits: Vec<f32>,
+    /// How far llama.cpp itself is off, where it quantizes activations.
+    peer_error: f32,
+}
+
+fn cases() -> Vec<Case> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/architectures/cases");
     let read =
         |name: &str| std::fs::read(folder.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
     let all: Value = serde_json::from_slice(&read("cases.json")).expect("cases.json");
     let vocab = all["vocab"].as_u64().expect("a vocabulary");
-
-    let mut failures = Vec::new();
-    for case in all["cases"].as_array().expect("cases") {
-        let name = case["name"].as_str().expect("a name");
+    let case = |case: &Value| {
+        let name = case["name"].as_str().expect("a name").to_owned();
         let file = weights::gguf(&read(&format!("{name}.header")), case, &all["blocks"]);
         let checksum = case["adler32"].as_u64().expect("a checksum");
         assert_eq!(
@@ -50,29 +67,32 @@ fn logits_equal_those_of_llama_cpp() {
             checksum,
             "{name}: not the file that llama.cpp has read"
         );
-        let expected: Vec<f32> = read(&format!("{name}.logits"))
-            .as_chunks()
-            .0
-            .iter()
-            .map(|&bytes| f32::from_le_bytes(bytes))
-            .collect();
+        let logits = read(&format!("{name}.logits"));
         let positions = case["positions"].as_array().expect("positions");
-        let positions: Vec<_> = positions.iter().map(|number| weights::number(number) as usize).collect();
-        let tokens = weights::tokens(positions[positions.len() - 1] + 1, vocab);
-        let context = case["context"].as_u64().expect("a context") as usize;
-        let peer_error = weights::number(&case["peer_error"]);
+        Case {
+            file,
+            vocab,
+            context: case["context"].as_u64().expect("a context") as usize,
+            positions: positions.iter().map(|number| weights::number(number) as usize).collect(),
+            logits: logits.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect(),
+            peer_error: weights::number(&case["peer_error"]),
+            name,
+        }
+    };
+    all["cases"].as_array().expect("cases").iter().map(case).collect()
+}
 
+/// Runs all cases on these backends; those that are not exact round as the CPU's does.
+fn compare(backends: &[(&dyn Backend, bool)]) {
+    let mut failures = Vec::new();
+    for Case { name, file, context, vocab, positions, logits, peer_error } in cases() {
+        let tokens = weights::tokens(positions[positions.len() - 1] + 1, vocab);
         let rounding = if name.starts_with("gemma") { GELU_TABLE } else { ROUNDING };
-        let cpu = Cpu::new(CpuOptions { poison: true, ..CpuOptions::default() });
-        let reference = Reference { poison: Some(7), ..Reference::default() };
-        let backends: [(&dyn Backend, f32); 2] =
-            [(&reference, rounding), (&cpu, rounding + HALF_PAGES + PEER_ERRORS * peer_error)];
-        for (backend, tolerance) in backends {
-            let options = LoadOptions { max_context: Some(context) };
-            let model = Model::from_static(name, file.clone().leak(), &options)
-                .unwrap_or_else(|error| panic!("{name}: {error}"));
-            let logits = run(backend, model, context, &tokens, &positions);
-            let error = distance(&logits, &expected);
+        for &(backend, rounds) in backends {
+            let tolerance = rounding + if rounds { HALF_PAGES + PEER_ERRORS * peer_error } else { 0.0 };
+            let model = load(&name, file.clone(), context);
+            let own = run(backend, model, context, &tokens, &CHUNKS, &positions, Want::Logits);
+            let error = distance(&own, &logits);
             println!("{name:16} {:10} error {error:.1e} of {tolerance:.1e}", backend.name());
             if error.is_nan() || error > tolerance {
                 failures
@@ -83,8 +103,21 @@ fn logits_equal_those_of_llama_cpp() {
     assert!(failures.is_empty(), "{failures:#?}");
 }
 
-/// Logits at `positions`, `[positions, vocab]`.
-fn run(backend: &dyn Backend, model: Model, context: usize, tokens: &[u32], positions: &[usize]) -> Vec<f32> {
+fn load(name: &str, file: Vec<u8>, context: usize) -> Model {
+    let options = LoadOptions { max_context: Some(context) };
+    Model::from_static(name, file.leak(), &options).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+/// What is wanted of the rows at `positions`, one after the other, if `tokens` come in these chunks.
+fn run(
+    backend: &dyn Backend,
+    model: Model,
+    context: usize,
+    tokens: &[u32],
+    chunks: &[usize],
+    positions: &[usize],
+    want: Want<'_>,
+) -> Vec<f32> {
     let blocks = tokens.len().div_ceil(BLOCK_SIZE);
     let groups = model.program.kv.groups.clone();
     let limits = Limits {
@@ -98,9 +131,9 @@ fn run(backend: &dyn Backend, model: Model, context: usize, tokens: &[u32], posi
         attention: AttentionMode::Paged,
     };
     let mut runner = backend.load(&model.program, model.weights, limits).expect("a supported model");
-    let mut logits = Vec::new();
+    let mut values = Vec::new();
     let mut start = 0;
-    for chunk in CHUNKS.into_iter().cycle() {
+    for &chunk in chunks.iter().cycle() {
         let end = tokens.len().min(start + chunk);
         if start == end {
             break;
@@ -120,7 +153,7 @@ fn run(backend: &dyn Backend, model: Model, context: usize, tokens: &[u32], posi
         let outputs: Vec<_> = positions
             .iter()
             .filter(|&position| (start..end).contains(position))
-            .map(|position| Output { row: position - start, want: Want::Logits })
+            .map(|position| Output { row: position - start, want })
             .collect();
         let step = Step {
             tokens: &tokens[start..end],
@@ -133,12 +166,14 @@ fn run(backend: &dyn Backend, model: Model, context: usize, tokens: &[u32], posi
         let ticket = runner.submit(&step).expect("a valid step");
         runner.collect(ticket, &mut out).expect("a submitted step");
         for outcome in out.outcomes {
-            let Outcome::Logits(row) = outcome else { panic!("asked for logits, got {outcome:?}") };
-            logits.extend(row);
+            match outcome {
+                Outcome::Logits(row) | Outcome::Embedding(row) => values.extend(row),
+                other => panic!("asked for {want:?}, got {other:?}"),
+            }
         }
         start = end;
     }
-    logits
+    values
 }
 
 /// Root of the mean square error, as a part of the spread of `expected`.
@@ -150,4 +185,52 @@ fn distance(actual: &[f32], expected: &[f32]) -> f32 {
     let error =
         actual.iter().zip(expected).map(|(&a, &b)| (f64::from(a) - f64::from(b)).powi(2)).sum::<f64>();
     (error / spread).sqrt() as f32
+}
+
+/// The same on this machine's first GPU, which may be a processor that plays one.
+#[cfg(any(feature = "gpu", target_os = "macos"))]
+mod gpu {
+    use paguro_backend_wgpu::{Gpu, GpuOptions};
+
+    use super::*;
+
+    fn gpu() -> Option<Gpu> {
+        let gpu = Gpu::open(0, GpuOptions { poison: true, ..GpuOptions::default() });
+        gpu.inspect_err(|error| println!("skipped: architectures on a GPU: {error}")).ok()
+    }
+
+    #[test]
+    fn logits_on_a_gpu_equal_those_of_llama_cpp() {
+        if let Some(gpu) = gpu() {
+            compare(&[(&gpu, true)]);
+        }
+    }
+
+    /// What attention has added up to in the residual stream, over 200 steps of one token each.
+    #[test]
+    fn two_hundred_steps_on_a_gpu_are_those_of_the_cpu() {
+        let Some(gpu) = gpu() else { return };
+        let cpu = Cpu::new(CpuOptions::default());
+        let mut chunks = vec![1; 201];
+        chunks[0] = 37;
+        let positions: Vec<_> = (37..237).collect();
+        let float = |case: &Case| case.peer_error == 0.0 && case.context < 1000;
+        let mut models: Vec<_> = cases()
+            .into_iter()
+            .filter(float)
+            .map(|case| (case.name, case.file, case.context, case.vocab))
+            .collect();
+        let embedded = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tales/tales-Q8_0.gguf");
+        models.push(("tales".into(), std::fs::read(embedded).expect("the embedded model"), 512, 4096));
+        for (name, file, context, vocab) in models {
+            let tokens = weights::tokens(237, vocab);
+            let [ours, theirs] = [&gpu as &dyn Backend, &cpu].map(|backend| {
+                let model = load(&name, file.clone(), context);
+                run(backend, model, context, &tokens, &chunks, &positions, Want::Embedding)
+            });
+            let error = distance(&ours, &theirs);
+            println!("{name:16} error {error:.1e}");
+            assert!(error < 5e-3, "{name}: {error}");
+        }
+    }
 }
