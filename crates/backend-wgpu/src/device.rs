@@ -71,6 +71,7 @@ const SHAPES: &[&str] = &[
     "K_EPS",
     "K_FIRST",
     "K_STRIDE",
+    "LOW_BITS",
     "OUTPUTS",
     "OUT_FIRST",
     "OUT_STRIDE",
@@ -86,6 +87,7 @@ const SHAPES: &[&str] = &[
     "VOCAB",
     "V_FIRST",
     "V_STRIDE",
+    "WHOLE",
     "WIDTH",
     "WINDOW",
 ];

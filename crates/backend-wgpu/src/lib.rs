@@ -12,6 +12,7 @@ mod matrix;
 mod plan;
 mod probe;
 mod runner;
+mod sampler;
 mod tally;
 mod template;
 

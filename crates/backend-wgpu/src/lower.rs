@@ -16,6 +16,7 @@ use crate::{
     layout::{BLOCK, Layout},
     matrix::DeviceMatrix,
     plan::{self, Tile, Tiling},
+    sampler,
     template::{Constants, Value},
 };
 
@@ -45,6 +46,8 @@ pub enum Grid {
     Each(u32),
     /// One for each row, along x.
     Rows,
+    /// One for each 256 rows.
+    Threads,
     /// A product with this many outputs, and its kernels.
     Product(u32, Arc<[Product]>),
     /// The items of a KV group's attention with such a tile, this many for each.
@@ -79,8 +82,12 @@ pub struct Model {
     pub head_norm: Launch,
     /// Their products with the head.
     pub head: Vec<Launch>,
+    /// Bias and penalties.
+    pub adjust: Launch,
     /// The best tokens.
     pub argmax: [Launch; 2],
+    /// The draw, where there is a temperature.
+    pub sample: Launch,
     /// Pages, one buffer for K and one for V of each layer slot.
     pub pages: Vec<[wgpu::Buffer; 2]>,
     /// Buffers that the host writes or reads.
@@ -99,12 +106,14 @@ pub struct Io {
     pub logits: wgpu::Buffer,
     /// `[LOGIT_ROWS, hidden]`
     pub normed: wgpu::Buffer,
-    /// See `argmax.wgsl`.
+    /// See `sample.wgsl`.
     pub samples: wgpu::Buffer,
-    /// See `argmax.wgsl`.
+    /// See `sample.wgsl`.
     pub masks: wgpu::Buffer,
-    /// See `argmax.wgsl`.
+    /// See `sample.wgsl`.
     pub tokens: wgpu::Buffer,
+    /// See `adjust.wgsl`.
+    pub edits: wgpu::Buffer,
 }
 
 /// A place that a product writes, or another kernel reads: a buffer `[rows, stride]` from column `first` on.
@@ -289,7 +298,8 @@ impl<'a> Lowering<'a> {
         let outputs = self.limits.max_outputs.max(1);
         let logits = self.device.buffer(rows * vocab, "logits")?;
         let normed = self.device.buffer(rows * hidden, "embeddings")?;
-        let samples = self.device.buffer(outputs * 4, "samples")?;
+        let samples = self.device.buffer(outputs * 8, "samples")?;
+        let edits = self.device.buffer(4 * sampler::room(rows, vocab), "bias and penalties")?;
         let masks = self.device.buffer(rows.max(outputs.min(256)) * vocab.div_ceil(32), "masks")?;
         let tokens = self.tokens.clone();
         let mut constants = self.norm_constants(&op.norm);
@@ -309,25 +319,33 @@ impl<'a> Lowering<'a> {
         let best = self.device.buffer(outputs * chunks as usize * 2, "best tokens")?;
         let constants = vec![("VOCAB", U(vocab as u32)), ("CHUNKS", U(chunks))];
         let merge = vec![("CHUNKS", U(chunks)), ("MERGE", U(1))];
+        let (whole, low_bits) = sampler::whole(vocab);
+        let draw =
+            vec![("VOCAB", U(vocab as u32)), ("WHOLE", U(whole)), ("LOW_BITS", U(low_bits)), ("LOADS", U(8))];
         let buffers = [
             ("samples", &samples),
             ("best", &best),
             ("logits", &logits),
             ("masks", &masks),
             ("tokens", &tokens),
+            ("edits", &edits),
         ];
+        let adjust = self.launch("adjust", wgsl!("args", "adjust"), vec![], &buffers, Grid::Threads, 0)?;
         let files = wgsl!("args", "argmax");
         let argmax = [
             self.launch("argmax", files, constants, &buffers, Grid::Each(chunks), 0)?,
             self.launch("argmax_merge", files, merge, &buffers, Grid::Rows, 0)?,
         ];
+        let sample = self.launch("sample", wgsl!("args", "sample"), draw, &buffers, Grid::Rows, 0)?;
         Ok(Model {
             body,
             head_norm,
             head,
+            adjust,
             argmax,
+            sample,
             pages: self.pages,
-            io: Io { step: self.step, logits, normed, samples, masks, tokens },
+            io: Io { step: self.step, logits, normed, samples, masks, tokens, edits },
             tiling: self.tiling,
             counters: self.counters,
         })

@@ -1,6 +1,6 @@
 //! A step as the device gets it: one array of words.
 
-use paguro_backend::{AttentionMode, KvLayout, Limits, Step, Want};
+use paguro_backend::{AttentionMode, KvLayout, Limits, Step};
 
 /// Tokens of a split of attention. Splits are fine up to a position, so that short contexts are shared out, too, and coarse
 /// from there on.
@@ -311,16 +311,4 @@ pub fn words(kv: &KvLayout, limits: &Limits, tiling: Tiling) -> usize {
 /// Entries of all block tables of the largest step.
 pub fn tables(kv: &KvLayout, limits: &Limits) -> usize {
     kv.groups.len() * limits.max_sequences * limits.max_context.div_ceil(limits.block_size)
-}
-
-/// Whether the device can answer it by itself: the best token, of all or of those that a mask allows.
-pub fn is_greedy(want: &Want<'_>) -> bool {
-    let Want::Sample(request) = want else { return false };
-    let params = request.params;
-    params.temperature == 0.0
-        && params.logit_bias.is_empty()
-        && params.repetition_penalty == 1.0
-        && params.frequency_penalty == 0.0
-        && params.presence_penalty == 0.0
-        && request.logprobs.is_none()
 }

@@ -6,7 +6,7 @@ use bytemuck::{bytes_of, cast_slice};
 use half::f16;
 use paguro_backend::{
     KernelCount, Limits, LoadError, Outcome, Output, PageId, PageMove, Program, Runner, Sampled, Step,
-    StepError, StepOutput, Ticket, TokenMask, Want, Weights,
+    StepError, StepOutput, Ticket, Want, Weights,
     sampling::{self, Scratch},
 };
 
@@ -14,12 +14,10 @@ use crate::{
     GpuOptions,
     device::{ARGS_BYTES, Device},
     lower::{Grid, LOGIT_ROWS, Launch, Lowering, Model, product},
-    plan::{Args, Plan, is_greedy},
+    plan::{Args, Plan},
+    sampler::{self, NONE, Sampler, first_allowed},
     tally::Tally,
 };
-
-/// A place in the samples that stands for no mask, and a token that stands for none.
-const NONE: u32 = u32::MAX;
 
 /// Launches that the device gets first. It works on them while twice as many are encoded, and so on: it always has work if
 /// encoding a launch takes less than half of the time of running one.
@@ -42,6 +40,7 @@ pub struct GpuRunner {
     copied: wgpu::Buffer,
     tally: Tally,
     scratch: Scratch,
+    sampler: sampler::Scratch,
     /// Of the step that was submitted last, and of the one before; which is which, the number of the step says.
     flights: [Flight; 2],
     /// Outputs of the last one in the order of the device's tokens.
@@ -97,6 +96,7 @@ impl GpuRunner {
             limits,
             device,
             scratch: Scratch::default(),
+            sampler: sampler::Scratch::default(),
             flights: Default::default(),
             carried: Vec::new(),
             submitted: 0,
@@ -141,25 +141,6 @@ impl GpuRunner {
             let place = plan.place(output.row);
             (first..first + count).contains(&place).then(|| place - first)
         };
-        let mut samples: Vec<[u32; 4]> = Vec::new();
-        let mut masks: Vec<&TokenMask> = Vec::new();
-        let mut for_host = Vec::new();
-        let words = vocab.div_ceil(32);
-        for (index, output) in step.outputs.iter().enumerate() {
-            let Some(row) = in_slice(output, &self.plan) else { continue };
-            match output.want {
-                Want::Sample(request) if is_greedy(&output.want) && masks.len() < LOGIT_ROWS => {
-                    let mask = request.mask.map_or(NONE, |mask| {
-                        masks.push(mask);
-                        ((masks.len() - 1) * words) as u32
-                    });
-                    samples.push([row as u32, mask, flight.sampled.len() as u32, 0]);
-                    flight.sampled.push((index, 0));
-                }
-                _ => for_host.push((index, row)),
-            }
-        }
-
         let mut encoder = self.device.encoder();
         let (mut rest, mut next) = (&launches[..], FIRST_LAUNCHES);
         while rest.len() > next {
@@ -169,6 +150,21 @@ impl GpuRunner {
             encoder = self.device.encoder();
             (rest, next) = (later, 2 * next);
         }
+        let mut sampler = Sampler::new(vocab, (self.model.io.edits.size() / 16) as usize);
+        let mut for_host = Vec::new();
+        for (index, output) in step.outputs.iter().enumerate() {
+            let Some(row) = in_slice(output, &self.plan) else { continue };
+            let alone = || step.outputs.iter().filter(|other| other.row == output.row).count() == 1;
+            match &output.want {
+                Want::Sample(request)
+                    if sampler.take(row, request, flight.sampled.len(), alone, &mut self.sampler) =>
+                {
+                    flight.sampled.push((index, 0));
+                }
+                _ => for_host.push((index, row)),
+            }
+        }
+        let Sampler { samples, edits, masks, .. } = sampler;
         encode(&mut encoder, rest, &mut self.tally);
         if masks.iter().any(|mask| mask.known().is_none()) {
             // The device computes while somebody else computes masks.
@@ -182,6 +178,7 @@ impl GpuRunner {
                 *fallback = first_allowed.next().unwrap_or(0);
             }
         }
+        let words = vocab.div_ceil(32);
         for (index, mask) in masks.iter().enumerate() {
             let mut bits = mask.bits().to_vec();
             bits.resize(words, 0);
@@ -189,10 +186,17 @@ impl GpuRunner {
             self.device.queue.write_buffer(&self.model.io.masks, at, cast_slice(&bits));
         }
         if !samples.is_empty() {
-            self.device.queue.write_buffer(&self.model.io.samples, 0, cast_slice(&samples));
-            let args = Args { rows: samples.len() as u32, ..Args::default() };
-            let argmax = self.model.argmax.each_ref().map(|launch| Planned::new(launch, &self.plan, args));
-            encode(&mut encoder, &argmax, &mut self.tally);
+            let Model { io, adjust, argmax: [argmax, merge], sample, .. } = &self.model;
+            self.device.queue.write_buffer(&io.edits, 0, cast_slice(&edits));
+            self.device.queue.write_buffer(&io.samples, 0, cast_slice(&samples));
+            let (count, is_draw) = (samples.len(), |sample: &[u32; 8]| f32::from_bits(sample[4]) > 0.0);
+            let draws = if samples.iter().any(is_draw) { count } else { 0 };
+            let launches = [(adjust, edits.len()), (argmax, count), (merge, count), (sample, draws)];
+            let launches = launches.into_iter().filter(|(_, rows)| *rows > 0).map(|(launch, rows)| {
+                Planned::new(launch, &self.plan, Args { rows: rows as u32, ..Args::default() })
+            });
+            let launches = Vec::from_iter(launches);
+            encode(&mut encoder, &launches, &mut self.tally);
         }
         let (logits, normed) = (vocab * 4, self.program.hidden * 4);
         if !for_host.is_empty() {
@@ -246,6 +250,7 @@ impl<'a> Planned<'a> {
         let (variant, workgroups) = match &launch.grid {
             &Grid::Each(count) => (0, [count, args.rows]),
             Grid::Rows => (0, [args.rows, 1]),
+            Grid::Threads => (0, [args.rows.div_ceil(256), 1]),
             &Grid::Merge(count) => {
                 (0, [if plan.needs_merge(launch.kv_group) { count } else { 0 }, args.rows])
             }
@@ -370,8 +375,7 @@ impl Runner for GpuRunner {
     }
 
     fn carries(&self, want: &Want<'_>) -> bool {
-        // What a mask leaves if there is nothing else is not on the device.
-        is_greedy(want) && matches!(want, Want::Sample(request) if request.mask.is_none())
+        matches!(want, Want::Sample(request) if sampler::carries(request, self.program.vocab))
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {
@@ -401,14 +405,6 @@ impl Runner for GpuRunner {
     fn kernel_counts(&self) -> Vec<KernelCount> {
         self.tally.snapshot()
     }
-}
-
-/// The lowest token that a mask allows, or 0.
-fn first_allowed(mask: &TokenMask, vocab: usize) -> u32 {
-    let bits = mask.bits();
-    let words = bits.iter().zip((0..).step_by(32));
-    let mut first = words.filter(|(word, _)| **word != 0).map(|(word, base)| base + word.trailing_zeros());
-    first.next().filter(|&token| (token as usize) < vocab).unwrap_or(0)
 }
 
 /// Fills all pages with large finite noise, so that a read of what was never written shows.

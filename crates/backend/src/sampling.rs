@@ -103,7 +103,7 @@ impl SamplingParams {
         Ok(())
     }
 
-    /// Whether the tokens so far matter.
+    /// Whether some penalty is on.
     pub fn penalizes(&self) -> bool {
         self.repetition_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0
     }
@@ -164,10 +164,20 @@ pub fn answer(logits: &[f32], want: &Want<'_>, scratch: &mut Scratch) -> Option<
 
 /// Samples one token from `logits`, `[vocab]`, in the order that the [module](self) describes.
 pub fn sample(logits: &[f32], request: &SampleRequest<'_>, scratch: &mut Scratch) -> Sampled {
+    sample_at(logits, request, uniform(request.params.seed, request.draw), scratch)
+}
+
+/// [`sample`] with this uniform number.
+pub(crate) fn sample_at(
+    logits: &[f32],
+    request: &SampleRequest<'_>,
+    uniform: f64,
+    scratch: &mut Scratch,
+) -> Sampled {
     let mut adjusted = std::mem::take(&mut scratch.adjusted);
     let candidates = adjust(logits, request, &mut adjusted, &mut scratch.counts);
     let choice = match request.params.temperature > 0.0 {
-        true => draw(candidates, request, scratch),
+        true => draw(candidates, request.params, uniform, scratch),
         false => best(candidates),
     };
     scratch.adjusted = adjusted;
@@ -221,9 +231,13 @@ fn adjust<'a>(
             *logit += bias;
         }
     }
-    if params.penalizes() {
-        penalize(adjusted, params, request.history, counts);
-    }
+    penalties(request, logits.len(), counts, |token, subtracted| {
+        let logit = &mut adjusted[token];
+        *logit = match *logit > 0.0 {
+            true => *logit / params.repetition_penalty,
+            false => *logit * params.repetition_penalty,
+        } - subtracted;
+    });
     if let Some(mask) = request.mask {
         let mask = mask.bits();
         for (word, logits) in adjusted.chunks_mut(32).enumerate() {
@@ -238,30 +252,34 @@ fn adjust<'a>(
     adjusted
 }
 
-fn penalize(logits: &mut [f32], params: &SamplingParams, history: &[u32], counts: &mut Vec<u32>) {
+/// Each token in the window, once, with what is subtracted from its logit after the repetition penalty; none if there are no
+/// penalties. `counts` holds nothing from call to call.
+pub fn penalties(
+    request: &SampleRequest<'_>,
+    vocab: usize,
+    counts: &mut Vec<u32>,
+    mut each: impl FnMut(usize, f32),
+) {
+    let SampleRequest { params, history, .. } = request;
+    if !params.penalizes() {
+        return;
+    }
     let length = params.penalty_window.map_or(history.len(), |window| history.len().min(window as usize));
     let window = &history[history.len() - length..];
-    counts.resize(counts.len().max(logits.len()), 0);
-    let in_vocabulary = || window.iter().map(|&token| token as usize).filter(|&token| token < logits.len());
-    in_vocabulary().for_each(|token| counts[token] += 1);
-    for token in window.iter().map(|&token| token as usize) {
-        let Some(logit) = logits.get_mut(token) else { continue };
+    counts.resize(counts.len().max(vocab), 0);
+    let tokens = || window.iter().map(|&token| token as usize).filter(|&token| token < vocab);
+    tokens().for_each(|token| counts[token] += 1);
+    for token in tokens() {
         // Each token once; this also leaves the counts as they were found.
         let count = std::mem::take(&mut counts[token]);
         if count > 0 {
-            *logit = if *logit > 0.0 {
-                *logit / params.repetition_penalty
-            } else {
-                *logit * params.repetition_penalty
-            };
-            *logit -= count as f32 * params.frequency_penalty + params.presence_penalty;
+            each(token, count as f32 * params.frequency_penalty + params.presence_penalty);
         }
     }
 }
 
 /// Steps 5 and 6. `None` if no logit is more than `-inf`.
-fn draw(logits: &[f32], request: &SampleRequest<'_>, scratch: &mut Scratch) -> Option<u32> {
-    let params = request.params;
+fn draw(logits: &[f32], params: &SamplingParams, uniform: f64, scratch: &mut Scratch) -> Option<u32> {
     let Scratch { candidates, ranking, bins, .. } = scratch;
     let best = finite(logits[best(logits)? as usize]);
 
@@ -292,7 +310,7 @@ fn draw(logits: &[f32], request: &SampleRequest<'_>, scratch: &mut Scratch) -> O
     }
 
     let total: f64 = candidates.iter().map(|candidate| f64::from(candidate.value)).sum();
-    let mut remaining = uniform(params.seed, request.draw) * total;
+    let mut remaining = uniform * total;
     for candidate in candidates.iter() {
         remaining -= f64::from(candidate.value);
         if remaining < 0.0 {

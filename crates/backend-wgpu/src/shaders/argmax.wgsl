@@ -1,6 +1,6 @@
 // The best token of each sample: the lowest of equal ones, among those that its mask allows. NaN is no number, +inf the
 // largest finite one. First the best of every 2048 tokens; then, with MERGE, the best of those.
-@group(0) @binding(0) var<storage, read> samples: array<vec4<u32>>; // [samples] row, first mask word or NONE, place, 0
+@group(0) @binding(0) var<storage, read> samples: array<vec4<u32>>; // [samples, 2] see sample.wgsl
 //% if MERGE
 @group(0) @binding(1) var<storage, read> best: array<vec2<u32>>;       // [samples, CHUNKS] value, token
 @group(0) @binding(2) var<storage, read_write> tokens: array<u32>;     // [samples]
@@ -25,7 +25,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   var top = LOWEST;
   var id = NONE;
 //% if MERGE
-  let sample = samples[wid.x];
+  let sample = samples[2u * wid.x];
   for (var chunk = tid; chunk < CHUNKS; chunk += 256u) {
     let candidate = best[wid.x * CHUNKS + chunk];
     if (beats(bitcast<f32>(candidate.x), candidate.y, top, id)) {
@@ -34,7 +34,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
     }
   }
 //% else
-  let sample = samples[wid.y];
+  let sample = samples[2u * wid.y];
 //% for i in 0..8
   {
     let token = wid.x * 2048u + ${i}u * 256u + tid;

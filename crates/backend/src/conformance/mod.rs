@@ -40,6 +40,7 @@ mod model;
 mod mutations;
 mod numbers;
 mod rng;
+mod sampling;
 
 pub use drive::{DriveOptions, Driver, SequenceId, submit};
 pub use model::{Biases, ModelShape, RandomModel, random_matrix};
@@ -166,6 +167,7 @@ pub const CASES: &[Case] = &[
     Case { name: "exact_in_any_place", run: exactness::places },
     Case { name: "exact_embeddings", run: exactness::embeddings },
     Case { name: "outputs", run: contract::outputs },
+    Case { name: "samples", run: sampling::samples },
     Case { name: "late_masks", run: contract::late_masks },
     Case { name: "carried_tokens", run: contract::carried_tokens },
     Case { name: "bad_weights", run: contract::bad_weights },
@@ -194,7 +196,8 @@ macro_rules! conformance {
             gather
             exact_in_company exact_in_chunks exact_in_long_chunks exact_with_shared_prefix
             exact_after_copy_on_write exact_after_preemption exact_on_any_threads exact_in_any_place
-            exact_embeddings outputs late_masks carried_tokens bad_weights invalid_steps kernel_counts runners_are_separate
+            exact_embeddings outputs samples late_masks carried_tokens bad_weights invalid_steps kernel_counts
+            runners_are_separate
         }
     };
     (@tests [$subject:expr] $($case:ident)*) => {

@@ -5,8 +5,9 @@ use std::{cell::Cell, collections::BTreeSet};
 use super::{CASES, Case, ModelShape, Subject, Tolerance};
 use crate::{
     Activation, AttentionMode, Backend, Bytes, Capacity, Carried, KV_BLOCK, KernelCount, KvDtype, Limits,
-    LoadError, Norm, NormQkvRopeStore, Op, Outcome, PageId, PageMove, Program, RopeStyle, Runner, Step,
-    StepError, StepOutput, StepSequence, Ticket, Want, WeightFormat, Weights, quantize_kv,
+    LoadError, Norm, NormQkvRopeStore, Op, Outcome, PageId, PageMove, Program, RopeStyle, Runner,
+    SamplingParams, Step, StepError, StepOutput, StepSequence, Ticket, Want, WeightFormat, Weights,
+    quantize_kv,
     reference::{
         AttentionFn, AttentionShape, KvRounding, Reference, RoundFn, attention, round_f16, round_q8,
     },
@@ -32,6 +33,7 @@ struct Defect {
     checks_weights: bool,
     checks_steps: bool,
     waits_for_masks: bool,
+    params: fn(&mut SamplingParams),
     counts: fn(&mut Vec<KernelCount>),
 }
 
@@ -60,6 +62,7 @@ const NONE: Defect = Defect {
     checks_weights: true,
     checks_steps: true,
     waits_for_masks: true,
+    params: |_| (),
     counts: |_| (),
 };
 
@@ -119,11 +122,21 @@ impl Runner for DefectiveRunner {
         self.now.rows = step.tokens.len();
         self.now.first_page = step.pages[0].0;
         self.now.steps += 1;
+        let params: Vec<SamplingParams> = step
+            .outputs
+            .iter()
+            .map(|output| {
+                let Want::Sample(request) = &output.want else { return SamplingParams::default() };
+                let mut params = request.params.clone();
+                (self.defect.params)(&mut params);
+                params
+            })
+            .collect();
         let mut outputs = step.outputs.to_vec();
-        for output in &mut outputs {
-            if let Want::Sample(request) = &mut output.want
-                && !self.defect.waits_for_masks
-            {
+        for (output, params) in outputs.iter_mut().zip(&params) {
+            let Want::Sample(request) = &mut output.want else { continue };
+            request.params = params;
+            if !self.defect.waits_for_masks {
                 request.mask = request.mask.filter(|mask| mask.known().is_some());
             }
         }
@@ -333,6 +346,27 @@ fn defects() -> Vec<(&'static str, Defect, &'static [&'static str])> {
         ("loads anything", Defect { checks_weights: false, ..NONE }, &["bad_weights"]),
         ("runs anything", Defect { checks_steps: false, ..NONE }, &["invalid_steps"]),
         ("takes a late mask for none", Defect { waits_for_masks: false, ..NONE }, &["late_masks"]),
+        (
+            "keeps one token more",
+            Defect { params: |params| params.top_k += u32::from(params.top_k > 0), ..NONE },
+            &["samples"],
+        ),
+        (
+            "keeps a bit more of the probability",
+            Defect { params: |params| params.top_p = (params.top_p + 0.02).min(1.0), ..NONE },
+            &["samples"],
+        ),
+        (
+            "keeps only what is more likely",
+            Defect { params: |params| params.min_p = (params.min_p * 1.1).min(1.0), ..NONE },
+            &["samples"],
+        ),
+        (
+            "counts no tokens",
+            Defect { params: |params| params.frequency_penalty = 0.0, ..NONE },
+            &["samples"],
+        ),
+        ("knows one seed", Defect { params: |params| params.seed = 1, ..NONE }, &["outputs", "samples"]),
         ("counts nothing", Defect { counts: |counts| counts.clear(), ..NONE }, &["kernel_counts"]),
         (
             "gathers in secret",

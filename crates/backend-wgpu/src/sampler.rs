@@ -1,0 +1,165 @@
+//! What the device needs to know to sample: see `adjust.wgsl`, `argmax.wgsl`, `sample.wgsl`.
+
+use paguro_backend::{
+    SampleRequest, TokenMask,
+    sampling::{penalties, uniform},
+};
+
+use crate::lower::LOGIT_ROWS;
+
+/// A place in the samples that stands for no mask or no top-p, and a token that stands for none.
+pub const NONE: u32 = u32::MAX;
+/// Tokens of a vocabulary that the device draws from, at most: it finds them by two digits of ten bits.
+const MOST_TOKENS: usize = 1 << 20;
+/// Tokens with bias or penalties that there is room for, for each row of logits.
+const EDITS: usize = 4096;
+
+/// Tokens with bias or penalties that there is room for with so many rows of logits.
+pub fn room(rows: usize, vocab: usize) -> usize {
+    rows * vocab.min(EDITS)
+}
+
+/// What 1 is as a weight, and how many bits the lower part of a weight has: as much as lets sums of the weights' two parts, over
+/// a whole vocabulary, stay below 2^32.
+pub fn whole(vocab: usize) -> (u32, u32) {
+    let low_bits = 14.min(32 - vocab.next_power_of_two().ilog2());
+    let high = (u32::MAX / vocab.max(1) as u32).min(1 << 14);
+    (high << low_bits, low_bits)
+}
+
+/// The samples of a slice of the output rows.
+pub struct Sampler<'a> {
+    vocab: usize,
+    room: usize,
+    /// Eight words for each sample.
+    pub samples: Vec<[u32; 8]>,
+    /// Bias and penalties.
+    pub edits: Vec<[u32; 4]>,
+    /// The masks that samples name, in order.
+    pub masks: Vec<&'a TokenMask>,
+}
+
+/// Kept from step to step, to count in.
+#[derive(Default)]
+pub struct Scratch {
+    counts: Vec<u32>,
+    /// For each token, its place among a sample's edits and one more, or 0; all zero between calls.
+    places: Vec<u32>,
+}
+
+impl<'a> Sampler<'a> {
+    /// With room for so many edits.
+    pub fn new(vocab: usize, room: usize) -> Self {
+        Self { vocab, room, samples: Vec::new(), edits: Vec::new(), masks: Vec::new() }
+    }
+
+    /// Adds a sample of a row of logits whose token goes to `place`, if the device can draw it; `alone` if nothing else is wanted
+    /// of that row, so that its logits may be changed.
+    pub fn take(
+        &mut self,
+        row: usize,
+        request: &SampleRequest<'a>,
+        place: usize,
+        alone: impl Fn() -> bool,
+        scratch: &mut Scratch,
+    ) -> bool {
+        let params = request.params;
+        let draws = params.temperature > 0.0;
+        let adjusts = params.penalizes() || !params.logit_bias.is_empty();
+        if request.logprobs.is_some()
+            || draws && self.vocab > MOST_TOKENS
+            || request.mask.is_some() && self.masks.len() == LOGIT_ROWS
+            || adjusts && !(alone() && self.edit(row, request, scratch))
+        {
+            return false;
+        }
+        let mask = request.mask.map_or(NONE, |mask| {
+            self.masks.push(mask);
+            ((self.masks.len() - 1) * self.vocab.div_ceil(32)) as u32
+        });
+        // In parts of 2^32.
+        let parts = |share: f64| (share * 2_f64.powi(32)) as u32;
+        let top_k = if (params.top_k as usize) < self.vocab { params.top_k } else { 0 };
+        let top_p = if params.top_p < 1.0 { parts(f64::from(params.top_p)) } else { NONE };
+        // A device may take the smallest numbers for 0.
+        let temperature = if draws { params.temperature.max(f32::MIN_POSITIVE) } else { 0.0 };
+        self.samples.push([
+            row as u32,
+            mask,
+            place as u32,
+            top_k,
+            temperature.to_bits(),
+            top_p,
+            params.min_p.to_bits(),
+            parts(uniform(params.seed, request.draw)),
+        ]);
+        true
+    }
+
+    /// Adds what becomes of a row's logits, one edit for each token, if there is room for it.
+    fn edit(&mut self, row: usize, request: &SampleRequest<'_>, scratch: &mut Scratch) -> bool {
+        let (params, vocab, start) = (request.params, self.vocab, self.edits.len());
+        let Scratch { counts, places } = scratch;
+        places.resize(vocab, 0);
+        let edits = &mut self.edits;
+        let mut edit = |token: usize, change: &dyn Fn(&mut [u32; 4])| {
+            if places[token] == 0 {
+                edits.push([(row * vocab + token) as u32, 0, 1_f32.to_bits(), 0]);
+                places[token] = (edits.len() - start) as u32;
+            }
+            change(&mut edits[start + places[token] as usize - 1]);
+        };
+        for &(token, bias) in &params.logit_bias {
+            edit(token as usize, &|edit| edit[1] = (f32::from_bits(edit[1]) + bias).to_bits());
+        }
+        penalties(request, vocab, counts, |token, subtracted| {
+            edit(token, &|edit| {
+                (edit[2], edit[3]) = (params.repetition_penalty.to_bits(), subtracted.to_bits())
+            });
+        });
+        for edit in &self.edits[start..] {
+            places[edit[0] as usize % vocab] = 0;
+        }
+        let fits = self.edits.len() <= self.room;
+        if !fits {
+            self.edits.truncate(start);
+        }
+        fits
+    }
+}
+
+/// Whether the device draws this token in any company, and can go on with it: what a mask leaves if there is nothing else, and what
+/// penalties make of the token before, only the host knows.
+pub fn carries(request: &SampleRequest<'_>, vocab: usize) -> bool {
+    let params = request.params;
+    request.mask.is_none()
+        && request.logprobs.is_none()
+        && !params.penalizes()
+        && params.logit_bias.len() <= EDITS.min(vocab)
+        && (params.temperature == 0.0 || vocab <= MOST_TOKENS)
+}
+
+/// The lowest token that a mask allows, or 0.
+pub fn first_allowed(mask: &TokenMask, vocab: usize) -> u32 {
+    let bits = mask.bits();
+    let words = bits.iter().zip((0..).step_by(32));
+    let mut first = words.filter(|(word, _)| **word != 0).map(|(word, base)| base + word.trailing_zeros());
+    first.next().filter(|&token| (token as usize) < vocab).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_of_weights_stay_within_words() {
+        for vocab in [1, 2, 131, 65_536, 128_256, 262_144, 262_208, 1 << 20] {
+            let (whole, low_bits) = whole(vocab);
+            let largest = |part: u32| u64::from(part) * vocab as u64;
+            assert!(largest(whole >> low_bits) < 1 << 32, "{vocab}");
+            assert!(largest((1 << low_bits) - 1) < 1 << 32, "{vocab}");
+            assert_eq!(whole as f32 as u32, whole, "{vocab}: kernels make a float of it");
+            assert!(whole >= 1 << 23, "{vocab}");
+        }
+    }
+}
