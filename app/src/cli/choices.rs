@@ -60,7 +60,8 @@ impl From<Attention> for AttentionMode {
 }
 
 /// `--kv-dtype`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum KvDtype {
     /// Half precision.
     F16,

@@ -5,7 +5,7 @@ use std::{net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
 use clap::{ArgMatches, Args, Command, FromArgMatches, Id, ValueEnum, parser::ValueSource};
 use serde::{Deserialize, Deserializer, de};
 
-use super::choices::{self, Device};
+use super::choices::{self, Device, KvDtype};
 
 /// `paguro serve`.
 #[derive(Args, Clone, Debug)]
@@ -161,6 +161,17 @@ pub struct ServeOptions {
     #[arg(long, env = "PAGURO_KV_MEMORY", value_name = "BYTES", help_heading = "Models")]
     pub kv_memory: Option<Bytes>,
 
+    /// What the KV cache stores: f16, or q8 in about half the memory [default: f16]
+    #[arg(
+        long,
+        value_enum,
+        env = "PAGURO_KV_DTYPE",
+        hide_possible_values = true,
+        value_name = "f16|q8",
+        help_heading = "Models"
+    )]
+    pub kv_dtype: Option<KvDtype>,
+
     /// Sequences that run at the same time, for each model [default: 64]
     #[arg(long, env = "PAGURO_PARALLEL", value_name = "N", help_heading = "Models", value_parser = choices::positive)]
     pub parallel: Option<usize>,
@@ -222,6 +233,7 @@ impl ServeOptions {
             keep_alive: self.keep_alive.or(weaker.keep_alive),
             ctx: self.ctx.or(weaker.ctx),
             kv_memory: self.kv_memory.or(weaker.kv_memory),
+            kv_dtype: self.kv_dtype.or(weaker.kv_dtype),
             parallel: self.parallel.or(weaker.parallel),
             max_queue: self.max_queue.or(weaker.max_queue),
             max_queue_tokens: self.max_queue_tokens.or(weaker.max_queue_tokens),

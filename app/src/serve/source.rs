@@ -7,7 +7,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use paguro_backend::Backend;
+use paguro_backend::{Backend, KvDtype};
 use paguro_engine::{Engine, EngineOptions, PageBudget};
 use paguro_model::{LoadOptions, Model, ModelError, ModelFile};
 use paguro_registry::{ModelRecord, Registry, RegistryError};
@@ -40,6 +40,7 @@ pub struct Shelf {
     /// `--ctx`.
     context: Option<usize>,
     kv_bytes: Option<u64>,
+    kv_dtype: KvDtype,
     /// Bytes for all models together.
     memory: u64,
     parallel: usize,
@@ -85,6 +86,7 @@ impl Shelf {
             threads: options.threads,
             context: options.ctx,
             kv_bytes: options.kv_memory.map(|bytes| bytes.0),
+            kv_dtype: options.kv_dtype.map_or(defaults.kv_dtype, KvDtype::from),
             memory,
             parallel: options.parallel.unwrap_or(defaults.max_sequences),
             queue: options.max_queue.unwrap_or(defaults.queue_capacity),
@@ -126,7 +128,7 @@ impl Shelf {
             None => model.context_length.min(DEFAULT_CONTEXT),
         };
         let tokens = context.saturating_mul(self.parallel).min(MOST_TOKENS.max(context));
-        let page_bytes = backend.page_bytes(&model.program, defaults.block_size, defaults.kv_dtype) as u64;
+        let page_bytes = backend.page_bytes(&model.program, defaults.block_size, self.kv_dtype) as u64;
         let blocks = tokens.div_ceil(defaults.block_size) as u64;
         let rest = self.memory.saturating_sub(model.description.file_bytes);
         let bytes = self.kv_bytes.unwrap_or(blocks.saturating_mul(page_bytes).min(rest));
@@ -137,6 +139,7 @@ impl Shelf {
             max_batch_tokens: defaults.max_batch_tokens.max(self.parallel),
             queue_capacity: self.queue,
             queue_tokens: self.queue_tokens,
+            kv_dtype: self.kv_dtype,
             ..defaults
         }
     }

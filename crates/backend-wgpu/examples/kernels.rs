@@ -1,8 +1,8 @@
-//! Kernels alone, on a GPU: decode attention over pages in order, scattered and gathered, and products with weights of several
-//! formats, beside what plain reading of the memory reaches. Prints a JSON object for each.
+//! Kernels alone, on a GPU: decode attention over pages in order, scattered and gathered, of halves and of eight bits, and products
+//! with weights of several formats, beside what plain reading of the memory reaches. Prints a JSON object for each.
 //!
 //! ```text
-//! cargo run --release -p paguro-backend-wgpu --example kernels -- [read|attend|products|layer]...
+//! cargo run --release -p paguro-backend-wgpu --example kernels -- [read|attend|attend_q8|products|layer]...
 //! ```
 
 use std::{
@@ -52,15 +52,18 @@ fn run(wants: &dyn Fn(&str) -> bool) -> Result<(), String> {
     let gpu = Gpu::open(0, GpuOptions { timed: true, ..options() })?;
     let ceiling = gpu.read_bandwidth(2 * WARM_UP_READS).map_err(|error| error.to_string())? / 1e9;
     println!(r#"{{"kernel":"read","device":"{}","gb_per_s":{ceiling:.1}}}"#, gpu.capacity().description);
-    if wants("attend") {
+    for (name, kv_dtype) in [("attend", KvDtype::F16), ("attend_q8", KvDtype::Q8)] {
+        if !wants(name) {
+            continue;
+        }
         for (heads, kv_heads, head_dim) in [(32, 8, 128), (32, 4, 64)] {
             for batch in [1, 8, 64] {
                 for depth in [1024, 4096, 16_384, 32_768] {
                     for pages in ["ordered", "scattered", "gather"] {
-                        let case = Attention { heads, kv_heads, head_dim, batch, depth, pages };
+                        let case = Attention { heads, kv_heads, head_dim, batch, depth, pages, kv_dtype };
                         if let Err(error) = case.measure(&gpu, ceiling) {
                             println!(
-                                r#"{{"kernel":"attend","batch":{batch},"depth":{depth},"error":"{error}"}}"#
+                                r#"{{"kernel":"{name}","batch":{batch},"depth":{depth},"error":"{error}"}}"#
                             );
                         }
                     }
@@ -99,18 +102,19 @@ struct Attention {
     batch: usize,
     depth: usize,
     pages: &'static str,
+    kv_dtype: KvDtype,
 }
 
 impl Attention {
     fn measure(&self, gpu: &Gpu, ceiling: f64) -> Result<(), String> {
-        let &Self { heads, kv_heads, head_dim, batch, depth, pages } = self;
-        let bytes = batch * depth * kv_heads * head_dim * 2 * size_of::<u16>();
+        let &Self { heads, kv_heads, head_dim, batch, depth, pages, kv_dtype } = self;
+        let bytes = batch * depth * kv_heads * 2 * kv_dtype.head_bytes(head_dim);
         let layers = COLD_BYTES.div_ceil(bytes).clamp(1, 16);
         let shape =
             ModelShape { heads, kv_heads, head_dim, windows: vec![None; layers], ..ModelShape::default() };
         let model = shape.build(1);
         let attention = if pages == "gather" { AttentionMode::Gather } else { AttentionMode::Paged };
-        let mut runner = load(gpu, &model, batch, depth, attention)?;
+        let mut runner = load(gpu, &model, batch, depth, attention, kv_dtype)?;
         let blocks = depth.div_ceil(PAGE);
         let mut table: Vec<PageId> = (1..=(batch * blocks) as u32).map(PageId).collect();
         if pages == "scattered" {
@@ -123,7 +127,8 @@ impl Attention {
         let each = nanoseconds as f64 / launches as f64;
         let speed = bytes as f64 / each;
         println!(
-            r#"{{"kernel":"attend","heads":{heads},"kv_heads":{kv_heads},"head_dim":{head_dim},"batch":{batch},"depth":{depth},"pages":"{pages}","microseconds":{:.1},"gb_per_s":{speed:.0},"of_ceiling":{:.3}}}"#,
+            r#"{{"kernel":"attend","kv_dtype":"{}","heads":{heads},"kv_heads":{kv_heads},"head_dim":{head_dim},"batch":{batch},"depth":{depth},"pages":"{pages}","microseconds":{:.1},"gb_per_s":{speed:.0},"of_ceiling":{:.3}}}"#,
+            kv_dtype.name(),
             each / 1e3,
             speed / ceiling
         );
@@ -162,7 +167,7 @@ impl Layers {
         let Self { format, hidden, model } = self;
         let blocks = depth.div_ceil(PAGE);
         let table: Vec<PageId> = (1..=(rows * blocks) as u32).map(PageId).collect();
-        let mut runner = load(gpu, model, rows, depth, AttentionMode::Paged)?;
+        let mut runner = load(gpu, model, rows, depth, AttentionMode::Paged, KvDtype::F16)?;
         for count in decode(gpu, &mut *runner, rows, depth, &table)?.0 {
             let each = count.nanoseconds as f64 / count.launches as f64;
             let product = count.name.strip_suffix(']').and_then(|name| name.split_once('['));
@@ -189,7 +194,7 @@ impl Layers {
         }
         if !only_products {
             let gpu = Gpu::open(0, options())?;
-            let mut runner = load(&gpu, model, rows, depth, AttentionMode::Paged)?;
+            let mut runner = load(&gpu, model, rows, depth, AttentionMode::Paged, KvDtype::F16)?;
             let (_, time) = decode(&gpu, &mut *runner, rows, depth, &table)?;
             println!(
                 r#"{{"kernel":"layer","format":"{format}","hidden":{hidden},"rows":{rows},"microseconds_per_layer":{:.1}}}"#,
@@ -206,6 +211,7 @@ fn load(
     batch: usize,
     depth: usize,
     attention: AttentionMode,
+    kv_dtype: KvDtype,
 ) -> Result<Box<dyn Runner>, String> {
     let limits = Limits {
         block_size: PAGE,
@@ -214,7 +220,7 @@ fn load(
         max_sequences: batch,
         max_outputs: 1,
         max_context: depth,
-        kv_dtype: KvDtype::F16,
+        kv_dtype,
         attention,
     };
     gpu.load(&model.program, model.weights.clone(), limits).map_err(|error| error.to_string())

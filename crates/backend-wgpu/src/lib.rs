@@ -9,6 +9,7 @@ mod device;
 pub mod layout;
 mod lower;
 mod matrix;
+mod pages;
 mod plan;
 mod probe;
 mod runner;
@@ -130,7 +131,7 @@ impl Backend for Gpu {
     }
 
     fn page_bytes(&self, program: &Program, block_size: usize, kv_dtype: KvDtype) -> usize {
-        program.kv.page_bytes(block_size, kv_dtype)
+        pages::page_bytes(&program.kv, block_size, kv_dtype)
     }
 
     fn held(&self, matrix: &Matrix) -> Held {

@@ -7,14 +7,14 @@ mod products;
 use std::{collections::HashMap, sync::Arc};
 
 use paguro_backend::{
-    AttentionMode, KvDtype, Limits, Linear, LoadError, MatrixId, Norm, NormLogits, Op, Program, VectorId,
-    Weights,
+    AttentionMode, Limits, Linear, LoadError, MatrixId, Norm, NormLogits, Op, Program, VectorId, Weights,
 };
 
 use crate::{
     device::{Device, Pipeline},
     layout::{BLOCK, Layout},
     matrix::DeviceMatrix,
+    pages::page_words,
     plan::{self, Tile, Tiling},
     sampler,
     template::{Constants, Value},
@@ -192,7 +192,7 @@ impl<'a> Lowering<'a> {
         let widest = [hidden, heads * dim, ffn].map(|width| width.div_ceil(BLOCK)).into_iter().max();
         let blocks = rows.max(LOGIT_ROWS) * widest.unwrap_or(1);
         let buffer = |words: usize, what: &str| device.buffer(words, what);
-        let page_words = kv_heads * dim * limits.block_size / 2;
+        let page_words = page_words(&program.kv, limits.block_size, limits.kv_dtype);
         let half = |what: &str| buffer(limits.pages * page_words, what);
         let mut pages = Vec::new();
         for _ in 0..program.kv.slots {
@@ -434,10 +434,6 @@ fn check_supported(device: &Device, program: &Program, limits: &Limits) -> Resul
     if !128_usize.is_multiple_of(limits.block_size) || limits.block_size < 16 {
         let what = format!("pages of {} tokens", limits.block_size);
         return Err(unsupported(device, what, "16, 32, 64 and 128 work"));
-    }
-    if limits.kv_dtype != KvDtype::F16 {
-        let what = format!("pages of {}", limits.kv_dtype.name());
-        return Err(unsupported(device, what, "--kv-dtype f16 works"));
     }
     if device.limits.max_compute_workgroup_storage_size < 26 << 10
         || device.limits.max_compute_invocations_per_workgroup < 256

@@ -14,6 +14,7 @@ use crate::{
     GpuOptions,
     device::{ARGS_BYTES, Device},
     lower::{Grid, LOGIT_ROWS, Launch, Lowering, Model, product},
+    pages::page_words,
     plan::{Args, Plan},
     sampler::{self, NONE, Sampler, first_allowed},
     tally::Tally,
@@ -87,8 +88,7 @@ impl GpuRunner {
                 device.host_buffer(limits.max_outputs.max(1), "sampled tokens")?,
             ],
             rows: device.host_buffer(rows * (program.vocab + program.hidden), "rows for the host")?,
-            copied: device
-                .buffer(program.kv.kv_heads * program.kv.head_dim * limits.block_size / 2, "a page")?,
+            copied: device.buffer(page_words(&program.kv, limits.block_size, limits.kv_dtype), "a page")?,
             tally: Tally::new(&device, model.counters.clone(), options.timed)?,
             plan,
             model,
@@ -379,7 +379,8 @@ impl Runner for GpuRunner {
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {
-        let pages = self.limits.pages;
+        let Limits { pages, block_size, kv_dtype, .. } = self.limits;
+        let size = 4 * page_words(&self.program.kv, block_size, kv_dtype) as u64;
         let mut encoder = self.device.encoder();
         for &page_move in moves {
             let PageMove::Copy { from: PageId(from), to: PageId(to) } = page_move else {
@@ -392,10 +393,9 @@ impl Runner for GpuRunner {
                 continue;
             }
             for buffer in self.model.pages.iter().flatten() {
-                let size = self.program.kv.kv_heads * self.program.kv.head_dim * self.limits.block_size * 2;
-                let at = |page: u32| u64::from(page) * size as u64;
-                encoder.copy_buffer_to_buffer(buffer, at(from), &self.copied, 0, size as u64);
-                encoder.copy_buffer_to_buffer(&self.copied, 0, buffer, at(to), size as u64);
+                let at = |page: u32| u64::from(page) * size;
+                encoder.copy_buffer_to_buffer(buffer, at(from), &self.copied, 0, size);
+                encoder.copy_buffer_to_buffer(&self.copied, 0, buffer, at(to), size);
             }
         }
         self.device.queue.submit([encoder.finish()]);
@@ -407,7 +407,8 @@ impl Runner for GpuRunner {
     }
 }
 
-/// Fills all pages with large finite noise, so that a read of what was never written shows.
+/// Fills all pages with large finite noise, so that a read of what was never written shows: halves, also where they stand for
+/// scales, and any bytes.
 fn poison_pages(device: &Device, model: &Model) {
     let mut state = 1_u64;
     for buffer in model.pages.iter().flatten() {

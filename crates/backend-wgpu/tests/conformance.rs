@@ -21,15 +21,19 @@ fn open(cooperative: bool) -> Result<Gpu, String> {
     Gpu::open(0, GpuOptions { poison: true, cooperative, ..GpuOptions::default() })
 }
 
-fn subject(gpu: &Gpu) -> Subject {
+fn subject(gpu: &Gpu, kv_dtype: KvDtype) -> Subject {
     use WeightFormat::*;
     let gpu = gpu.clone();
     Subject {
         exact_rows: gpu.exact_rows(),
-        tolerance: if gpu.exact_rows() > 1 { of_halves } else { Tolerance::of_8_bit_activations },
+        tolerance: match kv_dtype {
+            KvDtype::Q8 => of_q8_pages,
+            _ if gpu.exact_rows() > 1 => of_halves,
+            _ => Tolerance::of_8_bit_activations,
+        },
         backend: Box::new(move |_threads| Box::new(gpu.clone())),
         has_threads: false,
-        kv_dtype: KvDtype::F16,
+        kv_dtype,
         kv: KvRounding::F16,
         unsupported: &[],
         // One for each layout.
@@ -46,10 +50,27 @@ fn of_halves(format: WeightFormat) -> Tolerance {
     }
 }
 
-paguro_backend::conformance!(maybe EXACT.as_ref().map(subject));
+/// The reference stores the same eight bits and multiplies them as the same numbers; but a number of K or V that falls on the other
+/// side of a rounding is a step away, up to 1/127 of its block's largest.
+fn of_q8_pages(format: WeightFormat) -> Tolerance {
+    match format {
+        WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => {
+            Tolerance { error: 0.02, reason: "K or V on the other side of a rounding to eight bits" }
+        }
+        _ => Tolerance { error: 1.0, reason: "the same, and activations have 8 bits in every product" },
+    }
+}
+
+paguro_backend::conformance!(maybe EXACT.as_ref().map(|gpu| subject(gpu, KvDtype::F16)));
+
+mod q8 {
+    use super::{EXACT, KvDtype, subject};
+
+    paguro_backend::conformance!(maybe EXACT.as_ref().map(|gpu| subject(gpu, KvDtype::Q8)));
+}
 
 mod cooperative {
-    use super::{COOPERATIVE, subject};
+    use super::{COOPERATIVE, KvDtype, subject};
 
-    paguro_backend::conformance!(maybe COOPERATIVE.as_ref().map(subject));
+    paguro_backend::conformance!(maybe COOPERATIVE.as_ref().map(|gpu| subject(gpu, KvDtype::F16)));
 }

@@ -41,7 +41,11 @@ fn every_kernel_becomes_metal() {
     };
     for shape in shapes() {
         let model = shape.build(1);
-        for attention in [AttentionMode::Paged, AttentionMode::Gather] {
+        for (attention, kv_dtype) in [
+            (AttentionMode::Paged, KvDtype::F16),
+            (AttentionMode::Gather, KvDtype::F16),
+            (AttentionMode::Paged, KvDtype::Q8),
+        ] {
             let limits = Limits {
                 block_size: 32,
                 pages: 4,
@@ -49,7 +53,7 @@ fn every_kernel_becomes_metal() {
                 max_sequences: 4,
                 max_outputs: 4,
                 max_context: 64,
-                kv_dtype: KvDtype::F16,
+                kv_dtype,
                 attention,
             };
             gpu.load(&model.program, model.weights.clone(), limits).unwrap();
@@ -61,6 +65,9 @@ fn every_kernel_becomes_metal() {
         assert!(text.contains("kernel void main_"), "{name} has no entry point:\n{text}");
     }
     assert!(kernels.iter().any(|(name, _)| name.starts_with("coop")), "no cooperative matrices");
+    for name in ["attend1_q8", "rope_store_q8"] {
+        assert!(kernels.iter().any(|(kernel, _)| kernel == name), "no {name}");
+    }
     println!("{} kernels", kernels.len());
 }
 

@@ -1,6 +1,6 @@
 //! Rotation and attention.
 
-use paguro_backend::{Attend, Linear, LoadError, NormQkvRopeStore, Program, Rope, RopeStyle};
+use paguro_backend::{Attend, KvDtype, Linear, LoadError, NormQkvRopeStore, Program, Rope, RopeStyle};
 
 use super::{
     Grid, Launch, Lowering, Place,
@@ -10,6 +10,7 @@ use super::{
 use crate::{
     device::Device,
     layout::BLOCK,
+    pages::{head_words, page_words},
     plan::{COARSE_FROM, COARSE_SPLIT, FINE_SPLIT, RUN, Tile},
     template::Constants,
 };
@@ -33,6 +34,7 @@ impl Lowering<'_> {
             ("INTERLEAVED", U(u32::from(rope.style == RopeStyle::Interleaved))),
         ];
         constants.extend(self.heads(op.kv.group));
+        constants.extend(self.stored());
         let [k_pages, v_pages] = self.pages[op.kv.slot].clone();
         let [far, near] = self.ropes[op.rope].clone();
         let (step, queries) = (self.step.clone(), self.queries.clone());
@@ -59,7 +61,8 @@ impl Lowering<'_> {
             constants.extend([("K_NORM", U(1)), ("K_EPS", F(norm.eps))]);
         }
         let grid = Grid::Each((heads + 2 * kv_heads) as u32);
-        self.launch("rope_store", wgsl!("args", "rope_store"), constants, &buffers, grid, op.kv.group)
+        let name = format!("rope_store{}", self.suffix());
+        self.launch(&name, wgsl!("args", "rope_store"), constants, &buffers, grid, op.kv.group)
     }
 
     pub(super) fn attend(
@@ -85,11 +88,12 @@ impl Lowering<'_> {
             shared.extend([("CAP", U(1)), ("SOFT_CAP", F(cap))]);
         }
         shared.extend(self.heads(op.kv.group));
+        shared.extend(self.stored());
         let mut pages = self.pages[op.kv.slot].clone();
         let mut name = "attend";
         if let Some(gathered) = self.gathered.clone() {
             name = "attend_gathered";
-            let vecs = kv.kv_heads * kv.head_dim * self.limits.block_size / 8;
+            let vecs = page_words(kv, self.limits.block_size, self.limits.kv_dtype) / 4;
             let constants = vec![("VECS", U(vecs as u32))];
             for (pages, gathered) in pages.iter().zip(&gathered) {
                 let step = self.step.clone();
@@ -118,19 +122,21 @@ impl Lowering<'_> {
             let queries = (rows * self.tiling.heads) as u32;
             let mut constants = shared.clone();
             constants.push(("TILE_ROWS", U(rows as u32)));
-            constants.extend(self::constants(self.device, kv.head_dim, queries));
+            constants.extend(self::constants(self.device, kv.head_dim, queries, self.limits.kv_dtype));
             if self.tiling.emits {
                 let blocks = queries as usize * kv.head_dim / BLOCK;
                 constants.extend([("EMITS", U(1)), ("STAGED", U(blocks as u32 * 33))]);
                 constants.extend(self.emit_for(&[project], self.program.heads * kv.head_dim));
             }
-            let [args, power, emit, attend] = *wgsl!("args", "fold", "emit", "attend");
             let grid = Grid::Attention(tile, workgroups);
-            let name = format!("{name}{rows}");
-            let files = match self.tiling.emits {
-                true => [args, power, emit, attend].to_vec(),
-                false => [args, power, attend].to_vec(),
+            let name = format!("{name}{rows}{}", self.suffix());
+            let mut files = match self.limits.kv_dtype {
+                KvDtype::F16 => wgsl!("args", "fold", "kv_f16", "attend").to_vec(),
+                KvDtype::Q8 => wgsl!("args", "fold", "kv_q8", "attend").to_vec(),
             };
+            if self.tiling.emits {
+                files.extend(wgsl!("emit"));
+            }
             body.push(self.launch(&name, &files, constants, &buffers, grid, op.kv.group)?);
         }
         self.merge_group = op.kv.group;
@@ -168,30 +174,57 @@ impl Lowering<'_> {
             ("GROUP", U(kv_group as u32)),
         ]
     }
+
+    /// What pages store.
+    fn stored(&self) -> Constants {
+        let dtype = self.limits.kv_dtype;
+        let words = head_words(self.program.kv.head_dim, dtype);
+        vec![("Q8", U(u32::from(dtype == KvDtype::Q8))), ("HEAD_WORDS", U(words as u32))]
+    }
+
+    /// How kernels that read or store pages of this kind are called.
+    fn suffix(&self) -> &'static str {
+        match self.limits.kv_dtype {
+            KvDtype::F16 => "",
+            KvDtype::Q8 => "_q8",
+        }
+    }
 }
 
 /// Threads of a workgroup of attention.
 const THREADS: u32 = 256;
 
 /// Constants of attention with heads of this dimension, for some queries.
-fn constants(device: &Device, dim: usize, queries: u32) -> Constants {
+fn constants(device: &Device, dim: usize, queries: u32, kv_dtype: KvDtype) -> Constants {
     let dim = dim as u32;
     let fours = queries.div_ceil(4);
-    // Tokens of K of a thread, and times eight dimensions of them that it reads at once: eight reads in all.
+    // Fours of dimensions in 16 bytes of K, reads of the same scales, and tokens in a read of V.
+    let (k_fours, most_loads, v_tokens) = match kv_dtype {
+        KvDtype::F16 => (2, 8, 1),
+        KvDtype::Q8 => (4, 4, 4),
+    };
+    // Tokens of K of a thread, and reads of each of them at once: eight in all.
     let share = |tokens: usize| {
         let own = (tokens as u32 * fours / THREADS).max(1);
-        let most = if device.is_software { 1 } else { 8 / own };
-        let eights = (1..=most).rev().find(|&eights| (dim / 8).is_multiple_of(eights));
-        (own, eights.unwrap_or(1))
+        let most = if device.is_software { 1 } else { (8 / own).min(most_loads) };
+        let whole = |&loads: &u32| {
+            let shares_scales = kv_dtype == KvDtype::F16 || most_loads.is_multiple_of(loads);
+            dim.div_ceil(4 * k_fours).is_multiple_of(loads) && shares_scales
+        };
+        (own, (1..=most).rev().find(whole).unwrap_or(1))
     };
     let [fine, coarse] = [share(FINE_SPLIT), share(COARSE_SPLIT)];
+    let unroll = if device.is_software { v_tokens.max(2) } else { 16 };
     vec![
         ("THREADS", U(THREADS)),
-        ("UNROLL", U(if device.is_software { 2 } else { 16 })),
+        ("UNROLL", U(unroll)),
+        ("K_FOURS", U(k_fours)),
+        ("V_TOKENS", U(v_tokens)),
+        ("V_LOADS", U(unroll / v_tokens)),
         ("TOKENS_0", U(fine.0)),
         ("TOKENS_1", U(coarse.0)),
-        ("EIGHTS_0", U(fine.1)),
-        ("EIGHTS_1", U(coarse.1)),
+        ("K_LOADS_0", U(fine.1)),
+        ("K_LOADS_1", U(coarse.1)),
         // With more queries, registers are too few.
         ("AHEAD", U(u32::from(fours == 1))),
         ("FOURS", U(fours)),

@@ -3,10 +3,10 @@
 //
 // First come the scores of a split: a thread has four queries and whole tokens of K. Then what they weigh, and then V: a team of
 // threads shares a token, each having four dimensions of it for all queries; TEAMS of them take UNROLL tokens each, in turn.
+// How K and V lie in pages is the matter of kv_f16.wgsl and kv_q8.wgsl: a read of K has K_FOURS fours of dimensions, one of V has a
+// four of dimensions of V_TOKENS tokens.
 @group(0) @binding(0) var<storage, read> step: array<u32>;
 @group(0) @binding(1) var<storage, read> queries: array<vec4<f32>>; // [rows, HEADS, DIM / 4]
-@group(0) @binding(2) var<storage, read> k_pages: array<vec4<u32>>; // [pages, KV_HEADS, DIM / 8, PAGE] of eight f16
-@group(0) @binding(3) var<storage, read> v_pages: array<vec2<u32>>; // [pages, KV_HEADS, PAGE, DIM / 4] of four f16
 @group(0) @binding(4) var<storage, read_write> part_sums: array<vec4<f32>>; // [parts, HEADS, DIM / 4]
 @group(0) @binding(5) var<storage, read_write> part_tops: array<vec2<f32>>; // [parts, HEADS] maximum, sum of weights
 
@@ -18,17 +18,16 @@ const SUMS = 16u;             // that are made of a split's weights, each of eve
 const UNSEEN = -3.0e38;
 const NO_PART = 0xffffffffu;
 
-var<workgroup> places: array<u32, COARSE / 16u>;           // of this split's pages, in eights of K; the smallest have 16 tokens
-var<workgroup> tile: array<vec4<f32>, FOURS * 4u * QUADS>; // the queries
-var<workgroup> quads: array<vec4<f32>, SHARED>;            // weights of a split [tokens, FOURS]; then sums [teams, 4, QUADS]
-var<workgroup> tops: array<vec4<f32>, THREADS / 4u>;       // maximum of each subgroup; the smallest have 4 threads
+var<workgroup> places: array<u32, COARSE / 16u>;             // of this split's pages, in reads of K; the smallest have 16 tokens
+var<workgroup> tile: array<vec4<f32>, FOURS * 4u * K_QUADS>; // the queries
+var<workgroup> quads: array<vec4<f32>, SHARED>;              // weights of a split [tokens, FOURS]; then sums [teams, 4, QUADS]
+var<workgroup> tops: array<vec4<f32>, THREADS / 4u>;         // maximum of each subgroup; the smallest have 4 threads
 var<workgroup> split_tops: array<vec4<f32>, FOURS>;
 var<workgroup> sums: array<vec4<f32>, SUMS * FOURS>;
 var<workgroup> totals: array<f32, QUERIES>;
 
-fn dot_eight(sum: f32, k_a: vec4<f32>, k_b: vec4<f32>, a: vec4<f32>, b: vec4<f32>) -> f32 {
-  let first = fma(k_a.w, a.w, fma(k_a.z, a.z, fma(k_a.y, a.y, fma(k_a.x, a.x, sum))));
-  return fma(k_b.w, b.w, fma(k_b.z, b.z, fma(k_b.y, b.y, fma(k_b.x, b.x, first))));
+fn dot_four(sum: f32, k: vec4<f32>, q: vec4<f32>) -> f32 {
+  return fma(k.w, q.w, fma(k.z, q.z, fma(k.y, q.y, fma(k.x, q.x, sum))));
 }
 
 // A sum of what splits have, relative to 2 to the power of `top`.
@@ -40,10 +39,6 @@ struct Sum {
 fn join(a: Sum, b: Sum) -> Sum {
   let top = max(a.top, b.top);
   return Sum(fma(a.sum, vec4<f32>(power_of_two(a.top - top)), b.sum * power_of_two(b.top - top)), top);
-}
-
-fn four(x: u32, y: u32) -> vec4<f32> {
-  return vec4<f32>(unpack2x16float(x), unpack2x16float(y));
 }
 
 // Splits are fine up to a position, so that short contexts are shared out, too, and coarse from there on.
@@ -96,10 +91,13 @@ fn main(
   let lane = tid % QUADS;
   let own = tid / SIDE; // which four queries
 
-  for (var i = tid; i < FOURS * 4u * QUADS; i += THREADS) {
-    let row = first_row + min(i / QUADS / TILE_HEADS, rows - 1u);
-    let head = first_head + min(i / QUADS % TILE_HEADS, heads - 1u);
-    tile[i] = queries[(row * HEADS + head) * QUADS + i % QUADS] * SCALE;
+  for (var i = tid; i < FOURS * 4u * K_QUADS; i += THREADS) {
+    let row = first_row + min(i / K_QUADS / TILE_HEADS, rows - 1u);
+    let head = first_head + min(i / K_QUADS % TILE_HEADS, heads - 1u);
+    let quad = i % K_QUADS;
+    let query = queries[(row * HEADS + head) * QUADS + min(quad, QUADS - 1u)] * SCALE;
+    // Padding of K may be any number, but counts for nothing.
+    tile[i] = select(vec4<f32>(0.0), query, quad < QUADS);
   }
 
 //% for v in 0..FOURS
@@ -117,7 +115,7 @@ fn main(
     // What nobody sees is also read, to weigh it with nothing: numbers in pages are finite. Past the last page, it is read again.
     for (var i = tid; i < COARSE / PAGE; i += THREADS) {
       let page = step[table + base / PAGE + min(i, (end - 1u) / PAGE)];
-      places[i] = (page * KV_HEADS + kv_head) * PAGE * (DIM / 8u);
+      places[i] = (page * KV_HEADS + kv_head) * (PAGE / 4u) * HEAD_WORDS;
     }
     workgroupBarrier();
 
@@ -129,27 +127,39 @@ fn main(
 //% for size in 0..2
     if ((end > FINE) == (${size}u == 1u)) {
 //% for j in 0..TOKENS_${size}
-      var at_${j} = places[t_${j} / PAGE] + t_${j} % PAGE;
+      let place_${j} = places[t_${j} / PAGE];
+      var at_${j} = place_${j} + t_${j} % PAGE;
 //% end
-      for (var i = 0u; i < QUADS; i += 2u * EIGHTS_${size}) {
-//% for e in 0..EIGHTS_${size}
+      for (var i = 0u; i < K_QUADS; i += K_FOURS * K_LOADS_${size}) {
+//% for e in 0..K_LOADS_${size}
 //% for j in 0..TOKENS_${size}
         let k_${e}_${j} = k_pages[at_${j} + ${e}u * PAGE];
 //% end
 //% end
 //% for j in 0..TOKENS_${size}
-        at_${j} += EIGHTS_${size} * PAGE;
+//% if Q8
+        let scales_${j} = k_scales(place_${j}, t_${j} % PAGE, i);
 //% end
-//% for e in 0..EIGHTS_${size}
+        at_${j} += K_LOADS_${size} * PAGE;
+//% end
+//% for e in 0..K_LOADS_${size}
 //% for j in 0..TOKENS_${size}
-        let low_${e}_${j} = four(k_${e}_${j}.x, k_${e}_${j}.y);
-        let high_${e}_${j} = four(k_${e}_${j}.z, k_${e}_${j}.w);
+//% for f in 0..K_FOURS
+//% if Q8
+        let four_${e}_${f}_${j} = k_four(k_${e}_${j}, ${f}u) * k_scale(scales_${j}, i + ${e}u * K_FOURS);
+//% else
+        let four_${e}_${f}_${j} = k_four(k_${e}_${j}, ${f}u);
+//% end
+//% end
 //% end
 //% for h in 0..QUERIES_0
-        let q_low_${e}_${h} = tile[(own * 4u + ${h}u) * QUADS + i + 2u * ${e}u];
-        let q_high_${e}_${h} = tile[(own * 4u + ${h}u) * QUADS + i + 2u * ${e}u + 1u];
+//% for f in 0..K_FOURS
+        let q_${e}_${f}_${h} = tile[(own * 4u + ${h}u) * K_QUADS + i + ${e}u * K_FOURS + ${f}u];
+//% end
 //% for j in 0..TOKENS_${size}
-        score_${j}[${h}] = dot_eight(score_${j}[${h}], low_${e}_${j}, high_${e}_${j}, q_low_${e}_${h}, q_high_${e}_${h});
+//% for f in 0..K_FOURS
+        score_${j}[${h}] = dot_four(score_${j}[${h}], four_${e}_${f}_${j}, q_${e}_${f}_${h});
+//% end
 //% end
 //% end
 //% end
@@ -159,9 +169,9 @@ fn main(
 //% if AHEAD
     // The first of V, while others still wait for K.
     let first_t = min((begin / (TEAMS * UNROLL) * TEAMS + team) * UNROLL, COARSE - UNROLL);
-    let ahead_at = 2u * places[first_t / PAGE] + first_t % PAGE * QUADS + lane;
-//% for u in 0..UNROLL
-    var ahead_${u} = v_pages[ahead_at + ${u}u * QUADS];
+    let ahead_at = values_at(places[first_t / PAGE], first_t % PAGE, lane);
+//% for r in 0..V_LOADS
+    var ahead_${r} = load_values(ahead_at, ${r}u);
 //% end
 //% end
 
@@ -200,25 +210,27 @@ fn main(
     for (var t = (begin / (TEAMS * UNROLL) * TEAMS + team) * UNROLL; t < end; t += TEAMS * UNROLL) {
       let n = min(t + TEAMS * UNROLL, (end - 1u) / UNROLL * UNROLL);
 //% if AHEAD
-//% for u in 0..UNROLL
-      let v_${u} = ahead_${u};
+//% for r in 0..V_LOADS
+      let v_${r} = ahead_${r};
 //% end
-      let at = 2u * places[n / PAGE] + n % PAGE * QUADS + lane;
-//% for u in 0..UNROLL
-      ahead_${u} = v_pages[at + ${u}u * QUADS];
+      let at = values_at(places[n / PAGE], n % PAGE, lane);
+//% for r in 0..V_LOADS
+      ahead_${r} = load_values(at, ${r}u);
 //% end
 //% else
-      let at = 2u * places[t / PAGE] + t % PAGE * QUADS + lane;
-//% for u in 0..UNROLL
-      let v_${u} = v_pages[at + ${u}u * QUADS];
+      let at = values_at(places[t / PAGE], t % PAGE, lane);
+//% for r in 0..V_LOADS
+      let v_${r} = load_values(at, ${r}u);
 //% end
 //% end
-//% for u in 0..UNROLL
-      let quad_${u} = four(v_${u}.x, v_${u}.y);
+//% for r in 0..V_LOADS
+//% for u in 0..V_TOKENS
+      let quad_${r}_${u} = v_four(v_${r}, ${u}u);
 //% for v in 0..FOURS
-      let weight_${u}_${v} = quads[(t + ${u}u) * FOURS + ${v}u];
+      let weight_${r}_${u}_${v} = quads[(t + ${r}u * V_TOKENS + ${u}u) * FOURS + ${v}u];
 //% for h in 0..QUERIES_${v}
-      sum_${v}_${h} = fma(vec4<f32>(weight_${u}_${v}[${h}]), quad_${u}, sum_${v}_${h});
+      sum_${v}_${h} = fma(vec4<f32>(weight_${r}_${u}_${v}[${h}]), quad_${r}_${u}, sum_${v}_${h});
+//% end
 //% end
 //% end
 //% end

@@ -13,8 +13,9 @@
 @group(0) @binding(7) var<storage, read> k_norm: array<f32>;    // [DIM]
 //% end
 @group(0) @binding(8) var<storage, read_write> queries: array<f32>; // [rows, HEADS, DIM]
-@group(0) @binding(9) var<storage, read_write> k_pages: array<u32>;  // [pages, KV_HEADS, DIM / 8, PAGE, 4] of two f16
-@group(0) @binding(10) var<storage, read_write> v_pages: array<u32>; // [pages, KV_HEADS, PAGE, DIM / 2] of two f16
+// How they lie is said in pages.rs.
+@group(0) @binding(9) var<storage, read_write> k_pages: array<u32>;  // [pages, KV_HEADS, PAGE * HEAD_WORDS]
+@group(0) @binding(10) var<storage, read_write> v_pages: array<u32>; // the same
 
 var<workgroup> head: array<f32, DIM>;
 var<workgroup> turned: array<f32, DIM>;
@@ -30,15 +31,29 @@ fn norm_scale(tid: u32, eps: f32) -> f32 {
   return 1.0 / sqrt(sum / f32(DIM) + eps);
 }
 
-// What is in pages is finite, always: attention weighs what it must not see with nothing.
-fn finite(x: f32) -> f32 {
-  let is_nan = (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u;
-  return select(clamp(x, -65504.0, 65504.0), 0.0, is_nan);
+//% if Q8
+const QUADS = DIM / 4u;
+const LARGEST = 127.0 * 65504.0;
+
+// The scale of a block of 32, in half precision, of which `squares` has the largest of every four.
+fn block_scale(block: u32) -> f32 {
+  var largest = 0.0;
+  for (var i = 8u * block; i < min(8u * block + 8u, QUADS); i++) { largest = max(largest, squares[i]); }
+  return min(largest / 127.0, 65504.0);
 }
+//% else
+const LARGEST = 65504.0;
 
 // Two numbers in half precision.
 fn pack(a: f32, b: f32) -> u32 {
   return pack2x16float(vec2<f32>(finite(a), finite(b)));
+}
+//% end
+
+// What is in pages is finite, always: attention weighs what it must not see with nothing.
+fn finite(x: f32) -> f32 {
+  let is_nan = (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u;
+  return select(clamp(x, -LARGEST, LARGEST), 0.0, is_nan);
 }
 
 @compute @workgroup_size(64)
@@ -101,13 +116,42 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   }
   let page = slot / PAGE;
   let token = slot % PAGE;
+  let at = (page * KV_HEADS + kv_head) * PAGE * HEAD_WORDS;
+//% if Q8
+  // Eight bits, as `quantize_kv` in crates/backend defines them.
+  var quad = vec4<f32>(0.0);
+  if (tid < QUADS) {
+    for (var i = 0u; i < 4u; i++) { quad[i] = finite(turned[4u * tid + i]); }
+    squares[tid] = max(max(abs(quad.x), abs(quad.y)), max(abs(quad.z), abs(quad.w)));
+  }
+  workgroupBarrier();
+  if (tid < QUADS) {
+    let scale = unpack2x16float(pack2x16float(vec2<f32>(block_scale(tid / 8u), 0.0))).x;
+    let inverse = select(0.0, 1.0 / scale, scale > 0.0);
+    let quants = pack4xI8(vec4<i32>(clamp(round(quad * inverse), vec4<f32>(-127.0), vec4<f32>(127.0))));
+    if (is_k) {
+      k_pages[at + (tid / 4u * PAGE + token) * 4u + tid % 4u] = quants;
+    } else {
+      v_pages[at + (token / 4u * QUADS + tid) * 4u + token % 4u] = quants;
+    }
+  }
+  if (tid < (DIM + 63u) / 64u) {
+    let scales = pack2x16float(vec2<f32>(block_scale(2u * tid), block_scale(2u * tid + 1u)));
+    let scales_at = at + ((DIM + 15u) / 16u * 4u + tid) * PAGE + token;
+    if (is_k) {
+      k_pages[scales_at] = scales;
+    } else {
+      v_pages[scales_at] = scales;
+    }
+  }
+//% else
   for (var i = tid; i < DIM / 2u; i += 64u) {
     let halves = pack(turned[2u * i], turned[2u * i + 1u]);
-    let at = (page * KV_HEADS + kv_head) * PAGE * (DIM / 2u);
     if (is_k) {
       k_pages[at + (i / 4u * PAGE + token) * 4u + i % 4u] = halves;
     } else {
       v_pages[at + token * (DIM / 2u) + i] = halves;
     }
   }
+//% end
 }

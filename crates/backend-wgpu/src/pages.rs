@@ -1,0 +1,47 @@
+//! How a page of K, or of V, of one layer lies on the device: such that neighbouring threads read neighbouring 16 bytes, or 8.
+//!
+//! ```text
+//! page = [kv_head] { numbers, scales }
+//!
+//! f16: K = [DIM / 8][PAGE] of eight dimensions   V = [PAGE][DIM / 4] of four dimensions
+//! q8:  K = [DIM / 16][PAGE] of 16 dimensions     V = [PAGE / 4][DIM / 4] of four tokens with four dimensions each
+//!      scales of both = [DIM / 64][PAGE] of two f16, each for 32 dimensions
+//! ```
+//!
+//! Fractions are rounded up, and V of eight bits takes as many bytes as K. Each word has numbers of one token only, so that
+//! workgroups that store different tokens never write the same word.
+
+use paguro_backend::{KvDtype, KvLayout};
+
+/// Words of one token's K, or V, of one head.
+pub fn head_words(head_dim: usize, dtype: KvDtype) -> usize {
+    match dtype {
+        KvDtype::F16 => head_dim / 2,
+        KvDtype::Q8 => 4 * head_dim.div_ceil(16) + head_dim.div_ceil(64),
+    }
+}
+
+/// Words of a page of K, or of V, of one layer.
+pub fn page_words(kv: &KvLayout, block_size: usize, dtype: KvDtype) -> usize {
+    kv.kv_heads * block_size * head_words(kv.head_dim, dtype)
+}
+
+/// Bytes of a page: K and V of all layers.
+pub fn page_bytes(kv: &KvLayout, block_size: usize, dtype: KvDtype) -> usize {
+    kv.slots * 2 * 4 * page_words(kv, block_size, dtype)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_no_larger_than_what_is_in_them() {
+        for head_dim in [64, 128, 192, 256] {
+            for dtype in [KvDtype::F16, KvDtype::Q8] {
+                assert_eq!(4 * head_words(head_dim, dtype), dtype.head_bytes(head_dim));
+            }
+        }
+        assert_eq!([80, 96, 112].map(|dim| 4 * head_words(dim, KvDtype::Q8)), [88, 104, 120]);
+    }
+}

@@ -1,0 +1,38 @@
+// K and V in eight bits, as attention reads them. A quant times its scale is exact in f32, and multiplied before anything is added:
+// a factor that terms of a sum have in common is one that a compiler may take out, in one kernel and not in another.
+@group(0) @binding(2) var<storage, read> k_pages: array<vec4<u32>>; // [pages, KV_HEADS, K_QUADS / 4, PAGE] of 16, and scales
+@group(0) @binding(3) var<storage, read> v_pages: array<vec4<u32>>; // [pages, KV_HEADS, PAGE / 4, DIM / 4] of 4 x 4, and scales
+
+// Fours of dimensions of K, of which the last may be padding. Scales come after them: [DIM / 64, PAGE] of two f16.
+const K_QUADS = (DIM + 15u) / 16u * 4u;
+
+struct Values { quants: vec4<u32>, scales: vec4<u32> }
+struct ValuesAt { quants: u32, scales: u32, shift: u32 }
+
+fn k_four(k: vec4<u32>, i: u32) -> vec4<f32> {
+  return vec4<f32>(unpack4xI8(k[i]));
+}
+
+// The two scales of the 64 dimensions that four number `quad` is among.
+fn k_scales(place: u32, token: u32, quad: u32) -> vec2<f32> {
+  let at = place + PAGE / 4u * (K_QUADS + quad / 16u) + token / 4u;
+  return unpack2x16float(k_pages[at][token % 4u]);
+}
+
+fn k_scale(scales: vec2<f32>, quad: u32) -> f32 {
+  return select(scales.x, scales.y, quad / 8u % 2u == 1u);
+}
+
+// Where V of four tokens, and of those after them, is.
+fn values_at(place: u32, token: u32, lane: u32) -> ValuesAt {
+  let scales = place + PAGE / 4u * (K_QUADS + lane / 16u) + token / 4u;
+  return ValuesAt(place + token / 4u * (DIM / 4u) + lane, scales, lane / 8u % 2u * 16u);
+}
+
+fn load_values(at: ValuesAt, i: u32) -> Values {
+  return Values(v_pages[at.quants + i * (DIM / 4u)], v_pages[at.scales + i] >> vec4<u32>(at.shift));
+}
+
+fn v_four(v: Values, token: u32) -> vec4<f32> {
+  return vec4<f32>(unpack4xI8(v.quants[token])) * unpack2x16float(v.scales[token]).x;
+}
