@@ -6,3 +6,4 @@ mod plans;
 mod random;
 mod real;
 mod rig;
+mod script;

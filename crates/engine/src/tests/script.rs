@@ -1,0 +1,187 @@
+//! Scripts of what the scheduler is asked, with what it decides. A script is a line of settings and lines of events:
+//!
+//! - `A 10 +3` submits request A, ten prompt tokens, at most three to generate; after that may follow `x2`
+//!   (branches), `prio 5`, `by X` (a tenant), `in 9` (seconds, its deadline), `score 4` (from there on), `mean` or
+//!   `last` (its embedding), and `like B 8`
+//!   (begins with eight tokens of B's prompt);
+//! - `step`, `step 3`, `run` (to the end), `cancel A`, `fail` (the next step), `clock 9` (so many seconds have passed).
+//!
+//! Requests are named in alphabetical order. The answer has a line for each step: who computes which positions
+//! (`A 0..10`; `A 10` decodes; `A.1` is branch 1), who is held back, page copies, whether the next step was planned
+//! ahead, and the pages that are free and cached after the step; then what was heard.
+
+use std::{
+    fmt::Write,
+    sync::LazyLock,
+    time::{Duration, Instant},
+};
+
+use expect_test::Expect;
+use paguro_backend::PageMove;
+use paguro_model::Pooling;
+
+use super::{
+    fake::{Fault, VOCAB},
+    rig::{Rig, Setup},
+};
+use crate::{Request, request::Signal};
+
+/// When the clock of a script stands at 0.
+static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// Plays a script.
+pub fn check(settings: &str, script: &str, expected: Expect) {
+    let mut rig = Rig::new(&setup(settings)).expect("pages for one token");
+    let mut out = String::new();
+    for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let words: Vec<_> = line.split_whitespace().collect();
+        match words[..] {
+            ["step"] => step(&mut rig, &mut out),
+            ["step", times] => (0..number(times)).for_each(|_| step(&mut rig, &mut out)),
+            ["run"] => {
+                while !rig.is_idle() {
+                    step(&mut rig, &mut out);
+                }
+            }
+            ["fail"] => rig.control.then(Fault::Submit),
+            ["clock", seconds] => {
+                rig.expire(*START + Duration::from_secs(number(seconds) as u64));
+                writeln!(out, "clock; {}", pages(&rig)).unwrap();
+                news(&rig, &mut out);
+            }
+            ["cancel", name] => {
+                rig.cancel(id(name), None);
+                writeln!(out, "cancel {name}; {}", pages(&rig)).unwrap();
+                news(&rig, &mut out);
+            }
+            [name, ref rest @ ..] => {
+                if let Err(error) = rig.submit(&request(name, rest)) {
+                    writeln!(out, "{name} refused: {error}").unwrap();
+                }
+            }
+            [] => unreachable!("empty lines are left out"),
+        }
+    }
+    expected.assert_eq(&out);
+}
+
+fn setup(settings: &str) -> Setup {
+    let mut setup = Setup::default();
+    for setting in settings.split(',').map(str::trim).filter(|setting| !setting.is_empty()) {
+        match setting.split_once(' ') {
+            Some(("pages", n)) => setup.pages = number(n),
+            Some(("block", n)) => setup.block_size = number(n),
+            Some(("rows", n)) => setup.rows = number(n),
+            Some(("mixed", n)) => setup.mixed_rows = number(n),
+            Some(("sequences", n)) => setup.sequences = number(n),
+            Some(("scores", n)) => setup.scores = number(n),
+            Some(("context", n)) => setup.max_context = number(n),
+            Some(("wait", n)) => setup.max_wait_steps = number(n) as u64,
+            Some(("windows", list)) => setup.windows = list.split('/').map(|n| n.parse().ok()).collect(),
+            Some(("water", marks)) => {
+                let (low, high) = marks.split_once('-').expect("low-high");
+                (setup.low_water, setup.high_water) = (low.parse().unwrap(), high.parse().unwrap());
+            }
+            _ if setting == "no cache" => setup.cache = false,
+            _ if setting == "carries" => setup.carries = true,
+            _ => panic!("unknown setting {setting}"),
+        }
+    }
+    setup
+}
+
+fn request(name: &str, words: &[&str]) -> Request {
+    let mut request = Request::new((0..number(words[0])).map(|at| prompt_token(name, at)).collect());
+    let mut words = words[1..].iter();
+    while let Some(&word) = words.next() {
+        let mut value = || *words.next().expect("a value");
+        match word {
+            "mean" => request.embedding = Some(Pooling::Mean),
+            "last" => request.embedding = Some(Pooling::Last),
+            "prio" => request.priority = value().parse().unwrap(),
+            "by" => request.tenant = Some((*value()).into()),
+            "in" => request.deadline = Some(*START + Duration::from_secs(number(value()) as u64)),
+            "score" => request.score_prompt_from = Some(number(value())),
+            "like" => {
+                let (other, tokens) = (value(), number(value()));
+                (0..tokens).for_each(|at| request.prompt[at] = prompt_token(other, at));
+            }
+            _ => match word.split_at(1) {
+                ("+", n) => request.max_tokens = Some(number(n)),
+                ("x", n) => request.branches = number(n),
+                _ => panic!("unknown word {word}"),
+            },
+        }
+    }
+    request
+}
+
+fn number(word: &str) -> usize {
+    word.parse().unwrap_or_else(|_| panic!("{word} is not a number"))
+}
+
+fn id(name: &str) -> u64 {
+    u64::from(name.as_bytes()[0] - b'A')
+}
+
+fn prompt_token(name: &str, at: usize) -> u32 {
+    ((id(name) as usize * 31 + at * 7) % VOCAB) as u32
+}
+
+fn name(request: u64, branch: usize) -> String {
+    let letter = char::from(b'A' + request as u8);
+    if branch == 0 { letter.to_string() } else { format!("{letter}.{branch}") }
+}
+
+fn pages(rig: &Rig) -> String {
+    let stats = rig.scheduler.stats();
+    format!("free {} cached {}", stats.pages_free(), stats.pages_cached)
+}
+
+fn step(rig: &mut Rig, out: &mut String) {
+    let moves = rig.step().unwrap_or_else(|problem| panic!("{problem}\n{out}"));
+    let mut parts = Vec::new();
+    for (request, branch, positions) in &rig.planned {
+        let name = name(*request, *branch);
+        parts.push(match positions.len() {
+            1 => format!("{name} {}", positions.start),
+            _ => format!("{name} {}..{}", positions.start, positions.end),
+        });
+    }
+    let mut line = format!("run {}", parts.join(", "));
+    if !rig.held.is_empty() {
+        let names: Vec<_> = rig.held.iter().map(|&(request, branch)| name(request, branch)).collect();
+        write!(line, "; hold {}", names.join(" ")).unwrap();
+    }
+    for page_move in moves {
+        if let PageMove::Copy { from, to } = page_move {
+            write!(line, "; copy {}>{}", from.0, to.0).unwrap();
+        }
+    }
+    if rig.ahead {
+        line += "; ahead";
+    }
+    writeln!(out, "{line}; {}", pages(rig)).unwrap();
+    news(rig, out);
+}
+
+fn news(rig: &Rig, out: &mut String) {
+    for (request, signal) in &rig.news {
+        match signal {
+            Signal::Started { cached_tokens: 0 } | Signal::Token { .. } => {}
+            Signal::Started { cached_tokens } => {
+                writeln!(out, "  {}: {cached_tokens} cached", name(*request, 0)).unwrap()
+            }
+            Signal::PromptScores { from, scores } => {
+                writeln!(out, "  {}: {} scores from {from}", name(*request, 0), scores.len()).unwrap();
+            }
+            Signal::Embedding { values } => {
+                writeln!(out, "  {}: an embedding of {}", name(*request, 0), values.len()).unwrap();
+            }
+            Signal::Finished { branch, reason, .. } => {
+                writeln!(out, "  {}: {reason:?}", name(*request, *branch)).unwrap()
+            }
+            Signal::Failed(error) => writeln!(out, "  {}: {error}", name(*request, 0)).unwrap(),
+        }
+    }
+}
