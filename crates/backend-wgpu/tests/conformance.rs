@@ -36,8 +36,12 @@ fn subject(gpu: &Gpu, kv_dtype: KvDtype) -> Subject {
         kv_dtype,
         kv: KvRounding::F16,
         unsupported: &[],
-        // One for each layout.
-        kernel_formats: &[F32, F16, BF16, Q2_K, Q4_K, Q5_K, Q6_K, Q8_0],
+        kernel_formats: match kv_dtype {
+            // One for each layout.
+            KvDtype::F16 => &[F32, F16, BF16, Q2_K, Q4_K, Q5_K, Q6_K, Q8_0],
+            // Products are the same, whatever pages store.
+            KvDtype::Q8 => &[F32, Q4_K],
+        },
     }
 }
 
