@@ -4,6 +4,8 @@
 
 use serde_json::{Map, Value};
 
+use crate::formats::visit;
+
 /// Keywords under which an object may have to fit several schemas, so that one must leave room for another's
 /// properties, or may not fit one of them, so that narrowing it would allow more.
 const COMBINING: [&str; 10] = [
@@ -48,30 +50,6 @@ fn close_object(keys: &mut Map<String, Value>) {
     // An object without names is one of any kind.
     if !properties.is_empty() && named && !open && properties.len() as u64 >= least {
         keys.insert("additionalProperties".into(), Value::Bool(false));
-    }
-}
-
-/// Calls a function with a schema and all schemas in it.
-fn visit(schema: &mut Value, found: &mut impl FnMut(&mut Map<String, Value>)) {
-    match schema {
-        Value::Array(schemas) => schemas.iter_mut().for_each(|schema| visit(schema, found)),
-        Value::Object(keys) => {
-            found(keys);
-            for (key, value) in keys.iter_mut() {
-                match key.as_str() {
-                    // Values, which only look like schemas.
-                    "const" | "enum" | "default" | "examples" => {}
-                    // Their keys are names, and no keywords.
-                    "properties" | "patternProperties" | "$defs" | "definitions" => {
-                        if let Value::Object(schemas) = value {
-                            schemas.values_mut().for_each(|schema| visit(schema, found));
-                        }
-                    }
-                    _ => visit(value, found),
-                }
-            }
-        }
-        _ => {}
     }
 }
 

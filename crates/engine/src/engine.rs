@@ -249,10 +249,11 @@ impl Worker {
     fn run_step(&mut self) -> Result<(), StepError> {
         let ticket = match self.in_flight.take() {
             Some(ticket) => ticket,
-            None => self.submit()?,
+            None => self.plan_and_submit()?,
         };
         // The device gets its next step while it computes this one.
-        let ahead = self.scheduler.plan_ahead(|want| self.runner.carries(want)).then(|| self.submit_ahead());
+        let is_ahead = self.scheduler.plan_ahead(|want| self.runner.carries(want));
+        let ahead = is_ahead.then(|| self.submit_planned(true));
         let collected = self.runner.collect(ticket, &mut self.answer);
         match collected.and_then(|()| self.scheduler.apply(&mut self.answer, Instant::now())) {
             Ok(()) => self.in_flight = ahead.transpose()?,
@@ -267,7 +268,7 @@ impl Worker {
         Ok(())
     }
 
-    fn submit(&mut self) -> Result<Ticket, StepError> {
+    fn plan_and_submit(&mut self) -> Result<Ticket, StepError> {
         self.scheduler.plan();
         if !self.scheduler.signals.is_empty() {
             // Whoever starts hears it before the step, which may take a while.
@@ -276,17 +277,20 @@ impl Worker {
         if !self.scheduler.moves().is_empty() {
             self.runner.move_pages(self.scheduler.moves())?;
         }
-        let mut outputs = recycle(std::mem::take(&mut self.outputs));
-        self.scheduler.write_outputs(&mut outputs);
-        let submitted = self.runner.submit(&self.scheduler.step(&outputs));
-        self.outputs = recycle(outputs);
-        submitted
+        self.submit_planned(false)
     }
 
-    fn submit_ahead(&mut self) -> Result<Ticket, StepError> {
+    /// Submits the planned step, or the one that was planned ahead of it.
+    fn submit_planned(&mut self, ahead: bool) -> Result<Ticket, StepError> {
+        let Self { scheduler, runner, .. } = self;
         let mut outputs = recycle(std::mem::take(&mut self.outputs));
-        self.scheduler.write_outputs_ahead(&mut outputs);
-        let submitted = self.runner.submit(&self.scheduler.step_ahead(&outputs));
+        let submitted = if ahead {
+            scheduler.write_outputs_ahead(&mut outputs);
+            runner.submit(&scheduler.step_ahead(&outputs))
+        } else {
+            scheduler.write_outputs(&mut outputs);
+            runner.submit(&scheduler.step(&outputs))
+        };
         self.outputs = recycle(outputs);
         submitted
     }

@@ -6,9 +6,20 @@ use serde_json::{Map, Value, json};
 
 /// Replaces the formats of a schema and of all schemas in it.
 pub(crate) fn replace(schema: &mut Value) {
+    visit(schema, &mut |keys| {
+        if let Some(pattern) = keys.get("format").and_then(Value::as_str).and_then(pattern) {
+            keys.shift_remove("format");
+            require(keys, pattern);
+        }
+    });
+}
+
+/// Calls a function with a schema and all schemas in it.
+pub(crate) fn visit(schema: &mut Value, found: &mut impl FnMut(&mut Map<String, Value>)) {
     match schema {
-        Value::Array(schemas) => schemas.iter_mut().for_each(replace),
+        Value::Array(schemas) => schemas.iter_mut().for_each(|schema| visit(schema, found)),
         Value::Object(keys) => {
+            found(keys);
             for (key, value) in keys.iter_mut() {
                 match key.as_str() {
                     // Values, which only look like schemas.
@@ -16,15 +27,11 @@ pub(crate) fn replace(schema: &mut Value) {
                     // Their keys are names, and no keywords.
                     "properties" | "patternProperties" | "$defs" | "definitions" => {
                         if let Value::Object(schemas) = value {
-                            schemas.values_mut().for_each(replace);
+                            schemas.values_mut().for_each(|schema| visit(schema, found));
                         }
                     }
-                    _ => replace(value),
+                    _ => visit(value, found),
                 }
-            }
-            if let Some(pattern) = keys.get("format").and_then(Value::as_str).and_then(pattern) {
-                keys.shift_remove("format");
-                require(keys, pattern);
             }
         }
         _ => {}
