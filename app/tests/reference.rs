@@ -215,18 +215,11 @@ fn through_the_engine(backend: &dyn Backend, most: usize) {
 /// The same on this machine's first GPU, which may be a processor that plays one.
 #[cfg(any(feature = "gpu", target_os = "macos"))]
 mod gpu {
-    use paguro_backend_wgpu::{Gpu, GpuOptions};
-
     use super::*;
-    use crate::common::run;
+    use crate::common::{gpu, run};
 
     /// A processor that plays a GPU takes a second for each step of many sequences.
     const RUNS: usize = 2;
-
-    fn gpu() -> Option<Gpu> {
-        let gpu = Gpu::open(0, GpuOptions { poison: true, ..GpuOptions::default() });
-        gpu.inspect_err(|error| println!("skipped: models on a GPU: {error}")).ok()
-    }
 
     #[test]
     fn greedy_runs_are_the_reference_s_token_by_token_on_a_gpu() {

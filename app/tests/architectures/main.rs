@@ -193,14 +193,10 @@ fn distance(actual: &[f32], expected: &[f32]) -> f32 {
 /// The same on this machine's first GPU, which may be a processor that plays one.
 #[cfg(any(feature = "gpu", target_os = "macos"))]
 mod gpu {
-    use paguro_backend_wgpu::{Gpu, GpuOptions};
-
-    use super::{common::shared, *};
-
-    fn gpu() -> Option<Gpu> {
-        let gpu = Gpu::open(0, GpuOptions { poison: true, ..GpuOptions::default() });
-        gpu.inspect_err(|error| println!("skipped: architectures on a GPU: {error}")).ok()
-    }
+    use super::{
+        common::{gpu, shared},
+        *,
+    };
 
     #[test]
     fn logits_on_a_gpu_equal_those_of_llama_cpp() {

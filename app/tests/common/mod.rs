@@ -78,6 +78,15 @@ pub fn greedy(args: &[&str]) -> serde_json::Value {
     run(&[&["run", "--json", "--temperature", "0"], args].concat()).json()
 }
 
+/// This machine's first GPU, which may be a processor that plays one; `None`, said aloud, where there is none.
+#[cfg(any(feature = "gpu", target_os = "macos"))]
+pub fn gpu() -> Option<paguro_backend_wgpu::Gpu> {
+    use paguro_backend_wgpu::{Gpu, GpuOptions};
+
+    let gpu = Gpu::open(0, GpuOptions { poison: true, ..GpuOptions::default() });
+    gpu.inspect_err(|error| println!("skipped: models on a GPU: {error}")).ok()
+}
+
 /// A file of the shared data beside the checkout; `None`, said aloud, where it is absent.
 pub fn shared(path: &str) -> Option<PathBuf> {
     let folder = env::var_os("PAGURO_SHARED")
