@@ -1,6 +1,7 @@
 //! A program, lowered once more: to a fixed list of launches with their kernels and buffers.
 
 mod attention;
+mod fused;
 mod kernels;
 mod products;
 
@@ -13,7 +14,7 @@ use paguro_backend::{
 use crate::{
     device::{Device, Pipeline},
     layout::{BLOCK, Layout},
-    matrix::DeviceMatrix,
+    matrix::{DeviceMatrix, Order},
     pages::page_words,
     plan::{self, Tile, Tiling},
     sampler,
@@ -21,6 +22,7 @@ use crate::{
 };
 
 use Value::U;
+use products::{Inputs, NORM};
 
 pub use kernels::{Product, exact_rows, product};
 
@@ -58,8 +60,32 @@ pub enum Grid {
     Pages,
 }
 
+/// The steps that a launch is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// All.
+    Always,
+    /// Those of one row.
+    OneRow,
+    /// Those of more.
+    MoreRows,
+}
+
+impl When {
+    /// Whether it is for a step of so many rows.
+    pub fn holds(self, rows: usize) -> bool {
+        match self {
+            Self::Always => true,
+            Self::OneRow => rows == 1,
+            Self::MoreRows => rows > 1,
+        }
+    }
+}
+
 /// One launch.
 pub struct Launch {
+    /// In which steps.
+    pub when: When,
     /// The kernel; for products, one for each number of rows.
     pub kernels: Vec<Arc<Pipeline>>,
     /// Its buffers.
@@ -131,13 +157,43 @@ enum Store {
     Cap(f32),
 }
 
+impl Store {
+    fn constants(&self) -> Constants {
+        match *self {
+            Self::Write => vec![],
+            Self::Add => vec![("ADD", U(1))],
+            Self::Cap(cap) => vec![("CAP", U(1)), ("SOFT_CAP", Value::F(cap))],
+        }
+    }
+}
+
+/// Which activations a product takes.
+#[derive(Clone, Copy)]
+enum Acts {
+    /// Of attention, or of gate and up.
+    Plain,
+    /// Of a norm.
+    Normed,
+}
+
+/// What a norm finds.
+#[derive(Clone, Copy)]
+enum Before {
+    /// The residual stream with everything added to it.
+    Added,
+    /// The same, and in steps of one row its activations but for the norm's factor.
+    Emitted,
+    /// A product that is still to be normed and added.
+    Pending(Norm),
+}
+
 /// A program on its way to becoming a [`Model`].
 pub struct Lowering<'a> {
     device: &'a Device,
     program: &'a Program,
     weights: &'a Weights,
     limits: &'a Limits,
-    matrices: HashMap<Vec<MatrixId>, Arc<DeviceMatrix>>,
+    matrices: HashMap<(Vec<MatrixId>, Order), Arc<DeviceMatrix>>,
     vectors: HashMap<VectorId, wgpu::Buffer>,
     counters: Vec<String>,
     tiling: Tiling,
@@ -148,7 +204,12 @@ pub struct Lowering<'a> {
     tokens: wgpu::Buffer,
     x: wgpu::Buffer,
     y: wgpu::Buffer,
+    /// Activations of products: quants, scales, floats.
     acts: [wgpu::Buffer; 3],
+    /// Those that norms make.
+    normed: [wgpu::Buffer; 3],
+    /// Sums of the squares of a row's blocks, where its norm's factor is still to be made.
+    squares: wgpu::Buffer,
     scratch: [wgpu::Buffer; 3],
     queries: wgpu::Buffer,
     part_sums: wgpu::Buffer,
@@ -210,17 +271,22 @@ impl<'a> Lowering<'a> {
             let [far, near] = attention::turns(rope, limits.max_context);
             ropes.push([device.upload(&far, "rotations")?, device.upload(&near, "rotations")?]);
         }
+        let acts = || -> Result<[wgpu::Buffer; 3], LoadError> {
+            Ok([
+                buffer(blocks * 8, "activations")?,
+                buffer(blocks * 2, "activations")?,
+                buffer(blocks * 32, "activations")?,
+            ])
+        };
         let q = heads * dim;
         let kv = kv_heads * dim;
         Ok(Self {
             step: buffer(plan::words(&program.kv, limits, tiling), "steps")?,
             x: buffer(rows * hidden, "the residual stream")?,
             y: buffer(rows * hidden, "products")?,
-            acts: [
-                buffer(blocks * 8, "activations")?,
-                buffer(blocks * 2, "activations")?,
-                buffer(blocks * 32, "activations")?,
-            ],
+            acts: acts()?,
+            normed: acts()?,
+            squares: buffer(hidden.div_ceil(BLOCK), "squares")?,
             scratch: [
                 buffer(rows * (q + 2 * kv).max(2 * ffn), "products")?,
                 buffer(rows * (q.max(kv) + kv).max(ffn), "products")?,
@@ -252,42 +318,43 @@ impl<'a> Lowering<'a> {
     pub fn lower(mut self) -> Result<Model, LoadError> {
         let mut body = Vec::new();
         let mut head = None;
-        // A product that is still to be normed and added to the residual stream.
-        let mut pending: Option<Norm> = None;
+        // What the norm of a step of one row, and of others, finds.
+        let mut before = Before::Added;
+        // Whether the next product gets floats in steps of one row.
+        let mut floats = false;
         let ops = &self.program.ops;
         for (index, op) in ops.iter().enumerate() {
+            let next = ops.get(index + 1);
             match op {
                 Op::Embed(op) => self.embed(op.table, op.scale, &mut body)?,
                 Op::NormQkvRopeStore(op) => {
-                    let linears = [&op.q, &op.k, &op.v];
-                    self.norm(&op.norm, pending.take(), &linears, &mut body)?;
-                    let [q, k, v] = self.products(linears, &mut body)?;
-                    body.push(self.rope_store(op, [q, k, v])?);
+                    self.norm(&op.norm, before, &[&op.q, &op.k, &op.v], &mut body)?;
+                    self.queries_keys_values(op, before, &mut body)?;
                 }
                 Op::Attend(op) => {
-                    let Some(Op::ProjectAdd(next)) = ops.get(index + 1) else {
-                        return Err(self.order());
-                    };
+                    let Some(Op::ProjectAdd(next)) = next else { return Err(self.order()) };
                     self.attend(op, &next.project, &mut body)?;
                     body.push(self.merge(&next.project)?);
                 }
-                Op::ProjectAdd(op) => pending = self.add(&op.project, op.post_norm, &mut body)?,
-                Op::NormGateUp(op) => {
-                    let linears = [&op.gate, &op.up];
-                    self.norm(&op.norm, pending.take(), &linears, &mut body)?;
-                    let places = self.products(linears, &mut body)?;
-                    let Some(Op::DownAdd(next)) = ops.get(index + 1) else { return Err(self.order()) };
-                    body.push(self.activate(op.activation, places, &next.down)?);
+                Op::ProjectAdd(op) => {
+                    before = self.add(&op.project, false, op.post_norm, next, &mut body)?;
                 }
-                Op::DownAdd(op) => pending = self.add(&op.down, op.post_norm, &mut body)?,
+                Op::NormGateUp(op) => {
+                    let Some(Op::DownAdd(next)) = next else { return Err(self.order()) };
+                    self.norm(&op.norm, before, &[&op.gate, &op.up], &mut body)?;
+                    floats = self.gate_and_up(op, before, &next.down, &mut body)?;
+                }
+                Op::DownAdd(op) => {
+                    before = self.add(&op.down, floats, op.post_norm, next, &mut body)?;
+                }
                 Op::NormLogits(op) => head = Some(op),
                 _ => return Err(self.order()),
             }
         }
         let op = head.ok_or_else(|| self.order())?;
-        if let Some(post) = pending {
+        if let Before::Pending(_) = before {
             // The last layer's: its own norm serves nobody, but its sum is what outputs start from.
-            self.norm(&op.norm, Some(post), &[&op.head], &mut body)?;
+            self.norm(&op.norm, before, &[&op.head], &mut body)?;
         }
         self.finish(body, op)
     }
@@ -304,17 +371,26 @@ impl<'a> Lowering<'a> {
         let tokens = self.tokens.clone();
         let mut constants = self.norm_constants(&op.norm);
         constants.push(("GATHER", U(1)));
-        let files = wgsl!("args", "emit", "norm");
         let weight = self.vector(op.norm.weight)?;
         constants.extend(self.emit_for(&[&op.head], hidden));
         let x = self.x.clone();
         let step = self.step.clone();
-        let buffers = [("x", &x), ("weight", &weight), ("step", &step), ("normed", &normed)];
-        let head_norm = self.launch("norm_outputs", files, constants, &buffers, Grid::Rows, 0)?;
+        let [quants, scales, floats] = self.normed.clone();
+        let buffers = [
+            ("x", &x),
+            ("weight", &weight),
+            ("step", &step),
+            ("normed", &normed),
+            ("acts_quants", &quants),
+            ("acts_scales", &scales),
+            ("acts_floats", &floats),
+        ];
+        let head_norm = self.launch("norm_outputs", NORM, constants, &buffers, Grid::Rows, 0)?;
         let mut head = Vec::new();
         let place = Place { buffer: logits.clone(), stride: vocab, first: 0 };
         let store = op.soft_cap.map_or(Store::Write, Store::Cap);
-        self.product(&[&op.head], &place, store, &mut head)?;
+        let inputs = Inputs { linears: &[&op.head], order: Order::Joined, acts: Acts::Normed };
+        self.product(&inputs, &place, store, When::Always, &mut head)?;
         let chunks = vocab.div_ceil(2048) as u32;
         let best = self.device.buffer(outputs * chunks as usize * 2, "best tokens")?;
         let constants = vec![("VOCAB", U(vocab as u32)), ("CHUNKS", U(chunks))];
@@ -386,7 +462,7 @@ impl<'a> Lowering<'a> {
         let group = self.device.bind(&kernel, &buffers);
         let counter = self.counter(&[name.to_owned()]);
         let arguments = vec![bits(&self.device.arguments(&constants))];
-        Ok(Launch { kernels: vec![kernel], group, arguments, grid, kv_group, counter })
+        Ok(Launch { when: When::Always, kernels: vec![kernel], group, arguments, grid, kv_group, counter })
     }
 
     /// The place of these counters, one after the other.
@@ -398,14 +474,23 @@ impl<'a> Lowering<'a> {
         })
     }
 
-    fn matrix(&mut self, ids: &[MatrixId]) -> Result<Arc<DeviceMatrix>, LoadError> {
-        if let Some(matrix) = self.matrices.get(ids) {
+    fn matrix(&mut self, inputs: &Inputs<'_>) -> Result<Arc<DeviceMatrix>, LoadError> {
+        let ids: Vec<_> = inputs.linears.iter().map(|linear| linear.matrix).collect();
+        let key = (ids, inputs.order);
+        if let Some(matrix) = self.matrices.get(&key) {
             return Ok(matrix.clone());
         }
-        let sources: Vec<_> = ids.iter().map(|&id| self.weights.matrix(id)).collect();
-        let matrix = Arc::new(DeviceMatrix::upload(self.device, &sources)?);
-        self.matrices.insert(ids.to_vec(), matrix.clone());
+        let sources: Vec<_> = key.0.iter().map(|&id| self.weights.matrix(id)).collect();
+        let matrix = Arc::new(DeviceMatrix::upload(self.device, &sources, inputs.order)?);
+        self.matrices.insert(key, matrix.clone());
         Ok(matrix)
+    }
+
+    fn acts_of(&self, acts: Acts) -> &[wgpu::Buffer; 3] {
+        match acts {
+            Acts::Plain => &self.acts,
+            Acts::Normed => &self.normed,
+        }
     }
 
     fn vector(&mut self, id: VectorId) -> Result<wgpu::Buffer, LoadError> {

@@ -10,7 +10,7 @@ use crate::{
 /// Words that are packed on the host at a time: 64 MiB.
 const CHUNK_WORDS: usize = 16 << 20;
 
-/// One or more matrices of one layout, the rows of one after those of another: `[rows, cols]`.
+/// One or more matrices of one layout as one: `[rows, cols]`.
 pub struct DeviceMatrix {
     /// How it lies.
     pub layout: Layout,
@@ -30,16 +30,58 @@ pub struct Part {
     pub planes: [Option<wgpu::Buffer>; 3],
 }
 
+/// In which order the rows of some matrices become those of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Order {
+    /// One matrix after the other.
+    Joined,
+    /// A row of each of them in turn.
+    InTurn,
+    /// One after the other; the first so many consist of heads whose pairs for rotation, so many of each head, lie half a head
+    /// apart: what becomes of two pairs lies together, as `rotate.wgsl` says.
+    Together {
+        /// Matrices of such heads.
+        matrices: usize,
+        /// Rows of a head.
+        head_dim: usize,
+        /// Pairs of a head.
+        pairs: usize,
+    },
+}
+
+impl Order {
+    /// Matrix and row of every row of the joined one.
+    pub fn rows(self, rows: &[usize]) -> Vec<(usize, usize)> {
+        let all = |matrix: usize| (0..rows[matrix]).map(move |row| (matrix, row));
+        match self {
+            Self::Joined => (0..rows.len()).flat_map(all).collect(),
+            Self::InTurn => (0..rows[0]).flat_map(|row| (0..rows.len()).map(move |m| (m, row))).collect(),
+            Self::Together { matrices, head_dim, pairs } => {
+                let in_head = |at: usize| match at < 2 * pairs {
+                    true => at / 4 * 2 + at % 4 / 2 + at % 2 * pairs,
+                    false => at,
+                };
+                let row = |(matrix, row): (usize, usize)| match matrix < matrices {
+                    true => (matrix, row / head_dim * head_dim + in_head(row % head_dim)),
+                    false => (matrix, row),
+                };
+                (0..rows.len()).flat_map(all).map(row).collect()
+            }
+        }
+    }
+}
+
 impl DeviceMatrix {
     /// Packs and uploads matrices that have the same layout and width, and gives the file's memory back.
     ///
     /// # Errors
     /// [`LoadError::OutOfMemory`].
-    pub fn upload(device: &Device, sources: &[&Matrix]) -> Result<Self, LoadError> {
+    pub fn upload(device: &Device, sources: &[&Matrix], order: Order) -> Result<Self, LoadError> {
         let layout = Layout::of(sources[0].format);
         let blocks = sources[0].cols.div_ceil(BLOCK);
+        let counts: Vec<usize> = sources.iter().map(|source| source.rows).collect();
         let rows: Vec<(&Matrix, usize)> =
-            sources.iter().flat_map(|&source| (0..source.rows).map(move |row| (source, row))).collect();
+            order.rows(&counts).into_iter().map(|(matrix, row)| (sources[matrix], row)).collect();
         let words = layout.row_words(blocks);
         let most = device.binding_limit() as usize / 4 / words.iter().max().unwrap_or(&1);
         if most == 0 {
@@ -109,4 +151,19 @@ fn pack(rows: &[(&Matrix, usize)], words: [usize; 3]) -> [Vec<u32>; 3] {
         }
     });
     planes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Order;
+
+    #[test]
+    fn pairs_lie_together() {
+        let order = Order::Together { matrices: 1, head_dim: 10, pairs: 4 };
+        let rows: Vec<usize> = order.rows(&[20]).iter().map(|(_, row)| *row).collect();
+        assert_eq!(rows[..10], [0, 4, 1, 5, 2, 6, 3, 7, 8, 9]);
+        assert_eq!(rows[10..], [10, 14, 11, 15, 12, 16, 13, 17, 18, 19]);
+        assert_eq!(order.rows(&[10, 2])[9..], [(0, 9), (1, 0), (1, 1)]);
+        assert_eq!(Order::InTurn.rows(&[2, 2]), [(0, 0), (1, 0), (0, 1), (1, 1)]);
+    }
 }

@@ -291,7 +291,9 @@ fn encode(encoder: &mut wgpu::CommandEncoder, launches: &[Planned<'_>], tally: &
 fn launches<'a>(model: &'a Model, plan: &Plan, first: usize, count: usize) -> Vec<Planned<'a>> {
     let mut launches = Vec::new();
     if first == 0 {
-        launches.extend(model.body.iter().map(|launch| {
+        let rows = plan.args(0).rows as usize;
+        let body = model.body.iter().filter(|launch| launch.when.holds(rows));
+        launches.extend(body.map(|launch| {
             let mut args = plan.args(launch.kv_group);
             match launch.grid {
                 Grid::Pages => (args.tokens, args.rows) = plan.tables(),

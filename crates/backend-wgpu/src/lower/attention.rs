@@ -20,6 +20,7 @@ impl Lowering<'_> {
         &mut self,
         op: &NormQkvRopeStore,
         [q, k, v]: [Place; 3],
+        is_together: bool,
     ) -> Result<Launch, LoadError> {
         let Program { heads, .. } = *self.program;
         let kv_heads = self.program.kv.kv_heads;
@@ -32,6 +33,7 @@ impl Lowering<'_> {
             ("V_FIRST", U(v.first as u32)),
             ("PAIRS", U(rope.frequencies.len() as u32)),
             ("INTERLEAVED", U(u32::from(rope.style == RopeStyle::Interleaved))),
+            ("TOGETHER", U(u32::from(is_together))),
         ];
         constants.extend(self.heads(op.kv.group));
         constants.extend(self.stored());
@@ -62,7 +64,7 @@ impl Lowering<'_> {
         }
         let grid = Grid::Each((heads + 2 * kv_heads) as u32);
         let name = format!("rope_store{}", self.suffix());
-        self.launch(&name, wgsl!("args", "rope_store"), constants, &buffers, grid, op.kv.group)
+        self.launch(&name, wgsl!("args", "rotate", "rope_store"), constants, &buffers, grid, op.kv.group)
     }
 
     pub(super) fn attend(
@@ -135,7 +137,7 @@ impl Lowering<'_> {
                 KvDtype::Q8 => wgsl!("args", "fold", "kv_q8", "attend").to_vec(),
             };
             if self.tiling.emits {
-                files.extend(wgsl!("emit"));
+                files.extend(wgsl!("quantize", "emit"));
             }
             body.push(self.launch(&name, &files, constants, &buffers, grid, op.kv.group)?);
         }
@@ -158,7 +160,7 @@ impl Lowering<'_> {
         let (step, part_sums, part_tops) =
             (self.step.clone(), self.part_sums.clone(), self.part_tops.clone());
         let buffers = [("step", &step), ("part_sums", &part_sums), ("part_tops", &part_tops)];
-        let files = wgsl!("args", "fold", "emit", "attend_merge");
+        let files = wgsl!("args", "fold", "quantize", "emit", "attend_merge");
         let grid = Grid::Merge(self.program.heads.div_ceil(heads) as u32);
         self.launch("attend_merge", files, constants, &buffers, grid, self.merge_group)
     }

@@ -19,8 +19,8 @@ pub struct Product {
 /// How products are computed.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    /// 32 threads share so many outputs of so many rows.
-    Vectors { rows: u32, outputs: u32 },
+    /// 32 threads of a workgroup of so many share so many outputs of so many rows.
+    Vectors { rows: u32, outputs: u32, threads: u32 },
     /// A thread has so many rows times so many outputs of a tile that is 16 times as long and wide.
     Tiles { rows: u32, outputs: u32 },
     /// Cooperative matrices with this side: so many of a subgroup along rows and outputs, for so many subgroups.
@@ -32,6 +32,8 @@ use Kind::{Cooperative, Tiles, Vectors};
 
 /// Threads of a workgroup of vectors.
 const VECTOR_THREADS: u32 = 256;
+/// The same where a workgroup has a whole block of outputs of one row.
+const ONE_ROW_THREADS: u32 = 512;
 /// Outputs from which on a product has enough of them to keep a device busy with few rows.
 const WIDE: u32 = 8192;
 /// Rows up to which other kernels are faster than cooperative matrices: of wide products, and of others.
@@ -44,16 +46,12 @@ pub fn products(device: &Device, layout: Layout, outputs: u32) -> Vec<Product> {
     let of = |most_rows: u32, kind: Kind| Product { most_rows, kind };
     if device.is_software {
         // With less of everything written out, these compile in a fraction of the time.
-        return vec![
-            of(1, Vectors { rows: 1, outputs: 1 }),
-            of(3, Vectors { rows: 2, outputs: 1 }),
-            of(u32::MAX, Tiles { rows: 1, outputs: 2 }),
-        ];
+        return vec![of(1, vectors(1, 1)), of(3, vectors(2, 1)), of(u32::MAX, Tiles { rows: 1, outputs: 2 })];
     }
     // Four bits are little to wait for: two outputs at a time, where that leaves enough workgroups.
     let both = layout == Layout::Q4 && outputs >= WIDE;
-    let one = Vectors { rows: 1, outputs: 1 + u32::from(both) };
-    let few = Vectors { rows: 4, outputs: 4 };
+    let one = vectors(1, 1 + u32::from(both));
+    let few = vectors(4, 4);
     match device.cooperative.filter(|_| layout != Layout::F32) {
         None => vec![of(1, one), of(128, few), of(u32::MAX, Tiles { rows: 4, outputs: 4 })],
         Some(side) => {
@@ -71,6 +69,25 @@ pub fn products(device: &Device, layout: Layout, outputs: u32) -> Vec<Product> {
             products
         }
     }
+}
+
+fn vectors(rows: u32, outputs: u32) -> Kind {
+    Vectors { rows, outputs, threads: VECTOR_THREADS }
+}
+
+/// The kernel of a product of one row, with so many outputs in a workgroup, if somebody minds.
+pub fn one_row(device: &Device, layout: Layout, outputs: u32, tile: Option<u32>) -> Product {
+    let Some(tile) = tile else { return products(device, layout, outputs)[0] };
+    let most = device.limits.max_compute_invocations_per_workgroup;
+    let threads =
+        (32 * tile).min(if device.is_software { VECTOR_THREADS } else { ONE_ROW_THREADS }).min(most);
+    Product { most_rows: 1, kind: Vectors { rows: 1, outputs: tile / (threads / 32), threads } }
+}
+
+/// Whether a workgroup of a product of one row has room for its own activations: next to them are its sums and little else.
+pub fn has_room(device: &Device, layout: Layout, blocks: usize) -> bool {
+    let bytes = 40 * blocks.next_multiple_of(64) + (8 << 10);
+    !layout.is_quantized() || bytes <= device.limits.max_compute_workgroup_storage_size as usize
 }
 
 /// Rows from which on all products of a step are computed in the same way.
@@ -102,7 +119,7 @@ impl Product {
     /// Rows and outputs of a workgroup.
     fn covers(&self) -> [u32; 2] {
         match self.kind {
-            Vectors { rows, outputs } => [rows, VECTOR_THREADS / 32 * outputs],
+            Vectors { rows, outputs, threads } => [rows, threads / 32 * outputs],
             Tiles { rows, outputs } => [16 * rows, 16 * outputs],
             Cooperative { side, groups, matrices, .. } => [0, 1].map(|i| side * groups[i] * matrices[i]),
         }
@@ -133,12 +150,12 @@ impl Product {
         blocks: usize,
     ) -> (&'static [&'static str], Constants) {
         match self.kind {
-            Vectors { rows, outputs } => {
+            Vectors { rows, outputs, threads } => {
                 let constants = vec![
-                    ("THREADS", U(VECTOR_THREADS)),
+                    ("THREADS", U(threads)),
                     ("OUTS", U(outputs)),
                     ("BATCH", U(rows)),
-                    ("SUMS", U(VECTOR_THREADS / 32 * outputs * rows * 33)),
+                    ("SUMS", U(threads / 32 * outputs * rows * 33)),
                 ];
                 (wgsl!("matvec"), constants)
             }

@@ -1,17 +1,40 @@
 //! Embedding, norms and products.
 
+use std::{iter, ops::Range};
+
 use paguro_backend::{Activation, Linear, LoadError, MatrixId, Norm};
 
 use super::{
-    Grid, Launch, Lowering, Place, Product, Store,
+    Acts, Before, Grid, Launch, Lowering, Place, Product, Store,
     Value::{F, U},
-    bits, kernels, wgsl,
+    When, bits, kernels, wgsl,
 };
 use crate::{
     layout::{BLOCK, Layout},
-    matrix::Part,
+    matrix::{Order, Part},
     template::Constants,
 };
+
+/// What is multiplied.
+pub(super) struct Inputs<'a> {
+    /// Matrices of one layout.
+    pub linears: &'a [&'a Linear],
+    /// The order of their rows.
+    pub order: Order,
+    /// What with.
+    pub acts: Acts,
+}
+
+/// Matrices that are one on the device.
+pub(super) struct Group<'a> {
+    pub linears: Vec<&'a Linear>,
+    pub order: Order,
+    /// Which of all they are.
+    members: Vec<usize>,
+}
+
+/// Files of a norm.
+pub(super) const NORM: &[&str] = wgsl!("args", "quantize", "emit", "row_scale", "norm");
 
 impl Lowering<'_> {
     pub(super) fn embed(
@@ -21,7 +44,9 @@ impl Lowering<'_> {
         body: &mut Vec<Launch>,
     ) -> Result<(), LoadError> {
         let hidden = self.program.hidden;
-        let matrix = self.matrix(&[table])?;
+        let linear = Linear { matrix: table, bias: None };
+        let inputs = Inputs { linears: &[&linear], order: Order::Joined, acts: Acts::Plain };
+        let matrix = self.matrix(&inputs)?;
         for part in &matrix.parts {
             let constants = vec![
                 ("BLOCKS", U(matrix.blocks as u32)),
@@ -44,11 +69,11 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Norms the residual stream for products with these matrices, after a product that is still to be added to it.
+    /// Norms the residual stream for products with these matrices, if what is before has not done so.
     pub(super) fn norm(
         &mut self,
         norm: &Norm,
-        pending: Option<Norm>,
+        before: Before,
         linears: &[&Linear],
         body: &mut Vec<Launch>,
     ) -> Result<(), LoadError> {
@@ -56,17 +81,23 @@ impl Lowering<'_> {
         let mut constants = self.norm_constants(norm);
         constants.extend(self.emit_for(linears, hidden));
         let weight = self.vector(norm.weight)?;
-        let (x, y) = (self.x.clone(), self.y.clone());
-        let mut buffers = vec![("x", &x), ("weight", &weight)];
+        let (x, y, [quants, scales, floats]) = (self.x.clone(), self.y.clone(), self.normed.clone());
+        let mut buffers = vec![
+            ("x", &x),
+            ("weight", &weight),
+            ("acts_quants", &quants),
+            ("acts_scales", &scales),
+            ("acts_floats", &floats),
+        ];
         let post;
-        if let Some(pending) = pending {
+        if let Before::Pending(pending) = before {
             post = self.vector(pending.weight)?;
             constants.extend([("POST", U(1)), ("POST_EPS", F(pending.eps))]);
             buffers.extend([("y", &y), ("post", &post)]);
         }
-        let launch =
-            self.launch("norm", wgsl!("args", "emit", "norm"), constants, &buffers, Grid::Rows, 0)?;
-        body.push(launch);
+        let launch = self.launch("norm", NORM, constants, &buffers, Grid::Rows, 0)?;
+        let when = if matches!(before, Before::Emitted) { When::MoreRows } else { When::Always };
+        body.push(Launch { when, ..launch });
         Ok(())
     }
 
@@ -76,79 +107,95 @@ impl Lowering<'_> {
         // What a round stages fits in half of the workgroup memory that any device has.
         let rounds = slices.div_ceil(16);
         let slices = slices.div_ceil(rounds);
-        vec![
+        let mut constants = vec![
             ("WIDTH", U(self.program.hidden as u32)),
-            ("EPS", F(norm.eps)),
             ("ROUNDS", U(rounds as u32)),
             ("SLICES", U(slices as u32)),
             ("STAGED", U(slices as u32 * 8 * 33)),
-        ]
+        ];
+        constants.extend(self.row_scale(norm));
+        constants
     }
 
-    /// Products of the same activations; those of one layout are one launch. Says where each result lies.
+    /// Matrices with one layout become one, in the order that `order` gives those in these places. Says where products go.
+    pub(super) fn groups<'l, const N: usize>(
+        &self,
+        linears: [&'l Linear; N],
+        order: impl Fn(&[usize]) -> Order,
+    ) -> Vec<(Group<'l>, Place)> {
+        let layout = |index: usize| Layout::of(self.weights.matrix(linears[index].matrix).format);
+        let mut joined: Vec<Vec<usize>> = Vec::new();
+        for index in 0..N {
+            match joined.iter_mut().find(|members| layout(members[0]) == layout(index)) {
+                Some(members) => members.push(index),
+                None => joined.push(vec![index]),
+            }
+        }
+        let group = |(members, buffer): (Vec<usize>, &wgpu::Buffer)| {
+            let linears: Vec<&Linear> = members.iter().map(|&index| linears[index]).collect();
+            let stride = linears.iter().map(|linear| self.weights.matrix(linear.matrix).rows).sum();
+            let place = Place { buffer: buffer.clone(), stride, first: 0 };
+            (Group { linears, order: order(&members), members }, place)
+        };
+        iter::zip(joined, &self.scratch).map(group).collect()
+    }
+
+    /// Products of the activations of a norm. Says where each result begins.
     pub(super) fn products<const N: usize>(
         &mut self,
         linears: [&Linear; N],
+        groups: &[(Group<'_>, Place)],
+        when: When,
         body: &mut Vec<Launch>,
     ) -> Result<[Place; N], LoadError> {
-        let layout = |linear: &Linear| Layout::of(self.weights.matrix(linear.matrix).format);
-        let mut joined: Vec<(Layout, Vec<usize>)> = Vec::new();
-        for (index, linear) in linears.iter().enumerate() {
-            let layout = layout(linear);
-            match joined.iter_mut().find(|(known, _)| *known == layout) {
-                Some((_, members)) => members.push(index),
-                None => joined.push((layout, vec![index])),
-            }
-        }
         let mut places: [Option<Place>; N] = std::array::from_fn(|_| None);
-        for (scratch, (_, members)) in joined.iter().enumerate() {
-            let group: Vec<&Linear> = members.iter().map(|&index| linears[index]).collect();
-            let rows = |linear: &Linear| self.weights.matrix(linear.matrix).rows;
-            let stride = group.iter().map(|linear| rows(linear)).sum();
-            let mut place = Place { buffer: self.scratch[scratch].clone(), stride, first: 0 };
-            for (&index, linear) in members.iter().zip(&group) {
-                places[index] = Some(place.clone());
-                place.first += rows(linear);
+        for (group, place) in groups {
+            let mut own = place.clone();
+            for &index in &group.members {
+                places[index] = Some(own.clone());
+                own.first += match group.order {
+                    Order::InTurn => 1,
+                    _ => self.weights.matrix(linears[index].matrix).rows,
+                };
             }
-            place.first = 0;
-            self.product(&group, &place, Store::Write, body)?;
+            let inputs = Inputs { linears: &group.linears, order: group.order, acts: Acts::Normed };
+            self.product(&inputs, place, Store::Write, when, body)?;
         }
         Ok(places.map(|place| place.expect("every product is in a group")))
     }
 
-    /// Adds a product to the residual stream, or leaves it for the next norm if it is to be normed first.
-    pub(super) fn add(
-        &mut self,
-        linear: &Linear,
-        post_norm: Option<Norm>,
-        body: &mut Vec<Launch>,
-    ) -> Result<Option<Norm>, LoadError> {
-        let (buffer, store) = match post_norm {
-            Some(_) => (self.y.clone(), Store::Write),
-            None => (self.x.clone(), Store::Add),
+    /// Biases of some rows.
+    pub(super) fn bias(
+        &self,
+        inputs: &Inputs<'_>,
+        rows: Range<usize>,
+    ) -> Result<Option<wgpu::Buffer>, LoadError> {
+        if inputs.linears.iter().all(|linear| linear.bias.is_none()) {
+            return Ok(None);
+        }
+        let counts: Vec<usize> =
+            inputs.linears.iter().map(|linear| self.weights.matrix(linear.matrix).rows).collect();
+        let of = |(matrix, row): (usize, usize)| {
+            inputs.linears[matrix].bias.map_or(0.0, |bias| self.weights.vector(bias)[row])
         };
-        let place = Place { buffer, stride: self.program.hidden, first: 0 };
-        self.product(&[linear], &place, store, body)?;
-        Ok(post_norm)
+        let biases: Vec<f32> = inputs.order.rows(&counts)[rows].iter().copied().map(of).collect();
+        self.device.upload(&biases, "biases").map(Some)
+    }
+
+    /// Inputs of a product.
+    pub(super) fn inputs(&self, inputs: &Inputs<'_>) -> usize {
+        self.weights.matrix(inputs.linears[0].matrix).cols
     }
 
     pub(super) fn product(
         &mut self,
-        linears: &[&Linear],
+        inputs: &Inputs<'_>,
         place: &Place,
         store: Store,
+        when: When,
         body: &mut Vec<Launch>,
     ) -> Result<(), LoadError> {
-        let ids: Vec<MatrixId> = linears.iter().map(|linear| linear.matrix).collect();
-        let matrix = self.matrix(&ids)?;
-        let bias = match linears.iter().any(|linear| linear.bias.is_some()) {
-            false => None,
-            true => Some(linears.iter().flat_map(|linear| match linear.bias {
-                Some(bias) => self.weights.vector(bias).to_vec(),
-                None => vec![0.0; self.weights.matrix(linear.matrix).rows],
-            })),
-        };
-        let bias: Option<Vec<f32>> = bias.map(Iterator::collect);
+        let matrix = self.matrix(inputs)?;
         for part in &matrix.parts {
             let mut common = vec![
                 ("PRODUCT", U(1)),
@@ -159,19 +206,12 @@ impl Lowering<'_> {
             ];
             let mut buffers = vec![("out", &place.buffer)];
             buffers.extend(planes(part));
-            let [quants, scales, floats] = self.acts.clone();
+            let [quants, scales, floats] = self.acts_of(inputs.acts).clone();
             buffers.extend([("x_quants", &quants), ("x_scales", &scales), ("x_floats", &floats)]);
-            let own_bias;
-            if let Some(bias) = &bias {
-                own_bias = self.device.upload(&bias[part.first..part.first + part.rows], "biases")?;
-                buffers.push(("bias", &own_bias));
-                common.push(("BIAS", U(1)));
-            }
-            match store {
-                Store::Write => {}
-                Store::Add => common.push(("ADD", U(1))),
-                Store::Cap(cap) => common.extend([("CAP", U(1)), ("SOFT_CAP", F(cap))]),
-            }
+            let bias = self.bias(inputs, part.first..part.first + part.rows)?;
+            buffers.extend(bias.iter().map(|bias| ("bias", bias)));
+            common.push(("BIAS", U(u32::from(bias.is_some()))));
+            common.extend(store.constants());
             let (mut compiled, mut arguments) = (Vec::new(), Vec::new());
             let mut counters = Vec::new();
             let kernel = |product: &Product| {
@@ -188,8 +228,7 @@ impl Lowering<'_> {
                 let (name, files, constants) = kernel(product);
                 compiled.push(self.device.pipeline(&name, &files, &constants)?);
                 arguments.push(bits(&self.device.arguments(&constants)));
-                let inputs = self.weights.matrix(ids[0]).cols;
-                counters.push(format!("{name}[{}x{inputs}]", part.rows));
+                counters.push(format!("{name}[{}x{}]", part.rows, self.inputs(inputs)));
             }
             if self.device.as_hardware && matrix.layout != Layout::F32 {
                 for product in [16, 8].into_iter().flat_map(kernels::cooperative) {
@@ -200,7 +239,7 @@ impl Lowering<'_> {
             let group = self.device.bind(&compiled[0], &buffers);
             let grid = Grid::Product(part.rows as u32, products.into());
             let counter = self.counter(&counters);
-            body.push(Launch { kernels: compiled, group, arguments, grid, kv_group: 0, counter });
+            body.push(Launch { when, kernels: compiled, group, arguments, grid, kv_group: 0, counter });
         }
         Ok(())
     }
@@ -209,6 +248,7 @@ impl Lowering<'_> {
         &mut self,
         activation: Activation,
         [gate, up]: [Place; 2],
+        in_turn: bool,
         down: &Linear,
     ) -> Result<Launch, LoadError> {
         let ffn = self.program.ffn;
@@ -218,17 +258,25 @@ impl Lowering<'_> {
             ("GATE_STRIDE", U(gate.stride as u32)),
             ("UP_STRIDE", U(up.stride as u32)),
             ("UP_FIRST", U(up.first as u32)),
+            ("EACH", U(1 + u32::from(in_turn))),
             ("GELU", U(u32::from(activation == Activation::GeluTanh))),
         ];
         constants.extend(self.emit_for(&[down], ffn));
         let buffers = [("gate", &gate.buffer), ("up", &up.buffer)];
         let grid = Grid::Each(ffn.div_ceil(8 * BLOCK) as u32);
-        self.launch("activate", wgsl!("args", "emit", "activate"), constants, &buffers, grid, 0)
+        self.launch(
+            "activate",
+            wgsl!("args", "quantize", "emit", "activation", "activate"),
+            constants,
+            &buffers,
+            grid,
+            0,
+        )
     }
 }
 
 /// The files that read a layout.
-fn decoder(layout: Layout) -> &'static [&'static str] {
+pub(super) fn decoder(layout: Layout) -> &'static [&'static str] {
     match layout {
         Layout::F32 => wgsl!("acts_float", "f32"),
         Layout::F16 => wgsl!("acts_float", "f16", "halves"),
@@ -241,7 +289,7 @@ fn decoder(layout: Layout) -> &'static [&'static str] {
     }
 }
 
-fn planes(part: &Part) -> impl Iterator<Item = (&'static str, &wgpu::Buffer)> {
+pub(super) fn planes(part: &Part) -> impl Iterator<Item = (&'static str, &wgpu::Buffer)> {
     let names = ["w_quants", "w_high", "w_scales"];
     names.into_iter().zip(&part.planes).filter_map(|(name, plane)| Some((name, plane.as_ref()?)))
 }

@@ -297,7 +297,7 @@ fn main(
       let row = query / TILE_HEADS;
       let head = query % TILE_HEADS;
       if (row < rows && head < heads) {
-        emit(first_row + row, (first_head + head) * (DIM / 32u) + block % (DIM / 32u), block);
+        emit(first_row + row, (first_head + head) * (DIM / 32u) + block % (DIM / 32u), block, 1.0);
       }
     }
     return;

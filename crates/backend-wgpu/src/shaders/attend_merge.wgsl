@@ -78,6 +78,6 @@ fn main(
   }
   let block = wid.x * (MERGE_HEADS * DIM / 32u) + tid;
   if (tid < MERGE_HEADS * DIM / 32u && block < ACT_BLOCKS) {
-    emit(row, block, tid);
+    emit(row, block, tid, 1.0);
   }
 }

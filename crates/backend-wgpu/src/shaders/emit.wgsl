@@ -19,33 +19,23 @@ fn staged_quad(block: u32, j: u32) -> vec4<f32> {
   return vec4<f32>(staged[at], staged[at + 1u], staged[at + 2u], staged[at + 3u]);
 }
 
-// Makes block `block` of a row out of what is staged as block `from_`.
-fn emit(row: u32, block: u32, from_: u32) {
+// Makes block `block` of a row out of what is staged as block `from_`, times a factor.
+fn emit(row: u32, block: u32, from_: u32, factor: f32) {
+  let v = array<vec4<f32>, 8>(
 //% for j in 0..8
-  let v_${j} = staged_quad(from_, ${j}u);
+    staged_quad(from_, ${j}u),
 //% end
+  );
 //% if EMIT_F32
 //% for j in 0..8
-  acts_floats[(row * 8u + ${j}u) * ACT_BLOCKS + block] = v_${j};
+  acts_floats[(row * 8u + ${j}u) * ACT_BLOCKS + block] = v[${j}] * factor;
 //% end
 //% end
 //% if EMIT_Q8
-  var most = vec4<f32>(0.0);
-//% for j in 0..8
-  most = max(most, abs(v_${j}));
-//% end
-  let largest = max(max(most.x, most.y), max(most.z, most.w));
-  let inverse = select(0.0, 127.0 / largest, largest > 1.0e-30);
-//% for j in 0..8
-  let q_${j} = pack4xI8(vec4<i32>(round(v_${j} * inverse)));
-//% end
-  let ones = 0x01010101u;
-  let low = dot4I8Packed(q_0, ones) + dot4I8Packed(q_1, ones) + dot4I8Packed(q_2, ones) + dot4I8Packed(q_3, ones);
-  let high = dot4I8Packed(q_4, ones) + dot4I8Packed(q_5, ones) + dot4I8Packed(q_6, ones) + dot4I8Packed(q_7, ones);
+  let q = quantized(v);
   let at = row * 2u * ACT_BLOCKS + block;
-  acts_quants[at] = vec4<u32>(q_0, q_1, q_2, q_3);
-  acts_quants[at + ACT_BLOCKS] = vec4<u32>(q_4, q_5, q_6, q_7);
-  let sums = (u32(low) & 0xffffu) | (u32(high) << 16u);
-  acts_scales[row * ACT_BLOCKS + block] = vec2<u32>(bitcast<u32>(largest / 127.0), sums);
+  acts_quants[at] = q.lo;
+  acts_quants[at + ACT_BLOCKS] = q.hi;
+  acts_scales[row * ACT_BLOCKS + block] = vec2<u32>(bitcast<u32>(q.scale * factor), q.sums);
 //% end
 }

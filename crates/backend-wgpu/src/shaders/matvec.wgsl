@@ -1,6 +1,24 @@
 // Products of few rows. 32 lanes share the inputs of an output: lane l takes blocks l, l + 32, ... in order; then the lanes'
 // sums are added in order. A result depends on nothing but its row and its weights, whatever BATCH and OUTS are.
+//
+// With one row, a kernel may do more than its product. NORMED: activations are those of a norm whose factor is made here. OWN_ACTS:
+// activations come as floats, and every workgroup makes its own eight bits of them. FINISHES: results stay in the workgroup, whose
+// threads then `finish` them.
 var<workgroup> sums: array<f32, SUMS>; // [groups, OUTS * BATCH, 33]
+//% if FINISHES
+const TILE = THREADS / 32u * OUTS;
+var<workgroup> totals: array<f32, TILE>;
+//% if BIAS
+@group(0) @binding(6) var<storage, read> bias: array<f32>; // [OUTPUTS]
+//% end
+//% end
+//% if NORMED
+@group(0) @binding(12) var<storage, read> row_squares: array<f32>; // [NORM_BLOCKS]
+
+fn squares_of(block: u32) -> f32 {
+  return row_squares[block];
+}
+//% end
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
@@ -15,12 +33,37 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   var acc_${o}_${b} = 0.0;
 //% end
 //% end
+//% if EARLY
+  // Weights are asked for before activations are ready.
+//% for o in 0..OUTS
+  var next_${o} = load_block(from_${o}, min(lane, BLOCKS - 1u));
+//% end
+//% end
+//% if FINISHES
+  let first = wid.y * TILE;
+  let asked = ask(tid, first);
+//% end
+//% if NORMED
+  let factor = row_scale(tid);
+//% end
+//% if OWN_ACTS
+  make_acts(tid);
+//% end
   for (var block = lane; block < BLOCKS; block += 32u) {
 //% for o in 0..OUTS
+//% if EARLY
+    let w_${o} = next_${o};
+    next_${o} = load_block(from_${o}, min(block + 32u, BLOCKS - 1u));
+//% else
     let w_${o} = load_block(from_${o}, block);
 //% end
+//% end
 //% for b in 0..BATCH
+//% if NORMED
+    let x_${b} = scaled(load_acts(min(row + ${b}u, args.rows - 1u), block), factor);
+//% else
     let x_${b} = load_acts(min(row + ${b}u, args.rows - 1u), block);
+//% end
 //% for o in 0..OUTS
     acc_${o}_${b} = accumulate(acc_${o}_${b}, w_${o}, x_${b});
 //% end
@@ -33,6 +76,18 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% end
 //% end
   workgroupBarrier();
+//% if FINISHES
+  if (tid < TILE) {
+    var total = 0.0;
+    for (var l = 0u; l < 32u; l++) { total += sums[tid * 33u + l]; }
+//% if BIAS
+    total += bias[min(first + tid, OUTPUTS - 1u)];
+//% end
+    totals[tid] = total;
+  }
+  workgroupBarrier();
+  finish(tid, first, asked);
+//% else
   for (var n = lane; n < OUTS * BATCH; n += 32u) {
     var total = 0.0;
     for (var l = 0u; l < 32u; l++) {
@@ -42,4 +97,5 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
       store(row + n % BATCH, output + n / BATCH, total);
     }
   }
+//% end
 }

@@ -13,6 +13,13 @@
 @group(0) @binding(5) var<storage, read_write> normed: array<f32>; // [rows, WIDTH]
 //% end
 
+var<workgroup> squares: array<f32, ROUNDS * SLICES * 8>; // of each block
+
+fn squares_of(block: u32) -> f32 {
+  return squares[block];
+}
+
+//% if POST
 var<workgroup> sums: array<f32, 256>;
 
 fn sum_of(tid: u32, value: f32) -> f32 {
@@ -26,6 +33,7 @@ fn sum_of(tid: u32, value: f32) -> f32 {
   workgroupBarrier();
   return sum;
 }
+//% end
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
@@ -49,15 +57,14 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% end
 //% end
 //% end
-  var squares = 0.0;
 //% if POST
+  var all = 0.0;
 //% for c in 0..ROUNDS
 //% for s in 0..SLICES
-  squares = fma(y_${c}_${s}, y_${c}_${s}, squares);
+  all = fma(y_${c}_${s}, y_${c}_${s}, all);
 //% end
 //% end
-  let post_scale = 1.0 / sqrt(sum_of(tid, squares) / f32(WIDTH) + POST_EPS);
-  squares = 0.0;
+  let post_scale = 1.0 / sqrt(sum_of(tid, all) / f32(WIDTH) + POST_EPS);
 //% for c in 0..ROUNDS
 //% for s in 0..SLICES
   x_${c}_${s} = fma(y_${c}_${s} * post_scale, p_${c}_${s}, x_${c}_${s});
@@ -67,20 +74,29 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% end
 //% for c in 0..ROUNDS
 //% for s in 0..SLICES
-  squares = fma(x_${c}_${s}, x_${c}_${s}, squares);
+  stage(${s}u * 256u + tid, x_${c}_${s});
 //% end
+  workgroupBarrier();
+  if (tid < SLICES * 8u) {
+    var sum = 0.0;
+    for (var i = 0u; i < 32u; i++) { sum = fma(staged[tid * 33u + i], staged[tid * 33u + i], sum); }
+    squares[${c}u * SLICES * 8u + tid] = sum;
+  }
+  workgroupBarrier();
 //% end
-  let scale = 1.0 / sqrt(sum_of(tid, squares) / f32(WIDTH) + EPS);
+  let scale = row_scale(tid);
 //% for c in 0..ROUNDS
 //% for s in 0..SLICES
-  let n_${c}_${s} = x_${c}_${s} * scale * w_${c}_${s};
+  let n_${c}_${s} = x_${c}_${s} * w_${c}_${s};
 //% if GATHER
-  if (i_${c}_${s} < WIDTH) { normed[wid.x * WIDTH + i_${c}_${s}] = n_${c}_${s}; }
+  if (i_${c}_${s} < WIDTH) { normed[wid.x * WIDTH + i_${c}_${s}] = n_${c}_${s} * scale; }
 //% end
   stage(${s}u * 256u + tid, n_${c}_${s});
 //% end
   workgroupBarrier();
-  if (tid < SLICES * 8u && ${c}u * SLICES * 8u + tid < ACT_BLOCKS) { emit(wid.x, ${c}u * SLICES * 8u + tid, tid); }
+  if (tid < SLICES * 8u && ${c}u * SLICES * 8u + tid < ACT_BLOCKS) {
+    emit(wid.x, ${c}u * SLICES * 8u + tid, tid, scale);
+  }
   workgroupBarrier();
 //% end
 }

@@ -2,10 +2,6 @@
 @group(0) @binding(0) var<storage, read> q: array<f32>;         // [rows, Q_STRIDE]
 @group(0) @binding(1) var<storage, read> k: array<f32>;         // [rows, K_STRIDE]
 @group(0) @binding(2) var<storage, read> v: array<f32>;         // [rows, V_STRIDE]
-@group(0) @binding(3) var<storage, read> step: array<u32>;
-// Cosine and sine of positions 256 i and of positions below 256; together, of every position.
-@group(0) @binding(4) var<storage, read> far: array<vec2<f32>>;  // [ceil(context / 256), PAIRS]
-@group(0) @binding(5) var<storage, read> near: array<vec2<f32>>; // [256, PAIRS]
 //% if Q_NORM
 @group(0) @binding(6) var<storage, read> q_norm: array<f32>;    // [DIM]
 //% end
@@ -39,22 +35,9 @@ const LARGEST = 127.0 * 65504.0;
 fn block_scale(block: u32) -> f32 {
   var largest = 0.0;
   for (var i = 8u * block; i < min(8u * block + 8u, QUADS); i++) { largest = max(largest, squares[i]); }
-  return min(largest / 127.0, 65504.0);
-}
-//% else
-const LARGEST = 65504.0;
-
-// Two numbers in half precision.
-fn pack(a: f32, b: f32) -> u32 {
-  return pack2x16float(vec2<f32>(finite(a), finite(b)));
+  return nearest_half(min(largest / 127.0, 65504.0));
 }
 //% end
-
-// What is in pages is finite, always: attention weighs what it must not see with nothing.
-fn finite(x: f32) -> f32 {
-  let is_nan = (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u;
-  return select(clamp(x, -LARGEST, LARGEST), 0.0, is_nan);
-}
 
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
@@ -67,9 +50,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   let kv_head = (wid.x - HEADS) % KV_HEADS;
   for (var i = tid; i < DIM; i += 64u) {
     if (is_q) {
-      head[i] = q[row * Q_STRIDE + wid.x * DIM + i];
+      head[i] = q[row * Q_STRIDE + wid.x * DIM + output_of(i)];
     } else if (is_k) {
-      head[i] = k[row * K_STRIDE + K_FIRST + kv_head * DIM + i];
+      head[i] = k[row * K_STRIDE + K_FIRST + kv_head * DIM + output_of(i)];
     } else {
       head[i] = v[row * V_STRIDE + V_FIRST + kv_head * DIM + i];
     }
@@ -93,10 +76,6 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% if PAIRS
   if (is_q || is_k) {
     for (var pair = tid; pair < PAIRS; pair += 64u) {
-      let a = far[position / 256u * PAIRS + pair];
-      let b = near[position % 256u * PAIRS + pair];
-      let cosine = a.x * b.x - a.y * b.y;
-      let sine = a.y * b.x + a.x * b.y;
 //% if INTERLEAVED
       let first = 2u * pair;
       let second = 2u * pair + 1u;
@@ -104,8 +83,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
       let first = pair;
       let second = pair + PAIRS;
 //% end
-      turned[first] = head[first] * cosine - head[second] * sine;
-      turned[second] = head[first] * sine + head[second] * cosine;
+      let both = turned_by(vec2<f32>(head[first], head[second]), angle(position, pair));
+      turned[first] = both.x;
+      turned[second] = both.y;
     }
   }
   workgroupBarrier();
@@ -114,19 +94,19 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
     for (var i = tid; i < DIM; i += 64u) { queries[(row * HEADS + wid.x) * DIM + i] = turned[i]; }
     return;
   }
+//% if Q8
   let page = slot / PAGE;
   let token = slot % PAGE;
   let at = (page * KV_HEADS + kv_head) * PAGE * HEAD_WORDS;
-//% if Q8
   // Eight bits, as `quantize_kv` in crates/backend defines them.
   var quad = vec4<f32>(0.0);
   if (tid < QUADS) {
-    for (var i = 0u; i < 4u; i++) { quad[i] = finite(turned[4u * tid + i]); }
+    for (var i = 0u; i < 4u; i++) { quad[i] = finite(turned[4u * tid + i], LARGEST); }
     squares[tid] = max(max(abs(quad.x), abs(quad.y)), max(abs(quad.z), abs(quad.w)));
   }
   workgroupBarrier();
   if (tid < QUADS) {
-    let scale = unpack2x16float(pack2x16float(vec2<f32>(block_scale(tid / 8u), 0.0))).x;
+    let scale = block_scale(tid / 8u);
     let inverse = select(0.0, 1.0 / scale, scale > 0.0);
     let quants = pack4xI8(vec4<i32>(clamp(round(quad * inverse), vec4<f32>(-127.0), vec4<f32>(127.0))));
     if (is_k) {
@@ -146,11 +126,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   }
 //% else
   for (var i = tid; i < DIM / 2u; i += 64u) {
-    let halves = pack(turned[2u * i], turned[2u * i + 1u]);
+    let halves = pack(vec2<f32>(turned[2u * i], turned[2u * i + 1u]));
     if (is_k) {
-      k_pages[at + (i / 4u * PAGE + token) * 4u + i % 4u] = halves;
+      k_pages[k_word(slot, kv_head, 2u * i)] = halves;
     } else {
-      v_pages[at + token * (DIM / 2u) + i] = halves;
+      v_pages[v_word(slot, kv_head, 2u * i)] = halves;
     }
   }
 //% end

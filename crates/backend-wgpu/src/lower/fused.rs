@@ -1,0 +1,355 @@
+//! Products that do, besides, what would be launches of its own before or after them, for steps of one row: there, much of a
+//! launch's time is the way from one to the next. The bits are those of the separate launches.
+
+use paguro_backend::{
+    Activation, KvDtype, Linear, LoadError, Norm, NormGateUp, NormQkvRopeStore, Op, RopeStyle,
+};
+
+use super::{
+    Acts, Before, Grid, Launch, Lowering, Place, Store,
+    Value::{F, U},
+    When, bits, kernels,
+    products::{Inputs, decoder, planes},
+    wgsl,
+};
+use crate::{
+    layout::{BLOCK, Layout},
+    matrix::Order,
+    template::Constants,
+};
+
+/// What becomes of a product of one row.
+pub(super) struct Finish {
+    name: &'static str,
+    files: Vec<&'static str>,
+    constants: Constants,
+    buffers: Vec<(&'static str, wgpu::Buffer)>,
+    /// Whether a workgroup has a whole block of outputs.
+    by_blocks: bool,
+}
+
+/// Where the activations of a product of one row come from.
+#[derive(Clone, Copy)]
+pub(super) enum Source {
+    /// They are there.
+    Made,
+    /// They are there but for the factor of this norm.
+    Normed(Norm),
+    /// From floats.
+    Floats,
+}
+
+impl Lowering<'_> {
+    /// Products of queries, keys and values, their rotation, and K and V into the pages.
+    pub(super) fn queries_keys_values(
+        &mut self,
+        op: &NormQkvRopeStore,
+        before: Before,
+        body: &mut Vec<Launch>,
+    ) -> Result<(), LoadError> {
+        let linears = [&op.q, &op.k, &op.v];
+        let rotates = self.rotates(op);
+        let source = before.source(op.norm);
+        let is_own = rotates || matches!(source, Source::Normed(_));
+        let when = if is_own { When::MoreRows } else { When::Always };
+        let groups = self.groups(linears, |members| self.order_of(op, members));
+        if is_own {
+            for (group, place) in &groups {
+                let inputs = Inputs { linears: &group.linears, order: group.order, acts: Acts::Normed };
+                let finish = match rotates {
+                    true => self.rope_finish(op, &group.linears)?,
+                    false => store_finish(place, &Store::Write),
+                };
+                self.one_row(&inputs, source, finish, body)?;
+            }
+        }
+        let places = self.products(linears, &groups, when, body)?;
+        let when = if rotates { When::MoreRows } else { When::Always };
+        let launch = self.rope_store(op, places, self.is_together(op))?;
+        body.push(Launch { when, ..launch });
+        Ok(())
+    }
+
+    /// Whether products rotate and store what they make in steps of one row.
+    fn rotates(&self, op: &NormQkvRopeStore) -> bool {
+        let rope = &self.program.ropes[op.rope];
+        self.limits.kv_dtype == KvDtype::F16
+            && op.q_norm.is_none()
+            && op.k_norm.is_none()
+            && (rope.style == RopeStyle::Interleaved || rope.frequencies.len().is_multiple_of(2))
+            && self.is_whole(&[&op.q, &op.k, &op.v])
+    }
+
+    /// Whether neighbouring pairs lie together in what products of heads make.
+    fn is_together(&self, op: &NormQkvRopeStore) -> bool {
+        self.rotates(op) && self.program.ropes[op.rope].style == RopeStyle::HalfSplit
+    }
+
+    /// The order of the rows of some of queries (0), keys (1) and values (2).
+    fn order_of(&self, op: &NormQkvRopeStore, members: &[usize]) -> Order {
+        match self.is_together(op) {
+            false => Order::Joined,
+            true => Order::Together {
+                matrices: members.iter().filter(|&&member| member < 2).count(),
+                head_dim: self.program.kv.head_dim,
+                pairs: self.program.ropes[op.rope].frequencies.len(),
+            },
+        }
+    }
+
+    fn rope_finish(&mut self, op: &NormQkvRopeStore, linears: &[&Linear]) -> Result<Finish, LoadError> {
+        let end = |ends: &[&Linear]| {
+            let of = |linear: &&&Linear| ends.iter().any(|end| end.matrix == linear.matrix);
+            linears.iter().filter(of).map(|linear| self.weights.matrix(linear.matrix).rows).sum::<usize>()
+        };
+        let mut constants = vec![
+            ("Q_END", U(end(&[&op.q]) as u32)),
+            ("K_END", U(end(&[&op.q, &op.k]) as u32)),
+            ("PAIRS", U(self.program.ropes[op.rope].frequencies.len() as u32)),
+            ("TOGETHER", U(u32::from(self.is_together(op)))),
+        ];
+        constants.extend(self.heads(op.kv.group));
+        let [k_pages, v_pages] = self.pages[op.kv.slot].clone();
+        let [far, near] = self.ropes[op.rope].clone();
+        Ok(Finish {
+            name: "_rope",
+            files: wgsl!("rotate", "finish_rope").to_vec(),
+            constants,
+            buffers: vec![
+                ("step", self.step.clone()),
+                ("far", far),
+                ("near", near),
+                ("queries", self.queries.clone()),
+                ("k_pages", k_pages),
+                ("v_pages", v_pages),
+            ],
+            by_blocks: false,
+        })
+    }
+
+    /// Gate and up, and what the next product wants of them. Says whether that product gets floats in steps of one row.
+    pub(super) fn gate_and_up(
+        &mut self,
+        op: &NormGateUp,
+        before: Before,
+        down: &Linear,
+        body: &mut Vec<Launch>,
+    ) -> Result<bool, LoadError> {
+        let linears = [&op.gate, &op.up];
+        let ffn = self.program.ffn;
+        let layout = |linear: &Linear| Layout::of(self.weights.matrix(linear.matrix).format);
+        let is_one = layout(&op.gate) == layout(&op.up);
+        let gates = is_one
+            && ffn.is_multiple_of(BLOCK)
+            && self.is_whole(&linears)
+            && self.is_whole(&[down])
+            && kernels::has_room(self.device, layout(down), ffn / BLOCK);
+        let source = before.source(op.norm);
+        let is_own = gates || matches!(source, Source::Normed(_));
+        let order = if gates { Order::InTurn } else { Order::Joined };
+        let groups = self.groups(linears, |_| order);
+        if is_own {
+            for (group, place) in &groups {
+                let inputs = Inputs { linears: &group.linears, order: group.order, acts: Acts::Normed };
+                let finish = match gates {
+                    true => self.gate_finish(op.activation),
+                    false => store_finish(place, &Store::Write),
+                };
+                self.one_row(&inputs, source, finish, body)?;
+            }
+        }
+        let when = if is_own { When::MoreRows } else { When::Always };
+        let places = self.products(linears, &groups, when, body)?;
+        let when = if gates { When::MoreRows } else { When::Always };
+        let launch = self.activate(op.activation, places, gates, down)?;
+        body.push(Launch { when, ..launch });
+        Ok(gates)
+    }
+
+    fn gate_finish(&self, activation: Activation) -> Finish {
+        Finish {
+            name: "_gate",
+            files: wgsl!("activation", "finish_gate").to_vec(),
+            constants: vec![
+                ("ACT_BLOCKS", U((self.program.ffn / BLOCK) as u32)),
+                ("GELU", U(u32::from(activation == Activation::GeluTanh))),
+            ],
+            buffers: vec![("gated", self.acts[2].clone())],
+            by_blocks: false,
+        }
+    }
+
+    /// Adds a product to the residual stream, or leaves it for the next norm if it is to be normed first.
+    pub(super) fn add(
+        &mut self,
+        linear: &Linear,
+        from_floats: bool,
+        post_norm: Option<Norm>,
+        next: Option<&Op>,
+        body: &mut Vec<Launch>,
+    ) -> Result<Before, LoadError> {
+        let (buffer, store) = match post_norm {
+            Some(_) => (self.y.clone(), Store::Write),
+            None => (self.x.clone(), Store::Add),
+        };
+        let hidden = self.program.hidden;
+        let place = Place { buffer, stride: hidden, first: 0 };
+        let next = match next {
+            Some(Op::NormQkvRopeStore(op)) => Some((op.norm, vec![&op.q, &op.k, &op.v])),
+            Some(Op::NormGateUp(op)) => Some((op.norm, vec![&op.gate, &op.up])),
+            _ => None,
+        };
+        let next = next.filter(|(_, linears)| {
+            post_norm.is_none()
+                && hidden.is_multiple_of(BLOCK)
+                && self.is_whole(&[linear])
+                && self.is_whole(linears)
+        });
+        let finish = match &next {
+            Some((norm, linears)) => Some(self.add_finish(norm, linears)?),
+            None => from_floats.then(|| store_finish(&place, &store)),
+        };
+        let inputs = Inputs { linears: &[linear], order: Order::Joined, acts: Acts::Plain };
+        let when = if finish.is_some() { When::MoreRows } else { When::Always };
+        if let Some(finish) = finish {
+            let source = if from_floats { Source::Floats } else { Source::Made };
+            self.one_row(&inputs, source, finish, body)?;
+        }
+        self.product(&inputs, &place, store, when, body)?;
+        Ok(match (post_norm, next) {
+            (Some(norm), _) => Before::Pending(norm),
+            (None, Some(_)) => Before::Emitted,
+            (None, None) => Before::Added,
+        })
+    }
+
+    fn add_finish(&mut self, norm: &Norm, linears: &[&Linear]) -> Result<Finish, LoadError> {
+        let mut constants = vec![("STAGED", U(33))];
+        constants.extend(self.emit_for(linears, self.program.hidden));
+        let [quants, scales, floats] = self.normed.clone();
+        Ok(Finish {
+            name: "_add",
+            files: wgsl!("quantize", "emit", "finish_add").to_vec(),
+            constants,
+            buffers: vec![
+                ("out", self.x.clone()),
+                ("weight", self.vector(norm.weight)?),
+                ("out_squares", self.squares.clone()),
+                ("acts_quants", quants),
+                ("acts_scales", scales),
+                ("acts_floats", floats),
+            ],
+            by_blocks: true,
+        })
+    }
+
+    /// A product of a step of one row.
+    fn one_row(
+        &mut self,
+        inputs: &Inputs<'_>,
+        source: Source,
+        finish: Finish,
+        body: &mut Vec<Launch>,
+    ) -> Result<(), LoadError> {
+        let matrix = self.matrix(inputs)?;
+        let [part] = &matrix.parts[..] else { unreachable!("`is_whole` was asked") };
+        let layout = matrix.layout;
+        let blocks_of = |by_blocks: bool| if by_blocks { Some(BLOCK as u32) } else { None };
+        let by_blocks = finish.by_blocks || matches!(source, Source::Floats);
+        let product = kernels::one_row(self.device, layout, part.rows as u32, blocks_of(by_blocks));
+        let (files, mut constants) = product.kernel(self.device, layout, matrix.blocks);
+        let mut files = [wgsl!("args"), decoder(layout), files].concat();
+        constants.extend([
+            ("PRODUCT", U(1)),
+            ("BLOCKS", U(matrix.blocks as u32)),
+            ("OUTPUTS", U(part.rows as u32)),
+            ("FINISHES", U(u32::from(finish.name != STORE))),
+        ]);
+        match source {
+            Source::Made => {}
+            Source::Normed(norm) => {
+                files.extend(wgsl!("row_scale"));
+                constants.extend([("NORMED", U(1)), ("EARLY", U(1))]);
+                constants.extend(self.row_scale(&norm));
+            }
+            Source::Floats if layout.is_quantized() => {
+                if !finish.files.contains(&wgsl!("quantize")[0]) {
+                    files.extend(wgsl!("quantize"));
+                }
+                let room = matrix.blocks.next_multiple_of(64) as u32;
+                constants.extend([("OWN_ACTS", U(room)), ("EARLY", U(1))]);
+            }
+            Source::Floats => {}
+        }
+        let bias = self.bias(inputs, 0..part.rows)?;
+        constants.push(("BIAS", U(u32::from(bias.is_some()))));
+        constants.extend(finish.constants);
+        files.extend(finish.files);
+        let [quants, scales, floats] = self.acts_of(inputs.acts).clone();
+        let mut buffers: Vec<(&str, &wgpu::Buffer)> =
+            vec![("x_quants", &quants), ("x_scales", &scales), ("x_floats", &floats)];
+        let squares = self.squares.clone();
+        buffers.push(("row_squares", &squares));
+        buffers.extend(planes(part));
+        buffers.extend(bias.iter().map(|bias| ("bias", bias)));
+        buffers.extend(finish.buffers.iter().map(|(name, buffer)| (*name, buffer)));
+        let name = format!("{}{}", product.name(layout), finish.name);
+        let kernel = self.device.pipeline(&name, &files, &constants)?;
+        let group = self.device.bind(&kernel, &buffers);
+        let counter = self.counter(&[format!("{name}[{}x{}]", part.rows, self.inputs(inputs))]);
+        body.push(Launch {
+            when: When::OneRow,
+            kernels: vec![kernel],
+            group,
+            arguments: vec![bits(&self.device.arguments(&constants))],
+            grid: Grid::Product(part.rows as u32, [product].into()),
+            kv_group: 0,
+            counter,
+        });
+        Ok(())
+    }
+
+    /// Whether kernels can see these matrices, joined, as one.
+    fn is_whole(&self, linears: &[&Linear]) -> bool {
+        let words = |linear: &&Linear| {
+            let matrix = self.weights.matrix(linear.matrix);
+            let words = Layout::of(matrix.format).row_words(matrix.cols.div_ceil(BLOCK));
+            matrix.rows * words.into_iter().max().unwrap_or(0)
+        };
+        linears.iter().map(words).sum::<usize>() as u64 * 4 <= self.device.binding_limit()
+    }
+
+    /// What [`Source::Normed`] and norms make a factor with.
+    pub(super) fn row_scale(&self, norm: &Norm) -> Constants {
+        let hidden = self.program.hidden;
+        vec![
+            ("NORM_BLOCKS", U(hidden.div_ceil(BLOCK) as u32)),
+            ("INVERSE_WIDTH", F(1.0 / hidden as f32)),
+            ("EPS", F(norm.eps)),
+        ]
+    }
+}
+
+impl Before {
+    fn source(self, norm: Norm) -> Source {
+        match self {
+            Self::Emitted => Source::Normed(norm),
+            Self::Added | Self::Pending(_) => Source::Made,
+        }
+    }
+}
+
+/// Name of the finish that is none.
+const STORE: &str = "";
+
+fn store_finish(place: &Place, store: &Store) -> Finish {
+    let mut constants = vec![("OUT_STRIDE", U(place.stride as u32)), ("OUT_FIRST", U(place.first as u32))];
+    constants.extend(store.constants());
+    Finish {
+        name: STORE,
+        files: wgsl!("store").to_vec(),
+        constants,
+        buffers: vec![("out", place.buffer.clone())],
+        by_blocks: false,
+    }
+}

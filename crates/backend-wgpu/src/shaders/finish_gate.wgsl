@@ -1,0 +1,13 @@
+// A product of gate and up, in turn, that makes activations of them.
+@group(0) @binding(10) var<storage, read_write> gated: array<f32>; // [8, ACT_BLOCKS, 4]
+
+fn ask(tid: u32, first: u32) -> u32 {
+  return 0u;
+}
+
+fn finish(tid: u32, first: u32, asked: u32) {
+  let i = first / 2u + tid;
+  if (tid < TILE / 2u && 2u * i < OUTPUTS) {
+    gated[(i % 32u / 4u * ACT_BLOCKS + i / 32u) * 4u + i % 4u] = activation(totals[2u * tid]) * totals[2u * tid + 1u];
+  }
+}

@@ -1,0 +1,50 @@
+// A product of queries, keys and values that rotates and stores them: outputs up to Q_END are of queries, from there up to K_END of
+// keys, and then of values. A thread has four outputs of a head.
+@group(0) @binding(8) var<storage, read_write> queries: array<f32>;  // [rows, HEADS, DIM]
+@group(0) @binding(9) var<storage, read_write> k_pages: array<u32>;  // see pages.rs
+@group(0) @binding(10) var<storage, read_write> v_pages: array<u32>; // the same
+
+struct Asked { slot: u32, angles: vec4<f32> }
+
+fn ask(tid: u32, first: u32) -> Asked {
+  var asked: Asked;
+  if (tid >= TILE / 4u) { return asked; }
+  asked.slot = step[args.slots + GROUP * args.rows];
+//% if PAIRS
+  let pair = (first + 4u * tid) % DIM / 2u;
+  let position = step[args.positions];
+  asked.angles = vec4<f32>(angle(position, min(pair, PAIRS - 1u)), angle(position, min(pair + 1u, PAIRS - 1u)));
+//% end
+  return asked;
+}
+
+fn finish(tid: u32, first: u32, asked: Asked) {
+  let output = first + 4u * tid;
+  if (tid >= TILE / 4u || output >= OUTPUTS) { return; }
+  let at = output % DIM; // in its head
+  var x = vec4<f32>(totals[4u * tid], totals[4u * tid + 1u], totals[4u * tid + 2u], totals[4u * tid + 3u]);
+  // Two neighbours each, and their dimensions.
+  var ends = vec2<u32>(at, at + 2u);
+  if (output < K_END && at < 2u * PAIRS) {
+    x = vec4<f32>(turned_by(x.xy, asked.angles.xy), turned_by(x.zw, asked.angles.zw));
+//% if TOGETHER
+    x = x.xzyw;
+    ends = vec2<u32>(at / 2u, at / 2u + PAIRS);
+//% end
+  }
+  if (output < Q_END) {
+    let head = output / DIM * DIM;
+    queries[head + ends.x] = x.x;
+    queries[head + ends.x + 1u] = x.y;
+    queries[head + ends.y] = x.z;
+    queries[head + ends.y + 1u] = x.w;
+  } else if (output < K_END) {
+    let head = (output - Q_END) / DIM;
+    k_pages[k_word(asked.slot, head, ends.x)] = pack(x.xy);
+    k_pages[k_word(asked.slot, head, ends.y)] = pack(x.zw);
+  } else {
+    let head = (output - K_END) / DIM;
+    v_pages[v_word(asked.slot, head, ends.x)] = pack(x.xy);
+    v_pages[v_word(asked.slot, head, ends.y)] = pack(x.zw);
+  }
+}

@@ -1,0 +1,59 @@
+// Rotation of queries and keys. What is one number here and there is computed alike, so that bits are the same wherever it is done.
+@group(0) @binding(13) var<storage, read> step: array<u32>;
+// Cosine and sine of positions 256 i and of positions below 256; together, of every position.
+@group(0) @binding(14) var<storage, read> far: array<vec2<f32>>;  // [ceil(context / 256), PAIRS]
+@group(0) @binding(15) var<storage, read> near: array<vec2<f32>>; // [256, PAIRS]
+
+// Cosine and sine.
+fn angle(position: u32, pair: u32) -> vec2<f32> {
+  let a = far[position / 256u * PAIRS + pair];
+  let b = near[position % 256u * PAIRS + pair];
+  return vec2<f32>(fma(a.x, b.x, -(a.y * b.y)), fma(a.y, b.x, a.x * b.y));
+}
+
+fn turned_by(x: vec2<f32>, angle: vec2<f32>) -> vec2<f32> {
+  return vec2<f32>(fma(x.x, angle.x, -(x.y * angle.y)), fma(x.x, angle.y, x.y * angle.x));
+}
+
+// Which of a head's outputs of a product is dimension d. Where products rotate by themselves, the outputs of two neighbouring pairs
+// lie together, so that a thread has whole words of halves of both of their ends.
+fn output_of(d: u32) -> u32 {
+//% if TOGETHER
+  if (d < 2u * PAIRS) {
+    let pair = d % PAIRS;
+    return pair / 2u * 4u + pair % 2u * 2u + d / PAIRS;
+  }
+//% end
+  return d;
+}
+
+// What is in pages is finite, always: attention weighs what it must not see with nothing.
+fn finite(x: f32, largest: f32) -> f32 {
+  let is_nan = (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u;
+  return select(clamp(x, -largest, largest), 0.0, is_nan);
+}
+
+// The nearest number that half precision has, up to 65504: conversions may round as they like.
+fn nearest_half(x: f32) -> f32 {
+  // Numbers below 2^-14 are multiples of 2^-24.
+  let small = round(x * 16777216.0) / 16777216.0;
+  let bits = bitcast<u32>(x);
+  let even = bitcast<f32>((bits + 0xfffu + ((bits >> 13u) & 1u)) & 0xffffe000u);
+  return select(even, small, abs(x) < 6.103515625e-5);
+}
+
+// Two numbers in half precision.
+fn pack(x: vec2<f32>) -> u32 {
+  return pack2x16float(vec2<f32>(nearest_half(finite(x.x, 65504.0)), nearest_half(finite(x.y, 65504.0))));
+}
+
+// Where two dimensions from d on lie in pages of halves.
+fn k_word(slot: u32, kv_head: u32, d: u32) -> u32 {
+  let head = (slot / PAGE * KV_HEADS + kv_head) * PAGE * (DIM / 2u);
+  return head + (d / 8u * PAGE + slot % PAGE) * 4u + d % 8u / 2u;
+}
+
+fn v_word(slot: u32, kv_head: u32, d: u32) -> u32 {
+  let head = (slot / PAGE * KV_HEADS + kv_head) * PAGE * (DIM / 2u);
+  return head + slot % PAGE * (DIM / 2u) + d / 2u;
+}
