@@ -142,7 +142,9 @@ impl GpuRunner {
             (first..first + count).contains(&place).then(|| place - first)
         };
         let mut encoder = self.device.encoder();
-        let (mut rest, mut next) = (&launches[..], FIRST_LAUNCHES);
+        // A step that carries tokens is encoded while the one before runs.
+        let first_launches = if step.carried.is_empty() { FIRST_LAUNCHES } else { launches.len() };
+        let (mut rest, mut next) = (&launches[..], first_launches);
         while rest.len() > next {
             let (now, later) = rest.split_at(next);
             encode(&mut encoder, now, &mut self.tally);

@@ -33,7 +33,7 @@ use Kind::{Cooperative, Tiles, Vectors};
 /// Threads of a workgroup of vectors.
 const VECTOR_THREADS: u32 = 256;
 /// The same where a workgroup has a whole block of outputs of one row.
-const ONE_ROW_THREADS: u32 = 512;
+const ONE_ROW_THREADS: u32 = 1024;
 /// Outputs from which on a product has enough of them to keep a device busy with few rows.
 const WIDE: u32 = 8192;
 /// Rows up to which other kernels are faster than cooperative matrices: of wide products, and of others.

@@ -125,7 +125,7 @@ fn main(
     var score_${j} = vec4<f32>(0.0);
 //% end
 //% for size in 0..2
-    if ((end > FINE) == (${size}u == 1u)) {
+    if (t_0 < end && (end > FINE) == (${size}u == 1u)) {
 //% for j in 0..TOKENS_${size}
       let place_${j} = places[t_${j} / PAGE];
       var at_${j} = place_${j} + t_${j} % PAGE;

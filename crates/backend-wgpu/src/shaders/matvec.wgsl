@@ -20,6 +20,14 @@ fn squares_of(block: u32) -> f32 {
 }
 //% end
 
+fn acts(row: u32, block: u32, factor: f32) -> Acts {
+//% if NORMED
+  return scaled(load_acts(row, block), factor);
+//% else
+  return load_acts(row, block);
+//% end
+}
+
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
   let lane = tid % 32u;
@@ -34,9 +42,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% end
 //% end
 //% if EARLY
-  // Weights are asked for before activations are ready.
+  // The first weights are asked for before activations are ready.
 //% for o in 0..OUTS
-  var next_${o} = load_block(from_${o}, min(lane, BLOCKS - 1u));
+  let first_${o} = load_block(from_${o}, min(lane, BLOCKS - 1u));
 //% end
 //% end
 //% if FINISHES
@@ -45,25 +53,28 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% end
 //% if NORMED
   let factor = row_scale(tid);
+//% else
+  let factor = 1.0;
 //% end
 //% if OWN_ACTS
   make_acts(tid);
 //% end
-  for (var block = lane; block < BLOCKS; block += 32u) {
-//% for o in 0..OUTS
 //% if EARLY
-    let w_${o} = next_${o};
-    next_${o} = load_block(from_${o}, min(block + 32u, BLOCKS - 1u));
+  if (lane < BLOCKS) {
+    let x = acts(row, lane, factor);
+//% for o in 0..OUTS
+    acc_${o}_0 = accumulate(acc_${o}_0, first_${o}, x);
+//% end
+  }
+  for (var block = lane + 32u; block < BLOCKS; block += 32u) {
 //% else
+  for (var block = lane; block < BLOCKS; block += 32u) {
+//% end
+//% for o in 0..OUTS
     let w_${o} = load_block(from_${o}, block);
 //% end
-//% end
 //% for b in 0..BATCH
-//% if NORMED
-    let x_${b} = scaled(load_acts(min(row + ${b}u, args.rows - 1u), block), factor);
-//% else
-    let x_${b} = load_acts(min(row + ${b}u, args.rows - 1u), block);
-//% end
+    let x_${b} = acts(min(row + ${b}u, args.rows - 1u), block, factor);
 //% for o in 0..OUTS
     acc_${o}_${b} = accumulate(acc_${o}_${b}, w_${o}, x_${b});
 //% end

@@ -4,12 +4,14 @@
 @group(0) @binding(14) var<storage, read> far: array<vec2<f32>>;  // [ceil(context / 256), PAIRS]
 @group(0) @binding(15) var<storage, read> near: array<vec2<f32>>; // [256, PAIRS]
 
+//% if PAIRS
 // Cosine and sine.
 fn angle(position: u32, pair: u32) -> vec2<f32> {
   let a = far[position / 256u * PAIRS + pair];
   let b = near[position % 256u * PAIRS + pair];
   return vec2<f32>(fma(a.x, b.x, -(a.y * b.y)), fma(a.y, b.x, a.x * b.y));
 }
+//% end
 
 fn turned_by(x: vec2<f32>, angle: vec2<f32>) -> vec2<f32> {
   return vec2<f32>(fma(x.x, angle.x, -(x.y * angle.y)), fma(x.x, angle.y, x.y * angle.x));

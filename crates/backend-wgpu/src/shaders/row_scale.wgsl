@@ -1,15 +1,18 @@
 // What a norm multiplies a row with, from the sums of squares of its blocks: 32 lanes add up blocks l, l + 32, ... in order, and then
 // the lanes are added up in order.
-var<workgroup> lane_squares: array<f32, 32>;
+var<workgroup> lane_squares: array<vec4<f32>, 8>;
 
 fn row_scale(tid: u32) -> f32 {
   if (tid < 32u) {
     var sum = 0.0;
     for (var block = tid; block < NORM_BLOCKS; block += 32u) { sum += squares_of(block); }
-    lane_squares[tid] = sum;
+    lane_squares[tid / 4u][tid % 4u] = sum;
   }
   workgroupBarrier();
   var all = 0.0;
-  for (var lane = 0u; lane < 32u; lane++) { all += lane_squares[lane]; }
+//% for i in 0..8
+  let four_${i} = lane_squares[${i}];
+  all = all + four_${i}.x + four_${i}.y + four_${i}.z + four_${i}.w;
+//% end
   return 1.0 / sqrt(fma(all, INVERSE_WIDTH, EPS));
 }
