@@ -76,7 +76,7 @@ impl Lowering<'_> {
         self.limits.kv_dtype == KvDtype::F16
             && op.q_norm.is_none()
             && op.k_norm.is_none()
-            && (rope.style == RopeStyle::Interleaved || rope.frequencies.len().is_multiple_of(2))
+            && rope.frequencies.len().is_multiple_of(2)
             && self.is_whole(&[&op.q, &op.k, &op.v])
     }
 

@@ -1,0 +1,66 @@
+//! How many launches a step takes: for one sequence that decodes, they are most of what is not reading weights.
+
+use paguro_backend::{
+    AttentionMode, Backend, KvDtype, Limits, PageId, Runner, Step, StepOutput, StepSequence,
+    conformance::{ModelShape, submit},
+};
+use paguro_backend_wgpu::{Gpu, GpuOptions};
+
+const LAYERS: usize = 3;
+
+/// Names and launches of a step of some tokens, without the shapes of products.
+fn launches(runner: &mut dyn Runner, start: usize, tokens: usize) -> Vec<(String, u64)> {
+    let before = runner.kernel_counts();
+    let sequences = [StepSequence { rows: 0..tokens, start, tables: 0..1 }];
+    let tokens = vec![1; tokens];
+    let pages = [PageId(1)];
+    let step = Step { tokens: &tokens, carried: &[], sequences: &sequences, pages: &pages, outputs: &[] };
+    submit(runner, &step, &mut StepOutput::default()).unwrap();
+    let mut launches: Vec<(String, u64)> = Vec::new();
+    for count in runner.kernel_counts() {
+        let known = before.iter().find(|before| before.name == count.name);
+        let own = count.launches - known.map_or(0, |before| before.launches);
+        let name = count.name.split('[').next().unwrap_or_default().to_owned();
+        match launches.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, launches)) => *launches += own,
+            None => launches.push((name, own)),
+        }
+    }
+    launches.retain(|(_, launches)| *launches > 0);
+    launches.sort();
+    launches
+}
+
+#[test]
+fn a_layer_of_a_step_of_one_row_takes_five_launches() {
+    let gpu = match Gpu::open(0, GpuOptions::default()) {
+        Ok(gpu) => gpu,
+        Err(error) => return println!("skipped: launches on a GPU: {error}"),
+    };
+    let model = ModelShape { windows: vec![None; LAYERS], ..ModelShape::default() }.build(1);
+    let limits = Limits {
+        block_size: 32,
+        pages: 4,
+        max_rows: 8,
+        max_sequences: 1,
+        max_outputs: 1,
+        max_context: 64,
+        kv_dtype: KvDtype::F16,
+        attention: AttentionMode::Paged,
+    };
+    let mut runner = gpu.load(&model.program, model.weights.clone(), limits).unwrap();
+    let all = |launches: &[(String, u64)]| launches.iter().map(|(_, launches)| launches).sum::<u64>();
+
+    let prompt = launches(&mut *runner, 0, 4);
+    // The embedding, and norm, product, rotation, attention, product, norm, product, activation, product.
+    assert_eq!(all(&prompt), 1 + 9 * LAYERS as u64, "{prompt:?}");
+
+    let token = launches(&mut *runner, 4, 1);
+    let of = |what: &str| all(&Vec::from_iter(token.iter().filter(|(name, _)| name.contains(what)).cloned()));
+    let layers = LAYERS as u64;
+    assert_eq!(["_rope", "attend", "_gate"].map(of), [layers; 3], "{token:?}");
+    // The last product is for the head's norm, which only rows with outputs have.
+    assert_eq!([of("_add"), of("norm")], [2 * layers - 1, 1], "{token:?}");
+    // The embedding, and the first layer's norm.
+    assert_eq!(all(&token), 2 + 5 * layers, "{token:?}");
+}
