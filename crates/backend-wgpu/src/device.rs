@@ -30,6 +30,8 @@ pub struct Device {
     pub limits: Limits,
     /// Threads of the smallest subgroup that a kernel may run in.
     pub subgroup: u32,
+    /// Threads of the largest workgroups.
+    pub most_threads: u32,
     /// Whether kernels are compiled to be looked at.
     pub as_hardware: bool,
     /// Side of the cooperative matrices that it multiplies, of halves with sums in single precision, if it has them and is to.
@@ -104,6 +106,9 @@ impl Pipeline {
     }
 }
 
+/// Threads that a workgroup may have on every device, whatever its kernel.
+pub const LEAST_THREADS: u32 = 256;
+
 /// Bytes of [`Args`], as `args.wgsl` has them, too.
 pub const ARGS_BYTES: u32 = size_of::<Args>() as u32;
 
@@ -149,6 +154,12 @@ impl Device {
             subgroup: if as_hardware { 32 } else { subgroups(&info)[0] },
             name: info.name,
             cooperative,
+            most_threads: match info.backend {
+                // What the limit says, every kernel can have.
+                wgpu::Backend::Vulkan if !is_software => limits.max_compute_invocations_per_workgroup,
+                // How many a kernel can have there depends on what it compiles to.
+                _ => LEAST_THREADS,
+            },
             as_hardware,
             is_software,
             features,

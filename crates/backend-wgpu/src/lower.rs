@@ -2,27 +2,27 @@
 
 mod attention;
 mod fused;
+mod head;
 mod kernels;
 mod products;
 
 use std::{collections::HashMap, sync::Arc};
 
 use paguro_backend::{
-    AttentionMode, Limits, Linear, LoadError, MatrixId, Norm, NormLogits, Op, Program, VectorId, Weights,
+    AttentionMode, Limits, Linear, LoadError, MatrixId, Norm, Op, Program, VectorId, Weights,
 };
 
 use crate::{
-    device::{Device, Pipeline},
+    device::{Device, LEAST_THREADS, Pipeline},
     layout::{BLOCK, Layout},
     matrix::{DeviceMatrix, Order},
     pages::page_words,
     plan::{self, Tile, Tiling},
-    sampler,
     template::{Constants, Value},
 };
 
 use Value::U;
-use products::{Inputs, NORM};
+use products::Inputs;
 
 pub use kernels::{Product, exact_rows, product};
 
@@ -359,74 +359,6 @@ impl<'a> Lowering<'a> {
         self.finish(body, op)
     }
 
-    fn finish(mut self, body: Vec<Launch>, op: &NormLogits) -> Result<Model, LoadError> {
-        let Program { hidden, vocab, .. } = *self.program;
-        let rows = self.limits.max_outputs.clamp(1, LOGIT_ROWS);
-        let outputs = self.limits.max_outputs.max(1);
-        let logits = self.device.buffer(rows * vocab, "logits")?;
-        let normed = self.device.buffer(rows * hidden, "embeddings")?;
-        let samples = self.device.buffer(outputs * 8, "samples")?;
-        let edits = self.device.buffer(4 * sampler::room(rows, vocab), "bias and penalties")?;
-        let masks = self.device.buffer(rows.max(outputs.min(256)) * vocab.div_ceil(32), "masks")?;
-        let tokens = self.tokens.clone();
-        let mut constants = self.norm_constants(&op.norm);
-        constants.push(("GATHER", U(1)));
-        let weight = self.vector(op.norm.weight)?;
-        constants.extend(self.emit_for(&[&op.head], hidden));
-        let x = self.x.clone();
-        let step = self.step.clone();
-        let [quants, scales, floats] = self.normed.clone();
-        let buffers = [
-            ("x", &x),
-            ("weight", &weight),
-            ("step", &step),
-            ("normed", &normed),
-            ("acts_quants", &quants),
-            ("acts_scales", &scales),
-            ("acts_floats", &floats),
-        ];
-        let head_norm = self.launch("norm_outputs", NORM, constants, &buffers, Grid::Rows, 0)?;
-        let mut head = Vec::new();
-        let place = Place { buffer: logits.clone(), stride: vocab, first: 0 };
-        let store = op.soft_cap.map_or(Store::Write, Store::Cap);
-        let inputs = Inputs { linears: &[&op.head], order: Order::Joined, acts: Acts::Normed };
-        self.product(&inputs, &place, store, When::Always, &mut head)?;
-        let chunks = vocab.div_ceil(2048) as u32;
-        let best = self.device.buffer(outputs * chunks as usize * 2, "best tokens")?;
-        let constants = vec![("VOCAB", U(vocab as u32)), ("CHUNKS", U(chunks))];
-        let merge = vec![("CHUNKS", U(chunks)), ("MERGE", U(1))];
-        let (whole, low_bits) = sampler::whole(vocab);
-        let draw =
-            vec![("VOCAB", U(vocab as u32)), ("WHOLE", U(whole)), ("LOW_BITS", U(low_bits)), ("LOADS", U(8))];
-        let buffers = [
-            ("samples", &samples),
-            ("best", &best),
-            ("logits", &logits),
-            ("masks", &masks),
-            ("tokens", &tokens),
-            ("edits", &edits),
-        ];
-        let adjust = self.launch("adjust", wgsl!("args", "adjust"), vec![], &buffers, Grid::Threads, 0)?;
-        let files = wgsl!("args", "argmax");
-        let argmax = [
-            self.launch("argmax", files, constants, &buffers, Grid::Each(chunks), 0)?,
-            self.launch("argmax_merge", files, merge, &buffers, Grid::Rows, 0)?,
-        ];
-        let sample = self.launch("sample", wgsl!("args", "sample"), draw, &buffers, Grid::Rows, 0)?;
-        Ok(Model {
-            body,
-            head_norm,
-            head,
-            adjust,
-            argmax,
-            sample,
-            pages: self.pages,
-            io: Io { step: self.step, logits, normed, samples, masks, tokens, edits },
-            tiling: self.tiling,
-            counters: self.counters,
-        })
-    }
-
     fn order(&self) -> LoadError {
         unsupported(
             self.device,
@@ -521,7 +453,7 @@ fn check_supported(device: &Device, program: &Program, limits: &Limits) -> Resul
         return Err(unsupported(device, what, "16, 32, 64 and 128 work"));
     }
     if device.limits.max_compute_workgroup_storage_size < 26 << 10
-        || device.limits.max_compute_invocations_per_workgroup < 256
+        || device.limits.max_compute_invocations_per_workgroup < LEAST_THREADS
     {
         let what = "attention with its workgroup memory".to_owned();
         return Err(unsupported(device, what, "26 KiB and 256 threads for each workgroup are needed"));

@@ -32,8 +32,6 @@ use Kind::{Cooperative, Tiles, Vectors};
 
 /// Threads of a workgroup of vectors.
 const VECTOR_THREADS: u32 = 256;
-/// The same where a workgroup has a whole block of outputs of one row.
-const ONE_ROW_THREADS: u32 = 1024;
 /// Outputs from which on a product has enough of them to keep a device busy with few rows.
 const WIDE: u32 = 8192;
 /// Rows up to which other kernels are faster than cooperative matrices: of wide products, and of others.
@@ -78,9 +76,7 @@ fn vectors(rows: u32, outputs: u32) -> Kind {
 /// The kernel of a product of one row, with so many outputs in a workgroup, if somebody minds.
 pub fn one_row(device: &Device, layout: Layout, outputs: u32, tile: Option<u32>) -> Product {
     let Some(tile) = tile else { return products(device, layout, outputs)[0] };
-    let most = device.limits.max_compute_invocations_per_workgroup;
-    let threads =
-        (32 * tile).min(if device.is_software { VECTOR_THREADS } else { ONE_ROW_THREADS }).min(most);
+    let threads = (32 * tile).min(device.most_threads);
     Product { most_rows: 1, kind: Vectors { rows: 1, outputs: tile / (threads / 32), threads } }
 }
 

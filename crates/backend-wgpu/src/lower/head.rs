@@ -1,0 +1,82 @@
+//! What rows with outputs get: logits, embeddings, tokens.
+
+use paguro_backend::{LoadError, NormLogits, Program};
+
+use super::{
+    Acts, Grid, Io, LOGIT_ROWS, Launch, Lowering, Model, Place, Store,
+    Value::U,
+    When,
+    products::{Inputs, NORM},
+    wgsl,
+};
+use crate::{matrix::Order, sampler};
+
+impl Lowering<'_> {
+    pub(super) fn finish(mut self, body: Vec<Launch>, op: &NormLogits) -> Result<Model, LoadError> {
+        let Program { hidden, vocab, .. } = *self.program;
+        let rows = self.limits.max_outputs.clamp(1, LOGIT_ROWS);
+        let outputs = self.limits.max_outputs.max(1);
+        let logits = self.device.buffer(rows * vocab, "logits")?;
+        let normed = self.device.buffer(rows * hidden, "embeddings")?;
+        let samples = self.device.buffer(outputs * 8, "samples")?;
+        let edits = self.device.buffer(4 * sampler::room(rows, vocab), "bias and penalties")?;
+        let masks = self.device.buffer(rows.max(outputs.min(256)) * vocab.div_ceil(32), "masks")?;
+        let tokens = self.tokens.clone();
+        let mut constants = self.norm_constants(&op.norm);
+        constants.push(("GATHER", U(1)));
+        let weight = self.vector(op.norm.weight)?;
+        constants.extend(self.emit_for(&[&op.head], hidden));
+        let x = self.x.clone();
+        let step = self.step.clone();
+        let [quants, scales, floats] = self.normed.clone();
+        let buffers = [
+            ("x", &x),
+            ("weight", &weight),
+            ("step", &step),
+            ("normed", &normed),
+            ("acts_quants", &quants),
+            ("acts_scales", &scales),
+            ("acts_floats", &floats),
+        ];
+        let head_norm = self.launch("norm_outputs", NORM, constants, &buffers, Grid::Rows, 0)?;
+        let mut head = Vec::new();
+        let place = Place { buffer: logits.clone(), stride: vocab, first: 0 };
+        let store = op.soft_cap.map_or(Store::Write, Store::Cap);
+        let inputs = Inputs { linears: &[&op.head], order: Order::Joined, acts: Acts::Normed };
+        self.product(&inputs, &place, store, When::Always, &mut head)?;
+        let chunks = vocab.div_ceil(2048) as u32;
+        let best = self.device.buffer(outputs * chunks as usize * 2, "best tokens")?;
+        let constants = vec![("VOCAB", U(vocab as u32)), ("CHUNKS", U(chunks))];
+        let merge = vec![("CHUNKS", U(chunks)), ("MERGE", U(1))];
+        let (whole, low_bits) = sampler::whole(vocab);
+        let draw =
+            vec![("VOCAB", U(vocab as u32)), ("WHOLE", U(whole)), ("LOW_BITS", U(low_bits)), ("LOADS", U(8))];
+        let buffers = [
+            ("samples", &samples),
+            ("best", &best),
+            ("logits", &logits),
+            ("masks", &masks),
+            ("tokens", &tokens),
+            ("edits", &edits),
+        ];
+        let adjust = self.launch("adjust", wgsl!("args", "adjust"), vec![], &buffers, Grid::Threads, 0)?;
+        let files = wgsl!("args", "argmax");
+        let argmax = [
+            self.launch("argmax", files, constants, &buffers, Grid::Each(chunks), 0)?,
+            self.launch("argmax_merge", files, merge, &buffers, Grid::Rows, 0)?,
+        ];
+        let sample = self.launch("sample", wgsl!("args", "sample"), draw, &buffers, Grid::Rows, 0)?;
+        Ok(Model {
+            body,
+            head_norm,
+            head,
+            adjust,
+            argmax,
+            sample,
+            pages: self.pages,
+            io: Io { step: self.step, logits, normed, samples, masks, tokens, edits },
+            tiling: self.tiling,
+            counters: self.counters,
+        })
+    }
+}
