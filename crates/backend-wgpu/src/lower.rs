@@ -72,6 +72,11 @@ pub enum When {
 }
 
 impl When {
+    /// All, but those of one row if something else is for these.
+    pub fn unless_one_row(other: bool) -> Self {
+        if other { Self::MoreRows } else { Self::Always }
+    }
+
     /// Whether it is for a step of so many rows.
     pub fn holds(self, rows: usize) -> bool {
         match self {

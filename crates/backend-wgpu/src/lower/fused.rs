@@ -9,7 +9,7 @@ use super::{
     Acts, Before, Grid, Launch, Lowering, Place, Store,
     Value::{F, U},
     When, bits, kernels,
-    products::{Inputs, decoder, planes},
+    products::{Group, Inputs, decoder, planes},
     wgsl,
 };
 use crate::{
@@ -49,25 +49,36 @@ impl Lowering<'_> {
     ) -> Result<(), LoadError> {
         let linears = [&op.q, &op.k, &op.v];
         let rotates = self.rotates(op);
-        let source = before.source(op.norm);
-        let is_own = rotates || matches!(source, Source::Normed(_));
-        let when = if is_own { When::MoreRows } else { When::Always };
         let groups = self.groups(linears, |members| self.order_of(op, members));
+        let finishes = match rotates {
+            true => groups.iter().map(|(group, _)| self.rope_finish(op, &group.linears)).collect(),
+            false => vec![],
+        };
+        let places = self.after_norm(linears, &groups, before.source(op.norm), finishes, body)?;
+        let launch = self.rope_store(op, places, self.is_together(op))?;
+        body.push(Launch { when: When::unless_one_row(rotates), ..launch });
+        Ok(())
+    }
+
+    /// Products of a norm's activations. In steps of one row they are finished in these ways, if there are any.
+    fn after_norm<const N: usize>(
+        &mut self,
+        linears: [&Linear; N],
+        groups: &[(Group<'_>, Place)],
+        source: Source,
+        finishes: Vec<Finish>,
+        body: &mut Vec<Launch>,
+    ) -> Result<[Place; N], LoadError> {
+        let is_own = !finishes.is_empty() || matches!(source, Source::Normed(_));
         if is_own {
-            for (group, place) in &groups {
+            let mut finishes = finishes.into_iter();
+            for (group, place) in groups {
                 let inputs = Inputs { linears: &group.linears, order: group.order, acts: Acts::Normed };
-                let finish = match rotates {
-                    true => self.rope_finish(op, &group.linears)?,
-                    false => store_finish(place, &Store::Write),
-                };
+                let finish = finishes.next().unwrap_or_else(|| store_finish(place, &Store::Write));
                 self.one_row(&inputs, source, finish, body)?;
             }
         }
-        let places = self.products(linears, &groups, when, body)?;
-        let when = if rotates { When::MoreRows } else { When::Always };
-        let launch = self.rope_store(op, places, self.is_together(op))?;
-        body.push(Launch { when, ..launch });
-        Ok(())
+        self.products(linears, groups, When::unless_one_row(is_own), body)
     }
 
     /// Whether products rotate and store what they make in steps of one row.
@@ -97,7 +108,7 @@ impl Lowering<'_> {
         }
     }
 
-    fn rope_finish(&mut self, op: &NormQkvRopeStore, linears: &[&Linear]) -> Result<Finish, LoadError> {
+    fn rope_finish(&self, op: &NormQkvRopeStore, linears: &[&Linear]) -> Finish {
         let end = |ends: &[&Linear]| {
             let of = |linear: &&&Linear| ends.iter().any(|end| end.matrix == linear.matrix);
             linears.iter().filter(of).map(|linear| self.weights.matrix(linear.matrix).rows).sum::<usize>()
@@ -111,7 +122,7 @@ impl Lowering<'_> {
         constants.extend(self.heads(op.kv.group));
         let [k_pages, v_pages] = self.pages[op.kv.slot].clone();
         let [far, near] = self.ropes[op.rope].clone();
-        Ok(Finish {
+        Finish {
             name: "_rope",
             files: wgsl!("rotate", "finish_rope").to_vec(),
             constants,
@@ -124,7 +135,7 @@ impl Lowering<'_> {
                 ("v_pages", v_pages),
             ],
             by_blocks: false,
-        })
+        }
     }
 
     /// Gate and up, and what the next product wants of them. Says whether that product gets floats in steps of one row.
@@ -144,25 +155,12 @@ impl Lowering<'_> {
             && self.is_whole(&linears)
             && self.is_whole(&[down])
             && kernels::has_room(self.device, layout(down), ffn / BLOCK);
-        let source = before.source(op.norm);
-        let is_own = gates || matches!(source, Source::Normed(_));
         let order = if gates { Order::InTurn } else { Order::Joined };
         let groups = self.groups(linears, |_| order);
-        if is_own {
-            for (group, place) in &groups {
-                let inputs = Inputs { linears: &group.linears, order: group.order, acts: Acts::Normed };
-                let finish = match gates {
-                    true => self.gate_finish(op.activation),
-                    false => store_finish(place, &Store::Write),
-                };
-                self.one_row(&inputs, source, finish, body)?;
-            }
-        }
-        let when = if is_own { When::MoreRows } else { When::Always };
-        let places = self.products(linears, &groups, when, body)?;
-        let when = if gates { When::MoreRows } else { When::Always };
+        let finishes = if gates { vec![self.gate_finish(op.activation)] } else { vec![] };
+        let places = self.after_norm(linears, &groups, before.source(op.norm), finishes, body)?;
         let launch = self.activate(op.activation, places, gates, down)?;
-        body.push(Launch { when, ..launch });
+        body.push(Launch { when: When::unless_one_row(gates), ..launch });
         Ok(gates)
     }
 
@@ -210,7 +208,7 @@ impl Lowering<'_> {
             None => from_floats.then(|| store_finish(&place, &store)),
         };
         let inputs = Inputs { linears: &[linear], order: Order::Joined, acts: Acts::Plain };
-        let when = if finish.is_some() { When::MoreRows } else { When::Always };
+        let when = When::unless_one_row(finish.is_some());
         if let Some(finish) = finish {
             let source = if from_floats { Source::Floats } else { Source::Made };
             self.one_row(&inputs, source, finish, body)?;
@@ -254,9 +252,9 @@ impl Lowering<'_> {
         let matrix = self.matrix(inputs)?;
         let [part] = &matrix.parts[..] else { unreachable!("`is_whole` was asked") };
         let layout = matrix.layout;
-        let blocks_of = |by_blocks: bool| if by_blocks { Some(BLOCK as u32) } else { None };
         let by_blocks = finish.by_blocks || matches!(source, Source::Floats);
-        let product = kernels::one_row(self.device, layout, part.rows as u32, blocks_of(by_blocks));
+        let tile = by_blocks.then_some(BLOCK as u32);
+        let product = kernels::one_row(self.device, layout, part.rows as u32, tile);
         let (files, mut constants) = product.kernel(self.device, layout, matrix.blocks);
         let mut files = [wgsl!("args"), decoder(layout), files].concat();
         constants.extend([

@@ -96,7 +96,7 @@ impl Lowering<'_> {
             buffers.extend([("y", &y), ("post", &post)]);
         }
         let launch = self.launch("norm", NORM, constants, &buffers, Grid::Rows, 0)?;
-        let when = if matches!(before, Before::Emitted) { When::MoreRows } else { When::Always };
+        let when = When::unless_one_row(matches!(before, Before::Emitted));
         body.push(Launch { when, ..launch });
         Ok(())
     }
