@@ -151,7 +151,6 @@ impl Lowering<'_> {
         let bias: Option<Vec<f32>> = bias.map(Iterator::collect);
         for part in &matrix.parts {
             let mut common = vec![
-                ("PRODUCT", U(1)),
                 ("BLOCKS", U(matrix.blocks as u32)),
                 ("OUTPUTS", U(part.rows as u32)),
                 ("OUT_STRIDE", U(place.stride as u32)),
@@ -175,7 +174,8 @@ impl Lowering<'_> {
             let (mut compiled, mut arguments) = (Vec::new(), Vec::new());
             let mut counters = Vec::new();
             let kernel = |product: &Product| {
-                let (files, mut constants) = product.kernel(self.device, matrix.layout, matrix.blocks);
+                let (files, mut constants) =
+                    product.kernel(self.device, matrix.layout, matrix.blocks, self.halves_at(matrix.layout));
                 constants.extend(common.iter().copied());
                 (
                     product.name(matrix.layout),
@@ -192,7 +192,7 @@ impl Lowering<'_> {
                 counters.push(format!("{name}[{}x{inputs}]", part.rows));
             }
             if self.device.as_hardware && matrix.layout != Layout::F32 {
-                for product in [16, 8].into_iter().flat_map(kernels::cooperative) {
+                for product in [16, 8].into_iter().flat_map(kernels::all_cooperative) {
                     let (name, files, constants) = kernel(&product);
                     self.device.show(&name, &files, &constants);
                 }
