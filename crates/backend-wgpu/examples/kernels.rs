@@ -75,7 +75,7 @@ fn run(wants: &dyn Fn(&str) -> bool) -> Result<(), String> {
         for format in [WeightFormat::Q8_0, WeightFormat::Q4_K, WeightFormat::Q6_K, WeightFormat::F16] {
             for (hidden, ffn) in [(4096, 7168), (4096, 14_336), (2048, 5632)] {
                 let layers = Layers::new(format, hidden, ffn);
-                for rows in [1, 4, 16, 64, 512] {
+                for rows in [1, 4, 16, 64, 512, 2048] {
                     layers.measure(&gpu, rows, 1, true)?;
                 }
             }

@@ -9,7 +9,7 @@ pub fn needed() -> Features {
 
 /// Features that products with cooperative matrices take.
 pub fn cooperation() -> Features {
-    Features::EXPERIMENTAL_COOPERATIVE_MATRIX | Features::SHADER_F16
+    Features::EXPERIMENTAL_COOPERATIVE_MATRIX | Features::SHADER_F16 | Features::SUBGROUP_BARRIER
 }
 
 /// Threads of the smallest and of the largest subgroups.

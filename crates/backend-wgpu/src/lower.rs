@@ -215,6 +215,8 @@ pub struct Lowering<'a> {
     normed: [wgpu::Buffer; 3],
     /// Sums of the squares of a row's blocks, where its norm's factor is still to be made.
     squares: wgpu::Buffer,
+    /// Blocks of activations that there is room for.
+    act_blocks: usize,
     scratch: [wgpu::Buffer; 3],
     queries: wgpu::Buffer,
     part_sums: wgpu::Buffer,
@@ -256,7 +258,13 @@ impl<'a> Lowering<'a> {
             busy: if device.is_software { 8 } else { 512 },
         };
         let widest = [hidden, heads * dim, ffn].map(|width| width.div_ceil(BLOCK)).into_iter().max();
-        let blocks = rows.max(LOGIT_ROWS) * widest.unwrap_or(1);
+        let widest = widest.unwrap_or(1);
+        let blocks = rows.max(LOGIT_ROWS) * widest;
+        // Cooperative matrices take whole tiles, also of rows and blocks that nobody has made.
+        let halves = match device.cooperative {
+            None => 0,
+            Some(_) => (rows.max(LOGIT_ROWS).next_multiple_of(kernels::MOST_ROWS) * widest + BLOCK) * 16,
+        };
         let buffer = |words: usize, what: &str| device.buffer(words, what);
         let page_words = page_words(&program.kv, limits.block_size, limits.kv_dtype);
         let half = |what: &str| buffer(limits.pages * page_words, what);
@@ -278,9 +286,9 @@ impl<'a> Lowering<'a> {
         }
         let acts = || -> Result<[wgpu::Buffer; 3], LoadError> {
             Ok([
-                buffer(blocks * 8, "activations")?,
+                buffer(blocks * 8 + halves, "activations")?,
                 buffer(blocks * 2, "activations")?,
-                buffer(blocks * 32, "activations")?,
+                buffer(blocks * 32 + halves, "activations")?,
             ])
         };
         let q = heads * dim;
@@ -292,6 +300,7 @@ impl<'a> Lowering<'a> {
             acts: acts()?,
             normed: acts()?,
             squares: buffer(hidden.div_ceil(BLOCK), "squares")?,
+            act_blocks: blocks,
             scratch: [
                 buffer(rows * (q + 2 * kv).max(2 * ffn), "products")?,
                 buffer(rows * (q.max(kv) + kv).max(ffn), "products")?,
@@ -376,11 +385,25 @@ impl<'a> Lowering<'a> {
     fn emit_for(&self, linears: &[&Linear], width: usize) -> Constants {
         let quantized =
             |linear: &&Linear| Layout::of(self.weights.matrix(linear.matrix).format).is_quantized();
-        vec![
+        let mut constants = vec![
             ("ACT_BLOCKS", U(width.div_ceil(BLOCK) as u32)),
             ("EMIT_Q8", U(u32::from(linears.iter().any(quantized)))),
             ("EMIT_F32", U(u32::from(linears.iter().any(|linear| !quantized(linear))))),
-        ]
+        ];
+        if self.device.cooperative.is_some() || self.device.as_hardware {
+            constants.extend([
+                ("HALVES", U(1)),
+                ("HALVES_FROM", U(kernels::FEW_ROWS + 1)),
+                ("QUANTS_END", U(self.halves_at(Layout::Q8))),
+                ("FLOATS_END", U(self.halves_at(Layout::F16))),
+            ]);
+        }
+        constants
+    }
+
+    /// Where, in units of 16 bytes, activations in half precision begin behind those that products with a layout take else.
+    fn halves_at(&self, layout: Layout) -> u32 {
+        (self.act_blocks * if layout.is_quantized() { 2 } else { 8 }) as u32
     }
 
     fn launch(

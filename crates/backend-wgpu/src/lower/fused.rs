@@ -224,6 +224,8 @@ impl Lowering<'_> {
     fn add_finish(&mut self, norm: &Norm, linears: &[&Linear]) -> Result<Finish, LoadError> {
         let mut constants = vec![("STAGED", U(33))];
         constants.extend(self.emit_for(linears, self.program.hidden));
+        // One row is never for cooperative matrices.
+        constants.retain(|(name, _)| *name != "HALVES");
         let [quants, scales, floats] = self.normed.clone();
         Ok(Finish {
             name: "_add",
@@ -255,10 +257,9 @@ impl Lowering<'_> {
         let by_blocks = finish.by_blocks || matches!(source, Source::Floats);
         let tile = by_blocks.then_some(BLOCK as u32);
         let product = kernels::one_row(self.device, layout, part.rows as u32, tile);
-        let (files, mut constants) = product.kernel(self.device, layout, matrix.blocks);
+        let (files, mut constants) = product.kernel(self.device, layout, matrix.blocks, 0);
         let mut files = [wgsl!("args"), decoder(layout), files].concat();
         constants.extend([
-            ("PRODUCT", U(1)),
             ("BLOCKS", U(matrix.blocks as u32)),
             ("OUTPUTS", U(part.rows as u32)),
             ("FINISHES", U(u32::from(finish.name != STORE))),

@@ -23,9 +23,9 @@ enum Kind {
     Vectors { rows: u32, outputs: u32, threads: u32 },
     /// A thread has so many rows times so many outputs of a tile that is 16 times as long and wide.
     Tiles { rows: u32, outputs: u32 },
-    /// Cooperative matrices with this side: so many of a subgroup along rows and outputs, for so many subgroups.
-    /// Stages are this many blocks deep.
-    Cooperative { side: u32, groups: [u32; 2], matrices: [u32; 2], deep: u32 },
+    /// Cooperative matrices with this side: this many teams of this many subgroups along rows, with so many matrices along rows and
+    /// outputs each. Stages are this many blocks deep.
+    Cooperative { side: u32, teams: u32, groups: u32, matrices: [u32; 2], deep: u32 },
 }
 
 use Kind::{Cooperative, Tiles, Vectors};
@@ -34,10 +34,12 @@ use Kind::{Cooperative, Tiles, Vectors};
 const VECTOR_THREADS: u32 = 256;
 /// Outputs from which on a product has enough of them to keep a device busy with few rows.
 const WIDE: u32 = 8192;
-/// Rows up to which other kernels are faster than cooperative matrices: of wide products, and of others.
-const FEW_ROWS: [u32; 2] = [32, 128];
-/// Workgroups that keep a device busy.
-const BUSY: u32 = 128;
+/// Rows up to which other kernels are faster than cooperative matrices.
+pub const FEW_ROWS: u32 = 32;
+/// Rows up to which cooperative matrices share out the inputs of an output.
+const SPLIT_ROWS: u32 = 128;
+/// Rows of the longest tile of cooperative matrices.
+pub const MOST_ROWS: usize = 128;
 
 /// The kernels of a product with so many outputs, by number of rows.
 pub fn products(device: &Device, layout: Layout, outputs: u32) -> Vec<Product> {
@@ -53,18 +55,7 @@ pub fn products(device: &Device, layout: Layout, outputs: u32) -> Vec<Product> {
     match device.cooperative.filter(|_| layout != Layout::F32) {
         None => vec![of(1, one), of(128, few), of(u32::MAX, Tiles { rows: 4, outputs: 4 })],
         Some(side) => {
-            let [small, large] = cooperative(side);
-            let most = FEW_ROWS[usize::from(outputs < WIDE)];
-            let mut products = vec![of(1, one), of(most, few)];
-            match large.shared_bytes() <= device.limits.max_compute_workgroup_storage_size {
-                false => products.push(small),
-                true => {
-                    let [rows, width] = large.covers();
-                    let tiles = BUSY / 2 / outputs.div_ceil(width).min(BUSY / 2);
-                    products.extend([of((tiles * rows).max(rows / 2), small.kind), large]);
-                }
-            }
-            products
+            vec![of(1, one), of(FEW_ROWS, few), split(side, device), cooperative(side)]
         }
     }
 }
@@ -90,17 +81,38 @@ pub fn has_room(device: &Device, layout: Layout, blocks: usize) -> bool {
 pub fn exact_rows(device: &Device) -> usize {
     match device.cooperative {
         None => 1,
-        Some(_) => 1 + FEW_ROWS.iter().max().map_or(0, |&rows| rows as usize),
+        Some(_) => 1 + SPLIT_ROWS as usize,
     }
 }
 
-/// Kernels with cooperative matrices of this side, for fewer and for more rows.
-pub fn cooperative(side: u32) -> [Product; 2] {
-    let of = |kind: Kind| Product { most_rows: u32::MAX, kind };
-    [
-        of(Cooperative { side, groups: [2, 2], matrices: [2, 2], deep: 2 }),
-        of(Cooperative { side, groups: [2, 4], matrices: [4, 2], deep: 2 }),
-    ]
+/// The kernel with cooperative matrices of this side that shares out inputs: to as many teams as there is room for.
+fn split(side: u32, device: &Device) -> Product {
+    let [some, most] = splits(side);
+    let limits = &device.limits;
+    let fits = most.shared_bytes() <= limits.max_compute_workgroup_storage_size
+        && most.groups() * device.subgroup <= limits.max_compute_invocations_per_workgroup;
+    if fits { most } else { some }
+}
+
+/// The kernels that may: for fewer and for more workgroup memory.
+fn splits(side: u32) -> [Product; 2] {
+    [4, 8].map(|teams| Product {
+        most_rows: SPLIT_ROWS,
+        kind: Cooperative { side, teams, groups: 1, matrices: [4, 2], deep: 2 },
+    })
+}
+
+/// The kernel with cooperative matrices of this side that does not.
+fn cooperative(side: u32) -> Product {
+    Product {
+        most_rows: u32::MAX,
+        kind: Cooperative { side, teams: 1, groups: 4, matrices: [2, 4], deep: 2 },
+    }
+}
+
+/// All kernels with cooperative matrices of this side.
+pub fn all_cooperative(side: u32) -> Vec<Product> {
+    splits(side).into_iter().chain([cooperative(side)]).collect()
 }
 
 /// Which kernel of a product takes a step of `all` rows, and its workgroups for `rows` of them: rows along x, so that neighbours
@@ -117,15 +129,21 @@ impl Product {
         match self.kind {
             Vectors { rows, outputs, threads } => [rows, threads / 32 * outputs],
             Tiles { rows, outputs } => [16 * rows, 16 * outputs],
-            Cooperative { side, groups, matrices, .. } => [0, 1].map(|i| side * groups[i] * matrices[i]),
+            Cooperative { side, groups, matrices, .. } => [side * groups * matrices[0], side * matrices[1]],
         }
     }
 
-    /// Bytes of workgroup memory of cooperative matrices: both tiles in half precision, and a matrix of each subgroup.
+    /// Subgroups of cooperative matrices.
+    fn groups(&self) -> u32 {
+        let Cooperative { teams, groups, .. } = self.kind else { return 0 };
+        teams * groups
+    }
+
+    /// Bytes of workgroup memory of cooperative matrices: a piece of weights in half precision for each team, and a matrix of each
+    /// subgroup.
     fn shared_bytes(&self) -> u32 {
-        let Cooperative { side, groups, deep, .. } = self.kind else { return 0 };
-        let tiles: u32 = self.covers().iter().sum();
-        tiles * (64 * deep + 16) + groups[0] * groups[1] * side * side * 4
+        let Cooperative { side, teams, deep, .. } = self.kind else { return 0 };
+        teams * self.covers()[1] * (64 * deep + 16) + self.groups() * side * side * 4
     }
 
     /// Its name, for weights in a layout.
@@ -144,10 +162,12 @@ impl Product {
         device: &Device,
         layout: Layout,
         blocks: usize,
+        halves_at: u32,
     ) -> (&'static [&'static str], Constants) {
         match self.kind {
             Vectors { rows, outputs, threads } => {
                 let constants = vec![
+                    ("PRODUCT", U(1)),
                     ("THREADS", U(threads)),
                     ("OUTS", U(outputs)),
                     ("BATCH", U(rows)),
@@ -158,6 +178,7 @@ impl Product {
             Tiles { rows, outputs } => {
                 let deep = depth(layout);
                 let constants = vec![
+                    ("PRODUCT", U(1)),
                     ("ROWS", U(rows)),
                     ("OUTS", U(outputs)),
                     ("DEEP", U(deep)),
@@ -166,26 +187,26 @@ impl Product {
                 ];
                 (wgsl!("matmul"), constants)
             }
-            Cooperative { side, groups, matrices, deep } => {
-                let threads = groups[0] * groups[1] * device.subgroup;
-                let [x_items, w_items] = self.covers().map(|items| items * deep);
-                let whole = |items: u32| U(u32::from(items.is_multiple_of(threads)));
+            Cooperative { side, teams, groups, matrices, deep } => {
+                let team = groups * device.subgroup;
+                let items = self.covers()[1] * deep;
                 let constants = vec![
                     ("SIDE", U(side)),
                     ("SIDE_8", U(u32::from(side == 8))),
                     ("SUBGROUP", U(device.subgroup)),
-                    ("THREADS", U(threads)),
-                    ("ROW_GROUPS", U(groups[0])),
-                    ("OUT_GROUPS", U(groups[1])),
+                    ("THREADS", U(teams * team)),
+                    ("K_GROUPS", U(teams)),
+                    ("ROW_GROUPS", U(groups)),
+                    ("SHARED", U(u32::from(groups > 1))),
+                    ("TEAM", U(team)),
                     ("ROWS", U(matrices[0])),
                     ("OUTS", U(matrices[1])),
                     ("DEEP", U(deep)),
                     ("STEPS", U(32 * deep / side)),
-                    ("TAIL", U(u32::from(!blocks.is_multiple_of(deep as usize)))),
-                    ("W_LOADS", U(w_items.div_ceil(threads))),
-                    ("X_LOADS", U(x_items.div_ceil(threads))),
-                    ("W_WHOLE", whole(w_items)),
-                    ("X_WHOLE", whole(x_items)),
+                    ("TAIL", U(u32::from(!blocks.is_multiple_of((teams * deep) as usize)))),
+                    ("LOADS", U(items.div_ceil(team))),
+                    ("WHOLE", U(u32::from(items.is_multiple_of(team)))),
+                    ("HALVES_AT", U(halves_at)),
                 ];
                 match layout.is_quantized() {
                     true => (wgsl!("coop_int", "coop"), constants),

@@ -198,7 +198,6 @@ impl Lowering<'_> {
         let matrix = self.matrix(inputs)?;
         for part in &matrix.parts {
             let mut common = vec![
-                ("PRODUCT", U(1)),
                 ("BLOCKS", U(matrix.blocks as u32)),
                 ("OUTPUTS", U(part.rows as u32)),
                 ("OUT_STRIDE", U(place.stride as u32)),
@@ -215,7 +214,8 @@ impl Lowering<'_> {
             let (mut compiled, mut arguments) = (Vec::new(), Vec::new());
             let mut counters = Vec::new();
             let kernel = |product: &Product| {
-                let (files, mut constants) = product.kernel(self.device, matrix.layout, matrix.blocks);
+                let (files, mut constants) =
+                    product.kernel(self.device, matrix.layout, matrix.blocks, self.halves_at(matrix.layout));
                 constants.extend(common.iter().copied());
                 (
                     product.name(matrix.layout),
@@ -223,7 +223,8 @@ impl Lowering<'_> {
                     constants,
                 )
             };
-            let products = kernels::products(self.device, matrix.layout, part.rows as u32);
+            let mut products = kernels::products(self.device, matrix.layout, part.rows as u32);
+            products.retain(|product| when == When::Always || product.most_rows > 1);
             for product in &products {
                 let (name, files, constants) = kernel(product);
                 compiled.push(self.device.pipeline(&name, &files, &constants)?);
@@ -231,7 +232,7 @@ impl Lowering<'_> {
                 counters.push(format!("{name}[{}x{}]", part.rows, self.inputs(inputs)));
             }
             if self.device.as_hardware && matrix.layout != Layout::F32 {
-                for product in [16, 8].into_iter().flat_map(kernels::cooperative) {
+                for product in [16, 8].into_iter().flat_map(kernels::all_cooperative) {
                     let (name, files, constants) = kernel(&product);
                     self.device.show(&name, &files, &constants);
                 }

@@ -1,7 +1,9 @@
-// Products of many rows with cooperative matrices of SIDE times SIDE, in tiles of TILE_ROWS rows and TILE_OUTS outputs: each of
-// ROW_GROUPS times OUT_GROUPS subgroups has ROWS times OUTS matrices of sums. Weights and activations come in stages of DEEP blocks
-// through workgroup memory, where they are in half precision, while those of the next stage are on their way. Sums are in single
-// precision and add up the inputs from first to last, whatever the tiles are.
+// Products of many rows with cooperative matrices of SIDE times SIDE, in tiles of TILE_ROWS rows and TILE_OUTS outputs. A tile's
+// subgroups are K_GROUPS teams of ROW_GROUPS: a team has every K_GROUPS-th stage of DEEP blocks of the inputs, and each of its
+// subgroups has ROWS times OUTS matrices of sums. A team's weights come in half precision through its own piece of workgroup memory,
+// while those of its next stage are on their way; activations lie in half precision as matrices want them, and are read once for
+// each tile by each subgroup that needs them. Sums are in single precision; a team's inputs are added up from first to last, and
+// teams in order.
 enable f16;
 enable wgpu_cooperative_matrix;
 //% if SIDE_8
@@ -15,30 +17,22 @@ alias Sums = coop_mat16x16<f32, C>;
 //% end
 
 const TILE_ROWS = ROW_GROUPS * ROWS * SIDE;
-const TILE_OUTS = OUT_GROUPS * OUTS * SIDE;
+const TILE_OUTS = OUTS * SIDE;
 const STRIDE = 8u * DEEP + 2u; // quads of a tile's row; the two keep rows out of each other's banks
+const PIECE = TILE_OUTS * STRIDE;
 
-// Tiles are of quads. Where matrices have a side of 8 the way is to Metal, which wants to see halves.
+// Activations are matrices of 16 times 16: [rows / 16, inputs / 16, 16, 16]. They and tiles are of quads; where matrices have a side
+// of 8 the way is to Metal, which wants to see halves.
 //% if SIDE_8
 const UNITS = 4u;
-var<workgroup> x_tile: array<f16, TILE_ROWS * STRIDE * UNITS>;
-var<workgroup> w_tile: array<f16, TILE_OUTS * STRIDE * UNITS>;
+@group(0) @binding(3) var<storage, read> x_halves: array<f16>;
+var<workgroup> w_tile: array<f16, K_GROUPS * PIECE * UNITS>;
 //% else
 const UNITS = 1u;
-var<workgroup> x_tile: array<vec4<f16>, TILE_ROWS * STRIDE>;
-var<workgroup> w_tile: array<vec4<f16>, TILE_OUTS * STRIDE>;
+@group(0) @binding(3) var<storage, read> x_halves: array<vec4<f16>>;
+var<workgroup> w_tile: array<vec4<f16>, K_GROUPS * PIECE>;
 //% end
-var<workgroup> ends: array<f32, ROW_GROUPS * OUT_GROUPS * SIDE * SIDE>;
-
-fn put_x(at: u32, x: vec4<f16>) {
-//% if SIDE_8
-//% for i in 0..4
-  x_tile[4u * at + ${i}u] = x[${i}];
-//% end
-//% else
-  x_tile[at] = x;
-//% end
-}
+var<workgroup> ends: array<f32, K_GROUPS * ROW_GROUPS * SIDE * SIDE>;
 
 fn put_w(at: u32, w: vec4<f16>) {
 //% if SIDE_8
@@ -50,83 +44,82 @@ fn put_w(at: u32, w: vec4<f16>) {
 //% end
 }
 
+// How far from the first one a matrix of activations is.
+fn x_at(row: u32, input: u32) -> u32 {
+  return ((row / 16u * 2u * BLOCKS + input / 16u) * 64u + row % 16u * 4u + input % 16u / 4u) * UNITS;
+}
+
+// What a team does not share, threads of one subgroup write and read: that subgroup waits for nobody else.
+fn meet() {
+//% if SHARED
+  workgroupBarrier();
+//% else
+  subgroupBarrier();
+//% end
+}
+
 @compute @workgroup_size(THREADS)
 fn main(
   @builtin(workgroup_id) wid: vec3<u32>,
-  @builtin(local_invocation_index) tid: u32,
   @builtin(subgroup_id) group: u32,
   @builtin(subgroup_invocation_id) lane: u32,
 ) {
   let output = wid.y * TILE_OUTS;
   let row = wid.x * TILE_ROWS;
-  let own_row = group / OUT_GROUPS * ROWS * SIDE;
-  let own_out = group % OUT_GROUPS * OUTS * SIDE;
+  let team = group / ROW_GROUPS;
+  let own_row = row + group % ROW_GROUPS * ROWS * SIDE;
+  let member = group % ROW_GROUPS * SUBGROUP + lane;
 //% for r in 0..ROWS
 //% for o in 0..OUTS
   var sums_${r}_${o}: Sums;
 //% end
 //% end
-//% for i in 0..W_LOADS
-  let w_row_${i} = (tid + ${i}u * THREADS) / DEEP;
-  let w_place_${i} = (tid + ${i}u * THREADS) % DEEP;
-  let w_from_${i} = min(output + w_row_${i}, OUTPUTS - 1u);
-  var w_${i} = load_block(w_from_${i}, min(w_place_${i}, BLOCKS - 1u));
+//% for i in 0..LOADS
+  let row_${i} = (member + ${i}u * TEAM) / DEEP;
+  let place_${i} = (member + ${i}u * TEAM) % DEEP;
+  let from_${i} = min(output + row_${i}, OUTPUTS - 1u);
+  var w_${i} = load_block(from_${i}, min(team * DEEP + place_${i}, BLOCKS - 1u));
 //% end
-//% for i in 0..X_LOADS
-  let x_row_${i} = (tid + ${i}u * THREADS) / DEEP;
-  let x_place_${i} = (tid + ${i}u * THREADS) % DEEP;
-  let x_from_${i} = min(row + x_row_${i}, args.rows - 1u);
-  var x_${i} = load_acts(x_from_${i}, min(x_place_${i}, BLOCKS - 1u));
+  for (var stage = 0u; stage < BLOCKS; stage += DEEP * K_GROUPS) {
+    let block = stage + team * DEEP;
+    let x = HALVES_AT * 2u * UNITS + x_at(own_row, block * 32u);
+    // Asked for before anything waits.
+//% for k in 0..STEPS
+//% for r in 0..ROWS
+    let rows_${k}_${r} = coopLoadT<Rows>(&x_halves[x + x_at(${r}u * SIDE, ${k}u * SIDE)], 4u * UNITS);
 //% end
-  for (var block = 0u; block < BLOCKS; block += DEEP) {
-    workgroupBarrier();
-//% for i in 0..W_LOADS
-//% if W_WHOLE
+//% end
+    meet();
+//% for i in 0..LOADS
+//% if WHOLE
     {
 //% else
-    if (w_row_${i} < TILE_OUTS) {
-//% end
-//% for j in 0..8
-      put_w(w_row_${i} * STRIDE + 8u * w_place_${i} + ${j}u, w_half(w_${i}, ${j}u));
-//% end
-    }
-//% end
-//% for i in 0..X_LOADS
-//% if X_WHOLE
-    {
-//% else
-    if (x_row_${i} < TILE_ROWS) {
+    if (row_${i} < TILE_OUTS) {
 //% end
 //% if TAIL
       // Blocks past the last one do not count.
-      let counts = block + x_place_${i} < BLOCKS;
+      let counts = block + place_${i} < BLOCKS;
 //% else
       let counts = true;
 //% end
 //% for j in 0..8
-      put_x(x_row_${i} * STRIDE + 8u * x_place_${i} + ${j}u, select(vec4<f16>(), x_half(x_${i}, ${j}u), counts));
+      put_w(team * PIECE + row_${i} * STRIDE + 8u * place_${i} + ${j}u, select(vec4<f16>(), w_half(w_${i}, ${j}u), counts));
 //% end
     }
 //% end
-    workgroupBarrier();
-    // The last stage asks for its own blocks again: a branch would make it wait.
-//% for i in 0..W_LOADS
-    w_${i} = load_block(w_from_${i}, min(block + DEEP + w_place_${i}, BLOCKS - 1u));
-//% end
-//% for i in 0..X_LOADS
-    x_${i} = load_acts(x_from_${i}, min(block + DEEP + x_place_${i}, BLOCKS - 1u));
+    meet();
+    // The last stage asks for the last block again: a branch would make it wait.
+//% for i in 0..LOADS
+    w_${i} = load_block(from_${i}, min(block + DEEP * K_GROUPS + place_${i}, BLOCKS - 1u));
 //% end
 //% for k in 0..STEPS
     {
-//% for r in 0..ROWS
-      let rows_${r} = coopLoadT<Rows>(&x_tile[((own_row + ${r}u * SIDE) * STRIDE + ${k}u * SIDE / 4u) * UNITS], STRIDE * UNITS);
-//% end
 //% for o in 0..OUTS
-      let outs_${o} = coopLoad<Outs>(&w_tile[((own_out + ${o}u * SIDE) * STRIDE + ${k}u * SIDE / 4u) * UNITS], STRIDE * UNITS);
+      let outs_${o} = coopLoad<Outs>(&w_tile[(team * PIECE + ${o}u * SIDE * STRIDE + ${k}u * SIDE / 4u) * UNITS], STRIDE * UNITS);
 //% end
 //% for r in 0..ROWS
 //% for o in 0..OUTS
-      sums_${r}_${o} = coopMultiplyAdd(rows_${r}, outs_${o}, sums_${r}_${o});
+      sums_${r}_${o} = coopMultiplyAdd(rows_${k}_${r}, outs_${o}, sums_${r}_${o});
 //% end
 //% end
     }
@@ -137,10 +130,12 @@ fn main(
   workgroupBarrier();
   coopStoreT(sums_${r}_${o}, &ends[group * SIDE * SIDE], SIDE);
   workgroupBarrier();
-  for (var i = lane; i < SIDE * SIDE; i += SUBGROUP) {
-    let r = row + own_row + ${r}u * SIDE + i / SIDE;
-    let o = output + own_out + ${o}u * SIDE + i % SIDE;
-    if (r < args.rows && o < OUTPUTS) { store(r, o, ends[group * SIDE * SIDE + i]); }
+  for (var i = group * SUBGROUP + lane; i < ROW_GROUPS * SIDE * SIDE; i += THREADS) {
+    var sum = ends[i];
+    for (var t = 1u; t < K_GROUPS; t++) { sum += ends[t * ROW_GROUPS * SIDE * SIDE + i]; }
+    let r = row + i / (SIDE * SIDE) * ROWS * SIDE + ${r}u * SIDE + i / SIDE % SIDE;
+    let o = output + ${o}u * SIDE + i % SIDE;
+    if (r < args.rows && o < OUTPUTS) { store(r, o, sum); }
   }
 //% end
 //% end

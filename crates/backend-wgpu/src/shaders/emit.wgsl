@@ -1,10 +1,11 @@
-// Activations for the next product: blocks of 32, as floats, in eight bits, or both.
+// Activations for the next product: blocks of 32, as floats, in eight bits, or both; and, where cooperative matrices may take them,
+// in half precision, too, behind those that they stand for.
 //% if EMIT_Q8
 @group(0) @binding(8) var<storage, read_write> acts_quants: array<vec4<u32>>; // [rows, 2, ACT_BLOCKS]
 @group(0) @binding(9) var<storage, read_write> acts_scales: array<vec2<u32>>; // [rows, ACT_BLOCKS]
 //% end
 //% if EMIT_F32
-@group(0) @binding(10) var<storage, read_write> acts_floats: array<vec4<f32>>; // [rows, 8, ACT_BLOCKS]
+@group(0) @binding(10) var<storage, read_write> acts_floats: array<vec4<u32>>;  // [rows, 8, ACT_BLOCKS]
 //% end
 
 // Numbers on their way to becoming activations, in blocks of 32 and one that keeps threads out of each other's banks.
@@ -19,6 +20,17 @@ fn staged_quad(block: u32, j: u32) -> vec4<f32> {
   return vec4<f32>(staged[at], staged[at + 1u], staged[at + 2u], staged[at + 3u]);
 }
 
+//% if HALVES
+// Eight elements divided by 8, so that neither small scales of weights nor large activations leave the range of halves. Those of a
+// quad are in the order 0, 2, 1, 3, in which quants become halves most easily.
+fn eight_halves(a: vec4<f32>, b: vec4<f32>) -> vec4<u32> {
+  let most = vec4<f32>(65504.0);
+  let x = min(max(a * 0.125, -most), most);
+  let y = min(max(b * 0.125, -most), most);
+  return vec4<u32>(pack2x16float(x.xz), pack2x16float(x.yw), pack2x16float(y.xz), pack2x16float(y.yw));
+}
+//% end
+
 // Makes block `block` of a row out of what is staged as block `from_`, times a factor.
 fn emit(row: u32, block: u32, from_: u32, factor: f32) {
   let v = array<vec4<f32>, 8>(
@@ -28,7 +40,7 @@ fn emit(row: u32, block: u32, from_: u32, factor: f32) {
   );
 //% if EMIT_F32
 //% for j in 0..8
-  acts_floats[(row * 8u + ${j}u) * ACT_BLOCKS + block] = v[${j}] * factor;
+  acts_floats[(row * 8u + ${j}u) * ACT_BLOCKS + block] = bitcast<vec4<u32>>(v[${j}] * factor);
 //% end
 //% end
 //% if EMIT_Q8
@@ -37,5 +49,24 @@ fn emit(row: u32, block: u32, from_: u32, factor: f32) {
   acts_quants[at] = q.lo;
   acts_quants[at + ACT_BLOCKS] = q.hi;
   acts_scales[row * ACT_BLOCKS + block] = vec2<u32>(bitcast<u32>(q.scale * factor), q.sums);
+//% end
+//% if HALVES
+  if (args.rows >= HALVES_FROM) {
+    // Matrices of 16 times 16: [rows / 16, 2 ACT_BLOCKS, 16, 16].
+    let matrix = ((row / 16u * ACT_BLOCKS + block) * 32u + row % 16u) * 2u;
+    let own = array(
+//% for j in 0..4
+      eight_halves(v[2 * ${j}] * factor, v[2 * ${j} + 1] * factor),
+//% end
+    );
+//% for j in 0..4
+//% if EMIT_Q8
+    acts_quants[QUANTS_END + matrix + ${j}u / 2u * 32u + ${j}u % 2u] = own[${j}];
+//% end
+//% if EMIT_F32
+    acts_floats[FLOATS_END + matrix + ${j}u / 2u * 32u + ${j}u % 2u] = own[${j}];
+//% end
+//% end
+  }
 //% end
 }
