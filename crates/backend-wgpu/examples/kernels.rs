@@ -1,8 +1,9 @@
-//! Kernels alone, on a GPU: decode attention over pages in order, scattered and gathered, of halves and of eight bits, and products
-//! with weights of several formats, beside what plain reading of the memory reaches. Prints a JSON object for each.
+//! Kernels alone, on a GPU: decode attention over pages in order, scattered and gathered, of halves and of eight bits, attention of
+//! prompts, and products with weights of several formats, beside what plain reading of the memory reaches. Prints a JSON object for
+//! each.
 //!
 //! ```text
-//! cargo run --release -p paguro-backend-wgpu --example kernels -- [read|attend|attend_q8|products|layer]...
+//! cargo run --release -p paguro-backend-wgpu --example kernels -- [read|attend|attend_q8|prefill|products|layer]...
 //! ```
 
 use std::{
@@ -71,6 +72,18 @@ fn run(wants: &dyn Fn(&str) -> bool) -> Result<(), String> {
             }
         }
     }
+    if wants("prefill") {
+        for (heads, kv_heads, head_dim) in [(32, 8, 128), (32, 4, 64)] {
+            for (rows, depth) in
+                [(2048, 0), (512, 0), (512, 1536), (2048, 14_336), (512, 14_336), (256, 14_336)]
+            {
+                Prefill { heads, kv_heads, head_dim, rows, depth, decodes: 0 }.measure(&gpu)?;
+            }
+            for (depth, decodes) in [(2048, 64), (14_336, 4)] {
+                Prefill { heads, kv_heads, head_dim, rows: 128, depth, decodes }.measure(&gpu)?;
+            }
+        }
+    }
     if wants("products") {
         for format in [WeightFormat::Q8_0, WeightFormat::Q4_K, WeightFormat::Q6_K, WeightFormat::F16] {
             for (hidden, ffn) in [(4096, 7168), (4096, 14_336), (2048, 5632)] {
@@ -131,6 +144,65 @@ impl Attention {
             kv_dtype.name(),
             each / 1e3,
             speed / ceiling
+        );
+        Ok(())
+    }
+}
+
+/// One step of a prompt after some tokens, and of sequences that decode after as many.
+struct Prefill {
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    rows: usize,
+    depth: usize,
+    decodes: usize,
+}
+
+impl Prefill {
+    fn measure(&self, gpu: &Gpu) -> Result<(), String> {
+        let &Self { heads, kv_heads, head_dim, rows, depth, decodes } = self;
+        let shape = ModelShape { heads, kv_heads, head_dim, windows: vec![None; 4], ..ModelShape::default() };
+        let model = shape.build(1);
+        let context = depth + rows;
+        let (blocks, decode_blocks) = (context.div_ceil(PAGE), (depth + 1).div_ceil(PAGE));
+        let pages = blocks + decodes * decode_blocks;
+        let limits = Limits {
+            block_size: PAGE,
+            pages: 1 + pages,
+            max_rows: rows + decodes,
+            max_sequences: 1 + decodes,
+            max_outputs: 1,
+            max_context: context,
+            kv_dtype: KvDtype::F16,
+            attention: AttentionMode::Paged,
+        };
+        let mut runner =
+            gpu.load(&model.program, model.weights.clone(), limits).map_err(|error| error.to_string())?;
+        let mut table: Vec<PageId> = (1..=pages as u32).map(PageId).collect();
+        Rng::new(1).shuffle(&mut table);
+        let mut sequences: Vec<_> = (0..decodes)
+            .map(|index| StepSequence {
+                rows: index..index + 1,
+                start: depth,
+                tables: index * decode_blocks..(index + 1) * decode_blocks,
+            })
+            .collect();
+        sequences.push(StepSequence {
+            rows: decodes..decodes + rows,
+            start: depth,
+            tables: pages - blocks..pages,
+        });
+        let (counts, _) = steps(gpu, &mut *runner, &sequences, &table)?;
+        let attention = counts.iter().filter(|count| count.name.starts_with("attend"));
+        let launches =
+            counts.iter().find(|count| count.name == "rope_store").map_or(1, |count| count.launches);
+        let each = attention.map(|count| count.nanoseconds).sum::<u64>() as f64 / launches as f64;
+        let seen = rows * depth + rows * (rows + 1) / 2 + decodes * (depth + 1);
+        println!(
+            r#"{{"kernel":"prefill","heads":{heads},"kv_heads":{kv_heads},"head_dim":{head_dim},"rows":{rows},"depth":{depth},"decodes":{decodes},"microseconds":{:.1},"tflops":{:.1}}}"#,
+            each / 1e3,
+            (4 * seen * heads * head_dim) as f64 / each / 1e3,
         );
         Ok(())
     }
@@ -226,7 +298,7 @@ fn load(
     gpu.load(&model.program, model.weights.clone(), limits).map_err(|error| error.to_string())
 }
 
-/// Runs steps of one token for each sequence. Says what their kernels took, and how long the fastest of them.
+/// The same for steps of one token for each sequence.
 fn decode(
     gpu: &Gpu,
     runner: &mut dyn Runner,
@@ -242,8 +314,18 @@ fn decode(
             tables: index * blocks..(index + 1) * blocks,
         })
         .collect();
-    let tokens = vec![1; batch];
-    let step = Step { tokens: &tokens, carried: &[], sequences: &sequences, pages: table, outputs: &[] };
+    steps(gpu, runner, &sequences, table)
+}
+
+/// Runs steps with these sequences. Says what their kernels took, and how long the fastest of them.
+fn steps(
+    gpu: &Gpu,
+    runner: &mut dyn Runner,
+    sequences: &[StepSequence],
+    table: &[PageId],
+) -> Result<(Vec<KernelCount>, Duration), String> {
+    let tokens = vec![1; sequences.iter().map(|sequence| sequence.rows.len()).sum()];
+    let step = Step { tokens: &tokens, carried: &[], sequences, pages: table, outputs: &[] };
     let mut out = StepOutput::default();
     gpu.read_bandwidth(WARM_UP_READS).map_err(|error| error.to_string())?;
     for _ in 0..WARM_UP {
