@@ -385,20 +385,24 @@ impl<'a> Lowering<'a> {
     fn emit_for(&self, linears: &[&Linear], width: usize) -> Constants {
         let quantized =
             |linear: &&Linear| Layout::of(self.weights.matrix(linear.matrix).format).is_quantized();
-        let mut constants = vec![
+        vec![
             ("ACT_BLOCKS", U(width.div_ceil(BLOCK) as u32)),
             ("EMIT_Q8", U(u32::from(linears.iter().any(quantized)))),
             ("EMIT_F32", U(u32::from(linears.iter().any(|linear| !quantized(linear))))),
-        ];
-        if self.device.cooperative.is_some() || self.device.as_hardware {
-            constants.extend([
-                ("HALVES", U(1)),
-                ("HALVES_FROM", U(kernels::FEW_ROWS + 1)),
-                ("QUANTS_END", U(self.halves_at(Layout::Q8))),
-                ("FLOATS_END", U(self.halves_at(Layout::F16))),
-            ]);
+        ]
+    }
+
+    /// What activations are made with where, in launches of at least so many rows, they may be for cooperative matrices.
+    fn halves(&self, from: u32) -> Constants {
+        if self.device.cooperative.is_none() && !self.device.as_hardware {
+            return vec![];
         }
-        constants
+        vec![
+            ("HALVES", U(1)),
+            ("HALVES_FROM", U(from)),
+            ("QUANTS_END", U(self.halves_at(Layout::Q8))),
+            ("FLOATS_END", U(self.halves_at(Layout::F16))),
+        ]
     }
 
     /// Where, in units of 16 bytes, activations in half precision begin behind those that products with a layout take else.

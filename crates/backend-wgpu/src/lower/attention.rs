@@ -5,6 +5,7 @@ use paguro_backend::{Attend, KvDtype, Linear, LoadError, NormQkvRopeStore, Progr
 use super::{
     Grid, Launch, Lowering, Place,
     Value::{F, I, U},
+    kernels::FEW_ROWS,
     wgsl,
 };
 use crate::{
@@ -129,6 +130,7 @@ impl Lowering<'_> {
                 let blocks = queries as usize * kv.head_dim / BLOCK;
                 constants.extend([("EMITS", U(1)), ("STAGED", U(blocks as u32 * 33))]);
                 constants.extend(self.emit_for(&[project], self.program.heads * kv.head_dim));
+                constants.extend(self.halves(FEW_ROWS + 1));
             }
             let grid = Grid::Attention(tile, workgroups);
             let name = format!("{name}{rows}{}", self.suffix());
@@ -156,6 +158,7 @@ impl Lowering<'_> {
             ("STAGED", U((heads * dim).div_ceil(BLOCK) as u32 * 33)),
         ];
         constants.extend(self.emit_for(&[project], width));
+        constants.extend(self.halves(FEW_ROWS + 1));
         constants.extend(self.heads(self.merge_group));
         let (step, part_sums, part_tops) =
             (self.step.clone(), self.part_sums.clone(), self.part_tops.clone());

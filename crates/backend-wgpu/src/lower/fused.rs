@@ -224,8 +224,6 @@ impl Lowering<'_> {
     fn add_finish(&mut self, norm: &Norm, linears: &[&Linear]) -> Result<Finish, LoadError> {
         let mut constants = vec![("STAGED", U(33))];
         constants.extend(self.emit_for(linears, self.program.hidden));
-        // One row is never for cooperative matrices.
-        constants.retain(|(name, _)| *name != "HALVES");
         let [quants, scales, floats] = self.normed.clone();
         Ok(Finish {
             name: "_add",

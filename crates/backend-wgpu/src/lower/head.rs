@@ -27,8 +27,7 @@ impl Lowering<'_> {
         let weight = self.vector(op.norm.weight)?;
         constants.extend(self.emit_for(&[&op.head], hidden));
         // A slice may have few of many rows, whose number decides.
-        let from = constants.iter_mut().find(|(name, _)| *name == "HALVES_FROM");
-        from.into_iter().for_each(|(_, value)| *value = U(0));
+        constants.extend(self.halves(0));
         let x = self.x.clone();
         let step = self.step.clone();
         let [quants, scales, floats] = self.normed.clone();

@@ -7,7 +7,9 @@ use paguro_backend::{Activation, Linear, LoadError, MatrixId, Norm};
 use super::{
     Acts, Before, Grid, Launch, Lowering, Place, Product, Store,
     Value::{F, U},
-    When, bits, kernels, wgsl,
+    When, bits,
+    kernels::{self, FEW_ROWS},
+    wgsl,
 };
 use crate::{
     layout::{BLOCK, Layout},
@@ -80,6 +82,7 @@ impl Lowering<'_> {
         let hidden = self.program.hidden;
         let mut constants = self.norm_constants(norm);
         constants.extend(self.emit_for(linears, hidden));
+        constants.extend(self.halves(FEW_ROWS + 1));
         let weight = self.vector(norm.weight)?;
         let (x, y, [quants, scales, floats]) = (self.x.clone(), self.y.clone(), self.normed.clone());
         let mut buffers = vec![
@@ -263,6 +266,7 @@ impl Lowering<'_> {
             ("GELU", U(u32::from(activation == Activation::GeluTanh))),
         ];
         constants.extend(self.emit_for(&[down], ffn));
+        constants.extend(self.halves(FEW_ROWS + 1));
         let buffers = [("gate", &gate.buffer), ("up", &up.buffer)];
         let grid = Grid::Each(ffn.div_ceil(8 * BLOCK) as u32);
         self.launch(
