@@ -1,4 +1,4 @@
-//! Products that do, besides, what would be launches of its own before or after them, for steps of one row: there, much of a
+//! Products that do, besides, what would be launches of their own before or after them, for steps of one row: there, much of a
 //! launch's time is the way from one to the next. The bits are those of the separate launches.
 
 use paguro_backend::{
