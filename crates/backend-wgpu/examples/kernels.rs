@@ -298,7 +298,7 @@ fn load(
     gpu.load(&model.program, model.weights.clone(), limits).map_err(|error| error.to_string())
 }
 
-/// The same for steps of one token for each sequence.
+/// Runs steps of one token for each sequence: see [`steps`].
 fn decode(
     gpu: &Gpu,
     runner: &mut dyn Runner,

@@ -420,9 +420,9 @@ impl<'a> Lowering<'a> {
         kv_group: usize,
     ) -> Result<Launch, LoadError> {
         let kernel = self.device.pipeline(name, files, &constants)?;
+        let made: Vec<_> = self.made(Acts::Plain).collect();
         let mut buffers = buffers.to_vec();
-        let [quants, scales, floats] = &self.acts;
-        buffers.extend([("acts_quants", quants), ("acts_scales", scales), ("acts_floats", floats)]);
+        buffers.extend(made.iter().map(|(name, buffer)| (*name, buffer)));
         let group = self.device.bind(&kernel, &buffers);
         let counter = self.counter(&[name.to_owned()]);
         let arguments = vec![bits(&self.device.arguments(&constants))];
@@ -448,6 +448,16 @@ impl<'a> Lowering<'a> {
         let matrix = Arc::new(DeviceMatrix::upload(self.device, &sources, inputs.order)?);
         self.matrices.insert(key, matrix.clone());
         Ok(matrix)
+    }
+
+    /// Activations as products take them.
+    fn taken(&self, acts: Acts) -> impl Iterator<Item = (&'static str, wgpu::Buffer)> {
+        ["x_quants", "x_scales", "x_floats"].into_iter().zip(self.acts_of(acts).clone())
+    }
+
+    /// The same as other kernels make them.
+    fn made(&self, acts: Acts) -> impl Iterator<Item = (&'static str, wgpu::Buffer)> {
+        ["acts_quants", "acts_scales", "acts_floats"].into_iter().zip(self.acts_of(acts).clone())
     }
 
     fn acts_of(&self, acts: Acts) -> &[wgpu::Buffer; 3] {

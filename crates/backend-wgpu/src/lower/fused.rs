@@ -224,19 +224,17 @@ impl Lowering<'_> {
     fn add_finish(&mut self, norm: &Norm, linears: &[&Linear]) -> Result<Finish, LoadError> {
         let mut constants = vec![("STAGED", U(33))];
         constants.extend(self.emit_for(linears, self.program.hidden));
-        let [quants, scales, floats] = self.normed.clone();
+        let mut buffers = vec![
+            ("out", self.x.clone()),
+            ("weight", self.vector(norm.weight)?),
+            ("out_squares", self.squares.clone()),
+        ];
+        buffers.extend(self.made(Acts::Normed));
         Ok(Finish {
             name: "_add",
-            files: wgsl!("quantize", "emit", "finish_add").to_vec(),
+            files: wgsl!("emit", "finish_add").to_vec(),
             constants,
-            buffers: vec![
-                ("out", self.x.clone()),
-                ("weight", self.vector(norm.weight)?),
-                ("out_squares", self.squares.clone()),
-                ("acts_quants", quants),
-                ("acts_scales", scales),
-                ("acts_floats", floats),
-            ],
+            buffers,
             by_blocks: true,
         })
     }
@@ -256,7 +254,7 @@ impl Lowering<'_> {
         let tile = by_blocks.then_some(BLOCK as u32);
         let product = kernels::one_row(self.device, layout, part.rows as u32, tile);
         let (files, mut constants) = product.kernel(self.device, layout, matrix.blocks, 0);
-        let mut files = [wgsl!("args"), decoder(layout), files].concat();
+        let mut files = [wgsl!("args", "quantize"), decoder(layout), files].concat();
         constants.extend([
             ("BLOCKS", U(matrix.blocks as u32)),
             ("OUTPUTS", U(part.rows as u32)),
@@ -270,9 +268,6 @@ impl Lowering<'_> {
                 constants.extend(self.row_scale(&norm));
             }
             Source::Floats if layout.is_quantized() => {
-                if !finish.files.contains(&wgsl!("quantize")[0]) {
-                    files.extend(wgsl!("quantize"));
-                }
                 let room = matrix.blocks.next_multiple_of(64) as u32;
                 constants.extend([("OWN_ACTS", U(room)), ("EARLY", U(1))]);
             }
@@ -282,14 +277,13 @@ impl Lowering<'_> {
         constants.push(("BIAS", U(u32::from(bias.is_some()))));
         constants.extend(finish.constants);
         files.extend(finish.files);
-        let [quants, scales, floats] = self.acts_of(inputs.acts).clone();
+        let mut own = finish.buffers;
+        own.extend(self.taken(inputs.acts));
+        own.push(("row_squares", self.squares.clone()));
         let mut buffers: Vec<(&str, &wgpu::Buffer)> =
-            vec![("x_quants", &quants), ("x_scales", &scales), ("x_floats", &floats)];
-        let squares = self.squares.clone();
-        buffers.push(("row_squares", &squares));
+            own.iter().map(|(name, buffer)| (*name, buffer)).collect();
         buffers.extend(planes(part));
         buffers.extend(bias.iter().map(|bias| ("bias", bias)));
-        buffers.extend(finish.buffers.iter().map(|(name, buffer)| (*name, buffer)));
         let name = format!("{}{}", product.name(layout), finish.name);
         let kernel = self.device.pipeline(&name, &files, &constants)?;
         let group = self.device.bind(&kernel, &buffers);

@@ -30,16 +30,9 @@ impl Lowering<'_> {
         constants.extend(self.halves(0));
         let x = self.x.clone();
         let step = self.step.clone();
-        let [quants, scales, floats] = self.normed.clone();
-        let buffers = [
-            ("x", &x),
-            ("weight", &weight),
-            ("step", &step),
-            ("normed", &normed),
-            ("acts_quants", &quants),
-            ("acts_scales", &scales),
-            ("acts_floats", &floats),
-        ];
+        let made: Vec<_> = self.made(Acts::Normed).collect();
+        let mut buffers = vec![("x", &x), ("weight", &weight), ("step", &step), ("normed", &normed)];
+        buffers.extend(made.iter().map(|(name, buffer)| (*name, buffer)));
         let head_norm = self.launch("norm_outputs", NORM, constants, &buffers, Grid::Rows, 0)?;
         let mut head = Vec::new();
         let place = Place { buffer: logits.clone(), stride: vocab, first: 0 };

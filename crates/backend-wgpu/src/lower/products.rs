@@ -84,14 +84,10 @@ impl Lowering<'_> {
         constants.extend(self.emit_for(linears, hidden));
         constants.extend(self.halves(FEW_ROWS + 1));
         let weight = self.vector(norm.weight)?;
-        let (x, y, [quants, scales, floats]) = (self.x.clone(), self.y.clone(), self.normed.clone());
-        let mut buffers = vec![
-            ("x", &x),
-            ("weight", &weight),
-            ("acts_quants", &quants),
-            ("acts_scales", &scales),
-            ("acts_floats", &floats),
-        ];
+        let (x, y) = (self.x.clone(), self.y.clone());
+        let made: Vec<_> = self.made(Acts::Normed).collect();
+        let mut buffers = vec![("x", &x), ("weight", &weight)];
+        buffers.extend(made.iter().map(|(name, buffer)| (*name, buffer)));
         let post;
         if let Before::Pending(pending) = before {
             post = self.vector(pending.weight)?;
@@ -199,6 +195,7 @@ impl Lowering<'_> {
         body: &mut Vec<Launch>,
     ) -> Result<(), LoadError> {
         let matrix = self.matrix(inputs)?;
+        let taken: Vec<_> = self.taken(inputs.acts).collect();
         for part in &matrix.parts {
             let mut common = vec![
                 ("BLOCKS", U(matrix.blocks as u32)),
@@ -208,8 +205,7 @@ impl Lowering<'_> {
             ];
             let mut buffers = vec![("out", &place.buffer)];
             buffers.extend(planes(part));
-            let [quants, scales, floats] = self.acts_of(inputs.acts).clone();
-            buffers.extend([("x_quants", &quants), ("x_scales", &scales), ("x_floats", &floats)]);
+            buffers.extend(taken.iter().map(|(name, buffer)| (*name, buffer)));
             let bias = self.bias(inputs, part.first..part.first + part.rows)?;
             buffers.extend(bias.iter().map(|bias| ("bias", bias)));
             common.push(("BIAS", U(u32::from(bias.is_some()))));

@@ -20,6 +20,13 @@ fn squares_of(block: u32) -> f32 {
 }
 //% end
 
+// The sum of what the lanes have of result `n` of a workgroup.
+fn total_of(n: u32) -> f32 {
+  var total = 0.0;
+  for (var l = 0u; l < 32u; l++) { total += sums[n * 33u + l]; }
+  return total;
+}
+
 fn acts(row: u32, block: u32, factor: f32) -> Acts {
 //% if NORMED
   return scaled(load_acts(row, block), factor);
@@ -89,8 +96,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   workgroupBarrier();
 //% if FINISHES
   if (tid < TILE) {
-    var total = 0.0;
-    for (var l = 0u; l < 32u; l++) { total += sums[tid * 33u + l]; }
+    var total = total_of(tid);
 //% if BIAS
     total += bias[min(first + tid, OUTPUTS - 1u)];
 //% end
@@ -100,10 +106,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   finish(tid, first, asked);
 //% else
   for (var n = lane; n < OUTS * BATCH; n += 32u) {
-    var total = 0.0;
-    for (var l = 0u; l < 32u; l++) {
-      total += sums[(own + n) * 33u + l];
-    }
+    let total = total_of(own + n);
     if (output + n / BATCH < OUTPUTS && row + n % BATCH < args.rows) {
       store(row + n % BATCH, output + n / BATCH, total);
     }
