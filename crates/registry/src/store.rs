@@ -102,14 +102,26 @@ impl Store {
         Ok((digest, size))
     }
 
-    /// Gives a complete, checked file of this library its name. If it has been there already, that one stays.
+    /// Gives a complete, checked file of this library its name. If it has been there already, that one stays, unless it
+    /// was damaged: models share it by links, and somebody may be making one.
     pub(crate) fn publish(&self, file: &Path, digest: &Digest) -> Result<(), RegistryError> {
         let blob = self.blob(digest);
         // The name must not be on disk before the content is.
         let writable = OpenOptions::new().write(true).open(file);
         writable.and_then(|file| file.sync_all()).map_err(RegistryError::io("write", file))?;
         read_only(file)?;
-        fs::rename(file, &blob).map_err(RegistryError::io("write", &blob))?;
+        let size = |path: &Path| fs::metadata(path).map(|found| found.len());
+        match fs::hard_link(file, &blob) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(RegistryError::io("make a hard link", &blob)(error));
+            }
+            Err(_) if size(&blob).ok() != size(file).ok() => {
+                fs::rename(file, &blob).map_err(RegistryError::io("write", &blob))?;
+            }
+            Ok(()) | Err(_) => {
+                remove_file(file)?;
+            }
+        }
         sync_folder(&self.blobs())
     }
 

@@ -92,6 +92,27 @@ fn a_copy_is_the_librarys_own() {
 }
 
 #[test]
+fn the_same_content_is_on_disk_once_and_a_damaged_blob_is_mended() {
+    let f = Fixture::new();
+    let model = f.import(&f.file("one.gguf", &gguf(1, 5000)), true).unwrap();
+    let blob = f.root().join("blobs").join(format!("sha256-{}", model.files[0].digest.hex()));
+    #[cfg(unix)]
+    let file_of = |path: &Path| std::os::unix::fs::MetadataExt::ino(&fs::metadata(path).unwrap());
+    #[cfg(unix)]
+    let before = file_of(&blob);
+    f.import(&f.file("two.gguf", &gguf(1, 5000)), true).unwrap();
+    #[cfg(unix)]
+    for path in [&blob, &f.registry.resolve("one").unwrap(), &f.registry.resolve("two").unwrap()] {
+        assert_eq!(file_of(path), before, "{}", path.display());
+    }
+    assert_eq!(count_files(&f.root().join("tmp")), 0);
+    fs::remove_file(&blob).unwrap();
+    fs::write(&blob, "short").unwrap();
+    f.import(&f.file("three.gguf", &gguf(1, 5000)), true).unwrap();
+    assert_eq!(check(f.root()).len(), 3);
+}
+
+#[test]
 fn folders_and_split_models_are_imported_whole() {
     let f = Fixture::new();
     for (name, bytes) in [("config.json", "{}"), ("model.safetensors", "0123"), ("notes.txt", "x")] {
