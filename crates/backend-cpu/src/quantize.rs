@@ -24,6 +24,8 @@ pub struct QuantBlock {
     pub half_negative_sums: [i32; 2],
     /// `scale * sum of quants` of each half.
     pub half_scaled_sums: [f32; 2],
+    /// [`Self::half_negative_sums`] again, side by side in 32 bits.
+    pub half_negative_pair: [i16; 2],
 }
 
 impl QuantBlock {
@@ -35,6 +37,7 @@ impl QuantBlock {
         negative_sum: 0,
         half_negative_sums: [0; 2],
         half_scaled_sums: [0.0; 2],
+        half_negative_pair: [0; 2],
     };
 }
 
@@ -90,6 +93,8 @@ fn quantize_block<S: Simd>(s: S, x: &[f32; BLOCK], out: &mut QuantBlock) {
     out.negative_sum = sums[0].wrapping_add(sums[1]).wrapping_neg();
     out.half_negative_sums = sums.map(i32::wrapping_neg);
     out.half_scaled_sums = sums.map(|sum| scale * sum as f32);
+    // At most 16 * 127, or anything where the scale is not a number.
+    out.half_negative_pair = sums.map(|sum| sum.wrapping_neg() as i16);
 }
 
 #[inline(always)]
@@ -128,6 +133,7 @@ mod tests {
                     let sums: Vec<i32> =
                         block.quants.chunks(16).map(|half| half.iter().map(|&q| i32::from(q)).sum()).collect();
                     prop_assert_eq!(block.half_negative_sums.map(|x| -x).to_vec(), sums.clone());
+                    prop_assert_eq!(block.half_negative_pair.map(i32::from), block.half_negative_sums);
                     prop_assert_eq!(-block.negative_sum, sums[0] + sums[1]);
                     prop_assert_eq!(block.scaled_sum, block.scale * (sums[0] + sums[1]) as f32);
                     let scaled: Vec<f32> = sums.iter().map(|&sum| block.scale * sum as f32).collect();

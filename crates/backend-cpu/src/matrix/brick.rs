@@ -44,6 +44,17 @@ impl<S: Simd> Brick<S> {
     /// See [`Brick`].
     #[inline(always)]
     pub unsafe fn scales<F: Format>(&self, s: S, sub: usize) -> (S::F32, S::F32) {
+        // SAFETY: passed on to the caller.
+        let (scales, minimums) = unsafe { self.own_scales::<F>(s, sub) };
+        (if const { F::LAYOUT.has_super() } { s.mul(self.d, scales) } else { scales }, minimums)
+    }
+
+    /// As [`Brick::scales`], but with super-blocks the scales are whole numbers, yet to be multiplied with [`Brick::d`].
+    ///
+    /// # Safety
+    /// See [`Brick`].
+    #[inline(always)]
+    pub unsafe fn own_scales<F: Format>(&self, s: S, sub: usize) -> (S::F32, S::F32) {
         let layout = const { &F::LAYOUT };
         let step = layout.scale_bytes();
         // SAFETY: the layout says that these arrays are in the brick.
@@ -66,17 +77,23 @@ impl<S: Simd> Brick<S> {
                 Scales::Bytes => {
                     let scale = s.to_f32(s.from_u8(array(scales)));
                     let minimum = s.to_f32(s.from_u8(array(minimums)));
-                    (s.mul(self.d, scale), s.mul(self.dmin, minimum))
+                    (scale, s.mul(self.dmin, minimum))
                 }
-                Scales::SignedBytes => (s.mul(self.d, s.to_f32(s.from_i8(array(scales.cast())))), s.zero()),
+                Scales::SignedBytes => (s.to_f32(s.from_i8(array(scales.cast()))), s.zero()),
                 Scales::Nibbles => {
                     let both = s.from_u8(array(scales));
                     let scale = s.to_f32(s.bits_i32(both, 0, 15));
                     let minimum = s.to_f32(s.bits_i32(both, 4, 15));
-                    (s.mul(self.d, scale), s.mul(self.dmin, minimum))
+                    (scale, s.mul(self.dmin, minimum))
                 }
             }
         }
+    }
+
+    /// What all scales of the brick are multiplied with; zero in formats without super-blocks.
+    #[inline(always)]
+    pub fn d(&self) -> S::F32 {
+        self.d
     }
 
     /// The quants of 16 inputs, four steps: the first or second half (`HALF`) of block `block`.

@@ -1,8 +1,12 @@
 //! Products of quantized weights and quantized activations.
 //!
-//! For each output and sub-block: an exact integer dot product, then `sum = fma(dot, weight scale * activation scale,
-//! sum)`, and for formats with minimums `sum = fma(minimum, activation scale * activation sum, sum)`. Both ways
-//! do just these float operations in the order of the inputs, so it does not show which one ran:
+//! For each output and block of 32 inputs: an exact integer dot product, then `sum = fma(dot, weight scale * activation
+//! scale, sum)`, and for formats with minimums `sum = fma(minimum, activation scale * activation sum, sum)`. Where
+//! sub-blocks have 16 inputs, `dot` is of whole numbers too: the halves' dot products times their scales, at most
+//! 2 * 128 * 16 * 32 * 127 < 2^24 (Q6_K), so that single precision holds it, and `d` is the weight scale. Minimums then come
+//! after it, one for each half.
+//!
+//! Both ways do just these float operations in the order of the inputs, so it does not show which one ran:
 //!
 //! - few rows: weights go from memory through registers, once, see `few`;
 //! - many rows: weights are unpacked once, see [`strip`](super::strip).
@@ -99,18 +103,6 @@ pub(super) const fn parts<F: Format>() -> usize {
     BLOCK / F::LAYOUT.sub_block
 }
 
-/// Minus the sum of the quants of a sub-block.
-#[inline(always)]
-pub(super) fn negative_sum<F: Format>(x: &QuantBlock, part: usize) -> i32 {
-    if const { parts::<F>() == 1 } { x.negative_sum } else { x.half_negative_sums[part] }
-}
-
-/// The sum of what the quants of a sub-block stand for.
-#[inline(always)]
-pub(super) fn scaled_sum<F: Format>(x: &QuantBlock, part: usize) -> f32 {
-    if const { parts::<F>() == 1 } { x.scaled_sum } else { x.half_scaled_sums[part] }
-}
-
 #[inline(always)]
 pub(super) fn dot4<S: Simd, F: Format>(s: S, sum: S::I32, quants: S::U8, x: &[i8; 4]) -> S::I32 {
     if const { F::LAYOUT.offset() } { s.dot4_offset(sum, quants, x) } else { s.dot4(sum, quants, x) }
@@ -130,11 +122,34 @@ pub(super) fn accumulate<S: Simd, F: Format>(
     sum: S::F32,
     dot: S::I32,
     (scales, minimums): (S::F32, S::F32),
-    x_scale: f32,
-    x_scaled_sum: f32,
+    x: &QuantBlock,
 ) -> S::F32 {
-    let sum = s.fma(s.to_f32(dot), s.mul(scales, s.splat(x_scale)), sum);
-    if const { F::LAYOUT.minimums } { s.fma(minimums, s.splat(x_scaled_sum), sum) } else { sum }
+    let sum = s.fma(s.to_f32(dot), s.mul(scales, s.splat(x.scale)), sum);
+    if const { F::LAYOUT.minimums } { s.fma(minimums, s.splat(x.scaled_sum), sum) } else { sum }
+}
+
+/// [`accumulate`] for a block in two halves, whose `dot` has the halves' scales in it, but not `d`.
+#[inline(always)]
+pub(super) fn accumulate_halves<S: Simd, F: Format>(
+    s: S,
+    sum: S::F32,
+    dot: S::F32,
+    d: S::F32,
+    minimums: [S::F32; 2],
+    x: &QuantBlock,
+) -> S::F32 {
+    let sum = s.fma(dot, s.mul(d, s.splat(x.scale)), sum);
+    if const { !F::LAYOUT.minimums } {
+        return sum;
+    }
+    let sum = s.fma(minimums[0], s.splat(x.half_scaled_sums[0]), sum);
+    s.fma(minimums[1], s.splat(x.half_scaled_sums[1]), sum)
+}
+
+/// Adds a half's dot product, times its scale, to what the first half has given, if that is not the first.
+#[inline(always)]
+pub(super) fn add_half<S: Simd>(s: S, half: usize, first: S::F32, dot: S::I32, scales: S::F32) -> S::F32 {
+    if half == 0 { s.mul(s.to_f32(dot), scales) } else { s.fma(s.to_f32(dot), scales, first) }
 }
 
 /// Up to `R` rows: weights are unpacked in registers and used at once.
@@ -154,9 +169,11 @@ fn few<S: Simd, F: Format, const R: usize>(s: S, job: &Job<'_>) {
                 let brick = Brick::at::<F>(s, at);
                 for b in 0..layout.blocks() {
                     prefetch::<S, F>(s, at.wrapping_add(ahead::DISTANCE), b);
-                    sub_block::<S, F, R, 0>(s, &brick, b, block, &rows, &mut sums);
+                    let x: [&QuantBlock; R] = std::array::from_fn(|r| &*rows[r].add(block));
                     if const { parts::<F>() == 2 } {
-                        sub_block::<S, F, R, 1>(s, &brick, b, block, &rows, &mut sums);
+                        halved_block::<S, F, R>(s, &brick, b, &x, &mut sums);
+                    } else {
+                        whole_block::<S, F, R>(s, &brick, b, &x, &mut sums);
                     }
                     block += 1;
                 }
@@ -204,47 +221,77 @@ fn four_steps<S: Simd, F: Format, const R: usize>(
         }
     } else {
         for run in 0..4 / run_steps {
-            let mut narrow = [s.zero_narrow(); R];
-            for step in run * run_steps..(run + 1) * run_steps {
-                for r in 0..R {
-                    narrow[r] = s.dot4_narrow(narrow[r], quants[step], quad(x[r], first + step));
-                }
-            }
+            let start = run * run_steps;
             for r in 0..R {
-                dots[r] = s.add_narrow(dots[r], narrow[r]);
+                let mut narrow = s.first_narrow(quants[start], quad(x[r], first + start));
+                for step in start + 1..start + run_steps {
+                    narrow = s.dot4_narrow(narrow, quants[step], quad(x[r], first + step));
+                }
+                dots[r] = s.add_narrow(dots[r], narrow);
             }
         }
     }
 }
 
-/// Sub-block `PART` of a block: all of it, or one half.
+/// Block `b` of a brick whose blocks have one scale.
 ///
 /// # Safety
-/// See [`Brick`]; `block` is a block of the rows.
+/// See [`Brick`].
 #[inline(always)]
-unsafe fn sub_block<S: Simd, F: Format, const R: usize, const PART: usize>(
+unsafe fn whole_block<S: Simd, F: Format, const R: usize>(
     s: S,
     brick: &Brick<S>,
     b: usize,
-    block: usize,
-    rows: &[*const QuantBlock; R],
+    x: &[&QuantBlock; R],
     sums: &mut [S::F32; R],
 ) {
+    let mut dots = [s.splat_i32(0); R];
+    for r in 0..R {
+        dots[r] = start::<S, F>(s, x[r].negative_sum);
+    }
     // SAFETY: passed on to the caller.
-    unsafe {
-        let x: [&QuantBlock; R] = std::array::from_fn(|r| &*rows[r].add(block));
-        let mut dots = [s.splat_i32(0); R];
+    let scales = unsafe {
+        four_steps::<S, F, R>(s, &mut dots, brick.quants::<F, 0>(s, b), x, 0);
+        four_steps::<S, F, R>(s, &mut dots, brick.quants::<F, 1>(s, b), x, 4);
+        brick.scales::<F>(s, b)
+    };
+    for r in 0..R {
+        sums[r] = accumulate::<S, F>(s, sums[r], dots[r], scales, x[r]);
+    }
+}
+
+/// Block `b` of a brick whose blocks have a scale for each half.
+///
+/// # Safety
+/// See [`Brick`].
+#[inline(always)]
+unsafe fn halved_block<S: Simd, F: Format, const R: usize>(
+    s: S,
+    brick: &Brick<S>,
+    b: usize,
+    x: &[&QuantBlock; R],
+    sums: &mut [S::F32; R],
+) {
+    let mut dots = [s.zero(); R];
+    let mut minimums = [s.zero(); 2];
+    for half in 0..2 {
+        let mut half_dots = [s.splat_i32(0); R];
         for r in 0..R {
-            dots[r] = start::<S, F>(s, negative_sum::<F>(x[r], PART));
+            half_dots[r] = start::<S, F>(s, x[r].half_negative_sums[half]);
         }
-        four_steps::<S, F, R>(s, &mut dots, brick.quants::<F, PART>(s, b), &x, 4 * PART);
-        if const { parts::<F>() == 1 } {
-            four_steps::<S, F, R>(s, &mut dots, brick.quants::<F, 1>(s, b), &x, 4);
-        }
-        let scales = brick.scales::<F>(s, parts::<F>() * b + PART);
+        // SAFETY: passed on to the caller.
+        let scales = unsafe {
+            let quants = if half == 0 { brick.quants::<F, 0>(s, b) } else { brick.quants::<F, 1>(s, b) };
+            four_steps::<S, F, R>(s, &mut half_dots, quants, x, 4 * half);
+            let (scales, minimum) = brick.own_scales::<F>(s, 2 * b + half);
+            minimums[half] = minimum;
+            scales
+        };
         for r in 0..R {
-            sums[r] =
-                accumulate::<S, F>(s, sums[r], dots[r], scales, x[r].scale, scaled_sum::<F>(x[r], PART));
+            dots[r] = add_half(s, half, dots[r], half_dots[r], scales);
         }
+    }
+    for r in 0..R {
+        sums[r] = accumulate_halves::<S, F>(s, sums[r], dots[r], brick.d(), minimums, x[r]);
     }
 }

@@ -143,16 +143,15 @@ impl<'a> Output<'a> {
     #[inline(always)]
     unsafe fn put(&self, row: usize, group: usize, outputs: usize, lanes: &[f32; LANES]) {
         let first = group * LANES;
-        let count = LANES.min(outputs - first);
         // SAFETY: `check` compared the end of the last row with the length of the memory, which the constructors'
         // callers gave us to write.
         unsafe {
             let to = self.start.add(row * self.stride + first);
-            if count == LANES {
+            if first + LANES <= outputs {
                 // Stores of a known size, where the other is a call.
-                std::ptr::copy_nonoverlapping(lanes.as_ptr(), to, LANES);
+                to.cast::<[f32; LANES]>().write_unaligned(*lanes);
             } else {
-                std::ptr::copy_nonoverlapping(lanes.as_ptr(), to, count);
+                std::ptr::copy_nonoverlapping(lanes.as_ptr(), to, outputs - first);
             }
         }
     }

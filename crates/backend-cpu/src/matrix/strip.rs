@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::{
     ahead::{self, Ahead},
     brick::{Brick, array},
-    integer::{Job, accumulate, dot4, negative_sum, parts, quad, run_steps, scaled_sum, start},
+    integer::{Job, accumulate, accumulate_halves, add_half, dot4, parts, quad, run_steps, start},
     layout::{BLOCK, Format},
 };
 use crate::{
@@ -32,13 +32,59 @@ const TILE_ROWS: usize = 6;
 #[repr(C, align(64))]
 struct StripData {
     quants: [[[u8; 64]; STRIP_INPUTS / 4]; STRIP_GROUPS],
+    /// Of blocks; of halves without `d`.
     scales: [[[f32; LANES]; STRIP_INPUTS / 16]; STRIP_GROUPS],
     minimums: [[[f32; LANES]; STRIP_INPUTS / 16]; STRIP_GROUPS],
+    halves: [Halves; STRIP_GROUPS],
     sums: [[[f32; LANES]; STRIP_GROUPS]; STRIP_ROWS + TILE_ROWS],
+}
+
+/// What only formats with a scale for each half of a block have.
+struct Halves {
+    /// `d` of the block.
+    d: [[f32; LANES]; STRIP_INPUTS / BLOCK],
+    /// Scales of the halves, each twice: for [`Simd::add_narrow_times`].
+    scales: [[[i16; 2]; LANES]; STRIP_INPUTS / 16],
+    /// The scales of both halves, times the zero point: for [`Simd::dot2`].
+    zeros: [[[i16; 2]; LANES]; STRIP_INPUTS / BLOCK],
+}
+
+impl Halves {
+    const ZERO: Self = Self {
+        d: [[0.0; LANES]; STRIP_INPUTS / BLOCK],
+        scales: [[[0; 2]; LANES]; STRIP_INPUTS / 16],
+        zeros: [[[0; 2]; LANES]; STRIP_INPUTS / BLOCK],
+    };
+
+    /// Takes the scale of half `half % 2` of block `half / 2`, whole numbers.
+    #[inline(always)]
+    fn put<S: Simd>(&mut self, s: S, half: usize, scales: S::F32, zero: i32) {
+        let mut numbers = [0; LANES];
+        s.store_i32(s.to_i32(scales), &mut numbers);
+        for (lane, &scale) in numbers.iter().enumerate() {
+            // A signed byte, and a zero point of at most 32.
+            self.scales[half][lane] = [scale as i16; 2];
+            self.zeros[half / 2][lane][half % 2] = (scale * zero) as i16;
+        }
+    }
 }
 
 /// Unpacked weights and sums, of one thread.
 pub struct Strip(Box<StripData>);
+
+impl StripData {
+    /// The weights of a step of a block.
+    ///
+    /// # Safety
+    /// The strip holds this block.
+    #[inline(always)]
+    unsafe fn step<S: Simd, const G: usize>(&self, s: S, block: usize, step: usize) -> [S::U8; G] {
+        std::array::from_fn(|g| {
+            // SAFETY: passed on to the caller.
+            s.load_u8(unsafe { self.quants[g].get_unchecked(block * (BLOCK / 4) + step) })
+        })
+    }
+}
 
 impl Default for Strip {
     fn default() -> Self {
@@ -46,6 +92,7 @@ impl Default for Strip {
             quants: [[[0; 64]; STRIP_INPUTS / 4]; STRIP_GROUPS],
             scales: [[[0.0; LANES]; STRIP_INPUTS / 16]; STRIP_GROUPS],
             minimums: [[[0.0; LANES]; STRIP_INPUTS / 16]; STRIP_GROUPS],
+            halves: [Halves::ZERO; STRIP_GROUPS],
             sums: [[[0.0; LANES]; STRIP_GROUPS]; STRIP_ROWS + TILE_ROWS],
         }))
     }
@@ -113,7 +160,7 @@ fn pass<S: Simd, F: Format, const G: usize>(
         while row < rows.end {
             let left = rows.end - row;
             let sums = row - rows.start;
-            // With 16 registers, sums of four rows fit while a whole block is added up, but not if scales change in it.
+            // With 16 registers, sums of four rows fit while a whole block is added up, those of three if scales change in it.
             // SAFETY: the strip holds these blocks; rows are at least as long as the group's bricks, see `few`.
             unsafe {
                 if S::REGISTERS >= 32 && left > 4 {
@@ -122,6 +169,9 @@ fn pass<S: Simd, F: Format, const G: usize>(
                 } else if left > 2 && (S::REGISTERS >= 32 || layout.sub_block == BLOCK) {
                     tile::<S, F, 4, G>(s, job, row, blocks.clone(), strip, sums, &mut ahead);
                     row += 4;
+                } else if left > 2 && S::NARROW {
+                    tile::<S, F, 3, G>(s, job, row, blocks.clone(), strip, sums, &mut ahead);
+                    row += 3;
                 } else {
                     tile::<S, F, 2, G>(s, job, row, blocks.clone(), strip, sums, &mut ahead);
                     row += 2;
@@ -157,11 +207,19 @@ unsafe fn unpack<S: Simd, F: Format>(s: S, at: *const u8, bricks: usize, g: usiz
                 store_steps(s, second, &mut quants[half + 1]);
             }
             for sub in 0..layout.sub_blocks() {
-                let (scales, minimums) = brick.scales::<F>(s, sub);
+                let halves = const { parts::<F>() == 2 };
+                let (scales, minimums) =
+                    if halves { brick.own_scales::<F>(s, sub) } else { brick.scales::<F>(s, sub) };
                 let sub = b * layout.sub_blocks() + sub;
                 s.store(scales, &mut strip.scales[g][sub]);
                 if layout.minimums {
                     s.store(minimums, &mut strip.minimums[g][sub]);
+                }
+                if halves {
+                    s.store(brick.d(), &mut strip.halves[g].d[sub / 2]);
+                    if S::NARROW {
+                        strip.halves[g].put(s, sub, scales, layout.zero());
+                    }
                 }
             }
         }
@@ -201,35 +259,15 @@ unsafe fn tile<S: Simd, F: Format, const R: usize, const G: usize>(
             sums[r][g] = s.load(&strip.sums[first_sum + r][g]);
         }
     }
-    let parts = const { parts::<F>() };
     for block in 0..blocks.len() {
         ahead.fetch(s);
         // SAFETY: passed on to the caller.
-        let x: [&QuantBlock; R] = std::array::from_fn(|r| unsafe { &*rows[r].add(block) });
-        for part in 0..parts {
-            let mut dots = [[s.splat_i32(0); G]; R];
-            for r in 0..R {
-                dots[r] = [start::<S, F>(s, negative_sum::<F>(x[r], part)); G];
-            }
-            // SAFETY: the strip has as many steps as `blocks` blocks.
-            unsafe {
-                if S::PAIRS {
-                    add_pairs::<S, F, R, G>(s, strip, block, part, &x, &mut dots);
-                } else {
-                    add_steps::<S, F, R, G>(s, strip, block, part, &x, &mut dots);
-                }
-            }
-            let sub = block * parts + part;
-            for g in 0..G {
-                // SAFETY: the strip has as many sub-blocks as `blocks` blocks.
-                let scales = unsafe {
-                    (s.load(strip.scales[g].get_unchecked(sub)), s.load(strip.minimums[g].get_unchecked(sub)))
-                };
-                for r in 0..R {
-                    let scaled_sum = scaled_sum::<F>(x[r], part);
-                    sums[r][g] =
-                        accumulate::<S, F>(s, sums[r][g], dots[r][g], scales, x[r].scale, scaled_sum);
-                }
+        unsafe {
+            let x: [&QuantBlock; R] = std::array::from_fn(|r| &*rows[r].add(block));
+            if const { parts::<F>() == 2 } {
+                halved_block::<S, F, R, G>(s, strip, block, &x, &mut sums);
+            } else {
+                whole_block::<S, F, R, G>(s, strip, block, &x, &mut sums);
             }
         }
     }
@@ -240,49 +278,192 @@ unsafe fn tile<S: Simd, F: Format, const R: usize, const G: usize>(
     }
 }
 
-/// Adds the products of sub-block `part` of a block, for all rows and groups of a tile.
+/// Adds a block with one scale, for all rows and groups of a tile.
 ///
 /// # Safety
-/// The strip holds this block; a block has as many parts.
+/// The strip holds this block.
+#[inline(always)]
+unsafe fn whole_block<S: Simd, F: Format, const R: usize, const G: usize>(
+    s: S,
+    strip: &StripData,
+    block: usize,
+    x: &[&QuantBlock; R],
+    sums: &mut [[S::F32; G]; R],
+) {
+    let mut dots = [[s.splat_i32(0); G]; R];
+    for r in 0..R {
+        dots[r] = [start::<S, F>(s, x[r].negative_sum); G];
+    }
+    // SAFETY: passed on to the caller.
+    unsafe { add_steps::<S, F, R, G>(s, strip, block, 0..BLOCK / 4, x, &mut dots) };
+    for g in 0..G {
+        // SAFETY: passed on to the caller.
+        let scales = unsafe {
+            let strip = (strip.scales[g].get_unchecked(block), strip.minimums[g].get_unchecked(block));
+            (s.load(strip.0), s.load(strip.1))
+        };
+        for r in 0..R {
+            sums[r][g] = accumulate::<S, F>(s, sums[r][g], dots[r][g], scales, x[r]);
+        }
+    }
+}
+
+/// Adds a block with a scale for each half, for all rows and groups of a tile.
+///
+/// # Safety
+/// The strip holds this block.
+#[inline(always)]
+unsafe fn halved_block<S: Simd, F: Format, const R: usize, const G: usize>(
+    s: S,
+    strip: &StripData,
+    block: usize,
+    x: &[&QuantBlock; R],
+    sums: &mut [[S::F32; G]; R],
+) {
+    let mut dots = [[s.zero(); G]; R];
+    if S::NARROW {
+        // SAFETY: passed on to the caller.
+        let whole = unsafe { scaled_steps::<S, F, R, G>(s, strip, block, x) };
+        for r in 0..R {
+            for g in 0..G {
+                dots[r][g] = s.to_f32(whole[r][g]);
+            }
+        }
+    } else {
+        for half in 0..2 {
+            let mut half_dots = [[s.splat_i32(0); G]; R];
+            for r in 0..R {
+                half_dots[r] = [start::<S, F>(s, x[r].half_negative_sums[half]); G];
+            }
+            // SAFETY: passed on to the caller.
+            unsafe { add_steps::<S, F, R, G>(s, strip, block, 4 * half..4 * half + 4, x, &mut half_dots) };
+            for g in 0..G {
+                // SAFETY: passed on to the caller.
+                let scales = s.load(unsafe { strip.scales[g].get_unchecked(2 * block + half) });
+                for r in 0..R {
+                    dots[r][g] = add_half(s, half, dots[r][g], half_dots[r][g], scales);
+                }
+            }
+        }
+    }
+    for g in 0..G {
+        // SAFETY: passed on to the caller.
+        let (d, minimums) = unsafe {
+            let minimums = [2 * block, 2 * block + 1].map(|half| strip.minimums[g].get_unchecked(half));
+            (s.load(strip.halves[g].d.get_unchecked(block)), [s.load(minimums[0]), s.load(minimums[1])])
+        };
+        for r in 0..R {
+            sums[r][g] = accumulate_halves::<S, F>(s, sums[r][g], dots[r][g], d, minimums, x[r]);
+        }
+    }
+}
+
+/// The dot products of a block's halves times their scales, in whole numbers.
+///
+/// # Safety
+/// The strip holds this block.
+#[inline(always)]
+unsafe fn scaled_steps<S: Simd, F: Format, const R: usize, const G: usize>(
+    s: S,
+    strip: &StripData,
+    block: usize,
+    x: &[&QuantBlock; R],
+) -> [[S::I32; G]; R] {
+    let run_steps = const { run_steps::<S, F>() };
+    let mut dots = [[s.splat_i32(0); G]; R];
+    if const { F::LAYOUT.zero() != 0 } {
+        for r in 0..R {
+            for g in 0..G {
+                // SAFETY: passed on to the caller.
+                let zeros = unsafe { strip.halves[g].zeros.get_unchecked(block) };
+                dots[r][g] = s.dot2(&x[r].half_negative_pair, zeros);
+            }
+        }
+    }
+    for first in (0..BLOCK / 4).step_by(run_steps) {
+        // SAFETY: passed on to the caller.
+        unsafe {
+            let narrow = narrow_steps::<S, R, G>(s, strip, block, first..first + run_steps, x);
+            for r in 0..R {
+                for g in 0..G {
+                    let scales = strip.halves[g].scales.get_unchecked(2 * block + first / 4);
+                    dots[r][g] = s.add_narrow_times(dots[r][g], narrow[r][g], scales);
+                }
+            }
+        }
+    }
+    dots
+}
+
+/// Adds the products of some steps of a block, for all rows and groups of a tile.
+///
+/// # Safety
+/// The strip holds this block.
 #[inline(always)]
 unsafe fn add_steps<S: Simd, F: Format, const R: usize, const G: usize>(
     s: S,
     strip: &StripData,
     block: usize,
-    part: usize,
+    steps: Range<usize>,
     x: &[&QuantBlock; R],
     dots: &mut [[S::I32; G]; R],
 ) {
-    let (steps, run_steps) = const { (F::LAYOUT.sub_block / 4, run_steps::<S, F>()) };
-    for run in 0..steps / run_steps {
-        let mut narrow = [[s.zero_narrow(); G]; R];
-        for step in 0..run_steps {
-            let step = part * steps + run * run_steps + step;
-            // SAFETY: passed on to the caller.
-            let quants: [S::U8; G] = std::array::from_fn(|g| unsafe {
-                s.load_u8(strip.quants[g].get_unchecked(block * (BLOCK / 4) + step))
-            });
-            for r in 0..R {
-                for g in 0..G {
-                    if run_steps > 1 {
-                        narrow[r][g] = s.dot4_narrow(narrow[r][g], quants[g], quad(x[r], step));
-                    } else {
-                        dots[r][g] = dot4::<S, F>(s, dots[r][g], quants[g], quad(x[r], step));
+    if S::PAIRS {
+        // SAFETY: passed on to the caller.
+        return unsafe { add_pairs::<S, F, R, G>(s, strip, block, steps, x, dots) };
+    }
+    let run_steps = const { run_steps::<S, F>() };
+    for first in steps.step_by(run_steps) {
+        // SAFETY: passed on to the caller.
+        unsafe {
+            if run_steps == 1 {
+                let quants: [S::U8; G] = strip.step(s, block, first);
+                for r in 0..R {
+                    for g in 0..G {
+                        dots[r][g] = dot4::<S, F>(s, dots[r][g], quants[g], quad(x[r], first));
                     }
                 }
-            }
-        }
-        if run_steps > 1 {
-            for r in 0..R {
-                for g in 0..G {
-                    dots[r][g] = s.add_narrow(dots[r][g], narrow[r][g]);
+            } else {
+                let narrow = narrow_steps::<S, R, G>(s, strip, block, first..first + run_steps, x);
+                for r in 0..R {
+                    for g in 0..G {
+                        dots[r][g] = s.add_narrow(dots[r][g], narrow[r][g]);
+                    }
                 }
             }
         }
     }
 }
 
-/// [`add_steps`] for machines that multiply two steps with two rows at once. `R` is even.
+/// The products of some steps of a block, as many as narrow sums hold.
+///
+/// # Safety
+/// The strip holds this block.
+#[inline(always)]
+unsafe fn narrow_steps<S: Simd, const R: usize, const G: usize>(
+    s: S,
+    strip: &StripData,
+    block: usize,
+    steps: Range<usize>,
+    x: &[&QuantBlock; R],
+) -> [[S::Narrow; G]; R] {
+    // SAFETY: passed on to the caller.
+    let first: [S::U8; G] = unsafe { strip.step(s, block, steps.start) };
+    let mut narrow: [[S::Narrow; G]; R] =
+        std::array::from_fn(|r| std::array::from_fn(|g| s.first_narrow(first[g], quad(x[r], steps.start))));
+    for step in steps.start + 1..steps.end {
+        // SAFETY: passed on to the caller.
+        let quants: [S::U8; G] = unsafe { strip.step(s, block, step) };
+        for r in 0..R {
+            for g in 0..G {
+                narrow[r][g] = s.dot4_narrow(narrow[r][g], quants[g], quad(x[r], step));
+            }
+        }
+    }
+    narrow
+}
+
+/// [`add_steps`] for machines that multiply two steps with two rows at once. `R` is even, and so are the steps.
 ///
 /// # Safety
 /// See [`add_steps`].
@@ -291,19 +472,18 @@ unsafe fn add_pairs<S: Simd, F: Format, const R: usize, const G: usize>(
     s: S,
     strip: &StripData,
     block: usize,
-    part: usize,
+    steps: Range<usize>,
     x: &[&QuantBlock; R],
     dots: &mut [[S::I32; G]; R],
 ) {
-    let (pairs, offset) = const { (F::LAYOUT.sub_block / 8, F::LAYOUT.offset()) };
+    let offset = const { F::LAYOUT.offset() };
     let dots = dots.as_chunks_mut::<2>().0;
     for [first, second] in dots.iter_mut() {
         for g in 0..G {
             [first[g], second[g]] = s.pair_rows([first[g], second[g]]);
         }
     }
-    for pair in 0..pairs {
-        let pair = part * pairs + pair;
+    for pair in steps.start / 2..steps.end / 2 {
         for g in 0..G {
             let at = block * (BLOCK / 4) + 2 * pair;
             // SAFETY: passed on to the caller.

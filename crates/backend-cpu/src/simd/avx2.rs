@@ -48,6 +48,38 @@ fn pairs_in_order(mut acc: __m256i, w: __m256i, a: __m256i) -> __m256i {
     acc
 }
 
+/// The sums of pairs of `w`, unsigned, times `a`, in 16 bits. As [`pairs_in_order`], which goes on from it.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn first_in_order(w: __m256i, a: __m256i) -> __m256i {
+    let out;
+    // SAFETY: reads and writes these registers only.
+    unsafe {
+        asm!(
+            "vpmaddubsw {out}, {w}, {a}",
+            out = lateout(ymm_reg) out, w = in(ymm_reg) w, a = in(ymm_reg) a,
+            options(nomem, nostack, preserves_flags),
+        );
+    }
+    out
+}
+
+/// `acc` plus the sums of pairs of `a` times `b`, in 32 bits. As [`pairs_in_order`].
+#[inline]
+#[target_feature(enable = "avx2")]
+fn wide_in_order(mut acc: __m256i, a: __m256i, b: __m256i) -> __m256i {
+    // SAFETY: reads and writes these registers only.
+    unsafe {
+        asm!(
+            "vpmaddwd {t}, {a}, {b}",
+            "vpaddd {acc}, {acc}, {t}",
+            acc = inout(ymm_reg) acc, a = in(ymm_reg) a, b = in(ymm_reg) b, t = out(ymm_reg) _,
+            options(nomem, nostack, preserves_flags),
+        );
+    }
+    acc
+}
+
 /// `acc` plus the sums of fours of `w`, signed, times `a`, in 32 bits. As [`pairs_in_order`].
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -347,8 +379,11 @@ impl Simd for Avx2 {
         })
     }
     #[inline(always)]
-    fn zero_narrow(self) -> Self::Narrow {
-        v!([_mm256_setzero_si256(); 2])
+    fn first_narrow(self, w: Self::U8, a: &[i8; 4]) -> Self::Narrow {
+        v!({
+            let a = _mm256_set1_epi32(i32::from_le_bytes(a.map(|x| x as u8)));
+            [first_in_order(w[0], a), first_in_order(w[1], a)]
+        })
     }
     #[inline(always)]
     fn dot4_narrow(self, acc: Self::Narrow, w: Self::U8, a: &[i8; 4]) -> Self::Narrow {
@@ -364,6 +399,24 @@ impl Simd for Avx2 {
             [
                 _mm256_add_epi32(acc[0], _mm256_madd_epi16(pairs[0], one)),
                 _mm256_add_epi32(acc[1], _mm256_madd_epi16(pairs[1], one)),
+            ]
+        })
+    }
+    #[inline(always)]
+    fn add_narrow_times(self, acc: Self::I32, pairs: Self::Narrow, times: &[[i16; 2]; LANES]) -> Self::I32 {
+        v!({
+            let times =
+                [_mm256_loadu_si256(times.as_ptr().cast()), _mm256_loadu_si256(times[8..].as_ptr().cast())];
+            [wide_in_order(acc[0], pairs[0], times[0]), wide_in_order(acc[1], pairs[1], times[1])]
+        })
+    }
+    #[inline(always)]
+    fn dot2(self, a: &[i16; 2], w: &[[i16; 2]; LANES]) -> Self::I32 {
+        v!({
+            let a = _mm256_set1_epi32(i32::from(a[0] as u16) | i32::from(a[1]) << 16);
+            [
+                _mm256_madd_epi16(a, _mm256_loadu_si256(w.as_ptr().cast())),
+                _mm256_madd_epi16(a, _mm256_loadu_si256(w[8..].as_ptr().cast())),
             ]
         })
     }

@@ -14,8 +14,8 @@ macro_rules! nothing_narrow {
         const NARROW: bool = false;
 
         #[inline(always)]
-        fn zero_narrow(self) -> Self::Narrow {
-            self.splat_i32(0)
+        fn first_narrow(self, w: Self::U8, a: &[i8; 4]) -> Self::Narrow {
+            self.dot4(self.splat_i32(0), w, a)
         }
         #[inline(always)]
         fn dot4_narrow(self, acc: Self::Narrow, w: Self::U8, a: &[i8; 4]) -> Self::Narrow {
@@ -24,6 +24,12 @@ macro_rules! nothing_narrow {
         #[inline(always)]
         fn add_narrow(self, acc: Self::I32, pairs: Self::Narrow) -> Self::I32 {
             self.add_i32(acc, pairs)
+        }
+        fn add_narrow_times(self, _: Self::I32, _: Self::Narrow, _: &[[i16; 2]; LANES]) -> Self::I32 {
+            unreachable!("sums are not narrow here")
+        }
+        fn dot2(self, _: &[i16; 2], _: &[[i16; 2]; LANES]) -> Self::I32 {
+            unreachable!("sums are not narrow here")
         }
     };
 }
@@ -159,13 +165,18 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// For each lane: `acc + w[0]*a[0] + w[1]*a[1] + w[2]*a[2] + w[3]*a[3]`, where `w` are the lane's four bytes,
     /// unsigned and **at most 127**, and `a` four signed bytes from `-127` on.
     fn dot4(self, acc: Self::I32, w: Self::U8, a: &[i8; 4]) -> Self::I32;
-    /// No products.
-    fn zero_narrow(self) -> Self::Narrow;
-    /// As [`Simd::dot4`]. The products of a pair, and of all pairs added to it since [`Simd::zero_narrow`], have sums
+    /// As [`Simd::dot4`] with nothing to add to.
+    fn first_narrow(self, w: Self::U8, a: &[i8; 4]) -> Self::Narrow;
+    /// As [`Simd::dot4`]. The products of a pair, and of all pairs added to it since [`Simd::first_narrow`], have sums
     /// that fit 16 bits.
     fn dot4_narrow(self, acc: Self::Narrow, w: Self::U8, a: &[i8; 4]) -> Self::Narrow;
     /// `acc` and the sums of each lane's pairs.
     fn add_narrow(self, acc: Self::I32, pairs: Self::Narrow) -> Self::I32;
+    /// As [`Simd::add_narrow`], each lane's pairs times that lane's number, which is in `times` twice. Only with
+    /// [`Simd::NARROW`].
+    fn add_narrow_times(self, acc: Self::I32, pairs: Self::Narrow, times: &[[i16; 2]; LANES]) -> Self::I32;
+    /// For each lane: `w[0]*a[0] + w[1]*a[1]`, where `w` are the lane's two numbers. Only with [`Simd::NARROW`].
+    fn dot2(self, a: &[i16; 2], w: &[[i16; 2]; LANES]) -> Self::I32;
     /// For each lane: `acc + v[0]*a[0] + v[1]*a[1] + v[2]*a[2] + v[3]*a[3]`, where `v` are the lane's four bytes, signed,
     /// any, and `a` four bytes that are not negative.
     fn dot4_i8(self, acc: Self::I32, v: Self::U8, a: &[i8; 4]) -> Self::I32;
