@@ -6,6 +6,7 @@
 //! among threads.
 
 mod ahead;
+mod block;
 mod brick;
 mod decode;
 mod float;

@@ -8,8 +8,9 @@ use std::ops::Range;
 
 use super::{
     ahead::{self, Ahead},
-    brick::{Brick, array},
-    integer::{Job, accumulate, accumulate_halves, add_half, dot4, parts, quad, run_steps, start},
+    block::{halved_block, whole_block},
+    brick::Brick,
+    integer::{Job, parts},
     layout::{BLOCK, Format},
 };
 use crate::{
@@ -30,23 +31,23 @@ const TILE_ROWS: usize = 6;
 /// Unpacked weights of up to two groups, paired as [`Simd::pair_steps`] says, and sums of the rows that are multiplied
 /// with them.
 #[repr(C, align(64))]
-struct StripData {
-    quants: [[[u8; 64]; STRIP_INPUTS / 4]; STRIP_GROUPS],
+pub(super) struct StripData {
+    pub(super) quants: [[[u8; 64]; STRIP_INPUTS / 4]; STRIP_GROUPS],
     /// Of blocks; of halves without `d`.
-    scales: [[[f32; LANES]; STRIP_INPUTS / 16]; STRIP_GROUPS],
-    minimums: [[[f32; LANES]; STRIP_INPUTS / 16]; STRIP_GROUPS],
-    halves: [Halves; STRIP_GROUPS],
+    pub(super) scales: [[[f32; LANES]; STRIP_INPUTS / 16]; STRIP_GROUPS],
+    pub(super) minimums: [[[f32; LANES]; STRIP_INPUTS / 16]; STRIP_GROUPS],
+    pub(super) halves: [Halves; STRIP_GROUPS],
     sums: [[[f32; LANES]; STRIP_GROUPS]; STRIP_ROWS + TILE_ROWS],
 }
 
 /// What only formats with a scale for each half of a block have.
-struct Halves {
+pub(super) struct Halves {
     /// `d` of the block.
-    d: [[f32; LANES]; STRIP_INPUTS / BLOCK],
+    pub(super) d: [[f32; LANES]; STRIP_INPUTS / BLOCK],
     /// Scales of the halves, each twice: for [`Simd::add_narrow_times`].
-    scales: [[[i16; 2]; LANES]; STRIP_INPUTS / 16],
+    pub(super) scales: [[[i16; 2]; LANES]; STRIP_INPUTS / 16],
     /// The scales of both halves, times the zero point: for [`Simd::dot2`].
-    zeros: [[[i16; 2]; LANES]; STRIP_INPUTS / BLOCK],
+    pub(super) zeros: [[[i16; 2]; LANES]; STRIP_INPUTS / BLOCK],
 }
 
 impl Halves {
@@ -72,20 +73,6 @@ impl Halves {
 /// Unpacked weights and sums, of one thread.
 pub struct Strip(Box<StripData>);
 
-impl StripData {
-    /// The weights of a step of a block.
-    ///
-    /// # Safety
-    /// The strip holds this block.
-    #[inline(always)]
-    unsafe fn step<S: Simd, const G: usize>(&self, s: S, block: usize, step: usize) -> [S::U8; G] {
-        std::array::from_fn(|g| {
-            // SAFETY: passed on to the caller.
-            s.load_u8(unsafe { self.quants[g].get_unchecked(block * (BLOCK / 4) + step) })
-        })
-    }
-}
-
 impl Default for Strip {
     fn default() -> Self {
         Self(Box::new(StripData {
@@ -96,13 +83,6 @@ impl Default for Strip {
             sums: [[[0.0; LANES]; STRIP_GROUPS]; STRIP_ROWS + TILE_ROWS],
         }))
     }
-}
-
-/// Eight inputs of a block of activations.
-#[inline(always)]
-fn oct(x: &QuantBlock, pair: usize) -> &[i8; 8] {
-    // SAFETY: a block has four pairs of steps.
-    unsafe { array(x.quants.as_ptr().add(8 * pair)) }
 }
 
 /// Any number of rows: weights are unpacked to a strip, which tiles of rows then use.
@@ -274,232 +254,6 @@ unsafe fn tile<S: Simd, F: Format, const R: usize, const G: usize>(
     for r in 0..R {
         for g in 0..G {
             s.store(sums[r][g], &mut strip.sums[first_sum + r][g]);
-        }
-    }
-}
-
-/// Adds a block with one scale, for all rows and groups of a tile.
-///
-/// # Safety
-/// The strip holds this block.
-#[inline(always)]
-unsafe fn whole_block<S: Simd, F: Format, const R: usize, const G: usize>(
-    s: S,
-    strip: &StripData,
-    block: usize,
-    x: &[&QuantBlock; R],
-    sums: &mut [[S::F32; G]; R],
-) {
-    let mut dots = [[s.splat_i32(0); G]; R];
-    for r in 0..R {
-        dots[r] = [start::<S, F>(s, x[r].negative_sum); G];
-    }
-    // SAFETY: passed on to the caller.
-    unsafe { add_steps::<S, F, R, G>(s, strip, block, 0..BLOCK / 4, x, &mut dots) };
-    for g in 0..G {
-        // SAFETY: passed on to the caller.
-        let scales = unsafe {
-            let strip = (strip.scales[g].get_unchecked(block), strip.minimums[g].get_unchecked(block));
-            (s.load(strip.0), s.load(strip.1))
-        };
-        for r in 0..R {
-            sums[r][g] = accumulate::<S, F>(s, sums[r][g], dots[r][g], scales, x[r]);
-        }
-    }
-}
-
-/// Adds a block with a scale for each half, for all rows and groups of a tile.
-///
-/// # Safety
-/// The strip holds this block.
-#[inline(always)]
-unsafe fn halved_block<S: Simd, F: Format, const R: usize, const G: usize>(
-    s: S,
-    strip: &StripData,
-    block: usize,
-    x: &[&QuantBlock; R],
-    sums: &mut [[S::F32; G]; R],
-) {
-    let mut dots = [[s.zero(); G]; R];
-    if S::NARROW {
-        // SAFETY: passed on to the caller.
-        let whole = unsafe { scaled_steps::<S, F, R, G>(s, strip, block, x) };
-        for r in 0..R {
-            for g in 0..G {
-                dots[r][g] = s.to_f32(whole[r][g]);
-            }
-        }
-    } else {
-        for half in 0..2 {
-            let mut half_dots = [[s.splat_i32(0); G]; R];
-            for r in 0..R {
-                half_dots[r] = [start::<S, F>(s, x[r].half_negative_sums[half]); G];
-            }
-            // SAFETY: passed on to the caller.
-            unsafe { add_steps::<S, F, R, G>(s, strip, block, 4 * half..4 * half + 4, x, &mut half_dots) };
-            for g in 0..G {
-                // SAFETY: passed on to the caller.
-                let scales = s.load(unsafe { strip.scales[g].get_unchecked(2 * block + half) });
-                for r in 0..R {
-                    dots[r][g] = add_half(s, half, dots[r][g], half_dots[r][g], scales);
-                }
-            }
-        }
-    }
-    for g in 0..G {
-        // SAFETY: passed on to the caller.
-        let (d, minimums) = unsafe {
-            let minimums = [2 * block, 2 * block + 1].map(|half| strip.minimums[g].get_unchecked(half));
-            (s.load(strip.halves[g].d.get_unchecked(block)), [s.load(minimums[0]), s.load(minimums[1])])
-        };
-        for r in 0..R {
-            sums[r][g] = accumulate_halves::<S, F>(s, sums[r][g], dots[r][g], d, minimums, x[r]);
-        }
-    }
-}
-
-/// The dot products of a block's halves times their scales, in whole numbers.
-///
-/// # Safety
-/// The strip holds this block.
-#[inline(always)]
-unsafe fn scaled_steps<S: Simd, F: Format, const R: usize, const G: usize>(
-    s: S,
-    strip: &StripData,
-    block: usize,
-    x: &[&QuantBlock; R],
-) -> [[S::I32; G]; R] {
-    let run_steps = const { run_steps::<S, F>() };
-    let mut dots = [[s.splat_i32(0); G]; R];
-    if const { F::LAYOUT.zero() != 0 } {
-        for r in 0..R {
-            for g in 0..G {
-                // SAFETY: passed on to the caller.
-                let zeros = unsafe { strip.halves[g].zeros.get_unchecked(block) };
-                dots[r][g] = s.dot2(&x[r].half_negative_pair, zeros);
-            }
-        }
-    }
-    for first in (0..BLOCK / 4).step_by(run_steps) {
-        // SAFETY: passed on to the caller.
-        unsafe {
-            let narrow = narrow_steps::<S, R, G>(s, strip, block, first..first + run_steps, x);
-            for r in 0..R {
-                for g in 0..G {
-                    let scales = strip.halves[g].scales.get_unchecked(2 * block + first / 4);
-                    dots[r][g] = s.add_narrow_times(dots[r][g], narrow[r][g], scales);
-                }
-            }
-        }
-    }
-    dots
-}
-
-/// Adds the products of some steps of a block, for all rows and groups of a tile.
-///
-/// # Safety
-/// The strip holds this block.
-#[inline(always)]
-unsafe fn add_steps<S: Simd, F: Format, const R: usize, const G: usize>(
-    s: S,
-    strip: &StripData,
-    block: usize,
-    steps: Range<usize>,
-    x: &[&QuantBlock; R],
-    dots: &mut [[S::I32; G]; R],
-) {
-    if S::PAIRS {
-        // SAFETY: passed on to the caller.
-        return unsafe { add_pairs::<S, F, R, G>(s, strip, block, steps, x, dots) };
-    }
-    let run_steps = const { run_steps::<S, F>() };
-    for first in steps.step_by(run_steps) {
-        // SAFETY: passed on to the caller.
-        unsafe {
-            if run_steps == 1 {
-                let quants: [S::U8; G] = strip.step(s, block, first);
-                for r in 0..R {
-                    for g in 0..G {
-                        dots[r][g] = dot4::<S, F>(s, dots[r][g], quants[g], quad(x[r], first));
-                    }
-                }
-            } else {
-                let narrow = narrow_steps::<S, R, G>(s, strip, block, first..first + run_steps, x);
-                for r in 0..R {
-                    for g in 0..G {
-                        dots[r][g] = s.add_narrow(dots[r][g], narrow[r][g]);
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// The products of some steps of a block, as many as narrow sums hold.
-///
-/// # Safety
-/// The strip holds this block.
-#[inline(always)]
-unsafe fn narrow_steps<S: Simd, const R: usize, const G: usize>(
-    s: S,
-    strip: &StripData,
-    block: usize,
-    steps: Range<usize>,
-    x: &[&QuantBlock; R],
-) -> [[S::Narrow; G]; R] {
-    // SAFETY: passed on to the caller.
-    let first: [S::U8; G] = unsafe { strip.step(s, block, steps.start) };
-    let mut narrow: [[S::Narrow; G]; R] =
-        std::array::from_fn(|r| std::array::from_fn(|g| s.first_narrow(first[g], quad(x[r], steps.start))));
-    for step in steps.start + 1..steps.end {
-        // SAFETY: passed on to the caller.
-        let quants: [S::U8; G] = unsafe { strip.step(s, block, step) };
-        for r in 0..R {
-            for g in 0..G {
-                narrow[r][g] = s.dot4_narrow(narrow[r][g], quants[g], quad(x[r], step));
-            }
-        }
-    }
-    narrow
-}
-
-/// [`add_steps`] for machines that multiply two steps with two rows at once. `R` is even, and so are the steps.
-///
-/// # Safety
-/// See [`add_steps`].
-#[inline(always)]
-unsafe fn add_pairs<S: Simd, F: Format, const R: usize, const G: usize>(
-    s: S,
-    strip: &StripData,
-    block: usize,
-    steps: Range<usize>,
-    x: &[&QuantBlock; R],
-    dots: &mut [[S::I32; G]; R],
-) {
-    let offset = const { F::LAYOUT.offset() };
-    let dots = dots.as_chunks_mut::<2>().0;
-    for [first, second] in dots.iter_mut() {
-        for g in 0..G {
-            [first[g], second[g]] = s.pair_rows([first[g], second[g]]);
-        }
-    }
-    for pair in steps.start / 2..steps.end / 2 {
-        for g in 0..G {
-            let at = block * (BLOCK / 4) + 2 * pair;
-            // SAFETY: passed on to the caller.
-            let quants = unsafe {
-                let quants = &strip.quants[g];
-                [s.load_u8(quants.get_unchecked(at)), s.load_u8(quants.get_unchecked(at + 1))]
-            };
-            for ([first, second], x) in dots.iter_mut().zip(x.as_chunks::<2>().0) {
-                let x = x.map(|x| oct(x, pair));
-                [first[g], second[g]] = s.dot8([first[g], second[g]], quants, x, offset);
-            }
-        }
-    }
-    for [first, second] in dots {
-        for g in 0..G {
-            [first[g], second[g]] = s.unpair_rows([first[g], second[g]]);
         }
     }
 }
