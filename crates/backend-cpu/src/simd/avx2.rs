@@ -29,23 +29,38 @@ impl Avx2 {
     }
 }
 
-/// `acc` plus the sums of pairs of `w`, unsigned, times `a`, in 16 bits.
+/// A multiplication and an addition of what it gives to `acc`.
 ///
 /// In assembly, so that the sums are made in the order in which they are written: compilers reassociate them, and then
 /// keep the weights of many steps on the stack rather than the sums of many rows in registers.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn pairs_in_order(mut acc: __m256i, w: __m256i, a: __m256i) -> __m256i {
-    // SAFETY: reads and writes these registers only.
-    unsafe {
-        asm!(
-            "vpmaddubsw {t}, {w}, {a}",
-            "vpaddw {acc}, {acc}, {t}",
-            acc = inout(ymm_reg) acc, w = in(ymm_reg) w, a = in(ymm_reg) a, t = out(ymm_reg) _,
-            options(nomem, nostack, preserves_flags),
-        );
-    }
-    acc
+macro_rules! in_order {
+    ($(#[$doc:meta])* $name:ident: $multiply:literal, $add:literal) => {
+        $(#[$doc])*
+        #[inline]
+        #[target_feature(enable = "avx2")]
+        fn $name(mut acc: __m256i, w: __m256i, a: __m256i) -> __m256i {
+            // SAFETY: reads and writes these registers only.
+            unsafe {
+                asm!(
+                    concat!($multiply, " {t}, {w}, {a}"),
+                    concat!($add, " {acc}, {acc}, {t}"),
+                    acc = inout(ymm_reg) acc, w = in(ymm_reg) w, a = in(ymm_reg) a, t = out(ymm_reg) _,
+                    options(nomem, nostack, preserves_flags),
+                );
+            }
+            acc
+        }
+    };
+}
+
+in_order! {
+    /// `acc` plus the sums of pairs of `w`, unsigned, times `a`, in 16 bits.
+    pairs_in_order: "vpmaddubsw", "vpaddw"
+}
+
+in_order! {
+    /// `acc` plus the sums of pairs of `w`, 16 bits, times `a`, in 32 bits.
+    wide_in_order: "vpmaddwd", "vpaddd"
 }
 
 /// The sums of pairs of `w`, unsigned, times `a`, in 16 bits. As [`pairs_in_order`], which goes on from it.
@@ -62,22 +77,6 @@ fn first_in_order(w: __m256i, a: __m256i) -> __m256i {
         );
     }
     out
-}
-
-/// `acc` plus the sums of pairs of `a` times `b`, in 32 bits. As [`pairs_in_order`].
-#[inline]
-#[target_feature(enable = "avx2")]
-fn wide_in_order(mut acc: __m256i, a: __m256i, b: __m256i) -> __m256i {
-    // SAFETY: reads and writes these registers only.
-    unsafe {
-        asm!(
-            "vpmaddwd {t}, {a}, {b}",
-            "vpaddd {acc}, {acc}, {t}",
-            acc = inout(ymm_reg) acc, a = in(ymm_reg) a, b = in(ymm_reg) b, t = out(ymm_reg) _,
-            options(nomem, nostack, preserves_flags),
-        );
-    }
-    acc
 }
 
 /// `acc` plus the sums of fours of `w`, signed, times `a`, in 32 bits. As [`pairs_in_order`].
