@@ -256,6 +256,7 @@ impl<'a> Lowering<'a> {
             emits: dim.is_multiple_of(BLOCK),
             parts,
             busy: if device.is_software { 8 } else { 512 },
+            wide: attention::wide(device, program, limits),
         };
         let widest = [hidden, heads * dim, ffn].map(|width| width.div_ceil(BLOCK)).into_iter().max();
         let widest = widest.unwrap_or(1);

@@ -57,7 +57,7 @@ pub struct Args {
 struct Cut {
     window: Option<u32>,
     /// For each of [`Tile`]: its items in the step's words, and their number.
-    items: [(u32, u32); 2],
+    items: [(u32, u32); 4],
     /// Its parts in the step's words.
     parts: u32,
     /// Whether no row's result is in parts.
@@ -71,6 +71,27 @@ pub enum Tile {
     Row,
     /// Up to [`Tiling::rows`].
     Rows,
+    /// One row, with cooperative matrices.
+    WideRow,
+    /// Up to [`Wide::rows`], with cooperative matrices.
+    WideRows,
+}
+
+/// Attention with cooperative matrices: all of a step's rows, where there are many.
+#[derive(Clone, Copy, Debug)]
+pub struct Wide {
+    /// Rows of a step from which on it is used.
+    pub from: usize,
+    /// Subgroups of a workgroup.
+    pub groups: usize,
+    /// Rows of a tile, at most.
+    pub rows: usize,
+    /// Query heads of a tile, at most.
+    pub heads: usize,
+    /// Workgroups for each item.
+    pub workgroups: usize,
+    /// Workgroups that keep the device busy.
+    pub busy: usize,
 }
 
 /// How attention is cut.
@@ -88,6 +109,8 @@ pub struct Tiling {
     pub parts: usize,
     /// Workgroups that keep the device busy: with fewer, results are made in parts.
     pub busy: usize,
+    /// Where the device has cooperative matrices.
+    pub wide: Option<Wide>,
 }
 
 /// A step, cut.
@@ -118,7 +141,7 @@ impl Plan {
         let mut cuts: Vec<Cut> = Vec::new();
         let cut_of = kv.groups.iter().map(|group| {
             cuts.iter().position(|cut| cut.window == group.window).unwrap_or_else(|| {
-                cuts.push(Cut { window: group.window, items: [(0, 0); 2], parts: 0, whole: false });
+                cuts.push(Cut { window: group.window, items: [(0, 0); 4], parts: 0, whole: false });
                 cuts.len() - 1
             })
         });
@@ -212,7 +235,12 @@ impl Plan {
     /// splits parts are; and for each row the place of its first partial result, how many it has, the number of the first one in
     /// order of position, and of how many splits they are.
     fn cut(&mut self, index: usize, step: &Step<'_>, tables: u32) {
-        let Tiling { rows: tile_rows, workgroups, parts: most, busy, .. } = self.tiling;
+        let Tiling { parts: most, .. } = self.tiling;
+        let wide = self.tiling.wide.filter(|wide| step.tokens.len() >= wide.from);
+        let (tile_rows, workgroups, busy) = match wide {
+            Some(wide) => (wide.rows, wide.workgroups, wide.busy),
+            None => (self.tiling.rows, self.tiling.workgroups, self.tiling.busy),
+        };
         let groups = self.groups;
         let cut = &mut self.cuts[index];
         let window = cut.window.map_or(usize::MAX, |window| window as usize);
@@ -242,7 +270,7 @@ impl Plan {
         let longest = tiles().map(splits_of_tile).max().unwrap_or(1);
         let common = if all >= longest * busy {
             WHOLE
-        } else if all >= 2 * RUN * busy {
+        } else if wide.is_some() || all >= 2 * RUN * busy {
             RUN
         } else {
             1
@@ -252,9 +280,16 @@ impl Plan {
         self.words.resize(self.words.len() + 4 * step.tokens.len(), 0);
         let (mut next, mut left) = (0, step.tokens.len());
         cut.whole = self.tiling.emits;
-        for tile in [Tile::Row, Tile::Rows] {
+        for tile in [Tile::Row, Tile::Rows, Tile::WideRow, Tile::WideRows] {
             let begin = self.words.len();
-            let own = tiles().filter(|(_, rows, ..)| (*rows == 1) == (tile == Tile::Row));
+            let of = |rows: usize| match (rows, wide) {
+                (1, None) => Tile::Row,
+                (_, None) => Tile::Rows,
+                (1, Some(_)) => Tile::WideRow,
+                (_, Some(_)) => Tile::WideRows,
+            };
+            // The last rows of a prompt see most, and so come first.
+            let own = tiles().rev().filter(|(_, rows, ..)| of(*rows) == tile);
             for (first, rows, position, sequence) in own {
                 let needed: usize =
                     (position..position + rows).map(|position| parts_of(position, common).1).sum();

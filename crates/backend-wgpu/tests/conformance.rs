@@ -47,9 +47,10 @@ fn subject(gpu: &Gpu, kv_dtype: KvDtype) -> Subject {
 
 fn of_halves(format: WeightFormat) -> Tolerance {
     match format {
-        WeightFormat::F16 | WeightFormat::BF16 => {
-            Tolerance { error: 1e-2, reason: "cooperative matrices take activations in half precision" }
-        }
+        WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => Tolerance {
+            error: 1e-2,
+            reason: "cooperative matrices take activations, queries and what tokens weigh in half precision",
+        },
         _ => Tolerance::of_8_bit_activations(format),
     }
 }

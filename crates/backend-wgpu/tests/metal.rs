@@ -1,7 +1,8 @@
-//! Every kernel in Metal's language: there is no Apple machine among those that test, but the way to one ends in this text.
+//! Every kernel in Metal's language: there is no Apple machine among those that test, but the way to one ends in this text. And in
+//! SPIR-V, for those with cooperative matrices, which the software driver does not compile.
 
 use naga::{
-    back::msl,
+    back::{msl, spv},
     valid::{Capabilities, ValidationFlags, Validator},
 };
 use paguro_backend::{
@@ -65,7 +66,11 @@ fn every_kernel_becomes_metal() {
         assert!(text.contains("kernel void main_"), "{name} has no entry point:\n{text}");
     }
     assert!(kernels.iter().any(|(name, _)| name.starts_with("coop")), "no cooperative matrices");
-    for name in ["attend1_q8", "rope_store_q8", "matvec1_q8_rope", "matvec1_q4_gate", "matvec1_q6_add"] {
+    let named = [
+        ["attend1_q8", "rope_store_q8", "matvec1_q8_rope", "matvec1_q4_gate", "matvec1_q6_add"],
+        ["attend_coop1x16", "attend_coop8x16", "attend_coop1x8", "attend_coop4x8", "attend8"],
+    ];
+    for name in named.as_flattened() {
         assert!(kernels.iter().any(|(kernel, _)| kernel == name), "no {name}");
     }
     println!("{} kernels", kernels.len());
@@ -80,5 +85,7 @@ fn metal(source: &str) -> Result<String, String> {
     let options = msl::Options { lang_version: (2, 3), ..Default::default() };
     let (text, _) = msl::write_string(&module, &info, &options, &msl::PipelineOptions::default())
         .map_err(|error| error.to_string())?;
+    let options = spv::Options { fake_missing_bindings: true, ..Default::default() };
+    spv::write_vec(&module, &info, &options, None).map_err(|error| error.to_string())?;
     Ok(text)
 }

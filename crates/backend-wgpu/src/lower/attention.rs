@@ -1,18 +1,20 @@
 //! Rotation and attention.
 
-use paguro_backend::{Attend, KvDtype, Linear, LoadError, NormQkvRopeStore, Program, Rope, RopeStyle};
+use paguro_backend::{
+    Attend, KvDtype, Limits, Linear, LoadError, NormQkvRopeStore, Program, Rope, RopeStyle,
+};
 
 use super::{
     Grid, Launch, Lowering, Place,
     Value::{F, I, U},
-    kernels::FEW_ROWS,
+    kernels::{self, FEW_ROWS},
     wgsl,
 };
 use crate::{
     device::Device,
     layout::BLOCK,
     pages::{head_words, page_words},
-    plan::{COARSE_FROM, COARSE_SPLIT, FINE_SPLIT, RUN, Tile},
+    plan::{COARSE_FROM, COARSE_SPLIT, FINE_SPLIT, RUN, Tile, Wide},
     template::Constants,
 };
 
@@ -78,9 +80,9 @@ impl Lowering<'_> {
         let group = self.program.heads / kv.kv_heads;
         let window = kv.groups[op.kv.group].window;
         let log2_e = std::f32::consts::LOG2_E;
+        let tile_heads =
+            |heads: usize| [("TILE_HEADS", U(heads as u32)), ("HEAD_TILES", U(group.div_ceil(heads) as u32))];
         let mut shared = vec![
-            ("TILE_HEADS", U(self.tiling.heads as u32)),
-            ("HEAD_TILES", U(group.div_ceil(self.tiling.heads) as u32)),
             ("GROUP_HEADS", U(group as u32)),
             ("SCALE", F(if op.soft_cap.is_some() { op.scale } else { op.scale * log2_e })),
         ];
@@ -92,6 +94,11 @@ impl Lowering<'_> {
         }
         shared.extend(self.heads(op.kv.group));
         shared.extend(self.stored());
+        if self.tiling.emits {
+            shared.push(("EMITS", U(1)));
+            shared.extend(self.emit_for(&[project], self.program.heads * kv.head_dim));
+            shared.extend(self.halves(FEW_ROWS + 1));
+        }
         let mut pages = self.pages[op.kv.slot].clone();
         let mut name = "attend";
         if let Some(gathered) = self.gathered.clone() {
@@ -124,24 +131,49 @@ impl Lowering<'_> {
             }
             let queries = (rows * self.tiling.heads) as u32;
             let mut constants = shared.clone();
+            constants.extend(tile_heads(self.tiling.heads));
             constants.push(("TILE_ROWS", U(rows as u32)));
             constants.extend(self::constants(self.device, kv.head_dim, queries, self.limits.kv_dtype));
             if self.tiling.emits {
                 let blocks = queries as usize * kv.head_dim / BLOCK;
-                constants.extend([("EMITS", U(1)), ("STAGED", U(blocks as u32 * 33))]);
-                constants.extend(self.emit_for(&[project], self.program.heads * kv.head_dim));
-                constants.extend(self.halves(FEW_ROWS + 1));
+                constants.push(("STAGED", U(blocks as u32 * 33)));
             }
             let grid = Grid::Attention(tile, workgroups);
             let name = format!("{name}{rows}{}", self.suffix());
             let mut files = match self.limits.kv_dtype {
-                KvDtype::F16 => wgsl!("args", "fold", "kv_f16", "attend").to_vec(),
-                KvDtype::Q8 => wgsl!("args", "fold", "kv_q8", "attend").to_vec(),
+                KvDtype::F16 => wgsl!("args", "fold", "splits", "kv_f16", "attend").to_vec(),
+                KvDtype::Q8 => wgsl!("args", "fold", "splits", "kv_q8", "attend").to_vec(),
             };
             if self.tiling.emits {
                 files.extend(wgsl!("quantize", "emit"));
             }
             body.push(self.launch(&name, &files, constants, &buffers, grid, op.kv.group)?);
+        }
+        let files = wgsl!("args", "fold", "splits", "quantize", "emit", "attend_coop");
+        let (dim, page, subgroup) = (kv.head_dim, self.limits.block_size, self.device.subgroup);
+        let constants = |wide: Wide, groups: usize, side: u32| {
+            let mut constants = shared.clone();
+            constants.extend(tile_heads(wide.heads));
+            constants.extend(wide_constants(dim, page, groups, side, subgroup));
+            constants
+        };
+        if let (Some(wide), Some(side)) = (self.tiling.wide, self.device.cooperative) {
+            for (tile, groups) in [(Tile::WideRow, 1), (Tile::WideRows, wide.groups)] {
+                let grid = Grid::Attention(tile, wide.workgroups as u32);
+                let name = format!("{name}_coop{groups}");
+                let constants = constants(wide, groups, side);
+                body.push(self.launch(&name, files, constants, &buffers, grid, op.kv.group)?);
+            }
+        }
+        for (side, groups) in [(16, 1), (16, 8), (8, 1), (8, 4)] {
+            let wide = wide_tiles(self.program, self.limits, subgroup, groups);
+            if let Some(wide) = wide.filter(|_| self.device.as_hardware) {
+                self.device.show(
+                    &format!("attend_coop{groups}x{side}"),
+                    files,
+                    &constants(wide, groups, side),
+                );
+            }
         }
         self.merge_group = op.kv.group;
         Ok(())
@@ -237,6 +269,80 @@ fn constants(device: &Device, dim: usize, queries: u32, kv_dtype: KvDtype) -> Co
         ("QUERIES_1", U(queries.saturating_sub(4))),
         ("OUTS", U(dim.div_ceil(THREADS))),
         ("SHARED", U((COARSE_SPLIT as u32 * fours).max(THREADS / (dim / 4) * dim))),
+        ("FINE", U(FINE_SPLIT as u32)),
+        ("COARSE", U(COARSE_SPLIT as u32)),
+        ("COARSE_FROM", U(COARSE_FROM as u32)),
+        ("RUN", U(RUN as u32)),
+    ]
+}
+
+/// Subgroups of a workgroup of attention with cooperative matrices, each with [`GROUP_QUERIES`]: as many as there is room for.
+const GROUPS: [usize; 3] = [8, 4, 2];
+/// Queries of a subgroup.
+const GROUP_QUERIES: usize = 16;
+/// Tokens of a block.
+const TOKENS: usize = 32;
+
+/// Attention with cooperative matrices, if the device is to use them, and what it needs fits.
+pub(super) fn wide(device: &Device, program: &Program, limits: &Limits) -> Option<Wide> {
+    let dim = program.kv.head_dim;
+    let threads = device.limits.max_compute_invocations_per_workgroup as usize;
+    let memory = device.limits.max_compute_workgroup_storage_size as usize;
+    // K and V of a block; and for each query scores, and weights in half precision.
+    let bytes = |groups: usize| 2 * TOKENS * (2 * dim + 16) + groups * GROUP_QUERIES * 6 * (TOKENS + 8) - 32;
+    let fits = |groups: usize| bytes(groups) <= memory && groups * device.subgroup as usize <= threads;
+    device.cooperative?;
+    let tiles = |groups: usize| wide_tiles(program, limits, device.subgroup, groups);
+    let wide = GROUPS.into_iter().filter(|&groups| fits(groups)).find_map(tiles)?;
+    Some(Wide { from: kernels::exact_rows(device), ..wide })
+}
+
+/// Its tiles, where heads and pages are such that it works.
+fn wide_tiles(program: &Program, limits: &Limits, subgroup: u32, groups: usize) -> Option<Wide> {
+    let kv = &program.kv;
+    let group = program.heads / kv.kv_heads;
+    let heads = group.min(GROUP_QUERIES);
+    let reads = TOKENS * kv.head_dim / 8;
+    let works = limits.kv_dtype == KvDtype::F16
+        && kv.head_dim.is_multiple_of(BLOCK)
+        && [16, 32].contains(&subgroup)
+        && reads.is_multiple_of(groups * subgroup as usize);
+    works.then_some(Wide {
+        from: 1,
+        groups,
+        rows: groups * GROUP_QUERIES / heads,
+        heads,
+        workgroups: kv.kv_heads * group.div_ceil(heads),
+        busy: 128,
+    })
+}
+
+/// Its constants with heads of this dimension, for so many subgroups and matrices of this side.
+fn wide_constants(dim: usize, page: usize, groups: usize, side: u32, subgroup: u32) -> Constants {
+    let (dim, tokens, lanes) = (dim as u32, TOKENS as u32, subgroup / GROUP_QUERIES as u32);
+    let threads = groups as u32 * subgroup;
+    vec![
+        ("SIDE", U(side)),
+        ("SIDE_8", U(u32::from(side == 8))),
+        ("SUBGROUP", U(subgroup)),
+        ("THREADS", U(threads)),
+        ("GROUPS", U(groups as u32)),
+        // Whose queries the tile has room for.
+        ("TURN_GROUPS", U(groups.min(2 * TOKENS / GROUP_QUERIES) as u32)),
+        ("TOKENS", U(tokens)),
+        ("ONE_PAGE", U(u32::from(page >= TOKENS))),
+        ("LOADS", U(tokens * dim / 8 / threads)),
+        // One subgroup alone has too few registers.
+        ("AHEAD", U(u32::from(groups > 1))),
+        ("ROWS", U(GROUP_QUERIES as u32 / side)),
+        ("DIMS", U(dim / side)),
+        ("TOKEN_MATRICES", U(tokens / side)),
+        // Sums are looked at 32 dimensions at a time.
+        ("PIECES", U(dim / 32)),
+        ("PIECE_MATRICES", U(32 / side)),
+        ("PIECE_SHARE", U(8 / lanes)),
+        ("SHARE", U(tokens / 4 / lanes)),
+        ("LANE_BITS", U(lanes.ilog2())),
         ("FINE", U(FINE_SPLIT as u32)),
         ("COARSE", U(COARSE_SPLIT as u32)),
         ("COARSE_FROM", U(COARSE_FROM as u32)),

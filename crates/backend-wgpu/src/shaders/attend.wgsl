@@ -16,7 +16,6 @@ const QUERIES = TILE_ROWS * TILE_HEADS;
 const SIDE = THREADS / FOURS; // threads that have the same four queries
 const SUMS = 16u;             // that are made of a split's weights, each of every SUMSth token
 const UNSEEN = -3.0e38;
-const NO_PART = 0xffffffffu;
 
 var<workgroup> places: array<u32, COARSE / 16u>;             // of this split's pages, in reads of K; the smallest have 16 tokens
 var<workgroup> tile: array<vec4<f32>, FOURS * 4u * K_QUADS>; // the queries
@@ -39,32 +38,6 @@ struct Sum {
 fn join(a: Sum, b: Sum) -> Sum {
   let top = max(a.top, b.top);
   return Sum(fma(a.sum, vec4<f32>(power_of_two(a.top - top)), b.sum * power_of_two(b.top - top)), top);
-}
-
-// Splits are fine up to a position, so that short contexts are shared out, too, and coarse from there on.
-fn split_of(token: u32) -> u32 {
-  return select(COARSE_FROM / FINE + (token - COARSE_FROM) / COARSE, token / FINE, token < COARSE_FROM);
-}
-
-fn split_begin(split: u32) -> u32 {
-  return select(COARSE_FROM + (split - COARSE_FROM / FINE) * COARSE, split * FINE, split < COARSE_FROM / FINE);
-}
-
-fn first_seen(position: u32) -> u32 {
-//% if WINDOW
-  return u32(max(0, i32(position) + 1 - WINDOW));
-//% else
-  return 0u;
-//% end
-}
-
-// Where the result of a query of the tile goes, if it is one, and sees something.
-fn part_of(query: u32, item: u32) -> u32 {
-  let row = query / TILE_HEADS;
-  let parts = args.parts + 4u * (step[item] + row);
-  let index = step[item + 5u] / step[item + 7u] - step[parts + 2u];
-  if (row >= step[item + 1u] || index >= step[parts + 1u]) { return NO_PART; }
-  return step[parts] + index;
 }
 
 @compute @workgroup_size(THREADS)

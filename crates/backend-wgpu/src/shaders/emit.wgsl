@@ -8,6 +8,7 @@
 @group(0) @binding(10) var<storage, read_write> acts_floats: array<vec4<u32>>;  // [rows, 8, ACT_BLOCKS]
 //% end
 
+//% if STAGED
 // Numbers on their way to becoming activations, in blocks of 32 and one that keeps threads out of each other's banks.
 var<workgroup> staged: array<f32, STAGED>;
 
@@ -19,6 +20,7 @@ fn staged_quad(block: u32, j: u32) -> vec4<f32> {
   let at = block * 33u + 4u * j;
   return vec4<f32>(staged[at], staged[at + 1u], staged[at + 2u], staged[at + 3u]);
 }
+//% end
 
 //% if HALVES
 // Eight elements divided by 8, so that neither small scales of weights nor large activations leave the range of halves. Those of a

@@ -1,0 +1,407 @@
+// Paged attention with cooperative matrices of SIDE times SIDE, for steps of many rows: a workgroup has a tile of rows times
+// TILE_HEADS query heads of one K/V head, 16 queries for each of GROUPS subgroups, and walks the tokens that they see in blocks of
+// TOKENS, which come through workgroup memory. Operands are halves, sums are in single precision.
+//
+// What a token weighs is relative to a power of two, a query's own: that of the first block of a run, until a block has a score that
+// is SLACK larger. Then sums come to the new scale through workgroup memory, which is exact, as it is where runs are added up in
+// order. So a workgroup may take a run or all, and a result depends on nothing but its query and the tokens before it.
+enable f16;
+enable wgpu_cooperative_matrix;
+//% if SIDE_8
+alias Rows = coop_mat8x8<f16, A>;
+alias Outs = coop_mat8x8<f16, B>;
+alias Sums = coop_mat8x8<f32, C>;
+//% else
+alias Rows = coop_mat16x16<f16, A>;
+alias Outs = coop_mat16x16<f16, B>;
+alias Sums = coop_mat16x16<f32, C>;
+//% end
+
+@group(0) @binding(0) var<storage, read> step: array<u32>;
+@group(0) @binding(1) var<storage, read> queries: array<vec4<f32>>;         // [rows, HEADS, DIM / 4]
+@group(0) @binding(2) var<storage, read> k_pages: array<vec4<u32>>;         // [pages, KV_HEADS, DIM / 8, PAGE] of eight f16
+@group(0) @binding(3) var<storage, read> v_pages: array<vec4<u32>>;         // [pages, KV_HEADS, PAGE, DIM / 8] of eight f16
+@group(0) @binding(4) var<storage, read_write> part_sums: array<vec4<f32>>; // [parts, HEADS, DIM / 4]
+@group(0) @binding(5) var<storage, read_write> part_tops: array<vec2<f32>>; // [parts, HEADS] maximum, sum of weights
+
+const QUADS = DIM / 4u;
+const EIGHTS = DIM / 8u;
+const QUERIES = 16u * GROUPS;
+const LANES = SUBGROUP / 16u; // that share a query
+const UNSEEN = -3.0e38;
+const SLACK = 8.0;
+const RUN_TOKENS = RUN * COARSE;
+const RUN_SKIPS = COARSE_FROM / FINE * COARSE - COARSE_FROM; // tokens that the first run has less than others
+// Rows in workgroup memory, with something to keep them out of each other's banks.
+const STRIDE = EIGHTS + 1u;
+const QUAD_STRIDE = TOKENS / 4u + 2u;
+
+// K and then V of a block; before, queries. Scores, or sums of 32 dimensions. What tokens weigh.
+// Where matrices have a side of 8 the way is to Metal, which wants to see single numbers.
+//% if SIDE_8
+const EIGHT = 8u;
+const WEIGHT = 4u;
+const SCORE = 4u;
+var<workgroup> tile: array<f16, 2u * TOKENS * STRIDE * EIGHT>;
+var<workgroup> scores: array<f32, (QUERIES * QUAD_STRIDE - 2u) * SCORE>;
+var<workgroup> weights: array<f16, QUERIES * QUAD_STRIDE * WEIGHT>;
+//% else
+const EIGHT = 2u;
+const WEIGHT = 1u;
+const SCORE = 1u;
+var<workgroup> tile: array<vec4<f16>, 2u * TOKENS * STRIDE * EIGHT>;
+var<workgroup> scores: array<vec4<f32>, QUERIES * QUAD_STRIDE - 2u>;
+var<workgroup> weights: array<vec4<f16>, QUERIES * QUAD_STRIDE>;
+//% end
+
+fn halves(x: u32, y: u32) -> vec4<f16> {
+  return vec4<f16>(vec4<f32>(unpack2x16float(x), unpack2x16float(y)));
+}
+
+fn put_eight(at: u32, x: vec4<u32>) {
+  let low = halves(x.x, x.y);
+  let high = halves(x.z, x.w);
+//% if SIDE_8
+//% for i in 0..4
+  tile[EIGHT * at + ${i}u] = low[${i}];
+  tile[EIGHT * at + 4u + ${i}u] = high[${i}];
+//% end
+//% else
+  tile[EIGHT * at] = low;
+  tile[EIGHT * at + 1u] = high;
+//% end
+}
+
+fn stage(at: u32, x: vec4<f32>) {
+//% if SIDE_8
+//% for i in 0..4
+  scores[SCORE * at + ${i}u] = x[${i}];
+//% end
+//% else
+  scores[at] = x;
+//% end
+}
+
+fn staged(at: u32) -> vec4<f32> {
+//% if SIDE_8
+  return vec4<f32>(scores[4u * at], scores[4u * at + 1u], scores[4u * at + 2u], scores[4u * at + 3u]);
+//% else
+  return scores[at];
+//% end
+}
+
+// As emit.wgsl reads it.
+fn staged_quad(query: u32, j: u32) -> vec4<f32> {
+  return staged(query * QUAD_STRIDE + j);
+}
+
+// Keeps weights, and says what they have become as halves.
+fn put_weights(at: u32, x: vec4<f32>) -> vec4<f32> {
+  let rounded = halves(pack2x16float(x.xy), pack2x16float(x.zw));
+//% if SIDE_8
+//% for i in 0..4
+  weights[WEIGHT * at + ${i}u] = rounded[${i}];
+//% end
+//% else
+  weights[at] = rounded;
+//% end
+  return vec4<f32>(rounded);
+}
+
+fn query_halves(x: vec2<f32>) -> u32 {
+  return pack2x16float(clamp(x * SCALE, vec2<f32>(-65504.0), vec2<f32>(65504.0)));
+}
+
+// Where the page of a token of a block begins.
+fn place_of(kv_head: u32, table: u32, block: u32, token: u32, last_token: u32) -> u32 {
+//% if ONE_PAGE
+  let page = block / PAGE;
+//% else
+  let page = min(block + token, last_token) / PAGE;
+//% end
+  return (step[table + page] * KV_HEADS + kv_head) * PAGE * EIGHTS;
+}
+
+fn load_k(kv_head: u32, table: u32, block: u32, token: u32, eight: u32, last_token: u32) -> vec4<u32> {
+  return k_pages[place_of(kv_head, table, block, token, last_token) + eight * PAGE + (block + token) % PAGE];
+}
+
+fn load_v(kv_head: u32, table: u32, block: u32, token: u32, eight: u32, last_token: u32) -> vec4<u32> {
+  return v_pages[place_of(kv_head, table, block, token, last_token) + (block + token) % PAGE * EIGHTS + eight];
+}
+
+@compute @workgroup_size(THREADS)
+fn main(
+  @builtin(workgroup_id) wid: vec3<u32>,
+  @builtin(subgroup_id) group: u32,
+  @builtin(subgroup_invocation_id) in_subgroup: u32,
+) {
+  let tid = group * SUBGROUP + in_subgroup;
+  let item = args.items + wid.x * 8u;
+  let first_row = step[item];
+  let rows = step[item + 1u];
+  let position = step[item + 2u]; // of the first row
+  let table = step[item + 3u] + GROUP * step[item + 4u];
+  let first_split = step[item + 5u];
+  let splits = step[item + 6u];
+  let kv_head = wid.y / HEAD_TILES;
+  let first_head = kv_head * GROUP_HEADS + wid.y % HEAD_TILES * TILE_HEADS;
+  let heads = min(TILE_HEADS, (kv_head + 1u) * GROUP_HEADS - first_head);
+  let last_token = position + rows - 1u;
+  let end = min(split_begin(first_split + splits), last_token + 1u);
+
+//% for r in 0..ROWS
+//% for d in 0..DIMS
+  var query_${r}_${d}: Rows;
+//% end
+//% for p in 0..PIECES
+//% for c in 0..PIECE_MATRICES
+  var sums_${r}_${p}_${c}: Sums;
+//% end
+//% end
+//% end
+  // Queries come through the tile, which has room for those of a few subgroups.
+  for (var turn = 0u; turn < GROUPS; turn += TURN_GROUPS) {
+    workgroupBarrier();
+    for (var i = tid; i < 16u * TURN_GROUPS * EIGHTS; i += THREADS) {
+      let query = 16u * turn + i / EIGHTS;
+      let row = first_row + min(query / TILE_HEADS, rows - 1u);
+      let head = first_head + min(query % TILE_HEADS, heads - 1u);
+      let at = (row * HEADS + head) * QUADS + i % EIGHTS * 2u;
+      let a = queries[at];
+      let b = queries[at + 1u];
+      put_eight(
+        i / EIGHTS * STRIDE + i % EIGHTS,
+        vec4<u32>(query_halves(a.xy), query_halves(a.zw), query_halves(b.xy), query_halves(b.zw)),
+      );
+    }
+    workgroupBarrier();
+    // Not `if`: matrices are only let into loops, where what is asked for differs between subgroups.
+    for (var own = group / TURN_GROUPS * TURN_GROUPS == turn; own; own = false) {
+//% for r in 0..ROWS
+//% for d in 0..DIMS
+      query_${r}_${d} = coopLoadT<Rows>(
+        &tile[((16u * (group % TURN_GROUPS) + ${r}u * SIDE) * STRIDE + ${d}u * SIDE / 8u) * EIGHT], STRIDE * EIGHT
+      );
+//% end
+//% end
+    }
+  }
+
+  // A thread has every LANES-th quad of what a query has in workgroup memory.
+  let query = tid / LANES;
+  let lane = tid % LANES;
+  let own = query * QUAD_STRIDE + lane;
+  let own_scores = 16u * group * QUAD_STRIDE; // of the subgroup
+  let last = i32(position + min(query / TILE_HEADS, rows - 1u)); // token that the query sees
+  let head = first_head + query % TILE_HEADS;
+  var part = part_of(query, item);
+  if (query % TILE_HEADS >= heads) { part = NO_PART; }
+  var top = NOTHING;
+  var total = vec4<f32>(0.0);
+  // Of the runs before.
+  var whole_top = NOTHING;
+  var whole_total = 0.0;
+
+  // What a thread reads of K and V.
+  let k_token = tid % TOKENS;
+  let k_eight = tid / TOKENS;
+  var from_ = max(split_begin(first_split), first_seen(position)) / TOKENS * TOKENS;
+//% for i in 0..LOADS
+  let v_token_${i} = (tid + ${i}u * THREADS) / EIGHTS;
+  let v_eight_${i} = (tid + ${i}u * THREADS) % EIGHTS;
+  var k_${i}: vec4<u32>;
+  var v_${i}: vec4<u32>;
+//% end
+//% if AHEAD
+//% for i in 0..LOADS
+  k_${i} = load_k(kv_head, table, from_, k_token, k_eight + ${i}u * (THREADS / TOKENS), last_token);
+  v_${i} = load_v(kv_head, table, from_, v_token_${i}, v_eight_${i}, last_token);
+//% end
+//% end
+  for (var block = from_; block < end; block += TOKENS) {
+    workgroupBarrier();
+//% if AHEAD
+//% else
+    from_ = block;
+//% for i in 0..LOADS
+    k_${i} = load_k(kv_head, table, from_, k_token, k_eight + ${i}u * (THREADS / TOKENS), last_token);
+    v_${i} = load_v(kv_head, table, from_, v_token_${i}, v_eight_${i}, last_token);
+//% end
+//% end
+//% for i in 0..LOADS
+    put_eight(k_token * STRIDE + k_eight + ${i}u * (THREADS / TOKENS), k_${i});
+    put_eight((TOKENS + v_token_${i}) * STRIDE + v_eight_${i}, v_${i});
+//% end
+    workgroupBarrier();
+//% if AHEAD
+    // The last block asks for itself again: a branch would make it wait.
+    from_ = min(block + TOKENS, (end - 1u) / TOKENS * TOKENS);
+//% for i in 0..LOADS
+    k_${i} = load_k(kv_head, table, from_, k_token, k_eight + ${i}u * (THREADS / TOKENS), last_token);
+    v_${i} = load_v(kv_head, table, from_, v_token_${i}, v_eight_${i}, last_token);
+//% end
+//% end
+
+    // Scores.
+//% for r in 0..ROWS
+//% for t in 0..TOKEN_MATRICES
+    var dots_${r}_${t} = Sums();
+//% end
+//% end
+//% for d in 0..DIMS
+//% for t in 0..TOKEN_MATRICES
+    let k_${d}_${t} = coopLoad<Outs>(&tile[(${t}u * SIDE * STRIDE + ${d}u * SIDE / 8u) * EIGHT], STRIDE * EIGHT);
+//% for r in 0..ROWS
+    dots_${r}_${t} = coopMultiplyAdd(query_${r}_${d}, k_${d}_${t}, dots_${r}_${t});
+//% end
+//% end
+//% end
+//% for r in 0..ROWS
+//% for t in 0..TOKEN_MATRICES
+    coopStoreT(
+      dots_${r}_${t}, &scores[(own_scores + ${r}u * SIDE * QUAD_STRIDE + ${t}u * SIDE / 4u) * SCORE], QUAD_STRIDE * SCORE
+    );
+//% end
+//% end
+    subgroupBarrier();
+
+    // What tokens weigh.
+//% for i in 0..SHARE
+    var score_${i} = staged(own + ${i}u * LANES);
+//% if CAP
+    score_${i} = SOFT_CAP * tanh(clamp(score_${i} / SOFT_CAP, vec4<f32>(-15.0), vec4<f32>(15.0))) * 1.4426950408889634;
+//% end
+//% end
+//% if WINDOW
+    if (block + TOKENS > position + 1u || block < first_seen(last_token)) {
+//% else
+    if (block + TOKENS > position + 1u) {
+//% end
+//% for i in 0..SHARE
+      let token_${i} = vec4<i32>(0, 1, 2, 3) + i32(block + 4u * (${i}u * LANES + lane));
+//% if WINDOW
+      let seen_${i} = (token_${i} <= vec4<i32>(last)) & (token_${i} > vec4<i32>(last - WINDOW));
+//% else
+      let seen_${i} = token_${i} <= vec4<i32>(last);
+//% end
+      score_${i} = select(vec4<f32>(UNSEEN), score_${i}, seen_${i});
+//% end
+    }
+    var most = score_0;
+//% for i in 1..SHARE
+    most = max(most, score_${i});
+//% end
+    var largest = max(max(most.x, most.y), max(most.z, most.w));
+//% for i in 0..LANE_BITS
+    largest = max(largest, subgroupShuffleXor(largest, 1u << ${i}u));
+//% end
+    var factor = 1.0;
+    var grows = false;
+    if (largest > top + SLACK) {
+      grows = top > NOTHING;
+      factor = power_of_two(top - ceil(largest));
+      top = ceil(largest);
+      total *= factor;
+    }
+//% for i in 0..SHARE
+    total += put_weights(own + ${i}u * LANES, exp2(score_${i} - top));
+//% end
+    subgroupBarrier();
+
+    // Seldom: sums come to another scale.
+    for (var grown = subgroupAny(grows); grown; grown = false) {
+//% for p in 0..PIECES
+//% for r in 0..ROWS
+//% for c in 0..PIECE_MATRICES
+      coopStoreT(
+        sums_${r}_${p}_${c}, &scores[(own_scores + ${r}u * SIDE * QUAD_STRIDE + ${c}u * SIDE / 4u) * SCORE], QUAD_STRIDE * SCORE
+      );
+//% end
+//% end
+      subgroupBarrier();
+//% for i in 0..PIECE_SHARE
+      stage(own + ${i}u * LANES, staged(own + ${i}u * LANES) * factor);
+//% end
+      subgroupBarrier();
+//% for r in 0..ROWS
+//% for c in 0..PIECE_MATRICES
+      sums_${r}_${p}_${c} = coopLoadT<Sums>(
+        &scores[(own_scores + ${r}u * SIDE * QUAD_STRIDE + ${c}u * SIDE / 4u) * SCORE], QUAD_STRIDE * SCORE
+      );
+//% end
+//% end
+      subgroupBarrier();
+//% end
+    }
+
+    // V.
+//% for t in 0..TOKEN_MATRICES
+//% for r in 0..ROWS
+    let weights_${r}_${t} = coopLoadT<Rows>(
+      &weights[((16u * group + ${r}u * SIDE) * QUAD_STRIDE + ${t}u * SIDE / 4u) * WEIGHT], QUAD_STRIDE * WEIGHT
+    );
+//% end
+//% for p in 0..PIECES
+//% for c in 0..PIECE_MATRICES
+    let v_${t}_${p}_${c} = coopLoadT<Outs>(
+      &tile[((TOKENS + ${t}u * SIDE) * STRIDE + 4u * ${p}u + ${c}u * SIDE / 8u) * EIGHT], STRIDE * EIGHT
+    );
+//% for r in 0..ROWS
+    sums_${r}_${p}_${c} = coopMultiplyAdd(weights_${r}_${t}, v_${t}_${p}_${c}, sums_${r}_${p}_${c});
+//% end
+//% end
+//% end
+//% end
+
+    let ends = block + TOKENS >= end;
+    if (ends || (block + TOKENS + RUN_SKIPS) % RUN_TOKENS == 0u) {
+      // A run is added to those before.
+      var run_total = total.x + total.y + (total.z + total.w);
+//% for i in 0..LANE_BITS
+      run_total += subgroupShuffleXor(run_total, 1u << ${i}u);
+//% end
+      let is_first = whole_top == NOTHING;
+      let joined = max(whole_top, top);
+      let old = power_of_two(whole_top - joined);
+      factor = power_of_two(top - joined);
+      whole_top = joined;
+      whole_total = fma(whole_total, old, run_total * factor);
+      top = NOTHING;
+      total = vec4<f32>(0.0);
+      // If every result of this step is whole, what the next product wants of it is made here.
+      let emits = ends && args.whole != 0u;
+      let at = (part * HEADS + head) * QUADS + lane;
+//% for p in 0..PIECES
+//% for r in 0..ROWS
+//% for c in 0..PIECE_MATRICES
+      coopStoreT(
+        sums_${r}_${p}_${c}, &scores[(own_scores + ${r}u * SIDE * QUAD_STRIDE + ${c}u * SIDE / 4u) * SCORE], QUAD_STRIDE * SCORE
+      );
+      sums_${r}_${p}_${c} = Sums();
+//% end
+//% end
+      workgroupBarrier();
+      if (part != NO_PART) {
+//% for i in 0..PIECE_SHARE
+        var sum_${i} = staged(own + ${i}u * LANES) * factor;
+        if (!is_first) { sum_${i} = fma(part_sums[at + 8u * ${p}u + ${i}u * LANES], vec4<f32>(old), sum_${i}); }
+        if (emits) {
+          stage(own + ${i}u * LANES, sum_${i} / whole_total);
+        } else {
+          part_sums[at + 8u * ${p}u + ${i}u * LANES] = sum_${i};
+        }
+//% end
+      }
+      workgroupBarrier();
+      if (emits && tid < min(QUERIES, rows * TILE_HEADS) && tid % TILE_HEADS < heads) {
+        emit(first_row + tid / TILE_HEADS, (first_head + tid % TILE_HEADS) * (DIM / 32u) + ${p}u, tid, 1.0);
+      }
+      workgroupBarrier();
+//% end
+      if (ends && !emits && part != NO_PART && lane == 0u) {
+        part_tops[part * HEADS + head] = vec2<f32>(whole_top, whole_total);
+      }
+    }
+  }
+}
