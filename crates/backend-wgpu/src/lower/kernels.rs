@@ -38,8 +38,10 @@ const WIDE: u32 = 8192;
 pub const FEW_ROWS: u32 = 32;
 /// Rows up to which cooperative matrices share out the inputs of an output.
 const SPLIT_ROWS: u32 = 128;
+/// Rows up to which longer tiles would leave too few workgroups.
+const SHORT_ROWS: u32 = 1024;
 /// Rows of the longest tile of cooperative matrices.
-pub const MOST_ROWS: usize = 128;
+pub const MOST_ROWS: usize = 256;
 
 /// The kernels of a product with so many outputs, by number of rows.
 pub fn products(device: &Device, layout: Layout, outputs: u32) -> Vec<Product> {
@@ -55,7 +57,8 @@ pub fn products(device: &Device, layout: Layout, outputs: u32) -> Vec<Product> {
     match device.cooperative.filter(|_| layout != Layout::F32) {
         None => vec![of(1, one), of(128, few), of(u32::MAX, Tiles { rows: 4, outputs: 4 })],
         Some(side) => {
-            vec![of(1, one), of(FEW_ROWS, few), split(side, device), cooperative(side)]
+            let [short, long] = tall(side);
+            vec![of(1, one), of(FEW_ROWS, few), split(side, device), short, long]
         }
     }
 }
@@ -102,17 +105,17 @@ fn splits(side: u32) -> [Product; 2] {
     })
 }
 
-/// The kernel with cooperative matrices of this side that does not.
-fn cooperative(side: u32) -> Product {
-    Product {
-        most_rows: u32::MAX,
-        kind: Cooperative { side, teams: 1, groups: 4, matrices: [2, 4], deep: 2 },
-    }
+/// The kernels with cooperative matrices of this side that do not: of shorter and of longer tiles.
+fn tall(side: u32) -> [Product; 2] {
+    [(SHORT_ROWS, 2), (u32::MAX, 4)].map(|(most_rows, rows)| Product {
+        most_rows,
+        kind: Cooperative { side, teams: 1, groups: 4, matrices: [rows, 4], deep: 2 },
+    })
 }
 
 /// All kernels with cooperative matrices of this side.
 pub fn all_cooperative(side: u32) -> Vec<Product> {
-    splits(side).into_iter().chain([cooperative(side)]).collect()
+    splits(side).into_iter().chain(tall(side)).collect()
 }
 
 /// Which kernel of a product takes a step of `all` rows, and its workgroups for `rows` of them: rows along x, so that neighbours

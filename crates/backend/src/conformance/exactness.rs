@@ -113,6 +113,26 @@ pub(super) fn long_chunks(subject: &Subject) -> Verdict {
     same("chunking and another number of threads", &run(3, &[1, 1023, 1, 64, 1, 10])?, &whole)
 }
 
+/// However many rows a step has: what comes in more than a thousand may be shared out differently.
+pub(super) fn wide_steps(subject: &Subject) -> Verdict {
+    for format in supported(subject, &[WeightFormat::F16, WeightFormat::Q8_0]) {
+        let shape = ModelShape { windows: vec![Some(16)], ..ModelShape::of_format(format) };
+        let model = shape.build(8);
+        let (long, short) = (1040, 40);
+        let mut rng = Rng::new(10);
+        let sequences: Vec<_> = [long, short].map(|tokens| rng.tokens(tokens, shape.vocab)).to_vec();
+        let options = DriveOptions { max_context: long + short, ..subject.exact_options() };
+        let run = |steps: Vec<Vec<(usize, usize)>>| {
+            let plan = Plan { sequences: sequences.clone(), steps };
+            plan.load_and_run(&*(subject.backend)(2), &model, &options)
+        };
+        let wide = run(vec![vec![(0, long), (1, short)]])?;
+        let narrow = run(vec![vec![(0, 500)], vec![(1, short), (0, long - 500)]])?;
+        same(&format!("steps of many rows ({format})"), &wide, &narrow)?;
+    }
+    Ok(())
+}
+
 /// Whether the prefix was computed by this sequence or lay in the pages of another one.
 pub(super) fn shared_prefix(subject: &Subject) -> Verdict {
     for format in supported(subject, &SOME) {

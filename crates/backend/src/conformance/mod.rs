@@ -160,6 +160,7 @@ pub const CASES: &[Case] = &[
     Case { name: "exact_in_company", run: exactness::company },
     Case { name: "exact_in_chunks", run: exactness::chunks },
     Case { name: "exact_in_long_chunks", run: exactness::long_chunks },
+    Case { name: "exact_in_wide_steps", run: exactness::wide_steps },
     Case { name: "exact_with_shared_prefix", run: exactness::shared_prefix },
     Case { name: "exact_after_copy_on_write", run: exactness::copy_on_write },
     Case { name: "exact_after_preemption", run: exactness::preemption },
@@ -194,8 +195,8 @@ macro_rules! conformance {
             grouped_heads head_dims unusual_head_dims biases biases_everywhere qk_norms post_norms soft_caps
             windows alternating_windows ropes tied_head gelu everything pages lengths embeddings limits long_context
             gather
-            exact_in_company exact_in_chunks exact_in_long_chunks exact_with_shared_prefix
-            exact_after_copy_on_write exact_after_preemption exact_on_any_threads exact_in_any_place
+            exact_in_company exact_in_chunks exact_in_long_chunks exact_in_wide_steps
+            exact_with_shared_prefix exact_after_copy_on_write exact_after_preemption exact_on_any_threads exact_in_any_place
             exact_embeddings outputs samples late_masks carried_tokens bad_weights invalid_steps kernel_counts
             runners_are_separate
         }
