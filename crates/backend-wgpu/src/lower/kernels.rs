@@ -34,7 +34,7 @@ use Kind::{Cooperative, Tiles, Vectors};
 const VECTOR_THREADS: u32 = 256;
 /// Outputs from which on a product has enough of them to keep a device busy with few rows.
 const WIDE: u32 = 8192;
-/// Rows up to which other kernels are faster than cooperative matrices.
+/// Rows up to which products leave cooperative matrices alone: the border of a class of bits.
 pub const FEW_ROWS: u32 = 32;
 /// Rows up to which cooperative matrices share out the inputs of an output.
 const SPLIT_ROWS: u32 = 128;
@@ -57,8 +57,8 @@ pub fn products(device: &Device, layout: Layout, outputs: u32) -> Vec<Product> {
     match device.cooperative.filter(|_| layout != Layout::F32) {
         None => vec![of(1, one), of(128, few), of(u32::MAX, Tiles { rows: 4, outputs: 4 })],
         Some(side) => {
-            let [short, long] = tall(side);
-            vec![of(1, one), of(FEW_ROWS, few), split(side, device), short, long]
+            let few = [of(1, one), of(FEW_ROWS, few)];
+            few.into_iter().chain(split(side, device)).chain(tall(side)).collect()
         }
     }
 }
@@ -88,21 +88,25 @@ pub fn exact_rows(device: &Device) -> usize {
     }
 }
 
-/// The kernel with cooperative matrices of this side that shares out inputs: to as many teams as there is room for.
-fn split(side: u32, device: &Device) -> Product {
-    let [some, most] = splits(side);
+/// The kernels with cooperative matrices of this side that share out inputs: to as many teams as there is room for.
+fn split(side: u32, device: &Device) -> Vec<Product> {
     let limits = &device.limits;
-    let fits = most.shared_bytes() <= limits.max_compute_workgroup_storage_size
-        && most.groups() * device.subgroup <= limits.max_compute_invocations_per_workgroup;
-    if fits { most } else { some }
+    let fits = |product: &Product| {
+        product.shared_bytes() <= limits.max_compute_workgroup_storage_size
+            && product.groups() * device.subgroup <= limits.max_compute_invocations_per_workgroup
+    };
+    let most = splits(side, 8);
+    if most.iter().all(fits) { most } else { splits(side, 4) }
 }
 
-/// The kernels that may: for fewer and for more workgroup memory.
-fn splits(side: u32) -> [Product; 2] {
-    [4, 8].map(|teams| Product {
-        most_rows: SPLIT_ROWS,
-        kind: Cooperative { side, teams, groups: 1, matrices: [4, 2], deep: 2 },
-    })
+/// The same for so many teams: of shorter and of longer tiles, as far as they have rows.
+fn splits(side: u32, teams: u32) -> Vec<Product> {
+    let tiles = [(32, 2), (SPLIT_ROWS, 4)].into_iter().filter(|&(most_rows, _)| most_rows > FEW_ROWS);
+    let product = |(most_rows, rows)| Product {
+        most_rows,
+        kind: Cooperative { side, teams, groups: 1, matrices: [rows, 2], deep: 2 },
+    };
+    tiles.map(product).collect()
 }
 
 /// The kernels with cooperative matrices of this side that do not: of shorter and of longer tiles.
@@ -115,7 +119,7 @@ fn tall(side: u32) -> [Product; 2] {
 
 /// All kernels with cooperative matrices of this side.
 pub fn all_cooperative(side: u32) -> Vec<Product> {
-    splits(side).into_iter().chain(tall(side)).collect()
+    [4, 8].into_iter().flat_map(|teams| splits(side, teams)).chain(tall(side)).collect()
 }
 
 /// Which kernel of a product takes a step of `all` rows, and its workgroups for `rows` of them: rows along x, so that neighbours
