@@ -269,7 +269,7 @@ impl Lowering<'_> {
             }
             Source::Floats if layout.is_quantized() => {
                 let room = matrix.blocks.next_multiple_of(64) as u32;
-                constants.extend([("OWN_ACTS", U(room)), ("EARLY", U(1))]);
+                constants.extend([("OWN_ACTS", U(room)), ("EARLY", U(1)), ("TWICE", U(1))]);
             }
             Source::Floats => {}
         }

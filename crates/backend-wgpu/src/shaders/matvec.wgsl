@@ -73,10 +73,25 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
     acc_${o}_0 = accumulate(acc_${o}_0, first_${o}, x);
 //% end
   }
-  for (var block = lane + 32u; block < BLOCKS; block += 32u) {
+  var block = lane + 32u;
 //% else
-  for (var block = lane; block < BLOCKS; block += 32u) {
+  var block = lane;
 //% end
+//% if TWICE
+  // The weights of two blocks are asked for at a time.
+  for (; block + 32u < BLOCKS; block += 64u) {
+//% for o in 0..OUTS
+    let w_${o} = load_block(from_${o}, block);
+    let more_${o} = load_block(from_${o}, block + 32u);
+//% end
+    let x = acts(row, block, factor);
+    let more = acts(row, block + 32u, factor);
+//% for o in 0..OUTS
+    acc_${o}_0 = accumulate(accumulate(acc_${o}_0, w_${o}, x), more_${o}, more);
+//% end
+  }
+//% end
+  for (; block < BLOCKS; block += 32u) {
 //% for o in 0..OUTS
     let w_${o} = load_block(from_${o}, block);
 //% end

@@ -51,6 +51,18 @@ pub(super) fn company(subject: &Subject) -> Verdict {
         let alone = alone(subject, &model, &plan.sequences)?;
         same(&format!("company ({format})"), &together, &alone)?;
     }
+    // Products of so many inputs that whoever shares them out comes round several times.
+    for (hidden, ffn) in [(64, 3296), (3296, 64)] {
+        for format in supported(subject, &[WeightFormat::F16, WeightFormat::Q8_0]) {
+            let shape = ModelShape { format, hidden, ffn, windows: vec![None], ..ModelShape::default() };
+            let model = shape.build(2);
+            let sequences = vec![Rng::new(2).tokens(5, shape.vocab)];
+            let plan = Plan { sequences, steps: vec![vec![(0, 3)], vec![(0, 1)], vec![(0, 1)]] };
+            let steps = plan.load_and_run(&*(subject.backend)(2), &model, &subject.exact_options())?;
+            let alone = alone(subject, &model, &plan.sequences)?;
+            same(&format!("many inputs ({format}, {hidden} and {ffn})"), &steps, &alone)?;
+        }
+    }
     Ok(())
 }
 
