@@ -1,19 +1,32 @@
 // Activations in eight bits: a block of 32 as quants and a scale, with the sums of both halves of the quants.
 struct Quantized { lo: vec4<u32>, hi: vec4<u32>, scale: f32, sums: u32 }
 
-fn quantized(v: array<vec4<f32>, 8>) -> Quantized {
+fn largest_of(v: array<vec4<f32>, 8>) -> f32 {
   var most = vec4<f32>(0.0);
 //% for j in 0..8
   most = max(most, abs(v[${j}]));
 //% end
-  let largest = max(max(most.x, most.y), max(most.z, most.w));
+  return max(max(most.x, most.y), max(most.z, most.w));
+}
+
+// Quants of a quad of a block.
+fn quants_of(v: vec4<f32>, largest: f32) -> u32 {
   let inverse = select(0.0, 127.0 / largest, largest > 1.0e-30);
-//% for j in 0..8
-  let q_${j} = pack4xI8(vec4<i32>(round(v[${j}] * inverse)));
-//% end
+  return pack4xI8(vec4<i32>(round(v * inverse)));
+}
+
+// A block of these quants.
+fn with_sums(lo: vec4<u32>, hi: vec4<u32>, largest: f32) -> Quantized {
   let ones = 0x01010101u;
-  let low = dot4I8Packed(q_0, ones) + dot4I8Packed(q_1, ones) + dot4I8Packed(q_2, ones) + dot4I8Packed(q_3, ones);
-  let high = dot4I8Packed(q_4, ones) + dot4I8Packed(q_5, ones) + dot4I8Packed(q_6, ones) + dot4I8Packed(q_7, ones);
-  let sums = (u32(low) & 0xffffu) | (u32(high) << 16u);
-  return Quantized(vec4<u32>(q_0, q_1, q_2, q_3), vec4<u32>(q_4, q_5, q_6, q_7), largest * (1.0 / 127.0), sums);
+  let low = dot4I8Packed(lo.x, ones) + dot4I8Packed(lo.y, ones) + dot4I8Packed(lo.z, ones) + dot4I8Packed(lo.w, ones);
+  let high = dot4I8Packed(hi.x, ones) + dot4I8Packed(hi.y, ones) + dot4I8Packed(hi.z, ones) + dot4I8Packed(hi.w, ones);
+  return Quantized(lo, hi, largest * (1.0 / 127.0), (u32(low) & 0xffffu) | (u32(high) << 16u));
+}
+
+fn quantized(v: array<vec4<f32>, 8>) -> Quantized {
+  let largest = largest_of(v);
+//% for j in 0..8
+  let q_${j} = quants_of(v[${j}], largest);
+//% end
+  return with_sums(vec4<u32>(q_0, q_1, q_2, q_3), vec4<u32>(q_4, q_5, q_6, q_7), largest);
 }
