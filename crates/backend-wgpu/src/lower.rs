@@ -173,7 +173,7 @@ impl Store {
 }
 
 /// Which activations a product takes.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Acts {
     /// Of attention, or of gate and up.
     Plain,
@@ -215,6 +215,8 @@ pub struct Lowering<'a> {
     normed: [wgpu::Buffer; 3],
     /// Sums of the squares of a row's blocks, where its norm's factor is still to be made.
     squares: wgpu::Buffer,
+    /// What norms multiply rows with.
+    factors: wgpu::Buffer,
     /// Blocks of activations that there is room for.
     act_blocks: usize,
     scratch: [wgpu::Buffer; 3],
@@ -301,6 +303,7 @@ impl<'a> Lowering<'a> {
             acts: acts()?,
             normed: acts()?,
             squares: buffer(hidden.div_ceil(BLOCK), "squares")?,
+            factors: buffer(rows.max(LOGIT_ROWS), "factors")?,
             act_blocks: blocks,
             scratch: [
                 buffer(rows * (q + 2 * kv).max(2 * ffn), "products")?,

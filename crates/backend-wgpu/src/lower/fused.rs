@@ -254,14 +254,14 @@ impl Lowering<'_> {
         let tile = by_blocks.then_some(BLOCK as u32);
         let product = kernels::one_row(self.device, layout, part.rows as u32, tile);
         let (files, mut constants) = product.kernel(self.device, layout, matrix.blocks, 0);
-        let mut files = [wgsl!("args", "quantize"), decoder(layout), files].concat();
+        let mut files = [wgsl!("args", "quantize"), decoder(layout), wgsl!("factor"), files].concat();
         constants.extend([
             ("BLOCKS", U(matrix.blocks as u32)),
             ("OUTPUTS", U(part.rows as u32)),
             ("FINISHES", U(u32::from(finish.name != STORE))),
         ]);
         match source {
-            Source::Made => {}
+            Source::Made => constants.push(("FACTORS", U(u32::from(inputs.acts == Acts::Normed)))),
             Source::Normed(norm) => {
                 files.extend(wgsl!("row_scale"));
                 constants.extend([("NORMED", U(1)), ("EARLY", U(1))]);
@@ -279,7 +279,7 @@ impl Lowering<'_> {
         files.extend(finish.files);
         let mut own = finish.buffers;
         own.extend(self.taken(inputs.acts));
-        own.push(("row_squares", self.squares.clone()));
+        own.extend([("row_squares", self.squares.clone()), ("row_factors", self.factors.clone())]);
         let mut buffers: Vec<(&str, &wgpu::Buffer)> =
             own.iter().map(|(name, buffer)| (*name, buffer)).collect();
         buffers.extend(planes(part));

@@ -31,7 +31,9 @@ impl Lowering<'_> {
         let x = self.x.clone();
         let step = self.step.clone();
         let made: Vec<_> = self.made(Acts::Normed).collect();
-        let mut buffers = vec![("x", &x), ("weight", &weight), ("step", &step), ("normed", &normed)];
+        let factors = self.factors.clone();
+        let mut buffers =
+            vec![("x", &x), ("weight", &weight), ("factors", &factors), ("step", &step), ("normed", &normed)];
         buffers.extend(made.iter().map(|(name, buffer)| (*name, buffer)));
         let head_norm = self.launch("norm_outputs", NORM, constants, &buffers, Grid::Rows, 0)?;
         let mut head = Vec::new();

@@ -84,9 +84,9 @@ impl Lowering<'_> {
         constants.extend(self.emit_for(linears, hidden));
         constants.extend(self.halves(FEW_ROWS + 1));
         let weight = self.vector(norm.weight)?;
-        let (x, y) = (self.x.clone(), self.y.clone());
+        let (x, y, factors) = (self.x.clone(), self.y.clone(), self.factors.clone());
         let made: Vec<_> = self.made(Acts::Normed).collect();
-        let mut buffers = vec![("x", &x), ("weight", &weight)];
+        let mut buffers = vec![("x", &x), ("weight", &weight), ("factors", &factors)];
         buffers.extend(made.iter().map(|(name, buffer)| (*name, buffer)));
         let post;
         if let Before::Pending(pending) = before {
@@ -196,6 +196,7 @@ impl Lowering<'_> {
     ) -> Result<(), LoadError> {
         let matrix = self.matrix(inputs)?;
         let taken: Vec<_> = self.taken(inputs.acts).collect();
+        let factors = self.factors.clone();
         for part in &matrix.parts {
             let mut common = vec![
                 ("BLOCKS", U(matrix.blocks as u32)),
@@ -203,12 +204,13 @@ impl Lowering<'_> {
                 ("OUT_STRIDE", U(place.stride as u32)),
                 ("OUT_FIRST", U((place.first + part.first) as u32)),
             ];
-            let mut buffers = vec![("out", &place.buffer)];
+            let mut buffers = vec![("out", &place.buffer), ("row_factors", &factors)];
             buffers.extend(planes(part));
             buffers.extend(taken.iter().map(|(name, buffer)| (*name, buffer)));
             let bias = self.bias(inputs, part.first..part.first + part.rows)?;
             buffers.extend(bias.iter().map(|bias| ("bias", bias)));
             common.push(("BIAS", U(u32::from(bias.is_some()))));
+            common.push(("FACTORS", U(u32::from(inputs.acts == Acts::Normed))));
             common.extend(store.constants());
             let (mut compiled, mut arguments) = (Vec::new(), Vec::new());
             let mut counters = Vec::new();
@@ -218,7 +220,7 @@ impl Lowering<'_> {
                 constants.extend(common.iter().copied());
                 (
                     product.name(matrix.layout),
-                    [wgsl!("args"), decoder(matrix.layout), wgsl!("store"), files].concat(),
+                    [wgsl!("args"), decoder(matrix.layout), wgsl!("factor", "store"), files].concat(),
                     constants,
                 )
             };

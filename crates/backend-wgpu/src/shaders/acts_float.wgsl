@@ -20,14 +20,6 @@ fn load_acts(row: u32, block: u32) -> Acts {
 }
 //% end
 
-fn scaled(x: Acts, factor: f32) -> Acts {
-  return Acts(
-//% for j in 0..8
-    x.q${j} * factor,
-//% end
-  );
-}
-
 // One after the other, so that the sum is the same in every kernel.
 fn add_quad(acc: f32, w: vec4<f32>, x: vec4<f32>) -> f32 {
   return fma(w.w, x.w, fma(w.z, x.z, fma(w.y, x.y, fma(w.x, x.x, acc))));

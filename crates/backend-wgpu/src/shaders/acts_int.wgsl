@@ -37,10 +37,6 @@ fn load_acts(row: u32, block: u32) -> Acts {
 }
 //% end
 
-fn scaled(x: Acts, factor: f32) -> Acts {
-  return Acts(x.lo, x.hi, x.scale * factor, x.sums);
-}
-
 fn dot_half(a: vec4<u32>, b: vec4<u32>) -> i32 {
   return dot4I8Packed(a.x, b.x) + dot4I8Packed(a.y, b.y) + dot4I8Packed(a.z, b.z) + dot4I8Packed(a.w, b.w);
 }

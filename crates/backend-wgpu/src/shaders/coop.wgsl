@@ -135,7 +135,7 @@ fn main(
     for (var t = 1u; t < K_GROUPS; t++) { sum += ends[t * ROW_GROUPS * SIDE * SIDE + i]; }
     let r = row + i / (SIDE * SIDE) * ROWS * SIDE + ${r}u * SIDE + i / SIDE % SIDE;
     let o = output + ${o}u * SIDE + i % SIDE;
-    if (r < args.rows && o < OUTPUTS) { store(r, o, sum); }
+    if (r < args.rows && o < OUTPUTS) { store(r, o, sum, 1.0); }
   }
 //% end
 //% end

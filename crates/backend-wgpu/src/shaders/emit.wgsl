@@ -1,5 +1,6 @@
 // Activations for the next product: blocks of 32, as floats, in eight bits, or both; and, where cooperative matrices may take them,
-// in half precision, too, behind those that they stand for.
+// in half precision, too, behind those that they stand for. Only these have the factor of a norm in them: else, products are multiplied
+// with it.
 //% if EMIT_Q8
 @group(0) @binding(8) var<storage, read_write> acts_quants: array<vec4<u32>>; // [rows, 2, ACT_BLOCKS]
 @group(0) @binding(9) var<storage, read_write> acts_scales: array<vec2<u32>>; // [rows, ACT_BLOCKS]
@@ -33,7 +34,7 @@ fn eight_halves(a: vec4<f32>, b: vec4<f32>) -> vec4<u32> {
 }
 //% end
 
-// Makes block `block` of a row out of what is staged as block `from_`, times a factor.
+// Makes block `block` of a row out of what is staged as block `from_`.
 fn emit(row: u32, block: u32, from_: u32, factor: f32) {
   let v = array<vec4<f32>, 8>(
 //% for j in 0..8
@@ -42,7 +43,7 @@ fn emit(row: u32, block: u32, from_: u32, factor: f32) {
   );
 //% if EMIT_F32
 //% for j in 0..8
-  acts_floats[(row * 8u + ${j}u) * ACT_BLOCKS + block] = bitcast<vec4<u32>>(v[${j}] * factor);
+  acts_floats[(row * 8u + ${j}u) * ACT_BLOCKS + block] = bitcast<vec4<u32>>(v[${j}]);
 //% end
 //% end
 //% if EMIT_Q8
@@ -50,7 +51,7 @@ fn emit(row: u32, block: u32, from_: u32, factor: f32) {
   let at = row * 2u * ACT_BLOCKS + block;
   acts_quants[at] = q.lo;
   acts_quants[at + ACT_BLOCKS] = q.hi;
-  acts_scales[row * ACT_BLOCKS + block] = vec2<u32>(bitcast<u32>(q.scale * factor), q.sums);
+  acts_scales[row * ACT_BLOCKS + block] = vec2<u32>(bitcast<u32>(q.scale), q.sums);
 //% end
 //% if HALVES
   if (args.rows >= HALVES_FROM) {

@@ -78,7 +78,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% for r in 0..ROWS
 //% for o in 0..OUTS
   if (row + tr + ${r}u * 16u < args.rows && output + to + ${o}u * 16u < OUTPUTS) {
-    store(row + tr + ${r}u * 16u, output + to + ${o}u * 16u, total_${r}_${o});
+    let at_${r}_${o} = row + tr + ${r}u * 16u;
+    store(at_${r}_${o}, output + to + ${o}u * 16u, total_${r}_${o}, factor_of(at_${r}_${o}));
   }
 //% end
 //% end

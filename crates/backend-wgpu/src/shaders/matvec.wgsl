@@ -1,7 +1,8 @@
 // Products of few rows. 32 lanes share the inputs of an output: lane l takes blocks l, l + 32, ... in order; then the lanes'
 // sums are added in order. A result depends on nothing but its row and its weights, whatever BATCH and OUTS are.
 //
-// With one row, a kernel may do more than its product. NORMED: activations are those of a norm whose factor is made here. OWN_ACTS:
+// With one row, a kernel may do more than its product. NORMED: activations are those of a norm whose factor is made here, for the
+// end: what is multiplied does not wait for it. OWN_ACTS:
 // activations come as floats, and every workgroup makes its own eight bits of them. FINISHES: results stay in the workgroup, whose
 // threads then `finish` them.
 var<workgroup> sums: array<f32, SUMS>; // [groups, OUTS * BATCH, 33]
@@ -12,27 +13,11 @@ var<workgroup> totals: array<f32, TILE>;
 @group(0) @binding(6) var<storage, read> bias: array<f32>; // [OUTPUTS]
 //% end
 //% end
-//% if NORMED
-@group(0) @binding(12) var<storage, read> row_squares: array<f32>; // [NORM_BLOCKS]
-
-fn squares_of(block: u32) -> f32 {
-  return row_squares[block];
-}
-//% end
-
 // The sum of what the lanes have of result `n` of a workgroup.
 fn total_of(n: u32) -> f32 {
   var total = 0.0;
   for (var l = 0u; l < 32u; l++) { total += sums[n * 33u + l]; }
   return total;
-}
-
-fn acts(row: u32, block: u32, factor: f32) -> Acts {
-//% if NORMED
-  return scaled(load_acts(row, block), factor);
-//% else
-  return load_acts(row, block);
-//% end
 }
 
 @compute @workgroup_size(THREADS)
@@ -59,16 +44,14 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   let asked = ask(tid, first);
 //% end
 //% if NORMED
-  let factor = row_scale(tid);
-//% else
-  let factor = 1.0;
+  add_squares(tid);
 //% end
 //% if OWN_ACTS
   make_acts(tid);
 //% end
 //% if EARLY
   if (lane < BLOCKS) {
-    let x = acts(row, lane, factor);
+    let x = load_acts(row, lane);
 //% for o in 0..OUTS
     acc_${o}_0 = accumulate(acc_${o}_0, first_${o}, x);
 //% end
@@ -84,8 +67,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
     let w_${o} = load_block(from_${o}, block);
     let more_${o} = load_block(from_${o}, block + 32u);
 //% end
-    let x = acts(row, block, factor);
-    let more = acts(row, block + 32u, factor);
+    let x = load_acts(row, block);
+    let more = load_acts(row, block + 32u);
 //% for o in 0..OUTS
     acc_${o}_0 = accumulate(accumulate(acc_${o}_0, w_${o}, x), more_${o}, more);
 //% end
@@ -96,7 +79,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
     let w_${o} = load_block(from_${o}, block);
 //% end
 //% for b in 0..BATCH
-    let x_${b} = acts(min(row + ${b}u, args.rows - 1u), block, factor);
+    let x_${b} = load_acts(min(row + ${b}u, args.rows - 1u), block);
 //% for o in 0..OUTS
     acc_${o}_${b} = accumulate(acc_${o}_${b}, w_${o}, x_${b});
 //% end
@@ -111,11 +94,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   workgroupBarrier();
 //% if FINISHES
   if (tid < TILE) {
-    var total = total_of(tid);
 //% if BIAS
-    total += bias[min(first + tid, OUTPUTS - 1u)];
+    totals[tid] = fma(total_of(tid), factor_of(row), bias[min(first + tid, OUTPUTS - 1u)]);
+//% else
+    totals[tid] = total_of(tid) * factor_of(row);
 //% end
-    totals[tid] = total;
   }
   workgroupBarrier();
   finish(tid, first, asked);
@@ -123,7 +106,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   for (var n = lane; n < OUTS * BATCH; n += 32u) {
     let total = total_of(own + n);
     if (output + n / BATCH < OUTPUTS && row + n % BATCH < args.rows) {
-      store(row + n % BATCH, output + n / BATCH, total);
+      store(row + n % BATCH, output + n / BATCH, total, factor_of(row + n % BATCH));
     }
   }
 //% end

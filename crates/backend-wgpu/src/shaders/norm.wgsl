@@ -8,6 +8,7 @@
 @group(0) @binding(0) var<storage, read> x: array<f32>;         // [rows, WIDTH]
 //% end
 @group(0) @binding(3) var<storage, read> weight: array<f32>;    // [WIDTH]
+@group(0) @binding(6) var<storage, read_write> factors: array<f32>; // [rows]
 //% if GATHER
 @group(0) @binding(4) var<storage, read> step: array<u32>;
 @group(0) @binding(5) var<storage, read_write> normed: array<f32>; // [rows, WIDTH]
@@ -84,7 +85,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   }
   workgroupBarrier();
 //% end
-  let scale = row_scale(tid);
+  add_squares(tid);
+  workgroupBarrier();
+  let scale = row_scale();
+  if (tid == 0u) { factors[wid.x] = scale; }
 //% for c in 0..ROUNDS
 //% for s in 0..SLICES
   let n_${c}_${s} = x_${c}_${s} * w_${c}_${s};

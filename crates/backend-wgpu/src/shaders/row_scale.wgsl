@@ -2,13 +2,16 @@
 // the lanes are added up in order.
 var<workgroup> lane_squares: array<vec4<f32>, 8>;
 
-fn row_scale(tid: u32) -> f32 {
+// The first half; the second one comes after a barrier.
+fn add_squares(tid: u32) {
   if (tid < 32u) {
     var sum = 0.0;
     for (var block = tid; block < NORM_BLOCKS; block += 32u) { sum += squares_of(block); }
     lane_squares[tid / 4u][tid % 4u] = sum;
   }
-  workgroupBarrier();
+}
+
+fn row_scale() -> f32 {
   var all = 0.0;
 //% for i in 0..8
   let four_${i} = lane_squares[${i}];

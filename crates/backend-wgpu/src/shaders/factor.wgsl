@@ -1,0 +1,25 @@
+// What the products of a row are multiplied with, where its activations are those of a norm.
+//% if NORMED
+// Of a step of one row, which nobody has made yet.
+@group(0) @binding(12) var<storage, read> row_squares: array<f32>; // [NORM_BLOCKS]
+
+fn squares_of(block: u32) -> f32 {
+  return row_squares[block];
+}
+
+fn factor_of(row: u32) -> f32 {
+  return row_scale();
+}
+//% else
+//% if FACTORS
+@group(0) @binding(16) var<storage, read> row_factors: array<f32>; // [rows]
+
+fn factor_of(row: u32) -> f32 {
+  return row_factors[row];
+}
+//% else
+fn factor_of(row: u32) -> f32 {
+  return 1.0;
+}
+//% end
+//% end
