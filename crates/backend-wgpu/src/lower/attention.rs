@@ -135,8 +135,9 @@ impl Lowering<'_> {
             constants.push(("TILE_ROWS", U(rows as u32)));
             constants.extend(self::constants(self.device, kv.head_dim, queries, self.limits.kv_dtype));
             if self.tiling.emits {
-                let blocks = queries as usize * kv.head_dim / BLOCK;
-                constants.push(("STAGED", U(blocks as u32 * 33)));
+                let blocks = queries * kv.head_dim as u32 / BLOCK as u32;
+                debug_assert!(8 * blocks <= THREADS, "eight threads share a block of results");
+                constants.extend([("STAGED", U(blocks * 33)), ("SHARED_BLOCKS", U(blocks))]);
             }
             let grid = Grid::Attention(tile, workgroups);
             let name = format!("{name}{rows}{}", self.suffix());

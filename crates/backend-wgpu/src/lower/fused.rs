@@ -222,7 +222,7 @@ impl Lowering<'_> {
     }
 
     fn add_finish(&mut self, norm: &Norm, linears: &[&Linear]) -> Result<Finish, LoadError> {
-        let mut constants = vec![("STAGED", U(33))];
+        let mut constants = vec![("STAGED", U(33)), ("SHARED_BLOCKS", U(1))];
         constants.extend(self.emit_for(linears, self.program.hidden));
         let mut buffers = vec![
             ("out", self.x.clone()),

@@ -265,14 +265,11 @@ fn main(
 //% end
 //% end
     workgroupBarrier();
-    for (var block = tid; block < QUERIES * (DIM / 32u); block += THREADS) {
-      let query = block / (DIM / 32u);
-      let row = query / TILE_HEADS;
-      let head = query % TILE_HEADS;
-      if (row < rows && head < heads) {
-        emit(first_row + row, (first_head + head) * (DIM / 32u) + block % (DIM / 32u), block, 1.0);
-      }
-    }
+    let block = tid / 8u;
+    let row = block / (DIM / 32u) / TILE_HEADS;
+    let head = block / (DIM / 32u) % TILE_HEADS;
+    let has_block = block < QUERIES * (DIM / 32u) && row < rows && head < heads;
+    emit_shared(has_block, first_row + row, (first_head + head) * (DIM / 32u) + block % (DIM / 32u), block, tid % 8u);
     return;
   }
 //% end

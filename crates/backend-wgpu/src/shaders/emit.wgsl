@@ -32,6 +32,17 @@ fn eight_halves(a: vec4<f32>, b: vec4<f32>) -> vec4<u32> {
   let y = min(max(b * 0.125, -most), most);
   return vec4<u32>(pack2x16float(x.xz), pack2x16float(x.yw), pack2x16float(y.xz), pack2x16float(y.yw));
 }
+
+// Puts elements 8 i to 8 i + 7 of a block where matrices of 16 times 16 have them: [rows / 16, 2 ACT_BLOCKS, 16, 16].
+fn put_halves(row: u32, block: u32, i: u32, eight: vec4<u32>) {
+  let at = ((row / 16u * ACT_BLOCKS + block) * 32u + row % 16u) * 2u + i / 2u * 32u + i % 2u;
+//% if EMIT_Q8
+  acts_quants[QUANTS_END + at] = eight;
+//% end
+//% if EMIT_F32
+  acts_floats[FLOATS_END + at] = eight;
+//% end
+}
 //% end
 
 // Makes block `block` of a row out of what is staged as block `from_`.
@@ -55,21 +66,48 @@ fn emit(row: u32, block: u32, from_: u32, factor: f32) {
 //% end
 //% if HALVES
   if (args.rows >= HALVES_FROM) {
-    // Matrices of 16 times 16: [rows / 16, 2 ACT_BLOCKS, 16, 16].
-    let matrix = ((row / 16u * ACT_BLOCKS + block) * 32u + row % 16u) * 2u;
-    let own = array(
 //% for j in 0..4
-      eight_halves(v[2 * ${j}] * factor, v[2 * ${j} + 1] * factor),
-//% end
-    );
-//% for j in 0..4
-//% if EMIT_Q8
-    acts_quants[QUANTS_END + matrix + ${j}u / 2u * 32u + ${j}u % 2u] = own[${j}];
-//% end
-//% if EMIT_F32
-    acts_floats[FLOATS_END + matrix + ${j}u / 2u * 32u + ${j}u % 2u] = own[${j}];
-//% end
+    put_halves(row, block, ${j}u, eight_halves(v[2 * ${j}] * factor, v[2 * ${j} + 1] * factor));
 //% end
   }
 //% end
 }
+
+//% if SHARED_BLOCKS
+var<workgroup> shared_quants: array<vec4<u32>, SHARED_BLOCKS * 2>;
+
+// The same, without a factor, where eight threads share a block, this one having its quad `j`: one alone has some 300 instructions for
+// it, while others wait. All of a workgroup come here, those without a block, too.
+fn emit_shared(has_block: bool, row: u32, block: u32, from_: u32, j: u32) {
+  var largest = 0.0;
+  if (has_block) {
+    let v = array<vec4<f32>, 8>(
+//% for i in 0..8
+      staged_quad(from_, ${i}u),
+//% end
+    );
+    largest = largest_of(v);
+//% if EMIT_F32
+    acts_floats[(row * 8u + j) * ACT_BLOCKS + block] = bitcast<vec4<u32>>(staged_quad(from_, j));
+//% end
+//% if EMIT_Q8
+    shared_quants[2u * from_ + j / 4u][j % 4u] = quants_of(staged_quad(from_, j), largest);
+//% end
+//% if HALVES
+    if (args.rows >= HALVES_FROM && j < 4u) {
+      put_halves(row, block, j, eight_halves(staged_quad(from_, 2u * j), staged_quad(from_, 2u * j + 1u)));
+    }
+//% end
+  }
+//% if EMIT_Q8
+  workgroupBarrier();
+  if (has_block && j == 0u) {
+    let q = with_sums(shared_quants[2u * from_], shared_quants[2u * from_ + 1u], largest);
+    let at = row * 2u * ACT_BLOCKS + block;
+    acts_quants[at] = q.lo;
+    acts_quants[at + ACT_BLOCKS] = q.hi;
+    acts_scales[row * ACT_BLOCKS + block] = vec2<u32>(bitcast<u32>(q.scale), q.sums);
+  }
+//% end
+}
+//% end
