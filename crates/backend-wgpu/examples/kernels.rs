@@ -1,9 +1,9 @@
 //! Kernels alone, on a GPU: decode attention over pages in order, scattered and gathered, of halves and of eight bits, attention of
-//! prompts, and products with weights of several formats, beside what plain reading of the memory reaches. Prints a JSON object for
-//! each.
+//! prompts, products with weights of several formats, and sampling, beside what plain reading of the memory reaches. Prints a JSON object
+//! for each.
 //!
 //! ```text
-//! cargo run --release -p paguro-backend-wgpu --example kernels -- [read|attend|attend_q8|prefill|products|layer]...
+//! cargo run --release -p paguro-backend-wgpu --example kernels -- [read|attend|attend_q8|prefill|products|layer|sample]...
 //! ```
 
 use std::{
@@ -13,9 +13,10 @@ use std::{
 };
 
 use paguro_backend::{
-    AttentionMode, Backend, KernelCount, KvDtype, Limits, PageId, Runner, Step, StepOutput, StepSequence,
-    WeightFormat,
+    AttentionMode, Backend, KernelCount, KvDtype, Limits, Output, PageId, Runner, SampleRequest, Step,
+    StepOutput, StepSequence, Want, WeightFormat,
     conformance::{ModelShape, RandomModel, Rng, submit},
+    sampling::SamplingParams,
 };
 use paguro_backend_wgpu::{Gpu, GpuOptions};
 
@@ -101,6 +102,19 @@ fn run(wants: &dyn Fn(&str) -> bool) -> Result<(), String> {
                 for rows in [1, 4, 16, 64, 512] {
                     layers.measure(&gpu, rows, 500, false)?;
                 }
+            }
+        }
+    }
+    if wants("sample") {
+        let plain = SamplingParams { temperature: 0.8, ..SamplingParams::default() };
+        let cut = SamplingParams { top_k: 40, top_p: 0.95, ..plain.clone() };
+        let penalized = SamplingParams { repetition_penalty: 1.1, ..cut.clone() };
+        let greedy = SamplingParams::default();
+        for (name, params) in
+            [("greedy", greedy), ("temperature", plain), ("top_k, top_p", cut), ("penalty", penalized)]
+        {
+            for batch in [1, 64] {
+                sampling(&gpu, batch, name, &params)?;
             }
         }
     }
@@ -193,7 +207,7 @@ impl Prefill {
             start: depth,
             tables: pages - blocks..pages,
         });
-        let (counts, _) = steps(gpu, &mut *runner, &sequences, &table)?;
+        let (counts, _) = steps(gpu, &mut *runner, &sequences, &table, &[])?;
         let attention = counts.iter().filter(|count| count.name.starts_with("attend"));
         let launches =
             counts.iter().find(|count| count.name == "rope_store").map_or(1, |count| count.launches);
@@ -290,12 +304,36 @@ fn load(
         pages: 1 + batch * depth.div_ceil(PAGE),
         max_rows: batch,
         max_sequences: batch,
-        max_outputs: 1,
+        max_outputs: batch,
         max_context: depth,
         kv_dtype,
         attention,
     };
     gpu.load(&model.program, model.weights.clone(), limits).map_err(|error| error.to_string())
+}
+
+/// Draws from many logits, with a step of one token for each sequence.
+fn sampling(gpu: &Gpu, batch: usize, name: &str, params: &SamplingParams) -> Result<(), String> {
+    let vocab = 128_256;
+    let model =
+        ModelShape { vocab, hidden: 32, ffn: 32, windows: vec![None], ..ModelShape::default() }.build(1);
+    let mut runner = load(gpu, &model, batch, PAGE, AttentionMode::Paged, KvDtype::F16)?;
+    let table: Vec<PageId> = (1..=batch as u32).map(PageId).collect();
+    let sequences: Vec<_> =
+        (0..batch).map(|row| StepSequence { rows: row..row + 1, start: 0, tables: row..row + 1 }).collect();
+    let request = SampleRequest { params, draw: 0, history: &[1], mask: None, logprobs: None };
+    let outputs: Vec<_> = (0..batch).map(|row| Output { row, want: Want::Sample(request) }).collect();
+    let (counts, _) = steps(gpu, &mut *runner, &sequences, &table, &outputs)?;
+    for count in counts {
+        if ["adjust", "argmax", "argmax_merge", "sample"].contains(&count.name.as_str()) {
+            println!(
+                r#"{{"kernel":"{}","params":"{name}","vocab":{vocab},"batch":{batch},"microseconds":{:.1}}}"#,
+                count.name,
+                count.nanoseconds as f64 / count.launches as f64 / 1e3
+            );
+        }
+    }
+    Ok(())
 }
 
 /// Runs steps of one token for each sequence: see [`steps`].
@@ -314,7 +352,7 @@ fn decode(
             tables: index * blocks..(index + 1) * blocks,
         })
         .collect();
-    steps(gpu, runner, &sequences, table)
+    steps(gpu, runner, &sequences, table, &[])
 }
 
 /// Runs steps with these sequences. Says what their kernels took, and how long the fastest of them.
@@ -323,9 +361,10 @@ fn steps(
     runner: &mut dyn Runner,
     sequences: &[StepSequence],
     table: &[PageId],
+    outputs: &[Output<'_>],
 ) -> Result<(Vec<KernelCount>, Duration), String> {
     let tokens = vec![1; sequences.iter().map(|sequence| sequence.rows.len()).sum()];
-    let step = Step { tokens: &tokens, carried: &[], sequences, pages: table, outputs: &[] };
+    let step = Step { tokens: &tokens, carried: &[], sequences, pages: table, outputs };
     let mut out = StepOutput::default();
     gpu.read_bandwidth(WARM_UP_READS).map_err(|error| error.to_string())?;
     for _ in 0..WARM_UP {
