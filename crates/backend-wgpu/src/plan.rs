@@ -347,3 +347,110 @@ pub fn words(kv: &KvLayout, limits: &Limits, tiling: Tiling) -> usize {
 pub fn tables(kv: &KvLayout, limits: &Limits) -> usize {
     kv.groups.len() * limits.max_sequences * limits.max_context.div_ceil(limits.block_size)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use paguro_backend::{KvDtype, KvGroup, PageId, StepSequence};
+
+    use super::*;
+
+    const WINDOW: u32 = 700;
+
+    /// Whatever attention is cut into, every row gets each of its splits once, and each of its parts has a place of its own.
+    fn covers(wide: Option<Wide>, parts: usize, lengths: &[(usize, usize)]) {
+        let groups = vec![KvGroup { window: None }, KvGroup { window: Some(WINDOW) }];
+        let kv = KvLayout { groups, slots: 1, kv_heads: 2, head_dim: 64 };
+        let rows = lengths.iter().map(|(_, rows)| rows).sum();
+        let limits = Limits {
+            block_size: 32,
+            pages: 1,
+            max_rows: rows,
+            max_sequences: lengths.len(),
+            max_outputs: 1,
+            max_context: 8192,
+            kv_dtype: KvDtype::F16,
+            attention: AttentionMode::Paged,
+        };
+        let tiling = Tiling { rows: 2, heads: 4, workgroups: 2, emits: true, parts, busy: 512, wide };
+        let mut plan = Plan::new(&kv, &limits, tiling);
+        let (mut pages, mut sequences, mut first) = (Vec::new(), Vec::new(), 0);
+        for &(start, rows) in lengths {
+            let from = pages.len();
+            pages.resize(from + 2 * (start + rows).div_ceil(32), PageId(0));
+            sequences.push(StepSequence { rows: first..first + rows, start, tables: from..pages.len() });
+            first += rows;
+        }
+        let tokens = vec![1; rows];
+        plan.make(&Step {
+            tokens: &tokens,
+            carried: &[],
+            sequences: &sequences,
+            pages: &pages,
+            outputs: &[],
+        });
+        assert!(plan.words.len() <= words(&kv, &limits, tiling));
+        for (group, window) in [(0, usize::MAX), (1, WINDOW as usize)] {
+            let cut = &plan.cuts[group];
+            let mut seen = vec![Vec::new(); rows];
+            for tile in [Tile::Row, Tile::Rows, Tile::WideRow, Tile::WideRows] {
+                let is_wide = matches!(tile, Tile::WideRow | Tile::WideRows);
+                for item in 0..plan.items(group, tile) {
+                    let at = (plan.first_item(group, tile) + 8 * item) as usize;
+                    let [first, rows, _, _, _, split, splits, _] = plan.words[at..at + 8] else {
+                        unreachable!()
+                    };
+                    assert!(
+                        splits > 0 && is_wide == wide.is_some() && (rows == 1) == (tile as usize % 2 == 0)
+                    );
+                    for row in first..first + rows {
+                        seen[row as usize].extend(split as usize..(split + splits) as usize);
+                    }
+                }
+            }
+            let mut places = BTreeSet::new();
+            for sequence in &sequences {
+                for row in sequence.rows.clone() {
+                    let position = sequence.start + row - sequence.rows.start;
+                    let wanted = split_of((position + 1).saturating_sub(window))..=split_of(position);
+                    assert!(
+                        wanted.clone().all(|split| seen[row].contains(&split)),
+                        "row {row}: {:?}",
+                        seen[row]
+                    );
+                    assert_eq!(
+                        BTreeSet::from_iter(&seen[row]).len(),
+                        seen[row].len(),
+                        "row {row} has a split twice"
+                    );
+                    let at = cut.parts as usize + 4 * row;
+                    let [place, count, number, length] = [0, 1, 2, 3].map(|i| plan.words[at + i] as usize);
+                    assert_eq!(number, wanted.start() / length);
+                    assert_eq!(number + count, wanted.end() / length + 1);
+                    assert!((place..place + count).all(|place| place < parts && places.insert(place)));
+                    assert!(!cut.whole || count == 1);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn attention_is_cut_without_gaps() {
+        let wide = Wide { from: 3, groups: 8, rows: 32, heads: 4, workgroups: 2, busy: 128 };
+        let steps: [&[(usize, usize)]; 5] = [
+            &[(0, 200), (5000, 1), (300, 1), (1500, 70)],
+            &[(7000, 100)],
+            &[(0, 512), (0, 512)],
+            &[(511, 3), (1535, 2), (2047, 1)],
+            &[(0, 4)],
+        ];
+        for lengths in steps {
+            let rows: usize = lengths.iter().map(|(_, rows)| rows).sum();
+            for parts in [rows, rows + 40, 10 * rows] {
+                covers(Some(wide), parts, lengths);
+                covers(None, parts, lengths);
+            }
+        }
+    }
+}
