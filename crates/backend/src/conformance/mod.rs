@@ -153,6 +153,7 @@ pub const CASES: &[Case] = &[
     Case { name: "everything", run: numbers::everything },
     Case { name: "pages", run: numbers::pages },
     Case { name: "lengths", run: numbers::lengths },
+    Case { name: "many_rows", run: numbers::many_rows },
     Case { name: "embeddings", run: numbers::embeddings },
     Case { name: "limits", run: numbers::limits },
     Case { name: "long_context", run: numbers::long_context },
@@ -193,11 +194,11 @@ macro_rules! conformance {
             format_f32 format_f16 format_bf16 format_q4_0 format_q4_1 format_q5_0 format_q5_1 format_q8_0
             format_q2_k format_q3_k format_q4_k format_q5_k format_q6_k format_iq4_nl format_iq4_xs format_mxfp4
             grouped_heads head_dims unusual_head_dims biases biases_everywhere qk_norms post_norms soft_caps
-            windows alternating_windows ropes tied_head gelu everything pages lengths embeddings limits long_context
-            gather
+            windows alternating_windows ropes tied_head gelu everything pages lengths many_rows embeddings
+            limits long_context gather
             exact_in_company exact_in_chunks exact_in_long_chunks exact_in_wide_steps
-            exact_with_shared_prefix exact_after_copy_on_write exact_after_preemption exact_on_any_threads exact_in_any_place
-            exact_embeddings outputs samples late_masks carried_tokens bad_weights invalid_steps kernel_counts
+            exact_with_shared_prefix exact_after_copy_on_write exact_after_preemption exact_on_any_threads
+            exact_in_any_place exact_embeddings outputs samples late_masks carried_tokens bad_weights invalid_steps kernel_counts
             runners_are_separate
         }
     };

@@ -193,6 +193,24 @@ pub(super) fn lengths(subject: &Subject) -> Verdict {
     Ok(())
 }
 
+/// Enough rows in a step that a backend may have kernels for them, with tokens before them and a decode beside them: windows, caps,
+/// groups of heads and pages of several sizes.
+pub(super) fn many_rows(subject: &Subject) -> Verdict {
+    let of_heads =
+        |heads, kv_heads, head_dim| ModelShape { heads, kv_heads, head_dim, ..ModelShape::default() };
+    let window = ModelShape { windows: vec![Some(70), None], ..of_heads(4, 4, 128) };
+    let shapes =
+        [(busy(WeightFormat::F32), 32), (of_heads(7, 1, 96), 16), (window, 64), (of_heads(2, 1, 256), 128)];
+    for (shape, block_size) in shapes {
+        let options = DriveOptions { block_size, max_context: 200, ..subject.options() };
+        let mut rng = Rng::new(11);
+        let sequences = [181, 12].map(|tokens| rng.tokens(tokens, shape.vocab)).to_vec();
+        let steps = vec![vec![(0, 37), (1, 10)], vec![(1, 1), (0, 143)], vec![(0, 1), (1, 1)]];
+        agrees_on(subject, &Plan { sequences, steps }, &shape, &options)?;
+    }
+    Ok(())
+}
+
 /// Embeddings are those of the reference.
 pub(super) fn embeddings(subject: &Subject) -> Verdict {
     let options = DriveOptions { embeddings: true, ..DriveOptions::default() };
