@@ -498,11 +498,11 @@ fn check_supported(device: &Device, program: &Program, limits: &Limits) -> Resul
         let what = format!("pages of {} tokens", limits.block_size);
         return Err(unsupported(device, what, "16, 32, 64 and 128 work"));
     }
-    if device.limits.max_compute_workgroup_storage_size < 26 << 10
+    if device.limits.max_compute_workgroup_storage_size < 28 << 10
         || device.limits.max_compute_invocations_per_workgroup < LEAST_THREADS
     {
         let what = "attention with its workgroup memory".to_owned();
-        return Err(unsupported(device, what, "26 KiB and 256 threads for each workgroup are needed"));
+        return Err(unsupported(device, what, "28 KiB and 256 threads for each workgroup are needed"));
     }
     Ok(())
 }
