@@ -402,7 +402,9 @@ mod tests {
                         unreachable!()
                     };
                     assert!(
-                        splits > 0 && is_wide == wide.is_some() && (rows == 1) == (tile as usize % 2 == 0)
+                        splits > 0
+                            && is_wide == wide.is_some()
+                            && (rows == 1) == matches!(tile, Tile::Row | Tile::WideRow)
                     );
                     for row in first..first + rows {
                         seen[row as usize].extend(split as usize..(split + splits) as usize);
