@@ -16,6 +16,7 @@ fn shapes() -> Vec<ModelShape> {
     let llama = ModelShape { head_dim: 128, heads: 8, ..ModelShape::default() };
     let mut shapes: Vec<_> = WeightFormat::ALL.into_iter().map(ModelShape::of_format).collect();
     shapes.push(llama.clone());
+    shapes.push(ModelShape { rotated: Some(0), ..llama.clone() });
     shapes.push(ModelShape { rope_style: RopeStyle::Interleaved, biases: Biases::All, ..llama.clone() });
     shapes.push(ModelShape {
         windows: vec![Some(21), None],

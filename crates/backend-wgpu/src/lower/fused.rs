@@ -93,7 +93,8 @@ impl Lowering<'_> {
 
     /// Whether neighbouring pairs lie together in what products of heads make.
     fn is_together(&self, op: &NormQkvRopeStore) -> bool {
-        self.rotates(op) && self.program.ropes[op.rope].style == RopeStyle::HalfSplit
+        let rope = &self.program.ropes[op.rope];
+        self.rotates(op) && rope.style == RopeStyle::HalfSplit && !rope.frequencies.is_empty()
     }
 
     /// The order of the rows of some of queries (0), keys (1) and values (2).
