@@ -35,7 +35,7 @@ const VECTOR_THREADS: u32 = 256;
 /// Outputs from which on a product has enough of them to keep a device busy with few rows.
 const WIDE: u32 = 8192;
 /// Rows up to which products leave cooperative matrices alone: the border of a class of bits.
-pub const FEW_ROWS: u32 = 32;
+pub const FEW_ROWS: u32 = 16;
 /// Rows up to which cooperative matrices share out the inputs of an output.
 const SPLIT_ROWS: u32 = 128;
 /// Rows up to which longer tiles would leave too few workgroups.
