@@ -312,7 +312,7 @@ fn load(
     gpu.load(&model.program, model.weights.clone(), limits).map_err(|error| error.to_string())
 }
 
-/// Draws from many logits, with a step of one token for each sequence.
+/// How long a step of one token for each sequence takes with a tiny model that has many logits to draw from.
 fn sampling(gpu: &Gpu, batch: usize, name: &str, params: &SamplingParams) -> Result<(), String> {
     let vocab = 128_256;
     let model =
@@ -323,16 +323,11 @@ fn sampling(gpu: &Gpu, batch: usize, name: &str, params: &SamplingParams) -> Res
         (0..batch).map(|row| StepSequence { rows: row..row + 1, start: 0, tables: row..row + 1 }).collect();
     let request = SampleRequest { params, draw: 0, history: &[1], mask: None, logprobs: None };
     let outputs: Vec<_> = (0..batch).map(|row| Output { row, want: Want::Sample(request) }).collect();
-    let (counts, _) = steps(gpu, &mut *runner, &sequences, &table, &outputs)?;
-    for count in counts {
-        if ["adjust", "argmax", "argmax_merge", "sample"].contains(&count.name.as_str()) {
-            println!(
-                r#"{{"kernel":"{}","params":"{name}","vocab":{vocab},"batch":{batch},"microseconds":{:.1}}}"#,
-                count.name,
-                count.nanoseconds as f64 / count.launches as f64 / 1e3
-            );
-        }
-    }
+    let (_, step) = steps(gpu, &mut *runner, &sequences, &table, &outputs)?;
+    println!(
+        r#"{{"kernel":"sample","params":"{name}","vocab":{vocab},"batch":{batch},"step_microseconds":{:.1}}}"#,
+        step.as_secs_f64() * 1e6
+    );
     Ok(())
 }
 
