@@ -67,6 +67,20 @@ fn bench_compares_ways_in_turn_and_counts_kernels() {
 }
 
 #[test]
+fn prompts_are_computed_so_many_tokens_at_a_time() {
+    let embeds = |tokens: &str| {
+        let args =
+            ["bench", "--json", "--kernels", "-p", "96", "-n", "0", "-r", "1", "--batch-tokens", tokens];
+        let rows = run(&args).json_lines();
+        let kernels = rows[0]["kernels"].as_array().unwrap();
+        let embeds = kernels.iter().filter(|kernel| kernel["name"].as_str().unwrap().starts_with("embed"));
+        embeds.map(|kernel| kernel["launches"].as_u64().unwrap()).sum::<u64>()
+    };
+    assert_eq!(embeds("32"), 3 * embeds("96"));
+    assert_eq!(run(&["bench", "--batch-tokens", "0"]).code, Some(2));
+}
+
+#[test]
 fn bench_compares_what_the_kv_cache_stores() {
     let rows = run(&[
         "bench",

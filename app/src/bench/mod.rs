@@ -219,7 +219,7 @@ fn options(args: &BenchArgs, setup: Setup, cases: &[Case]) -> EngineOptions {
         pages: PageBudget::Tokens(cases.iter().map(pages).max().unwrap_or(block_size)),
         max_context: cases.iter().map(Case::context).max(),
         max_sequences: batch,
-        max_batch_tokens: defaults.max_batch_tokens.max(batch),
+        max_batch_tokens: args.step.or_default(batch),
         queue_capacity: batch,
         kv_dtype: setup.kv_dtype.into(),
         attention: setup.attention.into(),

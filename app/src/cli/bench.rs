@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::{Attention, KvDtype, Pages, RunOnArgs, ShapeFormat, ShapeName, choices};
+use super::{Attention, BatchTokensArg, KvDtype, Pages, RunOnArgs, ShapeFormat, ShapeName, choices};
 
 /// `paguro bench`.
 #[derive(Args, Debug)]
@@ -60,6 +60,10 @@ pub struct BenchArgs {
     /// Samples of each test
     #[arg(short, long, value_name = "N", default_value_t = 3, value_parser = choices::positive)]
     pub rounds: usize,
+
+    /// See [`BatchTokensArg`].
+    #[command(flatten)]
+    pub step: BatchTokensArg,
 
     /// CPU threads [default: all that this process may use]
     #[arg(short, long, env = "PAGURO_THREADS", value_name = "N,...", value_delimiter = ',', value_parser = choices::positive)]

@@ -10,6 +10,7 @@ mod serve;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use paguro_engine::EngineOptions;
 
 pub use bench::BenchArgs;
 pub use choices::{Attention, ColorChoice, Device, KvDtype, Pages, ShapeFormat, ShapeName};
@@ -151,6 +152,22 @@ pub struct KvDtypeArg {
     pub kv_dtype: KvDtype,
 }
 
+/// How much a step computes.
+#[derive(Args, Clone, Copy, Debug)]
+#[command(next_help_heading = "Running")]
+pub struct BatchTokensArg {
+    /// Tokens of a step: prompts are computed so many at a time, and each sequence that answers takes one [default: 512]
+    #[arg(long, env = "PAGURO_BATCH_TOKENS", value_name = "N", value_parser = choices::positive)]
+    pub batch_tokens: Option<usize>,
+}
+
+impl BatchTokensArg {
+    /// For so many sequences, each of which needs one.
+    pub fn or_default(self, sequences: usize) -> usize {
+        self.batch_tokens.unwrap_or(EngineOptions::default().max_batch_tokens).max(sequences)
+    }
+}
+
 /// `paguro run`.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
@@ -223,6 +240,10 @@ pub struct RunArgs {
     /// Tokens in a page of the KV cache
     #[arg(long, value_name = "TOKENS", help_heading = "Running", value_parser = choices::positive)]
     pub page_size: Option<usize>,
+
+    /// See [`BatchTokensArg`].
+    #[command(flatten)]
+    pub batch: BatchTokensArg,
 
     /// See [`ThreadsArg`].
     #[command(flatten)]

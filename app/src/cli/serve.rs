@@ -176,6 +176,10 @@ pub struct ServeOptions {
     #[arg(long, env = "PAGURO_PARALLEL", value_name = "N", help_heading = "Models", value_parser = choices::positive)]
     pub parallel: Option<usize>,
 
+    /// Tokens of a step: prompts are computed so many at a time, and each sequence that answers takes one [default: 512]
+    #[arg(long, env = "PAGURO_BATCH_TOKENS", value_name = "N", help_heading = "Models", value_parser = choices::positive)]
+    pub batch_tokens: Option<usize>,
+
     /// Requests that wait to run, for each model; more are refused (429) [default: 1024]
     #[arg(long, env = "PAGURO_MAX_QUEUE", value_name = "N", help_heading = "Models", value_parser = choices::positive)]
     pub max_queue: Option<usize>,
@@ -235,6 +239,7 @@ impl ServeOptions {
             kv_memory: self.kv_memory.or(weaker.kv_memory),
             kv_dtype: self.kv_dtype.or(weaker.kv_dtype),
             parallel: self.parallel.or(weaker.parallel),
+            batch_tokens: self.batch_tokens.or(weaker.batch_tokens),
             max_queue: self.max_queue.or(weaker.max_queue),
             max_queue_tokens: self.max_queue_tokens.or(weaker.max_queue_tokens),
             threads: self.threads.or(weaker.threads),

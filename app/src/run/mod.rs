@@ -122,7 +122,7 @@ fn start(args: &RunArgs, model: Arc<Model>, terminal: Terminal) -> Outcome<Loade
         pages: PageBudget::Tokens(context.saturating_mul(args.branches)),
         max_context: Some(context),
         max_sequences: args.branches,
-        max_batch_tokens: defaults.max_batch_tokens.max(args.branches),
+        max_batch_tokens: args.batch.or_default(args.branches),
         kv_dtype: args.kv.kv_dtype.into(),
         attention: args.attention.attention.into(),
         ..defaults

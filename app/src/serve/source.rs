@@ -15,7 +15,7 @@ use paguro_server::{LoadError, Loaded, ModelEntry, ModelSource, Outside};
 use serde_json::Map;
 
 use crate::{
-    cli::{RunOnArgs, ServeOptions},
+    cli::{BatchTokensArg, RunOnArgs, ServeOptions},
     devices,
     failure::{Failure, Outcome},
     load,
@@ -44,6 +44,7 @@ pub struct Shelf {
     /// Bytes for all models together.
     memory: u64,
     parallel: usize,
+    batch_tokens: usize,
     queue: usize,
     /// `--max-queue-tokens`.
     queue_tokens: Option<usize>,
@@ -79,6 +80,7 @@ impl Shelf {
             models.push((name, source));
         }
         let defaults = EngineOptions::default();
+        let parallel = options.parallel.unwrap_or(defaults.max_sequences);
         Ok(Self {
             models,
             library,
@@ -88,7 +90,8 @@ impl Shelf {
             kv_bytes: options.kv_memory.map(|bytes| bytes.0),
             kv_dtype: options.kv_dtype.map_or(defaults.kv_dtype, KvDtype::from),
             memory,
-            parallel: options.parallel.unwrap_or(defaults.max_sequences),
+            parallel,
+            batch_tokens: BatchTokensArg { batch_tokens: options.batch_tokens }.or_default(parallel),
             queue: options.max_queue.unwrap_or(defaults.queue_capacity),
             queue_tokens: options.max_queue_tokens,
         })
@@ -136,7 +139,7 @@ impl Shelf {
             pages: PageBudget::Bytes(bytes.saturating_add(page_bytes)),
             max_context: Some(context),
             max_sequences: self.parallel,
-            max_batch_tokens: defaults.max_batch_tokens.max(self.parallel),
+            max_batch_tokens: self.batch_tokens,
             queue_capacity: self.queue,
             queue_tokens: self.queue_tokens,
             kv_dtype: self.kv_dtype,
