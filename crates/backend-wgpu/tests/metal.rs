@@ -17,6 +17,8 @@ fn shapes() -> Vec<ModelShape> {
     let mut shapes: Vec<_> = WeightFormat::ALL.into_iter().map(ModelShape::of_format).collect();
     shapes.push(llama.clone());
     shapes.push(ModelShape { rotated: Some(0), ..llama.clone() });
+    let mixture = ModelShape::of_format(WeightFormat::Q4_K);
+    shapes.push(ModelShape { finer: Some(WeightFormat::Q6_K), ..mixture });
     shapes.push(ModelShape { rope_style: RopeStyle::Interleaved, biases: Biases::All, ..llama.clone() });
     shapes.push(ModelShape {
         windows: vec![Some(21), None],

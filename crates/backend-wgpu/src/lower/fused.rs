@@ -110,13 +110,17 @@ impl Lowering<'_> {
     }
 
     fn rope_finish(&self, op: &NormQkvRopeStore, linears: &[&Linear]) -> Finish {
-        let end = |ends: &[&Linear]| {
-            let of = |linear: &&&Linear| ends.iter().any(|end| end.matrix == linear.matrix);
-            linears.iter().filter(of).map(|linear| self.weights.matrix(linear.matrix).rows).sum::<usize>()
+        let rows = |of: &Linear| match linears.iter().any(|linear| linear.matrix == of.matrix) {
+            true => self.weights.matrix(of.matrix).rows as u32,
+            false => 0,
         };
+        let [q, k, v] = [&op.q, &op.k, &op.v].map(rows);
         let mut constants = vec![
-            ("Q_END", U(end(&[&op.q]) as u32)),
-            ("K_END", U(end(&[&op.q, &op.k]) as u32)),
+            ("Q_END", U(q)),
+            ("K_END", U(q + k)),
+            ("HAS_Q", U(u32::from(q > 0))),
+            ("HAS_K", U(u32::from(k > 0))),
+            ("HAS_V", U(u32::from(v > 0))),
             ("PAIRS", U(self.program.ropes[op.rope].frequencies.len() as u32)),
             ("TOGETHER", U(u32::from(self.is_together(op)))),
         ];

@@ -1,8 +1,15 @@
 // A product of queries, keys and values that rotates and stores them: outputs up to Q_END are of queries, from there up to K_END of
-// keys, and then of values. A thread has four outputs of a head.
+// keys, and then of values. A thread has four outputs of a head. Where these are several products, as their weights have several layouts,
+// each only knows what it writes, so that they need not wait for each other.
+//% if HAS_Q
 @group(0) @binding(8) var<storage, read_write> queries: array<f32>;  // [rows, HEADS, DIM]
+//% end
+//% if HAS_K
 @group(0) @binding(9) var<storage, read_write> k_pages: array<u32>;  // see pages.rs
+//% end
+//% if HAS_V
 @group(0) @binding(10) var<storage, read_write> v_pages: array<u32>; // the same
+//% end
 
 struct Asked { slot: u32, angles: vec4<f32> }
 
@@ -32,19 +39,27 @@ fn finish(tid: u32, first: u32, asked: Asked) {
     ends = vec2<u32>(at / 2u, at / 2u + PAIRS);
 //% end
   }
+//% if HAS_Q
   if (output < Q_END) {
     let head = output / DIM * DIM;
     queries[head + ends.x] = x.x;
     queries[head + ends.x + 1u] = x.y;
     queries[head + ends.y] = x.z;
     queries[head + ends.y + 1u] = x.w;
-  } else if (output < K_END) {
+  }
+//% end
+//% if HAS_K
+  if (output >= Q_END && output < K_END) {
     let head = (output - Q_END) / DIM;
     k_pages[k_word(asked.slot, head, ends.x)] = pack(x.xy);
     k_pages[k_word(asked.slot, head, ends.y)] = pack(x.zw);
-  } else {
+  }
+//% end
+//% if HAS_V
+  if (output >= K_END) {
     let head = (output - K_END) / DIM;
     v_pages[v_word(asked.slot, head, ends.x)] = pack(x.xy);
     v_pages[v_word(asked.slot, head, ends.y)] = pack(x.zw);
   }
+//% end
 }

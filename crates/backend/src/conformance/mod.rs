@@ -137,6 +137,7 @@ pub const CASES: &[Case] = &[
     Case { name: "format_iq4_nl", run: |subject| numbers::format(subject, WeightFormat::IQ4_NL) },
     Case { name: "format_iq4_xs", run: |subject| numbers::format(subject, WeightFormat::IQ4_XS) },
     Case { name: "format_mxfp4", run: |subject| numbers::format(subject, WeightFormat::MXFP4) },
+    Case { name: "mixed_formats", run: numbers::mixed_formats },
     Case { name: "grouped_heads", run: numbers::grouped_heads },
     Case { name: "head_dims", run: numbers::head_dims },
     Case { name: "unusual_head_dims", run: numbers::unusual_head_dims },
@@ -193,7 +194,7 @@ macro_rules! conformance {
         $crate::conformance! { @$what [$($subject)?]
             format_f32 format_f16 format_bf16 format_q4_0 format_q4_1 format_q5_0 format_q5_1 format_q8_0
             format_q2_k format_q3_k format_q4_k format_q5_k format_q6_k format_iq4_nl format_iq4_xs format_mxfp4
-            grouped_heads head_dims unusual_head_dims biases biases_everywhere qk_norms post_norms soft_caps
+            mixed_formats grouped_heads head_dims unusual_head_dims biases biases_everywhere qk_norms post_norms soft_caps
             windows alternating_windows ropes tied_head gelu everything pages lengths many_rows embeddings
             limits long_context gather
             exact_in_company exact_in_chunks exact_in_long_chunks exact_in_wide_steps

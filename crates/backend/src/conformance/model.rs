@@ -14,6 +14,8 @@ use crate::{
 pub struct ModelShape {
     /// Encoding of all matrices.
     pub format: WeightFormat,
+    /// Encoding of those that mixtures such as Q4_K_M make finer, values and down; `None` is as all others.
+    pub finer: Option<WeightFormat>,
     /// See [`Program::hidden`].
     pub hidden: usize,
     /// See [`Program::vocab`].
@@ -70,6 +72,7 @@ impl Default for ModelShape {
     fn default() -> Self {
         Self {
             format: WeightFormat::F32,
+            finer: None,
             hidden: 64,
             vocab: 131,
             heads: 4,
@@ -208,7 +211,9 @@ impl Builder<'_> {
     }
 
     fn matrix(&mut self, name: &str, rows: usize, cols: usize, rms: f32) -> MatrixId {
-        self.weights.matrices.push(random_matrix(name, self.shape.format, rows, cols, rms, &mut self.rng));
+        let is_finer = name.ends_with(" v") || name.ends_with(" down");
+        let format = self.shape.finer.filter(|_| is_finer).unwrap_or(self.shape.format);
+        self.weights.matrices.push(random_matrix(name, format, rows, cols, rms, &mut self.rng));
         MatrixId(self.weights.matrices.len() as u32 - 1)
     }
 }

@@ -22,6 +22,18 @@ pub(super) fn format(subject: &Subject, format: WeightFormat) -> Verdict {
     agrees(subject, &ModelShape { windows: vec![None], ..wide })
 }
 
+/// A layer whose matrices have formats of two kinds, so that what is multiplied together elsewhere is not.
+pub(super) fn mixed_formats(subject: &Subject) -> Verdict {
+    for (format, finer) in [(WeightFormat::Q4_K, WeightFormat::Q6_K), (WeightFormat::Q8_0, WeightFormat::F16)]
+    {
+        if subject.unsupported.iter().any(|unsupported| [format, finer].contains(unsupported)) {
+            continue;
+        }
+        agrees(subject, &ModelShape { finer: Some(finer), ..ModelShape::of_format(format) })?;
+    }
+    Ok(())
+}
+
 /// The load fails, and says what is not supported.
 fn refuses(subject: &Subject, shape: &ModelShape, name: &str) -> Verdict {
     let model = shape.build(1);
