@@ -185,10 +185,12 @@ impl Lowering<'_> {
         let width = self.program.heads * dim;
         // As many heads as make whole blocks.
         let heads = [1, 2, 4].into_iter().find(|heads| (heads * dim).is_multiple_of(BLOCK)).unwrap_or(4);
+        let blocks = (heads * dim).div_ceil(BLOCK) as u32;
         let mut constants = vec![
             ("RUN", U(RUN as u32)),
             ("MERGE_HEADS", U(heads as u32)),
-            ("STAGED", U((heads * dim).div_ceil(BLOCK) as u32 * 33)),
+            ("STAGED", U(blocks * 33)),
+            ("SHARED_BLOCKS", U(blocks)),
         ];
         constants.extend(self.emit_for(&[project], width));
         constants.extend(self.halves(FEW_ROWS + 1));

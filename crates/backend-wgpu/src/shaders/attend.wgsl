@@ -173,6 +173,11 @@ fn main(
     quads[t_${j} * FOURS + own] = exp2(score_${j} - top);
 //% end
     workgroupBarrier();
+    if (tid < SUMS * FOURS) {
+      var all = vec4<f32>(0.0);
+      for (var i = tid; i < end * FOURS; i += SUMS * FOURS) { all += quads[i]; }
+      sums[tid] = all;
+    }
 
     // V.
 //% for v in 0..FOURS
@@ -208,14 +213,10 @@ fn main(
 //% end
 //% end
     }
-    if (tid < SUMS * FOURS) {
-      var all = vec4<f32>(0.0);
-      for (var i = tid; i < end * FOURS; i += SUMS * FOURS) { all += quads[i]; }
-      sums[tid] = all;
-    }
     workgroupBarrier();
 
-    // The teams' results, added up; splits to runs, and runs to the whole.
+    // The teams' results, added up; splits to runs, and runs to the whole. The next split needs no barrier of its own: it writes what
+    // is read here only after others.
     let ends_run = (split + 1u) % RUN == 0u || split + 1u == first_split + splits;
 //% for v in 0..FOURS
     if (team < TEAMS) {
@@ -235,7 +236,7 @@ fn main(
       }
     }
 //% end
-    workgroupBarrier();
+    if (${v}u + 1u < FOURS) { workgroupBarrier(); }
 //% end
     if (tid < QUERIES) {
       var all = 0.0;
@@ -246,7 +247,6 @@ fn main(
         run_total = Sum(vec4<f32>(0.0), NOTHING);
       }
     }
-    workgroupBarrier();
   }
 
 //% if EMITS

@@ -34,8 +34,9 @@ fn main(
 //% for u in 0..4
     var next_${u} = part_sums[at + min(${u}u * SLOTS + slot, count - 1u) * HEADS * QUADS];
 //% end
-    var top = NOTHING;
-    for (var i = tid; i < count; i += 256u) { top = max(top, part_tops[(first + i) * HEADS + head].x); }
+    let own = part_tops[(first + min(tid, count - 1u)) * HEADS + head];
+    var top = own.x;
+    for (var i = tid + 256u; i < count; i += 256u) { top = max(top, part_tops[(first + i) * HEADS + head].x); }
     top = subgroupMax(top);
     if (in_subgroup == 0u) { tops[subgroup] = top; }
     workgroupBarrier();
@@ -45,7 +46,8 @@ fn main(
     for (var base = 0u; base < count; base += CHUNK) {
       let here = min(CHUNK, count - base);
       if (tid < here) {
-        let part = part_tops[(first + base + tid) * HEADS + head];
+        var part = own;
+        if (base > 0u) { part = part_tops[(first + base + tid) * HEADS + head]; }
         let factor = power_of_two(part.x - top);
         parts[tid] = vec2<f32>(factor, part.y * factor);
       }
@@ -76,8 +78,7 @@ fn main(
     }
     workgroupBarrier();
   }
-  let block = wid.x * (MERGE_HEADS * DIM / 32u) + tid;
-  if (tid < MERGE_HEADS * DIM / 32u && block < ACT_BLOCKS) {
-    emit(row, block, tid, 1.0);
-  }
+  let mine = tid / 8u;
+  let block = wid.x * (MERGE_HEADS * DIM / 32u) + mine;
+  emit_shared(mine < MERGE_HEADS * DIM / 32u && block < ACT_BLOCKS, row, block, mine, tid % 8u);
 }
