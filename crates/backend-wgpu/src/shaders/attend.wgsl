@@ -16,6 +16,9 @@ const QUERIES = TILE_ROWS * TILE_HEADS;
 const SIDE = THREADS / FOURS; // threads that have the same four queries
 const SUMS = 16u;             // that are made of a split's weights, each of every SUMSth token
 const UNSEEN = -3.0e38;
+//% if Q8
+const K_BLOCKS = (K_QUADS + 7u) / 8u; // of K, that have a scale each
+//% end
 
 var<workgroup> places: array<u32, COARSE / 16u>;             // of this split's pages, in reads of K; the smallest have 16 tokens
 var<workgroup> tile: array<vec4<f32>, FOURS * 4u * K_QUADS>; // the queries
@@ -24,6 +27,9 @@ var<workgroup> tops: array<vec4<f32>, THREADS / 4u>;         // maximum of each 
 var<workgroup> split_tops: array<vec4<f32>, FOURS>;
 var<workgroup> sums: array<vec4<f32>, SUMS * FOURS>;
 var<workgroup> totals: array<f32, QUERIES>;
+//% if Q8
+var<workgroup> bases: array<vec4<f32>, FOURS * K_BLOCKS>;    // what four queries' products with a block begin with
+//% end
 
 fn dot_four(sum: f32, k: vec4<f32>, q: vec4<f32>) -> f32 {
   return fma(k.w, q.w, fma(k.z, q.z, fma(k.y, q.y, fma(k.x, q.x, sum))));
@@ -72,6 +78,23 @@ fn main(
     // Padding of K may be any number, but counts for nothing.
     tile[i] = select(vec4<f32>(0.0), query, quad < QUADS);
   }
+//% if Q8
+  workgroupBarrier();
+  for (var i = tid; i < FOURS * K_BLOCKS; i += THREADS) {
+    let quad = i % K_BLOCKS * 8u;
+//% for h in 0..4
+    var all_${h} = vec4<f32>(0.0);
+//% end
+    for (var n = 0u; n < min(8u, K_QUADS - quad); n++) {
+//% for h in 0..4
+      all_${h} += tile[(i / K_BLOCKS * 4u + ${h}u) * K_QUADS + quad + n];
+//% end
+    }
+//% for h in 0..4
+    bases[i][${h}] = -RAISE * ((all_${h}.x + all_${h}.y) + (all_${h}.z + all_${h}.w));
+//% end
+  }
+//% end
 
 //% for v in 0..FOURS
 //% for o in 0..OUTS
@@ -102,6 +125,9 @@ fn main(
 //% for j in 0..TOKENS_${size}
       let place_${j} = places[t_${j} / PAGE];
       var at_${j} = place_${j} + t_${j} % PAGE;
+//% if Q8
+      var block_${j} = vec4<f32>(0.0);
+//% end
 //% end
       for (var i = 0u; i < K_QUADS; i += K_FOURS * K_LOADS_${size}) {
 //% for e in 0..K_LOADS_${size}
@@ -118,12 +144,17 @@ fn main(
 //% for e in 0..K_LOADS_${size}
 //% for j in 0..TOKENS_${size}
 //% for f in 0..K_FOURS
-//% if Q8
-        let four_${e}_${f}_${j} = k_four(k_${e}_${j}, ${f}u) * k_scale(scales_${j}, i + ${e}u * K_FOURS);
-//% else
         let four_${e}_${f}_${j} = k_four(k_${e}_${j}, ${f}u);
 //% end
 //% end
+//% if Q8
+        // A block is two reads, but the last one may be shorter.
+        let quad_${e} = i + ${e}u * K_FOURS;
+        if (quad_${e} % 8u == 0u) {
+//% for j in 0..TOKENS_${size}
+          block_${j} = bases[own * K_BLOCKS + quad_${e} / 8u];
+//% end
+        }
 //% end
 //% for h in 0..QUERIES_0
 //% for f in 0..K_FOURS
@@ -131,9 +162,20 @@ fn main(
 //% end
 //% for j in 0..TOKENS_${size}
 //% for f in 0..K_FOURS
+//% if Q8
+        block_${j}[${h}] = dot_four(block_${j}[${h}], four_${e}_${f}_${j}, q_${e}_${f}_${h});
+//% else
         score_${j}[${h}] = dot_four(score_${j}[${h}], four_${e}_${f}_${j}, q_${e}_${f}_${h});
 //% end
 //% end
+//% end
+//% end
+//% if Q8
+        if (quad_${e} % 8u != 0u || quad_${e} + K_FOURS == K_QUADS) {
+//% for j in 0..TOKENS_${size}
+          score_${j} = fma(block_${j}, vec4<f32>(k_scale(scales_${j}, quad_${e})), score_${j});
+//% end
+        }
 //% end
 //% end
       }
