@@ -74,7 +74,12 @@ fn emit(row: u32, block: u32, from_: u32, factor: f32) {
 }
 
 //% if SHARED_BLOCKS
-var<workgroup> shared_quants: array<vec4<u32>, SHARED_BLOCKS * 2>;
+// Words, as who writes a part of a vector may write all of it.
+var<workgroup> shared_quants: array<u32, SHARED_BLOCKS * 8>;
+
+fn shared_half(at: u32) -> vec4<u32> {
+  return vec4<u32>(shared_quants[at], shared_quants[at + 1u], shared_quants[at + 2u], shared_quants[at + 3u]);
+}
 
 // The same, without a factor, where eight threads share a block, this one having its quad `j`: one alone has some 300 instructions for
 // it, while others wait. All of a workgroup come here, those without a block, too.
@@ -91,7 +96,7 @@ fn emit_shared(has_block: bool, row: u32, block: u32, from_: u32, j: u32) {
     acts_floats[(row * 8u + j) * ACT_BLOCKS + block] = bitcast<vec4<u32>>(staged_quad(from_, j));
 //% end
 //% if EMIT_Q8
-    shared_quants[2u * from_ + j / 4u][j % 4u] = quants_of(staged_quad(from_, j), largest);
+    shared_quants[8u * from_ + j] = quants_of(staged_quad(from_, j), largest);
 //% end
 //% if HALVES
     if (args.rows >= HALVES_FROM && j < 4u) {
@@ -102,7 +107,7 @@ fn emit_shared(has_block: bool, row: u32, block: u32, from_: u32, j: u32) {
 //% if EMIT_Q8
   workgroupBarrier();
   if (has_block && j == 0u) {
-    let q = with_sums(shared_quants[2u * from_], shared_quants[2u * from_ + 1u], largest);
+    let q = with_sums(shared_half(8u * from_), shared_half(8u * from_ + 4u), largest);
     let at = row * 2u * ACT_BLOCKS + block;
     acts_quants[at] = q.lo;
     acts_quants[at + ACT_BLOCKS] = q.hi;

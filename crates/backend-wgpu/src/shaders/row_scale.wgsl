@@ -2,12 +2,16 @@
 // the lanes are added up in order.
 var<workgroup> lane_squares: array<vec4<f32>, 8>;
 
-// The first half; the second one comes after a barrier.
+// The first half; the second one comes after a barrier. A thread has four lanes, as who writes a part of a vector may write all of it.
 fn add_squares(tid: u32) {
-  if (tid < 32u) {
-    var sum = 0.0;
-    for (var block = tid; block < NORM_BLOCKS; block += 32u) { sum += squares_of(block); }
-    lane_squares[tid / 4u][tid % 4u] = sum;
+  if (tid < 8u) {
+    var sums = vec4<f32>();
+    for (var block = 4u * tid; block < NORM_BLOCKS; block += 32u) {
+//% for i in 0..4
+      if (block + ${i}u < NORM_BLOCKS) { sums[${i}] += squares_of(block + ${i}u); }
+//% end
+    }
+    lane_squares[tid] = sums;
   }
 }
 
