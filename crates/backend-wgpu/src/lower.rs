@@ -213,7 +213,7 @@ pub struct Lowering<'a> {
     acts: [wgpu::Buffer; 3],
     /// Those that norms make.
     normed: [wgpu::Buffer; 3],
-    /// Sums of the squares of a row's blocks, where its norm's factor is still to be made.
+    /// Sums of the squares of a row's blocks, where its norm's factor is still to be made; whole fours, the last ones of nothing.
     squares: wgpu::Buffer,
     /// What norms multiply rows with.
     factors: wgpu::Buffer,
@@ -302,7 +302,7 @@ impl<'a> Lowering<'a> {
             y: buffer(rows * hidden, "products")?,
             acts: acts()?,
             normed: acts()?,
-            squares: buffer(hidden.div_ceil(BLOCK), "squares")?,
+            squares: buffer(hidden.div_ceil(4 * BLOCK) * 4, "squares")?,
             factors: buffer(rows.max(LOGIT_ROWS), "factors")?,
             act_blocks: blocks,
             scratch: [

@@ -319,7 +319,8 @@ impl Lowering<'_> {
     pub(super) fn row_scale(&self, norm: &Norm) -> Constants {
         let hidden = self.program.hidden;
         vec![
-            ("NORM_BLOCKS", U(hidden.div_ceil(BLOCK) as u32)),
+            // Fours of blocks.
+            ("SQUARES", U(hidden.div_ceil(4 * BLOCK) as u32)),
             ("INVERSE_WIDTH", F(1.0 / hidden as f32)),
             ("EPS", F(norm.eps)),
         ]

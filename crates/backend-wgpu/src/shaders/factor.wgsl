@@ -1,10 +1,10 @@
 // What the products of a row are multiplied with, where its activations are those of a norm.
 //% if NORMED
 // Of a step of one row, which nobody has made yet.
-@group(0) @binding(12) var<storage, read> row_squares: array<f32>; // [NORM_BLOCKS]
+@group(0) @binding(12) var<storage, read> row_squares: array<vec4<f32>>; // [SQUARES]
 
-fn squares_of(block: u32) -> f32 {
-  return row_squares[block];
+fn squares_of(four: u32) -> vec4<f32> {
+  return row_squares[four];
 }
 
 fn factor_of(row: u32) -> f32 {

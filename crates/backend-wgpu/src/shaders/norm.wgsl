@@ -14,10 +14,11 @@
 @group(0) @binding(5) var<storage, read_write> normed: array<f32>; // [rows, WIDTH]
 //% end
 
-var<workgroup> squares: array<f32, ROUNDS * SLICES * 8>; // of each block
+var<workgroup> squares: array<f32, ROUNDS * SLICES * 8>; // of each block; past the last one, nothing
 
-fn squares_of(block: u32) -> f32 {
-  return squares[block];
+fn squares_of(four: u32) -> vec4<f32> {
+  let at = 4u * four;
+  return vec4<f32>(squares[at], squares[at + 1u], squares[at + 2u], squares[at + 3u]);
 }
 
 //% if POST

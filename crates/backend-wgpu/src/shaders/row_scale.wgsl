@@ -6,11 +6,7 @@ var<workgroup> lane_squares: array<vec4<f32>, 8>;
 fn add_squares(tid: u32) {
   if (tid < 8u) {
     var sums = vec4<f32>();
-    for (var block = 4u * tid; block < NORM_BLOCKS; block += 32u) {
-//% for i in 0..4
-      if (block + ${i}u < NORM_BLOCKS) { sums[${i}] += squares_of(block + ${i}u); }
-//% end
-    }
+    for (var four = tid; four < SQUARES; four += 8u) { sums += squares_of(four); }
     lane_squares[tid] = sums;
   }
 }
