@@ -147,10 +147,13 @@ fn few<S: Simd, E: Element, const R: usize, const G: usize>(s: S, job: &Job<'_>)
             }
             let mut row = first_row;
             while row < end {
-                let rows = tile_rows(end - row);
+                let rows = super::next_rows(end - row, TILE_ROWS);
                 match rows {
+                    1 => few_tile::<S, E, 1, G>(s, job, group, row),
                     2 => few_tile::<S, E, 2, G>(s, job, group, row),
+                    3 => few_tile::<S, E, 3, G>(s, job, group, row),
                     4 => few_tile::<S, E, 4, G>(s, job, group, row),
+                    5 => few_tile::<S, E, 5, G>(s, job, group, row),
                     _ => few_tile::<S, E, TILE_ROWS, G>(s, job, group, row),
                 }
                 row += rows;

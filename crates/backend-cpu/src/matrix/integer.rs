@@ -20,6 +20,7 @@ use super::{
     Output, ahead,
     brick::{Brick, array},
     layout::{BLOCK, Format},
+    next_rows,
     strip::many,
 };
 use crate::{
@@ -60,28 +61,18 @@ impl Job<'_> {
     }
 }
 
+/// Most rows for which weights are unpacked in registers, a few rows at a time.
+const fn few_limit<S: Simd>() -> usize {
+    if S::REGISTERS >= 32 { 8 } else { 12 }
+}
+
 /// Runs a job.
 #[inline(always)]
 pub fn multiply<S: Simd, F: Format>(s: S, job: &Job<'_>, scratch: &mut super::Scratch) {
-    let strip = &mut scratch.strip;
-    if S::REGISTERS >= 32 {
-        match job.count {
-            1 => few::<S, F, 1>(s, job),
-            2 => few::<S, F, 2>(s, job),
-            3 => few::<S, F, 3>(s, job),
-            4 => few::<S, F, 4>(s, job),
-            5 => few::<S, F, 5>(s, job),
-            6 => few::<S, F, 6>(s, job),
-            7 | 8 => few::<S, F, 8>(s, job),
-            _ => many::<S, F>(s, job, strip),
-        }
+    if job.count <= const { few_limit::<S>() } {
+        few::<S, F>(s, job)
     } else {
-        match job.count {
-            1 => few::<S, F, 1>(s, job),
-            2 => few::<S, F, 2>(s, job),
-            3 | 4 => few::<S, F, 4>(s, job),
-            _ => many::<S, F>(s, job, strip),
-        }
+        many::<S, F>(s, job, &mut scratch.strip)
     }
 }
 
@@ -152,40 +143,67 @@ pub(super) fn add_half<S: Simd>(s: S, half: usize, first: S::F32, dot: S::I32, s
     if half == 0 { s.mul(s.to_f32(dot), scales) } else { s.fma(s.to_f32(dot), scales, first) }
 }
 
-/// Up to `R` rows: weights are unpacked in registers and used at once.
+/// Rows that share what is in registers: as many as there is room for beside the weights.
+const fn rows_at_once<S: Simd>() -> usize {
+    if S::REGISTERS >= 32 { 8 } else { 4 }
+}
+
+/// Few rows: weights are unpacked in registers and used at once. Where not all rows have room beside them, a group is
+/// unpacked for some rows after others, the first time from memory and then from a cache.
 #[inline(always)]
-fn few<S: Simd, F: Format, const R: usize>(s: S, job: &Job<'_>) {
+fn few<S: Simd, F: Format>(s: S, job: &Job<'_>) {
+    let most = const { rows_at_once::<S>() };
+    for group in job.groups.clone() {
+        let mut row = 0;
+        while row < job.count {
+            let rows = next_rows(job.count - row, most);
+            match rows {
+                1 => few_rows::<S, F, 1>(s, job, group, row),
+                2 => few_rows::<S, F, 2>(s, job, group, row),
+                3 if most >= 3 => few_rows::<S, F, 3>(s, job, group, row),
+                4 if most >= 4 => few_rows::<S, F, 4>(s, job, group, row),
+                5 if most >= 5 => few_rows::<S, F, 5>(s, job, group, row),
+                6 if most >= 6 => few_rows::<S, F, 6>(s, job, group, row),
+                _ if most >= 8 => few_rows::<S, F, 8>(s, job, group, row),
+                _ => unreachable!("at most {most} rows at once"),
+            }
+            row += rows;
+        }
+    }
+}
+
+/// Up to `R` rows from `row` on times one group.
+#[inline(always)]
+fn few_rows<S: Simd, F: Format, const R: usize>(s: S, job: &Job<'_>, group: usize, row: usize) {
     let layout = const { &F::LAYOUT };
     let bricks = job.group_bytes / layout.bytes();
-    let rows: [*const QuantBlock; R] = std::array::from_fn(|r| job.row(r));
-    for group in job.groups.clone() {
-        let mut at = job.group(group);
-        let mut sums = [s.zero(); R];
-        let mut block = 0;
-        for _ in 0..bricks {
-            // SAFETY: a group is a whole number of bricks; rows are as long as the group's inputs, padded to a whole
-            // number of the longest bricks.
-            unsafe {
-                let brick = Brick::at::<F>(s, at);
-                for b in 0..layout.blocks() {
-                    prefetch::<S, F>(s, at.wrapping_add(ahead::DISTANCE), b);
-                    let x: [&QuantBlock; R] = std::array::from_fn(|r| &*rows[r].add(block));
-                    if const { parts::<F>() == 2 } {
-                        halved_block::<S, F, R>(s, &brick, b, &x, &mut sums);
-                    } else {
-                        whole_block::<S, F, R>(s, &brick, b, &x, &mut sums);
-                    }
-                    block += 1;
+    let rows: [*const QuantBlock; R] = std::array::from_fn(|r| job.row(row + r));
+    let mut at = job.group(group);
+    let mut sums = [s.zero(); R];
+    let mut block = 0;
+    for _ in 0..bricks {
+        // SAFETY: a group is a whole number of bricks; rows are as long as the group's inputs, padded to a whole
+        // number of the longest bricks.
+        unsafe {
+            let brick = Brick::at::<F>(s, at);
+            for b in 0..layout.blocks() {
+                prefetch::<S, F>(s, at.wrapping_add(ahead::DISTANCE), b);
+                let x: [&QuantBlock; R] = std::array::from_fn(|r| &*rows[r].add(block));
+                if const { parts::<F>() == 2 } {
+                    halved_block::<S, F, R>(s, &brick, b, &x, &mut sums);
+                } else {
+                    whole_block::<S, F, R>(s, &brick, b, &x, &mut sums);
                 }
-                at = at.add(layout.bytes());
+                block += 1;
             }
+            at = at.add(layout.bytes());
         }
-        for (r, sum) in sums.into_iter().enumerate().take(job.count) {
-            let mut lanes = [0.0; LANES];
-            s.store(sum, &mut lanes);
-            // SAFETY: the output was checked for all rows.
-            unsafe { job.out.put(r, group, job.outputs, &lanes) };
-        }
+    }
+    for (r, sum) in sums.into_iter().enumerate().take(job.count - row) {
+        let mut lanes = [0.0; LANES];
+        s.store(sum, &mut lanes);
+        // SAFETY: the output was checked for all rows.
+        unsafe { job.out.put(row + r, group, job.outputs, &lanes) };
     }
 }
 
