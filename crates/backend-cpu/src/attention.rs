@@ -8,8 +8,10 @@
 //! which changes no bit of any sum. So the result is the same whatever the chunk, the batch, and the thread that took
 //! a split.
 //!
-//! A tile is worked off in strips of as many queries as fit the registers. The first strip fetches the split's K and V
-//! from memory, a few pages' worth of tokens ahead of their use; the others find them in the second-level cache.
+//! A tile is worked off in strips. The first strip fetches the split's K and V from memory, a few pages' worth of tokens
+//! ahead of their use; the others find them in the second-level cache. Where a strip has more queries than there are
+//! registers for their sums, its parts take turns, a few tokens each, and share what is to be fetched: memory is asked
+//! all the time, and what one part has read the next one finds in the first-level cache.
 //!
 //! What pages store is a parameter of all this ([`Stored`]): half precision here, eight bits in [`q8`].
 
@@ -18,13 +20,17 @@
 mod q8;
 #[cfg(test)]
 mod tests;
+mod walk;
 
 use std::ops::Range;
 
 use half::f16;
 use paguro_backend::{KvDtype, PageId};
 
-use self::q8::Q8;
+use self::{
+    q8::Q8,
+    walk::{PartWalk, Walk},
+};
 use crate::{
     isa::simd_kernels,
     pages::{PageShape, Pages},
@@ -42,12 +48,14 @@ pub const TILE: usize = 64;
 /// Queries of the largest strip.
 const STRIP: usize = 8;
 
-/// How far ahead of their use K and V are asked for, in tokens (of 16).
-const AHEAD: usize = 4;
+/// Queries of a strip's largest part.
+const fn part_queries<S: Simd>() -> usize {
+    if S::REGISTERS >= 32 { STRIP } else { 4 }
+}
 
-/// Tokens, in 16, whose values are weighed before the sums go back to memory: few enough that their V stays in the
-/// first-level cache while all dimensions pass by.
-const WEIGH_AT_ONCE: usize = 4;
+/// Tokens, in 16, that are a part's turn. Their values are weighed before the sums go back to memory: few enough that K or V
+/// of them stays in the first-level cache while all dimensions and all parts pass by.
+const TURN: usize = 4;
 
 simd_kernels! {
     /// Attention, for one instruction set.
@@ -73,13 +81,16 @@ impl AttentionKernels {
     }
 }
 
+/// Scores of a query with the tokens of a split, and then their weights. A cache line longer than a split, so that rows do
+/// not all begin in the same cache set.
+type Row = [f32; SPLIT + LANES];
+
 /// Working memory of a strip over a split.
 #[derive(Debug)]
 #[repr(align(64))]
 pub struct Scores {
-    /// Scores, and then weights, by query. The rows are a cache line longer than a split, so that they do not all
-    /// begin in the same cache set.
-    rows: [[f32; SPLIT + LANES]; STRIP],
+    /// By query.
+    rows: [Row; STRIP],
     /// Queries in eight bits, `[queries][blocks]`, for pages that store eight bits.
     queries: Vec<QuantBlock>,
 }
@@ -171,33 +182,33 @@ trait Stored {
     /// What a query is read as.
     type Query;
 
-    /// `Q` queries from `first` on.
-    fn queries<S: Simd, const Q: usize>(
+    /// Query `index` of the tile; `quantized` has room for it in eight bits.
+    fn query<S: Simd>(
         s: S,
         job: &SplitJob<'_>,
-        first: usize,
-        scores: &mut Scores,
-    ) -> [*const Self::Query; Q];
+        index: usize,
+        quantized: &mut [QuantBlock],
+    ) -> *const Self::Query;
 
     /// Scores of `Q` queries with `16 * N` tokens from `tile` on: `scores[query][token] = Σ_d q[query][d] * k[d][token]`.
     fn score<S: Simd, const Q: usize, const N: usize>(
         s: S,
         shape: &PageShape,
-        walk: &Walk,
+        walk: PartWalk<'_>,
         queries: &[*const Self::Query; Q],
         tile: usize,
-        scores: &mut Scores,
+        scores: &mut [Row],
     );
 
     /// Adds the tokens of tiles to the weighted sums of V: `partial[query][d] += Σ_token weight[query][token] *
-    /// v[token][d]`. The tiles lie in one [`WEIGH_AT_ONCE`] of them, counted from the split's start.
+    /// v[token][d]`. The tiles lie in one [`TURN`] of them, counted from the split's start.
     fn weigh<S: Simd, const Q: usize, const N: usize>(
         s: S,
         shape: &PageShape,
-        walk: &Walk,
+        walk: PartWalk<'_>,
         tiles: Range<usize>,
         seen: &Range<usize>,
-        weights: &Scores,
+        weights: &[Row],
         partial: &mut [f32],
     );
 }
@@ -209,27 +220,18 @@ impl Stored for F16 {
     type Query = f32;
 
     #[inline(always)]
-    fn queries<S: Simd, const Q: usize>(
-        _: S,
-        job: &SplitJob<'_>,
-        first: usize,
-        _: &mut Scores,
-    ) -> [*const f32; Q] {
-        let mut queries = [std::ptr::null(); Q];
-        for q in 0..Q {
-            queries[q] = job.query(first + q).as_ptr();
-        }
-        queries
+    fn query<S: Simd>(_: S, job: &SplitJob<'_>, index: usize, _: &mut [QuantBlock]) -> *const f32 {
+        job.query(index).as_ptr()
     }
 
     #[inline(always)]
     fn score<S: Simd, const Q: usize, const N: usize>(
         s: S,
         shape: &PageShape,
-        walk: &Walk,
+        walk: PartWalk<'_>,
         queries: &[*const f32; Q],
         tile: usize,
-        scores: &mut Scores,
+        scores: &mut [Row],
     ) {
         score::<S, Q, N>(s, shape.head_dim, walk, queries, tile, scores);
     }
@@ -238,66 +240,13 @@ impl Stored for F16 {
     fn weigh<S: Simd, const Q: usize, const N: usize>(
         s: S,
         shape: &PageShape,
-        walk: &Walk,
+        walk: PartWalk<'_>,
         tiles: Range<usize>,
         seen: &Range<usize>,
-        weights: &Scores,
+        weights: &[Row],
         partial: &mut [f32],
     ) {
         weigh::<S, Q, N>(s, shape.padded_dim(), walk, tiles, seen, weights, partial);
-    }
-}
-
-/// Where K and V of the 16-token tiles of a split are, in the order in which they are read: K of all tiles, then V of
-/// all tiles, then K of some that come after the split.
-struct Walk {
-    places: [*const u8; 2 * (SPLIT / LANES) + AHEAD],
-    tiles: Range<usize>,
-}
-
-impl Walk {
-    /// Of tiles that are at least one.
-    fn new(job: &SplitJob<'_>, tiles: Range<usize>) -> Self {
-        let shape = job.pages.shape();
-        let block_tiles = shape.block_size / LANES;
-        let first_block = job.split * SPLIT / shape.block_size;
-        let blocks = tiles.start / block_tiles..(tiles.end + AHEAD).div_ceil(block_tiles);
-        let somewhere = job.pages.read(job.table[first_block + blocks.start], job.slot, job.kv_head).0;
-        let mut places = [somewhere.as_ptr(); 2 * (SPLIT / LANES) + AHEAD];
-        let end = tiles.end + AHEAD;
-        for block in blocks {
-            // After the last page there is nothing to fetch ahead.
-            let Some(&page) = job.table.get(first_block + block) else { break };
-            let (k, v) = job.pages.read(page, job.slot, job.kv_head);
-            for tile in (block * block_tiles).max(tiles.start)..((block + 1) * block_tiles).min(end) {
-                let offset = tile % block_tiles * shape.tile_bytes();
-                let at = tile - tiles.start;
-                if tile < tiles.end {
-                    places[at] = k[offset..].as_ptr();
-                    places[tiles.len() + at] = v[offset..].as_ptr();
-                } else {
-                    places[tiles.len() + at] = k[offset..].as_ptr();
-                }
-            }
-        }
-        Self { places, tiles }
-    }
-
-    /// K of a tile, and what to fetch meanwhile.
-    #[inline(always)]
-    fn keys(&self, tile: usize) -> (*const u8, *const u8) {
-        self.at(tile - self.tiles.start)
-    }
-
-    /// V of a tile, and what to fetch meanwhile.
-    #[inline(always)]
-    fn values(&self, tile: usize) -> (*const u8, *const u8) {
-        self.at(self.tiles.len() + tile - self.tiles.start)
-    }
-
-    #[inline(always)]
-    fn at(&self, index: usize) -> (*const u8, *const u8) {
-        (self.places[index], self.places[index + AHEAD])
     }
 }
 
@@ -325,48 +274,102 @@ fn attend_split<S: Simd, K: Stored>(s: S, job: &SplitJob<'_>, scores: &mut Score
         return;
     }
     let walk = &Walk::new(job, seen.start / LANES..seen.end.div_ceil(LANES));
-    // As many queries and vectors of tokens, or of dimensions, as there are registers for their sums.
-    let wide = S::REGISTERS >= 32;
-    let most = if wide { STRIP } else { 4 };
-    let count = queries.div_ceil(queries.div_ceil(most));
+    let count = queries.div_ceil(queries.div_ceil(STRIP));
     for (index, partial) in partial.chunks_mut(count * stride).enumerate() {
         let first = index * count;
-        match (wide, partial.len() / stride) {
-            (true, 1) => strip::<S, K, 1, 4>(s, job, walk, first, scores, partial),
-            (true, 2) => strip::<S, K, 2, 4>(s, job, walk, first, scores, partial),
-            (true, 3) => strip::<S, K, 3, 4>(s, job, walk, first, scores, partial),
-            (true, 4) => strip::<S, K, 4, 4>(s, job, walk, first, scores, partial),
-            (true, 5) => strip::<S, K, 5, 2>(s, job, walk, first, scores, partial),
-            (true, 6) => strip::<S, K, 6, 2>(s, job, walk, first, scores, partial),
-            (true, 7) => strip::<S, K, 7, 2>(s, job, walk, first, scores, partial),
-            (true, _) => strip::<S, K, 8, 2>(s, job, walk, first, scores, partial),
-            (false, 1) => strip::<S, K, 1, 2>(s, job, walk, first, scores, partial),
-            (false, 2) => strip::<S, K, 2, 2>(s, job, walk, first, scores, partial),
-            (false, 3) => strip::<S, K, 3, 1>(s, job, walk, first, scores, partial),
-            (false, _) => strip::<S, K, 4, 1>(s, job, walk, first, scores, partial),
-        }
+        strip::<S, K>(s, job, walk, first..first + partial.len() / stride, scores, partial);
     }
 }
 
-/// `Q` queries from `first` on; `N` vectors of tokens, and then of dimensions, at once.
+/// Calls a function for so many queries, and as many vectors of tokens, or of dimensions, at once as there are registers
+/// for their sums.
+macro_rules! for_queries {
+    ($count:expr, $f:ident::<$s:ident, $k:ident>$args:tt) => {
+        match ($s::REGISTERS >= 32, $count) {
+            (true, 1) => $f::<$s, $k, 1, 4>$args,
+            (true, 2) => $f::<$s, $k, 2, 4>$args,
+            (true, 3) => $f::<$s, $k, 3, 4>$args,
+            (true, 4) => $f::<$s, $k, 4, 4>$args,
+            (true, 5) => $f::<$s, $k, 5, 2>$args,
+            (true, 6) => $f::<$s, $k, 6, 2>$args,
+            (true, 7) => $f::<$s, $k, 7, 2>$args,
+            (true, _) => $f::<$s, $k, 8, 2>$args,
+            (false, 1) => $f::<$s, $k, 1, 2>$args,
+            (false, 2) => $f::<$s, $k, 2, 2>$args,
+            (false, 3) => $f::<$s, $k, 3, 1>$args,
+            (false, _) => $f::<$s, $k, 4, 1>$args,
+        }
+    };
+}
+
+/// Up to [`STRIP`] queries of the tile.
 #[inline(always)]
-fn strip<S: Simd, K: Stored, const Q: usize, const N: usize>(
+fn strip<S: Simd, K: Stored>(
     s: S,
     job: &SplitJob<'_>,
     walk: &Walk,
-    first: usize,
+    range: Range<usize>,
     scores: &mut Scores,
     partial: &mut [f32],
 ) {
     let shape = &job.pages.shape();
     let stride = partial_len(shape.head_dim);
-    let seen = job.seen(first..first + Q);
+    let (first, count) = (range.start, range.len());
+    let seen = job.seen(range);
     if seen.is_empty() {
         return;
     }
+    let mut queries = [std::ptr::null(); STRIP];
+    let mut quantized = scores.queries.chunks_exact_mut(shape.blocks());
+    for (q, query) in queries.iter_mut().enumerate().take(count) {
+        *query = K::query(s, job, first + q, quantized.next().unwrap_or_default());
+    }
+    let parts = count.div_ceil(part_queries::<S>());
+    let size = count.div_ceil(parts);
     let tiles = seen.start / LANES..seen.end.div_ceil(LANES);
-    let queries = &K::queries::<S, Q>(s, job, first, scores);
 
+    for turn in turns(&tiles) {
+        for part in 0..parts {
+            let (share, walk) = (part * size..count.min((part + 1) * size), PartWalk { walk, part, parts });
+            let rows = &mut scores.rows[share.clone()];
+            for_queries!(
+                share.len(),
+                score_turn::<S, K>(s, shape, walk, &queries[share], turn.clone(), rows)
+            );
+        }
+    }
+    for q in 0..count {
+        let (largest, sum) = softmax(s, job, &mut scores.rows[q], &tiles, job.visible(first + q));
+        partial[q * stride] = largest;
+        partial[q * stride + 1] = sum;
+    }
+    for turn in turns(&tiles) {
+        for part in 0..parts {
+            let (share, walk) = (part * size..count.min((part + 1) * size), PartWalk { walk, part, parts });
+            let partial = &mut partial[share.start * stride..share.end * stride];
+            let rows = &scores.rows[share.clone()];
+            for_queries!(share.len(), weigh_turn::<S, K>(s, shape, walk, turn.clone(), &seen, rows, partial));
+        }
+    }
+}
+
+/// Tiles, [`TURN`] of them at a time, counted from the split's start.
+fn turns(tiles: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
+    let Range { start, end } = *tiles;
+    (start / TURN..end.div_ceil(TURN)).map(move |turn| (turn * TURN).max(start)..((turn + 1) * TURN).min(end))
+}
+
+/// Scores of `Q` queries with the tokens of tiles, `N` tiles at once.
+#[inline(always)]
+fn score_turn<S: Simd, K: Stored, const Q: usize, const N: usize>(
+    s: S,
+    shape: &PageShape,
+    walk: PartWalk<'_>,
+    queries: &[*const K::Query],
+    tiles: Range<usize>,
+    scores: &mut [Row],
+) {
+    let queries = queries.first_chunk::<Q>().expect("a query for each row");
     let mut tile = tiles.start;
     while tile + N <= tiles.end {
         K::score::<S, Q, N>(s, shape, walk, queries, tile, scores);
@@ -376,17 +379,20 @@ fn strip<S: Simd, K: Stored, const Q: usize, const N: usize>(
         K::score::<S, Q, 1>(s, shape, walk, queries, tile, scores);
         tile += 1;
     }
-    for q in 0..Q {
-        let (largest, sum) = softmax(s, job, &mut scores.rows[q], &tiles, job.visible(first + q));
-        partial[q * stride] = largest;
-        partial[q * stride + 1] = sum;
-    }
-    let mut tile = tiles.start;
-    while tile < tiles.end {
-        let end = tiles.end.min((tile / WEIGH_AT_ONCE + 1) * WEIGH_AT_ONCE);
-        K::weigh::<S, Q, N>(s, shape, walk, tile..end, &seen, scores, partial);
-        tile = end;
-    }
+}
+
+/// [`Stored::weigh`], `N` vectors of dimensions at once.
+#[inline(always)]
+fn weigh_turn<S: Simd, K: Stored, const Q: usize, const N: usize>(
+    s: S,
+    shape: &PageShape,
+    walk: PartWalk<'_>,
+    tiles: Range<usize>,
+    seen: &Range<usize>,
+    weights: &[Row],
+    partial: &mut [f32],
+) {
+    K::weigh::<S, Q, N>(s, shape, walk, tiles, seen, weights, partial);
 }
 
 /// Scores of `Q` queries with `16 * N` tokens from `tile` on: `scores[query][token] = Σ_d q[query][d] * k[d][token]`,
@@ -395,10 +401,10 @@ fn strip<S: Simd, K: Stored, const Q: usize, const N: usize>(
 fn score<S: Simd, const Q: usize, const N: usize>(
     s: S,
     head_dim: usize,
-    walk: &Walk,
+    walk: PartWalk<'_>,
     queries: &[*const f32; Q],
     tile: usize,
-    scores: &mut Scores,
+    scores: &mut [Row],
 ) {
     let (mut keys, mut ahead) = ([std::ptr::null::<f16>(); N], [std::ptr::null(); N]);
     for n in 0..N {
@@ -428,7 +434,7 @@ fn score<S: Simd, const Q: usize, const N: usize>(
         }
     }
     for q in 0..Q {
-        let out = scores.rows[q].as_chunks_mut::<LANES>().0;
+        let out = scores[q].as_chunks_mut::<LANES>().0;
         for n in 0..N {
             s.store(sums[q][n], &mut out[tile + n]);
         }
@@ -481,26 +487,27 @@ fn softmax<S: Simd>(
     let mut sum = s.zero();
     for score in vectors {
         let below = s.sub(s.load(score), shift);
-        let weight = s.select_lt(below, least, s.zero(), simd::exp(s, below));
+        // Not even on the way.
+        let weight = s.select_lt(below, least, s.zero(), simd::exp(s, s.max(least, below)));
         s.store(weight, score);
         sum = s.add(sum, weight);
     }
     (largest, s.reduce_sum(sum))
 }
 
-/// Adds the tokens of up to `WEIGH_AT_ONCE` tiles to the weighted sums of V:
+/// Adds the tokens of up to `TURN` tiles to the weighted sums of V:
 /// `partial[query][d] += Σ_token weight[query][token] * v[token][d]`, each one chain of fused multiply-adds.
 #[inline(always)]
 fn weigh<S: Simd, const Q: usize, const N: usize>(
     s: S,
     width: usize, // of a head, in whole vectors
-    walk: &Walk,
+    walk: PartWalk<'_>,
     tiles: Range<usize>,
     seen: &Range<usize>,
-    weights: &Scores,
+    weights: &[Row],
     partial: &mut [f32],
 ) {
-    let mut parts = [Part::NONE; WEIGH_AT_ONCE];
+    let mut parts = [Part::NONE; TURN];
     for (tile, part) in tiles.zip(&mut parts) {
         let (values, ahead) = walk.values(tile);
         let start = tile * LANES;
@@ -540,8 +547,8 @@ fn weigh_dims<S: Simd, const Q: usize, const N: usize>(
     s: S,
     width: usize, // of a head, in whole vectors
     dim: usize,
-    parts: &[Part; WEIGH_AT_ONCE],
-    weights: &Scores,
+    parts: &[Part; TURN],
+    weights: &[Row],
     partial: &mut [f32],
 ) {
     let stride = partial_len(width);
@@ -568,7 +575,7 @@ fn weigh_dims<S: Simd, const Q: usize, const N: usize>(
                     v[n] = s.from_f16(&*values.add(n * LANES).cast());
                 }
                 for q in 0..Q {
-                    let weight = s.splat(*weights.rows[q].get_unchecked(token));
+                    let weight = s.splat(*weights[q].get_unchecked(token));
                     for n in 0..N {
                         sums[q][n] = s.fma(weight, v[n], sums[q][n]);
                     }

@@ -5,7 +5,7 @@
 //!
 //! Weighted sums: a scale of V belongs to a token, and tokens are what is summed over. So weights are first multiplied
 //! with the scales, then quantized to seven bits (they are not negative), with one step for the 64 tokens of
-//! [`WEIGH_AT_ONCE`] and 32 dimensions: `sum += dot(weights, v) * step`. The step follows the largest product of weight
+//! [`TURN`] and 32 dimensions: `sum += dot(weights, v) * step`. The step follows the largest product of weight
 //! and scale, so it is as fine as the tokens that matter among the 64 allow, and what is lost of a token is at most half
 //! a step times its quants.
 //!
@@ -17,7 +17,7 @@ use std::ops::Range;
 use half::f16;
 use paguro_backend::KV_BLOCK;
 
-use super::{LANES, Scores, SplitJob, Stored, WEIGH_AT_ONCE, Walk, partial_len};
+use super::{LANES, PartWalk, Row, SplitJob, Stored, TURN, partial_len};
 use crate::{
     pages::PageShape,
     quantize::{QuantBlock, quantize_row},
@@ -34,29 +34,24 @@ impl Stored for Q8 {
     type Query = QuantBlock;
 
     #[inline(always)]
-    fn queries<S: Simd, const Q: usize>(
+    fn query<S: Simd>(
         s: S,
         job: &SplitJob<'_>,
-        first: usize,
-        scores: &mut Scores,
-    ) -> [*const QuantBlock; Q] {
-        let blocks = job.pages.shape().blocks();
-        let mut queries = [std::ptr::null(); Q];
-        for (q, row) in scores.queries.chunks_exact_mut(blocks).take(Q).enumerate() {
-            quantize_row(s, job.query(first + q), row);
-            queries[q] = row.as_ptr();
-        }
-        queries
+        index: usize,
+        quantized: &mut [QuantBlock],
+    ) -> *const QuantBlock {
+        quantize_row(s, job.query(index), quantized);
+        quantized.as_ptr()
     }
 
     #[inline(always)]
     fn score<S: Simd, const Q: usize, const N: usize>(
         s: S,
         shape: &PageShape,
-        walk: &Walk,
+        walk: PartWalk<'_>,
         queries: &[*const QuantBlock; Q],
         tile: usize,
-        scores: &mut Scores,
+        scores: &mut [Row],
     ) {
         // Sums of a block are kept beside sums of all blocks, so half as many tiles at once as registers seem to allow.
         let mut at = tile;
@@ -76,10 +71,10 @@ impl Stored for Q8 {
     fn weigh<S: Simd, const Q: usize, const N: usize>(
         s: S,
         shape: &PageShape,
-        walk: &Walk,
+        walk: PartWalk<'_>,
         tiles: Range<usize>,
         _: &Range<usize>,
-        weights: &Scores,
+        weights: &[Row],
         partial: &mut [f32],
     ) {
         for block in 0..shape.blocks() {
@@ -103,10 +98,10 @@ impl Stored for Q8 {
 fn score_tiles<S: Simd, const Q: usize, const M: usize>(
     s: S,
     shape: &PageShape,
-    walk: &Walk,
+    walk: PartWalk<'_>,
     queries: &[*const QuantBlock; Q],
     tile: usize,
-    scores: &mut Scores,
+    scores: &mut [Row],
 ) {
     let (mut keys, mut ahead) = ([std::ptr::null::<u8>(); M], [std::ptr::null(); M]);
     for m in 0..M {
@@ -147,7 +142,7 @@ fn score_tiles<S: Simd, const Q: usize, const M: usize>(
         }
     }
     for q in 0..Q {
-        let out = scores.rows[q].as_chunks_mut::<LANES>().0;
+        let out = scores[q].as_chunks_mut::<LANES>().0;
         for m in 0..M {
             s.store(sums[q][m], &mut out[tile + m]);
         }
@@ -172,7 +167,7 @@ fn prefetch_scales<S: Simd>(s: S, shape: &PageShape, tile: *const u8) {
 /// Weights times the scales of V in one block of dimensions.
 #[repr(align(64))]
 struct QuantizedWeights<const Q: usize> {
-    quants: [[i8; WEIGH_AT_ONCE * LANES]; Q],
+    quants: [[i8; TURN * LANES]; Q],
     /// What a quant of one stands for.
     steps: [f32; Q],
 }
@@ -181,18 +176,18 @@ struct QuantizedWeights<const Q: usize> {
 fn quantize_weights<S: Simd, const Q: usize>(
     s: S,
     block: usize,
-    walk: &Walk,
+    walk: PartWalk<'_>,
     tiles: Range<usize>,
-    weights: &Scores,
+    weights: &[Row],
 ) -> QuantizedWeights<Q> {
-    let mut out = QuantizedWeights { quants: [[0; WEIGH_AT_ONCE * LANES]; Q], steps: [0.0; Q] };
-    let mut v_scales = [s.zero(); WEIGH_AT_ONCE];
+    let mut out = QuantizedWeights { quants: [[0; TURN * LANES]; Q], steps: [0.0; Q] };
+    let mut v_scales = [s.zero(); TURN];
     for (tile, v_scales) in tiles.clone().zip(&mut v_scales) {
         *v_scales = scales(s, walk.values(tile).0, block);
     }
     for q in 0..Q {
-        let rows = weights.rows[q].as_chunks::<LANES>().0;
-        let mut products = [s.zero(); WEIGH_AT_ONCE];
+        let rows = weights[q].as_chunks::<LANES>().0;
+        let mut products = [s.zero(); TURN];
         let mut largest = s.zero();
         for (i, tile) in tiles.clone().enumerate() {
             products[i] = s.mul(s.load(&rows[tile]), v_scales[i]);
@@ -214,14 +209,14 @@ fn quantize_weights<S: Simd, const Q: usize>(
 fn weigh_dims<S: Simd, const Q: usize, const M: usize>(
     s: S,
     shape: &PageShape,
-    walk: &Walk,
+    walk: PartWalk<'_>,
     tiles: Range<usize>,
     dim: usize,
     weights: &QuantizedWeights<Q>,
     partial: &mut [f32],
 ) {
     let (width, stride) = (shape.padded_dim(), partial_len(shape.head_dim));
-    assert!(partial.len() >= Q * stride && dim + M * LANES <= width && tiles.len() <= WEIGH_AT_ONCE);
+    assert!(partial.len() >= Q * stride && dim + M * LANES <= width && tiles.len() <= TURN);
     let first = shape.scale_bytes() + 4 * dim;
     let mut dots = [[s.splat_i32(0); M]; Q];
     for (i, tile) in tiles.enumerate() {
@@ -232,7 +227,7 @@ fn weigh_dims<S: Simd, const Q: usize, const M: usize>(
         for four in 0..LANES / 4 {
             let at = first + 4 * four * width;
             // SAFETY: a tile has its scales, then four bytes for each dimension and four tokens; there are weights for
-            // all tokens of `WEIGH_AT_ONCE` tiles.
+            // all tokens of `TURN` tiles.
             unsafe {
                 let mut v = [s.splat_u8(0); M];
                 for m in 0..M {
