@@ -34,14 +34,34 @@ impl Random {
     }
 }
 
-/// Runs the case once; tokens per second. The engine must have been started with its prefix cache on: what lies
-/// before the depth is computed first and found there, outside of the timing.
+/// What the sequences of a case have before they are measured, by sequence.
+pub struct Prefixes(Vec<Vec<u32>>);
+
+impl Prefixes {
+    /// Computes what lies before the case's depth, into the engine's prefix cache, which must be on. All else is forgotten:
+    /// the pages come from an empty arena, as its order says.
+    ///
+    /// # Errors
+    /// What the engine refuses or reports.
+    pub fn compute(handle: &Handle, case: &Case, random: &mut Random) -> Outcome<Self> {
+        handle.clear_prefix_cache();
+        let prefixes: Vec<_> = (0..case.batch).map(|_| random.tokens(case.depth)).collect();
+        if case.depth > 0 {
+            let only_prefix = |prefix: &Vec<u32>| submit(handle, prefix.clone(), 0);
+            let generations = prefixes.iter().map(only_prefix).collect::<Outcome<Vec<_>>>()?;
+            timelines(generations)?;
+        }
+        Ok(Self(prefixes))
+    }
+}
+
+/// Runs the case once, after what was computed for it; tokens per second.
 ///
 /// # Errors
 /// What the engine refuses or reports; pages that did not suffice, so that something was computed twice.
-pub fn measure(handle: &Handle, case: &Case, random: &mut Random) -> Outcome<f64> {
+pub fn measure(handle: &Handle, case: &Case, prefixes: &Prefixes, random: &mut Random) -> Outcome<f64> {
     let before = handle.stats().preemptions;
-    let rate = run(handle, case, random)?;
+    let rate = run(handle, case, prefixes, random)?;
     if handle.stats().preemptions > before {
         return Err(Failure::new(
             "sequences were preempted while they were measured: there are too few pages",
@@ -50,38 +70,24 @@ pub fn measure(handle: &Handle, case: &Case, random: &mut Random) -> Outcome<f64
     Ok(rate)
 }
 
-fn run(handle: &Handle, case: &Case, random: &mut Random) -> Outcome<f64> {
-    let Case { test, tokens, depth, batch } = *case;
-    // Each measurement starts on an empty arena, with pages as its order says.
-    handle.clear_prefix_cache();
-    let prefixes: Vec<_> = (0..batch).map(|_| random.tokens(depth)).collect();
-    if depth > 0 {
-        let only_prefix = |prefix: &Vec<u32>| submit(handle, prefix.clone(), 0);
-        let generations = prefixes.iter().map(only_prefix).collect::<Outcome<Vec<_>>>()?;
-        for generation in generations {
-            Timeline::of(generation)?;
-        }
+fn run(handle: &Handle, case: &Case, prefixes: &Prefixes, random: &mut Random) -> Outcome<f64> {
+    let Case { test, tokens, depth, .. } = *case;
+    if depth == 0 {
+        handle.clear_prefix_cache();
     }
+    // A prompt has at least one token. Nothing of what is measured is in the cache.
+    let new = if matches!(test, Test::Prefill) { tokens } else { usize::from(depth == 0) };
+    let prompts: Vec<_> =
+        prefixes.0.iter().map(|prefix| [prefix.clone(), random.tokens(new)].concat()).collect();
+    let submit_all =
+        |most| prompts.into_iter().map(|prompt| submit(handle, prompt, most)).collect::<Outcome<Vec<_>>>();
     match test {
         Test::Prefill => {
-            let prompts: Vec<_> =
-                prefixes.into_iter().map(|prefix| [prefix, random.tokens(tokens)].concat()).collect();
             let start = Instant::now();
-            let generations =
-                prompts.into_iter().map(|prompt| submit(handle, prompt, 1)).collect::<Outcome<Vec<_>>>()?;
-            prefill_rate(&timelines(generations)?, start, depth + tokens)
+            prefill_rate(&timelines(submit_all(1)?)?, start, depth + tokens)
         }
-        Test::Decode => {
-            // A prompt has at least one token. Sequences that are admitted a few steps before others decode longer.
-            let prompt = |prefix: Vec<u32>| if prefix.is_empty() { random.tokens(1) } else { prefix };
-            let prompts: Vec<_> = prefixes.into_iter().map(prompt).collect();
-            let most = tokens + case.slack();
-            let generations = prompts
-                .into_iter()
-                .map(|prompt| submit(handle, prompt, most))
-                .collect::<Outcome<Vec<_>>>()?;
-            decode_rate(&timelines(generations)?, tokens)
-        }
+        // Sequences that are admitted a few steps before others decode longer.
+        Test::Decode => decode_rate(&timelines(submit_all(tokens + case.slack())?)?, tokens),
     }
 }
 

@@ -23,7 +23,7 @@ use crate::{
     settings::{LibrarySettings, Terminal},
 };
 use cost::Cost;
-use measure::{Random, measure};
+use measure::{Prefixes, Random, measure};
 use memory::PeakMemory;
 use report::{Row, Sample, Table};
 
@@ -97,12 +97,14 @@ pub fn bench(args: &BenchArgs, library: &LibrarySettings, terminal: Terminal) ->
 
     let mut memory = PeakMemory::new();
     let bar = terminal.bar(args.rounds * benches.len() * cases.len(), "measuring");
-    for _ in 0..args.rounds {
-        for bench in &mut benches {
-            let bandwidth = devices::read_bandwidth(&args.on, bench.setup.threads)?;
-            for (case, row) in cases.iter().zip(&mut bench.rows) {
-                let tokens_per_second = measure(&bench.loaded.handle, case, &mut bench.random)?;
-                row.samples.push(Sample { tokens_per_second, bandwidth });
+    for (index, case) in cases.iter().enumerate() {
+        // Long prefixes are computed once. What is to be compared takes turns.
+        let prefixes = benches.iter_mut().map(|bench| bench.prefixes(case)).collect::<Outcome<Vec<_>>>()?;
+        for _ in 0..args.rounds {
+            for (bench, prefixes) in benches.iter_mut().zip(&prefixes) {
+                let bandwidth = devices::read_bandwidth(&args.on, bench.setup.threads)?;
+                let tokens_per_second = measure(&bench.loaded.handle, case, prefixes, &mut bench.random)?;
+                bench.rows[index].samples.push(Sample { tokens_per_second, bandwidth });
                 memory.look();
                 bar.inc(1);
             }
@@ -183,11 +185,17 @@ impl Bench {
         for test in [Test::Prefill, Test::Decode] {
             let tokens = cases.iter().filter(|case| case.test == test).map(|case| case.tokens.min(64)).max();
             if let Some(tokens) = tokens {
-                measure(&bench.loaded.handle, &Case { test, tokens, depth: 0, batch: 1 }, &mut bench.random)?;
+                let case = Case { test, tokens, depth: 0, batch: 1 };
+                let prefixes = bench.prefixes(&case)?;
+                measure(&bench.loaded.handle, &case, &prefixes, &mut bench.random)?;
             }
         }
         bench.before = bench.kernel_counts()?;
         Ok(bench)
+    }
+
+    fn prefixes(&mut self, case: &Case) -> Outcome<Prefixes> {
+        Prefixes::compute(&self.loaded.handle, case, &mut self.random)
     }
 
     fn kernel_counts(&self) -> Outcome<Vec<KernelCount>> {
