@@ -4,6 +4,13 @@
 //% if EMIT_Q8
 @group(0) @binding(8) var<storage, read_write> acts_quants: array<vec4<u32>>; // [rows, 2, ACT_BLOCKS]
 @group(0) @binding(9) var<storage, read_write> acts_scales: array<vec2<u32>>; // [rows, ACT_BLOCKS]
+
+fn put_quants(row: u32, block: u32, q: Quantized) {
+  let at = row * 2u * ACT_BLOCKS + block;
+  acts_quants[at] = q.lo;
+  acts_quants[at + ACT_BLOCKS] = q.hi;
+  acts_scales[row * ACT_BLOCKS + block] = vec2<u32>(bitcast<u32>(q.scale), q.sums);
+}
 //% end
 //% if EMIT_F32
 @group(0) @binding(10) var<storage, read_write> acts_floats: array<vec4<u32>>;  // [rows, 8, ACT_BLOCKS]
@@ -58,11 +65,7 @@ fn emit(row: u32, block: u32, from_: u32, factor: f32) {
 //% end
 //% end
 //% if EMIT_Q8
-  let q = quantized(v);
-  let at = row * 2u * ACT_BLOCKS + block;
-  acts_quants[at] = q.lo;
-  acts_quants[at + ACT_BLOCKS] = q.hi;
-  acts_scales[row * ACT_BLOCKS + block] = vec2<u32>(bitcast<u32>(q.scale), q.sums);
+  put_quants(row, block, quantized(v));
 //% end
 //% if HALVES
   if (args.rows >= HALVES_FROM) {
@@ -107,11 +110,7 @@ fn emit_shared(has_block: bool, row: u32, block: u32, from_: u32, j: u32) {
 //% if EMIT_Q8
   workgroupBarrier();
   if (has_block && j == 0u) {
-    let q = with_sums(shared_half(8u * from_), shared_half(8u * from_ + 4u), largest);
-    let at = row * 2u * ACT_BLOCKS + block;
-    acts_quants[at] = q.lo;
-    acts_quants[at + ACT_BLOCKS] = q.hi;
-    acts_scales[row * ACT_BLOCKS + block] = vec2<u32>(bitcast<u32>(q.scale), q.sums);
+    put_quants(row, block, with_sums(shared_half(8u * from_), shared_half(8u * from_ + 4u), largest));
   }
 //% end
 }
