@@ -13,10 +13,11 @@
 //! registers for their sums, its parts take turns, a few tokens each, and share what is to be fetched: memory is asked
 //! all the time, and what one part has read the next one finds in the first-level cache.
 //!
-//! What pages store is a parameter of all this ([`Stored`]): half precision here, eight bits in [`q8`].
+//! What pages store is a parameter of all this ([`Stored`]): half precision ([`mod@f16`]) or eight bits ([`q8`]).
 
 #![allow(clippy::needless_range_loop)] // register tiles read best as indices
 
+mod f16;
 mod q8;
 #[cfg(test)]
 mod tests;
@@ -24,10 +25,10 @@ mod walk;
 
 use std::ops::Range;
 
-use half::f16;
 use paguro_backend::{KvDtype, PageId};
 
 use self::{
+    f16::F16,
     q8::Q8,
     walk::{PartWalk, Walk},
 };
@@ -213,43 +214,6 @@ trait Stored {
     );
 }
 
-/// Half precision: [`score`] and [`weigh`].
-struct F16;
-
-impl Stored for F16 {
-    type Query = f32;
-
-    #[inline(always)]
-    fn query<S: Simd>(_: S, job: &SplitJob<'_>, index: usize, _: &mut [QuantBlock]) -> *const f32 {
-        job.query(index).as_ptr()
-    }
-
-    #[inline(always)]
-    fn score<S: Simd, const Q: usize, const N: usize>(
-        s: S,
-        shape: &PageShape,
-        walk: PartWalk<'_>,
-        queries: &[*const f32; Q],
-        tile: usize,
-        scores: &mut [Row],
-    ) {
-        score::<S, Q, N>(s, shape.head_dim, walk, queries, tile, scores);
-    }
-
-    #[inline(always)]
-    fn weigh<S: Simd, const Q: usize, const N: usize>(
-        s: S,
-        shape: &PageShape,
-        walk: PartWalk<'_>,
-        tiles: Range<usize>,
-        seen: &Range<usize>,
-        weights: &[Row],
-        partial: &mut [f32],
-    ) {
-        weigh::<S, Q, N>(s, shape.padded_dim(), walk, tiles, seen, weights, partial);
-    }
-}
-
 #[inline(always)]
 fn attend_split_f16<S: Simd>(s: S, job: &SplitJob<'_>, scores: &mut Scores, partial: &mut [f32]) {
     attend_split::<S, F16>(s, job, scores, partial);
@@ -395,52 +359,6 @@ fn weigh_turn<S: Simd, K: Stored, const Q: usize, const N: usize>(
     K::weigh::<S, Q, N>(s, shape, walk, tiles, seen, weights, partial);
 }
 
-/// Scores of `Q` queries with `16 * N` tokens from `tile` on: `scores[query][token] = Σ_d q[query][d] * k[d][token]`,
-/// each one chain of fused multiply-adds.
-#[inline(always)]
-fn score<S: Simd, const Q: usize, const N: usize>(
-    s: S,
-    head_dim: usize,
-    walk: PartWalk<'_>,
-    queries: &[*const f32; Q],
-    tile: usize,
-    scores: &mut [Row],
-) {
-    let (mut keys, mut ahead) = ([std::ptr::null::<f16>(); N], [std::ptr::null(); N]);
-    for n in 0..N {
-        let (key, next) = walk.keys(tile + n);
-        (keys[n], ahead[n]) = (key.cast(), next);
-    }
-    let mut sums = [[s.zero(); N]; Q];
-    for pair in 0..head_dim / 2 {
-        for n in 0..N {
-            // Two dimensions of 16 tokens are a cache line.
-            s.prefetch(ahead[n].wrapping_add(64 * pair));
-        }
-        for dim in [2 * pair, 2 * pair + 1] {
-            // SAFETY: queries have `head_dim` elements, keys 16 for each of them; `head_dim` is even.
-            unsafe {
-                let mut k = [s.zero(); N];
-                for n in 0..N {
-                    k[n] = s.from_f16(&*keys[n].add(dim * LANES).cast());
-                }
-                for q in 0..Q {
-                    let x = s.splat(*queries[q].add(dim));
-                    for n in 0..N {
-                        sums[q][n] = s.fma(x, k[n], sums[q][n]);
-                    }
-                }
-            }
-        }
-    }
-    for q in 0..Q {
-        let out = scores[q].as_chunks_mut::<LANES>().0;
-        for n in 0..N {
-            s.store(sums[q][n], &mut out[tile + n]);
-        }
-    }
-}
-
 /// Turns a query's scores into weights `exp(score - largest)`; what it does not see gets zero. Returns the largest
 /// score and the sum of the weights.
 #[inline(always)]
@@ -493,102 +411,6 @@ fn softmax<S: Simd>(
         sum = s.add(sum, weight);
     }
     (largest, s.reduce_sum(sum))
-}
-
-/// Adds the tokens of up to `TURN` tiles to the weighted sums of V:
-/// `partial[query][d] += Σ_token weight[query][token] * v[token][d]`, each one chain of fused multiply-adds.
-#[inline(always)]
-fn weigh<S: Simd, const Q: usize, const N: usize>(
-    s: S,
-    width: usize, // of a head, in whole vectors
-    walk: PartWalk<'_>,
-    tiles: Range<usize>,
-    seen: &Range<usize>,
-    weights: &[Row],
-    partial: &mut [f32],
-) {
-    let mut parts = [Part::NONE; TURN];
-    for (tile, part) in tiles.zip(&mut parts) {
-        let (values, ahead) = walk.values(tile);
-        let start = tile * LANES;
-        let (first, end) = (start.max(seen.start), (start + LANES).min(seen.end));
-        *part = Part { values: values.cast(), ahead, start, first, end };
-    }
-    let mut dim = 0;
-    while dim + N * LANES <= width {
-        weigh_dims::<S, Q, N>(s, width, dim, &parts, weights, partial);
-        dim += N * LANES;
-    }
-    while dim < width {
-        weigh_dims::<S, Q, 1>(s, width, dim, &parts, weights, partial);
-        dim += LANES;
-    }
-}
-
-/// 16 tokens, or those of them that are seen.
-#[derive(Clone, Copy)]
-struct Part {
-    /// `[16][width]`
-    values: *const f16,
-    ahead: *const u8,
-    first: usize,
-    end: usize,
-    /// First of the 16.
-    start: usize,
-}
-
-impl Part {
-    const NONE: Self = Self { values: std::ptr::null(), ahead: std::ptr::null(), first: 0, end: 0, start: 0 };
-}
-
-/// [`weigh`] for `16 * N` dimensions from `dim` on.
-#[inline(always)]
-fn weigh_dims<S: Simd, const Q: usize, const N: usize>(
-    s: S,
-    width: usize, // of a head, in whole vectors
-    dim: usize,
-    parts: &[Part; TURN],
-    weights: &[Row],
-    partial: &mut [f32],
-) {
-    let stride = partial_len(width);
-    assert!(partial.len() >= Q * stride && dim + N * LANES <= width);
-    let sums_at = partial.as_mut_ptr().wrapping_add(LANES + dim);
-    let mut sums = [[s.zero(); N]; Q];
-    for q in 0..Q {
-        for n in 0..N {
-            // SAFETY: a partial result is 16 + width floats, and there are `Q`, asserted above.
-            sums[q][n] = s.load(unsafe { &*sums_at.add(q * stride + n * LANES).cast() });
-        }
-    }
-    for part in parts {
-        for token in part.first..part.end {
-            let offset = (token - part.start) * width + dim;
-            for line in 0..N.div_ceil(2) {
-                s.prefetch(part.ahead.wrapping_add(2 * offset + 64 * line));
-            }
-            // SAFETY: these 16 tokens have `width` values each; a row of weights has all tokens of a split.
-            unsafe {
-                let values = part.values.add(offset);
-                let mut v = [s.zero(); N];
-                for n in 0..N {
-                    v[n] = s.from_f16(&*values.add(n * LANES).cast());
-                }
-                for q in 0..Q {
-                    let weight = s.splat(*weights[q].get_unchecked(token));
-                    for n in 0..N {
-                        sums[q][n] = s.fma(weight, v[n], sums[q][n]);
-                    }
-                }
-            }
-        }
-    }
-    for q in 0..Q {
-        for n in 0..N {
-            // SAFETY: as above.
-            s.store(sums[q][n], unsafe { &mut *sums_at.add(q * stride + n * LANES).cast() });
-        }
-    }
 }
 
 /// Adds the partial result `partial` of a query to `sum`. Splits are added in order.
