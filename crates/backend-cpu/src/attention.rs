@@ -34,6 +34,7 @@ use self::{
 };
 use crate::{
     isa::simd_kernels,
+    ops::even_share,
     pages::{PageShape, Pages},
     quantize::QuantBlock,
     simd::{self, LANES, Simd},
@@ -238,30 +239,27 @@ fn attend_split<S: Simd, K: Stored>(s: S, job: &SplitJob<'_>, scores: &mut Score
         return;
     }
     let walk = &Walk::new(job, seen.start / LANES..seen.end.div_ceil(LANES));
-    let count = queries.div_ceil(queries.div_ceil(STRIP));
+    let count = even_share(queries, STRIP);
     for (index, partial) in partial.chunks_mut(count * stride).enumerate() {
         let first = index * count;
         strip::<S, K>(s, job, walk, first..first + partial.len() / stride, scores, partial);
     }
 }
 
-/// Calls a function for so many queries, and as many vectors of tokens, or of dimensions, at once as there are registers
-/// for their sums.
+/// Evaluates a call with `Q` as so many queries, and `N` as many vectors of tokens, or of dimensions, at once as there are
+/// registers for their sums.
 macro_rules! for_queries {
-    ($count:expr, $f:ident::<$s:ident, $k:ident>$args:tt) => {
+    ($s:ident, $count:expr, $call:expr) => {
+        for_queries!(@ $s, $count, $call, true: 1 4, 2 4, 3 4, 4 4, 5 2, 6 2, 7 2, 8 2; false: 1 2, 2 2, 3 1, 4 1)
+    };
+    (@ $s:ident, $count:expr, $call:expr, $($wide:literal: $($q:literal $n:literal),*);*) => {
         match ($s::REGISTERS >= 32, $count) {
-            (true, 1) => $f::<$s, $k, 1, 4>$args,
-            (true, 2) => $f::<$s, $k, 2, 4>$args,
-            (true, 3) => $f::<$s, $k, 3, 4>$args,
-            (true, 4) => $f::<$s, $k, 4, 4>$args,
-            (true, 5) => $f::<$s, $k, 5, 2>$args,
-            (true, 6) => $f::<$s, $k, 6, 2>$args,
-            (true, 7) => $f::<$s, $k, 7, 2>$args,
-            (true, _) => $f::<$s, $k, 8, 2>$args,
-            (false, 1) => $f::<$s, $k, 1, 2>$args,
-            (false, 2) => $f::<$s, $k, 2, 2>$args,
-            (false, 3) => $f::<$s, $k, 3, 1>$args,
-            (false, _) => $f::<$s, $k, 4, 1>$args,
+            $($(($wide, $q) => {
+                const Q: usize = $q;
+                const N: usize = $n;
+                $call
+            })*)*
+            (_, count) => unreachable!("{count} queries in a part of a strip"),
         }
     };
 }
@@ -288,17 +286,22 @@ fn strip<S: Simd, K: Stored>(
     for (q, query) in queries.iter_mut().enumerate().take(count) {
         *query = K::query(s, job, first + q, quantized.next().unwrap_or_default());
     }
-    let parts = count.div_ceil(part_queries::<S>());
-    let size = count.div_ceil(parts);
+    let size = even_share(count, part_queries::<S>());
+    let parts = count.div_ceil(size);
     let tiles = seen.start / LANES..seen.end.div_ceil(LANES);
 
+    let parts = || {
+        let share = move |part| part * size..count.min((part + 1) * size);
+        (0..parts).map(move |part| (share(part), PartWalk { walk, part, parts }))
+    };
+
     for turn in turns(&tiles) {
-        for part in 0..parts {
-            let (share, walk) = (part * size..count.min((part + 1) * size), PartWalk { walk, part, parts });
-            let rows = &mut scores.rows[share.clone()];
+        for (share, walk) in parts() {
+            let (queries, rows) = (&queries[share.clone()], &mut scores.rows[share]);
             for_queries!(
-                share.len(),
-                score_turn::<S, K>(s, shape, walk, &queries[share], turn.clone(), rows)
+                S,
+                queries.len(),
+                score_turn::<S, K, Q, N>(s, shape, walk, queries, turn.clone(), rows)
             );
         }
     }
@@ -308,11 +311,14 @@ fn strip<S: Simd, K: Stored>(
         partial[q * stride + 1] = sum;
     }
     for turn in turns(&tiles) {
-        for part in 0..parts {
-            let (share, walk) = (part * size..count.min((part + 1) * size), PartWalk { walk, part, parts });
+        for (share, walk) in parts() {
             let partial = &mut partial[share.start * stride..share.end * stride];
-            let rows = &scores.rows[share.clone()];
-            for_queries!(share.len(), weigh_turn::<S, K>(s, shape, walk, turn.clone(), &seen, rows, partial));
+            let rows = &scores.rows[share];
+            for_queries!(
+                S,
+                rows.len(),
+                K::weigh::<S, Q, N>(s, shape, walk, turn.clone(), &seen, rows, partial)
+            );
         }
     }
 }
@@ -343,20 +349,6 @@ fn score_turn<S: Simd, K: Stored, const Q: usize, const N: usize>(
         K::score::<S, Q, 1>(s, shape, walk, queries, tile, scores);
         tile += 1;
     }
-}
-
-/// [`Stored::weigh`], `N` vectors of dimensions at once.
-#[inline(always)]
-fn weigh_turn<S: Simd, K: Stored, const Q: usize, const N: usize>(
-    s: S,
-    shape: &PageShape,
-    walk: PartWalk<'_>,
-    tiles: Range<usize>,
-    seen: &Range<usize>,
-    weights: &[Row],
-    partial: &mut [f32],
-) {
-    K::weigh::<S, Q, N>(s, shape, walk, tiles, seen, weights, partial);
 }
 
 /// Turns a query's scores into weights `exp(score - largest)`; what it does not see gets zero. Returns the largest

@@ -193,6 +193,12 @@ pub fn part(range: &Range<usize>, offset: usize, len: usize) -> Range<usize> {
     clamp(range.start)..clamp(range.end)
 }
 
+/// How many of `left` rows or queries to take next: at most `most`, and all turns about the same, because one alone takes
+/// longer than its share.
+pub fn even_share(left: usize, most: usize) -> usize {
+    left.div_ceil(left.div_ceil(most))
+}
+
 #[cfg(test)]
 mod tests {
     use paguro_backend::{conformance::Rng, quantize_kv, reference::ops};

@@ -1,4 +1,5 @@
-//! Half precision: converted to single, which sums are in.
+//! Half precision: converted to single, which sums are in. A score, and a dimension of a weighted sum, is one chain of fused
+//! multiply-adds.
 
 #![allow(clippy::needless_range_loop)] // register tiles read best as indices
 
@@ -29,7 +30,40 @@ impl Stored for F16 {
         tile: usize,
         scores: &mut [Row],
     ) {
-        score::<S, Q, N>(s, shape.head_dim, walk, queries, tile, scores);
+        let head_dim = shape.head_dim;
+        let (mut keys, mut ahead) = ([std::ptr::null::<f16>(); N], [std::ptr::null(); N]);
+        for n in 0..N {
+            let (key, next) = walk.keys(tile + n);
+            (keys[n], ahead[n]) = (key.cast(), next);
+        }
+        let mut sums = [[s.zero(); N]; Q];
+        for pair in 0..head_dim / 2 {
+            for n in 0..N {
+                // Two dimensions of 16 tokens are a cache line.
+                s.prefetch(ahead[n].wrapping_add(64 * pair));
+            }
+            for dim in [2 * pair, 2 * pair + 1] {
+                // SAFETY: queries have `head_dim` elements, keys 16 for each of them; `head_dim` is even.
+                unsafe {
+                    let mut k = [s.zero(); N];
+                    for n in 0..N {
+                        k[n] = s.from_f16(&*keys[n].add(dim * LANES).cast());
+                    }
+                    for q in 0..Q {
+                        let x = s.splat(*queries[q].add(dim));
+                        for n in 0..N {
+                            sums[q][n] = s.fma(x, k[n], sums[q][n]);
+                        }
+                    }
+                }
+            }
+        }
+        for q in 0..Q {
+            let out = scores[q].as_chunks_mut::<LANES>().0;
+            for n in 0..N {
+                s.store(sums[q][n], &mut out[tile + n]);
+            }
+        }
     }
 
     #[inline(always)]
@@ -42,83 +76,23 @@ impl Stored for F16 {
         weights: &[Row],
         partial: &mut [f32],
     ) {
-        weigh::<S, Q, N>(s, shape.padded_dim(), walk, tiles, seen, weights, partial);
-    }
-}
-
-/// Scores of `Q` queries with `16 * N` tokens from `tile` on: `scores[query][token] = Σ_d q[query][d] * k[d][token]`,
-/// each one chain of fused multiply-adds.
-#[inline(always)]
-fn score<S: Simd, const Q: usize, const N: usize>(
-    s: S,
-    head_dim: usize,
-    walk: PartWalk<'_>,
-    queries: &[*const f32; Q],
-    tile: usize,
-    scores: &mut [Row],
-) {
-    let (mut keys, mut ahead) = ([std::ptr::null::<f16>(); N], [std::ptr::null(); N]);
-    for n in 0..N {
-        let (key, next) = walk.keys(tile + n);
-        (keys[n], ahead[n]) = (key.cast(), next);
-    }
-    let mut sums = [[s.zero(); N]; Q];
-    for pair in 0..head_dim / 2 {
-        for n in 0..N {
-            // Two dimensions of 16 tokens are a cache line.
-            s.prefetch(ahead[n].wrapping_add(64 * pair));
+        let width = shape.padded_dim();
+        let mut parts = [Part::NONE; TURN];
+        for (tile, part) in tiles.zip(&mut parts) {
+            let (values, ahead) = walk.values(tile);
+            let start = tile * LANES;
+            let (first, end) = (start.max(seen.start), (start + LANES).min(seen.end));
+            *part = Part { values: values.cast(), ahead, start, first, end };
         }
-        for dim in [2 * pair, 2 * pair + 1] {
-            // SAFETY: queries have `head_dim` elements, keys 16 for each of them; `head_dim` is even.
-            unsafe {
-                let mut k = [s.zero(); N];
-                for n in 0..N {
-                    k[n] = s.from_f16(&*keys[n].add(dim * LANES).cast());
-                }
-                for q in 0..Q {
-                    let x = s.splat(*queries[q].add(dim));
-                    for n in 0..N {
-                        sums[q][n] = s.fma(x, k[n], sums[q][n]);
-                    }
-                }
-            }
+        let mut dim = 0;
+        while dim + N * LANES <= width {
+            weigh_dims::<S, Q, N>(s, width, dim, &parts, weights, partial);
+            dim += N * LANES;
         }
-    }
-    for q in 0..Q {
-        let out = scores[q].as_chunks_mut::<LANES>().0;
-        for n in 0..N {
-            s.store(sums[q][n], &mut out[tile + n]);
+        while dim < width {
+            weigh_dims::<S, Q, 1>(s, width, dim, &parts, weights, partial);
+            dim += LANES;
         }
-    }
-}
-
-/// Adds the tokens of up to `TURN` tiles to the weighted sums of V:
-/// `partial[query][d] += Σ_token weight[query][token] * v[token][d]`, each one chain of fused multiply-adds.
-#[inline(always)]
-fn weigh<S: Simd, const Q: usize, const N: usize>(
-    s: S,
-    width: usize, // of a head, in whole vectors
-    walk: PartWalk<'_>,
-    tiles: Range<usize>,
-    seen: &Range<usize>,
-    weights: &[Row],
-    partial: &mut [f32],
-) {
-    let mut parts = [Part::NONE; TURN];
-    for (tile, part) in tiles.zip(&mut parts) {
-        let (values, ahead) = walk.values(tile);
-        let start = tile * LANES;
-        let (first, end) = (start.max(seen.start), (start + LANES).min(seen.end));
-        *part = Part { values: values.cast(), ahead, start, first, end };
-    }
-    let mut dim = 0;
-    while dim + N * LANES <= width {
-        weigh_dims::<S, Q, N>(s, width, dim, &parts, weights, partial);
-        dim += N * LANES;
-    }
-    while dim < width {
-        weigh_dims::<S, Q, 1>(s, width, dim, &parts, weights, partial);
-        dim += LANES;
     }
 }
 
@@ -138,7 +112,7 @@ impl Part {
     const NONE: Self = Self { values: std::ptr::null(), ahead: std::ptr::null(), first: 0, end: 0, start: 0 };
 }
 
-/// [`weigh`] for `16 * N` dimensions from `dim` on.
+/// [`F16::weigh`] for `16 * N` dimensions from `dim` on.
 #[inline(always)]
 fn weigh_dims<S: Simd, const Q: usize, const N: usize>(
     s: S,

@@ -14,7 +14,10 @@ use super::{
     Output,
     ahead::{self, Ahead},
 };
-use crate::simd::{LANES, Simd};
+use crate::{
+    ops::even_share,
+    simd::{LANES, Simd},
+};
 
 /// One thread's share of a product; see [`super::integer::Job`].
 pub struct Job<'a> {
@@ -147,7 +150,7 @@ fn few<S: Simd, E: Element, const R: usize, const G: usize>(s: S, job: &Job<'_>)
             }
             let mut row = first_row;
             while row < end {
-                let rows = super::next_rows(end - row, TILE_ROWS);
+                let rows = even_share(end - row, TILE_ROWS);
                 match rows {
                     1 => few_tile::<S, E, 1, G>(s, job, group, row),
                     2 => few_tile::<S, E, 2, G>(s, job, group, row),

@@ -20,10 +20,10 @@ use super::{
     Output, ahead,
     brick::{Brick, array},
     layout::{BLOCK, Format},
-    next_rows,
     strip::many,
 };
 use crate::{
+    ops::even_share,
     quantize::QuantBlock,
     simd::{LANES, Simd},
 };
@@ -156,7 +156,7 @@ fn few<S: Simd, F: Format>(s: S, job: &Job<'_>) {
     for group in job.groups.clone() {
         let mut row = 0;
         while row < job.count {
-            let rows = next_rows(job.count - row, most);
+            let rows = even_share(job.count - row, most);
             match rows {
                 1 => few_rows::<S, F, 1>(s, job, group, row),
                 2 => few_rows::<S, F, 2>(s, job, group, row),

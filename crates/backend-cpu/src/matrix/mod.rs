@@ -158,12 +158,6 @@ impl<'a> Output<'a> {
     }
 }
 
-/// Rows to compute next when `left` are: at most `most`, and all turns about the same, because a row alone takes longer
-/// than its share.
-fn next_rows(left: usize, most: usize) -> usize {
-    left.div_ceil(left.div_ceil(most))
-}
-
 /// Working memory of one thread: unpacked weights and running sums.
 #[derive(Default)]
 pub struct Scratch {
