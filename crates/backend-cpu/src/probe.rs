@@ -14,8 +14,6 @@ use crate::{
 const PROBE_BYTES: usize = 1 << 29;
 /// Bytes that threads take at a time.
 const CHUNK: usize = 1 << 20;
-/// How far ahead memory is asked for, as the products do.
-const AHEAD: usize = 4096;
 
 simd_kernels! {
     /// Reads, and does nothing else.
@@ -56,7 +54,6 @@ fn read<S: Simd>(s: S, bytes: &[u8]) -> u8 {
     let mut all = [s.splat_u8(0); 4];
     for lines in bytes.as_chunks::<64>().0.as_chunks::<4>().0 {
         for (all, line) in all.iter_mut().zip(lines) {
-            s.prefetch(line.as_ptr().wrapping_add(AHEAD));
             *all = s.or_u8(*all, s.load_u8(line));
         }
     }

@@ -3,7 +3,7 @@
 use crate::simd::Simd;
 
 /// How far ahead of their use weights are asked for where they go straight into registers, in bytes.
-pub const DISTANCE: usize = 4096;
+pub const DISTANCE: usize = 8192;
 
 /// The weights of `G` groups that come after a strip, asked for a few lines at a time while tiles compute.
 pub struct Ahead<const G: usize> {

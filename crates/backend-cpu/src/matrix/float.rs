@@ -180,7 +180,10 @@ fn few_tile<S: Simd, E: Element, const R: usize, const G: usize>(
             // SAFETY: a group has `inputs` times 16 elements, a row `inputs`.
             unsafe {
                 let at = groups[g].add(k * LANES * E::BYTES);
-                s.prefetch(at.wrapping_add(ahead::DISTANCE));
+                // With one row the hardware does it better.
+                if R > 1 {
+                    s.prefetch(at.wrapping_add(ahead::DISTANCE));
+                }
                 let w = E::load(s, at);
                 for r in 0..R {
                     sums[r][g] = s.fma(w, s.splat(*rows[r].add(k)), sums[r][g]);

@@ -176,6 +176,8 @@ fn few<S: Simd, F: Format>(s: S, job: &Job<'_>) {
 #[inline(always)]
 fn few_rows<S: Simd, F: Format, const R: usize>(s: S, job: &Job<'_>, group: usize, row: usize) {
     let layout = const { &F::LAYOUT };
+    // Where weights are the only stream and come in the order of their places, the hardware fetches them best by itself.
+    let fetches = const { R > 1 || F::LAYOUT.high_bits > 0 };
     let bricks = job.group_bytes / layout.bytes();
     let rows: [*const QuantBlock; R] = std::array::from_fn(|r| job.row(row + r));
     let mut at = job.group(group);
@@ -187,7 +189,9 @@ fn few_rows<S: Simd, F: Format, const R: usize>(s: S, job: &Job<'_>, group: usiz
         unsafe {
             let brick = Brick::at::<F>(s, at);
             for b in 0..layout.blocks() {
-                prefetch::<S, F>(s, at.wrapping_add(ahead::DISTANCE), b);
+                if fetches {
+                    prefetch::<S, F>(s, at.wrapping_add(ahead::DISTANCE), b);
+                }
                 let x: [&QuantBlock; R] = std::array::from_fn(|r| &*rows[r].add(block));
                 if const { parts::<F>() == 2 } {
                     halved_block::<S, F, R>(s, &brick, b, &x, &mut sums);

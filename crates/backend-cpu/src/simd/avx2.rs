@@ -451,6 +451,6 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn prefetch(self, at: *const u8) {
-        v!(_mm_prefetch::<_MM_HINT_T0>(at.cast()))
+        v!(_mm_prefetch::<_MM_HINT_T1>(at.cast()))
     }
 }

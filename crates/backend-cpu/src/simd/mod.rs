@@ -210,7 +210,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
         dot8_by_dot4(self, acc, w, a, offset)
     }
 
-    /// Asks for the cache line at `at`, which need not be a valid address.
+    /// Asks for the cache line at `at`, which need not be a valid address. It comes as far as the second-level cache: from memory
+    /// more lines can be on their way to there than to the first level, where what is in use would have to make room for them.
     fn prefetch(self, at: *const u8);
 
     /// All lanes zero.

@@ -421,7 +421,7 @@ impl<const PRODUCTS: u8> Simd for Neon<PRODUCTS> {
     fn prefetch(self, at: *const u8) {
         // SAFETY: a hint; any address is allowed.
         unsafe {
-            asm!("prfm pldl1keep, [{at}]", at = in(reg) at, options(readonly, nostack, preserves_flags))
+            asm!("prfm pldl2keep, [{at}]", at = in(reg) at, options(readonly, nostack, preserves_flags))
         }
     }
 }

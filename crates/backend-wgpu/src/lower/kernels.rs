@@ -21,8 +21,8 @@ pub struct Product {
 enum Kind {
     /// 32 threads of a workgroup of so many share so many outputs of so many rows.
     Vectors { rows: u32, outputs: u32, threads: u32 },
-    /// A thread has so many rows times so many outputs of a tile that is 16 times as long and wide.
-    Tiles { rows: u32, outputs: u32 },
+    /// Of this many threads, 16 side by side, each has so many rows times so many outputs of a tile.
+    Tiles { rows: u32, outputs: u32, threads: u32 },
     /// Cooperative matrices with this side: this many teams of this many subgroups along rows, with so many matrices along rows and
     /// outputs each. Stages are this many blocks deep.
     Cooperative { side: u32, teams: u32, groups: u32, matrices: [u32; 2], deep: u32 },
@@ -48,14 +48,18 @@ pub fn products(device: &Device, layout: Layout, outputs: u32) -> Vec<Product> {
     let of = |most_rows: u32, kind: Kind| Product { most_rows, kind };
     if device.is_software {
         // With less of everything written out, these compile in a fraction of the time.
-        return vec![of(1, vectors(1, 1)), of(3, vectors(2, 1)), of(u32::MAX, Tiles { rows: 1, outputs: 2 })];
+        return vec![
+            of(1, vectors(1, 1)),
+            of(3, vectors(2, 1)),
+            of(u32::MAX, Tiles { rows: 1, outputs: 2, threads: 256 }),
+        ];
     }
     // Four bits are little to wait for: two outputs at a time, where that leaves enough workgroups.
     let both = layout == Layout::Q4 && outputs >= WIDE;
     let one = vectors(1, 1 + u32::from(both));
     let few = vectors(4, 4);
     match device.cooperative.filter(|_| layout != Layout::F32) {
-        None => vec![of(1, one), of(128, few), of(u32::MAX, Tiles { rows: 4, outputs: 4 })],
+        None => vec![of(1, one), of(128, few), of(u32::MAX, Tiles { rows: 8, outputs: 4, threads: 128 })],
         Some(side) => {
             let few = [of(1, one), of(FEW_ROWS, few)];
             few.into_iter().chain(split(side, device)).chain(tall(side)).collect()
@@ -135,7 +139,7 @@ impl Product {
     fn covers(&self) -> [u32; 2] {
         match self.kind {
             Vectors { rows, outputs, threads } => [rows, threads / 32 * outputs],
-            Tiles { rows, outputs } => [16 * rows, 16 * outputs],
+            Tiles { rows, outputs, threads } => [threads / 16 * rows, 16 * outputs],
             Cooperative { side, groups, matrices, .. } => [side * groups * matrices[0], side * matrices[1]],
         }
     }
@@ -182,15 +186,19 @@ impl Product {
                 ];
                 (wgsl!("matvec"), constants)
             }
-            Tiles { rows, outputs } => {
+            Tiles { rows, outputs, threads } => {
                 let deep = depth(layout);
+                let items = self.covers().map(|side| side * deep);
                 let constants = vec![
                     ("PRODUCT", U(1)),
+                    ("THREADS", U(threads)),
                     ("ROWS", U(rows)),
                     ("OUTS", U(outputs)),
                     ("DEEP", U(deep)),
-                    ("W_LOADS", U((16 * outputs * deep).div_ceil(256))),
-                    ("X_LOADS", U((16 * rows * deep).div_ceil(256))),
+                    ("X_LOADS", U(items[0].div_ceil(threads))),
+                    ("W_LOADS", U(items[1].div_ceil(threads))),
+                    ("WHOLE", U(u32::from(items.iter().all(|items| items.is_multiple_of(threads))))),
+                    ("TAIL", U(u32::from(!blocks.is_multiple_of(32 * deep as usize)))),
                 ];
                 (wgsl!("matmul"), constants)
             }
@@ -224,11 +232,7 @@ impl Product {
     }
 }
 
-/// Blocks of a stage of tiles: as many as there is room for in 26 KiB of workgroup memory.
+/// Blocks of a stage of tiles: two, where there is room for them in 28 KiB of workgroup memory.
 fn depth(layout: Layout) -> u32 {
-    match layout {
-        Layout::F32 => 1,
-        Layout::F16 | Layout::Bf16 => 2,
-        _ => 4,
-    }
+    if layout == Layout::F32 { 1 } else { 2 }
 }

@@ -1,85 +1,113 @@
 // Products of many rows, in tiles of TILE_ROWS rows and TILE_OUTS outputs, a thread having ROWS times OUTS of them. Weights and
 // activations come in stages of DEEP blocks through workgroup memory, while those of the next stage are on their way. Each output
 // adds its inputs up in the order of matvec: lane by lane, the blocks of a lane in order.
-const TILE_ROWS = 16u * ROWS;
+//
+// A stage is straight code: what the next one needs is asked for before its products, and a branch on the way would make it wait.
+const TILE_ROWS = THREADS / 16u * ROWS;
 const TILE_OUTS = 16u * OUTS;
 
 var<workgroup> w_tile: array<Block, TILE_OUTS * DEEP>;
 var<workgroup> x_tile: array<Acts, TILE_ROWS * DEEP>;
 
-// The block that is at a place of a stage; past the end of a lane, one that does not count.
-fn block_at(stage: u32, place: u32) -> u32 {
-  let lane_stages = (BLOCKS + 32u * DEEP - 1u) / (32u * DEEP);
-  return stage / lane_stages + 32u * (stage % lane_stages * DEEP + place);
+// Stages of a lane.
+fn lane_stages() -> u32 {
+  return (BLOCKS + 32u * DEEP - 1u) / (32u * DEEP);
 }
 
-@compute @workgroup_size(256)
+// The block that is at a place of a stage; past the end of a lane, one that is not there.
+fn block_at(stage: u32, place: u32) -> u32 {
+  return stage / lane_stages() + 32u * (stage % lane_stages() * DEEP + place);
+}
+
+fn weights_at(output: u32, stage: u32, place: u32) -> Block {
+  return load_block(output, min(block_at(stage, place), BLOCKS - 1u));
+}
+
+fn acts_at(row: u32, stage: u32, place: u32) -> Acts {
+  let block = block_at(stage, place);
+//% if TAIL
+  if (block >= BLOCKS) { return Acts(); }
+//% end
+  return load_acts(row, min(block, BLOCKS - 1u));
+}
+
+@compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
-  let lane_stages = (BLOCKS + 32u * DEEP - 1u) / (32u * DEEP);
-  let stages = min(32u, BLOCKS) * lane_stages;
   let output = wid.y * TILE_OUTS;
   let row = wid.x * TILE_ROWS;
   let to = tid % 16u;
   let tr = tid / 16u;
 //% for r in 0..ROWS
 //% for o in 0..OUTS
-  var acc_${r}_${o} = 0.0;
   var total_${r}_${o} = 0.0;
 //% end
 //% end
 //% for i in 0..W_LOADS
-  let w_place_${i} = (tid + ${i}u * 256u) / TILE_OUTS;
-  let w_row_${i} = min(output + (tid + ${i}u * 256u) % TILE_OUTS, OUTPUTS - 1u);
-  var w_next_${i} = load_block(w_row_${i}, min(block_at(0u, w_place_${i}), BLOCKS - 1u));
+  let w_at_${i} = tid + ${i}u * THREADS;
+  let w_row_${i} = min(output + w_at_${i} % TILE_OUTS, OUTPUTS - 1u);
+  var w_next_${i} = weights_at(w_row_${i}, 0u, w_at_${i} / TILE_OUTS);
 //% end
 //% for i in 0..X_LOADS
-  let x_place_${i} = (tid + ${i}u * 256u) / TILE_ROWS;
-  let x_row_${i} = min(row + (tid + ${i}u * 256u) % TILE_ROWS, args.rows - 1u);
-  var x_next_${i} = load_acts(x_row_${i}, min(block_at(0u, x_place_${i}), BLOCKS - 1u));
+  let x_at_${i} = tid + ${i}u * THREADS;
+  let x_row_${i} = min(row + x_at_${i} % TILE_ROWS, args.rows - 1u);
+  var x_next_${i} = acts_at(x_row_${i}, 0u, x_at_${i} / TILE_ROWS);
 //% end
-  for (var stage = 0u; stage < stages; stage++) {
-    workgroupBarrier();
-//% for i in 0..W_LOADS
-    if (tid + ${i}u * 256u < TILE_OUTS * DEEP) { w_tile[tid + ${i}u * 256u] = w_next_${i}; }
-//% end
-//% for i in 0..X_LOADS
-    if (tid + ${i}u * 256u < TILE_ROWS * DEEP) { x_tile[tid + ${i}u * 256u] = x_next_${i}; }
-//% end
-    workgroupBarrier();
-    if (stage + 1u < stages) {
-//% for i in 0..W_LOADS
-      w_next_${i} = load_block(w_row_${i}, min(block_at(stage + 1u, w_place_${i}), BLOCKS - 1u));
-//% end
-//% for i in 0..X_LOADS
-      x_next_${i} = load_acts(x_row_${i}, min(block_at(stage + 1u, x_place_${i}), BLOCKS - 1u));
-//% end
-    }
-    for (var place = 0u; place < DEEP; place++) {
-      if (block_at(stage, place) >= BLOCKS) { break; }
-//% for o in 0..OUTS
-      let w_${o} = w_tile[place * TILE_OUTS + to + ${o}u * 16u];
-//% end
-//% for r in 0..ROWS
-      let x_${r} = x_tile[place * TILE_ROWS + tr + ${r}u * 16u];
-//% for o in 0..OUTS
-      acc_${r}_${o} = accumulate(acc_${r}_${o}, w_${o}, x_${r});
-//% end
-//% end
-    }
-    if (stage % lane_stages == lane_stages - 1u) {
+  for (var lane = 0u; lane < min(32u, BLOCKS); lane++) {
 //% for r in 0..ROWS
 //% for o in 0..OUTS
-      total_${r}_${o} += acc_${r}_${o};
-      acc_${r}_${o} = 0.0;
+    var acc_${r}_${o} = 0.0;
 //% end
+//% end
+    for (var part = 0u; part < lane_stages(); part++) {
+      let next = lane * lane_stages() + part + 1u;
+      workgroupBarrier();
+//% for i in 0..W_LOADS
+//% if WHOLE
+      w_tile[w_at_${i}] = w_next_${i};
+//% else
+      if (w_at_${i} < TILE_OUTS * DEEP) { w_tile[w_at_${i}] = w_next_${i}; }
+//% end
+//% end
+//% for i in 0..X_LOADS
+//% if WHOLE
+      x_tile[x_at_${i}] = x_next_${i};
+//% else
+      if (x_at_${i} < TILE_ROWS * DEEP) { x_tile[x_at_${i}] = x_next_${i}; }
+//% end
+//% end
+      workgroupBarrier();
+      // The last stage asks for one that is not there.
+//% for i in 0..W_LOADS
+      w_next_${i} = weights_at(w_row_${i}, next, w_at_${i} / TILE_OUTS);
+//% end
+//% for i in 0..X_LOADS
+      x_next_${i} = acts_at(x_row_${i}, next, x_at_${i} / TILE_ROWS);
+//% end
+//% for p in 0..DEEP
+      {
+//% for o in 0..OUTS
+        let w_${o} = w_tile[${p}u * TILE_OUTS + to + ${o}u * 16u];
+//% end
+//% for r in 0..ROWS
+        let x_${r} = x_tile[${p}u * TILE_ROWS + tr + ${r}u * (THREADS / 16u)];
+//% for o in 0..OUTS
+        acc_${r}_${o} = accumulate(acc_${r}_${o}, w_${o}, x_${r});
+//% end
+//% end
+      }
 //% end
     }
+//% for r in 0..ROWS
+//% for o in 0..OUTS
+    total_${r}_${o} += acc_${r}_${o};
+//% end
+//% end
   }
 //% for r in 0..ROWS
+  let row_${r} = row + tr + ${r}u * (THREADS / 16u);
 //% for o in 0..OUTS
-  if (row + tr + ${r}u * 16u < args.rows && output + to + ${o}u * 16u < OUTPUTS) {
-    let at_${r}_${o} = row + tr + ${r}u * 16u;
-    store(at_${r}_${o}, output + to + ${o}u * 16u, total_${r}_${o}, factor_of(at_${r}_${o}));
+  if (row_${r} < args.rows && output + to + ${o}u * 16u < OUTPUTS) {
+    store(row_${r}, output + to + ${o}u * 16u, total_${r}_${o}, factor_of(row_${r}));
   }
 //% end
 //% end
