@@ -30,6 +30,10 @@ impl<const G: usize> Ahead<G> {
     }
 }
 
+/// Bytes of a row that go by before sums are put aside and the next rows come: as many rows as kernels keep sums of then fit
+/// the second-level cache, whatever the number of inputs, so that weights are read a few times and not dozens of times.
+pub const PANEL: usize = 4096;
+
 /// How many rows of `row_bytes` to multiply with all groups before going on to the next: they stay in the second-level
 /// cache (half of a megabyte of it) while weights pass by. Whole tiles, at most `most`.
 pub fn rows_at_once(row_bytes: usize, tile: usize, most: usize) -> usize {

@@ -215,28 +215,41 @@ fn starts<const G: usize>(job: &Job<'_>, group: usize) -> [*const u8; G] {
 fn many<S: Simd, E: Element, const G: usize>(s: S, job: &Job<'_>, strip: &mut StripData) {
     // The last tile may stick out.
     let most = SUMS / G - TILE_ROWS;
-    let rows_at_once = ahead::rows_at_once(job.stride * size_of::<f32>(), TILE_ROWS, most);
-    for first_row in (0..job.count).step_by(rows_at_once) {
-        let rows = first_row..job.count.min(first_row + rows_at_once);
-        for group in job.groups.clone().step_by(G) {
-            pass::<S, E, G>(s, job, group, rows.clone(), strip);
+    let panel_inputs = ahead::PANEL / size_of::<f32>();
+    let rows_at_once = ahead::rows_at_once(job.inputs.min(panel_inputs) * size_of::<f32>(), TILE_ROWS, most);
+    for first in (0..job.inputs).step_by(panel_inputs) {
+        let inputs = first..job.inputs.min(first + panel_inputs);
+        for first_row in (0..job.count).step_by(rows_at_once) {
+            let rows = first_row..job.count.min(first_row + rows_at_once);
+            for group in job.groups.clone().step_by(G) {
+                pass::<S, E, G>(s, job, group, inputs.clone(), rows.clone(), strip);
+            }
         }
     }
 }
 
+/// `G` groups from `group` on, over some inputs, for `rows`. Sums of the inputs before lie where they go.
 #[inline(always)]
 fn pass<S: Simd, E: Element, const G: usize>(
     s: S,
     job: &Job<'_>,
     group: usize,
+    panel: Range<usize>,
     rows: Range<usize>,
     strip: &mut StripData,
 ) {
     let strip_inputs = STRIP / G;
     let groups = starts::<G>(job, group);
-    strip.sums[..rows.len() * G].fill([0.0; LANES]);
-    for first in (0..job.inputs).step_by(strip_inputs) {
-        let inputs = strip_inputs.min(job.inputs - first);
+    let stored = if panel.start == 0 { 0 } else { G.min(job.groups.end - group) };
+    for (row, sums) in rows.clone().zip(strip.sums.chunks_exact_mut(G)) {
+        sums.fill([0.0; LANES]);
+        for g in 0..stored {
+            // SAFETY: the output was checked for all rows.
+            sums[g] = unsafe { job.out.get(row, group + g, job.outputs) };
+        }
+    }
+    for first in panel.clone().step_by(strip_inputs) {
+        let inputs = strip_inputs.min(panel.end - first);
         for (g, start) in groups.iter().enumerate() {
             for k in 0..inputs {
                 // SAFETY: a group has `inputs` times 16 elements.
@@ -244,9 +257,11 @@ fn pass<S: Simd, E: Element, const G: usize>(
                 s.store(w, &mut strip.weights[k * G + g]);
             }
         }
-        let next = match first + inputs == job.inputs {
+        let next = match first + inputs == panel.end {
             false => groups.map(|start| start.wrapping_add((first + inputs) * LANES * E::BYTES)),
-            true => starts::<G>(job, group + G),
+            true => {
+                starts::<G>(job, group + G).map(|start| start.wrapping_add(panel.start * LANES * E::BYTES))
+            }
         };
         let turns = (inputs * rows.len()).div_ceil(TURN * TILE_ROWS);
         let mut ahead = Ahead::new(next, inputs * LANES * E::BYTES, turns);

@@ -137,6 +137,22 @@ impl<'a> Output<'a> {
         );
     }
 
+    /// What [`Output::put`] wrote.
+    ///
+    /// # Safety
+    /// As for [`Output::put`], which has been called for this group.
+    #[inline(always)]
+    unsafe fn get(&self, row: usize, group: usize, outputs: usize) -> [f32; LANES] {
+        let first = group * LANES;
+        let mut lanes = [0.0; LANES];
+        // SAFETY: as for `put`.
+        unsafe {
+            let from = self.start.add(row * self.stride + first);
+            std::ptr::copy_nonoverlapping(from, lanes.as_mut_ptr(), LANES.min(outputs - first));
+        }
+        lanes
+    }
+
     /// Writes outputs `16 * group ..` of `row`, as many as exist below `outputs`.
     ///
     /// # Safety

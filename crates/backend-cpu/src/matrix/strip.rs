@@ -90,37 +90,51 @@ impl Default for Strip {
 pub fn many<S: Simd, F: Format>(s: S, job: &Job<'_>, strip: &mut Strip) {
     let strip = &mut *strip.0;
     let at_once = if S::REGISTERS >= 32 { STRIP_GROUPS } else { 1 };
-    let rows_at_once = ahead::rows_at_once(job.stride * size_of::<QuantBlock>(), TILE_ROWS, STRIP_ROWS);
-    for first_row in (0..job.count).step_by(rows_at_once) {
-        let rows = first_row..job.count.min(first_row + rows_at_once);
-        let mut group = job.groups.start;
-        while group < job.groups.end {
-            let groups = at_once.min(job.groups.end - group);
-            if groups == 2 {
-                pass::<S, F, 2>(s, job, group, rows.clone(), strip);
-            } else {
-                pass::<S, F, 1>(s, job, group, rows.clone(), strip);
+    let layout = const { &F::LAYOUT };
+    let all_bricks = job.group_bytes / layout.bytes();
+    let panel_bricks = ahead::PANEL / size_of::<QuantBlock>() / layout.blocks();
+    let row_bytes = ahead::PANEL.min(job.stride * size_of::<QuantBlock>());
+    let rows_at_once = ahead::rows_at_once(row_bytes, TILE_ROWS, STRIP_ROWS);
+    for first_brick in (0..all_bricks).step_by(panel_bricks) {
+        let bricks = first_brick..all_bricks.min(first_brick + panel_bricks);
+        for first_row in (0..job.count).step_by(rows_at_once) {
+            let rows = first_row..job.count.min(first_row + rows_at_once);
+            let mut group = job.groups.start;
+            while group < job.groups.end {
+                let groups = at_once.min(job.groups.end - group);
+                if groups == 2 {
+                    pass::<S, F, 2>(s, job, group, bricks.clone(), rows.clone(), strip);
+                } else {
+                    pass::<S, F, 1>(s, job, group, bricks.clone(), rows.clone(), strip);
+                }
+                group += groups;
             }
-            group += groups;
         }
     }
 }
 
-/// `G` groups from `group` on, with all inputs, for `rows`.
+/// `G` groups from `group` on, over the inputs of some bricks, for `rows`. Sums of the bricks before lie where they go.
 #[inline(always)]
 fn pass<S: Simd, F: Format, const G: usize>(
     s: S,
     job: &Job<'_>,
     group: usize,
+    panel: Range<usize>,
     rows: Range<usize>,
     strip: &mut StripData,
 ) {
     let layout = const { &F::LAYOUT };
     let strip_bricks = STRIP_INPUTS / layout.inputs;
-    let all_bricks = job.group_bytes / layout.bytes();
-    strip.sums[..rows.len()].fill([[0.0; LANES]; STRIP_GROUPS]);
-    for first_brick in (0..all_bricks).step_by(strip_bricks) {
-        let bricks = strip_bricks.min(all_bricks - first_brick);
+    let stored = if panel.start == 0 { 0 } else { G };
+    for (row, sums) in rows.clone().zip(&mut strip.sums) {
+        sums.fill([0.0; LANES]);
+        for g in 0..stored {
+            // SAFETY: the output was checked for all rows.
+            sums[g] = unsafe { job.out.get(row, group + g, job.outputs) };
+        }
+    }
+    for first_brick in panel.clone().step_by(strip_bricks) {
+        let bricks = strip_bricks.min(panel.end - first_brick);
         for g in 0..G {
             // SAFETY: these bricks are inside the group.
             unsafe {
@@ -130,9 +144,11 @@ fn pass<S: Simd, F: Format, const G: usize>(
         }
         let blocks = first_brick * layout.blocks()..(first_brick + bricks) * layout.blocks();
         // While the tiles compute, what comes after this strip is fetched, a few lines with every block.
-        let next = std::array::from_fn(|g| match first_brick + bricks == all_bricks {
+        let next = std::array::from_fn(|g| match first_brick + bricks == panel.end {
             false => job.group(group + g).wrapping_add((first_brick + bricks) * layout.bytes()),
-            true => job.group((group + G + g).min(job.groups.end - 1)),
+            true => {
+                job.group((group + G + g).min(job.groups.end - 1)).wrapping_add(panel.start * layout.bytes())
+            }
         });
         let turns = (blocks.len() * rows.len()).div_ceil(TILE_ROWS);
         let mut ahead = Ahead::new(next, bricks * layout.bytes(), turns);

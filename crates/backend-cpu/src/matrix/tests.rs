@@ -131,23 +131,26 @@ fn check_format(format: WeightFormat) {
         cols.extend([1, 75, 129]);
     }
     let mut scratch = Scratch::default();
-    for cols in cols {
-        for outputs in [1, 15, 16, 17, 100] {
-            let source = random_matrix(format, outputs, cols);
-            let matrix = PackedMatrix::pack(&source).unwrap();
-            let input = Input::new(Isa::detect(), 257, cols);
-            let most = if outputs == 100 { 257 } else { 13 };
-            let case = format!("{format} [{outputs}, {cols}]");
+    let mut shapes: Vec<_> =
+        cols.into_iter().flat_map(|cols| [1, 15, 16, 17, 100].map(|outputs| (cols, outputs))).collect();
+    // More inputs than go by at a time with many rows, and a rest.
+    let wide = 3 * 1024 + 256;
+    shapes.push((wide, 33));
+    for (cols, outputs) in shapes {
+        let source = random_matrix(format, outputs, cols);
+        let matrix = PackedMatrix::pack(&source).unwrap();
+        let input = Input::new(Isa::detect(), 257, cols);
+        let most = if outputs == 100 || cols == wide { 257 } else { 13 };
+        let case = format!("{format} [{outputs}, {cols}]");
 
-            let best = product(Isa::detect(), &matrix, &input, most, &mut scratch);
-            check_reference(&source, &matrix, &input, &best, most, &case);
-            for isa in Isa::supported() {
-                let all = product(isa, &matrix, &input, most, &mut scratch);
-                assert!(all == best, "{case}: {isa} differs from {}", Isa::detect());
-                for count in (1..=13).chain([64, 241]).filter(|&count| count < most) {
-                    let some = product(isa, &matrix, &input, count, &mut scratch);
-                    assert!(some == best[..some.len()], "{case}: {isa} differs with {count} rows");
-                }
+        let best = product(Isa::detect(), &matrix, &input, most, &mut scratch);
+        check_reference(&source, &matrix, &input, &best, most, &case);
+        for isa in Isa::supported() {
+            let all = product(isa, &matrix, &input, most, &mut scratch);
+            assert!(all == best, "{case}: {isa} differs from {}", Isa::detect());
+            for count in (1..=13).chain([64, 241]).filter(|&count| count < most) {
+                let some = product(isa, &matrix, &input, count, &mut scratch);
+                assert!(some == best[..some.len()], "{case}: {isa} differs with {count} rows");
             }
         }
     }
