@@ -257,7 +257,8 @@ impl<'a> Lowering<'a> {
             workgroups: kv_heads * head_tiles,
             emits: dim.is_multiple_of(BLOCK),
             parts,
-            busy: if device.is_software { 8 } else { 512 },
+            // No device says how many it runs side by side: two on each of an H200's 132 processors.
+            busy: if device.is_software { 8 } else { 264 },
             wide: attention::wide(device, program, limits),
         };
         let widest = [hidden, heads * dim, ffn].map(|width| width.div_ceil(BLOCK)).into_iter().max();

@@ -1,5 +1,7 @@
 //! A step as the device gets it: one array of words.
 
+use std::ops::Range;
+
 use paguro_backend::{AttentionMode, KvLayout, Limits, Step};
 
 /// Tokens of a split of attention. Splits are fine up to a position, so that short contexts are shared out, too, and coarse
@@ -9,7 +11,7 @@ pub const FINE_SPLIT: usize = 256;
 pub const COARSE_SPLIT: usize = 512;
 /// Where coarse splits begin.
 pub const COARSE_FROM: usize = 512;
-/// Splits of a run: what they have is added up first, so that a workgroup may take a run.
+/// Splits of a run: what they have is added up first, so that a part may be a run.
 pub const RUN: usize = 4;
 /// Marks a token that only the device knows (`embed.wgsl`).
 const CARRIED: u32 = 1 << 31;
@@ -90,7 +92,7 @@ pub struct Wide {
     pub heads: usize,
     /// Workgroups for each item.
     pub workgroups: usize,
-    /// Workgroups that keep the device busy.
+    /// Workgroups that the device runs side by side.
     pub busy: usize,
 }
 
@@ -107,10 +109,34 @@ pub struct Tiling {
     pub emits: bool,
     /// Partial results that there is room for.
     pub parts: usize,
-    /// Workgroups that keep the device busy: with fewer, results are made in parts.
+    /// Workgroups that the device runs side by side: with fewer, results are made in parts.
     pub busy: usize,
     /// Where the device has cooperative matrices.
     pub wide: Option<Wide>,
+}
+
+/// How many splits a part may have: a part for each workgroup, whose result is whole, a run, or a split.
+const LENGTHS: [usize; 3] = [WHOLE, RUN, 1];
+
+/// The parts of so many splits that these splits lie in.
+fn parts(seen: &Range<usize>, length: usize) -> Range<usize> {
+    seen.start / length..(seen.end - 1) / length + 1
+}
+
+/// About how long attention of tiles that see these splits takes in parts of so many splits, in quarters of what a split takes:
+/// two more for each part, which first waits for what it is to do and for its first K, and three for a merge.
+fn time(tiles: impl Iterator<Item = Range<usize>>, length: usize, workgroups: usize, busy: usize) -> usize {
+    let (mut all, mut count, mut longest) = (0, 0, 0);
+    for seen in tiles {
+        all += workgroups * seen.len();
+        count += workgroups * parts(&seen, length).len();
+        longest = longest.max(seen.len().min(length));
+    }
+    // One after the other where all are alike; else short ones fill the gaps that long ones leave.
+    let one = 4 * longest + 2;
+    let alike = count.div_ceil(busy) * one;
+    let mixed = one.max((4 * all + 2 * count) / busy + one / 2);
+    alike.min(mixed) + if length == WHOLE { 0 } else { 3 }
 }
 
 /// A step, cut.
@@ -258,23 +284,12 @@ impl Plan {
                 })
             })
         };
-        // The parts of a tile, as numbers in order of position.
-        let parts_of_tile = |position: usize, rows: usize, length: usize| {
-            let first = parts_of(position, length).0;
-            let (last, count) = parts_of(position + rows - 1, length);
-            first..last + count
-        };
-        // Parts are as long as leaves the device busy: whole results, if not even the longest is waited for, or runs.
-        let splits_of_tile = |(_, rows, position, _)| parts_of_tile(position, rows, 1).len();
-        let all = tiles().map(splits_of_tile).sum::<usize>() * workgroups;
-        let longest = tiles().map(splits_of_tile).max().unwrap_or(1);
-        let common = if all >= longest * busy {
-            WHOLE
-        } else if wide.is_some() || all >= 2 * RUN * busy {
-            RUN
-        } else {
-            1
-        };
+        // The splits that some row of a tile sees.
+        let seen = |position: usize, rows: usize| parts_of(position, 1).0..split_of(position + rows - 1) + 1;
+        let seen_by_all = || tiles().map(|(_, rows, position, _)| seen(position, rows));
+        let lengths = LENGTHS.into_iter().filter(|&length| wide.is_none() || length > 1);
+        let common = lengths.min_by_key(|&length| time(seen_by_all(), length, workgroups, busy));
+        let common = common.unwrap_or(WHOLE);
 
         cut.parts = self.words.len() as u32;
         self.words.resize(self.words.len() + 4 * step.tokens.len(), 0);
@@ -303,8 +318,8 @@ impl Plan {
                 }
                 let table = tables as usize + sequence.tables.start;
                 let blocks = sequence.tables.len() / groups;
-                let seen = parts_of_tile(position, rows, 1);
-                let parts = parts_of_tile(position, rows, length);
+                let seen = seen(position, rows);
+                let parts = parts(&seen, length);
                 cut.whole &= parts.len() == 1;
                 self.words.extend(parts.flat_map(|part| {
                     let from = seen.start.max(part * length);
@@ -358,8 +373,13 @@ mod tests {
 
     const WINDOW: u32 = 700;
 
-    /// Whatever attention is cut into, every row gets each of its splits once, and each of its parts has a place of its own.
-    fn covers(wide: Option<Wide>, parts: usize, lengths: &[(usize, usize)]) {
+    /// A plan of a step with these starts and rows of sequences, two groups and two K/V heads.
+    fn plan(
+        wide: Option<Wide>,
+        parts: usize,
+        busy: usize,
+        lengths: &[(usize, usize)],
+    ) -> (Plan, Vec<StepSequence>) {
         let groups = vec![KvGroup { window: None }, KvGroup { window: Some(WINDOW) }];
         let kv = KvLayout { groups, slots: 1, kv_heads: 2, head_dim: 64 };
         let rows = lengths.iter().map(|(_, rows)| rows).sum();
@@ -369,11 +389,11 @@ mod tests {
             max_rows: rows,
             max_sequences: lengths.len(),
             max_outputs: 1,
-            max_context: 8192,
+            max_context: 16_384,
             kv_dtype: KvDtype::F16,
             attention: AttentionMode::Paged,
         };
-        let tiling = Tiling { rows: 2, heads: 4, workgroups: 2, emits: true, parts, busy: 512, wide };
+        let tiling = Tiling { rows: 2, heads: 4, workgroups: 2, emits: true, parts, busy, wide };
         let mut plan = Plan::new(&kv, &limits, tiling);
         let (mut pages, mut sequences, mut first) = (Vec::new(), Vec::new(), 0);
         for &(start, rows) in lengths {
@@ -391,6 +411,13 @@ mod tests {
             outputs: &[],
         });
         assert!(plan.words.len() <= words(&kv, &limits, tiling));
+        (plan, sequences)
+    }
+
+    /// Whatever attention is cut into, every row gets each of its splits once, and each of its parts has a place of its own.
+    fn covers(wide: Option<Wide>, parts: usize, busy: usize, lengths: &[(usize, usize)]) {
+        let rows = lengths.iter().map(|(_, rows)| rows).sum();
+        let (plan, sequences) = plan(wide, parts, busy, lengths);
         for (group, window) in [(0, usize::MAX), (1, WINDOW as usize)] {
             let cut = &plan.cuts[group];
             let mut seen = vec![Vec::new(); rows];
@@ -440,19 +467,44 @@ mod tests {
     #[test]
     fn attention_is_cut_without_gaps() {
         let wide = Wide { from: 3, groups: 8, rows: 32, heads: 4, workgroups: 2, busy: 128 };
-        let steps: [&[(usize, usize)]; 5] = [
+        let steps: [&[(usize, usize)]; 7] = [
             &[(0, 200), (5000, 1), (300, 1), (1500, 70)],
             &[(7000, 100)],
             &[(0, 512), (0, 512)],
             &[(511, 3), (1535, 2), (2047, 1)],
             &[(0, 4)],
+            &[(16_000, 1), (9000, 1), (700, 1), (4000, 1)],
+            &[(16_000, 3), (100, 1)],
         ];
         for lengths in steps {
             let rows: usize = lengths.iter().map(|(_, rows)| rows).sum();
             for parts in [rows, rows + 40, 10 * rows] {
-                covers(Some(wide), parts, lengths);
-                covers(None, parts, lengths);
+                for busy in [8, 32, 512] {
+                    covers(Some(wide), parts, busy, lengths);
+                    covers(None, parts, busy, lengths);
+                }
             }
         }
+    }
+
+    #[test]
+    fn workgroups_are_shared_out_evenly() {
+        // Splits of each item, of how many splits parts are, and whether no part is left, of sequences at the same position.
+        let items = |sequences: usize, start: usize, busy: usize| {
+            let (plan, _) = plan(None, 4096, busy, &vec![(start, 1); sequences]);
+            let at = plan.first_item(0, Tile::Row) as usize;
+            let count = plan.items(0, Tile::Row) as usize;
+            let items: Vec<&[u32]> = plan.words[at..at + 8 * count].chunks(8).collect();
+            let splits: Vec<u32> = items.iter().map(|item| item[6]).collect();
+            (splits, items[0][7] as usize, plan.cuts[0].whole)
+        };
+        // 33 splits of 8 sequences for 64 workgroups: runs, which are 9 for each K/V head.
+        assert_eq!(items(8, 16_383, 64), ([4, 4, 4, 4, 4, 4, 4, 4, 1].repeat(8), RUN, false));
+        // As many sequences as workgroups, with two for each.
+        assert_eq!(items(32, 4095, 64), (vec![9; 32], WHOLE, true));
+        // Whole results of a fourth more would have three quarters of the workgroups wait for the others.
+        assert_eq!(items(40, 4095, 64), ([4, 4, 1].repeat(40), RUN, false));
+        assert_eq!(items(1, 16_383, 64), (vec![1; 33], 1, false));
+        assert_eq!(items(1, 255, 64), (vec![1], WHOLE, true));
     }
 }

@@ -70,6 +70,13 @@ fn main(
   let lane = tid % QUADS;
   let own = tid / SIDE; // which four queries
 
+  // Pages are asked for ahead: those of the first split before what comes first waits for queries. Past the last page, it is
+  // read again.
+  let asked = min(tid, COARSE / PAGE - 1u);
+  let first_base = split_begin(first_split);
+  let first_end = min(split_begin(first_split + 1u), position + rows);
+  var page = step[table + min(first_base / PAGE + asked, (first_end - 1u) / PAGE)];
+
   for (var i = tid; i < FOURS * 4u * K_QUADS; i += THREADS) {
     let row = first_row + min(i / K_QUADS / TILE_HEADS, rows - 1u);
     let head = first_head + min(i / K_QUADS % TILE_HEADS, heads - 1u);
@@ -108,12 +115,11 @@ fn main(
     let base = split_begin(split);
     let end = min(split_begin(split + 1u) - base, position + rows - base);
     let begin = max(seen_from, base) - base;
-    // What nobody sees is also read, to weigh it with nothing: numbers in pages are finite. Past the last page, it is read again.
-    for (var i = tid; i < COARSE / PAGE; i += THREADS) {
-      let page = step[table + base / PAGE + min(i, (end - 1u) / PAGE)];
-      places[i] = (page * KV_HEADS + kv_head) * (PAGE / 4u) * HEAD_WORDS;
-    }
+    // What nobody sees is also read, to weigh it with nothing: numbers in pages are finite.
+    if (tid < COARSE / PAGE) { places[tid] = (page * KV_HEADS + kv_head) * (PAGE / 4u) * HEAD_WORDS; }
     workgroupBarrier();
+    let next_end = min(split_begin(split + 2u), position + rows);
+    page = step[table + min((base + end) / PAGE + asked, (next_end - 1u) / PAGE)];
 
     // Scores. On splits that are short, threads have fewer tokens.
 //% for j in 0..TOKENS_1
