@@ -270,10 +270,9 @@ impl Plan {
         let groups = self.groups;
         let cut = &mut self.cuts[index];
         let window = cut.window.map_or(usize::MAX, |window| window as usize);
-        // The first part that a position sees, and how many, if parts have so many splits.
-        let parts_of = |position: usize, length: usize| {
-            let first = split_of((position + 1).saturating_sub(window)) / length;
-            (first, split_of(position) / length + 1 - first)
+        // The splits that some of these rows see.
+        let seen = |position: usize, rows: usize| {
+            split_of((position + 1).saturating_sub(window))..split_of(position + rows - 1) + 1
         };
         // First row, rows, position and block table of every tile.
         let tiles = || {
@@ -284,8 +283,6 @@ impl Plan {
                 })
             })
         };
-        // The splits that some row of a tile sees.
-        let seen = |position: usize, rows: usize| parts_of(position, 1).0..split_of(position + rows - 1) + 1;
         let seen_by_all = || tiles().map(|(_, rows, position, _)| seen(position, rows));
         let lengths = LENGTHS.into_iter().filter(|&length| wide.is_none() || length > 1);
         let common = lengths.min_by_key(|&length| time(seen_by_all(), length, workgroups, busy));
@@ -306,15 +303,15 @@ impl Plan {
             // The last rows of a prompt see most, and so come first.
             let own = tiles().rev().filter(|(_, rows, ..)| of(*rows) == tile);
             for (first, rows, position, sequence) in own {
-                let needed: usize =
-                    (position..position + rows).map(|position| parts_of(position, common).1).sum();
+                let needed: usize = (0..rows).map(|row| parts(&seen(position + row, 1), common).len()).sum();
                 let length = if next + needed + left - rows > most { WHOLE } else { common };
                 left -= rows;
                 for row in 0..rows {
-                    let (number, count) = parts_of(position + row, length);
+                    let own = parts(&seen(position + row, 1), length);
                     let at = cut.parts as usize + 4 * (first + row);
-                    self.words[at..at + 4].copy_from_slice(&[next, count, number, length].map(|x| x as u32));
-                    next += count;
+                    let words = [next, own.len(), own.start, length].map(|x| x as u32);
+                    self.words[at..at + 4].copy_from_slice(&words);
+                    next += own.len();
                 }
                 let table = tables as usize + sequence.tables.start;
                 let blocks = sequence.tables.len() / groups;
