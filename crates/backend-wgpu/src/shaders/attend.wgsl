@@ -46,6 +46,12 @@ fn join(a: Sum, b: Sum) -> Sum {
   return Sum(fma(a.sum, vec4<f32>(power_of_two(a.top - top)), b.sum * power_of_two(b.top - top)), top);
 }
 
+// Page number `i` of a split. Past the last page that has tokens which are seen, it is read again.
+fn page_of(split: u32, i: u32, table: u32, seen_end: u32) -> u32 {
+  let end = min(split_begin(split + 1u), seen_end);
+  return step[table + min(split_begin(split) / PAGE + i, (end - 1u) / PAGE)];
+}
+
 @compute @workgroup_size(THREADS)
 fn main(
   @builtin(workgroup_id) wid: vec3<u32>,
@@ -70,12 +76,9 @@ fn main(
   let lane = tid % QUADS;
   let own = tid / SIDE; // which four queries
 
-  // Pages are asked for ahead: those of the first split before what comes first waits for queries. Past the last page, it is
-  // read again.
+  // Pages are asked for ahead: those of the first split before what comes first waits for queries.
   let asked = min(tid, COARSE / PAGE - 1u);
-  let first_base = split_begin(first_split);
-  let first_end = min(split_begin(first_split + 1u), position + rows);
-  var page = step[table + min(first_base / PAGE + asked, (first_end - 1u) / PAGE)];
+  var page = page_of(first_split, asked, table, position + rows);
 
   for (var i = tid; i < FOURS * 4u * K_QUADS; i += THREADS) {
     let row = first_row + min(i / K_QUADS / TILE_HEADS, rows - 1u);
@@ -118,8 +121,7 @@ fn main(
     // What nobody sees is also read, to weigh it with nothing: numbers in pages are finite.
     if (tid < COARSE / PAGE) { places[tid] = (page * KV_HEADS + kv_head) * (PAGE / 4u) * HEAD_WORDS; }
     workgroupBarrier();
-    let next_end = min(split_begin(split + 2u), position + rows);
-    page = step[table + min((base + end) / PAGE + asked, (next_end - 1u) / PAGE)];
+    page = page_of(split + 1u, asked, table, position + rows);
 
     // Scores. On splits that are short, threads have fewer tokens.
 //% for j in 0..TOKENS_1
