@@ -23,7 +23,7 @@ mod q8;
 mod tests;
 mod walk;
 
-use std::ops::Range;
+use std::{f32::consts::LOG2_E, ops::Range};
 
 use paguro_backend::{KvDtype, PageId};
 
@@ -108,8 +108,8 @@ impl Scores {
     }
 }
 
-/// A partial result of one query: the largest score, the sum of the weights, then the weighted sum of V,
-/// `[head_dim]`; padded to whole vectors.
+/// A partial result of one query: the largest score (in powers of two), the sum of the weights, then the weighted sum
+/// of V, `[head_dim]`; padded to whole vectors.
 pub const fn partial_len(head_dim: usize) -> usize {
     LANES + head_dim.next_multiple_of(LANES)
 }
@@ -144,7 +144,7 @@ pub struct SplitJob<'a> {
     pub position: usize,
     /// Number of the split.
     pub split: usize,
-    /// Multiplies the scores.
+    /// Multiplies the scores, positive.
     pub scale: f32,
     /// `cap * tanh(score / cap)`
     pub soft_cap: Option<f32>,
@@ -351,8 +351,8 @@ fn score_turn<S: Simd, K: Stored, const Q: usize, const N: usize>(
     }
 }
 
-/// Turns a query's scores into weights `exp(score - largest)`; what it does not see gets zero. Returns the largest
-/// score and the sum of the weights.
+/// Turns a query's scores into weights `2^(score - largest)`, scores being counted in powers of two; what it does not see
+/// gets zero. Returns the largest score and the sum of the weights.
 #[inline(always)]
 fn softmax<S: Simd>(
     s: S,
@@ -366,39 +366,39 @@ fn softmax<S: Simd>(
         return (f32::NEG_INFINITY, 0.0);
     }
     let vectors = &mut scores.as_chunks_mut::<LANES>().0[tiles.clone()];
-    let scale = s.splat(job.scale);
-    match job.soft_cap {
-        None => {
-            for score in vectors.iter_mut() {
-                s.store(s.mul(s.load(score), scale), score);
-            }
-        }
+    let scale = match job.soft_cap {
+        None => job.scale * LOG2_E,
         Some(cap) => {
-            let cap = s.splat(cap);
+            let (scale, cap) = (s.splat(job.scale), s.splat(cap));
             for score in vectors.iter_mut() {
                 let capped = s.mul(simd::tanh(s, s.div(s.mul(s.load(score), scale), cap)), cap);
                 s.store(capped, score);
             }
+            LOG2_E
         }
-    }
+    };
     scores[tiles.start * LANES..visible.start].fill(f32::NEG_INFINITY);
     scores[visible.end..tiles.end * LANES].fill(f32::NEG_INFINITY);
 
     let vectors = &mut scores.as_chunks_mut::<LANES>().0[tiles.clone()];
-    let mut largest = s.splat(f32::NEG_INFINITY);
-    for score in vectors.iter() {
-        largest = s.max(s.load(score), largest);
+    // Several at a time: each comparison waits for the last one.
+    let mut largest = [s.splat(f32::NEG_INFINITY); 4];
+    let (fours, rest) = vectors.as_chunks::<4>();
+    for four in fours {
+        for i in 0..4 {
+            largest[i] = s.max(s.load(&four[i]), largest[i]);
+        }
     }
-    let largest = s.reduce_max(largest);
-    let shift = s.splat(largest);
-    // Smaller weights would not be normal numbers, which some processors multiply slowly, and cannot matter next to
-    // the largest one, which is 1.
-    let least = s.splat(-87.0);
+    for score in rest {
+        largest[0] = s.max(s.load(score), largest[0]);
+    }
+    let [a, b, c, d] = largest;
+    // The scale is positive: the largest stays the largest.
+    let largest = scale * s.reduce_max(s.max(s.max(a, b), s.max(c, d)));
+    let (scale, shift) = (s.splat(scale), s.splat(-largest));
     let mut sum = s.zero();
     for score in vectors {
-        let below = s.sub(s.load(score), shift);
-        // Not even on the way.
-        let weight = s.select_lt(below, least, s.zero(), simd::exp(s, s.max(least, below)));
+        let weight = simd::weight(s, s.fma(s.load(score), scale, shift));
         s.store(weight, score);
         sum = s.add(sum, weight);
     }
@@ -413,8 +413,8 @@ fn merge<S: Simd>(s: S, sum: &mut [f32], partial: &[f32]) {
     if partial[0] == f32::NEG_INFINITY {
         return;
     }
-    let own = simd::exp(s, s.splat(sum[0] - largest));
-    let other = simd::exp(s, s.splat(partial[0] - largest));
+    let own = simd::weight(s, s.splat(sum[0] - largest));
+    let other = simd::weight(s, s.splat(partial[0] - largest));
     sum[0] = largest;
     sum[1] = s.reduce_max(own) * sum[1] + s.reduce_max(other) * partial[1];
     let (sums, _) = sum[LANES..].as_chunks_mut::<LANES>();

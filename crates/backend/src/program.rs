@@ -170,7 +170,7 @@ pub struct NormQkvRopeStore {
 /// See [`Op::Attend`].
 #[derive(Clone, Debug)]
 pub struct Attend {
-    /// Scale of the scores, usually `1/sqrt(head_dim)`.
+    /// Scale of the scores, positive, usually `1/sqrt(head_dim)`.
     pub scale: f32,
     /// `cap * tanh(score / cap)` after scaling (Gemma 2).
     pub soft_cap: Option<f32>,

@@ -223,6 +223,17 @@ impl Simd for Avx2 {
         })
     }
     #[inline(always)]
+    fn mul_pow2_normal(self, v: Self::F32, n: Self::F32) -> Self::F32 {
+        v!({
+            let mut out = v;
+            for (out, n) in out.iter_mut().zip(n) {
+                let n = _mm256_slli_epi32::<23>(_mm256_cvtps_epi32(n));
+                *out = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(*out), n));
+            }
+            out
+        })
+    }
+    #[inline(always)]
     fn round(self, a: Self::F32) -> Self::F32 {
         v!([
             _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a[0]),

@@ -117,6 +117,10 @@ impl Simd for Avx512 {
         v!(_mm512_scalef_ps(v, n))
     }
     #[inline(always)]
+    fn mul_pow2_normal(self, v: __m512, n: __m512) -> __m512 {
+        self.mul_pow2(v, n)
+    }
+    #[inline(always)]
     fn round(self, a: __m512) -> __m512 {
         v!(_mm512_roundscale_ps::<_MM_FROUND_TO_NEAREST_INT>(a))
     }

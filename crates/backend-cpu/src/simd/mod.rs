@@ -51,7 +51,7 @@ use half::{bf16, f16};
 pub use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub use avx512::Avx512;
-pub use math::{exp, sigmoid, silu, tanh};
+pub use math::{exp, sigmoid, silu, tanh, weight};
 #[cfg(target_arch = "aarch64")]
 pub use neon::{NeonBase, NeonDot, NeonI8mm};
 pub use scalar::Scalar;
@@ -115,6 +115,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn select_lt(self, a: Self::F32, b: Self::F32, x: Self::F32, y: Self::F32) -> Self::F32;
     /// `v * 2^n`, rounded once; `n` is integral and `|n| <= 252`, `v` is normal.
     fn mul_pow2(self, v: Self::F32, n: Self::F32) -> Self::F32;
+    /// `v * 2^n`, exactly, for integral `n` where both `v` and the result are normal; something elsewhere.
+    fn mul_pow2_normal(self, v: Self::F32, n: Self::F32) -> Self::F32;
     /// To the nearest integral value, ties to even; `|a| < 2^31`.
     fn round(self, a: Self::F32) -> Self::F32;
     /// Sum of the lanes: lane `i` is added to `i + 8`, then `i + 4`, `i + 2`, `i + 1`.

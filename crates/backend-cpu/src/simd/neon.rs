@@ -198,6 +198,13 @@ impl<const PRODUCTS: u8> Simd for Neon<PRODUCTS> {
         }))
     }
     #[inline(always)]
+    fn mul_pow2_normal(self, v: Self::F32, n: Self::F32) -> Self::F32 {
+        v!(std::array::from_fn(|i| {
+            let n = vshlq_n_s32::<23>(vcvtnq_s32_f32(n[i]));
+            vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(v[i]), n))
+        }))
+    }
+    #[inline(always)]
     fn round(self, a: Self::F32) -> Self::F32 {
         each!(vrndnq_f32(a))
     }

@@ -99,6 +99,12 @@ impl Simd for Scalar {
         })
     }
     #[inline(always)]
+    fn mul_pow2_normal(self, v: Self::F32, n: Self::F32) -> Self::F32 {
+        std::array::from_fn(|i| {
+            f32::from_bits(v[i].to_bits().wrapping_add_signed((n[i] as i32).wrapping_shl(23)))
+        })
+    }
+    #[inline(always)]
     fn round(self, a: Self::F32) -> Self::F32 {
         a.map(f32::round_ties_even)
     }

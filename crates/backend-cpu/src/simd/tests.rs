@@ -23,6 +23,7 @@ simd_kernels! {
     struct TestKernels {
         fn operations(input: &Input) -> Vec<u32> = operations;
         fn exps(x: &[f32], out: &mut [f32]) = exps;
+        fn weights(x: &[f32], out: &mut [f32]) = weights;
         fn tanhs(x: &[f32], out: &mut [f32]) = tanhs;
     }
 }
@@ -43,7 +44,7 @@ fn operations<S: Simd>(s: S, input: &Input) -> Vec<u32> {
     {
         float(v);
     }
-    for v in [exp(s, a), sigmoid(s, a), silu(s, a), tanh(s, a)] {
+    for v in [exp(s, a), sigmoid(s, a), silu(s, a), tanh(s, a), weight(s, s.min(a, s.splat(1.0)))] {
         float(v);
     }
     float(s.mul_pow2(b, s.round(s.min(s.max(a, s.splat(-250.0)), s.splat(250.0)))));
@@ -128,6 +129,13 @@ fn exps<S: Simd>(s: S, x: &[f32], out: &mut [f32]) {
 }
 
 #[inline(always)]
+fn weights<S: Simd>(s: S, x: &[f32], out: &mut [f32]) {
+    for (x, out) in x.chunks(16).zip(out.chunks_mut(16)) {
+        s.store_part(weight(s, s.load_part(x)), out);
+    }
+}
+
+#[inline(always)]
 fn tanhs<S: Simd>(s: S, x: &[f32], out: &mut [f32]) {
     for (x, out) in x.chunks(16).zip(out.chunks_mut(16)) {
         s.store_part(tanh(s, s.load_part(x)), out);
@@ -186,6 +194,22 @@ fn exp_and_tanh_are_precise() {
         let (exact, exact_tanh) = (f64::from(*x).exp(), f64::from(*x).tanh());
         assert!((f64::from(*e) / exact - 1.0).abs() < 1.5e-7, "exp({x}) = {e}");
         assert!((f64::from(*t) - exact_tanh).abs() < 4e-7, "tanh({x}) = {t}");
+    }
+}
+
+#[test]
+fn weights_are_precise() {
+    let x: Vec<f32> = (-125_000..=1000).map(|i| i as f32 / 1e3).collect();
+    for isa in Isa::supported() {
+        let mut y = vec![0.0; x.len()];
+        TestKernels::new(isa).weights(&x, &mut y);
+        for (x, y) in x.iter().zip(&y) {
+            assert!((f64::from(*y) / f64::from(*x).exp2() - 1.0).abs() < 2e-7, "{isa}: weight({x}) = {y}");
+        }
+        let mut ends = [1.0; 5];
+        TestKernels::new(isa).weights(&[f32::NEG_INFINITY, -1e30, -125.1, 0.0, f32::NAN], &mut ends);
+        assert_eq!(ends[..4], [0.0, 0.0, 0.0, 1.0], "{isa}");
+        assert!(ends[4].is_nan(), "{isa}");
     }
 }
 
