@@ -316,8 +316,8 @@ impl Pass<'_> {
         self.phase(Kernel::Attend, cuts.items.len(), Portions::Single, |member, range| {
             for item in &cuts.items[range] {
                 let tile = &cuts.tiles[item.tile];
-                match item.split {
-                    Some(split) => member.attend_shared(op, tile, split),
+                match tile.first_partial {
+                    Some(_) => item.splits.clone().for_each(|split| member.attend_shared(op, tile, split)),
                     None => member.attend_tile(op, tile),
                 }
             }

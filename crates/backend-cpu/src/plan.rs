@@ -28,12 +28,12 @@ pub struct Tile {
 }
 
 /// One member's share of attention.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
     /// Index into [`Cuts::tiles`].
     pub tile: usize,
-    /// One split of it; or all, one after the other.
-    pub split: Option<usize>,
+    /// Which of its splits: all, unless members share them.
+    pub splits: Range<usize>,
     /// Tokens that it sees: how long it takes.
     tokens: usize,
 }
@@ -201,7 +201,7 @@ impl Cuts {
             self.tiles.iter().map(|tile| self.seen(tile.position, tile.rows.len()).len()).sum();
         // A tile that is more than its part of all: members share its splits. The result is the same either way.
         let most = if threads > 1 { total / (threads * ITEMS_PER_THREAD) } else { usize::MAX };
-        let mut used = 0;
+        let (mut used, mut left) = (0, total);
         for index in 0..self.tiles.len() {
             let tile = &self.tiles[index];
             let seen = self.seen(tile.position, tile.rows.len());
@@ -211,15 +211,21 @@ impl Cuts {
                 self.tiles[index].first_partial = Some(used);
                 self.shared.push(index);
                 used += needed;
-                self.items.extend(splits.map(|split| {
-                    let tokens = seen.end.min((split + 1) * SPLIT) - seen.start.max(split * SPLIT);
-                    Item { tile: index, split: Some(split), tokens }
-                }));
+                // In runs, because what comes next is fetched on the way: long ones first, so that all end together.
+                let mut first = splits.start;
+                while first < splits.end {
+                    let end = first + (left / (2 * threads * SPLIT)).clamp(1, splits.end - first);
+                    let tokens = seen.end.min(end * SPLIT) - seen.start.max(first * SPLIT);
+                    self.items.push(Item { tile: index, splits: first..end, tokens });
+                    first = end;
+                    left -= tokens;
+                }
             } else {
-                self.items.push(Item { tile: index, split: None, tokens: seen.len() });
+                self.items.push(Item { tile: index, splits, tokens: seen.len() });
+                left -= seen.len();
             }
         }
-        self.items.sort_unstable_by_key(|item| (Reverse(item.tokens), item.tile, item.split));
+        self.items.sort_unstable_by_key(|item| (Reverse(item.tokens), item.tile, item.splits.start));
     }
 
     /// Positions that any of `rows` rows from `position` on sees.
@@ -268,13 +274,13 @@ mod tests {
         let cuts = plan.cuts(group);
         let mut places = vec![false; partials];
         for (index, tile) in cuts.tiles.iter().enumerate() {
-            let mut splits: Vec<Option<usize>> =
-                cuts.items.iter().filter(|item| item.tile == index).map(|item| item.split).collect();
+            let items = || cuts.items.iter().filter(|item| item.tile == index);
+            let mut splits: Vec<usize> = items().flat_map(|item| item.splits.clone()).collect();
             splits.sort();
+            assert_eq!(splits, tile.splits.clone().collect::<Vec<_>>());
             match tile.first_partial {
-                None => assert_eq!(splits, [None]),
+                None => assert_eq!(items().count(), 1),
                 Some(first) => {
-                    assert_eq!(splits, tile.splits.clone().map(Some).collect::<Vec<_>>());
                     for place in &mut places[first..first + tile.splits.len() * plan.queries(tile)] {
                         assert!(!std::mem::replace(place, true));
                     }
@@ -343,6 +349,10 @@ mod tests {
         let tokens: Vec<usize> = plan.cuts(0).items.iter().map(|item| item.tokens).collect();
         assert!(tokens.is_sorted_by(|a, b| a >= b));
         assert_eq!(tokens.iter().sum::<usize>(), 2 * (100 + 8192 + 300));
+        // Of two heads of 16 splits for two threads: a quarter of what is left, down to one split.
+        make(&mut plan, &[(8191, 1)], &[]);
+        let runs: Vec<usize> = plan.cuts(0).items.iter().map(|item| item.splits.len()).collect();
+        assert_eq!(runs, [8, 6, 4, 3, 2, 2, 1, 1, 1, 1, 1, 1, 1]);
     }
 
     #[test]
