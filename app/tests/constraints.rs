@@ -172,7 +172,7 @@ fn an_answer_ends_where_its_grammar_does() {
         regex("[A-Z][a-z ,]+\\.( [A-Z][a-z ,]+\\.)*"),
         |r| r.max_tokens = Some(60),
         expect![[
-            r#""Once upon a time, there was a shy fox. The fox lived in a valley between two mountains. He spoke so softly that hardly anyone could hear him. The snow on the peaks shone in the sun. He shared his home with two brothers. The fox had a dream. He wanted" Length"#
+            r#""Once upon a time, there was a shy fox. The fox lived in a valley between two mountains. When guests came, he turned as red as a tomato. The fox had a dream. He wanted to touch the evening star. One special day, he began. He tried standing on" Length"#
         ]],
     );
     check(
