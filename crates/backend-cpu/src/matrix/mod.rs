@@ -144,13 +144,16 @@ impl<'a> Output<'a> {
     #[inline(always)]
     unsafe fn get(&self, row: usize, group: usize, outputs: usize) -> [f32; LANES] {
         let first = group * LANES;
-        let mut lanes = [0.0; LANES];
         // SAFETY: as for `put`.
         unsafe {
             let from = self.start.add(row * self.stride + first);
-            std::ptr::copy_nonoverlapping(from, lanes.as_mut_ptr(), LANES.min(outputs - first));
+            if first + LANES <= outputs {
+                return from.cast::<[f32; LANES]>().read_unaligned();
+            }
+            let mut lanes = [0.0; LANES];
+            std::ptr::copy_nonoverlapping(from, lanes.as_mut_ptr(), outputs - first);
+            lanes
         }
-        lanes
     }
 
     /// Writes outputs `16 * group ..` of `row`, as many as exist below `outputs`.
