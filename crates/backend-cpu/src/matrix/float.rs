@@ -83,8 +83,8 @@ elements! {
 
 const _: () = assert!(size_of::<f16>() == 2 && size_of::<bf16>() == 2);
 
-/// Vectors of 16 weights that a strip holds.
-const STRIP: usize = 512;
+/// Vectors of 16 weights that a strip holds: three quarters of a first-level cache of 32 KiB.
+const STRIP: usize = 384;
 /// Vectors of sums that are kept while the strips pass by.
 const SUMS: usize = 512;
 /// Inputs between two turns of fetching ahead.
