@@ -87,16 +87,22 @@ impl When {
     }
 }
 
+/// A kernel and what it works on.
+pub struct Kernel {
+    /// Its code.
+    pub pipeline: Arc<Pipeline>,
+    /// Its buffers.
+    pub group: wgpu::BindGroup,
+    /// What it gets after its [`plan::Args`].
+    pub arguments: Vec<u32>,
+}
+
 /// One launch.
 pub struct Launch {
     /// In which steps.
     pub when: When,
     /// The kernel; for products, one for each number of rows.
-    pub kernels: Vec<Arc<Pipeline>>,
-    /// Its buffers.
-    pub group: wgpu::BindGroup,
-    /// For each kernel, what it gets after its [`plan::Args`].
-    pub arguments: Vec<Vec<u32>>,
+    pub kernels: Vec<Kernel>,
     /// Its size.
     pub grid: Grid,
     /// The KV group, where there is one.
@@ -217,6 +223,8 @@ pub struct Lowering<'a> {
     squares: wgpu::Buffer,
     /// What norms multiply rows with.
     factors: wgpu::Buffer,
+    /// A word of which no compiler knows that it is 0.
+    zero: wgpu::Buffer,
     /// Blocks of activations that there is room for.
     act_blocks: usize,
     scratch: [wgpu::Buffer; 3],
@@ -305,6 +313,7 @@ impl<'a> Lowering<'a> {
             normed: acts()?,
             squares: buffer(hidden.div_ceil(4 * BLOCK) * 4, "squares")?,
             factors: buffer(rows.max(LOGIT_ROWS), "factors")?,
+            zero: buffer(1, "zero")?,
             act_blocks: blocks,
             scratch: [
                 buffer(rows * (q + 2 * kv).max(2 * ffn), "products")?,
@@ -424,14 +433,25 @@ impl<'a> Lowering<'a> {
         grid: Grid,
         kv_group: usize,
     ) -> Result<Launch, LoadError> {
-        let kernel = self.device.pipeline(name, files, &constants)?;
         let made: Vec<_> = self.made(Acts::Plain).collect();
         let mut buffers = buffers.to_vec();
         buffers.extend(made.iter().map(|(name, buffer)| (*name, buffer)));
-        let group = self.device.bind(&kernel, &buffers);
+        let kernels = vec![self.kernel(name, files, &constants, &buffers)?];
         let counter = self.counter(&[name.to_owned()]);
-        let arguments = vec![bits(&self.device.arguments(&constants))];
-        Ok(Launch { when: When::Always, kernels: vec![kernel], group, arguments, grid, kv_group, counter })
+        Ok(Launch { when: When::Always, kernels, grid, kv_group, counter })
+    }
+
+    fn kernel(
+        &self,
+        name: &str,
+        files: &[&str],
+        constants: &Constants,
+        buffers: &[(&str, &wgpu::Buffer)],
+    ) -> Result<Kernel, LoadError> {
+        let pipeline = self.device.pipeline(name, files, constants)?;
+        let group = self.device.bind(&pipeline, buffers);
+        let arguments = self.device.arguments(constants).iter().map(|(_, value)| value.bits()).collect();
+        Ok(Kernel { pipeline, group, arguments })
     }
 
     /// The place of these counters, one after the other.
@@ -460,6 +480,11 @@ impl<'a> Lowering<'a> {
         ["x_quants", "x_scales", "x_floats"].into_iter().zip(self.acts_of(acts).clone())
     }
 
+    /// What activations in half precision are in, for products with a layout.
+    fn half_acts(&self, acts: Acts, layout: Layout) -> wgpu::Buffer {
+        self.acts_of(acts)[if layout.is_quantized() { 0 } else { 2 }].clone()
+    }
+
     /// The same as other kernels make them.
     fn made(&self, acts: Acts) -> impl Iterator<Item = (&'static str, wgpu::Buffer)> {
         ["acts_quants", "acts_scales", "acts_floats"].into_iter().zip(self.acts_of(acts).clone())
@@ -480,10 +505,6 @@ impl<'a> Lowering<'a> {
         self.vectors.insert(id, vector.clone());
         Ok(vector)
     }
-}
-
-fn bits(constants: &Constants) -> Vec<u32> {
-    constants.iter().map(|(_, value)| value.bits()).collect()
 }
 
 fn unsupported(device: &Device, what: String, supported: &str) -> LoadError {

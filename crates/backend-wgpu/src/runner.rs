@@ -269,12 +269,12 @@ impl<'a> Planned<'a> {
 
     fn encode(&self, pass: &mut wgpu::ComputePass<'_>) {
         let [x, y] = self.workgroups;
-        pass.set_pipeline(self.launch.kernels[self.variant].inner());
-        pass.set_bind_group(0, &self.launch.group, &[]);
+        let kernel = &self.launch.kernels[self.variant];
+        pass.set_pipeline(kernel.pipeline.inner());
+        pass.set_bind_group(0, &kernel.group, &[]);
         pass.set_immediates(0, bytes_of(&self.args));
-        let arguments = &self.launch.arguments[self.variant];
-        if !arguments.is_empty() {
-            pass.set_immediates(ARGS_BYTES, cast_slice(arguments));
+        if !kernel.arguments.is_empty() {
+            pass.set_immediates(ARGS_BYTES, cast_slice(&kernel.arguments));
         }
         pass.dispatch_workgroups(x, y, 1);
     }

@@ -8,7 +8,7 @@ use paguro_backend::{
 use super::{
     Acts, Before, Grid, Launch, Lowering, Place, Store,
     Value::{F, U},
-    When, bits, kernels,
+    When, kernels,
     products::{Group, Inputs, decoder, planes},
     wgsl,
 };
@@ -290,14 +290,11 @@ impl Lowering<'_> {
         buffers.extend(planes(part));
         buffers.extend(bias.iter().map(|bias| ("bias", bias)));
         let name = format!("{}{}", product.name(layout), finish.name);
-        let kernel = self.device.pipeline(&name, &files, &constants)?;
-        let group = self.device.bind(&kernel, &buffers);
+        let kernels = vec![self.kernel(&name, &files, &constants, &buffers)?];
         let counter = self.counter(&[format!("{name}[{}x{}]", part.rows, self.inputs(inputs))]);
         body.push(Launch {
             when: When::OneRow,
-            kernels: vec![kernel],
-            group,
-            arguments: vec![bits(&self.device.arguments(&constants))],
+            kernels,
             grid: Grid::Product(part.rows as u32, [product].into()),
             kv_group: 0,
             counter,

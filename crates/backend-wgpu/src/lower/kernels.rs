@@ -23,9 +23,9 @@ enum Kind {
     Vectors { rows: u32, outputs: u32, threads: u32 },
     /// Of this many threads, 16 side by side, each has so many rows times so many outputs of a tile.
     Tiles { rows: u32, outputs: u32, threads: u32 },
-    /// Cooperative matrices with this side: this many teams of this many subgroups along rows, with so many matrices along rows and
-    /// outputs each. Stages are this many blocks deep.
-    Cooperative { side: u32, teams: u32, groups: u32, matrices: [u32; 2], deep: u32 },
+    /// Cooperative matrices with this side: this many tiles side by side, of this many teams of this many subgroups along rows, with
+    /// so many matrices along rows and outputs each. Stages are this many blocks deep.
+    Cooperative { side: u32, columns: u32, teams: u32, groups: u32, matrices: [u32; 2], deep: u32 },
 }
 
 use Kind::{Cooperative, Tiles, Vectors};
@@ -38,13 +38,15 @@ const WIDE: u32 = 8192;
 pub const FEW_ROWS: u32 = 16;
 /// Rows up to which cooperative matrices share out the inputs of an output.
 const SPLIT_ROWS: u32 = 128;
+/// Blocks of a stage of those.
+const SPLIT_DEEP: u32 = 2;
 /// Rows up to which longer tiles would leave too few workgroups.
 const SHORT_ROWS: u32 = 1024;
 /// Rows of the longest tile of cooperative matrices.
 pub const MOST_ROWS: usize = 256;
 
-/// The kernels of a product with so many outputs, by number of rows.
-pub fn products(device: &Device, layout: Layout, outputs: u32) -> Vec<Product> {
+/// The kernels of a product with so many outputs and blocks of inputs, by number of rows.
+pub fn products(device: &Device, layout: Layout, outputs: u32, blocks: usize) -> Vec<Product> {
     let of = |most_rows: u32, kind: Kind| Product { most_rows, kind };
     if device.is_software {
         // With less of everything written out, these compile in a fraction of the time.
@@ -62,7 +64,7 @@ pub fn products(device: &Device, layout: Layout, outputs: u32) -> Vec<Product> {
         None => vec![of(1, one), of(128, few), of(u32::MAX, Tiles { rows: 8, outputs: 4, threads: 128 })],
         Some(side) => {
             let few = [of(1, one), of(FEW_ROWS, few)];
-            few.into_iter().chain(split(side, device)).chain(tall(side)).collect()
+            few.into_iter().chain(split(side, device, outputs, blocks as u32)).chain(tall(side)).collect()
         }
     }
 }
@@ -73,7 +75,7 @@ fn vectors(rows: u32, outputs: u32) -> Kind {
 
 /// The kernel of a product of one row, with so many outputs in a workgroup, if somebody minds.
 pub fn one_row(device: &Device, layout: Layout, outputs: u32, tile: Option<u32>) -> Product {
-    let Some(tile) = tile else { return products(device, layout, outputs)[0] };
+    let Some(tile) = tile else { return products(device, layout, outputs, 1)[0] };
     let threads = (32 * tile).min(device.most_threads);
     Product { most_rows: 1, kind: Vectors { rows: 1, outputs: tile / (threads / 32), threads } }
 }
@@ -92,23 +94,43 @@ pub fn exact_rows(device: &Device) -> usize {
     }
 }
 
-/// The kernels with cooperative matrices of this side that share out inputs: to as many teams as there is room for.
-fn split(side: u32, device: &Device) -> Vec<Product> {
+/// The kernels with cooperative matrices of this side whose workgroups share out inputs to teams, or outputs to tiles side by side: to
+/// as many subgroups as there is room for.
+fn split(side: u32, device: &Device, outputs: u32, blocks: u32) -> Vec<Product> {
     let limits = &device.limits;
     let fits = |product: &Product| {
         product.shared_bytes() <= limits.max_compute_workgroup_storage_size
             && product.groups() * device.subgroup <= limits.max_compute_invocations_per_workgroup
     };
-    let most = splits(side, 8);
-    if most.iter().all(fits) { most } else { splits(side, 4) }
+    let of = |most: u32| {
+        let [columns, teams] = shares(outputs.div_ceil(2 * side), blocks.div_ceil(SPLIT_DEEP), most);
+        splits(side, columns, teams)
+    };
+    let most = of(8);
+    if most.iter().all(fits) { most } else { of(4) }
 }
 
-/// The same for so many teams: of shorter and of longer tiles, as far as they have rows.
-fn splits(side: u32, teams: u32) -> Vec<Product> {
+/// What is faster of so many tiles of outputs and stages of inputs: how many tiles a workgroup of at most so many subgroups has side by
+/// side, and how many teams share out the inputs of each. Both leave a processor as busy, but tiles side by side read activations once,
+/// and teams have more workgroups. No device says how many run at a time: one on each of an H200's 132 processors. What a workgroup
+/// does before and after its stages takes as long as about two and a half of them.
+fn shares(tiles: u32, stages: u32, most: u32) -> [u32; 2] {
+    let teams = |columns: u32| 1 << (most / columns).ilog2();
+    let time = |&columns: &u32| {
+        let rounds = tiles.div_ceil(columns).div_ceil(132);
+        // Stages are longer where more subgroups wait for each other's memory.
+        rounds * (2 * stages.div_ceil(teams(columns)) + 5) * (6 + columns * teams(columns))
+    };
+    let columns = (1..=most).rev().min_by_key(time).unwrap_or(1);
+    [columns, teams(columns)]
+}
+
+/// The kernels of so many tiles side by side and teams: of shorter and of longer tiles, as far as they have rows.
+fn splits(side: u32, columns: u32, teams: u32) -> Vec<Product> {
     let tiles = [(32, 2), (SPLIT_ROWS, 4)].into_iter().filter(|&(most_rows, _)| most_rows > FEW_ROWS);
     let product = |(most_rows, rows)| Product {
         most_rows,
-        kind: Cooperative { side, teams, groups: 1, matrices: [rows, 2], deep: 2 },
+        kind: Cooperative { side, columns, teams, groups: 1, matrices: [rows, 2], deep: SPLIT_DEEP },
     };
     tiles.map(product).collect()
 }
@@ -117,13 +139,14 @@ fn splits(side: u32, teams: u32) -> Vec<Product> {
 fn tall(side: u32) -> [Product; 2] {
     [(SHORT_ROWS, 2), (u32::MAX, 4)].map(|(most_rows, rows)| Product {
         most_rows,
-        kind: Cooperative { side, teams: 1, groups: 4, matrices: [rows, 4], deep: 2 },
+        kind: Cooperative { side, columns: 1, teams: 1, groups: 4, matrices: [rows, 4], deep: 2 },
     })
 }
 
 /// All kernels with cooperative matrices of this side.
 pub fn all_cooperative(side: u32) -> Vec<Product> {
-    [4, 8].into_iter().flat_map(|teams| splits(side, teams)).chain(tall(side)).collect()
+    let shared = [[1, 4], [1, 8], [2, 4], [7, 1]].into_iter();
+    shared.flat_map(|[columns, teams]| splits(side, columns, teams)).chain(tall(side)).collect()
 }
 
 /// Which kernel of a product takes a step of `all` rows, and its workgroups for `rows` of them: rows along x, so that neighbours
@@ -140,14 +163,16 @@ impl Product {
         match self.kind {
             Vectors { rows, outputs, threads } => [rows, threads / 32 * outputs],
             Tiles { rows, outputs, threads } => [threads / 16 * rows, 16 * outputs],
-            Cooperative { side, groups, matrices, .. } => [side * groups * matrices[0], side * matrices[1]],
+            Cooperative { side, columns, groups, matrices, .. } => {
+                [side * groups * matrices[0], side * matrices[1] * columns]
+            }
         }
     }
 
     /// Subgroups of cooperative matrices.
     fn groups(&self) -> u32 {
-        let Cooperative { teams, groups, .. } = self.kind else { return 0 };
-        teams * groups
+        let Cooperative { columns, teams, groups, .. } = self.kind else { return 0 };
+        columns * teams * groups
     }
 
     /// Bytes of workgroup memory of cooperative matrices: a piece of weights in half precision for each team, and a matrix of each
@@ -202,15 +227,17 @@ impl Product {
                 ];
                 (wgsl!("matmul"), constants)
             }
-            Cooperative { side, teams, groups, matrices, deep } => {
+            Cooperative { side, columns, teams, groups, matrices, deep } => {
                 let team = groups * device.subgroup;
-                let items = self.covers()[1] * deep;
+                let items = side * matrices[1] * deep;
                 let constants = vec![
                     ("SIDE", U(side)),
                     ("SIDE_8", U(u32::from(side == 8))),
                     ("SUBGROUP", U(device.subgroup)),
-                    ("THREADS", U(teams * team)),
+                    ("THREADS", U(columns * teams * team)),
+                    ("COLUMNS", U(columns)),
                     ("K_GROUPS", U(teams)),
+                    ("ROLLED", U(u32::from(groups == 1))),
                     ("ROW_GROUPS", U(groups)),
                     ("SHARED", U(u32::from(groups > 1))),
                     ("TEAM", U(team)),

@@ -7,7 +7,7 @@ use paguro_backend::{Activation, Linear, LoadError, MatrixId, Norm};
 use super::{
     Acts, Before, Grid, Launch, Lowering, Place, Product, Store,
     Value::{F, U},
-    When, bits,
+    When,
     kernels::{self, FEW_ROWS},
     wgsl,
 };
@@ -196,7 +196,8 @@ impl Lowering<'_> {
     ) -> Result<(), LoadError> {
         let matrix = self.matrix(inputs)?;
         let taken: Vec<_> = self.taken(inputs.acts).collect();
-        let factors = self.factors.clone();
+        let halves = self.half_acts(inputs.acts, matrix.layout);
+        let (factors, zero) = (self.factors.clone(), self.zero.clone());
         for part in &matrix.parts {
             let mut common = vec![
                 ("BLOCKS", U(matrix.blocks as u32)),
@@ -204,16 +205,16 @@ impl Lowering<'_> {
                 ("OUT_STRIDE", U(place.stride as u32)),
                 ("OUT_FIRST", U((place.first + part.first) as u32)),
             ];
-            let mut buffers = vec![("out", &place.buffer), ("row_factors", &factors)];
+            let mut buffers = vec![("out", &place.buffer), ("row_factors", &factors), ("zero", &zero)];
             buffers.extend(planes(part));
             buffers.extend(taken.iter().map(|(name, buffer)| (*name, buffer)));
+            buffers.push(("x_halves", &halves));
             let bias = self.bias(inputs, part.first..part.first + part.rows)?;
             buffers.extend(bias.iter().map(|bias| ("bias", bias)));
             common.push(("BIAS", U(u32::from(bias.is_some()))));
             common.push(("FACTORS", U(u32::from(inputs.acts == Acts::Normed))));
             common.extend(store.constants());
-            let (mut compiled, mut arguments) = (Vec::new(), Vec::new());
-            let mut counters = Vec::new();
+            let (mut compiled, mut counters) = (Vec::new(), Vec::new());
             let kernel = |product: &Product| {
                 let (files, mut constants) =
                     product.kernel(self.device, matrix.layout, matrix.blocks, self.halves_at(matrix.layout));
@@ -224,12 +225,11 @@ impl Lowering<'_> {
                     constants,
                 )
             };
-            let mut products = kernels::products(self.device, matrix.layout, part.rows as u32);
+            let mut products = kernels::products(self.device, matrix.layout, part.rows as u32, matrix.blocks);
             products.retain(|product| when == When::Always || product.most_rows > 1);
             for product in &products {
                 let (name, files, constants) = kernel(product);
-                compiled.push(self.device.pipeline(&name, &files, &constants)?);
-                arguments.push(bits(&self.device.arguments(&constants)));
+                compiled.push(self.kernel(&name, &files, &constants, &buffers)?);
                 counters.push(format!("{name}[{}x{}]", part.rows, self.inputs(inputs)));
             }
             if self.device.as_hardware && matrix.layout != Layout::F32 {
@@ -238,10 +238,9 @@ impl Lowering<'_> {
                     self.device.show(&name, &files, &constants);
                 }
             }
-            let group = self.device.bind(&compiled[0], &buffers);
             let grid = Grid::Product(part.rows as u32, products.into());
             let counter = self.counter(&counters);
-            body.push(Launch { when, kernels: compiled, group, arguments, grid, kv_group: 0, counter });
+            body.push(Launch { when, kernels: compiled, grid, kv_group: 0, counter });
         }
         Ok(())
     }

@@ -44,5 +44,5 @@ fn dot_half(a: vec4<u32>, b: vec4<u32>) -> i32 {
 // Quad `j` of a block, whose layout says what its quants are, as bytes, and how weights follow from them.
 fn quad(w: Block, j: u32) -> vec4<f32> {
   let l = line(w, j);
-  return fma(vec4<f32>(unpack4xU8(bytes(w, j))), vec4<f32>(l.x), vec4<f32>(l.y));
+  return fma(vec4<f32>(unpack4xU8(bytes(w, j) ^ SIGNS)), vec4<f32>(l.x), vec4<f32>(l.y));
 }

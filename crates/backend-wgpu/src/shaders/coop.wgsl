@@ -1,9 +1,9 @@
-// Products of many rows with cooperative matrices of SIDE times SIDE, in tiles of TILE_ROWS rows and TILE_OUTS outputs. A tile's
-// subgroups are K_GROUPS teams of ROW_GROUPS: a team has every K_GROUPS-th stage of DEEP blocks of the inputs, and each of its
-// subgroups has ROWS times OUTS matrices of sums. A team's weights come in half precision through its own piece of workgroup memory,
-// while those of its next stage are on their way; activations lie in half precision as matrices want them, and are read once for
-// each tile by each subgroup that needs them. Sums are in single precision; a team's inputs are added up from first to last, and
-// teams in order.
+// Products of many rows with cooperative matrices of SIDE times SIDE, in tiles of TILE_ROWS rows and TILE_OUTS outputs, COLUMNS of
+// them side by side in a workgroup. A tile's subgroups are K_GROUPS teams of ROW_GROUPS: a team has every K_GROUPS-th stage of DEEP
+// blocks of the inputs, and each of its subgroups has ROWS times OUTS matrices of sums. A team's weights come in half precision through
+// its own piece of workgroup memory, while those of its next stages are on their way; activations lie in half precision as matrices want
+// them, and each subgroup reads those that it needs, which tiles side by side find in the first-level cache. Sums are in single
+// precision; a team's inputs are added up from first to last, and teams in order.
 enable f16;
 enable wgpu_cooperative_matrix;
 //% if SIDE_8
@@ -20,19 +20,28 @@ const TILE_ROWS = ROW_GROUPS * ROWS * SIDE;
 const TILE_OUTS = OUTS * SIDE;
 const STRIDE = 8u * DEEP + 2u; // quads of a tile's row; the two keep rows out of each other's banks
 const PIECE = TILE_OUTS * STRIDE;
+const TEAM_ENDS = ROW_GROUPS * SIDE * SIDE;
 
 // Activations are matrices of 16 times 16: [rows / 16, inputs / 16, 16, 16]. They and tiles are of quads; where matrices have a side
 // of 8 the way is to Metal, which wants to see halves.
 //% if SIDE_8
 const UNITS = 4u;
 @group(0) @binding(3) var<storage, read> x_halves: array<f16>;
-var<workgroup> w_tile: array<f16, K_GROUPS * PIECE * UNITS>;
+var<workgroup> w_tile: array<f16, COLUMNS * K_GROUPS * PIECE * UNITS>;
 //% else
 const UNITS = 1u;
 @group(0) @binding(3) var<storage, read> x_halves: array<vec4<f16>>;
-var<workgroup> w_tile: array<vec4<f16>, K_GROUPS * PIECE>;
+var<workgroup> w_tile: array<vec4<f16>, COLUMNS * K_GROUPS * PIECE>;
 //% end
-var<workgroup> ends: array<f32, K_GROUPS * ROW_GROUPS * SIDE * SIDE>;
+// What a matrix of sums of each subgroup is, at the end: [COLUMNS, K_GROUPS, ROW_GROUPS, SIDE, SIDE].
+var<workgroup> ends: array<f32, COLUMNS * K_GROUPS * TEAM_ENDS>;
+
+//% if ROLLED
+@group(0) @binding(4) var<storage, read> zero: array<u32>; // [1] 0, which the compiler does not know
+var<private> masks: vec2<u32>;
+//% else
+const masks = MASKS;
+//% end
 
 fn put_w(at: u32, w: vec4<f16>) {
 //% if SIDE_8
@@ -64,9 +73,10 @@ fn main(
   @builtin(subgroup_id) group: u32,
   @builtin(subgroup_invocation_id) lane: u32,
 ) {
-  let output = wid.y * TILE_OUTS;
   let row = wid.x * TILE_ROWS;
-  let team = group / ROW_GROUPS;
+  let piece = group / ROW_GROUPS;
+  let team = piece % K_GROUPS;
+  let output = (wid.y * COLUMNS + piece / K_GROUPS) * TILE_OUTS;
   let own_row = row + group % ROW_GROUPS * ROWS * SIDE;
   let member = group % ROW_GROUPS * SUBGROUP + lane;
 //% for r in 0..ROWS
@@ -79,8 +89,20 @@ fn main(
   let place_${i} = (member + ${i}u * TEAM) % DEEP;
   let from_${i} = min(output + row_${i}, OUTPUTS - 1u);
   var w_${i} = load_block(from_${i}, min(team * DEEP + place_${i}, BLOCKS - 1u));
+//% if ROLLED
+  var later_${i} = load_block(from_${i}, min(DEEP * K_GROUPS + team * DEEP + place_${i}, BLOCKS - 1u));
 //% end
+//% end
+//% if ROLLED
+  masks = MASKS + zero[0];
+  // NVIDIA's compiler writes no copies out of a loop whose end it has to look up each time: the kernels of a layer are to fit the
+  // instruction cache together.
+  var stage = 0u;
+  loop {
+    if (stage >= BLOCKS + zero[0]) { break; }
+//% else
   for (var stage = 0u; stage < BLOCKS; stage += DEEP * K_GROUPS) {
+//% end
     let block = stage + team * DEEP;
     let x = HALVES_AT * 2u * UNITS + x_at(own_row, block * 32u);
     // Asked for before anything waits.
@@ -103,19 +125,24 @@ fn main(
       let counts = true;
 //% end
 //% for j in 0..8
-      put_w(team * PIECE + row_${i} * STRIDE + 8u * place_${i} + ${j}u, select(vec4<f16>(), w_half(w_${i}, ${j}u), counts));
+      put_w(piece * PIECE + row_${i} * STRIDE + 8u * place_${i} + ${j}u, select(vec4<f16>(), w_half(w_${i}, ${j}u), counts));
 //% end
     }
 //% end
     meet();
     // The last stage asks for the last block again: a branch would make it wait.
 //% for i in 0..LOADS
+//% if ROLLED
+    w_${i} = later_${i};
+    later_${i} = load_block(from_${i}, min(block + 2u * DEEP * K_GROUPS + place_${i}, BLOCKS - 1u));
+//% else
     w_${i} = load_block(from_${i}, min(block + DEEP * K_GROUPS + place_${i}, BLOCKS - 1u));
+//% end
 //% end
 //% for k in 0..STEPS
     {
 //% for o in 0..OUTS
-      let outs_${o} = coopLoad<Outs>(&w_tile[(team * PIECE + ${o}u * SIDE * STRIDE + ${k}u * SIDE / 4u) * UNITS], STRIDE * UNITS);
+      let outs_${o} = coopLoad<Outs>(&w_tile[(piece * PIECE + ${o}u * SIDE * STRIDE + ${k}u * SIDE / 4u) * UNITS], STRIDE * UNITS);
 //% end
 //% for r in 0..ROWS
 //% for o in 0..OUTS
@@ -124,17 +151,21 @@ fn main(
 //% end
     }
 //% end
+//% if ROLLED
+    continuing { stage += DEEP * K_GROUPS; }
+//% end
   }
 //% for r in 0..ROWS
 //% for o in 0..OUTS
   workgroupBarrier();
   coopStoreT(sums_${r}_${o}, &ends[group * SIDE * SIDE], SIDE);
   workgroupBarrier();
-  for (var i = group * SUBGROUP + lane; i < ROW_GROUPS * SIDE * SIDE; i += THREADS) {
-    var sum = ends[i];
-    for (var t = 1u; t < K_GROUPS; t++) { sum += ends[t * ROW_GROUPS * SIDE * SIDE + i]; }
-    let r = row + i / (SIDE * SIDE) * ROWS * SIDE + ${r}u * SIDE + i / SIDE % SIDE;
-    let o = output + ${o}u * SIDE + i % SIDE;
+  for (var i = group * SUBGROUP + lane; i < COLUMNS * TEAM_ENDS; i += THREADS) {
+    let from_ = i / TEAM_ENDS * K_GROUPS * TEAM_ENDS + i % TEAM_ENDS;
+    var sum = ends[from_];
+    for (var t = 1u; t < K_GROUPS; t++) { sum += ends[from_ + t * TEAM_ENDS]; }
+    let r = row + (i % TEAM_ENDS / (SIDE * SIDE) * ROWS + ${r}u) * SIDE + i / SIDE % SIDE;
+    let o = (wid.y * COLUMNS + i / TEAM_ENDS) * TILE_OUTS + ${o}u * SIDE + i % SIDE;
     if (r < args.rows && o < OUTPUTS) { store(r, o, sum, 1.0); }
   }
 //% end

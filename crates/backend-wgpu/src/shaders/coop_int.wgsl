@@ -1,13 +1,14 @@
 // Weights of quants in half precision, multiplied by 8 as activations are divided by it (`emit.wgsl`), with the elements of a quad in
 // the order 0, 2, 1, 3.
 
-// Not read; the kernels of few rows have it, and all kernels of a product have the same buffers.
-@group(0) @binding(4) var<storage, read> x_scales: array<vec2<u32>>;
+// Of a word: the bits of two bytes, and 4 in two halves; bytes with a sign become what is 128 more, which is to flip a bit.
+const MASKS = vec2<u32>(0x00ff00ffu, 0x44004400u ^ (SIGNS & 0x00800080u));
 
-// 4 + b / 256 of four bytes b, in that order: their bits, put where halves have them.
+// 4 + b / 256 of four bytes b, in that order: their bits, put where halves have them. With masks that the compiler does not know, both
+// are one operation.
 fn halves(bytes: u32) -> vec4<f16> {
-  let even = (bytes & 0x00ff00ffu) | 0x44004400u;
-  let odd = ((bytes >> 8u) & 0x00ff00ffu) | 0x44004400u;
+  let even = (bytes & masks.x) ^ masks.y;
+  let odd = ((bytes >> 8u) & masks.x) ^ masks.y;
   return vec4<f16>(vec4<f32>(unpack2x16float(even), unpack2x16float(odd)));
 }
 

@@ -22,6 +22,8 @@ fn accumulate(acc: f32, w: Block, x: Acts) -> f32 {
   return fma(-hi.y * x.scale, f32(x.sums.y), c);
 }
 
+const SIGNS = 0u;
+
 fn bytes(w: Block, j: u32) -> u32 {
   return quants(w.q[j / 4u])[j % 4u];
 }

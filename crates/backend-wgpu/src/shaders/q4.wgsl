@@ -17,6 +17,8 @@ fn accumulate(acc: f32, w: Block, x: Acts) -> f32 {
   return fma(-dm.y * x.scale, f32(x.sums.x + x.sums.y), scaled);
 }
 
+const SIGNS = 0u;
+
 fn bytes(w: Block, j: u32) -> u32 {
   return (w.q[j % 4u] >> (4u * (j / 4u))) & 0x0f0f0f0fu;
 }

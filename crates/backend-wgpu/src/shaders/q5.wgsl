@@ -27,6 +27,8 @@ fn accumulate(acc: f32, w: Block, x: Acts) -> f32 {
   return fma(-dm.y * x.scale, f32(x.sums.x + x.sums.y), scaled);
 }
 
+const SIGNS = 0u;
+
 fn bytes(w: Block, j: u32) -> u32 {
   var half = quants_lo(w);
   if (j >= 4u) { half = quants_hi(w); }

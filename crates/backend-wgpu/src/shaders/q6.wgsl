@@ -23,6 +23,8 @@ fn accumulate(acc: f32, w: Block, x: Acts) -> f32 {
   return fma(s.y * x.scale, f32(hi), fma(s.x * x.scale, f32(lo), acc));
 }
 
+const SIGNS = 0u;
+
 fn bytes(w: Block, j: u32) -> u32 {
   var half = with_high(w.q, w.high.x);
   if (j >= 4u) { half = with_high(w.q >> vec4<u32>(4u), w.high.y); }

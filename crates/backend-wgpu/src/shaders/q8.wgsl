@@ -17,10 +17,13 @@ fn accumulate(acc: f32, w: Block, x: Acts) -> f32 {
   return fma(scale(w) * x.scale, f32(dot_half(w.lo, x.lo) + dot_half(w.hi, x.hi)), acc);
 }
 
+// Of four bytes: these have one.
+const SIGNS = 0x80808080u;
+
 fn bytes(w: Block, j: u32) -> u32 {
   var half = w.lo;
   if (j >= 4u) { half = w.hi; }
-  return half[j % 4u] ^ 0x80808080u;
+  return half[j % 4u];
 }
 
 fn line(w: Block, j: u32) -> vec2<f32> {
