@@ -1,6 +1,7 @@
 //! A program, lowered once more: to a fixed list of launches with their kernels and buffers.
 
 mod attention;
+mod coop_attention;
 mod fused;
 mod head;
 mod kernels;
@@ -208,6 +209,8 @@ pub struct Lowering<'a> {
     vectors: HashMap<VectorId, wgpu::Buffer>,
     counters: Vec<String>,
     tiling: Tiling,
+    /// Side of the cooperative matrices that steps of few rows attend with, if they do.
+    few: Option<u32>,
     pages: Vec<[wgpu::Buffer; 2]>,
     /// Pages in the order of the block tables, for the reference way.
     gathered: Option<[wgpu::Buffer; 2]>,
@@ -259,15 +262,20 @@ impl<'a> Lowering<'a> {
         let splits = plan::splits(limits.max_context);
         let parts = rows + (limits.max_sequences * splits).min(8192);
         let parts = parts.min(device.binding_limit() as usize / 4 / (heads * dim)).max(rows);
+        let few = coop_attention::few(device, program, limits);
         let tiling = Tiling {
             rows: (queries / tile_heads).max(1),
             heads: tile_heads,
             workgroups: kv_heads * head_tiles,
             emits: dim.is_multiple_of(BLOCK),
             parts,
-            // No device says how many it runs side by side: two on each of an H200's 132 processors.
-            busy: if device.is_software { 8 } else { 264 },
-            wide: attention::wide(device, program, limits),
+            // No device says how many it runs side by side: on each of an H200's 132 processors two, or three smaller ones.
+            busy: match few {
+                Some(_) => 396,
+                None if device.is_software => 8,
+                None => 264,
+            },
+            wide: coop_attention::wide(device, program, limits),
         };
         let widest = [hidden, heads * dim, ffn].map(|width| width.div_ceil(BLOCK)).into_iter().max();
         let widest = widest.unwrap_or(1);
@@ -332,6 +340,7 @@ impl<'a> Lowering<'a> {
             vectors: HashMap::new(),
             counters: Vec::new(),
             tiling,
+            few,
             pages,
             gathered,
             ropes,

@@ -4,12 +4,13 @@
 //! page = [kv_head] { numbers, scales }
 //!
 //! f16: K = [DIM / 8][PAGE] of eight dimensions   V = [PAGE][DIM / 4] of four dimensions
+//!      K = [DIM / 16][PAGE] of 16 dimensions     V = [PAGE / 16][DIM] of 16 tokens, for attend_few.wgsl
 //! q8:  K = [DIM / 16][PAGE] of 16 dimensions     V = [PAGE / 4][DIM / 4] of four tokens with four dimensions each
 //!      scales of both = [DIM / 64][PAGE] of two f16, each for 32 dimensions
 //! ```
 //!
 //! Fractions are rounded up, and V of eight bits takes as many bytes as K. Each word has numbers of one token only, so that
-//! workgroups that store different tokens never write the same word.
+//! workgroups that store different tokens never write the same word; where V has 16 tokens of a dimension, it is stored in halves.
 
 use paguro_backend::{KvDtype, KvLayout};
 

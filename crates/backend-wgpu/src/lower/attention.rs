@@ -1,20 +1,18 @@
 //! Rotation and attention.
 
-use paguro_backend::{
-    Attend, KvDtype, Limits, Linear, LoadError, NormQkvRopeStore, Program, Rope, RopeStyle,
-};
+use paguro_backend::{Attend, KvDtype, Linear, LoadError, NormQkvRopeStore, Program, Rope, RopeStyle};
 
 use super::{
     Grid, Launch, Lowering, Place,
     Value::{F, I, U},
-    kernels::{self, FEW_ROWS},
+    kernels::FEW_ROWS,
     wgsl,
 };
 use crate::{
     device::Device,
     layout::BLOCK,
     pages::{head_words, page_words},
-    plan::{COARSE_FROM, COARSE_SPLIT, FINE_SPLIT, RUN, Tile, Wide},
+    plan::{COARSE_FROM, COARSE_SPLIT, FINE_SPLIT, RUN, Tile},
     template::Constants,
 };
 
@@ -67,7 +65,13 @@ impl Lowering<'_> {
         }
         let grid = Grid::Each((heads + 2 * kv_heads) as u32);
         let name = format!("rope_store{}", self.suffix());
-        self.launch(&name, wgsl!("args", "rotate", "rope_store"), constants, &buffers, grid, op.kv.group)
+        let mut files = wgsl!("args", "rotate", "rope_store").to_vec();
+        if self.limits.kv_dtype == KvDtype::F16 {
+            files.extend(self.v_store());
+        }
+        constants.push(("HAS_V", U(1)));
+        self.show_for_few(&name, &files, &constants);
+        self.launch(&name, &files, constants, &buffers, grid, op.kv.group)
     }
 
     pub(super) fn attend(
@@ -80,8 +84,6 @@ impl Lowering<'_> {
         let group = self.program.heads / kv.kv_heads;
         let window = kv.groups[op.kv.group].window;
         let log2_e = std::f32::consts::LOG2_E;
-        let tile_heads =
-            |heads: usize| [("TILE_HEADS", U(heads as u32)), ("HEAD_TILES", U(group.div_ceil(heads) as u32))];
         let mut shared = vec![
             ("GROUP_HEADS", U(group as u32)),
             ("SCALE", F(if op.soft_cap.is_some() { op.scale } else { op.scale * log2_e })),
@@ -131,51 +133,38 @@ impl Lowering<'_> {
             }
             let queries = (rows * self.tiling.heads) as u32;
             let mut constants = shared.clone();
-            constants.extend(tile_heads(self.tiling.heads));
+            constants.extend(tile_heads(group, self.tiling.heads));
             constants.push(("TILE_ROWS", U(rows as u32)));
-            constants.extend(self::constants(self.device, kv.head_dim, queries, self.limits.kv_dtype));
+            let mut emits: &[&str] = &[];
             if self.tiling.emits {
                 let blocks = queries * kv.head_dim as u32 / BLOCK as u32;
-                debug_assert!(8 * blocks <= THREADS, "eight threads share a block of results");
-                constants.extend([("STAGED", U(blocks * 33)), ("SHARED_BLOCKS", U(blocks))]);
+                constants.push(("SHARED_BLOCKS", U(blocks)));
+                emits = wgsl!("quantize", "emit");
             }
             let grid = Grid::Attention(tile, workgroups);
-            let name = format!("{name}{rows}{}", self.suffix());
-            let mut files = match self.limits.kv_dtype {
-                KvDtype::F16 => wgsl!("args", "fold", "splits", "kv_f16", "attend").to_vec(),
-                KvDtype::Q8 => wgsl!("args", "fold", "splits", "kv_q8", "attend").to_vec(),
-            };
-            if self.tiling.emits {
-                files.extend(wgsl!("quantize", "emit"));
+            if let Some(few) =
+                self.attend_few(name, &constants, emits, &buffers, grid.clone(), op.kv.group)?
+            {
+                body.push(few);
+                continue;
             }
+            constants.extend(self::constants(self.device, kv.head_dim, queries, self.limits.kv_dtype));
+            if self.tiling.emits {
+                debug_assert!(
+                    queries * kv.head_dim as u32 / 4 <= THREADS,
+                    "eight threads share a block of results"
+                );
+                constants.push(("STAGED", U(queries * kv.head_dim as u32 / BLOCK as u32 * 33)));
+            }
+            let name = format!("{name}{rows}{}", self.suffix());
+            let files = match self.limits.kv_dtype {
+                KvDtype::F16 => wgsl!("args", "fold", "splits", "kv_f16", "attend"),
+                KvDtype::Q8 => wgsl!("args", "fold", "splits", "kv_q8", "attend"),
+            };
+            let files = [files, emits].concat();
             body.push(self.launch(&name, &files, constants, &buffers, grid, op.kv.group)?);
         }
-        let files = wgsl!("args", "fold", "splits", "quantize", "emit", "attend_coop");
-        let (dim, page, subgroup) = (kv.head_dim, self.limits.block_size, self.device.subgroup);
-        let constants = |wide: Wide, groups: usize, side: u32| {
-            let mut constants = shared.clone();
-            constants.extend(tile_heads(wide.heads));
-            constants.extend(wide_constants(dim, page, groups, side, subgroup));
-            constants
-        };
-        if let (Some(wide), Some(side)) = (self.tiling.wide, self.device.cooperative) {
-            for (tile, groups) in [(Tile::WideRow, 1), (Tile::WideRows, wide.groups)] {
-                let grid = Grid::Attention(tile, wide.workgroups as u32);
-                let name = format!("{name}_coop{groups}");
-                let constants = constants(wide, groups, side);
-                body.push(self.launch(&name, files, constants, &buffers, grid, op.kv.group)?);
-            }
-        }
-        for (side, groups) in [(16, 1), (16, 8), (8, 1), (8, 4)] {
-            let wide = wide_tiles(self.program, self.limits, subgroup, groups);
-            if let Some(wide) = wide.filter(|_| self.device.as_hardware) {
-                self.device.show(
-                    &format!("attend_coop{groups}x{side}"),
-                    files,
-                    &constants(wide, groups, side),
-                );
-            }
-        }
+        self.attend_wide(name, &shared, &buffers, op.kv.group, body)?;
         self.merge_group = op.kv.group;
         Ok(())
     }
@@ -211,6 +200,7 @@ impl Lowering<'_> {
             ("KV_HEADS", U(kv.kv_heads as u32)),
             ("DIM", U(kv.head_dim as u32)),
             ("PAGE", U(self.limits.block_size as u32)),
+            ("SIXTEENS", U(u32::from(self.few.is_some()))),
             ("GROUP", U(kv_group as u32)),
         ]
     }
@@ -229,6 +219,11 @@ impl Lowering<'_> {
             KvDtype::Q8 => "_q8",
         }
     }
+}
+
+/// Heads of a tile, of a group that shares K and V.
+pub(super) fn tile_heads(group: usize, heads: usize) -> Constants {
+    vec![("TILE_HEADS", U(heads as u32)), ("HEAD_TILES", U(group.div_ceil(heads) as u32))]
 }
 
 /// Threads of a workgroup of attention.
@@ -272,80 +267,6 @@ fn constants(device: &Device, dim: usize, queries: u32, kv_dtype: KvDtype) -> Co
         ("QUERIES_1", U(queries.saturating_sub(4))),
         ("OUTS", U(dim.div_ceil(THREADS))),
         ("SHARED", U((COARSE_SPLIT as u32 * fours).max(THREADS / (dim / 4) * dim))),
-        ("FINE", U(FINE_SPLIT as u32)),
-        ("COARSE", U(COARSE_SPLIT as u32)),
-        ("COARSE_FROM", U(COARSE_FROM as u32)),
-        ("RUN", U(RUN as u32)),
-    ]
-}
-
-/// Subgroups of a workgroup of attention with cooperative matrices, each with [`GROUP_QUERIES`]: as many as there is room for.
-const GROUPS: [usize; 3] = [8, 4, 2];
-/// Queries of a subgroup.
-const GROUP_QUERIES: usize = 16;
-/// Tokens of a block.
-const TOKENS: usize = 32;
-
-/// Attention with cooperative matrices, if the device is to use them, and what it needs fits.
-pub(super) fn wide(device: &Device, program: &Program, limits: &Limits) -> Option<Wide> {
-    let dim = program.kv.head_dim;
-    let threads = device.limits.max_compute_invocations_per_workgroup as usize;
-    let memory = device.limits.max_compute_workgroup_storage_size as usize;
-    // K and V of a block; and for each query scores, and weights in half precision.
-    let bytes = |groups: usize| 2 * TOKENS * (2 * dim + 16) + groups * GROUP_QUERIES * 6 * (TOKENS + 8) - 32;
-    let fits = |groups: usize| bytes(groups) <= memory && groups * device.subgroup as usize <= threads;
-    device.cooperative?;
-    let tiles = |groups: usize| wide_tiles(program, limits, device.subgroup, groups);
-    let wide = GROUPS.into_iter().filter(|&groups| fits(groups)).find_map(tiles)?;
-    Some(Wide { from: kernels::exact_rows(device), ..wide })
-}
-
-/// Its tiles, where heads and pages are such that it works.
-fn wide_tiles(program: &Program, limits: &Limits, subgroup: u32, groups: usize) -> Option<Wide> {
-    let kv = &program.kv;
-    let group = program.heads / kv.kv_heads;
-    let heads = group.min(GROUP_QUERIES);
-    let reads = TOKENS * kv.head_dim / 8;
-    let works = limits.kv_dtype == KvDtype::F16
-        && kv.head_dim.is_multiple_of(BLOCK)
-        && [16, 32].contains(&subgroup)
-        && reads.is_multiple_of(groups * subgroup as usize);
-    works.then_some(Wide {
-        from: 1,
-        groups,
-        rows: groups * GROUP_QUERIES / heads,
-        heads,
-        workgroups: kv.kv_heads * group.div_ceil(heads),
-        busy: 128,
-    })
-}
-
-/// Its constants with heads of this dimension, for so many subgroups and matrices of this side.
-fn wide_constants(dim: usize, page: usize, groups: usize, side: u32, subgroup: u32) -> Constants {
-    let (dim, tokens, lanes) = (dim as u32, TOKENS as u32, subgroup / GROUP_QUERIES as u32);
-    let threads = groups as u32 * subgroup;
-    vec![
-        ("SIDE", U(side)),
-        ("SIDE_8", U(u32::from(side == 8))),
-        ("SUBGROUP", U(subgroup)),
-        ("THREADS", U(threads)),
-        ("GROUPS", U(groups as u32)),
-        // Whose queries the tile has room for.
-        ("TURN_GROUPS", U(groups.min(2 * TOKENS / GROUP_QUERIES) as u32)),
-        ("TOKENS", U(tokens)),
-        ("ONE_PAGE", U(u32::from(page >= TOKENS))),
-        ("LOADS", U(tokens * dim / 8 / threads)),
-        // One subgroup alone has too few registers.
-        ("AHEAD", U(u32::from(groups > 1))),
-        ("ROWS", U(GROUP_QUERIES as u32 / side)),
-        ("DIMS", U(dim / side)),
-        ("TOKEN_MATRICES", U(tokens / side)),
-        // Sums are looked at 32 dimensions at a time.
-        ("PIECES", U(dim / 32)),
-        ("PIECE_MATRICES", U(32 / side)),
-        ("PIECE_SHARE", U(8 / lanes)),
-        ("SHARE", U(tokens / 4 / lanes)),
-        ("LANE_BITS", U(lanes.ilog2())),
         ("FINE", U(FINE_SPLIT as u32)),
         ("COARSE", U(COARSE_SPLIT as u32)),
         ("COARSE_FROM", U(COARSE_FROM as u32)),

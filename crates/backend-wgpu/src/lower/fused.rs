@@ -129,7 +129,7 @@ impl Lowering<'_> {
         let [far, near] = self.ropes[op.rope].clone();
         Finish {
             name: "_rope",
-            files: wgsl!("rotate", "finish_rope").to_vec(),
+            files: [wgsl!("rotate", "finish_rope"), self.v_store()].concat(),
             constants,
             buffers: vec![
                 ("step", self.step.clone()),
@@ -290,6 +290,7 @@ impl Lowering<'_> {
         buffers.extend(planes(part));
         buffers.extend(bias.iter().map(|bias| ("bias", bias)));
         let name = format!("{}{}", product.name(layout), finish.name);
+        self.show_for_few(&name, &files, &constants);
         let kernels = vec![self.kernel(&name, &files, &constants, &buffers)?];
         let counter = self.counter(&[format!("{name}[{}x{}]", part.rows, self.inputs(inputs))]);
         body.push(Launch {

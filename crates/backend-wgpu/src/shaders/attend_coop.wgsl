@@ -19,8 +19,8 @@ alias Sums = coop_mat16x16<f32, C>;
 
 @group(0) @binding(0) var<storage, read> step: array<u32>;
 @group(0) @binding(1) var<storage, read> queries: array<vec4<f32>>;         // [rows, HEADS, DIM / 4]
-@group(0) @binding(2) var<storage, read> k_pages: array<vec4<u32>>;         // [pages, KV_HEADS, DIM / 8, PAGE] of eight f16
-@group(0) @binding(3) var<storage, read> v_pages: array<vec4<u32>>;         // [pages, KV_HEADS, PAGE, DIM / 8] of eight f16
+@group(0) @binding(2) var<storage, read> k_pages: array<vec4<u32>>;         // [pages, KV_HEADS] as pages.rs says, of eight f16
+@group(0) @binding(3) var<storage, read> v_pages: array<vec4<u32>>;         // the same
 @group(0) @binding(4) var<storage, read_write> part_sums: array<vec4<f32>>; // [parts, HEADS, DIM / 4]
 @group(0) @binding(5) var<storage, read_write> part_tops: array<vec2<f32>>; // [parts, HEADS] maximum, sum of weights
 
@@ -34,7 +34,14 @@ const RUN_TOKENS = RUN * COARSE;
 const RUN_SKIPS = COARSE_FROM / FINE * COARSE - COARSE_FROM; // tokens that the first run has less than others
 // Rows in workgroup memory, with something to keep them out of each other's banks.
 const STRIDE = EIGHTS + 1u;
-const QUAD_STRIDE = TOKENS / 4u + 2u;
+const WEIGHT_STRIDE = TOKENS / 4u + 2u;
+const SCORE_STRIDE = TOKENS / 4u + 1u;
+//% if SIXTEENS
+const V_STRIDE = TOKENS / 8u + 1u; // of a dimension
+const V_TILE = DIM * V_STRIDE;
+//% else
+const V_TILE = TOKENS * STRIDE;
+//% end
 
 // K and then V of a block; before, queries. Scores, or sums of 32 dimensions. What tokens weigh.
 // Where matrices have a side of 8 the way is to Metal, which wants to see single numbers.
@@ -42,16 +49,16 @@ const QUAD_STRIDE = TOKENS / 4u + 2u;
 const EIGHT = 8u;
 const WEIGHT = 4u;
 const SCORE = 4u;
-var<workgroup> tile: array<f16, 2u * TOKENS * STRIDE * EIGHT>;
-var<workgroup> scores: array<f32, (QUERIES * QUAD_STRIDE - 2u) * SCORE>;
-var<workgroup> weights: array<f16, QUERIES * QUAD_STRIDE * WEIGHT>;
+var<workgroup> tile: array<f16, (TOKENS * STRIDE + V_TILE) * EIGHT>;
+var<workgroup> scores: array<f32, (QUERIES * SCORE_STRIDE - 1u) * SCORE>;
+var<workgroup> weights: array<f16, QUERIES * WEIGHT_STRIDE * WEIGHT>;
 //% else
 const EIGHT = 2u;
 const WEIGHT = 1u;
 const SCORE = 1u;
-var<workgroup> tile: array<vec4<f16>, 2u * TOKENS * STRIDE * EIGHT>;
-var<workgroup> scores: array<vec4<f32>, QUERIES * QUAD_STRIDE - 2u>;
-var<workgroup> weights: array<vec4<f16>, QUERIES * QUAD_STRIDE>;
+var<workgroup> tile: array<vec4<f16>, (TOKENS * STRIDE + V_TILE) * EIGHT>;
+var<workgroup> scores: array<vec4<f32>, QUERIES * SCORE_STRIDE - 1u>;
+var<workgroup> weights: array<vec4<f16>, QUERIES * WEIGHT_STRIDE>;
 //% end
 
 fn halves(x: u32, y: u32) -> vec4<f16> {
@@ -92,7 +99,7 @@ fn staged(at: u32) -> vec4<f32> {
 
 // As emit.wgsl reads it.
 fn staged_quad(query: u32, j: u32) -> vec4<f32> {
-  return staged(query * QUAD_STRIDE + j);
+  return staged(query * SCORE_STRIDE + j);
 }
 
 // Keeps weights, and says what they have become as halves.
@@ -123,11 +130,22 @@ fn place_of(kv_head: u32, table: u32, block: u32, token: u32, last_token: u32) -
 }
 
 fn load_k(kv_head: u32, table: u32, block: u32, token: u32, eight: u32, last_token: u32) -> vec4<u32> {
-  return k_pages[place_of(kv_head, table, block, token, last_token) + eight * PAGE + (block + token) % PAGE];
+  let place = place_of(kv_head, table, block, token, last_token);
+//% if SIXTEENS
+  return k_pages[place + (eight / 2u * PAGE + (block + token) % PAGE) * 2u + eight % 2u];
+//% else
+  return k_pages[place + eight * PAGE + (block + token) % PAGE];
+//% end
 }
 
-fn load_v(kv_head: u32, table: u32, block: u32, token: u32, eight: u32, last_token: u32) -> vec4<u32> {
-  return v_pages[place_of(kv_head, table, block, token, last_token) + (block + token) % PAGE * EIGHTS + eight];
+// Eight dimensions of a token, or a dimension of eight tokens.
+fn load_v(kv_head: u32, table: u32, block: u32, token: u32, part: u32, last_token: u32) -> vec4<u32> {
+  let place = place_of(kv_head, table, block, token, last_token);
+//% if SIXTEENS
+  return v_pages[place + ((block + token) % PAGE / 16u * DIM + part) * 2u + token % 16u / 8u];
+//% else
+  return v_pages[place + (block + token) % PAGE * EIGHTS + part];
+//% end
 }
 
 @compute @workgroup_size(THREADS)
@@ -191,8 +209,9 @@ fn main(
   // A thread has every LANES-th quad of what a query has in workgroup memory.
   let query = tid / LANES;
   let lane = tid % LANES;
-  let own = query * QUAD_STRIDE + lane;
-  let own_scores = 16u * group * QUAD_STRIDE; // of the subgroup
+  let own = query * SCORE_STRIDE + lane;
+  let own_weights = query * WEIGHT_STRIDE + lane;
+  let own_scores = 16u * group * SCORE_STRIDE; // of the subgroup
   let last = i32(position + min(query / TILE_HEADS, rows - 1u)); // token that the query sees
   let head = first_head + query % TILE_HEADS;
   var part = part_of(query, item);
@@ -208,15 +227,22 @@ fn main(
   let k_eight = tid / TOKENS;
   var from_ = max(split_begin(first_split), first_seen(position)) / TOKENS * TOKENS;
 //% for i in 0..LOADS
+//% if SIXTEENS
+  let v_token_${i} = (tid + ${i}u * THREADS) / (2u * DIM) * 16u + tid % 2u * 8u;
+  let v_part_${i} = (tid + ${i}u * THREADS) / 2u % DIM;
+  let v_to_${i} = TOKENS * STRIDE + v_part_${i} * V_STRIDE + v_token_${i} / 8u;
+//% else
   let v_token_${i} = (tid + ${i}u * THREADS) / EIGHTS;
-  let v_eight_${i} = (tid + ${i}u * THREADS) % EIGHTS;
+  let v_part_${i} = (tid + ${i}u * THREADS) % EIGHTS;
+  let v_to_${i} = (TOKENS + v_token_${i}) * STRIDE + v_part_${i};
+//% end
   var k_${i}: vec4<u32>;
   var v_${i}: vec4<u32>;
 //% end
 //% if AHEAD
 //% for i in 0..LOADS
   k_${i} = load_k(kv_head, table, from_, k_token, k_eight + ${i}u * (THREADS / TOKENS), last_token);
-  v_${i} = load_v(kv_head, table, from_, v_token_${i}, v_eight_${i}, last_token);
+  v_${i} = load_v(kv_head, table, from_, v_token_${i}, v_part_${i}, last_token);
 //% end
 //% end
   for (var block = from_; block < end; block += TOKENS) {
@@ -226,12 +252,12 @@ fn main(
     from_ = block;
 //% for i in 0..LOADS
     k_${i} = load_k(kv_head, table, from_, k_token, k_eight + ${i}u * (THREADS / TOKENS), last_token);
-    v_${i} = load_v(kv_head, table, from_, v_token_${i}, v_eight_${i}, last_token);
+    v_${i} = load_v(kv_head, table, from_, v_token_${i}, v_part_${i}, last_token);
 //% end
 //% end
 //% for i in 0..LOADS
     put_eight(k_token * STRIDE + k_eight + ${i}u * (THREADS / TOKENS), k_${i});
-    put_eight((TOKENS + v_token_${i}) * STRIDE + v_eight_${i}, v_${i});
+    put_eight(v_to_${i}, v_${i});
 //% end
     workgroupBarrier();
 //% if AHEAD
@@ -239,7 +265,7 @@ fn main(
     from_ = min(block + TOKENS, (end - 1u) / TOKENS * TOKENS);
 //% for i in 0..LOADS
     k_${i} = load_k(kv_head, table, from_, k_token, k_eight + ${i}u * (THREADS / TOKENS), last_token);
-    v_${i} = load_v(kv_head, table, from_, v_token_${i}, v_eight_${i}, last_token);
+    v_${i} = load_v(kv_head, table, from_, v_token_${i}, v_part_${i}, last_token);
 //% end
 //% end
 
@@ -260,7 +286,7 @@ fn main(
 //% for r in 0..ROWS
 //% for t in 0..TOKEN_MATRICES
     coopStoreT(
-      dots_${r}_${t}, &scores[(own_scores + ${r}u * SIDE * QUAD_STRIDE + ${t}u * SIDE / 4u) * SCORE], QUAD_STRIDE * SCORE
+      dots_${r}_${t}, &scores[(own_scores + ${r}u * SIDE * SCORE_STRIDE + ${t}u * SIDE / 4u) * SCORE], SCORE_STRIDE * SCORE
     );
 //% end
 //% end
@@ -305,7 +331,7 @@ fn main(
       total *= factor;
     }
 //% for i in 0..SHARE
-    total += put_weights(own + ${i}u * LANES, exp2(score_${i} - top));
+    total += put_weights(own_weights + ${i}u * LANES, exp2(score_${i} - top));
 //% end
     subgroupBarrier();
 
@@ -315,7 +341,7 @@ fn main(
 //% for r in 0..ROWS
 //% for c in 0..PIECE_MATRICES
       coopStoreT(
-        sums_${r}_${p}_${c}, &scores[(own_scores + ${r}u * SIDE * QUAD_STRIDE + ${c}u * SIDE / 4u) * SCORE], QUAD_STRIDE * SCORE
+        sums_${r}_${p}_${c}, &scores[(own_scores + ${r}u * SIDE * SCORE_STRIDE + ${c}u * SIDE / 4u) * SCORE], SCORE_STRIDE * SCORE
       );
 //% end
 //% end
@@ -327,7 +353,7 @@ fn main(
 //% for r in 0..ROWS
 //% for c in 0..PIECE_MATRICES
       sums_${r}_${p}_${c} = coopLoadT<Sums>(
-        &scores[(own_scores + ${r}u * SIDE * QUAD_STRIDE + ${c}u * SIDE / 4u) * SCORE], QUAD_STRIDE * SCORE
+        &scores[(own_scores + ${r}u * SIDE * SCORE_STRIDE + ${c}u * SIDE / 4u) * SCORE], SCORE_STRIDE * SCORE
       );
 //% end
 //% end
@@ -339,14 +365,20 @@ fn main(
 //% for t in 0..TOKEN_MATRICES
 //% for r in 0..ROWS
     let weights_${r}_${t} = coopLoadT<Rows>(
-      &weights[((16u * group + ${r}u * SIDE) * QUAD_STRIDE + ${t}u * SIDE / 4u) * WEIGHT], QUAD_STRIDE * WEIGHT
+      &weights[((16u * group + ${r}u * SIDE) * WEIGHT_STRIDE + ${t}u * SIDE / 4u) * WEIGHT], WEIGHT_STRIDE * WEIGHT
     );
 //% end
 //% for p in 0..PIECES
 //% for c in 0..PIECE_MATRICES
+//% if SIXTEENS
+    let v_${t}_${p}_${c} = coopLoad<Outs>(
+      &tile[(TOKENS * STRIDE + (32u * ${p}u + ${c}u * SIDE) * V_STRIDE + ${t}u * SIDE / 8u) * EIGHT], V_STRIDE * EIGHT
+    );
+//% else
     let v_${t}_${p}_${c} = coopLoadT<Outs>(
       &tile[((TOKENS + ${t}u * SIDE) * STRIDE + 4u * ${p}u + ${c}u * SIDE / 8u) * EIGHT], STRIDE * EIGHT
     );
+//% end
 //% for r in 0..ROWS
     sums_${r}_${p}_${c} = coopMultiplyAdd(weights_${r}_${t}, v_${t}_${p}_${c}, sums_${r}_${p}_${c});
 //% end
@@ -376,7 +408,7 @@ fn main(
 //% for r in 0..ROWS
 //% for c in 0..PIECE_MATRICES
       coopStoreT(
-        sums_${r}_${p}_${c}, &scores[(own_scores + ${r}u * SIDE * QUAD_STRIDE + ${c}u * SIDE / 4u) * SCORE], QUAD_STRIDE * SCORE
+        sums_${r}_${p}_${c}, &scores[(own_scores + ${r}u * SIDE * SCORE_STRIDE + ${c}u * SIDE / 4u) * SCORE], SCORE_STRIDE * SCORE
       );
       sums_${r}_${p}_${c} = Sums();
 //% end

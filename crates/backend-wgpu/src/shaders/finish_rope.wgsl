@@ -7,9 +7,6 @@
 //% if HAS_K
 @group(0) @binding(9) var<storage, read_write> k_pages: array<u32>;  // see pages.rs
 //% end
-//% if HAS_V
-@group(0) @binding(10) var<storage, read_write> v_pages: array<u32>; // the same
-//% end
 
 struct Asked { slot: u32, angles: vec4<f32> }
 
@@ -58,8 +55,8 @@ fn finish(tid: u32, first: u32, asked: Asked) {
 //% if HAS_V
   if (output >= K_END) {
     let head = (output - K_END) / DIM;
-    v_pages[v_word(asked.slot, head, ends.x)] = pack(x.xy);
-    v_pages[v_word(asked.slot, head, ends.y)] = pack(x.zw);
+    put_v(asked.slot, head, ends.x, x.xy);
+    put_v(asked.slot, head, ends.y, x.zw);
   }
 //% end
 }

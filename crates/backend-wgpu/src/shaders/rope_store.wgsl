@@ -11,7 +11,9 @@
 @group(0) @binding(8) var<storage, read_write> queries: array<f32>; // [rows, HEADS, DIM]
 // How they lie is said in pages.rs.
 @group(0) @binding(9) var<storage, read_write> k_pages: array<u32>;  // [pages, KV_HEADS, PAGE * HEAD_WORDS]
+//% if Q8
 @group(0) @binding(10) var<storage, read_write> v_pages: array<u32>; // the same
+//% end
 
 var<workgroup> head: array<f32, DIM>;
 var<workgroup> turned: array<f32, DIM>;
@@ -126,11 +128,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   }
 //% else
   for (var i = tid; i < DIM / 2u; i += 64u) {
-    let halves = pack(vec2<f32>(turned[2u * i], turned[2u * i + 1u]));
+    let two = vec2<f32>(turned[2u * i], turned[2u * i + 1u]);
     if (is_k) {
-      k_pages[k_word(slot, kv_head, 2u * i)] = halves;
+      k_pages[k_word(slot, kv_head, 2u * i)] = pack(two);
     } else {
-      v_pages[v_word(slot, kv_head, 2u * i)] = halves;
+      put_v(slot, kv_head, 2u * i, two);
     }
   }
 //% end

@@ -49,13 +49,12 @@ fn pack(x: vec2<f32>) -> u32 {
   return pack2x16float(vec2<f32>(nearest_half(finite(x.x, 65504.0)), nearest_half(finite(x.y, 65504.0))));
 }
 
-// Where two dimensions from d on lie in pages of halves.
+// Where two dimensions of K from d on lie in pages of halves.
 fn k_word(slot: u32, kv_head: u32, d: u32) -> u32 {
   let head = (slot / PAGE * KV_HEADS + kv_head) * PAGE * (DIM / 2u);
+//% if SIXTEENS
+  return head + (d / 16u * PAGE + slot % PAGE) * 8u + d % 16u / 2u;
+//% else
   return head + (d / 8u * PAGE + slot % PAGE) * 4u + d % 8u / 2u;
-}
-
-fn v_word(slot: u32, kv_head: u32, d: u32) -> u32 {
-  let head = (slot / PAGE * KV_HEADS + kv_head) * PAGE * (DIM / 2u);
-  return head + slot % PAGE * (DIM / 2u) + d / 2u;
+//% end
 }

@@ -210,9 +210,14 @@ pub(super) fn lengths(subject: &Subject) -> Verdict {
 pub(super) fn many_rows(subject: &Subject) -> Verdict {
     let of_heads =
         |heads, kv_heads, head_dim| ModelShape { heads, kv_heads, head_dim, ..ModelShape::default() };
-    let window = ModelShape { windows: vec![Some(70), None], ..of_heads(4, 4, 128) };
-    let shapes =
-        [(busy(WeightFormat::F32), 32), (of_heads(7, 1, 96), 16), (window, 64), (of_heads(2, 1, 256), 128)];
+    let windows = |shape| ModelShape { windows: vec![Some(70), None], ..shape };
+    let shapes = [
+        (busy(WeightFormat::F32), 32),
+        (of_heads(7, 1, 96), 16),
+        (windows(of_heads(4, 4, 128)), 64),
+        (windows(of_heads(10, 2, 64)), 16),
+        (of_heads(2, 1, 256), 128),
+    ];
     for (shape, block_size) in shapes {
         let options = DriveOptions { block_size, max_context: 200, ..subject.options() };
         let mut rng = Rng::new(11);
@@ -251,18 +256,22 @@ pub(super) fn limits(subject: &Subject) -> Verdict {
 /// A context long enough that attention is shared out in parts, prefilled in chunks and then decoded.
 pub(super) fn long_context(subject: &Subject) -> Verdict {
     let tokens = 1100;
-    let shape = ModelShape {
-        windows: vec![None],
-        hidden: 32,
-        ffn: 32,
-        heads: 3,
-        kv_heads: 1,
-        ..ModelShape::default()
-    };
-    let options = DriveOptions { pages: 80, max_context: tokens, ..subject.options() };
-    let sequences = vec![Rng::new(8).tokens(tokens, shape.vocab)];
-    let steps = vec![vec![(0, 500)], vec![(0, 595)], vec![(0, 1)], vec![(0, 1)], vec![(0, 2)], vec![(0, 1)]];
-    agrees_on(subject, &Plan { sequences, steps }, &shape, &options)
+    // Few and many heads that share K and V.
+    [3, 8].into_iter().try_for_each(|heads| {
+        let shape = ModelShape {
+            windows: vec![None],
+            hidden: 32,
+            ffn: 32,
+            heads,
+            kv_heads: 1,
+            ..ModelShape::default()
+        };
+        let options = DriveOptions { pages: 80, max_context: tokens, ..subject.options() };
+        let sequences = vec![Rng::new(8).tokens(tokens, shape.vocab)];
+        let steps =
+            vec![vec![(0, 500)], vec![(0, 595)], vec![(0, 1)], vec![(0, 1)], vec![(0, 2)], vec![(0, 1)]];
+        agrees_on(subject, &Plan { sequences, steps }, &shape, &options)
+    })
 }
 
 /// Gathering gives what the reference says, and what walking the block table gives.

@@ -1,0 +1,209 @@
+//! Attention with cooperative matrices: which steps take it, and its kernels.
+
+use paguro_backend::{KvDtype, Limits, LoadError, Program};
+
+use super::{Grid, Launch, Lowering, Value::U, attention::tile_heads, kernels, wgsl};
+use crate::{
+    device::Device,
+    layout::BLOCK,
+    plan::{COARSE_FROM, COARSE_SPLIT, FINE_SPLIT, RUN, Tile, Wide},
+    template::Constants,
+};
+
+impl Lowering<'_> {
+    /// Attention of steps of few rows, where it takes cooperative matrices.
+    pub(super) fn attend_few(
+        &mut self,
+        name: &str,
+        constants: &Constants,
+        emits: &[&str],
+        buffers: &[(&str, &wgpu::Buffer)],
+        grid: Grid,
+        kv_group: usize,
+    ) -> Result<Option<Launch>, LoadError> {
+        let name = format!("{name}_few");
+        let files = [wgsl!("args", "fold", "splits", "attend_few"), emits].concat();
+        let dim = self.program.kv.head_dim;
+        let all = |side: u32| [for_few(constants), few_constants(dim, side)].concat();
+        if self.device.as_hardware && few_works(self.program, self.limits) {
+            for side in [16, 8] {
+                self.device.show(&format!("{name}x{side}"), &files, &all(side));
+            }
+        }
+        let Some(side) = self.few else { return Ok(None) };
+        self.launch(&name, &files, all(side), buffers, grid, kv_group).map(Some)
+    }
+
+    /// Attention of steps of many rows, where it takes cooperative matrices. What is `shared` are constants.
+    pub(super) fn attend_wide(
+        &mut self,
+        name: &str,
+        shared: &Constants,
+        buffers: &[(&str, &wgpu::Buffer)],
+        kv_group: usize,
+        body: &mut Vec<Launch>,
+    ) -> Result<(), LoadError> {
+        let files = wgsl!("args", "fold", "splits", "quantize", "emit", "attend_coop");
+        let kv = &self.program.kv;
+        let (dim, page, subgroup) = (kv.head_dim, self.limits.block_size, self.device.subgroup);
+        let group = self.program.heads / kv.kv_heads;
+        let constants = |wide: Wide, groups: usize, side: u32| {
+            let mut constants = shared.clone();
+            constants.extend(tile_heads(group, wide.heads));
+            constants.extend(wide_constants(dim, page, groups, side, subgroup));
+            constants
+        };
+        if let (Some(wide), Some(side)) = (self.tiling.wide, self.device.cooperative) {
+            for (tile, groups) in [(Tile::WideRow, 1), (Tile::WideRows, wide.groups)] {
+                let grid = Grid::Attention(tile, wide.workgroups as u32);
+                let name = format!("{name}_coop{groups}");
+                let constants = constants(wide, groups, side);
+                body.push(self.launch(&name, files, constants, buffers, grid, kv_group)?);
+            }
+        }
+        for (side, groups) in [(16, 1), (16, 8), (8, 1), (8, 4)] {
+            let wide = wide_tiles(self.program, self.limits, subgroup, groups);
+            if let Some(wide) = wide.filter(|_| self.device.as_hardware) {
+                let name = format!("{name}_coop{groups}x{side}");
+                let constants = constants(wide, groups, side);
+                self.device.show(&name, files, &constants);
+                self.show_for_few(&name, files, &constants);
+            }
+        }
+        Ok(())
+    }
+
+    /// How kernels store V in half precision.
+    pub(super) fn v_store(&self) -> &'static [&'static str] {
+        match self.few {
+            Some(_) => V_HALVES,
+            None => V_WORDS,
+        }
+    }
+
+    /// Shows a kernel that works on pages as it is where steps of few rows attend with cooperative matrices.
+    pub(super) fn show_for_few(&self, name: &str, files: &[&str], constants: &Constants) {
+        let knows_pages = constants.iter().any(|(name, _)| *name == "SIXTEENS");
+        if self.device.as_hardware && knows_pages && few_works(self.program, self.limits) {
+            let of = |file| if V_WORDS.contains(&file) { V_HALVES[0] } else { file };
+            let files: Vec<_> = files.iter().map(|&file| of(file)).collect();
+            self.device.show(&format!("{name}_few"), &files, &for_few(constants));
+        }
+    }
+}
+
+/// V in pages, where threads attend to it, and where cooperative matrices do.
+const V_WORDS: &[&str] = wgsl!("v_words");
+const V_HALVES: &[&str] = wgsl!("v_halves");
+
+/// Whether steps of few rows can attend with cooperative matrices (`attend_few.wgsl`), where a device has them: with many query heads
+/// of a K/V head. Where these are few, or heads large, threads have little enough to do, and are faster.
+fn few_works(program: &Program, limits: &Limits) -> bool {
+    let group = program.heads / program.kv.kv_heads;
+    limits.kv_dtype == KvDtype::F16 && program.kv.head_dim == 64 && group > 4
+}
+
+/// The side of the matrices that they do so with on this device, if they do.
+pub(super) fn few(device: &Device, program: &Program, limits: &Limits) -> Option<u32> {
+    device.cooperative.filter(|_| device.subgroup == 32 && few_works(program, limits))
+}
+
+/// Constants of kernels that share pages with it.
+fn for_few(constants: &Constants) -> Constants {
+    let is = |name: &str, value| if name == "SIXTEENS" { U(1) } else { value };
+    constants.iter().map(|&(name, value)| (name, is(name, value))).collect()
+}
+
+/// Constants of attention of few rows with heads of this dimension, for matrices of this side.
+fn few_constants(dim: usize, side: u32) -> Constants {
+    vec![
+        ("SIDE", U(side)),
+        ("SIDE_8", U(u32::from(side == 8))),
+        ("PER_16", U(16 / side)),
+        ("THREADS", U(2 * dim as u32)),
+        ("K_BLOCKS", U((COARSE_SPLIT / (2 * dim)) as u32)),
+        ("PIECE_MATRICES", U(dim as u32 / side / 2)),
+        ("UNIT_TOKENS", U(32 / side)),
+        ("FINE", U(FINE_SPLIT as u32)),
+        ("COARSE", U(COARSE_SPLIT as u32)),
+        ("COARSE_FROM", U(COARSE_FROM as u32)),
+        ("RUN", U(RUN as u32)),
+    ]
+}
+
+/// Subgroups of a workgroup of attention with cooperative matrices, each with [`GROUP_QUERIES`]: as many as there is room for.
+const GROUPS: [usize; 3] = [8, 4, 2];
+/// Queries of a subgroup.
+const GROUP_QUERIES: usize = 16;
+/// Tokens of a block.
+const TOKENS: usize = 32;
+
+/// Attention with cooperative matrices, if the device is to use them, and what it needs fits.
+pub(super) fn wide(device: &Device, program: &Program, limits: &Limits) -> Option<Wide> {
+    let dim = program.kv.head_dim;
+    let threads = device.limits.max_compute_invocations_per_workgroup as usize;
+    let memory = device.limits.max_compute_workgroup_storage_size as usize;
+    // K and V of a block; and for each query scores, and weights in half precision.
+    let bytes = |groups: usize| {
+        let tiles = TOKENS * (2 * dim + 16) + (TOKENS * (2 * dim + 16)).max(dim * (2 * TOKENS + 16));
+        tiles + groups * GROUP_QUERIES * (4 * (TOKENS + 4) + 2 * (TOKENS + 8)) - 16
+    };
+    let fits = |groups: usize| bytes(groups) <= memory && groups * device.subgroup as usize <= threads;
+    device.cooperative?;
+    let tiles = |groups: usize| wide_tiles(program, limits, device.subgroup, groups);
+    let wide = GROUPS.into_iter().filter(|&groups| fits(groups)).find_map(tiles)?;
+    Some(Wide { from: kernels::exact_rows(device), ..wide })
+}
+
+/// Its tiles, where heads and pages are such that it works.
+fn wide_tiles(program: &Program, limits: &Limits, subgroup: u32, groups: usize) -> Option<Wide> {
+    let kv = &program.kv;
+    let group = program.heads / kv.kv_heads;
+    let heads = group.min(GROUP_QUERIES);
+    let reads = TOKENS * kv.head_dim / 8;
+    let works = limits.kv_dtype == KvDtype::F16
+        && kv.head_dim.is_multiple_of(BLOCK)
+        && [16, 32].contains(&subgroup)
+        && reads.is_multiple_of(groups * subgroup as usize);
+    works.then_some(Wide {
+        from: 1,
+        groups,
+        rows: groups * GROUP_QUERIES / heads,
+        heads,
+        workgroups: kv.kv_heads * group.div_ceil(heads),
+        busy: 128,
+    })
+}
+
+/// Its constants with heads of this dimension, for so many subgroups and matrices of this side.
+fn wide_constants(dim: usize, page: usize, groups: usize, side: u32, subgroup: u32) -> Constants {
+    let (dim, tokens, lanes) = (dim as u32, TOKENS as u32, subgroup / GROUP_QUERIES as u32);
+    let threads = groups as u32 * subgroup;
+    vec![
+        ("SIDE", U(side)),
+        ("SIDE_8", U(u32::from(side == 8))),
+        ("SUBGROUP", U(subgroup)),
+        ("THREADS", U(threads)),
+        ("GROUPS", U(groups as u32)),
+        // Whose queries the tile has room for.
+        ("TURN_GROUPS", U(groups.min(2 * TOKENS / GROUP_QUERIES) as u32)),
+        ("TOKENS", U(tokens)),
+        ("ONE_PAGE", U(u32::from(page >= TOKENS))),
+        ("LOADS", U(tokens * dim / 8 / threads)),
+        // One subgroup alone has too few registers.
+        ("AHEAD", U(u32::from(groups > 1))),
+        ("ROWS", U(GROUP_QUERIES as u32 / side)),
+        ("DIMS", U(dim / side)),
+        ("TOKEN_MATRICES", U(tokens / side)),
+        // Sums are looked at 32 dimensions at a time.
+        ("PIECES", U(dim / 32)),
+        ("PIECE_MATRICES", U(32 / side)),
+        ("PIECE_SHARE", U(8 / lanes)),
+        ("SHARE", U(tokens / 4 / lanes)),
+        ("LANE_BITS", U(lanes.ilog2())),
+        ("FINE", U(FINE_SPLIT as u32)),
+        ("COARSE", U(COARSE_SPLIT as u32)),
+        ("COARSE_FROM", U(COARSE_FROM as u32)),
+        ("RUN", U(RUN as u32)),
+    ]
+}

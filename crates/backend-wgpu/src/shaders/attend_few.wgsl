@@ -1,0 +1,344 @@
+// Paged attention with cooperative matrices of SIDE times SIDE, for steps of few rows: one row times TILE_HEADS query heads of one K/V
+// head, five to eight, over splits at fixed positions, as `attend.wgsl` has them. A result depends on nothing but its query and the
+// tokens before it.
+//
+// First come the scores of a split: a subgroup has every GROUPS-th block of 32 tokens. Then what tokens weigh, in half precision. Then
+// V: a subgroup has all tokens and 16 dimensions, so that nobody adds up what others have. K and V go from pages to matrices without
+// passing through workgroup memory, and are asked for two units ahead. They are read as rows of A: what NVIDIA's compiler makes of
+// columns of B takes five times as many instructions.
+enable f16;
+enable wgpu_cooperative_matrix;
+//% if SIDE_8
+alias Rows = coop_mat8x8<f16, A>;
+alias Outs = coop_mat8x8<f16, B>;
+alias Sums = coop_mat8x8<f32, C>;
+//% else
+alias Rows = coop_mat16x16<f16, A>;
+alias Outs = coop_mat16x16<f16, B>;
+alias Sums = coop_mat16x16<f32, C>;
+//% end
+
+@group(0) @binding(0) var<storage, read> step: array<u32>;
+@group(0) @binding(1) var<storage, read> queries: array<vec4<f32>>;         // [rows, HEADS, DIM / 4]
+@group(0) @binding(4) var<storage, read_write> part_sums: array<vec4<f32>>; // [parts, HEADS, DIM / 4]
+@group(0) @binding(5) var<storage, read_write> part_tops: array<vec2<f32>>; // [parts, HEADS] maximum, sum of weights
+
+const QUADS = DIM / 4u;
+const GROUPS = DIM / 16u;              // subgroups
+const UNSEEN = -3.0e38;
+const BLOCK = 32u;                     // tokens, of K; units of V have as many
+const PIECES = 2u;                     // units of a block of K
+const TILE_STRIDE = QUADS + 2u;        // quads of a query; the last two keep queries out of each other's banks
+const TILE = 8u * TILE_STRIDE;
+const SCORE_STRIDE = 5u;               // quads of a token; the fifth does the same for tokens
+const SCORES = 16u * SCORE_STRIDE;     // of a subgroup
+
+// How K and V lie is said in pages.rs. Where matrices have a side of 8 the way is to Metal, which wants to see single numbers.
+// The halves are the queries, [8, TILE_STRIDE] quads, and what tokens weigh, [COARSE, 2] quads: matrices with 16 queries have
+// something that counts for nothing in the last eight.
+//% if SIDE_8
+const QUAD = 4u;
+@group(0) @binding(2) var<storage, read> k_pages: array<f16>;
+@group(0) @binding(3) var<storage, read> v_pages: array<f16>;
+var<workgroup> halves: array<f16, (TILE + 2u * COARSE + 2u) * QUAD>;
+var<workgroup> scores: array<f32, GROUPS * SCORES * QUAD>; // of 16 tokens; sums of 16 dimensions; results
+//% else
+const QUAD = 1u;
+@group(0) @binding(2) var<storage, read> k_pages: array<vec4<f16>>;
+@group(0) @binding(3) var<storage, read> v_pages: array<vec4<f16>>;
+var<workgroup> halves: array<vec4<f16>, TILE + 2u * COARSE + 2u>;
+var<workgroup> scores: array<vec4<f32>, GROUPS * SCORES>;
+//% end
+var<workgroup> places: array<u32, 2u * COARSE / 16u>;      // of the pages of this split and the next; the smallest have 16 tokens
+var<workgroup> tops: array<vec4<f32>, 2u * GROUPS>;        // of each subgroup's scores
+var<workgroup> totals: array<vec4<f32>, 2u * GROUPS>;      // of its weights
+
+fn put_quad(at: u32, x: vec4<f16>) {
+//% if SIDE_8
+//% for i in 0..4
+  halves[QUAD * at + ${i}u] = x[${i}];
+//% end
+//% else
+  halves[at] = x;
+//% end
+}
+
+fn stage(at: u32, x: vec4<f32>) {
+//% if SIDE_8
+//% for i in 0..4
+  scores[QUAD * at + ${i}u] = x[${i}];
+//% end
+//% else
+  scores[at] = x;
+//% end
+}
+
+fn staged(at: u32) -> vec4<f32> {
+//% if SIDE_8
+  return vec4<f32>(scores[4u * at], scores[4u * at + 1u], scores[4u * at + 2u], scores[4u * at + 3u]);
+//% else
+  return scores[at];
+//% end
+}
+
+// As emit.wgsl reads it.
+fn staged_quad(block: u32, j: u32) -> vec4<f32> {
+  return staged(8u * block + j);
+}
+
+// A sum of what splits have, relative to 2 to the power of `top`.
+struct Sum {
+  sum: vec4<f32>,
+  top: f32,
+}
+
+fn join(a: Sum, b: Sum) -> Sum {
+  let top = max(a.top, b.top);
+  return Sum(fma(a.sum, vec4<f32>(power_of_two(a.top - top)), b.sum * power_of_two(b.top - top)), top);
+}
+
+// Page number `i` of a split. Past the last page that has tokens which are seen, it is read again.
+fn page_of(split: u32, i: u32, table: u32, seen_end: u32) -> u32 {
+  let end = min(split_begin(split + 1u), seen_end);
+  return step[table + min(split_begin(split) / PAGE + i, (end - 1u) / PAGE)];
+}
+
+// The first token of the block of a subgroup's unit of K, of which a block has PIECES.
+fn block_of(group: u32, unit: u32) -> u32 {
+  return (group + unit / PIECES * GROUPS) * BLOCK;
+}
+
+// Where matrix `d` of a unit of K lies, in the half of its block with number `half`, tokens c SIDE and on.
+fn k_at(here: u32, group: u32, unit: u32, half: u32, d: u32, c: u32) -> u32 {
+  let token = block_of(group, unit) + 16u * half;
+  let place = (places[here + token / PAGE] + token % PAGE * 4u) * QUAD;
+  let number = unit % PIECES * PIECE_MATRICES + d;
+//% if SIDE_8
+  return place + number / 2u * PAGE * 16u + number % 2u * 8u + c * 8u * 16u;
+//% else
+  return place + number * PAGE * 4u;
+//% end
+}
+
+// Where matrix `t` of a unit of V lies, dimensions c SIDE of the subgroup's and on.
+fn v_at(here: u32, group: u32, unit: u32, t: u32, c: u32) -> u32 {
+  let token = unit * BLOCK + t * SIDE;
+  let place = (places[here + token / PAGE] + (token % PAGE / 16u * DIM + group * 16u) * 4u) * QUAD;
+//% if SIDE_8
+  return place + token % 16u + c * 8u * 16u;
+//% else
+  return place;
+//% end
+}
+
+@compute @workgroup_size(THREADS)
+fn main(
+  @builtin(workgroup_id) wid: vec3<u32>,
+  @builtin(subgroup_id) group: u32,
+  @builtin(subgroup_invocation_id) lane: u32,
+) {
+  let tid = group * 32u + lane;
+  let item = args.items + wid.x * 8u;
+  let row = step[item];
+  let position = step[item + 2u];
+  let table = step[item + 3u] + GROUP * step[item + 4u];
+  let first_split = step[item + 5u];
+  let splits = step[item + 6u];
+  let kv_head = wid.y / HEAD_TILES;
+  let first_head = kv_head * GROUP_HEADS + wid.y % HEAD_TILES * TILE_HEADS;
+  let heads = min(TILE_HEADS, (kv_head + 1u) * GROUP_HEADS - first_head);
+  let seen_from = first_seen(position);
+  let asked = min(tid, COARSE / PAGE - 1u);
+  var page = page_of(first_split, asked, table, position + 1u);
+
+  for (var i = tid; i < 8u * QUADS; i += THREADS) {
+    let head = first_head + min(i / QUADS, heads - 1u);
+    let most = vec4<f32>(65504.0);
+    let quad = clamp(queries[(row * HEADS + head) * QUADS + i % QUADS] * SCALE, -most, most);
+    put_quad(i / QUADS * TILE_STRIDE + i % QUADS, vec4<f16>(quad));
+  }
+  if (tid < COARSE / PAGE) { places[tid] = (page * KV_HEADS + kv_head) * PAGE * QUADS; }
+  workgroupBarrier();
+
+  let own_scores = group * SCORES;
+  let own = lane / 16u;  // which four queries a thread has scores of
+  let query = lane / 4u; // of whose result it has a quad
+  var result = Sum(vec4<f32>(0.0), NOTHING);
+  var run = Sum(vec4<f32>(0.0), NOTHING);
+  var total = Sum(vec4<f32>(0.0), NOTHING);
+  var run_total = Sum(vec4<f32>(0.0), NOTHING);
+  for (var split = first_split; split < first_split + splits; split++) {
+    let base = split_begin(split);
+    let end = min(split_begin(split + 1u) - base, position + 1u - base);
+    let begin = max(seen_from, base) - base;
+    let here = (split - first_split) % 2u * (COARSE / 16u); // this split's places
+    page = page_of(split + 1u, asked, table, position + 1u);
+
+    // Scores. What nobody sees is also read, to weigh it with nothing: numbers in pages are finite.
+//% for b in 0..K_BLOCKS
+//% for m in 0..2
+    var score_${b}_${m} = vec4<f32>(0.0);
+//% end
+//% end
+//% for m in 0..2
+//% for c in 0..PER_16
+//% for n in 0..2
+//% for d in 0..PIECE_MATRICES
+    var keys_${n}_${d}_${m}_${c} = coopLoadT<Rows>(&k_pages[k_at(here, group, ${n}u, ${m}u, ${d}u, ${c}u)], 4u * QUAD);
+//% end
+//% end
+//% end
+//% end
+//% for b in 0..K_BLOCKS
+    // Not `if`: matrices are only let into loops, where what is asked for differs between subgroups.
+    for (var sees = block_of(group, ${b}u * PIECES) < end; sees; sees = false) {
+//% for m in 0..2
+//% for c in 0..PER_16
+      var dots_${m}_${c} = Sums();
+//% end
+//% end
+//% for n in 0..2
+      {
+        const unit = ${b}u * PIECES + ${n}u;
+//% for d in 0..PIECE_MATRICES
+        let query_${d} = coopLoad<Outs>(&halves[(unit % PIECES * PIECE_MATRICES + ${d}u) * SIDE / 4u * QUAD], TILE_STRIDE * QUAD);
+//% for m in 0..2
+//% for c in 0..PER_16
+        dots_${m}_${c} = coopMultiplyAdd(keys_${n}_${d}_${m}_${c}, query_${d}, dots_${m}_${c});
+//% end
+//% end
+//% end
+        if (unit + 2u < K_BLOCKS * PIECES) {
+//% for m in 0..2
+//% for c in 0..PER_16
+//% for d in 0..PIECE_MATRICES
+          keys_${n}_${d}_${m}_${c} = coopLoadT<Rows>(&k_pages[k_at(here, group, unit + 2u, ${m}u, ${d}u, ${c}u)], 4u * QUAD);
+//% end
+//% end
+//% end
+        }
+      }
+//% end
+      // Of 16 tokens at a time, through a piece of workgroup memory that only this subgroup uses.
+//% for m in 0..2
+//% for c in 0..PER_16
+      coopStoreT(dots_${m}_${c}, &scores[(own_scores + ${c}u * SIDE * SCORE_STRIDE) * QUAD], SCORE_STRIDE * QUAD);
+//% end
+      subgroupBarrier();
+      score_${b}_${m} = staged(own_scores + lane % 16u * SCORE_STRIDE + own);
+      subgroupBarrier();
+//% end
+    }
+//% end
+
+    // The first of V, before anybody waits for scores.
+    let first = begin / BLOCK / 2u * 2u;
+    let units = (end + BLOCK - 1u) / BLOCK;
+//% for n in 0..2
+//% for t in 0..UNIT_TOKENS
+//% for c in 0..PER_16
+    var values_${n}_${t}_${c} = coopLoadT<Rows>(
+      &v_pages[v_at(here, group, min(first + ${n}u, units - 1u), ${t}u, ${c}u)], 4u * QUAD
+    );
+//% end
+//% end
+//% end
+
+    // The split's maximum, rounded up to a whole number, and what tokens weigh.
+    var top = vec4<f32>(NOTHING);
+//% for b in 0..K_BLOCKS
+//% for m in 0..2
+    let token_${b}_${m} = block_of(group, ${b}u * PIECES) + 16u * ${m}u + lane % 16u;
+//% if CAP
+    score_${b}_${m} = SOFT_CAP * tanh(clamp(score_${b}_${m} / SOFT_CAP, vec4<f32>(-15.0), vec4<f32>(15.0))) * 1.4426950408889634;
+//% end
+    if (token_${b}_${m} < begin || token_${b}_${m} >= end) { score_${b}_${m} = vec4<f32>(UNSEEN); }
+    top = max(top, score_${b}_${m});
+//% end
+//% end
+//% for i in 0..4
+    top = max(top, subgroupShuffleXor(top, 1u << ${i}u));
+//% end
+    if (lane % 16u == 0u) { tops[own * GROUPS + group] = top; }
+    workgroupBarrier();
+    var split_top = NOTHING; // of the query whose result a thread has
+    for (var i = 0u; i < GROUPS; i++) {
+      top = max(top, tops[own * GROUPS + i]);
+      split_top = max(split_top, tops[query / 4u * GROUPS + i][query % 4u]);
+    }
+    top = ceil(top);
+    split_top = ceil(split_top);
+    var all = vec4<f32>(0.0);
+//% for b in 0..K_BLOCKS
+//% for m in 0..2
+    {
+      let weight = vec4<f16>(exp2(score_${b}_${m} - top));
+      put_quad(TILE + 2u * token_${b}_${m} + own, weight);
+      all += vec4<f32>(weight);
+    }
+//% end
+//% end
+//% for i in 0..4
+    all += subgroupShuffleXor(all, 1u << ${i}u);
+//% end
+    if (lane % 16u == 0u) { totals[own * GROUPS + group] = all; }
+    // Nobody reads these any more: they were the places of the split before this.
+    if (tid < COARSE / PAGE) { places[COARSE / 16u - here + tid] = (page * KV_HEADS + kv_head) * PAGE * QUADS; }
+    workgroupBarrier();
+    var split_total = 0.0;
+    for (var i = 0u; i < GROUPS; i++) { split_total += totals[query / 4u * GROUPS + i][query % 4u]; }
+
+    // V.
+//% for c in 0..PER_16
+    var sums_${c} = Sums();
+//% end
+    for (var unit = first; unit < units; unit += 2u) {
+//% for n in 0..2
+//% for t in 0..UNIT_TOKENS
+      {
+        let weighed = coopLoadT<Outs>(&halves[(TILE + 2u * ((unit + ${n}u) * BLOCK + ${t}u * SIDE)) * QUAD], 2u * QUAD);
+//% for c in 0..PER_16
+        sums_${c} = coopMultiplyAdd(values_${n}_${t}_${c}, weighed, sums_${c});
+        // The last units ask for the last one again: a branch would make them wait.
+        values_${n}_${t}_${c} = coopLoadT<Rows>(
+          &v_pages[v_at(here, group, min(unit + ${n}u + 2u, units - 1u), ${t}u, ${c}u)], 4u * QUAD
+        );
+//% end
+      }
+//% end
+//% end
+    }
+
+    // Splits are added up to runs, and runs to the whole.
+//% for c in 0..PER_16
+    coopStore(sums_${c}, &scores[(own_scores + 2u * ${c}u) * QUAD], 4u * QUAD);
+//% end
+    subgroupBarrier();
+    run = join(run, Sum(staged(own_scores + lane), split_top));
+    subgroupBarrier();
+    run_total = join(run_total, Sum(vec4<f32>(split_total), split_top));
+    if ((split + 1u) % RUN == 0u || split + 1u == first_split + splits) {
+      result = join(result, run);
+      total = join(total, run_total);
+      run = Sum(vec4<f32>(0.0), NOTHING);
+      run_total = run;
+    }
+  }
+
+  if (args.whole != 0u) {
+    // Every result of this step is whole: what the next product wants of it is made here.
+    workgroupBarrier();
+    stage(query * QUADS + group * 4u + lane % 4u, result.sum / total.sum.x);
+    workgroupBarrier();
+    let block = tid / 8u;
+    let has_block = block < heads * (DIM / 32u);
+    emit_shared(has_block, row, first_head * (DIM / 32u) + block, block, tid % 8u);
+    return;
+  }
+  let part = part_of(0u, item);
+  if (part != NO_PART && query < heads) {
+    let to = part * HEADS + first_head + query;
+    part_sums[to * QUADS + group * 4u + lane % 4u] = result.sum;
+    if (group == 0u && lane % 4u == 0u) { part_tops[to] = vec2<f32>(total.top, total.sum.x); }
+  }
+}
