@@ -35,23 +35,6 @@ fn dot_four(sum: f32, k: vec4<f32>, q: vec4<f32>) -> f32 {
   return fma(k.w, q.w, fma(k.z, q.z, fma(k.y, q.y, fma(k.x, q.x, sum))));
 }
 
-// A sum of what splits have, relative to 2 to the power of `top`.
-struct Sum {
-  sum: vec4<f32>,
-  top: f32,
-}
-
-fn join(a: Sum, b: Sum) -> Sum {
-  let top = max(a.top, b.top);
-  return Sum(fma(a.sum, vec4<f32>(power_of_two(a.top - top)), b.sum * power_of_two(b.top - top)), top);
-}
-
-// Page number `i` of a split. Past the last page that has tokens which are seen, it is read again.
-fn page_of(split: u32, i: u32, table: u32, seen_end: u32) -> u32 {
-  let end = min(split_begin(split + 1u), seen_end);
-  return step[table + min(split_begin(split) / PAGE + i, (end - 1u) / PAGE)];
-}
-
 @compute @workgroup_size(THREADS)
 fn main(
   @builtin(workgroup_id) wid: vec3<u32>,

@@ -86,23 +86,6 @@ fn staged_quad(block: u32, j: u32) -> vec4<f32> {
   return staged(8u * block + j);
 }
 
-// A sum of what splits have, relative to 2 to the power of `top`.
-struct Sum {
-  sum: vec4<f32>,
-  top: f32,
-}
-
-fn join(a: Sum, b: Sum) -> Sum {
-  let top = max(a.top, b.top);
-  return Sum(fma(a.sum, vec4<f32>(power_of_two(a.top - top)), b.sum * power_of_two(b.top - top)), top);
-}
-
-// Page number `i` of a split. Past the last page that has tokens which are seen, it is read again.
-fn page_of(split: u32, i: u32, table: u32, seen_end: u32) -> u32 {
-  let end = min(split_begin(split + 1u), seen_end);
-  return step[table + min(split_begin(split) / PAGE + i, (end - 1u) / PAGE)];
-}
-
 // The first token of the block of a subgroup's unit of K, of which a block has PIECES.
 fn block_of(group: u32, unit: u32) -> u32 {
   return (group + unit / PIECES * GROUPS) * BLOCK;

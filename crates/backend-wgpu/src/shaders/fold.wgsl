@@ -6,3 +6,14 @@ const NOTHING = -1.0e30; // the maximum of no scores
 fn power_of_two(n: f32) -> f32 {
   return select(0.0, bitcast<f32>(u32(i32(max(n, -126.0)) + 127) << 23u), n >= -126.0);
 }
+
+// A sum of what splits have, relative to 2 to the power of `top`.
+struct Sum {
+  sum: vec4<f32>,
+  top: f32,
+}
+
+fn join(a: Sum, b: Sum) -> Sum {
+  let top = max(a.top, b.top);
+  return Sum(fma(a.sum, vec4<f32>(power_of_two(a.top - top)), b.sum * power_of_two(b.top - top)), top);
+}

@@ -23,3 +23,9 @@ fn part_of(query: u32, item: u32) -> u32 {
   if (row >= rows || index >= step[parts + 1u]) { return NO_PART; }
   return step[parts] + index;
 }
+
+// Page number `i` of a split. Past the last page that has tokens which are seen, it is read again.
+fn page_of(split: u32, i: u32, table: u32, seen_end: u32) -> u32 {
+  let end = min(split_begin(split + 1u), seen_end);
+  return step[table + min(split_begin(split) / PAGE + i, (end - 1u) / PAGE)];
+}
