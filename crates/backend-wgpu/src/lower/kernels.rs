@@ -251,8 +251,8 @@ impl Product {
                     ("HALVES_AT", U(halves_at)),
                 ];
                 match layout.is_quantized() {
-                    true => (wgsl!("coop_int", "coop"), constants),
-                    false => (wgsl!("coop_float", "coop"), constants),
+                    true => (wgsl!("matrices", "coop_int", "coop"), constants),
+                    false => (wgsl!("matrices", "coop_float", "coop"), constants),
                 }
             }
         }

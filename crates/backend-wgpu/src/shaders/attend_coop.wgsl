@@ -5,18 +5,6 @@
 // What a token weighs is relative to a power of two, a query's own: that of the first block of a run, until a block has a score that
 // is SLACK larger. Then sums come to the new scale through workgroup memory, which is exact, as it is where runs are added up in
 // order. So a workgroup may take a run or all, and a result depends on nothing but its query and the tokens before it.
-enable f16;
-enable wgpu_cooperative_matrix;
-//% if SIDE_8
-alias Rows = coop_mat8x8<f16, A>;
-alias Outs = coop_mat8x8<f16, B>;
-alias Sums = coop_mat8x8<f32, C>;
-//% else
-alias Rows = coop_mat16x16<f16, A>;
-alias Outs = coop_mat16x16<f16, B>;
-alias Sums = coop_mat16x16<f32, C>;
-//% end
-
 @group(0) @binding(0) var<storage, read> step: array<u32>;
 @group(0) @binding(1) var<storage, read> queries: array<vec4<f32>>;         // [rows, HEADS, DIM / 4]
 @group(0) @binding(2) var<storage, read> k_pages: array<vec4<u32>>;         // [pages, KV_HEADS] as pages.rs says, of eight f16
@@ -76,24 +64,6 @@ fn put_eight(at: u32, x: vec4<u32>) {
 //% else
   tile[EIGHT * at] = low;
   tile[EIGHT * at + 1u] = high;
-//% end
-}
-
-fn stage(at: u32, x: vec4<f32>) {
-//% if SIDE_8
-//% for i in 0..4
-  scores[SCORE * at + ${i}u] = x[${i}];
-//% end
-//% else
-  scores[at] = x;
-//% end
-}
-
-fn staged(at: u32) -> vec4<f32> {
-//% if SIDE_8
-  return vec4<f32>(scores[4u * at], scores[4u * at + 1u], scores[4u * at + 2u], scores[4u * at + 3u]);
-//% else
-  return scores[at];
 //% end
 }
 

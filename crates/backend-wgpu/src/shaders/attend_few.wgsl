@@ -6,18 +6,6 @@
 // V: a subgroup has all tokens and 16 dimensions, so that nobody adds up what others have. K and V go from pages to matrices without
 // passing through workgroup memory, and are asked for two units ahead. They are read as rows of A: what NVIDIA's compiler makes of
 // columns of B takes five times as many instructions.
-enable f16;
-enable wgpu_cooperative_matrix;
-//% if SIDE_8
-alias Rows = coop_mat8x8<f16, A>;
-alias Outs = coop_mat8x8<f16, B>;
-alias Sums = coop_mat8x8<f32, C>;
-//% else
-alias Rows = coop_mat16x16<f16, A>;
-alias Outs = coop_mat16x16<f16, B>;
-alias Sums = coop_mat16x16<f32, C>;
-//% end
-
 @group(0) @binding(0) var<storage, read> step: array<u32>;
 @group(0) @binding(1) var<storage, read> queries: array<vec4<f32>>;         // [rows, HEADS, DIM / 4]
 @group(0) @binding(4) var<storage, read_write> part_sums: array<vec4<f32>>; // [parts, HEADS, DIM / 4]
@@ -60,24 +48,6 @@ fn put_quad(at: u32, x: vec4<f16>) {
 //% end
 //% else
   halves[at] = x;
-//% end
-}
-
-fn stage(at: u32, x: vec4<f32>) {
-//% if SIDE_8
-//% for i in 0..4
-  scores[QUAD * at + ${i}u] = x[${i}];
-//% end
-//% else
-  scores[at] = x;
-//% end
-}
-
-fn staged(at: u32) -> vec4<f32> {
-//% if SIDE_8
-  return vec4<f32>(scores[4u * at], scores[4u * at + 1u], scores[4u * at + 2u], scores[4u * at + 3u]);
-//% else
-  return scores[at];
 //% end
 }
 

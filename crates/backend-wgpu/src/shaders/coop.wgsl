@@ -4,18 +4,6 @@
 // its own piece of workgroup memory, while those of its next stages are on their way; activations lie in half precision as matrices want
 // them, and each subgroup reads those that it needs, which tiles side by side find in the first-level cache. Sums are in single
 // precision; a team's inputs are added up from first to last, and teams in order.
-enable f16;
-enable wgpu_cooperative_matrix;
-//% if SIDE_8
-alias Rows = coop_mat8x8<f16, A>;
-alias Outs = coop_mat8x8<f16, B>;
-alias Sums = coop_mat8x8<f32, C>;
-//% else
-alias Rows = coop_mat16x16<f16, A>;
-alias Outs = coop_mat16x16<f16, B>;
-alias Sums = coop_mat16x16<f32, C>;
-//% end
-
 const TILE_ROWS = ROW_GROUPS * ROWS * SIDE;
 const TILE_OUTS = OUTS * SIDE;
 const STRIDE = 8u * DEEP + 2u; // quads of a tile's row; the two keep rows out of each other's banks
