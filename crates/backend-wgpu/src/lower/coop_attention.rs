@@ -144,10 +144,13 @@ pub(super) fn wide(device: &Device, program: &Program, limits: &Limits) -> Optio
     let threads = device.limits.max_compute_invocations_per_workgroup as usize;
     let memory = device.limits.max_compute_workgroup_storage_size as usize;
     // K and V of a block; and for each query scores, and weights in half precision.
-    let bytes = |groups: usize| {
-        let tiles = TOKENS * (2 * dim + 16) + (TOKENS * (2 * dim + 16)).max(dim * (2 * TOKENS + 16));
-        tiles + groups * GROUP_QUERIES * (4 * (TOKENS + 4) + 2 * (TOKENS + 8)) - 16
+    let k_tile = TOKENS * (2 * dim + 16);
+    let v_tile = match few(device, program, limits) {
+        Some(_) => dim * (2 * TOKENS + 16),
+        None => k_tile,
     };
+    let bytes =
+        |groups: usize| k_tile + v_tile + groups * GROUP_QUERIES * (4 * (TOKENS + 4) + 2 * (TOKENS + 8)) - 16;
     let fits = |groups: usize| bytes(groups) <= memory && groups * device.subgroup as usize <= threads;
     device.cooperative?;
     let tiles = |groups: usize| wide_tiles(program, limits, device.subgroup, groups);
