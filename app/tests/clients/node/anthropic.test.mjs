@@ -14,7 +14,7 @@ before(async () => {
 });
 after(() => server.stop());
 
-const options = { model: MODEL, max_tokens: 16, messages: [{ role: "user", content: QUESTION }] };
+const options = { model: MODEL, max_tokens: 16, temperature: 0, messages: [{ role: "user", content: QUESTION }] };
 
 test("an answer, and a stream", async () => {
   const message = await client.messages.create(options);

@@ -33,9 +33,10 @@ test("a stream that is left", async () => {
 });
 
 test("responses", async () => {
-  const first = await client.responses.create({ model: MODEL, input: QUESTION, max_output_tokens: 8 });
+  const options = { model: MODEL, max_output_tokens: 8, temperature: 0 };
+  const first = await client.responses.create({ ...options, input: QUESTION });
   assert.ok(first.output_text);
-  const second = { model: MODEL, input: "Go on", previous_response_id: first.id, max_output_tokens: 8, stream: true };
+  const second = { ...options, input: "Go on", previous_response_id: first.id, stream: true };
   let last;
   for await (const event of await client.responses.create(second)) last = event;
   assert.equal(last.type, "response.incomplete");
