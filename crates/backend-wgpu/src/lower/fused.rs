@@ -274,7 +274,8 @@ impl Lowering<'_> {
             }
             Source::Floats if layout.is_quantized() => {
                 let room = matrix.blocks.next_multiple_of(64) as u32;
-                constants.extend([("OWN_ACTS", U(room)), ("EARLY", U(1)), ("TWICE", U(1))]);
+                let parts = (2 * room).div_ceil(product.threads());
+                constants.extend([("OWN_ACTS", U(room)), ("PARTS", U(parts)), ("EARLY", U(1)), ("TWICE", U(1))]);
             }
             Source::Floats => {}
         }

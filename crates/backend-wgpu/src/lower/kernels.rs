@@ -169,6 +169,14 @@ impl Product {
         }
     }
 
+    /// Threads of a workgroup of vectors, or of tiles.
+    pub fn threads(&self) -> u32 {
+        match self.kind {
+            Vectors { threads, .. } | Tiles { threads, .. } => threads,
+            Cooperative { .. } => unreachable!("their number depends on the device's subgroups"),
+        }
+    }
+
     /// Subgroups of cooperative matrices.
     fn groups(&self) -> u32 {
         let Cooperative { columns, teams, groups, .. } = self.kind else { return 0 };

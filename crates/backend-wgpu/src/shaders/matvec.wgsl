@@ -37,6 +37,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   // The first weights are asked for before activations are ready.
 //% for o in 0..OUTS
   let first_${o} = load_block(from_${o}, min(lane, BLOCKS - 1u));
+//% if TWICE
+  let second_${o} = load_block(from_${o}, min(lane + 32u, BLOCKS - 1u));
+//% end
 //% end
 //% end
 //% if FINISHES
@@ -61,6 +64,13 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   var block = lane;
 //% end
 //% if TWICE
+  if (block < BLOCKS) {
+    let x = load_acts(row, block);
+//% for o in 0..OUTS
+    acc_${o}_0 = accumulate(acc_${o}_0, second_${o}, x);
+//% end
+  }
+  block += 32u;
   // The weights of two blocks are asked for at a time.
   for (; block + 32u < BLOCKS; block += 64u) {
 //% for o in 0..OUTS
