@@ -9,7 +9,9 @@ use paguro_backend::{LoadError, StepError};
 use wgpu::{Features, Limits};
 
 use crate::{
+    GpuOptions,
     adapter::{cooperation, cooperative, memory, needed, subgroups},
+    emulate,
     plan::Args,
     template::{Constants, Value, expand},
 };
@@ -34,6 +36,8 @@ pub struct Device {
     pub most_threads: u32,
     /// Whether kernels are compiled to be looked at.
     pub as_hardware: bool,
+    /// Whether its cooperative matrices are plain code.
+    pub emulated: bool,
     /// Side of the cooperative matrices that it multiplies, of halves with sums in single precision, if it has them and is to.
     pub cooperative: Option<u32>,
     /// wgpu's.
@@ -113,18 +117,21 @@ pub const LEAST_THREADS: u32 = 256;
 pub const ARGS_BYTES: u32 = size_of::<Args>() as u32;
 
 impl Device {
-    /// Opens an adapter with all that it can do, but with cooperative matrices only if `with_cooperative`; `as_hardware` even if it
-    /// is a processor that plays a GPU.
+    /// Opens an adapter with all that it can do, but with cooperative matrices only if they are asked for.
     ///
     /// # Errors
     /// What the driver says.
-    pub fn open(adapter: &wgpu::Adapter, as_hardware: bool, with_cooperative: bool) -> Result<Self, String> {
+    pub fn open(adapter: &wgpu::Adapter, options: GpuOptions) -> Result<Self, String> {
+        let GpuOptions { as_hardware, cooperative: with_cooperative, emulated, .. } = options;
         let info = adapter.get_info();
         let is_software = info.device_type == wgpu::DeviceType::Cpu && !as_hardware;
         let cooperative = cooperative(adapter).filter(|_| with_cooperative && !is_software);
         let mut features = needed() | Features::TIMESTAMP_QUERY & adapter.features();
         if cooperative.is_some() {
             features |= cooperation();
+        }
+        if emulated {
+            features |= Features::SHADER_F16;
         }
         let limits = adapter.limits();
         // SAFETY: what is experimental is only reached by this crate's own kernels, which a test holds to the reference.
@@ -151,9 +158,14 @@ impl Device {
         Ok(Self {
             driver: format!("{} {} ({:?})", info.driver, info.driver_info, info.backend),
             memory: memory(adapter),
-            subgroup: if as_hardware { 32 } else { subgroups(&info)[0] },
+            subgroup: match emulated {
+                true => emulate::SUBGROUP,
+                false if as_hardware => 32,
+                false => subgroups(&info)[0],
+            },
             name: info.name,
-            cooperative,
+            cooperative: if emulated { Some(emulate::SIDE) } else { cooperative },
+            emulated,
             most_threads: match info.backend {
                 // What the limit says, every kernel can have.
                 wgpu::Backend::Vulkan if !is_software => limits.max_compute_invocations_per_workgroup,
@@ -177,6 +189,12 @@ impl Device {
         self.limits.max_storage_buffer_binding_size.min(self.limits.max_buffer_size)
     }
 
+    /// Bytes of workgroup memory that kernels with cooperative matrices may use.
+    pub fn memory_beside_matrices(&self) -> u32 {
+        let all = self.limits.max_compute_workgroup_storage_size;
+        if self.emulated { all.saturating_sub(emulate::SHARED_BYTES) } else { all }
+    }
+
     /// The kernel of these files with these constants, compiled once.
     ///
     /// # Errors
@@ -190,7 +208,10 @@ impl Device {
         let arguments = self.arguments(constants);
         let mut constants = constants.clone();
         constants.push(("ARGUMENTS", Value::U(arguments.len() as u32)));
-        let source = expand(files, &constants, &arguments);
+        let mut source = expand(files, &constants, &arguments);
+        if self.emulated {
+            source = emulate::emulate(&source);
+        }
         let key = format!("{name}\n{source}");
         if let Some(pipeline) = lock(&self.pipelines).get(&key) {
             return Ok(pipeline.clone());

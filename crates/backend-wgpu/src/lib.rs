@@ -6,6 +6,7 @@
 
 mod adapter;
 mod device;
+mod emulate;
 pub mod layout;
 mod lower;
 mod matrix;
@@ -45,6 +46,8 @@ pub struct GpuOptions {
     /// Multiplies with cooperative matrices, where there are some. They add up in another order than the kernels of few rows, so a
     /// step's logits then depend in their last bits on how many rows it has.
     pub cooperative: bool,
+    /// The same where there are none: by plain code that does what they do, and takes long for it. For tests.
+    pub emulated: bool,
     /// Compiles the kernels of GPUs with subgroups of 32, whatever this one is: to look at them, not to run them. For tests.
     pub as_hardware: bool,
 }
@@ -87,10 +90,7 @@ impl Gpu {
             0 => "this machine has no GPU with a Vulkan or Metal driver".to_owned(),
             count => format!("there is no GPU {index}: this machine has {count}, counted from 0"),
         })?;
-        Ok(Self {
-            device: Arc::new(Device::open(adapter, options.as_hardware, options.cooperative)?),
-            options,
-        })
+        Ok(Self { device: Arc::new(Device::open(adapter, options)?), options })
     }
 
     /// Rows from which on a step's logits are the same bits in any company: with cooperative matrices, products of fewer rows add up

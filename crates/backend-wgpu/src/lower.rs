@@ -255,14 +255,14 @@ impl<'a> Lowering<'a> {
         let (kv_heads, dim) = (program.kv.kv_heads, program.kv.head_dim);
         let rows = limits.max_rows;
         let group = heads / kv_heads;
-        let most = if device.is_software { SOFTWARE_TILE_QUERIES } else { TILE_QUERIES };
+        let few = coop_attention::few(device, program, limits);
+        let most = if device.is_software && few.is_none() { SOFTWARE_TILE_QUERIES } else { TILE_QUERIES };
         // Larger heads have no room for more in the memory of a workgroup.
         let queries = if dim > 128 { most.min(4) } else { most };
         let (tile_heads, head_tiles) = (group.min(queries), group.div_ceil(queries));
         let splits = plan::splits(limits.max_context);
         let parts = rows + (limits.max_sequences * splits).min(8192);
         let parts = parts.min(device.binding_limit() as usize / 4 / (heads * dim)).max(rows);
-        let few = coop_attention::few(device, program, limits);
         let tiling = Tiling {
             rows: (queries / tile_heads).max(1),
             heads: tile_heads,

@@ -1,5 +1,5 @@
 //! The conformance suite on this machine's first GPU, which on most machines that test is a processor that plays one: without
-//! cooperative matrices, and with them where it has them.
+//! cooperative matrices, and with them where it has them; and some of its cases with kernels whose matrices are plain code.
 
 use std::sync::LazyLock;
 
@@ -11,14 +11,14 @@ use paguro_backend::{
 use paguro_backend_wgpu::{Gpu, GpuOptions};
 
 /// Opened once: its kernels are compiled once for all cases.
-static EXACT: LazyLock<Result<Gpu, String>> = LazyLock::new(|| open(false));
-static COOPERATIVE: LazyLock<Result<Gpu, String>> = LazyLock::new(|| match open(true)? {
-    gpu if gpu.exact_rows() > 1 => Ok(gpu),
-    _ => Err("this GPU has no cooperative matrices".to_owned()),
-});
-
-fn open(cooperative: bool) -> Result<Gpu, String> {
-    Gpu::open(0, GpuOptions { poison: true, cooperative, ..GpuOptions::default() })
+static EXACT: LazyLock<Result<Gpu, String>> = LazyLock::new(|| open(GpuOptions::default()));
+static COOPERATIVE: LazyLock<Result<Gpu, String>> =
+    LazyLock::new(|| match open(GpuOptions { cooperative: true, ..GpuOptions::default() })? {
+        gpu if gpu.exact_rows() > 1 => Ok(gpu),
+        _ => Err("this GPU has no cooperative matrices".to_owned()),
+    });
+fn open(options: GpuOptions) -> Result<Gpu, String> {
+    Gpu::open(0, GpuOptions { poison: true, ..options })
 }
 
 fn subject(gpu: &Gpu, kv_dtype: KvDtype) -> Subject {
@@ -78,4 +78,26 @@ mod cooperative {
     use super::{COOPERATIVE, KvDtype, subject};
 
     paguro_backend::conformance!(maybe COOPERATIVE.as_ref().map(|gpu| subject(gpu, KvDtype::F16)));
+}
+
+/// Every kernel with cooperative matrices, as plain code. It is compiling that takes the time, which a device does for one test at a
+/// time: there are two.
+mod emulated {
+    use std::sync::LazyLock;
+
+    use super::{Gpu, GpuOptions, KvDtype, Subject, open, subject};
+
+    static FOR_PRODUCTS: LazyLock<Result<Gpu, String>> = LazyLock::new(emulated);
+    static FOR_ATTENTION: LazyLock<Result<Gpu, String>> = LazyLock::new(emulated);
+
+    fn emulated() -> Result<Gpu, String> {
+        open(GpuOptions { emulated: true, ..GpuOptions::default() })
+    }
+
+    fn subject_of(gpu: &Result<Gpu, String>) -> Result<Subject, &String> {
+        gpu.as_ref().map(|gpu| subject(gpu, KvDtype::F16))
+    }
+
+    paguro_backend::conformance!(maybe subject_of(&FOR_PRODUCTS); only format_f16 format_q4_k format_q8_0);
+    paguro_backend::conformance!(maybe subject_of(&FOR_ATTENTION); only many_rows long_context);
 }

@@ -142,7 +142,7 @@ const TOKENS: usize = 32;
 pub(super) fn wide(device: &Device, program: &Program, limits: &Limits) -> Option<Wide> {
     let dim = program.kv.head_dim;
     let threads = device.limits.max_compute_invocations_per_workgroup as usize;
-    let memory = device.limits.max_compute_workgroup_storage_size as usize;
+    let memory = device.memory_beside_matrices() as usize;
     // K and V of a block; and for each query scores, and weights in half precision.
     let k_tile = TOKENS * (2 * dim + 16);
     let v_tile = match few(device, program, limits) {

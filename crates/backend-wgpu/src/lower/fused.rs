@@ -275,7 +275,12 @@ impl Lowering<'_> {
             Source::Floats if layout.is_quantized() => {
                 let room = matrix.blocks.next_multiple_of(64) as u32;
                 let parts = (2 * room).div_ceil(product.threads());
-                constants.extend([("OWN_ACTS", U(room)), ("PARTS", U(parts)), ("EARLY", U(1)), ("TWICE", U(1))]);
+                constants.extend([
+                    ("OWN_ACTS", U(room)),
+                    ("PARTS", U(parts)),
+                    ("EARLY", U(1)),
+                    ("TWICE", U(1)),
+                ]);
             }
             Source::Floats => {}
         }

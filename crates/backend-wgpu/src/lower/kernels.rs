@@ -48,19 +48,16 @@ pub const MOST_ROWS: usize = 256;
 /// The kernels of a product with so many outputs and blocks of inputs, by number of rows.
 pub fn products(device: &Device, layout: Layout, outputs: u32, blocks: usize) -> Vec<Product> {
     let of = |most_rows: u32, kind: Kind| Product { most_rows, kind };
-    if device.is_software {
-        // With less of everything written out, these compile in a fraction of the time.
-        return vec![
-            of(1, vectors(1, 1)),
-            of(3, vectors(2, 1)),
-            of(u32::MAX, Tiles { rows: 1, outputs: 2, threads: 256 }),
-        ];
-    }
+    let software = device.is_software;
     // Four bits are little to wait for: two outputs at a time, where that leaves enough workgroups.
-    let both = layout == Layout::Q4 && outputs >= WIDE;
+    let both = layout == Layout::Q4 && outputs >= WIDE && !software;
     let one = vectors(1, 1 + u32::from(both));
-    let few = vectors(4, 4);
+    // With less of everything written out, software compiles kernels in a fraction of the time.
+    let few = if software { vectors(2, 1) } else { vectors(4, 4) };
     match device.cooperative.filter(|_| layout != Layout::F32) {
+        None if software => {
+            vec![of(1, one), of(3, few), of(u32::MAX, Tiles { rows: 1, outputs: 2, threads: 256 })]
+        }
         None => vec![of(1, one), of(128, few), of(u32::MAX, Tiles { rows: 8, outputs: 4, threads: 128 })],
         Some(side) => {
             let few = [of(1, one), of(FEW_ROWS, few)];
@@ -99,7 +96,7 @@ pub fn exact_rows(device: &Device) -> usize {
 fn split(side: u32, device: &Device, outputs: u32, blocks: u32) -> Vec<Product> {
     let limits = &device.limits;
     let fits = |product: &Product| {
-        product.shared_bytes() <= limits.max_compute_workgroup_storage_size
+        product.shared_bytes() <= device.memory_beside_matrices()
             && product.groups() * device.subgroup <= limits.max_compute_invocations_per_workgroup
     };
     let of = |most: u32| {

@@ -181,11 +181,14 @@ pub const CASES: &[Case] = &[
 
 /// Makes a test of every case of the [suite](mod@crate::conformance), for a
 /// [`conformance::Subject`](crate::conformance::Subject). With `maybe` in front, for a `Result` of one: where there is no
-/// such device, the tests say why and pass.
+/// such device, the tests say why and pass. With `; only` and names behind it, of these cases.
 #[macro_export]
 macro_rules! conformance {
     (maybe $subject:expr) => {
         $crate::conformance!(@with maybe [$subject]);
+    };
+    (maybe $subject:expr; only $($case:ident)*) => {
+        $crate::conformance!(@maybe [$subject] $($case)*);
     };
     ($subject:expr) => {
         $crate::conformance!(@with tests [$subject]);
