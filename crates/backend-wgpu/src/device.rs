@@ -13,7 +13,7 @@ use crate::{
     adapter::{cooperation, cooperative, memory, needed, subgroups},
     emulate,
     plan::Args,
-    template::{Constants, Value, expand},
+    template::{Constants, SHAPES, Value, expand},
 };
 
 /// A GPU that this process has opened.
@@ -60,48 +60,6 @@ pub struct Pipeline {
     /// Name of each binding, by number.
     bindings: Vec<(u32, String)>,
 }
-
-/// Constants that differ between models of one kind. On a processor that plays a GPU they are arguments, so that kernels are
-/// compiled once for all of them: there it is compiling that takes the time.
-const SHAPES: &[&str] = &[
-    "ACT_BLOCKS",
-    "BLOCKS",
-    "CHUNKS",
-    "EACH",
-    "EPS",
-    "GATE_STRIDE",
-    "GROUP",
-    "GROUP_HEADS",
-    "HEADS",
-    "HEAD_TILES",
-    "INVERSE_WIDTH",
-    "KV_HEADS",
-    "K_END",
-    "K_EPS",
-    "K_FIRST",
-    "K_STRIDE",
-    "LOW_BITS",
-    "OUTPUTS",
-    "OUT_FIRST",
-    "OUT_STRIDE",
-    "PAGE",
-    "PAIRS",
-    "POST_EPS",
-    "Q_END",
-    "Q_EPS",
-    "Q_STRIDE",
-    "SCALE",
-    "SOFT_CAP",
-    "SQUARES",
-    "UP_FIRST",
-    "UP_STRIDE",
-    "VOCAB",
-    "V_FIRST",
-    "V_STRIDE",
-    "WHOLE",
-    "WIDTH",
-    "WINDOW",
-];
 
 impl Pipeline {
     /// wgpu's.

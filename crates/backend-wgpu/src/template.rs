@@ -31,6 +31,48 @@ impl fmt::Display for Value {
 /// Constants by name.
 pub type Constants = Vec<(&'static str, Value)>;
 
+/// Constants that differ between models of one kind. On a processor that plays a GPU they are arguments, so that kernels are
+/// compiled once for all of them: there it is compiling that takes the time.
+pub const SHAPES: &[&str] = &[
+    "ACT_BLOCKS",
+    "BLOCKS",
+    "CHUNKS",
+    "EACH",
+    "EPS",
+    "GATE_STRIDE",
+    "GROUP",
+    "GROUP_HEADS",
+    "HEADS",
+    "HEAD_TILES",
+    "INVERSE_WIDTH",
+    "KV_HEADS",
+    "K_END",
+    "K_EPS",
+    "K_FIRST",
+    "K_STRIDE",
+    "LOW_BITS",
+    "OUTPUTS",
+    "OUT_FIRST",
+    "OUT_STRIDE",
+    "PAGE",
+    "PAIRS",
+    "POST_EPS",
+    "Q_END",
+    "Q_EPS",
+    "Q_STRIDE",
+    "SCALE",
+    "SOFT_CAP",
+    "SQUARES",
+    "UP_FIRST",
+    "UP_STRIDE",
+    "VOCAB",
+    "V_FIRST",
+    "V_STRIDE",
+    "WHOLE",
+    "WIDTH",
+    "WINDOW",
+];
+
 impl Value {
     /// Its bits.
     pub fn bits(self) -> u32 {

@@ -1,6 +1,11 @@
 //! Every kernel in Metal's language: there is no Apple machine among those that test, but the way to one ends in this text. And in
 //! SPIR-V, for those with cooperative matrices, which the software driver does not compile.
 
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+};
+
 use naga::{
     back::{msl, spv},
     valid::{Capabilities, ValidationFlags, Validator},
@@ -64,10 +69,17 @@ fn every_kernel_becomes_metal() {
         }
     }
     let kernels = gpu.kernels();
-    for (name, source) in &kernels {
-        let text = metal(source).unwrap_or_else(|error| panic!("{name}: {error}\n{source}"));
-        assert!(text.contains("kernel void main_"), "{name} has no entry point:\n{text}");
-    }
+    let next = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                while let Some((name, source)) = kernels.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let text = metal(source).unwrap_or_else(|error| panic!("{name}: {error}\n{source}"));
+                    assert!(text.contains("kernel void main_"), "{name} has no entry point:\n{text}");
+                }
+            });
+        }
+    });
     assert!(kernels.iter().any(|(name, _)| name.starts_with("coop")), "no cooperative matrices");
     let named = [
         ["attend1_q8", "rope_store_q8", "matvec1_q8_rope", "matvec1_q4_gate", "matvec1_q6_add"],
