@@ -27,6 +27,7 @@ var<workgroup> tops: array<vec4<f32>, THREADS / 4u>;         // maximum of each 
 var<workgroup> split_tops: array<vec4<f32>, FOURS>;
 var<workgroup> sums: array<vec4<f32>, SUMS * FOURS>;
 var<workgroup> totals: array<f32, QUERIES>;
+var<workgroup> first_part: u32;                              // where results of the first row go
 //% if Q8
 var<workgroup> bases: array<vec4<f32>, FOURS * K_BLOCKS>;    // what four queries' products with a block begin with
 //% end
@@ -62,6 +63,9 @@ fn main(
   // Pages are asked for ahead: those of the first split before what comes first waits for queries.
   let asked = min(tid, COARSE / PAGE - 1u);
   var page = page_of(first_split, asked, table, position + rows);
+  // At the end everybody would wait for it, and in a register it would be in the way until then. The last threads have no queries to
+  // wait for.
+  if (tid == THREADS - 1u) { first_part = part_of(0u, item); }
 
   for (var i = tid; i < FOURS * 4u * K_QUADS; i += THREADS) {
     let row = first_row + min(i / K_QUADS / TILE_HEADS, rows - 1u);
@@ -310,7 +314,8 @@ fn main(
 //% for o in 0..OUTS
   if (tid + ${o}u * THREADS < QUERIES_${v} * QUADS) {
     let quad = ${v}u * 4u * QUADS + tid + ${o}u * THREADS;
-    let part = part_of(quad / QUADS, item);
+    var part = first_part;
+    if (TILE_ROWS > 1u) { part = part_of(quad / QUADS, item); }
     let head = quad / QUADS % TILE_HEADS;
     if (part != NO_PART && head < heads) {
       part_sums[(part * HEADS + first_head + head) * QUADS + quad % QUADS] = result_${v}_${o}.sum;
@@ -319,7 +324,8 @@ fn main(
 //% end
 //% end
   if (tid < QUERIES) {
-    let part = part_of(tid, item);
+    var part = first_part;
+    if (TILE_ROWS > 1u) { part = part_of(tid, item); }
     let head = tid % TILE_HEADS;
     if (part != NO_PART && head < heads) { part_tops[part * HEADS + first_head + head] = vec2<f32>(total.top, total.sum.x); }
   }
