@@ -7,7 +7,7 @@
 //!
 //! Kernels are those of an 8B and of a 1B Llama; with `PAGURO_COOPERATIVE=1` those with cooperative matrices, too.
 
-use std::{collections::BTreeMap, env, process::ExitCode};
+use std::{env, process::ExitCode};
 
 use ash::{khr, vk};
 use naga::{
@@ -34,7 +34,7 @@ fn run(wants: &dyn Fn(&str) -> bool) -> Result<(), String> {
     let kernels = kernels()?;
     let compiler =
         Compiler::new().map_err(|error| format!("no driver that says what kernels become: {error}"))?;
-    for (source, name) in kernels.iter().filter(|(_, name)| wants(name)) {
+    for (name, source) in kernels.iter().filter(|(name, _)| wants(name)) {
         let statistics = compiler.statistics(source).map_err(|error| format!("{name}: {error}"))?;
         let shape: Vec<_> = ["BLOCKS", "DIM"].into_iter().filter_map(|name| constant(source, name)).collect();
         let said = statistics.iter().map(|(name, value)| format!(r#","{name}":{value}"#));
@@ -43,8 +43,8 @@ fn run(wants: &dyn Fn(&str) -> bool) -> Result<(), String> {
     Ok(())
 }
 
-/// Sources and names of the kernels that models need.
-fn kernels() -> Result<BTreeMap<String, String>, String> {
+/// Names and sources of the kernels that models need.
+fn kernels() -> Result<Vec<(String, String)>, String> {
     let cooperative = env::var("PAGURO_COOPERATIVE").is_ok_and(|on| on == "1");
     let gpu = Gpu::open(0, GpuOptions { cooperative, ..GpuOptions::default() })?;
     let shape = |format, hidden, ffn, kv_heads, head_dim| {
@@ -69,7 +69,9 @@ fn kernels() -> Result<BTreeMap<String, String>, String> {
         };
         gpu.load(&model.program, model.weights.clone(), limits).map_err(|error| error.to_string())?;
     }
-    Ok(gpu.kernels().into_iter().map(|(name, source)| (source, name)).collect())
+    let mut kernels = gpu.kernels();
+    kernels.sort();
+    Ok(kernels)
 }
 
 /// A constant as a kernel's source declares it.
@@ -78,8 +80,8 @@ fn constant(source: &str, name: &str) -> Option<String> {
     Some(format!("{name} {}", line.trim_end_matches("u;")))
 }
 
-/// A kernel as wgpu would hand it to the driver.
-fn spirv(source: &str) -> Result<Vec<u32>, String> {
+/// A kernel as wgpu would hand it to the driver, and the numbers of its bindings.
+fn spirv(source: &str) -> Result<(Vec<u32>, Vec<u32>), String> {
     let module = naga::front::wgsl::parse_str(source).map_err(|error| error.emit_to_string(source))?;
     let info = Validator::new(ValidationFlags::all(), Capabilities::all())
         .validate(&module)
@@ -101,7 +103,9 @@ fn spirv(source: &str) -> Result<Vec<u32>, String> {
         ..Default::default()
     };
     let entry = spv::PipelineOptions { shader_stage: naga::ShaderStage::Compute, entry_point: "main".into() };
-    spv::write_vec(&module, &info, &options, Some(&entry)).map_err(|error| error.to_string())
+    let code = spv::write_vec(&module, &info, &options, Some(&entry)).map_err(|error| error.to_string())?;
+    let bindings = module.global_variables.iter().filter_map(|(_, variable)| variable.binding);
+    Ok((code, bindings.map(|binding| binding.binding).collect()))
 }
 
 /// A device of our own, as wgpu's does not ask for statistics. It lives as long as the process.
@@ -162,12 +166,10 @@ impl Compiler {
 
     /// What the driver says of a kernel.
     fn statistics(&self, source: &str) -> Result<Vec<(String, u64)>, Box<dyn std::error::Error>> {
-        let code = spirv(source)?;
-        let numbers = source.lines().filter_map(|line| {
-            line.trim_start().strip_prefix("@group(0) @binding(")?.split(')').next()?.parse().ok()
-        });
+        let (code, numbers) = spirv(source)?;
         let bindings: Vec<_> = numbers
-            .map(|number: u32| {
+            .into_iter()
+            .map(|number| {
                 vk::DescriptorSetLayoutBinding::default()
                     .binding(number)
                     .descriptor_type(vk::DescriptorType::STORAGE_BUFFER)

@@ -144,12 +144,13 @@ impl<'a> Call<'a> {
             )
         };
         let single = |k: u32| {
-            let place = match (of_quads, self.by_rows) {
-                (false, true) => format!("at + own_row() * stride + {first} + {k}u]"),
-                (false, false) => format!("at + ({first} + {k}u) * stride + own_row()]"),
-                (true, _) => format!("at + ({first} + {k}u) * stride + own_row() / 4u][own_row() % 4u]"),
+            let (row, column) = ("own_row()".to_owned(), format!("({first} + {k}u)"));
+            let (line, i) = if self.by_rows { (row, column) } else { (column, row) };
+            let place = match of_quads {
+                true => format!("{array}[at + {line} * stride + {i} / 4u][{i} % 4u]"),
+                false => format!("{array}[at + {line} * stride + {i}]"),
             };
-            (format!("m[{}][{}]", k / 4, k % 4), format!("{array}[{place}"), "f32")
+            (format!("m[{}][{}]", k / 4, k % 4), place, "f32")
         };
         let parts: Vec<_> = match of_quads && self.by_rows {
             true => (0..quads).map(quad).collect(),

@@ -17,6 +17,7 @@ static COOPERATIVE: LazyLock<Result<Gpu, String>> =
         gpu if gpu.exact_rows() > 1 => Ok(gpu),
         _ => Err("this GPU has no cooperative matrices".to_owned()),
     });
+
 fn open(options: GpuOptions) -> Result<Gpu, String> {
     Gpu::open(0, GpuOptions { poison: true, ..options })
 }

@@ -274,11 +274,11 @@ impl Lowering<'_> {
             }
             Source::Floats if layout.is_quantized() => {
                 let room = matrix.blocks.next_multiple_of(64) as u32;
-                let parts = (2 * room).div_ceil(product.threads());
+                let parts = (2 * room).div_ceil(product.threads(self.device));
                 constants.extend([
                     ("OWN_ACTS", U(room)),
                     ("PARTS", U(parts)),
-                    ("EARLY", U(1)),
+                    ("EARLY", U(2)),
                     ("TWICE", U(1)),
                 ]);
             }

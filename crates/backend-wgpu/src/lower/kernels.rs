@@ -97,7 +97,7 @@ fn split(side: u32, device: &Device, outputs: u32, blocks: u32) -> Vec<Product> 
     let limits = &device.limits;
     let fits = |product: &Product| {
         product.shared_bytes() <= device.memory_beside_matrices()
-            && product.groups() * device.subgroup <= limits.max_compute_invocations_per_workgroup
+            && product.threads(device) <= limits.max_compute_invocations_per_workgroup
     };
     let of = |most: u32| {
         let [columns, teams] = shares(outputs.div_ceil(2 * side), blocks.div_ceil(SPLIT_DEEP), most);
@@ -166,11 +166,11 @@ impl Product {
         }
     }
 
-    /// Threads of a workgroup of vectors, or of tiles.
-    pub fn threads(&self) -> u32 {
+    /// Threads of a workgroup.
+    pub fn threads(&self, device: &Device) -> u32 {
         match self.kind {
             Vectors { threads, .. } | Tiles { threads, .. } => threads,
-            Cooperative { .. } => unreachable!("their number depends on the device's subgroups"),
+            Cooperative { .. } => self.groups() * device.subgroup,
         }
     }
 
@@ -239,7 +239,7 @@ impl Product {
                     ("SIDE", U(side)),
                     ("SIDE_8", U(u32::from(side == 8))),
                     ("SUBGROUP", U(device.subgroup)),
-                    ("THREADS", U(columns * teams * team)),
+                    ("THREADS", U(self.threads(device))),
                     ("COLUMNS", U(columns)),
                     ("K_GROUPS", U(teams)),
                     ("ROLLED", U(u32::from(groups == 1))),

@@ -18,9 +18,7 @@ fn make_acts(tid: u32) {
 //% end
 //% for p in 0..PARTS
   let most_${p} = max(max(abs(x_${p}_0), abs(x_${p}_1)), max(abs(x_${p}_2), abs(x_${p}_3)));
-  if (at_${p} < 2u * BLOCKS) {
-    x_scales[at_${p}] = bitcast<u32>(max(max(most_${p}.x, most_${p}.y), max(most_${p}.z, most_${p}.w)));
-  }
+  if (at_${p} < 2u * BLOCKS) { x_scales[at_${p}] = bitcast<u32>(largest_in(most_${p})); }
 //% end
   workgroupBarrier();
 //% for p in 0..PARTS

@@ -1,4 +1,3 @@
-
 // Cooperative matrices and subgroups in plain WGSL (emulate.rs). A thread has eight columns of a row of sums, and multiplies for them all
 // of that row with these columns, which it reads where they lie.
 struct Columns { at: u32, stride: u32, by_rows: bool }

@@ -34,11 +34,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% end
 //% end
 //% if EARLY
-  // The first weights are asked for before activations are ready.
+  // The weights of this many blocks are asked for before activations are ready.
+//% for e in 0..EARLY
 //% for o in 0..OUTS
-  let first_${o} = load_block(from_${o}, min(lane, BLOCKS - 1u));
-//% if TWICE
-  let second_${o} = load_block(from_${o}, min(lane + 32u, BLOCKS - 1u));
+  let early_${e}_${o} = load_block(from_${o}, min(lane + ${e}u * 32u, BLOCKS - 1u));
 //% end
 //% end
 //% end
@@ -52,25 +51,19 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% if OWN_ACTS
   make_acts(tid);
 //% end
-//% if EARLY
-  if (lane < BLOCKS) {
-    let x = load_acts(row, lane);
-//% for o in 0..OUTS
-    acc_${o}_0 = accumulate(acc_${o}_0, first_${o}, x);
-//% end
-  }
-  var block = lane + 32u;
-//% else
   var block = lane;
-//% end
-//% if TWICE
+//% if EARLY
+//% for e in 0..EARLY
   if (block < BLOCKS) {
     let x = load_acts(row, block);
 //% for o in 0..OUTS
-    acc_${o}_0 = accumulate(acc_${o}_0, second_${o}, x);
+    acc_${o}_0 = accumulate(acc_${o}_0, early_${e}_${o}, x);
 //% end
   }
   block += 32u;
+//% end
+//% end
+//% if TWICE
   // The weights of two blocks are asked for at a time.
   for (; block + 32u < BLOCKS; block += 64u) {
 //% for o in 0..OUTS

@@ -6,7 +6,11 @@ fn largest_of(v: array<vec4<f32>, 8>) -> f32 {
 //% for j in 0..8
   most = max(most, abs(v[${j}]));
 //% end
-  return max(max(most.x, most.y), max(most.z, most.w));
+  return largest_in(most);
+}
+
+fn largest_in(quad: vec4<f32>) -> f32 {
+  return max(max(quad.x, quad.y), max(quad.z, quad.w));
 }
 
 // Quants of a quad of a block. A sum with 3 * 2^22 has the nearest whole number in its last byte: GPUs add several times as fast as
