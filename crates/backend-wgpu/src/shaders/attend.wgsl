@@ -27,19 +27,12 @@ var<workgroup> tops: array<vec4<f32>, THREADS / 4u>;         // maximum of each 
 var<workgroup> split_tops: array<vec4<f32>, FOURS>;
 var<workgroup> sums: array<vec4<f32>, SUMS * FOURS>;
 var<workgroup> totals: array<f32, QUERIES>;
-var<workgroup> first_part: u32;                              // where results go, if they are of one row
 //% if Q8
 var<workgroup> bases: array<vec4<f32>, FOURS * K_BLOCKS>;    // what four queries' products with a block begin with
 //% end
 
 fn dot_four(sum: f32, k: vec4<f32>, q: vec4<f32>) -> f32 {
   return fma(k.w, q.w, fma(k.z, q.z, fma(k.y, q.y, fma(k.x, q.x, sum))));
-}
-
-// Where the result of a query of the tile goes: of one row, as looked up at the start.
-fn known_part(query: u32, item: u32) -> u32 {
-  if (TILE_ROWS == 1u) { return first_part; }
-  return part_of(query, item);
 }
 
 @compute @workgroup_size(THREADS)
@@ -69,9 +62,6 @@ fn main(
   // Pages are asked for ahead: those of the first split before what comes first waits for queries.
   let asked = min(tid, COARSE / PAGE - 1u);
   var page = page_of(first_split, asked, table, position + rows);
-  // At the end everybody would wait for it, and in a register it would be in the way until then. The last threads have no queries to
-  // wait for.
-  if (TILE_ROWS == 1u && tid == THREADS - 1u) { first_part = part_of(0u, item); }
 
   for (var i = tid; i < FOURS * 4u * K_QUADS; i += THREADS) {
     let row = first_row + min(i / K_QUADS / TILE_HEADS, rows - 1u);
@@ -320,7 +310,7 @@ fn main(
 //% for o in 0..OUTS
   if (tid + ${o}u * THREADS < QUERIES_${v} * QUADS) {
     let quad = ${v}u * 4u * QUADS + tid + ${o}u * THREADS;
-    let part = known_part(quad / QUADS, item);
+    let part = part_of(quad / QUADS, item);
     let head = quad / QUADS % TILE_HEADS;
     if (part != NO_PART && head < heads) {
       part_sums[(part * HEADS + first_head + head) * QUADS + quad % QUADS] = result_${v}_${o}.sum;
@@ -329,7 +319,7 @@ fn main(
 //% end
 //% end
   if (tid < QUERIES) {
-    let part = known_part(tid, item);
+    let part = part_of(tid, item);
     let head = tid % TILE_HEADS;
     if (part != NO_PART && head < heads) { part_tops[part * HEADS + first_head + head] = vec2<f32>(total.top, total.sum.x); }
   }

@@ -63,21 +63,12 @@ fn main(
 //% end
       }
       if (tid < DIM) {
-        // Read in fours, as each read waits for workgroup memory: there is room for as many.
-        for (var i = 0u; i < here; i += 4u) {
-//% for u in 0..4
-          let value_${u} = chunk[(i + ${u}u) * QUADS + tid / 4u][tid % 4u];
-          let part_${u} = parts[i + ${u}u];
-//% end
-//% for u in 0..4
-          if (i + ${u}u < here) {
-            run += vec2<f32>(value_${u} * part_${u}.x, part_${u}.y);
-            if ((number + base + i + ${u}u + 1u) * length % RUN == 0u || base + i + ${u}u + 1u == count) {
-              sum += run;
-              run = vec2<f32>(0.0);
-            }
+        for (var i = 0u; i < here; i++) {
+          run += vec2<f32>(chunk[i * QUADS + tid / 4u][tid % 4u] * parts[i].x, parts[i].y);
+          if ((number + base + i + 1u) * length % RUN == 0u || base + i + 1u == count) {
+            sum += run;
+            run = vec2<f32>(0.0);
           }
-//% end
         }
       }
       workgroupBarrier();
