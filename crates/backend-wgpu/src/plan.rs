@@ -53,6 +53,16 @@ pub struct Args {
     pub outputs: u32,
     /// No offset: whether attention leaves no row's result in parts.
     pub whole: u32,
+    /// Of a step of one row, what attention has to do: kernels have arguments sooner than what lies in memory. Its position.
+    pub row_position: u32,
+    /// Its block table.
+    pub row_table: u32,
+    /// Its first split.
+    pub row_from: u32,
+    /// Where its splits end.
+    pub row_to: u32,
+    /// Of how many splits its parts are; 0 in a step of more rows.
+    pub row_length: u32,
 }
 
 /// Attention in layers that see equally far back.
@@ -190,7 +200,16 @@ impl Plan {
     /// Arguments of kernels that run once for each row; of attention, for a KV group.
     pub fn args(&self, group: usize) -> Args {
         let cut = &self.cuts[self.cut_of[group]];
-        Args { parts: cut.parts, whole: u32::from(cut.whole), ..self.args }
+        let args = Args { parts: cut.parts, whole: u32::from(cut.whole), ..self.args };
+        let (at, count) = cut.items[Tile::Row as usize];
+        let items = &self.words[at as usize..(at + 8 * count) as usize];
+        let (Some(first), Some(last), 1) = (items.first_chunk::<8>(), items.last_chunk::<8>(), args.rows)
+        else {
+            return args;
+        };
+        let [_, _, row_position, table, blocks, row_from, _, row_length] = *first;
+        let row_table = table + group as u32 * blocks;
+        Args { row_position, row_table, row_from, row_to: last[5] + last[6], row_length, ..args }
     }
 
     /// Whether attention in a KV group leaves results in parts, which are then to be merged.
@@ -482,6 +501,32 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Items of a step of one row follow from its arguments, as `splits.wgsl` makes them.
+    #[test]
+    fn arguments_say_what_one_row_has_to_do() {
+        for start in [0, 255, 600, 1000, 5000, 16_383] {
+            for (parts, busy) in [(1, 512), (100, 512), (100, 4)] {
+                let (plan, _) = plan(None, parts, busy, &[(start, 1)]);
+                for group in [0, 1] {
+                    let args = plan.args(group as usize);
+                    let at = plan.first_item(group as usize, Tile::Row);
+                    for i in 0..plan.items(group as usize, Tile::Row) {
+                        let item = &plan.words[(at + 8 * i) as usize..][..8];
+                        let part = args.row_from / args.row_length + i;
+                        let first = args.row_from.max(part * args.row_length);
+                        let end = args.row_to.min((part + 1) * args.row_length);
+                        let table = args.row_table - group * item[4];
+                        let made =
+                            [0, 1, args.row_position, table, item[4], first, end - first, args.row_length];
+                        assert_eq!(item, made);
+                    }
+                }
+            }
+        }
+        let (plan, _) = plan(None, 100, 4, &[(600, 1), (700, 1)]);
+        assert_eq!(plan.args(0).row_length, 0);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-// What differs from dispatch to dispatch. All but `rows`, `first` and `whole` are offsets into the step's words.
+// What differs from dispatch to dispatch. All but `rows`, `first`, `whole` and most of what is said of one row are offsets into the step's words.
 struct Args {
   rows: u32,      // rows of this dispatch
   first: u32,     // its first output row, where outputs come in slices
@@ -9,6 +9,12 @@ struct Args {
   parts: u32,     // [rows, 4] first partial result of each row, how many there are, number of the first, their splits
   outputs: u32,   // [outputs] row of each output
   whole: u32,     // no offset: whether attention leaves no row's result in parts
+  // What attention has to do in a step of one row:
+  row_position: u32, // its position
+  row_table: u32,    // its block table
+  row_from: u32,     // its first split
+  row_to: u32,       // where its splits end
+  row_length: u32,   // of how many splits its parts are; 0 in a step of more rows
 //% for i in 0..ARGUMENTS
   constant_${i}: u32,
 //% end

@@ -44,13 +44,13 @@ fn main(
   @builtin(subgroup_invocation_id) in_subgroup: u32,
 ) {
   let tid = subgroup * subgroup_size + in_subgroup;
-  let item = args.items + wid.x * 8u;
-  let first_row = step[item];
-  let rows = step[item + 1u];
-  let position = step[item + 2u]; // of the first row
-  let table = step[item + 3u] + GROUP * step[item + 4u];
-  let first_split = step[item + 5u];
-  let splits = step[item + 6u];
+  let item = item_of(wid.x);
+  let first_row = item.first_row;
+  let rows = item.rows;
+  let position = item.position;
+  let table = item.table;
+  let first_split = item.first_split;
+  let splits = item.splits;
   let kv_head = wid.y / HEAD_TILES;
   let first_head = kv_head * GROUP_HEADS + wid.y % HEAD_TILES * TILE_HEADS;
   let heads = min(TILE_HEADS, (kv_head + 1u) * GROUP_HEADS - first_head);
@@ -310,7 +310,7 @@ fn main(
 //% for o in 0..OUTS
   if (tid + ${o}u * THREADS < QUERIES_${v} * QUADS) {
     let quad = ${v}u * 4u * QUADS + tid + ${o}u * THREADS;
-    let part = part_of(quad / QUADS, item);
+    let part = part_of(quad / QUADS, wid.x);
     let head = quad / QUADS % TILE_HEADS;
     if (part != NO_PART && head < heads) {
       part_sums[(part * HEADS + first_head + head) * QUADS + quad % QUADS] = result_${v}_${o}.sum;
@@ -319,7 +319,7 @@ fn main(
 //% end
 //% end
   if (tid < QUERIES) {
-    let part = part_of(tid, item);
+    let part = part_of(tid, wid.x);
     let head = tid % TILE_HEADS;
     if (part != NO_PART && head < heads) { part_tops[part * HEADS + first_head + head] = vec2<f32>(total.top, total.sum.x); }
   }

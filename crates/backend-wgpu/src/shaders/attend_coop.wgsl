@@ -125,13 +125,13 @@ fn main(
   @builtin(subgroup_invocation_id) in_subgroup: u32,
 ) {
   let tid = group * SUBGROUP + in_subgroup;
-  let item = args.items + wid.x * 8u;
-  let first_row = step[item];
-  let rows = step[item + 1u];
-  let position = step[item + 2u]; // of the first row
-  let table = step[item + 3u] + GROUP * step[item + 4u];
-  let first_split = step[item + 5u];
-  let splits = step[item + 6u];
+  let item = item_of(wid.x);
+  let first_row = item.first_row;
+  let rows = item.rows;
+  let position = item.position;
+  let table = item.table;
+  let first_split = item.first_split;
+  let splits = item.splits;
   let kv_head = wid.y / HEAD_TILES;
   let first_head = kv_head * GROUP_HEADS + wid.y % HEAD_TILES * TILE_HEADS;
   let heads = min(TILE_HEADS, (kv_head + 1u) * GROUP_HEADS - first_head);
@@ -184,7 +184,7 @@ fn main(
   let own_scores = 16u * group * SCORE_STRIDE; // of the subgroup
   let last = i32(position + min(query / TILE_HEADS, rows - 1u)); // token that the query sees
   let head = first_head + query % TILE_HEADS;
-  var part = part_of(query, item);
+  var part = part_of(query, wid.x);
   if (query % TILE_HEADS >= heads) { part = NO_PART; }
   var top = NOTHING;
   var total = vec4<f32>(0.0);

@@ -91,12 +91,12 @@ fn main(
   @builtin(subgroup_invocation_id) lane: u32,
 ) {
   let tid = group * 32u + lane;
-  let item = args.items + wid.x * 8u;
-  let row = step[item];
-  let position = step[item + 2u];
-  let table = step[item + 3u] + GROUP * step[item + 4u];
-  let first_split = step[item + 5u];
-  let splits = step[item + 6u];
+  let item = item_of(wid.x);
+  let row = item.first_row;
+  let position = item.position;
+  let table = item.table;
+  let first_split = item.first_split;
+  let splits = item.splits;
   let kv_head = wid.y / HEAD_TILES;
   let first_head = kv_head * GROUP_HEADS + wid.y % HEAD_TILES * TILE_HEADS;
   let heads = min(TILE_HEADS, (kv_head + 1u) * GROUP_HEADS - first_head);
@@ -288,7 +288,7 @@ fn main(
     emit_shared(has_block, row, first_head * (DIM / 32u) + block, block, tid % 8u);
     return;
   }
-  let part = part_of(0u, item);
+  let part = part_of(0u, wid.x);
   if (part != NO_PART && query < heads) {
     let to = part * HEADS + first_head + query;
     part_sums[to * QUADS + group * 4u + lane % 4u] = result.sum;

@@ -12,6 +12,25 @@ var<workgroup> tops: array<f32, 64>;           // maximum of each subgroup; the 
 var<workgroup> parts: array<vec2<f32>, CHUNK>; // factor, weight times factor
 var<workgroup> chunk: array<vec4<f32>, CHUNK * QUADS>;
 
+// The parts of a row.
+struct Parts {
+  first: u32,  // where the first one is
+  count: u32,
+  number: u32, // of the first one, in order of position
+  length: u32, // splits of a part
+}
+
+// Those of a step of one row follow from the arguments.
+fn parts_of(row: u32) -> Parts {
+  let length = args.row_length;
+  if (length != 0u) {
+    let number = args.row_from / length;
+    return Parts(0u, (args.row_to - 1u) / length + 1u - number, number, length);
+  }
+  let at = args.parts + 4u * row;
+  return Parts(step[at], step[at + 1u], step[at + 2u], step[at + 3u]);
+}
+
 @compute @workgroup_size(256)
 fn main(
   @builtin(workgroup_id) wid: vec3<u32>,
@@ -21,10 +40,11 @@ fn main(
   @builtin(subgroup_invocation_id) in_subgroup: u32,
 ) {
   let row = wid.y;
-  let first = step[args.parts + 4u * row];
-  let count = step[args.parts + 4u * row + 1u];
-  let number = step[args.parts + 4u * row + 2u]; // of the first part, in order of position
-  let length = step[args.parts + 4u * row + 3u]; // splits of a part
+  let row_parts = parts_of(row);
+  let first = row_parts.first;
+  let count = row_parts.count;
+  let number = row_parts.number;
+  let length = row_parts.length;
   let slot = min(tid / QUADS, SLOTS - 1u);
   for (var h = 0u; h < MERGE_HEADS; h++) {
     // Past the last head, its result is computed again and left out.

@@ -14,9 +14,32 @@ fn first_seen(position: u32) -> u32 {
 //% end
 }
 
+// What a workgroup has to do.
+struct Item {
+  first_row: u32,
+  rows: u32,
+  position: u32, // of the first row
+  table: u32,
+  first_split: u32,
+  splits: u32,
+}
+
+// Number `i` of them. That of a step of one row is in the arguments, which are there sooner than what lies in memory.
+fn item_of(i: u32) -> Item {
+  if (args.row_length != 0u) {
+    let part = args.row_from / args.row_length + i;
+    let first = max(args.row_from, part * args.row_length);
+    return Item(0u, 1u, args.row_position, args.row_table, first, min(args.row_to, (part + 1u) * args.row_length) - first);
+  }
+  let at = args.items + 8u * i;
+  return Item(step[at], step[at + 1u], step[at + 2u], step[at + 3u] + GROUP * step[at + 4u], step[at + 5u], step[at + 6u]);
+}
+
 // Where the result of a query of the tile goes, if it is one, and sees something.
-fn part_of(query: u32, item: u32) -> u32 {
+fn part_of(query: u32, i: u32) -> u32 {
   let row = query / TILE_HEADS;
+  if (args.row_length != 0u) { return select(NO_PART, i, row == 0u); }
+  let item = args.items + 8u * i;
   let rows = step[item + 1u];
   let parts = args.parts + 4u * (step[item] + min(row, rows - 1u));
   let index = step[item + 5u] / step[item + 7u] - step[parts + 2u];
