@@ -8,7 +8,7 @@ use paguro_backend::{
     conformance::{Subject, Tolerance},
     reference::KvRounding,
 };
-use paguro_backend_wgpu::{Gpu, GpuOptions};
+use paguro_backend_wgpu::{Gpu, GpuOptions, gpus};
 
 /// Opened once: its kernels are compiled once for all cases.
 static EXACT: LazyLock<Result<Gpu, String>> = LazyLock::new(|| open(GpuOptions::default()));
@@ -81,17 +81,20 @@ mod cooperative {
     paguro_backend::conformance!(maybe COOPERATIVE.as_ref().map(|gpu| subject(gpu, KvDtype::F16)));
 }
 
-/// Every kernel with cooperative matrices, as plain code. It is compiling that takes the time, which a device does for one test at a
-/// time: there are two.
+/// Every kernel with cooperative matrices, as plain code, where software plays a GPU: a real one has matrices, or no use for this, and
+/// some drivers compile it for minutes. It is compiling that takes the time, which a device does for one test at a time: there are two.
 mod emulated {
     use std::sync::LazyLock;
 
-    use super::{Gpu, GpuOptions, KvDtype, Subject, open, subject};
+    use super::{Gpu, GpuOptions, KvDtype, Subject, gpus, open, subject};
 
     static FOR_PRODUCTS: LazyLock<Result<Gpu, String>> = LazyLock::new(emulated);
     static FOR_ATTENTION: LazyLock<Result<Gpu, String>> = LazyLock::new(emulated);
 
     fn emulated() -> Result<Gpu, String> {
+        if gpus().first().is_some_and(|gpu| !gpu.is_software) {
+            return Err("matrices as plain code are for software that plays a GPU".to_owned());
+        }
         open(GpuOptions { emulated: true, ..GpuOptions::default() })
     }
 
