@@ -177,8 +177,9 @@ impl Compiler {
                     .stage_flags(vk::ShaderStageFlags::COMPUTE)
             })
             .collect();
+        // As many bytes as every device has, and so every kernel gets along with.
         let immediates =
-            [vk::PushConstantRange::default().stage_flags(vk::ShaderStageFlags::COMPUTE).size(64)];
+            [vk::PushConstantRange::default().stage_flags(vk::ShaderStageFlags::COMPUTE).size(128)];
         let device = &self.device;
         // SAFETY: the code is valid, its bindings and immediates are those of the layout, and everything outlives the calls that it is
         // handed to. Nothing is ever run, and nothing destroyed before the process ends.

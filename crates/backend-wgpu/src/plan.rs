@@ -31,7 +31,7 @@ pub fn splits(context: usize) -> usize {
     split_of(context.saturating_sub(1)) + 1
 }
 
-/// Offsets into a step's words, as kernels get them (`args.wgsl`).
+/// Arguments of kernels, most of them offsets into a step's words (`args.wgsl`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct Args {
@@ -51,7 +51,7 @@ pub struct Args {
     pub parts: u32,
     /// `[outputs]`
     pub outputs: u32,
-    /// No offset: whether attention leaves no row's result in parts.
+    /// Whether attention leaves no row's result in parts.
     pub whole: u32,
     /// Of a step of one row, what attention has to do: kernels have arguments sooner than what lies in memory. Its position.
     pub row_position: u32,

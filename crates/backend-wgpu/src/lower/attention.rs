@@ -158,8 +158,8 @@ impl Lowering<'_> {
             }
             let name = format!("{name}{rows}{}", self.suffix());
             let files = match self.limits.kv_dtype {
-                KvDtype::F16 => wgsl!("args", "fold", "splits", "kv_f16", "attend"),
-                KvDtype::Q8 => wgsl!("args", "fold", "splits", "kv_q8", "attend"),
+                KvDtype::F16 => wgsl!("args", "fold", "parts", "splits", "kv_f16", "attend"),
+                KvDtype::Q8 => wgsl!("args", "fold", "parts", "splits", "kv_q8", "attend"),
             };
             let files = [files, emits].concat();
             body.push(self.launch(&name, &files, constants, &buffers, grid, op.kv.group)?);
@@ -187,7 +187,7 @@ impl Lowering<'_> {
         let (step, part_sums, part_tops) =
             (self.step.clone(), self.part_sums.clone(), self.part_tops.clone());
         let buffers = [("step", &step), ("part_sums", &part_sums), ("part_tops", &part_tops)];
-        let files = wgsl!("args", "fold", "quantize", "emit", "attend_merge");
+        let files = wgsl!("args", "fold", "parts", "quantize", "emit", "attend_merge");
         let grid = Grid::Merge(self.program.heads.div_ceil(heads) as u32);
         self.launch("attend_merge", files, constants, &buffers, grid, self.merge_group)
     }

@@ -22,7 +22,8 @@ impl Lowering<'_> {
         kv_group: usize,
     ) -> Result<Option<Launch>, LoadError> {
         let name = format!("{name}_few");
-        let files = [wgsl!("args", "fold", "splits", "matrices", "stage", "attend_few"), emits].concat();
+        let files =
+            [wgsl!("args", "fold", "parts", "splits", "matrices", "stage", "attend_few"), emits].concat();
         let dim = self.program.kv.head_dim;
         let all = |side: u32| [for_few(constants), few_constants(dim, side)].concat();
         if self.device.as_hardware && few_works(self.program, self.limits) {
@@ -43,7 +44,8 @@ impl Lowering<'_> {
         kv_group: usize,
         body: &mut Vec<Launch>,
     ) -> Result<(), LoadError> {
-        let files = wgsl!("args", "fold", "splits", "quantize", "emit", "matrices", "stage", "attend_coop");
+        let files =
+            wgsl!("args", "fold", "parts", "splits", "quantize", "emit", "matrices", "stage", "attend_coop");
         let kv = &self.program.kv;
         let (dim, page, subgroup) = (kv.head_dim, self.limits.block_size, self.device.subgroup);
         let group = self.program.heads / kv.kv_heads;

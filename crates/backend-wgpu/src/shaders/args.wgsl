@@ -1,4 +1,4 @@
-// What differs from dispatch to dispatch. All but `rows`, `first`, `whole` and most of what is said of one row are offsets into the step's words.
+// What differs from dispatch to dispatch. `tokens` to `outputs`, and `row_table`, are offsets into the step's words.
 struct Args {
   rows: u32,      // rows of this dispatch
   first: u32,     // its first output row, where outputs come in slices
@@ -8,7 +8,7 @@ struct Args {
   items: u32,     // [items, 8] what attention has to do
   parts: u32,     // [rows, 4] first partial result of each row, how many there are, number of the first, their splits
   outputs: u32,   // [outputs] row of each output
-  whole: u32,     // no offset: whether attention leaves no row's result in parts
+  whole: u32,     // whether attention leaves no row's result in parts
   // What attention has to do in a step of one row:
   row_position: u32, // its position
   row_table: u32,    // its block table

@@ -44,28 +44,19 @@ fn main(
   @builtin(subgroup_invocation_id) in_subgroup: u32,
 ) {
   let tid = subgroup * subgroup_size + in_subgroup;
-  let item = item_of(wid.x);
-  let first_row = item.first_row;
-  let rows = item.rows;
-  let position = item.position;
-  let table = item.table;
-  let first_split = item.first_split;
-  let splits = item.splits;
-  let kv_head = wid.y / HEAD_TILES;
-  let first_head = kv_head * GROUP_HEADS + wid.y % HEAD_TILES * TILE_HEADS;
-  let heads = min(TILE_HEADS, (kv_head + 1u) * GROUP_HEADS - first_head);
-  let seen_from = first_seen(position);
+  let item = item_of(wid.xy);
+  let seen_from = first_seen(item.position);
   let team = tid / QUADS;
   let lane = tid % QUADS;
   let own = tid / SIDE; // which four queries
 
   // Pages are asked for ahead: those of the first split before what comes first waits for queries.
   let asked = min(tid, COARSE / PAGE - 1u);
-  var page = page_of(first_split, asked, table, position + rows);
+  var page = page_of(item.first_split, asked, item.table, item.position + item.rows);
 
   for (var i = tid; i < FOURS * 4u * K_QUADS; i += THREADS) {
-    let row = first_row + min(i / K_QUADS / TILE_HEADS, rows - 1u);
-    let head = first_head + min(i / K_QUADS % TILE_HEADS, heads - 1u);
+    let row = item.first_row + min(i / K_QUADS / TILE_HEADS, item.rows - 1u);
+    let head = item.first_head + min(i / K_QUADS % TILE_HEADS, item.heads - 1u);
     let quad = i % K_QUADS;
     let query = queries[(row * HEADS + head) * QUADS + min(quad, QUADS - 1u)] * SCALE;
     // Padding of K may be any number, but counts for nothing.
@@ -97,14 +88,14 @@ fn main(
 //% end
   var total = Sum(vec4<f32>(0.0), NOTHING);
   var run_total = Sum(vec4<f32>(0.0), NOTHING);
-  for (var split = first_split; split < first_split + splits; split++) {
+  for (var split = item.first_split; split < item.first_split + item.splits; split++) {
     let base = split_begin(split);
-    let end = min(split_begin(split + 1u) - base, position + rows - base);
+    let end = min(split_begin(split + 1u) - base, item.position + item.rows - base);
     let begin = max(seen_from, base) - base;
     // What nobody sees is also read, to weigh it with nothing: numbers in pages are finite.
-    if (tid < COARSE / PAGE) { places[tid] = (page * KV_HEADS + kv_head) * (PAGE / 4u) * HEAD_WORDS; }
+    if (tid < COARSE / PAGE) { places[tid] = (page * KV_HEADS + item.kv_head) * (PAGE / 4u) * HEAD_WORDS; }
     workgroupBarrier();
-    page = page_of(split + 1u, asked, table, position + rows);
+    page = page_of(split + 1u, asked, item.table, item.position + item.rows);
 
     // Scores. On splits that are short, threads have fewer tokens.
 //% for j in 0..TOKENS_1
@@ -184,7 +175,7 @@ fn main(
     // Their maximum, rounded up to a whole number, and what they weigh.
     var top = vec4<f32>(NOTHING);
     // The last token of the split that each query sees.
-    let last = vec4<i32>(min((vec4<u32>(0u, 1u, 2u, 3u) + own * 4u) / TILE_HEADS, vec4<u32>(rows - 1u))) + i32(position) - i32(base);
+    let last = vec4<i32>(min((vec4<u32>(0u, 1u, 2u, 3u) + own * 4u) / TILE_HEADS, vec4<u32>(item.rows - 1u))) + i32(item.position) - i32(base);
 //% for j in 0..TOKENS_1
 //% if CAP
     score_${j} = SOFT_CAP * tanh(clamp(score_${j} / SOFT_CAP, vec4<f32>(-15.0), vec4<f32>(15.0))) * 1.4426950408889634;
@@ -250,7 +241,7 @@ fn main(
 
     // The teams' results, added up; splits to runs, and runs to the whole. The next split needs no barrier of its own: it writes what
     // is read here only after others.
-    let ends_run = (split + 1u) % RUN == 0u || split + 1u == first_split + splits;
+    let ends_run = (split + 1u) % RUN == 0u || split + 1u == item.first_split + item.splits;
 //% for v in 0..FOURS
     if (team < TEAMS) {
 //% for h in 0..QUERIES_${v}
@@ -301,8 +292,8 @@ fn main(
     let block = tid / 8u;
     let row = block / (DIM / 32u) / TILE_HEADS;
     let head = block / (DIM / 32u) % TILE_HEADS;
-    let has_block = block < QUERIES * (DIM / 32u) && row < rows && head < heads;
-    emit_shared(has_block, first_row + row, (first_head + head) * (DIM / 32u) + block % (DIM / 32u), block, tid % 8u);
+    let has_block = block < QUERIES * (DIM / 32u) && row < item.rows && head < item.heads;
+    emit_shared(has_block, item.first_row + row, (item.first_head + head) * (DIM / 32u) + block % (DIM / 32u), block, tid % 8u);
     return;
   }
 //% end
@@ -310,17 +301,17 @@ fn main(
 //% for o in 0..OUTS
   if (tid + ${o}u * THREADS < QUERIES_${v} * QUADS) {
     let quad = ${v}u * 4u * QUADS + tid + ${o}u * THREADS;
-    let part = part_of(quad / QUADS, wid.x);
+    let part = part_of(quad / QUADS, wid.xy);
     let head = quad / QUADS % TILE_HEADS;
-    if (part != NO_PART && head < heads) {
-      part_sums[(part * HEADS + first_head + head) * QUADS + quad % QUADS] = result_${v}_${o}.sum;
+    if (part != NO_PART && head < item.heads) {
+      part_sums[(part * HEADS + item.first_head + head) * QUADS + quad % QUADS] = result_${v}_${o}.sum;
     }
   }
 //% end
 //% end
   if (tid < QUERIES) {
-    let part = part_of(tid, wid.x);
+    let part = part_of(tid, wid.xy);
     let head = tid % TILE_HEADS;
-    if (part != NO_PART && head < heads) { part_tops[part * HEADS + first_head + head] = vec2<f32>(total.top, total.sum.x); }
+    if (part != NO_PART && head < item.heads) { part_tops[part * HEADS + item.first_head + head] = vec2<f32>(total.top, total.sum.x); }
   }
 }

@@ -125,18 +125,9 @@ fn main(
   @builtin(subgroup_invocation_id) in_subgroup: u32,
 ) {
   let tid = group * SUBGROUP + in_subgroup;
-  let item = item_of(wid.x);
-  let first_row = item.first_row;
-  let rows = item.rows;
-  let position = item.position;
-  let table = item.table;
-  let first_split = item.first_split;
-  let splits = item.splits;
-  let kv_head = wid.y / HEAD_TILES;
-  let first_head = kv_head * GROUP_HEADS + wid.y % HEAD_TILES * TILE_HEADS;
-  let heads = min(TILE_HEADS, (kv_head + 1u) * GROUP_HEADS - first_head);
-  let last_token = position + rows - 1u;
-  let end = min(split_begin(first_split + splits), last_token + 1u);
+  let item = item_of(wid.xy);
+  let last_token = item.position + item.rows - 1u;
+  let end = min(split_begin(item.first_split + item.splits), last_token + 1u);
 
 //% for r in 0..ROWS
 //% for d in 0..DIMS
@@ -153,8 +144,8 @@ fn main(
     workgroupBarrier();
     for (var i = tid; i < 16u * TURN_GROUPS * EIGHTS; i += THREADS) {
       let query = 16u * turn + i / EIGHTS;
-      let row = first_row + min(query / TILE_HEADS, rows - 1u);
-      let head = first_head + min(query % TILE_HEADS, heads - 1u);
+      let row = item.first_row + min(query / TILE_HEADS, item.rows - 1u);
+      let head = item.first_head + min(query % TILE_HEADS, item.heads - 1u);
       let at = (row * HEADS + head) * QUADS + i % EIGHTS * 2u;
       let a = queries[at];
       let b = queries[at + 1u];
@@ -182,10 +173,10 @@ fn main(
   let own = query * SCORE_STRIDE + lane;
   let own_weights = query * WEIGHT_STRIDE + lane;
   let own_scores = 16u * group * SCORE_STRIDE; // of the subgroup
-  let last = i32(position + min(query / TILE_HEADS, rows - 1u)); // token that the query sees
-  let head = first_head + query % TILE_HEADS;
-  var part = part_of(query, wid.x);
-  if (query % TILE_HEADS >= heads) { part = NO_PART; }
+  let last = i32(item.position + min(query / TILE_HEADS, item.rows - 1u)); // token that the query sees
+  let head = item.first_head + query % TILE_HEADS;
+  var part = part_of(query, wid.xy);
+  if (query % TILE_HEADS >= item.heads) { part = NO_PART; }
   var top = NOTHING;
   var total = vec4<f32>(0.0);
   // Of the runs before.
@@ -195,7 +186,7 @@ fn main(
   // What a thread reads of K and V.
   let k_token = tid % TOKENS;
   let k_eight = tid / TOKENS;
-  var from_ = max(split_begin(first_split), first_seen(position)) / TOKENS * TOKENS;
+  var from_ = max(split_begin(item.first_split), first_seen(item.position)) / TOKENS * TOKENS;
 //% for i in 0..LOADS
 //% if SIXTEENS
   let v_token_${i} = (tid + ${i}u * THREADS) / (2u * DIM) * 16u + tid % 2u * 8u;
@@ -211,8 +202,8 @@ fn main(
 //% end
 //% if AHEAD
 //% for i in 0..LOADS
-  k_${i} = load_k(kv_head, table, from_, k_token, k_eight + ${i}u * (THREADS / TOKENS), last_token);
-  v_${i} = load_v(kv_head, table, from_, v_token_${i}, v_part_${i}, last_token);
+  k_${i} = load_k(item.kv_head, item.table, from_, k_token, k_eight + ${i}u * (THREADS / TOKENS), last_token);
+  v_${i} = load_v(item.kv_head, item.table, from_, v_token_${i}, v_part_${i}, last_token);
 //% end
 //% end
   for (var block = from_; block < end; block += TOKENS) {
@@ -221,8 +212,8 @@ fn main(
 //% else
     from_ = block;
 //% for i in 0..LOADS
-    k_${i} = load_k(kv_head, table, from_, k_token, k_eight + ${i}u * (THREADS / TOKENS), last_token);
-    v_${i} = load_v(kv_head, table, from_, v_token_${i}, v_part_${i}, last_token);
+    k_${i} = load_k(item.kv_head, item.table, from_, k_token, k_eight + ${i}u * (THREADS / TOKENS), last_token);
+    v_${i} = load_v(item.kv_head, item.table, from_, v_token_${i}, v_part_${i}, last_token);
 //% end
 //% end
 //% for i in 0..LOADS
@@ -234,8 +225,8 @@ fn main(
     // The last block asks for itself again: a branch would make it wait.
     from_ = min(block + TOKENS, (end - 1u) / TOKENS * TOKENS);
 //% for i in 0..LOADS
-    k_${i} = load_k(kv_head, table, from_, k_token, k_eight + ${i}u * (THREADS / TOKENS), last_token);
-    v_${i} = load_v(kv_head, table, from_, v_token_${i}, v_part_${i}, last_token);
+    k_${i} = load_k(item.kv_head, item.table, from_, k_token, k_eight + ${i}u * (THREADS / TOKENS), last_token);
+    v_${i} = load_v(item.kv_head, item.table, from_, v_token_${i}, v_part_${i}, last_token);
 //% end
 //% end
 
@@ -270,9 +261,9 @@ fn main(
 //% end
 //% end
 //% if WINDOW
-    if (block + TOKENS > position + 1u || block < first_seen(last_token)) {
+    if (block + TOKENS > item.position + 1u || block < first_seen(last_token)) {
 //% else
-    if (block + TOKENS > position + 1u) {
+    if (block + TOKENS > item.position + 1u) {
 //% end
 //% for i in 0..SHARE
       let token_${i} = vec4<i32>(0, 1, 2, 3) + i32(block + 4u * (${i}u * LANES + lane));
@@ -396,8 +387,8 @@ fn main(
 //% end
       }
       workgroupBarrier();
-      if (emits && tid < min(QUERIES, rows * TILE_HEADS) && tid % TILE_HEADS < heads) {
-        emit(first_row + tid / TILE_HEADS, (first_head + tid % TILE_HEADS) * (DIM / 32u) + ${p}u, tid, 1.0);
+      if (emits && tid < min(QUERIES, item.rows * TILE_HEADS) && tid % TILE_HEADS < item.heads) {
+        emit(item.first_row + tid / TILE_HEADS, (item.first_head + tid % TILE_HEADS) * (DIM / 32u) + ${p}u, tid, 1.0);
       }
       workgroupBarrier();
 //% end

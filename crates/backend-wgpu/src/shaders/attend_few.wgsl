@@ -91,26 +91,18 @@ fn main(
   @builtin(subgroup_invocation_id) lane: u32,
 ) {
   let tid = group * 32u + lane;
-  let item = item_of(wid.x);
-  let row = item.first_row;
-  let position = item.position;
-  let table = item.table;
-  let first_split = item.first_split;
-  let splits = item.splits;
-  let kv_head = wid.y / HEAD_TILES;
-  let first_head = kv_head * GROUP_HEADS + wid.y % HEAD_TILES * TILE_HEADS;
-  let heads = min(TILE_HEADS, (kv_head + 1u) * GROUP_HEADS - first_head);
-  let seen_from = first_seen(position);
+  let item = item_of(wid.xy);
+  let seen_from = first_seen(item.position);
   let asked = min(tid, COARSE / PAGE - 1u);
-  var page = page_of(first_split, asked, table, position + 1u);
+  var page = page_of(item.first_split, asked, item.table, item.position + 1u);
 
   for (var i = tid; i < 8u * QUADS; i += THREADS) {
-    let head = first_head + min(i / QUADS, heads - 1u);
+    let head = item.first_head + min(i / QUADS, item.heads - 1u);
     let most = vec4<f32>(65504.0);
-    let quad = clamp(queries[(row * HEADS + head) * QUADS + i % QUADS] * SCALE, -most, most);
+    let quad = clamp(queries[(item.first_row * HEADS + head) * QUADS + i % QUADS] * SCALE, -most, most);
     put_quad(i / QUADS * TILE_STRIDE + i % QUADS, vec4<f16>(quad));
   }
-  if (tid < COARSE / PAGE) { places[tid] = (page * KV_HEADS + kv_head) * PAGE * QUADS; }
+  if (tid < COARSE / PAGE) { places[tid] = (page * KV_HEADS + item.kv_head) * PAGE * QUADS; }
   workgroupBarrier();
 
   let own_scores = group * SCORES;
@@ -120,12 +112,12 @@ fn main(
   var run = Sum(vec4<f32>(0.0), NOTHING);
   var total = Sum(vec4<f32>(0.0), NOTHING);
   var run_total = Sum(vec4<f32>(0.0), NOTHING);
-  for (var split = first_split; split < first_split + splits; split++) {
+  for (var split = item.first_split; split < item.first_split + item.splits; split++) {
     let base = split_begin(split);
-    let end = min(split_begin(split + 1u) - base, position + 1u - base);
+    let end = min(split_begin(split + 1u) - base, item.position + 1u - base);
     let begin = max(seen_from, base) - base;
-    let here = (split - first_split) % 2u * (COARSE / 16u); // this split's places
-    page = page_of(split + 1u, asked, table, position + 1u);
+    let here = (split - item.first_split) % 2u * (COARSE / 16u); // this split's places
+    page = page_of(split + 1u, asked, item.table, item.position + 1u);
 
     // Scores. What nobody sees is also read, to weigh it with nothing: numbers in pages are finite.
 //% for b in 0..K_BLOCKS
@@ -236,7 +228,7 @@ fn main(
 //% end
     if (lane % 16u == 0u) { totals[own * GROUPS + group] = all; }
     // Nobody reads these any more: they were the places of the split before this.
-    if (tid < COARSE / PAGE) { places[COARSE / 16u - here + tid] = (page * KV_HEADS + kv_head) * PAGE * QUADS; }
+    if (tid < COARSE / PAGE) { places[COARSE / 16u - here + tid] = (page * KV_HEADS + item.kv_head) * PAGE * QUADS; }
     workgroupBarrier();
     var split_total = 0.0;
     for (var i = 0u; i < GROUPS; i++) { split_total += totals[query / 4u * GROUPS + i][query % 4u]; }
@@ -270,7 +262,7 @@ fn main(
     run = join(run, Sum(staged(own_scores + lane), split_top));
     subgroupBarrier();
     run_total = join(run_total, Sum(vec4<f32>(split_total), split_top));
-    if ((split + 1u) % RUN == 0u || split + 1u == first_split + splits) {
+    if ((split + 1u) % RUN == 0u || split + 1u == item.first_split + item.splits) {
       result = join(result, run);
       total = join(total, run_total);
       run = Sum(vec4<f32>(0.0), NOTHING);
@@ -284,13 +276,13 @@ fn main(
     stage(query * QUADS + group * 4u + lane % 4u, result.sum / total.sum.x);
     workgroupBarrier();
     let block = tid / 8u;
-    let has_block = block < heads * (DIM / 32u);
-    emit_shared(has_block, row, first_head * (DIM / 32u) + block, block, tid % 8u);
+    let has_block = block < item.heads * (DIM / 32u);
+    emit_shared(has_block, item.first_row, item.first_head * (DIM / 32u) + block, block, tid % 8u);
     return;
   }
-  let part = part_of(0u, wid.x);
-  if (part != NO_PART && query < heads) {
-    let to = part * HEADS + first_head + query;
+  let part = part_of(0u, wid.xy);
+  if (part != NO_PART && query < item.heads) {
+    let to = part * HEADS + item.first_head + query;
     part_sums[to * QUADS + group * 4u + lane % 4u] = result.sum;
     if (group == 0u && lane % 4u == 0u) { part_tops[to] = vec2<f32>(total.top, total.sum.x); }
   }

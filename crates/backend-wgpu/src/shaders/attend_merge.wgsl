@@ -12,25 +12,6 @@ var<workgroup> tops: array<f32, 64>;           // maximum of each subgroup; the 
 var<workgroup> parts: array<vec2<f32>, CHUNK>; // factor, weight times factor
 var<workgroup> chunk: array<vec4<f32>, CHUNK * QUADS>;
 
-// The parts of a row.
-struct Parts {
-  first: u32,  // where the first one is
-  count: u32,
-  number: u32, // of the first one, in order of position
-  length: u32, // splits of a part
-}
-
-// Those of a step of one row follow from the arguments.
-fn parts_of(row: u32) -> Parts {
-  let length = args.row_length;
-  if (length != 0u) {
-    let number = args.row_from / length;
-    return Parts(0u, (args.row_to - 1u) / length + 1u - number, number, length);
-  }
-  let at = args.parts + 4u * row;
-  return Parts(step[at], step[at + 1u], step[at + 2u], step[at + 3u]);
-}
-
 @compute @workgroup_size(256)
 fn main(
   @builtin(workgroup_id) wid: vec3<u32>,
@@ -40,34 +21,30 @@ fn main(
   @builtin(subgroup_invocation_id) in_subgroup: u32,
 ) {
   let row = wid.y;
-  let row_parts = parts_of(row);
-  let first = row_parts.first;
-  let count = row_parts.count;
-  let number = row_parts.number;
-  let length = row_parts.length;
+  let made = parts_of(row);
   let slot = min(tid / QUADS, SLOTS - 1u);
   for (var h = 0u; h < MERGE_HEADS; h++) {
     // Past the last head, its result is computed again and left out.
     let head = min(wid.x * MERGE_HEADS + h, HEADS - 1u);
-    let at = (first * HEADS + head) * QUADS + tid % QUADS;
+    let at = (made.first * HEADS + head) * QUADS + tid % QUADS;
     // Past the last part, it is read again.
 //% for u in 0..4
-    var next_${u} = part_sums[at + min(${u}u * SLOTS + slot, count - 1u) * HEADS * QUADS];
+    var next_${u} = part_sums[at + min(${u}u * SLOTS + slot, made.count - 1u) * HEADS * QUADS];
 //% end
-    let own = part_tops[(first + min(tid, count - 1u)) * HEADS + head];
+    let own = part_tops[(made.first + min(tid, made.count - 1u)) * HEADS + head];
     var top = own.x;
-    for (var i = tid + 256u; i < count; i += 256u) { top = max(top, part_tops[(first + i) * HEADS + head].x); }
+    for (var i = tid + 256u; i < made.count; i += 256u) { top = max(top, part_tops[(made.first + i) * HEADS + head].x); }
     top = subgroupMax(top);
     if (in_subgroup == 0u) { tops[subgroup] = top; }
     workgroupBarrier();
     for (var i = 0u; i < subgroups; i++) { top = max(top, tops[i]); }
     var sum = vec2<f32>(0.0); // of what is weighed, and of weights
     var run = vec2<f32>(0.0);
-    for (var base = 0u; base < count; base += CHUNK) {
-      let here = min(CHUNK, count - base);
+    for (var base = 0u; base < made.count; base += CHUNK) {
+      let here = min(CHUNK, made.count - base);
       if (tid < here) {
         var part = own;
-        if (base > 0u) { part = part_tops[(first + base + tid) * HEADS + head]; }
+        if (base > 0u) { part = part_tops[(made.first + base + tid) * HEADS + head]; }
         let factor = power_of_two(part.x - top);
         parts[tid] = vec2<f32>(factor, part.y * factor);
       }
@@ -77,15 +54,15 @@ fn main(
 //% end
       }
       workgroupBarrier();
-      if (base + CHUNK < count) {
+      if (base + CHUNK < made.count) {
 //% for u in 0..4
-        next_${u} = part_sums[at + min(base + CHUNK + ${u}u * SLOTS + slot, count - 1u) * HEADS * QUADS];
+        next_${u} = part_sums[at + min(base + CHUNK + ${u}u * SLOTS + slot, made.count - 1u) * HEADS * QUADS];
 //% end
       }
       if (tid < DIM) {
         for (var i = 0u; i < here; i++) {
           run += vec2<f32>(chunk[i * QUADS + tid / 4u][tid % 4u] * parts[i].x, parts[i].y);
-          if ((number + base + i + 1u) * length % RUN == 0u || base + i + 1u == count) {
+          if ((made.number + base + i + 1u) * made.length % RUN == 0u || base + i + 1u == made.count) {
             sum += run;
             run = vec2<f32>(0.0);
           }

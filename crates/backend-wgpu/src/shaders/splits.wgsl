@@ -22,29 +22,47 @@ struct Item {
   table: u32,
   first_split: u32,
   splits: u32,
+  kv_head: u32,
+  first_head: u32,
+  heads: u32,
 }
 
-// Number `i` of them. That of a step of one row is in the arguments, which are there sooner than what lies in memory.
-fn item_of(i: u32) -> Item {
+// That of the workgroup with this number. What a step of one row has to do is in the arguments, which are there sooner than what lies in
+// memory.
+fn item_of(wid: vec2<u32>) -> Item {
+  var item: Item;
   if (args.row_length != 0u) {
-    let part = args.row_from / args.row_length + i;
+    let part = args.row_from / args.row_length + wid.x;
     let first = max(args.row_from, part * args.row_length);
-    return Item(0u, 1u, args.row_position, args.row_table, first, min(args.row_to, (part + 1u) * args.row_length) - first);
+    item.rows = 1u;
+    item.position = args.row_position;
+    item.table = args.row_table;
+    item.first_split = first;
+    item.splits = min(args.row_to, (part + 1u) * args.row_length) - first;
+  } else {
+    let at = args.items + 8u * wid.x;
+    item.first_row = step[at];
+    item.rows = step[at + 1u];
+    item.position = step[at + 2u];
+    item.table = step[at + 3u] + GROUP * step[at + 4u];
+    item.first_split = step[at + 5u];
+    item.splits = step[at + 6u];
   }
-  let at = args.items + 8u * i;
-  return Item(step[at], step[at + 1u], step[at + 2u], step[at + 3u] + GROUP * step[at + 4u], step[at + 5u], step[at + 6u]);
+  item.kv_head = wid.y / HEAD_TILES;
+  item.first_head = item.kv_head * GROUP_HEADS + wid.y % HEAD_TILES * TILE_HEADS;
+  item.heads = min(TILE_HEADS, (item.kv_head + 1u) * GROUP_HEADS - item.first_head);
+  return item;
 }
 
-// Where the result of a query of the tile goes, if it is one, and sees something.
-fn part_of(query: u32, i: u32) -> u32 {
+// Where the result of a query of the tile goes, if it is one, and sees something. The item is looked up again: in registers it would be
+// in the way until then.
+fn part_of(query: u32, wid: vec2<u32>) -> u32 {
+  let item = item_of(wid);
   let row = query / TILE_HEADS;
-  if (args.row_length != 0u) { return select(NO_PART, i, row == 0u); }
-  let item = args.items + 8u * i;
-  let rows = step[item + 1u];
-  let parts = args.parts + 4u * (step[item] + min(row, rows - 1u));
-  let index = step[item + 5u] / step[item + 7u] - step[parts + 2u];
-  if (row >= rows || index >= step[parts + 1u]) { return NO_PART; }
-  return step[parts] + index;
+  let parts = parts_of(item.first_row + min(row, item.rows - 1u));
+  let index = item.first_split / parts.length - parts.number;
+  if (row >= item.rows || index >= parts.count) { return NO_PART; }
+  return parts.first + index;
 }
 
 // Page number `i` of a split. Past the last page that has tokens which are seen, it is read again.

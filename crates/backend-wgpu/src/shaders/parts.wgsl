@@ -1,0 +1,18 @@
+// The parts of a row.
+struct Parts {
+  first: u32,  // where the first one is
+  count: u32,
+  number: u32, // of the first one, in order of position
+  length: u32, // splits of a part
+}
+
+// Those of a step of one row follow from the arguments.
+fn parts_of(row: u32) -> Parts {
+  let length = args.row_length;
+  if (length != 0u) {
+    let number = args.row_from / length;
+    return Parts(0u, (args.row_to - 1u) / length + 1u - number, number, length);
+  }
+  let at = args.parts + 4u * row;
+  return Parts(step[at], step[at + 1u], step[at + 2u], step[at + 3u]);
+}
