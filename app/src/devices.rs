@@ -89,15 +89,20 @@ mod gpu {
     }
 
     fn find(index: usize, timed: bool) -> Outcome<Gpu> {
-        let cooperative = match env::var("PAGURO_COOPERATIVE").as_deref() {
-            Err(_) | Ok("" | "0") => false,
-            Ok("1") => true,
-            Ok(other) => {
-                return Err(Failure::usage(format!("PAGURO_COOPERATIVE is `{other}`, and must be 0 or 1")));
-            }
-        };
-        Gpu::open(index, GpuOptions { timed, cooperative, ..GpuOptions::default() })
+        let cooperative = switch("PAGURO_COOPERATIVE")?.unwrap_or(false);
+        let hand_over = switch("PAGURO_HAND_OVER")?;
+        Gpu::open(index, GpuOptions { timed, cooperative, hand_over, ..GpuOptions::default() })
             .map_err(|error| Failure::usage(error).hint("`paguro devices` lists what there is"))
+    }
+
+    /// What a variable of the environment says, if it says something.
+    fn switch(name: &str) -> Outcome<Option<bool>> {
+        match env::var(name).as_deref() {
+            Err(_) | Ok("") => Ok(None),
+            Ok("0") => Ok(Some(false)),
+            Ok("1") => Ok(Some(true)),
+            Ok(other) => Err(Failure::usage(format!("{name} is `{other}`, and must be 0 or 1"))),
+        }
     }
 }
 

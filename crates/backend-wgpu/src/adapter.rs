@@ -22,6 +22,11 @@ pub fn subgroups(info: &wgpu::AdapterInfo) -> [u32; 2] {
     }
 }
 
+/// Whether the GPU is known to start the workgroups of a launch before those of the next one: NVIDIA's do, though no interface promises it.
+pub fn starts_in_order(info: &wgpu::AdapterInfo) -> bool {
+    info.backend == wgpu::Backend::Vulkan && info.vendor == 0x10de
+}
+
 /// The side of the largest cooperative matrices of halves with sums in single precision, where all subgroups have one size.
 pub fn cooperative(adapter: &wgpu::Adapter) -> Option<u32> {
     use wgpu::CooperativeScalarType::{F16, F32};

@@ -10,8 +10,9 @@ use wgpu::{Features, Limits};
 
 use crate::{
     GpuOptions,
-    adapter::{cooperation, cooperative, memory, needed, subgroups},
-    emulate,
+    adapter::{cooperation, cooperative, memory, needed, starts_in_order, subgroups},
+    emulate, hidden,
+    hidden::Hazards,
     plan::Args,
     template::{Constants, SHAPES, Value, expand},
 };
@@ -40,6 +41,8 @@ pub struct Device {
     pub emulated: bool,
     /// Side of the cooperative matrices that it multiplies, of halves with sums in single precision, if it has them and is to.
     pub cooperative: Option<u32>,
+    /// Whether launches of a step of one row hand their results over without barriers.
+    pub hands_over: bool,
     /// wgpu's.
     pub inner: wgpu::Device,
     /// wgpu's.
@@ -84,7 +87,14 @@ impl Device {
         let info = adapter.get_info();
         let is_software = info.device_type == wgpu::DeviceType::Cpu && !as_hardware;
         let cooperative = cooperative(adapter).filter(|_| with_cooperative && !is_software);
+        let hands_over = !options.timed
+            && !as_hardware
+            && hidden::works(adapter)
+            && options.hand_over.unwrap_or_else(|| starts_in_order(&info));
         let mut features = needed() | Features::TIMESTAMP_QUERY & adapter.features();
+        if hands_over {
+            features |= hidden::FEATURES;
+        }
         if cooperative.is_some() {
             features |= cooperation();
         }
@@ -132,6 +142,7 @@ impl Device {
             },
             as_hardware,
             is_software,
+            hands_over,
             features,
             limits,
             inner,
@@ -162,6 +173,7 @@ impl Device {
         name: &str,
         files: &[&str],
         constants: &Constants,
+        hazards: &Hazards,
     ) -> Result<Arc<Pipeline>, LoadError> {
         let arguments = self.arguments(constants);
         let mut constants = constants.clone();
@@ -175,7 +187,7 @@ impl Device {
             return Ok(pipeline.clone());
         }
         let scope = self.inner.push_error_scope(wgpu::ErrorFilter::Validation);
-        let pipeline = self.compile(name, &source, arguments.len() as u32);
+        let pipeline = self.compile(name, &source, arguments.len() as u32, hazards);
         if let Some(error) = pollster::block_on(scope.pop()) {
             return Err(LoadError::Device(format!(
                 "{} does not take the kernel {name}: {}; run with --device cpu",
@@ -215,8 +227,11 @@ impl Device {
         compiled.chain(lock(&self.shown).iter().cloned()).collect()
     }
 
-    fn compile(&self, name: &str, source: &str, arguments: u32) -> Pipeline {
-        let bindings = bindings(source);
+    fn compile(&self, name: &str, source: &str, arguments: u32, hazards: &Hazards) -> Pipeline {
+        let mut bindings = bindings(source);
+        for (_, name, read_only) in &mut bindings {
+            *read_only = hazards.told_read_only(name, *read_only);
+        }
         let entries: Vec<_> = bindings
             .iter()
             .map(|&(binding, _, read_only)| wgpu::BindGroupLayoutEntry {
@@ -244,10 +259,13 @@ impl Device {
             label: Some(name),
             source: wgpu::ShaderSource::Wgsl(source.into()),
         };
-        // SAFETY: the kernels are this crate's own. They index by rows, pages, tables and shapes that `Step::validate` and
-        // `Program::check` have bounded, with buffers allocated for these bounds, and their loops end.
-        let module = unsafe {
-            device.create_shader_module_trusted(descriptor, wgpu::ShaderRuntimeChecks::unchecked())
+        let module = match hazards.hides() {
+            true => hidden::module(device, name, source, bindings.iter().map(|(binding, ..)| *binding)),
+            // SAFETY: the kernels are this crate's own. They index by rows, pages, tables and shapes that `Step::validate` and
+            // `Program::check` have bounded, with buffers allocated for these bounds, and their loops end.
+            false => unsafe {
+                device.create_shader_module_trusted(descriptor, wgpu::ShaderRuntimeChecks::unchecked())
+            },
         };
         let inner = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
             label: Some(name),
@@ -417,7 +435,7 @@ impl Device {
         }
     }
 
-    fn failed(&self, what: &str) -> StepError {
+    pub(crate) fn failed(&self, what: &str) -> StepError {
         StepError::Device(format!("{} failed: {what}; start again, or run with --device cpu", self.name))
     }
 }

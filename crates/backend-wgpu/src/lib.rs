@@ -7,6 +7,7 @@
 mod adapter;
 mod device;
 mod emulate;
+mod hidden;
 pub mod layout;
 mod lower;
 mod matrix;
@@ -48,6 +49,9 @@ pub struct GpuOptions {
     pub cooperative: bool,
     /// The same where there are none: by plain code that does what they do, and takes long for it. For tests.
     pub emulated: bool,
+    /// Whether launches of a step of one row hand their results over without barriers, which takes a GPU that starts workgroups in the
+    /// order of launches. If it is not said, those do that are known to.
+    pub hand_over: Option<bool>,
     /// Compiles the kernels of GPUs with subgroups of 32, whatever this one is: to look at them, not to run them. For tests.
     pub as_hardware: bool,
 }

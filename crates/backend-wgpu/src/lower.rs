@@ -3,6 +3,7 @@
 mod attention;
 mod coop_attention;
 mod fused;
+mod hands;
 mod head;
 mod kernels;
 mod products;
@@ -15,6 +16,7 @@ use paguro_backend::{
 
 use crate::{
     device::{Device, LEAST_THREADS, Pipeline},
+    hidden::Hazards,
     layout::{BLOCK, Layout},
     matrix::{DeviceMatrix, Order},
     pages::page_words,
@@ -96,6 +98,8 @@ pub struct Kernel {
     pub group: wgpu::BindGroup,
     /// What it gets after its [`plan::Args`].
     pub arguments: Vec<u32>,
+    /// Those of its buffers that make it wait for what wgpu does not see (`hidden.rs`).
+    pub ends: Vec<wgpu::Buffer>,
 }
 
 /// One launch.
@@ -235,6 +239,8 @@ pub struct Lowering<'a> {
     part_sums: wgpu::Buffer,
     part_tops: wgpu::Buffer,
     ropes: Vec<[wgpu::Buffer; 2]>,
+    /// What launches of a step of one row hand over without barriers, where they do.
+    hands: Option<hands::Hands>,
     /// KV group of the attention that is to be merged next.
     merge_group: usize,
 }
@@ -313,7 +319,7 @@ impl<'a> Lowering<'a> {
         };
         let q = heads * dim;
         let kv = kv_heads * dim;
-        Ok(Self {
+        let mut lowering = Self {
             step: buffer(plan::words(&program.kv, limits, tiling), "steps")?,
             x: buffer(rows * hidden, "the residual stream")?,
             y: buffer(rows * hidden, "products")?,
@@ -330,7 +336,8 @@ impl<'a> Lowering<'a> {
             ],
             queries: buffer(rows * q, "queries")?,
             part_sums: buffer(parts * q, "partial attention")?,
-            tokens: buffer(limits.max_outputs.max(1), "sampled tokens")?,
+            // The last word is `gave_up` in `hand.wgsl`.
+            tokens: buffer(limits.max_outputs.max(1) + 1, "sampled tokens")?,
             part_tops: buffer(parts * heads * 2, "partial attention")?,
             device,
             program,
@@ -344,8 +351,11 @@ impl<'a> Lowering<'a> {
             pages,
             gathered,
             ropes,
+            hands: None,
             merge_group: 0,
-        })
+        };
+        lowering.hands = lowering.hands()?;
+        Ok(lowering)
     }
 
     /// Uploads the weights and lists the launches.
@@ -371,7 +381,7 @@ impl<'a> Lowering<'a> {
                 Op::Attend(op) => {
                     let Some(Op::ProjectAdd(next)) = next else { return Err(self.order()) };
                     self.attend(op, &next.project, &mut body)?;
-                    body.push(self.merge(&next.project)?);
+                    self.merge(&next.project, &mut body)?;
                 }
                 Op::ProjectAdd(op) => {
                     before = self.add(&op.project, false, op.post_norm, next, &mut body)?;
@@ -383,6 +393,9 @@ impl<'a> Lowering<'a> {
                 }
                 Op::DownAdd(op) => {
                     before = self.add(&op.down, floats, op.post_norm, next, &mut body)?;
+                    if let Some(hands) = &mut self.hands {
+                        hands.layer += 1;
+                    }
                 }
                 Op::NormLogits(op) => head = Some(op),
                 _ => return Err(self.order()),
@@ -450,6 +463,26 @@ impl<'a> Lowering<'a> {
         Ok(Launch { when: When::Always, kernels, grid, kv_group, counter })
     }
 
+    /// The same in steps of one row that hands over what it makes, where launches do so.
+    fn one_row_launch(
+        &mut self,
+        of: &Launch,
+        files: &[&str],
+        mut constants: Constants,
+        buffers: &[(&str, &wgpu::Buffer)],
+    ) -> Result<Option<Launch>, LoadError> {
+        let Some(hands) = &self.hands else { return Ok(None) };
+        let (own, hidden) = hands.attention();
+        let name = of.kernels[0].pipeline.name.clone();
+        constants.retain(|(name, _)| !name.contains("HALVES"));
+        constants.extend(own);
+        let files = [files, wgsl!("hand", "clear")].concat();
+        let all: Vec<_> =
+            hidden.iter().map(|(name, buffer)| (*name, buffer)).chain(buffers.iter().copied()).collect();
+        let kernels = vec![self.kernel_with(&name, &files, &constants, &all, &hands::ATTENTION)?];
+        Ok(Some(Launch { when: When::OneRow, kernels, grid: of.grid.clone(), ..*of }))
+    }
+
     fn kernel(
         &self,
         name: &str,
@@ -457,10 +490,23 @@ impl<'a> Lowering<'a> {
         constants: &Constants,
         buffers: &[(&str, &wgpu::Buffer)],
     ) -> Result<Kernel, LoadError> {
-        let pipeline = self.device.pipeline(name, files, constants)?;
+        self.kernel_with(name, files, constants, buffers, &Hazards::TOLD)
+    }
+
+    fn kernel_with(
+        &self,
+        name: &str,
+        files: &[&str],
+        constants: &Constants,
+        buffers: &[(&str, &wgpu::Buffer)],
+        hazards: &Hazards,
+    ) -> Result<Kernel, LoadError> {
+        let pipeline = self.device.pipeline(name, files, constants, hazards)?;
         let group = self.device.bind(&pipeline, buffers);
         let arguments = self.device.arguments(constants).iter().map(|(_, value)| value.bits()).collect();
-        Ok(Kernel { pipeline, group, arguments })
+        let ends = hazards.ends.iter().filter_map(|end| buffers.iter().find(|(name, _)| name == end));
+        let ends = ends.map(|(_, buffer)| (*buffer).clone()).collect();
+        Ok(Kernel { pipeline, group, arguments, ends })
     }
 
     /// The place of these counters, one after the other.

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use paguro_backend::LoadError;
 
-use crate::{device::Device, template::Value::U};
+use crate::{device::Device, hidden::Hazards, template::Value::U};
 
 /// Bytes that are read: many times what caches hold.
 const BYTES: u64 = 1 << 30;
@@ -22,7 +22,7 @@ pub fn read_bandwidth(device: &Device, rounds: usize) -> Result<f64, LoadError> 
     let sink = device.buffer(4, "a probe of the memory")?;
     let workgroups = WORKGROUPS.min((bytes / 16 / 256 / 4) as u32).max(1);
     let constants = vec![("VECS", U((bytes / 16) as u32)), ("STRIDE", U(workgroups * 256))];
-    let kernel = device.pipeline("read", &[include_str!("shaders/read.wgsl")], &constants)?;
+    let kernel = device.pipeline("read", &[include_str!("shaders/read.wgsl")], &constants, &Hazards::TOLD)?;
     let group = device.bind(&kernel, &[("data", &data), ("sink", &sink)]);
     let mut speeds = Vec::new();
     // The first rounds fill the buffer and speed up the clocks.

@@ -1,6 +1,6 @@
 //! A loaded model: the contract's [`Runner`].
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, iter, sync::Arc};
 
 use bytemuck::{bytes_of, cast_slice};
 use half::f16;
@@ -13,7 +13,7 @@ use paguro_backend::{
 use crate::{
     GpuOptions,
     device::{ARGS_BYTES, Device},
-    lower::{Grid, LOGIT_ROWS, Launch, Lowering, Model, product},
+    lower::{Grid, Kernel, LOGIT_ROWS, Launch, Lowering, Model, product},
     pages::page_words,
     plan::{Args, Plan},
     sampler::{self, NONE, Sampler, first_allowed},
@@ -34,7 +34,7 @@ pub struct GpuRunner {
     limits: Limits,
     model: Model,
     plan: Plan,
-    /// Where the host reads tokens, of one step and of the next, and rows of logits or embeddings.
+    /// Where the host reads whether kernels gave up (`hand.wgsl`), and tokens, of one step and of the next, and rows of logits or embeddings.
     tokens: [wgpu::Buffer; 2],
     rows: wgpu::Buffer,
     /// A page of one layer on its way: buffers are not copied onto themselves.
@@ -84,8 +84,8 @@ impl GpuRunner {
         device.wait().map_err(|error| LoadError::Device(error.to_string()))?;
         Ok(Self {
             tokens: [
-                device.host_buffer(limits.max_outputs.max(1), "sampled tokens")?,
-                device.host_buffer(limits.max_outputs.max(1), "sampled tokens")?,
+                device.host_buffer(1 + limits.max_outputs.max(1), "sampled tokens")?,
+                device.host_buffer(1 + limits.max_outputs.max(1), "sampled tokens")?,
             ],
             rows: device.host_buffer(rows * (program.vocab + program.hidden), "rows for the host")?,
             copied: device.buffer(page_words(&program.kv, limits.block_size, limits.kv_dtype), "a page")?,
@@ -211,7 +211,11 @@ impl GpuRunner {
         }
         if !flight.sampled.is_empty() {
             let size = (flight.sampled.len() * 4) as u64;
-            encoder.copy_buffer_to_buffer(&self.model.io.tokens, 0, &self.tokens[turn], 0, size);
+            encoder.copy_buffer_to_buffer(&self.model.io.tokens, 0, &self.tokens[turn], 4, size);
+        }
+        if self.device.hands_over {
+            let at = gave_up_at(&self.limits);
+            encoder.copy_buffer_to_buffer(&self.model.io.tokens, at, &self.tokens[turn], 0, 4);
         }
         let submission = self.device.queue.submit([encoder.finish()]);
         flight.submission = Some(submission.clone());
@@ -267,9 +271,13 @@ impl<'a> Planned<'a> {
         Self::of(launch, plan, args, args.rows as usize)
     }
 
+    fn kernel(&self) -> &Kernel {
+        &self.launch.kernels[self.variant]
+    }
+
     fn encode(&self, pass: &mut wgpu::ComputePass<'_>) {
         let [x, y] = self.workgroups;
-        let kernel = &self.launch.kernels[self.variant];
+        let kernel = self.kernel();
         pass.set_pipeline(kernel.pipeline.inner());
         pass.set_bind_group(0, &kernel.group, &[]);
         pass.set_immediates(0, bytes_of(&self.args));
@@ -283,6 +291,10 @@ impl<'a> Planned<'a> {
 /// Encodes and counts these launches, one after the other.
 fn encode(encoder: &mut wgpu::CommandEncoder, launches: &[Planned<'_>], tally: &mut Tally) {
     let mut pass = encoder.begin_compute_pass(&Default::default());
+    // wgpu has a barrier for a buffer's first use before all launches, and for others in their place: these are to be others.
+    let ends = launches.iter().flat_map(|planned| &planned.kernel().ends);
+    let state = wgpu::BufferUses::STORAGE_READ_WRITE;
+    pass.transition_resources(ends.map(|buffer| wgpu::BufferTransition { buffer, state }), iter::empty());
     for planned in launches {
         planned.encode(&mut pass);
         tally.launched(planned.counter);
@@ -355,23 +367,29 @@ impl Runner for GpuRunner {
         }
         self.collected = number;
         let turn = number as usize % 2;
-        let Self { flights, device, tokens, .. } = self;
+        let gave_up_at = gave_up_at(&self.limits);
+        let Self { flights, device, tokens, model, .. } = self;
         let Flight { answers, sampled, submission } = &mut flights[turn];
         let submission =
             submission.take().ok_or_else(|| StepError::Invalid("nothing was submitted".into()))?;
-        if sampled.is_empty() {
-            device.wait_for(submission)?;
-        } else {
-            device.read(&tokens[turn], sampled.len() * 4, submission, |words| {
-                for (&(index, fallback), token) in sampled.iter().zip(words.as_chunks().0) {
-                    let token = match u32::from_le_bytes(*token) {
-                        NONE => fallback,
-                        token => token,
-                    };
-                    answers[index] =
-                        Some(Outcome::Sampled(Sampled { token, logprob: None, top: Vec::new() }));
-                }
-            })?;
+        let mut gave_up = false;
+        device.read(&tokens[turn], 4 + sampled.len() * 4, submission, |words| {
+            let (flag, words) = words.split_at(4);
+            gave_up = flag != [0; 4];
+            for (&(index, fallback), token) in sampled.iter().zip(words.as_chunks().0) {
+                let token = match u32::from_le_bytes(*token) {
+                    NONE => fallback,
+                    token => token,
+                };
+                answers[index] = Some(Outcome::Sampled(Sampled { token, logprob: None, top: Vec::new() }));
+            }
+        })?;
+        if gave_up {
+            device.queue.write_buffer(&model.io.tokens, gave_up_at, &[0; 4]);
+            return Err(StepError::Device(format!(
+                "kernels on {} waited in vain for what others were to hand over; run with PAGURO_HAND_OVER=0",
+                device.name
+            )));
         }
         out.outcomes.clear();
         out.outcomes.extend(answers.drain(..).flatten());
@@ -409,6 +427,11 @@ impl Runner for GpuRunner {
     fn kernel_counts(&self) -> Vec<KernelCount> {
         self.tally.snapshot()
     }
+}
+
+/// Where, in bytes, behind the device's tokens, kernels say that they gave up (`hand.wgsl`).
+fn gave_up_at(limits: &Limits) -> u64 {
+    limits.max_outputs.max(1) as u64 * 4
 }
 
 /// Fills all pages with large finite noise, so that a read of what was never written shows: halves, also where they stand for

@@ -5,6 +5,7 @@ use paguro_backend::{Attend, KvDtype, Linear, LoadError, NormQkvRopeStore, Progr
 use super::{
     Grid, Launch, Lowering, Place,
     Value::{F, I, U},
+    When,
     kernels::FEW_ROWS,
     wgsl,
 };
@@ -135,17 +136,17 @@ impl Lowering<'_> {
             let mut constants = shared.clone();
             constants.extend(tile_heads(group, self.tiling.heads));
             constants.push(("TILE_ROWS", U(rows as u32)));
-            let mut emits: &[&str] = &[];
+            let mut emits: &[&'static str] = &[];
             if self.tiling.emits {
                 let blocks = queries * kv.head_dim as u32 / BLOCK as u32;
                 constants.push(("SHARED_BLOCKS", U(blocks)));
                 emits = wgsl!("quantize", "emit");
             }
             let grid = Grid::Attention(tile, workgroups);
-            if let Some(few) =
+            if let Some((few, files, constants)) =
                 self.attend_few(name, &constants, emits, &buffers, grid.clone(), op.kv.group)?
             {
-                body.push(few);
+                self.push_attention(few, &files, constants, &buffers, body)?;
                 continue;
             }
             constants.extend(self::constants(self.device, kv.head_dim, queries, self.limits.kv_dtype));
@@ -162,14 +163,33 @@ impl Lowering<'_> {
                 KvDtype::Q8 => wgsl!("args", "fold", "parts", "splits", "kv_q8", "attend"),
             };
             let files = [files, emits].concat();
-            body.push(self.launch(&name, &files, constants, &buffers, grid, op.kv.group)?);
+            let launch = self.launch(&name, &files, constants.clone(), &buffers, grid, op.kv.group)?;
+            match tile {
+                Tile::Row => self.push_attention(launch, &files, constants, &buffers, body)?,
+                _ => body.push(launch),
+            }
         }
         self.attend_wide(name, &shared, &buffers, op.kv.group, body)?;
         self.merge_group = op.kv.group;
         Ok(())
     }
 
-    pub(super) fn merge(&mut self, project: &Linear) -> Result<Launch, LoadError> {
+    /// Attention to one row of a sequence, or its merge: in steps of one row another kernel, where launches hand over what they make.
+    fn push_attention(
+        &mut self,
+        launch: Launch,
+        files: &[&str],
+        constants: Constants,
+        buffers: &[(&str, &wgpu::Buffer)],
+        body: &mut Vec<Launch>,
+    ) -> Result<(), LoadError> {
+        let one_row = self.one_row_launch(&launch, files, constants, buffers)?;
+        body.push(Launch { when: When::unless_one_row(one_row.is_some()), ..launch });
+        body.extend(one_row);
+        Ok(())
+    }
+
+    pub(super) fn merge(&mut self, project: &Linear, body: &mut Vec<Launch>) -> Result<(), LoadError> {
         let dim = self.program.kv.head_dim;
         let width = self.program.heads * dim;
         // As many heads as make whole blocks.
@@ -189,7 +209,9 @@ impl Lowering<'_> {
         let buffers = [("step", &step), ("part_sums", &part_sums), ("part_tops", &part_tops)];
         let files = wgsl!("args", "fold", "parts", "quantize", "emit", "attend_merge");
         let grid = Grid::Merge(self.program.heads.div_ceil(heads) as u32);
-        self.launch("attend_merge", files, constants, &buffers, grid, self.merge_group)
+        let launch =
+            self.launch("attend_merge", files, constants.clone(), &buffers, grid, self.merge_group)?;
+        self.push_attention(launch, files, constants, &buffers, body)
     }
 
     /// Shapes of heads and pages.

@@ -10,19 +10,22 @@ use crate::{
     template::Constants,
 };
 
+/// A launch with the files and constants of its kernel.
+pub(super) type Made = (Launch, Vec<&'static str>, Constants);
+
 impl Lowering<'_> {
     /// Attention of steps of few rows, where it takes cooperative matrices.
     pub(super) fn attend_few(
         &mut self,
         name: &str,
         constants: &Constants,
-        emits: &[&str],
+        emits: &[&'static str],
         buffers: &[(&str, &wgpu::Buffer)],
         grid: Grid,
         kv_group: usize,
-    ) -> Result<Option<Launch>, LoadError> {
+    ) -> Result<Option<Made>, LoadError> {
         let name = format!("{name}_few");
-        let files =
+        let files: Vec<&str> =
             [wgsl!("args", "fold", "parts", "splits", "matrices", "stage", "attend_few"), emits].concat();
         let dim = self.program.kv.head_dim;
         let all = |side: u32| [for_few(constants), few_constants(dim, side)].concat();
@@ -32,7 +35,9 @@ impl Lowering<'_> {
             }
         }
         let Some(side) = self.few else { return Ok(None) };
-        self.launch(&name, &files, all(side), buffers, grid, kv_group).map(Some)
+        let constants = all(side);
+        let launch = self.launch(&name, &files, constants.clone(), buffers, grid, kv_group)?;
+        Ok(Some((launch, files, constants)))
     }
 
     /// Attention of steps of many rows, where it takes cooperative matrices. What is `shared` are constants.

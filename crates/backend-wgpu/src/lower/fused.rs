@@ -8,11 +8,14 @@ use paguro_backend::{
 use super::{
     Acts, Before, Grid, Launch, Lowering, Place, Store,
     Value::{F, U},
-    When, kernels,
+    When,
+    hands::{self, Parts, Take},
+    kernels,
     products::{Group, Inputs, decoder, planes},
     wgsl,
 };
 use crate::{
+    hidden::Hazards,
     layout::{BLOCK, Layout},
     matrix::Order,
     template::Constants,
@@ -26,6 +29,17 @@ pub(super) struct Finish {
     buffers: Vec<(&'static str, wgpu::Buffer)>,
     /// Whether a workgroup has a whole block of outputs.
     by_blocks: bool,
+    hazards: Hazards,
+}
+
+impl Finish {
+    /// The same with what it hands over.
+    fn with(mut self, (constants, mut buffers): Parts, hazards: Hazards) -> Self {
+        self.constants.extend(constants);
+        // The first of two buffers of a name is bound.
+        buffers.append(&mut self.buffers);
+        Self { buffers, hazards, ..self }
+    }
 }
 
 /// Where the activations of a product of one row come from.
@@ -50,11 +64,16 @@ impl Lowering<'_> {
         let linears = [&op.q, &op.k, &op.v];
         let rotates = self.rotates(op);
         let groups = self.groups(linears, |members| self.order_of(op, members));
-        let finishes = match rotates {
-            true => groups.iter().map(|(group, _)| self.rope_finish(op, &group.linears)).collect(),
-            false => vec![],
-        };
-        let places = self.after_norm(linears, &groups, before.source(op.norm), finishes, body)?;
+        let mut finishes = vec![];
+        for (group, _) in groups.iter().filter(|_| rotates) {
+            let mut finish = self.rope_finish(op, &group.linears);
+            if let Some(hands) = &self.hands {
+                finish.files.extend(wgsl!("clear"));
+                finish = finish.with(hands.queries(op.kv.slot, finishes.is_empty()), hands::PRODUCT);
+            }
+            finishes.push(finish);
+        }
+        let places = self.after_norm(linears, &groups, before.source(op.norm), finishes, Take::Down, body)?;
         let launch = self.rope_store(op, places, self.is_together(op))?;
         body.push(Launch { when: When::unless_one_row(rotates), ..launch });
         Ok(())
@@ -67,6 +86,7 @@ impl Lowering<'_> {
         groups: &[(Group<'_>, Place)],
         source: Source,
         finishes: Vec<Finish>,
+        take: Take,
         body: &mut Vec<Launch>,
     ) -> Result<[Place; N], LoadError> {
         let is_own = !finishes.is_empty() || matches!(source, Source::Normed(_));
@@ -75,14 +95,15 @@ impl Lowering<'_> {
             for (group, place) in groups {
                 let inputs = Inputs { linears: &group.linears, order: group.order, acts: Acts::Normed };
                 let finish = finishes.next().unwrap_or_else(|| store_finish(place, &Store::Write));
-                self.one_row(&inputs, source, finish, body)?;
+                let take = matches!(source, Source::Normed(_)).then_some(take);
+                self.one_row(&inputs, source, finish, take, body)?;
             }
         }
         self.products(linears, groups, When::unless_one_row(is_own), body)
     }
 
     /// Whether products rotate and store what they make in steps of one row.
-    fn rotates(&self, op: &NormQkvRopeStore) -> bool {
+    pub(super) fn rotates(&self, op: &NormQkvRopeStore) -> bool {
         let rope = &self.program.ropes[op.rope];
         self.limits.kv_dtype == KvDtype::F16
             && op.q_norm.is_none()
@@ -140,6 +161,7 @@ impl Lowering<'_> {
                 ("v_pages", v_pages),
             ],
             by_blocks: false,
+            hazards: Hazards::TOLD,
         }
     }
 
@@ -152,25 +174,30 @@ impl Lowering<'_> {
         body: &mut Vec<Launch>,
     ) -> Result<bool, LoadError> {
         let linears = [&op.gate, &op.up];
-        let ffn = self.program.ffn;
-        let layout = |linear: &Linear| Layout::of(self.weights.matrix(linear.matrix).format);
-        let is_one = layout(&op.gate) == layout(&op.up);
-        let gates = is_one
-            && ffn.is_multiple_of(BLOCK)
-            && self.is_whole(&linears)
-            && self.is_whole(&[down])
-            && kernels::has_room(self.device, layout(down), ffn / BLOCK);
+        let gates = self.gates(op, down);
         let order = if gates { Order::InTurn } else { Order::Joined };
         let groups = self.groups(linears, |_| order);
         let finishes = if gates { vec![self.gate_finish(op.activation)] } else { vec![] };
-        let places = self.after_norm(linears, &groups, before.source(op.norm), finishes, body)?;
+        let places =
+            self.after_norm(linears, &groups, before.source(op.norm), finishes, Take::Projected, body)?;
         let launch = self.activate(op.activation, places, gates, down)?;
         body.push(Launch { when: When::unless_one_row(gates), ..launch });
         Ok(gates)
     }
 
+    /// Whether the product of gate and up makes what this next one wants, in steps of one row.
+    pub(super) fn gates(&self, op: &NormGateUp, down: &Linear) -> bool {
+        let ffn = self.program.ffn;
+        let layout = |linear: &Linear| Layout::of(self.weights.matrix(linear.matrix).format);
+        layout(&op.gate) == layout(&op.up)
+            && ffn.is_multiple_of(BLOCK)
+            && self.is_whole(&[&op.gate, &op.up])
+            && self.is_whole(&[down])
+            && kernels::has_room(self.device, layout(down), ffn / BLOCK)
+    }
+
     fn gate_finish(&self, activation: Activation) -> Finish {
-        Finish {
+        let finish = Finish {
             name: "_gate",
             files: wgsl!("activation", "finish_gate").to_vec(),
             constants: vec![
@@ -179,6 +206,11 @@ impl Lowering<'_> {
             ],
             buffers: vec![("gated", self.acts[2].clone())],
             by_blocks: false,
+            hazards: Hazards::TOLD,
+        };
+        match &self.hands {
+            Some(hands) => finish.with(hands.gate(), hands::PRODUCT),
+            None => finish,
         }
     }
 
@@ -208,15 +240,23 @@ impl Lowering<'_> {
                 && self.is_whole(&[linear])
                 && self.is_whole(linears)
         });
-        let finish = match &next {
+        let mut finish = match &next {
             Some((norm, linears)) => Some(self.add_finish(norm, linears)?),
             None => from_floats.then(|| store_finish(&place, &store)),
         };
+        if let Some(hands) = &self.hands {
+            finish = Some(match finish {
+                Some(finish) if !from_floats => finish.with(hands.projection(&self.x), hands::PRODUCT),
+                Some(finish) if next.is_some() => finish.with(hands.down(None), hands::PRODUCT),
+                _ => last_finish().with(hands.down(Some(&self.x)), hands::LAST),
+            });
+        }
         let inputs = Inputs { linears: &[linear], order: Order::Joined, acts: Acts::Plain };
         let when = When::unless_one_row(finish.is_some());
         if let Some(finish) = finish {
-            let source = if from_floats { Source::Floats } else { Source::Made };
-            self.one_row(&inputs, source, finish, body)?;
+            let (source, take) =
+                if from_floats { (Source::Floats, Take::Gated) } else { (Source::Made, Take::Attended) };
+            self.one_row(&inputs, source, finish, Some(take), body)?;
         }
         self.product(&inputs, &place, store, when, body)?;
         Ok(match (post_norm, next) {
@@ -227,7 +267,7 @@ impl Lowering<'_> {
     }
 
     fn add_finish(&mut self, norm: &Norm, linears: &[&Linear]) -> Result<Finish, LoadError> {
-        let mut constants = vec![("STAGED", U(33)), ("SHARED_BLOCKS", U(1))];
+        let mut constants = vec![("STAGED", U(33)), ("SHARED_BLOCKS", U(1)), ("NORMS", U(1))];
         constants.extend(self.emit_for(linears, self.program.hidden));
         let mut buffers = vec![
             ("out", self.x.clone()),
@@ -241,23 +281,30 @@ impl Lowering<'_> {
             constants,
             buffers,
             by_blocks: true,
+            hazards: Hazards::TOLD,
         })
     }
 
-    /// A product of a step of one row.
+    /// A product of a step of one row, and what it takes where launches hand over.
     fn one_row(
         &mut self,
         inputs: &Inputs<'_>,
         source: Source,
         finish: Finish,
+        take: Option<Take>,
         body: &mut Vec<Launch>,
     ) -> Result<(), LoadError> {
         let matrix = self.matrix(inputs)?;
         let [part] = &matrix.parts[..] else { unreachable!("`is_whole` was asked") };
         let layout = matrix.layout;
+        let take = take.filter(|_| self.hands.is_some());
         let by_blocks = finish.by_blocks || matches!(source, Source::Floats);
         let tile = by_blocks.then_some(BLOCK as u32);
-        let product = kernels::one_row(self.device, layout, part.rows as u32, tile);
+        let mut product = kernels::one_row(self.device, layout, part.rows as u32, tile);
+        if take.is_some() && !by_blocks {
+            // So that fewer workgroups take what is handed over.
+            product = product.with_threads(self.device.most_threads);
+        }
         let (files, mut constants) = product.kernel(self.device, layout, matrix.blocks, 0);
         let mut files = [wgsl!("args", "quantize"), decoder(layout), wgsl!("factor"), files].concat();
         constants.extend([
@@ -289,6 +336,12 @@ impl Lowering<'_> {
         constants.extend(finish.constants);
         files.extend(finish.files);
         let mut own = finish.buffers;
+        if let (Some(hands), Some(take)) = (&self.hands, take) {
+            files.extend(wgsl!("hand"));
+            let (takes, buffers) = hands.takes(take, product.threads(self.device));
+            constants.extend(takes);
+            own.extend(buffers);
+        }
         own.extend(self.taken(inputs.acts));
         own.extend([("row_squares", self.squares.clone()), ("row_factors", self.factors.clone())]);
         let mut buffers: Vec<(&str, &wgpu::Buffer)> =
@@ -297,7 +350,7 @@ impl Lowering<'_> {
         buffers.extend(bias.iter().map(|bias| ("bias", bias)));
         let name = format!("{}{}", product.name(layout), finish.name);
         self.show_for_few(&name, &files, &constants);
-        let kernels = vec![self.kernel(&name, &files, &constants, &buffers)?];
+        let kernels = vec![self.kernel_with(&name, &files, &constants, &buffers, &finish.hazards)?];
         let counter = self.counter(&[format!("{name}[{}x{}]", part.rows, self.inputs(inputs))]);
         body.push(Launch {
             when: When::OneRow,
@@ -310,7 +363,7 @@ impl Lowering<'_> {
     }
 
     /// Whether kernels can see these matrices, joined, as one.
-    fn is_whole(&self, linears: &[&Linear]) -> bool {
+    pub(super) fn is_whole(&self, linears: &[&Linear]) -> bool {
         let words = |linear: &&Linear| {
             let matrix = self.weights.matrix(linear.matrix);
             let words = Layout::of(matrix.format).row_words(matrix.cols.div_ceil(BLOCK));
@@ -352,5 +405,18 @@ fn store_finish(place: &Place, store: &Store) -> Finish {
         constants,
         buffers: vec![("out", place.buffer.clone())],
         by_blocks: false,
+        hazards: Hazards::TOLD,
+    }
+}
+
+/// The last product onto a residual stream that was handed over.
+fn last_finish() -> Finish {
+    Finish {
+        name: "_last",
+        files: wgsl!("finish_add").to_vec(),
+        constants: vec![],
+        buffers: vec![],
+        by_blocks: true,
+        hazards: Hazards::TOLD,
     }
 }

@@ -174,6 +174,14 @@ impl Product {
         }
     }
 
+    /// The same with workgroups of so many threads, if it is one of vectors.
+    pub fn with_threads(mut self, to: u32) -> Self {
+        if let Vectors { threads, .. } = &mut self.kind {
+            *threads = to;
+        }
+        self
+    }
+
     /// Subgroups of cooperative matrices.
     fn groups(&self) -> u32 {
         let Cooperative { columns, teams, groups, .. } = self.kind else { return 0 };

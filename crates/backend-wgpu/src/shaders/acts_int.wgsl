@@ -1,6 +1,9 @@
 // Activations in eight bits: x[i] = scale * quants[i] for each block of 32.
 //% if OWN_ACTS
+//% if TAKES
+//% else
 @group(0) @binding(3) var<storage, read> x_floats: array<vec4<f32>>; // [8, BLOCKS]
+//% end
 
 var<workgroup> x_quants: array<vec4<u32>, OWN_ACTS * 2>; // [2, BLOCKS]
 // [2, BLOCKS] the largest number of each half; then scale, sums.
@@ -12,8 +15,40 @@ fn make_acts(tid: u32) {
   let at_${p} = tid + ${p}u * THREADS;
   let block_${p} = at_${p} % BLOCKS;
   let half_${p} = min(at_${p} / BLOCKS, 1u);
+//% if TAKES
+//% for j in 0..4
+  var word_${p}_${j} = vec4<u32>();
+//% end
+//% else
 //% for j in 0..4
   let x_${p}_${j} = x_floats[(4u * half_${p} + ${j}u) * BLOCKS + block_${p}];
+//% end
+//% end
+//% end
+//% if TAKES
+  var all_there = false;
+  for (var n = 0u; n < PATIENCE && !all_there; n++) {
+    all_there = true;
+//% for p in 0..PARTS
+//% for j in 0..4
+    word_${p}_${j} = vec4<u32>(
+//% for c in 0..4
+      atomicLoad(&hands[TAKE_AT + (16u * half_${p} + 4u * ${j}u + ${c}u) * BLOCKS + block_${p}]),
+//% end
+    );
+//% end
+//% end
+//% for p in 0..PARTS
+//% for j in 0..4
+    all_there = all_there && all(word_${p}_${j} != vec4<u32>(EMPTY));
+//% end
+//% end
+  }
+  if (!all_there) { give_up(); }
+//% for p in 0..PARTS
+//% for j in 0..4
+  let x_${p}_${j} = bitcast<vec4<f32>>(word_${p}_${j});
+//% end
 //% end
 //% end
 //% for p in 0..PARTS
@@ -40,6 +75,10 @@ fn make_acts(tid: u32) {
   workgroupBarrier();
 }
 
+fn quants_at(i: u32) -> vec4<u32> {
+  return x_quants[i];
+}
+
 fn own_largest(block: u32) -> f32 {
   return max(bitcast<f32>(x_scales[block]), bitcast<f32>(x_scales[block + BLOCKS]));
 }
@@ -48,13 +87,56 @@ fn scale_and_sums(row: u32, block: u32) -> vec2<u32> {
   return vec2<u32>(x_scales[block], x_scales[block + BLOCKS]);
 }
 //% else
+//% if TAKES
+// What a launch before has handed over: quants [2, BLOCKS] in fours, scales [BLOCKS], sums [BLOCKS], and what else there is.
+var<workgroup> taken: array<vec4<u32>, TAKES / 4u>;
+
+fn take_acts(tid: u32) {
+//% for t in 0..TAKE_ROUNDS
+  var word_${t} = 0u;
+//% end
+  var all_there = false;
+  for (var n = 0u; n < PATIENCE && !all_there; n++) {
+//% for t in 0..TAKE_ROUNDS
+    if (tid + ${t}u * THREADS < TAKES) { word_${t} = atomicLoad(&hands[TAKE_AT + tid + ${t}u * THREADS]); }
+//% end
+    all_there = true;
+//% for t in 0..TAKE_ROUNDS
+    all_there = all_there && word_${t} != EMPTY;
+//% end
+  }
+  if (!all_there) { give_up(); }
+//% for t in 0..TAKE_ROUNDS
+  // In SPIR-V, to which these kernels are translated, this writes one word only.
+  if (tid + ${t}u * THREADS < TAKES) { taken[(tid + ${t}u * THREADS) / 4u][tid % 4u] = word_${t}; }
+//% end
+  workgroupBarrier();
+}
+
+fn quants_at(i: u32) -> vec4<u32> {
+  return taken[i];
+}
+
+fn taken_word(i: u32) -> u32 {
+  return taken[i / 4u][i % 4u];
+}
+
+fn scale_and_sums(row: u32, block: u32) -> vec2<u32> {
+  return vec2<u32>(taken_word(8u * BLOCKS + block), taken_word(9u * BLOCKS + block));
+}
+//% else
 //% if PRODUCT
 @group(0) @binding(3) var<storage, read> x_quants: array<vec4<u32>>; // [rows, 2, BLOCKS]
 @group(0) @binding(4) var<storage, read> x_scales: array<vec2<u32>>; // [rows, BLOCKS] scale, sums of both halves
 
+fn quants_at(i: u32) -> vec4<u32> {
+  return x_quants[i];
+}
+
 fn scale_and_sums(row: u32, block: u32) -> vec2<u32> {
   return x_scales[row * BLOCKS + block];
 }
+//% end
 //% end
 //% end
 
@@ -65,7 +147,7 @@ fn load_acts(row: u32, block: u32) -> Acts {
   let s = scale_and_sums(row, block);
   let at = row * 2u * BLOCKS + block;
   let sums = vec2<i32>(i32(s.y << 16u) >> 16u, i32(s.y) >> 16u);
-  return Acts(x_quants[at], x_quants[at + BLOCKS], bitcast<f32>(s.x), sums);
+  return Acts(quants_at(at), quants_at(at + BLOCKS), bitcast<f32>(s.x), sums);
 }
 //% end
 

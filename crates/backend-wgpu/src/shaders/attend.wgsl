@@ -53,6 +53,9 @@ fn main(
   // Pages are asked for ahead: those of the first split before what comes first waits for queries.
   let asked = min(tid, COARSE / PAGE - 1u);
   var page = page_of(item.first_split, asked, item.table, item.position + item.rows);
+//% if CLEARED
+  if (wid.x == 0u) { clear(wid.y * THREADS + tid, KV_HEADS * HEAD_TILES * THREADS); }
+//% end
 
   for (var i = tid; i < FOURS * 4u * K_QUADS; i += THREADS) {
     let row = item.first_row + min(i / K_QUADS / TILE_HEADS, item.rows - 1u);

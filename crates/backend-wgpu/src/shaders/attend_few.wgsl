@@ -95,6 +95,9 @@ fn main(
   let seen_from = first_seen(item.position);
   let asked = min(tid, COARSE / PAGE - 1u);
   var page = page_of(item.first_split, asked, item.table, item.position + 1u);
+//% if CLEARED
+  if (wid.x == 0u) { clear(wid.y * THREADS + tid, KV_HEADS * HEAD_TILES * THREADS); }
+//% end
 
   for (var i = tid; i < 8u * QUADS; i += THREADS) {
     let head = item.first_head + min(i / QUADS, item.heads - 1u);

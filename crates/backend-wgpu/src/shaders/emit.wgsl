@@ -1,6 +1,8 @@
 // Activations for the next product: blocks of 32, as floats, in eight bits, or both; and, where cooperative matrices may take them,
 // in half precision, too, behind those that they stand for. Only these have the factor of a norm in them: else, products are multiplied
 // with it.
+//% if GIVES
+//% else
 //% if EMIT_Q8
 @group(0) @binding(8) var<storage, read_write> acts_quants: array<vec4<u32>>; // [rows, 2, ACT_BLOCKS]
 @group(0) @binding(9) var<storage, read_write> acts_scales: array<vec2<u32>>; // [rows, ACT_BLOCKS]
@@ -14,6 +16,7 @@ fn put_quants(row: u32, block: u32, q: Quantized) {
 //% end
 //% if EMIT_F32
 @group(0) @binding(10) var<storage, read_write> acts_floats: array<vec4<u32>>;  // [rows, 8, ACT_BLOCKS]
+//% end
 //% end
 
 //% if STAGED
@@ -52,6 +55,8 @@ fn put_halves(row: u32, block: u32, i: u32, eight: vec4<u32>) {
 }
 //% end
 
+//% if GIVES
+//% else
 // Makes block `block` of a row out of what is staged as block `from_`.
 fn emit(row: u32, block: u32, from_: u32, factor: f32) {
   let v = array<vec4<f32>, 8>(
@@ -75,6 +80,7 @@ fn emit(row: u32, block: u32, from_: u32, factor: f32) {
   }
 //% end
 }
+//% end
 
 //% if SHARED_BLOCKS
 // Words, as who writes a part of a vector may write all of it.
@@ -95,6 +101,11 @@ fn emit_shared(has_block: bool, row: u32, block: u32, from_: u32, j: u32) {
 //% end
     );
     largest = largest_of(v);
+//% if GIVES
+    let quants = quants_of(staged_quad(from_, j), largest);
+    shared_quants[8u * from_ + j] = quants;
+    give(GIVE_AT + (j / 4u * ACT_BLOCKS + block) * 4u + j % 4u, quants);
+//% else
 //% if EMIT_F32
     acts_floats[(row * 8u + j) * ACT_BLOCKS + block] = bitcast<vec4<u32>>(staged_quad(from_, j));
 //% end
@@ -106,11 +117,18 @@ fn emit_shared(has_block: bool, row: u32, block: u32, from_: u32, j: u32) {
       put_halves(row, block, j, eight_halves(staged_quad(from_, 2u * j), staged_quad(from_, 2u * j + 1u)));
     }
 //% end
+//% end
   }
 //% if EMIT_Q8
   workgroupBarrier();
   if (has_block && j == 0u) {
-    put_quants(row, block, with_sums(shared_half(8u * from_), shared_half(8u * from_ + 4u), largest));
+    let made = with_sums(shared_half(8u * from_), shared_half(8u * from_ + 4u), largest);
+//% if GIVES
+    give(GIVE_AT + 8u * ACT_BLOCKS + block, bitcast<u32>(made.scale));
+    give(GIVE_AT + 9u * ACT_BLOCKS + block, made.sums);
+//% else
+    put_quants(row, block, made);
+//% end
   }
 //% end
 }

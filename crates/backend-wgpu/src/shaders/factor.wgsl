@@ -1,11 +1,17 @@
 // What the products of a row are multiplied with, where its activations are those of a norm.
 //% if NORMED
 // Of a step of one row, which nobody has made yet.
+//% if TAKES
+fn squares_of(four: u32) -> vec4<f32> {
+  return bitcast<vec4<f32>>(taken[5u * BLOCKS / 2u + four]);
+}
+//% else
 @group(0) @binding(12) var<storage, read> row_squares: array<vec4<f32>>; // [SQUARES]
 
 fn squares_of(four: u32) -> vec4<f32> {
   return row_squares[four];
 }
+//% end
 
 fn factor_of(row: u32) -> f32 {
   return row_scale();

@@ -1,8 +1,45 @@
-// A product that is added to the residual stream, and makes a norm's activations of it, but for the factor: whoever takes them makes
-// that of the sums of squares. A workgroup has a block of 32.
+// A product that is added to the residual stream, and with NORMS makes a norm's activations of it, but for the factor: whoever takes them
+// makes that of the sums of squares. A workgroup has a block of 32.
+//% if NORMS
+@group(0) @binding(7) var<storage, read> weight: array<f32>; // [OUTPUTS]
+//% end
+//% if HANDS
+// The stream as handed over, in the middle of a layer, or in memory, from X_FIRST on, where a barrier has passed since.
+//% if TAKES_X
+@group(0) @binding(5) var<storage, read_write> out: array<f32>;
+
+fn ask_x(i: u32) -> f32 { return bitcast<f32>(atomicLoad(&hands[X_AT + i])); }
+
+fn x_of(i: u32, asked: f32) -> f32 {
+  if (bitcast<u32>(asked) != EMPTY) { return asked; }
+  return bitcast<f32>(take(X_AT + i));
+}
+
+fn put_x(i: u32, value: f32) { out[X_FIRST + i] = value; }
+//% else
+@group(0) @binding(5) var<storage, read> x: array<f32>;
+
+fn ask_x(i: u32) -> f32 { return x[X_FIRST + i]; }
+
+fn x_of(i: u32, asked: f32) -> f32 { return asked; }
+
+fn put_x(i: u32, value: f32) { give(X_AT + i, bitcast<u32>(value)); }
+//% end
+//% if NORMS
+fn put_squares(block: u32, sum: f32) { give(SQUARES_AT + block, bitcast<u32>(sum)); }
+//% end
+//% else
 @group(0) @binding(5) var<storage, read_write> out: array<f32>;          // [OUTPUTS]
-@group(0) @binding(7) var<storage, read> weight: array<f32>;             // [OUTPUTS]
 @group(0) @binding(11) var<storage, read_write> out_squares: array<f32>; // [OUTPUTS / 32]
+
+fn ask_x(i: u32) -> f32 { return out[i]; }
+
+fn x_of(i: u32, asked: f32) -> f32 { return asked; }
+
+fn put_x(i: u32, value: f32) { out[i] = value; }
+
+fn put_squares(block: u32, sum: f32) { out_squares[block] = sum; }
+//% end
 
 var<workgroup> values: array<f32, 32>;
 
@@ -10,22 +47,31 @@ struct Asked { x: f32, weight: f32 }
 
 fn ask(tid: u32, first: u32) -> Asked {
   var asked: Asked;
-  if (tid < 32u) { asked = Asked(out[first + tid], weight[first + tid]); }
+  if (tid < 32u) {
+    asked.x = ask_x(first + tid);
+//% if NORMS
+    asked.weight = weight[first + tid];
+//% end
+  }
   return asked;
 }
 
 fn finish(tid: u32, first: u32, asked: Asked) {
   if (tid < 32u) {
-    let value = asked.x + totals[tid];
-    out[first + tid] = value;
+    let value = x_of(first + tid, asked.x) + totals[tid];
+    put_x(first + tid, value);
+//% if NORMS
     values[tid] = value;
     stage(tid, value * asked.weight);
+//% end
   }
+//% if NORMS
   workgroupBarrier();
   if (tid == THREADS - 1u) {
     var sum = 0.0;
     for (var i = 0u; i < 32u; i++) { sum = fma(values[i], values[i], sum); }
-    out_squares[first / 32u] = sum;
+    put_squares(first / 32u, sum);
   }
   emit_shared(tid < 8u, 0u, first / 32u, 0u, tid);
+//% end
 }

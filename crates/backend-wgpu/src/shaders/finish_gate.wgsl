@@ -1,5 +1,11 @@
 // A product of gate and up, in turn, that makes activations of them.
+//% if HANDS
+fn put(i: u32, value: f32) { give(GATED_AT + i % 32u * ACT_BLOCKS + i / 32u, bitcast<u32>(value)); }
+//% else
 @group(0) @binding(10) var<storage, read_write> gated: array<f32>; // [8, ACT_BLOCKS, 4]
+
+fn put(i: u32, value: f32) { gated[(i % 32u / 4u * ACT_BLOCKS + i / 32u) * 4u + i % 4u] = value; }
+//% end
 
 fn ask(tid: u32, first: u32) -> u32 {
   return 0u;
@@ -8,6 +14,6 @@ fn ask(tid: u32, first: u32) -> u32 {
 fn finish(tid: u32, first: u32, asked: u32) {
   let i = first / 2u + tid;
   if (tid < TILE / 2u && 2u * i < OUTPUTS) {
-    gated[(i % 32u / 4u * ACT_BLOCKS + i / 32u) * 4u + i % 4u] = activation(totals[2u * tid]) * totals[2u * tid + 1u];
+    put(i, activation(totals[2u * tid]) * totals[2u * tid + 1u]);
   }
 }

@@ -12,6 +12,9 @@ struct Asked { slot: u32, angles: vec4<f32> }
 
 fn ask(tid: u32, first: u32) -> Asked {
   var asked: Asked;
+//% if CLEARED
+  clear(first / TILE * THREADS + tid, OUTPUTS / TILE * THREADS);
+//% end
   if (tid >= TILE / 4u) { return asked; }
   asked.slot = step[args.slots + GROUP * args.rows];
 //% if PAIRS

@@ -1,0 +1,227 @@
+//! What launches of a step of one row hand to the next ones without barriers (`hand.wgsl`).
+//!
+//! A layer has one barrier, before attention. All of its other launches start when there is room for their workgroups, ask for weights,
+//! and wait for words of the launch before. Where words lie, a slot, layers take in turn: attention empties that of the next layer, as
+//! the barrier has waited for all who took words from it. Queries and the residual stream between layers pass a barrier on their way,
+//! and so need no asking; they, too, have two places in turn, lest someone still reads what is written.
+
+use paguro_backend::{Linear, LoadError, Norm, Op, Program};
+
+use super::{Lowering, Value::U};
+use crate::{
+    hidden::{Hazards, second_name},
+    layout::{BLOCK, Layout},
+    template::Constants,
+};
+
+/// Products: all that they write is taken by launches that wait for it, or behind a barrier.
+pub(super) const PRODUCT: Hazards =
+    Hazards { hidden: &["hands", "gave_up", "cleared", "queries", "k_pages", "v_pages", "out"], ends: &[] };
+/// The last product, whose sum takes the usual way.
+pub(super) const LAST: Hazards = Hazards { hidden: &["hands", "gave_up"], ends: &[] };
+/// Attention, with the barrier before it, and its merge.
+pub(super) const ATTENTION: Hazards =
+    Hazards { hidden: &["hands", "cleared"], ends: &["queries", "k_pages", "v_pages"] };
+
+/// Buffers of what is handed over.
+pub(super) struct Hands {
+    slots: [wgpu::Buffer; 2],
+    /// Queries, and behind them the stream that a layer begins with.
+    between: [wgpu::Buffer; 2],
+    /// The same under the name of those that write it.
+    hidden_between: [wgpu::Buffer; 2],
+    hidden_pages: Vec<[wgpu::Buffer; 2]>,
+    hidden_tokens: wgpu::Buffer,
+    words: Words,
+    /// Of the layer that is being lowered.
+    pub layer: usize,
+}
+
+/// Where words lie in a slot.
+struct Words {
+    /// What attention makes: see `acts_int.wgsl`.
+    attended: usize,
+    /// What the projection makes, with sums of squares.
+    projected: usize,
+    /// The stream in the middle of the layer.
+    stream: usize,
+    /// What gate and up make: floats.
+    gated: usize,
+    /// What down makes, with sums of squares.
+    down: usize,
+    all: usize,
+    queries: usize,
+    blocks: usize,
+    /// Where sampled tokens end, and `gave_up` is.
+    tokens_end: usize,
+}
+
+/// What a product takes.
+#[derive(Clone, Copy)]
+pub(super) enum Take {
+    Attended,
+    Projected,
+    Gated,
+    /// Of the layer before.
+    Down,
+}
+
+/// A kernel's constants and buffers.
+pub(super) type Parts = (Constants, Vec<(&'static str, wgpu::Buffer)>);
+
+impl Lowering<'_> {
+    /// Buffers for what launches hand over, if the device takes it that way and every layer of the model has five launches.
+    ///
+    /// # Errors
+    /// No memory.
+    pub(super) fn hands(&self) -> Result<Option<Hands>, LoadError> {
+        let Self { device, program, limits, pages, tokens, .. } = self;
+        if !device.hands_over || !self.all_hand_over() {
+            return Ok(None);
+        }
+        let queries = program.heads * program.kv.head_dim;
+        let blocks = program.hidden / BLOCK;
+        let projected = 10 * queries / BLOCK;
+        let stream = projected + 11 * blocks;
+        let gated = stream + program.hidden;
+        let down = gated + program.ffn;
+        let all = down + 11 * blocks;
+        let tokens_end = limits.max_outputs.max(1);
+        let words = Words { attended: 0, projected, stream, gated, down, all, queries, blocks, tokens_end };
+        let slot = || device.buffer(all, "what launches hand over");
+        let room = || device.buffer(queries + program.hidden, "queries and the residual stream");
+        let between = [room()?, room()?];
+        // wgpu empties a buffer before its first use, but does not see uses under second names.
+        let mut encoder = device.encoder();
+        for buffer in pages.iter().flatten().chain(&between).chain([tokens]) {
+            encoder.clear_buffer(buffer, 0, None);
+        }
+        device.queue.submit([encoder.finish()]);
+        let second = |buffer: &wgpu::Buffer| second_name(&device.inner, buffer);
+        Ok(Some(Hands {
+            slots: [slot()?, slot()?],
+            hidden_between: [second(&between[0]), second(&between[1])],
+            between,
+            hidden_pages: pages.iter().map(|[k, v]| [second(k), second(v)]).collect(),
+            hidden_tokens: second(tokens),
+            words,
+            layer: 0,
+        }))
+    }
+
+    /// Whether every layer has the five launches, with activations of eight bits, whose words are whole fours.
+    fn all_hand_over(&self) -> bool {
+        let Program { hidden, heads, ffn, ref kv, ref ops, .. } = *self.program;
+        let quantized =
+            |linear: &Linear| Layout::of(self.weights.matrix(linear.matrix).format).is_quantized();
+        let adds = |linear: &Linear, post_norm: Option<Norm>| {
+            post_norm.is_none() && quantized(linear) && self.is_whole(&[linear])
+        };
+        let layer = |op: &Op, next: Option<&Op>| match (op, next) {
+            (Op::NormQkvRopeStore(op), _) => {
+                self.rotates(op) && [&op.q, &op.k, &op.v].map(quantized) == [true; 3]
+            }
+            (Op::ProjectAdd(op), _) => adds(&op.project, op.post_norm),
+            (Op::NormGateUp(op), Some(Op::DownAdd(next))) => {
+                self.gates(op, &next.down) && quantized(&op.gate) && adds(&next.down, next.post_norm)
+            }
+            _ => true,
+        };
+        self.gathered.is_none()
+            && self.tiling.emits
+            && [hidden, heads * kv.head_dim, ffn].iter().all(|width| width.is_multiple_of(4 * BLOCK))
+            && ops.iter().enumerate().all(|(index, op)| layer(op, ops.get(index + 1)))
+    }
+}
+
+impl Hands {
+    fn slot(&self) -> (&'static str, wgpu::Buffer) {
+        ("hands", self.slots[self.layer % 2].clone())
+    }
+
+    /// For a product of so many threads that takes words.
+    pub(super) fn takes(&self, take: Take, threads: u32) -> Parts {
+        let Words { attended, projected, gated, down, blocks, .. } = self.words;
+        let (at, words) = match take {
+            Take::Attended => (attended, projected - attended),
+            Take::Projected => (projected, 11 * blocks),
+            Take::Gated => (gated, down - gated),
+            Take::Down => (down, 11 * blocks),
+        };
+        let slot = match take {
+            Take::Down => ("hands", self.slots[(self.layer + 1) % 2].clone()),
+            _ => self.slot(),
+        };
+        let constants = vec![
+            ("TAKES", U(words as u32)),
+            ("TAKE_ROUNDS", U((words as u32).div_ceil(threads))),
+            // Projections have few workgroups, and few of attention keep them waiting.
+            ("MANY_TAKE", U(u32::from(!matches!(take, Take::Attended)))),
+            ("TAKE_AT", U(at as u32)),
+            ("GAVE_UP", U(self.words.tokens_end as u32)),
+        ];
+        (constants, vec![slot, ("gave_up", self.hidden_tokens.clone())])
+    }
+
+    /// For attention of a layer, or its merge.
+    pub(super) fn attention(&self) -> Parts {
+        let constants = vec![
+            ("GIVES", U(1)),
+            ("GIVE_AT", U(self.words.attended as u32)),
+            ("CLEARED", U(self.words.all.div_ceil(4) as u32)),
+        ];
+        let cleared = self.slots[(self.layer + 1) % 2].clone();
+        let between = self.between[self.layer % 2].clone();
+        (constants, vec![self.slot(), ("cleared", cleared), ("queries", between)])
+    }
+
+    /// For queries, keys and values of a layer, whose pages are in this slot of the model's. Those of the first layer empty its words: it has
+    /// no layer before that does.
+    pub(super) fn queries(&self, kv_slot: usize, is_first_product: bool) -> Parts {
+        let [k_pages, v_pages] = self.hidden_pages[kv_slot].clone();
+        let queries = self.hidden_between[self.layer % 2].clone();
+        let mut buffers = vec![("queries", queries), ("k_pages", k_pages), ("v_pages", v_pages)];
+        let mut constants = vec![];
+        if self.layer == 0 && is_first_product {
+            constants.push(("CLEARED", U(self.words.all.div_ceil(4) as u32)));
+            buffers.push(("cleared", self.slots[0].clone()));
+        }
+        (constants, buffers)
+    }
+
+    /// For the projection, which adds to the stream: `x` in the first layer.
+    pub(super) fn projection(&self, x: &wgpu::Buffer) -> Parts {
+        let (stream, first) = match self.layer {
+            0 => (x.clone(), 0),
+            layer => (self.hidden_between[layer % 2].clone(), self.words.queries),
+        };
+        let mut constants = self.stream(first);
+        constants.extend(self.gives_acts(self.words.projected));
+        (constants, vec![self.slot(), ("x", stream)])
+    }
+
+    /// For gate and up.
+    pub(super) fn gate(&self) -> Parts {
+        (vec![("HANDS", U(1)), ("GATED_AT", U(self.words.gated as u32))], vec![self.slot()])
+    }
+
+    /// For down, which adds to the stream; after the last one, it is in `x`.
+    pub(super) fn down(&self, last: Option<&wgpu::Buffer>) -> Parts {
+        let mut constants = self.stream(if last.is_some() { 0 } else { self.words.queries });
+        constants.push(("TAKES_X", U(1)));
+        if last.is_none() {
+            constants.extend(self.gives_acts(self.words.down));
+        }
+        let next = &self.hidden_between[(self.layer + 1) % 2];
+        (constants, vec![self.slot(), ("out", last.unwrap_or(next).clone())])
+    }
+
+    fn stream(&self, first: usize) -> Constants {
+        vec![("HANDS", U(1)), ("X_AT", U(self.words.stream as u32)), ("X_FIRST", U(first as u32))]
+    }
+
+    fn gives_acts(&self, at: usize) -> Constants {
+        let squares = at + 10 * self.words.blocks;
+        vec![("GIVES", U(1)), ("GIVE_AT", U(at as u32)), ("SQUARES_AT", U(squares as u32))]
+    }
+}
