@@ -481,6 +481,7 @@ pub fn feature_names(device: &Device) -> Vec<String> {
         format!("workgroups of {} threads", limits.max_compute_invocations_per_workgroup),
         format!("{} KiB of workgroup memory", limits.max_compute_workgroup_storage_size >> 10),
     ];
+    names.extend(device.hands_over.then(|| "results handed over without barriers".to_owned()));
     names.extend(device.cooperative.map(|side| format!("cooperative matrices of {side}")));
     names
 }

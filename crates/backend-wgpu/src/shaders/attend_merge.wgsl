@@ -6,7 +6,7 @@
 
 const QUADS = DIM / 4u;
 const SLOTS = min(256u / QUADS, 64u); // parts that the threads read side by side
-const CHUNK = 4u * SLOTS;             // parts that they read at once
+const CHUNK = 5u * SLOTS;             // parts that they read at once: all of a context of 16,384, with heads of 128
 
 var<workgroup> tops: array<f32, 64>;           // maximum of each subgroup; the smallest have 4 threads
 var<workgroup> parts: array<vec2<f32>, CHUNK>; // factor, weight times factor
@@ -28,7 +28,7 @@ fn main(
     let head = min(wid.x * MERGE_HEADS + h, HEADS - 1u);
     let at = (made.first * HEADS + head) * QUADS + tid % QUADS;
     // Past the last part, it is read again.
-//% for u in 0..4
+//% for u in 0..5
     var next_${u} = part_sums[at + min(${u}u * SLOTS + slot, made.count - 1u) * HEADS * QUADS];
 //% end
     let own = part_tops[(made.first + min(tid, made.count - 1u)) * HEADS + head];
@@ -49,19 +49,26 @@ fn main(
         parts[tid] = vec2<f32>(factor, part.y * factor);
       }
       if (tid < SLOTS * QUADS) {
-//% for u in 0..4
+//% for u in 0..5
         chunk[${u}u * SLOTS * QUADS + tid] = next_${u};
 //% end
       }
       workgroupBarrier();
       if (base + CHUNK < made.count) {
-//% for u in 0..4
+//% for u in 0..5
         next_${u} = part_sums[at + min(base + CHUNK + ${u}u * SLOTS + slot, made.count - 1u) * HEADS * QUADS];
 //% end
       }
       if (tid < DIM) {
+        var value = chunk[tid / 4u][tid % 4u];
+        var part = parts[0];
         for (var i = 0u; i < here; i++) {
-          run += vec2<f32>(chunk[i * QUADS + tid / 4u][tid % 4u] * parts[i].x, parts[i].y);
+          // The next one is asked for before this one is added.
+          let next_value = chunk[min(i + 1u, CHUNK - 1u) * QUADS + tid / 4u][tid % 4u];
+          let next_part = parts[min(i + 1u, CHUNK - 1u)];
+          run += vec2<f32>(value * part.x, part.y);
+          value = next_value;
+          part = next_part;
           if ((made.number + base + i + 1u) * made.length % RUN == 0u || base + i + 1u == made.count) {
             sum += run;
             run = vec2<f32>(0.0);
