@@ -121,7 +121,8 @@ impl Lowering<'_> {
             (Op::NormQkvRopeStore(op), _) => {
                 self.rotates(op) && [&op.q, &op.k, &op.v].map(quantized) == [true; 3]
             }
-            (Op::ProjectAdd(op), _) => adds(&op.project, op.post_norm),
+            (Op::ProjectAdd(op), Some(Op::NormGateUp(_))) => adds(&op.project, op.post_norm),
+            (Op::ProjectAdd(_), _) => false,
             (Op::NormGateUp(op), Some(Op::DownAdd(next))) => {
                 self.gates(op, &next.down) && quantized(&op.gate) && adds(&next.down, next.post_norm)
             }
