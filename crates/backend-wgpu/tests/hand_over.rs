@@ -8,7 +8,9 @@ use paguro_backend::{
 use paguro_backend_wgpu::{Gpu, GpuOptions};
 
 fn open(hand_over: bool) -> Result<Gpu, String> {
-    Gpu::open(0, GpuOptions { poison: true, hand_over: Some(hand_over), ..GpuOptions::default() })
+    // With cooperative matrices, where there are some: steps of one row have them in attention only, of many heads that share K and V.
+    let options = GpuOptions { cooperative: true, poison: true, ..GpuOptions::default() };
+    Gpu::open(0, GpuOptions { hand_over: Some(hand_over), ..options })
 }
 
 /// Logits of steps of one row after a prompt, and of a prompt between them.
@@ -49,17 +51,43 @@ fn same_bits_with_and_without_barriers() {
         (Ok(with), Ok(without)) => (with, without),
         (Err(error), _) | (_, Err(error)) => return println!("skipped: handing over on a GPU: {error}"),
     };
-    // Layers of either parity; v in a better format, as Q4_K_M has it; several splits, and so a merge; biases.
+    // Layers of either parity; v in a better format, as Q4_K_M has it; several splits, and so a merge; biases; many heads of one.
     let shape =
         ModelShape { hidden: 256, ffn: 512, heads: 4, kv_heads: 2, head_dim: 64, ..ModelShape::default() };
-    let finer = Some(WeightFormat::Q6_K);
-    for (format, finer, layers, context, biases) in [
-        (WeightFormat::Q8_0, None, 3, 40, Biases::Qkv),
-        (WeightFormat::Q4_K, finer, 2, 700, Biases::None),
-        (WeightFormat::Q5_K, None, 1, 40, Biases::All),
-    ] {
-        let shape = ModelShape { format, finer, biases, windows: vec![None; layers], ..shape.clone() };
-        assert_eq!(logits(&with, &shape, context), logits(&without, &shape, context), "{format:?}");
+    let layers = |count: usize| vec![None; count];
+    let shapes = [
+        (
+            40,
+            ModelShape {
+                format: WeightFormat::Q8_0,
+                biases: Biases::Qkv,
+                windows: layers(3),
+                ..shape.clone()
+            },
+        ),
+        (
+            700,
+            ModelShape {
+                format: WeightFormat::Q4_K,
+                finer: Some(WeightFormat::Q6_K),
+                windows: layers(2),
+                ..shape.clone()
+            },
+        ),
+        (
+            700,
+            ModelShape {
+                format: WeightFormat::Q5_K,
+                biases: Biases::All,
+                heads: 8,
+                kv_heads: 1,
+                windows: layers(1),
+                ..shape
+            },
+        ),
+    ];
+    for (context, shape) in shapes {
+        assert_eq!(logits(&with, &shape, context), logits(&without, &shape, context), "{:?}", shape.format);
     }
     let waits = |gpu: &Gpu| gpu.kernels().iter().filter(|(_, source)| source.contains("fn give_up")).count();
     assert!(waits(&with) > 0 && waits(&without) == 0);
