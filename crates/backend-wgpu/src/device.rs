@@ -435,7 +435,7 @@ impl Device {
         }
     }
 
-    pub(crate) fn failed(&self, what: &str) -> StepError {
+    fn failed(&self, what: &str) -> StepError {
         StepError::Device(format!("{} failed: {what}; start again, or run with --device cpu", self.name))
     }
 }

@@ -474,7 +474,6 @@ impl<'a> Lowering<'a> {
         let Some(hands) = &self.hands else { return Ok(None) };
         let (own, hidden) = hands.attention();
         let name = of.kernels[0].pipeline.name.clone();
-        constants.retain(|(name, _)| !name.contains("HALVES"));
         constants.extend(own);
         let files = [files, wgsl!("hand", "clear")].concat();
         let all: Vec<_> =

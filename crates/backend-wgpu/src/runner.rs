@@ -214,8 +214,8 @@ impl GpuRunner {
             encoder.copy_buffer_to_buffer(&self.model.io.tokens, 0, &self.tokens[turn], 4, size);
         }
         if self.device.hands_over {
-            let at = gave_up_at(&self.limits);
-            encoder.copy_buffer_to_buffer(&self.model.io.tokens, at, &self.tokens[turn], 0, 4);
+            let tokens = &self.model.io.tokens;
+            encoder.copy_buffer_to_buffer(tokens, gave_up_at(tokens), &self.tokens[turn], 0, 4);
         }
         let submission = self.device.queue.submit([encoder.finish()]);
         flight.submission = Some(submission.clone());
@@ -367,7 +367,6 @@ impl Runner for GpuRunner {
         }
         self.collected = number;
         let turn = number as usize % 2;
-        let gave_up_at = gave_up_at(&self.limits);
         let Self { flights, device, tokens, model, .. } = self;
         let Flight { answers, sampled, submission } = &mut flights[turn];
         let submission =
@@ -385,7 +384,8 @@ impl Runner for GpuRunner {
             }
         })?;
         if gave_up {
-            device.queue.write_buffer(&model.io.tokens, gave_up_at, &[0; 4]);
+            let tokens = &model.io.tokens;
+            device.queue.write_buffer(tokens, gave_up_at(tokens), &[0; 4]);
             return Err(StepError::Device(format!(
                 "kernels on {} waited in vain for what others were to hand over; run with PAGURO_HAND_OVER=0",
                 device.name
@@ -429,9 +429,9 @@ impl Runner for GpuRunner {
     }
 }
 
-/// Where, in bytes, behind the device's tokens, kernels say that they gave up (`hand.wgsl`).
-fn gave_up_at(limits: &Limits) -> u64 {
-    limits.max_outputs.max(1) as u64 * 4
+/// Where, in bytes, kernels say that they gave up (`hand.wgsl`): in the last word of the buffer of the device's tokens.
+fn gave_up_at(tokens: &wgpu::Buffer) -> u64 {
+    tokens.size() - 4
 }
 
 /// Fills all pages with large finite noise, so that a read of what was never written shows: halves, also where they stand for

@@ -68,7 +68,6 @@ impl Lowering<'_> {
         for (group, _) in groups.iter().filter(|_| rotates) {
             let mut finish = self.rope_finish(op, &group.linears);
             if let Some(hands) = &self.hands {
-                finish.files.extend(wgsl!("clear"));
                 finish = finish.with(hands.queries(op.kv.slot, finishes.is_empty()), hands::PRODUCT);
             }
             finishes.push(finish);
@@ -336,6 +335,9 @@ impl Lowering<'_> {
         constants.extend(finish.constants);
         files.extend(finish.files);
         let mut own = finish.buffers;
+        if self.hands.is_some() {
+            files.extend(wgsl!("clear"));
+        }
         if let (Some(hands), Some(take)) = (&self.hands, take) {
             files.extend(wgsl!("hand"));
             let (takes, buffers) = hands.takes(take, product.threads(self.device));

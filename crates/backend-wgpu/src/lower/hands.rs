@@ -52,8 +52,6 @@ struct Words {
     all: usize,
     queries: usize,
     blocks: usize,
-    /// Where sampled tokens end, and `gave_up` is.
-    tokens_end: usize,
 }
 
 /// What a product takes.
@@ -75,7 +73,7 @@ impl Lowering<'_> {
     /// # Errors
     /// No memory.
     pub(super) fn hands(&self) -> Result<Option<Hands>, LoadError> {
-        let Self { device, program, limits, pages, tokens, .. } = self;
+        let Self { device, program, pages, tokens, .. } = self;
         if !device.hands_over || !self.all_hand_over() {
             return Ok(None);
         }
@@ -86,8 +84,7 @@ impl Lowering<'_> {
         let gated = stream + program.hidden;
         let down = gated + program.ffn;
         let all = down + 11 * blocks;
-        let tokens_end = limits.max_outputs.max(1);
-        let words = Words { attended: 0, projected, stream, gated, down, all, queries, blocks, tokens_end };
+        let words = Words { attended: 0, projected, stream, gated, down, all, queries, blocks };
         let slot = || device.buffer(all, "what launches hand over");
         let room = || device.buffer(queries + program.hidden, "queries and the residual stream");
         let between = [room()?, room()?];
@@ -159,7 +156,6 @@ impl Hands {
             // Projections have few workgroups, and few of attention keep them waiting.
             ("MANY_TAKE", U(u32::from(!matches!(take, Take::Attended)))),
             ("TAKE_AT", U(at as u32)),
-            ("GAVE_UP", U(self.words.tokens_end as u32)),
         ];
         (constants, vec![slot, ("gave_up", self.hidden_tokens.clone())])
     }

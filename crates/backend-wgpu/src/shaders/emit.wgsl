@@ -33,6 +33,8 @@ fn staged_quad(block: u32, j: u32) -> vec4<f32> {
 }
 //% end
 
+//% if GIVES
+//% else
 //% if HALVES
 // Eight elements divided by 8, so that neither small scales of weights nor large activations leave the range of halves. Those of a
 // quad are in the order 0, 2, 1, 3, in which quants become halves most easily.
@@ -55,8 +57,6 @@ fn put_halves(row: u32, block: u32, i: u32, eight: vec4<u32>) {
 }
 //% end
 
-//% if GIVES
-//% else
 // Makes block `block` of a row out of what is staged as block `from_`.
 fn emit(row: u32, block: u32, from_: u32, factor: f32) {
   let v = array<vec4<f32>, 8>(

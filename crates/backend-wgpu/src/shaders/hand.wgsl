@@ -2,7 +2,6 @@
 // word says so itself, as it is not EMPTY any more; so nothing is assumed of the order in which others see what a workgroup writes.
 // What is assumed is that workgroups start in the order of launches: a GPU full of such that wait would wait for ever. After some tenths
 // of a second they give up, say so, and go on with what is there.
-const EMPTY = 0x80808080u; // no four quants: they are -127 to 127
 const PATIENCE = 0x40000u;
 @group(0) @binding(17) var<storage, read_write> hands: array<atomic<u32>>;
 
@@ -15,7 +14,7 @@ fn give(at: u32, word: u32) {
 @group(0) @binding(18) var<storage, read_write> gave_up: array<atomic<u32>>; // the last one
 
 fn give_up() {
-  atomicStore(&gave_up[GAVE_UP], 1u);
+  atomicStore(&gave_up[arrayLength(&gave_up) - 1u], 1u);
 }
 
 fn take(at: u32) -> u32 {
