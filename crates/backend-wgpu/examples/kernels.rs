@@ -137,8 +137,17 @@ impl Attention {
         let &Self { heads, kv_heads, head_dim, batch, depth, pages, kv_dtype } = self;
         let bytes = batch * depth * kv_heads * 2 * kv_dtype.head_bytes(head_dim);
         let layers = COLD_BYTES.div_ceil(bytes).clamp(1, 16);
-        let shape =
-            ModelShape { heads, kv_heads, head_dim, windows: vec![None; layers], ..ModelShape::default() };
+        // As small as a layer may be whose launches hand over to each other: attention and merge of one row do so here, too.
+        let shape = ModelShape {
+            format: WeightFormat::Q8_0,
+            hidden: 128,
+            ffn: 128,
+            heads,
+            kv_heads,
+            head_dim,
+            windows: vec![None; layers],
+            ..ModelShape::default()
+        };
         let model = shape.build(1);
         let attention = if pages == "gather" { AttentionMode::Gather } else { AttentionMode::Paged };
         let mut runner = load(gpu, &model, batch, depth, attention, kv_dtype)?;

@@ -43,6 +43,8 @@ pub struct Device {
     pub cooperative: Option<u32>,
     /// Whether launches of a step of one row hand their results over without barriers.
     pub hands_over: bool,
+    /// Whether kernels are timed.
+    pub timed: bool,
     /// wgpu's.
     pub inner: wgpu::Device,
     /// wgpu's.
@@ -87,8 +89,7 @@ impl Device {
         let info = adapter.get_info();
         let is_software = info.device_type == wgpu::DeviceType::Cpu && !as_hardware;
         let cooperative = cooperative(adapter).filter(|_| with_cooperative && !is_software);
-        let hands_over = !options.timed
-            && !as_hardware
+        let hands_over = !as_hardware
             && hidden::works(adapter)
             && options.hand_over.unwrap_or_else(|| starts_in_order(&info));
         let mut features = needed() | Features::TIMESTAMP_QUERY & adapter.features();
@@ -143,6 +144,7 @@ impl Device {
             as_hardware,
             is_software,
             hands_over,
+            timed: options.timed,
             features,
             limits,
             inner,
@@ -445,7 +447,8 @@ fn bindings(source: &str) -> Vec<(u32, String, bool)> {
     let mut bindings: Vec<_> = source
         .lines()
         .filter_map(|line| {
-            let rest = line.trim_start().strip_prefix("@group(0) @binding(")?;
+            let rest = line.trim_start().trim_start_matches("@coherent @volatile ");
+            let rest = rest.strip_prefix("@group(0) @binding(")?;
             let (number, rest) = rest.split_once(')')?;
             let rest = rest.trim_start().strip_prefix("var<storage, ")?;
             let (access, rest) = rest.split_once('>')?;

@@ -25,6 +25,7 @@ use crate::{
 };
 
 use Value::U;
+use hands::Hands;
 use products::Inputs;
 
 pub use kernels::{Product, exact_rows, product};
@@ -72,6 +73,10 @@ pub enum When {
     OneRow,
     /// Those of more.
     MoreRows,
+    /// Those of one row, while its kernels are timed.
+    OneRowTimed,
+    /// All but these.
+    UnlessOneRowTimed,
 }
 
 impl When {
@@ -80,12 +85,15 @@ impl When {
         if other { Self::MoreRows } else { Self::Always }
     }
 
-    /// Whether it is for a step of so many rows.
-    pub fn holds(self, rows: usize) -> bool {
+    /// Whether it is for a step of so many rows, or for timing its kernels.
+    pub fn holds(self, rows: usize, timed: bool) -> bool {
+        let one_row_timed = timed && rows == 1;
         match self {
             Self::Always => true,
             Self::OneRow => rows == 1,
             Self::MoreRows => rows > 1,
+            Self::OneRowTimed => one_row_timed,
+            Self::UnlessOneRowTimed => !one_row_timed,
         }
     }
 }
@@ -138,6 +146,8 @@ pub struct Model {
     pub tiling: Tiling,
     /// Names of the counters.
     pub counters: Vec<String>,
+    /// What launches hand over, where they do.
+    pub hands: Option<Hands>,
 }
 
 /// Buffers between host and device.
@@ -240,9 +250,10 @@ pub struct Lowering<'a> {
     part_tops: wgpu::Buffer,
     ropes: Vec<[wgpu::Buffer; 2]>,
     /// What launches of a step of one row hand over without barriers, where they do.
-    hands: Option<hands::Hands>,
-    /// KV group of the attention that is to be merged next.
+    hands: Option<Hands>,
+    /// KV group of the attention that is to be merged next, and the counter of its kernel for one row.
     merge_group: usize,
+    attention_counter: usize,
 }
 
 impl<'a> Lowering<'a> {
@@ -353,6 +364,7 @@ impl<'a> Lowering<'a> {
             ropes,
             hands: None,
             merge_group: 0,
+            attention_counter: 0,
         };
         lowering.hands = lowering.hands()?;
         Ok(lowering)
@@ -463,23 +475,9 @@ impl<'a> Lowering<'a> {
         Ok(Launch { when: When::Always, kernels, grid, kv_group, counter })
     }
 
-    /// The same in steps of one row that hands over what it makes, where launches do so.
-    fn one_row_launch(
-        &mut self,
-        of: &Launch,
-        files: &[&str],
-        mut constants: Constants,
-        buffers: &[(&str, &wgpu::Buffer)],
-    ) -> Result<Option<Launch>, LoadError> {
-        let Some(hands) = &self.hands else { return Ok(None) };
-        let (own, hidden) = hands.attention();
-        let name = of.kernels[0].pipeline.name.clone();
-        constants.extend(own);
-        let files = [files, wgsl!("hand", "clear")].concat();
-        let all: Vec<_> =
-            hidden.iter().map(|(name, buffer)| (*name, buffer)).chain(buffers.iter().copied()).collect();
-        let kernels = vec![self.kernel_with(&name, &files, &constants, &all, &hands::ATTENTION)?];
-        Ok(Some(Launch { when: When::OneRow, kernels, grid: of.grid.clone(), ..*of }))
+    /// What products hand over, where they do: not while each of them is timed.
+    fn product_hands(&self) -> Option<&Hands> {
+        self.hands.as_ref().filter(|_| !self.device.timed)
     }
 
     fn kernel(

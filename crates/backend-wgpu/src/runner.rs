@@ -48,6 +48,8 @@ pub struct GpuRunner {
     carried: Vec<usize>,
     submitted: u64,
     collected: u64,
+    /// Kernels of the steps up to this one may have gone on without what they waited for.
+    failed: u64,
 }
 
 /// A step on the device.
@@ -101,6 +103,7 @@ impl GpuRunner {
             carried: Vec::new(),
             submitted: 0,
             collected: 0,
+            failed: 0,
         })
     }
 
@@ -128,12 +131,14 @@ impl GpuRunner {
 
     /// Runs a slice of the output rows, and the whole pass before the first one.
     fn run_slice(&mut self, step: &Step<'_>, first: usize, count: usize) -> Result<(), StepError> {
-        let launches = launches(&self.model, &self.plan, first, count);
-        let kernels: BTreeSet<usize> = launches.iter().map(|planned| planned.counter).collect();
-        self.tally.time(&self.device, &Vec::from_iter(kernels), |pass, kernel| {
-            let own = launches.iter().filter(|planned| planned.counter == kernel);
-            own.for_each(|planned| planned.encode(pass));
-        })?;
+        if self.device.timed {
+            let launches = launches(&self.model, &self.plan, first, count, true);
+            let kernels: BTreeSet<usize> = launches.iter().map(|planned| planned.counter).collect();
+            self.tally.time(&self.device, &Vec::from_iter(kernels), |pass, kernel| {
+                encode_all(pass, launches.iter().filter(|planned| planned.counter == kernel));
+            })?;
+        }
+        let launches = launches(&self.model, &self.plan, first, count, false);
         let turn = self.turn();
         let flight = &mut self.flights[turn];
         let vocab = self.program.vocab;
@@ -290,23 +295,31 @@ impl<'a> Planned<'a> {
 
 /// Encodes and counts these launches, one after the other.
 fn encode(encoder: &mut wgpu::CommandEncoder, launches: &[Planned<'_>], tally: &mut Tally) {
-    let mut pass = encoder.begin_compute_pass(&Default::default());
-    // wgpu has a barrier for a buffer's first use before all launches, and for others in their place: these are to be others.
-    let ends = launches.iter().flat_map(|planned| &planned.kernel().ends);
-    let state = wgpu::BufferUses::STORAGE_READ_WRITE;
-    pass.transition_resources(ends.map(|buffer| wgpu::BufferTransition { buffer, state }), iter::empty());
-    for planned in launches {
-        planned.encode(&mut pass);
-        tally.launched(planned.counter);
-    }
+    encode_all(&mut encoder.begin_compute_pass(&Default::default()), launches.iter());
+    launches.iter().for_each(|planned| tally.launched(planned.counter));
 }
 
-/// What a slice of the output rows takes up to the logits, with the whole pass before the first one.
-fn launches<'a>(model: &'a Model, plan: &Plan, first: usize, count: usize) -> Vec<Planned<'a>> {
+/// Encodes all launches of a pass.
+fn encode_all<'a>(pass: &mut wgpu::ComputePass<'_>, launches: impl Iterator<Item = &'a Planned<'a>> + Clone) {
+    // wgpu has a barrier for a buffer's first use before all launches, and for others in their place: these are to be others.
+    let ends = launches.clone().flat_map(|planned| &planned.kernel().ends);
+    let state = wgpu::BufferUses::STORAGE_READ_WRITE;
+    pass.transition_resources(ends.map(|buffer| wgpu::BufferTransition { buffer, state }), iter::empty());
+    launches.for_each(|planned| planned.encode(pass));
+}
+
+/// What a slice of the output rows takes up to the logits, with the whole pass before the first one; or what is timed for it.
+fn launches<'a>(
+    model: &'a Model,
+    plan: &Plan,
+    first: usize,
+    count: usize,
+    timed: bool,
+) -> Vec<Planned<'a>> {
     let mut launches = Vec::new();
     if first == 0 {
         let rows = plan.args(0).rows as usize;
-        let body = model.body.iter().filter(|launch| launch.when.holds(rows));
+        let body = model.body.iter().filter(|launch| launch.when.holds(rows, timed));
         launches.extend(body.map(|launch| {
             let mut args = plan.args(launch.kv_group);
             match launch.grid {
@@ -386,6 +399,13 @@ impl Runner for GpuRunner {
         if gave_up {
             let tokens = &model.io.tokens;
             device.queue.write_buffer(tokens, gave_up_at(tokens), &[0; 4]);
+            // What was not taken in time is not for the steps to come, but those on their way may have taken it.
+            if let Some(hands) = &model.hands {
+                hands.empty_parts(device);
+            }
+            self.failed = self.submitted;
+        }
+        if number <= self.failed {
             return Err(StepError::Device(format!(
                 "kernels on {} waited in vain for what others were to hand over; run with PAGURO_HAND_OVER=0",
                 device.name

@@ -6,11 +6,13 @@ use super::{
     Grid, Launch, Lowering, Place,
     Value::{F, I, U},
     When,
+    hands::{self, Hands, Parts},
     kernels::FEW_ROWS,
     wgsl,
 };
 use crate::{
     device::Device,
+    hidden::Hazards,
     layout::BLOCK,
     pages::{head_words, page_words},
     plan::{COARSE_FROM, COARSE_SPLIT, FINE_SPLIT, RUN, Tile},
@@ -174,7 +176,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Attention to one row of a sequence, or its merge: in steps of one row another kernel, where launches hand over what they make.
+    /// Attention to one row of a sequence: in steps of one row another kernel, where launches hand over what they make.
     fn push_attention(
         &mut self,
         launch: Launch,
@@ -183,9 +185,42 @@ impl Lowering<'_> {
         buffers: &[(&str, &wgpu::Buffer)],
         body: &mut Vec<Launch>,
     ) -> Result<(), LoadError> {
-        let one_row = self.one_row_launch(&launch, files, constants, buffers)?;
-        body.push(Launch { when: When::unless_one_row(one_row.is_some()), ..launch });
-        body.extend(one_row);
+        let hands = self.hands.as_ref().map(Hands::attention);
+        self.attention_counter = launch.counter;
+        self.push_handing(launch, files, constants, buffers, hands.map(|own| (own, &hands::ATTENTION)), body)
+    }
+
+    /// Pushes attention, or its merge, with what these have of their own where they hand over what they make.
+    fn push_handing(
+        &mut self,
+        launch: Launch,
+        files: &[&str],
+        mut constants: Constants,
+        buffers: &[(&str, &wgpu::Buffer)],
+        hands: Option<(Parts, &Hazards)>,
+        body: &mut Vec<Launch>,
+    ) -> Result<(), LoadError> {
+        let Some(((own, hidden), hazards)) = hands else {
+            body.push(launch);
+            return Ok(());
+        };
+        constants.extend(own);
+        let files = [files, wgsl!("hand", "clear")].concat();
+        let hidden = hidden.iter().map(|(name, buffer)| (*name, buffer));
+        let all: Vec<_> = hidden.chain(buffers.iter().copied()).collect();
+        let name = launch.kernels[0].pipeline.name.clone();
+        let handing = Launch {
+            kernels: vec![self.kernel_with(&name, &files, &constants, &all, hazards)?],
+            grid: launch.grid.clone(),
+            ..launch
+        };
+        // While kernels are timed, only these two hand over, and are timed together.
+        let (when, when_handing, counter) = match self.device.timed {
+            true => (When::UnlessOneRowTimed, When::OneRowTimed, self.attention_counter),
+            false => (When::MoreRows, When::OneRow, launch.counter),
+        };
+        body.push(Launch { when, ..launch });
+        body.push(Launch { when: when_handing, counter, ..handing });
         Ok(())
     }
 
@@ -211,7 +246,8 @@ impl Lowering<'_> {
         let grid = Grid::Merge(self.program.heads.div_ceil(heads) as u32);
         let launch =
             self.launch("attend_merge", files, constants.clone(), &buffers, grid, self.merge_group)?;
-        self.push_attention(launch, files, constants, &buffers, body)
+        let hands = self.hands.as_ref().map(Hands::merge);
+        self.push_handing(launch, files, constants, &buffers, hands.map(|own| (own, &hands::MERGE)), body)
     }
 
     /// Shapes of heads and pages.

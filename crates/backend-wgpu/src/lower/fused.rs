@@ -67,7 +67,7 @@ impl Lowering<'_> {
         let mut finishes = vec![];
         for (group, _) in groups.iter().filter(|_| rotates) {
             let mut finish = self.rope_finish(op, &group.linears);
-            if let Some(hands) = &self.hands {
+            if let Some(hands) = self.product_hands() {
                 finish = finish.with(hands.queries(op.kv.slot, finishes.is_empty()), hands::PRODUCT);
             }
             finishes.push(finish);
@@ -207,7 +207,7 @@ impl Lowering<'_> {
             by_blocks: false,
             hazards: Hazards::TOLD,
         };
-        match &self.hands {
+        match self.product_hands() {
             Some(hands) => finish.with(hands.gate(), hands::PRODUCT),
             None => finish,
         }
@@ -243,7 +243,7 @@ impl Lowering<'_> {
             Some((norm, linears)) => Some(self.add_finish(norm, linears)?),
             None => from_floats.then(|| store_finish(&place, &store)),
         };
-        if let Some(hands) = &self.hands {
+        if let Some(hands) = self.product_hands() {
             finish = Some(match finish {
                 Some(finish) if !from_floats => finish.with(hands.projection(&self.x), hands::PRODUCT),
                 Some(finish) if next.is_some() => finish.with(hands.down(None), hands::PRODUCT),
@@ -296,7 +296,7 @@ impl Lowering<'_> {
         let matrix = self.matrix(inputs)?;
         let [part] = &matrix.parts[..] else { unreachable!("`is_whole` was asked") };
         let layout = matrix.layout;
-        let take = take.filter(|_| self.hands.is_some());
+        let take = take.filter(|_| self.product_hands().is_some());
         let by_blocks = finish.by_blocks || matches!(source, Source::Floats);
         let tile = by_blocks.then_some(BLOCK as u32);
         let mut product = kernels::one_row(self.device, layout, part.rows as u32, tile);
@@ -335,10 +335,10 @@ impl Lowering<'_> {
         constants.extend(finish.constants);
         files.extend(finish.files);
         let mut own = finish.buffers;
-        if self.hands.is_some() {
+        if self.product_hands().is_some() {
             files.extend(wgsl!("clear"));
         }
-        if let (Some(hands), Some(take)) = (&self.hands, take) {
+        if let (Some(hands), Some(take)) = (self.product_hands(), take) {
             files.extend(wgsl!("hand"));
             let (takes, buffers) = hands.takes(take, product.threads(self.device));
             constants.extend(takes);

@@ -1,7 +1,7 @@
 //! What launches of a step of one row hand to the next ones without barriers (`hand.wgsl`).
 //!
 //! A layer has one barrier, before attention. All of its other launches start when there is room for their workgroups, ask for weights,
-//! and wait for words of the launch before. Where words lie, a slot, layers take in turn: attention empties that of the next layer, as
+//! and wait for words of the launch before. Parts of attention, which its merge alone takes, that one empties itself. Where words lie, a slot, layers take in turn: attention empties that of the next layer, as
 //! the barrier has waited for all who took words from it. Queries and the residual stream between layers pass a barrier on their way,
 //! and so need no asking; they, too, have two places in turn, lest someone still reads what is written.
 
@@ -9,8 +9,10 @@ use paguro_backend::{Linear, LoadError, Norm, Op, Program};
 
 use super::{Lowering, Value::U};
 use crate::{
+    device::Device,
     hidden::{Hazards, second_name},
     layout::{BLOCK, Layout},
+    plan,
     template::Constants,
 };
 
@@ -19,13 +21,20 @@ pub(super) const PRODUCT: Hazards =
     Hazards { hidden: &["hands", "gave_up", "cleared", "queries", "k_pages", "v_pages", "out"], ends: &[] };
 /// The last product, whose sum takes the usual way.
 pub(super) const LAST: Hazards = Hazards { hidden: &["hands", "gave_up"], ends: &[] };
-/// Attention, with the barrier before it, and its merge.
+/// Attention, with the barrier before it.
 pub(super) const ATTENTION: Hazards =
-    Hazards { hidden: &["hands", "cleared"], ends: &["queries", "k_pages", "v_pages"] };
+    Hazards { hidden: &["hands", "cleared", "parts_handed"], ends: &["queries", "k_pages", "v_pages"] };
+/// Its merge, which waits for parts.
+pub(super) const MERGE: Hazards = Hazards { hidden: &["hands", "gave_up", "parts_handed"], ends: &[] };
+
+/// What a word is until it is there, as in `clear.wgsl`.
+const EMPTY: u32 = 0x8080_8080;
 
 /// Buffers of what is handed over.
-pub(super) struct Hands {
+pub struct Hands {
     slots: [wgpu::Buffer; 2],
+    parts: wgpu::Buffer,
+    most_parts: usize,
     /// Queries, and behind them the stream that a layer begins with.
     between: [wgpu::Buffer; 2],
     /// The same under the name of those that write it.
@@ -34,7 +43,7 @@ pub(super) struct Hands {
     hidden_tokens: wgpu::Buffer,
     words: Words,
     /// Of the layer that is being lowered.
-    pub layer: usize,
+    pub(super) layer: usize,
 }
 
 /// Where words lie in a slot.
@@ -73,7 +82,7 @@ impl Lowering<'_> {
     /// # Errors
     /// No memory.
     pub(super) fn hands(&self) -> Result<Option<Hands>, LoadError> {
-        let Self { device, program, pages, tokens, .. } = self;
+        let Self { device, program, limits, pages, tokens, .. } = self;
         if !device.hands_over || !self.all_hand_over() {
             return Ok(None);
         }
@@ -95,15 +104,21 @@ impl Lowering<'_> {
         }
         device.queue.submit([encoder.finish()]);
         let second = |buffer: &wgpu::Buffer| second_name(&device.inner, buffer);
-        Ok(Some(Hands {
+        let most_parts = plan::splits(limits.max_context);
+        let parts = most_parts * program.heads * (program.kv.head_dim + 4);
+        let hands = Hands {
             slots: [slot()?, slot()?],
+            parts: device.buffer(parts, "parts of attention that are handed over")?,
             hidden_between: [second(&between[0]), second(&between[1])],
             between,
             hidden_pages: pages.iter().map(|[k, v]| [second(k), second(v)]).collect(),
             hidden_tokens: second(tokens),
+            most_parts,
             words,
             layer: 0,
-        }))
+        };
+        hands.empty_parts(device);
+        Ok(Some(hands))
     }
 
     /// Whether every layer has the five launches, with activations of eight bits, whose words are whole fours.
@@ -133,6 +148,12 @@ impl Lowering<'_> {
 }
 
 impl Hands {
+    /// Makes all words of parts such that they are still to come.
+    pub fn empty_parts(&self, device: &Device) {
+        let words = EMPTY.to_ne_bytes().repeat(self.parts.size() as usize / 4);
+        device.queue.write_buffer(&self.parts, 0, &words);
+    }
+
     fn slot(&self) -> (&'static str, wgpu::Buffer) {
         ("hands", self.slots[self.layer % 2].clone())
     }
@@ -152,24 +173,37 @@ impl Hands {
         };
         let constants = vec![
             ("TAKES", U(words as u32)),
-            ("TAKE_ROUNDS", U((words as u32).div_ceil(threads))),
-            // Projections have few workgroups, and few of attention keep them waiting.
-            ("MANY_TAKE", U(u32::from(!matches!(take, Take::Attended)))),
+            ("TAKE_ROUNDS", U((words as u32 / 4).div_ceil(threads))),
             ("TAKE_AT", U(at as u32)),
         ];
         (constants, vec![slot, ("gave_up", self.hidden_tokens.clone())])
     }
 
-    /// For attention of a layer, or its merge.
+    /// For attention of a layer.
     pub(super) fn attention(&self) -> Parts {
-        let constants = vec![
-            ("GIVES", U(1)),
-            ("GIVE_AT", U(self.words.attended as u32)),
-            ("CLEARED", U(self.words.all.div_ceil(4) as u32)),
-        ];
+        let mut constants = self.gives_attended();
+        constants.push(("CLEARED", U(self.words.all.div_ceil(4) as u32)));
         let cleared = self.slots[(self.layer + 1) % 2].clone();
         let between = self.between[self.layer % 2].clone();
-        (constants, vec![self.slot(), ("cleared", cleared), ("queries", between)])
+        let parts = ("parts_handed", self.parts.clone());
+        (constants, vec![self.slot(), ("cleared", cleared), ("queries", between), parts])
+    }
+
+    /// For its merge.
+    pub(super) fn merge(&self) -> Parts {
+        let mut constants = self.gives_attended();
+        constants.push(("TAKES", U(1)));
+        let gave_up = ("gave_up", self.hidden_tokens.clone());
+        (constants, vec![self.slot(), gave_up, ("parts_handed", self.parts.clone())])
+    }
+
+    fn gives_attended(&self) -> Constants {
+        vec![
+            ("GIVES", U(1)),
+            ("GIVE_AT", U(self.words.attended as u32)),
+            ("HANDS_PARTS", U(1)),
+            ("MOST_PARTS", U(self.most_parts as u32)),
+        ]
     }
 
     /// For queries, keys and values of a layer, whose pages are in this slot of the model's. Those of the first layer empty its words: it has

@@ -74,6 +74,7 @@ impl Lowering<'_> {
             io: Io { step: self.step, logits, normed, samples, masks, tokens, edits },
             tiling: self.tiling,
             counters: self.counters,
+            hands: self.hands,
         })
     }
 }

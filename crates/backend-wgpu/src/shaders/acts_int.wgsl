@@ -31,16 +31,12 @@ fn make_acts(tid: u32) {
     all_there = true;
 //% for p in 0..PARTS
 //% for j in 0..4
-    word_${p}_${j} = vec4<u32>(
-//% for c in 0..4
-      atomicLoad(&hands[TAKE_AT + (16u * half_${p} + 4u * ${j}u + ${c}u) * BLOCKS + block_${p}]),
-//% end
-    );
+    word_${p}_${j} = hands[TAKE_AT / 4u + (4u * half_${p} + ${j}u) * BLOCKS + block_${p}];
 //% end
 //% end
 //% for p in 0..PARTS
 //% for j in 0..4
-    all_there = all_there && all(word_${p}_${j} != vec4<u32>(EMPTY));
+    all_there = all_there && is_there(word_${p}_${j});
 //% end
 //% end
   }
@@ -93,22 +89,21 @@ var<workgroup> taken: array<vec4<u32>, TAKES / 4u>;
 
 fn take_acts(tid: u32) {
 //% for t in 0..TAKE_ROUNDS
-  var word_${t} = 0u;
+  var words_${t} = vec4<u32>();
 //% end
   var all_there = false;
   for (var n = 0u; n < PATIENCE && !all_there; n++) {
 //% for t in 0..TAKE_ROUNDS
-    if (tid + ${t}u * THREADS < TAKES) { word_${t} = atomicLoad(&hands[TAKE_AT + tid + ${t}u * THREADS]); }
+    if (tid + ${t}u * THREADS < TAKES / 4u) { words_${t} = hands[TAKE_AT / 4u + tid + ${t}u * THREADS]; }
 //% end
     all_there = true;
 //% for t in 0..TAKE_ROUNDS
-    all_there = all_there && word_${t} != EMPTY;
+    all_there = all_there && is_there(words_${t});
 //% end
   }
   if (!all_there) { give_up(); }
 //% for t in 0..TAKE_ROUNDS
-  // In SPIR-V, to which these kernels are translated, this writes one word only.
-  if (tid + ${t}u * THREADS < TAKES) { taken[(tid + ${t}u * THREADS) / 4u][tid % 4u] = word_${t}; }
+  if (tid + ${t}u * THREADS < TAKES / 4u) { taken[tid + ${t}u * THREADS] = words_${t}; }
 //% end
   workgroupBarrier();
 }

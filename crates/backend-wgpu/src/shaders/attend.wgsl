@@ -7,8 +7,11 @@
 // four of dimensions of V_TOKENS tokens.
 @group(0) @binding(0) var<storage, read> step: array<u32>;
 @group(0) @binding(1) var<storage, read> queries: array<vec4<f32>>; // [rows, HEADS, DIM / 4]
+//% if HANDS_PARTS
+//% else
 @group(0) @binding(4) var<storage, read_write> part_sums: array<vec4<f32>>; // [parts, HEADS, DIM / 4]
 @group(0) @binding(5) var<storage, read_write> part_tops: array<vec2<f32>>; // [parts, HEADS] maximum, sum of weights
+//% end
 
 const QUADS = DIM / 4u;
 const TEAMS = THREADS / QUADS;
@@ -307,7 +310,11 @@ fn main(
     let part = part_of(quad / QUADS, wid.xy);
     let head = quad / QUADS % TILE_HEADS;
     if (part != NO_PART && head < item.heads) {
+//% if HANDS_PARTS
+      give_part(sum_at(part, item.first_head + head) + quad % QUADS, result_${v}_${o}.sum);
+//% else
       part_sums[(part * HEADS + item.first_head + head) * QUADS + quad % QUADS] = result_${v}_${o}.sum;
+//% end
     }
   }
 //% end
@@ -315,6 +322,12 @@ fn main(
   if (tid < QUERIES) {
     let part = part_of(tid, wid.xy);
     let head = tid % TILE_HEADS;
-    if (part != NO_PART && head < item.heads) { part_tops[part * HEADS + item.first_head + head] = vec2<f32>(total.top, total.sum.x); }
+    if (part != NO_PART && head < item.heads) {
+//% if HANDS_PARTS
+      give_part(top_at(part, item.first_head + head), vec4<f32>(total.top, total.sum.x, 0.0, 0.0));
+//% else
+      part_tops[part * HEADS + item.first_head + head] = vec2<f32>(total.top, total.sum.x);
+//% end
+    }
   }
 }

@@ -8,8 +8,11 @@
 // columns of B takes five times as many instructions.
 @group(0) @binding(0) var<storage, read> step: array<u32>;
 @group(0) @binding(1) var<storage, read> queries: array<vec4<f32>>;         // [rows, HEADS, DIM / 4]
+//% if HANDS_PARTS
+//% else
 @group(0) @binding(4) var<storage, read_write> part_sums: array<vec4<f32>>; // [parts, HEADS, DIM / 4]
 @group(0) @binding(5) var<storage, read_write> part_tops: array<vec2<f32>>; // [parts, HEADS] maximum, sum of weights
+//% end
 
 const QUADS = DIM / 4u;
 const GROUPS = DIM / 16u;              // subgroups
@@ -285,8 +288,15 @@ fn main(
   }
   let part = part_of(0u, wid.xy);
   if (part != NO_PART && query < item.heads) {
+//% if HANDS_PARTS
+    give_part(sum_at(part, item.first_head + query) + group * 4u + lane % 4u, result.sum);
+    if (group == 0u && lane % 4u == 0u) {
+      give_part(top_at(part, item.first_head + query), vec4<f32>(total.top, total.sum.x, 0.0, 0.0));
+    }
+//% else
     let to = part * HEADS + item.first_head + query;
     part_sums[to * QUADS + group * 4u + lane % 4u] = result.sum;
     if (group == 0u && lane % 4u == 0u) { part_tops[to] = vec2<f32>(total.top, total.sum.x); }
+//% end
   }
 }

@@ -1,16 +1,27 @@
 // Partial attention of a row, added up in order, as activations of the next product; one workgroup for MERGE_HEADS heads of a row,
 // so that it has whole blocks.
 @group(0) @binding(0) var<storage, read> step: array<u32>;
+//% if HANDS_PARTS
+//% else
 @group(0) @binding(1) var<storage, read> part_sums: array<vec4<f32>>; // [parts, HEADS, DIM / 4]
 @group(0) @binding(2) var<storage, read> part_tops: array<vec2<f32>>; // [parts, HEADS] maximum, sum of weights
+//% end
 
 const QUADS = DIM / 4u;
-const SLOTS = min(256u / QUADS, 64u); // parts that the threads read side by side
+const SLOTS = min(256u / QUADS, 51u); // parts that the threads read side by side
 const CHUNK = 5u * SLOTS;             // parts that they read at once: all of a context of 16,384, with heads of 128
 
 var<workgroup> tops: array<f32, 64>;           // maximum of each subgroup; the smallest have 4 threads
 var<workgroup> parts: array<vec2<f32>, CHUNK>; // factor, weight times factor
 var<workgroup> chunk: array<vec4<f32>, CHUNK * QUADS>;
+
+fn top_of(part: u32, head: u32) -> vec2<f32> {
+//% if HANDS_PARTS
+  return take_part(top_at(part, head)).xy;
+//% else
+  return part_tops[part * HEADS + head];
+//% end
+}
 
 @compute @workgroup_size(256)
 fn main(
@@ -27,13 +38,17 @@ fn main(
     // Past the last head, its result is computed again and left out.
     let head = min(wid.x * MERGE_HEADS + h, HEADS - 1u);
     let at = (made.first * HEADS + head) * QUADS + tid % QUADS;
+//% if HANDS_PARTS
+//% else
     // Past the last part, it is read again.
 //% for u in 0..5
     var next_${u} = part_sums[at + min(${u}u * SLOTS + slot, made.count - 1u) * HEADS * QUADS];
 //% end
-    let own = part_tops[(made.first + min(tid, made.count - 1u)) * HEADS + head];
+//% end
+    var own = vec2<f32>(NOTHING);
+    if (tid < made.count) { own = top_of(made.first + tid, head); }
     var top = own.x;
-    for (var i = tid + 256u; i < made.count; i += 256u) { top = max(top, part_tops[(made.first + i) * HEADS + head].x); }
+    for (var i = tid + 256u; i < made.count; i += 256u) { top = max(top, top_of(made.first + i, head).x); }
     top = subgroupMax(top);
     if (in_subgroup == 0u) { tops[subgroup] = top; }
     workgroupBarrier();
@@ -44,10 +59,26 @@ fn main(
       let here = min(CHUNK, made.count - base);
       if (tid < here) {
         var part = own;
-        if (base > 0u) { part = part_tops[(made.first + base + tid) * HEADS + head]; }
+        if (base > 0u) { part = top_of(made.first + base + tid, head); }
         let factor = power_of_two(part.x - top);
         parts[tid] = vec2<f32>(factor, part.y * factor);
       }
+//% if HANDS_PARTS
+      // Who has written maxima has most likely written all.
+      var all_there = false;
+      for (var n = 0u; n < PATIENCE && !all_there; n++) {
+//% for u in 0..5
+        let next_${u} = parts_handed[at + min(base + ${u}u * SLOTS + slot, made.count - 1u) * QUADS * HEADS];
+        if (tid < SLOTS * QUADS) { chunk[${u}u * SLOTS * QUADS + tid] = bitcast<vec4<f32>>(next_${u}); }
+//% end
+        all_there = true;
+//% for u in 0..5
+        all_there = all_there && is_there(next_${u});
+//% end
+      }
+      if (!all_there) { give_up(); }
+      workgroupBarrier();
+//% else
       if (tid < SLOTS * QUADS) {
 //% for u in 0..5
         chunk[${u}u * SLOTS * QUADS + tid] = next_${u};
@@ -59,6 +90,7 @@ fn main(
         next_${u} = part_sums[at + min(base + CHUNK + ${u}u * SLOTS + slot, made.count - 1u) * HEADS * QUADS];
 //% end
       }
+//% end
       if (tid < DIM) {
         var value = chunk[tid / 4u][tid % 4u];
         var part = parts[0];
@@ -85,4 +117,8 @@ fn main(
   let mine = tid / 8u;
   let block = wid.x * (MERGE_HEADS * DIM / 32u) + mine;
   emit_shared(mine < MERGE_HEADS * DIM / 32u && block < ACT_BLOCKS, row, block, mine, tid % 8u);
+//% if HANDS_PARTS
+  for (var i = tid; i < made.count * QUADS; i += 256u) { empty_part(sum_at(made.first + i / QUADS, wid.x) + i % QUADS); }
+  for (var i = tid; i < made.count; i += 256u) { empty_part(top_at(made.first + i, wid.x)); }
+//% end
 }

@@ -8,7 +8,7 @@
 //% if TAKES_X
 @group(0) @binding(5) var<storage, read_write> out: array<f32>;
 
-fn ask_x(i: u32) -> f32 { return bitcast<f32>(atomicLoad(&hands[X_AT + i])); }
+fn ask_x(i: u32) -> f32 { return bitcast<f32>(look(X_AT + i)); }
 
 fn x_of(i: u32, asked: f32) -> f32 {
   if (bitcast<u32>(asked) != EMPTY) { return asked; }

@@ -1,10 +1,10 @@
 // A product of gate and up, in turn, that makes activations of them.
 //% if HANDS
-fn put(i: u32, value: f32) { give(GATED_AT + i % 32u * ACT_BLOCKS + i / 32u, bitcast<u32>(value)); }
+fn put(at: u32, value: f32) { give(GATED_AT + at, bitcast<u32>(value)); }
 //% else
 @group(0) @binding(10) var<storage, read_write> gated: array<f32>; // [8, ACT_BLOCKS, 4]
 
-fn put(i: u32, value: f32) { gated[(i % 32u / 4u * ACT_BLOCKS + i / 32u) * 4u + i % 4u] = value; }
+fn put(at: u32, value: f32) { gated[at] = value; }
 //% end
 
 fn ask(tid: u32, first: u32) -> u32 {
@@ -14,6 +14,6 @@ fn ask(tid: u32, first: u32) -> u32 {
 fn finish(tid: u32, first: u32, asked: u32) {
   let i = first / 2u + tid;
   if (tid < TILE / 2u && 2u * i < OUTPUTS) {
-    put(i, activation(totals[2u * tid]) * totals[2u * tid + 1u]);
+    put((i % 32u / 4u * ACT_BLOCKS + i / 32u) * 4u + i % 4u, activation(totals[2u * tid]) * totals[2u * tid + 1u]);
   }
 }

@@ -46,9 +46,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   let asked = ask(tid, first);
 //% end
 //% if TAKES
-//% if MANY_TAKE
   wait_for_some(wid.y, tid);
-//% end
 //% if OWN_ACTS
 //% else
   take_acts(tid);
