@@ -1,6 +1,6 @@
 //! A step as the device gets it: one array of words.
 
-use std::ops::Range;
+use std::{cmp::Reverse, ops::Range};
 
 use paguro_backend::{AttentionMode, KvLayout, Limits, Step};
 
@@ -286,7 +286,7 @@ impl Plan {
             Some(wide) => (wide.rows, wide.workgroups, wide.busy),
             None => (self.tiling.rows, self.tiling.workgroups, self.tiling.busy),
         };
-        let groups = self.groups;
+        let (groups, rows) = (self.groups, step.tokens.len());
         let cut = &mut self.cuts[index];
         let window = cut.window.map_or(usize::MAX, |window| window as usize);
         // The splits that some of these rows see.
@@ -342,6 +342,13 @@ impl Plan {
                     let to = seen.end.min(part.saturating_add(1).saturating_mul(length));
                     [first, rows, position, table, blocks, from, to - from, length].map(|x| x as u32)
                 }));
+            }
+            // Short ones fill what long ones leave. Of one row, they stay in order of position (see `args`).
+            if rows > 1 {
+                self.words[begin..]
+                    .as_chunks_mut::<8>()
+                    .0
+                    .sort_unstable_by_key(|item| (Reverse(item[6]), Reverse(item[0]), item[5]));
             }
             cut.items[tile as usize] = (begin as u32, ((self.words.len() - begin) / 8) as u32);
         }
@@ -540,12 +547,12 @@ mod tests {
             let splits: Vec<u32> = items.iter().map(|item| item[6]).collect();
             (splits, items[0][7] as usize, plan.cuts[0].whole)
         };
-        // 33 splits of 8 sequences for 64 workgroups: runs, which are 9 for each K/V head.
-        assert_eq!(items(8, 16_383, 64), ([4, 4, 4, 4, 4, 4, 4, 4, 1].repeat(8), RUN, false));
+        // 33 splits of 8 sequences for 64 workgroups: runs, which are 9 for each K/V head. Short ones come last.
+        assert_eq!(items(8, 16_383, 64), ([vec![4; 64], vec![1; 8]].concat(), RUN, false));
         // As many sequences as workgroups, with two for each.
         assert_eq!(items(32, 4095, 64), (vec![9; 32], WHOLE, true));
         // Whole results of a fourth more would have three quarters of the workgroups wait for the others.
-        assert_eq!(items(40, 4095, 64), ([4, 4, 1].repeat(40), RUN, false));
+        assert_eq!(items(40, 4095, 64), ([vec![4; 80], vec![1; 40]].concat(), RUN, false));
         assert_eq!(items(1, 16_383, 64), (vec![1; 33], 1, false));
         assert_eq!(items(1, 255, 64), (vec![1], WHOLE, true));
     }

@@ -15,7 +15,7 @@ use crate::{
     device::{ARGS_BYTES, Device},
     lower::{Grid, Kernel, LOGIT_ROWS, Launch, Lowering, Model, product},
     pages::page_words,
-    plan::{Args, Plan},
+    plan::{Args, Plan, Tile},
     sampler::{self, NONE, Sampler, first_allowed},
     tally::Tally,
 };
@@ -267,7 +267,12 @@ impl<'a> Planned<'a> {
             }
             Grid::Pages => (0, [args.rows.min(PAGES_X), args.rows.div_ceil(PAGES_X)]),
             &Grid::Product(outputs, ref products) => product(products, all as u32, args.rows, outputs),
-            &Grid::Attention(tile, heads) => (0, [plan.items(launch.kv_group, tile), heads]),
+            &Grid::Attention(tile, heads) => {
+                let items = plan.items(launch.kv_group, tile);
+                // As `splits.wgsl` has it.
+                let heads_first = tile == Tile::Row && args.row_length == 0;
+                (0, if heads_first { [heads, items] } else { [items, heads] })
+            }
         };
         Self { launch, variant, workgroups, args, counter: launch.counter + variant }
     }
@@ -309,13 +314,7 @@ fn encode_all<'a>(pass: &mut wgpu::ComputePass<'_>, launches: impl Iterator<Item
 }
 
 /// What a slice of the output rows takes up to the logits, with the whole pass before the first one; or what is timed for it.
-fn launches<'a>(
-    model: &'a Model,
-    plan: &Plan,
-    first: usize,
-    count: usize,
-    timed: bool,
-) -> Vec<Planned<'a>> {
+fn launches<'a>(model: &'a Model, plan: &Plan, first: usize, count: usize, timed: bool) -> Vec<Planned<'a>> {
     let mut launches = Vec::new();
     if first == 0 {
         let rows = plan.args(0).rows as usize;
@@ -338,7 +337,7 @@ fn launches<'a>(
             launches.extend(model.head.iter().map(|launch| Planned::of(launch, plan, args, all)));
         }
     }
-    launches.retain(|planned| planned.workgroups[0] > 0);
+    launches.retain(|planned| planned.workgroups.iter().all(|&count| count > 0));
     launches
 }
 

@@ -138,6 +138,7 @@ impl Lowering<'_> {
             let mut constants = shared.clone();
             constants.extend(tile_heads(group, self.tiling.heads));
             constants.push(("TILE_ROWS", U(rows as u32)));
+            constants.push(("SINGLE_ROWS", U(u32::from(tile == Tile::Row))));
             let mut emits: &[&'static str] = &[];
             if self.tiling.emits {
                 let blocks = queries * kv.head_dim as u32 / BLOCK as u32;

@@ -47,7 +47,8 @@ fn main(
   @builtin(subgroup_invocation_id) in_subgroup: u32,
 ) {
   let tid = subgroup * subgroup_size + in_subgroup;
-  let item = item_of(wid.xy);
+  let work = work_of(wid);
+  let item = item_of(work);
   let seen_from = first_seen(item.position);
   let team = tid / QUADS;
   let lane = tid % QUADS;
@@ -57,7 +58,7 @@ fn main(
   let asked = min(tid, COARSE / PAGE - 1u);
   var page = page_of(item.first_split, asked, item.table, item.position + item.rows);
 //% if CLEARED
-  if (wid.x == 0u) { clear(wid.y * THREADS + tid, KV_HEADS * HEAD_TILES * THREADS); }
+  if (work.x == 0u) { clear(work.y * THREADS + tid, KV_HEADS * HEAD_TILES * THREADS); }
 //% end
 
   for (var i = tid; i < FOURS * 4u * K_QUADS; i += THREADS) {
@@ -307,7 +308,7 @@ fn main(
 //% for o in 0..OUTS
   if (tid + ${o}u * THREADS < QUERIES_${v} * QUADS) {
     let quad = ${v}u * 4u * QUADS + tid + ${o}u * THREADS;
-    let part = part_of(quad / QUADS, wid.xy);
+    let part = part_of(quad / QUADS, work);
     let head = quad / QUADS % TILE_HEADS;
     if (part != NO_PART && head < item.heads) {
 //% if HANDS_PARTS
@@ -320,7 +321,7 @@ fn main(
 //% end
 //% end
   if (tid < QUERIES) {
-    let part = part_of(tid, wid.xy);
+    let part = part_of(tid, work);
     let head = tid % TILE_HEADS;
     if (part != NO_PART && head < item.heads) {
 //% if HANDS_PARTS

@@ -125,7 +125,8 @@ fn main(
   @builtin(subgroup_invocation_id) in_subgroup: u32,
 ) {
   let tid = group * SUBGROUP + in_subgroup;
-  let item = item_of(wid.xy);
+  let work = work_of(wid);
+  let item = item_of(work);
   let last_token = item.position + item.rows - 1u;
   let end = min(split_begin(item.first_split + item.splits), last_token + 1u);
 
@@ -175,7 +176,7 @@ fn main(
   let own_scores = 16u * group * SCORE_STRIDE; // of the subgroup
   let last = i32(item.position + min(query / TILE_HEADS, item.rows - 1u)); // token that the query sees
   let head = item.first_head + query % TILE_HEADS;
-  var part = part_of(query, wid.xy);
+  var part = part_of(query, work);
   if (query % TILE_HEADS >= item.heads) { part = NO_PART; }
   var top = NOTHING;
   var total = vec4<f32>(0.0);

@@ -94,12 +94,13 @@ fn main(
   @builtin(subgroup_invocation_id) lane: u32,
 ) {
   let tid = group * 32u + lane;
-  let item = item_of(wid.xy);
+  let work = work_of(wid);
+  let item = item_of(work);
   let seen_from = first_seen(item.position);
   let asked = min(tid, COARSE / PAGE - 1u);
   var page = page_of(item.first_split, asked, item.table, item.position + 1u);
 //% if CLEARED
-  if (wid.x == 0u) { clear(wid.y * THREADS + tid, KV_HEADS * HEAD_TILES * THREADS); }
+  if (work.x == 0u) { clear(work.y * THREADS + tid, KV_HEADS * HEAD_TILES * THREADS); }
 //% end
 
   for (var i = tid; i < 8u * QUADS; i += THREADS) {
@@ -286,7 +287,7 @@ fn main(
     emit_shared(has_block, item.first_row, item.first_head * (DIM / 32u) + block, block, tid % 8u);
     return;
   }
-  let part = part_of(0u, wid.xy);
+  let part = part_of(0u, work);
   if (part != NO_PART && query < item.heads) {
 //% if HANDS_PARTS
     give_part(sum_at(part, item.first_head + query) + group * 4u + lane % 4u, result.sum);

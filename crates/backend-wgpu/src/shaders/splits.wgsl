@@ -27,12 +27,21 @@ struct Item {
   heads: u32,
 }
 
-// That of the workgroup with this number. What a step of one row has to do is in the arguments, which are there sooner than what lies in
+// The item and the head tile of a workgroup. Where several sequences decode, all head tiles of an item start before the next item does, as
+// long items are to start first.
+fn work_of(wid: vec3<u32>) -> vec2<u32> {
+//% if SINGLE_ROWS
+  if (args.row_length == 0u) { return wid.yx; }
+//% end
+  return wid.xy;
+}
+
+// That of the workgroup with this work. What a step of one row has to do is in the arguments, which are there sooner than what lies in
 // memory.
-fn item_of(wid: vec2<u32>) -> Item {
+fn item_of(work: vec2<u32>) -> Item {
   var item: Item;
   if (args.row_length != 0u) {
-    let part = args.row_from / args.row_length + wid.x;
+    let part = args.row_from / args.row_length + work.x;
     let first = max(args.row_from, part * args.row_length);
     item.rows = 1u;
     item.position = args.row_position;
@@ -40,7 +49,7 @@ fn item_of(wid: vec2<u32>) -> Item {
     item.first_split = first;
     item.splits = min(args.row_to, (part + 1u) * args.row_length) - first;
   } else {
-    let at = args.items + 8u * wid.x;
+    let at = args.items + 8u * work.x;
     item.first_row = step[at];
     item.rows = step[at + 1u];
     item.position = step[at + 2u];
@@ -48,16 +57,16 @@ fn item_of(wid: vec2<u32>) -> Item {
     item.first_split = step[at + 5u];
     item.splits = step[at + 6u];
   }
-  item.kv_head = wid.y / HEAD_TILES;
-  item.first_head = item.kv_head * GROUP_HEADS + wid.y % HEAD_TILES * TILE_HEADS;
+  item.kv_head = work.y / HEAD_TILES;
+  item.first_head = item.kv_head * GROUP_HEADS + work.y % HEAD_TILES * TILE_HEADS;
   item.heads = min(TILE_HEADS, (item.kv_head + 1u) * GROUP_HEADS - item.first_head);
   return item;
 }
 
 // Where the result of a query of the tile goes, if it is one, and sees something. The item is looked up again: in registers it would be
 // in the way until then.
-fn part_of(query: u32, wid: vec2<u32>) -> u32 {
-  let item = item_of(wid);
+fn part_of(query: u32, work: vec2<u32>) -> u32 {
+  let item = item_of(work);
   let row = query / TILE_HEADS;
   let parts = parts_of(item.first_row + min(row, item.rows - 1u));
   let index = item.first_split / parts.length - parts.number;
