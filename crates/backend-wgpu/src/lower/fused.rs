@@ -324,7 +324,7 @@ impl Lowering<'_> {
                 constants.extend([
                     ("OWN_ACTS", U(room)),
                     ("PARTS", U(parts)),
-                    ("EARLY", U(2)),
+                    ("EARLY", U(3)),
                     ("TWICE", U(1)),
                 ]);
             }
