@@ -6,6 +6,7 @@ mod fused;
 mod hands;
 mod head;
 mod kernels;
+mod launch;
 mod products;
 
 use std::{collections::HashMap, sync::Arc};
@@ -15,12 +16,12 @@ use paguro_backend::{
 };
 
 use crate::{
-    device::{Device, LEAST_THREADS, Pipeline},
+    device::{Device, LEAST_THREADS},
     hidden::Hazards,
     layout::{BLOCK, Layout},
     matrix::{DeviceMatrix, Order},
     pages::page_words,
-    plan::{self, Tile, Tiling},
+    plan::{self, Tiling},
     template::{Constants, Value},
 };
 
@@ -29,6 +30,7 @@ use hands::Hands;
 use products::Inputs;
 
 pub use kernels::{Product, exact_rows, product};
+pub use launch::{Grid, Io, Kernel, Launch, Model, When};
 
 /// Rows whose logits are computed at once: bounds their memory for large vocabularies.
 pub const LOGIT_ROWS: usize = 64;
@@ -44,129 +46,6 @@ macro_rules! wgsl {
     };
 }
 use wgsl;
-
-/// How many workgroups a launch has.
-#[derive(Clone, Debug)]
-pub enum Grid {
-    /// This many for each row.
-    Each(u32),
-    /// One for each row, along x.
-    Rows,
-    /// One for each 256 rows.
-    Threads,
-    /// A product with this many outputs, and its kernels.
-    Product(u32, Arc<[Product]>),
-    /// The items of a KV group's attention with such a tile, this many for each.
-    Attention(Tile, u32),
-    /// This many for each row, if attention has left a row's result in parts.
-    Merge(u32),
-    /// The pages of all block tables.
-    Pages,
-}
-
-/// The steps that a launch is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum When {
-    /// All.
-    Always,
-    /// Those of one row.
-    OneRow,
-    /// Those of more.
-    MoreRows,
-    /// Those of one row, while its kernels are timed.
-    OneRowTimed,
-    /// All but these.
-    UnlessOneRowTimed,
-}
-
-impl When {
-    /// All, but those of one row if something else is for these.
-    pub fn unless_one_row(other: bool) -> Self {
-        if other { Self::MoreRows } else { Self::Always }
-    }
-
-    /// Whether it is for a step of so many rows, or for timing its kernels.
-    pub fn holds(self, rows: usize, timed: bool) -> bool {
-        let one_row_timed = timed && rows == 1;
-        match self {
-            Self::Always => true,
-            Self::OneRow => rows == 1,
-            Self::MoreRows => rows > 1,
-            Self::OneRowTimed => one_row_timed,
-            Self::UnlessOneRowTimed => !one_row_timed,
-        }
-    }
-}
-
-/// A kernel and what it works on.
-pub struct Kernel {
-    /// Its code.
-    pub pipeline: Arc<Pipeline>,
-    /// Its buffers.
-    pub group: wgpu::BindGroup,
-    /// What it gets after its [`plan::Args`].
-    pub arguments: Vec<u32>,
-    /// Those of its buffers that make it wait for what wgpu does not see (`hidden.rs`).
-    pub ends: Vec<wgpu::Buffer>,
-}
-
-/// One launch.
-pub struct Launch {
-    /// In which steps.
-    pub when: When,
-    /// The kernel; for products, one for each number of rows.
-    pub kernels: Vec<Kernel>,
-    /// Its size.
-    pub grid: Grid,
-    /// The KV group, where there is one.
-    pub kv_group: usize,
-    /// Index of the first kernel's counter; the others follow.
-    pub counter: usize,
-}
-
-/// A model on the device.
-pub struct Model {
-    /// What to launch for every row, in order.
-    pub body: Vec<Launch>,
-    /// Norm of the rows with outputs.
-    pub head_norm: Launch,
-    /// Their products with the head.
-    pub head: Vec<Launch>,
-    /// Bias and penalties.
-    pub adjust: Launch,
-    /// The best tokens.
-    pub argmax: [Launch; 2],
-    /// The draw, where there is a temperature.
-    pub sample: Launch,
-    /// Pages, one buffer for K and one for V of each layer slot.
-    pub pages: Vec<[wgpu::Buffer; 2]>,
-    /// Buffers that the host writes or reads.
-    pub io: Io,
-    /// How attention is cut.
-    pub tiling: Tiling,
-    /// Names of the counters.
-    pub counters: Vec<String>,
-    /// What launches hand over, where they do.
-    pub hands: Option<Hands>,
-}
-
-/// Buffers between host and device.
-pub struct Io {
-    /// A step's words.
-    pub step: wgpu::Buffer,
-    /// `[LOGIT_ROWS, vocab]`
-    pub logits: wgpu::Buffer,
-    /// `[LOGIT_ROWS, hidden]`
-    pub normed: wgpu::Buffer,
-    /// See `sample.wgsl`.
-    pub samples: wgpu::Buffer,
-    /// See `sample.wgsl`.
-    pub masks: wgpu::Buffer,
-    /// See `sample.wgsl`.
-    pub tokens: wgpu::Buffer,
-    /// See `adjust.wgsl`.
-    pub edits: wgpu::Buffer,
-}
 
 /// A place that a product writes, or another kernel reads: a buffer `[rows, stride]` from column `first` on.
 #[derive(Clone)]

@@ -1,9 +1,10 @@
 //! What launches of a step of one row hand to the next ones without barriers (`hand.wgsl`).
 //!
 //! A layer has one barrier, before attention. All of its other launches start when there is room for their workgroups, ask for weights,
-//! and wait for words of the launch before. Parts of attention, which its merge alone takes, that one empties itself. Where words lie, a slot, layers take in turn: attention empties that of the next layer, as
-//! the barrier has waited for all who took words from it. Queries and the residual stream between layers pass a barrier on their way,
-//! and so need no asking; they, too, have two places in turn, lest someone still reads what is written.
+//! and wait for words of the launch before. Where words lie, a slot, layers take in turn: attention empties that of the next layer, as
+//! the barrier has waited for all who took words from it. Parts of attention's results are too many for that: their merge, which alone
+//! takes them, empties them itself. Queries and the residual stream between layers pass a barrier on their way, and so need no asking;
+//! they, too, have two places in turn, lest someone still reads what is written.
 
 use paguro_backend::{Linear, LoadError, Norm, Op, Program};
 
