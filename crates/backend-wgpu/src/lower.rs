@@ -56,6 +56,7 @@ struct Place {
 }
 
 /// What becomes of a product.
+#[derive(Clone, Copy)]
 enum Store {
     Write,
     Add,
@@ -297,7 +298,7 @@ impl<'a> Lowering<'a> {
             // The last layer's: its own norm serves nobody, but its sum is what outputs start from.
             self.norm(&op.norm, before, &[&op.head], &mut body)?;
         }
-        self.finish(body, op)
+        self.finish(body, before, op)
     }
 
     fn order(&self) -> LoadError {

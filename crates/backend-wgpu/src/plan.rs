@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, ops::Range};
 
-use paguro_backend::{AttentionMode, KvLayout, Limits, Step};
+use paguro_backend::{AttentionMode, KvLayout, Limits, Step, Want};
 
 /// Tokens of a split of attention. Splits are fine up to a position, so that short contexts are shared out, too, and coarse
 /// from there on.
@@ -165,6 +165,8 @@ pub struct Plan {
     pub output_rows: Vec<usize>,
     /// How many of them need logits.
     pub logit_rows: usize,
+    /// Whether an output is an embedding.
+    pub embeds: bool,
     /// Index into `output_rows` of each row of the step that has outputs.
     place: Vec<usize>,
     /// The block tables in the step's words, and their length.
@@ -192,6 +194,7 @@ impl Plan {
             args: Args::default(),
             output_rows: Vec::with_capacity(limits.max_outputs),
             logit_rows: 0,
+            embeds: false,
             place: vec![0; limits.max_rows],
             tables: (0, 0),
         }
@@ -356,6 +359,7 @@ impl Plan {
 
     fn place_outputs(&mut self, step: &Step<'_>) {
         self.output_rows.clear();
+        self.embeds = step.outputs.iter().any(|output| matches!(output.want, Want::Embedding));
         self.place.fill(usize::MAX);
         for needs_logits in [true, false] {
             for output in step.outputs.iter().filter(|output| output.want.needs_logits() == needs_logits) {

@@ -330,11 +330,15 @@ fn launches<'a>(model: &'a Model, plan: &Plan, first: usize, count: usize, timed
         }));
     }
     if count > 0 {
+        let (all, is_one_row) = (plan.logit_rows, plan.args(0).rows == 1);
         let args = Args { first: first as u32, rows: count as u32, ..plan.args(0) };
-        launches.push(Planned::new(&model.head_norm, plan, args));
-        if first < plan.logit_rows {
-            let all = plan.logit_rows;
-            launches.extend(model.head.iter().map(|launch| Planned::of(launch, plan, args, all)));
+        let is_normed = is_one_row && !plan.embeds && !model.one_row_head.is_empty();
+        if !is_normed {
+            launches.push(Planned::new(&model.head_norm, plan, args));
+        }
+        if first < all {
+            let head = if is_normed { &model.one_row_head } else { &model.head };
+            launches.extend(head.iter().map(|launch| Planned::of(launch, plan, args, all)));
         }
     }
     launches.retain(|planned| planned.workgroups.iter().all(|&count| count > 0));

@@ -1,20 +1,22 @@
 //! How many launches a step takes: for one sequence that decodes, they are most of what is not reading weights.
 
 use paguro_backend::{
-    AttentionMode, Backend, KvDtype, Limits, PageId, Runner, Step, StepOutput, StepSequence,
+    AttentionMode, Backend, KvDtype, Limits, Output, PageId, Runner, Step, StepOutput, StepSequence, Want,
     conformance::{ModelShape, submit},
 };
 use paguro_backend_wgpu::{Gpu, GpuOptions};
 
 const LAYERS: usize = 3;
 
-/// Names and launches of a step of some tokens, without the shapes of products.
-fn launches(runner: &mut dyn Runner, start: usize, tokens: usize) -> Vec<(String, u64)> {
+/// Names and launches of a step of some tokens, without the shapes of products; with logits of the last one, or without.
+fn launches(runner: &mut dyn Runner, start: usize, tokens: usize, logits: bool) -> Vec<(String, u64)> {
     let before = runner.kernel_counts();
+    let output = Output { row: tokens - 1, want: Want::Logits };
+    let outputs = if logits { &[output][..] } else { &[] };
     let sequences = [StepSequence { rows: 0..tokens, start, tables: 0..1 }];
     let tokens = vec![1; tokens];
     let pages = [PageId(1)];
-    let step = Step { tokens: &tokens, carried: &[], sequences: &sequences, pages: &pages, outputs: &[] };
+    let step = Step { tokens: &tokens, carried: &[], sequences: &sequences, pages: &pages, outputs };
     submit(runner, &step, &mut StepOutput::default()).unwrap();
     let mut launches: Vec<(String, u64)> = Vec::new();
     for count in runner.kernel_counts() {
@@ -26,6 +28,10 @@ fn launches(runner: &mut dyn Runner, start: usize, tokens: usize) -> Vec<(String
             None => launches.push((name, own)),
         }
     }
+    let counts = runner.kernel_counts();
+    let twice =
+        counts.iter().filter(|count| counts.iter().filter(|other| other.name == count.name).count() > 1);
+    assert_eq!(twice.count(), 0, "two counters of a name: {counts:?}");
     launches.retain(|(_, launches)| *launches > 0);
     launches.sort();
     launches
@@ -51,16 +57,22 @@ fn a_layer_of_a_step_of_one_row_takes_five_launches() {
     let mut runner = gpu.load(&model.program, model.weights.clone(), limits).unwrap();
     let all = |launches: &[(String, u64)]| launches.iter().map(|(_, launches)| launches).sum::<u64>();
 
-    let prompt = launches(&mut *runner, 0, 4);
+    let prompt = launches(&mut *runner, 0, 4, false);
     // The embedding, and norm, product, rotation, attention, product, norm, product, activation, product.
     assert_eq!(all(&prompt), 1 + 9 * LAYERS as u64, "{prompt:?}");
 
-    let token = launches(&mut *runner, 4, 1);
+    let token = launches(&mut *runner, 4, 1, false);
     let of = |what: &str| all(&Vec::from_iter(token.iter().filter(|(name, _)| name.contains(what)).cloned()));
     let layers = LAYERS as u64;
     assert_eq!(["_rope", "attend", "_gate"].map(of), [layers; 3], "{token:?}");
-    // The last product is for the head's norm, which only rows with outputs have.
-    assert_eq!([of("_add"), of("norm")], [2 * layers - 1, 1], "{token:?}");
+    // The last product makes what the head takes.
+    assert_eq!([of("_add"), of("norm")], [2 * layers, 1], "{token:?}");
     // The embedding, and the first layer's norm.
     assert_eq!(all(&token), 2 + 5 * layers, "{token:?}");
+
+    // Logits take a norm and a product after a prompt, and only the product after one row.
+    let with_logits = launches(&mut *runner, 5, 4, true);
+    assert_eq!(all(&with_logits), all(&prompt) + 2, "{with_logits:?}");
+    let with_logits = launches(&mut *runner, 9, 1, true);
+    assert_eq!(all(&with_logits), all(&token) + 1, "{with_logits:?}");
 }

@@ -2,7 +2,7 @@
 //! launch's time is the way from one to the next. The bits are those of the separate launches.
 
 use paguro_backend::{
-    Activation, KvDtype, Linear, LoadError, Norm, NormGateUp, NormQkvRopeStore, Op, RopeStyle,
+    Activation, KvDtype, Linear, LoadError, Norm, NormGateUp, NormLogits, NormQkvRopeStore, Op, RopeStyle,
 };
 
 use super::{
@@ -228,9 +228,14 @@ impl Lowering<'_> {
         };
         let hidden = self.program.hidden;
         let place = Place { buffer, stride: hidden, first: 0 };
+        let is_last = matches!(next, Some(Op::NormLogits(_)));
         let next = match next {
             Some(Op::NormQkvRopeStore(op)) => Some((op.norm, vec![&op.q, &op.k, &op.v])),
             Some(Op::NormGateUp(op)) => Some((op.norm, vec![&op.gate, &op.up])),
+            // What is handed over has eight bits.
+            Some(Op::NormLogits(op)) if self.product_hands().is_none() || self.is_quantized(&op.head) => {
+                Some((op.norm, vec![&op.head]))
+            }
             _ => None,
         };
         let next = next.filter(|(_, linears)| {
@@ -246,8 +251,11 @@ impl Lowering<'_> {
         if let Some(hands) = self.product_hands() {
             finish = Some(match finish {
                 Some(finish) if !from_floats => finish.with(hands.projection(&self.x), hands::PRODUCT),
-                Some(finish) if next.is_some() => finish.with(hands.down(None), hands::PRODUCT),
-                _ => last_finish().with(hands.down(Some(&self.x)), hands::LAST),
+                Some(finish) if next.is_some() && is_last => {
+                    finish.with(hands.down(true, Some(&self.x)), hands::LAST)
+                }
+                Some(finish) if next.is_some() => finish.with(hands.down(true, None), hands::PRODUCT),
+                _ => last_finish().with(hands.down(false, Some(&self.x)), hands::LAST),
             });
         }
         let inputs = Inputs { linears: &[linear], order: Order::Joined, acts: Acts::Plain };
@@ -263,6 +271,11 @@ impl Lowering<'_> {
             (None, Some(_)) => Before::Emitted,
             (None, None) => Before::Added,
         })
+    }
+
+    /// Whether a product takes activations of eight bits.
+    fn is_quantized(&self, linear: &Linear) -> bool {
+        Layout::of(self.weights.matrix(linear.matrix).format).is_quantized()
     }
 
     fn add_finish(&mut self, norm: &Norm, linears: &[&Linear]) -> Result<Finish, LoadError> {
@@ -282,6 +295,23 @@ impl Lowering<'_> {
             by_blocks: true,
             hazards: Hazards::TOLD,
         })
+    }
+
+    /// Logits of a step of one row, of whose last norm the product before has made all but the factor.
+    pub(super) fn one_row_head(
+        &mut self,
+        op: &NormLogits,
+        place: &Place,
+        store: &Store,
+    ) -> Result<Vec<Launch>, LoadError> {
+        let inputs = Inputs { linears: &[&op.head], order: Order::Joined, acts: Acts::Normed };
+        let mut finish = store_finish(place, store);
+        if self.product_hands().is_some() {
+            finish.hazards = hands::LAST;
+        }
+        let mut head = Vec::new();
+        self.one_row(&inputs, Source::Normed(op.norm), finish, Some(Take::Down), &mut head)?;
+        Ok(head)
     }
 
     /// A product of a step of one row, and what it takes where launches hand over.

@@ -20,7 +20,7 @@ use crate::{
 /// Products: all that they write is taken by launches that wait for it, or behind a barrier.
 pub(super) const PRODUCT: Hazards =
     Hazards { hidden: &["hands", "gave_up", "cleared", "queries", "k_pages", "v_pages", "out"], ends: &[] };
-/// The last product, whose sum takes the usual way.
+/// The last product onto the stream, and the head's: what they write takes the usual way.
 pub(super) const LAST: Hazards = Hazards { hidden: &["hands", "gave_up"], ends: &[] };
 /// Attention, with the barrier before it.
 pub(super) const ATTENTION: Hazards =
@@ -237,11 +237,11 @@ impl Hands {
         (vec![("HANDS", U(1)), ("GATED_AT", U(self.words.gated as u32))], vec![self.slot()])
     }
 
-    /// For down, which adds to the stream; after the last one, it is in `x`.
-    pub(super) fn down(&self, last: Option<&wgpu::Buffer>) -> Parts {
+    /// For down, which adds to the stream, and may give what the next product takes; after the last one, the stream is in `x`.
+    pub(super) fn down(&self, gives: bool, last: Option<&wgpu::Buffer>) -> Parts {
         let mut constants = self.stream(if last.is_some() { 0 } else { self.words.queries });
         constants.push(("TAKES_X", U(1)));
-        if last.is_none() {
+        if gives {
             constants.extend(self.gives_acts(self.words.down));
         }
         let next = &self.hidden_between[(self.layer + 1) % 2];

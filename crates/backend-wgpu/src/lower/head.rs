@@ -3,7 +3,7 @@
 use paguro_backend::{LoadError, NormLogits, Program};
 
 use super::{
-    Acts, Grid, Io, LOGIT_ROWS, Launch, Lowering, Model, Place, Store,
+    Acts, Before, Grid, Io, LOGIT_ROWS, Launch, Lowering, Model, Place, Store,
     Value::U,
     When,
     products::{Inputs, NORM},
@@ -12,7 +12,13 @@ use super::{
 use crate::{matrix::Order, sampler};
 
 impl Lowering<'_> {
-    pub(super) fn finish(mut self, body: Vec<Launch>, op: &NormLogits) -> Result<Model, LoadError> {
+    /// The last norm finds what `before` says.
+    pub(super) fn finish(
+        mut self,
+        body: Vec<Launch>,
+        before: Before,
+        op: &NormLogits,
+    ) -> Result<Model, LoadError> {
         let Program { hidden, vocab, .. } = *self.program;
         let rows = self.limits.max_outputs.clamp(1, LOGIT_ROWS);
         let outputs = self.limits.max_outputs.max(1);
@@ -41,6 +47,11 @@ impl Lowering<'_> {
         let store = op.soft_cap.map_or(Store::Write, Store::Cap);
         let inputs = Inputs { linears: &[&op.head], order: Order::Joined, acts: Acts::Normed };
         self.product(&inputs, &place, store, When::Always, &mut head)?;
+        // After the others, as it shares a counter with them.
+        let one_row_head = match before {
+            Before::Emitted => self.one_row_head(op, &place, &store)?,
+            Before::Added | Before::Pending(_) => vec![],
+        };
         let chunks = vocab.div_ceil(2048) as u32;
         let best = self.device.buffer(outputs * chunks as usize * 2, "best tokens")?;
         let constants = vec![("VOCAB", U(vocab as u32)), ("CHUNKS", U(chunks))];
@@ -67,6 +78,7 @@ impl Lowering<'_> {
             body,
             head_norm,
             head,
+            one_row_head,
             adjust,
             argmax,
             sample,

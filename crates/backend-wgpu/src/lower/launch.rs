@@ -95,6 +95,8 @@ pub struct Model {
     pub head_norm: Launch,
     /// Their products with the head.
     pub head: Vec<Launch>,
+    /// The same without a norm of its own, for a step of one row, where the last layer makes what that takes.
+    pub one_row_head: Vec<Launch>,
     /// Bias and penalties.
     pub adjust: Launch,
     /// The best tokens.
