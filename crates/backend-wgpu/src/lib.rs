@@ -42,7 +42,7 @@ pub struct GpuOptions {
     /// Fills new pages with large finite numbers, so that a read of what was never written shows. For tests.
     pub poison: bool,
     /// Times every kernel with the device's clock, where it has one: before each step its kernels run once more, one after the
-    /// other.
+    /// other. Of these only attention and its merge hand over to each other, and attention's time is that of both.
     pub timed: bool,
     /// Multiplies with cooperative matrices, where there are some. They add up in another order than the kernels of few rows, so a
     /// step's logits then depend in their last bits on how many rows it has.
