@@ -67,7 +67,7 @@ pub struct Kernel {
     pub pipeline: Arc<Pipeline>,
     /// Its buffers.
     pub group: wgpu::BindGroup,
-    /// What it gets after its [`plan::Args`].
+    /// What it gets after its [`Args`](crate::plan::Args).
     pub arguments: Vec<u32>,
     /// Those of its buffers that make it wait for what wgpu does not see (`hidden.rs`).
     pub ends: Vec<wgpu::Buffer>,
