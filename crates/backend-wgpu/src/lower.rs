@@ -311,13 +311,16 @@ impl<'a> Lowering<'a> {
 
     /// What activations these products take.
     fn emit_for(&self, linears: &[&Linear], width: usize) -> Constants {
-        let quantized =
-            |linear: &&Linear| Layout::of(self.weights.matrix(linear.matrix).format).is_quantized();
         vec![
             ("ACT_BLOCKS", U(width.div_ceil(BLOCK) as u32)),
-            ("EMIT_Q8", U(u32::from(linears.iter().any(quantized)))),
-            ("EMIT_F32", U(u32::from(linears.iter().any(|linear| !quantized(linear))))),
+            ("EMIT_Q8", U(u32::from(linears.iter().any(|linear| self.is_quantized(linear))))),
+            ("EMIT_F32", U(u32::from(linears.iter().any(|linear| !self.is_quantized(linear))))),
         ]
+    }
+
+    /// Whether a product takes activations of eight bits.
+    fn is_quantized(&self, linear: &Linear) -> bool {
+        Layout::of(self.weights.matrix(linear.matrix).format).is_quantized()
     }
 
     /// What activations are made with where, in launches of at least so many rows, they may be for cooperative matrices.

@@ -289,7 +289,7 @@ impl Plan {
             Some(wide) => (wide.rows, wide.workgroups, wide.busy),
             None => (self.tiling.rows, self.tiling.workgroups, self.tiling.busy),
         };
-        let (groups, rows) = (self.groups, step.tokens.len());
+        let groups = self.groups;
         let cut = &mut self.cuts[index];
         let window = cut.window.map_or(usize::MAX, |window| window as usize);
         // The splits that some of these rows see.
@@ -347,7 +347,7 @@ impl Plan {
                 }));
             }
             // Short ones fill what long ones leave. Of one row, they stay in order of position (see `args`).
-            if rows > 1 {
+            if step.tokens.len() > 1 {
                 self.words[begin..]
                     .as_chunks_mut::<8>()
                     .0

@@ -91,7 +91,7 @@ impl GpuRunner {
             ],
             rows: device.host_buffer(rows * (program.vocab + program.hidden), "rows for the host")?,
             copied: device.buffer(page_words(&program.kv, limits.block_size, limits.kv_dtype), "a page")?,
-            tally: Tally::new(&device, model.counters.clone(), options.timed)?,
+            tally: Tally::new(&device, model.counters.clone())?,
             plan,
             model,
             program: program.clone(),

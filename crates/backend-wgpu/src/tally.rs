@@ -23,13 +23,13 @@ struct Clock {
 }
 
 impl Tally {
-    /// Of kernels with these names; `timed` where each is to be timed, if the device can.
+    /// Of kernels with these names, each timed where that is asked of the device, and it can.
     ///
     /// # Errors
     /// No memory for the timestamps.
-    pub fn new(device: &Device, names: Vec<String>, timed: bool) -> Result<Self, LoadError> {
+    pub fn new(device: &Device, names: Vec<String>) -> Result<Self, LoadError> {
         let count = names.len();
-        let clock = match timed && device.features.contains(wgpu::Features::TIMESTAMP_QUERY) {
+        let clock = match device.timed && device.features.contains(wgpu::Features::TIMESTAMP_QUERY) {
             false => None,
             true => Some(Clock {
                 queries: device.inner.create_query_set(&wgpu::QuerySetDescriptor {

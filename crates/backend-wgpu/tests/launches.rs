@@ -19,7 +19,8 @@ fn launches(runner: &mut dyn Runner, start: usize, tokens: usize, logits: bool) 
     let step = Step { tokens: &tokens, carried: &[], sequences: &sequences, pages: &pages, outputs };
     submit(runner, &step, &mut StepOutput::default()).unwrap();
     let mut launches: Vec<(String, u64)> = Vec::new();
-    for count in runner.kernel_counts() {
+    let counts = runner.kernel_counts();
+    for count in &counts {
         let known = before.iter().find(|before| before.name == count.name);
         let own = count.launches - known.map_or(0, |before| before.launches);
         let name = count.name.split('[').next().unwrap_or_default().to_owned();
@@ -28,7 +29,6 @@ fn launches(runner: &mut dyn Runner, start: usize, tokens: usize, logits: bool) 
             None => launches.push((name, own)),
         }
     }
-    let counts = runner.kernel_counts();
     let twice =
         counts.iter().filter(|count| counts.iter().filter(|other| other.name == count.name).count() > 1);
     assert_eq!(twice.count(), 0, "two counters of a name: {counts:?}");

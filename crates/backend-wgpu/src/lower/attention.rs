@@ -206,6 +206,7 @@ impl Lowering<'_> {
             return Ok(());
         };
         constants.extend(own);
+        constants.push(hands::EMPTY_WORD);
         let files = [files, wgsl!("hand", "clear")].concat();
         let hidden = hidden.iter().map(|(name, buffer)| (*name, buffer));
         let all: Vec<_> = hidden.chain(buffers.iter().copied()).collect();

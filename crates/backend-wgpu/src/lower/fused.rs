@@ -228,7 +228,10 @@ impl Lowering<'_> {
         };
         let hidden = self.program.hidden;
         let place = Place { buffer, stride: hidden, first: 0 };
-        let is_last = matches!(next, Some(Op::NormLogits(_)));
+        let (last, hazards) = match next {
+            Some(Op::NormLogits(_)) => (Some(self.x.clone()), hands::LAST),
+            _ => (None, hands::PRODUCT),
+        };
         let next = match next {
             Some(Op::NormQkvRopeStore(op)) => Some((op.norm, vec![&op.q, &op.k, &op.v])),
             Some(Op::NormGateUp(op)) => Some((op.norm, vec![&op.gate, &op.up])),
@@ -251,11 +254,8 @@ impl Lowering<'_> {
         if let Some(hands) = self.product_hands() {
             finish = Some(match finish {
                 Some(finish) if !from_floats => finish.with(hands.projection(&self.x), hands::PRODUCT),
-                Some(finish) if next.is_some() && is_last => {
-                    finish.with(hands.down(true, Some(&self.x)), hands::LAST)
-                }
-                Some(finish) if next.is_some() => finish.with(hands.down(true, None), hands::PRODUCT),
-                _ => last_finish().with(hands.down(false, Some(&self.x)), hands::LAST),
+                Some(finish) if next.is_some() => finish.with(hands.down(true, last), hazards),
+                _ => last_finish().with(hands.down(false, last), hazards),
             });
         }
         let inputs = Inputs { linears: &[linear], order: Order::Joined, acts: Acts::Plain };
@@ -271,11 +271,6 @@ impl Lowering<'_> {
             (None, Some(_)) => Before::Emitted,
             (None, None) => Before::Added,
         })
-    }
-
-    /// Whether a product takes activations of eight bits.
-    fn is_quantized(&self, linear: &Linear) -> bool {
-        Layout::of(self.weights.matrix(linear.matrix).format).is_quantized()
     }
 
     fn add_finish(&mut self, norm: &Norm, linears: &[&Linear]) -> Result<Finish, LoadError> {
@@ -367,6 +362,7 @@ impl Lowering<'_> {
         let mut own = finish.buffers;
         if self.product_hands().is_some() {
             files.extend(wgsl!("clear"));
+            constants.push(hands::EMPTY_WORD);
         }
         if let (Some(hands), Some(take)) = (self.product_hands(), take) {
             files.extend(wgsl!("hand"));

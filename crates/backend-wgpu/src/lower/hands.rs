@@ -12,9 +12,9 @@ use super::{Lowering, Value::U};
 use crate::{
     device::Device,
     hidden::{Hazards, second_name},
-    layout::{BLOCK, Layout},
+    layout::BLOCK,
     plan,
-    template::Constants,
+    template::{Constants, Value},
 };
 
 /// Products: all that they write is taken by launches that wait for it, or behind a barrier.
@@ -28,8 +28,10 @@ pub(super) const ATTENTION: Hazards =
 /// Its merge, which waits for parts.
 pub(super) const MERGE: Hazards = Hazards { hidden: &["hands", "gave_up", "parts_handed"], ends: &[] };
 
-/// What a word is until it is there, as in `clear.wgsl`.
+/// What a word is until it is there: no four quants, which are -127 to 127.
 const EMPTY: u32 = 0x8080_8080;
+/// The same for kernels with `clear.wgsl`.
+pub(super) const EMPTY_WORD: (&str, Value) = ("EMPTY", U(EMPTY));
 
 /// Buffers of what is handed over.
 pub struct Hands {
@@ -125,8 +127,7 @@ impl Lowering<'_> {
     /// Whether every layer has the five launches, with activations of eight bits, whose words are whole fours.
     fn all_hand_over(&self) -> bool {
         let Program { hidden, heads, ffn, ref kv, ref ops, .. } = *self.program;
-        let quantized =
-            |linear: &Linear| Layout::of(self.weights.matrix(linear.matrix).format).is_quantized();
+        let quantized = |linear: &Linear| self.is_quantized(linear);
         let adds = |linear: &Linear, post_norm: Option<Norm>| {
             post_norm.is_none() && quantized(linear) && self.is_whole(&[linear])
         };
@@ -238,14 +239,14 @@ impl Hands {
     }
 
     /// For down, which adds to the stream, and may give what the next product takes; after the last one, the stream is in `x`.
-    pub(super) fn down(&self, gives: bool, last: Option<&wgpu::Buffer>) -> Parts {
+    pub(super) fn down(&self, gives: bool, last: Option<wgpu::Buffer>) -> Parts {
         let mut constants = self.stream(if last.is_some() { 0 } else { self.words.queries });
         constants.push(("TAKES_X", U(1)));
         if gives {
             constants.extend(self.gives_acts(self.words.down));
         }
-        let next = &self.hidden_between[(self.layer + 1) % 2];
-        (constants, vec![self.slot(), ("out", last.unwrap_or(next).clone())])
+        let next = || self.hidden_between[(self.layer + 1) % 2].clone();
+        (constants, vec![self.slot(), ("out", last.unwrap_or_else(next))])
     }
 
     fn stream(&self, first: usize) -> Constants {
