@@ -27,8 +27,10 @@ const WARM_UP: usize = 3;
 const WARM_UP_READS: usize = 200;
 /// Steps that count.
 const STEPS: usize = 12;
-/// What a step reads at least, so that nothing stays in a cache.
-const COLD_BYTES: usize = 400 << 20;
+/// Layers of attention, as a model has dozens one after the other: timing a pass adds some 10 µs to all of them.
+const LAYERS: usize = 16;
+/// Of pages, at most, if there is more than one layer. What one step reads is far more than a cache keeps for the next.
+const PAGES_BYTES: usize = 16 << 30;
 
 fn main() -> ExitCode {
     let what: Vec<String> = env::args().skip(1).collect();
@@ -136,7 +138,7 @@ impl Attention {
     fn measure(&self, gpu: &Gpu, ceiling: f64) -> Result<(), String> {
         let &Self { heads, kv_heads, head_dim, batch, depth, pages, kv_dtype } = self;
         let bytes = batch * depth * kv_heads * 2 * kv_dtype.head_bytes(head_dim);
-        let layers = COLD_BYTES.div_ceil(bytes).clamp(1, 16);
+        let layers = (PAGES_BYTES / bytes).clamp(1, LAYERS);
         // As small as a layer may be whose launches hand over to each other: attention and merge of one row do so here, too.
         let shape = ModelShape {
             format: WeightFormat::Q8_0,

@@ -26,7 +26,7 @@ use crate::{
 };
 
 use Value::U;
-use hands::Hands;
+use hands::{HandedParts, Hands};
 use products::Inputs;
 
 pub use kernels::{Product, exact_rows, product};
@@ -131,9 +131,11 @@ pub struct Lowering<'a> {
     ropes: Vec<[wgpu::Buffer; 2]>,
     /// What launches of a step of one row hand over without barriers, where they do.
     hands: Option<Hands>,
-    /// KV group of the attention that is to be merged next, and the counter of its kernel for one row.
+    /// What attention hands to its merge, where it does.
+    handed_parts: Option<HandedParts>,
+    /// KV group of the attention that is to be merged next, and the counter of its kernel, if that is timed with the merge.
     merge_group: usize,
-    attention_counter: usize,
+    timed_with: Option<usize>,
 }
 
 impl<'a> Lowering<'a> {
@@ -159,7 +161,7 @@ impl<'a> Lowering<'a> {
         let (tile_heads, head_tiles) = (group.min(queries), group.div_ceil(queries));
         let splits = plan::splits(limits.max_context);
         let parts = rows + (limits.max_sequences * splits).min(8192);
-        let parts = parts.min(device.binding_limit() as usize / 4 / (heads * dim)).max(rows);
+        let parts = parts.min(device.binding_limit() as usize / 4 / (heads * (dim + 4))).max(rows);
         let tiling = Tiling {
             rows: (queries / tile_heads).max(1),
             heads: tile_heads,
@@ -243,9 +245,11 @@ impl<'a> Lowering<'a> {
             gathered,
             ropes,
             hands: None,
+            handed_parts: None,
             merge_group: 0,
-            attention_counter: 0,
+            timed_with: None,
         };
+        lowering.handed_parts = lowering.handed_parts()?;
         lowering.hands = lowering.hands()?;
         Ok(lowering)
     }
@@ -355,7 +359,7 @@ impl<'a> Lowering<'a> {
         buffers.extend(made.iter().map(|(name, buffer)| (*name, buffer)));
         let kernels = vec![self.kernel(name, files, &constants, &buffers)?];
         let counter = self.counter(&[name.to_owned()]);
-        Ok(Launch { when: When::Always, kernels, grid, kv_group, counter })
+        Ok(Launch { when: When::Always, kernels, grid, kv_group, counter, timed_with: None })
     }
 
     /// What products hand over, where they do: not while each of them is timed.

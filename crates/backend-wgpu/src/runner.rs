@@ -132,13 +132,13 @@ impl GpuRunner {
     /// Runs a slice of the output rows, and the whole pass before the first one.
     fn run_slice(&mut self, step: &Step<'_>, first: usize, count: usize) -> Result<(), StepError> {
         if self.device.timed {
-            let launches = launches(&self.model, &self.plan, first, count, true);
-            let kernels: BTreeSet<usize> = launches.iter().map(|planned| planned.counter).collect();
+            let launches = launches(&self.model, &self.plan, first, count);
+            let kernels: BTreeSet<usize> = launches.iter().map(Planned::timed_as).collect();
             self.tally.time(&self.device, &Vec::from_iter(kernels), |pass, kernel| {
-                encode_all(pass, launches.iter().filter(|planned| planned.counter == kernel));
+                encode_all(pass, launches.iter().filter(|planned| planned.timed_as() == kernel));
             })?;
         }
-        let launches = launches(&self.model, &self.plan, first, count, false);
+        let launches = launches(&self.model, &self.plan, first, count);
         let turn = self.turn();
         let flight = &mut self.flights[turn];
         let vocab = self.program.vocab;
@@ -281,6 +281,10 @@ impl<'a> Planned<'a> {
         Self::of(launch, plan, args, args.rows as usize)
     }
 
+    fn timed_as(&self) -> usize {
+        self.launch.timed_with.unwrap_or(self.counter)
+    }
+
     fn kernel(&self) -> &Kernel {
         &self.launch.kernels[self.variant]
     }
@@ -313,12 +317,12 @@ fn encode_all<'a>(pass: &mut wgpu::ComputePass<'_>, launches: impl Iterator<Item
     launches.for_each(|planned| planned.encode(pass));
 }
 
-/// What a slice of the output rows takes up to the logits, with the whole pass before the first one; or what is timed for it.
-fn launches<'a>(model: &'a Model, plan: &Plan, first: usize, count: usize, timed: bool) -> Vec<Planned<'a>> {
+/// What a slice of the output rows takes up to the logits, with the whole pass before the first one.
+fn launches<'a>(model: &'a Model, plan: &Plan, first: usize, count: usize) -> Vec<Planned<'a>> {
     let mut launches = Vec::new();
     if first == 0 {
         let rows = plan.args(0).rows as usize;
-        let body = model.body.iter().filter(|launch| launch.when.holds(rows, timed));
+        let body = model.body.iter().filter(|launch| launch.when.holds(rows));
         launches.extend(body.map(|launch| {
             let mut args = plan.args(launch.kv_group);
             match launch.grid {
@@ -403,8 +407,8 @@ impl Runner for GpuRunner {
             let tokens = &model.io.tokens;
             device.queue.write_buffer(tokens, gave_up_at(tokens), &[0; 4]);
             // What was not taken in time is not for the steps to come, but those on their way may have taken it.
-            if let Some(hands) = &model.hands {
-                hands.empty_parts(device);
+            if let Some(parts) = &model.handed_parts {
+                parts.empty(device);
             }
             self.failed = self.submitted;
         }

@@ -1,4 +1,5 @@
-//! Steps of one row whose launches hand over to each other have the bits of those with barriers between them.
+//! Steps of one row whose launches hand over to each other, and steps of several whose attention does so to its merge, have the bits of those
+//! with barriers between them.
 
 use paguro_backend::{
     AttentionMode, Backend, KvDtype, Limits, Outcome, Output, PageId, Step, StepOutput, StepSequence, Want,
@@ -13,34 +14,46 @@ fn open(hand_over: bool) -> Result<Gpu, String> {
     Gpu::open(0, GpuOptions { hand_over: Some(hand_over), ..options })
 }
 
-/// Logits of steps of one row after a prompt, and of a prompt between them.
-fn logits(gpu: &Gpu, shape: &ModelShape, context: usize) -> Vec<Vec<f32>> {
+/// Logits of steps of one row of each of some sequences, and of a prompt of each between them.
+fn logits(gpu: &Gpu, shape: &ModelShape, context: usize, count: usize) -> Vec<Vec<f32>> {
     let model = shape.build(1);
     let limits = Limits {
         block_size: 32,
-        pages: 64,
-        max_rows: context,
-        max_sequences: 1,
-        max_outputs: 2,
+        pages: 1 + count * (context + 32).div_ceil(32),
+        max_rows: count * context,
+        max_sequences: count,
+        max_outputs: 2 * count,
         max_context: context + 32,
         kv_dtype: KvDtype::F16,
         attention: AttentionMode::Paged,
     };
     let mut runner = gpu.load(&model.program, model.weights.clone(), limits).unwrap();
-    let pages: Vec<_> = (0..limits.max_context.div_ceil(32)).map(|page| PageId(63 - page as u32)).collect();
     let (mut out, mut start) = (StepOutput::default(), 0);
     let mut step = |rows: usize| {
-        let tokens: Vec<u32> = (0..rows).map(|row| ((start + row) * 7 % shape.vocab) as u32).collect();
-        let sequences = [StepSequence { rows: 0..rows, start, tables: 0..(start + rows).div_ceil(32) }];
-        let pages = &pages[..sequences[0].tables.end];
-        let outputs = [Output { row: rows - 1, want: Want::Logits }];
-        let step = Step { tokens: &tokens, carried: &[], sequences: &sequences, pages, outputs: &outputs };
+        let tokens: Vec<u32> =
+            (0..count * rows).map(|row| ((start + row) * 7 % shape.vocab) as u32).collect();
+        let blocks = (start + rows).div_ceil(32);
+        let sequence = |index: usize| StepSequence {
+            rows: index * rows..(index + 1) * rows,
+            start,
+            tables: index * blocks..(index + 1) * blocks,
+        };
+        let sequences: Vec<_> = (0..count).map(sequence).collect();
+        // A sequence's pages do not lie one after the other.
+        let page = |index: usize, block: usize| PageId((limits.pages - 1 - index - count * block) as u32);
+        let pages: Vec<_> =
+            (0..count).flat_map(|index| (0..blocks).map(move |block| page(index, block))).collect();
+        let outputs: Vec<_> =
+            (1..=count).map(|end| Output { row: end * rows - 1, want: Want::Logits }).collect();
+        let step =
+            Step { tokens: &tokens, carried: &[], sequences: &sequences, pages: &pages, outputs: &outputs };
         submit(&mut *runner, &step, &mut out).unwrap();
         start += rows;
-        match &out.outcomes[..] {
-            [Outcome::Logits(logits)] => logits.clone(),
+        let logits = out.outcomes.iter().flat_map(|outcome| match outcome {
+            Outcome::Logits(logits) => logits.clone(),
             other => panic!("{other:?}"),
-        }
+        });
+        Vec::from_iter(logits)
     };
     [1, 1, 5, 1, context - 12, 1, 1, 1].map(&mut step).into()
 }
@@ -57,7 +70,7 @@ fn same_bits_with_and_without_barriers() {
     let layers = |count: usize| vec![None; count];
     let shapes = [
         (
-            40,
+            (40, 1),
             ModelShape {
                 format: WeightFormat::Q8_0,
                 biases: Biases::Qkv,
@@ -66,7 +79,7 @@ fn same_bits_with_and_without_barriers() {
             },
         ),
         (
-            700,
+            (700, 1),
             ModelShape {
                 format: WeightFormat::Q4_K,
                 finer: Some(WeightFormat::Q6_K),
@@ -75,19 +88,23 @@ fn same_bits_with_and_without_barriers() {
             },
         ),
         (
-            700,
+            (700, 1),
             ModelShape {
                 format: WeightFormat::Q5_K,
                 biases: Biases::All,
                 heads: 8,
                 kv_heads: 1,
                 windows: layers(1),
-                ..shape
+                ..shape.clone()
             },
         ),
+        // Parts of two sequences; and, with norms of heads, of one whose other launches do not hand over.
+        ((1100, 2), ModelShape { format: WeightFormat::Q8_0, windows: layers(2), ..shape.clone() }),
+        ((1100, 1), ModelShape { format: WeightFormat::Q8_0, windows: layers(2), qk_norm: true, ..shape }),
     ];
-    for (context, shape) in shapes {
-        assert_eq!(logits(&with, &shape, context), logits(&without, &shape, context), "{:?}", shape.format);
+    for ((context, count), shape) in shapes {
+        let of = |gpu: &Gpu| logits(gpu, &shape, context, count);
+        assert_eq!(of(&with), of(&without), "{count} at {context}, {:?}", shape.format);
     }
     let waits = |gpu: &Gpu| gpu.kernels().iter().filter(|(_, source)| source.contains("fn give_up")).count();
     assert!(waits(&with) > 0 && waits(&without) == 0);

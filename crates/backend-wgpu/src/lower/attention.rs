@@ -1,18 +1,19 @@
 //! Rotation and attention.
 
+use std::slice;
+
 use paguro_backend::{Attend, KvDtype, Linear, LoadError, NormQkvRopeStore, Program, Rope, RopeStyle};
 
 use super::{
-    Grid, Launch, Lowering, Place,
+    Acts, Grid, Launch, Lowering, Place,
     Value::{F, I, U},
-    When,
-    hands::{self, Hands, Parts},
+    coop_attention::Named,
+    hands::Way,
     kernels::FEW_ROWS,
     wgsl,
 };
 use crate::{
     device::Device,
-    hidden::Hazards,
     layout::BLOCK,
     pages::{head_words, page_words},
     plan::{COARSE_FROM, COARSE_SPLIT, FINE_SPLIT, RUN, Tile},
@@ -146,10 +147,9 @@ impl Lowering<'_> {
                 emits = wgsl!("quantize", "emit");
             }
             let grid = Grid::Attention(tile, workgroups);
-            if let Some((few, files, constants)) =
-                self.attend_few(name, &constants, emits, &buffers, grid.clone(), op.kv.group)?
-            {
-                self.push_attention(few, &files, constants, &buffers, body)?;
+            let ways = self.attention_ways(tile == Tile::Row);
+            if let Some(kernel) = self.attend_few(name, &constants, emits) {
+                self.push_ways(ways, kernel, &buffers, grid, op.kv.group, body)?;
                 continue;
             }
             constants.extend(self::constants(self.device, kv.head_dim, queries, self.limits.kv_dtype));
@@ -166,63 +166,40 @@ impl Lowering<'_> {
                 KvDtype::Q8 => wgsl!("args", "fold", "parts", "splits", "kv_q8", "attend"),
             };
             let files = [files, emits].concat();
-            let launch = self.launch(&name, &files, constants.clone(), &buffers, grid, op.kv.group)?;
-            match tile {
-                Tile::Row => self.push_attention(launch, &files, constants, &buffers, body)?,
-                _ => body.push(launch),
-            }
+            self.push_ways(ways, (name, files, constants), &buffers, grid, op.kv.group, body)?;
         }
         self.attend_wide(name, &shared, &buffers, op.kv.group, body)?;
         self.merge_group = op.kv.group;
         Ok(())
     }
 
-    /// Attention to one row of a sequence: in steps of one row another kernel, where launches hand over what they make.
-    fn push_attention(
+    /// Pushes attention, or its merge, once for each way in which it gives what it makes.
+    fn push_ways(
         &mut self,
-        launch: Launch,
-        files: &[&str],
-        constants: Constants,
+        ways: Vec<Way>,
+        (name, files, constants): Named,
         buffers: &[(&str, &wgpu::Buffer)],
+        grid: Grid,
+        kv_group: usize,
         body: &mut Vec<Launch>,
     ) -> Result<(), LoadError> {
-        let hands = self.hands.as_ref().map(Hands::attention);
-        self.attention_counter = launch.counter;
-        self.push_handing(launch, files, constants, buffers, hands.map(|own| (own, &hands::ATTENTION)), body)
-    }
-
-    /// Pushes attention, or its merge, with what these have of their own where they hand over what they make.
-    fn push_handing(
-        &mut self,
-        launch: Launch,
-        files: &[&str],
-        mut constants: Constants,
-        buffers: &[(&str, &wgpu::Buffer)],
-        hands: Option<(Parts, &Hazards)>,
-        body: &mut Vec<Launch>,
-    ) -> Result<(), LoadError> {
-        let Some(((own, hidden), hazards)) = hands else {
-            body.push(launch);
-            return Ok(());
-        };
-        constants.extend(own);
-        constants.push(hands::EMPTY_WORD);
-        let files = [files, wgsl!("hand", "clear")].concat();
-        let hidden = hidden.iter().map(|(name, buffer)| (*name, buffer));
-        let all: Vec<_> = hidden.chain(buffers.iter().copied()).collect();
-        let name = launch.kernels[0].pipeline.name.clone();
-        let handing = Launch {
-            kernels: vec![self.kernel_with(&name, &files, &constants, &all, hazards)?],
-            grid: launch.grid.clone(),
-            ..launch
-        };
-        // While kernels are timed, only these two hand over, and are timed together.
-        let (when, when_handing, counter) = match self.device.timed {
-            true => (When::UnlessOneRowTimed, When::OneRowTimed, self.attention_counter),
-            false => (When::MoreRows, When::OneRow, launch.counter),
-        };
-        body.push(Launch { when, ..launch });
-        body.push(Launch { when: when_handing, counter, ..handing });
+        for way in ways {
+            let files = [&files[..], &way.files].concat();
+            let constants = [constants.clone(), way.constants].concat();
+            let own = way.buffers.iter().map(|(name, buffer)| (*name, buffer));
+            let made: Vec<_> = self.made(Acts::Plain).collect();
+            let made = made.iter().map(|(name, buffer)| (*name, buffer));
+            let all: Vec<_> = own.chain(buffers.iter().copied()).chain(made).collect();
+            let kernels = vec![self.kernel_with(&name, &files, &constants, &all, way.hazards)?];
+            // What waits for another launch is timed together with that.
+            let hands_over = self.device.timed && way.hazards.hides();
+            let counter = self.counter(slice::from_ref(&name));
+            let timed_with = self.timed_with.filter(|_| hands_over);
+            if hands_over {
+                self.timed_with = timed_with.or(Some(counter));
+            }
+            body.push(Launch { when: way.when, kernels, grid: grid.clone(), kv_group, counter, timed_with });
+        }
         Ok(())
     }
 
@@ -246,10 +223,11 @@ impl Lowering<'_> {
         let buffers = [("step", &step), ("part_sums", &part_sums), ("part_tops", &part_tops)];
         let files = wgsl!("args", "fold", "parts", "quantize", "emit", "attend_merge");
         let grid = Grid::Merge(self.program.heads.div_ceil(heads) as u32);
-        let launch =
-            self.launch("attend_merge", files, constants.clone(), &buffers, grid, self.merge_group)?;
-        let hands = self.hands.as_ref().map(Hands::merge);
-        self.push_handing(launch, files, constants, &buffers, hands.map(|own| (own, &hands::MERGE)), body)
+        let (ways, group) = (self.merge_ways(), self.merge_group);
+        let kernel = ("attend_merge".to_owned(), files.to_vec(), constants);
+        self.push_ways(ways, kernel, &buffers, grid, group, body)?;
+        self.timed_with = None;
+        Ok(())
     }
 
     /// Shapes of heads and pages.

@@ -10,20 +10,17 @@ use crate::{
     template::Constants,
 };
 
-/// A launch with the files and constants of its kernel.
-pub(super) type Made = (Launch, Vec<&'static str>, Constants);
+/// A kernel's name, files and constants.
+pub(super) type Named = (String, Vec<&'static str>, Constants);
 
 impl Lowering<'_> {
     /// Attention of steps of few rows, where it takes cooperative matrices.
     pub(super) fn attend_few(
-        &mut self,
+        &self,
         name: &str,
         constants: &Constants,
         emits: &[&'static str],
-        buffers: &[(&str, &wgpu::Buffer)],
-        grid: Grid,
-        kv_group: usize,
-    ) -> Result<Option<Made>, LoadError> {
+    ) -> Option<Named> {
         let name = format!("{name}_few");
         let files: Vec<&str> =
             [wgsl!("args", "fold", "parts", "splits", "matrices", "stage", "attend_few"), emits].concat();
@@ -34,10 +31,7 @@ impl Lowering<'_> {
                 self.device.show(&format!("{name}x{side}"), &files, &all(side));
             }
         }
-        let Some(side) = self.few else { return Ok(None) };
-        let constants = all(side);
-        let launch = self.launch(&name, &files, constants.clone(), buffers, grid, kv_group)?;
-        Ok(Some((launch, files, constants)))
+        self.few.map(|side| (name, files, all(side)))
     }
 
     /// Attention of steps of many rows, where it takes cooperative matrices. What is `shared` are constants.

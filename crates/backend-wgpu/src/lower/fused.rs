@@ -365,10 +365,14 @@ impl Lowering<'_> {
             constants.push(hands::EMPTY_WORD);
         }
         if let (Some(hands), Some(take)) = (self.product_hands(), take) {
-            files.extend(wgsl!("hand"));
+            files.extend(wgsl!("hand", "hand_words"));
             let (takes, buffers) = hands.takes(take, product.threads(self.device));
             constants.extend(takes);
             own.extend(buffers);
+            if let Source::Made = source {
+                // It starts during attention, and so has time to ask for weights.
+                constants.push(("EARLY", U(matrix.blocks.div_ceil(32).min(2) as u32)));
+            }
         }
         own.extend(self.taken(inputs.acts));
         own.extend([("row_squares", self.squares.clone()), ("row_factors", self.factors.clone())]);
@@ -386,6 +390,7 @@ impl Lowering<'_> {
             grid: Grid::Product(part.rows as u32, [product].into()),
             kv_group: 0,
             counter,
+            timed_with: None,
         });
         Ok(())
     }

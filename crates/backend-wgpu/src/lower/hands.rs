@@ -8,12 +8,11 @@
 
 use paguro_backend::{Linear, LoadError, Norm, Op, Program};
 
-use super::{Lowering, Value::U};
+use super::{Lowering, Value::U, When, wgsl};
 use crate::{
     device::Device,
     hidden::{Hazards, second_name},
     layout::BLOCK,
-    plan,
     template::{Constants, Value},
 };
 
@@ -23,10 +22,16 @@ pub(super) const PRODUCT: Hazards =
 /// The last product onto the stream, and the head's: what they write takes the usual way.
 pub(super) const LAST: Hazards = Hazards { hidden: &["hands", "gave_up"], ends: &[] };
 /// Attention, with the barrier before it.
-pub(super) const ATTENTION: Hazards =
+const ATTENTION: Hazards =
     Hazards { hidden: &["hands", "cleared", "parts_handed"], ends: &["queries", "k_pages", "v_pages"] };
-/// Its merge, which waits for parts.
-pub(super) const MERGE: Hazards = Hazards { hidden: &["hands", "gave_up", "parts_handed"], ends: &[] };
+/// The same where it hands nothing over but parts.
+const ATTENTION_PARTS: Hazards = Hazards { hidden: &["parts_handed"], ends: &[] };
+/// Its merge, which waits for parts. Activations have a second name, as attention makes some, too, where its results are whole: the
+/// barrier before who takes them is for both.
+const MERGE: Hazards = Hazards {
+    hidden: &["hands", "gave_up", "parts_handed", "acts_quants", "acts_scales", "acts_floats"],
+    ends: &[],
+};
 
 /// What a word is until it is there: no four quants, which are -127 to 127.
 const EMPTY: u32 = 0x8080_8080;
@@ -36,8 +41,6 @@ pub(super) const EMPTY_WORD: (&str, Value) = ("EMPTY", U(EMPTY));
 /// Buffers of what is handed over.
 pub struct Hands {
     slots: [wgpu::Buffer; 2],
-    parts: wgpu::Buffer,
-    most_parts: usize,
     /// Queries, and behind them the stream that a layer begins with.
     between: [wgpu::Buffer; 2],
     /// The same under the name of those that write it.
@@ -79,16 +82,51 @@ pub(super) enum Take {
 /// A kernel's constants and buffers.
 pub(super) type Parts = (Constants, Vec<(&'static str, wgpu::Buffer)>);
 
+/// Parts of attention's results that are handed to its merge, in steps of one row and of several.
+pub struct HandedParts {
+    parts: wgpu::Buffer,
+    most: usize,
+    /// Under the names of those that write without wgpu's knowledge.
+    hidden_tokens: wgpu::Buffer,
+    hidden_acts: [wgpu::Buffer; 3],
+}
+
+/// A way in which attention or its merge takes and gives.
+pub(super) struct Way {
+    pub when: When,
+    pub files: Vec<&'static str>,
+    pub constants: Constants,
+    pub buffers: Vec<(&'static str, wgpu::Buffer)>,
+    pub hazards: &'static Hazards,
+}
+
+impl Way {
+    /// With barriers.
+    fn told(when: When) -> Self {
+        Self { when, files: vec![], constants: vec![], buffers: vec![], hazards: &Hazards::TOLD }
+    }
+
+    /// The same in steps of one row, with words.
+    fn with(&self, (constants, buffers): Parts, hazards: &'static Hazards) -> Self {
+        let constants = [self.constants.clone(), constants].concat();
+        let buffers = [buffers, self.buffers.clone()].concat();
+        let files = [&self.files[..], wgsl!("hand_words", "clear")].concat();
+        Self { when: When::OneRow, files, constants, buffers, hazards }
+    }
+}
+
 impl Lowering<'_> {
     /// Buffers for what launches hand over, if the device takes it that way and every layer of the model has five launches.
     ///
     /// # Errors
     /// No memory.
     pub(super) fn hands(&self) -> Result<Option<Hands>, LoadError> {
-        let Self { device, program, limits, pages, tokens, .. } = self;
-        if !device.hands_over || !self.all_hand_over() {
+        let Self { device, program, pages, .. } = self;
+        let Some(HandedParts { hidden_tokens, .. }) =
+            self.handed_parts.as_ref().filter(|_| self.all_hand_over())
+        else {
             return Ok(None);
-        }
+        };
         let queries = program.heads * program.kv.head_dim;
         let blocks = program.hidden / BLOCK;
         let projected = 10 * queries / BLOCK;
@@ -101,27 +139,76 @@ impl Lowering<'_> {
         let room = || device.buffer(queries + program.hidden, "queries and the residual stream");
         let between = [room()?, room()?];
         // wgpu empties a buffer before its first use, but does not see uses under second names.
-        let mut encoder = device.encoder();
-        for buffer in pages.iter().flatten().chain(&between).chain([tokens]) {
-            encoder.clear_buffer(buffer, 0, None);
-        }
-        device.queue.submit([encoder.finish()]);
+        self.empty(pages.iter().flatten().chain(&between));
         let second = |buffer: &wgpu::Buffer| second_name(&device.inner, buffer);
-        let most_parts = plan::splits(limits.max_context);
-        let parts = most_parts * program.heads * (program.kv.head_dim + 4);
-        let hands = Hands {
+        Ok(Some(Hands {
             slots: [slot()?, slot()?],
-            parts: device.buffer(parts, "parts of attention that are handed over")?,
             hidden_between: [second(&between[0]), second(&between[1])],
             between,
             hidden_pages: pages.iter().map(|[k, v]| [second(k), second(v)]).collect(),
-            hidden_tokens: second(tokens),
-            most_parts,
+            hidden_tokens: hidden_tokens.clone(),
             words,
             layer: 0,
+        }))
+    }
+
+    /// A buffer for parts of attention, if the device takes those without barriers.
+    ///
+    /// # Errors
+    /// No memory.
+    pub(super) fn handed_parts(&self) -> Result<Option<HandedParts>, LoadError> {
+        let Self { device, program, tiling, tokens, acts, .. } = self;
+        if !device.hands_over || !tiling.emits || self.gathered.is_some() {
+            return Ok(None);
+        }
+        self.empty(acts.iter().chain([tokens]));
+        let second = |buffer: &wgpu::Buffer| second_name(&device.inner, buffer);
+        let words = tiling.parts * program.heads * (program.kv.head_dim + 4);
+        let parts = HandedParts {
+            parts: device.buffer(words, "parts of attention that are handed over")?,
+            most: tiling.parts,
+            hidden_tokens: second(tokens),
+            hidden_acts: acts.each_ref().map(second),
         };
-        hands.empty_parts(device);
-        Ok(Some(hands))
+        parts.empty(device);
+        Ok(Some(parts))
+    }
+
+    /// Makes buffers that wgpu takes for empty really so.
+    fn empty<'b>(&self, buffers: impl Iterator<Item = &'b wgpu::Buffer>) {
+        let mut encoder = self.device.encoder();
+        for buffer in buffers {
+            encoder.clear_buffer(buffer, 0, None);
+        }
+        self.device.queue.submit([encoder.finish()]);
+    }
+
+    /// How attention to tiles of one row, or of several, gives what it has made.
+    pub(super) fn attention_ways(&self, is_one_row: bool) -> Vec<Way> {
+        let Some(parts) = &self.handed_parts else { return vec![Way::told(When::Always)] };
+        let few = parts.way(When::Always, vec![], vec![], &ATTENTION_PARTS);
+        match self.product_hands().filter(|_| is_one_row) {
+            None => vec![few],
+            Some(hands) => {
+                let one = few.with(hands.attention(), &ATTENTION);
+                vec![one, Way { when: When::MoreRows, ..few }]
+            }
+        }
+    }
+
+    /// How their merge does. With cooperative matrices, steps of many rows leave parts that it reads behind a barrier.
+    pub(super) fn merge_ways(&self) -> Vec<Way> {
+        let Some(parts) = &self.handed_parts else { return vec![Way::told(When::Always)] };
+        let wide = self.tiling.wide.map(|wide| wide.from);
+        let acts = ["acts_quants", "acts_scales", "acts_floats"].into_iter().zip(parts.hidden_acts.clone());
+        let buffers = acts.chain([("gave_up", parts.hidden_tokens.clone())]).collect();
+        let hands = self.product_hands();
+        let from = if hands.is_some() { 2 } else { 1 };
+        let when = When::Between(from, wide.unwrap_or(usize::MAX));
+        let few = parts.way(when, vec![("TAKES", U(1))], buffers, &MERGE);
+        let one = hands.map(|hands| few.with(hands.merge(), &MERGE));
+        let wide = wide.map(|from| Way::told(When::From(from)));
+        one.into_iter().chain([few]).chain(wide).collect()
     }
 
     /// Whether every layer has the five launches, with activations of eight bits, whose words are whole fours.
@@ -142,20 +229,33 @@ impl Lowering<'_> {
             }
             _ => true,
         };
-        self.gathered.is_none()
-            && self.tiling.emits
-            && [hidden, heads * kv.head_dim, ffn].iter().all(|width| width.is_multiple_of(4 * BLOCK))
+        [hidden, heads * kv.head_dim, ffn].iter().all(|width| width.is_multiple_of(4 * BLOCK))
             && ops.iter().enumerate().all(|(index, op)| layer(op, ops.get(index + 1)))
     }
 }
 
-impl Hands {
-    /// Makes all words of parts such that they are still to come.
-    pub fn empty_parts(&self, device: &Device) {
+impl HandedParts {
+    /// Makes all words such that they are still to come.
+    pub fn empty(&self, device: &Device) {
         let words = EMPTY.to_ne_bytes().repeat(self.parts.size() as usize / 4);
         device.queue.write_buffer(&self.parts, 0, &words);
     }
 
+    /// For attention, or for its merge with what that takes.
+    fn way(
+        &self,
+        when: When,
+        mut constants: Constants,
+        mut buffers: Vec<(&'static str, wgpu::Buffer)>,
+        hazards: &'static Hazards,
+    ) -> Way {
+        constants.extend([("HANDS_PARTS", U(1)), ("MOST_PARTS", U(self.most as u32)), EMPTY_WORD]);
+        buffers.push(("parts_handed", self.parts.clone()));
+        Way { when, files: wgsl!("hand", "hand_parts").to_vec(), constants, buffers, hazards }
+    }
+}
+
+impl Hands {
     fn slot(&self) -> (&'static str, wgpu::Buffer) {
         ("hands", self.slots[self.layer % 2].clone())
     }
@@ -187,25 +287,16 @@ impl Hands {
         constants.push(("CLEARED", U(self.words.all.div_ceil(4) as u32)));
         let cleared = self.slots[(self.layer + 1) % 2].clone();
         let between = self.between[self.layer % 2].clone();
-        let parts = ("parts_handed", self.parts.clone());
-        (constants, vec![self.slot(), ("cleared", cleared), ("queries", between), parts])
+        (constants, vec![self.slot(), ("cleared", cleared), ("queries", between)])
     }
 
     /// For its merge.
     pub(super) fn merge(&self) -> Parts {
-        let mut constants = self.gives_attended();
-        constants.push(("TAKES", U(1)));
-        let gave_up = ("gave_up", self.hidden_tokens.clone());
-        (constants, vec![self.slot(), gave_up, ("parts_handed", self.parts.clone())])
+        (self.gives_attended(), vec![self.slot()])
     }
 
     fn gives_attended(&self) -> Constants {
-        vec![
-            ("GIVES", U(1)),
-            ("GIVE_AT", U(self.words.attended as u32)),
-            ("HANDS_PARTS", U(1)),
-            ("MOST_PARTS", U(self.most_parts as u32)),
-        ]
+        vec![("GIVES", U(1)), ("GIVE_AT", U(self.words.attended as u32))]
     }
 
     /// For queries, keys and values of a layer, whose pages are in this slot of the model's. Those of the first layer empty its words: it has

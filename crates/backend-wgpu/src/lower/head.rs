@@ -86,7 +86,7 @@ impl Lowering<'_> {
             io: Io { step: self.step, logits, normed, samples, masks, tokens, edits },
             tiling: self.tiling,
             counters: self.counters,
-            hands: self.hands,
+            handed_parts: self.handed_parts,
         })
     }
 }

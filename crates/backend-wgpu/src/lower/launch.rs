@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{hands::Hands, kernels::Product};
+use super::{hands::HandedParts, kernels::Product};
 use crate::{
     device::Pipeline,
     plan::{Tile, Tiling},
@@ -36,10 +36,10 @@ pub enum When {
     OneRow,
     /// Those of more.
     MoreRows,
-    /// Those of one row, while its kernels are timed.
-    OneRowTimed,
-    /// All but these.
-    UnlessOneRowTimed,
+    /// Those of at least so many.
+    From(usize),
+    /// Those of so many, and of fewer than so many.
+    Between(usize, usize),
 }
 
 impl When {
@@ -48,15 +48,14 @@ impl When {
         if other { Self::MoreRows } else { Self::Always }
     }
 
-    /// Whether it is for a step of so many rows, or for timing its kernels.
-    pub fn holds(self, rows: usize, timed: bool) -> bool {
-        let one_row_timed = timed && rows == 1;
+    /// Whether it is for a step of so many rows.
+    pub fn holds(self, rows: usize) -> bool {
         match self {
             Self::Always => true,
             Self::OneRow => rows == 1,
             Self::MoreRows => rows > 1,
-            Self::OneRowTimed => one_row_timed,
-            Self::UnlessOneRowTimed => !one_row_timed,
+            Self::From(from) => rows >= from,
+            Self::Between(from, to) => (from..to).contains(&rows),
         }
     }
 }
@@ -85,6 +84,8 @@ pub struct Launch {
     pub kv_group: usize,
     /// Index of the first kernel's counter; the others follow.
     pub counter: usize,
+    /// The counter of a launch that this one waits for, and is timed together with.
+    pub timed_with: Option<usize>,
 }
 
 /// A model on the device.
@@ -111,8 +112,8 @@ pub struct Model {
     pub tiling: Tiling,
     /// Names of the counters.
     pub counters: Vec<String>,
-    /// What launches hand over, where they do.
-    pub hands: Option<Hands>,
+    /// Parts of attention that are handed to its merge, where they are.
+    pub handed_parts: Option<HandedParts>,
 }
 
 /// Buffers between host and device.

@@ -240,7 +240,7 @@ impl Lowering<'_> {
             }
             let grid = Grid::Product(part.rows as u32, products.into());
             let counter = self.counter(&counters);
-            body.push(Launch { when, kernels: compiled, grid, kv_group: 0, counter });
+            body.push(Launch { when, kernels: compiled, grid, kv_group: 0, counter, timed_with: None });
         }
         Ok(())
     }
