@@ -286,7 +286,8 @@ fn constants(device: &Device, dim: usize, queries: u32, kv_dtype: KvDtype) -> Co
         };
         (own, (1..=most).rev().find(whole).unwrap_or(1))
     };
-    let [fine, coarse] = [share(FINE_SPLIT), share(COARSE_SPLIT)];
+    let [fine, coarse, short] = [FINE_SPLIT, COARSE_SPLIT, 1].map(share);
+    let has_short = fine.0 > 1 && !device.is_software;
     let unroll = if device.is_software { v_tokens.max(2) } else { 16 };
     vec![
         ("THREADS", U(THREADS)),
@@ -296,8 +297,12 @@ fn constants(device: &Device, dim: usize, queries: u32, kv_dtype: KvDtype) -> Co
         ("V_LOADS", U(unroll / v_tokens)),
         ("TOKENS_0", U(fine.0)),
         ("TOKENS_1", U(coarse.0)),
+        ("TOKENS_2", U(short.0)),
         ("K_LOADS_0", U(fine.1)),
         ("K_LOADS_1", U(coarse.1)),
+        ("K_LOADS_2", U(short.1)),
+        ("SHORT", U(u32::from(has_short))),
+        ("SIZES", U(if has_short { 3 } else { 2 })),
         // With more queries, registers are too few.
         ("AHEAD", U(u32::from(fours == 1))),
         ("FOURS", U(fours)),

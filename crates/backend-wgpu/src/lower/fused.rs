@@ -371,7 +371,7 @@ impl Lowering<'_> {
             own.extend(buffers);
             if let Source::Made = source {
                 // It starts during attention, and so has time to ask for weights.
-                constants.push(("EARLY", U(matrix.blocks.div_ceil(32).min(2) as u32)));
+                constants.push(("EARLY", U(matrix.blocks.div_ceil(32).min(3) as u32)));
             }
         }
         own.extend(self.taken(inputs.acts));

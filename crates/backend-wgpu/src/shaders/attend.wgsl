@@ -34,6 +34,14 @@ var<workgroup> totals: array<f32, QUERIES>;
 var<workgroup> bases: array<vec4<f32>, FOURS * K_BLOCKS>;    // what four queries' products with a block begin with
 //% end
 
+// Of a split that ends there: fine, coarse, or no longer than that threads have a token each.
+fn size_of(end: u32) -> u32 {
+//% if SHORT
+  if (end <= SIDE) { return 2u; }
+//% end
+  return select(0u, 1u, end > FINE);
+}
+
 fn dot_four(sum: f32, k: vec4<f32>, q: vec4<f32>) -> f32 {
   return fma(k.w, q.w, fma(k.z, q.z, fma(k.y, q.y, fma(k.x, q.x, sum))));
 }
@@ -104,13 +112,14 @@ fn main(
     workgroupBarrier();
     page = page_of(split + 1u, asked, item.table, item.position + item.rows);
 
-    // Scores. On splits that are short, threads have fewer tokens.
+    // Scores. On splits that are short, threads have fewer tokens, and read more of each at once.
+    let size = size_of(end);
 //% for j in 0..TOKENS_1
     let t_${j} = tid % SIDE + ${j}u * SIDE;
     var score_${j} = vec4<f32>(0.0);
 //% end
-//% for size in 0..2
-    if (t_0 < end && (end > FINE) == (${size}u == 1u)) {
+//% for size in 0..SIZES
+    if (t_0 < end && size == ${size}u) {
 //% for j in 0..TOKENS_${size}
       let place_${j} = places[t_${j} / PAGE];
       var at_${j} = place_${j} + t_${j} % PAGE;
