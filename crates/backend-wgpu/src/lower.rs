@@ -212,6 +212,9 @@ impl<'a> Lowering<'a> {
         };
         let q = heads * dim;
         let kv = kv_heads * dim;
+        // Those that are handed over have a buffer of their own.
+        let are_handed = hands::hands_parts(device, limits, &tiling);
+        let left_parts = if are_handed && tiling.wide.is_none() { 0 } else { parts };
         let mut lowering = Self {
             step: buffer(plan::words(&program.kv, limits, tiling), "steps")?,
             x: buffer(rows * hidden, "the residual stream")?,
@@ -228,10 +231,10 @@ impl<'a> Lowering<'a> {
                 buffer(rows * kv, "products")?,
             ],
             queries: buffer(rows * q, "queries")?,
-            part_sums: buffer(parts * q, "partial attention")?,
+            part_sums: buffer(left_parts * q, "partial attention")?,
             // The last word is `gave_up` in `hand.wgsl`.
             tokens: buffer(limits.max_outputs.max(1) + 1, "sampled tokens")?,
-            part_tops: buffer(parts * heads * 2, "partial attention")?,
+            part_tops: buffer(left_parts * heads * 2, "partial attention")?,
             device,
             program,
             weights,

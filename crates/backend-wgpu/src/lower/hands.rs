@@ -6,13 +6,14 @@
 //! takes them, empties them itself. Queries and the residual stream between layers pass a barrier on their way, and so need no asking;
 //! they, too, have two places in turn, lest someone still reads what is written.
 
-use paguro_backend::{Linear, LoadError, Norm, Op, Program};
+use paguro_backend::{AttentionMode, Limits, Linear, LoadError, Norm, Op, Program};
 
 use super::{Lowering, Value::U, When, wgsl};
 use crate::{
     device::Device,
     hidden::{Hazards, second_name},
     layout::BLOCK,
+    plan::Tiling,
     template::{Constants, Value},
 };
 
@@ -35,8 +36,10 @@ const MERGE: Hazards = Hazards {
 
 /// What a word is until it is there: no four quants, which are -127 to 127.
 const EMPTY: u32 = 0x8080_8080;
-/// The same for kernels with `clear.wgsl`.
+/// The same for kernels.
 pub(super) const EMPTY_WORD: (&str, Value) = ("EMPTY", U(EMPTY));
+/// Words that are made so at once.
+const EMPTY_WORDS: usize = 1 << 16;
 
 /// Buffers of what is handed over.
 pub struct Hands {
@@ -85,7 +88,10 @@ pub(super) type Parts = (Constants, Vec<(&'static str, wgpu::Buffer)>);
 /// Parts of attention's results that are handed to its merge, in steps of one row and of several.
 pub struct HandedParts {
     parts: wgpu::Buffer,
+    /// How many there is room for.
     most: usize,
+    /// Some of what they are until they are there.
+    empty_words: wgpu::Buffer,
     /// Under the names of those that write without wgpu's knowledge.
     hidden_tokens: wgpu::Buffer,
     hidden_acts: [wgpu::Buffer; 3],
@@ -157,8 +163,8 @@ impl Lowering<'_> {
     /// # Errors
     /// No memory.
     pub(super) fn handed_parts(&self) -> Result<Option<HandedParts>, LoadError> {
-        let Self { device, program, tiling, tokens, acts, .. } = self;
-        if !device.hands_over || !tiling.emits || self.gathered.is_some() {
+        let Self { device, program, limits, tiling, tokens, acts, .. } = self;
+        if !hands_parts(device, limits, tiling) {
             return Ok(None);
         }
         self.empty(acts.iter().chain([tokens]));
@@ -167,6 +173,7 @@ impl Lowering<'_> {
         let parts = HandedParts {
             parts: device.buffer(words, "parts of attention that are handed over")?,
             most: tiling.parts,
+            empty_words: device.upload(&[EMPTY; EMPTY_WORDS], "empty words")?,
             hidden_tokens: second(tokens),
             hidden_acts: acts.each_ref().map(second),
         };
@@ -234,11 +241,21 @@ impl Lowering<'_> {
     }
 }
 
+/// Whether attention hands its parts to their merge.
+pub(super) fn hands_parts(device: &Device, limits: &Limits, tiling: &Tiling) -> bool {
+    device.hands_over && tiling.emits && limits.attention == AttentionMode::Paged
+}
+
 impl HandedParts {
     /// Makes all words such that they are still to come.
     pub fn empty(&self, device: &Device) {
-        let words = EMPTY.to_ne_bytes().repeat(self.parts.size() as usize / 4);
-        device.queue.write_buffer(&self.parts, 0, &words);
+        let size = self.empty_words.size();
+        let mut encoder = device.encoder();
+        for at in (0..self.parts.size()).step_by(size as usize) {
+            let rest = size.min(self.parts.size() - at);
+            encoder.copy_buffer_to_buffer(&self.empty_words, 0, &self.parts, at, rest);
+        }
+        device.queue.submit([encoder.finish()]);
     }
 
     /// For attention, or for its merge with what that takes.
