@@ -3,6 +3,7 @@
 mod attention;
 mod coop_attention;
 mod fused;
+mod handed_parts;
 mod hands;
 mod head;
 mod kernels;
@@ -26,7 +27,8 @@ use crate::{
 };
 
 use Value::U;
-use hands::{HandedParts, Hands};
+use handed_parts::HandedParts;
+use hands::Hands;
 use products::Inputs;
 
 pub use kernels::{Product, exact_rows, product};
@@ -213,7 +215,7 @@ impl<'a> Lowering<'a> {
         let q = heads * dim;
         let kv = kv_heads * dim;
         // Those that are handed over have a buffer of their own.
-        let are_handed = hands::hands_parts(device, limits, &tiling);
+        let are_handed = handed_parts::hands_parts(device, limits, &tiling);
         let left_parts = if are_handed && tiling.wide.is_none() { 0 } else { parts };
         let mut lowering = Self {
             step: buffer(plan::words(&program.kv, limits, tiling), "steps")?,

@@ -8,7 +8,7 @@ use super::{
     Acts, Grid, Launch, Lowering, Place,
     Value::{F, I, U},
     coop_attention::Named,
-    hands::Way,
+    handed_parts::Way,
     kernels::FEW_ROWS,
     wgsl,
 };

@@ -1,19 +1,17 @@
-//! What launches of a step of one row hand to the next ones without barriers (`hand.wgsl`).
+//! What launches of a step of one row hand to the next ones without barriers (`hand_words.wgsl`).
 //!
 //! A layer has one barrier, before attention. All of its other launches start when there is room for their workgroups, ask for weights,
 //! and wait for words of the launch before. Where words lie, a slot, layers take in turn: attention empties that of the next layer, as
 //! the barrier has waited for all who took words from it. Parts of attention's results are too many for that: their merge, which alone
-//! takes them, empties them itself. Queries and the residual stream between layers pass a barrier on their way, and so need no asking;
+//! takes them, empties them itself (`handed_parts.rs`). Queries and the residual stream between layers pass a barrier on their way, and so need no asking;
 //! they, too, have two places in turn, lest someone still reads what is written.
 
-use paguro_backend::{AttentionMode, Limits, Linear, LoadError, Norm, Op, Program};
+use paguro_backend::{Linear, LoadError, Norm, Op, Program};
 
-use super::{Lowering, Value::U, When, wgsl};
+use super::{Lowering, Value::U, handed_parts::HandedParts};
 use crate::{
-    device::Device,
     hidden::{Hazards, second_name},
     layout::BLOCK,
-    plan::Tiling,
     template::{Constants, Value},
 };
 
@@ -22,24 +20,11 @@ pub(super) const PRODUCT: Hazards =
     Hazards { hidden: &["hands", "gave_up", "cleared", "queries", "k_pages", "v_pages", "out"], ends: &[] };
 /// The last product onto the stream, and the head's: what they write takes the usual way.
 pub(super) const LAST: Hazards = Hazards { hidden: &["hands", "gave_up"], ends: &[] };
-/// Attention, with the barrier before it.
-const ATTENTION: Hazards =
-    Hazards { hidden: &["hands", "cleared", "parts_handed"], ends: &["queries", "k_pages", "v_pages"] };
-/// The same where it hands nothing over but parts.
-const ATTENTION_PARTS: Hazards = Hazards { hidden: &["parts_handed"], ends: &[] };
-/// Its merge, which waits for parts. Activations have a second name, as attention makes some, too, where its results are whole: the
-/// barrier before who takes them is for both.
-const MERGE: Hazards = Hazards {
-    hidden: &["hands", "gave_up", "parts_handed", "acts_quants", "acts_scales", "acts_floats"],
-    ends: &[],
-};
 
 /// What a word is until it is there: no four quants, which are -127 to 127.
-const EMPTY: u32 = 0x8080_8080;
+pub(super) const EMPTY: u32 = 0x8080_8080;
 /// The same for kernels.
 pub(super) const EMPTY_WORD: (&str, Value) = ("EMPTY", U(EMPTY));
-/// Words that are made so at once.
-const EMPTY_WORDS: usize = 1 << 16;
 
 /// Buffers of what is handed over.
 pub struct Hands {
@@ -85,42 +70,6 @@ pub(super) enum Take {
 /// A kernel's constants and buffers.
 pub(super) type Parts = (Constants, Vec<(&'static str, wgpu::Buffer)>);
 
-/// Parts of attention's results that are handed to its merge, in steps of one row and of several.
-pub struct HandedParts {
-    parts: wgpu::Buffer,
-    /// How many there is room for.
-    most: usize,
-    /// Some of what they are until they are there.
-    empty_words: wgpu::Buffer,
-    /// Under the names of those that write without wgpu's knowledge.
-    hidden_tokens: wgpu::Buffer,
-    hidden_acts: [wgpu::Buffer; 3],
-}
-
-/// A way in which attention or its merge takes and gives.
-pub(super) struct Way {
-    pub when: When,
-    pub files: Vec<&'static str>,
-    pub constants: Constants,
-    pub buffers: Vec<(&'static str, wgpu::Buffer)>,
-    pub hazards: &'static Hazards,
-}
-
-impl Way {
-    /// With barriers.
-    fn told(when: When) -> Self {
-        Self { when, files: vec![], constants: vec![], buffers: vec![], hazards: &Hazards::TOLD }
-    }
-
-    /// The same in steps of one row, with words.
-    fn with(&self, (constants, buffers): Parts, hazards: &'static Hazards) -> Self {
-        let constants = [self.constants.clone(), constants].concat();
-        let buffers = [buffers, self.buffers.clone()].concat();
-        let files = [&self.files[..], wgsl!("hand_words", "clear")].concat();
-        Self { when: When::OneRow, files, constants, buffers, hazards }
-    }
-}
-
 impl Lowering<'_> {
     /// Buffers for what launches hand over, if the device takes it that way and every layer of the model has five launches.
     ///
@@ -158,64 +107,13 @@ impl Lowering<'_> {
         }))
     }
 
-    /// A buffer for parts of attention, if the device takes those without barriers.
-    ///
-    /// # Errors
-    /// No memory.
-    pub(super) fn handed_parts(&self) -> Result<Option<HandedParts>, LoadError> {
-        let Self { device, program, limits, tiling, tokens, acts, .. } = self;
-        if !hands_parts(device, limits, tiling) {
-            return Ok(None);
-        }
-        self.empty(acts.iter().chain([tokens]));
-        let second = |buffer: &wgpu::Buffer| second_name(&device.inner, buffer);
-        let words = tiling.parts * program.heads * (program.kv.head_dim + 4);
-        let parts = HandedParts {
-            parts: device.buffer(words, "parts of attention that are handed over")?,
-            most: tiling.parts,
-            empty_words: device.upload(&[EMPTY; EMPTY_WORDS], "empty words")?,
-            hidden_tokens: second(tokens),
-            hidden_acts: acts.each_ref().map(second),
-        };
-        parts.empty(device);
-        Ok(Some(parts))
-    }
-
     /// Makes buffers that wgpu takes for empty really so.
-    fn empty<'b>(&self, buffers: impl Iterator<Item = &'b wgpu::Buffer>) {
+    pub(super) fn empty<'b>(&self, buffers: impl Iterator<Item = &'b wgpu::Buffer>) {
         let mut encoder = self.device.encoder();
         for buffer in buffers {
             encoder.clear_buffer(buffer, 0, None);
         }
         self.device.queue.submit([encoder.finish()]);
-    }
-
-    /// How attention to tiles of one row, or of several, gives what it has made.
-    pub(super) fn attention_ways(&self, is_one_row: bool) -> Vec<Way> {
-        let Some(parts) = &self.handed_parts else { return vec![Way::told(When::Always)] };
-        let few = parts.way(When::Always, vec![], vec![], &ATTENTION_PARTS);
-        match self.product_hands().filter(|_| is_one_row) {
-            None => vec![few],
-            Some(hands) => {
-                let one = few.with(hands.attention(), &ATTENTION);
-                vec![one, Way { when: When::MoreRows, ..few }]
-            }
-        }
-    }
-
-    /// How their merge does. With cooperative matrices, steps of many rows leave parts that it reads behind a barrier.
-    pub(super) fn merge_ways(&self) -> Vec<Way> {
-        let Some(parts) = &self.handed_parts else { return vec![Way::told(When::Always)] };
-        let wide = self.tiling.wide.map(|wide| wide.from);
-        let acts = ["acts_quants", "acts_scales", "acts_floats"].into_iter().zip(parts.hidden_acts.clone());
-        let buffers = acts.chain([("gave_up", parts.hidden_tokens.clone())]).collect();
-        let hands = self.product_hands();
-        let from = if hands.is_some() { 2 } else { 1 };
-        let when = When::Between(from, wide.unwrap_or(usize::MAX));
-        let few = parts.way(when, vec![("TAKES", U(1))], buffers, &MERGE);
-        let one = hands.map(|hands| few.with(hands.merge(), &MERGE));
-        let wide = wide.map(|from| Way::told(When::From(from)));
-        one.into_iter().chain([few]).chain(wide).collect()
     }
 
     /// Whether every layer has the five launches, with activations of eight bits, whose words are whole fours.
@@ -238,37 +136,6 @@ impl Lowering<'_> {
         };
         [hidden, heads * kv.head_dim, ffn].iter().all(|width| width.is_multiple_of(4 * BLOCK))
             && ops.iter().enumerate().all(|(index, op)| layer(op, ops.get(index + 1)))
-    }
-}
-
-/// Whether attention hands its parts to their merge.
-pub(super) fn hands_parts(device: &Device, limits: &Limits, tiling: &Tiling) -> bool {
-    device.hands_over && tiling.emits && limits.attention == AttentionMode::Paged
-}
-
-impl HandedParts {
-    /// Makes all words such that they are still to come.
-    pub fn empty(&self, device: &Device) {
-        let size = self.empty_words.size();
-        let mut encoder = device.encoder();
-        for at in (0..self.parts.size()).step_by(size as usize) {
-            let rest = size.min(self.parts.size() - at);
-            encoder.copy_buffer_to_buffer(&self.empty_words, 0, &self.parts, at, rest);
-        }
-        device.queue.submit([encoder.finish()]);
-    }
-
-    /// For attention, or for its merge with what that takes.
-    fn way(
-        &self,
-        when: When,
-        mut constants: Constants,
-        mut buffers: Vec<(&'static str, wgpu::Buffer)>,
-        hazards: &'static Hazards,
-    ) -> Way {
-        constants.extend([("HANDS_PARTS", U(1)), ("MOST_PARTS", U(self.most as u32)), EMPTY_WORD]);
-        buffers.push(("parts_handed", self.parts.clone()));
-        Way { when, files: wgsl!("hand", "hand_parts").to_vec(), constants, buffers, hazards }
     }
 }
 

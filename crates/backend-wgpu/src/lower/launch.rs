@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{hands::HandedParts, kernels::Product};
+use super::{handed_parts::HandedParts, kernels::Product};
 use crate::{
     device::Pipeline,
     plan::{Tile, Tiling},

@@ -1,0 +1,155 @@
+use std::collections::BTreeSet;
+
+use paguro_backend::{KvDtype, KvGroup, PageId, StepSequence};
+
+use super::*;
+
+const WINDOW: u32 = 700;
+
+/// A plan of a step with these starts and rows of sequences, two groups and two K/V heads.
+fn plan(
+    wide: Option<Wide>,
+    parts: usize,
+    busy: usize,
+    lengths: &[(usize, usize)],
+) -> (Plan, Vec<StepSequence>) {
+    let groups = vec![KvGroup { window: None }, KvGroup { window: Some(WINDOW) }];
+    let kv = KvLayout { groups, slots: 1, kv_heads: 2, head_dim: 64 };
+    let rows = lengths.iter().map(|(_, rows)| rows).sum();
+    let limits = Limits {
+        block_size: 32,
+        pages: 1,
+        max_rows: rows,
+        max_sequences: lengths.len(),
+        max_outputs: 1,
+        max_context: 16_384,
+        kv_dtype: KvDtype::F16,
+        attention: AttentionMode::Paged,
+    };
+    let tiling = Tiling { rows: 2, heads: 4, workgroups: 2, emits: true, parts, busy, wide };
+    let mut plan = Plan::new(&kv, &limits, tiling);
+    let (mut pages, mut sequences, mut first) = (Vec::new(), Vec::new(), 0);
+    for &(start, rows) in lengths {
+        let from = pages.len();
+        pages.resize(from + 2 * (start + rows).div_ceil(32), PageId(0));
+        sequences.push(StepSequence { rows: first..first + rows, start, tables: from..pages.len() });
+        first += rows;
+    }
+    let tokens = vec![1; rows];
+    plan.make(&Step { tokens: &tokens, carried: &[], sequences: &sequences, pages: &pages, outputs: &[] });
+    assert!(plan.words.len() <= words(&kv, &limits, tiling));
+    (plan, sequences)
+}
+
+/// Whatever attention is cut into, every row gets each of its splits once, and each of its parts has a place of its own.
+fn covers(wide: Option<Wide>, parts: usize, busy: usize, lengths: &[(usize, usize)]) {
+    let rows = lengths.iter().map(|(_, rows)| rows).sum();
+    let (plan, sequences) = plan(wide, parts, busy, lengths);
+    for (group, window) in [(0, usize::MAX), (1, WINDOW as usize)] {
+        let cut = &plan.cuts[group];
+        let mut seen = vec![Vec::new(); rows];
+        for tile in [Tile::Row, Tile::Rows, Tile::WideRow, Tile::WideRows] {
+            let is_wide = matches!(tile, Tile::WideRow | Tile::WideRows);
+            for item in 0..plan.items(group, tile) {
+                let at = (plan.first_item(group, tile) + 8 * item) as usize;
+                let [first, rows, _, _, _, split, splits, _] = plan.words[at..at + 8] else { unreachable!() };
+                assert!(
+                    splits > 0
+                        && is_wide == wide.is_some()
+                        && (rows == 1) == matches!(tile, Tile::Row | Tile::WideRow)
+                );
+                for row in first..first + rows {
+                    seen[row as usize].extend(split as usize..(split + splits) as usize);
+                }
+            }
+        }
+        let mut places = BTreeSet::new();
+        for sequence in &sequences {
+            for row in sequence.rows.clone() {
+                let position = sequence.start + row - sequence.rows.start;
+                let wanted = split_of((position + 1).saturating_sub(window))..=split_of(position);
+                assert!(wanted.clone().all(|split| seen[row].contains(&split)), "row {row}: {:?}", seen[row]);
+                assert_eq!(
+                    BTreeSet::from_iter(&seen[row]).len(),
+                    seen[row].len(),
+                    "row {row} has a split twice"
+                );
+                let at = cut.parts as usize + 4 * row;
+                let [place, count, number, length] = [0, 1, 2, 3].map(|i| plan.words[at + i] as usize);
+                assert_eq!(number, wanted.start() / length);
+                assert_eq!(number + count, wanted.end() / length + 1);
+                assert!((place..place + count).all(|place| place < parts && places.insert(place)));
+                assert!(!cut.whole || count == 1);
+            }
+        }
+    }
+}
+
+#[test]
+fn attention_is_cut_without_gaps() {
+    let wide = Wide { from: 3, groups: 8, rows: 32, heads: 4, workgroups: 2, busy: 128 };
+    let steps: [&[(usize, usize)]; 7] = [
+        &[(0, 200), (5000, 1), (300, 1), (1500, 70)],
+        &[(7000, 100)],
+        &[(0, 512), (0, 512)],
+        &[(511, 3), (1535, 2), (2047, 1)],
+        &[(0, 4)],
+        &[(16_000, 1), (9000, 1), (700, 1), (4000, 1)],
+        &[(16_000, 3), (100, 1)],
+    ];
+    for lengths in steps {
+        let rows: usize = lengths.iter().map(|(_, rows)| rows).sum();
+        for parts in [rows, rows + 40, 10 * rows] {
+            for busy in [8, 32, 512] {
+                covers(Some(wide), parts, busy, lengths);
+                covers(None, parts, busy, lengths);
+            }
+        }
+    }
+}
+
+/// Items of a step of one row follow from its arguments, as `splits.wgsl` makes them.
+#[test]
+fn arguments_say_what_one_row_has_to_do() {
+    for start in [0, 255, 600, 1000, 5000, 16_383] {
+        for (parts, busy) in [(1, 512), (100, 512), (100, 4)] {
+            let (plan, _) = plan(None, parts, busy, &[(start, 1)]);
+            for group in [0, 1] {
+                let args = plan.args(group as usize);
+                let at = plan.first_item(group as usize, Tile::Row);
+                for i in 0..plan.items(group as usize, Tile::Row) {
+                    let item = &plan.words[(at + 8 * i) as usize..][..8];
+                    let part = args.row_from / args.row_length + i;
+                    let first = args.row_from.max(part * args.row_length);
+                    let end = args.row_to.min((part + 1) * args.row_length);
+                    let table = args.row_table - group * item[4];
+                    let made = [0, 1, args.row_position, table, item[4], first, end - first, args.row_length];
+                    assert_eq!(item, made);
+                }
+            }
+        }
+    }
+    let (plan, _) = plan(None, 100, 4, &[(600, 1), (700, 1)]);
+    assert_eq!(plan.args(0).row_length, 0);
+}
+
+#[test]
+fn workgroups_are_shared_out_evenly() {
+    // Splits of each item, of how many splits parts are, and whether no part is left, of sequences at the same position.
+    let items = |sequences: usize, start: usize, busy: usize| {
+        let (plan, _) = plan(None, 4096, busy, &vec![(start, 1); sequences]);
+        let at = plan.first_item(0, Tile::Row) as usize;
+        let count = plan.items(0, Tile::Row) as usize;
+        let items: Vec<&[u32]> = plan.words[at..at + 8 * count].chunks(8).collect();
+        let splits: Vec<u32> = items.iter().map(|item| item[6]).collect();
+        (splits, items[0][7] as usize, plan.cuts[0].whole)
+    };
+    // 33 splits of 8 sequences for 64 workgroups: runs, which are 9 for each K/V head. Short ones come last.
+    assert_eq!(items(8, 16_383, 64), ([vec![4; 64], vec![1; 8]].concat(), RUN, false));
+    // As many sequences as workgroups, with two for each.
+    assert_eq!(items(32, 4095, 64), (vec![9; 32], WHOLE, true));
+    // Whole results of a fourth more would have three quarters of the workgroups wait for the others.
+    assert_eq!(items(40, 4095, 64), ([vec![4; 80], vec![1; 40]].concat(), RUN, false));
+    assert_eq!(items(1, 16_383, 64), (vec![1; 33], 1, false));
+    assert_eq!(items(1, 255, 64), (vec![1], WHOLE, true));
+}
