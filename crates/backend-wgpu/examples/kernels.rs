@@ -29,7 +29,7 @@ const WARM_UP_READS: usize = 200;
 const STEPS: usize = 12;
 /// Layers of attention, as a model has dozens one after the other: timing a pass adds some 10 µs to all of them.
 const LAYERS: usize = 16;
-/// Of pages, at most, if there is more than one layer. What one step reads is far more than a cache keeps for the next.
+/// Of pages, at most, if there is more than one layer. What a step reads is more than a cache keeps for the next one, also of one sequence at 1024: 64 MiB.
 const PAGES_BYTES: usize = 16 << 30;
 
 fn main() -> ExitCode {
