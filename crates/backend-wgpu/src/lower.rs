@@ -27,7 +27,7 @@ use crate::{
 };
 
 use Value::U;
-use handed_parts::HandedParts;
+use handed_parts::{HandedParts, Way};
 use hands::Hands;
 use products::Inputs;
 
@@ -359,12 +359,33 @@ impl<'a> Lowering<'a> {
         grid: Grid,
         kv_group: usize,
     ) -> Result<Launch, LoadError> {
+        self.launch_way(Way::told(When::Always), (name, files, &constants), buffers, grid, kv_group)
+    }
+
+    /// A launch that takes and gives in a way of its own.
+    fn launch_way(
+        &mut self,
+        way: Way,
+        (name, files, constants): (&str, &[&str], &Constants),
+        buffers: &[(&str, &wgpu::Buffer)],
+        grid: Grid,
+        kv_group: usize,
+    ) -> Result<Launch, LoadError> {
+        let files = [files, &way.files].concat();
+        let constants = [&constants[..], &way.constants].concat();
         let made: Vec<_> = self.made(Acts::Plain).collect();
-        let mut buffers = buffers.to_vec();
-        buffers.extend(made.iter().map(|(name, buffer)| (*name, buffer)));
-        let kernels = vec![self.kernel(name, files, &constants, &buffers)?];
+        let mut all: Vec<_> = way.buffers.iter().map(|(name, buffer)| (*name, buffer)).collect();
+        all.extend(buffers);
+        all.extend(made.iter().map(|(name, buffer)| (*name, buffer)));
+        let kernels = vec![self.kernel_with(name, &files, &constants, &all, way.hazards)?];
         let counter = self.counter(&[name.to_owned()]);
-        Ok(Launch { when: When::Always, kernels, grid, kv_group, counter, timed_with: None })
+        // What waits for another launch is timed together with that.
+        let hands_over = self.device.timed && way.hazards.hides();
+        let timed_with = self.timed_with.filter(|_| hands_over);
+        if hands_over {
+            self.timed_with = timed_with.or(Some(counter));
+        }
+        Ok(Launch { when: way.when, kernels, grid, kv_group, counter, timed_with })
     }
 
     /// What products hand over, where they do: not while each of them is timed.

@@ -1,11 +1,9 @@
 //! Rotation and attention.
 
-use std::slice;
-
 use paguro_backend::{Attend, KvDtype, Linear, LoadError, NormQkvRopeStore, Program, Rope, RopeStyle};
 
 use super::{
-    Acts, Grid, Launch, Lowering, Place,
+    Grid, Launch, Lowering, Place,
     Value::{F, I, U},
     coop_attention::Named,
     handed_parts::Way,
@@ -184,21 +182,9 @@ impl Lowering<'_> {
         body: &mut Vec<Launch>,
     ) -> Result<(), LoadError> {
         for way in ways {
-            let files = [&files[..], &way.files].concat();
-            let constants = [constants.clone(), way.constants].concat();
-            let own = way.buffers.iter().map(|(name, buffer)| (*name, buffer));
-            let made: Vec<_> = self.made(Acts::Plain).collect();
-            let made = made.iter().map(|(name, buffer)| (*name, buffer));
-            let all: Vec<_> = own.chain(buffers.iter().copied()).chain(made).collect();
-            let kernels = vec![self.kernel_with(&name, &files, &constants, &all, way.hazards)?];
-            // What waits for another launch is timed together with that.
-            let hands_over = self.device.timed && way.hazards.hides();
-            let counter = self.counter(slice::from_ref(&name));
-            let timed_with = self.timed_with.filter(|_| hands_over);
-            if hands_over {
-                self.timed_with = timed_with.or(Some(counter));
-            }
-            body.push(Launch { when: way.when, kernels, grid: grid.clone(), kv_group, counter, timed_with });
+            let launch =
+                self.launch_way(way, (&name, &files, &constants), buffers, grid.clone(), kv_group)?;
+            body.push(launch);
         }
         Ok(())
     }

@@ -44,7 +44,7 @@ pub struct HandedParts {
     hidden_acts: [wgpu::Buffer; 3],
 }
 
-/// A way in which attention or its merge takes and gives.
+/// A way in which a launch takes and gives.
 pub(super) struct Way {
     pub when: When,
     pub files: Vec<&'static str>,
@@ -55,7 +55,7 @@ pub(super) struct Way {
 
 impl Way {
     /// With barriers.
-    fn told(when: When) -> Self {
+    pub fn told(when: When) -> Self {
         Self { when, files: vec![], constants: vec![], buffers: vec![], hazards: &Hazards::TOLD }
     }
 
