@@ -19,8 +19,8 @@ pub struct Product {
 /// How products are computed.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    /// 32 threads of a workgroup of so many share so many outputs of so many rows.
-    Vectors { rows: u32, outputs: u32, threads: u32 },
+    /// 32 threads of a workgroup of so many share so many outputs of so many rows. Those of several rows may ask for weights ahead.
+    Vectors { rows: u32, outputs: u32, threads: u32, ahead: bool },
     /// Of this many threads, 16 side by side, each has so many rows times so many outputs of a tile.
     Tiles { rows: u32, outputs: u32, threads: u32 },
     /// Cooperative matrices with this side: this many tiles side by side, of this many teams of this many subgroups along rows, with
@@ -49,11 +49,16 @@ pub const MOST_ROWS: usize = 256;
 pub fn products(device: &Device, layout: Layout, outputs: u32, blocks: usize) -> Vec<Product> {
     let of = |most_rows: u32, kind: Kind| Product { most_rows, kind };
     let software = device.is_software;
-    // Four bits are little to wait for: two outputs at a time, where that leaves enough workgroups.
-    let both = layout == Layout::Q4 && outputs >= WIDE && !software;
+    // Four bits are little to wait for: two outputs at a time, where that leaves enough workgroups, and for several rows more of
+    // them ahead, where it does not.
+    let four_bits = layout == Layout::Q4 && !software;
+    let both = four_bits && outputs >= WIDE;
     let one = vectors(1, 1 + u32::from(both));
     // With less of everything written out, software compiles kernels in a fraction of the time.
-    let few = if software { vectors(2, 1) } else { vectors(4, 4) };
+    let few = match software {
+        true => vectors(2, 1),
+        false => Vectors { rows: 4, outputs: 4, threads: VECTOR_THREADS, ahead: four_bits && outputs < WIDE },
+    };
     match device.cooperative.filter(|_| layout != Layout::F32) {
         None if software => {
             vec![of(1, one), of(3, few), of(u32::MAX, Tiles { rows: 1, outputs: 2, threads: 256 })]
@@ -67,14 +72,14 @@ pub fn products(device: &Device, layout: Layout, outputs: u32, blocks: usize) ->
 }
 
 fn vectors(rows: u32, outputs: u32) -> Kind {
-    Vectors { rows, outputs, threads: VECTOR_THREADS }
+    Vectors { rows, outputs, threads: VECTOR_THREADS, ahead: false }
 }
 
 /// The kernel of a product of one row, with so many outputs in a workgroup, if somebody minds.
 pub fn one_row(device: &Device, layout: Layout, outputs: u32, tile: Option<u32>) -> Product {
     let Some(tile) = tile else { return products(device, layout, outputs, 1)[0] };
     let threads = (32 * tile).min(device.most_threads);
-    Product { most_rows: 1, kind: Vectors { rows: 1, outputs: tile / (threads / 32), threads } }
+    Product { most_rows: 1, kind: Vectors { rows: 1, outputs: tile / (threads / 32), threads, ahead: false } }
 }
 
 /// Whether a workgroup of a product of one row has room for its own activations: next to them are its sums and little else.
@@ -158,7 +163,7 @@ impl Product {
     /// Rows and outputs of a workgroup.
     fn covers(&self) -> [u32; 2] {
         match self.kind {
-            Vectors { rows, outputs, threads } => [rows, threads / 32 * outputs],
+            Vectors { rows, outputs, threads, .. } => [rows, threads / 32 * outputs],
             Tiles { rows, outputs, threads } => [threads / 16 * rows, 16 * outputs],
             Cooperative { side, columns, groups, matrices, .. } => {
                 [side * groups * matrices[0], side * matrices[1] * columns]
@@ -214,12 +219,13 @@ impl Product {
         halves_at: u32,
     ) -> (&'static [&'static str], Constants) {
         match self.kind {
-            Vectors { rows, outputs, threads } => {
+            Vectors { rows, outputs, threads, ahead } => {
                 let constants = vec![
                     ("PRODUCT", U(1)),
                     ("THREADS", U(threads)),
                     ("OUTS", U(outputs)),
                     ("BATCH", U(rows)),
+                    ("AHEAD", U(u32::from(ahead))),
                     ("SUMS", U(threads / 32 * outputs * rows * 33)),
                 ];
                 (wgsl!("matvec"), constants)
