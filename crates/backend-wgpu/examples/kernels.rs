@@ -27,8 +27,10 @@ const WARM_UP: usize = 3;
 const WARM_UP_READS: usize = 200;
 /// Steps that count.
 const STEPS: usize = 12;
-/// Layers of attention, as a model has dozens one after the other: timing a pass adds some 10 µs to all of them.
+/// Layers, as a model has dozens one after the other: timing a pass adds some 10 µs to all of them.
 const LAYERS: usize = 16;
+/// Of weights, at most, if there are more than four layers. What a step reads is more than a cache keeps for the next one.
+const WEIGHTS_BYTES: usize = 4 << 30;
 /// Of pages, at most, if there is more than one layer. What a step reads is more than a cache keeps for the next one, also of one sequence at 1024: 64 MiB.
 const PAGES_BYTES: usize = 16 << 30;
 
@@ -237,13 +239,15 @@ impl Prefill {
 struct Layers {
     format: WeightFormat,
     hidden: usize,
+    count: usize,
     model: RandomModel,
 }
 
 impl Layers {
-    const COUNT: usize = 4;
-
     fn new(format: WeightFormat, hidden: usize, ffn: usize) -> Self {
+        let attention = (hidden + 2 * hidden / 4 + hidden) * format.row_bytes(hidden);
+        let bytes = attention + 2 * ffn * format.row_bytes(hidden) + hidden * format.row_bytes(ffn);
+        let count = (WEIGHTS_BYTES / bytes).clamp(4, LAYERS);
         let shape = ModelShape {
             format,
             hidden,
@@ -252,16 +256,16 @@ impl Layers {
             kv_heads: hidden / 512,
             head_dim: 128,
             vocab: 256,
-            windows: vec![None; Self::COUNT],
+            windows: vec![None; count],
             ..ModelShape::default()
         };
-        Self { format, hidden, model: shape.build(1) }
+        Self { format, hidden, count, model: shape.build(1) }
     }
 
     /// A step of one token for each of some sequences: its products, or all of its kernels and how long a layer takes with all
     /// that is between them.
     fn measure(&self, gpu: &Gpu, rows: usize, depth: usize, only_products: bool) -> Result<(), String> {
-        let Self { format, hidden, model } = self;
+        let Self { format, hidden, count, model } = self;
         let blocks = depth.div_ceil(PAGE);
         let table: Vec<PageId> = (1..=(rows * blocks) as u32).map(PageId).collect();
         let mut runner = load(gpu, model, rows, depth, AttentionMode::Paged, KvDtype::F16)?;
@@ -295,7 +299,7 @@ impl Layers {
             let (_, time) = decode(&gpu, &mut *runner, rows, depth, &table)?;
             println!(
                 r#"{{"kernel":"layer","format":"{format}","hidden":{hidden},"rows":{rows},"microseconds_per_layer":{:.1}}}"#,
-                time.as_secs_f64() * 1e6 / Self::COUNT as f64
+                time.as_secs_f64() * 1e6 / *count as f64
             );
         }
         Ok(())
