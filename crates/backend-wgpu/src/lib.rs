@@ -52,7 +52,8 @@ pub struct GpuOptions {
     /// Whether launches of a step of one row hand their results over without barriers, which takes a GPU that starts workgroups in the
     /// order of launches. If it is not said, those do that are known to.
     pub hand_over: Option<bool>,
-    /// Compiles the kernels of GPUs with subgroups of 32, whatever this one is: to look at them, not to run them. For tests.
+    /// Compiles the kernels of GPUs with subgroups of 32, whatever this one is: to look at them, or, but for those with cooperative
+    /// matrices, to run them where they take long. For tests.
     pub as_hardware: bool,
 }
 

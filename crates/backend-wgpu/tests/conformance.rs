@@ -1,5 +1,6 @@
 //! The conformance suite on this machine's first GPU, which on most machines that test is a processor that plays one: without
-//! cooperative matrices, and with them where it has them; and some of its cases with kernels whose matrices are plain code.
+//! cooperative matrices, and with them where it has them; and there some of its cases with the kernels of real GPUs, and with those
+//! whose matrices are plain code.
 
 use std::sync::LazyLock;
 
@@ -79,6 +80,28 @@ mod cooperative {
     use super::{COOPERATIVE, KvDtype, subject};
 
     paguro_backend::conformance!(maybe COOPERATIVE.as_ref().map(|gpu| subject(gpu, KvDtype::F16)));
+}
+
+/// The kernels of real GPUs, where software plays one: it compiles smaller ones for itself, as it takes long for these.
+mod hardware {
+    use std::sync::LazyLock;
+
+    use super::{Gpu, GpuOptions, KvDtype, Subject, gpus, open, subject};
+
+    static HARDWARE: LazyLock<Result<Gpu, String>> = LazyLock::new(|| {
+        if gpus().first().is_some_and(|gpu| !gpu.is_software) {
+            return Err("a real GPU has no other kernels".to_owned());
+        }
+        open(GpuOptions { as_hardware: true, ..GpuOptions::default() })
+    });
+
+    fn subject_of_hardware() -> Result<Subject, &'static String> {
+        HARDWARE.as_ref().map(|gpu| subject(gpu, KvDtype::F16))
+    }
+
+    paguro_backend::conformance!(maybe subject_of_hardware(); only
+        format_f16 format_q2_k format_q4_k format_q5_k format_q6_k format_q8_0
+        many_rows long_context exact_in_company);
 }
 
 /// Every kernel with cooperative matrices, as plain code, where software plays a GPU: a real one has matrices, or no use for this, and

@@ -52,8 +52,9 @@ pub(super) fn company(subject: &Subject) -> Verdict {
         same(&format!("company ({format})"), &together, &alone)?;
     }
     // Products of so many inputs that whoever shares them out comes round several times.
-    for (hidden, ffn) in [(64, 3296), (3296, 64)] {
-        for format in supported(subject, &[WeightFormat::F16, WeightFormat::Q8_0]) {
+    for format in supported(subject, &SOME) {
+        let [few, many] = if format.block_len() == 256 { [256, 3328] } else { [64, 3296] };
+        for (hidden, ffn) in [(few, many), (many, few)] {
             let shape = ModelShape { format, hidden, ffn, windows: vec![None], ..ModelShape::default() };
             let model = shape.build(2);
             let sequences = vec![Rng::new(2).tokens(5, shape.vocab)];
