@@ -23,6 +23,14 @@ fn open(options: GpuOptions) -> Result<Gpu, String> {
     Gpu::open(0, GpuOptions { poison: true, ..options })
 }
 
+/// What is for software that plays a GPU.
+fn open_software(options: GpuOptions, why: &str) -> Result<Gpu, String> {
+    if gpus().first().is_some_and(|gpu| !gpu.is_software) {
+        return Err(why.to_owned());
+    }
+    open(options)
+}
+
 fn subject(gpu: &Gpu, kv_dtype: KvDtype) -> Subject {
     use WeightFormat::*;
     let gpu = gpu.clone();
@@ -86,13 +94,11 @@ mod cooperative {
 mod hardware {
     use std::sync::LazyLock;
 
-    use super::{Gpu, GpuOptions, KvDtype, Subject, gpus, open, subject};
+    use super::{Gpu, GpuOptions, KvDtype, Subject, open_software, subject};
 
     static HARDWARE: LazyLock<Result<Gpu, String>> = LazyLock::new(|| {
-        if gpus().first().is_some_and(|gpu| !gpu.is_software) {
-            return Err("a real GPU has no other kernels".to_owned());
-        }
-        open(GpuOptions { as_hardware: true, ..GpuOptions::default() })
+        let options = GpuOptions { as_hardware: true, ..GpuOptions::default() };
+        open_software(options, "a real GPU has no other kernels")
     });
 
     fn subject_of_hardware() -> Result<Subject, &'static String> {
@@ -109,16 +115,14 @@ mod hardware {
 mod emulated {
     use std::sync::LazyLock;
 
-    use super::{Gpu, GpuOptions, KvDtype, Subject, gpus, open, subject};
+    use super::{Gpu, GpuOptions, KvDtype, Subject, open_software, subject};
 
     static FOR_PRODUCTS: LazyLock<Result<Gpu, String>> = LazyLock::new(emulated);
     static FOR_ATTENTION: LazyLock<Result<Gpu, String>> = LazyLock::new(emulated);
 
     fn emulated() -> Result<Gpu, String> {
-        if gpus().first().is_some_and(|gpu| !gpu.is_software) {
-            return Err("matrices as plain code are for software that plays a GPU".to_owned());
-        }
-        open(GpuOptions { emulated: true, ..GpuOptions::default() })
+        let options = GpuOptions { emulated: true, ..GpuOptions::default() };
+        open_software(options, "matrices as plain code are for software that plays a GPU")
     }
 
     fn subject_of(gpu: &Result<Gpu, String>) -> Result<Subject, &String> {
