@@ -137,7 +137,7 @@ impl Timeline {
         let mut line = Self::default();
         while let Some(event) = generation.next_blocking() {
             match event {
-                Event::Started { cached_tokens } => line.cached = cached_tokens,
+                Event::Started { cached_tokens, .. } => line.cached = cached_tokens,
                 Event::Token { at, .. } => line.tokens.push(at),
                 Event::Failed(error) => return Err(Failure::from_error(&error)),
                 _ => {}

@@ -61,7 +61,7 @@ pub fn follow(
     let mut answer = Answer { branches, cached_tokens: 0, submitted, first: None, last: None };
     while let Some(event) = generation.next_blocking() {
         match event {
-            Event::Started { cached_tokens } => answer.cached_tokens = cached_tokens,
+            Event::Started { cached_tokens, .. } => answer.cached_tokens = cached_tokens,
             Event::Token { branch, token, text, logprob, top, at } => {
                 answer.first.get_or_insert(at);
                 answer.last = Some(at);

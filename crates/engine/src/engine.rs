@@ -269,7 +269,7 @@ impl Worker {
     }
 
     fn plan_and_submit(&mut self) -> Result<Ticket, StepError> {
-        self.scheduler.plan();
+        self.scheduler.plan(Instant::now());
         if !self.scheduler.signals.is_empty() {
             // Whoever starts hears it before the step, which may take a while.
             self.publish();

@@ -323,9 +323,9 @@ impl Generation {
         let signal =
             signal.unwrap_or_else(|| Signal::Failed(RequestError::EngineStopped(self.shared.why_stopped())));
         match signal {
-            Signal::Started { cached_tokens } => {
+            Signal::Started { cached_tokens, at } => {
                 self.usage.iter_mut().for_each(|usage| usage.cached_tokens = cached_tokens);
-                self.ready.push_back(Event::Started { cached_tokens });
+                self.ready.push_back(Event::Started { cached_tokens, at });
             }
             Signal::PromptScores { from, scores } => {
                 self.ready.push_back(Event::PromptScores { from, scores })

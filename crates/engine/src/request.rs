@@ -99,6 +99,8 @@ pub enum Event {
     Started {
         /// Prompt tokens whose K and V came from the prefix cache.
         cached_tokens: usize,
+        /// When its first step was planned: on the clock of [`Event::Token::at`], however late it is read.
+        at: Instant,
     },
     /// The scores that [`Request::score_prompt_from`] asked for.
     PromptScores {
@@ -181,7 +183,7 @@ pub struct Usage {
 /// What the engine thread tells a [`Generation`](crate::Generation): an [`Event`] without text.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Signal {
-    Started { cached_tokens: usize },
+    Started { cached_tokens: usize, at: Instant },
     PromptScores { from: usize, scores: Vec<Score> },
     Embedding { values: Vec<f32> },
     Token { branch: usize, token: u32, logprob: Option<f32>, top: Vec<(u32, f32)>, at: Instant },

@@ -183,15 +183,15 @@ impl Scheduler {
         self.running.is_empty() && self.waiting.is_empty()
     }
 
-    /// Decides who computes what in the next step, and takes the pages for it. There is something to compute unless
-    /// the scheduler is [idle](Scheduler::is_idle).
-    pub fn plan(&mut self) {
+    /// Decides who computes what in the next step, and takes the pages for it; who leaves the queue starts `now`. There
+    /// is something to compute unless the scheduler is [idle](Scheduler::is_idle).
+    pub fn plan(&mut self, now: Instant) {
         self.plan.clear();
         let preemptions = self.stats.preemptions;
         self.raise_those_who_waited_long();
         self.step += 1;
         // Between two prompts the rank decides, even if one of them is running already.
-        while self.head_outranks_a_running_prompt() && self.admit().is_some() {}
+        while self.head_outranks_a_running_prompt() && self.admit(now).is_some() {}
 
         let decodes = self.running.iter().filter(|sequence| !sequence.prefills()).count();
         let rest = self.limits.max_rows - decodes;
@@ -209,7 +209,7 @@ impl Scheduler {
         // Whoever was just preempted must not take pages back from those who needed them.
         while budget.rows > 0
             && self.stats.preemptions == preemptions
-            && let Some(index) = self.admit()
+            && let Some(index) = self.admit(now)
         {
             if !self.running[index].prefills() {
                 budget.rows -= 1;
@@ -476,8 +476,9 @@ impl Scheduler {
         self.running.iter().any(|sequence| sequence.prefills() && *head < sequence.rank())
     }
 
-    /// Moves the head of the queue to the running sequences, if there is room. Returns its index.
-    fn admit(&mut self) -> Option<usize> {
+    /// Moves the head of the queue to the running sequences, if there is room; `now` is when it starts. Returns its
+    /// index.
+    fn admit(&mut self, now: Instant) -> Option<usize> {
         let (_, head) = self.waiting.first_key_value()?;
         // A request takes the places of all its branches at once, so that they need not wait when they fork.
         let places: usize = self.running.iter().map(|sequence| sequence.branches.len()).sum();
@@ -499,7 +500,8 @@ impl Scheduler {
         self.stats.prefix_hit_tokens += sequence.computed as u64;
         if first_time {
             self.stats.prompt_tokens += sequence.job.prompt_tokens as u64;
-            self.signals.push((sequence.job.id, Signal::Started { cached_tokens: sequence.computed }));
+            self.signals
+                .push((sequence.job.id, Signal::Started { cached_tokens: sequence.computed, at: now }));
         }
         Some(self.run(sequence))
     }

@@ -120,6 +120,11 @@ fn read(mut generation: Generation) -> Heard {
     heard
 }
 
+fn assert_starts(generation: &mut Generation) {
+    let event = generation.next_blocking();
+    assert!(matches!(event, Some(Event::Started { cached_tokens: 0, .. })), "{event:?}");
+}
+
 fn assert_answers(heard: &Heard, windows: &[Option<u32>], request: &Request) {
     for (branch, answer) in heard.branches.iter().enumerate() {
         let Expected { tokens, reason, .. } = oracle(windows, MAX_CONTEXT, request, branch);
@@ -238,12 +243,24 @@ fn storm_of_cancellations(carries: bool) {
 }
 
 #[test]
+fn who_reads_late_still_learns_when_it_started() {
+    let (engine, _control) = start(&[None], options());
+    let handle = engine.handle();
+    let mut late = handle.generate(request(1)).unwrap();
+    read(handle.generate(request(2)).unwrap());
+    let now = Instant::now();
+    let Some(Event::Started { at: started, .. }) = late.next_blocking() else { panic!("it started") };
+    let Some(Event::Token { at: token, .. }) = late.next_blocking() else { panic!("it has a token") };
+    assert!(started < token && token < now, "{started:?}, {token:?}, {now:?}");
+}
+
+#[test]
 fn a_full_queue_refuses_and_recovers() {
     let (engine, control) = start(&[None], EngineOptions { queue_capacity: 2, ..options() });
     let handle = engine.handle();
     control.hold_after(0);
     let mut first = handle.generate(request(1)).unwrap();
-    assert_eq!(first.next_blocking(), Some(Event::Started { cached_tokens: 0 }));
+    assert_starts(&mut first);
     let waiting: Vec<_> = (2..4).map(|i| handle.generate(request(i)).unwrap()).collect();
     assert_eq!(handle.generate(request(4)).unwrap_err(), SubmitError::QueueFull { capacity: 2 });
     control.let_go();
@@ -261,7 +278,7 @@ fn a_queue_that_is_full_of_tokens_refuses_and_recovers() {
     let prompt = |tokens| Request { max_tokens: Some(2), ..Request::new(vec![5; tokens]) };
     control.hold_after(0);
     let mut first = handle.generate(prompt(9)).unwrap();
-    assert_eq!(first.next_blocking(), Some(Event::Started { cached_tokens: 0 }));
+    assert_starts(&mut first);
     // One that waits alone may be longer.
     let long = handle.generate(prompt(30)).unwrap();
     let error = SubmitError::QueueTokensFull { tokens: 1, waiting: 30, capacity: 20 };
@@ -283,16 +300,15 @@ fn a_queue_that_is_full_of_tokens_refuses_and_recovers() {
 fn a_reader_that_goes_frees_its_pages_before_the_next_step() {
     let (engine, control) = start(&[None], EngineOptions { prefix_cache: false, ..options() });
     let handle = engine.handle();
-    let started = Some(Event::Started { cached_tokens: 0 });
     let token = |generation: &mut Generation| {
         assert!(matches!(generation.next_blocking(), Some(Event::Token { .. })));
     };
     control.hold_after(0);
     let mut staying = handle.generate(request(12)).unwrap();
-    assert_eq!(staying.next_blocking(), started);
+    assert_starts(&mut staying);
     let mut going = handle.generate(request(22)).unwrap();
     control.hold_after(1);
-    assert_eq!(going.next_blocking(), started);
+    assert_starts(&mut going);
     // The second step has both and is held.
     token(&mut staying);
     let with_both = handle.stats().pages_used;

@@ -308,7 +308,7 @@ fn a_scored_prompt_takes_nothing_from_the_prefix_cache_and_leaves_it_its_blocks(
         let mut generation = engine.handle().generate(request).unwrap();
         let mut cached = None;
         while let Some(event) = generation.next_blocking() {
-            if let Event::Started { cached_tokens } = event {
+            if let Event::Started { cached_tokens, .. } = event {
                 cached = Some(cached_tokens);
             }
         }

@@ -197,7 +197,7 @@ impl Rig {
     fn plan(&mut self) -> Result<Vec<PageMove>, String> {
         let decoding = self.scheduler.decoding();
         let preemptions = self.scheduler.stats().preemptions;
-        self.scheduler.plan();
+        self.scheduler.plan(Instant::now());
         let moves = self.scheduler.moves().to_vec();
         let preempted = (self.scheduler.stats().preemptions - preemptions) as usize;
         (self.planned, self.held) = (self.scheduler.planned(), self.scheduler.held());
@@ -255,7 +255,7 @@ impl Rig {
             let heard = self.heard.get_mut(request).expect("a known request");
             assert!(!heard.failed, "nothing comes after a failure");
             match signal.clone() {
-                Signal::Started { cached_tokens } => {
+                Signal::Started { cached_tokens, .. } => {
                     assert_eq!(heard.started.replace(cached_tokens), None, "started twice");
                 }
                 Signal::PromptScores { from, scores } => {

@@ -168,8 +168,8 @@ fn step(rig: &mut Rig, out: &mut String) {
 fn news(rig: &Rig, out: &mut String) {
     for (request, signal) in &rig.news {
         match signal {
-            Signal::Started { cached_tokens: 0 } | Signal::Token { .. } => {}
-            Signal::Started { cached_tokens } => {
+            Signal::Started { cached_tokens: 0, .. } | Signal::Token { .. } => {}
+            Signal::Started { cached_tokens, .. } => {
                 writeln!(out, "  {}: {cached_tokens} cached", name(*request, 0)).unwrap()
             }
             Signal::PromptScores { from, scores } => {

@@ -129,7 +129,7 @@ async fn one(
     let mut vector = None;
     while let Some(event) = generation.next().await {
         match event {
-            Event::Started { .. } => metrics.started(received.elapsed()),
+            Event::Started { at, .. } => metrics.started(at.saturating_duration_since(received)),
             Event::Embedding { values } => vector = Some(values),
             Event::Finished { reason: FinishReason::Length | FinishReason::ContextFull, usage, .. } => {
                 let (prompt, cached) = (usage.prompt_tokens, usage.cached_tokens);

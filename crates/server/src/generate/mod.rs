@@ -337,10 +337,9 @@ impl Generating {
 
     fn receive(&mut self, event: Event) -> Result<(), ApiError> {
         match event {
-            Event::Started { .. } => {
-                let now = Instant::now();
-                self.timing.started = Some(now);
-                self.metrics.started(now - self.timing.submitted);
+            Event::Started { at, .. } => {
+                self.timing.started = Some(at);
+                self.metrics.started(at.saturating_duration_since(self.timing.submitted));
             }
             Event::PromptScores { scores, .. } => {
                 let mut tokens = std::mem::take(&mut self.unscored_prompt).into_iter();
