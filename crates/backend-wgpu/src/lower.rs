@@ -27,8 +27,9 @@ use crate::{
 };
 
 use Value::U;
-use handed_parts::{HandedParts, Way};
+use handed_parts::HandedParts;
 use hands::Hands;
+use launch::Way;
 use products::Inputs;
 
 pub use kernels::{Product, exact_rows, product};

@@ -6,8 +6,8 @@ use super::{
     Grid, Launch, Lowering, Place,
     Value::{F, I, U},
     coop_attention::Named,
-    handed_parts::Way,
     kernels::FEW_ROWS,
+    launch::Way,
     wgsl,
 };
 use crate::{

@@ -8,6 +8,7 @@ use super::{
     Value::U,
     When,
     hands::{EMPTY, EMPTY_WORD, Parts},
+    launch::Way,
     wgsl,
 };
 use crate::{
@@ -44,21 +45,7 @@ pub struct HandedParts {
     hidden_acts: [wgpu::Buffer; 3],
 }
 
-/// A way in which a launch takes and gives.
-pub(super) struct Way {
-    pub when: When,
-    pub files: Vec<&'static str>,
-    pub constants: Constants,
-    pub buffers: Vec<(&'static str, wgpu::Buffer)>,
-    pub hazards: &'static Hazards,
-}
-
 impl Way {
-    /// With barriers.
-    pub fn told(when: When) -> Self {
-        Self { when, files: vec![], constants: vec![], buffers: vec![], hazards: &Hazards::TOLD }
-    }
-
     /// The same in steps of one row, with words.
     fn with(&self, (constants, buffers): Parts, hazards: &'static Hazards) -> Self {
         let constants = [self.constants.clone(), constants].concat();

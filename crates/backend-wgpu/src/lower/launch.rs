@@ -5,7 +5,9 @@ use std::sync::Arc;
 use super::{handed_parts::HandedParts, kernels::Product};
 use crate::{
     device::Pipeline,
+    hidden::Hazards,
     plan::{Tile, Tiling},
+    template::Constants,
 };
 
 /// How many workgroups a launch has.
@@ -57,6 +59,27 @@ impl When {
             Self::From(from) => rows >= from,
             Self::Between(from, to) => (from..to).contains(&rows),
         }
+    }
+}
+
+/// A way in which a launch takes and gives.
+pub struct Way {
+    /// In which steps.
+    pub when: When,
+    /// Code beside that of its kernel.
+    pub files: Vec<&'static str>,
+    /// What that code is made with.
+    pub constants: Constants,
+    /// Its buffers.
+    pub buffers: Vec<(&'static str, wgpu::Buffer)>,
+    /// What wgpu does not see.
+    pub hazards: &'static Hazards,
+}
+
+impl Way {
+    /// With barriers.
+    pub fn told(when: When) -> Self {
+        Self { when, files: vec![], constants: vec![], buffers: vec![], hazards: &Hazards::TOLD }
     }
 }
 
