@@ -19,8 +19,8 @@ pub struct Product {
 /// How products are computed.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    /// 32 threads of a workgroup of so many share so many outputs of so many rows. Those of several rows may ask for weights ahead.
-    Vectors { rows: u32, outputs: u32, threads: u32, ahead: bool },
+    /// 32 threads of a workgroup of so many share so many outputs of so many rows. It takes at least so many bytes of workgroup memory.
+    Vectors { rows: u32, outputs: u32, threads: u32, memory: u32 },
     /// Of this many threads, 16 side by side, each has so many rows times so many outputs of a tile.
     Tiles { rows: u32, outputs: u32, threads: u32 },
     /// Cooperative matrices with this side: this many tiles side by side, of this many teams of this many subgroups along rows, with
@@ -30,9 +30,15 @@ enum Kind {
 
 use Kind::{Cooperative, Tiles, Vectors};
 
+/// Rows of a kernel of vectors, if there are several.
+const VECTOR_ROWS: u32 = 4;
 /// Threads of a workgroup of vectors.
 const VECTOR_THREADS: u32 = 256;
-/// Outputs from which on a product has enough of them to keep a device busy with few rows.
+/// The kernel of up to [`VECTOR_ROWS`]. What it takes of workgroup memory is more than it needs: NVIDIA's driver gives threads as many
+/// registers as leave room for all workgroups whose memory fits side by side, and with five of these instead of seven more of what is
+/// loaded is on its way at once.
+const FEW: Kind = Vectors { rows: VECTOR_ROWS, outputs: 3, threads: 128, memory: 8448 };
+/// Outputs from which on a product has enough of them to keep a device busy with one row.
 const WIDE: u32 = 8192;
 /// Rows up to which products leave cooperative matrices alone: the border of a class of bits.
 pub const FEW_ROWS: u32 = 16;
@@ -49,37 +55,42 @@ pub const MOST_ROWS: usize = 256;
 pub fn products(device: &Device, layout: Layout, outputs: u32, blocks: usize) -> Vec<Product> {
     let of = |most_rows: u32, kind: Kind| Product { most_rows, kind };
     let software = device.is_software;
-    // Four bits are little to wait for: two outputs at a time, where that leaves enough workgroups, and for several rows more of
-    // them ahead, where it does not.
-    let four_bits = layout == Layout::Q4 && !software;
-    let both = four_bits && outputs >= WIDE;
+    // Four bits are little to wait for: two outputs at a time, where that leaves enough workgroups.
+    let both = layout == Layout::Q4 && !software && outputs >= WIDE;
     let one = vectors(1, 1 + u32::from(both));
+    let mut products = vec![of(1, one)];
+    if layout.is_quantized() && !software {
+        products.push(of(VECTOR_ROWS, FEW));
+    }
     // With less of everything written out, software compiles kernels in a fraction of the time.
-    let few = match software {
-        true => vectors(2, 1),
-        false => Vectors { rows: 4, outputs: 4, threads: VECTOR_THREADS, ahead: four_bits && outputs < WIDE },
-    };
+    let several = if software { vectors(2, 1) } else { vectors(VECTOR_ROWS, 4) };
     match device.cooperative.filter(|_| layout != Layout::F32) {
         None if software => {
-            vec![of(1, one), of(3, few), of(u32::MAX, Tiles { rows: 1, outputs: 2, threads: 256 })]
+            let tiles = Tiles { rows: 1, outputs: 2, threads: 256 };
+            products.extend([of(3, several), of(u32::MAX, tiles)]);
         }
-        None => vec![of(1, one), of(128, few), of(u32::MAX, Tiles { rows: 8, outputs: 4, threads: 128 })],
+        None => {
+            let tiles = Tiles { rows: 8, outputs: 4, threads: 128 };
+            products.extend([of(128, several), of(u32::MAX, tiles)]);
+        }
         Some(side) => {
-            let few = [of(1, one), of(FEW_ROWS, few)];
-            few.into_iter().chain(split(side, device, outputs, blocks as u32)).chain(tall(side)).collect()
+            products.push(of(FEW_ROWS, several));
+            products.extend(split(side, device, outputs, blocks as u32));
+            products.extend(tall(side));
         }
     }
+    products
 }
 
 fn vectors(rows: u32, outputs: u32) -> Kind {
-    Vectors { rows, outputs, threads: VECTOR_THREADS, ahead: false }
+    Vectors { rows, outputs, threads: VECTOR_THREADS, memory: 0 }
 }
 
 /// The kernel of a product of one row, with so many outputs in a workgroup, if somebody minds.
 pub fn one_row(device: &Device, layout: Layout, outputs: u32, tile: Option<u32>) -> Product {
     let Some(tile) = tile else { return products(device, layout, outputs, 1)[0] };
     let threads = (32 * tile).min(device.most_threads);
-    Product { most_rows: 1, kind: Vectors { rows: 1, outputs: tile / (threads / 32), threads, ahead: false } }
+    Product { most_rows: 1, kind: Vectors { rows: 1, outputs: tile / (threads / 32), threads, memory: 0 } }
 }
 
 /// Whether a workgroup of a product of one row has room for its own activations: next to them are its sums and little else.
@@ -204,7 +215,8 @@ impl Product {
     pub fn name(&self, layout: Layout) -> String {
         let ([rows, outputs], layout) = (self.covers(), layout.name());
         match self.kind {
-            Vectors { .. } => format!("matvec{rows}_{layout}"),
+            Vectors { rows: 1, .. } => format!("matvec1_{layout}"),
+            Vectors { .. } => format!("matvec{rows}x{outputs}_{layout}"),
             Tiles { .. } => format!("matmul{rows}_{layout}"),
             Cooperative { .. } => format!("coop{rows}x{outputs}_{layout}"),
         }
@@ -219,14 +231,13 @@ impl Product {
         halves_at: u32,
     ) -> (&'static [&'static str], Constants) {
         match self.kind {
-            Vectors { rows, outputs, threads, ahead } => {
+            Vectors { rows, outputs, threads, memory } => {
                 let constants = vec![
                     ("PRODUCT", U(1)),
                     ("THREADS", U(threads)),
                     ("OUTS", U(outputs)),
                     ("BATCH", U(rows)),
-                    ("AHEAD", U(u32::from(ahead))),
-                    ("SUMS", U(threads / 32 * outputs * rows * 33)),
+                    ("SUMS", U((threads / 32 * outputs * rows * 33).max(memory / 4))),
                 ];
                 (wgsl!("matvec"), constants)
             }

@@ -5,7 +5,7 @@
 // end: what is multiplied does not wait for it. OWN_ACTS:
 // activations come as floats, and every workgroup makes its own eight bits of them. FINISHES: results stay in the workgroup, whose
 // threads then `finish` them.
-var<workgroup> sums: array<f32, SUMS>; // [groups, OUTS * BATCH, 33]
+var<workgroup> sums: array<f32, SUMS>; // [groups, OUTS * BATCH, 33], or more
 //% if FINISHES
 const TILE = THREADS / 32u * OUTS;
 var<workgroup> totals: array<f32, TILE>;
@@ -84,27 +84,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% end
   }
 //% end
-//% if AHEAD
-//% for o in 0..OUTS
-  var next_${o} = load_block(from_${o}, min(block, BLOCKS - 1u));
-//% end
-//% end
   for (; block < BLOCKS; block += 32u) {
 //% for o in 0..OUTS
-//% if AHEAD
-    let w_${o} = next_${o};
-//% else
     let w_${o} = load_block(from_${o}, block);
-//% end
 //% end
 //% for b in 0..BATCH
     let x_${b} = load_acts(min(row + ${b}u, args.rows - 1u), block);
-//% end
-//% if AHEAD
-    // The weights of the next block are on their way during the products of this one.
-//% for o in 0..OUTS
-    next_${o} = load_block(from_${o}, min(block + 32u, BLOCKS - 1u));
-//% end
 //% end
 //% for b in 0..BATCH
 //% for o in 0..OUTS
