@@ -1,6 +1,6 @@
 //! Kernels alone, on a GPU: decode attention over pages in order, scattered and gathered, of halves and of eight bits, attention of
-//! prompts, products with weights of several formats, and sampling, beside what plain reading of the memory reaches. Prints a JSON object
-//! for each.
+//! prompts, products with weights of several formats, and sampling, beside what reading of the memory reaches, in order and in
+//! scattered pieces. Prints a JSON object for each.
 //!
 //! ```text
 //! cargo run --release -p paguro-backend-wgpu --example kernels -- [read|attend|attend_q8|prefill|products|layer|sample]...
@@ -58,6 +58,13 @@ fn run(wants: &dyn Fn(&str) -> bool) -> Result<(), String> {
     let gpu = Gpu::open(0, GpuOptions { timed: true, ..options() })?;
     let ceiling = gpu.read_bandwidth(2 * WARM_UP_READS).map_err(|error| error.to_string())? / 1e9;
     println!(r#"{{"kernel":"read","device":"{}","gb_per_s":{ceiling:.1}}}"#, gpu.capacity().description);
+    if wants("read") {
+        for piece in [4 << 10, 8 << 10, 16 << 10, 64 << 10] {
+            let rate =
+                gpu.scattered_read_bandwidth(WARM_UP_READS, piece).map_err(|error| error.to_string())? / 1e9;
+            println!(r#"{{"kernel":"read","scattered_bytes":{piece},"gb_per_s":{rate:.1}}}"#);
+        }
+    }
     for (name, kv_dtype) in [("attend", KvDtype::F16), ("attend_q8", KvDtype::Q8)] {
         if !wants(name) {
             continue;

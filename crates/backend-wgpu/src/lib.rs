@@ -109,7 +109,16 @@ impl Gpu {
     /// # Errors
     /// No memory to read; the device failed.
     pub fn read_bandwidth(&self, rounds: usize) -> Result<f64, LoadError> {
-        probe::read_bandwidth(&self.device, rounds)
+        probe::read_bandwidth(&self.device, rounds, None)
+    }
+
+    /// The same for reading pieces of so many bytes, a power of two and at least 16, in random order, as pages may lie: what scattering
+    /// costs before any kernel attends.
+    ///
+    /// # Errors
+    /// No memory to read; the device failed.
+    pub fn scattered_read_bandwidth(&self, rounds: usize, piece: usize) -> Result<f64, LoadError> {
+        probe::read_bandwidth(&self.device, rounds, Some(piece))
     }
 }
 

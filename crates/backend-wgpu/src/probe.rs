@@ -1,6 +1,9 @@
 //! How fast the device's memory can be read.
 
-use std::time::Instant;
+use std::{
+    hash::{BuildHasher, BuildHasherDefault, DefaultHasher},
+    time::Instant,
+};
 
 use paguro_backend::LoadError;
 
@@ -14,16 +17,26 @@ const REPEATS: usize = 20;
 /// Workgroups of 256 threads: several for each processor of the largest GPUs.
 const WORKGROUPS: u32 = 4224;
 
-/// See [`crate::Gpu::read_bandwidth`].
-pub fn read_bandwidth(device: &Device, rounds: usize) -> Result<f64, LoadError> {
+/// See [`crate::Gpu::read_bandwidth`], and, for pieces of so many bytes, [`crate::Gpu::scattered_read_bandwidth`].
+pub fn read_bandwidth(device: &Device, rounds: usize, piece: Option<usize>) -> Result<f64, LoadError> {
     let (bytes, repeats) = if device.is_software { (SOFTWARE_BYTES, 1) } else { (BYTES, REPEATS) };
     let bytes = bytes.min(device.binding_limit());
     let data = device.buffer((bytes / 4) as usize, "a probe of the memory")?;
     let sink = device.buffer(4, "a probe of the memory")?;
     let workgroups = WORKGROUPS.min((bytes / 16 / 256 / 4) as u32).max(1);
-    let constants = vec![("VECS", U((bytes / 16) as u32)), ("STRIDE", U(workgroups * 256))];
+    let mut constants = vec![("VECS", U((bytes / 16) as u32)), ("STRIDE", U(workgroups * 256))];
+    let mut buffers = vec![("data", &data), ("sink", &sink)];
+    let order;
+    if let Some(piece) = piece {
+        let hasher = BuildHasherDefault::<DefaultHasher>::default();
+        let mut shuffled: Vec<u32> = (0..(bytes / piece as u64) as u32).collect();
+        shuffled.sort_by_cached_key(|index| hasher.hash_one(index));
+        order = device.upload(&shuffled, "a probe of the memory")?;
+        constants.push(("PIECE", U((piece / 16) as u32)));
+        buffers.push(("order", &order));
+    }
     let kernel = device.pipeline("read", &[include_str!("shaders/read.wgsl")], &constants, &Hazards::TOLD)?;
-    let group = device.bind(&kernel, &[("data", &data), ("sink", &sink)]);
+    let group = device.bind(&kernel, &buffers);
     let mut speeds = Vec::new();
     // The first rounds fill the buffer and speed up the clocks.
     for round in 0..rounds + 2 {
