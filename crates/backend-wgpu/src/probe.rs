@@ -1,11 +1,8 @@
 //! How fast the device's memory can be read.
 
-use std::{
-    hash::{BuildHasher, BuildHasherDefault, DefaultHasher},
-    time::Instant,
-};
+use std::time::Instant;
 
-use paguro_backend::LoadError;
+use paguro_backend::{LoadError, conformance::Rng};
 
 use crate::{device::Device, hidden::Hazards, template::Value::U};
 
@@ -28,9 +25,8 @@ pub fn read_bandwidth(device: &Device, rounds: usize, piece: Option<usize>) -> R
     let mut buffers = vec![("data", &data), ("sink", &sink)];
     let order;
     if let Some(piece) = piece {
-        let hasher = BuildHasherDefault::<DefaultHasher>::default();
         let mut shuffled: Vec<u32> = (0..(bytes / piece as u64) as u32).collect();
-        shuffled.sort_by_cached_key(|index| hasher.hash_one(index));
+        Rng::new(1).shuffle(&mut shuffled);
         order = device.upload(&shuffled, "a probe of the memory")?;
         constants.push(("PIECE", U((piece / 16) as u32)));
         buffers.push(("order", &order));
