@@ -1,5 +1,6 @@
 //! What a driver makes of each kernel: registers, workgroup memory, size of its code, as far as it says so
-//! (`VK_KHR_pipeline_executable_properties`). Nothing runs, so it takes seconds. Prints a JSON object for each kernel.
+//! (`VK_KHR_pipeline_executable_properties`). Nothing runs, so it takes as long as compiling: seconds, or half a
+//! minute with cooperative matrices. Prints a JSON object for each kernel.
 //!
 //! ```text
 //! cargo run --release -p paguro-backend-wgpu --example statistics -- [part of a kernel's name]...
