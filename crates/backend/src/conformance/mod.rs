@@ -245,18 +245,6 @@ pub fn check(name: &str, subject: &Subject) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reference::Reference;
-
-    crate::conformance!(Subject {
-        backend: Box::new(|_threads| Box::new(Reference { poison: Some(1), ..Reference::default() })),
-        has_threads: false,
-        exact_rows: 1,
-        tolerance: |_| Tolerance { error: 0.0, reason: "it is compared with itself" },
-        kv_dtype: KvDtype::F16,
-        kv: KvRounding::F32,
-        unsupported: &[],
-        kernel_formats: &WeightFormat::ALL,
-    });
 
     #[test]
     fn the_macro_lists_all_cases() {

@@ -398,15 +398,23 @@ fn every_defect_is_caught() {
     assert!(missed.is_empty(), "{}", missed.join("\n"));
 }
 
-/// The wrapper itself is no defect.
+/// All cases pass without a defect, bit for bit: the wrapper itself changes nothing.
+mod without_a_defect {
+    use super::{NONE, Subject, Tolerance, subject};
+
+    crate::conformance!(Subject {
+        tolerance: |_| Tolerance { error: 0.0, reason: "the reference is compared with itself" },
+        ..subject(NONE)
+    });
+}
+
+/// The cases that catch defects of eight-bit pages pass without one.
 #[test]
-fn without_a_defect_the_same_cases_pass() {
-    for none in [NONE, Q8] {
-        let of_kind = defects().into_iter().filter(|(_, defect, _)| defect.kv_dtype == none.kv_dtype);
-        let used: BTreeSet<&str> = of_kind.flat_map(|(_, _, cases)| cases.iter().copied()).collect();
-        for name in used {
-            assert_eq!((case(name).run)(&subject(none)), Ok(()), "{name}, {}", none.kv_dtype.name());
-        }
+fn eight_bit_pages_without_a_defect_pass() {
+    let of_q8 = defects().into_iter().filter(|(_, defect, _)| defect.kv_dtype == KvDtype::Q8);
+    let cases: BTreeSet<&str> = of_q8.flat_map(|(_, _, cases)| cases.iter().copied()).collect();
+    for name in cases {
+        assert_eq!((case(name).run)(&subject(Q8)), Ok(()), "{name}");
     }
 }
 
