@@ -2,9 +2,8 @@
 
 use std::{
     ffi::OsStr,
-    io::{BufRead, BufReader},
     path::{Path, PathBuf},
-    process::{Command, ExitStatus, Stdio},
+    process::{Command, Stdio},
     time::Instant,
 };
 
@@ -12,27 +11,44 @@ use anyhow::{Context, Result, bail};
 
 use crate::{
     aarch64, clients, macos,
-    output::Digest,
+    sample::Sample,
     table::{self, Outcome, Row},
-    tidy,
+    tests, tidy,
 };
 
-type Step = fn(&Path) -> Result<Outcome>;
+type Step = fn(&Path, Sample) -> Result<Outcome>;
 
 const STEPS: [(&str, Step); 9] = [
-    ("fmt", fmt),
-    ("tidy", tidy),
-    ("clippy", clippy),
+    ("fmt", |root, _| fmt(root)),
+    ("tidy", |root, _| tidy(root)),
+    ("clippy", |root, _| clippy(root)),
     ("test", test),
-    ("doc", doc),
-    ("aarch64", aarch64::run),
-    ("macos", macos::run),
-    ("fuzz", fuzz),
-    ("clients", clients),
+    ("doc", |root, _| doc(root)),
+    ("aarch64", |root, _| aarch64::run(root)),
+    ("macos", |root, _| macos::run(root)),
+    ("fuzz", |root, _| fuzz(root)),
+    ("clients", |root, _| clients(root)),
 ];
 
-/// Runs these steps, or all, and goes on after a failure. Says whether all passed.
-pub fn run(root: &Path, only: &[String]) -> Result<bool> {
+/// Runs these steps, or all, and goes on after a failure. Returns true if all passed.
+///
+/// Options among the steps: `--all` runs every slow variant of a test, `--seed N` draws those that another run drew.
+///
+/// # Errors
+/// A step or an option that does not exist.
+pub fn run(root: &Path, arguments: &[String]) -> Result<bool> {
+    let (mut only, mut sample) = (Vec::new(), Sample::of_now());
+    let mut arguments = arguments.iter();
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--all" => sample = Sample::All,
+            "--seed" => {
+                let seed = arguments.next().and_then(|seed| seed.parse().ok());
+                sample = Sample::Seed(seed.context("--seed wants a number")?);
+            }
+            _ => only.push(argument.clone()),
+        }
+    }
     if let Some(unknown) = only.iter().find(|name| !STEPS.iter().any(|step| step.0 == *name)) {
         bail!("there is no step `{unknown}`; the steps are {}", STEPS.map(|step| step.0).join(", "));
     }
@@ -43,11 +59,16 @@ pub fn run(root: &Path, only: &[String]) -> Result<bool> {
         }
         println!("--- {step}");
         let start = Instant::now();
-        let outcome = run(root).unwrap_or_else(|error| Outcome::Failed(format!("{error:#}")));
+        let outcome = run(root, sample).unwrap_or_else(|error| Outcome::Failed(format!("{error:#}")));
         rows.push(Row { step, outcome, time: start.elapsed() });
     }
     print!("{}", table::render(&rows));
     Ok(table::passed(&rows))
+}
+
+fn test(root: &Path, sample: Sample) -> Result<Outcome> {
+    vulkan_driver();
+    tests::run(root, sample)
 }
 
 fn fmt(root: &Path) -> Result<Outcome> {
@@ -78,41 +99,6 @@ fn clippy(root: &Path) -> Result<Outcome> {
         Outcome::Passed(_) => clippy(&["--features", "paguro/gpu"]),
         failed => Ok(failed),
     }
-}
-
-/// All tests, and then those of whole models on a GPU, which need the program with its GPUs. A test that cannot run here
-/// prints a line `skipped: ...`; these lines are collected.
-fn test(root: &Path) -> Result<Outcome> {
-    vulkan_driver();
-    let mut digest = Digest::default();
-    let all = run_tests(root, &[], &mut digest)?;
-    let models = ["--features", "paguro/gpu", "--test", "reference", "--test", "architectures", "gpu::"];
-    let models = run_tests(root, &models, &mut digest)?;
-    digest.skipped().iter().for_each(|line| println!("{line}"));
-    let failed = [all, models].into_iter().find(|status| !status.success());
-    Ok(match (failed, digest.skipped().len()) {
-        (Some(status), _) => Outcome::Failed(format!("{status}: {}", digest.failed().join(", "))),
-        (None, 0) => Outcome::Passed(String::new()),
-        (None, skipped) => Outcome::Passed(format!("not tested here, listed above: {skipped}")),
-    })
-}
-
-fn run_tests(root: &Path, arguments: &[&str], digest: &mut Digest) -> Result<ExitStatus> {
-    let mut command = cargo(root);
-    command.args(["test", "--workspace", "--locked", "--no-fail-fast"]).args(arguments);
-    command.args(["--", "--show-output"]);
-    // Some tests panic on purpose: their place says enough.
-    command.env("RUST_BACKTRACE", "0");
-    let mut child = command.stdout(Stdio::piped()).spawn().context("cargo does not start")?;
-    if let Some(output) = child.stdout.take() {
-        for line in BufReader::new(output).split(b'\n') {
-            let line = String::from_utf8_lossy(&line?).into_owned();
-            if digest.line(&line) {
-                println!("{line}");
-            }
-        }
-    }
-    Ok(child.wait()?)
 }
 
 /// The documentation, with private items: most readers of this project read its source.

@@ -5,7 +5,9 @@ mod ci;
 mod clients;
 mod macos;
 mod output;
+mod sample;
 mod table;
+mod tests;
 mod tidy;
 
 use std::{
@@ -18,6 +20,8 @@ usage: cargo xtask <command>
 
   ci [STEP...]   everything that continuous integration checks, or only these steps:
                  fmt, tidy, clippy, test, doc, aarch64, macos, fuzz, clients
+                 --all      every slow variant of a test, not a sample of them
+                 --seed N   the sample of another run
   tidy           the project's own rules: arrows between crates, lengths of files, words, links
   bench [ARGS]   Paguro and llama.cpp side by side (bench/compare.sh with these arguments)
   help           this text

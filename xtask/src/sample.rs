@@ -1,0 +1,165 @@
+//! Slow variants of tests, of which a run of CI draws a part.
+//!
+//! Each repeats cases that also run elsewhere, on other kernels or another instruction set, and takes long because code for it
+//! is compiled or emulated. A run draws one of every few by a seed, which it prints; `--all` runs all of them.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The choice of one run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sample {
+    /// Every test runs.
+    All,
+    /// Slow variants run if the seed draws them.
+    Seed(u64),
+}
+
+/// Slow variants of one kind: every case in every module.
+struct Variants {
+    package: &'static str,
+    /// The test target, as in `tests/{target}.rs`.
+    target: &'static str,
+    modules: &'static [&'static str],
+    cases: &'static [&'static str],
+    /// One of this many is drawn, on average; at least one always is.
+    one_in: u64,
+}
+
+/// A test that a run leaves out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftOut {
+    pub package: &'static str,
+    pub target: &'static str,
+    pub test: String,
+}
+
+const VARIANTS: [Variants; 4] = [
+    Variants {
+        package: "paguro-backend-cpu",
+        target: "conformance",
+        modules: &["scalar", "scalar_q8", "avx2_q8", "neon"],
+        cases: &[
+            "exact_in_chunks",
+            "exact_in_company",
+            "exact_in_long_chunks",
+            "exact_in_any_place",
+            "exact_in_wide_steps",
+            "exact_on_any_threads",
+        ],
+        one_in: 4,
+    },
+    Variants {
+        package: "paguro-backend-wgpu",
+        target: "conformance",
+        modules: &["emulated"],
+        cases: &["format_f16", "format_q4_k", "format_q8_0", "many_rows", "long_context"],
+        one_in: 5,
+    },
+    Variants {
+        package: "paguro-backend-wgpu",
+        target: "conformance",
+        modules: &["hardware"],
+        cases: &["format_f16", "format_q2_k", "format_q4_k", "format_q5_k", "format_q6_k", "format_q8_0"],
+        one_in: 3,
+    },
+    // The kernels of products are those of pages in 16 bits.
+    Variants {
+        package: "paguro-backend-wgpu",
+        target: "conformance",
+        modules: &["q8"],
+        cases: &[
+            "format_q4_0",
+            "format_q4_1",
+            "format_q5_0",
+            "format_q5_1",
+            "format_q2_k",
+            "format_q3_k",
+            "format_q5_k",
+            "format_q6_k",
+            "format_iq4_nl",
+            "format_iq4_xs",
+            "format_mxfp4",
+            "mixed_formats",
+            "biases",
+            "biases_everywhere",
+            "gelu",
+            "tied_head",
+            "post_norms",
+            "bad_weights",
+            "embeddings",
+            "exact_embeddings",
+        ],
+        one_in: 4,
+    },
+];
+
+impl Sample {
+    /// A sample by the time of day.
+    pub fn of_now() -> Self {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self::Seed(now.as_secs() % 1_000_000)
+    }
+
+    /// The tests that this run leaves out, and the number of slow variants that there are.
+    pub fn left_out(self) -> (Vec<LeftOut>, usize) {
+        let (mut left_out, mut count) = (Vec::new(), 0);
+        for Variants { package, target, modules, cases, one_in } in VARIANTS {
+            let tests =
+                modules.iter().flat_map(|module| cases.iter().map(move |case| format!("{module}::{case}")));
+            let tests: Vec<String> = tests.collect();
+            count += tests.len();
+            let Self::Seed(seed) = self else { continue };
+            // The smallest hash is drawn in any case.
+            let hash = |test: &String| hash(seed, &format!("{package} {target} {test}"));
+            let always = tests.iter().min_by_key(|test| hash(test)).cloned();
+            let drawn = |test: &String| hash(test) % one_in == 0 || Some(test) == always.as_ref();
+            let others = tests.iter().filter(|test| !drawn(test));
+            left_out.extend(others.map(|test| LeftOut { package, target, test: test.clone() }));
+        }
+        (left_out, count)
+    }
+}
+
+/// FNV-1a of the text, mixed with the seed (Fowler, Noll, Vo; finalizer of SplitMix64).
+fn hash(seed: u64, text: &str) -> u64 {
+    let fnv = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    let mut x = text.bytes().fold(0xcbf2_9ce4_8422_2325, fnv) ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn some_of_every_kind_are_drawn_and_over_seeds_all_of_them() {
+        let (none, count) = Sample::All.left_out();
+        assert!(none.is_empty());
+        let mut always_left_out: Option<HashSet<String>> = None;
+        for seed in 0..100 {
+            let (left_out, _) = Sample::Seed(seed).left_out();
+            assert_eq!(left_out, Sample::Seed(seed).left_out().0);
+            assert!(left_out.len() > count / 2, "{seed}: {} of {count} are left out", left_out.len());
+            let names: HashSet<String> =
+                left_out.into_iter().map(|test| test.package.to_owned() + &test.test).collect();
+            for Variants { package, modules, cases, .. } in VARIANTS {
+                let drawn = modules
+                    .iter()
+                    .flat_map(|module| cases.iter().map(move |case| format!("{package}{module}::{case}")));
+                assert!(
+                    drawn.into_iter().any(|test| !names.contains(&test)),
+                    "{seed}: {package} {modules:?}"
+                );
+            }
+            always_left_out = Some(match always_left_out {
+                Some(before) => before.intersection(&names).cloned().collect(),
+                None => names,
+            });
+        }
+        assert_eq!(always_left_out, Some(HashSet::new()));
+    }
+}
