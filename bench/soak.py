@@ -4,13 +4,15 @@
     bench/soak.py target/release/paguro --minutes 10
 
 Starts `paguro serve` with two models and memory for one of them, and clients that stream, leave in the middle, are killed,
-send prompts that are too long, half a request, nonsense, schemas, embeddings, and swap models. Fails if the server ends, an
+send prompts that are too long, half a request, nonsense, schemas, embeddings, and swap models. With `--attacks` the hostile
+clients of `attacks.py` join them, one kind after the other. Fails if the server ends, an
 answer is neither complete nor an error that belongs there, a request is stuck, pages are in use at the end, or the resident
 memory has grown by more than `--growth` between the first half (everything is warm by then) and the end. Memory is compared
 while no model is loaded: what K and V and the weights take depends on what was asked last, and leaks do not.
 """
 
 import argparse
+import asyncio
 import collections
 import http.client
 import json
@@ -24,6 +26,8 @@ import sys
 import tempfile
 import threading
 import time
+
+import attacks
 
 SCHEMA = {
     "type": "object", "properties": {"age": {"enum": [3, 30]}, "name": {"type": "string", "maxLength": 9}},
@@ -153,6 +157,23 @@ class Soak:
                 self.problem(f"{way.__name__}: {error!r}")
             self.counts[way.__name__] += 1
 
+    def attack(self, number):
+        """One kind of hostile client after the other, with a few of each."""
+        kinds = [kind for kind in attacks.ATTACKS if kind is not attacks.connections]
+        random.Random(self.options.seed + number).shuffle(kinds)
+        for turn in range(1_000_000):
+            if self.done.is_set():
+                return
+            client = attacks.Client(self.port, None, self.models[0], 10, turn)
+            try:
+                asyncio.run(asyncio.wait_for(kinds[turn % len(kinds)](client), 25))
+            except (OSError, TimeoutError, asyncio.TimeoutError):
+                pass
+            wrong = [status for status in client.statuses if status.startswith("5") and status not in ("503", "504")]
+            if wrong:
+                self.problem(f"{kinds[turn % len(kinds)].__name__}: {wrong}")
+            self.counts["attack"] += 1
+
     def metrics(self):
         connection = http.client.HTTPConnection(self.host, self.port, timeout=60)
         connection.request("GET", "/metrics")
@@ -194,6 +215,8 @@ class Soak:
         """Clients for so long, and then what is left of them: resident bytes, pages in use."""
         self.done.clear()
         clients = [threading.Thread(target=self.client, args=(i,)) for i in range(self.options.clients)]
+        if self.options.attacks:
+            clients.append(threading.Thread(target=self.attack, args=(len(self.counts),)))
         [client.start() for client in clients]
         time.sleep(seconds)
         self.done.set()
@@ -238,6 +261,7 @@ def main():
     parser.add_argument("--swap", type=float, default=8, help="seconds until the clients want the other model")
     parser.add_argument("--growth", type=float, default=0.02)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--attacks", action="store_true", help="hostile clients among the others")
     sys.exit(Soak(parser.parse_args()).run())
 
 
