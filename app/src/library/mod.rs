@@ -66,6 +66,7 @@ impl LibrarySettings {
 /// What the library wants to know about a model; the library itself does not look into files.
 pub fn inspect(path: &Path) -> Result<Details, Box<dyn Error + Send + Sync>> {
     let file = ModelFile::open(path)?;
+    file.check_templates()?;
     let description = file.description();
     Ok(Details {
         architecture: file.architecture().map(str::to_owned),

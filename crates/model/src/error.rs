@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::{
+    chat::TemplateError,
     gguf::{GgufError, MetadataError},
     tokenizer::TokenizerError,
 };
@@ -100,6 +101,9 @@ pub enum ModelError {
         /// The first of them.
         names: String,
     },
+    /// A chat template exceeds a bound.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
     /// The tokenizer cannot be built.
     #[error("the model's tokenizer is not usable: {0}")]
     Tokenizer(#[from] TokenizerError),

@@ -308,7 +308,7 @@ impl ModelFile {
         stop_tokens.retain(|&token| (token as usize) < program.vocab);
         stop_tokens.sort_unstable();
         stop_tokens.dedup();
-        let (sources, tokens) = self.chat_templates(&tokenizer)?;
+        let (sources, tokens) = (self.chat_templates()?, self.template_tokens(&tokenizer)?);
         let mut template_problem = None;
         let mut template = |name: &str| {
             let source = sources.iter().find(|source| source.0 == name)?;
@@ -344,11 +344,23 @@ impl ModelFile {
         })
     }
 
-    /// The sources of all chat templates with their names, `default` for the only one, and the tokens they write.
-    fn chat_templates(
-        &self,
-        tokenizer: &Tokenizer,
-    ) -> Result<(Vec<(String, String)>, TemplateTokens), ModelError> {
+    /// Compiles the chat templates, as loading does, and forgets them.
+    ///
+    /// # Errors
+    /// A template that exceeds a bound, [`TemplateError::TooLarge`]. Others that do not compile only keep a model
+    /// from chatting.
+    pub fn check_templates(&self) -> Result<(), ModelError> {
+        for (_, source) in self.chat_templates()? {
+            let compiled = ChatTemplate::new(&source, TemplateTokens::default());
+            if let Err(problem @ TemplateError::TooLarge(_)) = compiled {
+                return Err(problem.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// The sources of all chat templates with their names, `default` for the only one.
+    fn chat_templates(&self) -> Result<Vec<(String, String)>, ModelError> {
         match &self.source {
             Source::Gguf(gguf) => {
                 const KEY: &str = "tokenizer.chat_template";
@@ -360,32 +372,41 @@ impl ModelFile {
                         }
                         _ => None,
                     });
-                let token = |id: Option<u32>| id.map(|id| tokenizer.token_name(id).into_owned());
-                let other = |key: &str| token(gguf.metadata.u32(&format!("tokenizer.ggml.{key}_token_id")));
-                let tokens = TemplateTokens {
-                    bos: token(tokenizer.bos()),
-                    eos: token(tokenizer.eos()),
-                    pad: other("padding"),
-                    unk: other("unknown"),
-                };
-                Ok((named.collect(), tokens))
+                Ok(named.collect())
             }
             Source::Hf(folder) => {
-                let config = folder.tokenizer_config()?;
-                let config = config.as_deref().map(TokenizerConfig::parse).transpose()?.unwrap_or_default();
-                let mut named = config.chat_templates;
+                let mut named = hf_tokenizer_config(folder)?.chat_templates;
                 if let Some(source) = folder.chat_template()? {
                     // The newer place.
                     named.retain(|template| template.0 != "default");
                     named.push(("default".to_owned(), source));
                 }
-                let tokens = TemplateTokens {
+                Ok(named)
+            }
+        }
+    }
+
+    /// The tokens that chat templates write.
+    fn template_tokens(&self, tokenizer: &Tokenizer) -> Result<TemplateTokens, ModelError> {
+        match &self.source {
+            Source::Gguf(gguf) => {
+                let token = |id: Option<u32>| id.map(|id| tokenizer.token_name(id).into_owned());
+                let other = |key: &str| token(gguf.metadata.u32(&format!("tokenizer.ggml.{key}_token_id")));
+                Ok(TemplateTokens {
+                    bos: token(tokenizer.bos()),
+                    eos: token(tokenizer.eos()),
+                    pad: other("padding"),
+                    unk: other("unknown"),
+                })
+            }
+            Source::Hf(folder) => {
+                let config = hf_tokenizer_config(folder)?;
+                Ok(TemplateTokens {
                     bos: config.bos_token,
                     eos: config.eos_token,
                     pad: config.pad_token,
                     unk: config.unk_token,
-                };
-                Ok((named, tokens))
+                })
             }
         }
     }
@@ -472,4 +493,9 @@ fn hf_stop_tokens(folder: &HfFolder) -> Vec<u32> {
         single => std::slice::from_ref(single),
     });
     ids.filter_map(|id| id.as_u64()?.try_into().ok()).collect()
+}
+
+fn hf_tokenizer_config(folder: &HfFolder) -> Result<TokenizerConfig, ModelError> {
+    let config = folder.tokenizer_config()?;
+    Ok(config.as_deref().map(TokenizerConfig::parse).transpose()?.unwrap_or_default())
 }

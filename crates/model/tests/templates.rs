@@ -78,6 +78,10 @@ fn check_folder(folder: &Path, expected: &Value) {
         }
         for (conversation, text) in template["texts"].as_object().unwrap() {
             let case = &expected["conversations"][conversation];
+            // Templates for tools are rendered with tools only. Python cannot iterate over none, minijinja can.
+            if name.ends_with("tool_use.jinja") && case.get("tools").is_none() {
+                continue;
+            }
             let difference = difference(&source, tokens(expected), case, text);
             differences.extend(difference.map(|difference| format!("{name}, {conversation}:\n{difference}")));
             checked += 1;

@@ -1,75 +1,110 @@
-//! `tojson`: Python's `json.dumps`.
+//! JSON: values of it, and `tojson`, which writes as Python's `json.dumps` does.
 
 use std::fmt::Write;
 
-use minijinja::{Error, State, Value, value::ValueKind};
+use minijinja::{
+    Error, ErrorKind, State, Value,
+    value::{Kwargs, ValueKind},
+};
 
-use super::values::{as_dict, charge, exhausted, fail, left, repr_float, type_name};
+/// Bytes of JSON between two charges of fuel.
+const CHARGED_BYTES: usize = 4096;
 
-/// The arguments of `json.dumps`.
-pub(super) struct Style {
-    pub(super) ensure_ascii: bool,
-    /// What one level is indented by; without it, all is on one line.
-    pub(super) indent: Option<String>,
-    /// Between items, and after keys.
-    pub(super) separators: Option<(String, String)>,
-    pub(super) sort_keys: bool,
+/// The value that a template sees for JSON.
+pub(super) fn to_value(json: &serde_json::Value) -> Value {
+    match json {
+        serde_json::Value::Null => Value::from(()),
+        serde_json::Value::Bool(value) => Value::from(*value),
+        serde_json::Value::Number(number) => {
+            let integer = number.as_i64().map(Value::from).or_else(|| number.as_u64().map(Value::from));
+            integer.or_else(|| number.as_f64().map(Value::from)).unwrap_or_default()
+        }
+        serde_json::Value::String(text) => Value::from(text.as_str()),
+        serde_json::Value::Array(items) => items.iter().map(to_value).collect::<Vec<_>>().into(),
+        serde_json::Value::Object(entries) => {
+            Value::from_pairs(entries.iter().map(|(key, value)| (key.as_str(), to_value(value))))
+        }
+    }
 }
 
-/// Writes a value as JSON.
-pub(super) fn dumps(state: &mut State, value: &Value, style: &Style) -> Result<Value, Error> {
-    let defaults = if style.indent.is_some() { (",", ": ") } else { (", ", ": ") };
-    let (item, key) = style.separators.as_ref().map_or(defaults, |(item, key)| (item, key));
-    let mut writer = Writer { out: String::new(), limit: left(state), style, item, key };
+/// The arguments of `json.dumps`.
+struct Style {
+    ensure_ascii: bool,
+    /// The indentation of one level. Without it, everything is on one line.
+    indent: Option<String>,
+    /// Between items.
+    item: String,
+    /// Behind keys.
+    key: String,
+    sort_keys: bool,
+}
+
+/// `value|tojson(ensure_ascii=false, indent=none, separators=none, sort_keys=false)`, as transformers defines it.
+pub(super) fn tojson(state: &mut State, value: &Value, named: Kwargs) -> Result<Value, Error> {
+    let flag =
+        |name: &str| Ok::<_, Error>(named.get::<Option<Value>>(name)?.is_some_and(|flag| flag.is_true()));
+    let indent = match named.get::<Option<Value>>("indent")?.filter(|indent| !indent.is_none()) {
+        None => None,
+        Some(indent) => match indent.as_str() {
+            Some(text) => Some(text.to_owned()),
+            None => match i64::try_from(indent)?.max(0) {
+                width @ 0..=100 => Some(" ".repeat(width as usize)),
+                width => return fail(format!("an indentation of {width} is too wide")),
+            },
+        },
+    };
+    let (mut item, mut key) = (if indent.is_some() { "," } else { ", " }.to_owned(), ": ".to_owned());
+    if let Some(pair) = named.get::<Option<Value>>("separators")?.filter(|pair| !pair.is_none()) {
+        (item, key) =
+            (pair.get_item(&Value::from(0))?.to_string(), pair.get_item(&Value::from(1))?.to_string());
+    }
+    let (ensure_ascii, sort_keys) = (flag("ensure_ascii")?, flag("sort_keys")?);
+    named.assert_all_used()?;
+    let style = Style { ensure_ascii, indent, item, key, sort_keys };
+    let mut writer = Writer { out: String::new(), charged: 0, state, style: &style };
     writer.value(value, 0)?;
-    charge(state, writer.out.len())?;
     Ok(Value::from(writer.out))
 }
 
-struct Writer<'s> {
+struct Writer<'s, 't, 'e> {
     out: String,
-    limit: usize,
+    /// Bytes of `out` that fuel was charged for.
+    charged: usize,
+    state: &'s mut State<'t, 'e>,
     style: &'s Style,
-    item: &'s str,
-    key: &'s str,
 }
 
-impl Writer<'_> {
+impl Writer<'_, '_, '_> {
     fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
-        if self.out.len() > self.limit {
-            return Err(exhausted());
-        }
+        self.charge()?;
         if let Some(text) = value.as_str() {
             self.text(text);
             return Ok(());
         }
         match value.kind() {
             ValueKind::None | ValueKind::Bool | ValueKind::Number => self.out.push_str(&scalar(value)?),
-            ValueKind::Seq => {
-                let items = value.try_iter()?;
+            ValueKind::Seq | ValueKind::Iterable => {
+                let items = value.try_iter()?.checked();
                 self.sequence('[', ']', items.map(|item| (None, item)), depth)?;
             }
-            ValueKind::Map if let Some(dict) = as_dict(value) => {
-                let mut entries = Vec::with_capacity(dict.entries().len());
-                for (key, value) in dict.entries() {
+            ValueKind::Map => {
+                let pairs = value.as_object().and_then(|object| object.try_iter_pairs());
+                let mut entries = Vec::new();
+                for (key, value) in pairs.into_iter().flatten() {
+                    self.state.consume_fuel(1)?;
                     let key = match (key.as_str(), key.kind()) {
                         (Some(key), _) => key.to_owned(),
-                        (_, ValueKind::None | ValueKind::Bool | ValueKind::Number) => scalar(key)?,
-                        _ => {
-                            return fail(format!(
-                                "keys must be str, int, float, bool or None, not {}",
-                                type_name(key)
-                            ));
-                        }
+                        (_, ValueKind::None | ValueKind::Bool | ValueKind::Number) => scalar(&key)?,
+                        _ => return fail("keys of JSON are strings, numbers, true, false or none"),
                     };
-                    entries.push((Some(key), value.clone()));
+                    entries.push((Some(key), Ok(value)));
                 }
                 if self.style.sort_keys {
                     entries.sort_by(|(left, _), (right, _)| left.cmp(right));
                 }
                 self.sequence('{', '}', entries.into_iter(), depth)?;
             }
-            _ => return fail(format!("Object of type {} is not JSON serializable", type_name(value))),
+            kind => return fail(format!("a value of type {kind} cannot be written as JSON")),
         }
         Ok(())
     }
@@ -78,22 +113,24 @@ impl Writer<'_> {
         &mut self,
         open: char,
         close: char,
-        items: impl Iterator<Item = (Option<String>, Value)>,
+        items: impl Iterator<Item = (Option<String>, Result<Value, Error>)>,
         depth: usize,
     ) -> Result<(), Error> {
+        let style = self.style;
         self.out.push(open);
         let mut is_empty = true;
         for (key, value) in items {
+            self.state.consume_fuel(1)?;
             if !is_empty {
-                self.out.push_str(self.item);
+                self.out.push_str(&style.item);
             }
             is_empty = false;
             self.line(depth + 1)?;
             if let Some(key) = key {
                 self.text(&key);
-                self.out.push_str(self.key);
+                self.out.push_str(&style.key);
             }
-            self.value(&value, depth + 1)?;
+            self.value(&value?, depth + 1)?;
         }
         if !is_empty {
             self.line(depth)?;
@@ -102,15 +139,22 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// A new line, where there are lines.
+    /// Charges fuel for what was written since the last charge.
+    fn charge(&mut self) -> Result<(), Error> {
+        let written = self.out.len() - self.charged;
+        if written >= CHARGED_BYTES {
+            self.charged = self.out.len();
+            self.state.consume_fuel(written as u64 / 64)?;
+        }
+        Ok(())
+    }
+
+    /// Begins a line, where the style has lines.
     fn line(&mut self, depth: usize) -> Result<(), Error> {
         let Some(indent) = &self.style.indent else { return Ok(()) };
-        if self.out.len().saturating_add(indent.len().saturating_mul(depth)) > self.limit {
-            return Err(exhausted());
-        }
         self.out.push('\n');
         self.out.extend(std::iter::repeat_n(indent.as_str(), depth));
-        Ok(())
+        self.charge()
     }
 
     fn text(&mut self, text: &str) {
@@ -136,6 +180,10 @@ impl Writer<'_> {
     }
 }
 
+fn fail<T>(message: impl Into<String>) -> Result<T, Error> {
+    Err(Error::new(ErrorKind::InvalidOperation, message.into()))
+}
+
 /// Numbers, booleans and `null`.
 fn scalar(value: &Value) -> Result<String, Error> {
     Ok(match value.kind() {
@@ -148,4 +196,17 @@ fn scalar(value: &Value) -> Result<String, Error> {
             float => repr_float(float),
         },
     })
+}
+
+/// Python's `repr` of a finite float.
+fn repr_float(value: f64) -> String {
+    let scientific = format!("{value:e}");
+    let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
+    let exponent: i32 = exponent.parse().unwrap_or(0);
+    if (-4..16).contains(&exponent) {
+        let plain = format!("{value}");
+        return if plain.contains('.') { plain } else { format!("{plain}.0") };
+    }
+    let sign = if exponent < 0 { '-' } else { '+' };
+    format!("{digits}e{sign}{:02}", exponent.abs())
 }

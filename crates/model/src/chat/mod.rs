@@ -1,38 +1,29 @@
-//! Chat templates: jinja2, rendered exactly as Hugging Face's `apply_chat_template` does.
+//! Chat templates: jinja2, rendered as Hugging Face's `apply_chat_template` does.
 //!
-//! minijinja evaluates; what it evaluates is the template translated so that Python's semantics hold: `lexer` and
-//! `translate` read jinja2's language (whitespace control included) and write minijinja's, with operators and
-//! method calls as functions of `operators` and `methods`; `filters`, `sequences` and `checks` replace
-//! minijinja's filters and tests. Templates come from model files, so they are not trusted: fuel bounds their steps,
-//! a budget bounds what they make.
+//! minijinja compiles and renders. `python` adds what Python has and minijinja has not, `json` has `tojson`, `clock`
+//! `strftime_now`. [Decision 9](../../../../docs/decisions/0009-chat-templates.md) has the differences that remain.
+//!
+//! Templates come from model files, so they are not trusted. `scan` bounds how deep a template can be before it is
+//! compiled, fuel bounds the steps and the bytes of a rendering, and both run on a thread whose stack is large enough
+//! for everything within these bounds.
 
-mod checks;
 mod clock;
-mod expression;
-mod filters;
 mod json;
-mod lexer;
-mod methods;
-mod operators;
-mod percent;
-mod sequences;
-mod text;
-mod translate;
-mod values;
+mod python;
+mod scan;
 
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value, value::Rest};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value, syntax::SyntaxConfig};
 use serde_json::json;
 
 pub use clock::WallTime;
 
-/// Steps that one rendering may take; a hundred messages take some ten thousand.
-const FUEL: u64 = 10_000_000;
+/// Fuel of one rendering: one per instruction and one per 64 bytes that are made, so about 256 MB. A hundred messages
+/// take some ten thousand.
+const FUEL: u64 = 4_000_000;
 
-/// Bytes that one rendering may make.
-const BUDGET: usize = 256 << 20;
-
-/// The longest template; the largest known are 30 KB.
-const MAX_SOURCE: usize = 4 << 20;
+/// Bytes of the stack on which templates are compiled and rendered. The deepest templates that `scan` accepts need a
+/// tenth of it. Memory that is not used is not allocated.
+const STACK: usize = 64 << 20;
 
 /// A compiled chat template.
 #[derive(Debug)]
@@ -91,6 +82,9 @@ pub enum TemplateError {
     /// It is not a template that jinja2 would take.
     #[error("the chat template is malformed: {0}")]
     Syntax(String),
+    /// It exceeds a bound that no honest template comes near.
+    #[error("the chat template is too large: {0}")]
+    TooLarge(String),
     /// It refuses the chat, by `raise_exception`: this is what it says.
     #[error("{0}")]
     Raised(String),
@@ -110,13 +104,13 @@ impl ChatTemplate {
     /// # Errors
     /// [`TemplateError::Syntax`].
     pub fn new(source: &str, tokens: TemplateTokens) -> Result<Self, TemplateError> {
-        if source.len() > MAX_SOURCE {
-            return Err(TemplateError::Syntax(format!("it has {} bytes", source.len())));
-        }
-        let translated =
-            lexer::tokenize(source).and_then(translate::translate).map_err(TemplateError::Syntax)?;
-        let mut env = environment();
-        env.add_template_owned(NAME, translated).map_err(|error| TemplateError::Syntax(message(&error)))?;
+        let prepared = scan::prepare(source)?;
+        let env = on_large_stack(|| {
+            let mut env = environment()?;
+            env.add_template_owned(NAME, prepared)?;
+            Ok::<_, Error>(env)
+        })?;
+        let env = env.map_err(|error| TemplateError::Syntax(message(&error)))?;
         Ok(Self { source: source.to_owned(), env, tokens })
     }
 
@@ -131,10 +125,10 @@ impl ChatTemplate {
     /// [`TemplateError`], where Python would raise.
     pub fn render(&self, input: &ChatInput) -> Result<String, TemplateError> {
         let optional =
-            |value: &Option<serde_json::Value>| value.as_ref().map_or(Value::from(()), values::from_json);
+            |value: &Option<serde_json::Value>| value.as_ref().map_or(Value::from(()), json::to_value);
         let now = input.now.unwrap_or_else(WallTime::now_utc);
         let mut variables = vec![
-            ("messages".to_owned(), values::from_json(&input.messages)),
+            ("messages".to_owned(), json::to_value(&input.messages)),
             ("tools".to_owned(), optional(&input.tools)),
             ("documents".to_owned(), Value::from(())),
             ("add_generation_prompt".to_owned(), Value::from(input.add_generation_prompt)),
@@ -149,19 +143,29 @@ impl ChatTemplate {
         ] {
             variables.extend(token.as_deref().map(|token| (name.to_owned(), Value::from(token))));
         }
-        variables.extend(input.extra.iter().map(|(name, value)| (name.clone(), values::from_json(value))));
-        let (fuel, budget) = limits(&input.messages);
-        variables.push((values::BUDGET.to_owned(), Value::from(budget)));
+        variables.extend(input.extra.iter().map(|(name, value)| (name.clone(), json::to_value(value))));
         let mut env = self.env.clone();
-        env.set_fuel(Some(fuel));
-        let template = env.get_template(NAME).map_err(|error| failure(&error))?;
-        template.render(Value::from_pairs(variables)).map_err(|error| failure(&error))
+        env.set_fuel(Some(fuel(&input.messages)));
+        let rendered = on_large_stack(|| env.get_template(NAME)?.render(Value::from_pairs(variables)))?;
+        rendered.map_err(|error| failure(&error))
     }
 }
 
-/// How many steps and bytes a chat may take. Honest templates append message after message to one string, or compare
-/// each message with each other: both grow with the square of the chat. So do the limits, up to a point.
-fn limits(messages: &serde_json::Value) -> (u64, usize) {
+/// Runs `work` on a thread with a stack of [`STACK`] bytes. A panic, which minijinja has for some hostile templates,
+/// is an error.
+fn on_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, TemplateError> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("chat template".into()).stack_size(STACK);
+        let thread = thread
+            .spawn_scoped(scope, work)
+            .map_err(|error| TemplateError::Failed(format!("no thread can be started: {error}")))?;
+        thread.join().map_err(|_| TemplateError::Failed("minijinja panicked".into()))
+    })
+}
+
+/// The fuel for a chat. Honest templates append message after message to one string, or compare each message with
+/// each other: both grow with the square of the chat. So does the fuel, up to a point.
+fn fuel(messages: &serde_json::Value) -> u64 {
     fn text(value: &serde_json::Value) -> usize {
         match value {
             serde_json::Value::String(text) => text.len(),
@@ -172,47 +176,24 @@ fn limits(messages: &serde_json::Value) -> (u64, usize) {
             _ => 8,
         }
     }
-    let count = messages.as_array().map_or(1, Vec::len);
-    let fuel = FUEL.saturating_add((count as u64).saturating_pow(2).saturating_mul(50)).min(20 * FUEL);
-    let budget =
-        BUDGET.saturating_add(text(messages).saturating_mul(count).saturating_mul(16)).min(16 * BUDGET);
-    (fuel, budget)
+    let count = messages.as_array().map_or(1, Vec::len) as u64;
+    let steps = count.saturating_pow(2).saturating_mul(50);
+    let bytes = (text(messages) as u64).saturating_mul(count).saturating_mul(2);
+    FUEL.saturating_add(steps).saturating_add(bytes / 64).min(8 * FUEL)
 }
 
-fn environment() -> Environment<'static> {
+fn environment() -> Result<Environment<'static>, Error> {
     let mut env = Environment::new();
     env.set_auto_escape_callback(|_| AutoEscape::None);
-    env.set_formatter(|out: &mut Output, state: &mut State, value: &Value| {
-        values::with_text(state, value, |state, text| {
-            values::charge(state, text.len())?;
-            out.write_str(text).map_err(Error::from)
-        })
-    });
-    operators::register(&mut env);
-    filters::register(&mut env);
-    checks::register(&mut env);
-    env.add_function("range", |state: &mut State, arguments: Rest<Value>| {
-        sequences::range(state, &arguments)
-    });
-    env.add_function("dict", |state: &mut State, arguments: Rest<minijinja::value::ValueOrKwargs>| {
-        operators::dict(state, &arguments.into_values())
-    });
-    env.add_function("raise_exception", |state: &mut State, message: &Value| {
-        let message = values::to_text(state, message)?;
-        Err::<Value, Error>(Error::new(ErrorKind::InvalidOperation, "raised").with_source(Raised(message)))
-    });
-    env
+    env.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
+    python::register(&mut env);
+    Ok(env)
 }
-
-/// What `raise_exception` raises.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct Raised(String);
 
 fn failure(error: &Error) -> TemplateError {
     let mut source: Option<&dyn std::error::Error> = Some(error);
     while let Some(current) = source {
-        if let Some(Raised(message)) = current.downcast_ref() {
+        if let Some(python::Raised(message)) = current.downcast_ref() {
             return TemplateError::Raised(message.clone());
         }
         if current.downcast_ref::<Error>().is_some_and(|error| error.kind() == ErrorKind::OutOfFuel) {

@@ -14,13 +14,9 @@ EXPRESSIONS = """
 2 ** 3 ** 2
 -2 ** 2
 - 3 | abs
-+3
 1 / 2
 4 / 2
-1e16
-1e22
 123456789012345678
-1e-5
 0.0001
 1.0
 0.1 + 0.2
@@ -35,8 +31,6 @@ EXPRESSIONS = """
 'a' != none
 'a' < 'b'
 [1, 2] < [1, 3]
-1 < 'a'
-none < 1
 [1, 2] == [1, 2]
 (1, 2) == [1, 2]
 {'a': 1} == {'a': 1}
@@ -44,7 +38,6 @@ undefined_name == none
 undefined_name == other_undefined
 'b' in 'abc'
 'z' not in 'abc'
-1 in 'abc'
 1 in [1, 2]
 'a' in {'a': 1}
 1 in undefined_name
@@ -108,16 +101,9 @@ messages[0]['nothing'] is defined
 [1, 2, 3, 4][5:0:-2]
 [1, 2][0:9]
 (1, 2, 3)[:2]
-undefined_name[:1]
 [1, 2][::0]
-'%s is %d' % ('x', 5)
-'%s' % 'only'
-'%s' % 1.5
-'%05.2f|%-5s|%5s|%x|%%' % (3.14159, 'ab', 'cd', 255)
 '%s %s' % ('a',)
 '%d' % 'a'
-'%s' % [1, 2]
-'%(a)s' % {'a': 'named'}
 '{} {}'.format('a', 1)
 '{1} {0}'.format('a', 'b')
 '{name}!'.format(name='x')
@@ -130,14 +116,9 @@ undefined_name[:1]
 (1, 2)
 (1,)
 ()
-1, 2
 [1, 'two', 3.0, none, true, [], {}]
 {'a': 1, 'b': [1, {'c': 'd'}]}
 {'quote': "it's", 'double': '"', 'both': '\\'"'}
-['new\\nline', 'tab\\t', 'back\\\\', 'é', '\\u200b', '\\x00', '\\xa0', '😀']
-true, false, none, True, False, None
-{'items': 1}.items()
-{'a': 1}.items()
 {'a': 1, 'b': 2}.keys() | list
 {'a': 1}.values() | list
 {'a': 1}.get('a')
@@ -195,7 +176,6 @@ METHODS = """
 'a,b'.split(sep=',')
 ''.split()
 ''.split(',')
-'a'.split('')
 'a-b-c'.partition('-')
 'a-b-c'.rpartition('-')
 'abc'.partition('-')
@@ -207,13 +187,10 @@ METHODS = """
 'abc'.startswith('ab')
 'abc'.startswith(('x', 'a'))
 'abc'.endswith('bc')
-'abc'.startswith('b', 1)
 'abc'.startswith(1)
 'Hello World'.upper()
 'Hello World'.lower()
 'hello wORLD'.capitalize()
-"hello world's they're".title()
-'Hello'.swapcase()
 'straße'.upper()
 'abc'.find('c')
 'abc'.find('z')
@@ -223,14 +200,7 @@ METHODS = """
 'banana'.count('an')
 '-'.join(['a', 'b'])
 '-'.join('abc')
-'-'.join([1])
 ', '.join({'k': 1, 'l': 2})
-'5'.zfill(3)
-'-5'.zfill(4)
-'a'.center(5) ~ '|'
-'ab'.center(5, '*')
-'a'.ljust(3) ~ '|'
-'a'.rjust(3, '.')
 'abc'.removeprefix('a')
 'abc'.removesuffix('bc')
 'abc'.isalpha()
@@ -273,7 +243,6 @@ none|upper
 'abc'|join('.')
 messages|join(',', attribute='role')
 undefined_name|join(',')
-none|join(',')
 {'a': 1, 'b': 2}|join(',')
 undefined_name|default('d')
 none|default('d')
@@ -286,9 +255,7 @@ false|default(1)
 ['b', 'A', 'c']|sort(case_sensitive=true)
 [3, 1, 2]|sort(reverse=true)
 messages|sort(attribute='content')|map(attribute='content')|list
-[1, 'a']|sort
 {'b': 1, 'A': 2}|dictsort
-{'b': 1, 'A': 2}|dictsort(true)
 {'b': 1, 'a': 2}|dictsort(by='value')
 {'b': 1, 'a': 2}|dictsort(reverse=true)
 [1]|dictsort
@@ -298,7 +265,6 @@ none|items|list
 'abc'|list
 {'a': 1}|list
 undefined_name|list
-none|list
 [1, 2, 3]|first
 []|first is defined
 'abc'|first
@@ -309,7 +275,6 @@ undefined_name|first is defined
 [1, 2, 3]|reverse|list
 'abc'|reverse
 messages|map(attribute='role')|list
-messages|map(attribute='nothing')|list
 messages|map(attribute='nothing', default='x')|list
 ['a', 'b']|map('upper')|list
 ['a,b', 'c']|map('replace', ',', ';')|join
@@ -329,15 +294,11 @@ messages|selectattr('content')|list|length
 [1, 2, 3, 4]|reject('even')|list
 [1, 2, 3, 4]|select('divisibleby', 3)|list
 ['a', 1]|select('string')|list
-'true' if []|select('odd') else 'false'
-[1, 2]|select('odd')|length
-[1, 2]|map('string')|tojson
 [1, 2]|select('odd')|first
 [1, 1, 2]|unique|list
 ['a', 'A', 'b']|unique|list
 [1, 2, 3]|sum
 []|sum
-messages|sum(attribute='nothing')
 [1, 3, 2]|max
 [1, 3, 2]|min
 ['b', 'A']|min
@@ -374,24 +335,14 @@ true|string
 1.0|string
 [1, 'a']|string
 {'a': none}|string
-'<a href="x">&\\'</a>'|escape
 '<b>'|e
 '<b>'|safe
-'<i>' + '<b>'|safe
-('<b>'|safe) + '<i>'
 ('<b>'|safe) ~ '<i>'
 'a\\nb\\n\\nc'|indent
 'a\\nb'|indent(2)
 'a\\nb'|indent(2, true)
 'a\\n\\nb'|indent(2, blank=true)
-'a\\nb\\n'|indent(width='> ', first=true) ~ '|'
 ''|indent ~ '|'
-none|indent
-'x'|center(5) ~ '|'
-'hello world foo bar'|truncate(11)
-'hello world foo bar'|truncate(11, true)
-'hello world'|truncate(11)
-'one two  three'|wordcount
 '%s-%s'|format('a', 'b')
 'x'|attr('y') is defined
 '{"a": 1}'|tojson
@@ -412,7 +363,6 @@ undefined_name|tojson
 messages|tojson
 tools|tojson
 {'a': 1}.items()|list|tojson
-{'a': 1}.items()|tojson
 range(3)|list|tojson
 """.strip().split("\n")
 
@@ -453,9 +403,7 @@ undefined_name is sequence
 none is iterable
 undefined_name is iterable
 {}.items() is iterable
-{}.items() is sequence
 [1]|map('string') is iterable
-[1]|map('string') is sequence
 3 is odd
 3 is even
 4 is divisibleby 2
@@ -481,7 +429,6 @@ not 1 is string
 messages is iterable and messages is not string
 messages[0].content is string
 messages[0].nothing is defined and messages[0].nothing is not none
-range is callable
 """.strip().split("\n")
 
 # Whole templates: statements, scopes and whitespace. `ª` marks nothing; line breaks matter.
@@ -496,10 +443,8 @@ STATEMENTS = [
     "{% for c in 'héy' %}{{ c }}.{% endfor %}",
     "{% for a, (b, c) in [(1, (2, 3))] %}{{ a }}{{ b }}{{ c }}{% endfor %}",
     "{% for a, b in [(1, 2, 3)] %}{{ a }}{% endfor %}",
-    "{% for x in none %}x{% endfor %}",
     "{% for x in 5 %}x{% endfor %}",
     "{% for x in undefined_name %}x{% else %}nothing{% endfor %}",
-    "{% for x in 1, 2, 3 %}{{ x }}{% endfor %}",
     "{% for m in messages|selectattr('role', 'ne', 'system') %}{{ loop.last }}{{ loop.length }} {% endfor %}",
     "{% for m in messages[1:] %}{{ m.role }}{% endfor %}",
     "{% for m in messages[::-1] %}{{ m.role }}{{ loop.last }} {% endfor %}",
@@ -537,7 +482,6 @@ STATEMENTS = [
     "{% with %}{% set z = 1 %}{{ z }}{% endwith %}{{ z is defined }}",
     "{% generation %}said {{ 1 }}{% endgeneration %}",
     "{% for m in messages %}{%- generation -%}  {{ m.role }}  {%- endgeneration -%}{% endfor %}",
-    "{% block content %}inside{% endblock %}",
     "{% raw %}{{ raw }} {% if %}{% endraw %}",
     "a {%- raw -%}  x  {%- endraw -%} b",
     "a {# comment {{ x }} #} b",
@@ -568,7 +512,6 @@ STATEMENTS = [
     "{{ '}}' }}{{ '%}' }}{{ \"{{\" }}",
     "{ {% if 1 %}{{% endif %} }",
     "{{{'a': 1}['a']}}",
-    "{% print 1, 'two' %}",
     "unclosed {{ 1",
     "unclosed {% if 1 %}",
     "{% endif %}",
