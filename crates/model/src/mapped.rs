@@ -13,6 +13,10 @@ pub(crate) struct MappedFile {
 impl MappedFile {
     /// Maps the file. Nothing is read yet.
     pub(crate) fn open(path: &Path) -> io::Result<Arc<dyn ByteOwner>> {
+        // Opening a pipe would wait for somebody who writes to it.
+        if !std::fs::metadata(path)?.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
+        }
         let file = File::open(path)?;
         if file.metadata()?.len() == 0 {
             // Mapping nothing is an error on some systems; an empty file is a truncated one for every reader.

@@ -182,8 +182,10 @@ fn read_object(path: &Path, limit: u64) -> Result<Option<Map<String, Value>>, Mo
 /// The whole file, `None` if it does not exist.
 fn read_file(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, ModelError> {
     let io = |source| ModelError::Io { path: path.to_owned(), source };
-    let file = match fs::File::open(path) {
-        Ok(file) => file,
+    // Opening a pipe would wait for somebody who writes to it.
+    let file = match fs::metadata(path).map(|found| found.is_file()) {
+        Ok(false) => return Err(bad(path, "it is not a regular file")),
+        Ok(true) => fs::File::open(path).map_err(io)?,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(io(error)),
     };

@@ -3,6 +3,7 @@
 use super::{
     Encoder, Tokenizer, TokenizerError,
     bpe::{Bpe, write_name},
+    limits,
     pretokenize::PreTokenizer,
     special::{Added, AddedTokens},
     spm::{SPACE, Spm},
@@ -120,6 +121,7 @@ fn read_vocab(metadata: &Metadata, spelling: Spelling) -> Result<Vocab, Tokenize
             6 => TokenKind::Byte,
             _ => TokenKind::Unused,
         };
+        limits::check_name(TOKENS, id, name)?;
         if name.is_empty() {
             // Nameless tokens must not be found by an empty name.
             vocab.push(format!("[EMPTY_{id}]").as_bytes(), TokenKind::Unused, |_| {});

@@ -13,7 +13,7 @@ use super::{
     Encoder, SpecialTokens, Tokenizer, TokenizerError,
     bpe::write_name,
     gguf::byte_value,
-    stop,
+    limits, stop,
     vocab::{TokenKind, Vocab},
 };
 
@@ -116,6 +116,7 @@ const MAX_TOKENS: u32 = 1 << 24;
 
 pub(super) fn read(tokenizer_json: &[u8], config: &TokenizerConfig) -> Result<Tokenizer, TokenizerError> {
     check_syntax(tokenizer_json)?;
+    limits::check_json(tokenizer_json)?;
     let mut tokenizer = guarded(|| tokenizers::Tokenizer::from_bytes(tokenizer_json))?;
     // Some files carry the settings of a training run.
     tokenizer.with_truncation(None).map_err(|error| invalid("tokenizer.json", error))?;
@@ -152,6 +153,10 @@ fn template(tokenizer: &tokenizers::Tokenizer) -> Result<(Vec<u32>, Vec<u32>), T
     let (ids, mask) = (encoding.get_ids(), encoding.get_special_tokens_mask());
     let prefix = mask.iter().take_while(|&&special| special == 1).count();
     let suffix = mask[prefix..].iter().rev().take_while(|&&special| special == 1).count();
+    if prefix.max(suffix) > limits::MAX_TEMPLATE {
+        let problem = format!("{prefix} tokens before and {suffix} after each text");
+        return Err(invalid("tokenizer.json", problem));
+    }
     Ok((ids[..prefix].to_vec(), ids[ids.len() - suffix..].to_vec()))
 }
 
@@ -167,6 +172,7 @@ fn read_vocab(tokenizer: &tokenizers::Tokenizer, rules: &DecodeRules) -> Result<
     }
     let mut vocab = Vocab::with_capacity(names.len());
     for (id, name) in names {
+        limits::check_name("tokenizer.json", id as usize, name.as_bytes())?;
         // Ids that no token has.
         while vocab.len() < id as usize {
             vocab.push(format!("[EMPTY_{}]", vocab.len()).as_bytes(), TokenKind::Unused, |_| {});

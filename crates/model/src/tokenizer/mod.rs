@@ -7,6 +7,7 @@
 mod bpe;
 mod gguf;
 mod hf;
+mod limits;
 mod merge;
 mod pretokenize;
 mod special;

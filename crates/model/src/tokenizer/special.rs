@@ -1,8 +1,11 @@
 //! Finding added tokens (roles, begin, end, runs of spaces) in a text before anything else looks at it.
 
-use aho_corasick::{AhoCorasick, Input, MatchKind};
+use aho_corasick::{AhoCorasick, AhoCorasickKind, Input, MatchKind};
 
-use super::{SpecialTokens, TokenizerError, vocab::TokenKind};
+use super::{SpecialTokens, TokenizerError, limits, vocab::TokenKind};
+
+/// Most bytes of patterns for which a table of all transitions is made.
+const MAX_DFA: usize = 4096;
 
 /// A stretch of the text that still has to be encoded, or an added token that was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,8 +62,13 @@ impl AddedTokens {
 impl Finder {
     fn new(tokens: Vec<Added>) -> Result<Self, TokenizerError> {
         let patterns: Vec<&str> = tokens.iter().map(|token| token.text.as_str()).collect();
-        let build = || AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(&patterns);
-        let automaton = (!patterns.is_empty()).then(build).transpose();
+        let bytes = patterns.iter().map(|pattern| pattern.len()).sum();
+        limits::check_added("added tokens", bytes)?;
+        // The faster automaton takes a kilobyte for each byte of a pattern.
+        let kind = if bytes > MAX_DFA { AhoCorasickKind::ContiguousNFA } else { AhoCorasickKind::DFA };
+        let mut builder = AhoCorasick::builder();
+        let mut build = || builder.match_kind(MatchKind::LeftmostLongest).kind(Some(kind)).build(&patterns);
+        let automaton = (!patterns.is_empty()).then(&mut build).transpose();
         let automaton = automaton.map_err(|error| TokenizerError::Invalid {
             what: "added tokens".into(),
             problem: error.to_string(),
