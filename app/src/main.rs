@@ -52,7 +52,7 @@ fn execute(settings: &Settings) -> Outcome<()> {
         Command::Run(args) => run::run(args, library, terminal, settings.history.as_deref()),
         Command::Serve(args) => serve::serve(args, settings),
         Command::Ps(args) => ps::ps(args, terminal),
-        Command::Keys(args) => keys::keys(args, &KeyFile::new(settings.keys_file()?)),
+        Command::Keys(args) => keys::keys(args, &KeyFile::new(settings.keys_file()?), terminal),
         Command::Bench(args) => bench::bench(args, library, terminal),
         Command::Eval(args) => eval::eval(args, library, terminal),
         Command::Tokenize(args) => tokenize::tokenize(args, library),
@@ -63,7 +63,9 @@ fn execute(settings: &Settings) -> Outcome<()> {
         Command::Show(args) => library::show(args, library, terminal),
         Command::Rm(args) => library::rm(args, library),
         Command::Cp(args) => library::cp(args, library),
-        Command::Prune => library::prune(library),
+        Command::Prune(args) => library::prune(args, library),
+        Command::Verify(args) => library::verify(args, library, terminal),
+        Command::Rebuild(args) => library::rebuild(args, library, terminal),
         Command::Devices(args) => devices::devices(args, terminal),
     }
 }
