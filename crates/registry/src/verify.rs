@@ -184,6 +184,7 @@ impl Registry {
             }
         }
         let mut items: Vec<Item> = items.into_values().collect();
+        items.iter_mut().for_each(|item| item.models.sort());
         // The largest first, so that no thread begins with it when the others are done.
         items.sort_by_key(|item| std::cmp::Reverse(item.record.size));
         items

@@ -158,7 +158,8 @@ fn a_verification_finds_every_kind_of_damage_and_repairs_what_it_can() {
         (
             &|f, path| {
                 fs::remove_file(path).unwrap();
-                fs::remove_dir_all(f.root().join("models")).unwrap();
+                // For the second blob it is gone already.
+                let _ = fs::remove_dir_all(f.root().join("models"));
             },
             &|p| *p == Problem::Missing,
         ),
@@ -175,9 +176,7 @@ fn a_verification_finds_every_kind_of_damage_and_repairs_what_it_can() {
         let error = f.registry().resolve("m").unwrap_err().to_string();
         assert!(error.ends_with("`paguro verify o/m:latest --repair` gets it again"), "{error}");
         let of_first = findings.iter().find(|finding| finding.digest == Digest::of(&bytes[0])).unwrap();
-        let mut models = of_first.models.clone();
-        models.sort();
-        assert_eq!(models, ["o/m", "second"]);
+        assert_eq!(of_first.models, ["o/m", "second"]);
         let findings = f.verify(true);
         assert!(findings.iter().all(Finding::is_repaired), "{index}: {findings:?}");
         assert!(f.verify(false).is_empty());

@@ -214,7 +214,10 @@ impl Client {
             }
             E::Timeout(Timeout::Resolve) => "its name is not resolved in time".to_owned(),
             E::Timeout(Timeout::Connect) => "it does not accept connections in time".to_owned(),
-            _ => text.trim_start_matches("io: ").to_owned(),
+            _ => {
+                let text = text.trim_start_matches("io: ");
+                text.split(" (os error").next().unwrap_or(text).to_owned()
+            }
         };
         if broke_off || self.reached.load(Ordering::Relaxed) {
             let error = RegistryError::Connection { url: without_query(uri), problem };
