@@ -15,7 +15,7 @@ use std::{
 
 use paguro_registry::{Digest, Registry};
 
-use super::{Fixture, Random, check, count_files, settle, tales};
+use super::{Fixture, Random, check, settle, tales};
 use crate::library_common::gguf;
 
 /// Kills of each kind; `PAGURO_KILLS` overrides it.
@@ -216,27 +216,27 @@ fn a_killed_server_under_load_starts_again_and_has_lost_nothing() {
         let (mut child, address) = serve(&f);
         slowest = slowest.max(started.elapsed());
         let live = Duration::from_millis(20 + random.below(600));
-        thread::scope(|scope| {
-            let ask = |model: &str, path: &str, more: &str| {
-                let body = format!(r#"{{"model":"{model}","stream":true{more}}}"#);
-                request(&address, &key, "POST", path, &body)
-            };
-            for i in 0..3 {
-                let ask = &ask;
-                let model = if i == 0 { "stories" } else { "tales" };
-                scope.spawn(move || {
-                    let more = r#","prompt":"Once upon a time","max_tokens":400"#;
-                    while ask(model, "/v1/completions", more).is_some() {}
-                });
+        let ask = |model: &str, path: &str, more: &str| {
+            let body = format!(r#"{{"model":"{model}","stream":true{more}}}"#);
+            request(&address, &key, "POST", path, &body)
+        };
+        let write = |model: &str| {
+            let more = r#","prompt":"Once upon a time","max_tokens":400"#;
+            while ask(model, "/v1/completions", more).is_some() {}
+        };
+        let change = || {
+            while ask("o/m", "/api/pull", "").is_some() {
+                request(&address, &key, "DELETE", "/api/delete", r#"{"model":"o/m"}"#);
+                let body = format!(r#"{{"model":"made-{round}","from":"stories","system":"x"}}"#);
+                request(&address, &key, "POST", "/api/create", &body);
             }
-            scope.spawn(|| {
-                while ask("o/m", "/api/pull", "").is_some() {
-                    let body = r#"{"model":"o/m"}"#;
-                    request(&address, &key, "DELETE", "/api/delete", body);
-                    let body = format!(r#"{{"model":"made-{round}","from":"stories","system":"x"}}"#);
-                    request(&address, &key, "POST", "/api/create", &body);
-                }
-            });
+        };
+        thread::scope(|scope| {
+            for model in ["stories", "tales", "tales"] {
+                let write = &write;
+                scope.spawn(move || write(model));
+            }
+            scope.spawn(change);
             thread::sleep(live);
             child.kill().unwrap();
             child.wait().unwrap();

@@ -113,14 +113,39 @@ fn a_disk_that_is_full_to_the_last_byte_can_be_listed_and_cleaned() {
         "$0" prune; echo "prune $?"
         "$0" -q list
         rm "$PAGURO_HOME"/filler*
-        "$0" -q import --force --copy c.gguf; echo "import $?"
+        "$0" -q import --force --copy c.gguf --name again; echo "import $?"
         stat -c %s "$PAGURO_HOME/reserve"
     "#;
     let Some(ran) = mounted(&f, script) else { return };
     let out = ran.out.replace(&f.folder.path().display().to_string(), "");
-    expect_test::expect![[r#""#]].assert_eq(&out);
+    expect_test::expect![[r#"
+        a (400.1 kB, F32)
+        b (400.1 kB, F32)
+        c (400.1 kB, F32)
+        full
+        name
+        c
+        b
+        a
+        a
+        import 1
+        removed a (0 B freed)
+        rm 0
+        space
+        removed b (400.1 kB freed)
+        removed c (400.1 kB freed)
+        rm 0
+        1 file removed (0 B freed)
+        prune 0
+        again (400.1 kB, F32)
+        import 0
+        524288
+    "#]]
+    .assert_eq(&out);
     let err = ran.err.replace(&f.folder.path().display().to_string(), "");
-    expect_test::expect![[r#""#]].assert_eq(&err);
+    expect_test::expect![[r#"
+        error: no space is left on the disk of `/library`; free some (`paguro rm NAME`, `paguro prune`) and try again
+    "#]].assert_eq(&err);
 }
 
 #[test]
@@ -149,7 +174,27 @@ fn a_read_only_library_can_be_used_and_not_changed() {
     fs::write(f.folder.path().join("x.gguf"), model(3, 100)).unwrap();
     let Some(ran) = mounted(&f, script) else { return };
     let text = format!("{}{}", ran.out, ran.err).replace(&f.folder.path().display().to_string(), "");
-    expect_test::expect![[r#""#]].assert_eq(&text);
+    expect_test::expect![[r#"
+        name
+        stories
+        stories
+        "finish_reason":"length"
+        verify 0
+        rm stories 1
+        prune 1
+        cp stories b 1
+        import --copy x.gguf 1
+        pull o/m 1
+        verify --repair 1
+        nothing written
+        without links 0
+        error: the library in `/library` is read-only (Read-only file system (os error 30)): its models can be used, but not changed
+        error: the library in `/library` is read-only (Read-only file system (os error 30)): its models can be used, but not changed
+        error: the library in `/library` is read-only (Read-only file system (os error 30)): its models can be used, but not changed
+        error: the library in `/library` is read-only (Read-only file system (os error 30)): its models can be used, but not changed
+        error: the library in `/library` is read-only (Read-only file system (os error 30)): its models can be used, but not changed
+        error: the library in `/library` is read-only (Read-only file system (os error 30)): its models can be used, but not changed
+    "#]].assert_eq(&text);
 }
 
 /// A server that runs, where it listens, and what it has logged when it ends.

@@ -101,6 +101,7 @@ fn a_model_is_pulled_listed_renamed_and_removed() {
     expect![[r#"
         o/Tiny-GGUF:F32 (20.1 kB, F32)
         getting 1 file, 20.1 kB
+        this version of Paguro cannot run `o/Tiny-GGUF:F32`: the metadata has no `llama.block_count`
         exit 0"#]]
     .assert_eq(&f.words(&["pull", "--force", "hf:o/Tiny-GGUF"]));
     expect![[r#"
@@ -109,8 +110,8 @@ fn a_model_is_pulled_listed_renamed_and_removed() {
     .assert_eq(&f.words(&["cp", "tiny-gguf", "mine"]));
     expect![[r#"
         name                   size  parameters  format     changed
-        mine                20.1 kB       5.0 k  F32        just now
-        o/Tiny-GGUF:F32     20.1 kB       5.0 k  F32        just now
+        mine                20.1 kB       5.0 k  F32        just now  cannot run: the metadata has no `llama.block_count`
+        o/Tiny-GGUF:F32     20.1 kB       5.0 k  F32        just now  cannot run: the metadata has no `llama.block_count`
         exit 0"#]]
     .assert_eq(&f.words(&["list"]));
     let list = f.run(&["ls", "--json"]).json_lines();

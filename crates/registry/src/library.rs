@@ -354,15 +354,27 @@ impl Registry {
     /// As for [`Registry::find`].
     pub fn remove(&self, name: &str) -> Result<Removed, RegistryError> {
         let record = self.find(name)?;
-        self.freeing(|| {
+        let forget = || {
+            self.writable()?;
             let changing = self.manifests.change()?;
             let forget = || self.catalogue.delete(&record.name);
             if self.manifests.delete(&changing, &record.name, forget)? {
                 return Ok(());
             }
             Err(RegistryError::NotFound { name: name.to_owned(), similar: Vec::new() })
-        })?;
-        let freed = self.release(&record.files)?;
+        };
+        let mut freed_before = 0;
+        match self.freeing(forget) {
+            Err(RegistryError::DiskFull { .. }) => {
+                // The files first, then: the catalogue names them no longer than it takes to write that.
+                if let Some(_alone) = Lock::try_exclusive(&self.lock_file())? {
+                    freed_before = self.store.release(&record.files, &self.kept(Some(&record.name))?)?;
+                }
+                self.freeing(forget)?;
+            }
+            done => done?,
+        }
+        let freed = self.release(&record.files)?.map(|freed| freed + freed_before);
         self.reserve.ensure();
         Ok(Removed { record, freed })
     }
@@ -375,6 +387,7 @@ impl Registry {
     /// [`RegistryError::Busy`] while another process pulls or imports, [`RegistryError::UnknownModels`] unless `force`.
     pub fn prune(&self, force: bool) -> Result<Pruned, RegistryError> {
         self.freeing(|| {
+            self.deletable()?;
             let _alone = Lock::exclusive_soon(&self.lock_file())?;
             let names = self.catalogue.names()?;
             let changing = self.manifests.change()?;
@@ -389,7 +402,7 @@ impl Registry {
                 let models = models?.iter().map(|model| model.name.short()).collect();
                 return Err(RegistryError::UnknownModels { models });
             }
-            self.store.sweep(&self.kept()?)
+            self.store.sweep(&self.kept(None)?)
         })
     }
 
@@ -452,14 +465,16 @@ impl Registry {
     /// Deletes what only a forgotten model has had; `None` if somebody is writing and might want it.
     fn release(&self, files: &[FileRecord]) -> Result<Option<u64>, RegistryError> {
         let Some(_alone) = Lock::try_exclusive(&self.lock_file())? else { return Ok(None) };
-        self.store.release(files, &self.kept()?).map(Some)
+        self.store.release(files, &self.kept(None)?).map(Some)
     }
 
-    /// What the catalogue names, and the records beside it, in case the catalogue is not the right one.
-    fn kept(&self) -> Result<Kept, RegistryError> {
+    /// What the catalogue names, and the records beside it, in case the catalogue is not the right one; all of it for models
+    /// other than `except`.
+    fn kept(&self, except: Option<&ModelName>) -> Result<Kept, RegistryError> {
         let (mut kept, models) = (Kept::default(), self.catalogue.all()?);
         let names: Vec<_> = models.iter().map(|model| model.name.clone()).collect();
-        models.iter().for_each(|model| kept.add(&model.files));
+        let others = models.iter().filter(|model| Some(&model.name) != except);
+        others.for_each(|model| kept.add(&model.files));
         for model in self.manifests.unknown(&names, false)? {
             kept.add(&model?.files);
         }

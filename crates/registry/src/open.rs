@@ -160,6 +160,14 @@ impl Registry {
         }
     }
 
+    /// Refuses to delete anything from a library that cannot be written for another reason than a full disk.
+    pub(crate) fn deletable(&self) -> Result<(), RegistryError> {
+        match self.not_writable() {
+            None | Some(RegistryError::DiskFull { .. }) => Ok(()),
+            Some(error) => Err(error),
+        }
+    }
+
     fn reopen(&self) -> Result<(), RegistryError> {
         let _opening = Lock::exclusive(&self.root.join("open.lock"))?;
         let reopen = || {
@@ -174,10 +182,7 @@ impl Registry {
 
     /// Does something that frees space, on a full disk with the help of the reserve, then of what is not complete yet.
     pub(crate) fn freeing<T>(&self, work: impl Fn() -> Result<T, RegistryError>) -> Result<T, RegistryError> {
-        let attempt = || {
-            self.writable()?;
-            work().map_err(|error| self.lack_of_space(error))
-        };
+        let attempt = || work().map_err(|error| self.lack_of_space(error));
         let mut done = attempt();
         if matches!(done, Err(RegistryError::DiskFull { .. })) && self.reserve.free() {
             done = attempt();

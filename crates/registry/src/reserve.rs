@@ -8,8 +8,9 @@ use std::{
 
 use crate::files::shared_builder;
 
-/// Bytes of the file: several times what the catalogue writes to forget a model.
-const SIZE: usize = 1 << 20;
+/// Bytes of the file, or of a smaller one where these do not fit: what the catalogue writes to forget a model, several
+/// times.
+const SIZES: [usize; 2] = [1 << 20, 1 << 19];
 
 #[derive(Debug)]
 pub(crate) struct Reserve {
@@ -26,15 +27,15 @@ impl Reserve {
     /// Makes the file if it is not there and there is room. The library works without it, so errors are no matter.
     pub(crate) fn ensure(&self) {
         if !self.path.exists() {
-            let _ = self.make();
+            let _ = SIZES.iter().find(|&&size| self.make(size).is_ok());
         }
     }
 
-    fn make(&self) -> std::io::Result<()> {
+    fn make(&self, size: usize) -> std::io::Result<()> {
         let mut file = shared_builder(0o666).tempfile_in(&self.temporary)?;
         // Some file systems store zeros, and all that repeats, in no space.
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-        let noise = (0..SIZE / 8).flat_map(|_| {
+        let noise = (0..size / 8).flat_map(|_| {
             // xorshift64: https://doi.org/10.18637/jss.v008.i14
             state ^= state << 13;
             state ^= state >> 7;

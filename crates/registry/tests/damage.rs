@@ -256,8 +256,10 @@ fn a_verification_can_be_stopped_and_shows_how_far_it_is() {
     assert_eq!(registry.verify(&one, &Cancel::default(), &|_| {}).unwrap().files, 1);
 }
 
-/// Ways to lose a catalogue, by name.
-fn losses() -> Vec<(&'static str, fn(&Path))> {
+/// A way to lose a catalogue, and its name.
+type Loss = (&'static str, fn(&Path));
+
+fn losses() -> Vec<Loss> {
     fn alone(root: &Path, then: impl FnOnce(&Path)) {
         for name in ["library.db", "library.db-wal", "library.db-shm"] {
             let _ = fs::remove_file(root.join(name));
