@@ -100,7 +100,7 @@ fn a_crowd_with_too_few_pages_gets_what_each_would_get_alone() {
         pages: PageBudget::Tokens(total * PAGES_FOR / CROWD as usize),
         max_context: Some(512),
         max_batch_tokens: 96,
-        mixed_prompt_tokens: 40,
+        step_time: Duration::from_millis(20),
         max_scores: 24,
         ..EngineOptions::default()
     };

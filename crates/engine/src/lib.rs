@@ -12,8 +12,10 @@
 mod arena;
 mod closed;
 mod constraint;
+mod cost;
 mod engine;
 mod error;
+mod fair;
 mod formats;
 mod handle;
 mod layout;
@@ -27,7 +29,6 @@ mod stats;
 #[cfg(test)]
 mod tests;
 mod text;
-mod turns;
 
 pub use constraint::{Constraint, Grammar, GrammarError, MAX_INDENT, narrow_schema};
 pub use engine::{Engine, ModelParts};
