@@ -155,11 +155,12 @@ impl Scheduler {
         self.step += 1;
         while self.admit_next(now) {}
         loop {
+            let running = self.running.len();
             self.share_rows();
             self.open_branches();
             self.reserve_pages();
-            // If all that had rows lost their pages, the others get the rows.
-            if self.running.is_empty() || self.running.iter().any(|sequence| sequence.rows > 0) {
+            // If all that had rows have lost their pages, the others get the rows.
+            if self.running.len() == running || self.running.iter().any(|sequence| sequence.rows > 0) {
                 break;
             }
         }
