@@ -3,7 +3,11 @@
 //! prompt's), bit for bit, of a
 //! solo run on an engine that has nothing else to do, and no page is lost.
 
-use std::{path::Path, thread, time::Duration};
+use std::{
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
 
 use paguro_backend::SamplingParams;
 use paguro_backend_cpu::{Cpu, CpuOptions};
@@ -39,6 +43,7 @@ fn request(model: &Model, i: u64) -> Request {
         },
         logprobs: Some(if i.is_multiple_of(4) { 2 } else { 0 }),
         score_prompt_from: i.is_multiple_of(4).then_some(0),
+        deadline: Some(Instant::now() + Duration::from_secs(400)),
         ..Request::default()
     }
 }
@@ -100,7 +105,7 @@ fn a_crowd_with_too_few_pages_gets_what_each_would_get_alone() {
         pages: PageBudget::Tokens(total * PAGES_FOR / CROWD as usize),
         max_context: Some(512),
         max_batch_tokens: 96,
-        mixed_prompt_tokens: 40,
+        step_time: Duration::from_millis(20),
         max_scores: 24,
         ..EngineOptions::default()
     };
@@ -123,7 +128,9 @@ fn a_crowd_with_too_few_pages_gets_what_each_would_get_alone() {
         assert_eq!(answer, expected, "request {i}");
     }
 
+    let begin = Instant::now();
     while handle.stats().running > 0 {
+        assert!(begin.elapsed() < Duration::from_secs(60), "sequences run on: {:?}", handle.stats());
         thread::sleep(Duration::from_millis(1));
     }
     let stats = handle.stats();

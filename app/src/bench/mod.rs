@@ -8,7 +8,7 @@ mod memory;
 mod report;
 mod shape;
 
-use std::{cmp::Reverse, sync::Arc};
+use std::{cmp::Reverse, sync::Arc, time::Duration};
 
 use paguro_backend::KernelCount;
 use paguro_engine::{EngineOptions, PageBudget, PageOrder};
@@ -229,6 +229,8 @@ fn options(args: &BenchArgs, setup: Setup, cases: &[Case]) -> EngineOptions {
         max_sequences: batch,
         max_batch_tokens: args.step.or_default(batch),
         queue_capacity: batch,
+        // Nothing waits for a step to end.
+        step_time: Duration::MAX,
         kv_dtype: setup.kv_dtype.into(),
         attention: setup.attention.into(),
         page_order: match setup.pages {

@@ -180,6 +180,10 @@ pub struct ServeOptions {
     #[arg(long, env = "PAGURO_BATCH_TOKENS", value_name = "N", help_heading = "Models", value_parser = choices::positive)]
     pub batch_tokens: Option<usize>,
 
+    /// How long a step may take that computes a part of a prompt beside running answers [default: 100ms]
+    #[arg(long, env = "PAGURO_STEP_TIME", value_name = "TIME", help_heading = "Models")]
+    pub step_time: Option<Time>,
+
     /// Requests that wait to run, for each model; more are refused (429) [default: 1024]
     #[arg(long, env = "PAGURO_MAX_QUEUE", value_name = "N", help_heading = "Models", value_parser = choices::positive)]
     pub max_queue: Option<usize>,
@@ -240,6 +244,7 @@ impl ServeOptions {
             kv_dtype: self.kv_dtype.or(weaker.kv_dtype),
             parallel: self.parallel.or(weaker.parallel),
             batch_tokens: self.batch_tokens.or(weaker.batch_tokens),
+            step_time: self.step_time.or(weaker.step_time),
             max_queue: self.max_queue.or(weaker.max_queue),
             max_queue_tokens: self.max_queue_tokens.or(weaker.max_queue_tokens),
             threads: self.threads.or(weaker.threads),

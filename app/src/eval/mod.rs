@@ -2,7 +2,12 @@
 
 mod windows;
 
-use std::{collections::VecDeque, fs, path::Path, time::Instant};
+use std::{
+    collections::VecDeque,
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use paguro_engine::{EngineOptions, Event, Generation, Handle, PageBudget, Request};
 use paguro_model::tokenizer::{SpecialTokens, Tokenizer};
@@ -54,6 +59,8 @@ pub fn eval(args: &EvalArgs, library: &LibrarySettings, terminal: Terminal) -> O
         max_sequences: at_once,
         max_scores: (LOGIT_BYTES / (4 * model.program.vocab)).clamp(16, 512),
         prefix_cache: false,
+        // Nothing waits for a step to end.
+        step_time: Duration::MAX,
         kv_dtype: args.kv.kv_dtype.into(),
         attention: args.attention.attention.into(),
         ..defaults

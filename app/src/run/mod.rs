@@ -8,7 +8,7 @@ mod once;
 mod prompt;
 mod sampling;
 
-use std::{path::Path, sync::Arc};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use paguro_engine::{EngineOptions, PageBudget, SubmitError};
 use paguro_model::Model;
@@ -123,6 +123,8 @@ fn start(args: &RunArgs, model: Arc<Model>, terminal: Terminal) -> Outcome<Loade
         max_context: Some(context),
         max_sequences: args.branches,
         max_batch_tokens: args.batch.or_default(args.branches),
+        // Nothing waits for a step to end.
+        step_time: Duration::MAX,
         kv_dtype: args.kv.kv_dtype.into(),
         attention: args.attention.attention.into(),
         ..defaults

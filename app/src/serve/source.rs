@@ -4,7 +4,7 @@ use std::{
     fs,
     path::Path,
     sync::Arc,
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use paguro_backend::{Backend, KvDtype};
@@ -45,6 +45,7 @@ pub struct Shelf {
     memory: u64,
     parallel: usize,
     batch_tokens: usize,
+    step_time: Duration,
     queue: usize,
     /// `--max-queue-tokens`.
     queue_tokens: Option<usize>,
@@ -91,6 +92,7 @@ impl Shelf {
             kv_dtype: options.kv_dtype.map_or(defaults.kv_dtype, KvDtype::from),
             memory,
             parallel,
+            step_time: options.step_time.map_or(defaults.step_time, |time| time.0),
             batch_tokens: BatchTokensArg { batch_tokens: options.batch_tokens }.or_default(parallel),
             queue: options.max_queue.unwrap_or(defaults.queue_capacity),
             queue_tokens: options.max_queue_tokens,
@@ -140,6 +142,7 @@ impl Shelf {
             max_context: Some(context),
             max_sequences: self.parallel,
             max_batch_tokens: self.batch_tokens,
+            step_time: self.step_time,
             queue_capacity: self.queue,
             queue_tokens: self.queue_tokens,
             kv_dtype: self.kv_dtype,

@@ -1,6 +1,12 @@
-//! Time limits of requests, and turns among those who ask.
+//! Time limits of requests, and fair shares among keys.
 
-use std::{fs, thread, time::Duration};
+use std::{
+    fs,
+    path::Path,
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
 
 use expect_test::expect;
 use serde_json::{Value, json};
@@ -9,6 +15,13 @@ use super::{
     ask,
     http::{Server, paguro},
 };
+
+/// The header of a new key.
+fn key(home: &Path, name: &str) -> String {
+    let output = paguro(home, &["keys", "add", name, "--scope", "inference,admin"]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    format!("Bearer {}", String::from_utf8(output.stdout).unwrap().trim())
+}
 
 /// A request that would go on for long.
 fn long(more: Value) -> Value {
@@ -64,13 +77,7 @@ fn the_server_has_a_limit_of_its_own() {
 #[test]
 fn one_keys_flood_does_not_starve_another_key() {
     let home = tempfile::tempdir().unwrap();
-    let key = |name: &str| {
-        let output =
-            paguro(home.path(), &["keys", "add", name, "--scope", "inference,admin"]).output().unwrap();
-        assert!(output.status.success(), "{output:?}");
-        format!("Bearer {}", String::from_utf8(output.stdout).unwrap().trim())
-    };
-    let (flood, other) = (key("flood"), key("other"));
+    let (flood, other) = (key(home.path(), "flood"), key(home.path(), "other"));
     let server = Server::start_in(home, &["--parallel", "1"]);
     let post = |key: &str, body: &Value| {
         let headers = [("Authorization", key)];
@@ -87,14 +94,44 @@ fn one_keys_flood_does_not_starve_another_key() {
         for _ in 0..40 {
             scope.spawn(|| post(&flood, &body));
         }
+        let begin = Instant::now();
         while waiting() < 35.0 {
+            assert!(begin.elapsed() < Duration::from_secs(120), "the flood does not wait: {}", waiting());
             thread::sleep(Duration::from_millis(5));
         }
-        // It came last, and has its turn long before those who came first have had all of theirs.
+        // It came last, and is answered long before those that came first.
         post(&other, &body);
         let left = waiting();
         assert!(left >= 20.0, "{left} of the flood still waited");
     });
+}
+
+#[test]
+fn a_request_for_many_answers_leaves_other_keys_their_share() {
+    let home = tempfile::tempdir().unwrap();
+    let (flood, other) = (key(home.path(), "flood"), key(home.path(), "other"));
+    let server = Server::start_in(home, &["--parallel", "8"]);
+    let post = |key: &str, body: &Value| {
+        let headers = [("Authorization", key)];
+        server.request("POST", "/v1/chat/completions", &headers, &body.to_string()).ok()
+    };
+    post(&other, &ask(json!({"max_tokens": 1})));
+    let (flooded, answered) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                post(&flood, &ask(json!({"max_tokens": 300, "n": 8, "ignore_eos": true})));
+                flooded.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        // Answered one after the other, while the flood goes on: it would have to end first if it were not interrupted.
+        while flooded.load(Ordering::Relaxed) == 0 && answered.load(Ordering::Relaxed) < 5 {
+            post(&other, &ask(json!({"max_tokens": 3})));
+            answered.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    let answered = answered.into_inner();
+    assert!(answered >= 5, "{answered} answers before the first of the flood");
 }
 
 #[test]

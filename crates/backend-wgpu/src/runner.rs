@@ -16,7 +16,7 @@ use crate::{
     lower::{Grid, Kernel, LOGIT_ROWS, Launch, Lowering, Model, product},
     pages::page_words,
     plan::{Args, Plan, Tile},
-    sampler::{self, NONE, Sampler, first_allowed},
+    sampler::{self, Sampler},
     tally::Tally,
 };
 
@@ -58,7 +58,7 @@ struct Flight {
     /// Its answers; those that the device computes are missing.
     answers: Vec<Option<Outcome>>,
     /// Outputs whose tokens the device computes, with what to say if there is none.
-    sampled: Vec<(usize, u32)>,
+    sampled: Vec<usize>,
     /// What the device has to come to first.
     submission: Option<wgpu::SubmissionIndex>,
 }
@@ -166,7 +166,7 @@ impl GpuRunner {
                 Want::Sample(request)
                     if sampler.take(row, request, flight.sampled.len(), alone, &mut self.sampler) =>
                 {
-                    flight.sampled.push((index, 0));
+                    flight.sampled.push(index);
                 }
                 _ => for_host.push((index, row)),
             }
@@ -177,13 +177,6 @@ impl GpuRunner {
             // The device computes while somebody else computes masks.
             self.device.queue.submit([encoder.finish()]);
             encoder = self.device.encoder();
-        }
-        let mut first_allowed = masks.iter().map(|mask| first_allowed(mask, vocab));
-        let from = flight.sampled.len() - samples.len();
-        for (sample, (_, fallback)) in samples.iter().zip(&mut flight.sampled[from..]) {
-            if sample[1] != NONE {
-                *fallback = first_allowed.next().unwrap_or(0);
-            }
         }
         let words = vocab.div_ceil(32);
         for (index, mask) in masks.iter().enumerate() {
@@ -373,7 +366,7 @@ impl Runner for GpuRunner {
         let submitted = self.run(step);
         let flight = &self.flights[turn];
         self.carried.clear();
-        self.carried.extend(flight.sampled.iter().map(|(output, _)| output));
+        self.carried.extend(&flight.sampled);
         if submitted.is_err() {
             self.submitted -= 1;
         }
@@ -395,11 +388,8 @@ impl Runner for GpuRunner {
         device.read(&tokens[turn], 4 + sampled.len() * 4, submission, |words| {
             let (flag, words) = words.split_at(4);
             gave_up = flag != [0; 4];
-            for (&(index, fallback), token) in sampled.iter().zip(words.as_chunks().0) {
-                let token = match u32::from_le_bytes(*token) {
-                    NONE => fallback,
-                    token => token,
-                };
+            for (&index, token) in sampled.iter().zip(words.as_chunks().0) {
+                let token = u32::from_le_bytes(*token);
                 answers[index] = Some(Outcome::Sampled(Sampled { token, logprob: None, top: Vec::new() }));
             }
         })?;

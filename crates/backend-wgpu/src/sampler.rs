@@ -1,14 +1,14 @@
 //! What the device needs to know to sample: see `adjust.wgsl`, `argmax.wgsl`, `sample.wgsl`.
 
 use paguro_backend::{
-    SampleRequest, TokenMask,
+    SampleRequest, Sampled, TokenMask,
     sampling::{penalties, uniform},
 };
 
 use crate::lower::LOGIT_ROWS;
 
-/// A place in the samples that stands for no mask or no top-p, and a token that stands for none.
-pub const NONE: u32 = u32::MAX;
+/// A place in the samples that stands for no mask or no top-p; and where no token can be drawn, what the device answers.
+const NONE: u32 = Sampled::NO_TOKEN;
 /// Tokens of a vocabulary that the device draws from, at most: it finds them by two digits of ten bits.
 const MOST_TOKENS: usize = 1 << 20;
 /// Tokens with bias or penalties that there is room for, for each row of logits.
@@ -137,14 +137,6 @@ pub fn carries(request: &SampleRequest<'_>, vocab: usize) -> bool {
         && !params.penalizes()
         && params.logit_bias.len() <= EDITS.min(vocab)
         && (params.temperature == 0.0 || vocab <= MOST_TOKENS)
-}
-
-/// The lowest token that a mask allows, or 0.
-pub fn first_allowed(mask: &TokenMask, vocab: usize) -> u32 {
-    let bits = mask.bits();
-    let words = bits.iter().zip((0..).step_by(32));
-    let mut first = words.filter(|(word, _)| **word != 0).map(|(word, base)| base + word.trailing_zeros());
-    first.next().filter(|&token| (token as usize) < vocab).unwrap_or(0)
 }
 
 #[cfg(test)]

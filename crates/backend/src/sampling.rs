@@ -18,12 +18,12 @@
 //! Log-probabilities are those of the model: of the logits as they come, before any of the above.
 //!
 //! Logits that are NaN count as `-inf`, and `+inf` as the largest finite number. If no token is left (the mask
-//! allows nothing, or nothing but `-inf`), the answer is the lowest token that the mask allows, or 0; steps with
-//! a mask that is known to allow nothing are refused before ([`Step::validate`](crate::Step::validate)).
+//! allows nothing, or nothing but `-inf`), the answer is [`Sampled::NO_TOKEN`]; steps with a mask that is known to allow
+//! nothing are refused before ([`Step::validate`](crate::Step::validate)).
 
 use std::cmp::Ordering;
 
-use crate::{Outcome, SampleRequest, Sampled, Score, TokenMask, Want};
+use crate::{Outcome, SampleRequest, Sampled, Score, Want};
 
 /// Sampling values of one request. The defaults are greedy decoding with nothing else on.
 #[derive(Clone, Debug, PartialEq)]
@@ -181,7 +181,7 @@ pub(crate) fn sample_at(
         false => best(candidates),
     };
     scratch.adjusted = adjusted;
-    let token = choice.unwrap_or_else(|| first_allowed(request.mask.map(TokenMask::bits), logits.len()));
+    let token = choice.unwrap_or(Sampled::NO_TOKEN);
     let Some(count) = request.logprobs else { return Sampled { token, logprob: None, top: Vec::new() } };
     let Score { logprob, top } = score(logits, token, count, scratch);
     Sampled { token, logprob: Some(logprob), top }
@@ -391,14 +391,6 @@ fn best_k(logits: &[f32], k: usize, ranking: &mut Vec<Scored>) {
     }
     ranking.sort_unstable_by(Scored::rank);
     ranking.truncate(k);
-}
-
-/// The lowest token that the mask allows, or 0.
-fn first_allowed(mask: Option<&[u32]>, vocab: usize) -> u32 {
-    let allowed = |token: u32| {
-        mask.is_none_or(|mask| mask.get(token as usize / 32).is_some_and(|w| w >> (token % 32) & 1 == 1))
-    };
-    (0..vocab as u32).find(|&token| allowed(token)).unwrap_or(0)
 }
 
 /// What turns the logits of a row into log-probabilities. The largest logit is kept apart from the logarithm of

@@ -142,8 +142,8 @@ impl TokenMask {
 
     /// Makes a mask known that was not, and wakes those who wait for it; a mask that is known stays as it is.
     ///
-    /// It must allow something: where [`Step::validate`] cannot look yet, a mask that allows nothing gives a token
-    /// without meaning.
+    /// It must allow something: where [`Step::validate`] cannot look yet, a mask that allows nothing gives
+    /// [`Sampled::NO_TOKEN`].
     pub fn fill(&self, bits: impl Into<Box<[u32]>>) {
         // The first one counts.
         let _ = self.bits.set(bits.into());
@@ -193,11 +193,16 @@ pub struct Score {
 /// A sampled token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampled {
-    /// The token.
+    /// The token, or [`NO_TOKEN`](Sampled::NO_TOKEN).
     pub token: u32,
     /// Natural logarithm of its probability under the model: softmax of the logits before penalties, bias,
     /// temperature and truncation. `None` unless [`SampleRequest::logprobs`] asked.
     pub logprob: Option<f32>,
     /// The best tokens with their log-probabilities, best first.
     pub top: Vec<(u32, f32)>,
+}
+
+impl Sampled {
+    /// Stands for the token where there is none: all logits that the mask allows are NaN or `-inf`.
+    pub const NO_TOKEN: u32 = u32::MAX;
 }

@@ -36,9 +36,9 @@ fn greedy_takes_the_best_and_the_lowest_id_of_equal_ones() {
         (&[2.0, NAN, 1.0], 0),
         (&[1.0, INF, INF], 1),
         (&[-INF, -INF, -1e30], 2),
-        (&[-INF, -INF], 0),
-        (&[NAN, NAN], 0),
-        (&[], 0),
+        (&[-INF, -INF], Sampled::NO_TOKEN),
+        (&[NAN, NAN], Sampled::NO_TOKEN),
+        (&[], Sampled::NO_TOKEN),
     ];
     for (logits, expected) in table {
         assert_eq!(token(logits, &request(&greedy())), *expected, "{logits:?}");
@@ -176,10 +176,10 @@ fn bias_and_mask() {
     };
     assert_eq!(masked(&[0b110], &logits), 1);
     assert_eq!(masked(&[0b100], &logits), 2);
-    // Nothing that is allowed is more than -inf: the lowest that is allowed. Nothing is allowed at all: 0.
-    assert_eq!(masked(&[0b110], &[0.0, -INF, NAN]), 1);
-    assert_eq!(masked(&[0], &logits), 0);
-    assert_eq!(masked(&[], &logits), 0);
+    // Nothing that is allowed is more than -inf, or nothing is allowed at all.
+    assert_eq!(masked(&[0b110], &[0.0, -INF, NAN]), Sampled::NO_TOKEN);
+    assert_eq!(masked(&[0], &logits), Sampled::NO_TOKEN);
+    assert_eq!(masked(&[], &logits), Sampled::NO_TOKEN);
     // Past the first word.
     let many: Vec<f32> = (0..70).map(|i| i as f32).collect();
     assert_eq!(masked(&[!0, 1 << 5 | 1 << 3, 0], &many), 37);
@@ -386,7 +386,7 @@ proptest! {
         prop_assert_eq!(sample(&second, &request, &mut scratch), sample(&second, &request, &mut Scratch::default()));
     }
 
-    /// Any bits at all: the answer is a token that the mask allows.
+    /// Any bits at all: the answer is a token that the mask allows, or none.
     #[test]
     fn hostile_numbers_do_no_harm(
         logits in prop::collection::vec(any::<u32>().prop_map(f32::from_bits), 1..100),
@@ -406,10 +406,9 @@ proptest! {
         let request =
             SampleRequest { params: &params, draw: seed, history: &history, mask: bits.as_ref(), logprobs: Some(5) };
         let sampled = sample(&logits, &request, &mut Scratch::default());
-        prop_assert!((sampled.token as usize) < logits.len());
         let allowed = |token: u32| mask.is_none_or(|mask| mask[token as usize / 32] >> (token % 32) & 1 == 1);
-        if (0..logits.len() as u32).any(allowed) {
-            prop_assert!(allowed(sampled.token));
+        if sampled.token != Sampled::NO_TOKEN {
+            prop_assert!((sampled.token as usize) < logits.len() && allowed(sampled.token));
         }
         prop_assert!(sampled.top.len() <= 5);
         prop_assert!(sampled.logprob.is_some_and(|logprob| logprob <= 0.0));

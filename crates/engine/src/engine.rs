@@ -13,13 +13,17 @@ use std::{
     time::Instant,
 };
 
-use paguro_backend::{Backend, Output, Program, Runner, StepError, StepOutput, Ticket, Weights};
+use paguro_backend::{
+    Backend, Limits, Outcome, Output, PageId, Program, Runner, Step, StepError, StepOutput, StepSequence,
+    Ticket, Want, Weights,
+};
 use paguro_model::{Model, tokenizer::Tokenizer};
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::{
     EngineError, EngineOptions, Handle,
     handle::{Command, Queue, Shared},
+    layout::Layout,
     options::Resolved,
     pages::Pages,
     request::{RequestLimits, Signal},
@@ -90,9 +94,12 @@ impl Engine {
             max_context: limits.max_context,
             max_sequences: limits.max_sequences,
         };
-        let runner = backend.load(&program, weights, limits)?;
-        let scheduler =
-            Scheduler::new(limits, options.mixed_prompt_tokens, options.max_wait_steps, layout, pages);
+        let mut runner = backend.load(&program, weights, limits)?;
+        let begin = Instant::now();
+        let rows = probe(runner.as_mut(), &layout, &limits, program.vocab)?;
+        let duration = begin.elapsed();
+        let mut scheduler = Scheduler::new(limits, options.step_time, options.max_wait_steps, layout, pages);
+        scheduler.record_probe(rows, duration);
         let queue = Queue::new(options.queue_capacity, options.queue_tokens);
         let shared = Shared::new(request_limits, queue, tokenizer, stop_tokens, scheduler.stats());
         let shared = Arc::new(shared);
@@ -141,6 +148,39 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         self.stop(false);
+    }
+}
+
+/// Computes a few tokens, to see that numbers come of it and how long it takes. Returns how many they were. Pages that it
+/// writes are free, and whoever gets them writes them again before reading.
+///
+/// # Errors
+/// The step fails, or a logit is NaN.
+fn probe(
+    runner: &mut dyn Runner,
+    layout: &Layout,
+    limits: &Limits,
+    vocab: usize,
+) -> Result<usize, EngineError> {
+    let rows = 8.min(limits.block_size).min(limits.max_context).min(limits.max_rows);
+    let tokens: Vec<u32> = (0..rows).map(|row| (row * vocab / rows) as u32).collect();
+    let pages: Vec<PageId> = (1..=layout.groups() as u32).map(PageId).collect();
+    let sequences = [StepSequence { rows: 0..rows, start: 0, tables: 0..pages.len() }];
+    let outputs = [Output { row: rows - 1, want: Want::Logits }];
+    let ticket = runner.submit(&Step {
+        tokens: &tokens,
+        carried: &[],
+        sequences: &sequences,
+        pages: &pages,
+        outputs: &outputs,
+    })?;
+    let mut answer = StepOutput::default();
+    runner.collect(ticket, &mut answer)?;
+    match answer.outcomes.as_slice() {
+        [Outcome::Logits(logits)] if logits.iter().any(|logit| logit.is_nan()) => {
+            Err(EngineError::NotANumber)
+        }
+        _ => Ok(rows),
     }
 }
 

@@ -1,7 +1,7 @@
 //! What can go wrong, by who has to hear it: the one who starts an engine, the one who submits a request, the
 //! one who reads its answer.
 
-use paguro_backend::{InvalidParam, LoadError};
+use paguro_backend::{InvalidParam, LoadError, StepError};
 
 /// Why an engine did not start.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +30,12 @@ pub enum EngineError {
     /// The backend refused the model.
     #[error(transparent)]
     Load(#[from] LoadError),
+    /// The model gives NaN for the first tokens that it computes.
+    #[error("the model computes NaN: its weights are damaged; `paguro verify` checks the file")]
+    NotANumber,
+    /// The device failed in the first step, before there were requests.
+    #[error("the model does not run: {0}")]
+    Step(#[from] StepError),
     /// No thread.
     #[error("cannot start the engine thread: {0}")]
     Thread(#[from] std::io::Error),
@@ -107,6 +113,11 @@ pub enum RequestError {
     /// The grammar of [`Request::constraint`](crate::Request::constraint) has come to a dead end, or grown too large.
     #[error("the answer cannot go on as its grammar wants: {0}")]
     Constraint(String),
+    /// No token can be sampled: all logits are NaN or `-inf`.
+    #[error(
+        "the model computed no finite logit for the next token: its weights are damaged (`paguro verify` checks the file), or `logit_bias` rules every token out"
+    )]
+    NotFinite,
     /// [`Request::deadline`](crate::Request::deadline) passed before the request could start.
     #[error("the deadline passed before the request could start")]
     DeadlineExceeded,

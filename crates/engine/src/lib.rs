@@ -5,15 +5,17 @@
 //! `engine` (the loop) → `scheduler` (plans a step) → `sequence` (block tables) → `pages` (the arena and the prefix
 //! cache in it) → the runner → `scheduler` (takes in the answer) → `handle` (text, stop strings).
 //!
-//! What is absent: the engine thread has no tokenizer, no text, and no clock that decides anything but whether a
-//! deadline has passed; nothing here knows a device; there is no second attention path, and no copy of K and V but that
+//! What is absent: the engine thread has no tokenizer and no text, and its clock decides nothing but whether a deadline
+//! has passed and how long a prompt's chunk is; nothing here knows a device; there is no second attention path, and no copy of K and V but that
 //! of a shared page before it is written.
 
 mod arena;
 mod closed;
 mod constraint;
+mod cost;
 mod engine;
 mod error;
+mod fair;
 mod formats;
 mod handle;
 mod layout;
@@ -27,7 +29,6 @@ mod stats;
 #[cfg(test)]
 mod tests;
 mod text;
-mod turns;
 
 pub use constraint::{Constraint, Grammar, GrammarError, MAX_INDENT, narrow_schema};
 pub use engine::{Engine, ModelParts};

@@ -1,5 +1,7 @@
 //! What an engine is started with, and how its page budget becomes a number of pages.
 
+use std::time::Duration;
+
 use paguro_backend::{AttentionMode, Backend, KvDtype, Limits, Program, Weights};
 
 use crate::{EngineError, layout::Layout};
@@ -16,10 +18,11 @@ pub struct EngineOptions {
     pub max_context: Option<usize>,
     /// Rows of a step. Running sequences come first with one row each; the rest is for prompts.
     pub max_batch_tokens: usize,
-    /// Prompt rows of a step in which sequences decode too: bounds how long a prompt can hold them up. Only prompts that
-    /// are shorter than this get more of a step together, while there are more of them than sequences that decode.
-    pub mixed_prompt_tokens: usize,
-    /// Sequences that run at the same time; each branch of a request is one. At most `max_batch_tokens`.
+    /// How long a step may take that computes a part of a prompt beside sequences that decode. The part is made as long as
+    /// fits by the times of earlier steps. Without sequences that decode, a step may take four times as long.
+    pub step_time: Duration,
+    /// Sequences that run at the same time; each branch of a request is one. At most `max_batch_tokens`. If more want to
+    /// run, tenants and then the requests of each get equal shares.
     pub max_sequences: usize,
     /// Prompt tokens scored or embedded in one step ([`Request::score_prompt_from`](crate::Request::score_prompt_from),
     /// [`Request::embedding`](crate::Request::embedding)). Each costs a row of logits in the backend's memory.
@@ -56,7 +59,7 @@ impl Default for EngineOptions {
             pages: PageBudget::Auto,
             max_context: None,
             max_batch_tokens: 512,
-            mixed_prompt_tokens: 128,
+            step_time: Duration::from_millis(100),
             max_sequences: 64,
             max_scores: 128,
             queue_capacity: 1024,
@@ -161,7 +164,6 @@ impl EngineOptions {
         for (option, value) in [
             ("block_size", self.block_size),
             ("max_batch_tokens", self.max_batch_tokens),
-            ("mixed_prompt_tokens", self.mixed_prompt_tokens),
             ("max_sequences", self.max_sequences),
             ("max_scores", self.max_scores),
             ("queue_capacity", self.queue_capacity),

@@ -101,8 +101,13 @@ impl Pages {
 
     /// Whether another block table names the page too, so that it must be copied before it is written.
     pub fn is_shared(&self, page: PageId) -> bool {
+        self.references(page) > 1
+    }
+
+    /// Block tables that name the page.
+    pub fn references(&self, page: PageId) -> usize {
         match self.arena.state(page) {
-            State::Held(references) => references > 1,
+            State::Held(references) => references as usize,
             other => panic!("page {page:?} is in a block table but {other:?}"),
         }
     }

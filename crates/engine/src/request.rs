@@ -51,8 +51,8 @@ pub struct Request {
     /// Higher ones go first. A lower one that has waited for
     /// [`max_wait_steps`](crate::EngineOptions::max_wait_steps) counts as one of the highest that wait.
     pub priority: i32,
-    /// Who asks. Among equal priorities, the tenants take turns, so that each gets as many tokens as the others;
-    /// requests of one tenant, or of none, go in the order in which they came.
+    /// The client that the request counts for. Among equal priorities, tenants get equal shares of what runs, and so do
+    /// the requests of one tenant, or of none.
     pub tenant: Option<Arc<str>>,
     /// When the answer is of no use any more. Looked at between steps: what there is by then ends with
     /// [`FinishReason::DeadlineExceeded`]; a request that has not started fails with

@@ -8,11 +8,11 @@ use paguro_model::Pooling;
 use crate::{
     Constraint, SubmitError,
     constraint::{Guide, MaskWorkers},
+    fair::Tenant,
     layout::Layout,
     pages::Pages,
     prefix::BlockKey,
     request::{FinishReason, Request, RequestLimits, Usage},
-    turns::Tenant,
 };
 
 /// What the scheduler needs to know of a request; shared by its branches.
@@ -107,14 +107,14 @@ fn all_but(tokens: &[u32], vocab: usize) -> Result<TokenMask, SubmitError> {
     Ok(TokenMask::new(bits))
 }
 
-/// Who goes first: the higher priority, then the earlier [turn](crate::turns), then the older request, then the lower
-/// branch. A sequence keeps its rank while it runs, so one that was preempted is the head of its priority's queue
-/// again.
+/// The order of sequences of one tenant: the higher priority, then the longer wait, then the older request, then the
+/// lower branch. A sequence keeps its rank while it runs, and when it loses its pages to others; so it is the first of
+/// its tenant that runs again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rank {
     priority: Reverse<i32>,
-    turn: u64,
-    pub request: u64,
+    seniority: u64,
+    request: u64,
     branch: usize,
 }
 
@@ -138,9 +138,16 @@ pub(crate) struct Sequence {
     pub job: Arc<Job>,
     /// Its request's, or a higher one if it has waited long.
     pub priority: i32,
-    pub turn: u64,
+    /// When it joined the queue of its tenant, in order.
+    pub seniority: u64,
     /// The step before which it began to wait.
     pub waits_since: u64,
+    /// The step in which it left the queue.
+    pub runs_since: u64,
+    /// Steps since then that computed rows again which a preemption had lost.
+    pub restoring_steps: u64,
+    /// The last step in which it had rows.
+    pub last_step: u64,
     /// The branches that this sequence stands for.
     pub branches: Range<usize>,
     /// Prompt and answer.
@@ -149,13 +156,19 @@ pub(crate) struct Sequence {
     pub guide: Option<Guide>,
     /// How many of them have K and V in the pages.
     pub computed: usize,
+    /// The largest number of tokens that ever had.
+    pub reached: usize,
     /// One for each KV group, all of `blocks(computed)` entries between steps.
     pub tables: Vec<BlockTable>,
     /// Keys of the first full blocks: at least those of the prompt and those that are computed. Empty without a
     /// prefix cache.
     keys: Vec<BlockKey>,
+    /// Rows that it may have in the step that is being planned.
+    pub granted: usize,
     /// Rows in the step that is being planned or run.
     pub rows: usize,
+    /// Rows of younger prompts of its tenant that were computed before its own.
+    pub overtaken: usize,
     /// Whether the step after it has been planned too, with the next row.
     pub ahead: bool,
     /// Scores of the prompt so far, ...
@@ -171,7 +184,7 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    /// Before it has a turn.
+    /// Before it is queued.
     pub fn new(mut job: Job, prompt: Vec<u32>, layout: &Layout, pages: &Pages) -> Self {
         let mut keys = Vec::new();
         for block in prompt.chunks_exact(layout.block_size) {
@@ -180,17 +193,23 @@ impl Sequence {
         }
         Self {
             priority: job.priority,
-            turn: 0,
+            seniority: 0,
             waits_since: 0,
+            runs_since: 0,
+            restoring_steps: 0,
+            last_step: 0,
             branches: 0..job.sampling.len(),
             guide: job.constraint.take().map(Guide::new),
             pool: job.embedded.is_some().then(Default::default),
             job: Arc::new(job),
             tokens: prompt,
             computed: 0,
+            reached: 0,
             tables: vec![BlockTable::default(); layout.groups()],
             keys,
+            granted: 0,
             rows: 0,
+            overtaken: 0,
             ahead: false,
             scores: Vec::new(),
             scores_delivered: false,
@@ -202,7 +221,7 @@ impl Sequence {
     pub fn rank(&self) -> Rank {
         Rank {
             priority: Reverse(self.priority),
-            turn: self.turn,
+            seniority: self.seniority,
             request: self.job.id,
             branch: self.branches.start,
         }
@@ -425,6 +444,7 @@ impl Sequence {
             self.tables[group].released = self.tables[group].released.min(block);
         }
         self.computed = blocks * layout.block_size;
+        self.reached = self.reached.max(self.computed);
         self.cached_tokens.get_or_insert(self.computed);
     }
 
@@ -454,14 +474,13 @@ impl Sequence {
             .sum()
     }
 
-    /// Pages of its next block, if it can become that long: one of each group for each branch. Branches that leave
-    /// also need a copy of the block that they share.
+    /// Pages of its next block, if it can become that long: one of each group. Branches that leave also need a copy of
+    /// the block that they share.
     pub fn headroom(&self, layout: &Layout) -> usize {
         // The last token is never computed.
         let longest = self.job.prompt_tokens + self.job.max_tokens.saturating_sub(1);
         let grows = layout.blocks(longest) > layout.blocks(self.tokens.len());
-        let branches = self.branches.len();
-        if grows || branches > 1 { branches * layout.groups() } else { 0 }
+        if grows || self.branches.len() > 1 { layout.groups() } else { 0 }
     }
 
     /// Pages to take before the next `rows` rows: new blocks, and copies of shared pages that would be written.
@@ -501,8 +520,10 @@ impl Sequence {
         (!self.computed.is_multiple_of(layout.block_size)).then_some(self.computed / layout.block_size)
     }
 
-    /// The planned rows are computed: full blocks become findable, and what no later row sees is released.
-    pub fn advance(&mut self, layout: &Layout, pages: &mut Pages) {
+    /// The planned rows are computed: full blocks become findable, and what no later row sees is released. Returns how
+    /// many of the rows had not been computed before.
+    pub fn advance(&mut self, layout: &Layout, pages: &mut Pages) -> usize {
+        self.restoring_steps += u64::from(self.computed < self.reached);
         let size = layout.block_size;
         let complete = self.computed / size..(self.computed + self.rows) / size;
         self.computed += std::mem::take(&mut self.rows);
@@ -522,9 +543,12 @@ impl Sequence {
             }
             table.released = table.released.max(visible);
         }
+        let new = self.computed.saturating_sub(self.reached);
+        self.reached += new;
+        new
     }
 
-    /// Branch `branch` leaves this sequence, with the same pages.
+    /// Branch `branch` as a sequence of its own, with the same pages.
     pub fn fork(&self, branch: usize, pages: &mut Pages) -> Sequence {
         for table in &self.tables {
             for &page in table.held() {
@@ -532,17 +556,39 @@ impl Sequence {
             }
         }
         Sequence {
-            job: self.job.clone(),
-            priority: self.priority,
-            turn: self.turn,
-            waits_since: self.waits_since,
-            branches: branch..branch + 1,
-            tokens: self.tokens.clone(),
-            guide: self.guide.as_ref().map(Guide::fork),
             computed: self.computed,
             tables: self.tables.clone(),
+            ..self.without_pages(branch..branch + 1)
+        }
+    }
+
+    /// Leaves the branches from `branch` on to a sequence without pages, which computes the prompt's end again.
+    pub fn split_off(&mut self, branch: usize) -> Sequence {
+        let rest = self.without_pages(branch..self.branches.end);
+        self.branches.end = branch;
+        rest
+    }
+
+    /// These branches of it. What was asked of the prompt stays with this one.
+    fn without_pages(&self, branches: Range<usize>) -> Sequence {
+        Sequence {
+            job: self.job.clone(),
+            priority: self.priority,
+            seniority: self.seniority,
+            waits_since: self.waits_since,
+            runs_since: self.runs_since,
+            restoring_steps: 0,
+            last_step: self.last_step,
+            branches,
+            tokens: self.tokens.clone(),
+            guide: self.guide.as_ref().map(Guide::fork),
+            computed: 0,
+            reached: self.tokens.len(),
+            tables: vec![BlockTable::default(); self.tables.len()],
             keys: self.keys.clone(),
+            granted: 0,
             rows: 0,
+            overtaken: 0,
             ahead: false,
             scores: Vec::new(),
             scores_delivered: true,
@@ -565,8 +611,15 @@ impl Sequence {
         }
         self.tables.iter_mut().for_each(|table| *table = BlockTable::default());
         self.computed = 0;
+        self.granted = 0;
         self.rows = 0;
         self.ahead = false;
+    }
+
+    /// Pages that it keeps from others: those that it holds, a shared one in part, and those that its prompt still needs.
+    pub fn claim(&self, layout: &Layout, pages: &Pages) -> f64 {
+        let held: f64 = self.held_pages().map(|page| 1.0 / pages.references(page) as f64).sum();
+        held + self.pages_to_come(0, layout) as f64
     }
 
     /// All pages that its block tables name.

@@ -33,7 +33,7 @@ pub struct Stats {
     pub prefix_hit_tokens: u64,
     /// Cached pages that were given up for others, or to stay below the water mark.
     pub evictions: u64,
-    /// Sequences that lost their pages to others and went back to the queue.
+    /// Sequences that lost their place or their pages to others and went back to the queue.
     pub preemptions: u64,
     /// Pages copied because a branch wrote one that it shared.
     pub page_copies: u64,

@@ -276,7 +276,8 @@ impl Runner for FakeRunner {
                     Outcome::Score(Score { logprob: score(digest, token), top: best(digest, top) })
                 }
                 Want::Embedding => Outcome::Embedding(embedding(digest)),
-                _ => return Err(StepError::Invalid("nobody asks for logits".into())),
+                Want::Logits => Outcome::Logits(logits(digest)),
+                _ => return Err(StepError::Invalid("an output of an unknown kind".into())),
             });
         }
         let token = |answer: &Outcome| match answer {
@@ -369,6 +370,10 @@ fn score(digest: u64, token: u32) -> f32 {
 fn best(digest: u64, count: usize) -> Vec<(u32, f32)> {
     let token = |i| (mix(digest, i) % VOCAB as u64) as u32;
     (0..count as u64).map(|i| (token(i), score(digest, token(i)))).collect()
+}
+
+fn logits(digest: u64) -> Vec<f32> {
+    (0..VOCAB as u32).map(|token| score(digest, token)).collect()
 }
 
 fn embedding(digest: u64) -> Vec<f32> {

@@ -7,3 +7,4 @@ mod random;
 mod real;
 mod rig;
 mod script;
+mod shares;

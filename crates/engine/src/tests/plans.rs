@@ -26,39 +26,45 @@ fn decodes_come_first_and_prompts_share_the_rest() {
         "pages 32, rows 6",
         "A 4 +9 \n step \n B 3 +9 \n C 12 +2 \n D 4 +2 \n step 5",
         expect![[r#"
-        run A 0..4; free 31 cached 0
-        run A 4, B 0..3, C 0..2; hold D; free 28 cached 0
-        run A 5, B 3, C 2..6; hold D; free 27 cached 0
-        run A 6, B 4, C 6..10; hold D; free 25 cached 0
-        run A 7, B 5, C 10..12, D 0..2; free 24 cached 0
-        run A 8, B 6, C 12, D 2..4; free 23 cached 3
-          C: Length
-    "#]],
+            run A 0..4; free 31 cached 0
+            run A 4, B 0..3, C 0..2; hold D; free 28 cached 0
+            run A 5, B 3, D 0..4; hold C; free 27 cached 0
+            run A 6, B 4, C 2..5, D 4; free 25 cached 1
+              D: Length
+            run A 7, B 5, C 5..9; free 24 cached 1
+            run A 8, B 6, C 9..12; free 23 cached 1
+        "#]],
     );
 }
 
 #[test]
-fn prompts_are_cut_smaller_while_somebody_decodes() {
+fn prompts_get_the_rows_that_there_is_time_for() {
     check(
-        "pages 32, rows 12, mixed 4",
+        "pages 32, rows 12, row 25",
         "A 6 +4 \n step \n B 20 +1 \n run",
         expect![[r#"
-        run A 0..6; free 30 cached 0
-        run A 6, B 0..4; free 29 cached 0
-        run A 7, B 4..8; free 28 cached 0
-        run A 8, B 8..12; free 27 cached 2
-          A: Length
-        run B 12..20; free 25 cached 7
-          B: Length
-    "#]],
+            run A 0..6; free 30 cached 0
+            run A 6, B 0..4; free 29 cached 0
+            run A 7, B 4..8; free 28 cached 0
+            run A 8, B 8..12; free 27 cached 2
+              A: Length
+            run B 12..20; free 25 cached 7
+              B: Length
+        "#]],
     );
-    // Many short ones are not.
     check(
-        "pages 32, rows 12, mixed 4",
-        "A 6 +5 \n step \n B 3 +2 \n C 9 +1 \n D 3 +2 \n step",
+        "pages 32, rows 12, row 25",
+        "A 6 +5 \n step 3 \n B 3 +2 \n C 9 +1 \n D 3 +2 \n step 3",
         expect![[r#"
             run A 0..6; free 30 cached 0
-            run A 6, B 0..3, C 0..4, D 0..3; free 27 cached 0
+            run A 6; free 30 cached 0
+            run A 7; free 30 cached 0
+            run A 8, B 0..3, C 0; hold D; free 27 cached 0
+            run A 9, B 3, C 1, D 0..3; free 27 cached 3
+              A: Length
+              B: Length
+            run C 2..6, D 3; free 26 cached 4
+              D: Length
         "#]],
     );
 }
@@ -70,15 +76,15 @@ fn while_all_decode_the_next_step_is_planned_ahead() {
         "pages 8, rows 8, carries",
         "A 6 +6 \n B 3 +4 \n step 3 \n C 4 +8 \n step 4 \n cancel C \n run",
         expect![[r#"
-            run A 0..6, B 0..2; free 5 cached 0
-            run A 6, B 2; ahead; free 5 cached 0
-            run A 7, B 3; ahead; free 3 cached 0
-            run A 8, B 4; hold C; free 3 cached 0
-            run A 9, B 5, C 0..4; ahead; free 2 cached 1
+            run A 0..5, B 0..3; free 5 cached 0
+            run A 5, B 3; ahead; free 4 cached 0
+            run A 6, B 4; ahead; free 4 cached 0
+            run A 7, B 5; hold C; free 5 cached 1
               B: Length
-            run A 10, C 4; ahead; free 3 cached 3
+            run A 8, C 0..4; ahead; free 2 cached 1
+            run A 9, C 4; ahead; free 2 cached 1
+            run A 10, C 5; ahead; free 3 cached 3
               A: Length
-            run C 5; ahead; free 3 cached 3
             cancel C; free 4 cached 4
               C: Cancelled
             run ; free 4 cached 4
@@ -143,19 +149,19 @@ fn higher_priority_goes_first_in_the_queue_and_among_prompts() {
         "pages 32, rows 4",
         "A 9 +2 \n B 4 +2 \n C 4 +2 prio 1 \n step \n D 6 +2 prio 2 \n run",
         expect![[r#"
-        run C 0..4; hold A B; free 31 cached 0
-        run D 0..3, C 4; hold A B; free 30 cached 1
-          C: Length
-        run D 3..6, A 0; hold B; free 28 cached 1
-        run D 6, A 1..4; hold B; free 29 cached 2
-          D: Length
-        run A 4..8; hold B; free 28 cached 2
-        run A 8, B 0..3; free 26 cached 2
-        run A 9, B 3; free 27 cached 4
-          A: Length
-        run B 4; free 27 cached 5
-          B: Length
-    "#]],
+            run C 0..4; hold A B; free 31 cached 0
+            run D 0..3, C 4; hold A B; free 30 cached 1
+              C: Length
+            run D 3..6, B 0; hold A; free 28 cached 1
+            run D 6, B 1..4; hold A; free 29 cached 2
+              D: Length
+            run A 0..3, B 4; free 28 cached 3
+              B: Length
+            run A 3..7; free 27 cached 3
+            run A 7..9; free 26 cached 3
+            run A 9; free 27 cached 5
+              A: Length
+        "#]],
     );
 }
 
@@ -261,14 +267,15 @@ fn a_block_that_somebody_computes_is_waited_for() {
         "pages 32, rows 8",
         "A 15 +1 \n B 14 +1 like A 13 \n C 5 +1 \n run",
         expect![[r#"
-        run A 0..8; hold B C; free 30 cached 0
-        run A 8..15; hold B C; free 29 cached 3
-          A: Length
-        run B 12..14, C 0..5; free 28 cached 4
-          B: 12 cached
-          B: Length
-          C: Length
-    "#]],
+            run A 0..3, C 0..5; hold B; free 30 cached 1
+              C: Length
+            run A 3..11; hold B; free 28 cached 1
+            run A 11..15; hold B; free 28 cached 4
+              A: Length
+            run B 12..14; free 28 cached 4
+              B: 12 cached
+              B: Length
+        "#]],
     );
 }
 
@@ -336,23 +343,22 @@ fn branches_share_the_prompt_and_copy_its_partial_tail() {
 }
 
 #[test]
-fn a_request_starts_when_there_are_places_for_all_its_branches() {
+fn branches_without_a_place_wait_and_find_the_prompt_later() {
     check(
         "pages 32, sequences 4",
         "A 4 +3 x2 \n B 4 +2 x3 \n C 4 +2 \n run",
         expect![[r#"
-        run A 0..4; hold B C; free 31 cached 0
-        run A 4, A.1 4; hold B C; free 29 cached 0
-        run A 5, A.1 5; hold B C; free 31 cached 1
-          A: Length
-          A.1: Length
-        run B 0..4, C 0..4; free 29 cached 1
-        run B 4, B.1 4, B.2 4, C 4; free 29 cached 3
-          B: Length
-          B.1: Length
-          B.2: Length
-          C: Length
-    "#]],
+            run A 0..4, B 0..4, C 0..4; hold B.1; free 29 cached 0
+            run A 4, A.1 4, B 4, C 4; hold B.1; free 27 cached 2
+              B: Length
+              C: Length
+            run A 5, A.1 5, B.1 0..4; free 28 cached 3
+              A: Length
+              A.1: Length
+            run B.1 4, B.2 4; free 29 cached 3
+              B.1: Length
+              B.2: Length
+        "#]],
     );
 }
 
@@ -438,12 +444,10 @@ fn a_failed_step_fails_its_requests_and_nobody_else() {
         "pages 8, rows 8",
         "A 8 +2 x2 \n B 5 +2 \n fail \n step \n run",
         expect![[r#"
-        run A 0..8; hold B; free 8 cached 0
-          A: the device failed: submit was made to fail
-        run B 0..5; free 6 cached 0
-        run B 5; free 7 cached 1
-          B: Length
-    "#]],
+            run A 0..3, B 0..5; free 8 cached 0
+              A: the device failed: submit was made to fail
+              B: the device failed: submit was made to fail
+        "#]],
     );
 }
 
@@ -494,13 +498,13 @@ fn tenants_take_turns_and_each_keeps_its_order() {
         "sequences 1, no cache",
         "A 4 +1 by x \n B 4 +1 by x \n C 4 +1 by x \n D 4 +1 by y \n E 4 +1 by y \n F 4 +1 \n run",
         expect![[r#"
-            run A 0..4; hold D F B E C; free 16 cached 0
+            run A 0..4; hold B C D E F; free 16 cached 0
               A: Length
-            run D 0..4; hold F B E C; free 16 cached 0
+            run D 0..4; hold B C E F; free 16 cached 0
               D: Length
-            run F 0..4; hold B E C; free 16 cached 0
+            run F 0..4; hold B C E; free 16 cached 0
               F: Length
-            run B 0..4; hold E C; free 16 cached 0
+            run B 0..4; hold C E; free 16 cached 0
               B: Length
             run E 0..4; hold C; free 16 cached 0
               E: Length
@@ -514,23 +518,25 @@ fn tenants_take_turns_and_each_keeps_its_order() {
 fn a_tenant_with_long_prompts_and_answers_gets_fewer_turns() {
     check(
         "sequences 1, no cache",
-        "A 12 +4 by x \n step 2 \n B 4 +1 by x \n C 4 +1 by y \n D 4 +1 by y \n E 4 +1 by y \n F 4 +1 by y \n run",
+        "G 4 +1 by y \n A 12 +4 by x \n step 3 \n B 4 +1 by x \n C 4 +1 by y \n D 4 +1 by y \n E 4 +1 by y \n F 4 +1 by y \n run",
         expect![[r#"
-            run A 0..12; free 13 cached 0
-            run A 12; free 12 cached 0
-            run A 13; hold C D E F B; free 12 cached 0
-            run A 14; hold C D E F B; free 16 cached 0
+            run A 0..4; hold B; free 16 cached 0
               A: Length
-            run C 0..4; hold D E F B; free 16 cached 0
-              C: Length
-            run D 0..4; hold E F B; free 16 cached 0
-              D: Length
-            run E 0..4; hold F B; free 16 cached 0
-              E: Length
-            run F 0..4; hold B; free 16 cached 0
-              F: Length
-            run B 0..4; free 16 cached 0
+            run B 0..12; free 13 cached 0
+            run B 12; free 12 cached 0
+            run B 13; hold C D E F G; free 12 cached 0
+            run B 14; hold C D E F G; free 16 cached 0
               B: Length
+            run D 0..4; hold C E F G; free 16 cached 0
+              D: Length
+            run C 0..4; hold E F G; free 16 cached 0
+              C: Length
+            run E 0..4; hold F G; free 16 cached 0
+              E: Length
+            run F 0..4; hold G; free 16 cached 0
+              F: Length
+            run G 0..4; free 16 cached 0
+              G: Length
         "#]],
     );
 }
@@ -545,12 +551,12 @@ fn a_tenant_that_was_away_has_saved_up_nothing() {
               A: Length
             run B 0..8; hold C; free 16 cached 0
               B: Length
-            run D 0..4; hold E C F; free 16 cached 0
-              D: Length
-            run E 0..4; hold C F; free 16 cached 0
-              E: Length
-            run C 0..8; hold F; free 16 cached 0
+            run C 0..8; hold D E F; free 16 cached 0
               C: Length
+            run D 0..4; hold E F; free 16 cached 0
+              D: Length
+            run E 0..4; hold F; free 16 cached 0
+              E: Length
             run F 0..4; free 16 cached 0
               F: Length
         "#]],
@@ -567,10 +573,10 @@ fn tenants_do_not_outrank_priorities() {
               B: Length
             run D 0..4; hold A C; free 16 cached 0
               D: Length
-            run A 0..4; hold C; free 16 cached 0
-              A: Length
-            run C 0..4; free 16 cached 0
+            run C 0..4; hold A; free 16 cached 0
               C: Length
+            run A 0..4; free 16 cached 0
+              A: Length
         "#]],
     );
 }

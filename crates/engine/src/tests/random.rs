@@ -1,7 +1,10 @@
 //! Random schedules: whatever comes in whatever order, every answer is the one that its request gets alone, and
 //! every page comes back.
 
-use std::sync::{Arc, LazyLock};
+use std::{
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
 
 use paguro_model::Pooling;
 use proptest::prelude::*;
@@ -27,26 +30,29 @@ fn setups() -> impl Strategy<Value = Setup> {
     let order =
         prop_oneof![Just(PageOrder::InOrder), any::<u64>().prop_map(|seed| PageOrder::Scattered { seed })];
     let water = prop_oneof![3 => Just((1.0, 1.0)), 1 => (0.0..0.5_f32, 0.5..1.0_f32)];
-    let steps =
-        (1..7_usize).prop_flat_map(|sequences| (Just(sequences), sequences..24, 1..24_usize, 2..6_usize));
-    let runner = (0..30_u64, any::<bool>());
+    let steps = (1..7_usize).prop_flat_map(|sequences| (Just(sequences), sequences..24, 2..6_usize));
+    let times = prop_oneof![
+        2 => Just([0; 3]).boxed(),
+        1 => (0..50_000_u64, 0..50_000_u64, 0..2000_u64).prop_map(|(a, b, c)| [a, b, c]).boxed(),
+    ];
+    let runner = (0..30_u64, any::<bool>(), times);
     (1..6_usize, 4..40_usize, windows, steps, any::<bool>(), water, order, runner).prop_map(
         |(
             block_size,
             pages,
             windows,
-            (sequences, rows, mixed_rows, scores),
+            (sequences, rows, scores),
             cache,
             (low_water, high_water),
             order,
-            (max_wait_steps, carries),
+            (max_wait_steps, carries, times),
         )| {
             Setup {
                 block_size,
                 pages: pages * windows.len(),
                 windows,
                 rows,
-                mixed_rows,
+                times: times.map(Duration::from_micros),
                 sequences,
                 scores,
                 cache,
@@ -77,38 +83,39 @@ fn requests() -> impl Strategy<Value = Request> {
     let reports = (score, logprobs, prop::option::weighted(0.2, pooling));
     let stops = prop::collection::vec(0..VOCAB as u32, 0..3);
     let constraint = prop_oneof![3 => Just(None), 1 => (0..3_usize).prop_map(Some)];
-    let tenant = prop::sample::select(vec![None, Some("a"), Some("b")]);
+    let tenant = prop::sample::select(vec![None, Some("a"), Some("b"), Some("c")]);
     let who = (0..3_i32, tenant).prop_map(|(priority, tenant)| (priority, tenant.map(Arc::from)));
     let ends = (max_tokens, stops, 0..9_usize);
-    (prompt, 1..4_usize, ends, reports, who, 0..4_u64, constraint).prop_map(
-        |(
-            prompt,
-            branches,
-            (max_tokens, stop_tokens, min_tokens),
-            (score, logprobs, embedding),
-            (priority, tenant),
-            seed,
-            constraint,
-        )| {
-            let constraint = constraint.map(|index| CONSTRAINTS[index].clone());
-            let min_tokens = min_tokens.min(max_tokens.unwrap_or(usize::MAX));
-            let mut request = Request {
+    (prompt, prop_oneof![2 => 1..4_usize, 1 => 4..9_usize], ends, reports, who, 0..4_u64, constraint)
+        .prop_map(
+            |(
+                prompt,
                 branches,
-                max_tokens,
-                min_tokens,
-                stop_tokens,
+                (max_tokens, stop_tokens, min_tokens),
+                (score, logprobs, embedding),
+                (priority, tenant),
+                seed,
                 constraint,
-                logprobs,
-                embedding,
-                priority,
-                tenant,
-                ..Request::new(prompt)
-            };
-            request.score_prompt_from = score.map(|index| index.index(request.prompt.len()));
-            request.sampling.seed = seed;
-            request
-        },
-    )
+            )| {
+                let constraint = constraint.map(|index| CONSTRAINTS[index].clone());
+                let min_tokens = min_tokens.min(max_tokens.unwrap_or(usize::MAX));
+                let mut request = Request {
+                    branches,
+                    max_tokens,
+                    min_tokens,
+                    stop_tokens,
+                    constraint,
+                    logprobs,
+                    embedding,
+                    priority,
+                    tenant,
+                    ..Request::new(prompt)
+                };
+                request.score_prompt_from = score.map(|index| index.index(request.prompt.len()));
+                request.sampling.seed = seed;
+                request
+            },
+        )
 }
 
 fn cases() -> impl Strategy<Value = Case> {
@@ -127,6 +134,7 @@ fn play(case: &Case) -> Result<Stats, String> {
     let mut ids = vec![None; case.requests.len()];
     let last = case.requests.iter().map(|&(step, _)| step).max().unwrap_or(0);
     let mut step = 0;
+    let mut trace = Vec::new();
     while step <= last || !rig.is_idle() {
         for (id, (_, request)) in ids.iter_mut().zip(&case.requests).filter(|(_, (at, _))| *at == step) {
             *id = rig.submit(request).ok();
@@ -141,10 +149,11 @@ fn play(case: &Case) -> Result<Stats, String> {
                 rig.control.then(fault);
             }
             rig.step()?;
+            trace.push(format!("{step}: {:?} hold {:?}", rig.planned, rig.held));
         }
         step += 1;
         if step > 10_000 {
-            return Err("does not come to an end".into());
+            return Err(format!("does not come to an end:\n{}", trace[trace.len() - 80..].join("\n")));
         }
     }
     let stats = rig.scheduler.stats();

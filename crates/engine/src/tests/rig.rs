@@ -20,6 +20,9 @@ use crate::{
     sequence::Job,
 };
 
+/// How long a step may take that has a part of a prompt beside sequences that decode.
+pub const STEP_TIME: Duration = Duration::from_millis(100);
+
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub block_size: usize,
@@ -27,7 +30,8 @@ pub struct Setup {
     pub pages: usize,
     pub windows: Vec<Option<u32>>,
     pub rows: usize,
-    pub mixed_rows: usize,
+    /// How long a step takes: in all, for each row, and for each earlier token that a row sees.
+    pub times: [Duration; 3],
     pub sequences: usize,
     pub scores: usize,
     pub cache: bool,
@@ -47,7 +51,7 @@ impl Default for Setup {
             pages: 16,
             windows: vec![None],
             rows: 16,
-            mixed_rows: 16,
+            times: [Duration::ZERO; 3],
             sequences: 8,
             scores: 8,
             cache: true,
@@ -91,6 +95,9 @@ pub struct Rig {
     pub held: Vec<(u64, usize)>,
     /// Whether the step after the last one has been planned ahead.
     pub ahead: bool,
+    /// How long the last step took.
+    pub took: Duration,
+    times: [Duration; 3],
     in_flight: Option<Ticket>,
     next: u64,
 }
@@ -123,7 +130,7 @@ impl Rig {
             control.carry();
         }
         Some(Self {
-            scheduler: Scheduler::new(limits, setup.mixed_rows, setup.max_wait_steps, layout, pages),
+            scheduler: Scheduler::new(limits, STEP_TIME, setup.max_wait_steps, layout, pages),
             runner: FakeRunner::new(&program, limits, control.clone()),
             limits,
             control,
@@ -132,6 +139,8 @@ impl Rig {
             planned: Vec::new(),
             held: Vec::new(),
             ahead: false,
+            took: Duration::ZERO,
+            times: setup.times,
             in_flight: None,
             next: 0,
         })
@@ -188,7 +197,10 @@ impl Rig {
             }
             self.scheduler.fail(&error);
         }
-        self.scheduler.record_time(Duration::ZERO);
+        let [all, row, seen] = self.times;
+        let positions = self.planned.iter().flat_map(|(_, _, positions)| positions.clone());
+        self.took = positions.fold(all, |time, position| time + row + seen * position as u32);
+        self.scheduler.record_time(self.took);
         self.listen();
         self.scheduler.check()?;
         Ok(moves)
@@ -208,7 +220,7 @@ impl Rig {
         let served = decoding
             .iter()
             .filter(|who| rows.iter().any(|(request, branch, _)| (*request, *branch) == **who));
-        if served.count() + preempted < decoding.len() {
+        if self.times == [Duration::ZERO; 3] && served.count() + preempted < decoding.len() {
             return Err(format!("of {decoding:?} somebody has no row in {rows:?}"));
         }
         self.scheduler.check()?;

@@ -1,4 +1,5 @@
-//! Scripts of what the scheduler is asked, with what it decides. A script is a line of settings and lines of events:
+//! Scripts of events with the scheduler's decisions. A script is a line of settings and lines of events. Among the
+//! settings, `row 9` makes each row of a step take nine milliseconds, of the 100 that a step may take. Events:
 //!
 //! - `A 10 +3` submits request A, ten prompt tokens, at most three to generate; after that may follow `x2`
 //!   (branches), `prio 5`, `by X` (a tenant), `in 9` (seconds, its deadline), `score 4` (from there on), `mean` or
@@ -72,7 +73,7 @@ fn setup(settings: &str) -> Setup {
             Some(("pages", n)) => setup.pages = number(n),
             Some(("block", n)) => setup.block_size = number(n),
             Some(("rows", n)) => setup.rows = number(n),
-            Some(("mixed", n)) => setup.mixed_rows = number(n),
+            Some(("row", ms)) => setup.times[1] = Duration::from_millis(number(ms) as u64),
             Some(("sequences", n)) => setup.sequences = number(n),
             Some(("scores", n)) => setup.scores = number(n),
             Some(("context", n)) => setup.max_context = number(n),

@@ -1,0 +1,80 @@
+//! The ledger of fair queueing: how much has been computed for each tenant (virtual token counters, after Sheng et al.:
+//! Fairness in serving large language models, 2024, and Goyal, Vin, Cheng: Start-time fair queueing, 1996).
+//!
+//! Every row counts as one token, those of prompts and those of answers; tokens from the prefix cache and rows that are
+//! computed again after a preemption are free. Of two tenants with work, the one with the smaller number is next. A
+//! tenant that comes back begins where the one that is furthest behind stands, so time spent away saves up nothing, and a
+//! tenant that wants little is never more than [`CREDIT`] behind, so that it cannot hold others up later for long.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+/// The client that a request is computed for; `None` is one tenant like the others.
+pub(crate) type Tenant = Option<Arc<str>>;
+
+/// Most tokens that a tenant can be behind the one that is furthest ahead.
+const CREDIT: u64 = 2048;
+
+/// Tokens computed for each tenant.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    tokens: BTreeMap<Tenant, u64>,
+    /// The largest of them.
+    most: u64,
+}
+
+impl Ledger {
+    /// A tenant without requests sends one, while the tenants in `active` have some.
+    pub fn enter<'a>(&mut self, tenant: &Tenant, active: impl Iterator<Item = &'a Tenant> + Clone) {
+        let Some(floor) = active.clone().map(|other| self.of(other)).min() else {
+            *self = Self::default();
+            return;
+        };
+        let reached = self.tokens.get(tenant).copied().unwrap_or(0).max(floor);
+        self.tokens.insert(tenant.clone(), reached);
+        // Whoever is away and owes nothing is forgotten.
+        self.tokens.retain(|other, tokens| {
+            *tokens > floor || other == tenant || active.clone().any(|active| active == other)
+        });
+    }
+
+    /// Counts rows that were computed for a tenant.
+    pub fn charge(&mut self, tenant: &Tenant, rows: usize) {
+        let reached = self.of(tenant) + rows as u64;
+        self.most = self.most.max(reached);
+        match self.tokens.get_mut(tenant) {
+            Some(tokens) => *tokens = reached,
+            None => drop(self.tokens.insert(tenant.clone(), reached)),
+        }
+    }
+
+    /// Tokens computed for a tenant, as far as they count.
+    pub fn of(&self, tenant: &Tenant) -> u64 {
+        self.tokens.get(tenant).copied().unwrap_or(0).max(self.most.saturating_sub(CREDIT))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tenant_that_comes_back_begins_where_the_last_one_stands() {
+        let [a, b, c]: [Tenant; 3] = ["a", "b", "c"].map(|name| Some(name.into()));
+        let mut ledger = Ledger::default();
+        ledger.enter(&a, [].into_iter());
+        ledger.charge(&a, 100);
+        ledger.enter(&b, [&a].into_iter());
+        assert_eq!((ledger.of(&a), ledger.of(&b)), (100, 100));
+        ledger.charge(&b, 7);
+        // It owes what it had, and one that is far behind is not left there.
+        ledger.enter(&b, [&a].into_iter());
+        assert_eq!(ledger.of(&b), 107);
+        ledger.charge(&b, 5000);
+        assert_eq!(ledger.of(&a), 5107 - CREDIT);
+        ledger.enter(&c, [&a, &b].into_iter());
+        assert_eq!(ledger.of(&c), ledger.of(&a));
+        // When nobody is there, everything is forgotten.
+        ledger.enter(&b, [].into_iter());
+        assert_eq!(ledger.of(&b), 0);
+    }
+}

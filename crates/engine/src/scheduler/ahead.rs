@@ -1,0 +1,88 @@
+//! Planning one step ahead. While a device computes a step in which all sequences decode and nobody waits, the next one is
+//! planned and submitted: each sequence gets one more row, whose token the device knows before the host. A sequence that
+//! turns out to have ended then has a row that is dropped. Its pages may go to others at once, because steps run in
+//! the order of their plans.
+
+use paguro_backend::{Carried, Output, Step, StepError, StepOutput, Want};
+
+use super::Scheduler;
+use crate::sequence::Sequence;
+
+impl Scheduler {
+    /// Decides what the step after the planned one computes, if that is certain enough while the planned one runs: nobody
+    /// waits, and all sequences that go on do so with a row each whose token the device `carries`. Says whether it
+    /// did.
+    pub fn plan_ahead(&mut self, carries: impl Fn(&Want<'_>) -> bool) -> bool {
+        // What a mask allows depends on the token before.
+        let may_go_on = |sequence: &Sequence| {
+            let request = sequence.sample_request(sequence.branches.start, true);
+            request.mask.is_none() && carries(&Want::Sample(request))
+        };
+        let go_on = || self.running.iter().filter(|sequence| !sequence.ends());
+        let pages = || go_on().map(|sequence| sequence.pages_ahead(&self.layout)).sum::<usize>();
+        if !self.waiting.is_empty()
+            || !self.running.iter().all(Sequence::has_one_output)
+            || go_on().next().is_none()
+            || !go_on().all(may_go_on)
+            || pages() > self.pages.available()
+        {
+            return false;
+        }
+        let Self { running, layout, pages, plan, next_plan, .. } = self;
+        next_plan.clear();
+        let mut output = 0;
+        for sequence in running {
+            let owner = (sequence.job.id, sequence.branches.start);
+            // Between them are those of sequences that have ended since the planned step was planned ahead.
+            while plan.owners.get(output).is_some_and(|other| *other != owner) {
+                output += 1;
+            }
+            if !sequence.ends() {
+                sequence.reserve_ahead(layout, pages);
+                let row = next_plan.tokens.len();
+                next_plan.carried.push(Carried { row, output });
+                next_plan.owners.push(owner);
+                next_plan.add(sequence, sequence.computed + sequence.rows, &[0]);
+            }
+            output += 1;
+        }
+        self.step += 1;
+        self.is_ahead = true;
+        true
+    }
+
+    /// What the step that was planned ahead is to compute.
+    pub fn write_outputs_ahead<'a>(&'a self, outputs: &mut Vec<Output<'a>>) {
+        let ahead = self.running.iter().filter(|sequence| sequence.ahead);
+        outputs.extend(ahead.enumerate().map(|(row, sequence)| {
+            let request = sequence.sample_request(sequence.branches.start, true);
+            Output { row, want: Want::Sample(request) }
+        }));
+    }
+
+    /// The step that was planned ahead, with these outputs.
+    pub fn step_ahead<'a>(&'a self, outputs: &'a [Output<'a>]) -> Step<'a> {
+        self.next_plan.step(outputs)
+    }
+
+    /// Leaves out what a step that was planned ahead has computed for sequences that have ended since. The others are
+    /// still in the same order.
+    pub(super) fn drop_outcomes_of_the_ended(&self, output: &mut StepOutput) -> Result<(), StepError> {
+        let owners = &self.plan.owners;
+        if owners.is_empty() {
+            return Ok(());
+        }
+        let (given, asked) = (output.outcomes.len(), owners.len());
+        if given != asked {
+            let more = if given > asked { "more" } else { "fewer" };
+            return Err(StepError::Device(format!("the runner answered {more} outputs than were asked for")));
+        }
+        let mut owners = owners.iter();
+        let mut left = self.running.iter().filter(|sequence| sequence.rows > 0).peekable();
+        output.outcomes.retain(|_| {
+            let owner = owners.next();
+            left.next_if(|sequence| Some(&(sequence.job.id, sequence.branches.start)) == owner).is_some()
+        });
+        Ok(())
+    }
+}

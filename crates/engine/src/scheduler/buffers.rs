@@ -1,0 +1,51 @@
+//! The buffers that a planned step is written to.
+
+use paguro_backend::{Carried, Output, PageId, PageMove, Step, StepSequence};
+
+use crate::{cost::Work, sequence::Sequence};
+
+/// A step's buffers, reused from step to step. The rows of each sequence stand in [`Sequence::rows`].
+#[derive(Debug, Default)]
+pub(super) struct Plan {
+    /// To be made before the step.
+    pub moves: Vec<PageMove>,
+    pub tokens: Vec<u32>,
+    pub carried: Vec<Carried>,
+    pub sequences: Vec<StepSequence>,
+    pub pages: Vec<PageId>,
+    /// Of a step that was planned ahead: request and first branch of each sequence, some of which may have ended since.
+    pub owners: Vec<(u64, usize)>,
+}
+
+impl Plan {
+    /// Adds a sequence with these tokens from position `start` on.
+    pub fn add(&mut self, sequence: &Sequence, start: usize, tokens: &[u32]) {
+        let Self { tokens: all, sequences, pages, .. } = self;
+        let (first_row, first_page) = (all.len(), pages.len());
+        all.extend_from_slice(tokens);
+        for table in &sequence.tables {
+            pages.extend_from_slice(&table.pages);
+        }
+        sequences.push(StepSequence { rows: first_row..all.len(), start, tables: first_page..pages.len() });
+    }
+
+    pub fn clear(&mut self) {
+        self.moves.clear();
+        self.tokens.clear();
+        self.carried.clear();
+        self.sequences.clear();
+        self.pages.clear();
+        self.owners.clear();
+    }
+
+    pub fn step<'a>(&'a self, outputs: &'a [Output<'a>]) -> Step<'a> {
+        let Self { tokens, carried, sequences, pages, .. } = self;
+        Step { tokens, carried, sequences, pages, outputs }
+    }
+
+    /// What the step computes, as far as its time depends on it.
+    pub fn work(&self) -> Work {
+        let sequences = self.sequences.iter();
+        sequences.fold(Work::default(), |work, sequence| work.and(sequence.start, sequence.rows.len()))
+    }
+}

@@ -1,0 +1,312 @@
+//! Plans one ragged step at a time.
+//!
+//! 1. [Admission](queue): requests leave the queue while there are places (`max_sequences`) and pages. Priority decides
+//!    first; then every tenant gets its share of the places, and within a tenant every request. If none is free, the head
+//!    of the queue may displace a sequence of a tenant, or of a request, that has more than its share.
+//! 2. [Rows](rows): every sequence that decodes gets one, prompts share the rest of the step's tokens and of its time.
+//! 3. Branches of a request (`n` answers) leave their common prompt when it is computed, as many as there are places for;
+//!    the others wait in the queue like everyone, and find the prompt in the prefix cache.
+//! 4. Pages come from the free list, then from unused blocks of the prefix cache, the longest unused first, then from a
+//!    running sequence: the youngest one of the tenant that claims most, of the lowest priority that runs.
+//!
+//! A displaced sequence goes back to the queue with its tokens. It later computes again what the cache has lost, and goes
+//! on exactly where it was.
+//!
+//! Nothing can stall: a sequence that does not fit alone was refused when it was submitted, and pages are only taken
+//! while more than one runs. Nothing starves: a request without a place has a tenant that is behind others, so it gets one
+//! after their [quantum](queue::QUANTUM), or waits for older requests of the same tenant, each of which ends.
+//!
+//! A plan depends on the order of requests and on the measured times of earlier steps, and on no clock.
+
+mod ahead;
+mod buffers;
+mod outcomes;
+mod queue;
+mod rows;
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use paguro_backend::{Limits, Output, PageMove, Step, Want};
+
+use self::{buffers::Plan, outcomes::finish};
+use crate::{
+    RequestError, Stats,
+    constraint::MaskWorkers,
+    cost::{StepCost, Work},
+    fair::Ledger,
+    layout::Layout,
+    pages::Pages,
+    request::{FinishReason, Signal},
+    sequence::{Job, Rank, Sequence},
+};
+
+/// All sequences and their pages.
+#[derive(Debug)]
+pub(crate) struct Scheduler {
+    limits: Limits,
+    /// Seconds that a step may take which has a chunk of a prompt beside sequences that decode.
+    step_time: f64,
+    max_wait_steps: u64,
+    layout: Layout,
+    pages: Pages,
+    ledger: Ledger,
+    cost: StepCost,
+    /// What the last step computed, until its time is known.
+    last_work: Option<Work>,
+    /// Number of the step that is planned next.
+    step: u64,
+    /// Requests so far, and sequences that went to the end of their tenant's queue.
+    arrivals: u64,
+    /// In order of rank. They hold no pages.
+    waiting: BTreeMap<Rank, Sequence>,
+    /// In order of rank.
+    running: Vec<Sequence>,
+    plan: Plan,
+    /// The step after it, if there is one.
+    next_plan: Plan,
+    is_ahead: bool,
+    mask_workers: MaskWorkers,
+    /// What happened since somebody last looked, by request.
+    pub signals: Vec<(u64, Signal)>,
+    stats: Stats,
+}
+
+impl Scheduler {
+    pub fn new(
+        limits: Limits,
+        step_time: Duration,
+        max_wait_steps: u64,
+        layout: Layout,
+        pages: Pages,
+    ) -> Self {
+        Self {
+            limits,
+            step_time: step_time.as_secs_f64(),
+            max_wait_steps,
+            layout,
+            pages,
+            ledger: Ledger::default(),
+            cost: StepCost::default(),
+            last_work: None,
+            step: 0,
+            arrivals: 0,
+            waiting: BTreeMap::new(),
+            running: Vec::new(),
+            plan: Plan::default(),
+            next_plan: Plan::default(),
+            is_ahead: false,
+            mask_workers: MaskWorkers::default(),
+            signals: Vec::new(),
+            stats: Stats::default(),
+        }
+    }
+
+    /// Queues a request that was checked.
+    pub fn submit(&mut self, job: Job, prompt: Vec<u32>) {
+        let active = self.running.iter().chain(self.waiting.values());
+        self.ledger.enter(&job.tenant, active.map(|sequence| &sequence.job.tenant));
+        let mut sequence = Sequence::new(job, prompt, &self.layout, &self.pages);
+        sequence.seniority = self.arrivals;
+        self.arrivals += 1;
+        sequence.waits_since = self.step;
+        sequence.compute_mask(&mut self.mask_workers);
+        self.waiting.insert(sequence.rank(), sequence);
+    }
+
+    /// Ends a request, or one branch of it; its pages are free at once.
+    pub fn cancel(&mut self, request: u64, branch: Option<usize>) {
+        for sequence in
+            self.remove(|s| s.job.id == request && branch.is_none_or(|b| s.branches == (b..b + 1)))
+        {
+            finish(&sequence, &FinishReason::Cancelled, None, &mut self.signals);
+        }
+    }
+
+    /// Ends the requests whose deadline is not after `now`.
+    pub fn expire(&mut self, now: Instant) {
+        for sequence in self.remove(|sequence| sequence.job.deadline.is_some_and(|deadline| deadline <= now))
+        {
+            if sequence.cached_tokens.is_some() {
+                finish(&sequence, &FinishReason::DeadlineExceeded, None, &mut self.signals);
+            } else {
+                self.signals.push((sequence.job.id, Signal::Failed(RequestError::DeadlineExceeded)));
+            }
+        }
+    }
+
+    pub fn cancel_all(&mut self) {
+        for sequence in self.remove(|_| true) {
+            finish(&sequence, &FinishReason::Cancelled, None, &mut self.signals);
+        }
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.running.is_empty() && self.waiting.is_empty()
+    }
+
+    /// Decides what each sequence computes in the next step, and reserves the pages for it; requests that leave the queue
+    /// start `now`. There is something to compute unless the scheduler is [idle](Scheduler::is_idle).
+    pub fn plan(&mut self, now: Instant) {
+        self.plan.clear();
+        self.raise_long_waits();
+        self.step += 1;
+        while self.admit_next(now) {}
+        loop {
+            let running = self.running.len();
+            self.share_rows();
+            self.open_branches();
+            self.reserve_pages();
+            // If all that had rows have lost their pages, the others get the rows.
+            if self.running.len() == running || self.running.iter().any(|sequence| sequence.rows > 0) {
+                break;
+            }
+        }
+        self.write_plan();
+        assert!(self.is_idle() || !self.plan.tokens.is_empty(), "one sequence can always go on");
+    }
+
+    /// Page copies to be made before the planned step.
+    pub fn moves(&self) -> &[PageMove] {
+        &self.plan.moves
+    }
+
+    /// What the planned step is to compute.
+    pub fn write_outputs<'a>(&'a self, outputs: &mut Vec<Output<'a>>) {
+        let running = self.running.iter().filter(|sequence| sequence.rows > 0);
+        for (sequence, part) in running.zip(&self.plan.sequences) {
+            outputs.extend(sequence.scored_in(sequence.rows).map(|position| Output {
+                row: part.rows.start + position - sequence.computed,
+                want: Want::Score {
+                    token: sequence.tokens[position + 1],
+                    top: sequence.job.logprobs.unwrap_or(0),
+                },
+            }));
+            outputs.extend(sequence.embedded_in(sequence.rows).map(|position| Output {
+                row: part.rows.start + position - sequence.computed,
+                want: Want::Embedding,
+            }));
+            if sequence.samples() {
+                outputs.extend(sequence.branches.clone().map(|branch| Output {
+                    row: part.rows.end - 1,
+                    want: Want::Sample(sequence.sample_request(branch, false)),
+                }));
+            }
+        }
+    }
+
+    /// The planned step with these outputs.
+    pub fn step<'a>(&'a self, outputs: &'a [Output<'a>]) -> Step<'a> {
+        self.plan.step(outputs)
+    }
+
+    pub fn stats(&self) -> Stats {
+        let pages = self.pages.counts();
+        Stats {
+            waiting: self.waiting.len(),
+            running: self.running.len(),
+            pages_total: pages.total,
+            pages_used: pages.total - pages.free - pages.cached,
+            pages_cached: pages.cached,
+            evictions: self.pages.evictions,
+            masks: self.mask_workers.masks(),
+            mask_nanoseconds: self.mask_workers.nanoseconds(),
+            ..self.stats
+        }
+    }
+
+    /// Gives up every cached block that no sequence uses.
+    pub fn clear_cache(&mut self) {
+        self.pages.clear_cache();
+    }
+
+    /// The last step took this long.
+    pub fn record_time(&mut self, duration: Duration) {
+        self.stats.step_times.record(duration);
+        if let Some(work) = self.last_work.take() {
+            self.cost.learn(work, duration);
+        }
+    }
+
+    /// A step of `rows` rows of one sequence took this long before there were requests.
+    pub fn record_probe(&mut self, rows: usize, duration: Duration) {
+        self.cost.learn(Work::default().and(0, rows), duration);
+    }
+
+    /// Recounts all pages against all block tables.
+    pub fn check(&self) -> Result<(), String> {
+        if let Some(sequence) = self.waiting.values().find(|sequence| sequence.held_pages().next().is_some())
+        {
+            return Err(format!("request {} waits but holds pages", sequence.job.id));
+        }
+        if !self.running.is_sorted_by_key(Sequence::rank) {
+            return Err("running sequences are out of order".into());
+        }
+        for sequence in &self.running {
+            let rows = sequence.rows + usize::from(sequence.ahead);
+            let blocks = self.layout.blocks(sequence.computed + rows);
+            if sequence.tables.iter().any(|table| table.pages.len() != blocks) {
+                return Err(format!("request {} has block tables of a wrong length", sequence.job.id));
+            }
+        }
+        self.pages.check(self.running.iter().flat_map(Sequence::held_pages))
+    }
+
+    fn write_plan(&mut self) {
+        self.stats.page_copies += self.plan.moves.len() as u64;
+        for sequence in self.running.iter().filter(|sequence| sequence.rows > 0) {
+            let tokens = &sequence.tokens[sequence.computed..][..sequence.rows];
+            self.plan.add(sequence, sequence.computed, tokens);
+        }
+    }
+
+    fn run(&mut self, sequence: Sequence) {
+        let index = self.running.partition_point(|other| other.rank() < sequence.rank());
+        self.running.insert(index, sequence);
+    }
+
+    /// Takes the chosen sequences out, wherever they are, and their pages with them.
+    fn remove(&mut self, chosen: impl Fn(&Sequence) -> bool) -> Vec<Sequence> {
+        let mut removed: Vec<_> = self.running.extract_if(.., |sequence| chosen(sequence)).collect();
+        for sequence in &mut removed {
+            sequence.release(&mut self.pages);
+        }
+        removed.extend(
+            self.waiting.extract_if(.., |_, sequence| chosen(sequence)).map(|(_, sequence)| sequence),
+        );
+        removed
+    }
+}
+
+#[cfg(test)]
+impl Scheduler {
+    /// Request and branch of the running sequences that decode.
+    pub fn decoding(&self) -> Vec<(u64, usize)> {
+        let decoding = self.running.iter().filter(|sequence| !sequence.prefills());
+        decoding.map(|sequence| (sequence.job.id, sequence.branches.start)).collect()
+    }
+
+    /// Request, branch and positions of the planned rows.
+    pub fn planned(&self) -> Vec<(u64, usize, std::ops::Range<usize>)> {
+        let planned = self.running.iter().filter(|sequence| sequence.rows > 0);
+        planned.map(|s| (s.job.id, s.branches.start, s.computed..s.computed + s.rows)).collect()
+    }
+
+    /// Request and branch of those who run without a row in the plan, and of those who wait.
+    pub fn held(&self) -> Vec<(u64, usize)> {
+        let idle = self.running.iter().filter(|sequence| sequence.rows == 0);
+        idle.chain(self.waiting.values()).map(|s| (s.job.id, s.branches.start)).collect()
+    }
+
+    /// Tenants and requests of the running sequences.
+    pub fn places(&self) -> Vec<(crate::fair::Tenant, u64)> {
+        self.running.iter().map(|sequence| (sequence.job.tenant.clone(), sequence.job.id)).collect()
+    }
+
+    /// Pages of the running sequences.
+    pub fn tables(&self) -> Vec<Vec<paguro_backend::PageId>> {
+        self.running.iter().map(|sequence| sequence.held_pages().collect()).collect()
+    }
+}

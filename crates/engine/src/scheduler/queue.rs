@@ -1,0 +1,368 @@
+//! Admission: which request leaves the queue next, and which running sequence makes room for it.
+//!
+//! Two levels of fair shares, of places and of pages: first tenants, then the requests of a tenant. The next sequence
+//! to run is of the highest priority that waits; of the tenant with the fewest places, then the fewest tokens so far;
+//! of the request with the fewest places; then the one that has waited longest. No other overtakes it, unless it waits
+//! for a block of its prompt that another sequence computes.
+//!
+//! If there is no room for it, it displaces
+//!
+//! - sequences of lower priority;
+//! - a sequence of a tenant that has more places, or more pages, and will still have at least as many afterwards, so
+//!   that the two never displace each other in turn;
+//! - if its tenant has no place: a sequence of any tenant that has had as many tokens. Where tenants outnumber places
+//!   they take turns in this way;
+//! - within its tenant, by the same rule, a sequence of a request that has more. If its request has no place: also the
+//!   last branch of a request for several answers, and a sequence that claims at least twice its pages. These then wait
+//!   behind the others of their tenant. A request for one answer that runs is not interrupted otherwise.
+//!
+//! Sequences of the same priority are displaced only after they have run for [`QUANTUM`] steps, and by turns only when
+//! they have run for twice as long as it took to compute again what an earlier displacement had lost.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+    time::Instant,
+};
+
+use super::Scheduler;
+use crate::{
+    fair::Tenant,
+    request::Signal,
+    sequence::{Rank, Sequence},
+};
+
+/// Steps that a sequence runs before it can be displaced by one of its own priority.
+pub(super) const QUANTUM: u64 = 8;
+
+/// What tenants and requests have of the places and pages.
+#[derive(Default)]
+struct Shares<'a> {
+    tenants: BTreeMap<&'a Tenant, Share>,
+    requests: BTreeMap<u64, Share>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Share {
+    places: usize,
+    pages: f64,
+}
+
+impl Share {
+    fn give(&mut self, to: &mut Share, pages: f64) {
+        self.places -= 1;
+        self.pages -= pages;
+        to.places += 1;
+    }
+}
+
+impl<'a> Shares<'a> {
+    fn tenant(&self, sequence: &Sequence) -> Share {
+        self.tenants.get(&sequence.job.tenant).copied().unwrap_or_default()
+    }
+
+    fn request(&self, sequence: &Sequence) -> Share {
+        self.requests.get(&sequence.job.id).copied().unwrap_or_default()
+    }
+
+    fn add(&mut self, sequence: &'a Sequence, pages: f64) {
+        let tenant = self.tenants.entry(&sequence.job.tenant).or_default();
+        for share in [tenant, self.requests.entry(sequence.job.id).or_default()] {
+            share.places += 1;
+            share.pages += pages;
+        }
+    }
+
+    /// A place goes from one sequence to another one.
+    fn pass(&mut self, from: &'a Sequence, to: &'a Sequence, pages: f64) {
+        let mut gained = Share::default();
+        self.tenants.entry(&from.job.tenant).or_default().give(&mut gained, pages);
+        self.tenants.entry(&to.job.tenant).or_default().places += gained.places;
+        self.requests.entry(from.job.id).or_default().give(&mut gained, pages);
+        self.requests.entry(to.job.id).or_default().places += 1;
+    }
+}
+
+/// What a sequence needs and does not find.
+#[derive(Clone, Copy)]
+struct Shortage {
+    places: usize,
+    pages: f64,
+    /// Pages that the sequence will claim.
+    claim: f64,
+}
+
+impl Scheduler {
+    /// Places that are not taken. A prompt takes one, whatever its branches.
+    fn free_places(&self) -> usize {
+        self.limits.max_sequences - self.running.len()
+    }
+
+    /// Counts waiting sequences that have waited for long among the highest priority that waits.
+    pub(super) fn raise_long_waits(&mut self) {
+        let Some(since) = self.step.checked_sub(self.max_wait_steps) else { return };
+        let Some((_, head)) = self.waiting.first_key_value() else { return };
+        let top = head.priority;
+        let long =
+            |_: &Rank, sequence: &mut Sequence| sequence.priority < top && sequence.waits_since <= since;
+        let raised: Vec<_> = self.waiting.extract_if(.., long).collect();
+        for (_, mut sequence) in raised {
+            sequence.priority = top;
+            self.waiting.insert(sequence.rank(), sequence);
+        }
+    }
+
+    /// Moves the next sequence from the queue to the running ones, where it begins `now`. Returns false if there is none
+    /// or no room for it.
+    pub(super) fn admit_next(&mut self, now: Instant) -> bool {
+        let Some((rank, victims)) = self.next_in_queue() else { return false };
+        for victim in victims {
+            self.displace(victim, Some(rank));
+        }
+        // Pages of the displaced may be shared with others that go on, or hold a part of the prompt.
+        let head = &self.waiting[&rank];
+        let cached = head.cached_blocks(&self.layout, &self.pages);
+        if self.missing_pages(head, cached) > 0 {
+            return false;
+        }
+        let mut sequence = self.waiting.remove(&rank).expect("it waits");
+        let first_time = sequence.cached_tokens.is_none();
+        sequence.take_cached(cached, &self.layout, &mut self.pages);
+        (sequence.runs_since, sequence.restoring_steps, sequence.overtaken) = (self.step, 0, 0);
+        self.stats.prefix_query_tokens += sequence.tokens.len() as u64;
+        self.stats.prefix_hit_tokens += sequence.computed as u64;
+        if first_time {
+            self.stats.prompt_tokens += sequence.job.prompt_tokens as u64;
+            self.signals
+                .push((sequence.job.id, Signal::Started { cached_tokens: sequence.computed, at: now }));
+        }
+        self.run(sequence);
+        true
+    }
+
+    /// The sequence that leaves the queue next, and the running ones that it displaces.
+    fn next_in_queue(&self) -> Option<(Rank, Vec<Rank>)> {
+        if self.waiting.is_empty() {
+            return None;
+        }
+        let mut places: (BTreeMap<&Tenant, usize>, BTreeMap<u64, usize>) = Default::default();
+        for sequence in &self.running {
+            *places.0.entry(&sequence.job.tenant).or_default() += 1;
+            *places.1.entry(sequence.job.id).or_default() += 1;
+        }
+        let order = |sequence: &Sequence| {
+            let of_tenant = places.0.get(&sequence.job.tenant).copied().unwrap_or(0);
+            let of_request = places.1.get(&sequence.job.id).copied().unwrap_or(0);
+            let tokens = self.ledger.of(&sequence.job.tenant);
+            (Reverse(sequence.priority), of_tenant, tokens, of_request, sequence.rank())
+        };
+        let mut in_work = BTreeSet::new();
+        let mut without_place: BTreeSet<&Tenant> = BTreeSet::new();
+        loop {
+            let left = self.waiting.values().filter(|sequence| {
+                !in_work.contains(&sequence.rank()) && !without_place.contains(&sequence.job.tenant)
+            });
+            let head = left.min_by_key(|sequence| order(sequence))?;
+            let cached = head.cached_blocks(&self.layout, &self.pages);
+            // A block that another sequence is about to compute need not be computed twice.
+            let computes = |other: &Sequence| {
+                other.priority >= head.priority && head.could_wait_for(other, cached, &self.layout)
+            };
+            if self.running.iter().any(computes) {
+                in_work.insert(head.rank());
+                continue;
+            }
+            let short = Shortage {
+                places: usize::from(self.free_places() == 0),
+                pages: self.missing_pages(head, cached) as f64,
+                claim: head.claim(&self.layout, &self.pages),
+            };
+            if short.places == 0 && short.pages == 0.0 {
+                return Some((head.rank(), Vec::new()));
+            }
+            let (victims, enough) = self.victims(head, short);
+            if enough {
+                return Some((head.rank(), victims));
+            }
+            if short.pages > 0.0 {
+                // What becomes free is for this one.
+                return None;
+            }
+            // Another tenant may be owed a place by one of its own.
+            without_place.insert(&head.job.tenant);
+        }
+    }
+
+    /// Pages that are missing for all that the sequence has to prefill beside what the running ones will still prefill,
+    /// with another block for each that may need one. Alone it always fits.
+    fn missing_pages(&self, sequence: &Sequence, cached: usize) -> usize {
+        if self.running.is_empty() {
+            return 0;
+        }
+        let to_come = |sequence: &Sequence, cached| {
+            sequence.pages_to_come(cached, &self.layout) + sequence.headroom(&self.layout)
+        };
+        let promised: usize = self.running.iter().map(|running| to_come(running, 0)).sum();
+        let available =
+            self.pages.available() - sequence.evictable_in_cached(cached, &self.layout, &self.pages);
+        (to_come(sequence, cached) + promised).saturating_sub(available)
+    }
+
+    /// Running sequences that `claimant` may displace to get what it is short of, and whether that is enough.
+    fn victims(&self, claimant: &Sequence, mut short: Shortage) -> (Vec<Rank>, bool) {
+        let mut shares = Shares::default();
+        let mut left: Vec<(&Sequence, f64)> = Vec::new();
+        for sequence in &self.running {
+            let pages = sequence.claim(&self.layout, &self.pages) + sequence.headroom(&self.layout) as f64;
+            shares.add(sequence, pages);
+            let has_run = self.step - sequence.runs_since >= QUANTUM;
+            if sequence.priority < claimant.priority || sequence.priority == claimant.priority && has_run {
+                left.push((sequence, pages));
+            }
+        }
+        let starves = (shares.tenant(claimant).places == 0, shares.request(claimant).places == 0);
+        let mut victims = Vec::new();
+        while short.places > 0 || short.pages > 0.0 {
+            let may_go = |(sequence, pages): &(&Sequence, f64)| {
+                sequence.priority < claimant.priority
+                    || self.is_ahead_of(claimant, starves, sequence, *pages, short, &shares)
+            };
+            let order = |(sequence, _): &(&Sequence, f64)| {
+                let (tenant, request) = (shares.tenant(sequence), shares.request(sequence));
+                let tokens = self.ledger.of(&sequence.job.tenant);
+                (Reverse(sequence.priority), tenant.places, tokens, request.places, sequence.rank())
+            };
+            let best = (0..left.len()).filter(|&i| may_go(&left[i])).max_by_key(|&i| order(&left[i]));
+            let Some(best) = best else { break };
+            let (victim, pages) = left.swap_remove(best);
+            shares.pass(victim, claimant, pages);
+            short.places = short.places.saturating_sub(1);
+            short.pages -= pages;
+            victims.push(victim.rank());
+        }
+        (victims, short.places == 0 && short.pages <= 0.0)
+    }
+
+    /// True if a running sequence of the claimant's priority has what the claimant should have; see the
+    /// [module](self).
+    fn is_ahead_of(
+        &self,
+        claimant: &Sequence,
+        (tenant_starves, request_starves): (bool, bool),
+        running: &Sequence,
+        pages: f64,
+        short: Shortage,
+        shares: &Shares<'_>,
+    ) -> bool {
+        if running.job.id == claimant.job.id {
+            return false;
+        }
+        let has_more = |theirs: Share, own: Share| {
+            (short.places > 0 && theirs.places >= own.places + 2)
+                || (short.pages > 0.0 && theirs.pages - pages >= own.pages + short.claim)
+        };
+        // Whoever has just computed again what it lost would lose it again.
+        let may_take_turns = self.step - running.runs_since >= 2 * running.restoring_steps;
+        if running.job.tenant != claimant.job.tenant {
+            let tokens = |sequence: &Sequence| self.ledger.of(&sequence.job.tenant);
+            has_more(shares.tenant(running), shares.tenant(claimant))
+                || (tenant_starves && may_take_turns && tokens(running) >= tokens(claimant))
+        } else {
+            let has_branches = running.job.sampling.len() > 1;
+            let is_large = short.pages > 0.0 && pages >= 2.0 * short.claim;
+            has_more(shares.request(running), shares.request(claimant))
+                || (request_starves && may_take_turns && (has_branches || is_large))
+        }
+    }
+
+    /// Puts a running sequence back into the queue, for one that waits or for the pages of others.
+    fn displace(&mut self, victim: Rank, claimant: Option<Rank>) {
+        let index = self.running.iter().position(|sequence| sequence.rank() == victim).expect("it runs");
+        let mut sequence = self.running.remove(index);
+        sequence.release(&mut self.pages);
+        self.stats.preemptions += 1;
+        sequence.waits_since = self.step;
+        let for_own_tenant = claimant
+            .and_then(|rank| self.waiting.get(&rank))
+            .is_some_and(|claimant| claimant.job.tenant == sequence.job.tenant);
+        if for_own_tenant {
+            sequence.seniority = self.arrivals;
+            self.arrivals += 1;
+        }
+        self.waiting.insert(sequence.rank(), sequence);
+    }
+
+    /// Divides the prompts whose last rows are about to be computed into branches that go on, for which there are places
+    /// and pages, and others, which wait.
+    pub(super) fn open_branches(&mut self) {
+        let forks = |sequence: &Sequence| {
+            sequence.branches.len() > 1
+                && sequence.granted == sequence.remaining()
+                && sequence.generated() < sequence.job.max_tokens
+        };
+        let ranks: Vec<_> = self.running.iter().filter(|s| forks(s)).map(Sequence::rank).collect();
+        let mut free = self.free_places();
+        let mut pages = self.pages.available() / self.layout.groups();
+        for rank in ranks {
+            let Some(index) = self.running.iter().position(|sequence| sequence.rank() == rank) else {
+                continue;
+            };
+            let wanted = self.running[index].branches.len() - 1;
+            let room = wanted.min(pages);
+            if free < room {
+                let short = Shortage { places: room - free, pages: 0.0, claim: 0.0 };
+                let (victims, _) = self.victims(&self.running[index], short);
+                free += victims.len();
+                for victim in victims {
+                    self.displace(victim, None);
+                }
+            }
+            let more = room.min(free);
+            (free, pages) = (free - more, pages - more);
+            let sequence = self.running.iter_mut().find(|sequence| sequence.rank() == rank);
+            let sequence = sequence.expect("no sequence displaces itself");
+            if more < wanted {
+                let mut rest = sequence.split_off(sequence.branches.start + 1 + more);
+                rest.waits_since = self.step;
+                self.waiting.insert(rest.rank(), rest);
+            }
+        }
+    }
+
+    /// Reserves the pages for the granted rows, taking them from other sequences if they must be.
+    pub(super) fn reserve_pages(&mut self) {
+        let ranks: Vec<_> = self.running.iter().filter(|s| s.granted > 0).map(Sequence::rank).collect();
+        for rank in ranks {
+            // It may have lost its place to an earlier one.
+            while let Some(index) = self.running.iter().position(|sequence| sequence.rank() == rank) {
+                let sequence = &mut self.running[index];
+                let rows = sequence.granted;
+                if sequence.pages_for(rows, &self.layout, &self.pages) <= self.pages.available() {
+                    sequence.reserve(rows, &self.layout, &mut self.pages, &mut self.plan.moves);
+                    break;
+                }
+                assert!(
+                    self.running.len() > 1,
+                    "a sequence that does not fit alone is refused when it is submitted"
+                );
+                let victim = self.under_pressure();
+                self.displace(victim, None);
+            }
+        }
+    }
+
+    /// The running sequence that loses its pages when there are not enough: of the lowest priority, of the tenant that
+    /// claims most, the youngest.
+    fn under_pressure(&self) -> Rank {
+        let mut claims: BTreeMap<&Tenant, f64> = BTreeMap::new();
+        for sequence in &self.running {
+            *claims.entry(&sequence.job.tenant).or_default() += sequence.claim(&self.layout, &self.pages);
+        }
+        let order = |sequence: &&Sequence| (Reverse(sequence.priority), sequence.rank());
+        let lowest = self.running.iter().map(|sequence| sequence.priority).min();
+        let candidates = || self.running.iter().filter(|s| Some(s.priority) == lowest);
+        let most = candidates().map(|s| claims[&s.job.tenant]).fold(0.0, f64::max);
+        let of_most = candidates().filter(|s| claims[&s.job.tenant] >= most);
+        of_most.max_by_key(order).expect("at least one sequence runs").rank()
+    }
+}

@@ -1,0 +1,144 @@
+//! Rows of a step. Sequences that decode come first, with one row each; prompts get the rest of the step's rows, as far as
+//! the [measured times](crate::cost) of earlier steps say that the step will not take too long.
+//!
+//! - Beside sequences that decode, a step with a prompt's chunk takes `step_time`, or half of that more than they alone
+//!   take. Without them it takes four times `step_time`, so that a request that comes meanwhile need not wait for long; or
+//!   eight times what a step takes anyway, so that little of its time goes into reading the weights.
+//! - If the sequences that decode would take more than twice `step_time`, and four times what one takes, and they are of
+//!   tenants or requests with unequal numbers of them, only some get rows: those of the tenant with the fewest tokens so
+//!   far, then of the request with the fewest branches, then those that have waited longest.
+//! - Among prompts, priority decides first, then the tenant with the fewest tokens so far. Within a tenant the oldest
+//!   prompt comes first, but shorter ones overtake it as long as it does not lose more than [`SHORT_ROWS`] rows, and an
+//!   eighth of what has been computed of it.
+
+use std::{cmp::Reverse, collections::BTreeMap};
+
+use super::Scheduler;
+use crate::cost::Work;
+
+/// Rows of shorter prompts that a long one always lets pass.
+const SHORT_ROWS: usize = 128;
+/// Of how many rows of a long prompt one goes to shorter ones.
+const SHORT_SHARE: usize = 8;
+/// Rows that prompts get at least, as long as others decode.
+const LEAST_ROWS: usize = 4;
+
+/// What is left of a step for prompts.
+struct Budget {
+    rows: usize,
+    /// Scores and embeddings.
+    outputs: usize,
+    /// What the step computes so far.
+    work: Work,
+    /// Seconds that it may take.
+    time: f64,
+    /// Rows that are granted even if they take longer.
+    least: usize,
+}
+
+impl Scheduler {
+    /// Grants rows to the running sequences.
+    pub(super) fn share_rows(&mut self) {
+        self.running.iter_mut().for_each(|sequence| sequence.granted = 0);
+        let (decoding, work) = self.share_among_decoding();
+        let alone = self.cost.seconds(work);
+        let time = match decoding {
+            0 => (4.0 * self.step_time).max(8.0 * self.cost.seconds(Work::default())),
+            _ => self.step_time.max(alone + self.step_time / 2.0),
+        };
+        let mut budget = Budget {
+            rows: self.limits.max_rows - decoding,
+            outputs: self.limits.max_outputs - self.limits.max_sequences,
+            work,
+            time,
+            least: LEAST_ROWS,
+        };
+        let mut prompts: Vec<usize> =
+            (0..self.running.len()).filter(|&index| self.running[index].prefills()).collect();
+        prompts.sort_by_key(|&index| {
+            let sequence = &self.running[index];
+            // (By name as well, so that tenants with equally many tokens stay apart.)
+            (Reverse(sequence.priority), self.ledger.of(&sequence.job.tenant), &sequence.job.tenant, index)
+        });
+        let same = |a: &usize, b: &usize| {
+            let (a, b) = (&self.running[*a], &self.running[*b]);
+            (a.priority, &a.job.tenant) == (b.priority, &b.job.tenant)
+        };
+        let tenants: Vec<Vec<usize>> = prompts.chunk_by(same).map(<[usize]>::to_vec).collect();
+        for prompts in tenants {
+            self.share_among_prompts(&prompts, &mut budget);
+        }
+    }
+
+    /// Grants a row to each sequence that decodes, or to as many as there is time for. Returns how many, and their work.
+    fn share_among_decoding(&mut self) -> (usize, Work) {
+        let mut branches: BTreeMap<u64, usize> = BTreeMap::new();
+        let mut decoding = Vec::new();
+        for (index, sequence) in self.running.iter().enumerate().filter(|(_, s)| !s.prefills()) {
+            *branches.entry(sequence.job.id).or_default() += 1;
+            decoding.push(index);
+        }
+        decoding.sort_by_cached_key(|&index| {
+            let sequence = &self.running[index];
+            let tokens = self.ledger.of(&sequence.job.tenant);
+            (Reverse(sequence.priority), tokens, branches[&sequence.job.id], sequence.last_step, index)
+        });
+        let kind = |index: &usize| {
+            let job = &self.running[*index].job;
+            (&job.tenant, branches[&job.id])
+        };
+        let all_equal = decoding.iter().all(|index| kind(index) == kind(&decoding[0]));
+        let (mut granted, mut work, mut time) = (0, Work::default(), f64::INFINITY);
+        for index in decoding {
+            let sequence = &mut self.running[index];
+            let more = work.and(sequence.computed, 1);
+            if self.cost.seconds(more) > time {
+                break;
+            }
+            if granted == 0 && !all_equal {
+                time = (2.0 * self.step_time).max(4.0 * self.cost.seconds(more));
+            }
+            sequence.granted = 1;
+            (granted, work) = (granted + 1, more);
+        }
+        (granted, work)
+    }
+
+    /// Grants rows to prompts of one tenant, given in order of age.
+    fn share_among_prompts(&mut self, prompts: &[usize], budget: &mut Budget) {
+        let Some((&oldest, younger)) = prompts.split_first() else { return };
+        let long = &self.running[oldest];
+        let mut may_pass = (SHORT_ROWS + long.computed / SHORT_SHARE).saturating_sub(long.overtaken);
+        let remaining = long.remaining();
+        let mut shorter: Vec<_> = younger.to_vec();
+        shorter.retain(|&index| self.running[index].remaining() < remaining);
+        shorter.sort_by_key(|&index| self.running[index].remaining());
+        for index in shorter {
+            let rows = self.grant(index, may_pass, budget);
+            may_pass -= rows;
+            self.running[oldest].overtaken += rows;
+        }
+        for &index in prompts {
+            self.grant(index, usize::MAX, budget);
+        }
+    }
+
+    /// Grants a prompt as many rows as there are, up to `most`, unless it has some. Returns how many.
+    fn grant(&mut self, index: usize, most: usize, budget: &mut Budget) -> usize {
+        let sequence = &self.running[index];
+        if sequence.granted > 0 {
+            return 0;
+        }
+        let most = most.min(sequence.remaining()).min(budget.rows);
+        let in_time = self.cost.rows_within(budget.work, sequence.computed, most, budget.time);
+        let rows = in_time.max(most.min(budget.least));
+        let fits = |rows: &usize| sequence.outputs_in(*rows) <= budget.outputs;
+        let rows = (0..=rows).rev().find(fits).unwrap_or(0);
+        budget.rows -= rows;
+        budget.outputs -= sequence.outputs_in(rows);
+        budget.least = budget.least.saturating_sub(rows);
+        budget.work = budget.work.and(sequence.computed, rows);
+        self.running[index].granted = rows;
+        rows
+    }
+}
