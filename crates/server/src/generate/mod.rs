@@ -179,7 +179,8 @@ pub async fn chat(
     mut request: ChatRequest,
 ) -> Result<Generating, ApiError> {
     let received = Instant::now();
-    let lease = caller.in_time(state.models.lease(model)).await?;
+    let context = request.options.context;
+    let lease = caller.in_time(state.models.lease_for(model, context)).await?;
     Defaults::read(&lease.entry.parameters)?.complete(&mut request);
     let handle = lease.handle.clone();
     let work = off_thread(&lease, move |model| {
@@ -203,7 +204,8 @@ pub async fn text(
     request: TextRequest,
 ) -> Result<Generating, ApiError> {
     let received = Instant::now();
-    let lease = caller.in_time(state.models.lease(model)).await?;
+    let context = request.options.context;
+    let lease = caller.in_time(state.models.lease_for(model, context)).await?;
     let TextRequest { prompt, format, default_max_tokens, options } = request;
     let mut options = Defaults::read(&lease.entry.parameters)?.complete_options(options);
     options.max_tokens = options.max_tokens.or(default_max_tokens);
