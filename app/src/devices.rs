@@ -52,8 +52,7 @@ pub fn open(on: &RunOnArgs, threads: Option<usize>) -> Outcome<Chosen> {
 /// # Errors
 /// No memory to read, no threads.
 pub fn read_bandwidth(on: &RunOnArgs, threads: Option<usize>) -> Outcome<f64> {
-    let failed =
-        |error: &dyn fmt::Display| Failure::new(format!("cannot probe the memory's speed: {error}"));
+    let failed = |error: &dyn fmt::Display| Failure::new(format!("cannot probe the memory's speed: {error}"));
     let gpu = match (on.device, &on.isa) {
         (Device::Gpu(index), _) => Some(index),
         (Device::Auto, None) => gpu::fastest_index(),

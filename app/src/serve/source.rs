@@ -8,7 +8,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use paguro_backend::KvDtype;
+use paguro_backend::{KvDtype, Weights};
 use paguro_engine::{Engine, EngineOptions, EnginePlan, PageBudget};
 use paguro_model::{LoadOptions, ModelError, ModelFile, ModelShape};
 use paguro_registry::{ModelRecord, Registry, RegistryError};
@@ -334,13 +334,15 @@ impl ModelSource for Shelf {
             tracing::info!(model, wanted, context, "memory for K and V bounds the context");
         }
         let model = file.load(&LoadOptions { max_context: Some(context) });
-        let model = model.map_err(|error| unusable(&file, &error))?;
+        let mut model = model.map_err(|error| unusable(&file, &error))?;
         let options = self.engine_options(context, pages);
         let block_size = options.block_size;
         let plan = Engine::plan(backend, &model.program, &model.weights, context, &options);
         let memory = plan.map_err(|error| failed(Failure::from_error(&error)))?.memory;
         let engine = Engine::start(backend, &model, options);
         let engine = engine.map_err(|error| failed(Failure::from_error(&error)))?;
+        // The device has its own. What is left would keep the file open, and its place on the disk in use.
+        model.weights = Weights::default();
         let is_own = !matches!(source, Source::Library { .. });
         if is_own && Identity::of(&source).is_ok_and(|now| now.version != wanted.version) {
             let name = source.name();

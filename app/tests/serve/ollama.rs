@@ -98,7 +98,10 @@ fn models_are_listed_shown_loaded_and_let_go() {
     assert_eq!(tag["digest"].as_str().unwrap().len(), 64);
     expect![[r#"{"parent_model":"","format":"gguf","family":"llama","families":["llama"],"parameter_size":"20.98M","quantization_level":"Q8_0"}"#]].assert_eq(&tag["details"].to_string());
     let show = server.post("/api/show", &json!({"model": "tales"})).ok();
-    assert_eq!((&show["capabilities"], &show["details"]), (&json!(["completion", "tools"]), &tag["details"]));
+    assert_eq!(
+        (&show["capabilities"], &show["details"]),
+        (&json!(["completion", "tools", "embedding"]), &tag["details"])
+    );
     assert_eq!(show["model_info"]["general.architecture"], "llama");
     assert!(show["model_info"]["llama.context_length"].is_u64(), "{show}");
     assert!(show["template"].as_str().unwrap().contains("<|assistant|>"));

@@ -35,7 +35,8 @@ pub enum ApiError {
     },
     /// Prompt and answer do not fit. The words are those that clients of OpenAI's API look for.
     #[error(
-        "This model's maximum context length is {limit} tokens. However, your prompt has {tokens} tokens, and an answer          needs room, too. Shorten the prompt, or start the server with a larger --ctx."
+        "This model's maximum context length is {limit} tokens. However, your prompt has {tokens} tokens, \
+         and an answer needs room, too. Shorten the prompt, or start the server with a larger --ctx."
     )]
     ContextTooLong {
         /// Tokens of the prompt.

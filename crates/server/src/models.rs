@@ -394,7 +394,9 @@ impl Models {
         if least > memory {
             let (name, LoadPlan { weights, buffers, kv_least, .. }) = (&entry.name, plan);
             return Err(LoadError::TooLarge(format!(
-                "`{name}` needs {least} bytes of memory (weights {weights}, buffers {buffers}, at least {kv_least} for                  K and V), but all models together may take {memory}; raise --memory, or use a smaller model or                  --kv-dtype q8"
+                "`{name}` needs {least} bytes of memory (weights {weights}, buffers {buffers}, at least \
+                 {kv_least} for K and V), but all models together may take {memory}; raise --memory, or \
+                 use a smaller model or --kv-dtype q8"
             )));
         }
         let deadline = Instant::now() + patience;
