@@ -251,7 +251,7 @@ pub async fn show(
     };
     let entry = find(&state, &name).await?;
     let file = state.models.open(&entry).await?;
-    let templates = file.template_sources()?;
+    let templates = file.chat_templates()?;
     let source = |name: &str| templates.iter().find(|template| template.0 == name).map(|it| it.1.clone());
     let template = source("default").unwrap_or_default();
     let tool_template = source("tool_use").unwrap_or_else(|| template.clone());

@@ -60,7 +60,7 @@ pub async fn props(
     let name = query.split('&').find_map(|pair| pair.strip_prefix("model="));
     let name = name.map(|name| percent_decode_str(name).decode_utf8_lossy().into_owned());
     let entry = find(&state, name).await?;
-    let templates = state.models.open(&entry).await?.template_sources()?;
+    let templates = state.models.open(&entry).await?.chat_templates()?;
     let chat_template = templates.into_iter().find(|template| template.0 == "default");
     let model_path = match state.models.outside(&entry.name) {
         Some(Outside::Disk(path)) => path.display().to_string(),
