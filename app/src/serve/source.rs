@@ -102,6 +102,12 @@ impl Shelf {
         self.models.iter().map(|(name, _)| name.as_str()).collect()
     }
 
+    /// A model that is not the library's. As in the library, upper and lower case are one, so that no name shadows another.
+    fn named(&self, name: &str) -> Option<&(String, Source)> {
+        let same = |other: &&(String, Source)| other.0.eq_ignore_ascii_case(name);
+        self.models.iter().find(|(other, _)| other == name).or_else(|| self.models.iter().find(same))
+    }
+
     /// A model of the library.
     fn record(&self, name: &str) -> Result<(&Registry, ModelRecord), LoadError> {
         let not_found = || LoadError::NotFound(name.to_owned());
@@ -115,7 +121,7 @@ impl Shelf {
     }
 
     fn source(&self, name: &str) -> Result<Source, LoadError> {
-        if let Some((_, source)) = self.models.iter().find(|(other, _)| other == name) {
+        if let Some((_, source)) = self.named(name) {
             return Ok(source.clone());
         }
         let (library, record) = self.record(name)?;
@@ -162,7 +168,7 @@ impl ModelSource for Shelf {
     }
 
     fn find(&self, name: &str) -> Result<ModelEntry, LoadError> {
-        match self.models.iter().find(|(other, _)| other == name) {
+        match self.named(name) {
             Some((name, source)) => entry(name, source),
             None => Ok(recorded(&self.record(name)?.1)),
         }
@@ -197,7 +203,7 @@ impl ModelSource for Shelf {
     }
 
     fn outside(&self, name: &str) -> Option<Outside> {
-        let (_, source) = self.models.iter().find(|(other, _)| other == name)?;
+        let (_, source) = self.named(name)?;
         match source {
             Source::Embedded => Some(Outside::Program { file: "tales.gguf", bytes: EMBEDDED_FILE }),
             Source::Path(path) => Some(Outside::Disk(path.clone())),

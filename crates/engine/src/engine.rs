@@ -15,11 +15,10 @@ use std::{
 
 use paguro_backend::{Backend, Output, Program, Runner, StepError, StepOutput, Ticket, Weights};
 use paguro_model::{Model, tokenizer::Tokenizer};
-use tokio::sync::mpsc::UnboundedSender;
 
 use crate::{
     EngineError, EngineOptions, Handle,
-    handle::{Command, Queue, Shared},
+    handle::{Command, Queue, Shared, Signals},
     options::Resolved,
     pages::Pages,
     request::{RequestLimits, Signal},
@@ -162,7 +161,7 @@ struct Worker {
 }
 
 struct Client {
-    signals: UnboundedSender<Signal>,
+    signals: Signals,
     prompt_tokens: usize,
     /// Branches that have not ended.
     open: usize,
@@ -313,8 +312,7 @@ impl Worker {
                 client.started = true;
                 self.shared.queue.leave(client.prompt_tokens);
             }
-            // A reader that has gone has sent a cancellation.
-            let _ = client.signals.send(signal);
+            client.signals.send(signal);
             if client.open == 0 {
                 self.clients.remove(&request);
             }

@@ -16,6 +16,7 @@ mod lock;
 mod name;
 mod record;
 mod store;
+mod upload;
 
 pub mod hub;
 
@@ -27,3 +28,4 @@ pub use library::{PullOptions, Registry, Removed};
 pub use name::{LATEST, ModelName};
 pub use record::{Details, FileRecord, Format, Inspect, ModelRecord, OnProgress, Progress, Source, Transfer};
 pub use store::Pruned;
+pub use upload::Upload;

@@ -351,7 +351,7 @@ impl Registry {
     }
 
     /// Keeps others from deleting what is not yet, or no longer, in the catalogue.
-    fn writing(&self) -> Result<Lock, RegistryError> {
+    pub(crate) fn writing(&self) -> Result<Lock, RegistryError> {
         Lock::shared(&self.lock_file())
     }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use axum::{
     Extension,
     body::Bytes,
-    extract::{Path, RawQuery, State},
+    extract::{RawQuery, State},
     http::{HeaderValue, header},
     response::{IntoResponse, Response},
 };
@@ -27,7 +27,7 @@ use crate::{
     AppState,
     access::Tenant,
     error::ApiError,
-    extract::Json,
+    extract::{Json, Path},
     generate::{self, Caller, Finish, Generating, Message, Piece, Role},
     ids,
     stream::events,
