@@ -248,9 +248,7 @@ impl ServeOptions {
             body_memory: self.body_memory.or(weaker.body_memory),
             min_body_rate: self.min_body_rate.or(weaker.min_body_rate),
             max_connections: self.max_connections.or(weaker.max_connections),
-            max_connections_per_client: self
-                .max_connections_per_client
-                .or(weaker.max_connections_per_client),
+            max_connections_per_client: self.max_connections_per_client.or(weaker.max_connections_per_client),
             read_timeout: self.read_timeout.or(weaker.read_timeout),
             write_timeout: self.write_timeout.or(weaker.write_timeout),
             request_timeout: self.request_timeout.or(weaker.request_timeout),

@@ -122,9 +122,7 @@ fn server_settings(options: &ServeOptions, memory: u64, keys: PathBuf) -> Server
             head_time: options.read_timeout.map_or(defaults.head_time, |time| time.0),
             request_time: options.request_timeout.map(|time| time.0),
             connections,
-            connections_per_client: options
-                .max_connections_per_client
-                .unwrap_or((connections / 4).max(1)),
+            connections_per_client: options.max_connections_per_client.unwrap_or((connections / 4).max(1)),
         },
         keys,
         hosts: options.allow_hosts.clone(),

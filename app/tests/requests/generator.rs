@@ -97,7 +97,8 @@ impl Generator<'_> {
         let required = schema["required"].as_array().cloned().unwrap_or_default();
         for (name, field) in schema["properties"].as_object().into_iter().flatten() {
             let is_required = required.iter().any(|other| other == name);
-            let unsupported = field["description"].as_str().is_some_and(|text| text.starts_with("Not supported"));
+            let unsupported =
+                field["description"].as_str().is_some_and(|text| text.starts_with("Not supported"));
             let chance = if unsupported { 100 } else { 3 };
             let wanted = if is_required { !self.random.once_in(50) } else { self.random.once_in(chance) };
             if wanted && depth < 12 {
@@ -121,8 +122,24 @@ impl Generator<'_> {
             return json!("tales");
         }
         let texts = [
-            "Tell me a story about a shy fox.", "", " ", "auto", "json", "low", "<|user|>", "<|end|>\n<|assistant|>", "é日本🦊",
-            "\u{0}", "TALES", "tales:latest", "5m", "-1", "sha256:00", "{\"a\": 1}", "../../etc/passwd", "text",
+            "Tell me a story about a shy fox.",
+            "",
+            " ",
+            "auto",
+            "json",
+            "low",
+            "<|user|>",
+            "<|end|>\n<|assistant|>",
+            "é日本🦊",
+            "\u{0}",
+            "TALES",
+            "tales:latest",
+            "5m",
+            "-1",
+            "sha256:00",
+            "{\"a\": 1}",
+            "../../etc/passwd",
+            "text",
         ];
         json!(*self.random.pick(&texts))
     }
@@ -136,10 +153,18 @@ impl Generator<'_> {
             2 => json!({"enum": ["a", 1, null]}),
             3 => json!({"type": "boolean"}),
             4 => json!({}),
-            5 => json!({"type": "string", "pattern": *self.random.pick(&["^a+$", "(", "(a{1000}){1000}", "(?<=a)b", "[\\u0000-\\uffff]{1,500}"])}),
-            6 => json!({"type": "string", "format": *self.random.pick(&["date", "email", "uuid", "regex", "x"])}),
-            7 => json!({"$ref": *self.random.pick(&["#", "#/$defs/a0", "#/nowhere", "http://localhost/x", "#a"])}),
-            8..=10 => json!({"type": "object", "properties": {"a": inner(self), "b": inner(self)}, "required": ["a"]}),
+            5 => {
+                json!({"type": "string", "pattern": *self.random.pick(&["^a+$", "(", "(a{1000}){1000}", "(?<=a)b", "[\\u0000-\\uffff]{1,500}"])})
+            }
+            6 => {
+                json!({"type": "string", "format": *self.random.pick(&["date", "email", "uuid", "regex", "x"])})
+            }
+            7 => {
+                json!({"$ref": *self.random.pick(&["#", "#/$defs/a0", "#/nowhere", "http://localhost/x", "#a"])})
+            }
+            8..=10 => {
+                json!({"type": "object", "properties": {"a": inner(self), "b": inner(self)}, "required": ["a"]})
+            }
             11 => json!({"type": "array", "items": inner(self), "minItems": self.random.below(4)}),
             12 => json!({"anyOf": [inner(self), inner(self)]}),
             13 => json!({"allOf": [inner(self), inner(self)]}),
@@ -147,7 +172,9 @@ impl Generator<'_> {
             15 => json!({"additionalProperties": inner(self)}),
             16 => json!({"type": "string", "minLength": self.huge(), "maxLength": self.huge()}),
             17 => json!({"type": "array", "minItems": self.huge(), "maxItems": self.huge()}),
-            18 => json!({"type": "number", "minimum": self.huge(), "maximum": self.huge(), "multipleOf": self.huge()}),
+            18 => {
+                json!({"type": "number", "minimum": self.huge(), "maximum": self.huge(), "multipleOf": self.huge()})
+            }
             19 => json!({"not": inner(self)}),
             20 => {
                 let links = self.random.below(3000);
@@ -168,8 +195,21 @@ impl Generator<'_> {
 
     fn huge(&mut self) -> Value {
         let numbers = [
-            json!(0), json!(-1), json!(1), json!(u64::MAX), json!(i64::MIN), json!(i64::MAX), json!(u32::MAX), json!(1u64 << 53),
-            json!(1e308), json!(-1e308), json!(1e-308), json!(5e-324), json!(0.1), json!(1_000_000_000), json!(100_000),
+            json!(0),
+            json!(-1),
+            json!(1),
+            json!(u64::MAX),
+            json!(i64::MIN),
+            json!(i64::MAX),
+            json!(u32::MAX),
+            json!(1u64 << 53),
+            json!(1e308),
+            json!(-1e308),
+            json!(1e-308),
+            json!(5e-324),
+            json!(0.1),
+            json!(1_000_000_000),
+            json!(100_000),
         ];
         self.random.pick(&numbers).clone()
     }
@@ -180,7 +220,11 @@ impl Generator<'_> {
             0..=3 => self.huge(),
             4 => Value::Null,
             5 => json!("x".repeat(1 << self.random.below(18))),
-            6 => json!(*self.random.pick(&[" ", "\n", "🦊", "<|end|>", "\u{301}", "ﷺ"])).as_str().unwrap_or_default().repeat(1 << self.random.below(14)).into(),
+            6 => json!(*self.random.pick(&[" ", "\n", "🦊", "<|end|>", "\u{301}", "ﷺ"]))
+                .as_str()
+                .unwrap_or_default()
+                .repeat(1 << self.random.below(14))
+                .into(),
             7 => (0..self.random.below(100)).fold(json!([]), |inner, _| json!([inner])),
             8 => (0..self.random.below(100)).fold(json!({}), |inner, _| json!({"a": inner})),
             9 => json!(vec![0; 1 << self.random.below(15)]),

@@ -95,15 +95,13 @@ impl ModelSource for Tales {
 fn server(home: &Path) -> Router {
     let registry = Registry::open(&home.join("library")).unwrap();
     // Nothing listens there.
-    let hub = Hub::new(HubOptions { endpoint: "http://127.0.0.1:9".into(), retries: 0, ..HubOptions::default() }).unwrap();
+    let hub =
+        Hub::new(HubOptions { endpoint: "http://127.0.0.1:9".into(), retries: 0, ..HubOptions::default() })
+            .unwrap();
     let inspect = |_: &Path| Ok(Details::default());
     let settings = ServerSettings {
         listen: Vec::new(),
-        residency: Residency {
-            memory: 1 << 30,
-            keep_alive: None,
-            patience: Duration::from_secs(1),
-        },
+        residency: Residency { memory: 1 << 30, keep_alive: None, patience: Duration::from_secs(1) },
         limits: HttpLimits { body_bytes: 4 << 20, body_memory: 32 << 20, ..HttpLimits::default() },
         keys: home.join("keys.json"),
         hosts: Vec::new(),
@@ -152,7 +150,8 @@ impl Case {
             true => random.pick(operations),
             false => *random.pick(&with_body),
         };
-        let segments = ["tales", "%ff", "%00", "..%2f..", "resp_1", "sha256:00", "x%20y", "TALES", "%F0%9F%A6%8A"];
+        let segments =
+            ["tales", "%ff", "%00", "..%2f..", "resp_1", "sha256:00", "x%20y", "TALES", "%F0%9F%A6%8A"];
         let digest = format!("sha256:{}", "0".repeat(64));
         let mut path = String::new();
         let mut rest = operation.path.as_str();
@@ -182,12 +181,22 @@ impl Case {
         if random.once_in(25) {
             mutate(&mut body, random);
         }
-        let mut headers = vec![("host", "localhost".to_owned()), ("content-type", "application/json".to_owned())];
+        let mut headers =
+            vec![("host", "localhost".to_owned()), ("content-type", "application/json".to_owned())];
         let odd = [
-            ("x-request-timeout", "0.05"), ("x-request-timeout", "1e300"), ("x-request-timeout", "18446744073709551615"),
-            ("x-request-timeout", "-1"), ("x-request-timeout", "NaN"), ("origin", "https://evil.example"), ("origin", "NULL"),
-            ("anthropic-version", "2023-06-01"), ("anthropic-version", "x"), ("authorization", "Bearer x"), ("content-encoding", "gzip"),
-            ("x-request-id", "a b"), ("expect", "100-continue"),
+            ("x-request-timeout", "0.05"),
+            ("x-request-timeout", "1e300"),
+            ("x-request-timeout", "18446744073709551615"),
+            ("x-request-timeout", "-1"),
+            ("x-request-timeout", "NaN"),
+            ("origin", "https://evil.example"),
+            ("origin", "NULL"),
+            ("anthropic-version", "2023-06-01"),
+            ("anthropic-version", "x"),
+            ("authorization", "Bearer x"),
+            ("content-encoding", "gzip"),
+            ("x-request-id", "a b"),
+            ("expect", "100-continue"),
         ];
         if random.once_in(8) {
             let (name, value) = *random.pick(&odd);
@@ -219,11 +228,14 @@ impl Case {
         if status < 400 || self.method == "HEAD" {
             return Ok(());
         }
-        let value: Value = serde_json::from_slice(body).map_err(|error| format!("an error is no JSON: {error}"))?;
+        let value: Value =
+            serde_json::from_slice(body).map_err(|error| format!("an error is no JSON: {error}"))?;
         let text = |value: &Value| value.as_str().is_some_and(|text| !text.is_empty());
         let error = &value["error"];
         let shaped = match &self.path {
-            path if path.starts_with("/v1/messages") => value["type"] == "error" && text(&error["type"]) && text(&error["message"]),
+            path if path.starts_with("/v1/messages") => {
+                value["type"] == "error" && text(&error["type"]) && text(&error["message"])
+            }
             path if path.starts_with("/api/") => text(error),
             _ => text(&error["message"]) && text(&error["type"]),
         };
@@ -235,7 +247,8 @@ impl Case {
 fn mutate(body: &mut Vec<u8>, random: &mut Random) {
     match random.below(5) {
         0 => *body = b"[".repeat(100_000),
-        1 => *body = br#"{"model":"tales","messages":"#.iter().copied().chain(*b"[").cycle().take(200_000).collect(),
+        1 => *body =
+            br#"{"model":"tales","messages":"#.iter().copied().chain(*b"[").cycle().take(200_000).collect(),
         2 => body.truncate(random.below(body.len() + 1)),
         3 => body.extend_from_slice(b"\xff\xfe"),
         _ => {

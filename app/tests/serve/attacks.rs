@@ -27,7 +27,10 @@ fn chats() -> [(&'static str, Value); 5] {
         ("/v1/completions", json!({"model": "tales", "prompt": "Hi", "max_tokens": 2})),
         ("/v1/responses", json!({"model": "tales", "input": "Hi", "max_output_tokens": 2})),
         ("/v1/messages", json!({"model": "tales", "messages": messages, "max_tokens": 2})),
-        ("/api/chat", json!({"model": "tales", "messages": messages, "stream": false, "options": {"num_predict": 2}})),
+        (
+            "/api/chat",
+            json!({"model": "tales", "messages": messages, "stream": false, "options": {"num_predict": 2}}),
+        ),
     ]
 }
 
@@ -59,7 +62,11 @@ fn numbers_names_and_schemas_that_ask_for_too_much_are_refused() {
         (ollama.0, with(ollama.1.clone(), json!({"keep_alive": huge})), "keep_alive"),
         ("/v1/embeddings", json!({"model": "tales", "input": "a", "dimensions": huge}), "dimensions"),
         ("/api/embed", json!({"model": "tales", "input": vec![""; 5000]}), "input"),
-        (chat.0, with(chat.1.clone(), json!({"messages": [{"role": "user", "content": "a ".repeat(2_000_000)}]})), "bytes"),
+        (
+            chat.0,
+            with(chat.1.clone(), json!({"messages": [{"role": "user", "content": "a ".repeat(2_000_000)}]})),
+            "bytes",
+        ),
         ("/tokenize", json!({"model": "tales", "prompt": " ".repeat(4_000_000)}), "bytes"),
         ("/api/create", json!({"model": "TALES", "from": "tales"}), "TALES"),
         ("/api/copy", json!({"source": "tales", "destination": "Tales:Latest"}), "ales"),
@@ -82,12 +89,25 @@ fn numbers_names_and_schemas_that_ask_for_too_much_are_refused() {
     for schema in &schemas {
         let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
         let tool = |parameters: &str| json!({"name": "f", "description": "x", parameters: schema});
-        let function = json!({"type": "function", "function": with(tool("parameters"), json!({"strict": true}))});
+        let function =
+            json!({"type": "function", "function": with(tool("parameters"), json!({"strict": true}))});
         for (path, body) in [
             (chat.0, with(chat.1.clone(), json!({"response_format": format}))),
             (text.0, with(text.1.clone(), json!({"response_format": format}))),
-            (responses.0, with(responses.1.clone(), json!({"text": {"format": {"type": "json_schema", "name": "x", "schema": schema}}}))),
-            (anthropic.0, with(anthropic.1.clone(), json!({"output_config": {"format": {"type": "json_schema", "schema": schema}}}))),
+            (
+                responses.0,
+                with(
+                    responses.1.clone(),
+                    json!({"text": {"format": {"type": "json_schema", "name": "x", "schema": schema}}}),
+                ),
+            ),
+            (
+                anthropic.0,
+                with(
+                    anthropic.1.clone(),
+                    json!({"output_config": {"format": {"type": "json_schema", "schema": schema}}}),
+                ),
+            ),
             (ollama.0, with(ollama.1.clone(), json!({"format": schema}))),
             (chat.0, with(chat.1.clone(), json!({"tools": [function], "tool_choice": "required"}))),
         ] {
@@ -118,7 +138,9 @@ fn errors_have_the_shape_of_their_api_and_foreign_pages_are_refused() {
     assert!(answer.status == 400 && answer.json()["error"].is_string(), "{answer:?}");
     let origin = |headers: &[(&str, &str)]| server.request("GET", "/v1/models", headers, "").status;
     assert_eq!(origin(&[("Origin", "app://obsidian.md")]), 200);
-    for foreign in ["HTTP://evil.example", "NULL", "ws://evil.example", "chrome-extension://abc", "http://\u{e9}"] {
+    for foreign in
+        ["HTTP://evil.example", "NULL", "ws://evil.example", "chrome-extension://abc", "http://\u{e9}"]
+    {
         assert_eq!(origin(&[("Origin", foreign)]), 403, "{foreign}");
     }
     let same = format!("http://{}", server.address);
@@ -149,13 +171,15 @@ fn uploads_that_stop_hold_up_nobody() {
     server.post("/v1/chat/completions", &ask(json!({"max_tokens": 1}))).ok();
     assert!(begin.elapsed() < Duration::from_secs(20), "it took {:?}", begin.elapsed());
     // The library is free for others.
-    let removed = server.request("DELETE", "/api/delete", &[], &json!({"model": "no-such-model"}).to_string());
+    let removed =
+        server.request("DELETE", "/api/delete", &[], &json!({"model": "no-such-model"}).to_string());
     assert_eq!(removed.status, 404);
 }
 
 #[test]
 fn slow_bodies_unread_answers_and_idle_connections_end() {
-    let limits = ["--read-timeout", "2s", "--write-timeout", "1s", "--body-memory", "1MiB", "--max-connections", "24"];
+    let limits =
+        ["--read-timeout", "2s", "--write-timeout", "1s", "--body-memory", "1MiB", "--max-connections", "24"];
     let server = Server::start(&[&limits[..], &["--shutdown-timeout", "60s"]].concat());
 
     // A body that drips.
@@ -189,7 +213,9 @@ fn slow_bodies_unread_answers_and_idle_connections_end() {
     assert_eq!(server.request("POST", "/v1/chat/completions", &[], &values).status, 400);
 
     // An answer that nobody reads lets its model go when it is complete, and is cut.
-    let long = ask(json!({"stream": true, "n": 24, "logprobs": true, "top_logprobs": 20, "max_tokens": 400, "ignore_eos": true}));
+    let long = ask(
+        json!({"stream": true, "n": 24, "logprobs": true, "top_logprobs": 20, "max_tokens": 400, "ignore_eos": true}),
+    );
     let unread: Vec<_> = (0..2).map(|_| server.send("/v1/chat/completions", &long)).collect();
     server.wait_for("paguro_requests_running", 0.0);
     let users = || server.get("/status").ok()["models"][0]["users"].as_u64();

@@ -99,7 +99,8 @@ impl BodyShare {
         let more = (needed - has).next_multiple_of(STEP).min(memory.total - has);
         // At most the total; a semaphore gives four gigabytes at a time.
         let more = u32::try_from(more).unwrap_or(u32::MAX);
-        let Ok(Ok(permits)) = timeout(memory.patience, memory.bytes.clone().acquire_many_owned(more)).await else {
+        let Ok(Ok(permits)) = timeout(memory.patience, memory.bytes.clone().acquire_many_owned(more)).await
+        else {
             let message = "the bodies of other requests take all of --body-memory; try again later".into();
             return Err(ApiError::Unavailable(message));
         };

@@ -172,7 +172,8 @@ impl Connections {
         for connection in self.table().open.values() {
             let Activity { blocked_since, deadline, closing, .. } = *connection.activity();
             let Some(since) = blocked_since.filter(|_| !closing) else { continue };
-            let late = deadline.is_some_and(|deadline| now.saturating_duration_since(deadline) >= AFTER_DEADLINE);
+            let late =
+                deadline.is_some_and(|deadline| now.saturating_duration_since(deadline) >= AFTER_DEADLINE);
             if late || now.saturating_duration_since(since) >= patience {
                 tracing::info!("a client that does not read its answer is cut off");
                 connection.close();

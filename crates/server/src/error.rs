@@ -60,7 +60,9 @@ pub enum ApiError {
     #[error("the request's body did not arrive within {} s", .0.as_secs())]
     BodyTimeout(Duration),
     /// The body comes too slowly.
-    #[error("the request's body comes with fewer than {rate} bytes a second; the server's --min-body-rate says how fast it must come")]
+    #[error(
+        "the request's body comes with fewer than {rate} bytes a second; the server's --min-body-rate says how fast it must come"
+    )]
     BodyTooSlow {
         /// Least bytes in a second.
         rate: u64,

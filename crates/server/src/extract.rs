@@ -52,7 +52,8 @@ impl<T: DeserializeOwned + Send> FromRequestParts<AppState> for Path<T> {
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {
         let path = axum::extract::Path::from_request_parts(parts, state).await;
         let axum::extract::Path(value) = path.map_err(|rejection| {
-            let message = format!("the path `{}` cannot be read: {}", parts.uri.path(), rejection.body_text());
+            let message =
+                format!("the path `{}` cannot be read: {}", parts.uri.path(), rejection.body_text());
             ApiError::Invalid { param: None, message }
         })?;
         Ok(Self(value))

@@ -48,7 +48,8 @@ pub use settings::{HttpLimits, Listen, ServerSettings};
 pub use source::{LoadError, Loaded, ModelEntry, ModelSource, Outside};
 
 use crate::{
-    body::BodyMemory, keys::Keys, metrics::Metrics, models::Models, prepare::Preparation, release::MemoryRelease,
+    body::BodyMemory, keys::Keys, metrics::Metrics, models::Models, prepare::Preparation,
+    release::MemoryRelease,
 };
 
 /// What all requests share.
@@ -90,8 +91,7 @@ impl Server {
         let metrics = Metrics::new(models.clone());
         let keys = Keys::new(KeyFile::new(settings.keys.clone()));
         let release = Arc::new(MemoryRelease::new(settings.release_memory));
-        let body_memory =
-            BodyMemory::new(settings.limits.body_memory, BodyMemory::PATIENCE, release.clone());
+        let body_memory = BodyMemory::new(settings.limits.body_memory, BodyMemory::PATIENCE, release.clone());
         Self {
             state: Arc::new(State {
                 settings,

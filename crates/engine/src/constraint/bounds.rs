@@ -58,7 +58,8 @@ impl Measure {
             match node.value {
                 Value::Array(values) => nodes.extend(values.iter().map(|value| child(value, false))),
                 Value::Object(keys) => {
-                    let keywords = keys.iter().filter(|(key, _)| node.names || !ANNOTATIONS.contains(&key.as_str()));
+                    let keywords =
+                        keys.iter().filter(|(key, _)| node.names || !ANNOTATIONS.contains(&key.as_str()));
                     nodes.extend(keywords.map(|(key, value)| child(value, !node.names && lists_names(key))));
                 }
                 _ => {}
@@ -113,7 +114,9 @@ impl Measure {
         let height = |reference: &str| {
             let target = reference.strip_prefix('#').and_then(|pointer| schema.pointer(pointer));
             // What an anchor or an identifier names may be any part of the schema.
-            target.and_then(|target| index.get(&std::ptr::from_ref(target))).map_or(heights[0], |&index| heights[index])
+            target
+                .and_then(|target| index.get(&std::ptr::from_ref(target)))
+                .map_or(heights[0], |&index| heights[index])
         };
         self.levels += heights[0] + references.into_iter().map(height).sum::<usize>();
         self.check_levels()
@@ -157,7 +160,9 @@ impl Measure {
                     self.regex(&rest[..end])?;
                     end
                 }
-                '%' if rest.starts_with(SCHEMA) => SCHEMA.len() + self.embedded_schema(&rest[SCHEMA.len()..])?,
+                '%' if rest.starts_with(SCHEMA) => {
+                    SCHEMA.len() + self.embedded_schema(&rest[SCHEMA.len()..])?
+                }
                 _ => {
                     self.add_text(1)?;
                     char.len_utf8()

@@ -12,7 +12,8 @@ use super::{Grammar, Vocabulary};
 fn large_grammars() -> Vec<(&'static str, Grammar)> {
     let names = |count: usize| (0..count).map(|i| format!("property_{i}"));
     let object = |properties: usize, required: usize| {
-        let list: serde_json::Map<_, _> = names(properties).map(|name| (name, json!({"type": "null"}))).collect();
+        let list: serde_json::Map<_, _> =
+            names(properties).map(|name| (name, json!({"type": "null"}))).collect();
         json!({"type": "object", "properties": list, "required": names(required).collect::<Vec<_>>()})
     };
     let chain = |links: usize, link: &dyn Fn(Value) -> Value| {
@@ -42,17 +43,26 @@ fn large_grammars() -> Vec<(&'static str, Grammar)> {
         ("required", object(2000, 2000)),
         ("named nowhere", object(0, 2000)),
         ("many objects", json!({"anyOf": vec![object(20, 10); 160]})),
-        ("enum", json!({"enum": (0..5000).map(|i| format!("value {i} of many that are alike")).collect::<Vec<_>>()})),
+        (
+            "enum",
+            json!({"enum": (0..5000).map(|i| format!("value {i} of many that are alike")).collect::<Vec<_>>()}),
+        ),
         ("enum of objects", json!({"enum": (0..4000).map(|i| json!({"a": i})).collect::<Vec<_>>()})),
         ("long constants", json!({"enum": ["x".repeat(100_000) + "a", "x".repeat(100_000) + "b"]})),
         ("anyOf", json!({"anyOf": (0..4000).map(|i| json!({"const": i})).collect::<Vec<_>>()})),
         ("oneOf", json!({"oneOf": (0..4000).map(|i| json!({"const": i})).collect::<Vec<_>>()})),
         ("allOf", json!({"allOf": (0..4000).map(|i| json!({"minimum": i})).collect::<Vec<_>>()})),
-        ("patterns", json!({"patternProperties": names(500).map(|name| (format!("^{name}"), json!({}))).collect::<serde_json::Map<_, _>>()})),
+        (
+            "patterns",
+            json!({"patternProperties": names(500).map(|name| (format!("^{name}"), json!({}))).collect::<serde_json::Map<_, _>>()}),
+        ),
         ("lengths", json!({"type": "string", "minLength": 100_000, "maxLength": 4_000_000_000u64})),
         ("items", json!({"type": "array", "minItems": 1_000_000_000, "maxItems": 4_000_000_000u64})),
         ("more items", json!({"type": "array", "minItems": u64::MAX, "items": object(100, 100)})),
-        ("few properties", json!({"type": "object", "minProperties": 1_000_000_000, "maxProperties": u64::MAX})),
+        (
+            "few properties",
+            json!({"type": "object", "minProperties": 1_000_000_000, "maxProperties": u64::MAX}),
+        ),
         ("range", json!({"type": "number", "minimum": -1e308, "maximum": 1e308, "multipleOf": 1e-9})),
         ("small range", json!({"type": "number", "minimum": 1e-308, "maximum": 1.1e-308})),
         ("multiples", json!({"type": "integer", "multipleOf": 4_294_967_291u64})),
@@ -65,11 +75,23 @@ fn large_grammars() -> Vec<(&'static str, Grammar)> {
         schemas.into_iter().map(|(name, schema)| (name, Grammar::JsonSchema(schema))).collect();
     let lark = [
         ("rules", rules(1900, &|i| format!("r{i}: \"a\" r{}", i + 1), "r1900: \"b\"")),
-        ("nested rules", rules(39, &|i| format!("r{i}: {}", nested("(\"a\" ", &format!("r{}", i + 1), ")?")), "r39: \"b\"")),
+        (
+            "nested rules",
+            rules(
+                39,
+                &|i| format!("r{i}: {}", nested("(\"a\" ", &format!("r{}", i + 1), ")?")),
+                "r39: \"b\"",
+            ),
+        ),
         ("terminals", rules(1900, &|i| format!("T{i}: \"a\" T{}", i + 1), "r0: T0\nT1900: \"b\"")),
         ("negations", format!("start: T\nT: {}/b/", "~/a/ & ".repeat(5000))),
-        ("schemas", (0..900).map(|i| format!("r{i}: %json {{\"type\": \"integer\", \"minimum\": {i}}}\n")).collect::<String>()
-            + &format!("start: {}", (0..900).map(|i| format!("r{i}")).collect::<Vec<_>>().join(" | "))),
+        (
+            "schemas",
+            (0..900)
+                .map(|i| format!("r{i}: %json {{\"type\": \"integer\", \"minimum\": {i}}}\n"))
+                .collect::<String>()
+                + &format!("start: {}", (0..900).map(|i| format!("r{i}")).collect::<Vec<_>>().join(" | ")),
+        ),
     ];
     grammars.extend(lark.map(|(name, lark)| (name, Grammar::Lark(lark))));
     let regexes = [
@@ -95,8 +117,15 @@ fn the_largest_grammars_are_compiled_or_refused_soon() {
         let compiled = vocabulary.compile(&grammar);
         let took = begin.elapsed();
         let rss = std::fs::read_to_string("/proc/self/status").unwrap();
-        let rss = rss.lines().filter(|l| l.starts_with("VmHWM") || l.starts_with("VmRSS")).collect::<Vec<_>>().join(" ");
-        let outcome: String = match &compiled { Ok(_) => "compiled".into(), Err(error) => error.to_string().chars().take(160).collect() };
+        let rss = rss
+            .lines()
+            .filter(|l| l.starts_with("VmHWM") || l.starts_with("VmRSS"))
+            .collect::<Vec<_>>()
+            .join(" ");
+        let outcome: String = match &compiled {
+            Ok(_) => "compiled".into(),
+            Err(error) => error.to_string().chars().take(160).collect(),
+        };
         println!("{name}: {took:?} {rss} {outcome}");
         if let Ok(constraint) = compiled {
             // What uses it later has a stack as other threads have.

@@ -30,8 +30,8 @@ pub use caller::Caller;
 use constraint::Compiler;
 pub use embed::{EmbedRequest, Embedded, embed};
 use reading::{Reader, Reading};
-pub(crate) use request::check_text;
 use request::Counts;
+pub(crate) use request::check_text;
 pub use request::{
     ChatRequest, Format, Message, Options, Prompt, Reasoning, Role, TextRequest, Tool, ToolCall, ToolChoice,
 };

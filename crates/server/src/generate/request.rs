@@ -283,12 +283,7 @@ impl Options {
     }
 
     /// The engine's request for these tokens.
-    pub(super) fn request(
-        self,
-        prompt: Vec<u32>,
-        counts: &Counts,
-        defaults: &GenerationDefaults,
-    ) -> Request {
+    pub(super) fn request(self, prompt: Vec<u32>, counts: &Counts, defaults: &GenerationDefaults) -> Request {
         let mut sampling = defaults.sampling();
         sampling.temperature = self.temperature.unwrap_or(sampling.temperature);
         sampling.top_k = self.top_k.unwrap_or(sampling.top_k);
@@ -326,11 +321,7 @@ impl ChatRequest {
     }
 
     /// The tokens that the model reads, and how to read what it writes.
-    pub(super) fn prepare(
-        &self,
-        model: &Model,
-        max_context: usize,
-    ) -> Result<(Vec<u32>, Reading), ApiError> {
+    pub(super) fn prepare(&self, model: &Model, max_context: usize) -> Result<(Vec<u32>, Reading), ApiError> {
         let offers_tools = self.offered_tools().next().is_some();
         let template = match (&model.tool_template, &model.chat_template, &model.template_problem) {
             (Some(template), ..) if offers_tools => template,

@@ -9,7 +9,11 @@ use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use utoipa::ToSchema;
 
-use super::{answer::AnswerWriter, duration::{KeepAlive, LONGEST}, types::rfc3339};
+use super::{
+    answer::AnswerWriter,
+    duration::{KeepAlive, LONGEST},
+    types::rfc3339,
+};
 use crate::{AppState, error::ApiError, extract::Json, output::Format, source::ModelEntry};
 
 /// The tag of names that have none.

@@ -312,7 +312,9 @@ impl Answers {
         let most = (MOST_PROMPTS / prompts.len()).max(1);
         if options.n.is_some_and(|n| n > most.into()) {
             let (count, n) = (prompts.len(), options.n.map(|n| n.to_string()).unwrap_or_default());
-            let message = format!("`prompt` has {count} elements, and `n` is {n}; at most {MOST_PROMPTS} answers are one request");
+            let message = format!(
+                "`prompt` has {count} elements, and `n` is {n}; at most {MOST_PROMPTS} answers are one request"
+            );
             return Err(ApiError::invalid("n", message));
         }
         for prompt in prompts {

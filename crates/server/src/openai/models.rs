@@ -4,7 +4,12 @@ use axum::extract::State;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::{AppState, error::ApiError, extract::{Json, Path}, source::ModelEntry};
+use crate::{
+    AppState,
+    error::ApiError,
+    extract::{Json, Path},
+    source::ModelEntry,
+};
 
 /// All models.
 #[derive(Debug, Serialize, ToSchema)]

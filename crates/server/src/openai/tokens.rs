@@ -107,7 +107,8 @@ pub async fn tokenize(
                 tools: tools.into_iter().flatten().map(ToolParam::into_tool).collect(),
                 ..ChatRequest::default()
             };
-            generate::off_thread(&state, &caller, &lease, move |model, _| request.prompt(model, max_context)).await?
+            generate::off_thread(&state, &caller, &lease, move |model, _| request.prompt(model, max_context))
+                .await?
         }
         _ => return Err(ApiError::invalid("prompt", "give either `prompt` or `messages`")),
     };
