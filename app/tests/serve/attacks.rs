@@ -113,9 +113,11 @@ fn numbers_names_and_schemas_that_ask_for_too_much_are_refused() {
         ] {
             refused(path, &body, "at most");
         }
-        // A tool that is not strict gives way, and its calls are any objects.
-        let lenient = json!({"tools": [tool("input_schema")], "tool_choice": {"type": "any"}});
-        server.post(anthropic.0, &with(anthropic.1.clone(), lenient)).ok();
+        // A tool that is not strict gives way, and its calls are any objects. (The prompt has the schema, too.)
+        if schema.to_string().len() < 2000 {
+            let lenient = json!({"tools": [tool("input_schema")], "tool_choice": {"type": "any"}});
+            server.post(anthropic.0, &with(anthropic.1.clone(), lenient)).ok();
+        }
     }
 
     // Longest times are no shorter ones, and break no list.
