@@ -18,11 +18,12 @@ use crate::{
 
 type Step = fn(&Path, Sample) -> Result<Outcome>;
 
-const STEPS: [(&str, Step); 9] = [
+const STEPS: [(&str, Step); 10] = [
     ("fmt", |root, _| fmt(root)),
     ("tidy", |root, _| tidy(root)),
     ("clippy", |root, _| clippy(root)),
     ("test", test),
+    ("requests", |root, _| requests(root)),
     ("doc", |root, _| doc(root)),
     ("aarch64", |root, _| aarch64::run(root)),
     ("macos", |root, _| macos::run(root)),
@@ -99,6 +100,13 @@ fn clippy(root: &Path) -> Result<Outcome> {
         Outcome::Passed(_) => clippy(&["--features", "paguro/gpu"]),
         failed => Ok(failed),
     }
+}
+
+/// Sends random requests for a minute. The output has the seed.
+fn requests(root: &Path) -> Result<Outcome> {
+    let mut command = cargo(root);
+    command.args(["test", "--workspace", "--locked", "--test", "requests", "--", "--nocapture"]);
+    succeed(command.env("PAGURO_FUZZ_SECONDS", "60"))
 }
 
 /// The documentation, with private items: most readers of this project read its source.

@@ -129,13 +129,29 @@ pub struct ServeOptions {
     #[arg(long, env = "PAGURO_MAX_BODY", value_name = "BYTES", help_heading = "Listening")]
     pub max_body: Option<Bytes>,
 
-    /// Most open connections [default: 4096]
+    /// Memory for the bodies of all requests that are being read or prepared [default: 256MiB]
+    #[arg(long, env = "PAGURO_BODY_MEMORY", value_name = "BYTES", help_heading = "Listening")]
+    pub body_memory: Option<Bytes>,
+
+    /// Least bytes of a body in a second, after the first ten seconds; 0 for no limit [default: 1KiB]
+    #[arg(long, env = "PAGURO_MIN_BODY_RATE", value_name = "BYTES", help_heading = "Listening")]
+    pub min_body_rate: Option<Bytes>,
+
+    /// Most open connections; at more, the one that has been idle for longest is closed [default: 4096]
     #[arg(long, env = "PAGURO_MAX_CONNECTIONS", value_name = "N", help_heading = "Listening", value_parser = choices::positive)]
     pub max_connections: Option<usize>,
+
+    /// Most open connections of one client that is not on this machine [default: a quarter of --max-connections]
+    #[arg(long, env = "PAGURO_MAX_CONNECTIONS_PER_CLIENT", value_name = "N", help_heading = "Listening", value_parser = choices::positive)]
+    pub max_connections_per_client: Option<usize>,
 
     /// How long a request's head or body may take to arrive [default: 60s]
     #[arg(long, env = "PAGURO_READ_TIMEOUT", value_name = "TIME", help_heading = "Listening")]
     pub read_timeout: Option<Time>,
+
+    /// How long a client may take to read more of its answer [default: 30s]
+    #[arg(long, env = "PAGURO_WRITE_TIMEOUT", value_name = "TIME", help_heading = "Listening")]
+    pub write_timeout: Option<Time>,
 
     /// How long an answer may take, loading its model included [default: no limit]
     #[arg(long, env = "PAGURO_REQUEST_TIMEOUT", value_name = "TIME", help_heading = "Listening")]
@@ -234,8 +250,12 @@ impl ServeOptions {
             allow_hosts: or_list(self.allow_hosts, weaker.allow_hosts),
             cors_origins: or_list(self.cors_origins, weaker.cors_origins),
             max_body: self.max_body.or(weaker.max_body),
+            body_memory: self.body_memory.or(weaker.body_memory),
+            min_body_rate: self.min_body_rate.or(weaker.min_body_rate),
             max_connections: self.max_connections.or(weaker.max_connections),
+            max_connections_per_client: self.max_connections_per_client.or(weaker.max_connections_per_client),
             read_timeout: self.read_timeout.or(weaker.read_timeout),
+            write_timeout: self.write_timeout.or(weaker.write_timeout),
             request_timeout: self.request_timeout.or(weaker.request_timeout),
             shutdown_timeout: self.shutdown_timeout.or(weaker.shutdown_timeout),
             memory: self.memory.or(weaker.memory),

@@ -58,7 +58,7 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let served = runtime.block_on(async {
-        let stop = stop_signal()?;
+        let (stop, cut) = stop_signals()?;
         let bound = server.bind().await.map_err(|error| {
             let in_use = error.source.kind() == std::io::ErrorKind::AddrInUse;
             let failure = Failure::from_error(&error);
@@ -80,9 +80,11 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
                 Some(problem) => tracing::warn!(model = name, problem, "cannot be served"),
             }
         }
-        bound.serve(stop).await;
+        bound.serve(stop, cut).await;
         Ok(())
     });
+    // A pull that waits for the network must not hold up the end.
+    runtime.shutdown_timeout(Duration::from_secs(1));
     if let Some(Err(error)) = traces.map(|traces| traces.shutdown()) {
         tracing::warn!(%error, "the last spans could not be sent");
     }
@@ -101,7 +103,7 @@ fn open_library(settings: &LibrarySettings) -> Outcome<Option<Library>> {
             if let Some(problem) = registry.not_writable() {
                 tracing::warn!("{problem}");
             }
-            Ok(Some(Library { registry: registry.into(), hub, inspect: library::inspect }))
+            Ok(Some(Library::new(registry.into(), hub, library::inspect)))
         }
         Err(failure) => {
             tracing::error!("the models of the library are not served: {}", failure.message());
@@ -129,6 +131,7 @@ fn server_settings(options: &ServeOptions, memory: u64, keys: PathBuf) -> Server
     let tcp = Listen::Tcp(SocketAddr::new(host, options.port.unwrap_or(PORT)));
     let socket = options.socket.clone().map(Listen::Unix);
     let defaults = HttpLimits::default();
+    let connections = options.max_connections.unwrap_or(defaults.connections);
     ServerSettings {
         listen: [tcp].into_iter().chain(socket).collect(),
         residency: Residency {
@@ -138,10 +141,14 @@ fn server_settings(options: &ServeOptions, memory: u64, keys: PathBuf) -> Server
         },
         limits: HttpLimits {
             body_bytes: options.max_body.map_or(defaults.body_bytes, |bytes| bytes.0 as usize),
+            body_memory: options.body_memory.map_or(defaults.body_memory, |bytes| bytes.0 as usize),
+            body_rate: options.min_body_rate.map_or(defaults.body_rate, |bytes| bytes.0),
+            write_time: options.write_timeout.map_or(defaults.write_time, |time| time.0),
             body_time: options.read_timeout.map_or(defaults.body_time, |time| time.0),
             head_time: options.read_timeout.map_or(defaults.head_time, |time| time.0),
             request_time: options.request_timeout.map(|time| time.0),
-            connections: options.max_connections.unwrap_or(defaults.connections),
+            connections,
+            connections_per_client: options.max_connections_per_client.unwrap_or((connections / 4).max(1)),
         },
         keys,
         hosts: options.allow_hosts.clone(),
@@ -178,18 +185,29 @@ fn start_log(options: &ServeOptions, terminal: Terminal) -> Outcome<Option<SdkTr
     Ok(traces)
 }
 
-/// Ready when somebody wants the server to stop: Ctrl-C, or what `kill` sends.
+/// Ready when somebody wants the server to stop, and when they want it for the second time: Ctrl-C, or what `kill` sends.
 #[cfg(unix)]
-fn stop_signal() -> Outcome<impl Future<Output = ()>> {
+fn stop_signals() -> Outcome<(impl Future<Output = ()>, impl Future<Output = ()>)> {
     use tokio::signal::unix::{SignalKind, signal};
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    Ok(async move {
-        tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
-    })
+    let next = |interrupt: SignalKind, terminate: SignalKind| -> Outcome<_> {
+        let (mut interrupt, mut terminate) = (signal(interrupt)?, signal(terminate)?);
+        Ok(async move {
+            tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+        })
+    };
+    let first = next(SignalKind::interrupt(), SignalKind::terminate())?;
+    Ok((first, async move {
+        // Listens only from the first signal on.
+        match next(SignalKind::interrupt(), SignalKind::terminate()) {
+            Ok(second) => second.await,
+            Err(_) => std::future::pending().await,
+        }
+    }))
 }
 
-/// Ready when somebody wants the server to stop: Ctrl-C.
+/// Ready when somebody wants the server to stop, and when they want it for the second time: Ctrl-C.
 #[cfg(not(unix))]
-fn stop_signal() -> Outcome<impl Future<Output = ()>> {
-    Ok(async { drop(tokio::signal::ctrl_c().await) })
+fn stop_signals() -> Outcome<(impl Future<Output = ()>, impl Future<Output = ()>)> {
+    let next = || async { drop(tokio::signal::ctrl_c().await) };
+    Ok((next(), next()))
 }

@@ -111,6 +111,12 @@ impl Shelf {
         self.models.iter().map(|(name, source)| self.own_entry(name, source))
     }
 
+    /// A model that is not the library's. As in the library, upper and lower case are one, so that no name shadows another.
+    fn named(&self, name: &str) -> Option<&(String, Source)> {
+        let same = |other: &&(String, Source)| other.0.eq_ignore_ascii_case(name);
+        self.models.iter().find(|(other, _)| other == name).or_else(|| self.models.iter().find(same))
+    }
+
     /// A model of the library.
     fn record(&self, name: &str) -> Result<(&Registry, ModelRecord), LoadError> {
         let not_found = || LoadError::NotFound(name.to_owned());
@@ -124,7 +130,7 @@ impl Shelf {
     }
 
     fn source(&self, name: &str) -> Result<Source, LoadError> {
-        if let Some((_, source)) = self.models.iter().find(|(other, _)| other == name) {
+        if let Some((_, source)) = self.named(name) {
             return Ok(source.clone());
         }
         let (library, record) = self.record(name)?;
@@ -307,7 +313,7 @@ impl ModelSource for Shelf {
     }
 
     fn find(&self, name: &str) -> Result<ModelEntry, LoadError> {
-        match self.models.iter().find(|(other, _)| other == name) {
+        match self.named(name) {
             Some((name, source)) => Ok(self.own_entry(name, source)),
             None => {
                 let (library, record) = self.record(name)?;
@@ -356,7 +362,7 @@ impl ModelSource for Shelf {
     }
 
     fn outside(&self, name: &str) -> Option<Outside> {
-        let (_, source) = self.models.iter().find(|(other, _)| other == name)?;
+        let (_, source) = self.named(name)?;
         match source {
             Source::Embedded => Some(Outside::Program { file: "tales.gguf", bytes: EMBEDDED_FILE }),
             Source::Path(path) => Some(Outside::Disk(path.clone())),

@@ -2,6 +2,7 @@
 
 mod access;
 mod anthropic;
+mod attacks;
 mod chat;
 mod completions;
 mod connections;

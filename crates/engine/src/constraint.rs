@@ -1,18 +1,23 @@
 //! Grammars: what an answer may be.
 //!
-//! A [`Grammar`] becomes a [`Constraint`] once, on the caller's thread, and then says for every draw which tokens may
-//! come next. Taking in a token is quick; working out the next mask is not always, so [`MaskWorkers`] do it while
+//! A [`Grammar`] is measured ([`bounds`]) and compiled to a [`Constraint`] on a thread of its own with a large stack, since
+//! the compiler recurses. The constraint then says for every draw which tokens may come next. Taking in a token is quick; working out the next mask is not always, so [`MaskWorkers`] do it while
 //! the device computes the logits, and whoever samples waits for it at the end of the step at most.
 //!
 //! The tokens that spell a text are the model's own choice: the grammar speaks of bytes, and each token stands for the
 //! bytes that it writes. Control tokens write nothing, so they are in no mask, but those that a Lark grammar names
 //! (`<|call|>`), and the model's stop tokens where the grammar may end.
 
+mod bounds;
+mod cache;
+#[cfg(test)]
+mod tests;
+
 use std::{
     fmt,
     panic::AssertUnwindSafe,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicU64, Ordering},
         mpsc::{Receiver, Sender, channel},
     },
@@ -30,6 +35,7 @@ use paguro_backend::TokenMask;
 use paguro_model::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
+use self::bounds::Measure;
 use crate::{closed, formats};
 
 /// What an answer must be, from its first character to its last.
@@ -78,6 +84,17 @@ impl Grammar {
             Self::JsonSchema(_) | Self::JsonObject => "JSON schema",
             Self::Regex(_) => "regular expression",
             Self::Lark(_) => "Lark grammar",
+        }
+    }
+
+    /// Refuses a grammar that would ask too much of the compiler.
+    fn measure(&self) -> Result<(), String> {
+        let mut measure = Measure::default();
+        match self {
+            Self::JsonSchema(schema) => measure.schema(schema),
+            Self::JsonObject => Ok(()),
+            Self::Regex(regex) => measure.regex(regex),
+            Self::Lark(lark) => measure.lark(lark),
         }
     }
 
@@ -168,6 +185,7 @@ fn literal(text: &str) -> usize {
 pub(crate) struct Vocabulary {
     factory: ParserFactory,
     words: usize,
+    cache: Mutex<cache::Cache>,
 }
 
 impl fmt::Debug for Vocabulary {
@@ -195,11 +213,29 @@ impl Vocabulary {
         // Whoever sends a grammar must not be able to fill the memory: a state takes about a kilobyte.
         limits.max_lexer_states = MAX_LEXER_STATES;
         limits.verbose_errors = false;
-        Ok(Self { factory, words: vocab.div_ceil(32) })
+        Ok(Self { factory, words: vocab.div_ceil(32), cache: Mutex::default() })
     }
 
-    /// Makes a constraint of a grammar.
+    /// Compiles a grammar, unless it was compiled lately.
     pub fn compile(self: &Arc<Self>, grammar: &Grammar) -> Result<Constraint, GrammarError> {
+        let invalid = |problem| GrammarError::Invalid { kind: grammar.kind(), problem };
+        grammar.measure().map_err(invalid)?;
+        let source = cache::Source::of(grammar);
+        if let Some(compiled) = self.lock_cache().get(&source) {
+            return compiled;
+        }
+        let compiled = on_large_stack(|| self.compile_here(grammar))
+            .unwrap_or_else(|problem| Err(invalid(format!("compiling it failed: {problem}"))));
+        self.lock_cache().insert(source, &compiled);
+        compiled
+    }
+
+    fn lock_cache(&self) -> MutexGuard<'_, cache::Cache> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Compiles a grammar on this thread, whose stack must be large.
+    fn compile_here(self: &Arc<Self>, grammar: &Grammar) -> Result<Constraint, GrammarError> {
         let invalid = |problem| GrammarError::Invalid { kind: grammar.kind(), problem };
         let lowered = grammar.lower().map_err(invalid)?;
         let mut parser = self.factory.create_parser(lowered).map_err(|error| invalid(message(&error)))?;
@@ -208,8 +244,24 @@ impl Vocabulary {
             return Err(invalid(warning));
         }
         parser.start_without_prompt();
-        Ok(Constraint { parser, vocabulary: self.clone() })
+        // The vocabulary's cache holds constraints, so they must not hold the vocabulary.
+        Ok(Constraint { parser, words: self.words, vocabulary: Arc::downgrade(self) })
     }
+}
+
+/// Bytes of the stack on which grammars are compiled. The deepest one that [`bounds`] allows takes a quarter of it.
+const COMPILER_STACK: usize = 64 << 20;
+
+/// Runs `work` on a thread of its own with a large stack and waits for it.
+///
+/// # Errors
+/// The thread could not be started, or has panicked.
+fn on_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, String> {
+    thread::scope(|scope| {
+        let thread = thread::Builder::new().name("paguro-grammar".into()).stack_size(COMPILER_STACK);
+        let thread = thread.spawn_scoped(scope, work).map_err(|error| error.to_string())?;
+        thread.join().map_err(|_| "the compiler has panicked".to_owned())
+    })
 }
 
 /// States of a grammar's lexer, which come up as they are needed.
@@ -266,13 +318,15 @@ fn message(error: &impl fmt::Display) -> String {
 /// for any number of requests.
 pub struct Constraint {
     parser: TokenParser,
-    vocabulary: Arc<Vocabulary>,
+    /// The words of its masks, in 32 bits each.
+    words: usize,
+    vocabulary: Weak<Vocabulary>,
 }
 
 impl Clone for Constraint {
     fn clone(&self) -> Self {
         // A shallow copy would share a lock with this one.
-        Self { parser: self.parser.deep_clone(), vocabulary: self.vocabulary.clone() }
+        Self { parser: self.parser.deep_clone(), words: self.words, vocabulary: self.vocabulary.clone() }
     }
 }
 
@@ -285,7 +339,7 @@ impl fmt::Debug for Constraint {
 impl Constraint {
     /// Whether it was made for these tokens.
     pub(crate) fn is_of(&self, vocabulary: Option<&Arc<Vocabulary>>) -> bool {
-        vocabulary.is_some_and(|vocabulary| Arc::ptr_eq(vocabulary, &self.vocabulary))
+        vocabulary.is_some_and(|vocabulary| std::ptr::eq(Arc::as_ptr(vocabulary), self.vocabulary.as_ptr()))
     }
 }
 
@@ -317,7 +371,7 @@ struct Next {
 impl Guide {
     /// At the beginning. Before the first token is drawn, its mask must be [computed](Guide::compute).
     pub fn new(constraint: Constraint) -> Self {
-        let words = constraint.vocabulary.words;
+        let words = constraint.words;
         Self { parser: Arc::new(Mutex::new(Parser(constraint.parser))), next: Arc::default(), words }
     }
 
@@ -473,7 +527,8 @@ fn start_workers() -> Sender<Job> {
     for _ in 0..count {
         let receiver = receiver.clone();
         // Fewer threads than wanted only take longer.
-        let _ = thread::Builder::new().name("paguro-mask".into()).spawn(move || work(&receiver));
+        let thread = thread::Builder::new().name("paguro-mask".into()).stack_size(COMPILER_STACK);
+        let _ = thread.spawn(move || work(&receiver));
     }
     jobs
 }

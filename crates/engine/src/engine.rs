@@ -18,11 +18,10 @@ use paguro_backend::{
     Ticket, Want, Weights,
 };
 use paguro_model::{Model, tokenizer::Tokenizer};
-use tokio::sync::mpsc::UnboundedSender;
 
 use crate::{
     EngineError, EngineOptions, EnginePlan, Handle,
-    handle::{Command, Queue, Shared},
+    handle::{Command, Queue, Shared, Signals},
     layout::Layout,
     options::Resolved,
     pages::Pages,
@@ -217,7 +216,7 @@ struct Worker {
 }
 
 struct Client {
-    signals: UnboundedSender<Signal>,
+    signals: Signals,
     prompt_tokens: usize,
     /// Branches that have not ended.
     open: usize,
@@ -368,8 +367,7 @@ impl Worker {
                 client.started = true;
                 self.shared.queue.leave(client.prompt_tokens);
             }
-            // A reader that has gone has sent a cancellation.
-            let _ = client.signals.send(signal);
+            client.signals.send(signal);
             if client.open == 0 {
                 self.clients.remove(&request);
             }

@@ -12,7 +12,10 @@ use std::{
 
 use paguro_backend::{KernelCount, Score};
 use paguro_model::tokenizer::Tokenizer;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::{
+    mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    oneshot,
+};
 
 use crate::{
     Constraint, Event, FinishReason, Grammar, GrammarError, Request, RequestError, Stats, SubmitError, Usage,
@@ -25,12 +28,27 @@ use crate::{
 /// What the engine thread is told.
 #[derive(Debug)]
 pub(crate) enum Command {
-    Submit { job: Box<Job>, prompt: Vec<u32>, signals: UnboundedSender<Signal> },
+    Submit { job: Box<Job>, prompt: Vec<u32>, signals: Signals },
     Cancel { request: u64, branch: Option<usize> },
     ClearCache,
     KernelCounts(SyncSender<Vec<KernelCount>>),
     CheckPages(SyncSender<Result<(), String>>),
     Stop { finish: bool },
+}
+
+/// The engine thread's end of a [`Generation`], dropped when the request has ended.
+#[derive(Debug)]
+pub(crate) struct Signals {
+    sender: UnboundedSender<Signal>,
+    /// Its receiver learns that this was dropped.
+    _ended: oneshot::Sender<()>,
+}
+
+impl Signals {
+    /// Sends a signal; a reader that has gone has sent a cancellation.
+    pub fn send(&self, signal: Signal) {
+        let _ = self.sender.send(signal);
+    }
 }
 
 /// How many requests were submitted and have not started.
@@ -172,12 +190,15 @@ impl Handle {
             (0..request.branches).map(|_| Some(Writer::new(stream.clone(), matcher.clone()))).collect();
         let usage = Usage { prompt_tokens: request.prompt.len(), ..Usage::default() };
         // Unbounded, so that a slow reader holds up nobody; it can hold no more than the answer's tokens.
-        let (signals, receiver) = unbounded_channel();
+        let (sender, receiver) = unbounded_channel();
+        let (end, ended) = oneshot::channel();
+        let signals = Signals { sender, _ended: end };
         let submit = Command::Submit { job: job.into(), prompt: request.prompt, signals };
         self.commands.send(submit).map_err(|_| self.stopped())?;
         Ok(Generation {
             canceller: Canceller { request: id, commands: self.commands.clone() },
             signals: receiver,
+            engine_ended: Some(ended),
             shared: shared.clone(),
             stops,
             min_tokens: request.min_tokens,
@@ -188,8 +209,8 @@ impl Handle {
         })
     }
 
-    /// Makes a constraint of a grammar, for [`Request::constraint`]. Takes milliseconds for most grammars, and up to a
-    /// second longer the first time; may be called from any thread that can spare them.
+    /// Compiles a grammar, for [`Request::constraint`], on a thread of its own. Takes milliseconds for most grammars, and
+    /// up to a second longer the first time; blocks so long. A grammar that was compiled lately comes from a cache.
     ///
     /// # Errors
     /// [`GrammarError`]: what the grammar asks for and cannot have.
@@ -205,6 +226,16 @@ impl Handle {
     /// Most tokens of a sequence, prompt and answer together: what was asked for, or what the pages can hold.
     pub fn max_context(&self) -> usize {
         self.shared.limits.max_context
+    }
+
+    /// Most branches of a request.
+    pub fn max_branches(&self) -> usize {
+        self.shared.limits.max_sequences
+    }
+
+    /// Number of tokens in the model's vocabulary.
+    pub fn vocab(&self) -> usize {
+        self.shared.limits.vocab
     }
 
     /// Forgets all cached blocks that no sequence uses: prompts that are submitted after this find nothing, and
@@ -267,6 +298,8 @@ impl Canceller {
 pub struct Generation {
     canceller: Canceller,
     signals: UnboundedReceiver<Signal>,
+    /// Ready when the engine has dropped its end.
+    engine_ended: Option<oneshot::Receiver<()>>,
     shared: Arc<Shared>,
     stops: Arc<[String]>,
     /// Tokens of which the stop strings are not looked for.
@@ -310,6 +343,18 @@ impl Generation {
             }
             let signal = self.signals.blocking_recv();
             self.receive(signal);
+        }
+    }
+
+    /// Waits until the engine has nothing more to do for this request, whether or not its events have been read: they
+    /// ended, failed or were cancelled. Only the first call waits.
+    pub fn engine_ended(&mut self) -> impl Future<Output = ()> + Send + 'static {
+        let ended = self.engine_ended.take();
+        async move {
+            if let Some(ended) = ended {
+                // Nothing is ever sent.
+                let _ = ended.await;
+            }
         }
     }
 

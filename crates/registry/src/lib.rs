@@ -21,6 +21,7 @@ mod rebuild;
 mod record;
 mod reserve;
 mod store;
+mod upload;
 mod verify;
 
 pub mod hub;
@@ -34,4 +35,5 @@ pub use name::{LATEST, ModelName};
 pub use rebuild::{Rebuilt, Restored};
 pub use record::{Details, FileRecord, Format, Inspect, ModelRecord, OnProgress, Progress, Source, Transfer};
 pub use store::Pruned;
+pub use upload::Upload;
 pub use verify::{Finding, Problem, Repair, Verified, VerifyOptions};

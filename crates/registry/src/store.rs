@@ -20,6 +20,7 @@ use crate::{
         sync_file, sync_folder,
     },
     record::{FileRecord, listing},
+    upload::{Upload, is_arriving},
 };
 
 #[derive(Debug)]
@@ -110,6 +111,15 @@ impl Store {
         // It has another name now, or has gone: there is nothing left to remove.
         let _ = file.into_temp_path().keep();
         Ok((digest, size))
+    }
+
+    /// A file that arrives in pieces.
+    pub(crate) fn begin_upload(&self) -> Result<Upload, RegistryError> {
+        let folder = self.temporary();
+        let file = shared_builder(0o666)
+            .tempfile_in(&folder)
+            .map_err(RegistryError::io("make a file in", &folder))?;
+        Upload::new(file, self.blobs())
     }
 
     /// Gives a complete, checked file of this library its name. A blob that has the name already is read: it stays if it
@@ -323,7 +333,7 @@ impl Store {
         for left in entries(&self.temporary())? {
             if left.is_dir() {
                 remove_folder(&left)?;
-            } else {
+            } else if !is_arriving(&left) {
                 pruned.count(remove_file(&left)?);
             }
         }

@@ -10,7 +10,7 @@ use axum::{
 
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
-use crate::{AppState, error::ApiError, keys::Scope, layers::REQUEST_ID, listen::Arrival};
+use crate::{AppState, body::BodyShare, error::ApiError, keys::Scope, layers::REQUEST_ID, listen::Arrival};
 
 /// Who asks, where keys are needed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +42,7 @@ pub async fn check(
     mut request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
+    request.extensions_mut().insert(BodyShare::default());
     let headers = request.headers();
     if headers.get_all(header::HOST).iter().count() > 1 {
         let message = "the request has more than one `Host` header".into();
@@ -118,20 +119,29 @@ fn check_host(host: Option<&str>, allowed: &[String]) -> Result<(), ApiError> {
     )))
 }
 
-/// A page of another site may send requests (though not read the answers): browsers say where it is from.
+/// Schemes of programs with a built-in browser. No web page and no extension of a browser can have one of them as its own.
+const PROGRAMS: [&str; 4] = ["app", "tauri", "vscode-file", "vscode-webview"];
+
+/// A page of another site may send requests (though not read the answers): browsers say where it is from. The same holds
+/// for extensions of browsers, and for pages that have no site.
 fn check_origin(headers: &HeaderMap, host: Option<&str>, allowed: &[String]) -> Result<(), ApiError> {
-    let Some(origin) = headers.get(header::ORIGIN).and_then(|origin| origin.to_str().ok()) else {
-        return Ok(());
+    let mut origins = headers.get_all(header::ORIGIN).iter();
+    let Some(origin) = origins.next() else { return Ok(()) };
+    if origins.next().is_some() {
+        return Err(ApiError::Forbidden("the request has more than one `Origin` header".into()));
+    }
+    let Ok(origin) = origin.to_str() else {
+        return Err(ApiError::Forbidden("the `Origin` header is not ASCII text".into()));
     };
-    // Programs with a built-in browser have schemes of their own, and no site can claim those.
-    let Some((_, site)) = origin.split_once("://").filter(|(scheme, _)| scheme.starts_with("http")) else {
-        return if origin == "null" { refuse_origin(origin) } else { Ok(()) };
-    };
-    let same = host.is_some_and(|host| host.eq_ignore_ascii_case(site));
-    if same || allowed.iter().any(|other| other == "*" || other.eq_ignore_ascii_case(origin)) {
+    let origin = origin.to_ascii_lowercase();
+    if allowed.iter().any(|other| other == "*" || other.eq_ignore_ascii_case(&origin)) {
         return Ok(());
     }
-    refuse_origin(origin)
+    match origin.split_once("://") {
+        Some(("http" | "https", site)) if host.is_some_and(|host| host.eq_ignore_ascii_case(site)) => Ok(()),
+        Some((scheme, _)) if PROGRAMS.contains(&scheme) => Ok(()),
+        _ => refuse_origin(&origin),
+    }
 }
 
 fn refuse_origin(origin: &str) -> Result<(), ApiError> {
@@ -177,12 +187,34 @@ mod tests {
             ("vscode-webview://abc", true),
             ("http://localhost:3000", false),
             ("https://evil.example", false),
+            ("HTTP://LOCALHOST:11434", true),
+            ("HTTP://evil.example", false),
+            ("ws://localhost:11434", false),
+            ("chrome-extension://abc", false),
+            ("moz-extension://abc", false),
+            ("chrome-extension://allowed", true),
+            ("file://", false),
+            ("http://localhost:11434/", false),
+            ("localhost:11434", false),
+            ("", false),
             ("null", false),
+            ("NULL", false),
         ] {
             let headers = HeaderMap::from_iter([(header::ORIGIN, origin.parse().unwrap())]);
-            let allowed = ["https://chat.example".to_owned()];
+            let allowed = ["https://chat.example".to_owned(), "chrome-extension://Allowed".to_owned()];
             assert_eq!(check_origin(&headers, Some("localhost:11434"), &allowed).is_ok(), fine, "{origin}");
         }
+        let refused = |values: &[&[u8]]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(header::ORIGIN, HeaderValue::from_bytes(value).unwrap());
+            }
+            check_origin(&headers, Some("localhost"), &[]).is_err()
+        };
+        assert!(refused(&[b"http://localhost", b"https://evil.example"]));
+        assert!(refused(&[b"http://localhost", b"http://localhost"]));
+        assert!(refused(&["http://löcalhost".as_bytes()]));
+        assert!(refused(&[b"http://localhost\xff"]));
     }
 
     #[test]

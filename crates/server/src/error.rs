@@ -67,6 +67,14 @@ pub enum ApiError {
     /// The body did not arrive in time.
     #[error("the request's body did not arrive within {} s", .0.as_secs())]
     BodyTimeout(Duration),
+    /// The body comes too slowly.
+    #[error(
+        "the request's body comes with fewer than {rate} bytes a second; the server's --min-body-rate says how fast it must come"
+    )]
+    BodyTooSlow {
+        /// Least bytes in a second.
+        rate: u64,
+    },
     /// The body is too large.
     #[error(
         "the request's body is larger than {limit} bytes; the server's --max-body says how large it may be"
@@ -131,7 +139,7 @@ impl ApiError {
             Self::Forbidden(_) => StatusCode::FORBIDDEN,
             Self::ModelNotFound(_) | Self::NotFound(_) => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
-            Self::BodyTimeout(_) => StatusCode::REQUEST_TIMEOUT,
+            Self::BodyTimeout(_) | Self::BodyTooSlow { .. } => StatusCode::REQUEST_TIMEOUT,
             Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::QueueFull(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::Timeout(_) => StatusCode::GATEWAY_TIMEOUT,

@@ -1,30 +1,62 @@
-//! JSON bodies. Reading them is bounded in size and time, and knows every field.
+//! JSON bodies and paths. Reading a body is bounded in size, time and memory, and knows every field.
 
 use axum::{
     body::{Body, Bytes},
-    extract::{FromRequest, Request},
-    http::{HeaderMap, HeaderValue, header},
+    extract::{FromRequest, FromRequestParts, Request},
+    http::{HeaderMap, HeaderValue, header, request::Parts},
     response::{IntoResponse, Response},
 };
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::{AppState, error::ApiError};
+use crate::{
+    AppState,
+    body::{BodyShare, Pace, ValueCounter},
+    error::ApiError,
+    prepare::{Client, Size},
+};
 
 /// A JSON body. Its content type is not looked at: `curl -d` sends a wrong one, and every example of every API uses
 /// that. (Against requests forged by web pages there is [`crate::access`].)
 #[derive(Debug)]
 pub struct Json<T>(pub T);
 
-impl<T: DeserializeOwned> FromRequest<AppState> for Json<T> {
+impl<T: DeserializeOwned + Send + 'static> FromRequest<AppState> for Json<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
         refuse_encoding(request.headers())?;
         let waits = request.headers().contains_key(header::EXPECT);
-        let bytes = read(request.into_body(), waits, state).await?;
-        parse(&bytes).map(Self)
+        let extensions = request.extensions();
+        let share: BodyShare = extensions.get().cloned().unwrap_or_default();
+        let client = Client::of(extensions);
+        let bytes = read(request.into_body(), waits, &share, state).await?;
+        if bytes.len() < LARGE {
+            return parse(&bytes).map(Self);
+        }
+        state.preparation.run(&client, Size::Large, move |_| parse(&bytes)).await.map(Self)
+    }
+}
+
+/// Bodies from this size on are parsed elsewhere: the threads that serve others must not wait for it.
+const LARGE: usize = 256 << 10;
+
+/// Parameters in a path. What is no text is refused in the API's own shape.
+#[derive(Debug)]
+pub struct Path<T>(pub T);
+
+impl<T: DeserializeOwned + Send> FromRequestParts<AppState> for Path<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {
+        let path = axum::extract::Path::from_request_parts(parts, state).await;
+        let axum::extract::Path(value) = path.map_err(|rejection| {
+            let message =
+                format!("the path `{}` cannot be read: {}", parts.uri.path(), rejection.body_text());
+            ApiError::Invalid { param: None, message }
+        })?;
+        Ok(Self(value))
     }
 }
 
@@ -55,28 +87,33 @@ fn refuse_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
 /// sent everything, and lose it if the connection is closed before.
 const MOST_DISCARDED: usize = 256 << 20;
 
-/// Reads a body; whether the client `waits` for a sign before it sends one.
-async fn read(mut body: Body, waits: bool, state: &AppState) -> Result<Bytes, ApiError> {
-    let limits = state.settings.limits;
+/// Reads a body into memory that `share` has reserved; whether the client `waits` for a sign before it sends one.
+async fn read(mut body: Body, waits: bool, share: &BodyShare, state: &AppState) -> Result<Bytes, ApiError> {
+    let limits = &state.settings.limits;
     let too_large = || ApiError::BodyTooLarge { limit: limits.body_bytes };
     if waits && body.size_hint().lower() > limits.body_bytes as u64 {
         return Err(too_large());
     }
     let (mut bytes, mut length) = (Vec::new(), 0);
+    let (mut pace, mut counter) = (Pace::new(limits), ValueCounter::default());
     let reading = async {
-        while let Some(frame) = body.frame().await {
+        while let Some(frame) = pace.wait(body.frame()).await? {
             let frame = frame.map_err(|error| {
                 let message = format!("the body cannot be read: {error}");
                 ApiError::Invalid { param: None, message }
             })?;
             let Some(data) = frame.data_ref() else { continue };
             length += data.len();
+            pace.arrived(data.len());
             if length <= limits.body_bytes {
+                counter.push(data);
+                share.grow(&state.body_memory, length, counter.values).await?;
                 bytes.extend_from_slice(data);
             } else if length > limits.body_bytes.saturating_add(MOST_DISCARDED) {
                 break;
             } else {
                 bytes = Vec::new();
+                share.clear();
             }
         }
         Ok(())

@@ -9,6 +9,9 @@
 
 mod access;
 mod anthropic;
+mod body;
+mod connections;
+mod count;
 pub mod dialect;
 pub mod error;
 mod extract;
@@ -24,6 +27,8 @@ mod ollama;
 mod openai;
 mod openapi;
 pub mod output;
+mod prepare;
+mod release;
 mod settings;
 mod source;
 mod status;
@@ -37,12 +42,15 @@ use tower::util::option_layer;
 pub use extract::Json;
 pub use keys::{ApiKey, KeyError, KeyFile, Scope};
 pub use library::Library;
-pub use listen::{BindError, Bound};
+pub use listen::{Arrival, BindError, Bound};
 pub use models::Residency;
 pub use settings::{HttpLimits, Listen, ServerSettings};
 pub use source::{Details, Grant, LoadError, LoadPlan, Loaded, ModelEntry, ModelSource, Outside};
 
-use crate::{keys::Keys, metrics::Metrics, models::Models};
+use crate::{
+    body::BodyMemory, keys::Keys, metrics::Metrics, models::Models, prepare::Preparation,
+    release::MemoryRelease,
+};
 
 /// What all requests share.
 #[derive(Debug)]
@@ -59,6 +67,12 @@ pub struct State {
     pub responses: openai::ResponseStore,
     /// What is measured.
     pub metrics: Arc<Metrics>,
+    /// Threads that prepare requests.
+    preparation: Preparation,
+    /// The memory of all requests' bodies.
+    body_memory: BodyMemory,
+    /// Memory that is to be given back to the system.
+    release: Arc<MemoryRelease>,
 }
 
 /// What handlers get.
@@ -76,6 +90,8 @@ impl Server {
         let models = Models::new(source, settings.residency, settings.release_memory);
         let metrics = Metrics::new(models.clone());
         let keys = Keys::new(KeyFile::new(settings.keys.clone()));
+        let release = Arc::new(MemoryRelease::new(settings.release_memory));
+        let body_memory = BodyMemory::new(settings.limits.body_memory, BodyMemory::PATIENCE, release.clone());
         Self {
             state: Arc::new(State {
                 settings,
@@ -84,12 +100,16 @@ impl Server {
                 keys,
                 metrics,
                 responses: Default::default(),
+                preparation: Preparation::new(),
+                body_memory,
+                release,
             }),
         }
     }
 
-    /// All paths with their layers.
-    fn router(&self) -> Router {
+    /// All paths with their layers, for requests with an [`Arrival`] among their extensions. [`Bound::serve`] brings
+    /// connections to it.
+    pub fn router(&self) -> Router {
         let state = self.state.clone();
         Router::new()
             .merge(openai::routes())

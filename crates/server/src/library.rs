@@ -6,7 +6,7 @@ use paguro_registry::{
     Details, Digest, ImportOptions, ModelName, ModelRecord, Registry, RegistryError, hub::Hub,
 };
 use serde_json::{Map, Value};
-use tokio::task::spawn_blocking;
+use tokio::{sync::Semaphore, task::spawn_blocking};
 
 use crate::{error::ApiError, source::Outside};
 
@@ -19,10 +19,30 @@ pub struct Library {
     pub hub: Arc<Hub>,
     /// Opens a model, to learn what the library records of it.
     pub inspect: fn(&Path) -> Result<Details, Box<dyn Error + Send + Sync>>,
+    work: Arc<Work>,
+}
+
+/// How much is done with the library at a time. The threads on which it blocks are shared with all other requests.
+#[derive(Debug)]
+struct Work {
+    /// What ends soon.
+    short: Semaphore,
+    /// What waits for a network or copies gigabytes.
+    long: Semaphore,
 }
 
 impl Library {
-    /// Does something with the library elsewhere: it waits for disks, networks and other processes.
+    /// A library whose models come from `hub`.
+    pub fn new(
+        registry: Arc<Registry>,
+        hub: Arc<Hub>,
+        inspect: fn(&Path) -> Result<Details, Box<dyn Error + Send + Sync>>,
+    ) -> Self {
+        let work = Work { short: Semaphore::new(8), long: Semaphore::new(16) };
+        Self { registry, hub, inspect, work: Arc::new(work) }
+    }
+
+    /// Does something with the library elsewhere that ends soon: it waits for disks and other processes.
     ///
     /// # Errors
     /// What the library says.
@@ -30,6 +50,27 @@ impl Library {
         &self,
         work: impl FnOnce(&Self) -> Result<T, RegistryError> + Send + 'static,
     ) -> Result<T, ApiError> {
+        self.run_in(&self.work.short, work).await
+    }
+
+    /// Does something with the library elsewhere that takes long.
+    ///
+    /// # Errors
+    /// What the library says.
+    pub async fn run_long<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Self) -> Result<T, RegistryError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        self.run_in(&self.work.long, work).await
+    }
+
+    async fn run_in<T: Send + 'static>(
+        &self,
+        turns: &Semaphore,
+        work: impl FnOnce(&Self) -> Result<T, RegistryError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        // Never closed.
+        let _turn = turns.acquire().await;
         let library = self.clone();
         let done = spawn_blocking(move || work(&library)).await;
         done.map_err(|error| ApiError::Internal(format!("the library's work ended: {error}")))?

@@ -1,13 +1,12 @@
-//! Connections: accepted up to a bound, each with a time limit for heads, and ended in order.
+//! Places to listen at, and the life of the server: it accepts connections, and ends them in order.
 
 use std::{
+    future::poll_fn,
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     path::PathBuf,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    pin::Pin,
+    sync::Arc,
     time::Duration,
 };
 
@@ -20,12 +19,15 @@ use hyper_util::{
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpListener,
-    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    sync::{OwnedSemaphorePermit, Semaphore},
     task::JoinSet,
 };
 use tower::ServiceExt;
 
-use crate::{AppState, Listen, Server};
+use crate::{
+    AppState, Listen, Server,
+    connections::{Busy, Connections, Entered, WatchedStream},
+};
 
 /// Why nothing can be listened at.
 #[derive(Debug, thiserror::Error)]
@@ -58,6 +60,8 @@ pub struct Arrival {
     pub loopback: bool,
     /// Only this machine can have sent it.
     pub private: bool,
+    /// The client's address; `None` for a Unix socket.
+    pub peer: Option<IpAddr>,
 }
 
 impl Server {
@@ -132,24 +136,19 @@ impl Bound {
         self.listeners.iter().map(place).collect()
     }
 
-    /// Serves until `stop` is ready. Then nothing is accepted any more, running requests may go on for the time that
-    /// the settings give them, and are cut after it. All engines have ended when this returns.
-    pub async fn serve(self, stop: impl Future<Output = ()>) {
+    /// Serves until `stop` is ready. Then nothing is accepted any more. Running requests may go on for the time that the
+    /// settings give them, or until `cut` is ready, and are cut then. All engines have ended when this returns.
+    pub async fn serve(self, stop: impl Future<Output = ()>, cut: impl Future<Output = ()>) {
         let state = self.server.state.clone();
-        let connections = Connections {
-            router: self.server.router(),
-            graceful: Arc::new(GracefulShutdown::new()),
-            cut: watch::Sender::new(()),
-            room: Arc::new(Semaphore::new(state.settings.limits.connections)),
-            crowd: Arc::new(Crowd::new(state.settings.release_memory)),
-            head_time: state.settings.limits.head_time,
-        };
+        let acceptor = Acceptor::new(self.server.router(), &state);
         let mut tasks = JoinSet::new();
         let models = state.models.clone();
         tasks.spawn(async move { models.unload_unused().await });
+        let mut watch = JoinSet::new();
+        watch.spawn(acceptor.connections.clone().watch(state.clone()));
         let sockets: Vec<_> = self.listeners.iter().filter_map(Listener::socket).collect();
         for listener in self.listeners {
-            tasks.spawn(connections.clone().accept(listener));
+            tasks.spawn(acceptor.clone().accept(listener));
         }
         stop.await;
         tracing::info!("stopping");
@@ -159,129 +158,147 @@ impl Bound {
             // If somebody has taken it away, nothing is left to do.
             let _ = std::fs::remove_file(path);
         }
-        connections.end(&state).await;
+        acceptor.end(&state, cut).await;
+        watch.shutdown().await;
         state.models.unload_all().await;
     }
 }
 
+/// Accepts connections.
 #[derive(Clone)]
-struct Connections {
+struct Acceptor {
     router: Router,
     graceful: Arc<GracefulShutdown>,
-    /// Changes when all connections are to end at once.
-    cut: watch::Sender<()>,
+    connections: Arc<Connections>,
     room: Arc<Semaphore>,
-    crowd: Arc<Crowd>,
     head_time: Duration,
 }
 
-/// Counts connections, so that the memory of many is given back when they have gone.
-#[derive(Debug)]
-struct Crowd {
-    open: AtomicUsize,
-    /// Most that were open since memory was given back.
-    most: AtomicUsize,
-    release: fn(),
-}
+impl Acceptor {
+    /// How long a full server waits for a connection to end before it closes another one.
+    const PAUSE: Duration = Duration::from_millis(50);
 
-impl Crowd {
-    /// Fewer leave little behind.
-    const MANY: usize = 128;
-    /// The last ones of a crowd may go meanwhile.
-    const PAUSE: Duration = Duration::from_millis(500);
-
-    fn new(release: fn()) -> Self {
-        Self { open: AtomicUsize::new(0), most: AtomicUsize::new(0), release }
-    }
-
-    fn enter(&self) {
-        let open = self.open.fetch_add(1, Ordering::Relaxed) + 1;
-        self.most.fetch_max(open, Ordering::Relaxed);
-    }
-
-    /// Once for every crowd that has gone, memory is given back.
-    fn leave(self: &Arc<Self>) {
-        let open = self.open.fetch_sub(1, Ordering::Relaxed) - 1;
-        let most = self.most.load(Ordering::Relaxed);
-        let gone = most >= Self::MANY && open <= most / 4;
-        if gone && self.most.compare_exchange(most, open, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-            let release = self.release;
-            tokio::spawn(async move {
-                tokio::time::sleep(Self::PAUSE).await;
-                // It walks through all of the heap. A panic there has nobody to go to.
-                let _ = tokio::task::spawn_blocking(release).await;
-            });
+    fn new(router: Router, state: &AppState) -> Self {
+        let limits = &state.settings.limits;
+        Self {
+            router,
+            graceful: Arc::new(GracefulShutdown::new()),
+            connections: Arc::new(Connections::new(limits.connections_per_client, state.release.clone())),
+            room: Arc::new(Semaphore::new(limits.connections)),
+            head_time: limits.head_time,
         }
     }
-}
 
-impl Connections {
     async fn accept(self, listener: Listener) {
         loop {
-            // The semaphore is never closed.
-            let Ok(permit) = self.room.clone().acquire_owned().await else { return };
             let accepted = match &listener {
-                Listener::Tcp(tcp, address) => tcp.accept().await.map(|(stream, _)| {
-                    // Tokens are small and must not wait for more.
-                    let _ = stream.set_nodelay(true);
-                    let loopback = address.ip().is_loopback();
-                    let arrival = Arrival { loopback, private: loopback };
-                    self.serve(stream, arrival, permit);
-                }),
+                Listener::Tcp(tcp, address) => match tcp.accept().await {
+                    Ok((stream, peer)) => {
+                        // Tokens are small and must not wait for more.
+                        let _ = stream.set_nodelay(true);
+                        let loopback = address.ip().is_loopback();
+                        let arrival = Arrival { loopback, private: loopback, peer: Some(peer.ip()) };
+                        self.enter(stream, arrival).await;
+                        Ok(())
+                    }
+                    Err(error) => Err(error),
+                },
                 #[cfg(unix)]
-                Listener::Unix(unix, _) => unix.accept().await.map(|(stream, _)| {
-                    self.serve(stream, Arrival { loopback: false, private: true }, permit);
-                }),
+                Listener::Unix(unix, _) => match unix.accept().await {
+                    Ok((stream, _)) => {
+                        self.enter(stream, Arrival { loopback: false, private: true, peer: None }).await;
+                        Ok(())
+                    }
+                    Err(error) => Err(error),
+                },
             };
             if let Err(error) = accepted {
                 // A connection that was given up before it was taken, or no more files for now: neither is helped by
                 // asking again at once.
                 tracing::debug!(%error, "no connection");
+                self.connections.close_idle(None);
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         }
     }
 
-    fn serve<S>(&self, stream: S, arrival: Arrival, permit: OwnedSemaphorePermit)
+    /// Finds room for a connection, for which idle ones are closed, and serves it.
+    async fn enter<S>(&self, mut stream: S, arrival: Arrival)
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        if !self.connections.admit(arrival.peer) {
+            // Whether the client reads it is its own matter; it must not be waited for.
+            let write = poll_fn(|context| Pin::new(&mut stream).poll_write(context, TOO_MANY));
+            let _ = tokio::time::timeout(Duration::ZERO, write).await;
+            return;
+        }
+        let permit = loop {
+            let room = self.room.clone();
+            if let Ok(permit) = room.clone().try_acquire_owned() {
+                break permit;
+            }
+            self.connections.close_idle(None);
+            // The semaphore is never closed.
+            if let Ok(Ok(permit)) = tokio::time::timeout(Self::PAUSE, room.acquire_owned()).await {
+                break permit;
+            }
+        };
+        let entered = self.connections.enter(arrival.peer);
+        self.serve(stream, arrival, entered, permit);
+    }
+
+    fn serve<S>(&self, stream: S, arrival: Arrival, entered: Entered, permit: OwnedSemaphorePermit)
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         // The router is shared: a layer of its own would be another one, with all its paths, for every connection.
         let router = self.router.clone();
+        let connection = entered.connection().clone();
+        let stream = WatchedStream::new(stream, connection.clone());
         let service = service_fn(move |mut request: Request<Incoming>| {
+            let busy = Busy::new(connection.clone());
             request.extensions_mut().insert(arrival);
-            router.clone().oneshot(request)
+            request.extensions_mut().insert(connection.clone());
+            let answer = router.clone().oneshot(request);
+            async move { answer.await.map(|response| response.map(|body| busy.until_end_of(body))) }
         });
-        let connection = http1::Builder::new()
+        let served = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(self.head_time)
             .serve_connection(TokioIo::new(stream), service);
-        let connection = self.graceful.watch(connection);
-        let mut cut = self.cut.subscribe();
-        let crowd = self.crowd.clone();
-        crowd.enter();
+        let served = self.graceful.watch(served);
         tokio::spawn(async move {
             let ended = tokio::select! {
-                ended = connection => ended,
-                _ = cut.changed() => Ok(()),
+                ended = served => ended,
+                () = entered.connection().cut() => Ok(()),
             };
             if let Err(error) = ended {
                 // Clients that go away in the middle of things are nothing to worry about.
                 tracing::debug!(%error, "connection ended");
             }
+            drop(entered);
             drop(permit);
-            crowd.leave();
         });
     }
 
     /// Lets running requests end, for a while.
-    async fn end(self, state: &AppState) {
+    async fn end(self, state: &AppState, cut: impl Future<Output = ()>) {
+        self.connections.stop();
         // The tasks that accepted have ended, and their shares with them.
         let Some(graceful) = Arc::into_inner(self.graceful) else { return };
         let time = state.settings.shutdown_time;
-        if tokio::time::timeout(time, graceful.shutdown()).await.is_err() {
-            tracing::warn!(seconds = time.as_secs_f64(), "requests did not end in time and are cut");
-            self.cut.send_replace(());
+        let ended = tokio::select! {
+            ended = tokio::time::timeout(time, graceful.shutdown()) => ended.is_ok(),
+            () = cut => false,
+        };
+        if !ended {
+            tracing::warn!("requests that have not ended are cut");
+            self.connections.cut_all();
         }
     }
 }
+
+/// The answer to connections beyond a client's share.
+const TOO_MANY: &[u8] =
+    b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n";

@@ -4,7 +4,7 @@
 use std::{
     collections::{HashMap, hash_map::Entry},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -553,7 +553,25 @@ impl Drop for Resident {
     }
 }
 
+/// Sets how long a model stays after its last use, as long as it is resident.
+#[derive(Debug)]
+pub struct KeepAliveSetter(Weak<Resident>);
+
+impl KeepAliveSetter {
+    /// From now on; `None` is for ever.
+    pub fn set(&self, time: Option<Duration>) {
+        if let Some(resident) = self.0.upgrade() {
+            resident.usage().keep_alive = time;
+        }
+    }
+}
+
 impl Lease {
+    /// Sets how long the model stays, also after this lease.
+    pub fn keep_alive_setter(&self) -> KeepAliveSetter {
+        KeepAliveSetter(Arc::downgrade(&self.resident))
+    }
+
     /// How long the model stays after its last use, from now on; `None` is for ever.
     pub fn keep_alive(&self, time: Option<Duration>) {
         self.resident.usage().keep_alive = time;

@@ -6,6 +6,7 @@ use axum::{
     response::{Html, IntoResponse, Response},
     routing::get,
 };
+use serde_json::{Map, Value, json};
 use utoipa::{
     Modify, OpenApi,
     openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme},
@@ -78,8 +79,47 @@ pub fn routes() -> Router<AppState> {
 
 async fn document() -> Response {
     let json = HeaderValue::from_static("application/json");
-    let text = Document::openapi().to_json().unwrap_or_default();
-    ([(header::CONTENT_TYPE, json)], text).into_response()
+    ([(header::CONTENT_TYPE, json)], exact_document().to_string()).into_response()
+}
+
+/// The document, with what the types' attributes do not say.
+fn exact_document() -> Value {
+    // Our own types: they have no keys that are not strings.
+    let mut document = serde_json::to_value(Document::openapi()).unwrap_or_default();
+    let schemas = document.pointer_mut("/components/schemas").and_then(Value::as_object_mut);
+    schemas.into_iter().flat_map(Map::values_mut).for_each(tighten);
+    let paths = document.pointer_mut("/paths").and_then(Value::as_object_mut);
+    let operations = paths.into_iter().flat_map(Map::values_mut).filter_map(Value::as_object_mut);
+    let parameters = operations.flat_map(Map::values_mut).filter_map(|method| method.get_mut("parameters"));
+    for parameter in parameters.filter_map(Value::as_array_mut).flatten() {
+        if parameter["name"] == "digest" {
+            parameter["schema"]["pattern"] = json!("^(sha256[:-])?[0-9a-fA-F]{64}$");
+        }
+    }
+    document
+}
+
+/// Marks what is never taken, states the largest numbers, and that a model has one of two names.
+fn tighten(schema: &mut Value) {
+    match schema {
+        Value::Array(schemas) => return schemas.iter_mut().for_each(tighten),
+        Value::Object(keys) => keys.values_mut().for_each(tighten),
+        _ => return,
+    }
+    if schema["format"] == "int32" && schema["minimum"] == 0 {
+        schema["maximum"] = json!(u32::MAX);
+    }
+    let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) else { return };
+    for property in properties.values_mut() {
+        let description = property["description"].as_str().unwrap_or_default();
+        if description.starts_with("Not supported") {
+            *property = json!({"type": "null", "deprecated": true, "description": description});
+        }
+    }
+    let description = properties.get("name").and_then(|name| name["description"].as_str());
+    if description == Some("The older name of `model`.") {
+        schema["anyOf"] = json!([{"required": ["model"]}, {"required": ["name"]}]);
+    }
 }
 
 /// Nothing on the page comes from anywhere else.
@@ -88,4 +128,21 @@ async fn docs() -> Response {
         "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'";
     let policy = HeaderValue::from_static(policy);
     ([(header::CONTENT_SECURITY_POLICY, policy)], Html(include_str!("docs.html"))).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_document_says_what_is_refused() {
+        let document = exact_document();
+        let schema = |name: &str| document["components"]["schemas"][name].clone();
+        assert_eq!(schema("CompletionRequest")["properties"]["suffix"]["type"], "null");
+        assert_eq!(schema("CompletionRequest")["properties"]["top_k"]["maximum"], json!(u32::MAX));
+        assert_eq!(schema("OllamaDeleteRequest")["anyOf"][0]["required"][0], "model");
+        assert_eq!(schema("OllamaPullRequest")["anyOf"][1]["required"][0], "name");
+        let parameter = &document["paths"]["/api/blobs/{digest}"]["post"]["parameters"][0];
+        assert!(parameter["schema"]["pattern"].as_str().is_some_and(|pattern| pattern.contains("{64}")));
+    }
 }

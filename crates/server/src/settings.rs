@@ -34,29 +34,42 @@ pub enum Listen {
     Unix(PathBuf),
 }
 
-/// What one connection may take.
+/// What connections may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HttpLimits {
     /// Bytes of a body.
     pub body_bytes: usize,
+    /// Bytes of all bodies together that are being read, parsed or prepared.
+    pub body_memory: usize,
     /// How long a body may take to arrive.
     pub body_time: Duration,
+    /// Least bytes of a body in a second, after the first seconds; 0 is no bound.
+    pub body_rate: u64,
     /// How long a request's head may take to arrive, and an idle connection stay.
     pub head_time: Duration,
     /// How long an answer may take, loading the model included; `None` is for ever.
     pub request_time: Option<Duration>,
-    /// Open connections; more wait in the system's queue.
+    /// How long a client may take to read more of its answer.
+    pub write_time: Duration,
+    /// Open connections. At more, the one that has been idle for longest is closed; if none is, more wait in the system's
+    /// queue.
     pub connections: usize,
+    /// Open connections of one client that is not on this machine.
+    pub connections_per_client: usize,
 }
 
 impl Default for HttpLimits {
     fn default() -> Self {
         Self {
             body_bytes: 32 << 20,
+            body_memory: 256 << 20,
+            body_rate: 1024,
             body_time: Duration::from_secs(60),
             head_time: Duration::from_secs(60),
             request_time: None,
+            write_time: Duration::from_secs(30),
             connections: 4096,
+            connections_per_client: 1024,
         }
     }
 }

@@ -193,6 +193,14 @@ impl Tokenizer {
         self.eos
     }
 
+    /// Most bytes of a text of `tokens` tokens: a longer one has more of them, whatever it says. Looks at the whole vocabulary.
+    pub fn max_text_bytes(&self, tokens: usize) -> usize {
+        let longest = (0..self.vocab.len() as u32).map(|id| self.vocab.bytes(id).len()).max().unwrap_or(0);
+        // Normalizers may make a text shorter before it is cut into tokens: composed characters, blanks that are stripped.
+        let shrinks = if matches!(self.encoder, Encoder::Hf(_)) { 4 } else { 1 };
+        tokens.saturating_mul(longest.max(1)).saturating_mul(shrinks)
+    }
+
     /// Number of tokens. The model's own vocabulary may be padded to more.
     pub fn vocab_size(&self) -> usize {
         self.vocab.len()

@@ -1,6 +1,7 @@
 //! `/v1/messages/count_tokens`.
 
 use axum::{extract::State, http::HeaderMap};
+use paguro_model::Model;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -15,7 +16,7 @@ use crate::{
     AppState,
     error::ApiError,
     extract::Json,
-    generate,
+    generate::{self, Caller},
     openai::types::{Content, refuse},
 };
 
@@ -70,6 +71,7 @@ pub struct CountTokensResponse {
 )]
 pub async fn count(
     State(state): State<AppState>,
+    caller: Caller,
     headers: HeaderMap,
     Json(body): Json<CountTokensRequest>,
 ) -> Result<Json<CountTokensResponse>, ApiError> {
@@ -82,7 +84,9 @@ pub async fn count(
     let chat = Chat { messages, system, tools, tool_choice, thinking, output_config };
     let request = chat.into_request(None)?;
     let lease = state.models.lease(&body.model).await?;
-    let prompt = generate::off_thread(&lease, move |model| request.prompt(model));
+    let max_context = lease.handle.max_context();
+    let work = move |model: &Model, _: &dyn Fn() -> bool| request.prompt(model, max_context);
+    let prompt = generate::off_thread(&state, &caller, &lease, work);
     let prompt = prompt.await.map_err(super::rename)?;
     Ok(Json(CountTokensResponse { input_tokens: prompt.len() }))
 }

@@ -33,7 +33,8 @@ impl ErrorBody {
             | ApiError::UnknownField { .. }
             | ApiError::ContextTooLong { .. }
             | ApiError::MethodNotAllowed { .. }
-            | ApiError::BodyTimeout(_) => "invalid_request_error",
+            | ApiError::BodyTimeout(_)
+            | ApiError::BodyTooSlow { .. } => "invalid_request_error",
             ApiError::Unauthorized(_) => "authentication_error",
             ApiError::Forbidden(_) => "permission_error",
             ApiError::ModelNotFound(_) | ApiError::NotFound(_) => "not_found_error",

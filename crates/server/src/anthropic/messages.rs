@@ -139,7 +139,7 @@ impl MessagesRequest {
                 top_k: self.top_k,
                 top_p: self.top_p,
                 stop: self.stop_sequences.unwrap_or_default(),
-                max_tokens: Some(self.max_tokens),
+                max_tokens: Some(self.max_tokens.into()),
                 ..Options::default()
             },
             // Without streaming, arguments are an object, and half of one cannot be written.

@@ -8,7 +8,14 @@ use axum::{
 };
 use tokio::time::{Instant, timeout_at};
 
-use crate::{AppState, access::Tenant, error::ApiError};
+use crate::{
+    AppState,
+    access::Tenant,
+    body::BodyShare,
+    connections::Connection,
+    error::ApiError,
+    prepare::{Client, Size},
+};
 
 /// How many seconds the client waits for its answer; the server's own limit bounds it.
 const TIMEOUT: HeaderName = HeaderName::from_static("x-request-timeout");
@@ -18,8 +25,12 @@ const TIMEOUT: HeaderName = HeaderName::from_static("x-request-timeout");
 pub struct Caller {
     /// The key's id; requests without a key are of one tenant.
     pub tenant: Option<Arc<str>>,
+    /// Whose turn it is when requests are prepared.
+    pub client: Client,
     /// When the answer is of no use any more.
     pub deadline: Option<Instant>,
+    /// The memory of the request's body, until it is prepared.
+    pub body: BodyShare,
 }
 
 impl Caller {
@@ -35,16 +46,30 @@ impl Caller {
     }
 }
 
+/// Requests of at least so many bytes may take seconds to prepare.
+const LARGE: usize = 16 << 10;
+
+impl Caller {
+    /// How much preparing the request asks for.
+    pub fn size(&self) -> Size {
+        if self.body.length() < LARGE { Size::Small } else { Size::Large }
+    }
+}
+
 impl FromRequestParts<AppState> for Caller {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {
+        // Held until the request is prepared.
+        let body = parts.extensions.get().cloned().unwrap_or_default();
         let limits = [state.settings.limits.request_time, asked_for(&parts.headers)?];
         let limit = limits.into_iter().flatten().min();
-        Ok(Self {
-            tenant: parts.extensions.get().map(|Tenant(id)| id.as_str().into()),
-            deadline: limit.and_then(|limit| Instant::now().checked_add(limit)),
-        })
+        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+        if let (Some(deadline), Some(connection)) = (deadline, parts.extensions.get::<Arc<Connection>>()) {
+            connection.set_deadline(deadline);
+        }
+        let tenant = parts.extensions.get().map(|Tenant(id)| id.as_str().into());
+        Ok(Self { tenant, client: Client::of(&parts.extensions), deadline, body })
     }
 }
 

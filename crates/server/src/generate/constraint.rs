@@ -11,6 +11,23 @@ use crate::{
     output::{AnswerRules, OfferedTool, Otherwise},
 };
 
+/// Compiles grammars as long as somebody waits for them.
+pub(super) struct Compiler<'h> {
+    pub handle: &'h Handle,
+    /// False if the client has gone.
+    pub is_wanted: &'h dyn Fn() -> bool,
+}
+
+impl Compiler<'_> {
+    /// Compiles a grammar of the field `param`; `whose` says of several.
+    fn compile(&self, grammar: &Grammar, param: &str, whose: &str) -> Result<Constraint, ApiError> {
+        if !(self.is_wanted)() {
+            return Err(ApiError::Unavailable("the client has gone".into()));
+        }
+        self.handle.compile(grammar).map_err(|error| refuse(param, whose, &error))
+    }
+}
+
 impl Format {
     /// The schema of an answer; `None` where it may be anything.
     fn schema(&self) -> Option<Value> {
@@ -25,10 +42,9 @@ impl Format {
     ///
     /// # Errors
     /// What the schema asks for and cannot have.
-    pub(super) fn constraint(&self, handle: &Handle) -> Result<Option<Constraint>, ApiError> {
+    pub(super) fn constraint(&self, compiler: &Compiler<'_>) -> Result<Option<Constraint>, ApiError> {
         let Some(schema) = self.schema() else { return Ok(None) };
-        let constraint = handle.compile(&Grammar::JsonSchema(schema));
-        constraint.map(Some).map_err(|error| refuse("response_format", "", &error))
+        compiler.compile(&Grammar::JsonSchema(schema), "response_format", "").map(Some)
     }
 }
 
@@ -41,12 +57,12 @@ impl ChatRequest {
         &self,
         reading: &Reading,
         tokenizer: &Tokenizer,
-        handle: &Handle,
+        compiler: &Compiler<'_>,
     ) -> Result<Option<Constraint>, ApiError> {
         let forced = matches!(self.tool_choice, ToolChoice::Required | ToolChoice::Named(_));
         let offered: Vec<_> = self.offered_tools().collect();
         if offered.is_empty() && !reading.in_reasoning() {
-            return self.format.constraint(handle);
+            return self.format.constraint(compiler);
         }
         let schema = self.format.schema().filter(|_| !forced);
         let strict = self.tools.iter().any(|tool| tool.strict && self.offers(tool));
@@ -54,27 +70,30 @@ impl ChatRequest {
         if schema.is_none() && !bounded {
             return Ok(None);
         }
-        let any = json!({"type": "object"});
-        let tools = self.followed(offered, &any, handle)?;
-        if let Some(schema) = &schema {
-            // On its own, what is wrong with it is said in its own words.
-            let compiled = handle.compile(&Grammar::JsonSchema(schema.clone()));
-            compiled.map_err(|error| refuse("response_format", "", &error))?;
-        }
-        let rules = AnswerRules {
-            tools: &tools,
-            // Who names a tool wants one call of it.
-            parallel: self.parallel_tool_calls && !matches!(self.tool_choice, ToolChoice::Named(_)),
-            otherwise: match &schema {
-                Some(schema) => Some(Otherwise::Json(schema)),
-                None if forced => None,
-                None => Some(Otherwise::Text),
-            },
-            in_reasoning: reading.in_reasoning(),
+        let whole = |tools: &[OfferedTool<'_>]| {
+            let rules = AnswerRules {
+                tools,
+                // Who names a tool wants one call of it.
+                parallel: self.parallel_tool_calls && !matches!(self.tool_choice, ToolChoice::Named(_)),
+                otherwise: match &schema {
+                    Some(schema) => Some(Otherwise::Json(schema)),
+                    None if forced => None,
+                    None => Some(Otherwise::Text),
+                },
+                in_reasoning: reading.in_reasoning(),
+            };
+            let param = if schema.is_some() { "response_format" } else { "tools" };
+            compiler.compile(&Grammar::Lark(reading.grammar(&rules, tokenizer)?), param, "")
         };
-        let lark = reading.grammar(&rules, tokenizer)?;
-        let param = if schema.is_some() { "response_format" } else { "tools" };
-        handle.compile(&Grammar::Lark(lark)).map(Some).map_err(|error| refuse(param, "", &error))
+        if let Ok(constraint) = whole(&offered) {
+            return Ok(Some(constraint));
+        }
+        // Something cannot be kept. Each part alone says which, and some parts may give way.
+        if let Some(schema) = &schema {
+            compiler.compile(&Grammar::JsonSchema(schema.clone()), "response_format", "")?;
+        }
+        let any = json!({"type": "object"});
+        whole(&self.followed(offered, &any, compiler)?).map(Some)
     }
 
     /// The tools with the schemas that are followed: those that are not strict give way to any object where they ask
@@ -83,15 +102,18 @@ impl ChatRequest {
         &self,
         offered: Vec<OfferedTool<'t>>,
         any: &'t Value,
-        handle: &Handle,
+        compiler: &Compiler<'_>,
     ) -> Result<Vec<OfferedTool<'t>>, ApiError> {
         let strict = |name: &str| self.tools.iter().any(|tool| tool.strict && tool.name == name);
         let followed = |tool: OfferedTool<'t>| {
             let Some(schema) = tool.parameters else { return Ok(tool) };
-            match handle.compile(&Grammar::JsonSchema(schema.clone())) {
+            let whose = format!(" of the tool `{}`", tool.name);
+            match compiler.compile(&Grammar::JsonSchema(schema.clone()), "tools", &whose) {
                 Ok(_) => Ok(tool),
-                Err(_) if !strict(tool.name) => Ok(OfferedTool { parameters: Some(any), ..tool }),
-                Err(error) => Err(refuse("tools", &format!(" of the tool `{}`", tool.name), &error)),
+                Err(ApiError::Invalid { .. }) if !strict(tool.name) => {
+                    Ok(OfferedTool { parameters: Some(any), ..tool })
+                }
+                Err(error) => Err(error),
             }
         };
         offered.into_iter().map(followed).collect()

@@ -6,8 +6,13 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use paguro_engine::{Event, FinishReason, Request};
 use paguro_model::{Model, Pooling};
 
-use super::{Caller, Prompt, Timing, Usage, off_thread};
-use crate::{AppState, error::ApiError, models::Lease};
+use super::{Caller, MAX_CONTEXT, Prompt, Timing, Usage, off_thread};
+use crate::{
+    AppState,
+    count::{ClientCount, check_length},
+    error::ApiError,
+    models::Lease,
+};
 
 /// Texts of which embeddings are wanted.
 #[derive(Clone, Debug, Default)]
@@ -15,11 +20,11 @@ pub struct EmbedRequest {
     /// The texts.
     pub inputs: Vec<Prompt>,
     /// Keeps only so many of the first values.
-    pub dimensions: Option<usize>,
+    pub dimensions: Option<ClientCount>,
     /// Texts that are too long lose their ends, instead of being refused.
     pub truncate: bool,
     /// Most tokens of a text, at most the model's own bound.
-    pub context: Option<usize>,
+    pub context: Option<ClientCount>,
     /// Vectors as the model gives them; otherwise their lengths are made one.
     pub raw: bool,
 }
@@ -39,6 +44,9 @@ pub struct Embedded {
     pub lease: Lease,
 }
 
+/// Most texts of one request.
+const MAX_INPUTS: usize = 2048;
+
 /// Texts of one request that are computed at the same time; a long list must not fill the queue.
 const AT_ONCE: usize = 32;
 
@@ -53,19 +61,20 @@ pub async fn embed(
     request: EmbedRequest,
 ) -> Result<Embedded, ApiError> {
     let received = Instant::now();
-    let lease = caller.in_time(state.models.lease_for(model, request.context)).await?;
+    let lease = caller
+        .in_time(state.models.lease_for(model, request.context.map(|context| context.at_most(MAX_CONTEXT))))
+        .await?;
     let pooling = lease.model.pooling.clone();
     let pooling = pooling.map_err(|error| ApiError::invalid("model", error.to_string()))?;
     let EmbedRequest { inputs, dimensions, truncate, context, raw } = request;
+    check_length(inputs.len(), MAX_INPUTS, "input")?;
     let hidden = lease.model.program.hidden;
-    if let Some(dimensions) = dimensions.filter(|count| !(1..=hidden).contains(count)) {
-        let message = format!("`dimensions` is {dimensions}; this model's embeddings have 1 to {hidden}");
-        return Err(ApiError::invalid("dimensions", message));
-    }
+    let dimensions = dimensions.map_or(Ok(hidden), |count| count.within(1..=hidden, "dimensions"))?;
     let most = lease.handle.max_context();
-    let most = context.map_or(most, |context| context.min(most));
-    let work = off_thread(&lease, move |model| {
-        inputs.into_iter().map(|input| tokens(input, model, most, truncate)).collect::<Result<Vec<_>, _>>()
+    let most = context.map_or(most, |context| context.at_most(most));
+    let work = off_thread(state, &caller, &lease, move |model, is_wanted| {
+        let inputs = inputs.into_iter().take_while(|_| is_wanted());
+        inputs.map(|input| tokens(input, model, most, truncate)).collect::<Result<Vec<_>, _>>()
     });
     let prompts = caller.in_time(work).await?;
     let submitted = Instant::now();
@@ -74,7 +83,7 @@ pub async fn embed(
         .map(|prompt| one(state, &caller, &lease, prompt, pooling))
         .buffered(AT_ONCE)
         .map_ok(|mut vector| {
-            vector.truncate(dimensions.unwrap_or(hidden));
+            vector.truncate(dimensions);
             if !raw {
                 normalize(&mut vector);
             }
@@ -90,7 +99,11 @@ pub async fn embed(
 
 /// The tokens of a text; the last one, where it ends every text, stays when others have to go.
 fn tokens(input: Prompt, model: &Model, most: usize, truncate: bool) -> Result<Vec<u32>, ApiError> {
-    let mut tokens = input.tokens(model);
+    let input = match input {
+        Prompt::Text(text) if truncate => Prompt::Text(beginning(text, model, most)),
+        other => other,
+    };
+    let mut tokens = input.tokens(model, most.saturating_mul(2))?;
     if tokens.len() > most {
         if !truncate {
             return Err(ApiError::ContextTooLong { tokens: tokens.len(), limit: most });
@@ -102,6 +115,17 @@ fn tokens(input: Prompt, model: &Model, most: usize, truncate: bool) -> Result<V
         }
     }
     Ok(tokens)
+}
+
+/// As much of a text as the tokens for which there is room can be made of, and some more: where it is cut, its tokens are
+/// others than they would be.
+fn beginning(mut text: String, model: &Model, most: usize) -> String {
+    if text.len() <= most {
+        return text;
+    }
+    let bytes = model.tokenizer.max_text_bytes(most.saturating_add(64));
+    text.truncate(text.floor_char_boundary(bytes));
+    text
 }
 
 async fn one(

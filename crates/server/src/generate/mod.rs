@@ -15,16 +15,29 @@ use std::{
 
 use paguro_engine::{Constraint, Event, FinishReason, Generation, Score};
 use paguro_model::{Model, tokenizer::Tokenizer};
-use tokio::task::spawn_blocking;
 
-use crate::{AppState, error::ApiError, metrics::RequestMetrics, models::Lease, ollama::Defaults};
+use crate::{
+    AppState,
+    count::ClientCount,
+    error::ApiError,
+    metrics::RequestMetrics,
+    models::{KeepAliveSetter, Lease},
+    ollama::Defaults,
+    prepare::Size,
+};
 
 pub use caller::Caller;
+use constraint::Compiler;
 pub use embed::{EmbedRequest, Embedded, embed};
 use reading::{Reader, Reading};
+use request::Counts;
+pub(crate) use request::check_text;
 pub use request::{
     ChatRequest, Format, Message, Options, Prompt, Reasoning, Role, TextRequest, Tool, ToolCall, ToolChoice,
 };
+
+/// Largest context that a request can ask for, in tokens. Memory bounds it further when a model is loaded.
+const MAX_CONTEXT: usize = 1 << 30;
 
 /// A part of an answer.
 #[derive(Clone, Debug, PartialEq)]
@@ -143,7 +156,10 @@ pub struct Timing {
 #[derive(Debug)]
 pub struct Generating {
     generation: Generation,
-    lease: Lease,
+    /// The model's one name.
+    name: String,
+    tokenizer: Arc<Tokenizer>,
+    keep_alive: KeepAliveSetter,
     prompt_tokens: usize,
     /// The prompt, if its log-probabilities are wanted, until they are there.
     unscored_prompt: Vec<u32>,
@@ -181,14 +197,16 @@ pub async fn chat(
     let received = Instant::now();
     let entry = state.models.find(model).await?;
     Defaults::read(&entry.parameters)?.complete(&mut request);
-    let context = request.options.context;
+    let context = request.options.context.map(|context| context.at_most(MAX_CONTEXT));
     let lease = caller.in_time(state.models.lease_for(model, context)).await?;
     let handle = lease.handle.clone();
-    let work = off_thread(&lease, move |model| {
-        let (prompt, reading) = request.prepare(model)?;
-        let constraint = request.constraint(&reading, &model.tokenizer, &handle)?;
+    let counts = request.options.check(&handle)?;
+    let work = off_thread(state, &caller, &lease, move |model, is_wanted| {
+        let (prompt, reading) = request.prepare(model, handle.max_context())?;
+        let compiler = Compiler { handle: &handle, is_wanted };
+        let constraint = request.constraint(&reading, &model.tokenizer, &compiler)?;
         let options = request.options;
-        Ok(Prepared { prompt, constraint, reading: Some(reading), options })
+        Ok(Prepared { prompt, constraint, reading: Some(reading), options, counts })
     });
     let prepared = caller.in_time(work).await?;
     Generating::start(state, lease, caller, prepared, received)
@@ -208,12 +226,15 @@ pub async fn text(
     let TextRequest { prompt, format, default_max_tokens, options } = request;
     let entry = state.models.find(model).await?;
     let mut options = Defaults::read(&entry.parameters)?.complete_options(options);
-    let lease = caller.in_time(state.models.lease_for(model, options.context)).await?;
-    options.max_tokens = options.max_tokens.or(default_max_tokens);
+    let context = options.context.map(|context| context.at_most(MAX_CONTEXT));
+    let lease = caller.in_time(state.models.lease_for(model, context)).await?;
+    options.max_tokens = options.max_tokens.or(default_max_tokens.map(ClientCount::from));
     let handle = lease.handle.clone();
-    let work = off_thread(&lease, move |model| {
-        let (prompt, constraint) = (prompt.tokens(model), format.constraint(&handle)?);
-        Ok(Prepared { prompt, constraint, reading: None, options })
+    let counts = options.check(&handle)?;
+    let work = off_thread(state, &caller, &lease, move |model, is_wanted| {
+        let prompt = prompt.tokens(model, handle.max_context())?;
+        let constraint = format.constraint(&Compiler { handle: &handle, is_wanted })?;
+        Ok(Prepared { prompt, constraint, reading: None, options, counts })
     });
     let prepared = caller.in_time(work).await?;
     Generating::start(state, lease, caller, prepared, received)
@@ -227,16 +248,26 @@ struct Prepared {
     /// How to read it; `None` where the text is all there is.
     reading: Option<Reading>,
     options: Options,
+    counts: Counts,
 }
 
-/// Templates and tokenizers take their time with long texts; the threads that serve others must not.
+/// Prepares a request when it is its client's turn. `work` can ask whether the client still waits.
 pub(crate) async fn off_thread<T: Send + 'static>(
+    state: &AppState,
+    caller: &Caller,
     lease: &Lease,
-    work: impl FnOnce(&Model) -> Result<T, ApiError> + Send + 'static,
+    work: impl FnOnce(&Model, &dyn Fn() -> bool) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let model = lease.model.clone();
-    let worked = spawn_blocking(move || work(&model)).await;
-    worked.unwrap_or_else(|error| Err(ApiError::Internal(format!("reading the prompt ended: {error}"))))
+    let (model, size) = (lease.model.clone(), caller.size());
+    let release = state.release.clone();
+    let work = move |is_wanted: &dyn Fn() -> bool| {
+        let outcome = work(&model, is_wanted);
+        if size == Size::Large {
+            release.later();
+        }
+        outcome
+    };
+    state.preparation.run(&caller.client, size, work).await
 }
 
 impl Generating {
@@ -247,11 +278,11 @@ impl Generating {
         prepared: Prepared,
         received: Instant,
     ) -> Result<Self, ApiError> {
-        let Prepared { prompt, constraint, reading, mut options } = prepared;
+        let Prepared { prompt, constraint, reading, options, mut counts } = prepared;
         let prompt_tokens = prompt.len();
-        options.bound(prompt_tokens, lease.handle.max_context())?;
+        counts.bound(prompt_tokens)?;
         let unscored_prompt = if options.score_prompt { prompt.clone() } else { Vec::new() };
-        let mut request = options.request(prompt, &lease.model.defaults);
+        let mut request = options.request(prompt, &counts, &lease.model.defaults);
         request.constraint = constraint;
         request.tenant = caller.tenant;
         request.deadline = caller.deadline.map(Into::into);
@@ -260,21 +291,31 @@ impl Generating {
         }
         let reader = || reading.as_ref().map(Reading::reader);
         let choices =
-            (0..request.branches).map(|_| Choice { reader: reader(), ..Choice::default() }).collect();
+            (0..counts.branches).map(|_| Choice { reader: reader(), ..Choice::default() }).collect();
         let submitted = Instant::now();
-        let generation = lease.handle.generate(request)?;
-        let metrics = state.metrics.request(&lease.entry.name, received);
+        let mut generation = lease.handle.generate(request)?;
+        let (name, tokenizer) = (lease.entry.name.clone(), lease.model.tokenizer.clone());
+        let keep_alive = lease.keep_alive_setter();
+        let ended = generation.engine_ended();
+        tokio::spawn(async move {
+            // A client that does not read its answer keeps no model.
+            ended.await;
+            drop(lease);
+        });
+        let metrics = state.metrics.request(&name, received);
         let timing = Timing { received, submitted, started: None, first_token: None, last_token: None };
         let span = tracing::info_span!(
             "generate",
-            "gen_ai.request.model" = lease.entry.name,
+            "gen_ai.request.model" = name,
             "gen_ai.usage.input_tokens" = prompt_tokens,
             "gen_ai.usage.output_tokens" = tracing::field::Empty,
         );
         let ready = VecDeque::new();
         Ok(Self {
             generation,
-            lease,
+            name,
+            tokenizer,
+            keep_alive,
             prompt_tokens,
             unscored_prompt,
             prompt_logprobs: None,
@@ -305,7 +346,7 @@ impl Generating {
 
     /// The model's one name.
     pub fn model(&self) -> &str {
-        &self.lease.entry.name
+        &self.name
     }
 
     /// Tokens of the prompt.
@@ -323,14 +364,14 @@ impl Generating {
         self.choices.len()
     }
 
-    /// The resident model.
-    pub fn lease(&self) -> &Lease {
-        &self.lease
+    /// How long the model stays after its last use; `None` is for ever.
+    pub fn keep_alive(&self, time: Option<Duration>) {
+        self.keep_alive.set(time);
     }
 
     /// Makes text of tokens.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
-        &self.lease.model.tokenizer
+        &self.tokenizer
     }
 
     /// When what happened so far.

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use paguro_engine::Request;
+use paguro_engine::{Handle, Request};
 use paguro_model::{
     GenerationDefaults, Model,
     chat::ChatInput,
@@ -16,6 +16,7 @@ use serde_json::{Map, Value, json};
 
 use super::reading::{Reading, tools_as_text};
 use crate::{
+    count::{ClientCount, check_length},
     error::ApiError,
     output::{Format as OutputFormat, OfferedTool},
 };
@@ -175,15 +176,50 @@ pub struct Options {
     pub stop: Vec<String>,
     pub stop_tokens: Vec<u32>,
     pub ignore_stop_tokens: bool,
-    pub max_tokens: Option<usize>,
+    pub max_tokens: Option<ClientCount>,
     /// Most tokens of prompt and answer together, at most the model's own bound.
-    pub context: Option<usize>,
+    pub context: Option<ClientCount>,
     /// Number of answers, 1 if not given.
-    pub n: Option<usize>,
-    pub logprobs: Option<usize>,
+    pub n: Option<ClientCount>,
+    pub logprobs: Option<ClientCount>,
     /// Reports log-probabilities of the prompt's tokens, too, with as many of the best ones as `logprobs` says.
     pub score_prompt: bool,
     pub priority: i32,
+}
+
+/// The counts of [`Options`], checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Counts {
+    /// Number of answers.
+    pub branches: usize,
+    max_tokens: Option<usize>,
+    context: Option<usize>,
+    logprobs: Option<usize>,
+}
+
+/// Most stop strings. Every answer is searched for all of them with every token.
+const MAX_STOPS: usize = 1024;
+
+/// Most bytes of all stop strings.
+const MAX_STOP_BYTES: usize = 64 << 10;
+
+/// Most of the best tokens whose log-probabilities are reported.
+const MAX_LOGPROBS: usize = 20;
+
+impl Counts {
+    /// Bounds the answer to a prompt of `prompt` tokens by the context that was asked for.
+    ///
+    /// # Errors
+    /// The prompt leaves no room for an answer.
+    pub fn bound(&mut self, prompt: usize) -> Result<(), ApiError> {
+        let Some(context) = self.context else { return Ok(()) };
+        if prompt >= context {
+            return Err(ApiError::ContextTooLong { tokens: prompt, limit: context });
+        }
+        let rest = context - prompt;
+        self.max_tokens = Some(self.max_tokens.map_or(rest, |most| most.min(rest)));
+        Ok(())
+    }
 }
 
 impl Options {
@@ -215,19 +251,31 @@ impl Options {
         }
     }
 
-    /// Bounds the answer by the context that was asked for, where that is less than the model's.
-    pub(super) fn bound(&mut self, prompt: usize, max_context: usize) -> Result<(), ApiError> {
-        let Some(context) = self.context.filter(|&context| context < max_context) else { return Ok(()) };
-        if prompt >= context {
-            return Err(ApiError::ContextTooLong { tokens: prompt, limit: context });
+    /// Checks all counts and lists, before anything is made of them.
+    ///
+    /// # Errors
+    /// The first one that is out of bounds, by name.
+    pub(super) fn check(&self, handle: &Handle) -> Result<Counts, ApiError> {
+        let (max_context, vocab) = (handle.max_context(), handle.vocab());
+        check_length(self.stop.len(), MAX_STOPS, "stop")?;
+        let bytes = self.stop.iter().map(String::len).sum::<usize>();
+        if bytes > MAX_STOP_BYTES {
+            let message = format!("`stop` has {bytes} bytes; one request can have {MAX_STOP_BYTES}");
+            return Err(ApiError::invalid("stop", message));
         }
-        let rest = context - prompt;
-        self.max_tokens = Some(self.max_tokens.map_or(rest, |most| most.min(rest)));
-        Ok(())
+        check_length(self.stop_tokens.len(), vocab, "stop_token_ids")?;
+        check_length(self.logit_bias.len(), vocab, "logit_bias")?;
+        let logprobs = self.logprobs.map(|count| count.within(0..=MAX_LOGPROBS, "logprobs"));
+        Ok(Counts {
+            branches: self.n.map_or(Ok(1), |n| n.within(1..=handle.max_branches(), "n"))?,
+            max_tokens: self.max_tokens.map(|tokens| tokens.at_most(max_context)),
+            context: self.context.map(|context| context.at_most(max_context)),
+            logprobs: logprobs.transpose()?,
+        })
     }
 
     /// The engine's request for these tokens.
-    pub(super) fn request(self, prompt: Vec<u32>, defaults: &GenerationDefaults) -> Request {
+    pub(super) fn request(self, prompt: Vec<u32>, counts: &Counts, defaults: &GenerationDefaults) -> Request {
         let mut sampling = defaults.sampling();
         sampling.temperature = self.temperature.unwrap_or(sampling.temperature);
         sampling.top_k = self.top_k.unwrap_or(sampling.top_k);
@@ -241,13 +289,13 @@ impl Options {
         sampling.seed = self.seed.unwrap_or_else(|| RandomState::new().hash_one(0));
         Request {
             prompt,
-            branches: self.n.unwrap_or(1),
-            max_tokens: self.max_tokens.or(defaults.max_tokens),
+            branches: counts.branches,
+            max_tokens: counts.max_tokens.or(defaults.max_tokens),
             stop_tokens: self.stop_tokens,
             ignore_stop_tokens: self.ignore_stop_tokens,
             stop_strings: self.stop,
             sampling,
-            logprobs: self.logprobs,
+            logprobs: counts.logprobs,
             score_prompt_from: self.score_prompt.then_some(0),
             priority: self.priority,
             ..Request::default()
@@ -260,12 +308,12 @@ impl ChatRequest {
     ///
     /// # Errors
     /// A model without chat template, or whose template refuses these messages or has no room for what is asked.
-    pub(crate) fn prompt(&self, model: &Model) -> Result<Vec<u32>, ApiError> {
-        Ok(self.prepare(model)?.0)
+    pub(crate) fn prompt(&self, model: &Model, max_context: usize) -> Result<Vec<u32>, ApiError> {
+        Ok(self.prepare(model, max_context)?.0)
     }
 
     /// The tokens that the model reads, and how to read what it writes.
-    pub(super) fn prepare(&self, model: &Model) -> Result<(Vec<u32>, Reading), ApiError> {
+    pub(super) fn prepare(&self, model: &Model, max_context: usize) -> Result<(Vec<u32>, Reading), ApiError> {
         let offers_tools = self.offered_tools().next().is_some();
         let template = match (&model.tool_template, &model.chat_template, &model.template_problem) {
             (Some(template), ..) if offers_tools => template,
@@ -301,17 +349,42 @@ impl ChatRequest {
             };
             text.truncate(at + last.len());
         }
+        check_text(&text, model, max_context)?;
         let reading = Reading::new(self, format, &text)?;
         Ok((model.tokenizer.encode_prompt(&text, SpecialTokens::Parse), reading))
     }
 }
 
+/// Refuses a text that is too long, whatever its tokens are: finding them takes time.
+///
+/// # Errors
+/// It is.
+pub(crate) fn check_text(text: &str, model: &Model, max_context: usize) -> Result<(), ApiError> {
+    // A token has a byte at least.
+    if text.len() <= max_context {
+        return Ok(());
+    }
+    let most = model.tokenizer.max_text_bytes(max_context);
+    if text.len() <= most {
+        return Ok(());
+    }
+    // The least that a text of this length can have.
+    let tokens = text.len().div_ceil((most / max_context.max(1)).max(1));
+    Err(ApiError::ContextTooLong { tokens, limit: max_context })
+}
+
 impl Prompt {
     /// The tokens that the model reads.
-    pub(super) fn tokens(self, model: &Model) -> Vec<u32> {
+    ///
+    /// # Errors
+    /// A text that cannot fit.
+    pub(super) fn tokens(self, model: &Model, max_context: usize) -> Result<Vec<u32>, ApiError> {
         match self {
-            Self::Text(text) => model.tokenizer.encode_prompt(&text, SpecialTokens::Parse),
-            Self::Tokens(tokens) => tokens,
+            Self::Text(text) => {
+                check_text(&text, model, max_context)?;
+                Ok(model.tokenizer.encode_prompt(&text, SpecialTokens::Parse))
+            }
+            Self::Tokens(tokens) => Ok(tokens),
         }
     }
 

@@ -171,7 +171,7 @@ pub async fn chat(
     }
     let generating = generate::chat(&state, caller, &name, request).await.map_err(rename)?;
     if let Some(KeepAlive(time)) = keep_alive {
-        generating.lease().keep_alive(time);
+        generating.keep_alive(time);
     }
     writer.write(generating, stream).await
 }
@@ -193,7 +193,7 @@ impl ChatParams {
             format: FormatParam::format(self.format)?,
             reasoning: Think::reasoning(self.think)?,
             options: Options {
-                logprobs: types::logprobs(self.logprobs, self.top_logprobs)?,
+                logprobs: types::logprobs(self.logprobs, self.top_logprobs)?.map(Into::into),
                 ..self.options.unwrap_or_default().into_options()?
             },
             // A call is one line, with an object in it.

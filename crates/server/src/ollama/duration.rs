@@ -11,6 +11,9 @@ use utoipa::ToSchema;
 #[schema(value_type = String)]
 pub struct KeepAlive(pub Option<Duration>);
 
+/// A hundred years. A longer time could not be added to the time now.
+pub const LONGEST: Duration = Duration::from_secs(100 * 365 * 86_400);
+
 impl<'de> Deserialize<'de> for KeepAlive {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         UntaggedEnumVisitor::new()
@@ -34,7 +37,8 @@ impl KeepAlive {
         if seconds < 0.0 {
             return Ok(Self(None));
         }
-        Duration::try_from_secs_f64(seconds).map(|time| Self(Some(time))).map_err(|_| "too long")
+        let time = Duration::try_from_secs_f64(seconds).ok().filter(|time| *time <= LONGEST);
+        time.map(|time| Self(Some(time))).ok_or("longer than a hundred years; below 0 is for ever")
     }
 
     /// Whether the model is to go at once.
@@ -97,7 +101,12 @@ mod tests {
             ("\"0\"", "0ns"),
             ("\"5\"", "`5` is no duration; \"5m\", \"1h30m\" or \"-1s\" would be"),
             ("\"\"", "`` is no duration; \"5m\", \"1h30m\" or \"-1s\" would be"),
-            ("1e300", "too long"),
+            ("3153600000", "3153600000s"),
+            ("3153600001", "longer than a hundred years; below 0 is for ever"),
+            ("18446744073709551615", "longer than a hundred years; below 0 is for ever"),
+            ("\"1e9h\"", "`1e9h` is no duration; \"5m\", \"1h30m\" or \"-1s\" would be"),
+            ("\"9999999999999999h\"", "longer than a hundred years; below 0 is for ever"),
+            ("1e300", "longer than a hundred years; below 0 is for ever"),
         ];
         for (json, expected) in cases {
             assert_eq!(read(json), expected, "{json}");

@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     AppState,
+    count::ClientCount,
     error::ApiError,
     extract::Json,
     generate::{self, Caller, EmbedRequest, Embedded, Prompt},
@@ -30,7 +31,7 @@ pub struct EmbedParams {
     /// Texts that are too long lose their ends, instead of being refused; true if absent.
     truncate: Option<bool>,
     /// Keeps only so many of the first values; the rest has length one again.
-    dimensions: Option<usize>,
+    dimensions: Option<ClientCount>,
     /// Only `num_ctx` has an effect: nothing is sampled.
     options: Option<OptionsParam>,
     /// How long the model stays in memory.
@@ -162,6 +163,6 @@ async fn run(
     Ok(embedded)
 }
 
-fn context(options: Option<OptionsParam>) -> Result<Option<usize>, ApiError> {
+fn context(options: Option<OptionsParam>) -> Result<Option<ClientCount>, ApiError> {
     Ok(options.unwrap_or_default().into_options()?.context)
 }

@@ -89,7 +89,7 @@ pub async fn generate(
     let stream = body.stream != Some(false);
     let writer = AnswerWriter { endpoint: Endpoint::Generate, model: body.model };
     let options = Options {
-        logprobs: types::logprobs(body.logprobs, body.top_logprobs)?,
+        logprobs: types::logprobs(body.logprobs, body.top_logprobs)?.map(Into::into),
         ..body.options.unwrap_or_default().into_options()?
     };
     let (format, reasoning) = (FormatParam::format(body.format)?, Think::reasoning(body.think)?);
@@ -111,7 +111,7 @@ pub async fn generate(
     };
     let generating = generating.map_err(rename)?;
     if let Some(KeepAlive(time)) = keep_alive {
-        generating.lease().keep_alive(time);
+        generating.keep_alive(time);
     }
     writer.write(generating, stream).await
 }

@@ -1,14 +1,13 @@
 //! `/api/pull`, `/api/create`, `/api/copy`, `/api/delete` and `/api/blobs`: what changes the library.
 
 use std::{
-    io::{self, Read},
     sync::Mutex,
     time::{Duration, Instant},
 };
 
 use axum::{
-    body::{Body, Bytes},
-    extract::{Path, State},
+    body::Body,
+    extract::State,
     http::StatusCode,
     response::{IntoResponse, Response},
 };
@@ -18,16 +17,17 @@ use paguro_registry::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use tokio::sync::mpsc::{Receiver, UnboundedSender, channel, unbounded_channel};
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use utoipa::ToSchema;
 
 use super::{
-    chat::MessageParam, defaults::Defaults, error::ErrorBody, models::LATEST, options::OptionsParam,
+    chat::MessageParam, defaults::Defaults, error::ErrorBody, models::without_latest, options::OptionsParam,
 };
 use crate::{
     AppState,
+    body::Pace,
     error::ApiError,
-    extract::Json,
+    extract::{Json, Path},
     library::Library,
     openai::types::{OneOrMany, refuse},
     source::Outside,
@@ -82,7 +82,7 @@ fn library(state: &AppState) -> Result<Library, ApiError> {
 
 /// Where a model lies that is served and is not the library's.
 fn outside(state: &AppState, name: &str) -> Option<Outside> {
-    state.models.outside(name.strip_suffix(LATEST).unwrap_or(name))
+    state.models.outside(without_latest(name).unwrap_or(name))
 }
 
 /// The library could have a model of such a name, but nobody would reach it.
@@ -127,7 +127,7 @@ pub async fn pull(State(state): State<AppState>, Json(body): Json<PullParams>) -
         let _ = reports.send(Status::new("pulling manifest"));
         let options = PullOptions { name: None, cancel };
         library
-            .run(move |library| {
+            .run_long(move |library| {
                 let reporter = Reporter { reports, files: Mutex::default() };
                 let progress = |progress: Progress<'_>| reporter.report(progress);
                 library.registry.pull(&library.hub, &reference, &options, &library.inspect, &progress)
@@ -311,7 +311,7 @@ pub async fn create(
     }
     work(body.stream, move |reports, _| async move {
         let _ = reports.send(Status::new("writing manifest"));
-        let made = library.run(move |library| match (from, outside) {
+        let made = library.run_long(move |library| match (from, outside) {
             (_, Some(outside)) => library.take_in(&outside, &name, parameters),
             (Some(from), None) => library.registry.create_from_model(&name, &from, parameters),
             (None, None) => library.registry.create_from_blobs(&name, &files, parameters, &library.inspect),
@@ -385,7 +385,7 @@ pub async fn copy(State(state): State<AppState>, Json(body): Json<CopyParams>) -
         Some(outside) => library.take_in(&outside, &to, Map::new()),
         None => library.registry.copy(&body.source, &to, true),
     };
-    library(&state)?.run(copy).await.map(drop)
+    library(&state)?.run_long(copy).await.map(drop)
 }
 
 /// A model that is to be deleted.
@@ -458,53 +458,19 @@ pub async fn put_blob(
 ) -> Result<StatusCode, ApiError> {
     let digest: Digest = digest.parse()?;
     let library = library(&state)?;
-    // A model has gigabytes, so it is not limited as other bodies are; but it must keep coming.
-    let silence = state.settings.limits.body_time;
-    let (sender, chunks) = channel(4);
-    let reader = ChunkReader { chunks, rest: Bytes::new(), ended: false };
-    let taken =
-        tokio::spawn(
-            async move { library.run(move |library| library.registry.put_blob(reader, digest)).await },
-        );
+    // A model has gigabytes, so its size is not limited as that of other bodies; but it must keep coming. Nothing blocks and
+    // no lock is held while bytes are waited for.
+    let mut upload = library.run(|library| library.registry.begin_upload()).await?;
+    let mut pace = Pace::new(&state.settings.limits);
     let mut stream = body.into_data_stream();
-    loop {
-        let chunk = match tokio::time::timeout(silence, stream.next()).await {
-            Err(_) => return Err(ApiError::BodyTimeout(silence)),
-            Ok(None) => break,
-            Ok(Some(chunk)) => chunk.map_err(|error| ApiError::Invalid {
-                param: None,
-                message: format!("the body cannot be read: {error}"),
-            })?,
-        };
-        // Whoever reads may have stopped with an error, which comes below.
-        if sender.send(Some(chunk)).await.is_err() {
-            break;
-        }
+    while let Some(chunk) = pace.wait(stream.next()).await? {
+        let chunk = chunk.map_err(|error| ApiError::Invalid {
+            param: None,
+            message: format!("the body cannot be read: {error}"),
+        })?;
+        pace.arrived(chunk.len());
+        upload = library.run(move |_| upload.write(&chunk).map(|()| upload)).await?;
     }
-    let _ = sender.send(None).await;
-    drop(sender);
-    taken.await.map_err(|error| ApiError::Internal(format!("the upload ended: {error}")))??;
+    library.run_long(move |library| library.registry.finish_upload(upload, digest)).await?;
     Ok(StatusCode::CREATED)
-}
-
-/// A body as something that blocks. It ends well with `None`; without it, the client has gone away.
-struct ChunkReader {
-    chunks: Receiver<Option<Bytes>>,
-    rest: Bytes,
-    ended: bool,
-}
-
-impl Read for ChunkReader {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        while self.rest.is_empty() && !self.ended {
-            match self.chunks.blocking_recv() {
-                Some(Some(chunk)) => self.rest = chunk,
-                Some(None) => self.ended = true,
-                None => return Err(io::ErrorKind::UnexpectedEof.into()),
-            }
-        }
-        let taken = self.rest.len().min(buffer.len());
-        buffer[..taken].copy_from_slice(&self.rest.split_to(taken));
-        Ok(taken)
-    }
 }

@@ -9,18 +9,28 @@ use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use utoipa::ToSchema;
 
-use super::{answer::AnswerWriter, duration::KeepAlive, types::rfc3339};
+use super::{
+    answer::AnswerWriter,
+    duration::{KeepAlive, LONGEST},
+    types::rfc3339,
+};
 use crate::{AppState, error::ApiError, extract::Json, output::Format, source::ModelEntry};
 
 /// The tag of names that have none.
 pub const LATEST: &str = ":latest";
+
+/// A name without the tag `latest`, if it has that one.
+pub fn without_latest(name: &str) -> Option<&str> {
+    let (short, tag) = name.split_at_checked(name.len().checked_sub(LATEST.len())?)?;
+    tag.eq_ignore_ascii_case(LATEST).then_some(short)
+}
 
 /// The model that a name means; `latest` is the tag of names without one.
 ///
 /// # Errors
 /// There is none.
 pub async fn find(state: &AppState, name: &str) -> Result<ModelEntry, ApiError> {
-    match (state.models.find(name).await, name.strip_suffix(LATEST)) {
+    match (state.models.find(name).await, without_latest(name)) {
         (Err(ApiError::ModelNotFound(_)), Some(short)) => {
             state.models.find(short).await.map_err(|error| match error {
                 ApiError::ModelNotFound(_) => ApiError::ModelNotFound(name.to_owned()),
@@ -212,7 +222,7 @@ pub async fn ps(State(state): State<AppState>) -> Result<Json<Processes>, ApiErr
         let name = with_tag(&resident.entry.name);
         let details = TagDetails::of(&resident.entry);
         // What stays for ever goes in a hundred years.
-        let expires_in = resident.expires_in.unwrap_or(Duration::from_secs(100 * 365 * 86_400));
+        let expires_in = resident.expires_in.unwrap_or(LONGEST).min(LONGEST);
         models.push(Process {
             model: name.clone(),
             name,

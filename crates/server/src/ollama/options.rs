@@ -116,8 +116,8 @@ impl OptionsParam {
             penalty_window,
             seed: self.seed.map(i64::cast_unsigned),
             stop,
-            max_tokens: self.num_predict.and_then(|tokens| usize::try_from(tokens).ok()),
-            context: self.num_ctx.filter(|&tokens| tokens > 0),
+            max_tokens: self.num_predict.and_then(|tokens| usize::try_from(tokens).ok()).map(Into::into),
+            context: self.num_ctx.filter(|&tokens| tokens > 0).map(Into::into),
             ..Options::default()
         })
     }

@@ -305,9 +305,9 @@ impl ChatCompletionRequest {
             stop: types::stop(self.stop)?,
             stop_tokens: self.stop_token_ids.unwrap_or_default(),
             ignore_stop_tokens: self.ignore_eos == Some(true),
-            max_tokens,
-            n: self.n,
-            logprobs,
+            max_tokens: max_tokens.map(Into::into),
+            n: self.n.map(Into::into),
+            logprobs: logprobs.map(Into::into),
             priority: self.priority.unwrap_or(0),
             ..Options::default()
         };

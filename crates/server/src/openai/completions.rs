@@ -262,9 +262,9 @@ impl CompletionRequest {
             stop: types::stop(self.stop.take())?,
             stop_tokens: self.stop_token_ids.take().unwrap_or_default(),
             ignore_stop_tokens: self.ignore_eos == Some(true),
-            max_tokens,
-            n: self.n,
-            logprobs: self.logprobs,
+            max_tokens: max_tokens.map(Into::into),
+            n: self.n.map(Into::into),
+            logprobs: self.logprobs.map(Into::into),
             score_prompt: echo && self.logprobs.is_some(),
             priority: self.priority.unwrap_or(0),
             ..Options::default()
@@ -307,7 +307,17 @@ impl Answers {
         let echo = body.echo == Some(true);
         let mut started: Vec<Generating> = Vec::new();
         let mut beginnings = Vec::new();
-        for prompt in body.prompt.into_prompts("prompt")? {
+        let prompts = body.prompt.into_prompts("prompt")?;
+        // Each choice keeps its beginning, and all of them wait in one queue.
+        let most = (MOST_PROMPTS / prompts.len()).max(1);
+        if options.n.is_some_and(|n| n > most.into()) {
+            let (count, n) = (prompts.len(), options.n.map(|n| n.to_string()).unwrap_or_default());
+            let message = format!(
+                "`prompt` has {count} elements, and `n` is {n}; at most {MOST_PROMPTS} answers are one request"
+            );
+            return Err(ApiError::invalid("n", message));
+        }
+        for prompt in prompts {
             let beginning = if echo { Some(prompt.clone()) } else { None };
             let request = TextRequest {
                 prompt,

@@ -8,6 +8,7 @@ use utoipa::ToSchema;
 use super::completions::PromptParam;
 use crate::{
     AppState,
+    count::ClientCount,
     error::ApiError,
     extract::Json,
     generate::{self, Caller, EmbedRequest},
@@ -22,7 +23,7 @@ pub struct EmbeddingRequest {
     /// A text or its tokens, or a list of them.
     pub input: PromptParam,
     /// Keeps only so many of the first values; the rest has length one again.
-    pub dimensions: Option<usize>,
+    pub dimensions: Option<ClientCount>,
     /// How vectors are written.
     pub encoding_format: Option<EncodingFormat>,
     /// Has no effect: nobody is told about users.

@@ -36,7 +36,9 @@ pub fn body(error: &ApiError) -> Value {
         ApiError::ModelNotFound(_) => ("invalid_request_error", Some("model_not_found")),
         ApiError::NotFound(_) => ("invalid_request_error", Some("not_found")),
         ApiError::MethodNotAllowed { .. } => ("invalid_request_error", Some("method_not_allowed")),
-        ApiError::BodyTimeout(_) => ("invalid_request_error", Some("request_timeout")),
+        ApiError::BodyTimeout(_) | ApiError::BodyTooSlow { .. } => {
+            ("invalid_request_error", Some("request_timeout"))
+        }
         ApiError::BodyTooLarge { .. } => ("invalid_request_error", Some("request_too_large")),
         ApiError::QueueFull(_) => ("rate_limit_error", Some("rate_limit_exceeded")),
         ApiError::Timeout(_) => ("server_error", Some("timeout")),

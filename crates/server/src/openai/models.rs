@@ -1,10 +1,15 @@
 //! `/v1/models`.
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::{AppState, error::ApiError, extract::Json, source::ModelEntry};
+use crate::{
+    AppState,
+    error::ApiError,
+    extract::{Json, Path},
+    source::ModelEntry,
+};
 
 /// All models.
 #[derive(Debug, Serialize, ToSchema)]

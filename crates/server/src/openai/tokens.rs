@@ -10,7 +10,7 @@ use crate::{
     AppState,
     error::ApiError,
     extract::Json,
-    generate::{self, ChatRequest},
+    generate::{self, Caller, ChatRequest},
 };
 
 /// A text, or a chat, whose tokens are wanted.
@@ -77,15 +77,18 @@ pub struct DetokenizeResponse {
 )]
 pub async fn tokenize(
     State(state): State<AppState>,
+    caller: Caller,
     Json(body): Json<TokenizeRequest>,
 ) -> Result<Json<TokenizeResponse>, ApiError> {
     let TokenizeRequest { model, prompt, messages, tools, add_special_tokens, return_token_strs } = body;
     let lease = state.models.lease(&model).await?;
+    let max_context = lease.handle.max_context();
     let tokens = match (prompt, messages) {
         (Some(text), None) => {
             super::types::refuse(&tools, "tools", "a text has none; `messages` do")?;
             let around = add_special_tokens != Some(false);
-            generate::off_thread(&lease, move |model| {
+            generate::off_thread(&state, &caller, &lease, move |model, _| {
+                generate::check_text(&text, model, max_context)?;
                 let (tokenizer, special) = (&model.tokenizer, SpecialTokens::Parse);
                 Ok(if around {
                     tokenizer.encode_prompt(&text, special)
@@ -104,7 +107,8 @@ pub async fn tokenize(
                 tools: tools.into_iter().flatten().map(ToolParam::into_tool).collect(),
                 ..ChatRequest::default()
             };
-            generate::off_thread(&lease, move |model| request.prompt(model)).await?
+            generate::off_thread(&state, &caller, &lease, move |model, _| request.prompt(model, max_context))
+                .await?
         }
         _ => return Err(ApiError::invalid("prompt", "give either `prompt` or `messages`")),
     };
@@ -112,7 +116,7 @@ pub async fn tokenize(
     let names = || tokens.iter().map(|&token| tokenizer.token_name(token).into_owned()).collect();
     Ok(Json(TokenizeResponse {
         count: tokens.len(),
-        max_model_len: lease.handle.max_context(),
+        max_model_len: max_context,
         token_strs: (return_token_strs == Some(true)).then(names),
         tokens,
     }))
@@ -133,6 +137,7 @@ pub async fn tokenize(
 )]
 pub async fn detokenize(
     State(state): State<AppState>,
+    caller: Caller,
     Json(body): Json<DetokenizeRequest>,
 ) -> Result<Json<DetokenizeResponse>, ApiError> {
     let lease = state.models.lease(&body.model).await?;
@@ -141,7 +146,7 @@ pub async fn detokenize(
         let message = format!("`tokens[{i}]` is {}, but the model has {vocab} tokens", body.tokens[i]);
         return Err(ApiError::invalid(format!("tokens[{i}]"), message));
     }
-    let prompt = generate::off_thread(&lease, move |model| {
+    let prompt = generate::off_thread(&state, &caller, &lease, move |model, _| {
         Ok(model.tokenizer.decode(&body.tokens, SpecialText::Show))
     });
     Ok(Json(DetokenizeResponse { prompt: prompt.await? }))

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use axum::{
     Extension,
     body::Bytes,
-    extract::{Path, RawQuery, State},
+    extract::{RawQuery, State},
     http::{HeaderValue, header},
     response::{IntoResponse, Response},
 };
@@ -27,7 +27,7 @@ use crate::{
     AppState,
     access::Tenant,
     error::ApiError,
-    extract::Json,
+    extract::{Json, Path},
     generate::{self, Caller, Finish, Generating, Message, Piece, Role},
     ids,
     stream::events,
@@ -151,6 +151,11 @@ pub async fn create(
         Some(id) => Some(state.responses.get(id, tenant.as_deref())?.turn),
         None => None,
     };
+    if let Some(turn) = &before {
+        // What was said before is copied, so it counts as a part of the body.
+        let length = caller.body.length().saturating_add(turn.all_bytes());
+        caller.body.grow(&state.body_memory, length, 0).await?;
+    }
     let new = body.messages()?;
     let instructions = body.instructions.iter().map(|text| Message {
         role: Role::System,

@@ -299,8 +299,8 @@ impl ResponseRequest {
         let options = Options {
             temperature: self.temperature,
             top_p: self.top_p,
-            max_tokens: types::at_least_one(self.max_output_tokens, "max_output_tokens")?,
-            logprobs,
+            max_tokens: types::at_least_one(self.max_output_tokens, "max_output_tokens")?.map(Into::into),
+            logprobs: logprobs.map(Into::into),
             ..Options::default()
         };
         let effort = self.reasoning.as_ref().and_then(|reasoning| reasoning.effort.clone());

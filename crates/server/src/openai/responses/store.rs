@@ -56,6 +56,17 @@ impl Turn {
         turns.iter().rev().flat_map(|turn| turn.messages.iter().cloned()).collect()
     }
 
+    /// Bytes of everything that was said.
+    pub fn all_bytes(&self) -> usize {
+        let mut turn = Some(self);
+        let turns = std::iter::from_fn(|| {
+            let this = turn?;
+            turn = this.before.as_deref();
+            Some(this.bytes())
+        });
+        turns.sum()
+    }
+
     fn bytes(&self) -> usize {
         let text = |message: &Message| {
             let calls: usize =

@@ -1,0 +1,247 @@
+//! Bodies of requests: how fast they must come, and how much memory all of them take together.
+
+use std::{
+    pin::pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, timeout},
+};
+
+use crate::{error::ApiError, release::MemoryRelease, settings::HttpLimits};
+
+/// Bytes of each body that are not counted: small requests never wait for large ones.
+const FREE: usize = 16 << 10;
+
+/// Bytes that are reserved at a time.
+const STEP: usize = 64 << 10;
+
+/// Bytes that a parsed JSON value takes besides its text, about.
+const VALUE: usize = 64;
+
+/// Bodies that took more memory than this leave something to give back.
+const MUCH: usize = 1 << 20;
+
+/// The memory of all bodies that are being read, parsed or prepared.
+#[derive(Debug)]
+pub struct BodyMemory {
+    bytes: Arc<Semaphore>,
+    total: usize,
+    /// How long a body waits for others to give memory back.
+    patience: Duration,
+    release: Arc<MemoryRelease>,
+}
+
+impl BodyMemory {
+    /// How long a body waits for others to give memory back.
+    pub const PATIENCE: Duration = Duration::from_secs(5);
+
+    /// Room for `total` bytes.
+    pub fn new(total: usize, patience: Duration, release: Arc<MemoryRelease>) -> Self {
+        let total = total.min(Semaphore::MAX_PERMITS);
+        Self { bytes: Arc::new(Semaphore::new(total)), total, patience, release }
+    }
+}
+
+/// The memory that one request's body takes, until the last copy of this is dropped.
+#[derive(Clone, Debug, Default)]
+pub struct BodyShare(Arc<Mutex<Share>>);
+
+#[derive(Debug, Default)]
+struct Share {
+    /// Bytes that have arrived.
+    length: usize,
+    permits: Option<OwnedSemaphorePermit>,
+    /// Where memory is given back when much of it was taken.
+    release: Option<Arc<MemoryRelease>>,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        if let (Some(permits), Some(release)) = (&self.permits, &self.release)
+            && permits.num_permits() > MUCH
+        {
+            release.later();
+        }
+    }
+}
+
+impl BodyShare {
+    /// Bytes of the body.
+    pub fn length(&self) -> usize {
+        self.lock().length
+    }
+
+    /// Reserves memory for a body that has grown to `length` bytes with `values` JSON values in them.
+    ///
+    /// # Errors
+    /// It never fits, or others take the memory and do not end.
+    pub async fn grow(&self, memory: &BodyMemory, length: usize, values: usize) -> Result<(), ApiError> {
+        let needed = length.saturating_add(values.saturating_mul(VALUE)).saturating_sub(FREE);
+        let has = {
+            let mut share = self.lock();
+            share.length = length;
+            share.permits.as_ref().map_or(0, OwnedSemaphorePermit::num_permits)
+        };
+        if needed <= has {
+            return Ok(());
+        }
+        if needed > memory.total {
+            let message = format!(
+                "the request's body has {length} bytes and {values} JSON values, which take more memory than the server's --body-memory of {} bytes",
+                memory.total
+            );
+            return Err(ApiError::Invalid { param: None, message });
+        }
+        let more = (needed - has).next_multiple_of(STEP).min(memory.total - has);
+        // At most the total; a semaphore gives four gigabytes at a time.
+        let more = u32::try_from(more).unwrap_or(u32::MAX);
+        let Ok(Ok(permits)) = timeout(memory.patience, memory.bytes.clone().acquire_many_owned(more)).await
+        else {
+            let message = "the bodies of other requests take all of --body-memory; try again later".into();
+            return Err(ApiError::Unavailable(message));
+        };
+        let mut share = self.lock();
+        share.release = Some(memory.release.clone());
+        match &mut share.permits {
+            Some(all) => all.merge(permits),
+            none => *none = Some(permits),
+        }
+        Ok(())
+    }
+
+    /// Gives the memory back: the body was thrown away.
+    pub fn clear(&self) {
+        self.lock().permits = None;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Share> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Counts JSON values in a text that comes in pieces. What is no JSON is counted somehow.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ValueCounter {
+    /// So far.
+    pub values: usize,
+    in_string: bool,
+    escaped: bool,
+}
+
+impl ValueCounter {
+    /// Adds a piece of the text.
+    pub fn push(&mut self, piece: &[u8]) {
+        for &byte in piece {
+            match (self.in_string, byte) {
+                (true, _) if self.escaped => self.escaped = false,
+                (true, b'\\') => self.escaped = true,
+                (_, b'"') => self.in_string = !self.in_string,
+                // Each value but the first of a container comes after a comma, and that one after the container's beginning.
+                (false, b',' | b'[' | b'{') => self.values += 1,
+                _ => {}
+            }
+        }
+    }
+}
+
+/// How fast a body comes. Only the time counts in which it is waited for.
+#[derive(Debug)]
+pub struct Pace {
+    /// Least bytes in a second; none if 0.
+    rate: u64,
+    /// Over which the rate is measured.
+    window: Duration,
+    waited: Duration,
+    bytes: u64,
+}
+
+impl Pace {
+    /// The rate is measured over so long.
+    const WINDOW: Duration = Duration::from_secs(10);
+
+    /// For a body that begins.
+    pub fn new(limits: &HttpLimits) -> Self {
+        let window = Self::WINDOW.min(limits.body_time);
+        Self { rate: limits.body_rate, window, waited: Duration::ZERO, bytes: 0 }
+    }
+
+    /// So many bytes have come.
+    pub fn arrived(&mut self, bytes: usize) {
+        self.bytes = self.bytes.saturating_add(bytes as u64);
+    }
+
+    /// Waits for the next part of the body.
+    ///
+    /// # Errors
+    /// Too few bytes have come for too long.
+    pub async fn wait<T>(&mut self, next: impl Future<Output = T>) -> Result<T, ApiError> {
+        let mut next = pin!(next);
+        loop {
+            let begun = Instant::now();
+            let left = self.window.saturating_sub(self.waited);
+            if let Ok(part) = timeout(left, &mut next).await {
+                self.waited += begun.elapsed();
+                return Ok(part);
+            }
+            let expected = self.rate as f64 * self.window.as_secs_f64();
+            if (self.bytes as f64) < expected {
+                return Err(ApiError::BodyTooSlow { rate: self.rate });
+            }
+            (self.waited, self.bytes) = (Duration::ZERO, 0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_counted_whatever_the_pieces() {
+        let text = br#"{"a": [1, "x,[{\"", {"b": null}], "c": []}"#;
+        for size in [1, 3, 100] {
+            let mut counter = ValueCounter::default();
+            text.chunks(size).for_each(|piece| counter.push(piece));
+            assert_eq!(counter.values, 7, "{size}");
+        }
+    }
+
+    #[tokio::test]
+    async fn bodies_share_one_memory() {
+        let patience = Duration::from_millis(10);
+        let memory = BodyMemory::new(256 << 10, patience, Arc::new(MemoryRelease::new(|| {})));
+        let (one, other, small) = (BodyShare::default(), BodyShare::default(), BodyShare::default());
+        one.grow(&memory, 200 << 10, 0).await.unwrap();
+        assert!(one.grow(&memory, 300 << 10, 0).await.is_err(), "it can never fit");
+        small.grow(&memory, FREE, 0).await.unwrap();
+        let refused = other.grow(&memory, 100 << 10, 0).await.unwrap_err();
+        assert!(matches!(refused, ApiError::Unavailable(_)), "{refused:?}");
+        drop(one);
+        other.grow(&memory, 100 << 10, 1000).await.unwrap();
+        other.clear();
+        assert_eq!(memory.bytes.available_permits(), 256 << 10);
+    }
+
+    #[tokio::test]
+    async fn a_body_must_keep_coming() {
+        let body_time = Duration::from_millis(50);
+        let limits = HttpLimits { body_rate: 1000, body_time, ..HttpLimits::default() };
+        let drip = |bytes: usize| async move {
+            let mut pace = Pace::new(&limits);
+            for _ in 0..20 {
+                pace.wait(tokio::time::sleep(Duration::from_millis(10))).await?;
+                pace.arrived(bytes);
+            }
+            Ok::<_, ApiError>(())
+        };
+        assert_eq!(drip(1000).await, Ok(()));
+        assert!(drip(1).await.is_err());
+        let mut pace = Pace::new(&limits);
+        pace.arrived(75);
+        assert!(pace.wait(std::future::pending::<()>()).await.is_err(), "after a good beginning");
+    }
+}

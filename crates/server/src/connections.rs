@@ -1,0 +1,431 @@
+//! Open connections: which are idle, which cannot write, and how many each client has.
+
+use std::{
+    collections::HashMap,
+    io::{self, IoSlice},
+    net::IpAddr,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+
+use axum::body::{Body, Bytes};
+use hyper::body::{Frame, SizeHint};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    sync::Notify,
+};
+
+use crate::{AppState, prepare::Client, release::MemoryRelease};
+
+/// Between two looks at all connections.
+const INTERVAL: Duration = Duration::from_millis(200);
+
+/// How long after its deadline an answer may still be written: the error that ends it.
+const AFTER_DEADLINE: Duration = Duration::from_secs(1);
+
+/// How long a connection may be unable to write while the server stops.
+const WHILE_STOPPING: Duration = Duration::from_secs(1);
+
+/// So many connections leave memory behind that is worth giving back.
+const MANY: usize = 128;
+
+/// All open connections.
+#[derive(Debug)]
+pub struct Connections {
+    table: Mutex<Table>,
+    next: AtomicU64,
+    /// Most connections of a client that is not on this machine.
+    per_client: usize,
+    stopping: AtomicBool,
+    release: Arc<MemoryRelease>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    open: HashMap<u64, Arc<Connection>>,
+    /// Connections of clients that are not on this machine.
+    clients: HashMap<Client, usize>,
+    /// Most that were open since memory was given back.
+    most: usize,
+}
+
+/// One connection.
+#[derive(Debug)]
+pub struct Connection {
+    id: u64,
+    /// `None` on this machine.
+    client: Option<Client>,
+    activity: Mutex<Activity>,
+    cut: Notify,
+}
+
+#[derive(Debug)]
+struct Activity {
+    /// Requests that are being read or answered.
+    requests: usize,
+    /// Since when there are none.
+    idle_since: Instant,
+    /// Since when the client takes no more bytes.
+    blocked_since: Option<Instant>,
+    /// When the answer must have ended.
+    deadline: Option<Instant>,
+    /// It is being closed.
+    closing: bool,
+}
+
+/// An open connection, until this is dropped.
+#[derive(Debug)]
+pub struct Entered {
+    connection: Arc<Connection>,
+    connections: Arc<Connections>,
+}
+
+impl Connections {
+    /// None is open yet.
+    pub fn new(per_client: usize, release: Arc<MemoryRelease>) -> Self {
+        Self {
+            table: Mutex::default(),
+            next: AtomicU64::new(0),
+            per_client,
+            stopping: AtomicBool::new(false),
+            release,
+        }
+    }
+
+    /// True if a client may have one more connection. One that has its share loses an idle one for it.
+    pub fn admit(&self, peer: Option<IpAddr>) -> bool {
+        let Some(client) = elsewhere(peer) else { return true };
+        let open = self.table().clients.get(&client).copied().unwrap_or(0);
+        open < self.per_client || self.close_idle(Some(&client))
+    }
+
+    /// Adds a connection.
+    pub fn enter(self: &Arc<Self>, peer: Option<IpAddr>) -> Entered {
+        let client = elsewhere(peer);
+        let activity = Activity {
+            requests: 0,
+            idle_since: Instant::now(),
+            blocked_since: None,
+            deadline: None,
+            closing: false,
+        };
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let connection =
+            Arc::new(Connection { id, client, activity: Mutex::new(activity), cut: Notify::new() });
+        let mut table = self.table();
+        if let Some(client) = &connection.client {
+            *table.clients.entry(client.clone()).or_default() += 1;
+        }
+        table.open.insert(id, connection.clone());
+        table.most = table.most.max(table.open.len());
+        drop(table);
+        Entered { connection, connections: self.clone() }
+    }
+
+    /// Closes the connection that has been idle for longest, of one client or of all. False if none is idle.
+    pub fn close_idle(&self, of: Option<&Client>) -> bool {
+        let table = self.table();
+        let idle = table.open.values().filter(|connection| of.is_none() || connection.client.as_ref() == of);
+        let idle = idle.filter_map(|connection| {
+            let activity = connection.activity();
+            let idle = activity.requests == 0 && activity.blocked_since.is_none() && !activity.closing;
+            idle.then_some((activity.idle_since, connection))
+        });
+        let Some((_, connection)) = idle.min_by_key(|(since, _)| *since) else { return false };
+        connection.close();
+        true
+    }
+
+    /// From now on, a connection that cannot write is cut soon.
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+    }
+
+    /// Cuts all connections.
+    pub fn cut_all(&self) {
+        self.table().open.values().for_each(|connection| connection.close());
+    }
+
+    /// Cuts connections that cannot write for too long, and gives memory back, for as long as the server runs.
+    pub async fn watch(self: Arc<Self>, state: AppState) {
+        let mut ticks = tokio::time::interval(INTERVAL);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let stopping = self.stopping.load(Ordering::Relaxed);
+            let patience = state.settings.limits.write_time;
+            let patience = if stopping { patience.min(WHILE_STOPPING) } else { patience };
+            self.cut_blocked(Instant::now(), patience);
+            if let Some(release) = self.release.due() {
+                // It walks through all of the heap. A panic there has nobody to go to.
+                let _ = tokio::task::spawn_blocking(release).await;
+            }
+        }
+    }
+
+    fn cut_blocked(&self, now: Instant, patience: Duration) {
+        for connection in self.table().open.values() {
+            let Activity { blocked_since, deadline, closing, .. } = *connection.activity();
+            let Some(since) = blocked_since.filter(|_| !closing) else { continue };
+            let late =
+                deadline.is_some_and(|deadline| now.saturating_duration_since(deadline) >= AFTER_DEADLINE);
+            if late || now.saturating_duration_since(since) >= patience {
+                tracing::info!("a client that does not read its answer is cut off");
+                connection.close();
+            }
+        }
+    }
+
+    fn leave(&self, connection: &Connection) {
+        let mut table = self.table();
+        table.open.remove(&connection.id);
+        if let Some(client) = &connection.client
+            && let Some(count) = table.clients.get_mut(client)
+        {
+            *count -= 1;
+            if *count == 0 {
+                table.clients.remove(client);
+            }
+        }
+        // Once for every crowd that has gone.
+        if table.most >= MANY && table.open.len() <= table.most / 4 {
+            table.most = table.open.len();
+            table.open.shrink_to_fit();
+            self.release.later();
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The client, if it is not on this machine.
+fn elsewhere(peer: Option<IpAddr>) -> Option<Client> {
+    peer.filter(|peer| !peer.to_canonical().is_loopback()).map(Client::at)
+}
+
+impl Entered {
+    /// The connection.
+    pub fn connection(&self) -> &Arc<Connection> {
+        &self.connection
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        self.connections.leave(&self.connection);
+    }
+}
+
+impl Connection {
+    /// The answer that is being made must have ended by then.
+    pub fn set_deadline(&self, deadline: tokio::time::Instant) {
+        self.activity().deadline = Some(deadline.into_std());
+    }
+
+    /// Waits until the connection is to be closed.
+    pub async fn cut(&self) {
+        self.cut.notified().await;
+    }
+
+    fn close(&self) {
+        self.activity().closing = true;
+        self.cut.notify_one();
+    }
+
+    /// Notes whether the client takes bytes.
+    fn wrote(&self, blocked: bool) {
+        let mut activity = self.activity();
+        match blocked {
+            true => drop(activity.blocked_since.get_or_insert_with(Instant::now)),
+            false => activity.blocked_since = None,
+        }
+    }
+
+    fn activity(&self) -> MutexGuard<'_, Activity> {
+        self.activity.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A request on a connection, until its answer has been written.
+#[derive(Debug)]
+pub struct Busy(Arc<Connection>);
+
+impl Busy {
+    /// A request begins.
+    pub fn new(connection: Arc<Connection>) -> Self {
+        let mut activity = connection.activity();
+        activity.requests += 1;
+        activity.deadline = None;
+        drop(activity);
+        Self(connection)
+    }
+
+    /// The request ends with this body.
+    pub fn until_end_of(self, body: Body) -> Body {
+        Body::new(BusyBody { body, _busy: self })
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        let mut activity = self.0.activity();
+        activity.requests -= 1;
+        activity.idle_since = Instant::now();
+    }
+}
+
+/// A body that keeps its connection from being idle.
+struct BusyBody {
+    body: Body,
+    _busy: Busy,
+}
+
+impl hyper::body::Body for BusyBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// A stream that notes when the client takes no more bytes.
+#[derive(Debug)]
+pub struct WatchedStream<S> {
+    stream: S,
+    connection: Arc<Connection>,
+}
+
+impl<S> WatchedStream<S> {
+    /// The stream of a connection.
+    pub fn new(stream: S, connection: Arc<Connection>) -> Self {
+        Self { stream, connection }
+    }
+
+    fn note<T>(&self, poll: Poll<T>) -> Poll<T> {
+        self.connection.wrote(poll.is_pending());
+        poll
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for WatchedStream<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for WatchedStream<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let poll = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.note(poll)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let poll = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
+        self.note(poll)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn connections(per_client: usize) -> Arc<Connections> {
+        Arc::new(Connections::new(per_client, Arc::new(MemoryRelease::new(|| {}))))
+    }
+
+    fn is_closing(entered: &Entered) -> bool {
+        entered.connection.activity().closing
+    }
+
+    #[test]
+    fn the_longest_idle_connection_is_closed() {
+        let all = connections(10);
+        let [first, second, third] = [0; 3].map(|_| all.enter(None));
+        let busy = Busy::new(first.connection.clone());
+        assert!(all.close_idle(None));
+        assert_eq!([&first, &second, &third].map(is_closing), [false, true, false]);
+        assert!(all.close_idle(None));
+        assert!(is_closing(&third) && !all.close_idle(None));
+        drop(busy);
+        assert!(all.close_idle(None) && is_closing(&first));
+    }
+
+    #[test]
+    fn a_client_has_a_share_and_this_machine_all() {
+        let all = connections(2);
+        let peer = Some("10.0.0.1".parse().unwrap());
+        let kept = [0; 2].map(|_| all.enter(peer));
+        let busy = kept.each_ref().map(|entered| Busy::new(entered.connection.clone()));
+        assert!(!all.admit(peer));
+        assert!(all.admit(Some("10.0.0.2".parse().unwrap())));
+        drop(busy);
+        assert!(all.admit(peer) && is_closing(&kept[0]));
+        let local = Some("::ffff:127.0.0.1".parse().unwrap());
+        let local: Vec<_> = (0..5).map(|_| all.enter(local)).collect();
+        assert!(all.admit(local[0].connection.client.as_ref().map(|_| "10.0.0.3".parse().unwrap())));
+        drop((kept, local));
+        assert!(all.table().clients.is_empty());
+    }
+
+    #[test]
+    fn who_does_not_read_is_cut() {
+        let all = connections(10);
+        let [fine, blocked, late] = [0; 3].map(|_| all.enter(None));
+        let now = Instant::now();
+        blocked.connection.wrote(true);
+        late.connection.wrote(true);
+        late.connection.set_deadline(now.into());
+        let cut = |after: u64| {
+            all.cut_blocked(now + Duration::from_secs(after), Duration::from_secs(30));
+            [&fine, &blocked, &late].map(is_closing)
+        };
+        assert_eq!(cut(0), [false; 3]);
+        assert_eq!(cut(2), [false, false, true]);
+        blocked.connection.wrote(false);
+        blocked.connection.wrote(true);
+        assert_eq!(cut(40), [false, true, true]);
+    }
+}

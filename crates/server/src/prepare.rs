@@ -1,0 +1,322 @@
+//! Preparation: parsing large bodies, rendering templates, tokenizing, compiling grammars. All of it runs on a few threads of
+//! its own with large stacks, so that it can neither take the threads that serve connections nor overflow them.
+//!
+//! Clients take turns, and large requests may take half of the threads at most: a small one never waits for a large one.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    net::{IpAddr, Ipv6Addr},
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+};
+
+use axum::http::Extensions;
+use tokio::sync::oneshot;
+
+use crate::{access::Tenant, error::ApiError, listen::Arrival};
+
+/// Bytes of a thread's stack. Templates and grammars are bounded such that they need less.
+const STACK: usize = 64 << 20;
+
+/// Who takes turns.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Client {
+    /// A key, by its id.
+    Key(Arc<str>),
+    /// An address without a key; of IPv6 the network, because one client has all of its addresses.
+    Address(IpAddr),
+    /// A Unix socket, or a request within the process.
+    #[default]
+    Local,
+}
+
+impl Client {
+    /// The client that a request comes from: its key, or else its address.
+    pub fn of(extensions: &Extensions) -> Self {
+        if let Some(Tenant(key)) = extensions.get() {
+            return Self::Key(key.as_str().into());
+        }
+        extensions.get().and_then(|arrival: &Arrival| arrival.peer).map_or(Self::Local, Self::at)
+    }
+
+    /// The client at an address.
+    pub fn at(address: IpAddr) -> Self {
+        Self::Address(match address.to_canonical() {
+            IpAddr::V6(address) if !address.is_loopback() => {
+                let network = u128::from(address) >> 64 << 64;
+                Ipv6Addr::from(network).into()
+            }
+            address => address,
+        })
+    }
+}
+
+/// How much a piece of work asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Size {
+    /// Takes milliseconds.
+    Small,
+    /// May take seconds.
+    Large,
+}
+
+/// The threads, and what waits for them.
+#[derive(Debug)]
+pub struct Preparation {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    /// Most threads.
+    threads: usize,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    /// Clients that wait, in the order of their turns, with their work in the order in which it came.
+    waiting: VecDeque<(Client, VecDeque<Job>)>,
+    /// Threads that were started.
+    threads: usize,
+    /// Threads that wait for work.
+    idle: usize,
+    /// Large work that runs.
+    large: usize,
+    ended: bool,
+}
+
+struct Job {
+    size: Size,
+    work: Box<dyn Work>,
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Job").field(&self.size).finish()
+    }
+}
+
+trait Work: Send {
+    /// False if the client has gone.
+    fn is_wanted(&self) -> bool;
+
+    fn run(self: Box<Self>);
+}
+
+struct Task<T, F> {
+    work: F,
+    answer: oneshot::Sender<Result<T, ApiError>>,
+}
+
+impl<T, F> Work for Task<T, F>
+where
+    T: Send,
+    F: FnOnce(&dyn Fn() -> bool) -> Result<T, ApiError> + Send,
+{
+    fn is_wanted(&self) -> bool {
+        !self.answer.is_closed()
+    }
+
+    fn run(self: Box<Self>) {
+        let Self { work, answer } = *self;
+        let outcome = work(&|| !answer.is_closed());
+        // The client may have gone meanwhile.
+        let _ = answer.send(outcome);
+    }
+}
+
+impl Preparation {
+    /// With at most as many threads as the machine has cores, but two. They start when they are needed.
+    pub fn new() -> Self {
+        Self::with_threads(thread::available_parallelism().map_or(2, |cores| cores.get().max(2)))
+    }
+
+    fn with_threads(threads: usize) -> Self {
+        let shared = Shared { queue: Mutex::default(), changed: Condvar::new(), threads };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Runs `work` when it is the client's turn. Work whose future is dropped does not start; work that runs can ask its
+    /// argument whether it is still wanted.
+    ///
+    /// # Errors
+    /// The work's own, or that there is no thread.
+    pub async fn run<T: Send + 'static>(
+        &self,
+        client: &Client,
+        size: Size,
+        work: impl FnOnce(&dyn Fn() -> bool) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let (answer, outcome) = oneshot::channel();
+        let job = Job { size, work: Box::new(Task { work, answer }) };
+        self.shared.push(client, job)?;
+        outcome.await.unwrap_or_else(|_| Err(ApiError::Internal("preparing the request has failed".into())))
+    }
+}
+
+impl Drop for Preparation {
+    fn drop(&mut self) {
+        self.shared.lock().ended = true;
+        self.shared.changed.notify_all();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(self: &Arc<Self>, client: &Client, job: Job) -> Result<(), ApiError> {
+        let mut queue = self.lock();
+        queue.push(client, job);
+        let waiting: usize = queue.waiting.iter().map(|(_, jobs)| jobs.len()).sum();
+        if queue.idle < waiting && queue.threads < self.threads {
+            let shared = self.clone();
+            let thread = thread::Builder::new().name("paguro-prepare".into()).stack_size(STACK);
+            match thread.spawn(move || shared.work()) {
+                Ok(_) => queue.threads += 1,
+                Err(error) if queue.threads == 0 => {
+                    queue.waiting.clear();
+                    return Err(ApiError::Unavailable(format!("no thread can be started: {error}")));
+                }
+                // Fewer threads only take longer.
+                Err(error) => tracing::warn!(%error, "no thread can be started"),
+            }
+        }
+        drop(queue);
+        self.changed.notify_one();
+        Ok(())
+    }
+
+    /// What a thread does.
+    fn work(&self) {
+        let most_large = (self.threads / 2).max(1);
+        let mut queue = self.lock();
+        loop {
+            if queue.ended {
+                return;
+            }
+            let Some(job) = queue.next(most_large) else {
+                queue.idle += 1;
+                queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                queue.idle -= 1;
+                continue;
+            };
+            let large = usize::from(job.size == Size::Large);
+            queue.large += large;
+            drop(queue);
+            // A panic drops the sender of the answer, so whoever waits learns of it.
+            let _ = catch_unwind(AssertUnwindSafe(|| job.work.run()));
+            queue = self.lock();
+            queue.large -= large;
+            if large > 0 {
+                self.changed.notify_one();
+            }
+        }
+    }
+}
+
+impl Queue {
+    fn push(&mut self, client: &Client, job: Job) {
+        match self.waiting.iter_mut().find(|(other, _)| other == client) {
+            Some((_, jobs)) => jobs.push_back(job),
+            None => self.waiting.push_back((client.clone(), VecDeque::from([job]))),
+        }
+    }
+
+    /// The first work of the first client that may run now. The client's next turn comes after all others'.
+    fn next(&mut self, most_large: usize) -> Option<Job> {
+        for (_, jobs) in &mut self.waiting {
+            jobs.retain(|job| job.work.is_wanted());
+        }
+        self.waiting.retain(|(_, jobs)| !jobs.is_empty());
+        let may_run = |job: &Job| job.size == Size::Small || self.large < most_large;
+        let mut found = self.waiting.iter().enumerate();
+        let (turn, index) =
+            found.find_map(|(turn, (_, jobs))| Some((turn, jobs.iter().position(may_run)?)))?;
+        let (client, mut jobs) = self.waiting.remove(turn)?;
+        let job = jobs.remove(index);
+        if !jobs.is_empty() {
+            self.waiting.push_back((client, jobs));
+        }
+        job
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    struct Named(&'static str, mpsc::Sender<&'static str>, bool);
+
+    impl Work for Named {
+        fn is_wanted(&self) -> bool {
+            self.2
+        }
+
+        fn run(self: Box<Self>) {
+            self.1.send(self.0).unwrap();
+        }
+    }
+
+    #[test]
+    fn clients_take_turns_and_large_work_leaves_room() {
+        let mut queue = Queue::default();
+        let (sender, names) = mpsc::channel();
+        let key = |name: &str| Client::Key(name.into());
+        let mut push = |client: &str, name, size, wanted| {
+            queue.push(&key(client), Job { size, work: Box::new(Named(name, sender.clone(), wanted)) });
+        };
+        push("a", "a1", Size::Large, true);
+        push("a", "a2", Size::Large, true);
+        push("a", "a3", Size::Small, true);
+        push("a", "left", Size::Small, false);
+        push("b", "b1", Size::Large, true);
+        push("b", "b2", Size::Small, true);
+        // The first one is large, and one large one may run.
+        let mut order = Vec::new();
+        let mut take = |queue: &mut Queue| match queue.next(1) {
+            Some(job) => {
+                queue.large += usize::from(job.size == Size::Large);
+                job.work.run();
+                order.push(names.try_recv().unwrap());
+            }
+            None => order.push("none"),
+        };
+        for _ in 0..4 {
+            take(&mut queue);
+        }
+        queue.large = 0;
+        take(&mut queue);
+        queue.large = 0;
+        take(&mut queue);
+        take(&mut queue);
+        assert_eq!(order, ["a1", "b2", "a3", "none", "b1", "a2", "none"]);
+    }
+
+    #[test]
+    fn an_address_is_a_client_and_a_network_of_ipv6_is_one() {
+        let at = |address: &str| Client::at(address.parse().unwrap());
+        assert_eq!(at("::ffff:10.0.0.1"), at("10.0.0.1"));
+        assert_ne!(at("10.0.0.2"), at("10.0.0.1"));
+        assert_eq!(at("2001:db8::1"), at("2001:db8::2"));
+        assert_ne!(at("2001:db8:0:1::1"), at("2001:db8:0:2::1"));
+    }
+
+    #[test]
+    fn a_panic_is_an_error_and_the_thread_goes_on() {
+        let preparation = Preparation::with_threads(1);
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let run = |work: fn() -> u32| {
+            runtime.block_on(preparation.run(&Client::Local, Size::Large, move |_| Ok(work())))
+        };
+        assert!(run(|| panic!("on purpose")).is_err());
+        assert_eq!(run(|| 7), Ok(7));
+    }
+}
