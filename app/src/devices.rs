@@ -1,5 +1,7 @@
 //! The concrete devices: this file alone names them. And `paguro devices`, which lists them.
 
+use std::fmt;
+
 use paguro_backend::{Backend, Capacity};
 use paguro_backend_cpu::{Cpu, CpuOptions, Isa};
 use serde_json::json;
@@ -23,6 +25,12 @@ pub struct Chosen {
     pub threads: usize,
 }
 
+impl fmt::Debug for Chosen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Chosen").field(&self.backend.name()).finish()
+    }
+}
+
 /// The device that the flags ask for.
 ///
 /// # Errors
@@ -44,8 +52,7 @@ pub fn open(on: &RunOnArgs, threads: Option<usize>) -> Outcome<Chosen> {
 /// # Errors
 /// No memory to read, no threads.
 pub fn read_bandwidth(on: &RunOnArgs, threads: Option<usize>) -> Outcome<f64> {
-    let failed =
-        |error: &dyn std::fmt::Display| Failure::new(format!("cannot probe the memory's speed: {error}"));
+    let failed = |error: &dyn fmt::Display| Failure::new(format!("cannot probe the memory's speed: {error}"));
     let gpu = match (on.device, &on.isa) {
         (Device::Gpu(index), _) => Some(index),
         (Device::Auto, None) => gpu::fastest_index(),

@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use paguro_backend::{KvDtype, KvLayout};
-use paguro_engine::EngineOptions;
+use paguro_backend::{KvDtype, KvLayout, MemoryPlan};
+use paguro_engine::{Engine, EngineOptions, EnginePlan, PageBudget};
 use paguro_model::{LoadOptions, Model, ModelFile, tensor::Tensor};
 use serde_json::{Value, json};
 
 use crate::{
     cli::{InspectArgs, RunOnArgs},
     devices,
-    failure::Outcome,
+    failure::{Failure, Outcome},
     load,
     models::Source,
     output::Output,
@@ -57,6 +57,8 @@ struct Memory {
     /// Name of the device.
     device: String,
     weights: u64,
+    /// What passes between operations.
+    buffers: u64,
     /// Formats that the device does not read as they are, what they become, and how many matrices that is.
     converted: BTreeMap<(String, String), usize>,
     pages: u64,
@@ -67,25 +69,31 @@ struct Memory {
 
 impl Memory {
     fn new(model: &Model, context: usize, kv_dtype: KvDtype, on: &RunOnArgs) -> Outcome<Self> {
-        let options = EngineOptions::default();
+        let options = EngineOptions { max_sequences: 1, kv_dtype, ..EngineOptions::default() };
         let backend = devices::open(on, None)?.backend;
-        let page_bytes = backend.page_bytes(&model.program, options.block_size, kv_dtype) as u64;
-        let (mut weights, mut converted) = (0, BTreeMap::new());
+        let mut converted = BTreeMap::new();
         for matrix in &model.weights.matrices {
-            let held = backend.held(matrix);
-            weights += held.bytes;
-            if let Some(format) = held.converted_to {
+            if let Some(format) = backend.held(matrix).converted_to {
                 *converted.entry((matrix.format.to_string(), format.to_string())).or_default() += 1;
             }
         }
         let pages = pages(&model.program.kv, context, options.block_size, options.max_batch_tokens);
-        let (weights, block_size) = (weights as u64, options.block_size);
+        let block_size = options.block_size;
+        let options = EngineOptions { pages: PageBudget::Pages(pages as usize), ..options };
+        let plan =
+            Engine::plan(backend.as_ref(), &model.program, &model.weights, model.max_context, &options);
+        let EnginePlan { memory: MemoryPlan { weights, buffers, .. }, page_bytes, .. } =
+            plan.map_err(|error| Failure::from_error(&error))?;
         let device = backend.name().to_owned();
-        Ok(Self { context, device, weights, converted, pages, page_bytes, block_size, kv_dtype })
+        Ok(Self { context, device, weights, buffers, converted, pages, page_bytes, block_size, kv_dtype })
     }
 
     fn kv(&self) -> u64 {
-        self.pages * self.page_bytes
+        self.pages.saturating_mul(self.page_bytes)
+    }
+
+    fn total(&self) -> u64 {
+        self.weights.saturating_add(self.kv()).saturating_add(self.buffers)
     }
 }
 
@@ -134,8 +142,9 @@ fn summary(
         Err(problem) => row("runs", format!("no: {problem}"))?,
     }
     if let Some(memory) = memory {
-        let Memory { context, device, weights, converted, pages, page_bytes, block_size, kv_dtype } = &memory;
-        row("memory", format!("{} for a context of {context} tokens:", units::bytes(weights + memory.kv())))?;
+        let Memory { context, device, weights, buffers, converted, pages, page_bytes, block_size, kv_dtype } =
+            &memory;
+        row("memory", format!("{} for a context of {context} tokens:", units::bytes(memory.total())))?;
         row("", format!("{} weights", units::bytes(*weights)))?;
         for ((from, to), count) in converted {
             let tensors = units::plural(*count, "tensor");
@@ -150,6 +159,7 @@ fn summary(
                 units::bytes(*page_bytes)
             ),
         )?;
+        row("", format!("{} buffers", units::bytes(*buffers)))?;
     }
     Ok(())
 }
@@ -189,7 +199,7 @@ fn tensors(out: &mut Output, tensors: &[Tensor], terminal: Terminal) -> Outcome<
     out.line(terminal.bold(&units::plural(tensors.len(), "tensor")))?;
     let width = tensors.iter().map(|tensor| tensor.name.len()).max().unwrap_or(0);
     for tensor in tensors {
-        let size = units::bytes(tensor.bytes.as_slice().len() as u64);
+        let size = units::bytes(tensor.bytes.len() as u64);
         out.line(format_args!(
             "  {:width$}  {:8}  {:>10}  {}",
             tensor.name,
@@ -207,7 +217,7 @@ fn types(out: &mut Output, tensors: &[Tensor], terminal: Terminal) -> Outcome<()
     for tensor in tensors {
         let (count, bytes) = types.entry(tensor.dtype.to_string()).or_default();
         *count += 1;
-        *bytes += tensor.bytes.as_slice().len() as u64;
+        *bytes += tensor.bytes.len() as u64;
     }
     out.line("")?;
     out.line(format_args!(
@@ -268,6 +278,7 @@ fn as_json(
         value["memory"] = json!({
             "context": memory.context,
             "weight_bytes": memory.weights,
+            "buffer_bytes": memory.buffers,
             "converted": memory.converted.iter().map(|((from, to), count)| {
                 json!({"from": from, "to": to, "matrices": count})
             }).collect::<Vec<_>>(),
@@ -287,7 +298,7 @@ fn as_json(
                     "name": tensor.name,
                     "type": tensor.dtype.to_string(),
                     "shape": tensor.shape,
-                    "bytes": tensor.bytes.as_slice().len(),
+                    "bytes": tensor.bytes.len(),
                     "file": tensor.file,
                     "offset": tensor.offset,
                 })

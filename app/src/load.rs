@@ -5,7 +5,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use paguro_engine::{Engine, EngineOptions, Handle};
+use paguro_backend::{Backend, MemoryPlan};
+use paguro_engine::{Engine, EngineOptions, Handle, PageBudget};
 use paguro_model::{LoadOptions, Model, ModelError, ModelFile, gguf::GgufError, tokenizer::Tokenizer};
 
 use crate::{
@@ -14,6 +15,7 @@ use crate::{
     failure::{Failure, Outcome},
     models::{EMBEDDED, EMBEDDED_FILE, Source},
     settings::Terminal,
+    units,
 };
 
 /// For those who gave something else.
@@ -65,13 +67,14 @@ pub fn model(source: &Source, context: Option<usize>) -> Outcome<Arc<Model>> {
     Ok(Arc::new(model))
 }
 
-/// Starts an engine on the chosen device.
+/// Starts an engine on the chosen device. Where memory is short, it gets fewer pages if it `may_shrink`.
 ///
 /// # Errors
 /// What the device cannot run, or has no memory for.
 pub fn start(
     model: Arc<Model>,
     options: EngineOptions,
+    may_shrink: bool,
     threads: Option<usize>,
     on: &RunOnArgs,
     terminal: Terminal,
@@ -79,6 +82,7 @@ pub fn start(
     let started = Instant::now();
     let _spinner = terminal.spinner(format!("loading {}", model.name));
     let device = devices::open(on, threads)?;
+    let options = fit_memory(device.backend.as_ref(), &model, options, may_shrink)?;
     let engine = Engine::start(device.backend.as_ref(), &model, options)
         .map_err(|error| Failure::from_error(&error))?;
     Ok(Loaded {
@@ -88,6 +92,44 @@ pub fn start(
         threads: device.threads,
         time: started.elapsed(),
         _engine: engine,
+    })
+}
+
+/// Tokens of the shortest context that pages are taken from: with less, nobody can work.
+const LEAST_CONTEXT: usize = 1024;
+
+/// The options with as many pages as there is memory for. What the device has no memory for is refused before anything is
+/// read.
+fn fit_memory(
+    backend: &dyn Backend,
+    model: &Model,
+    options: EngineOptions,
+    may_shrink: bool,
+) -> Outcome<EngineOptions> {
+    let plan = Engine::plan(backend, &model.program, &model.weights, model.max_context, &options);
+    let plan = plan.map_err(|error| Failure::from_error(&error))?;
+    let MemoryPlan { weights, kv, buffers } = plan.memory;
+    let free = backend.capacity().bytes_free;
+    if plan.memory.total() <= free {
+        return Ok(options);
+    }
+    let left = free.saturating_sub(plan.memory.fixed());
+    if may_shrink && left >= plan.kv_for(plan.max_context.min(LEAST_CONTEXT)) {
+        return Ok(EngineOptions { pages: PageBudget::Bytes(left), ..options });
+    }
+    let failure = Failure::new(format!(
+        "{} needs {} of memory (weights {}, K and V {}, buffers {}), but the {} has {} free",
+        model.name,
+        units::bytes(plan.memory.total()),
+        units::bytes(weights),
+        units::bytes(kv),
+        units::bytes(buffers),
+        backend.name(),
+        units::bytes(free),
+    ));
+    Err(match plan.longest_in(left).min(plan.max_context) {
+        0 => failure.hint("a smaller model or other weights would fit"),
+        fits => failure.hint(format!("a context of {fits} tokens would fit: -c {fits}")),
     })
 }
 

@@ -162,7 +162,7 @@ impl Bench {
         let options = options(args, setup, cases);
         let chunk = options.max_batch_tokens;
         let on = RunOnArgs { timed: args.kernels, ..args.on.clone() };
-        let loaded = load::start(model.clone(), options, setup.threads, &on, terminal)?;
+        let loaded = load::start(model.clone(), options, false, setup.threads, &on, terminal)?;
         let cost = Cost::new(&model.program, &model.weights, setup.kv_dtype.into())?;
         let rows = cases
             .iter()

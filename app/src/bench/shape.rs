@@ -1,10 +1,10 @@
 //! Models without a file: shapes that people know, with random weights, for machines that only measure.
 
-use std::{collections::HashMap, ops::Range, sync::Arc};
+use std::{collections::HashMap, sync::Arc};
 
 use clap::ValueEnum;
 use paguro_backend::{
-    Activation, Attend, ByteOwner, Bytes, DownAdd, Embed, KvGroup, KvLayout, KvSlot, Linear, Matrix,
+    Activation, Attend, ByteSource, Bytes, DownAdd, Embed, KvGroup, KvLayout, KvSlot, Linear, Matrix,
     MatrixId, Norm, NormGateUp, NormLogits, NormQkvRopeStore, Op, Program, ProjectAdd, Rope, RopeStyle,
     VectorId, WeightFormat, Weights,
     conformance::{Rng, random_matrix},
@@ -67,8 +67,7 @@ pub fn model(name: ShapeName, format: ShapeFormat, like: Model, context: usize) 
     let mut model = like;
     model.name = format!("{} (random)", shape.name);
     model.description.parameters = weights.matrices.iter().map(elements).sum();
-    model.description.file_bytes =
-        weights.matrices.iter().map(|matrix| matrix.bytes.as_slice().len() as u64).sum();
+    model.description.file_bytes = weights.matrices.iter().map(|matrix| matrix.bytes.len() as u64).sum();
     model.description.quantization =
         format.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
     model.context_length = context;
@@ -81,7 +80,7 @@ pub fn model(name: ShapeName, format: ShapeFormat, like: Model, context: usize) 
 
 struct Builder {
     /// Bytes of each format, as many as its largest matrix has.
-    pools: HashMap<WeightFormat, Arc<dyn ByteOwner>>,
+    pools: HashMap<WeightFormat, Arc<dyn ByteSource>>,
     weights: Weights,
 }
 
@@ -147,14 +146,14 @@ impl Builder {
     }
 
     fn matrix(&mut self, name: &str, format: WeightFormat, rows: usize, cols: usize) -> MatrixId {
-        let range: Range<usize> = 0..rows * format.row_bytes(cols);
-        let known = self.pools.get(&format).filter(|pool| pool.bytes().len() >= range.end).cloned();
+        let len = rows * format.row_bytes(cols);
+        let known = self.pools.get(&format).filter(|pool| pool.size() >= len as u64).cloned();
         let pool = known.unwrap_or_else(|| {
-            let pool: Arc<dyn ByteOwner> = Arc::new(pool(format, range.end));
+            let pool: Arc<dyn ByteSource> = Arc::new(pool(format, len));
             self.pools.insert(format, pool.clone());
             pool
         });
-        let bytes = Bytes::new(pool, range);
+        let bytes = Bytes::new(pool, 0, len);
         self.weights.matrices.push(Matrix { name: name.to_owned(), format, rows, cols, bytes });
         MatrixId(self.weights.matrices.len() as u32 - 1)
     }
@@ -163,5 +162,5 @@ impl Builder {
 /// Valid blocks of a format: as many bytes, each row of random ones after the other and again.
 fn pool(format: WeightFormat, bytes: usize) -> Vec<u8> {
     let random = random_matrix("random", format, RANDOM_ROWS, RANDOM_COLS, RMS, &mut Rng::new(1));
-    random.bytes.as_slice().iter().copied().cycle().take(bytes).collect()
+    random.read().expect("in memory").iter().copied().cycle().take(bytes).collect()
 }

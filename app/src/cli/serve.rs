@@ -145,7 +145,7 @@ pub struct ServeOptions {
     #[arg(long, env = "PAGURO_SHUTDOWN_TIMEOUT", value_name = "TIME", help_heading = "Listening")]
     pub shutdown_timeout: Option<Time>,
 
-    /// Memory that loaded models take together [default: 80 % of what is free at the start]
+    /// Memory that loaded models take together: weights, K and V, buffers [default: 80 % of what is free at the start]
     #[arg(long, env = "PAGURO_MEMORY", value_name = "BYTES", help_heading = "Models")]
     pub memory: Option<Bytes>,
 
@@ -153,7 +153,8 @@ pub struct ServeOptions {
     #[arg(long, env = "PAGURO_KEEP_ALIVE", value_name = "TIME", help_heading = "Models")]
     pub keep_alive: Option<KeepAlive>,
 
-    /// Tokens that fit, prompt and answer together; 0 for all the model was trained for [default: that, at most 8192]
+    /// Tokens that fit, prompt and answer together; 0 for all the model was trained for [default: that, at most 65536]; memory
+    /// for K and V may bound it further
     #[arg(short, long, env = "PAGURO_CTX", value_name = "TOKENS", help_heading = "Models")]
     pub ctx: Option<usize>,
 

@@ -58,7 +58,7 @@ pub fn eval(args: &EvalArgs, library: &LibrarySettings, terminal: Terminal) -> O
         attention: args.attention.attention.into(),
         ..defaults
     };
-    let loaded = load::start(model.clone(), options, args.threads.threads, &args.on, terminal)?;
+    let loaded = load::start(model.clone(), options, false, args.threads.threads, &args.on, terminal)?;
     let started = Instant::now();
     let count = windows.len();
     let tally = score(&loaded.handle, windows, plan.scored(), at_once, terminal)?;

@@ -25,8 +25,8 @@ use crate::{
 use chat::Chat;
 use prompt::Style;
 
-/// Context of `run` unless given: long enough for a conversation, and its pages are no burden.
-const DEFAULT_CONTEXT: usize = 8192;
+/// Context of `run` unless given, if the model was trained for as much and memory allows.
+const DEFAULT_CONTEXT: usize = 65_536;
 
 /// Runs the command.
 ///
@@ -127,7 +127,7 @@ fn start(args: &RunArgs, model: Arc<Model>, terminal: Terminal) -> Outcome<Loade
         attention: args.attention.attention.into(),
         ..defaults
     };
-    load::start(model, options, args.threads.threads, &args.on, terminal)
+    load::start(model, options, args.ctx.is_none(), args.threads.threads, &args.on, terminal)
 }
 
 /// A refused request, with the flag that would help; values that mean nothing to this model are wrong usage.

@@ -40,12 +40,19 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
     let options = args.given.flags.clone().or(config).or(args.given.environment.clone());
     let traces = start_log(&options, program.terminal)?;
     let on = RunOnArgs { device: options.device.unwrap_or_default(), isa: None, timed: false };
-    let free = devices::open(&on, options.threads)?.backend.capacity().bytes_free;
-    let memory = options.memory.map_or(free / 10 * 8, |bytes| bytes.0);
+    let backend = devices::open(&on, options.threads)?.backend;
+    let (free, on_gpu) = (backend.capacity().bytes_free, backend.name() != "cpu");
+    drop(backend);
+    let memory = match (options.memory, on_gpu) {
+        (None, _) => free / 10 * 8,
+        // A GPU has no other memory to go to.
+        (Some(bytes), true) => bytes.0.min(free),
+        (Some(bytes), false) => bytes.0,
+    };
     let library = open_library(&program.library)?;
     let registry = library.as_ref().map(|library| library.registry.clone());
     let shelf = Shelf::new(&options, on, memory, &program.library, registry)?;
-    let names = shelf.names().join(", ");
+    let own: Vec<_> = shelf.own().collect();
     let settings = server_settings(&options, memory, program.keys_file()?);
     let server = Server::new(settings, Arc::new(shelf), library);
 
@@ -66,7 +73,13 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
             // That nobody reads this is no reason not to serve.
             let _ = out.line(format_args!("listening at {place}"));
         }
-        tracing::info!(models = names, "serving");
+        for model in own {
+            let (name, context) = (model.name, model.details.context);
+            match model.details.problem {
+                None => tracing::info!(model = name, context, memory, "serving"),
+                Some(problem) => tracing::warn!(model = name, problem, "cannot be served"),
+            }
+        }
         bound.serve(stop).await;
         Ok(())
     });

@@ -1,33 +1,34 @@
 //! The models that the server can be asked for, and how they are started.
 
 use std::{
-    fs,
+    collections::HashMap,
+    fs, io,
     path::Path,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use paguro_backend::{Backend, KvDtype};
-use paguro_engine::{Engine, EngineOptions, PageBudget};
-use paguro_model::{LoadOptions, Model, ModelError, ModelFile};
+use paguro_backend::{KvDtype, Weights};
+use paguro_engine::{Engine, EngineOptions, EnginePlan, PageBudget};
+use paguro_model::{LoadOptions, ModelError, ModelFile, ModelShape};
 use paguro_registry::{ModelRecord, Registry, RegistryError};
-use paguro_server::{LoadError, Loaded, ModelEntry, ModelSource, Outside};
+use paguro_server::{Details, Grant, LoadError, LoadPlan, Loaded, ModelEntry, ModelSource, Outside};
 use serde_json::Map;
 
 use crate::{
     cli::{BatchTokensArg, RunOnArgs, ServeOptions},
-    devices,
+    devices::{self, Chosen},
     failure::{Failure, Outcome},
     load,
     models::{EMBEDDED, EMBEDDED_FILE, Source},
     settings::LibrarySettings,
 };
 
-/// Tokens that a sequence can have unless something else is asked for, as in `paguro run`.
-const DEFAULT_CONTEXT: usize = 8192;
-
-/// Tokens that there are pages for, at most, unless something else is asked for.
+/// Tokens that there are pages for, at most, unless something else is asked for. So many tokens a sequence can have, too.
 const MOST_TOKENS: usize = 65_536;
+
+/// Tokens that a sequence has to have room for, if it can be that long.
+const LEAST_TOKENS: usize = 1024;
 
 /// Models by name, and what they are run with.
 #[derive(Debug)]
@@ -48,6 +49,10 @@ pub struct Shelf {
     queue: usize,
     /// `--max-queue-tokens`.
     queue_tokens: Option<usize>,
+    /// What was learned by opening models, by name and version, so that lists open no file twice.
+    known: Mutex<HashMap<(String, String), Details>>,
+    /// A device to plan with; opening one can take a while.
+    planner: Mutex<Option<Chosen>>,
 }
 
 impl Shelf {
@@ -94,12 +99,14 @@ impl Shelf {
             batch_tokens: BatchTokensArg { batch_tokens: options.batch_tokens }.or_default(parallel),
             queue: options.max_queue.unwrap_or(defaults.queue_capacity),
             queue_tokens: options.max_queue_tokens,
+            known: Mutex::default(),
+            planner: Mutex::default(),
         })
     }
 
-    /// The names that are served besides the library's.
-    pub fn names(&self) -> Vec<&str> {
-        self.models.iter().map(|(name, _)| name.as_str()).collect()
+    /// The models that are served besides the library's.
+    pub fn own(&self) -> impl Iterator<Item = ModelEntry> {
+        self.models.iter().map(|(name, source)| self.own_entry(name, source))
     }
 
     /// A model of the library.
@@ -123,77 +130,226 @@ impl Shelf {
         Ok(Source::Library { name: record.name.short(), path, parameters: Vec::new() })
     }
 
-    fn engine_options(&self, model: &Model, backend: &dyn Backend) -> EngineOptions {
-        let defaults = EngineOptions::default();
-        let context = match self.context {
-            Some(0) => model.context_length,
+    /// Tokens of the longest sequence that is wanted of a model that was `trained` for so many.
+    fn wanted(&self, trained: usize, asked: Option<usize>) -> usize {
+        let own = match self.context {
+            Some(0) => trained,
             Some(tokens) => tokens,
-            None => model.context_length.min(DEFAULT_CONTEXT),
+            None => trained.min(MOST_TOKENS),
         };
-        let tokens = context.saturating_mul(self.parallel).min(MOST_TOKENS.max(context));
-        let page_bytes = backend.page_bytes(&model.program, defaults.block_size, self.kv_dtype) as u64;
-        let blocks = tokens.div_ceil(defaults.block_size) as u64;
-        let rest = self.memory.saturating_sub(model.description.file_bytes);
-        let bytes = self.kv_bytes.unwrap_or(blocks.saturating_mul(page_bytes).min(rest));
+        asked.map_or(own, |asked| own.max(asked.min(trained)))
+    }
+
+    fn engine_options(&self, context: usize, pages: PageBudget) -> EngineOptions {
         EngineOptions {
-            pages: PageBudget::Bytes(bytes.saturating_add(page_bytes)),
+            pages,
             max_context: Some(context),
             max_sequences: self.parallel,
             max_batch_tokens: self.batch_tokens,
             queue_capacity: self.queue,
             queue_tokens: self.queue_tokens,
             kv_dtype: self.kv_dtype,
-            ..defaults
+            ..EngineOptions::default()
         }
+    }
+
+    /// What an engine would take for sequences of `context` tokens.
+    fn engine_plan(
+        &self,
+        file: &ModelFile,
+        context: usize,
+        pages: PageBudget,
+    ) -> Result<EnginePlan, LoadError> {
+        let shape = file.shape(&LoadOptions { max_context: Some(context) });
+        let ModelShape { program, weights, .. } = shape.map_err(|error| unusable(file, &error))?;
+        let options = self.engine_options(context, pages);
+        let mut planner = self.planner.lock().unwrap_or_else(PoisonError::into_inner);
+        let device = match &mut *planner {
+            Some(device) => device,
+            none => none.insert(devices::open(&self.on, self.threads).map_err(failed)?),
+        };
+        let plan = Engine::plan(device.backend.as_ref(), &program, &weights, context, &options);
+        plan.map_err(|error| failed(Failure::from_error(&error)))
+    }
+
+    fn load_plan(&self, file: &ModelFile, asked: Option<usize>) -> Result<LoadPlan, LoadError> {
+        let context = self.wanted(file.context_length().unwrap_or(MOST_TOKENS), asked).max(1);
+        let tokens = context.saturating_mul(self.parallel).min(MOST_TOKENS.max(context));
+        let plan = self.engine_plan(file, context, PageBudget::Tokens(tokens))?;
+        // As many as were asked for, or none but those.
+        let given = self.kv_bytes.map(|bytes| bytes.saturating_add(plan.page_bytes));
+        let enough = plan.kv_for(context);
+        Ok(LoadPlan {
+            weights: plan.memory.weights,
+            buffers: plan.memory.buffers,
+            kv_least: given.unwrap_or_else(|| plan.kv_for(context.min(LEAST_TOKENS))),
+            kv_enough: given.unwrap_or(enough),
+            kv_most: given.unwrap_or_else(|| plan.memory.kv.max(enough)),
+            context,
+        })
+    }
+
+    /// What a file says, and whether it could be run.
+    fn details(&self, file: &ModelFile) -> Details {
+        let description = file.description();
+        let (context, problem) = match self.load_plan(file, None) {
+            Ok(plan) => (Some(self.context_of(&plan, file)), None),
+            Err(error) => (None, Some(error.to_string())),
+        };
+        Details {
+            format: if file.format().starts_with("GGUF") { "gguf" } else { "safetensors" },
+            architecture: file.architecture().map(str::to_owned),
+            parameters: description.parameters,
+            quantization: description.quantization,
+            context,
+            sequences: self.parallel,
+            problem,
+        }
+    }
+
+    /// Most tokens of a sequence, if a model gets all memory.
+    fn context_of(&self, plan: &LoadPlan, file: &ModelFile) -> usize {
+        let kv = self.memory.saturating_sub(plan.with(0)).min(plan.kv_most);
+        if kv >= plan.kv_enough && self.kv_bytes.is_none() {
+            return plan.context;
+        }
+        let engine = self.engine_plan(file, plan.context, PageBudget::Bytes(kv));
+        engine.map_or(plan.context, |engine| engine.max_context)
+    }
+
+    /// [`Shelf::details`], from memory where the model is known. What could not be opened is tried again.
+    fn known_details(&self, entry: &ModelEntry, open: impl FnOnce() -> Result<ModelFile, String>) -> Details {
+        let key = (entry.name.clone(), entry.version.clone());
+        let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(details) = known().get(&key) {
+            return details.clone();
+        }
+        let details = match open() {
+            Ok(file) => self.details(&file),
+            Err(problem) => return lost(problem),
+        };
+        let mut known = known();
+        // A name has one content at a time.
+        known.retain(|(name, _), _| *name != entry.name);
+        known.insert(key, details.clone());
+        details
+    }
+
+    /// A model that does not come from the library.
+    fn own_entry(&self, name: &str, source: &Source) -> ModelEntry {
+        let entry = |version: String, created, bytes, details| ModelEntry {
+            name: name.to_owned(),
+            version,
+            created,
+            bytes,
+            parameters: Map::new(),
+            details,
+        };
+        match Identity::of(source) {
+            Ok(Identity { version, created, bytes }) => {
+                let mut entry = entry(version, created, bytes, Details::default());
+                let open = || load::file(source).map_err(|failure| failure.message().to_owned());
+                entry.details = self.known_details(&entry, open);
+                entry
+            }
+            Err(error) => {
+                let problem = format!("cannot read {}: {error}", source.name());
+                entry("lost".to_owned(), 0, 0, lost(problem))
+            }
+        }
+    }
+
+    /// A model of the library: what its record says, and what its file does.
+    fn recorded(&self, library: &Registry, record: &ModelRecord) -> ModelEntry {
+        let mut entry = ModelEntry {
+            name: record.name.short(),
+            version: record.digest().to_string(),
+            created: seconds(record.created_at),
+            bytes: record.size(),
+            parameters: record.parameters.clone(),
+            details: Details::default(),
+        };
+        let missing = record.files.iter().filter_map(|file| file.location.as_deref()).find_map(|path| {
+            let error = fs::metadata(path).err()?;
+            Some(format!("cannot read {}: {error}", path.display()))
+        });
+        let open = || {
+            let path = library.path(record).map_err(|error| error.to_string())?;
+            ModelFile::open(&path).map_err(|error| error.to_string())
+        };
+        let mut details = match missing {
+            Some(problem) => lost(problem),
+            None => self.known_details(&entry, open),
+        };
+        details.format = record.format.name();
+        details.architecture = record.details.architecture.clone();
+        details.parameters = record.details.parameters;
+        details.quantization = record.details.quantization.clone();
+        entry.details = details;
+        entry
     }
 }
 
 impl ModelSource for Shelf {
     fn list(&self) -> Result<Vec<ModelEntry>, LoadError> {
-        let mut entries =
-            self.models.iter().map(|(name, source)| entry(name, source)).collect::<Result<Vec<_>, _>>()?;
+        let mut entries: Vec<_> =
+            self.models.iter().map(|(name, source)| self.own_entry(name, source)).collect();
         if let Some(library) = &self.library {
             let records = library.list().map_err(|error| LoadError::Failed(error.to_string()))?;
-            let records = records.iter().map(recorded);
-            let names: Vec<String> = self.models.iter().map(|(name, _)| name.clone()).collect();
-            entries.extend(records.filter(|entry| !names.contains(&entry.name)));
+            let is_own = |name: &str| self.models.iter().any(|(own, _)| own == name);
+            let records = records.iter().filter(|record| !is_own(&record.name.short()));
+            entries.extend(records.map(|record| self.recorded(library, record)));
         }
         Ok(entries)
     }
 
     fn find(&self, name: &str) -> Result<ModelEntry, LoadError> {
         match self.models.iter().find(|(other, _)| other == name) {
-            Some((name, source)) => entry(name, source),
-            None => Ok(recorded(&self.record(name)?.1)),
+            Some((name, source)) => Ok(self.own_entry(name, source)),
+            None => {
+                let (library, record) = self.record(name)?;
+                Ok(self.recorded(library, &record))
+            }
         }
     }
 
     fn open(&self, entry: &ModelEntry) -> Result<ModelFile, LoadError> {
-        load::file(&self.source(&entry.name)?)
-            .map_err(|failure| LoadError::Failed(failure.message().to_owned()))
+        load::file(&self.source(&entry.name)?).map_err(failed)
     }
 
-    fn load(&self, wanted: &ModelEntry) -> Result<Loaded, LoadError> {
-        let failed = |failure: Failure| LoadError::Failed(failure.message().to_owned());
-        let file = load::file(&self.source(&wanted.name)?).map_err(failed)?;
-        let longest = Some(self.context.unwrap_or(DEFAULT_CONTEXT)).filter(|&tokens| tokens > 0);
-        let model = file.load(&LoadOptions { max_context: longest });
-        let model = model.map_err(|error| unusable(&file, &error))?;
+    fn plan(&self, entry: &ModelEntry, context: Option<usize>) -> Result<LoadPlan, LoadError> {
+        self.load_plan(&self.open(entry)?, context)
+    }
+
+    fn load(&self, wanted: &ModelEntry, grant: Grant) -> Result<Loaded, LoadError> {
+        let source = self.source(&wanted.name)?;
+        let file = load::file(&source).map_err(failed)?;
         let device = devices::open(&self.on, self.threads).map_err(failed)?;
         let backend = device.backend.as_ref();
-        let options = self.engine_options(&model, backend);
+        let pages = PageBudget::Bytes(grant.kv);
+        // The pages decide how long a sequence can be, and that decides about windows and RoPE.
+        let context = self.engine_plan(&file, grant.context, pages)?.max_context;
+        if context < grant.context {
+            let (model, wanted) = (&wanted.name, grant.context);
+            tracing::info!(model, wanted, context, "memory for K and V bounds the context");
+        }
+        let model = file.load(&LoadOptions { max_context: Some(context) });
+        let mut model = model.map_err(|error| unusable(&file, &error))?;
+        let options = self.engine_options(context, pages);
         let block_size = options.block_size;
-        let page_bytes = backend.page_bytes(&model.program, block_size, options.kv_dtype) as u64;
+        let plan = Engine::plan(backend, &model.program, &model.weights, context, &options);
+        let memory = plan.map_err(|error| failed(Failure::from_error(&error)))?.memory;
         let engine = Engine::start(backend, &model, options);
         let engine = engine.map_err(|error| failed(Failure::from_error(&error)))?;
-        let pages = engine.handle().stats().pages_total as u64;
-        Ok(Loaded {
-            bytes: model.description.file_bytes + pages * page_bytes,
-            model: model.into(),
-            engine,
-            device: backend.name().to_owned(),
-            block_size,
-        })
+        // The device has its own. What is left would keep the file open, and its place on the disk in use.
+        model.weights = Weights::default();
+        let is_own = !matches!(source, Source::Library { .. });
+        if is_own && Identity::of(&source).is_ok_and(|now| now.version != wanted.version) {
+            let name = source.name();
+            return Err(LoadError::Failed(format!("{name} was changed while it was loaded; try again")));
+        }
+        let device = backend.name().to_owned();
+        Ok(Loaded { model: model.into(), engine, device, memory, block_size })
     }
 
     fn outside(&self, name: &str) -> Option<Outside> {
@@ -221,7 +377,7 @@ const ENCODERS: [&str; 9] = [
 
 /// Why a model cannot be run, now or later.
 fn unusable(file: &ModelFile, error: &ModelError) -> LoadError {
-    if let ModelError::Io { .. } = error {
+    if let ModelError::Io { .. } | ModelError::Unreadable { .. } = error {
         return LoadError::Failed(error.to_string());
     }
     let name = file.architecture().unwrap_or_default();
@@ -241,27 +397,48 @@ fn served_name(path: &Path) -> String {
     name.map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
 }
 
-fn entry(name: &str, source: &Source) -> Result<ModelEntry, LoadError> {
-    let (created, bytes) = match source {
-        Source::Embedded => (0, EMBEDDED_FILE.len() as u64),
-        Source::Path(path) | Source::Library { path, .. } => {
-            let failed = |error| LoadError::Failed(format!("cannot read {}: {error}", path.display()));
-            let metadata = fs::metadata(path).map_err(failed)?;
-            (metadata.modified().map_or(0, seconds), size(path, &metadata))
-        }
-    };
-    let version = format!("{created}-{bytes}");
-    Ok(ModelEntry { name: name.to_owned(), version, created, bytes, parameters: Map::new() })
+/// What tells a model's files from others under the same path.
+struct Identity {
+    version: String,
+    /// When they changed last, in seconds since 1970.
+    created: u64,
+    bytes: u64,
 }
 
-fn recorded(record: &ModelRecord) -> ModelEntry {
-    ModelEntry {
-        name: record.name.short(),
-        version: record.digest().to_string(),
-        created: seconds(record.created_at),
-        bytes: record.size(),
-        parameters: record.parameters.clone(),
+impl Identity {
+    fn of(source: &Source) -> io::Result<Self> {
+        let (modified, bytes, node) = match source {
+            Source::Embedded => (UNIX_EPOCH, EMBEDDED_FILE.len() as u64, 0),
+            Source::Path(path) | Source::Library { path, .. } => {
+                let metadata = fs::metadata(path)?;
+                let files = newest(path, &metadata);
+                (files.0, files.1, node(&metadata))
+            }
+        };
+        let nanoseconds = modified.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos());
+        Ok(Self { version: format!("{nanoseconds}-{bytes}-{node}"), created: seconds(modified), bytes })
     }
+}
+
+/// The number of a file in its file system.
+#[cfg(unix)]
+fn node(metadata: &fs::Metadata) -> u64 {
+    std::os::unix::fs::MetadataExt::ino(metadata)
+}
+
+/// The number of a file in its file system, where there is such a number.
+#[cfg(not(unix))]
+fn node(_: &fs::Metadata) -> u64 {
+    0
+}
+
+/// Of a model that cannot be opened.
+fn lost(problem: String) -> Details {
+    Details { problem: Some(problem), ..Details::default() }
+}
+
+fn failed(failure: Failure) -> LoadError {
+    LoadError::Failed(failure.message().to_owned())
 }
 
 /// Since 1970.
@@ -269,11 +446,15 @@ fn seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-/// Bytes of a file, or of the files directly in a folder.
-fn size(path: &Path, metadata: &fs::Metadata) -> u64 {
+/// When a file, or one of the files directly in a folder, changed last, and the bytes of all of them.
+fn newest(path: &Path, metadata: &fs::Metadata) -> (SystemTime, u64) {
+    let modified = |metadata: &fs::Metadata| metadata.modified().unwrap_or(UNIX_EPOCH);
     if !metadata.is_dir() {
-        return metadata.len();
+        return (modified(metadata), metadata.len());
     }
     let files = fs::read_dir(path).into_iter().flatten().flatten();
-    files.filter_map(|file| fs::metadata(file.path()).ok()).map(|file| file.len()).sum()
+    let files = files.filter_map(|file| fs::metadata(file.path()).ok());
+    files.fold((modified(metadata), 0), |(newest, bytes), file| {
+        (newest.max(modified(&file)), bytes + file.len())
+    })
 }

@@ -198,7 +198,7 @@ fn what_cannot_be_honoured_is_refused_in_anthropics_shape() {
     refused(
         content(json!("word ".repeat(400))),
         expect![
-            "400 invalid_request_error: the prompt has 410 tokens, but prompt and answer together can have 256; shorten it or give the engine a larger context and more pages"
+            "400 invalid_request_error: prompt is too long: 410 tokens > 256 maximum; shorten it, or start the server with a larger --ctx"
         ],
     );
     refused(

@@ -8,6 +8,7 @@ mod connections;
 mod embeddings;
 mod fairness;
 mod http;
+mod models;
 mod ollama;
 mod process;
 mod refusals;

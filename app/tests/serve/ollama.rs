@@ -98,7 +98,10 @@ fn models_are_listed_shown_loaded_and_let_go() {
     assert_eq!(tag["digest"].as_str().unwrap().len(), 64);
     expect![[r#"{"parent_model":"","format":"gguf","family":"llama","families":["llama"],"parameter_size":"20.98M","quantization_level":"Q8_0"}"#]].assert_eq(&tag["details"].to_string());
     let show = server.post("/api/show", &json!({"model": "tales"})).ok();
-    assert_eq!((&show["capabilities"], &show["details"]), (&json!(["completion"]), &tag["details"]));
+    assert_eq!(
+        (&show["capabilities"], &show["details"]),
+        (&json!(["completion", "tools", "embedding"]), &tag["details"])
+    );
     assert_eq!(show["model_info"]["general.architecture"], "llama");
     assert!(show["model_info"]["llama.context_length"].is_u64(), "{show}");
     assert!(show["template"].as_str().unwrap().contains("<|assistant|>"));
@@ -163,7 +166,7 @@ fn what_cannot_be_honoured_is_refused_in_ollamas_shape() {
     chat(
         json!({"messages": [{"role": "user", "content": "word ".repeat(400)}]}),
         expect![
-            "400 the prompt has 410 tokens, but prompt and answer together can have 256; shorten it or give the engine a larger context and more pages"
+            "400 the prompt has 410 tokens, but prompt and answer together can have 256; shorten it, or start the server with a larger --ctx"
         ],
     );
     chat(json!({"format": "yaml"}), expect!["400 `format` is `json` or a JSON schema, not `yaml`"]);
@@ -184,13 +187,6 @@ fn what_cannot_be_honoured_is_refused_in_ollamas_shape() {
         expect!["400 `truncate` is not supported: a prompt that does not fit is refused, not cut"],
     );
     chat(json!({"top_logprobs": 3}), expect!["400 `top_logprobs` needs `logprobs`: true"]);
-    option(
-        "num_ctx",
-        json!(100_000),
-        expect![
-            "400 `options.num_ctx` is 100000, but the model is loaded for 256 tokens; `paguro serve --ctx` says for how many"
-        ],
-    );
     option(
         "num_gpu",
         json!(1),

@@ -73,8 +73,7 @@ fn a_model_makes_room_for_another_but_never_while_it_is_used() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tales/tales-Q8_0.gguf");
     let other = folder.path().join("other.gguf");
     fs::copy(file, &other).unwrap();
-    let memory = (fs::metadata(file).unwrap().len() * 3 / 2).to_string();
-    let args = [other.to_str().unwrap(), "--memory", &memory, "--kv-memory", "64MiB"];
+    let args = [other.to_str().unwrap(), "--memory", "180MiB", "--kv-memory", "64MiB"];
     let server = Server::start(&args);
     let long = ask(json!({"stream": true, "ignore_eos": true, "max_tokens": null, "n": 4}));
     let mut running = server.send("/v1/chat/completions", &long);

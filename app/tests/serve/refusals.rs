@@ -231,7 +231,7 @@ fn every_field_is_honoured_or_refused_by_name() {
     refused(
         messages(json!([{"role": "user", "content": "word ".repeat(400)}])),
         expect![
-            "400 invalid_request_error/context_length_exceeded -: the prompt has 410 tokens, but prompt and answer together can have 256; shorten it or give the engine a larger context and more pages"
+            "400 invalid_request_error/context_length_exceeded -: This model's maximum context length is 256 tokens. However, your prompt has 410 tokens, and an answer needs room, too. Shorten the prompt, or start the server with a larger --ctx."
         ],
     );
     // What has no effect, or asks for what is the case anyway.

@@ -66,16 +66,15 @@ pub struct Counters {
     fixed: [Count; FIXED.len()],
     /// One for each format of weights.
     products: Vec<(String, Count)>,
-    /// Index into `products` and bytes, by matrix; of no meaning for those that are not multiplied with.
+    /// Index into `products` and bytes, by matrix.
     matrices: Vec<(usize, u64)>,
 }
 
 impl Counters {
     /// For these matrices and pages.
-    pub fn new(isa: Isa, kv_dtype: KvDtype, matrices: &[Option<PackedMatrix>]) -> Self {
+    pub fn new(isa: Isa, kv_dtype: KvDtype, matrices: &[PackedMatrix]) -> Self {
         let mut products: Vec<(String, Count)> = Vec::new();
         let matrices = matrices.iter().map(|matrix| {
-            let Some(matrix) = matrix else { return (0, 0) };
             let name = matrix.kernel_name(isa);
             let index = products.iter().position(|(known, _)| *known == name).unwrap_or_else(|| {
                 products.push((name, Count::default()));

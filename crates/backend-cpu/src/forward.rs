@@ -25,8 +25,8 @@ use std::{
 };
 
 use paguro_backend::{
-    Attend, AttentionMode, DownAdd, Embed, Linear, Matrix, MatrixId, Norm, NormGateUp, NormLogits,
-    NormQkvRopeStore, Op, Outcome, Program, ProjectAdd, RopeStyle, Step, VectorId, sampling,
+    Attend, AttentionMode, DownAdd, Embed, Linear, MatrixId, Norm, NormGateUp, NormLogits, NormQkvRopeStore,
+    Op, Outcome, Program, ProjectAdd, RopeStyle, Step, VectorId, sampling,
 };
 
 use crate::{
@@ -49,10 +49,10 @@ const ACTIVATE_SLICE: usize = 8 * BLOCK;
 pub struct Model {
     /// What to run.
     pub program: Program,
-    /// By [`MatrixId`], those that are multiplied with.
-    pub matrices: Vec<Option<PackedMatrix>>,
-    /// The embedding.
-    pub table: Table,
+    /// By [`MatrixId`].
+    pub matrices: Vec<PackedMatrix>,
+    /// The embedding table, which is often the head, too.
+    pub table: MatrixId,
     /// By [`VectorId`].
     pub vectors: Vec<Vec<f32>>,
     /// Paged or gathered.
@@ -65,17 +65,9 @@ pub struct Model {
     pub attend: AttentionKernels,
 }
 
-/// Where the embedding's rows are looked up.
-pub enum Table {
-    /// In the head, which is the same matrix.
-    Packed(MatrixId),
-    /// In the file: only the rows that are used get resident.
-    Plain(Matrix),
-}
-
 impl Model {
     fn matrix(&self, id: MatrixId) -> &PackedMatrix {
-        self.matrices[id.0 as usize].as_ref().expect("load packs what is multiplied with")
+        &self.matrices[id.0 as usize]
     }
 
     fn vector(&self, id: VectorId) -> &[f32] {
@@ -224,10 +216,7 @@ impl Pass<'_> {
             for row in range {
                 let x = member.write(&buffers.x, row, model.program.hidden);
                 let token = member.step.tokens[row] as usize;
-                match &model.table {
-                    Table::Packed(id) => model.matrix(*id).dequantize_row(token, x),
-                    Table::Plain(matrix) => matrix.dequantize_row(token, x),
-                }
+                model.matrix(model.table).dequantize_row(token, x);
                 if op.scale != 1.0 {
                     model.rows.scale(x, op.scale);
                 }

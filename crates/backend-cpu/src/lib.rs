@@ -21,10 +21,10 @@ mod shared;
 pub mod simd;
 mod team;
 
-use paguro_backend::{Backend, Capacity, KvDtype, Limits, LoadError, Program, Runner, Weights};
+use paguro_backend::{Backend, Capacity, Held, KvDtype, Limits, LoadError, Matrix, Program, Runner, Weights};
 
 pub use self::{isa::Isa, probe::read_bandwidth};
-use self::{pages::PageShape, runner::CpuRunner};
+use self::{matrix::PackedMatrix, pages::PageShape, runner::CpuRunner};
 
 /// This machine's processor.
 #[derive(Clone, Copy, Debug)]
@@ -79,6 +79,14 @@ impl Backend for Cpu {
     fn page_bytes(&self, program: &Program, block_size: usize, kv_dtype: KvDtype) -> usize {
         // Sizes that this device refuses are refused by `load`; until then any number does.
         PageShape::new(&program.kv, block_size, kv_dtype).map_or(0, |shape| shape.page_bytes())
+    }
+
+    fn held(&self, matrix: &Matrix) -> Held {
+        Held { bytes: PackedMatrix::packed_bytes(matrix), converted_to: None }
+    }
+
+    fn buffer_bytes(&self, program: &Program, limits: &Limits) -> u64 {
+        runner::buffer_bytes(program, limits, self.threads())
     }
 
     fn load(

@@ -3,20 +3,20 @@
 use std::sync::{Mutex, PoisonError};
 
 use paguro_backend::{
-    Embed, KernelCount, Limits, Linear, LoadError, Op, Outcome, PageMove, Program, Runner, Step, StepError,
+    Embed, KernelCount, Limits, LoadError, Op, Outcome, PageMove, Program, Runner, Step, StepError,
     StepOutput, Ticket, Weights,
 };
 
 use crate::{
     attention::{AttentionKernels, SPLIT, Scores, partial_len},
     counters::Counters,
-    forward::{Buffers, Model, Own, Pass, Table},
+    forward::{Buffers, Model, Own, Pass},
     isa::Isa,
     matrix::{MatrixKernels, Packing, Scratch},
     ops::RowKernels,
     pages::{Arena, PageShape, StoredHead},
     plan::Plan,
-    quantize::row_blocks,
+    quantize::{QuantBlock, row_blocks},
     shared::Shared,
     team::{Portions, Team},
 };
@@ -71,62 +71,43 @@ impl CpuRunner {
         let mut team = Team::new(threads).map_err(|error| {
             LoadError::Device(format!("cannot start {threads} threads: {error}; use fewer with --threads"))
         })?;
-        let Weights { matrices: sources, vectors } = weights;
-        let multiplied = multiplied(program, sources.len());
-        let mut matrices = Vec::with_capacity(sources.len());
-        // One after the other, so that the memory of a file that has been packed is free again before the next one.
-        for (index, source) in sources.iter().enumerate() {
-            matrices.push(match multiplied[index] {
-                true => {
-                    let packing = Packing::new(source)?;
-                    team.share(threads, Portions::Single, |_, _| packing.work());
-                    let packed = packing.finish();
-                    source.bytes.discard();
-                    Some(packed)
-                }
-                false => None,
-            });
+        let mut matrices = Vec::with_capacity(weights.matrices.len());
+        // One after the other: beside the packed weights, memory holds only the rows that threads are packing.
+        for source in &weights.matrices {
+            let packing = Packing::new(source)?;
+            team.share(threads, Portions::Single, |_, _| packing.work());
+            matrices.push(packing.finish()?);
         }
+        weights.check_unchanged()?;
+        let Weights { vectors, .. } = weights;
         let Some(Op::Embed(Embed { table, .. })) = program.ops.first() else {
             unreachable!("`check_order` has found the embedding in front")
         };
-        let table = match multiplied[table.0 as usize] {
-            true => Table::Packed(*table),
-            false => Table::Plain(sources[table.0 as usize].clone()),
-        };
-        // Those that are not needed any more may hold a file.
-        drop(sources);
         let mut arena = Arena::new(limits.pages, shape)?;
         if poison {
             arena.poison();
         }
 
-        let group = program.heads / program.kv.kv_heads;
-        let queries = Plan::tile_queries(group);
-        let partial_len = partial_len(shape.head_dim);
-        // All heads of all sequences could share all splits; a fixed amount of memory is enough for those that should.
-        let most = limits.max_context.div_ceil(SPLIT) * limits.max_sequences * program.heads;
-        let partials = if threads > 1 { most.min(PARTIAL_FLOATS / partial_len) } else { 0 };
-        let plan = Plan::new(program.heads, &program.kv, &limits, threads, partials);
-        let widest = program.hidden.max(program.ffn).max(program.heads * shape.head_dim);
+        let sizes = Sizes::new(program, &limits, threads);
+        let plan = Plan::new(program.heads, &program.kv, &limits, threads, sizes.partial_count);
         let own = (0..team.threads()).map(|_| Own {
             scratch: Scratch::default(),
             scores: Scores::new(&shape),
-            partial: vec![0.0; queries * partial_len],
-            sums: vec![0.0; queries * partial_len],
-            row: vec![0.0; widest],
+            partial: vec![0.0; sizes.tile_partial],
+            sums: vec![0.0; sizes.tile_partial],
+            row: vec![0.0; sizes.widest],
             stored: StoredHead::new(&shape),
             sampler: paguro_backend::sampling::Scratch::default(),
         });
         Ok(Self {
             own: own.collect(),
-            buffers: buffers(program, &limits, widest, partials * partial_len)?,
+            buffers: sizes.allocate()?,
             counters: Counters::new(isa, limits.kv_dtype, &matrices),
             answers: (0..limits.max_outputs).map(|_| Mutex::new(None)).collect(),
             model: Model {
                 program: program.clone(),
                 matrices,
-                table,
+                table: *table,
                 vectors,
                 attention: limits.attention,
                 products: MatrixKernels::new(isa),
@@ -143,47 +124,97 @@ impl CpuRunner {
     }
 }
 
-/// Allocates what passes between phases, for the largest step.
-fn buffers(program: &Program, limits: &Limits, widest: usize, partials: usize) -> Result<Buffers, LoadError> {
-    let rows = limits.max_rows;
-    let head_dim = program.kv.head_dim;
-    let (q, kv) = (program.heads * head_dim, program.kv.kv_heads * head_dim);
-    let floats = Shared::<f32>::new;
-    let quantized_stride = row_blocks(widest);
-    Ok(Buffers {
-        x: floats(rows * program.hidden, "the residual stream")?,
-        product: floats(rows * program.hidden, "products")?,
-        quantized: Shared::new(rows * quantized_stride, "quantized rows")?,
-        float: floats(rows * widest, "rows")?,
-        q: floats(rows * q, "queries")?,
-        k: floats(rows * kv, "keys")?,
-        v: floats(rows * kv, "values")?,
-        attended: floats(rows * q, "attention")?,
-        gate: floats(rows * program.ffn, "gates")?,
-        up: floats(rows * program.ffn, "ups")?,
-        turns: floats(program.ropes.len() * rows * head_dim, "rotations")?,
-        partials: floats(partials, "partial attention")?,
-        logits: floats(limits.max_outputs.clamp(1, LOGIT_ROWS) * program.vocab, "logits")?,
-        quantized_stride,
-        float_stride: widest,
-    })
+/// Elements of everything that passes between phases, for the largest step: as [`Buffers`] has it.
+struct Sizes {
+    /// Elements of the widest row.
+    widest: usize,
+    quantized_stride: usize,
+    /// Partial results of a query with one split that there is room for.
+    partial_count: usize,
+    /// Floats of the partial results of a tile.
+    tile_partial: usize,
+    stream: usize,
+    quantized: usize,
+    float: usize,
+    q: usize,
+    kv: usize,
+    ffn: usize,
+    turns: usize,
+    partials: usize,
+    logits: usize,
 }
 
-/// Which matrices the program multiplies with, by [`MatrixId`](paguro_backend::MatrixId). [`Program::check`] has passed.
-fn multiplied(program: &Program, matrices: usize) -> Vec<bool> {
-    let mut multiplied = vec![false; matrices];
-    for op in &program.ops {
-        let linears: &[&Linear] = match op {
-            Op::NormQkvRopeStore(op) => &[&op.q, &op.k, &op.v],
-            Op::ProjectAdd(op) => &[&op.project],
-            Op::NormGateUp(op) => &[&op.gate, &op.up],
-            Op::DownAdd(op) => &[&op.down],
-            Op::NormLogits(op) => &[&op.head],
-            _ => &[],
-        };
-        linears.iter().for_each(|linear| multiplied[linear.matrix.0 as usize] = true);
+impl Sizes {
+    fn new(program: &Program, limits: &Limits, threads: usize) -> Self {
+        let (rows, head_dim) = (limits.max_rows, program.kv.head_dim);
+        let (q, kv) = (program.heads * head_dim, program.kv.kv_heads * head_dim);
+        let queries = Plan::tile_queries(program.heads / program.kv.kv_heads);
+        let partial_len = partial_len(head_dim);
+        // All heads of all sequences could share all splits; a fixed amount of memory is enough for those that should.
+        let most = (limits.max_context.div_ceil(SPLIT) * limits.max_sequences).saturating_mul(program.heads);
+        let partial_count = if threads > 1 { most.min(PARTIAL_FLOATS / partial_len) } else { 0 };
+        let widest = program.hidden.max(program.ffn).max(q);
+        let quantized_stride = row_blocks(widest);
+        Self {
+            widest,
+            quantized_stride,
+            partial_count,
+            tile_partial: queries * partial_len,
+            stream: rows * program.hidden,
+            quantized: rows * quantized_stride,
+            float: rows * widest,
+            q: rows * q,
+            kv: rows * kv,
+            ffn: rows * program.ffn,
+            turns: program.ropes.len() * rows * head_dim,
+            partials: partial_count * partial_len,
+            logits: limits.max_outputs.clamp(1, LOGIT_ROWS) * program.vocab,
+        }
     }
-    multiplied
+
+    fn allocate(&self) -> Result<Buffers, LoadError> {
+        let floats = Shared::<f32>::new;
+        Ok(Buffers {
+            x: floats(self.stream, "the residual stream")?,
+            product: floats(self.stream, "products")?,
+            quantized: Shared::new(self.quantized, "quantized rows")?,
+            float: floats(self.float, "rows")?,
+            q: floats(self.q, "queries")?,
+            k: floats(self.kv, "keys")?,
+            v: floats(self.kv, "values")?,
+            attended: floats(self.q, "attention")?,
+            gate: floats(self.ffn, "gates")?,
+            up: floats(self.ffn, "ups")?,
+            turns: floats(self.turns, "rotations")?,
+            partials: floats(self.partials, "partial attention")?,
+            logits: floats(self.logits, "logits")?,
+            quantized_stride: self.quantized_stride,
+            float_stride: self.widest,
+        })
+    }
+
+    /// Bytes of all buffers, and of what each of `threads` threads has for itself.
+    fn bytes(&self, threads: usize) -> u64 {
+        /// A thread's strips of weights, its scores and its stack, as far as it gets resident.
+        const THREAD: usize = 512 << 10;
+        let shared = 2 * (self.stream + self.q + self.kv + self.ffn)
+            + self.float
+            + self.turns
+            + self.partials
+            + self.logits;
+        let own = 2 * self.tile_partial + self.widest;
+        let floats = (shared + threads * own) * size_of::<f32>();
+        (floats + self.quantized * size_of::<QuantBlock>() + threads * THREAD) as u64
+    }
+}
+
+/// Bytes that a load allocates beside weights and pages.
+pub fn buffer_bytes(program: &Program, limits: &Limits, threads: usize) -> u64 {
+    match program.heads.checked_rem(program.kv.kv_heads) {
+        Some(0) => Sizes::new(program, limits, threads).bytes(threads),
+        // No such program is loaded.
+        _ => 0,
+    }
 }
 
 /// The passes rely on this order: what one operation leaves in the buffers, the next one uses.

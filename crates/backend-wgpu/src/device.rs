@@ -2,7 +2,10 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use paguro_backend::{LoadError, StepError};
@@ -49,6 +52,8 @@ pub struct Device {
     pub inner: wgpu::Device,
     /// wgpu's.
     pub queue: wgpu::Queue,
+    /// Bytes of all buffers so far.
+    pub allocated: AtomicU64,
     pipelines: Mutex<HashMap<String, Arc<Pipeline>>>,
     /// Names and sources of kernels that are only shown.
     shown: Mutex<Vec<(String, String)>>,
@@ -149,6 +154,7 @@ impl Device {
             limits,
             inner,
             queue,
+            allocated: AtomicU64::new(0),
             pipelines: Mutex::default(),
             shown: Mutex::default(),
             failure,
@@ -361,7 +367,10 @@ impl Device {
         let memory = pollster::block_on(memory.pop());
         let validation = pollster::block_on(validation.pop());
         match (memory, validation) {
-            (None, None) => Ok(buffer),
+            (None, None) => {
+                self.allocated.fetch_add(size, Ordering::Relaxed);
+                Ok(buffer)
+            }
             _ => Err(out_of_memory()),
         }
     }

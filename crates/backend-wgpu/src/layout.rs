@@ -14,7 +14,7 @@
 
 use half::f16;
 use paguro_backend::{
-    Matrix, WeightFormat,
+    WeightFormat,
     format::{IQ4_VALUES, MXFP4_VALUES, e8m0_half},
 };
 
@@ -113,21 +113,26 @@ pub struct RowPlanes<'a> {
     pub scales: &'a mut [u32],
 }
 
-/// Packs row `row` of a matrix; `floats` is scratch. The planes are zero before.
-pub fn pack_row(matrix: &Matrix, row: usize, out: &mut RowPlanes<'_>, floats: &mut Vec<f32>) {
-    let layout = Layout::of(matrix.format);
-    let blocks = matrix.cols.div_ceil(BLOCK);
+/// Packs an encoded row of `cols` elements; `floats` is scratch. The planes are zero before.
+pub fn pack_row(
+    format: WeightFormat,
+    cols: usize,
+    bytes: &[u8],
+    out: &mut RowPlanes<'_>,
+    floats: &mut Vec<f32>,
+) {
+    let layout = Layout::of(format);
+    let blocks = cols.div_ceil(BLOCK);
     if !layout.is_quantized() {
-        floats.resize(matrix.cols, 0.0);
-        matrix.dequantize_row(row, floats);
+        floats.resize(cols, 0.0);
+        format.dequantize(bytes, floats);
         return pack_floats(layout, floats, blocks, out.quants);
     }
-    let bytes = matrix.row(row);
-    let stride = matrix.format.block_bytes();
-    let per_block = matrix.format.block_len() / BLOCK;
+    let stride = format.block_bytes();
+    let per_block = format.block_len() / BLOCK;
     for index in 0..blocks {
         let source = &bytes[index / per_block * stride..][..stride];
-        let block = unpack(matrix.format, source, index % per_block);
+        let block = unpack(format, source, index % per_block);
         block.store(layout, index, blocks, out);
     }
 }

@@ -123,6 +123,11 @@ impl Gpu {
 }
 
 impl Gpu {
+    /// Bytes that have been allocated on the device since it was opened.
+    pub fn allocated(&self) -> u64 {
+        self.device.allocated.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
     /// Name and source of every kernel that was compiled for the models loaded so far.
     pub fn kernels(&self) -> Vec<(String, String)> {
         self.device.kernels()
@@ -152,6 +157,10 @@ impl Backend for Gpu {
         let words = Layout::of(matrix.format).row_words(matrix.cols.div_ceil(BLOCK));
         let bytes = 4 * matrix.rows * words.iter().sum::<usize>();
         Held { bytes, converted_to: Layout::converts(matrix.format) }
+    }
+
+    fn buffer_bytes(&self, program: &Program, limits: &Limits) -> u64 {
+        lower::buffer_bytes(&self.device, program, limits)
     }
 
     fn load(

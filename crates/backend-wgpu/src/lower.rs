@@ -96,6 +96,88 @@ enum Before {
     Pending(Norm),
 }
 
+/// How attention is cut into tiles and parts.
+fn tiling(device: &Device, program: &Program, limits: &Limits) -> Tiling {
+    let (rows, heads, kv_heads, dim) =
+        (limits.max_rows, program.heads, program.kv.kv_heads, program.kv.head_dim);
+    let group = heads / kv_heads;
+    let few = coop_attention::few(device, program, limits);
+    let most = if device.is_software && few.is_none() { SOFTWARE_TILE_QUERIES } else { TILE_QUERIES };
+    // Larger heads have no room for more in the memory of a workgroup.
+    let queries = if dim > 128 { most.min(4) } else { most };
+    let (tile_heads, head_tiles) = (group.min(queries), group.div_ceil(queries));
+    let splits = plan::splits(limits.max_context);
+    let parts = rows + (limits.max_sequences * splits).min(8192);
+    let parts = parts.min(device.binding_limit() as usize / 4 / (heads * (dim + 4))).max(rows);
+    Tiling {
+        rows: (queries / tile_heads).max(1),
+        heads: tile_heads,
+        workgroups: kv_heads * head_tiles,
+        emits: dim.is_multiple_of(BLOCK),
+        parts,
+        // No device says how many it runs side by side: on each of an H200's 132 processors two, or three smaller ones.
+        busy: match few {
+            Some(_) => 396,
+            None if device.is_software => 8,
+            None => 264,
+        },
+        wide: coop_attention::wide(device, program, limits),
+    }
+}
+
+/// Blocks of activations that there is room for, and words of the same in half precision.
+fn activation_words(device: &Device, program: &Program, limits: &Limits) -> (usize, usize) {
+    let widths = [program.hidden, program.heads * program.kv.head_dim, program.ffn];
+    let widest = widths.map(|width| width.div_ceil(BLOCK)).into_iter().max().unwrap_or(1);
+    let rows = limits.max_rows.max(LOGIT_ROWS);
+    // Cooperative matrices take whole tiles, also of rows and blocks that nobody has made.
+    let halves = match device.cooperative {
+        None => 0,
+        Some(_) => (rows.next_multiple_of(kernels::MOST_ROWS) * widest + BLOCK) * 16,
+    };
+    (rows * widest, halves)
+}
+
+/// Bytes of all buffers beside weights and pages. A test holds it to what a load allocates.
+pub fn buffer_bytes(device: &Device, program: &Program, limits: &Limits) -> u64 {
+    let Program { hidden, heads, ffn, vocab, .. } = *program;
+    let (kv_heads, dim) = (program.kv.kv_heads, program.kv.head_dim);
+    if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+        // No such program is loaded.
+        return 0;
+    }
+    let (rows, outputs) = (limits.max_rows, limits.max_outputs.max(1));
+    let (q, kv) = (heads * dim, kv_heads * dim);
+    let tiling = tiling(device, program, limits);
+    let (blocks, halves) = activation_words(device, program, limits);
+    let pairs: usize = program.ropes.iter().map(|rope| rope.frequencies.len()).sum();
+    let turns = 2 * pairs * (limits.max_context.div_ceil(256) + 256);
+    let products = rows * ((q + 2 * kv).max(2 * ffn) + (q.max(kv) + kv).max(ffn) + kv);
+    // Twice, where steps of many rows leave parts that are not handed over.
+    let copies = 1 + usize::from(tiling.wide.is_some() && handed_parts::hands_parts(device, limits, &tiling));
+    let parts = copies * tiling.parts * heads * (dim + 4);
+    let logit_rows = limits.max_outputs.clamp(1, LOGIT_ROWS);
+    let masks = logit_rows.max(outputs.min(256)) * vocab.div_ceil(32);
+    let sampling = logit_rows * 2 * (vocab + hidden) + 4 * crate::sampler::room(logit_rows, vocab) + masks;
+    let gathered = match limits.attention {
+        AttentionMode::Paged => 0,
+        AttentionMode::Gather => {
+            2 * plan::tables(&program.kv, limits)
+                * page_words(&program.kv, limits.block_size, limits.kv_dtype)
+        }
+    };
+    let words = plan::words(&program.kv, limits, tiling)
+        + rows * (2 * hidden + q)
+        + 2 * (blocks * 42 + 2 * halves)
+        + turns
+        + products
+        + parts
+        + sampling
+        + gathered
+        + 12 * outputs;
+    4 * words as u64
+}
+
 /// A program on its way to becoming a [`Model`].
 pub struct Lowering<'a> {
     device: &'a Device,
@@ -156,37 +238,10 @@ impl<'a> Lowering<'a> {
         let Program { hidden, heads, ffn, .. } = *program;
         let (kv_heads, dim) = (program.kv.kv_heads, program.kv.head_dim);
         let rows = limits.max_rows;
-        let group = heads / kv_heads;
         let few = coop_attention::few(device, program, limits);
-        let most = if device.is_software && few.is_none() { SOFTWARE_TILE_QUERIES } else { TILE_QUERIES };
-        // Larger heads have no room for more in the memory of a workgroup.
-        let queries = if dim > 128 { most.min(4) } else { most };
-        let (tile_heads, head_tiles) = (group.min(queries), group.div_ceil(queries));
-        let splits = plan::splits(limits.max_context);
-        let parts = rows + (limits.max_sequences * splits).min(8192);
-        let parts = parts.min(device.binding_limit() as usize / 4 / (heads * (dim + 4))).max(rows);
-        let tiling = Tiling {
-            rows: (queries / tile_heads).max(1),
-            heads: tile_heads,
-            workgroups: kv_heads * head_tiles,
-            emits: dim.is_multiple_of(BLOCK),
-            parts,
-            // No device says how many it runs side by side: on each of an H200's 132 processors two, or three smaller ones.
-            busy: match few {
-                Some(_) => 396,
-                None if device.is_software => 8,
-                None => 264,
-            },
-            wide: coop_attention::wide(device, program, limits),
-        };
-        let widest = [hidden, heads * dim, ffn].map(|width| width.div_ceil(BLOCK)).into_iter().max();
-        let widest = widest.unwrap_or(1);
-        let blocks = rows.max(LOGIT_ROWS) * widest;
-        // Cooperative matrices take whole tiles, also of rows and blocks that nobody has made.
-        let halves = match device.cooperative {
-            None => 0,
-            Some(_) => (rows.max(LOGIT_ROWS).next_multiple_of(kernels::MOST_ROWS) * widest + BLOCK) * 16,
-        };
+        let tiling = tiling(device, program, limits);
+        let parts = tiling.parts;
+        let (blocks, halves) = activation_words(device, program, limits);
         let buffer = |words: usize, what: &str| device.buffer(words, what);
         let page_words = page_words(&program.kv, limits.block_size, limits.kv_dtype);
         let half = |what: &str| buffer(limits.pages * page_words, what);

@@ -72,10 +72,10 @@ impl Order {
 }
 
 impl DeviceMatrix {
-    /// Packs and uploads matrices that have the same layout and width, and gives the file's memory back.
+    /// Reads, packs and uploads matrices that have the same layout and width.
     ///
     /// # Errors
-    /// [`LoadError::OutOfMemory`].
+    /// [`LoadError::OutOfMemory`], [`LoadError::Unreadable`], and [`LoadError::BadWeights`] for values that are not finite.
     pub fn upload(device: &Device, sources: &[&Matrix], order: Order) -> Result<Self, LoadError> {
         let layout = Layout::of(sources[0].format);
         let blocks = sources[0].cols.div_ceil(BLOCK);
@@ -102,7 +102,7 @@ impl DeviceMatrix {
             let part = Part { first: index * most, rows: rows.len(), planes };
             let per_chunk = (CHUNK_WORDS / words[0]).max(1);
             for (chunk, rows) in rows.chunks(per_chunk).enumerate() {
-                let packed = pack(rows, words);
+                let packed = pack(rows, words)?;
                 for ((plane, packed), words) in part.planes.iter().zip(&packed).zip(words) {
                     if let Some(plane) = plane {
                         let at = chunk * per_chunk * words * 4;
@@ -115,18 +115,18 @@ impl DeviceMatrix {
             }
             parts.push(part);
         }
-        sources.iter().for_each(|source| source.bytes.discard());
         Ok(Self { layout, blocks, parts })
     }
 }
 
-/// Packs rows on all processors.
-fn pack(rows: &[(&Matrix, usize)], words: [usize; 3]) -> [Vec<u32>; 3] {
+/// Reads and packs rows on all processors.
+fn pack(rows: &[(&Matrix, usize)], words: [usize; 3]) -> Result<[Vec<u32>; 3], LoadError> {
     let mut planes = words.map(|words| vec![0; rows.len() * words]);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let share = rows.len().div_ceil(threads).max(64);
     std::thread::scope(|scope| {
         let mut rest = planes.each_mut().map(|plane| &mut plane[..]);
+        let mut threads = Vec::new();
         for rows in rows.chunks(share) {
             let mut own = rest
                 .each_mut()
@@ -137,20 +137,26 @@ fn pack(rows: &[(&Matrix, usize)], words: [usize; 3]) -> [Vec<u32>; 3] {
             let mut take = || own.next().expect("three planes");
             let ((quants, a), (high, b), (scales, c)) = (take(), take(), take());
             rest = [a, b, c];
-            scope.spawn(move || {
-                let mut floats = Vec::new();
+            threads.push(scope.spawn(move || {
+                let (mut encoded, mut floats) = (Vec::new(), Vec::new());
                 for (index, (matrix, row)) in rows.iter().enumerate() {
                     let mut out = RowPlanes {
                         quants: &mut quants[index * words[0]..][..words[0]],
                         high: &mut high[index * words[1]..][..words[1]],
                         scales: &mut scales[index * words[2]..][..words[2]],
                     };
-                    pack_row(matrix, *row, &mut out, &mut floats);
+                    let bytes = matrix.read_rows(*row..row + 1, &mut encoded)?;
+                    matrix.check_finite(bytes, *row)?;
+                    pack_row(matrix.format, matrix.cols, bytes, &mut out, &mut floats);
                 }
-            });
+                Ok(())
+            }));
         }
-    });
-    planes
+        threads
+            .into_iter()
+            .try_for_each(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })?;
+    Ok(planes)
 }
 
 #[cfg(test)]

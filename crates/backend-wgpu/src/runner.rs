@@ -78,6 +78,7 @@ impl GpuRunner {
         program.check(&weights)?;
         device.check().map_err(|error| LoadError::Device(error.to_string()))?;
         let model = Lowering::new(&device, program, &weights, &limits)?.lower()?;
+        weights.check_unchanged()?;
         if options.poison {
             poison_pages(&device, &model);
         }

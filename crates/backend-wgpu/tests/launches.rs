@@ -54,7 +54,11 @@ fn a_layer_of_a_step_of_one_row_takes_five_launches() {
         kv_dtype: KvDtype::F16,
         attention: AttentionMode::Paged,
     };
+    let (plan, before) = (gpu.plan(&model.program, &model.weights, &limits), gpu.allocated());
     let mut runner = gpu.load(&model.program, model.weights.clone(), limits).unwrap();
+    // All but some counters, rounding and biases.
+    let (planned, allocated) = (plan.total(), gpu.allocated() - before);
+    assert!(planned.abs_diff(allocated) <= planned / 20 + 4096, "{plan:?}, but {allocated} allocated");
     let all = |launches: &[(String, u64)]| launches.iter().map(|(_, launches)| launches).sum::<u64>();
 
     let prompt = launches(&mut *runner, 0, 4, false);

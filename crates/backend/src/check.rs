@@ -29,7 +29,7 @@ impl Program {
             })?;
         }
         for matrix in &weights.matrices {
-            let (block, bytes) = (matrix.format.block_len(), matrix.bytes.as_slice().len());
+            let (block, bytes) = (matrix.format.block_len(), matrix.bytes.len());
             require_of(&matrix.name, matrix.cols.is_multiple_of(block), || {
                 format!("rows of {} elements are not whole {} blocks of {block}", matrix.cols, matrix.format)
             })?;

@@ -28,11 +28,12 @@ pub use program::{
     NormLogits, NormQkvRopeStore, Op, Program, ProjectAdd, Rope, RopeStyle, VectorId,
 };
 pub use runner::{
-    AttentionMode, Backend, Capacity, Held, Limits, LoadError, PageMove, Runner, StepError, Ticket,
+    AttentionMode, Backend, Capacity, Held, Limits, LoadError, MemoryPlan, PageMove, Runner, StepError,
+    Ticket,
 };
 pub use sampling::{InvalidParam, SamplingParams};
 pub use step::{
     Carried, Outcome, Output, PageId, SampleRequest, Sampled, Score, Step, StepOutput, StepSequence,
     TokenMask, Want,
 };
-pub use weights::{ByteOwner, Bytes, Matrix, Weights};
+pub use weights::{ByteSource, Bytes, Matrix, Weights};

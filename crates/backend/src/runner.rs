@@ -15,8 +15,24 @@ pub trait Backend: Send {
 
     /// How a matrix will lie in the device's memory.
     fn held(&self, matrix: &Matrix) -> Held {
-        Held { bytes: matrix.bytes.as_slice().len(), converted_to: None }
+        Held { bytes: matrix.bytes.len(), converted_to: None }
     }
+
+    /// Bytes that [`Backend::load`] will take for this program, computed from shapes and formats alone: nothing is read.
+    /// `load` refuses what is wrong with the program; until then any number does.
+    fn plan(&self, program: &Program, weights: &Weights, limits: &Limits) -> MemoryPlan {
+        let matrices = weights.matrices.iter().map(|matrix| self.held(matrix).bytes as u64);
+        let vectors = weights.vectors.iter().map(|vector| size_of_val(vector.as_slice()) as u64);
+        let page_bytes = self.page_bytes(program, limits.block_size, limits.kv_dtype) as u64;
+        MemoryPlan {
+            weights: matrices.chain(vectors).fold(0, u64::saturating_add),
+            kv: (limits.pages as u64).saturating_mul(page_bytes),
+            buffers: self.buffer_bytes(program, limits),
+        }
+    }
+
+    /// Bytes of everything that a load allocates beside weights and pages.
+    fn buffer_bytes(&self, program: &Program, limits: &Limits) -> u64;
 
     /// Allocates everything that `limits` asks for, repacks the weights, and returns something that runs. An
     /// operation, weight format or [`KvDtype`] that cannot run fails here, by name, never mid-request.
@@ -69,6 +85,29 @@ pub struct Capacity {
     pub bytes_free: u64,
     /// Instruction sets or features that the kernels were chosen for.
     pub features: Vec<String>,
+}
+
+/// Bytes that a loaded model takes in a device's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// Weights as the device holds them.
+    pub weights: u64,
+    /// All pages of K and V.
+    pub kv: u64,
+    /// What passes between operations, for the largest step.
+    pub buffers: u64,
+}
+
+impl MemoryPlan {
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.fixed().saturating_add(self.kv)
+    }
+
+    /// What does not depend on the number of pages.
+    pub fn fixed(&self) -> u64 {
+        self.weights.saturating_add(self.buffers)
+    }
 }
 
 /// How a matrix lies in a device's memory.
@@ -151,6 +190,14 @@ pub enum LoadError {
         /// The tensor.
         tensor: String,
         /// What is wrong with it.
+        problem: String,
+    },
+    /// Weights that cannot be read from their file, or a file that changed while it was read.
+    #[error("tensor `{tensor}` cannot be read: {problem}")]
+    Unreadable {
+        /// The tensor.
+        tensor: String,
+        /// What went wrong, and with which file.
         problem: String,
     },
     /// A program that makes no sense by itself: a defect of the lowering, named.

@@ -1,8 +1,8 @@
 //! Weights as they lie in the file, by number.
 
-use std::{fmt, ops::Range, sync::Arc};
+use std::{borrow::Cow, fmt, io, ops::Range, sync::Arc};
 
-use crate::{MatrixId, VectorId, WeightFormat};
+use crate::{LoadError, MatrixId, VectorId, WeightFormat};
 
 /// All weights of a program.
 #[derive(Clone, Debug, Default)]
@@ -23,6 +23,23 @@ impl Weights {
     pub fn vector(&self, id: VectorId) -> &[f32] {
         &self.vectors[id.0 as usize]
     }
+
+    /// Checks that the files of all matrices are still those that were opened. Backends call it when they have read
+    /// everything: weights of which one half is of another file must not run.
+    ///
+    /// # Errors
+    /// [`LoadError::Unreadable`], with what has changed.
+    pub fn check_unchanged(&self) -> Result<(), LoadError> {
+        let mut checked: Vec<*const ()> = Vec::new();
+        for matrix in &self.matrices {
+            let source = Arc::as_ptr(&matrix.bytes.source).cast();
+            if !checked.contains(&source) {
+                checked.push(source);
+                matrix.bytes.source.check_unchanged().map_err(|error| matrix.unreadable(&error))?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A matrix `[rows, cols]`, row by row, each row a whole number of the format's blocks.
@@ -41,86 +58,187 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// The encoded bytes of row `row`.
-    pub fn row(&self, row: usize) -> &[u8] {
+    /// Reads all rows: into memory, unless they are there already.
+    ///
+    /// # Errors
+    /// [`LoadError::Unreadable`], if the source fails or has become shorter.
+    pub fn read(&self) -> Result<Cow<'_, [u8]>, LoadError> {
+        self.bytes.read().map_err(|error| self.unreadable(&error))
+    }
+
+    /// Reads rows `rows`, into `buffer` unless they lie in memory already.
+    ///
+    /// # Errors
+    /// As [`Matrix::read`].
+    pub fn read_rows<'a>(
+        &'a self,
+        rows: Range<usize>,
+        buffer: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8], LoadError> {
         let stride = self.format.row_bytes(self.cols);
-        &self.bytes.as_slice()[row * stride..][..stride]
+        let part = rows.start * stride..rows.end * stride;
+        self.bytes.read_part(part, buffer).map_err(|error| self.unreadable(&error))
     }
 
-    /// Decodes row `row` into `out`, `[cols]`.
-    pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
-        self.format.dequantize(self.row(row), out);
+    /// Checks encoded rows of this matrix for values that are not finite, the first of them row `first`.
+    ///
+    /// # Errors
+    /// [`LoadError::BadWeights`], with the first such row.
+    pub fn check_finite(&self, rows: &[u8], first: usize) -> Result<(), LoadError> {
+        let stride = self.format.row_bytes(self.cols);
+        match rows.chunks_exact(stride).position(|row| !self.format.is_finite(row)) {
+            None => Ok(()),
+            Some(row) => Err(LoadError::BadWeights {
+                tensor: self.name.clone(),
+                problem: format!("row {} has values that are not finite; the file is damaged", first + row),
+            }),
+        }
     }
-}
 
-/// Who keeps bytes alive: a mapped file, a static slice, a vector.
-pub trait ByteOwner: Send + Sync {
-    /// All of its bytes; the same ones for its whole life.
-    fn bytes(&self) -> &[u8];
-
-    /// Says that `range` will not be read soon, because a backend keeps its own copy: a mapped file gives the
-    /// memory back (and would read it from disk again).
-    fn discard(&self, _range: Range<usize>) {}
-}
-
-impl ByteOwner for Vec<u8> {
-    fn bytes(&self) -> &[u8] {
-        self
-    }
-}
-
-impl ByteOwner for &'static [u8] {
-    fn bytes(&self) -> &[u8] {
-        self
+    fn unreadable(&self, error: &io::Error) -> LoadError {
+        LoadError::Unreadable { tensor: self.name.clone(), problem: error.to_string() }
     }
 }
 
-/// A shared range of somebody's bytes.
+/// A store of bytes that weights are read from: a file, a static slice, a vector.
+pub trait ByteSource: Send + Sync {
+    /// Number of bytes.
+    fn size(&self) -> u64;
+
+    /// All bytes, if they lie in memory already.
+    fn in_memory(&self) -> Option<&[u8]> {
+        None
+    }
+
+    /// Fills `out` with the bytes from `offset` on.
+    ///
+    /// # Errors
+    /// What the system says; a source that ends before `out` is full is an error.
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()>;
+
+    /// Checks that the bytes are still those that were opened.
+    ///
+    /// # Errors
+    /// What has changed.
+    fn check_unchanged(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl ByteSource for Vec<u8> {
+    fn size(&self) -> u64 {
+        self.len() as u64
+    }
+
+    fn in_memory(&self) -> Option<&[u8]> {
+        Some(self)
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        copy_from(self, offset, out)
+    }
+}
+
+impl ByteSource for &'static [u8] {
+    fn size(&self) -> u64 {
+        self.len() as u64
+    }
+
+    fn in_memory(&self) -> Option<&[u8]> {
+        Some(self)
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        copy_from(self, offset, out)
+    }
+}
+
+fn copy_from(bytes: &[u8], offset: u64, out: &mut [u8]) -> io::Result<()> {
+    let start = usize::try_from(offset).map_err(|_| io::ErrorKind::UnexpectedEof)?;
+    let part = bytes.get(start..).and_then(|rest| rest.get(..out.len()));
+    out.copy_from_slice(part.ok_or(io::ErrorKind::UnexpectedEof)?);
+    Ok(())
+}
+
+/// A range of a source. Reading is explicit, because it may fail: a file can be truncated while it is open.
 #[derive(Clone)]
 pub struct Bytes {
-    owner: Arc<dyn ByteOwner>,
-    range: Range<usize>,
+    source: Arc<dyn ByteSource>,
+    start: u64,
+    len: usize,
 }
 
 impl Bytes {
-    /// `range` of `owner`'s bytes.
+    /// `len` bytes of `source` from `start` on.
     ///
     /// # Panics
     /// If the range is not inside; parsers check it first.
-    pub fn new(owner: Arc<dyn ByteOwner>, range: Range<usize>) -> Self {
-        assert!(range.start <= range.end && range.end <= owner.bytes().len(), "range outside of its owner");
-        Self { owner, range }
+    pub fn new(source: Arc<dyn ByteSource>, start: u64, len: usize) -> Self {
+        let end = start.checked_add(len as u64);
+        assert!(end.is_some_and(|end| end <= source.size()), "range outside of its source");
+        Self { source, start, len }
     }
 
-    /// The bytes.
-    pub fn as_slice(&self) -> &[u8] {
-        &self.owner.bytes()[self.range.clone()]
+    /// Number of bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True without bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Reads all of them, unless they lie in memory already.
+    ///
+    /// # Errors
+    /// What the source says.
+    pub fn read(&self) -> io::Result<Cow<'_, [u8]>> {
+        if let Some(bytes) = self.in_memory() {
+            return Ok(Cow::Borrowed(bytes));
+        }
+        let mut bytes = vec![0; self.len];
+        self.source.read_at(self.start, &mut bytes)?;
+        Ok(Cow::Owned(bytes))
+    }
+
+    /// Reads a part of them, into `buffer` unless they lie in memory already.
+    ///
+    /// # Errors
+    /// What the source says.
+    ///
+    /// # Panics
+    /// If the part is not inside.
+    pub fn read_part<'a>(&'a self, part: Range<usize>, buffer: &'a mut Vec<u8>) -> io::Result<&'a [u8]> {
+        assert!(part.start <= part.end && part.end <= self.len);
+        if let Some(bytes) = self.in_memory() {
+            return Ok(&bytes[part]);
+        }
+        buffer.resize(part.len(), 0);
+        self.source.read_at(self.start + part.start as u64, buffer)?;
+        Ok(buffer)
     }
 
     /// A part of these bytes; rows of a fused projection are taken this way.
     pub fn slice(&self, range: Range<usize>) -> Self {
-        assert!(range.end <= self.range.len());
-        Self {
-            owner: self.owner.clone(),
-            range: self.range.start + range.start..self.range.start + range.end,
-        }
+        assert!(range.start <= range.end && range.end <= self.len);
+        Self { source: self.source.clone(), start: self.start + range.start as u64, len: range.len() }
     }
 
-    /// See [`ByteOwner::discard`].
-    pub fn discard(&self) {
-        self.owner.discard(self.range.clone());
+    fn in_memory(&self) -> Option<&[u8]> {
+        Some(&self.source.in_memory()?[self.start as usize..][..self.len])
     }
 }
 
 impl From<Vec<u8>> for Bytes {
     fn from(bytes: Vec<u8>) -> Self {
         let len = bytes.len();
-        Self { owner: Arc::new(bytes), range: 0..len }
+        Self { source: Arc::new(bytes), start: 0, len }
     }
 }
 
 impl fmt::Debug for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Bytes({:?})", self.range)
+        write!(f, "Bytes({}..{})", self.start, self.start + self.len as u64)
     }
 }

@@ -35,6 +35,36 @@ fn every_format_decodes_as_gguf_does() {
     assert!(WeightFormat::ALL.iter().all(|format| seen.contains(format)));
 }
 
+/// Every f16, float or exponent of a block that its elements are multiples of is looked at.
+#[test]
+fn values_that_are_not_finite_are_found() {
+    let mut values = [0.0; 256];
+    for format in WeightFormat::ALL {
+        let (len, bytes) = (format.block_len(), format.block_bytes());
+        let mut block = vec![0x11; 3 * bytes];
+        assert!(format.is_finite(&block), "{format}");
+        let mut found = 0;
+        for at in 2 * bytes..3 * bytes - 1 {
+            let old = [block[at], block[at + 1]];
+            for bad in [[0xFF, 0x7C], [0x80, 0x7F], [0x00, 0xFC], [0xFF, 0xFF]] {
+                block[at..at + 2].copy_from_slice(&bad);
+                format.dequantize(&block[2 * bytes..], &mut values[..len]);
+                let is_finite = values[..len].iter().all(|value| value.is_finite());
+                // The exponent 255 is NaN by the definition of MXFP4; decoders make a number of it.
+                let is_exponent = format == WeightFormat::MXFP4 && at == 2 * bytes && bad[0] == 0xFF;
+                // A scale of no quants hides it in the decoded values.
+                if !is_finite || is_exponent {
+                    assert!(!format.is_finite(&block), "{format} {at} {bad:?}");
+                    found += 1;
+                }
+            }
+            block[at..at + 2].copy_from_slice(&old);
+            assert!(format.is_finite(&block), "{format} {at}");
+        }
+        assert!(found > 0, "{format}");
+    }
+}
+
 #[test]
 fn names_and_numbers_lead_back() {
     for format in WeightFormat::ALL {

@@ -18,7 +18,7 @@ use paguro_model::{Model, tokenizer::Tokenizer};
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::{
-    EngineError, EngineOptions, Handle,
+    EngineError, EngineOptions, EnginePlan, Handle,
     handle::{Command, Queue, Shared},
     options::Resolved,
     pages::Pages,
@@ -67,6 +67,21 @@ pub struct Engine {
 }
 
 impl Engine {
+    /// Computes what an engine with these options would take and hold. Nothing is read or allocated; `max_context` is the
+    /// most tokens that the program was made for.
+    ///
+    /// # Errors
+    /// [`EngineError`]: an option makes no sense, or the pages do not hold even one block.
+    pub fn plan(
+        backend: &dyn Backend,
+        program: &Program,
+        weights: &Weights,
+        max_context: usize,
+        options: &EngineOptions,
+    ) -> Result<EnginePlan, EngineError> {
+        Ok(options.resolve(backend, program, weights, max_context)?.plan(backend, program, weights))
+    }
+
     /// Loads the model into the backend and starts the engine thread.
     ///
     /// # Errors

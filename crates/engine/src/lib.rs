@@ -33,7 +33,7 @@ pub use constraint::{Constraint, Grammar, GrammarError, MAX_INDENT, narrow_schem
 pub use engine::{Engine, ModelParts};
 pub use error::{EngineError, RequestError, SubmitError};
 pub use handle::{Canceller, Generation, Handle};
-pub use options::{EngineOptions, PageBudget, PageOrder};
-pub use paguro_backend::Score;
+pub use options::{EngineOptions, EnginePlan, PageBudget, PageOrder};
+pub use paguro_backend::{MemoryPlan, Score};
 pub use request::{Event, FinishReason, Request, Usage};
 pub use stats::{Sizes, Stats, StepTimes};

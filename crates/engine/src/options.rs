@@ -1,6 +1,6 @@
 //! What an engine is started with, and how its page budget becomes a number of pages.
 
-use paguro_backend::{AttentionMode, Backend, KvDtype, Limits, Program, Weights};
+use paguro_backend::{AttentionMode, Backend, KvDtype, Limits, MemoryPlan, Program, Weights};
 
 use crate::{EngineError, layout::Layout};
 
@@ -76,7 +76,7 @@ impl Default for EngineOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageBudget {
     /// One sequence of the longest context, or four of them as long as they stay below 32768 tokens together; at
-    /// most half of what the device has left beside the weights.
+    /// most half of what the device has left beside weights and buffers.
     Auto,
     /// Enough for this many tokens, if no window ever released a page.
     Tokens(usize),
@@ -120,6 +120,17 @@ impl EngineOptions {
         let layout = Layout::new(&program.kv, self.block_size, self.max_batch_tokens);
         let for_tokens = |tokens: usize| layout.blocks(tokens).saturating_mul(layout.groups());
         let page_bytes = backend.page_bytes(program, self.block_size, self.kv_dtype).max(1) as u64;
+        let limits = |pages: usize, max_context: usize| Limits {
+            block_size: self.block_size,
+            pages,
+            max_rows: self.max_batch_tokens,
+            max_sequences: self.max_sequences,
+            // One row of a prompt may want a score and an embedding.
+            max_outputs: self.max_sequences + self.max_scores.max(2),
+            max_context,
+            kv_dtype: self.kv_dtype,
+            attention: self.attention,
+        };
         let usable = match self.pages {
             PageBudget::Pages(pages) => pages,
             PageBudget::Tokens(tokens) => for_tokens(tokens),
@@ -129,9 +140,8 @@ impl EngineOptions {
             PageBudget::Auto => {
                 let one = layout.peak_of_all(max_context);
                 let four = for_tokens(max_context.saturating_mul(4).min(AUTO_TOKENS));
-                let weight_bytes: u64 =
-                    weights.matrices.iter().map(|matrix| backend.held(matrix).bytes as u64).sum();
-                let half_of_rest = backend.capacity().bytes_free.saturating_sub(weight_bytes) / 2;
+                let fixed = backend.plan(program, weights, &limits(0, max_context)).fixed();
+                let half_of_rest = backend.capacity().bytes_free.saturating_sub(fixed) / 2;
                 one.max(four).min(usize::try_from(half_of_rest / page_bytes).unwrap_or(usize::MAX))
             }
         };
@@ -143,17 +153,7 @@ impl EngineOptions {
             let needed = layout.peak_of_all(1);
             return Err(EngineError::TooFewPages { pages: usable, needed, page_bytes });
         }
-        let limits = Limits {
-            block_size: self.block_size,
-            pages: usable + 1,
-            max_rows: self.max_batch_tokens,
-            max_sequences: self.max_sequences,
-            // One row of a prompt may want a score and an embedding.
-            max_outputs: self.max_sequences + self.max_scores.max(2),
-            max_context,
-            kv_dtype: self.kv_dtype,
-            attention: self.attention,
-        };
+        let limits = limits(usable + 1, max_context);
         Ok(Resolved { limits, layout })
     }
 
@@ -191,9 +191,50 @@ fn invalid(option: &'static str, problem: impl Into<String>) -> EngineError {
     EngineError::InvalidOption { option, problem: problem.into() }
 }
 
+/// What an engine will take and hold, computed before anything is loaded.
+#[derive(Clone, Debug)]
+pub struct EnginePlan {
+    /// Bytes on the device.
+    pub memory: MemoryPlan,
+    /// Most tokens of a sequence: what was asked for, or what the pages can hold.
+    pub max_context: usize,
+    /// Pages that sequences can use.
+    pub pages: usize,
+    /// Bytes of one of them.
+    pub page_bytes: u64,
+    layout: Layout,
+}
+
+impl EnginePlan {
+    /// Bytes of the pages that one sequence of `tokens` tokens needs when it runs alone.
+    pub fn kv_for(&self, tokens: usize) -> u64 {
+        (self.layout.peak_of_all(tokens) as u64 + 1).saturating_mul(self.page_bytes)
+    }
+
+    /// Most tokens of a sequence in pages of `bytes` bytes, if nothing else bounds them.
+    pub fn longest_in(&self, bytes: u64) -> usize {
+        let pages = usize::try_from(bytes / self.page_bytes.max(1)).unwrap_or(usize::MAX).saturating_sub(1);
+        self.layout.longest(pages, (u32::MAX / 2) as usize)
+    }
+}
+
 /// Options with every number settled.
 #[derive(Clone, Debug)]
 pub(crate) struct Resolved {
     pub limits: Limits,
     pub layout: Layout,
+}
+
+impl Resolved {
+    /// What these options take and hold.
+    pub fn plan(self, backend: &dyn Backend, program: &Program, weights: &Weights) -> EnginePlan {
+        let Self { limits, layout } = self;
+        EnginePlan {
+            memory: backend.plan(program, weights, &limits),
+            max_context: limits.max_context,
+            pages: limits.pages - 1,
+            page_bytes: backend.page_bytes(program, limits.block_size, limits.kv_dtype) as u64,
+            layout,
+        }
+    }
 }

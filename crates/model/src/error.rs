@@ -91,6 +91,22 @@ pub enum ModelError {
         /// What would work.
         supported: String,
     },
+    /// A tensor that cannot be read from its file, or a file that changed meanwhile.
+    #[error("tensor `{tensor}` cannot be read: {problem}")]
+    Unreadable {
+        /// Its name.
+        tensor: String,
+        /// What went wrong, and with which file.
+        problem: String,
+    },
+    /// A tensor with infinite values, or values that are no numbers.
+    #[error("tensor `{tensor}` does not fit the model: value {index} is not finite; the file is damaged")]
+    NotFinite {
+        /// Its name.
+        tensor: String,
+        /// The first such value.
+        index: usize,
+    },
     /// Tensors that the architecture does not have: ignoring them would give wrong answers.
     #[error("{count} tensors do not belong to a {architecture} model as Paguro knows it: {names}")]
     UnknownTensors {

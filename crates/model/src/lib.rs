@@ -6,15 +6,15 @@
 mod arch;
 pub mod chat;
 mod error;
+mod file;
 pub mod gguf;
 mod hf;
 mod load;
-mod mapped;
 mod pooling;
 mod rope;
 pub mod tensor;
 pub mod tokenizer;
 
 pub use error::ModelError;
-pub use load::{Description, GenerationDefaults, LoadOptions, MetadataEntry, Model, ModelFile};
+pub use load::{Description, GenerationDefaults, LoadOptions, MetadataEntry, Model, ModelFile, ModelShape};
 pub use pooling::{Pooling, PoolingError};

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use paguro_backend::{ByteOwner, Program, SamplingParams, WeightFormat, Weights};
+use paguro_backend::{ByteSource, Program, SamplingParams, WeightFormat, Weights};
 use serde_json::{Map, Value};
 
 use crate::{
@@ -36,7 +36,7 @@ pub struct Model {
     pub max_context: usize,
     /// The model, lowered.
     pub program: Program,
-    /// Its weights; they lie in the mapped file.
+    /// Its weights; they lie in the file.
     pub weights: Weights,
     /// Its tokenizer.
     pub tokenizer: Arc<Tokenizer>,
@@ -60,6 +60,17 @@ pub struct LoadOptions {
     /// The longest sequence that will be run; `None` is what the model was trained for. Decides which of longrope's
     /// factors are used, and whether a sliding window can matter at all.
     pub max_context: Option<usize>,
+}
+
+/// What a model's memory depends on.
+#[derive(Debug)]
+pub struct ModelShape {
+    /// Tokens that it was trained for.
+    pub context_length: usize,
+    /// The model, lowered.
+    pub program: Program,
+    /// Its weights; they lie in the file.
+    pub weights: Weights,
 }
 
 /// A model's size, for people.
@@ -165,7 +176,10 @@ impl ModelFile {
         let metadata = std::fs::metadata(path).map_err(|source| match source.kind() {
             std::io::ErrorKind::NotFound => ModelError::NotAModel {
                 path: path.to_owned(),
-                problem: "there is no such file or folder".to_owned(),
+                problem: match path.read_link() {
+                    Ok(target) => format!("it is a link to `{}`, which does not exist", target.display()),
+                    Err(_) => "there is no such file or folder".to_owned(),
+                },
             },
             _ => ModelError::Io { path: path.to_owned(), source },
         })?;
@@ -197,8 +211,8 @@ impl ModelFile {
     ///
     /// # Errors
     /// [`ModelError`].
-    pub fn from_bytes(name: &str, owner: Arc<dyn ByteOwner>) -> Result<Self, ModelError> {
-        let gguf = Gguf::from_bytes(owner)?;
+    pub fn from_bytes(name: &str, source: Arc<dyn ByteSource>) -> Result<Self, ModelError> {
+        let gguf = Gguf::from_bytes(source)?;
         let name = gguf.metadata.str("general.name").unwrap_or(name).to_owned();
         Ok(Self { name, source: Source::Gguf(Box::new(gguf)) })
     }
@@ -273,7 +287,7 @@ impl ModelFile {
     fn majority_type(&self) -> String {
         let mut bytes = BTreeMap::new();
         for tensor in self.tensors() {
-            *bytes.entry(tensor.dtype.to_string()).or_insert(0) += tensor.bytes.as_slice().len();
+            *bytes.entry(tensor.dtype.to_string()).or_insert(0) += tensor.bytes.len();
         }
         let most = bytes.into_iter().max_by_key(|entry| entry.1);
         most.map_or_else(|| "no weights".to_owned(), |entry| entry.0)
@@ -291,6 +305,60 @@ impl ModelFile {
                 Tokenizer::from_hf(&folder.tokenizer()?, config.as_deref())?
             }
         })
+    }
+
+    /// All key/values, a Hugging Face folder's under the keys that GGUF has for them; those without such a key are left out.
+    pub fn gguf_metadata(&self) -> Vec<MetadataEntry> {
+        let Source::Hf(folder) = &self.source else { return self.metadata() };
+        let class = self.architecture().unwrap_or_default();
+        let name = Architecture::from_hf(class).map_or_else(|_| class.to_owned(), |it| it.name().to_owned());
+        let nested = folder.config.get("text_config").and_then(Value::as_object);
+        let value = |key: &str| folder.config.get(key).or_else(|| nested?.get(key));
+        const KEYS: [(&str, &str); 8] = [
+            ("max_position_embeddings", "context_length"),
+            ("hidden_size", "embedding_length"),
+            ("num_hidden_layers", "block_count"),
+            ("intermediate_size", "feed_forward_length"),
+            ("num_attention_heads", "attention.head_count"),
+            ("num_key_value_heads", "attention.head_count_kv"),
+            ("vocab_size", "vocab_size"),
+            ("sliding_window", "attention.sliding_window"),
+        ];
+        let number = |(theirs, ours): (&str, &str)| {
+            let value = value(theirs)?.as_u64()?.to_string();
+            Some(MetadataEntry { key: format!("{name}.{ours}"), kind: "u32", value })
+        };
+        let text = |key: &str, value: &str| MetadataEntry {
+            key: key.to_owned(),
+            kind: "string",
+            value: value.to_owned(),
+        };
+        let general = [text("general.architecture", &name), text("general.name", &self.name)];
+        general.into_iter().chain(KEYS.into_iter().filter_map(number)).collect()
+    }
+
+    /// Lowers the model without its tokenizer: enough to plan its memory. Only vectors are read.
+    ///
+    /// # Errors
+    /// [`ModelError`], with what is not supported, missing or contradictory.
+    pub fn shape(&self, options: &LoadOptions) -> Result<ModelShape, ModelError> {
+        let (config, program, weights) = self.lower(options.max_context)?;
+        Ok(ModelShape { context_length: config.context_length, program, weights })
+    }
+
+    /// Tokens that the model was trained for, if its files say so; even models that cannot run may have them.
+    pub fn context_length(&self) -> Option<usize> {
+        match &self.source {
+            Source::Gguf(gguf) => {
+                let architecture = gguf.metadata.str("general.architecture")?;
+                Some(gguf.metadata.u32(&format!("{architecture}.context_length"))? as usize)
+            }
+            Source::Hf(folder) => {
+                let of = |config: &Map<String, Value>| config.get("max_position_embeddings")?.as_u64();
+                let text = || of(folder.config.get("text_config")?.as_object()?);
+                of(&folder.config).or_else(text)?.try_into().ok()
+            }
+        }
     }
 
     /// Lowers the model, and makes its tokenizer.
@@ -334,7 +402,11 @@ impl ModelFile {
         })
     }
 
-    fn pooling(&self) -> Result<Result<Pooling, PoolingError>, ModelError> {
+    /// Which tokens' embeddings stand for a text, if they are of use at all.
+    ///
+    /// # Errors
+    /// [`ModelError`], for files of a folder that cannot be read.
+    pub fn pooling(&self) -> Result<Result<Pooling, PoolingError>, ModelError> {
         Ok(match &self.source {
             Source::Gguf(gguf) => pooling::from_gguf(&gguf.metadata, self.architecture().unwrap_or_default()),
             Source::Hf(folder) => {
@@ -359,8 +431,12 @@ impl ModelFile {
         Ok(())
     }
 
-    /// The sources of all chat templates with their names, `default` for the only one.
-    fn chat_templates(&self) -> Result<Vec<(String, String)>, ModelError> {
+    /// The sources of all chat templates with their names, `default` for the only one; even models that cannot run may have
+    /// them.
+    ///
+    /// # Errors
+    /// [`ModelError`], for files of a folder that cannot be read.
+    pub fn chat_templates(&self) -> Result<Vec<(String, String)>, ModelError> {
         match &self.source {
             Source::Gguf(gguf) => {
                 const KEY: &str = "tokenizer.chat_template";

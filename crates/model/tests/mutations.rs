@@ -328,3 +328,91 @@ fn tokenizers_with_damage() {
         folder_survives(folder.path(), &|| format!("round {round}"));
     }
 }
+
+/// A huge file that is nearly all hole, so that its size justifies any count: memory is bounded all the same.
+#[test]
+fn counts_that_only_a_huge_file_could_have() {
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    const SIZE: u64 = 64 << 30;
+    const MOST: usize = 16 << 20;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("sparse.gguf");
+    let check = |path: &Path, bytes: &[u8], what: &str| {
+        fs::write(path, bytes).unwrap();
+        fs::OpenOptions::new().write(true).open(path).unwrap().set_len(SIZE).unwrap();
+        let open = AssertUnwindSafe(|| ModelFile::open(path).is_ok());
+        let (result, most) = MEMORY.watch(|| catch_unwind(open));
+        assert_eq!(result.ok(), Some(false), "{what}");
+        assert!(most < MOST, "{what}: {most} bytes were allocated");
+    };
+    let head = |tensors: u64, pairs: u64| {
+        [&b"GGUF"[..], &3u32.to_le_bytes(), &tensors.to_le_bytes(), &pairs.to_le_bytes()].concat()
+    };
+    let array = |kind: u32, count: u64| {
+        let key = [&1u64.to_le_bytes()[..], b"k", &9u32.to_le_bytes()].concat();
+        [&head(0, 1)[..], &key, &kind.to_le_bytes(), &count.to_le_bytes()].concat()
+    };
+    for count in [1 << 20, 1 << 24, 1 << 30, SIZE / 24 - 100] {
+        check(&path, &head(count, 0), &format!("{count} tensors"));
+        check(&path, &head(0, count), &format!("{count} pairs"));
+        // A string of blanks is what it says, up to the end of the largest header.
+        check(
+            &path,
+            &[&head(0, 1)[..], &(count << 8).to_le_bytes()].concat(),
+            &format!("a key of {count} << 8"),
+        );
+    }
+    for kind in [0, 4, 8, 10] {
+        check(&path, &array(kind, SIZE / 16), &format!("an array of type {kind}"));
+    }
+    models::smallest().write_hf(folder.path());
+    let weights = folder.path().join("model.safetensors");
+    for len in [100_000_001, 1 << 32, SIZE - 8, u64::MAX] {
+        check(&weights, &len.to_le_bytes(), &format!("a safetensors header of {len}"));
+    }
+    models::smallest().write_hf(folder.path());
+    let index = folder.path().join("model.safetensors.index.json");
+    let files: Vec<_> = (0..2000).map(|i| format!("\"t{i}\": \"{i}.safetensors\"")).collect();
+    fs::write(&index, format!("{{\"weight_map\": {{{}}}}}", files.join(", "))).unwrap();
+    (0..2000).for_each(|i| fs::write(folder.path().join(format!("{i}.safetensors")), "").unwrap());
+    let error = ModelFile::open(folder.path()).unwrap_err().to_string();
+    assert!(error.contains("it names 2000 files, but a model has at most 512"), "{error}");
+}
+
+/// Whatever lies in place of a file is refused at once.
+#[cfg(unix)]
+#[test]
+fn only_regular_files_are_read() {
+    use std::os::unix::fs::symlink;
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let pipe =
+        |path: &Path| assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+    let error = |path: &Path| ModelFile::open(path).map(|_| ()).unwrap_err().to_string();
+    let names = |path: &Path, problem: &str| {
+        let found = error(path);
+        assert!(found.contains(problem), "{}: {found}", path.display());
+    };
+    pipe(&path("pipe.gguf"));
+    names(&path("pipe.gguf"), "it is a named pipe, not a regular file");
+    names(Path::new("/dev/zero"), "it is a device, not a regular file");
+    symlink("nowhere", path("dangling.gguf")).unwrap();
+    names(&path("dangling.gguf"), "it is a link to `nowhere`, which does not exist");
+    symlink("loop.gguf", path("loop.gguf")).unwrap();
+    names(&path("loop.gguf"), "cannot read");
+    if cfg!(target_os = "linux") {
+        names(Path::new("/proc/self/status"), "the file is empty");
+    }
+    for name in
+        ["config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "modules.json"]
+    {
+        models::smallest().write_hf(folder.path());
+        let file = path(name);
+        let _ = fs::remove_file(&file);
+        pipe(&file);
+        let opened = Model::open(folder.path(), &LoadOptions::default());
+        let error = opened.map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("it is a named pipe"), "{name}: {error}");
+        fs::remove_file(&file).unwrap();
+    }
+}

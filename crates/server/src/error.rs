@@ -9,7 +9,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use paguro_engine::{RequestError, SubmitError};
-use paguro_model::chat::TemplateError;
+use paguro_model::{ModelError, chat::TemplateError};
 
 use crate::source::LoadError;
 
@@ -33,9 +33,17 @@ pub enum ApiError {
         /// What exists in its place.
         expected: String,
     },
-    /// Prompt and answer do not fit.
-    #[error("{0}")]
-    ContextTooLong(String),
+    /// Prompt and answer do not fit. The words are those that clients of OpenAI's API look for.
+    #[error(
+        "This model's maximum context length is {limit} tokens. However, your prompt has {tokens} tokens, \
+         and an answer needs room, too. Shorten the prompt, or start the server with a larger --ctx."
+    )]
+    ContextTooLong {
+        /// Tokens of the prompt.
+        tokens: usize,
+        /// Most tokens of prompt and answer.
+        limit: usize,
+    },
     /// No key, or one that nobody knows.
     #[error("{0}")]
     Unauthorized(&'static str),
@@ -116,7 +124,7 @@ impl ApiError {
     /// The status that goes with it.
     pub fn status(&self) -> StatusCode {
         match self {
-            Self::Invalid { .. } | Self::UnknownField { .. } | Self::ContextTooLong(_) => {
+            Self::Invalid { .. } | Self::UnknownField { .. } | Self::ContextTooLong { .. } => {
                 StatusCode::BAD_REQUEST
             }
             Self::Unauthorized(_) => StatusCode::UNAUTHORIZED,
@@ -176,7 +184,7 @@ impl From<SubmitError> for ApiError {
         let message = error.to_string();
         match error {
             SubmitError::QueueFull { .. } | SubmitError::QueueTokensFull { .. } => Self::QueueFull(message),
-            SubmitError::ContextTooLong { .. } => Self::ContextTooLong(message),
+            SubmitError::ContextTooLong { tokens, limit } => Self::ContextTooLong { tokens, limit },
             SubmitError::EmptyPrompt | SubmitError::TokenOutOfRange { .. } => {
                 Self::invalid("prompt", message)
             }
@@ -204,6 +212,12 @@ impl From<RequestError> for ApiError {
             RequestError::Constraint(_) => Self::invalid("response_format", message),
             _ => Self::Internal(message),
         }
+    }
+}
+
+impl From<ModelError> for ApiError {
+    fn from(error: ModelError) -> Self {
+        Self::Unavailable(error.to_string())
     }
 }
 

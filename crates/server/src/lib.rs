@@ -40,7 +40,7 @@ pub use library::Library;
 pub use listen::{BindError, Bound};
 pub use models::Residency;
 pub use settings::{HttpLimits, Listen, ServerSettings};
-pub use source::{LoadError, Loaded, ModelEntry, ModelSource, Outside};
+pub use source::{Details, Grant, LoadError, LoadPlan, Loaded, ModelEntry, ModelSource, Outside};
 
 use crate::{keys::Keys, metrics::Metrics, models::Models};
 

@@ -283,7 +283,7 @@ impl EngineCollector {
         let configs: Vec<_> = resident.iter().zip(stats).map(config).collect();
         let help = "Tokens in a page and number of pages";
         family(encoder, "vllm:cache_config_info", help, &configs, |one| ConstGauge::new(*one))?;
-        let memory: Vec<_> = resident.iter().map(|model| (label(model), model.bytes)).collect();
+        let memory: Vec<_> = resident.iter().map(|model| (label(model), model.memory.total())).collect();
         let help = "Bytes of weights and pages";
         family(encoder, "paguro_model_bytes", help, &memory, |bytes| ConstGauge::new(*bytes))?;
         let loads = &self.models;
@@ -339,7 +339,7 @@ fn encode_process(encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
 
 /// Linux' account of this process (`VmRSS`); other systems have it elsewhere, behind calls that are not worth
 /// their `unsafe`.
-fn resident_bytes() -> Option<u64> {
+pub fn resident_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;

@@ -5,12 +5,12 @@ use std::{
     collections::{HashMap, hash_map::Entry},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
-use paguro_engine::{Engine, Handle};
+use paguro_engine::{Engine, Handle, MemoryPlan};
 use paguro_model::{Model, ModelFile};
 use tokio::{
     sync::{Notify, watch},
@@ -19,13 +19,13 @@ use tokio::{
 
 use crate::{
     error::ApiError,
-    source::{LoadError, Loaded, ModelEntry, ModelSource, Outside},
+    source::{Grant, LoadError, LoadPlan, Loaded, ModelEntry, ModelSource, Outside},
 };
 
 /// How residency is bounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Residency {
-    /// Bytes that all resident models take together, weights and pages.
+    /// Bytes that all resident models take together: weights, K and V, buffers.
     pub memory: u64,
     /// How long an unused model stays; `None` is for ever.
     pub keep_alive: Option<Duration>,
@@ -77,12 +77,14 @@ pub struct Resident {
     /// The device's name.
     pub device: String,
     /// Bytes that it takes.
-    pub bytes: u64,
+    pub memory: MemoryPlan,
     /// Tokens in a page.
     pub block_size: usize,
     /// Taken out when it ends, because that waits for a thread.
     engine: Option<Engine>,
     usage: Mutex<Use>,
+    /// True once the log says that requests want a longer context than there is.
+    is_clamped: AtomicBool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -113,7 +115,7 @@ pub struct ResidentInfo {
     /// The device's name.
     pub device: String,
     /// Bytes that it takes.
-    pub bytes: u64,
+    pub memory: MemoryPlan,
     /// Tokens in a page.
     pub block_size: usize,
     /// Requests that hold it.
@@ -135,6 +137,18 @@ impl Models {
             failed_loads: AtomicU64::new(0),
             unloads: AtomicU64::new(0),
         })
+    }
+
+    /// Bytes that all resident models may take together.
+    pub fn memory(&self) -> u64 {
+        self.residency.memory
+    }
+
+    /// Most tokens of a prompt with its answer: of the resident model, or as it would be loaded.
+    pub fn context(&self, entry: &ModelEntry) -> Option<usize> {
+        let key = (entry.name.clone(), entry.version.clone());
+        let resident = self.slots().get(&key).and_then(Slot::resident).map(|it| it.handle.max_context());
+        resident.or(entry.details.context)
     }
 
     /// All models that can be asked for.
@@ -174,15 +188,35 @@ impl Models {
     /// # Errors
     /// There is none, it cannot be loaded, or there is no room for it.
     pub async fn lease(self: &Arc<Self>, name: &str) -> Result<Lease, ApiError> {
+        self.lease_for(name, None).await
+    }
+
+    /// As [`Models::lease`], for sequences of `context` tokens: a model that nobody uses is loaded again with more pages
+    /// where memory allows. Otherwise its context stays, and the caller has to make do with it.
+    ///
+    /// # Errors
+    /// As [`Models::lease`].
+    pub async fn lease_for(self: &Arc<Self>, name: &str, context: Option<usize>) -> Result<Lease, ApiError> {
         let entry = self.find(name).await?;
         let key = (entry.name.clone(), entry.version.clone());
+        let mut may_grow = true;
         loop {
-            let mut outcome = match self.slots().get(&key) {
-                Some(Slot::Ready(resident)) => return Ok(self.hold(resident)),
-                Some(Slot::Loading { outcome, .. }) => Some(outcome.clone()),
-                None => None,
+            let found = match self.slots().get(&key) {
+                Some(Slot::Ready(resident)) => Ok(self.hold(resident)),
+                Some(Slot::Loading { outcome, .. }) => Err(Some(outcome.clone())),
+                None => Err(None),
             };
-            let outcome = outcome.get_or_insert_with(|| self.start_loading(&key, &entry));
+            let mut outcome = match found {
+                Ok(lease) => match context.filter(|&context| context > lease.handle.max_context()) {
+                    None => return Ok(lease),
+                    Some(context) => match self.make_way_to_grow(lease, context, &mut may_grow).await {
+                        Some(lease) => return Ok(lease),
+                        None => continue,
+                    },
+                },
+                Err(outcome) => outcome,
+            };
+            let outcome = outcome.get_or_insert_with(|| self.start_loading(&key, &entry, context));
             let ended = outcome.wait_for(Option::is_some).await;
             match ended.as_deref() {
                 Ok(Some(Err(error))) => return Err(error.clone().into()),
@@ -236,6 +270,46 @@ impl Models {
         }
     }
 
+    /// Unloads a model whose context is too short, if it can be loaded with a longer one. Returns the lease if it stays.
+    async fn make_way_to_grow(&self, lease: Lease, context: usize, may_grow: &mut bool) -> Option<Lease> {
+        let wanted = context.min(lease.model.context_length);
+        let (entry, loaded) = (lease.entry.clone(), lease.handle.max_context());
+        let is_alone = |users: usize| lease.usage().users == users;
+        let grows = std::mem::take(may_grow)
+            && wanted > loaded
+            && is_alone(1)
+            && self.has_room_for(&entry, wanted).await
+            && is_alone(1);
+        if !grows {
+            if !lease.is_clamped.swap(true, Ordering::Relaxed) {
+                let model = entry.name;
+                tracing::info!(
+                    model,
+                    wanted = context,
+                    loaded,
+                    "a request wants a longer context than there is"
+                );
+            }
+            return Some(lease);
+        }
+        drop(lease);
+        tracing::info!(model = entry.name, loaded, wanted, "unloading, to load it with a longer context");
+        self.unload_one(|resident| resident.entry == entry).await;
+        None
+    }
+
+    /// Whether a model has room for a sequence of `context` tokens when all that nobody uses is unloaded.
+    async fn has_room_for(&self, entry: &ModelEntry, context: usize) -> bool {
+        let (source, wanted) = (self.source.clone(), entry.clone());
+        let Ok(plan) = blocking(move || source.plan(&wanted, Some(context))).await else { return false };
+        let stays = |slot: &&Slot| match slot {
+            Slot::Ready(resident) => resident.entry != *entry && resident.usage().users > 0,
+            Slot::Loading { .. } => true,
+        };
+        let taken: u64 = self.slots().values().filter(stays).map(Slot::bytes).sum();
+        plan.context >= context && taken.saturating_add(plan.with(plan.kv_enough)) <= self.residency.memory
+    }
+
     fn hold(self: &Arc<Self>, resident: &Arc<Resident>) -> Lease {
         resident.usage().users += 1;
         Lease { resident: resident.clone(), models: self.clone() }
@@ -247,6 +321,7 @@ impl Models {
         self: &Arc<Self>,
         key: &Key,
         entry: &ModelEntry,
+        context: Option<usize>,
     ) -> watch::Receiver<Option<Result<(), LoadError>>> {
         let (sender, receiver) = watch::channel(None);
         match self.slots().entry(key.clone()) {
@@ -263,7 +338,7 @@ impl Models {
         }
         let (models, key, entry) = (self.clone(), key.clone(), entry.clone());
         tokio::spawn(async move {
-            let loaded = models.load(&key, &entry).await;
+            let loaded = models.load(&key, &entry, context).await;
             let outcome = match loaded {
                 Ok(loaded) => {
                     models.loads.fetch_add(1, Ordering::Relaxed);
@@ -284,23 +359,44 @@ impl Models {
         receiver
     }
 
-    async fn load(&self, key: &Key, entry: &ModelEntry) -> Result<Loaded, LoadError> {
-        self.make_room(key, entry).await?;
+    async fn load(&self, key: &Key, entry: &ModelEntry, context: Option<usize>) -> Result<Loaded, LoadError> {
+        let (source, wanted) = (self.source.clone(), entry.clone());
+        let plan = blocking(move || source.plan(&wanted, context)).await?;
+        let kv = self.make_room(key, entry, &plan).await?;
         let started = Instant::now();
         let (source, wanted) = (self.source.clone(), entry.clone());
-        let loaded = blocking(move || source.load(&wanted)).await?;
+        let grant = Grant { kv, context: plan.context };
+        let release_memory = self.release_memory;
+        let work = move || {
+            let loaded = source.load(&wanted, grant);
+            // Reading a tokenizer leaves much behind, and so does a load that failed.
+            release_memory();
+            loaded
+        };
+        let loaded = blocking(work).await?;
         let seconds = started.elapsed().as_secs_f64();
-        tracing::info!(model = entry.name, seconds, bytes = loaded.bytes, device = loaded.device, "loaded");
+        let MemoryPlan { weights, kv, buffers } = loaded.memory;
+        let (context, device) = (loaded.engine.handle().max_context(), &loaded.device);
+        tracing::info!(model = entry.name, seconds, device, context, weights, kv, buffers, "loaded");
+        if loaded.memory.total() > plan.with(grant.kv) {
+            let planned = plan.with(grant.kv);
+            tracing::warn!(model = entry.name, planned, "the model takes more memory than was planned");
+        }
         Ok(loaded)
     }
 
-    /// Sets memory aside, unloading what nobody uses and waiting for what somebody does.
-    async fn make_room(&self, key: &Key, entry: &ModelEntry) -> Result<(), LoadError> {
+    /// Sets memory aside, unloading what nobody uses and waiting for what somebody does. Returns the bytes for K and V: as
+    /// many as settings want, where that leaves the models alone that are loaded or they can go; what is left beside models
+    /// that are in use, but enough for a short conversation, where they cannot.
+    async fn make_room(&self, key: &Key, entry: &ModelEntry, plan: &LoadPlan) -> Result<u64, LoadError> {
         let Residency { memory, patience, .. } = self.residency;
-        if entry.bytes > memory {
-            let (name, bytes) = (&entry.name, entry.bytes);
+        let least = plan.with(plan.kv_least);
+        if least > memory {
+            let (name, LoadPlan { weights, buffers, kv_least, .. }) = (&entry.name, plan);
             return Err(LoadError::TooLarge(format!(
-                "`{name}` needs {bytes} bytes of memory, but all models together may take {memory} (--memory)"
+                "`{name}` needs {least} bytes of memory (weights {weights}, buffers {buffers}, at least \
+                 {kv_least} for K and V), but all models together may take {memory}; raise --memory, or \
+                 use a smaller model or --kv-dtype q8"
             )));
         }
         let deadline = Instant::now() + patience;
@@ -311,11 +407,14 @@ impl Models {
             {
                 let mut slots = self.slots();
                 let taken: u64 = slots.values().map(Slot::bytes).sum();
-                if taken.saturating_add(entry.bytes) <= memory {
+                let left = memory.saturating_sub(taken);
+                let some_can_go = slots.values().any(Slot::is_unused);
+                if left >= plan.with(plan.kv_enough) || left >= least && !some_can_go {
+                    let bytes = left.min(plan.with(plan.kv_most));
                     if let Some(Slot::Loading { reserved, .. }) = slots.get_mut(key) {
-                        *reserved = entry.bytes;
+                        *reserved = bytes;
                     }
-                    return Ok(());
+                    return Ok(bytes - plan.with(0));
                 }
             }
             if self.unload_one(|_| true).await {
@@ -388,9 +487,14 @@ impl Slot {
         }
     }
 
+    /// True for a resident model that nobody uses.
+    fn is_unused(&self) -> bool {
+        self.resident().is_some_and(|resident| resident.usage().users == 0)
+    }
+
     fn bytes(&self) -> u64 {
         match self {
-            Self::Ready(resident) => resident.bytes,
+            Self::Ready(resident) => resident.memory.total(),
             Self::Loading { reserved, .. } => *reserved,
         }
     }
@@ -398,7 +502,7 @@ impl Slot {
 
 impl Resident {
     fn new(entry: ModelEntry, loaded: Loaded, keep_alive: Option<Duration>) -> Self {
-        let Loaded { model, engine, device, bytes, block_size } = loaded;
+        let Loaded { model, engine, device, memory, block_size } = loaded;
         let usage = Use { users: 0, since: Instant::now(), keep_alive };
         let handle = engine.handle();
         Self {
@@ -406,10 +510,11 @@ impl Resident {
             model,
             handle,
             device,
-            bytes,
+            memory,
             block_size,
             engine: Some(engine),
             usage: Mutex::new(usage),
+            is_clamped: AtomicBool::new(false),
         }
     }
 
@@ -431,7 +536,7 @@ impl Resident {
             model: self.model.clone(),
             handle: self.handle.clone(),
             device: self.device.clone(),
-            bytes: self.bytes,
+            memory: self.memory,
             block_size: self.block_size,
             users,
             expires_in: keep_alive.map(|time| time.saturating_sub(idle)),

@@ -29,6 +29,7 @@ use crate::{AppState, anthropic, ollama, openai, status};
         openai::responses::delete,
         openai::models::list,
         openai::models::get,
+        openai::props::props,
         openai::tokens::tokenize,
         openai::tokens::detokenize,
         anthropic::messages::create,

@@ -2,13 +2,14 @@
 
 use std::{fmt::Debug, path::PathBuf, sync::Arc};
 
-use paguro_engine::Engine;
+use paguro_engine::{Engine, MemoryPlan};
 use paguro_model::{Model, ModelFile};
 use serde_json::{Map, Value};
 
 /// All models that can be asked for by name, and the way to run them.
 pub trait ModelSource: Debug + Send + Sync + 'static {
-    /// All models, in the order in which they are to be shown. May block.
+    /// All models, in the order in which they are to be shown. A model that cannot be opened is one of them, with its
+    /// [`Details::problem`]. May block.
     ///
     /// # Errors
     /// What is wrong with the library.
@@ -26,11 +27,18 @@ pub trait ModelSource: Debug + Send + Sync + 'static {
     /// What is wrong with it.
     fn open(&self, entry: &ModelEntry) -> Result<ModelFile, LoadError>;
 
+    /// Computes what loading a model would take, for sequences of at least `context` tokens where that is more than
+    /// settings say. Reads headers only. May block.
+    ///
+    /// # Errors
+    /// What is wrong with the model, or the device.
+    fn plan(&self, entry: &ModelEntry, context: Option<usize>) -> Result<LoadPlan, LoadError>;
+
     /// Opens a model and starts an engine on it. Blocks, for as long as that takes.
     ///
     /// # Errors
     /// What is wrong with the model, or the device.
-    fn load(&self, entry: &ModelEntry) -> Result<Loaded, LoadError>;
+    fn load(&self, entry: &ModelEntry, grant: Grant) -> Result<Loaded, LoadError>;
 
     /// Where a model lies that is not the library's; `None` for those that are, and for names that nobody has.
     fn outside(&self, name: &str) -> Option<Outside>;
@@ -63,6 +71,60 @@ pub struct ModelEntry {
     pub bytes: u64,
     /// What its requests begin with, as the library keeps it.
     pub parameters: Map<String, Value>,
+    /// What is known of it without loading it.
+    pub details: Details,
+}
+
+/// What is known of a model that is not loaded.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Details {
+    /// `gguf` or `safetensors`.
+    pub format: &'static str,
+    /// As its files name it: `llama`, `LlamaForCausalLM`.
+    pub architecture: Option<String>,
+    /// Number of weights.
+    pub parameters: u64,
+    /// How most of them are encoded: `Q4_K_M`.
+    pub quantization: String,
+    /// Most tokens of a prompt with its answer, as it would be loaded.
+    pub context: Option<usize>,
+    /// Sequences that it would run at the same time.
+    pub sequences: usize,
+    /// Why it cannot be opened or run.
+    pub problem: Option<String>,
+}
+
+/// Bytes that loading a model would take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadPlan {
+    /// Weights as the device holds them.
+    pub weights: u64,
+    /// What passes between operations.
+    pub buffers: u64,
+    /// The least K and V: enough for a short conversation.
+    pub kv_least: u64,
+    /// K and V of one sequence of `context` tokens.
+    pub kv_enough: u64,
+    /// K and V as settings want them, for several sequences.
+    pub kv_most: u64,
+    /// Most tokens of a sequence, if K and V get enough.
+    pub context: usize,
+}
+
+impl LoadPlan {
+    /// Bytes with this much for K and V.
+    pub fn with(&self, kv: u64) -> u64 {
+        self.weights.saturating_add(self.buffers).saturating_add(kv)
+    }
+}
+
+/// What a load may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// Bytes for K and V.
+    pub kv: u64,
+    /// Tokens of the longest sequence that is wanted.
+    pub context: usize,
 }
 
 /// A model that runs.
@@ -74,8 +136,8 @@ pub struct Loaded {
     pub engine: Engine,
     /// The device's name.
     pub device: String,
-    /// Bytes that it takes: weights and pages.
-    pub bytes: u64,
+    /// Bytes that it takes.
+    pub memory: MemoryPlan,
     /// Tokens in a page.
     pub block_size: usize,
 }

@@ -33,8 +33,21 @@ pub struct Status {
 pub struct ServerStatus {
     /// Paguro's version.
     version: &'static str,
+    /// Memory of the models and of the process.
+    memory: MemoryStatus,
     /// Models that are loaded.
     models: Vec<ModelStatus>,
+}
+
+/// Memory, in bytes.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct MemoryStatus {
+    /// What all models together may take: `--memory`.
+    limit: u64,
+    /// What those that are loaded take.
+    models: u64,
+    /// What the system counts as resident for the process; `null` where it does not tell.
+    resident: Option<u64>,
 }
 
 /// What a loaded model is doing.
@@ -43,8 +56,14 @@ pub struct ModelStatus {
     name: String,
     /// What it runs on.
     device: String,
-    /// Bytes of its weights and pages.
+    /// Bytes that it takes: the next three together.
     bytes: u64,
+    /// Bytes of its weights, as the device holds them.
+    weights: u64,
+    /// Bytes of its pages of K and V. On a CPU they get resident when they are first used.
+    kv: u64,
+    /// Bytes of what passes between operations. On a CPU they get resident with the first large step.
+    buffers: u64,
     /// Most tokens of a prompt with its answer.
     context: usize,
     /// Requests that hold it.
@@ -69,7 +88,10 @@ impl From<ResidentInfo> for ModelStatus {
         Self {
             name: model.entry.name,
             device: model.device,
-            bytes: model.bytes,
+            bytes: model.memory.total(),
+            weights: model.memory.weights,
+            kv: model.memory.kv,
+            buffers: model.memory.buffers,
             context: model.handle.max_context(),
             users: model.users,
             expires_in: model.expires_in.map(|time| time.as_secs_f64()),
@@ -85,8 +107,13 @@ impl From<ResidentInfo> for ModelStatus {
 /// Lists the models that are loaded, and what they are doing.
 #[utoipa::path(get, path = "/status", tag = "Status", responses((status = 200, body = ServerStatus)))]
 pub async fn status(State(state): State<AppState>) -> Json<ServerStatus> {
-    let models = state.models.resident().into_iter().map(ModelStatus::from).collect();
-    Json(ServerStatus { version: env!("CARGO_PKG_VERSION"), models })
+    let models: Vec<_> = state.models.resident().into_iter().map(ModelStatus::from).collect();
+    let memory = MemoryStatus {
+        limit: state.models.memory(),
+        models: models.iter().map(|model| model.bytes).sum(),
+        resident: metrics::resident_bytes(),
+    };
+    Json(ServerStatus { version: env!("CARGO_PKG_VERSION"), memory, models })
 }
 
 /// The process lives.

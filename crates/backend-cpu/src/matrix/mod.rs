@@ -21,7 +21,10 @@ mod tests;
 use std::{
     marker::PhantomData,
     ops::Range,
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use paguro_backend::{LoadError, Matrix, WeightFormat};
@@ -197,11 +200,16 @@ impl PackedMatrix {
     /// Packs on the calling thread. [`Packing`] does it on many.
     ///
     /// # Errors
-    /// As [`Packing::new`].
+    /// As [`Packing::new`] and [`Packing::finish`].
     pub fn pack(source: &Matrix) -> Result<Self, LoadError> {
         let packing = Packing::new(source)?;
         packing.work();
-        Ok(packing.finish())
+        packing.finish()
+    }
+
+    /// Bytes that a matrix takes once it is packed.
+    pub fn packed_bytes(source: &Matrix) -> usize {
+        source.rows.div_ceil(LANES).saturating_mul(group_bytes(source.format, source.cols))
     }
 
     /// Outputs.
@@ -328,12 +336,28 @@ impl PackedMatrix {
     }
 }
 
+/// Bytes of a group of 16 outputs with `cols` inputs.
+fn group_bytes(format: WeightFormat, cols: usize) -> usize {
+    match layout::layout_of(format) {
+        Some(layout) => cols.div_ceil(layout.inputs).saturating_mul(layout.bytes()),
+        None => cols.saturating_mul(LANES * pack::float_bytes(format)).next_multiple_of(64),
+    }
+}
+
+/// Bytes of a file that a thread reads at a time, at least a group of rows.
+const READ_BYTES: usize = 256 << 10;
+
 /// A matrix that is being packed, by as many threads as call [`Packing::work`].
 pub struct Packing<'a> {
     source: &'a Matrix,
     packed: PackedMatrix,
     start: *mut u8,
+    /// Groups that are read together.
+    groups_at_once: usize,
+    /// The first group that no thread has taken.
     next: AtomicUsize,
+    /// The first error of any thread.
+    failure: Mutex<Option<LoadError>>,
 }
 
 // SAFETY: `start` points into `packed`'s memory, of which `work` gives every group to one thread only.
@@ -353,57 +377,90 @@ impl<'a> Packing<'a> {
                 format.block_len()
             ));
         }
-        if rows.checked_mul(format.row_bytes(*cols)) != Some(bytes.as_slice().len()) {
-            return bad(format!("[{rows}, {cols}] in {format} are not {} bytes", bytes.as_slice().len()));
+        let row_bytes = format.row_bytes(*cols);
+        if rows.checked_mul(row_bytes) != Some(bytes.len()) {
+            return bad(format!("[{rows}, {cols}] in {format} are not {} bytes", bytes.len()));
         }
-        let group_bytes = match layout::layout_of(*format) {
-            Some(layout) => cols.div_ceil(layout.inputs) * layout.bytes(),
-            None => (cols * LANES * pack::float_bytes(*format)).next_multiple_of(64),
-        };
-        let mut memory = Memory::allocate(rows.div_ceil(LANES) * group_bytes, name)?;
+        let group_bytes = group_bytes(*format, *cols);
+        let mut memory = Memory::allocate(PackedMatrix::packed_bytes(source), name)?;
         let start = memory.bytes_mut().as_mut_ptr();
         let packed = PackedMatrix { memory, format: *format, rows: *rows, cols: *cols, group_bytes };
-        Ok(Self { source, packed, start, next: AtomicUsize::new(0) })
+        Ok(Self {
+            source,
+            packed,
+            start,
+            // Small matrices are shared among threads, too.
+            groups_at_once: (READ_BYTES / (LANES * row_bytes)).min(rows.div_ceil(64 * LANES)).max(1),
+            next: AtomicUsize::new(0),
+            failure: Mutex::new(None),
+        })
     }
 
-    /// Packs groups until none is left.
+    /// Reads and packs groups until none is left, or a thread has failed.
     pub fn work(&self) {
+        if let Err(error) = self.try_work() {
+            // The others find nothing left.
+            self.next.store(self.packed.groups(), Ordering::Relaxed);
+            self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        }
+    }
+
+    fn try_work(&self) -> Result<(), LoadError> {
+        let row_bytes = self.source.format.row_bytes(self.source.cols);
+        let mut buffer = Vec::new();
         loop {
-            let group = self.next.fetch_add(1, Ordering::Relaxed);
-            if group >= self.packed.groups() {
-                return;
+            let first = self.next.fetch_add(self.groups_at_once, Ordering::Relaxed);
+            let end = self.packed.groups().min(first.saturating_add(self.groups_at_once));
+            if first >= end {
+                return Ok(());
             }
-            let bytes = self.packed.group_bytes;
-            // SAFETY: the counter gives each group to one caller, groups do not overlap, and nobody reads the memory
-            // before `finish`, which needs this value back from all borrowers.
-            let out = unsafe { std::slice::from_raw_parts_mut(self.start.add(group * bytes), bytes) };
-            match self.source.format {
-                WeightFormat::Q4_0 => pack::pack_group::<layout::Q4_0>(self.source, group, out),
-                WeightFormat::Q4_1 => pack::pack_group::<layout::Q4_1>(self.source, group, out),
-                WeightFormat::Q5_0 => pack::pack_group::<layout::Q5_0>(self.source, group, out),
-                WeightFormat::Q5_1 => pack::pack_group::<layout::Q5_1>(self.source, group, out),
-                WeightFormat::Q8_0 => pack::pack_group::<layout::Q8_0>(self.source, group, out),
-                WeightFormat::Q2_K => pack::pack_group::<layout::Q2_K>(self.source, group, out),
-                WeightFormat::Q3_K => pack::pack_group::<layout::Q3_K>(self.source, group, out),
-                WeightFormat::Q4_K => pack::pack_group::<layout::Q4_K>(self.source, group, out),
-                WeightFormat::Q5_K => pack::pack_group::<layout::Q5_K>(self.source, group, out),
-                WeightFormat::Q6_K => pack::pack_group::<layout::Q6_K>(self.source, group, out),
-                WeightFormat::IQ4_NL => pack::pack_group::<layout::IQ4_NL>(self.source, group, out),
-                WeightFormat::IQ4_XS => pack::pack_group::<layout::IQ4_XS>(self.source, group, out),
-                WeightFormat::MXFP4 => pack::pack_group::<layout::MXFP4>(self.source, group, out),
-                WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => {
-                    pack::pack_float_group(self.source, group, out);
-                }
+            let rows = first * LANES..self.source.rows.min(end * LANES);
+            let encoded = self.source.read_rows(rows.clone(), &mut buffer)?;
+            self.source.check_finite(encoded, rows.start)?;
+            for (group, rows) in (first..end).zip(encoded.chunks(LANES * row_bytes)) {
+                let bytes = self.packed.group_bytes;
+                // SAFETY: the counter gives each group to one caller, groups do not overlap, and nobody reads the memory
+                // before `finish`, which needs this value back from all borrowers.
+                let out = unsafe { std::slice::from_raw_parts_mut(self.start.add(group * bytes), bytes) };
+                self.pack(rows, row_bytes, out);
             }
         }
     }
 
-    /// The matrix. The file's bytes are not needed any more: call `source.bytes.discard()`.
+    /// Packs the rows of one group.
+    fn pack(&self, rows: &[u8], row_bytes: usize, out: &mut [u8]) {
+        match self.source.format {
+            WeightFormat::Q4_0 => pack::pack_group::<layout::Q4_0>(rows, row_bytes, out),
+            WeightFormat::Q4_1 => pack::pack_group::<layout::Q4_1>(rows, row_bytes, out),
+            WeightFormat::Q5_0 => pack::pack_group::<layout::Q5_0>(rows, row_bytes, out),
+            WeightFormat::Q5_1 => pack::pack_group::<layout::Q5_1>(rows, row_bytes, out),
+            WeightFormat::Q8_0 => pack::pack_group::<layout::Q8_0>(rows, row_bytes, out),
+            WeightFormat::Q2_K => pack::pack_group::<layout::Q2_K>(rows, row_bytes, out),
+            WeightFormat::Q3_K => pack::pack_group::<layout::Q3_K>(rows, row_bytes, out),
+            WeightFormat::Q4_K => pack::pack_group::<layout::Q4_K>(rows, row_bytes, out),
+            WeightFormat::Q5_K => pack::pack_group::<layout::Q5_K>(rows, row_bytes, out),
+            WeightFormat::Q6_K => pack::pack_group::<layout::Q6_K>(rows, row_bytes, out),
+            WeightFormat::IQ4_NL => pack::pack_group::<layout::IQ4_NL>(rows, row_bytes, out),
+            WeightFormat::IQ4_XS => pack::pack_group::<layout::IQ4_XS>(rows, row_bytes, out),
+            WeightFormat::MXFP4 => pack::pack_group::<layout::MXFP4>(rows, row_bytes, out),
+            format @ (WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16) => {
+                pack::pack_float_group(format, rows, row_bytes, out);
+            }
+        }
+    }
+
+    /// Returns the matrix; the file is not needed any more.
+    ///
+    /// # Errors
+    /// [`LoadError::Unreadable`], or [`LoadError::BadWeights`] for values that are not finite.
     ///
     /// # Panics
     /// If groups are left.
-    pub fn finish(self) -> PackedMatrix {
+    pub fn finish(self) -> Result<PackedMatrix, LoadError> {
         assert!(self.next.into_inner() >= self.packed.groups(), "groups are left to pack");
-        self.packed
+        match self.failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some(error) => Err(error),
+            None => Ok(self.packed),
+        }
     }
 }

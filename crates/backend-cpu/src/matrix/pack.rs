@@ -1,20 +1,21 @@
 //! From rows of a file to groups of 16 interleaved rows, and back for single rows.
 
 use half::{bf16, f16};
-use paguro_backend::{Matrix, WeightFormat, format::e8m0_half};
+use paguro_backend::{WeightFormat, format::e8m0_half};
 
 use super::layout::{BLOCK, Decoded, Format, Layout, Scales};
 use crate::simd::LANES;
 
-/// Packs rows `16 * group ..` of `source` into `out`, one group of zeros. Rows past the last one stay zeros.
-pub fn pack_group<F: Format>(source: &Matrix, group: usize, out: &mut [u8]) {
+/// Packs `rows`, up to 16 encoded rows of `row_bytes` bytes, into `out`, one group of zeros. Rows past the last one stay
+/// zeros.
+pub fn pack_group<F: Format>(rows: &[u8], row_bytes: usize, out: &mut [u8]) {
     let layout = const { &F::LAYOUT };
     let (block_len, block_bytes) = const { (F::FORMAT.block_len(), F::FORMAT.block_bytes()) };
     // A brick holds several of a file's blocks, or one that is a super-block.
     let parts = const { F::LAYOUT.inputs / F::FORMAT.block_len() };
-    let first = group * LANES;
-    let rows: [&[u8]; LANES] =
-        std::array::from_fn(|lane| if first + lane < source.rows { source.row(first + lane) } else { &[] });
+    let rows: [&[u8]; LANES] = std::array::from_fn(|lane| {
+        rows.get(lane * row_bytes..).and_then(|rest| rest.get(..row_bytes)).unwrap_or_default()
+    });
     let mut decoded = Decoded::ZERO;
     for (b, brick) in out.chunks_exact_mut(layout.bytes()).enumerate() {
         for (lane, row) in rows.iter().enumerate() {
@@ -153,19 +154,19 @@ pub const fn float_bytes(format: WeightFormat) -> usize {
 }
 
 /// As [`pack_group`] for the formats that are not quantized: `[cols][16]` elements as they are.
-pub fn pack_float_group(source: &Matrix, group: usize, out: &mut [u8]) {
-    fn interleave<const N: usize>(source: &Matrix, group: usize, out: &mut [u8]) {
+pub fn pack_float_group(format: WeightFormat, rows: &[u8], row_bytes: usize, out: &mut [u8]) {
+    fn interleave<const N: usize>(rows: &[u8], row_bytes: usize, out: &mut [u8]) {
         let out = out.as_chunks_mut::<N>().0;
-        for lane in 0..LANES.min(source.rows - group * LANES) {
-            let row = source.row(group * LANES + lane).as_chunks::<N>().0;
+        for (lane, row) in rows.chunks_exact(row_bytes).enumerate() {
+            let row = row.as_chunks::<N>().0;
             for (element, out) in row.iter().zip(out[lane..].iter_mut().step_by(LANES)) {
                 *out = *element;
             }
         }
     }
-    match float_bytes(source.format) {
-        4 => interleave::<4>(source, group, out),
-        _ => interleave::<2>(source, group, out),
+    match float_bytes(format) {
+        4 => interleave::<4>(rows, row_bytes, out),
+        _ => interleave::<2>(rows, row_bytes, out),
     }
 }
 

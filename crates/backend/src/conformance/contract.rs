@@ -1,6 +1,6 @@
 //! Cases about the contract itself: outputs, refusals, counters.
 
-use std::{collections::VecDeque, thread, time::Duration};
+use std::{collections::VecDeque, io, sync::Arc, thread, time::Duration};
 
 use super::{
     DriveOptions, Driver, ModelShape, RandomModel, Rng, Subject, Verdict,
@@ -8,8 +8,8 @@ use super::{
     submit,
 };
 use crate::{
-    AttentionMode, Bytes, Carried, Limits, LoadError, Outcome, Output, PageId, SampleRequest, SamplingParams,
-    Step, StepError, StepOutput, StepSequence, Ticket, TokenMask, Want,
+    AttentionMode, ByteSource, Bytes, Carried, Limits, LoadError, Outcome, Output, PageId, SampleRequest,
+    SamplingParams, Step, StepError, StepOutput, StepSequence, Ticket, TokenMask, Want,
     sampling::{self, Scratch},
 };
 
@@ -324,20 +324,57 @@ impl<'a> Decoding<'a> {
     }
 }
 
+/// A file that ends early, or is another one when everything has been read.
+struct FailingFile {
+    is_short: bool,
+}
+
+impl FailingFile {
+    /// Makes it the source of a matrix.
+    fn replace(self, model: &mut RandomModel) {
+        let matrix = &mut model.weights.matrices[2];
+        matrix.bytes = Bytes::new(Arc::new(self), 0, matrix.bytes.len());
+    }
+}
+
+impl ByteSource for FailingFile {
+    fn size(&self) -> u64 {
+        u64::MAX
+    }
+
+    fn read_at(&self, _offset: u64, out: &mut [u8]) -> io::Result<()> {
+        out.fill(0);
+        if self.is_short { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) }
+    }
+
+    fn check_unchanged(&self) -> io::Result<()> {
+        if self.is_short { Ok(()) } else { Err(io::Error::other("it has changed")) }
+    }
+}
+
 /// Weights that do not fit are refused when they are loaded.
 pub(super) fn bad_weights(subject: &Subject) -> Verdict {
     type Damage = fn(&mut RandomModel);
-    let damages: [(&str, Damage); 4] = [
+    let damages: [(&str, Damage); 7] = [
         ("too few bytes", |model| {
             let matrix = &mut model.weights.matrices[2];
-            let bytes = matrix.bytes.as_slice();
-            matrix.bytes = Bytes::from(bytes[..bytes.len() - 4].to_vec());
+            matrix.bytes = matrix.bytes.slice(0..matrix.bytes.len() - 4);
         }),
         ("a row more", |model| {
             let matrix = &mut model.weights.matrices[2];
-            let bytes = [matrix.bytes.as_slice(), matrix.row(0)].concat();
+            let bytes = matrix.bytes.read().expect("in memory");
+            let bytes = [&bytes[..], &bytes[..matrix.format.row_bytes(matrix.cols)]].concat();
             (matrix.rows, matrix.bytes) = (matrix.rows + 1, Bytes::from(bytes));
         }),
+        ("values that are not finite", |model| {
+            let matrix = &mut model.weights.matrices[2];
+            let mut bytes = matrix.bytes.read().expect("in memory").into_owned();
+            let block = bytes.len() - matrix.format.block_bytes();
+            matrix.format.spoil(&mut bytes[block..]);
+            matrix.bytes = Bytes::from(bytes);
+        }),
+        ("a file that was truncated", |model| FailingFile { is_short: true }.replace(model)),
+        ("a file that was changed", |model| FailingFile { is_short: false }.replace(model)),
         ("a vector that is too short", |model| {
             model.weights.vectors[0].pop();
         }),
@@ -349,7 +386,7 @@ pub(super) fn bad_weights(subject: &Subject) -> Verdict {
         let mut model = ModelShape::default().build(1);
         damage(&mut model);
         match load(subject, model) {
-            Err(LoadError::BadWeights { .. } | LoadError::BadProgram(_)) => {}
+            Err(LoadError::BadWeights { .. } | LoadError::Unreadable { .. } | LoadError::BadProgram(_)) => {}
             Err(error) => return Err(format!("{what} is no reason for this error: {error}")),
             Ok(()) => return Err(format!("weights with {what} were loaded")),
         }

@@ -313,8 +313,9 @@ mod tests {
             let matrix = random_matrix("m", format, 64, 512, 0.05, &mut Rng::new(1));
             let mut row = vec![0.0; 512];
             let mut sum = 0.0;
-            for i in 0..64 {
-                matrix.dequantize_row(i, &mut row);
+            let bytes = matrix.read().unwrap();
+            for encoded in bytes.chunks_exact(format.row_bytes(512)) {
+                format.dequantize(encoded, &mut row);
                 sum += row.iter().map(|x| x * x).sum::<f32>();
             }
             let rms = (sum / (64.0 * 512.0)).sqrt();

@@ -87,6 +87,10 @@ impl Backend for Defective {
         Reference::default().page_bytes(program, block_size, kv_dtype)
     }
 
+    fn buffer_bytes(&self, program: &Program, limits: &Limits) -> u64 {
+        Reference::default().buffer_bytes(program, limits)
+    }
+
     fn load(
         &self,
         program: &Program,
@@ -652,7 +656,7 @@ fn neighbours(carried: &mut [Carried]) {
 fn whole_tiles(weights: &mut Weights) {
     for matrix in &mut weights.matrices {
         let stride = matrix.format.row_bytes(matrix.cols);
-        let mut bytes = matrix.bytes.as_slice().to_vec();
+        let mut bytes = matrix.bytes.read().expect("in memory").into_owned();
         bytes[matrix.rows / 16 * 16 * stride..].fill(0);
         matrix.bytes = Bytes::from(bytes);
     }
@@ -661,7 +665,7 @@ fn whole_tiles(weights: &mut Weights) {
 fn short_rows(weights: &mut Weights) {
     for matrix in &mut weights.matrices {
         let stride = matrix.format.row_bytes(matrix.cols);
-        let mut bytes = matrix.bytes.as_slice().to_vec();
+        let mut bytes = matrix.bytes.read().expect("in memory").into_owned();
         for row in bytes.chunks_exact_mut(stride) {
             row[stride - matrix.format.block_bytes()..].fill(0);
         }
@@ -672,7 +676,7 @@ fn short_rows(weights: &mut Weights) {
 /// In Q4_K and Q5_K, whose scales lie in bytes 4 to 16 of a block.
 fn low_scales(weights: &mut Weights) {
     for matrix in &mut weights.matrices {
-        let mut bytes = matrix.bytes.as_slice().to_vec();
+        let mut bytes = matrix.bytes.read().expect("in memory").into_owned();
         for block in bytes.chunks_exact_mut(matrix.format.block_bytes()) {
             block[4..12].iter_mut().for_each(|byte| *byte &= 63);
         }
@@ -683,7 +687,7 @@ fn low_scales(weights: &mut Weights) {
 /// In Q8_0, the last one of each block.
 fn one_column(weights: &mut Weights) {
     for matrix in &mut weights.matrices {
-        let mut bytes = matrix.bytes.as_slice().to_vec();
+        let mut bytes = matrix.bytes.read().expect("in memory").into_owned();
         for block in bytes.chunks_exact_mut(matrix.format.block_bytes()) {
             block[33] = (block[33] as i8 / 2) as u8;
         }

@@ -21,8 +21,8 @@ pub(crate) use pages::{round_f16, round_q8};
 
 use crate::{
     Attend, AttentionMode, Backend, Capacity, DownAdd, Embed, KernelCount, KvDtype, Limits, Linear,
-    LoadError, Norm, NormGateUp, NormLogits, NormQkvRopeStore, Op, Outcome, Output, PageMove, Program,
-    ProjectAdd, Runner, Step, StepError, StepOutput, Ticket, Want, Weights,
+    LoadError, Matrix, Norm, NormGateUp, NormLogits, NormQkvRopeStore, Op, Outcome, Output, PageMove,
+    Program, ProjectAdd, Runner, Step, StepError, StepOutput, Ticket, Want, Weights,
     sampling::{self, Scratch},
 };
 
@@ -53,6 +53,11 @@ impl Backend for Reference {
         program.kv.page_elements(block_size) * size_of::<f32>()
     }
 
+    fn buffer_bytes(&self, _: &Program, _: &Limits) -> u64 {
+        // Allocated row by row, while it computes.
+        0
+    }
+
     fn load(
         &self,
         program: &Program,
@@ -80,15 +85,19 @@ impl Reference {
         limits: Limits,
     ) -> Result<ReferenceRunner, LoadError> {
         program.check(&weights)?;
-        let matrices = weights.matrices.iter().map(|matrix| {
+        let decode = |matrix: &Matrix| {
+            let bytes = matrix.read()?;
+            matrix.check_finite(&bytes, 0)?;
             let mut decoded = vec![0.0; matrix.rows * matrix.cols];
-            matrix.format.dequantize(matrix.bytes.as_slice(), &mut decoded);
-            decoded
-        });
+            matrix.format.dequantize(&bytes, &mut decoded);
+            Ok(decoded)
+        };
+        let matrices = weights.matrices.iter().map(decode).collect::<Result<_, LoadError>>()?;
+        weights.check_unchanged()?;
         Ok(ReferenceRunner {
             arena: Arena::new(&program.kv, &limits, round, self.poison),
             program: Arc::new(program.clone()),
-            matrices: matrices.collect(),
+            matrices,
             vectors: weights.vectors,
             limits,
             attention,

@@ -146,6 +146,10 @@ impl Backend for FakeBackend {
         block_size * 16
     }
 
+    fn buffer_bytes(&self, _: &Program, _: &Limits) -> u64 {
+        0
+    }
+
     fn load(&self, program: &Program, _: Weights, limits: Limits) -> Result<Box<dyn Runner>, LoadError> {
         Ok(Box::new(FakeRunner::new(program, limits, self.control.clone())))
     }

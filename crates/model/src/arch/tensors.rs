@@ -62,9 +62,13 @@ impl<'a> Tensors<'a> {
         let Some(tensor) = self.take(name, &[len])? else { return Ok(None) };
         match tensor.dtype.weight_format() {
             Some(format) if FLOATS.contains(&format) => {
+                let bytes = tensor.bytes.read().map_err(|error| unreadable(tensor, &error))?;
                 let mut values = vec![0.0; len];
-                format.dequantize(tensor.bytes.as_slice(), &mut values);
-                Ok(Some(values))
+                format.dequantize(&bytes, &mut values);
+                match values.iter().position(|value| !value.is_finite()) {
+                    Some(index) => Err(ModelError::NotFinite { tensor: name.to_owned(), index }),
+                    None => Ok(Some(values)),
+                }
             }
             _ => Err(wrong_type(tensor, &FLOATS)),
         }
@@ -126,6 +130,10 @@ impl<'a> Tensors<'a> {
         }
         Ok(Some(tensor))
     }
+}
+
+fn unreadable(tensor: &Tensor, error: &std::io::Error) -> ModelError {
+    ModelError::Unreadable { tensor: tensor.name.clone(), problem: error.to_string() }
 }
 
 fn wrong_type(tensor: &Tensor, supported: &[WeightFormat]) -> ModelError {

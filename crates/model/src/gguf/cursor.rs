@@ -1,43 +1,60 @@
-//! Reading little-endian values from bytes that may be anything.
+//! Reading little-endian values from a source that may hold anything.
+
+use std::borrow::Cow;
+
+use paguro_backend::ByteSource;
 
 use super::GgufError;
+
+/// Bytes of a file's header, at most: some 20 times those of the largest vocabularies.
+const MAX_HEADER: u64 = 256 << 20;
+/// Bytes that are read from a file at a time.
+const READ_BYTES: u64 = 1 << 20;
 
 /// A position in the header of a file. Nothing is allocated for a length before that many bytes are known to be
 /// there.
 pub(super) struct Cursor<'a> {
-    bytes: &'a [u8],
-    at: usize,
+    source: &'a dyn ByteSource,
+    /// Bytes of the source that have been read and are still of use.
+    window: Cow<'a, [u8]>,
+    /// Where the window begins.
+    start: u64,
+    at: u64,
 }
 
 impl<'a> Cursor<'a> {
-    pub(super) fn new(bytes: &'a [u8]) -> Self {
-        Self { bytes, at: 0 }
+    pub(super) fn new(source: &'a dyn ByteSource) -> Self {
+        let window = Cow::Borrowed(source.in_memory().unwrap_or_default());
+        Self { source, window, start: 0, at: 0 }
     }
 
     /// Bytes read so far.
-    pub(super) fn position(&self) -> usize {
+    pub(super) fn position(&self) -> u64 {
         self.at
     }
 
-    pub(super) fn remaining(&self) -> usize {
-        self.bytes.len() - self.at
+    pub(super) fn remaining(&self) -> u64 {
+        self.source.size() - self.at
     }
 
     /// The next `len` bytes; `what` names them in the error.
-    pub(super) fn take(&mut self, len: u64, what: &'static str) -> Result<&'a [u8], GgufError> {
-        match usize::try_from(len) {
-            Ok(len) if len <= self.remaining() => {
-                let taken = &self.bytes[self.at..][..len];
-                self.at += len;
-                Ok(taken)
-            }
-            _ => Err(GgufError::Truncated {
-                what,
-                at: self.at as u64,
-                needed: len,
-                left: self.remaining() as u64,
-            }),
+    pub(super) fn take(&mut self, len: u64, what: &'static str) -> Result<&[u8], GgufError> {
+        if len > self.remaining() {
+            return Err(GgufError::Truncated { what, at: self.at, needed: len, left: self.remaining() });
         }
+        let end = self.at + len;
+        if end > MAX_HEADER {
+            return Err(GgufError::LargeHeader { what, at: self.at, needed: len, limit: MAX_HEADER });
+        }
+        if end > self.start + self.window.len() as u64 {
+            let read = len.max(READ_BYTES).min(self.remaining());
+            let mut window = vec![0; read as usize];
+            self.source.read_at(self.at, &mut window).map_err(GgufError::Read)?;
+            (self.window, self.start) = (Cow::Owned(window), self.at);
+        }
+        let from = (self.at - self.start) as usize;
+        self.at = end;
+        Ok(&self.window[from..][..len as usize])
     }
 
     pub(super) fn array<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], GgufError> {
@@ -55,23 +72,26 @@ impl<'a> Cursor<'a> {
         self.array(what).map(u64::from_le_bytes)
     }
 
-    /// A count of things that take at least `each` bytes of the file, checked against what is left of it.
+    /// A count of things that take at least `each` bytes of the file, checked against what is left of it, and of the
+    /// bytes that a header may have.
     pub(super) fn count(&mut self, each: u64, what: &'static str) -> Result<usize, GgufError> {
         let count = self.u64(what)?;
         self.fits(count, each, what)
     }
 
     pub(super) fn fits(&self, count: u64, each: u64, what: &'static str) -> Result<usize, GgufError> {
-        let needed = count.saturating_mul(each);
-        if needed > self.remaining() as u64 {
-            let (at, left) = (self.at as u64, self.remaining() as u64);
+        let (at, needed, left) = (self.at, count.saturating_mul(each), self.remaining());
+        if needed > left {
             return Err(GgufError::Truncated { what, at, needed, left });
         }
-        Ok(count as usize) // at most `remaining`, which is a usize
+        if needed > MAX_HEADER {
+            return Err(GgufError::LargeHeader { what, at, needed, limit: MAX_HEADER });
+        }
+        Ok(count as usize) // less than `MAX_HEADER`
     }
 
     /// A length-prefixed string, as bytes.
-    pub(super) fn string(&mut self, what: &'static str) -> Result<&'a [u8], GgufError> {
+    pub(super) fn string(&mut self, what: &'static str) -> Result<&[u8], GgufError> {
         let len = self.u64(what)?;
         self.take(len, what)
     }

@@ -15,11 +15,11 @@ use std::{
     sync::Arc,
 };
 
-use paguro_backend::ByteOwner;
+use paguro_backend::ByteSource;
 
 pub use metadata::{Array, Metadata, MetadataError, Value};
 
-use crate::{mapped::MappedFile, tensor::Tensor};
+use crate::{file::WeightFile, tensor::Tensor};
 
 /// A GGUF model: one file, or all files of a split one.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ pub struct Gguf {
 }
 
 impl Gguf {
-    /// Maps the file at `path`, and if it is one of a split model (`-00001-of-0000N.gguf`), all others: any of
+    /// Opens the file at `path`, and if it is one of a split model (`-00001-of-0000N.gguf`), all others: any of
     /// them names the model.
     ///
     /// # Errors
@@ -54,8 +54,8 @@ impl Gguf {
     ///
     /// # Errors
     /// [`GgufError`].
-    pub fn from_bytes(owner: Arc<dyn ByteOwner>) -> Result<Self, GgufError> {
-        let part = reader::read(&owner)?;
+    pub fn from_bytes(source: Arc<dyn ByteSource>) -> Result<Self, GgufError> {
+        let part = reader::read(&source)?;
         match split::count(&part.metadata)? {
             count if count > 1 => Err(GgufError::SplitInMemory { count }),
             _ => Ok(Self::single(part, Vec::new())),
@@ -74,21 +74,39 @@ impl Gguf {
 }
 
 fn read_file(path: &Path) -> Result<reader::Part, GgufError> {
-    let owner = MappedFile::open(path).map_err(|source| GgufError::Io { path: path.to_owned(), source })?;
-    reader::read(&owner).map_err(|error| error.of(path))
+    let source = WeightFile::open(path).map_err(|source| GgufError::Io { path: path.to_owned(), source })?;
+    reader::read(&source).map_err(|error| error.of(path))
 }
 
 /// Why a GGUF file cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GgufError {
-    /// The file cannot be opened or mapped.
+    /// The file cannot be opened.
     #[error("cannot read `{}`: {source}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
         /// What the system says.
         source: std::io::Error,
+    },
+    /// The header cannot be read.
+    #[error("the header cannot be read: {0}")]
+    Read(std::io::Error),
+    /// A header that no model has.
+    #[error(
+        "{what} at byte {at} needs {needed} bytes, but the headers of models end before byte {limit}; \
+         the file is corrupt"
+    )]
+    LargeHeader {
+        /// What was being read.
+        what: &'static str,
+        /// Where.
+        at: u64,
+        /// What it takes.
+        needed: u64,
+        /// Where headers end at the latest.
+        limit: u64,
     },
     /// Some other error, with the file it is about.
     #[error("`{}`: {error}", path.display())]
@@ -200,6 +218,14 @@ pub enum GgufError {
         path: PathBuf,
         /// How many there should be.
         count: u32,
+    },
+    /// More files than any split model has.
+    #[error("`split.count` is {count}, but a split model has at most {limit} files")]
+    SplitCount {
+        /// How many there should be.
+        count: u32,
+        /// How many are opened at most.
+        limit: u32,
     },
     /// A file of a split model is missing.
     #[error("the model is split into {count} files, and `{}` is missing", path.display())]

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use paguro_backend::{ByteOwner, Bytes};
+use paguro_backend::{ByteSource, Bytes};
 
 use super::{Array, GgufError, Metadata, Value, cursor::Cursor, types};
 use crate::tensor::Tensor;
@@ -23,10 +23,10 @@ pub(super) struct Part {
 }
 
 /// Reads the header and checks that all tensors lie inside the file.
-pub(super) fn read(owner: &Arc<dyn ByteOwner>) -> Result<Part, GgufError> {
-    let bytes = owner.bytes();
-    let mut cursor = Cursor::new(bytes);
-    check_magic(bytes)?;
+pub(super) fn read(source: &Arc<dyn ByteSource>) -> Result<Part, GgufError> {
+    let size = source.size();
+    let mut cursor = Cursor::new(source.as_ref());
+    check_magic(source.as_ref())?;
     cursor.take(4, "the magic")?;
     let version = cursor.u32("the version")?;
     match version {
@@ -45,36 +45,38 @@ pub(super) fn read(owner: &Arc<dyn ByteOwner>) -> Result<Part, GgufError> {
 
     // Metadata has used up some of the file since the count was checked.
     cursor.fits(tensor_count as u64, MIN_TENSOR_BYTES, "the list of tensors")?;
-    let mut infos = Vec::with_capacity(tensor_count);
-    let mut names = HashSet::with_capacity(tensor_count);
+    let (mut infos, mut names) = (Vec::new(), HashSet::new());
     for _ in 0..tensor_count {
         let info = read_tensor_info(&mut cursor)?;
-        if !names.insert(info.name) {
-            return Err(GgufError::DuplicateTensor { tensor: info.name.to_owned() });
+        if !names.insert(info.name.clone()) {
+            return Err(GgufError::DuplicateTensor { tensor: info.name });
         }
         infos.push(info);
     }
-    let data = (cursor.position() as u64).next_multiple_of(alignment.into());
-    check_places(&infos, data, bytes.len() as u64, alignment)?;
+    let data = cursor.position().next_multiple_of(alignment.into());
+    check_places(&infos, data, size, alignment)?;
 
-    let place = |info: Info<'_>| {
+    let place = |info: Info| {
         let start = data + info.offset;
         Tensor {
-            name: info.name.to_owned(),
+            name: info.name,
             dtype: info.dtype,
             shape: info.shape,
-            bytes: Bytes::new(owner.clone(), start as usize..(start + info.bytes) as usize),
+            bytes: Bytes::new(source.clone(), start, info.bytes as usize),
             offset: start,
             file: 0,
         }
     };
     let tensors = infos.into_iter().map(place).collect();
-    Ok(Part { version, metadata, tensors, bytes: bytes.len() as u64 })
+    Ok(Part { version, metadata, tensors, bytes: size })
 }
 
 /// A file without the magic gets an error that says what it probably is.
-fn check_magic(bytes: &[u8]) -> Result<(), GgufError> {
-    let first = &bytes[..bytes.len().min(8)];
+fn check_magic(source: &dyn ByteSource) -> Result<(), GgufError> {
+    let mut first = [0; 8];
+    let first = &mut first[..source.size().min(8) as usize];
+    source.read_at(0, first).map_err(GgufError::Read)?;
+    let first = &*first;
     if first.starts_with(b"GGUF") {
         return Ok(());
     }
@@ -102,7 +104,7 @@ fn check_magic(bytes: &[u8]) -> Result<(), GgufError> {
 fn read_metadata(cursor: &mut Cursor<'_>, count: usize) -> Result<Metadata, GgufError> {
     let mut metadata = Metadata::default();
     for _ in 0..count {
-        let key = text(cursor, "a metadata key")?.to_owned();
+        let key = text(cursor, "a metadata key")?;
         let number = cursor.u32("the type of a metadata value")?;
         let value = read_value(cursor, &key, number)?;
         if metadata.get(&key).is_some() {
@@ -169,35 +171,45 @@ fn read_array(cursor: &mut Cursor<'_>, key: &str) -> Result<Array, GgufError> {
 }
 
 fn read_strings(cursor: &mut Cursor<'_>) -> Result<Array, GgufError> {
+    const WHAT: &str = "a string of a metadata array";
     let count = cursor.count(8, ARRAY)?; // each has at least its length
-    let strings = (0..count).map(|_| cursor.string("a string of a metadata array"));
-    let strings = strings.collect::<Result<Vec<&[u8]>, _>>()?;
-    let text: Result<Vec<String>, _> = strings.iter().map(|s| str::from_utf8(s).map(str::to_owned)).collect();
-    Ok(match text {
-        Ok(text) => Array::Strings(text),
-        Err(_) => Array::ByteStrings(strings.into_iter().map(<[u8]>::to_vec).collect()),
-    })
+    let mut strings = Vec::new();
+    for read in 0..count {
+        match String::from_utf8(cursor.string(WHAT)?.to_vec()) {
+            Ok(text) => strings.push(text),
+            Err(error) => {
+                let mut bytes: Vec<Vec<u8>> = strings.into_iter().map(String::into_bytes).collect();
+                bytes.push(error.into_bytes());
+                for _ in read + 1..count {
+                    bytes.push(cursor.string(WHAT)?.to_vec());
+                }
+                return Ok(Array::ByteStrings(bytes));
+            }
+        }
+    }
+    Ok(Array::Strings(strings))
 }
 
 /// A name or key, which has to be UTF-8.
-fn text<'a>(cursor: &mut Cursor<'a>, what: &'static str) -> Result<&'a str, GgufError> {
-    let at = cursor.position() as u64;
-    str::from_utf8(cursor.string(what)?).map_err(|_| GgufError::NotText { what, at })
+fn text(cursor: &mut Cursor<'_>, what: &'static str) -> Result<String, GgufError> {
+    let at = cursor.position();
+    let bytes = cursor.string(what)?.to_vec();
+    String::from_utf8(bytes).map_err(|_| GgufError::NotText { what, at })
 }
 
 /// A tensor before it is known to lie inside the file.
-struct Info<'a> {
-    name: &'a str,
+struct Info {
+    name: String,
     dtype: crate::tensor::DType,
     shape: Vec<usize>,
     bytes: u64,
     offset: u64,
 }
 
-fn read_tensor_info<'a>(cursor: &mut Cursor<'a>) -> Result<Info<'a>, GgufError> {
+fn read_tensor_info(cursor: &mut Cursor<'_>) -> Result<Info, GgufError> {
     const WHAT: &str = "a tensor's description";
     let name = text(cursor, "a tensor's name")?;
-    let corrupt = |problem: String| GgufError::Tensor { tensor: name.to_owned(), problem };
+    let corrupt = |problem: String| GgufError::Tensor { tensor: name.clone(), problem };
 
     let dims = cursor.u32(WHAT)?;
     if dims > MAX_DIMS {
@@ -232,8 +244,8 @@ fn read_tensor_info<'a>(cursor: &mut Cursor<'a>) -> Result<Info<'a>, GgufError> 
 }
 
 /// Every tensor has to lie inside the file, aligned, and apart from the others.
-fn check_places(infos: &[Info<'_>], data: u64, file: u64, alignment: u32) -> Result<(), GgufError> {
-    let corrupt = |info: &Info<'_>, problem| GgufError::Tensor { tensor: info.name.to_owned(), problem };
+fn check_places(infos: &[Info], data: u64, file: u64, alignment: u32) -> Result<(), GgufError> {
+    let corrupt = |info: &Info, problem| GgufError::Tensor { tensor: info.name.to_owned(), problem };
     let mut places = Vec::with_capacity(infos.len());
     for info in infos {
         if !info.offset.is_multiple_of(alignment.into()) {

@@ -5,9 +5,15 @@ use std::{collections::HashSet, io, path::Path};
 
 use super::{Gguf, GgufError, Metadata, read_file, reader::Part};
 
+/// Files of a model, at most: each is kept open.
+const MAX_FILES: u32 = 512;
+
 /// How many files the model has: one, unless the metadata says more.
 pub(super) fn count(metadata: &Metadata) -> Result<u32, GgufError> {
-    Ok(metadata.optional_u32("split.count")?.unwrap_or(1))
+    match metadata.optional_u32("split.count")?.unwrap_or(1) {
+        count if count > MAX_FILES => Err(GgufError::SplitCount { count, limit: MAX_FILES }),
+        count => Ok(count),
+    }
 }
 
 /// Opens all files of the model that the file at `path`, already read as `given`, is one of.

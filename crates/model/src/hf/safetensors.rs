@@ -1,43 +1,78 @@
-//! One safetensors file. The crate of that name parses and checks its header; tensors stay where they are mapped.
+//! One safetensors file. The crate of that name parses and checks its header; tensors stay in the file.
 
 use std::{borrow::Cow, path::Path, sync::Arc};
 
-use paguro_backend::{ByteOwner, Bytes, WeightFormat};
-use safetensors::{Dtype, SafeTensors};
+use paguro_backend::{ByteSource, Bytes, WeightFormat};
+use safetensors::{Dtype, SafeTensorError, tensor::Metadata};
 
 use crate::{
     error::ModelError,
-    mapped::MappedFile,
+    file::WeightFile,
     tensor::{DType, Tensor},
 };
 
 /// The length of the header, before it.
-const PREFIX: usize = 8;
+const PREFIX: u64 = 8;
 
-/// Maps the file, adds its tensors to `tensors` as those of file number `file`, and returns how many bytes it has.
+/// Bytes of a header, at most: as the crate has it.
+const MAX_HEADER: u64 = 100_000_000;
+
+/// Opens the file, adds its tensors to `tensors` as those of file number `file`, and returns how many bytes it has.
 pub(super) fn open(path: &Path, file: usize, tensors: &mut Vec<Tensor>) -> Result<u64, ModelError> {
     let io = |source| ModelError::Io { path: path.to_owned(), source };
-    let owner = MappedFile::open(path).map_err(io)?;
+    let source = WeightFile::open(path).map_err(io)?;
     let found =
-        read(&owner, file).map_err(|problem| ModelError::BadFile { path: path.to_owned(), problem })?;
+        read(&source, file).map_err(|problem| ModelError::BadFile { path: path.to_owned(), problem })?;
     tensors.extend(found);
-    Ok(owner.bytes().len() as u64)
+    Ok(source.size())
 }
 
 /// The tensors of a file, in their order in it; or what is wrong with it, in words.
-pub(crate) fn read(owner: &Arc<dyn ByteOwner>, file: usize) -> Result<Vec<Tensor>, String> {
-    let bytes = owner.bytes();
-    let (header, metadata) = SafeTensors::read_metadata(bytes).map_err(|error| explain(&error, bytes))?;
+pub(crate) fn read(source: &Arc<dyn ByteSource>, file: usize) -> Result<Vec<Tensor>, String> {
+    let (header, metadata) = read_metadata(source.as_ref())?;
     let data = PREFIX + header;
     let tensor = |name: String| {
         // The names are the metadata's own, and its offsets have been checked to tile the rest of the file.
         let info = metadata.info(&name)?;
         let (start, end) = info.data_offsets;
-        let bytes = Bytes::new(owner.clone(), data + start..data + end);
-        let (dtype, shape, offset) = (dtype(info.dtype), info.shape.clone(), (data + start) as u64);
-        Some(Tensor { name, dtype, shape, bytes, offset, file })
+        let offset = data + start as u64;
+        let bytes = Bytes::new(source.clone(), offset, end - start);
+        Some(Tensor { name, dtype: dtype(info.dtype), shape: info.shape.clone(), bytes, offset, file })
     };
     Ok(metadata.offset_keys().into_iter().filter_map(tensor).collect())
+}
+
+/// The header's length and what is in it. Tensors are checked to tile the rest of the file.
+fn read_metadata(source: &dyn ByteSource) -> Result<(u64, Metadata), String> {
+    let size = source.size();
+    let mut start = vec![0; size.min(PREFIX) as usize];
+    source.read_at(0, &mut start).map_err(|error| error.to_string())?;
+    let explain = |error: SafeTensorError| explain(&error, &start, size);
+    let prefix = start.as_slice().try_into().map_err(|_| explain(SafeTensorError::HeaderTooSmall))?;
+    let len = u64::from_le_bytes(prefix);
+    if len > MAX_HEADER {
+        return Err(explain(SafeTensorError::HeaderTooLarge));
+    }
+    if len > size - PREFIX {
+        return Err(explain(SafeTensorError::InvalidHeaderLength));
+    }
+    let mut header = vec![0; len as usize];
+    source.read_at(PREFIX, &mut header).map_err(|error| error.to_string())?;
+    let text = str::from_utf8(&header).map_err(|error| explain(SafeTensorError::InvalidHeader(error)))?;
+    let parsed: Metadata = serde_json::from_str(text)
+        .map_err(|error| explain(SafeTensorError::InvalidHeaderDeserialization(error)))?;
+    // The crate checks places only of metadata that is made anew, or of a file that lies in memory.
+    let tensors: Vec<_> = parsed
+        .offset_keys()
+        .into_iter()
+        .filter_map(|name| parsed.info(&name).cloned().map(|info| (name, info)))
+        .collect();
+    let end = tensors.last().map_or(0, |(_, info)| info.data_offsets.1 as u64);
+    let metadata = Metadata::new(None, tensors).map_err(explain)?;
+    if end != size - PREFIX - len {
+        return Err(explain(SafeTensorError::MetadataIncompleteBuffer));
+    }
+    Ok((len, metadata))
 }
 
 fn dtype(dtype: Dtype) -> DType {
@@ -49,9 +84,8 @@ fn dtype(dtype: Dtype) -> DType {
     }
 }
 
-fn explain(error: &safetensors::SafeTensorError, bytes: &[u8]) -> String {
-    use safetensors::SafeTensorError::*;
-    let len = bytes.len();
+fn explain(error: &SafeTensorError, bytes: &[u8], len: u64) -> String {
+    use SafeTensorError::*;
     match error {
         HeaderTooSmall | InvalidHeaderLength | MetadataIncompleteBuffer => {
             format!(
@@ -63,6 +97,10 @@ fn explain(error: &safetensors::SafeTensorError, bytes: &[u8]) -> String {
         }
         _ if bytes.starts_with(b"version ") => {
             "this is a Git LFS pointer; run `git lfs pull` to get the file itself".to_owned()
+        }
+        // The crate's own checks come wrapped; errors of the JSON itself have a place.
+        InvalidHeaderDeserialization(wrapped) if wrapped.line() == 0 => {
+            format!("not a valid safetensors file: {wrapped}")
         }
         _ => format!("not a valid safetensors file: {error}"),
     }

@@ -31,7 +31,7 @@ impl ErrorBody {
         let r#type = match error {
             ApiError::Invalid { .. }
             | ApiError::UnknownField { .. }
-            | ApiError::ContextTooLong(_)
+            | ApiError::ContextTooLong { .. }
             | ApiError::MethodNotAllowed { .. }
             | ApiError::BodyTimeout(_) => "invalid_request_error",
             ApiError::Unauthorized(_) => "authentication_error",
@@ -43,7 +43,14 @@ impl ErrorBody {
             ApiError::Unavailable(_) | ApiError::InsufficientMemory(_) => "overloaded_error",
             ApiError::Internal(_) => "api_error",
         };
-        Self { r#type: "error", error: ErrorObject { r#type, message: error.to_string() } }
+        let message = match error {
+            // Clients look for these words, and then shorten the conversation.
+            ApiError::ContextTooLong { tokens, limit } => format!(
+                "prompt is too long: {tokens} tokens > {limit} maximum; shorten it, or start the server with a larger --ctx"
+            ),
+            other => other.to_string(),
+        };
+        Self { r#type: "error", error: ErrorObject { r#type, message } }
     }
 }
 

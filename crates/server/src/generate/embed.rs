@@ -53,7 +53,7 @@ pub async fn embed(
     request: EmbedRequest,
 ) -> Result<Embedded, ApiError> {
     let received = Instant::now();
-    let lease = caller.in_time(state.models.lease(model)).await?;
+    let lease = caller.in_time(state.models.lease_for(model, request.context)).await?;
     let pooling = lease.model.pooling.clone();
     let pooling = pooling.map_err(|error| ApiError::invalid("model", error.to_string()))?;
     let EmbedRequest { inputs, dimensions, truncate, context, raw } = request;
@@ -63,11 +63,7 @@ pub async fn embed(
         return Err(ApiError::invalid("dimensions", message));
     }
     let most = lease.handle.max_context();
-    if let Some(context) = context.filter(|&context| context > most) {
-        let message = format!("`context` is {context}, but the model is loaded for {most} tokens");
-        return Err(ApiError::invalid("context", message));
-    }
-    let most = context.unwrap_or(most);
+    let most = context.map_or(most, |context| context.min(most));
     let work = off_thread(&lease, move |model| {
         inputs.into_iter().map(|input| tokens(input, model, most, truncate)).collect::<Result<Vec<_>, _>>()
     });
@@ -97,8 +93,7 @@ fn tokens(input: Prompt, model: &Model, most: usize, truncate: bool) -> Result<V
     let mut tokens = input.tokens(model);
     if tokens.len() > most {
         if !truncate {
-            let message = format!("an input has {} tokens, and the model is loaded for {most}", tokens.len());
-            return Err(ApiError::ContextTooLong(message));
+            return Err(ApiError::ContextTooLong { tokens: tokens.len(), limit: most });
         }
         let end = tokens.last().copied().filter(|last| model.tokenizer.eos() == Some(*last));
         tokens.truncate(most);

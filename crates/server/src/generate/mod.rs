@@ -179,8 +179,10 @@ pub async fn chat(
     mut request: ChatRequest,
 ) -> Result<Generating, ApiError> {
     let received = Instant::now();
-    let lease = caller.in_time(state.models.lease(model)).await?;
-    Defaults::read(&lease.entry.parameters)?.complete(&mut request);
+    let entry = state.models.find(model).await?;
+    Defaults::read(&entry.parameters)?.complete(&mut request);
+    let context = request.options.context;
+    let lease = caller.in_time(state.models.lease_for(model, context)).await?;
     let handle = lease.handle.clone();
     let work = off_thread(&lease, move |model| {
         let (prompt, reading) = request.prepare(model)?;
@@ -203,9 +205,10 @@ pub async fn text(
     request: TextRequest,
 ) -> Result<Generating, ApiError> {
     let received = Instant::now();
-    let lease = caller.in_time(state.models.lease(model)).await?;
     let TextRequest { prompt, format, default_max_tokens, options } = request;
-    let mut options = Defaults::read(&lease.entry.parameters)?.complete_options(options);
+    let entry = state.models.find(model).await?;
+    let mut options = Defaults::read(&entry.parameters)?.complete_options(options);
+    let lease = caller.in_time(state.models.lease_for(model, options.context)).await?;
     options.max_tokens = options.max_tokens.or(default_max_tokens);
     let handle = lease.handle.clone();
     let work = off_thread(&lease, move |model| {

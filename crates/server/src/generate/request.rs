@@ -215,19 +215,11 @@ impl Options {
         }
     }
 
-    /// Bounds the answer by the context that was asked for.
+    /// Bounds the answer by the context that was asked for, where that is less than the model's.
     pub(super) fn bound(&mut self, prompt: usize, max_context: usize) -> Result<(), ApiError> {
-        let Some(context) = self.context else { return Ok(()) };
-        if context > max_context {
-            let message = format!(
-                "`context` is {context}, but the model is loaded for {max_context} tokens; `paguro serve --ctx` says for how many"
-            );
-            return Err(ApiError::invalid("context", message));
-        }
+        let Some(context) = self.context.filter(|&context| context < max_context) else { return Ok(()) };
         if prompt >= context {
-            let message =
-                format!("the prompt has {prompt} tokens, and there is room for {context} with the answer");
-            return Err(ApiError::ContextTooLong(message));
+            return Err(ApiError::ContextTooLong { tokens: prompt, limit: context });
         }
         let rest = context - prompt;
         self.max_tokens = Some(self.max_tokens.map_or(rest, |most| most.min(rest)));

@@ -20,6 +20,10 @@ impl ErrorBody {
         let error = match error {
             // Clients look for these words, and then offer to pull the model.
             ApiError::ModelNotFound(name) => format!("model '{name}' not found"),
+            ApiError::ContextTooLong { tokens, limit } => format!(
+                "the prompt has {tokens} tokens, but prompt and answer together can have {limit}; shorten \
+                 it, or start the server with a larger --ctx"
+            ),
             other => other.to_string(),
         };
         Self { error }

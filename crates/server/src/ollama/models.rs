@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::{extract::State, response::Response};
-use paguro_model::{MetadataEntry, ModelFile};
+use paguro_model::ModelFile;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
@@ -92,6 +92,9 @@ pub struct TagDetails {
     parameter_size: String,
     /// How they are written: `Q4_K_M`.
     quantization_level: String,
+    /// Why the model cannot be used, if it cannot.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<String>,
 }
 
 /// Models that are loaded.
@@ -109,7 +112,7 @@ pub struct Process {
     name: String,
     /// The same.
     model: String,
-    /// Bytes that it takes: weights and pages.
+    /// Bytes that it takes: weights, K and V, buffers.
     size: u64,
     /// Of these, on a graphics card.
     size_vram: u64,
@@ -144,10 +147,10 @@ pub struct Show {
     /// The chat template, in jinja.
     template: String,
     details: TagDetails,
-    /// What its file says of it; lists are `null`.
+    /// What its file says of it; lists are `null`. A Hugging Face folder is shown with the keys of GGUF.
     #[schema(value_type = Object)]
     model_info: Map<String, Value>,
-    /// `completion`; `tools`, if its chat template has a place for them; `thinking`.
+    /// What this server can do with it: `completion`, `tools`, `thinking`, `embedding`.
     capabilities: Vec<&'static str>,
     /// When it came here.
     modified_at: String,
@@ -179,14 +182,13 @@ pub async fn tags(State(state): State<AppState>) -> Result<Json<Tags>, ApiError>
     let mut models = Vec::new();
     for entry in state.models.list().await? {
         let name = with_tag(&entry.name);
-        let file = state.models.open(&entry).await?;
         models.push(Tag {
             model: name.clone(),
             name,
             modified_at: rfc3339(created(&entry)),
             size: entry.bytes,
             digest: digest(&entry),
-            details: TagDetails::of(&file),
+            details: TagDetails::of(&entry),
         });
     }
     Ok(Json(Tags { models }))
@@ -208,14 +210,14 @@ pub async fn ps(State(state): State<AppState>) -> Result<Json<Processes>, ApiErr
     let mut models = Vec::new();
     for resident in state.models.resident() {
         let name = with_tag(&resident.entry.name);
-        let details = TagDetails::of(&state.models.open(&resident.entry).await?);
+        let details = TagDetails::of(&resident.entry);
         // What stays for ever goes in a hundred years.
         let expires_in = resident.expires_in.unwrap_or(Duration::from_secs(100 * 365 * 86_400));
         models.push(Process {
             model: name.clone(),
             name,
-            size: resident.bytes,
-            size_vram: if resident.device == "cpu" { 0 } else { resident.bytes },
+            size: resident.memory.total(),
+            size_vram: if resident.device == "cpu" { 0 } else { resident.memory.total() },
             digest: digest(&resident.entry),
             details,
             expires_at: rfc3339(SystemTime::now() + expires_in),
@@ -249,23 +251,17 @@ pub async fn show(
     };
     let entry = find(&state, &name).await?;
     let file = state.models.open(&entry).await?;
-    let metadata = file.metadata();
-    let template = metadata.iter().find(|entry| entry.key == TEMPLATE);
-    let template = template.map(|entry| entry.value.clone()).unwrap_or_default();
-    let mut capabilities = vec!["completion"];
-    if template.contains("tools") {
-        capabilities.push("tools");
-    }
-    if Format::detect(&template).reasons() {
-        capabilities.push("thinking");
-    }
-    let mut model_info: Map<_, _> =
-        metadata.iter().filter(|entry| entry.key != TEMPLATE).map(typed).collect();
+    let templates = file.chat_templates()?;
+    let source = |name: &str| templates.iter().find(|template| template.0 == name).map(|it| it.1.clone());
+    let template = source("default").unwrap_or_default();
+    let tool_template = source("tool_use").unwrap_or_else(|| template.clone());
+    let mut model_info = model_info(&file);
     model_info.insert("general.parameter_count".into(), file.description().parameters.into());
+    let capabilities = capabilities(&file, &template, &tool_template);
     Ok(Json(Show {
         modelfile: format!("FROM {}\n", entry.name),
         template,
-        details: TagDetails::of(&file),
+        details: TagDetails::of(&entry),
         model_info,
         capabilities,
         modified_at: rfc3339(created(&entry)),
@@ -283,28 +279,49 @@ pub async fn running() -> &'static str {
     "Paguro is running"
 }
 
-const TEMPLATE: &str = "tokenizer.chat_template";
+/// What the server can do with a model.
+fn capabilities(file: &ModelFile, template: &str, tool_template: &str) -> Vec<&'static str> {
+    // Templates without a place for tools get them as text. What counts is whether calls can be read.
+    let takes_tools = !template.is_empty() && Format::detect(tool_template).calls().is_ok();
+    let embeds = matches!(file.pooling(), Ok(Ok(_)));
+    let all = [
+        ("completion", true),
+        ("tools", takes_tools),
+        ("thinking", Format::detect(template).reasons()),
+        ("embedding", embeds),
+    ];
+    all.into_iter().filter(|(_, can)| *can).map(|(name, _)| name).collect()
+}
 
-/// A value with its type; of lists there is only the beginning, so they are left out.
-fn typed(entry: &MetadataEntry) -> (String, Value) {
-    let value: Value = match entry.kind {
-        "string" => entry.value.clone().into(),
-        _ => serde_json::from_str(&entry.value).unwrap_or_default(),
-    };
-    (entry.key.clone(), if value.is_array() { Value::Null } else { value })
+/// What a model's files say of it, under GGUF's keys.
+fn model_info(file: &ModelFile) -> Map<String, Value> {
+    const TEMPLATE: &str = "tokenizer.chat_template";
+    file.gguf_metadata()
+        .into_iter()
+        .filter(|entry| entry.key != TEMPLATE)
+        .map(|entry| {
+            let value: Value = match entry.kind {
+                "string" => entry.value.into(),
+                _ => serde_json::from_str(&entry.value).unwrap_or_default(),
+            };
+            // Of lists there is only the beginning.
+            (entry.key, if value.is_array() { Value::Null } else { value })
+        })
+        .collect()
 }
 
 impl TagDetails {
-    fn of(file: &ModelFile) -> Self {
-        let description = file.description();
-        let family = file.architecture().unwrap_or("unknown").to_owned();
+    fn of(entry: &ModelEntry) -> Self {
+        let details = &entry.details;
+        let family = details.architecture.clone().unwrap_or_else(|| "unknown".to_owned());
         Self {
             parent_model: "",
-            format: if file.format().starts_with("GGUF") { "gguf" } else { "safetensors" }.to_owned(),
+            format: details.format.to_owned(),
             families: vec![family.clone()],
             family,
-            parameter_size: size(description.parameters),
-            quantization_level: description.quantization,
+            parameter_size: size(details.parameters),
+            quantization_level: details.quantization.clone(),
+            problem: details.problem.clone(),
         }
     }
 }

@@ -36,7 +36,8 @@ pub struct OptionsParam {
     presence_penalty: Option<f32>,
     /// Texts that end the answer.
     stop: Option<OneOrMany<String>>,
-    /// Most tokens of prompt and answer; no more than the model was loaded for.
+    /// Most tokens of prompt and answer. A model that nobody uses is loaded again for more, where it was trained for them and
+    /// memory allows; otherwise what it is loaded for bounds them.
     num_ctx: Option<usize>,
     /// Has no effect: no tokens are dropped from a full context.
     #[expect(dead_code, reason = "accepted by name, without effect")]
@@ -116,7 +117,7 @@ impl OptionsParam {
             seed: self.seed.map(i64::cast_unsigned),
             stop,
             max_tokens: self.num_predict.and_then(|tokens| usize::try_from(tokens).ok()),
-            context: self.num_ctx,
+            context: self.num_ctx.filter(|&tokens| tokens > 0),
             ..Options::default()
         })
     }

@@ -7,6 +7,7 @@ pub mod error;
 mod logprobs;
 mod messages;
 pub mod models;
+pub mod props;
 pub mod responses;
 pub mod tokens;
 pub mod types;
@@ -31,5 +32,6 @@ pub fn routes() -> Router<AppState> {
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
         .route("/v1/models", get(models::list))
+        .route("/props", get(props::props))
         .route("/v1/models/{*model}", get(models::get))
 }

@@ -25,11 +25,27 @@ pub struct ModelObject {
     created: u64,
     /// Always `paguro`.
     owned_by: &'static str,
+    /// Most tokens of a prompt with its answer, as it is loaded or would be; `null` if that is not known. vLLM's name for it.
+    max_model_len: Option<usize>,
+    /// As `max_model_len`.
+    context_length: Option<usize>,
+    /// Why the model cannot be used, if it cannot.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<String>,
 }
 
-impl From<ModelEntry> for ModelObject {
-    fn from(entry: ModelEntry) -> Self {
-        Self { id: entry.name, object: "model", created: entry.created, owned_by: "paguro" }
+impl ModelObject {
+    fn new(state: &AppState, entry: ModelEntry) -> Self {
+        let context = state.models.context(&entry);
+        Self {
+            id: entry.name,
+            object: "model",
+            created: entry.created,
+            owned_by: "paguro",
+            max_model_len: context,
+            context_length: context,
+            problem: entry.details.problem,
+        }
     }
 }
 
@@ -43,7 +59,8 @@ impl From<ModelEntry> for ModelObject {
 )]
 pub async fn list(State(state): State<AppState>) -> Result<Json<ModelList>, ApiError> {
     let models = state.models.list().await?;
-    Ok(Json(ModelList { object: "list", data: models.into_iter().map(ModelObject::from).collect() }))
+    let data = models.into_iter().map(|entry| ModelObject::new(&state, entry)).collect();
+    Ok(Json(ModelList { object: "list", data }))
 }
 
 /// Shows one model.
@@ -59,5 +76,6 @@ pub async fn get(
     State(state): State<AppState>,
     Path(model): Path<String>,
 ) -> Result<Json<ModelObject>, ApiError> {
-    Ok(Json(state.models.find(&model).await?.into()))
+    let entry = state.models.find(&model).await?;
+    Ok(Json(ModelObject::new(&state, entry)))
 }

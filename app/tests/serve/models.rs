@@ -1,0 +1,119 @@
+//! Which models there are, what they take, and what becomes of them when their files change.
+
+use std::{
+    fs::{self, OpenOptions},
+    path::{Path, PathBuf},
+};
+
+use serde_json::{Value, json};
+
+use super::{ask, http::Server};
+
+const TALES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tales/tales-Q8_0.gguf");
+
+/// A copy of the embedded model under another name.
+fn copy(folder: &Path, name: &str) -> PathBuf {
+    let path = folder.join(name);
+    fs::copy(TALES, &path).unwrap();
+    path
+}
+
+fn names(list: &Value, key: &str) -> Vec<String> {
+    list.as_array().unwrap().iter().map(|model| model[key].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn a_lost_file_is_marked_in_lists_and_breaks_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let (lost, whole) = (copy(folder.path(), "lost.gguf"), copy(folder.path(), "whole.gguf"));
+    let server = Server::start(&[lost.to_str().unwrap(), whole.to_str().unwrap()]);
+    server.post("/v1/chat/completions", &ask(json!({"model": "lost"}))).ok();
+    fs::remove_file(&lost).unwrap();
+
+    let models = server.get("/v1/models").ok()["data"].clone();
+    assert_eq!(names(&models, "id"), ["tales", "lost", "whole"]);
+    assert!(models[1]["problem"].as_str().unwrap().contains("lost.gguf: No such file"), "{models}");
+    assert_eq!((&models[0]["problem"], &models[2]["problem"]), (&Value::Null, &Value::Null));
+    let tags = server.get("/api/tags").ok()["models"].clone();
+    assert_eq!(names(&tags, "name"), ["tales:latest", "lost:latest", "whole:latest"]);
+    assert_eq!(names(&server.get("/api/ps").ok()["models"], "name"), ["lost:latest"]);
+    assert_eq!(server.get("/ready").status, 200);
+    assert_eq!(server.post("/v1/chat/completions", &ask(json!({"model": "lost"}))).status, 503);
+    server.post("/v1/chat/completions", &ask(json!({"model": "whole"}))).ok();
+
+    // A damaged file is one, too, and a whole one in its place is a model again.
+    fs::write(&lost, "GGUF").unwrap();
+    let models = server.get("/v1/models").ok()["data"].clone();
+    assert!(models[1]["problem"].as_str().unwrap().contains("truncated"), "{models}");
+    copy(folder.path(), "lost.gguf");
+    assert_eq!(server.get("/v1/models").ok()["data"][1]["problem"], Value::Null);
+    server.post("/v1/chat/completions", &ask(json!({"model": "lost"}))).ok();
+}
+
+#[test]
+fn a_file_that_is_truncated_stops_no_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = copy(folder.path(), "victim.gguf");
+    let server = Server::start(&[path.to_str().unwrap()]);
+    let question = ask(json!({"model": "victim"}));
+    // At any point of a load, and after it.
+    for delay in [0, 1, 3, 10, 30, 100, 300, 1000] {
+        copy(folder.path(), "victim.gguf");
+        std::thread::scope(|scope| {
+            let asked = scope.spawn(|| server.post("/v1/chat/completions", &question).status);
+            std::thread::sleep(std::time::Duration::from_millis(delay));
+            OpenOptions::new().write(true).open(&path).unwrap().set_len(200_000).unwrap();
+            assert!([200, 503].contains(&asked.join().unwrap()), "after {delay} ms");
+        });
+        assert_eq!(server.get("/health").status, 200);
+    }
+    copy(folder.path(), "victim.gguf");
+    server.post("/v1/chat/completions", &question).ok();
+}
+
+#[test]
+fn models_together_stay_below_the_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    let (a, b) = (copy(folder.path(), "a.gguf"), copy(folder.path(), "b.gguf"));
+    let server = Server::start(&[a.to_str().unwrap(), b.to_str().unwrap(), "--memory", "150MiB"]);
+    for model in ["tales", "a", "b", "tales"] {
+        server.post("/v1/chat/completions", &ask(json!({"model": model}))).ok();
+        let status = server.get("/status").ok();
+        let loaded = status["models"].as_array().unwrap();
+        let part = |key: &str| loaded.iter().map(|model| model[key].as_u64().unwrap()).sum::<u64>();
+        assert_eq!(part("bytes"), part("weights") + part("kv") + part("buffers"));
+        assert_eq!(status["memory"]["models"], part("bytes"));
+        assert!(part("bytes") <= 150 << 20, "{status}");
+        assert!(loaded.iter().any(|loaded| loaded["name"] == model), "{status}");
+    }
+    let small = Server::start(&["--memory", "10MiB"]);
+    let refused = small.post("/v1/chat/completions", &ask(json!({})));
+    assert_eq!(refused.status, 507);
+    assert!(refused.error().contains("raise --memory"), "{}", refused.error());
+}
+
+#[test]
+fn a_longer_context_loads_a_model_again_that_nobody_uses() {
+    let server = Server::start(&["--ctx", "256"]);
+    let context = || server.get("/v1/models").ok()["data"][0]["max_model_len"].clone();
+    assert_eq!(context(), 256);
+    let props = server.get("/props").ok();
+    assert_eq!(props["default_generation_settings"]["n_ctx"], 256);
+    assert!(props["chat_template"].as_str().unwrap().contains("<|assistant|>"), "{props}");
+    let chat = |tokens: usize| {
+        let messages = json!([{"role": "user", "content": "Tell me a tale"}]);
+        let options = json!({"num_ctx": tokens, "num_predict": 4});
+        let body = json!({"model": "tales", "messages": messages, "options": options, "stream": false});
+        server.post("/api/chat", &body).ok();
+    };
+    chat(100);
+    assert_eq!(context(), 256);
+    chat(512);
+    assert_eq!((context(), server.metric("paguro_model_loads_total")), (json!(512), Some(2.0)));
+    // More than the model was trained for is not to be had, but no error.
+    chat(1_000_000);
+    let trained = context();
+    assert!(trained.as_u64().unwrap() > 512);
+    chat(1_000_000);
+    assert_eq!((context(), server.metric("paguro_model_loads_total")), (trained, Some(3.0)));
+}
