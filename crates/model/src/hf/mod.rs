@@ -186,18 +186,10 @@ fn read_object(path: &Path, limit: u64) -> Result<Option<Map<String, Value>>, Mo
 /// The whole file, `None` if it does not exist.
 fn read_file(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, ModelError> {
     let io = |source| ModelError::Io { path: path.to_owned(), source };
-<<<<<<< HEAD
-    // Opening a pipe would wait for somebody who writes to it.
-    let file = match fs::metadata(path).map(|found| found.is_file()) {
-        Ok(false) => return Err(bad(path, "it is not a regular file")),
-        Ok(true) => fs::File::open(path).map_err(io)?,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-=======
     let (file, metadata) = match open_regular(path) {
         Ok(opened) => opened,
         // A link that leads nowhere is not an absent file.
         Err(error) if error.kind() == io::ErrorKind::NotFound && !path.is_symlink() => return Ok(None),
->>>>>>> 9aee72d (server: plan weights, K/V and buffers of all models before a load; read weights at positions)
         Err(error) => return Err(io(error)),
     };
     let mut bytes = Vec::new();
