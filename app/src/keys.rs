@@ -1,39 +1,49 @@
 //! `paguro keys`.
 
-use paguro_server::{KeyFile, Scope};
+use paguro_server::{ApiKey, KeyFile, Scope};
 use serde_json::json;
 
 use crate::{
     cli::{KeysArgs, KeysCommand},
     failure::{Failure, Outcome},
     output::Output,
+    settings::Terminal,
 };
 
 /// Manages the keys in `file`.
 ///
 /// # Errors
 /// A file that cannot be read or written, a key that is not there.
-pub fn keys(args: &KeysArgs, file: &KeyFile) -> Outcome<()> {
+pub fn keys(args: &KeysArgs, file: &KeyFile, terminal: Terminal) -> Outcome<()> {
     let mut out = Output::new();
     let failed = |error| Failure::from_error(&error);
     match &args.command {
         KeysCommand::Add { name, scopes } => {
             let scopes: Vec<_> = scopes.iter().map(|&scope| Scope::from(scope)).collect();
             let (_, secret) = file.add(name, &scopes).map_err(failed)?;
-            out.line(secret)
+            out.line(secret)?;
+            terminal.status("Shown only once. From now on every request needs a key.");
+            Ok(())
         }
         KeysCommand::List { json } => {
-            for key in file.read().map_err(failed)? {
-                if *json {
+            let keys = file.read().map_err(failed)?;
+            if *json {
+                return keys.iter().try_for_each(|key| {
                     out.json(&json!({
                         "id": key.id, "name": key.name, "scopes": key.scopes, "created": key.created,
-                    }))?;
-                } else {
-                    let scopes: Vec<_> = key.scopes.iter().map(Scope::name).collect();
-                    out.line(format_args!("{}  {}  {}", key.id, scopes.join(","), key.name))?;
-                }
+                    }))
+                });
             }
-            Ok(())
+            if keys.is_empty() {
+                terminal.status("there are no keys; `paguro keys add NAME` makes one");
+                return Ok(());
+            }
+            let scopes = |key: &ApiKey| key.scopes.iter().map(Scope::name).collect::<Vec<_>>().join(",");
+            let width = keys.iter().map(|key| scopes(key).len()).max().unwrap_or(0).max("scope".len());
+            out.line(terminal.bold(&format!("{:8}  {:width$}  name", "id", "scope")))?;
+            keys.iter().try_for_each(|key| {
+                out.line(format_args!("{:8}  {:width$}  {}", key.id, scopes(key), key.name))
+            })
         }
         KeysCommand::Rm { id } => {
             let key = file.remove(id).map_err(failed)?;

@@ -52,7 +52,7 @@ fn execute(settings: &Settings) -> Outcome<()> {
         Command::Run(args) => run::run(args, library, terminal, settings.history.as_deref()),
         Command::Serve(args) => serve::serve(args, settings),
         Command::Ps(args) => ps::ps(args, terminal),
-        Command::Keys(args) => keys::keys(args, &KeyFile::new(settings.keys_file()?)),
+        Command::Keys(args) => keys::keys(args, &KeyFile::new(settings.keys_file()?), terminal),
         Command::Bench(args) => bench::bench(args, library, terminal),
         Command::Eval(args) => eval::eval(args, library, terminal),
         Command::Tokenize(args) => tokenize::tokenize(args, library),

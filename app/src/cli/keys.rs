@@ -29,7 +29,7 @@ Running servers see new and removed keys within a second. Clients send a key as 
 Examples:
   paguro keys add laptop
   paguro keys add monitoring --scope admin
-  paguro keys rm 3f9a0c21")]
+  paguro keys rm laptop")]
 pub struct KeysArgs {
     /// What to do.
     #[command(subcommand)]
@@ -62,7 +62,8 @@ pub enum KeysCommand {
     },
     /// Remove a key
     Rm {
-        /// Its id, as `list` shows it
+        /// Its id or its name, as `list` shows them
+        #[arg(value_name = "ID | NAME")]
         id: String,
     },
 }

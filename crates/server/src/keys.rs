@@ -57,10 +57,10 @@ pub struct ApiKey {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
-    /// The file cannot be read or written.
+    /// The file cannot be read, locked or written.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// `read` or `write`.
+        /// `read`, `lock` or `write`.
         action: &'static str,
         /// The file.
         path: PathBuf,
@@ -68,16 +68,27 @@ pub enum KeyError {
         source: io::Error,
     },
     /// The file is damaged.
-    #[error("{}: {source}; mend it, or remove it and make new keys", path.display())]
+    #[error(
+        "the file with the keys, {}, is damaged ({problem}); restore it from a backup, or remove it and make new keys",
+        path.display()
+    )]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// Where.
-        source: serde_json::Error,
+        /// What is wrong, and where.
+        problem: String,
     },
-    /// No key has this id.
-    #[error("there is no key `{0}`; `paguro keys list` shows those there are")]
+    /// No key has this id or name.
+    #[error("there is no key `{0}`; `paguro keys list` shows the keys")]
     NotFound(String),
+    /// Several keys have this name.
+    #[error("{} keys are named `{name}`; remove one by its id: {}", ids.len(), ids.join(", "))]
+    Ambiguous {
+        /// The name.
+        name: String,
+        /// Ids of the keys that have it.
+        ids: Vec<String>,
+    },
 }
 
 /// The file with all keys.
@@ -107,8 +118,17 @@ impl KeyFile {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(source) => return Err(KeyError::Io { action: "read", path: self.path.clone(), source }),
         };
-        let malformed = |source| KeyError::Malformed { path: self.path.clone(), source };
-        serde_json::from_slice(&bytes).map_err(malformed)
+        let malformed = |problem| KeyError::Malformed { path: self.path.clone(), problem };
+        if bytes.iter().all(|byte| byte.is_ascii_whitespace() || *byte == 0) {
+            return Err(malformed("it is empty".to_owned()));
+        }
+        let keys: Vec<ApiKey> =
+            serde_json::from_slice(&bytes).map_err(|error| malformed(error.to_string()))?;
+        let is_hash = |text: &str| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        match keys.iter().find(|key| key.id.is_empty() || !is_hash(&key.sha256)) {
+            Some(key) => Err(malformed(format!("the key `{}` has no id or no SHA-256", key.name))),
+            None => Ok(keys),
+        }
     }
 
     /// Makes a key and returns it; it is nowhere else.
@@ -116,6 +136,7 @@ impl KeyFile {
     /// # Errors
     /// [`KeyError`].
     pub fn add(&self, name: &str, scopes: &[Scope]) -> Result<(ApiKey, String), KeyError> {
+        let _alone = self.lock()?;
         let mut keys = self.read()?;
         let id = ids::new("")[..8].to_owned();
         let secret = ids::new(&format!("pg-{id}-")) + &ids::new("");
@@ -128,40 +149,90 @@ impl KeyFile {
         Ok((key, secret))
     }
 
-    /// Removes a key; servers that run forget it within a second.
+    /// Removes the key of this id, or the only one of this name; servers that run forget it within a second.
     ///
     /// # Errors
     /// [`KeyError`].
-    pub fn remove(&self, id: &str) -> Result<ApiKey, KeyError> {
+    pub fn remove(&self, id_or_name: &str) -> Result<ApiKey, KeyError> {
+        let _alone = self.lock()?;
         let mut keys = self.read()?;
-        let index = keys.iter().position(|key| key.id == id);
-        let removed = keys.remove(index.ok_or_else(|| KeyError::NotFound(id.to_owned()))?);
+        let by_name = || {
+            let named: Vec<_> = (0..keys.len()).filter(|&i| keys[i].name == id_or_name).collect();
+            match named[..] {
+                [index] => Ok(index),
+                [] => Err(KeyError::NotFound(id_or_name.to_owned())),
+                [..] => Err(KeyError::Ambiguous {
+                    name: id_or_name.to_owned(),
+                    ids: named.iter().map(|&i| keys[i].id.clone()).collect(),
+                }),
+            }
+        };
+        let index = keys.iter().position(|key| key.id == id_or_name).map_or_else(by_name, Ok)?;
+        let removed = keys.remove(index);
         self.write(&keys)?;
         Ok(removed)
     }
 
-    /// Whole or not at all: written beside, then renamed.
-    fn write(&self, keys: &[ApiKey]) -> Result<(), KeyError> {
-        let write = || {
-            let folder = self.path.parent().unwrap_or(Path::new("."));
-            fs::create_dir_all(folder)?;
-            let beside = self.path.with_extension("new");
-            let mut options = fs::OpenOptions::new();
-            options.write(true).create(true).truncate(true);
-            #[cfg(unix)]
-            std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-            let mut file = options.open(&beside)?;
-            file.write_all(&serde_json::to_vec_pretty(keys)?)?;
-            file.sync_all()?;
-            fs::rename(&beside, &self.path)
+    /// Waits until no other process changes the file. The system releases the lock when its holder ends, however it ends.
+    fn lock(&self) -> Result<fs::File, KeyError> {
+        let path = self.path.with_extension("lock");
+        let lock = || {
+            fs::create_dir_all(self.folder())?;
+            let file = fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
+            file.lock()?;
+            Ok(file)
         };
-        write().map_err(|source| KeyError::Io { action: "write", path: self.path.clone(), source })
+        lock().map_err(|source| KeyError::Io { action: "lock", path: path.clone(), source })
     }
 
-    /// When it changed last; `None` if it is not there.
-    fn modified(&self) -> Option<SystemTime> {
-        fs::metadata(&self.path).ok()?.modified().ok()
+    fn folder(&self) -> &Path {
+        match self.path.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => folder,
+            _ => Path::new("."),
+        }
     }
+
+    /// Replaces the file in one step: the new one is written beside it, synced and renamed. The caller holds the lock.
+    fn write(&self, keys: &[ApiKey]) -> Result<(), KeyError> {
+        const PREFIX: &str = ".keys-";
+        let write = || {
+            let folder = self.folder();
+            // Only the holder of the lock makes such files, so any that is here was left by a process that was killed.
+            for entry in fs::read_dir(folder)?.flatten() {
+                if entry.file_name().to_string_lossy().starts_with(PREFIX) {
+                    fs::remove_file(entry.path())?;
+                }
+            }
+            // Readable by its owner only, as `tempfile` makes its files.
+            let mut file = tempfile::Builder::new().prefix(PREFIX).suffix(".new").tempfile_in(folder)?;
+            file.write_all(&serde_json::to_vec_pretty(keys)?)?;
+            file.as_file().sync_all()?;
+            file.persist(&self.path)?;
+            #[cfg(unix)]
+            fs::File::open(folder)?.sync_all()?;
+            Ok(())
+        };
+        write().map_err(|source: io::Error| KeyError::Io { action: "write", path: self.path.clone(), source })
+    }
+
+    /// What tells one state of the file from another; `None` if it is not there. Each write makes a new file.
+    fn state(&self) -> Option<State> {
+        let metadata = fs::metadata(&self.path).ok()?;
+        #[cfg(unix)]
+        let number = std::os::unix::fs::MetadataExt::ino(&metadata);
+        #[cfg(not(unix))]
+        let number = 0;
+        Some(State { modified: metadata.modified().ok(), size: metadata.len(), number })
+    }
+}
+
+/// See [`KeyFile::state`].
+#[derive(Debug, PartialEq, Eq)]
+struct State {
+    modified: Option<SystemTime>,
+    size: u64,
+    /// Of the inode, where files have one.
+    number: u64,
 }
 
 fn hash(key: &str) -> String {
@@ -181,7 +252,7 @@ pub struct Keys {
 #[derive(Debug)]
 struct Seen {
     looked: Instant,
-    modified: Option<SystemTime>,
+    state: Option<State>,
     keys: Result<Vec<ApiKey>, String>,
 }
 
@@ -215,7 +286,7 @@ impl Keys {
         if seen.looked.elapsed() > FRESH {
             seen.looked = Instant::now();
             // A file that could not be read is tried again.
-            if seen.keys.is_err() || self.file.modified() != seen.modified {
+            if seen.keys.is_err() || self.file.state() != seen.state {
                 *seen = Seen::look(&self.file);
             }
         }
@@ -226,7 +297,77 @@ impl Keys {
 impl Seen {
     fn look(file: &KeyFile) -> Self {
         // Asked before it is read: a change in between is seen the next time.
-        let modified = file.modified();
-        Self { looked: Instant::now(), modified, keys: file.read().map_err(|error| error.to_string()) }
+        let state = file.state();
+        Self { looked: Instant::now(), state, keys: file.read().map_err(|error| error.to_string()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    fn key_file() -> (tempfile::TempDir, KeyFile) {
+        let folder = tempfile::tempdir().unwrap();
+        let file = KeyFile::new(folder.path().join("sub/keys.json"));
+        (folder, file)
+    }
+
+    #[test]
+    fn keys_added_and_removed_at_once_are_neither_lost_nor_revived() {
+        let (_folder, file) = key_file();
+        thread::scope(|scope| {
+            for writer in 0..4 {
+                let file = &file;
+                scope.spawn(move || {
+                    for round in 0..5 {
+                        file.add(&format!("{writer}-{round}"), &[Scope::Inference]).unwrap();
+                        if round % 2 == 1 {
+                            file.remove(&format!("{writer}-{round}")).unwrap();
+                        }
+                    }
+                });
+            }
+        });
+        let mut names: Vec<_> = file.read().unwrap().into_iter().map(|key| key.name).collect();
+        names.sort();
+        let kept = (0..4).flat_map(|writer| [0, 2, 4].map(|round| format!("{writer}-{round}")));
+        assert_eq!(names, kept.collect::<Vec<_>>());
+        let files = fs::read_dir(file.folder()).unwrap().count();
+        assert_eq!(files, 2, "the keys and the lock");
+    }
+
+    #[test]
+    fn a_key_is_removed_by_its_id_or_by_a_name_that_is_clear() {
+        let (_folder, file) = key_file();
+        let first = file.add("bob", &[Scope::Inference]).unwrap().0;
+        assert_eq!(file.remove("bob").unwrap(), first);
+        let ids = [file.add("bob", &[]).unwrap().0.id, file.add("bob", &[]).unwrap().0.id];
+        let error = file.remove("bob").unwrap_err().to_string();
+        assert_eq!(error, format!("2 keys are named `bob`; remove one by its id: {}", ids.join(", ")));
+        file.remove(&ids[1]).unwrap();
+        file.remove("bob").unwrap();
+        assert!(matches!(file.remove("bob"), Err(KeyError::NotFound(_))));
+    }
+
+    #[test]
+    fn a_damaged_file_is_an_error_and_never_an_empty_list() {
+        let (_folder, file) = key_file();
+        assert!(file.read().unwrap().is_empty(), "there are no keys before the first one");
+        file.add("a", &[Scope::Admin]).unwrap();
+        let whole = fs::read(&file.path).unwrap();
+        let damaged: [&[u8]; 8] =
+            [b"", b" \n", b"null", b"{}", b"[{}]", b"[null]", &whole[..whole.len() / 2], &[0; 100]];
+        for bytes in damaged {
+            fs::write(&file.path, bytes).unwrap();
+            for result in [file.read().map(drop), file.add("b", &[]).map(drop), file.remove("a").map(drop)] {
+                assert!(matches!(result, Err(KeyError::Malformed { .. })), "{bytes:?}: {result:?}");
+            }
+            assert_eq!(fs::read(&file.path).unwrap(), bytes, "a damaged file is left alone");
+            assert!(Keys::new(file.clone()).any().is_err());
+        }
+        fs::write(&file.path, &whole).unwrap();
+        assert_eq!(file.read().unwrap().len(), 1);
     }
 }
