@@ -63,7 +63,9 @@ fn execute(settings: &Settings) -> Outcome<()> {
         Command::Show(args) => library::show(args, library, terminal),
         Command::Rm(args) => library::rm(args, library),
         Command::Cp(args) => library::cp(args, library),
-        Command::Prune => library::prune(library),
+        Command::Prune(args) => library::prune(args, library),
+        Command::Verify(args) => library::verify(args, library, terminal),
+        Command::Rebuild(args) => library::rebuild(args, library, terminal),
         Command::Devices(args) => devices::devices(args, terminal),
     }
 }

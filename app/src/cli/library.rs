@@ -1,4 +1,4 @@
-//! `paguro pull`, `import`, `list`, `show`, `rm`, `cp`, `prune`.
+//! `paguro pull`, `import`, `list`, `show`, `rm`, `cp`, `prune`, `verify`, `rebuild`.
 
 use std::path::PathBuf;
 
@@ -30,6 +30,10 @@ pub struct PullArgs {
     /// Its name in the library [default: OWNER/REPOSITORY:QUANTIZATION]
     #[arg(long, value_name = "NAME")]
     pub name: Option<ModelName>,
+
+    /// Succeed also if this version cannot run the model
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// `paguro import`.
@@ -58,6 +62,10 @@ pub struct ImportArgs {
     /// Take the place of a model of that name
     #[arg(long)]
     pub replace: bool,
+
+    /// Take it in also if this version cannot run it
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// `paguro list`.
@@ -102,4 +110,50 @@ pub struct CpArgs {
     /// Take the place of a model of that name
     #[arg(long)]
     pub replace: bool,
+}
+
+/// `paguro prune`.
+#[derive(Args, Debug)]
+pub struct PruneArgs {
+    /// Delete the models, too, that the catalogue has lost
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// `paguro verify`.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+Reads the files of models and compares them with their checksums. A damaged model is not run any more until it is
+repaired: --repair gets its file again from the hub, or from where it was imported if that file is still the same. A
+good file is never lost on the way.
+
+Exit status: 0 all is well or repaired, 1 something is damaged, 2 there is no such model, 130 stopped with Ctrl-C.
+
+Examples:
+  paguro verify                      all of the library
+  paguro verify qwen3 --repair       one model; what is damaged is got again")]
+pub struct VerifyArgs {
+    /// The model [default: all, and what belongs to none]
+    #[arg(value_name = "NAME")]
+    pub name: Option<String>,
+
+    /// Get damaged files again
+    #[arg(long)]
+    pub repair: bool,
+
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `paguro rebuild`.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+Beside each model lies a small record of it. From these records the catalogue (library.db) is written anew where it is
+lost, empty or damaged; the old one is kept under another name. To a catalogue that is whole, models are added that it
+does not know. All files of restored models are read and checked.")]
+pub struct RebuildArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
 }

@@ -15,7 +15,9 @@ use paguro_engine::EngineOptions;
 pub use bench::BenchArgs;
 pub use choices::{Attention, ColorChoice, Device, KvDtype, Pages, ShapeFormat, ShapeName};
 pub use keys::{KeysArgs, KeysCommand, PsArgs};
-pub use library::{CpArgs, ImportArgs, ListArgs, PullArgs, RmArgs, ShowArgs};
+pub use library::{
+    CpArgs, ImportArgs, ListArgs, PruneArgs, PullArgs, RebuildArgs, RmArgs, ShowArgs, VerifyArgs,
+};
 pub use sampling::{GrammarArgs, SamplingArgs};
 pub use serve::{LogFormat, ServeArgs, ServeOptions};
 
@@ -88,8 +90,12 @@ pub enum Command {
     Rm(RmArgs),
     /// Give a model of the library another name, too
     Cp(CpArgs),
-    /// Delete what belongs to no model of the library: unfinished downloads, what was left by a crash
-    Prune,
+    /// Delete leftovers: unfinished downloads and files that no model uses
+    Prune(PruneArgs),
+    /// Check the files of the library, and get damaged ones again
+    Verify(VerifyArgs),
+    /// Restore a lost or damaged catalogue of the library
+    Rebuild(RebuildArgs),
     /// List the devices that can run models
     Devices(DevicesArgs),
 }

@@ -1,8 +1,10 @@
 //! `paguro rm`, `paguro cp` and `paguro prune`.
 
+use paguro_registry::Registry;
+
 use super::{failure, usable};
 use crate::{
-    cli::{CpArgs, RmArgs},
+    cli::{CpArgs, PruneArgs, RmArgs},
     failure::{Failure, Outcome},
     output::Output,
     settings::LibrarySettings,
@@ -43,10 +45,15 @@ pub fn cp(args: &CpArgs, settings: &LibrarySettings) -> Outcome<()> {
 /// Runs `paguro prune`.
 ///
 /// # Errors
-/// Another process that writes to the library.
-pub fn prune(settings: &LibrarySettings) -> Outcome<()> {
-    let pruned = match settings.open_existing()? {
-        Some(registry) => registry.prune().map_err(failure)?,
+/// Another process that writes to the library; models that the catalogue does not know, unless `--force`.
+pub fn prune(args: &PruneArgs, settings: &LibrarySettings) -> Outcome<()> {
+    let registry = match (settings.open_existing(), &settings.root) {
+        // A library without its catalogue can be emptied, if that is what is wanted.
+        (Err(_), Some(root)) if args.force => Some(Registry::open_anew(root).map_err(failure)?),
+        (registry, _) => registry?,
+    };
+    let pruned = match registry {
+        Some(registry) => registry.prune(args.force).map_err(failure)?,
         None => Default::default(),
     };
     let (files, bytes) = (units::plural(pruned.files, "file"), units::bytes(pruned.bytes));

@@ -38,7 +38,20 @@ pub fn pull(args: &PullArgs, settings: &LibrarySettings, terminal: Terminal) -> 
     if matches!(result, Err(RegistryError::Cancelled)) {
         terminal.note("stopped; the same command goes on from here");
     }
-    report(&result.map_err(failure)?)
+    let record = result.map_err(failure)?;
+    report(&record)?;
+    match &record.details.problem {
+        None => Ok(()),
+        Some(problem) => {
+            let name = record.name.short();
+            let text = format!("this version of Paguro cannot run `{name}`: {problem}");
+            if args.force {
+                terminal.status(&text);
+                return Ok(());
+            }
+            Err(Failure::new(text).hint(format!("it stays in the library; to remove it: paguro rm {name}")))
+        }
+    }
 }
 
 /// Runs `paguro import`.
@@ -51,7 +64,13 @@ pub fn import(args: &ImportArgs, settings: &LibrarySettings, terminal: Terminal)
     let (cancel, interrupt) = (Cancel::default(), Interrupt::install()?);
     let stop = cancel.clone();
     let _armed = interrupt.on_press(move || stop.cancel());
-    let options = ImportOptions { name: args.name.clone(), copy: args.copy, replace: args.replace, cancel };
+    let options = ImportOptions {
+        name: args.name.clone(),
+        copy: args.copy,
+        replace: args.replace,
+        force: args.force,
+        cancel,
+    };
     let bars = Bars::new(terminal, if args.copy { "copying" } else { "reading" });
     let result = registry.import(&args.path, &options, &inspect, &|progress| bars.show(progress));
     drop(bars);
@@ -62,7 +81,11 @@ pub fn import(args: &ImportArgs, settings: &LibrarySettings, terminal: Terminal)
         }
         error => failure(error),
     })?;
-    report(&record)
+    report(&record)?;
+    if let Some(problem) = &record.details.problem {
+        terminal.status(&format!("this version of Paguro cannot run it: {problem}"));
+    }
+    Ok(())
 }
 
 /// The name to use from now on.

@@ -4,10 +4,11 @@ mod change;
 mod get;
 mod progress;
 mod show;
+mod verify;
 
-use std::{error::Error, path::Path};
+use std::{error::Error, path::Path, sync::LazyLock, time::UNIX_EPOCH};
 
-use paguro_model::ModelFile;
+use paguro_model::{LoadOptions, ModelError, ModelFile};
 use paguro_registry::{
     Details, ModelName, Registry, RegistryError,
     hub::{Hub, HubOptions},
@@ -16,6 +17,7 @@ use paguro_registry::{
 pub use change::{cp, prune, rm};
 pub use get::{import, pull};
 pub use show::{list, show};
+pub use verify::{rebuild, verify};
 
 use crate::{
     failure::{Failure, Outcome},
@@ -63,15 +65,36 @@ impl LibrarySettings {
     }
 }
 
-/// What the library wants to know about a model; the library itself does not look into files.
+/// The context that a model must be able to run with: what `run` and `serve` give it unless told otherwise.
+const DEFAULT_CONTEXT: usize = 8192;
+
+/// Names this build of the program: another one may be able to run other models.
+pub static VERSION: LazyLock<String> = LazyLock::new(|| {
+    let built = || {
+        let modified = std::env::current_exe().ok()?.metadata().ok()?.modified().ok()?;
+        modified.duration_since(UNIX_EPOCH).ok()
+    };
+    format!("{} {}", env!("CARGO_PKG_VERSION"), built().map_or(0, |since| since.as_secs()))
+});
+
+/// Opens a model to learn what the library records of it; the library itself does not look into files.
 pub fn inspect(path: &Path) -> Result<Details, Box<dyn Error + Send + Sync>> {
     let file = ModelFile::open(path)?;
     file.check_templates()?;
     let description = file.description();
+    // Everything but reading the weights: the architecture, the tensors and their formats, the tokenizer.
+    let problem = match file.load(&LoadOptions { max_context: Some(DEFAULT_CONTEXT) }) {
+        Ok(_) => None,
+        // Not the model's fault, and perhaps over the next time.
+        Err(error @ ModelError::Io { .. }) => return Err(error.into()),
+        Err(error) => Some(error.to_string()),
+    };
     Ok(Details {
         architecture: file.architecture().map(str::to_owned),
         parameters: description.parameters,
         quantization: description.quantization,
+        problem,
+        inspected_by: VERSION.clone(),
     })
 }
 
@@ -79,6 +102,9 @@ pub fn inspect(path: &Path) -> Result<Details, Box<dyn Error + Send + Sync>> {
 pub fn failure(error: RegistryError) -> Failure {
     use RegistryError as E;
     match error {
+        E::Unreachable { .. } => Failure::new(error)
+            .hint("is this machine online? HTTPS_PROXY (a proxy) and HF_ENDPOINT (another hub) are honoured"),
+        E::CannotRun { .. } => Failure::new(error).hint("--force takes it into the library all the same"),
         E::Cancelled => Failure::interrupted(),
         E::NotFound { .. }
         | E::Ambiguous { .. }

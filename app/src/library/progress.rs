@@ -1,4 +1,4 @@
-//! Bars on standard error for files that come.
+//! Bars on standard error for files that are downloaded, copied or read.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -7,13 +7,44 @@ use paguro_registry::Progress;
 
 use crate::{settings::Terminal, units};
 
+/// Columns of a bar: 63, and what is left of the line. On a narrower terminal the line ends at its edge.
+const BAR: &str = "{prefix:18!} [{wide_bar}] {decimal_bytes:>9}/{decimal_total_bytes:9} {decimal_bytes_per_sec:>11} {eta:>4}";
+/// Columns of a bar on a terminal of less than 72: 37 at most.
+const NARROW_BAR: &str = "{prefix:12!} {percent:>3}% {decimal_bytes_per_sec:>11} {eta:>4}";
+/// In place of a bar: what is going on instead of progress. Cut off at the edge of the terminal.
+const TEXT: &str = "{prefix:18!} {wide_msg}";
+
 /// A bar for each file that is on its way. Without a terminal, a line says what is being done.
 pub struct Bars {
     terminal: Terminal,
     verb: &'static str,
     all: MultiProgress,
+    styles: [ProgressStyle; 2],
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
     /// By index of the file.
-    bars: Mutex<Vec<ProgressBar>>,
+    bars: Vec<FileBar>,
+    /// For what concerns no file yet.
+    hub: Option<ProgressBar>,
+}
+
+/// The bar of a file, and what it shows.
+struct FileBar {
+    bar: ProgressBar,
+    shows: Shows,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Shows {
+    /// Bytes of the file that were here before and are read again.
+    Checking,
+    /// Bytes that come.
+    Bytes,
+    /// A message.
+    Text,
 }
 
 impl Bars {
@@ -21,12 +52,18 @@ impl Bars {
     pub fn new(terminal: Terminal, verb: &'static str) -> Self {
         let target =
             if terminal.progress { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-        Self { terminal, verb, all: MultiProgress::with_draw_target(target), bars: Mutex::default() }
+        let narrow = console::Term::stderr().size_checked().is_some_and(|(_, columns)| columns < 72);
+        let styles = [if narrow { NARROW_BAR } else { BAR }, TEXT].map(|template| {
+            ProgressStyle::with_template(template).expect("the template is valid").progress_chars("=> ")
+        });
+        let all = MultiProgress::with_draw_target(target);
+        Self { terminal, verb, all, styles, state: Mutex::default() }
     }
 
     /// Shows it.
     pub fn show(&self, progress: Progress<'_>) {
-        let mut bars = self.bars.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let bars = &mut state.bars;
         match progress {
             Progress::Files(files) => {
                 if !self.terminal.progress {
@@ -37,61 +74,77 @@ impl Bars {
                         units::plural(files.len(), "file")
                     ));
                 }
-                let style = ProgressStyle::with_template(
-                    "{prefix:30!} [{bar:30}] {decimal_bytes:>10}/{decimal_total_bytes:10} {decimal_bytes_per_sec:>12} {eta:>4} {msg}",
-                )
-                .expect("the template is valid")
-                .progress_chars("=> ");
-                *bars = files
-                    .iter()
-                    .map(|file| {
-                        let bar = ProgressBar::hidden().with_style(style.clone());
-                        bar.set_length(file.size);
-                        bar.with_prefix(file.name.clone())
-                    })
-                    .collect();
+                let bar = |file: &paguro_registry::Transfer| {
+                    let bar = ProgressBar::hidden().with_style(self.styles[0].clone());
+                    bar.set_length(file.size);
+                    FileBar { bar: bar.with_prefix(file.name.clone()), shows: Shows::Bytes }
+                };
+                state.clear();
+                state.bars = files.iter().map(bar).collect();
             }
-            Progress::Bytes { file, done } => {
-                let bar = self.shown(&mut bars, file);
-                bar.set_message("");
-                bar.set_position(done);
+            Progress::Bytes { file, done } => self.advance(&mut bars[file], Shows::Bytes, done),
+            Progress::Checking { file, done } => self.advance(&mut bars[file], Shows::Checking, done),
+            Progress::Waiting { file } => self.say(&mut bars[file], "another pull is getting it"),
+            Progress::Retrying { file, problem, attempt, attempts } => {
+                let text = format!("{problem}; try {attempt} of {attempts}");
+                match file {
+                    Some(file) => self.say(&mut bars[file], &text),
+                    None if self.terminal.progress => {
+                        let new = || {
+                            let bar = ProgressBar::hidden().with_style(self.styles[1].clone());
+                            self.all.add(bar.with_prefix("the hub"))
+                        };
+                        state.hub.get_or_insert_with(new).set_message(text);
+                    }
+                    None => self.terminal.status(&text),
+                }
             }
-            Progress::Waiting { file } => {
-                let text = "another pull is getting it";
-                self.shown(&mut bars, file).set_message(text);
-                self.say(text);
-            }
-            Progress::Retrying { file, problem } => {
-                self.shown(&mut bars, file).set_message(format!("trying again: {problem}"));
-                self.say(&format!("trying again: {problem}"));
-            }
-            Progress::Finished { file } => bars[file].finish_and_clear(),
+            Progress::Finished { file } => bars[file].bar.finish_and_clear(),
             // `Recording` takes no time to speak of.
             _ => {}
         }
     }
 
-    /// The file's bar, from now on to be seen.
-    fn shown<'a>(&self, bars: &'a mut [ProgressBar], file: usize) -> &'a ProgressBar {
-        let bar = &bars[file];
-        if bar.is_hidden() && self.terminal.progress {
-            self.all.add(bar.clone());
+    fn advance(&self, file: &mut FileBar, shows: Shows, done: u64) {
+        self.see(file);
+        file.bar.set_position(done);
+        if file.shows != shows {
+            file.bar.set_style(self.styles[0].clone());
+            // What was here before has not come now: it counts for neither speed nor remaining time.
+            file.bar.reset_eta();
+            file.shows = shows;
         }
-        bar
     }
 
-    /// For those without bars.
-    fn say(&self, text: &str) {
+    /// Says something in place of the bar; as a line where there are no bars.
+    fn say(&self, file: &mut FileBar, text: &str) {
         if !self.terminal.progress {
-            self.terminal.status(text);
+            return self.terminal.status(text);
+        }
+        self.see(file);
+        file.bar.set_style(self.styles[1].clone());
+        file.bar.set_message(text.to_owned());
+        file.shows = Shows::Text;
+    }
+
+    /// From now on, the file's bar can be seen.
+    fn see(&self, file: &FileBar) {
+        if file.bar.is_hidden() && self.terminal.progress {
+            self.all.add(file.bar.clone());
+        }
+    }
+}
+
+impl State {
+    fn clear(&mut self) {
+        for bar in self.bars.drain(..).map(|file| file.bar).chain(self.hub.take()) {
+            bar.finish_and_clear();
         }
     }
 }
 
 impl Drop for Bars {
     fn drop(&mut self) {
-        for bar in self.bars.get_mut().unwrap_or_else(PoisonError::into_inner) {
-            bar.finish_and_clear();
-        }
+        self.state.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }

@@ -6,7 +6,7 @@ use humantime::format_rfc3339_millis;
 use paguro_registry::{ModelRecord, Source};
 use serde_json::{Value, json};
 
-use super::failure;
+use super::{VERSION, failure, inspect};
 use crate::{
     cli::{ListArgs, ShowArgs},
     failure::{Failure, Outcome},
@@ -21,24 +21,30 @@ use crate::{
 /// A library that cannot be read.
 pub fn list(args: &ListArgs, settings: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
     let models = match settings.open_existing()? {
-        Some(registry) => registry.list().map_err(failure)?,
+        Some(registry) => registry.list_with_problems(&VERSION, &inspect).map_err(failure)?,
         None => Vec::new(),
     };
     let mut out = Output::new();
     if args.json {
-        return models.iter().try_for_each(|model| out.json(&as_json(model)));
+        return models.iter().try_for_each(|(model, problem)| {
+            let mut value = as_json(model);
+            value["problem"] = json!(problem);
+            out.json(&value)
+        });
     }
     if models.is_empty() {
         terminal.status("the library is empty; `paguro pull` and `paguro import` bring models into it");
         return Ok(());
     }
-    let names: Vec<_> = models.iter().map(|model| model.name.short()).collect();
+    let names: Vec<_> = models.iter().map(|(model, _)| model.name.short()).collect();
     let width = names.iter().map(String::len).max().unwrap_or(0).max("name".len());
     let title = format!("{:width$}  {:>10}  {:>10}  {:9}  changed", "name", "size", "parameters", "format");
     out.line(terminal.bold(&title))?;
-    for (name, model) in names.iter().zip(&models) {
+    for (name, (model, problem)) in names.iter().zip(&models) {
+        // At the end of the line, since it may be long.
+        let problem = problem.as_ref().map(|problem| format!("  cannot run: {problem}")).unwrap_or_default();
         out.line(format_args!(
-            "{name:width$}  {:>10}  {:>10}  {:9}  {}",
+            "{name:width$}  {:>10}  {:>10}  {:9}  {}{problem}",
             units::bytes(model.size()),
             units::count(model.details.parameters),
             model.details.quantization,
@@ -48,7 +54,7 @@ pub fn list(args: &ListArgs, settings: &LibrarySettings, terminal: Terminal) -> 
     Ok(())
 }
 
-/// Runs `paguro show`. A model whose files have gone is shown, too, and what became of them.
+/// Runs `paguro show`. A model whose files are gone is shown with what became of them.
 ///
 /// # Errors
 /// A name that is not there or not clear.
@@ -58,11 +64,15 @@ pub fn show(args: &ShowArgs, settings: &LibrarySettings, terminal: Terminal) -> 
     };
     let model = registry.find(&args.name).map_err(failure)?;
     let path = registry.path(&model).map_err(|error| error.to_string());
+    let unusable = model.details.problem.as_ref().map(|problem| format!("cannot run: {problem}"));
     let mut out = Output::new();
     if args.json {
         let mut value = as_json(&model);
         match path {
-            Ok(path) => value["path"] = json!(path),
+            Ok(path) => {
+                value["path"] = json!(path);
+                value["problem"] = json!(unusable);
+            }
             Err(problem) => value["problem"] = json!(problem),
         }
         return out.json(&value);
@@ -79,7 +89,10 @@ pub fn show(args: &ShowArgs, settings: &LibrarySettings, terminal: Terminal) -> 
     row("digest", model.digest().to_string())?;
     row("changed", format!("{} ({})", ago(model.modified_at), format_rfc3339_millis(model.modified_at)))?;
     match path {
-        Ok(path) => row("path", path.display().to_string())?,
+        Ok(path) => {
+            row("path", path.display().to_string())?;
+            unusable.map_or(Ok(()), |problem| row("problem", problem))?;
+        }
         Err(problem) => row("problem", problem)?,
     }
     for (name, value) in &model.parameters {

@@ -76,16 +76,25 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
     served
 }
 
-/// The model library; `None` without a home to keep it in.
+/// The model library; `None` without a home to keep it in, or if it cannot be used: the model in the binary and named files
+/// need none.
 fn open_library(settings: &LibrarySettings) -> Outcome<Option<Library>> {
     if settings.root.is_none() {
         return Ok(None);
     }
-    Ok(Some(Library {
-        registry: settings.open()?.into(),
-        hub: settings.hub()?.into(),
-        inspect: library::inspect,
-    }))
+    let hub = settings.hub()?.into();
+    match settings.open() {
+        Ok(registry) => {
+            if let Some(problem) = registry.not_writable() {
+                tracing::warn!("{problem}");
+            }
+            Ok(Some(Library { registry: registry.into(), hub, inspect: library::inspect }))
+        }
+        Err(failure) => {
+            tracing::error!("the models of the library are not served: {}", failure.message());
+            Ok(None)
+        }
+    }
 }
 
 /// The file with settings, where there is one.

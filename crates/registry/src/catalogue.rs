@@ -1,14 +1,15 @@
 //! The catalogue: which models there are, and of which files. A SQLite database, the only truth about what is in the
-//! library; everything on disk that it does not name is garbage.
+//! library, as long as it is whole: [`Contents`] tells a catalogue from what is left of one.
 
 use std::{
+    ops::{Deref, DerefMut},
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use rusqlite::{
-    Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params,
+    Connection, OpenFlags, OptionalExtension, Row, Transaction, TransactionBehavior, params,
     types::{FromSql, FromSqlError},
 };
 use serde::de::DeserializeOwned;
@@ -22,32 +23,119 @@ use crate::{
 
 /// The steps from an empty database to today's, in order; a database's `user_version` says how many it has taken. A
 /// step that has been released is never changed.
-const MIGRATIONS: [&str; 1] = [include_str!("migrations/0001.sql")];
+const MIGRATIONS: [&str; 2] = [include_str!("migrations/0001.sql"), include_str!("migrations/0002.sql")];
 
 /// How long a process waits while another one writes. Transactions take milliseconds.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// The file's name in the library.
+pub(crate) const FILE: &str = "library.db";
+
 #[derive(Debug)]
 pub(crate) struct Catalogue {
-    connection: Mutex<Connection>,
+    path: PathBuf,
+    opened: Mutex<Opened>,
+}
+
+/// A connection, and a copy of the database that it may be of.
+#[derive(Debug)]
+struct Opened {
+    // Closed before the copy is removed.
+    connection: Connection,
+    _copy: Option<tempfile::TempDir>,
+}
+
+/// The connection, for one thread at a time.
+struct Guard<'a>(MutexGuard<'a, Opened>);
+
+impl Deref for Guard<'_> {
+    type Target = Connection;
+
+    fn deref(&self) -> &Connection {
+        &self.0.connection
+    }
+}
+
+impl DerefMut for Guard<'_> {
+    fn deref_mut(&mut self) -> &mut Connection {
+        &mut self.0.connection
+    }
+}
+
+impl From<Connection> for Opened {
+    fn from(connection: Connection) -> Self {
+        Self { connection, _copy: None }
+    }
+}
+
+/// What lies where a catalogue should.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Contents {
+    /// No file.
+    Missing,
+    /// A file without anything in it.
+    Empty,
+    /// A database with other tables.
+    Foreign,
+    /// A catalogue, of this or another version.
+    Catalogue,
 }
 
 impl Catalogue {
-    /// Opens the database, makes it if there is none, and brings it up to date. Only one process at a time may do this.
-    pub(crate) fn open(path: &Path) -> Result<Self, RegistryError> {
-        let mut connection = Connection::open(path)?;
-        connection.busy_timeout(BUSY_TIMEOUT)?;
-        // WAL lets readers read while somebody writes; FULL makes a commit survive a loss of power.
-        connection.pragma_update(None, "journal_mode", "WAL")?;
-        connection.pragma_update(None, "synchronous", "FULL")?;
-        connection.pragma_update(None, "foreign_keys", true)?;
-        migrate(&mut connection, path)?;
-        Ok(Self { connection: Mutex::new(connection) })
+    /// Looks at what is there, without changing it.
+    ///
+    /// # Errors
+    /// A file that is no database, or a damaged one.
+    pub(crate) fn contents(path: &Path) -> Result<Contents, RegistryError> {
+        let size = |path: &Path| std::fs::metadata(path).map(|metadata| metadata.len());
+        // What was written last may be in the log only.
+        let logged = size(&path.with_extension("db-wal")).unwrap_or(0) > 0;
+        match size(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Contents::Missing),
+            Ok(0) if !logged => return Ok(Contents::Empty),
+            _ => {}
+        }
+        let connection = open_to_read(path, None)?.connection;
+        let tables: Vec<String> = connection
+            .prepare("SELECT name FROM sqlite_master WHERE type = 'table'")?
+            .query_map([], |row| row.get(0))?
+            .collect::<Result<_, _>>()?;
+        let has = |name: &str| tables.iter().any(|table| table == name);
+        Ok(match (version(&connection)?, tables.is_empty()) {
+            (0, true) => Contents::Empty,
+            (1.., _) if has("models") && has("files") => Contents::Catalogue,
+            _ => Contents::Foreign,
+        })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Connection> {
+    /// Opens the database, makes it if there is none, and brings it up to date. Only one process at a time may do this.
+    pub(crate) fn open(path: &Path) -> Result<Self, RegistryError> {
+        let opened = open_to_write(path)?.into();
+        Ok(Self { path: path.to_owned(), opened: Mutex::new(opened) })
+    }
+
+    /// Opens a database in a folder in which nothing may be written, or can be.
+    pub(crate) fn open_read_only(path: &Path) -> Result<Self, RegistryError> {
+        let opened = open_to_read(path, Some(MIGRATIONS.len() as i64))?;
+        Ok(Self { path: path.to_owned(), opened: Mutex::new(opened) })
+    }
+
+    /// Opens a database that was opened to be read in order to write it.
+    pub(crate) fn reopen(&self) -> Result<(), RegistryError> {
+        let opened = open_to_write(&self.path)?.into();
+        *self.opened.lock().unwrap_or_else(PoisonError::into_inner) = opened;
+        Ok(())
+    }
+
+    /// Reads all of the database; an error if it is damaged anywhere.
+    pub(crate) fn check(&self) -> Result<(), RegistryError> {
+        let problem: String = self.lock().query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
+        if problem == "ok" { Ok(()) } else { Err(RegistryError::CatalogueDamaged { problem }) }
+    }
+
+    fn lock(&self) -> Guard<'_> {
         // A panic in between has rolled its transaction back.
-        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+        Guard(self.opened.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// All models, those that changed last first.
@@ -102,7 +190,8 @@ impl Catalogue {
         let details = &model.details;
         transaction.execute(
             "INSERT INTO models (base, tag, source, format, architecture, parameter_count, quantization, parameters, \
-             created_at, modified_at) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
+             created_at, modified_at, problem, inspected_by, stamp, extra) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)",
             params![
                 model.name.base(),
                 model.name.tag(),
@@ -115,6 +204,10 @@ impl Catalogue {
                 json(&model.parameters)?,
                 to_millis(model.created_at),
                 to_millis(model.modified_at),
+                details.problem,
+                details.inspected_by,
+                model.stamp,
+                json(&model.extra)?,
             ],
         )?;
         let id = transaction.last_insert_rowid();
@@ -128,7 +221,7 @@ impl Catalogue {
         Ok(transaction.commit()?)
     }
 
-    /// Forgets a model; whether there was one.
+    /// Forgets a model; returns whether there was one.
     pub(crate) fn delete(&self, name: &ModelName) -> Result<bool, RegistryError> {
         let mut connection = self.lock();
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -137,28 +230,108 @@ impl Catalogue {
         Ok(deleted)
     }
 
-    /// Changes a model's parameters; whether there is one.
-    pub(crate) fn set_parameters(
-        &self,
-        name: &ModelName,
-        parameters: &serde_json::Map<String, serde_json::Value>,
-        now: SystemTime,
-    ) -> Result<bool, RegistryError> {
-        let changed = self.lock().execute(
-            "UPDATE models SET parameters = ?3, modified_at = ?4 WHERE base = ?1 AND tag = ?2",
-            params![name.base(), name.tag(), json(parameters)?, to_millis(now)],
+    /// Replaces what was learned of a model, unless it has changed meanwhile.
+    pub(crate) fn set_details(&self, model: &ModelRecord) -> Result<(), RegistryError> {
+        let details = &model.details;
+        self.lock().execute(
+            "UPDATE models SET architecture = ?3, parameter_count = ?4, quantization = ?5, problem = ?6, \
+             inspected_by = ?7, stamp = ?8 WHERE base = ?1 AND tag = ?2 AND modified_at = ?9",
+            params![
+                model.name.base(),
+                model.name.tag(),
+                details.architecture,
+                i64::try_from(details.parameters).unwrap_or(i64::MAX),
+                details.quantization,
+                details.problem,
+                details.inspected_by,
+                model.stamp,
+                to_millis(model.modified_at),
+            ],
         )?;
-        Ok(changed > 0)
+        Ok(())
     }
 }
 
-fn migrate(connection: &mut Connection, path: &Path) -> Result<(), RegistryError> {
-    let known = MIGRATIONS.len() as i64;
-    let found: i64 = connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
+fn open_to_write(path: &Path) -> Result<Connection, RegistryError> {
+    let mut connection = Connection::open(path)?;
+    connection.busy_timeout(BUSY_TIMEOUT)?;
+    if connection.is_readonly(rusqlite::MAIN_DB)? {
+        let denied = std::io::ErrorKind::PermissionDenied.into();
+        return Err(RegistryError::io("write", path)(denied));
+    }
+    // WAL lets readers read while somebody writes; FULL makes a commit survive a loss of power.
+    connection.pragma_update(None, "journal_mode", "WAL")?;
+    connection.pragma_update(None, "synchronous", "FULL")?;
+    connection.pragma_update(None, "foreign_keys", true)?;
+    connection.pragma_update(None, "temp_store", "MEMORY")?;
+    migrate(&mut connection, path)?;
+    Ok(connection)
+}
+
+/// Opens a database without writing anything beside it. If `wanted` is a newer version than the database's, a copy is
+/// opened and brought up to date.
+fn open_to_read(path: &Path, wanted: Option<i64>) -> Result<Opened, RegistryError> {
+    let usable = |connection: Connection| -> Result<Option<Connection>, RegistryError> {
+        connection.busy_timeout(BUSY_TIMEOUT)?;
+        let found = version(&connection)?;
+        Ok((wanted.is_none_or(|wanted| found >= wanted)).then_some(connection))
+    };
+    let flags =
+        OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    // Sees what others write, but needs the files that a writer has beside the database, or a place for them.
+    match Connection::open_with_flags(path, flags).map_err(RegistryError::from).and_then(usable) {
+        Ok(Some(connection)) => {
+            refuse_newer(&connection, path)?;
+            return Ok(connection.into());
+        }
+        Err(error @ RegistryError::CatalogueDamaged { .. }) => return Err(error),
+        // A copy, or another way to open it.
+        Ok(None) | Err(_) => {}
+    }
+    let log = path.with_extension("db-wal");
+    let logged = std::fs::metadata(&log).is_ok_and(|metadata| metadata.len() > 0);
+    if !logged {
+        let connection = Connection::open_with_flags(immutable(path), flags)?;
+        if let Some(connection) = usable(connection)? {
+            refuse_newer(&connection, path)?;
+            return Ok(connection.into());
+        }
+    }
+    let copy = tempfile::tempdir().map_err(RegistryError::io("make a folder in", std::env::temp_dir()))?;
+    let copied = copy.path().join(FILE);
+    std::fs::copy(path, &copied).map_err(RegistryError::io("copy", path))?;
+    if logged {
+        std::fs::copy(&log, copied.with_extension("db-wal")).map_err(RegistryError::io("copy", &log))?;
+    }
+    let connection = if wanted.is_some() { open_to_write(&copied)? } else { Connection::open(&copied)? };
+    Ok(Opened { connection, _copy: Some(copy) })
+}
+
+/// The URI that tells SQLite that nobody changes the file: <https://www.sqlite.org/uri.html>.
+fn immutable(path: &Path) -> String {
+    let path = path.to_string_lossy().replace('\\', "/");
+    let path = path.replace('%', "%25").replace('?', "%3f").replace('#', "%23");
+    let slash = if path.starts_with('/') { "" } else { "/" };
+    format!("file://{slash}{path}?immutable=1")
+}
+
+fn version(connection: &Connection) -> Result<i64, RegistryError> {
+    Ok(connection.query_row("PRAGMA user_version", [], |row| row.get(0))?)
+}
+
+/// Refuses a database of a newer version.
+fn refuse_newer(connection: &Connection, path: &Path) -> Result<(), RegistryError> {
+    let (known, found) = (MIGRATIONS.len() as i64, version(connection)?);
     if found > known {
         let path = path.parent().unwrap_or(path).to_owned();
         return Err(RegistryError::Newer { path, found, known });
     }
+    Ok(())
+}
+
+fn migrate(connection: &mut Connection, path: &Path) -> Result<(), RegistryError> {
+    refuse_newer(connection, path)?;
+    let (known, found) = (MIGRATIONS.len() as i64, version(connection)?);
     if found == known {
         return Ok(());
     }
@@ -205,11 +378,15 @@ fn record(row: &Row<'_>) -> rusqlite::Result<ModelRecord> {
             architecture: row.get("architecture")?,
             parameters: row.get::<_, i64>("parameter_count")? as u64,
             quantization: row.get("quantization")?,
+            problem: row.get("problem")?,
+            inspected_by: row.get("inspected_by")?,
         },
         parameters: parsed(row, "parameters", from_json)?,
         files: Vec::new(),
         created_at: parsed(row, "created_at", from_millis)?,
         modified_at: parsed(row, "modified_at", from_millis)?,
+        extra: parsed(row, "extra", from_json)?,
+        stamp: row.get("stamp")?,
     })
 }
 

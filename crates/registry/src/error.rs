@@ -80,8 +80,10 @@ pub enum RegistryError {
     /// A blob that the library does not have.
     #[error("the library has no blob {0}; it must be uploaded first")]
     NoBlob(Digest),
-    /// A file of the library has gone or changed behind its back.
-    #[error("the library has lost `{file}` of the model `{name}`: {problem}; get the model again")]
+    /// A file of the library is lost or damaged.
+    #[error(
+        "`{file}` of the model `{name}` is damaged: {problem}; `paguro verify {name} --repair` gets it again"
+    )]
     Damaged {
         /// The model.
         name: String,
@@ -115,6 +117,14 @@ pub enum RegistryError {
         name: String,
         /// What is wrong with it.
         source: Box<dyn Error + Send + Sync>,
+    },
+    /// A model that this version of the program cannot run.
+    #[error("this version of Paguro cannot run `{name}`: {problem}")]
+    CannotRun {
+        /// The model.
+        name: String,
+        /// Why.
+        problem: String,
     },
     /// A repository in which nothing, or more than one thing, is what was asked for.
     #[error("{repo}: {problem}{}", there_is(choices))]
@@ -172,6 +182,14 @@ pub enum RegistryError {
         /// What went wrong.
         problem: String,
     },
+    /// No connection to the hub comes about at all.
+    #[error("cannot reach {host}: {problem}")]
+    Unreachable {
+        /// The host, with its port where that is not the usual one.
+        host: String,
+        /// What went wrong.
+        problem: String,
+    },
     /// The hub's answer is not one.
     #[error("{url} gives an answer that makes no sense: {problem}")]
     BadAnswer {
@@ -192,14 +210,64 @@ pub enum RegistryError {
     #[error("cancelled")]
     Cancelled,
     /// No space is left.
-    #[error("no space is left for `{}`; free some (`paguro rm`, `paguro prune`) and try again", path.display())]
+    #[error("no space is left on the disk of `{}`; free some (`paguro rm NAME`, `paguro prune`) and try again", path.display())]
     DiskFull {
         /// What could not be written.
         path: PathBuf,
     },
+    /// A library that cannot be written.
+    #[error("the library in `{}` is read-only ({problem}): its models can be used, but not changed", path.display())]
+    ReadOnly {
+        /// Where it is.
+        path: PathBuf,
+        /// What the system says.
+        problem: String,
+    },
     /// Another process writes to the library.
-    #[error("another process is pulling or importing a model; try again when it is done")]
+    #[error("another process is pulling, importing or verifying a model; try again when it is done")]
     Busy,
+    /// The catalogue is missing or empty, and there are files that it must have named.
+    #[error(
+        "the catalogue of the library in `{}` is {problem}, but {blobs} files of models and {manifests} records of models are \
+         there; `paguro rebuild` restores it from them (`paguro prune --force` deletes them)",
+        path.display()
+    )]
+    CatalogueLost {
+        /// Where the library is.
+        path: PathBuf,
+        /// `missing`, `empty` or `of another program`.
+        problem: &'static str,
+        /// Number of files of models.
+        blobs: usize,
+        /// Number of records beside them.
+        manifests: usize,
+    },
+    /// The catalogue is not a database any more.
+    #[error(
+        "the library's catalogue is damaged ({problem}); `paguro rebuild` restores it from the records beside the models"
+    )]
+    CatalogueDamaged {
+        /// What SQLite says.
+        problem: String,
+    },
+    /// There are models of which the catalogue knows nothing.
+    #[error(
+        "the catalogue does not know {}, of which there are records; it may be an old copy, or another library's: `paguro \
+         rebuild` restores them, `paguro prune --force` deletes their files",
+        list_all(models)
+    )]
+    UnknownModels {
+        /// Their names.
+        models: Vec<String>,
+    },
+    /// A record beside the models that cannot be read.
+    #[error("the record `{}` of a model cannot be read: {problem}; move it away to go on without it", path.display())]
+    BadManifest {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// A library that a newer version has made.
     #[error("the library in `{}` is of a newer version of Paguro (format {found}, this one knows {known})", path.display())]
     Newer {
@@ -227,8 +295,12 @@ pub enum RegistryError {
 
 impl From<rusqlite::Error> for RegistryError {
     fn from(error: rusqlite::Error) -> Self {
+        use rusqlite::ErrorCode as Code;
         match error.sqlite_error_code() {
-            Some(rusqlite::ErrorCode::DiskFull) => Self::DiskFull { path: "library.db".into() },
+            Some(Code::DiskFull) => Self::DiskFull { path: "library.db".into() },
+            Some(Code::DatabaseCorrupt | Code::NotADatabase) => {
+                Self::CatalogueDamaged { problem: error.to_string() }
+            }
             _ => Self::Catalogue(error),
         }
     }
@@ -245,6 +317,21 @@ impl RegistryError {
             _ => Self::Io { action, path, source },
         }
     }
+
+    /// The system's reason, if it is that nothing may be written here.
+    pub(crate) fn read_only(&self) -> Option<String> {
+        match self {
+            Self::Io { source, .. }
+                if matches!(
+                    source.kind(),
+                    io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied
+                ) =>
+            {
+                Some(source.to_string())
+            }
+            _ => None,
+        }
+    }
 }
 
 /// "`a`, `b` or `c`".
@@ -254,6 +341,16 @@ fn list(names: &[String]) -> String {
         Some((last, [])) => last.clone(),
         Some((last, rest)) => format!("{} or {last}", rest.join(", ")),
         None => String::new(),
+    }
+}
+
+/// "`a`, `b` and 3 more".
+fn list_all(names: &[String]) -> String {
+    const MOST: usize = 5;
+    let quoted: Vec<_> = names.iter().take(MOST).map(|name| format!("`{name}`")).collect();
+    match names.len().checked_sub(MOST) {
+        Some(more @ 1..) => format!("{} and {more} more", quoted.join(", ")),
+        _ => quoted.join(", "),
     }
 }
 

@@ -8,9 +8,10 @@ use std::{
 use crate::{
     cancel::Cancel,
     error::RegistryError,
+    files::{hash_file, kind, regular},
     name::{LATEST, ModelName},
     record::{Details, FileRecord, Format, OnProgress, Progress, Transfer},
-    store::{Store, hash_file},
+    store::Store,
 };
 
 /// Choices of an import.
@@ -22,6 +23,8 @@ pub struct ImportOptions {
     pub copy: bool,
     /// Take the place of a model of that name.
     pub replace: bool,
+    /// Take in a model that the program cannot run.
+    pub force: bool,
     /// Stops the import.
     pub cancel: Cancel,
 }
@@ -133,6 +136,15 @@ pub(crate) fn format_of(path: &Path, names: &[&str]) -> Result<Format, RegistryE
     }
 }
 
+/// Refuses what is not a regular file with something in it. Files of the system that are made when they are read, and may
+/// never end, say that they are empty.
+fn with_content(path: &Path) -> Result<(), RegistryError> {
+    match regular(path)?.len() {
+        0 => Err(RegistryError::NotAModel { path: path.to_owned(), problem: "it is empty".into() }),
+        _ => Ok(()),
+    }
+}
+
 /// The model at a path.
 pub(crate) fn find(path: &Path) -> Result<Found, RegistryError> {
     let bad = |problem: String| RegistryError::NotAModel { path: path.to_owned(), problem };
@@ -142,9 +154,10 @@ pub(crate) fn find(path: &Path) -> Result<Found, RegistryError> {
         let name = |path: &PathBuf| path.file_name()?.to_str().map(str::to_owned);
         let mut files: Vec<PathBuf> = entries
             .filter_map(|entry| Some(entry.ok()?.path()))
-            .filter(|path| name(path).is_some_and(|name| belongs_to_folder(&name)) && path.is_file())
+            .filter(|path| name(path).is_some_and(|name| belongs_to_folder(&name)))
             .collect();
         files.sort();
+        files.iter().try_for_each(|file| with_content(file))?;
         let names: Vec<String> = files.iter().filter_map(name).collect();
         if !names.iter().any(|name| name == "config.json") {
             return Err(bad(
@@ -153,6 +166,10 @@ pub(crate) fn find(path: &Path) -> Result<Found, RegistryError> {
         }
         let format = format_of(path, &names.iter().map(String::as_str).collect::<Vec<_>>())?;
         return Ok(Found { open, format, files });
+    }
+    let metadata = fs::metadata(&open).map_err(RegistryError::io("open", path))?;
+    if let Some(kind) = kind(&metadata) {
+        return Err(bad(format!("it is {kind}, not a regular file")));
     }
     // The name that was given: links often have better names than what they lead to.
     let given = std::path::absolute(path).map_err(RegistryError::io("open", path))?;
@@ -168,9 +185,10 @@ pub(crate) fn find(path: &Path) -> Result<Found, RegistryError> {
             (1..=count).map(part).collect()
         }
     };
-    if let Some(missing) = files.iter().find(|file| !file.is_file()) {
+    if let Some(missing) = files.iter().find(|file| !file.exists()) {
         return Err(bad(format!("`{}` is missing", missing.display())));
     }
+    files.iter().try_for_each(|file| with_content(file))?;
     Ok(Found { open: files[0].clone(), format: Format::Gguf, files })
 }
 
@@ -221,6 +239,15 @@ pub(crate) fn take_in(
             hash_file(path, &options.cancel, advance)?
         };
         progress(Progress::Finished { file: i });
+        // A copy of the same content that the library has of its own is made good if it is damaged.
+        if !options.copy
+            && store.has(&digest)
+            && !store
+                .is_sound(&digest, &options.cancel, |done| progress(Progress::Checking { file: i, done }))?
+        {
+            let file = File::open(path).map_err(RegistryError::io("read", path))?;
+            store.put(&path.display().to_string(), file, Some(digest), &options.cancel, |_| {})?;
+        }
         let location = (!options.copy).then(|| path.clone());
         records.push(FileRecord { name, size, digest, location });
     }

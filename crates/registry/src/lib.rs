@@ -10,12 +10,18 @@ mod cancel;
 mod catalogue;
 mod digest;
 mod error;
+mod files;
 mod import;
 mod library;
 mod lock;
+mod manifest;
 mod name;
+mod open;
+mod rebuild;
 mod record;
+mod reserve;
 mod store;
+mod verify;
 
 pub mod hub;
 
@@ -25,5 +31,7 @@ pub use error::RegistryError;
 pub use import::ImportOptions;
 pub use library::{PullOptions, Registry, Removed};
 pub use name::{LATEST, ModelName};
+pub use rebuild::{Rebuilt, Restored};
 pub use record::{Details, FileRecord, Format, Inspect, ModelRecord, OnProgress, Progress, Source, Transfer};
 pub use store::Pruned;
+pub use verify::{Finding, Problem, Repair, Verified, VerifyOptions};

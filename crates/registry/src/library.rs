@@ -4,7 +4,8 @@ use std::{
     fs,
     io::Read,
     path::{Path, PathBuf},
-    time::SystemTime,
+    sync::Mutex,
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 use serde_json::{Map, Value};
@@ -17,17 +18,23 @@ use crate::{
     hub::{self, Hub, Reference},
     import::{self, ImportOptions},
     lock::Lock,
+    manifest::Manifests,
     name::{Meaning, ModelName, meaning, similar},
-    record::{FileRecord, Format, Inspect, ModelRecord, OnProgress, Progress, Source},
+    open::Limit,
+    record::{Details, FileRecord, Format, Inspect, ModelRecord, OnProgress, Progress, Source},
+    reserve::Reserve,
     store::{Kept, Pruned, Store},
 };
 
 /// The models of this machine. It may be used from several threads.
 #[derive(Debug)]
 pub struct Registry {
-    root: PathBuf,
-    catalogue: Catalogue,
+    pub(crate) root: PathBuf,
+    pub(crate) catalogue: Catalogue,
     pub(crate) store: Store,
+    pub(crate) manifests: Manifests,
+    pub(crate) reserve: Reserve,
+    pub(crate) limit: Mutex<Option<Limit>>,
 }
 
 /// A model that was removed.
@@ -50,28 +57,6 @@ pub struct PullOptions {
 }
 
 impl Registry {
-    /// Opens the library in this folder; it is made if there is none.
-    ///
-    /// # Errors
-    /// A folder that cannot be written, a catalogue that is damaged or of a newer version.
-    pub fn open(root: &Path) -> Result<Self, RegistryError> {
-        fs::create_dir_all(root).map_err(RegistryError::io("make the folder", root))?;
-        // Hard links to what lies elsewhere would follow a change of the working directory.
-        let root = root.canonicalize().map_err(RegistryError::io("open", root))?;
-        let _opening = Lock::exclusive(&root.join("open.lock"))?;
-        let store = Store::open(&root)?;
-        let catalogue = Catalogue::open(&root.join("library.db"))?;
-        Ok(Self { root, catalogue, store })
-    }
-
-    /// Opens the library in this folder if there is one: looking for a model makes none.
-    ///
-    /// # Errors
-    /// As for [`Registry::open`].
-    pub fn open_existing(root: &Path) -> Result<Option<Self>, RegistryError> {
-        if root.join("library.db").is_file() { Self::open(root).map(Some) } else { Ok(None) }
-    }
-
     /// Its folder.
     pub fn root(&self) -> &Path {
         &self.root
@@ -83,6 +68,38 @@ impl Registry {
     /// A catalogue that cannot be read.
     pub fn list(&self) -> Result<Vec<ModelRecord>, RegistryError> {
         self.catalogue.all()
+    }
+
+    /// All models, each with what keeps it from being run, if anything does. Models that another version of the program
+    /// has opened, or whose files have changed since, are opened again with `inspect`.
+    ///
+    /// # Errors
+    /// A catalogue that cannot be read.
+    pub fn list_with_problems(
+        &self,
+        version: &str,
+        inspect: &Inspect<'_>,
+    ) -> Result<Vec<(ModelRecord, Option<String>)>, RegistryError> {
+        let look = |mut model: ModelRecord| {
+            let problem = match self.path(&model) {
+                Err(error) => Some(error.to_string()),
+                Ok(_) if model.stamp == stamp(version, &model.files) => model.details.problem.clone(),
+                Ok(path) => match inspect(&path) {
+                    Err(error) => Some(error.to_string()),
+                    Ok(details) => {
+                        model.stamp = stamp(&details.inspected_by, &model.files);
+                        model.details = details;
+                        if self.limit().is_none() {
+                            // It is learned again the next time if it cannot be kept.
+                            let _ = self.catalogue.set_details(&model);
+                        }
+                        model.details.problem.clone()
+                    }
+                },
+            };
+            (model, problem)
+        };
+        Ok(self.list()?.into_iter().map(look).collect())
     }
 
     /// The model that a name means: the whole name in any case; without its tag, if that is `latest` or there is only
@@ -119,11 +136,16 @@ impl Registry {
     /// [`RegistryError::Damaged`] or [`RegistryError::Moved`], if its files are not there any more.
     pub fn path(&self, record: &ModelRecord) -> Result<PathBuf, RegistryError> {
         // Nobody may delete the blobs while a folder of links to them is being made.
-        let _writing = self.writing()?;
+        let _writing = if self.limit().is_none() { Some(self.writing()?) } else { None };
         self.place(&record.name.to_string(), record.format, &record.files)
     }
 
-    fn place(&self, name: &str, format: Format, files: &[FileRecord]) -> Result<PathBuf, RegistryError> {
+    pub(crate) fn place(
+        &self,
+        name: &str,
+        format: Format,
+        files: &[FileRecord],
+    ) -> Result<PathBuf, RegistryError> {
         let Some(first) = files.first() else {
             let problem = "it has none".to_owned();
             return Err(RegistryError::Damaged { name: name.to_owned(), file: String::new(), problem });
@@ -132,7 +154,7 @@ impl Registry {
             let Some(path) = &file.location else { continue };
             let moved = |problem| RegistryError::Moved { name: name.to_owned(), path: path.clone(), problem };
             match fs::metadata(path) {
-                Ok(found) if found.len() == file.size => {}
+                Ok(found) if found.is_file() && found.len() == file.size => {}
                 Ok(_) => return Err(moved("has changed since; import it again")),
                 Err(_) => return Err(moved("is not there any more")),
             }
@@ -141,8 +163,28 @@ impl Registry {
             (Some(path), Format::Gguf) => Ok(path.clone()),
             (Some(path), Format::Safetensors) => Ok(path.parent().unwrap_or(path).to_owned()),
             (None, format) => {
-                let view = self.store.view(name, files)?;
+                let view = match self.limit() {
+                    None => self.store.view(name, files)?,
+                    Some(limit) => match (self.store.existing_view(name, files)?, &files) {
+                        (Some(view), _) => view,
+                        // One file can be opened by any name.
+                        (None, [only]) if format == Format::Gguf => return Ok(self.store.blob(&only.digest)),
+                        (None, _) => return Err(self.no_links(&limit)),
+                    },
+                };
                 Ok(if format == Format::Gguf { view.join(&first.name) } else { view })
+            }
+        }
+    }
+
+    /// The folder of links to a model's files is missing and cannot be made.
+    fn no_links(&self, limit: &Limit) -> RegistryError {
+        match limit {
+            Limit::Full => RegistryError::DiskFull { path: self.root.clone() },
+            Limit::ReadOnly(problem) => {
+                let problem =
+                    format!("{problem}, and the folder with the names of the model's files is missing");
+                RegistryError::ReadOnly { path: self.root.clone(), problem }
             }
         }
     }
@@ -162,7 +204,8 @@ impl Registry {
         progress: &OnProgress<'_>,
     ) -> Result<ModelRecord, RegistryError> {
         let cancel = &options.cancel;
-        let repository = hub.repository(reference, cancel)?;
+        self.writable()?;
+        let repository = hub.repository(reference, cancel, progress)?;
         let chosen = hub::choose(&repository, reference.choice.as_ref())?;
         let name = match &options.name {
             Some(name) => name.clone(),
@@ -183,7 +226,7 @@ impl Registry {
     /// Takes in a GGUF file (with its siblings, if the model is split) or a Hugging Face folder.
     ///
     /// # Errors
-    /// [`RegistryError`]; the library is as it was.
+    /// [`RegistryError`]; the library is as it was. [`RegistryError::CannotRun`] unless `options.force`.
     pub fn import(
         &self,
         path: &Path,
@@ -191,10 +234,14 @@ impl Registry {
         inspect: &Inspect<'_>,
         progress: &OnProgress<'_>,
     ) -> Result<ModelRecord, RegistryError> {
+        self.writable()?;
         let found = import::find(path)?;
         let failed = |source| RegistryError::Inspect { name: path.display().to_string(), source };
         // Before minutes of copying: what cannot be opened need not be copied.
         let details = inspect(&found.open).map_err(failed)?;
+        if !options.force {
+            refuse_unusable(&details, path.display())?;
+        }
         let name = match &options.name {
             Some(name) => name.clone(),
             None => import::name(&found, &details)?,
@@ -214,6 +261,7 @@ impl Registry {
     /// # Errors
     /// As for [`Registry::find`], and [`RegistryError::NameTaken`] unless `replace`.
     pub fn copy(&self, from: &str, to: &ModelName, replace: bool) -> Result<ModelRecord, RegistryError> {
+        self.writable()?;
         let writing = self.writing()?;
         let old = self.find(from)?;
         if old.name.is_same(to) {
@@ -233,6 +281,7 @@ impl Registry {
         from: &str,
         parameters: Map<String, Value>,
     ) -> Result<ModelRecord, RegistryError> {
+        self.writable()?;
         let writing = self.writing()?;
         let old = self.find(from)?;
         let source = Source::Model { name: old.name.to_string() };
@@ -252,6 +301,7 @@ impl Registry {
         parameters: Map<String, Value>,
         inspect: &Inspect<'_>,
     ) -> Result<ModelRecord, RegistryError> {
+        self.writable()?;
         let writing = self.writing()?;
         let names: Vec<&str> = files.iter().map(|file| file.0.as_str()).collect();
         let format = import::format_of(Path::new(&name.to_string()), &names)?;
@@ -262,9 +312,20 @@ impl Registry {
         let mut files = files.iter().map(record).collect::<Result<Vec<_>, RegistryError>>()?;
         // The first of a split model is first by its name, too.
         files.sort_by(|a, b| a.name.cmp(&b.name));
+        for file in &files {
+            if !self.store.is_sound(&file.digest, &Cancel::default(), |_| {})? {
+                // From now on the client is told that the blob is missing, and sends it again.
+                self.store.set_damage(&file.digest, Some("its content has changed since it was stored"))?;
+                return Err(RegistryError::NoBlob(file.digest));
+            }
+        }
         let new =
             New { name: name.clone(), source: Source::Upload, format, files, parameters, replace: true };
-        self.record(writing, new, inspect)
+        self.record(writing, new, &|path| {
+            let details = inspect(path)?;
+            refuse_unusable(&details, name)?;
+            Ok(details)
+        })
     }
 
     /// Changes what a model's requests begin with.
@@ -276,12 +337,14 @@ impl Registry {
         name: &str,
         parameters: Map<String, Value>,
     ) -> Result<ModelRecord, RegistryError> {
+        self.writable()?;
         let found = self.find(name)?;
-        let now = SystemTime::now();
-        if !self.catalogue.set_parameters(&found.name, &parameters, now)? {
-            return Err(RegistryError::NotFound { name: name.to_owned(), similar: Vec::new() });
-        }
-        Ok(ModelRecord { parameters, modified_at: now, ..found })
+        let changing = self.manifests.change()?;
+        let not_found = || RegistryError::NotFound { name: name.to_owned(), similar: Vec::new() };
+        let old = self.catalogue.get(&found.name)?.ok_or_else(not_found)?;
+        let new = ModelRecord { parameters, modified_at: now(), ..old };
+        self.manifests.put(&changing, &new, || self.catalogue.put(&new, true))?;
+        Ok(new)
     }
 
     /// Forgets a model, and deletes those of its files that no other model has. Files that were imported by reference
@@ -291,21 +354,56 @@ impl Registry {
     /// As for [`Registry::find`].
     pub fn remove(&self, name: &str) -> Result<Removed, RegistryError> {
         let record = self.find(name)?;
-        if !self.catalogue.delete(&record.name)? {
-            return Err(RegistryError::NotFound { name: name.to_owned(), similar: Vec::new() });
+        let forget = || {
+            self.writable()?;
+            let changing = self.manifests.change()?;
+            let forget = || self.catalogue.delete(&record.name);
+            if self.manifests.delete(&changing, &record.name, forget)? {
+                return Ok(());
+            }
+            Err(RegistryError::NotFound { name: name.to_owned(), similar: Vec::new() })
+        };
+        let mut freed_before = 0;
+        match self.freeing(forget) {
+            Err(RegistryError::DiskFull { .. }) => {
+                // The files first, then: the catalogue names them no longer than it takes to write that.
+                if let Some(_alone) = Lock::try_exclusive(&self.lock_file())? {
+                    freed_before = self.store.release(&record.files, &self.kept(Some(&record.name))?)?;
+                }
+                self.freeing(forget)?;
+            }
+            done => done?,
         }
-        let freed = self.release(&record.files)?;
+        let freed = self.release(&record.files)?.map(|freed| freed + freed_before);
+        self.reserve.ensure();
         Ok(Removed { record, freed })
     }
 
     /// Deletes everything that belongs to no model: unfinished downloads, uploads that nothing was made of, what a killed
-    /// process has left.
+    /// process has left. `force` deletes the files of models, too, of which there are records and of which the catalogue
+    /// knows nothing.
     ///
     /// # Errors
-    /// [`RegistryError::Busy`] while another process pulls or imports.
-    pub fn prune(&self) -> Result<Pruned, RegistryError> {
-        let _alone = Lock::exclusive_soon(&self.lock_file())?;
-        self.store.sweep(&self.kept()?)
+    /// [`RegistryError::Busy`] while another process pulls or imports, [`RegistryError::UnknownModels`] unless `force`.
+    pub fn prune(&self, force: bool) -> Result<Pruned, RegistryError> {
+        self.freeing(|| {
+            self.deletable()?;
+            let _alone = Lock::exclusive_soon(&self.lock_file())?;
+            let names = self.catalogue.names()?;
+            let changing = self.manifests.change()?;
+            self.manifests.reconcile(&changing, &names)?;
+            let unknown = self.manifests.unknown(&names, false)?;
+            if force {
+                for model in unknown {
+                    self.manifests.discard(&changing, model)?;
+                }
+            } else if !unknown.is_empty() {
+                let models: Result<Vec<_>, _> = unknown.into_iter().collect();
+                let models = models?.iter().map(|model| model.name.short()).collect();
+                return Err(RegistryError::UnknownModels { models });
+            }
+            self.store.sweep(&self.kept(None)?)
+        })
     }
 
     /// Whether a blob is here.
@@ -319,6 +417,7 @@ impl Registry {
     /// # Errors
     /// [`RegistryError::DigestMismatch`], if it is not what its digest says; nothing is kept then.
     pub fn put_blob(&self, reader: impl Read, digest: Digest) -> Result<(), RegistryError> {
+        self.writable()?;
         let _writing = self.writing()?;
         self.store.put("the upload", reader, Some(digest), &Cancel::default(), |_| {})?;
         Ok(())
@@ -329,10 +428,13 @@ impl Registry {
         let name = new.name.to_string();
         let path = self.place(&name, new.format, &new.files)?;
         let details = inspect(&path).map_err(|source| RegistryError::Inspect { name, source })?;
+        let changing = self.manifests.change()?;
         let replaced = self.catalogue.get(&new.name)?;
-        let now = SystemTime::now();
+        let now = now();
         let record = ModelRecord {
             created_at: replaced.as_ref().map_or(now, |old| old.created_at),
+            extra: replaced.as_ref().map(|old| old.extra.clone()).unwrap_or_default(),
+            stamp: stamp(&details.inspected_by, &new.files),
             name: new.name,
             source: new.source,
             format: new.format,
@@ -341,34 +443,40 @@ impl Registry {
             files: new.files,
             modified_at: now,
         };
-        self.catalogue.put(&record, new.replace)?;
+        let commit = || self.catalogue.put(&record, new.replace);
+        self.manifests.put(&changing, &record, commit).map_err(|error| self.lack_of_space(error))?;
+        drop(changing);
         drop(writing);
         if let Some(old) = replaced {
             self.release(&old.files)?;
         }
-        // As the catalogue has it: its times are of milliseconds.
-        Ok(self.catalogue.get(&record.name)?.unwrap_or(record))
+        Ok(record)
     }
 
     /// Keeps others from deleting what is not yet, or no longer, in the catalogue.
-    fn writing(&self) -> Result<Lock, RegistryError> {
+    pub(crate) fn writing(&self) -> Result<Lock, RegistryError> {
         Lock::shared(&self.lock_file())
     }
 
-    fn lock_file(&self) -> PathBuf {
+    pub(crate) fn lock_file(&self) -> PathBuf {
         self.root.join("library.lock")
     }
 
     /// Deletes what only a forgotten model has had; `None` if somebody is writing and might want it.
     fn release(&self, files: &[FileRecord]) -> Result<Option<u64>, RegistryError> {
         let Some(_alone) = Lock::try_exclusive(&self.lock_file())? else { return Ok(None) };
-        self.store.release(files, &self.kept()?).map(Some)
+        self.store.release(files, &self.kept(None)?).map(Some)
     }
 
-    fn kept(&self) -> Result<Kept, RegistryError> {
-        let mut kept = Kept::default();
-        for model in self.catalogue.all()? {
-            kept.add(&model.files);
+    /// What the catalogue names, and the records beside it, in case the catalogue is not the right one; all of it for models
+    /// other than `except`.
+    fn kept(&self, except: Option<&ModelName>) -> Result<Kept, RegistryError> {
+        let (mut kept, models) = (Kept::default(), self.catalogue.all()?);
+        let names: Vec<_> = models.iter().map(|model| model.name.clone()).collect();
+        let others = models.iter().filter(|model| Some(&model.name) != except);
+        others.for_each(|model| kept.add(&model.files));
+        for model in self.manifests.unknown(&names, false)? {
+            kept.add(&model?.files);
         }
         Ok(kept)
     }
@@ -380,6 +488,33 @@ impl Registry {
             _ => Ok(()),
         }
     }
+}
+
+/// Refuses a model that the program cannot run.
+fn refuse_unusable(details: &Details, name: impl ToString) -> Result<(), RegistryError> {
+    match &details.problem {
+        Some(problem) => Err(RegistryError::CannotRun { name: name.to_string(), problem: problem.clone() }),
+        None => Ok(()),
+    }
+}
+
+/// The time as the catalogue keeps it, in milliseconds.
+fn now() -> SystemTime {
+    let now = SystemTime::now();
+    let fraction = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.subsec_nanos() % 1_000_000);
+    now - std::time::Duration::from_nanos(fraction.into())
+}
+
+/// Names a version of the program and the files that it has looked at. Files of the library never change; of others the
+/// time of the last change tells.
+pub(crate) fn stamp(version: &str, files: &[FileRecord]) -> String {
+    let mut text = version.to_owned();
+    for path in files.iter().filter_map(|file| file.location.as_ref()) {
+        let modified = fs::metadata(path).and_then(|metadata| metadata.modified());
+        let modified = modified.ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+        text += &format!(" {}", modified.map_or(0, |since| since.as_nanos()));
+    }
+    text
 }
 
 /// A model that is about to be recorded.

@@ -31,6 +31,10 @@ pub struct ModelRecord {
     pub created_at: SystemTime,
     /// When its record changed last.
     pub modified_at: SystemTime,
+    /// Settings of the model that are kept when its files are replaced. The library does not look into this object.
+    pub extra: Map<String, Value>,
+    /// Names the files and the version of the program of which `details` were learned.
+    pub(crate) stamp: String,
 }
 
 impl ModelRecord {
@@ -69,7 +73,8 @@ pub struct FileRecord {
 }
 
 /// The kind of a model's files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Format {
     /// One GGUF file, or several of a split model.
     Gguf,
@@ -123,6 +128,10 @@ pub struct Details {
     pub parameters: u64,
     /// As people write it: `Q4_K_M`, `BF16`.
     pub quantization: String,
+    /// Why the program cannot run the model; `None` if it can.
+    pub problem: Option<String>,
+    /// The version of the program that has opened the model. Another one opens it again, to learn its own `problem`.
+    pub inspected_by: String,
 }
 
 /// Opens the model at a path, to learn its [`Details`]. An error keeps the model out of the library.
@@ -145,8 +154,15 @@ pub struct Transfer {
 pub enum Progress<'a> {
     /// What there is to do. Everything after this speaks of these files by their index.
     Files(&'a [Transfer]),
-    /// So many bytes of a file are here. The number can become smaller, when something must begin anew.
+    /// Bytes of a file that have come. The number becomes smaller when a download begins anew.
     Bytes {
+        /// Index of the file.
+        file: usize,
+        /// Bytes.
+        done: u64,
+    },
+    /// Bytes of a file that were here before and have been read, to see whether they are what they should be.
+    Checking {
         /// Index of the file.
         file: usize,
         /// Bytes.
@@ -162,12 +178,16 @@ pub enum Progress<'a> {
         /// Index of the file.
         file: usize,
     },
-    /// The hub asks for patience or does not answer; this is tried again.
+    /// The hub asks for patience or does not answer; the request is tried again.
     Retrying {
-        /// Index of the file.
-        file: usize,
+        /// Index of the file; `None` while the list of files is requested.
+        file: Option<usize>,
         /// Why.
         problem: &'a str,
+        /// Number of the attempt that comes, from 2.
+        attempt: u32,
+        /// Attempts that there will be at most.
+        attempts: u32,
     },
     /// All files are here; the model is opened and recorded.
     Recording,

@@ -6,22 +6,21 @@
 
 use std::{
     collections::HashSet,
-    fs::{self, File, OpenOptions},
+    fs,
     io::{self, Read, Write},
     path::{Path, PathBuf},
 };
-
-use sha2::{Digest as _, Sha256};
 
 use crate::{
     cancel::Cancel,
     digest::Digest,
     error::RegistryError,
+    files::{
+        entries, hash, hash_file, is_same, name_of, protect, remove_file, remove_folder, shared_builder,
+        sync_file, sync_folder,
+    },
     record::{FileRecord, listing},
 };
-
-/// Bytes that are copied at a time.
-pub(crate) const CHUNK: usize = 256 << 10;
 
 #[derive(Debug)]
 pub(crate) struct Store {
@@ -29,15 +28,21 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    pub(crate) fn open(root: &Path) -> Result<Self, RegistryError> {
-        let store = Self { root: root.to_owned() };
-        for folder in [store.blobs(), store.partial(), store.locks(), store.views(), store.temporary()] {
-            fs::create_dir_all(&folder).map_err(RegistryError::io("make the folder", &folder))?;
-        }
-        Ok(store)
+    pub(crate) fn new(root: &Path) -> Self {
+        Self { root: root.to_owned() }
     }
 
-    fn blobs(&self) -> PathBuf {
+    /// Makes the folders that are not there.
+    pub(crate) fn make_folders(&self) -> Result<(), RegistryError> {
+        let folders =
+            [self.blobs(), self.partial(), self.locks(), self.views(), self.temporary(), self.damaged()];
+        for folder in folders {
+            fs::create_dir_all(&folder).map_err(RegistryError::io("make the folder", &folder))?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn blobs(&self) -> PathBuf {
         self.root.join("blobs")
     }
 
@@ -49,12 +54,17 @@ impl Store {
         self.root.join("locks")
     }
 
-    fn views(&self) -> PathBuf {
+    pub(crate) fn views(&self) -> PathBuf {
         self.root.join("models")
     }
 
-    fn temporary(&self) -> PathBuf {
+    pub(crate) fn temporary(&self) -> PathBuf {
         self.root.join("tmp")
+    }
+
+    /// Has a file for each blob that is known to be damaged.
+    fn damaged(&self) -> PathBuf {
+        self.root.join("damaged")
     }
 
     /// Where a blob lies, or would.
@@ -96,52 +106,90 @@ impl Store {
         if let Some(expected) = expected.filter(|&expected| expected != digest) {
             return Err(RegistryError::DigestMismatch { what: what.to_owned(), expected, found: digest });
         }
-        self.publish(file.path(), &digest)?;
+        self.publish(file.path(), &digest, cancel)?;
         // It has another name now, or has gone: there is nothing left to remove.
         let _ = file.into_temp_path().keep();
         Ok((digest, size))
     }
 
-    /// Gives a complete, checked file of this library its name. If it has been there already, that one stays, unless it
-    /// was damaged: models share it by links, and somebody may be making one.
-    pub(crate) fn publish(&self, file: &Path, digest: &Digest) -> Result<(), RegistryError> {
+    /// Gives a complete, checked file of this library its name. A blob that has the name already is read: it stays if it
+    /// is sound, since models share it by links; otherwise the new file replaces it, in the models' folders as well.
+    pub(crate) fn publish(&self, file: &Path, digest: &Digest, cancel: &Cancel) -> Result<(), RegistryError> {
         let blob = self.blob(digest);
         // The name must not be on disk before the content is.
-        let writable = OpenOptions::new().write(true).open(file);
-        writable.and_then(|file| file.sync_all()).map_err(RegistryError::io("write", file))?;
-        read_only(file)?;
-        let size = |path: &Path| fs::metadata(path).map(|found| found.len());
+        sync_file(file)?;
+        protect(file)?;
         match fs::hard_link(file, &blob) {
+            Ok(()) => drop(remove_file(file)?),
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                 return Err(RegistryError::io("make a hard link", &blob)(error));
             }
-            Err(_) if size(&blob).ok() != size(file).ok() => {
-                fs::rename(file, &blob).map_err(RegistryError::io("write", &blob))?;
-            }
-            Ok(()) | Err(_) => {
-                remove_file(file)?;
-            }
+            Err(_) if self.is_sound(digest, cancel, |_| {})? => drop(remove_file(file)?),
+            Err(_) => self.replace(file, &blob)?,
         }
-        sync_folder(&self.blobs())
+        sync_folder(&self.blobs())?;
+        self.set_damage(digest, None)
     }
 
-    /// The folder in which these files have their names. It is made if it is not there, from hard links to the blobs.
-    pub(crate) fn view(&self, model: &str, files: &[FileRecord]) -> Result<PathBuf, RegistryError> {
-        let view = self.views().join(view_name(files));
-        if is_complete(&view, files) {
-            return Ok(view);
+    /// Reads a blob; true if it is there and what its name says.
+    pub(crate) fn is_sound(
+        &self,
+        digest: &Digest,
+        cancel: &Cancel,
+        progress: impl FnMut(u64),
+    ) -> Result<bool, RegistryError> {
+        match hash_file(&self.blob(digest), cancel, progress) {
+            Ok((found, _)) => Ok(found == *digest),
+            Err(RegistryError::Cancelled) => Err(RegistryError::Cancelled),
+            // A blob that cannot be read is as good as damaged.
+            Err(_) => Ok(false),
         }
+    }
+
+    /// Puts a file in the place of a blob, and of the links to it. Whoever has opened the old file keeps it.
+    fn replace(&self, file: &Path, blob: &Path) -> Result<(), RegistryError> {
+        let mut links = Vec::new();
+        for view in entries(&self.views())? {
+            links.extend(entries(&view)?.into_iter().filter(|link| is_same(link, blob)));
+        }
+        fs::rename(file, blob).map_err(RegistryError::io("write", blob))?;
+        links.iter().try_for_each(|link| self.link(blob, link))
+    }
+
+    /// Makes `link` a hard link to the blob, in one step if something else is there.
+    fn link(&self, blob: &Path, link: &Path) -> Result<(), RegistryError> {
         let folder = self.temporary();
         let new = shared_builder(0o777)
             .tempdir_in(&folder)
             .map_err(RegistryError::io("make a folder in", &folder))?;
-        for file in files {
-            let blob = self.blob(&file.digest);
+        let beside = new.path().join("link");
+        fs::hard_link(blob, &beside).map_err(RegistryError::io("make a hard link", &beside))?;
+        fs::rename(&beside, link).map_err(RegistryError::io("make a hard link", link))
+    }
+
+    /// Records what is wrong with a blob, or that nothing is.
+    pub(crate) fn set_damage(&self, digest: &Digest, problem: Option<&str>) -> Result<(), RegistryError> {
+        let mark = self.damaged().join(digest.hex());
+        match problem {
+            Some(problem) => fs::write(&mark, problem).map_err(RegistryError::io("write", &mark)),
+            None => remove_file(&mark).map(drop),
+        }
+    }
+
+    /// What is known to be wrong with a blob.
+    pub(crate) fn damage(&self, digest: &Digest) -> Option<String> {
+        fs::read_to_string(self.damaged().join(digest.hex())).ok()
+    }
+
+    /// Checks without reading them that the blobs are there, have their sizes, and are not known to be damaged.
+    pub(crate) fn check(&self, model: &str, files: &[FileRecord]) -> Result<(), RegistryError> {
+        for file in files.iter().filter(|file| file.location.is_none()) {
             let damaged = |problem: String| RegistryError::Damaged {
                 name: model.to_owned(),
                 file: file.name.clone(),
                 problem,
             };
+            let blob = self.blob(&file.digest);
             match fs::metadata(&blob) {
                 Ok(found) if found.len() == file.size => {}
                 Ok(found) => {
@@ -150,11 +198,36 @@ impl Store {
                 }
                 Err(error) => return Err(damaged(format!("`{}`: {error}", blob.display()))),
             }
-            let link = new.path().join(&file.name);
-            fs::hard_link(&blob, &link).map_err(RegistryError::io("make a hard link", &link))?;
+            if let Some(problem) = self.damage(&file.digest) {
+                return Err(damaged(problem));
+            }
         }
-        // One that is there and not complete was damaged from outside.
-        remove_folder(&view)?;
+        Ok(())
+    }
+
+    /// Returns the folder in which these files have their names. What is missing in it is made, of hard links to the
+    /// blobs.
+    pub(crate) fn view(&self, model: &str, files: &[FileRecord]) -> Result<PathBuf, RegistryError> {
+        self.check(model, files)?;
+        let view = self.view_of(files);
+        if view.is_dir() {
+            for file in files {
+                let (blob, link) = (self.blob(&file.digest), view.join(&file.name));
+                if !is_same(&blob, &link) {
+                    self.link(&blob, &link)?;
+                }
+            }
+            return Ok(view);
+        }
+        let folder = self.temporary();
+        let new = shared_builder(0o777)
+            .tempdir_in(&folder)
+            .map_err(RegistryError::io("make a folder in", &folder))?;
+        for file in files {
+            let link = new.path().join(&file.name);
+            fs::hard_link(self.blob(&file.digest), &link)
+                .map_err(RegistryError::io("make a hard link", &link))?;
+        }
         match fs::rename(new.path(), &view) {
             Ok(()) => {
                 // It has another name now: there is nothing left to remove.
@@ -167,9 +240,25 @@ impl Store {
         }
     }
 
-    /// Whether a blob is there.
+    /// Returns what to open for these files in a library in which nothing may be made: the folder of links if it is there,
+    /// or the only blob.
+    pub(crate) fn existing_view(
+        &self,
+        model: &str,
+        files: &[FileRecord],
+    ) -> Result<Option<PathBuf>, RegistryError> {
+        self.check(model, files)?;
+        Ok(Some(self.view_of(files)).filter(|view| is_complete(view, files)))
+    }
+
+    /// The folder in which these files have their names, there or not.
+    pub(crate) fn view_of(&self, files: &[FileRecord]) -> PathBuf {
+        self.views().join(view_name(files))
+    }
+
+    /// True if a blob is there and not known to be damaged.
     pub(crate) fn has(&self, digest: &Digest) -> bool {
-        self.blob(digest).is_file()
+        self.blob(digest).is_file() && self.damage(digest).is_none()
     }
 
     /// A blob's bytes.
@@ -192,6 +281,7 @@ impl Store {
         let stored = files.iter().filter(|file| file.location.is_none());
         for file in stored.filter(|file| !kept.blobs.contains(&file.digest.file_name())) {
             freed += remove_file(&self.blob(&file.digest))?;
+            self.set_damage(&file.digest, None)?;
         }
         sync_folder(&self.blobs())?;
         Ok(freed)
@@ -211,6 +301,22 @@ impl Store {
                 pruned.count(remove_file(&blob)?);
             }
         }
+        for mark in entries(&self.damaged())? {
+            if !kept.blobs.contains(&format!("sha256-{}", name_of(&mark))) {
+                remove_file(&mark)?;
+            }
+        }
+        self.sweep_unfinished(&mut pruned)?;
+        // Whoever uses one of these also has the library's lock, so nobody does.
+        for lock in entries(&self.locks())? {
+            remove_file(&lock)?;
+        }
+        sync_folder(&self.blobs())?;
+        Ok(pruned)
+    }
+
+    /// Deletes downloads and copies that are not complete. The caller holds the library's exclusive lock.
+    pub(crate) fn sweep_unfinished(&self, pruned: &mut Pruned) -> Result<(), RegistryError> {
         for file in entries(&self.partial())? {
             pruned.count(remove_file(&file)?);
         }
@@ -221,24 +327,13 @@ impl Store {
                 pruned.count(remove_file(&left)?);
             }
         }
-        // Who uses one of these also has the library's lock, so nobody does.
-        for lock in entries(&self.locks())? {
-            remove_file(&lock)?;
-        }
-        sync_folder(&self.blobs())?;
-        Ok(pruned)
+        Ok(())
     }
-}
 
-/// Temporary files are their owner's alone by default; those of a library become part of it, and it may be several
-/// users'. The process's umask still counts.
-fn shared_builder(mode: u32) -> tempfile::Builder<'static, 'static> {
-    let mut builder = tempfile::Builder::new();
-    #[cfg(unix)]
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(mode));
-    #[cfg(not(unix))]
-    let _ = mode;
-    builder
+    /// Counts the blobs, without reading any.
+    pub(crate) fn count(&self) -> usize {
+        entries(&self.blobs()).map_or(0, |blobs| blobs.len())
+    }
 }
 
 /// What the catalogue still names.
@@ -273,91 +368,11 @@ impl Pruned {
     }
 }
 
-/// Reads to the end, giving each piece away; the digest and the number of bytes.
-fn hash(
-    reader: &mut impl Read,
-    mut sink: impl FnMut(&[u8]) -> Result<(), RegistryError>,
-    failed: impl FnOnce(io::Error) -> RegistryError,
-    cancel: &Cancel,
-    progress: &mut impl FnMut(u64),
-) -> Result<(Digest, u64), RegistryError> {
-    let (mut hasher, mut size, mut buffer) = (Sha256::new(), 0, vec![0; CHUNK]);
-    loop {
-        cancel.check()?;
-        let n = match reader.read(&mut buffer) {
-            Ok(0) => return Ok((Digest::finish(hasher), size)),
-            Ok(n) => n,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(failed(error)),
-        };
-        hasher.update(&buffer[..n]);
-        sink(&buffer[..n])?;
-        size += n as u64;
-        progress(size);
-    }
-}
-
-/// The digest and size of a file outside of the library.
-pub(crate) fn hash_file(
-    path: &Path,
-    cancel: &Cancel,
-    mut progress: impl FnMut(u64),
-) -> Result<(Digest, u64), RegistryError> {
-    let mut file = File::open(path).map_err(RegistryError::io("read", path))?;
-    hash(&mut file, |_| Ok(()), RegistryError::io("read", path), cancel, &mut progress)
-}
-
-/// One folder for each set of names and contents.
-fn view_name(files: &[FileRecord]) -> String {
+/// Names the folder of a set of names and contents.
+pub(crate) fn view_name(files: &[FileRecord]) -> String {
     Digest::of(listing(files).as_bytes()).hex()
 }
 
 fn is_complete(view: &Path, files: &[FileRecord]) -> bool {
     files.iter().all(|file| fs::metadata(view.join(&file.name)).is_ok_and(|found| found.len() == file.size))
-}
-
-fn entries(folder: &Path) -> Result<Vec<PathBuf>, RegistryError> {
-    let read = || fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>();
-    read().map_err(RegistryError::io("read the folder", folder))
-}
-
-fn name_of(path: &Path) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
-}
-
-/// Nobody shall write into a blob, through whichever of its names.
-fn read_only(path: &Path) -> Result<(), RegistryError> {
-    let set = || {
-        let mut permissions = fs::metadata(path)?.permissions();
-        permissions.set_readonly(true);
-        fs::set_permissions(path, permissions)
-    };
-    set().map_err(RegistryError::io("protect", path))
-}
-
-/// Removes a file that may have gone already; its bytes.
-fn remove_file(path: &Path) -> Result<u64, RegistryError> {
-    let size = fs::metadata(path).map_or(0, |metadata| metadata.len());
-    match fs::remove_file(path) {
-        Ok(()) => Ok(size),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
-        Err(error) => Err(RegistryError::io("remove", path)(error)),
-    }
-}
-
-/// Removes a folder that may have gone already.
-fn remove_folder(path: &Path) -> Result<(), RegistryError> {
-    match fs::remove_dir_all(path) {
-        Ok(()) => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(RegistryError::io("remove", path)(error)),
-    }
-}
-
-/// Makes names in a folder survive a loss of power, where the system can say so.
-fn sync_folder(path: &Path) -> Result<(), RegistryError> {
-    if cfg!(unix) {
-        File::open(path).and_then(|folder| folder.sync_all()).map_err(RegistryError::io("write", path))?;
-    }
-    Ok(())
 }

@@ -268,16 +268,16 @@ fn prune_takes_what_belongs_to_nothing_and_nothing_else() {
     fs::write(f.root().join("partial/sha256-x"), b"half").unwrap();
     fs::write(f.root().join("tmp/y"), b"left").unwrap();
     fs::create_dir_all(f.root().join("models/gone")).unwrap();
-    assert_eq!(f.registry.prune().unwrap(), Pruned { files: 3, bytes: 14 });
-    assert_eq!(f.registry.prune().unwrap(), Pruned::default());
+    assert_eq!(f.registry.prune(false).unwrap(), Pruned { files: 3, bytes: 14 });
+    assert_eq!(f.registry.prune(false).unwrap(), Pruned::default());
     assert_eq!(check(f.root()).len(), 1);
     // Not while somebody writes.
     let lock = File::open(f.root().join("library.lock")).unwrap();
     lock.lock_shared().unwrap();
-    assert!(matches!(f.registry.prune(), Err(RegistryError::Busy)));
+    assert!(matches!(f.registry.prune(false), Err(RegistryError::Busy)));
     assert_eq!(f.registry.remove("tiny").unwrap().freed, None);
     lock.unlock().unwrap();
-    assert_eq!(f.registry.prune().unwrap(), Pruned { files: 1, bytes: 1000 });
+    assert_eq!(f.registry.prune(false).unwrap(), Pruned { files: 1, bytes: 1000 });
 }
 
 #[test]
@@ -292,7 +292,7 @@ fn lost_files_are_said_and_lost_links_made_again() {
     let blob = f.root().join("blobs").join(format!("sha256-{}", model.files[0].digest.hex()));
     fs::remove_file(blob).unwrap();
     let error = f.registry.path(&model).unwrap_err().to_string();
-    assert!(error.starts_with("the library has lost `tiny.gguf` of the model `tiny:latest`: "), "{error}");
+    assert!(error.starts_with("`tiny.gguf` of the model `tiny:latest` is damaged: "), "{error}");
 }
 
 #[test]
@@ -304,7 +304,7 @@ fn a_library_of_a_newer_version_is_left_alone() {
     assert!(matches!(error, RegistryError::Newer { found: 1000, .. }), "{error}");
     fs::write(f.root().join("library.db"), "not a database at all, but long enough to be one").unwrap();
     fs::remove_file(f.root().join("library.db-wal")).ok();
-    assert!(matches!(Registry::open(f.root()), Err(RegistryError::Catalogue(_))));
+    assert!(matches!(Registry::open(f.root()), Err(RegistryError::CatalogueDamaged { .. })));
 }
 
 #[test]

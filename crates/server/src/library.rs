@@ -77,14 +77,19 @@ impl From<RegistryError> for ApiError {
             | E::BadReference { .. }
             | E::NotAModel { .. }
             | E::Inspect { .. }
+            | E::CannotRun { .. }
             | E::Choice { .. }
             | E::UnsafeFile { .. }
             | E::NotOnHub { .. }
             | E::Unauthorized { .. } => Self::invalid("model", message),
             E::DiskFull { .. } => Self::InsufficientMemory(message),
-            E::Busy | E::Status { .. } | E::Connection { .. } | E::BadAnswer { .. } | E::Checksum { .. } => {
-                Self::Unavailable(message)
-            }
+            E::Busy
+            | E::ReadOnly { .. }
+            | E::Status { .. }
+            | E::Connection { .. }
+            | E::Unreachable { .. }
+            | E::BadAnswer { .. }
+            | E::Checksum { .. } => Self::Unavailable(message),
             _ => Self::Internal(message),
         }
     }

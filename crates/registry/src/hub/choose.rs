@@ -19,12 +19,17 @@ pub(crate) struct Chosen {
     pub(crate) files: Vec<RemoteFile>,
 }
 
-/// Taken when nobody says which, the first that is there: the usual compromise, then the one with no loss to speak of,
-/// then what is nearest to the two.
-const PREFERRED: [&str; 17] = [
-    "Q4_K_M", "Q8_0", "Q5_K_M", "Q4_K_S", "Q6_K", "Q5_K_S", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q3_K_L",
-    "Q3_K_M", "Q3_K_S", "BF16", "F16", "F32", "Q2_K",
+/// Quantizations in the order in which they are chosen when the reference names none: the usual compromise, then the one
+/// with no loss to speak of, then what is nearest to these two. `Q4` stands for names that say no more.
+const PREFERRED: [&str; 39] = [
+    "Q4_K_M", "Q4_K_L", "Q4_K_XL", "Q4_K", "Q4", "Q8_0", "Q8_K_XL", "Q8", "Q5_K_M", "Q5_K_L", "Q5_K_XL",
+    "Q5_K", "Q5", "Q4_K_S", "Q6_K", "Q6_K_L", "Q6_K_XL", "Q6", "Q5_K_S", "Q4_0", "Q4_1", "IQ4_NL", "IQ4_XS",
+    "MXFP4", "Q5_0", "Q5_1", "Q3_K_L", "Q3_K_XL", "Q3_K_M", "Q3_K", "Q3", "Q3_K_S", "BF16", "F16", "F32",
+    "Q2_K", "Q2_K_L", "Q2_K_XL", "Q2",
 ];
+
+/// Formats without quantization. One of these is chosen unasked only where no other file could be a smaller one.
+const WHOLE: [&str; 3] = ["BF16", "F16", "F32"];
 
 /// The tag of a model in safetensors, for repositories that have both.
 const SAFETENSORS: &str = "safetensors";
@@ -95,13 +100,15 @@ fn is_about_folder(choice: Option<&Choice>) -> bool {
     }
 }
 
-/// Those of the most preferred quantization that there is; `None` if no file says what it is.
+/// Returns the candidates of the most preferred quantization; `None` where names do not decide.
 fn preferred<'a, 'b>(candidates: &'b [Candidate<'a>]) -> Option<Vec<&'b Candidate<'a>>> {
-    PREFERRED.iter().find_map(|wanted| {
-        let of_it = |c: &&Candidate<'_>| c.quantization.as_deref() == Some(wanted);
-        let found: Vec<_> = candidates.iter().filter(of_it).collect();
-        (!found.is_empty()).then_some(found)
-    })
+    let of = |wanted: &str| -> Vec<_> {
+        candidates.iter().filter(|c| c.quantization.as_deref() == Some(wanted)).collect()
+    };
+    let wanted = PREFERRED.iter().find(|wanted| !of(wanted).is_empty())?;
+    // `model.gguf` beside `model-F16.gguf` is the smaller one as a rule, and nothing says so.
+    let unclear = WHOLE.contains(wanted) && candidates.iter().any(|c| c.quantization.is_none());
+    (!unclear).then(|| of(wanted))
 }
 
 /// Those that a tag means: by quantization, by whole name, or, when neither is the case, by the end of the name.
@@ -113,7 +120,8 @@ fn tagged<'a, 'b>(candidates: &'b [Candidate<'a>], tag: &str) -> Vec<&'b Candida
     if !same_name.is_empty() {
         return same_name;
     }
-    let same_quantization = by(&|c| c.quantization.as_deref().is_some_and(|q| q.eq_ignore_ascii_case(tag)));
+    let wanted = canonical(&tag.to_uppercase());
+    let same_quantization = by(&|c| c.quantization.as_ref() == Some(&wanted));
     if !same_quantization.is_empty() {
         return same_quantization;
     }
@@ -152,7 +160,9 @@ fn candidates(files: &[RemoteFile]) -> Vec<Candidate<'_>> {
         let (folder, name) = file.path.rsplit_once('/').unwrap_or(("", &file.path));
         let Some(stem) = gguf_stem(name) else { continue };
         let lower = name.to_lowercase();
-        if !is_file_name(name) || lower.contains("mmproj") || lower.contains("imatrix") {
+        // `m-Q4_K_M-imatrix.gguf` is a model that was quantized with an importance matrix, and not the matrix.
+        let is_matrix = lower.contains("imatrix") && quantization(stem).is_none();
+        if !is_file_name(name) || lower.contains("mmproj") || is_matrix {
             continue;
         }
         let (stem, count) = split(stem).map_or((stem, 1), |(name, _, count)| (name, count));
@@ -167,23 +177,37 @@ fn candidates(files: &[RemoteFile]) -> Vec<Candidate<'_>> {
     sets.into_iter().filter_map(candidate).collect()
 }
 
-/// The quantization that a name ends with: `Q4_K_M` of `llama-3.2-1b-instruct.q4_k_m`.
+/// Returns the last quantization that a name mentions: `Q4_K_M` of `llama-3.2-1b.q4_k_m` and of `m-Q4_K_M-imat`, `Q4` of
+/// `m-q4`, `Q4_K_XL` of `m-UD-Q4_K_XL`.
 fn quantization(name: &str) -> Option<String> {
-    // Parts of one can follow separators of another: `UD-Q4_K_XL`, `Q4_0_4_4`. The last separated word decides.
-    let word = name.rsplit(['-', '.', '/', ' ']).next()?.to_uppercase();
-    let mut chars = word.chars();
-    let is_one = match (chars.next(), chars.next(), chars.next()) {
-        (Some('Q'), Some('0'..='9'), Some('_')) => true,
-        (Some('I' | 'T'), Some('Q'), Some('0'..='9')) => true,
-        _ => matches!(word.as_str(), "BF16" | "F16" | "F32" | "MXFP4" | "FP16" | "FP32"),
+    /// What may follow `Q4` after an underscore.
+    const SUFFIXES: [&str; 21] = [
+        "0", "1", "2", "4", "8", "K", "KS", "KSS", "KT", "KV", "L", "M", "NL", "R4", "R8", "S", "XL", "XS",
+        "XXL", "XXS", "P",
+    ];
+    let is_head = |part: &str| {
+        let digits = part.strip_prefix('I').or_else(|| part.strip_prefix('T')).unwrap_or(part);
+        let digit = digits.strip_prefix('Q').unwrap_or_default();
+        (digit.len() == 1 && digit.bytes().all(|b| b.is_ascii_digit()))
+            || matches!(part, "BF16" | "F16" | "F32" | "FP16" | "FP32" | "MXFP4")
     };
-    let word = match word.as_str() {
-        "FP16" => "F16".to_owned(),
-        "FP32" => "F32".to_owned(),
-        _ => word,
-    };
-    let plain = word.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
-    (is_one && plain).then_some(word)
+    let upper = name.to_uppercase();
+    upper.rsplit(|c: char| !c.is_ascii_alphanumeric() && c != '_').find_map(|word| {
+        let parts: Vec<&str> = word.split('_').collect();
+        let head = parts.iter().rposition(|part| is_head(part))?;
+        let suffixes = parts[head + 1..].iter().take_while(|part| SUFFIXES.contains(part)).count();
+        Some(canonical(&parts[head..=head + suffixes].join("_")))
+    })
+}
+
+/// The usual way to write a quantization that has several.
+fn canonical(upper: &str) -> String {
+    match upper {
+        "FP16" => "F16",
+        "FP32" => "F32",
+        other => other,
+    }
+    .to_owned()
 }
 
 /// The model in safetensors at the repository's root.
@@ -239,6 +263,57 @@ mod tests {
         check(&["a.q2_k.gguf", "a.q8_0.gguf"], None, expect!["Q8_0: a.q8_0.gguf"]);
         check(&["model.gguf"], None, expect!["latest: model.gguf"]);
         check(&["x-UD-IQ2_XXS.gguf"], None, expect!["IQ2_XXS: x-UD-IQ2_XXS.gguf"]);
+        check(&USUAL, tag("fp16"), expect!["o/r: nothing in it is `fp16`; there is Q2_K, Q4_K_M, Q8_0"]);
+        check(&["m-fp16.gguf", "m-q4.gguf"], tag("F16"), expect!["F16: m-fp16.gguf"]);
+        check(&["m-UD-Q4_K_XL.gguf", "m-F16.gguf"], tag("UD-Q4_K_XL"), expect!["Q4_K_XL: m-UD-Q4_K_XL.gguf"]);
+    }
+
+    #[test]
+    fn names_that_say_less_or_more_never_lead_to_the_largest_file() {
+        // The first of each row is the one to take.
+        for row in [
+            &["M-q4.gguf", "M-fp16.gguf"][..],
+            &["m-Q4_K_M-imat.gguf", "m-F16.gguf"],
+            &["m-Q4_K_M-imatrix.gguf", "m-F16.gguf", "m.imatrix.gguf"],
+            &["m.q4_k_m.gguf", "m.bf16.gguf", "m.q2_k.gguf"],
+            &["ggml_model_q4_0.gguf", "ggml_model_f16.gguf"],
+            &["m-iq4_xs.gguf", "m-f16.gguf", "m-iq2_xxs.gguf"],
+            &["m-UD-Q4_K_XL.gguf", "m-BF16.gguf", "m-UD-Q8_K_XL.gguf"],
+            &["m-Q4_K_M.gguf", "m-UD-Q4_K_XL.gguf", "m-Q4_K_S.gguf"],
+            &["m-Q4_K_M-v2.gguf", "m-F32-v2.gguf"],
+            &["m-mxfp4.gguf", "m-F16.gguf"],
+            &["Q8/m.gguf", "fp16/m.gguf"],
+            &["m-q4-00001-of-00001.gguf", "m-fp16.gguf"],
+            &["m.i1-Q4_K_M.gguf", "m.f16.gguf"],
+            &["m-Q4_0_4_4.gguf", "m-Q2_K.gguf.part1of2"],
+        ] {
+            let mut shuffled = row.to_vec();
+            shuffled.reverse();
+            let file = |path: &&str| RemoteFile {
+                path: (*path).to_owned(),
+                size: 1,
+                check: Check::Git("0".repeat(40)),
+            };
+            let files = shuffled.iter().map(file).collect();
+            let repository = Repository { name: "o/r".into(), commit: "c".into(), files };
+            let chosen = choose(&repository, None).unwrap_or_else(|error| panic!("{row:?}: {error}"));
+            assert_eq!(chosen.files[0].path, row[0], "{row:?}");
+        }
+        let names = ["model.gguf", "model-F16.gguf"];
+        check(&names, None, expect!["o/r: say which one, after a colon; there is model, F16"]);
+        for (name, wanted) in [
+            ("a.q2_k", Some("Q2_K")),
+            ("phi-3-q4", Some("Q4")),
+            ("m-Q4_0_4_8", Some("Q4_0_4_8")),
+            ("m-IQ4_KSS", Some("IQ4_KSS")),
+            ("m-tq1_0", Some("TQ1_0")),
+            ("m-Q6_K_L", Some("Q6_K_L")),
+            ("qwen3-7b", None),
+            ("m-q4x", None),
+            ("quick-f160", None),
+        ] {
+            assert_eq!(quantization(name).as_deref(), wanted, "{name}");
+        }
     }
 
     #[test]

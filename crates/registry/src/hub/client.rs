@@ -1,15 +1,24 @@
 //! HTTP, as a hub needs it: a token for the hub alone, redirects, patience.
 
-use std::{io::Read, net::IpAddr, time::Duration};
+use std::{
+    io::{self, Read},
+    net::IpAddr,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 use ureq::{
-    Agent, Body, Proxy,
+    Agent, Body, Proxy, Timeout,
     http::{Response, Uri},
     tls::{RootCerts, TlsConfig},
 };
 
 use super::HubOptions;
-use crate::{cancel::Cancel, error::RegistryError};
+use crate::{
+    cancel::Cancel,
+    error::RegistryError,
+    record::{OnProgress, Progress},
+};
 
 /// Hops from the hub to where a file lies.
 const MAX_REDIRECTS: usize = 10;
@@ -17,12 +26,16 @@ const MAX_REDIRECTS: usize = 10;
 const MAX_TEXT: u64 = 64 << 20;
 /// Longest wait that a hub may ask for.
 const MAX_WAIT: Duration = Duration::from_secs(300);
+/// Longest wait for a connection.
+const MAX_CONNECT: Duration = Duration::from_secs(10);
 
 pub(super) struct Client {
     agent: Agent,
     options: HubOptions,
     /// The hub's own; only this origin sees the token.
     origin: Origin,
+    /// True once any server has answered: from then on, a connection that fails is tried again.
+    reached: AtomicBool,
 }
 
 impl std::fmt::Debug for Client {
@@ -67,21 +80,32 @@ impl Client {
             .http_status_as_error(false)
             .max_redirects(0)
             .user_agent(concat!("paguro/", env!("CARGO_PKG_VERSION")))
-            .timeout_connect(Some(options.silence))
+            .timeout_resolve(Some(options.silence.min(MAX_CONNECT)))
+            .timeout_connect(Some(options.silence.min(MAX_CONNECT)))
             .timeout_recv_response(Some(options.silence))
             .timeout_per_read(Some(options.silence))
             .build()
             .new_agent();
         options.endpoint.truncate(options.endpoint.trim_end_matches('/').len());
-        Ok(Self { agent, options, origin })
+        Ok(Self { agent, options, origin, reached: AtomicBool::new(false) })
+    }
+
+    pub(super) fn options(&self) -> &HubOptions {
+        &self.options
     }
 
     pub(super) fn endpoint(&self) -> &str {
         &self.options.endpoint
     }
 
-    /// A text, with patience.
-    pub(super) fn text(&self, url: &str, what: &str, cancel: &Cancel) -> Result<String, RegistryError> {
+    /// Gets a text, with patience.
+    pub(super) fn text(
+        &self,
+        url: &str,
+        what: &str,
+        cancel: &Cancel,
+        progress: &OnProgress<'_>,
+    ) -> Result<String, RegistryError> {
         let mut tries = 0;
         loop {
             let answer = self.get(url, what, 0).and_then(|answer| {
@@ -99,18 +123,20 @@ impl Client {
             });
             match answer {
                 Ok(text) => return Ok(text),
-                Err(refusal) => self.wait(refusal, &mut tries, cancel, |_| {})?,
+                Err(refusal) => self.wait(refusal, &mut tries, None, cancel, progress)?,
             }
         }
     }
 
-    /// Waits before the next attempt, or gives up. `tries` counts them.
+    /// Waits before the next attempt, or returns the error after the last one. `tries` counts the failed attempts; `file`
+    /// is the index of the file that is being downloaded.
     pub(super) fn wait(
         &self,
         refusal: Refusal,
         tries: &mut u32,
+        file: Option<usize>,
         cancel: &Cancel,
-        retrying: impl FnOnce(&RegistryError),
+        progress: &OnProgress<'_>,
     ) -> Result<(), RegistryError> {
         cancel.check()?;
         let (error, wait) = match refusal {
@@ -120,9 +146,10 @@ impl Client {
         if *tries >= self.options.retries || wait.is_some_and(|wait| wait > MAX_WAIT) {
             return Err(error);
         }
-        retrying(&error);
         let pause = self.options.pause * 2u32.saturating_pow(*tries);
         *tries += 1;
+        let (problem, attempts) = (&*error.to_string(), self.options.retries + 1);
+        progress(Progress::Retrying { file, problem, attempt: *tries + 1, attempts });
         cancel.sleep(wait.unwrap_or(pause).max(pause))
     }
 
@@ -155,10 +182,49 @@ impl Client {
         {
             request = request.header("authorization", format!("Bearer {token}"));
         }
-        request.call().map_err(|error| {
-            let error = RegistryError::Connection { url: without_query(uri), problem: error.to_string() };
-            Refusal::Temporary { error, wait: None }
-        })
+        let answer = request.call().map_err(|error| self.no_answer(uri, &error))?;
+        self.reached.store(true, Ordering::Relaxed);
+        Ok(answer)
+    }
+
+    /// Returns what a request without an answer means. Trying again helps against a server that breaks off, and against
+    /// a network that has worked a moment ago; it does not help against a wrong name or a machine without a network.
+    fn no_answer(&self, uri: &Uri, error: &ureq::Error) -> Refusal {
+        use io::ErrorKind as Kind;
+        use ureq::Error as E;
+        let broke_off = match error {
+            E::Io(error) => matches!(
+                error.kind(),
+                Kind::ConnectionReset
+                    | Kind::ConnectionAborted
+                    | Kind::BrokenPipe
+                    | Kind::UnexpectedEof
+                    | Kind::Interrupted
+            ),
+            E::Timeout(Timeout::Connect | Timeout::Resolve) => false,
+            E::Timeout(_) | E::Protocol(_) | E::BodyStalled => true,
+            _ => false,
+        };
+        let text = error.to_string();
+        let problem = match error {
+            E::HostNotFound => "its name cannot be resolved".to_owned(),
+            E::Io(error) if text.contains("lookup address") => {
+                let reason = error.to_string().replace("failed to lookup address information: ", "");
+                format!("its name cannot be resolved ({reason})")
+            }
+            E::Timeout(Timeout::Resolve) => "its name is not resolved in time".to_owned(),
+            E::Timeout(Timeout::Connect) => "it does not accept connections in time".to_owned(),
+            _ => {
+                let text = text.trim_start_matches("io: ");
+                text.split(" (os error").next().unwrap_or(text).to_owned()
+            }
+        };
+        if broke_off || self.reached.load(Ordering::Relaxed) {
+            let error = RegistryError::Connection { url: without_query(uri), problem };
+            return Refusal::Temporary { error, wait: None };
+        }
+        let host = uri.authority().map_or("the hub", |authority| authority.as_str()).to_owned();
+        Refusal::Final(RegistryError::Unreachable { host, problem })
     }
 
     /// Where a `Location` leads.

@@ -23,13 +23,11 @@ use crate::{
     cancel::Cancel,
     digest::{Digest, hex},
     error::RegistryError,
+    files::CHUNK,
     lock::Lock,
     record::{FileRecord, OnProgress, Progress, Transfer},
-    store::{CHUNK, Store},
+    store::Store,
 };
-
-/// What a download that has filled the disk gives back: the catalogue needs some space even to forget a model.
-const RESERVE: u64 = 4 << 20;
 
 impl Hub {
     /// Brings files of a repository into the store. The caller keeps others from deleting them.
@@ -79,8 +77,8 @@ impl RemoteFile {
         Transfer { name: self.name().to_owned(), size: self.size, digest: self.digest() }
     }
 
-    /// Where the hub says it.
-    fn digest(&self) -> Option<Digest> {
+    /// Its digest, where the hub says it.
+    pub(super) fn digest(&self) -> Option<Digest> {
         match &self.check {
             Check::Sha256(digits) => digits.parse().ok(),
             Check::Git(_) => None,
@@ -110,25 +108,30 @@ struct Job<'a> {
 impl Job<'_> {
     fn run(&self) -> Result<FileRecord, RegistryError> {
         let file = self.index;
-        if let Some(record) = self.present() {
+        if let Some(record) = self.present()? {
             return Ok(record);
         }
         let key = self.file.key();
         let waiting = || (self.progress)(Progress::Waiting { file });
         let _lock = Lock::exclusive_unless(&self.store.lock_file(&key), self.cancel, waiting)?;
         // Whoever had the lock may have brought it.
-        if let Some(record) = self.present() {
+        if let Some(record) = self.present()? {
             return Ok(record);
         }
         let digest = self.fetch(&self.store.partial_file(&key))?;
         Ok(self.finished(digest))
     }
 
-    /// The file, if the library has it.
-    fn present(&self) -> Option<FileRecord> {
-        let digest = self.file.digest()?;
-        let here = self.store.blob_size(&digest).is_ok_and(|size| size == self.file.size);
-        here.then(|| self.finished(digest))
+    /// The file, if the library has it and it is what it should be.
+    fn present(&self) -> Result<Option<FileRecord>, RegistryError> {
+        let Some(digest) = self.file.digest() else { return Ok(None) };
+        let has_size = self.store.blob_size(&digest).is_ok_and(|size| size == self.file.size);
+        let here = has_size && self.store.is_sound(&digest, self.cancel, |done| self.checking(done))?;
+        Ok(here.then(|| self.finished(digest)))
+    }
+
+    fn checking(&self, done: u64) {
+        (self.progress)(Progress::Checking { file: self.index, done });
     }
 
     fn finished(&self, digest: Digest) -> FileRecord {
@@ -140,8 +143,7 @@ impl Job<'_> {
 
     /// Downloads into `path`, checks, and makes a blob of it.
     fn fetch(&self, path: &Path) -> Result<Digest, RegistryError> {
-        let advance = |done| (self.progress)(Progress::Bytes { file: self.index, done });
-        let mut part = Part::open(path, self.file, self.cancel, advance)?;
+        let mut part = Part::open(path, self.file, self.cancel, |done| self.checking(done))?;
         let mut resumed = part.size > 0;
         loop {
             self.complete(&mut part)?;
@@ -151,7 +153,7 @@ impl Job<'_> {
             };
             if found == *expected {
                 drop(part);
-                self.store.publish(path, &digest)?;
+                self.store.publish(path, &digest, self.cancel)?;
                 return Ok(digest);
             }
             if !resumed {
@@ -175,10 +177,7 @@ impl Job<'_> {
             if part.size > before {
                 tries = 0;
             }
-            self.hub.client.wait(refusal, &mut tries, self.cancel, |error| {
-                let problem = &error.to_string();
-                (self.progress)(Progress::Retrying { file: self.index, problem });
-            })?;
+            self.hub.client.wait(refusal, &mut tries, Some(self.index), self.cancel, self.progress)?;
         }
         Ok(())
     }
@@ -283,12 +282,7 @@ impl Part {
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), RegistryError> {
-        let written = self.file.write_all(bytes).map_err(RegistryError::io("write", &self.path));
-        if let Err(RegistryError::DiskFull { .. }) = written {
-            // The next attempt reads what is there anew. If this fails, too, the first error is still the one to tell.
-            let _ = self.file.set_len(self.size.saturating_sub(RESERVE));
-        }
-        written?;
+        self.file.write_all(bytes).map_err(RegistryError::io("write", &self.path))?;
         self.count(bytes);
         Ok(())
     }

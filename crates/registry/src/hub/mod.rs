@@ -12,7 +12,12 @@ use serde::Deserialize;
 pub(crate) use choose::choose;
 pub use reference::{Choice, Reference};
 
-use crate::{cancel::Cancel, error::RegistryError};
+use crate::{
+    cancel::Cancel,
+    error::RegistryError,
+    record::{FileRecord, OnProgress},
+    store::Store,
+};
 use client::Client;
 
 /// Where the hub is, unless somebody says otherwise.
@@ -136,16 +141,61 @@ impl Hub {
         Ok(Self { client: Client::new(options)?, parallel })
     }
 
+    /// Returns the hub at another address, which does not get this one's token.
+    pub(crate) fn at(&self, endpoint: &str) -> Result<Self, RegistryError> {
+        let options = self.client.options().clone();
+        let token = options.token.clone().filter(|_| endpoint == self.endpoint());
+        Self::new(HubOptions { endpoint: endpoint.to_owned(), token, ..options })
+    }
+
+    /// Downloads a file again that a model of this repository and commit has.
+    ///
+    /// # Errors
+    /// A repository that does not have the file any more, at that commit or now; what keeps it from coming.
+    pub(crate) fn fetch_again(
+        &self,
+        store: &Store,
+        repo: &str,
+        commit: &str,
+        wanted: &FileRecord,
+        cancel: &Cancel,
+        progress: &OnProgress<'_>,
+    ) -> Result<(), RegistryError> {
+        let at = |revision: &str| {
+            let revision = revision.to_owned();
+            let reference = Reference { repo: repo.to_owned(), revision, choice: None };
+            self.repository(&reference, cancel, progress)
+        };
+        let repository = match at(commit) {
+            // Histories are rewritten; what counts is the content.
+            Err(RegistryError::NotOnHub { .. }) => at("main")?,
+            found => found?,
+        };
+        let is_it = |file: &&RemoteFile| match file.digest() {
+            Some(digest) => digest == wanted.digest,
+            None => file.name() == wanted.name && file.size == wanted.size,
+        };
+        let gone = || RegistryError::NotOnHub {
+            endpoint: self.endpoint().to_owned(),
+            what: format!("file of {} in `{repo}`", wanted.digest),
+        };
+        let file = repository.files.iter().find(is_it).cloned().ok_or_else(gone)?;
+        let records = self.download(store, &repository, &[file], cancel, progress)?;
+        // Of small files the hub does not tell the digest before.
+        if records.iter().any(|record| record.digest == wanted.digest) { Ok(()) } else { Err(gone()) }
+    }
+
     /// Its address, without a slash at its end.
     pub fn endpoint(&self) -> &str {
         self.client.endpoint()
     }
 
-    /// Asks what is in a repository.
+    /// Reads the list of a repository's files.
     pub(crate) fn repository(
         &self,
         reference: &Reference,
         cancel: &Cancel,
+        progress: &OnProgress<'_>,
     ) -> Result<Repository, RegistryError> {
         let revision = client::encode(&reference.revision, false);
         let url = format!("{}/api/models/{}/revision/{revision}?blobs=true", self.endpoint(), reference.repo);
@@ -153,7 +203,7 @@ impl Hub {
             "main" => format!("`{}`", reference.repo),
             revision => format!("`{}` at `{revision}`", reference.repo),
         };
-        let text = self.client.text(&url, &what, cancel)?;
+        let text = self.client.text(&url, &what, cancel, progress)?;
         let bad = |problem: String| RegistryError::BadAnswer { url: url.clone(), problem };
         let info: ModelInfo = serde_json::from_str(&text).map_err(|error| bad(error.to_string()))?;
         if info.sha.is_empty() || !info.sha.bytes().all(|b| b.is_ascii_alphanumeric()) {

@@ -17,7 +17,12 @@ pub fn inspect(path: &Path) -> Result<Details, Box<dyn Error + Send + Sync>> {
     } else if &magic != b"GGUF" {
         return Err(format!("{} does not begin with GGUF", file.display()).into());
     }
-    Ok(Details { architecture: Some("llama".into()), parameters: 1000, quantization: "Q4_0".into() })
+    Ok(Details {
+        architecture: Some("llama".into()),
+        parameters: 1000,
+        quantization: "Q4_0".into(),
+        ..Details::default()
+    })
 }
 
 /// A file that begins as a GGUF file does, of `size` bytes that differ by seed.

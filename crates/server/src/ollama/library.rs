@@ -73,7 +73,11 @@ impl Status {
 }
 
 fn library(state: &AppState) -> Result<Library, ApiError> {
-    state.library.clone().ok_or_else(|| ApiError::Unavailable("this server has no model library".into()))
+    state.library.clone().ok_or_else(|| {
+        ApiError::Unavailable(
+            "this server has no model library, or it cannot be used; the server's log says why".into(),
+        )
+    })
 }
 
 /// Where a model lies that is served and is not the library's.
@@ -207,8 +211,17 @@ impl Reporter {
             }
             Progress::Finished { file } => Self::fetching(&files[file].0, files[file].0.size),
             Progress::Waiting { file } => Status::new(format!("waiting for {}", files[file].0.name)),
-            Progress::Retrying { file, problem } => {
-                Status::new(format!("trying {} again: {problem}", files[file].0.name))
+            Progress::Checking { file, .. } => {
+                let (transfer, last) = &mut files[file];
+                if last.elapsed() < Self::PAUSE {
+                    return;
+                }
+                *last = Instant::now();
+                Status::new(format!("verifying {}", transfer.name))
+            }
+            Progress::Retrying { file, problem, attempt, attempts } => {
+                let what = file.map_or("the list of files", |file| files[file].0.name.as_str());
+                Status::new(format!("trying {what} again ({attempt} of {attempts}): {problem}"))
             }
             Progress::Recording => Status::new("writing manifest"),
             _ => return,

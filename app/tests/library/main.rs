@@ -1,8 +1,13 @@
 //! The model library from the command line: the built binary, a hub on loopback, real files.
 
+#[path = "../common/mod.rs"]
 mod common;
-#[path = "../../crates/registry/tests/common/mod.rs"]
+#[cfg(unix)]
+mod kills;
+#[path = "../../../crates/registry/tests/common/mod.rs"]
 mod library_common;
+#[cfg(target_os = "linux")]
+mod limits;
 
 use std::{
     fs,
@@ -38,6 +43,8 @@ impl Fixture {
     fn command(&self, args: &[&str]) -> Command {
         let mut command = common::paguro(args);
         command.env("PAGURO_HOME", self.root()).env("HF_ENDPOINT", self.hub.endpoint());
+        // Keys lie there.
+        command.env("HOME", self.folder.path()).env_remove("XDG_DATA_HOME");
         command.current_dir(self.folder.path());
         command
     }
@@ -94,16 +101,17 @@ fn a_model_is_pulled_listed_renamed_and_removed() {
     expect![[r#"
         o/Tiny-GGUF:F32 (20.1 kB, F32)
         getting 1 file, 20.1 kB
+        this version of Paguro cannot run `o/Tiny-GGUF:F32`: the metadata has no `llama.block_count`
         exit 0"#]]
-    .assert_eq(&f.words(&["pull", "hf:o/Tiny-GGUF"]));
+    .assert_eq(&f.words(&["pull", "--force", "hf:o/Tiny-GGUF"]));
     expect![[r#"
         mine
         exit 0"#]]
     .assert_eq(&f.words(&["cp", "tiny-gguf", "mine"]));
     expect![[r#"
         name                   size  parameters  format     changed
-        mine                20.1 kB       5.0 k  F32        just now
-        o/Tiny-GGUF:F32     20.1 kB       5.0 k  F32        just now
+        mine                20.1 kB       5.0 k  F32        just now  cannot run: the metadata has no `llama.block_count`
+        o/Tiny-GGUF:F32     20.1 kB       5.0 k  F32        just now  cannot run: the metadata has no `llama.block_count`
         exit 0"#]]
     .assert_eq(&f.words(&["list"]));
     let list = f.run(&["ls", "--json"]).json_lines();
@@ -232,7 +240,8 @@ fn what_goes_wrong_is_one_clear_line() {
     expect!["error: `somewhere` is not the address of a hub: it must begin with https:// or http://\n"]
         .assert_eq(&ran.err);
     f.hub.state().token = Some("hf_right".to_owned());
-    let ran: Ran = f.command(&["pull", "o/m:Q2_K"]).env("HF_TOKEN", "hf_right").output().unwrap().into();
+    let ran: Ran =
+        f.command(&["pull", "--force", "o/m:Q2_K"]).env("HF_TOKEN", "hf_right").output().unwrap().into();
     ran.ok();
 }
 
@@ -242,7 +251,7 @@ fn the_token_that_other_programs_have_stored_is_used() {
     f.hub.add("o/m", &[("a-Q2_K.gguf", &model(1, 10))]);
     f.hub.state().token = Some("hf_stored".to_owned());
     let pull = |environment: &[(&str, &Path)]| -> Ran {
-        let mut command = f.command(&["pull", "o/m"]);
+        let mut command = f.command(&["pull", "--force", "o/m"]);
         command.env_remove("HF_TOKEN_PATH").env_remove("XDG_CACHE_HOME").env("HOME", f.folder.path());
         command.envs(environment.iter().copied()).output().unwrap().into()
     };
@@ -298,7 +307,7 @@ fn kill(f: &Fixture, args: &[&str], wanted: usize, prepare: impl Fn()) {
 /// Nothing is left but what the models need, and everything works.
 fn settle(f: &Fixture) {
     let registry = Registry::open(&f.root()).unwrap();
-    registry.prune().unwrap();
+    registry.prune(false).unwrap();
     let models = check(&f.root());
     let mut digests: Vec<_> = models.iter().flat_map(|model| &model.files).map(|file| file.digest).collect();
     digests.sort();
@@ -307,7 +316,7 @@ fn settle(f: &Fixture) {
     for folder in ["partial", "tmp", "locks"] {
         assert_eq!(count_files(&f.root().join(folder)), 0, "{folder}");
     }
-    assert_eq!(registry.prune().unwrap(), Pruned::default());
+    assert_eq!(registry.prune(false).unwrap(), Pruned::default());
 }
 
 #[test]
@@ -330,18 +339,18 @@ fn a_killed_pull_leaves_a_sound_library() {
             registry.remove("o/one").unwrap();
         }
         // Downloads go on with what was left, so these must not be the same pull again and again.
-        registry.prune().unwrap();
+        registry.prune(false).unwrap();
     };
-    kill(&f, &["pull", "o/one"], 20, remove);
+    kill(&f, &["pull", "--force", "o/one"], 20, remove);
     // And with what was left; dropped connections besides.
     for _ in 0..3 {
         f.hub.state().faults = vec![Fault::Drop(100_000); 2];
-        kill(&f, &["pull", "o/one", "--name", "again"], 5, || {
+        kill(&f, &["pull", "--force", "o/one", "--name", "again"], 5, || {
             let registry = Registry::open(&f.root()).unwrap();
             let _ = registry.remove("again");
         });
     }
-    f.run(&["pull", "o/one"]).ok();
+    f.run(&["pull", "--force", "o/one"]).ok();
     settle(&f);
 }
 
@@ -353,11 +362,11 @@ fn a_killed_import_or_removal_leaves_a_sound_library() {
     let remove = || {
         let _ = Registry::open(&f.root()).unwrap().remove("big");
     };
-    kill(&f, &["import", "big-F32.gguf", "--copy"], 20, remove);
+    kill(&f, &["import", "--force", "big-F32.gguf", "--copy"], 20, remove);
     settle(&f);
     let import = || {
         if Registry::open(&f.root()).unwrap().find("big").is_err() {
-            f.run(&["import", "big-F32.gguf", "--copy"]).ok();
+            f.run(&["import", "--force", "big-F32.gguf", "--copy"]).ok();
         }
     };
     kill(&f, &["rm", "big"], 20, import);
@@ -374,8 +383,9 @@ fn many_processes_at_once_are_no_trouble() {
     let mut children = Vec::new();
     for i in 0..4 {
         let name = format!("n{i}");
-        children.push(f.command(&["pull", "o/m"]).spawn().unwrap());
-        children.push(f.command(&["import", "x.gguf", "--copy", "--name", &name]).spawn().unwrap());
+        children.push(f.command(&["pull", "--force", "o/m"]).spawn().unwrap());
+        children
+            .push(f.command(&["import", "--force", "x.gguf", "--copy", "--name", &name]).spawn().unwrap());
         children.push(f.command(&["list"]).spawn().unwrap());
     }
     for child in children {
@@ -385,62 +395,4 @@ fn many_processes_at_once_are_no_trouble() {
     assert_eq!(sent, model(3, 50_000).len() as u64, "one download for all");
     assert_eq!(check(&f.root()).len(), 5);
     settle(&f);
-}
-
-/// A limit on the size of files fails writes as a full disk does, but for the name of the error.
-#[cfg(target_os = "linux")]
-#[test]
-fn a_full_disk_is_said_and_leaves_a_sound_library() {
-    let f = Fixture::new();
-    f.hub.add("o/m", &[("m.gguf", &model(3, 2_000_000))]);
-    fs::write(f.folder.path().join("x.gguf"), model(5, 2_000_000)).unwrap();
-    f.run(&["list"]).ok();
-    // In units of 1024 bytes; the signal would end the process before it could say anything.
-    let limited = |args: &str| -> Ran {
-        let script = format!("trap '' XFSZ; ulimit -f 6000; exec \"$0\" {args}");
-        let paguro = f.command(&[]);
-        let mut command = Command::new("bash");
-        command.args(["-c", &script]).arg(paguro.get_program()).current_dir(f.folder.path());
-        command.env("PAGURO_HOME", f.root()).env("HF_ENDPOINT", f.hub.endpoint());
-        command.output().unwrap().into()
-    };
-    for args in ["-q pull o/m", "-q import --copy x.gguf"] {
-        let ran = limited(args);
-        assert_eq!(ran.code, Some(1), "{ran:?}");
-        assert!(ran.err.starts_with("error: no space is left for `"), "{}", ran.err);
-        assert!(ran.err.ends_with("free some (`paguro rm`, `paguro prune`) and try again\n"), "{}", ran.err);
-        assert!(check(&f.root()).is_empty());
-    }
-    // With space again, the pull goes on with what it has: six megabytes, less what it gave back.
-    f.hub.state().sent = 0;
-    f.run(&["pull", "o/m"]).ok();
-    assert!(f.hub.state().sent < 7_000_000, "{}", f.hub.state().sent);
-    settle(&f);
-}
-
-/// A disk of a megabyte.
-#[cfg(target_os = "linux")]
-#[test]
-fn a_really_full_disk_is_said_too() {
-    let f = Fixture::new();
-    f.hub.add("o/m", &[("m.gguf", &model(3, 500_000))]);
-    fs::create_dir(f.root()).unwrap();
-    // A name space of its own, in which anybody may mount.
-    let script = "mount -t tmpfs -o size=1m none \"$PAGURO_HOME\" && \"$0\" -q pull o/m; echo $?; ls \"$PAGURO_HOME/models\"; \"$0\" list";
-    let mut command = Command::new("unshare");
-    command.args(["--user", "--map-root-user", "--mount", "bash", "-c", script]);
-    command.arg(f.command(&[]).get_program()).current_dir(f.folder.path());
-    command.env("PAGURO_HOME", f.root()).env("HF_ENDPOINT", f.hub.endpoint());
-    let ran: Ran = match command.output() {
-        Ok(output) => output.into(),
-        Err(error) => return println!("skipped: no unshare: {error}"),
-    };
-    if ran.err.contains("unshare failed") || ran.err.contains("mount:") {
-        return println!("skipped: no disk of its own may be mounted: {}", ran.err);
-    }
-    assert!(ran.err.starts_with("error: no space is left for `"), "{ran:?}");
-    assert!(
-        ran.err.ends_with("the library is empty; `paguro pull` and `paguro import` bring models into it\n")
-    );
-    assert_eq!(ran.out, "1\n");
 }

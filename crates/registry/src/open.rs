@@ -1,0 +1,293 @@
+//! Opening a library, also one that is read-only, on a full disk, or without its catalogue; and what each allows.
+
+use std::{
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+};
+
+use crate::{
+    catalogue::{self, Catalogue, Contents},
+    error::RegistryError,
+    files::shared_builder,
+    library::Registry,
+    lock::Lock,
+    manifest::Manifests,
+    reserve::Reserve,
+    store::{Pruned, Store},
+};
+
+/// Why a library cannot be written.
+#[derive(Clone, Debug)]
+pub(crate) enum Limit {
+    /// The system does not allow it.
+    ReadOnly(String),
+    /// The catalogue could be opened for reading only: there is no space left.
+    Full,
+}
+
+impl Registry {
+    /// Opens the library in this folder; it is made if there is none. A library that cannot be written, or whose disk is
+    /// full, is opened all the same, and what would change it fails.
+    ///
+    /// # Errors
+    /// A folder that cannot be made, a catalogue that is lost, damaged or of a newer version.
+    pub fn open(root: &Path) -> Result<Self, RegistryError> {
+        if !root.is_dir() {
+            fs::create_dir_all(root).map_err(RegistryError::io("make the folder", root))?;
+        }
+        // Hard links to what lies elsewhere would follow a change of the working directory.
+        let root = root.canonicalize().map_err(RegistryError::io("open", root))?;
+        let opening = match Lock::exclusive(&root.join("open.lock")) {
+            Ok(lock) => lock,
+            Err(error) => return Self::open_read_only(root, error),
+        };
+        let registry =
+            Self::parts(&root, &root.join(catalogue::FILE), |path| match Catalogue::contents(path)? {
+                Contents::Catalogue => Ok(()),
+                contents => lost(&root, contents),
+            });
+        // A rebuild takes the two locks in the other order.
+        drop(opening);
+        match registry {
+            Err(error) if error.read_only().is_some() => Self::open_read_only(root, error),
+            Err(error) => Err(error),
+            Ok(registry) => registry.complete(),
+        }
+    }
+
+    /// Opens the library in this folder if there is one: looking for a model makes none.
+    ///
+    /// # Errors
+    /// As for [`Registry::open`].
+    pub fn open_existing(root: &Path) -> Result<Option<Self>, RegistryError> {
+        let exists = root.join(catalogue::FILE).is_file() || holdings(root) != (0, 0);
+        if exists { Self::open(root).map(Some) } else { Ok(None) }
+    }
+
+    /// Opens the library in this folder with an empty catalogue in place of one that is lost or damaged, which is set
+    /// aside. The files of its models then belong to nothing.
+    ///
+    /// # Errors
+    /// As for [`Registry::open`].
+    pub fn open_anew(root: &Path) -> Result<Self, RegistryError> {
+        match Self::open(root) {
+            Err(RegistryError::CatalogueLost { .. } | RegistryError::CatalogueDamaged { .. }) => {}
+            opened => return opened,
+        }
+        let root = root.canonicalize().map_err(RegistryError::io("open", root))?;
+        let opening = Lock::exclusive(&root.join("open.lock"))?;
+        set_aside(&root)?;
+        let registry = Self::parts(&root, &root.join(catalogue::FILE), |_| Ok(()))?;
+        drop(opening);
+        registry.complete()
+    }
+
+    /// Opens the parts of a library that can be written, with the catalogue at `path`. The caller holds `open.lock`.
+    pub(crate) fn parts(
+        root: &Path,
+        path: &Path,
+        check: impl FnOnce(&Path) -> Result<(), RegistryError>,
+    ) -> Result<Self, RegistryError> {
+        let store = Store::new(root);
+        let (manifests, reserve) = (Manifests::new(root), Reserve::new(root));
+        let open = || {
+            check(path)?;
+            store.make_folders()?;
+            manifests.make_folder()?;
+            Catalogue::open(path)
+        };
+        let (catalogue, limit) = match open() {
+            Ok(catalogue) => (catalogue, None),
+            Err(error) if path.is_file() && is_for_lack_of_space(&error, root) => {
+                (Catalogue::open_read_only(path)?, Some(Limit::Full))
+            }
+            Err(error) => return Err(error),
+        };
+        let limit = Mutex::new(limit);
+        Ok(Self { root: root.to_owned(), catalogue, store, manifests, reserve, limit })
+    }
+
+    /// Adds what libraries of older versions do not have.
+    fn complete(self) -> Result<Self, RegistryError> {
+        if self.limit().is_none() {
+            self.reserve.ensure();
+            self.complete_manifests()?;
+        }
+        Ok(self)
+    }
+
+    /// Opens a library in which nothing may be written. `error` is what came of trying.
+    fn open_read_only(root: PathBuf, error: RegistryError) -> Result<Self, RegistryError> {
+        let Some(problem) = error.read_only() else { return Err(error) };
+        let path = root.join(catalogue::FILE);
+        match Catalogue::contents(&path)? {
+            Contents::Catalogue => {}
+            contents => {
+                lost(&root, contents)?;
+                // There is nothing in it yet, and nothing can come.
+                return Err(RegistryError::ReadOnly { path: root, problem });
+            }
+        }
+        let catalogue = Catalogue::open_read_only(&path)?;
+        let (store, manifests, reserve) = (Store::new(&root), Manifests::new(&root), Reserve::new(&root));
+        let limit = Mutex::new(Some(Limit::ReadOnly(problem)));
+        Ok(Self { root, catalogue, store, manifests, reserve, limit })
+    }
+
+    /// Says why the library cannot be written, if it cannot.
+    pub fn not_writable(&self) -> Option<RegistryError> {
+        let path = self.root.clone();
+        self.limit().map(|limit| match limit {
+            Limit::ReadOnly(problem) => RegistryError::ReadOnly { path, problem },
+            Limit::Full => RegistryError::DiskFull { path },
+        })
+    }
+
+    /// Why the library cannot be written, if it cannot.
+    pub(crate) fn limit(&self) -> Option<Limit> {
+        self.limit.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Refuses to change a library that cannot be written.
+    pub(crate) fn writable(&self) -> Result<(), RegistryError> {
+        match self.not_writable() {
+            None => Ok(()),
+            // There may be space again.
+            Some(RegistryError::DiskFull { .. }) => self.reopen(),
+            Some(error) => Err(error),
+        }
+    }
+
+    /// Refuses to delete anything from a library that cannot be written for another reason than a full disk.
+    pub(crate) fn deletable(&self) -> Result<(), RegistryError> {
+        match self.not_writable() {
+            None | Some(RegistryError::DiskFull { .. }) => Ok(()),
+            Some(error) => Err(error),
+        }
+    }
+
+    fn reopen(&self) -> Result<(), RegistryError> {
+        let _opening = Lock::exclusive(&self.root.join("open.lock"))?;
+        let reopen = || {
+            self.store.make_folders()?;
+            self.manifests.make_folder()?;
+            self.catalogue.reopen()
+        };
+        reopen().map_err(|error| self.lack_of_space(error))?;
+        *self.limit.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        Ok(())
+    }
+
+    /// Does something that frees space, on a full disk with the help of the reserve, then of what is not complete yet.
+    pub(crate) fn freeing<T>(&self, work: impl Fn() -> Result<T, RegistryError>) -> Result<T, RegistryError> {
+        let attempt = || work().map_err(|error| self.lack_of_space(error));
+        let mut done = attempt();
+        if matches!(done, Err(RegistryError::DiskFull { .. })) && self.reserve.free() {
+            done = attempt();
+        }
+        if matches!(done, Err(RegistryError::DiskFull { .. }))
+            && let Some(alone) = Lock::try_exclusive(&self.lock_file())?
+        {
+            self.store.sweep_unfinished(&mut Pruned::default())?;
+            drop(alone);
+            done = attempt();
+        }
+        if done.is_ok() {
+            self.reserve.ensure();
+        }
+        done
+    }
+
+    /// SQLite has many ways to say that no space is left.
+    pub(crate) fn lack_of_space(&self, error: RegistryError) -> RegistryError {
+        if is_for_lack_of_space(&error, &self.root) {
+            RegistryError::DiskFull { path: self.root.clone() }
+        } else {
+            error
+        }
+    }
+
+    /// Writes the records that are missing beside the models.
+    pub(crate) fn complete_manifests(&self) -> Result<(), RegistryError> {
+        let names = self.catalogue.names()?;
+        if names.iter().all(|name| self.manifests.has(name)) {
+            return Ok(());
+        }
+        let complete = || {
+            let changing = self.manifests.change()?;
+            self.manifests.reconcile(&changing, &names)?;
+            for name in names.iter().filter(|name| !self.manifests.has(name)) {
+                if let Some(model) = self.catalogue.get(name)? {
+                    self.manifests.put(&changing, &model, || Ok(()))?;
+                }
+            }
+            Ok(())
+        };
+        match complete() {
+            // The next time, perhaps: the models can be used without.
+            Err(RegistryError::DiskFull { .. }) => Ok(()),
+            done => done,
+        }
+    }
+}
+
+/// An error if something other than a catalogue lies where the files of models say that one has been.
+pub(crate) fn lost(root: &Path, contents: Contents) -> Result<(), RegistryError> {
+    let (blobs, manifests) = holdings(root);
+    let problem = match contents {
+        Contents::Missing => "missing",
+        Contents::Empty => "empty",
+        Contents::Foreign => "of another program",
+        Contents::Catalogue => return Ok(()),
+    };
+    if (blobs, manifests) == (0, 0) && contents != Contents::Foreign {
+        return Ok(());
+    }
+    Err(RegistryError::CatalogueLost { path: root.to_owned(), problem, blobs, manifests })
+}
+
+/// Counts what a library has besides its catalogue.
+fn holdings(root: &Path) -> (usize, usize) {
+    (Store::new(root).count(), Manifests::new(root).count())
+}
+
+/// Gives what lies in the catalogue's place another name; returns it, if there was anything.
+pub(crate) fn set_aside(root: &Path) -> Result<Option<PathBuf>, RegistryError> {
+    let path = root.join(catalogue::FILE);
+    let free = |number: &usize| !root.join(format!("library-old-{number}.db")).exists();
+    let number = (1..).find(free).unwrap_or(usize::MAX);
+    let aside = root.join(format!("library-old-{number}.db"));
+    for extension in ["db-wal", "db-shm", "db"] {
+        let (from, to) = (path.with_extension(extension), aside.with_extension(extension));
+        if from.exists() {
+            fs::rename(&from, &to).map_err(RegistryError::io("rename", &from))?;
+        }
+    }
+    Ok(aside.exists().then_some(aside))
+}
+
+/// True if an error comes of a full disk: the error says so, or it could, and nothing can be written.
+fn is_for_lack_of_space(error: &RegistryError, root: &Path) -> bool {
+    use rusqlite::ErrorCode as Code;
+    let could_be = match error {
+        RegistryError::DiskFull { .. } => return true,
+        RegistryError::Catalogue(error) => matches!(
+            error.sqlite_error_code(),
+            Some(Code::SystemIoFailure | Code::CannotOpen | Code::OutOfMemory)
+        ),
+        _ => false,
+    };
+    could_be && matches!(write_something(root), Err(RegistryError::DiskFull { .. }))
+}
+
+/// Writes as much as SQLite does at least.
+fn write_something(root: &Path) -> Result<(), RegistryError> {
+    let write = || {
+        let mut file = shared_builder(0o666).prefix(".full-").tempfile_in(root)?;
+        file.write_all(&[1; 64 << 10])?;
+        file.as_file().sync_all()
+    };
+    write().map_err(RegistryError::io("write", root))
+}
