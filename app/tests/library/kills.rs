@@ -15,8 +15,7 @@ use std::{
 
 use paguro_registry::{Digest, Registry};
 
-use super::{Fixture, Random, check, settle, tales};
-use crate::library_common::gguf;
+use super::{Fixture, Random, check, model, settle, tales};
 
 /// Kills of each kind; `PAGURO_KILLS` overrides it.
 fn kills() -> usize {
@@ -65,9 +64,9 @@ impl Fixture {
 #[ignore = "takes minutes"]
 fn killed_changes_leave_a_sound_library() {
     let f = Fixture::new();
-    f.hub.add("o/m", &[("m.gguf", &gguf(1, 400_000))]);
+    f.hub.add("o/m", &[("m.gguf", &model(3, 100_000))]);
     f.hub.state().delay = 1;
-    f.file("x.gguf", &gguf(2, 2_000_000));
+    f.file("x.gguf", &model(5, 500_000));
     let remove = |name: &str| drop(f.registry().remove(name));
     let sound = |_: bool| drop(check(&f.root()));
     let pull = ["pull", "--force", "o/m", "--name", "pulled"];
@@ -97,7 +96,7 @@ fn killed_changes_leave_a_sound_library() {
 #[ignore = "takes minutes"]
 fn killed_repairs_and_rebuilds_lose_nothing() {
     let f = Fixture::new();
-    let (pulled, copied) = (gguf(1, 400_000), gguf(2, 1_000_000));
+    let (pulled, copied) = (model(3, 100_000), model(5, 250_000));
     f.hub.add("o/m", &[("m.gguf", &pulled)]);
     f.file("x.gguf", &copied);
     f.run(&["pull", "--force", "o/m"]).ok();
@@ -206,7 +205,7 @@ fn request(address: &str, key: &str, method: &str, path: &str, body: &str) -> Op
 fn a_killed_server_under_load_starts_again_and_has_lost_nothing() {
     let f = Fixture::new();
     f.run(&["import", "--copy", tales().to_str().unwrap(), "--name", "stories"]).ok();
-    f.hub.add("o/m", &[("m.gguf", &gguf(1, 300_000))]);
+    f.hub.add("o/m", &[("m.gguf", &model(3, 75_000))]);
     f.hub.state().delay = 2;
     let key = f.run(&["keys", "add", "test", "--scope", "inference,models"]).ok().trim().to_owned();
     let mut random = Random(9);
