@@ -35,6 +35,10 @@ use crate::{
 /// Steps that a sequence runs before it can be displaced by one of its own priority.
 pub(super) const QUANTUM: u64 = 8;
 
+/// Sequences at the head of the queue that may wait for blocks of others while those behind them pass. A bound on the time
+/// that a plan takes.
+const MOST_PASSED_OVER: usize = 16;
+
 /// What tenants and requests have of the places and pages.
 #[derive(Default)]
 struct Shares<'a> {
@@ -170,6 +174,9 @@ impl Scheduler {
             };
             if self.running.iter().any(computes) {
                 in_work.insert(head.rank());
+                if in_work.len() > MOST_PASSED_OVER {
+                    return None;
+                }
                 continue;
             }
             let short = Shortage {
