@@ -87,6 +87,9 @@ fn refuse_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
 /// sent everything, and lose it if the connection is closed before.
 const MOST_DISCARDED: usize = 256 << 20;
 
+/// Bytes by which the memory of a body grows, at least.
+const MIN_GROWTH: usize = 4 << 10;
+
 /// Reads a body into memory that `share` has reserved; whether the client `waits` for a sign before it sends one.
 async fn read(mut body: Body, waits: bool, share: &BodyShare, state: &AppState) -> Result<Bytes, ApiError> {
     let limits = &state.settings.limits;
@@ -94,7 +97,8 @@ async fn read(mut body: Body, waits: bool, share: &BodyShare, state: &AppState) 
     if waits && body.size_hint().lower() > limits.body_bytes as u64 {
         return Err(too_large());
     }
-    let (mut bytes, mut length) = (Vec::new(), 0);
+    let (mut bytes, mut length) = (Vec::new(), 0usize);
+    let mut no_memory = None;
     let (mut pace, mut counter) = (Pace::new(limits), ValueCounter::default());
     let reading = async {
         while let Some(frame) = pace.wait(body.frame()).await? {
@@ -105,9 +109,13 @@ async fn read(mut body: Body, waits: bool, share: &BodyShare, state: &AppState) 
             let Some(data) = frame.data_ref() else { continue };
             length += data.len();
             pace.arrived(data.len());
-            if length <= limits.body_bytes {
+            if length <= limits.body_bytes && no_memory.is_none() {
                 counter.push(data);
-                share.grow(&state.body_memory, length, counter.values).await?;
+                no_memory = share.grow(&state.body_memory, length, counter.values).await.err();
+                if bytes.capacity() < length {
+                    // A vector that doubles would take up to twice the memory that is reserved.
+                    bytes.reserve_exact(data.len().max(length / 8).max(MIN_GROWTH));
+                }
                 bytes.extend_from_slice(data);
             } else if length > limits.body_bytes.saturating_add(MOST_DISCARDED) {
                 break;
@@ -122,8 +130,10 @@ async fn read(mut body: Body, waits: bool, share: &BodyShare, state: &AppState) 
     if length > limits.body_bytes {
         return Err(too_large());
     }
-    read.unwrap_or(Err(ApiError::BodyTimeout(limits.body_time)))?;
-    Ok(bytes.into())
+    match no_memory {
+        Some(error) => Err(error),
+        None => read.unwrap_or(Err(ApiError::BodyTimeout(limits.body_time))).map(|()| bytes.into()),
+    }
 }
 
 /// Parses JSON into something that knows all of its fields.
