@@ -1,7 +1,7 @@
 //! Files of models: only regular ones are opened, they are read at positions, and a change shows.
 //!
 //! Nothing is mapped: a mapped file that another process truncates kills the reader with SIGBUS
-//! (`docs/decisions/0009-reading-weights.md`).
+//! (`docs/decisions/0011-reading-weights.md`).
 
 use std::{
     fs::{File, Metadata, OpenOptions},
