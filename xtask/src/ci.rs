@@ -13,12 +13,12 @@ use crate::{
     aarch64, clients, macos,
     sample::Sample,
     table::{self, Outcome, Row},
-    tests, tidy,
+    tests, tidy, ui,
 };
 
 type Step = fn(&Path, Sample) -> Result<Outcome>;
 
-const STEPS: [(&str, Step); 10] = [
+const STEPS: [(&str, Step); 11] = [
     ("fmt", |root, _| fmt(root)),
     ("tidy", |root, _| tidy(root)),
     ("clippy", |root, _| clippy(root)),
@@ -29,6 +29,7 @@ const STEPS: [(&str, Step); 10] = [
     ("macos", |root, _| macos::run(root)),
     ("fuzz", |root, _| fuzz(root)),
     ("clients", |root, _| clients(root)),
+    ("ui", |root, _| ui(root)),
 ];
 
 /// Runs these steps, or all, and goes on after a failure. Returns true if all passed.
@@ -146,6 +147,11 @@ fn fuzz(root: &Path) -> Result<Outcome> {
 /// Other people's clients against the server.
 fn clients(root: &Path) -> Result<Outcome> {
     clients::run(root, cargo(root))
+}
+
+/// The page: its build, and a browser in front of the server.
+fn ui(root: &Path) -> Result<Outcome> {
+    ui::run(root, cargo(root))
 }
 
 /// Whether there is one, after trying to install it.

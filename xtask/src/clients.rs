@@ -6,21 +6,14 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::{ci::quiet, table::Outcome};
 
 /// Installs the clients and runs their tests, with the server that `cargo` builds.
 pub fn run(root: &Path, mut cargo: Command) -> Result<Outcome> {
-    // The program as the tests of the workspace have it: built alone, its dependencies' features would differ, and most
-    // of them be built once more.
-    let build = ["test", "--workspace", "--test", "serve", "--no-run", "--locked"];
-    let built = cargo.args(build).status().context("cargo does not start")?;
-    if !built.success() {
-        return Ok(Outcome::Failed(format!("cargo test --no-run: {built}")));
-    }
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    let binary = target.join("debug").join(format!("paguro{}", std::env::consts::EXE_SUFFIX));
+    let target = target(root);
+    let binary = program(&target, &mut cargo)?;
     let tests = root.join("app/tests/clients");
     let mut skipped = Vec::new();
     for (install, language) in [(python as Install, "python"), (node, "node")] {
@@ -40,6 +33,22 @@ pub fn run(root: &Path, mut cargo: Command) -> Result<Outcome> {
         2 => Outcome::Skipped(skipped.join("; ")),
         _ => Outcome::Passed(skipped.join("; ")),
     })
+}
+
+/// The folder of what is built.
+pub fn target(root: &Path) -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
+}
+
+/// Builds the program as the tests of the workspace have it: built alone, its dependencies' features would differ, and
+/// most of them be built once more. Returns its path.
+pub fn program(target: &Path, cargo: &mut Command) -> Result<PathBuf> {
+    let build = ["test", "--workspace", "--test", "serve", "--no-run", "--locked"];
+    let built = cargo.args(build).status().context("cargo does not start")?;
+    if !built.success() {
+        bail!("cargo test --no-run: {built}");
+    }
+    Ok(target.join("debug").join(format!("paguro{}", std::env::consts::EXE_SUFFIX)))
 }
 
 /// Installs the clients that the tests in the first folder need into the second. Gives what runs the tests, or why
@@ -65,7 +74,7 @@ fn python(tests: &Path, installed: &Path) -> Result<Result<Command, String>> {
 }
 
 /// npm installs beside `package.json`, so the tests are copied to where that is.
-fn node(tests: &Path, installed: &Path) -> Result<Result<Command, String>> {
+pub fn node(tests: &Path, installed: &Path) -> Result<Result<Command, String>> {
     if !quiet(Command::new("node").arg("--version")) || !quiet(Command::new("npm").arg("--version")) {
         return Ok(Err("no Node with npm (apt-get install npm)".into()));
     }

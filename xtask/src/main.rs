@@ -9,6 +9,7 @@ mod sample;
 mod table;
 mod tests;
 mod tidy;
+mod ui;
 
 use std::{
     path::{Path, PathBuf},
@@ -19,7 +20,7 @@ const HELP: &str = "\
 usage: cargo xtask <command>
 
   ci [STEP...]   everything that continuous integration checks, or only these steps:
-                 fmt, tidy, clippy, test, requests, doc, aarch64, macos, fuzz, clients
+                 fmt, tidy, clippy, test, requests, doc, aarch64, macos, fuzz, clients, ui
                  --all      every slow variant of a test, not a sample of them
                  --seed N   the sample of another run
   tidy           the project's own rules: arrows between crates, lengths of files, words, links

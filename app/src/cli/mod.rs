@@ -19,7 +19,7 @@ pub use library::{
     CpArgs, ImportArgs, ListArgs, PruneArgs, PullArgs, RebuildArgs, RmArgs, ShowArgs, VerifyArgs,
 };
 pub use sampling::{GrammarArgs, SamplingArgs};
-pub use serve::{LogFormat, ServeArgs, ServeOptions};
+pub use serve::{GivenOptions, LogFormat, ServeArgs, ServeOptions};
 
 /// Paguro runs language models on this machine.
 #[derive(Debug, Parser)]

@@ -13,6 +13,7 @@ use super::choices::{self, Device, KvDtype};
 Serves the model inside this binary, `tales`, and those that are named; each is loaded when it is first asked for.
 At http://127.0.0.1:11434 (Ollama's port: its clients find it unasked; others are told the address) there is:
 
+  /                                      a page: chat, models, and what the engine is doing
   /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings, /v1/models   OpenAI's API
   /v1/messages, /v1/messages/count_tokens                                            Anthropic's API
   /api/chat, /api/generate, /api/embed, /api/tags, /api/pull, /api/create, ...       Ollama's API
@@ -161,6 +162,32 @@ pub struct ServeOptions {
     #[arg(long, env = "PAGURO_SHUTDOWN_TIMEOUT", value_name = "TIME", help_heading = "Listening")]
     pub shutdown_timeout: Option<Time>,
 
+    /// Leave out the page for people at `/`
+    #[arg(
+        long,
+        env = "PAGURO_NO_UI",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        hide_possible_values = true,
+        value_name = "BOOL",
+        help_heading = "Listening"
+    )]
+    pub no_ui: Option<bool>,
+
+    /// Open the page in the browser
+    #[arg(
+        long,
+        env = "PAGURO_OPEN",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        hide_possible_values = true,
+        value_name = "BOOL",
+        help_heading = "Listening"
+    )]
+    pub open: Option<bool>,
+
     /// Memory that loaded models take together: weights, K and V, buffers [default: 80 % of what is free at the start]
     #[arg(long, env = "PAGURO_MEMORY", value_name = "BYTES", help_heading = "Models")]
     pub memory: Option<Bytes>,
@@ -258,6 +285,8 @@ impl ServeOptions {
             write_timeout: self.write_timeout.or(weaker.write_timeout),
             request_timeout: self.request_timeout.or(weaker.request_timeout),
             shutdown_timeout: self.shutdown_timeout.or(weaker.shutdown_timeout),
+            no_ui: self.no_ui.or(weaker.no_ui),
+            open: self.open.or(weaker.open),
             memory: self.memory.or(weaker.memory),
             keep_alive: self.keep_alive.or(weaker.keep_alive),
             ctx: self.ctx.or(weaker.ctx),

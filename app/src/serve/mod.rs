@@ -1,6 +1,7 @@
 //! `paguro serve`: the settings become a server of the models that can be found here.
 
 mod memory;
+mod shown;
 mod source;
 mod telemetry;
 
@@ -37,10 +38,11 @@ const PORT: u16 = 11434;
 /// Settings that make no sense, models that are not there, addresses that are taken.
 pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
     let config = read_config(args.config.as_deref(), program.serve_config.as_deref())?;
-    let options = args.given.flags.clone().or(config).or(args.given.environment.clone());
+    let options = args.given.flags.clone().or(config.clone()).or(args.given.environment.clone());
     let traces = start_log(&options, program.terminal)?;
     let on = RunOnArgs { device: options.device.unwrap_or_default(), isa: None, timed: false };
-    let backend = devices::open(&on, options.threads)?.backend;
+    let device = devices::open(&on, options.threads)?;
+    let (shown_device, backend) = (shown::device(&device), device.backend);
     let (free, on_gpu) = (backend.capacity().bytes_free, backend.name() != "cpu");
     drop(backend);
     let memory = match (options.memory, on_gpu) {
@@ -53,7 +55,10 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
     let registry = library.as_ref().map(|library| library.registry.clone());
     let shelf = Shelf::new(&options, on, memory, &program.library, registry)?;
     let own: Vec<_> = shelf.own().collect();
-    let settings = server_settings(&options, memory, program.keys_file()?);
+    let mut settings = server_settings(&options, memory, program.keys_file()?);
+    settings.devices.push(shown_device);
+    settings.shown = shown::settings(&args.given, &config, &options, &settings);
+    let opens_page = options.open.unwrap_or(false);
     let server = Server::new(settings, Arc::new(shelf), library);
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
@@ -79,6 +84,9 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
                 None => tracing::info!(model = name, context, memory, "serving"),
                 Some(problem) => tracing::warn!(model = name, problem, "cannot be served"),
             }
+        }
+        if opens_page {
+            open_page(&bound.places());
         }
         bound.serve(stop, cut).await;
         Ok(())
@@ -154,7 +162,19 @@ fn server_settings(options: &ServeOptions, memory: u64, keys: PathBuf) -> Server
         hosts: options.allow_hosts.clone(),
         origins: options.cors_origins.clone(),
         release_memory: memory::release,
+        ui: !options.no_ui.unwrap_or(false),
+        shown: Vec::new(),
+        devices: Vec::new(),
         shutdown_time: options.shutdown_timeout.map_or(Duration::from_secs(10), |time| time.0),
+    }
+}
+
+/// Opens the page in the user's browser, which is on this machine.
+fn open_page(places: &[String]) {
+    let Some(place) = places.iter().find(|place| place.starts_with("http://")) else { return };
+    let address = place.replace("://0.0.0.0:", "://127.0.0.1:").replace("://[::]:", "://[::1]:");
+    if let Err(error) = open::that_detached(&address) {
+        tracing::warn!(%error, address, "no browser could be opened; open the address yourself");
     }
 }
 

@@ -55,6 +55,12 @@ impl Arena {
         self.states[page.0 as usize]
     }
 
+    /// Pages that the prefix cache keeps, in order of their numbers.
+    pub fn kept(&self) -> impl Iterator<Item = PageId> {
+        let states = (0..).zip(&self.states);
+        states.filter(|(_, state)| **state == State::Kept).map(|(page, _)| PageId(page))
+    }
+
     /// Takes a free page for one block table.
     pub fn take(&mut self) -> Option<PageId> {
         let Reverse((_, page)) = self.free.pop()?;

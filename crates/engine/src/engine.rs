@@ -27,6 +27,7 @@ use crate::{
     pages::Pages,
     request::{RequestLimits, Signal},
     scheduler::Scheduler,
+    snapshot::Snapshot,
 };
 
 /// What an engine needs to know of a model.
@@ -279,6 +280,10 @@ impl Worker {
             Command::ClearCache => self.scheduler.clear_cache(),
             // Whoever asked may have gone.
             Command::KernelCounts(reply) => drop(reply.send(self.runner.kernel_counts())),
+            Command::Snapshot { kernels, reply } => {
+                let kernels = kernels.then(|| self.runner.kernel_counts());
+                drop(reply.send(Snapshot::new(&self.scheduler, kernels)));
+            }
             Command::CheckPages(reply) => drop(reply.send(self.scheduler.check())),
             Command::Stop { finish } => {
                 let _ = self.shared.stopped.set("it was shut down".into());

@@ -22,6 +22,7 @@ use crate::{
     constraint::Vocabulary,
     request::{RequestLimits, Signal},
     sequence::Job,
+    snapshot::Snapshot,
     text::{StopMatcher, Writer},
 };
 
@@ -33,6 +34,7 @@ pub(crate) enum Command {
     ClearCache,
     KernelCounts(SyncSender<Vec<KernelCount>>),
     CheckPages(SyncSender<Result<(), String>>),
+    Snapshot { kernels: bool, reply: oneshot::Sender<Snapshot> },
     Stop { finish: bool },
 }
 
@@ -251,6 +253,17 @@ impl Handle {
     /// [`SubmitError::Stopped`].
     pub fn kernel_counts(&self) -> Result<Vec<KernelCount>, SubmitError> {
         self.ask(Command::KernelCounts)
+    }
+
+    /// Returns what every page and sequence is doing, and the kernel statistics if `kernels` is true. The engine answers
+    /// between two steps. It does nothing for this while nobody asks.
+    ///
+    /// # Errors
+    /// [`SubmitError::Stopped`].
+    pub async fn snapshot(&self, kernels: bool) -> Result<Snapshot, SubmitError> {
+        let (reply, answer) = oneshot::channel();
+        self.commands.send(Command::Snapshot { kernels, reply }).map_err(|_| self.stopped())?;
+        answer.await.map_err(|_| self.stopped())
     }
 
     /// Counts all pages again and compares: every one must be free, cached, or in as many block tables as its

@@ -25,6 +25,7 @@ mod prefix;
 mod request;
 mod scheduler;
 mod sequence;
+mod snapshot;
 mod stats;
 #[cfg(test)]
 mod tests;
@@ -35,6 +36,7 @@ pub use engine::{Engine, ModelParts};
 pub use error::{EngineError, RequestError, SubmitError};
 pub use handle::{Canceller, Generation, Handle};
 pub use options::{EngineOptions, EnginePlan, PageBudget, PageOrder};
-pub use paguro_backend::{MemoryPlan, Score};
+pub use paguro_backend::{KernelCount, MemoryPlan, Score};
 pub use request::{Event, FinishReason, Request, Usage};
+pub use snapshot::{SequenceSnapshot, Snapshot};
 pub use stats::{Sizes, Stats, StepTimes};

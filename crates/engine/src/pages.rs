@@ -57,6 +57,11 @@ impl Pages {
         PageCounts { total: self.arena.usable(), free: self.arena.free(), cached: self.evictable() }
     }
 
+    /// Pages that nobody uses and the prefix cache keeps, in order of their numbers.
+    pub fn cached(&self) -> impl Iterator<Item = PageId> {
+        self.arena.kept()
+    }
+
     /// Pages that [`Pages::take`] can hand out, by eviction if need be.
     pub fn available(&self) -> usize {
         self.arena.free() + self.evictable()

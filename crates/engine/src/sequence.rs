@@ -169,6 +169,9 @@ pub(crate) struct Sequence {
     pub rows: usize,
     /// Rows of younger prompts of its tenant that were computed before its own.
     pub overtaken: usize,
+    /// Number of the last step that computed rows of this sequence, and how many; counted as
+    /// [`Stats::steps`](crate::Stats::steps) counts.
+    pub last_rows: (u64, usize),
     /// Whether the step after it has been planned too, with the next row.
     pub ahead: bool,
     /// Scores of the prompt so far, ...
@@ -210,6 +213,7 @@ impl Sequence {
             granted: 0,
             rows: 0,
             overtaken: 0,
+            last_rows: (0, 0),
             ahead: false,
             scores: Vec::new(),
             scores_delivered: false,
@@ -589,6 +593,7 @@ impl Sequence {
             granted: 0,
             rows: 0,
             overtaken: 0,
+            last_rows: (0, 0),
             ahead: false,
             scores: Vec::new(),
             scores_delivered: true,

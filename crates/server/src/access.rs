@@ -54,7 +54,7 @@ pub async fn check(
     }
     check_origin(headers, host.as_deref(), &state.settings.origins)?;
     if let Some(scope) = scope(request.method(), request.uri().path())
-        && (!arrival.private || keys_exist(&state)?)
+        && needs_key(&state, arrival)?
     {
         let tenant = check_key(&state, headers, scope)?;
         request.extensions_mut().insert(tenant);
@@ -66,6 +66,11 @@ pub async fn check(
 fn scope(method: &Method, path: &str) -> Option<Scope> {
     match path {
         "/health" | "/ready" | "/openapi.json" | "/docs" => None,
+        // The page comes before its key. What it shows does not.
+        "/" | "/ui/v1/session" => None,
+        "/ui/v1/models" => Some(Scope::Inference),
+        _ if path.starts_with("/ui/v1/") => Some(Scope::Admin),
+        _ if path.starts_with("/ui/") => None,
         "/metrics" => Some(Scope::Admin),
         "/api/pull" | "/api/create" | "/api/copy" | "/api/delete" => Some(Scope::Models),
         _ if path.starts_with("/api/blobs/") && method != Method::HEAD => Some(Scope::Models),
@@ -73,17 +78,26 @@ fn scope(method: &Method, path: &str) -> Option<Scope> {
     }
 }
 
-fn keys_exist(state: &AppState) -> Result<bool, ApiError> {
-    state.keys.any().map_err(ApiError::Internal)
+/// True if a client that arrives so needs a key.
+///
+/// # Errors
+/// The file with the keys cannot be read.
+pub fn needs_key(state: &AppState, arrival: Arrival) -> Result<bool, ApiError> {
+    Ok(!arrival.private || state.keys.any().map_err(ApiError::Internal)?)
 }
 
-fn check_key(state: &AppState, headers: &HeaderMap, scope: Scope) -> Result<Tenant, ApiError> {
+/// The key that a request shows.
+pub fn shown_key(headers: &HeaderMap) -> Option<&str> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let bearer = text("authorization").and_then(|value| {
         let (scheme, key) = value.split_once(' ')?;
         scheme.eq_ignore_ascii_case("bearer").then_some(key.trim())
     });
-    let Some(shown) = bearer.or_else(|| text("x-api-key")) else {
+    bearer.or_else(|| text("x-api-key"))
+}
+
+fn check_key(state: &AppState, headers: &HeaderMap, scope: Scope) -> Result<Tenant, ApiError> {
+    let Some(shown) = shown_key(headers) else {
         return Err(ApiError::Unauthorized(
             "a key is needed: `Authorization: Bearer KEY`; `paguro keys add` makes one",
         ));
@@ -225,6 +239,10 @@ mod tests {
         assert_eq!(scope(Method::POST, "/api/pull"), Some(Scope::Models));
         assert_eq!(scope(Method::POST, "/api/blobs/sha256:00"), Some(Scope::Models));
         assert_eq!(scope(Method::GET, "/metrics"), Some(Scope::Admin));
+        assert_eq!(scope(Method::GET, "/ui/assets/index.js"), None);
+        assert_eq!(scope(Method::GET, "/ui/v1/live"), Some(Scope::Admin));
+        assert_eq!(scope(Method::GET, "/ui/v1/models"), Some(Scope::Inference));
+        assert_eq!(scope(Method::DELETE, "/ui/v1/keys/1"), Some(Scope::Admin));
         assert_eq!(scope(Method::GET, "/anything"), Some(Scope::Inference));
     }
 }

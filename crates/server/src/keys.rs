@@ -263,6 +263,11 @@ impl Keys {
         Self { file, seen: Mutex::new(seen) }
     }
 
+    /// The file that they are read from.
+    pub fn file(&self) -> &KeyFile {
+        &self.file
+    }
+
     /// Whether there are any.
     ///
     /// # Errors

@@ -29,14 +29,19 @@ pub async fn log(State(state): State<AppState>, request: Request, next: Next) ->
     );
     let route = request.extensions().get::<MatchedPath>().cloned();
     let dialect = Dialect::of_path(request.uri().path());
+    let method = request.method().to_string();
     async {
         let mut response = next.run(request).await;
         if dialect == Dialect::Anthropic {
             response.headers_mut().insert("request-id", id.clone());
         }
-        response.headers_mut().insert(REQUEST_ID, id);
+        response.headers_mut().insert(REQUEST_ID, id.clone());
         let status = response.status().as_u16();
-        state.metrics.http(route.as_ref().map_or("other", MatchedPath::as_str), status);
+        let path = route.as_ref().map_or("other", MatchedPath::as_str);
+        state.metrics.http(path, status);
+        if state.settings.ui {
+            state.requests.record(id.to_str().unwrap_or_default(), &method, path, status, started.elapsed());
+        }
         tracing::info!(status, milliseconds = started.elapsed().as_millis() as u64, "answered");
         tracing::Span::current().record("http.response.status_code", status);
         response

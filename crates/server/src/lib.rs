@@ -33,10 +33,11 @@ mod settings;
 mod source;
 mod status;
 pub mod stream;
+pub mod ui;
 
 use std::sync::Arc;
 
-use axum::{Router, middleware};
+use axum::{Router, middleware, routing::get};
 use tower::util::option_layer;
 
 pub use extract::Json;
@@ -46,6 +47,7 @@ pub use listen::{Arrival, BindError, Bound};
 pub use models::Residency;
 pub use settings::{HttpLimits, Listen, ServerSettings};
 pub use source::{Details, Grant, LoadError, LoadPlan, Loaded, ModelEntry, ModelSource, Outside};
+pub use ui::Setting;
 
 use crate::{
     body::BodyMemory, keys::Keys, metrics::Metrics, models::Models, prepare::Preparation,
@@ -73,6 +75,12 @@ pub struct State {
     body_memory: BodyMemory,
     /// Memory that is to be given back to the system.
     release: Arc<MemoryRelease>,
+    /// What the engines are doing, for the page.
+    pub live: ui::Live,
+    /// What files of models say, for the page.
+    pub file_cards: ui::models::FileCards,
+    /// The last requests, for the page.
+    pub requests: ui::RequestLog,
 }
 
 /// What handlers get.
@@ -103,6 +111,9 @@ impl Server {
                 preparation: Preparation::new(),
                 body_memory,
                 release,
+                live: Default::default(),
+                file_cards: Default::default(),
+                requests: Default::default(),
             }),
         }
     }
@@ -111,7 +122,10 @@ impl Server {
     /// connections to it.
     pub fn router(&self) -> Router {
         let state = self.state.clone();
+        let page = if state.settings.ui { ui::routes() } else { Router::new() };
         Router::new()
+            .route("/", get(ui::root))
+            .merge(page)
             .merge(openai::routes())
             .merge(anthropic::routes())
             .merge(ollama::routes())

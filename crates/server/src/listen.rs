@@ -152,6 +152,7 @@ impl Bound {
         }
         stop.await;
         tracing::info!("stopping");
+        state.live.end();
         // Closes the listeners, so that nobody new can connect.
         tasks.shutdown().await;
         for path in sockets {

@@ -25,6 +25,7 @@ use crate::{
     error::ApiError,
     generate::Usage,
     models::{Models, ResidentInfo},
+    ui::Recent,
 };
 
 /// Prometheus' text format in OpenMetrics' version, which older readers understand, too.
@@ -67,6 +68,8 @@ pub struct Metrics {
     first_token: Histograms,
     token_gap: Histograms,
     duration: Histograms,
+    /// Latencies of the last seconds, for the page.
+    pub recent: Recent,
 }
 
 /// One request's share; says how it ended when it is dropped.
@@ -101,6 +104,7 @@ impl Metrics {
             token_gap: histograms(),
             duration: histograms(),
             registry: Registry::default(),
+            recent: Recent::default(),
         };
         registry.register("paguro_http_requests", "HTTP requests by path and status", metrics.http.clone());
         registry.register(
@@ -166,11 +170,13 @@ impl RequestMetrics {
     /// Its first token is there.
     pub fn first_token(&self, after: Duration) {
         self.first_token.observe(after.as_secs_f64());
+        self.metrics.recent.first_token(after);
     }
 
     /// Another token is there.
     pub fn token_gap(&self, gap: Duration) {
         self.token_gap.observe(gap.as_secs_f64());
+        self.metrics.recent.token_gap(gap);
     }
 
     /// A choice has ended. The first one brings the prompt's tokens, which all share.

@@ -12,7 +12,7 @@ use utoipa::{
     openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme},
 };
 
-use crate::{AppState, anthropic, ollama, openai, status};
+use crate::{AppState, anthropic, ollama, openai, status, ui};
 
 /// The document.
 #[derive(Debug, OpenApi)]
@@ -53,6 +53,14 @@ use crate::{AppState, anthropic, ollama, openai, status};
         status::ready,
         status::status,
         status::prometheus,
+        ui::session::session,
+        ui::session::settings,
+        ui::models::list,
+        ui::live::live,
+        ui::requests::list,
+        ui::keys::list,
+        ui::keys::create,
+        ui::keys::remove,
     ),
     modifiers(&Keys),
     security((), ("bearer" = []), ("x-api-key" = [])),

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use crate::models::Residency;
+use crate::{models::Residency, ui::Setting};
 
 /// How the server is set up.
 #[derive(Clone, Debug)]
@@ -23,6 +23,12 @@ pub struct ServerSettings {
     pub release_memory: fn(),
     /// How long running requests may go on after the server was asked to stop.
     pub shutdown_time: Duration,
+    /// True if the page for people is served.
+    pub ui: bool,
+    /// Settings as the page shows them.
+    pub shown: Vec<Setting>,
+    /// Devices as the page shows them.
+    pub devices: Vec<String>,
 }
 
 /// A place to listen at.

@@ -80,6 +80,8 @@ pub struct ModelStatus {
     pages_used: usize,
     /// Of these, pages that only the prefix cache keeps.
     pages_cached: usize,
+    /// Tokens sampled since it was loaded.
+    tokens: u64,
 }
 
 impl From<ResidentInfo> for ModelStatus {
@@ -100,6 +102,7 @@ impl From<ResidentInfo> for ModelStatus {
             pages: stats.pages_total,
             pages_used: stats.pages_used,
             pages_cached: stats.pages_cached,
+            tokens: stats.tokens,
         }
     }
 }

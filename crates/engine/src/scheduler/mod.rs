@@ -29,7 +29,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use paguro_backend::{Limits, Output, PageMove, Step, Want};
+use paguro_backend::{Limits, Output, PageId, PageMove, Step, Want};
 
 use self::{buffers::Plan, outcomes::finish};
 use crate::{
@@ -215,6 +215,22 @@ impl Scheduler {
             mask_nanoseconds: self.mask_workers.nanoseconds(),
             ..self.stats
         }
+    }
+
+    /// All sequences, the running ones first, both in order of rank; true for those that run.
+    pub fn sequences(&self) -> impl Iterator<Item = (&Sequence, bool)> {
+        let running = self.running.iter().map(|sequence| (sequence, true));
+        running.chain(self.waiting.values().map(|sequence| (sequence, false)))
+    }
+
+    /// Pages that only the prefix cache keeps, in order of their numbers.
+    pub fn cached_pages(&self) -> impl Iterator<Item = PageId> {
+        self.pages.cached()
+    }
+
+    /// What bounds a step and the number of sequences.
+    pub fn limits(&self) -> Limits {
+        self.limits
     }
 
     /// Gives up every cached block that no sequence uses.

@@ -45,6 +45,7 @@ impl Scheduler {
             }
             let samples = sequence.samples();
             sequence.last_step = self.step;
+            sequence.last_rows = (self.stats.steps, sequence.rows);
             let rows = sequence.advance(&self.layout, &mut self.pages);
             self.ledger.charge(&sequence.job.tenant, rows);
             if let Some((from, scores)) = sequence.take_scores() {

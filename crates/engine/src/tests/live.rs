@@ -662,3 +662,37 @@ fn page_budgets_become_pages() {
     assert_eq!(pages(PageBudget::Bytes(640), &[None]), (9, 36));
     assert_eq!(pages(PageBudget::Auto, &[None]), (200, 200));
 }
+
+#[test]
+fn a_snapshot_shows_who_holds_which_pages() {
+    let (engine, _) = start(&[None], options());
+    let handle = engine.handle();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let prompt = Request::new((0..10).map(|at| at % VOCAB as u32).collect());
+    // Nobody reads what it generates, so it goes on to its end or to the cancellation.
+    let running = handle.generate(Request { max_tokens: Some(150), ..prompt }).unwrap();
+    let snapshot = loop {
+        let snapshot = runtime.block_on(handle.snapshot(true)).unwrap();
+        if snapshot.sequences.first().is_none_or(|sequence| sequence.generated > 0) {
+            break snapshot;
+        }
+    };
+    assert_eq!((snapshot.block_size, snapshot.max_rows, snapshot.max_sequences), (4, 32, 16));
+    assert!(snapshot.kernels.is_some());
+    if let [sequence] = snapshot.sequences.as_slice() {
+        assert!(sequence.running && !sequence.preempted);
+        assert_eq!((sequence.prompt_tokens, sequence.max_tokens), (10, 150));
+        assert!(sequence.pages.len() >= sequence.computed.div_ceil(4), "{sequence:?}");
+        assert_eq!(sequence.pages.len(), snapshot.stats.pages_used);
+    }
+    drop(running);
+    let snapshot = loop {
+        let snapshot = runtime.block_on(handle.snapshot(false)).unwrap();
+        if snapshot.sequences.is_empty() {
+            break snapshot;
+        }
+    };
+    assert!(snapshot.kernels.is_none());
+    assert_eq!(snapshot.cached.len(), snapshot.stats.pages_cached);
+    assert!(snapshot.cached.len() >= 2 && snapshot.cached.is_sorted(), "two blocks of the prompt are kept");
+}

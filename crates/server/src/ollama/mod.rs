@@ -24,7 +24,6 @@ pub use defaults::Defaults;
 /// All of its paths.
 pub fn routes() -> Router<AppState> {
     Router::new()
-        .route("/", get(models::running))
         .route("/api/generate", post(generate::generate))
         .route("/api/chat", post(chat::chat))
         .route("/api/embed", post(embed::embed))

@@ -284,13 +284,8 @@ pub async fn version() -> Json<Version> {
     Json(Version { version: VERSION })
 }
 
-/// What some clients ask first.
-pub async fn running() -> &'static str {
-    "Paguro is running"
-}
-
 /// What the server can do with a model.
-fn capabilities(file: &ModelFile, template: &str, tool_template: &str) -> Vec<&'static str> {
+pub fn capabilities(file: &ModelFile, template: &str, tool_template: &str) -> Vec<&'static str> {
     // Templates without a place for tools get them as text. What counts is whether calls can be read.
     let takes_tools = !template.is_empty() && Format::detect(tool_template).calls().is_ok();
     let embeds = matches!(file.pooling(), Ok(Ok(_)));

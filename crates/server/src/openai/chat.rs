@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 
 use super::{
     logprobs::ChatLogprobs,
-    messages::{ChatMessage, ResponseFormat, ToolChoiceParam, ToolParam},
+    messages::{ChatMessage, ResponseFormat, RoleParam, ToolChoiceParam, ToolParam},
     types::{self, FinishReason, LogitBias, OneOrMany, StreamOptions, Usage, refuse},
 };
 use crate::{
@@ -81,6 +81,9 @@ pub struct ChatCompletionRequest {
     /// Variables for the model's chat template. (Not of OpenAI's API.)
     #[schema(value_type = Option<Object>)]
     pub chat_template_kwargs: Option<Map<String, Value>>,
+    /// Continues the last message, which must be the assistant's, instead of beginning a new one. (Not of OpenAI's
+    /// API; as vLLM has it.)
+    pub continue_final_message: Option<bool>,
     /// Higher ones go first. (Not of OpenAI's API.)
     pub priority: Option<i32>,
     /// Must be false or absent: answers are not stored.
@@ -314,11 +317,17 @@ impl ChatCompletionRequest {
         if self.messages.is_empty() {
             return Err(ApiError::invalid("messages", "`messages` is empty: there is nothing to answer"));
         }
+        let continue_last = self.continue_final_message == Some(true);
+        if continue_last && self.messages.last().is_none_or(|last| last.role != RoleParam::Assistant) {
+            let message = "`continue_final_message` needs a last message of role `assistant`";
+            return Err(ApiError::invalid("continue_final_message", message));
+        }
         let messages = self.messages.into_iter().enumerate();
         let messages = messages.map(|(i, message)| message.into_message(&format!("messages[{i}]")));
         let tools: Vec<_> = self.tools.into_iter().flatten().map(ToolParam::into_tool).collect();
         Ok(ChatRequest {
             messages: messages.collect::<Result<_, _>>()?,
+            continue_last,
             tool_choice: ToolChoiceParam::check(self.tool_choice, &tools)?,
             tools,
             parallel_tool_calls: self.parallel_tool_calls.unwrap_or(true),
@@ -328,7 +337,6 @@ impl ChatCompletionRequest {
             // Without streaming nobody needs half a call.
             whole_calls: self.stream != Some(true),
             options,
-            ..ChatRequest::default()
         })
     }
 

@@ -1,0 +1,145 @@
+// The chat, in a browser, with the model inside the program.
+
+import assert from "node:assert/strict";
+import { after, before, test } from "node:test";
+
+import { STORY, Server, answered, browser, freePort, limit, open, send } from "./harness.mjs";
+
+let server, chromium;
+before(async () => {
+  server = await new Server(await freePort()).start();
+  chromium = await browser();
+});
+after(async () => {
+  await chromium?.close();
+  await server?.stop();
+});
+
+const stats = (page) => page.locator(".stats summary").last();
+
+test("an answer streams, another branch is made, and both are kept", { timeout: 90_000 }, async () => {
+  const { page, context, problems } = await open(chromium, server);
+  await limit(page, 40);
+  await send(page, STORY);
+  const first = await answered(page);
+  assert.ok(first.length > 40, first);
+  assert.match(await stats(page).innerText(), /tok\/s · first token .* prompt tokens cached · \d+ pages?, \d+ shared/);
+  await page.getByRole("button", { name: "Answer again" }).click();
+  await page.getByText("2/2").waitFor();
+  await answered(page);
+  await page.getByRole("button", { name: "Branch before" }).click();
+  await page.getByText("1/2").waitFor();
+  assert.equal(await answered(page), first);
+  // Editing makes a branch of the turn itself.
+  await page.getByRole("button", { name: "Edit" }).first().click();
+  await page.getByRole("textbox", { name: "Edit your message" }).fill("Tell me a story about a boat");
+  await page.getByRole("button", { name: "Send", exact: true }).first().click();
+  await page.getByText("2/2").first().waitFor();
+  await answered(page);
+  await page.getByRole("button", { name: "Show all branches" }).click();
+  assert.match(await page.getByRole("dialog").innerText(), /3 ends/);
+  await page.keyboard.press("Escape");
+  // All of it is still there after a reload.
+  await page.reload();
+  await page.getByText("Tell me a story about a boat").last().waitFor();
+  assert.equal(await page.getByText("2/2").first().isVisible(), true);
+  await page.getByRole("link", { name: "New chat" }).click();
+  await page.getByRole("heading", { name: /What shall/ }).waitFor();
+  assert.equal(await page.locator("article").count(), 0);
+  assert.deepEqual(problems, []);
+  await context.close();
+});
+
+test("an answer is stopped and continued", { timeout: 90_000 }, async () => {
+  const { page, context, problems } = await open(chromium, server);
+  await limit(page, 160);
+  await send(page, STORY);
+  await page.locator("article.answer .markdown").waitFor();
+  await page.getByRole("button", { name: "Stop" }).click();
+  const begun = await answered(page);
+  assert.match(await stats(page).innerText(), /^stopped/);
+  await page.getByRole("button", { name: "Continue" }).click();
+  await page.waitForFunction((length) => (document.querySelector("article.answer .markdown")?.textContent.length ?? 0) > length, begun.length + 20);
+  const whole = await answered(page);
+  assert.ok(whole.startsWith(begun.slice(0, 20)), `${begun} / ${whole}`);
+  assert.deepEqual(problems, []);
+  await context.close();
+});
+
+test("a server that goes away and comes back is survived", { timeout: 90_000 }, async () => {
+  const { page, context } = await open(chromium, server);
+  await limit(page, 900);
+  await send(page, STORY);
+  await page.locator("article.answer .markdown").waitFor();
+  await server.kill();
+  await page.getByText("The answer was cut off.").waitFor();
+  await page.getByText("The page goes on by itself when it is back.").waitFor();
+  await server.start();
+  await page.getByText("The page goes on by itself when it is back.").waitFor({ state: "detached" });
+  const begun = await answered(page);
+  await page.getByRole("button", { name: "Continue" }).click();
+  await page.waitForFunction((length) => (document.querySelector("article.answer .markdown")?.textContent.length ?? 0) > length, begun.length);
+  await answered(page);
+  await context.close();
+});
+
+test("nothing that a model writes is executed", { timeout: 60_000 }, async () => {
+  const { page, context, problems } = await open(chromium, server);
+  const row = `| ${"cell | ".repeat(40)}\n`;
+  const hostile = [
+    "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>",
+    "[press](javascript:window.hacked=1) <a href='javascript:window.hacked=1'>press</a> [d](data:text/html,<script>1</script>)",
+    "![spy](http://example.invalid/spy.png)",
+    "<iframe src='http://example.invalid'></iframe><style>body { display: none }</style>",
+    "$\\href{javascript:window.hacked=1}{x}$ and $$\\frac{1}{2}$$",
+    "```html\n<script>window.hacked = 1</script>\n```",
+    `${row}| ${"--- | ".repeat(40)}\n${row.repeat(60)}`,
+    // More than can be laid out in time is shown as it was written.
+    `| a |\n| - |\n${"| b |\n".repeat(20_000)}`,
+  ].join("\n\n");
+  const chat = {
+    format: "paguro-chats",
+    version: 1,
+    conversations: [
+      {
+        id: "a", title: "Hostile", created: 1, updated: 1, model: "tales", settings: {}, leaf: "2",
+        messages: [
+          { id: "1", conversation: "a", parent: null, role: "user", content: hostile, created: 1, state: "done" },
+          { id: "2", conversation: "a", parent: "1", role: "assistant", content: hostile, created: 2, state: "done", model: "tales" },
+        ],
+      },
+    ],
+  };
+  await page.locator("input[accept*=json]").setInputFiles({ name: "chats.json", mimeType: "application/json", buffer: Buffer.from(JSON.stringify(chat)) });
+  await page.getByRole("link", { name: "Hostile" }).click();
+  const answer = page.locator("article.answer .markdown");
+  await answer.locator("math").first().waitFor();
+  await answer.locator("table").waitFor();
+  await answer.locator("pre.plain").waitFor();
+  assert.equal(await answer.locator("script, iframe, img, style, [onerror]").count(), 0);
+  const links = await answer.locator("a").evaluateAll((all) => all.map((a) => a.protocol));
+  assert.ok(links.every((protocol) => /^https?:$/.test(protocol)), links.join());
+  assert.equal(await page.evaluate("window.hacked"), undefined);
+  const box = await page.locator(".talk").boundingBox();
+  assert.ok(box.width <= 1440, "a wide table does not widen the page");
+  assert.deepEqual(problems, []);
+  await context.close();
+});
+
+test("a thousand messages and a long answer stay quick", { timeout: 60_000 }, async () => {
+  const { page, context, problems } = await open(chromium, server);
+  const paragraph = "The fox looked under the *old* bridge and found `a key`, but it was not **her** key.\n\n";
+  const messages = Array.from({ length: 1000 }, (_, index) => ({
+    id: `m${index}`, conversation: "b", parent: index ? `m${index - 1}` : null, role: index % 2 ? "assistant" : "user",
+    content: index === 999 ? paragraph.repeat(600) : `${index}: ${paragraph}`, created: index, state: "done", model: "tales",
+  }));
+  const chat = { format: "paguro-chats", version: 1, conversations: [{ id: "b", title: "Long", created: 1, updated: 1, model: "tales", settings: {}, leaf: "m999", messages }] };
+  await page.locator("input[accept*=json]").setInputFiles({ name: "chats.json", mimeType: "application/json", buffer: Buffer.from(JSON.stringify(chat)) });
+  await page.getByRole("link", { name: "Long" }).click();
+  await page.locator("article.answer .markdown").last().waitFor();
+  // Only what is near the view is in the document.
+  const turns = await page.locator("article.turn").count();
+  assert.ok(turns < 60, `${turns} turns are in the document`);
+  assert.deepEqual(problems, []);
+  await context.close();
+});

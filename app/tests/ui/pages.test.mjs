@@ -1,0 +1,185 @@
+// Every page, with its accessibility checked and its picture taken.
+
+import assert from "node:assert/strict";
+import { mkdirSync, readFileSync } from "node:fs";
+import { createRequire } from "node:module";
+import { join } from "node:path";
+import { after, before, test } from "node:test";
+
+import { PATIENCE, STORY, Server, answered, browser, limit, open, send } from "./harness.mjs";
+
+const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+const pictures = process.env.PAGURO_SCREENSHOTS;
+
+let server, chromium;
+before(async () => {
+  server = await new Server().start();
+  chromium = await browser();
+  if (pictures) mkdirSync(pictures, { recursive: true });
+});
+after(async () => {
+  await chromium?.close();
+  await server?.stop();
+});
+
+/** Serious findings of the accessibility check. */
+async function findings(page) {
+  // The page's policy keeps scripts out that are written into the document; this one comes through the debugger.
+  await page.evaluate(axe);
+  const { violations } = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
+  return violations
+    .filter(({ impact }) => impact === "serious" || impact === "critical")
+    .map(({ id, nodes }) => `${id}: ${nodes.map((node) => node.target.join(" ")).slice(0, 3).join("; ")}`);
+}
+
+async function picture(page, name) {
+  if (!pictures) return;
+  for (const [width, height] of [[1440, 900], [1024, 768], [390, 844]]) {
+    await page.setViewportSize({ width, height });
+    for (const theme of ["light", "dark"]) {
+      await page.emulateMedia({ colorScheme: theme });
+      await page.waitForTimeout(120);
+      await page.screenshot({ path: join(pictures, `${name}-${width}-${theme}.png`) });
+    }
+  }
+  await page.emulateMedia({ colorScheme: "light" });
+  await page.setViewportSize({ width: 1440, height: 900 });
+}
+
+const go = async (page, path) => {
+  await page.evaluate((hash) => (location.hash = hash), path);
+};
+
+test("the chat, empty and with an answer", { timeout: 90_000 }, async () => {
+  const { page, context, problems } = await open(chromium, server);
+  await page.getByRole("heading", { name: /What shall/ }).waitFor();
+  assert.deepEqual(await findings(page), []);
+  await picture(page, "chat-empty");
+  await limit(page, 120);
+  await send(page, STORY);
+  await answered(page);
+  assert.deepEqual(await findings(page), []);
+  await picture(page, "chat");
+  await page.getByRole("button", { name: "System prompt and sampling" }).click();
+  await page.getByRole("slider", { name: "Temperature", exact: true }).waitFor();
+  assert.deepEqual(await findings(page), []);
+  await picture(page, "chat-settings");
+  await page.keyboard.press("Control+k");
+  await page.getByRole("combobox", { name: "Search" }).fill("machine");
+  await page.getByRole("option", { name: /Machine room/ }).click();
+  await page.waitForURL(/#\/room/);
+  assert.deepEqual(problems, []);
+  await context.close();
+});
+
+test("the machine room shows what runs", { timeout: 90_000 }, async () => {
+  const { page, context, problems } = await open(chromium, server);
+  await go(page, "/room");
+  // Six clients that share a beginning and ask again and again, for as long as the page is looked at.
+  const abort = new AbortController();
+  const client = async (index) => {
+    for (let round = 0; !abort.signal.aborted; round++) {
+      const prompt = `${"Once upon a time there was a fox. ".repeat(16 + 2 * index)}${index} ${round}`;
+      const body = JSON.stringify({ model: "tales", prompt, max_tokens: 300 + 90 * index, ignore_eos: true, seed: index });
+      await fetch(`${server.address}/v1/completions`, { method: "POST", signal: abort.signal, body }).then((answer) => answer.text(), () => null);
+    }
+  };
+  const asked = Array.from({ length: 6 }, (_, index) => client(index));
+  await page.getByRole("img", { name: /Page map: \d+ pages, [1-9]\d* in use/ }).waitFor();
+  await page.locator(".lane .segment.decode").nth(3).waitFor();
+  await page.getByText("Speed").waitFor();
+  await page.waitForTimeout(pictures ? 4000 : 1000);
+  assert.deepEqual(await findings(page), []);
+  await picture(page, "room");
+  await page.getByRole("button", { name: "Pause" }).click();
+  const moment = page.getByRole("slider", { name: "Moment that is shown" });
+  await moment.focus();
+  await page.keyboard.press("Home");
+  assert.match(await moment.getAttribute("aria-valuetext"), /ago/);
+  await page.getByRole("button", { name: "Live" }).click();
+  assert.equal(await moment.getAttribute("aria-valuetext"), "now");
+  abort.abort();
+  await Promise.all(asked);
+  assert.deepEqual(problems, []);
+  await context.close();
+});
+
+test("the models are listed, loaded and unloaded", { timeout: 60_000 }, async () => {
+  const { page, context, problems } = await open(chromium, server);
+  await go(page, "/models");
+  const model = page.getByRole("listitem").filter({ hasText: "tales" });
+  await model.getByText(/parameters/).waitFor();
+  if (await model.getByRole("button", { name: "Unload tales" }).isVisible()) {
+    await model.getByRole("button", { name: "Unload tales" }).click();
+  }
+  await model.getByRole("button", { name: "Load tales" }).click();
+  await model.getByText(/loaded on/).waitFor();
+  assert.deepEqual(await findings(page), []);
+  await picture(page, "models");
+  // What the hub does not have is told in a sentence. (The name is none that any hub could have.)
+  await page.getByLabel("Pull a model from the hub").fill("not a name");
+  await page.getByRole("button", { name: "Pull", exact: true }).click();
+  await page.locator(".pulling .problem").waitFor();
+  assert.deepEqual(problems, []);
+  await context.close();
+});
+
+test("the playground answers every kind of request", { timeout: 90_000 }, async () => {
+  const { page, context, problems } = await open(chromium, server);
+  const run = async (tab, shown) => {
+    await go(page, `/playground/${tab}`);
+    await page.getByRole("button", { name: "Run" }).click();
+    await page.locator(".bench-out").locator(shown).first().waitFor();
+    assert.deepEqual(await findings(page), []);
+    await picture(page, `playground-${tab}`);
+  };
+  await run("completion", ".scored-token");
+  await page.locator(".scored-token").first().hover();
+  assert.equal(await page.locator(".alternatives > div").count(), 5);
+  await run("tokens", ".token-list li");
+  await run("template", ".rendered");
+  assert.match(await page.locator(".rendered").first().innerText(), /story about a crab/);
+  await run("embeddings", "td.num");
+  await run("structured", ".json");
+  await page.getByText("fits the schema").waitFor();
+  await page.getByRole("button", { name: "Python" }).click();
+  assert.match(await page.locator(".bench-code").innerText(), /requests\.post/);
+  assert.deepEqual(problems, []);
+  await context.close();
+});
+
+test("the first key is made, used and revoked; a wrong one is refused", { timeout: 60_000 }, async () => {
+  const { page, context, problems } = await open(chromium, server);
+  await go(page, "/settings");
+  await page.getByText("There are no keys").waitFor();
+  await page.getByText("keep-alive").waitFor();
+  assert.deepEqual(await findings(page), []);
+  await picture(page, "settings");
+  await page.getByRole("button", { name: "New key" }).click();
+  await page.getByLabel("What it is for").fill("laptop");
+  await page.getByRole("button", { name: "Make the key" }).click();
+  const key = await page.locator(".secret code").innerText();
+  assert.match(key, /^pg-/);
+  await page.getByRole("button", { name: "Done" }).click();
+  await page.getByRole("cell", { name: "laptop" }).waitFor();
+
+  // Servers look for new keys twice a second.
+  await new Promise((resolve) => setTimeout(resolve, 1100));
+  const other = await open(chromium, server);
+  await other.page.getByLabel("Key").fill("pg-nonsense");
+  await other.page.getByRole("button", { name: "Use this key" }).click();
+  await other.page.getByText("does not know this key").waitFor();
+  assert.deepEqual(await findings(other.page), []);
+  await picture(other.page, "key");
+  await other.page.getByLabel("Key").fill(key);
+  await other.page.getByRole("button", { name: "Use this key" }).click();
+  await other.page.getByRole("heading", { name: /What shall/ }).waitFor();
+  assert.ok(!other.page.url().includes("pg-"), "no secret in the address");
+  await other.context.close();
+
+  await page.getByRole("button", { name: "Revoke laptop" }).click();
+  await page.getByRole("button", { name: "Revoke", exact: true }).click();
+  await page.getByText("There are no keys").waitFor({ timeout: PATIENCE });
+  assert.deepEqual([...problems, ...other.problems], []);
+  await context.close();
+});

@@ -1,0 +1,144 @@
+//! The page's files. `npm run build` in `ui/` writes them to `dist/`, with a table of them; they are compressed with
+//! gzip, which every browser takes over plain HTTP (brotli is offered over TLS only).
+
+use axum::{
+    extract::Path,
+    http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use sha2::{Digest, Sha256};
+
+use crate::error::ApiError;
+
+/// One file of the page.
+struct File {
+    /// Its path under `/ui/`.
+    path: &'static str,
+    /// Its content as it is sent.
+    bytes: &'static [u8],
+    /// True if `bytes` are gzip.
+    gzip: bool,
+}
+
+include!("dist/table.rs");
+
+/// Nothing from elsewhere, no inline script, no style that a text could bring with it.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; \
+    font-src 'self'; connect-src 'self'; worker-src 'self'; base-uri 'none'; form-action 'none'; \
+    frame-ancestors 'none'";
+
+/// `/ui/{path}`. Names of assets contain a hash of their content, so a browser asks for each only once.
+///
+/// # Errors
+/// There is no such file.
+pub async fn file(Path(path): Path<String>, headers: HeaderMap) -> Result<Response, ApiError> {
+    let file = FILES.iter().find(|file| file.path == path && path != "index.html");
+    let Some(file) = file else {
+        return Err(ApiError::NotFound(format!("there is no file `{path}` of the page")));
+    };
+    let mut response = send(file, &headers);
+    let is_hashed = path.starts_with("assets/");
+    let cache = if is_hashed { "public, max-age=31536000, immutable" } else { "no-cache" };
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static(cache));
+    Ok(response)
+}
+
+/// The page itself. A browser asks each time whether it has changed.
+pub fn index(headers: &HeaderMap) -> Response {
+    let Some(file) = FILES.iter().find(|file| file.path == "index.html") else {
+        return StatusCode::NOT_FOUND.into_response();
+    };
+    let hash = Sha256::digest(file.bytes);
+    let tag = hash[..8].iter().fold("\"".to_owned(), |tag, byte| format!("{tag}{byte:02x}")) + "\"";
+    let known = headers.get(header::IF_NONE_MATCH).and_then(|tags| tags.to_str().ok());
+    let mut response = if known.is_some_and(|known| known.contains(&tag)) {
+        StatusCode::NOT_MODIFIED.into_response()
+    } else {
+        send(file, headers)
+    };
+    let headers = response.headers_mut();
+    let own: [(HeaderName, &str); 4] = [
+        (header::CACHE_CONTROL, "no-cache"),
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+    ];
+    for (name, value) in own {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    if let Ok(tag) = HeaderValue::try_from(tag) {
+        headers.insert(header::ETAG, tag);
+    }
+    response
+}
+
+fn send(file: &File, headers: &HeaderMap) -> Response {
+    if file.gzip && !accepts_gzip(headers) {
+        let message = "the page is kept compressed with gzip, which `Accept-Encoding` excludes";
+        return (StatusCode::NOT_ACCEPTABLE, message).into_response();
+    }
+    let mut response = file.bytes.into_response();
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type(file.path)));
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    if file.gzip {
+        headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    }
+    response
+}
+
+/// A request that says nothing about encodings accepts all of them.
+fn accepts_gzip(headers: &HeaderMap) -> bool {
+    let mut values = headers.get_all(header::ACCEPT_ENCODING).iter().peekable();
+    if values.peek().is_none() {
+        return true;
+    }
+    let lists = values.filter_map(|value| value.to_str().ok());
+    lists.flat_map(|list| list.split(',')).any(|item| {
+        let (name, parameters) = item.split_once(';').unwrap_or((item, ""));
+        let excluded = parameters.trim().strip_prefix("q=").is_some_and(|q| q.trim().parse() == Ok(0.0));
+        !excluded && ["gzip", "x-gzip", "*"].iter().any(|known| name.trim().eq_ignore_ascii_case(known))
+    })
+}
+
+fn content_type(path: &str) -> &'static str {
+    match path.rsplit_once('.').map(|(_, extension)| extension) {
+        Some("html") => "text/html; charset=utf-8",
+        Some("js" | "mjs") => "text/javascript; charset=utf-8",
+        Some("css") => "text/css; charset=utf-8",
+        Some("svg") => "image/svg+xml",
+        Some("woff2") => "font/woff2",
+        Some("txt") => "text/plain; charset=utf-8",
+        _ => "application/octet-stream",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_is_whole() {
+        assert!(FILES.iter().any(|file| file.path == "index.html"));
+        for file in FILES {
+            assert_ne!(content_type(file.path), "application/octet-stream", "{}", file.path);
+            assert_eq!(file.gzip, file.bytes.starts_with(&[0x1f, 0x8b]), "{}", file.path);
+        }
+    }
+
+    #[test]
+    fn encodings_are_negotiated() {
+        for (accept, fine) in [
+            (Some("gzip, deflate, br"), true),
+            (Some("br;q=1.0, *;q=0.1"), true),
+            (None, true),
+            (Some("identity"), false),
+            (Some("gzip;q=0"), false),
+            (Some(""), false),
+        ] {
+            let headers =
+                accept.map(|accept| (header::ACCEPT_ENCODING, HeaderValue::try_from(accept).unwrap()));
+            assert_eq!(accepts_gzip(&HeaderMap::from_iter(headers)), fine, "{accept:?}");
+        }
+    }
+}

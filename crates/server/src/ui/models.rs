@@ -1,0 +1,218 @@
+//! `/ui/v1/models`: everything about every model in one list, as a person wants to see it.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use axum::extract::State;
+use paguro_model::{GenerationDefaults, ModelFile};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::{
+    AppState, error::ApiError, extract::Json, models::ResidentInfo, ollama::models::capabilities,
+    source::ModelEntry,
+};
+
+/// All models.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ModelCards {
+    models: Vec<ModelCard>,
+    /// Bytes that all loaded models may take together.
+    memory_limit: u64,
+    /// Of these, bytes in use.
+    memory_used: u64,
+}
+
+/// A model.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ModelCard {
+    /// The name to ask for it.
+    name: String,
+    /// Bytes of its weights.
+    bytes: u64,
+    /// When it came here, in seconds since 1970; 0 for the model in the program.
+    created: u64,
+    /// False for models that the library cannot delete.
+    in_library: bool,
+    /// What its file says; absent if it cannot be read.
+    file: Option<FileCard>,
+    /// Why its file cannot be read.
+    problem: Option<String>,
+    /// Absent while it is not loaded.
+    loaded: Option<LoadedCard>,
+}
+
+/// What a model's file says of it.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct FileCard {
+    /// Its architecture.
+    family: String,
+    /// `GGUF` or `safetensors`.
+    format: String,
+    /// Number of weights.
+    parameters: u64,
+    /// How they are written: `Q4_K_M`.
+    quantization: String,
+    /// Most tokens that it was trained for.
+    context: Option<u64>,
+    /// `completion`, `tools`, `thinking`.
+    capabilities: Vec<&'static str>,
+    /// The chat template, in jinja; empty if there is none.
+    template: String,
+}
+
+/// A model that is loaded.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct LoadedCard {
+    device: String,
+    /// Bytes of weights and pages.
+    bytes: u64,
+    /// Most tokens of a prompt with its answer.
+    context: usize,
+    /// Tokens in a page.
+    block_size: usize,
+    /// True if every layer sees all tokens, so that an answer's pages follow from its length.
+    one_kv_group: bool,
+    /// Requests that hold it.
+    users: usize,
+    /// Seconds until it is unloaded if nobody asks for it; `null` is never.
+    expires_in: Option<f64>,
+    /// True if it can embed texts.
+    embeds: bool,
+    /// What it samples with where a request says nothing.
+    sampling: SamplingCard,
+}
+
+/// What a model samples with where a request says nothing.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct SamplingCard {
+    temperature: f32,
+    top_k: u32,
+    top_p: f32,
+    min_p: f32,
+    repetition_penalty: f32,
+    frequency_penalty: f32,
+    presence_penalty: f32,
+}
+
+impl From<&GenerationDefaults> for SamplingCard {
+    fn from(defaults: &GenerationDefaults) -> Self {
+        let values = defaults.sampling();
+        Self {
+            temperature: values.temperature,
+            top_k: values.top_k,
+            top_p: values.top_p,
+            min_p: values.min_p,
+            repetition_penalty: values.repetition_penalty,
+            frequency_penalty: values.frequency_penalty,
+            presence_penalty: values.presence_penalty,
+        }
+    }
+}
+
+impl From<ResidentInfo> for LoadedCard {
+    fn from(model: ResidentInfo) -> Self {
+        let groups = &model.model.program.kv.groups;
+        Self {
+            device: model.device,
+            bytes: model.memory.total(),
+            context: model.handle.max_context(),
+            block_size: model.block_size,
+            one_kv_group: matches!(groups.as_slice(), [group] if group.window.is_none()),
+            users: model.users,
+            expires_in: model.expires_in.map(|time| time.as_secs_f64()),
+            embeds: model.model.pooling.is_ok(),
+            sampling: SamplingCard::from(&model.model.defaults),
+        }
+    }
+}
+
+/// What files have said, by name and version: opening one reads all of its metadata.
+#[derive(Debug, Default)]
+pub struct FileCards {
+    known: Mutex<HashMap<(String, String), Arc<FileCard>>>,
+}
+
+impl FileCards {
+    async fn of(&self, state: &AppState, entry: &ModelEntry) -> Result<Arc<FileCard>, String> {
+        let key = (entry.name.clone(), entry.version.clone());
+        let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(card) = known().get(&key) {
+            return Ok(card.clone());
+        }
+        let opened = state.models.open(entry).await;
+        let card = opened.map(|file| Arc::new(FileCard::of(&file))).map_err(|error| error.to_string())?;
+        known().insert(key, card.clone());
+        Ok(card)
+    }
+
+    /// Forgets models that are not listed any more.
+    fn keep(&self, entries: &[ModelEntry]) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|(name, version), _| {
+            entries.iter().any(|entry| entry.name == *name && entry.version == *version)
+        });
+    }
+}
+
+impl FileCard {
+    fn of(file: &ModelFile) -> Self {
+        let (description, metadata) = (file.description(), file.metadata());
+        let templates = file.chat_templates().unwrap_or_default();
+        let named = |name: &str| templates.iter().find(|template| template.0 == name).map(|it| it.1.clone());
+        let template = named("default").unwrap_or_default();
+        let tool_template = named("tool_use").unwrap_or_else(|| template.clone());
+        let value = |wanted: &dyn Fn(&str) -> bool| {
+            metadata.iter().find(|entry| wanted(&entry.key)).map(|entry| entry.value.clone())
+        };
+        let context = value(&|key| key.ends_with(".context_length"))
+            .or_else(|| value(&|key| key.ends_with("max_position_embeddings")));
+        Self {
+            family: file.architecture().unwrap_or("unknown").to_owned(),
+            format: if file.format().starts_with("GGUF") { "GGUF" } else { "safetensors" }.to_owned(),
+            parameters: description.parameters,
+            quantization: description.quantization,
+            context: context.and_then(|tokens| tokens.parse().ok()),
+            capabilities: capabilities(file, &template, &tool_template),
+            template,
+        }
+    }
+}
+
+/// Lists all models with what is known of each.
+///
+/// # Errors
+/// What is wrong with the library.
+#[utoipa::path(
+    get, path = "/ui/v1/models", tag = "Page",
+    responses(
+        (status = 200, body = ModelCards),
+        (status = "5XX", body = crate::openai::error::ErrorBody<'static>),
+    ),
+)]
+pub async fn list(State(state): State<AppState>) -> Result<Json<ModelCards>, ApiError> {
+    let entries = state.models.list().await?;
+    state.file_cards.keep(&entries);
+    let mut loaded: HashMap<String, ResidentInfo> =
+        state.models.resident().into_iter().map(|model| (model.entry.name.clone(), model)).collect();
+    let memory_used = loaded.values().map(|model| model.memory.total()).sum();
+    let mut models = Vec::new();
+    for entry in entries {
+        let (file, problem) = match state.file_cards.of(&state, &entry).await {
+            Ok(card) => (Some(FileCard::clone(&card)), None),
+            Err(problem) => (None, Some(problem)),
+        };
+        models.push(ModelCard {
+            in_library: state.models.outside(&entry.name).is_none(),
+            loaded: loaded.remove(&entry.name).map(LoadedCard::from),
+            name: entry.name,
+            bytes: entry.bytes,
+            created: entry.created,
+            file,
+            problem,
+        });
+    }
+    Ok(Json(ModelCards { models, memory_limit: state.settings.residency.memory, memory_used }))
+}

@@ -1,0 +1,320 @@
+//! What all engines are doing at one moment, and how one picture becomes the next on the wire.
+
+use std::collections::HashMap;
+
+use paguro_engine::{SequenceSnapshot, Snapshot};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::{
+    diff::{Run, minus, runs},
+    recent::Latency,
+};
+
+/// All engines at one moment.
+#[derive(Debug)]
+pub struct Sample {
+    /// Milliseconds since the server's first sample.
+    pub time: u64,
+    /// Resident memory of the process in bytes, where the system says.
+    pub memory: Option<u64>,
+    /// Times to the first token.
+    pub first_token: Latency,
+    /// Gaps between tokens.
+    pub token_gap: Latency,
+    /// The models that are loaded.
+    pub models: Vec<ModelSample>,
+}
+
+/// One engine.
+#[derive(Debug)]
+pub struct ModelSample {
+    /// The model's name.
+    pub name: String,
+    /// The device's name.
+    pub device: String,
+    /// Bytes of weights and pages.
+    pub bytes: u64,
+    /// Most tokens of a prompt with its answer.
+    pub context: usize,
+    /// What the engine said.
+    pub snapshot: Snapshot,
+}
+
+/// One event of the stream. Page numbers begin at 1; a list of pages is a list of runs `[first, length]`.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Tick<'s> {
+    /// Milliseconds since the server's first sample.
+    time: u64,
+    /// Resident memory of the process in bytes; `null` where the system does not say.
+    memory: Option<u64>,
+    /// Seconds from a request to its first token, over the last minute.
+    first_token: Latency,
+    /// Seconds between tokens, over the last ten seconds.
+    token_gap: Latency,
+    /// The models that are loaded.
+    models: Vec<ModelTick<'s>>,
+}
+
+/// One loaded model.
+#[derive(Debug, Serialize, ToSchema)]
+struct ModelTick<'s> {
+    name: &'s str,
+    device: &'s str,
+    /// Bytes of weights and pages.
+    bytes: u64,
+    /// Most tokens of a prompt with its answer.
+    context: usize,
+    /// Tokens in a page.
+    block_size: usize,
+    /// Most rows of a step.
+    max_rows: usize,
+    /// Most sequences that run at the same time.
+    max_sequences: usize,
+    /// Counters of the engine; rates are differences between two events.
+    stats: StatsTick,
+    sequences: Vec<SequenceTick>,
+    /// Pages that have come into the prefix cache since the last event, with nobody using them.
+    #[schema(value_type = Vec<Vec<u32>>)]
+    cached_added: Vec<Run>,
+    /// Pages that are not in the cache any more, or are in use again.
+    #[schema(value_type = Vec<Vec<u32>>)]
+    cached_removed: Vec<Run>,
+    /// Kernel launches by name, about once a second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kernels: Option<Vec<KernelTick>>,
+}
+
+/// Counters since the engine's start, and how it is now.
+#[derive(Debug, Serialize, ToSchema)]
+struct StatsTick {
+    pages: usize,
+    pages_used: usize,
+    pages_cached: usize,
+    waiting: usize,
+    running: usize,
+    steps: u64,
+    step_seconds: f64,
+    rows: u64,
+    tokens: u64,
+    prefix_query_tokens: u64,
+    prefix_hit_tokens: u64,
+    evictions: u64,
+    preemptions: u64,
+    page_copies: u64,
+    /// Rows of the last step.
+    last_rows: usize,
+    /// Sequences of the last step.
+    last_sequences: usize,
+}
+
+/// A sequence.
+#[derive(Debug, Serialize, ToSchema)]
+struct SequenceTick {
+    /// Request and branch: `12.0`.
+    id: String,
+    /// Branches that it stands for.
+    branches: usize,
+    /// `running`, `waiting` or `preempted`.
+    state: &'static str,
+    priority: i32,
+    prompt: usize,
+    /// Prompt tokens that the prefix cache had.
+    cached: usize,
+    /// Tokens whose K and V are in pages.
+    computed: usize,
+    generated: usize,
+    /// Most tokens of the answer.
+    limit: usize,
+    /// Rows in the last step.
+    rows: usize,
+    /// Its pages in order; absent if they are those of the last event.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Vec<Vec<u32>>>)]
+    pages: Option<Vec<Run>>,
+}
+
+/// A kernel.
+#[derive(Debug, Serialize, ToSchema)]
+struct KernelTick {
+    name: String,
+    launches: u64,
+    /// Time in it; 0 where the device does not measure.
+    nanoseconds: u64,
+}
+
+/// What one reader knows already.
+#[derive(Debug, Default)]
+pub struct Known {
+    models: HashMap<String, KnownModel>,
+}
+
+#[derive(Debug, Default)]
+struct KnownModel {
+    cached: Vec<Run>,
+    tables: HashMap<String, Vec<Run>>,
+}
+
+impl Known {
+    /// The event that brings the reader from what it knows to this sample.
+    pub fn advance<'s>(&mut self, sample: &'s Sample) -> Tick<'s> {
+        self.models.retain(|name, _| sample.models.iter().any(|model| model.name == *name));
+        let models = sample.models.iter();
+        Tick {
+            time: sample.time,
+            memory: sample.memory,
+            first_token: sample.first_token,
+            token_gap: sample.token_gap,
+            models: models
+                .map(|model| self.models.entry(model.name.clone()).or_default().advance(model))
+                .collect(),
+        }
+    }
+}
+
+impl KnownModel {
+    fn advance<'s>(&mut self, model: &'s ModelSample) -> ModelTick<'s> {
+        let snapshot = &model.snapshot;
+        let cached = runs(&snapshot.cached);
+        let (cached_added, cached_removed) = (minus(&cached, &self.cached), minus(&self.cached, &cached));
+        self.cached = cached;
+        let mut tables = HashMap::new();
+        let sequences = snapshot.sequences.iter().map(|sequence| {
+            let id = format!("{}.{}", sequence.request, sequence.branch);
+            let pages = runs(&sequence.pages);
+            let is_known = self.tables.get(&id) == Some(&pages);
+            tables.insert(id.clone(), pages.clone());
+            SequenceTick::new(id, sequence, (!is_known).then_some(pages))
+        });
+        let sequences = sequences.collect();
+        self.tables = tables;
+        let kernels = snapshot.kernels.as_ref().map(|kernels| {
+            let kernel = |kernel: &paguro_engine::KernelCount| KernelTick {
+                name: kernel.name.clone(),
+                launches: kernel.launches,
+                nanoseconds: kernel.nanoseconds,
+            };
+            kernels.iter().map(kernel).collect()
+        });
+        ModelTick {
+            name: &model.name,
+            device: &model.device,
+            bytes: model.bytes,
+            context: model.context,
+            block_size: snapshot.block_size,
+            max_rows: snapshot.max_rows,
+            max_sequences: snapshot.max_sequences,
+            stats: StatsTick::from(&snapshot.stats),
+            sequences,
+            cached_added,
+            cached_removed,
+            kernels,
+        }
+    }
+}
+
+impl SequenceTick {
+    fn new(id: String, sequence: &SequenceSnapshot, pages: Option<Vec<Run>>) -> Self {
+        let state = match (sequence.running, sequence.preempted) {
+            (true, _) => "running",
+            (false, true) => "preempted",
+            (false, false) => "waiting",
+        };
+        Self {
+            id,
+            branches: sequence.branches,
+            state,
+            priority: sequence.priority,
+            prompt: sequence.prompt_tokens,
+            cached: sequence.cached_tokens,
+            computed: sequence.computed,
+            generated: sequence.generated,
+            limit: sequence.max_tokens,
+            rows: sequence.rows,
+            pages,
+        }
+    }
+}
+
+impl From<&paguro_engine::Stats> for StatsTick {
+    fn from(stats: &paguro_engine::Stats) -> Self {
+        Self {
+            pages: stats.pages_total,
+            pages_used: stats.pages_used,
+            pages_cached: stats.pages_cached,
+            waiting: stats.waiting,
+            running: stats.running,
+            steps: stats.steps,
+            step_seconds: stats.step_times.total_nanoseconds as f64 / 1e9,
+            rows: stats.rows,
+            tokens: stats.tokens,
+            prefix_query_tokens: stats.prefix_query_tokens,
+            prefix_hit_tokens: stats.prefix_hit_tokens,
+            evictions: stats.evictions,
+            preemptions: stats.preemptions,
+            page_copies: stats.page_copies,
+            last_rows: stats.last_rows,
+            last_sequences: stats.last_sequences,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(sequences: Vec<(u64, Vec<u32>)>, cached: Vec<u32>) -> Sample {
+        let sequence = |(request, pages)| SequenceSnapshot {
+            request,
+            branch: 0,
+            branches: 1,
+            running: true,
+            preempted: false,
+            priority: 0,
+            prompt_tokens: 64,
+            cached_tokens: 0,
+            computed: 10,
+            generated: 1,
+            max_tokens: 9,
+            rows: 1,
+            pages,
+        };
+        let snapshot = Snapshot {
+            stats: Default::default(),
+            max_rows: 512,
+            max_sequences: 64,
+            block_size: 32,
+            sequences: sequences.into_iter().map(sequence).collect(),
+            cached,
+            kernels: None,
+        };
+        let model = ModelSample { name: "m".into(), device: "cpu".into(), bytes: 1, context: 100, snapshot };
+        Sample {
+            time: 0,
+            memory: None,
+            first_token: Latency::default(),
+            token_gap: Latency::default(),
+            models: vec![model],
+        }
+    }
+
+    #[test]
+    fn only_changes_are_sent() {
+        let mut known = Known::default();
+        let mut pages = |sample: &Sample| {
+            let tick = serde_json::to_value(known.advance(sample)).unwrap();
+            let model = &tick["models"][0];
+            let sequences = model["sequences"].as_array().unwrap();
+            let tables: Vec<_> = sequences.iter().map(|s| s.get("pages").map(ToString::to_string)).collect();
+            (tables, model["cached_added"].to_string(), model["cached_removed"].to_string())
+        };
+        let some = |text: &str| Some(text.to_owned());
+        let first = sample(vec![(1, vec![1, 2, 3]), (2, vec![1, 2, 9])], vec![20, 21]);
+        let expected = (vec![some("[[1,3]]"), some("[[1,2],[9,1]]")], "[[20,2]]".into(), "[]".into());
+        assert_eq!(pages(&first), expected);
+        assert_eq!(pages(&first), (vec![None, None], "[]".into(), "[]".into()));
+        let next = sample(vec![(2, vec![1, 2, 9, 20])], vec![3, 21]);
+        let expected = (vec![some("[[1,2],[9,1],[20,1]]")], "[[3,1]]".into(), "[[20,1]]".into());
+        assert_eq!(pages(&next), expected);
+    }
+}

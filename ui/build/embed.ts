@@ -1,0 +1,70 @@
+// Writes the built page to where the server embeds it: each file compressed, and a table of them in Rust. The same
+// sources give the same bytes on every machine, so the compressor is a JavaScript library of a fixed version and not
+// the one of Node.
+
+import { mkdirSync, readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
+import { dirname, join, relative } from "node:path";
+
+import { gzipSync } from "fflate";
+import type { Plugin } from "vite";
+
+/** Kinds of files that are compressed already. */
+const COMPRESSED = /\.woff2$/;
+
+export function embed(folder: string): Plugin {
+  const packages = new Set<string>();
+  let [out, target] = ["", ""];
+  return {
+    name: "embed",
+    apply: "build",
+    configResolved(config) {
+      out = join(config.root, config.build.outDir);
+      target = join(config.root, folder);
+    },
+    generateBundle(_options, bundle) {
+      for (const chunk of Object.values(bundle)) {
+        const modules = chunk.type === "chunk" ? chunk.moduleIds : chunk.originalFileNames;
+        for (const id of modules) {
+          const found = /^(.*node_modules\/((?:@[^/]+\/)?[^/]+))\//.exec(id.replaceAll("\\", "/").replace(/^\0/, ""));
+          if (found?.[1]) packages.add(found[1]);
+        }
+      }
+      this.emitFile({ type: "asset", fileName: "licenses.txt", source: licenses([...packages]) });
+    },
+    closeBundle() {
+      write(out, target);
+    },
+  };
+}
+
+/** What the page is made of, with everybody's license. */
+function licenses(folders: string[]): string {
+  const texts = folders.map((folder) => {
+    const about = JSON.parse(readFileSync(join(folder, "package.json"), "utf8")) as Record<string, unknown>;
+    const file = readdirSync(folder).find((name) => /^(licen[cs]e|copying)/i.test(name));
+    const text = file ? readFileSync(join(folder, file), "utf8").trim() : "";
+    return `${String(about["name"])} ${String(about["version"])} (${String(about["license"])})\n\n${text}\n`;
+  });
+  return texts.sort().join(`\n${"-".repeat(80)}\n\n`);
+}
+
+function files(folder: string): string[] {
+  return readdirSync(folder, { withFileTypes: true })
+    .flatMap((entry) => (entry.isDirectory() ? files(join(folder, entry.name)) : [join(folder, entry.name)]))
+    .sort();
+}
+
+function write(from: string, to: string): void {
+  rmSync(to, { recursive: true, force: true });
+  const rows = files(from).map((file) => {
+    const path = relative(from, file).replaceAll("\\", "/");
+    const bytes = readFileSync(file);
+    const gzip = !COMPRESSED.test(path);
+    const name = gzip ? `${path}.gz` : path;
+    mkdirSync(dirname(join(to, name)), { recursive: true });
+    writeFileSync(join(to, name), gzip ? gzipSync(bytes, { level: 9, mtime: 0 }) : bytes);
+    return `    File { path: "${path}", bytes: include_bytes!("${name}"), gzip: ${gzip} },\n`;
+  });
+  const table = `// Written by \`npm run build\` in \`ui/\`.\n\n/// All files, by path.\nconst FILES: &[File] = &[\n${rows.join("")}];\n`;
+  writeFileSync(join(to, "table.rs"), table);
+}

@@ -1,0 +1,122 @@
+// Requests to the server that this page came from. The key travels in a header, never in an address.
+
+const KEY = "paguro.key";
+
+let key = localStorage.getItem(KEY) ?? "";
+
+export function storedKey(): string {
+  return key;
+}
+
+export function storeKey(next: string): void {
+  key = next;
+  if (next) localStorage.setItem(KEY, next);
+  else localStorage.removeItem(KEY);
+}
+
+/** An answer that is an error, in the server's own words. */
+export class ApiError extends Error {
+  constructor(
+    readonly status: number,
+    message: string,
+  ) {
+    super(message);
+  }
+}
+
+/** The server cannot be reached. */
+export class Unreachable extends Error {
+  constructor() {
+    super("The server does not answer. Check that it runs; this page tries again by itself.");
+  }
+}
+
+export interface Call {
+  method?: string;
+  body?: unknown;
+  signal?: AbortSignal;
+}
+
+export async function request(path: string, { method, body, signal }: Call = {}): Promise<Response> {
+  const headers = new Headers();
+  if (key) headers.set("authorization", `Bearer ${key}`);
+  if (body !== undefined) headers.set("content-type", "application/json");
+  let response: Response;
+  try {
+    response = await fetch(path, {
+      method: method ?? (body === undefined ? "GET" : "POST"),
+      headers,
+      body: body === undefined ? null : JSON.stringify(body),
+      signal: signal ?? null,
+      cache: "no-store",
+    });
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    throw new Unreachable();
+  }
+  if (!response.ok) throw new ApiError(response.status, sentence(errorText(await response.text()), response.status));
+  return response;
+}
+
+export async function json<T>(path: string, call?: Call): Promise<T> {
+  return (await (await request(path, call)).json()) as T;
+}
+
+/** The message of an error in any of the server's dialects. */
+function errorText(body: string): string {
+  try {
+    const value = JSON.parse(body) as { error?: string | { message?: string } };
+    if (typeof value.error === "string") return value.error;
+    return value.error?.message ?? body;
+  } catch {
+    return body;
+  }
+}
+
+function sentence(text: string, status: number): string {
+  if (!text) return `The server answered with status ${status}.`;
+  const first = text.slice(0, 1).toUpperCase() + text.slice(1);
+  return /[.!?]$/.test(first) ? first : `${first}.`;
+}
+
+export function describe(error: unknown): string {
+  return error instanceof Error ? error.message : String(error);
+}
+
+/** Lines of a body, as they come. */
+async function* lines(response: Response): AsyncGenerator<string> {
+  const reader = response.body?.getReader();
+  if (!reader) return;
+  const decoder = new TextDecoder();
+  let rest = "";
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      rest += decoder.decode(value, { stream: !done });
+      const parts = rest.split("\n");
+      rest = parts.pop() ?? "";
+      yield* parts;
+      if (done) break;
+    }
+    if (rest) yield rest;
+  } finally {
+    reader.releaseLock();
+  }
+}
+
+/** Server-sent events: their data, as they come. */
+export async function* events(response: Response): AsyncGenerator<string> {
+  let data = "";
+  for await (const line of lines(response)) {
+    if (line.startsWith("data:")) data += line.slice(5).trimStart();
+    else if (line === "" && data) {
+      yield data;
+      data = "";
+    }
+  }
+}
+
+/** Lines of JSON, as they come. */
+export async function* jsonLines<T>(response: Response): AsyncGenerator<T> {
+  for await (const line of lines(response)) if (line.trim()) yield JSON.parse(line) as T;
+}

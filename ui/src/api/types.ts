@@ -1,0 +1,178 @@
+// What the server's answers look like, as far as the page reads them.
+
+export type Scope = "inference" | "models" | "admin";
+
+export interface Session {
+  version: string;
+  needs_key: boolean;
+  key_known: boolean;
+  scopes: Scope[];
+  library: boolean;
+}
+
+export interface Sampling {
+  temperature: number;
+  top_k: number;
+  top_p: number;
+  min_p: number;
+  repetition_penalty: number;
+  frequency_penalty: number;
+  presence_penalty: number;
+}
+
+export interface ModelCard {
+  name: string;
+  bytes: number;
+  created: number;
+  in_library: boolean;
+  file: null | {
+    family: string;
+    format: string;
+    parameters: number;
+    quantization: string;
+    context: number | null;
+    capabilities: string[];
+    template: string;
+  };
+  problem: string | null;
+  loaded: null | {
+    device: string;
+    bytes: number;
+    context: number;
+    block_size: number;
+    one_kv_group: boolean;
+    users: number;
+    expires_in: number | null;
+    embeds: boolean;
+    sampling: Sampling;
+  };
+}
+
+export interface ModelCards {
+  models: ModelCard[];
+  memory_limit: number;
+  memory_used: number;
+}
+
+export interface Status {
+  version: string;
+  models: {
+    name: string;
+    device: string;
+    bytes: number;
+    context: number;
+    users: number;
+    waiting: number;
+    running: number;
+    pages: number;
+    pages_used: number;
+    pages_cached: number;
+    tokens: number;
+  }[];
+}
+
+export interface Setting {
+  name: string;
+  value: string;
+  origin: "flag" | "file" | "environment" | "default";
+}
+
+export interface SettingsInForce {
+  version: string;
+  system: string;
+  architecture: string;
+  devices: string[];
+  settings: Setting[];
+}
+
+export interface KeyInfo {
+  id: string;
+  name: string;
+  scopes: Scope[];
+  created: number;
+}
+
+export interface RequestEntry {
+  id: string;
+  time: number;
+  method: string;
+  path: string;
+  status: number;
+  milliseconds: number;
+}
+
+export interface ToolCall {
+  id: string;
+  name: string;
+  arguments: string;
+}
+
+export interface Usage {
+  prompt_tokens: number;
+  completion_tokens: number;
+  prompt_tokens_details?: { cached_tokens: number };
+  completion_tokens_details?: { reasoning_tokens: number };
+}
+
+/** First page and number of pages. */
+export type Run = [number, number];
+
+export interface SequenceTick {
+  id: string;
+  branches: number;
+  state: "running" | "waiting" | "preempted";
+  priority: number;
+  prompt: number;
+  cached: number;
+  computed: number;
+  generated: number;
+  limit: number;
+  rows: number;
+  pages?: Run[];
+}
+
+export interface Latency {
+  count: number;
+  p50: number | null;
+  p95: number | null;
+}
+
+export interface ModelTick {
+  name: string;
+  device: string;
+  bytes: number;
+  context: number;
+  block_size: number;
+  max_rows: number;
+  max_sequences: number;
+  stats: {
+    pages: number;
+    pages_used: number;
+    pages_cached: number;
+    waiting: number;
+    running: number;
+    steps: number;
+    step_seconds: number;
+    rows: number;
+    tokens: number;
+    prefix_query_tokens: number;
+    prefix_hit_tokens: number;
+    evictions: number;
+    preemptions: number;
+    page_copies: number;
+    last_rows: number;
+    last_sequences: number;
+  };
+  sequences: SequenceTick[];
+  cached_added: Run[];
+  cached_removed: Run[];
+  kernels?: { name: string; launches: number; nanoseconds: number }[];
+}
+
+export interface Tick {
+  time: number;
+  memory: number | null;
+  first_token: Latency;
+  token_gap: Latency;
+  models: ModelTick[];
+}

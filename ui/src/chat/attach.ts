@@ -1,0 +1,51 @@
+// Files as text, read in the browser. The reader for PDFs is loaded when the first one comes.
+
+import type { Attachment } from "../store/db.ts";
+
+const MOST_BYTES = 20_000_000;
+const MOST_CHARACTERS = 400_000;
+
+export async function readFile(file: File): Promise<Attachment> {
+  if (file.size > MOST_BYTES) throw new Error(`“${file.name}” has ${Math.round(file.size / 1e6)} MB; at most 20 MB can be attached.`);
+  const isPdf = file.type === "application/pdf" || file.name.toLowerCase().endsWith(".pdf");
+  const text = isPdf ? await pdfText(file) : await plainText(file);
+  if (text.length > MOST_CHARACTERS) {
+    throw new Error(`“${file.name}” has ${text.length} characters; at most ${MOST_CHARACTERS} can be attached. Attach a part of it.`);
+  }
+  return { name: file.name, text };
+}
+
+async function plainText(file: File): Promise<string> {
+  try {
+    const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+    if (!text.includes("\0")) return text;
+  } catch {
+    // Not UTF-8: told below.
+  }
+  throw new Error(`“${file.name}” is not text. Attach text files or PDFs.`);
+}
+
+async function pdfText(file: File): Promise<string> {
+  const [pdf, { default: worker }] = await Promise.all([
+    import("pdfjs-dist"),
+    import("pdfjs-dist/build/pdf.worker.min.mjs?url"),
+  ]);
+  pdf.GlobalWorkerOptions.workerSrc = worker;
+  const task = pdf.getDocument({ data: await file.arrayBuffer(), useSystemFonts: true });
+  try {
+    const document = await task.promise;
+    const pages: string[] = [];
+    for (let number = 1; number <= document.numPages; number++) {
+      const { items } = await (await document.getPage(number)).getTextContent();
+      pages.push(items.map((item) => ("str" in item ? item.str + (item.hasEOL ? "\n" : "") : "")).join(""));
+    }
+    const text = pages.join("\n\n").trim();
+    if (!text) throw new Error("it holds pictures only");
+    return text;
+  } catch (error) {
+    const reason = error instanceof Error ? error.message : "it cannot be read";
+    throw new Error(`No text comes out of “${file.name}”: ${reason}.`);
+  } finally {
+    await task.destroy();
+  }
+}

@@ -1,0 +1,121 @@
+import { GitFork, PanelLeft, SlidersHorizontal } from "lucide-react";
+import { useEffect, useMemo, useState } from "react";
+import { useLocation } from "wouter";
+
+import { Tip } from "../components/tip.tsx";
+import { defaultModel, useChat } from "../store/chat.ts";
+import type { Attachment, ChatSettings } from "../store/db.ts";
+import { usePrefs } from "../store/prefs.ts";
+import { useServer } from "../store/server.ts";
+import { pathTo, treeOf } from "../store/tree.ts";
+import { Composer } from "./composer.tsx";
+import { Empty } from "./empty.tsx";
+import { Messages } from "./messages.tsx";
+import { ModelPicker } from "./model-picker.tsx";
+import { SettingsPanel } from "./settings-panel.tsx";
+import { Sidebar } from "./sidebar.tsx";
+import { TreeDialog } from "./tree-dialog.tsx";
+
+const narrow = () => matchMedia("(max-width: 900px)").matches;
+
+export function ChatPage({ id }: { id: string | null }) {
+  const [, navigate] = useLocation();
+  const { current, messages, conversations, known } = useChat();
+  const models = useServer((server) => server.models);
+  const prefs = usePrefs();
+  const [side, setSide] = useState(() => !narrow() && prefs.sideOpen);
+  const [settings, setSettings] = useState(false);
+  const [tree, setTree] = useState(false);
+  // A chat that has not begun is kept nowhere.
+  const [draft, setDraft] = useState<{ model: string | null; settings: ChatSettings }>({ model: null, settings: {} });
+
+  useEffect(() => {
+    if (useChat.getState().current !== id) void useChat.getState().open(id);
+  }, [id]);
+  useEffect(() => {
+    if (id && known && !conversations.some((one) => one.id === id)) navigate("/chat", { replace: true });
+  }, [id, known, conversations, navigate]);
+
+  const conversation = id ? conversations.find((one) => one.id === id) : undefined;
+  const shownModel = conversation?.model ?? draft.model ?? (models.length ? defaultModel() : null);
+  const path = useMemo(
+    () => (id && current === id ? pathTo(treeOf(messages), conversation?.leaf ?? null) : []),
+    [id, current, messages, conversation?.leaf],
+  );
+  const branches = messages.length > path.length;
+
+  const send = async (text: string, attachments: Attachment[]) => {
+    const chat = useChat.getState();
+    // Whoever writes before the models are known need not wait to send.
+    if (!shownModel) await useServer.getState().refreshModels();
+    const model = shownModel ?? defaultModel();
+    if (!id) {
+      const created = await chat.create(model, draft.settings);
+      setDraft({ model: null, settings: {} });
+      navigate(`/chat/${created}`);
+    } else if (!conversation?.model && model) await chat.update(id, { model });
+    await chat.send(text, attachments);
+  };
+
+  const choose = (model: string) => {
+    prefs.set({ lastModel: model });
+    if (id) void useChat.getState().update(id, { model });
+    else setDraft({ ...draft, model });
+  };
+
+  const toggleSide = () => {
+    setSide(!side);
+    if (!narrow()) prefs.set({ sideOpen: !side });
+  };
+
+  return (
+    <div className={`chat${side ? " with-side" : ""}`}>
+      {side && (
+        <>
+          <div className="side-shade" onClick={() => setSide(false)} />
+          <Sidebar current={id} picked={() => narrow() && setSide(false)} />
+        </>
+      )}
+      <section className="talk" aria-label="Conversation">
+        <header className="talk-head">
+          <Tip text={side ? "Hide the chats" : "Show the chats"} placement="bottom">
+            <button type="button" className="button quiet icon" aria-label={side ? "Hide the chats" : "Show the chats"} aria-expanded={side} onClick={toggleSide}>
+              <PanelLeft size={18} aria-hidden />
+            </button>
+          </Tip>
+          <ModelPicker model={shownModel} choose={choose} />
+          <span className="grow" />
+          {branches && (
+            <Tip text="Show all branches" placement="bottom">
+              <button type="button" className="button quiet icon" aria-label="Show all branches" onClick={() => setTree(true)}>
+                <GitFork size={18} aria-hidden />
+              </button>
+            </Tip>
+          )}
+          <Tip text="System prompt and sampling" placement="bottom">
+            <button
+              type="button"
+              className="button quiet icon"
+              aria-label="System prompt and sampling"
+              aria-expanded={settings}
+              onClick={() => setSettings(!settings)}
+            >
+              <SlidersHorizontal size={18} aria-hidden />
+            </button>
+          </Tip>
+        </header>
+        {path.length > 0 && id ? <Messages key={`messages ${id}`} path={path} messages={messages} /> : id ? <div className="grow" /> : <Empty model={shownModel} send={(text) => void send(text, [])} />}
+        <Composer key={`composer ${id ?? ""}`} conversation={id} model={shownModel} send={send} />
+      </section>
+      {settings && (
+        <SettingsPanel
+          model={shownModel}
+          settings={conversation?.settings ?? draft.settings}
+          change={(next) => (id ? void useChat.getState().update(id, { settings: next }) : setDraft({ ...draft, settings: next }))}
+          close={() => setSettings(false)}
+        />
+      )}
+      {id && <TreeDialog open={tree} close={() => setTree(false)} messages={messages} leaf={conversation?.leaf ?? null} />}
+    </div>
+  );
+}

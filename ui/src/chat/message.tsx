@@ -1,0 +1,313 @@
+import { ChevronLeft, ChevronRight, CirclePlay, FileText, PencilLine, RotateCw, TriangleAlert, Wrench } from "lucide-react";
+import { type FormEvent, memo, useState } from "react";
+
+import type { ToolCall } from "../api/types.ts";
+import { Mark } from "../components/frame.tsx";
+import { count, plural, rate, seconds } from "../format.ts";
+import { useChat } from "../store/chat.ts";
+import type { AnswerStats, Message } from "../store/db.ts";
+import { useServer } from "../store/server.ts";
+import { JsonTree, parseWhole } from "./json-tree.tsx";
+import { CopyButton, Markdown } from "./markdown.tsx";
+
+interface Props {
+  message: Message;
+  others: Message[];
+  isLast: boolean;
+}
+
+export const MessageView = memo(
+  function MessageView(props: Props) {
+    const { role } = props.message;
+    if (role === "user") return <UserMessage {...props} />;
+    if (role === "tool") return <ToolResult message={props.message} />;
+    return <Answer {...props} />;
+  },
+  (a, b) =>
+    a.message === b.message && a.isLast === b.isLast && a.others.length === b.others.length && a.others.at(-1)?.id === b.others.at(-1)?.id,
+);
+
+function UserMessage({ message, others }: Props) {
+  const [editing, setEditing] = useState(false);
+  const [text, setText] = useState(message.content);
+  const submit = (event?: FormEvent) => {
+    event?.preventDefault();
+    setEditing(false);
+    if (text.trim()) void useChat.getState().send(text, message.attachments ?? [], message.parent);
+  };
+  if (editing) {
+    return (
+      <article className="turn user editing" aria-label="Your message">
+        <form className="edit" onSubmit={submit}>
+          <textarea
+            className="input"
+            aria-label="Edit your message"
+            autoFocus
+            rows={Math.min(12, text.split("\n").length + 1)}
+            value={text}
+            onChange={(event) => setText(event.target.value)}
+            onKeyDown={(event) => {
+              if (event.key === "Escape") setEditing(false);
+              if (event.key === "Enter" && !event.shiftKey && !event.nativeEvent.isComposing) {
+                event.preventDefault();
+                submit();
+              }
+            }}
+          />
+          <div className="row">
+            <span className="muted small grow">The old turn stays as another branch.</span>
+            <button type="button" className="button small" onClick={() => setEditing(false)}>
+              Cancel
+            </button>
+            <button type="submit" className="button primary small">
+              Send
+            </button>
+          </div>
+        </form>
+      </article>
+    );
+  }
+  return (
+    <article className="turn user" aria-label="Your message">
+      <div className="bubble">
+        {message.attachments?.map((file) => (
+          <details key={file.name} className="attached">
+            <summary>
+              <FileText size={14} aria-hidden /> {file.name} <span className="muted">{count(file.text.length)} characters</span>
+            </summary>
+            <pre>{file.text}</pre>
+          </details>
+        ))}
+        {message.content && <div className="said">{message.content}</div>}
+      </div>
+      <div className="tools">
+        <Branches message={message} others={others} />
+        <CopyButton text={message.content} label="Copy the message" />
+        <button type="button" className="button quiet icon small" aria-label="Edit" title="Edit: makes another branch" onClick={() => setEditing(true)}>
+          <PencilLine size={15} aria-hidden />
+        </button>
+      </div>
+    </article>
+  );
+}
+
+function Answer({ message, others, isLast }: Props) {
+  const streaming = message.state === "streaming";
+  const waiting = streaming && !message.content && !message.reasoning && !message.toolCalls;
+  const data = !streaming && message.content ? parseWhole(message.content) : undefined;
+  const [asText, setAsText] = useState(false);
+  const resumable = isLast && !streaming && (message.state === "stopped" || message.state === "length" || message.state === "interrupted");
+  return (
+    <article className="turn answer" aria-label={`Answer of ${message.model ?? "the model"}`} aria-busy={streaming}>
+      <div className="who">
+        <Mark size={16} />
+        <span>{message.model}</span>
+      </div>
+      {message.reasoning && <Reasoning message={message} />}
+      {waiting && <Waiting model={message.model} />}
+      {data !== undefined && !asText ? (
+        <div className="card body-pad">
+          <JsonTree value={data} />
+        </div>
+      ) : (
+        message.content && <Markdown text={message.content} />
+      )}
+      {data !== undefined && (
+        <button type="button" className="button quiet small" onClick={() => setAsText(!asText)}>
+          {asText ? "Show as a tree" : "Show as text"}
+        </button>
+      )}
+      {message.toolCalls?.map((call) => <Call key={call.id} call={call} message={message} isLast={isLast} />)}
+      {message.state === "failed" && (
+        <div className="note bad" role="alert">
+          <TriangleAlert size={16} aria-hidden />
+          <span className="grow">{message.error}</span>
+          <button type="button" className="button small" onClick={() => void useChat.getState().regenerate(message)}>
+            Try again
+          </button>
+        </div>
+      )}
+      {message.state === "interrupted" && (
+        <div className="note">
+          <TriangleAlert size={16} aria-hidden />
+          <span className="grow">The answer was cut off. {message.error}</span>
+        </div>
+      )}
+      <div className="tools">
+        {streaming ? (
+          <span className="sr" role="status">
+            Answering
+          </span>
+        ) : (
+          <>
+            <Branches message={message} others={others} />
+            <CopyButton text={message.content} label="Copy the answer" />
+            <button
+              type="button"
+              className="button quiet icon small"
+              aria-label="Answer again"
+              title="Answer again: makes another branch"
+              onClick={() => void useChat.getState().regenerate(message)}
+            >
+              <RotateCw size={15} aria-hidden />
+            </button>
+            {resumable && message.content && (
+              <button type="button" className="button quiet small" onClick={() => void useChat.getState().resume(message)}>
+                <CirclePlay size={15} aria-hidden />
+                Continue
+              </button>
+            )}
+            {message.stats && <Stats stats={message.stats} state={message.state} />}
+          </>
+        )}
+      </div>
+    </article>
+  );
+}
+
+/** What happens before the first token. */
+function Waiting({ model }: { model: string | undefined }) {
+  const loaded = useServer((server) => server.models.some((one) => one.name === model && one.loaded));
+  return <p className="waiting">{loaded ? "Reading the prompt" : `Loading ${model ?? "the model"}`}</p>;
+}
+
+function Reasoning({ message }: { message: Message }) {
+  const thinking = message.state === "streaming" && !message.content;
+  return (
+    <details className="reasoning">
+      <summary>{thinking ? "Thinking" : `Thought for ${seconds(message.reasoningSeconds ?? 0)}`}</summary>
+      <div>{message.reasoning}</div>
+    </details>
+  );
+}
+
+/** The `2/3` of a turn that has siblings. */
+function Branches({ message, others }: { message: Message; others: Message[] }) {
+  if (others.length < 2) return null;
+  const index = others.findIndex((other) => other.id === message.id);
+  const go = (to: number) => {
+    const next = others[to];
+    if (next) void useChat.getState().select(next);
+  };
+  return (
+    <span className="branches" role="group" aria-label="Branches">
+      <button type="button" className="button quiet icon small" aria-label="Branch before" disabled={index <= 0} onClick={() => go(index - 1)}>
+        <ChevronLeft size={15} aria-hidden />
+      </button>
+      <span className="num" title="Branches share the pages of everything above">
+        {index + 1}/{others.length}
+      </span>
+      <button
+        type="button"
+        className="button quiet icon small"
+        aria-label="Next branch"
+        disabled={index >= others.length - 1}
+        onClick={() => go(index + 1)}
+      >
+        <ChevronRight size={15} aria-hidden />
+      </button>
+    </span>
+  );
+}
+
+function Stats({ stats, state }: { stats: AnswerStats; state: Message["state"] }) {
+  const { usage } = stats;
+  const cached = usage?.prompt_tokens_details?.cached_tokens ?? 0;
+  const parts = [
+    state === "length" ? "cut at the limit" : state === "stopped" ? "stopped" : null,
+    stats.rate === undefined ? null : `${rate(stats.rate)} tok/s`,
+    stats.firstToken === undefined ? null : `first token ${seconds(stats.firstToken)}`,
+    usage ? `${cached} of ${usage.prompt_tokens} prompt tokens cached` : null,
+    stats.pages === undefined ? null : `${plural(stats.pages, "page")}, ${stats.sharedPages ?? 0} shared`,
+  ].filter((part) => part !== null);
+  if (parts.length === 0) return null;
+  const first = stats.firstToken ?? stats.total;
+  const share = stats.total > 0 ? (100 * first) / stats.total : 0;
+  return (
+    <details className="stats">
+      <summary>{parts.join(" · ")}</summary>
+      <div className="stats-more">
+        <div className="time-bar" aria-hidden>
+          <span className="before" style={{ width: `${share}%` }} />
+          <span className="after" />
+        </div>
+        <dl>
+          <dt>Until the first token</dt>
+          <dd className="num">{seconds(first)}</dd>
+          <dt>From then on</dt>
+          <dd className="num">{seconds(Math.max(0, stats.total - first))}</dd>
+          {usage && (
+            <>
+              <dt>Prompt</dt>
+              <dd className="num">
+                {usage.prompt_tokens} tokens, {usage.prompt_tokens - cached} computed
+              </dd>
+              <dt>Answer</dt>
+              <dd className="num">{usage.completion_tokens} tokens</dd>
+            </>
+          )}
+          {stats.blockSize !== undefined && (
+            <>
+              <dt>Page</dt>
+              <dd className="num">{stats.blockSize} tokens</dd>
+            </>
+          )}
+        </dl>
+      </div>
+    </details>
+  );
+}
+
+function Call({ call, message, isLast }: { call: ToolCall; message: Message; isLast: boolean }) {
+  const [result, setResult] = useState("");
+  const answered = useChat((chat) => chat.messages.some((one) => one.toolCall?.id === call.id && one.role === "tool"));
+  const value = parseWhole(call.arguments);
+  return (
+    <div className="call">
+      <div className="row">
+        <Wrench size={15} aria-hidden />
+        <span className="mono grow">{call.name}</span>
+        <span className="tag sand">call</span>
+      </div>
+      {value === undefined ? <pre>{call.arguments}</pre> : <JsonTree value={value} />}
+      {message.state !== "streaming" && !answered && (
+        <form
+          className="stack"
+          onSubmit={(event) => {
+            event.preventDefault();
+            void useChat.getState().toolResult(call, result);
+          }}
+        >
+          <textarea
+            className="input"
+            aria-label={`Result of ${call.name}`}
+            placeholder="What the call returns. The model goes on with it."
+            value={result}
+            onChange={(event) => setResult(event.target.value)}
+          />
+          <div className="row">
+            <span className="grow" />
+            <button type="submit" className="button small" disabled={!isLast && answered}>
+              Give the result
+            </button>
+          </div>
+        </form>
+      )}
+    </div>
+  );
+}
+
+function ToolResult({ message }: { message: Message }) {
+  return (
+    <article className="turn answer" aria-label={`Result of ${message.toolCall?.name ?? "a tool"}`}>
+      <div className="call">
+        <div className="row">
+          <Wrench size={15} aria-hidden />
+          <span className="mono grow">{message.toolCall?.name}</span>
+          <span className="tag sea">result</span>
+        </div>
+        <pre>{message.content}</pre>
+      </div>
+    </article>
+  );
+}

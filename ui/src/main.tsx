@@ -1,0 +1,23 @@
+import "./styles/tokens.css";
+import "./styles/base.css";
+import "./styles/frame.css";
+import "./styles/chat.css";
+
+import { StrictMode } from "react";
+import { createRoot } from "react-dom/client";
+
+import { App } from "./app.tsx";
+import { watchTheme } from "./store/prefs.ts";
+import { watchServer } from "./store/server.ts";
+
+watchTheme();
+watchServer();
+
+const root = document.getElementById("root");
+if (root) {
+  createRoot(root).render(
+    <StrictMode>
+      <App />
+    </StrictMode>,
+  );
+}

@@ -1,0 +1,486 @@
+import "./playground.css";
+
+import { Play, Square } from "lucide-react";
+import { type ReactNode, useEffect, useMemo, useRef, useState } from "react";
+import { Link } from "wouter";
+
+import { describe, json } from "../api/client.ts";
+import { JsonTree, parseWhole } from "../chat/json-tree.tsx";
+import { CodeBlock } from "../chat/markdown.tsx";
+import { CONTROLS, NumberField } from "../chat/settings-panel.tsx";
+import { NeedsScope } from "../components/frame.tsx";
+import { plural, seconds } from "../format.ts";
+import { defaultModel } from "../store/chat.ts";
+import type { ChatSettings } from "../store/db.ts";
+import { useServer } from "../store/server.ts";
+import { asCurl, asJavaScript, asPython } from "./code.ts";
+import { type TokenScore, Tokens, pieces } from "./tokens.tsx";
+
+const TABS = [
+  ["completion", "Completion"],
+  ["tokens", "Tokens"],
+  ["template", "Chat template"],
+  ["embeddings", "Embeddings"],
+  ["structured", "Structured output"],
+] as const;
+
+export function PlaygroundPage({ tab }: { tab: string }) {
+  const models = useServer((server) => server.models);
+  const [chosen, setChosen] = useState<string | null>(null);
+  const model = chosen ?? (models.length ? defaultModel() : null);
+  return (
+    <NeedsScope scope="inference">
+      <div className="page">
+        <div className="inner">
+          <header className="page-head">
+            <div>
+              <h1>Playground</h1>
+              <p>One request at a time, with everything that comes back, and the same request for your own program.</p>
+            </div>
+            <select className="input model-choice" aria-label="Model" value={model ?? ""} onChange={(event) => setChosen(event.target.value)}>
+              {models.map((one) => (
+                <option key={one.name}>{one.name}</option>
+              ))}
+            </select>
+          </header>
+          <nav className="tabs" aria-label="Kinds of requests">
+            {TABS.map(([id, name]) => (
+              <Link key={id} href={`/playground/${id}`} aria-current={tab === id ? "page" : undefined}>
+                {name}
+              </Link>
+            ))}
+          </nav>
+          {model && (
+            <div key={tab}>
+              {tab === "tokens" ? (
+                <TokenTab model={model} />
+              ) : tab === "template" ? (
+                <TemplateTab model={model} />
+              ) : tab === "embeddings" ? (
+                <EmbeddingTab model={model} />
+              ) : tab === "structured" ? (
+                <StructuredTab model={model} />
+              ) : (
+                <CompletionTab model={model} />
+              )}
+            </div>
+          )}
+        </div>
+      </div>
+    </NeedsScope>
+  );
+}
+
+export default PlaygroundPage;
+
+interface Run<T> {
+  result: T | null;
+  problem: string | null;
+  busy: boolean;
+  took: number;
+  run(work: (signal: AbortSignal) => Promise<T>): void;
+  stop(): void;
+}
+
+function useRun<T>(): Run<T> {
+  const [state, setState] = useState<Pick<Run<T>, "result" | "problem" | "busy" | "took">>({ result: null, problem: null, busy: false, took: 0 });
+  const abort = useRef<AbortController | null>(null);
+  useEffect(() => () => abort.current?.abort(), []);
+  return {
+    ...state,
+    run(work) {
+      abort.current?.abort();
+      const own = new AbortController();
+      abort.current = own;
+      const started = performance.now();
+      setState((before) => ({ ...before, busy: true, problem: null }));
+      work(own.signal).then(
+        (result) => setState({ result, problem: null, busy: false, took: (performance.now() - started) / 1000 }),
+        (error: unknown) => {
+          const problem = own.signal.aborted ? null : describe(error);
+          setState((before) => ({ ...before, busy: false, problem }));
+        },
+      );
+    },
+    stop: () => abort.current?.abort(),
+  };
+}
+
+function Layout({ left, right, path, body, run, go }: { left: ReactNode; right: ReactNode; path: string; body: unknown; run: Run<unknown>; go: () => void }) {
+  return (
+    <div className="bench">
+      <section
+        className="card body bench-in"
+        aria-label="Request"
+        onKeyDown={(event) => {
+          if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) go();
+        }}
+      >
+        {left}
+        <div className="row">
+          <span className="grow muted small">Ctrl Enter runs it</span>
+          {run.busy ? (
+            <button type="button" className="button" onClick={run.stop}>
+              <Square size={13} aria-hidden /> Stop
+            </button>
+          ) : (
+            <button type="button" className="button primary" onClick={go}>
+              <Play size={14} aria-hidden /> Run
+            </button>
+          )}
+        </div>
+      </section>
+      <section className="card bench-out" aria-label="Answer" aria-busy={run.busy}>
+        <header>
+          <h2>Answer</h2>
+          <span className="muted num">{run.busy ? "running" : run.took > 0 ? seconds(run.took) : ""}</span>
+        </header>
+        <div className="body">
+          {run.problem ? (
+            <div className="note bad" role="alert">
+              {run.problem}
+            </div>
+          ) : run.result === null ? (
+            <div className="empty">
+              <p>{run.busy ? "Waiting for the answer" : "The answer appears here."}</p>
+            </div>
+          ) : (
+            right
+          )}
+        </div>
+      </section>
+      <Snippets path={path} body={body} />
+    </div>
+  );
+}
+
+function Snippets({ path, body }: { path: string; body: unknown }) {
+  const [language, setLanguage] = useState<"bash" | "python" | "javascript">("bash");
+  const text = useMemo(() => {
+    const write = { bash: asCurl, python: asPython, javascript: asJavaScript }[language];
+    return write(location.origin, path, body);
+  }, [language, path, body]);
+  return (
+    <section className="bench-code" aria-label="The same request in code">
+      <div className="tabs small-tabs" role="group" aria-label="Language">
+        {(["bash", "python", "javascript"] as const).map((one) => (
+          <button key={one} type="button" aria-pressed={language === one} onClick={() => setLanguage(one)}>
+            {{ bash: "curl", python: "Python", javascript: "JavaScript" }[one]}
+          </button>
+        ))}
+      </div>
+      <CodeBlock language={language} text={text} closed />
+    </section>
+  );
+}
+
+function Text({ label, value, set, rows = 5, mono = false }: { label: string; value: string; set: (value: string) => void; rows?: number; mono?: boolean }) {
+  const id = label.toLowerCase().replaceAll(/\W+/g, "-");
+  return (
+    <div className="field">
+      <label htmlFor={id}>{label}</label>
+      <textarea id={id} className={`input${mono ? " mono" : ""}`} rows={rows} value={value} spellCheck={!mono} onChange={(event) => set(event.target.value)} />
+    </div>
+  );
+}
+
+function Sampling({ settings, set }: { settings: ChatSettings; set: (settings: ChatSettings) => void }) {
+  return (
+    <div className="numbers">
+      {CONTROLS.slice(0, 4).map(({ name, label, min, max, step, meaning }) => (
+        <div key={name} className="field" title={meaning}>
+          <label htmlFor={`play-${name}`}>{label}</label>
+          <input
+            id={`play-${name}`}
+            className="input num"
+            type="number"
+            min={min}
+            max={max}
+            step={step}
+            placeholder="own"
+            value={settings[name] ?? ""}
+            onChange={(event) => {
+              const { [name]: _, ...rest } = settings;
+              set(event.target.value === "" ? rest : { ...rest, [name]: Number(event.target.value) });
+            }}
+          />
+        </div>
+      ))}
+      <NumberField
+        label="Tokens"
+        hint="at most"
+        placeholder="16"
+        min={1}
+        value={settings.max_tokens}
+        set={(value) => {
+          const { max_tokens: _, ...rest } = settings;
+          set(value === undefined ? rest : { ...rest, max_tokens: value });
+        }}
+      />
+    </div>
+  );
+}
+
+interface Completion {
+  choices: {
+    text: string;
+    finish_reason: string;
+    logprobs: { tokens: string[]; token_logprobs: (number | null)[]; top_logprobs: (Record<string, number> | null)[] } | null;
+  }[];
+  usage: { prompt_tokens: number; completion_tokens: number };
+}
+
+function CompletionTab({ model }: { model: string }) {
+  const [prompt, setPrompt] = useState("Once upon a time there was a fox who");
+  const [settings, setSettings] = useState<ChatSettings>({ max_tokens: 48, temperature: 0.8 });
+  const run = useRun<Completion>();
+  const body = useMemo(() => ({ model, prompt, ...settings, logprobs: 5 }), [model, prompt, settings]);
+  const choice = run.result?.choices[0];
+  const scores: TokenScore[] = (choice?.logprobs?.tokens ?? []).map((text, index) => ({
+    text,
+    logprob: choice?.logprobs?.token_logprobs[index] ?? null,
+    top: Object.entries(choice?.logprobs?.top_logprobs[index] ?? {}).sort((a, b) => b[1] - a[1]),
+  }));
+  return (
+    <Layout
+      path="/v1/completions"
+      body={body}
+      run={run}
+      go={() => run.run((signal) => json<Completion>("/v1/completions", { body, signal }))}
+      left={
+        <>
+          <Text label="Text to go on from" value={prompt} set={setPrompt} />
+          <Sampling settings={settings} set={setSettings} />
+        </>
+      }
+      right={
+        <>
+          <p className="muted small">
+            Each token is shaded by its probability: the darker, the less certain. Point at one, or go to it with the keyboard, to see what else
+            could have stood there.
+          </p>
+          <Tokens before={prompt} tokens={scores} />
+          <p className="muted small">
+            {run.result && `${plural(run.result.usage.prompt_tokens, "prompt token")}, ${plural(run.result.usage.completion_tokens, "token")} of answer, ended by ${choice?.finish_reason}`}
+          </p>
+        </>
+      }
+    />
+  );
+}
+
+interface Tokenized {
+  count: number;
+  max_model_len: number;
+  tokens: number[];
+  token_strs?: string[];
+}
+
+function TokenTab({ model }: { model: string }) {
+  const [text, setText] = useState("The hermit crab moved into a larger shell.");
+  const run = useRun<Tokenized>();
+  const body = useMemo(() => ({ model, prompt: text, return_token_strs: true }), [model, text]);
+  return (
+    <Layout
+      path="/tokenize"
+      body={body}
+      run={run}
+      go={() => run.run((signal) => json<Tokenized>("/tokenize", { body, signal }))}
+      left={<Text label="Text" value={text} set={setText} rows={8} />}
+      right={<TokenList result={run.result} />}
+    />
+  );
+}
+
+function TokenList({ result }: { result: Tokenized | null }) {
+  if (!result) return null;
+  return (
+    <>
+      <p className="muted small">
+        {plural(result.count, "token")} of at most {result.max_model_len}
+      </p>
+      <ol className="token-list">
+        {result.tokens.slice(0, 2000).map((token, index) => (
+          <li key={index} className={`hue-${index % 4}`}>
+            <span className="mono">{pieces(result.token_strs?.[index] ?? "")}</span>
+            <span className="num muted">{token}</span>
+          </li>
+        ))}
+      </ol>
+      {result.tokens.length > 2000 && <p className="muted small">and {result.tokens.length - 2000} more</p>}
+    </>
+  );
+}
+
+function TemplateTab({ model }: { model: string }) {
+  const template = useServer((server) => server.models.find((one) => one.name === model)?.file?.template ?? "");
+  const [messages, setMessages] = useState(
+    JSON.stringify(
+      [
+        { role: "system", content: "You tell short tales." },
+        { role: "user", content: "Tell me a story about a crab." },
+      ],
+      null,
+      2,
+    ),
+  );
+  const run = useRun<Tokenized & { text: string }>();
+  const parsed = parseWhole(messages);
+  const body = useMemo(() => ({ model, messages: parseWhole(messages), return_token_strs: true }), [model, messages]);
+  const go = () =>
+    run.run(async (signal) => {
+      if (!Array.isArray(parsed)) throw new Error("The messages must be a list in JSON: [{\"role\": \"user\", \"content\": \"…\"}].");
+      const tokens = await json<Tokenized>("/tokenize", { body, signal });
+      const { prompt } = await json<{ prompt: string }>("/detokenize", { body: { model, tokens: tokens.tokens }, signal });
+      return { ...tokens, text: prompt };
+    });
+  return (
+    <Layout
+      path="/tokenize"
+      body={body}
+      run={run}
+      go={go}
+      left={
+        <>
+          <Text label="Messages" value={messages} set={setMessages} rows={10} mono />
+          <details>
+            <summary className="label">The template itself</summary>
+            <CodeBlock language="" text={template || "This model has no chat template."} closed />
+          </details>
+        </>
+      }
+      right={
+        <>
+          <p className="muted small">The text that the model reads, special tokens included: {plural(run.result?.count ?? 0, "token")}.</p>
+          <pre className="rendered">{run.result?.text}</pre>
+        </>
+      }
+    />
+  );
+}
+
+interface Embeddings {
+  data: { embedding: number[] }[];
+}
+
+function EmbeddingTab({ model }: { model: string }) {
+  const [text, setText] = useState("A fox lost its key.\nThe key of the fox is gone.\nThe sea is deep and blue.");
+  const run = useRun<Embeddings & { texts: string[] }>();
+  const texts = text.split("\n").filter((line) => line.trim());
+  const body = useMemo(() => ({ model, input: text.split("\n").filter((line) => line.trim()) }), [model, text]);
+  const vectors = run.result?.data.map((one) => one.embedding) ?? [];
+  const similarity = (a: number[], b: number[]) => a.reduce((sum, value, index) => sum + value * (b[index] ?? 0), 0);
+  return (
+    <Layout
+      path="/v1/embeddings"
+      body={body}
+      run={run}
+      go={() => run.run(async (signal) => ({ ...(await json<Embeddings>("/v1/embeddings", { body, signal })), texts }))}
+      left={<Text label="Texts, one a line" value={text} set={setText} rows={8} />}
+      right={
+        <>
+          <p className="muted small">
+            Cosine similarity of {plural(vectors.length, "vector")} with {vectors[0]?.length ?? 0} dimensions. 1 is the same direction.
+          </p>
+          <div className="scroll-x" tabIndex={0} role="group" aria-label="Table">
+            <table className="list similarity">
+              <thead>
+                <tr>
+                  <th>Text</th>
+                  {vectors.map((_, index) => (
+                    <th key={index} className="right">
+                      {index + 1}
+                    </th>
+                  ))}
+                </tr>
+              </thead>
+              <tbody>
+                {vectors.map((vector, row) => (
+                  <tr key={row}>
+                    <td title={run.result?.texts[row]}>
+                      <span className="num muted">{row + 1}</span> {run.result?.texts[row]}
+                    </td>
+                    {vectors.map((other, column) => {
+                      const value = similarity(vector, other);
+                      return (
+                        <td
+                          key={column}
+                          className="num right"
+                          style={{ background: `color-mix(in srgb, var(--sea) ${Math.round(34 * Math.max(0, value))}%, transparent)` }}
+                        >
+                          {value.toFixed(3)}
+                        </td>
+                      );
+                    })}
+                  </tr>
+                ))}
+              </tbody>
+            </table>
+          </div>
+        </>
+      }
+    />
+  );
+}
+
+interface Chat {
+  choices: { message: { content: string | null }; finish_reason: string }[];
+}
+
+const SCHEMA = {
+  type: "object",
+  properties: {
+    hero: { type: "string", maxLength: 30 },
+    kind: { enum: ["fox", "crab", "bear"] },
+    age: { type: "integer", minimum: 1, maximum: 99 },
+  },
+  required: ["hero", "kind", "age"],
+};
+
+function StructuredTab({ model }: { model: string }) {
+  const [prompt, setPrompt] = useState("Who is the hero of the story?");
+  const [schema, setSchema] = useState(JSON.stringify(SCHEMA, null, 2));
+  const run = useRun<Chat>();
+  const parsed = parseWhole(schema);
+  const body = useMemo(
+    () => ({
+      model,
+      messages: [{ role: "user", content: prompt }],
+      max_tokens: 400,
+      response_format: { type: "json_schema", json_schema: { name: "answer", schema: parseWhole(schema), strict: true } },
+    }),
+    [model, prompt, schema],
+  );
+  const go = () =>
+    run.run(async (signal) => {
+      if (parsed === undefined) throw new Error("The schema is not JSON. A schema is an object: {\"type\": \"object\", …}.");
+      return json<Chat>("/v1/chat/completions", { body, signal });
+    });
+  const choice = run.result?.choices[0];
+  const content = choice?.message.content ?? "";
+  const value = parseWhole(content);
+  return (
+    <Layout
+      path="/v1/chat/completions"
+      body={body}
+      run={run}
+      go={go}
+      left={
+        <>
+          <Text label="Question" value={prompt} set={setPrompt} rows={2} />
+          <Text label="JSON schema" value={schema} set={setSchema} rows={12} mono />
+          {parsed === undefined && <p className="problem small">This is not JSON yet.</p>}
+        </>
+      }
+      right={
+        <>
+          <p className="row">
+            {value === undefined ? <span className="tag sand">not whole: ended by {choice?.finish_reason}</span> : <span className="tag sea">fits the schema</span>}
+            <span className="muted small">Every token was drawn from those that the schema allows.</span>
+          </p>
+          {value === undefined ? <pre className="rendered">{content}</pre> : <JsonTree value={value} />}
+        </>
+      }
+    />
+  );
+}

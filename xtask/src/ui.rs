@@ -1,0 +1,104 @@
+//! The page: builds `ui/`, compares the result with what is committed under the server, and drives a browser through the
+//! page of a running server (`app/tests/ui`).
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result};
+
+use crate::{
+    ci::{install, quiet},
+    clients,
+    table::Outcome,
+};
+
+/// Where the built page is committed.
+const DIST: &str = "crates/server/src/ui/dist";
+
+/// Names under which systems have Chromium.
+const BROWSERS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
+
+/// Builds the page, then tests it in a browser.
+pub fn run(root: &Path, mut cargo: Command) -> Result<Outcome> {
+    if !quiet(Command::new("node").arg("--version")) || !quiet(Command::new("npm").arg("--version")) {
+        return Ok(Outcome::Skipped("no Node with npm (apt-get install npm)".into()));
+    }
+    if let Some(problem) = build(root)? {
+        return Ok(Outcome::Failed(problem));
+    }
+    let Some(browser) = browser() else {
+        return Ok(Outcome::Passed(
+            "no Chromium, so only the build was checked (apt-get install chromium)".into(),
+        ));
+    };
+    let target = clients::target(root);
+    let binary = clients::program(&target, &mut cargo)?;
+    let installed = target.join("ui-tests");
+    fs::create_dir_all(&installed)?;
+    let mut tests = match clients::node(&root.join("app/tests/ui"), &installed)? {
+        Err(reason) => return Ok(Outcome::Passed(format!("only the build was checked: {reason}"))),
+        Ok(tests) => tests,
+    };
+    let screenshots = target.join("ui-screenshots");
+    tests.env("PAGURO_BINARY", &binary).env("PAGURO_CHROMIUM", browser);
+    let status = tests.env("PAGURO_SCREENSHOTS", &screenshots).status().context("node does not start")?;
+    Ok(if status.success() {
+        Outcome::Passed(format!("pictures of all pages are in {}", screenshots.display()))
+    } else {
+        Outcome::Failed(format!("the page in a browser: {status}"))
+    })
+}
+
+/// Builds the page into the server's folder. Returns what is wrong: mostly that this changed something.
+fn build(root: &Path) -> Result<Option<String>> {
+    let ui = root.join("ui");
+    let npm = |arguments: &[&str]| {
+        let status =
+            Command::new("npm").args(arguments).current_dir(&ui).status().context("npm does not start")?;
+        Ok::<_, anyhow::Error>((!status.success()).then(|| format!("npm {}: {status}", arguments.join(" "))))
+    };
+    let before = contents(&root.join(DIST))?;
+    if let Some(problem) = npm(&["ci", "--silent", "--no-audit", "--no-fund"])? {
+        return Ok(Some(problem));
+    }
+    if let Some(problem) = npm(&["run", "--silent", "build"])? {
+        return Ok(Some(problem));
+    }
+    let after = contents(&root.join(DIST))?;
+    let names = before.keys().chain(after.keys());
+    let changed = names.filter(|name| before.get(*name) != after.get(*name)).min();
+    let problem = |name: &PathBuf| {
+        format!(
+            "{DIST} is not what `npm run build` makes of ui/ ({}): commit what it has made now",
+            name.display()
+        )
+    };
+    Ok(changed.map(problem))
+}
+
+/// All files below a folder, by path.
+fn contents(folder: &Path) -> Result<BTreeMap<PathBuf, Vec<u8>>> {
+    let mut files = BTreeMap::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).into_iter().flatten() {
+            let path = entry?.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                files.insert(path.clone(), fs::read(&path)?);
+            }
+        }
+    }
+    Ok(files)
+}
+
+/// A Chromium, after trying to install one.
+fn browser() -> Option<&'static str> {
+    let find = || BROWSERS.into_iter().find(|name| quiet(Command::new(name).arg("--version")));
+    find().or_else(|| if install(&["chromium"]) { find() } else { None })
+}
