@@ -127,6 +127,9 @@ fn server(home: &Path) -> Router {
         origins: Vec::new(),
         release_memory: || {},
         shutdown_time: Duration::ZERO,
+        ui: true,
+        shown: Vec::new(),
+        devices: Vec::new(),
     };
     let library = Library::new(registry.into(), hub.into(), inspect);
     Server::new(settings, Arc::new(Tales), Some(library)).router()
