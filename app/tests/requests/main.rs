@@ -127,7 +127,7 @@ fn server(home: &Path) -> Router {
         origins: Vec::new(),
         release_memory: || {},
         shutdown_time: Duration::ZERO,
-        ui: true,
+        ui: false,
         shown: Vec::new(),
         devices: Vec::new(),
     };
@@ -144,7 +144,9 @@ struct Operation {
 
 fn operations(document: &Value) -> Vec<Operation> {
     let mut operations = Vec::new();
-    for (path, methods) in document["paths"].as_object().unwrap() {
+    // The page's own paths are left out: one of them makes keys, and one streams for as long as somebody reads it.
+    let paths = document["paths"].as_object().unwrap().iter();
+    for (path, methods) in paths.filter(|(path, _)| !path.starts_with("/ui/")) {
         for (method, operation) in methods.as_object().unwrap() {
             let body = operation["requestBody"]["content"]["application/json"]["schema"].clone();
             let body = Some(body).filter(|schema| !schema.is_null());
