@@ -322,7 +322,7 @@ impl Scheduler {
     }
 
     /// Pages of the running sequences.
-    pub fn tables(&self) -> Vec<Vec<paguro_backend::PageId>> {
+    pub fn tables(&self) -> Vec<Vec<PageId>> {
         self.running.iter().map(|sequence| sequence.held_pages().collect()).collect()
     }
 }
