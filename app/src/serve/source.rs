@@ -304,7 +304,11 @@ impl ModelSource for Shelf {
         let mut entries: Vec<_> =
             self.models.iter().map(|(name, source)| self.own_entry(name, source)).collect();
         if let Some(library) = &self.library {
-            let records = library.list().map_err(|error| LoadError::Failed(error.to_string()))?;
+            // A library that is damaged meanwhile takes no other model off the list.
+            let records = library.list().unwrap_or_else(|error| {
+                tracing::error!("the models of the library are not listed: {error}");
+                Vec::new()
+            });
             let is_own = |name: &str| self.models.iter().any(|(own, _)| own == name);
             let records = records.iter().filter(|record| !is_own(&record.name.short()));
             entries.extend(records.map(|record| self.recorded(library, record)));

@@ -65,7 +65,8 @@ fn a_key_is_needed_as_soon_as_there_is_one() {
     let file = std::fs::read_to_string(server.home().join(".local/share/paguro/keys.json")).unwrap();
     assert!(!file.contains(&key), "keys are not kept");
     let list = keys(&["list"]);
-    assert!(list.contains("inference  laptop") && list.contains("admin  prometheus"), "{list}");
+    let rows: Vec<_> = list.lines().map(|line| line.split_whitespace().skip(1).collect::<Vec<_>>()).collect();
+    assert_eq!(rows, [["scope", "name"], ["inference", "laptop"], ["admin", "prometheus"]]);
     for line in list.lines().skip(1) {
         keys(&["rm", line.split_whitespace().next().unwrap()]);
     }
