@@ -15,7 +15,7 @@ fn every_field_is_honoured_or_refused_by_name() {
     refused(
         json!({"colour": "red"}),
         expect![
-            "400 invalid_request_error/unknown_parameter colour: unknown field `colour`: expected one of `model`, `messages`, `stream`, `stream_options`, `n`, `max_completion_tokens`, `max_tokens`, `temperature`, `top_p`, `top_k`, `min_p`, `frequency_penalty`, `presence_penalty`, `repetition_penalty`, `logit_bias`, `seed`, `stop`, `stop_token_ids`, `ignore_eos`, `logprobs`, `top_logprobs`, `response_format`, `tools`, `tool_choice`, `parallel_tool_calls`, `reasoning_effort`, `chat_template_kwargs`, `priority`, `store`, `service_tier`, `modalities`, `verbosity`, `metadata`, `user`, `safety_identifier`, `prompt_cache_key`, `prompt_cache_retention`, `audio`, `function_call`, `functions`, `prediction`, `web_search_options`"
+            "400 invalid_request_error/unknown_parameter colour: unknown field `colour`: expected one of `model`, `messages`, `stream`, `stream_options`, `n`, `max_completion_tokens`, `max_tokens`, `temperature`, `top_p`, `top_k`, `min_p`, `frequency_penalty`, `presence_penalty`, `repetition_penalty`, `logit_bias`, `seed`, `stop`, `stop_token_ids`, `ignore_eos`, `logprobs`, `top_logprobs`, `response_format`, `tools`, `tool_choice`, `parallel_tool_calls`, `reasoning_effort`, `chat_template_kwargs`, `continue_final_message`, `priority`, `store`, `service_tier`, `modalities`, `verbosity`, `metadata`, `user`, `safety_identifier`, `prompt_cache_key`, `prompt_cache_retention`, `audio`, `function_call`, `functions`, `prediction`, `web_search_options`"
         ],
     );
     refused(
