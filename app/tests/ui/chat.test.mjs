@@ -53,9 +53,16 @@ test("an answer streams, another branch is made, and both are kept", { timeout: 
 test("an answer is stopped and continued", { timeout: 90_000 }, async () => {
   const { page, context, problems } = await open(chromium, server);
   await limit(page, 160);
+  // In the page, because a quick machine has ended the answer before a click from outside arrives.
+  await page.evaluate(() => {
+    const observer = new MutationObserver(() => {
+      if (!document.querySelector("article.answer .markdown")) return;
+      observer.disconnect();
+      document.querySelector("button[aria-label=Stop]").click();
+    });
+    observer.observe(document.body, { childList: true, subtree: true });
+  });
   await send(page, STORY);
-  await page.locator("article.answer .markdown").waitFor();
-  await page.getByRole("button", { name: "Stop" }).click();
   const begun = await answered(page);
   assert.match(await stats(page).innerText(), /^stopped/);
   await page.getByRole("button", { name: "Continue" }).click();
@@ -68,7 +75,12 @@ test("an answer is stopped and continued", { timeout: 90_000 }, async () => {
 
 test("a server that goes away and comes back is survived", { timeout: 90_000 }, async () => {
   const { page, context } = await open(chromium, server);
-  await limit(page, 900);
+  await limit(page, 1800);
+  // The first answer goes on for as long as it may, so that it is on its way when the server goes.
+  await page.route("**/v1/chat/completions", (route) => {
+    const body = { ...route.request().postDataJSON(), ignore_eos: true };
+    return route.continue({ postData: JSON.stringify(body) });
+  }, { times: 1 });
   await send(page, STORY);
   await page.locator("article.answer .markdown").waitFor();
   await server.kill();

@@ -161,7 +161,7 @@ test("the first key is made, used and revoked; a wrong one is refused", { timeou
   const key = await page.locator(".secret code").innerText();
   assert.match(key, /^pg-/);
   await page.getByRole("button", { name: "Done" }).click();
-  await page.getByRole("cell", { name: "laptop" }).waitFor();
+  await page.getByRole("cell", { name: "laptop", exact: true }).waitFor();
 
   // Servers look for new keys twice a second.
   await new Promise((resolve) => setTimeout(resolve, 1100));

@@ -6,7 +6,7 @@ import { Tip } from "../components/tip.tsx";
 import { defaultModel, useChat } from "../store/chat.ts";
 import type { Attachment, ChatSettings } from "../store/db.ts";
 import { usePrefs } from "../store/prefs.ts";
-import { useServer } from "../store/server.ts";
+import { connect, useServer } from "../store/server.ts";
 import { pathTo, treeOf } from "../store/tree.ts";
 import { Composer } from "./composer.tsx";
 import { Empty } from "./empty.tsx";
@@ -47,7 +47,7 @@ export function ChatPage({ id }: { id: string | null }) {
   const send = async (text: string, attachments: Attachment[]) => {
     const chat = useChat.getState();
     // Whoever writes before the models are known need not wait to send.
-    if (!shownModel) await useServer.getState().refreshModels();
+    if (!shownModel) await connect();
     const model = shownModel ?? defaultModel();
     if (!id) {
       const created = await chat.create(model, draft.settings);

@@ -12,7 +12,8 @@ export function ModelPicker({ model, choose }: { model: string | null; choose: (
   const card = models.find((one) => one.name === model);
   return (
     <Ariakit.MenuProvider placement="bottom-start">
-      <Ariakit.MenuButton className="button quiet picker" aria-label={`Model: ${model ?? "none"}`}>
+      <Ariakit.MenuButton className="button quiet picker">
+        <span className="sr">Model: </span>
         {started !== undefined ? (
           <LoaderCircle size={14} className="spin" aria-hidden />
         ) : (

@@ -6,6 +6,8 @@ import type { Latency, ModelTick, Run, SequenceTick, Tick } from "../api/types.t
 /** Frames that are kept: three minutes at five a second. */
 const KEPT = 900;
 export const COLORS = 12;
+/** A model that was not heard of for longer has been unloaded. */
+const PATIENCE = 5000;
 
 export interface SequenceFrame extends SequenceTick {
   runs: Run[];
@@ -20,6 +22,8 @@ export interface ModelFrame extends Omit<ModelTick, "sequences" | "cached_added"
   /** Over the last second. */
   tokenRate: number;
   promptRate: number;
+  /** When the engine answered last, in milliseconds of the server's clock. */
+  seen: number;
 }
 
 export interface Frame {
@@ -60,6 +64,9 @@ export class History {
   add(tick: Tick): void {
     const last = this.frames.at(-1);
     const models = tick.models.map((model) => this.model(tick, model, last?.models.find((one) => one.name === model.name)));
+    // An engine in a long step is left out of a tick and is shown as it was.
+    const silent = last?.models.filter((one) => tick.time - one.seen < PATIENCE && !models.some(({ name }) => name === one.name));
+    models.push(...(silent ?? []));
     this.frames.push({ time: tick.time, memory: tick.memory, firstToken: tick.first_token, tokenGap: tick.token_gap, models });
     if (this.frames.length > KEPT) this.frames.splice(0, this.frames.length - KEPT);
   }
@@ -98,6 +105,7 @@ export class History {
       cached,
       kernels: kernels ?? last?.kernels ?? [],
       tokenRate,
+      seen: tick.time,
       promptRate: Math.max(0, speed(model.stats.rows, then?.stats.rows) - tokenRate),
     };
   }

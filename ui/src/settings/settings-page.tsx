@@ -189,50 +189,61 @@ function Keys() {
           <p>Whoever can reach this address can use the server. From the first key on, everybody needs one.</p>
         </div>
       )}
-      <Dialog open={making} close={() => setMaking(false)} title="New key">
-        <form className="stack" onSubmit={make}>
-          <div className="field">
-            <label htmlFor="key-name">What it is for</label>
-            <input id="key-name" name="name" className="input" autoFocus required maxLength={100} placeholder="laptop" />
-          </div>
-          <fieldset className="scopes">
-            <legend className="label">It may</legend>
-            {SCOPES.map(([scope, meaning]) => (
-              <label key={scope} className="check">
-                <input type="checkbox" name={scope} defaultChecked={scope === "inference" || first} />
-                {meaning}
-              </label>
-            ))}
-          </fieldset>
-          {first && <p className="muted">This is the first key: this browser uses it from then on. Without the scope admin nobody could make another one here.</p>}
-          <div className="actions">
-            <button type="button" className="button" onClick={() => setMaking(false)}>
-              Cancel
-            </button>
-            <button type="submit" className="button primary">
-              Make the key
-            </button>
-          </div>
-        </form>
-      </Dialog>
-      <Dialog open={made !== null} close={() => setMade(null)} title="The new key">
-        <p>Copy it now: the server keeps only its hash.</p>
-        <div className="secret">
-          <code className="mono">{made?.key}</code>
-          <CopyButton text={made?.key ?? ""} label="Copy the key" />
-        </div>
-        <div className="actions">
-          <button
-            type="button"
-            className="button primary"
-            onClick={() => {
-              setMade(null);
-              void connect();
-            }}
-          >
-            Done
-          </button>
-        </div>
+      {/* One dialog for both: one that opens while another closes would be closed with it, and the key lost. */}
+      <Dialog
+        open={making || made !== null}
+        close={() => {
+          setMaking(false);
+          setMade(null);
+        }}
+        title={made ? "The new key" : "New key"}
+      >
+        {made ? (
+          <>
+            <p>Copy it now: the server keeps only its hash.</p>
+            <div className="secret">
+              <code className="mono">{made.key}</code>
+              <CopyButton text={made.key} label="Copy the key" />
+            </div>
+            <div className="actions">
+              <button
+                type="button"
+                className="button primary"
+                onClick={() => {
+                  setMade(null);
+                  void connect();
+                }}
+              >
+                Done
+              </button>
+            </div>
+          </>
+        ) : (
+          <form className="stack" onSubmit={make}>
+            <div className="field">
+              <label htmlFor="key-name">What it is for</label>
+              <input id="key-name" name="name" className="input" autoFocus required maxLength={100} placeholder="laptop" />
+            </div>
+            <fieldset className="scopes">
+              <legend className="label">It may</legend>
+              {SCOPES.map(([scope, meaning]) => (
+                <label key={scope} className="check">
+                  <input type="checkbox" name={scope} defaultChecked={scope === "inference" || first} />
+                  {meaning}
+                </label>
+              ))}
+            </fieldset>
+            {first && <p className="muted">This is the first key: this browser uses it from then on. Without the scope admin nobody could make another one here.</p>}
+            <div className="actions">
+              <button type="button" className="button" onClick={() => setMaking(false)}>
+                Cancel
+              </button>
+              <button type="submit" className="button primary">
+                Make the key
+              </button>
+            </div>
+          </form>
+        )}
       </Dialog>
     </Section>
   );
