@@ -57,7 +57,7 @@ struct Memory {
     /// Name of the device.
     device: String,
     weights: u64,
-    /// What passes between operations.
+    /// Buffers between operations.
     buffers: u64,
     /// Formats that the device does not read as they are, what they become, and how many matrices that is.
     converted: BTreeMap<(String, String), usize>,

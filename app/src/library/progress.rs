@@ -110,7 +110,7 @@ impl Bars {
         file.bar.set_position(done);
         if file.shows != shows {
             file.bar.set_style(self.styles[0].clone());
-            // What was here before has not come now: it counts for neither speed nor remaining time.
+            // Bytes that were here before the transfer count for neither speed nor remaining time.
             file.bar.reset_eta();
             file.shows = shows;
         }

@@ -24,7 +24,7 @@ use crate::{
     settings::LibrarySettings,
 };
 
-/// Tokens that there are pages for, at most, unless something else is asked for. So many tokens a sequence can have, too.
+/// Default limit of tokens with pages, and of the tokens of one sequence.
 const MOST_TOKENS: usize = 65_536;
 
 /// Tokens that a sequence has to have room for, if it can be that long.
@@ -50,7 +50,7 @@ pub struct Shelf {
     queue: usize,
     /// `--max-queue-tokens`.
     queue_tokens: Option<usize>,
-    /// What was learned by opening models, by name and version, so that lists open no file twice.
+    /// Results of opening models, by name and version, so that lists open no file twice.
     known: Mutex<HashMap<(String, String), Details>>,
     /// A device to plan with; opening one can take a while.
     planner: Mutex<Option<Chosen>>,
@@ -138,7 +138,7 @@ impl Shelf {
         Ok(Source::Library { name: record.name.short(), path, parameters: Vec::new() })
     }
 
-    /// Tokens of the longest sequence that is wanted of a model that was `trained` for so many.
+    /// Tokens of the longest sequence that a model trained for `trained` tokens is loaded for.
     fn wanted(&self, trained: usize, asked: Option<usize>) -> usize {
         let own = match self.context {
             Some(0) => trained,
@@ -162,7 +162,7 @@ impl Shelf {
         }
     }
 
-    /// What an engine would take for sequences of `context` tokens.
+    /// Returns the memory and limits of an engine for sequences of `context` tokens.
     fn engine_plan(
         &self,
         file: &ModelFile,
@@ -198,7 +198,7 @@ impl Shelf {
         })
     }
 
-    /// What a file says, and whether it could be run.
+    /// Contents of a file's header, and the reason why the model could not be run, if there is one.
     fn details(&self, file: &ModelFile) -> Details {
         let description = file.description();
         let (context, problem) = match self.load_plan(file, None) {
@@ -410,7 +410,7 @@ fn served_name(path: &Path) -> String {
     name.map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
 }
 
-/// What tells a model's files from others under the same path.
+/// Identity of a model's files, to notice others under the same path.
 struct Identity {
     version: String,
     /// When they changed last, in seconds since 1970.

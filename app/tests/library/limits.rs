@@ -10,7 +10,7 @@ use std::{
 use super::{Fixture, check, model, settle, tales};
 use crate::common::Ran;
 
-/// A limit on the size of files fails writes as a full disk does, but for the name of the error.
+/// A limit on the size of files. Writes beyond it fail as on a full disk, with another error code.
 #[test]
 fn a_full_disk_is_said_and_leaves_a_sound_library() {
     let f = Fixture::new();

@@ -35,7 +35,7 @@ impl Random {
 pub struct Generator<'d> {
     pub document: &'d Value,
     pub random: Random,
-    /// One value in so many is not what its schema says.
+    /// One value in this many violates its schema.
     pub hostile: usize,
 }
 

@@ -135,7 +135,7 @@ fn server(home: &Path) -> Router {
     Server::new(settings, Arc::new(Tales), Some(library)).router()
 }
 
-/// What a request can be made of.
+/// An operation of the API document.
 struct Operation {
     method: String,
     path: String,
@@ -240,7 +240,7 @@ impl Case {
         Some(request)
     }
 
-    /// What is wrong with an answer.
+    /// Returns the first fault of an answer.
     fn check(&self, status: u16, json: bool, body: &[u8]) -> Result<(), String> {
         let has_timeout = self.headers.iter().any(|(name, _)| *name == "x-request-timeout");
         match status {

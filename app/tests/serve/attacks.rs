@@ -1,4 +1,4 @@
-//! What hostile clients do: each is refused by name or cut off, soon, and the server goes on for everybody else.
+//! Hostile clients: each is refused by name or cut off soon, and the server goes on for everybody else.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},

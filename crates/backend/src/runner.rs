@@ -94,7 +94,7 @@ pub struct MemoryPlan {
     pub weights: u64,
     /// All pages of K and V.
     pub kv: u64,
-    /// What passes between operations, for the largest step.
+    /// Buffers between operations, for the largest step.
     pub buffers: u64,
 }
 
@@ -104,7 +104,7 @@ impl MemoryPlan {
         self.fixed().saturating_add(self.kv)
     }
 
-    /// What does not depend on the number of pages.
+    /// Bytes that do not depend on the number of pages.
     pub fn fixed(&self) -> u64 {
         self.weights.saturating_add(self.buffers)
     }
@@ -197,7 +197,7 @@ pub enum LoadError {
     Unreadable {
         /// The tensor.
         tensor: String,
-        /// What went wrong, and with which file.
+        /// The error, and the file that it is about.
         problem: String,
     },
     /// A program that makes no sense by itself: a defect of the lowering, named.

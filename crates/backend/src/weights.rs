@@ -113,13 +113,13 @@ pub trait ByteSource: Send + Sync {
     /// Fills `out` with the bytes from `offset` on.
     ///
     /// # Errors
-    /// What the system says; a source that ends before `out` is full is an error.
+    /// The system's error; a source that ends before `out` is full is an error.
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()>;
 
     /// Checks that the bytes are still those that were opened.
     ///
     /// # Errors
-    /// What has changed.
+    /// The change.
     fn check_unchanged(&self) -> io::Result<()> {
         Ok(())
     }
@@ -192,7 +192,7 @@ impl Bytes {
     /// Reads all of them, unless they lie in memory already.
     ///
     /// # Errors
-    /// What the source says.
+    /// The source's error.
     pub fn read(&self) -> io::Result<Cow<'_, [u8]>> {
         if let Some(bytes) = self.in_memory() {
             return Ok(Cow::Borrowed(bytes));
@@ -205,7 +205,7 @@ impl Bytes {
     /// Reads a part of them, into `buffer` unless they lie in memory already.
     ///
     /// # Errors
-    /// What the source says.
+    /// The source's error.
     ///
     /// # Panics
     /// If the part is not inside.

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-/// What a step computes, as far as its time depends on it.
+/// The parts of a step that its time depends on.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Work {
     /// Rows.

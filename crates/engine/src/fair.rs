@@ -31,7 +31,7 @@ impl Ledger {
         };
         let reached = self.tokens.get(tenant).copied().unwrap_or(0).max(floor);
         self.tokens.insert(tenant.clone(), reached);
-        // Whoever is away and owes nothing is forgotten.
+        // A tenant that is away and owes nothing is forgotten.
         self.tokens.retain(|other, tokens| {
             *tokens > floor || other == tenant || active.clone().any(|active| active == other)
         });

@@ -193,7 +193,7 @@ fn invalid(option: &'static str, problem: impl Into<String>) -> EngineError {
     EngineError::InvalidOption { option, problem: problem.into() }
 }
 
-/// What an engine will take and hold, computed before anything is loaded.
+/// Memory and limits of an engine, computed before anything is loaded.
 #[derive(Clone, Debug)]
 pub struct EnginePlan {
     /// Bytes on the device.
@@ -228,7 +228,7 @@ pub(crate) struct Resolved {
 }
 
 impl Resolved {
-    /// What these options take and hold.
+    /// Returns the memory and limits that these options lead to.
     pub fn plan(self, backend: &dyn Backend, program: &Program, weights: &Weights) -> EnginePlan {
         let Self { limits, layout } = self;
         EnginePlan {

@@ -96,7 +96,7 @@ pub enum ModelError {
     Unreadable {
         /// Its name.
         tensor: String,
-        /// What went wrong, and with which file.
+        /// The error, and the file that it is about.
         problem: String,
     },
     /// A tensor with infinite values, or values that are no numbers.

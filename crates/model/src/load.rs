@@ -62,7 +62,7 @@ pub struct LoadOptions {
     pub max_context: Option<usize>,
 }
 
-/// What a model's memory depends on.
+/// The parts of a model that its memory depends on.
 #[derive(Debug)]
 pub struct ModelShape {
     /// Tokens that it was trained for.

@@ -68,7 +68,7 @@ impl From<Connection> for Opened {
     }
 }
 
-/// What lies where a catalogue should.
+/// State of the file at the catalogue's path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Contents {
     /// No file.
@@ -88,7 +88,7 @@ impl Catalogue {
     /// A file that is no database, or a damaged one.
     pub(crate) fn contents(path: &Path) -> Result<Contents, RegistryError> {
         let size = |path: &Path| std::fs::metadata(path).map(|metadata| metadata.len());
-        // What was written last may be in the log only.
+        // The last writes may be in the log only.
         let logged = size(&path.with_extension("db-wal")).unwrap_or(0) > 0;
         match size(path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Contents::Missing),

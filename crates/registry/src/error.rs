@@ -187,7 +187,7 @@ pub enum RegistryError {
     Unreachable {
         /// The host, with its port where that is not the usual one.
         host: String,
-        /// What went wrong.
+        /// The error.
         problem: String,
     },
     /// The hub's answer is not one.
@@ -220,7 +220,7 @@ pub enum RegistryError {
     ReadOnly {
         /// Where it is.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         problem: String,
     },
     /// Another process writes to the library.
@@ -247,7 +247,7 @@ pub enum RegistryError {
         "the library's catalogue is damaged ({problem}); `paguro rebuild` restores it from the records beside the models"
     )]
     CatalogueDamaged {
-        /// What SQLite says.
+        /// SQLite's error.
         problem: String,
     },
     /// There are models of which the catalogue knows nothing.
@@ -265,7 +265,7 @@ pub enum RegistryError {
     BadManifest {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault.
         problem: String,
     },
     /// A library that a newer version has made.

@@ -22,7 +22,7 @@ use crate::{
     verify::read_all,
 };
 
-/// What a rebuild has done.
+/// Result of a rebuild.
 #[derive(Debug, Default)]
 pub struct Rebuilt {
     /// Models that the catalogue names again.
@@ -42,7 +42,7 @@ pub struct Rebuilt {
 pub struct Restored {
     /// Its record.
     pub model: ModelRecord,
-    /// What is wrong with its files.
+    /// The fault of its files.
     pub problems: Vec<String>,
 }
 

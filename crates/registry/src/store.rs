@@ -186,7 +186,7 @@ impl Store {
         }
     }
 
-    /// What is known to be wrong with a blob.
+    /// Returns the recorded fault of a blob.
     pub(crate) fn damage(&self, digest: &Digest) -> Option<String> {
         fs::read_to_string(self.damaged().join(digest.hex())).ok()
     }
@@ -317,7 +317,7 @@ impl Store {
             }
         }
         self.sweep_unfinished(&mut pruned)?;
-        // Whoever uses one of these also has the library's lock, so nobody does.
+        // Every user of one of these also holds the library's lock, so there is none.
         for lock in entries(&self.locks())? {
             remove_file(&lock)?;
         }

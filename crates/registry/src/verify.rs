@@ -33,14 +33,14 @@ pub struct VerifyOptions<'a> {
     pub repair: Option<&'a Hub>,
 }
 
-/// What a verification has found.
+/// Result of a verification.
 #[derive(Debug, Default)]
 pub struct Verified {
     /// Files that were read.
     pub files: usize,
     /// Their bytes.
     pub bytes: u64,
-    /// What is wrong.
+    /// Faults that were found.
     pub findings: Vec<Finding>,
 }
 
@@ -55,13 +55,13 @@ pub struct Finding {
     pub digest: Digest,
     /// Where it lies, if that is outside of the library.
     pub location: Option<PathBuf>,
-    /// What is wrong with it.
+    /// Its fault.
     pub problem: Problem,
-    /// What came of the repair, if one was wanted.
+    /// Result of the repair, if one was wanted.
     pub repair: Option<Repair>,
 }
 
-/// What is wrong with a file.
+/// Fault of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Problem {
     /// It is not there.
@@ -82,7 +82,7 @@ pub enum Problem {
     Unreadable(String),
 }
 
-/// What came of a repair.
+/// Result of a repair.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Repair {
     /// The file is whole again; where it came from.

@@ -169,7 +169,7 @@ impl Pace {
         Self { rate: limits.body_rate, window, waited: Duration::ZERO, bytes: 0 }
     }
 
-    /// So many bytes have come.
+    /// Counts `bytes` that have come.
     pub fn arrived(&mut self, bytes: usize) {
         self.bytes = self.bytes.saturating_add(bytes as u64);
     }

@@ -31,7 +31,7 @@ const AFTER_DEADLINE: Duration = Duration::from_secs(1);
 /// How long a connection may be unable to write while the server stops.
 const WHILE_STOPPING: Duration = Duration::from_secs(1);
 
-/// So many connections leave memory behind that is worth giving back.
+/// Number of connections whose memory is worth giving back to the system.
 const MANY: usize = 128;
 
 /// All open connections.

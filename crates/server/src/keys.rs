@@ -75,7 +75,7 @@ pub enum KeyError {
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and where.
+        /// The fault and its place.
         problem: String,
     },
     /// No key has this id or name.

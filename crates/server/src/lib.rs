@@ -75,9 +75,9 @@ pub struct State {
     body_memory: BodyMemory,
     /// Memory that is to be given back to the system.
     release: Arc<MemoryRelease>,
-    /// What the engines are doing, for the page.
+    /// Samples of the engines, for the page.
     pub live: ui::Live,
-    /// What files of models say, for the page.
+    /// Contents of models' files, for the page.
     pub file_cards: ui::models::FileCards,
     /// The last requests, for the page.
     pub requests: ui::RequestLog,

@@ -25,9 +25,9 @@ pub struct Library {
 /// How much is done with the library at a time. The threads on which it blocks are shared with all other requests.
 #[derive(Debug)]
 struct Work {
-    /// What ends soon.
+    /// Permits for work that ends soon.
     short: Semaphore,
-    /// What waits for a network or copies gigabytes.
+    /// Permits for work that waits for a network or copies gigabytes.
     long: Semaphore,
 }
 
@@ -56,7 +56,7 @@ impl Library {
     /// Does something with the library elsewhere that takes long.
     ///
     /// # Errors
-    /// What the library says.
+    /// The library's error.
     pub async fn run_long<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Self) -> Result<T, RegistryError> + Send + 'static,

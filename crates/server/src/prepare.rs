@@ -192,7 +192,7 @@ impl Shared {
         Ok(())
     }
 
-    /// What a thread does.
+    /// Loop of a thread.
     fn work(&self) {
         let most_large = (self.threads / 2).max(1);
         let mut queue = self.lock();

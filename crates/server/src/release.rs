@@ -21,7 +21,7 @@ impl MemoryRelease {
         self.wanted.store(true, Ordering::Relaxed);
     }
 
-    /// What gives memory back, if something large has gone since this was asked last.
+    /// Returns the function that gives memory back, if something large has gone since the last call.
     pub fn due(&self) -> Option<fn()> {
         self.wanted.swap(false, Ordering::Relaxed).then_some(self.release)
     }

@@ -40,7 +40,7 @@ pub enum Listen {
     Unix(PathBuf),
 }
 
-/// What connections may take.
+/// Limits of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HttpLimits {
     /// Bytes of a body.

@@ -31,7 +31,7 @@ pub trait ModelSource: Debug + Send + Sync + 'static {
     /// settings say. Reads headers only. May block.
     ///
     /// # Errors
-    /// What is wrong with the model, or the device.
+    /// The fault of the model or the device.
     fn plan(&self, entry: &ModelEntry, context: Option<usize>) -> Result<LoadPlan, LoadError>;
 
     /// Opens a model and starts an engine on it. Blocks, for as long as that takes.
@@ -71,11 +71,11 @@ pub struct ModelEntry {
     pub bytes: u64,
     /// What its requests begin with, as the library keeps it.
     pub parameters: Map<String, Value>,
-    /// What is known of it without loading it.
+    /// Facts that are known without loading it.
     pub details: Details,
 }
 
-/// What is known of a model that is not loaded.
+/// Facts about a model that is not loaded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Details {
     /// `gguf` or `safetensors`.
@@ -99,7 +99,7 @@ pub struct Details {
 pub struct LoadPlan {
     /// Weights as the device holds them.
     pub weights: u64,
-    /// What passes between operations.
+    /// Buffers between operations.
     pub buffers: u64,
     /// The least K and V: enough for a short conversation.
     pub kv_least: u64,
@@ -118,7 +118,7 @@ impl LoadPlan {
     }
 }
 
-/// What a load may take.
+/// Memory and context that a load may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
     /// Bytes for K and V.

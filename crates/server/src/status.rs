@@ -42,11 +42,11 @@ pub struct ServerStatus {
 /// Memory, in bytes.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct MemoryStatus {
-    /// What all models together may take: `--memory`.
+    /// Limit of all models together: `--memory`.
     limit: u64,
-    /// What those that are loaded take.
+    /// Bytes that the loaded models take.
     models: u64,
-    /// What the system counts as resident for the process; `null` where it does not tell.
+    /// Resident bytes of the process by the system's count; `null` where the system does not tell.
     resident: Option<u64>,
 }
 

@@ -113,7 +113,7 @@ impl Measure {
         at_most("different references", self.references, MAX_REFERENCES)?;
         let height = |reference: &str| {
             let target = reference.strip_prefix('#').and_then(|pointer| schema.pointer(pointer));
-            // What an anchor or an identifier names may be any part of the schema.
+            // The target of an anchor or an identifier may be any part of the schema.
             target
                 .and_then(|target| index.get(&std::ptr::from_ref(target)))
                 .map_or(heights[0], |&index| heights[index])

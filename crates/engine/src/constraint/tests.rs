@@ -124,7 +124,7 @@ fn the_largest_grammars_are_compiled_or_refused_soon() {
         // A hundred times what most of them take: such a one would keep a thread from others.
         assert!(took < Duration::from_secs(60), "{name} took {took:?}");
         if let Ok(constraint) = compiled {
-            // What uses it later has a stack as other threads have.
+            // Later users of the grammar have a stack as other threads have.
             let small = thread::Builder::new().stack_size(128 << 10);
             let clone = small.spawn(move || drop(constraint.clone())).unwrap();
             clone.join().unwrap();

@@ -13,7 +13,7 @@ impl Scheduler {
     /// waits, and all sequences that go on do so with a row each whose token the device `carries`. Says whether it
     /// did.
     pub fn plan_ahead(&mut self, carries: impl Fn(&Want<'_>) -> bool) -> bool {
-        // What a mask allows depends on the token before.
+        // A mask depends on the token before it.
         let may_go_on = |sequence: &Sequence| {
             let request = sequence.sample_request(sequence.branches.start, true);
             request.mask.is_none() && carries(&Want::Sample(request))
@@ -51,7 +51,7 @@ impl Scheduler {
         true
     }
 
-    /// What the step that was planned ahead is to compute.
+    /// Writes the outputs of the step that was planned ahead.
     pub fn write_outputs_ahead<'a>(&'a self, outputs: &mut Vec<Output<'a>>) {
         let ahead = self.running.iter().filter(|sequence| sequence.ahead);
         outputs.extend(ahead.enumerate().map(|(row, sequence)| {

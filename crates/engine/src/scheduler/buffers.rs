@@ -43,7 +43,7 @@ impl Plan {
         Step { tokens, carried, sequences, pages, outputs }
     }
 
-    /// What the step computes, as far as its time depends on it.
+    /// The step's work, by which its time is estimated.
     pub fn work(&self) -> Work {
         let sequences = self.sequences.iter();
         sequences.fold(Work::default(), |work, sequence| work.and(sequence.start, sequence.rows.len()))

@@ -54,7 +54,7 @@ pub(crate) struct Scheduler {
     pages: Pages,
     ledger: Ledger,
     cost: StepCost,
-    /// What the last step computed, until its time is known.
+    /// Work of the last step, until its time is known.
     last_work: Option<Work>,
     /// Number of the step that is planned next.
     step: u64,
@@ -69,7 +69,7 @@ pub(crate) struct Scheduler {
     next_plan: Plan,
     is_ahead: bool,
     mask_workers: MaskWorkers,
-    /// What happened since somebody last looked, by request.
+    /// Events since the last look, by request.
     pub signals: Vec<(u64, Signal)>,
     stats: Stats,
 }
@@ -173,7 +173,7 @@ impl Scheduler {
         &self.plan.moves
     }
 
-    /// What the planned step is to compute.
+    /// Writes the outputs of the planned step.
     pub fn write_outputs<'a>(&'a self, outputs: &mut Vec<Output<'a>>) {
         let running = self.running.iter().filter(|sequence| sequence.rows > 0);
         for (sequence, part) in running.zip(&self.plan.sequences) {
@@ -228,7 +228,7 @@ impl Scheduler {
         self.pages.cached()
     }
 
-    /// What bounds a step and the number of sequences.
+    /// Limits of a step and of the number of sequences.
     pub fn limits(&self) -> Limits {
         self.limits
     }

@@ -1,4 +1,4 @@
-//! What a step computed goes back to its sequences: tokens, scores, embeddings, forks, ends, failures.
+//! Results of a step go back to its sequences: tokens, scores, embeddings, forks, ends, failures.
 
 use std::time::Instant;
 

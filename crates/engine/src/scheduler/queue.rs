@@ -39,7 +39,7 @@ pub(super) const QUANTUM: u64 = 8;
 /// that a plan takes.
 const MOST_PASSED_OVER: usize = 16;
 
-/// What tenants and requests have of the places and pages.
+/// Places and pages that tenants and requests hold.
 #[derive(Default)]
 struct Shares<'a> {
     tenants: BTreeMap<&'a Tenant, Share>,
@@ -87,7 +87,7 @@ impl<'a> Shares<'a> {
     }
 }
 
-/// What a sequence needs and does not find.
+/// The resource that a sequence needs and does not find.
 #[derive(Clone, Copy)]
 struct Shortage {
     places: usize,
@@ -192,7 +192,7 @@ impl Scheduler {
                 return Some((head.rank(), victims));
             }
             if short.pages > 0.0 {
-                // What becomes free is for this one.
+                // A place or page that becomes free is for this sequence.
                 return None;
             }
             // Another tenant may be owed a place by one of its own.
@@ -268,7 +268,7 @@ impl Scheduler {
             (short.places > 0 && theirs.places >= own.places + 2)
                 || (short.pages > 0.0 && theirs.pages - pages >= own.pages + short.claim)
         };
-        // Whoever has just computed again what it lost would lose it again.
+        // A sequence that has just recomputed its lost tokens would lose them again.
         let may_take_turns = self.step - running.runs_since >= 2 * running.restoring_steps;
         if running.job.tenant != claimant.job.tenant {
             let tokens = |sequence: &Sequence| self.ledger.of(&sequence.job.tenant);

@@ -23,12 +23,12 @@ const SHORT_SHARE: usize = 8;
 /// Rows that prompts get at least, as long as others decode.
 const LEAST_ROWS: usize = 4;
 
-/// What is left of a step for prompts.
+/// Rest of a step's budget, for prompts.
 struct Budget {
     rows: usize,
     /// Scores and embeddings.
     outputs: usize,
-    /// What the step computes so far.
+    /// Work of the step so far.
     work: Work,
     /// Seconds that it may take.
     time: f64,

@@ -436,7 +436,7 @@ fn play(flood: &Flood) -> Result<(), String> {
                 last_token.insert(*tenant, step);
             }
         }
-        // What each still wants.
+        // Tokens that each sequence still wants.
         let count = open.len();
         for (id, (_, left)) in &mut open {
             let ended = rig.heard[id].branches.values().filter(|branch| branch.end.is_some()).count();

@@ -34,7 +34,7 @@ pub(super) fn register(env: &mut Environment<'static>) {
     });
 }
 
-/// What `raise_exception` raises.
+/// The error of `raise_exception`.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct Raised(pub(super) String);
@@ -194,7 +194,7 @@ fn default(value: &Value, arguments: Rest<ValueOrKwargs>) -> Result<Value, Error
     Ok(if is_replaced { other.unwrap_or_else(|| Value::from("")) } else { value.clone() })
 }
 
-/// What a namespace may hold: plain data of bounded depth.
+/// A value that a namespace may hold: plain data of bounded depth.
 ///
 /// A namespace is the only value that lasts from one turn of a loop to the next, so only there values could become
 /// as deep as the loop is long (`ns.x = [ns.x]`), lazy sequences refer to ever more others, and a namespace hold

@@ -60,12 +60,12 @@ struct Scan<'s> {
     at: usize,
     /// Open brackets. Like minijinja's lexer, a tag starts with what the one before it left.
     balance: isize,
-    /// What each open block adds to `depth`.
+    /// Depth that each open block adds.
     open: Vec<usize>,
     depth: usize,
 }
 
-/// What the scan keeps of a tag.
+/// State of the scan within a tag.
 struct Tag<'s> {
     /// The first name and its offset in the source.
     name: &'s str,

@@ -99,11 +99,11 @@ pub enum GgufError {
          the file is corrupt"
     )]
     LargeHeader {
-        /// What was being read.
+        /// The part of the file that was being read.
         what: &'static str,
         /// Where.
         at: u64,
-        /// What it takes.
+        /// Bytes that it takes.
         needed: u64,
         /// Where headers end at the latest.
         limit: u64,
@@ -222,9 +222,9 @@ pub enum GgufError {
     /// More files than any split model has.
     #[error("`split.count` is {count}, but a split model has at most {limit} files")]
     SplitCount {
-        /// How many there should be.
+        /// Number of files that the model claims.
         count: u32,
-        /// How many are opened at most.
+        /// Largest number of files that are opened.
         limit: u32,
     },
     /// A file of a split model is missing.

@@ -174,7 +174,7 @@ fn check_growth(steps: &[&Value]) -> Result<(), TokenizerError> {
                 check_affix(step["prepend"].as_str().unwrap_or_default())?;
                 1
             }
-            // What stands for a character, at most three bytes of it, is a string that ends with a zero byte.
+            // The string for one character of at most three bytes ends with a zero byte.
             "Precompiled" => {
                 let map = step["precompiled_charsmap"].as_str().unwrap_or_default();
                 longest_replacement(map).div_ceil(3)

@@ -180,7 +180,7 @@ fn candidates(files: &[RemoteFile]) -> Vec<Candidate<'_>> {
 /// Returns the last quantization that a name mentions: `Q4_K_M` of `llama-3.2-1b.q4_k_m` and of `m-Q4_K_M-imat`, `Q4` of
 /// `m-q4`, `Q4_K_XL` of `m-UD-Q4_K_XL`.
 fn quantization(name: &str) -> Option<String> {
-    /// What may follow `Q4` after an underscore.
+    /// Suffixes that may follow `Q4` after an underscore.
     const SUFFIXES: [&str; 21] = [
         "0", "1", "2", "4", "8", "K", "KS", "KSS", "KT", "KV", "L", "M", "NL", "R4", "R8", "S", "XL", "XS",
         "XXL", "XXS", "P",

@@ -46,7 +46,7 @@ impl Caller {
     }
 }
 
-/// Requests of at least so many bytes may take seconds to prepare.
+/// Size in bytes from which a request may take seconds to prepare.
 const LARGE: usize = 16 << 10;
 
 impl Caller {

@@ -73,7 +73,7 @@ impl ChatRequest {
         let whole = |tools: &[OfferedTool<'_>]| {
             let rules = AnswerRules {
                 tools,
-                // Who names a tool wants one call of it.
+                // A client that names a tool wants one call of it.
                 parallel: self.parallel_tool_calls && !matches!(self.tool_choice, ToolChoice::Named(_)),
                 otherwise: match &schema {
                     Some(schema) => Some(Otherwise::Json(schema)),

@@ -160,7 +160,7 @@ pub struct Show {
     /// What its file says of it; lists are `null`. A Hugging Face folder is shown with the keys of GGUF.
     #[schema(value_type = Object)]
     model_info: Map<String, Value>,
-    /// What this server can do with it: `completion`, `tools`, `thinking`, `embedding`.
+    /// Capabilities that this server has with it: `completion`, `tools`, `thinking`, `embedding`.
     capabilities: Vec<&'static str>,
     /// When it came here.
     modified_at: String,
@@ -284,7 +284,7 @@ pub async fn version() -> Json<Version> {
     Json(Version { version: VERSION })
 }
 
-/// What the server can do with a model.
+/// Returns the server's capabilities with a model.
 pub fn capabilities(file: &ModelFile, template: &str, tool_template: &str) -> Vec<&'static str> {
     // Templates without a place for tools get them as text. What counts is whether calls can be read.
     let takes_tools = !template.is_empty() && Format::detect(tool_template).calls().is_ok();
@@ -298,7 +298,7 @@ pub fn capabilities(file: &ModelFile, template: &str, tool_template: &str) -> Ve
     all.into_iter().filter(|(_, can)| *can).map(|(name, _)| name).collect()
 }
 
-/// What a model's files say of it, under GGUF's keys.
+/// Returns a model's metadata under GGUF's keys.
 fn model_info(file: &ModelFile) -> Map<String, Value> {
     const TEMPLATE: &str = "tokenizer.chat_template";
     file.gguf_metadata()

@@ -12,7 +12,7 @@ use crate::{
     source::{ModelEntry, Outside},
 };
 
-/// What a model is served with.
+/// Properties that a model is served with.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Props {
     default_generation_settings: GenerationSettings,
@@ -29,14 +29,14 @@ pub struct Props {
     build_info: String,
 }
 
-/// What a request gets that says nothing else.
+/// Defaults of a request.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct GenerationSettings {
     /// Most tokens of a prompt with its answer, as the model is loaded or would be.
     n_ctx: Option<usize>,
 }
 
-/// What models read besides text.
+/// Modalities besides text.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Modalities {
     vision: bool,

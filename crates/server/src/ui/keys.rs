@@ -23,7 +23,7 @@ pub struct KeyList {
 pub struct KeyInfo {
     /// Names it; part of the key itself.
     id: String,
-    /// What it is for.
+    /// Its purpose.
     name: String,
     #[schema(value_type = Vec<String>)]
     scopes: Vec<Scope>,
@@ -35,9 +35,9 @@ pub struct KeyInfo {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewKey {
-    /// What it is for.
+    /// Its purpose.
     name: String,
-    /// What it may be used for: `inference`, `models`, `admin`.
+    /// Its scopes: `inference`, `models`, `admin`.
     #[schema(value_type = Vec<String>)]
     scopes: Vec<Scope>,
 }

@@ -36,7 +36,7 @@ pub struct ModelCard {
     created: u64,
     /// False for models that the library cannot delete.
     in_library: bool,
-    /// What its file says; absent if it cannot be read.
+    /// Contents of its file; absent if the file cannot be read.
     file: Option<FileCard>,
     /// Why its file cannot be read.
     problem: Option<String>,
@@ -44,7 +44,7 @@ pub struct ModelCard {
     loaded: Option<LoadedCard>,
 }
 
-/// What a model's file says of it.
+/// Contents of a model's file.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct FileCard {
     /// Its architecture.
@@ -81,11 +81,11 @@ pub struct LoadedCard {
     expires_in: Option<f64>,
     /// True if it can embed texts.
     embeds: bool,
-    /// What it samples with where a request says nothing.
+    /// Its default sampling values.
     sampling: SamplingCard,
 }
 
-/// What a model samples with where a request says nothing.
+/// Default sampling values of a model.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct SamplingCard {
     temperature: f32,
@@ -129,7 +129,7 @@ impl From<ResidentInfo> for LoadedCard {
     }
 }
 
-/// What files have said, by name and version: opening one reads all of its metadata.
+/// Contents of files, by name and version: opening a file reads all of its metadata.
 #[derive(Debug, Default)]
 pub struct FileCards {
     known: Mutex<HashMap<(String, String), Arc<FileCard>>>,
@@ -184,7 +184,7 @@ impl FileCard {
 /// Lists all models with what is known of each.
 ///
 /// # Errors
-/// What is wrong with the library.
+/// The library's error.
 #[utoipa::path(
     get, path = "/ui/v1/models", tag = "Page",
     responses(

@@ -1,4 +1,4 @@
-//! What all engines are doing at one moment, and how one picture becomes the next on the wire.
+//! State of all engines at one moment, and the differences that are sent.
 
 use std::collections::HashMap;
 
@@ -37,7 +37,7 @@ pub struct ModelSample {
     pub bytes: u64,
     /// Most tokens of a prompt with its answer.
     pub context: usize,
-    /// What the engine said.
+    /// The engine's snapshot.
     pub snapshot: Snapshot,
 }
 
@@ -143,7 +143,7 @@ struct KernelTick {
     nanoseconds: u64,
 }
 
-/// What one reader knows already.
+/// State that one reader has received.
 #[derive(Debug, Default)]
 pub struct Known {
     models: HashMap<String, KnownModel>,

@@ -17,7 +17,7 @@ pub struct Setting {
     pub origin: &'static str,
 }
 
-/// What the page may do here.
+/// Rights of the page here.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Session {
     /// Paguro's version.

@@ -152,7 +152,7 @@ pub async fn create(
         None => None,
     };
     if let Some(turn) = &before {
-        // What was said before is copied, so it counts as a part of the body.
+        // Earlier messages are copied, so they count as a part of the body.
         let length = caller.body.length().saturating_add(turn.all_bytes());
         caller.body.grow(&state.body_memory, length, 0).await?;
     }
