@@ -3,6 +3,7 @@
 use std::{net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{ArgMatches, Args, Command, FromArgMatches, Id, ValueEnum, parser::ValueSource};
+use paguro_server::Alias;
 use serde::{Deserialize, Deserializer, de};
 
 use super::choices::{self, Device, KvDtype};
@@ -125,6 +126,29 @@ pub struct ServeOptions {
     )]
     #[serde(rename = "cors-origin")]
     pub cors_origins: Vec<String>,
+
+    /// Refuse every field that has no effect, instead of naming it in the answer's `X-Paguro-Ignored`
+    #[arg(
+        long,
+        env = "PAGURO_STRICT",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_name = "BOOL",
+        help_heading = "Listening"
+    )]
+    pub strict: Option<bool>,
+
+    /// Another name of the first model, or with PATTERN=NAME of any (several: comma-separated or repeated): 'claude-*=qwen3:4b'
+    #[arg(
+        long = "alias",
+        env = "PAGURO_ALIAS",
+        value_name = "NAME|PATTERN=NAME",
+        value_delimiter = ',',
+        help_heading = "Models"
+    )]
+    #[serde(rename = "alias")]
+    pub aliases: Vec<Alias>,
 
     /// Most bytes of a request's body [default: 32MiB]
     #[arg(long, env = "PAGURO_MAX_BODY", value_name = "BYTES", help_heading = "Listening")]
@@ -276,6 +300,8 @@ impl ServeOptions {
             socket: self.socket.or(weaker.socket),
             allow_hosts: or_list(self.allow_hosts, weaker.allow_hosts),
             cors_origins: or_list(self.cors_origins, weaker.cors_origins),
+            strict: self.strict.or(weaker.strict),
+            aliases: or_list(self.aliases, weaker.aliases),
             max_body: self.max_body.or(weaker.max_body),
             body_memory: self.body_memory.or(weaker.body_memory),
             min_body_rate: self.min_body_rate.or(weaker.min_body_rate),
@@ -306,7 +332,7 @@ impl ServeOptions {
     }
 }
 
-fn or_list(list: Vec<String>, weaker: Vec<String>) -> Vec<String> {
+fn or_list<T>(list: Vec<T>, weaker: Vec<T>) -> Vec<T> {
     if list.is_empty() { weaker } else { list }
 }
 

@@ -134,6 +134,12 @@ fn read_config(given: Option<&Path>, default: Option<&Path>) -> Outcome<ServeOpt
     })
 }
 
+/// The name of this machine, by which its containers and its own programs may ask. (macOS has one that ends with `.local`.)
+fn own_name() -> Option<String> {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
+    Some(name.trim().to_lowercase()).filter(|name| !name.is_empty())
+}
+
 fn server_settings(options: &ServeOptions, memory: u64, keys: PathBuf) -> ServerSettings {
     let host = options.host.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
     let tcp = Listen::Tcp(SocketAddr::new(host, options.port.unwrap_or(PORT)));
@@ -159,8 +165,10 @@ fn server_settings(options: &ServeOptions, memory: u64, keys: PathBuf) -> Server
             connections_per_client: options.max_connections_per_client.unwrap_or((connections / 4).max(1)),
         },
         keys,
-        hosts: options.allow_hosts.clone(),
+        hosts: options.allow_hosts.iter().cloned().chain(own_name()).collect(),
         origins: options.cors_origins.clone(),
+        strict: options.strict == Some(true),
+        aliases: options.aliases.clone(),
         release_memory: memory::release,
         ui: !options.no_ui.unwrap_or(false),
         shown: Vec::new(),

@@ -125,6 +125,8 @@ fn server(home: &Path) -> Router {
         keys: home.join("keys.json"),
         hosts: Vec::new(),
         origins: Vec::new(),
+        strict: false,
+        aliases: Vec::new(),
         release_memory: || {},
         shutdown_time: Duration::ZERO,
         ui: false,

@@ -131,7 +131,7 @@ fn what_asks_for_nothing_is_accepted() {
 
 #[test]
 fn what_cannot_be_honoured_is_refused_in_anthropics_shape() {
-    let server = Server::start(&["--ctx", "256"]);
+    let server = Server::start(&["--ctx", "256", "--strict"]);
     let refused = |more: Value, expected: Expect| {
         let answer = server.post(PATH, &ask(more));
         let json = answer.json();
@@ -150,38 +150,26 @@ fn what_cannot_be_honoured_is_refused_in_anthropics_shape() {
         expect!["404 not_found_error: there is no model `opus`; /v1/models lists those there are"],
     );
     refused(
-        json!({"colour": "red"}),
-        expect![
-            "400 invalid_request_error: unknown field `colour`: expected one of `model`, `messages`, `max_tokens`, `system`, `stream`, `stop_sequences`, `temperature`, `top_k`, `top_p`, `tools`, `tool_choice`, `thinking`, `output_config`, `cache_control`, `metadata`, `service_tier`, `speed`, `container`, `context_management`, `diagnostics`, `inference_geo`, `mcp_servers`, `user_profile_id`, `workspace_id`"
-        ],
-    );
-    refused(
         json!({"messages": []}),
         expect!["400 invalid_request_error: `messages` is empty: there is nothing to answer"],
     );
     refused(
         json!({"messages": [{"role": "tool", "content": "4"}]}),
-        expect![
-            "400 invalid_request_error: `messages[0].role`: unknown variant `tool`, expected one of `user`, `assistant`, `system`"
-        ],
+        expect![[
+            r#"400 invalid_request_error: `messages[0].role` must be one of `user`, `assistant`, `system`, not "tool""#
+        ]],
     );
     refused(
         content(json!([{"type": "image", "source": {"type": "url", "url": "x"}}])),
-        expect![
-            "400 invalid_request_error: `messages[0].content[0]` is an image: models here read text only"
-        ],
+        expect![[
+            r#"400 invalid_request_error: `messages[0].content[0]` is `image`: models here read text only"#
+        ]],
     );
     refused(
         content(json!([{"type": "hologram"}])),
-        expect![
-            "400 invalid_request_error: `messages[0].content[0].type`: unknown variant `hologram`, expected one of `text`, `thinking`, `tool_use`, `tool_result`, `image`, `document`, `search_result`, `redacted_thinking`"
-        ],
-    );
-    refused(
-        content(json!([{"type": "text", "text": "Hi", "mood": "good"}])),
-        expect![
-            "400 invalid_request_error: unknown field `messages[0].content[0].mood`: expected one of `text`, `cache_control`, `citations`"
-        ],
+        expect![[
+            r#"400 invalid_request_error: `messages[0].content[0]` is not supported: blocks of this type have no meaning here"#
+        ]],
     );
     refused(
         content(json!([{"type": "tool_use", "id": "1", "name": "f", "input": {}}])),
@@ -209,7 +197,9 @@ fn what_cannot_be_honoured_is_refused_in_anthropics_shape() {
     );
     refused(
         json!({"thinking": {"type": "enabled", "budget_tokens": 2000}, "max_tokens": 4000}),
-        expect!["400 invalid_request_error: the model does not reason: its chat template knows no reasoning"],
+        expect![[
+            r#"400 invalid_request_error: `thinking` is not supported: the model does not reason: its chat template knows no reasoning"#
+        ]],
     );
     refused(
         json!({"tool_choice": {"type": "any"}}),
@@ -221,19 +211,13 @@ fn what_cannot_be_honoured_is_refused_in_anthropics_shape() {
     );
     refused(
         json!({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
-        expect![
-            "400 invalid_request_error: `tools[0]` is a `web_search_20250305`: there are no tools on this side, only `custom` ones"
-        ],
+        expect![[
+            r#"400 invalid_request_error: `tools[0]` is not supported: this server runs no tools, so a `web_search_20250305` is not offered"#
+        ]],
     );
     refused(
         json!({"tools": [{"name": "f"}]}),
         expect!["400 invalid_request_error: `tools[0].input_schema` is missing"],
-    );
-    refused(
-        json!({"stop_sequences": [""]}),
-        expect![
-            "400 invalid_request_error: `stop_sequences` has an empty string, which would end every answer at once"
-        ],
     );
     refused(
         json!({"temperature": -1}),

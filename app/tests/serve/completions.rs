@@ -195,7 +195,7 @@ fn text_becomes_tokens_and_back() {
 
 #[test]
 fn every_field_is_honoured_or_refused_by_name() {
-    let server = Server::start(&[]);
+    let server = Server::start(&["--strict"]);
     let refused = |more: Value, expected: Expect| {
         expected.assert_eq(&server.post("/v1/completions", &body(more)).error());
     };
@@ -241,9 +241,9 @@ fn every_field_is_honoured_or_refused_by_name() {
     );
     refused(
         json!({"prompt": {}}),
-        expect![
-            "400 invalid_request_error/invalid_value prompt: `prompt`: invalid type: map, expected a text, a list of texts, a list of tokens, or a list of lists of tokens"
-        ],
+        expect![[
+            r#"400 invalid_request_error/invalid_value prompt: `prompt` must be a string or an array, not an object"#
+        ]],
     );
     refused(
         json!({"max_tokens": 0}),
@@ -253,23 +253,11 @@ fn every_field_is_honoured_or_refused_by_name() {
         json!({"logprobs": 21}),
         expect!["400 invalid_request_error/invalid_value logprobs: `logprobs` must be at most 20"],
     );
-    refused(
-        json!({"messages": []}),
-        expect![
-            "400 invalid_request_error/unknown_parameter messages: unknown field `messages`: expected one of `model`, `prompt`, `stream`, `stream_options`, `n`, `best_of`, `echo`, `max_tokens`, `temperature`, `top_p`, `top_k`, `min_p`, `frequency_penalty`, `presence_penalty`, `repetition_penalty`, `logit_bias`, `seed`, `stop`, `stop_token_ids`, `ignore_eos`, `logprobs`, `response_format`, `priority`, `suffix`, `user`"
-        ],
-    );
     let tokenize =
         |body: Value, expected: Expect| expected.assert_eq(&server.post("/tokenize", &body).error());
     tokenize(
         json!({"model": "tales"}),
         expect!["400 invalid_request_error/invalid_value prompt: give either `prompt` or `messages`"],
-    );
-    tokenize(
-        json!({"model": "tales", "prompt": "a", "tools": []}),
-        expect![
-            "400 invalid_request_error/invalid_value tools: `tools` is not supported: a text has none; `messages` do"
-        ],
     );
     expect!["400 invalid_request_error/invalid_value tokens[0]: `tokens[0]` is 9999999, but the model has 4096 tokens"]
         .assert_eq(&server.post("/detokenize", &json!({"model": "tales", "tokens": [9_999_999]})).error());

@@ -16,6 +16,7 @@ mod refusals;
 mod responses;
 mod structured;
 mod telemetry;
+mod tolerance;
 mod ui;
 
 use serde_json::{Value, json};

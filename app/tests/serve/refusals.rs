@@ -1,4 +1,4 @@
-//! What is refused, and how: every field is honoured or named.
+//! What a strict server refuses, and how: every field is honoured or named. (`tolerance.rs` has what others ignore.)
 
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
@@ -7,17 +7,11 @@ use super::{ask, http::Server};
 
 #[test]
 fn every_field_is_honoured_or_refused_by_name() {
-    let server = Server::start(&["--ctx", "256"]);
+    let server = Server::start(&["--ctx", "256", "--strict"]);
     let refused = |more: Value, expected: Expect| {
         expected.assert_eq(&server.post("/v1/chat/completions", &ask(more)).error());
     };
     let messages = |messages: Value| json!({"messages": messages});
-    refused(
-        json!({"colour": "red"}),
-        expect![
-            "400 invalid_request_error/unknown_parameter colour: unknown field `colour`: expected one of `model`, `messages`, `stream`, `stream_options`, `n`, `max_completion_tokens`, `max_tokens`, `temperature`, `top_p`, `top_k`, `min_p`, `frequency_penalty`, `presence_penalty`, `repetition_penalty`, `logit_bias`, `seed`, `stop`, `stop_token_ids`, `ignore_eos`, `logprobs`, `top_logprobs`, `response_format`, `tools`, `tool_choice`, `parallel_tool_calls`, `reasoning_effort`, `chat_template_kwargs`, `continue_final_message`, `priority`, `store`, `service_tier`, `modalities`, `verbosity`, `metadata`, `user`, `safety_identifier`, `prompt_cache_key`, `prompt_cache_retention`, `audio`, `function_call`, `functions`, `prediction`, `web_search_options`"
-        ],
-    );
     refused(
         json!({"messages": []}),
         expect![
@@ -26,15 +20,9 @@ fn every_field_is_honoured_or_refused_by_name() {
     );
     refused(
         messages(json!([{"role": "king", "content": "Hi"}])),
-        expect![
-            "400 invalid_request_error/invalid_value messages[0].role: `messages[0].role`: unknown variant `king`, expected one of `system`, `developer`, `user`, `assistant`, `tool`"
-        ],
-    );
-    refused(
-        messages(json!([{"role": "user", "content": "Hi", "mood": "good"}])),
-        expect![
-            "400 invalid_request_error/unknown_parameter messages[0].mood: unknown field `messages[0].mood`: expected one of `role`, `content`, `name`, `reasoning_content`, `reasoning`, `tool_calls`, `tool_call_id`, `refusal`, `annotations`, `audio`, `function_call`"
-        ],
+        expect![[
+            r#"400 invalid_request_error/invalid_value messages[0].role: `messages[0].role` must be one of `system`, `developer`, `user`, `assistant`, `tool`, not "king""#
+        ]],
     );
     refused(
         messages(json!([{"role": "user"}])),
@@ -44,9 +32,9 @@ fn every_field_is_honoured_or_refused_by_name() {
     );
     refused(
         messages(json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])),
-        expect![
-            "400 invalid_request_error/invalid_value messages[0].content[0].type: `messages[0].content[0].type` is `image_url`: models here read `text` only"
-        ],
+        expect![[
+            r#"400 invalid_request_error/invalid_value messages[0].content[0]: `messages[0].content[0]` is `image_url`: models here read text only"#
+        ]],
     );
     refused(
         messages(json!([{"role": "tool", "content": "4"}])),
@@ -56,9 +44,9 @@ fn every_field_is_honoured_or_refused_by_name() {
     );
     refused(
         messages(json!([{"role": "user", "content": 7}])),
-        expect![
-            "400 invalid_request_error/invalid_value messages[0].content: `messages[0].content`: invalid type: integer `7`, expected a string or a list of content parts"
-        ],
+        expect![[
+            r#"400 invalid_request_error/invalid_value messages[0].content: `messages[0].content` must be a string or an array, not 7"#
+        ]],
     );
     refused(
         json!({"temperature": -1}),
@@ -69,7 +57,7 @@ fn every_field_is_honoured_or_refused_by_name() {
     refused(
         json!({"temperature": "hot"}),
         expect![[
-            r#"400 invalid_request_error/invalid_value temperature: `temperature`: invalid type: string "hot", expected f32"#
+            r#"400 invalid_request_error/invalid_value temperature: `temperature` must be a number, not "hot""#
         ]],
     );
     refused(
@@ -89,12 +77,6 @@ fn every_field_is_honoured_or_refused_by_name() {
         expect!["400 invalid_request_error/invalid_value max_tokens: `max_tokens` must be at least 1"],
     );
     refused(
-        json!({"max_completion_tokens": 5}),
-        expect![
-            "400 invalid_request_error/invalid_value max_tokens: `max_tokens` is the older name of `max_completion_tokens`: give one of them"
-        ],
-    );
-    refused(
         json!({"top_logprobs": 2}),
         expect![
             "400 invalid_request_error/invalid_value top_logprobs: `top_logprobs` needs `logprobs`: true"
@@ -103,12 +85,6 @@ fn every_field_is_honoured_or_refused_by_name() {
     refused(
         json!({"logprobs": true, "top_logprobs": 21}),
         expect!["400 invalid_request_error/invalid_value top_logprobs: `top_logprobs` must be at most 20"],
-    );
-    refused(
-        json!({"stop": ["a", ""]}),
-        expect![
-            "400 invalid_request_error/invalid_value stop: `stop` has an empty string, which would end every answer at once"
-        ],
     );
     refused(
         json!({"logit_bias": {"fox": 1}}),
@@ -129,22 +105,10 @@ fn every_field_is_honoured_or_refused_by_name() {
         ],
     );
     refused(
-        json!({"stream_options": {"include_usage": true}}),
-        expect![
-            "400 invalid_request_error/invalid_value stream_options: `stream_options` needs `stream`: true"
-        ],
-    );
-    refused(
-        json!({"stream": true, "stream_options": {"include_obfuscation": true}}),
-        expect![
-            "400 invalid_request_error/invalid_value stream_options.include_obfuscation: `stream_options.include_obfuscation` is not supported: chunks are not padded"
-        ],
-    );
-    refused(
         json!({"response_format": {"type": "yaml"}}),
-        expect![
-            "400 invalid_request_error/invalid_value response_format.type: `response_format.type`: unknown variant `yaml`, expected one of `text`, `json_object`, `json_schema`"
-        ],
+        expect![[
+            r#"400 invalid_request_error/invalid_value response_format.type: `response_format.type` must be one of `text`, `json_object`, `json_schema`, not "yaml""#
+        ]],
     );
     refused(
         json!({"response_format": {"type": "json_schema"}}),
@@ -166,15 +130,15 @@ fn every_field_is_honoured_or_refused_by_name() {
     );
     refused(
         json!({"reasoning_effort": "high"}),
-        expect![
-            "400 invalid_request_error/invalid_value reasoning_effort: the model does not reason: its chat template knows no reasoning"
-        ],
+        expect![[
+            r#"400 invalid_request_error/invalid_value reasoning_effort: `reasoning_effort` is not supported: the model does not reason: its chat template knows no reasoning"#
+        ]],
     );
     refused(
         json!({"reasoning_effort": "heroic"}),
-        expect![
-            "400 invalid_request_error/invalid_value reasoning_effort: `reasoning_effort` is none, minimal, low, medium, high or xhigh, not `heroic`"
-        ],
+        expect![[
+            r#"400 invalid_request_error/invalid_value reasoning_effort: `reasoning_effort` is none, minimal, low, medium, high, xhigh or max, not `heroic`"#
+        ]],
     );
     refused(
         json!({"store": true}),
@@ -205,25 +169,25 @@ fn every_field_is_honoured_or_refused_by_name() {
         expect!["400 invalid_request_error/invalid_value audio: `audio` is not supported: answers are text"],
     );
     refused(
-        json!({"functions": []}),
+        json!({"functions": [{"name": "f"}]}),
         expect![
             "400 invalid_request_error/invalid_value functions: `functions` is not supported: `tools` has replaced it"
         ],
     );
     refused(
-        json!({"function_call": "auto"}),
+        json!({"function_call": {"name": "f"}}),
         expect![
             "400 invalid_request_error/invalid_value function_call: `function_call` is not supported: `tool_choice` has replaced it"
         ],
     );
     refused(
         json!({"prediction": {"type": "content", "content": "x"}}),
-        expect![
-            "400 invalid_request_error/invalid_value prediction: `prediction` is not supported: answers are not predicted"
-        ],
+        expect![[
+            r#"400 invalid_request_error/invalid_value prediction: `prediction` is not supported: it would change the speed only"#
+        ]],
     );
     refused(
-        json!({"web_search_options": {}}),
+        json!({"web_search_options": {"search_context_size": "low"}}),
         expect![
             "400 invalid_request_error/invalid_value web_search_options: `web_search_options` is not supported: this server does not search the web"
         ],
@@ -265,7 +229,12 @@ fn what_is_not_json_or_not_there_is_refused() {
         "[]",
         expect!["400 invalid_request_error/invalid_value -: the body is a JSON array; it must be an object"],
     );
-    refused("{} {}", expect!["400 invalid_request_error/invalid_value model: `model` is missing"]);
+    refused(
+        "{} {}",
+        expect![
+            "400 invalid_request_error/invalid_value -: the body is not JSON: trailing characters at line 1 column 4"
+        ],
+    );
     refused(
         r#"{"messages": []}"#,
         expect!["400 invalid_request_error/invalid_value model: `model` is missing"],
@@ -273,12 +242,6 @@ fn what_is_not_json_or_not_there_is_refused() {
     refused(
         r#"{"model": "tales", "model": "tales"}"#,
         expect!["400 invalid_request_error/invalid_value -: duplicate field `model`"],
-    );
-    refused(
-        &format!(r#"{{"model": {}"#, "[".repeat(500)),
-        expect![
-            "400 invalid_request_error/invalid_value model: `model`: invalid type: sequence, expected a string"
-        ],
     );
     refused(
         &format!(r#"{{"model": "{}"}}"#, "x".repeat(2000)),

@@ -57,8 +57,8 @@ fn a_stream_tells_the_same_step_by_step() {
     let whole = server.post("/v1/responses", &body(json!({}))).ok();
     let answer = server.post("/v1/responses", &body(json!({"stream": true})));
     assert_eq!(answer.header("content-type"), Some("text/event-stream"));
-    let events: Vec<Value> = answer
-        .body
+    let body = answer.body.strip_suffix("data: [DONE]\n\n").expect("the end of the stream");
+    let events: Vec<Value> = body
         .lines()
         .filter_map(|line| line.strip_prefix("data: "))
         .map(|data| serde_json::from_str(data).unwrap())
@@ -92,16 +92,10 @@ fn a_stream_tells_the_same_step_by_step() {
 
 #[test]
 fn every_field_is_honoured_or_refused_by_name() {
-    let server = Server::start(&[]);
+    let server = Server::start(&["--strict"]);
     let refused = |more: Value, expected: Expect| {
         expected.assert_eq(&server.post("/v1/responses", &body(more)).error());
     };
-    refused(
-        json!({"colour": "red"}),
-        expect![
-            "400 invalid_request_error/unknown_parameter colour: unknown field `colour`: expected one of `model`, `input`, `instructions`, `previous_response_id`, `store`, `stream`, `stream_options`, `max_output_tokens`, `temperature`, `top_p`, `top_logprobs`, `include`, `text`, `reasoning`, `tools`, `tool_choice`, `parallel_tool_calls`, `truncation`, `background`, `service_tier`, `metadata`, `user`, `safety_identifier`, `prompt_cache_key`, `prompt_cache_retention`, `conversation`, `prompt`, `max_tool_calls`"
-        ],
-    );
     refused(
         json!({"input": null}),
         expect!["400 invalid_request_error/invalid_value input: `input` is missing"],
@@ -114,15 +108,15 @@ fn every_field_is_honoured_or_refused_by_name() {
     );
     refused(
         json!({"input": [{"type": "item_reference", "id": "x"}]}),
-        expect![
-            "400 invalid_request_error/invalid_value input[0].type: `input[0].type` is `item_reference`: items here are message, function_call, function_call_output and reasoning"
-        ],
+        expect![[
+            r#"400 invalid_request_error/invalid_value input[0].type: `input[0].type` is `item_reference`: items are not kept one by one; send the item"#
+        ]],
     );
     refused(
         json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
-        expect![
-            "400 invalid_request_error/invalid_value input[0].content[0].type: `input[0].content[0].type` is `input_image`: models here read text only"
-        ],
+        expect![[
+            r#"400 invalid_request_error/invalid_value input[0].content[0]: `input[0].content[0]` is `input_image`: models here read text only"#
+        ]],
     );
     refused(
         json!({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}),
@@ -141,12 +135,6 @@ fn every_field_is_honoured_or_refused_by_name() {
         ],
     );
     refused(
-        json!({"truncation": "auto"}),
-        expect![
-            "400 invalid_request_error/invalid_value truncation: `truncation` is not supported: what does not fit is refused and not cut"
-        ],
-    );
-    refused(
         json!({"conversation": "c"}),
         expect![
             "400 invalid_request_error/invalid_value conversation: `conversation` is not supported: `previous_response_id` goes on from a response"
@@ -160,9 +148,9 @@ fn every_field_is_honoured_or_refused_by_name() {
     );
     refused(
         json!({"include": ["file_search_call.results"]}),
-        expect![
-            "400 invalid_request_error/invalid_value include[0]: `include[0]` asks for `file_search_call.results`, which there is not; there is message.output_text.logprobs"
-        ],
+        expect![[
+            r#"400 invalid_request_error/invalid_value include[0]: `include[0]` is not supported: there is no `file_search_call.results` here; there is message.output_text.logprobs"#
+        ]],
     );
     refused(
         json!({"top_logprobs": 2}),
@@ -171,16 +159,10 @@ fn every_field_is_honoured_or_refused_by_name() {
         ]],
     );
     refused(
-        json!({"max_tool_calls": 2}),
-        expect![
-            "400 invalid_request_error/invalid_value max_tool_calls: `max_tool_calls` is not supported: no tools run here: calls come back to you"
-        ],
-    );
-    refused(
         json!({"reasoning": {"effort": "high"}}),
-        expect![
-            "400 invalid_request_error/invalid_value reasoning.effort: the model does not reason: its chat template knows no reasoning"
-        ],
+        expect![[
+            r#"400 invalid_request_error/invalid_value reasoning.effort: `reasoning.effort` is not supported: the model does not reason: its chat template knows no reasoning"#
+        ]],
     );
     refused(
         json!({"reasoning": {"summary": "detailed"}}),
@@ -202,9 +184,9 @@ fn every_field_is_honoured_or_refused_by_name() {
     );
     refused(
         json!({"tools": [{"type": "web_search"}]}),
-        expect![
-            "400 invalid_request_error/invalid_value tools[0].type: `tools[0].type`: unknown variant `web_search`, expected `function`"
-        ],
+        expect![[
+            r#"400 invalid_request_error/invalid_value tools[0]: `tools[0]` is not supported: this server runs no tools, so a `web_search` is not offered"#
+        ]],
     );
     refused(
         json!({"max_output_tokens": 0}),

@@ -3,33 +3,47 @@
 use axum::{
     Extension,
     extract::{Request, State},
-    http::{HeaderMap, HeaderValue, Method, Uri, header},
+    http::{HeaderMap, Method, Uri, header},
     middleware::Next,
     response::Response,
 };
 
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
-use crate::{AppState, body::BodyShare, error::ApiError, keys::Scope, layers::REQUEST_ID, listen::Arrival};
+use crate::{
+    AppState, body::BodyShare, error::ApiError, keys::Scope, layers::REQUEST_ID, listen::Arrival, wire,
+};
 
 /// Who asks, where keys are needed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tenant(pub String);
 
-/// Lets pages of these origins read answers; off unless asked for.
-pub fn cors(origins: &[String]) -> Option<CorsLayer> {
-    let origin = match origins {
-        [] => return None,
-        all if all.iter().any(|origin| origin == "*") => AllowOrigin::any(),
-        // What is no header's value is nobody's origin.
-        some => AllowOrigin::list(some.iter().filter_map(|origin| HeaderValue::try_from(origin).ok())),
+/// Schemes of programs with a built-in browser. No site can claim them.
+const APPS: [&str; 5] = ["app", "capacitor", "tauri", "vscode-file", "vscode-webview"];
+
+/// Lets pages of these origins, and programs with a built-in browser, read answers.
+pub fn cors(origins: &[String]) -> CorsLayer {
+    let origin = if origins.iter().any(|origin| origin == "*") {
+        AllowOrigin::any()
+    } else {
+        let origins = origins.to_vec();
+        AllowOrigin::predicate(move |origin, _| {
+            let Ok(origin) = origin.to_str() else { return false };
+            is_app(origin) || origins.iter().any(|other| other.eq_ignore_ascii_case(origin))
+        })
     };
-    let cors = CorsLayer::new()
+    CorsLayer::new()
         .allow_origin(origin)
         .allow_methods([Method::GET, Method::POST, Method::DELETE, Method::HEAD])
         .allow_headers(AllowHeaders::mirror_request())
-        .expose_headers([REQUEST_ID, header::RETRY_AFTER]);
-    Some(cors)
+        .expose_headers([REQUEST_ID, header::RETRY_AFTER, wire::LEFT_OUT])
+}
+
+/// True of a program with a built-in browser. On Windows, Tauri's has a name of its own instead of a scheme.
+fn is_app(origin: &str) -> bool {
+    let scheme = origin.split_once("://").map(|(scheme, _)| scheme);
+    scheme.is_some_and(|scheme| APPS.contains(&scheme))
+        || matches!(origin, "http://tauri.localhost" | "https://tauri.localhost")
 }
 
 /// Refuses what must not come further.
@@ -124,7 +138,9 @@ fn check_host(host: Option<&str>, allowed: &[String]) -> Result<(), ApiError> {
         return Err(ApiError::Forbidden("the request has no `Host` header".into()));
     };
     let name = without_port(host);
-    let local = ["localhost", "127.0.0.1", "[::1]"].contains(&name) || name.ends_with(".localhost");
+    // No site can have a name that ends so: they are for this machine, for containers, and for this network.
+    let own = [".localhost", ".internal", ".local"].iter().any(|end| name.ends_with(end));
+    let local = ["localhost", "127.0.0.1", "[::1]"].contains(&name) || own;
     if local || allowed.iter().any(|other| other == name || other == host) {
         return Ok(());
     }
@@ -132,9 +148,6 @@ fn check_host(host: Option<&str>, allowed: &[String]) -> Result<(), ApiError> {
         "this server is not `{host}`: it listens for this machine only; --allow-host {name} allows the name"
     )))
 }
-
-/// Schemes of programs with a built-in browser. No web page and no extension of a browser can have one of them as its own.
-const PROGRAMS: [&str; 4] = ["app", "tauri", "vscode-file", "vscode-webview"];
 
 /// A page of another site may send requests (though not read the answers): browsers say where it is from. The same holds
 /// for extensions of browsers, and for pages that have no site.
@@ -153,7 +166,7 @@ fn check_origin(headers: &HeaderMap, host: Option<&str>, allowed: &[String]) -> 
     }
     match origin.split_once("://") {
         Some(("http" | "https", site)) if host.is_some_and(|host| host.eq_ignore_ascii_case(site)) => Ok(()),
-        Some((scheme, _)) if PROGRAMS.contains(&scheme) => Ok(()),
+        _ if is_app(&origin) => Ok(()),
         _ => refuse_origin(&origin),
     }
 }
@@ -173,6 +186,8 @@ fn without_port(host: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use axum::http::HeaderValue;
+
     use super::*;
 
     #[test]
@@ -182,6 +197,10 @@ mod tests {
             ("127.0.0.1", true),
             ("[::1]:80", true),
             ("paguro.localhost:1", true),
+            ("host.docker.internal:11434", true),
+            ("mybox.local", true),
+            ("local", false),
+            ("mybox.local.evil.example", false),
             ("box.lan:1", true),
             ("evil.example:11434", false),
             ("localhost.evil.example", false),
@@ -199,6 +218,9 @@ mod tests {
             ("http://localhost:11434", true),
             ("https://chat.example", true),
             ("vscode-webview://abc", true),
+            ("app://obsidian.md", true),
+            ("http://tauri.localhost", true),
+            ("http://tauri.localhost.evil.example", false),
             ("http://localhost:3000", false),
             ("https://evil.example", false),
             ("HTTP://LOCALHOST:11434", true),

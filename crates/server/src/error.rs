@@ -26,12 +26,12 @@ pub enum ApiError {
         message: String,
     },
     /// A field that does not exist.
-    #[error("unknown field `{param}`{}", if .expected.is_empty() { String::new() } else { format!(": expected {}", .expected) })]
+    #[error("unknown field `{param}`: {hint}")]
     UnknownField {
         /// Its path.
         param: String,
-        /// What exists in its place.
-        expected: String,
+        /// What exists in its place, or was meant.
+        hint: String,
     },
     /// Prompt and answer do not fit. The words are those that clients of OpenAI's API look for.
     #[error(

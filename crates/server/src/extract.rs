@@ -1,4 +1,5 @@
-//! JSON bodies and paths. Reading a body is bounded in size, time and memory, and knows every field.
+//! JSON bodies and paths. Reading a body is bounded in size, time and memory; [`crate::wire`] compares its fields with
+//! those that are known.
 
 use axum::{
     body::{Body, Bytes},
@@ -15,6 +16,7 @@ use crate::{
     body::{BodyShare, Pace, ValueCounter},
     error::ApiError,
     prepare::{Client, Size},
+    wire::{self, Tolerance},
 };
 
 /// A JSON body. Its content type is not looked at: `curl -d` sends a wrong one, and every example of every API uses
@@ -22,7 +24,7 @@ use crate::{
 #[derive(Debug)]
 pub struct Json<T>(pub T);
 
-impl<T: DeserializeOwned + Send + 'static> FromRequest<AppState> for Json<T> {
+impl<T: wire::Body + Send> FromRequest<AppState> for Json<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
@@ -31,11 +33,17 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<AppState> for Json<T> {
         let extensions = request.extensions();
         let share: BodyShare = extensions.get().cloned().unwrap_or_default();
         let client = Client::of(extensions);
+        let tolerance: Tolerance = extensions.get().cloned().unwrap_or_default();
+        let schema = state.schemas.of::<T>();
         let bytes = read(request.into_body(), waits, &share, state).await?;
         if bytes.len() < LARGE {
-            return parse(&bytes).map(Self);
+            return wire::read(&bytes, &schema, &tolerance).map(Self);
         }
-        state.preparation.run(&client, Size::Large, move |_| parse(&bytes)).await.map(Self)
+        state
+            .preparation
+            .run(&client, Size::Large, move |_| wire::read(&bytes, &schema, &tolerance))
+            .await
+            .map(Self)
     }
 }
 
@@ -134,56 +142,4 @@ async fn read(mut body: Body, waits: bool, share: &BodyShare, state: &AppState) 
         Some(error) => Err(error),
         None => read.unwrap_or(Err(ApiError::BodyTimeout(limits.body_time))).map(|()| bytes.into()),
     }
-}
-
-/// Parses JSON into something that knows all of its fields.
-///
-/// # Errors
-/// With the path of what is wrong.
-pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
-    // serde would take an array for an object's fields in their order.
-    if bytes.trim_ascii_start().first() == Some(&b'[') {
-        let message = "the body is a JSON array; it must be an object".into();
-        return Err(ApiError::Invalid { param: None, message });
-    }
-    let mut json = serde_json::Deserializer::from_slice(bytes);
-    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
-        let path = error.path().to_string();
-        refusal((path != ".").then_some(path), error.inner())
-    })?;
-    json.end().map_err(|error| refusal(None, &error))?;
-    Ok(value)
-}
-
-fn refusal(path: Option<String>, error: &serde_json::Error) -> ApiError {
-    let message = error.to_string();
-    if !error.is_data() {
-        return ApiError::Invalid { param: None, message: format!("the body is not JSON: {message}") };
-    }
-    // serde's own words; positions mean little in a body that a library wrote.
-    let message = message.rsplit_once(" at line ").map_or(message.as_str(), |(words, _)| words);
-    if let Some((name, expected)) = quoted(message, "unknown field `") {
-        // The path ends with the field where it is known, and with what contains it elsewhere.
-        let param = match path {
-            Some(path) if path == name || path.ends_with(&format!(".{name}")) => path,
-            Some(path) => format!("{path}.{name}"),
-            None => name.to_owned(),
-        };
-        let expected = expected.strip_prefix(", expected ").unwrap_or_default().to_owned();
-        return ApiError::UnknownField { param, expected };
-    }
-    if let Some((name, _)) = quoted(message, "missing field `") {
-        let param = path.map_or_else(|| name.to_owned(), |path| format!("{path}.{name}"));
-        let message = format!("`{param}` is missing");
-        return ApiError::Invalid { param: Some(param), message };
-    }
-    match path {
-        Some(path) => ApiError::Invalid { message: format!("`{path}`: {message}"), param: Some(path) },
-        None => ApiError::Invalid { param: None, message: message.to_owned() },
-    }
-}
-
-/// The name in backticks after `start`, and what follows.
-fn quoted<'m>(message: &'m str, start: &str) -> Option<(&'m str, &'m str)> {
-    message.strip_prefix(start)?.split_once('`')
 }

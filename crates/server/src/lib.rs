@@ -1,13 +1,14 @@
 //! The HTTP server: OpenAI's API over engines.
 //!
 //! The way of a request: `listen` (connections) → `layers` (id, log) → `access` (host, origin, key) → a dialect's
-//! handler (`openai`: parse, refuse) → [`generate`] (template, tokens, engine, pieces) → the dialect again (`stream`).
+//! handler (`openai`, ...: [`wire`] reads the body) → [`generate`] (template, tokens, engine, pieces) → the dialect again (`stream`).
 //! [`models`] decides what is resident.
 //!
 //! What is absent: no device, no path from a request to a file, no second way to an answer: dialects translate at both
 //! ends of [`generate`] and do nothing else.
 
 mod access;
+mod aliases;
 mod anthropic;
 mod body;
 mod connections;
@@ -32,25 +33,26 @@ mod release;
 mod settings;
 mod source;
 mod status;
+mod stored;
 pub mod stream;
 pub mod ui;
+mod wire;
 
 use std::sync::Arc;
 
 use axum::{Router, middleware, routing::get};
-use tower::util::option_layer;
 
 pub use extract::Json;
 pub use keys::{ApiKey, KeyError, KeyFile, Scope};
 pub use library::Library;
 pub use listen::{Arrival, BindError, Bound};
 pub use models::Residency;
-pub use settings::{HttpLimits, Listen, ServerSettings};
+pub use settings::{Alias, HttpLimits, Listen, ServerSettings};
 pub use source::{Details, Grant, LoadError, LoadPlan, Loaded, ModelEntry, ModelSource, Outside};
 pub use ui::Setting;
 
 use crate::{
-    body::BodyMemory, keys::Keys, metrics::Metrics, models::Models, prepare::Preparation,
+    aliases::Aliased, body::BodyMemory, keys::Keys, metrics::Metrics, models::Models, prepare::Preparation,
     release::MemoryRelease,
 };
 
@@ -67,6 +69,10 @@ pub struct State {
     pub keys: Keys,
     /// Responses that can be gone on from.
     pub responses: openai::ResponseStore,
+    /// The fields that requests can have.
+    pub schemas: wire::Schemas,
+    /// Fields that the log has named as ignored.
+    pub logged: wire::Logged,
     /// What is measured.
     pub metrics: Arc<Metrics>,
     /// Threads that prepare requests.
@@ -95,6 +101,7 @@ pub struct Server {
 impl Server {
     /// A server of these models. Nothing is loaded yet.
     pub fn new(settings: ServerSettings, source: Arc<dyn ModelSource>, library: Option<Library>) -> Self {
+        let source = Aliased::wrap(source, settings.aliases.clone());
         let models = Models::new(source, settings.residency, settings.release_memory);
         let metrics = Metrics::new(models.clone());
         let keys = Keys::new(KeyFile::new(settings.keys.clone()));
@@ -114,6 +121,8 @@ impl Server {
                 live: Default::default(),
                 file_cards: Default::default(),
                 requests: Default::default(),
+                schemas: Default::default(),
+                logged: Default::default(),
             }),
         }
     }
@@ -123,19 +132,15 @@ impl Server {
     pub fn router(&self) -> Router {
         let state = self.state.clone();
         let page = if state.settings.ui { ui::routes() } else { Router::new() };
-        Router::new()
+        openapi::routes()
             .route("/", get(ui::root))
             .merge(page)
-            .merge(openai::routes())
-            .merge(anthropic::routes())
-            .merge(ollama::routes())
-            .merge(status::routes())
-            .merge(openapi::routes())
             .fallback(status::no_such_path)
             .method_not_allowed_fallback(status::no_such_method)
             .layer(middleware::from_fn_with_state(state.clone(), access::check))
             .layer(middleware::from_fn(dialect::shape_errors))
-            .layer(option_layer(access::cors(&state.settings.origins)))
+            .layer(middleware::from_fn_with_state(state.clone(), wire::tolerate))
+            .layer(access::cors(&state.settings.origins))
             .layer(middleware::from_fn_with_state(state.clone(), layers::log))
             .with_state(state)
     }

@@ -2,7 +2,7 @@
 //! asked for at each scrape.
 
 use std::{
-    fmt,
+    fmt::{self, Write as _},
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
@@ -28,8 +28,34 @@ use crate::{
     ui::Recent,
 };
 
-/// Prometheus' text format in OpenMetrics' version, which older readers understand, too.
+/// Prometheus' text format in OpenMetrics' version.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Prometheus' older text format.
+pub const OLD_CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// The older text format of an OpenMetrics text: there, a counter is described under the name that its samples have, and
+/// the text has no end mark.
+pub fn older(text: &str) -> String {
+    let counters: Vec<_> =
+        text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter")).collect();
+    let mut older = String::with_capacity(text.len());
+    for line in text.lines().filter(|line| *line != "# EOF" && !line.starts_with("# UNIT ")) {
+        let mut words = line.splitn(4, ' ');
+        match (words.next(), words.next(), words.next(), words.next()) {
+            (Some("#"), Some(what @ ("HELP" | "TYPE")), Some(name), Some(rest))
+                if counters.contains(&name) =>
+            {
+                let _ = writeln!(older, "# {what} {name}_total {rest}");
+            }
+            _ => {
+                older.push_str(line);
+                older.push('\n');
+            }
+        }
+    }
+    older
+}
 
 /// Seconds; from a token on a fast device to a long prompt on a slow one.
 const LATENCY_BUCKETS: [f64; 16] =

@@ -2,6 +2,7 @@
 
 use axum::{
     Router,
+    body::Bytes,
     http::{HeaderValue, header},
     response::{Html, IntoResponse, Response},
     routing::get,
@@ -11,6 +12,7 @@ use utoipa::{
     Modify, OpenApi,
     openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme},
 };
+use utoipa_axum::router::OpenApiRouter;
 
 use crate::{AppState, anthropic, ollama, openai, status, ui};
 
@@ -19,40 +21,13 @@ use crate::{AppState, anthropic, ollama, openai, status, ui};
 #[openapi(
     info(
         title = "Paguro",
-        description = "Language models on this machine. Every field of a request is honoured, or refused by name.",
+        description = "Language models on this machine. A field that would change the answer and cannot be honoured is \
+            refused by name, and so is a near miss of a known name. Other fields without effect are ignored, and named in \
+            the answer's header `X-Paguro-Ignored`; with `X-Paguro-Strict: 1` they are refused as well.",
     ),
+    // Model names need a wildcard in their route, which a path of the document cannot have; the page's paths may be off.
     paths(
-        openai::chat::create,
-        openai::completions::create,
-        openai::embeddings::create,
-        openai::responses::create,
-        openai::responses::get,
-        openai::responses::delete,
-        openai::models::list,
         openai::models::get,
-        openai::props::props,
-        openai::tokens::tokenize,
-        openai::tokens::detokenize,
-        anthropic::messages::create,
-        anthropic::count::count,
-        ollama::chat::chat,
-        ollama::generate::generate,
-        ollama::embed::embed,
-        ollama::embed::embeddings,
-        ollama::models::tags,
-        ollama::models::ps,
-        ollama::models::show,
-        ollama::models::version,
-        ollama::library::pull,
-        ollama::library::create,
-        ollama::library::copy,
-        ollama::library::delete,
-        ollama::library::has_blob,
-        ollama::library::put_blob,
-        status::health,
-        status::ready,
-        status::status,
-        status::prometheus,
         ui::session::session,
         ui::session::settings,
         ui::models::list,
@@ -80,20 +55,33 @@ impl Modify for Keys {
     }
 }
 
-/// The paths.
+/// All paths of all APIs. The document is made of the same list.
 pub fn routes() -> Router<AppState> {
-    Router::new().route("/openapi.json", get(document)).route("/docs", get(docs))
+    let (router, document) = paths();
+    let text = Bytes::from(document.to_string());
+    let json = HeaderValue::from_static("application/json");
+    let document = move || std::future::ready(([(header::CONTENT_TYPE, json)], text));
+    router.route("/openapi.json", get(document)).route("/docs", get(docs))
 }
 
-async fn document() -> Response {
-    let json = HeaderValue::from_static("application/json");
-    ([(header::CONTENT_TYPE, json)], exact_document().to_string()).into_response()
+/// The paths, and the document that describes them.
+fn paths() -> (Router<AppState>, Value) {
+    let (router, document) = OpenApiRouter::with_openapi(Document::openapi())
+        .merge(openai::routes())
+        .merge(anthropic::routes())
+        .merge(ollama::routes())
+        .merge(status::routes())
+        .split_for_parts();
+    // Our own types: the document has no keys that are not strings and no failing parts.
+    let mut document = serde_json::to_value(document).unwrap_or_default();
+    openai::describe(&mut document);
+    anthropic::describe(&mut document);
+    ollama::describe(&mut document);
+    (router, exact(document))
 }
 
 /// The document, with what the types' attributes do not say.
-fn exact_document() -> Value {
-    // Our own types: they have no keys that are not strings.
-    let mut document = serde_json::to_value(Document::openapi()).unwrap_or_default();
+fn exact(mut document: Value) -> Value {
     let schemas = document.pointer_mut("/components/schemas").and_then(Value::as_object_mut);
     schemas.into_iter().flat_map(Map::values_mut).for_each(tighten);
     let paths = document.pointer_mut("/paths").and_then(Value::as_object_mut);
@@ -144,10 +132,10 @@ mod tests {
 
     #[test]
     fn the_document_says_what_is_refused() {
-        let document = exact_document();
+        let (_, document) = paths();
         let schema = |name: &str| document["components"]["schemas"][name].clone();
-        assert_eq!(schema("CompletionRequest")["properties"]["suffix"]["type"], "null");
-        assert_eq!(schema("CompletionRequest")["properties"]["top_k"]["maximum"], json!(u32::MAX));
+        assert!(schema("SamplingParams")["properties"]["stop_token_ids"].is_object());
+        assert_eq!(schema("OllamaGenerateRequest")["properties"]["suffix"]["type"], "null");
         assert_eq!(schema("OllamaDeleteRequest")["anyOf"][0]["required"][0], "model");
         assert_eq!(schema("OllamaPullRequest")["anyOf"][1]["required"][0], "name");
         let parameter = &document["paths"]["/api/blobs/{digest}"]["post"]["parameters"][0];

@@ -2,6 +2,8 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
+use serde::Deserialize;
+
 use crate::{models::Residency, ui::Setting};
 
 /// How the server is set up.
@@ -19,6 +21,10 @@ pub struct ServerSettings {
     pub hosts: Vec<String>,
     /// Origins of web pages that may use this server; `*` is all.
     pub origins: Vec<String>,
+    /// Refuses everything in a request that is not honoured, where others are answered without it.
+    pub strict: bool,
+    /// Other names of models.
+    pub aliases: Vec<Alias>,
     /// Gives memory back to the system that the process has and nobody uses.
     pub release_memory: fn(),
     /// How long running requests may go on after the server was asked to stop.
@@ -76,6 +82,89 @@ impl Default for HttpLimits {
             write_time: Duration::from_secs(30),
             connections: 4096,
             connections_per_client: 1024,
+        }
+    }
+}
+
+/// Another name of a model.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Alias {
+    /// The names that it is found by: one name, or a pattern in which `*` is any text.
+    pub pattern: String,
+    /// The model; `None` is the first one that the server was started with.
+    pub model: Option<String>,
+}
+
+impl std::str::FromStr for Alias {
+    type Err = String;
+
+    /// Reads `PATTERN=NAME`, or a name alone.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (pattern, model) = match text.split_once('=') {
+            Some((pattern, model)) => (pattern.trim(), Some(model.trim())),
+            None => (text.trim(), None),
+        };
+        if pattern.is_empty() || model == Some("") {
+            return Err(format!("`{text}` must be a name, or PATTERN=NAME such as 'claude-*=qwen3:4b'"));
+        }
+        if pattern.contains('*') && model.is_none() {
+            return Err(format!("`{text}` is a pattern; it needs a model: '{text}=NAME'"));
+        }
+        Ok(Self { pattern: pattern.to_owned(), model: model.map(str::to_owned) })
+    }
+}
+
+impl TryFrom<String> for Alias {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl Alias {
+    /// True if the pattern fits a name.
+    pub fn fits(&self, name: &str) -> bool {
+        let mut parts = self.pattern.split('*');
+        let Some(mut rest) = parts.next().and_then(|first| name.strip_prefix(first)) else { return false };
+        let mut parts = parts.peekable();
+        if parts.peek().is_none() {
+            return rest.is_empty();
+        }
+        while let Some(part) = parts.next() {
+            if parts.peek().is_none() {
+                return rest.ends_with(part);
+            }
+            let Some(at) = rest.find(part) else { return false };
+            rest = &rest[at + part.len()..];
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_fit_names() {
+        for (pattern, name, fits) in [
+            ("claude-*=m", "claude-haiku-4-5", true),
+            ("claude-*=m", "claude-", true),
+            ("claude-*=m", "my-claude-1", false),
+            ("*=m", "", true),
+            ("gpt-*-mini=m", "gpt-4o-mini", true),
+            ("gpt-*-mini=m", "gpt-mini", false),
+            ("a*b*c=m", "abbc", true),
+            ("a*b*c=m", "acb", false),
+            ("gpt-4=m", "gpt-4", true),
+            ("gpt-4=m", "gpt-4o", false),
+        ] {
+            assert_eq!(pattern.parse::<Alias>().unwrap().fits(name), fits, "{pattern} {name}");
+        }
+        for wrong in ["", "=m", "a=", "a*"] {
+            assert!(wrong.parse::<Alias>().is_err(), "{wrong}");
         }
     }
 }

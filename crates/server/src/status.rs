@@ -1,25 +1,37 @@
 //! Paths about the server itself, and those that do not exist.
 
 use axum::{
-    Router,
     extract::{Request, State},
-    http::header,
+    http::{HeaderMap, HeaderValue, header},
     response::{IntoResponse, Response},
-    routing::get,
 };
 use serde::Serialize;
 use tokio::task::spawn_blocking;
 use utoipa::ToSchema;
+use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{AppState, error::ApiError, extract::Json, metrics, models::ResidentInfo};
 
 /// The paths.
-pub fn routes() -> Router<AppState> {
-    Router::new()
-        .route("/health", get(health))
-        .route("/ready", get(ready))
-        .route("/status", get(status))
-        .route("/metrics", get(prometheus))
+pub fn routes() -> OpenApiRouter<AppState> {
+    OpenApiRouter::new()
+        .routes(routes!(health))
+        .routes(routes!(ready))
+        .routes(routes!(status))
+        .routes(routes!(version))
+        .routes(routes!(prometheus))
+}
+
+/// Which program this is.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ServerVersion {
+    version: &'static str,
+}
+
+/// Tells the version of Paguro.
+#[utoipa::path(get, path = "/version", tag = "Status", responses((status = 200, body = ServerVersion)))]
+pub async fn version() -> Json<ServerVersion> {
+    Json(ServerVersion { version: env!("CARGO_PKG_VERSION") })
 }
 
 /// How it is.
@@ -137,16 +149,32 @@ pub async fn ready(State(state): State<AppState>) -> Result<Json<Status>, ApiErr
     Ok(Json(Status { status: "ready" }))
 }
 
-/// What Prometheus reads. Waits for engines to finish their steps.
+/// What Prometheus reads: OpenMetrics, or its older text format for those who accept only that. Waits for engines to
+/// finish their steps.
 ///
 /// # Errors
 /// None that is known.
-#[utoipa::path(get, path = "/metrics", tag = "Status", responses((status = 200, body = String, content_type = "application/openmetrics-text")))]
-pub async fn prometheus(State(state): State<AppState>) -> Result<Response, ApiError> {
+#[utoipa::path(
+    get, path = "/metrics", tag = "Status",
+    responses((status = 200, content(
+        (String = "application/openmetrics-text"),
+        (String = "text/plain; version=0.0.4"),
+    ))),
+)]
+pub async fn prometheus(State(state): State<AppState>, headers: HeaderMap) -> Result<Response, ApiError> {
     // Engines answer between two steps.
     let text = spawn_blocking(move || state.metrics.text()).await;
     let text = text.unwrap_or_else(|error| Err(ApiError::Internal(error.to_string())))?;
-    Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
+    let accepts = |kind: &str| {
+        let values = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
+        values.flat_map(|value| value.split(',')).any(|one| one.trim().starts_with(kind))
+    };
+    let (kind, text) = if accepts("text/plain") && !accepts("application/openmetrics-text") {
+        (metrics::OLD_CONTENT_TYPE, metrics::older(&text))
+    } else {
+        (metrics::CONTENT_TYPE, text)
+    };
+    Ok(([(header::CONTENT_TYPE, HeaderValue::from_static(kind))], text).into_response())
 }
 
 /// Any other path.

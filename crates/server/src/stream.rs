@@ -21,7 +21,8 @@ use crate::error::ApiError;
 /// Bytes that wait to be sent; at more, the writer waits, too.
 const ENOUGH: usize = 32 << 10;
 
-/// After this much silence a comment is sent, so that nobody in between takes the connection for dead.
+/// After this much silence a stream of events sends one that says nothing, so that nobody takes the connection for dead.
+/// A comment would not do: agents give a stream up that has no event for five minutes, as while a long prompt is read.
 const SILENCE: Duration = Duration::from_secs(15);
 
 /// Writes a body in parts.
@@ -33,22 +34,12 @@ pub struct Writer {
 impl Writer {
     /// An event: `data: {...}`.
     pub async fn data(&self, value: &impl Serialize) {
-        self.write(|buffer| {
-            buffer.extend_from_slice(b"data: ");
-            json(buffer, value);
-            buffer.extend_from_slice(b"\n\n");
-        })
-        .await;
+        self.write(|buffer| buffer.extend_from_slice(&data(value))).await;
     }
 
     /// An event with a name: `event: ...` and `data: {...}`.
     pub async fn event(&self, name: &str, value: &impl Serialize) {
-        self.write(|buffer| {
-            buffer.extend_from_slice(format!("event: {name}\ndata: ").as_bytes());
-            json(buffer, value);
-            buffer.extend_from_slice(b"\n\n");
-        })
-        .await;
+        self.write(|buffer| buffer.extend_from_slice(&event(name, value))).await;
     }
 
     /// A line of JSON.
@@ -84,12 +75,35 @@ fn json(buffer: &mut Vec<u8>, value: &impl Serialize) {
     }
 }
 
+/// Makes the event that says nothing.
+pub type KeepAlive = Box<dyn FnMut() -> Bytes + Send>;
+
+/// Comments, for clients that do not end a stream of which they read no event.
+pub fn comments() -> KeepAlive {
+    Box::new(|| Bytes::from_static(b": keep-alive\n\n"))
+}
+
+/// An event: `data: {...}`.
+pub fn data(value: &impl Serialize) -> Bytes {
+    let mut buffer = b"data: ".to_vec();
+    json(&mut buffer, value);
+    buffer.extend_from_slice(b"\n\n");
+    buffer.into()
+}
+
+/// An event with a name: `event: ...` and `data: {...}`.
+pub fn event(name: &str, value: &impl Serialize) -> Bytes {
+    let mut buffer = format!("event: {name}\n").into_bytes();
+    buffer.extend_from_slice(&data(value));
+    buffer.into()
+}
+
 /// Server-sent events, written by what `write` makes. When the client goes away, that is dropped where it waits.
-pub fn events<F>(write: impl FnOnce(Writer) -> F) -> Response
+pub fn events<F>(keep_alive: KeepAlive, write: impl FnOnce(Writer) -> F) -> Response
 where
     F: Future<Output = ()> + Send + 'static,
 {
-    let mut response = body(write, Some(b": keep-alive\n\n")).into_response();
+    let mut response = body(write, Some(keep_alive)).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
@@ -108,7 +122,7 @@ where
     response
 }
 
-fn body<F>(write: impl FnOnce(Writer) -> F, keep_alive: Option<&'static [u8]>) -> Body
+fn body<F>(write: impl FnOnce(Writer) -> F, keep_alive: Option<KeepAlive>) -> Body
 where
     F: Future<Output = ()> + Send + 'static,
 {
@@ -123,7 +137,7 @@ struct Written<F> {
     /// `None` when it has ended.
     work: Option<Pin<Box<F>>>,
     writer: Writer,
-    keep_alive: Option<&'static [u8]>,
+    keep_alive: Option<KeepAlive>,
     silence: Pin<Box<Sleep>>,
 }
 
@@ -147,8 +161,8 @@ impl<F: Future<Output = ()>> hyper::body::Body for Written<F> {
         } else if this.work.is_none() {
             return Poll::Ready(None);
         } else {
-            match (this.keep_alive, this.silence.as_mut().poll(context)) {
-                (Some(comment), Poll::Ready(())) => Bytes::from_static(comment),
+            match (&mut this.keep_alive, this.silence.as_mut().poll(context)) {
+                (Some(keep_alive), Poll::Ready(())) => keep_alive(),
                 _ => return Poll::Pending,
             }
         };

@@ -47,8 +47,10 @@ test("models and errors", async () => {
   for await (const model of client.models.list()) models.push(model.id);
   assert.deepEqual(models, [MODEL]);
   await assert.rejects(client.chat.completions.create({ ...options, model: "gpt-5" }), OpenAI.NotFoundError);
-  const refused = client.chat.completions.create({ ...options, colour: "red" });
-  await assert.rejects(refused, error => error.status === 400 && error.param === "colour");
+  const refused = client.chat.completions.create({ ...options, temprature: 1 });
+  await assert.rejects(refused, error => error.status === 400 && error.param === "temprature");
+  const ignored = await client.chat.completions.create({ ...options, colour: "red" }).asResponse();
+  assert.equal(ignored.headers.get("x-paguro-ignored"), "colour");
 });
 
 const hero = {

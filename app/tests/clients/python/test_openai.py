@@ -142,9 +142,9 @@ class Chat(unittest.TestCase):
         missing = refused(model="gpt-5")
         self.assertIsInstance(missing, openai.NotFoundError)
         self.assertEqual(missing.code, "model_not_found")
-        unknown = refused(extra_body={"colour": "red"})
+        unknown = refused(extra_body={"temprature": 1})
         self.assertIsInstance(unknown, openai.BadRequestError)
-        self.assertEqual((unknown.code, unknown.param), ("unknown_parameter", "colour"))
+        self.assertEqual((unknown.code, unknown.param), ("unknown_parameter", "temprature"))
         hot = refused(temperature=-1)
         self.assertEqual((hot.type, hot.param), ("invalid_request_error", "temperature"))
         self.assertEqual(refused(messages=[{"role": "user", "content": "word " * 100_000}]).code,

@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 use super::{
     check_version,
     request::{
-        CacheControl, Chat, MessageParam, OutputConfig, SystemBlock, ThinkingParam, ToolChoiceParam,
+        self, Chat, MessageParam, OutputConfig, OutputFormat, SystemBlock, ThinkingParam, ToolChoiceParam,
         ToolParam,
     },
 };
@@ -16,13 +16,12 @@ use crate::{
     AppState,
     error::ApiError,
     extract::Json,
-    generate::{self, Caller},
-    openai::types::{Content, refuse},
+    generate::{self, Caller, ChatRequest},
+    wire::{Body, Content, Other, no_effect},
 };
 
 /// A chat whose tokens are to be counted.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct CountTokensRequest {
     /// The model's name, as `/v1/models` lists it.
     pub model: String,
@@ -38,15 +37,22 @@ pub struct CountTokensRequest {
     pub thinking: Option<ThinkingParam>,
     /// What the answer is to be like.
     pub output_config: Option<OutputConfig>,
-    /// Has no effect: prefixes are found by their content.
-    #[expect(dead_code, reason = "accepted by name, without effect")]
-    pub cache_control: Option<CacheControl>,
-    /// Must be `standard` or absent.
-    pub speed: Option<String>,
-    /// Not supported.
-    pub user_profile_id: Option<String>,
-    /// Not supported.
-    pub workspace_id: Option<String>,
+    /// The older name of `output_config.format`.
+    pub output_format: Option<OutputFormat>,
+}
+
+/// Known fields that have no part in a prompt.
+const OTHERS: &[Other] = &[
+    no_effect("max_tokens", "nothing is computed"),
+    no_effect("stream", "nothing is computed"),
+    no_effect("temperature", "nothing is computed"),
+    no_effect("metadata", "nobody is told about users"),
+    no_effect("mcp_servers", "tools are called by the client"),
+    no_effect("context_management", "all of `messages` is read"),
+];
+
+impl Body for CountTokensRequest {
+    const OTHERS: &'static [&'static [Other]] = &[OTHERS, request::OTHERS];
 }
 
 /// The number of tokens.
@@ -76,13 +82,19 @@ pub async fn count(
     Json(body): Json<CountTokensRequest>,
 ) -> Result<Json<CountTokensResponse>, ApiError> {
     check_version(&headers)?;
-    let speed = body.speed.filter(|speed| speed != "standard");
-    refuse(&speed, "speed", "answers come as fast as they can: `standard`")?;
-    refuse(&body.user_profile_id, "user_profile_id", "there are no profiles")?;
-    refuse(&body.workspace_id, "workspace_id", "there are no workspaces")?;
-    let CountTokensRequest { messages, system, tools, tool_choice, thinking, output_config, .. } = body;
-    let chat = Chat { messages, system, tools, tool_choice, thinking, output_config };
-    let request = chat.into_request(None)?;
+    let CountTokensRequest {
+        messages,
+        system,
+        tools,
+        tool_choice,
+        thinking,
+        output_config,
+        output_format,
+        ..
+    } = body;
+    let chat = Chat { messages, system, tools, tool_choice, thinking, output_config, output_format };
+    let request = chat.into_request(None, &caller.tolerance)?;
+    let request = ChatRequest { tolerance: caller.tolerance.clone(), ..request };
     let lease = state.models.lease(&body.model).await?;
     let max_context = lease.handle.max_context();
     let work = move |model: &Model, _: &dyn Fn() -> bool| request.prompt(model, max_context);

@@ -7,15 +7,20 @@ pub mod messages;
 mod request;
 mod stream;
 
-use axum::{Router, http::HeaderMap, routing::post};
+use axum::http::HeaderMap;
+use utoipa_axum::{router::OpenApiRouter, routes};
 
-use crate::{AppState, error::ApiError};
+use crate::{AppState, error::ApiError, wire};
 
 /// All of its paths.
-pub fn routes() -> Router<AppState> {
-    Router::new()
-        .route("/v1/messages", post(messages::create))
-        .route("/v1/messages/count_tokens", post(count::count))
+pub fn routes() -> OpenApiRouter<AppState> {
+    OpenApiRouter::new().routes(routes!(messages::create)).routes(routes!(count::count))
+}
+
+/// Describes the known fields of its requests.
+pub fn describe(document: &mut serde_json::Value) {
+    wire::describe::<messages::MessagesRequest>(document);
+    wire::describe::<count::CountTokensRequest>(document);
 }
 
 /// The versions of the API that are spoken here: what there is of these paths is the same in both, as far as the official

@@ -2,19 +2,18 @@
 
 use std::collections::HashMap;
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::{
     error::ApiError,
     generate::{ChatRequest, Format, Message, Reasoning, Role, Tool, ToolCall, ToolChoice},
-    openai::types::{Content, refuse},
+    wire::{Content, Other, Tolerance, left_out, no_effect, unreadable},
 };
 
 /// One message of a chat.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 #[schema(as = AnthropicMessageParam)]
 pub struct MessageParam {
     /// Who says it.
@@ -38,25 +37,21 @@ pub enum RoleParam {
 
 /// A part of a message.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, Deserialize, ToSchema)]
-#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+#[serde(tag = "type", rename_all = "snake_case")]
 #[schema(as = AnthropicBlock)]
 pub enum Block {
     /// Text.
     Text {
         /// The text.
         text: String,
-        /// Has no effect: prefixes are found by their content.
-        cache_control: Option<CacheControl>,
-        /// Has no effect: the model reads the text only.
-        #[schema(value_type = Option<Vec<Object>>)]
-        citations: Option<Vec<Value>>,
     },
     /// What the model thought.
     Thinking {
         /// Its text.
         thinking: String,
         /// Not checked.
-        signature: String,
+        #[serde(rename = "signature")]
+        _signature: Option<String>,
     },
     /// A tool that the model has called.
     ToolUse {
@@ -65,13 +60,8 @@ pub enum Block {
         /// Names the tool.
         name: String,
         /// Its arguments.
-        #[schema(value_type = Object)]
-        input: Map<String, Value>,
-        /// Has no effect: prefixes are found by their content.
-        cache_control: Option<CacheControl>,
-        /// Has no effect: calls come from the model.
         #[schema(value_type = Option<Object>)]
-        caller: Option<Value>,
+        input: Option<Map<String, Value>>,
     },
     /// What came of a call.
     ToolResult {
@@ -81,89 +71,86 @@ pub enum Block {
         content: Option<Content<ResultBlock>>,
         /// Whether it failed: the model then reads `Error: ` before the result.
         is_error: Option<bool>,
-        /// Has no effect: prefixes are found by their content.
-        cache_control: Option<CacheControl>,
     },
-    /// Not supported: models here read text only.
+    /// Refused in the last message of a user, and replaced by a note in others and in results of calls: models here read
+    /// text only.
     #[schema(value_type = Object)]
     Image(Map<String, Value>),
-    /// Not supported: models here read text only.
+    /// Refused in the last message of a user, and replaced by a note in others and in results of calls: models here read
+    /// text only.
     #[schema(value_type = Object)]
     Document(Map<String, Value>),
-    /// Not supported: models here read text only.
+    /// Refused in the last message of a user, and replaced by a note in others and in results of calls: models here read
+    /// text only.
     #[schema(value_type = Object)]
     SearchResult(Map<String, Value>),
-    /// Not supported: nobody here can read it.
+    /// Ignored: nobody here can read it.
     #[schema(value_type = Object)]
     RedactedThinking(Map<String, Value>),
+    /// Any other kind is ignored, and named in `X-Paguro-Ignored`.
+    #[serde(other)]
+    Other,
 }
 
 /// A part of a tool's result.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, Deserialize, ToSchema)]
-#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+#[serde(tag = "type", rename_all = "snake_case")]
 #[schema(as = AnthropicResultBlock)]
 pub enum ResultBlock {
     /// Text.
     Text {
         /// The text.
         text: String,
-        /// Has no effect: prefixes are found by their content.
-        cache_control: Option<CacheControl>,
     },
-    /// Not supported: models here read text only.
+    /// Refused in the last message of a user, and replaced by a note in others and in results of calls: models here read
+    /// text only.
     #[schema(value_type = Object)]
     Image(Map<String, Value>),
-    /// Not supported: models here read text only.
+    /// Refused in the last message of a user, and replaced by a note in others and in results of calls: models here read
+    /// text only.
     #[schema(value_type = Object)]
     Document(Map<String, Value>),
-    /// Not supported: models here read text only.
+    /// Refused in the last message of a user, and replaced by a note in others and in results of calls: models here read
+    /// text only.
     #[schema(value_type = Object)]
     SearchResult(Map<String, Value>),
+    /// Any other kind is replaced by a note.
+    #[serde(other)]
+    Other,
 }
 
 /// A part of the system prompt.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, Deserialize, ToSchema)]
-#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+#[serde(tag = "type", rename_all = "snake_case")]
 #[schema(as = AnthropicSystemBlock)]
 pub enum SystemBlock {
     /// Text.
     Text {
         /// The text.
         text: String,
-        /// Has no effect: prefixes are found by their content.
-        cache_control: Option<CacheControl>,
-        /// Has no effect: the model reads the text only.
-        #[schema(value_type = Option<Vec<Object>>)]
-        citations: Option<Vec<Value>>,
     },
 }
 
-/// Where a prefix ends that is to be kept. Has no effect: all prefixes are, as long as there is room, and usage says
-/// what was found.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct CacheControl {
-    /// Always `ephemeral`.
-    r#type: CacheType,
-    /// For how long.
-    ttl: Option<String>,
-}
-
-/// `ephemeral`: there is nothing else.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum CacheType {
-    /// Not for ever.
-    Ephemeral,
-}
-
-/// A tool that the model may call.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
+/// A tool that the model may call, or one that this server would have to run.
+#[derive(Debug, ToSchema)]
+#[serde(untagged)]
 #[schema(as = AnthropicTool)]
-pub struct ToolParam {
-    /// `custom` or absent: there are no tools on this side.
-    r#type: Option<String>,
+pub enum ToolParam {
+    /// A tool that the client runs.
+    Custom(CustomTool),
+    /// Any other kind (`web_search_...`, `bash_...`, ...) is not offered: this server runs no tools. It is ignored, and named
+    /// in `X-Paguro-Ignored`.
+    #[schema(value_type = Object)]
+    Other(Value),
+}
+
+/// A tool that the client runs.
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = AnthropicCustomTool)]
+pub struct CustomTool {
+    /// `custom` or absent.
+    #[serde(rename = "type")]
+    _type: Option<CustomType>,
     /// Its name.
     name: String,
     /// What it does.
@@ -173,24 +160,56 @@ pub struct ToolParam {
     input_schema: Option<Map<String, Value>>,
     /// Whether calls must fit the schema.
     strict: Option<bool>,
-    /// Has no effect: prefixes are found by their content.
-    #[expect(dead_code, reason = "accepted by name, without effect")]
-    cache_control: Option<CacheControl>,
-    /// Has no effect: arguments are always sent as they come.
-    #[expect(dead_code, reason = "accepted by name, without effect")]
-    eager_input_streaming: Option<bool>,
-    /// Not supported: tools are offered from the beginning.
-    defer_loading: Option<bool>,
-    /// Not supported: say in the description how to use it.
-    #[schema(value_type = Option<Vec<Object>>)]
-    input_examples: Option<Vec<Value>>,
-    /// Must be `["direct"]` or absent: the model itself calls.
-    allowed_callers: Option<Vec<String>>,
 }
+
+/// `custom`: the client runs it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+#[schema(as = AnthropicCustomType)]
+pub enum CustomType {
+    /// The client runs it.
+    Custom,
+}
+
+impl<'de> Deserialize<'de> for ToolParam {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let tool = Value::deserialize(deserializer)?;
+        match tool.get("type").map(|kind| kind.as_str()) {
+            None | Some(Some("custom")) => {
+                CustomTool::deserialize(tool).map(Self::Custom).map_err(D::Error::custom)
+            }
+            Some(_) => Ok(Self::Other(tool)),
+        }
+    }
+}
+
+/// Known fields of the parts of a prompt that are not read.
+pub const OTHERS: &[Other] = &[
+    no_effect("cache_control", PREFIXES),
+    no_effect("system[].cache_control", PREFIXES),
+    no_effect("system[].citations", "the model reads the text only"),
+    no_effect("messages[].content[].cache_control", PREFIXES),
+    no_effect("messages[].content[].citations", "the model reads the text only"),
+    no_effect("messages[].content[].caller", "calls come from the model"),
+    no_effect("messages[].content[].content[].cache_control", PREFIXES),
+    no_effect("messages[].content[].content[].citations", "the model reads the text only"),
+    no_effect("tools[].cache_control", PREFIXES),
+    no_effect("tools[].eager_input_streaming", "arguments are always sent as they come"),
+    left_out("tools[].defer_loading", &["false"], "tools are offered from the beginning"),
+    left_out("tools[].input_examples", &[], "say in the description how to use the tool"),
+    left_out("tools[].allowed_callers", &["[\"direct\"]"], "the model itself calls: `direct`"),
+    left_out("speed", &["\"standard\""], "answers come as fast as they can: `standard`"),
+    left_out("user_profile_id", &[], "there are no profiles"),
+    left_out("workspace_id", &[], "there are no workspaces"),
+    no_effect("betas", "what there is here is always on"),
+    no_effect("anthropic_version", "the header says it"),
+];
+
+const PREFIXES: &str = "all prefixes are kept as long as there is room, and usage says what was found";
 
 /// Whether tools are called.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(tag = "type", rename_all = "lowercase", deny_unknown_fields)]
+#[serde(tag = "type", rename_all = "lowercase")]
 #[schema(as = AnthropicToolChoice)]
 pub enum ToolChoiceParam {
     /// If the model wants to.
@@ -216,7 +235,7 @@ pub enum ToolChoiceParam {
 
 /// Whether the model thinks first.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(tag = "type", rename_all = "lowercase", deny_unknown_fields)]
+#[serde(tag = "type", rename_all = "lowercase")]
 #[schema(as = AnthropicThinking)]
 pub enum ThinkingParam {
     /// It does.
@@ -248,7 +267,6 @@ pub enum Display {
 
 /// What the answer is to be like.
 #[derive(Debug, Default, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 #[schema(as = AnthropicOutputConfig)]
 pub struct OutputConfig {
     /// How much a model that thinks should think: `low`, `medium`, `high`, `xhigh`, `max`.
@@ -259,7 +277,7 @@ pub struct OutputConfig {
 
 /// The form of an answer.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+#[serde(tag = "type", rename_all = "snake_case")]
 #[schema(as = AnthropicOutputFormat)]
 pub enum OutputFormat {
     /// JSON that fits a schema.
@@ -279,6 +297,7 @@ pub struct Chat {
     pub tool_choice: Option<ToolChoiceParam>,
     pub thinking: Option<ThinkingParam>,
     pub output_config: Option<OutputConfig>,
+    pub output_format: Option<OutputFormat>,
 }
 
 impl Chat {
@@ -286,12 +305,19 @@ impl Chat {
     ///
     /// # Errors
     /// What cannot be honoured, by name.
-    pub fn into_request(self, max_tokens: Option<usize>) -> Result<ChatRequest, ApiError> {
-        let tools = self.tools.unwrap_or_default().into_iter().enumerate();
-        let tools: Vec<_> =
-            tools.map(|(i, tool)| tool.into_tool(&format!("tools[{i}]"))).collect::<Result<_, _>>()?;
+    pub fn into_request(
+        self,
+        max_tokens: Option<usize>,
+        tolerance: &Tolerance,
+    ) -> Result<ChatRequest, ApiError> {
+        let mut tools = Vec::new();
+        for (i, tool) in self.tools.unwrap_or_default().into_iter().enumerate() {
+            tools.extend(tool.into_tool(&format!("tools[{i}]"), tolerance)?);
+        }
         let (tool_choice, parallel_tool_calls) = ToolChoiceParam::check(self.tool_choice, &tools)?;
         let OutputConfig { effort, format } = self.output_config.unwrap_or_default();
+        let format = format.or(self.output_format);
+        let last_user = self.messages.iter().rposition(|message| message.role == RoleParam::User);
         let mut history = History::default();
         if let Some(system) = self.system {
             history.push(Role::System, system.text());
@@ -300,13 +326,11 @@ impl Chat {
             return Err(ApiError::invalid("messages", "`messages` is empty: there is nothing to answer"));
         }
         for (i, message) in self.messages.into_iter().enumerate() {
-            history.add(message, &format!("messages[{i}]"))?;
+            history.add(message, &format!("messages[{i}]"), Some(i) == last_user, tolerance)?;
         }
         let messages = history.messages;
-        let last = messages.last();
         Ok(ChatRequest {
-            continue_last: last
-                .is_some_and(|last| last.role == Role::Assistant && last.tool_calls.is_empty()),
+            continue_last: messages.last().is_some_and(Message::can_be_continued),
             messages,
             tools,
             tool_choice,
@@ -326,8 +350,9 @@ fn reasoning(
     effort: Option<String>,
     max_tokens: Option<usize>,
 ) -> Result<Reasoning, ApiError> {
-    if let Some(effort) =
-        effort.as_deref().filter(|effort| !["low", "medium", "high", "xhigh", "max"].contains(effort))
+    if let Some(effort) = effort
+        .as_deref()
+        .filter(|effort| !["none", "minimal", "low", "medium", "high", "xhigh", "max"].contains(effort))
     {
         let message = format!("`output_config.effort` is low, medium, high, xhigh or max, not `{effort}`");
         return Err(ApiError::invalid("output_config.effort", message));
@@ -343,7 +368,8 @@ fn reasoning(
             Some(true)
         }
     };
-    Ok(Reasoning { enabled, effort })
+    let param = if enabled.is_some() { "thinking" } else { "output_config.effort" };
+    Ok(Reasoning { enabled, effort, param, demanded: false })
 }
 
 impl ThinkingParam {
@@ -357,31 +383,21 @@ impl ThinkingParam {
 }
 
 impl ToolParam {
-    fn into_tool(self, path: &str) -> Result<Tool, ApiError> {
-        let at = |field: &str| format!("{path}.{field}");
-        if let Some(r#type) = self.r#type.filter(|r#type| r#type != "custom") {
-            let message =
-                format!("`{path}` is a `{type}`: there are no tools on this side, only `custom` ones");
-            return Err(ApiError::invalid(at("type"), message));
-        }
-        refuse(
-            &self.defer_loading.filter(|defer| *defer),
-            &at("defer_loading"),
-            "tools are offered from the beginning",
-        )?;
-        refuse(&self.input_examples, &at("input_examples"), "say in the description how to use the tool")?;
-        let callers = self.allowed_callers.filter(|callers| callers != &["direct"]);
-        refuse(&callers, &at("allowed_callers"), "the model itself calls: `direct`")?;
-        let Some(schema) = self.input_schema else {
-            let param = at("input_schema");
+    fn into_tool(self, path: &str, tolerance: &Tolerance) -> Result<Option<Tool>, ApiError> {
+        let CustomTool { name, description, input_schema, strict, .. } = match self {
+            Self::Custom(tool) => tool,
+            Self::Other(tool) => {
+                let kind = tool.get("type").and_then(Value::as_str).unwrap_or_default();
+                let why = format_args!("this server runs no tools, so a `{kind}` is not offered");
+                tolerance.leave_out(path, why)?;
+                return Ok(None);
+            }
+        };
+        let Some(schema) = input_schema else {
+            let param = format!("{path}.input_schema");
             return Err(ApiError::invalid(&param, format!("`{param}` is missing")));
         };
-        Ok(Tool {
-            name: self.name,
-            description: self.description,
-            parameters: Some(schema.into()),
-            strict: self.strict == Some(true),
-        })
+        Ok(Some(Tool { name, description, parameters: Some(schema.into()), strict: strict == Some(true) }))
     }
 }
 
@@ -411,7 +427,14 @@ struct History {
 }
 
 impl History {
-    fn add(&mut self, message: MessageParam, path: &str) -> Result<(), ApiError> {
+    /// Adds a message. The model is asked about one of them.
+    fn add(
+        &mut self,
+        message: MessageParam,
+        path: &str,
+        is_asked: bool,
+        tolerance: &Tolerance,
+    ) -> Result<(), ApiError> {
         let role = match message.role {
             RoleParam::User => Role::User,
             RoleParam::Assistant => Role::Assistant,
@@ -429,15 +452,20 @@ impl History {
             self.push(role, String::new());
         }
         for (i, block) in blocks.into_iter().enumerate() {
-            self.add_block(role, block, &format!("{path}.content[{i}]"))?;
+            self.add_block(role, block, &format!("{path}.content[{i}]"), is_asked, tolerance)?;
         }
         Ok(())
     }
 
-    fn add_block(&mut self, role: Role, block: Block, path: &str) -> Result<(), ApiError> {
-        let unreadable = |what: &str| {
-            Err(ApiError::invalid(path, format!("`{path}` is {what}: models here read text only")))
-        };
+    fn add_block(
+        &mut self,
+        role: Role,
+        block: Block,
+        path: &str,
+        is_asked: bool,
+        tolerance: &Tolerance,
+    ) -> Result<(), ApiError> {
+        let unreadable = |kind: &str| unreadable(kind, path, is_asked, tolerance);
         let wrong_role = |of: &str| {
             Err(ApiError::invalid(path, format!("`{path}` can only be in a message of the role `{of}`")))
         };
@@ -455,7 +483,7 @@ impl History {
             }
             Block::ToolUse { id, name, input, .. } => {
                 self.called.insert(id.clone(), name.clone());
-                let arguments = Value::from(input).to_string();
+                let arguments = Value::from(input.unwrap_or_default()).to_string();
                 self.last(Role::Assistant).tool_calls.push(ToolCall { id, name, arguments });
             }
             Block::ToolResult { tool_use_id, content, is_error, .. } => {
@@ -464,7 +492,8 @@ impl History {
                         format!("`{path}.tool_use_id` is `{tool_use_id}`, but no call before it has this id");
                     return Err(ApiError::invalid(format!("{path}.tool_use_id"), message));
                 };
-                let mut text = content.map_or(Ok(String::new()), |content| content.result(path))?;
+                let mut text =
+                    content.map_or(Ok(String::new()), |content| content.result(path, tolerance))?;
                 if is_error == Some(true) {
                     text.insert_str(0, "Error: ");
                 }
@@ -476,14 +505,16 @@ impl History {
                     ..Message::default()
                 });
             }
-            Block::Image(_) => return unreadable("an image"),
-            Block::Document(_) => return unreadable("a document"),
-            Block::SearchResult(_) => return unreadable("a search result"),
+            Block::Image(_) => self.push(role, unreadable("image")?),
+            Block::Document(document) => match plain_text(&document) {
+                Some(text) => self.push(role, text),
+                None => self.push(role, unreadable("document")?),
+            },
+            Block::SearchResult(_) => self.push(role, unreadable("search_result")?),
             Block::RedactedThinking(_) => {
-                let message =
-                    format!("`{path}` is redacted thinking, which nobody here can read; leave it out");
-                return Err(ApiError::invalid(path, message));
+                tolerance.leave_out(path, "nobody here can read redacted thinking")?
             }
+            Block::Other => tolerance.leave_out(path, "blocks of this type have no meaning here")?,
         }
         Ok(())
     }
@@ -510,32 +541,80 @@ fn append(text: &mut String, more: &str) {
     text.push_str(more);
 }
 
+/// The text of a document that is plain text.
+fn plain_text(document: &Map<String, Value>) -> Option<String> {
+    let source = document.get("source")?;
+    let is_text = source.get("type")?.as_str() == Some("text");
+    is_text.then(|| source.get("data")?.as_str().map(str::to_owned)).flatten()
+}
+
+/// Claude Code's line about its bill. It has a number that is new in each request (`cch=`), which the model does not need,
+/// and which would keep every request from finding the prefix of the one before.
+const BILLING: &str = "x-anthropic-billing-header:";
+
+/// The system prompt with a constant number in [`BILLING`]'s line.
+fn without_nonce(system: String) -> String {
+    let end = system.find('\n').unwrap_or(system.len());
+    let Some(start) = system[..end].find("cch=").filter(|_| system.starts_with(BILLING)) else {
+        return system;
+    };
+    let start = start + "cch=".len();
+    let length = system[start..end].find([';', ' ']).unwrap_or(end - start);
+    [&system[..start], "0", &system[start + length..]].concat()
+}
+
 impl Content<SystemBlock> {
     fn text(self) -> String {
-        match self {
+        without_nonce(match self {
             Self::Text(text) => text,
             Self::Parts(blocks) => {
                 let texts: Vec<_> = blocks.into_iter().map(|SystemBlock::Text { text, .. }| text).collect();
                 texts.join("\n")
             }
-        }
+        })
     }
 }
 
 impl Content<ResultBlock> {
-    fn result(self, path: &str) -> Result<String, ApiError> {
+    /// The text of a call's result. The client cannot take back what a tool has found, so other content is replaced.
+    fn result(self, path: &str, tolerance: &Tolerance) -> Result<String, ApiError> {
         let blocks = match self {
             Self::Text(text) => return Ok(text),
             Self::Parts(blocks) => blocks.into_iter().enumerate(),
         };
-        let texts = blocks.map(|(i, block)| match block {
-            ResultBlock::Text { text, .. } => Ok(text),
-            ResultBlock::Image(_) | ResultBlock::Document(_) | ResultBlock::SearchResult(_) => {
-                let path = format!("{path}.content[{i}]");
-                let message = format!("`{path}` is no text: models here read text only");
-                Err(ApiError::invalid(path, message))
-            }
+        let texts = blocks.map(|(i, block)| {
+            let kind = match block {
+                ResultBlock::Text { text, .. } => return Ok(text),
+                ResultBlock::Document(document) => match plain_text(&document) {
+                    Some(text) => return Ok(text),
+                    None => "document",
+                },
+                ResultBlock::Image(_) => "image",
+                ResultBlock::SearchResult(_) => "search_result",
+                ResultBlock::Other => "content",
+            };
+            unreadable(kind, &format!("{path}.content[{i}]"), false, tolerance)
         });
         Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_of_a_bill_is_constant() {
+        for (system, expected) in [
+            (
+                "x-anthropic-billing-header: cc_version=2; cch=aa111;\nRules with cch=1",
+                "x-anthropic-billing-header: cc_version=2; cch=0;\nRules with cch=1",
+            ),
+            ("x-anthropic-billing-header: cch=bb222", "x-anthropic-billing-header: cch=0"),
+            ("x-anthropic-billing-header: a=1\ncch=2;", "x-anthropic-billing-header: a=1\ncch=2;"),
+            ("Say cch=1;", "Say cch=1;"),
+        ] {
+            assert_eq!(without_nonce(system.into()), expected);
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! The answer as a stream of events, in the order that Anthropic's clients rely on: `message_start`; for each block
 //! `content_block_start`, deltas, `content_block_stop`; `message_delta` with the reason and the usage; `message_stop`.
 
-use axum::response::Response;
+use axum::{body::Bytes, response::Response};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
@@ -26,6 +26,13 @@ enum Event<'e> {
     MessageDelta { delta: MessageDelta, usage: Usage },
     MessageStop,
 }
+
+/// What is sent where there is nothing to say. Claude Code counts no `ping`, and may not know yet of what kind the next
+/// block is; a delta of the message that changes nothing may come anywhere.
+const SILENCE: &[u8] = b"event: message_delta
+data: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":null,\"stop_sequence\":null},\"usage\":{\"output_tokens\":0}}
+
+";
 
 /// What is added to a block.
 #[derive(Debug, Serialize)]
@@ -78,7 +85,7 @@ struct Blocks {
 
 /// Writes the answer.
 pub fn write(mut generating: Generating, omit_thinking: bool) -> Response {
-    events(move |events| async move {
+    events(Box::new(|| Bytes::from_static(SILENCE)), move |events| async move {
         let mut blocks = Blocks { events, open: Open::Nothing, index: 0, omit_thinking };
         blocks.send(&Event::MessageStart { message: &Message::begin(&generating) }).await;
         blocks.send(&Event::Ping).await;

@@ -15,6 +15,7 @@ use crate::{
     connections::Connection,
     error::ApiError,
     prepare::{Client, Size},
+    wire::Tolerance,
 };
 
 /// How many seconds the client waits for its answer; the server's own limit bounds it.
@@ -31,6 +32,8 @@ pub struct Caller {
     pub deadline: Option<Instant>,
     /// The memory of the request's body, until it is prepared.
     pub body: BodyShare,
+    /// What of the request is left out, and whether it may be.
+    pub tolerance: Tolerance,
 }
 
 impl Caller {
@@ -69,7 +72,8 @@ impl FromRequestParts<AppState> for Caller {
             connection.set_deadline(deadline);
         }
         let tenant = parts.extensions.get().map(|Tenant(id)| id.as_str().into());
-        Ok(Self { tenant, client: Client::of(&parts.extensions), deadline, body })
+        let tolerance = parts.extensions.get().cloned().unwrap_or_default();
+        Ok(Self { tenant, client: Client::of(&parts.extensions), deadline, body, tolerance })
     }
 }
 

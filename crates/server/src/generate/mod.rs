@@ -3,6 +3,7 @@
 
 mod caller;
 mod constraint;
+mod defaults;
 mod embed;
 mod reading;
 mod request;
@@ -22,12 +23,12 @@ use crate::{
     error::ApiError,
     metrics::RequestMetrics,
     models::{KeepAliveSetter, Lease},
-    ollama::Defaults,
     prepare::Size,
 };
 
 pub use caller::Caller;
 use constraint::Compiler;
+pub use defaults::Defaults;
 pub use embed::{EmbedRequest, Embedded, embed};
 use reading::{Reader, Reading};
 use request::Counts;
@@ -137,6 +138,16 @@ pub struct Usage {
     pub reasoning: usize,
 }
 
+/// What an answer is sampled with, where the request, the library or the model says it.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)] // named as the fields of `SamplingParams`
+pub struct Sampling {
+    pub temperature: f32,
+    pub top_p: f32,
+    pub frequency_penalty: f32,
+    pub presence_penalty: f32,
+}
+
 /// When what happened, as far as it has.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
@@ -170,6 +181,9 @@ pub struct Generating {
     metrics: RequestMetrics,
     /// Of all choices that have ended.
     completion_tokens: usize,
+    /// What was used so far.
+    used: Usage,
+    sampling: Sampling,
     /// From the queue to the last piece, for whoever traces requests.
     span: tracing::Span,
 }
@@ -196,9 +210,10 @@ pub async fn chat(
 ) -> Result<Generating, ApiError> {
     let received = Instant::now();
     let entry = state.models.find(model).await?;
-    Defaults::read(&entry.parameters)?.complete(&mut request);
+    entry.defaults()?.complete(&mut request);
     let context = request.options.context.map(|context| context.at_most(MAX_CONTEXT));
     let lease = caller.in_time(state.models.lease_for(model, context)).await?;
+    request.tolerance = caller.tolerance.clone();
     let handle = lease.handle.clone();
     let counts = request.options.check(&handle)?;
     let work = off_thread(state, &caller, &lease, move |model, is_wanted| {
@@ -225,7 +240,7 @@ pub async fn text(
     let received = Instant::now();
     let TextRequest { prompt, format, default_max_tokens, options } = request;
     let entry = state.models.find(model).await?;
-    let mut options = Defaults::read(&entry.parameters)?.complete_options(options);
+    let mut options = entry.defaults()?.complete_options(options);
     let context = options.context.map(|context| context.at_most(MAX_CONTEXT));
     let lease = caller.in_time(state.models.lease_for(model, context)).await?;
     options.max_tokens = options.max_tokens.or(default_max_tokens.map(ClientCount::from));
@@ -293,6 +308,12 @@ impl Generating {
         let choices =
             (0..counts.branches).map(|_| Choice { reader: reader(), ..Choice::default() }).collect();
         let submitted = Instant::now();
+        let sampling = Sampling {
+            temperature: request.sampling.temperature,
+            top_p: request.sampling.top_p,
+            frequency_penalty: request.sampling.frequency_penalty,
+            presence_penalty: request.sampling.presence_penalty,
+        };
         let mut generation = lease.handle.generate(request)?;
         let (name, tokenizer) = (lease.entry.name.clone(), lease.model.tokenizer.clone());
         let keep_alive = lease.keep_alive_setter();
@@ -324,6 +345,8 @@ impl Generating {
             timing,
             metrics,
             completion_tokens: 0,
+            used: Usage { prompt: prompt_tokens, ..Usage::default() },
+            sampling,
             span,
         })
     }
@@ -354,6 +377,16 @@ impl Generating {
         self.prompt_tokens
     }
 
+    /// What the answer is sampled with.
+    pub fn sampling(&self) -> Sampling {
+        self.sampling
+    }
+
+    /// Tokens that were used so far, of all choices.
+    pub fn usage_so_far(&self) -> Usage {
+        self.used
+    }
+
     /// The prompt's log-probabilities, if asked for: once, and from the first piece on.
     pub fn take_prompt_logprobs(&mut self) -> Option<PromptLogprobs> {
         self.prompt_logprobs.take()
@@ -381,7 +414,8 @@ impl Generating {
 
     fn receive(&mut self, event: Event) -> Result<(), ApiError> {
         match event {
-            Event::Started { at, .. } => {
+            Event::Started { at, cached_tokens } => {
+                self.used.cached = cached_tokens;
                 self.timing.started = Some(at);
                 self.metrics.started(at.saturating_duration_since(self.timing.submitted));
             }
@@ -396,6 +430,7 @@ impl Generating {
             }
             Event::Token { branch, token, text, logprob, top, at } => {
                 self.time_token(at);
+                self.used.completion += 1;
                 let choice = &mut self.choices[branch];
                 choice.logprobs.extend(logprob.map(|logprob| TokenLogprob { token, logprob, top }));
                 self.write_token(branch, text);

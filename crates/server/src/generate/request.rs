@@ -19,6 +19,7 @@ use crate::{
     count::{ClientCount, check_length},
     error::ApiError,
     output::{Format as OutputFormat, OfferedTool},
+    wire::{OneOrMany, Tolerance},
 };
 
 /// A chat that the model is to answer.
@@ -44,6 +45,8 @@ pub struct ChatRequest {
     pub whole_calls: bool,
     /// How to sample and when to end.
     pub options: Options,
+    /// What of the request is left out, and whether it may be.
+    pub tolerance: Tolerance,
 }
 
 /// A prompt that the model is to continue as it stands.
@@ -156,6 +159,10 @@ pub struct Reasoning {
     pub enabled: Option<bool>,
     /// How much, in the words that templates know: `low`, `medium`, `high`.
     pub effort: Option<String>,
+    /// Refuses to think on a model that cannot. Otherwise that is a hint, which is left out.
+    pub demanded: bool,
+    /// The field that says so.
+    pub param: &'static str,
 }
 
 /// How to sample and when to end. What is `None` is what the model recommends, or our default.
@@ -175,7 +182,9 @@ pub struct Options {
     pub seed: Option<u64>,
     pub stop: Vec<String>,
     pub stop_tokens: Vec<u32>,
+    pub include_stop_string: bool,
     pub ignore_stop_tokens: bool,
+    pub min_tokens: usize,
     pub max_tokens: Option<ClientCount>,
     /// Most tokens of prompt and answer together, at most the model's own bound.
     pub context: Option<ClientCount>,
@@ -223,6 +232,23 @@ impl Counts {
 }
 
 impl Options {
+    /// A seed as clients write it: random below 0.
+    pub fn seed(seed: Option<i64>) -> Option<u64> {
+        seed.and_then(|seed| u64::try_from(seed).ok())
+    }
+
+    /// The texts that end an answer. An empty one would end every answer at once, so it stands for none.
+    pub fn stop_strings(stop: Option<OneOrMany<String>>) -> Vec<String> {
+        let mut stop = stop.map(OneOrMany::into_vec).unwrap_or_default();
+        stop.retain(|text| !text.is_empty());
+        stop
+    }
+
+    /// The tokens that penalties look at, as llama.cpp and Ollama write them: all if the number is 0 or below.
+    pub fn window(last: Option<i64>) -> Option<u32> {
+        last.filter(|last| *last > 0).map(|last| u32::try_from(last).unwrap_or(u32::MAX))
+    }
+
     /// These, and the others' where these say nothing.
     pub fn or(self, other: Self) -> Self {
         fn list<T>(these: Vec<T>, others: Vec<T>) -> Vec<T> {
@@ -241,7 +267,9 @@ impl Options {
             seed: self.seed.or(other.seed),
             stop: list(self.stop, other.stop),
             stop_tokens: list(self.stop_tokens, other.stop_tokens),
+            include_stop_string: self.include_stop_string || other.include_stop_string,
             ignore_stop_tokens: self.ignore_stop_tokens || other.ignore_stop_tokens,
+            min_tokens: self.min_tokens.max(other.min_tokens),
             max_tokens: self.max_tokens.or(other.max_tokens),
             context: self.context.or(other.context),
             n: self.n.or(other.n),
@@ -293,6 +321,8 @@ impl Options {
             max_tokens: counts.max_tokens.or(defaults.max_tokens),
             stop_tokens: self.stop_tokens,
             ignore_stop_tokens: self.ignore_stop_tokens,
+            include_stop_string: self.include_stop_string,
+            min_tokens: self.min_tokens,
             stop_strings: self.stop,
             sampling,
             logprobs: counts.logprobs,
@@ -330,7 +360,7 @@ impl ChatRequest {
         let source = template.source();
         let format = OutputFormat::detect(source);
         let mut extra = self.template_variables.clone();
-        self.reasoning.write(source, &mut extra)?;
+        self.reasoning.write(source, &mut extra, &self.tolerance)?;
         let has_place = source.contains("tools");
         let messages = if has_place { self.messages.clone() } else { tools_as_text(self) };
         let mut input =
@@ -429,33 +459,50 @@ impl Reasoning {
     ///
     /// # Errors
     /// A word that is not on it.
-    pub fn from_effort(effort: Option<String>, param: &str) -> Result<Self, ApiError> {
+    pub fn from_effort(effort: Option<String>, param: &'static str) -> Result<Self, ApiError> {
         match effort.as_deref() {
-            None => Ok(Self::default()),
-            Some("none") => Ok(Self { enabled: Some(false), effort: None }),
-            Some("minimal" | "low" | "medium" | "high" | "xhigh") => Ok(Self { enabled: None, effort }),
+            None => Ok(Self { param, ..Self::default() }),
+            Some("none") => Ok(Self { enabled: Some(false), param, ..Self::default() }),
+            Some("minimal" | "low" | "medium" | "high" | "xhigh" | "max") => {
+                Ok(Self { effort, param, ..Self::default() })
+            }
             Some(other) => {
                 let message =
-                    format!("`{param}` is none, minimal, low, medium, high or xhigh, not `{other}`");
+                    format!("`{param}` is none, minimal, low, medium, high, xhigh or max, not `{other}`");
                 Err(ApiError::invalid(param, message))
             }
         }
     }
 
-    /// Sets the variables that the template knows. What it does not know it cannot honour.
-    fn write(&self, template: &str, extra: &mut Map<String, Value>) -> Result<(), ApiError> {
+    /// Sets the variables that the template knows. How much to think is a hint, which goes without effect where the
+    /// template knows none, unless it is demanded.
+    fn write(
+        &self,
+        template: &str,
+        extra: &mut Map<String, Value>,
+        tolerance: &Tolerance,
+    ) -> Result<(), ApiError> {
         let switch = ["enable_thinking", "thinking"].into_iter().find(|name| template.contains(name));
         let level = template.contains("reasoning_effort");
         let thinks = switch.is_some() || level || template.contains("<think>");
-        let refuse = |message: &str| Err(ApiError::invalid("reasoning_effort", message));
+        let leave_out = |message: &str| {
+            if self.demanded && self.enabled == Some(true) {
+                return Err(ApiError::invalid(self.param, format!("`{}`: {message}", self.param)));
+            }
+            tolerance.leave_out(self.param, message)
+        };
         match (self.enabled, &self.effort) {
             (None, None) => {}
             (Some(false), _) if !thinks => {}
             (Some(false), _) => match switch {
                 Some(name) => drop(extra.insert(name.into(), json!(false))),
-                None => return refuse("the model's chat template has no switch to keep it from reasoning"),
+                None => {
+                    return leave_out("the model's chat template has no switch to keep it from reasoning");
+                }
             },
-            _ if !thinks => return refuse("the model does not reason: its chat template knows no reasoning"),
+            _ if !thinks => {
+                return leave_out("the model does not reason: its chat template knows no reasoning");
+            }
             (enabled, effort) => {
                 if let Some(name) = switch.filter(|_| enabled == Some(true) || !level) {
                     extra.insert(name.into(), json!(true));
@@ -470,6 +517,11 @@ impl Reasoning {
 }
 
 impl Message {
+    /// True if an answer can go on from this message.
+    pub fn can_be_continued(&self) -> bool {
+        self.role == Role::Assistant && self.tool_calls.is_empty()
+    }
+
     /// As templates know it: Hugging Face's names, absent where there is nothing.
     fn for_template(&self, format: &OutputFormat) -> Value {
         let mut message = Map::new();

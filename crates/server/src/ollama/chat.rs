@@ -9,19 +9,19 @@ use super::{
     answer::{Answer, AnswerWriter, Endpoint},
     duration::KeepAlive,
     models,
-    options::OptionsParam,
-    types::{self, FormatParam, Think, refuse_images, rename},
+    options::{self, OptionsParam},
+    types::{self, FormatParam, Think, rename},
 };
 use crate::{
     AppState,
     error::ApiError,
     extract::Json,
     generate::{self, Caller, ChatRequest, Message, Options, Role, Tool, ToolCall},
+    wire::{Body, Other, Tolerance, unreadable},
 };
 
 /// A chat that is to be answered.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 #[schema(as = OllamaChatRequest)]
 pub struct ChatParams {
     /// The model's name, as `/api/tags` lists it.
@@ -45,15 +45,14 @@ pub struct ChatParams {
     logprobs: Option<bool>,
     /// And those of this many best tokens, at most 20.
     top_logprobs: Option<usize>,
-    /// Must be false or absent: what does not fit is refused.
-    truncate: Option<bool>,
-    /// Must be false or absent: a full context ends the answer.
-    shift: Option<bool>,
+}
+
+impl Body for ChatParams {
+    const OTHERS: &'static [&'static [Other]] = &[types::OTHERS, options::OTHERS];
 }
 
 /// One message of a chat.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 #[schema(as = OllamaMessage)]
 pub struct MessageParam {
     role: RoleParam,
@@ -69,7 +68,7 @@ pub struct MessageParam {
     name: Option<String>,
     /// Which call's result this is; without it, that of the first call without a result.
     tool_call_id: Option<String>,
-    /// Not supported: models here read text only.
+    /// Refused in the last message of a user, and replaced by a note in others: models here read text only.
     images: Option<Vec<String>>,
 }
 
@@ -90,7 +89,6 @@ pub enum RoleParam {
 
 /// A call that the model has made.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 #[schema(as = OllamaToolCall)]
 pub struct ToolCallParam {
     /// Names the call.
@@ -103,14 +101,13 @@ pub struct ToolCallParam {
 
 /// What was called.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 #[schema(as = OllamaFunctionCall)]
 pub struct FunctionCallParam {
     /// The tool's name.
     name: String,
     /// Its arguments.
-    #[schema(value_type = Object)]
-    arguments: Map<String, Value>,
+    #[schema(value_type = Option<Object>)]
+    arguments: Option<Map<String, Value>>,
     /// Has no effect: calls are in their order.
     #[serde(rename = "index")]
     _index: Option<usize>,
@@ -118,18 +115,16 @@ pub struct FunctionCallParam {
 
 /// A tool that the model may call.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 #[schema(as = OllamaTool)]
 pub struct ToolParam {
-    /// Always `function`.
+    /// `function` or absent. Other kinds are ignored, and named in `X-Paguro-Ignored`: this server runs no tools.
     r#type: Option<String>,
     /// The function.
-    function: FunctionParam,
+    function: Option<FunctionParam>,
 }
 
 /// A function.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 #[schema(as = OllamaFunction)]
 pub struct FunctionParam {
     /// Its name.
@@ -164,7 +159,7 @@ pub async fn chat(
     let keep_alive = body.keep_alive;
     let stream = body.stream != Some(false);
     let writer = AnswerWriter { endpoint: Endpoint::Chat, model: std::mem::take(&mut body.model) };
-    let request = body.into_request()?;
+    let request = body.into_request(&caller.tolerance)?;
     let name = models::find(&state, &writer.model).await?.name;
     if request.messages.is_empty() {
         return models::load_or_unload(&state, &name, keep_alive, &writer).await;
@@ -178,17 +173,16 @@ pub async fn chat(
 
 impl ChatParams {
     /// Every field has its place, or is refused here.
-    fn into_request(self) -> Result<ChatRequest, ApiError> {
-        types::refuse_cuts(self.truncate, self.shift)?;
-        let messages = messages(self.messages.unwrap_or_default())?;
-        let tools = self.tools.unwrap_or_default().into_iter().enumerate();
-        let tools = tools.map(|(i, tool)| tool.into_tool(&format!("tools[{i}]")));
-        let last = messages.last();
+    fn into_request(self, tolerance: &Tolerance) -> Result<ChatRequest, ApiError> {
+        let messages = messages(self.messages.unwrap_or_default(), tolerance)?;
+        let mut tools = Vec::new();
+        for (i, tool) in self.tools.unwrap_or_default().into_iter().enumerate() {
+            tools.extend(tool.into_tool(&format!("tools[{i}]"), tolerance)?);
+        }
         Ok(ChatRequest {
-            continue_last: last
-                .is_some_and(|last| last.role == Role::Assistant && last.tool_calls.is_empty()),
+            continue_last: messages.last().is_some_and(Message::can_be_continued),
             messages,
-            tools: tools.collect::<Result<_, _>>()?,
+            tools,
             parallel_tool_calls: true,
             format: FormatParam::format(self.format)?,
             reasoning: Think::reasoning(self.think)?,
@@ -207,10 +201,14 @@ impl ChatParams {
 ///
 /// # Errors
 /// What cannot be honoured, by name.
-pub fn messages(messages: Vec<MessageParam>) -> Result<Vec<Message>, ApiError> {
+pub fn messages(messages: Vec<MessageParam>, tolerance: &Tolerance) -> Result<Vec<Message>, ApiError> {
     let mut calls = Calls::default();
+    let last_user = messages.iter().rposition(|message| message.role == RoleParam::User);
     let messages = messages.into_iter().enumerate();
-    messages.map(|(i, message)| message.into_message(&mut calls, &format!("messages[{i}]"))).collect()
+    let message = |(i, message): (usize, MessageParam)| {
+        message.into_message(&mut calls, &format!("messages[{i}]"), Some(i) == last_user, tolerance)
+    };
+    messages.map(message).collect()
 }
 
 /// Calls so far. Ollama's clients need not name them; templates want names.
@@ -222,8 +220,13 @@ struct Calls {
 }
 
 impl MessageParam {
-    fn into_message(self, calls: &mut Calls, path: &str) -> Result<Message, ApiError> {
-        refuse_images(self.images, &format!("{path}.images"))?;
+    fn into_message(
+        self,
+        calls: &mut Calls,
+        path: &str,
+        is_asked: bool,
+        tolerance: &Tolerance,
+    ) -> Result<Message, ApiError> {
         let role = match self.role {
             RoleParam::System => Role::System,
             RoleParam::User => Role::User,
@@ -251,6 +254,9 @@ impl MessageParam {
             name: self.tool_name.or(self.name),
             ..Message::default()
         };
+        for _ in self.images.into_iter().flatten() {
+            message.content += &unreadable("images", &format!("{path}.images"), is_asked, tolerance)?;
+        }
         for call in self.tool_calls.into_iter().flatten() {
             if call.r#type.as_ref().is_some_and(|r#type| r#type != "function") {
                 let param = format!("{path}.tool_calls");
@@ -262,7 +268,7 @@ impl MessageParam {
             let id = call.id.unwrap_or_else(|| format!("call_{}", calls.made));
             calls.made += 1;
             calls.open.push((id.clone(), call.function.name.clone()));
-            let arguments = Value::from(call.function.arguments).to_string();
+            let arguments = Value::from(call.function.arguments.unwrap_or_default()).to_string();
             message.tool_calls.push(ToolCall { id, name: call.function.name, arguments });
         }
         if role == Role::Tool {
@@ -281,12 +287,16 @@ impl MessageParam {
 }
 
 impl ToolParam {
-    fn into_tool(self, path: &str) -> Result<Tool, ApiError> {
-        if self.r#type.as_ref().is_some_and(|r#type| r#type != "function") {
-            let param = format!("{path}.type");
-            return Err(ApiError::invalid(&param, format!("`{param}` is `function`; there is nothing else")));
+    fn into_tool(self, path: &str, tolerance: &Tolerance) -> Result<Option<Tool>, ApiError> {
+        if let Some(kind) = self.r#type.filter(|kind| kind != "function") {
+            let why = format_args!("this server runs no tools, so a `{kind}` is not offered");
+            tolerance.leave_out(path, why)?;
+            return Ok(None);
         }
-        let FunctionParam { name, description, parameters, strict } = self.function;
-        Ok(Tool { name, description, parameters, strict: strict == Some(true) })
+        let Some(FunctionParam { name, description, parameters, strict }) = self.function else {
+            let param = format!("{path}.function");
+            return Err(ApiError::invalid(&param, format!("`{param}` is missing")));
+        };
+        Ok(Some(Tool { name, description, parameters, strict: strict == Some(true) }))
     }
 }

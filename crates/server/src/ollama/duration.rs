@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 
 /// How long a model stays after its last use; `None` is for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
-#[schema(value_type = String)]
+#[schema(value_type = Value)]
 pub struct KeepAlive(pub Option<Duration>);
 
 /// A hundred years. A longer time could not be added to the time now.

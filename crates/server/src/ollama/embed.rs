@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 use super::{
     duration::KeepAlive,
     models,
-    options::OptionsParam,
+    options::{self, OptionsParam},
     types::{nanoseconds, rename},
 };
 use crate::{
@@ -16,12 +16,11 @@ use crate::{
     error::ApiError,
     extract::Json,
     generate::{self, Caller, EmbedRequest, Embedded, Prompt},
-    openai::types::OneOrMany,
+    wire::{Body, OneOrMany, Other},
 };
 
 /// Texts of which embeddings are wanted.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 #[schema(as = OllamaEmbedRequest)]
 pub struct EmbedParams {
     /// The model's name, as `/api/tags` lists it.
@@ -36,6 +35,14 @@ pub struct EmbedParams {
     options: Option<OptionsParam>,
     /// How long the model stays in memory.
     keep_alive: Option<KeepAlive>,
+}
+
+impl Body for EmbedParams {
+    const OTHERS: &'static [&'static [Other]] = &[options::OTHERS];
+}
+
+impl Body for EmbeddingParams {
+    const OTHERS: &'static [&'static [Other]] = &[options::OTHERS];
 }
 
 /// Embeddings, each of length one.
@@ -56,7 +63,6 @@ pub struct Embeddings {
 
 /// A text of which the embedding is wanted.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 #[schema(as = OllamaEmbeddingRequest)]
 pub struct EmbeddingParams {
     /// The model's name, as `/api/tags` lists it.

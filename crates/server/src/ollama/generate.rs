@@ -8,20 +8,19 @@ use super::{
     answer::{Answer, AnswerWriter, Endpoint},
     duration::KeepAlive,
     models,
-    options::OptionsParam,
-    types::{self, FormatParam, Think, refuse_images, rename},
+    options::{self, OptionsParam},
+    types::{self, FormatParam, Think, rename},
 };
 use crate::{
     AppState,
     error::ApiError,
     extract::Json,
     generate::{self, Caller, ChatRequest, Message, Options, Prompt, Role, TextRequest},
-    openai::types::refuse,
+    wire::{Body, Other, refuse, refused},
 };
 
 /// A prompt that is to be answered.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 #[schema(as = OllamaGenerateRequest)]
 pub struct GenerateParams {
     /// The model's name, as `/api/tags` lists it.
@@ -48,22 +47,20 @@ pub struct GenerateParams {
     top_logprobs: Option<usize>,
     /// Not supported: models here do not fill in.
     suffix: Option<String>,
-    /// Not supported: models have their own.
-    template: Option<String>,
-    /// Not supported: `/api/chat` takes what was said before.
-    context: Option<Vec<u32>>,
-    /// Not supported: models here read text only.
-    images: Option<Vec<String>>,
-    /// Must be false or absent: what does not fit is refused.
-    truncate: Option<bool>,
-    /// Must be false or absent: a full context ends the answer.
-    shift: Option<bool>,
-    /// Not supported: answers are text.
-    width: Option<u32>,
-    /// Not supported: answers are text.
-    height: Option<u32>,
-    /// Not supported: answers are text.
-    steps: Option<u32>,
+}
+
+/// Known fields of this endpoint alone.
+const OTHERS: &[Other] = &[
+    refused("template", &[], "models have their own; `raw` leaves it out"),
+    refused("context", &[], "/api/chat takes what was said before"),
+    refused("images", &[], "models here read text only"),
+    refused("width", &[], "answers are text"),
+    refused("height", &[], "answers are text"),
+    refused("steps", &[], "answers are text"),
+];
+
+impl Body for GenerateParams {
+    const OTHERS: &'static [&'static [Other]] = &[OTHERS, types::OTHERS, options::OTHERS];
 }
 
 /// Answers a prompt, at once or line by line.
@@ -118,18 +115,9 @@ pub async fn generate(
 
 impl GenerateParams {
     fn refuse_unsupported(&self) -> Result<(), ApiError> {
-        let text = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
-        refuse(&text(&self.suffix), "suffix", "models here do not fill in")?;
-        refuse(&text(&self.template), "template", "models have their own; `raw` leaves it out")?;
-        let context = self.context.as_ref().filter(|context| !context.is_empty());
-        refuse(&context, "context", "/api/chat takes what was said before")?;
-        refuse_images(self.images.clone(), "images")?;
-        types::refuse_cuts(self.truncate, self.shift)?;
-        refuse(&self.width, "width", "answers are text")?;
-        refuse(&self.height, "height", "answers are text")?;
-        refuse(&self.steps, "steps", "answers are text")?;
+        refuse(&self.suffix, "suffix", "models here do not fill in")?;
         if self.raw == Some(true) {
-            refuse(&text(&self.system), "system", "a `raw` prompt goes to the model as it stands")?;
+            refuse(&self.system, "system", "a `raw` prompt goes to the model as it stands")?;
             let think = self.think.as_ref().filter(|think| **think != Think::Switch(false));
             refuse(&think, "think", "a `raw` prompt goes to the model as it stands")?;
         }

@@ -20,23 +20,21 @@ use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use utoipa::ToSchema;
 
-use super::{
-    chat::MessageParam, defaults::Defaults, error::ErrorBody, models::without_latest, options::OptionsParam,
-};
+use super::{chat::MessageParam, error::ErrorBody, models::without_latest, options::OptionsParam};
 use crate::{
     AppState,
     body::Pace,
     error::ApiError,
     extract::{Json, Path},
     library::Library,
-    openai::types::{OneOrMany, refuse},
     source::Outside,
+    stored,
     stream::lines,
+    wire::{self, OneOrMany, Other, Tolerance, no_effect, refused},
 };
 
 /// A model that is to be pulled.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 #[schema(as = OllamaPullRequest)]
 pub struct PullParams {
     /// `hf.co/owner/repository`, with a tag after it where wanted: `:Q4_K_M`.
@@ -45,8 +43,14 @@ pub struct PullParams {
     name: Option<String>,
     /// Tells how far it is, line by line; true if absent.
     stream: Option<bool>,
-    /// Not supported: HF_ENDPOINT says where the hub is.
-    insecure: Option<bool>,
+}
+
+impl wire::Body for PullParams {
+    const OTHERS: &'static [&'static [Other]] = &[&[
+        refused("insecure", &["false"], "HF_ENDPOINT says where the hub is and how it is reached"),
+        no_effect("username", "HF_TOKEN says who asks"),
+        no_effect("password", "HF_TOKEN says who asks"),
+    ]];
 }
 
 /// How far something is.
@@ -119,8 +123,6 @@ fn given(model: Option<String>, name: Option<String>) -> Result<String, ApiError
     ),
 )]
 pub async fn pull(State(state): State<AppState>, Json(body): Json<PullParams>) -> Result<Response, ApiError> {
-    let insecure = body.insecure.filter(|insecure| *insecure);
-    refuse(&insecure, "insecure", "HF_ENDPOINT says where the hub is and how it is reached")?;
     let library = library(&state)?;
     let reference: Reference = given(body.model, body.name)?.parse()?;
     work(body.stream, move |reports, cancel| async move {
@@ -242,7 +244,6 @@ impl Reporter {
 
 /// A model that is to be made of another one, or of files.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 #[schema(as = OllamaCreateRequest)]
 pub struct CreateParams {
     /// Its name.
@@ -265,16 +266,20 @@ pub struct CreateParams {
     license: Option<OneOrMany<String>>,
     /// Tells how far it is, line by line; true if absent.
     stream: Option<bool>,
-    /// Not supported: models have their own.
-    template: Option<String>,
-    /// Not supported.
-    #[schema(value_type = Option<Object>)]
-    adapters: Option<Map<String, Value>>,
-    /// Not supported: weights stay as they are.
-    quantize: Option<String>,
-    /// Not supported: `from`, `files` and `parameters` say it.
-    modelfile: Option<String>,
 }
+
+impl wire::Body for CreateParams {
+    const OTHERS: &'static [&'static [Other]] = &[&[
+        refused("template", &[], "models have their own"),
+        refused("adapters", &[], "adapters are not applied here"),
+        refused("quantize", &[], "weights stay as they are"),
+        refused("modelfile", &[], "`from`, `files` and `parameters` say it"),
+    ]];
+}
+
+impl wire::Body for CopyParams {}
+
+impl wire::Body for DeleteParams {}
 
 /// Makes a model of another one or of blobs. Nothing is copied but the model in the program.
 ///
@@ -291,11 +296,11 @@ pub struct CreateParams {
 )]
 pub async fn create(
     State(state): State<AppState>,
+    tolerance: Tolerance,
     Json(body): Json<CreateParams>,
 ) -> Result<Response, ApiError> {
-    body.refuse_unsupported()?;
     let library = library(&state)?;
-    let parameters = body.defaults()?;
+    let parameters = body.defaults(&tolerance)?;
     let name: ModelName = given(body.model, body.name)?.parse()?;
     refuse_outside(&state, &name.short())?;
     let files = body.files.into_iter().flatten().map(|(file, digest)| Ok((file, digest.parse()?)));
@@ -322,8 +327,8 @@ pub async fn create(
 }
 
 impl CreateParams {
-    /// What the model's requests begin with, as the library keeps it ([`Defaults`] reads it).
-    fn defaults(&self) -> Result<Map<String, Value>, ApiError> {
+    /// What the model's requests begin with, as the library keeps it ([`stored`] reads it).
+    fn defaults(&self, tolerance: &Tolerance) -> Result<Map<String, Value>, ApiError> {
         let mut defaults = Map::new();
         let options = self.parameters.as_ref().filter(|parameters| !parameters.is_empty());
         if let Some(options) = options {
@@ -336,26 +341,16 @@ impl CreateParams {
             defaults.insert("messages".into(), json!(messages));
         }
         // Refused here and now rather than with every request.
-        Defaults::read(&defaults)?;
+        stored::read(&defaults, tolerance)?;
         if let Some(license) = &self.license {
             defaults.insert("license".into(), json!(license));
         }
         Ok(defaults)
     }
-
-    fn refuse_unsupported(&self) -> Result<(), ApiError> {
-        let text = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
-        refuse(&text(&self.template), "template", "models have their own")?;
-        let adapters = self.adapters.as_ref().filter(|adapters| !adapters.is_empty());
-        refuse(&adapters, "adapters", "adapters are not applied here")?;
-        refuse(&text(&self.quantize), "quantize", "weights stay as they are")?;
-        refuse(&text(&self.modelfile), "modelfile", "`from`, `files` and `parameters` say it")
-    }
 }
 
 /// A model that is to have another name as well.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 #[schema(as = OllamaCopyRequest)]
 pub struct CopyParams {
     /// Its name.
@@ -390,7 +385,6 @@ pub async fn copy(State(state): State<AppState>, Json(body): Json<CopyParams>) -
 
 /// A model that is to be deleted.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 #[schema(as = OllamaDeleteRequest)]
 pub struct DeleteParams {
     /// Its name.

@@ -2,7 +2,6 @@
 
 mod answer;
 pub mod chat;
-mod defaults;
 mod duration;
 pub mod embed;
 pub mod error;
@@ -12,29 +11,37 @@ pub mod models;
 mod options;
 mod types;
 
-use axum::{
-    Router,
-    routing::{delete, get, head, post},
-};
+use utoipa_axum::{router::OpenApiRouter, routes};
 
-use crate::AppState;
+use crate::{AppState, wire};
 
-pub use defaults::Defaults;
+pub use chat::{MessageParam, messages};
+pub use options::{OTHERS as OTHER_OPTIONS, OptionsParam};
 
 /// All of its paths.
-pub fn routes() -> Router<AppState> {
-    Router::new()
-        .route("/api/generate", post(generate::generate))
-        .route("/api/chat", post(chat::chat))
-        .route("/api/embed", post(embed::embed))
-        .route("/api/embeddings", post(embed::embeddings))
-        .route("/api/tags", get(models::tags))
-        .route("/api/ps", get(models::ps))
-        .route("/api/show", post(models::show))
-        .route("/api/pull", post(library::pull))
-        .route("/api/create", post(library::create))
-        .route("/api/copy", post(library::copy))
-        .route("/api/delete", delete(library::delete))
-        .route("/api/blobs/{digest}", head(library::has_blob).post(library::put_blob))
-        .route("/api/version", get(models::version))
+pub fn routes() -> OpenApiRouter<AppState> {
+    OpenApiRouter::new()
+        .routes(routes!(generate::generate))
+        .routes(routes!(chat::chat))
+        .routes(routes!(embed::embed))
+        .routes(routes!(embed::embeddings))
+        .routes(routes!(models::tags))
+        .routes(routes!(models::ps))
+        .routes(routes!(models::show))
+        .routes(routes!(library::pull))
+        .routes(routes!(library::create))
+        .routes(routes!(library::copy))
+        .routes(routes!(library::delete))
+        .routes(routes!(library::has_blob, library::put_blob))
+        .routes(routes!(models::version))
+}
+
+/// Describes the known fields of its requests.
+pub fn describe(document: &mut serde_json::Value) {
+    wire::describe::<generate::GenerateParams>(document);
+    wire::describe::<chat::ChatParams>(document);
+    wire::describe::<embed::EmbedParams>(document);
+    wire::describe::<models::ShowParams>(document);
+    wire::describe::<library::PullParams>(document);
+    wire::describe::<library::CreateParams>(document);
 }

@@ -14,7 +14,14 @@ use super::{
     duration::{KeepAlive, LONGEST},
     types::rfc3339,
 };
-use crate::{AppState, error::ApiError, extract::Json, output::Format, source::ModelEntry};
+use crate::{
+    AppState,
+    error::ApiError,
+    extract::Json,
+    output::Format,
+    source::ModelEntry,
+    wire::{Body, Other, left_out},
+};
 
 /// The tag of names that have none.
 pub const LATEST: &str = ":latest";
@@ -137,15 +144,21 @@ pub struct Process {
 
 /// A model of which more is wanted.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 #[schema(as = OllamaShowRequest)]
 pub struct ShowParams {
     /// Its name.
     model: Option<String>,
     /// The older name of `model`.
     name: Option<String>,
-    /// Must be false or absent: lists of tokens are not shown.
-    verbose: Option<bool>,
+}
+
+impl Body for ShowParams {
+    const OTHERS: &'static [&'static [Other]] = &[&[
+        left_out("verbose", &["false"], "lists of tokens are not shown"),
+        left_out("template", &[], "models have their own"),
+        left_out("system", &[], "it belongs to requests that ask the model"),
+        left_out("options", &[], "they belong to requests that ask the model"),
+    ]];
 }
 
 /// What is known of a model.
@@ -254,8 +267,6 @@ pub async fn show(
     State(state): State<AppState>,
     Json(body): Json<ShowParams>,
 ) -> Result<Json<Show>, ApiError> {
-    let verbose = body.verbose.filter(|verbose| *verbose);
-    crate::openai::types::refuse(&verbose, "verbose", "lists of tokens are not shown")?;
     let Some(name) = body.model.or(body.name) else {
         return Err(ApiError::invalid("model", "`model` is missing"));
     };

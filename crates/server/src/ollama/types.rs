@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 use crate::{
     error::ApiError,
     generate::{Finish, Format, Reasoning, Timing, Usage},
-    openai::types::refuse,
+    wire::{Other, left_out},
 };
 
 /// What an answer must be: `json`, or JSON that fits a schema.
@@ -86,9 +86,11 @@ impl Think {
     pub fn reasoning(param: Option<Self>) -> Result<Reasoning, ApiError> {
         match param {
             None => Ok(Reasoning::default()),
-            Some(Self::Switch(switch)) => Ok(Reasoning { enabled: Some(switch), effort: None }),
+            Some(Self::Switch(switch)) => {
+                Ok(Reasoning { enabled: Some(switch), effort: None, demanded: true, param: "think" })
+            }
             Some(Self::Level(level)) if ["low", "medium", "high"].contains(&level.as_str()) => {
-                Ok(Reasoning { enabled: Some(true), effort: Some(level) })
+                Ok(Reasoning { enabled: Some(true), effort: Some(level), demanded: true, param: "think" })
             }
             Some(Self::Level(level)) => {
                 let message = format!("`think` is true, false, low, medium or high, not `{level}`");
@@ -98,22 +100,11 @@ impl Think {
     }
 }
 
-/// Refuses pictures: models here read text only.
-///
-/// # Errors
-/// There are some.
-pub fn refuse_images(images: Option<Vec<String>>, path: &str) -> Result<(), ApiError> {
-    refuse(&images.filter(|images| !images.is_empty()), path, "models here read text only")
-}
-
-/// Refuses to drop what does not fit into the context.
-///
-/// # Errors
-/// One of the two is asked for.
-pub fn refuse_cuts(truncate: Option<bool>, shift: Option<bool>) -> Result<(), ApiError> {
-    refuse(&truncate.filter(|cuts| *cuts), "truncate", "a prompt that does not fit is refused, not cut")?;
-    refuse(&shift.filter(|shifts| *shifts), "shift", "a full context ends the answer")
-}
+/// Known fields of requests that ask a model.
+pub const OTHERS: &[Other] = &[
+    left_out("truncate", &["false"], "a prompt that does not fit is refused, not cut"),
+    left_out("shift", &["false"], "a full context ends the answer"),
+];
 
 /// Log-probabilities to report, of how many best tokens.
 ///

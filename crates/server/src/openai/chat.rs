@@ -10,20 +10,22 @@ use utoipa::ToSchema;
 
 use super::{
     logprobs::ChatLogprobs,
-    messages::{ChatMessage, ResponseFormat, RoleParam, ToolChoiceParam, ToolParam},
-    types::{self, FinishReason, LogitBias, OneOrMany, StreamOptions, Usage, refuse},
+    messages::{self, ChatMessage, FormatParams},
+    sampling::{self, SamplingParams},
+    tools::{Offer, ToolChoiceParam, ToolParam},
+    types::{FinishReason, StreamOptions, Usage, UsageChunks},
 };
 use crate::{
     AppState,
     error::ApiError,
     extract::Json,
-    generate::{self, Caller, ChatRequest, Delta, Generating, Options, Piece, Reasoning},
+    generate::{self, Caller, ChatRequest, Delta, Generating, Message, Options, Piece, Reasoning},
     ids, stream,
+    wire::{Body, Limit, Other, Tolerance, left_out, no_effect, refused},
 };
 
 /// A chat that is to be answered.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct ChatCompletionRequest {
     /// The model's name, as `/v1/models` lists it.
     pub model: String,
@@ -35,40 +37,18 @@ pub struct ChatCompletionRequest {
     pub stream_options: Option<StreamOptions>,
     /// Number of answers.
     pub n: Option<usize>,
-    /// Most tokens of an answer, those that the model thinks with included.
-    pub max_completion_tokens: Option<usize>,
-    /// The older name of `max_completion_tokens`.
-    pub max_tokens: Option<usize>,
-    /// Divides the logits; 0 takes the best token. If absent, what the model recommends, or 0.8.
-    pub temperature: Option<f32>,
-    /// Keeps the smallest set of best tokens whose probability reaches this.
-    pub top_p: Option<f32>,
-    /// Keeps this many best tokens; 0 keeps all. (Not of OpenAI's API.)
-    pub top_k: Option<u32>,
-    /// Keeps tokens with at least this fraction of the best one's probability. (Not of OpenAI's API.)
-    pub min_p: Option<f32>,
-    /// Subtracted for each occurrence of a token.
-    pub frequency_penalty: Option<f32>,
-    /// Subtracted if a token occurs.
-    pub presence_penalty: Option<f32>,
-    /// Divides positive and multiplies negative logits of tokens that occur. (Not of OpenAI's API.)
-    pub repetition_penalty: Option<f32>,
-    /// Added to the logits of tokens.
-    pub logit_bias: Option<LogitBias>,
-    /// The same seed gives the same answer; answer `i` of several has the seed `seed + i`.
-    pub seed: Option<i64>,
-    /// Texts that end the answer.
-    pub stop: Option<OneOrMany<String>>,
-    /// Tokens that end the answer. (Not of OpenAI's API.)
-    pub stop_token_ids: Option<Vec<u32>>,
-    /// Goes on after the model's own stop tokens. (Not of OpenAI's API.)
-    pub ignore_eos: Option<bool>,
+    /// Most tokens of an answer, those that the model thinks with included; -1 is no limit.
+    pub max_completion_tokens: Option<Limit>,
+    /// The older name of `max_completion_tokens`, which is stronger.
+    pub max_tokens: Option<Limit>,
+    #[serde(flatten)]
+    pub sampling: SamplingParams,
+    #[serde(flatten)]
+    pub format: FormatParams,
     /// Reports log-probabilities.
     pub logprobs: Option<bool>,
     /// And those of this many best tokens, at most 20.
     pub top_logprobs: Option<usize>,
-    /// What the answer must be.
-    pub response_format: Option<ResponseFormat>,
     /// What the model may call.
     pub tools: Option<Vec<ToolParam>>,
     /// Whether it may, or must.
@@ -76,55 +56,52 @@ pub struct ChatCompletionRequest {
     /// Whether it may call several tools at once.
     pub parallel_tool_calls: Option<bool>,
     /// How much a model that thinks should think: `none`, `minimal`, `low`, `medium`, `high`, `xhigh`. A model that
-    /// can only think or not thinks for all but `none`.
+    /// can only think or not thinks for all but `none`; one that cannot think answers without.
     pub reasoning_effort: Option<String>,
+    /// OpenRouter's way to say how much to think.
+    pub reasoning: Option<OpenRouterReasoning>,
+    /// Whether the model thinks: a variable of the templates of Qwen and others. (vLLM's.)
+    pub enable_thinking: Option<bool>,
     /// Variables for the model's chat template. (Not of OpenAI's API.)
     #[schema(value_type = Option<Object>)]
     pub chat_template_kwargs: Option<Map<String, Value>>,
-    /// Continues the last message, which must be the assistant's, instead of beginning a new one. (Not of OpenAI's
-    /// API; as vLLM has it.)
+    /// True if the answer goes on from the last message, which is the assistant's. If absent, it does where that message
+    /// has no calls. (vLLM's.)
     pub continue_final_message: Option<bool>,
-    /// Higher ones go first. (Not of OpenAI's API.)
-    pub priority: Option<i32>,
-    /// Must be false or absent: answers are not stored.
-    pub store: Option<bool>,
-    /// Must be `auto`, `default` or absent: there is one tier.
-    pub service_tier: Option<String>,
-    /// Must be `["text"]` or absent.
-    pub modalities: Option<Vec<String>>,
-    /// Must be `medium` or absent.
-    pub verbosity: Option<String>,
-    /// Has no effect: nothing is stored that it could label.
-    #[expect(dead_code, reason = "it has no effect; see above")]
-    #[schema(value_type = Option<Object>)]
-    pub metadata: Option<Map<String, Value>>,
-    /// Has no effect: nobody is told about users.
-    #[expect(dead_code, reason = "it has no effect; see above")]
-    pub user: Option<String>,
-    /// Has no effect: nobody is told about users.
-    #[expect(dead_code, reason = "it has no effect; see above")]
-    pub safety_identifier: Option<String>,
-    /// Has no effect: prefixes are found by their content.
-    #[expect(dead_code, reason = "it has no effect; see above")]
-    pub prompt_cache_key: Option<String>,
-    /// Has no effect: prefixes stay as long as there is room.
-    #[expect(dead_code, reason = "it has no effect; see above")]
-    pub prompt_cache_retention: Option<String>,
-    /// Not supported.
-    #[schema(value_type = Option<Object>)]
-    pub audio: Option<Value>,
-    /// Not supported: `tool_choice` has replaced it.
-    #[schema(value_type = Option<Object>)]
-    pub function_call: Option<Value>,
-    /// Not supported: `tools` has replaced it.
-    #[schema(value_type = Option<Object>)]
-    pub functions: Option<Value>,
-    /// Not supported.
-    #[schema(value_type = Option<Object>)]
-    pub prediction: Option<Value>,
-    /// Not supported.
-    #[schema(value_type = Option<Object>)]
-    pub web_search_options: Option<Value>,
+    /// False goes with `continue_final_message`. (vLLM's.)
+    pub add_generation_prompt: Option<bool>,
+}
+
+/// How much to think.
+#[derive(Clone, Debug, Default, Deserialize, ToSchema)]
+pub struct OpenRouterReasoning {
+    /// As `reasoning_effort`, which is stronger.
+    pub effort: Option<String>,
+    /// Whether.
+    pub enabled: Option<bool>,
+}
+
+/// Known fields of chat completions alone.
+const OTHERS: &[Other] = &[
+    refused("audio", &[], "answers are text"),
+    refused("modalities", &["[\"text\"]"], "answers are text"),
+    refused("function_call", &["\"none\"", "\"auto\""], "`tool_choice` has replaced it"),
+    refused("functions", &[], "`tools` has replaced it"),
+    refused("chat_template", &[], "models have their own"),
+    refused("documents", &[], "put them into a message"),
+    refused("echo", &["false"], "/v1/completions has it"),
+    left_out("store", &["false"], "chat completions are not stored; /v1/responses stores"),
+    left_out("verbosity", &["\"medium\""], "models here do not know it; say in a message how long to answer"),
+    left_out("prediction", &[], "it would change the speed only"),
+    left_out("web_search_options", &[], "this server does not search the web"),
+    left_out("reasoning.exclude", &["false"], "reasoning comes apart from the answer"),
+    left_out("include_reasoning", &["true"], "reasoning comes apart from the answer"),
+    no_effect("metadata", "nothing is stored that it could label"),
+    no_effect("add_special_tokens", "the chat template says which there are"),
+];
+
+impl Body for ChatCompletionRequest {
+    const OTHERS: &'static [&'static [Other]] = &[OTHERS, sampling::OTHERS, messages::OTHERS];
 }
 
 /// An answer.
@@ -262,31 +239,27 @@ pub async fn create(
     Json(body): Json<ChatCompletionRequest>,
 ) -> Result<Response, ApiError> {
     let stream = body.stream == Some(true);
-    let include_usage = StreamOptions::check(body.stream_options, stream)?;
+    let usage = StreamOptions::usage(body.stream_options);
     let wants_logprobs = body.logprobs == Some(true);
     let model = body.model.clone();
-    let generating = generate::chat(&state, caller, &model, body.into_request()?).await?;
+    let request = body.into_request(&caller.tolerance)?;
+    let generating = generate::chat(&state, caller, &model, request).await?;
     if stream {
-        return Ok(ChunkWriter::new(generating, include_usage, wants_logprobs).into_response());
+        return Ok(ChunkWriter::new(generating, usage, wants_logprobs).into_response());
     }
     Ok(Json(collect(generating, wants_logprobs).await?).into_response())
 }
 
 impl ChatCompletionRequest {
     /// Every field has its place, or is refused here.
-    fn into_request(self) -> Result<ChatRequest, ApiError> {
-        self.refuse_unsupported()?;
-        let max_tokens = match (self.max_completion_tokens, self.max_tokens) {
-            (Some(new), Some(old)) if new != old => {
-                let message = "`max_tokens` is the older name of `max_completion_tokens`: give one of them";
-                return Err(ApiError::invalid("max_tokens", message));
-            }
-            (Some(tokens), _) => types::at_least_one(Some(tokens), "max_completion_tokens")?,
-            (None, tokens) => types::at_least_one(tokens, "max_tokens")?,
+    fn into_request(self, tolerance: &Tolerance) -> Result<ChatRequest, ApiError> {
+        let max_tokens = match self.max_completion_tokens {
+            None => Limit::at_least_one(self.max_tokens, "max_tokens")?,
+            tokens => Limit::at_least_one(tokens, "max_completion_tokens")?,
         };
         let logprobs = match (self.logprobs, self.top_logprobs) {
             (Some(true), top) => Some(top.unwrap_or(0)),
-            (_, Some(_)) => {
+            (_, Some(1..)) => {
                 return Err(ApiError::invalid("top_logprobs", "`top_logprobs` needs `logprobs`: true"));
             }
             _ => None,
@@ -295,65 +268,54 @@ impl ChatCompletionRequest {
             return Err(ApiError::invalid("top_logprobs", "`top_logprobs` must be at most 20"));
         }
         let options = Options {
-            temperature: self.temperature,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            repetition_penalty: self.repetition_penalty,
-            frequency_penalty: self.frequency_penalty,
-            presence_penalty: self.presence_penalty,
-            penalty_window: None,
-            logit_bias: types::logit_bias(self.logit_bias)?,
-            seed: self.seed.map(i64::cast_unsigned),
-            stop: types::stop(self.stop)?,
-            stop_tokens: self.stop_token_ids.unwrap_or_default(),
-            ignore_stop_tokens: self.ignore_eos == Some(true),
             max_tokens: max_tokens.map(Into::into),
             n: self.n.map(Into::into),
             logprobs: logprobs.map(Into::into),
-            priority: self.priority.unwrap_or(0),
-            ..Options::default()
+            ..self.sampling.into_options()?
         };
         if self.messages.is_empty() {
             return Err(ApiError::invalid("messages", "`messages` is empty: there is nothing to answer"));
         }
-        let continue_last = self.continue_final_message == Some(true);
-        if continue_last && self.messages.last().is_none_or(|last| last.role != RoleParam::Assistant) {
-            let message = "`continue_final_message` needs a last message of role `assistant`";
-            return Err(ApiError::invalid("continue_final_message", message));
-        }
-        let messages = self.messages.into_iter().enumerate();
-        let messages = messages.map(|(i, message)| message.into_message(&format!("messages[{i}]")));
-        let tools: Vec<_> = self.tools.into_iter().flatten().map(ToolParam::into_tool).collect();
+        let messages = messages::messages(self.messages, tolerance)?;
+        let mut tools = Offer::of(self.tools.unwrap_or_default(), "tools", tolerance)?.tools;
+        let OpenRouterReasoning { effort, enabled } = self.reasoning.unwrap_or_default();
+        let reasoning = Reasoning::from_effort(self.reasoning_effort.or(effort), "reasoning_effort")?;
+        let enabled = self.enable_thinking.or(enabled);
         Ok(ChatRequest {
-            messages: messages.collect::<Result<_, _>>()?,
-            continue_last,
-            tool_choice: ToolChoiceParam::check(self.tool_choice, &tools)?,
+            continue_last: continues(&messages, self.continue_final_message, self.add_generation_prompt)?,
+            messages,
+            tool_choice: ToolChoiceParam::check(self.tool_choice, &mut tools)?,
             tools,
             parallel_tool_calls: self.parallel_tool_calls.unwrap_or(true),
-            format: ResponseFormat::format(self.response_format)?,
-            reasoning: Reasoning::from_effort(self.reasoning_effort, "reasoning_effort")?,
+            format: self.format.format()?,
+            reasoning: Reasoning { enabled: reasoning.enabled.or(enabled), ..reasoning },
             template_variables: self.chat_template_kwargs.unwrap_or_default(),
             // Without streaming nobody needs half a call.
             whole_calls: self.stream != Some(true),
             options,
+            tolerance: tolerance.clone(),
         })
     }
+}
 
-    fn refuse_unsupported(&self) -> Result<(), ApiError> {
-        refuse(&self.audio, "audio", "answers are text")?;
-        refuse(&self.function_call, "function_call", "`tool_choice` has replaced it")?;
-        refuse(&self.functions, "functions", "`tools` has replaced it")?;
-        refuse(&self.prediction, "prediction", "answers are not predicted")?;
-        refuse(&self.web_search_options, "web_search_options", "this server does not search the web")?;
-        let store = self.store.filter(|store| *store);
-        refuse(&store, "store", "chat completions are not stored; /v1/responses stores")?;
-        let tier = self.service_tier.as_ref().filter(|tier| !matches!(tier.as_str(), "auto" | "default"));
-        refuse(&tier, "service_tier", "there is one tier, `default`")?;
-        let modalities = self.modalities.as_ref().filter(|list| list.as_slice() != ["text"]);
-        refuse(&modalities, "modalities", "answers are text")?;
-        let verbosity = self.verbosity.as_ref().filter(|verbosity| *verbosity != "medium");
-        refuse(&verbosity, "verbosity", "models here do not know it; say in a message how long to answer")
+/// True if the answer goes on from the last message.
+fn continues(messages: &[Message], wanted: Option<bool>, prompts: Option<bool>) -> Result<bool, ApiError> {
+    let can = messages.last().is_some_and(Message::can_be_continued);
+    let refuse = |param: &str, message: &str| Err(ApiError::invalid(param, message));
+    match (wanted, prompts) {
+        (Some(true), Some(true)) => {
+            refuse("add_generation_prompt", "`continue_final_message` needs `add_generation_prompt`: false")
+        }
+        (Some(true), _) if !can => refuse(
+            "continue_final_message",
+            "`continue_final_message` needs a last message of role `assistant`, without calls",
+        ),
+        (None, Some(false)) if !can => refuse(
+            "add_generation_prompt",
+            "`add_generation_prompt`: false needs a last message of role `assistant`, without calls",
+        ),
+        (Some(wanted), _) => Ok(wanted),
+        (None, _) => Ok(can && prompts != Some(true)),
     }
 }
 
@@ -421,7 +383,7 @@ impl AnswerMessage {
 /// Writes the answer as a stream of chunks.
 struct ChunkWriter {
     generating: Generating,
-    include_usage: bool,
+    chunks: UsageChunks,
     wants_logprobs: bool,
     id: String,
     created: u64,
@@ -430,17 +392,20 @@ struct ChunkWriter {
 }
 
 impl ChunkWriter {
-    fn new(generating: Generating, include_usage: bool, wants_logprobs: bool) -> Self {
+    fn new(generating: Generating, chunks: UsageChunks, wants_logprobs: bool) -> Self {
         let model = generating.model().to_owned();
         let (id, created) = (ids::new("chatcmpl-"), ids::now());
         let usage = generate::Usage::default();
-        Self { generating, include_usage, wants_logprobs, id, created, model, usage }
+        Self { generating, chunks, wants_logprobs, id, created, model, usage }
     }
 }
 
 impl IntoResponse for ChunkWriter {
     fn into_response(mut self) -> Response {
-        stream::events(|events| async move {
+        let nothing =
+            ChunkChoice { index: 0, delta: ChunkDelta::default(), logprobs: None, finish_reason: None };
+        let silence = stream::data(&self.chunk(vec![nothing]));
+        stream::events(Box::new(move || silence.clone()), |events| async move {
             for index in 0..self.generating.choices() {
                 let delta =
                     ChunkDelta { role: Some("assistant"), content: Some(""), ..ChunkDelta::default() };
@@ -457,9 +422,10 @@ impl IntoResponse for ChunkWriter {
                     self.usage.add_choice(*usage);
                 }
                 let choice = self.choice(&piece);
-                events.data(&self.chunk(vec![choice])).await;
+                let usage = self.chunks.every.then(|| self.generating.usage_so_far().into());
+                events.data(&ChatCompletionChunk { usage, ..self.chunk(vec![choice]) }).await;
             }
-            if self.include_usage {
+            if self.chunks.last {
                 let usage = Some(self.usage.into());
                 events.data(&ChatCompletionChunk { usage, ..self.chunk(Vec::new()) }).await;
             }

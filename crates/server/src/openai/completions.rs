@@ -17,8 +17,9 @@ use utoipa::ToSchema;
 
 use super::{
     logprobs::TextLogprobs,
-    messages::ResponseFormat,
-    types::{self, FinishReason, LogitBias, OneOrMany, StreamOptions, Usage, refuse},
+    messages::FormatParams,
+    sampling::{self, SamplingParams},
+    types::{FinishReason, StreamOptions, Usage, UsageChunks},
 };
 use crate::{
     AppState,
@@ -26,7 +27,8 @@ use crate::{
     extract::Json,
     generate::{self, Caller, Delta, Generating, Options, Piece, Prompt, PromptLogprobs, TextRequest},
     ids,
-    stream::events,
+    stream::{data, events},
+    wire::{Body, Limit, Other, left_out, no_effect, refuse},
 };
 
 /// Tokens of an answer where nobody says how many: OpenAI's number.
@@ -34,7 +36,6 @@ const DEFAULT_MAX_TOKENS: usize = 16;
 
 /// Text that is to go on.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct CompletionRequest {
     /// The model's name, as `/v1/models` lists it.
     pub model: String,
@@ -51,44 +52,27 @@ pub struct CompletionRequest {
     /// Begins each answer with its prompt. With `logprobs`, theirs are those of the prompt's tokens, too, and `max_tokens`
     /// may be 0.
     pub echo: Option<bool>,
-    /// Most tokens of an answer, 16 if absent; 0 only with `echo`.
-    pub max_tokens: Option<usize>,
-    /// Divides the logits; 0 takes the best token. If absent, what the model recommends, or 0.8.
-    pub temperature: Option<f32>,
-    /// Keeps the smallest set of best tokens whose probability reaches this.
-    pub top_p: Option<f32>,
-    /// Keeps this many best tokens; 0 keeps all. (Not of OpenAI's API.)
-    pub top_k: Option<u32>,
-    /// Keeps tokens with at least this fraction of the best one's probability. (Not of OpenAI's API.)
-    pub min_p: Option<f32>,
-    /// Subtracted for each occurrence of a token.
-    pub frequency_penalty: Option<f32>,
-    /// Subtracted if a token occurs.
-    pub presence_penalty: Option<f32>,
-    /// Divides positive and multiplies negative logits of tokens that occur. (Not of OpenAI's API.)
-    pub repetition_penalty: Option<f32>,
-    /// Added to the logits of tokens.
-    pub logit_bias: Option<LogitBias>,
-    /// The same seed gives the same answer; answer `i` of several has the seed `seed + i`.
-    pub seed: Option<i64>,
-    /// Texts that end the answer.
-    pub stop: Option<OneOrMany<String>>,
-    /// Tokens that end the answer. (Not of OpenAI's API.)
-    pub stop_token_ids: Option<Vec<u32>>,
-    /// Goes on after the model's own stop tokens. (Not of OpenAI's API.)
-    pub ignore_eos: Option<bool>,
+    /// Most tokens of an answer, 16 if absent; 0 only with `echo`; -1 is no limit.
+    pub max_tokens: Option<Limit>,
+    #[serde(flatten)]
+    pub sampling: SamplingParams,
+    #[serde(flatten)]
+    pub format: FormatParams,
     /// Reports the tokens' log-probabilities, and those of this many best tokens in their places, at most 20. With `echo`,
     /// those of the prompt's tokens, too: then nothing of the prompt is taken from the prefix cache.
     pub logprobs: Option<usize>,
-    /// What the answer must be. (Not of OpenAI's API.)
-    pub response_format: Option<ResponseFormat>,
-    /// Higher ones go first. (Not of OpenAI's API.)
-    pub priority: Option<i32>,
     /// Not supported: models here do not fill in.
     pub suffix: Option<String>,
-    /// Has no effect: nobody is told about users.
-    #[expect(dead_code, reason = "it has no effect; see above")]
-    pub user: Option<String>,
+}
+
+/// Known fields of completions alone.
+const OTHERS: &[Other] = &[
+    left_out("stream_options.include_obfuscation", &["false"], "chunks are not padded"),
+    no_effect("add_special_tokens", "the model's tokenizer says which there are"),
+];
+
+impl Body for CompletionRequest {
+    const OTHERS: &'static [&'static [Other]] = &[OTHERS, sampling::OTHERS];
 }
 
 /// What is to go on.
@@ -230,9 +214,9 @@ pub async fn create(
     Json(body): Json<CompletionRequest>,
 ) -> Result<Response, ApiError> {
     let stream = body.stream == Some(true);
-    let include_usage = StreamOptions::check(body.stream_options, stream)?;
+    let usage = StreamOptions::usage(body.stream_options);
     let answers = Answers::start(&state, caller, body).await?;
-    if stream { Ok(answers.stream(include_usage)) } else { answers.collect().await }
+    if stream { Ok(answers.stream(usage)) } else { answers.collect().await }
 }
 
 impl CompletionRequest {
@@ -245,29 +229,15 @@ impl CompletionRequest {
             return Err(ApiError::invalid("logprobs", "`logprobs` must be at most 20"));
         }
         let max_tokens = match self.max_tokens {
-            Some(0) if echo => Some(0),
-            tokens => types::at_least_one(tokens, "max_tokens")?,
+            Some(Limit(Some(0))) if echo => Some(0),
+            most => Limit::at_least_one(most, "max_tokens")?,
         };
         Ok(Options {
-            temperature: self.temperature,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            repetition_penalty: self.repetition_penalty,
-            frequency_penalty: self.frequency_penalty,
-            presence_penalty: self.presence_penalty,
-            penalty_window: None,
-            logit_bias: types::logit_bias(self.logit_bias.take())?,
-            seed: self.seed.map(i64::cast_unsigned),
-            stop: types::stop(self.stop.take())?,
-            stop_tokens: self.stop_token_ids.take().unwrap_or_default(),
-            ignore_stop_tokens: self.ignore_eos == Some(true),
             max_tokens: max_tokens.map(Into::into),
             n: self.n.map(Into::into),
             logprobs: self.logprobs.map(Into::into),
             score_prompt: echo && self.logprobs.is_some(),
-            priority: self.priority.unwrap_or(0),
-            ..Options::default()
+            ..std::mem::take(&mut self.sampling).into_options()?
         })
     }
 }
@@ -276,6 +246,10 @@ type Parts = Pin<Box<dyn Stream<Item = Part> + Send>>;
 
 /// What has come of one prompt's answers.
 struct Part {
+    /// Which prompt.
+    of: usize,
+    /// Tokens of its choices so far.
+    used: generate::Usage,
     /// Their indices among all choices.
     choices: Range<usize>,
     /// With the first one, if asked for.
@@ -295,7 +269,10 @@ struct Answers {
     id: String,
     created: u64,
     model: String,
+    /// Of the choices that have ended.
     usage: generate::Usage,
+    /// Of each prompt's choices so far.
+    used: Vec<generate::Usage>,
     /// Characters that the tokens of each choice have written so far, for the offsets of the next ones.
     lengths: Vec<usize>,
 }
@@ -303,7 +280,9 @@ struct Answers {
 impl Answers {
     async fn start(state: &AppState, caller: Caller, mut body: CompletionRequest) -> Result<Self, ApiError> {
         let options = body.options()?;
-        let format = ResponseFormat::format(body.response_format.take())?;
+        let format = std::mem::take(&mut body.format).format()?;
+        // -1 is no limit.
+        let default_max_tokens = body.max_tokens.is_none().then_some(DEFAULT_MAX_TOKENS);
         let echo = body.echo == Some(true);
         let mut started: Vec<Generating> = Vec::new();
         let mut beginnings = Vec::new();
@@ -319,20 +298,17 @@ impl Answers {
         }
         for prompt in prompts {
             let beginning = if echo { Some(prompt.clone()) } else { None };
-            let request = TextRequest {
-                prompt,
-                format: format.clone(),
-                default_max_tokens: Some(DEFAULT_MAX_TOKENS),
-                options: options.clone(),
-            };
+            let request =
+                TextRequest { prompt, format: format.clone(), default_max_tokens, options: options.clone() };
             let generating = generate::text(state, caller.clone(), &body.model, request).await?;
             let beginning = beginning.map(|prompt| prompt.text(generating.tokenizer())).unwrap_or_default();
             beginnings.extend(std::iter::repeat_n(beginning, generating.choices()));
             started.push(generating);
         }
         let (tokenizer, model) = (started[0].tokenizer().clone(), started[0].model().to_owned());
+        let used = started.iter().map(Generating::usage_so_far).collect();
         let mut first = 0;
-        let parts = started.into_iter().map(|generating| {
+        let parts = started.into_iter().enumerate().map(|(of, generating)| {
             let choices = first..first + generating.choices();
             first = choices.end;
             let parts = stream::unfold(generating, move |mut generating| {
@@ -340,7 +316,8 @@ impl Answers {
                 async move {
                     let piece = generating.next().await?;
                     let prompt = generating.take_prompt_logprobs();
-                    Some((Part { choices, prompt, piece }, generating))
+                    let used = generating.usage_so_far();
+                    Some((Part { of, used, choices, prompt, piece }, generating))
                 }
             });
             Box::pin(parts) as Parts
@@ -356,6 +333,7 @@ impl Answers {
             created: ids::now(),
             model,
             usage: generate::Usage::default(),
+            used,
         };
         if !answers.wants_logprobs {
             answers.begin(0..answers.beginnings.len(), None);
@@ -379,7 +357,8 @@ impl Answers {
         if let Some(choice) = self.ready.pop_front() {
             return Some(Ok(choice));
         }
-        let Part { choices, prompt, piece } = self.parts.next().await?;
+        let Part { of, used, choices, prompt, piece } = self.parts.next().await?;
+        self.used[of] = used;
         let (choice, text, logprobs, finish_reason) = match piece {
             Err(error) => return Some(Err(error)),
             Ok(Piece::Delta { choice, delta: Delta::Text(text), logprobs }) => (choice, text, logprobs, None),
@@ -406,6 +385,16 @@ impl Answers {
         self.ready.pop_front().map(Ok)
     }
 
+    fn used_so_far(&self) -> generate::Usage {
+        let mut sum = generate::Usage::default();
+        for used in &self.used {
+            sum.prompt += used.prompt;
+            sum.cached += used.cached;
+            sum.completion += used.completion;
+        }
+        sum
+    }
+
     async fn collect(mut self) -> Result<Response, ApiError> {
         let choice = |index| CompletionChoice { index, ..CompletionChoice::default() };
         let mut choices: Vec<_> = (0..self.beginnings.len()).map(choice).collect();
@@ -422,16 +411,20 @@ impl Answers {
         Ok(Json(Completion { usage, ..self.chunk(choices) }).into_response())
     }
 
-    fn stream(mut self, include_usage: bool) -> Response {
-        events(|events| async move {
+    fn stream(mut self, chunks: UsageChunks) -> Response {
+        let silence = data(&self.chunk(vec![CompletionChoice::default()]));
+        events(Box::new(move || silence.clone()), |events| async move {
             while let Some(part) = self.next().await {
                 match part {
-                    Ok(choice) => events.data(&self.chunk(vec![choice])).await,
+                    Ok(choice) => {
+                        let usage = chunks.every.then(|| self.used_so_far().into());
+                        events.data(&Completion { usage, ..self.chunk(vec![choice]) }).await;
+                    }
                     // Too late for a status: the stream ends with the error, and without `[DONE]`.
                     Err(error) => return events.data(&super::error::body(&error)).await,
                 }
             }
-            if include_usage {
+            if chunks.last {
                 let usage = Some(self.usage.into());
                 events.data(&Completion { usage, ..self.chunk(Vec::new()) }).await;
             }

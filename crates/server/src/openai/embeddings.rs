@@ -12,23 +12,24 @@ use crate::{
     error::ApiError,
     extract::Json,
     generate::{self, Caller, EmbedRequest},
+    wire::{Body, Other, no_effect},
 };
 
 /// Texts of which embeddings are wanted.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct EmbeddingRequest {
     /// The model's name, as `/v1/models` lists it.
     pub model: String,
-    /// A text or its tokens, or a list of them.
+    /// A text or its tokens, or a list of them. Tokens are those of this model (`/tokenize`), not of OpenAI's.
     pub input: PromptParam,
     /// Keeps only so many of the first values; the rest has length one again.
     pub dimensions: Option<ClientCount>,
     /// How vectors are written.
     pub encoding_format: Option<EncodingFormat>,
-    /// Has no effect: nobody is told about users.
-    #[expect(dead_code, reason = "it has no effect; see above")]
-    pub user: Option<String>,
+}
+
+impl Body for EmbeddingRequest {
+    const OTHERS: &'static [&'static [Other]] = &[&[no_effect("user", "nobody is told about users")]];
 }
 
 /// How vectors are written.

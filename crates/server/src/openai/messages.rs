@@ -1,19 +1,17 @@
-//! Messages, tools and answer formats of a chat.
+//! Messages and answer formats of a chat.
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use serde_untagged::UntaggedEnumVisitor;
 use utoipa::ToSchema;
 
-use super::types::{Content, refuse};
 use crate::{
     error::ApiError,
-    generate::{Format, Message, Role, Tool, ToolCall, ToolChoice},
+    generate::{Format, Message, Role, ToolCall},
+    wire::{Content, Other, Tolerance, no_effect, refused, unreadable},
 };
 
 /// One message of a chat.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct ChatMessage {
     /// Who says it.
     pub role: RoleParam,
@@ -31,16 +29,6 @@ pub struct ChatMessage {
     pub tool_call_id: Option<String>,
     /// What an assistant said instead of an answer.
     pub refusal: Option<String>,
-    /// Has no effect: the model sees only the text.
-    #[expect(dead_code, reason = "it has no effect; see above")]
-    #[schema(value_type = Option<Vec<Object>>)]
-    pub annotations: Option<Vec<Value>>,
-    /// Not supported.
-    #[schema(value_type = Option<Object>)]
-    pub audio: Option<Value>,
-    /// Not supported: `tool_calls` has replaced it.
-    #[schema(value_type = Option<Object>)]
-    pub function_call: Option<Value>,
 }
 
 /// Who says a message.
@@ -61,118 +49,75 @@ pub enum RoleParam {
 
 /// A part of a message.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct ContentPart {
-    /// `text`, or an assistant's `refusal`. Nothing else can be read.
-    pub r#type: String,
+    /// `text`, or an assistant's `refusal`. Other kinds are refused in the last message of a user, and replaced by a note
+    /// in those before: models here read text only.
+    pub r#type: Option<String>,
     /// The text.
     pub text: Option<String>,
     /// The refusal.
     pub refusal: Option<String>,
-    /// Not supported.
-    #[schema(value_type = Option<Object>)]
-    pub image_url: Option<Value>,
-    /// Not supported.
-    #[schema(value_type = Option<Object>)]
-    pub input_audio: Option<Value>,
-    /// Not supported.
-    #[schema(value_type = Option<Object>)]
-    pub file: Option<Value>,
 }
+
+/// Known fields of messages that are not read.
+pub const OTHERS: &[Other] = &[
+    refused("messages[].function_call", &[], "`tool_calls` has replaced it"),
+    no_effect("messages[].annotations", "the model sees only the text"),
+    no_effect("messages[].audio", "the model sees only the text"),
+    no_effect("messages[].id", "messages are in their order"),
+    no_effect("messages[].parsed", "the model sees only the text"),
+    no_effect("messages[].reasoning_details", "`reasoning_content` has the text"),
+    no_effect("messages[].tool_calls[].function.parsed_arguments", "the model sees `arguments`"),
+    no_effect("messages[].content[].cache_control", "prefixes are found by their content"),
+    no_effect("messages[].content[].annotations", "the model sees only the text"),
+    no_effect("messages[].content[].image_url", "models here read text only"),
+    no_effect("messages[].content[].input_audio", "models here read text only"),
+    no_effect("messages[].content[].file", "models here read text only"),
+];
 
 /// A call that an assistant made.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct ToolCallParam {
     /// Names the call.
-    pub id: String,
-    /// Always `function`.
-    #[expect(dead_code, reason = "there is nothing else")]
-    pub r#type: FunctionType,
+    pub id: Option<String>,
+    /// `function` or absent.
+    pub r#type: Option<String>,
+    /// Has no effect: calls are in their order.
+    #[expect(dead_code, reason = "it has no effect; see above")]
+    pub index: Option<usize>,
     /// What was called.
     pub function: FunctionCallParam,
 }
 
-/// `function`: there is nothing else.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum FunctionType {
-    /// A function.
-    #[default]
-    Function,
-}
-
 /// What was called.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct FunctionCallParam {
     /// The function's name.
     pub name: String,
-    /// An object, as JSON text.
-    pub arguments: String,
+    /// An object, as JSON text or as it is.
+    pub arguments: Option<Value>,
 }
 
-/// A function that the model may call.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct ToolParam {
-    /// Always `function`.
-    #[expect(dead_code, reason = "there is nothing else")]
-    pub r#type: FunctionType,
-    /// The function.
-    pub function: FunctionParam,
-}
-
-/// A function.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct FunctionParam {
-    /// Its name.
-    pub name: String,
-    /// What it does.
-    pub description: Option<String>,
-    /// JSON schema of its arguments; absent, it takes none.
-    #[schema(value_type = Option<Object>)]
-    pub parameters: Option<Value>,
-    /// Whether calls must fit the schema.
-    pub strict: Option<bool>,
-}
-
-/// Whether tools are called.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
-#[serde(untagged)]
-pub enum ToolChoiceParam {
-    /// `none`, `auto` or `required`.
-    Mode(String),
-    /// This one.
-    Named(NamedTool),
-}
-
-/// A tool that is to be called.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct NamedTool {
-    /// Always `function`.
-    r#type: FunctionType,
-    /// Which one.
-    function: NamedFunction,
-}
-
-/// A function that is to be called.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct NamedFunction {
-    name: String,
+/// What an answer must be, in all spellings.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+pub struct FormatParams {
+    /// What the answer must be.
+    response_format: Option<ResponseFormat>,
+    /// llama.cpp's way to ask for JSON that fits a schema.
+    json_schema: Option<Value>,
+    /// vLLM's way to ask for JSON that fits a schema.
+    guided_json: Option<Value>,
 }
 
 /// What an answer must be.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct ResponseFormat {
     /// The kind.
     pub r#type: FormatType,
-    /// With `json_schema`: the schema.
-    pub json_schema: Option<JsonSchemaParam>,
+    /// With `json_schema`: an object with the schema as `schema`, or the schema.
+    pub json_schema: Option<Value>,
+    /// The schema, as llama.cpp has it.
+    pub schema: Option<Value>,
 }
 
 /// Kinds of answers.
@@ -187,33 +132,23 @@ pub enum FormatType {
     JsonSchema,
 }
 
-/// A schema with its name.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct JsonSchemaParam {
-    /// Its name; has no effect.
-    #[expect(dead_code, reason = "it has no effect; see above")]
-    pub name: String,
-    /// What it is for; has no effect.
-    #[expect(dead_code, reason = "it has no effect; see above")]
-    pub description: Option<String>,
-    /// The schema.
-    #[schema(value_type = Option<Object>)]
-    pub schema: Option<Value>,
-    /// Answers always fit, whatever is said here.
-    #[expect(dead_code, reason = "it has no effect; see above")]
-    pub strict: Option<bool>,
+/// Our own messages.
+///
+/// # Errors
+/// What cannot be honoured, by name.
+pub fn messages(messages: Vec<ChatMessage>, tolerance: &Tolerance) -> Result<Vec<Message>, ApiError> {
+    let last_user = messages.iter().rposition(|message| message.role == RoleParam::User);
+    let messages = messages.into_iter().enumerate();
+    let message = |(i, message): (usize, ChatMessage)| {
+        message.into_message(&format!("messages[{i}]"), Some(i) == last_user, tolerance)
+    };
+    messages.map(message).collect()
 }
 
 impl ChatMessage {
-    /// Our own message; `path` is where it was.
-    ///
-    /// # Errors
-    /// What its role cannot have, or nothing here can read.
-    pub fn into_message(self, path: &str) -> Result<Message, ApiError> {
+    /// Our own message; `path` is where it was. The model is asked about one of them.
+    fn into_message(self, path: &str, is_asked: bool, tolerance: &Tolerance) -> Result<Message, ApiError> {
         let field = |name: &str| format!("{path}.{name}");
-        refuse(&self.audio, &field("audio"), "models here read text only")?;
-        refuse(&self.function_call, &field("function_call"), "`tool_calls` has replaced it")?;
         let only = |is_there: bool, name: &str, role: RoleParam| match is_there && self.role != role {
             true => {
                 let role = format!("{role:?}").to_lowercase();
@@ -234,10 +169,13 @@ impl ChatMessage {
                 format!("`{param}` is missing: which call is this the result of?"),
             ));
         }
-        let content = self.content.map(|content| content.text(&field("content"))).transpose()?;
+        let content =
+            self.content.map(|content| content.text(&field("content"), is_asked, tolerance)).transpose()?;
         let content = content.or(self.refusal);
-        let calls = self.tool_calls.unwrap_or_default();
-        if content.is_none() && calls.is_empty() {
+        let calls = self.tool_calls.unwrap_or_default().into_iter().enumerate();
+        let calls = calls.map(|(i, call)| call.into_call(i, &format!("{path}.tool_calls[{i}]")));
+        let tool_calls = calls.collect::<Result<Vec<_>, _>>()?;
+        if content.is_none() && tool_calls.is_empty() && self.role != RoleParam::Assistant {
             let param = field("content");
             return Err(ApiError::invalid(&param, format!("`{param}` is missing")));
         }
@@ -251,100 +189,105 @@ impl ChatMessage {
             content: content.unwrap_or_default(),
             reasoning: self.reasoning_content.or(self.reasoning),
             name: self.name,
-            tool_calls: calls.into_iter().map(ToolCallParam::into_call).collect(),
+            tool_calls,
             tool_call_id: self.tool_call_id,
         })
     }
 }
 
 impl Content<ContentPart> {
-    fn text(self, path: &str) -> Result<String, ApiError> {
+    fn text(self, path: &str, is_asked: bool, tolerance: &Tolerance) -> Result<String, ApiError> {
         match self {
             Self::Text(text) => Ok(text),
             Self::Parts(parts) => {
                 let parts = parts.into_iter().enumerate();
-                parts.map(|(i, part)| part.text(&format!("{path}[{i}]"))).collect()
+                parts.map(|(i, part)| part.text(&format!("{path}[{i}]"), is_asked, tolerance)).collect()
             }
         }
     }
 }
 
 impl ContentPart {
-    fn text(self, path: &str) -> Result<String, ApiError> {
-        let Self { r#type, text, refusal, image_url, input_audio, file } = self;
-        let (wanted, other) = match r#type.as_str() {
-            "text" => (("text", text), ("refusal", refusal)),
-            "refusal" => (("refusal", refusal), ("text", text)),
-            other => {
-                let param = format!("{path}.type");
-                let message = format!("`{param}` is `{other}`: models here read `text` only");
-                return Err(ApiError::invalid(param, message));
-            }
+    fn text(self, path: &str, is_asked: bool, tolerance: &Tolerance) -> Result<String, ApiError> {
+        let kind = self.r#type.as_deref().unwrap_or("text");
+        let (name, text) = match kind {
+            "text" | "input_text" | "output_text" => ("text", self.text),
+            "refusal" => ("refusal", self.refusal),
+            other => return unreadable(other, path, is_asked, tolerance),
         };
-        refuse(&image_url, &format!("{path}.image_url"), "models here read text only")?;
-        refuse(&input_audio, &format!("{path}.input_audio"), "models here read text only")?;
-        refuse(&file, &format!("{path}.file"), "models here read text only")?;
-        refuse(&other.1, &format!("{path}.{}", other.0), format_args!("this part is a `{}`", r#type))?;
-        let param = format!("{path}.{}", wanted.0);
-        wanted.1.ok_or_else(|| ApiError::invalid(&param, format!("`{param}` is missing")))
+        let param = format!("{path}.{name}");
+        text.ok_or_else(|| ApiError::invalid(&param, format!("`{param}` is missing")))
     }
 }
 
 impl ToolCallParam {
-    fn into_call(self) -> ToolCall {
-        ToolCall { id: self.id, name: self.function.name, arguments: self.function.arguments }
+    fn into_call(self, index: usize, path: &str) -> Result<ToolCall, ApiError> {
+        if let Some(kind) = self.r#type.filter(|kind| kind != "function") {
+            let param = format!("{path}.type");
+            let message = format!("`{param}` is `{kind}`: calls here are of functions");
+            return Err(ApiError::invalid(param, message));
+        }
+        let arguments = match self.function.arguments {
+            None => "{}".into(),
+            Some(Value::String(text)) if text.is_empty() => "{}".into(),
+            Some(Value::String(text)) => text,
+            Some(object) => object.to_string(),
+        };
+        let id = self.id.unwrap_or_else(|| format!("call_{index}"));
+        Ok(ToolCall { id, name: self.function.name, arguments })
     }
 }
 
-impl ToolParam {
-    /// Our own tool.
-    pub fn into_tool(self) -> Tool {
-        let FunctionParam { name, description, parameters, strict } = self.function;
-        Tool { name, description, parameters, strict: strict == Some(true) }
-    }
-}
-
-impl<'de> Deserialize<'de> for ToolChoiceParam {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        UntaggedEnumVisitor::new()
-            .expecting("`none`, `auto`, `required`, or the function to call")
-            .string(|mode| Ok(Self::Mode(mode.to_owned())))
-            .map(|map| map.deserialize().map(Self::Named))
-            .deserialize(deserializer)
-    }
-}
-
-impl ToolChoiceParam {
-    /// Our own choice.
+impl FormatParams {
+    /// Our own format.
     ///
     /// # Errors
-    /// A choice that is none, or of a tool that is not offered.
-    pub fn check(choice: Option<Self>, tools: &[Tool]) -> Result<ToolChoice, ApiError> {
-        match &choice {
-            None => ToolChoice::check(Ok("auto"), tools),
-            Some(Self::Mode(mode)) => ToolChoice::check(Ok(mode), tools),
-            Some(Self::Named(tool)) => ToolChoice::check(Err(&tool.function.name), tools),
+    /// A schema that is missing, or of a format that has none.
+    pub fn format(self) -> Result<Format, ApiError> {
+        let other = match self.json_schema.or(self.guided_json) {
+            // vLLM also takes a schema's text.
+            Some(Value::String(text)) => serde_json::from_str(&text).map(Some).map_err(|error| {
+                ApiError::invalid("guided_json", format!("`guided_json` is not JSON: {error}"))
+            })?,
+            other => other,
+        };
+        match (self.response_format, other) {
+            (
+                None | Some(ResponseFormat { r#type: FormatType::Text, json_schema: None, schema: None }),
+                other,
+            ) => Ok(other.map_or(Format::Text, Format::JsonSchema)),
+            (Some(_), Some(_)) => {
+                let message =
+                    "`response_format` and `json_schema` both say what the answer must be: give one";
+                Err(ApiError::invalid("response_format", message))
+            }
+            (Some(format), None) => format.format(),
         }
     }
 }
 
 impl ResponseFormat {
-    /// Our own format.
-    ///
-    /// # Errors
-    /// A schema that is missing, or of a format that has none.
-    pub fn format(format: Option<Self>) -> Result<Format, ApiError> {
-        let Some(Self { r#type, json_schema }) = format else { return Ok(Format::Text) };
-        if r#type != FormatType::JsonSchema {
-            refuse(&json_schema, "response_format.json_schema", "only the type `json_schema` has a schema")?;
-        }
-        match (r#type, json_schema) {
-            (FormatType::Text, _) => Ok(Format::Text),
-            (FormatType::JsonObject, _) => Ok(Format::JsonObject),
-            (FormatType::JsonSchema, Some(JsonSchemaParam { schema: Some(schema), .. })) => {
-                Ok(Format::JsonSchema(schema))
+    fn format(self) -> Result<Format, ApiError> {
+        let Self { r#type, json_schema, schema } = self;
+        // What has a schema's own keywords is one; the others have it inside.
+        let is_schema = |value: &Value| {
+            ["type", "properties", "$ref", "anyOf", "oneOf", "enum", "const"]
+                .iter()
+                .any(|key| value.get(key).is_some())
+        };
+        let schema = schema.or_else(|| match json_schema {
+            Some(mut outer) if outer.get("schema").is_some() => outer.get_mut("schema").map(Value::take),
+            other => other.filter(is_schema),
+        });
+        match (r#type, schema) {
+            (FormatType::Text, None) => Ok(Format::Text),
+            (FormatType::Text, Some(_)) => {
+                let message = "`response_format.type` is `text`, which has no schema; `json_schema` has one";
+                Err(ApiError::invalid("response_format.type", message))
             }
-            (FormatType::JsonSchema, _) => {
+            (FormatType::JsonObject, None) => Ok(Format::JsonObject),
+            (_, Some(schema)) => Ok(Format::JsonSchema(schema)),
+            (FormatType::JsonSchema, None) => {
                 let param = "response_format.json_schema.schema";
                 Err(ApiError::invalid(param, format!("`{param}` is missing")))
             }

@@ -9,29 +9,39 @@ mod messages;
 pub mod models;
 pub mod props;
 pub mod responses;
+mod sampling;
 pub mod tokens;
-pub mod types;
+mod tools;
+mod types;
 
 pub use responses::ResponseStore;
 
-use axum::{
-    Router,
-    routing::{get, post},
-};
+use utoipa_axum::{router::OpenApiRouter, routes};
 
-use crate::AppState;
+use crate::{AppState, wire};
 
 /// All of its paths.
-pub fn routes() -> Router<AppState> {
-    Router::new()
-        .route("/v1/chat/completions", post(chat::create))
-        .route("/v1/completions", post(completions::create))
-        .route("/v1/embeddings", post(embeddings::create))
-        .route("/v1/responses", post(responses::create))
-        .route("/v1/responses/{id}", get(responses::get).delete(responses::delete))
-        .route("/tokenize", post(tokens::tokenize))
-        .route("/detokenize", post(tokens::detokenize))
-        .route("/v1/models", get(models::list))
-        .route("/props", get(props::props))
-        .route("/v1/models/{*model}", get(models::get))
+pub fn routes() -> OpenApiRouter<AppState> {
+    OpenApiRouter::new()
+        .routes(routes!(chat::create))
+        .routes(routes!(completions::create))
+        .routes(routes!(embeddings::create))
+        .routes(routes!(responses::create))
+        .routes(routes!(responses::get, responses::delete))
+        .routes(routes!(tokens::tokenize))
+        .routes(routes!(tokens::detokenize))
+        .routes(routes!(tokens::tokenizer_info))
+        .routes(routes!(models::list))
+        .routes(routes!(props::props))
+        // Names of models have slashes, which a path of the document cannot say.
+        .route("/v1/models/{*model}", axum::routing::get(models::get))
+}
+
+/// Describes the known fields of its requests.
+pub fn describe(document: &mut serde_json::Value) {
+    wire::describe::<chat::ChatCompletionRequest>(document);
+    wire::describe::<completions::CompletionRequest>(document);
+    wire::describe::<embeddings::EmbeddingRequest>(document);
+    wire::describe::<responses::ResponseRequest>(document);
+    wire::describe::<tokens::TokenizeRequest>(document);
 }

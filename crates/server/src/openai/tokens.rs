@@ -1,21 +1,25 @@
 //! `/tokenize` and `/detokenize`, as vLLM has them.
 
-use axum::extract::State;
+use axum::extract::{RawQuery, State};
 use paguro_model::tokenizer::{SpecialText, SpecialTokens};
+use percent_encoding::percent_decode_str;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::messages::{ChatMessage, ToolParam};
+use super::{
+    messages::{self, ChatMessage},
+    tools::{Offer, ToolParam},
+};
 use crate::{
     AppState,
     error::ApiError,
     extract::Json,
     generate::{self, Caller, ChatRequest},
+    wire::{Body, Other, refuse},
 };
 
 /// A text, or a chat, whose tokens are wanted.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct TokenizeRequest {
     /// The model's name.
     pub model: String,
@@ -30,6 +34,12 @@ pub struct TokenizeRequest {
     /// Whether the tokens' names are wanted, too.
     pub return_token_strs: Option<bool>,
 }
+
+impl Body for TokenizeRequest {
+    const OTHERS: &'static [&'static [Other]] = &[messages::OTHERS];
+}
+
+impl Body for DetokenizeRequest {}
 
 /// Tokens.
 #[derive(Debug, Serialize, ToSchema)]
@@ -47,7 +57,6 @@ pub struct TokenizeResponse {
 
 /// Tokens whose text is wanted.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct DetokenizeRequest {
     /// The model's name.
     pub model: String,
@@ -85,7 +94,7 @@ pub async fn tokenize(
     let max_context = lease.handle.max_context();
     let tokens = match (prompt, messages) {
         (Some(text), None) => {
-            super::types::refuse(&tools, "tools", "a text has none; `messages` do")?;
+            refuse(&tools, "tools", "a text has none; `messages` do")?;
             let around = add_special_tokens != Some(false);
             generate::off_thread(&state, &caller, &lease, move |model, _| {
                 generate::check_text(&text, model, max_context)?;
@@ -99,12 +108,11 @@ pub async fn tokenize(
             .await?
         }
         (None, Some(messages)) => {
-            super::types::refuse(&add_special_tokens, "add_special_tokens", "the template decides")?;
-            let messages = messages.into_iter().enumerate();
-            let messages = messages.map(|(i, message)| message.into_message(&format!("messages[{i}]")));
+            refuse(&add_special_tokens, "add_special_tokens", "the template decides")?;
             let request = ChatRequest {
-                messages: messages.collect::<Result<_, _>>()?,
-                tools: tools.into_iter().flatten().map(ToolParam::into_tool).collect(),
+                messages: messages::messages(messages, &caller.tolerance)?,
+                tools: Offer::of(tools.unwrap_or_default(), "tools", &caller.tolerance)?.tools,
+                tolerance: caller.tolerance.clone(),
                 ..ChatRequest::default()
             };
             generate::off_thread(&state, &caller, &lease, move |model, _| request.prompt(model, max_context))
@@ -150,4 +158,59 @@ pub async fn detokenize(
         Ok(model.tokenizer.decode(&body.tokens, SpecialText::Show))
     });
     Ok(Json(DetokenizeResponse { prompt: prompt.await? }))
+}
+
+/// What is known of a tokenizer.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct TokenizerInfo {
+    /// Always `paguro`.
+    tokenizer_class: &'static str,
+    /// Tokens of the vocabulary.
+    vocab_size: usize,
+    /// Most tokens of a prompt with its answer.
+    model_max_length: usize,
+    /// The token that begins a text; `null` if there is none.
+    bos_token: Option<String>,
+    /// The token that ends an answer; `null` if there is none.
+    eos_token: Option<String>,
+    /// The chat template, in jinja; `null` if there is none.
+    chat_template: Option<String>,
+}
+
+/// Tells what is known of a model's tokenizer, as vLLM does. Without `model` it is that of the first model.
+///
+/// # Errors
+/// There is no such model.
+#[utoipa::path(
+    get, path = "/tokenizer_info", tag = "Tokens",
+    params(("model" = Option<String>, Query, description = "The model's name")),
+    responses(
+        (status = 200, body = TokenizerInfo),
+        (status = "4XX", body = super::error::ErrorBody<'static>),
+        (status = "5XX", body = super::error::ErrorBody<'static>),
+    ),
+)]
+pub async fn tokenizer_info(
+    State(state): State<AppState>,
+    RawQuery(query): RawQuery,
+) -> Result<Json<TokenizerInfo>, ApiError> {
+    let asked = query.as_deref().unwrap_or_default().split('&').find_map(|pair| pair.strip_prefix("model="));
+    let name = match asked {
+        Some(name) => percent_decode_str(name).decode_utf8_lossy().into_owned(),
+        None => match state.models.list().await?.into_iter().next() {
+            Some(first) => first.name,
+            None => return Err(ApiError::invalid("model", "there are no models")),
+        },
+    };
+    let lease = state.models.lease(&name).await?;
+    let tokenizer = &lease.model.tokenizer;
+    let token = |id: Option<u32>| id.map(|id| tokenizer.token_name(id).into_owned());
+    Ok(Json(TokenizerInfo {
+        tokenizer_class: "paguro",
+        vocab_size: tokenizer.vocab_size(),
+        model_max_length: lease.handle.max_context(),
+        bos_token: token(tokenizer.bos()),
+        eos_token: token(tokenizer.eos()),
+        chat_template: lease.model.chat_template.as_ref().map(|template| template.source().to_owned()),
+    }))
 }

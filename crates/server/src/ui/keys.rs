@@ -10,6 +10,7 @@ use crate::{
     error::ApiError,
     extract::Json,
     keys::{ApiKey, KeyError, KeyFile, Scope},
+    wire,
 };
 
 /// All keys.
@@ -33,7 +34,6 @@ pub struct KeyInfo {
 
 /// A key that is to be made.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct NewKey {
     /// Its purpose.
     name: String,
@@ -41,6 +41,8 @@ pub struct NewKey {
     #[schema(value_type = Vec<String>)]
     scopes: Vec<Scope>,
 }
+
+impl wire::Body for NewKey {}
 
 /// A new key.
 #[derive(Debug, Serialize, ToSchema)]

@@ -132,7 +132,7 @@ async fn take(state: &AppState) -> Sample {
 )]
 pub async fn live(State(state): State<AppState>) -> Response {
     let mut samples = state.live.subscribe(&state);
-    stream::events(move |writer| async move {
+    stream::events(stream::comments(), move |writer| async move {
         let mut known = Known::default();
         loop {
             let latest = samples.borrow_and_update().clone();

@@ -4,7 +4,10 @@ mod output;
 mod request;
 mod store;
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
 
 use axum::{
     Extension,
@@ -14,25 +17,28 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use self::{
     output::{Output, OutputItem},
-    request::{FunctionChoiceParam, FunctionToolParam, ReasoningParam, ResponseRequest, TextParam},
+    request::{ReasoningParam, TextParam},
     store::{Stored, Turn},
 };
-use super::error::ErrorBody;
+use super::{
+    error::ErrorBody,
+    tools::{Offer, ToolChoiceParam, ToolParam},
+};
 use crate::{
     AppState,
     access::Tenant,
     error::ApiError,
     extract::{Json, Path},
     generate::{self, Caller, Finish, Generating, Message, Piece, Role},
-    ids,
-    stream::events,
+    ids, stream,
 };
 
+pub use request::ResponseRequest;
 pub use store::ResponseStore;
 
 /// A response.
@@ -43,6 +49,8 @@ pub struct ResponseObject {
     object: &'static str,
     /// Seconds since 1970.
     created_at: u64,
+    /// The same of its end; `null` before.
+    completed_at: Option<u64>,
     /// `in_progress`, `completed`, `incomplete` or `failed`.
     status: &'static str,
     /// Why it has failed.
@@ -57,15 +65,21 @@ pub struct ResponseObject {
     instructions: Option<String>,
     previous_response_id: Option<String>,
     max_output_tokens: Option<usize>,
-    temperature: Option<f32>,
-    top_p: Option<f32>,
-    top_logprobs: Option<usize>,
+    max_tool_calls: Option<usize>,
+    /// What the model was sampled with; so are the next ones.
+    temperature: f64,
+    top_p: f64,
+    frequency_penalty: f64,
+    presence_penalty: f64,
+    top_logprobs: usize,
     text: TextParam,
     reasoning: ReasoningParam,
-    tools: Vec<FunctionToolParam>,
-    tool_choice: FunctionChoiceParam,
+    /// As they were sent, those that are not offered included.
+    tools: Vec<ToolParam>,
+    tool_choice: ToolChoiceParam,
     parallel_tool_calls: bool,
-    metadata: std::collections::BTreeMap<String, String>,
+    #[schema(value_type = Object)]
+    metadata: Map<String, Value>,
     store: bool,
     /// Always false.
     background: bool,
@@ -73,6 +87,8 @@ pub struct ResponseObject {
     truncation: &'static str,
     /// Always `default`.
     service_tier: &'static str,
+    safety_identifier: Option<String>,
+    prompt_cache_key: Option<String>,
 }
 
 /// Why a response has failed.
@@ -156,7 +172,9 @@ pub async fn create(
         let length = caller.body.length().saturating_add(turn.all_bytes());
         caller.body.grow(&state.body_memory, length, 0).await?;
     }
-    let new = body.messages()?;
+    let tolerance = caller.tolerance.clone();
+    let new = body.messages(&tolerance)?;
+    let offer = Offer::of(body.tools.clone().unwrap_or_default(), "tools", &tolerance)?;
     let instructions = body.instructions.iter().map(|text| Message {
         role: Role::System,
         content: text.clone(),
@@ -164,14 +182,14 @@ pub async fn create(
     });
     let past = before.iter().flat_map(|turn| turn.all_messages());
     let messages: Vec<_> = instructions.chain(past).chain(new.iter().cloned()).collect();
-    let chat = body.chat(messages)?;
+    let chat = body.chat(messages, offer.tools, &tolerance)?;
     let stream = body.stream == Some(true);
     let model = body.model.clone();
     let generating = generate::chat(&state, caller, &model, chat).await.map_err(rename)?;
     let answer = Answer {
         object: ResponseObject::new(body, &generating),
         generating,
-        output: Output::default(),
+        output: Output::new(offer.namespaces),
         state,
         tenant,
         turn: Turn { before, messages: new },
@@ -252,10 +270,12 @@ fn json_response(body: Bytes) -> Response {
 
 impl ResponseObject {
     fn new(request: ResponseRequest, generating: &Generating) -> Self {
+        let sampling = generating.sampling();
         Self {
             id: ids::new("resp_"),
             object: "response",
             created_at: ids::now(),
+            completed_at: None,
             status: "in_progress",
             error: None,
             incomplete_details: None,
@@ -264,22 +284,32 @@ impl ResponseObject {
             usage: None,
             instructions: request.instructions,
             previous_response_id: request.previous_response_id,
-            max_output_tokens: request.max_output_tokens,
-            temperature: request.temperature,
-            top_p: request.top_p,
-            top_logprobs: request.top_logprobs,
+            max_output_tokens: request.max_output_tokens.and_then(|most| most.0),
+            max_tool_calls: request.max_tool_calls,
+            temperature: shortest(sampling.temperature),
+            top_p: shortest(sampling.top_p),
+            frequency_penalty: shortest(sampling.frequency_penalty),
+            presence_penalty: shortest(sampling.presence_penalty),
+            top_logprobs: request.top_logprobs.unwrap_or(0),
             text: request.text.unwrap_or_default().or_plain(),
             reasoning: request.reasoning.unwrap_or_default(),
             tools: request.tools.unwrap_or_default(),
-            tool_choice: request.tool_choice.unwrap_or_else(|| FunctionChoiceParam::Mode("auto".into())),
+            tool_choice: request.tool_choice.unwrap_or_else(|| ToolChoiceParam("auto".into())),
             parallel_tool_calls: request.parallel_tool_calls.unwrap_or(true),
             metadata: request.metadata.unwrap_or_default(),
             store: request.store.unwrap_or(true),
             background: false,
             truncation: "disabled",
             service_tier: "default",
+            safety_identifier: request.safety_identifier,
+            prompt_cache_key: request.prompt_cache_key,
         }
     }
+}
+
+/// The number as people write it: 0.8, and not the 0.800000011920929 that the same bits are with more digits.
+fn shortest(number: f32) -> f64 {
+    number.to_string().parse().unwrap_or_else(|_| number.into())
 }
 
 impl From<generate::Usage> for ResponseUsage {
@@ -321,6 +351,7 @@ impl Answer {
                     }
                     _ => "completed",
                 };
+                self.object.completed_at = Some(ids::now());
                 self.output.close(self.object.status);
                 self.object.usage = Some(usage.into());
             }
@@ -352,16 +383,20 @@ impl Answer {
     }
 
     fn stream(mut self) -> Response {
-        events(|writer| async move {
-            let mut number = 0u64;
-            let mut event = |name: &'static str, mut fields: Value| {
-                if let Value::Object(fields) = &mut fields {
-                    fields.insert("type".into(), json!(name));
-                    fields.insert("sequence_number".into(), json!(number));
-                }
-                number += 1;
-                (name, fields)
-            };
+        let number = Arc::new(AtomicU64::new(0));
+        let event = move |name: &'static str, mut fields: Value| {
+            if let Value::Object(fields) = &mut fields {
+                fields.insert("type".into(), json!(name));
+                fields.insert("sequence_number".into(), json!(number.fetch_add(1, Ordering::Relaxed)));
+            }
+            (name, fields)
+        };
+        let (begun, repeat) = (json!({"response": self.object}), event.clone());
+        let silence = Box::new(move || {
+            let (name, fields) = repeat("response.in_progress", begun.clone());
+            stream::event(name, &fields)
+        });
+        stream::events(silence, |writer| async move {
             for name in ["response.created", "response.in_progress"] {
                 let (name, fields) = event(name, json!({"response": self.object}));
                 writer.event(name, &fields).await;
@@ -392,6 +427,7 @@ impl Answer {
             };
             let (name, fields) = event(name, json!({"response": self.object}));
             writer.event(name, &fields).await;
+            writer.done().await;
         })
     }
 }

@@ -48,6 +48,9 @@ pub enum OutputItem {
         call_id: String,
         /// Names the function.
         name: String,
+        /// The namespace that it was offered in.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        namespace: Option<String>,
         /// An object, as JSON text.
         arguments: String,
     },
@@ -81,9 +84,16 @@ pub struct Output {
     /// The last item still grows.
     open: bool,
     events: Vec<(&'static str, Value)>,
+    /// Functions with the namespaces that they were offered in.
+    namespaces: Vec<(String, String)>,
 }
 
 impl Output {
+    /// Nothing yet; functions may have been offered in namespaces.
+    pub fn new(namespaces: Vec<(String, String)>) -> Self {
+        Self { namespaces, ..Self::default() }
+    }
+
     /// Adds a piece.
     pub fn add(&mut self, delta: Delta, tokenizer: &Tokenizer, tokens: &[TokenLogprob]) {
         match delta {
@@ -123,7 +133,10 @@ impl Output {
             }
             Delta::ToolCall { id: call_id, name, .. } => {
                 let (id, arguments) = (ids::new("fc_"), String::new());
-                self.open(OutputItem::FunctionCall { id, status: "in_progress", call_id, name, arguments });
+                let namespace = self.namespaces.iter().find(|(function, _)| *function == name);
+                let namespace = namespace.map(|(_, namespace)| namespace.clone());
+                let status = "in_progress";
+                self.open(OutputItem::FunctionCall { id, status, call_id, name, namespace, arguments });
             }
             Delta::ToolArguments { text, .. } => {
                 if let Some(OutputItem::FunctionCall { arguments, .. }) = self.items.last_mut() {

@@ -1,24 +1,23 @@
 //! What `/v1/responses` is asked, and the chat that becomes of it.
 
-use std::collections::BTreeMap;
-
 use serde::{Deserialize, Deserializer, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 use serde_untagged::UntaggedEnumVisitor;
 use utoipa::ToSchema;
 
 use super::super::{
-    messages::FunctionType,
-    types::{self, Content, StreamOptions, refuse},
+    sampling::{self, SamplingParams},
+    tools::{ToolChoiceParam, ToolParam},
+    types::StreamOptions,
 };
 use crate::{
     error::ApiError,
-    generate::{ChatRequest, Format, Message, Options, Reasoning, Role, Tool, ToolCall, ToolChoice},
+    generate::{ChatRequest, Format, Message, Options, Reasoning, Role, Tool, ToolCall},
+    wire::{Body, Content, Limit, Other, Tolerance, left_out, no_effect, refused, unreadable},
 };
 
 /// A turn that is to be answered.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct ResponseRequest {
     /// The model's name, as `/v1/models` lists it.
     pub model: String,
@@ -33,14 +32,13 @@ pub struct ResponseRequest {
     pub store: Option<bool>,
     /// Sends the response in parts, as server-sent events.
     pub stream: Option<bool>,
-    /// How the stream is written.
+    /// Has no effect: usage is always part of the last event.
+    #[expect(dead_code, reason = "it has no effect; see above")]
     pub stream_options: Option<StreamOptions>,
-    /// Most tokens of the answer, those that the model thinks with included.
-    pub max_output_tokens: Option<usize>,
-    /// Divides the logits; 0 takes the best token. If absent, what the model recommends, or 0.8.
-    pub temperature: Option<f32>,
-    /// Keeps the smallest set of best tokens whose probability reaches this.
-    pub top_p: Option<f32>,
+    /// Most tokens of the answer, those that the model thinks with included; -1 is no limit.
+    pub max_output_tokens: Option<Limit>,
+    #[serde(flatten)]
+    pub sampling: SamplingParams,
     /// With `include: ["message.output_text.logprobs"]`: how many of the best tokens are reported.
     pub top_logprobs: Option<usize>,
     /// What else to report: `message.output_text.logprobs`. `reasoning.encrypted_content` has no effect: reasoning is
@@ -51,39 +49,52 @@ pub struct ResponseRequest {
     /// How a model that thinks should think.
     pub reasoning: Option<ReasoningParam>,
     /// What the model may call.
-    pub tools: Option<Vec<FunctionToolParam>>,
+    pub tools: Option<Vec<ToolParam>>,
     /// Whether it may, or must.
-    pub tool_choice: Option<FunctionChoiceParam>,
+    pub tool_choice: Option<ToolChoiceParam>,
     /// Whether it may call several tools at once.
     pub parallel_tool_calls: Option<bool>,
-    /// Must be `disabled` or absent: what does not fit is refused and not cut.
+    /// Has no effect: a prompt that fits needs no cutting, and one that does not is refused.
+    #[expect(dead_code, reason = "it has no effect; see above")]
     pub truncation: Option<String>,
-    /// Must be false or absent.
-    pub background: Option<bool>,
-    /// Must be `auto`, `default` or absent: there is one tier.
-    pub service_tier: Option<String>,
     /// Comes back with the response.
-    pub metadata: Option<BTreeMap<String, String>>,
-    /// Has no effect: nobody is told about users.
-    #[expect(dead_code, reason = "it has no effect; see above")]
-    pub user: Option<String>,
-    /// Has no effect: nobody is told about users.
-    #[expect(dead_code, reason = "it has no effect; see above")]
+    #[schema(value_type = Option<Object>)]
+    pub metadata: Option<Map<String, Value>>,
+    /// Comes back with the response, and has no effect: nobody is told about users.
     pub safety_identifier: Option<String>,
-    /// Has no effect: prefixes are found by their content.
-    #[expect(dead_code, reason = "it has no effect; see above")]
+    /// Comes back with the response, and has no effect: prefixes are found by their content.
     pub prompt_cache_key: Option<String>,
-    /// Has no effect: prefixes stay as long as there is room.
-    #[expect(dead_code, reason = "it has no effect; see above")]
-    pub prompt_cache_retention: Option<String>,
-    /// Not supported.
-    #[schema(value_type = Option<Object>)]
-    pub conversation: Option<Value>,
-    /// Not supported.
-    #[schema(value_type = Option<Object>)]
-    pub prompt: Option<Value>,
-    /// Not supported: no tools run here.
+    /// Comes back with the response, and has no effect: no tools run here.
     pub max_tool_calls: Option<usize>,
+}
+
+/// Known fields of responses alone.
+const OTHERS: &[Other] = &[
+    refused("conversation", &[], "`previous_response_id` goes on from a response"),
+    refused("prompt", &[], "there are no stored prompts"),
+    refused("background", &["false"], "a response ends with its connection"),
+    left_out("input[].encrypted_content", &[], "reasoning is not encrypted here"),
+    left_out("context_management", &[], "all of `input` is read"),
+    no_effect("client_metadata", "nobody is told about clients"),
+    no_effect("input[].phase", "items are in their order"),
+    no_effect("input[].summary", "reasoning is not summed up"),
+    no_effect("input[].namespace", "functions are found by their names"),
+    no_effect("input[].content[].annotations", "the model sees only the text"),
+    no_effect("input[].content[].logprobs", "the model sees only the text"),
+    no_effect("input[].content[].cache_control", "prefixes are found by their content"),
+    no_effect("input[].content[].image_url", "models here read text only"),
+    no_effect("input[].content[].detail", "models here read text only"),
+    no_effect("input[].content[].file_id", "models here read text only"),
+    no_effect("input[].content[].file_data", "models here read text only"),
+    no_effect("input[].content[].file_url", "models here read text only"),
+    no_effect("input[].content[].filename", "models here read text only"),
+    no_effect("input[].output[].annotations", "the model sees only the text"),
+    no_effect("input[].output[].image_url", "models here read text only"),
+    no_effect("input[].output[].detail", "models here read text only"),
+];
+
+impl Body for ResponseRequest {
+    const OTHERS: &'static [&'static [Other]] = &[OTHERS, sampling::OTHERS];
 }
 
 /// A text, or items.
@@ -93,7 +104,6 @@ pub enum InputParam {
     /// What the user says.
     Text(String),
     /// Items, oldest first.
-    #[schema(value_type = Vec<Object>)]
     Items(Vec<InputItem>),
 }
 
@@ -109,9 +119,9 @@ impl<'de> Deserialize<'de> for InputParam {
 
 /// A message, a call, its result, or reasoning.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct InputItem {
-    /// `message` (also if absent), `function_call`, `function_call_output` or `reasoning`.
+    /// `message` (also if absent), `function_call`, `function_call_output`, `custom_tool_call`, `custom_tool_call_output` or
+    /// `reasoning`. Other kinds are ignored, and named in `X-Paguro-Ignored`.
     pub r#type: Option<String>,
     /// Has no effect.
     pub id: Option<String>,
@@ -127,66 +137,37 @@ pub struct InputItem {
     pub name: Option<String>,
     /// With what: an object as JSON text.
     pub arguments: Option<String>,
+    /// With what a custom tool is called: text.
+    pub input: Option<String>,
     /// The result of a call.
     pub output: Option<Content<InputPart>>,
-    /// A summary of reasoning; has no effect.
-    #[schema(value_type = Option<Vec<Object>>)]
-    pub summary: Option<Vec<Value>>,
-    /// Must be absent: reasoning is not encrypted here.
-    pub encrypted_content: Option<String>,
 }
 
 /// A part of a message.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct InputPart {
-    /// `input_text`, `output_text`, `refusal` or `reasoning_text`.
+    /// `input_text`, `output_text`, `refusal` or `reasoning_text`. Other kinds are refused in the last message of a user,
+    /// and replaced by a note in those before: models here read text only.
     pub r#type: String,
     /// The text.
     pub text: Option<String>,
     /// A refusal's text.
     pub refusal: Option<String>,
-    /// Has no effect: the model sees only the text.
-    #[schema(value_type = Option<Vec<Object>>)]
-    pub annotations: Option<Vec<Value>>,
-    /// Has no effect: the model sees only the text.
-    #[schema(value_type = Option<Vec<Object>>)]
-    pub logprobs: Option<Vec<Value>>,
-    /// Not supported.
-    #[schema(value_type = Option<Object>)]
-    pub image_url: Option<Value>,
-    /// Not supported.
-    #[schema(value_type = Option<Object>)]
-    pub file_id: Option<Value>,
-    /// Not supported.
-    #[schema(value_type = Option<Object>)]
-    pub file_data: Option<Value>,
-    /// Not supported.
-    #[schema(value_type = Option<Object>)]
-    pub file_url: Option<Value>,
-    /// Not supported.
-    #[schema(value_type = Option<Object>)]
-    pub filename: Option<Value>,
-    /// Not supported.
-    #[schema(value_type = Option<Object>)]
-    pub detail: Option<Value>,
 }
 
 /// What the answer must be.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct TextParam {
     /// Text, if absent.
     #[serde(default)]
     pub format: Option<FormatParam>,
-    /// Must be `medium` or absent.
+    /// Has no effect: models here do not know it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub verbosity: Option<String>,
 }
 
 /// A format.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct FormatParam {
     /// `text`, `json_object` or `json_schema`.
     pub r#type: String,
@@ -198,7 +179,6 @@ pub struct FormatParam {
     pub description: Option<String>,
     /// With `json_schema`: the schema.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<Object>)]
     pub schema: Option<Value>,
     /// Answers always fit, whatever is said here.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -207,57 +187,11 @@ pub struct FormatParam {
 
 /// How a model that thinks should think.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct ReasoningParam {
     /// `none`, `minimal`, `low`, `medium`, `high` or `xhigh`.
     pub effort: Option<String>,
-    /// Must be `auto` or absent: reasoning is shown as it is, and not summed up.
+    /// Has no effect: reasoning is shown as it is, and not summed up.
     pub summary: Option<String>,
-}
-
-/// A function that the model may call.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct FunctionToolParam {
-    /// Always `function`.
-    pub r#type: FunctionType,
-    /// Its name.
-    pub name: String,
-    /// What it does.
-    pub description: Option<String>,
-    /// JSON schema of its arguments.
-    #[schema(value_type = Option<Object>)]
-    pub parameters: Option<Value>,
-    /// Whether calls must fit the schema.
-    pub strict: Option<bool>,
-}
-
-/// Whether tools are called.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
-#[serde(untagged)]
-pub enum FunctionChoiceParam {
-    /// `none`, `auto` or `required`.
-    Mode(String),
-    /// This one.
-    Named(FunctionChoice),
-}
-
-/// A function that is to be called.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct FunctionChoice {
-    r#type: FunctionType,
-    name: String,
-}
-
-impl<'de> Deserialize<'de> for FunctionChoiceParam {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        UntaggedEnumVisitor::new()
-            .expecting("`none`, `auto`, `required`, or the function to call")
-            .string(|mode| Ok(Self::Mode(mode.to_owned())))
-            .map(|map| map.deserialize().map(Self::Named))
-            .deserialize(deserializer)
-    }
 }
 
 /// What `include` may ask for.
@@ -268,12 +202,12 @@ impl ResponseRequest {
     ///
     /// # Errors
     /// What cannot be read, by name.
-    pub fn messages(&mut self) -> Result<Vec<Message>, ApiError> {
+    pub fn messages(&mut self, tolerance: &Tolerance) -> Result<Vec<Message>, ApiError> {
         match self.input.take() {
             None if self.previous_response_id.is_some() => Ok(Vec::new()),
             None => Err(ApiError::invalid("input", "`input` is missing")),
             Some(InputParam::Text(content)) => Ok(vec![Message { content, ..Message::default() }]),
-            Some(InputParam::Items(items)) => messages(items),
+            Some(InputParam::Items(items)) => messages(items, tolerance),
         }
     }
 
@@ -286,10 +220,15 @@ impl ResponseRequest {
     ///
     /// # Errors
     /// What cannot be honoured, by name.
-    pub fn chat(&self, messages: Vec<Message>) -> Result<ChatRequest, ApiError> {
-        self.refuse_unsupported()?;
+    pub fn chat(
+        &self,
+        messages: Vec<Message>,
+        mut tools: Vec<Tool>,
+        tolerance: &Tolerance,
+    ) -> Result<ChatRequest, ApiError> {
+        self.leave_out(tolerance)?;
         let logprobs = self.wants_logprobs().then(|| self.top_logprobs.unwrap_or(0));
-        if self.top_logprobs.is_some() && logprobs.is_none() {
+        if self.top_logprobs > Some(0) && logprobs.is_none() {
             let message = format!("`top_logprobs` needs `include`: [\"{LOGPROBS}\"]");
             return Err(ApiError::invalid("top_logprobs", message));
         }
@@ -297,17 +236,15 @@ impl ResponseRequest {
             return Err(ApiError::invalid("top_logprobs", "`top_logprobs` must be at most 20"));
         }
         let options = Options {
-            temperature: self.temperature,
-            top_p: self.top_p,
-            max_tokens: types::at_least_one(self.max_output_tokens, "max_output_tokens")?.map(Into::into),
+            max_tokens: Limit::at_least_one(self.max_output_tokens, "max_output_tokens")?.map(Into::into),
             logprobs: logprobs.map(Into::into),
-            ..Options::default()
+            ..self.sampling.clone().into_options()?
         };
         let effort = self.reasoning.as_ref().and_then(|reasoning| reasoning.effort.clone());
-        let tools: Vec<_> = self.tools.iter().flatten().cloned().map(FunctionToolParam::into_tool).collect();
         Ok(ChatRequest {
+            continue_last: messages.last().is_some_and(Message::can_be_continued),
             messages,
-            tool_choice: self.tool_choice(&tools)?,
+            tool_choice: ToolChoiceParam::check(self.tool_choice.clone(), &mut tools)?,
             tools,
             parallel_tool_calls: self.parallel_tool_calls.unwrap_or(true),
             format: self.format()?,
@@ -319,15 +256,25 @@ impl ResponseRequest {
         })
     }
 
-    fn tool_choice(&self, tools: &[Tool]) -> Result<ToolChoice, ApiError> {
-        ToolChoice::check(
-            match &self.tool_choice {
-                None => Ok("auto"),
-                Some(FunctionChoiceParam::Mode(mode)) => Ok(mode.as_str()),
-                Some(FunctionChoiceParam::Named(choice)) => Err(choice.name.as_str()),
-            },
-            tools,
-        )
+    /// Names what has no effect.
+    fn leave_out(&self, tolerance: &Tolerance) -> Result<(), ApiError> {
+        let summary = self.reasoning.as_ref().and_then(|reasoning| reasoning.summary.as_ref());
+        if summary.is_some_and(|how| how != "auto") {
+            tolerance.leave_out("reasoning.summary", "reasoning is not summed up")?;
+        }
+        let verbosity = self.text.as_ref().and_then(|text| text.verbosity.as_ref());
+        if verbosity.is_some_and(|verbosity| verbosity != "medium") {
+            let why = "models here do not know it; say in a message how long to answer";
+            tolerance.leave_out("text.verbosity", why)?;
+        }
+        let known = [LOGPROBS, "reasoning.encrypted_content"];
+        for (i, what) in self.include.iter().flatten().enumerate() {
+            if !known.contains(&what.as_str()) {
+                let why = format_args!("there is no `{what}` here; there is {LOGPROBS}");
+                tolerance.leave_out(&format!("include[{i}]"), why)?;
+            }
+        }
+        Ok(())
     }
 
     fn format(&self) -> Result<Format, ApiError> {
@@ -352,33 +299,6 @@ impl ResponseRequest {
             }
         }
     }
-
-    fn refuse_unsupported(&self) -> Result<(), ApiError> {
-        StreamOptions::check(self.stream_options, self.stream == Some(true))?;
-        refuse(&self.conversation, "conversation", "`previous_response_id` goes on from a response")?;
-        refuse(&self.prompt, "prompt", "there are no stored prompts")?;
-        refuse(&self.max_tool_calls, "max_tool_calls", "no tools run here: calls come back to you")?;
-        let background = self.background.filter(|background| *background);
-        refuse(&background, "background", "a response ends with its connection")?;
-        let truncation = self.truncation.as_ref().filter(|how| *how != "disabled");
-        refuse(&truncation, "truncation", "what does not fit is refused and not cut")?;
-        let tier = self.service_tier.as_ref().filter(|tier| !matches!(tier.as_str(), "auto" | "default"));
-        refuse(&tier, "service_tier", "there is one tier, `default`")?;
-        let summary = self.reasoning.as_ref().and_then(|reasoning| reasoning.summary.as_ref());
-        refuse(&summary.filter(|how| *how != "auto"), "reasoning.summary", "reasoning is not summed up")?;
-        let verbosity = self.text.as_ref().and_then(|text| text.verbosity.as_ref());
-        let why = "models here do not know it; say in a message how long to answer";
-        refuse(&verbosity.filter(|verbosity| *verbosity != "medium"), "text.verbosity", why)?;
-        let known = [LOGPROBS, "reasoning.encrypted_content"];
-        match self.include.iter().flatten().enumerate().find(|(_, what)| !known.contains(&what.as_str())) {
-            Some((i, what)) => {
-                let message =
-                    format!("`include[{i}]` asks for `{what}`, which there is not; there is {LOGPROBS}");
-                Err(ApiError::invalid(format!("include[{i}]"), message))
-            }
-            None => Ok(()),
-        }
-    }
 }
 
 impl TextParam {
@@ -390,20 +310,15 @@ impl TextParam {
     }
 }
 
-impl FunctionToolParam {
-    fn into_tool(self) -> Tool {
-        let Self { name, description, parameters, strict, .. } = self;
-        Tool { name, description, parameters, strict: strict == Some(true) }
-    }
-}
-
 /// Messages from items: reasoning and calls belong to the assistant's message that they stand beside.
-fn messages(items: Vec<InputItem>) -> Result<Vec<Message>, ApiError> {
+fn messages(items: Vec<InputItem>, tolerance: &Tolerance) -> Result<Vec<Message>, ApiError> {
+    let last_user = items.iter().rposition(|item| item.role.as_deref() == Some("user"));
     let mut messages: Vec<Message> = Vec::new();
     let mut reasoning = None;
     for (i, item) in items.into_iter().enumerate() {
         let path = format!("input[{i}]");
-        match item.read(&path)? {
+        let Some(item) = item.read(&path, Some(i) == last_user, tolerance)? else { continue };
+        match item {
             Item::Reasoning(text) => reasoning = Some(text),
             Item::Message(mut message) => {
                 if message.role == Role::Assistant {
@@ -437,18 +352,16 @@ enum Item {
 }
 
 impl InputItem {
-    fn read(self, path: &str) -> Result<Item, ApiError> {
+    /// The item; `None` if it is of a kind that has no meaning here. The model is asked about one of them.
+    fn read(self, path: &str, is_asked: bool, tolerance: &Tolerance) -> Result<Option<Item>, ApiError> {
         fn need<T>(value: Option<T>, path: &str, name: &str) -> Result<T, ApiError> {
             let param = format!("{path}.{name}");
             value.ok_or_else(|| ApiError::invalid(&param, format!("`{param}` is missing")))
         }
-        let text = |content: Content<InputPart>, name: &str| text(content, &format!("{path}.{name}"));
-        refuse(
-            &self.encrypted_content,
-            &format!("{path}.encrypted_content"),
-            "reasoning is not encrypted here",
-        )?;
-        match self.r#type.as_deref().unwrap_or("message") {
+        let text = |content: Content<InputPart>, name: &str| {
+            text(content, &format!("{path}.{name}"), is_asked, tolerance)
+        };
+        let item = match self.r#type.as_deref().unwrap_or("message") {
             "message" => {
                 let role = match need(self.role, path, "role")?.as_str() {
                     "user" => Role::User,
@@ -462,43 +375,54 @@ impl InputItem {
                     }
                 };
                 let content = text(need(self.content, path, "content")?, "content")?;
-                Ok(Item::Message(Message { role, content, ..Message::default() }))
+                Item::Message(Message { role, content, ..Message::default() })
             }
-            "function_call" => Ok(Item::Call(ToolCall {
+            "function_call" => Item::Call(ToolCall {
                 id: need(self.call_id, path, "call_id")?,
                 name: need(self.name, path, "name")?,
                 arguments: need(self.arguments, path, "arguments")?,
-            })),
-            "function_call_output" => {
+            }),
+            "custom_tool_call" => Item::Call(ToolCall {
+                id: need(self.call_id, path, "call_id")?,
+                name: need(self.name, path, "name")?,
+                arguments: json!({"input": need(self.input, path, "input")?}).to_string(),
+            }),
+            "function_call_output" | "custom_tool_call_output" => {
                 let content = text(need(self.output, path, "output")?, "output")?;
                 let tool_call_id = Some(need(self.call_id, path, "call_id")?);
-                Ok(Item::Message(Message { role: Role::Tool, content, tool_call_id, ..Message::default() }))
+                Item::Message(Message { role: Role::Tool, content, tool_call_id, ..Message::default() })
             }
             "reasoning" => {
                 let content = self.content.map(|content| text(content, "content")).transpose()?;
-                Ok(Item::Reasoning(content.unwrap_or_default()))
+                Item::Reasoning(content.unwrap_or_default())
+            }
+            "item_reference" => {
+                let param = format!("{path}.type");
+                let message =
+                    format!("`{param}` is `item_reference`: items are not kept one by one; send the item");
+                return Err(ApiError::invalid(param, message));
             }
             other => {
-                let param = format!("{path}.type");
-                let message = format!(
-                    "`{param}` is `{other}`: items here are message, function_call, function_call_output and reasoning"
-                );
-                Err(ApiError::invalid(param, message))
+                let why = format_args!("`{other}` items have no meaning here");
+                tolerance.leave_out(path, why)?;
+                return Ok(None);
             }
-        }
+        };
+        Ok(Some(item))
     }
 }
 
-fn text(content: Content<InputPart>, path: &str) -> Result<String, ApiError> {
+fn text(
+    content: Content<InputPart>,
+    path: &str,
+    is_asked: bool,
+    tolerance: &Tolerance,
+) -> Result<String, ApiError> {
     let part = |(i, part): (usize, InputPart)| {
         let text = match part.r#type.as_str() {
             "input_text" | "output_text" | "reasoning_text" | "text" => part.text,
             "refusal" => part.refusal,
-            other => {
-                let param = format!("{path}[{i}].type");
-                let message = format!("`{param}` is `{other}`: models here read text only");
-                return Err(ApiError::invalid(param, message));
-            }
+            other => return unreadable(other, &format!("{path}[{i}]"), is_asked, tolerance),
         };
         let param = format!("{path}[{i}].text");
         text.ok_or_else(|| ApiError::invalid(&param, format!("`{param}` is missing")))

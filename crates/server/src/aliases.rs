@@ -1,0 +1,66 @@
+//! Other names of models, which the server's settings give.
+
+use std::sync::Arc;
+
+use paguro_model::ModelFile;
+
+use crate::settings::Alias;
+use crate::source::{Grant, LoadError, LoadPlan, Loaded, ModelEntry, ModelSource, Outside};
+
+/// A source whose models are found by other names as well.
+#[derive(Debug)]
+pub struct Aliased {
+    source: Arc<dyn ModelSource>,
+    aliases: Vec<Alias>,
+}
+
+impl Aliased {
+    /// The source with these names.
+    pub fn wrap(source: Arc<dyn ModelSource>, aliases: Vec<Alias>) -> Arc<dyn ModelSource> {
+        if aliases.is_empty() { source } else { Arc::new(Self { source, aliases }) }
+    }
+}
+
+impl ModelSource for Aliased {
+    /// Names without a pattern are listed, too, since clients look for them.
+    fn list(&self) -> Result<Vec<ModelEntry>, LoadError> {
+        let mut models = self.source.list()?;
+        for alias in self.aliases.iter().filter(|alias| !alias.pattern.contains('*')) {
+            if models.iter().all(|model| model.name != alias.pattern)
+                && let Ok(entry) = self.find(&alias.pattern)
+            {
+                models.push(ModelEntry { name: alias.pattern.clone(), ..entry });
+            }
+        }
+        Ok(models)
+    }
+
+    /// A model's own name is stronger than an alias, and an earlier alias is stronger than a later one.
+    fn find(&self, name: &str) -> Result<ModelEntry, LoadError> {
+        let missing = match self.source.find(name) {
+            Err(error @ LoadError::NotFound(_)) => error,
+            found => return found,
+        };
+        match self.aliases.iter().find(|alias| alias.fits(name)) {
+            None => Err(missing),
+            Some(Alias { model: Some(model), .. }) => self.source.find(model),
+            Some(Alias { model: None, .. }) => self.source.list()?.into_iter().next().ok_or(missing),
+        }
+    }
+
+    fn open(&self, entry: &ModelEntry) -> Result<ModelFile, LoadError> {
+        self.source.open(&self.find(&entry.name)?)
+    }
+
+    fn plan(&self, entry: &ModelEntry, context: Option<usize>) -> Result<LoadPlan, LoadError> {
+        self.source.plan(entry, context)
+    }
+
+    fn load(&self, entry: &ModelEntry, grant: Grant) -> Result<Loaded, LoadError> {
+        self.source.load(entry, grant)
+    }
+
+    fn outside(&self, name: &str) -> Option<Outside> {
+        self.source.outside(name)
+    }
+}

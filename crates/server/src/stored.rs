@@ -1,0 +1,52 @@
+//! What the library keeps of a model's requests, in the words of Ollama's Modelfiles: `/api/create` writes it, and
+//! requests of all APIs begin with it.
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
+
+use crate::{
+    error::ApiError,
+    generate::Defaults,
+    ollama::{self, MessageParam, OptionsParam},
+    source::ModelEntry,
+    wire::{self, Schema, Tolerance},
+};
+
+#[derive(Default, Deserialize, ToSchema)]
+struct Stored {
+    #[serde(default)]
+    options: OptionsParam,
+    system: Option<String>,
+    #[serde(default)]
+    messages: Vec<MessageParam>,
+    /// Only shown.
+    #[serde(rename = "license")]
+    #[schema(value_type = Option<Object>)]
+    _license: Option<Value>,
+}
+
+/// As the library keeps it.
+///
+/// # Errors
+/// What cannot be honoured, by name.
+pub fn read(stored: &Map<String, Value>, tolerance: &Tolerance) -> Result<Defaults, ApiError> {
+    if stored.is_empty() {
+        return Ok(Defaults::default());
+    }
+    let stored = Value::from(stored.clone());
+    let stored = wire::read_value(stored, &Schema::of::<Stored>(), &[ollama::OTHER_OPTIONS], tolerance)?;
+    let Stored { options, system, messages, .. } = stored;
+    let messages = ollama::messages(messages, tolerance)?;
+    Ok(Defaults { options: options.into_options()?, system, messages })
+}
+
+impl ModelEntry {
+    /// What requests to this model begin with.
+    ///
+    /// # Errors
+    /// The library has what this version cannot honour.
+    pub fn defaults(&self) -> Result<Defaults, ApiError> {
+        read(&self.parameters, &Tolerance::default())
+    }
+}

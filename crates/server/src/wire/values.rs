@@ -1,0 +1,115 @@
+//! Values that several APIs write in the same forms.
+
+use std::fmt;
+
+use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned, de::Error as _};
+use serde_untagged::UntaggedEnumVisitor;
+use utoipa::ToSchema;
+
+use super::Tolerance;
+use crate::error::ApiError;
+
+/// One, or a list.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+#[serde(untagged)]
+pub enum OneOrMany<T> {
+    /// One.
+    One(T),
+    /// A list.
+    Many(Vec<T>),
+}
+
+impl<'de> Deserialize<'de> for OneOrMany<String> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        UntaggedEnumVisitor::new()
+            .expecting("a string or a list of strings")
+            .string(|text| Ok(Self::One(text.to_owned())))
+            .seq(|list| list.deserialize().map(Self::Many))
+            .deserialize(deserializer)
+    }
+}
+
+impl<T> OneOrMany<T> {
+    /// All of them.
+    pub fn into_vec(self) -> Vec<T> {
+        match self {
+            Self::One(one) => vec![one],
+            Self::Many(many) => many,
+        }
+    }
+}
+
+/// A text, or a list of parts.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+#[serde(untagged)]
+pub enum Content<P> {
+    /// A text.
+    Text(String),
+    /// Parts.
+    Parts(Vec<P>),
+}
+
+impl<'de, P: DeserializeOwned> Deserialize<'de> for Content<P> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        UntaggedEnumVisitor::new()
+            .expecting("a string or a list of content parts")
+            .string(|text| Ok(Self::Text(text.to_owned())))
+            .seq(|list| list.deserialize().map(Self::Parts))
+            .deserialize(deserializer)
+    }
+}
+
+/// A number of tokens at most. -1 is no limit, as clients of llama.cpp, vLLM and Ollama write it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(value_type = i64)]
+pub struct Limit(pub Option<usize>);
+
+impl<'de> Deserialize<'de> for Limit {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match i64::deserialize(deserializer)? {
+            -1 => Ok(Self(None)),
+            number => match usize::try_from(number) {
+                Ok(limit) => Ok(Self(Some(limit))),
+                Err(_) => Err(D::Error::custom(format_args!("{number} is below 0; -1 would be no limit"))),
+            },
+        }
+    }
+}
+
+impl Limit {
+    /// The limit of an answer's tokens: at least one.
+    ///
+    /// # Errors
+    /// Zero.
+    pub fn at_least_one(limit: Option<Self>, param: &str) -> Result<Option<usize>, ApiError> {
+        match limit.and_then(|limit| limit.0) {
+            Some(0) => Err(ApiError::invalid(param, format!("`{param}` must be at least 1"))),
+            tokens => Ok(tokens),
+        }
+    }
+}
+
+/// Refuses a field that asks for what does not exist here.
+///
+/// # Errors
+/// If it is there.
+pub fn refuse<T>(value: &Option<T>, param: &str, why: impl fmt::Display) -> Result<(), ApiError> {
+    match value {
+        Some(_) => Err(ApiError::invalid(param, format!("`{param}` is not supported: {why}"))),
+        None => Ok(()),
+    }
+}
+
+/// The text in place of content that is no text. History is read without it: a client cannot take it back, and an agent
+/// that has looked at one picture would be refused for ever. What a request asks about (`is_asked`) is refused.
+///
+/// # Errors
+/// The content is asked about, or the request is strict.
+pub fn unreadable(kind: &str, path: &str, is_asked: bool, tolerance: &Tolerance) -> Result<String, ApiError> {
+    if is_asked || tolerance.is_strict() {
+        return Err(ApiError::invalid(path, format!("`{path}` is `{kind}`: models here read text only")));
+    }
+    tolerance.note(path, "models here read text only");
+    let kind = if kind.contains("image") { "image" } else { kind };
+    Ok(format!("[{kind} left out: this model reads text]"))
+}
