@@ -97,8 +97,12 @@ fn contents(folder: &Path) -> Result<BTreeMap<PathBuf, Vec<u8>>> {
     Ok(files)
 }
 
-/// A Chromium, after trying to install one.
-fn browser() -> Option<&'static str> {
-    let find = || BROWSERS.into_iter().find(|name| quiet(Command::new(name).arg("--version")));
+/// The path of a Chromium, after trying to install one. Playwright wants a path, not a name.
+fn browser() -> Option<PathBuf> {
+    let find = || {
+        let folders: Vec<_> = std::env::split_paths(&std::env::var_os("PATH")?).collect();
+        let paths = BROWSERS.iter().flat_map(|name| folders.iter().map(move |folder| folder.join(name)));
+        paths.into_iter().find(|path| quiet(Command::new(path).arg("--version")))
+    };
     find().or_else(|| if install(&["chromium"]) { find() } else { None })
 }
