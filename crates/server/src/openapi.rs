@@ -86,13 +86,28 @@ fn exact(mut document: Value) -> Value {
     schemas.into_iter().flat_map(Map::values_mut).for_each(tighten);
     let paths = document.pointer_mut("/paths").and_then(Value::as_object_mut);
     let operations = paths.into_iter().flat_map(Map::values_mut).filter_map(Value::as_object_mut);
-    let parameters = operations.flat_map(Map::values_mut).filter_map(|method| method.get_mut("parameters"));
-    for parameter in parameters.filter_map(Value::as_array_mut).flatten() {
-        if parameter["name"] == "digest" {
-            parameter["schema"]["pattern"] = json!("^(sha256[:-])?[0-9a-fA-F]{64}$");
+    for method in operations.flat_map(Map::values_mut) {
+        let parameters = method.get_mut("parameters").and_then(Value::as_array_mut);
+        for parameter in parameters.into_iter().flatten() {
+            if parameter["name"] == "digest" {
+                parameter["schema"]["pattern"] = json!("^(sha256[:-])?[0-9a-fA-F]{64}$");
+            }
+        }
+        let responses = method.get_mut("responses").and_then(Value::as_object_mut);
+        for response in responses.into_iter().flat_map(Map::values_mut) {
+            if let Some(schema) = response.pointer_mut("/content/text~1event-stream/schema") {
+                *schema = event(schema.take());
+            }
         }
     }
     document
+}
+
+/// The schema of a server-sent event whose data is JSON of this schema.
+fn event(data: Value) -> Value {
+    let data = json!({"type": "string", "contentMediaType": "application/json", "contentSchema": data});
+    let properties = json!({"event": {"type": "string"}, "data": data});
+    json!({"type": "object", "required": ["data"], "properties": properties})
 }
 
 /// Marks what is never taken, states the largest numbers, and that a model has one of two names.
@@ -140,5 +155,8 @@ mod tests {
         assert_eq!(schema("OllamaPullRequest")["anyOf"][1]["required"][0], "name");
         let parameter = &document["paths"]["/api/blobs/{digest}"]["post"]["parameters"][0];
         assert!(parameter["schema"]["pattern"].as_str().is_some_and(|pattern| pattern.contains("{64}")));
+        let live = &document["paths"]["/ui/v1/live"]["get"]["responses"]["200"]["content"];
+        let data = &live["text/event-stream"]["schema"]["properties"]["data"];
+        assert_eq!(data["contentSchema"]["$ref"], "#/components/schemas/Tick");
     }
 }
