@@ -98,9 +98,9 @@ impl Conversation {
                 let system = self.system.iter().map(|text| ("system", text.as_str()));
                 let turns = self.turns.iter().map(|(role, text)| (*role, text.as_str()));
                 let input = ChatInput::from_turns(system.chain(turns));
-                let text = template.render(&input);
-                let text = text.map_err(|error| Failure::from_error(&error).hint(WITHOUT_TEMPLATE))?;
-                Ok(model.tokenizer.encode_prompt(&text, SpecialTokens::Parse))
+                let prompt = template.prompt(&input, &model.tokenizer);
+                let prompt = prompt.map_err(|error| Failure::from_error(&error).hint(WITHOUT_TEMPLATE))?;
+                Ok(model.tokenizer.encode_chat(&prompt))
             }
             Style::Raw(special) => {
                 // Without a template there are no turns; only the last text counts.

@@ -88,8 +88,8 @@ class Errors(unittest.TestCase):
             client().messages.create(model="no-such-model", max_tokens=4, messages=MESSAGES)
         self.assertEqual(caught.exception.body["error"]["type"], "not_found_error")
         with self.assertRaises(anthropic.BadRequestError) as caught:
-            client().messages.create(model=MODEL, max_tokens=4, messages=MESSAGES, extra_body={"colour": "red"})
-        self.assertIn("`colour`", caught.exception.body["error"]["message"])
+            client().messages.create(model=MODEL, max_tokens=4, messages=MESSAGES, extra_body={"temprature": 1})
+        self.assertIn("`temprature`", caught.exception.body["error"]["message"])
 
 
 if __name__ == "__main__":

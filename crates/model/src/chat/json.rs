@@ -7,6 +7,8 @@ use minijinja::{
     value::{Kwargs, ValueKind},
 };
 
+use super::MARK;
+
 /// Bytes of JSON between two charges of fuel.
 const CHARGED_BYTES: usize = 4096;
 
@@ -168,7 +170,7 @@ impl Writer<'_, '_, '_> {
                 '\t' => self.out.push_str("\\t"),
                 '\u{8}' => self.out.push_str("\\b"),
                 '\u{c}' => self.out.push_str("\\f"),
-                _ if c < ' ' || (self.style.ensure_ascii && c > '~') => {
+                _ if c < ' ' || (self.style.ensure_ascii && c > '~' && c != MARK) => {
                     for unit in c.encode_utf16(&mut [0; 2]) {
                         let _ = write!(self.out, "\\u{unit:04x}");
                     }

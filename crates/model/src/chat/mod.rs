@@ -7,15 +7,24 @@
 //! compiled, fuel bounds the steps and the bytes of a rendering, and both run on a thread whose stack is large enough
 //! for everything within these bounds.
 
+mod adapt;
 mod clock;
 mod json;
+mod prompt;
 mod python;
 mod scan;
+
+use std::sync::OnceLock;
 
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value, syntax::SyntaxConfig};
 use serde_json::json;
 
+use adapt::Abilities;
 pub use clock::WallTime;
+pub use prompt::ChatPrompt;
+pub(crate) use prompt::{ControlNames, MARK};
+
+use crate::tokenizer::Tokenizer;
 
 /// Fuel of one rendering: one per instruction and one per 64 bytes that are made, so about 256 MB. A hundred messages
 /// take some ten thousand.
@@ -31,6 +40,8 @@ pub struct ChatTemplate {
     source: String,
     env: Environment<'static>,
     tokens: TemplateTokens,
+    /// Found out when a prompt is first asked for.
+    abilities: OnceLock<Abilities>,
 }
 
 /// The special tokens that templates write, by their names in `tokenizer_config.json`. Those that are `None` are
@@ -111,7 +122,7 @@ impl ChatTemplate {
             Ok::<_, Error>(env)
         })?;
         let env = env.map_err(|error| TemplateError::Syntax(message(&error)))?;
-        Ok(Self { source: source.to_owned(), env, tokens })
+        Ok(Self { source: source.to_owned(), env, tokens, abilities: OnceLock::new() })
     }
 
     /// The template as it was given.
@@ -119,7 +130,25 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// Renders a chat.
+    /// Renders a chat for a model: in the form that the template takes, where it refuses or loses messages as they are,
+    /// and such that no text of a message is read as a control token.
+    ///
+    /// # Errors
+    /// [`TemplateError`], where no form is taken.
+    pub fn prompt(&self, input: &ChatInput, tokenizer: &Tokenizer) -> Result<ChatPrompt, TemplateError> {
+        let abilities = self.abilities.get_or_init(|| Abilities::of(self));
+        let names = tokenizer.control_names();
+        let extra = input.extra.iter().map(|(name, value)| (name.clone(), names.mark(value)));
+        let marked = ChatInput {
+            messages: names.mark(&abilities.adapt(&input.messages)),
+            tools: input.tools.as_ref().map(|tools| names.mark(tools)),
+            extra: extra.collect(),
+            ..*input
+        };
+        Ok(ChatPrompt::from_marked(&self.render(&marked)?))
+    }
+
+    /// Renders a chat as it is.
     ///
     /// # Errors
     /// [`TemplateError`], where Python would raise.

@@ -13,9 +13,13 @@ use super::{
     Encoder, SpecialTokens, Tokenizer, TokenizerError,
     bpe::write_name,
     gguf::byte_value,
-    limits, stop,
+    limits,
+    special::{Added, AddedTokens, Fragment},
+    stop,
     vocab::{TokenKind, Vocab},
 };
+
+use crate::chat::ChatPrompt;
 
 /// What of `tokenizer_config.json` matters here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -79,22 +83,115 @@ impl TokenizerConfig {
 #[derive(Debug)]
 pub(super) struct Hf {
     parsing: tokenizers::Tokenizer,
-    /// The same, but control tokens are text. Made when it is needed first, which in a chat is never.
-    as_text: OnceLock<tokenizers::Tokenizer>,
+    /// Finds the added tokens of a chat.
+    added: AddedTokens,
+    /// Made when it is needed first, which is rare in chats.
+    as_text: OnceLock<AsText>,
 }
 
+/// A copy of the tokenizer in which the names of control tokens are text. What stands for each instead is a
+/// [`PLACEHOLDER`] and one private character, so that a chat in which some names are text is still encoded as a whole.
+#[derive(Debug)]
+struct AsText {
+    tokenizer: tokenizers::Tokenizer,
+    /// The tokens of the placeholders, ascending, with the control tokens that they stand for.
+    tokens: Vec<(u32, u32)>,
+}
+
+/// A noncharacter, which is removed from all texts.
+const PLACEHOLDER: char = '\u{10fffe}';
+
+/// The first of the private characters.
+const PRIVATE: u32 = 0xf_0000;
+
 impl Hf {
-    pub(super) fn encode(&self, text: &str, special: SpecialTokens, ids: &mut Vec<u32>) {
-        let tokenizer = match special {
-            SpecialTokens::Parse => &self.parsing,
-            SpecialTokens::AsText => self.as_text.get_or_init(|| {
-                let mut tokenizer = self.parsing.clone();
-                tokenizer.set_encode_special_tokens(true);
-                tokenizer
-            }),
-        };
-        encode(tokenizer, text, ids);
+    fn new(parsing: tokenizers::Tokenizer, vocab: &Vocab) -> Result<Self, TokenizerError> {
+        let decoder = parsing.get_added_tokens_decoder();
+        let added = decoder.iter().map(|(&id, token)| Added {
+            id,
+            text: token.content.clone(),
+            kind: vocab.kind(id).unwrap_or(TokenKind::Control),
+            strip_left: false,
+            strip_right: false,
+        });
+        let added = AddedTokens::new(added.collect())?;
+        Ok(Self { parsing, added, as_text: OnceLock::new() })
     }
+
+    pub(super) fn encode(&self, text: &str, special: SpecialTokens, ids: &mut Vec<u32>) {
+        match special {
+            SpecialTokens::Parse => encode(&self.parsing, text, ids),
+            SpecialTokens::AsText if text.contains(PLACEHOLDER) => {
+                encode(&self.as_text().tokenizer, &text.replace(PLACEHOLDER, ""), ids);
+            }
+            SpecialTokens::AsText => encode(&self.as_text().tokenizer, text, ids),
+        }
+    }
+
+    pub(super) fn encode_chat(&self, prompt: &ChatPrompt, ids: &mut Vec<u32>) {
+        let fragments = self.added.split_chat(prompt);
+        if fragments == self.added.split(&prompt.text, SpecialTokens::Parse) {
+            return encode(&self.parsing, &prompt.text, ids);
+        }
+        let as_text = self.as_text();
+        let mut text = String::with_capacity(prompt.text.len());
+        for fragment in fragments {
+            match fragment {
+                Fragment::Text(part) => text.extend(part.split(PLACEHOLDER)),
+                Fragment::Token(id) => match as_text.placeholder(id) {
+                    Some(placeholder) => text.extend(placeholder),
+                    // A token that is no control token is found by its name.
+                    None => text.extend(self.parsing.id_to_token(id)),
+                },
+            }
+        }
+        let start = ids.len();
+        encode(&as_text.tokenizer, &text, ids);
+        for id in &mut ids[start..] {
+            if let Ok(at) = as_text.tokens.binary_search_by_key(id, |&(placeholder, _)| placeholder) {
+                *id = as_text.tokens[at].1;
+            }
+        }
+    }
+
+    fn as_text(&self) -> &AsText {
+        self.as_text.get_or_init(|| {
+            let mut tokenizer = self.parsing.clone();
+            tokenizer.set_encode_special_tokens(true);
+            let added = tokenizer.get_added_tokens_decoder();
+            let mut control: Vec<_> = added.into_iter().filter(|(_, token)| token.special).collect();
+            control.sort_unstable_by_key(|&(id, _)| id);
+            control.truncate(0xfffe);
+            let mut tokens = Vec::with_capacity(control.len());
+            let mut placeholders = Vec::with_capacity(control.len());
+            for (at, (id, mut token)) in control.into_iter().enumerate() {
+                token.content = placeholder(at).into_iter().collect();
+                token.special = false;
+                tokens.push((token.content.clone(), id));
+                placeholders.push(token);
+            }
+            // This fails only where a normalizer fails, and then no name is found at all.
+            let _ = tokenizer.add_tokens(placeholders);
+            let mut tokens: Vec<_> = tokens
+                .into_iter()
+                .filter_map(|(name, id)| Some((tokenizer.token_to_id(&name)?, id)))
+                .collect();
+            tokens.sort_unstable();
+            AsText { tokenizer, tokens }
+        })
+    }
+}
+
+impl AsText {
+    /// What stands for a control token.
+    fn placeholder(&self, id: u32) -> Option<[char; 2]> {
+        // Control tokens and placeholders were numbered in the same order.
+        self.tokens.binary_search_by_key(&id, |&(_, control)| control).ok().map(placeholder)
+    }
+}
+
+fn placeholder(at: usize) -> [char; 2] {
+    [PLACEHOLDER, char::from_u32(PRIVATE + at as u32).unwrap_or(PLACEHOLDER)]
 }
 
 /// Encoding can fail where a file's own regular expression takes too many steps on a text; the halves take fewer.
@@ -135,15 +232,17 @@ pub(super) fn read(tokenizer_json: &[u8], config: &TokenizerConfig) -> Result<To
     };
     set(&mut prefix, bos, config.add_bos_token);
     set(&mut suffix, eos, config.add_eos_token);
+    let encoder = Encoder::Hf(Box::new(Hf::new(tokenizer, &vocab)?));
     Ok(Tokenizer {
         stop_tokens: stop::stop_tokens(&vocab, eos),
         vocab,
-        encoder: Encoder::Hf(Box::new(Hf { parsing: tokenizer, as_text: OnceLock::new() })),
+        encoder,
         bos,
         eos,
         prefix,
         suffix,
         strips_first_space: rules.strips_first_space,
+        control_names: OnceLock::new(),
     })
 }
 

@@ -16,12 +16,18 @@ mod stop;
 mod stream;
 mod vocab;
 
-use std::{borrow::Cow, sync::Arc};
+use std::{
+    borrow::Cow,
+    sync::{Arc, OnceLock},
+};
 
 use special::{AddedTokens, Fragment};
 use vocab::{TokenKind, Vocab};
 
-use crate::gguf::{Metadata, MetadataError};
+use crate::{
+    chat::{ChatPrompt, ControlNames},
+    gguf::{Metadata, MetadataError},
+};
 
 pub use hf::TokenizerConfig;
 pub use stream::DecodeStream;
@@ -59,6 +65,8 @@ pub struct Tokenizer {
     /// The first space of a text is an artefact of encoding.
     strips_first_space: bool,
     stop_tokens: Vec<u32>,
+    /// The names of control tokens, made when a chat is first rendered.
+    control_names: OnceLock<ControlNames>,
 }
 
 #[derive(Debug)]
@@ -98,8 +106,23 @@ impl Tokenizer {
     /// The tokens of a whole prompt: as [`Tokenizer::encode`], between the tokens that the model wants around it.
     /// A prompt that already has them does not get them twice.
     pub fn encode_prompt(&self, text: &str, special: SpecialTokens) -> Vec<u32> {
+        self.whole_prompt(|ids| self.encode_into(text, special, ids))
+    }
+
+    /// The tokens of a chat, as [`Tokenizer::encode_prompt`]. Control tokens are those that the template wrote, and not
+    /// those that a message names.
+    pub fn encode_chat(&self, prompt: &ChatPrompt) -> Vec<u32> {
+        self.whole_prompt(|ids| match &self.encoder {
+            Encoder::Spm(_, added) | Encoder::Bpe(_, added) => {
+                self.encode_fragments(added.split_chat(prompt), ids);
+            }
+            Encoder::Hf(hf) => hf.encode_chat(prompt, ids),
+        })
+    }
+
+    fn whole_prompt(&self, encode: impl FnOnce(&mut Vec<u32>)) -> Vec<u32> {
         let mut ids = self.prefix.clone();
-        self.encode_into(text, special, &mut ids);
+        encode(&mut ids);
         let added = self.prefix.len();
         if added > 0 && ids[added..].starts_with(&self.prefix) {
             ids.drain(..added);
@@ -110,27 +133,35 @@ impl Tokenizer {
         ids
     }
 
+    /// The names of the tokens that only a template may write.
+    pub(crate) fn control_names(&self) -> &ControlNames {
+        self.control_names.get_or_init(|| {
+            let control = self.vocab.kinds().filter(|(_, kind)| kind.is_special());
+            ControlNames::new(control.filter_map(|(id, _)| std::str::from_utf8(self.vocab.name(id)).ok()))
+        })
+    }
+
     fn encode_into(&self, text: &str, special: SpecialTokens, ids: &mut Vec<u32>) {
         match &self.encoder {
-            Encoder::Spm(spm, added) => {
-                let mut after_special = true;
-                for fragment in added.split(text, special) {
-                    match fragment {
-                        Fragment::Text(text) => spm.encode(text, after_special, &self.vocab, ids),
-                        Fragment::Token(id) => ids.push(id),
-                    }
-                    after_special = matches!(fragment, Fragment::Token(_));
-                }
-            }
-            Encoder::Bpe(bpe, added) => {
-                for fragment in added.split(text, special) {
-                    match fragment {
-                        Fragment::Text(text) => bpe.encode(text, &self.vocab, ids),
-                        Fragment::Token(id) => ids.push(id),
-                    }
-                }
+            Encoder::Spm(_, added) | Encoder::Bpe(_, added) => {
+                self.encode_fragments(added.split(text, special), ids);
             }
             Encoder::Hf(hf) => hf.encode(text, special, ids),
+        }
+    }
+
+    fn encode_fragments(&self, fragments: Vec<Fragment<'_>>, ids: &mut Vec<u32>) {
+        let mut after_special = true;
+        for fragment in fragments {
+            match (fragment, &self.encoder) {
+                (Fragment::Token(id), _) => ids.push(id),
+                (Fragment::Text(text), Encoder::Spm(spm, _)) => {
+                    spm.encode(text, after_special, &self.vocab, ids)
+                }
+                (Fragment::Text(text), Encoder::Bpe(bpe, _)) => bpe.encode(text, &self.vocab, ids),
+                (Fragment::Text(text), Encoder::Hf(hf)) => hf.encode(text, SpecialTokens::AsText, ids),
+            }
+            after_special = matches!(fragment, Fragment::Token(_));
         }
     }
 

@@ -1,8 +1,12 @@
 //! Finding added tokens (roles, begin, end, runs of spaces) in a text before anything else looks at it.
 
+use std::ops::Range;
+
 use aho_corasick::{AhoCorasick, AhoCorasickKind, Input, MatchKind};
 
 use super::{SpecialTokens, TokenizerError, limits, vocab::TokenKind};
+
+use crate::chat::ChatPrompt;
 
 /// Most bytes of patterns for which a table of all transitions is made.
 const MAX_DFA: usize = 4096;
@@ -53,9 +57,16 @@ impl AddedTokens {
     /// Cuts `text` at the added tokens; no fragment is empty.
     pub(super) fn split<'t>(&self, text: &'t str, special: SpecialTokens) -> Vec<Fragment<'t>> {
         match special {
-            SpecialTokens::Parse => self.all.split(text),
-            SpecialTokens::AsText => self.user_defined.split(text),
+            SpecialTokens::Parse => self.all.split(text, |_, _| false),
+            SpecialTokens::AsText => self.user_defined.split(text, |_, _| false),
         }
+    }
+
+    /// The same for a chat, in which control tokens are only those that its template wrote.
+    pub(super) fn split_chat<'t>(&self, prompt: &'t ChatPrompt) -> Vec<Fragment<'t>> {
+        self.all.split(&prompt.text, |token, range| {
+            token.kind != TokenKind::UserDefined && prompt.is_literal(range)
+        })
     }
 }
 
@@ -76,12 +87,17 @@ impl Finder {
         Ok(Self { tokens, automaton })
     }
 
-    fn split<'t>(&self, text: &'t str) -> Vec<Fragment<'t>> {
+    /// Cuts `text` at the tokens, except where one `is_text`.
+    fn split<'t>(&self, text: &'t str, is_text: impl Fn(&Added, Range<usize>) -> bool) -> Vec<Fragment<'t>> {
         let mut fragments = Vec::new();
-        let mut rest = 0;
+        let (mut rest, mut from) = (0, 0);
         if let Some(automaton) = &self.automaton {
-            while let Some(found) = automaton.find(Input::new(text).span(rest..text.len())) {
+            while let Some(found) = automaton.find(Input::new(text).span(from..text.len())) {
                 let token = &self.tokens[found.pattern()];
+                if is_text(token, found.range()) {
+                    from = text.ceil_char_boundary(found.start() + 1);
+                    continue;
+                }
                 let mut before = &text[rest..found.start()];
                 if token.strip_left {
                     before = before.trim_end_matches(is_c_space);
@@ -94,6 +110,7 @@ impl Finder {
                 if token.strip_right {
                     rest = text.len() - text[rest..].trim_start_matches(is_c_space).len();
                 }
+                from = rest;
             }
         }
         if rest < text.len() {

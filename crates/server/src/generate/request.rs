@@ -362,7 +362,12 @@ impl ChatRequest {
         let mut extra = self.template_variables.clone();
         self.reasoning.write(source, &mut extra, &self.tolerance)?;
         let has_place = source.contains("tools");
-        let messages = if has_place { self.messages.clone() } else { tools_as_text(self) };
+        let mut messages = if has_place { self.messages.clone() } else { tools_as_text(self) };
+        // Templates without a place for reasoning look for it in the content themselves.
+        if source.contains("reasoning_content") {
+            let answers = messages.len().saturating_sub(usize::from(self.continue_last));
+            messages[..answers].iter_mut().for_each(Message::separate_reasoning);
+        }
         let mut input =
             ChatInput::new(messages.iter().map(|message| message.for_template(&format)).collect());
         input.tools = (offers_tools && has_place)
@@ -370,18 +375,18 @@ impl ChatRequest {
         input.extra = extra;
         let last = messages.last().map_or("", |last| last.content.trim());
         input.add_generation_prompt = !self.continue_last || last.is_empty();
-        let mut text = template.render(&input)?;
+        let mut prompt = template.prompt(&input, &model.tokenizer)?;
         if !input.add_generation_prompt {
             // As Hugging Face's `continue_final_message` does it.
-            let Some(at) = text.rfind(last) else {
+            let Some(at) = prompt.text.rfind(last) else {
                 let message = "the model's chat template changes the last message, so it cannot be continued";
                 return Err(ApiError::invalid("messages", message));
             };
-            text.truncate(at + last.len());
+            prompt.text.truncate(at + last.len());
         }
-        check_text(&text, model, max_context)?;
-        let reading = Reading::new(self, format, &text)?;
-        Ok((model.tokenizer.encode_prompt(&text, SpecialTokens::Parse), reading))
+        check_text(&prompt.text, model, max_context)?;
+        let reading = Reading::new(self, format, &prompt.text)?;
+        Ok((model.tokenizer.encode_chat(&prompt), reading))
     }
 }
 
@@ -520,6 +525,20 @@ impl Message {
     /// True if an answer can go on from this message.
     pub fn can_be_continued(&self) -> bool {
         self.role == Role::Assistant && self.tool_calls.is_empty()
+    }
+
+    /// Takes the reasoning that a client sent back at the beginning of an assistant's content.
+    fn separate_reasoning(&mut self) {
+        if self.role != Role::Assistant || self.reasoning.is_some() {
+            return;
+        }
+        let thought =
+            self.content.trim_start().strip_prefix("<think>").and_then(|rest| rest.split_once("</think>"));
+        if let Some((reasoning, answer)) = thought {
+            let reasoning = reasoning.trim();
+            self.reasoning = (!reasoning.is_empty()).then(|| reasoning.to_owned());
+            self.content = answer.trim_start().to_owned();
+        }
     }
 
     /// As templates know it: Hugging Face's names, absent where there is nothing.

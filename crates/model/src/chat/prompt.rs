@@ -1,0 +1,179 @@
+//! A chat as text, in which what the template wrote can be told from what messages contain.
+//!
+//! Control tokens in a prompt are only those that the template wrote. Before rendering, a mark is put in front of each
+//! control token's name in a message; after rendering the marks are taken out, and their places are remembered. A
+//! mark does not break the name, and it is no whitespace, so templates that trim, split, slice, join or search texts,
+//! or write them as JSON, do as they did. The places are looked for regardless of case and whitespace, and the
+//! beginning of a name at the end of a text counts as one, so that texts do not become names when a template changes
+//! or joins them.
+
+use aho_corasick::{AhoCorasick, AhoCorasickKind};
+use serde_json::{Map, Value};
+
+/// Stands in front of a control token's name in a message. No text that is interchanged has this noncharacter, and it
+/// is removed from those that do.
+pub(crate) const MARK: char = '\u{10ffff}';
+
+/// A rendered chat.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ChatPrompt {
+    /// The text.
+    pub text: String,
+    /// Byte offsets at which no control token's name has its meaning, ascending.
+    pub(crate) literal: Vec<usize>,
+}
+
+impl ChatPrompt {
+    /// Takes the marks out of a rendered text.
+    pub(super) fn from_marked(marked: &str) -> Self {
+        let mut prompt = Self { text: String::with_capacity(marked.len()), literal: Vec::new() };
+        for (at, part) in marked.split(MARK).enumerate() {
+            if at > 0 {
+                prompt.literal.push(prompt.text.len());
+            }
+            prompt.text.push_str(part);
+        }
+        prompt
+    }
+
+    /// True if a token's name at these bytes is part of a message.
+    pub(crate) fn is_literal(&self, name: std::ops::Range<usize>) -> bool {
+        let after = self.literal.partition_point(|&offset| offset < name.start);
+        self.literal.get(after).is_some_and(|&offset| offset < name.end)
+    }
+}
+
+/// Finds the names of control tokens in messages.
+#[derive(Debug, Default)]
+pub(crate) struct ControlNames {
+    /// Folded and sorted.
+    names: Vec<String>,
+    finder: Option<AhoCorasick>,
+    longest: usize,
+}
+
+/// Marks in an assistant's own text that begin and end its reasoning. Clients send back what they got.
+const REASONING: [&str; 2] = ["<think>", "</think>"];
+
+impl ControlNames {
+    pub(crate) fn new<'n>(names: impl Iterator<Item = &'n str>) -> Self {
+        let mut names: Vec<_> = names.map(|name| fold(name).0).filter(|name| !name.is_empty()).collect();
+        names.sort_unstable();
+        names.dedup();
+        let finder = AhoCorasick::builder().kind(Some(AhoCorasickKind::ContiguousNFA)).build(&names);
+        let longest = names.iter().map(String::len).max().unwrap_or(0);
+        Self { finder: finder.ok().filter(|_| !names.is_empty()), names, longest }
+    }
+
+    /// Marks all names in strings and keys of a JSON value.
+    pub(super) fn mark(&self, json: &Value) -> Value {
+        self.marked(json, false)
+    }
+
+    fn marked(&self, json: &Value, is_assistant: bool) -> Value {
+        match json {
+            Value::String(text) => self.mark_text(text, is_assistant).into(),
+            Value::Array(items) => items.iter().map(|item| self.marked(item, is_assistant)).collect(),
+            Value::Object(entries) => {
+                let is_assistant = entries.get("role").is_some_and(|role| role == "assistant");
+                let entries = entries.iter().map(|(key, value)| {
+                    let value = self.marked(value, is_assistant && key == "content");
+                    (self.mark_text(key, false), value)
+                });
+                Value::Object(entries.collect::<Map<_, _>>())
+            }
+            other => other.clone(),
+        }
+    }
+
+    fn mark_text(&self, text: &str, is_assistant: bool) -> String {
+        let clean;
+        let text = if text.contains(MARK) {
+            clean = text.replace(MARK, "");
+            &clean
+        } else {
+            text
+        };
+        let Some(finder) = &self.finder else { return text.to_owned() };
+        let (folded, offsets) = fold(text);
+        let mut places: Vec<usize> = finder
+            .find_overlapping_iter(&folded)
+            .filter(|found| !(is_assistant && REASONING.contains(&&folded[found.range()])))
+            .map(|found| offsets[found.start()])
+            .collect();
+        let end = folded.len().saturating_sub(self.longest);
+        let rest = (end..folded.len()).filter(|&at| folded.is_char_boundary(at));
+        places.extend(rest.filter(|&at| self.begins(&folded[at..])).map(|at| offsets[at]));
+        places.sort_unstable();
+        places.dedup();
+        let mut marked = String::with_capacity(text.len() + MARK.len_utf8() * places.len());
+        let mut from = 0;
+        for place in places {
+            marked.push_str(&text[from..place]);
+            marked.push(MARK);
+            from = place;
+        }
+        marked.push_str(&text[from..]);
+        marked
+    }
+
+    /// True if a name begins with this text.
+    fn begins(&self, start: &str) -> bool {
+        let at = self.names.partition_point(|name| name.as_str() < start);
+        self.names.get(at).is_some_and(|name| name.starts_with(start))
+    }
+}
+
+/// A text in lower case and without whitespace, and for each of its bytes the offset of the character in the text.
+fn fold(text: &str) -> (String, Vec<usize>) {
+    let mut folded = String::with_capacity(text.len());
+    let mut offsets = Vec::with_capacity(text.len());
+    for (at, c) in text.char_indices().filter(|(_, c)| !c.is_whitespace()) {
+        folded.push(c.to_ascii_lowercase());
+        offsets.resize(folded.len(), at);
+    }
+    (folded, offsets)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn shown(text: &str) -> String {
+        ControlNames::new(["<|end|>", "<s>", "<think>", "</think>"].into_iter())
+            .mark_text(text, false)
+            .replace(MARK, "^")
+    }
+
+    #[test]
+    fn names_and_their_beginnings_are_marked() {
+        assert_eq!(shown("a <|end|> b<s>"), "a ^<|end|> b^<s>");
+        assert_eq!(shown("<|\nEND |> x"), "^<|\nEND |> x");
+        assert_eq!(shown("a <|en"), "a ^<|en");
+        assert_eq!(shown("a << "), "a <^< ");
+        assert_eq!(shown("a < b"), "a < b");
+        assert_eq!(shown("<|e<|end|>nd|>"), "<|e^<|end|>nd|>");
+        assert_eq!(shown("no\u{10ffff}ne"), "none");
+        assert_eq!(shown(""), "");
+    }
+
+    #[test]
+    fn keys_are_marked_and_an_assistants_reasoning_is_not() {
+        let names = ControlNames::new(["<s>", "<think>"].into_iter());
+        let json =
+            json!([{"role": "assistant", "content": "<think><s>", "x": "<think>"}, {"<s>": ["<think>", 1]}]);
+        let marked = names.mark(&json).to_string().replace(MARK, "^");
+        let expected = json!([{"role": "assistant", "content": "<think>^<s>", "x": "^<think>"}, {"^<s>": ["^<think>", 1]}]);
+        assert_eq!(serde_json::from_str::<Value>(&marked).unwrap(), expected);
+    }
+
+    #[test]
+    fn marks_are_taken_out() {
+        let prompt = ChatPrompt::from_marked("a\u{10ffff}<s>b\u{10ffff}");
+        assert_eq!((prompt.text.as_str(), &prompt.literal[..]), ("a<s>b", &[1, 5][..]));
+        assert!(prompt.is_literal(1..4) && prompt.is_literal(0..2) && prompt.is_literal(5..6));
+        assert!(!prompt.is_literal(0..1) && !prompt.is_literal(2..5));
+    }
+}
