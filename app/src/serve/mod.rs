@@ -1,5 +1,6 @@
 //! `paguro serve`: the settings become a server of the models that can be found here.
 
+mod address;
 mod memory;
 mod source;
 mod telemetry;
@@ -7,7 +8,6 @@ mod telemetry;
 use std::{
     fs,
     io::stderr,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -15,7 +15,7 @@ use std::{
 
 use opentelemetry::trace::TracerProvider;
 use opentelemetry_sdk::trace::SdkTracerProvider;
-use paguro_server::{HttpLimits, Library, Listen, Residency, Server, ServerSettings};
+use paguro_server::{HttpLimits, KeyFile, Library, Listen, Residency, Server, ServerSettings};
 use tracing_subscriber::{Layer, filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
 
 use crate::{
@@ -53,7 +53,8 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
     let registry = library.as_ref().map(|library| library.registry.clone());
     let shelf = Shelf::new(&options, on, memory, &program.library, registry)?;
     let own: Vec<_> = shelf.own().collect();
-    let settings = server_settings(&options, memory, program.keys_file()?);
+    let settings = server_settings(&options, memory, program.keys_file()?)?;
+    warn_without_keys(&settings);
     let server = Server::new(settings, Arc::new(shelf), library);
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
@@ -126,13 +127,24 @@ fn read_config(given: Option<&Path>, default: Option<&Path>) -> Outcome<ServeOpt
     })
 }
 
-fn server_settings(options: &ServeOptions, memory: u64, keys: PathBuf) -> ServerSettings {
-    let host = options.host.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
-    let tcp = Listen::Tcp(SocketAddr::new(host, options.port.unwrap_or(PORT)));
+/// Says that nobody will be let in.
+fn warn_without_keys(settings: &ServerSettings) {
+    let from_outside = |place: &Listen| matches!(place, Listen::Tcp(address) if !address.ip().is_loopback());
+    let no_keys = settings.api_keys.is_empty()
+        && KeyFile::new(settings.keys.clone()).read().is_ok_and(|keys| keys.is_empty());
+    if no_keys && settings.listen.iter().any(from_outside) {
+        tracing::warn!(
+            "there is no key, so requests from other machines are refused: `paguro keys add NAME` makes one"
+        );
+    }
+}
+
+fn server_settings(options: &ServeOptions, memory: u64, keys: PathBuf) -> Outcome<ServerSettings> {
+    let tcp = Listen::Tcp(address::resolve(options.host.as_deref(), options.port.unwrap_or(PORT))?);
     let socket = options.socket.clone().map(Listen::Unix);
     let defaults = HttpLimits::default();
     let connections = options.max_connections.unwrap_or(defaults.connections);
-    ServerSettings {
+    Ok(ServerSettings {
         listen: [tcp].into_iter().chain(socket).collect(),
         residency: Residency {
             memory,
@@ -151,17 +163,19 @@ fn server_settings(options: &ServeOptions, memory: u64, keys: PathBuf) -> Server
             connections_per_client: options.max_connections_per_client.unwrap_or((connections / 4).max(1)),
         },
         keys,
+        api_keys: options.api_keys.clone(),
         hosts: options.allow_hosts.clone(),
         origins: options.cors_origins.clone(),
         release_memory: memory::release,
         shutdown_time: options.shutdown_timeout.map_or(Duration::from_secs(10), |time| time.0),
-    }
+    })
 }
 
 /// Lines go to standard error, spans to a collector if there is one.
 fn start_log(options: &ServeOptions, terminal: Terminal) -> Outcome<Option<SdkTracerProvider>> {
     let filter: Targets = match &options.log {
         None if terminal.quiet => "warn",
+        None if terminal.verbose => "debug",
         None => "info",
         Some(filter) => filter,
     }

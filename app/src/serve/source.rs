@@ -69,8 +69,10 @@ impl Shelf {
         library: Option<Arc<Registry>>,
     ) -> Outcome<Self> {
         let mut models = vec![(EMBEDDED.to_owned(), Source::Embedded)];
-        for name in &options.models {
+        let mut named = Vec::new();
+        for name in options.models.iter().chain(&options.more_models) {
             let source = Source::find(Some(name), settings)?;
+            named.push(source.clone());
             let Source::Path(path) = &source else { continue };
             // What is wrong with it is better said now than to whoever asks first.
             load::file(&source)?;
@@ -85,6 +87,7 @@ impl Shelf {
             }
             models.push((name, source));
         }
+        add_aliases(&mut models, &options.aliases, &named)?;
         let defaults = EngineOptions::default();
         let parallel = options.parallel.unwrap_or(defaults.max_sequences);
         Ok(Self {
@@ -397,6 +400,32 @@ fn unusable(file: &ModelFile, error: &ModelError) -> LoadError {
         ),
         false => error.to_string(),
     })
+}
+
+/// Adds the names of `--alias` for the one model that is named, or for the one in the binary if none is.
+fn add_aliases(models: &mut Vec<(String, Source)>, aliases: &[String], named: &[Source]) -> Outcome<()> {
+    let source = match named {
+        [] => Source::Embedded,
+        [source] => source.clone(),
+        several => {
+            let count = several.len();
+            let failure = Failure::usage(format!("--alias names one model, and {count} are given"));
+            return if aliases.is_empty() {
+                Ok(())
+            } else {
+                Err(failure.hint("paguro serve MODEL --alias NAME"))
+            };
+        }
+    };
+    for alias in aliases {
+        if let Some((_, other)) = models.iter().find(|(other, _)| other == alias) {
+            let failure =
+                Failure::usage(format!("--alias {alias}: {} is served under this name", other.name()));
+            return Err(failure.hint("choose another name"));
+        }
+        models.push((alias.clone(), source.clone()));
+    }
+    Ok(())
 }
 
 /// The name that a file is served under: its own, without folder and extension.

@@ -14,6 +14,7 @@ use crate::{
     body::BodyShare,
     connections::Connection,
     error::ApiError,
+    layers::RequestLog,
     prepare::{Client, Size},
 };
 
@@ -31,6 +32,8 @@ pub struct Caller {
     pub deadline: Option<Instant>,
     /// The memory of the request's body, until it is prepared.
     pub body: BodyShare,
+    /// Numbers for the request's line in the log.
+    pub log: RequestLog,
 }
 
 impl Caller {
@@ -69,7 +72,8 @@ impl FromRequestParts<AppState> for Caller {
             connection.set_deadline(deadline);
         }
         let tenant = parts.extensions.get().map(|Tenant(id)| id.as_str().into());
-        Ok(Self { tenant, client: Client::of(&parts.extensions), deadline, body })
+        let log = parts.extensions.get().cloned().unwrap_or_default();
+        Ok(Self { tenant, client: Client::of(&parts.extensions), deadline, body, log })
     }
 }
 

@@ -20,6 +20,7 @@ use crate::{
     AppState,
     count::ClientCount,
     error::ApiError,
+    layers::RequestLog,
     metrics::RequestMetrics,
     models::{KeepAliveSetter, Lease},
     ollama::Defaults,
@@ -168,6 +169,7 @@ pub struct Generating {
     ready: VecDeque<Piece>,
     timing: Timing,
     metrics: RequestMetrics,
+    log: RequestLog,
     /// Of all choices that have ended.
     completion_tokens: usize,
     /// From the queue to the last piece, for whoever traces requests.
@@ -303,6 +305,11 @@ impl Generating {
             drop(lease);
         });
         let metrics = state.metrics.request(&name, received);
+        let log = caller.log;
+        log.update(|numbers| {
+            numbers.model = Some(name.clone());
+            numbers.prompt += prompt_tokens;
+        });
         let timing = Timing { received, submitted, started: None, first_token: None, last_token: None };
         let span = tracing::info_span!(
             "generate",
@@ -323,6 +330,7 @@ impl Generating {
             ready,
             timing,
             metrics,
+            log,
             completion_tokens: 0,
             span,
         })
@@ -339,6 +347,7 @@ impl Generating {
             }
             let event = self.generation.next().await?;
             if let Err(error) = self.receive(event) {
+                self.log.fail(&error);
                 return Some(Err(error));
             }
         }
@@ -381,9 +390,14 @@ impl Generating {
 
     fn receive(&mut self, event: Event) -> Result<(), ApiError> {
         match event {
-            Event::Started { at, .. } => {
+            Event::Started { at, cached_tokens } => {
                 self.timing.started = Some(at);
-                self.metrics.started(at.saturating_duration_since(self.timing.submitted));
+                let queue = at.saturating_duration_since(self.timing.submitted);
+                self.metrics.started(queue);
+                self.log.update(|numbers| {
+                    numbers.cached += cached_tokens;
+                    numbers.queue = numbers.queue.max(Some(queue));
+                });
             }
             Event::PromptScores { scores, .. } => {
                 let mut tokens = std::mem::take(&mut self.unscored_prompt).into_iter();
@@ -486,8 +500,12 @@ impl Generating {
             Some(last) if last != at => self.metrics.token_gap(at.saturating_duration_since(last)),
             Some(_) => {}
         }
-        self.timing.first_token.get_or_insert(at);
+        let first = *self.timing.first_token.get_or_insert(at);
         self.timing.last_token = Some(at);
+        self.log.update(|numbers| {
+            numbers.answer += 1;
+            numbers.tokens = Some((numbers.tokens.map_or(first, |(first, _)| first), at));
+        });
     }
 }
 
