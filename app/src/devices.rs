@@ -82,6 +82,12 @@ mod gpu {
         gpus().into_iter().find(|gpu| !gpu.is_software).map(|gpu| gpu.index)
     }
 
+    /// The GPUs that there are.
+    pub fn summary() -> String {
+        let names: Vec<_> = gpus().into_iter().map(|gpu| gpu.name).collect();
+        if names.is_empty() { "no GPU".to_owned() } else { names.join(", ") }
+    }
+
     /// The first real one, if it opens.
     pub fn fastest(timed: bool) -> Option<Chosen> {
         open(fastest_index()?, timed).ok()
@@ -123,6 +129,10 @@ mod gpu {
         None
     }
 
+    pub fn summary() -> String {
+        "no GPU kernels".to_owned()
+    }
+
     pub fn fastest(_timed: bool) -> Option<Chosen> {
         None
     }
@@ -152,6 +162,13 @@ fn isa(name: &str) -> Outcome<Isa> {
         Failure::usage(format!("this machine cannot run `{name}`"))
             .hint(format!("it can run {}", names.join(", ")))
     })
+}
+
+/// What this machine runs models on, in a few words for the version: the kernels of the CPU, and GPUs.
+pub fn summary() -> Vec<String> {
+    let cpu = Cpu::new(CpuOptions::default());
+    let kernels = cpu.capacity().features.first().map_or_else(String::new, |isa| format!(" {isa}"));
+    vec![format!("{}{kernels}", cpu.name()), gpu::summary()]
 }
 
 /// Runs `paguro devices`.

@@ -7,7 +7,8 @@ use std::{error::Error, fmt, io, process::ExitCode};
 pub struct Failure {
     kind: Kind,
     message: String,
-    hint: Option<String>,
+    /// What to do about it, a line each.
+    hints: Vec<String>,
 }
 
 /// The result of everything that can end the program.
@@ -29,17 +30,17 @@ enum Kind {
 impl Failure {
     /// Something went wrong while doing what was asked.
     pub fn new(message: impl fmt::Display) -> Self {
-        Self { kind: Kind::Failed, message: message.to_string(), hint: None }
+        Self { kind: Kind::Failed, message: message.to_string(), hints: Vec::new() }
     }
 
     /// What was asked for cannot be.
     pub fn usage(message: impl fmt::Display) -> Self {
-        Self { kind: Kind::Usage, message: message.to_string(), hint: None }
+        Self { kind: Kind::Usage, message: message.to_string(), hints: Vec::new() }
     }
 
     /// Ctrl-C.
     pub fn interrupted() -> Self {
-        Self { kind: Kind::Interrupted, message: String::new(), hint: None }
+        Self { kind: Kind::Interrupted, message: String::new(), hints: Vec::new() }
     }
 
     /// An error with the errors behind it, on one line.
@@ -57,17 +58,17 @@ impl Failure {
         Self::new(message)
     }
 
-    /// Adds what to do about it.
+    /// Adds what to do about it, after what was said before.
     #[must_use]
     pub fn hint(mut self, hint: impl fmt::Display) -> Self {
-        self.hint = Some(hint.to_string());
+        self.hints.push(hint.to_string());
         self
     }
 
     /// Adds what to do about it, unless that is said already.
     #[must_use]
     pub fn or_hint(self, hint: impl fmt::Display) -> Self {
-        if self.hint.is_some() { self } else { self.hint(hint) }
+        if self.hints.is_empty() { self.hint(hint) } else { self }
     }
 
     /// What went wrong, without the hint.
@@ -92,7 +93,7 @@ impl Failure {
         }
         let (red, cyan, reset) = if color { ("\x1b[1;31m", "\x1b[1;36m", "\x1b[0m") } else { ("", "", "") };
         let mut text = format!("{red}error:{reset} {}\n", self.message);
-        if let Some(hint) = &self.hint {
+        for hint in &self.hints {
             text += &format!("{cyan}hint:{reset} {hint}\n");
         }
         Some(text)
@@ -102,7 +103,7 @@ impl Failure {
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         let kind = if error.kind() == io::ErrorKind::BrokenPipe { Kind::ReaderGone } else { Kind::Failed };
-        Self { kind, message: error.to_string(), hint: None }
+        Self { kind, message: error.to_string(), hints: Vec::new() }
     }
 }
 

@@ -26,7 +26,7 @@ const VALUE_WIDTH: usize = 100;
 /// # Errors
 /// A file that cannot be read.
 pub fn inspect(args: &InspectArgs, library: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
-    let source = Source::find(args.model.as_deref(), library)?;
+    let source = Source::find(args.model.name.as_deref(), library)?;
     let file = load::file(&source)?;
     let model = file.load(&LoadOptions { max_context: args.ctx });
     let model = model.as_ref().map_err(ToString::to_string);

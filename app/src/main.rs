@@ -19,31 +19,40 @@ mod settings;
 mod terminal;
 mod tokenize;
 mod units;
+mod version;
 
 use std::{
     io::{Write, stderr},
     process::ExitCode,
 };
 
-use clap::Parser;
 use paguro_server::KeyFile;
 
-use cli::{Cli, Command};
-use failure::Outcome;
+use cli::Command;
+use failure::{Failure, Outcome};
 use settings::Settings;
 
 fn main() -> ExitCode {
-    let settings = Settings::new(Cli::parse());
+    let (settings, notes) = match cli::parse(std::env::args_os().collect()) {
+        Ok((cli, notes)) => (Settings::new(cli), notes),
+        Err(failure) => return end(&failure, settings::colors_on_errors()),
+    };
+    for note in notes.iter().chain(&settings.warnings) {
+        settings.terminal.status(note);
+    }
     match execute(&settings) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            if let Some(report) = failure.report(settings.terminal.color_errors) {
-                // Nobody may be listening there; the exit code says it, too.
-                let _ = stderr().write_all(report.as_bytes());
-            }
-            failure.exit_code()
-        }
+        Err(failure) => end(&failure, settings.terminal.color_errors),
     }
+}
+
+/// Says what went wrong.
+fn end(failure: &Failure, color: bool) -> ExitCode {
+    if let Some(report) = failure.report(color) {
+        // Nobody may be listening there; the exit code says it, too.
+        let _ = stderr().write_all(report.as_bytes());
+    }
+    failure.exit_code()
 }
 
 fn execute(settings: &Settings) -> Outcome<()> {
@@ -58,6 +67,7 @@ fn execute(settings: &Settings) -> Outcome<()> {
         Command::Tokenize(args) => tokenize::tokenize(args, library),
         Command::Inspect(args) => inspect::inspect(args, library, terminal),
         Command::Pull(args) => library::pull(args, library, terminal),
+        Command::Search(args) => library::search(args, library, terminal),
         Command::Import(args) => library::import(args, library, terminal),
         Command::List(args) => library::list(args, library, terminal),
         Command::Show(args) => library::show(args, library, terminal),
@@ -67,5 +77,8 @@ fn execute(settings: &Settings) -> Outcome<()> {
         Command::Verify(args) => library::verify(args, library, terminal),
         Command::Rebuild(args) => library::rebuild(args, library, terminal),
         Command::Devices(args) => devices::devices(args, terminal),
+        Command::Completions { shell } => version::completions(*shell),
+        Command::Man => version::manual(),
+        Command::Version => output::Output::new().line(version::long()),
     }
 }

@@ -5,12 +5,17 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use paguro_registry::{RegistryError, hub::Reference};
+use paguro_registry::{
+    ModelName, ModelRecord, RegistryError, Source as Origin,
+    hub::{Choice, Reference},
+    known::{self, Short},
+};
 
 use crate::{
     failure::{Failure, Outcome},
     library,
     settings::LibrarySettings,
+    units,
 };
 
 /// The name of the model in the binary.
@@ -53,33 +58,31 @@ impl Source {
     /// A usage error that suggests what might have been meant.
     pub fn find(name: Option<&str>, library: &LibrarySettings) -> Outcome<Self> {
         let Some(name) = name else { return Ok(Self::Embedded) };
-        if name == EMBEDDED {
-            return Ok(Self::Embedded);
-        }
-        let path = Path::new(name);
-        if path.exists() {
-            return existing(path);
-        }
-        match in_library(name, library)? {
-            Found::Yes(source) => Ok(source),
-            Found::No { similar } => Err(missing(name, similar)),
+        match Self::look_up(name, library)? {
+            Found::Here(source) => Ok(source),
+            Found::Missing(missing) => Err(missing.failure()),
         }
     }
 
-    /// What the first word of `run` is: a model, or `None` when it begins the prompt.
+    /// Looks for a model: inside the binary, on the disk, in the library.
     ///
     /// # Errors
-    /// A usage error for a word that looks like a path and leads nowhere: nobody wants a tale about it.
-    pub fn from_first_word(word: &str, library: &LibrarySettings) -> Outcome<Option<Self>> {
-        let as_prompt = |failure: Failure| {
-            failure.or_hint(format!("to use it as the prompt, write: paguro run {EMBEDDED} {word:?}"))
-        };
-        if word == EMBEDDED || Path::new(word).exists() || looks_like_path(word) {
-            return Self::find(Some(word), library).map(Some).map_err(as_prompt);
+    /// Something of this name that is no model; a library that cannot be read; a name that several models have.
+    pub fn look_up(name: &str, library: &LibrarySettings) -> Outcome<Found> {
+        if is_embedded(name) {
+            return Ok(Found::Here(Self::Embedded));
         }
-        match in_library(word, library).map_err(as_prompt)? {
-            Found::Yes(source) => Ok(Some(source)),
-            Found::No { .. } => Ok(None),
+        let path = Path::new(name);
+        let problem = match path.exists().then(|| existing(path)) {
+            Some(Ok(source)) => return Ok(Found::Here(source)),
+            Some(Err(failure)) => Some(failure),
+            None => None,
+        };
+        let found = in_library(name, library)?;
+        match (found, problem) {
+            // A folder beside us may have the name of a model by chance.
+            (Found::Missing(_), Some(failure)) => Err(failure),
+            (found, _) => Ok(found),
         }
     }
 
@@ -91,43 +94,125 @@ impl Source {
             Self::Library { name, .. } => name.clone(),
         }
     }
+
+    /// The model's name on a status line: for a file, its own without folders and extension.
+    pub fn short_name(&self) -> String {
+        match self {
+            Self::Path(path) => {
+                let name = if path.is_dir() { path.file_name() } else { path.file_stem() };
+                name.map_or_else(|| self.name(), |name| name.to_string_lossy().into_owned())
+            }
+            _ => self.name(),
+        }
+    }
 }
 
-/// Whether the library has a model.
-enum Found {
-    Yes(Source),
-    No {
-        /// What it has instead.
-        similar: Vec<String>,
-    },
+/// True for the names of the model in the binary: case and the tag `latest` make no difference, as in the library.
+pub fn is_embedded(name: &str) -> bool {
+    let name = name.strip_suffix(":latest").unwrap_or(name);
+    name.eq_ignore_ascii_case(EMBEDDED)
+}
+
+/// Whether a model is on this machine.
+#[derive(Debug)]
+pub enum Found {
+    /// It is.
+    Here(Source),
+    /// It is not.
+    Missing(Missing),
+}
+
+/// A name that leads to no model on this machine.
+#[derive(Debug)]
+pub struct Missing {
+    /// The name.
+    pub name: String,
+    /// Names in the library that are like it.
+    similar: Vec<String>,
+}
+
+impl Missing {
+    /// What could be downloaded under this name: a well-known model, or one that is written as a reference to a hub.
+    pub fn download(&self) -> Option<(Reference, Option<ModelName>)> {
+        if is_file_name(&self.name) {
+            return None;
+        }
+        known::wanted(&self.name).ok()
+    }
+
+    /// What such a download is, for people: `Qwen3 0.6B` and bytes, if they are known.
+    pub fn offer(&self) -> Option<(String, Option<u64>)> {
+        match Short::find(&self.name) {
+            Some(Short { model, quantization: None }) => Some((model.title.clone(), Some(model.bytes()))),
+            Some(Short { model, quantization: Some(name) }) => {
+                Some((format!("{} in {name}", model.title), None))
+            }
+            None => self.download().map(|(reference, _)| (reference.repo, None)),
+        }
+    }
+
+    /// The error, with what to do.
+    pub fn failure(&self) -> Failure {
+        missing(&self.name, &self.similar)
+    }
 }
 
 /// Looks a name up in the library, if there is one.
 fn in_library(name: &str, library: &LibrarySettings) -> Outcome<Found> {
-    let Some(registry) = library.open_existing()? else { return Ok(Found::No { similar: Vec::new() }) };
+    let missing = |similar| Ok(Found::Missing(Missing { name: name.to_owned(), similar }));
+    let Some(registry) = library.open_existing()? else { return missing(Vec::new()) };
+    let found = |record: &ModelRecord| {
+        let path = registry.path(record).map_err(library::failure)?;
+        let parameters = record.parameters.keys().cloned().collect();
+        Ok(Found::Here(Source::Library { name: record.name.short(), path, parameters }))
+    };
     match registry.find(name) {
-        Ok(record) => {
-            let path = registry.path(&record).map_err(library::failure)?;
-            let parameters = record.parameters.keys().cloned().collect();
-            Ok(Found::Yes(Source::Library { name: record.name.short(), path, parameters }))
+        Ok(record) => found(&record),
+        Err(RegistryError::NotFound { similar, .. }) => {
+            // What a short name stands for may be here under the repository's name.
+            let records = registry.list().map_err(library::failure)?;
+            let same = |short: Short| records.iter().find(|record| is_of(record, &short));
+            match (Short::find(name).and_then(same), name.strip_suffix(":latest")) {
+                (Some(record), _) => found(record),
+                // A name without a tag may be that of the only one that there is.
+                (None, Some(plain)) => in_library(plain, library),
+                (None, None) => missing(similar),
+            }
         }
-        Err(RegistryError::NotFound { similar, .. }) => Ok(Found::No { similar }),
+        Err(RegistryError::BadName { .. }) => missing(Vec::new()),
         Err(error) => Err(library::failure(error)),
     }
 }
 
-/// A word no sentence begins with: a model file's name, or a path. Text with spaces is never one, so that
-/// "Compare and/or with either/or" remains a prompt.
-fn looks_like_path(word: &str) -> bool {
-    let path = Path::new(word);
-    let model_file = path
-        .extension()
-        .is_some_and(|e| e.eq_ignore_ascii_case("gguf") || e.eq_ignore_ascii_case("safetensors"));
-    let rooted =
-        path.is_absolute() || ["./", "../", "~/", ".\\", "..\\"].iter().any(|start| word.starts_with(start));
-    let separated = word.contains(['/', '\\']) && !word.contains(char::is_whitespace);
-    let on_hub = word.starts_with("hf:") && !word.contains(char::is_whitespace);
-    (model_file && !word.contains('\n')) || (rooted && !word.contains('\n')) || separated || on_hub
+/// True if a model of the library is the one that a short name stands for.
+fn is_of(record: &ModelRecord, short: &Short) -> bool {
+    let Origin::Hub { repo, .. } = &record.source else { return false };
+    let same_file = match &short.quantization {
+        None => record.files.iter().any(|file| file.name == short.model.file),
+        Some(quantization) => record.details.quantization.eq_ignore_ascii_case(quantization),
+    };
+    repo.eq_ignore_ascii_case(&short.model.repository) && same_file
+}
+
+/// True for a word that could be a model's name: letters, digits and `. _ - : / @`, or a path. Text with spaces or
+/// other characters begins a prompt, so that "What is 3/4 of 8?" and "Compare and/or with either/or" do.
+pub fn is_name(word: &str) -> bool {
+    let fine = |c: char| c.is_ascii_alphanumeric() || "._-:/@\\~".contains(c);
+    let plain = word.chars().all(fine) && word.chars().any(|c| c.is_ascii_alphanumeric());
+    plain || is_path(word)
+}
+
+/// True for a model file's name or a path, which may have spaces.
+pub fn is_path(word: &str) -> bool {
+    let rooted = Path::new(word).is_absolute()
+        || ["./", "../", "~/", ".\\", "..\\"].iter().any(|start| word.starts_with(start));
+    (rooted || is_file_name(word)) && !word.contains('\n')
+}
+
+/// True if the extension is that of a model's file.
+fn is_file_name(word: &str) -> bool {
+    let extension = Path::new(word).extension();
+    extension.is_some_and(|e| e.eq_ignore_ascii_case("gguf") || e.eq_ignore_ascii_case("safetensors"))
 }
 
 /// Something is there; folders that cannot be a model are refused here, where what is inside can be listed. What is
@@ -142,8 +227,8 @@ fn existing(path: &Path) -> Outcome<Source> {
     Err(if inside.is_empty() { failure } else { failure.hint(format!("models in it: {}", list(&inside))) })
 }
 
-/// Nothing is there; in the library there may be models of similar names.
-fn missing(name: &str, similar: Vec<String>) -> Failure {
+/// The error about a name that leads nowhere; in the library there may be models of similar names.
+fn missing(name: &str, similar: &[String]) -> Failure {
     let failure = Failure::usage(format!("there is no model `{name}`"));
     let path = Path::new(name);
     let folder = match path.parent() {
@@ -161,30 +246,57 @@ fn missing(name: &str, similar: Vec<String>) -> Failure {
     candidates.retain(|candidate| likeness(candidate) > 0.75);
     candidates.sort_by(|a, b| likeness(b).total_cmp(&likeness(a)));
     candidates.truncate(3);
-    candidates.extend(similar.into_iter().map(PathBuf::from));
+    candidates.extend(similar.iter().map(PathBuf::from));
+    let failure = match candidates.is_empty() {
+        true => failure,
+        false => failure.hint(format!("did you mean {}?", list(&candidates))),
+    };
+    if let Some(short) = Short::find(name).filter(|_| !is_file_name(name)) {
+        let (name, title) = (short.name(), &short.model.title);
+        let size = match short.quantization {
+            None => format!(" ({})", units::bytes(short.model.bytes())),
+            Some(_) => String::new(),
+        };
+        return failure.hint(format!("`paguro pull {name}` downloads {title}{size}"));
+    }
+    if let Some(reference) = on_hub(name) {
+        return failure.or_hint(format!("to get it from Hugging Face: paguro pull {reference}"));
+    }
+    if is_path(name) {
+        let kinds =
+            format!("give a GGUF file, a Hugging Face folder, or `{EMBEDDED}`, the model inside this binary");
+        return match folder.is_dir() {
+            true => failure.or_hint(kinds),
+            false => failure.or_hint(format!("there is no folder `{}`; {kinds}", folder.display())),
+        };
+    }
     if !candidates.is_empty() {
-        failure.hint(format!("did you mean {}?", list(&candidates)))
-    } else if let Some(reference) = on_hub(name) {
-        failure.hint(format!("to get it from Hugging Face: paguro pull {reference}"))
-    } else if !folder.is_dir() {
-        failure.hint(format!(
-            "there is no folder `{}`; give a GGUF file, a Hugging Face folder, or `{EMBEDDED}`",
-            folder.display()
-        ))
-    } else {
-        failure.hint(format!(
-            "give a GGUF file, a Hugging Face folder, or `{EMBEDDED}`, the model inside this binary"
-        ))
+        return failure;
+    }
+    match known::advice(name) {
+        Some(advice) => failure.hint(format!("{advice} `paguro pull` downloads them")).hint(SEARCH),
+        None => failure
+            .hint(format!(
+                "a model is `{EMBEDDED}`, a GGUF file, a Hugging Face folder, or one of the library; `paguro pull` gets more"
+            ))
+            .hint(SEARCH),
     }
 }
 
-/// What to pull, if the name could be a model's on the hub: a file's name could not.
+/// How to find models.
+const SEARCH: &str = "`paguro search` lists well-known models, `paguro list` those that are here";
+
+/// What to pull, if the name is written as a model on the hub: a file's name is not.
 fn on_hub(name: &str) -> Option<String> {
-    let is_file = Path::new(name).extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
-    (!is_file && name.parse::<Reference>().is_ok()).then(|| match name.split_once(':') {
-        Some(("hf" | "https", _)) => name.to_owned(),
-        _ => format!("hf:{name}"),
-    })
+    if is_file_name(name) {
+        return None;
+    }
+    let reference = name.parse::<Reference>().ok()?;
+    let tag = match reference.choice {
+        Some(Choice::Tag(tag)) => format!(":{tag}"),
+        _ => String::new(),
+    };
+    Some(format!("hf:{}{tag}", reference.repo))
 }
 
 /// GGUF files and Hugging Face folders in a folder, by name.
@@ -218,19 +330,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prompts_and_paths_are_told_apart() {
+    fn prompts_and_names_are_told_apart() {
         for prompt in [
-            "hello",
             "Tell me a story about a shy fox",
             "What is 3/4 of 8?",
             "Why?",
+            "Hello,",
             "...and then",
-            "a.b",
+            "...",
             "~ is a tilde",
+            "2+2",
+            "你好",
+            "",
         ] {
-            assert!(!looks_like_path(prompt), "{prompt}");
+            assert!(!is_name(prompt), "{prompt}");
         }
-        for path in [
+        for name in [
+            "hello",
+            "llama3.2",
+            "qwen3:0.6b",
+            "smollm2",
+            "a.b",
             "model.gguf",
             "my model.GGUF",
             "./x",
@@ -240,10 +360,11 @@ mod tests {
             "~/m",
             "x.safetensors",
             "org/name",
-            "hf:org/name",
+            "hf:org/name@main",
         ] {
-            assert!(looks_like_path(path), "{path}");
+            assert!(is_name(name), "{name}");
         }
+        assert!(["tales", "Tales", "TALES:latest"].into_iter().all(is_embedded) && !is_embedded("tales:q8"));
     }
 
     #[test]
@@ -260,6 +381,17 @@ mod tests {
         assert!(report("llama-7b-Q4_K.gguf").contains("llama-7b-Q4_K_M.gguf`?"));
         assert!(report("qwem").contains("qwen`?"));
         assert!(report("nothing-like-it").contains("give a GGUF file"));
+        let missing = |name: &str| Source::find(Some(name), &none).unwrap_err().report(false).unwrap();
+        for (name, hint) in [
+            ("llama3.2", "`paguro pull llama3.2:3b` downloads Llama 3.2 3B Instruct (2.0 GB)"),
+            ("qwen3:4b-q8_0", "`paguro pull qwen3:4b-q8_0` downloads Qwen3 4B\n"),
+            ("llama3.2:70b", "among the short names: 1b, 3b"),
+            ("lama3.2", "did you mean llama3.2:3b"),
+            ("hf.co/Qwen/X:Q8_0", "paguro pull hf:Qwen/X:Q8_0\n"),
+            ("frobnicate", "`paguro search` lists"),
+        ] {
+            assert!(missing(name).contains(hint), "{}", missing(name));
+        }
         assert!(report("no-folder/x.gguf").contains("there is no folder"));
         assert!(report("").contains("models in it"));
         assert!(Source::find(Some("tale"), &none).unwrap_err().report(false).unwrap().contains("`tales`"));

@@ -26,13 +26,21 @@ impl Output {
         Ok(writeln!(self.out, "{text}")?)
     }
 
+    /// Bytes as they are.
+    ///
+    /// # Errors
+    /// As for [`Output::line`].
+    pub fn bytes(&mut self, bytes: &[u8]) -> Outcome<()> {
+        self.out.write_all(bytes)?;
+        Ok(self.out.flush()?)
+    }
+
     /// A piece of text, at once.
     ///
     /// # Errors
     /// As for [`Output::line`].
     pub fn piece(&mut self, text: &str) -> Outcome<()> {
-        self.out.write_all(text.as_bytes())?;
-        Ok(self.out.flush()?)
+        self.bytes(text.as_bytes())
     }
 
     /// An object on a line of its own, at once.

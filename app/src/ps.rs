@@ -27,6 +27,9 @@ struct Model {
     name: String,
     device: String,
     bytes: u64,
+    /// Absent from servers of an older version.
+    weight_bytes: Option<u64>,
+    kv_bytes: Option<u64>,
     context: usize,
     expires_in: Option<f64>,
     waiting: usize,
@@ -71,21 +74,41 @@ pub fn ps(args: &PsArgs, terminal: Terminal) -> Outcome<()> {
     if status.models.is_empty() {
         return out.line("no model is loaded");
     }
-    for model in status.models {
-        let Model { name, device, bytes, context, expires_in, waiting, running, .. } = &model;
-        let expires = match expires_in {
-            Some(seconds) => format!("{} s", seconds.round()),
-            None => "never".into(),
-        };
-        out.line(format_args!(
-            "{}  {}, {device}, context {context}, {running} running, {waiting} waiting, pages {} of {} ({} cached), \
-             unloads in {expires}",
-            terminal.bold(name),
-            units::bytes(*bytes),
-            model.pages_used,
-            model.pages,
-            model.pages_cached,
-        ))?;
+    let rows = status.models.iter().map(Model::cells);
+    let rows: Vec<[String; 7]> = std::iter::once(HEADINGS.map(str::to_owned)).chain(rows).collect();
+    let widths: [usize; 7] =
+        std::array::from_fn(|i| rows.iter().map(|row| row[i].chars().count()).max().unwrap_or(0));
+    for (index, row) in rows.iter().enumerate() {
+        let cells: Vec<_> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        let line = cells.join("  ");
+        out.line(if index == 0 { terminal.bold(line.trim_end()) } else { line.trim_end().to_owned() })?;
     }
     Ok(())
+}
+
+/// Headings of the table, one for each of a model's cells.
+const HEADINGS: [&str; 7] = ["name", "device", "memory", "context", "requests", "pages", "unloads"];
+
+impl Model {
+    fn cells(&self) -> [String; 7] {
+        let expires = match self.expires_in {
+            Some(seconds) => format!("in {} s", seconds.round()),
+            None => "never".into(),
+        };
+        let memory = match (self.weight_bytes, self.kv_bytes) {
+            (Some(weights), Some(kv)) => {
+                format!("{} weights + {} KV", units::bytes(weights), units::bytes(kv))
+            }
+            _ => units::bytes(self.bytes),
+        };
+        [
+            self.name.clone(),
+            self.device.clone(),
+            memory,
+            self.context.to_string(),
+            format!("{} running, {} waiting", self.running, self.waiting),
+            format!("{} of {} ({} cached)", self.pages_used, self.pages, self.pages_cached),
+            expires,
+        ]
+    }
 }

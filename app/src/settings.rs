@@ -6,6 +6,8 @@ use std::{
     path::PathBuf,
 };
 
+use clap::CommandFactory;
+
 use crate::{
     cli::{Cli, ColorChoice, Command},
     failure::{Failure, Outcome},
@@ -26,6 +28,8 @@ pub struct Settings {
     pub serve_config: Option<PathBuf>,
     /// Where models and keys are kept; `None` without a home.
     pub data: Option<PathBuf>,
+    /// What is odd in the environment.
+    pub warnings: Vec<String>,
 }
 
 /// Where models are kept, and where more of them come from.
@@ -59,14 +63,14 @@ pub struct Terminal {
     pub progress: bool,
     /// No status line and no progress.
     pub quiet: bool,
+    /// More to read than usual.
+    pub verbose: bool,
 }
 
 impl Settings {
     /// From the parsed command line and the environment.
     pub fn new(cli: Cli) -> Self {
-        // An empty NO_COLOR counts as unset: https://no-color.org.
-        let wanted = env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-        let capable = env::var_os("TERM").is_none_or(|term| term != "dumb");
+        let (wanted, capable) = (colors_wanted(), terminal_capable());
         let color = |tty: bool| match cli.color {
             ColorChoice::Auto => tty && wanted && capable,
             ColorChoice::Always => true,
@@ -79,6 +83,7 @@ impl Settings {
             color_errors: color(errors_tty),
             progress: errors_tty && capable && !cli.quiet,
             quiet: cli.quiet,
+            verbose: cli.verbose,
         };
         let text = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
         let data = data_folder();
@@ -97,6 +102,7 @@ impl Settings {
             history: state_folder().map(|folder| folder.join("history")),
             serve_config: config_folder().map(|folder| folder.join("serve.toml")),
             data,
+            warnings: unknown_variables(env::vars_os().filter_map(|(name, _)| name.into_string().ok())),
         }
     }
 
@@ -109,6 +115,67 @@ impl Settings {
             || Failure::new("there is no home folder to keep keys in").hint("set HOME or XDG_DATA_HOME");
         Ok(self.data.as_ref().ok_or_else(none)?.join("keys.json"))
     }
+}
+
+/// True unless NO_COLOR is set. An empty one counts as unset: <https://no-color.org>.
+fn colors_wanted() -> bool {
+    env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+fn terminal_capable() -> bool {
+    env::var_os("TERM").is_none_or(|term| term != "dumb")
+}
+
+/// True if an error may have colors, before the command line has said something else.
+pub fn colors_on_errors() -> bool {
+    io::stderr().is_terminal() && colors_wanted() && terminal_capable()
+}
+
+/// Variables that are read elsewhere than by a flag: `main`'s own, the GPU backend's, and those of builds and tests.
+const MORE_VARIABLES: [&str; 15] = [
+    "PAGURO_HOME",
+    "PAGURO_COOPERATIVE",
+    "PAGURO_HAND_OVER",
+    "PAGURO_COMMIT",
+    "PAGURO_SHARED",
+    "PAGURO_BINARY",
+    "PAGURO_PEER",
+    "PAGURO_SCHEMAS",
+    "PAGURO_SCHEMAS_SEED",
+    "PAGURO_EXPECT_ISA",
+    "PAGURO_EXPECTED_TEXTS",
+    "PAGURO_FUZZ_CASE",
+    "PAGURO_FUZZ_SECONDS",
+    "PAGURO_FUZZ_SEED",
+    "PAGURO_KILLS",
+];
+
+/// A line for each variable that looks as if it were meant for this program and is not read by it.
+fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<String> {
+    let known = known_variables();
+    let warning = |name: &String| {
+        let near = known.iter().map(|other| (strsim::jaro_winkler(name, other), other));
+        let near = near.filter(|(like, _)| *like > 0.9).max_by(|a, b| a.0.total_cmp(&b.0));
+        let hint = near.map(|(_, other)| format!("; did you mean {other}?")).unwrap_or_default();
+        format!("{name} is set, and nothing reads it{hint}")
+    };
+    let mut unknown: Vec<_> =
+        names.filter(|name| name.starts_with("PAGURO_") && !known.contains(name)).collect();
+    unknown.sort();
+    unknown.iter().map(warning).collect()
+}
+
+/// The variables that flags have, and [`MORE_VARIABLES`].
+fn known_variables() -> Vec<String> {
+    let cli = Cli::command();
+    let arguments = cli.get_subcommands().flat_map(|command| command.get_arguments());
+    let mut known: Vec<_> = arguments
+        .filter_map(|argument| Some(argument.get_env()?.to_str()?.to_owned()))
+        .chain(MORE_VARIABLES.map(str::to_owned))
+        .collect();
+    known.sort();
+    known.dedup();
+    known
 }
 
 /// What `hf auth login` has stored: in `HF_TOKEN_PATH`, else in the folder that Hugging Face's programs share.
@@ -148,4 +215,48 @@ fn folder(windows: &str, xdg: &str, under_home: &str) -> Option<PathBuf> {
         absolute(xdg).or_else(|| Some(absolute("HOME")?.join(under_home)))
     };
     Some(base?.join("paguro"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_that_nothing_reads_are_named() {
+        let names = ["PAGURO_PROT", "PAGURO_PORT", "PAGURO_FROBNICATE_ALL", "HOME", "PAGURO_HOME"];
+        let warnings = unknown_variables(names.map(str::to_owned).into_iter());
+        assert_eq!(warnings.len(), 2, "{warnings:?}");
+        assert!(warnings[0].starts_with("PAGURO_FROBNICATE_ALL is set"));
+        assert!(warnings[1].contains("did you mean PAGURO_PORT?"));
+    }
+
+    /// A variable that some code reads and this list lacks would be called a mistake.
+    #[test]
+    fn all_variables_in_the_code_are_known() {
+        let known = known_variables();
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let mut folders = vec![root.join("app"), root.join("crates")];
+        let mut seen = 0;
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
+                let path = entry.path();
+                if path.is_dir() {
+                    folders.push(path);
+                } else if path.extension().is_some_and(|end| end == "rs") && !path.ends_with("settings.rs") {
+                    let text = std::fs::read_to_string(&path).unwrap();
+                    for quoted in text.split("\"PAGURO_").skip(1) {
+                        let rest = quoted.split(|c: char| !c.is_ascii_uppercase() && c != '_').next();
+                        let name = format!("PAGURO_{}", rest.unwrap_or_default());
+                        seen += 1;
+                        assert!(
+                            ["PAGURO_", "PAGURO_PROT"].contains(&&*name) || known.contains(&name),
+                            "{} reads {name}, which MORE_VARIABLES lacks",
+                            path.display()
+                        );
+                    }
+                }
+            }
+        }
+        assert!(seen > 20);
+    }
 }

@@ -10,10 +10,13 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::settings::Terminal;
+use crate::{settings::Terminal, units};
 
 /// Work shorter than this shows no sign of itself: a flicker tells nobody anything.
 const PATIENCE: Duration = Duration::from_millis(300);
+
+/// Time between two pictures of a spinner.
+const TICK: Duration = Duration::from_millis(100);
 
 impl Terminal {
     /// A line on standard error that is about the answer and not part of it; silent with `--quiet`.
@@ -31,6 +34,21 @@ impl Terminal {
         let _ = writeln!(std::io::stderr(), "{line}");
     }
 
+    /// Rows of a name and a text on standard error, dim, as wide as the terminal is.
+    pub fn table(&self, rows: &[(String, String)]) {
+        let columns =
+            terminal_size::terminal_size_of(std::io::stderr()).map_or(80, |(width, _)| width.0 as usize);
+        let name_width = rows.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+        let width = columns.saturating_sub(name_width + 2).max(20);
+        for (name, text) in rows {
+            let mut name = name.as_str();
+            for line in units::wrapped(text, width) {
+                self.note(&format!("{name:name_width$}  {line}"));
+                name = "";
+            }
+        }
+    }
+
     /// Text for standard output, bold where that shows.
     pub fn bold(&self, text: &str) -> String {
         if self.color { format!("\x1b[1m{text}\x1b[0m") } else { text.to_owned() }
@@ -43,6 +61,11 @@ impl Terminal {
 
     /// A spinner with this text, from [`PATIENCE`] on until the value is dropped.
     pub fn spinner(&self, text: String) -> Option<Spinner> {
+        self.spinner_with(move || text.clone())
+    }
+
+    /// A spinner whose text changes with time.
+    pub fn spinner_with(&self, text: impl Fn() -> String + Send + 'static) -> Option<Spinner> {
         self.progress.then(|| Spinner::start(text))
     }
 
@@ -64,16 +87,18 @@ pub struct Spinner {
 }
 
 impl Spinner {
-    fn start(text: String) -> Self {
+    fn start(text: impl Fn() -> String + Send + 'static) -> Self {
         let (done, wait) = channel();
         let thread = thread::spawn(move || {
             if wait.recv_timeout(PATIENCE) != Err(RecvTimeoutError::Timeout) {
                 return;
             }
-            let spinner = ProgressBar::new_spinner().with_message(text);
-            spinner.enable_steady_tick(Duration::from_millis(100));
-            // Comes back when the sender is dropped.
-            let _ = wait.recv();
+            let spinner = ProgressBar::new_spinner();
+            // Anything but a timeout says that the sender was dropped.
+            while wait.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
+                spinner.set_message(text());
+                spinner.tick();
+            }
             spinner.finish_and_clear();
         });
         Self { done: Some(done), thread: Some(thread) }

@@ -19,11 +19,20 @@ use crate::{
 /// # Errors
 /// A model without a tokenizer; text that is not UTF-8.
 pub fn tokenize(args: &TokenizeArgs, library: &LibrarySettings) -> Outcome<()> {
-    let source = Source::find(args.model.as_deref(), library)?;
+    let (model, words) = model_and_text(args);
+    let source = Source::find(model, library).map_err(|failure| {
+        let given = args.model.is_some();
+        if given {
+            failure
+        } else {
+            failure.hint("the first of several words is the model; put a text into quotes")
+        }
+    })?;
     let tokenizer = load::tokenizer(&source)?;
-    let text = match args.text.as_deref() {
-        Some(text) if text != "-" => text.to_owned(),
-        _ => read_text()?,
+    let text = match words {
+        [] => read_text()?,
+        [word] if word == "-" => read_text()?,
+        words => words.join(" "),
     };
     let special = if args.special { SpecialTokens::Parse } else { SpecialTokens::AsText };
     let ids =
@@ -55,6 +64,15 @@ pub fn tokenize(args: &TokenizeArgs, library: &LibrarySettings) -> Outcome<()> {
         out.line(format_args!("{id:>7}  {}", readable(tokenizer.token_bytes(id))))?;
     }
     Ok(())
+}
+
+/// The model, if one is named, and the words of the text. One word is the text; the first of several words is the model,
+/// unless `-m` gives it.
+fn model_and_text(args: &TokenizeArgs) -> (Option<&str>, &[String]) {
+    match (&args.model, &args.words[..]) {
+        (None, [model, text @ ..]) if !text.is_empty() => (Some(model), text),
+        (model, words) => (model.as_deref(), words),
+    }
 }
 
 /// All of standard input.

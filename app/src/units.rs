@@ -34,6 +34,26 @@ pub fn rate(per_second: f64) -> String {
     }
 }
 
+/// A measurement for programs, with three digits behind the point.
+pub fn rounded(value: f64) -> f64 {
+    (value * 1e3).round() / 1e3
+}
+
+/// Breaks a text between words into lines of at most `width` characters; a longer word has a line of its own.
+pub fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut().filter(|line| line.chars().count() + 1 + word.chars().count() <= width) {
+            Some(line) => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            None => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
 /// Tokens per second; `None` when no time has passed or there were none.
 pub fn tokens_per_second(tokens: usize, time: Duration) -> Option<f64> {
     (tokens > 0 && !time.is_zero()).then(|| tokens as f64 / time.as_secs_f64())
@@ -76,6 +96,14 @@ mod tests {
         for (n, text) in table {
             assert_eq!(count(n), text);
         }
+    }
+
+    #[test]
+    fn texts_are_wrapped_between_words() {
+        assert_eq!(wrapped("how full the context is", 12), ["how full the", "context is"]);
+        assert_eq!(wrapped("extraordinary thing", 5), ["extraordinary", "thing"]);
+        assert!(wrapped(" ", 5).is_empty());
+        assert_eq!(rounded(64.27347499999999), 64.273);
     }
 
     #[test]

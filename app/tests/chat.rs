@@ -31,6 +31,7 @@ impl Terminal {
         let slave = || Stdio::from(pty.slave.try_clone().unwrap());
         let mut command = paguro(args);
         command
+            .current_dir(home)
             .stdin(slave())
             .stdout(slave())
             .stderr(slave())
@@ -85,7 +86,7 @@ impl Terminal {
 #[test]
 fn a_chat_remembers_and_forgets() {
     let home = tempfile::tempdir().unwrap();
-    let mut chat = Terminal::new(&["run", "--temperature", "0"], home.path());
+    let mut chat = Terminal::new(&["run", "-v", "--temperature", "0"], home.path());
     chat.wait_for("/help for help");
     chat.say("My name is Tom.");
     chat.wait_for("Tom!");
@@ -96,18 +97,39 @@ fn a_chat_remembers_and_forgets() {
     let answer = chat.wait_for("answer ");
     assert!(answer.contains("Tom"), "{answer}");
 
-    chat.say("/reset");
+    // The last answer is taken back, given again, saved, and loaded by somebody who has forgotten all.
+    chat.say("/retry");
+    chat.wait_for("Tom");
+    chat.wait_for("answer ");
+    chat.say("/undo");
+    chat.wait_for("taken back");
+    chat.say("/save chat.json");
+    chat.wait_for("2 messages saved");
+    chat.say("/cl");
     chat.wait_for("is forgotten");
     chat.say("/show");
     chat.wait_for("0 messages");
+    chat.say("/re");
+    chat.wait_for("could be /reset, /regenerate, /retry");
+    chat.say("/lo\t chat.j\t");
+    chat.wait_for("goes on after 2 messages");
+    chat.say("/model Tales");
+    chat.wait_for("goes on with tales");
+    chat.say("/system");
+    chat.wait_for("The system message is removed");
     chat.say("/system Your name is Pip.");
-    chat.wait_for("begins anew");
+    chat.wait_for("starts over");
     chat.say("Who are you?");
     chat.wait_for("Pip");
     chat.wait_for("answer ");
     chat.say("/set top-k 7");
-    chat.say("/show");
-    chat.wait_for("top-k 7");
+    chat.wait_for("top-k is 7.");
+    chat.say("/set temp");
+    chat.wait_for("temperature is 0.");
+    chat.say("/set num_predict 30");
+    chat.wait_for("max-tokens is 30.");
+    chat.say("/set top 1");
+    chat.wait_for("could be top-k, top-p");
     chat.say("/set warmth 1");
     chat.wait_for("no sampling value `warmth`");
     chat.say("/set top-p 7");
@@ -120,11 +142,29 @@ fn a_chat_remembers_and_forgets() {
     chat.wait_for(". ");
     chat.type_keys("there\"\"\"\r");
     chat.wait_for("answer ");
+    // Alt-Enter is a new line of the same message.
+    chat.say("/set verbose off");
+    chat.wait_for("not shown");
+    chat.wait_for("> ");
+    chat.type_keys("What is\x1b\rmy name?\r");
+    chat.wait_for("stopped by --max-tokens");
     chat.say("/exit");
     assert_eq!(chat.exit_code(), Some(0));
 
     let history = std::fs::read_to_string(home.path().join("paguro/history")).unwrap();
     assert!(history.contains("What is my name?"), "{history}");
+}
+
+/// A short name that is not here is offered; whoever says no learns the command.
+#[test]
+fn a_download_is_offered_on_a_terminal() {
+    let home = tempfile::tempdir().unwrap();
+    let mut terminal = Terminal::new(&["run", "qwen3:0.6b", "Hello there"], home.path());
+    terminal.wait_for("Qwen3 0.6B is not here; download 639.0 MB? [Y/n] ");
+    terminal.type_keys("n\r");
+    terminal.wait_for("there is no model `qwen3:0.6b`");
+    terminal.wait_for("`paguro pull qwen3:0.6b` downloads Qwen3 0.6B (639.0 MB)");
+    assert_eq!(terminal.exit_code(), Some(2));
 }
 
 #[test]
@@ -138,9 +178,21 @@ fn ctrl_c_stops_the_answer_and_not_the_program() {
     let interrupt = Command::new("kill").args(["-INT", &chat.child.id().to_string()]).status().unwrap();
     assert!(interrupt.success());
     chat.wait_for("stopped");
-    // At the prompt, the first one only says how to leave.
+    // At the prompt, it clears what is typed, as often as one likes; on an empty line it says how to leave, and a key
+    // makes it harmless again.
     chat.wait_for("> ");
+    for text in ["half a", "line"] {
+        chat.type_keys(text);
+        chat.wait_for(text);
+        chat.type_keys("\x03");
+        chat.wait_for("> ");
+    }
     chat.type_keys("\x03");
+    chat.wait_for("Ctrl-C again");
+    chat.wait_for("> ");
+    chat.type_keys("x");
+    chat.wait_for("x");
+    chat.type_keys("\x7f\x03");
     chat.wait_for("Ctrl-C again");
     chat.wait_for("> ");
     chat.type_keys("\x04");
@@ -151,15 +203,24 @@ fn ctrl_c_stops_the_answer_and_not_the_program() {
 fn a_full_context_forgets_the_oldest_turns() {
     let home = tempfile::tempdir().unwrap();
     let mut chat =
-        Terminal::new(&["run", "--temperature", "0", "--ctx", "96", "--max-tokens", "20"], home.path());
+        Terminal::new(&["run", "-v", "--temperature", "0", "--ctx", "96", "--max-tokens", "20"], home.path());
     for question in ["My name is Tom.", "Tell me a joke.", "What comes after Tuesday?"] {
         chat.say(question);
         chat.wait_for("answer ");
     }
     let last = "Tell me a story about a shy fox who lost a key.";
     chat.say(last);
-    chat.wait_for("questions and answers are forgotten");
+    chat.wait_for("no longer fits into 96 tokens");
+    chat.wait_for("dropped");
     chat.wait_for("answer ");
+    // A message that cannot fit drops nothing.
+    chat.say("/show");
+    let shown = chat.wait_for(" messages");
+    let count = shown[shown.len() - 10..].trim_start_matches(|c: char| !c.is_ascii_digit()).to_owned();
+    chat.say(&format!("\"\"\"{}\"\"\"", "long ".repeat(100)));
+    chat.wait_for("tokens, and message and answer together can have 96");
+    chat.say("/show");
+    chat.wait_for(&count);
     chat.wait_for("> ");
     chat.type_keys("\x04");
     assert_eq!(chat.exit_code(), Some(0));
@@ -175,6 +236,6 @@ fn colors_are_for_terminals_that_want_them() {
         text
     };
     // On a terminal with a prompt, there is no chat.
-    assert!(screen(&["run", "--max-tokens", "3", "Hello"]).contains("\x1b[2mprompt"));
-    assert!(!screen(&["run", "--max-tokens", "3", "--color", "never", "Hello"]).contains('\x1b'));
+    assert!(screen(&["run", "--max-tokens", "3", "Hello there"]).contains("\x1b[2mtales · prompt"));
+    assert!(!screen(&["run", "--max-tokens", "3", "--color", "never", "Hello there"]).contains('\x1b'));
 }

@@ -41,16 +41,79 @@ fn models_that_are_not_there() {
     check(
         &["run", "some/folder", "Hello"],
         expect![[r#"
-        error: there is no model `some/folder`
-        hint: to get it from Hugging Face: paguro pull hf:some/folder
+            error: there is no model `some/folder`
+            hint: to get it from Hugging Face: paguro pull hf:some/folder
+            hint: to ask the built-in model: paguro run tales "some/folder Hello"
+            exit 2"#]],
+    );
+    check(
+        &["run", "llama3.2"],
+        expect![[r#"
+        error: there is no model `llama3.2`
+        hint: `paguro pull llama3.2:3b` downloads Llama 3.2 3B Instruct (2.0 GB)
+        hint: to ask the built-in model: paguro run tales "llama3.2"
+        exit 2"#]],
+    );
+    check(
+        &["run", "qwen3:0.6b", "hi"],
+        expect![[r#"
+        error: there is no model `qwen3:0.6b`
+        hint: `paguro pull qwen3:0.6b` downloads Qwen3 0.6B (639.0 MB)
+        hint: to ask the built-in model: paguro run tales "qwen3:0.6b hi"
+        exit 2"#]],
+    );
+    check(
+        &["run", "Tell", "me", "a", "story"],
+        expect![[r#"
+        error: there is no model `Tell`
+        hint: a model is `tales`, a GGUF file, a Hugging Face folder, or one of the library; `paguro pull` gets more
+        hint: `paguro search` lists well-known models, `paguro list` those that are here
+        hint: to ask the built-in model: paguro run tales "Tell me a story"
+        exit 2"#]],
+    );
+    check(
+        &["run", "tael", "hi"],
+        expect![[r#"
+        error: there is no model `tael`
+        hint: did you mean `tales`?
+        hint: to ask the built-in model: paguro run tales "tael hi"
+        exit 2"#]],
+    );
+    check(
+        &["run", "hf.co/Qwen/X:Q8_0"],
+        expect![[r#"
+        error: there is no model `hf.co/Qwen/X:Q8_0`
+        hint: to get it from Hugging Face: paguro pull hf:Qwen/X:Q8_0
+        hint: to ask the built-in model: paguro run tales "hf.co/Qwen/X:Q8_0"
+        exit 2"#]],
+    );
+    check(
+        &["pull", "tales"],
+        expect![[r#"
+        error: `tales` is the model inside this binary; there is nothing to download
+        hint: paguro run tales "Tell me a story"
+        exit 2"#]],
+    );
+    check(
+        &["pull", "lama3.2"],
+        expect![[r#"
+        error: `lama3.2` is neither a short name nor a Hugging Face reference: did you mean llama3.2:1b, llama3.2:3b, llama3.1:8b?
+        hint: `paguro search` lists well-known models and those on the hub
+        exit 2"#]],
+    );
+    check(
+        &["pull", "llama3.2:70b"],
+        expect![[r#"
+        error: `llama3.2:70b` is neither a short name nor a Hugging Face reference: there is no size `70b` of `llama3.2` among the short names: 1b, 3b
+        hint: `paguro search` lists well-known models and those on the hub
         exit 2"#]],
     );
     check(
         &["run", "-m", "tale", "Hello"],
         expect![[r#"
-        error: there is no model `tale`
-        hint: did you mean `tales`?
-        exit 2"#]],
+            error: there is no model `tale`
+            hint: did you mean `tales`?
+            exit 2"#]],
     );
     check(
         &["inspect", "shor.gguf"],
@@ -62,9 +125,9 @@ fn models_that_are_not_there() {
     check(
         &["run", "empty", "Hello"],
         expect![[r#"
-        error: `empty` is a folder without a model: it has no config.json
-        hint: to use it as the prompt, write: paguro run tales "empty"
-        exit 2"#]],
+            error: `empty` is a folder without a model: it has no config.json
+            hint: to ask the built-in model: paguro run tales "empty Hello"
+            exit 2"#]],
     );
     check(
         &["bench", "-m", "."],
@@ -116,18 +179,18 @@ fn prompts_that_cannot_be() {
         exit 2"#]],
     );
     check(
-        &["run", "--ctx", "5", "Hello"],
+        &["run", "--ctx", "5", "Hello there"],
         expect![[r#"
-        error: the prompt has 8 tokens, but prompt and answer together can have 5; shorten it or give the engine a larger context and more pages
-        hint: -c N makes the context larger
-        exit 1"#]],
+            error: the prompt has 9 tokens, but prompt and answer together can have 5
+            hint: shorten it, or make the context larger: -c N
+            exit 1"#]],
     );
 }
 
 #[test]
 fn flags_that_cannot_be() {
     check(
-        &["run", "--temperature", "-1", "Hello"],
+        &["run", "--temperature", "-1", "Hello there"],
         expect![[r#"
             error: invalid value '-1' for '--temperature <T>': must be a number, 0 or greater
 
@@ -135,7 +198,7 @@ fn flags_that_cannot_be() {
             exit 2"#]],
     );
     check(
-        &["run", "--temperature", "warm", "Hello"],
+        &["run", "--temperature", "warm", "Hello there"],
         expect![[r#"
         error: invalid value 'warm' for '--temperature <T>': must be a number, 0 or greater
 
@@ -143,7 +206,7 @@ fn flags_that_cannot_be() {
         exit 2"#]],
     );
     check(
-        &["run", "--top-p", "0", "Hello"],
+        &["run", "--top-p", "0", "Hello there"],
         expect![[r#"
         error: invalid value '0' for '--top-p <P>': must be greater than 0 and at most 1
 
@@ -151,13 +214,13 @@ fn flags_that_cannot_be() {
         exit 2"#]],
     );
     check(
-        &["run", "--logit-bias", "5000=3", "Hello"],
+        &["run", "--logit-bias", "5000=3", "Hello there"],
         expect![[r#"
             error: logit_bias must be of tokens in the vocabulary, not token 5000
             exit 2"#]],
     );
     check(
-        &["run", "--logit-bias", "x", "Hello"],
+        &["run", "--logit-bias", "x", "Hello there"],
         expect![[r#"
         error: invalid value 'x' for '--logit-bias <ID=V>': must be ID=VALUE, a token id and what to add to its logit
 
@@ -165,29 +228,24 @@ fn flags_that_cannot_be() {
         exit 2"#]],
     );
     // What it can run depends on the machine.
-    let isa = run(&["run", "--isa", "mmx", "Hello"]);
+    let isa = run(&["run", "--isa", "mmx", "Hello there"]);
     assert_eq!(isa.code, Some(2));
     assert!(
         isa.err.starts_with("error: this machine cannot run `mmx`\nhint: it can run ")
             && isa.err.contains("scalar")
     );
     check(
-        &["run", "--page-size", "33", "Hello"],
+        &["run", "--page-size", "33", "Hello there"],
         expect![[r#"
         error: cpu cannot run pages of 33 tokens; sizes that are multiples of 16 work
         exit 1"#]],
     );
     check(
-        &["run", "--max-tokns", "3", "Hello"],
+        &["run", "--max-tokns", "3", "Hello there"],
         expect![[r#"
-        error: unexpected argument '--max-tokns' found
-
-          tip: a similar argument exists: '--max-tokens'
-
-        Usage: paguro run --max-tokens <N> [MODEL | PROMPT]...
-
-        For more information, try '--help'.
-        exit 2"#]],
+            error: `--max-tokns` is not an option of `paguro run`
+            hint: did you mean `--max-tokens`?
+            exit 2"#]],
     );
     check(
         &["bench", "-p", "0", "-n", "0"],
@@ -202,6 +260,96 @@ fn flags_that_cannot_be() {
 
             For more information, try '--help'.
             exit 2"#]],
+    );
+}
+
+#[test]
+fn words_of_other_programs_get_an_answer() {
+    check(
+        &["stop", "tales"],
+        expect![[r#"
+        error: `stop` is not a command of paguro
+        hint: a server unloads a model 5 minutes after its last use (--keep-alive); to unload it now, send {"model": "NAME", "keep_alive": 0} to /api/generate
+        exit 2"#]],
+    );
+    check(
+        &["frob"],
+        expect![[r#"
+        error: `frob` is not a command of paguro
+        hint: `paguro --help` lists the commands
+        exit 2"#]],
+    );
+    check(
+        &["Tell me a story"],
+        expect![[r#"
+        error: `Tell me a story` is not a command of paguro
+        hint: to ask the built-in model: paguro run "Tell me a story"
+        exit 2"#]],
+    );
+    check(
+        &["short.gguf"],
+        expect![[r#"
+        error: `short.gguf` is not a command of paguro
+        hint: to run a model: paguro run short.gguf
+        exit 2"#]],
+    );
+    check(
+        &["run", "--lora", "x", "Hello there"],
+        expect![[r#"
+        error: Paguro has no `--lora`
+        hint: adapters (LoRA) are not supported by this version
+        exit 2"#]],
+    );
+    check(
+        &["run", "--frob", "Hello there"],
+        expect![[r#"
+        error: `--frob` is not an option of `paguro run`
+        hint: `paguro run --help` lists the options
+        exit 2"#]],
+    );
+    check(
+        &["run", "--keep-alive", "5m", "Hello there"],
+        expect![[r#"
+        error: `--keep-alive` is not an option of `paguro run`
+        hint: it is one of `paguro serve`
+        exit 2"#]],
+    );
+    check(
+        &["list", "x"],
+        expect![[r#"
+        error: `paguro list` takes no further word, and there is `x`
+        hint: `paguro list --help` says what it takes; put texts with spaces into quotes
+        exit 2"#]],
+    );
+    check(
+        &["bench", "tales", "-m", "tales"],
+        expect![[r#"
+            error: the model is given twice: `tales` and `--model tales`
+            hint: leave one of them out
+            exit 2"#]],
+    );
+    check(
+        &["eval"],
+        expect![[r#"
+        error: there is no text to measure
+        hint: paguro eval MODEL FILE
+        exit 2"#]],
+    );
+    check(
+        &["run", "tales", "-p", "Hello there", "more"],
+        expect![[r#"
+        error: the prompt is given twice: as words and as a flag
+        hint: leave out --prompt or --file, or the words
+        exit 2"#]],
+    );
+    check(
+        &["tokenize", "hello", "world"],
+        expect![[r#"
+        error: there is no model `hello`
+        hint: a model is `tales`, a GGUF file, a Hugging Face folder, or one of the library; `paguro pull` gets more
+        hint: `paguro search` lists well-known models, `paguro list` those that are here
+        hint: the first of several words is the model; put a text into quotes
+        exit 2"#]],
     );
 }
 
@@ -235,5 +383,20 @@ fn help_goes_to_standard_output() {
         assert!(help.contains("Usage: paguro"), "{help}");
     }
     assert_eq!(run(&[]).code, Some(2));
-    assert!(run(&["--version"]).ok().starts_with("paguro "));
+    let version = run(&["--version"]).ok();
+    assert!(version.starts_with("paguro ") && version.contains("cpu "), "{version}");
+    assert_eq!(run(&["version"]).ok(), version);
+    for shell in ["bash", "zsh", "fish"] {
+        let script = run(&["completions", shell]).ok();
+        assert!(script.contains("tokenize") && script.contains("top-k"), "{shell}");
+    }
+    let manual = run(&["man"]).ok();
+    assert!(
+        manual.starts_with(".ie") && manual.contains("PAGURO SERVE") && manual.contains("penalty"),
+        "{manual}"
+    );
+    let mut command = paguro(&["search", "coder", "--offline"]);
+    let searched: common::Ran = command.env("PAGURO_PROT", "1").output().unwrap().into();
+    assert_eq!(searched.err, "PAGURO_PROT is set, and nothing reads it; did you mean PAGURO_PORT?\n");
+    assert!(searched.ok().contains("qwen2.5-coder:1.5b        1.5B    1.1 GB"));
 }

@@ -8,7 +8,10 @@ use serde_json::Value;
 const SCHEMA: &str = r#"{"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}, "age": {"type": "integer", "minimum": 1, "maximum": 99}}, "required": ["name", "age"], "additionalProperties": false}"#;
 
 fn answer(args: &[&str]) -> String {
-    run(&[&["run", "--quiet", "-n", "1"], args, &["Who is the hero?"]].concat()).ok().trim_end().to_owned()
+    run(&[&["run", "--quiet", "--branches", "1"], args, &["Who is the hero?"]].concat())
+        .ok()
+        .trim_end()
+        .to_owned()
 }
 
 #[test]
@@ -50,7 +53,7 @@ fn answers_follow_a_grammar() {
 #[test]
 fn what_cannot_be_followed_is_named() {
     let refused = |args: &[&str], words: &str| {
-        let Ran { code, err, .. } = run(&[&["run", "--quiet"], args, &["Hi"]].concat());
+        let Ran { code, err, .. } = run(&[&["run", "--quiet"], args, &["Hi there"]].concat());
         assert!(code != Some(0) && err.starts_with("error: ") && err.contains(words), "{code:?}: {err}");
     };
     refused(&["--json-schema", r#"{"type": "array", "uniqueItems": true}"#], "uniqueItems");

@@ -20,28 +20,47 @@ fn it_tells_a_story() {
         assert!(ran.out.contains(word), "{word:?} in {}", ran.out);
     }
     assert!(ran.out.len() > 400 && ran.out.ends_with(".\n"), "{}", ran.out);
-    assert!(ran.err.starts_with("prompt ") && ran.err.contains(" tok/s · answer "), "{}", ran.err);
+    assert!(ran.err.starts_with("tales · prompt ") && ran.err.contains(" tok/s · answer "), "{}", ran.err);
     assert!(!ran.err.contains("seed"), "greedy draws nothing: {}", ran.err);
     assert_eq!(ran.code, Some(0));
-    // Words without quotes are the same prompt, and --quiet is quiet.
-    let words: Vec<_> =
-        ["run", "--quiet", "--temperature", "0"].into_iter().chain(STORY.split(' ')).collect();
+    // Words after the model are the same prompt, and --quiet is quiet.
+    let words: Vec<_> = ["run", "--quiet", "--temperature", "0", "Tales:latest"]
+        .into_iter()
+        .chain(STORY.split(' '))
+        .collect();
     let quiet = run(&words);
     assert_eq!((quiet.out, quiet.err.as_str()), (ran.out, ""));
 }
 
 #[test]
 fn the_model_can_be_named() {
-    let answer = greedy(&["Hello"])["text"].clone();
-    assert_eq!(greedy(&["tales", "Hello"])["text"], answer);
-    assert_eq!(greedy(&["-m", "tales", "Hello"])["text"], answer);
+    let answer = greedy(&["Hello there"])["text"].clone();
+    assert_eq!(greedy(&["tales", "Hello there"])["text"], answer);
+    assert_eq!(greedy(&["-m", "tales", "Hello there"])["text"], answer);
     // With -m, the first word belongs to the prompt, even if it is a model's name.
     assert_ne!(
-        greedy(&["-m", "tales", "tales", "Hello"])["prompt_tokens"],
-        greedy(&["Hello"])["prompt_tokens"]
+        greedy(&["-m", "tales", "tales", "Hello there"])["prompt_tokens"],
+        greedy(&["Hello there"])["prompt_tokens"]
     );
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tales/tales-Q8_0.gguf");
-    assert_eq!(greedy(&[file, "Hello"])["text"], answer);
+    assert_eq!(greedy(&[file, "Hello there"])["text"], answer);
+}
+
+/// Flags of llama.cpp and Ollama, and both ways to give a prompt.
+#[test]
+fn other_programs_flags_are_understood() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), format!("{STORY}\n")).unwrap();
+    let plain = greedy(&["--max-tokens", "9", "--ctx", "512", "--device", "cpu", STORY]);
+    let path = file.path().to_str().unwrap();
+    let ways: [&[&str]; 2] = [
+        &["--temp", "0", "-n", "9", "--ctx-size", "512", "-ngl", "0", "-fa", "on", "-f", path],
+        &["-m", "tales", "--num-predict=9", "-p", STORY, "--seed", "-1", "--repeat-last-n", "-1", "--mlock"],
+    ];
+    for way in ways {
+        let result = run(&[&["run", "--json", "--top-k", "1"], way].concat()).json();
+        assert_eq!((&result["text"], &result["answer_tokens"]), (&plain["text"], &json!(9)), "{way:?}");
+    }
 }
 
 #[test]
@@ -79,7 +98,7 @@ fn json_is_one_object_with_everything() {
 
 #[test]
 fn stream_gives_the_same_text_in_pieces() {
-    let lines = run(&["run", "--json", "--stream", "--temperature", "0", "Hello"]).json_lines();
+    let lines = run(&["run", "--json", "--stream", "--temperature", "0", "Hello there"]).json_lines();
     let (result, pieces) = lines.split_last().unwrap();
     assert!(pieces.len() > 3);
     let text: String = pieces.iter().map(|piece| piece["text"].as_str().unwrap()).collect();
@@ -104,7 +123,8 @@ fn a_seed_gives_the_same_text_and_is_reported() {
         both["branches"].as_array().unwrap().iter().map(|branch| branch["text"].clone()).collect();
     assert_eq!(texts, [first["text"].clone(), second["text"].clone()]);
     let plain =
-        run(&["run", "--max-tokens", "40", "--temperature", "1.5", "--seed", &seed, "-n", "2", STORY]).ok();
+        run(&["run", "--max-tokens", "40", "--temperature", "1.5", "--seed", &seed, "--answers", "2", STORY])
+            .ok();
     assert!(plain.starts_with("── 1\n") && plain.contains("\n── 2\n"), "{plain}");
 }
 
@@ -126,10 +146,10 @@ fn answers_end_where_they_are_told_to() {
     assert_eq!(stopped["text"].as_str().unwrap(), &text[..text.find("key").unwrap()]);
     assert_eq!((&stopped["finish_reason"], &stopped["stop"]), (&json!("stop"), &json!("key")));
 
-    let on_and_on = greedy(&["--ignore-eos", "--max-tokens", "400", "Hello"]);
+    let on_and_on = greedy(&["--ignore-eos", "--max-tokens", "400", "Hello there"]);
     assert_eq!((&on_and_on["finish_reason"], &on_and_on["answer_tokens"]), (&json!("length"), &json!(400)));
 
-    let full = greedy(&["--ignore-eos", "--ctx", "64", "Hello"]);
+    let full = greedy(&["--ignore-eos", "--ctx", "64", "Hello there"]);
     assert_eq!(full["finish_reason"], "context_full");
     let tokens = |result: &serde_json::Value| {
         result["prompt_tokens"].as_u64().unwrap() + result["answer_tokens"].as_u64().unwrap()
@@ -139,7 +159,7 @@ fn answers_end_where_they_are_told_to() {
 
 #[test]
 fn sampling_flags_reach_the_model() {
-    let result = greedy(&["--logprobs", "3", "--max-tokens", "4", "Hello"]);
+    let result = greedy(&["--logprobs", "3", "--max-tokens", "4", "Hello there"]);
     let logprobs = result["logprobs"].as_array().unwrap();
     assert_eq!(logprobs.len(), 4);
     for token in logprobs {
@@ -150,11 +170,11 @@ fn sampling_flags_reach_the_model() {
     // Forbidden, the best token gives way to the second.
     let (best, second) = (&logprobs[0]["top"][0]["id"], &logprobs[0]["top"][1]["id"]);
     let bias = format!("{best}=-1000");
-    let biased = greedy(&["--logprobs", "0", "--max-tokens", "4", "--logit-bias", &bias, "Hello"]);
+    let biased = greedy(&["--logprobs", "0", "--max-tokens", "4", "--logit-bias", &bias, "Hello there"]);
     assert_eq!(&biased["logprobs"][0]["id"], second);
     // However hot, the best token is what top-k 1 leaves.
-    let one = run(&["run", "--json", "--temperature", "9", "--top-k", "1", "Hello"]).json();
-    assert_eq!(one["text"], greedy(&["Hello"])["text"]);
+    let one = run(&["run", "--json", "--temperature", "9", "--top-k", "1", "Hello there"]).json();
+    assert_eq!(one["text"], greedy(&["Hello there"])["text"]);
     // Nothing twice: a penalty that large forbids every token that was there.
     let varied = greedy(&["--presence-penalty", "1000", "--logprobs", "0", "--max-tokens", "30", STORY]);
     let mut ids: Vec<_> =

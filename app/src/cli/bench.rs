@@ -2,29 +2,31 @@
 
 use clap::Args;
 
-use super::{Attention, BatchTokensArg, KvDtype, Pages, RunOnArgs, ShapeFormat, ShapeName, choices};
+use super::{
+    Attention, BatchTokensArg, KvDtype, ModelArg, Pages, RunOnArgs, ShapeFormat, ShapeName, choices,
+};
 
 /// `paguro bench`.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
-prefill: from a request's submission to its first token, for a prompt of -p random tokens that follows -d others.
-decode:  -n tokens for each of -b sequences that are -d tokens long, timed only while all of them decode.
-Requests go through the engine as everybody's do. A list (-d 0,2048) measures each value. With several values of
--t, --kv-dtype, --attention or --pages, each combination has its own engine and copy of the weights, and the rounds go
-A B A B, so that a machine that slows down meanwhile slows all of them.
+Prefill is measured from a request's submission to its first token, for a prompt of -p random tokens that follows -d \
+others. Decoding is measured over -n tokens of each of -b sequences that are -d tokens long, while all of them decode. \
+Requests go through the engine as everybody's do. A list (-d 0,2048) measures each value. With several values of -t, \
+--kv-dtype, --attention or --pages, each combination has its own engine and copy of the weights, and the rounds go A B A \
+B, so that a machine that slows down meanwhile slows all of them.
 
-Each row carries its ceiling: the bytes that must be read for a token, at the measured speed, as a share of the
-read bandwidth that a probe measures in the same run. Reading bounds decoding; prefill is bound by arithmetic,
-so there a low share is no fault. A model so small that it stays in the processor's cache exceeds this ceiling.
+Each row carries its ceiling: the bytes that must be read for a token, at the measured speed, as a share of the read \
+bandwidth that a probe measures in the same run. Reading bounds decoding. Prefill is bound by arithmetic, so a low share \
+is no fault there. A model that fits into the processor's cache exceeds this ceiling.
 
 Examples:
-  paguro bench -m MODEL.gguf
-  paguro bench -m MODEL.gguf -p 0 -n 64 -d 0,2048,8192 -b 1,8 --kernels
-  paguro bench -m MODEL.gguf -p 0 -d 4096 --pages ordered,scattered --attention paged,gather -r 5")]
+  paguro bench MODEL.gguf
+  paguro bench MODEL.gguf -p 0 -n 64 -d 0,2048,8192 -b 1,8 --kernels
+  paguro bench MODEL.gguf -p 0 -d 4096 --attention paged,gather -r 5")]
 pub struct BenchArgs {
-    /// The model [default: the one inside this binary]
-    #[arg(short, long, env = "PAGURO_MODEL", value_name = "MODEL")]
-    pub model: Option<String>,
+    /// See [`ModelArg`].
+    #[command(flatten)]
+    pub model: ModelArg,
 
     /// A shape with random weights instead of a model: nothing is read from a file
     #[arg(long, value_enum, ignore_case = true, value_name = "NAME")]

@@ -6,6 +6,8 @@ use clap::ValueEnum;
 use paguro_backend::AttentionMode;
 use serde::Deserialize;
 
+use super::Limit;
+
 /// `--device`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
@@ -138,13 +140,19 @@ pub fn positive(text: &str) -> Result<usize, String> {
     }
 }
 
-/// Answers to one prompt. Other programs mean tokens by `-n`.
+/// Answers to one prompt.
 pub fn answers(text: &str) -> Result<usize, String> {
     match positive(text)? {
-        n @ 129.. => {
-            Err(format!("{n} answers are more than 128; how long an answer may get is --max-tokens"))
-        }
+        n @ 129.. => Err(format!("{n} answers are more than 128")),
         n => Ok(n),
+    }
+}
+
+/// Most tokens of an answer, at least one; -1 is no limit, and so is -2, llama.cpp's "until the context is full".
+pub fn tokens(text: &str) -> Result<Limit<usize>, String> {
+    match text {
+        "-1" | "-2" => Ok(Limit(None)),
+        _ => positive(text).map(|n| Limit(Some(n))).map_err(|rule| rule + ", or -1 for no limit"),
     }
 }
 
@@ -218,7 +226,12 @@ mod tests {
         assert!(window("3").is_err());
         assert_eq!(answers("128"), Ok(128));
         assert!(answers("0").is_err());
-        assert!(answers("256").unwrap_err().contains("--max-tokens"));
+        assert!(answers("256").is_err());
+        assert_eq!(tokens("-1"), Ok(Limit(None)));
+        assert_eq!(tokens("7"), Ok(Limit(Some(7))));
+        for bad in ["0", "-3", "x"] {
+            assert!(tokens(bad).unwrap_err().contains("-1 for no limit"), "{bad}");
+        }
     }
 
     #[test]

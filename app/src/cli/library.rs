@@ -8,26 +8,29 @@ use paguro_registry::ModelName;
 /// `paguro pull`.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
-A repository with GGUF files gives one of them: the one that is named after the colon, else Q4_K_M, else Q8_0, else
-what is nearest to these. Split models come whole. A repository without gives its folder of safetensors; with both,
-`:safetensors` asks for it. An address pasted from the browser is understood, too.
+A short name (`paguro search` lists them) is a well-known model: `qwen3:4b`, or `qwen3` for the usual size of it, or \
+`qwen3:4b-q8_0` for another quantization.
 
-Every file is checked against the hub's checksum before the model shows in the library. A pull that was interrupted
-goes on where it stopped when it is asked for again. Pulling a model again gets what is new.
+A repository with GGUF files gives one of them: the one that is named after the colon, else Q4_K_M, else Q8_0, else the \
+nearest to these. Split models come whole. A repository without GGUF files gives its folder of safetensors; with both, \
+`:safetensors` asks for the folder. Addresses pasted from a browser are understood.
+
+Every file is checked against the hub's checksum before the model shows in the library. The same command resumes a pull \
+that was interrupted. Pulling a model again gets what is new.
 
 HF_ENDPOINT is the hub, https://huggingface.co unless set. HF_TOKEN opens private and gated models.
 
 Examples:
-  paguro pull hf:Qwen/Qwen3-0.6B-GGUF             the sensible quantization of it
-  paguro pull hf:Qwen/Qwen3-0.6B-GGUF:Q8_0        this one
-  paguro pull hf:Qwen/Qwen3-0.6B --name qwen      safetensors, under another name
-  paguro pull https://huggingface.co/Qwen/Qwen3-0.6B-GGUF/blob/main/Qwen3-0.6B-Q8_0.gguf")]
+  paguro pull qwen3:0.6b                        a well-known model
+  paguro pull hf:Qwen/Qwen3-4B-GGUF             its usual quantization
+  paguro pull hf:Qwen/Qwen3-4B-GGUF:Q8_0        this one
+  paguro pull hf:Qwen/Qwen3-0.6B --name qwen    safetensors, by another name")]
 pub struct PullArgs {
-    /// The model: hf:OWNER/REPOSITORY[@REVISION][:QUANTIZATION | :FILE]
-    #[arg(value_name = "REFERENCE")]
+    /// A short name, or hf:OWNER/REPOSITORY[@REVISION][:QUANTIZATION | :FILE]
+    #[arg(value_name = "MODEL")]
     pub reference: String,
 
-    /// Its name in the library [default: OWNER/REPOSITORY:QUANTIZATION]
+    /// Its name in the library [default: the short name, or OWNER/REPOSITORY:QUANTIZATION]
     #[arg(long, value_name = "NAME")]
     pub name: Option<ModelName>,
 
@@ -39,8 +42,8 @@ pub struct PullArgs {
 /// `paguro import`.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
-Without --copy the files stay where they are, and must; the library notices when they change. With --copy it has its
-own, which other models share if they have the same content.
+Without --copy the files stay where they are, and must not move; the library notices when they change. With --copy it \
+has its own, which other models share if they have the same content.
 
 Examples:
   paguro import MODEL.gguf                   by its file's name
@@ -68,9 +71,37 @@ pub struct ImportArgs {
     pub force: bool,
 }
 
+/// `paguro search`.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+The well-known models are a table inside this binary, so they are found without a network. Below them stand \
+repositories with GGUF files on Hugging Face (HF_ENDPOINT), the most downloaded first.
+
+Examples:
+  paguro search               all well-known models
+  paguro search coder         models with `coder` in their name or use
+  paguro search llama 1b --offline")]
+pub struct SearchArgs {
+    /// Words of a name, or of what the model is good for [default: all well-known models]
+    #[arg(value_name = "WORD")]
+    pub words: Vec<String>,
+
+    /// Search the table only
+    #[arg(long)]
+    pub offline: bool,
+
+    /// Print one JSON object per line
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// `paguro list`.
 #[derive(Args, Debug)]
 pub struct ListArgs {
+    /// All models, which are listed anyway
+    #[arg(short, long, hide = true)]
+    pub all: bool,
+
     /// Print one JSON object per line
     #[arg(long)]
     pub json: bool,
@@ -94,6 +125,10 @@ pub struct RmArgs {
     /// The models
     #[arg(value_name = "NAME", required = true)]
     pub names: Vec<String>,
+
+    /// A model that is not there is no error
+    #[arg(short, long)]
+    pub force: bool,
 }
 
 /// `paguro cp`.

@@ -2,23 +2,31 @@
 
 mod bench;
 mod choices;
+pub mod foreign;
 mod keys;
 mod library;
+mod model;
+mod parse;
+mod run;
 mod sampling;
 mod serve;
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
 use paguro_engine::EngineOptions;
 
 pub use bench::BenchArgs;
 pub use choices::{Attention, ColorChoice, Device, KvDtype, Pages, ShapeFormat, ShapeName};
 pub use keys::{KeysArgs, KeysCommand, PsArgs};
 pub use library::{
-    CpArgs, ImportArgs, ListArgs, PruneArgs, PullArgs, RebuildArgs, RmArgs, ShowArgs, VerifyArgs,
+    CpArgs, ImportArgs, ListArgs, PruneArgs, PullArgs, RebuildArgs, RmArgs, SearchArgs, ShowArgs, VerifyArgs,
 };
-pub use sampling::{GrammarArgs, SamplingArgs};
+pub use model::ModelArg;
+pub use parse::parse;
+pub use run::RunArgs;
+pub use sampling::{GrammarArgs, Limit, SamplingArgs};
 pub use serve::{GivenOptions, LogFormat, ServeArgs, ServeOptions};
 
 /// Paguro runs language models on this machine.
@@ -32,11 +40,11 @@ pub use serve::{GivenOptions, LogFormat, ServeArgs, ServeOptions};
 )]
 #[command(after_help = "\
 Examples:
-  paguro run \"Tell me a story about a shy fox\"     the model inside this binary answers
-  paguro run MODEL.gguf                            chat with a model of yours
-  paguro serve                                     an OpenAI-compatible server at http://127.0.0.1:11434
-  paguro bench -m MODEL.gguf -p 512 -n 64          how fast it is, and how fast it could be
-  paguro COMMAND --help                            everything about one command")]
+  paguro run \"Tell me a story about a shy fox\"   the model in this binary answers
+  paguro run qwen3:4b                            chat with a well-known model
+  paguro run MODEL.gguf \"What is a crab?\"        ask a model of yours
+  paguro serve                                   serve at http://127.0.0.1:11434
+  paguro COMMAND --help                          everything about one command")]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -45,6 +53,10 @@ pub struct Cli {
     /// No status line, no progress
     #[arg(short, long, global = true)]
     pub quiet: bool,
+
+    /// More to read: speeds after each answer of a chat, and all that a server does
+    #[arg(short, long, global = true, conflicts_with = "quiet")]
+    pub verbose: bool,
 
     /// Colors on a terminal; NO_COLOR is honoured
     #[arg(
@@ -62,8 +74,10 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Answer a prompt, or chat
+    #[command(visible_alias = "chat")]
     Run(Box<RunArgs>),
-    /// Serve models over HTTP: the APIs of OpenAI, Anthropic and Ollama
+    /// Serve models over HTTP: an OpenAI-, Anthropic- and Ollama-compatible server
+    #[command(alias = "start")]
     Serve(Box<ServeArgs>),
     /// List the models that a running server has loaded
     Ps(PsArgs),
@@ -77,8 +91,11 @@ pub enum Command {
     Tokenize(TokenizeArgs),
     /// Show what is in a model file and what it needs to run
     Inspect(InspectArgs),
-    /// Get a model from Hugging Face into the library
+    /// Download a model from Hugging Face into the library
+    #[command(alias = "download", alias = "get", alias = "install")]
     Pull(PullArgs),
+    /// Find models to pull: well-known ones, and those on Hugging Face
+    Search(SearchArgs),
     /// Take a model file or folder of this machine into the library
     Import(ImportArgs),
     /// List the models in the library
@@ -87,8 +104,10 @@ pub enum Command {
     /// Show what the library knows about a model
     Show(ShowArgs),
     /// Remove models from the library
+    #[command(alias = "remove", alias = "delete", alias = "uninstall")]
     Rm(RmArgs),
-    /// Give a model of the library another name, too
+    /// Give a model of the library a second name
+    #[command(alias = "copy")]
     Cp(CpArgs),
     /// Delete leftovers: unfinished downloads and files that no model uses
     Prune(PruneArgs),
@@ -98,6 +117,17 @@ pub enum Command {
     Rebuild(RebuildArgs),
     /// List the devices that can run models
     Devices(DevicesArgs),
+    /// Print completions for a shell, such as `source <(paguro completions bash)`
+    #[command(alias = "completion")]
+    Completions {
+        /// The shell
+        #[arg(value_enum)]
+        shell: Shell,
+    },
+    /// Print the manual page, in roff
+    Man,
+    /// Print the version, its commit, and what this machine runs models on
+    Version,
 }
 
 /// On what to run; every command that runs a model has these.
@@ -174,120 +204,29 @@ impl BatchTokensArg {
     }
 }
 
-/// `paguro run`.
-#[derive(Args, Debug)]
-#[command(after_long_help = "\
-The first word is a model if it is the name of one (`tales` is inside this binary, `paguro list` shows the
-library's), a file or a folder; otherwise everything is the prompt. A first word that looks like a path but is not there is an error.
-Text on standard input is the prompt, or follows the prompt after a blank line. With no prompt at all,
-`run` is a chat: /help there shows what it understands.
-
-A model with a chat template gets the prompt as the user's message. A model without one, or --raw, continues
-the prompt as it stands: the tokens that the model puts before every text (BOS) are added unless the prompt
-already begins with them, and with --raw the special tokens written in the prompt are recognised.
-
-Sampling values are the model's own recommendation where it has one, else temperature 0.8, top-k 40,
-top-p 0.95, min-p 0.05. The seed is random unless given, and reported.
-
-Exit status: 0 done, 1 failed, 2 wrong command line, 130 stopped with Ctrl-C.
-
-Examples:
-  paguro run \"Tell me a story about a shy fox who lost a key\"
-  paguro run MODEL.gguf \"What is a hermit crab?\" --temperature 0
-  paguro run some/hf-folder --system \"Answer in one sentence.\"
-  cat notes.txt | paguro run MODEL.gguf \"Sum this up:\"
-  paguro run --json-schema '{\"type\": \"object\", \"required\": [\"name\"]}' \"Name a fox\"
-  paguro run --json --seed 7 \"Name a fox\" | jq -r .text")]
-pub struct RunArgs {
-    /// A model (its name, a GGUF file or a Hugging Face folder), then the prompt; both may be left out
-    #[arg(value_name = "MODEL | PROMPT")]
-    pub words: Vec<String>,
-
-    /// The model; every other word is then the prompt
-    #[arg(short, long, env = "PAGURO_MODEL", value_name = "MODEL")]
-    pub model: Option<String>,
-
-    /// The system message, for models with a chat template
-    #[arg(long, value_name = "TEXT")]
-    pub system: Option<String>,
-
-    /// Continue the prompt as it stands, without the model's chat template
-    #[arg(long, conflicts_with = "system")]
-    pub raw: bool,
-
-    /// Print one JSON object with the text, token counts, finish reason, timings and seed
-    #[arg(long)]
-    pub json: bool,
-
-    /// With --json: one JSON object per line, for each piece of text as it arrives, then the result
-    #[arg(long, requires = "json")]
-    pub stream: bool,
-
-    /// Answer N times, with different draws from the same prompt
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 1, value_parser = choices::answers)]
-    pub branches: usize,
-
-    /// With --json: report log-probabilities, and those of the K best tokens at each place
-    #[arg(long, value_name = "K", requires = "json")]
-    pub logprobs: Option<usize>,
-
-    /// How the answer is sampled and when it ends.
-    #[command(flatten)]
-    pub sampling: SamplingArgs,
-
-    /// What the answer must be.
-    #[command(flatten)]
-    pub grammar: GrammarArgs,
-
-    /// Tokens that fit, prompt and answer together; 0 for all the model was trained for [default: that, at most 65536, as far as
-    /// memory allows]
-    #[arg(short, long, value_name = "TOKENS", help_heading = "Running")]
-    pub ctx: Option<usize>,
-
-    /// Tokens in a page of the KV cache
-    #[arg(long, value_name = "TOKENS", help_heading = "Running", value_parser = choices::positive)]
-    pub page_size: Option<usize>,
-
-    /// See [`BatchTokensArg`].
-    #[command(flatten)]
-    pub batch: BatchTokensArg,
-
-    /// See [`ThreadsArg`].
-    #[command(flatten)]
-    pub threads: ThreadsArg,
-
-    /// See [`KvDtypeArg`].
-    #[command(flatten)]
-    pub kv: KvDtypeArg,
-
-    /// See [`AttentionArg`].
-    #[command(flatten)]
-    pub attention: AttentionArg,
-
-    /// See [`RunOnArgs`].
-    #[command(flatten)]
-    pub on: RunOnArgs,
-}
-
 /// `paguro eval`.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
-The text is cut into windows of --ctx tokens that do not overlap; the first token of each is replaced by BOS where
-the model puts one before every text, and the second half of each window is scored. With --stride S the windows are
-longer (ctx + S/2, rounded up to 256), start S tokens apart, and their last S tokens are scored. Both are what
+The text is cut into windows of --ctx tokens that do not overlap. The first token of each is replaced by BOS where \
+the model puts one before every text, and the second half of each window is scored. With --stride S the windows are \
+longer (ctx + S/2, rounded up to 256), start S tokens apart, and their last S tokens are scored. Both are what \
 llama-perplexity does, so that the numbers can be compared. One newline at the end of the text is dropped.
 
 Examples:
-  paguro eval -m MODEL.gguf -f wiki.test.raw
+  paguro eval MODEL.gguf wiki.test.raw
   paguro eval -m MODEL.gguf -f text.txt -c 2048 --chunks 8 --json")]
 pub struct EvalArgs {
+    /// The model, unless -m gives it, and the file with the text, unless -f does
+    #[arg(value_name = "MODEL | FILE", num_args = 0..=2)]
+    pub words: Vec<PathBuf>,
+
     /// The model [default: the one inside this binary]
     #[arg(short, long, env = "PAGURO_MODEL", value_name = "MODEL")]
     pub model: Option<String>,
 
-    /// The text
-    #[arg(short, long, value_name = "TEXT")]
-    pub file: PathBuf,
+    /// The file with the text
+    #[arg(short, long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
 
     /// Tokens in a window
     #[arg(short, long, value_name = "TOKENS", default_value_t = 512, value_parser = choices::window)]
@@ -325,14 +264,18 @@ pub struct EvalArgs {
 /// `paguro tokenize`.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
+One word is the text. Of several words, the first is the model, unless -m gives it.
+
 Examples:
-  paguro tokenize \"Hello world\"              one token per line: its id and its bytes
-  paguro tokenize --ids - < text.txt         only the ids, separated by spaces
-  paguro tokenize --special \"<|user|>\\nHi\"   special tokens are recognised in the text")]
+  paguro tokenize \"Hello world\"               one token per line: id and bytes
+  paguro tokenize MODEL.gguf \"Hello world\"    with this model
+  paguro tokenize -m MODEL.gguf hello world   the same
+  paguro tokenize --ids - < text.txt          only the ids, separated by spaces
+  paguro tokenize --special \"<|user|>\\nHi\"    special tokens are recognised")]
 pub struct TokenizeArgs {
-    /// The text; - or nothing reads standard input
-    #[arg(value_name = "TEXT | -")]
-    pub text: Option<String>,
+    /// The text, or the model and the text; - or nothing reads standard input
+    #[arg(value_name = "MODEL | TEXT | -")]
+    pub words: Vec<String>,
 
     /// The model [default: the one inside this binary]
     #[arg(short, long, env = "PAGURO_MODEL", value_name = "MODEL")]
@@ -359,14 +302,14 @@ pub struct TokenizeArgs {
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 Examples:
-  paguro inspect MODEL.gguf -c 32768         what it needs for a context of 32768 tokens
-  paguro inspect MODEL.gguf --kv-dtype q8    ... with a KV cache of eight bits
-  paguro inspect MODEL.gguf --tensors        every tensor, too
+  paguro inspect MODEL.gguf -c 32768         memory for a context of 32768 tokens
+  paguro inspect MODEL.gguf --kv-dtype q8    with a KV cache of eight bits
+  paguro inspect MODEL.gguf --tensors        with every tensor
   paguro inspect --json some/hf-folder | jq .parameters")]
 pub struct InspectArgs {
-    /// The model [default: the one inside this binary]
-    #[arg(value_name = "MODEL")]
-    pub model: Option<String>,
+    /// See [`ModelArg`].
+    #[command(flatten)]
+    pub model: ModelArg,
 
     /// Context whose memory is worked out [default: what the model was trained for]
     #[arg(short, long, value_name = "TOKENS", value_parser = choices::positive)]
@@ -413,6 +356,32 @@ mod tests {
         for command in Cli::command().get_subcommands() {
             for argument in command.get_arguments() {
                 assert!(argument.get_help().is_some(), "{} {}", command.get_name(), argument.get_id());
+            }
+        }
+    }
+
+    /// Prose is broken by the terminal's width alone: a line that was broken by hand would be broken twice.
+    #[test]
+    fn help_is_wrapped_once() {
+        for width in [80, 100, 140] {
+            for command in Cli::command().get_subcommands() {
+                let name = command.get_name().to_owned();
+                let help = command.clone().term_width(width).render_long_help().to_string();
+                let lines: Vec<_> = help.lines().collect();
+                for pair in lines.windows(2) {
+                    let [line, next] = [pair[0], pair[1]];
+                    assert!(line.chars().count() <= width, "`{name}` at {width}: {line}");
+                    let prose = |line: &str| {
+                        line.contains(' ')
+                            && line.starts_with(|c: char| c.is_alphabetic())
+                            && !line.ends_with(':')
+                    };
+                    if prose(line) && prose(next) {
+                        let first = next.split(' ').next().unwrap_or_default();
+                        let fits = line.chars().count() + 1 + first.chars().count() <= width;
+                        assert!(!fits, "`{name}` at {width} is broken by hand: {line}\n{next}");
+                    }
+                }
             }
         }
     }

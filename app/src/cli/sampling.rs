@@ -1,6 +1,6 @@
 //! How the answer is sampled and when it ends.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, str::FromStr};
 
 use clap::Args;
 
@@ -38,21 +38,21 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "F", value_parser = choices::finite, allow_negative_numbers = true)]
     pub presence_penalty: Option<f32>,
 
-    /// How many of the last tokens the penalties look at [default: all]
-    #[arg(long, value_name = "N")]
-    pub penalty_window: Option<u32>,
+    /// How many of the last tokens the penalties look at; -1 is all [default: all]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub penalty_window: Option<Limit<u32>>,
 
     /// Add V to the logit of token ID (repeatable)
     #[arg(long, value_name = "ID=V", value_parser = choices::bias, allow_hyphen_values = true)]
     pub logit_bias: Vec<(u32, f32)>,
 
-    /// The same seed gives the same answer [default: random, and reported]
-    #[arg(long, value_name = "N")]
-    pub seed: Option<u64>,
+    /// The same seed gives the same answer; -1 is a random one [default: random, and reported]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub seed: Option<Limit<u64>>,
 
-    /// End the answer after this many tokens [default: when the model ends it, or the context is full]
-    #[arg(long, value_name = "N", value_parser = choices::positive)]
-    pub max_tokens: Option<usize>,
+    /// End the answer after this many tokens; -1 is no limit [default: when the model ends it, or the context is full]
+    #[arg(short = 'n', long, value_name = "N", value_parser = choices::tokens, allow_negative_numbers = true)]
+    pub max_tokens: Option<Limit<usize>>,
 
     /// End the answer before this text (repeatable)
     #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
@@ -61,6 +61,33 @@ pub struct SamplingArgs {
     /// Go on when the model says that it is done; give --max-tokens, or the context fills up
     #[arg(long)]
     pub ignore_eos: bool,
+}
+
+/// A number, or -1, which says that nothing is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit<T>(pub Option<T>);
+
+impl<T: FromStr> FromStr for Limit<T> {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "-1" => Ok(Self(None)),
+            _ => text.parse().map(|n| Self(Some(n))).map_err(|_| "must be a whole number, or -1".to_owned()),
+        }
+    }
+}
+
+impl SamplingArgs {
+    /// Most tokens of an answer, if there is a limit.
+    pub fn max_tokens(&self) -> Option<usize> {
+        self.max_tokens.and_then(|limit| limit.0)
+    }
+
+    /// The seed, if it is not a random one.
+    pub fn seed(&self) -> Option<u64> {
+        self.seed.and_then(|seed| seed.0)
+    }
 }
 
 /// What the answer must be: at most one of these.

@@ -1,6 +1,6 @@
 //! `paguro serve`: what can be set, by flags, in a file, and in the environment, under the same names.
 
-use std::{net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
+use std::{path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{ArgMatches, Args, Command, FromArgMatches, Id, ValueEnum, parser::ValueSource};
 use paguro_server::Alias;
@@ -11,30 +11,34 @@ use super::choices::{self, Device, KvDtype};
 /// `paguro serve`.
 #[derive(Args, Clone, Debug)]
 #[command(after_long_help = "\
-Serves the model inside this binary, `tales`, and those that are named; each is loaded when it is first asked for.
-At http://127.0.0.1:11434 (Ollama's port: its clients find it unasked; others are told the address) there is:
+Serves the model inside this binary, `tales`, those that are named, and all of the library. Each is loaded when it is \
+first asked for, and unloaded when it was not used for a while or another model needs the memory. The port is \
+Ollama's, so its clients find the server by themselves. Point OpenAI clients at http://127.0.0.1:11434/v1 and \
+Anthropic clients at http://127.0.0.1:11434; any API key works until there are keys.
 
-  /                                      a page: chat, models, and what the engine is doing
-  /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings, /v1/models   OpenAI's API
-  /v1/messages, /v1/messages/count_tokens                                            Anthropic's API
-  /api/chat, /api/generate, /api/embed, /api/tags, /api/pull, /api/create, ...       Ollama's API
-  /docs, /openapi.json                   all of it, with all fields
-  /health, /ready, /status, /metrics     for those who watch
+  OpenAI     /v1/chat/completions, /v1/completions, /v1/responses,
+             /v1/embeddings, /v1/models
+  Anthropic  /v1/messages, /v1/messages/count_tokens
+  Ollama     /api/chat, /api/generate, /api/embed, /api/tags, /api/pull ...
+  people     /: a page with a chat, models, and what the engine is doing
+             /docs, /openapi.json: all of it, with all fields
+  operators  /health, /ready, /status, /metrics
 
-What is set here can also be set in a TOML file (--config, else `paguro/serve.toml` in the folder for configurations)
-under the flags' names: `port = 8080`, `keep-alive = \"1h\"`; and by the environment (PAGURO_...).
-A flag is stronger than the file, and that is stronger than the environment. An unknown key is an error.
+What is set here can also be set in a TOML file (--config, else `paguro/serve.toml` in the folder for configurations) \
+under the flags' names: `port = 8080`, `keep-alive = \"1h\"`; and by the environment (PAGURO_...). A flag is stronger \
+than the file, and that is stronger than the environment. An unknown key is an error.
 
-Whoever can reach the address can use the server, until there are keys (`paguro keys add`) or it listens for other
-machines: then a key is needed.
+Everybody who can reach the address can use the server, as long as there are no keys (`paguro keys add`) and it listens \
+for this machine only. Requests from other machines always need a key.
 
 Sizes are bytes, with a unit if you like: 512MiB, 8GB. Times are seconds, or have a unit: 90s, 5m, 1h, forever.
 
 Examples:
   paguro serve
   paguro serve MODEL.gguf --port 8080 --keep-alive forever
-  curl http://127.0.0.1:11434/v1/chat/completions -d '{\"model\": \"tales\", \"messages\": [{\"role\": \"user\",
-    \"content\": \"Tell me a story about a shy fox\"}]}'")]
+  paguro serve -m MODEL.gguf --alias gpt-4o --host 0.0.0.0 --api-key secret
+  curl http://127.0.0.1:11434/v1/chat/completions -d '{\"model\": \"tales\",
+    \"messages\": [{\"role\": \"user\", \"content\": \"Tell me a story\"}]}'")]
 pub struct ServeArgs {
     /// The file with settings
     #[arg(long, env = "PAGURO_CONFIG", value_name = "FILE")]
@@ -93,9 +97,19 @@ pub struct ServeOptions {
     #[arg(value_name = "MODEL")]
     pub models: Vec<String>,
 
-    /// Address to listen at [default: 127.0.0.1]
+    /// The same, as a flag; repeatable
+    #[arg(short = 'm', long = "model", value_name = "MODEL")]
+    #[serde(rename = "model")]
+    pub more_models: Vec<String>,
+
+    /// Address or name to listen at: 127.0.0.1, localhost, 0.0.0.0 for all [default: 127.0.0.1]
     #[arg(long, env = "PAGURO_HOST", value_name = "ADDRESS", help_heading = "Listening")]
-    pub host: Option<IpAddr>,
+    pub host: Option<String>,
+
+    /// A key that clients need, besides those of `paguro keys`; others can see it among the processes; repeatable
+    #[arg(long = "api-key", value_name = "KEY", help_heading = "Listening", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    #[serde(rename = "api-key")]
+    pub api_keys: Vec<String>,
 
     /// Port to listen at; 0 takes a free one [default: 11434]
     #[arg(long, env = "PAGURO_PORT", value_name = "PORT", help_heading = "Listening")]
@@ -295,6 +309,8 @@ impl ServeOptions {
     pub fn or(self, weaker: Self) -> Self {
         Self {
             models: or_list(self.models, weaker.models),
+            more_models: or_list(self.more_models, weaker.more_models),
+            api_keys: or_list(self.api_keys, weaker.api_keys),
             host: self.host.or(weaker.host),
             port: self.port.or(weaker.port),
             socket: self.socket.or(weaker.socket),

@@ -3,9 +3,10 @@
 mod windows;
 
 use std::{
+    borrow::Cow,
     collections::VecDeque,
     fs,
-    path::Path,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -35,8 +36,9 @@ const LOGIT_BYTES: usize = 64 << 20;
 /// # Errors
 /// A text that cannot be read or is too short; whatever stops the engine.
 pub fn eval(args: &EvalArgs, library: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
-    let source = Source::find(args.model.as_deref(), library)?;
-    let text = read(&args.file)?;
+    let (model, file) = model_and_file(args)?;
+    let source = Source::find(model.as_deref(), library)?;
+    let text = read(file)?;
     let plan = args.stride.map_or(Plan::adjacent(args.ctx), |stride| Plan::strided(args.ctx, stride));
     let model = load::model(&source, Some(plan.window))?;
     let tokens = model.tokenizer.encode_prompt(&text, SpecialTokens::AsText);
@@ -77,7 +79,7 @@ pub fn eval(args: &EvalArgs, library: &LibrarySettings, terminal: Terminal) -> O
             "model": model.name,
             "format": model.description.quantization,
             "kv_dtype": paguro_backend::KvDtype::from(args.kv.kv_dtype).name(),
-            "file": args.file,
+            "file": file,
             "tokens": tokens.len(),
             "window": plan.window,
             "stride": args.stride,
@@ -100,8 +102,27 @@ pub fn eval(args: &EvalArgs, library: &LibrarySettings, terminal: Terminal) -> O
     Ok(())
 }
 
+/// The model, if one is named, and the file with the text: `MODEL FILE`, `FILE`, or flags in their place.
+fn model_and_file(args: &EvalArgs) -> Outcome<(Option<Cow<'_, str>>, &Path)> {
+    let word = |path: &'_ PathBuf| path.to_string_lossy().into_owned();
+    let flag = args.model.as_deref().map(Cow::Borrowed);
+    match (&args.words[..], &args.file) {
+        ([], Some(file)) => Ok((flag, file)),
+        ([model], Some(file)) => Ok((Some(word(model).into()), file)),
+        ([file], None) => Ok((flag, file)),
+        ([model, file], None) => Ok((Some(word(model).into()), file)),
+        ([], None) => Err(Failure::usage("there is no text to measure").hint("paguro eval MODEL FILE")),
+        _ => {
+            Err(Failure::usage("the text is given twice").hint("paguro eval MODEL FILE, or -m MODEL -f FILE"))
+        }
+    }
+}
+
 /// The file's text. One line end at its end is dropped, as llama.cpp does with every `-f`.
-fn read(path: &Path) -> Outcome<String> {
+///
+/// # Errors
+/// A file that cannot be read, or is not UTF-8.
+pub fn read(path: &Path) -> Outcome<String> {
     let bytes =
         fs::read(path).map_err(|error| Failure::new(format!("cannot read `{}`: {error}", path.display())))?;
     let mut text = String::from_utf8(bytes).map_err(|error| {

@@ -1,6 +1,6 @@
 //! `paguro rm`, `paguro cp` and `paguro prune`.
 
-use paguro_registry::Registry;
+use paguro_registry::{Registry, RegistryError};
 
 use super::{failure, usable};
 use crate::{
@@ -17,11 +17,17 @@ use crate::{
 /// A name that is not there or not clear; those before it are removed then.
 pub fn rm(args: &RmArgs, settings: &LibrarySettings) -> Outcome<()> {
     let Some(registry) = settings.open_existing()? else {
+        if args.force {
+            return Ok(());
+        }
         return Err(Failure::usage(format!("there is no model `{}`: the library is empty", args.names[0])));
     };
     let mut out = Output::new();
     for name in &args.names {
-        let removed = registry.remove(name).map_err(failure)?;
+        let removed = match registry.remove(name) {
+            Err(RegistryError::NotFound { .. }) if args.force => continue,
+            removed => removed.map_err(failure)?,
+        };
         let freed = match removed.freed {
             Some(bytes) => format!("{} freed", units::bytes(bytes)),
             None => "another process is writing to the library; `paguro prune` frees its space later".into(),

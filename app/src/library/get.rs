@@ -1,12 +1,15 @@
 //! `paguro pull` and `paguro import`.
 
-use paguro_registry::{Cancel, ImportOptions, ModelRecord, PullOptions, RegistryError, hub::Reference};
+use paguro_registry::{
+    Cancel, ImportOptions, ModelName, ModelRecord, PullOptions, RegistryError, hub::Reference, known,
+};
 
 use super::{failure, inspect, progress::Bars, usable};
 use crate::{
     cli::{ImportArgs, PullArgs},
     failure::{Failure, Outcome},
     interrupt::Interrupt,
+    models::{EMBEDDED, is_embedded},
     output::Output,
     settings::{LibrarySettings, Terminal},
     units,
@@ -17,29 +20,25 @@ use crate::{
 /// # Errors
 /// Whatever keeps the model from coming, and Ctrl-C.
 pub fn pull(args: &PullArgs, settings: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
-    let reference: Reference = args.reference.parse().map_err(|error: RegistryError| {
+    let text = &args.reference;
+    if is_embedded(text) {
+        return Err(Failure::usage(format!(
+            "`{text}` is the model inside this binary; there is nothing to download"
+        ))
+        .hint(format!("paguro run {EMBEDDED} \"Tell me a story\"")));
+    }
+    let (reference, name) = known::wanted(text).map_err(|error| {
         let failure = failure(error);
-        if std::path::Path::new(&args.reference).exists() {
-            failure.hint(format!("to take in a file or a folder: paguro import {}", args.reference))
+        if std::path::Path::new(text).exists() {
+            failure.hint(format!("to take in a file or a folder: paguro import {text}"))
         } else {
-            failure
+            failure.hint("`paguro search` lists well-known models and those on the hub")
         }
     })?;
     args.name.as_ref().map(usable).transpose()?;
-    let hub = settings.hub()?;
-    let registry = settings.open()?;
-    let (cancel, interrupt) = (Cancel::default(), Interrupt::install()?);
-    let stop = cancel.clone();
-    let _armed = interrupt.on_press(move || stop.cancel());
-    let options = PullOptions { name: args.name.clone(), cancel };
-    let bars = Bars::new(terminal, "getting");
-    let result = registry.pull(&hub, &reference, &options, &inspect, &|progress| bars.show(progress));
-    drop(bars);
-    if matches!(result, Err(RegistryError::Cancelled)) {
-        terminal.note("stopped; the same command goes on from here");
-    }
-    let record = result.map_err(failure)?;
-    report(&record)?;
+    let name = args.name.clone().or(name);
+    let record = download(&reference, name, settings, terminal, &Interrupt::install()?)?;
+    report(&record, terminal)?;
     match &record.details.problem {
         None => Ok(()),
         Some(problem) => {
@@ -52,6 +51,32 @@ pub fn pull(args: &PullArgs, settings: &LibrarySettings, terminal: Terminal) -> 
             Err(Failure::new(text).hint(format!("it stays in the library; to remove it: paguro rm {name}")))
         }
     }
+}
+
+/// Downloads a model into the library.
+///
+/// # Errors
+/// Whatever keeps the model from coming, and Ctrl-C.
+pub fn download(
+    reference: &Reference,
+    name: Option<ModelName>,
+    settings: &LibrarySettings,
+    terminal: Terminal,
+    interrupt: &Interrupt,
+) -> Outcome<ModelRecord> {
+    let hub = settings.hub()?;
+    let registry = settings.open()?;
+    let cancel = Cancel::default();
+    let stop = cancel.clone();
+    let _armed = interrupt.on_press(move || stop.cancel());
+    let options = PullOptions { name, cancel };
+    let bars = Bars::new(terminal, "getting");
+    let result = registry.pull(&hub, reference, &options, &inspect, &|progress| bars.show(progress));
+    drop(bars);
+    if matches!(result, Err(RegistryError::Cancelled)) {
+        terminal.note("stopped; the same command goes on from here");
+    }
+    result.map_err(failure)
 }
 
 /// Runs `paguro import`.
@@ -81,7 +106,7 @@ pub fn import(args: &ImportArgs, settings: &LibrarySettings, terminal: Terminal)
         }
         error => failure(error),
     })?;
-    report(&record)?;
+    report(&record, terminal)?;
     if let Some(problem) = &record.details.problem {
         terminal.status(&format!("this version of Paguro cannot run it: {problem}"));
     }
@@ -89,7 +114,11 @@ pub fn import(args: &ImportArgs, settings: &LibrarySettings, terminal: Terminal)
 }
 
 /// The name to use from now on.
-fn report(record: &ModelRecord) -> Outcome<()> {
-    let size = units::bytes(record.size());
-    Output::new().line(format_args!("{} ({size}, {})", record.name.short(), record.details.quantization))
+fn report(record: &ModelRecord, terminal: Terminal) -> Outcome<()> {
+    let (name, size) = (record.name.short(), units::bytes(record.size()));
+    Output::new().line(format_args!("{name} ({size}, {})", record.details.quantization))?;
+    if record.details.problem.is_none() {
+        terminal.status(&format!("run it: paguro run {name}"));
+    }
+    Ok(())
 }

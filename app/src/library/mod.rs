@@ -3,10 +3,16 @@
 mod change;
 mod get;
 mod progress;
+mod search;
 mod show;
 mod verify;
 
-use std::{error::Error, path::Path, sync::LazyLock, time::UNIX_EPOCH};
+use std::{
+    error::Error,
+    path::Path,
+    sync::LazyLock,
+    time::{Duration, UNIX_EPOCH},
+};
 
 use paguro_model::{LoadOptions, ModelError, ModelFile};
 use paguro_registry::{
@@ -15,15 +21,19 @@ use paguro_registry::{
 };
 
 pub use change::{cp, prune, rm};
-pub use get::{import, pull};
+pub use get::{download, import, pull};
+pub use search::search;
 pub use show::{list, show};
 pub use verify::{rebuild, verify};
 
 use crate::{
     failure::{Failure, Outcome},
-    models::EMBEDDED,
+    models::{EMBEDDED, is_embedded},
     settings::LibrarySettings,
 };
+
+/// How long a search may be silent.
+const SHORT_SILENCE: Duration = Duration::from_secs(8);
 
 impl LibrarySettings {
     /// The library, made if there is none.
@@ -55,7 +65,18 @@ impl LibrarySettings {
     /// # Errors
     /// An endpoint that is none.
     pub fn hub(&self) -> Outcome<Hub> {
-        let defaults = HubOptions::default();
+        self.hub_with(HubOptions::default())
+    }
+
+    /// The same for a person who waits for a short answer: nothing is tried twice.
+    ///
+    /// # Errors
+    /// As for [`Self::hub`].
+    pub fn impatient_hub(&self) -> Outcome<Hub> {
+        self.hub_with(HubOptions { retries: 0, silence: SHORT_SILENCE, ..HubOptions::default() })
+    }
+
+    fn hub_with(&self, defaults: HubOptions) -> Outcome<Hub> {
         let options = HubOptions {
             endpoint: self.hf_endpoint.clone().unwrap_or(defaults.endpoint),
             token: self.hf_token.clone(),
@@ -120,7 +141,7 @@ pub fn failure(error: RegistryError) -> Failure {
 
 /// Refuses a name that could never be reached.
 fn usable(name: &ModelName) -> Outcome<()> {
-    if name.short().eq_ignore_ascii_case(EMBEDDED) {
+    if is_embedded(&name.short()) {
         return Err(Failure::usage(format!("`{EMBEDDED}` is the model inside this binary"))
             .hint("give another name with --name"));
     }

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use paguro_engine::{Event, FinishReason, Generation, Usage};
+use paguro_model::{Model, tokenizer::Tokenizer};
 use serde_json::{Map, Value, json};
 
 use crate::{
@@ -29,10 +30,18 @@ pub struct Branch {
     /// All of its text.
     pub text: String,
     /// Its tokens with their log-probabilities, where asked for.
-    tokens: Vec<Value>,
+    tokens: Vec<Scored>,
     /// Why it ended; `None` while it runs.
     pub reason: Option<FinishReason>,
     usage: Usage,
+}
+
+/// A token with its log-probability and the best ones in its place.
+#[derive(Debug)]
+struct Scored {
+    id: u32,
+    logprob: f32,
+    top: Vec<(u32, f32)>,
 }
 
 /// News of a branch, for those who show it at once.
@@ -68,9 +77,7 @@ pub fn follow(
                 let state = &mut answer.branches[branch];
                 state.text += &text;
                 if let Some(logprob) = logprob {
-                    let top: Vec<_> =
-                        top.iter().map(|(id, logprob)| json!({"id": id, "logprob": logprob})).collect();
-                    state.tokens.push(json!({"id": token, "logprob": logprob, "top": top}));
+                    state.tokens.push(Scored { id: token, logprob, top });
                 }
                 show(Piece { branch, token: Some(token), text: &text })?;
             }
@@ -128,8 +135,8 @@ impl Answer {
         )
     }
 
-    /// The line for people: counts, speeds, and what is not to be expected.
-    pub fn status(&self, seed: Option<u64>) -> String {
+    /// The line for people: the model, counts, speeds, and what is not to be expected.
+    pub fn status(&self, model: &str, seed: Option<u64>) -> String {
         let speed =
             |rate: Option<f64>| rate.map(|rate| format!(", {} tok/s", units::rate(rate))).unwrap_or_default();
         let mut prompt = format!("prompt {}", units::plural(self.prompt_tokens(), "token"));
@@ -137,6 +144,7 @@ impl Answer {
             prompt += &format!(" ({} cached)", self.cached_tokens);
         }
         let mut parts = vec![
+            model.to_owned(),
             prompt + &speed(self.prompt_rate()),
             format!(
                 "answer {}{}",
@@ -145,36 +153,41 @@ impl Answer {
             ),
         ];
         parts.extend(seed.map(|seed| format!("seed {seed}")));
-        let mut ends: Vec<_> =
-            self.branches.iter().filter_map(|branch| remark(branch.reason.as_ref()?)).collect();
-        ends.dedup();
-        parts.extend(ends.into_iter().map(str::to_owned));
+        parts.extend(self.remarks());
         parts.join(" · ")
     }
 
+    /// What a person should know about how it ended, if there is something.
+    pub fn remarks(&self) -> Option<String> {
+        let mut ends: Vec<_> =
+            self.branches.iter().filter_map(|branch| remark(branch.reason.as_ref()?)).collect();
+        ends.dedup();
+        (!ends.is_empty()).then(|| ends.join(" · "))
+    }
+
     /// The result as one object; `seed` is `None` where nothing was drawn.
-    pub fn json(&self, model: &str, seed: u64, load_time: Duration) -> Map<String, Value> {
-        let milliseconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64() * 1e3);
+    pub fn json(&self, model: &Model, seed: u64, load_time: Duration) -> Map<String, Value> {
+        let milliseconds = |time: Duration| units::rounded(time.as_secs_f64() * 1e3);
         let mut object = Map::new();
-        object.insert("model".into(), json!(model));
-        object.extend(self.branches[0].json());
+        object.insert("model".into(), json!(model.name));
+        object.extend(self.branches[0].json(&model.tokenizer));
         object.insert("prompt_tokens".into(), json!(self.prompt_tokens()));
         object.insert("cached_tokens".into(), json!(self.cached_tokens));
         object.insert("seed".into(), json!(seed));
         if self.branches.len() > 1 {
             object.insert(
                 "branches".into(),
-                self.branches.iter().map(|branch| Value::Object(branch.json())).collect(),
+                self.branches.iter().map(|branch| Value::Object(branch.json(&model.tokenizer))).collect(),
             );
         }
         object.insert(
             "timings".into(),
             json!({
-                "load_ms": load_time.as_secs_f64() * 1e3,
-                "prompt_ms": milliseconds(self.prompt_time()),
-                "prompt_tokens_per_second": self.prompt_rate(),
-                "answer_ms": milliseconds(self.decode_time()),
-                "answer_tokens_per_second": self.decode_rate(),
+                "load_ms": milliseconds(load_time),
+                "prompt_ms": self.prompt_time().map(milliseconds),
+                "prompt_tokens_per_second": self.prompt_rate().map(units::rounded),
+                "answer_ms": self.decode_time().map(milliseconds),
+                "answer_tokens_per_second": self.decode_rate().map(units::rounded),
             }),
         );
         object
@@ -182,7 +195,7 @@ impl Answer {
 }
 
 impl Branch {
-    fn json(&self) -> Map<String, Value> {
+    fn json(&self, tokenizer: &Tokenizer) -> Map<String, Value> {
         let mut object = Map::new();
         object.insert("text".into(), json!(self.text));
         if let Some(reason) = &self.reason {
@@ -193,7 +206,14 @@ impl Branch {
         }
         object.insert("answer_tokens".into(), json!(self.usage.generated_tokens));
         if !self.tokens.is_empty() {
-            object.insert("logprobs".into(), json!(self.tokens));
+            // A token may be a part of a character; then `tokenize` shows its bytes.
+            let token = |id: u32, logprob: f32| json!({"id": id, "text": String::from_utf8_lossy(tokenizer.token_bytes(id)), "logprob": logprob});
+            let scored = self.tokens.iter().map(|Scored { id, logprob, top }| {
+                let mut value = token(*id, *logprob);
+                value["top"] = top.iter().map(|(id, logprob)| token(*id, *logprob)).collect();
+                value
+            });
+            object.insert("logprobs".into(), scored.collect());
         }
         object
     }

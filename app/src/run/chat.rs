@@ -1,44 +1,42 @@
 //! The interactive chat.
 
-use std::{fs, io::Write, path::Path, time::Instant};
+use std::{io::Write, path::Path, time::Instant};
 
 use clap::{Parser, error::ErrorKind};
-use paguro_engine::{Constraint, SubmitError};
-use rustyline::{Config, DefaultEditor, config::BellStyle, error::ReadlineError};
+use paguro_engine::SubmitError;
+use paguro_registry::ModelRecord;
 
 use super::{
+    Asked, Running,
     answer::{Answer, follow},
-    commands::{Entry, HELP, Lines},
-    prompt::{Conversation, Style},
-    refused, sampling,
+    commands::{self, Entry},
+    editor::ChatEditor,
+    progress,
+    prompt::{Conversation, Role, Style},
+    refused, sampling, saved,
 };
 use crate::{
-    cli::{RunArgs, SamplingArgs},
+    cli::{SamplingArgs, foreign},
     failure::{Failure, Outcome},
-    interrupt::Interrupt,
-    load::Loaded,
+    models::EMBEDDED,
     output::Output,
-    settings::Terminal,
+    units,
 };
 
-const PROMPT: &str = "> ";
-const CONTINUED: &str = ". ";
-/// Lines of history kept.
-const HISTORY: usize = 1000;
-
-/// Part of the context that stays free for the answer; the oldest turns are forgotten for it.
+/// Part of the context that stays free for the answer; the oldest turns are dropped for it.
 const ANSWER_SHARE: usize = 4;
+
+/// Flags that `/set` turns on and off.
+const SWITCHES: [&str; 1] = ["ignore-eos"];
 
 /// A chat under way.
 pub struct Chat<'a> {
-    loaded: &'a Loaded,
-    style: Style<'a>,
+    asked: Asked<'a>,
+    running: Running,
     conversation: Conversation,
     sampling: SamplingArgs,
-    /// What every answer must be.
-    constraint: Option<Constraint>,
-    terminal: Terminal,
-    interrupt: &'a Interrupt,
+    /// Speeds are shown after each answer.
+    verbose: bool,
     out: Output,
 }
 
@@ -52,25 +50,10 @@ struct SetLine {
 
 impl<'a> Chat<'a> {
     /// A chat that has not begun.
-    pub fn new(
-        args: &RunArgs,
-        loaded: &'a Loaded,
-        style: Style<'a>,
-        constraint: Option<Constraint>,
-        terminal: Terminal,
-        interrupt: &'a Interrupt,
-    ) -> Self {
-        let conversation = Conversation::new(args.system.clone());
-        Self {
-            loaded,
-            style,
-            conversation,
-            sampling: args.sampling.clone(),
-            constraint,
-            terminal,
-            interrupt,
-            out: Output::new(),
-        }
+    pub fn new(asked: Asked<'a>, running: Running) -> Self {
+        let conversation = Conversation::new(asked.args.system.clone());
+        let sampling = asked.args.sampling.clone();
+        Self { asked, running, conversation, sampling, verbose: asked.terminal.verbose, out: Output::new() }
     }
 
     /// Reads and answers until the person leaves.
@@ -78,198 +61,322 @@ impl<'a> Chat<'a> {
     /// # Errors
     /// A terminal that cannot be read, an engine that failed.
     pub fn run(&mut self, history: Option<&Path>) -> Outcome<()> {
-        let mut editor = editor(history)?;
+        let values = self.values().into_iter().map(|(name, _)| name);
+        let values = values.chain(["system", "verbose"].map(str::to_owned)).collect();
+        let mut editor = ChatEditor::new(history, values, self.model_names())?;
         self.greet();
-        while let Some(text) = read(&mut editor, self.terminal)? {
-            match Entry::parse(&text) {
+        while let Some(typed) = editor.read(self.asked.terminal)? {
+            match Entry::parse(&typed) {
                 Entry::Empty => {}
-                Entry::Message(text) => self.message(text)?,
-                Entry::Reset => self
-                    .forget(self.conversation.system().map(str::to_owned), "the conversation is forgotten"),
-                Entry::System(Some(_)) if matches!(self.style, Style::Raw(_)) => {
-                    self.terminal.note("there is no chat template here that could carry a system message");
-                }
-                Entry::System(text) => {
-                    self.forget(text, "the system message is set, the conversation begins anew")
-                }
-                Entry::Set { name, value } => self.set(&name, &value),
-                Entry::Show => self.show()?,
-                Entry::Help => self.terminal.note(HELP),
-                Entry::Unknown(command) => {
-                    self.terminal.note(&format!("`{command}` is not a command; /help lists them"))
-                }
                 Entry::Exit => break,
+                Entry::Message(text) => self.message(text)?,
+                Entry::Regenerate => self.regenerate()?,
+                Entry::Show => self.show()?,
+                other => self.command(other),
             }
-            save_history(&mut editor, history);
         }
         Ok(())
     }
 
-    fn greet(&self) {
-        let name = &self.loaded.model.name;
-        let what = match self.style {
-            Style::Chat(_) => "",
-            Style::Raw(_) => " · no chat template: each text is continued on its own",
-        };
-        self.terminal.status(&format!("{name}{what} · /help for help, Ctrl-D to leave"));
+    /// Commands that call for no answer of the model.
+    fn command(&mut self, entry: Entry) {
+        match entry {
+            Entry::Clear => {
+                let system = self.conversation.system().map(str::to_owned);
+                self.conversation = Conversation::new(system);
+                self.note("The conversation is forgotten.");
+            }
+            Entry::Undo => self.undo(),
+            Entry::Save(file) => {
+                let saved = saved::save(Path::new(&file), &self.running.name, &self.conversation);
+                self.report(
+                    saved.map(|count| format!("{} saved in {file}.", units::plural(count, "message"))),
+                );
+            }
+            Entry::Load(file) => {
+                let loaded = saved::load(Path::new(&file)).map(|conversation| {
+                    self.conversation = conversation;
+                    format!(
+                        "The conversation goes on after {}.",
+                        units::plural(self.conversation.len(), "message")
+                    )
+                });
+                self.report(loaded);
+            }
+            Entry::Model(None) => self.note(&format!("The model is {}.", self.running.name)),
+            Entry::Model(Some(name)) => {
+                let running = self.asked.open(&name).map(|running| {
+                    self.running = running;
+                    format!("The conversation goes on with {}.", self.running.name)
+                });
+                self.report(running);
+            }
+            Entry::System(text) => self.set_system(text),
+            Entry::Verbose(verbose) => {
+                self.verbose = verbose;
+                self.note(if verbose { "Speeds are shown." } else { "Speeds are not shown." });
+            }
+            Entry::Values => self.list_values(),
+            Entry::Set { name, value } => self.set(&name, value.as_deref()),
+            Entry::Help => self.asked.terminal.table(&commands::help()),
+            Entry::Wrong(problem) => self.note(&problem),
+            Entry::Message(_) | Entry::Regenerate | Entry::Show | Entry::Exit | Entry::Empty => {}
+        }
     }
 
-    fn forget(&mut self, system: Option<String>, note: &str) {
-        self.conversation = Conversation::new(system);
-        self.terminal.note(note);
+    fn greet(&self) {
+        let what = match self.running.style {
+            Style::Chat => "",
+            Style::Raw(_) => " · no chat template: each text is continued on its own",
+        };
+        self.asked.terminal.status(&format!("{}{what} · /help for help, Ctrl-D to leave", self.running.name));
+    }
+
+    /// Names that `/model` completes.
+    fn model_names(&self) -> Vec<String> {
+        let records: Vec<ModelRecord> = match self.asked.library.open_existing() {
+            Ok(Some(registry)) => registry.list().unwrap_or_default(),
+            // Completion goes without.
+            _ => Vec::new(),
+        };
+        let names = records.iter().map(|record| record.name.short());
+        names.chain([EMBEDDED.to_owned()]).collect()
+    }
+
+    fn set_system(&mut self, text: Option<String>) {
+        if text.is_some() && matches!(self.running.style, Style::Raw(_)) {
+            return self.note("There is no chat template here that could carry a system message.");
+        }
+        let note = match &text {
+            Some(_) => "The system message is set; the conversation starts over.",
+            None => "The system message is removed; the conversation starts over.",
+        };
+        self.conversation = Conversation::new(text);
+        self.note(note);
     }
 
     /// Puts a message to the model and shows its answer. What goes wrong with this message is said, and the chat
     /// goes on.
     fn message(&mut self, text: String) -> Outcome<()> {
         self.conversation.ask(text);
+        if !self.answer()? {
+            self.conversation.take_back(Role::User);
+        }
+        Ok(())
+    }
+
+    /// Answers the last message again.
+    fn regenerate(&mut self) -> Outcome<()> {
+        let before = self.conversation.take_back(Role::Assistant);
+        if !matches!(self.conversation.turns().last(), Some((Role::User, _))) {
+            if let Some(before) = before {
+                self.conversation.answer(before);
+            }
+            self.note("There is no message to answer again.");
+            return Ok(());
+        }
+        if self.sampling.seed().is_some() {
+            self.note("The seed is fixed, so the answer will be the same; /set seed -1 draws anew.");
+        }
+        if !self.answer()?
+            && let Some(before) = before
+        {
+            self.conversation.answer(before);
+        }
+        Ok(())
+    }
+
+    fn undo(&mut self) {
+        self.conversation.take_back(Role::Assistant);
+        match self.conversation.take_back(Role::User) {
+            Some(_) => self.note("The last message and its answer are taken back."),
+            None => self.note("There is nothing to take back."),
+        }
+    }
+
+    /// Answers the last message. Returns false, after having said why, if it cannot be answered.
+    fn answer(&mut self) -> Outcome<bool> {
         let tokens = match self.fit() {
             Ok(tokens) => tokens,
             Err(failure) => {
-                self.conversation.take_back();
                 self.say(&failure);
-                return Ok(());
+                return Ok(false);
             }
         };
-        let mut request = sampling::request(tokens, &self.sampling, &self.loaded.model.defaults);
-        request.constraint = self.constraint.clone();
+        let loaded = &self.running.loaded;
+        let mut request = sampling::request(tokens, &self.sampling, &loaded.model.defaults);
+        request.constraint = self.running.constraint.clone();
         let seed = (request.sampling.temperature > 0.0).then_some(request.sampling.seed);
+        let mut reading = progress::reading(&self.asked.terminal, &loaded.handle, request.prompt.len());
         let submitted = Instant::now();
-        let generation = match self.loaded.handle.generate(request) {
+        let generation = match loaded.handle.generate(request) {
             Ok(generation) => generation,
             Err(error @ SubmitError::Stopped { .. }) => return Err(Failure::from_error(&error)),
             Err(error) => {
-                self.conversation.take_back();
+                drop(reading);
                 self.say(&refused(&error));
-                return Ok(());
+                return Ok(false);
             }
         };
         let canceller = generation.canceller();
-        let armed = self.interrupt.on_press(move || canceller.cancel());
+        let armed = self.asked.interrupt.on_press(move || canceller.cancel());
         let out = &mut self.out;
-        let answer = follow(generation, 1, submitted, |piece| out.piece(piece.text))?;
-        drop(armed);
-        self.finish(answer, seed)
+        let answer = follow(generation, 1, submitted, |piece| {
+            reading.take();
+            out.piece(piece.text)
+        })?;
+        drop((armed, reading));
+        self.finish(answer, seed)?;
+        Ok(true)
     }
 
     fn finish(&mut self, answer: Answer, seed: Option<u64>) -> Outcome<()> {
         if !answer.branches[0].text.ends_with('\n') {
             self.out.piece("\n")?;
         }
-        self.terminal.status(&answer.status(seed));
+        let line =
+            if self.verbose { Some(answer.status(&self.running.name, seed)) } else { answer.remarks() };
+        if let Some(line) = line {
+            self.asked.terminal.status(&line);
+        }
         // What a stopped answer said was said: the conversation goes on from there.
         self.conversation
             .answer(answer.branches.into_iter().next().map(|branch| branch.text).unwrap_or_default());
         Ok(())
     }
 
-    /// The conversation's tokens; the oldest turns are forgotten until an answer fits, too.
+    /// The conversation's tokens. The oldest turns are dropped if an answer fits then, and only then.
+    ///
+    /// # Errors
+    /// A message that does not fit even alone: nothing is dropped for it.
     fn fit(&mut self) -> Outcome<Vec<u32>> {
-        let limit = self.loaded.handle.max_context();
-        let room = self.sampling.max_tokens.unwrap_or(usize::MAX).min(limit / ANSWER_SHARE);
-        let mut forgotten = 0;
-        loop {
-            let tokens = self.conversation.tokens(&self.loaded.model, self.style)?;
-            if tokens.len() + room <= limit || !self.conversation.forget_oldest() {
-                if forgotten > 0 {
-                    self.terminal.note(&format!(
-                        "the context of {limit} tokens is full: the oldest {forgotten} questions and answers are forgotten"
-                    ));
-                }
-                return Ok(tokens);
+        let loaded = &self.running.loaded;
+        let limit = loaded.handle.max_context();
+        let room = self.sampling.max_tokens().unwrap_or(usize::MAX).min(limit / ANSWER_SHARE);
+        let mut shorter = self.conversation.clone();
+        let mut dropped = 0;
+        let tokens = loop {
+            let tokens = shorter.tokens(&loaded.model, self.running.style)?;
+            if tokens.len() + room <= limit || !shorter.forget_oldest() {
+                break tokens;
             }
-            forgotten += 1;
+            dropped += 1;
+        };
+        if tokens.len() >= limit {
+            let count = tokens.len();
+            let failure = Failure::usage(format!(
+                "the message has {count} tokens, and message and answer together can have {limit}"
+            ));
+            return Err(failure.hint("shorten it, or start with a larger context: -c N"));
         }
+        if dropped > 0 {
+            self.conversation = shorter;
+            let which = match dropped {
+                1 => "the oldest question and its answer were dropped".to_owned(),
+                n => format!("the {n} oldest questions and their answers were dropped"),
+            };
+            self.note(&format!("The conversation no longer fits into {limit} tokens; {which}."));
+        }
+        Ok(tokens)
     }
 
-    fn set(&mut self, name: &str, value: &str) {
+    fn values(&self) -> Vec<(String, String)> {
+        sampling::values(&self.sampling, &self.running.loaded.model.defaults)
+    }
+
+    fn list_values(&self) {
+        self.asked.terminal.table(&self.values());
+        self.note("/set NAME VALUE changes one; a name may be shortened.");
+    }
+
+    fn set(&mut self, given: &str, value: Option<&str>) {
+        let values = self.values();
+        let names = values.iter().map(|(name, _)| name.as_str());
+        let name = match commands::prefix(given, names) {
+            Ok(name) => name.to_owned(),
+            Err(several) => match foreign::sampling_name(given) {
+                Some(name) => name.to_owned(),
+                None if several.is_empty() => {
+                    let all: Vec<_> = values.iter().map(|(name, _)| name.as_str()).collect();
+                    return self.note(&format!(
+                        "There is no sampling value `{given}`; there are {}.",
+                        all.join(", ")
+                    ));
+                }
+                None => return self.note(&format!("`{given}` could be {}.", several.join(", "))),
+            },
+        };
+        if let Some(Err(problem)) = value.map(|value| self.change(&name, value)) {
+            return self.note(&problem);
+        }
+        let now = self.values().into_iter().find(|(other, _)| *other == name);
+        self.note(&format!("{name} is {}.", now.map(|(_, value)| value).unwrap_or_default()));
+    }
+
+    /// Parses a value as its flag's.
+    fn change(&mut self, name: &str, value: &str) -> Result<(), String> {
         let mut line = SetLine { sampling: self.sampling.clone() };
-        let flag = format!("--{}={value}", name.trim_start_matches('-').replace('_', "-"));
+        let flag = match (SWITCHES.contains(&name), value) {
+            (true, "on" | "true" | "1") => format!("--{name}"),
+            (true, "off" | "false" | "0") => {
+                self.sampling.ignore_eos = false;
+                return Ok(());
+            }
+            (true, _) => return Err(format!("`{name}` is on or off.")),
+            (false, _) => format!("--{name}={value}"),
+        };
         match line.try_update_from([flag]) {
-            Ok(()) => self.sampling = line.sampling,
+            Ok(()) => {
+                self.sampling = line.sampling;
+                Ok(())
+            }
             Err(error) if error.kind() == ErrorKind::UnknownArgument => {
-                self.terminal
-                    .note(&format!("there is no sampling value `{name}`; `paguro run --help` lists them"));
+                Err(format!("There is no sampling value `{name}`; /set lists them."))
             }
             Err(error) => {
                 let text = error.to_string();
-                let first = text.lines().next().unwrap_or_default();
-                self.terminal.note(first.trim_start_matches("error: "));
+                Err(text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned())
             }
         }
     }
 
     fn show(&mut self) -> Outcome<()> {
-        let model = &self.loaded.model;
-        let used = self.conversation.tokens(model, self.style)?.len();
-        let params = sampling::decide(&self.sampling, &model.defaults);
-        self.terminal.note(&format!("model      {} ({})", model.name, model.architecture));
-        self.terminal.note(&format!("sampling   {}", sampling::describe(&params)));
-        self.terminal.note(&format!("system     {}", self.conversation.system().unwrap_or("(none)")));
-        self.terminal.note(&format!(
-            "context    {} messages, {used} of {} tokens",
-            self.conversation.len(),
-            self.loaded.handle.max_context()
-        ));
+        let Running { loaded, name, style, .. } = &self.running;
+        let used = self.conversation.tokens(&loaded.model, *style)?.len();
+        let values: Vec<_> =
+            self.values().into_iter().map(|(name, value)| format!("{name} {value}")).collect();
+        let rows = [
+            ("model", format!("{name} ({}, {})", loaded.model.name, loaded.model.architecture)),
+            ("sampling", values.join(", ")),
+            ("system", self.conversation.system().unwrap_or("(none)").to_owned()),
+            (
+                "context",
+                format!(
+                    "{} messages, {used} of {} tokens",
+                    self.conversation.len(),
+                    loaded.handle.max_context()
+                ),
+            ),
+        ];
+        self.asked.terminal.table(&rows.map(|(name, value)| (name.to_owned(), value)));
         Ok(())
     }
 
-    fn say(&self, failure: &Failure) {
-        if let Some(report) = failure.report(self.terminal.color_errors) {
-            let _ = std::io::stderr().write_all(report.as_bytes());
+    fn note(&self, text: &str) {
+        self.asked.terminal.note(text);
+    }
+
+    /// What came of a command.
+    fn report(&self, outcome: Outcome<String>) {
+        match outcome {
+            Ok(note) => self.note(&note),
+            Err(failure) => self.say(&failure),
         }
     }
-}
 
-fn editor(history: Option<&Path>) -> Outcome<DefaultEditor> {
-    let trouble = |error: ReadlineError| Failure::new(format!("cannot edit lines on this terminal: {error}"));
-    let config = Config::builder()
-        .max_history_size(HISTORY)
-        .and_then(|builder| builder.history_ignore_dups(true))
-        .map_err(trouble)?
-        .bell_style(BellStyle::None)
-        .build();
-    let mut editor = DefaultEditor::with_config(config).map_err(trouble)?;
-    if let Some(path) = history {
-        // No history yet, or one that cannot be read: the chat works without.
-        let _ = editor.load_history(path);
-    }
-    Ok(editor)
-}
-
-/// Keeps the history after each entry, so that a terminal that is closed loses nothing.
-fn save_history(editor: &mut DefaultEditor, history: Option<&Path>) {
-    let Some(path) = history else { return };
-    if let Some(folder) = path.parent() {
-        let _ = fs::create_dir_all(folder);
-    }
-    // A read-only home is no reason to disturb the chat.
-    let _ = editor.save_history(path);
-}
-
-/// The next entry, all its lines; `None` when the person leaves.
-fn read(editor: &mut DefaultEditor, terminal: Terminal) -> Outcome<Option<String>> {
-    let mut lines = Lines::default();
-    let mut warned = false;
-    loop {
-        match editor.readline(if lines.open() { CONTINUED } else { PROMPT }) {
-            Ok(line) => {
-                warned = false;
-                if let Some(text) = lines.push(&line) {
-                    if !text.trim().is_empty() {
-                        // A line that cannot be remembered is still a line.
-                        let _ = editor.add_history_entry(&text);
-                    }
-                    return Ok(Some(text));
-                }
-            }
-            Err(ReadlineError::Interrupted) if lines.open() => lines = Lines::default(),
-            Err(ReadlineError::Interrupted) if !warned => {
-                terminal.note("Ctrl-C again, Ctrl-D or /exit leaves");
-                warned = true;
-            }
-            Err(ReadlineError::Interrupted | ReadlineError::Eof) => return Ok(None),
-            Err(error) => return Err(Failure::new(format!("cannot read from the terminal: {error}"))),
+    fn say(&self, failure: &Failure) {
+        if let Some(report) = failure.report(self.asked.terminal.color_errors) {
+            let _ = std::io::stderr().write_all(report.as_bytes());
         }
     }
 }

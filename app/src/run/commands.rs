@@ -5,62 +5,216 @@
 pub enum Entry {
     /// For the model.
     Message(String),
-    /// `/reset`: forget the conversation.
-    Reset,
-    /// `/system TEXT`, or no text to take it away.
+    /// `/clear`: forget the conversation.
+    Clear,
+    /// `/regenerate`: answer the last message again.
+    Regenerate,
+    /// `/undo`: take back the last message and its answer.
+    Undo,
+    /// `/save FILE`
+    Save(String),
+    /// `/load FILE`
+    Load(String),
+    /// `/model NAME`, or no name to show the model.
+    Model(Option<String>),
+    /// `/system TEXT`, or no text to remove it.
     System(Option<String>),
+    /// `/set verbose`: show speeds, or not.
+    Verbose(bool),
     /// `/set NAME VALUE`: a sampling value.
     Set {
-        /// As the flag is called, without dashes.
+        /// As the flag is called, without dashes, or its beginning.
         name: String,
-        /// As on the command line.
-        value: String,
+        /// As on the command line; `None` shows the value.
+        value: Option<String>,
     },
+    /// `/set`: show all values.
+    Values,
     /// `/show`
     Show,
     /// `/help`
     Help,
     /// `/exit`
     Exit,
-    /// A slash and something else; the name.
-    Unknown(String),
+    /// Something that is no command, and what to do about it.
+    Wrong(String),
     /// Nothing.
     Empty,
 }
 
-/// The text of `/help`.
-pub const HELP: &str = "\
-/reset            forget the conversation
-/system TEXT      set the system message (without TEXT: take it away) and forget the conversation
-/set NAME VALUE   change a sampling value, named as its flag: /set temperature 0.5
-/show             show the model, the sampling values and how full the context is
-/help             this text
-/exit             leave, as Ctrl-D does
-\"\"\"               begins and ends a text of several lines; a \\ at the end of a line continues it, too
-Ctrl-C            stops the answer";
+/// A command, for `/help` and for completion.
+#[derive(Debug)]
+pub struct Command {
+    /// Its name, without the slash, and its other names.
+    names: &'static [&'static str],
+    /// What follows it.
+    arguments: &'static str,
+    /// What it does.
+    help: &'static str,
+}
 
-impl Entry {
-    /// What `text`, complete with all its lines, means.
-    pub fn parse(text: &str) -> Self {
-        let trimmed = text.trim();
-        let Some(command) = trimmed.strip_prefix('/') else {
-            return if trimmed.is_empty() { Self::Empty } else { Self::Message(trimmed.to_owned()) };
-        };
-        let (name, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
-        let rest = rest.trim();
-        match (name, rest.is_empty()) {
-            ("reset", true) => Self::Reset,
-            ("system", empty) => Self::System((!empty).then(|| rest.to_owned())),
-            ("set", false) => match rest.split_once([' ', '=']) {
-                Some((name, value)) => Self::Set { name: name.into(), value: value.trim().into() },
-                None => Self::Unknown(trimmed.into()),
-            },
-            ("show", true) => Self::Show,
-            ("help" | "?", true) => Self::Help,
-            ("exit" | "quit" | "bye", true) => Self::Exit,
-            _ => Self::Unknown(trimmed.into()),
+/// All commands.
+const COMMANDS: [Command; 11] = [
+    Command { names: &["clear", "reset", "new"], arguments: "", help: "forget the conversation" },
+    Command { names: &["regenerate", "retry"], arguments: "", help: "answer the last message again" },
+    Command { names: &["undo"], arguments: "", help: "take back the last message and its answer" },
+    Command { names: &["save"], arguments: "FILE", help: "write the conversation into a JSON file" },
+    Command { names: &["load"], arguments: "FILE", help: "go on with a conversation from such a file" },
+    Command {
+        names: &["model"],
+        arguments: "[NAME]",
+        help: "go on with another model; without NAME, show the model",
+    },
+    Command {
+        names: &["system"],
+        arguments: "[TEXT]",
+        help: "set the system message (without TEXT, remove it) and start over; also /set system TEXT",
+    },
+    Command {
+        names: &["set"],
+        arguments: "[NAME [VALUE]]",
+        help: "change a sampling value, named as its flag: /set temperature 0.5; without VALUE, show it; /set verbose \
+               shows speeds after each answer, /set verbose off does not",
+    },
+    Command {
+        names: &["show", "info"],
+        arguments: "",
+        help: "show the model, the values and how full the context is",
+    },
+    Command { names: &["help", "?"], arguments: "", help: "this text" },
+    Command { names: &["exit", "quit", "bye"], arguments: "", help: "leave, as Ctrl-D does" },
+];
+
+/// What can be typed besides commands.
+const KEYS: [(&str, &str); 5] = [
+    ("\"\"\"", "begins and ends a text of several lines, or one that begins with a slash"),
+    ("Alt-Enter", "starts a new line; so does a \\ at the end of a line"),
+    ("Ctrl-C", "stops the answer, or clears the line"),
+    ("Tab", "completes commands, names and files"),
+    ("Up, Ctrl-R", "go back to, and search, what was typed before"),
+];
+
+/// The rows of `/help`: what to type, and what that does.
+pub fn help() -> Vec<(String, String)> {
+    let command = |command: &Command| {
+        let names: Vec<_> = command.names.iter().map(|name| format!("/{name}")).collect();
+        (format!("{} {}", names.join(", "), command.arguments).trim_end().to_owned(), command.help.to_owned())
+    };
+    let keys = KEYS.iter().map(|(key, help)| ((*key).to_owned(), (*help).to_owned()));
+    COMMANDS.iter().map(command).chain(keys).collect()
+}
+
+/// The names of all commands, with their slashes.
+pub fn names() -> impl Iterator<Item = String> {
+    COMMANDS.iter().flat_map(|command| command.names).map(|name| format!("/{name}"))
+}
+
+/// Finds the one of `names` that `given` is, or begins alone.
+///
+/// # Errors
+/// All that it begins, of which there is none or more than one.
+pub fn prefix<'a>(
+    given: &str,
+    names: impl Iterator<Item = &'a str> + Clone,
+) -> Result<&'a str, Vec<&'a str>> {
+    if let Some(name) = names.clone().find(|name| *name == given) {
+        return Ok(name);
+    }
+    let found: Vec<_> = names.filter(|name| !given.is_empty() && name.starts_with(given)).collect();
+    match found[..] {
+        [one] => Ok(one),
+        _ => Err(found),
+    }
+}
+
+/// The first name of the command that `given` means.
+fn command(given: &str) -> Result<&'static str, String> {
+    let all = COMMANDS.iter().flat_map(|command| command.names).copied();
+    let first = |name: &str| {
+        let command = COMMANDS.iter().find(|command| command.names.contains(&name));
+        command.map_or("", |command| command.names[0])
+    };
+    match prefix(&given.to_lowercase(), all) {
+        Ok(name) => Ok(first(name)),
+        Err(several) => {
+            let mut commands: Vec<_> = several.iter().map(|name| first(name)).collect();
+            commands.dedup();
+            match commands[..] {
+                [one] => Ok(one),
+                [] => Err(format!(
+                    "`/{given}` is not a command; /help lists them. A message that begins with a slash goes between \"\"\" and \"\"\""
+                )),
+                _ => {
+                    let names: Vec<_> = several.iter().map(|name| format!("/{name}")).collect();
+                    Err(format!("`/{given}` could be {}", names.join(", ")))
+                }
+            }
         }
     }
+}
+
+impl Entry {
+    /// What `typed`, complete with all its lines, means.
+    pub fn parse(typed: &Typed) -> Self {
+        let trimmed = typed.text.trim();
+        let given = match trimmed.strip_prefix('/') {
+            Some(given) if !typed.quoted => given,
+            _ if trimmed.is_empty() => return Self::Empty,
+            _ => return Self::Message(trimmed.to_owned()),
+        };
+        let (name, rest) = given.split_once(char::is_whitespace).unwrap_or((given, ""));
+        let rest = rest.trim();
+        let text = (!rest.is_empty()).then(|| rest.to_owned());
+        let command = match command(name) {
+            Ok(command) => command,
+            Err(problem) => return Self::Wrong(problem),
+        };
+        match (command, text) {
+            ("clear", None) => Self::Clear,
+            ("regenerate", None) => Self::Regenerate,
+            ("undo", None) => Self::Undo,
+            ("save", Some(file)) => Self::Save(file),
+            ("load", Some(file)) => Self::Load(file),
+            ("save" | "load", None) => {
+                Self::Wrong(format!("`/{command}` needs a file: /{command} chat.json"))
+            }
+            ("model", name) => Self::Model(name),
+            ("system", text) => Self::System(text),
+            ("set", None) => Self::Values,
+            ("set", Some(rest)) => Self::set(&rest),
+            ("show", None) => Self::Show,
+            // Ollama shows parts by name.
+            ("show", Some(_)) => Self::Show,
+            ("help", _) => Self::Help,
+            ("exit", None) => Self::Exit,
+            (command, _) => Self::Wrong(format!("`/{command}` takes nothing after it")),
+        }
+    }
+
+    /// `/set ...`
+    fn set(rest: &str) -> Self {
+        // `/set parameter temperature 0.5` is what Ollama's chat has.
+        let rest = rest.strip_prefix("parameter ").unwrap_or(rest).trim();
+        let (name, value) = rest.split_once([' ', '=', '\t', '\n']).unwrap_or((rest, ""));
+        let value = Some(value.trim()).filter(|value| !value.is_empty());
+        let name = name.trim_start_matches('-').replace('_', "-").to_lowercase();
+        match (name.as_str(), value) {
+            ("system", text) => Self::System(text.map(|text| text.trim_matches('"').to_owned())),
+            ("verbose", None | Some("on" | "true" | "1")) => Self::Verbose(true),
+            ("verbose", Some("off" | "false" | "0")) | ("quiet", None) => Self::Verbose(false),
+            ("verbose", Some(_)) => Self::Wrong("`/set verbose` is on or off".into()),
+            _ => Self::Set { name, value: value.map(str::to_owned) },
+        }
+    }
+}
+
+/// A complete entry.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Typed {
+    /// Its text.
+    pub text: String,
+    /// True if it stood between quotes: it is a message, whatever it begins with.
+    pub quoted: bool,
 }
 
 /// Puts lines together to one entry.
@@ -75,7 +229,7 @@ const QUOTES: &str = "\"\"\"";
 
 impl Lines {
     /// Adds a line; returns the whole text once it is complete.
-    pub fn push(&mut self, line: &str) -> Option<String> {
+    pub fn push(&mut self, line: &str) -> Option<Typed> {
         if self.quoted {
             return match line.trim_end().strip_suffix(QUOTES) {
                 Some(last) => {
@@ -90,7 +244,7 @@ impl Lines {
         {
             // Quotes that open and close on the same line.
             if let Some(only) = first.trim_end().strip_suffix(QUOTES) {
-                return Some(only.to_owned());
+                return Some(Typed { text: only.to_owned(), quoted: true });
             }
             self.quoted = true;
             return if first.is_empty() { None } else { self.more(first) };
@@ -109,15 +263,15 @@ impl Lines {
         self.quoted || !self.text.is_empty()
     }
 
-    fn more(&mut self, line: &str) -> Option<String> {
+    fn more(&mut self, line: &str) -> Option<Typed> {
         self.text += line;
         self.text.push('\n');
         None
     }
 
-    fn take(&mut self) -> Option<String> {
-        self.quoted = false;
-        Some(std::mem::take(&mut self.text))
+    fn take(&mut self) -> Option<Typed> {
+        let Self { text, quoted } = std::mem::take(self);
+        Some(Typed { text, quoted })
     }
 }
 
@@ -136,24 +290,68 @@ mod tests {
         last.map(|text| Entry::parse(&text))
     }
 
+    fn set(name: &str, value: Option<&str>) -> Entry {
+        Entry::Set { name: name.into(), value: value.map(str::to_owned) }
+    }
+
     #[test]
-    fn lines_become_entries() {
+    fn lines_become_messages() {
         let message = |text: &str| Some(Entry::Message(text.into()));
         assert_eq!(entry(&["Hello"]), message("Hello"));
         assert_eq!(entry(&["  "]), Some(Entry::Empty));
         assert_eq!(entry(&["one \\", "two"]), message("one \ntwo"));
+        assert_eq!(entry(&["one\ntwo"]), message("one\ntwo"));
         assert_eq!(entry(&["\"\"\"one", "", "/exit", "two\"\"\""]), message("one\n\n/exit\ntwo"));
         assert_eq!(entry(&["\"\"\"", "one", "\"\"\""]), message("one"));
-        assert_eq!(entry(&["\"\"\"one\"\"\""]), message("one"));
+        assert_eq!(entry(&["\"\"\"/etc/hosts\"\"\""]), message("/etc/hosts"));
         assert_eq!(entry(&["\"\"\"one"]), None);
         assert_eq!(entry(&["one\\"]), None);
-        assert_eq!(entry(&["/reset "]), Some(Entry::Reset));
-        assert_eq!(entry(&["/system Be brief. "]), Some(Entry::System(Some("Be brief.".into()))));
-        assert_eq!(entry(&["/system"]), Some(Entry::System(None)));
-        assert_eq!(entry(&["/set top-k 5"]), Some(Entry::Set { name: "top-k".into(), value: "5".into() }));
-        assert_eq!(entry(&["/set top-k=5"]), Some(Entry::Set { name: "top-k".into(), value: "5".into() }));
-        assert_eq!(entry(&["/set top-k"]), Some(Entry::Unknown("/set top-k".into())));
-        assert_eq!(entry(&["/reset now"]), Some(Entry::Unknown("/reset now".into())));
-        assert_eq!(entry(&["/etc"]), Some(Entry::Unknown("/etc".into())));
+    }
+
+    #[test]
+    fn commands_have_names_and_prefixes() {
+        let table = [
+            ("/reset ", Entry::Clear),
+            ("/clear", Entry::Clear),
+            ("/C", Entry::Clear),
+            ("/retry", Entry::Regenerate),
+            ("/reg", Entry::Regenerate),
+            ("/undo", Entry::Undo),
+            ("/save a b.json", Entry::Save("a b.json".into())),
+            ("/load x", Entry::Load("x".into())),
+            ("/model", Entry::Model(None)),
+            ("/m qwen3:4b", Entry::Model(Some("qwen3:4b".into()))),
+            ("/system Be brief. ", Entry::System(Some("Be brief.".into()))),
+            ("/system", Entry::System(None)),
+            ("/set system Be brief.", Entry::System(Some("Be brief.".into()))),
+            ("/set system \"Be brief.\"", Entry::System(Some("Be brief.".into()))),
+            ("/set", Entry::Values),
+            ("/set top-k 5", set("top-k", Some("5"))),
+            ("/set top_k=5", set("top-k", Some("5"))),
+            ("/set parameter temperature 1", set("temperature", Some("1"))),
+            ("/set temp", set("temp", None)),
+            ("/set verbose", Entry::Verbose(true)),
+            ("/set verbose off", Entry::Verbose(false)),
+            ("/set quiet", Entry::Verbose(false)),
+            ("/show", Entry::Show),
+            ("/?", Entry::Help),
+            ("/bye", Entry::Exit),
+        ];
+        for (line, expected) in table {
+            assert_eq!(entry(&[line]), Some(expected), "{line}");
+        }
+        let table = [
+            ("/re", "could be /reset, /regenerate, /retry"),
+            ("/etc", "is not a command"),
+            ("/", "is not a command"),
+            ("/exit now", "takes nothing after it"),
+            ("/save", "needs a file"),
+            ("/set verbose maybe", "on or off"),
+        ];
+        for (line, expected) in table {
+            let Some(Entry::Wrong(problem)) = entry(&[line]) else { panic!("{line}") };
+            assert!(problem.contains(expected), "{problem}");
+        }
+        assert!(help().len() > 12 && names().any(|name| name == "/retry"));
     }
 }

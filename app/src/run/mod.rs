@@ -3,30 +3,60 @@
 mod answer;
 mod chat;
 mod commands;
+mod editor;
 mod grammar;
 mod once;
+mod progress;
 mod prompt;
 mod sampling;
+mod saved;
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    io::{Write, stderr, stdin},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
 
-use paguro_engine::{EngineOptions, PageBudget, SubmitError};
+use paguro_engine::{Constraint, EngineOptions, PageBudget, SubmitError};
 use paguro_model::Model;
 
 use crate::{
     cli::RunArgs,
+    eval,
     failure::{Failure, Outcome},
     interrupt::Interrupt,
+    library,
     load::{self, Loaded},
-    models::{EMBEDDED, Source},
+    models::{EMBEDDED, Found, Missing, Source, is_name, is_path},
     settings::{LibrarySettings, Terminal},
     tokenize::read_text,
+    units,
 };
 use chat::Chat;
 use prompt::Style;
 
 /// Context of `run` unless given, if the model was trained for as much and memory allows.
 const DEFAULT_CONTEXT: usize = 65_536;
+
+/// What the person asked for, and how to talk to them.
+#[derive(Clone, Copy)]
+pub struct Asked<'a> {
+    args: &'a RunArgs,
+    library: &'a LibrarySettings,
+    terminal: Terminal,
+    interrupt: &'a Interrupt,
+}
+
+/// A model that answers.
+pub struct Running {
+    /// Its name for people.
+    name: String,
+    loaded: Loaded,
+    style: Style,
+    /// What every answer must be.
+    constraint: Option<Constraint>,
+}
 
 /// Runs the command.
 ///
@@ -38,52 +68,122 @@ pub fn run(
     terminal: Terminal,
     history: Option<&Path>,
 ) -> Outcome<()> {
-    let (source, prompt) = what_to_run(args, library)?;
-    if let Source::Library { name, parameters, .. } = &source
-        && !parameters.is_empty()
-    {
-        let parameters = parameters.join(", ");
-        terminal.note(&format!("`run` does not use what is recorded with {name} for servers: {parameters}"));
-    }
-    let grammar = grammar::read(&args.grammar)?;
+    let interrupt = &Interrupt::install()?;
+    let asked = Asked { args, library, terminal, interrupt };
+    let (source, prompt) = asked.what_to_run()?;
     // What is wrong with the model shows before anything is read or computed.
-    let model = load::model(&source, Some(args.ctx.unwrap_or(DEFAULT_CONTEXT)).filter(|&ctx| ctx > 0))?;
-    let style = Style::new(&model, args.raw, args.system.as_deref())?;
+    let opened = asked.open_source(&source)?;
     let prompt = with_standard_input(prompt, terminal)?;
     if prompt.is_none() && (args.json || args.branches > 1) {
         let flag = if args.json { "--json" } else { "--branches" };
         let failure = Failure::usage(format!("{flag} needs a prompt; a chat has none"));
         return Err(failure.hint("give the prompt as an argument, or on standard input"));
     }
-    let interrupt = Interrupt::install()?;
-    let loaded = start(args, model.clone(), terminal)?;
-    let constraint = grammar::compile(grammar.as_ref(), &loaded)?;
+    let running = asked.start(&source, opened)?;
     match prompt {
-        Some(prompt) => once::answer(args, &loaded, style, prompt, constraint, terminal, &interrupt),
-        None => Chat::new(args, &loaded, style, constraint, terminal, &interrupt).run(history),
+        Some(prompt) => once::answer(asked, &running, prompt),
+        None => Chat::new(asked, running).run(history),
     }
 }
 
-/// Sorts the words into a model and a prompt.
-fn what_to_run(args: &RunArgs, library: &LibrarySettings) -> Outcome<(Source, Option<String>)> {
-    let (source, words) = match (&args.model, args.words.split_first()) {
-        (Some(model), _) => (Source::find(Some(model), library)?, &args.words[..]),
-        (None, Some((first, rest))) => match Source::from_first_word(first, library)? {
-            Some(source) => (source, rest),
-            None => (Source::Embedded, &args.words[..]),
-        },
-        (None, None) => (Source::Embedded, &[][..]),
-    };
-    if words.is_empty() {
-        return Ok((source, None));
+impl Asked<'_> {
+    /// Sorts the words into a model and a prompt. A model that is not here is downloaded if the person wants it.
+    fn what_to_run(&self) -> Outcome<(Source, Option<String>)> {
+        let args = self.args;
+        let flag = match &args.file {
+            Some(file) => Some(eval::read(file)?),
+            None => args.prompt.clone(),
+        };
+        let (name, words, by_word) = match (&args.model, args.words.split_first()) {
+            (Some(model), _) => (Some(model), &args.words[..], false),
+            (None, Some((first, rest))) if is_name(first) => (Some(first), rest, true),
+            _ => (args.default_model.as_ref(), &args.words[..], false),
+        };
+        let words = match (flag, words.is_empty()) {
+            (Some(_), false) => {
+                let failure = Failure::usage("the prompt is given twice: as words and as a flag");
+                return Err(failure.hint("leave out --prompt or --file, or the words"));
+            }
+            (Some(text), true) => Some(text),
+            (None, true) => None,
+            (None, false) => Some(words.join(" ")),
+        };
+        let as_prompt = |failure: Failure| {
+            let all = args.words.join(" ");
+            match &args.default_model {
+                _ if !by_word || args.words.iter().any(|word| is_path(word)) => failure,
+                None => failure.hint(format!("to ask the built-in model: paguro run {EMBEDDED} {all:?}")),
+                Some(default) => failure.hint(format!("to ask {default}: paguro run -m {default} {all:?}")),
+            }
+        };
+        let source = match name {
+            Some(name) => self.find(name).map_err(as_prompt)?,
+            None => Source::Embedded,
+        };
+        if words.as_ref().is_some_and(|prompt| prompt.trim().is_empty()) {
+            return Err(Failure::usage("the prompt is empty")
+                .hint(format!("paguro run {EMBEDDED} \"Tell me a story\"")));
+        }
+        Ok((source, words))
     }
-    let prompt = words.join(" ");
-    if prompt.trim().is_empty() {
-        return Err(
-            Failure::usage("the prompt is empty").hint(format!("paguro run {EMBEDDED} \"Tell me a story\""))
-        );
+
+    /// The model of this name; downloaded first, if it can be and the person at the terminal says so.
+    fn find(&self, name: &str) -> Outcome<Source> {
+        let missing = match Source::look_up(name, self.library)? {
+            Found::Here(source) => return Ok(source),
+            Found::Missing(missing) => missing,
+        };
+        let Some((reference, short)) = missing.download().filter(|_| self.wants_download(&missing)) else {
+            return Err(missing.failure());
+        };
+        library::download(&reference, short, self.library, self.terminal, self.interrupt)?;
+        Source::find(Some(name), self.library)
     }
-    Ok((source, Some(prompt)))
+
+    /// Asks on the terminal, if there is one.
+    fn wants_download(&self, missing: &Missing) -> bool {
+        let Some((title, bytes)) = missing.offer() else { return false };
+        if !self.terminal.interactive || !self.terminal.progress || self.args.json {
+            return false;
+        }
+        let size = bytes.map(|bytes| format!(" {}", units::bytes(bytes))).unwrap_or_default();
+        // Nobody sees a question that cannot be written; then there is no answer to it, either.
+        let _ = write!(stderr(), "{title} is not here; download{size}? [Y/n] ");
+        let _ = stderr().flush();
+        let mut answer = String::new();
+        let read = stdin().read_line(&mut answer).is_ok_and(|bytes| bytes > 0);
+        read && matches!(answer.trim().to_lowercase().as_str(), "" | "y" | "yes")
+    }
+
+    /// Opens a model and finds out how to put prompts to it.
+    fn open_source(&self, source: &Source) -> Outcome<(Arc<Model>, Style)> {
+        if let Source::Library { name, parameters, .. } = source
+            && !parameters.is_empty()
+        {
+            let parameters = parameters.join(", ");
+            self.terminal
+                .note(&format!("`run` does not use what is recorded with {name} for servers: {parameters}"));
+        }
+        let context = Some(self.args.ctx.unwrap_or(DEFAULT_CONTEXT)).filter(|&ctx| ctx > 0);
+        let model = load::model(source, context)?;
+        let style = Style::new(&model, self.args.raw, self.args.system.as_deref())?;
+        Ok((model, style))
+    }
+
+    /// Starts an engine on it.
+    fn start(&self, source: &Source, (model, style): (Arc<Model>, Style)) -> Outcome<Running> {
+        let grammar = grammar::read(&self.args.grammar)?;
+        let loaded = start(self.args, model, self.terminal)?;
+        let constraint = grammar::compile(grammar.as_ref(), &loaded)?;
+        Ok(Running { name: source.short_name(), loaded, style, constraint })
+    }
+
+    /// Finds, opens and starts a model.
+    fn open(&self, name: &str) -> Outcome<Running> {
+        let source = self.find(name)?;
+        let opened = self.open_source(&source)?;
+        self.start(&source, opened)
+    }
 }
 
 /// Piped text is the prompt, or follows the one on the command line.
@@ -136,7 +236,10 @@ fn start(args: &RunArgs, model: Arc<Model>, terminal: Terminal) -> Outcome<Loade
 fn refused(error: &SubmitError) -> Failure {
     match error {
         SubmitError::ContextTooLong { .. } => {
-            Failure::from_error(error).hint("-c N makes the context larger")
+            // The engine speaks to programs; here, the flag is enough.
+            let message = error.to_string();
+            let message = message.split(';').next().unwrap_or_default();
+            Failure::new(message).hint("shorten it, or make the context larger: -c N")
         }
         SubmitError::Sampling(_) | SubmitError::Invalid { .. } => Failure::usage(error),
         _ => Failure::from_error(error),

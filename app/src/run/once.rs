@@ -2,19 +2,18 @@
 
 use std::time::Instant;
 
-use paguro_engine::{Constraint, FinishReason};
+use paguro_engine::FinishReason;
 use serde_json::json;
 
 use super::{
+    Asked, Running,
     answer::{Answer, Piece, follow},
-    prompt::{Conversation, Style},
+    progress,
+    prompt::Conversation,
     refused, sampling,
 };
 use crate::{
-    cli::RunArgs,
     failure::{Failure, Outcome},
-    interrupt::Interrupt,
-    load::Loaded,
     output::Output,
     settings::Terminal,
 };
@@ -23,48 +22,46 @@ use crate::{
 ///
 /// # Errors
 /// What the engine refuses; Ctrl-C, after everything there was has been printed.
-pub fn answer(
-    args: &RunArgs,
-    loaded: &Loaded,
-    style: Style<'_>,
-    prompt: String,
-    constraint: Option<Constraint>,
-    terminal: Terminal,
-    interrupt: &Interrupt,
-) -> Outcome<()> {
+pub fn answer(asked: Asked<'_>, running: &Running, prompt: String) -> Outcome<()> {
+    let Asked { args, terminal, interrupt, .. } = asked;
+    let Running { name, loaded, style, constraint } = running;
     let model = &loaded.model;
     let mut conversation = Conversation::new(args.system.clone());
     conversation.ask(prompt);
-    let mut request = sampling::request(conversation.tokens(model, style)?, &args.sampling, &model.defaults);
+    let mut request = sampling::request(conversation.tokens(model, *style)?, &args.sampling, &model.defaults);
     request.branches = args.branches;
     request.logprobs = args.logprobs;
-    request.constraint = constraint;
+    request.constraint = constraint.clone();
     let seed = request.sampling.seed;
     let drawn = request.sampling.temperature > 0.0;
 
+    let mut reading = progress::reading(&terminal, &loaded.handle, request.prompt.len());
     let submitted = Instant::now();
     let generation = loaded.handle.generate(request).map_err(|error| refused(&error))?;
     let canceller = generation.canceller();
     let _armed = interrupt.on_press(move || canceller.cancel());
 
     let mut out = Output::new();
-    let answer = follow(generation, args.branches, submitted, |piece| match (args.json, args.stream) {
-        (true, true) => stream(&mut out, &piece),
-        (true, false) => Ok(()),
-        // Several answers at once cannot stream as text: they would mix.
-        (false, _) if args.branches > 1 => Ok(()),
-        (false, _) => out.piece(piece.text),
+    let answer = follow(generation, args.branches, submitted, |piece| {
+        reading.take();
+        match (args.json, args.stream) {
+            (true, true) => stream(&mut out, &piece),
+            (true, false) => Ok(()),
+            // Several answers at once cannot stream as text: they would mix.
+            (false, _) if args.branches > 1 => Ok(()),
+            (false, _) => out.piece(piece.text),
+        }
     })?;
 
     if args.json {
-        let mut result = answer.json(&model.name, seed, loaded.time);
+        let mut result = answer.json(model, seed, loaded.time);
         if args.stream {
             result.insert("event".into(), json!("result"));
         }
         out.json(&result.into())?;
     } else {
         finish_text(&mut out, &answer, terminal)?;
-        terminal.status(&answer.status(drawn.then_some(seed)));
+        terminal.status(&answer.status(name, drawn.then_some(seed)));
     }
     if answer.cancelled() { Err(Failure::interrupted()) } else { Ok(()) }
 }

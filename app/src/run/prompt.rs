@@ -1,10 +1,6 @@
 //! What the model reads: a conversation through its chat template, or the text as it stands.
 
-use paguro_model::{
-    Model,
-    chat::{ChatInput, ChatTemplate},
-    tokenizer::SpecialTokens,
-};
+use paguro_model::{Model, chat::ChatInput, tokenizer::SpecialTokens};
 
 use crate::failure::{Failure, Outcome};
 
@@ -13,23 +9,23 @@ const WITHOUT_TEMPLATE: &str = "--raw puts the prompt to the model without the c
 
 /// How a prompt is put to the model.
 #[derive(Clone, Copy, Debug)]
-pub enum Style<'a> {
-    /// As messages.
-    Chat(&'a ChatTemplate),
+pub enum Style {
+    /// As messages, through the model's template.
+    Chat,
     /// As it stands; special tokens in it are recognised or are text.
     Raw(SpecialTokens),
 }
 
-impl<'a> Style<'a> {
+impl Style {
     /// Through the template where there is one, unless `raw` is asked for. Who writes `--raw` writes templates by
     /// hand, special tokens and all; a text for a model without template is only a text.
     ///
     /// # Errors
     /// A template that is there but cannot be used; a system message that nothing would carry to the model.
-    pub fn new(model: &'a Model, raw: bool, system: Option<&str>) -> Outcome<Self> {
+    pub fn new(model: &Model, raw: bool, system: Option<&str>) -> Outcome<Self> {
         match (&model.chat_template, &model.template_problem) {
             _ if raw => Ok(Self::Raw(SpecialTokens::Parse)),
-            (Some(template), _) => Ok(Self::Chat(template)),
+            (Some(_), _) => Ok(Self::Chat),
             (None, Some(problem)) => Err(Failure::from_error(problem).hint(WITHOUT_TEMPLATE)),
             (None, None) if system.is_some() => {
                 Err(Failure::usage("the model has no chat template, so it cannot take a system message")
@@ -40,12 +36,30 @@ impl<'a> Style<'a> {
     }
 }
 
+/// Who wrote a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The person.
+    User,
+    /// The model.
+    Assistant,
+}
+
+impl Role {
+    /// Its name in templates and APIs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::User => "user",
+            Self::Assistant => "assistant",
+        }
+    }
+}
+
 /// A conversation.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Conversation {
     system: Option<String>,
-    /// User and assistant in turn.
-    turns: Vec<(&'static str, String)>,
+    turns: Vec<(Role, String)>,
 }
 
 impl Conversation {
@@ -54,22 +68,27 @@ impl Conversation {
         Self { system, turns: Vec::new() }
     }
 
+    /// Adds a message.
+    pub fn push(&mut self, role: Role, text: String) {
+        self.turns.push((role, text));
+    }
+
     /// Adds the user's message.
     pub fn ask(&mut self, text: String) {
-        self.turns.push(("user", text));
+        self.push(Role::User, text);
     }
 
     /// Adds the model's answer.
     pub fn answer(&mut self, text: String) {
-        self.turns.push(("assistant", text));
+        self.push(Role::Assistant, text);
     }
 
-    /// Takes back the last message, which got no answer.
-    pub fn take_back(&mut self) {
-        self.turns.pop();
+    /// Takes back the last message, if it has this role.
+    pub fn take_back(&mut self, role: Role) -> Option<String> {
+        self.turns.pop_if(|(last, _)| *last == role).map(|(_, text)| text)
     }
 
-    /// Forgets the oldest question and its answer. `false` if there is only the question that waits.
+    /// Drops the oldest question and its answer. Returns false if there is only the question that waits.
     pub fn forget_oldest(&mut self) -> bool {
         let more = self.turns.len() > 2;
         if more {
@@ -83,6 +102,11 @@ impl Conversation {
         self.turns.len()
     }
 
+    /// The messages in order, the system's not among them.
+    pub fn turns(&self) -> impl Iterator<Item = (Role, &str)> {
+        self.turns.iter().map(|(role, text)| (*role, text.as_str()))
+    }
+
     /// The system message.
     pub fn system(&self) -> Option<&str> {
         self.system.as_deref()
@@ -92,17 +116,18 @@ impl Conversation {
     ///
     /// # Errors
     /// A template that refuses the conversation, with its own words.
-    pub fn tokens(&self, model: &Model, style: Style<'_>) -> Outcome<Vec<u32>> {
-        match style {
-            Style::Chat(template) => {
+    pub fn tokens(&self, model: &Model, style: Style) -> Outcome<Vec<u32>> {
+        match (style, &model.chat_template) {
+            (Style::Chat, Some(template)) => {
                 let system = self.system.iter().map(|text| ("system", text.as_str()));
-                let turns = self.turns.iter().map(|(role, text)| (*role, text.as_str()));
+                let turns = self.turns().map(|(role, text)| (role.name(), text));
                 let input = ChatInput::from_turns(system.chain(turns));
                 let prompt = template.prompt(&input, &model.tokenizer);
                 let prompt = prompt.map_err(|error| Failure::from_error(&error).hint(WITHOUT_TEMPLATE))?;
                 Ok(model.tokenizer.encode_chat(&prompt))
             }
-            Style::Raw(special) => {
+            (style, _) => {
+                let special = if let Style::Raw(special) = style { special } else { SpecialTokens::AsText };
                 // Without a template there are no turns; only the last text counts.
                 let text = self.turns.last().map_or("", |(_, text)| text);
                 Ok(model.tokenizer.encode_prompt(text, special))

@@ -21,9 +21,9 @@ pub fn decide(args: &SamplingArgs, model: &GenerationDefaults) -> SamplingParams
         repetition_penalty: args.repeat_penalty.unwrap_or(default.repetition_penalty),
         frequency_penalty: args.frequency_penalty.unwrap_or(default.frequency_penalty),
         presence_penalty: args.presence_penalty.unwrap_or(default.presence_penalty),
-        penalty_window: args.penalty_window.or(default.penalty_window),
+        penalty_window: args.penalty_window.map_or(default.penalty_window, |limit| limit.0),
         logit_bias: args.logit_bias.clone(),
-        seed: args.seed.unwrap_or_else(|| RandomState::new().hash_one(0) & u64::from(u32::MAX)),
+        seed: args.seed().unwrap_or_else(|| RandomState::new().hash_one(0) & u64::from(u32::MAX)),
     }
 }
 
@@ -31,7 +31,7 @@ pub fn decide(args: &SamplingArgs, model: &GenerationDefaults) -> SamplingParams
 pub fn request(prompt: Vec<u32>, args: &SamplingArgs, model: &GenerationDefaults) -> Request {
     Request {
         prompt,
-        max_tokens: args.max_tokens,
+        max_tokens: args.max_tokens(),
         stop_strings: args.stop.clone(),
         ignore_stop_tokens: args.ignore_eos,
         sampling: decide(args, model),
@@ -39,27 +39,35 @@ pub fn request(prompt: Vec<u32>, args: &SamplingArgs, model: &GenerationDefaults
     }
 }
 
-/// The values as flags, for `/show`.
-pub fn describe(params: &SamplingParams) -> String {
-    let SamplingParams {
-        temperature,
-        top_k,
-        top_p,
-        min_p,
-        repetition_penalty,
-        frequency_penalty,
-        presence_penalty,
-        ..
-    } = params;
-    format!(
-        "temperature {temperature}, top-k {top_k}, top-p {top_p}, min-p {min_p}, repeat-penalty {repetition_penalty}, \
-         frequency-penalty {frequency_penalty}, presence-penalty {presence_penalty}"
-    )
+/// The values that hold, named as their flags, for `/set` and `/show`.
+pub fn values(args: &SamplingArgs, model: &GenerationDefaults) -> Vec<(String, String)> {
+    let params = decide(args, model);
+    let number = |n: Option<u64>| n.map_or_else(|| "-1".to_owned(), |n| n.to_string());
+    let list = |items: Vec<String>| if items.is_empty() { "(none)".to_owned() } else { items.join(", ") };
+    let bias = params.logit_bias.iter().map(|(id, value)| format!("{id}={value}")).collect();
+    let stop = args.stop.iter().map(|text| format!("{text:?}")).collect();
+    let values = [
+        ("temperature", params.temperature.to_string()),
+        ("top-k", params.top_k.to_string()),
+        ("top-p", params.top_p.to_string()),
+        ("min-p", params.min_p.to_string()),
+        ("repeat-penalty", params.repetition_penalty.to_string()),
+        ("frequency-penalty", params.frequency_penalty.to_string()),
+        ("presence-penalty", params.presence_penalty.to_string()),
+        ("penalty-window", number(params.penalty_window.map(u64::from))),
+        ("logit-bias", list(bias)),
+        ("seed", args.seed().map_or_else(|| "-1 (random)".to_owned(), |seed| seed.to_string())),
+        ("max-tokens", number(args.max_tokens().map(|n| n as u64))),
+        ("stop", list(stop)),
+        ("ignore-eos", args.ignore_eos.to_string()),
+    ];
+    values.map(|(name, value)| (name.to_owned(), value)).into()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::Limit;
 
     #[test]
     fn flags_win_then_the_model_then_ours() {
@@ -74,10 +82,32 @@ mod tests {
             (0.6, 0, 0.9, 0.0)
         );
 
-        let flags =
-            SamplingArgs { temperature: Some(0.0), top_k: Some(7), seed: Some(5), ..Default::default() };
+        let flags = SamplingArgs {
+            temperature: Some(0.0),
+            top_k: Some(7),
+            seed: Some(Limit(Some(5))),
+            ..Default::default()
+        };
         let decided = decide(&flags, &model);
         assert_eq!((decided.temperature, decided.top_k, decided.top_p, decided.seed), (0.0, 7, 0.9, 5));
+    }
+
+    /// `/set` takes the names of [`values`]: each must be a flag, and all flags must be there.
+    #[test]
+    fn the_values_are_the_flags() {
+        #[derive(clap::Parser)]
+        struct Flags {
+            #[command(flatten)]
+            sampling: SamplingArgs,
+        }
+        let names: Vec<_> = values(&SamplingArgs::default(), &GenerationDefaults::default())
+            .into_iter()
+            .map(|v| v.0)
+            .collect();
+        let command = <Flags as clap::CommandFactory>::command();
+        let flags =
+            command.get_arguments().filter_map(|argument| argument.get_long()).filter(|l| *l != "help");
+        assert_eq!(flags.collect::<Vec<_>>(), names);
     }
 
     #[test]

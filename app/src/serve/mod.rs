@@ -1,5 +1,6 @@
 //! `paguro serve`: the settings become a server of the models that can be found here.
 
+mod address;
 mod memory;
 mod shown;
 mod source;
@@ -8,7 +9,6 @@ mod telemetry;
 use std::{
     fs,
     io::stderr,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -16,7 +16,7 @@ use std::{
 
 use opentelemetry::trace::TracerProvider;
 use opentelemetry_sdk::trace::SdkTracerProvider;
-use paguro_server::{HttpLimits, Library, Listen, Residency, Server, ServerSettings};
+use paguro_server::{HttpLimits, KeyFile, Library, Listen, Residency, Server, ServerSettings};
 use tracing_subscriber::{Layer, filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
 
 use crate::{
@@ -55,7 +55,8 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
     let registry = library.as_ref().map(|library| library.registry.clone());
     let shelf = Shelf::new(&options, on, memory, &program.library, registry)?;
     let own: Vec<_> = shelf.own().collect();
-    let mut settings = server_settings(&options, memory, program.keys_file()?);
+    let mut settings = server_settings(&options, memory, program.keys_file()?)?;
+    warn_without_keys(&settings);
     settings.devices.push(shown_device);
     settings.shown = shown::settings(&args.given, &config, &options, &settings);
     let opens_page = options.open.unwrap_or(false);
@@ -140,13 +141,24 @@ fn own_name() -> Option<String> {
     Some(name.trim().to_lowercase()).filter(|name| !name.is_empty())
 }
 
-fn server_settings(options: &ServeOptions, memory: u64, keys: PathBuf) -> ServerSettings {
-    let host = options.host.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
-    let tcp = Listen::Tcp(SocketAddr::new(host, options.port.unwrap_or(PORT)));
+/// Says that nobody will be let in.
+fn warn_without_keys(settings: &ServerSettings) {
+    let from_outside = |place: &Listen| matches!(place, Listen::Tcp(address) if !address.ip().is_loopback());
+    let no_keys = settings.api_keys.is_empty()
+        && KeyFile::new(settings.keys.clone()).read().is_ok_and(|keys| keys.is_empty());
+    if no_keys && settings.listen.iter().any(from_outside) {
+        tracing::warn!(
+            "there is no key, so requests from other machines are refused: `paguro keys add NAME` makes one"
+        );
+    }
+}
+
+fn server_settings(options: &ServeOptions, memory: u64, keys: PathBuf) -> Outcome<ServerSettings> {
+    let tcp = Listen::Tcp(address::resolve(options.host.as_deref(), options.port.unwrap_or(PORT))?);
     let socket = options.socket.clone().map(Listen::Unix);
     let defaults = HttpLimits::default();
     let connections = options.max_connections.unwrap_or(defaults.connections);
-    ServerSettings {
+    Ok(ServerSettings {
         listen: [tcp].into_iter().chain(socket).collect(),
         residency: Residency {
             memory,
@@ -165,6 +177,7 @@ fn server_settings(options: &ServeOptions, memory: u64, keys: PathBuf) -> Server
             connections_per_client: options.max_connections_per_client.unwrap_or((connections / 4).max(1)),
         },
         keys,
+        api_keys: options.api_keys.clone(),
         hosts: options.allow_hosts.iter().cloned().chain(own_name()).collect(),
         origins: options.cors_origins.clone(),
         strict: options.strict == Some(true),
@@ -174,7 +187,7 @@ fn server_settings(options: &ServeOptions, memory: u64, keys: PathBuf) -> Server
         shown: Vec::new(),
         devices: Vec::new(),
         shutdown_time: options.shutdown_timeout.map_or(Duration::from_secs(10), |time| time.0),
-    }
+    })
 }
 
 /// Opens the page in the user's browser, which is on this machine.
@@ -190,6 +203,7 @@ fn open_page(places: &[String]) {
 fn start_log(options: &ServeOptions, terminal: Terminal) -> Outcome<Option<SdkTracerProvider>> {
     let filter: Targets = match &options.log {
         None if terminal.quiet => "warn",
+        None if terminal.verbose => "debug",
         None => "info",
         Some(filter) => filter,
     }

@@ -69,7 +69,7 @@ impl Shelf {
         library: Option<Arc<Registry>>,
     ) -> Outcome<Self> {
         let mut models = vec![(EMBEDDED.to_owned(), Source::Embedded)];
-        for name in &options.models {
+        for name in options.models.iter().chain(&options.more_models) {
             let source = Source::find(Some(name), settings)?;
             let Source::Path(path) = &source else { continue };
             // What is wrong with it is better said now than to whoever asks first.

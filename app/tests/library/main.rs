@@ -158,12 +158,18 @@ fn a_model_of_the_library_runs_by_its_name() {
         f.run(&args).json()["perplexity"].as_f64().unwrap()
     };
     assert_eq!(perplexity("stories"), perplexity("tales"));
-    // A word that is no model's name begins a prompt, as it did without a library.
-    let answer = f.run(&["run", "--json", "--max-tokens", "1", "storiez"]).json();
-    assert_eq!(answer["prompt_tokens"].as_u64().map(|n| n > 0), Some(true));
+    // Words or flags name the model in all commands.
+    let args = ["eval", "stories", text.to_str().unwrap(), "-c", "64", "--json"];
+    assert_eq!(f.run(&args).json()["perplexity"], perplexity("tales"));
+    assert_eq!(f.run(&["tokenize", "--json", "stories", "Hello"]).json(), tokens);
+    assert_eq!(f.run(&["inspect", "--json", "-m", "stories"]).json()["architecture"], "llama");
+    let mut command = f.command(&["run", "--json", "--max-tokens", "1", "Hello there"]);
+    let answer: Ran = command.env("PAGURO_MODEL", "stories").output().unwrap().into();
+    assert_eq!(answer.json()["finish_reason"], "length");
     expect![[r#"
         error: there is no model `storiez`
         hint: did you mean `stories:v1`?
+        hint: `paguro search` lists well-known models, `paguro list` those that are here
         exit 2"#]]
     .assert_eq(&f.words(&["bench", "-m", "storiez"]));
     expect![[r#"
@@ -174,9 +180,45 @@ fn a_model_of_the_library_runs_by_its_name() {
     f.run(&["cp", "stories", "stories:v2"]).ok();
     expect![[r#"
         error: `stories` could be `stories:v1` or `stories:v2`; give the whole name
-        hint: to use it as the prompt, write: paguro run tales "stories"
+        hint: to ask the built-in model: paguro run tales "stories"
         exit 2"#]]
     .assert_eq(&f.words(&["run", "stories"]));
+}
+
+/// The hub has a repository of the table, with the table's file.
+#[test]
+fn a_short_name_is_pulled_searched_and_run() {
+    let f = Fixture::new();
+    let tales = fs::read(tales()).unwrap();
+    f.hub.add("Qwen/Qwen3-0.6B-GGUF", &[("Qwen3-0.6B-Q8_0.gguf", &tales)]);
+    f.hub.add("o/Qwen3-fox-GGUF", &[("x-Q8_0.gguf", &tales)]);
+    let found = f.run(&["search", "qwen3", "0.6b"]).ok();
+    assert!(found.starts_with("name ") && found.contains("hf:o/Qwen3-fox-GGUF"), "{found}");
+    let pulled = f.run(&["pull", "Qwen3:0.6B"]);
+    assert!(pulled.err.ends_with("run it: paguro run qwen3:0.6b\n"), "{pulled:?}");
+    let run = |name: &str| f.run(&["run", name, "hi", "--max-tokens", "2"]);
+    for name in ["qwen3:0.6b", "qwen3", "Qwen3:latest", "qwen3-0.6b", "library/qwen3:0.6b"] {
+        let ran = run(name);
+        assert!(ran.err.starts_with("qwen3:0.6b · prompt"), "{name}: {ran:?}");
+    }
+    // The same model under the repository's name.
+    f.run(&["rm", "qwen3"]).ok();
+    f.run(&["rm", "-f", "qwen3"]).ok();
+    assert_eq!(run("qwen3:0.6b").code, Some(2));
+    f.run(&["pull", "hf:Qwen/Qwen3-0.6B-GGUF"]).ok();
+    assert!(run("qwen3:0.6b").err.starts_with("Qwen/Qwen3-0.6B-GGUF:"), "{:?}", run("qwen3:0.6b"));
+    // The script that checks the table finds the one that is right, and says what is wrong with the others.
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/registry/src/known/check.py");
+    match Command::new("python3").arg(script).env("HF_ENDPOINT", f.hub.endpoint()).output() {
+        Err(error) => println!("skipped: no python3: {error}"),
+        Ok(output) => {
+            let Ran { code, out, err } = output.into();
+            let line = |name: &str| out.lines().find(|line| line.contains(name)).unwrap_or(&err).to_owned();
+            assert_eq!(code, Some(1));
+            assert!(line("qwen3:0.6b").contains("has 22 MB, not 639"), "{out}{err}");
+            assert!(line("llama3.2:1b").contains("404"), "{out}{err}");
+        }
+    }
 }
 
 #[test]
@@ -199,7 +241,8 @@ fn what_goes_wrong_is_one_clear_line() {
         (
             &["pull", "nothing"][..],
             expect![[r#"
-                error: `nothing` is no model on a hub: write `hf:owner/repository` or `hf:owner/repository:Q4_K_M`
+                error: `nothing` is neither a short name nor a Hugging Face reference: write `hf:owner/repository` or `hf:owner/repository:Q4_K_M`
+                hint: `paguro search` lists well-known models and those on the hub
                 exit 2"#]],
         ),
         (
@@ -231,6 +274,7 @@ fn what_goes_wrong_is_one_clear_line() {
             expect![[r#"
                 error: there is no model `hf:o/m`
                 hint: to get it from Hugging Face: paguro pull hf:o/m
+                hint: to ask the built-in model: paguro run tales "hf:o/m Hello"
                 exit 2"#]],
         ),
     ] {

@@ -119,6 +119,7 @@ fn server(home: &Path) -> Router {
             .unwrap();
     let inspect = |_: &Path| Ok(Details::default());
     let settings = ServerSettings {
+        api_keys: Vec::new(),
         listen: Vec::new(),
         residency: Residency { memory: 1 << 30, keep_alive: None, patience: Duration::from_secs(1) },
         limits: HttpLimits { body_bytes: 4 << 20, body_memory: 32 << 20, ..HttpLimits::default() },

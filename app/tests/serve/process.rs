@@ -28,6 +28,8 @@ fn settings_that_make_no_sense_are_named() {
     assert!(stderr(&["--memory", "lots"], "").contains("must be a number of bytes"));
     assert!(stderr(&["no-such-model.gguf"], "").contains("there is no model"));
     assert!(stderr(&["--log", "what=ever=now"], "").contains("log filter"));
+    assert!(stderr(&["--host", "localhost:80"], "").contains("--host takes an address or a name"));
+    assert!(stderr(&["--alias", "tales"], "").contains("choose another name"));
 }
 
 #[test]
@@ -48,6 +50,53 @@ fn flags_are_stronger_than_the_file_and_that_is_stronger_than_the_environment() 
     assert_eq!(start("", Some("128"), &[]), 128);
     assert_eq!(start("ctx = 64\n", Some("128"), &[]), 64);
     assert_eq!(start("ctx = 64\n", Some("128"), &["--ctx", "96"]), 96);
+}
+
+/// What llama-server's users type, and what the log says of their requests.
+#[test]
+fn one_model_has_an_alias_and_a_key_and_the_log_says_what_happened() {
+    let home = tempfile::tempdir().unwrap();
+    let log = home.path().join("log");
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tales/tales-Q8_0.gguf");
+    let args =
+        ["serve", "-m", file, "-a", "gpt-4o,fox", "--api-key", "s3cret", "--host", "localhost", "-np", "4"];
+    let mut command = paguro(home.path(), &args);
+    command.args(["--port", "0", "-fa", "on"]).stderr(fs::File::create(&log).unwrap());
+    let server = Server::of(command, home);
+    let post = |key: &str, body: &serde_json::Value| {
+        let headers = [("Authorization", key)];
+        server.request("POST", "/v1/chat/completions", &headers, &body.to_string())
+    };
+    let question = ask(json!({"model": "gpt-4o"}));
+    assert_eq!(post("Bearer wrong", &question).status, 401);
+    assert_eq!(post("Bearer s3cret", &json!({"model": "gpt-4o", "secret text": 1})).status, 400);
+    assert_eq!(post("Bearer s3cret", &question).status, 200);
+    let streamed = post("Bearer s3cret", &ask(json!({"model": "fox", "stream": true})));
+    assert!(streamed.body.contains("[DONE]"), "{streamed:?}");
+    // The stream's line is written when its connection has taken the last byte.
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    let lines = loop {
+        let text = fs::read_to_string(&log).unwrap();
+        if text.matches("answered").count() >= 4 {
+            break text;
+        }
+        assert!(std::time::Instant::now() < deadline, "{text}");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    };
+    let line = |part: &str| {
+        lines.lines().find(|line| line.contains(part)).unwrap_or_else(|| panic!("{part}: {lines}"))
+    };
+    assert!(line("status=401").contains("error=\""), "{lines}");
+    assert!(line("status=400").contains("messages") && !lines.contains("secret text"), "{lines}");
+    for model in ["gpt-4o", "fox"] {
+        let answered =
+            |line: &&str| line.contains("answered") && line.contains(&format!("model=\"{model}\""));
+        let line = lines.lines().find(answered).unwrap_or_else(|| panic!("{model}: {lines}"));
+        for number in ["status=200", "prompt=", "cached=", "answer=24", "tok/s=", "queue_ms="] {
+            assert!(line.contains(number), "{number}: {line}");
+        }
+    }
+    assert!(!lines.contains("shy fox"), "no text of prompts: {lines}");
 }
 
 #[test]
@@ -106,7 +155,8 @@ fn ps_shows_what_is_loaded() {
     };
     assert_eq!(ps(&[]), "no model is loaded\n");
     server.post("/v1/chat/completions", &ask(json!({}))).ok();
-    assert!(ps(&[]).starts_with("tales  "), "{}", ps(&[]));
+    let table = ps(&[]);
+    assert!(table.starts_with("name ") && table.contains("\ntales  "), "{table}");
     let json: serde_json::Value = serde_json::from_str(&ps(&["--json"])).unwrap();
     assert_eq!((&json["models"][0]["name"], &json["models"][0]["running"]), (&json!("tales"), &json!(0)));
 }

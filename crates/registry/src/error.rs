@@ -42,7 +42,7 @@ pub enum RegistryError {
         name: String,
     },
     /// Not a reference to a model on a hub.
-    #[error("`{text}` is no model on a hub: {problem}")]
+    #[error("`{text}` is neither a short name nor a Hugging Face reference: {problem}")]
     BadReference {
         /// What was given.
         text: String,

@@ -25,6 +25,7 @@ mod upload;
 mod verify;
 
 pub mod hub;
+pub mod known;
 
 pub use cancel::Cancel;
 pub use digest::Digest;

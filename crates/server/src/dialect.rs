@@ -48,11 +48,10 @@ impl Dialect {
 pub async fn shape_errors(request: Request, next: Next) -> Response {
     let dialect = Dialect::of_path(request.uri().path());
     let mut response = next.run(request).await;
-    if let Some(error) = response.extensions_mut().remove::<Arc<ApiError>>() {
+    // It stays among the extensions for the line in the log.
+    if let Some(error) = response.extensions().get::<Arc<ApiError>>().cloned() {
         if error.status().is_server_error() {
-            tracing::warn!(status = error.status().as_u16(), %error, "refused");
-        } else {
-            tracing::debug!(status = error.status().as_u16(), %error, "refused");
+            tracing::debug!(%error, "refused");
         }
         *response.body_mut() = dialect.error(&error).to_string().into();
         let json = HeaderValue::from_static("application/json");

@@ -246,6 +246,8 @@ const FRESH: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub struct Keys {
     file: KeyFile,
+    /// Keys of the settings.
+    given: Vec<ApiKey>,
     seen: Mutex<Seen>,
 }
 
@@ -257,10 +259,18 @@ struct Seen {
 }
 
 impl Keys {
-    /// Reads the file.
-    pub fn new(file: KeyFile) -> Self {
+    /// Reads the file; the keys of the settings are added to its own.
+    pub fn new(file: KeyFile, given: &[String]) -> Self {
         let seen = Seen::look(&file);
-        Self { file, seen: Mutex::new(seen) }
+        let scopes = vec![Scope::Inference, Scope::Models, Scope::Admin];
+        let key = |(index, key): (usize, &String)| ApiKey {
+            id: format!("api-key-{index}"),
+            name: "--api-key".to_owned(),
+            scopes: scopes.clone(),
+            sha256: hash(key),
+            created: ids::now(),
+        };
+        Self { file, given: given.iter().enumerate().map(key).collect(), seen: Mutex::new(seen) }
     }
 
     /// The file that they are read from.
@@ -273,7 +283,8 @@ impl Keys {
     /// # Errors
     /// What is wrong with the file.
     pub fn any(&self) -> Result<bool, String> {
-        self.look(|keys| !keys.is_empty())
+        let given = !self.given.is_empty();
+        self.look(|keys| given || !keys.is_empty())
     }
 
     /// The key that was shown.
@@ -283,7 +294,7 @@ impl Keys {
     pub fn find(&self, shown: &str) -> Result<Option<ApiKey>, String> {
         let shown = hash(shown);
         // Hashes are compared, so the time that it takes says nothing about a key.
-        self.look(|keys| keys.iter().find(|key| key.sha256 == shown).cloned())
+        self.look(|keys| self.given.iter().chain(keys).find(|key| key.sha256 == shown).cloned())
     }
 
     fn look<T>(&self, what: impl FnOnce(&[ApiKey]) -> T) -> Result<T, String> {
@@ -370,7 +381,7 @@ mod tests {
                 assert!(matches!(result, Err(KeyError::Malformed { .. })), "{bytes:?}: {result:?}");
             }
             assert_eq!(fs::read(&file.path).unwrap(), bytes, "a damaged file is left alone");
-            assert!(Keys::new(file.clone()).any().is_err());
+            assert!(Keys::new(file.clone(), &[]).any().is_err());
         }
         fs::write(&file.path, &whole).unwrap();
         assert_eq!(file.read().unwrap().len(), 1);

@@ -1,22 +1,71 @@
-//! What happens to every request: it gets an id, and a line in the log when its answer begins.
+//! What happens to every request: it gets an id, and a line in the log when its answer is complete.
 
-use std::time::Instant;
+use std::{
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
 
 use axum::{
+    body::{Body, Bytes},
     extract::{MatchedPath, Request, State},
     http::{HeaderName, HeaderValue},
     middleware::Next,
     response::Response,
 };
-use tracing::Instrument;
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use tracing::{Instrument, Span};
 
-use crate::{AppState, dialect::Dialect, ids};
+use crate::{AppState, dialect::Dialect, error::ApiError, ids};
 
 /// The header that names a request, in both directions.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
+/// Longest reason in a line of the log.
+const MAX_REASON: usize = 300;
+
+/// Longest word between backticks that may be a name of ours, and not a client's text.
+const MAX_NAME: usize = 64;
+
+/// What was generated for a request, for its line in the log. All requests have one; it is filled where an answer is made.
+#[derive(Clone, Debug, Default)]
+pub struct RequestLog(Arc<Mutex<Generated>>);
+
+/// Numbers of one answer.
+#[derive(Debug, Default)]
+pub struct Generated {
+    /// The model's name; `None` while nothing is generated.
+    pub model: Option<String>,
+    /// Tokens of the prompt.
+    pub prompt: usize,
+    /// Tokens of the prompt that the prefix cache had.
+    pub cached: usize,
+    /// Tokens of the answer, over all choices.
+    pub answer: usize,
+    /// Time in the queue.
+    pub queue: Option<Duration>,
+    /// When the first token came, and the last one.
+    pub tokens: Option<(Instant, Instant)>,
+    /// Why it failed after its answer had begun.
+    pub error: Option<String>,
+}
+
+impl RequestLog {
+    /// Changes the numbers.
+    pub fn update(&self, change: impl FnOnce(&mut Generated)) {
+        // The numbers are whole at any moment, also after a panic elsewhere.
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Notes why the answer failed.
+    pub fn fail(&self, error: &ApiError) {
+        self.update(|generated| generated.error = Some(reason(error)));
+    }
+}
+
 /// Names the request, in its answer and in every line of the log that comes from it.
-pub async fn log(State(state): State<AppState>, request: Request, next: Next) -> Response {
+pub async fn log(State(state): State<AppState>, mut request: Request, next: Next) -> Response {
     let started = Instant::now();
     let id = request.headers().get(REQUEST_ID).filter(|id| is_sane(id)).cloned();
     let id = id.unwrap_or_else(|| HeaderValue::try_from(ids::new("req_")).expect("hexadecimal digits"));
@@ -30,28 +79,148 @@ pub async fn log(State(state): State<AppState>, request: Request, next: Next) ->
     let route = request.extensions().get::<MatchedPath>().cloned();
     let dialect = Dialect::of_path(request.uri().path());
     let method = request.method().to_string();
-    async {
-        let mut response = next.run(request).await;
-        if dialect == Dialect::Anthropic {
-            response.headers_mut().insert("request-id", id.clone());
-        }
-        response.headers_mut().insert(REQUEST_ID, id.clone());
-        let status = response.status().as_u16();
-        let path = route.as_ref().map_or("other", MatchedPath::as_str);
-        state.metrics.http(path, status);
-        if state.settings.ui {
-            state.requests.record(id.to_str().unwrap_or_default(), &method, path, status, started.elapsed());
-        }
-        tracing::info!(status, milliseconds = started.elapsed().as_millis() as u64, "answered");
-        tracing::Span::current().record("http.response.status_code", status);
-        response
+    let generated = RequestLog::default();
+    request.extensions_mut().insert(generated.clone());
+    let mut response = next.run(request).instrument(span.clone()).await;
+    if dialect == Dialect::Anthropic {
+        response.headers_mut().insert("request-id", id.clone());
     }
-    .instrument(span)
-    .await
+    response.headers_mut().insert(REQUEST_ID, id.clone());
+    let status = response.status().as_u16();
+    let path = route.as_ref().map_or("other", MatchedPath::as_str);
+    state.metrics.http(path, status);
+    if state.settings.ui {
+        state.requests.record(id.to_str().unwrap_or_default(), &method, path, status, started.elapsed());
+    }
+    span.record("http.response.status_code", status);
+    let error = response.extensions_mut().remove::<Arc<ApiError>>().map(|error| reason(&error));
+    let line = Line { span, status, started, error, generated };
+    // A stream's numbers are known at its end.
+    match HttpBody::size_hint(response.body()).exact() {
+        Some(_) => drop(line),
+        None => {
+            let (head, body) = response.into_parts();
+            return Response::from_parts(head, Body::new(Logged { body, _line: line }));
+        }
+    }
+    response
+}
+
+/// A request's line in the log, written when this is dropped.
+struct Line {
+    span: Span,
+    status: u16,
+    started: Instant,
+    /// Why it was refused.
+    error: Option<String>,
+    generated: RequestLog,
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        let (status, milliseconds) = (self.status, self.started.elapsed().as_millis() as u64);
+        let generated = self.generated.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let error = self.error.as_deref().or(generated.error.as_deref());
+        self.span.in_scope(|| match &generated.model {
+            Some(model) => {
+                let Generated { prompt, cached, answer, queue, tokens, .. } = &*generated;
+                let time = tokens.map(|(first, last)| last.saturating_duration_since(first).as_secs_f64());
+                // The first token belongs to the prompt's time.
+                let speed =
+                    time.filter(|time| *time > 0.0).map(|time| answer.saturating_sub(1) as f64 / time);
+                let speed = speed.map(|speed| (speed * 10.0).round() / 10.0);
+                let queue = queue.map(|queue| queue.as_millis() as u64);
+                tracing::info!(
+                    status,
+                    milliseconds,
+                    model,
+                    prompt,
+                    cached,
+                    answer,
+                    "tok/s" = speed,
+                    queue_ms = queue,
+                    error,
+                    "answered"
+                );
+            }
+            None if status >= 500 => tracing::warn!(status, milliseconds, error, "answered"),
+            None => tracing::info!(status, milliseconds, error, "answered"),
+        });
+    }
+}
+
+/// The body of a streamed answer, with the line that is written at its end.
+struct Logged {
+    body: Body,
+    // Dropped after the body, which fills in its last numbers when it is dropped.
+    _line: Line,
+}
+
+impl HttpBody for Logged {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        HttpBody::size_hint(&self.body)
+    }
+}
+
+/// An error for the log, in which there is no text of clients: texts between double quotes are left out, and so is what
+/// stands between backticks, unless it could be the name of a field.
+fn reason(error: &ApiError) -> String {
+    let message = error.to_string();
+    let mut out = String::new();
+    for (mark, keep) in [('"', false), ('`', true)] {
+        let text = if out.is_empty() { message.clone() } else { std::mem::take(&mut out) };
+        for (index, part) in text.split(mark).enumerate() {
+            let is_name =
+                part.len() <= MAX_NAME && !part.contains(|c: char| c.is_whitespace() || c.is_control());
+            match index % 2 {
+                0 => out += part,
+                _ if keep && is_name => out += &format!("{mark}{part}{mark}"),
+                _ => out += &format!("{mark}...{mark}"),
+            }
+        }
+    }
+    let plain = out.chars().map(|c| if c.is_control() { ' ' } else { c });
+    plain.take(MAX_REASON).collect()
 }
 
 /// Ids of callers are taken over if they fit into a line of the log.
 fn is_sane(id: &HeaderValue) -> bool {
     let fine = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(byte);
     (1..=128).contains(&id.len()) && id.as_bytes().iter().all(fine)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_name_fields_and_quote_nobody() {
+        let error = |message: &str| reason(&ApiError::invalid("x", message));
+        assert_eq!(
+            reason(&ApiError::UnknownField { param: "client_metadata".into(), hint: String::new() }),
+            "unknown field `client_metadata`"
+        );
+        assert_eq!(
+            error("`temperature` must be a number, not \"a secret text\""),
+            "`temperature` must be a number, not \"...\""
+        );
+        assert_eq!(error("there is no `my secret text`"), "there is no `...`");
+        assert_eq!(error("an \"unclosed secret"), "an \"...\"");
+        assert_eq!(error("two\nlines"), "two lines");
+        assert!(error(&"x ".repeat(1000)).len() <= MAX_REASON);
+    }
 }

@@ -104,7 +104,7 @@ impl Server {
         let source = Aliased::wrap(source, settings.aliases.clone());
         let models = Models::new(source, settings.residency, settings.release_memory);
         let metrics = Metrics::new(models.clone());
-        let keys = Keys::new(KeyFile::new(settings.keys.clone()));
+        let keys = Keys::new(KeyFile::new(settings.keys.clone()), &settings.api_keys);
         let release = Arc::new(MemoryRelease::new(settings.release_memory));
         let body_memory = BodyMemory::new(settings.limits.body_memory, BodyMemory::PATIENCE, release.clone());
         Self {

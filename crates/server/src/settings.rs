@@ -17,6 +17,8 @@ pub struct ServerSettings {
     pub limits: HttpLimits,
     /// The file with API keys.
     pub keys: PathBuf,
+    /// Keys besides those of the file: they may be used for everything.
+    pub api_keys: Vec<String>,
     /// Names besides `localhost` that this server may be asked under while it listens at a loopback address.
     pub hosts: Vec<String>,
     /// Origins of web pages that may use this server; `*` is all.

@@ -4,6 +4,7 @@ mod choose;
 mod client;
 mod download;
 mod reference;
+mod search;
 
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use serde::Deserialize;
 
 pub(crate) use choose::choose;
 pub use reference::{Choice, Reference};
+pub use search::Found;
 
 use crate::{
     cancel::Cancel,

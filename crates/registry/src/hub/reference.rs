@@ -158,19 +158,26 @@ mod tests {
         check(
             "https://evil.example/a/b",
             expect![
-                "`https://evil.example/a/b` is no model on a hub: only addresses on huggingface.co are understood; for another hub set HF_ENDPOINT and write `hf:owner/repo`"
+                "`https://evil.example/a/b` is neither a short name nor a Hugging Face reference: only addresses on huggingface.co are understood; for another hub set HF_ENDPOINT and write `hf:owner/repo`"
             ],
         );
         check(
             "gpt2",
             expect![
-                "`gpt2` is no model on a hub: write `hf:owner/repository` or `hf:owner/repository:Q4_K_M`"
+                "`gpt2` is neither a short name nor a Hugging Face reference: write `hf:owner/repository` or `hf:owner/repository:Q4_K_M`"
             ],
         );
-        check("hf:a/b:", expect!["`hf:a/b:` is no model on a hub: nothing stands after the colon"]);
+        check(
+            "hf:a/b:",
+            expect![
+                "`hf:a/b:` is neither a short name nor a Hugging Face reference: nothing stands after the colon"
+            ],
+        );
         check(
             "hf:a/b@",
-            expect!["`hf:a/b@` is no model on a hub: the revision must be a branch, a tag or a commit"],
+            expect![
+                "`hf:a/b@` is neither a short name nor a Hugging Face reference: the revision must be a branch, a tag or a commit"
+            ],
         );
         for bad in [
             "",

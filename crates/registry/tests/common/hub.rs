@@ -203,6 +203,16 @@ fn listing_or_redirect(
     if wanted.is_some() && wanted.as_deref() != given {
         return simple(stream, 401, "x-error-message: Invalid username or password.\r\n", "");
     }
+    if path == "/api/models" {
+        let query = request.target.split_once("search=").map_or("", |(_, rest)| rest);
+        let text = query.split('&').next().unwrap_or_default().replace("%20", " ").to_lowercase();
+        let found = |repo: &&String| text.split(' ').any(|word| repo.to_lowercase().contains(word));
+        let mut repos: Vec<_> = state.lock().unwrap().repos.keys().filter(found).cloned().collect();
+        repos.sort();
+        let entries: Vec<_> =
+            repos.iter().map(|repo| json!({"id": repo, "downloads": 1234, "gated": false})).collect();
+        return simple(stream, 200, "", &json!(entries).to_string());
+    }
     if let Some(rest) = path.strip_prefix("/api/models/") {
         let failing = {
             let mut state = state.lock().unwrap();

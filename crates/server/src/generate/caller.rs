@@ -14,6 +14,7 @@ use crate::{
     body::BodyShare,
     connections::Connection,
     error::ApiError,
+    layers::RequestLog,
     prepare::{Client, Size},
     wire::Tolerance,
 };
@@ -34,6 +35,8 @@ pub struct Caller {
     pub body: BodyShare,
     /// What of the request is left out, and whether it may be.
     pub tolerance: Tolerance,
+    /// Numbers for the request's line in the log.
+    pub log: RequestLog,
 }
 
 impl Caller {
@@ -73,7 +76,8 @@ impl FromRequestParts<AppState> for Caller {
         }
         let tenant = parts.extensions.get().map(|Tenant(id)| id.as_str().into());
         let tolerance = parts.extensions.get().cloned().unwrap_or_default();
-        Ok(Self { tenant, client: Client::of(&parts.extensions), deadline, body, tolerance })
+        let log = parts.extensions.get().cloned().unwrap_or_default();
+        Ok(Self { tenant, client: Client::of(&parts.extensions), deadline, body, tolerance, log })
     }
 }
 

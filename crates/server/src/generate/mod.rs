@@ -21,6 +21,7 @@ use crate::{
     AppState,
     count::ClientCount,
     error::ApiError,
+    layers::RequestLog,
     metrics::RequestMetrics,
     models::{KeepAliveSetter, Lease},
     prepare::Size,
@@ -179,6 +180,7 @@ pub struct Generating {
     ready: VecDeque<Piece>,
     timing: Timing,
     metrics: RequestMetrics,
+    log: RequestLog,
     /// Of all choices that have ended.
     completion_tokens: usize,
     /// What was used so far.
@@ -324,6 +326,11 @@ impl Generating {
             drop(lease);
         });
         let metrics = state.metrics.request(&name, received);
+        let log = caller.log;
+        log.update(|numbers| {
+            numbers.model = Some(name.clone());
+            numbers.prompt += prompt_tokens;
+        });
         let timing = Timing { received, submitted, started: None, first_token: None, last_token: None };
         let span = tracing::info_span!(
             "generate",
@@ -344,6 +351,7 @@ impl Generating {
             ready,
             timing,
             metrics,
+            log,
             completion_tokens: 0,
             used: Usage { prompt: prompt_tokens, ..Usage::default() },
             sampling,
@@ -362,6 +370,7 @@ impl Generating {
             }
             let event = self.generation.next().await?;
             if let Err(error) = self.receive(event) {
+                self.log.fail(&error);
                 return Some(Err(error));
             }
         }
@@ -417,7 +426,12 @@ impl Generating {
             Event::Started { at, cached_tokens } => {
                 self.used.cached = cached_tokens;
                 self.timing.started = Some(at);
-                self.metrics.started(at.saturating_duration_since(self.timing.submitted));
+                let queue = at.saturating_duration_since(self.timing.submitted);
+                self.metrics.started(queue);
+                self.log.update(|numbers| {
+                    numbers.cached += cached_tokens;
+                    numbers.queue = numbers.queue.max(Some(queue));
+                });
             }
             Event::PromptScores { scores, .. } => {
                 let mut tokens = std::mem::take(&mut self.unscored_prompt).into_iter();
@@ -521,8 +535,12 @@ impl Generating {
             Some(last) if last != at => self.metrics.token_gap(at.saturating_duration_since(last)),
             Some(_) => {}
         }
-        self.timing.first_token.get_or_insert(at);
+        let first = *self.timing.first_token.get_or_insert(at);
         self.timing.last_token = Some(at);
+        self.log.update(|numbers| {
+            numbers.answer += 1;
+            numbers.tokens = Some((numbers.tokens.map_or(first, |(first, _)| first), at));
+        });
     }
 }
 

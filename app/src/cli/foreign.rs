@@ -1,0 +1,423 @@
+//! Flags and commands that people bring from other programs: what they become here, or what to do instead.
+//!
+//! One table. A flag that has a meaning here is rewritten before the command line is parsed; one that changes nothing
+//! is left out; one that would change the answer and cannot be honoured is refused with what there is instead.
+
+use std::ffi::OsString;
+
+use crate::failure::{Failure, Outcome};
+
+/// Commands that a flag belongs to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum On {
+    Run,
+    Serve,
+    /// `run` and `serve`; in `bench` and `eval` those that are about devices and memory.
+    Both,
+    /// `bench` and `eval`.
+    Measure,
+}
+
+/// What becomes of a flag.
+enum Becomes {
+    /// Our flag, with the same value.
+    Ours(&'static str),
+    /// Nothing: it changes no answer, or says what holds anyway. It has no value.
+    Nothing,
+    /// Nothing, and neither does its value.
+    NothingWithValue,
+    /// Nothing, and neither does its value if that is `on`, `off` or `auto`.
+    NothingWithSwitch,
+    /// Layers on a GPU: 0 is the CPU.
+    GpuLayers,
+    /// The type of the KV cache.
+    CacheType,
+    /// `json`, or a schema.
+    Format,
+    /// An error with this hint.
+    Refused(&'static str),
+}
+
+use Becomes::{CacheType, Format, GpuLayers, Nothing, NothingWithSwitch, NothingWithValue, Ours, Refused};
+use On::{Both, Measure, Run, Serve};
+
+const ADAPTERS: &str = "adapters (LoRA) are not supported by this version";
+const IMAGES: &str = "models read text only in this version";
+const DRAFTS: &str = "drafting with a second model is not supported by this version";
+const TLS: &str = "`paguro serve` speaks HTTP; put a proxy with TLS in front of it";
+const ROPE: &str = "RoPE scaling comes from the model's file";
+const MIROSTAT: &str = "Paguro samples with --temperature, --top-k, --top-p and --min-p";
+const TEMPLATE: &str = "the chat template comes from the model's file; --raw continues a prompt without it";
+const GPUS: &str = "a model runs on one device: --device gpu:N";
+
+/// Flags of llama.cpp, Ollama and vLLM that are not ours, and what they become.
+const FLAGS: &[(On, &[&str], Becomes)] = &[
+    // Sampling.
+    (Run, &["--temp"], Ours("--temperature")),
+    (Run, &["--n-predict", "--predict", "--num-predict", "--max-new-tokens"], Ours("--max-tokens")),
+    (Run, &["--repeat-last-n"], Ours("--penalty-window")),
+    (Run, &["--repetition-penalty"], Ours("--repeat-penalty")),
+    (Run, &["-s"], Ours("--seed")),
+    (Run, &["-r", "--reverse-prompt"], Ours("--stop")),
+    (
+        Run,
+        &["--mirostat", "--mirostat-lr", "--mirostat-ent", "--mirostat-tau", "--mirostat-eta"],
+        Refused(MIROSTAT),
+    ),
+    (
+        Run,
+        &["--typical", "--typical-p", "--tfs", "--tfs-z", "--dynatemp-range", "--samplers"],
+        Refused(MIROSTAT),
+    ),
+    // The prompt and the answer.
+    (Run, &["-sys", "--system-prompt"], Ours("--system")),
+    (Run, &["-j"], Ours("--json-schema")),
+    (Run, &["-jf", "--json-schema-file"], Ours("--json-schema")),
+    (
+        Run,
+        &["--grammar-file"],
+        Refused("--grammar FILE takes a grammar in llguidance's dialect of Lark, not GBNF"),
+    ),
+    (Run, &["--format"], Format),
+    (Run, &["-no-cnv", "--no-conversation"], Ours("--raw")),
+    (Run, &["-cnv", "--conversation", "-st", "--single-turn", "-i", "--interactive", "-if"], Nothing),
+    (Run, &["--interactive-first", "--simple-io", "--no-display-prompt", "-e", "--escape"], Nothing),
+    (Run, &["-co", "--no-perf", "--nowordwrap", "--multiline-input", "-mli"], Nothing),
+    (Run, &["--keepalive"], NothingWithValue),
+    (
+        Run,
+        &["--think", "--hidethinking"],
+        Refused(
+            "`run` shows all that the model writes; models have their own words for this, such as /no_think in a message to Qwen 3",
+        ),
+    ),
+    (Run, &["--image", "--mmproj", "-mm"], Refused(IMAGES)),
+    (Serve, &["--mmproj", "-mm", "--mmproj-url"], Refused(IMAGES)),
+    // The model.
+    (Both, &["-hf", "-hfr", "--hf-repo"], Ours("--model")),
+    (
+        Both,
+        &["-mu", "--model-url", "-hff", "--hf-file"],
+        Refused("`paguro pull` gets models: hf:OWNER/REPOSITORY, or an address on huggingface.co"),
+    ),
+    (Both, &["--lora", "--lora-scaled", "--control-vector"], Refused(ADAPTERS)),
+    (Both, &["-md", "--model-draft", "--draft", "--draft-max", "-hfd"], Refused(DRAFTS)),
+    (
+        Both,
+        &["--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--yarn-ext-factor"],
+        Refused(ROPE),
+    ),
+    (Both, &["--chat-template", "--chat-template-file"], Refused(TEMPLATE)),
+    (Both, &["--jinja", "--no-jinja"], Nothing),
+    // Memory and devices.
+    (Both, &["--ctx-size", "--num-ctx", "--n-ctx", "--max-model-len"], Ours("--ctx")),
+    (Both, &["-b", "--batch-size", "--num-batch"], Ours("--batch-tokens")),
+    (Both, &["-ub", "--ubatch-size", "-tb", "--threads-batch", "--threads-http"], NothingWithValue),
+    (Both, &["-ngl", "--n-gpu-layers", "--gpu-layers", "--num-gpu"], GpuLayers),
+    (Both, &["-dev"], Ours("--device")),
+    (
+        Both,
+        &["-mg", "--main-gpu", "-ts", "--tensor-split", "-sm", "--split-mode", "-ot", "--override-tensor"],
+        Refused(GPUS),
+    ),
+    (Both, &["--tensor-parallel-size", "--pipeline-parallel-size"], Refused(GPUS)),
+    (Both, &["-ctk", "-ctv", "--cache-type-k", "--cache-type-v"], CacheType),
+    (Both, &["-fa", "--flash-attn"], NothingWithSwitch),
+    (
+        Both,
+        &["--mlock", "--no-mmap", "--mmap", "-nkvo", "--no-kv-offload", "--no-warmup", "--warmup"],
+        Nothing,
+    ),
+    (
+        Both,
+        &[
+            "-cb",
+            "--cont-batching",
+            "-nocb",
+            "--no-cont-batching",
+            "--no-context-shift",
+            "--swa-full",
+            "-kvu",
+        ],
+        Nothing,
+    ),
+    (Both, &["--numa", "-lv", "--log-verbosity", "--verbosity"], NothingWithValue),
+    (Both, &["--log-disable", "--log-colors", "--log-prefix", "--log-timestamps"], Nothing),
+    // The server.
+    (Serve, &["-a", "--served-model-name"], Ours("--alias")),
+    (Serve, &["-np", "--max-num-seqs"], Ours("--parallel")),
+    (
+        Serve,
+        &["--api-key-file"],
+        Refused(
+            "`paguro keys add NAME` makes keys that every server here knows; --api-key KEY adds one by hand",
+        ),
+    ),
+    (Serve, &["--gpu-memory-utilization"], Refused("--memory BYTES bounds what loaded models take together")),
+    (Serve, &["-to", "--timeout"], Refused("--request-timeout bounds answers, --read-timeout requests")),
+    (Serve, &["--ssl-key-file", "--ssl-cert-file", "--ssl-keyfile", "--ssl-certfile"], Refused(TLS)),
+    (Serve, &["--rerank", "--reranking"], Refused("reranking is not supported by this version")),
+    (
+        Serve,
+        &["--embedding", "--embeddings", "--metrics", "--slots", "--props", "--webui", "--no-webui"],
+        Nothing,
+    ),
+    (
+        Serve,
+        &["--enable-auto-tool-choice", "--no-slots", "--enable-prefix-caching", "--trust-remote-code"],
+        Nothing,
+    ),
+    (
+        Serve,
+        &["--tool-call-parser", "--reasoning-parser", "--reasoning-format", "--cache-reuse", "--dtype"],
+        NothingWithValue,
+    ),
+];
+
+/// Commands of other programs, and what to do here.
+const COMMANDS: &[(&[&str], &str)] = &[
+    (
+        &["stop", "unload"],
+        "a server unloads a model 5 minutes after its last use (--keep-alive); to unload it now, send {\"model\": \"NAME\", \"keep_alive\": 0} to /api/generate",
+    ),
+    (
+        &["create"],
+        "`paguro import FILE --name NAME` takes a model file in; a running server makes models with other defaults by /api/create",
+    ),
+    (&["mv", "rename"], "`paguro cp OLD NEW`, then `paguro rm OLD`: the files are shared, nothing is copied"),
+    (
+        &["push", "signin", "signout", "login", "logout", "whoami"],
+        "`paguro pull` only reads from Hugging Face; HF_TOKEN, or what `hf auth login` has stored, opens private models",
+    ),
+    (&["launch"], "start `paguro serve` and point the program at http://127.0.0.1:11434/v1"),
+    (
+        &["update", "upgrade"],
+        "`paguro pull NAME` gets what is new of a model; the program itself is updated as it was installed",
+    ),
+    (&["embed", "embedding", "embeddings"], "`paguro serve` answers /v1/embeddings and /api/embed"),
+    (
+        &["quantize", "convert"],
+        "models are used as they are; `paguro pull NAME:Q4_K_M` gets another quantization",
+    ),
+    (&["perplexity", "ppl"], "`paguro eval -m MODEL -f TEXT` measures perplexity"),
+    (&["server", "api"], "`paguro serve` starts the server"),
+    (
+        &["models", "tags"],
+        "`paguro list` shows the models that are here, `paguro search` those that can be pulled",
+    ),
+    (&["status", "health"], "`paguro ps` shows what a running server has loaded"),
+    (
+        &["config", "settings"],
+        "`paguro serve --help` says what can be set, by flags, in serve.toml and in the environment",
+    ),
+];
+
+/// The command line after the translation.
+#[derive(Debug)]
+pub struct Translated {
+    /// For the parser.
+    pub words: Vec<OsString>,
+    /// What to tell the person about it.
+    pub notes: Vec<String>,
+}
+
+/// Rewrites the flags of other programs in `words`, which begin with the program's name.
+///
+/// # Errors
+/// A flag that would change the answer and has no place here.
+pub fn translate(words: Vec<OsString>) -> Outcome<Translated> {
+    let mut out = Translated { words: Vec::with_capacity(words.len()), notes: Vec::new() };
+    let mut words = words.into_iter().peekable();
+    let mut command: Option<On> = None;
+    let mut named = false;
+    while let Some(word) = words.next() {
+        let Some(text) = word.to_str() else {
+            out.words.push(word);
+            continue;
+        };
+        if text == "--" {
+            out.words.push(word);
+            out.words.extend(words);
+            break;
+        }
+        if !text.starts_with('-') || text == "-" {
+            // The first word is the program, the second one the command, unless global flags stand before it.
+            if !out.words.is_empty() && !named {
+                named = true;
+                command = match text {
+                    "run" | "chat" => Some(Run),
+                    "serve" | "start" => Some(Serve),
+                    "bench" | "eval" => Some(Measure),
+                    _ => None,
+                };
+            }
+            out.words.push(word);
+            continue;
+        }
+        let (flag, given) = match text.split_once('=') {
+            Some((flag, value)) => (flag, Some(value.to_owned())),
+            None => (text, None),
+        };
+        let Some(becomes) = command.and_then(|on| find(on, flag)) else {
+            out.words.push(word);
+            continue;
+        };
+        let flag = flag.to_owned();
+        // A value that begins with a dash is one only if it is a number.
+        let is_value = |next: &OsString| {
+            next.to_str().is_some_and(|text| !text.starts_with('-') || text[1..].parse::<f64>().is_ok())
+        };
+        let mut value = || given.clone().or_else(|| words.next_if(is_value)?.into_string().ok());
+        let needed =
+            |value: Option<String>| value.ok_or_else(|| Failure::usage(format!("`{flag}` needs a value")));
+        match becomes {
+            Ours(ours) => {
+                out.words.push(match &given {
+                    Some(value) => format!("{ours}={value}").into(),
+                    None => (*ours).into(),
+                });
+            }
+            Nothing => {}
+            NothingWithValue => drop(value()),
+            NothingWithSwitch => {
+                let is_switch = |next: &OsString| {
+                    next.to_str().is_some_and(|text| matches!(text, "on" | "off" | "auto" | "0" | "1"))
+                };
+                drop(words.next_if(is_switch));
+            }
+            GpuLayers => {
+                let layers = needed(value())?;
+                match layers.as_str() {
+                    "0" => out.words.push("--device=cpu".into()),
+                    _ => out.notes.push(format!(
+                        "`{flag} {layers}`: a model runs on one device as a whole; --device says on which"
+                    )),
+                }
+            }
+            CacheType => {
+                let given = needed(value())?;
+                let ours = match given.to_lowercase().as_str() {
+                    "f16" | "bf16" | "f32" => "--kv-dtype=f16",
+                    "q8_0" | "q8" => "--kv-dtype=q8",
+                    _ => {
+                        let failure =
+                            Failure::usage(format!("`{flag} {given}`: the KV cache has no such type"));
+                        return Err(failure.hint("--kv-dtype is f16 or q8, for K and V together"));
+                    }
+                };
+                // K and V are given one by one.
+                if !out.words.iter().any(|word| word == ours) {
+                    out.words.push(ours.into());
+                }
+            }
+            Format => {
+                let format = needed(value())?;
+                let schema = if format == "json" { "{\"type\": \"object\"}".to_owned() } else { format };
+                out.words.push(format!("--json-schema={schema}").into());
+            }
+            Refused(hint) => return Err(Failure::usage(format!("Paguro has no `{flag}`")).hint(hint)),
+        }
+    }
+    Ok(out)
+}
+
+fn find(command: On, flag: &str) -> Option<&'static Becomes> {
+    let row = |(on, flags, becomes): &&(On, &[&str], Becomes)| {
+        let belongs = match command {
+            Measure => *on == Both && matches!(becomes, Nothing | NothingWithSwitch | GpuLayers | CacheType),
+            _ => *on == Both || *on == command,
+        };
+        belongs && flags.contains(&flag)
+    };
+    FLAGS.iter().find(row).map(|(.., becomes)| becomes)
+}
+
+/// Our name of a sampling value that other programs call `name`, without dashes.
+pub fn sampling_name(name: &str) -> Option<&'static str> {
+    match find(Run, &format!("--{name}"))? {
+        Ours(ours) => Some(ours.trim_start_matches('-')),
+        _ => None,
+    }
+}
+
+/// What to do instead of a command that other programs have.
+pub fn command(name: &str) -> Option<&'static str> {
+    COMMANDS.iter().find(|(names, _)| names.contains(&name)).map(|(_, hint)| *hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use clap::CommandFactory;
+
+    use super::*;
+    use crate::cli::Cli;
+
+    fn words(line: &str) -> Vec<OsString> {
+        line.split_whitespace().map(Into::into).collect()
+    }
+
+    #[test]
+    fn flags_become_ours() {
+        let table = [
+            ("paguro run --temp 0.5 hi", "paguro run --temperature 0.5 hi"),
+            ("paguro run --temp=0.5 hi", "paguro run --temperature=0.5 hi"),
+            ("paguro -q run -ngl 0 hi", "paguro -q run --device=cpu hi"),
+            ("paguro run -ngl 99 hi", "paguro run hi"),
+            ("paguro run -ngl -1 hi", "paguro run hi"),
+            ("paguro run -fa on hi", "paguro run hi"),
+            ("paguro run -fa hi", "paguro run hi"),
+            ("paguro run -ctk q8_0 -ctv q8_0 hi", "paguro run --kv-dtype=q8 hi"),
+            ("paguro run --format json hi", "paguro run --json-schema={\"type\": \"object\"} hi"),
+            ("paguro run -no-cnv hi", "paguro run --raw hi"),
+            ("paguro run --mlock -tb 4 hi", "paguro run hi"),
+            ("paguro serve -np 4 -a x", "paguro serve --parallel 4 --alias x"),
+            ("paguro serve -hf a/b:Q8_0", "paguro serve --model a/b:Q8_0"),
+            ("paguro bench -ngl 0 -p 5 -b 1,8", "paguro bench --device=cpu -p 5 -b 1,8"),
+            // Other commands have flags of their own, and behind `--` there are none.
+            ("paguro rm -f x", "paguro rm -f x"),
+            ("paguro run -- --temp", "paguro run -- --temp"),
+        ];
+        for (given, expected) in table {
+            let translated = translate(words(given)).unwrap();
+            let joined: Vec<_> = translated.words.iter().map(|word| word.to_str().unwrap()).collect();
+            assert_eq!(joined.join(" "), expected, "{given}");
+        }
+        assert_eq!(translate(words("paguro run -ngl 99 hi")).unwrap().notes.len(), 1);
+        for refused in ["--lora x", "-md x", "-ctk q4_0", "--mirostat 2", "-ngl", "--rope-scaling=yarn"] {
+            assert!(translate(words(&format!("paguro run {refused}"))).is_err(), "{refused}");
+        }
+    }
+
+    #[test]
+    fn no_flag_of_ours_is_taken_and_all_that_become_ours_exist() {
+        let cli = Cli::command();
+        let flags = |command: &str| {
+            let command = cli.find_subcommand(command).unwrap();
+            let arguments = command.get_arguments();
+            arguments
+                .flat_map(|a| {
+                    let short = a.get_short().map(|short| format!("-{short}"));
+                    short.into_iter().chain(a.get_long().map(|long| format!("--{long}")))
+                })
+                .collect::<HashSet<_>>()
+        };
+        let commands = [(Run, flags("run")), (Serve, flags("serve"))];
+        for (on, foreign, becomes) in FLAGS {
+            for (_, ours) in commands.iter().filter(|(command, _)| *on == Both || on == command) {
+                for flag in *foreign {
+                    assert!(!ours.contains(*flag), "{flag} is ours");
+                }
+                if let Ours(flag) = becomes {
+                    assert!(ours.contains(*flag), "there is no {flag}");
+                }
+            }
+        }
+        for (names, _) in COMMANDS {
+            for name in *names {
+                assert!(cli.find_subcommand(name).is_none(), "`{name}` is a command of ours");
+            }
+        }
+    }
+}

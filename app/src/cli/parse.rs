@@ -1,0 +1,101 @@
+//! From the words of the command line to [`Cli`], with errors that say what to do.
+
+use std::{ffi::OsString, path::Path};
+
+use clap::{
+    CommandFactory, Parser,
+    error::{ContextKind, ContextValue, Error, ErrorKind},
+};
+use paguro_registry::known::Short;
+
+use super::{Cli, foreign};
+use crate::{
+    failure::{Failure, Outcome},
+    version,
+};
+
+/// Parses the command line; returns it with notes for the person. Prints help and versions, and ends the process then.
+///
+/// # Errors
+/// Words that cannot be: a usage error.
+pub fn parse(words: Vec<OsString>) -> Outcome<(Cli, Vec<String>)> {
+    let translated = foreign::translate(words)?;
+    let words = translated.words.clone();
+    match Cli::try_parse_from(translated.words) {
+        Ok(cli) => Ok((cli, translated.notes)),
+        Err(error) => Err(match error.kind() {
+            ErrorKind::DisplayVersion if words.iter().any(|word| word == "--version") => {
+                println!("{}", version::long());
+                std::process::exit(0)
+            }
+            ErrorKind::UnknownArgument => unknown_flag(&error, &words),
+            ErrorKind::InvalidSubcommand => unknown_command(&error, &words),
+            ErrorKind::ArgumentConflict => conflict(&error),
+            // Help, and errors about values, which clap words well.
+            _ => error.exit(),
+        }),
+    }
+}
+
+fn context(error: &Error, kind: ContextKind) -> Option<String> {
+    match error.get(kind)? {
+        ContextValue::String(text) => Some(text.clone()),
+        ContextValue::Strings(texts) => texts.first().cloned(),
+        _ => None,
+    }
+}
+
+fn unknown_flag(error: &Error, words: &[OsString]) -> Failure {
+    let flag = context(error, ContextKind::InvalidArg).unwrap_or_default();
+    let cli = Cli::command();
+    let command = words.iter().skip(1).filter_map(|word| word.to_str()).find(|word| !word.starts_with('-'));
+    let command = command.and_then(|word| cli.find_subcommand(word));
+    let place =
+        command.map_or_else(|| "paguro".to_owned(), |command| format!("paguro {}", command.get_name()));
+    if !flag.starts_with('-') {
+        let failure = Failure::usage(format!("`{place}` takes no further word, and there is `{flag}`"));
+        return failure
+            .hint(format!("`{place} --help` says what it takes; put texts with spaces into quotes"));
+    }
+    let failure = Failure::usage(format!("`{flag}` is not an option of `{place}`"));
+    if let Some(near) = context(error, ContextKind::SuggestedArg) {
+        return failure.hint(format!("did you mean `{near}`?"));
+    }
+    let has_it = |command: &&clap::Command| {
+        let mut arguments = command.get_arguments();
+        arguments.any(|argument| argument.get_long().is_some_and(|long| flag == format!("--{long}")))
+    };
+    match cli.get_subcommands().find(has_it) {
+        Some(other) => failure.hint(format!("it is one of `paguro {}`", other.get_name())),
+        None => failure.hint(format!("`{place} --help` lists the options")),
+    }
+}
+
+/// Two words that exclude each other.
+fn conflict(error: &Error) -> Failure {
+    let text = error.to_string();
+    let first = text.lines().next().unwrap_or_default();
+    Failure::usage(first.trim_start_matches("error: ")).hint("leave one of them out")
+}
+
+fn unknown_command(error: &Error, words: &[OsString]) -> Failure {
+    let word = context(error, ContextKind::InvalidSubcommand)
+        .or_else(|| words.get(1)?.to_str().map(str::to_owned))
+        .unwrap_or_default();
+    let failure = Failure::usage(format!("`{word}` is not a command of paguro"));
+    let is_model = Short::find(&word).is_some()
+        || Path::new(&word).exists()
+        || word.to_lowercase().ends_with(".gguf")
+        || word.starts_with("hf");
+    if let Some(hint) = foreign::command(&word) {
+        failure.hint(hint)
+    } else if word.contains(char::is_whitespace) {
+        failure.hint(format!("to ask the built-in model: paguro run {word:?}"))
+    } else if let Some(near) = context(error, ContextKind::SuggestedSubcommand) {
+        failure.hint(format!("did you mean `{near}`?"))
+    } else if is_model {
+        failure.hint(format!("to run a model: paguro run {word}"))
+    } else {
+        failure.hint("`paguro --help` lists the commands")
+    }
+}

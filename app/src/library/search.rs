@@ -1,0 +1,94 @@
+//! `paguro search`: which models can be pulled.
+
+use paguro_registry::{
+    Cancel,
+    hub::Found,
+    known::{self, KnownModel},
+};
+use serde_json::json;
+
+use super::failure;
+use crate::{
+    cli::SearchArgs,
+    failure::{Failure, Outcome},
+    output::Output,
+    settings::{LibrarySettings, Terminal},
+    units,
+};
+
+/// Repositories of the hub that are shown at most.
+const MOST: usize = 20;
+
+/// Runs the command.
+///
+/// # Errors
+/// Nothing that was found; a hub that cannot be asked, if the table has nothing either.
+pub fn search(args: &SearchArgs, settings: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
+    let text = args.words.join(" ");
+    let models = known::search(&text);
+    let mut out = Output::new();
+    if args.json {
+        models.iter().try_for_each(|model| out.json(&known_json(model)))?;
+    } else if !models.is_empty() {
+        table(&mut out, &models, terminal)?;
+    }
+    let found = match args.offline || text.is_empty() {
+        true => Ok(Vec::new()),
+        false => settings.impatient_hub()?.search(&text, MOST, &Cancel::default()).map_err(failure),
+    };
+    match found {
+        Ok(found) if models.is_empty() && found.is_empty() => {
+            Err(Failure::new(format!("no model is found for `{text}`"))
+                .hint("`paguro search` lists the well-known ones; `paguro pull hf:OWNER/REPOSITORY` takes any GGUF file"))
+        }
+        Ok(found) if args.json => found.iter().try_for_each(|found| out.json(&found_json(found))),
+        Ok(found) => hub(&mut out, &found, terminal),
+        // The table was an answer already.
+        Err(failure) if !models.is_empty() => {
+            terminal.status(&format!("{}; only well-known models are listed", failure.message()));
+            Ok(())
+        }
+        Err(failure) => Err(failure.hint(format!("no well-known model has `{text}` in its name or use"))),
+    }
+}
+
+fn table(out: &mut Output, models: &[&KnownModel], terminal: Terminal) -> Outcome<()> {
+    let width = models.iter().map(|model| model.name.len()).max().unwrap_or(0);
+    out.line(terminal.bold(&format!("{:width$}  {:>10}  {:>8}  good for", "name", "parameters", "size")))?;
+    for model in models {
+        let KnownModel { name, parameters, good_for, .. } = model;
+        let size = units::bytes(model.bytes());
+        out.line(format_args!("{name:width$}  {parameters:>10}  {size:>8}  {good_for}"))?;
+    }
+    Ok(())
+}
+
+fn hub(out: &mut Output, found: &[Found], terminal: Terminal) -> Outcome<()> {
+    if found.is_empty() {
+        return Ok(());
+    }
+    let width = found.iter().map(|found| found.repo.len() + "hf:".len()).max().unwrap_or(0);
+    out.line(terminal.bold(&format!("{:width$}  {:>9}", "on the hub", "downloads")))?;
+    for Found { repo, downloads, gated } in found {
+        let gated = if *gated { "  gated: HF_TOKEN opens it" } else { "" };
+        let name = format!("hf:{repo}");
+        out.line(format_args!("{name:width$}  {:>9}{gated}", units::count(*downloads)))?;
+    }
+    Ok(())
+}
+
+fn known_json(model: &KnownModel) -> serde_json::Value {
+    json!({
+        "name": model.name,
+        "title": model.title,
+        "parameters": model.parameters,
+        "bytes": model.bytes(),
+        "good_for": model.good_for,
+        "repository": model.repository,
+        "file": model.file,
+    })
+}
+
+fn found_json(found: &Found) -> serde_json::Value {
+    json!({"name": format!("hf:{}", found.repo), "downloads": found.downloads, "gated": found.gated})
+}

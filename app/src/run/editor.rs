@@ -1,0 +1,191 @@
+//! The line editor of the chat: keys, completion, history.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use rustyline::{
+    Cmd, ConditionalEventHandler, Config, Context, Editor, Event, EventContext, EventHandler, Helper,
+    KeyCode, KeyEvent, Modifiers, RepeatCount,
+    completion::{Completer, FilenameCompleter, Pair},
+    config::{BellStyle, CompletionType},
+    error::ReadlineError,
+    highlight::Highlighter,
+    hint::Hinter,
+    history::DefaultHistory,
+    validate::Validator,
+};
+
+use super::commands::{self, Lines, Typed};
+use crate::{
+    failure::{Failure, Outcome},
+    settings::Terminal,
+};
+
+const PROMPT: &str = "> ";
+const CONTINUED: &str = ". ";
+/// Lines of history kept.
+const HISTORY: usize = 1000;
+
+/// Reads entries from the terminal.
+pub struct ChatEditor {
+    editor: Editor<Keys, DefaultHistory>,
+    history: Option<PathBuf>,
+    /// True if the line had text when Ctrl-C was pressed.
+    had_text: Arc<AtomicBool>,
+    /// True if Ctrl-C was pressed on an empty line, and no key since: pressed again, it leaves.
+    armed: Arc<AtomicBool>,
+}
+
+impl ChatEditor {
+    /// An editor with the history in a file. `values` are the names that `/set` takes, `models` those that `/model` does.
+    ///
+    /// # Errors
+    /// A terminal that cannot be edited on.
+    pub fn new(history: Option<&Path>, values: Vec<String>, models: Vec<String>) -> Outcome<Self> {
+        let trouble =
+            |error: ReadlineError| Failure::new(format!("cannot edit lines on this terminal: {error}"));
+        let config = Config::builder()
+            .max_history_size(HISTORY)
+            .and_then(|builder| builder.history_ignore_dups(true))
+            .map_err(trouble)?
+            .bell_style(BellStyle::None)
+            .completion_type(CompletionType::List)
+            .build();
+        let mut editor = Editor::with_config(config).map_err(trouble)?;
+        let (had_text, armed) = <(Arc<AtomicBool>, Arc<AtomicBool>)>::default();
+        editor.set_helper(Some(Keys {
+            values,
+            models,
+            files: FilenameCompleter::new(),
+            armed: armed.clone(),
+        }));
+        let alt_enter = KeyEvent(KeyCode::Enter, Modifiers::ALT);
+        editor.bind_sequence(alt_enter, EventHandler::Simple(Cmd::Newline));
+        let watch = Interrupted { had_text: had_text.clone() };
+        editor.bind_sequence(KeyEvent::ctrl('C'), EventHandler::Conditional(Box::new(watch)));
+        if let Some(path) = history {
+            // No history yet, or one that cannot be read: the chat works without.
+            let _ = editor.load_history(path);
+        }
+        Ok(Self { editor, history: history.map(Path::to_owned), had_text, armed })
+    }
+
+    /// Returns the next entry with all its lines; `None` when the person leaves.
+    ///
+    /// # Errors
+    /// A terminal that cannot be read.
+    pub fn read(&mut self, terminal: Terminal) -> Outcome<Option<Typed>> {
+        let mut lines = Lines::default();
+        self.armed.store(false, Ordering::Relaxed);
+        loop {
+            match self.editor.readline(if lines.open() { CONTINUED } else { PROMPT }) {
+                Ok(line) => {
+                    self.armed.store(false, Ordering::Relaxed);
+                    if let Some(typed) = lines.push(&line) {
+                        self.remember(&typed);
+                        return Ok(Some(typed));
+                    }
+                }
+                Err(ReadlineError::Interrupted) => {
+                    let had_text = self.had_text.swap(false, Ordering::Relaxed) || lines.open();
+                    if had_text {
+                        self.armed.store(false, Ordering::Relaxed);
+                        lines = Lines::default();
+                    } else if self.armed.swap(true, Ordering::Relaxed) {
+                        return Ok(None);
+                    } else {
+                        terminal.note("Ctrl-C again, Ctrl-D or /exit leaves");
+                    }
+                }
+                Err(ReadlineError::Eof) => return Ok(None),
+                Err(error) => return Err(Failure::new(format!("cannot read from the terminal: {error}"))),
+            }
+        }
+    }
+
+    /// Keeps an entry in the history, also on disk, so that a terminal that is closed loses nothing.
+    fn remember(&mut self, typed: &Typed) {
+        if typed.text.trim().is_empty() {
+            return;
+        }
+        // A line that cannot be remembered is still a line, and a read-only home no reason to disturb the chat.
+        let _ = self.editor.add_history_entry(&typed.text);
+        if let Some(path) = &self.history {
+            if let Some(folder) = path.parent() {
+                let _ = fs::create_dir_all(folder);
+            }
+            let _ = self.editor.save_history(path);
+        }
+    }
+}
+
+/// What the editor asks while a line is typed.
+struct Keys {
+    values: Vec<String>,
+    models: Vec<String>,
+    files: FilenameCompleter,
+    armed: Arc<AtomicBool>,
+}
+
+impl Helper for Keys {}
+impl Highlighter for Keys {}
+impl Validator for Keys {}
+
+impl Hinter for Keys {
+    type Hint = String;
+
+    /// Shows nothing. It is called for each key that changes the line, and such a key disarms Ctrl-C.
+    fn hint(&self, line: &str, _pos: usize, _ctx: &Context<'_>) -> Option<String> {
+        if !line.is_empty() {
+            self.armed.store(false, Ordering::Relaxed);
+        }
+        None
+    }
+}
+
+impl Completer for Keys {
+    type Candidate = Pair;
+
+    fn complete(&self, line: &str, pos: usize, ctx: &Context<'_>) -> rustyline::Result<(usize, Vec<Pair>)> {
+        let typed = &line[..pos];
+        let Some((command, rest)) = typed.split_once(' ') else {
+            let names: Vec<_> = commands::names().collect();
+            return Ok((0, if typed.starts_with('/') { matching(typed, &names) } else { Vec::new() }));
+        };
+        let start = typed.len() - rest.len();
+        match command {
+            "/set" if !rest.contains(' ') => Ok((start, matching(rest, &self.values))),
+            "/model" => Ok((start, matching(rest, &self.models))),
+            "/save" | "/load" => self.files.complete(line, pos, ctx),
+            _ => Ok((pos, Vec::new())),
+        }
+    }
+}
+
+/// The names that `typed` begins.
+fn matching(typed: &str, names: &[String]) -> Vec<Pair> {
+    let begins = |name: &&String| name.starts_with(typed);
+    names
+        .iter()
+        .filter(begins)
+        .map(|name| Pair { display: name.clone(), replacement: name.clone() })
+        .collect()
+}
+
+/// Sees whether Ctrl-C finds text on the line, and leaves the rest to the editor.
+struct Interrupted {
+    had_text: Arc<AtomicBool>,
+}
+
+impl ConditionalEventHandler for Interrupted {
+    fn handle(&self, _: &Event, _: RepeatCount, _: bool, ctx: &EventContext<'_>) -> Option<Cmd> {
+        self.had_text.store(!ctx.line().is_empty(), Ordering::Relaxed);
+        None
+    }
+}

@@ -1,0 +1,20 @@
+//! How far the reading of a prompt is, for a person who waits for the first word.
+
+use paguro_engine::Handle;
+
+use crate::{settings::Terminal, terminal::Spinner};
+
+/// Says how much of a prompt of `tokens` is read, from the next step on until the value is dropped. The engine must have
+/// no other request.
+pub fn reading(terminal: &Terminal, handle: &Handle, tokens: usize) -> Option<Spinner> {
+    let handle = handle.clone();
+    let read = move || {
+        let stats = handle.stats();
+        stats.rows + stats.prefix_hit_tokens
+    };
+    let before = read();
+    terminal.spinner_with(move || {
+        let done = read().saturating_sub(before).min(tokens as u64);
+        format!("reading the prompt {done}/{tokens}")
+    })
+}

@@ -1,0 +1,101 @@
+//! Conversations in files: JSON with the messages as OpenAI's API has them, so that they can be used elsewhere.
+
+use std::{fs, path::Path};
+
+use serde::{Deserialize, Serialize};
+
+use super::prompt::{Conversation, Role};
+use crate::failure::{Failure, Outcome};
+
+/// Longest file that is read.
+const MAX_BYTES: u64 = 64 << 20;
+
+#[derive(Serialize, Deserialize)]
+struct Saved {
+    #[serde(default)]
+    model: String,
+    messages: Vec<Message>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Message {
+    role: String,
+    content: String,
+}
+
+/// Writes a conversation, and returns the number of its messages. A file that is no conversation is not overwritten.
+///
+/// # Errors
+/// A file that cannot be written, or holds something else.
+pub fn save(path: &Path, model: &str, conversation: &Conversation) -> Outcome<usize> {
+    let shown = path.display();
+    if path.exists() && load(path).is_err() {
+        return Err(Failure::usage(format!("`{shown}` is there, and no conversation; choose another name")));
+    }
+    let message = |role: &str, content: &str| Message { role: role.to_owned(), content: content.to_owned() };
+    let system = conversation.system().map(|text| message("system", text));
+    let turns = conversation.turns().map(|(role, text)| message(role.name(), text));
+    let messages: Vec<_> = system.into_iter().chain(turns).collect();
+    let count = messages.len();
+    let text =
+        serde_json::to_string_pretty(&Saved { model: model.to_owned(), messages }).expect("texts are JSON");
+    fs::write(path, text + "\n").map_err(|error| Failure::new(format!("cannot write `{shown}`: {error}")))?;
+    Ok(count)
+}
+
+/// Reads a conversation.
+///
+/// # Errors
+/// A file that cannot be read, or holds something else.
+pub fn load(path: &Path) -> Outcome<Conversation> {
+    let shown = path.display();
+    let unreadable = |error: std::io::Error| Failure::new(format!("cannot read `{shown}`: {error}"));
+    let bytes = fs::metadata(path).map_err(unreadable)?.len();
+    if bytes > MAX_BYTES {
+        return Err(Failure::usage(format!(
+            "`{shown}` has {bytes} bytes; a conversation has {MAX_BYTES} at most"
+        )));
+    }
+    let text = fs::read_to_string(path).map_err(unreadable)?;
+    let strange = |problem: String| {
+        Failure::usage(format!("`{shown}` is no conversation: {problem}")).hint(
+            "/save writes such files: {\"messages\": [{\"role\": \"user\", \"content\": \"...\"}, ...]}",
+        )
+    };
+    let saved: Saved = serde_json::from_str(&text).map_err(|error| strange(error.to_string()))?;
+    let mut conversation = Conversation::default();
+    for (index, Message { role, content }) in saved.messages.into_iter().enumerate() {
+        match (role.as_str(), index) {
+            ("system", 0) => conversation = Conversation::new(Some(content)),
+            ("user", _) => conversation.push(Role::User, content),
+            ("assistant", _) => conversation.push(Role::Assistant, content),
+            _ => return Err(strange(format!("message {index} has the role `{role}`"))),
+        }
+    }
+    Ok(conversation)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conversations_come_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("chat.json");
+        let mut conversation = Conversation::new(Some("Be brief.".into()));
+        conversation.ask("Hi\n\"there\"".into());
+        conversation.answer("Hello".into());
+        assert_eq!(save(&path, "tales", &conversation).unwrap(), 3);
+        assert_eq!(load(&path).unwrap(), conversation);
+        // Again over itself, but not over something else.
+        save(&path, "tales", &conversation).unwrap();
+        let other = folder.path().join("notes.txt");
+        for text in ["notes", "{}", "{\"messages\": [{\"role\": \"tool\", \"content\": \"x\"}]}"] {
+            fs::write(&other, text).unwrap();
+            assert!(load(&other).is_err(), "{text}");
+            assert!(save(&other, "tales", &conversation).is_err());
+        }
+        assert!(load(&folder.path().join("none")).is_err());
+    }
+}
