@@ -22,8 +22,11 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Number of elements. Readers have checked that the product fits.
+    /// Number of elements. Readers have checked that it fits; the other dimensions of an empty tensor may have any size.
     pub fn elements(&self) -> u64 {
+        if self.shape.contains(&0) {
+            return 0;
+        }
         self.shape.iter().map(|&dim| dim as u64).product()
     }
 }

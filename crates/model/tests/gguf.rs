@@ -112,6 +112,13 @@ fn types_that_cannot_be_computed_with_are_listed() {
     assert_eq!(list, ["a IQ2_XXS 66", "b 99 (unknown) 0", "c Q4_0_8_8 (withdrawn) 0"]);
 }
 
+#[test]
+fn an_empty_tensor_has_no_elements_however_large_its_other_dimensions_are() {
+    let mut writer = small();
+    writer.tensors = vec![tensor("a", &[0, 1 << 40, 1 << 40], 0, 0)];
+    assert_eq!(read(writer.write()).unwrap().tensors[0].elements(), 0);
+}
+
 /// What the reader says about a small file after a change to it.
 #[track_caller]
 fn check(change: impl FnOnce(&mut Writer), expected: Expect) {
