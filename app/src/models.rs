@@ -386,7 +386,7 @@ mod tests {
             ("llama3.2", "`paguro pull llama3.2:3b` downloads Llama 3.2 3B Instruct (2.0 GB)"),
             ("qwen3:4b-q8_0", "`paguro pull qwen3:4b-q8_0` downloads Qwen3 4B\n"),
             ("llama3.2:70b", "among the short names: 1b, 3b"),
-            ("lama3.2", "did you mean llama3.2:3b"),
+            ("lama3.2", "did you mean llama3.2:1b, llama3.2:3b"),
             ("hf.co/Qwen/X:Q8_0", "paguro pull hf:Qwen/X:Q8_0\n"),
             ("frobnicate", "`paguro search` lists"),
         ] {

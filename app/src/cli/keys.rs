@@ -22,8 +22,8 @@ pub struct PsArgs {
 /// `paguro keys`.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
-As soon as there is a key, `paguro serve` answers nobody without one; so it does when it listens for other machines.
-Running servers see new and removed keys within a second. Clients send a key as `Authorization: Bearer KEY` or
+As soon as there is a key, `paguro serve` answers nobody without one; so it does when it listens for other machines. \
+Running servers see new and removed keys within a second. Clients send a key as `Authorization: Bearer KEY` or \
 `x-api-key: KEY`. Only hashes are kept: a key is shown once, when it is made.
 
 Examples:

@@ -169,7 +169,6 @@ fn a_model_of_the_library_runs_by_its_name() {
     expect![[r#"
         error: there is no model `storiez`
         hint: did you mean `stories:v1`?
-        hint: `paguro search` lists well-known models, `paguro list` those that are here
         exit 2"#]]
     .assert_eq(&f.words(&["bench", "-m", "storiez"]));
     expect![[r#"

@@ -69,7 +69,7 @@ fn one_model_has_an_alias_and_a_key_and_the_log_says_what_happened() {
     };
     let question = ask(json!({"model": "gpt-4o"}));
     assert_eq!(post("Bearer wrong", &question).status, 401);
-    assert_eq!(post("Bearer s3cret", &json!({"model": "gpt-4o", "secret text": 1})).status, 400);
+    assert_eq!(post("Bearer s3cret", &json!({"model": "gpt-4o", "messages": "secret text"})).status, 400);
     assert_eq!(post("Bearer s3cret", &question).status, 200);
     let streamed = post("Bearer s3cret", &ask(json!({"model": "fox", "stream": true})));
     assert!(streamed.body.contains("[DONE]"), "{streamed:?}");

@@ -10,7 +10,7 @@ mod request;
 
 use std::{
     collections::VecDeque,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -188,6 +188,18 @@ pub struct Generating {
     sampling: Sampling,
     /// From the queue to the last piece, for whoever traces requests.
     span: tracing::Span,
+    _lease: SharedLease,
+}
+
+/// A request's lease of its model, which the first of its two holders to be dropped ends: the answer that is read, or
+/// the work in the engine. When an answer is complete, the model is free for whoever reads its end.
+#[derive(Clone, Debug)]
+struct SharedLease(Arc<Mutex<Option<Lease>>>);
+
+impl Drop for SharedLease {
+    fn drop(&mut self) {
+        drop(self.0.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
 }
 
 /// One choice's state between engine and pieces.
@@ -320,10 +332,12 @@ impl Generating {
         let (name, tokenizer) = (lease.entry.name.clone(), lease.model.tokenizer.clone());
         let keep_alive = lease.keep_alive_setter();
         let ended = generation.engine_ended();
+        let lease = SharedLease(Arc::new(Mutex::new(Some(lease))));
+        let in_engine = lease.clone();
         tokio::spawn(async move {
             // A client that does not read its answer keeps no model.
             ended.await;
-            drop(lease);
+            drop(in_engine);
         });
         let metrics = state.metrics.request(&name, received);
         let log = caller.log;
@@ -356,6 +370,7 @@ impl Generating {
             used: Usage { prompt: prompt_tokens, ..Usage::default() },
             sampling,
             span,
+            _lease: lease,
         })
     }
 
