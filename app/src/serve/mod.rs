@@ -57,6 +57,7 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
     let own: Vec<_> = shelf.own().collect();
     let mut settings = server_settings(&options, memory, program.keys_file()?)?;
     warn_without_keys(&settings);
+    settings.aliases = shelf.aliases(&options.aliases)?;
     settings.devices.push(shown_device);
     settings.shown = shown::settings(&args.given, &config, &options, &settings);
     let opens_page = options.open.unwrap_or(false);
@@ -181,7 +182,7 @@ fn server_settings(options: &ServeOptions, memory: u64, keys: PathBuf) -> Outcom
         hosts: options.allow_hosts.iter().cloned().chain(own_name()).collect(),
         origins: options.cors_origins.clone(),
         strict: options.strict == Some(true),
-        aliases: options.aliases.clone(),
+        aliases: Vec::new(),
         release_memory: memory::release,
         ui: !options.no_ui.unwrap_or(false),
         shown: Vec::new(),

@@ -12,7 +12,7 @@ use paguro_backend::{KvDtype, Weights};
 use paguro_engine::{Engine, EngineOptions, EnginePlan, PageBudget};
 use paguro_model::{LoadOptions, ModelError, ModelFile, ModelShape};
 use paguro_registry::{ModelRecord, Registry, RegistryError};
-use paguro_server::{Details, Grant, LoadError, LoadPlan, Loaded, ModelEntry, ModelSource, Outside};
+use paguro_server::{Alias, Details, Grant, LoadError, LoadPlan, Loaded, ModelEntry, ModelSource, Outside};
 use serde_json::Map;
 
 use crate::{
@@ -34,7 +34,9 @@ const LEAST_TOKENS: usize = 1024;
 #[derive(Debug)]
 pub struct Shelf {
     models: Vec<(String, Source)>,
-    /// What else there is; `None` without a home.
+    /// Name of the first model on the command line, or of the embedded one.
+    first: String,
+    /// The library; `None` without a home.
     library: Option<Arc<Registry>>,
     on: RunOnArgs,
     threads: Option<usize>,
@@ -69,12 +71,17 @@ impl Shelf {
         library: Option<Arc<Registry>>,
     ) -> Outcome<Self> {
         let mut models = vec![(EMBEDDED.to_owned(), Source::Embedded)];
+        let mut first = None;
         for name in options.models.iter().chain(&options.more_models) {
             let source = Source::find(Some(name), settings)?;
-            let Source::Path(path) = &source else { continue };
+            let Source::Path(path) = &source else {
+                first.get_or_insert_with(|| name.clone());
+                continue;
+            };
             // What is wrong with it is better said now than to whoever asks first.
             load::file(&source)?;
             let name = served_name(path);
+            first.get_or_insert_with(|| name.clone());
             if let Some((_, other)) = models.iter().find(|(other, _)| *other == name) {
                 let failure = Failure::usage(format!("two models would be served as `{name}`"));
                 return Err(failure.hint(format!(
@@ -89,6 +96,7 @@ impl Shelf {
         let parallel = options.parallel.unwrap_or(defaults.max_sequences);
         Ok(Self {
             models,
+            first: first.unwrap_or_else(|| EMBEDDED.to_owned()),
             library,
             on,
             threads: options.threads,
@@ -104,6 +112,23 @@ impl Shelf {
             known: Mutex::default(),
             planner: Mutex::default(),
         })
+    }
+
+    /// Completes aliases without a model, which are of the first model on the command line, or else of the embedded one.
+    ///
+    /// # Errors
+    /// An alias is the name of a model that is served.
+    pub fn aliases(&self, aliases: &[Alias]) -> Outcome<Vec<Alias>> {
+        let complete = |alias: &Alias| {
+            if self.named(&alias.pattern).is_some() {
+                let failure =
+                    Failure::usage(format!("--alias {0}: a model is served as `{0}`", alias.pattern));
+                return Err(failure.hint("choose another name"));
+            }
+            let model = alias.model.clone().unwrap_or_else(|| self.first.clone());
+            Ok(Alias { model: Some(model), ..alias.clone() })
+        };
+        aliases.iter().map(complete).collect()
     }
 
     /// The models that are served besides the library's.

@@ -211,8 +211,11 @@ mod tests {
     fn reasons_name_fields_and_quote_nobody() {
         let error = |message: &str| reason(&ApiError::invalid("x", message));
         assert_eq!(
-            reason(&ApiError::UnknownField { param: "client_metadata".into(), hint: String::new() }),
-            "unknown field `client_metadata`"
+            reason(&ApiError::UnknownField {
+                param: "temprature".into(),
+                hint: "did you mean `temperature`?".into()
+            }),
+            "unknown field `temprature`: did you mean `temperature`?"
         );
         assert_eq!(
             error("`temperature` must be a number, not \"a secret text\""),
