@@ -79,7 +79,7 @@ mod gpu {
 
     /// The first real one; a processor that plays a GPU is slower than the processor itself.
     pub fn fastest_index() -> Option<usize> {
-        gpus().into_iter().find(|gpu| !gpu.is_software).map(|gpu| gpu.index)
+        gpus().into_iter().find(|gpu| gpu.not_automatic.is_none()).map(|gpu| gpu.index)
     }
 
     /// The GPUs that there are.

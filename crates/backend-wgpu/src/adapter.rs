@@ -1,37 +1,184 @@
-//! What the machine's GPUs are and can do.
+//! GPUs of this machine: what drivers report, and the rules that follow from it.
+//!
+//! [`Facts`] are what a driver reports. [`Facts::rules`] is a pure function of them, so that a test can check the rules for GPUs that
+//! this project has never run on.
 
-use wgpu::Features;
+use std::time::Duration;
+
+use wgpu::{Backend, DeviceType, Features};
+
+/// Memory that `auto` asks of a GPU. Some integrated GPUs only offer a reserved part of main memory, smaller than any useful model.
+const LEAST_AUTOMATIC: u64 = 2_000_000_000;
+
+/// Largest buffer that kernels are given, whatever the driver allows: they index 16-byte elements with 32 bits.
+const LARGEST_BINDING: u64 = (4 << 30) - 16;
+
+/// NVIDIA's vendor id in PCI's list.
+const NVIDIA: u32 = 0x10de;
+
+/// Device ids of NVIDIA's GPUs from the Turing generation on begin here.
+const FIRST_TURING: u32 = 0x1e00;
+
+/// Longest time that one submission should take where a watchdog may end it or a desktop would stutter.
+const SHORT_SUBMISSION: Duration = Duration::from_millis(100);
 
 /// Features without which kernels do not run.
 pub fn needed() -> Features {
     Features::IMMEDIATES | Features::SUBGROUP
 }
 
-/// Features that products with cooperative matrices take.
+/// Features that cooperative matrices need.
 pub fn cooperation() -> Features {
     Features::EXPERIMENTAL_COOPERATIVE_MATRIX | Features::SHADER_F16 | Features::SUBGROUP_BARRIER
 }
 
-/// Threads of the smallest and of the largest subgroups.
-pub fn subgroups(info: &wgpu::AdapterInfo) -> [u32; 2] {
-    match info.backend {
-        // Metal knows no number and so says 4 to 64, but Apple's GPUs have 32.
-        wgpu::Backend::Metal if info.name.starts_with("Apple") => [32, 32],
-        // No subgroup of WGSL has less than 4.
-        _ => [info.subgroup_min_size.max(4), info.subgroup_max_size],
+/// Memory of a device, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Size of its largest heap, or the working set that Metal recommends.
+    pub total: u64,
+    /// What the driver expects this process can still allocate; `None` if it does not say.
+    pub free: Option<u64>,
+}
+
+/// What a driver reports about a GPU.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// Name of the GPU.
+    pub name: String,
+    /// Name of the driver.
+    pub driver: String,
+    /// Interface.
+    pub backend: Backend,
+    /// Discrete, integrated or software.
+    pub device_type: DeviceType,
+    /// Vendor's PCI id.
+    pub vendor: u32,
+    /// Device's PCI id.
+    pub device: u32,
+    /// Threads of the smallest and of the largest subgroup, as wgpu reports them.
+    pub subgroups: [u32; 2],
+    /// Threads of the largest workgroup.
+    pub threads: u32,
+    /// Bytes of the largest buffer, and of the largest part of one that a kernel sees.
+    pub buffers: [u64; 2],
+    /// Memory.
+    pub memory: Memory,
+    /// Operating system, as [`std::env::consts::OS`] names it.
+    pub os: &'static str,
+}
+
+/// How a GPU is used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rules {
+    /// Why it cannot be used at all.
+    pub refused: Option<String>,
+    /// Why `auto` does not choose it.
+    pub not_automatic: Option<String>,
+    /// Bytes that models may take.
+    pub bytes_free: u64,
+    /// Largest buffer.
+    pub binding_limit: u64,
+    /// Threads of the smallest subgroup that a kernel may run in.
+    pub subgroup: u32,
+    /// True if all subgroups have this many threads.
+    pub has_one_subgroup: bool,
+    /// Threads of the largest workgroups that kernels are compiled with.
+    pub most_threads: u32,
+    /// True if launches may hand results over without barriers (`hidden.rs`).
+    pub hands_over: bool,
+    /// Longest time that a submission should take, where that matters.
+    pub submission: Option<Duration>,
+    /// True if the compiler may not reorder floating-point sums: equal bits in any batch can be promised.
+    pub keeps_order: bool,
+}
+
+/// Threads that a workgroup may have on every device, whatever its kernel.
+pub const LEAST_THREADS: u32 = 256;
+
+impl Facts {
+    /// Asks an adapter.
+    pub fn of(adapter: &wgpu::Adapter) -> Self {
+        let (info, limits) = (adapter.get_info(), adapter.limits());
+        Self {
+            name: info.name,
+            driver: info.driver,
+            backend: info.backend,
+            device_type: info.device_type,
+            vendor: info.vendor,
+            device: info.device,
+            subgroups: [info.subgroup_min_size, info.subgroup_max_size],
+            threads: limits.max_compute_invocations_per_workgroup,
+            buffers: [limits.max_buffer_size, limits.max_storage_buffer_binding_size],
+            memory: memory(adapter),
+            os: std::env::consts::OS,
+        }
+    }
+
+    fn is_apple(&self) -> bool {
+        self.backend == Backend::Metal && self.name.starts_with("Apple")
+    }
+
+    fn is_nvidia(&self) -> bool {
+        self.backend == Backend::Vulkan && self.vendor == NVIDIA
+    }
+
+    /// Returns how this GPU is used.
+    pub fn rules(&self) -> Rules {
+        let is_software = self.device_type == DeviceType::Cpu;
+        let is_metal = self.backend == Backend::Metal;
+        let [smallest, largest] = match self.is_apple() {
+            // Metal does not report it, so wgpu says 4 to 64.
+            true => [32, 32],
+            // No subgroup of WGSL has less than 4.
+            false => [self.subgroups[0].max(4), self.subgroups[1]],
+        };
+        let Memory { total, free } = self.memory;
+        let bytes_free = match free {
+            // What a driver expects changes with every other program.
+            Some(free) => free.min(total) / 20 * 19,
+            None => total / 10 * 9,
+        };
+        // Drivers of Macs with other GPUs report wrong sizes of subgroups.
+        let is_refused = is_metal && !self.is_apple();
+        let refused =
+            is_refused.then(|| format!("{} is not supported: on Metal, only Apple's GPUs are", self.name));
+        let not_automatic = if is_software {
+            Some("it is a software driver, slower than the CPU backend".to_owned())
+        } else if bytes_free < LEAST_AUTOMATIC {
+            Some(format!("only {} MB of memory are free for models", bytes_free / 1_000_000))
+        } else {
+            refused.clone()
+        };
+        Rules {
+            refused,
+            not_automatic,
+            bytes_free,
+            binding_limit: self.buffers[0].min(self.buffers[1]).min(LARGEST_BINDING),
+            subgroup: smallest,
+            has_one_subgroup: smallest == largest,
+            most_threads: match self.is_nvidia() {
+                true => self.threads,
+                // Elsewhere large workgroups force wide subgroups or spill registers, and Metal's limit depends on the kernel.
+                false => LEAST_THREADS,
+            },
+            // Its processors start workgroups in the order of launches, though no interface promises it. Others have not been tried.
+            hands_over: self.is_nvidia()
+                && self.driver == "NVIDIA"
+                && self.device >= FIRST_TURING
+                && self.os == "linux",
+            submission: (is_metal || self.os == "windows" || self.device_type == DeviceType::IntegratedGpu)
+                .then_some(SHORT_SUBMISSION),
+            // Metal compiles with fast math, which wgpu cannot turn off.
+            keeps_order: !is_metal,
+        }
     }
 }
 
-/// Whether the GPU is known to start the workgroups of a launch before those of the next one: NVIDIA's do, though no interface promises it.
-pub fn starts_in_order(info: &wgpu::AdapterInfo) -> bool {
-    info.backend == wgpu::Backend::Vulkan && info.vendor == 0x10de
-}
-
 /// The side of the largest cooperative matrices of halves with sums in single precision, where all subgroups have one size.
-pub fn cooperative(adapter: &wgpu::Adapter) -> Option<u32> {
+pub fn cooperative(adapter: &wgpu::Adapter, rules: &Rules) -> Option<u32> {
     use wgpu::CooperativeScalarType::{F16, F32};
-    let [smallest, largest] = subgroups(&adapter.get_info());
-    if !adapter.features().contains(cooperation()) || smallest != largest {
+    if !adapter.features().contains(cooperation()) || !rules.has_one_subgroup {
         return None;
     }
     let kinds = adapter.cooperative_matrix_properties();
@@ -44,37 +191,67 @@ pub fn cooperative(adapter: &wgpu::Adapter) -> Option<u32> {
     })
 }
 
-/// The adapters of this machine: real GPUs first, software last.
+/// The adapters of this machine: discrete GPUs first, software last. A GPU that two drivers offer is listed once.
 pub fn adapters() -> Vec<wgpu::Adapter> {
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
     descriptor.backends = wgpu::Backends::VULKAN | wgpu::Backends::METAL;
+    // Nothing here dispatches indirectly, and the check for it caps all buffers at 4 GiB.
+    descriptor.flags.remove(wgpu::InstanceFlags::VALIDATION_INDIRECT_CALL);
     let instance = wgpu::Instance::new(descriptor);
     let mut adapters = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::all()));
     adapters.retain(|adapter| adapter.features().contains(needed()));
     adapters.sort_by_key(|adapter| match adapter.get_info().device_type {
-        wgpu::DeviceType::DiscreteGpu => 0,
-        wgpu::DeviceType::IntegratedGpu => 1,
-        wgpu::DeviceType::VirtualGpu | wgpu::DeviceType::Other => 2,
-        wgpu::DeviceType::Cpu => 3,
+        DeviceType::DiscreteGpu => 0,
+        DeviceType::IntegratedGpu => 1,
+        DeviceType::VirtualGpu | DeviceType::Other => 2,
+        DeviceType::Cpu => 3,
+    });
+    let mut places = std::collections::HashSet::new();
+    adapters.retain(|adapter| {
+        let place = adapter.get_info().device_pci_bus_id;
+        place.is_empty() || places.insert(place)
     });
     adapters
 }
 
-/// Bytes of the adapter's own memory. On Metal the driver's largest buffer, which is most of the memory that it lends, stands for it.
-pub fn memory(adapter: &wgpu::Adapter) -> u64 {
-    #[cfg(not(target_os = "macos"))]
-    {
-        // SAFETY: the adapter is only asked for what it has; nothing of it is changed or destroyed.
-        let vulkan = unsafe { adapter.as_hal::<wgpu::hal::api::Vulkan>() };
-        if let Some(vulkan) = vulkan {
-            let instance = vulkan.shared_instance().raw_instance();
-            // SAFETY: instance and physical device live as long as the adapter.
-            let memory =
-                unsafe { instance.get_physical_device_memory_properties(vulkan.raw_physical_device()) };
-            // The first bit says that a heap is the device's own.
-            let own = memory.memory_heaps_as_slice().iter().filter(|heap| heap.flags.as_raw() & 1 == 1);
-            return own.map(|heap| heap.size).max().unwrap_or(0);
-        }
+#[cfg(not(target_os = "macos"))]
+fn memory(adapter: &wgpu::Adapter) -> Memory {
+    use ash::{ext, vk};
+    // SAFETY: the adapter is only asked for what it has; nothing of it is changed or destroyed.
+    let Some(vulkan) = (unsafe { adapter.as_hal::<wgpu::hal::api::Vulkan>() }) else {
+        return Memory::default();
+    };
+    let (instance, device) = (vulkan.shared_instance().raw_instance(), vulkan.raw_physical_device());
+    let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();
+    let says = vulkan.physical_device_capabilities().supports_extension(ext::memory_budget::NAME);
+    let mut properties = vk::PhysicalDeviceMemoryProperties2::default();
+    if says {
+        properties = properties.push_next(&mut budget);
     }
-    adapter.limits().max_buffer_size
+    // SAFETY: instance and physical device live as long as the adapter, and wgpu asks for Vulkan 1.1 or more. The budget is only
+    // chained where the device has the extension.
+    unsafe { instance.get_physical_device_memory_properties2(device, &mut properties) };
+    let heaps = properties.memory_properties;
+    let own = heaps.memory_heaps_as_slice().iter().enumerate();
+    let own = own.filter(|(_, heap)| heap.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL));
+    own.max_by_key(|(_, heap)| heap.size).map_or_else(Memory::default, |(index, heap)| Memory {
+        total: heap.size,
+        free: says.then(|| budget.heap_budget[index].saturating_sub(budget.heap_usage[index])),
+    })
 }
+
+#[cfg(target_os = "macos")]
+fn memory(adapter: &wgpu::Adapter) -> Memory {
+    use objc2_metal::MTLDevice;
+    // SAFETY: the adapter is only asked for what it has.
+    let Some(metal) = (unsafe { adapter.as_hal::<wgpu::hal::api::Metal>() }) else {
+        return Memory::default();
+    };
+    let device = metal.raw_device();
+    let total = device.recommendedMaxWorkingSetSize();
+    Memory { total, free: Some(total.saturating_sub(device.currentAllocatedSize() as u64)) }
+}
+
+#[cfg(test)]
+#[path = "adapter/tests.rs"]
+mod tests;

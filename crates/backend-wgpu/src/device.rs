@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicI64, AtomicU64, Ordering},
     },
 };
 
@@ -13,7 +13,7 @@ use wgpu::{Features, Limits};
 
 use crate::{
     GpuOptions,
-    adapter::{cooperation, cooperative, memory, needed, starts_in_order, subgroups},
+    adapter::{Facts, Rules, cooperation, cooperative, needed},
     emulate, hidden,
     hidden::Hazards,
     plan::Args,
@@ -28,8 +28,8 @@ pub struct Device {
     pub driver: String,
     /// Whether it is treated as a processor that plays a GPU.
     pub is_software: bool,
-    /// Bytes of its memory.
-    pub memory: u64,
+    /// How it is used.
+    pub rules: Rules,
     /// What it was opened with.
     pub features: Features,
     /// What it can do.
@@ -54,6 +54,8 @@ pub struct Device {
     pub queue: wgpu::Queue,
     /// Bytes of all buffers so far.
     pub allocated: AtomicU64,
+    /// Submissions until one is lost; negative if none is to be.
+    losing: AtomicI64,
     pipelines: Mutex<HashMap<String, Arc<Pipeline>>>,
     /// Names and sources of kernels that are only shown.
     shown: Mutex<Vec<(String, String)>>,
@@ -78,9 +80,6 @@ impl Pipeline {
     }
 }
 
-/// Threads that a workgroup may have on every device, whatever its kernel.
-pub const LEAST_THREADS: u32 = 256;
-
 /// Bytes of [`Args`], as `args.wgsl` has them, too.
 pub const ARGS_BYTES: u32 = size_of::<Args>() as u32;
 
@@ -93,10 +92,13 @@ impl Device {
         let GpuOptions { as_hardware, cooperative: with_cooperative, emulated, .. } = options;
         let info = adapter.get_info();
         let is_software = info.device_type == wgpu::DeviceType::Cpu && !as_hardware;
-        let cooperative = cooperative(adapter).filter(|_| with_cooperative && !is_software);
-        let hands_over = !as_hardware
-            && hidden::works(adapter)
-            && options.hand_over.unwrap_or_else(|| starts_in_order(&info));
+        let rules = Facts::of(adapter).rules();
+        if let Some(reason) = rules.refused {
+            return Err(reason);
+        }
+        let cooperative = cooperative(adapter, &rules).filter(|_| with_cooperative && !is_software);
+        let hands_over =
+            !as_hardware && hidden::works(adapter) && options.hand_over.unwrap_or(rules.hands_over);
         let mut features = needed() | Features::TIMESTAMP_QUERY & adapter.features();
         if hands_over {
             features |= hidden::FEATURES;
@@ -131,21 +133,19 @@ impl Device {
         inner.on_uncaptured_error(Arc::new(move |error| note(&uncaptured, error_text(&error))));
         Ok(Self {
             driver: format!("{} {} ({:?})", info.driver, info.driver_info, info.backend),
-            memory: memory(adapter),
             subgroup: match emulated {
                 true => emulate::SUBGROUP,
                 false if as_hardware => 32,
-                false => subgroups(&info)[0],
+                false => rules.subgroup,
             },
             name: info.name,
             cooperative: if emulated { Some(emulate::SIDE) } else { cooperative },
             emulated,
-            most_threads: match info.backend {
-                // What the limit says, every kernel can have.
-                wgpu::Backend::Vulkan if !is_software => limits.max_compute_invocations_per_workgroup,
-                // How many a kernel can have there depends on what it compiles to.
-                _ => LEAST_THREADS,
+            most_threads: match as_hardware {
+                true => limits.max_compute_invocations_per_workgroup,
+                false => rules.most_threads,
             },
+            rules,
             as_hardware,
             is_software,
             hands_over,
@@ -155,6 +155,7 @@ impl Device {
             inner,
             queue,
             allocated: AtomicU64::new(0),
+            losing: AtomicI64::new(-1),
             pipelines: Mutex::default(),
             shown: Mutex::default(),
             failure,
@@ -163,7 +164,7 @@ impl Device {
 
     /// Bytes that a kernel can see of one buffer.
     pub fn binding_limit(&self) -> u64 {
-        self.limits.max_storage_buffer_binding_size.min(self.limits.max_buffer_size)
+        self.rules.binding_limit
     }
 
     /// Bytes of workgroup memory that kernels with cooperative matrices may use.
@@ -346,8 +347,16 @@ impl Device {
         let out_of_memory =
             || LoadError::OutOfMemory { device: self.name.clone(), what: what.to_owned(), needed: size };
         let on_device = usage.contains(wgpu::BufferUsages::STORAGE);
-        if size > self.limits.max_buffer_size || on_device && size > self.binding_limit() {
-            return Err(out_of_memory());
+        let most = if on_device { self.binding_limit() } else { self.limits.max_buffer_size };
+        if size > most {
+            return Err(LoadError::Unsupported {
+                device: self.name.clone(),
+                what: format!("a buffer of {size} bytes for {what}"),
+                supported: format!(
+                    "its driver allows {most} bytes for one buffer, however much memory is free; a smaller context, fewer \
+                     sequences or a smaller --batch-tokens make buffers smaller"
+                ),
+            });
         }
         let scopes = (
             self.inner.push_error_scope(wgpu::ErrorFilter::Validation),
@@ -389,6 +398,16 @@ impl Device {
     /// For commands of a step.
     pub fn encoder(&self) -> wgpu::CommandEncoder {
         self.inner.create_command_encoder(&wgpu::CommandEncoderDescriptor { label: Some("step") })
+    }
+
+    /// See [`crate::Gpu::lose_submission`].
+    pub fn lose_submission(&self, after: u32) {
+        self.losing.store(after.into(), Ordering::Relaxed);
+    }
+
+    /// Whether the next submission of a step is to be lost.
+    pub fn loses_next(&self) -> bool {
+        self.losing.load(Ordering::Relaxed) >= 0 && self.losing.fetch_sub(1, Ordering::Relaxed) == 0
     }
 
     /// Waits until the device has done all that was submitted.

@@ -5,6 +5,7 @@
 //! `runner`). Kernels are the files of `shaders/`, with constants and repeated lines put in by `template`.
 
 mod adapter;
+mod canary;
 mod device;
 mod emulate;
 mod hidden;
@@ -24,6 +25,7 @@ use std::sync::Arc;
 use paguro_backend::{Backend, Capacity, Held, KvDtype, Limits, LoadError, Matrix, Program, Runner, Weights};
 
 use self::{
+    adapter::Facts,
     device::Device,
     layout::{BLOCK, Layout},
     runner::GpuRunner,
@@ -68,6 +70,8 @@ pub struct GpuInfo {
     pub driver: String,
     /// Whether it is a processor that plays a GPU: slower than the `cpu` device, for tests.
     pub is_software: bool,
+    /// Why it is not chosen without being named; `None` if it may be.
+    pub not_automatic: Option<String>,
 }
 
 /// The GPUs of this machine, real ones first.
@@ -76,6 +80,7 @@ pub fn gpus() -> Vec<GpuInfo> {
         let info = adapter.get_info();
         GpuInfo {
             index,
+            not_automatic: Facts::of(&adapter).rules().not_automatic,
             driver: format!("{} {} ({:?})", info.driver, info.driver_info, info.backend),
             is_software: info.device_type == wgpu::DeviceType::Cpu,
             name: info.name,
@@ -128,6 +133,12 @@ impl Gpu {
         self.device.allocated.load(std::sync::atomic::Ordering::Relaxed)
     }
 
+    /// Encodes the submission of a step's commands that follows `after` others, but does not submit it, as if the device had failed
+    /// to run it. For tests.
+    pub fn lose_submission(&self, after: u32) {
+        self.device.lose_submission(after);
+    }
+
     /// Name and source of every kernel that was compiled for the models loaded so far.
     pub fn kernels(&self) -> Vec<(String, String)> {
         self.device.kernels()
@@ -143,8 +154,7 @@ impl Backend for Gpu {
         let device = &self.device;
         Capacity {
             description: format!("{}, {}", device.name, device.driver),
-            // The driver and other processes need some, too.
-            bytes_free: device.memory / 10 * 9,
+            bytes_free: device.rules.bytes_free,
             features: device::feature_names(device),
         }
     }

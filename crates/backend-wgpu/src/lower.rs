@@ -17,7 +17,8 @@ use paguro_backend::{
 };
 
 use crate::{
-    device::{Device, LEAST_THREADS},
+    adapter::LEAST_THREADS,
+    device::Device,
     hidden::Hazards,
     layout::{BLOCK, Layout},
     matrix::{DeviceMatrix, Order},

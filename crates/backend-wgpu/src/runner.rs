@@ -12,6 +12,7 @@ use paguro_backend::{
 
 use crate::{
     GpuOptions,
+    canary::Canaries,
     device::{ARGS_BYTES, Device},
     lower::{Grid, Kernel, LOGIT_ROWS, Launch, Lowering, Model, product},
     pages::page_words,
@@ -34,8 +35,9 @@ pub struct GpuRunner {
     limits: Limits,
     model: Model,
     plan: Plan,
-    /// Where the host reads whether kernels gave up (`hand.wgsl`), and tokens, of one step and of the next, and rows of logits or embeddings.
-    tokens: [wgpu::Buffer; 2],
+    /// Where the host reads whether kernels gave up (`hand.wgsl`) and tokens, of one step and of the next.
+    canaries: Canaries,
+    /// Where the host reads rows of logits or embeddings.
     rows: wgpu::Buffer,
     /// A page of one layer on its way: buffers are not copied onto themselves.
     copied: wgpu::Buffer,
@@ -48,7 +50,7 @@ pub struct GpuRunner {
     carried: Vec<usize>,
     submitted: u64,
     collected: u64,
-    /// Kernels of the steps up to this one may have gone on without what they waited for.
+    /// Steps up to this one have failed on the device, or continue one that has.
     failed: u64,
 }
 
@@ -86,10 +88,11 @@ impl GpuRunner {
         let plan = Plan::new(&program.kv, &limits, model.tiling);
         device.wait().map_err(|error| LoadError::Device(error.to_string()))?;
         Ok(Self {
-            tokens: [
-                device.host_buffer(1 + limits.max_outputs.max(1), "sampled tokens")?,
-                device.host_buffer(1 + limits.max_outputs.max(1), "sampled tokens")?,
-            ],
+            canaries: Canaries::new(
+                &device,
+                1 + limits.max_outputs.max(1),
+                most_submissions(&model, &limits),
+            )?,
             rows: device.host_buffer(rows * (program.vocab + program.hidden), "rows for the host")?,
             copied: device.buffer(page_words(&program.kv, limits.block_size, limits.kv_dtype), "a page")?,
             tally: Tally::new(&device, model.counters.clone())?,
@@ -154,7 +157,7 @@ impl GpuRunner {
         while rest.len() > next {
             let (now, later) = rest.split_at(next);
             encode(&mut encoder, now, &mut self.tally);
-            self.device.queue.submit([encoder.finish()]);
+            self.canaries.submit(&self.device, self.submitted, encoder)?;
             encoder = self.device.encoder();
             (rest, next) = (later, 2 * next);
         }
@@ -176,7 +179,7 @@ impl GpuRunner {
         encode(&mut encoder, rest, &mut self.tally);
         if masks.iter().any(|mask| mask.known().is_none()) {
             // The device computes while somebody else computes masks.
-            self.device.queue.submit([encoder.finish()]);
+            self.canaries.submit(&self.device, self.submitted, encoder)?;
             encoder = self.device.encoder();
         }
         let words = vocab.div_ceil(32);
@@ -210,13 +213,15 @@ impl GpuRunner {
         }
         if !flight.sampled.is_empty() {
             let size = (flight.sampled.len() * 4) as u64;
-            encoder.copy_buffer_to_buffer(&self.model.io.tokens, 0, &self.tokens[turn], 4, size);
+            let answers = self.canaries.answers(self.submitted);
+            encoder.copy_buffer_to_buffer(&self.model.io.tokens, 0, answers, 4, size);
         }
         if self.device.hands_over {
             let tokens = &self.model.io.tokens;
-            encoder.copy_buffer_to_buffer(tokens, gave_up_at(tokens), &self.tokens[turn], 0, 4);
+            let answers = self.canaries.answers(self.submitted);
+            encoder.copy_buffer_to_buffer(tokens, gave_up_at(tokens), answers, 0, 4);
         }
-        let submission = self.device.queue.submit([encoder.finish()]);
+        let submission = self.canaries.submit(&self.device, self.submitted, encoder)?;
         flight.submission = Some(submission.clone());
         if for_host.is_empty() {
             return Ok(());
@@ -369,6 +374,7 @@ impl Runner for GpuRunner {
         self.carried.clear();
         self.carried.extend(&flight.sampled);
         if submitted.is_err() {
+            self.canaries.forget(self.submitted);
             self.submitted -= 1;
         }
         submitted.map(|()| Ticket(self.submitted))
@@ -381,19 +387,24 @@ impl Runner for GpuRunner {
         }
         self.collected = number;
         let turn = number as usize % 2;
-        let Self { flights, device, tokens, model, .. } = self;
+        let Self { flights, device, canaries, model, .. } = self;
         let Flight { answers, sampled, submission } = &mut flights[turn];
         let submission =
             submission.take().ok_or_else(|| StepError::Invalid("nothing was submitted".into()))?;
         let mut gave_up = false;
-        device.read(&tokens[turn], 4 + sampled.len() * 4, submission, |words| {
+        let read = canaries.read(device, number, 4 + sampled.len() * 4, submission, |words| {
             let (flag, words) = words.split_at(4);
             gave_up = flag != [0; 4];
             for (&index, token) in sampled.iter().zip(words.as_chunks().0) {
                 let token = u32::from_le_bytes(*token);
                 answers[index] = Some(Outcome::Sampled(Sampled { token, logprob: None, top: Vec::new() }));
             }
-        })?;
+        });
+        if read.is_err() {
+            // A step that is on its way continues this one.
+            self.failed = self.submitted;
+        }
+        read?;
         if gave_up {
             let tokens = &model.io.tokens;
             device.queue.write_buffer(tokens, gave_up_at(tokens), &[0; 4]);
@@ -404,10 +415,13 @@ impl Runner for GpuRunner {
             self.failed = self.submitted;
         }
         if number <= self.failed {
-            return Err(StepError::Device(format!(
-                "kernels on {} waited in vain for what others were to hand over; run with PAGURO_HAND_OVER=0",
-                device.name
-            )));
+            return Err(StepError::Device(match gave_up {
+                true => format!(
+                    "kernels on {} waited in vain for what others were to hand over; run with PAGURO_HAND_OVER=0",
+                    device.name
+                ),
+                false => format!("the step before failed on {}", device.name),
+            }));
         }
         out.outcomes.clear();
         out.outcomes.extend(answers.drain(..).flatten());
@@ -438,13 +452,20 @@ impl Runner for GpuRunner {
                 encoder.copy_buffer_to_buffer(&self.copied, 0, buffer, at(to), size);
             }
         }
-        self.device.queue.submit([encoder.finish()]);
+        self.canaries.submit(&self.device, self.submitted + 1, encoder)?;
         self.device.check()
     }
 
     fn kernel_counts(&self) -> Vec<KernelCount> {
         self.tally.snapshot()
     }
+}
+
+/// Submissions of the largest step, if each launch had its own.
+fn most_submissions(model: &Model, limits: &Limits) -> usize {
+    // Beside its head, a slice of output rows has a norm, five launches that sample, and copies.
+    let slices = 1 + limits.max_outputs.div_ceil(LOGIT_ROWS);
+    model.body.len() + slices * (model.head.len() + model.one_row_head.len() + 8)
 }
 
 /// Where, in bytes, kernels say that they gave up (`hand.wgsl`): in the last word of the buffer of the device's tokens.

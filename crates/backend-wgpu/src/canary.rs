@@ -1,0 +1,121 @@
+//! Proof that the device has run everything that was submitted.
+//!
+//! On Metal a command buffer that fails (a watchdog, too little memory, a fault) ends like one that succeeds, as far as wgpu can tell,
+//! and the host would read what an earlier step left. Therefore each submission ends with a copy of the step's number to a place of its
+//! own, and a step only counts if all of its numbers have arrived.
+
+use paguro_backend::{LoadError, StepError};
+
+use crate::device::Device;
+
+/// Submissions of [`paguro_backend::Runner::move_pages`] between two steps that there is room for.
+const MOVES: usize = 256;
+
+/// Marks of the two steps that may be on the device.
+pub struct Canaries {
+    /// The number of the step that is being submitted.
+    number: wgpu::Buffer,
+    /// What the host reads of each of the two steps: answers, and marks behind them.
+    host: [wgpu::Buffer; 2],
+    /// Bytes of the answers.
+    answers: usize,
+    /// Submissions of a step that there is room for.
+    most: usize,
+    /// Submissions so far.
+    counts: [usize; 2],
+    /// The step whose number is on the device.
+    step: u64,
+}
+
+impl Canaries {
+    /// For steps with up to `submissions` submissions and so many words of answers.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn new(device: &Device, answers: usize, submissions: usize) -> Result<Self, LoadError> {
+        let most = submissions + MOVES;
+        let host = || device.host_buffer(answers + most, "answers of a step");
+        Ok(Self {
+            number: device.buffer(1, "the number of a step")?,
+            host: [host()?, host()?],
+            answers: 4 * answers,
+            most,
+            counts: [0; 2],
+            step: 0,
+        })
+    }
+
+    /// The host's buffer for answers of a step.
+    pub fn answers(&self, step: u64) -> &wgpu::Buffer {
+        &self.host[turn(step)]
+    }
+
+    /// Submits commands of a step, or of page moves before it.
+    ///
+    /// # Errors
+    /// Too many submissions.
+    pub fn submit(
+        &mut self,
+        device: &Device,
+        step: u64,
+        mut commands: wgpu::CommandEncoder,
+    ) -> Result<wgpu::SubmissionIndex, StepError> {
+        let count = &mut self.counts[turn(step)];
+        if *count == self.most {
+            return Err(StepError::Invalid(format!("more than {count} submissions for one step")));
+        }
+        if self.step != step {
+            device.queue.write_buffer(&self.number, 0, &(step as u32).to_le_bytes());
+            self.step = step;
+        }
+        let at = (self.answers + 4 * *count) as u64;
+        commands.copy_buffer_to_buffer(&self.number, 0, &self.host[turn(step)], at, 4);
+        *count += 1;
+        let commands = commands.finish();
+        Ok(match device.loses_next() {
+            true => device.queue.submit([]),
+            false => device.queue.submit([commands]),
+        })
+    }
+
+    /// Forgets the submissions of a step that failed before it was complete.
+    pub fn forget(&mut self, step: u64) {
+        self.counts[turn(step)] = 0;
+    }
+
+    /// Waits for a step's last submission and reads the first `bytes` bytes of its answers.
+    ///
+    /// # Errors
+    /// The device failed, or did not run everything.
+    pub fn read(
+        &mut self,
+        device: &Device,
+        step: u64,
+        bytes: usize,
+        submission: wgpu::SubmissionIndex,
+        look: impl FnOnce(&[u8]),
+    ) -> Result<(), StepError> {
+        let count = std::mem::take(&mut self.counts[turn(step)]);
+        let (mut missing, number) = (0, (step as u32).to_le_bytes());
+        device.read(&self.host[turn(step)], self.answers + 4 * count, submission, |words| {
+            let marks = words[self.answers..].as_chunks::<4>().0;
+            missing = marks.iter().filter(|mark| **mark != number).count();
+            if missing == 0 {
+                look(&words[..bytes]);
+            }
+        })?;
+        match missing {
+            0 => Ok(()),
+            _ => Err(StepError::Device(format!(
+                "{} did not run {missing} of {count} command buffers of a step: its driver may have stopped them for taking too \
+                 long, or have run out of memory; try a smaller --batch-tokens or --ctx, or --device cpu",
+                device.name
+            ))),
+        }
+    }
+}
+
+/// Which of the two steps on the device this is.
+fn turn(step: u64) -> usize {
+    step as usize % 2
+}
