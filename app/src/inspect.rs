@@ -70,7 +70,7 @@ struct Memory {
 impl Memory {
     fn new(model: &Model, context: usize, kv_dtype: KvDtype, on: &RunOnArgs) -> Outcome<Self> {
         let options = EngineOptions { max_sequences: 1, kv_dtype, ..EngineOptions::default() };
-        let backend = devices::open(on, None)?.backend;
+        let backend = devices::open(on, None, &|_| ())?.backend;
         let mut converted = BTreeMap::new();
         for matrix in &model.weights.matrices {
             if let Some(format) = backend.held(matrix).converted_to {

@@ -81,17 +81,19 @@ pub fn start(
 ) -> Outcome<Loaded> {
     let started = Instant::now();
     let _spinner = terminal.spinner(format!("loading {}", model.name));
-    let device = devices::open(on, threads)?;
-    let options = fit_memory(device.backend.as_ref(), &model, options, may_shrink)?;
-    let engine = Engine::start(device.backend.as_ref(), &model, options)
-        .map_err(|error| Failure::from_error(&error))?;
-    Ok(Loaded {
-        model,
-        handle: engine.handle(),
-        device: device.backend.name().to_owned(),
-        threads: device.threads,
-        time: started.elapsed(),
-        _engine: engine,
+    let notice = |line: &str| terminal.note(line);
+    devices::with(on, threads, &notice, |device| {
+        let options = fit_memory(device.backend.as_ref(), &model, options.clone(), may_shrink)?;
+        let engine = Engine::start(device.backend.as_ref(), &model, options)
+            .map_err(|error| Failure::from_error(&error))?;
+        Ok(Loaded {
+            model: model.clone(),
+            handle: engine.handle(),
+            device: device.backend.name().to_owned(),
+            threads: device.threads,
+            time: started.elapsed(),
+            _engine: engine,
+        })
     })
 }
 

@@ -57,6 +57,7 @@ fn end(failure: &Failure, color: bool) -> ExitCode {
 
 fn execute(settings: &Settings) -> Outcome<()> {
     let (terminal, library) = (settings.terminal, &settings.library);
+    devices::remember_in(settings.gpu_checks.clone());
     match &settings.command {
         Command::Run(args) => run::run(args, library, terminal, settings.history.as_deref()),
         Command::Serve(args) => serve::serve(args, settings),

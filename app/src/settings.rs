@@ -24,6 +24,8 @@ pub struct Settings {
     pub library: LibrarySettings,
     /// Where the chat keeps its history of lines; `None` without a home.
     pub history: Option<PathBuf>,
+    /// Where it is kept which GPUs have computed what the CPU computes; `None` without a home.
+    pub gpu_checks: Option<PathBuf>,
     /// Where `paguro serve` looks for its settings unless told otherwise; `None` without a home.
     pub serve_config: Option<PathBuf>,
     /// Where models and keys are kept; `None` without a home.
@@ -100,6 +102,7 @@ impl Settings {
             terminal,
             library,
             history: state_folder().map(|folder| folder.join("history")),
+            gpu_checks: state_folder().map(|folder| folder.join("gpu-checks")),
             serve_config: config_folder().map(|folder| folder.join("serve.toml")),
             data,
             warnings: unknown_variables(env::vars_os().filter_map(|(name, _)| name.into_string().ok())),

@@ -102,7 +102,7 @@ pub fn bench(args: &BenchArgs, library: &LibrarySettings, terminal: Terminal) ->
         let prefixes = benches.iter_mut().map(|bench| bench.prefixes(case)).collect::<Outcome<Vec<_>>>()?;
         for _ in 0..args.rounds {
             for (bench, prefixes) in benches.iter_mut().zip(&prefixes) {
-                let bandwidth = devices::read_bandwidth(&args.on, bench.setup.threads)?;
+                let bandwidth = devices::read_bandwidth(&args.on, &bench.loaded.device, bench.setup.threads)?;
                 let tokens_per_second = measure(&bench.loaded.handle, case, prefixes, &mut bench.random)?;
                 bench.rows[index].samples.push(Sample { tokens_per_second, bandwidth });
                 memory.look();

@@ -80,6 +80,16 @@ impl From<KvDtype> for paguro_backend::KvDtype {
     }
 }
 
+/// `--numerics`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Numerics {
+    /// One order of sums, and so equal bits in any batch.
+    Exact,
+    /// Matrix units, where the GPU has them.
+    Fast,
+}
+
 /// `bench --shape`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ShapeName {

@@ -18,7 +18,7 @@ use clap_complete::Shell;
 use paguro_engine::EngineOptions;
 
 pub use bench::BenchArgs;
-pub use choices::{Attention, ColorChoice, Device, KvDtype, Pages, ShapeFormat, ShapeName};
+pub use choices::{Attention, ColorChoice, Device, KvDtype, Numerics, Pages, ShapeFormat, ShapeName};
 pub use keys::{KeysArgs, KeysCommand, PsArgs};
 pub use library::{
     CpArgs, ImportArgs, ListArgs, PruneArgs, PullArgs, RebuildArgs, RmArgs, SearchArgs, ShowArgs, VerifyArgs,
@@ -137,6 +137,10 @@ pub struct RunOnArgs {
     /// Where to run: auto, cpu, gpu or gpu:N
     #[arg(long, default_value = "auto", env = "PAGURO_DEVICE", value_name = "NAME")]
     pub device: Device,
+
+    /// How a GPU adds up: `fast` with its matrix units, or `exact` in one order, whatever else runs [default: fast; the CPU is exact]
+    #[arg(long, value_enum, env = "PAGURO_NUMERICS", hide_possible_values = true, value_name = "exact|fast")]
+    pub numerics: Option<Numerics>,
 
     /// Instruction set of the CPU kernels, for comparison; the best one this machine has unless given
     #[arg(long, hide = true, value_name = "NAME")]
@@ -335,6 +339,18 @@ pub struct InspectArgs {
 /// `paguro devices`.
 #[derive(Args, Debug)]
 pub struct DevicesArgs {
+    /// Run the conformance suite on a GPU, which takes minutes, and say which of its cases fail
+    #[arg(long)]
+    pub test: bool,
+
+    /// With --test: the GPU, as gpu or gpu:N
+    #[arg(long, default_value = "auto", env = "PAGURO_DEVICE", value_name = "NAME")]
+    pub device: Device,
+
+    /// The numerics to show
+    #[arg(long, value_enum, env = "PAGURO_NUMERICS", hide_possible_values = true, value_name = "exact|fast")]
+    pub numerics: Option<Numerics>,
+
     /// Print one JSON object per line
     #[arg(long)]
     pub json: bool,

@@ -6,7 +6,7 @@ use clap::{ArgMatches, Args, Command, FromArgMatches, Id, ValueEnum, parser::Val
 use paguro_server::Alias;
 use serde::{Deserialize, Deserializer, de};
 
-use super::choices::{self, Device, KvDtype};
+use super::choices::{self, Device, KvDtype, Numerics};
 
 /// `paguro serve`.
 #[derive(Args, Clone, Debug)]
@@ -283,6 +283,17 @@ pub struct ServeOptions {
     #[arg(long, env = "PAGURO_DEVICE", value_name = "NAME", help_heading = "Running")]
     pub device: Option<Device>,
 
+    /// How a GPU adds up: fast with its matrix units, or exact in one order, whatever else runs [default: fast; the CPU is exact]
+    #[arg(
+        long,
+        value_enum,
+        env = "PAGURO_NUMERICS",
+        hide_possible_values = true,
+        value_name = "exact|fast",
+        help_heading = "Running"
+    )]
+    pub numerics: Option<Numerics>,
+
     /// What to log, as `info` or `info,paguro_server=debug` [default: info]
     #[arg(long, env = "PAGURO_LOG", value_name = "FILTER", help_heading = "Logging")]
     pub log: Option<String>,
@@ -341,6 +352,7 @@ impl ServeOptions {
             max_queue_tokens: self.max_queue_tokens.or(weaker.max_queue_tokens),
             threads: self.threads.or(weaker.threads),
             device: self.device.or(weaker.device),
+            numerics: self.numerics.or(weaker.numerics),
             log: self.log.or(weaker.log),
             otlp_endpoint: self.otlp_endpoint.or(weaker.otlp_endpoint),
             log_format: self.log_format.or(weaker.log_format),

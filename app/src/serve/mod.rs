@@ -40,8 +40,14 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
     let config = read_config(args.config.as_deref(), program.serve_config.as_deref())?;
     let options = args.given.flags.clone().or(config.clone()).or(args.given.environment.clone());
     let traces = start_log(&options, program.terminal)?;
-    let on = RunOnArgs { device: options.device.unwrap_or_default(), isa: None, timed: false };
-    let device = devices::open(&on, options.threads)?;
+    let on = RunOnArgs {
+        device: options.device.unwrap_or_default(),
+        numerics: options.numerics,
+        isa: None,
+        timed: false,
+    };
+    let device = devices::open(&on, options.threads, &|notice| tracing::warn!("{notice}"))?;
+    tracing::info!(device = device.backend.capacity().description, numerics = device.numerics, "running on");
     let (shown_device, backend) = (shown::device(&device), device.backend);
     let (free, on_gpu) = (backend.capacity().bytes_free, backend.name() != "cpu");
     drop(backend);

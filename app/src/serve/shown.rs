@@ -11,7 +11,8 @@ use crate::{
 /// One device in a line.
 pub fn device(device: &Chosen) -> String {
     let free = units::bytes(device.backend.capacity().bytes_free);
-    format!("{}, {} threads, {free} of memory free at the start", device.backend.name(), device.threads)
+    let (name, threads, numerics) = (device.backend.name(), device.threads, &device.numerics);
+    format!("{name}, {threads} threads, {free} of memory free at the start; numerics {numerics}")
 }
 
 /// Name and value of a setting, and true if these options set it.

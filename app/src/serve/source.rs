@@ -22,6 +22,7 @@ use crate::{
     load,
     models::{EMBEDDED, EMBEDDED_FILE, Source},
     settings::LibrarySettings,
+    units,
 };
 
 /// Default limit of tokens with pages, and of the tokens of one sequence.
@@ -200,10 +201,16 @@ impl Shelf {
         let mut planner = self.planner.lock().unwrap_or_else(PoisonError::into_inner);
         let device = match &mut *planner {
             Some(device) => device,
-            none => none.insert(devices::open(&self.on, self.threads).map_err(failed)?),
+            none => none.insert(devices::open(&self.on, self.threads, &|_| ()).map_err(failed)?),
         };
         let plan = Engine::plan(device.backend.as_ref(), &program, &weights, context, &options);
         plan.map_err(|error| failed(Failure::from_error(&error)))
+    }
+
+    /// Whether models are planned for the CPU.
+    fn plans_for_cpu(&self) -> bool {
+        let planner = self.planner.lock().unwrap_or_else(PoisonError::into_inner);
+        planner.as_ref().is_none_or(|device| device.backend.name() == "cpu")
     }
 
     fn load_plan(&self, file: &ModelFile, asked: Option<usize>) -> Result<LoadPlan, LoadError> {
@@ -362,8 +369,6 @@ impl ModelSource for Shelf {
     fn load(&self, wanted: &ModelEntry, grant: Grant) -> Result<Loaded, LoadError> {
         let source = self.source(&wanted.name)?;
         let file = load::file(&source).map_err(failed)?;
-        let device = devices::open(&self.on, self.threads).map_err(failed)?;
-        let backend = device.backend.as_ref();
         let pages = PageBudget::Bytes(grant.kv);
         // The pages decide how long a sequence can be, and that decides about windows and RoPE.
         let context = self.engine_plan(&file, grant.context, pages)?.max_context;
@@ -375,10 +380,26 @@ impl ModelSource for Shelf {
         let mut model = model.map_err(|error| unusable(&file, &error))?;
         let options = self.engine_options(context, pages);
         let block_size = options.block_size;
-        let plan = Engine::plan(backend, &model.program, &model.weights, context, &options);
-        let memory = plan.map_err(|error| failed(Failure::from_error(&error)))?.memory;
-        let engine = Engine::start(backend, &model, options);
-        let engine = engine.map_err(|error| failed(Failure::from_error(&error)))?;
+        let notice = |line: &str| tracing::warn!(model = wanted.name, "{line}");
+        let start = |device: Chosen| {
+            let backend = device.backend.as_ref();
+            let plan = Engine::plan(backend, &model.program, &model.weights, context, &options);
+            let memory = plan.map_err(|error| Failure::from_error(&error))?.memory;
+            let (needed, free) = (memory.total(), backend.capacity().bytes_free);
+            // The budget of models was made for the device that was there at the start, and others use its memory, too.
+            if needed > free && !self.plans_for_cpu() {
+                let [needed, free] = [needed, free].map(units::bytes);
+                let device = backend.name();
+                return Err(Failure::new(format!(
+                    "the model needs {needed}, but the {device} has {free} free"
+                )));
+            }
+            let engine = Engine::start(backend, &model, options.clone());
+            let engine = engine.map_err(|error| Failure::from_error(&error))?;
+            Ok((engine, memory, backend.name().to_owned()))
+        };
+        let started = devices::with(&self.on, self.threads, &notice, start);
+        let (engine, memory, device) = started.map_err(failed)?;
         // The device has its own. What is left would keep the file open, and its place on the disk in use.
         model.weights = Weights::default();
         let is_own = !matches!(source, Source::Library { .. });
@@ -386,7 +407,6 @@ impl ModelSource for Shelf {
             let name = source.name();
             return Err(LoadError::Failed(format!("{name} was changed while it was loaded; try again")));
         }
-        let device = backend.name().to_owned();
         Ok(Loaded { model: model.into(), engine, device, memory, block_size })
     }
 

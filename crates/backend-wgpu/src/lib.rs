@@ -12,15 +12,17 @@ mod hidden;
 pub mod layout;
 mod lower;
 mod matrix;
+mod pace;
 mod pages;
 mod plan;
 mod probe;
 mod runner;
 mod sampler;
+pub mod suite;
 mod tally;
 mod template;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use paguro_backend::{Backend, Capacity, Held, KvDtype, Limits, LoadError, Matrix, Program, Runner, Weights};
 
@@ -54,6 +56,8 @@ pub struct GpuOptions {
     /// Whether launches of a step of one row hand their results over without barriers, which takes a GPU that starts workgroups in the
     /// order of launches. If it is not said, those do that are known to.
     pub hand_over: Option<bool>,
+    /// Longest time that a submission should take; `None` is what suits the device.
+    pub submission: Option<Duration>,
     /// Compiles the kernels of GPUs with subgroups of 32, whatever this one is: to look at them, or, but for those with cooperative
     /// matrices, to run them where they take long. For tests.
     pub as_hardware: bool,
@@ -107,6 +111,21 @@ impl Gpu {
     /// in another order than those of more.
     pub fn exact_rows(&self) -> usize {
         lower::exact_rows(&self.device)
+    }
+
+    /// The numerics in force, for people.
+    pub fn numerics(&self) -> String {
+        match (self.device.cooperative, self.device.rules.keeps_order) {
+            (Some(_), _) => {
+                "fast: in its last bits, a token's logits depend on how many rows run with it; --numerics exact has equal bits in \
+                 any batch, and slower prompts"
+            }
+            (None, true) => "exact: a token's logits are the same bits whatever else runs with it",
+            (None, false) => {
+                "exact: sums have one order; but Metal's compiler may change it, so equal bits in any batch are not promised"
+            }
+        }
+        .to_owned()
     }
 
     /// Bytes per second that plain reading of the GPU's memory reaches: the median of some rounds.

@@ -1,12 +1,12 @@
 //! A loaded model: the contract's [`Runner`].
 
-use std::{collections::BTreeSet, iter, sync::Arc};
+use std::{collections::BTreeSet, iter, sync::Arc, time::Instant};
 
 use bytemuck::{bytes_of, cast_slice};
 use half::f16;
 use paguro_backend::{
-    KernelCount, Limits, LoadError, Outcome, Output, PageId, PageMove, Program, Runner, Sampled, Step,
-    StepError, StepOutput, Ticket, Want, Weights,
+    Carried, KernelCount, Limits, LoadError, Outcome, Output, PageId, PageMove, Program, Runner, Sampled,
+    Step, StepError, StepOutput, Ticket, Want, Weights,
     sampling::{self, Scratch},
 };
 
@@ -15,6 +15,7 @@ use crate::{
     canary::Canaries,
     device::{ARGS_BYTES, Device},
     lower::{Grid, Kernel, LOGIT_ROWS, Launch, Lowering, Model, product},
+    pace::{Pace, Pass},
     pages::page_words,
     plan::{Args, Plan, Tile},
     sampler::{self, Sampler},
@@ -37,6 +38,8 @@ pub struct GpuRunner {
     plan: Plan,
     /// Where the host reads whether kernels gave up (`hand.wgsl`) and tokens, of one step and of the next.
     canaries: Canaries,
+    /// Times of launches, where submissions have to be short.
+    pace: Pace,
     /// Where the host reads rows of logits or embeddings.
     rows: wgpu::Buffer,
     /// A page of one layer on its way: buffers are not copied onto themselves.
@@ -63,6 +66,8 @@ struct Flight {
     sampled: Vec<usize>,
     /// What the device has to come to first.
     submission: Option<wgpu::SubmissionIndex>,
+    /// When it was submitted, its rows and its launches, if the device did nothing else and it was one pass.
+    timed: Option<(Instant, usize, usize)>,
 }
 
 impl GpuRunner {
@@ -88,6 +93,7 @@ impl GpuRunner {
         let plan = Plan::new(&program.kv, &limits, model.tiling);
         device.wait().map_err(|error| LoadError::Device(error.to_string()))?;
         Ok(Self {
+            pace: Pace::new(options.submission.or(device.rules.submission)),
             canaries: Canaries::new(
                 &device,
                 1 + limits.max_outputs.max(1),
@@ -116,8 +122,32 @@ impl GpuRunner {
         self.submitted as usize % 2
     }
 
+    /// Plans and runs a step, in passes of as many rows as may run at once.
+    fn run_all(&mut self, step: &Step<'_>) -> Result<(), StepError> {
+        let rows = self.pace.rows(step.tokens.len());
+        if rows >= step.tokens.len() {
+            return self.plan_and_run(step, &|output| output);
+        }
+        let (groups, block_size) = (self.program.kv.groups.len(), self.limits.block_size);
+        for pass in Pass::split(step, rows, groups, block_size) {
+            self.plan_and_run(&pass.step(), &|output| pass.places[output])?;
+        }
+        Ok(())
+    }
+
+    /// The same for a step that is the whole one or a pass of it, with the places of its outputs in the whole one.
+    fn plan_and_run(&mut self, step: &Step<'_>, place: &dyn Fn(usize) -> usize) -> Result<(), StepError> {
+        self.plan.make(step);
+        for carried in step.carried {
+            // `submit` has looked.
+            let at = self.carried.iter().position(|&output| output == carried.output);
+            self.plan.carry(carried.row, at.unwrap_or_default());
+        }
+        self.run(step, place)
+    }
+
     /// Runs the planned step, in slices of its output rows.
-    fn run(&mut self, step: &Step<'_>) -> Result<(), StepError> {
+    fn run(&mut self, step: &Step<'_>, place: &dyn Fn(usize) -> usize) -> Result<(), StepError> {
         self.device.queue.write_buffer(&self.model.io.step, 0, cast_slice(&self.plan.words));
         let (outputs, logits) = (self.plan.output_rows.len(), self.plan.logit_rows);
         let mut first = 0;
@@ -125,7 +155,7 @@ impl GpuRunner {
             // Rows with and without logits do not share a slice.
             let end = if first < logits { logits } else { outputs };
             let count = (end - first).min(LOGIT_ROWS);
-            self.run_slice(step, first, count)?;
+            self.run_slice(step, place, first, count)?;
             first += count;
             if first >= outputs {
                 return Ok(());
@@ -134,7 +164,13 @@ impl GpuRunner {
     }
 
     /// Runs a slice of the output rows, and the whole pass before the first one.
-    fn run_slice(&mut self, step: &Step<'_>, first: usize, count: usize) -> Result<(), StepError> {
+    fn run_slice(
+        &mut self,
+        step: &Step<'_>,
+        place_of: &dyn Fn(usize) -> usize,
+        first: usize,
+        count: usize,
+    ) -> Result<(), StepError> {
         if self.device.timed {
             let launches = launches(&self.model, &self.plan, first, count);
             let kernels: BTreeSet<usize> = launches.iter().map(Planned::timed_as).collect();
@@ -154,8 +190,17 @@ impl GpuRunner {
         // A step that carries tokens is encoded while the one before runs.
         let first_launches = if step.carried.is_empty() { FIRST_LAUNCHES } else { launches.len() };
         let (mut rest, mut next) = (&launches[..], first_launches);
-        while rest.len() > next {
-            let (now, later) = rest.split_at(next);
+        let step_rows = step.tokens.len();
+        flight.timed = match (first, &flight.timed, self.submitted - self.collected) {
+            (0, None, 1) => Some((Instant::now(), step_rows, launches.len())),
+            _ => None,
+        };
+        loop {
+            let most = self.pace.launches(step_rows, next);
+            if rest.len() <= most {
+                break;
+            }
+            let (now, later) = rest.split_at(most);
             encode(&mut encoder, now, &mut self.tally);
             self.canaries.submit(&self.device, self.submitted, encoder)?;
             encoder = self.device.encoder();
@@ -170,7 +215,7 @@ impl GpuRunner {
                 Want::Sample(request)
                     if sampler.take(row, request, flight.sampled.len(), alone, &mut self.sampler) =>
                 {
-                    flight.sampled.push(index);
+                    flight.sampled.push(place_of(index));
                 }
                 _ => for_host.push((index, row)),
             }
@@ -234,7 +279,7 @@ impl GpuRunner {
             };
             for &(index, place) in &for_host {
                 let want = &step.outputs[index].want;
-                flight.answers[index] = match want {
+                flight.answers[place_of(index)] = match want {
                     Want::Embedding => Some(Outcome::Embedding(row(count * logits, normed, place))),
                     Want::Logits => Some(Outcome::Logits(row(0, logits, place))),
                     want => sampling::answer(&row(0, logits, place), want, scratch),
@@ -355,13 +400,9 @@ impl Runner for GpuRunner {
         if self.submitted - self.collected > usize::from(!step.carried.is_empty()) as u64 {
             return Err(StepError::Invalid("the step before was not collected".into()));
         }
-        self.plan.make(step);
-        for carried in step.carried {
-            let place = self.carried.iter().position(|&output| output == carried.output);
-            let place = place.ok_or_else(|| {
-                StepError::Invalid(format!("output {} of the step before was not carried", carried.output))
-            })?;
-            self.plan.carry(carried.row, place);
+        let unknown = step.carried.iter().find(|carried| !self.carried.contains(&carried.output));
+        if let Some(Carried { output, .. }) = unknown {
+            return Err(StepError::Invalid(format!("output {output} of the step before was not carried")));
         }
         self.submitted += 1;
         let turn = self.turn();
@@ -369,7 +410,8 @@ impl Runner for GpuRunner {
         flight.answers.clear();
         flight.answers.resize(step.outputs.len(), None);
         flight.sampled.clear();
-        let submitted = self.run(step);
+        flight.timed = None;
+        let submitted = self.run_all(step);
         let flight = &self.flights[turn];
         self.carried.clear();
         self.carried.extend(&flight.sampled);
@@ -388,7 +430,7 @@ impl Runner for GpuRunner {
         self.collected = number;
         let turn = number as usize % 2;
         let Self { flights, device, canaries, model, .. } = self;
-        let Flight { answers, sampled, submission } = &mut flights[turn];
+        let Flight { answers, sampled, submission, timed } = &mut flights[turn];
         let submission =
             submission.take().ok_or_else(|| StepError::Invalid("nothing was submitted".into()))?;
         let mut gave_up = false;
@@ -400,6 +442,9 @@ impl Runner for GpuRunner {
                 answers[index] = Some(Outcome::Sampled(Sampled { token, logprob: None, top: Vec::new() }));
             }
         });
+        if let Some((since, rows, launches)) = timed.take() {
+            self.pace.learn(rows, launches, since.elapsed());
+        }
         if read.is_err() {
             // A step that is on its way continues this one.
             self.failed = self.submitted;
@@ -464,8 +509,9 @@ impl Runner for GpuRunner {
 /// Submissions of the largest step, if each launch had its own.
 fn most_submissions(model: &Model, limits: &Limits) -> usize {
     // Beside its head, a slice of output rows has a norm, five launches that sample, and copies.
-    let slices = 1 + limits.max_outputs.div_ceil(LOGIT_ROWS);
-    model.body.len() + slices * (model.head.len() + model.one_row_head.len() + 8)
+    let passes = limits.max_rows.div_ceil(Pace::LEAST_ROWS);
+    let slices = passes + limits.max_outputs.div_ceil(LOGIT_ROWS);
+    passes * model.body.len() + slices * (model.head.len() + model.one_row_head.len() + 8)
 }
 
 /// Where, in bytes, kernels say that they gave up (`hand.wgsl`): in the last word of the buffer of the device's tokens.

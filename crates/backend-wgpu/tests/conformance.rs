@@ -4,12 +4,8 @@
 
 use std::sync::LazyLock;
 
-use paguro_backend::{
-    KvDtype, WeightFormat,
-    conformance::{Subject, Tolerance},
-    reference::KvRounding,
-};
-use paguro_backend_wgpu::{Gpu, GpuOptions, gpus};
+use paguro_backend::{KvDtype, conformance::Subject};
+use paguro_backend_wgpu::{Gpu, GpuOptions, gpus, suite::subject};
 
 /// Opened once: its kernels are compiled once for all cases.
 static EXACT: LazyLock<Result<Gpu, String>> = LazyLock::new(|| open(GpuOptions::default()));
@@ -31,57 +27,26 @@ fn open_software(options: GpuOptions, why: &str) -> Result<Gpu, String> {
     open(options)
 }
 
-fn subject(gpu: &Gpu, kv_dtype: KvDtype) -> Subject {
-    use WeightFormat::*;
-    let gpu = gpu.clone();
-    Subject {
-        exact_rows: gpu.exact_rows(),
-        tolerance: match kv_dtype {
-            KvDtype::Q8 => of_q8_pages,
-            _ if gpu.exact_rows() > 1 => of_halves,
-            _ => Tolerance::of_8_bit_activations,
-        },
-        backend: Box::new(move |_threads| Box::new(gpu.clone())),
-        has_threads: false,
-        kv_dtype,
-        kv: KvRounding::F16,
-        unsupported: &[],
-        kernel_formats: match kv_dtype {
-            // One for each layout.
-            KvDtype::F16 => &[F32, F16, BF16, Q2_K, Q4_K, Q5_K, Q6_K, Q8_0],
-            // Products are the same, whatever pages store.
-            KvDtype::Q8 => &[F32, Q4_K],
-        },
-    }
-}
-
-fn of_halves(format: WeightFormat) -> Tolerance {
-    match format {
-        WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => Tolerance {
-            error: 1e-2,
-            reason: "cooperative matrices take activations, queries and what tokens weigh in half precision",
-        },
-        _ => Tolerance::of_8_bit_activations(format),
-    }
-}
-
-/// The reference stores the same eight bits and multiplies them as the same numbers; but a number of K or V that falls on the other
-/// side of a rounding is a step away, up to 1/127 of its block's largest.
-fn of_q8_pages(format: WeightFormat) -> Tolerance {
-    match format {
-        WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => {
-            Tolerance { error: 0.02, reason: "K or V on the other side of a rounding to eight bits" }
-        }
-        _ => Tolerance { error: 1.0, reason: "the same, and activations have 8 bits in every product" },
-    }
-}
-
 paguro_backend::conformance!(maybe EXACT.as_ref().map(|gpu| subject(gpu, KvDtype::F16)));
 
 mod q8 {
     use super::{EXACT, KvDtype, subject};
 
     paguro_backend::conformance!(maybe EXACT.as_ref().map(|gpu| subject(gpu, KvDtype::Q8)));
+}
+
+/// Submissions of one launch, and steps in passes of a few rows, as on GPUs with a watchdog.
+mod short {
+    use std::{sync::LazyLock, time::Duration};
+
+    use super::{Gpu, GpuOptions, KvDtype, open, subject};
+
+    static SHORT: LazyLock<Result<Gpu, String>> = LazyLock::new(|| {
+        open(GpuOptions { submission: Some(Duration::from_nanos(1)), ..GpuOptions::default() })
+    });
+
+    paguro_backend::conformance!(maybe SHORT.as_ref().map(|gpu| subject(gpu, KvDtype::F16)); only
+        alternating_windows many_rows outputs carried_tokens);
 }
 
 mod cooperative {

@@ -10,6 +10,7 @@
 mod check;
 pub mod conformance;
 pub mod counters;
+pub mod excerpt;
 pub mod format;
 pub mod kv;
 pub mod program;
@@ -21,6 +22,7 @@ mod validate;
 pub mod weights;
 
 pub use counters::KernelCount;
+pub use excerpt::excerpt;
 pub use format::WeightFormat;
 pub use kv::{KV_BLOCK, KvDtype, quantize_kv};
 pub use program::{

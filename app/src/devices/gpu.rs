@@ -1,0 +1,227 @@
+//! GPUs, through Metal or Vulkan, each checked against the CPU before it runs a model.
+
+use std::{
+    fs,
+    hash::{DefaultHasher, Hash, Hasher},
+    io::Write,
+    path::{Path, PathBuf},
+    sync::OnceLock,
+};
+
+use paguro_backend::{
+    Backend, Capacity, Held, KvDtype, Limits, LoadError, Matrix, Program, Runner, Weights,
+    conformance::{CASES, Case},
+    excerpt,
+};
+use paguro_backend_cpu::{Cpu, CpuOptions};
+use paguro_backend_wgpu::{Gpu, GpuOptions, gpus, suite};
+use serde_json::{Value, json};
+
+use super::{Chosen, known_answer};
+use crate::{
+    cli::Numerics,
+    failure::{Failure, Outcome},
+};
+
+/// Checks that were passed; `None` without a home to keep them in.
+static PASSED: OnceLock<Option<PathBuf>> = OnceLock::new();
+
+/// Keeps checks that were passed in this file.
+pub fn remember_in(file: Option<PathBuf>) {
+    // Said once, at the start.
+    let _ = PASSED.set(file);
+}
+
+/// The first GPU that may be chosen without being named.
+pub fn automatic() -> Option<usize> {
+    gpus().into_iter().find(|gpu| gpu.not_automatic.is_none()).map(|gpu| gpu.index)
+}
+
+/// The GPUs that there are.
+pub fn summary() -> String {
+    let names: Vec<_> = gpus().into_iter().map(|gpu| gpu.name).collect();
+    if names.is_empty() { "no GPU".to_owned() } else { names.join(", ") }
+}
+
+pub fn open(index: usize, timed: bool, numerics: Option<Numerics>) -> Outcome<Chosen> {
+    let gpu = find(index, GpuOptions { timed, ..options(numerics) })?;
+    let numerics = gpu.numerics();
+    Ok(Chosen { backend: Box::new(Checked(gpu)), threads: 1, numerics })
+}
+
+pub fn read_bandwidth(index: usize, rounds: usize) -> Outcome<f64> {
+    find(index, GpuOptions::default())?.read_bandwidth(rounds).map_err(|error| Failure::from_error(&error))
+}
+
+fn options(numerics: Option<Numerics>) -> GpuOptions {
+    GpuOptions { cooperative: numerics != Some(Numerics::Exact), ..GpuOptions::default() }
+}
+
+fn find(index: usize, options: GpuOptions) -> Outcome<Gpu> {
+    Gpu::open(index, options)
+        .map_err(|error| Failure::usage(error).hint("`paguro devices` lists what there is"))
+}
+
+/// A GPU that computes an excerpt of each model as the CPU does, before it gets the model.
+struct Checked(Gpu);
+
+impl Checked {
+    /// Compares the GPU with the CPU, unless this version has done so before.
+    fn check(&self, program: &Program, weights: &Weights, limits: Limits) -> Result<(), LoadError> {
+        let (program, weights) = excerpt(program, weights);
+        let Capacity { description, .. } = self.0.capacity();
+        let key = key(&description, &self.0.numerics(), &program, &weights, &limits);
+        let file = PASSED.get().and_then(Option::as_deref);
+        // A build with assertions is one whose kernels somebody may be changing.
+        if !cfg!(debug_assertions) && file.is_some_and(|file| has(file, &key)) {
+            return Ok(());
+        }
+        let reference = Cpu::new(CpuOptions::default());
+        known_answer::check(&self.0, &reference, (&program, &weights), limits).map_err(|problem| {
+            LoadError::Device(format!(
+                "{description} computes something else than the CPU for this model: {problem}; \
+                 `paguro devices --test` says more, --device cpu does without it"
+            ))
+        })?;
+        if let Some(file) = file {
+            // What cannot be kept is checked again.
+            let _ = keep(file, &key, &description);
+        }
+        Ok(())
+    }
+}
+
+/// Names a check: the device, its driver, this version, and the model's shapes.
+fn key(device: &str, numerics: &str, program: &Program, weights: &Weights, limits: &Limits) -> String {
+    let mut hasher = DefaultHasher::new();
+    let version = (env!("CARGO_PKG_VERSION"), option_env!("PAGURO_COMMIT"));
+    (device, numerics, version, format!("{program:?}")).hash(&mut hasher);
+    for matrix in &weights.matrices {
+        (matrix.rows, matrix.cols, matrix.format.to_string()).hash(&mut hasher);
+    }
+    let Limits { block_size, max_rows, kv_dtype, attention, .. } = limits;
+    format!("{block_size} {max_rows} {kv_dtype:?} {attention:?}").hash(&mut hasher);
+    format!("{:016x}", hasher.finish())
+}
+
+fn has(file: &Path, key: &str) -> bool {
+    fs::read_to_string(file).is_ok_and(|text| text.lines().any(|line| line.starts_with(key)))
+}
+
+fn keep(file: &Path, key: &str, device: &str) -> std::io::Result<()> {
+    if let Some(folder) = file.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    let mut file = fs::OpenOptions::new().create(true).append(true).open(file)?;
+    writeln!(file, "{key} {device}")
+}
+
+impl Backend for Checked {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn capacity(&self) -> Capacity {
+        self.0.capacity()
+    }
+
+    fn page_bytes(&self, program: &Program, block_size: usize, kv_dtype: KvDtype) -> usize {
+        self.0.page_bytes(program, block_size, kv_dtype)
+    }
+
+    fn held(&self, matrix: &Matrix) -> Held {
+        self.0.held(matrix)
+    }
+
+    fn buffer_bytes(&self, program: &Program, limits: &Limits) -> u64 {
+        self.0.buffer_bytes(program, limits)
+    }
+
+    fn load(
+        &self,
+        program: &Program,
+        weights: Weights,
+        limits: Limits,
+    ) -> Result<Box<dyn Runner>, LoadError> {
+        self.check(program, &weights, limits)?;
+        self.0.load(program, weights, limits)
+    }
+}
+
+/// A GPU as `paguro devices` shows it.
+pub struct Listed {
+    /// `gpu:0`.
+    pub name: String,
+    /// What it has, or why it does not open.
+    pub capacity: Result<Capacity, String>,
+    /// The numerics in force.
+    pub numerics: String,
+    /// Why `auto` does not choose it.
+    pub not_automatic: Option<String>,
+    is_software: bool,
+}
+
+impl Listed {
+    /// For programs.
+    pub fn json(&self) -> Value {
+        let capacity = self.capacity.as_ref();
+        json!({
+            "device": self.name,
+            "description": capacity.map_or_else(Clone::clone, |capacity| capacity.description.clone()),
+            "bytes_free": capacity.map_or(0, |capacity| capacity.bytes_free),
+            "features": capacity.map_or(&[][..], |capacity| &capacity.features),
+            "numerics": self.numerics,
+            "not_automatic": self.not_automatic,
+            "is_software": self.is_software,
+        })
+    }
+}
+
+/// All GPUs.
+pub fn list(numerics: Option<Numerics>) -> Vec<Listed> {
+    let listed = |info: paguro_backend_wgpu::GpuInfo| {
+        let gpu = Gpu::open(info.index, options(numerics));
+        Listed {
+            name: format!("gpu:{}", info.index),
+            numerics: gpu.as_ref().map_or_else(|_| String::new(), Gpu::numerics),
+            capacity: gpu.map(|gpu| gpu.capacity()),
+            not_automatic: info.not_automatic,
+            is_software: info.is_software,
+        }
+    };
+    gpus().into_iter().map(listed).collect()
+}
+
+/// Runs the conformance suite on a GPU and tells the outcome of each case.
+///
+/// # Errors
+/// It does not open; the number of cases that failed.
+pub fn test(
+    index: usize,
+    mut tell: impl FnMut(&str, &str, Result<(), String>) -> Outcome<()>,
+) -> Outcome<()> {
+    let (mut failed, mut all) = (0, 0);
+    let mut run = |what: &str, gpu: &Gpu, kv_dtype: KvDtype| -> Outcome<()> {
+        let subject = suite::subject(gpu, kv_dtype);
+        for &Case { name, run } in CASES {
+            let verdict = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&subject)));
+            let verdict = verdict.unwrap_or_else(|_| Err("it panicked".to_owned()));
+            (failed, all) = (failed + usize::from(verdict.is_err()), all + 1);
+            tell(what, name, verdict)?;
+        }
+        Ok(())
+    };
+    let poison = true;
+    let exact = find(index, GpuOptions { poison, ..options(Some(Numerics::Exact)) })?;
+    run("exact", &exact, KvDtype::F16)?;
+    run("exact, K and V of eight bits", &exact, KvDtype::Q8)?;
+    let fast = find(index, GpuOptions { poison, ..options(Some(Numerics::Fast)) })?;
+    if fast.exact_rows() > 1 {
+        run("fast", &fast, KvDtype::F16)?;
+    }
+    match failed {
+        0 => Ok(()),
+        _ => Err(Failure::new(format!("{failed} of {all} cases failed on gpu:{index}"))
+            .hint("please report them with the output of `paguro devices`")),
+    }
+}

@@ -1,0 +1,138 @@
+//! Compares a device with the CPU on a short piece of a model, before the model is trusted to it.
+//!
+//! Kernels are compiled for a model's shapes and formats by drivers that this project may never have met. So an excerpt of the model
+//! ([`paguro_backend::excerpt`]) runs on the device and on the CPU: steps of many rows, of some and of one, as they have different
+//! kernels, and one token that the device samples.
+
+use paguro_backend::{
+    Backend, Limits, Outcome, Output, PageId, Program, Runner, SampleRequest, SamplingParams, Step,
+    StepOutput, StepSequence, Want, Weights,
+};
+
+/// Rows of the steps. Together they are more than one split of attention has.
+const STEPS: [usize; 5] = [264, 24, 4, 1, 1];
+
+/// Greatest root mean square of the logits' errors, in units of their standard deviation. Both devices round activations to eight
+/// bits, or one of them to half precision, which gives a few hundredths; unrelated numbers give 1.4.
+const TOLERANCE: f64 = 0.1;
+
+/// Checks the device's logits for an excerpt of a model, as [`paguro_backend::excerpt`] makes it.
+///
+/// # Errors
+/// What is wrong, for people.
+pub fn check(
+    device: &dyn Backend,
+    reference: &dyn Backend,
+    (program, weights): (&Program, &Weights),
+    limits: Limits,
+) -> Result<(), String> {
+    let steps = steps(limits.max_rows, limits.max_context);
+    let limits = Limits { pages: limits.pages.min(pages(program, &limits, &steps)), ..limits };
+    let (last, others) = steps.split_last().ok_or("there is no room for a step")?;
+    let rows = |backend: &dyn Backend| -> Result<(Rows, Outcome), String> {
+        let runner = backend.load(program, weights.clone(), limits).map_err(|error| error.to_string())?;
+        let mut rows = Sequence { runner, program, limits, len: 0 };
+        let logits = others.iter().map(|&count| rows.step(count, Want::Logits)).collect::<Result<_, _>>()?;
+        let params = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+        let request = SampleRequest { params: &params, draw: 0, history: &[], mask: None, logprobs: None };
+        let is_reference = std::ptr::addr_eq(backend, reference);
+        let want = if is_reference { Want::Logits } else { Want::Sample(request) };
+        Ok((logits, rows.step(*last, want)?))
+    };
+    let (expected, last_logits) = rows(reference)?;
+    let (found, sampled) = rows(device)?;
+    for ((expected, found), rows) in expected.iter().zip(&found).zip(others) {
+        let (Outcome::Logits(expected), Outcome::Logits(found)) = (expected, found) else {
+            return Err("a step has no logits".to_owned());
+        };
+        compare(expected, found).map_err(|problem| format!("in a step of {rows} rows, {problem}"))?;
+    }
+    let (Outcome::Logits(logits), Outcome::Sampled(sampled)) = (&last_logits, &sampled) else {
+        return Err("the last step has no token".to_owned());
+    };
+    let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let own = logits.get(sampled.token as usize).copied().unwrap_or(f32::NEG_INFINITY);
+    match f64::from(best - own) <= 4.0 * TOLERANCE * deviation(logits) {
+        true => Ok(()),
+        false => Err(format!("token {} was sampled, whose logit is {own}, not {best}", sampled.token)),
+    }
+}
+
+/// Logits of the last row of each step.
+type Rows = Vec<Outcome>;
+
+/// Rows of the steps that fit.
+fn steps(max_rows: usize, max_context: usize) -> Vec<usize> {
+    let small: usize = STEPS[1..].iter().sum();
+    let first = STEPS[0].min(max_rows).min(max_context.saturating_sub(small));
+    let mut left = max_context;
+    let fits = |rows: usize| {
+        let fits = rows > 0 && rows <= max_rows && rows <= left;
+        left -= if fits { rows } else { 0 };
+        fits.then_some(rows)
+    };
+    [first].into_iter().chain(STEPS[1..].iter().copied()).filter_map(fits).collect()
+}
+
+/// Pages of one sequence with all steps, and page 0.
+fn pages(program: &Program, limits: &Limits, steps: &[usize]) -> usize {
+    1 + program.kv.groups.len() * steps.iter().sum::<usize>().div_ceil(limits.block_size)
+}
+
+/// A sequence that grows from step to step.
+struct Sequence<'a> {
+    runner: Box<dyn Runner>,
+    program: &'a Program,
+    limits: Limits,
+    len: usize,
+}
+
+impl Sequence<'_> {
+    /// Runs `rows` more rows and returns what the last one is asked for.
+    fn step(&mut self, rows: usize, want: Want<'_>) -> Result<Outcome, String> {
+        let (start, end) = (self.len, self.len + rows);
+        let vocab = self.program.vocab;
+        let tokens: Vec<u32> = (start..end).map(|at| ((at * 7919 + 13) % vocab) as u32).collect();
+        let groups = self.program.kv.groups.len();
+        let blocks = end.div_ceil(self.limits.block_size);
+        let pages: Vec<_> = (0..groups)
+            .flat_map(|group| (0..blocks).map(move |block| PageId((1 + block * groups + group) as u32)))
+            .collect();
+        if pages.iter().any(|page| page.0 as usize >= self.limits.pages) {
+            return Err(format!("{} pages are too few", self.limits.pages));
+        }
+        let sequences = [StepSequence { rows: 0..rows, start, tables: 0..pages.len() }];
+        let outputs = [Output { row: rows - 1, want }];
+        let step =
+            Step { tokens: &tokens, carried: &[], sequences: &sequences, pages: &pages, outputs: &outputs };
+        let mut out = StepOutput::default();
+        let ticket = self.runner.submit(&step).map_err(|error| error.to_string())?;
+        self.runner.collect(ticket, &mut out).map_err(|error| error.to_string())?;
+        self.len = end;
+        out.outcomes.pop().ok_or_else(|| "nothing was computed".to_owned())
+    }
+}
+
+fn compare(expected: &[f32], found: &[f32]) -> Result<(), String> {
+    if let Some(number) = found.iter().find(|number| !number.is_finite()) {
+        return Err(format!("a logit is {number}"));
+    }
+    let squares: f64 = expected.iter().zip(found).map(|(a, b)| f64::from(a - b).powi(2)).sum();
+    let error = (squares / expected.len() as f64).sqrt();
+    let deviation = deviation(expected);
+    match error <= TOLERANCE * deviation + 1e-6 {
+        true => Ok(()),
+        false => Err(format!("logits are off by {error:.3}, where {deviation:.3} is their spread")),
+    }
+}
+
+/// Standard deviation.
+fn deviation(numbers: &[f32]) -> f64 {
+    let mean = |numbers: &mut dyn Iterator<Item = f64>, count: usize| numbers.sum::<f64>() / count as f64;
+    let middle = mean(&mut numbers.iter().map(|&number| f64::from(number)), numbers.len());
+    mean(&mut numbers.iter().map(|&number| (f64::from(number) - middle).powi(2)), numbers.len()).sqrt()
+}
+
+#[cfg(test)]
+#[path = "known_answer/tests.rs"]
+mod tests;

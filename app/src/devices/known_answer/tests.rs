@@ -1,0 +1,134 @@
+use paguro_backend::{
+    AttentionMode, Capacity, KernelCount, KvDtype, LoadError, Op, PageMove, StepError, Ticket, WeightFormat,
+    conformance::ModelShape, excerpt, reference::Reference,
+};
+
+use super::*;
+
+/// A device with a defect.
+#[derive(Clone, Copy)]
+enum Defect {
+    /// Computes with other weights in one operation.
+    Operation(&'static str),
+    /// Answers steps of so many rows with what the step before had.
+    Stale(usize),
+    /// Samples another token.
+    Token,
+    None,
+}
+
+struct Broken(Defect);
+
+struct BrokenRunner(Box<dyn Runner>, Defect, Vec<Outcome>);
+
+impl Backend for Broken {
+    fn name(&self) -> &str {
+        "broken"
+    }
+
+    fn capacity(&self) -> Capacity {
+        Reference::default().capacity()
+    }
+
+    fn page_bytes(&self, program: &Program, block_size: usize, kv_dtype: KvDtype) -> usize {
+        Reference::default().page_bytes(program, block_size, kv_dtype)
+    }
+
+    fn buffer_bytes(&self, program: &Program, limits: &Limits) -> u64 {
+        Reference::default().buffer_bytes(program, limits)
+    }
+
+    fn load(
+        &self,
+        program: &Program,
+        weights: Weights,
+        limits: Limits,
+    ) -> Result<Box<dyn Runner>, LoadError> {
+        let mut program = program.clone();
+        if let Defect::Operation(name) = self.0 {
+            for op in program.ops.iter_mut().filter(|op| op.name() == name) {
+                match op {
+                    Op::Attend(op) => op.scale *= 2.0,
+                    Op::NormGateUp(op) => op.up = op.gate,
+                    Op::NormQkvRopeStore(op) => op.v = op.k,
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        let runner = Reference::default().load(&program, weights, limits)?;
+        Ok(Box::new(BrokenRunner(runner, self.0, Vec::new())))
+    }
+}
+
+impl Runner for BrokenRunner {
+    fn submit(&mut self, step: &Step<'_>) -> Result<Ticket, StepError> {
+        let ticket = self.0.submit(step)?;
+        if !matches!(self.1, Defect::Stale(rows) if rows == step.tokens.len()) {
+            self.2.clear();
+        }
+        Ok(ticket)
+    }
+
+    fn collect(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<(), StepError> {
+        self.0.collect(ticket, out)?;
+        match (self.1, &mut out.outcomes[..]) {
+            (Defect::Token, [Outcome::Sampled(sampled)]) => sampled.token = (sampled.token + 1) % 100,
+            (_, [Outcome::Logits(logits)]) => match self.2.first() {
+                Some(Outcome::Logits(stale)) => logits.clone_from(stale),
+                _ => self.2 = out.outcomes.clone(),
+            },
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {
+        self.0.move_pages(moves)
+    }
+
+    fn kernel_counts(&self) -> Vec<KernelCount> {
+        self.0.kernel_counts()
+    }
+}
+
+fn check_with(defect: Defect) -> Result<(), String> {
+    let shape =
+        ModelShape { windows: vec![None, Some(40), None], ..ModelShape::of_format(WeightFormat::Q8_0) };
+    let model = shape.build(1);
+    let (program, weights) = excerpt(&model.program, &model.weights);
+    let limits = Limits {
+        block_size: 32,
+        pages: 1000,
+        max_rows: 64,
+        max_sequences: 1,
+        max_outputs: 1,
+        max_context: 128,
+        kv_dtype: KvDtype::F16,
+        attention: AttentionMode::Paged,
+    };
+    check(&Broken(defect), &Reference::default(), (&program, &weights), limits)
+}
+
+#[test]
+fn defects_are_found() {
+    check_with(Defect::None).unwrap();
+    for operation in ["attend", "norm_gate_up", "norm_qkv_rope_store"] {
+        let problem = check_with(Defect::Operation(operation)).expect_err(operation);
+        assert!(problem.contains("logits are off"), "{problem}");
+    }
+    // Each step has kernels of its own.
+    for rows in [24, 4, 1] {
+        let problem = check_with(Defect::Stale(rows)).expect_err("stale logits");
+        assert!(problem.contains(&format!("{rows} rows")), "{problem}");
+    }
+    assert!(check_with(Defect::Token).unwrap_err().contains("was sampled"));
+}
+
+#[test]
+fn steps_fit_into_small_contexts() {
+    assert_eq!(steps(512, 4096), STEPS);
+    assert_eq!(steps(128, 4096), [128, 24, 4, 1, 1]);
+    assert_eq!(steps(512, 64), [34, 24, 4, 1, 1]);
+    assert_eq!(steps(8, 64), [8, 4, 1, 1]);
+    assert_eq!(steps(512, 4), [4]);
+}

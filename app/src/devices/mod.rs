@@ -1,0 +1,311 @@
+//! The concrete devices: this folder alone names them. And `paguro devices`, which lists and tests them.
+
+#[cfg(any(feature = "gpu", target_os = "macos"))]
+mod gpu;
+#[cfg(any(test, feature = "gpu", target_os = "macos"))]
+mod known_answer;
+
+use std::{fmt, path::PathBuf};
+
+use paguro_backend::{Backend, Capacity};
+use paguro_backend_cpu::{Cpu, CpuOptions, Isa};
+use serde_json::json;
+
+use crate::{
+    cli::{Device, DevicesArgs, RunOnArgs},
+    failure::{Failure, Outcome},
+    output::Output,
+    settings::Terminal,
+    units,
+};
+
+/// Rounds of the read-bandwidth probe: the median of three, in well under a second.
+const PROBE_ROUNDS: usize = 3;
+
+/// A device that was chosen.
+pub struct Chosen {
+    /// The device.
+    pub backend: Box<dyn Backend>,
+    /// CPU threads it uses.
+    pub threads: usize,
+    /// What can be said about its numbers.
+    pub numerics: String,
+}
+
+/// The numerics of the CPU backend, whatever is asked for.
+const CPU_NUMERICS: &str = "exact: a token's logits are the same bits whatever else runs with it";
+
+/// Keeps in this file which GPUs have computed what the CPU computes.
+pub fn remember_in(file: Option<PathBuf>) {
+    gpu::remember_in(file);
+}
+
+impl fmt::Debug for Chosen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Chosen").field(&self.backend.name()).finish()
+    }
+}
+
+/// Opens a device.
+type Opener<'a> = Box<dyn Fn() -> Outcome<Chosen> + 'a>;
+
+/// Starts something on the device that the flags ask for. If that is `auto` and anything fails on the GPU, it is started on the CPU,
+/// and `notice` gets one line that says why.
+///
+/// # Errors
+/// A device that this machine does not have or this binary cannot use; what `start` says.
+pub fn with<T>(
+    on: &RunOnArgs,
+    threads: Option<usize>,
+    notice: &dyn Fn(&str),
+    start: impl FnMut(Chosen) -> Outcome<T>,
+) -> Outcome<T> {
+    let on_cpu: Opener<'_> = Box::new(|| {
+        let cpu = cpu(on, threads)?;
+        Ok(Chosen { threads: cpu.threads(), backend: Box::new(cpu), numerics: CPU_NUMERICS.to_owned() })
+    });
+    let on_gpu = |index: usize| -> Opener<'_> { Box::new(move || gpu::open(index, on.timed, on.numerics)) };
+    let openers = match (on.device, &on.isa) {
+        (Device::Cpu, _) | (Device::Auto, Some(_)) => vec![on_cpu],
+        (Device::Auto, None) => gpu::automatic().map(on_gpu).into_iter().chain([on_cpu]).collect(),
+        (Device::Gpu(index), _) => vec![on_gpu(index)],
+    };
+    first_of(&openers, notice, start)
+}
+
+fn first_of<T>(
+    openers: &[Opener<'_>],
+    notice: &dyn Fn(&str),
+    mut start: impl FnMut(Chosen) -> Outcome<T>,
+) -> Outcome<T> {
+    let Some((last, others)) = openers.split_last() else { return Err(Failure::new("there is no device")) };
+    let mut reason = None;
+    for opener in others {
+        match opener().and_then(&mut start) {
+            Ok(started) => return Ok(started),
+            Err(failure) => reason = Some(failure),
+        }
+    }
+    let started = last().and_then(start)?;
+    // What fails on both is not the GPU's.
+    if let Some(reason) = reason {
+        notice(&format!("the GPU is not used, the CPU is: {}", reason.message()));
+    }
+    Ok(started)
+}
+
+/// Opens the device that the flags ask for.
+///
+/// # Errors
+/// One that this machine does not have, or this binary cannot use.
+pub fn open(on: &RunOnArgs, threads: Option<usize>, notice: &dyn Fn(&str)) -> Outcome<Chosen> {
+    with(on, threads, notice, Ok)
+}
+
+/// Bytes per second that the memory of the device with this name can be read with.
+///
+/// # Errors
+/// No memory to read, no threads.
+pub fn read_bandwidth(on: &RunOnArgs, device: &str, threads: Option<usize>) -> Outcome<f64> {
+    let failed = |error: &dyn fmt::Display| Failure::new(format!("cannot probe the memory's speed: {error}"));
+    let gpu = match on.device {
+        Device::Gpu(index) => Some(index),
+        Device::Auto if device != "cpu" => gpu::automatic(),
+        _ => None,
+    };
+    match gpu {
+        Some(index) => gpu::read_bandwidth(index, PROBE_ROUNDS),
+        None => {
+            let threads = cpu(on, threads)?.threads();
+            paguro_backend_cpu::read_bandwidth(threads, PROBE_ROUNDS).map_err(|error| failed(&error))
+        }
+    }
+}
+
+/// What a binary without GPU kernels says.
+#[cfg(not(any(feature = "gpu", target_os = "macos")))]
+mod gpu {
+    use std::path::PathBuf;
+
+    use super::Chosen;
+    use crate::{
+        cli::Numerics,
+        failure::{Failure, Outcome},
+    };
+
+    pub fn remember_in(_file: Option<PathBuf>) {}
+
+    pub fn automatic() -> Option<usize> {
+        None
+    }
+
+    pub fn summary() -> String {
+        "no GPU kernels".to_owned()
+    }
+
+    pub fn open(_index: usize, _timed: bool, _numerics: Option<Numerics>) -> Outcome<Chosen> {
+        Err(absent())
+    }
+
+    pub fn read_bandwidth(_index: usize, _rounds: usize) -> Outcome<f64> {
+        Err(absent())
+    }
+
+    pub fn test(
+        _index: usize,
+        _tell: impl FnMut(&str, &str, Result<(), String>) -> Outcome<()>,
+    ) -> Outcome<()> {
+        Err(absent())
+    }
+
+    fn absent() -> Failure {
+        Failure::usage("this binary was built without GPU kernels")
+            .hint("build it with its default features, or use --device cpu")
+    }
+}
+
+fn cpu(on: &RunOnArgs, threads: Option<usize>) -> Outcome<Cpu> {
+    let isa = on.isa.as_deref().map(isa).transpose()?;
+    Ok(Cpu::new(CpuOptions { threads, isa, ..CpuOptions::default() }))
+}
+
+fn isa(name: &str) -> Outcome<Isa> {
+    Isa::from_name(name).ok_or_else(|| {
+        let names: Vec<_> = Isa::supported().into_iter().map(Isa::name).collect();
+        Failure::usage(format!("this machine cannot run `{name}`"))
+            .hint(format!("it can run {}", names.join(", ")))
+    })
+}
+
+/// What this machine runs models on, in a few words for the version: the kernels of the CPU, and GPUs.
+pub fn summary() -> Vec<String> {
+    let cpu = Cpu::new(CpuOptions::default());
+    let kernels = cpu.capacity().features.first().map_or_else(String::new, |isa| format!(" {isa}"));
+    vec![format!("{}{kernels}", cpu.name()), gpu::summary()]
+}
+
+/// Runs `paguro devices`.
+///
+/// # Errors
+/// Standard output's; cases of the suite that failed.
+pub fn devices(args: &DevicesArgs, terminal: Terminal) -> Outcome<()> {
+    let mut out = Output::new();
+    if args.test {
+        return test(args, &mut out);
+    }
+    let cpu = Cpu::new(CpuOptions::default());
+    let (name, threads, capacity) = (cpu.name(), cpu.threads(), cpu.capacity());
+    if args.json {
+        out.json(&json!({
+            "device": name,
+            "description": capacity.description,
+            "bytes_free": capacity.bytes_free,
+            "features": capacity.features,
+            "threads": threads,
+            "numerics": CPU_NUMERICS,
+        }))?;
+    } else {
+        show(&mut out, name, &capacity, "kernels for", CPU_NUMERICS, terminal)?;
+    }
+    #[cfg(any(feature = "gpu", target_os = "macos"))]
+    for gpu in gpu::list(args.numerics) {
+        match &gpu.capacity {
+            _ if args.json => out.json(&gpu.json())?,
+            Ok(capacity) => {
+                show(&mut out, &gpu.name, capacity, "with", &gpu.numerics, terminal)?;
+                if let Some(reason) = &gpu.not_automatic {
+                    out.line(format_args!("     not chosen by --device auto: {reason}"))?;
+                }
+            }
+            Err(error) => out.line(format_args!("{}  {error}", terminal.bold(&gpu.name)))?,
+        }
+    }
+    Ok(())
+}
+
+/// Runs the conformance suite on a GPU.
+fn test(args: &DevicesArgs, out: &mut Output) -> Outcome<()> {
+    let index = match args.device {
+        Device::Gpu(index) => index,
+        Device::Auto => gpu::automatic().ok_or_else(|| {
+            Failure::new("there is no GPU that --device auto would choose").hint("name one: --device gpu:0")
+        })?,
+        Device::Cpu => {
+            return Err(Failure::usage(
+                "--test is for GPUs; the CPU's kernels are tested where they are built",
+            ));
+        }
+    };
+    gpu::test(index, |what, case, verdict| {
+        if args.json {
+            return out.json(&json!({"numerics": what, "case": case, "problem": verdict.err()}));
+        }
+        match verdict {
+            Ok(()) => out.line(format_args!("ok      {what}: {case}")),
+            Err(problem) => out.line(format_args!("FAILED  {what}: {case}: {problem}")),
+        }
+    })
+}
+
+fn show(
+    out: &mut Output,
+    name: &str,
+    capacity: &Capacity,
+    features: &str,
+    numerics: &str,
+    terminal: Terminal,
+) -> Outcome<()> {
+    out.line(format_args!("{}  {}", terminal.bold(name), capacity.description))?;
+    out.line(format_args!(
+        "     {} free, {features} {}",
+        units::bytes(capacity.bytes_free),
+        capacity.features.join(", ")
+    ))?;
+    out.line(format_args!("     numerics {numerics}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    fn opened(name: &str) -> Outcome<Chosen> {
+        let backend = Box::new(Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }));
+        Ok(Chosen { backend, threads: 1, numerics: name.to_owned() })
+    }
+
+    #[test]
+    fn whatever_fails_on_the_gpu_ends_on_the_cpu() {
+        let cases: [(Opener<'_>, &str, Option<&str>); 4] = [
+            (Box::new(|| opened("gpu")), "none", None),
+            (Box::new(|| Err(Failure::new("it does not open"))), "none", Some("it does not open")),
+            (Box::new(|| opened("gpu")), "gpu", Some("gpu cannot load")),
+            (Box::new(|| opened("gpu")), "gpu and cpu", None),
+        ];
+        for (opener, fails_on, reason) in cases {
+            let openers = [opener, Box::new(|| opened("cpu"))];
+            let notices = RefCell::new(Vec::new());
+            let notice = |line: &str| notices.borrow_mut().push(line.to_owned());
+            let started = first_of(&openers, &notice, |chosen| match fails_on.contains(&chosen.numerics) {
+                true => Err(Failure::new(format!("{} cannot load", chosen.numerics))),
+                false => Ok(chosen.numerics),
+            });
+            let notices = notices.into_inner();
+            match reason {
+                Some(reason) => {
+                    assert_eq!(started.unwrap(), "cpu");
+                    assert!(notices.len() == 1 && notices[0].contains(reason) && !notices[0].contains('\n'));
+                }
+                None => {
+                    assert_eq!(started.ok().as_deref(), if fails_on == "none" { Some("gpu") } else { None });
+                    assert_eq!(notices, [""; 0]);
+                }
+            }
+        }
+        // A device that was named is used or refused.
+        let named: Opener<'_> = Box::new(|| opened("gpu"));
+        let refused = first_of(&[named], &|_| (), |_| Err::<(), _>(Failure::new("numbers are wrong")));
+        assert_eq!(refused.unwrap_err().message(), "numbers are wrong");
+    }
+}

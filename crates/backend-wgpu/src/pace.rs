@@ -1,0 +1,203 @@
+//! Short submissions, for devices whose watchdog ends long ones or whose desktop would stutter.
+//!
+//! The time of a launch is learned from the steps that have run, by their number of rows. A submission gets as many launches as fit into
+//! the limit, and a step whose single launches are too long is split into passes of fewer rows.
+
+use std::time::Duration;
+
+use paguro_backend::{Carried, Output, PageId, Step, StepSequence};
+
+/// Row counts are learned by powers of two.
+const CLASSES: usize = 24;
+
+/// How much longer the longest launch of a layer takes than the average one.
+const LONGEST: u64 = 4;
+
+/// Rows of the first step of many rows, whose time nobody knows.
+const FIRST_ROWS: usize = 128;
+
+/// What is known about the device's speed.
+pub struct Pace {
+    limit: Option<u64>,
+    /// Nanoseconds of an average launch.
+    launch: [Option<u64>; CLASSES],
+}
+
+impl Pace {
+    /// Rows that are always worth a pass.
+    pub const LEAST_ROWS: usize = 16;
+
+    /// For a device on which submissions take at most so long.
+    pub fn new(limit: Option<Duration>) -> Self {
+        let limit = limit.map(|limit| (limit.as_nanos() as u64).max(1));
+        Self { limit, launch: [None; CLASSES] }
+    }
+
+    fn class(rows: usize) -> usize {
+        (rows.max(1).ilog2() as usize).min(CLASSES - 1)
+    }
+
+    /// Nanoseconds of an average launch with so many rows, or `None` before anything near has run.
+    fn launch_time(&self, rows: usize) -> Option<u64> {
+        let class = Self::class(rows);
+        self.launch[class].or_else(|| {
+            // Twice the rows take at most twice the time.
+            let known = (0..class).rev().find_map(|less| self.launch[less].map(|time| (time, class - less)));
+            known.map(|(time, doublings)| time.saturating_mul(1 << doublings.min(32)))
+        })
+    }
+
+    /// Launches of a submission, of which `wanted` would suit the device otherwise.
+    pub fn launches(&self, rows: usize, wanted: usize) -> usize {
+        let Some(limit) = self.limit else { return wanted };
+        let most = match self.launch_time(rows) {
+            Some(time) => (limit / time.max(1)) as usize,
+            None => FIRST_ROWS / rows.max(1),
+        };
+        wanted.min(most.max(1))
+    }
+
+    /// Rows of a pass, for a step of `rows` rows.
+    pub fn rows(&self, rows: usize) -> usize {
+        let Some(limit) = self.limit else { return rows };
+        let mut fits = rows;
+        let is_long = |rows: usize| match self.launch_time(rows) {
+            Some(time) => time.saturating_mul(LONGEST) > limit,
+            None => rows > FIRST_ROWS,
+        };
+        while fits > Self::LEAST_ROWS && is_long(fits) {
+            fits = (fits / 2).max(Self::LEAST_ROWS);
+        }
+        fits
+    }
+
+    /// A pass of so many rows and launches has taken this long.
+    pub fn learn(&mut self, rows: usize, launches: usize, time: Duration) {
+        if self.limit.is_none() || launches == 0 {
+            return;
+        }
+        let time = (time.as_nanos() as u64 / launches as u64).max(1);
+        let known = &mut self.launch[Self::class(rows)];
+        // A slow step counts at once, a fast one by and by: clocks change, and waiting is part of what is measured.
+        *known = Some(known.map_or(time, |known| time.max(known - known / 8)));
+    }
+}
+
+/// Some rows of a step as a step of their own.
+pub struct Pass<'a> {
+    tokens: &'a [u32],
+    carried: Vec<Carried>,
+    sequences: Vec<StepSequence>,
+    pages: Vec<PageId>,
+    outputs: Vec<Output<'a>>,
+    /// Index of each output among those of the whole step.
+    pub places: Vec<usize>,
+}
+
+impl<'a> Pass<'a> {
+    /// Splits a step of a model with so many KV groups and tokens in a page into passes of at most `rows` rows.
+    pub fn split(step: &'a Step<'a>, rows: usize, groups: usize, block_size: usize) -> Vec<Self> {
+        let starts = (0..step.tokens.len()).step_by(rows.max(1));
+        starts.map(|first| Self::new(step, first, rows, groups, block_size)).collect()
+    }
+
+    fn new(step: &'a Step<'a>, first: usize, rows: usize, groups: usize, block_size: usize) -> Self {
+        let end = (first + rows).min(step.tokens.len());
+        let (mut sequences, mut pages) = (Vec::new(), Vec::new());
+        for sequence in step.sequences {
+            let own = sequence.rows.start.max(first)..sequence.rows.end.min(end);
+            if own.is_empty() {
+                continue;
+            }
+            let start = sequence.start + own.start - sequence.rows.start;
+            let (table, blocks) = (pages.len(), (start + own.len()).div_ceil(block_size));
+            for group in 0..groups {
+                pages.extend_from_slice(&sequence.table(step.pages, group, groups)[..blocks]);
+            }
+            let rows = own.start - first..own.end - first;
+            sequences.push(StepSequence { rows, start, tables: table..pages.len() });
+        }
+        let (places, outputs) = step
+            .outputs
+            .iter()
+            .enumerate()
+            .filter(|(_, output)| (first..end).contains(&output.row))
+            .map(|(place, output)| (place, Output { row: output.row - first, want: output.want }))
+            .unzip();
+        let carried = step.carried.iter().filter(|carried| (first..end).contains(&carried.row));
+        let carried = carried.map(|carried| Carried { row: carried.row - first, ..*carried }).collect();
+        Self { tokens: &step.tokens[first..end], carried, sequences, pages, outputs, places }
+    }
+
+    /// The pass as a step.
+    pub fn step(&self) -> Step<'_> {
+        let Self { tokens, carried, sequences, pages, outputs, .. } = self;
+        Step { tokens, carried, sequences, pages, outputs }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_millis(100);
+
+    #[test]
+    fn submissions_stay_within_the_limit() {
+        let mut pace = Pace::new(Some(LIMIT));
+        // Before anything is known.
+        assert_eq!([1, 64, 512].map(|rows| pace.rows(rows)), [1, 64, 128]);
+        assert_eq!([1, 64, 128].map(|rows| pace.launches(rows, 48)), [48, 2, 1]);
+        // An 8B model on a small GPU: 512 rows take 21 s in 288 launches, some of which take four times as long as others.
+        pace.learn(128, 288, Duration::from_millis(5250));
+        assert_eq!(pace.launches(128, 192), 5);
+        assert_eq!(pace.rows(512), 128);
+        pace.learn(1, 288, Duration::from_millis(90));
+        assert_eq!(pace.launches(1, 192), 192);
+        // Something else keeps the GPU busy: passes become smaller at once, and larger again later.
+        pace.learn(128, 288, Duration::from_millis(21_000));
+        assert_eq!((pace.rows(512), pace.launches(128, 192)), (64, 1));
+        (0..20).for_each(|_| pace.learn(128, 288, Duration::from_millis(5250)));
+        assert_eq!(pace.rows(512), 128);
+    }
+
+    #[test]
+    fn other_devices_are_not_bounded() {
+        let mut pace = Pace::new(None);
+        pace.learn(512, 300, Duration::from_secs(30));
+        assert_eq!((pace.rows(2048), pace.launches(2048, 384)), (2048, 384));
+    }
+
+    #[test]
+    fn passes_are_steps() {
+        let pages: Vec<_> = (1..=14).map(PageId).collect();
+        // Two groups; a prompt of 40 tokens at position 30, and a sequence that decodes at position 50.
+        let sequences = [
+            StepSequence { rows: 0..40, start: 30, tables: 0..6 },
+            StepSequence { rows: 40..41, start: 50, tables: 6..10 },
+        ];
+        let tokens: Vec<u32> = (0..41).collect();
+        let want = paguro_backend::Want::Logits;
+        let outputs = [Output { row: 40, want }, Output { row: 3, want }];
+        let carried = [Carried { row: 40, output: 0 }];
+        let step = Step {
+            tokens: &tokens,
+            carried: &carried,
+            sequences: &sequences,
+            pages: &pages,
+            outputs: &outputs,
+        };
+        let passes = Pass::split(&step, 16, 2, 32);
+        let shapes: Vec<_> = passes
+            .iter()
+            .map(|pass| (pass.tokens.len(), pass.sequences.len(), pass.places.clone()))
+            .collect();
+        assert_eq!(shapes, [(16, 1, vec![1]), (16, 1, vec![]), (9, 2, vec![0])]);
+        assert_eq!((passes[0].sequences[0].start, passes[1].sequences[0].start), (30, 46));
+        // 46 and 62 tokens are two pages of each group, 70 are three.
+        assert_eq!(passes[0].pages, [1, 2, 4, 5].map(PageId));
+        assert_eq!(passes[2].pages, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10].map(PageId));
+        assert_eq!((passes[2].sequences[1].rows.clone(), passes[2].carried[0].row), (8..9, 8));
+        assert_eq!((passes[2].outputs[0].row, passes[0].outputs[0].row), (8, 3));
+    }
+}
