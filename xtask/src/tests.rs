@@ -27,8 +27,7 @@ const LIMIT: Duration = Duration::from_secs(45 * 60);
 /// Slowest tests that are listed.
 const SLOWEST: usize = 20;
 
-/// Runs all tests but the slow variants that `sample` does not draw, and then those of whole models on a GPU, which need the
-/// program with its GPUs. A test that cannot run here prints a line `skipped: ...`; these lines are collected.
+/// Runs all tests but the slow variants that `sample` does not draw. A test that cannot run here prints a line `skipped: ...`; these lines are collected.
 pub fn run(root: &Path, sample: Sample) -> Result<Outcome> {
     let (left_out, variants) = sample.left_out();
     if let Sample::Seed(seed) = sample {
@@ -36,18 +35,15 @@ pub fn run(root: &Path, sample: Sample) -> Result<Outcome> {
         println!("{drawn} of {variants} slow variants drawn by --seed {seed}; --all runs all of them");
     }
     let mut digest = Digest::default();
-    let models = ["--features", "paguro/gpu", "--test", "reference", "--test", "architectures"];
     let mut statuses = Vec::new();
     if quiet(cargo(root).args(["nextest", "--version"])) {
-        statuses.push(nextest(root, &[], &format!("not package({GPU}){}", filter(&left_out)), &mut digest)?);
+        statuses.push(nextest(root, &format!("not package({GPU}){}", filter(&left_out)), &mut digest)?);
         statuses.push(libtest(root, &["--workspace", "--doc"], &[], &mut digest)?);
         statuses.push(on_gpu(root, &left_out, &mut digest)?);
-        statuses.push(nextest(root, &models, "test(/^gpu::/)", &mut digest)?);
     } else {
         println!("cargo-nextest is not installed: no times and no limits of single tests");
         let names: Vec<&str> = left_out.iter().flat_map(|test| ["--skip", &test.test]).collect();
         statuses.push(libtest(root, &["--workspace"], &names, &mut digest)?);
-        statuses.push(libtest(root, &[&["--workspace"], &models[..]].concat(), &["gpu::"], &mut digest)?);
     }
     digest.skipped().iter().for_each(|line| println!("{line}"));
     let slowest = digest.slowest(SLOWEST);
@@ -71,10 +67,10 @@ fn filter(left_out: &[LeftOut]) -> String {
     left_out.iter().filter(|test| test.package != GPU).map(exclude).collect()
 }
 
-fn nextest(root: &Path, build: &[&str], filter: &str, digest: &mut Digest) -> Result<ExitStatus> {
+fn nextest(root: &Path, filter: &str, digest: &mut Digest) -> Result<ExitStatus> {
     let mut command = cargo(root);
     command.args(["nextest", "run", "--workspace", "--locked", "--profile", "ci", "--color", "never"]);
-    command.args(build).args(["-E", filter]);
+    command.args(["-E", filter]);
     // nextest writes results to standard error, and the output of tests with them.
     let child = command.env("RUST_BACKTRACE", "0").stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
     let mut child = child.context("cargo does not start")?;

@@ -49,7 +49,7 @@ fn main() -> ExitCode {
 /// As the program takes them from the environment.
 fn options() -> GpuOptions {
     GpuOptions {
-        cooperative: env::var("PAGURO_COOPERATIVE").is_ok_and(|on| on == "1"),
+        cooperative: !env::var("PAGURO_NUMERICS").is_ok_and(|numerics| numerics == "exact"),
         ..GpuOptions::default()
     }
 }

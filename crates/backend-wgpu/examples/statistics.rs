@@ -6,7 +6,7 @@
 //! cargo run --release -p paguro-backend-wgpu --example statistics -- [part of a kernel's name]...
 //! ```
 //!
-//! Kernels are those of an 8B and of a 1B Llama; with `PAGURO_COOPERATIVE=1` those with cooperative matrices, too.
+//! Kernels are those of an 8B and of a 1B Llama; with `PAGURO_NUMERICS=exact` without those with cooperative matrices.
 
 use std::{env, process::ExitCode};
 
@@ -46,7 +46,7 @@ fn run(wants: &dyn Fn(&str) -> bool) -> Result<(), String> {
 
 /// Names and sources of the kernels that models need.
 fn kernels() -> Result<Vec<(String, String)>, String> {
-    let cooperative = env::var("PAGURO_COOPERATIVE").is_ok_and(|on| on == "1");
+    let cooperative = !env::var("PAGURO_NUMERICS").is_ok_and(|numerics| numerics == "exact");
     let gpu = Gpu::open(0, GpuOptions { cooperative, ..GpuOptions::default() })?;
     let shape = |format, hidden, ffn, kv_heads, head_dim| {
         let narrow = ModelShape { windows: vec![None], vocab: 256, ..ModelShape::default() };

@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicI64, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
     },
 };
 
@@ -14,7 +14,7 @@ use wgpu::{Features, Limits};
 use crate::{
     GpuOptions,
     adapter::{Facts, Rules, cooperation, cooperative, needed},
-    emulate, hidden,
+    chain, emulate, hidden,
     hidden::Hazards,
     plan::Args,
     template::{Constants, SHAPES, Value, expand},
@@ -46,6 +46,8 @@ pub struct Device {
     pub cooperative: Option<u32>,
     /// Whether launches of a step of one row hand their results over without barriers.
     pub hands_over: bool,
+    /// Set once a kernel has given up waiting for what another one was to hand over. From then on each launch is submitted by itself.
+    pub in_doubt: AtomicBool,
     /// Whether kernels are timed.
     pub timed: bool,
     /// wgpu's.
@@ -131,7 +133,7 @@ impl Device {
             note(&lost, format!("the device was lost ({reason:?}): {message}"));
         });
         inner.on_uncaptured_error(Arc::new(move |error| note(&uncaptured, error_text(&error))));
-        Ok(Self {
+        let mut device = Self {
             driver: format!("{} {} ({:?})", info.driver, info.driver_info, info.backend),
             subgroup: match emulated {
                 true => emulate::SUBGROUP,
@@ -149,6 +151,7 @@ impl Device {
             as_hardware,
             is_software,
             hands_over,
+            in_doubt: AtomicBool::new(false),
             timed: options.timed,
             features,
             limits,
@@ -159,7 +162,15 @@ impl Device {
             pipelines: Mutex::default(),
             shown: Mutex::default(),
             failure,
-        })
+        };
+        device.hands_over =
+            hands_over && chain::holds(&device).map_err(|error| format!("{}: {error}", device.name))?;
+        Ok(device)
+    }
+
+    /// Whether launches of models that are loaded now hand results over.
+    pub fn hands_over_still(&self) -> bool {
+        self.hands_over && !self.in_doubt.load(Ordering::Relaxed)
     }
 
     /// Bytes that a kernel can see of one buffer.
@@ -512,7 +523,7 @@ pub fn feature_names(device: &Device) -> Vec<String> {
         format!("workgroups of {} threads", limits.max_compute_invocations_per_workgroup),
         format!("{} KiB of workgroup memory", limits.max_compute_workgroup_storage_size >> 10),
     ];
-    names.extend(device.hands_over.then(|| "results handed over without barriers".to_owned()));
+    names.extend(device.hands_over_still().then(|| "handoff without barriers".to_owned()));
     names.extend(device.cooperative.map(|side| format!("cooperative matrices of {side}")));
     names
 }

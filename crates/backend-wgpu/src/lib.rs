@@ -6,6 +6,7 @@
 
 mod adapter;
 mod canary;
+mod chain;
 mod device;
 mod emulate;
 mod hidden;
@@ -156,6 +157,11 @@ impl Gpu {
     /// to run it. For tests.
     pub fn lose_submission(&self, after: u32) {
         self.device.lose_submission(after);
+    }
+
+    /// Does from now on as if a kernel had given up waiting for what another one was to hand over. For tests.
+    pub fn doubt_handoff(&self) {
+        self.device.in_doubt.store(true, std::sync::atomic::Ordering::Relaxed);
     }
 
     /// Name and source of every kernel that was compiled for the models loaded so far.

@@ -1,6 +1,11 @@
 //! A loaded model: the contract's [`Runner`].
 
-use std::{collections::BTreeSet, iter, sync::Arc, time::Instant};
+use std::{
+    collections::BTreeSet,
+    iter,
+    sync::{Arc, atomic::Ordering},
+    time::Instant,
+};
 
 use bytemuck::{bytes_of, cast_slice};
 use half::f16;
@@ -195,8 +200,10 @@ impl GpuRunner {
             (0, None, 1) => Some((Instant::now(), step_rows, launches.len())),
             _ => None,
         };
+        let in_doubt = self.device.in_doubt.load(Ordering::Relaxed);
         loop {
-            let most = self.pace.launches(step_rows, next);
+            // Submissions wait for each other, whatever wgpu knows of their buffers.
+            let most = if in_doubt { 1 } else { self.pace.launches(step_rows, next) };
             if rest.len() <= most {
                 break;
             }
@@ -458,11 +465,13 @@ impl Runner for GpuRunner {
                 parts.empty(device);
             }
             self.failed = self.submitted;
+            device.in_doubt.store(true, Ordering::Relaxed);
         }
         if number <= self.failed {
             return Err(StepError::Device(match gave_up {
                 true => format!(
-                    "kernels on {} waited in vain for what others were to hand over; run with PAGURO_HAND_OVER=0",
+                    "kernels on {} waited in vain for what others were to hand over; from now on it does without handoff, so \
+                     try again",
                     device.name
                 ),
                 false => format!("the step before failed on {}", device.name),

@@ -62,8 +62,11 @@ fn logits(gpu: &Gpu, shape: &ModelShape, context: usize, count: usize) -> Vec<Ve
 fn same_bits_with_and_without_barriers() {
     let (with, without) = match (open(true), open(false)) {
         (Ok(with), Ok(without)) => (with, without),
-        (Err(error), _) | (_, Err(error)) => return println!("skipped: handing over on a GPU: {error}"),
+        (Err(error), _) | (_, Err(error)) => return println!("skipped: handoff on a GPU: {error}"),
     };
+    if !with.capacity().features.iter().any(|feature| feature.contains("handoff")) {
+        return println!("skipped: handoff on a GPU: this one has none");
+    }
     // Layers of either parity; v in a better format, as Q4_K_M has it; several splits, and so a merge; biases; many heads of one.
     let shape =
         ModelShape { hidden: 256, ffn: 512, heads: 4, kv_heads: 2, head_dim: 64, ..ModelShape::default() };
@@ -108,4 +111,18 @@ fn same_bits_with_and_without_barriers() {
     }
     let waits = |gpu: &Gpu| gpu.kernels().iter().filter(|(_, source)| source.contains("fn give_up")).count();
     assert!(waits(&with) > 0 && waits(&without) == 0);
+}
+
+#[test]
+fn a_device_in_doubt_does_without() {
+    let gpu = match open(true) {
+        Ok(gpu) if gpu.capacity().features.iter().any(|feature| feature.contains("handoff")) => gpu,
+        Ok(_) => return println!("skipped: handoff on a GPU: this one has none"),
+        Err(error) => return println!("skipped: handoff on a GPU: {error}"),
+    };
+    let shape = ModelShape { windows: vec![None; 2], ..ModelShape::of_format(WeightFormat::Q8_0) };
+    let waits = |gpu: &Gpu| gpu.kernels().iter().filter(|(_, source)| source.contains("fn give_up")).count();
+    gpu.doubt_handoff();
+    logits(&gpu, &shape, 40, 1);
+    assert_eq!(waits(&gpu), 0, "models that are loaded later have no kernels that wait");
 }

@@ -110,7 +110,7 @@ impl Lowering<'_> {
 
 /// Whether attention hands its parts to their merge.
 pub(super) fn hands_parts(device: &Device, limits: &Limits, tiling: &Tiling) -> bool {
-    device.hands_over && tiling.emits && limits.attention == AttentionMode::Paged
+    device.hands_over_still() && tiling.emits && limits.attention == AttentionMode::Paged
 }
 
 impl HandedParts {
