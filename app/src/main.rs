@@ -33,6 +33,7 @@ use failure::{Failure, Outcome};
 use settings::Settings;
 
 fn main() -> ExitCode {
+    quiet_vulkan();
     let (settings, notes) = match cli::parse(std::env::args_os().collect()) {
         Ok((cli, notes)) => (Settings::new(cli), notes),
         Err(failure) => return end(&failure, settings::colors_on_errors()),
@@ -53,6 +54,15 @@ fn end(failure: &Failure, color: bool) -> ExitCode {
         let _ = stderr().write_all(report.as_bytes());
     }
     failure.exit_code()
+}
+
+/// Turns off Mesa's layer that orders GPUs, as GPUs are ordered here: it asks Wayland, and complains on standard error where there is none.
+fn quiet_vulkan() {
+    #[cfg(all(feature = "gpu", target_os = "linux"))]
+    // SAFETY: nothing else runs yet, so nobody reads the environment meanwhile.
+    unsafe {
+        std::env::set_var("NODEVICE_SELECT", "1");
+    }
 }
 
 fn execute(settings: &Settings) -> Outcome<()> {
