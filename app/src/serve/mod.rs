@@ -16,7 +16,7 @@ use std::{
 
 use opentelemetry::trace::TracerProvider;
 use opentelemetry_sdk::trace::SdkTracerProvider;
-use paguro_server::{HttpLimits, KeyFile, Library, Listen, Residency, Server, ServerSettings};
+use paguro_server::{HttpLimits, KeyFile, Library, Listen, ModelSource, Residency, Server, ServerSettings};
 use tracing_subscriber::{Layer, filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
 
 use crate::{
@@ -60,14 +60,14 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
     let library = open_library(&program.library)?;
     let registry = library.as_ref().map(|library| library.registry.clone());
     let shelf = Shelf::new(&options, on, memory, &program.library, registry)?;
-    let own: Vec<_> = shelf.own().collect();
+    let shelf = Arc::new(shelf);
     let mut settings = server_settings(&options, memory, program.keys_file()?)?;
     warn_without_keys(&settings);
     settings.aliases = shelf.aliases(&options.aliases)?;
     settings.devices.push(shown_device);
     settings.shown = shown::settings(&args.given, &config, &options, &settings);
-    let opens_page = options.open.unwrap_or(false);
-    let server = Server::new(settings, Arc::new(shelf), library);
+    let (opens_page, has_page) = (options.open.unwrap_or(false), settings.ui);
+    let server = Server::new(settings, shelf.clone(), library);
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let served = runtime.block_on(async {
@@ -82,17 +82,17 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
             }
         })?;
         let mut out = Output::new();
+        // That nobody reads this is no reason not to serve.
         for place in bound.places() {
-            // That nobody reads this is no reason not to serve.
             let _ = out.line(format_args!("listening at {place}"));
         }
-        for model in own {
-            let (name, context) = (model.name, model.details.context);
-            match model.details.problem {
-                None => tracing::info!(model = name, context, memory, "serving"),
-                Some(problem) => tracing::warn!(model = name, problem, "cannot be served"),
-            }
+        if let Some(place) = bound.places().iter().find(|place| place.starts_with("http://")) {
+            let page = if has_page { format!("   page {place}/") } else { String::new() };
+            let _ = out.line(format_args!("OpenAI {place}/v1   Anthropic and Ollama {place}{page}"));
+            let _ = out.line(format_args!("all requests and their fields {place}/docs"));
         }
+        // Reading the headers of a large library takes a while.
+        tokio::task::spawn_blocking(move || say_models(&*shelf, memory));
         if opens_page {
             open_page(&bound.places());
         }
@@ -105,6 +105,17 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
         tracing::warn!(%error, "the last spans could not be sent");
     }
     served
+}
+
+/// Logs which models are served and which cannot be, with the reason.
+fn say_models(models: &dyn ModelSource, memory: u64) {
+    for model in models.list().unwrap_or_default() {
+        let (name, context) = (model.name, model.details.context);
+        match model.details.problem {
+            None => tracing::info!(model = name, context, memory, "serving"),
+            Some(problem) => tracing::warn!(model = name, problem, "cannot be served"),
+        }
+    }
 }
 
 /// The model library; `None` without a home to keep it in, or if it cannot be used: the model in the binary and named files

@@ -132,11 +132,6 @@ impl Shelf {
         aliases.iter().map(complete).collect()
     }
 
-    /// The models that are served besides the library's.
-    pub fn own(&self) -> impl Iterator<Item = ModelEntry> {
-        self.models.iter().map(|(name, source)| self.own_entry(name, source))
-    }
-
     /// A model that is not the library's. As in the library, upper and lower case are one, so that no name shadows another.
     fn named(&self, name: &str) -> Option<&(String, Source)> {
         let same = |other: &&(String, Source)| other.0.eq_ignore_ascii_case(name);
