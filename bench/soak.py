@@ -46,7 +46,8 @@ class Soak:
         self.models = ["tales", "second"]
         copy = pathlib.Path(self.home.name) / "second.gguf"
         shutil.copy(file, copy)
-        memory = str(file.stat().st_size * 3 // 2)
+        # Weights, buffers and K and V of one of them, and not of both.
+        memory = str(file.stat().st_size + (60 << 20))
         keep = {name: value for name, value in os.environ.items() if not name.startswith(("PAGURO_", "XDG_"))}
         self.process = subprocess.Popen(
             [options.binary, "serve", str(copy), "--port", "0", "--log", "error", "--memory", memory,
