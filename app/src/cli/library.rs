@@ -158,8 +158,8 @@ pub struct PruneArgs {
 /// `paguro verify`.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
-Reads the files of models and compares them with their checksums. A damaged model is not run any more until it is
-repaired: --repair gets its file again from the hub, or from where it was imported if that file is still the same. A
+Reads the files of models and compares them with their checksums. A damaged model is not run any more until it is \
+repaired: --repair gets its file again from the hub, or from where it was imported if that file is still the same. A \
 good file is never lost on the way.
 
 Exit status: 0 all is well or repaired, 1 something is damaged, 2 there is no such model, 130 stopped with Ctrl-C.
@@ -184,8 +184,8 @@ pub struct VerifyArgs {
 /// `paguro rebuild`.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
-Beside each model lies a small record of it. From these records the catalogue (library.db) is written anew where it is
-lost, empty or damaged; the old one is kept under another name. To a catalogue that is whole, models are added that it
+Beside each model lies a small record of it. From these records the catalogue (library.db) is written anew where it is \
+lost, empty or damaged; the old one is kept under another name. To a catalogue that is whole, models are added that it \
 does not know. All files of restored models are read and checked.")]
 pub struct RebuildArgs {
     /// Print one JSON object
