@@ -1,7 +1,7 @@
 //! Compares a device with the CPU on a short piece of a model, before the model is trusted to it.
 //!
 //! Kernels are compiled for a model's shapes and formats by drivers that this project may never have met. So an excerpt of the model
-//! ([`paguro_backend::excerpt`]) runs on the device and on the CPU: steps of many rows, of some and of one, as they have different
+//! ([`paguro_backend::excerpt()`]) runs on the device and on the CPU: steps of many rows, of some and of one, as they have different
 //! kernels, and one token that the device samples.
 
 use paguro_backend::{
@@ -16,7 +16,7 @@ const STEPS: [usize; 5] = [264, 24, 4, 1, 1];
 /// bits, or one of them to half precision, which gives a few hundredths; unrelated numbers give 1.4.
 const TOLERANCE: f64 = 0.1;
 
-/// Checks the device's logits for an excerpt of a model, as [`paguro_backend::excerpt`] makes it.
+/// Checks the device's logits for an excerpt of a model, as [`paguro_backend::excerpt()`] makes it.
 ///
 /// # Errors
 /// What is wrong, for people.

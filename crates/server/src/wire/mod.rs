@@ -1,7 +1,7 @@
 //! What the wire formats of all APIs share: how a body is read, what is tolerated in it, and values of common forms.
 //!
 //! A request type says which fields it reads (`Deserialize` and `ToSchema`) and which others it knows ([`Body::OTHERS`]).
-//! [`read`] compares a body with both, once for all APIs, so no type deals with unknown fields itself.
+//! [`read()`] compares a body with both, once for all APIs, so no type deals with unknown fields itself.
 
 mod read;
 mod schema;
