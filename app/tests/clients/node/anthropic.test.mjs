@@ -36,5 +36,5 @@ test("a tool that must be called", async () => {
 
 test("errors", async () => {
   await assert.rejects(client.messages.create({ ...options, model: "claude" }), Anthropic.NotFoundError);
-  await assert.rejects(client.messages.create({ ...options, colour: "red" }), Anthropic.BadRequestError);
+  await assert.rejects(client.messages.create({ ...options, temprature: 1 }), Anthropic.BadRequestError);
 });
