@@ -13,14 +13,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use axum::body::{Body, Bytes};
-use hyper::body::{Frame, SizeHint};
+use axum::body::Body;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     sync::Notify,
 };
 
-use crate::{AppState, prepare::Client, release::MemoryRelease};
+use crate::{AppState, held, prepare::Client, release::MemoryRelease};
 
 /// Between two looks at all connections.
 const INTERVAL: Duration = Duration::from_millis(200);
@@ -269,7 +268,7 @@ impl Busy {
 
     /// The request ends with this body.
     pub fn until_end_of(self, body: Body) -> Body {
-        Body::new(BusyBody { body, _busy: self })
+        held::until_end_of(body, self)
     }
 }
 
@@ -278,32 +277,6 @@ impl Drop for Busy {
         let mut activity = self.0.activity();
         activity.requests -= 1;
         activity.idle_since = Instant::now();
-    }
-}
-
-/// A body that keeps its connection from being idle.
-struct BusyBody {
-    body: Body,
-    _busy: Busy,
-}
-
-impl hyper::body::Body for BusyBody {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }
 

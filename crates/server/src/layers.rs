@@ -1,23 +1,20 @@
-//! What happens to every request: it gets an id, and a line in the log when its answer is complete.
+//! Gives every request an id, and a line in the log when its answer is complete.
 
 use std::{
-    pin::Pin,
     sync::{Arc, Mutex, PoisonError},
-    task::{Context, Poll},
     time::{Duration, Instant},
 };
 
 use axum::{
-    body::{Body, Bytes},
     extract::{MatchedPath, Request, State},
     http::{HeaderName, HeaderValue},
     middleware::Next,
     response::Response,
 };
-use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use hyper::body::Body as HttpBody;
 use tracing::{Instrument, Span};
 
-use crate::{AppState, dialect::Dialect, error::ApiError, ids};
+use crate::{AppState, dialect::Dialect, error::ApiError, held, ids};
 
 /// The header that names a request, in both directions.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -28,7 +25,7 @@ const MAX_REASON: usize = 300;
 /// Longest word between backticks that may be a name of ours, and not a client's text.
 const MAX_NAME: usize = 64;
 
-/// What was generated for a request, for its line in the log. All requests have one; it is filled where an answer is made.
+/// Numbers for a request's line in the log. Every request has one; the handler of a generation fills it in.
 #[derive(Clone, Debug, Default)]
 pub struct RequestLog(Arc<Mutex<Generated>>);
 
@@ -45,7 +42,7 @@ pub struct Generated {
     pub answer: usize,
     /// Time in the queue.
     pub queue: Option<Duration>,
-    /// When the first token came, and the last one.
+    /// Times of the first and the last token.
     pub tokens: Option<(Instant, Instant)>,
     /// Why it failed after its answer had begun.
     pub error: Option<String>,
@@ -95,12 +92,12 @@ pub async fn log(State(state): State<AppState>, mut request: Request, next: Next
     span.record("http.response.status_code", status);
     let error = response.extensions_mut().remove::<Arc<ApiError>>().map(|error| reason(&error));
     let line = Line { span, status, started, error, generated };
-    // A stream's numbers are known at its end.
+    // A stream's last numbers are filled in when its body is dropped.
     match HttpBody::size_hint(response.body()).exact() {
         Some(_) => drop(line),
         None => {
             let (head, body) = response.into_parts();
-            return Response::from_parts(head, Body::new(Logged { body, _line: line }));
+            return Response::from_parts(head, held::until_end_of(body, line));
         }
     }
     response
@@ -146,33 +143,6 @@ impl Drop for Line {
             None if status >= 500 => tracing::warn!(status, milliseconds, error, "answered"),
             None => tracing::info!(status, milliseconds, error, "answered"),
         });
-    }
-}
-
-/// The body of a streamed answer, with the line that is written at its end.
-struct Logged {
-    body: Body,
-    // Dropped after the body, which fills in its last numbers when it is dropped.
-    _line: Line,
-}
-
-impl HttpBody for Logged {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        HttpBody::size_hint(&self.body)
     }
 }
 

@@ -17,6 +17,7 @@ pub mod dialect;
 pub mod error;
 mod extract;
 pub mod generate;
+mod held;
 mod ids;
 mod keys;
 mod layers;
