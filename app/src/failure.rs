@@ -7,7 +7,7 @@ use std::{error::Error, fmt, io, process::ExitCode};
 pub struct Failure {
     kind: Kind,
     message: String,
-    /// What to do about it, a line each.
+    /// Hints, a line each.
     hints: Vec<String>,
 }
 

@@ -113,7 +113,7 @@ pub fn is_embedded(name: &str) -> bool {
     name.eq_ignore_ascii_case(EMBEDDED)
 }
 
-/// Whether a model is on this machine.
+/// Result of looking for a model on this machine.
 #[derive(Debug)]
 pub enum Found {
     /// It is.
@@ -132,7 +132,7 @@ pub struct Missing {
 }
 
 impl Missing {
-    /// What could be downloaded under this name: a well-known model, or one that is written as a reference to a hub.
+    /// Returns the download for this name: a well-known model, or a repository on a hub.
     pub fn download(&self) -> Option<(Reference, Option<ModelName>)> {
         if is_file_name(&self.name) {
             return None;
@@ -140,7 +140,7 @@ impl Missing {
         known::wanted(&self.name).ok()
     }
 
-    /// What such a download is, for people: `Qwen3 0.6B` and bytes, if they are known.
+    /// Returns the title of the download, as `Qwen3 0.6B`, and its bytes, if they are known.
     pub fn offer(&self) -> Option<(String, Option<u64>)> {
         match Short::find(&self.name) {
             Some(Short { model, quantization: None }) => Some((model.title.clone(), Some(model.bytes()))),
@@ -169,7 +169,7 @@ fn in_library(name: &str, library: &LibrarySettings) -> Outcome<Found> {
     match registry.find(name) {
         Ok(record) => found(&record),
         Err(RegistryError::NotFound { similar, .. }) => {
-            // What a short name stands for may be here under the repository's name.
+            // The model of a short name may be in the library under its repository's name.
             let records = registry.list().map_err(library::failure)?;
             let same = |short: Short| records.iter().find(|record| is_of(record, &short));
             match (Short::find(name).and_then(same), name.strip_suffix(":latest")) {
@@ -283,10 +283,10 @@ fn missing(name: &str, similar: &[String]) -> Failure {
     }
 }
 
-/// How to find models.
+/// Hint for finding models.
 const SEARCH: &str = "`paguro search` lists well-known models, `paguro list` those that are here";
 
-/// What to pull, if the name is written as a model on the hub: a file's name is not.
+/// Returns the argument for `paguro pull` if the name has the form of a repository on a hub and not of a file.
 fn on_hub(name: &str) -> Option<String> {
     if is_file_name(name) {
         return None;

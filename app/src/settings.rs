@@ -24,13 +24,13 @@ pub struct Settings {
     pub library: LibrarySettings,
     /// Where the chat keeps its history of lines; `None` without a home.
     pub history: Option<PathBuf>,
-    /// Where it is kept which GPUs have computed what the CPU computes; `None` without a home.
+    /// File of the passed known-answer checks of GPUs; `None` without a home.
     pub gpu_checks: Option<PathBuf>,
     /// Where `paguro serve` looks for its settings unless told otherwise; `None` without a home.
     pub serve_config: Option<PathBuf>,
     /// Where models and keys are kept; `None` without a home.
     pub data: Option<PathBuf>,
-    /// What is odd in the environment.
+    /// Warnings about environment variables.
     pub warnings: Vec<String>,
 }
 

@@ -18,7 +18,7 @@ enum On {
     Measure,
 }
 
-/// What becomes of a flag.
+/// Translation of a flag of another program.
 enum Becomes {
     /// Our flag, with the same value.
     Ours(&'static str),
@@ -217,7 +217,7 @@ const COMMANDS: &[(&[&str], &str)] = &[
 pub struct Translated {
     /// For the parser.
     pub words: Vec<OsString>,
-    /// What to tell the person about it.
+    /// Notes about translated and ignored flags, for the terminal.
     pub notes: Vec<String>,
 }
 
@@ -340,7 +340,7 @@ pub fn sampling_name(name: &str) -> Option<&'static str> {
     }
 }
 
-/// What to do instead of a command that other programs have.
+/// Returns the command to use in place of one that only other programs have.
 pub fn command(name: &str) -> Option<&'static str> {
     COMMANDS.iter().find(|(names, _)| names.contains(&name)).map(|(_, hint)| *hint)
 }

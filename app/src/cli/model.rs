@@ -9,7 +9,7 @@ use clap::{
 /// The model that a command works with.
 #[derive(Clone, Debug, Default)]
 pub struct ModelArg {
-    /// What was given; `None` means the model inside this binary.
+    /// The given name or path; `None` means the model inside this binary.
     pub name: Option<String>,
 }
 

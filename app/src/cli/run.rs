@@ -87,7 +87,7 @@ pub struct RunArgs {
     #[command(flatten)]
     pub sampling: SamplingArgs,
 
-    /// What the answer must be.
+    /// Constraints on the answer.
     #[command(flatten)]
     pub grammar: GrammarArgs,
 

@@ -38,7 +38,7 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "F", value_parser = choices::finite, allow_negative_numbers = true)]
     pub presence_penalty: Option<f32>,
 
-    /// How many of the last tokens the penalties look at; -1 is all [default: all]
+    /// Number of last tokens to penalize; -1 is all [default: all]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub penalty_window: Option<Limit<u32>>,
 

@@ -84,7 +84,7 @@ impl Checked {
             ))
         })?;
         if let Some(file) = file {
-            // What cannot be kept is checked again.
+            // If the result cannot be written, the next load checks again.
             let _ = keep(file, &key, &description);
         }
         Ok(())
@@ -152,7 +152,7 @@ impl Backend for Checked {
 pub struct Listed {
     /// `gpu:0`.
     pub name: String,
-    /// What it has, or why it does not open.
+    /// Its capacity, or why it cannot be opened.
     pub capacity: Result<Capacity, String>,
     /// The numerics in force.
     pub numerics: String,

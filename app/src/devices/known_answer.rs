@@ -19,7 +19,7 @@ const TOLERANCE: f64 = 0.1;
 /// Checks the device's logits for an excerpt of a model, as [`paguro_backend::excerpt()`] makes it.
 ///
 /// # Errors
-/// What is wrong, for people.
+/// The device fails, or its logits or tokens differ from the reference's by more than the tolerance.
 pub fn check(
     device: &dyn Backend,
     reference: &dyn Backend,

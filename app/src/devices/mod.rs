@@ -28,7 +28,7 @@ pub struct Chosen {
     pub backend: Box<dyn Backend>,
     /// CPU threads it uses.
     pub threads: usize,
-    /// What can be said about its numbers.
+    /// Description of its numerics.
     pub numerics: String,
 }
 
@@ -87,7 +87,7 @@ fn first_of<T>(
         }
     }
     let started = last().and_then(start)?;
-    // What fails on both is not the GPU's.
+    // A failure on both devices is not the GPU's, so it is reported as an error and not as a fallback.
     if let Some(reason) = reason {
         notice(&format!("the GPU is not used, the CPU is: {}", reason.message()));
     }
@@ -122,7 +122,7 @@ pub fn read_bandwidth(on: &RunOnArgs, device: &str, threads: Option<usize>) -> O
     }
 }
 
-/// What a binary without GPU kernels says.
+/// Errors of a binary without GPU kernels.
 #[cfg(not(any(feature = "gpu", target_os = "macos")))]
 mod gpu {
     use std::path::PathBuf;
@@ -177,7 +177,7 @@ fn isa(name: &str) -> Outcome<Isa> {
     })
 }
 
-/// What this machine runs models on, in a few words for the version: the kernels of the CPU, and GPUs.
+/// Returns the CPU's instruction set and the names of the GPUs, for `paguro version`.
 pub fn summary() -> Vec<String> {
     let cpu = Cpu::new(CpuOptions::default());
     let kernels = cpu.capacity().features.first().map_or_else(String::new, |isa| format!(" {isa}"));

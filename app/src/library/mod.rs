@@ -32,7 +32,7 @@ use crate::{
     settings::LibrarySettings,
 };
 
-/// How long a search may be silent.
+/// Time without an answer after which a search fails.
 const SHORT_SILENCE: Duration = Duration::from_secs(8);
 
 impl LibrarySettings {

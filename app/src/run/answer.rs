@@ -157,7 +157,7 @@ impl Answer {
         parts.join(" · ")
     }
 
-    /// What a person should know about how it ended, if there is something.
+    /// Returns why the answer ended, unless the model ended it.
     pub fn remarks(&self) -> Option<String> {
         let mut ends: Vec<_> =
             self.branches.iter().filter_map(|branch| remark(branch.reason.as_ref()?)).collect();

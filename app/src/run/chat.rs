@@ -366,7 +366,7 @@ impl<'a> Chat<'a> {
         self.asked.terminal.note(text);
     }
 
-    /// What came of a command.
+    /// Prints the result of a command.
     fn report(&self, outcome: Outcome<String>) {
         match outcome {
             Ok(note) => self.note(&note),

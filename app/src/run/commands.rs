@@ -47,9 +47,9 @@ pub enum Entry {
 pub struct Command {
     /// Its name, without the slash, and its other names.
     names: &'static [&'static str],
-    /// What follows it.
+    /// Its arguments, as the help shows them.
     arguments: &'static str,
-    /// What it does.
+    /// Its description.
     help: &'static str,
 }
 
@@ -85,7 +85,7 @@ const COMMANDS: [Command; 11] = [
     Command { names: &["exit", "quit", "bye"], arguments: "", help: "leave, as Ctrl-D does" },
 ];
 
-/// What can be typed besides commands.
+/// Help on input other than commands.
 const KEYS: [(&str, &str); 5] = [
     ("\"\"\"", "begins and ends a text of several lines, or one that begins with a slash"),
     ("Alt-Enter", "starts a new line; so does a \\ at the end of a line"),
@@ -154,7 +154,7 @@ fn command(given: &str) -> Result<&'static str, String> {
 }
 
 impl Entry {
-    /// What `typed`, complete with all its lines, means.
+    /// Parses complete input.
     pub fn parse(typed: &Typed) -> Self {
         let trimmed = typed.text.trim();
         let given = match trimmed.strip_prefix('/') {

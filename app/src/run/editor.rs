@@ -125,7 +125,7 @@ impl ChatEditor {
     }
 }
 
-/// What the editor asks while a line is typed.
+/// Completion and validation for the line editor.
 struct Keys {
     values: Vec<String>,
     models: Vec<String>,

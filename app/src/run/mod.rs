@@ -39,7 +39,7 @@ use prompt::Style;
 /// Context of `run` unless given, if the model was trained for as much and memory allows.
 const DEFAULT_CONTEXT: usize = 65_536;
 
-/// What the person asked for, and how to talk to them.
+/// Arguments, settings and terminal of a run.
 #[derive(Clone, Copy)]
 pub struct Asked<'a> {
     args: &'a RunArgs,
@@ -54,7 +54,7 @@ pub struct Running {
     name: String,
     loaded: Loaded,
     style: Style,
-    /// What every answer must be.
+    /// Constraint on every answer.
     constraint: Option<Constraint>,
 }
 

@@ -1,4 +1,4 @@
-//! How far the reading of a prompt is, for a person who waits for the first word.
+//! Progress of a prompt's prefill, on the terminal.
 
 use paguro_engine::Handle;
 

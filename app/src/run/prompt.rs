@@ -36,7 +36,7 @@ impl Style {
     }
 }
 
-/// Who wrote a message.
+/// Author of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// The person.

@@ -1,4 +1,4 @@
-//! Where the server listens, from what people write.
+//! Resolves `--host` and `--port` to a socket address.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 

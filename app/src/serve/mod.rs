@@ -82,7 +82,7 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
             }
         })?;
         let mut out = Output::new();
-        // That nobody reads this is no reason not to serve.
+        // A closed stdout does not stop the server.
         for place in bound.places() {
             let _ = out.line(format_args!("listening at {place}"));
         }

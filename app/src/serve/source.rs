@@ -202,7 +202,7 @@ impl Shelf {
         plan.map_err(|error| failed(Failure::from_error(&error)))
     }
 
-    /// Whether models are planned for the CPU.
+    /// Returns true if models are planned for the CPU.
     fn plans_for_cpu(&self) -> bool {
         let planner = self.planner.lock().unwrap_or_else(PoisonError::into_inner);
         planner.as_ref().is_none_or(|device| device.backend.name() == "cpu")

@@ -52,7 +52,7 @@ fn flags_are_stronger_than_the_file_and_that_is_stronger_than_the_environment() 
     assert_eq!(start("ctx = 64\n", Some("128"), &["--ctx", "96"]), 96);
 }
 
-/// What llama-server's users type, and what the log says of their requests.
+/// Flags of llama-server, and the log lines of requests.
 #[test]
 fn one_model_has_an_alias_and_a_key_and_the_log_says_what_happened() {
     let home = tempfile::tempdir().unwrap();

@@ -20,7 +20,7 @@ fn cases(folder: &str) -> Vec<(String, Value)> {
     files.iter().map(read).collect()
 }
 
-/// What a request to a path has at least.
+/// Smallest valid request of a path.
 fn base(path: &str) -> Value {
     let chat = json!([{"role": "user", "content": "Tell me a story"}]);
     match path {

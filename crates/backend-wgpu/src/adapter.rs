@@ -37,11 +37,11 @@ pub fn cooperation() -> Features {
 pub struct Memory {
     /// Size of its largest heap, or the working set that Metal recommends.
     pub total: u64,
-    /// What the driver expects this process can still allocate; `None` if it does not say.
+    /// Bytes that this process can still allocate, by the driver's estimate; `None` if it has none.
     pub free: Option<u64>,
 }
 
-/// What a driver reports about a GPU.
+/// Properties of a GPU, as its driver reports them.
 #[derive(Clone, Debug)]
 pub struct Facts {
     /// Name of the GPU.
@@ -68,7 +68,7 @@ pub struct Facts {
     pub os: &'static str,
 }
 
-/// How a GPU is used.
+/// Choices made for a GPU from its properties.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules {
     /// Why it cannot be used at all.
@@ -135,7 +135,7 @@ impl Facts {
         };
         let Memory { total, free } = self.memory;
         let bytes_free = match free {
-            // What a driver expects changes with every other program.
+            // The estimate changes as other programs allocate.
             Some(free) => free.min(total) / 20 * 19,
             None => total / 10 * 9,
         };

@@ -15,7 +15,7 @@ const MOVES: usize = 256;
 pub struct Canaries {
     /// The number of the step that is being submitted.
     number: wgpu::Buffer,
-    /// What the host reads of each of the two steps: answers, and marks behind them.
+    /// Readback buffer of each of the two steps: answers, and marks behind them.
     host: [wgpu::Buffer; 2],
     /// Bytes of the answers.
     answers: usize,
@@ -115,7 +115,7 @@ impl Canaries {
     }
 }
 
-/// Which of the two steps on the device this is.
+/// Returns the index of a step's buffers.
 fn turn(step: u64) -> usize {
     step as usize % 2
 }

@@ -28,7 +28,7 @@ pub struct Device {
     pub driver: String,
     /// Whether it is treated as a processor that plays a GPU.
     pub is_software: bool,
-    /// How it is used.
+    /// Choices made from the adapter's properties.
     pub rules: Rules,
     /// What it was opened with.
     pub features: Features,
@@ -168,7 +168,7 @@ impl Device {
         Ok(device)
     }
 
-    /// Whether launches of models that are loaded now hand results over.
+    /// Returns true if models loaded from now on use handoff without barriers.
     pub fn hands_over_still(&self) -> bool {
         self.hands_over && !self.in_doubt.load(Ordering::Relaxed)
     }
@@ -416,7 +416,7 @@ impl Device {
         self.losing.store(after.into(), Ordering::Relaxed);
     }
 
-    /// Whether the next submission of a step is to be lost.
+    /// Fault injection: true if the next submission of a step is to be lost.
     pub fn loses_next(&self) -> bool {
         self.losing.load(Ordering::Relaxed) >= 0 && self.losing.fetch_sub(1, Ordering::Relaxed) == 0
     }

@@ -10,13 +10,13 @@ use paguro_backend::{Carried, Output, PageId, Step, StepSequence};
 /// Row counts are learned by powers of two.
 const CLASSES: usize = 24;
 
-/// How much longer the longest launch of a layer takes than the average one.
+/// Ratio of the longest launch of a layer to the average one.
 const LONGEST: u64 = 4;
 
 /// Rows of the first step of many rows, whose time nobody knows.
 const FIRST_ROWS: usize = 128;
 
-/// What is known about the device's speed.
+/// Estimate of the device's speed, learned from steps.
 pub struct Pace {
     limit: Option<u64>,
     /// Nanoseconds of an average launch.

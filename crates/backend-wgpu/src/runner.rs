@@ -41,11 +41,11 @@ pub struct GpuRunner {
     limits: Limits,
     model: Model,
     plan: Plan,
-    /// Where the host reads whether kernels gave up (`hand.wgsl`) and tokens, of one step and of the next.
+    /// Readback of tokens and of whether kernels gave up (`hand.wgsl`), for one step and the next.
     canaries: Canaries,
     /// Times of launches, where submissions have to be short.
     pace: Pace,
-    /// Where the host reads rows of logits or embeddings.
+    /// Readback of rows of logits or embeddings.
     rows: wgpu::Buffer,
     /// A page of one layer on its way: buffers are not copied onto themselves.
     copied: wgpu::Buffer,
@@ -71,7 +71,7 @@ struct Flight {
     sampled: Vec<usize>,
     /// What the device has to come to first.
     submission: Option<wgpu::SubmissionIndex>,
-    /// When it was submitted, its rows and its launches, if the device did nothing else and it was one pass.
+    /// Time of submission, rows and launches, if the device did nothing else and it was one pass.
     timed: Option<(Instant, usize, usize)>,
 }
 

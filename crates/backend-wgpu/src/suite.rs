@@ -1,4 +1,4 @@
-//! What the conformance suite may expect of a GPU.
+//! Tolerances and cases of the conformance suite for a GPU.
 
 use paguro_backend::{
     KvDtype, WeightFormat,

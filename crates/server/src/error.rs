@@ -30,7 +30,7 @@ pub enum ApiError {
     UnknownField {
         /// Its path.
         param: String,
-        /// What exists in its place, or was meant.
+        /// Name of the field to use instead, as a sentence.
         hint: String,
     },
     /// Prompt and answer do not fit. The words are those that clients of OpenAI's API look for.

@@ -22,7 +22,7 @@ pub fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(prometheus))
 }
 
-/// Which program this is.
+/// Name and version of the program.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ServerVersion {
     version: &'static str,

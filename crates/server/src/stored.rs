@@ -29,7 +29,7 @@ struct Stored {
 /// As the library keeps it.
 ///
 /// # Errors
-/// What cannot be honoured, by name.
+/// The name of a parameter that cannot be honoured.
 pub fn read(stored: &Map<String, Value>, tolerance: &Tolerance) -> Result<Defaults, ApiError> {
     if stored.is_empty() {
         return Ok(Defaults::default());
@@ -42,7 +42,7 @@ pub fn read(stored: &Map<String, Value>, tolerance: &Tolerance) -> Result<Defaul
 }
 
 impl ModelEntry {
-    /// What requests to this model begin with.
+    /// Defaults of requests to this model.
     ///
     /// # Errors
     /// The library has what this version cannot honour.

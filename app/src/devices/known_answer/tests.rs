@@ -10,7 +10,7 @@ use super::*;
 enum Defect {
     /// Computes with other weights in one operation.
     Operation(&'static str),
-    /// Answers steps of so many rows with what the step before had.
+    /// Returns the previous step's output for steps of this many rows.
     Stale(usize),
     /// Samples another token.
     Token,

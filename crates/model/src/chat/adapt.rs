@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::{ChatInput, ChatTemplate};
 
-/// What a template can do.
+/// Abilities of a template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Abilities {
     /// It writes a system message at the beginning.
@@ -104,7 +104,7 @@ impl Abilities {
                 &["qsystem", "qlater"],
             ) && writes(json!([user("quser"), system("qlater"), user("qmore")]), &["qlater"]),
             repeated_roles: writes(json!([user("quser"), user("qmore")]), &["quser", "qmore"]),
-            // Where a chat with a call fails altogether, nothing is known.
+            // If every chat with a call fails, assume that the template writes calls.
             calls: writes_call || (empty.is_none() && null.is_none()),
             several_calls: !writes_call || writes(two, &["qvalue", "qother"]),
             arguments_as_text,

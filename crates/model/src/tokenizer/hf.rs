@@ -183,7 +183,7 @@ impl Hf {
 }
 
 impl AsText {
-    /// What stands for a control token.
+    /// Returns the characters that replace a control token.
     fn placeholder(&self, id: u32) -> Option<[char; 2]> {
         // Control tokens and placeholders were numbered in the same order.
         self.tokens.binary_search_by_key(&id, |&(_, control)| control).ok().map(placeholder)

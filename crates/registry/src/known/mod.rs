@@ -46,14 +46,14 @@ pub struct KnownModel {
     pub parameters: String,
     /// Size of the file in megabytes (10⁶ bytes).
     pub megabytes: u64,
-    /// What it is good for.
+    /// Its use, in a few words.
     pub good_for: String,
     /// True for the model that the family's name alone means.
     #[serde(default)]
     pub default: bool,
 }
 
-/// What a short name asks for.
+/// Model and quantization of a short name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Short {
     /// The model of the table.
@@ -71,12 +71,12 @@ pub fn models() -> &'static [KnownModel] {
 }
 
 impl KnownModel {
-    /// What stands before the colon of its name.
+    /// Returns the name's part before the colon.
     pub fn family(&self) -> &str {
         split_tag(&self.name).0
     }
 
-    /// What stands behind the colon.
+    /// Returns the name's part behind the colon.
     fn size(&self) -> &str {
         split_tag(&self.name).1.unwrap_or_default()
     }
@@ -141,7 +141,7 @@ impl Short {
         }
     }
 
-    /// What to pull.
+    /// Returns the reference to pull.
     pub fn reference(&self) -> Reference {
         let choice = match &self.quantization {
             Some(quantization) => Choice::Tag(quantization.clone()),

@@ -33,7 +33,7 @@ pub struct Caller {
     pub deadline: Option<Instant>,
     /// The memory of the request's body, until it is prepared.
     pub body: BodyShare,
-    /// What of the request is left out, and whether it may be.
+    /// Ignored fields of the request, or the refusal of them.
     pub tolerance: Tolerance,
     /// Numbers for the request's line in the log.
     pub log: RequestLog,

@@ -1,15 +1,15 @@
-//! What a model's requests begin with, whatever API they come from.
+//! Defaults of a model's requests, for all APIs.
 
 use super::{ChatRequest, Message, Options, Role};
 
-/// What a model's requests begin with, unless they say otherwise.
+/// Defaults of a model's requests.
 #[derive(Debug, Default)]
 pub struct Defaults {
-    /// How to sample and when to end.
+    /// Sampling parameters and stop conditions.
     pub options: Options,
-    /// What the model is told first.
+    /// System message.
     pub system: Option<String>,
-    /// What was said before every chat.
+    /// Messages that precede every chat.
     pub messages: Vec<Message>,
 }
 

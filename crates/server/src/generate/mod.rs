@@ -139,7 +139,7 @@ pub struct Usage {
     pub reasoning: usize,
 }
 
-/// What an answer is sampled with, where the request, the library or the model says it.
+/// Effective sampling parameters of an answer: the request's, the library's, or the model's.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)] // named as the fields of `SamplingParams`
 pub struct Sampling {
@@ -183,7 +183,7 @@ pub struct Generating {
     log: RequestLog,
     /// Of all choices that have ended.
     completion_tokens: usize,
-    /// What was used so far.
+    /// Tokens used so far.
     used: Usage,
     sampling: Sampling,
     /// From the queue to the last piece, for whoever traces requests.
@@ -401,7 +401,7 @@ impl Generating {
         self.prompt_tokens
     }
 
-    /// What the answer is sampled with.
+    /// Returns the effective sampling parameters.
     pub fn sampling(&self) -> Sampling {
         self.sampling
     }

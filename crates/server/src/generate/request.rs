@@ -45,7 +45,7 @@ pub struct ChatRequest {
     pub whole_calls: bool,
     /// How to sample and when to end.
     pub options: Options,
-    /// What of the request is left out, and whether it may be.
+    /// Ignored fields of the request, or the refusal of them.
     pub tolerance: Tolerance,
 }
 

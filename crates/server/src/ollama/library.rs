@@ -327,7 +327,7 @@ pub async fn create(
 }
 
 impl CreateParams {
-    /// What the model's requests begin with, as the library keeps it ([`stored`] reads it).
+    /// Defaults of the model's requests, as the library keeps them ([`stored`] reads them).
     fn defaults(&self, tolerance: &Tolerance) -> Result<Map<String, Value>, ApiError> {
         let mut defaults = Map::new();
         let options = self.parameters.as_ref().filter(|parameters| !parameters.is_empty());

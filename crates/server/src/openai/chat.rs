@@ -72,7 +72,7 @@ pub struct ChatCompletionRequest {
     pub add_generation_prompt: Option<bool>,
 }
 
-/// How much to think.
+/// Effort of reasoning.
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
 pub struct OpenRouterReasoning {
     /// As `reasoning_effort`, which is stronger.

@@ -246,7 +246,7 @@ type Parts = Pin<Box<dyn Stream<Item = Part> + Send>>;
 
 /// What has come of one prompt's answers.
 struct Part {
-    /// Which prompt.
+    /// Index of the prompt.
     of: usize,
     /// Tokens of its choices so far.
     used: generate::Usage,

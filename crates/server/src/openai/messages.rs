@@ -98,10 +98,10 @@ pub struct FunctionCallParam {
     pub arguments: Option<Value>,
 }
 
-/// What an answer must be, in all spellings.
+/// Format of the answer, in all spellings.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct FormatParams {
-    /// What the answer must be.
+    /// Format of the answer.
     response_format: Option<ResponseFormat>,
     /// llama.cpp's way to ask for JSON that fits a schema.
     json_schema: Option<Value>,
@@ -135,7 +135,7 @@ pub enum FormatType {
 /// Our own messages.
 ///
 /// # Errors
-/// What cannot be honoured, by name.
+/// The name of a field that cannot be honoured.
 pub fn messages(messages: Vec<ChatMessage>, tolerance: &Tolerance) -> Result<Vec<Message>, ApiError> {
     let last_user = messages.iter().rposition(|message| message.role == RoleParam::User);
     let messages = messages.into_iter().enumerate();
@@ -269,7 +269,7 @@ impl FormatParams {
 impl ResponseFormat {
     fn format(self) -> Result<Format, ApiError> {
         let Self { r#type, json_schema, schema } = self;
-        // What has a schema's own keywords is one; the others have it inside.
+        // An object with keywords of JSON Schema is the schema; others contain it.
         let is_schema = |value: &Value| {
             ["type", "properties", "$ref", "anyOf", "oneOf", "enum", "const"]
                 .iter()

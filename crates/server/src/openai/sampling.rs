@@ -11,7 +11,7 @@ use crate::{
     wire::{OneOrMany, Other, left_out, no_effect, refused},
 };
 
-/// How to sample and when to end.
+/// Sampling parameters and stop conditions.
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
 pub struct SamplingParams {
     /// Divides the logits; 0 takes the best token. If absent, what the model recommends, or 0.8.
@@ -109,7 +109,7 @@ impl SamplingParams {
     /// Our own options.
     ///
     /// # Errors
-    /// What cannot be honoured, by name.
+    /// The name of a field that cannot be honoured.
     pub fn into_options(self) -> Result<Options, ApiError> {
         // Without tokens to look at, there is nothing to punish.
         let punishes = self.repeat_last_n != Some(0);

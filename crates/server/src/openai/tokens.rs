@@ -160,7 +160,7 @@ pub async fn detokenize(
     Ok(Json(DetokenizeResponse { prompt: prompt.await? }))
 }
 
-/// What is known of a tokenizer.
+/// Description of a tokenizer.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct TokenizerInfo {
     /// Always `paguro`.

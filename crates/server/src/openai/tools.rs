@@ -83,7 +83,7 @@ pub enum NamespaceType {
 pub struct FunctionParam {
     /// Its name.
     pub name: String,
-    /// What it does.
+    /// Its description, for the model.
     #[serde(default)]
     pub description: Option<String>,
     /// JSON schema of its arguments; absent, it takes none.

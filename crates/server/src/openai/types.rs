@@ -79,7 +79,7 @@ pub struct StreamOptions {
     pub include_obfuscation: Option<bool>,
 }
 
-/// Which chunks of a stream have usage.
+/// Chunks of a stream that report usage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UsageChunks {
     /// One more at the end.
@@ -89,7 +89,7 @@ pub struct UsageChunks {
 }
 
 impl StreamOptions {
-    /// Which chunks have usage; `None` of them where nothing is streamed, since the answer has it then.
+    /// Returns the chunks that report usage; `None` without a stream, as the answer reports it.
     pub fn usage(options: Option<Self>) -> UsageChunks {
         let options = options.unwrap_or_default();
         let every = options.continuous_usage_stats == Some(true);

@@ -1,4 +1,4 @@
-//! What the wire formats of all APIs share: how a body is read, what is tolerated in it, and values of common forms.
+//! Shared parts of the APIs' wire formats: reading bodies, the tolerance policy, and common types of values.
 //!
 //! A request type says which fields it reads (`Deserialize` and `ToSchema`) and which others it knows ([`Body::OTHERS`]).
 //! [`read()`] compares a body with both, once for all APIs, so no type deals with unknown fields itself.
@@ -28,13 +28,13 @@ pub trait Body: DeserializeOwned + ToSchema + 'static {
 pub struct Other {
     /// Its path, where indices of lists are left out: `messages[].audio`.
     pub path: &'static str,
-    /// What happens when a request has it.
+    /// Policy for requests that have it.
     pub rule: Rule,
     /// Why: the end of a sentence that begins with the field's name.
     pub why: &'static str,
 }
 
-/// What happens when a request has a known field.
+/// Policy for a known field without an implementation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// Nothing: the field could not change the answer.

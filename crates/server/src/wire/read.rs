@@ -67,7 +67,7 @@ struct Reader<'r> {
     schema: &'r Schema,
     others: &'r [&'r [Other]],
     tolerance: &'r Tolerance,
-    /// Where the reader is: `messages[0].content`.
+    /// Path of the current value: `messages[0].content`.
     path: String,
     /// Unknown fields that were compared with known ones, by path without indices.
     compared: HashSet<String>,

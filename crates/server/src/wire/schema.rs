@@ -229,7 +229,7 @@ pub fn describe<T: Body>(document: &mut Value) {
     }
 }
 
-/// Where the properties of an object are, that may be one of several parts.
+/// Returns the JSON pointer to an object's properties, also if the object is part of an `allOf` or `oneOf`.
 fn object_at(document: &Value, at: &str) -> Option<String> {
     let schema = document.pointer(at)?;
     if schema.get("properties").is_some() {

@@ -35,7 +35,7 @@ const MOST_CHARACTERS: usize = 80;
 /// Different fields that the log names.
 const MOST_LOGGED: usize = 512;
 
-/// What one request asked for and does not get.
+/// Fields of one request that are ignored.
 #[derive(Clone, Debug, Default)]
 pub struct Tolerance {
     strict: bool,

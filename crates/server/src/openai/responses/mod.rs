@@ -66,7 +66,7 @@ pub struct ResponseObject {
     previous_response_id: Option<String>,
     max_output_tokens: Option<usize>,
     max_tool_calls: Option<usize>,
-    /// What the model was sampled with; so are the next ones.
+    /// Effective value, as in the following fields.
     temperature: f64,
     top_p: f64,
     frequency_penalty: f64,
