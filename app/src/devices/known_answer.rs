@@ -34,7 +34,14 @@ pub fn check(
         let mut rows = Sequence { runner, program, limits, len: 0 };
         let logits = others.iter().map(|&count| rows.step(count, Want::Logits)).collect::<Result<_, _>>()?;
         let params = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
-        let request = SampleRequest { params: &params, draw: 0, history: &[], mask: None, logprobs: None };
+        let request = SampleRequest {
+            params: &params,
+            draw: 0,
+            history: &[],
+            prompt_tokens: 0,
+            mask: None,
+            logprobs: None,
+        };
         let is_reference = std::ptr::addr_eq(backend, reference);
         let want = if is_reference { Want::Logits } else { Want::Sample(request) };
         Ok((logits, rows.step(*last, want)?))

@@ -343,7 +343,8 @@ fn sampling(gpu: &Gpu, batch: usize, name: &str, params: &SamplingParams) -> Res
     let table: Vec<PageId> = (1..=batch as u32).map(PageId).collect();
     let sequences: Vec<_> =
         (0..batch).map(|row| StepSequence { rows: row..row + 1, start: 0, tables: row..row + 1 }).collect();
-    let request = SampleRequest { params, draw: 0, history: &[1], mask: None, logprobs: None };
+    let request =
+        SampleRequest { params, draw: 0, history: &[1], prompt_tokens: 0, mask: None, logprobs: None };
     let outputs: Vec<_> = (0..batch).map(|row| Output { row, want: Want::Sample(request) }).collect();
     let (_, step) = steps(gpu, &mut *runner, &sequences, &table, &outputs)?;
     println!(

@@ -2,7 +2,7 @@
 
 use paguro_backend::{
     SampleRequest, Sampled, TokenMask,
-    sampling::{penalties, uniform},
+    sampling::{PenaltyScratch, penalties, uniform},
 };
 
 use crate::lower::LOGIT_ROWS;
@@ -42,7 +42,7 @@ pub struct Sampler<'a> {
 /// Kept from step to step, to count in.
 #[derive(Default)]
 pub struct Scratch {
-    counts: Vec<u32>,
+    penalties: PenaltyScratch,
     /// For each token, its place among a sample's edits and one more, or 0; all zero between calls.
     places: Vec<u32>,
 }
@@ -67,6 +67,7 @@ impl<'a> Sampler<'a> {
         let draws = params.temperature > 0.0;
         let adjusts = params.penalizes() || !params.logit_bias.is_empty();
         if request.logprobs.is_some()
+            || params.needs_host()
             || draws && self.vocab > MOST_TOKENS
             || request.mask.is_some() && self.masks.len() == LOGIT_ROWS
             || adjusts && !(alone() && self.edit(row, request, scratch))
@@ -99,7 +100,7 @@ impl<'a> Sampler<'a> {
     /// Adds what becomes of a row's logits, one edit for each token, if there is room for it.
     fn edit(&mut self, row: usize, request: &SampleRequest<'_>, scratch: &mut Scratch) -> bool {
         let (params, vocab, start) = (request.params, self.vocab, self.edits.len());
-        let Scratch { counts, places } = scratch;
+        let Scratch { penalties: buffers, places } = scratch;
         places.resize(vocab, 0);
         let edits = &mut self.edits;
         let mut edit = |token: usize, change: &dyn Fn(&mut [u32; 4])| {
@@ -112,10 +113,8 @@ impl<'a> Sampler<'a> {
         for &(token, bias) in &params.logit_bias {
             edit(token as usize, &|edit| edit[1] = (f32::from_bits(edit[1]) + bias).to_bits());
         }
-        penalties(request, vocab, counts, |token, subtracted| {
-            edit(token, &|edit| {
-                (edit[2], edit[3]) = (params.repetition_penalty.to_bits(), subtracted.to_bits())
-            });
+        penalties(request, vocab, buffers, |token, repetition, subtracted| {
+            edit(token, &|edit| (edit[2], edit[3]) = (repetition.to_bits(), subtracted.to_bits()));
         });
         for edit in &self.edits[start..] {
             places[edit[0] as usize % vocab] = 0;
@@ -135,6 +134,7 @@ pub fn carries(request: &SampleRequest<'_>, vocab: usize) -> bool {
     request.mask.is_none()
         && request.logprobs.is_none()
         && !params.penalizes()
+        && !params.needs_host()
         && params.logit_bias.len() <= EDITS.min(vocab)
         && (params.temperature == 0.0 || vocab <= MOST_TOKENS)
 }

@@ -4,10 +4,11 @@
 //! One token is drawn from one row of logits in this order:
 //!
 //! 1. logit bias is added;
-//! 2. repetition, then frequency and presence penalties, of the tokens in the window;
+//! 2. the repetition penalty, of all tokens in the window; then frequency and presence penalties, of those tokens in the
+//!    window that were generated; then DRY;
 //! 3. tokens outside of the mask are dropped;
 //! 4. at temperature 0 the best token is taken, and that is all; else the logits are divided by the temperature;
-//! 5. top-k, then top-p of what is left (its probabilities summing to one again), then min-p;
+//! 5. top-n-sigma, top-k, then top-p of what is left (its probabilities summing to one again), then min-p, then XTC;
 //! 6. one uniform number, a function of seed and draw alone, picks from what is left.
 //!
 //! This is the order of Hugging Face transformers and of vLLM, so that values found there mean the same here.
@@ -21,7 +22,11 @@
 //! allows nothing, or nothing but `-inf`), the answer is [`Sampled::NO_TOKEN`]; steps with a mask that is known to allow
 //! nothing are refused before ([`Step::validate`](crate::Step::validate)).
 
+mod dry;
+
 use std::cmp::Ordering;
+
+pub use dry::Dry;
 
 use crate::{Outcome, SampleRequest, Sampled, Score, Want};
 
@@ -36,13 +41,25 @@ pub struct SamplingParams {
     pub top_p: f32,
     /// Keeps the tokens with at least `min_p` times the best one's probability; `0` keeps all.
     pub min_p: f32,
+    /// Keeps the tokens whose logits are at most this many standard deviations of all logits below the best one
+    /// (Tang et al.: Top-nσ, arXiv:2411.07641); `0` keeps all.
+    pub top_n_sigma: f32,
+    /// How likely XTC is to exclude top choices in a draw; `0` is off. It drops all tokens of at least
+    /// [`xtc_threshold`](Self::xtc_threshold) but the least likely of them, if there are several
+    /// (<https://github.com/oobabooga/text-generation-webui/pull/6335>).
+    pub xtc_probability: f32,
+    /// The probability, among the tokens that are left, from which on a token is a top choice of XTC.
+    pub xtc_threshold: f32,
+    /// Penalty of tokens that would go on with a repetition.
+    pub dry: Dry,
     /// Divides positive and multiplies negative logits of tokens in the window (CTRL, arXiv:1909.05858); `1` is off.
     pub repetition_penalty: f32,
-    /// Subtracted once for each occurrence in the window (OpenAI's definition).
+    /// Subtracted once for each time that the token was generated within the window. Occurrences in the prompt do not
+    /// count, as in OpenAI's API and in vLLM.
     pub frequency_penalty: f32,
-    /// Subtracted if the token occurs in the window.
+    /// Subtracted if the token was generated within the window.
     pub presence_penalty: f32,
-    /// How many of the last tokens of [`SampleRequest::history`] (prompt and output alike) the penalties look at;
+    /// How many of the last tokens of [`SampleRequest::history`] the penalties look at;
     /// `None` is all of it, `Some(0)` turns them off.
     pub penalty_window: Option<u32>,
     /// Added to the logits of given tokens.
@@ -58,6 +75,10 @@ impl Default for SamplingParams {
             top_k: 0,
             top_p: 1.0,
             min_p: 0.0,
+            top_n_sigma: 0.0,
+            xtc_probability: 0.0,
+            xtc_threshold: 0.1,
+            dry: Dry::default(),
             repetition_penalty: 1.0,
             frequency_penalty: 0.0,
             presence_penalty: 0.0,
@@ -93,6 +114,14 @@ impl SamplingParams {
         check("repetition_penalty", repetition_penalty, fine, "finite and more than 0")?;
         check("frequency_penalty", frequency_penalty, frequency_penalty.is_finite(), "finite")?;
         check("presence_penalty", presence_penalty, presence_penalty.is_finite(), "finite")?;
+        let Self { top_n_sigma, xtc_probability, xtc_threshold, ref dry, .. } = *self;
+        let fine = top_n_sigma >= 0.0 && top_n_sigma.is_finite();
+        check("top_n_sigma", top_n_sigma, fine, "finite, 0 or more")?;
+        check("xtc_probability", xtc_probability, (0.0..=1.0).contains(&xtc_probability), "between 0 and 1")?;
+        check("xtc_threshold", xtc_threshold, (0.0..=1.0).contains(&xtc_threshold), "between 0 and 1")?;
+        let fine = dry.multiplier >= 0.0 && dry.multiplier.is_finite();
+        check("dry_multiplier", dry.multiplier, fine, "finite, 0 or more")?;
+        check("dry_base", dry.base, dry.base >= 1.0 && dry.base.is_finite(), "finite, 1 or more")?;
         for &(token, bias) in &self.logit_bias {
             check("logit_bias", bias, !bias.is_nan(), "a number")?;
             if token as usize >= vocab {
@@ -105,7 +134,16 @@ impl SamplingParams {
 
     /// Whether some penalty is on.
     pub fn penalizes(&self) -> bool {
+        self.penalizes_tokens() || self.dry.is_on()
+    }
+
+    fn penalizes_tokens(&self) -> bool {
         self.repetition_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0
+    }
+
+    /// True if candidates are dropped by rules that devices do not know, so that the host samples.
+    pub fn needs_host(&self) -> bool {
+        self.temperature > 0.0 && (self.top_n_sigma > 0.0 || self.xtc_probability > 0.0)
     }
 }
 
@@ -126,14 +164,21 @@ pub struct InvalidParam {
 pub struct Scratch {
     /// Logits after bias, penalties and mask, `[vocab]`.
     adjusted: Vec<f32>,
-    /// Occurrences in the window, `[vocab]`; all zero between calls.
-    counts: Vec<u32>,
+    penalties: PenaltyScratch,
     /// The tokens that may be drawn, in order of id.
     candidates: Vec<Scored>,
     /// The best tokens of something.
     ranking: Vec<Scored>,
     /// Sums of weights by size; see [`keep_top_p`].
     bins: Vec<f64>,
+}
+
+/// Buffers of [`penalties`], reused from call to call.
+#[derive(Clone, Debug, Default)]
+pub struct PenaltyScratch {
+    /// Occurrences in the window, `[vocab]`; all zero between calls.
+    counts: Vec<u32>,
+    dry: dry::Scratch,
 }
 
 /// A token with its logit, or with its weight: a probability, but the best one's is 1.
@@ -175,9 +220,9 @@ pub(crate) fn sample_at(
     scratch: &mut Scratch,
 ) -> Sampled {
     let mut adjusted = std::mem::take(&mut scratch.adjusted);
-    let candidates = adjust(logits, request, &mut adjusted, &mut scratch.counts);
+    let candidates = adjust(logits, request, &mut adjusted, &mut scratch.penalties);
     let choice = match request.params.temperature > 0.0 {
-        true => draw(candidates, request.params, uniform, scratch),
+        true => draw(candidates, request, uniform, scratch),
         false => best(candidates),
     };
     scratch.adjusted = adjusted;
@@ -218,7 +263,7 @@ fn adjust<'a>(
     logits: &'a [f32],
     request: &SampleRequest<'_>,
     adjusted: &'a mut Vec<f32>,
-    counts: &mut Vec<u32>,
+    scratch: &mut PenaltyScratch,
 ) -> &'a [f32] {
     let params = request.params;
     if params.logit_bias.is_empty() && !params.penalizes() && request.mask.is_none() {
@@ -231,11 +276,11 @@ fn adjust<'a>(
             *logit += bias;
         }
     }
-    penalties(request, logits.len(), counts, |token, subtracted| {
+    penalties(request, logits.len(), scratch, |token, repetition, subtracted| {
         let logit = &mut adjusted[token];
         *logit = match *logit > 0.0 {
-            true => *logit / params.repetition_penalty,
-            false => *logit * params.repetition_penalty,
+            true => *logit / repetition,
+            false => *logit * repetition,
         } - subtracted;
     });
     if let Some(mask) = request.mask {
@@ -252,36 +297,67 @@ fn adjust<'a>(
     adjusted
 }
 
-/// Each token in the window, once, with what is subtracted from its logit after the repetition penalty; none if there are no
-/// penalties. `counts` holds nothing from call to call.
+/// Calls `each` once for each penalized token, with its repetition penalty and what is subtracted from its logit after
+/// that. `scratch` holds nothing from call to call.
 pub fn penalties(
+    request: &SampleRequest<'_>,
+    vocab: usize,
+    scratch: &mut PenaltyScratch,
+    mut each: impl FnMut(usize, f32, f32),
+) {
+    let PenaltyScratch { counts, dry } = scratch;
+    let repetitions = dry.penalties(&request.params.dry, request.history);
+    occurrences(request, vocab, counts, |token, subtracted| {
+        let more = repetitions.get_mut(&(token as u32)).map_or(0.0, std::mem::take);
+        each(token, request.params.repetition_penalty, subtracted + more);
+    });
+    let rest = repetitions.iter().filter(|(token, penalty)| (**token as usize) < vocab && **penalty > 0.0);
+    rest.for_each(|(&token, &penalty)| each(token as usize, 1.0, penalty));
+}
+
+/// Calls `each` once for each token in the window, with what is subtracted for having been generated.
+fn occurrences(
     request: &SampleRequest<'_>,
     vocab: usize,
     counts: &mut Vec<u32>,
     mut each: impl FnMut(usize, f32),
 ) {
-    let SampleRequest { params, history, .. } = request;
-    if !params.penalizes() {
+    let SampleRequest { params, history, prompt_tokens, .. } = *request;
+    if !params.penalizes_tokens() {
         return;
     }
     let length = params.penalty_window.map_or(history.len(), |window| history.len().min(window as usize));
-    let window = &history[history.len() - length..];
+    let start = history.len() - length;
+    let window = &history[start..];
     counts.resize(counts.len().max(vocab), 0);
-    let tokens = || window.iter().map(|&token| token as usize).filter(|&token| token < vocab);
-    tokens().for_each(|token| counts[token] += 1);
-    for token in tokens() {
+    // A token that occurs has at least 1, and 1 more for each time that it was generated.
+    for (position, &token) in (start..).zip(window) {
+        if let Some(count) = counts[..vocab].get_mut(token as usize) {
+            *count = (*count).max(1) + u32::from(position >= prompt_tokens);
+        }
+    }
+    for token in window.iter().map(|&token| token as usize).filter(|&token| token < vocab) {
         // Each token once; this also leaves the counts as they were found.
-        let count = std::mem::take(&mut counts[token]);
-        if count > 0 {
-            each(token, count as f32 * params.frequency_penalty + params.presence_penalty);
+        match std::mem::take(&mut counts[token]) {
+            0 => {}
+            1 => each(token, 0.0),
+            count => {
+                let generated = (count - 1) as f32;
+                each(token, generated * params.frequency_penalty + params.presence_penalty);
+            }
         }
     }
 }
 
 /// Steps 5 and 6. `None` if no logit is more than `-inf`.
-fn draw(logits: &[f32], params: &SamplingParams, uniform: f64, scratch: &mut Scratch) -> Option<u32> {
+fn draw(logits: &[f32], request: &SampleRequest<'_>, uniform: f64, scratch: &mut Scratch) -> Option<u32> {
+    let params = request.params;
     let Scratch { candidates, ranking, bins, .. } = scratch;
     let best = finite(logits[best(logits)? as usize]);
+    let least = match params.top_n_sigma > 0.0 {
+        true => f64::from(best) - f64::from(params.top_n_sigma) * deviation(logits),
+        false => f64::NEG_INFINITY,
+    };
 
     // Min-p is applied on the way: it keeps a prefix of the ranking and does not change the total that top-p
     // refers to, so it may come first.
@@ -290,7 +366,7 @@ fn draw(logits: &[f32], params: &SamplingParams, uniform: f64, scratch: &mut Scr
     let mut total = 0.0;
     let mut consider = |token: u32, logit: f32| {
         let weight = ((finite(logit) - best) / params.temperature).exp();
-        if weight > 0.0 {
+        if weight > 0.0 && f64::from(finite(logit)) >= least {
             total += f64::from(weight);
             if weight >= min_p {
                 candidates.push(Scored { token, value: weight });
@@ -308,6 +384,10 @@ fn draw(logits: &[f32], params: &SamplingParams, uniform: f64, scratch: &mut Scr
     if params.top_p < 1.0 {
         keep_top_p(candidates, f64::from(params.top_p) * total, ranking, bins);
     }
+    if params.xtc_probability > 0.0 && xtc_draw(params.seed, request.draw) < f64::from(params.xtc_probability)
+    {
+        exclude_top_choices(candidates, params.xtc_threshold);
+    }
 
     let total: f64 = candidates.iter().map(|candidate| f64::from(candidate.value)).sum();
     let mut remaining = uniform * total;
@@ -319,6 +399,30 @@ fn draw(logits: &[f32], params: &SamplingParams, uniform: f64, scratch: &mut Scr
     }
     // Rounding used everything up: the last one.
     candidates.last().map(|candidate| candidate.token)
+}
+
+/// The standard deviation of all logits but those at `-inf`.
+fn deviation(logits: &[f32]) -> f64 {
+    let values = || logits.iter().map(|&logit| f64::from(finite(logit))).filter(|logit| logit.is_finite());
+    let count = values().count().max(1) as f64;
+    let mean = values().sum::<f64>() / count;
+    (values().map(|logit| (logit - mean) * (logit - mean)).sum::<f64>() / count).sqrt()
+}
+
+/// The uniform number that decides whether XTC acts in a draw. It is independent of the one that picks the token.
+fn xtc_draw(seed: u64, draw: u64) -> f64 {
+    uniform(seed ^ 0x5854_4358_5443_5854, draw)
+}
+
+/// Drops all candidates with at least `threshold` of the probability but the least likely of them: of equal ones, the one
+/// with the highest id stays.
+fn exclude_top_choices(candidates: &mut Vec<Scored>, threshold: f32) {
+    let total: f64 = candidates.iter().map(|candidate| f64::from(candidate.value)).sum();
+    let is_top = |candidate: &Scored| f64::from(candidate.value) >= f64::from(threshold) * total;
+    let last = candidates.iter().filter(|candidate| is_top(candidate)).copied().max_by(Scored::rank);
+    if let Some(last) = last {
+        candidates.retain(|candidate| !is_top(candidate) || candidate.token == last.token);
+    }
 }
 
 /// Keeps the smallest set of best candidates whose weights reach `target`, at least one.

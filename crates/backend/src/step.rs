@@ -118,6 +118,9 @@ pub struct SampleRequest<'a> {
     pub draw: u64,
     /// Tokens so far, prompt and output; penalties look at its end. Without the token of a [carried](Carried) row.
     pub history: &'a [u32],
+    /// Number of tokens at the beginning of `history` that are the prompt. Frequency and presence penalties count only
+    /// the tokens after them.
+    pub prompt_tokens: usize,
     /// Allowed tokens; `None` allows all.
     pub mask: Option<&'a TokenMask>,
     /// Whether to report log-probabilities, and of how many of the best tokens besides the sampled one.

@@ -4,7 +4,7 @@
 use expect_test::{Expect, expect};
 use paguro_backend::{
     SampleRequest, Sampled, SamplingParams, TokenMask,
-    sampling::{Scratch, sample, score, uniform},
+    sampling::{Dry, PenaltyScratch, Scratch, penalties, sample, score, uniform},
 };
 use proptest::prelude::*;
 
@@ -13,7 +13,7 @@ const NAN: f32 = f32::NAN;
 
 /// A request with nothing in it but the parameters.
 fn request(params: &SamplingParams) -> SampleRequest<'_> {
-    SampleRequest { params, draw: 0, history: &[], mask: None, logprobs: None }
+    SampleRequest { params, draw: 0, history: &[], prompt_tokens: 0, mask: None, logprobs: None }
 }
 
 fn greedy() -> SamplingParams {
@@ -117,6 +117,89 @@ fn equal_logits_are_cut_at_the_lowest_ids() {
     ));
 }
 
+/// DRY by its definition: all earlier places are compared with the end, token by token.
+fn naive_dry(dry: &Dry, history: &[u32]) -> Vec<(usize, f32)> {
+    let window =
+        &history[history.len() - dry.window.map_or(history.len(), |w| history.len().min(w as usize))..];
+    let breaks = |token: u32| dry.breakers.contains(&token);
+    let mut found = std::collections::BTreeMap::new();
+    for (next, &token) in window.iter().enumerate().skip(1).filter(|(_, token)| !breaks(**token)) {
+        let end = window.iter().rev().take_while(|token| !breaks(**token));
+        let length = window[..next].iter().rev().zip(end).take_while(|(a, b)| a == b).count() as u32;
+        let penalty = dry.multiplier * dry.base.powf(length as f32 - dry.allowed_length as f32);
+        if length >= dry.allowed_length {
+            let longest = found.entry(token as usize).or_insert(0.0_f32);
+            *longest = longest.max(penalty);
+        }
+    }
+    found.into_iter().collect()
+}
+
+#[test]
+fn dry_penalizes_what_goes_on_with_a_repetition() {
+    let penalized = |dry: &Dry, history: &[u32]| {
+        let params = SamplingParams { dry: dry.clone(), ..greedy() };
+        let mut all = Vec::new();
+        let request = SampleRequest { history, ..request(&params) };
+        penalties(&request, 10, &mut PenaltyScratch::default(), |token, repetition, subtracted| {
+            assert_eq!(repetition, 1.0);
+            all.push((token, subtracted));
+        });
+        all
+    };
+    let dry = Dry { multiplier: 0.5, base: 2.0, breakers: [9].into(), ..Dry::default() };
+    for (history, expected) in [
+        (&[1, 2, 3, 1, 2][..], &[(3, 0.5)][..]),
+        (&[0, 1, 2, 3, 0, 1, 2], &[(3, 1.0)]),
+        (&[2, 3, 2], &[]),
+        (&[1, 2, 3, 1, 2, 4, 1, 2], &[(3, 0.5), (4, 0.5)]),
+        (&[1, 2, 9, 3, 1, 2, 9], &[]),
+        (&[0, 9, 1, 2, 3, 0, 9, 1, 2], &[(3, 0.5)]),
+        (&[1, 2, 9, 1, 2], &[]),
+        (&[5, 5, 5, 5], &[(5, 1.0)]),
+        (&[], &[]),
+    ] {
+        assert_eq!(penalized(&dry, history), expected, "{history:?}");
+    }
+    let recent = Dry { window: Some(4), ..dry.clone() };
+    assert_eq!(penalized(&recent, &[1, 2, 3, 1, 2]), []);
+    assert_eq!(penalized(&Dry { window: Some(0), ..dry.clone() }, &[1, 2, 3, 1, 2]), []);
+    // A long text of one word takes no longer than others, and its penalty is a number.
+    let same = vec![1; 100_000];
+    assert!(penalized(&dry, &same)[0].1.is_finite());
+
+    let mut runner = proptest::test_runner::TestRunner::default();
+    let cases = (prop::collection::vec(0u32..4, 0..40), 1u32..4, prop::option::of(0u32..30), 0u32..5);
+    let outcome = runner.run(&cases, |(history, allowed_length, window, breaker)| {
+        let breakers = [breaker].into();
+        let dry = Dry { multiplier: 0.8, base: 1.5, allowed_length, window, breakers };
+        prop_assert_eq!(penalized(&dry, &history), naive_dry(&dry, &history));
+        Ok(())
+    });
+    outcome.unwrap();
+}
+
+#[test]
+fn xtc_and_top_n_sigma_drop_what_they_should() {
+    let base = SamplingParams { temperature: 1.0, ..greedy() };
+    // Probabilities 0.6, 0.3, 0.08, 0.02.
+    let logits = [0.6_f32, 0.3, 0.08, 0.02].map(f32::ln);
+    let xtc = |probability, threshold| SamplingParams {
+        xtc_probability: probability,
+        xtc_threshold: threshold,
+        ..base.clone()
+    };
+    expect!["1:75 2:20 3:6"].assert_eq(&support(&logits, &xtc(1.0, 0.1), None));
+    expect!["2:79 3:21"].assert_eq(&support(&logits, &xtc(1.0, 0.05), None));
+    expect!["0:60 1:30 2:8 3:2"].assert_eq(&support(&logits, &xtc(1.0, 0.5), None));
+    expect!["0:60 1:30 2:8 3:2"].assert_eq(&support(&logits, &xtc(0.0, 0.1), None));
+    expect!["0:29 1:53 2:14 3:4"].assert_eq(&support(&logits, &xtc(0.5, 0.1), None));
+    let sigma = |sigma| SamplingParams { top_n_sigma: sigma, ..base.clone() };
+    expect!["0:60 1:30 2:8 3:2"].assert_eq(&support(&logits, &sigma(5.0), None));
+    expect!["0:66 1:34"].assert_eq(&support(&logits, &sigma(1.0), None));
+    expect!["0:100"].assert_eq(&support(&logits, &sigma(0.1), None));
+}
+
 #[test]
 fn penalties_look_at_the_window() {
     // Logits and history, and what greedy decoding makes of them.
@@ -143,6 +226,26 @@ fn penalties_look_at_the_window() {
     check(presence(0.4), &[2.0, 1.5], &[0, 0, 0], 0); // 1.6
     check(presence(0.6), &[2.0, 1.5], &[0], 1); // 1.4
     check(presence(-0.6), &[2.0, 1.5], &[1], 1);
+
+    // The prompt counts for the repetition penalty only.
+    let in_prompt = |params: SamplingParams, history: &[u32], prompt_tokens, expected: u32| {
+        let request = SampleRequest { history, prompt_tokens, ..request(&params) };
+        assert_eq!(token(&[2.0, 1.5], &request), expected, "{params:?} {history:?} {prompt_tokens}");
+    };
+    for (history, prompt_tokens, frequent, present, repeated) in [
+        (&[0, 0, 0][..], 3, 0, 0, 1),
+        (&[0, 0, 0], 2, 0, 1, 1),
+        (&[0, 0, 0], 0, 1, 1, 1),
+        (&[0, 0, 1, 0, 0, 0], 3, 1, 1, 0),
+        (&[0, 1], 1, 0, 0, 0),
+    ] {
+        in_prompt(frequency(0.2), history, prompt_tokens, frequent);
+        in_prompt(presence(0.6), history, prompt_tokens, present);
+        in_prompt(repetition(1.4), history, prompt_tokens, repeated);
+    }
+    let windowed = SamplingParams { penalty_window: Some(2), ..presence(0.6) };
+    in_prompt(windowed.clone(), &[0, 0, 1, 1], 1, 0);
+    in_prompt(windowed, &[0, 0, 1, 0], 1, 0); // 1.4 and 0.9
 
     // Repetition first, then the subtractions: 2 / 1.25 - 0.2 = 1.4, where (2 - 0.2) / 1.25 would be 1.44.
     let both = SamplingParams { repetition_penalty: 1.25, presence_penalty: 0.2, ..greedy() };
@@ -324,6 +427,13 @@ fn naive(logits: &[f32], params: &SamplingParams, draw: u64) -> u32 {
         .map(|(token, &logit)| (token as u32, logit, ((logit - best) / params.temperature).exp()))
         .collect();
     ranked.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    if params.top_n_sigma > 0.0 {
+        let values: Vec<f64> = logits.iter().map(|&logit| logit.into()).collect();
+        let mean = values.iter().sum::<f64>() / values.len() as f64;
+        let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / values.len() as f64;
+        let least = f64::from(best) - f64::from(params.top_n_sigma) * variance.sqrt();
+        ranked.retain(|r| f64::from(r.1) >= least);
+    }
     if params.top_k > 0 {
         ranked.truncate(params.top_k as usize);
     }
@@ -338,6 +448,13 @@ fn naive(logits: &[f32], params: &SamplingParams, draw: u64) -> u32 {
         ranked.truncate(enough.map_or(ranked.len(), |last| last + 1));
     }
     ranked.retain(|r| r.2 >= params.min_p);
+    // Always or never: the number that decides otherwise is the sampler's own.
+    if params.xtc_probability == 1.0 {
+        let total: f64 = ranked.iter().map(|r| f64::from(r.2)).sum();
+        let tops =
+            ranked.iter().filter(|r| f64::from(r.2) / total >= f64::from(params.xtc_threshold)).count();
+        ranked.drain(..tops.saturating_sub(1));
+    }
     ranked.sort_by_key(|r| r.0);
     let total: f64 = ranked.iter().map(|r| f64::from(r.2)).sum();
     let target = uniform(params.seed, draw) * total;
@@ -354,9 +471,13 @@ fn any_params() -> impl Strategy<Value = SamplingParams> {
         prop_oneof![Just(0), 1u32..40],
         prop_oneof![Just(1.0f32), 0.0f32..1.0],
         prop_oneof![Just(0.0f32), 0.0f32..0.9],
+        prop_oneof![Just(0.0f32), 0.1f32..3.0],
+        (prop_oneof![Just(0.0f32), Just(1.0f32)], 0.01f32..0.6),
     );
-    (0.05f32..4.0, truncation, any::<u64>()).prop_map(|(temperature, (top_k, top_p, min_p), seed)| {
-        SamplingParams { temperature, top_k, top_p, min_p, seed, ..greedy() }
+    (0.05f32..4.0, truncation, any::<u64>()).prop_map(|(temperature, truncation, seed)| {
+        let (top_k, top_p, min_p, top_n_sigma, (xtc_probability, xtc_threshold)) = truncation;
+        let xtc = SamplingParams { xtc_probability, xtc_threshold, ..greedy() };
+        SamplingParams { temperature, top_k, top_p, min_p, top_n_sigma, seed, ..xtc }
     })
 }
 
@@ -398,13 +519,15 @@ proptest! {
         seed in any::<u64>(),
     ) {
         let [temperature, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty] = bits.map(f32::from_bits);
+        let [xtc_probability, xtc_threshold, top_n_sigma, multiplier, base, _] = bits.map(|bits| f32::from_bits(!bits));
+        let dry = Dry { multiplier, base, allowed_length: bits[0] % 3, window: None, breakers: [7].into() };
         let params = SamplingParams {
             temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty,
-            penalty_window: None, logit_bias: bias, seed,
+            penalty_window: None, logit_bias: bias, seed, xtc_probability, xtc_threshold, top_n_sigma, dry,
         };
         let bits = mask.map(TokenMask::new);
         let request =
-            SampleRequest { params: &params, draw: seed, history: &history, mask: bits.as_ref(), logprobs: Some(5) };
+            SampleRequest { params: &params, draw: seed, history: &history, prompt_tokens: history.len() / 2, mask: bits.as_ref(), logprobs: Some(5) };
         let sampled = sample(&logits, &request, &mut Scratch::default());
         let allowed = |token: u32| mask.is_none_or(|mask| mask[token as usize / 32] >> (token % 32) & 1 == 1);
         if sampled.token != Sampled::NO_TOKEN {

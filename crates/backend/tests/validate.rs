@@ -33,7 +33,7 @@ static GREEDY: SamplingParams = at_temperature(0.0);
 static BROKEN: SamplingParams = at_temperature(f32::NAN);
 
 const REQUEST: SampleRequest<'static> =
-    SampleRequest { params: &GREEDY, draw: 0, history: &[], mask: None, logprobs: None };
+    SampleRequest { params: &GREEDY, draw: 0, history: &[], prompt_tokens: 0, mask: None, logprobs: None };
 
 fn mask<const N: usize>(bits: [u32; N]) -> Option<&'static TokenMask> {
     Some(Box::leak(Box::new(TokenMask::new(bits))))

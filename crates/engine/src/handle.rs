@@ -24,6 +24,7 @@ use crate::{
     sequence::Job,
     snapshot::Snapshot,
     text::{StopMatcher, Writer},
+    thought::{Thought, Watch},
 };
 
 /// What the engine thread is told.
@@ -177,7 +178,15 @@ impl Handle {
             return Err(SubmitError::Invalid { field: "constraint", problem });
         }
         let id = shared.next_request.fetch_add(1, Ordering::Relaxed);
-        let job = Job::new(id, &request, &shared.model_stop_tokens, shared.limits)?;
+        let mut job = Job::new(id, &request, &shared.model_stop_tokens, shared.limits)?;
+        if let Some(limit) = request.thought {
+            let Some(tokenizer) = shared.tokenizer.clone() else {
+                let problem = "cannot be bounded: the engine has no tokenizer".into();
+                return Err(SubmitError::Invalid { field: "thought", problem });
+            };
+            let watch = Watch::new(limit, tokenizer, shared.limits.vocab);
+            job.thought = Some(Thought::new(Arc::new(watch)));
+        }
         shared.queue.enter(request.prompt.len())?;
         // The answer goes on from the prompt: its first space is a space.
         let stream = shared.tokenizer.as_ref().map(|tokenizer| {
@@ -371,6 +380,17 @@ impl Generation {
         }
     }
 
+    /// Ends a branch with [`FinishReason::StopString`], for a reader that has found `stop` itself: in a part of the text
+    /// that the engine cannot tell from the rest. Events of the branch that have not been read are dropped, and
+    /// [`Event::Finished`] is its next one. Does nothing if the branch has ended.
+    pub fn stop(&mut self, branch: usize, stop: String) {
+        if self.writers[branch].is_none() {
+            return;
+        }
+        self.canceller.send(Some(branch));
+        self.end(branch, String::new(), FinishReason::StopString(stop), None, self.usage[branch]);
+    }
+
     /// Something that can cancel this request while somebody waits for its events.
     pub fn canceller(&self) -> Canceller {
         self.canceller.clone()
@@ -404,9 +424,7 @@ impl Generation {
             }
             Signal::Finished { branch, reason, stop_score, usage } => {
                 let Some(writer) = self.writers[branch].take() else { return };
-                let (text, stop) = writer.finish();
-                let reason = stop.map_or(reason, |stop| FinishReason::StopString(self.stops[stop].clone()));
-                self.end(branch, text, reason, stop_score, usage);
+                self.end(branch, writer.finish(), reason, stop_score, usage);
             }
             Signal::Failed(error) => {
                 self.ended = true;

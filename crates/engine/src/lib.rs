@@ -30,13 +30,16 @@ mod stats;
 #[cfg(test)]
 mod tests;
 mod text;
+mod thought;
 
 pub use constraint::{Constraint, Grammar, GrammarError, MAX_INDENT, narrow_schema};
 pub use engine::{Engine, ModelParts};
 pub use error::{EngineError, RequestError, SubmitError};
 pub use handle::{Canceller, Generation, Handle};
 pub use options::{EngineOptions, EnginePlan, PageBudget, PageOrder};
-pub use paguro_backend::{KernelCount, MemoryPlan, Score};
+pub use paguro_backend::{KernelCount, MemoryPlan, Score, sampling::Dry};
 pub use request::{Event, FinishReason, Request, Usage};
 pub use snapshot::{SequenceSnapshot, Snapshot};
 pub use stats::{Sizes, Stats, StepTimes};
+pub use text::StopMatcher;
+pub use thought::ThoughtLimit;

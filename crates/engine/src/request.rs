@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Instant};
 use paguro_backend::{SamplingParams, Score};
 use paguro_model::Pooling;
 
-use crate::{Constraint, RequestError, SubmitError};
+use crate::{Constraint, RequestError, SubmitError, ThoughtLimit};
 
 /// One prompt and how to go on from it.
 #[derive(Clone, Debug)]
@@ -35,6 +35,8 @@ pub struct Request {
     /// What the answer must be: every branch follows it from its first token. Stop tokens and stop strings end an
     /// answer wherever they come up, the model's own stop tokens only where the grammar may end.
     pub constraint: Option<Constraint>,
+    /// Bounds the reasoning of each answer; `None` leaves it to the model.
+    pub thought: Option<ThoughtLimit>,
     /// How to sample.
     pub sampling: SamplingParams,
     /// Whether to report log-probabilities, and of how many of the best tokens besides the sampled one.
@@ -73,6 +75,7 @@ impl Default for Request {
             stop_strings: Vec::new(),
             include_stop_string: false,
             constraint: None,
+            thought: None,
             sampling: SamplingParams::default(),
             logprobs: None,
             score_prompt_from: None,
@@ -134,8 +137,8 @@ pub enum Event {
     Finished {
         /// Which branch.
         branch: usize,
-        /// The text that was held back so far: the beginning of a stop string that did not come, or of a character
-        /// that was never completed.
+        /// The text that was held back so far: the beginning of a stop string that did not come. A character that was
+        /// never completed is not part of the answer.
         text: String,
         /// Why.
         reason: FinishReason,
@@ -229,6 +232,13 @@ impl Request {
             return refuse(
                 "stop_tokens",
                 format!("has {token}, which is not in the vocabulary of {vocab} tokens"),
+            );
+        }
+        let closing = self.thought.iter().flat_map(|thought| &thought.closing);
+        if let Some(token) = closing.into_iter().find(|&&token| token as usize >= vocab) {
+            return refuse(
+                "thought",
+                format!("is closed with {token}, which is not in the vocabulary of {vocab} tokens"),
             );
         }
         if self.stop_strings.iter().any(String::is_empty) {

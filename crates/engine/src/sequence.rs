@@ -13,6 +13,7 @@ use crate::{
     pages::Pages,
     prefix::BlockKey,
     request::{FinishReason, Request, RequestLimits, Usage},
+    thought::Thought,
 };
 
 /// What the scheduler needs to know of a request; shared by its branches.
@@ -36,6 +37,8 @@ pub(crate) struct Job {
     pub logprobs: Option<usize>,
     /// Until its first sequence takes it.
     pub constraint: Option<Constraint>,
+    /// Until its first sequence takes it.
+    pub thought: Option<Thought>,
     /// First prompt position to score, if any.
     pub score_from: Option<usize>,
     /// Prompt positions whose embeddings are wanted, if any.
@@ -82,6 +85,7 @@ impl Job {
             at_max_tokens,
             logprobs: request.logprobs,
             constraint: request.constraint.clone(),
+            thought: None,
             score_from: request.score_prompt_from,
             embedded: request.embedding.map(|pooling| match pooling {
                 Pooling::Last => request.prompt.len() - 1..request.prompt.len(),
@@ -154,6 +158,8 @@ pub(crate) struct Sequence {
     pub tokens: Vec<u32>,
     /// Where it is in its grammar, if it has one.
     pub guide: Option<Guide>,
+    /// Where it is in its reasoning, if that has a limit.
+    pub thought: Option<Thought>,
     /// How many of them have K and V in the pages.
     pub computed: usize,
     /// The largest number of tokens that ever had.
@@ -203,6 +209,7 @@ impl Sequence {
             last_step: 0,
             branches: 0..job.sampling.len(),
             guide: job.constraint.take().map(Guide::new),
+            thought: job.thought.take(),
             pool: job.embedded.is_some().then(Default::default),
             job: Arc::new(job),
             tokens: prompt,
@@ -259,6 +266,7 @@ impl Sequence {
             params: &self.job.sampling[branch],
             draw: (self.generated() + usize::from(ahead)) as u64,
             history: &self.tokens,
+            prompt_tokens: self.job.prompt_tokens,
             mask: self.mask(),
             logprobs: self.job.logprobs,
         }
@@ -366,6 +374,9 @@ impl Sequence {
         if let Some(guide) = &self.guide {
             guide.check()?;
         }
+        if let Some(thought) = &mut self.thought {
+            thought.push(token);
+        }
         if self.job.stop_tokens.contains(&token) {
             return Ok(Some(FinishReason::Stop(token)));
         }
@@ -379,7 +390,12 @@ impl Sequence {
 
     /// What the next token may be.
     pub fn mask(&self) -> Option<&TokenMask> {
-        self.guide.as_ref().map(Guide::mask).or(self.no_stop_tokens().map(Arc::as_ref))
+        self.guide.as_ref().map(Guide::mask).or(self.allowed().map(Arc::as_ref))
+    }
+
+    /// What the next token may be, whatever the grammar: the end of the reasoning where that is due.
+    fn allowed(&self) -> Option<&Arc<TokenMask>> {
+        self.thought.as_ref().and_then(Thought::mask).or_else(|| self.no_stop_tokens())
     }
 
     /// All but the stop tokens, as long as the answer must not end.
@@ -389,7 +405,7 @@ impl Sequence {
 
     /// Has the grammar's mask of the next token computed, if there is a grammar.
     pub fn compute_mask(&mut self, workers: &mut MaskWorkers) {
-        let within = self.no_stop_tokens().cloned();
+        let within = self.allowed().cloned();
         if let Some(guide) = &mut self.guide {
             guide.compute(within, workers);
         }
@@ -586,6 +602,7 @@ impl Sequence {
             branches,
             tokens: self.tokens.clone(),
             guide: self.guide.as_ref().map(Guide::fork),
+            thought: self.thought.clone(),
             computed: 0,
             reached: self.tokens.len(),
             tables: vec![BlockTable::default(); self.tables.len()],

@@ -27,22 +27,17 @@ impl Writer {
         }
     }
 
-    /// The text that was held back, and the stop string that it contains: a character that stays incomplete may
-    /// be the end of one.
-    pub fn finish(mut self) -> (String, Option<usize>) {
-        let rest = self.stream.map(DecodeStream::finish).unwrap_or_default();
-        let (mut text, stop) = self.stops.push(&rest);
-        if stop.is_none() {
-            text += &self.stops.held;
-        }
-        (text, stop)
+    /// The text that was held back: the beginning of a stop string. A character that stays incomplete is dropped: a
+    /// limit has cut it, and its bytes are no text.
+    pub fn finish(mut self) -> String {
+        self.stops.take_held()
     }
 }
 
-/// Looks for stop strings in a growing text. What it finds does not depend on how the text is cut into pieces: the
+/// Finds stop strings in a growing text. What it finds does not depend on how the text is cut into pieces: the
 /// first one that is complete counts; of several that are complete with the same character, the longest.
 #[derive(Clone, Debug)]
-pub(crate) struct StopMatcher {
+pub struct StopMatcher {
     stops: Arc<[String]>,
     include: bool,
     /// The end of the text so far, as long as it may be the beginning of a stop string.
@@ -50,7 +45,8 @@ pub(crate) struct StopMatcher {
 }
 
 impl StopMatcher {
-    /// None of `stops` is empty. With `include`, the stop string that is found is part of the text.
+    /// Before the first character. None of `stops` is empty. With `include`, the stop string that is found is part of the
+    /// text.
     pub fn new(stops: Arc<[String]>, include: bool) -> Self {
         debug_assert!(!stops.iter().any(String::is_empty));
         Self { stops, include, held: String::new() }
@@ -70,6 +66,11 @@ impl StopMatcher {
         let certain = self.held.len() - self.longest_beginning();
         let rest = self.held.split_off(certain);
         (std::mem::replace(&mut self.held, rest), None)
+    }
+
+    /// Returns the text that was held back: the beginning of a stop string that has not come to its end.
+    pub fn take_held(&mut self) -> String {
+        std::mem::take(&mut self.held)
     }
 
     /// Bytes at the end of the held text that are the beginning of a stop string.
@@ -101,9 +102,8 @@ mod tests {
                 return (texts, stop);
             }
         }
-        let (text, stop) = writer.finish();
-        texts.push(text);
-        (texts, stop)
+        texts.push(writer.finish());
+        (texts, None)
     }
 
     #[test]

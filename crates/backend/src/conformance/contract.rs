@@ -62,7 +62,7 @@ pub(super) fn outputs(subject: &Subject) -> Verdict {
     for (draw, params) in (0..).zip(&params) {
         for (row, mask, logprobs) in [(19, None, None), (0, Some(&mask), Some(3)), (7, None, Some(0))] {
             let history = &prompt.tokens[..=row];
-            let request = SampleRequest { params, draw, history, mask, logprobs };
+            let request = SampleRequest { params, draw, history, prompt_tokens: row / 2, mask, logprobs };
             outputs.push(Output { row, want: Want::Sample(request) });
         }
         outputs.push(Output { row: 7, want: Want::Embedding });
@@ -119,8 +119,14 @@ pub(super) fn late_masks(subject: &Subject) -> Verdict {
     let mut run = |mask: &TokenMask| {
         let outputs = [0, 7, 12, 19].map(|row| {
             let history = &prompt.tokens[..=row];
-            let request =
-                SampleRequest { params: &params, draw: 0, history, mask: Some(mask), logprobs: None };
+            let request = SampleRequest {
+                params: &params,
+                draw: 0,
+                history,
+                prompt_tokens: 0,
+                mask: Some(mask),
+                logprobs: None,
+            };
             Output { row, want: Want::Sample(request) }
         });
         let mut out = StepOutput::default();
@@ -167,7 +173,8 @@ pub(super) fn carried_tokens(subject: &Subject) -> Verdict {
     let hot = SamplingParams { temperature: 2.0, top_k: 20, seed: 5, ..SamplingParams::default() };
     for params in [&greedy, &hot] {
         let mut decoding = Decoding::new(subject, &model, params)?;
-        let request = SampleRequest { params, draw: 0, history: &[], mask: None, logprobs: None };
+        let request =
+            SampleRequest { params, draw: 0, history: &[], prompt_tokens: 0, mask: None, logprobs: None };
         if !decoding.driver.runner().carries(&Want::Sample(request)) {
             continue;
         }
@@ -283,7 +290,14 @@ impl<'a> Decoding<'a> {
         draw: u64,
     ) -> Result<Ticket, String> {
         let (tokens, sequences, pages) = Self::rows(own, before, known, computed);
-        let request = SampleRequest { params: self.params, draw, history: &[], mask: None, logprobs: None };
+        let request = SampleRequest {
+            params: self.params,
+            draw,
+            history: &[],
+            prompt_tokens: 0,
+            mask: None,
+            logprobs: None,
+        };
         let ends = sequences.iter().map(|sequence| sequence.rows.end - 1);
         let outputs: Vec<_> = ends.map(|row| Output { row, want: Want::Sample(request) }).collect();
         let carried = |(which, output): (&usize, &Output<'_>)| {

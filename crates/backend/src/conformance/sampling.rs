@@ -4,7 +4,7 @@ use super::{DriveOptions, Driver, ModelShape, RandomModel, Rng, Subject, Verdict
 use crate::{
     Bytes, Outcome, Output, PageId, SampleRequest, SamplingParams, Step, StepOutput, StepSequence, TokenMask,
     Want,
-    sampling::{Scratch, sample_at, uniform},
+    sampling::{Dry, Scratch, sample_at, uniform},
 };
 
 /// How far sums of probabilities may be off, as parts of the whole.
@@ -99,6 +99,7 @@ struct Request {
     params: SamplingParams,
     draw: u64,
     history: Vec<u32>,
+    prompt_tokens: usize,
     mask: Option<TokenMask>,
 }
 
@@ -134,6 +135,16 @@ impl Request {
             frequency_penalty,
             presence_penalty,
             penalty_window: [None, Some(0), Some(11)][rng.below(3)],
+            top_n_sigma: [0.0, 0.0, 0.0, 1.5][rng.below(4)],
+            xtc_probability: [0.0, 0.0, 0.0, 0.5][rng.below(4)],
+            xtc_threshold: 0.05,
+            dry: Dry {
+                multiplier: [0.0, 0.0, 0.8][rng.below(3)] * adjusts,
+                window: [None, Some(17)][rng.below(2)],
+                allowed_length: 1,
+                breakers: [3].into(),
+                ..Dry::default()
+            },
             seed: rng.bits(),
         };
         let words = vocab.div_ceil(32);
@@ -152,12 +163,14 @@ impl Request {
                 let length = rng.below(60);
                 rng.tokens(length, vocab)
             },
+            prompt_tokens: rng.below(60),
         }
     }
 
     fn request(&self) -> SampleRequest<'_> {
-        let Self { params, draw, history, mask } = self;
-        SampleRequest { params, draw: *draw, history, mask: mask.as_ref(), logprobs: None }
+        let Self { params, draw, history, mask, .. } = self;
+        let prompt_tokens = self.prompt_tokens.min(history.len());
+        SampleRequest { params, draw: *draw, history, prompt_tokens, mask: mask.as_ref(), logprobs: None }
     }
 
     /// Whether this token is the right one, or would be if numbers were rounded otherwise.

@@ -6,7 +6,7 @@
 use paguro_backend::{Carried, Output, Step, StepError, StepOutput, Want};
 
 use super::Scheduler;
-use crate::sequence::Sequence;
+use crate::{sequence::Sequence, thought::Thought};
 
 impl Scheduler {
     /// Decides what the step after the planned one computes, if that is certain enough while the planned one runs: nobody
@@ -16,7 +16,8 @@ impl Scheduler {
         // A mask depends on the token before it.
         let may_go_on = |sequence: &Sequence| {
             let request = sequence.sample_request(sequence.branches.start, true);
-            request.mask.is_none() && carries(&Want::Sample(request))
+            let closes = sequence.thought.as_ref().is_some_and(Thought::may_close);
+            request.mask.is_none() && !closes && carries(&Want::Sample(request))
         };
         let go_on = || self.running.iter().filter(|sequence| !sequence.ends());
         let pages = || go_on().map(|sequence| sequence.pages_ahead(&self.layout)).sum::<usize>();

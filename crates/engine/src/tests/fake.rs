@@ -436,7 +436,9 @@ pub fn oracle(windows: &[Option<u32>], max_context: usize, request: &Request, br
             let within = early.then(|| all_but(&request.stop_tokens));
             guide.iter_mut().for_each(|guide| guide.compute(within.clone(), &mut workers));
             let mask = guide.as_ref().map(Guide::mask).or(within.as_deref());
-            let sampling = SampleRequest { params: &params, draw, history: &tokens, mask, logprobs };
+            let prompt_tokens = request.prompt.len();
+            let sampling =
+                SampleRequest { params: &params, draw, history: &tokens, prompt_tokens, mask, logprobs };
             let token = sample(*digests.last().unwrap(), &sampling).token;
             if guide.as_ref().is_some_and(|guide| guide.check().is_err()) {
                 break;

@@ -5,6 +5,7 @@
 //! bytes, and bytes become text.
 
 mod bpe;
+mod fim;
 mod gguf;
 mod hf;
 mod limits;
@@ -29,6 +30,7 @@ use crate::{
     gguf::{Metadata, MetadataError},
 };
 
+pub use fim::Gap;
 pub use hf::TokenizerConfig;
 pub use stream::DecodeStream;
 
