@@ -12,6 +12,7 @@ mod http;
 mod models;
 mod ollama;
 mod process;
+mod reasoning;
 mod refusals;
 mod responses;
 mod structured;

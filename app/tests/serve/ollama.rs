@@ -211,7 +211,7 @@ fn what_cannot_be_honoured_is_refused_in_ollamas_shape() {
     option("temperature", json!(-1), expect!["400 temperature must be finite, 0 or more, not -1"]);
     generate(
         json!({"suffix": "the end"}),
-        expect!["400 `suffix` is not supported: models here do not fill in"],
+        expect!["400 `suffix`: the model does not fill in: its tokenizer has no tokens for that"],
     );
     generate(
         json!({"template": "{{ .Prompt }}"}),

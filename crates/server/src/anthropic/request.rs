@@ -240,8 +240,8 @@ pub enum ToolChoiceParam {
 pub enum ThinkingParam {
     /// It does.
     Enabled {
-        /// At least 1024 and below `max_tokens`. Has no other effect: thinking ends when the model ends it, or with
-        /// `max_tokens`.
+        /// Most tokens to think with, at least 1024 and below `max_tokens`. Then the thought is closed, and the answer
+        /// begins.
         budget_tokens: usize,
         /// Whether its text is sent; it is never summarized.
         display: Option<Display>,
@@ -357,6 +357,7 @@ fn reasoning(
         let message = format!("`output_config.effort` is low, medium, high, xhigh or max, not `{effort}`");
         return Err(ApiError::invalid("output_config.effort", message));
     }
+    let mut budget = None;
     let enabled = match thinking {
         None | Some(ThinkingParam::Adaptive { .. }) => None,
         Some(ThinkingParam::Disabled {}) => Some(false),
@@ -365,11 +366,12 @@ fn reasoning(
                 let message = "`thinking.budget_tokens` must be at least 1024 and below `max_tokens`";
                 return Err(ApiError::invalid("thinking.budget_tokens", message));
             }
+            budget = Some(budget_tokens);
             Some(true)
         }
     };
     let param = if enabled.is_some() { "thinking" } else { "output_config.effort" };
-    Ok(Reasoning { enabled, effort, param, demanded: false })
+    Ok(Reasoning { enabled, effort, budget, param, demanded: false })
 }
 
 impl ThinkingParam {

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{ChatRequest, Format, Tool, ToolChoice, reading::Reading};
 use crate::{
     error::ApiError,
-    output::{AnswerRules, OfferedTool, Otherwise},
+    output::{AnswerRules, OfferedTool, Otherwise, Thought},
 };
 
 /// Compiles grammars as long as somebody waits for them.
@@ -59,15 +59,13 @@ impl ChatRequest {
         tokenizer: &Tokenizer,
         compiler: &Compiler<'_>,
     ) -> Result<Option<Constraint>, ApiError> {
-        let forced = matches!(self.tool_choice, ToolChoice::Required | ToolChoice::Named(_));
+        let forced = self.forces_a_call();
         let offered: Vec<_> = self.offered_tools().collect();
-        if offered.is_empty() && !reading.in_reasoning() {
+        if offered.is_empty() && reading.thought == Thought::None {
             return self.format.constraint(compiler);
         }
         let schema = self.format.schema().filter(|_| !forced);
-        let strict = self.tools.iter().any(|tool| tool.strict && self.offers(tool));
-        let bounded = !offered.is_empty() && (forced || strict || !self.parallel_tool_calls);
-        if schema.is_none() && !bounded {
+        if !self.is_bounded() {
             return Ok(None);
         }
         let whole = |tools: &[OfferedTool<'_>]| {
@@ -80,7 +78,7 @@ impl ChatRequest {
                     None if forced => None,
                     None => Some(Otherwise::Text),
                 },
-                in_reasoning: reading.in_reasoning(),
+                thought: reading.thought,
             };
             let param = if schema.is_some() { "response_format" } else { "tools" };
             compiler.compile(&Grammar::Lark(reading.grammar(&rules, tokenizer)?), param, "")
@@ -94,6 +92,18 @@ impl ChatRequest {
         }
         let any = json!({"type": "object"});
         whole(&self.followed(offered, &any, compiler)?).map(Some)
+    }
+
+    fn forces_a_call(&self) -> bool {
+        matches!(self.tool_choice, ToolChoice::Required | ToolChoice::Named(_))
+    }
+
+    /// True if a grammar says what the answer is.
+    pub(super) fn is_bounded(&self) -> bool {
+        let strict = || self.tools.iter().any(|tool| tool.strict && self.offers(tool));
+        let calls_are = || self.forces_a_call() || strict() || !self.parallel_tool_calls;
+        let has_schema = self.format != Format::Text && !self.forces_a_call();
+        has_schema || (self.offered_tools().next().is_some() && calls_are())
     }
 
     /// The tools with the schemas that are followed: those that are not strict give way to any object where they ask

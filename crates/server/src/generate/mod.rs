@@ -4,6 +4,7 @@
 mod caller;
 mod constraint;
 mod defaults;
+mod dry;
 mod embed;
 mod reading;
 mod request;
@@ -14,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use paguro_engine::{Constraint, Event, FinishReason, Generation, Score};
+use paguro_engine::{Constraint, Event, FinishReason, Generation, Score, StopMatcher};
 use paguro_model::{Model, tokenizer::Tokenizer};
 
 use crate::{
@@ -30,6 +31,7 @@ use crate::{
 pub use caller::Caller;
 use constraint::Compiler;
 pub use defaults::Defaults;
+pub use dry::DryOptions;
 pub use embed::{EmbedRequest, Embedded, embed};
 use reading::{Reader, Reading};
 use request::Counts;
@@ -177,6 +179,10 @@ pub struct Generating {
     unscored_prompt: Vec<u32>,
     prompt_logprobs: Option<PromptLogprobs>,
     choices: Vec<Choice>,
+    /// Texts that end an answer when they come up in its content.
+    stop_strings: Arc<[String]>,
+    /// Tokens of an answer in which stop strings are not looked for.
+    min_tokens: usize,
     ready: VecDeque<Piece>,
     timing: Timing,
     metrics: RequestMetrics,
@@ -208,6 +214,10 @@ struct Choice {
     logprobs: Vec<TokenLogprob>,
     /// `None` where the text is all there is, and after the end.
     reader: Option<Reader>,
+    /// Finds stop strings in the content of a chat's answer; `None` where the engine finds them in the whole text.
+    stops: Option<StopMatcher>,
+    /// Tokens so far.
+    tokens: usize,
     /// Tokens that the model thought with.
     reasoning_tokens: usize,
 }
@@ -231,6 +241,7 @@ pub async fn chat(
     let handle = lease.handle.clone();
     let counts = request.options.check(&handle)?;
     let work = off_thread(state, &caller, &lease, move |model, is_wanted| {
+        request.options.dry.find_breakers(&model.tokenizer);
         let (prompt, reading) = request.prepare(model, handle.max_context())?;
         let compiler = Compiler { handle: &handle, is_wanted };
         let constraint = request.constraint(&reading, &model.tokenizer, &compiler)?;
@@ -261,6 +272,10 @@ pub async fn text(
     let handle = lease.handle.clone();
     let counts = options.check(&handle)?;
     let work = off_thread(state, &caller, &lease, move |model, is_wanted| {
+        options.dry.find_breakers(&model.tokenizer);
+        if let Prompt::Gap { .. } = prompt {
+            options.stop_tokens.extend(model.tokenizer.fill_ends());
+        }
         let prompt = prompt.tokens(model, handle.max_context())?;
         let constraint = format.constraint(&Compiler { handle: &handle, is_wanted })?;
         Ok(Prepared { prompt, constraint, reading: None, options, counts })
@@ -315,12 +330,23 @@ impl Generating {
         request.constraint = constraint;
         request.tenant = caller.tenant;
         request.deadline = caller.deadline.map(Into::into);
+        let mut stop_strings: Arc<[String]> = Arc::default();
+        let mut matcher = None;
         if let Some(reading) = &reading {
             request.shown_tokens = reading.shown_tokens(&lease.model.tokenizer);
+            request.thought = reading.thought_limit(&lease.model.tokenizer);
+            // Reasoning and calls are text to the engine, and must not be stopped.
+            stop_strings = std::mem::take(&mut request.stop_strings).into();
+            let stops = StopMatcher::new(stop_strings.clone(), request.include_stop_string);
+            matcher = (!stop_strings.is_empty()).then_some(stops);
         }
-        let reader = || reading.as_ref().map(Reading::reader);
-        let choices =
-            (0..counts.branches).map(|_| Choice { reader: reader(), ..Choice::default() }).collect();
+        let choice = |_| Choice {
+            reader: reading.as_ref().map(Reading::reader),
+            stops: matcher.clone(),
+            ..Choice::default()
+        };
+        let choices = (0..counts.branches).map(choice).collect();
+        let min_tokens = request.min_tokens;
         let submitted = Instant::now();
         let sampling = Sampling {
             temperature: request.sampling.temperature,
@@ -362,6 +388,8 @@ impl Generating {
             unscored_prompt,
             prompt_logprobs: None,
             choices,
+            stop_strings,
+            min_tokens,
             ready,
             timing,
             metrics,
@@ -462,11 +490,16 @@ impl Generating {
                 self.used.completion += 1;
                 let choice = &mut self.choices[branch];
                 choice.logprobs.extend(logprob.map(|logprob| TokenLogprob { token, logprob, top }));
-                self.write_token(branch, text);
+                choice.tokens += 1;
+                if let Some(stop) = self.write_token(branch, text) {
+                    self.generation.stop(branch, self.stop_strings[stop].clone());
+                }
             }
             Event::Finished { branch, text, reason, stop_score, usage } => {
                 let cut = !matches!(reason, FinishReason::Stop(_) | FinishReason::Complete);
-                let calls = self.write_end(branch, text, cut);
+                let (calls, stop) = self.write_end(branch, text, cut);
+                let reason =
+                    stop.map_or(reason, |stop| FinishReason::StopString(self.stop_strings[stop].clone()));
                 let stop_token = match (&reason, stop_score) {
                     (&FinishReason::Stop(token), Some(Score { logprob, top })) => {
                         Some(TokenLogprob { token, logprob, top })
@@ -510,26 +543,42 @@ impl Generating {
         Ok(())
     }
 
-    fn write_token(&mut self, branch: usize, text: String) {
+    /// Writes a token's text. Returns the stop string that it completes.
+    fn write_token(&mut self, branch: usize, text: String) -> Option<usize> {
         let choice = &mut self.choices[branch];
-        let Some(reader) = &mut choice.reader else { return self.write(branch, vec![Delta::Text(text)]) };
+        let Some(reader) = &mut choice.reader else {
+            self.write(branch, vec![Delta::Text(text)]);
+            return None;
+        };
         let before = reader.in_reasoning();
-        let deltas = reader.push(&text);
+        let mut deltas = reader.push(&text);
         choice.reasoning_tokens += usize::from(before || reader.in_reasoning());
+        let may_stop = choice.tokens > self.min_tokens;
+        let stop = choice.stops.as_mut().filter(|_| may_stop).and_then(|stops| stop_in(&mut deltas, stops));
+        if stop.is_some() {
+            choice.reader = None;
+        }
         self.write(branch, deltas);
+        stop
     }
 
-    /// Writes what was held back. Returns how many calls there were.
-    fn write_end(&mut self, branch: usize, text: String, cut: bool) -> usize {
-        let Some(mut reader) = self.choices[branch].reader.take() else {
+    /// Writes what was held back. Returns how many calls there were, and the stop string that came up.
+    fn write_end(&mut self, branch: usize, text: String, cut: bool) -> (usize, Option<usize>) {
+        let choice = &mut self.choices[branch];
+        let Some(mut reader) = choice.reader.take() else {
             self.write(branch, vec![Delta::Text(text)]);
-            return 0;
+            return (0, None);
         };
         let mut deltas = reader.push(&text);
         let (rest, calls) = reader.finish(cut);
         deltas.extend(rest);
+        let mut stop = None;
+        if let Some(mut stops) = choice.stops.take() {
+            stop = stop_in(&mut deltas, &mut stops);
+            deltas.push(Delta::Text(stops.take_held()));
+        }
         self.write(branch, deltas);
-        calls
+        (calls, stop)
     }
 
     /// The log-probabilities go with the first of the parts that the last tokens have made certain.
@@ -557,6 +606,28 @@ impl Generating {
             numbers.tokens = Some((numbers.tokens.map_or(first, |(first, _)| first), at));
         });
     }
+}
+
+/// Cuts the content among `deltas` where a stop string ends it, and holds back what may become one. Returns which one.
+fn stop_in(deltas: &mut Vec<Delta>, stops: &mut StopMatcher) -> Option<usize> {
+    let mut certain = Vec::new();
+    let mut found = None;
+    for delta in deltas.drain(..) {
+        match delta {
+            Delta::Text(text) => {
+                let (text, stop) = stops.push(&text);
+                certain.push(Delta::Text(text));
+                found = stop;
+            }
+            // What was held back before it ends here.
+            other => certain.extend([Delta::Text(stops.take_held()), other]),
+        }
+        if found.is_some() {
+            break;
+        }
+    }
+    *deltas = certain;
+    found
 }
 
 impl Usage {

@@ -1,13 +1,15 @@
 //! What is read out of an answer: which part of its text is reasoning, which part calls tools.
 
-use paguro_model::tokenizer::Tokenizer;
+use paguro_engine::ThoughtLimit;
+use paguro_model::tokenizer::{SpecialTokens, Tokenizer};
 
 use super::{ChatRequest, Delta, Message, Role, Tool, ToolChoice};
 use crate::{
     error::ApiError,
     ids,
     output::{
-        AnswerRules, Format, OfferedTool, OutputParser, ParserOptions, Piece, instructions, write_calls,
+        AnswerRules, Format, OfferedTool, OutputParser, ParserOptions, Piece, Thought, instructions,
+        write_calls,
     },
 };
 
@@ -16,6 +18,10 @@ use crate::{
 pub(super) struct Reading {
     format: Format,
     options: ParserOptions,
+    /// Reasoning that the template leaves room for.
+    pub thought: Thought,
+    /// Most tokens of it.
+    budget: Option<usize>,
 }
 
 impl Reading {
@@ -23,18 +29,33 @@ impl Reading {
     ///
     /// # Errors
     /// Tools are offered, and the model writes calls in a way that is not read.
-    pub fn new(request: &ChatRequest, format: Format, prompt: &str) -> Result<Self, ApiError> {
+    pub fn new(
+        request: &ChatRequest,
+        format: Format,
+        prompt: &str,
+        budget: Option<usize>,
+    ) -> Result<Self, ApiError> {
         let tools: Vec<_> = request.offered_tools().map(|tool| tool.name.to_owned()).collect();
         if !tools.is_empty() {
             format.calls().map_err(|error| ApiError::invalid("tools", error.to_string()))?;
         }
+        let thought = match format.thought(prompt) {
+            Thought::Optional if request.continue_last => Thought::None,
+            // The template has switched it off.
+            Thought::Optional if request.reasoning.enabled == Some(false) && budget.is_none() => {
+                Thought::None
+            }
+            thought => thought,
+        };
         let options = ParserOptions {
             split_reasoning: true,
-            in_reasoning: format.begins_in_reasoning(prompt),
+            in_reasoning: thought == Thought::Begun,
             tools,
+            // A grammar has calls in the model's own form, and JSON that is no call.
+            lenient: !request.is_bounded(),
             stream_arguments: !request.whole_calls,
         };
-        Ok(Self { format, options })
+        Ok(Self { format, options, thought, budget })
     }
 
     /// The control tokens that have to be seen in the text.
@@ -43,9 +64,19 @@ impl Reading {
         ids.filter(|&id| tokenizer.is_special(id)).collect()
     }
 
-    /// Whether the prompt has begun the reasoning.
-    pub fn in_reasoning(&self) -> bool {
-        self.options.in_reasoning
+    /// The bound of the reasoning, if it has one.
+    pub fn thought_limit(&self, tokenizer: &Tokenizer) -> Option<ThoughtLimit> {
+        let max_tokens = self.budget.filter(|_| self.thought != Thought::None)?;
+        let (open, close) = self.format.tags()?;
+        // Where the marker is a line of its own, as models write it.
+        let closing = if close.starts_with("</") { format!("\n{close}\n\n") } else { close.to_owned() };
+        Some(ThoughtLimit {
+            max_tokens,
+            begun: self.thought == Thought::Begun,
+            open: open.to_owned(),
+            close: close.to_owned(),
+            closing: tokenizer.encode(&closing, SpecialTokens::Parse),
+        })
     }
 
     /// The grammar of an answer, for a model that writes like this.

@@ -10,11 +10,14 @@ use paguro_engine::{Handle, Request};
 use paguro_model::{
     GenerationDefaults, Model,
     chat::ChatInput,
-    tokenizer::{SpecialTokens, Tokenizer},
+    tokenizer::{Gap, SpecialTokens, Tokenizer},
 };
 use serde_json::{Map, Value, json};
 
-use super::reading::{Reading, tools_as_text};
+use super::{
+    DryOptions,
+    reading::{Reading, tools_as_text},
+};
 use crate::{
     count::{ClientCount, check_length},
     error::ApiError,
@@ -69,6 +72,19 @@ pub enum Prompt {
     Text(String),
     /// Tokens, as they are.
     Tokens(Vec<u32>),
+    /// A gap between two texts. What fills it begins with `middle`.
+    Gap {
+        /// The text before it.
+        prefix: String,
+        /// The text after it.
+        suffix: String,
+        /// The beginning of what it is filled with.
+        middle: String,
+        /// Names and contents of other files.
+        files: Vec<(String, String)>,
+        /// The field that asks for it.
+        param: &'static str,
+    },
 }
 
 /// One message.
@@ -159,6 +175,8 @@ pub struct Reasoning {
     pub enabled: Option<bool>,
     /// How much, in the words that templates know: `low`, `medium`, `high`.
     pub effort: Option<String>,
+    /// Most tokens of it: then it is closed, and the answer begins.
+    pub budget: Option<usize>,
     /// Refuses to think on a model that cannot. Otherwise that is a hint, which is left out.
     pub demanded: bool,
     /// The field that says so.
@@ -173,6 +191,10 @@ pub struct Options {
     pub top_k: Option<u32>,
     pub top_p: Option<f32>,
     pub min_p: Option<f32>,
+    pub top_n_sigma: Option<f32>,
+    pub xtc_probability: Option<f32>,
+    pub xtc_threshold: Option<f32>,
+    pub dry: DryOptions,
     pub repetition_penalty: Option<f32>,
     pub frequency_penalty: Option<f32>,
     pub presence_penalty: Option<f32>,
@@ -259,6 +281,10 @@ impl Options {
             top_k: self.top_k.or(other.top_k),
             top_p: self.top_p.or(other.top_p),
             min_p: self.min_p.or(other.min_p),
+            top_n_sigma: self.top_n_sigma.or(other.top_n_sigma),
+            xtc_probability: self.xtc_probability.or(other.xtc_probability),
+            xtc_threshold: self.xtc_threshold.or(other.xtc_threshold),
+            dry: self.dry.or(other.dry),
             repetition_penalty: self.repetition_penalty.or(other.repetition_penalty),
             frequency_penalty: self.frequency_penalty.or(other.frequency_penalty),
             presence_penalty: self.presence_penalty.or(other.presence_penalty),
@@ -291,6 +317,7 @@ impl Options {
             let message = format!("`stop` has {bytes} bytes; one request can have {MAX_STOP_BYTES}");
             return Err(ApiError::invalid("stop", message));
         }
+        self.dry.check()?;
         check_length(self.stop_tokens.len(), vocab, "stop_token_ids")?;
         check_length(self.logit_bias.len(), vocab, "logit_bias")?;
         let logprobs = self.logprobs.map(|count| count.within(0..=MAX_LOGPROBS, "logprobs"));
@@ -309,6 +336,12 @@ impl Options {
         sampling.top_k = self.top_k.unwrap_or(sampling.top_k);
         sampling.top_p = self.top_p.unwrap_or(sampling.top_p);
         sampling.min_p = self.min_p.unwrap_or(sampling.min_p);
+        sampling.top_n_sigma = self.top_n_sigma.unwrap_or(sampling.top_n_sigma);
+        sampling.xtc_probability = self.xtc_probability.unwrap_or(sampling.xtc_probability);
+        sampling.xtc_threshold = self.xtc_threshold.unwrap_or(sampling.xtc_threshold);
+        if self.dry.multiplier.is_some() {
+            sampling.dry = self.dry.sampling();
+        }
         sampling.repetition_penalty = self.repetition_penalty.unwrap_or(sampling.repetition_penalty);
         sampling.frequency_penalty = self.frequency_penalty.unwrap_or(sampling.frequency_penalty);
         sampling.presence_penalty = self.presence_penalty.unwrap_or(sampling.presence_penalty);
@@ -360,7 +393,7 @@ impl ChatRequest {
         let source = template.source();
         let format = OutputFormat::detect(source);
         let mut extra = self.template_variables.clone();
-        self.reasoning.write(source, &mut extra, &self.tolerance)?;
+        let budget = self.reasoning.write(&format, source, &mut extra, &self.tolerance)?;
         let has_place = source.contains("tools");
         let mut messages = if has_place { self.messages.clone() } else { tools_as_text(self) };
         // Templates without a place for reasoning look for it in the content themselves.
@@ -385,7 +418,7 @@ impl ChatRequest {
             prompt.text.truncate(at + last.len());
         }
         check_text(&prompt.text, model, max_context)?;
-        let reading = Reading::new(self, format, &prompt.text)?;
+        let reading = Reading::new(self, format, &prompt.text, budget)?;
         Ok((model.tokenizer.encode_chat(&prompt), reading))
     }
 }
@@ -420,6 +453,16 @@ impl Prompt {
                 Ok(model.tokenizer.encode_prompt(&text, SpecialTokens::Parse))
             }
             Self::Tokens(tokens) => Ok(tokens),
+            Self::Gap { prefix, suffix, middle, files, param } => {
+                for text in [&prefix, &suffix, &middle].into_iter().chain(files.iter().map(|file| &file.1)) {
+                    check_text(text, model, max_context)?;
+                }
+                let gap = Gap { prefix: &prefix, suffix: &suffix, middle: &middle, files: &files };
+                model.tokenizer.fill_in(&gap).ok_or_else(|| {
+                    let message = "the model does not fill in: its tokenizer has no tokens for that";
+                    ApiError::invalid(param, format!("`{param}`: {message}"))
+                })
+            }
         }
     }
 
@@ -427,7 +470,7 @@ impl Prompt {
     /// it: the answer's text has it.
     pub fn text(self, tokenizer: &Arc<Tokenizer>) -> String {
         match self {
-            Self::Text(text) => text,
+            Self::Text(text) | Self::Gap { prefix: text, .. } => text,
             Self::Tokens(tokens) => {
                 let mut stream = tokenizer.stream();
                 tokens.into_iter().map(|token| stream.push(token)).collect()
@@ -459,6 +502,9 @@ impl ToolChoice {
     }
 }
 
+/// Most tokens of reasoning for efforts, with a model whose template knows no efforts. More effort has no bound.
+const EFFORTS: &[(&str, usize)] = &[("minimal", 256), ("low", 1024), ("medium", 4096)];
+
 impl Reasoning {
     /// OpenAI's scale of efforts; `param` is the field that it was in.
     ///
@@ -479,45 +525,56 @@ impl Reasoning {
         }
     }
 
-    /// Sets the variables that the template knows. How much to think is a hint, which goes without effect where the
-    /// template knows none, unless it is demanded.
+    /// Sets the variables that the template knows. Returns most tokens of the reasoning, if it has a bound.
+    ///
+    /// A model that cannot reason goes without, unless reasoning is demanded.
+    ///
+    /// # Errors
+    /// The demand, or a hint in a strict request.
     fn write(
         &self,
+        format: &OutputFormat,
         template: &str,
         extra: &mut Map<String, Value>,
         tolerance: &Tolerance,
-    ) -> Result<(), ApiError> {
+    ) -> Result<Option<usize>, ApiError> {
         let switch = ["enable_thinking", "thinking"].into_iter().find(|name| template.contains(name));
         let level = template.contains("reasoning_effort");
-        let thinks = switch.is_some() || level || template.contains("<think>");
-        let leave_out = |message: &str| {
-            if self.demanded && self.enabled == Some(true) {
-                return Err(ApiError::invalid(self.param, format!("`{}`: {message}", self.param)));
-            }
-            tolerance.leave_out(self.param, message)
-        };
-        match (self.enabled, &self.effort) {
-            (None, None) => {}
-            (Some(false), _) if !thinks => {}
-            (Some(false), _) => match switch {
-                Some(name) => drop(extra.insert(name.into(), json!(false))),
-                None => {
-                    return leave_out("the model's chat template has no switch to keep it from reasoning");
+        let thinks = switch.is_some() || level || format.reasons();
+        let off = self.enabled == Some(false) || self.budget == Some(0);
+        if !thinks {
+            if !off && *self != (Self { param: self.param, ..Self::default() }) {
+                let message = "the model does not reason: its chat template knows no reasoning";
+                if self.demanded && self.enabled == Some(true) {
+                    return Err(ApiError::invalid(self.param, format!("`{}`: {message}", self.param)));
                 }
-            },
-            _ if !thinks => {
-                return leave_out("the model does not reason: its chat template knows no reasoning");
+                tolerance.leave_out(self.param, message)?;
             }
-            (enabled, effort) => {
-                if let Some(name) = switch.filter(|_| enabled == Some(true) || !level) {
-                    extra.insert(name.into(), json!(true));
-                }
-                if let (Some(effort), true) = (effort, level) {
-                    extra.insert("reasoning_effort".into(), json!(effort));
-                }
-            }
+            return Ok(None);
         }
-        Ok(())
+        if off {
+            match switch {
+                Some(name) => drop(extra.insert(name.into(), json!(false))),
+                // What the model begins is closed at once.
+                None => return Ok(Some(0)),
+            }
+            return Ok(self.budget);
+        }
+        let hinted = self.effort.is_some() || self.budget.is_some();
+        if let Some(name) = switch.filter(|_| self.enabled == Some(true) || (hinted && !level)) {
+            extra.insert(name.into(), json!(true));
+        }
+        let mut budget = self.budget;
+        match &self.effort {
+            Some(effort) if level => drop(extra.insert("reasoning_effort".into(), json!(effort))),
+            // A template without levels leaves it to a bound.
+            Some(effort) => {
+                let most = EFFORTS.iter().find(|(name, _)| name == effort).map(|(_, most)| *most);
+                budget = budget.into_iter().chain(most).min();
+            }
+            None => {}
+        }
+        Ok(budget)
     }
 }
 

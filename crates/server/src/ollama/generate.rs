@@ -45,7 +45,7 @@ pub struct GenerateParams {
     logprobs: Option<bool>,
     /// And those of this many best tokens, at most 20.
     top_logprobs: Option<usize>,
-    /// Not supported: models here do not fill in.
+    /// The text after what is to be filled in, for models that do so. The chat template is left out.
     suffix: Option<String>,
 }
 
@@ -95,7 +95,13 @@ pub async fn generate(
     if prompt.is_empty() {
         return models::load_or_unload(&state, &name, keep_alive, &writer).await;
     }
-    let generating = if body.raw == Some(true) {
+    let suffix = body.suffix.filter(|suffix| !suffix.is_empty());
+    let generating = if let Some(suffix) = suffix {
+        let prompt =
+            Prompt::Gap { prefix: prompt, suffix, middle: String::new(), files: Vec::new(), param: "suffix" };
+        let request = TextRequest { prompt, format, default_max_tokens: None, options };
+        generate::text(&state, caller, &name, request).await
+    } else if body.raw == Some(true) {
         let request = TextRequest { prompt: Prompt::Text(prompt), format, default_max_tokens: None, options };
         generate::text(&state, caller, &name, request).await
     } else {
@@ -115,7 +121,6 @@ pub async fn generate(
 
 impl GenerateParams {
     fn refuse_unsupported(&self) -> Result<(), ApiError> {
-        refuse(&self.suffix, "suffix", "models here do not fill in")?;
         if self.raw == Some(true) {
             refuse(&self.system, "system", "a `raw` prompt goes to the model as it stands")?;
             let think = self.think.as_ref().filter(|think| **think != Think::Switch(false));

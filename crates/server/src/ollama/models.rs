@@ -305,6 +305,7 @@ pub fn capabilities(file: &ModelFile, template: &str, tool_template: &str) -> Ve
         ("tools", takes_tools),
         ("thinking", Format::detect(template).reasons()),
         ("embedding", embeds),
+        ("insert", file.tokenizer().is_ok_and(|tokenizer| tokenizer.fills_in())),
     ];
     all.into_iter().filter(|(_, can)| *can).map(|(name, _)| name).collect()
 }

@@ -86,11 +86,15 @@ impl Think {
     pub fn reasoning(param: Option<Self>) -> Result<Reasoning, ApiError> {
         match param {
             None => Ok(Reasoning::default()),
-            Some(Self::Switch(switch)) => {
-                Ok(Reasoning { enabled: Some(switch), effort: None, demanded: true, param: "think" })
-            }
+            Some(Self::Switch(switch)) => Ok(Reasoning {
+                enabled: Some(switch),
+                demanded: true,
+                param: "think",
+                ..Reasoning::default()
+            }),
             Some(Self::Level(level)) if ["low", "medium", "high"].contains(&level.as_str()) => {
-                Ok(Reasoning { enabled: Some(true), effort: Some(level), demanded: true, param: "think" })
+                let (enabled, effort) = (Some(true), Some(level));
+                Ok(Reasoning { enabled, effort, demanded: true, param: "think", ..Reasoning::default() })
             }
             Some(Self::Level(level)) => {
                 let message = format!("`think` is true, false, low, medium or high, not `{level}`");

@@ -60,6 +60,10 @@ pub struct ChatCompletionRequest {
     pub reasoning_effort: Option<String>,
     /// OpenRouter's way to say how much to think.
     pub reasoning: Option<OpenRouterReasoning>,
+    /// As `reasoning.max_tokens`, which is stronger. (llama.cpp's.)
+    pub thinking_budget_tokens: Option<Limit>,
+    /// As `thinking_budget_tokens`, which is stronger. (The name of llama.cpp's flag.)
+    pub reasoning_budget: Option<Limit>,
     /// Whether the model thinks: a variable of the templates of Qwen and others. (vLLM's.)
     pub enable_thinking: Option<bool>,
     /// Variables for the model's chat template. (Not of OpenAI's API.)
@@ -79,6 +83,8 @@ pub struct OpenRouterReasoning {
     pub effort: Option<String>,
     /// Whether.
     pub enabled: Option<bool>,
+    /// Most tokens to think with: then the thought is closed, and the answer begins. -1 is no limit.
+    pub max_tokens: Option<Limit>,
 }
 
 /// Known fields of chat completions alone.
@@ -278,9 +284,11 @@ impl ChatCompletionRequest {
         }
         let messages = messages::messages(self.messages, tolerance)?;
         let mut tools = Offer::of(self.tools.unwrap_or_default(), "tools", tolerance)?.tools;
-        let OpenRouterReasoning { effort, enabled } = self.reasoning.unwrap_or_default();
+        let OpenRouterReasoning { effort, enabled, max_tokens } = self.reasoning.unwrap_or_default();
         let reasoning = Reasoning::from_effort(self.reasoning_effort.or(effort), "reasoning_effort")?;
         let enabled = self.enable_thinking.or(enabled);
+        let budget = max_tokens.or(self.thinking_budget_tokens).or(self.reasoning_budget);
+        let budget = budget.and_then(|most| most.0);
         Ok(ChatRequest {
             continue_last: continues(&messages, self.continue_final_message, self.add_generation_prompt)?,
             messages,
@@ -288,7 +296,7 @@ impl ChatCompletionRequest {
             tools,
             parallel_tool_calls: self.parallel_tool_calls.unwrap_or(true),
             format: self.format.format()?,
-            reasoning: Reasoning { enabled: reasoning.enabled.or(enabled), ..reasoning },
+            reasoning: Reasoning { enabled: reasoning.enabled.or(enabled), budget, ..reasoning },
             template_variables: self.chat_template_kwargs.unwrap_or_default(),
             // Without streaming nobody needs half a call.
             whole_calls: self.stream != Some(true),

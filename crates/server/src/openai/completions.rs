@@ -61,7 +61,7 @@ pub struct CompletionRequest {
     /// Reports the tokens' log-probabilities, and those of this many best tokens in their places, at most 20. With `echo`,
     /// those of the prompt's tokens, too: then nothing of the prompt is taken from the prefix cache.
     pub logprobs: Option<usize>,
-    /// Not supported: models here do not fill in.
+    /// The text after what is to be filled in, for models that do so; `prompt` is the text before it.
     pub suffix: Option<String>,
 }
 
@@ -221,7 +221,6 @@ pub async fn create(
 
 impl CompletionRequest {
     fn options(&mut self) -> Result<Options, ApiError> {
-        refuse(&self.suffix, "suffix", "models here do not fill in")?;
         let best_of = self.best_of.filter(|&best| best != self.n.unwrap_or(1));
         refuse(&best_of, "best_of", "answers are not ranked; `n` asks for several")?;
         let echo = self.echo == Some(true);
@@ -297,6 +296,20 @@ impl Answers {
             return Err(ApiError::invalid("n", message));
         }
         for prompt in prompts {
+            let prompt = match (prompt, &body.suffix) {
+                (Prompt::Text(prefix), Some(suffix)) if !suffix.is_empty() => Prompt::Gap {
+                    prefix,
+                    suffix: suffix.clone(),
+                    middle: String::new(),
+                    files: Vec::new(),
+                    param: "suffix",
+                },
+                (Prompt::Tokens(_), Some(suffix)) if !suffix.is_empty() => {
+                    let message = "`suffix` goes with a `prompt` that is a text, not with tokens";
+                    return Err(ApiError::invalid("suffix", message));
+                }
+                (prompt, _) => prompt,
+            };
             let beginning = if echo { Some(prompt.clone()) } else { None };
             let request =
                 TextRequest { prompt, format: format.clone(), default_max_tokens, options: options.clone() };

@@ -4,6 +4,7 @@ pub mod chat;
 pub mod completions;
 pub mod embeddings;
 pub mod error;
+pub mod infill;
 mod logprobs;
 mod messages;
 pub mod models;
@@ -25,6 +26,7 @@ pub fn routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::new()
         .routes(routes!(chat::create))
         .routes(routes!(completions::create))
+        .routes(routes!(infill::create))
         .routes(routes!(embeddings::create))
         .routes(routes!(responses::create))
         .routes(routes!(responses::get, responses::delete))
@@ -41,6 +43,7 @@ pub fn routes() -> OpenApiRouter<AppState> {
 pub fn describe(document: &mut serde_json::Value) {
     wire::describe::<chat::ChatCompletionRequest>(document);
     wire::describe::<completions::CompletionRequest>(document);
+    wire::describe::<infill::InfillRequest>(document);
     wire::describe::<embeddings::EmbeddingRequest>(document);
     wire::describe::<responses::ResponseRequest>(document);
     wire::describe::<tokens::TokenizeRequest>(document);

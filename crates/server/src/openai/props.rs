@@ -33,7 +33,7 @@ pub struct Props {
 #[derive(Debug, Serialize, ToSchema)]
 pub struct GenerationSettings {
     /// Most tokens of a prompt with its answer, as the model is loaded or would be.
-    n_ctx: Option<usize>,
+    pub n_ctx: Option<usize>,
 }
 
 /// Modalities besides text.
@@ -78,7 +78,7 @@ pub async fn props(
 }
 
 /// The model of this name, one that is loaded, or the first.
-async fn find(state: &AppState, name: Option<String>) -> Result<ModelEntry, ApiError> {
+pub(super) async fn find(state: &AppState, name: Option<String>) -> Result<ModelEntry, ApiError> {
     if let Some(name) = name {
         return state.models.find(&name).await;
     }

@@ -1,13 +1,15 @@
 //! The fields of all endpoints of OpenAI's API that say how to sample and when to end, and those known fields of them
 //! that other servers have and this one has not.
 
+use std::sync::Arc;
+
 use serde::Deserialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
 use crate::{
     error::ApiError,
-    generate::Options,
+    generate::{DryOptions, Options},
     wire::{OneOrMany, Other, left_out, no_effect, refused},
 };
 
@@ -22,9 +24,26 @@ pub struct SamplingParams {
     top_k: Option<i64>,
     /// Keeps tokens with at least this fraction of the best one's probability. (Not of OpenAI's API.)
     min_p: Option<f32>,
-    /// Subtracted for each occurrence of a token.
+    /// Keeps tokens whose logits are at most this many standard deviations below the best one; 0 and -1 keep all.
+    /// (llama.cpp's.)
+    top_n_sigma: Option<f32>,
+    /// How likely XTC is to drop all tokens of at least `xtc_threshold` but the least likely of them. (llama.cpp's.)
+    xtc_probability: Option<f32>,
+    /// The probability from which on XTC may drop a token, 0.1 if absent. (llama.cpp's.)
+    xtc_threshold: Option<f32>,
+    /// DRY's penalty of tokens that would go on with a repetition; 0 is off. (llama.cpp's.)
+    dry_multiplier: Option<f32>,
+    /// Factor of that penalty for each token more, 1.75 if absent.
+    dry_base: Option<f32>,
+    /// Length of the shortest repetition that is penalized, 2 if absent.
+    dry_allowed_length: Option<u32>,
+    /// In how many of the last tokens repetitions are looked for; 0 switches DRY off, -1 looks at all.
+    dry_penalty_last_n: Option<i64>,
+    /// Texts that end a repetition, a line break, `:`, `"` and `*` if absent.
+    dry_sequence_breakers: Option<OneOrMany<String>>,
+    /// Subtracted for each time that a token was generated. The prompt does not count.
     pub frequency_penalty: Option<f32>,
-    /// Subtracted if a token occurs.
+    /// Subtracted if a token was generated.
     pub presence_penalty: Option<f32>,
     /// Divides positive and multiplies negative logits of tokens that occur. (Not of OpenAI's API.)
     repetition_penalty: Option<f32>,
@@ -60,18 +79,10 @@ pub const OTHERS: &[Other] = &[
     refused("tfs_z", &["1"], NO_SAMPLER),
     refused("typical_p", &["1"], NO_SAMPLER),
     refused("typical", &["1"], NO_SAMPLER),
-    refused("top_n_sigma", &["0", "-1"], NO_SAMPLER),
     refused("mirostat", &["0"], NO_SAMPLER),
     refused("mirostat_mode", &["0"], NO_SAMPLER),
     no_effect("mirostat_tau", "there is no Mirostat"),
     no_effect("mirostat_eta", "there is no Mirostat"),
-    refused("dry_multiplier", &["0"], NO_SAMPLER),
-    no_effect("dry_base", "there is no DRY"),
-    no_effect("dry_allowed_length", "there is no DRY"),
-    no_effect("dry_penalty_last_n", "there is no DRY"),
-    no_effect("dry_sequence_breakers", "there is no DRY"),
-    refused("xtc_probability", &["0"], NO_SAMPLER),
-    no_effect("xtc_threshold", "there is no XTC"),
     refused("dynatemp_range", &["0"], NO_SAMPLER),
     no_effect("dynatemp_exponent", "there are no dynamic temperatures"),
     refused("smoothing_factor", &["0"], NO_SAMPLER),
@@ -119,6 +130,17 @@ impl SamplingParams {
             top_k: self.top_k.map(|most| u32::try_from(most.max(0)).unwrap_or(u32::MAX)),
             top_p: self.top_p,
             min_p: self.min_p,
+            top_n_sigma: self.top_n_sigma.map(|sigma| sigma.max(0.0)),
+            xtc_probability: self.xtc_probability,
+            xtc_threshold: self.xtc_threshold,
+            dry: DryOptions {
+                multiplier: self.dry_multiplier,
+                base: self.dry_base,
+                allowed_length: self.dry_allowed_length,
+                window: self.dry_penalty_last_n,
+                breakers: self.dry_sequence_breakers.map(OneOrMany::into_vec),
+                breaking: Arc::default(),
+            },
             repetition_penalty: penalty(self.repetition_penalty.or(self.repeat_penalty), 1.0),
             frequency_penalty: penalty(self.frequency_penalty, 0.0),
             presence_penalty: penalty(self.presence_penalty, 0.0),

@@ -1,5 +1,7 @@
 //! Reading one tool call while it is being written.
 
+use serde_json::{Map, Value};
+
 use super::{
     json::{Scan, Scanner, is_space},
     syntax::Reading,
@@ -16,6 +18,12 @@ pub(super) struct Call {
     pub arguments: String,
     /// They are whole.
     pub arguments_end: bool,
+    /// Whether the object is within that of a key `function`.
+    nested: bool,
+    /// Whether nothing but the call's object says that it is one.
+    bare: bool,
+    /// Whether the object has keys that no call needs.
+    foreign: bool,
     /// Everything that belongs to the call has been read.
     pub end: bool,
 }
@@ -45,6 +53,8 @@ enum At {
 enum Key {
     Name,
     Arguments,
+    /// `function`: the name, or an object with name and arguments.
+    Function,
     /// `id`, `type`: nothing that anybody needs.
     Other,
 }
@@ -60,7 +70,24 @@ impl Call {
     /// Before its first character.
     pub fn new(reading: Reading) -> Self {
         let at = At::Header(String::new());
-        Self { reading, at, name: None, arguments: String::new(), arguments_end: false, end: false }
+        let arguments = String::new();
+        Self {
+            reading,
+            at,
+            name: None,
+            arguments,
+            arguments_end: false,
+            nested: false,
+            bare: false,
+            foreign: false,
+            end: false,
+        }
+    }
+
+    /// Before its first character, for an object without a marker. Any JSON may stand there, so it is a call only if it
+    /// has arguments, or nothing but a name.
+    pub fn bare() -> Self {
+        Self { bare: true, ..Self::new(Reading::Objects) }
     }
 
     /// Takes one character.
@@ -88,8 +115,18 @@ impl Call {
             At::Next if c == ',' => At::Key { first: false },
             At::Colon(key) if c == ':' => At::Value(key),
             At::Value(Key::Arguments) if c == '{' => self.argument(Scanner::new(), true, c)?,
+            At::Value(Key::Function) if c == '{' && !self.nested => {
+                self.nested = true;
+                At::Key { first: true }
+            }
             At::Value(key @ Key::Other) => self.value(key, String::new(), Scanner::new(), c)?,
-            At::Value(key @ Key::Name) if c == '"' => self.value(key, String::new(), Scanner::new(), c)?,
+            At::Value(key @ (Key::Name | Key::Function)) if c == '"' => {
+                self.value(key, String::new(), Scanner::new(), c)?
+            }
+            // A string of JSON, or `null`.
+            At::Value(key @ Key::Arguments) if matches!(c, '"' | 'n') => {
+                self.value(key, String::new(), Scanner::new(), c)?
+            }
             At::Key { .. } | At::Next | At::Colon(_) | At::Value(_) => return Err(Malformed),
         };
         Ok(())
@@ -113,14 +150,20 @@ impl Call {
         }
     }
 
-    fn key(&self, text: &str) -> Result<Key, Malformed> {
+    fn key(&mut self, text: &str) -> Result<Key, Malformed> {
         let key: String = serde_json::from_str(text).map_err(|_| Malformed)?;
-        match key.as_str() {
-            "name" | "tool_name" if self.name.is_none() => Ok(Key::Name),
-            "arguments" | "parameters" if self.arguments.is_empty() => Ok(Key::Arguments),
-            "id" | "tool_call_id" | "type" => Ok(Key::Other),
-            _ => Err(Malformed),
-        }
+        Ok(match key.as_str() {
+            "name" | "tool_name" | "function_name" | "tool" if self.name.is_none() => Key::Name,
+            "function" | "tool_call" if self.name.is_none() => Key::Function,
+            "arguments" | "parameters" | "args" | "input" if !self.arguments_end => Key::Arguments,
+            "id" | "tool_call_id" | "type" => Key::Other,
+            // Where any JSON may stand, what is not a call is soon known for what it is.
+            _ if self.bare && self.name.is_none() => return Err(Malformed),
+            _ => {
+                self.foreign = true;
+                Key::Other
+            }
+        })
     }
 
     fn value(&mut self, key: Key, mut text: String, mut scanner: Scanner, c: char) -> Result<At, Malformed> {
@@ -137,8 +180,12 @@ impl Call {
         if scan == Scan::More {
             return Ok(At::InValue(key, text, scanner));
         }
-        if key == Key::Name {
-            self.name = Some(serde_json::from_str(&text).map_err(|_| Malformed)?);
+        match key {
+            Key::Name | Key::Function => {
+                self.name = Some(serde_json::from_str(&text).map_err(|_| Malformed)?)
+            }
+            Key::Arguments => self.whole_arguments(&text)?,
+            Key::Other => {}
         }
         Ok(At::Next)
     }
@@ -157,9 +204,26 @@ impl Call {
         Ok(At::Next)
     }
 
+    /// Takes arguments that are not an object but the JSON text of one, or `null`.
+    fn whole_arguments(&mut self, text: &str) -> Result<(), Malformed> {
+        let text: Option<String> = serde_json::from_str(text).map_err(|_| Malformed)?;
+        let text = text.unwrap_or_default();
+        let object = match text.trim() {
+            "" | "null" => "{}",
+            object => object,
+        };
+        serde_json::from_str::<Map<String, Value>>(object).map_err(|_| Malformed)?;
+        object.clone_into(&mut self.arguments);
+        self.arguments_end = true;
+        Ok(())
+    }
+
     /// A call without arguments has an empty object of them.
     fn end_object(&mut self) -> Result<At, Malformed> {
-        if self.name.is_none() {
+        if std::mem::take(&mut self.nested) {
+            return Ok(At::Next);
+        }
+        if self.name.is_none() || (self.bare && self.foreign && !self.arguments_end) {
             return Err(Malformed);
         }
         if self.arguments.is_empty() {

@@ -26,8 +26,20 @@ pub struct AnswerRules<'t> {
     pub parallel: bool,
     /// What an answer without calls is; without this, at least one tool is called.
     pub otherwise: Option<Otherwise<'t>>,
-    /// The prompt has begun reasoning ([`Format::begins_in_reasoning`]): it comes to its end first.
-    pub in_reasoning: bool,
+    /// Reasoning before the answer.
+    pub thought: Thought,
+}
+
+/// Reasoning before an answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Thought {
+    /// There is none.
+    #[default]
+    None,
+    /// The model may write some.
+    Optional,
+    /// The prompt has begun it, and the model ends it.
+    Begun,
 }
 
 /// An answer without calls.
@@ -65,11 +77,12 @@ impl AnswerRules<'_> {
             answers.push("json");
             writer.rules.push(format!("json: %json {}", compact(schema.clone())));
         }
-        let thought = format.reasoning.filter(|_| self.in_reasoning);
-        if let Some((_, close)) = thought {
-            writer.thought(close);
+        let mut first = "";
+        if let Some((open, close)) = format.reasoning.filter(|_| self.thought != Thought::None) {
+            let begun = self.thought == Thought::Begun;
+            writer.thought(if begun { "" } else { open }, close);
+            first = if begun { "thought " } else { "thought? " };
         }
-        let first = if thought.is_some() { "thought " } else { "" };
         Ok(format!("start: {first}({})\n{}", answers.join(" | "), writer.rules.join("\n")))
     }
 }
@@ -167,9 +180,9 @@ impl Writer<'_> {
         terminals.join(" ")
     }
 
-    /// Reasoning that has begun, with its end and the lines after it.
-    fn thought(&mut self, close: &str) {
-        self.rules.push("thought: reasoning /\\n{0,2}/".into());
+    /// Reasoning after `open`, with its end and the line breaks after it.
+    fn thought(&mut self, open: &str, close: &str) {
+        self.rules.push(format!("thought: {} reasoning /\\n{{0,2}}/", self.terminals(open)));
         self.rules.push(match self.control(close) {
             Some(id) => format!("reasoning: /(?s:.*)/ <[{id}]>"),
             None => format!("reasoning[suffix={}]: /(?s:.*)/", json!(close)),

@@ -17,7 +17,7 @@ mod write;
 use call::{Call, Malformed};
 use syntax::{GENERIC, Reading, Tags};
 
-pub use grammar::{AnswerRules, OfferedTool, Otherwise};
+pub use grammar::{AnswerRules, OfferedTool, Otherwise, Thought};
 pub(crate) use json::one_line;
 pub use syntax::{CallSyntax, Format, UnreadCalls};
 pub use write::{instructions, write_calls};
@@ -48,10 +48,13 @@ pub enum Piece {
 pub struct ParserOptions {
     /// Whether to take reasoning out of the text; otherwise it is part of the answer, with its tags.
     pub split_reasoning: bool,
-    /// The prompt has begun the reasoning ([`Format::begins_in_reasoning`]).
+    /// The prompt has begun the reasoning ([`Format::thought`]).
     pub in_reasoning: bool,
     /// The names of the offered tools. Without any, calls are not looked for.
     pub tools: Vec<String>,
+    /// Whether to read calls that stand in JSON without the model's own markers, as small models write them: at the
+    /// beginning of an answer or in a fence.
+    pub lenient: bool,
     /// Whether arguments are passed on while they are being written. Otherwise a call comes as a whole, and is text
     /// if it turns out to be malformed or unfinished.
     pub stream_arguments: bool,
@@ -70,6 +73,8 @@ pub struct OutputParser {
     held: String,
     /// Whether a call has come.
     called: bool,
+    /// Whether the last call had no marker.
+    bare: bool,
     pieces: Vec<Piece>,
 }
 
@@ -121,7 +126,14 @@ struct Reader {
     passed: Option<usize>,
 }
 
-const FENCE: &str = "```json";
+/// Beginnings of a block with calls, anywhere in an answer.
+const FENCES: &[&str] = &["```json", "```tool_call"];
+
+/// One without a language, at the beginning of an answer only: elsewhere it is mostly the end of a block.
+const PLAIN_FENCE: &str = "```\n";
+
+/// End of a block.
+const FENCE_END: &str = "```";
 
 impl OutputParser {
     /// Before the first character of an answer. Where calls are not read, none are looked for.
@@ -143,6 +155,7 @@ impl OutputParser {
             space: String::new(),
             held: String::new(),
             called: false,
+            bare: false,
             pieces: Vec::new(),
         }
     }
@@ -203,9 +216,13 @@ impl OutputParser {
     }
 
     fn text(&mut self, c: char) {
-        let markers = if self.options.tools.is_empty() { &[] } else { self.syntax.markers };
-        if self.find(c, markers, Piece::Text) {
-            self.begin_call(None);
+        let mut markers = Vec::new();
+        if !self.options.tools.is_empty() {
+            markers.extend(self.syntax.markers);
+            markers.extend(FENCES.iter().filter(|_| self.options.lenient));
+        }
+        if self.find(c, &markers, Piece::Text) {
+            self.begin_call(self.held.starts_with(FENCE_END), None);
         }
     }
 
@@ -236,13 +253,17 @@ impl OutputParser {
     }
 
     fn edge(&mut self, edge: Edge, c: char) {
+        let marks = self.marks(edge);
+        if marks.is_empty() && edge.keeps_space {
+            // The state is a text.
+            return self.text(c);
+        }
         self.state = State::Edge(edge);
         if self.held.is_empty() && c.is_whitespace() {
             self.space.push(c);
             return;
         }
         self.held.push(c);
-        let marks = self.marks(edge);
         if let Some(&(_, mark)) = marks.iter().find(|(text, _)| *text == self.held) {
             return self.pass(edge, mark);
         }
@@ -269,16 +290,26 @@ impl OutputParser {
         }
         let syntax = self.syntax;
         marks.extend(syntax.markers.iter().map(|marker| (*marker, Mark::Call)));
+        let lenient = self.options.lenient;
         if let Some(next) = edge.tail {
-            let tail = syntax.tail.iter().enumerate().skip(next);
-            marks.extend(tail.map(|(index, text)| (*text, Mark::Tail(index))));
-            if !matches!(syntax.reading, Reading::Named { .. }) {
+            let tail = &self.tail()[next.min(self.tail().len())..];
+            marks.extend((next..).zip(tail).map(|(index, text)| (*text, Mark::Tail(index))));
+            if self.bare || !matches!(syntax.reading, Reading::Named { .. }) {
                 marks.extend([(",", Mark::Comma), ("{", Mark::Bare)]);
             }
-        } else if syntax.bare {
-            marks.extend([("{", Mark::Bare), ("[", Mark::Bare), (FENCE, Mark::Fence)]);
+            if lenient && !tail.contains(&FENCE_END) {
+                marks.extend(FENCES.iter().map(|fence| (*fence, Mark::Fence)));
+            }
+        } else if syntax.bare || lenient {
+            marks.extend([("{", Mark::Bare), ("[", Mark::Bare), (PLAIN_FENCE, Mark::Fence)]);
+            marks.extend(FENCES.iter().map(|fence| (*fence, Mark::Fence)));
         }
         marks
+    }
+
+    /// What may stand after a call and belongs to it, in this order.
+    fn tail(&self) -> &'static [&'static str] {
+        if self.bare && !self.syntax.bare { GENERIC.tail } else { self.syntax.tail }
     }
 
     fn pass(&mut self, edge: Edge, mark: Mark) {
@@ -287,15 +318,17 @@ impl OutputParser {
                 self.drop_held();
                 self.state = State::Reasoning { began: false };
             }
-            Mark::Call | Mark::Fence => self.begin_call(None),
+            Mark::Call => self.begin_call(false, None),
+            Mark::Fence => self.begin_call(true, None),
             Mark::Bare => {
                 let first = self.held.pop();
-                self.begin_call(first);
+                // An object after a call with a marker is of the same kind.
+                self.begin_call(edge.tail.is_none() || self.bare, first);
             }
             // Followed by anything but an object, it is part of a text.
             Mark::Comma => {
                 self.space = std::mem::take(&mut self.held);
-                let tail = Some(self.syntax.tail.len());
+                let tail = Some(self.tail().len());
                 self.state = State::Edge(Edge { start: false, keeps_space: true, tail });
             }
             Mark::Tail(index) => {
@@ -305,10 +338,12 @@ impl OutputParser {
         }
     }
 
-    /// A call begins after the marker that is held, with its first character where that is known.
-    fn begin_call(&mut self, first: Option<char>) {
+    /// A call begins after the marker that is held, or `bare`; with its first character where that is known.
+    fn begin_call(&mut self, bare: bool, first: Option<char>) {
         let raw = std::mem::take(&mut self.space) + &std::mem::take(&mut self.held);
-        self.state = State::Call(Reader { call: Call::new(self.syntax.reading), raw, passed: None });
+        self.bare = bare;
+        let call = if bare { Call::bare() } else { Call::new(self.syntax.reading) };
+        self.state = State::Call(Reader { call, raw, passed: None });
         if let Some(c) = first {
             self.take(c);
         }

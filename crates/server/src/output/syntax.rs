@@ -5,6 +5,8 @@ use std::borrow::Cow;
 
 use sha2::{Digest, Sha256};
 
+use super::grammar::Thought;
+
 /// A way to write tool calls.
 #[derive(Debug)]
 pub struct CallSyntax {
@@ -320,6 +322,11 @@ impl Format {
         digest.iter().take(9).map(|byte| char::from(b'a' + byte % 26)).collect()
     }
 
+    /// The texts that begin and end reasoning.
+    pub fn tags(&self) -> Option<(&'static str, &'static str)> {
+        self.reasoning
+    }
+
     /// Whether the model may write reasoning before its answer.
     pub fn reasons(&self) -> bool {
         self.reasoning.is_some()
@@ -338,8 +345,14 @@ impl Format {
         tags.chain(lists.into_iter().flatten().copied())
     }
 
-    /// Whether a prompt that ends like this has begun the reasoning, so that the answer goes on inside it.
-    pub fn begins_in_reasoning(&self, prompt: &str) -> bool {
-        self.reasoning.is_some_and(|(open, _)| prompt.trim_end().ends_with(open))
+    /// Returns the reasoning that an answer to this prompt begins with. Templates open it, leave it to the model, or write
+    /// an empty one so that there is none.
+    pub fn thought(&self, prompt: &str) -> Thought {
+        let prompt = prompt.trim_end();
+        match self.reasoning {
+            Some((open, _)) if prompt.ends_with(open) => Thought::Begun,
+            Some((_, close)) if !prompt.ends_with(close) => Thought::Optional,
+            _ => Thought::None,
+        }
     }
 }

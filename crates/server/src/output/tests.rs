@@ -28,6 +28,7 @@ fn options(stream_arguments: bool) -> ParserOptions {
         split_reasoning: true,
         in_reasoning: false,
         tools: TOOLS.map(str::to_owned).to_vec(),
+        lenient: true,
         stream_arguments,
     }
 }
@@ -294,6 +295,90 @@ fn others_have_their_marks() {
     }
 }
 
+/// Calls as models write them that do not keep to their template.
+#[test]
+fn calls_are_read_in_many_forms() {
+    let add = "call add {\"a\": 1}\n";
+    let cases = [
+        // Arguments as the text of an object, none at all, and keys of no use.
+        ("hermes", r#"<tool_call>{"name": "add", "arguments": "{\"a\": 1}"}</tool_call>"#, add),
+        ("hermes", r#"<tool_call>{"name": "add", "arguments": null}</tool_call>"#, "call add {}\n"),
+        ("hermes", r#"<tool_call>{"name": "add", "arguments": ""}</tool_call>"#, "call add {}\n"),
+        (
+            "hermes",
+            r#"<tool_call>{"name": "add", "reason": {"b": [1]}, "arguments": {}}</tool_call>"#,
+            "call add {}\n",
+        ),
+        ("hermes", r#"<tool_call>{"why": "x", "arguments": {"a": 1}, "name": "add"}</tool_call>"#, add),
+        (
+            "hermes",
+            r#"<tool_call>{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}</tool_call>"#,
+            add,
+        ),
+        ("mistral", r#"[TOOL_CALLS][{"name": "add", "arguments": "{\"a\": 1}"}]"#, add),
+        // Without markers, in a fence, after a sentence, after a thought, several.
+        ("hermes", r#"{"name": "add", "arguments": {"a": 1}}"#, add),
+        ("hermes", "{\n  \"name\": \"add\",\n  \"parameters\": {\"a\": 1}\n}\n", add),
+        ("hermes", "```json\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n```", add),
+        ("hermes", "```\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n```\n", add),
+        ("deepseek", "```json\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n```", add),
+        ("llama", "```json\n{\"name\": \"add\", \"parameters\": {\"a\": 1}}\n```", add),
+        ("phi", r#"{"function": "add", "args": {"a": 1}}"#, add),
+        ("hermes", r#"{"function": {"name": "add", "arguments": "{\"a\": 1}"}}"#, add),
+        ("hermes", r#"[{"name": "add", "arguments": {"a": 1}}]"#, add),
+        (
+            "hermes",
+            "I will add.\n\n```json\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n```\n",
+            "text \"I will add.\"\ncall add {\"a\": 1}\n",
+        ),
+        (
+            "hermes",
+            "<think>\nAdd.\n</think>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}",
+            "reasoning \"Add.\"\ncall add {\"a\": 1}\n",
+        ),
+        (
+            "hermes",
+            "{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n{\"name\": \"weather\", \"arguments\": {}}",
+            "call add {\"a\": 1}\ncall weather {}\n",
+        ),
+        (
+            "hermes",
+            "```json\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n```\n```json\n{\"name\": \"weather\"}\n```",
+            "call add {\"a\": 1}\ncall weather {}\n",
+        ),
+        ("deepseek", "[{\"name\": \"add\"}, {\"name\": \"weather\"}]", "call add {}\ncall weather {}\n"),
+    ];
+    for (name, text, expected) in cases {
+        for stream in [false, true] {
+            let pieces = parse(format(name), &options(stream), [text]);
+            assert_eq!(show(&pieces), expected, "{name}: {text}");
+        }
+    }
+    // JSON that is an answer: it names no tool, or has a tool's name and other things.
+    let texts = [
+        r#"{"name": "Roma", "arguments": {"a": 1}}"#,
+        r#"{"name": "add", "age": 3}"#,
+        r#"{"name": "add", "arguments": [1]}"#,
+        r#"{"name": "add", "arguments": "one"}"#,
+        r#"{"a": {"name": "add", "arguments": {}}}"#,
+        r#"{"tool": 1}"#,
+        "[1, 2]",
+        "Say:\n```json\n{\"name\": \"Roma\"}\n```\nDone.",
+        "```\nplain\n```",
+    ];
+    for text in texts {
+        for name in ["hermes", "deepseek", "json"] {
+            let pieces = parse(format(name), &options(false), [text]);
+            assert_eq!(pieces, [Piece::Text(text.into())], "{name}");
+        }
+        let strict = ParserOptions { lenient: false, ..options(false) };
+        assert_eq!(parse(format("hermes"), &strict, [text]), [Piece::Text(text.into())]);
+    }
+    // JSON that is none is known after its first key.
+    let mut parser = OutputParser::new(format("hermes"), options(true));
+    assert_eq!(join(parser.push("{\"title\": \"A")), [Piece::Text("{\"title\": \"A".into())]);
+}
+
 #[test]
 fn reasoning_begins_in_the_prompt_or_in_the_answer_or_not_at_all() {
     let read = |in_reasoning, split_reasoning, text| {
@@ -400,7 +485,7 @@ fn what_is_not_read_is_refused() {
 fn control_tokens_are_no_text_to_a_grammar() {
     let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
     let tools = [OfferedTool { name: "add", description: None, parameters: Some(&schema) }];
-    let rules = AnswerRules { tools: &tools, parallel: true, otherwise: None, in_reasoning: true };
+    let rules = AnswerRules { tools: &tools, parallel: true, otherwise: None, thought: Thought::Begun };
     let control = |name: &str| ["[TOOL_CALLS]", "[ARGS]", "</think>"].iter().position(|&n| n == name);
     let grammar =
         |name| rules.grammar(&format(name), |name| control(name).map(|at| at as u32)).expect("read");
@@ -426,12 +511,12 @@ fn control_tokens_are_no_text_to_a_grammar() {
 
 /// Walks through a grammar at random, byte by byte, and returns a text that it accepts. After the last of the choices,
 /// the shortest way out is taken.
-fn walk(grammar: String, in_reasoning: bool, choices: &[Index]) -> String {
+fn walk(grammar: String, thought: Thought, choices: &[Index]) -> String {
     let env = ApproximateTokEnv::single_byte_env();
     let factory = ParserFactory::new(&env, InferenceCapabilities::default(), &[]).expect("a factory");
     let mut matcher = Matcher::new(factory.create_parser(TopLevelGrammar::from_lark(grammar)));
     let mut bytes = Vec::new();
-    let mut close = if in_reasoning { "</think>" } else { "" };
+    let (open, close) = (b"<think>", "</think>");
     for step in 0..1000 {
         if matcher.is_stopped() {
             return String::from_utf8(bytes).expect("UTF-8");
@@ -447,13 +532,13 @@ fn walk(grammar: String, in_reasoning: bool, choices: &[Index]) -> String {
             Some(choice) => allowed[choice.index(allowed.len())],
             None => {
                 let may = |byte: u8| allowed.contains(&byte.into());
-                let way_out = match close.bytes().next() {
-                    Some(byte) if may(byte) => {
-                        close = &close[1..];
-                        Some(byte)
-                    }
-                    _ => b"\"}])><s\n".iter().copied().find(|&byte| may(byte)),
-                };
+                let thinks = (thought == Thought::Begun || bytes.starts_with(open))
+                    && !bytes.windows(close.len()).any(|part| part == close.as_bytes());
+                let written = (0..close.len()).rev().find(|&end| bytes.ends_with(&close.as_bytes()[..end]));
+                let end = written.filter(|_| thinks).map(|written| close.as_bytes()[written]);
+                let way_out = end
+                    .filter(|&byte| may(byte))
+                    .or_else(|| b"\"}])><s\n".iter().copied().find(|&byte| may(byte)));
                 way_out.map_or(allowed[0], u32::from)
             }
         };
@@ -523,7 +608,7 @@ proptest! {
     fn what_a_grammar_forces_is_calls(
         name in syntax(),
         choices in prop::collection::vec(any::<Index>(), 0..120),
-        in_reasoning in any::<bool>(),
+        thought in prop::sample::select(vec![Thought::None, Thought::Optional, Thought::Begun]),
         free in any::<bool>(),
     ) {
         let schema = json!({
@@ -536,9 +621,11 @@ proptest! {
             OfferedTool { name: "add", description: None, parameters: None },
         ];
         let format = format(name);
-        let rules = AnswerRules { tools: &tools, parallel: true, otherwise: free.then_some(Otherwise::Text), in_reasoning };
-        let text = walk(rules.grammar(&format, |_| None).expect("read"), in_reasoning, &choices);
-        let pieces = parse(format, &ParserOptions { in_reasoning, ..options(false) }, [text.as_str()]);
+        let rules = AnswerRules { tools: &tools, parallel: true, otherwise: free.then_some(Otherwise::Text), thought };
+        let text = walk(rules.grammar(&format, |_| None).expect("read"), thought, &choices);
+        let in_reasoning = thought == Thought::Begun;
+        let options = ParserOptions { in_reasoning, lenient: false, ..options(false) };
+        let pieces = parse(format, &options, [text.as_str()]);
         prop_assert!(free || pieces.iter().any(|piece| matches!(piece, Piece::CallBegin { .. })), "{}", text);
         for piece in pieces {
             match piece {

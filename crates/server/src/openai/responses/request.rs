@@ -190,6 +190,9 @@ pub struct FormatParam {
 pub struct ReasoningParam {
     /// `none`, `minimal`, `low`, `medium`, `high` or `xhigh`.
     pub effort: Option<String>,
+    /// Most tokens to think with: then the thought is closed, and the answer begins. -1 is no limit. (OpenRouter's.)
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_tokens: Option<i64>,
     /// Has no effect: reasoning is shown as it is, and not summed up.
     pub summary: Option<String>,
 }
@@ -241,6 +244,8 @@ impl ResponseRequest {
             ..self.sampling.clone().into_options()?
         };
         let effort = self.reasoning.as_ref().and_then(|reasoning| reasoning.effort.clone());
+        let budget = self.reasoning.as_ref().and_then(|reasoning| reasoning.max_tokens);
+        let budget = budget.and_then(|most| usize::try_from(most).ok());
         Ok(ChatRequest {
             continue_last: messages.last().is_some_and(Message::can_be_continued),
             messages,
@@ -248,7 +253,7 @@ impl ResponseRequest {
             tools,
             parallel_tool_calls: self.parallel_tool_calls.unwrap_or(true),
             format: self.format()?,
-            reasoning: Reasoning::from_effort(effort, "reasoning.effort")?,
+            reasoning: Reasoning { budget, ..Reasoning::from_effort(effort, "reasoning.effort")? },
             // Without streaming nobody needs half a call.
             whole_calls: self.stream != Some(true),
             options,

@@ -1,0 +1,172 @@
+//! Reasoning: what ends it, what it is bounded by, and what does not look into it. The model is Tales with a chat template
+//! that begins a thought, or leaves it to the model.
+
+use std::{fs, path::Path};
+
+use serde_json::{Value, json};
+
+use super::http::{Answer, Server};
+
+/// Reads a GGUF file's header.
+struct Header<'f> {
+    file: &'f [u8],
+    at: usize,
+}
+
+impl Header<'_> {
+    fn number(&mut self, bytes: usize) -> usize {
+        let number =
+            self.file[self.at..][..bytes].iter().rev().fold(0, |sum, byte| sum << 8 | usize::from(*byte));
+        self.at += bytes;
+        number
+    }
+
+    fn string(&mut self) -> &[u8] {
+        let length = self.number(8);
+        self.at += length;
+        &self.file[self.at - length..self.at]
+    }
+
+    fn skip(&mut self, kind: usize) {
+        match kind {
+            8 => drop(self.string().len()),
+            9 => {
+                let (kind, count) = (self.number(4), self.number(8));
+                (0..count).for_each(|_| self.skip(kind));
+            }
+            _ => self.at += [1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8][kind],
+        }
+    }
+}
+
+/// Tales with another chat template.
+fn with_template(template: &str) -> Vec<u8> {
+    let file =
+        fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tales/tales-Q8_0.gguf")).unwrap();
+    let mut header = Header { file: &file, at: 8 };
+    let (tensors, keys) = (header.number(8), header.number(8));
+    let mut value = 0..0;
+    for _ in 0..keys {
+        let is_template = header.string() == b"tokenizer.chat_template";
+        let kind = header.number(4);
+        let start = header.at;
+        header.skip(kind);
+        if is_template {
+            value = start..header.at;
+        }
+    }
+    for _ in 0..tensors {
+        header.string();
+        let dimensions = header.number(4);
+        header.at += 8 * dimensions + 4 + 8;
+    }
+    let end = header.at;
+    let length = (template.len() as u64).to_le_bytes();
+    let mut new = [&file[..value.start], &length, template.as_bytes(), &file[value.end..end]].concat();
+    new.resize(new.len().next_multiple_of(32), 0);
+    new.extend_from_slice(&file[end.next_multiple_of(32)..]);
+    new
+}
+
+/// A server of `thinks`, whose prompts end with `<think>`, and of `may`, whose template knows reasoning.
+fn server() -> (tempfile::TempDir, Server) {
+    let folder = tempfile::tempdir().unwrap();
+    let turns =
+        "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}<|assistant|>\n";
+    let paths = [("thinks", "<think>\n{# </think> #}"), ("may", "{# </think> #}")].map(|(name, end)| {
+        let path = folder.path().join(name).with_extension("gguf");
+        fs::write(&path, with_template(&format!("{turns}{end}"))).unwrap();
+        path.display().to_string()
+    });
+    let server = Server::start(&[&paths[0], &paths[1], "--ctx", "512"]);
+    (folder, server)
+}
+
+fn ask(server: &Server, model: &str, more: Value) -> Answer {
+    let messages = json!([{"role": "user", "content": "Tell me a story about a shy fox who lost a key"}]);
+    let mut body = json!({"model": model, "messages": messages, "max_tokens": 40, "temperature": 0});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    server.post("/v1/chat/completions", &body)
+}
+
+#[test]
+fn reasoning_is_bounded_and_is_no_content() {
+    let (_folder, server) = server();
+    let answer = |model, more| ask(&server, model, more).ok();
+    let text = |answer: &Value, field: &str| {
+        answer["choices"][0]["message"][field].as_str().unwrap_or_default().to_owned()
+    };
+    let free = answer("thinks", json!({}));
+    let thought = text(&free, "reasoning_content");
+    assert!(thought.len() > 40 && text(&free, "content").is_empty(), "{free}");
+
+    // A stop string within the thought ends nothing.
+    let word = thought.split_whitespace().nth(3).unwrap();
+    let stopped = answer("thinks", json!({"stop": [word]}));
+    assert_eq!(text(&stopped, "reasoning_content"), thought, "{stopped}");
+    assert_eq!(stopped["choices"][0]["finish_reason"], "length");
+
+    // A budget closes it, and the answer follows.
+    let budgets = [
+        json!({"reasoning": {"max_tokens": 8}}),
+        json!({"thinking_budget_tokens": 8}),
+        json!({"reasoning_budget": 8}),
+    ];
+    for budget in budgets {
+        let bounded = answer("thinks", budget);
+        let part = text(&bounded, "reasoning_content");
+        assert!(!part.is_empty() && thought.starts_with(part.trim_end()), "{bounded}");
+        assert!(!text(&bounded, "content").is_empty(), "{bounded}");
+        let tokens = bounded["usage"]["completion_tokens_details"]["reasoning_tokens"].as_u64().unwrap();
+        assert!((8..20).contains(&tokens), "{bounded}");
+    }
+    let content = text(&answer("thinks", json!({"reasoning_budget": 8})), "content");
+    let word = content.split_whitespace().nth(2).unwrap();
+    let stopped = answer("thinks", json!({"reasoning_budget": 8, "stop": word}));
+    assert_eq!(stopped["choices"][0]["finish_reason"], "stop", "{stopped}");
+    assert_eq!(text(&stopped, "content"), content[..content.find(word).unwrap()], "{stopped}");
+    // Switched off where the template has no switch, it is closed at once.
+    let off = answer("thinks", json!({"enable_thinking": false}));
+    assert!(text(&off, "reasoning_content").is_empty() && !text(&off, "content").is_empty(), "{off}");
+
+    // A schema holds for the content, after a thought or without one.
+    let schema = json!({"type": "object", "properties": {"n": {"enum": [1]}}, "required": ["n"]});
+    let format = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema}});
+    for model in ["thinks", "may"] {
+        let fits = answer(model, json!({"max_tokens": 80, "reasoning_budget": 8, "response_format": format}));
+        let content: Value =
+            serde_json::from_str(&text(&fits, "content")).unwrap_or_else(|_| panic!("{fits}"));
+        assert_eq!(content, json!({"n": 1}));
+        assert_eq!(text(&fits, "reasoning_content").is_empty(), model == "may", "{fits}");
+    }
+    // The answer goes on from a thought that the model itself begins, even under a schema.
+    let begin: serde_json::Map<_, _> =
+        ["<think>"].iter().map(|text| (token(&server, text), json!(30))).collect();
+    let biased = answer(
+        "may",
+        json!({"max_tokens": 120, "reasoning_budget": 8, "response_format": format, "logit_bias": begin}),
+    );
+    assert!(text(&biased, "content").contains("\"n\""), "{biased}");
+}
+
+/// The first token of a text, as a key of `logit_bias`.
+fn token(server: &Server, text: &str) -> String {
+    let prompt = json!({"model": "may", "prompt": text, "add_special_tokens": false});
+    server.post("/tokenize", &prompt).ok()["tokens"][0].to_string()
+}
+
+#[test]
+fn penalties_of_what_was_generated_spare_the_prompt() {
+    let server = Server::start(&["--ctx", "512"]);
+    let next = |more: Value| {
+        let prompt = "The fox saw a hen. The fox saw a hen. The fox saw a";
+        let mut body = json!({"model": "tales", "prompt": prompt, "max_tokens": 1, "temperature": 0});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        server.post("/v1/completions", &body).ok()["choices"][0]["text"].clone()
+    };
+    let plain = next(json!({}));
+    assert_eq!(next(json!({"frequency_penalty": 2})), plain);
+    assert_eq!(next(json!({"presence_penalty": 2})), plain);
+    assert_ne!(next(json!({"repetition_penalty": 5})), plain);
+    assert_ne!(next(json!({"dry_multiplier": 50, "dry_allowed_length": 3})), plain);
+}

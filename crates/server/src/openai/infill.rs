@@ -1,0 +1,229 @@
+//! `/infill`, as llama.cpp has it: what editors ask for while somebody types.
+
+use axum::{
+    extract::State,
+    response::{IntoResponse, Response},
+};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{
+    props,
+    sampling::{self, SamplingParams},
+};
+use crate::{
+    AppState,
+    error::ApiError,
+    extract::Json,
+    generate::{self, Caller, Delta, Finish, Format, Generating, Options, Piece, Prompt, TextRequest, Usage},
+    stream,
+    wire::{Body, Limit, Other, left_out, no_effect},
+};
+
+/// A gap in a file that is to be filled.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct InfillRequest {
+    /// The model's name; if absent, a model that is loaded, or the first there is.
+    pub model: Option<String>,
+    /// The text before the gap.
+    pub input_prefix: Option<String>,
+    /// The text after the gap.
+    pub input_suffix: Option<String>,
+    /// Other files that the model reads first.
+    pub input_extra: Option<Vec<ExtraFile>>,
+    /// The beginning of what fills the gap.
+    pub prompt: Option<String>,
+    /// Sends the answer in parts, as server-sent events.
+    pub stream: Option<bool>,
+    /// Most tokens of the answer; -1 is no limit, and 0 only reads the prompt.
+    pub n_predict: Option<Limit>,
+    /// As `n_predict`, which is stronger.
+    pub max_tokens: Option<Limit>,
+    #[serde(flatten)]
+    pub sampling: SamplingParams,
+}
+
+/// Another file.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct ExtraFile {
+    /// Its name.
+    pub filename: Option<String>,
+    /// Its content.
+    pub text: String,
+}
+
+/// Known fields of this endpoint alone.
+const OTHERS: &[Other] = &[
+    no_effect("id_slot", "there are no slots"),
+    no_effect("response_fields", "all fields are sent"),
+    no_effect("input_extra[].time", "files come in the order in which they are given"),
+    left_out("n_indent", &["0"], "lines end where the model ends them"),
+    left_out("t_max_prompt_ms", &["0"], "`X-Request-Timeout` bounds the time of a request"),
+    left_out("t_max_predict_ms", &["0"], "`X-Request-Timeout` bounds the time of a request"),
+];
+
+impl Body for InfillRequest {
+    // Before the shared ones: editors name the samplers in the order that is the case here.
+    const OTHERS: &'static [&'static [Other]] =
+        &[OTHERS, &[left_out("samplers", &[], "the order of samplers is fixed")], sampling::OTHERS];
+}
+
+/// What fills the gap, or a part of it.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Infill {
+    /// Always 0.
+    index: usize,
+    content: String,
+    /// Whether this is the last part.
+    stop: bool,
+    model: String,
+    /// Tokens of the answer so far.
+    tokens_predicted: usize,
+    /// Tokens of the prompt.
+    tokens_evaluated: usize,
+    #[serde(flatten)]
+    end: Option<InfillEnd>,
+}
+
+/// What only the last part has.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct InfillEnd {
+    generation_settings: props::GenerationSettings,
+    /// `eos`, `word` or `limit`.
+    stop_type: &'static str,
+    stopping_word: String,
+    /// Whether the prompt was cut: never.
+    truncated: bool,
+    /// Tokens of the prompt that were computed before.
+    tokens_cached: usize,
+    timings: InfillTimings,
+}
+
+/// How long it took.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct InfillTimings {
+    /// Tokens of the prompt that had to be computed.
+    prompt_n: usize,
+    prompt_ms: f64,
+    prompt_per_second: f64,
+    predicted_n: usize,
+    predicted_ms: f64,
+    predicted_per_second: f64,
+}
+
+/// Fills a gap between two texts.
+///
+/// # Errors
+/// What cannot be honoured, by name; a model whose tokenizer has no tokens for filling in.
+#[utoipa::path(
+    post, path = "/infill", tag = "OpenAI",
+    request_body = InfillRequest,
+    responses(
+        (status = 200, content((Infill = "application/json"), (String = "text/event-stream"))),
+        (status = "4XX", body = super::error::ErrorBody<'static>),
+        (status = "5XX", body = super::error::ErrorBody<'static>),
+    ),
+)]
+pub async fn create(
+    State(state): State<AppState>,
+    caller: Caller,
+    Json(body): Json<InfillRequest>,
+) -> Result<Response, ApiError> {
+    let entry = props::find(&state, body.model).await?;
+    let max_tokens = body.n_predict.or(body.max_tokens).and_then(|most| most.0);
+    let options = Options { max_tokens: max_tokens.map(Into::into), ..body.sampling.into_options()? };
+    let extra = body.input_extra.unwrap_or_default().into_iter();
+    let prompt = Prompt::Gap {
+        prefix: body.input_prefix.unwrap_or_default(),
+        suffix: body.input_suffix.unwrap_or_default(),
+        middle: body.prompt.unwrap_or_default(),
+        files: extra.map(|file| (file.filename.unwrap_or_else(|| "tmp".into()), file.text)).collect(),
+        param: "input_suffix",
+    };
+    let request = TextRequest { prompt, format: Format::Text, default_max_tokens: None, options };
+    let context = state.models.context(&entry);
+    let generating = generate::text(&state, caller, &entry.name, request).await?;
+    let filler = Filler { generating, context, used: Usage::default() };
+    if body.stream == Some(true) { Ok(filler.stream()) } else { filler.collect().await }
+}
+
+struct Filler {
+    generating: Generating,
+    context: Option<usize>,
+    used: Usage,
+}
+
+impl Filler {
+    async fn collect(mut self) -> Result<Response, ApiError> {
+        let mut content = String::new();
+        let mut end = None;
+        while let Some(piece) = self.generating.next().await {
+            match piece? {
+                Piece::Delta { delta: Delta::Text(text), .. } => content += &text,
+                Piece::Delta { .. } => {}
+                Piece::Finished { reason, usage, .. } => end = Some(self.end(reason, usage)),
+            }
+        }
+        Ok(Json(Infill { end, stop: true, ..self.part(content) }).into_response())
+    }
+
+    fn stream(mut self) -> Response {
+        let silence = stream::data(&self.part(String::new()));
+        stream::events(Box::new(move || silence.clone()), |events| async move {
+            while let Some(piece) = self.generating.next().await {
+                match piece {
+                    Ok(Piece::Delta { delta: Delta::Text(text), .. }) => events.data(&self.part(text)).await,
+                    Ok(Piece::Delta { .. }) => {}
+                    Ok(Piece::Finished { reason, usage, .. }) => {
+                        let end = Some(self.end(reason, usage));
+                        events.data(&Infill { end, stop: true, ..self.part(String::new()) }).await;
+                    }
+                    Err(error) => return events.data(&super::error::body(&error)).await,
+                }
+            }
+        })
+    }
+
+    fn part(&self, content: String) -> Infill {
+        let used = self.generating.usage_so_far();
+        Infill {
+            index: 0,
+            content,
+            stop: false,
+            model: self.generating.model().to_owned(),
+            tokens_predicted: used.completion.max(self.used.completion),
+            tokens_evaluated: self.generating.prompt_tokens(),
+            end: None,
+        }
+    }
+
+    fn end(&mut self, reason: Finish, usage: Usage) -> InfillEnd {
+        self.used = usage;
+        let timing = self.generating.timing();
+        let prompt = timing.first_token.zip(timing.started);
+        let seconds = prompt.map_or(0.0, |(first, started)| (first - started).as_secs_f64());
+        let decode = timing.decode().map_or(0.0, |time| time.as_secs_f64());
+        let per_second = |tokens: usize, time: f64| if time > 0.0 { tokens as f64 / time } else { 0.0 };
+        let prompt_n = usage.prompt - usage.cached;
+        let (stop_type, stopping_word) = match reason {
+            Finish::StopString(text) => ("word", text),
+            Finish::Length => ("limit", String::new()),
+            Finish::Stop | Finish::ToolCalls => ("eos", String::new()),
+        };
+        InfillEnd {
+            generation_settings: props::GenerationSettings { n_ctx: self.context },
+            stop_type,
+            stopping_word,
+            truncated: false,
+            tokens_cached: usage.cached,
+            timings: InfillTimings {
+                prompt_n,
+                prompt_ms: seconds * 1e3,
+                prompt_per_second: per_second(prompt_n, seconds),
+                predicted_n: usage.completion,
+                predicted_ms: decode * 1e3,
+                predicted_per_second: per_second(usage.completion.saturating_sub(1), decode),
+            },
+        }
+    }
+}
