@@ -158,15 +158,22 @@ fn token(server: &Server, text: &str) -> String {
 #[test]
 fn penalties_of_what_was_generated_spare_the_prompt() {
     let server = Server::start(&["--ctx", "512"]);
+    let prompt = "The fox saw a hen. The fox saw a hen. The fox saw a";
+    let tokens = |text: &str| {
+        let body = json!({"model": "tales", "prompt": text});
+        server.post("/tokenize", &body).ok()["tokens"].as_array().unwrap().clone()
+    };
+    // The token that would repeat the prompt is made the best one.
+    let again = tokens(&format!("{prompt} hen"))[tokens(prompt).len()].to_string();
     let next = |more: Value| {
-        let prompt = "The fox saw a hen. The fox saw a hen. The fox saw a";
         let mut body = json!({"model": "tales", "prompt": prompt, "max_tokens": 1, "temperature": 0});
+        body["logit_bias"] = json!({again.as_str(): 20});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         server.post("/v1/completions", &body).ok()["choices"][0]["text"].clone()
     };
     let plain = next(json!({}));
     assert_eq!(next(json!({"frequency_penalty": 2})), plain);
     assert_eq!(next(json!({"presence_penalty": 2})), plain);
-    assert_ne!(next(json!({"repetition_penalty": 5})), plain);
-    assert_ne!(next(json!({"dry_multiplier": 50, "dry_allowed_length": 3})), plain);
+    assert_ne!(next(json!({"repetition_penalty": 50})), plain);
+    assert_ne!(next(json!({"dry_multiplier": 90, "dry_allowed_length": 3})), plain);
 }

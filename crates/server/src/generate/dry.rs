@@ -97,7 +97,8 @@ impl DryOptions {
     pub fn sampling(&self) -> Dry {
         let default = Dry::default();
         Dry {
-            multiplier: if self.is_on() { self.multiplier.unwrap_or_default() } else { 0.0 },
+            // A value without meaning is refused by name when the request is checked.
+            multiplier: self.multiplier.filter(|_| self.window != Some(0)).unwrap_or_default(),
             base: self.base.unwrap_or(default.base),
             allowed_length: self.allowed_length.unwrap_or(default.allowed_length),
             window: self.window.and_then(|window| u32::try_from(window).ok()),
