@@ -182,7 +182,9 @@ impl Writer<'_> {
 
     /// Reasoning after `open`, with its end and the line breaks after it.
     fn thought(&mut self, open: &str, close: &str) {
-        self.rules.push(format!("thought: {} reasoning /\\n{{0,2}}/", self.terminals(open)));
+        let open = self.terminals(open);
+        let space = if open.is_empty() { "" } else { " " };
+        self.rules.push(format!("thought: {open}{space}reasoning /\\n{{0,2}}/"));
         self.rules.push(match self.control(close) {
             Some(id) => format!("reasoning: /(?s:.*)/ <[{id}]>"),
             None => format!("reasoning[suffix={}]: /(?s:.*)/", json!(close)),

@@ -301,7 +301,11 @@ impl OutputParser {
                 marks.extend(FENCES.iter().map(|fence| (*fence, Mark::Fence)));
             }
         } else if syntax.bare || lenient {
-            marks.extend([("{", Mark::Bare), ("[", Mark::Bare), (PLAIN_FENCE, Mark::Fence)]);
+            // Where markers begin with a bracket, an array does not begin a call.
+            if !marks.iter().any(|(text, _)| text.starts_with('[')) {
+                marks.push(("[", Mark::Bare));
+            }
+            marks.extend([("{", Mark::Bare), (PLAIN_FENCE, Mark::Fence)]);
             marks.extend(FENCES.iter().map(|fence| (*fence, Mark::Fence)));
         }
         marks
