@@ -80,7 +80,11 @@ pub fn start(
     terminal: Terminal,
 ) -> Outcome<Loaded> {
     let started = Instant::now();
-    let _spinner = terminal.spinner(format!("loading {}", model.name));
+    let name = model.name.clone();
+    let _spinner = terminal.spinner_with(move || match devices::compiling() {
+        None => format!("loading {name}"),
+        Some(compiling) => format!("loading {name}: {compiling}"),
+    });
     let notice = |line: &str| terminal.note(line);
     devices::with(on, threads, &notice, |device| {
         let options = fit_memory(device.backend.as_ref(), &model, options.clone(), may_shrink)?;

@@ -59,12 +59,7 @@ impl Terminal {
         if self.color { format!("\x1b[2m{text}\x1b[0m") } else { text.to_owned() }
     }
 
-    /// A spinner with this text, from [`PATIENCE`] on until the value is dropped.
-    pub fn spinner(&self, text: String) -> Option<Spinner> {
-        self.spinner_with(move || text.clone())
-    }
-
-    /// A spinner whose text changes with time.
+    /// A spinner with a text that may change, from [`PATIENCE`] on until the value is dropped.
     pub fn spinner_with(&self, text: impl Fn() -> String + Send + 'static) -> Option<Spinner> {
         self.progress.then(|| Spinner::start(text))
     }

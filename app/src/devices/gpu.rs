@@ -5,7 +5,10 @@ use std::{
     hash::{DefaultHasher, Hash, Hasher},
     io::Write,
     path::{Path, PathBuf},
-    sync::OnceLock,
+    sync::{
+        OnceLock,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use paguro_backend::{
@@ -54,7 +57,22 @@ pub fn read_bandwidth(index: usize, rounds: usize) -> Outcome<f64> {
 }
 
 fn options(numerics: Option<Numerics>) -> GpuOptions {
-    GpuOptions { cooperative: numerics != Some(Numerics::Exact), ..GpuOptions::default() }
+    let progress: fn(usize, usize) = |done, all| {
+        DONE.store(done, Ordering::Relaxed);
+        ALL.store(if done < all { all } else { 0 }, Ordering::Relaxed);
+    };
+    let cooperative = numerics != Some(Numerics::Exact);
+    GpuOptions { cooperative, progress: Some(progress), ..GpuOptions::default() }
+}
+
+/// Kernels that have been compiled, and all that are being compiled; 0 if none is.
+static DONE: AtomicUsize = AtomicUsize::new(0);
+static ALL: AtomicUsize = AtomicUsize::new(0);
+
+/// How far compiling is, while kernels are compiled.
+pub fn compiling() -> Option<String> {
+    let (done, all) = (DONE.load(Ordering::Relaxed), ALL.load(Ordering::Relaxed));
+    (all > 0).then(|| format!("compiling GPU kernels, {done} of {all}"))
 }
 
 fn find(index: usize, options: GpuOptions) -> Outcome<Gpu> {

@@ -46,6 +46,11 @@ impl fmt::Debug for Chosen {
     }
 }
 
+/// What a load waits for, if that is the compiler of a GPU's kernels.
+pub fn compiling() -> Option<String> {
+    gpu::compiling()
+}
+
 /// Opens a device.
 type Opener<'a> = Box<dyn Fn() -> Outcome<Chosen> + 'a>;
 
@@ -136,6 +141,10 @@ mod gpu {
     pub fn remember_in(_file: Option<PathBuf>) {}
 
     pub fn automatic() -> Option<usize> {
+        None
+    }
+
+    pub fn compiling() -> Option<String> {
         None
     }
 

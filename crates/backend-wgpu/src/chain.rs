@@ -31,7 +31,8 @@ pub fn holds(device: &Device) -> Result<bool, LoadError> {
     // Both are written, so that wgpu does not empty them later.
     device.wait().map_err(failed)?;
     let files = [include_str!("shaders/args.wgsl"), include_str!("shaders/chain.wgsl")];
-    let kernel = device.pipeline("chain", &files, &vec![("WORKGROUPS", U(workgroups))], &HAZARDS)?;
+    let kernel = device.pipeline("chain", &files, &vec![("WORKGROUPS", U(workgroups))], &HAZARDS);
+    device.compile_all()?;
     let group = device.bind(&kernel, &[("words", &words), ("lost", &lost)]);
     let mut encoder = device.encoder();
     {

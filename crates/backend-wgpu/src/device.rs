@@ -12,12 +12,13 @@ use paguro_backend::{LoadError, StepError};
 use wgpu::{Features, Limits};
 
 use crate::{
-    GpuOptions,
-    adapter::{Facts, Rules, cooperation, cooperative, needed},
+    GpuOptions, Profile,
+    adapter::{Facts, LEAST_THREADS, Rules, cooperation, cooperative, needed},
     chain, emulate, hidden,
-    hidden::Hazards,
+    pipeline::Pipeline,
     plan::Args,
     template::{Constants, SHAPES, Value, expand},
+    threadgroup,
 };
 
 /// A GPU that this process has opened.
@@ -40,6 +41,8 @@ pub struct Device {
     pub most_threads: u32,
     /// Whether kernels are compiled to be looked at.
     pub as_hardware: bool,
+    /// Whether passes keep to Metal's workgroup memory.
+    pub is_apple: bool,
     /// Whether its cooperative matrices are plain code.
     pub emulated: bool,
     /// Side of the cooperative matrices that it multiplies, of halves with sums in single precision, if it has them and is to.
@@ -50,6 +53,8 @@ pub struct Device {
     pub in_doubt: AtomicBool,
     /// Whether kernels are timed.
     pub timed: bool,
+    /// Told how many kernels have been compiled, and of how many.
+    pub progress: Option<fn(usize, usize)>,
     /// wgpu's.
     pub inner: wgpu::Device,
     /// wgpu's.
@@ -58,28 +63,11 @@ pub struct Device {
     pub allocated: AtomicU64,
     /// Submissions until one is lost; negative if none is to be.
     losing: AtomicI64,
-    pipelines: Mutex<HashMap<String, Arc<Pipeline>>>,
+    pub(super) pipelines: Mutex<HashMap<String, Arc<Pipeline>>>,
     /// Names and sources of kernels that are only shown.
     shown: Mutex<Vec<(String, String)>>,
     /// What wgpu reported outside of any call of ours.
     failure: Arc<Mutex<Option<String>>>,
-}
-
-/// A kernel, ready to be launched.
-pub struct Pipeline {
-    /// Its name, as it is counted.
-    pub name: String,
-    inner: wgpu::ComputePipeline,
-    layout: wgpu::BindGroupLayout,
-    /// Name of each binding, by number.
-    bindings: Vec<(u32, String)>,
-}
-
-impl Pipeline {
-    /// wgpu's.
-    pub fn inner(&self) -> &wgpu::ComputePipeline {
-        &self.inner
-    }
 }
 
 /// Bytes of [`Args`], as `args.wgsl` has them, too.
@@ -91,7 +79,8 @@ impl Device {
     /// # Errors
     /// What the driver says.
     pub fn open(adapter: &wgpu::Adapter, options: GpuOptions) -> Result<Self, String> {
-        let GpuOptions { as_hardware, cooperative: with_cooperative, emulated, .. } = options;
+        let GpuOptions { profile, cooperative: with_cooperative, emulated, .. } = options;
+        let as_hardware = profile != Profile::Own;
         let info = adapter.get_info();
         let is_software = info.device_type == wgpu::DeviceType::Cpu && !as_hardware;
         let rules = Facts::of(adapter).rules();
@@ -111,7 +100,12 @@ impl Device {
         if emulated {
             features |= Features::SHADER_F16;
         }
-        let limits = adapter.limits();
+        let mut limits = adapter.limits();
+        let is_apple = profile == Profile::Apple || info.backend == wgpu::Backend::Metal;
+        if is_apple {
+            limits.max_compute_workgroup_storage_size =
+                limits.max_compute_workgroup_storage_size.min(threadgroup::MOST);
+        }
         // SAFETY: what is experimental is only reached by this crate's own kernels, which a test holds to the reference.
         let experimental = unsafe { wgpu::ExperimentalFeatures::enabled() };
         let request = adapter.request_device(&wgpu::DeviceDescriptor {
@@ -143,16 +137,19 @@ impl Device {
             name: info.name,
             cooperative: if emulated { Some(emulate::SIDE) } else { cooperative },
             emulated,
-            most_threads: match as_hardware {
-                true => limits.max_compute_invocations_per_workgroup,
-                false => rules.most_threads,
+            most_threads: match profile {
+                Profile::Own => rules.most_threads,
+                Profile::Nvidia => limits.max_compute_invocations_per_workgroup,
+                Profile::Apple => LEAST_THREADS,
             },
+            is_apple,
             rules,
             as_hardware,
             is_software,
             hands_over,
             in_doubt: AtomicBool::new(false),
             timed: options.timed,
+            progress: options.progress,
             features,
             limits,
             inner,
@@ -184,42 +181,6 @@ impl Device {
         if self.emulated { all.saturating_sub(emulate::SHARED_BYTES) } else { all }
     }
 
-    /// The kernel of these files with these constants, compiled once.
-    ///
-    /// # Errors
-    /// What the compiler says.
-    pub fn pipeline(
-        &self,
-        name: &str,
-        files: &[&str],
-        constants: &Constants,
-        hazards: &Hazards,
-    ) -> Result<Arc<Pipeline>, LoadError> {
-        let arguments = self.arguments(constants);
-        let mut constants = constants.clone();
-        constants.push(("ARGUMENTS", Value::U(arguments.len() as u32)));
-        let mut source = expand(files, &constants, &arguments);
-        if self.emulated {
-            source = emulate::emulate(&source);
-        }
-        let key = format!("{name}\n{source}");
-        if let Some(pipeline) = lock(&self.pipelines).get(&key) {
-            return Ok(pipeline.clone());
-        }
-        let scope = self.inner.push_error_scope(wgpu::ErrorFilter::Validation);
-        let pipeline = self.compile(name, &source, arguments.len() as u32, hazards);
-        if let Some(error) = pollster::block_on(scope.pop()) {
-            return Err(LoadError::Device(format!(
-                "{} does not take the kernel {name}: {}; run with --device cpu",
-                self.name,
-                error_text(&error)
-            )));
-        }
-        let pipeline = Arc::new(pipeline);
-        lock(&self.pipelines).insert(key, pipeline.clone());
-        Ok(pipeline)
-    }
-
     /// Keeps the source of a kernel that this GPU may not be able to run, for whoever wants to look at it.
     pub fn show(&self, name: &str, files: &[&str], constants: &Constants) {
         let mut constants = constants.clone();
@@ -245,83 +206,6 @@ impl Device {
         let keys = pipelines.keys().filter_map(|key| key.split_once('\n'));
         let compiled = keys.map(|(name, source)| (name.to_owned(), source.to_owned()));
         compiled.chain(lock(&self.shown).iter().cloned()).collect()
-    }
-
-    fn compile(&self, name: &str, source: &str, arguments: u32, hazards: &Hazards) -> Pipeline {
-        let mut bindings = bindings(source);
-        for (_, name, read_only) in &mut bindings {
-            *read_only = hazards.told_read_only(name, *read_only);
-        }
-        let entries: Vec<_> = bindings
-            .iter()
-            .map(|&(binding, _, read_only)| wgpu::BindGroupLayoutEntry {
-                binding,
-                visibility: wgpu::ShaderStages::COMPUTE,
-                ty: wgpu::BindingType::Buffer {
-                    ty: wgpu::BufferBindingType::Storage { read_only },
-                    has_dynamic_offset: false,
-                    min_binding_size: None,
-                },
-                count: None,
-            })
-            .collect();
-        let device = &self.inner;
-        let layout = device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
-            label: Some(name),
-            entries: &entries,
-        });
-        let pipeline_layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
-            label: Some(name),
-            bind_group_layouts: &[Some(&layout)],
-            immediate_size: ARGS_BYTES + 4 * arguments,
-        });
-        let descriptor = wgpu::ShaderModuleDescriptor {
-            label: Some(name),
-            source: wgpu::ShaderSource::Wgsl(source.into()),
-        };
-        let module = match hazards.hides() {
-            true => hidden::module(device, name, source, bindings.iter().map(|(binding, ..)| *binding)),
-            // SAFETY: the kernels are this crate's own. They index by rows, pages, tables and shapes that `Step::validate` and
-            // `Program::check` have bounded, with buffers allocated for these bounds, and their loops end.
-            false => unsafe {
-                device.create_shader_module_trusted(descriptor, wgpu::ShaderRuntimeChecks::unchecked())
-            },
-        };
-        let inner = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
-            label: Some(name),
-            layout: Some(&pipeline_layout),
-            module: &module,
-            entry_point: Some("main"),
-            compilation_options: wgpu::PipelineCompilationOptions {
-                zero_initialize_workgroup_memory: false,
-                ..Default::default()
-            },
-            cache: None,
-        });
-        let bindings = bindings.into_iter().map(|(binding, name, _)| (binding, name)).collect();
-        Pipeline { name: name.to_owned(), inner, layout, bindings }
-    }
-
-    /// Binds buffers by the names that the kernel gives them; those that it does not have are left out.
-    ///
-    /// # Panics
-    /// If one is missing: a defect of the lowering.
-    pub fn bind(&self, pipeline: &Pipeline, buffers: &[(&str, &wgpu::Buffer)]) -> wgpu::BindGroup {
-        let entries: Vec<_> = pipeline
-            .bindings
-            .iter()
-            .map(|(binding, name)| {
-                let buffer = buffers.iter().find(|(known, _)| known == name);
-                let (_, buffer) =
-                    buffer.unwrap_or_else(|| panic!("kernel {} has no buffer for {name}", pipeline.name));
-                wgpu::BindGroupEntry { binding: *binding, resource: buffer.as_entire_binding() }
-            })
-            .collect();
-        self.inner.create_bind_group(&wgpu::BindGroupDescriptor {
-            label: Some(&pipeline.name),
-            layout: &pipeline.layout,
-            entries: &entries,
-        })
     }
 
     /// A buffer of this many words that kernels use.
@@ -481,37 +365,20 @@ impl Device {
     }
 }
 
-/// Binding number, name, and whether it is only read, of every buffer in a kernel's source.
-fn bindings(source: &str) -> Vec<(u32, String, bool)> {
-    let mut bindings: Vec<_> = source
-        .lines()
-        .filter_map(|line| {
-            let rest = line.trim_start().trim_start_matches("@coherent @volatile ");
-            let rest = rest.strip_prefix("@group(0) @binding(")?;
-            let (number, rest) = rest.split_once(')')?;
-            let rest = rest.trim_start().strip_prefix("var<storage, ")?;
-            let (access, rest) = rest.split_once('>')?;
-            let (name, _) = rest.trim_start().split_once(':')?;
-            Some((number.parse().ok()?, name.to_owned(), access == "read"))
-        })
-        .collect();
-    bindings.sort();
-    bindings
-}
-
 fn note(failure: &Mutex<Option<String>>, message: String) {
     // The first one is the cause of the others.
     lock(failure).get_or_insert(message);
 }
 
 /// An error in one line.
-fn error_text(error: &wgpu::Error) -> String {
+pub fn error_text(error: &wgpu::Error) -> String {
     let text = error.to_string();
     let lines: Vec<_> = text.lines().map(str::trim).filter(|line| !line.is_empty()).take(6).collect();
     lines.join(" ")
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// Locks what no panic leaves half changed.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

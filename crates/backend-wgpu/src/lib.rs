@@ -15,6 +15,7 @@ mod lower;
 mod matrix;
 mod pace;
 mod pages;
+mod pipeline;
 mod plan;
 mod probe;
 mod runner;
@@ -22,6 +23,7 @@ mod sampler;
 pub mod suite;
 mod tally;
 mod template;
+mod threadgroup;
 
 use std::{sync::Arc, time::Duration};
 
@@ -59,9 +61,23 @@ pub struct GpuOptions {
     pub hand_over: Option<bool>,
     /// Longest time that a submission should take; `None` is what suits the device.
     pub submission: Option<Duration>,
-    /// Compiles the kernels of GPUs with subgroups of 32, whatever this one is: to look at them, or, but for those with cooperative
-    /// matrices, to run them where they take long. For tests.
-    pub as_hardware: bool,
+    /// Told how many kernels of a model have been compiled, and of how many.
+    pub progress: Option<fn(usize, usize)>,
+    /// Whose kernels are compiled. For tests.
+    pub profile: Profile,
+}
+
+/// Kernels for other GPUs than the one that is there, to look at them, or, but for those with cooperative matrices, to run them where they
+/// take long.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Profile {
+    /// Those of the GPU itself.
+    #[default]
+    Own,
+    /// As for NVIDIA's GPUs: subgroups of 32, workgroups of up to 1024 threads.
+    Nvidia,
+    /// As for Apple's GPUs: subgroups of 32, workgroups of 256 threads, 32 KiB of workgroup memory in each pass.
+    Apple,
 }
 
 /// What a machine's GPU says of itself.
@@ -162,6 +178,15 @@ impl Gpu {
     /// Does from now on as if a kernel had given up waiting for what another one was to hand over. For tests.
     pub fn doubt_handoff(&self) {
         self.device.in_doubt.store(true, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    /// Lowers a model without compiling its kernels, so that [`Gpu::kernels`] has them.
+    ///
+    /// # Errors
+    /// As [`Backend::load`], but for what a compiler says.
+    pub fn lower(&self, program: &Program, weights: &Weights, limits: &Limits) -> Result<(), LoadError> {
+        program.check(weights)?;
+        lower::Lowering::new(&self.device, program, weights, limits)?.lower().map(|_| ())
     }
 
     /// Name and source of every kernel that was compiled for the models loaded so far.

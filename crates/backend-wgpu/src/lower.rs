@@ -468,7 +468,7 @@ impl<'a> Lowering<'a> {
         buffers: &[(&str, &wgpu::Buffer)],
         hazards: &Hazards,
     ) -> Result<Kernel, LoadError> {
-        let pipeline = self.device.pipeline(name, files, constants, hazards)?;
+        let pipeline = self.device.pipeline(name, files, constants, hazards);
         let group = self.device.bind(&pipeline, buffers);
         let arguments = self.device.arguments(constants).iter().map(|(_, value)| value.bits()).collect();
         let ends = hazards.ends.iter().filter_map(|end| buffers.iter().find(|(name, _)| name == end));

@@ -25,6 +25,7 @@ use crate::{
     plan::{Args, Plan, Tile},
     sampler::{self, Sampler},
     tally::Tally,
+    threadgroup,
 };
 
 /// Launches that the device gets first. It works on them while twice as many are encoded, and so on: it always has work if
@@ -90,6 +91,7 @@ impl GpuRunner {
         program.check(&weights)?;
         device.check().map_err(|error| LoadError::Device(error.to_string()))?;
         let model = Lowering::new(&device, program, &weights, &limits)?.lower()?;
+        device.compile_all()?;
         weights.check_unchanged()?;
         if options.poison {
             poison_pages(&device, &model);
@@ -355,7 +357,9 @@ impl<'a> Planned<'a> {
 
 /// Encodes and counts these launches, one after the other.
 fn encode(encoder: &mut wgpu::CommandEncoder, launches: &[Planned<'_>], tally: &mut Tally) {
-    encode_all(&mut encoder.begin_compute_pass(&Default::default()), launches.iter());
+    for pass in threadgroup::passes(launches, |planned| planned.kernel().pipeline.lengths()) {
+        encode_all(&mut encoder.begin_compute_pass(&Default::default()), pass.iter());
+    }
     launches.iter().for_each(|planned| tally.launched(planned.counter));
 }
 

@@ -5,7 +5,7 @@
 use std::sync::LazyLock;
 
 use paguro_backend::{KvDtype, conformance::Subject};
-use paguro_backend_wgpu::{Gpu, GpuOptions, gpus, suite::subject};
+use paguro_backend_wgpu::{Gpu, GpuOptions, Profile, gpus, suite::subject};
 
 /// Opened once: its kernels are compiled once for all cases.
 static EXACT: LazyLock<Result<Gpu, String>> = LazyLock::new(|| open(GpuOptions::default()));
@@ -59,10 +59,10 @@ mod cooperative {
 mod hardware {
     use std::sync::LazyLock;
 
-    use super::{Gpu, GpuOptions, KvDtype, Subject, open_software, subject};
+    use super::{Gpu, GpuOptions, KvDtype, Profile, Subject, open_software, subject};
 
     static HARDWARE: LazyLock<Result<Gpu, String>> = LazyLock::new(|| {
-        let options = GpuOptions { as_hardware: true, ..GpuOptions::default() };
+        let options = GpuOptions { profile: Profile::Nvidia, ..GpuOptions::default() };
         open_software(options, "a real GPU has no other kernels")
     });
 
@@ -73,6 +73,24 @@ mod hardware {
     paguro_backend::conformance!(maybe subject_of_hardware(); only
         format_f16 format_q2_k format_q4_k format_q5_k format_q6_k format_q8_0
         many_rows long_context exact_in_company);
+}
+
+/// The kernels of Apple's GPUs, in passes as Metal has them.
+mod apple {
+    use std::sync::LazyLock;
+
+    use super::{Gpu, GpuOptions, KvDtype, Profile, Subject, open_software, subject};
+
+    static APPLE: LazyLock<Result<Gpu, String>> = LazyLock::new(|| {
+        let options = GpuOptions { profile: Profile::Apple, ..GpuOptions::default() };
+        open_software(options, "a real GPU has kernels of its own")
+    });
+
+    fn subject_of_apple() -> Result<Subject, &'static String> {
+        APPLE.as_ref().map(|gpu| subject(gpu, KvDtype::F16))
+    }
+
+    paguro_backend::conformance!(maybe subject_of_apple(); only format_q4_k);
 }
 
 /// Every kernel with cooperative matrices, as plain code, where software plays a GPU: a real one has matrices, or no use for this, and

@@ -1,20 +1,26 @@
-//! Every kernel in Metal's language: there is no Apple machine among those that test, but the way to one ends in this text. And in
-//! SPIR-V, for those with cooperative matrices, which the software driver does not compile.
+//! Every kernel that ships on Metal, in Metal's language, translated as wgpu does it on Apple's GPUs: there is no Apple machine among
+//! those that test. And in SPIR-V, for those with cooperative matrices, which the software driver does not compile.
+//!
+//! With `PAGURO_METAL_TEXT=FOLDER`, the texts are written there, for Apple's compiler to look at.
 
 use std::{
+    collections::BTreeMap,
+    env, fs,
+    path::PathBuf,
     sync::atomic::{AtomicUsize, Ordering},
     thread,
 };
 
 use naga::{
     back::{msl, spv},
+    proc::{BoundsCheckPolicies, BoundsCheckPolicy},
     valid::{Capabilities, ValidationFlags, Validator},
 };
 use paguro_backend::{
-    Activation, AttentionMode, Backend, KvDtype, Limits, RopeStyle, WeightFormat,
+    Activation, AttentionMode, KvDtype, Limits, RopeStyle, WeightFormat,
     conformance::{Biases, ModelShape},
 };
-use paguro_backend_wgpu::{Gpu, GpuOptions};
+use paguro_backend_wgpu::{Gpu, GpuOptions, Profile};
 
 /// Shapes that together reach every kernel and every option of it.
 fn shapes() -> Vec<ModelShape> {
@@ -43,8 +49,8 @@ fn shapes() -> Vec<ModelShape> {
 
 #[test]
 fn every_kernel_becomes_metal() {
-    let gpu = match Gpu::open(0, GpuOptions { as_hardware: true, cooperative: true, ..GpuOptions::default() })
-    {
+    let options = GpuOptions { profile: Profile::Apple, cooperative: true, ..GpuOptions::default() };
+    let gpu = match Gpu::open(0, options) {
         Ok(gpu) => gpu,
         Err(error) => return println!("skipped: kernels in Metal's language: {error}"),
     };
@@ -65,17 +71,31 @@ fn every_kernel_becomes_metal() {
                 kv_dtype,
                 attention,
             };
-            gpu.load(&model.program, model.weights.clone(), limits).unwrap();
+            gpu.lower(&model.program, &model.weights, &limits).unwrap();
         }
     }
     let kernels = gpu.kernels();
+    let folder = env::var_os("PAGURO_METAL_TEXT").map(PathBuf::from);
+    folder.iter().for_each(|folder| fs::create_dir_all(folder).unwrap());
     let next = AtomicUsize::new(0);
     thread::scope(|scope| {
         for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
             scope.spawn(|| {
-                while let Some((name, source)) = kernels.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let text = metal(source).unwrap_or_else(|error| panic!("{name}: {error}\n{source}"));
-                    assert!(text.contains("kernel void main_"), "{name} has no entry point:\n{text}");
+                loop {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    let Some((name, source)) = kernels.get(index) else { break };
+                    // Apple's matrices have eight rows; those of sixteen are only for SPIR-V.
+                    if source.contains("coop_mat16x16") {
+                        spirv(source).unwrap_or_else(|error| panic!("{name}: {error}\n{source}"));
+                        continue;
+                    }
+                    let (text, size) =
+                        metal(source).unwrap_or_else(|error| panic!("{name}: {error}\n{source}"));
+                    check(name, source, (&text, size));
+                    if let Some(folder) = &folder {
+                        // Shapes differ under one name.
+                        fs::write(folder.join(format!("{name}-{index}.metal")), text).unwrap();
+                    }
                 }
             });
         }
@@ -92,16 +112,92 @@ fn every_kernel_becomes_metal() {
     println!("{} kernels", kernels.len());
 }
 
-fn metal(source: &str) -> Result<String, String> {
+/// Bytes of workgroup memory that Apple's GPUs have for a kernel.
+const WORKGROUP_MEMORY: u32 = 32 << 10;
+
+/// The text as wgpu has it, and threads of a workgroup: in the newest language that it knows how to ask for, without any of naga's safety nets.
+fn metal(source: &str) -> Result<(String, u32), String> {
+    let (module, info) = validated(source)?;
+    let unchecked = BoundsCheckPolicy::Unchecked;
+    let mut bindings: Vec<_> = module.global_variables.iter().filter_map(|(_, var)| var.binding).collect();
+    bindings.sort_by_key(|binding| binding.binding);
+    let slot = |(slot, binding)| {
+        (binding, msl::BindTarget { buffer: Some(slot), mutable: true, ..Default::default() })
+    };
+    let count = bindings.len() as u8;
+    let resources = msl::EntryPointResources {
+        resources: (0..).zip(bindings).map(slot).collect(),
+        immediates_buffer: Some(count),
+        sizes_buffer: Some(count + 1),
+    };
+    let options = msl::Options {
+        lang_version: (4, 0),
+        per_entry_point_map: BTreeMap::from([("main".to_owned(), resources)]),
+        fake_missing_bindings: false,
+        bounds_check_policies: BoundsCheckPolicies {
+            index: unchecked,
+            buffer: unchecked,
+            image_load: unchecked,
+            binding_array: unchecked,
+        },
+        zero_initialize_workgroup_memory: false,
+        force_loop_bounding: false,
+        emit_int_div_checks: false,
+        ..Default::default()
+    };
+    let entry = (naga::ShaderStage::Compute, "main".to_owned());
+    let pipeline = msl::PipelineOptions { entry_point: Some(entry), ..Default::default() };
+    let (text, _) =
+        msl::write_string(&module, &info, &options, &pipeline).map_err(|error| error.to_string())?;
+    let main = info.get_entry_point(0);
+    let memory = module
+        .global_variables
+        .iter()
+        .filter(|(handle, var)| var.space == naga::AddressSpace::WorkGroup && !main[*handle].is_empty());
+    let lengths: Vec<u32> = memory
+        .map(|(_, var)| module.types[var.ty].inner.size(module.to_ctx()).next_multiple_of(16))
+        .collect();
+    if lengths.iter().sum::<u32>() > WORKGROUP_MEMORY || lengths.len() > 31 {
+        return Err(format!("workgroup memory of {lengths:?} bytes"));
+    }
+    Ok((text, module.entry_points[0].workgroup_size.iter().product()))
+}
+
+fn spirv(source: &str) -> Result<(), String> {
+    let (module, info) = validated(source)?;
+    let options = spv::Options { fake_missing_bindings: true, ..Default::default() };
+    spv::write_vec(&module, &info, &options, None).map(|_| ()).map_err(|error| error.to_string())
+}
+
+fn validated(source: &str) -> Result<(naga::Module, naga::valid::ModuleInfo), String> {
     let module = naga::front::wgsl::parse_str(source).map_err(|error| error.emit_to_string(source))?;
     let info = Validator::new(ValidationFlags::all(), Capabilities::all())
         .validate(&module)
         .map_err(|error| error.emit_to_string(source))?;
-    // The first version with cooperative matrices; on devices without it, there are none.
-    let options = msl::Options { lang_version: (2, 3), ..Default::default() };
-    let (text, _) = msl::write_string(&module, &info, &options, &msl::PipelineOptions::default())
-        .map_err(|error| error.to_string())?;
-    let options = spv::Options { fake_missing_bindings: true, ..Default::default() };
-    spv::write_vec(&module, &info, &options, None).map_err(|error| error.to_string())?;
-    Ok(text)
+    Ok((module, info))
+}
+
+/// What the text must have, and what it must not.
+fn check(name: &str, source: &str, (text, size): (&str, u32)) {
+    let count = |text: &str, what: &str| text.matches(what).count();
+    assert_eq!(count(text, "kernel void main_"), 1, "{name} has no entry point:\n{text}");
+    assert!(size <= 256, "{name} has workgroups of {size} threads");
+    let limit = format!("max_total_threads_per_threadgroup({size})");
+    assert!(text.contains(&limit), "{name} does not say {limit}");
+    // A barrier that is lost gives wrong numbers and no error. A uniform load has one before and one after it.
+    let code: String = source.lines().map(|line| line.split("//").next().unwrap_or_default()).collect();
+    let barriers = count(&code, "workgroupBarrier()") + 2 * count(&code, "workgroupUniformLoad(");
+    assert_eq!(
+        count(text, "threadgroup_barrier(metal::mem_flags::mem_threadgroup)"),
+        barriers,
+        "{name}:\n{text}"
+    );
+    assert_eq!(
+        count(text, "simdgroup_barrier(metal::mem_flags::mem_threadgroup)"),
+        count(&code, "subgroupBarrier()"),
+        "{name}:\n{text}"
+    );
+    for net in ["loop_bound", "_buffer_sizes.size", "naga_div", "naga_mod", "DefaultConstructible"] {
+        assert!(!text.contains(net), "{name} has {net}:\n{text}");
+    }
 }

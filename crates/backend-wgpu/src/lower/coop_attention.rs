@@ -64,7 +64,10 @@ impl Lowering<'_> {
         }
         for (side, groups) in [(16, 1), (16, 8), (8, 1), (8, 4)] {
             let wide = wide_tiles(self.program, self.limits, subgroup, groups);
-            if let Some(wide) = wide.filter(|_| self.device.as_hardware) {
+            // Matrices of eight rows are Apple's, whose GPUs have no room for more.
+            let has_few = few_works(self.program, self.limits);
+            let fits = side == 16 || wide_bytes(dim, has_few, groups) <= crate::threadgroup::MOST as usize;
+            if let Some(wide) = wide.filter(|_| fits).filter(|_| self.device.as_hardware) {
                 let name = format!("{name}_coop{groups}x{side}");
                 let constants = constants(wide, groups, side);
                 self.device.show(&name, files, &constants);
@@ -144,19 +147,21 @@ pub(super) fn wide(device: &Device, program: &Program, limits: &Limits) -> Optio
     let dim = program.kv.head_dim;
     let threads = device.limits.max_compute_invocations_per_workgroup as usize;
     let memory = device.memory_beside_matrices() as usize;
-    // K and V of a block; and for each query scores, and weights in half precision.
-    let k_tile = TOKENS * (2 * dim + 16);
-    let v_tile = match few(device, program, limits) {
-        Some(_) => dim * (2 * TOKENS + 16),
-        None => k_tile,
+    let has_few = few(device, program, limits).is_some();
+    let fits = |groups: usize| {
+        wide_bytes(dim, has_few, groups) <= memory && groups * device.subgroup as usize <= threads
     };
-    let bytes =
-        |groups: usize| k_tile + v_tile + groups * GROUP_QUERIES * (4 * (TOKENS + 4) + 2 * (TOKENS + 8)) - 16;
-    let fits = |groups: usize| bytes(groups) <= memory && groups * device.subgroup as usize <= threads;
     device.cooperative?;
     let tiles = |groups: usize| wide_tiles(program, limits, device.subgroup, groups);
     let wide = GROUPS.into_iter().filter(|&groups| fits(groups)).find_map(tiles)?;
     Some(Wide { from: kernels::exact_rows(device), ..wide })
+}
+
+/// Bytes of its workgroup memory: K and V of a block; and for each query scores, and weights in half precision.
+fn wide_bytes(dim: usize, has_few: bool, groups: usize) -> usize {
+    let k_tile = TOKENS * (2 * dim + 16);
+    let v_tile = if has_few { dim * (2 * TOKENS + 16) } else { k_tile };
+    k_tile + v_tile + groups * GROUP_QUERIES * (4 * (TOKENS + 4) + 2 * (TOKENS + 8)) - 16
 }
 
 /// Its tiles, where heads and pages are such that it works.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::{handed_parts::HandedParts, kernels::Product};
 use crate::{
-    device::Pipeline,
     hidden::Hazards,
+    pipeline::Pipeline,
     plan::{Tile, Tiling},
     template::Constants,
 };
