@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use paguro_backend::{KvDtype, KvLayout, MemoryPlan};
+use paguro_backend::{
+    Experts, FeedForward, KvDtype, KvGroup, KvLayout, Layer, Linear, MemoryPlan, Mixer, Program,
+};
 use paguro_engine::{Engine, EngineOptions, EnginePlan, PageBudget};
 use paguro_model::{LoadOptions, Model, ModelFile, tensor::Tensor};
 use serde_json::{Value, json};
@@ -123,19 +125,19 @@ fn summary(
     match model {
         Ok(model) => {
             let program = &model.program;
-            let layers = layers(model);
             row(
                 "shape",
                 format!(
-                    "{layers} layers, hidden {}, {} heads, {} KV heads of {}, FFN {}, vocabulary {}",
+                    "{} layers, hidden {}, {}, vocabulary {}",
+                    program.layers.len(),
                     program.hidden,
-                    program.heads,
-                    program.kv.kv_heads,
-                    program.kv.head_dim,
-                    program.ffn,
+                    layers(program),
                     program.vocab
                 ),
             )?;
+            if let Some(active) = active_parameters(model) {
+                row("active", format!("{} parameters for a token", units::count(active)))?;
+            }
             row("context", format!("{} tokens", model.context_length))?;
             row("chat template", chat_template(model))?;
         }
@@ -172,8 +174,78 @@ fn chat_template(model: &Model) -> String {
     }
 }
 
-fn layers(model: &Model) -> usize {
-    model.program.ops.iter().filter(|op| matches!(op, paguro_backend::Op::Attend(_))).count()
+/// Heads and widths of the layers, each kind once.
+fn layers(program: &Program) -> String {
+    let mut attentions: Vec<String> = Vec::new();
+    let mut networks: Vec<String> = Vec::new();
+    for layer in &program.layers {
+        let attention = match &layer.mixer {
+            Mixer::Attention(attention) => {
+                let KvGroup { kv_heads, head_dim, .. } = program.kv_group(attention);
+                format!("{} heads, {kv_heads} KV heads of {head_dim}", attention.heads)
+            }
+            other => format!("{other:?}"),
+        };
+        let network = match &layer.ffn {
+            FeedForward::Dense(dense) => format!("FFN {}", dense.width),
+            FeedForward::Experts(experts) => {
+                let shared =
+                    experts.shared.as_ref().map(|shared| format!(" and a shared one of {}", shared.width));
+                let (used, count, width) = (experts.router.used, experts.count, experts.width);
+                format!("{used} of {count} experts of {width}{}", shared.unwrap_or_default())
+            }
+            other => format!("{other:?}"),
+        };
+        for (all, one) in [(&mut attentions, attention), (&mut networks, network)] {
+            if !all.contains(&one) {
+                all.push(one);
+            }
+        }
+    }
+    format!("{}, {}", attentions.join(" or "), networks.join(" or "))
+}
+
+/// Parameters that one token's forward pass multiplies with, in a model with experts.
+fn active_parameters(model: &Model) -> Option<u64> {
+    let unused = model.program.layers.iter().filter_map(|layer| match &layer.ffn {
+        FeedForward::Experts(experts) => {
+            let elements = |linear: &Linear| {
+                let matrix = model.weights.matrix(linear.matrix);
+                (matrix.parts * matrix.rows * matrix.cols) as u64
+            };
+            let all: u64 = [&experts.gate, &experts.up, &experts.down].map(elements).iter().sum();
+            let count = experts.count as u64;
+            Some(all / count * (count - experts.router.used as u64))
+        }
+        _ => None,
+    });
+    let unused: u64 = unused.sum();
+    (unused > 0).then(|| model.description.parameters.saturating_sub(unused))
+}
+
+/// The first layer's shape, for programs that ask for one number; see [`layers`] for all of them.
+fn first_layer(program: &Program) -> (usize, usize, usize, usize) {
+    let Some(Layer { mixer, ffn, .. }) = program.layers.first() else { return (0, 0, 0, 0) };
+    let (heads, kv_heads, head_dim) = match mixer {
+        Mixer::Attention(attention) => {
+            let group = program.kv_group(attention);
+            (attention.heads, group.kv_heads, group.head_dim)
+        }
+        _ => (0, 0, 0),
+    };
+    let width = match ffn {
+        FeedForward::Dense(dense) => dense.width,
+        FeedForward::Experts(experts) => experts.width,
+        _ => 0,
+    };
+    (heads, kv_heads, head_dim, width)
+}
+
+fn experts(program: &Program) -> Option<&Experts> {
+    program.layers.iter().find_map(|layer| match &layer.ffn {
+        FeedForward::Experts(experts) => Some(experts),
+        _ => None,
+    })
 }
 
 fn metadata(out: &mut Output, file: &ModelFile, terminal: Terminal) -> Outcome<()> {
@@ -262,15 +334,24 @@ fn as_json(
             let program = &model.program;
             value["context_length"] = json!(model.context_length);
             value["chat_template"] = json!(model.chat_template.is_some());
+            let (heads, kv_heads, head_dim, ffn) = first_layer(program);
             value["shape"] = json!({
-                "layers": layers(model),
+                "layers": program.layers.len(),
                 "hidden": program.hidden,
-                "heads": program.heads,
-                "kv_heads": program.kv.kv_heads,
-                "head_dim": program.kv.head_dim,
-                "ffn": program.ffn,
+                "heads": heads,
+                "kv_heads": kv_heads,
+                "head_dim": head_dim,
+                "ffn": ffn,
                 "vocab": program.vocab,
             });
+            if let Some(experts) = experts(program) {
+                value["shape"]["experts"] = json!(experts.count);
+                value["shape"]["experts_used"] = json!(experts.router.used);
+                value["shape"]["expert_ffn"] = json!(experts.width);
+            }
+            if let Some(active) = active_parameters(model) {
+                value["active_parameters"] = json!(active);
+            }
         }
         Err(problem) => value["problem"] = json!(problem),
     }
@@ -310,15 +391,14 @@ fn as_json(
 
 #[cfg(test)]
 mod tests {
-    use paguro_backend::KvGroup;
-
     use super::*;
 
     #[test]
     fn windows_bound_the_pages() {
-        let mut kv = KvLayout { groups: vec![KvGroup { window: None }], slots: 1, kv_heads: 1, head_dim: 1 };
+        let group = |window| KvGroup { window, slots: 1, kv_heads: 1, head_dim: 1 };
+        let mut kv = KvLayout { groups: vec![group(None)] };
         assert_eq!(pages(&kv, 100, 32, 512), 4);
-        kv.groups.push(KvGroup { window: Some(64) });
+        kv.groups.push(group(Some(64)));
         assert_eq!(pages(&kv, 100, 32, 512), 8);
         // 64 + 512 tokens and a page that both ends share.
         assert_eq!(pages(&kv, 32_000, 32, 512), 1000 + 19);

@@ -3,7 +3,8 @@
 
 use std::{env, path::Path};
 
-use paguro_backend::{SamplingParams, conformance::Rng};
+use paguro_backend::SamplingParams;
+use paguro_backend_conformance::Rng;
 use paguro_backend_cpu::{Cpu, CpuOptions};
 use paguro_engine::{Engine, EngineOptions, Event, FinishReason, Generation, Grammar, Request};
 use paguro_model::{LoadOptions, Model, tokenizer::SpecialTokens};

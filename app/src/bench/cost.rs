@@ -1,46 +1,84 @@
 //! What a token costs in bytes that must be read: the ceiling that a memory's speed sets.
 
-use paguro_backend::{KvDtype, Linear, Matrix, Op, Program, Weights};
+use paguro_backend::{FeedForward, KvDtype, Linear, Matrix, Mixer, Program, Weights};
 
 use super::{Case, Test};
 use crate::failure::{Failure, Outcome};
 
 /// What one forward pass of a model reads.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Weights of all layers, once for each step, in bytes as the file stores them.
+    /// Weights of all layers but their experts, once for each step, in bytes as the file stores them.
     layers: u64,
+    /// For each layer that has them, its experts.
+    experts: Vec<ExpertCost>,
     /// Weights of the head, once for each step that asks for logits.
     head: u64,
     /// For each layer: how far back it sees, and bytes of K and V for each position.
     attention: Vec<(Option<u32>, u64)>,
 }
 
+/// The experts of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ExpertCost {
+    count: usize,
+    /// Experts that a row reads.
+    used: usize,
+    /// Bytes of one.
+    bytes: u64,
+}
+
+impl ExpertCost {
+    /// Bytes that a step of some rows reads, if every choice is equally likely.
+    fn of_step(&self, rows: usize) -> f64 {
+        let unused = (1.0 - self.used as f64 / self.count as f64).powf(rows as f64);
+        self.count as f64 * (1.0 - unused) * self.bytes as f64
+    }
+}
+
 impl Cost {
-    /// Adds up what the operations read from weights, and from pages that store `kv_dtype`.
+    /// Adds up what the layers read from weights, and from pages that store `kv_dtype`.
     ///
     /// # Errors
-    /// An operation whose reads are not known here.
+    /// A layer whose reads are not known here.
     pub fn new(program: &Program, weights: &Weights, kv_dtype: KvDtype) -> Outcome<Self> {
         let stored = |linear: &Linear| bytes(weights.matrix(linear.matrix));
-        let position = (program.kv.page_bytes(1, kv_dtype) / program.kv.slots) as u64;
-        let mut cost = Self { layers: 0, head: 0, attention: Vec::new() };
-        for op in &program.ops {
-            match op {
-                // A row for each token: nothing beside the rest.
-                Op::Embed(_) => {}
-                Op::NormQkvRopeStore(op) => cost.layers += stored(&op.q) + stored(&op.k) + stored(&op.v),
-                Op::Attend(op) => cost.attention.push((program.kv.groups[op.kv.group].window, position)),
-                Op::ProjectAdd(op) => cost.layers += stored(&op.project),
-                Op::NormGateUp(op) => cost.layers += stored(&op.gate) + stored(&op.up),
-                Op::DownAdd(op) => cost.layers += stored(&op.down),
-                Op::NormLogits(op) => cost.head += stored(&op.head),
-                other => {
-                    return Err(Failure::new(format!("bench does not know what {} reads", other.name())));
+        let unknown =
+            |what: &dyn std::fmt::Debug| Failure::new(format!("bench does not know what {what:?} reads"));
+        // The embedding's table is read a row for each token: nothing beside the rest.
+        let mut cost = Self { head: stored(&program.head.linear), ..Self::default() };
+        for layer in &program.layers {
+            match &layer.mixer {
+                Mixer::Attention(op) => {
+                    cost.layers += [&op.q, &op.k, &op.v, &op.out].map(stored).iter().sum::<u64>();
+                    let group = program.kv_group(op);
+                    cost.attention.push((group.window, group.token_bytes(kv_dtype) as u64));
                 }
+                other => return Err(unknown(other)),
+            }
+            match &layer.ffn {
+                FeedForward::Dense(op) => {
+                    cost.layers += op.gate.as_ref().map_or(0, stored) + stored(&op.up) + stored(&op.down);
+                }
+                FeedForward::Experts(op) => {
+                    cost.layers += stored(&op.router.linear);
+                    if let Some(shared) = &op.shared {
+                        cost.layers +=
+                            [&shared.gate, &shared.up, &shared.down].map(stored).iter().sum::<u64>();
+                    }
+                    let all: u64 = [&op.gate, &op.up, &op.down].map(stored).iter().sum();
+                    let bytes = all / op.count as u64;
+                    cost.experts.push(ExpertCost { count: op.count, used: op.router.used, bytes });
+                }
+                other => return Err(unknown(other)),
             }
         }
         Ok(cost)
+    }
+
+    /// Bytes of the layers' weights that a step of some rows reads.
+    fn weights(&self, rows: usize) -> f64 {
+        self.layers as f64 + self.experts.iter().map(|experts| experts.of_step(rows)).sum::<f64>()
     }
 
     /// Bytes for one token of a test, when a prompt is read in chunks of `chunk` rows.
@@ -50,14 +88,16 @@ impl Cost {
             // Each step reads the weights once for all sequences, and the K and V of each up to where it is.
             Test::Decode => {
                 let kv: u64 = (depth + 1..=depth + tokens).map(|position| self.kv(position)).sum();
-                (self.layers + self.head) as f64 / batch as f64 + kv as f64 / tokens as f64
+                (self.weights(batch) + self.head as f64) / batch as f64 + kv as f64 / tokens as f64
             }
             // Each chunk reads the weights once, and the K and V once for all of its rows.
             Test::Prefill => {
                 let ends = (1..=tokens.div_ceil(chunk)).map(|i| depth + (i * chunk).min(tokens));
                 let kv: u64 = ends.map(|end| self.kv(end)).sum();
-                let steps = (tokens * batch).div_ceil(chunk) as u64;
-                (self.layers * steps + self.head) as f64 / (tokens * batch) as f64 + kv as f64 / tokens as f64
+                let (rows, steps) = (tokens * batch, (tokens * batch).div_ceil(chunk));
+                let last = rows - (steps - 1) * chunk;
+                let weights = self.weights(chunk) * (steps - 1) as f64 + self.weights(last);
+                (weights + self.head as f64) / rows as f64 + kv as f64 / tokens as f64
             }
         }
     }
@@ -72,14 +112,14 @@ impl Cost {
 }
 
 fn bytes(matrix: &Matrix) -> u64 {
-    (matrix.rows * matrix.format.row_bytes(matrix.cols)) as u64
+    matrix.bytes.len() as u64
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const COST: Cost = Cost { layers: 1000, head: 200, attention: Vec::new() };
+    const COST: Cost = Cost { layers: 1000, experts: Vec::new(), head: 200, attention: Vec::new() };
 
     fn case(test: Test, tokens: usize, depth: usize, batch: usize) -> Case {
         Case { test, tokens, depth, batch }
@@ -91,6 +131,15 @@ mod tests {
         // Positions 101 and 102 see 101 and 102 tokens in the full layer, 4 in the other.
         assert_eq!(cost.per_token(&case(Test::Decode, 2, 100, 1), 512), 1200.0 + 1015.0 + 40.0);
         assert_eq!(cost.per_token(&case(Test::Decode, 2, 100, 4), 512), 300.0 + 1015.0 + 40.0);
+    }
+
+    #[test]
+    fn experts_are_read_if_they_are_used() {
+        let cost = Cost { experts: vec![ExpertCost { count: 8, used: 2, bytes: 100 }], ..COST };
+        assert_eq!(cost.per_token(&case(Test::Decode, 1, 0, 1), 512), 1200.0 + 200.0);
+        // Two rows use 8 * (1 - 0.75²) experts.
+        assert_eq!(cost.per_token(&case(Test::Decode, 1, 0, 2), 512), 600.0 + 175.0);
+        assert!((cost.per_token(&case(Test::Prefill, 512, 0, 1), 512) - 2000.0 / 512.0).abs() < 1e-9);
     }
 
     #[test]

@@ -3,21 +3,18 @@
 use std::{collections::HashMap, sync::Arc};
 
 use clap::ValueEnum;
+use half::f16;
 use paguro_backend::{
-    Activation, Attend, ByteSource, Bytes, DownAdd, Embed, KvGroup, KvLayout, KvSlot, Linear, Matrix,
-    MatrixId, Norm, NormGateUp, NormLogits, NormQkvRopeStore, Op, Program, ProjectAdd, Rope, RopeStyle,
-    VectorId, WeightFormat, Weights,
-    conformance::{Rng, random_matrix},
+    Activation, Attention, ByteSource, Bytes, Dense, Embed, Experts, FeedForward, Head, KvGroup, KvLayout,
+    KvSlot, Layer, Linear, Matrix, MatrixId, Mixer, Norm, NormKind, Program, QkNorm, QkNormKind, Residual,
+    Rope, RopeStyle, Router, Scores, VectorId, WeightFormat, Weights,
 };
 use paguro_model::Model;
 
 use crate::cli::{ShapeFormat, ShapeName};
 
-/// Elements that are really random; larger matrices repeat them.
-const RANDOM_ROWS: usize = 4096;
-const RANDOM_COLS: usize = 256;
-/// Root mean square of the weights: activations stay finite with it, and nothing else matters here.
-const RMS: f32 = 0.02;
+/// Bytes that are really random; larger matrices repeat them.
+const RANDOM_BYTES: usize = 1 << 20;
 
 struct Shape {
     name: &'static str,
@@ -26,32 +23,70 @@ struct Shape {
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
+    /// Width of a dense network, or of an expert.
     ffn: usize,
     vocab: usize,
+    /// Experts and how many of them a row uses.
+    experts: Option<(usize, usize)>,
+    /// Window of every second layer; with it come gpt-oss's sinks, biases and activation.
+    window: Option<u32>,
 }
 
 impl Shape {
     fn of(name: ShapeName) -> Self {
+        let dense = Self {
+            name: "TinyLlama 1.1B",
+            hidden: 2048,
+            layers: 22,
+            heads: 32,
+            kv_heads: 4,
+            head_dim: 64,
+            ffn: 5632,
+            vocab: 32_000,
+            experts: None,
+            window: None,
+        };
         match name {
-            ShapeName::Tinyllama => Self {
-                name: "TinyLlama 1.1B",
-                hidden: 2048,
-                layers: 22,
-                heads: 32,
-                kv_heads: 4,
-                head_dim: 64,
-                ffn: 5632,
-                vocab: 32_000,
-            },
+            ShapeName::Tinyllama => dense,
             ShapeName::Llama8b => Self {
                 name: "Llama 8B",
                 hidden: 4096,
                 layers: 32,
-                heads: 32,
                 kv_heads: 8,
                 head_dim: 128,
                 ffn: 14_336,
                 vocab: 128_256,
+                ..dense
+            },
+            ShapeName::SmallMoe => Self {
+                name: "small MoE",
+                hidden: 1024,
+                layers: 16,
+                heads: 16,
+                ffn: 512,
+                experts: Some((32, 4)),
+                ..dense
+            },
+            ShapeName::Qwen3_30b => Self {
+                name: "Qwen3 30B-A3B",
+                layers: 48,
+                head_dim: 128,
+                ffn: 768,
+                vocab: 151_936,
+                experts: Some((128, 8)),
+                ..dense
+            },
+            ShapeName::GptOss20b => Self {
+                name: "gpt-oss 20B",
+                hidden: 2880,
+                layers: 24,
+                heads: 64,
+                kv_heads: 8,
+                ffn: 2880,
+                vocab: 201_088,
+                experts: Some((32, 4)),
+                window: Some(128),
+                ..dense
             },
         }
     }
@@ -63,7 +98,7 @@ pub fn model(name: ShapeName, format: ShapeFormat, like: Model, context: usize) 
     let mut builder = Builder { pools: HashMap::new(), weights: Weights::default() };
     let program = builder.program(&shape, format);
     let weights = builder.weights;
-    let elements = |matrix: &Matrix| (matrix.rows * matrix.cols) as u64;
+    let elements = |matrix: &Matrix| (matrix.parts * matrix.rows * matrix.cols) as u64;
     let mut model = like;
     model.name = format!("{} (random)", shape.name);
     model.description.parameters = weights.matrices.iter().map(elements).sum();
@@ -86,67 +121,164 @@ struct Builder {
 
 impl Builder {
     fn program(&mut self, shape: &Shape, format: ShapeFormat) -> Program {
-        let Shape { hidden, layers, heads, kv_heads, head_dim, ffn, vocab, .. } = *shape;
-        let (q, kv) = (heads * head_dim, kv_heads * head_dim);
+        let Shape { hidden, layers, head_dim, vocab, window, .. } = *shape;
         let (base, better) = match format {
             ShapeFormat::F16 => (WeightFormat::F16, WeightFormat::F16),
             ShapeFormat::Q8_0 => (WeightFormat::Q8_0, WeightFormat::Q8_0),
             ShapeFormat::Q4_0 => (WeightFormat::Q4_0, WeightFormat::Q6_K),
             ShapeFormat::Q4KM => (WeightFormat::Q4_K, WeightFormat::Q6_K),
+            ShapeFormat::Mxfp4 => (WeightFormat::Q8_0, WeightFormat::Q8_0),
         };
-        let mut ops =
-            vec![Op::Embed(Embed { table: self.matrix("embedding", base, vocab, hidden), scale: 1.0 })];
-        for layer in 0..layers {
+        let groups = if window.is_some() { 2 } else { 1 };
+        let group =
+            |window| KvGroup { window, slots: layers.div_ceil(groups), kv_heads: shape.kv_heads, head_dim };
+        let kv = match window {
+            None => KvLayout { groups: vec![group(None)] },
+            window => KvLayout { groups: vec![group(window), group(None)] },
+        };
+        let embed =
+            Embed { table: self.matrix("embedding", base, 1, vocab, hidden), scale: 1.0, positions: None };
+        let layer = |layer: usize| {
             // Q4_K_M keeps these better in half of the layers: the outer ones, and every third in between.
             let outer = layer < layers / 8 || layer >= 7 * layers / 8;
             let more = if outer || (layer - layers / 8) % 3 == 2 { better } else { base };
             let more = if format == ShapeFormat::Q4_0 { base } else { more };
-            let kv_slot = KvSlot { group: 0, slot: layer };
-            ops.push(Op::NormQkvRopeStore(NormQkvRopeStore {
-                norm: self.norm(hidden),
-                q: self.linear("q", base, q, hidden),
-                k: self.linear("k", base, kv, hidden),
-                v: self.linear("v", more, kv, hidden),
-                q_norm: None,
-                k_norm: None,
-                rope: 0,
-                kv: kv_slot,
-            }));
-            let scale = 1.0 / (head_dim as f32).sqrt();
-            ops.push(Op::Attend(Attend { scale, soft_cap: None, kv: kv_slot }));
-            let project = self.linear("project", base, hidden, q);
-            ops.push(Op::ProjectAdd(ProjectAdd { project, post_norm: None }));
-            ops.push(Op::NormGateUp(NormGateUp {
-                norm: self.norm(hidden),
-                gate: self.linear("gate", base, ffn, hidden),
-                up: self.linear("up", base, ffn, hidden),
-                activation: Activation::Silu,
-            }));
-            ops.push(Op::DownAdd(DownAdd { down: self.linear("down", more, hidden, ffn), post_norm: None }));
-        }
-        let head = self.linear("head", better, vocab, hidden);
-        ops.push(Op::NormLogits(NormLogits { norm: self.norm(hidden), head, soft_cap: None }));
+            let place = KvSlot { group: layer % groups, slot: layer / groups };
+            Layer {
+                mixer: Mixer::Attention(self.attention(shape, place, base, more)),
+                ffn: match shape.experts {
+                    None => FeedForward::Dense(self.dense(shape, base, more)),
+                    Some(experts) => FeedForward::Experts(self.experts(shape, experts, format, base, more)),
+                },
+                residual: Residual::Sequential,
+                branch_scale: 1.0,
+            }
+        };
+        let layers = (0..layers).map(layer).collect();
+        let linear = self.linear("head", better, vocab, hidden);
+        let head = Head { norm: self.norm(hidden), linear, scale: 1.0, soft_cap: None };
         let frequency = |pair: usize| 5e5_f32.powf(-2.0 * pair as f32 / head_dim as f32);
         let rope = Rope {
             style: RopeStyle::Interleaved,
             frequencies: (0..head_dim / 2).map(frequency).collect(),
             magnitude: 1.0,
         };
-        let kv = KvLayout { groups: vec![KvGroup { window: None }], slots: layers, kv_heads, head_dim };
-        Program { hidden, vocab, heads, ffn, kv, ropes: vec![rope], ops }
+        Program { hidden, vocab, kv, ropes: vec![rope], embed, layers, head }
+    }
+
+    fn attention(&mut self, shape: &Shape, kv: KvSlot, base: WeightFormat, more: WeightFormat) -> Attention {
+        let Shape { hidden, heads, head_dim, .. } = *shape;
+        let (q, kv_width) = (heads * head_dim, shape.kv_heads * head_dim);
+        let gpt_oss = shape.window.is_some();
+        Attention {
+            norm: Some(self.norm(hidden)),
+            heads,
+            q: self.biased("q", base, q, hidden, gpt_oss),
+            k: self.biased("k", base, kv_width, hidden, gpt_oss),
+            v: self.biased("v", more, kv_width, hidden, gpt_oss),
+            qk_norm: (shape.experts.is_some() && !gpt_oss).then(|| QkNorm {
+                q: self.norm(head_dim),
+                k: self.norm(head_dim),
+                kind: QkNormKind::Head,
+            }),
+            rope: Some(0),
+            position_scale: None,
+            scale: 1.0 / (head_dim as f32).sqrt(),
+            soft_cap: None,
+            sinks: gpt_oss.then(|| self.vector(heads, 0.0)),
+            kv,
+            out: self.biased("out", base, hidden, q, gpt_oss),
+            post_norm: None,
+        }
+    }
+
+    fn dense(&mut self, shape: &Shape, base: WeightFormat, more: WeightFormat) -> Dense {
+        let Shape { hidden, ffn, .. } = *shape;
+        Dense {
+            norm: Some(self.norm(hidden)),
+            width: ffn,
+            gate: Some(self.linear("gate", base, ffn, hidden)),
+            up: self.linear("up", base, ffn, hidden),
+            activation: Activation::Silu,
+            down: self.linear("down", more, hidden, ffn),
+            post_norm: None,
+        }
+    }
+
+    fn experts(
+        &mut self,
+        shape: &Shape,
+        (count, used): (usize, usize),
+        format: ShapeFormat,
+        base: WeightFormat,
+        more: WeightFormat,
+    ) -> Experts {
+        let Shape { hidden, ffn, .. } = *shape;
+        let gpt_oss = shape.window.is_some();
+        let (base, more) = match format {
+            ShapeFormat::Mxfp4 => (WeightFormat::MXFP4, WeightFormat::MXFP4),
+            _ => (base, more),
+        };
+        let mut stack = |name, format, rows, cols| Linear {
+            matrix: self.matrix(name, format, count, rows, cols),
+            bias: gpt_oss.then(|| self.vector(count * rows, 0.0)),
+        };
+        let gate = stack("experts gate", base, ffn, hidden);
+        let up = stack("experts up", base, ffn, hidden);
+        let down = stack("experts down", more, hidden, ffn);
+        Experts {
+            norm: Some(self.norm(hidden)),
+            router: Router {
+                linear: self.biased("router", WeightFormat::F32, count, hidden, gpt_oss),
+                scores: Scores::Softmax,
+                selection_bias: None,
+                used,
+                renormalize: true,
+                factor: 1.0,
+            },
+            count,
+            width: ffn,
+            gate,
+            up,
+            activation: match gpt_oss {
+                true => Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 },
+                false => Activation::Silu,
+            },
+            down,
+            shared: None,
+            post_norm: None,
+        }
     }
 
     fn norm(&mut self, width: usize) -> Norm {
-        self.weights.vectors.push(vec![1.0; width]);
-        Norm { weight: VectorId(self.weights.vectors.len() as u32 - 1), eps: 1e-5 }
+        Norm { kind: NormKind::Rms, weight: self.vector(width, 1.0), bias: None, eps: 1e-5 }
+    }
+
+    fn vector(&mut self, width: usize, value: f32) -> VectorId {
+        self.weights.vectors.push(vec![value; width]);
+        VectorId(self.weights.vectors.len() as u32 - 1)
+    }
+
+    fn biased(&mut self, name: &str, format: WeightFormat, rows: usize, cols: usize, bias: bool) -> Linear {
+        let bias = bias.then(|| self.vector(rows, 0.0));
+        Linear { bias, ..self.linear(name, format, rows, cols) }
     }
 
     fn linear(&mut self, name: &str, format: WeightFormat, rows: usize, cols: usize) -> Linear {
-        Linear { matrix: self.matrix(name, format, rows, cols), bias: None }
+        Linear { matrix: self.matrix(name, format, 1, rows, cols), bias: None }
     }
 
-    fn matrix(&mut self, name: &str, format: WeightFormat, rows: usize, cols: usize) -> MatrixId {
-        let len = rows * format.row_bytes(cols);
+    /// A matrix or a stack of them; in Q8_0 where rows are not whole blocks of the format.
+    fn matrix(
+        &mut self,
+        name: &str,
+        format: WeightFormat,
+        parts: usize,
+        rows: usize,
+        cols: usize,
+    ) -> MatrixId {
+        let format = if cols.is_multiple_of(format.block_len()) { format } else { WeightFormat::Q8_0 };
+        let len = parts * rows * format.row_bytes(cols);
         let known = self.pools.get(&format).filter(|pool| pool.size() >= len as u64).cloned();
         let pool = known.unwrap_or_else(|| {
             let pool: Arc<dyn ByteSource> = Arc::new(pool(format, len));
@@ -154,13 +286,65 @@ impl Builder {
             pool
         });
         let bytes = Bytes::new(pool, 0, len);
-        self.weights.matrices.push(Matrix { name: name.to_owned(), format, rows, cols, bytes });
+        self.weights.matrices.push(Matrix { name: name.to_owned(), format, parts, rows, cols, bytes });
         MatrixId(self.weights.matrices.len() as u32 - 1)
     }
 }
 
-/// Valid blocks of a format: as many bytes, each row of random ones after the other and again.
+/// Valid blocks of a format: as many bytes, random ones again and again. Weights are small enough that activations stay
+/// finite, and nothing else matters here.
 fn pool(format: WeightFormat, bytes: usize) -> Vec<u8> {
-    let random = random_matrix("random", format, RANDOM_ROWS, RANDOM_COLS, RMS, &mut Rng::new(1));
-    random.read().expect("in memory").iter().copied().cycle().take(bytes).collect()
+    let block_bytes = format.block_bytes();
+    let mut random = vec![0; RANDOM_BYTES / block_bytes * block_bytes];
+    let mut state = 1_u64;
+    let mut bits = || {
+        // Knuth's MMIX generator, of which the upper bits are good.
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 40) as u32
+    };
+    for block in random.chunks_exact_mut(block_bytes) {
+        block.iter_mut().for_each(|byte| *byte = bits() as u8);
+        let mut small = |at: usize, size: f32| {
+            let value = f16::from_f32(size * (bits() as f32 / (1 << 23) as f32 - 1.0));
+            block[at..at + 2].copy_from_slice(&value.to_le_bytes());
+        };
+        match format {
+            WeightFormat::F16 => small(0, 0.04),
+            WeightFormat::Q8_0 => small(0, 3e-4),
+            WeightFormat::Q6_K => small(208, 1e-5),
+            WeightFormat::Q4_K => {
+                small(0, 1e-4);
+                small(2, 1e-4);
+            }
+            WeightFormat::Q4_0 => small(0, 5e-3),
+            // A power of two.
+            WeightFormat::MXFP4 => block[0] = 120,
+            _ => {
+                let value = 0.04 * (bits() as f32 / (1 << 23) as f32 - 1.0);
+                block.copy_from_slice(&format.quantize(&[value]).expect("F32 and BF16 have encoders"));
+            }
+        }
+    }
+    random.iter().copied().cycle().take(bytes).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_are_valid_programs() {
+        for name in ShapeName::value_variants() {
+            // A layer of each kind is enough.
+            let shape = Shape { layers: 2, vocab: 512, ..Shape::of(*name) };
+            for format in ShapeFormat::value_variants() {
+                let mut builder = Builder { pools: HashMap::new(), weights: Weights::default() };
+                let program = builder.program(&shape, *format);
+                program.check(&builder.weights).unwrap();
+                for matrix in &builder.weights.matrices {
+                    matrix.check_finite(&matrix.read().unwrap(), 0).unwrap();
+                }
+            }
+        }
+    }
 }

@@ -98,6 +98,15 @@ pub enum ShapeName {
     /// Llama 3's eight.
     #[value(name = "llama-8b")]
     Llama8b,
+    /// A mixture of 32 experts with 1.0 billion weights, of which a token uses 0.3.
+    #[value(name = "small-moe")]
+    SmallMoe,
+    /// Qwen 3's mixture of 128 experts: 30 billion weights, of which a token uses 3.
+    #[value(name = "qwen3-30b-a3b")]
+    Qwen3_30b,
+    /// OpenAI's mixture of 32 experts: 21 billion weights, of which a token uses 3.6.
+    #[value(name = "gpt-oss-20b")]
+    GptOss20b,
 }
 
 /// `bench --format`.
@@ -115,6 +124,9 @@ pub enum ShapeFormat {
     /// Llama.cpp's mixture of four and six bits.
     #[value(name = "Q4_K_M")]
     Q4KM,
+    /// Experts in MXFP4, the rest in eight bits.
+    #[value(name = "MXFP4")]
+    Mxfp4,
 }
 
 /// `bench --pages`.

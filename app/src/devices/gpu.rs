@@ -13,9 +13,9 @@ use std::{
 
 use paguro_backend::{
     Backend, Capacity, Held, KvDtype, Limits, LoadError, Matrix, Program, Runner, Weights,
-    conformance::{CASES, Case},
     excerpt,
 };
+use paguro_backend_conformance::{CASES, Case};
 use paguro_backend_cpu::{Cpu, CpuOptions};
 use paguro_backend_wgpu::{Gpu, GpuOptions, gpus, suite};
 use serde_json::{Value, json};

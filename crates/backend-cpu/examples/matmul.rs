@@ -38,7 +38,7 @@ fn bench(format: WeightFormat, isa: Isa, counts: &[usize]) -> Result<(), Box<dyn
     let rows = (64 << 20) / format.row_bytes(cols) / 16 * 16;
     // Any bytes do for speed, as long as the floats in them stay ordinary numbers.
     let bytes: Vec<u8> = (0..rows * format.row_bytes(cols)).map(|i| (i * 37 % 59) as u8).collect();
-    let source = Matrix { name: "bench".into(), format, rows, cols, bytes: bytes.into() };
+    let source = Matrix { name: "bench".into(), format, parts: 1, rows, cols, bytes: bytes.into() };
     let packing = Instant::now();
     let matrix = PackedMatrix::pack(&source)?;
     print!(
@@ -66,7 +66,7 @@ fn bench(format: WeightFormat, isa: Isa, counts: &[usize]) -> Result<(), Box<dyn
         let begin = Instant::now();
         while begin.elapsed().as_secs_f64() < 0.4 {
             let start = Instant::now();
-            matrix.multiply(&kernels, black_box(input), count, 0..groups, &out, &mut scratch);
+            matrix.multiply(&kernels, 0, black_box(input), count, 0..groups, &out, &mut scratch);
             best = best.min(start.elapsed().as_secs_f64());
         }
         let share = groups as f64 / matrix.groups() as f64;

@@ -120,6 +120,13 @@ pub fn clear_partial(partial: &mut [f32]) {
     partial[0] = f32::NEG_INFINITY;
 }
 
+/// A partial result that stands for a sink: a score without a value.
+pub fn sink_partial(partial: &mut [f32], sink: f32) {
+    partial.fill(0.0);
+    partial[0] = sink * LOG2_E;
+    partial[1] = 1.0;
+}
+
 /// One tile of queries over one split of one sequence's K/V head.
 pub struct SplitJob<'a> {
     /// The pages.

@@ -30,11 +30,19 @@ pub enum Kernel<'a> {
     Quantize,
     /// Activation, gate times up, quantization.
     Activate,
+    /// Norms of whole rows of queries and keys.
+    QkNorm,
+    /// Choice of experts.
+    Route,
+    /// Rows in the order of their experts.
+    Sort,
+    /// Sum of a row's experts.
+    Combine,
     /// Sampling and log-probabilities.
     Sample,
 }
 
-const FIXED: [&str; 9] = [
+const FIXED: [&str; 13] = [
     "embed",
     "add_norm_quantize",
     "rope_store",
@@ -44,6 +52,10 @@ const FIXED: [&str; 9] = [
     "quantize",
     "activate_quantize",
     "sample",
+    "qk_norm",
+    "route",
+    "sort_rows",
+    "combine",
 ];
 
 #[derive(Default)]
@@ -98,6 +110,10 @@ impl Counters {
             Kernel::Quantize => 6,
             Kernel::Activate => 7,
             Kernel::Sample => 8,
+            Kernel::QkNorm => 9,
+            Kernel::Route => 10,
+            Kernel::Sort => 11,
+            Kernel::Combine => 12,
             Kernel::Products(ids) => {
                 let matrix = |id: &MatrixId| self.matrices[id.0 as usize];
                 let total: u64 = ids.iter().map(|id| matrix(id).1).sum();

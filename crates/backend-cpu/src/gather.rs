@@ -2,7 +2,7 @@
 //! runs over them. It exists to check the paged kernels and to show what they save (`--attention gather`).
 
 use paguro_backend::{
-    Attend, Program, Step, StepSequence,
+    Attention, Program, Step, StepSequence,
     reference::{AttentionShape, attention},
 };
 
@@ -22,9 +22,11 @@ pub struct Job<'a> {
     /// One of its sequences.
     pub sequence: &'a StepSequence,
     /// The operation.
-    pub op: &'a Attend,
+    pub op: &'a Attention,
     /// The head.
     pub kv_head: usize,
+    /// Sinks of all heads.
+    pub sinks: Option<&'a [f32]>,
 }
 
 impl Job<'_> {
@@ -35,8 +37,9 @@ impl Job<'_> {
     /// in the sequence's rows of `attended`.
     pub unsafe fn run(&self, q: &Shared<f32>, attended: &Shared<f32>) {
         let kv = &self.program.kv;
-        let (head_dim, heads) = (kv.head_dim, self.program.heads);
-        let group = heads / kv.kv_heads;
+        let shape = self.program.kv_group(self.op);
+        let (head_dim, heads) = (shape.head_dim, self.op.heads);
+        let group = heads / shape.kv_heads;
         let block_size = self.pages.shape().block_size;
         let table = self.sequence.table(self.step.pages, self.op.kv.group, kv.groups.len());
 
@@ -50,14 +53,14 @@ impl Job<'_> {
             }
         }
 
-        let shape = AttentionShape {
+        let attention_shape = AttentionShape {
             heads: group,
             kv_heads: 1,
             head_dim,
             start: self.sequence.start,
             scale: self.op.scale,
             soft_cap: self.op.soft_cap,
-            window: kv.groups[self.op.kv.group].window,
+            window: shape.window,
         };
         let mut out = vec![0.0; self.sequence.rows.len() * group * head_dim];
         let heads_of = |row: usize| {
@@ -67,7 +70,8 @@ impl Job<'_> {
         // SAFETY: the caller keeps writers away.
         let q: Vec<f32> =
             self.sequence.rows.clone().flat_map(|row| unsafe { q.get(heads_of(row)) }).copied().collect();
-        attention(&q, &k, &v, &shape, &mut out);
+        let sinks = self.sinks.map(|sinks| &sinks[self.kv_head * group..][..group]);
+        attention(&q, &k, &v, sinks, &attention_shape, &mut out);
         for (row, out) in self.sequence.rows.clone().zip(out.chunks_exact(group * head_dim)) {
             // SAFETY: these heads of this row are ours.
             unsafe { attended.get_mut(heads_of(row)) }.copy_from_slice(out);

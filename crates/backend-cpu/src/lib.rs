@@ -6,6 +6,7 @@
 
 mod attention;
 mod counters;
+mod experts;
 mod forward;
 mod gather;
 pub mod isa;

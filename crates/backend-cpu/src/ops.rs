@@ -18,10 +18,16 @@ simd_kernels! {
         fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) = rms_norm;
         /// `x += y`
         fn add(x: &mut [f32], y: &[f32]) = add;
+        /// `out = (x - mean(x)) / sqrt(variance(x) + eps) * weight`
+        fn layer_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) = layer_norm;
+        /// `x += y * factor`
+        fn add_scaled(x: &mut [f32], y: &[f32], factor: f32) = add_scaled;
         /// `x = x * factor`
         fn scale(x: &mut [f32], factor: f32) = scale;
         /// `gate = activation(gate) * up`
-        fn activate(gate: &mut [f32], up: &[f32], activation: Activation) = activate;
+        fn activate_gate(gate: &mut [f32], up: &[f32], activation: Activation) = activate_gate;
+        /// `x = activation(x)`
+        fn activate(x: &mut [f32], activation: Activation) = activate;
         /// `x = cap * tanh(x / cap)`
         fn soft_cap(x: &mut [f32], cap: f32) = soft_cap;
         /// To half precision, to nearest even; what is too large becomes the largest finite number of its sign, and
@@ -98,10 +104,62 @@ fn scale<S: Simd>(s: S, x: &mut [f32], factor: f32) {
 }
 
 #[inline(always)]
-fn activate<S: Simd>(s: S, gate: &mut [f32], up: &[f32], activation: Activation) {
+fn add_scaled<S: Simd>(s: S, x: &mut [f32], y: &[f32], factor: f32) {
+    let factor = s.splat(factor);
+    zip!(s, x, y, |a, b| s.fma(b, factor, a));
+}
+
+/// See [`RowKernels::layer_norm`]. The mean is summed as the squares of [`rms_norm`] are.
+#[inline(always)]
+fn layer_norm<S: Simd>(s: S, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let (vectors, rest) = x.as_chunks::<LANES>();
+    let mut sum = s.load_part(rest);
+    for x in vectors {
+        sum = s.add(sum, s.load(x));
+    }
+    let mean = s.splat(s.reduce_sum(sum) / x.len() as f32);
+    out.copy_from_slice(x);
+    map!(s, out, |x| s.sub(x, mean));
+    let mut squares = s.zero();
+    let (vectors, rest) = out.as_chunks::<LANES>();
+    for x in vectors {
+        let x = s.load(x);
+        squares = s.fma(x, x, squares);
+    }
+    let x_rest = s.load_part(rest);
+    squares = s.fma(x_rest, x_rest, squares);
+    let factor = s.splat(1.0 / (s.reduce_sum(squares) / x.len() as f32 + eps).sqrt());
+    zip!(s, out, weight, |x, weight| s.mul(s.mul(x, factor), weight));
+}
+
+#[inline(always)]
+fn activate_gate<S: Simd>(s: S, gate: &mut [f32], up: &[f32], activation: Activation) {
     match activation {
         Activation::Silu => zip!(s, gate, up, |a, b| s.mul(simd::silu(s, a), b)),
         Activation::GeluTanh => zip!(s, gate, up, |a, b| s.mul(gelu_tanh(s, a), b)),
+        Activation::Gelu => zip!(s, gate, up, |a, b| s.mul(gelu(s, a), b)),
+        Activation::Relu2 => zip!(s, gate, up, |a, b| s.mul(relu2(s, a), b)),
+        Activation::ClampedSwiglu { alpha, limit } => {
+            let (alpha, high, low, one) = (s.splat(alpha), s.splat(limit), s.splat(-limit), s.splat(1.0));
+            zip!(s, gate, up, |a, b| {
+                // The limits come first so that what is not a number stays so.
+                let a = s.min(high, a);
+                let b = s.min(high, s.max(low, b));
+                s.mul(s.mul(a, simd::sigmoid(s, s.mul(alpha, a))), s.add(b, one))
+            });
+        }
+        other => unreachable!("load refuses {other:?}"),
+    }
+}
+
+#[inline(always)]
+fn activate<S: Simd>(s: S, x: &mut [f32], activation: Activation) {
+    match activation {
+        Activation::Silu => map!(s, x, |a| simd::silu(s, a)),
+        Activation::GeluTanh => map!(s, x, |a| gelu_tanh(s, a)),
+        Activation::Gelu => map!(s, x, |a| gelu(s, a)),
+        Activation::Relu2 => map!(s, x, |a| relu2(s, a)),
+        other => unreachable!("load refuses {other:?} without a gate"),
     }
 }
 
@@ -111,6 +169,28 @@ fn gelu_tanh<S: Simd>(s: S, x: S::F32) -> S::F32 {
     const TWICE: f32 = 1.595_769_2; // 2 sqrt(2/π)
     let cubic = s.fma(s.mul(s.splat(0.044_715), s.mul(x, x)), x, x);
     s.mul(x, simd::sigmoid(s, s.mul(cubic, s.splat(TWICE))))
+}
+
+/// `0.5 x (1 + erf(x / sqrt(2)))`, with erf as Abramowitz and Stegun approximate it in 7.1.26: off by at most 1.5e-7.
+#[inline(always)]
+fn gelu<S: Simd>(s: S, x: S::F32) -> S::F32 {
+    let z = s.mul(s.abs(x), s.splat(std::f32::consts::FRAC_1_SQRT_2));
+    let one = s.splat(1.0);
+    let t = s.div(one, s.fma(s.splat(0.327_591_1), z, one));
+    let mut p = s.splat(1.061_405_4);
+    for c in [-1.453_152, 1.421_413_7, -0.284_496_74, 0.254_829_6] {
+        p = s.fma(p, t, s.splat(c));
+    }
+    // erfc(z) = p t exp(-z²), and half of it times x.
+    let erfc = s.mul(s.mul(p, t), simd::exp(s, s.mul(s.sub(s.zero(), z), z)));
+    let tail = s.mul(s.mul(x, s.splat(0.5)), erfc);
+    s.select_lt(x, s.zero(), tail, s.sub(x, tail))
+}
+
+/// `max(x, 0)²`; what is not a number stays so.
+#[inline(always)]
+fn relu2<S: Simd>(s: S, x: S::F32) -> S::F32 {
+    s.mul(x, s.max(x, s.zero()))
 }
 
 #[inline(always)]
@@ -201,7 +281,8 @@ pub fn even_share(left: usize, most: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use paguro_backend::{conformance::Rng, quantize_kv, reference::ops};
+    use paguro_backend::{NormKind, quantize_kv, reference::ops};
+    use paguro_backend_conformance::Rng;
 
     use super::*;
     use crate::isa::Isa;
@@ -236,10 +317,17 @@ mod tests {
         for width in WIDTHS {
             let (x, y) = (numbers(width, 1), numbers(width, 2));
             let mut normed = x.clone();
-            ops::rms_norm(&mut normed, &y, 1e-5);
+            ops::norm(&mut normed, NormKind::Rms, &y, None, 1e-5);
             check("rms_norm", 1e-6, &normed, |kernels| {
                 let mut out = vec![f32::NAN; width];
                 kernels.rms_norm(&x, &y, 1e-5, &mut out);
+                out
+            });
+            let mut normed = x.clone();
+            ops::norm(&mut normed, NormKind::Layer, &y, None, 1e-5);
+            check("layer_norm", 2e-6, &normed, |kernels| {
+                let mut out = vec![f32::NAN; width];
+                kernels.layer_norm(&x, &y, 1e-5, &mut out);
                 out
             });
             let in_place = |kernels: RowKernels, f: &dyn Fn(RowKernels, &mut [f32])| {
@@ -255,11 +343,27 @@ mod tests {
             check("soft_cap", 1e-6, &capped, |kernels| {
                 in_place(kernels, &|kernels, x| kernels.soft_cap(x, 2.5))
             });
-            for activation in [Activation::Silu, Activation::GeluTanh] {
-                let gated: Vec<f32> =
-                    x.iter().zip(&y).map(|(&x, y)| ops::activate(x, activation) * y).collect();
-                check("activate", 1e-6, &gated, |kernels| {
-                    in_place(kernels, &|kernels, x| kernels.activate(x, &y, activation))
+            let added: Vec<f32> = x.iter().zip(&y).map(|(x, y)| y.mul_add(1.7, *x)).collect();
+            check("add_scaled", 0.0, &added, |kernels| {
+                in_place(kernels, &|kernels, x| kernels.add_scaled(x, &y, 1.7))
+            });
+            for activation in [
+                Activation::Silu,
+                Activation::GeluTanh,
+                Activation::Gelu,
+                Activation::Relu2,
+                Activation::ClampedSwiglu { alpha: 1.7, limit: 2.0 },
+            ] {
+                let gated = x.iter().zip(&y).map(|(&x, &y)| ops::activate(Some(x), y, activation));
+                check("activate_gate", 1e-6, &gated.collect::<Vec<_>>(), |kernels| {
+                    in_place(kernels, &|kernels, x| kernels.activate_gate(x, &y, activation))
+                });
+                if matches!(activation, Activation::ClampedSwiglu { .. }) {
+                    continue;
+                }
+                let alone: Vec<f32> = x.iter().map(|&x| ops::activate(None, x, activation)).collect();
+                check("activate", 1e-6, &alone, |kernels| {
+                    in_place(kernels, &|kernels, x| kernels.activate(x, activation))
                 });
             }
         }

@@ -19,7 +19,7 @@
 
 use half::f16;
 use memmap2::MmapMut;
-use paguro_backend::{KV_BLOCK, KvDtype, KvLayout, LoadError, PageId, PageMove};
+use paguro_backend::{KV_BLOCK, KvDtype, KvGroup, KvLayout, LoadError, PageId, PageMove};
 
 use crate::{ops::RowKernels, simd::LANES};
 
@@ -58,14 +58,26 @@ impl PageShape {
         if block_size == 0 || !block_size.is_multiple_of(LANES) {
             return unsupported(format!("pages of {block_size} tokens"));
         }
-        if !kv.head_dim.is_multiple_of(2) {
+        let [group, others @ ..] = &kv.groups[..] else {
+            return Err(LoadError::BadProgram("no groups of K and V".into()));
+        };
+        let KvGroup { slots, kv_heads, head_dim, .. } = *group;
+        let shape = |group: &KvGroup| (group.slots, group.kv_heads, group.head_dim);
+        if others.iter().any(|other| shape(other) != shape(group)) {
             return Err(LoadError::Unsupported {
                 device: "cpu".into(),
-                what: format!("attention heads of {} elements (head_dim)", kv.head_dim),
+                what: "K/V heads that differ between layers".into(),
+                supported: "as many heads of one size in all layers work".into(),
+            });
+        }
+        if !head_dim.is_multiple_of(2) {
+            return Err(LoadError::Unsupported {
+                device: "cpu".into(),
+                what: format!("attention heads of {head_dim} elements (head_dim)"),
                 supported: "even sizes work".into(),
             });
         }
-        Ok(Self { block_size, head_dim: kv.head_dim, kv_heads: kv.kv_heads, slots: kv.slots, dtype })
+        Ok(Self { block_size, head_dim, kv_heads, slots, dtype })
     }
 
     /// Elements of a head in whole vectors: what a token's K and V take. Those past `head_dim` are never written, and
@@ -354,7 +366,7 @@ mod tests {
     const DTYPES: [KvDtype; 2] = [KvDtype::F16, KvDtype::Q8];
 
     fn shape(block_size: usize, head_dim: usize, dtype: KvDtype) -> PageShape {
-        let kv = KvLayout { groups: vec![KvGroup { window: None }], slots: 3, kv_heads: 2, head_dim };
+        let kv = KvLayout { groups: vec![KvGroup { window: None, slots: 3, kv_heads: 2, head_dim }] };
         PageShape::new(&kv, block_size, dtype).unwrap()
     }
 
@@ -440,7 +452,7 @@ mod tests {
     #[test]
     fn pages_do_not_share_cache_sets() {
         // TinyLlama: 22 layers of 4 heads of 64 would make pages of f16 a multiple of 64 KiB.
-        let kv = KvLayout { groups: vec![KvGroup { window: None }], slots: 22, kv_heads: 4, head_dim: 64 };
+        let kv = KvLayout { groups: vec![KvGroup { window: None, slots: 22, kv_heads: 4, head_dim: 64 }] };
         for dtype in DTYPES {
             let shape = PageShape::new(&kv, 32, dtype).unwrap();
             assert!(shape.page_bytes() >= kv.page_bytes(32, dtype));
@@ -459,7 +471,8 @@ mod tests {
 
     #[test]
     fn sizes_that_do_not_fit_are_refused_by_name() {
-        let kv = |head_dim| KvLayout { groups: Vec::new(), slots: 1, kv_heads: 1, head_dim };
+        let kv =
+            |head_dim| KvLayout { groups: vec![KvGroup { window: None, slots: 1, kv_heads: 1, head_dim }] };
         let error =
             |kv: &KvLayout, block_size| PageShape::new(kv, block_size, KvDtype::F16).unwrap_err().to_string();
         assert!(error(&kv(63), 16).contains("heads of 63 elements"));

@@ -81,8 +81,15 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// For a model on `threads` threads, with room for `partials` partial results of a query.
-    pub fn new(heads: usize, kv: &KvLayout, limits: &Limits, threads: usize, partials: usize) -> Self {
+    /// For a model with `heads` query heads and `kv_heads` K/V heads in all layers, on `threads` threads, with room for
+    /// `partials` partial results of a query.
+    pub fn new(
+        (heads, kv_heads): (usize, usize),
+        kv: &KvLayout,
+        limits: &Limits,
+        threads: usize,
+        partials: usize,
+    ) -> Self {
         let mut cuts: Vec<Cuts> = Vec::new();
         let cuts_of = kv.groups.iter().map(|group| {
             cuts.iter().position(|cuts| cuts.window == group.window).unwrap_or_else(|| {
@@ -91,8 +98,8 @@ impl Plan {
             })
         });
         Self {
-            group: heads / kv.kv_heads,
-            kv_heads: kv.kv_heads,
+            group: heads / kv_heads,
+            kv_heads,
             block_size: limits.block_size,
             threads,
             partials,
@@ -252,8 +259,9 @@ mod tests {
     };
 
     fn plan(windows: &[Option<u32>], threads: usize, partials: usize) -> Plan {
-        let groups = windows.iter().map(|&window| KvGroup { window }).collect();
-        Plan::new(8, &KvLayout { groups, slots: 1, kv_heads: 2, head_dim: 64 }, &LIMITS, threads, partials)
+        let group = |&window: &Option<u32>| KvGroup { window, slots: 1, kv_heads: 2, head_dim: 64 };
+        let kv = KvLayout { groups: windows.iter().map(group).collect() };
+        Plan::new((8, 2), &kv, &LIMITS, threads, partials)
     }
 
     /// Sequences by start and rows. Block tables do not matter here.

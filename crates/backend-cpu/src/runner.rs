@@ -3,14 +3,15 @@
 use std::sync::{Mutex, PoisonError};
 
 use paguro_backend::{
-    Embed, KernelCount, Limits, LoadError, Op, Outcome, PageMove, Program, Runner, Step, StepError,
-    StepOutput, Ticket, Weights,
+    Activation, FeedForward, KernelCount, Limits, LoadError, Mixer, Outcome, PageMove, Program, Runner, Step,
+    StepError, StepOutput, Ticket, Weights,
 };
 
 use crate::{
     attention::{AttentionKernels, SPLIT, Scores, partial_len},
     counters::Counters,
-    forward::{Buffers, Model, Own, Pass},
+    experts::{ExpertBuffers, ExpertSizes, Grouping},
+    forward::{Buffers, Input, Model, Own, Pass},
     isa::Isa,
     matrix::{MatrixKernels, Packing, Scratch},
     ops::RowKernels,
@@ -34,6 +35,7 @@ pub struct CpuRunner {
     buffers: Buffers,
     arena: Arena,
     plan: Plan,
+    grouping: Grouping,
     counters: Counters,
     /// One for each thread of the team.
     own: Vec<Own>,
@@ -59,7 +61,7 @@ impl CpuRunner {
         poison: bool,
     ) -> Result<Self, LoadError> {
         program.check(&weights)?;
-        check_order(program)?;
+        check_supported(program)?;
         let shape = PageShape::new(&program.kv, limits.block_size, limits.kv_dtype)?;
         if !SPLIT.is_multiple_of(limits.block_size) {
             return Err(LoadError::Unsupported {
@@ -80,16 +82,14 @@ impl CpuRunner {
         }
         weights.check_unchanged()?;
         let Weights { vectors, .. } = weights;
-        let Some(Op::Embed(Embed { table, .. })) = program.ops.first() else {
-            unreachable!("`check_order` has found the embedding in front")
-        };
         let mut arena = Arena::new(limits.pages, shape)?;
         if poison {
             arena.poison();
         }
 
         let sizes = Sizes::new(program, &limits, threads);
-        let plan = Plan::new(program.heads, &program.kv, &limits, threads, sizes.partial_count);
+        let heads = sizes.heads;
+        let plan = Plan::new((heads, shape.kv_heads), &program.kv, &limits, threads, sizes.partial_count);
         let own = (0..team.threads()).map(|_| Own {
             scratch: Scratch::default(),
             scores: Scores::new(&shape),
@@ -102,12 +102,15 @@ impl CpuRunner {
         Ok(Self {
             own: own.collect(),
             buffers: sizes.allocate()?,
+            grouping: Grouping::new(sizes.experts, limits.max_rows),
             counters: Counters::new(isa, limits.kv_dtype, &matrices),
             answers: (0..limits.max_outputs).map(|_| Mutex::new(None)).collect(),
             model: Model {
                 program: program.clone(),
                 matrices,
-                table: *table,
+                heads,
+                kv_heads: shape.kv_heads,
+                head_dim: shape.head_dim,
                 vectors,
                 attention: limits.attention,
                 products: MatrixKernels::new(isa),
@@ -126,16 +129,20 @@ impl CpuRunner {
 
 /// Elements of everything that passes between phases, for the largest step: as [`Buffers`] has it.
 struct Sizes {
+    /// Query heads.
+    heads: usize,
+    /// Largest dimensions of mixtures of experts.
+    experts: ExpertSizes,
+    rows: usize,
+    hidden: usize,
     /// Elements of the widest row.
     widest: usize,
-    quantized_stride: usize,
+    /// Elements of the widest row of an expert.
+    widest_expert: usize,
     /// Partial results of a query with one split that there is room for.
     partial_count: usize,
     /// Floats of the partial results of a tile.
     tile_partial: usize,
-    stream: usize,
-    quantized: usize,
-    float: usize,
     q: usize,
     kv: usize,
     ffn: usize,
@@ -146,39 +153,60 @@ struct Sizes {
 
 impl Sizes {
     fn new(program: &Program, limits: &Limits, threads: usize) -> Self {
-        let (rows, head_dim) = (limits.max_rows, program.kv.head_dim);
-        let (q, kv) = (program.heads * head_dim, program.kv.kv_heads * head_dim);
-        let queries = Plan::tile_queries(program.heads / program.kv.kv_heads);
+        let rows = limits.max_rows;
+        let (heads, kv_heads, head_dim) = heads(program).unwrap_or((1, 1, 1));
+        let (q, kv) = (heads * head_dim, kv_heads * head_dim);
+        let queries = Plan::tile_queries(heads / kv_heads);
         let partial_len = partial_len(head_dim);
         // All heads of all sequences could share all splits; a fixed amount of memory is enough for those that should.
-        let most = (limits.max_context.div_ceil(SPLIT) * limits.max_sequences).saturating_mul(program.heads);
+        let most = (limits.max_context.div_ceil(SPLIT) * limits.max_sequences).saturating_mul(heads);
         let partial_count = if threads > 1 { most.min(PARTIAL_FLOATS / partial_len) } else { 0 };
-        let widest = program.hidden.max(program.ffn).max(q);
-        let quantized_stride = row_blocks(widest);
+        let experts = ExpertSizes::of(program);
+        let ffn = program.layers.iter().map(|layer| match &layer.ffn {
+            FeedForward::Dense(dense) => dense.width,
+            _ => experts.shared,
+        });
+        let ffn = ffn.max().unwrap_or(0);
+        let hidden = program.hidden;
         Self {
-            widest,
-            quantized_stride,
+            heads,
+            experts,
+            rows,
+            hidden,
+            widest: hidden.max(ffn).max(q).max(experts.count),
+            widest_expert: if experts.count > 0 { hidden.max(experts.width) } else { 0 },
             partial_count,
             tile_partial: queries * partial_len,
-            stream: rows * program.hidden,
-            quantized: rows * quantized_stride,
-            float: rows * widest,
             q: rows * q,
             kv: rows * kv,
-            ffn: rows * program.ffn,
+            ffn: rows * ffn,
             turns: program.ropes.len() * rows * head_dim,
             partials: partial_count * partial_len,
             logits: limits.max_outputs.clamp(1, LOGIT_ROWS) * program.vocab,
         }
     }
 
+    /// Rows of experts.
+    fn slots(&self) -> usize {
+        self.rows * self.experts.used
+    }
+
+    fn input(rows: usize, width: usize) -> Result<Input, LoadError> {
+        Ok(Input {
+            quantized: Shared::new(rows * row_blocks(width), "quantized rows")?,
+            float: Shared::new(rows * width, "rows")?,
+            quantized_stride: row_blocks(width),
+            float_stride: width,
+        })
+    }
+
     fn allocate(&self) -> Result<Buffers, LoadError> {
         let floats = Shared::<f32>::new;
+        let (slots, stream) = (self.slots(), self.rows * self.hidden);
         Ok(Buffers {
-            x: floats(self.stream, "the residual stream")?,
-            product: floats(self.stream, "products")?,
-            quantized: Shared::new(self.quantized, "quantized rows")?,
-            float: floats(self.float, "rows")?,
+            x: floats(stream, "the residual stream")?,
+            products: [floats(stream, "products")?, floats(stream, "products")?],
+            input: Self::input(self.rows, self.widest)?,
             q: floats(self.q, "queries")?,
             k: floats(self.kv, "keys")?,
             v: floats(self.kv, "values")?,
@@ -188,8 +216,16 @@ impl Sizes {
             turns: floats(self.turns, "rotations")?,
             partials: floats(self.partials, "partial attention")?,
             logits: floats(self.logits, "logits")?,
-            quantized_stride: self.quantized_stride,
-            float_stride: self.widest,
+            experts: ExpertBuffers {
+                logits: floats(self.rows * self.experts.count, "a router")?,
+                output_gate: floats(self.rows, "a shared expert")?,
+                ids: Shared::new(slots, "chosen experts")?,
+                weights: floats(slots, "chosen experts")?,
+                input: Self::input(slots, self.widest_expert)?,
+                gate: floats(slots * self.experts.width, "experts")?,
+                up: floats(slots * self.experts.width, "experts")?,
+                out: floats(if slots > 0 { slots * self.hidden } else { 0 }, "experts")?,
+            },
         })
     }
 
@@ -197,44 +233,81 @@ impl Sizes {
     fn bytes(&self, threads: usize) -> u64 {
         /// A thread's strips of weights, its scores and its stack, as far as it gets resident.
         const THREAD: usize = 512 << 10;
-        let shared = 2 * (self.stream + self.q + self.kv + self.ffn)
-            + self.float
+        let slots = self.slots();
+        let shared = 3 * self.rows * self.hidden
+            + 2 * (self.q + self.kv + self.ffn)
+            + self.rows * (self.widest + self.experts.count + 1)
+            + slots * (2 * self.experts.width + self.widest_expert + self.hidden + 2)
             + self.turns
             + self.partials
             + self.logits;
         let own = 2 * self.tile_partial + self.widest;
         let floats = (shared + threads * own) * size_of::<f32>();
-        (floats + self.quantized * size_of::<QuantBlock>() + threads * THREAD) as u64
+        let blocks = self.rows * row_blocks(self.widest) + slots * row_blocks(self.widest_expert);
+        (floats + blocks * size_of::<QuantBlock>() + threads * THREAD) as u64
     }
 }
 
 /// Bytes that a load allocates beside weights and pages.
 pub fn buffer_bytes(program: &Program, limits: &Limits, threads: usize) -> u64 {
-    match program.heads.checked_rem(program.kv.kv_heads) {
-        Some(0) => Sizes::new(program, limits, threads).bytes(threads),
+    match heads(program) {
+        Some(_) => Sizes::new(program, limits, threads).bytes(threads),
         // No such program is loaded.
-        _ => 0,
+        None => 0,
     }
 }
 
-/// The passes rely on this order: what one operation leaves in the buffers, the next one uses.
-fn check_order(program: &Program) -> Result<(), LoadError> {
-    let layers = program.ops.len().saturating_sub(2) / 5;
-    let expected = std::iter::once("embed")
-        .chain(
-            (0..layers)
-                .flat_map(|_| ["norm_qkv_rope_store", "attend", "project_add", "norm_gate_up", "down_add"]),
-        )
-        .chain(["norm_logits"]);
-    let ops = program.ops.iter().map(Op::name);
-    if ops.eq(expected) {
-        return Ok(());
+/// Query heads, K/V heads and their size, if they are the same in all layers.
+fn heads(program: &Program) -> Option<(usize, usize, usize)> {
+    let shape = |attention: &paguro_backend::Attention| {
+        let group = program.kv.groups.get(attention.kv.group)?;
+        let divides = group.kv_heads > 0 && attention.heads.is_multiple_of(group.kv_heads);
+        divides.then_some((attention.heads, group.kv_heads, group.head_dim))
+    };
+    let mut shapes = program.attentions().map(shape);
+    let first = shapes.next()??;
+    shapes.all(|shape| shape == Some(first)).then_some(first)
+}
+
+/// Refuses, by name, what this version has no kernels for.
+fn check_supported(program: &Program) -> Result<(), LoadError> {
+    let unsupported = |what: String, supported: &str| {
+        Err(LoadError::Unsupported { device: "cpu".into(), what, supported: supported.into() })
+    };
+    for layer in &program.layers {
+        if !matches!(layer.mixer, Mixer::Attention(_)) {
+            return unsupported(format!("{:?}", layer.mixer), "attention works");
+        }
+        let activation = match &layer.ffn {
+            FeedForward::Dense(dense) => dense.activation,
+            FeedForward::Experts(experts) => {
+                if !matches!(
+                    experts.router.scores,
+                    paguro_backend::Scores::Softmax | paguro_backend::Scores::Sigmoid
+                ) {
+                    let what = format!("a router with {:?}", experts.router.scores);
+                    return unsupported(what, "softmax and sigmoid work");
+                }
+                experts.activation
+            }
+            other => return unsupported(format!("{other:?}"), "dense networks and experts work"),
+        };
+        match activation {
+            Activation::Silu
+            | Activation::GeluTanh
+            | Activation::Gelu
+            | Activation::Relu2
+            | Activation::ClampedSwiglu { .. } => {}
+            other => return unsupported(format!("the activation {other:?}"), "SiLU, GELU and ReLU² work"),
+        }
     }
-    Err(LoadError::Unsupported {
-        device: "cpu".into(),
-        what: "this order of operations".into(),
-        supported: "an embedding, layers of attention and feed-forward, and a head work".into(),
-    })
+    if heads(program).is_none() {
+        return unsupported(
+            "query heads or K/V heads that differ between layers".into(),
+            "as many heads of one size in all layers work",
+        );
+    }
+    Ok(())
 }
 
 impl Runner for CpuRunner {
@@ -242,8 +315,8 @@ impl Runner for CpuRunner {
         step.validate(&self.model.program, &self.limits)?;
         step.carries_nothing()?;
         self.plan.make(step);
-        let Self { team, model, buffers, arena, plan, counters, own, answers, .. } = self;
-        Pass { model, buffers, arena, step, plan, counters, team, own }.run(answers);
+        let Self { team, model, buffers, arena, plan, grouping, counters, own, answers, .. } = self;
+        Pass { model, buffers, arena, step, plan, counters, team, own, grouping }.run(answers);
         self.outputs = step.outputs.len();
         self.submitted += 1;
         Ok(Ticket(self.submitted))

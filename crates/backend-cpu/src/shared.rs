@@ -28,6 +28,8 @@ pub unsafe trait Zeroed: Copy {}
 
 // SAFETY: zeros are 0.0.
 unsafe impl Zeroed for f32 {}
+// SAFETY: zero is a number.
+unsafe impl Zeroed for u32 {}
 // SAFETY: zeros are `QuantBlock::ZERO`: it consists of numbers; it is aligned to a cache line.
 unsafe impl Zeroed for QuantBlock {}
 

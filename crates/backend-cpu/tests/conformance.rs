@@ -1,10 +1,7 @@
 //! The conformance suite, on every instruction set that this machine has, with poisoned pages.
 
-use paguro_backend::{
-    KvDtype, WeightFormat,
-    conformance::{Subject, Tolerance},
-    reference::KvRounding,
-};
+use paguro_backend::{KvDtype, WeightFormat, reference::KvRounding};
+use paguro_backend_conformance::{Subject, Tolerance};
 use paguro_backend_cpu::{Cpu, CpuOptions, Isa};
 
 fn subject(isa: Isa, kv_dtype: KvDtype) -> Subject {
@@ -40,11 +37,11 @@ fn q8_tolerance(format: WeightFormat) -> Tolerance {
 }
 
 mod best {
-    paguro_backend::conformance!(super::subject(super::Isa::detect(), super::KvDtype::F16));
+    paguro_backend_conformance::conformance!(super::subject(super::Isa::detect(), super::KvDtype::F16));
 }
 
 mod best_q8 {
-    paguro_backend::conformance!(super::subject(super::Isa::detect(), super::KvDtype::Q8));
+    paguro_backend_conformance::conformance!(super::subject(super::Isa::detect(), super::KvDtype::Q8));
 }
 
 /// The instruction sets below the best one run where the best one runs, but only there.
@@ -52,7 +49,7 @@ macro_rules! other {
     ($($(#[$processor:meta])* $module:ident $name:literal $dtype:ident;)*) => { $(
         $(#[$processor])*
         mod $module {
-            paguro_backend::conformance!(super::subject(
+            paguro_backend_conformance::conformance!(super::subject(
                 super::Isa::from_name($name).unwrap_or_else(super::Isa::detect),
                 super::KvDtype::$dtype,
             ));

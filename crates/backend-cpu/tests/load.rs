@@ -1,9 +1,7 @@
 //! What this backend refuses to load, and how it says so; and what it says about the machine.
 
-use paguro_backend::{
-    AttentionMode, Backend, KvDtype, Limits, LoadError,
-    conformance::{ModelShape, RandomModel},
-};
+use paguro_backend::{AttentionMode, Backend, KvDtype, Limits, LoadError};
+use paguro_backend_conformance::{ModelShape, RandomModel};
 use paguro_backend_cpu::{Cpu, CpuOptions, Isa};
 
 const LIMITS: Limits = Limits {
@@ -38,13 +36,10 @@ fn sizes_that_are_no_whole_vectors_are_refused() {
 }
 
 #[test]
-fn operations_in_another_order_are_refused() {
-    let mut model = ModelShape::default().build(1);
-    model.program.ops.swap(1, 2);
-    assert!(refusal(model, LIMITS).contains("this order of operations"));
-    let mut model = ModelShape::default().build(1);
-    model.program.ops.remove(3);
-    assert!(refusal(model, LIMITS).contains("this order of operations"));
+fn heads_that_differ_between_layers_are_refused() {
+    let windows = vec![None, Some(9)];
+    let model = ModelShape { window_heads: Some((1, 64)), windows, ..ModelShape::default() }.build(1);
+    assert!(refusal(model, LIMITS).contains("K/V heads that differ between layers"));
 }
 
 #[test]

@@ -14,10 +14,9 @@ use std::{
 
 use paguro_backend::{
     AttentionMode, Backend, KernelCount, KvDtype, Limits, Output, PageId, Runner, SampleRequest, Step,
-    StepOutput, StepSequence, Want, WeightFormat,
-    conformance::{ModelShape, RandomModel, Rng, submit},
-    sampling::SamplingParams,
+    StepOutput, StepSequence, Want, WeightFormat, sampling::SamplingParams,
 };
+use paguro_backend_conformance::{ModelShape, RandomModel, Rng, submit};
 use paguro_backend_wgpu::{Gpu, GpuOptions};
 
 const PAGE: usize = 32;

@@ -16,7 +16,8 @@ use naga::{
     proc::{BoundsCheckPolicies, BoundsCheckPolicy},
     valid::{Capabilities, ValidationFlags, Validator},
 };
-use paguro_backend::{AttentionMode, Backend, KvDtype, Limits, WeightFormat, conformance::ModelShape};
+use paguro_backend::{AttentionMode, Backend, KvDtype, Limits, WeightFormat};
+use paguro_backend_conformance::ModelShape;
 use paguro_backend_wgpu::{Gpu, GpuOptions};
 
 fn main() -> ExitCode {

@@ -13,6 +13,7 @@ mod hidden;
 pub mod layout;
 mod lower;
 mod matrix;
+mod ops;
 mod pace;
 mod pages;
 mod pipeline;
@@ -210,7 +211,9 @@ impl Backend for Gpu {
     }
 
     fn page_bytes(&self, program: &Program, block_size: usize, kv_dtype: KvDtype) -> usize {
-        pages::page_bytes(&program.kv, block_size, kv_dtype)
+        // What this device refuses is refused by `load`; until then any number does.
+        ops::Program::new(program, &self.device.name)
+            .map_or(0, |program| pages::page_bytes(&program.kv, block_size, kv_dtype))
     }
 
     fn held(&self, matrix: &Matrix) -> Held {
@@ -220,7 +223,8 @@ impl Backend for Gpu {
     }
 
     fn buffer_bytes(&self, program: &Program, limits: &Limits) -> u64 {
-        lower::buffer_bytes(&self.device, program, limits)
+        ops::Program::new(program, &self.device.name)
+            .map_or(0, |program| lower::buffer_bytes(&self.device, &program, limits))
     }
 
     fn load(

@@ -12,9 +12,9 @@ mod products;
 
 use std::{collections::HashMap, sync::Arc};
 
-use paguro_backend::{
-    AttentionMode, Limits, Linear, LoadError, MatrixId, Norm, Op, Program, VectorId, Weights,
-};
+use paguro_backend::{AttentionMode, Limits, Linear, LoadError, MatrixId, VectorId, Weights};
+
+use crate::ops::{Norm, Op, Program};
 
 use crate::{
     adapter::LEAST_THREADS,
@@ -356,7 +356,6 @@ impl<'a> Lowering<'a> {
                     }
                 }
                 Op::NormLogits(op) => head = Some(op),
-                _ => return Err(self.order()),
             }
         }
         let op = head.ok_or_else(|| self.order())?;

@@ -12,7 +12,9 @@
 //! Fractions are rounded up, and V of eight bits takes as many bytes as K. Each word has numbers of one token only, so that
 //! workgroups that store different tokens never write the same word; where V has 16 tokens of a dimension, it is stored in halves.
 
-use paguro_backend::{KvDtype, KvLayout};
+use paguro_backend::KvDtype;
+
+use crate::ops::KvLayout;
 
 /// Words of one token's K, or V, of one head.
 pub fn head_words(head_dim: usize, dtype: KvDtype) -> usize {

@@ -2,7 +2,9 @@
 
 use std::{cmp::Reverse, ops::Range};
 
-use paguro_backend::{AttentionMode, KvLayout, Limits, Step, Want};
+use paguro_backend::{AttentionMode, Limits, Step, Want};
+
+use crate::ops::KvLayout;
 
 /// Tokens of a split of attention. Splits are fine up to a position, so that short contexts are shared out, too, and coarse
 /// from there on.

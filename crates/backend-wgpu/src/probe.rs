@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use paguro_backend::{LoadError, conformance::Rng};
+use paguro_backend::LoadError;
 
 use crate::{device::Device, hidden::Hazards, template::Value::U};
 
@@ -26,7 +26,7 @@ pub fn read_bandwidth(device: &Device, rounds: usize, piece: Option<usize>) -> R
     let order;
     if let Some(piece) = piece {
         let mut shuffled: Vec<u32> = (0..(bytes / piece as u64) as u32).collect();
-        Rng::new(1).shuffle(&mut shuffled);
+        shuffle(&mut shuffled);
         order = device.upload(&shuffled, "a probe of the memory")?;
         constants.push(("PIECE", U((piece / 16) as u32)));
         buffers.push(("order", &order));
@@ -55,4 +55,14 @@ pub fn read_bandwidth(device: &Device, rounds: usize, piece: Option<usize>) -> R
     }
     speeds.sort_by(f64::total_cmp);
     Ok(speeds[speeds.len() / 2])
+}
+
+/// Puts a slice into a random order (Fisher and Yates), the same one each time.
+fn shuffle(items: &mut [u32]) {
+    let mut state = 1_u64;
+    for i in (1..items.len()).rev() {
+        // Knuth's MMIX generator, of which the upper bits are good.
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        items.swap(i, (state >> 33) as usize % (i + 1));
+    }
 }

@@ -20,6 +20,7 @@ use crate::{
     canary::Canaries,
     device::{ARGS_BYTES, Device},
     lower::{Grid, Kernel, LOGIT_ROWS, Launch, Lowering, Model, product},
+    ops,
     pace::{Pace, Pass},
     pages::page_words,
     plan::{Args, Plan, Tile},
@@ -50,6 +51,8 @@ pub struct GpuRunner {
     rows: wgpu::Buffer,
     /// A page of one layer on its way: buffers are not copied onto themselves.
     copied: wgpu::Buffer,
+    /// Words of a page of K, or of V, of one layer.
+    page_words: usize,
     tally: Tally,
     scratch: Scratch,
     sampler: sampler::Scratch,
@@ -90,15 +93,17 @@ impl GpuRunner {
     ) -> Result<Self, LoadError> {
         program.check(&weights)?;
         device.check().map_err(|error| LoadError::Device(error.to_string()))?;
-        let model = Lowering::new(&device, program, &weights, &limits)?.lower()?;
+        let fused = ops::Program::new(program, &device.name)?;
+        let model = Lowering::new(&device, &fused, &weights, &limits)?.lower()?;
         device.compile_all()?;
         weights.check_unchanged()?;
         if options.poison {
             poison_pages(&device, &model);
         }
         let rows = limits.max_outputs.clamp(1, LOGIT_ROWS);
-        let plan = Plan::new(&program.kv, &limits, model.tiling);
+        let plan = Plan::new(&fused.kv, &limits, model.tiling);
         device.wait().map_err(|error| LoadError::Device(error.to_string()))?;
+        let page_words = page_words(&fused.kv, limits.block_size, limits.kv_dtype);
         Ok(Self {
             pace: Pace::new(options.submission.or(device.rules.submission)),
             canaries: Canaries::new(
@@ -107,7 +112,8 @@ impl GpuRunner {
                 most_submissions(&model, &limits),
             )?,
             rows: device.host_buffer(rows * (program.vocab + program.hidden), "rows for the host")?,
-            copied: device.buffer(page_words(&program.kv, limits.block_size, limits.kv_dtype), "a page")?,
+            copied: device.buffer(page_words, "a page")?,
+            page_words,
             tally: Tally::new(&device, model.counters.clone())?,
             plan,
             model,
@@ -491,8 +497,8 @@ impl Runner for GpuRunner {
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {
-        let Limits { pages, block_size, kv_dtype, .. } = self.limits;
-        let size = 4 * page_words(&self.program.kv, block_size, kv_dtype) as u64;
+        let pages = self.limits.pages;
+        let size = 4 * self.page_words as u64;
         let mut encoder = self.device.encoder();
         for &page_move in moves {
             let PageMove::Copy { from: PageId(from), to: PageId(to) } = page_move else {

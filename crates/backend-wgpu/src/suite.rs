@@ -1,10 +1,7 @@
 //! Tolerances and cases of the conformance suite for a GPU.
 
-use paguro_backend::{
-    KvDtype, WeightFormat,
-    conformance::{Subject, Tolerance},
-    reference::KvRounding,
-};
+use paguro_backend::{KvDtype, WeightFormat, reference::KvRounding};
+use paguro_backend_conformance::{Subject, Tolerance};
 
 use crate::Gpu;
 

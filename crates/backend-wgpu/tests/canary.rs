@@ -3,8 +3,8 @@
 use paguro_backend::{
     AttentionMode, Backend, Carried, KvDtype, Limits, Outcome, Output, PageId, PageMove, Runner,
     SampleRequest, SamplingParams, Step, StepError, StepOutput, StepSequence, Want,
-    conformance::{ModelShape, RandomModel},
 };
+use paguro_backend_conformance::{ModelShape, RandomModel};
 use paguro_backend_wgpu::{Gpu, GpuOptions};
 
 const LIMITS: Limits = Limits {

@@ -4,7 +4,8 @@
 
 use std::sync::LazyLock;
 
-use paguro_backend::{KvDtype, conformance::Subject};
+use paguro_backend::KvDtype;
+use paguro_backend_conformance::Subject;
 use paguro_backend_wgpu::{Gpu, GpuOptions, Profile, gpus, suite::subject};
 
 /// Opened once: its kernels are compiled once for all cases.
@@ -27,12 +28,12 @@ fn open_software(options: GpuOptions, why: &str) -> Result<Gpu, String> {
     open(options)
 }
 
-paguro_backend::conformance!(maybe EXACT.as_ref().map(|gpu| subject(gpu, KvDtype::F16)));
+paguro_backend_conformance::conformance!(maybe EXACT.as_ref().map(|gpu| subject(gpu, KvDtype::F16)));
 
 mod q8 {
     use super::{EXACT, KvDtype, subject};
 
-    paguro_backend::conformance!(maybe EXACT.as_ref().map(|gpu| subject(gpu, KvDtype::Q8)));
+    paguro_backend_conformance::conformance!(maybe EXACT.as_ref().map(|gpu| subject(gpu, KvDtype::Q8)));
 }
 
 /// Submissions of one launch, and steps in passes of a few rows, as on GPUs with a watchdog.
@@ -45,14 +46,14 @@ mod short {
         open(GpuOptions { submission: Some(Duration::from_nanos(1)), ..GpuOptions::default() })
     });
 
-    paguro_backend::conformance!(maybe SHORT.as_ref().map(|gpu| subject(gpu, KvDtype::F16)); only
+    paguro_backend_conformance::conformance!(maybe SHORT.as_ref().map(|gpu| subject(gpu, KvDtype::F16)); only
         alternating_windows many_rows outputs carried_tokens);
 }
 
 mod cooperative {
     use super::{COOPERATIVE, KvDtype, subject};
 
-    paguro_backend::conformance!(maybe COOPERATIVE.as_ref().map(|gpu| subject(gpu, KvDtype::F16)));
+    paguro_backend_conformance::conformance!(maybe COOPERATIVE.as_ref().map(|gpu| subject(gpu, KvDtype::F16)));
 }
 
 /// The kernels of real GPUs, where software plays one: it compiles smaller ones for itself, as it takes long for these.
@@ -70,7 +71,7 @@ mod hardware {
         HARDWARE.as_ref().map(|gpu| subject(gpu, KvDtype::F16))
     }
 
-    paguro_backend::conformance!(maybe subject_of_hardware(); only
+    paguro_backend_conformance::conformance!(maybe subject_of_hardware(); only
         format_f16 format_q2_k format_q4_k format_q5_k format_q6_k format_q8_0
         many_rows long_context exact_in_company);
 }
@@ -112,6 +113,6 @@ mod emulated {
         gpu.as_ref().map(|gpu| subject(gpu, KvDtype::F16))
     }
 
-    paguro_backend::conformance!(maybe subject_of(&FOR_PRODUCTS); only format_f16 format_q4_k format_q8_0);
-    paguro_backend::conformance!(maybe subject_of(&FOR_ATTENTION); only many_rows long_context);
+    paguro_backend_conformance::conformance!(maybe subject_of(&FOR_PRODUCTS); only format_f16 format_q4_k format_q8_0);
+    paguro_backend_conformance::conformance!(maybe subject_of(&FOR_ATTENTION); only many_rows long_context);
 }

@@ -4,8 +4,8 @@
 use paguro_backend::{
     AttentionMode, Backend, KvDtype, Limits, Outcome, Output, PageId, Step, StepOutput, StepSequence, Want,
     WeightFormat,
-    conformance::{Biases, ModelShape, submit},
 };
+use paguro_backend_conformance::{Biases, ModelShape, submit};
 use paguro_backend_wgpu::{Gpu, GpuOptions};
 
 fn open(hand_over: bool) -> Result<Gpu, String> {
@@ -103,7 +103,15 @@ fn same_bits_with_and_without_barriers() {
         ),
         // Parts of two sequences; and, with norms of heads, of one whose other launches do not hand over.
         ((1100, 2), ModelShape { format: WeightFormat::Q8_0, windows: layers(2), ..shape.clone() }),
-        ((1100, 1), ModelShape { format: WeightFormat::Q8_0, windows: layers(2), qk_norm: true, ..shape }),
+        (
+            (1100, 1),
+            ModelShape {
+                format: WeightFormat::Q8_0,
+                windows: layers(2),
+                qk_norm: Some(paguro_backend::QkNormKind::Head),
+                ..shape
+            },
+        ),
     ];
     for ((context, count), shape) in shapes {
         let of = |gpu: &Gpu| logits(gpu, &shape, context, count);

@@ -2,8 +2,8 @@
 
 use paguro_backend::{
     AttentionMode, Backend, KvDtype, Limits, Output, PageId, Runner, Step, StepOutput, StepSequence, Want,
-    conformance::{ModelShape, submit},
 };
+use paguro_backend_conformance::{ModelShape, submit};
 use paguro_backend_wgpu::{Gpu, GpuOptions};
 
 const LAYERS: usize = 3;

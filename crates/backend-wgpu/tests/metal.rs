@@ -16,10 +16,8 @@ use naga::{
     proc::{BoundsCheckPolicies, BoundsCheckPolicy},
     valid::{Capabilities, ValidationFlags, Validator},
 };
-use paguro_backend::{
-    Activation, AttentionMode, KvDtype, Limits, RopeStyle, WeightFormat,
-    conformance::{Biases, ModelShape},
-};
+use paguro_backend::{Activation, AttentionMode, KvDtype, Limits, RopeStyle, WeightFormat};
+use paguro_backend_conformance::{Biases, ModelShape};
 use paguro_backend_wgpu::{Gpu, GpuOptions, Profile};
 
 /// Shapes that together reach every kernel and every option of it.
@@ -33,7 +31,7 @@ fn shapes() -> Vec<ModelShape> {
     shapes.push(ModelShape { rope_style: RopeStyle::Interleaved, biases: Biases::All, ..llama.clone() });
     shapes.push(ModelShape {
         windows: vec![Some(21), None],
-        qk_norm: true,
+        qk_norm: Some(paguro_backend::QkNormKind::Head),
         post_norms: true,
         attention_cap: Some(20.0),
         logit_cap: Some(10.0),

@@ -1,105 +1,157 @@
 //! Whether weights fit a program: [`Program::check`], which every backend calls first in `load`.
 
 use crate::{
-    KvSlot, Linear, LoadError, MatrixId, Norm, NormLogits, NormQkvRopeStore, Op, Program, VectorId, Weights,
+    Activation, Attention, Dense, Experts, FeedForward, Head, KvSlot, Linear, LoadError, MatrixId, Mixer,
+    Norm, Program, QkNormKind, SharedExpert, VectorId, Weights,
 };
 
 impl Program {
-    /// Checks that every id exists, that every matrix and vector has the shape its operation needs and as many bytes
-    /// as its shape says, and that the operations come in an order that makes sense: an embedding, layers, a head.
-    /// A backend that has called this may index without fear.
+    /// Checks that every id exists, and that every matrix and vector has the shape its operation needs and as many bytes
+    /// as its shape says. A backend that has called this may index without fear.
     ///
     /// # Errors
     /// [`LoadError::BadProgram`], or [`LoadError::BadWeights`] with the tensor and what is wrong with it.
     pub fn check(&self, weights: &Weights) -> Result<(), LoadError> {
-        let Self { hidden, vocab, heads, ffn, .. } = *self;
-        let (kv_heads, head_dim) = (self.kv.kv_heads, self.kv.head_dim);
-        let shape = [hidden, vocab, heads, ffn, kv_heads, head_dim, self.kv.slots, self.kv.groups.len()];
-        require(!shape.contains(&0), || format!("a dimension is zero in {self:?}"))?;
-        require(heads.is_multiple_of(kv_heads), || {
-            format!("{heads} query heads cannot share {kv_heads} K/V heads evenly")
-        })?;
-        require(!self.kv.groups.iter().any(|group| group.window == Some(0)), || {
-            "a sliding window of no tokens".to_owned()
-        })?;
-        for (index, rope) in self.ropes.iter().enumerate() {
-            let pairs = rope.frequencies.len();
-            require(2 * pairs <= head_dim, || {
-                format!("rope {index} rotates {} of {head_dim} elements", 2 * pairs)
-            })?;
+        let Self { hidden, vocab, .. } = *self;
+        nonzero("a width of the program", &[hidden, vocab, self.layers.len(), self.kv.groups.len()])?;
+        for group in &self.kv.groups {
+            nonzero("a dimension of K and V", &[group.slots, group.kv_heads, group.head_dim])?;
+            require(group.window != Some(0), || "a sliding window of no tokens".to_owned())?;
         }
-        for matrix in &weights.matrices {
-            let (block, bytes) = (matrix.format.block_len(), matrix.bytes.len());
-            require_of(&matrix.name, matrix.cols.is_multiple_of(block), || {
-                format!("rows of {} elements are not whole {} blocks of {block}", matrix.cols, matrix.format)
-            })?;
-            let blocks = matrix.rows.checked_mul(matrix.cols / block);
-            let expected = blocks.and_then(|blocks| blocks.checked_mul(matrix.format.block_bytes()));
-            require_of(&matrix.name, expected == Some(bytes), || {
-                format!("{bytes} bytes for {} x {} elements of {}", matrix.rows, matrix.cols, matrix.format)
-            })?;
-        }
+        check_sizes(weights)?;
 
-        let weights = Checker { weights };
-        for (index, op) in self.ops.iter().enumerate() {
-            let (first, last) = (index == 0, index + 1 == self.ops.len());
-            let in_order = first == matches!(op, Op::Embed(_)) && last == matches!(op, Op::NormLogits(_));
-            require(in_order, || {
-                format!("operation {index} is {}, but the embedding comes first and the head last", op.name())
-            })?;
-            match op {
-                Op::Embed(embed) => weights.matrix(embed.table, vocab, hidden)?,
-                Op::NormQkvRopeStore(op) => {
-                    let NormQkvRopeStore { norm, q, k, v, q_norm, k_norm, rope, kv } = op;
-                    weights.norm(norm, hidden)?;
-                    weights.linear(q, heads * head_dim, hidden)?;
-                    weights.linear(k, kv_heads * head_dim, hidden)?;
-                    weights.linear(v, kv_heads * head_dim, hidden)?;
-                    for norm in [q_norm, k_norm].into_iter().flatten() {
-                        weights.norm(norm, head_dim)?;
-                    }
-                    require(*rope < self.ropes.len(), || format!("there is no rope {rope}"))?;
-                    self.check_slot(kv)?;
-                }
-                Op::Attend(attend) => self.check_slot(&attend.kv)?,
-                Op::ProjectAdd(op) => {
-                    weights.linear(&op.project, hidden, heads * head_dim)?;
-                    op.post_norm.iter().try_for_each(|norm| weights.norm(norm, hidden))?;
-                }
-                Op::NormGateUp(op) => {
-                    weights.norm(&op.norm, hidden)?;
-                    weights.linear(&op.gate, ffn, hidden)?;
-                    weights.linear(&op.up, ffn, hidden)?;
-                }
-                Op::DownAdd(op) => {
-                    weights.linear(&op.down, hidden, ffn)?;
-                    op.post_norm.iter().try_for_each(|norm| weights.norm(norm, hidden))?;
-                }
-                Op::NormLogits(NormLogits { norm, head, soft_cap: _ }) => {
-                    weights.norm(norm, hidden)?;
-                    weights.linear(head, vocab, hidden)?;
-                }
+        let weights = Checker { weights, hidden };
+        weights.matrix(self.embed.table, 1, vocab, hidden)?;
+        if let Some(positions) = &self.embed.positions {
+            weights.matrix(positions.table, 1, positions.count, hidden)?;
+        }
+        for layer in &self.layers {
+            finite("the scale of a layer's branches", layer.branch_scale)?;
+            match &layer.mixer {
+                Mixer::Attention(attention) => self.check_attention(attention, &weights)?,
+            }
+            match &layer.ffn {
+                FeedForward::Dense(dense) => weights.dense(dense)?,
+                FeedForward::Experts(experts) => weights.experts(experts)?,
             }
         }
-        require(!self.ops.is_empty(), || "there are no operations".to_owned())
+        let Head { norm, linear, scale, soft_cap: _ } = &self.head;
+        weights.norm(norm, hidden)?;
+        finite("the scale of logits", *scale)?;
+        weights.linear(linear, vocab, hidden)
     }
 
-    fn check_slot(&self, slot: &KvSlot) -> Result<(), LoadError> {
-        let exists = slot.group < self.kv.groups.len() && slot.slot < self.kv.slots;
-        require(exists, || format!("there is no place {slot:?} for K and V"))
+    fn check_attention(&self, attention: &Attention, weights: &Checker<'_>) -> Result<(), LoadError> {
+        let KvSlot { group, slot } = attention.kv;
+        let exists = self.kv.groups.get(group).is_some_and(|group| slot < group.slots);
+        require(exists, || format!("there is no place {:?} for K and V", attention.kv))?;
+        let (heads, hidden) = (attention.heads, self.hidden);
+        let group = self.kv_group(attention);
+        let (kv_heads, head_dim, kv_width) = (group.kv_heads, group.head_dim, group.width());
+        require(heads > 0 && heads.is_multiple_of(kv_heads), || {
+            format!("{heads} query heads cannot share {kv_heads} K/V heads evenly")
+        })?;
+        let width = heads * head_dim;
+        weights.optional_norm(attention.norm, hidden)?;
+        weights.linear(&attention.q, width, hidden)?;
+        weights.linear(&attention.k, kv_width, hidden)?;
+        weights.linear(&attention.v, kv_width, hidden)?;
+        if let Some(norm) = &attention.qk_norm {
+            let (q, k) = match norm.kind {
+                QkNormKind::Head | QkNormKind::HeadAfterRope => (head_dim, head_dim),
+                QkNormKind::Row => (width, kv_width),
+            };
+            weights.norm(&norm.q, q)?;
+            weights.norm(&norm.k, k)?;
+        }
+        if let Some(index) = attention.rope {
+            let rope = self.ropes.get(index);
+            let rope = rope.ok_or_else(|| LoadError::BadProgram(format!("there is no rope {index}")))?;
+            let rotated = 2 * rope.frequencies.len();
+            require(rotated <= head_dim, || {
+                format!("rope {index} rotates {rotated} of {head_dim} elements")
+            })?;
+        }
+        if let Some(scale) = &attention.position_scale {
+            require(scale.original > 0, || "a scale by position with a context of 0".to_owned())?;
+            finite("a scale by position", scale.beta)?;
+        }
+        attention.sinks.iter().try_for_each(|&sinks| weights.vector(sinks, heads))?;
+        weights.linear(&attention.out, hidden, width)?;
+        weights.optional_norm(attention.post_norm, hidden)
     }
+}
+
+/// Checks that every matrix has as many bytes as its shape says.
+fn check_sizes(weights: &Weights) -> Result<(), LoadError> {
+    for matrix in &weights.matrices {
+        let (block, bytes) = (matrix.format.block_len(), matrix.bytes.len());
+        require_of(&matrix.name, matrix.cols.is_multiple_of(block), || {
+            format!("rows of {} elements are not whole {} blocks of {block}", matrix.cols, matrix.format)
+        })?;
+        let blocks = matrix.parts.checked_mul(matrix.rows);
+        let blocks = blocks.and_then(|rows| rows.checked_mul(matrix.cols / block));
+        let expected = blocks.and_then(|blocks| blocks.checked_mul(matrix.format.block_bytes()));
+        require_of(&matrix.name, expected == Some(bytes), || {
+            let shape = shape(matrix.parts, matrix.rows, matrix.cols);
+            format!("{bytes} bytes for {shape} elements of {}", matrix.format)
+        })?;
+    }
+    Ok(())
 }
 
 struct Checker<'a> {
     weights: &'a Weights,
+    hidden: usize,
 }
 
 impl Checker<'_> {
-    fn matrix(&self, id: MatrixId, rows: usize, cols: usize) -> Result<(), LoadError> {
+    fn dense(&self, dense: &Dense) -> Result<(), LoadError> {
+        let Dense { norm, width, gate, up, activation, down, post_norm } = dense;
+        nonzero("the width of a feed-forward network", &[*width])?;
+        let clamped = matches!(activation, Activation::ClampedSwiglu { .. });
+        require(gate.is_some() || !clamped, || "clamped SwiGLU without a gate".to_owned())?;
+        self.optional_norm(*norm, self.hidden)?;
+        gate.iter().try_for_each(|gate| self.linear(gate, *width, self.hidden))?;
+        self.linear(up, *width, self.hidden)?;
+        self.linear(down, self.hidden, *width)?;
+        self.optional_norm(*post_norm, self.hidden)
+    }
+
+    fn experts(&self, experts: &Experts) -> Result<(), LoadError> {
+        let Experts { norm, router, count, width, gate, up, activation: _, down, shared, post_norm } =
+            experts;
+        let (count, width, hidden) = (*count, *width, self.hidden);
+        nonzero("a dimension of a mixture of experts", &[count, width, router.used])?;
+        require(router.used <= count, || format!("{} of {count} experts for each row", router.used))?;
+        finite("the factor of a router's weights", router.factor)?;
+        self.optional_norm(*norm, hidden)?;
+        self.linear(&router.linear, count, hidden)?;
+        let matrix = self.weights.matrix(router.linear.matrix);
+        require_of(&matrix.name, !matrix.format.is_quantized(), || {
+            format!("a router in {}; F32, F16 and BF16 work", matrix.format)
+        })?;
+        router.selection_bias.iter().try_for_each(|&bias| self.vector(bias, count))?;
+        self.stack(gate, count, width, hidden)?;
+        self.stack(up, count, width, hidden)?;
+        self.stack(down, count, hidden, width)?;
+        if let Some(SharedExpert { width, gate, up, down, output_gate }) = shared {
+            nonzero("the width of a shared expert", &[*width])?;
+            self.linear(gate, *width, hidden)?;
+            self.linear(up, *width, hidden)?;
+            self.linear(down, hidden, *width)?;
+            output_gate.iter().try_for_each(|gate| self.linear(gate, 1, hidden))?;
+        }
+        self.optional_norm(*post_norm, hidden)
+    }
+
+    fn matrix(&self, id: MatrixId, parts: usize, rows: usize, cols: usize) -> Result<(), LoadError> {
         let matrix = self.weights.matrices.get(id.0 as usize);
         let matrix = matrix.ok_or_else(|| LoadError::BadProgram(format!("there is no matrix {}", id.0)))?;
-        require_of(&matrix.name, (matrix.rows, matrix.cols) == (rows, cols), || {
-            format!("it is {} x {}, the model needs {rows} x {cols}", matrix.rows, matrix.cols)
+        let found = (matrix.parts, matrix.rows, matrix.cols);
+        require_of(&matrix.name, found == (parts, rows, cols), || {
+            let found = shape(matrix.parts, matrix.rows, matrix.cols);
+            format!("it is {found}, the model needs {}", shape(parts, rows, cols))
         })
     }
 
@@ -112,13 +164,35 @@ impl Checker<'_> {
     }
 
     fn norm(&self, norm: &Norm, width: usize) -> Result<(), LoadError> {
-        self.vector(norm.weight, width)
+        self.vector(norm.weight, width)?;
+        norm.bias.iter().try_for_each(|&bias| self.vector(bias, width))
+    }
+
+    fn optional_norm(&self, norm: Option<Norm>, width: usize) -> Result<(), LoadError> {
+        norm.iter().try_for_each(|norm| self.norm(norm, width))
     }
 
     fn linear(&self, linear: &Linear, rows: usize, cols: usize) -> Result<(), LoadError> {
-        self.matrix(linear.matrix, rows, cols)?;
-        linear.bias.iter().try_for_each(|&bias| self.vector(bias, rows))
+        self.stack(linear, 1, rows, cols)
     }
+
+    fn stack(&self, linear: &Linear, parts: usize, rows: usize, cols: usize) -> Result<(), LoadError> {
+        self.matrix(linear.matrix, parts, rows, cols)?;
+        linear.bias.iter().try_for_each(|&bias| self.vector(bias, parts * rows))
+    }
+}
+
+/// `3 x 4`, or `2 x 3 x 4` for a stack.
+fn shape(parts: usize, rows: usize, cols: usize) -> String {
+    if parts == 1 { format!("{rows} x {cols}") } else { format!("{parts} x {rows} x {cols}") }
+}
+
+fn nonzero(what: &str, sizes: &[usize]) -> Result<(), LoadError> {
+    require(!sizes.contains(&0), || format!("{what} is zero"))
+}
+
+fn finite(what: &str, number: f32) -> Result<(), LoadError> {
+    require(number.is_finite(), || format!("{what} is {number}"))
 }
 
 /// A rule about the program alone.

@@ -1,14 +1,13 @@
 //! The contract between the engine and the devices.
 //!
-//! A model is lowered once to a [`Program`]: the embedding, a list of fused layer operations, the head. A
+//! A model is lowered once to a [`Program`]: an embedding, layers of a mixer and a feed-forward network, a head. A
 //! [`Backend`] loads that program with its [`Weights`] and becomes a [`Runner`]; from then on the engine only
 //! submits [`Step`]s, ragged batches of rows over pages of K and V, and collects what they sampled.
 //!
-//! This crate also holds the two things that keep backends honest: the naive [`mod@reference`], which defines what
-//! every operation means, and the [`mod@conformance`] suite, which each backend instantiates.
+//! The naive [`mod@reference`] defines what every operation means. The suite that holds backends to it is a crate of its
+//! own, `paguro-backend-conformance`.
 
 mod check;
-pub mod conformance;
 pub mod counters;
 pub mod excerpt;
 pub mod format;
@@ -26,8 +25,9 @@ pub use excerpt::excerpt;
 pub use format::WeightFormat;
 pub use kv::{KV_BLOCK, KvDtype, quantize_kv};
 pub use program::{
-    Activation, Attend, DownAdd, Embed, KvGroup, KvLayout, KvSlot, Linear, MatrixId, Norm, NormGateUp,
-    NormLogits, NormQkvRopeStore, Op, Program, ProjectAdd, Rope, RopeStyle, VectorId,
+    Activation, Attention, Dense, Embed, Experts, FeedForward, Head, KvGroup, KvLayout, KvSlot, Layer,
+    Linear, MatrixId, Mixer, Norm, NormKind, PositionScale, Positions, Program, QkNorm, QkNormKind, Residual,
+    Rope, RopeStyle, Router, Scores, SharedExpert, VectorId,
 };
 pub use runner::{
     AttentionMode, Backend, Capacity, Held, Limits, LoadError, MemoryPlan, PageMove, Runner, StepError,

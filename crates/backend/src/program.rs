@@ -1,7 +1,8 @@
-//! A model, lowered: a flat list of fused operations over numbered weights.
+//! A model, lowered: an embedding, layers, a head, over numbered weights.
 //!
-//! The program is data. A backend sees all of it at load, so it may fuse further, repack weights, record a
-//! graph or encode one command buffer, and nobody outside can tell.
+//! The program is data. A backend sees all of it at load, so it may fuse operations, repack weights, record a graph or
+//! encode one command buffer, and nobody outside can tell. Dimensions stand where they vary. What an operation
+//! computes is defined by the [`reference`](mod@crate::reference).
 
 use crate::KvDtype;
 
@@ -13,119 +14,265 @@ pub struct MatrixId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct VectorId(pub u32);
 
-/// One model, ready to be loaded by a backend. Shapes that every operation shares stand here once.
+/// One model, ready to be loaded by a backend. The residual stream `x` is `[rows, hidden]`.
 #[derive(Clone, Debug)]
 pub struct Program {
     /// Width of the residual stream.
     pub hidden: usize,
     /// Number of token ids; the length of a row of logits.
     pub vocab: usize,
-    /// Query heads of each attention layer.
-    pub heads: usize,
-    /// Width of the feed-forward layers between gate/up and down.
-    pub ffn: usize,
     /// How K and V are stored.
     pub kv: KvLayout,
-    /// Rotary embeddings, referred to by [`NormQkvRopeStore::rope`] (Gemma 3 has two: local and global layers).
+    /// Rotary embeddings, referred to by [`Attention::rope`].
     pub ropes: Vec<Rope>,
-    /// The forward pass, in order: `Embed`, then per layer `NormQkvRopeStore`, `Attend`, `ProjectAdd`,
-    /// `NormGateUp`, `DownAdd`, and `NormLogits` at the end.
-    pub ops: Vec<Op>,
+    /// Makes the residual stream.
+    pub embed: Embed,
+    /// The layers, in order.
+    pub layers: Vec<Layer>,
+    /// Turns the residual stream into logits.
+    pub head: Head,
 }
 
-/// How K and V of all layers are arranged in pages.
-///
-/// A page holds `block_size` tokens of K and V for all layers of *one group* of one sequence. Layers that see the
-/// same distance back form a group, so that pages of a sliding-window group can be released while the full
-/// layers keep theirs. Groups have equally many layer slots (the last group of a kind may leave some unused), so
-/// every page has the same size and all groups share one arena and one free list. A model without alternating
-/// windows has one group, and then a page holds all layers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KvLayout {
-    /// The groups; a sequence has one block table for each.
-    pub groups: Vec<KvGroup>,
-    /// Layer slots in a page.
-    pub slots: usize,
-    /// K/V heads of each layer.
-    pub kv_heads: usize,
-    /// Elements of one head.
-    pub head_dim: usize,
+/// `x = table[token] * scale + positions[position]`
+#[derive(Clone, Debug)]
+pub struct Embed {
+    /// `[vocab, hidden]`
+    pub table: MatrixId,
+    /// Multiplies rows of the table.
+    pub scale: f32,
+    /// Learned position embeddings (GPT-2).
+    pub positions: Option<Positions>,
 }
 
-impl KvLayout {
-    /// Elements of K and V in one page.
-    pub fn page_elements(&self, block_size: usize) -> usize {
-        self.slots * 2 * self.kv_heads * self.head_dim * block_size
-    }
-
-    /// Bytes of K and V in one page, before any padding of the backend's.
-    pub fn page_bytes(&self, block_size: usize, dtype: KvDtype) -> usize {
-        self.slots * 2 * self.kv_heads * dtype.head_bytes(self.head_dim) * block_size
-    }
+/// A learned embedding for each position.
+#[derive(Clone, Copy, Debug)]
+pub struct Positions {
+    /// `[count, hidden]`
+    pub table: MatrixId,
+    /// Number of positions; no sequence may be longer.
+    pub count: usize,
 }
 
-/// Layers that see equally far back.
+/// One layer: a mixer, which moves information between tokens, and a feed-forward network, which does not.
+#[derive(Clone, Debug)]
+pub struct Layer {
+    /// The mixer.
+    pub mixer: Mixer,
+    /// The feed-forward network.
+    pub ffn: FeedForward,
+    /// What the feed-forward network reads.
+    pub residual: Residual,
+    /// Multiplies the output of both branches before it is added to the residual stream (Granite); one elsewhere.
+    pub branch_scale: f32,
+}
+
+/// How the two branches of a layer are added to the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvGroup {
-    /// A query at position `p` sees the keys at positions `> p - window` (and `<= p`); `None` sees all.
-    pub window: Option<u32>,
+pub enum Residual {
+    /// `x += mixer(x); x += ffn(x)`
+    Sequential,
+    /// `x += mixer(x) + ffn(x)` (Cohere, Phi-2, GPT-NeoX).
+    Parallel,
 }
 
-/// Where a layer's K and V live.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvSlot {
-    /// Index into [`KvLayout::groups`].
-    pub group: usize,
-    /// Layer slot inside the group's pages, `< KvLayout::slots`.
-    pub slot: usize,
-}
-
-/// One fused operation. The residual stream `x` is `[rows, hidden]`; what passes between operations is named.
-///
-/// New kinds of layers (mixture of experts, adapters) become new variants or fields here; a backend that lacks
-/// one refuses it at load, by name.
+/// A mixer. A backend that lacks a kind refuses it at load, by name.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub enum Op {
-    /// `x = table[token] * scale`
-    Embed(Embed),
-    /// `h = norm(x)`; `q, k, v = h·Wᵀ + b`; per-head norm of q and k; RoPE of q and k; k and v into the pages.
-    NormQkvRopeStore(NormQkvRopeStore),
-    /// `a = softmax(q·Kᵀ * scale)·V` over the block table, causal.
-    Attend(Attend),
-    /// `x += post_norm(a·Wᵀ + b)`
-    ProjectAdd(ProjectAdd),
-    /// `h = norm(x)`; `g = activation(h·Wgateᵀ) ⊙ (h·Wupᵀ)`
-    NormGateUp(NormGateUp),
-    /// `x += post_norm(g·Wᵀ + b)`
-    DownAdd(DownAdd),
-    /// `logits = norm(x)·Wᵀ`, soft-capped; only for rows that an output asks for. `norm(x)` is a row's embedding.
-    NormLogits(NormLogits),
+pub enum Mixer {
+    /// Attention over the pages of a sequence.
+    Attention(Attention),
 }
 
-impl Op {
-    /// The operation's name, as errors and counters use it.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Op::Embed(_) => "embed",
-            Op::NormQkvRopeStore(_) => "norm_qkv_rope_store",
-            Op::Attend(_) => "attend",
-            Op::ProjectAdd(_) => "project_add",
-            Op::NormGateUp(_) => "norm_gate_up",
-            Op::DownAdd(_) => "down_add",
-            Op::NormLogits(_) => "norm_logits",
-        }
-    }
+/// A feed-forward network. A backend that lacks a kind refuses it at load, by name.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum FeedForward {
+    /// One network for all rows.
+    Dense(Dense),
+    /// A mixture of experts: a router chooses a few of many networks for each row.
+    Experts(Experts),
 }
 
-/// Root-mean-square norm: `x / sqrt(mean(x²) + eps) * weight`. Weights that are stored as an offset from one
-/// (Gemma's) are lowered with the one added.
+/// ```text
+/// h = norm(x)                      q, k, v = h·Wᵀ + b
+/// q, k = qk_norm(rope(..))         either order, see QkNormKind
+/// q = q * position_scale           k and v go into the pages
+/// a = softmax(q·Kᵀ * scale)·V      over the block table, causal; see reference::attention
+/// x += branch_scale * post_norm(a·Wᵀ + b)
+/// ```
+#[derive(Clone, Debug)]
+pub struct Attention {
+    /// Norm of the residual stream, `[hidden]`; `None` where only the branch's output is normed (OLMo 2).
+    pub norm: Option<Norm>,
+    /// Query heads: a multiple of the group's [`KvGroup::kv_heads`]; consecutive ones share a K/V head.
+    pub heads: usize,
+    /// `[heads * head_dim, hidden]`
+    pub q: Linear,
+    /// `[kv_heads * head_dim, hidden]`
+    pub k: Linear,
+    /// `[kv_heads * head_dim, hidden]`
+    pub v: Linear,
+    /// Norms of queries and keys.
+    pub qk_norm: Option<QkNorm>,
+    /// Index into [`Program::ropes`]; `None` in layers without positions (SmolLM3).
+    pub rope: Option<usize>,
+    /// Multiplies queries by a function of their position.
+    pub position_scale: Option<PositionScale>,
+    /// Multiplies scores, positive, usually `1/sqrt(head_dim)`.
+    pub scale: f32,
+    /// `cap * tanh(score / cap)` after scaling (Gemma 2).
+    pub soft_cap: Option<f32>,
+    /// One more score for each head, `[heads]`, that takes its share of the softmax and has no value (gpt-oss).
+    pub sinks: Option<VectorId>,
+    /// Where K and V are stored; the group carries their shape and the window.
+    pub kv: KvSlot,
+    /// `[hidden, heads * head_dim]`
+    pub out: Linear,
+    /// Norm of the output before it is added (Gemma 2 and 3, OLMo 2).
+    pub post_norm: Option<Norm>,
+}
+
+/// Norms of queries and keys.
 #[derive(Clone, Copy, Debug)]
-pub struct Norm {
-    /// `[width]`
-    pub weight: VectorId,
-    /// Added to the mean square.
-    pub eps: f32,
+pub struct QkNorm {
+    /// Of queries, see [`QkNormKind`] for its width.
+    pub q: Norm,
+    /// Of keys.
+    pub k: Norm,
+    /// What is normed together, and when.
+    pub kind: QkNormKind,
+}
+
+/// What a [`QkNorm`] norms together, and when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNormKind {
+    /// Each head by itself, `[head_dim]`, before RoPE (Qwen 3, Gemma 3).
+    Head,
+    /// Each head by itself, `[head_dim]`, after RoPE (Hunyuan).
+    HeadAfterRope,
+    /// The whole row of a matrix, `[heads * head_dim]`, before RoPE (OLMo 2, MiniMax M2).
+    Row,
+}
+
+/// A query at position `p` is multiplied by `1 + beta * ln(1 + floor(p / original))`, after RoPE (Ministral 3).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PositionScale {
+    /// Slope.
+    pub beta: f32,
+    /// Context of the first training, in tokens, at least one.
+    pub original: u32,
+}
+
+/// ```text
+/// h = norm(x)
+/// g = activation(h·Wgateᵀ) ⊙ (h·Wupᵀ)        without a gate: g = activation(h·Wupᵀ)
+/// x += branch_scale * post_norm(g·Wdownᵀ)    each product with its bias, if there is one
+/// ```
+#[derive(Clone, Debug)]
+pub struct Dense {
+    /// Norm of the residual stream, `[hidden]`.
+    pub norm: Option<Norm>,
+    /// Width of the rows between up and down.
+    pub width: usize,
+    /// `[width, hidden]`
+    pub gate: Option<Linear>,
+    /// `[width, hidden]`
+    pub up: Linear,
+    /// Applied to the gate, or without a gate to up.
+    pub activation: Activation,
+    /// `[hidden, width]`
+    pub down: Linear,
+    /// Norm of the output before it is added.
+    pub post_norm: Option<Norm>,
+}
+
+/// ```text
+/// h = norm(x)
+/// y = sum of weight[e] * expert[e](h) over the chosen experts e, in ascending order
+/// x += branch_scale * post_norm(shared(h) + y)
+/// ```
+///
+/// The matrices of all experts are stacked: a [`Matrix`](crate::Matrix) of [`count`](Experts::count) parts, and biases
+/// one expert after the other.
+#[derive(Clone, Debug)]
+pub struct Experts {
+    /// Norm of the residual stream, `[hidden]`.
+    pub norm: Option<Norm>,
+    /// Chooses and weighs experts.
+    pub router: Router,
+    /// Number of experts.
+    pub count: usize,
+    /// Width of an expert between up and down.
+    pub width: usize,
+    /// `[count, width, hidden]`
+    pub gate: Linear,
+    /// `[count, width, hidden]`
+    pub up: Linear,
+    /// Applied to the gate.
+    pub activation: Activation,
+    /// `[count, hidden, width]`
+    pub down: Linear,
+    /// A network for all rows, beside the chosen experts.
+    pub shared: Option<SharedExpert>,
+    /// Norm of the output before it is added.
+    pub post_norm: Option<Norm>,
+}
+
+/// Chooses the experts of a row and their weights: `scores = activation(h·Wᵀ + b)`; the [`used`](Router::used) experts
+/// with the largest `scores + selection_bias` are chosen, among equals the one with the lowest id; their weights are
+/// their scores, perhaps divided by their sum, times [`factor`](Router::factor).
+#[derive(Clone, Debug)]
+pub struct Router {
+    /// `[count, hidden]`; not quantized, because a rounding difference may choose another expert.
+    pub linear: Linear,
+    /// What scores are made of.
+    pub scores: Scores,
+    /// Added to scores for the choice only, `[count]` (DeepSeek V3, GLM 4.5).
+    pub selection_bias: Option<VectorId>,
+    /// Number of experts for each row.
+    pub used: usize,
+    /// Divides the weights by their sum.
+    pub renormalize: bool,
+    /// Multiplies the weights.
+    pub factor: f32,
+}
+
+/// How a router turns logits into scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Scores {
+    /// Softmax over all experts. With [`Router::renormalize`] this is the softmax over the chosen ones.
+    Softmax,
+    /// Sigmoid of each.
+    Sigmoid,
+}
+
+/// A dense network whose input is that of the experts, so that it has no norms of its own.
+#[derive(Clone, Debug)]
+pub struct SharedExpert {
+    /// Width of the rows between up and down.
+    pub width: usize,
+    /// `[width, hidden]`
+    pub gate: Linear,
+    /// `[width, hidden]`
+    pub up: Linear,
+    /// `[hidden, width]`
+    pub down: Linear,
+    /// `[1, hidden]`: the output is multiplied by `sigmoid(h·Wᵀ)` (Qwen 1.5 MoE).
+    pub output_gate: Option<Linear>,
+}
+
+/// `logits = norm(x)·Wᵀ * scale`, soft-capped; only for rows with outputs. `norm(x)` is a row's embedding.
+#[derive(Clone, Debug)]
+pub struct Head {
+    /// Norm of the residual stream, `[hidden]`.
+    pub norm: Norm,
+    /// `[vocab, hidden]`; the embedding's own matrix where head and embedding are tied.
+    pub linear: Linear,
+    /// Multiplies logits (Cohere, Granite); one elsewhere.
+    pub scale: f32,
+    /// `cap * tanh(logit / cap)` after scaling (Gemma 2).
+    pub soft_cap: Option<f32>,
 }
 
 /// `y = x·Wᵀ + b`; the matrix is `[out, in]`.
@@ -137,96 +284,82 @@ pub struct Linear {
     pub bias: Option<VectorId>,
 }
 
-/// See [`Op::Embed`].
-#[derive(Clone, Debug)]
-pub struct Embed {
-    /// `[vocab, hidden]`
-    pub table: MatrixId,
-    /// Gemma multiplies by `sqrt(hidden)`; one elsewhere.
-    pub scale: f32,
+/// A norm of a row. Weights that are stored as an offset from one (Gemma's) are lowered with the one added.
+#[derive(Clone, Copy, Debug)]
+pub struct Norm {
+    /// Its formula.
+    pub kind: NormKind,
+    /// `[width]`
+    pub weight: VectorId,
+    /// Added to the result, `[width]`.
+    pub bias: Option<VectorId>,
+    /// Added to the mean square, or to the variance.
+    pub eps: f32,
 }
 
-/// See [`Op::NormQkvRopeStore`].
-#[derive(Clone, Debug)]
-pub struct NormQkvRopeStore {
-    /// Norm of the residual stream, `[hidden]`.
-    pub norm: Norm,
-    /// `[heads * head_dim, hidden]`
-    pub q: Linear,
-    /// `[kv_heads * head_dim, hidden]`
-    pub k: Linear,
-    /// `[kv_heads * head_dim, hidden]`
-    pub v: Linear,
-    /// Norm of each query head, `[head_dim]` (Qwen 3, Gemma 3).
-    pub q_norm: Option<Norm>,
-    /// Norm of each key head, `[head_dim]`.
-    pub k_norm: Option<Norm>,
-    /// Index into [`Program::ropes`].
-    pub rope: usize,
-    /// Where k and v go.
-    pub kv: KvSlot,
-}
-
-/// See [`Op::Attend`].
-#[derive(Clone, Debug)]
-pub struct Attend {
-    /// Scale of the scores, positive, usually `1/sqrt(head_dim)`.
-    pub scale: f32,
-    /// `cap * tanh(score / cap)` after scaling (Gemma 2).
-    pub soft_cap: Option<f32>,
-    /// Where k and v are; the group carries the window.
-    pub kv: KvSlot,
-}
-
-/// See [`Op::ProjectAdd`].
-#[derive(Clone, Debug)]
-pub struct ProjectAdd {
-    /// `[hidden, heads * head_dim]`
-    pub project: Linear,
-    /// Norm of the projection before it is added (Gemma 2 and 3).
-    pub post_norm: Option<Norm>,
-}
-
-/// See [`Op::NormGateUp`].
-#[derive(Clone, Debug)]
-pub struct NormGateUp {
-    /// Norm of the residual stream, `[hidden]`.
-    pub norm: Norm,
-    /// `[ffn, hidden]`
-    pub gate: Linear,
-    /// `[ffn, hidden]`
-    pub up: Linear,
-    /// Applied to the gate.
-    pub activation: Activation,
-}
-
-/// See [`Op::DownAdd`].
-#[derive(Clone, Debug)]
-pub struct DownAdd {
-    /// `[hidden, ffn]`
-    pub down: Linear,
-    /// Norm of the product before it is added (Gemma 2 and 3).
-    pub post_norm: Option<Norm>,
-}
-
-/// See [`Op::NormLogits`].
-#[derive(Clone, Debug)]
-pub struct NormLogits {
-    /// Norm of the residual stream, `[hidden]`.
-    pub norm: Norm,
-    /// `[vocab, hidden]`; the embedding's own matrix where head and embedding are tied.
-    pub head: Linear,
-    /// `cap * tanh(logit / cap)` (Gemma 2).
-    pub soft_cap: Option<f32>,
-}
-
-/// The gate's activation.
+/// The formula of a norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// `x / sqrt(mean(x²) + eps) * weight + bias`
+    Rms,
+    /// The same of `x - mean(x)`.
+    Layer,
+}
+
+/// The activation of a feed-forward network. With a gate `g` and an input `u`, `f(g) * u` unless it says otherwise.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum Activation {
     /// `x * sigmoid(x)`
     Silu,
-    /// `0.5 x (1 + tanh(sqrt(2/π) (x + 0.044715 x³)))`, the tanh form that Gemma uses.
+    /// `0.5 x (1 + tanh(sqrt(2/π) (x + 0.044715 x³)))`
     GeluTanh,
+    /// `0.5 x (1 + erf(x / sqrt(2)))`
+    Gelu,
+    /// `max(x, 0)²`
+    Relu2,
+    /// `g' * sigmoid(alpha * g') * (u' + 1)` with `g' = min(g, limit)` and `u' = clamp(u, -limit, limit)`: only with
+    /// a gate (gpt-oss).
+    ClampedSwiglu {
+        /// Slope of the sigmoid.
+        alpha: f32,
+        /// Bound of gate and input.
+        limit: f32,
+    },
+}
+
+/// How K and V of all layers are arranged in pages.
+///
+/// A page holds `block_size` tokens of K and V for all layers of *one group* of one sequence. Layers of a group have
+/// heads of one shape and see the same distance back, so that pages of a sliding-window group can be released while
+/// other groups keep theirs. Every page has the same size and all groups share one arena and one free list, so the
+/// layers of a group should fill its pages. A model without alternating windows has one group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvLayout {
+    /// The groups; a sequence has one block table for each.
+    pub groups: Vec<KvGroup>,
+}
+
+/// Layers that share pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvGroup {
+    /// A query at position `p` sees the keys at positions `> p - window` (and `<= p`); `None` sees all.
+    pub window: Option<u32>,
+    /// Layer slots in a page.
+    pub slots: usize,
+    /// K/V heads of each layer.
+    pub kv_heads: usize,
+    /// Elements of one head, of K and of V.
+    pub head_dim: usize,
+}
+
+/// Where a layer's K and V live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvSlot {
+    /// Index into [`KvLayout::groups`].
+    pub group: usize,
+    /// Layer slot inside the group's pages, `< KvGroup::slots`.
+    pub slot: usize,
 }
 
 /// A rotary position embedding, reduced to one frequency per rotated pair: linear, llama3, YaRN and longrope
@@ -248,4 +381,42 @@ pub enum RopeStyle {
     Interleaved,
     /// `(0, n/2), (1, n/2 + 1), ...`: the order of Hugging Face's files and of NeoX.
     HalfSplit,
+}
+
+impl Program {
+    /// The K/V group of an attention layer.
+    pub fn kv_group(&self, attention: &Attention) -> &KvGroup {
+        &self.kv.groups[attention.kv.group]
+    }
+
+    /// The attention layers, in order.
+    pub fn attentions(&self) -> impl Iterator<Item = &Attention> {
+        self.layers.iter().map(|layer| match &layer.mixer {
+            Mixer::Attention(attention) => attention,
+        })
+    }
+}
+
+impl KvLayout {
+    /// Elements of K and V in one page: those of the largest group.
+    pub fn page_elements(&self, block_size: usize) -> usize {
+        self.groups.iter().map(|group| group.slots * 2 * group.width() * block_size).max().unwrap_or(0)
+    }
+
+    /// Bytes of K and V in one page, before any padding of the backend's.
+    pub fn page_bytes(&self, block_size: usize, dtype: KvDtype) -> usize {
+        self.groups.iter().map(|group| group.slots * group.token_bytes(dtype) * block_size).max().unwrap_or(0)
+    }
+}
+
+impl KvGroup {
+    /// Elements of a token's K, or V, in one layer.
+    pub fn width(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Bytes of a token's K and V in one layer.
+    pub fn token_bytes(&self, dtype: KvDtype) -> usize {
+        2 * self.kv_heads * dtype.head_bytes(self.head_dim)
+    }
 }

@@ -213,7 +213,7 @@ pub fn sample(logits: &[f32], request: &SampleRequest<'_>, scratch: &mut Scratch
 }
 
 /// [`sample`] with this uniform number.
-pub(crate) fn sample_at(
+pub fn sample_at(
     logits: &[f32],
     request: &SampleRequest<'_>,
     uniform: f64,

@@ -48,6 +48,10 @@ impl Step<'_> {
             );
             next = end;
             self.validate_tables(index, sequence, &program.kv, limits)?;
+            if let Some(positions) = &program.embed.positions {
+                let (len, count) = (sequence.len(), positions.count);
+                rule!(len <= count, "sequence {index}: {len} tokens, but the model has {count} positions");
+            }
         }
         rule!(next == rows, "rows {next}..{rows} belong to no sequence");
         self.validate_writes(&program.kv, limits)?;
@@ -98,7 +102,7 @@ impl Step<'_> {
             "sequence {index}: {pages} pages, not {groups} groups of {blocks} for {} tokens",
             sequence.len()
         );
-        for (group, KvGroup { window }) in kv.groups.iter().enumerate() {
+        for (group, KvGroup { window, .. }) in kv.groups.iter().enumerate() {
             // The first row sees positions from here on, the later ones no earlier ones.
             let seen_from = window.map_or(0, |window| (sequence.start + 1).saturating_sub(window as usize));
             for (block, &page) in sequence.table(self.pages, group, groups).iter().enumerate() {

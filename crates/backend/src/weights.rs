@@ -42,18 +42,21 @@ impl Weights {
     }
 }
 
-/// A matrix `[rows, cols]`, row by row, each row a whole number of the format's blocks.
+/// A matrix `[rows, cols]`, row by row, each row a whole number of the format's blocks; or a stack of such matrices, one
+/// after the other, as a mixture of experts has them.
 #[derive(Clone, Debug)]
 pub struct Matrix {
     /// The tensor's name in its file, for errors.
     pub name: String,
     /// How a row is encoded.
     pub format: WeightFormat,
-    /// Outputs.
+    /// Matrices in the stack; one for most.
+    pub parts: usize,
+    /// Outputs of each.
     pub rows: usize,
     /// Inputs.
     pub cols: usize,
-    /// `rows * format.row_bytes(cols)` bytes.
+    /// `parts * rows * format.row_bytes(cols)` bytes.
     pub bytes: Bytes,
 }
 
@@ -66,7 +69,7 @@ impl Matrix {
         self.bytes.read().map_err(|error| self.unreadable(&error))
     }
 
-    /// Reads rows `rows`, into `buffer` unless they lie in memory already.
+    /// Reads rows `rows`, counted through all parts, into `buffer` unless they lie in memory already.
     ///
     /// # Errors
     /// As [`Matrix::read`].

@@ -2,13 +2,18 @@
 
 use expect_test::{Expect, expect};
 use paguro_backend::{
-    KvSlot, Linear, MatrixId, Op, VectorId, WeightFormat,
-    conformance::{ModelShape, RandomModel},
+    Attention, Experts, FeedForward, KvSlot, Linear, MatrixId, Mixer, QkNormKind, VectorId, WeightFormat,
 };
+use paguro_backend_conformance::{ExpertsShape, ModelShape, RandomModel};
 
 fn check(damage: impl FnOnce(&mut RandomModel), expected: Expect) {
-    let shape =
-        ModelShape { qk_norm: true, post_norms: true, windows: vec![None, Some(9)], ..ModelShape::default() };
+    let shape = ModelShape {
+        qk_norm: Some(QkNormKind::Head),
+        post_norms: true,
+        windows: vec![None, Some(9)],
+        experts: Some(ExpertsShape { width: 48, ..ExpertsShape::default() }),
+        ..ModelShape::default()
+    };
     let mut model = shape.build(1);
     damage(&mut model);
     let verdict = model.program.check(&model.weights);
@@ -63,16 +68,8 @@ fn weights() {
 
 #[test]
 fn programs() {
-    check(|model| model.program.ops.clear(), expect!["there are no operations"]);
-    check(
-        |model| model.program.ops.swap(0, 1),
-        expect!["operation 0 is norm_qkv_rope_store, but the embedding comes first and the head last"],
-    );
-    check(
-        |model| model.program.ops.truncate(11),
-        expect!["operation 10 is down_add, but the embedding comes first and the head last"],
-    );
-    check(|model| model.program.heads = 3, expect!["3 query heads cannot share 2 K/V heads evenly"]);
+    check(|model| model.program.layers.clear(), expect!["a width of the program is zero"]);
+    check(|model| attention(model).heads = 3, expect!["3 query heads cannot share 2 K/V heads evenly"]);
     check(
         |model| model.program.vocab = 132,
         expect!["tensor `embedding`: it is 131 x 64, the model needs 132 x 64"],
@@ -81,19 +78,54 @@ fn programs() {
     check(|model| model.program.ropes[1].frequencies.push(0.0), expect!["rope 1 rotates 66 of 64 elements"]);
     check(|model| model.program.ropes.truncate(1), expect!["there is no rope 1"]);
     check(
-        |model| {
-            let Op::Attend(attend) = &mut model.program.ops[2] else { panic!("attention comes second") };
-            attend.kv = KvSlot { group: 2, slot: 0 };
-        },
+        |model| attention(model).kv = KvSlot { group: 2, slot: 0 },
         expect!["there is no place KvSlot { group: 2, slot: 0 } for K and V"],
     );
     check(
-        |model| {
-            let Some(Op::NormLogits(head)) = model.program.ops.last_mut() else {
-                panic!("the head comes last")
-            };
-            head.head = Linear { matrix: MatrixId(0), bias: Some(VectorId(0)) };
-        },
+        |model| model.program.head.linear = Linear { matrix: MatrixId(0), bias: Some(VectorId(0)) },
         expect!["tensor `vector 0`: it has 64 elements, the model needs 131"],
     );
+    check(|model| model.program.head.scale = f32::NAN, expect!["the scale of logits is NaN"]);
+    check(
+        |model| attention(model).sinks = Some(VectorId(0)),
+        expect!["tensor `vector 0`: it has 64 elements, the model needs 4"],
+    );
+}
+
+#[test]
+fn mixtures_of_experts() {
+    check(
+        |model| experts(model).count = 9,
+        expect!["tensor `layer 1 router`: it is 8 x 64, the model needs 9 x 64"],
+    );
+    check(|model| experts(model).router.used = 9, expect!["9 of 8 experts for each row"]);
+    check(|model| experts(model).router.used = 0, expect!["a dimension of a mixture of experts is zero"]);
+    check(
+        |model| experts(model).gate = experts(model).down,
+        expect!["tensor `layer 1 experts down`: it is 8 x 64 x 48, the model needs 8 x 48 x 64"],
+    );
+    check(
+        |model| {
+            let id = experts(model).router.linear.matrix.0 as usize;
+            let (rows, cols) = (8, 64);
+            let bytes = vec![0; rows * WeightFormat::Q8_0.row_bytes(cols)];
+            let matrix = &mut model.weights.matrices[id];
+            (matrix.format, matrix.bytes) = (WeightFormat::Q8_0, bytes.into());
+        },
+        expect!["tensor `layer 1 router`: a router in Q8_0; F32, F16 and BF16 work"],
+    );
+}
+
+fn attention(model: &mut RandomModel) -> &mut Attention {
+    match &mut model.program.layers[0].mixer {
+        Mixer::Attention(attention) => attention,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn experts(model: &mut RandomModel) -> &mut Experts {
+    match &mut model.program.layers[1].ffn {
+        FeedForward::Experts(experts) => experts,
+        other => panic!("{other:?}"),
+    }
 }

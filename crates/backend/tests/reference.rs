@@ -1,7 +1,7 @@
 //! The reference's operations against numbers worked out by hand.
 
 use paguro_backend::{
-    Activation, Rope, RopeStyle,
+    Activation, NormKind, PositionScale, Rope, RopeStyle, Scores,
     reference::{AttentionShape, attention, ops},
 };
 
@@ -22,14 +22,17 @@ fn linear_is_row_times_column() {
 }
 
 #[test]
-fn rms_norm_has_root_mean_square_one() {
+fn norms_have_root_mean_square_one() {
     let mut x = [3.0, 4.0];
-    ops::rms_norm(&mut x, &[1.0, 2.0], 0.0);
+    ops::norm(&mut x, NormKind::Rms, &[1.0, 2.0], None, 0.0);
     let rms = 12.5f32.sqrt();
     close(&x, &[3.0 / rms, 8.0 / rms]);
     let mut x = [3.0, 4.0];
-    ops::rms_norm(&mut x, &[1.0, 1.0], 12.5);
-    close(&x, &[0.6, 0.8]);
+    ops::norm(&mut x, NormKind::Rms, &[1.0, 1.0], Some(&[1.0, 0.0]), 12.5);
+    close(&x, &[1.6, 0.8]);
+    let mut x = [3.0, 5.0];
+    ops::norm(&mut x, NormKind::Layer, &[1.0, 2.0], Some(&[0.5, 0.0]), 0.0);
+    close(&x, &[-0.5, 2.0]);
 }
 
 #[test]
@@ -50,23 +53,34 @@ fn rope_turns_pairs() {
 
 #[test]
 fn activations_follow_their_formulas() {
-    // x * sigmoid(x), and GELU's tanh form, by Python's math module.
+    // x * sigmoid(x), GELU's tanh form, GELU, and the square of positive numbers, by Python's math module.
     let table = [
-        (-3.0, -0.14227761953270035, -0.0036373920817729943),
-        (-0.5, -0.1887703343990727, -0.15428599017485606),
-        (0.0, 0.0, 0.0),
-        (1.0, 0.7310585786300049, 0.8411919906082768),
-        (4.0, 3.928055160151634, 3.9999297540518075),
+        (-3.0, -0.14227761953270035, -0.0036373920817729943, -0.00404969409489031, 0.0),
+        (-0.5, -0.1887703343990727, -0.15428599017485606, -0.15426876936299344, 0.0),
+        (0.0, 0.0, 0.0, 0.0, 0.0),
+        (1.0, 0.7310585786300049, 0.8411919906082768, 0.8413447460685429, 1.0),
+        (4.0, 3.928055160151634, 3.9999297540518075, 3.999_873_315_006_672, 16.0),
     ];
-    for (x, silu, gelu) in table {
-        close(&[ops::activate(x, Activation::Silu)], &[silu as f32]);
-        close(&[ops::activate(x, Activation::GeluTanh)], &[gelu as f32]);
+    for (x, silu, gelu_tanh, gelu, relu2) in table {
+        let formulas = [
+            (Activation::Silu, silu),
+            (Activation::GeluTanh, gelu_tanh),
+            (Activation::Gelu, gelu),
+            (Activation::Relu2, relu2),
+        ];
+        for (activation, expected) in formulas {
+            close(&[ops::activate(None, x, activation)], &[expected as f32]);
+            close(&[ops::activate(Some(x), 0.5, activation)], &[0.5 * expected as f32]);
+        }
     }
+    // gate 2 is bounded to 1 and up -3 to -1, which leaves nothing; gate -1: -sigmoid(-2) * (0.5 + 1).
+    let clamped = Activation::ClampedSwiglu { alpha: 2.0, limit: 1.0 };
+    close(&[ops::activate(Some(2.0), -3.0, clamped)], &[0.0]);
+    close(&[ops::activate(Some(-1.0), 0.5, clamped)], &[-1.5 * 0.11920292]);
     for x in [-1e4, 1e4] {
-        assert!(
-            ops::activate(x, Activation::Silu).is_finite()
-                && ops::activate(x, Activation::GeluTanh).is_finite()
-        );
+        for activation in [Activation::Silu, Activation::GeluTanh, Activation::Gelu] {
+            assert!(ops::activate(None, x, activation).is_finite());
+        }
     }
     close(&[ops::soft_cap(1.0, 2.0), ops::soft_cap(1e9, 2.0)], &[2.0 * 0.5f32.tanh(), 2.0]);
 }
@@ -87,7 +101,7 @@ fn attention_weighs_values() {
     let v = [6.0, 60.0, 600.0, f32::NAN];
     let attend = |shape: AttentionShape, q: &[f32]| {
         let mut out = vec![f32::NAN; q.len()];
-        attention(q, &k, &v, &shape, &mut out);
+        attention(q, &k, &v, None, &shape, &mut out);
         out
     };
     close(&attend(shape, &[1.0]), &[1.0 + 20.0 + 300.0]);
@@ -100,6 +114,10 @@ fn attention_weighs_values() {
     close(&attend(window(9), &[1.0, 1.0, 1.0]), &[6.0, 42.0, 321.0]);
     // Capped at almost nothing, all weigh the same.
     close(&attend(AttentionShape { soft_cap: Some(1e-9), ..shape }, &[1.0]), &[222.0]);
+    // A sink of ln 6 takes half of the weight.
+    let mut out = [0.0];
+    attention(&[1.0], &k, &v, Some(&[6.0f32.ln()]), &shape, &mut out);
+    close(&out, &[160.5]);
     // A cap of one: the scores become tanh(ln n).
     let weights = [1.0f32, 2.0, 3.0].map(|n| n.ln().tanh().exp());
     let expected = (weights[0] * 6.0 + weights[1] * 60.0 + weights[2] * 600.0) / weights.iter().sum::<f32>();
@@ -120,6 +138,33 @@ fn query_heads_share_key_heads_in_order() {
     };
     let v = [0.0, 1.0, 10.0, 11.0, /**/ 2.0, 3.0, 30.0, 31.0];
     let mut out = [0.0; 8];
-    attention(&[1.0; 8], &[1.0; 8], &v, &shape, &mut out);
+    attention(&[1.0; 8], &[1.0; 8], &v, None, &shape, &mut out);
     close(&out, &[1.0, 2.0, 1.0, 2.0, 20.0, 21.0, 20.0, 21.0]);
+}
+
+#[test]
+fn queries_grow_by_periods() {
+    let scale = PositionScale { beta: 0.5, original: 4 };
+    let expected = [1.0, 1.0, 1.0 + 0.5 * 2f32.ln(), 1.0 + 0.5 * 3f32.ln()];
+    close(&[0, 3, 4, 8].map(|position| ops::position_scale(&scale, position)), &expected);
+}
+
+#[test]
+fn routers_choose_and_weigh() {
+    // Scores 0.1, 0.2, 0.3, 0.4.
+    let logits = [1.0f32, 2.0, 3.0, 4.0].map(f32::ln);
+    let route = |bias: Option<&[f32]>, used, renormalize, factor| {
+        ops::route(&logits, Scores::Softmax, bias, used, renormalize, factor)
+    };
+    let check = |chosen: Vec<(usize, f32)>, ids: &[usize], weights: &[f32]| {
+        assert_eq!(chosen.iter().map(|choice| choice.0).collect::<Vec<_>>(), ids);
+        close(&chosen.iter().map(|choice| choice.1).collect::<Vec<_>>(), weights);
+    };
+    check(route(None, 2, false, 1.0), &[2, 3], &[0.3, 0.4]);
+    check(route(None, 2, true, 7.0), &[2, 3], &[3.0, 4.0]);
+    // A bias chooses, and does not weigh.
+    check(route(Some(&[1.0, 0.0, 0.0, 0.0]), 2, false, 1.0), &[0, 3], &[0.1, 0.4]);
+    check(ops::route(&[0.0, 3.0f32.ln()], Scores::Sigmoid, None, 1, false, 1.0), &[1], &[0.75]);
+    // Among equals the lowest.
+    check(ops::route(&[0.0; 4], Scores::Softmax, None, 2, true, 1.0), &[0, 1], &[0.5, 0.5]);
 }

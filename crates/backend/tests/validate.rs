@@ -2,8 +2,8 @@
 
 use expect_test::{Expect, expect};
 use paguro_backend::{
-    AttentionMode, KvDtype, KvGroup, KvLayout, Limits, Output, PageId, Program, SampleRequest,
-    SamplingParams, Step, StepSequence, TokenMask, Want,
+    AttentionMode, Embed, Head, KvDtype, KvGroup, KvLayout, Limits, Linear, MatrixId, Norm, NormKind, Output,
+    PageId, Program, SampleRequest, SamplingParams, Step, StepSequence, TokenMask, VectorId, Want,
 };
 
 /// A step that can be broken. Block size 4; group 0 sees everything, group 1 five tokens.
@@ -61,16 +61,20 @@ fn validate(step: &Owned) -> String {
     let program = Program {
         hidden: 8,
         vocab: 70,
-        heads: 1,
-        ffn: 8,
         kv: KvLayout {
-            groups: vec![KvGroup { window: None }, KvGroup { window: Some(5) }],
-            slots: 1,
-            kv_heads: 1,
-            head_dim: 8,
+            groups: [None, Some(5)]
+                .map(|window| KvGroup { window, slots: 1, kv_heads: 1, head_dim: 8 })
+                .to_vec(),
         },
         ropes: Vec::new(),
-        ops: Vec::new(),
+        embed: Embed { table: MatrixId(0), scale: 1.0, positions: None },
+        layers: Vec::new(),
+        head: Head {
+            norm: Norm { kind: NormKind::Rms, weight: VectorId(0), bias: None, eps: 1e-5 },
+            linear: Linear { matrix: MatrixId(0), bias: None },
+            scale: 1.0,
+            soft_cap: None,
+        },
     };
     let limits = Limits {
         block_size: 4,

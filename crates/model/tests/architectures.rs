@@ -5,7 +5,7 @@ mod tiny;
 use std::fs;
 
 use expect_test::{Expect, expect};
-use paguro_backend::Op;
+use paguro_backend::{FeedForward, Mixer};
 use paguro_model::{LoadOptions, Model, ModelFile};
 use tiny::{
     models::{self, Tiny, VOCAB},
@@ -55,7 +55,7 @@ fn describe(model: &Model) -> String {
     let program = &model.program;
     let mut lines = Vec::new();
     let windows: Vec<_> = program.kv.groups.iter().map(|group| group.window.unwrap_or(0)).collect();
-    lines.push(format!("windows of groups {windows:?}, {} slots", program.kv.slots));
+    lines.push(format!("windows of groups {windows:?}, {} slots", program.kv.groups[0].slots));
     for rope in &program.ropes {
         let (first, last) = (rope.frequencies[0], rope.frequencies[rope.frequencies.len() - 1]);
         let pairs = rope.frequencies.len();
@@ -64,37 +64,33 @@ fn describe(model: &Model) -> String {
             rope.style, rope.magnitude
         ));
     }
-    for (i, op) in program.ops.iter().enumerate() {
-        let extra = match op {
-            Op::Embed(op) => format!("scale {}", op.scale),
-            Op::NormQkvRopeStore(op) => format!(
-                "biases {}{}{}, head norms {}{}, rope {}, {}.{}",
-                u8::from(op.q.bias.is_some()),
-                u8::from(op.k.bias.is_some()),
-                u8::from(op.v.bias.is_some()),
-                u8::from(op.q_norm.is_some()),
-                u8::from(op.k_norm.is_some()),
-                op.rope,
-                op.kv.group,
-                op.kv.slot,
-            ),
-            Op::Attend(op) => format!("scale {:.4}, cap {:?}", op.scale, op.soft_cap),
-            Op::ProjectAdd(op) => {
-                format!("bias {}, norm {}", op.project.bias.is_some(), op.post_norm.is_some())
-            }
-            Op::NormGateUp(op) => format!("{:?}", op.activation),
-            Op::DownAdd(op) => format!("norm {}", op.post_norm.is_some()),
-            Op::NormLogits(op) => {
-                let Op::Embed(embed) = &program.ops[0] else { panic!("no embedding") };
-                format!("tied {}, cap {:?}", op.head.matrix == embed.table, op.soft_cap)
-            }
-            _ => String::new(),
-        };
-        // One layer in full, of the others only where they differ.
-        if i <= 5 || i + 1 == program.ops.len() || matches!(op, Op::NormQkvRopeStore(_)) {
-            lines.push(format!("{i} {}: {extra}", op.name()));
+    lines.push(format!("embed: scale {}", program.embed.scale));
+    for (index, layer) in program.layers.iter().enumerate() {
+        let Mixer::Attention(op) = &layer.mixer else { panic!("{:?}", layer.mixer) };
+        let FeedForward::Dense(dense) = &layer.ffn else { panic!("{:?}", layer.ffn) };
+        lines.push(format!(
+            "layer {index}: {} heads, biases {}{}{}, head norms {}, rope {:?}, {}.{}",
+            op.heads,
+            u8::from(op.q.bias.is_some()),
+            u8::from(op.k.bias.is_some()),
+            u8::from(op.v.bias.is_some()),
+            op.qk_norm.is_some(),
+            op.rope,
+            op.kv.group,
+            op.kv.slot,
+        ));
+        // Of the other layers only what differs.
+        if index == 0 {
+            let bias = op.out.bias.is_some();
+            lines.push(format!("  attention: scale {:.4}, cap {:?}, bias {bias}", op.scale, op.soft_cap));
+            lines.push(format!("  ffn: {}, {:?}", dense.width, dense.activation));
+            let after = [op.post_norm, dense.post_norm].map(|norm| norm.is_some());
+            lines.push(format!("  norms after: {after:?}"));
         }
     }
+    let head = &program.head;
+    let tied = head.linear.matrix == program.embed.table;
+    lines.push(format!("head: tied {tied}, cap {:?}", head.soft_cap));
     lines.join("\n") + "\n"
 }
 
@@ -114,17 +110,16 @@ fn llama_lowers_to() {
     check(
         "llama",
         expect![[r#"
-        windows of groups [0], 2 slots
-        rope Interleaved, 8 pairs, 0.500 to 1.581e-4 x 1.0000
-        0 embed: scale 1
-        1 norm_qkv_rope_store: biases 000, head norms 00, rope 0, 0.0
-        2 attend: scale 0.2500, cap None
-        3 project_add: bias false, norm false
-        4 norm_gate_up: Silu
-        5 down_add: norm false
-        6 norm_qkv_rope_store: biases 000, head norms 00, rope 0, 0.1
-        11 norm_logits: tied false, cap None
-    "#]],
+            windows of groups [0], 2 slots
+            rope Interleaved, 8 pairs, 0.500 to 1.581e-4 x 1.0000
+            embed: scale 1
+            layer 0: 4 heads, biases 000, head norms false, rope Some(0), 0.0
+              attention: scale 0.2500, cap None, bias false
+              ffn: 96, Silu
+              norms after: [false, false]
+            layer 1: 4 heads, biases 000, head norms false, rope Some(0), 0.1
+            head: tied false, cap None
+        "#]],
     );
 }
 
@@ -133,17 +128,16 @@ fn llama3_lowers_to() {
     check(
         "llama3",
         expect![[r#"
-        windows of groups [0], 2 slots
-        rope Interleaved, 16 pairs, 1.000 to 5.677e-7 x 1.0000
-        0 embed: scale 1
-        1 norm_qkv_rope_store: biases 111, head norms 00, rope 0, 0.0
-        2 attend: scale 0.1768, cap None
-        3 project_add: bias true, norm false
-        4 norm_gate_up: Silu
-        5 down_add: norm false
-        6 norm_qkv_rope_store: biases 111, head norms 00, rope 0, 0.1
-        11 norm_logits: tied true, cap None
-    "#]],
+            windows of groups [0], 2 slots
+            rope Interleaved, 16 pairs, 1.000 to 5.677e-7 x 1.0000
+            embed: scale 1
+            layer 0: 4 heads, biases 111, head norms false, rope Some(0), 0.0
+              attention: scale 0.1768, cap None, bias true
+              ffn: 96, Silu
+              norms after: [false, false]
+            layer 1: 4 heads, biases 111, head norms false, rope Some(0), 0.1
+            head: tied true, cap None
+        "#]],
     );
 }
 
@@ -152,17 +146,16 @@ fn mistral_lowers_to() {
     check(
         "mistral",
         expect![[r#"
-        windows of groups [7], 2 slots
-        rope Interleaved, 8 pairs, 1.000 to 3.162e-4 x 1.0000
-        0 embed: scale 1
-        1 norm_qkv_rope_store: biases 000, head norms 00, rope 0, 0.0
-        2 attend: scale 0.2500, cap None
-        3 project_add: bias false, norm false
-        4 norm_gate_up: Silu
-        5 down_add: norm false
-        6 norm_qkv_rope_store: biases 000, head norms 00, rope 0, 0.1
-        11 norm_logits: tied false, cap None
-    "#]],
+            windows of groups [7], 2 slots
+            rope Interleaved, 8 pairs, 1.000 to 3.162e-4 x 1.0000
+            embed: scale 1
+            layer 0: 4 heads, biases 000, head norms false, rope Some(0), 0.0
+              attention: scale 0.2500, cap None, bias false
+              ffn: 96, Silu
+              norms after: [false, false]
+            layer 1: 4 heads, biases 000, head norms false, rope Some(0), 0.1
+            head: tied false, cap None
+        "#]],
     );
 }
 
@@ -171,17 +164,16 @@ fn qwen2_lowers_to() {
     check(
         "qwen2",
         expect![[r#"
-        windows of groups [0], 2 slots
-        rope HalfSplit, 8 pairs, 1.000 to 1.406e-6 x 1.1386
-        0 embed: scale 1
-        1 norm_qkv_rope_store: biases 111, head norms 00, rope 0, 0.0
-        2 attend: scale 0.2500, cap None
-        3 project_add: bias false, norm false
-        4 norm_gate_up: Silu
-        5 down_add: norm false
-        6 norm_qkv_rope_store: biases 111, head norms 00, rope 0, 0.1
-        11 norm_logits: tied true, cap None
-    "#]],
+            windows of groups [0], 2 slots
+            rope HalfSplit, 8 pairs, 1.000 to 1.406e-6 x 1.1386
+            embed: scale 1
+            layer 0: 4 heads, biases 111, head norms false, rope Some(0), 0.0
+              attention: scale 0.2500, cap None, bias false
+              ffn: 96, Silu
+              norms after: [false, false]
+            layer 1: 4 heads, biases 111, head norms false, rope Some(0), 0.1
+            head: tied true, cap None
+        "#]],
     );
 }
 
@@ -190,17 +182,16 @@ fn qwen3_lowers_to() {
     check(
         "qwen3",
         expect![[r#"
-        windows of groups [0], 2 slots
-        rope HalfSplit, 16 pairs, 1.000 to 2.371e-6 x 1.0000
-        0 embed: scale 1
-        1 norm_qkv_rope_store: biases 000, head norms 11, rope 0, 0.0
-        2 attend: scale 0.1768, cap None
-        3 project_add: bias false, norm false
-        4 norm_gate_up: Silu
-        5 down_add: norm false
-        6 norm_qkv_rope_store: biases 000, head norms 11, rope 0, 0.1
-        11 norm_logits: tied false, cap None
-    "#]],
+            windows of groups [0], 2 slots
+            rope HalfSplit, 16 pairs, 1.000 to 2.371e-6 x 1.0000
+            embed: scale 1
+            layer 0: 4 heads, biases 000, head norms true, rope Some(0), 0.0
+              attention: scale 0.1768, cap None, bias false
+              ffn: 96, Silu
+              norms after: [false, false]
+            layer 1: 4 heads, biases 000, head norms true, rope Some(0), 0.1
+            head: tied false, cap None
+        "#]],
     );
 }
 
@@ -209,18 +200,17 @@ fn gemma2_lowers_to() {
     check(
         "gemma2",
         expect![[r#"
-        windows of groups [6, 6, 0], 1 slots
-        rope HalfSplit, 16 pairs, 1.000 to 1.778e-4 x 1.0000
-        0 embed: scale 8
-        1 norm_qkv_rope_store: biases 000, head norms 00, rope 0, 0.0
-        2 attend: scale 0.1768, cap Some(20.0)
-        3 project_add: bias false, norm true
-        4 norm_gate_up: GeluTanh
-        5 down_add: norm true
-        6 norm_qkv_rope_store: biases 000, head norms 00, rope 0, 2.0
-        11 norm_qkv_rope_store: biases 000, head norms 00, rope 0, 1.0
-        16 norm_logits: tied true, cap Some(5.0)
-    "#]],
+            windows of groups [6, 6, 0], 1 slots
+            rope HalfSplit, 16 pairs, 1.000 to 1.778e-4 x 1.0000
+            embed: scale 8
+            layer 0: 4 heads, biases 000, head norms false, rope Some(0), 0.0
+              attention: scale 0.1768, cap Some(20.0), bias false
+              ffn: 96, GeluTanh
+              norms after: [true, true]
+            layer 1: 4 heads, biases 000, head norms false, rope Some(0), 2.0
+            layer 2: 4 heads, biases 000, head norms false, rope Some(0), 1.0
+            head: tied true, cap Some(5.0)
+        "#]],
     );
 }
 
@@ -229,23 +219,22 @@ fn gemma3_lowers_to() {
     check(
         "gemma3",
         expect![[r#"
-        windows of groups [5, 5, 5, 5, 5, 5, 0], 1 slots
-        rope HalfSplit, 16 pairs, 0.125 to 2.964e-7 x 1.0000
-        rope HalfSplit, 16 pairs, 1.000 to 1.778e-4 x 1.0000
-        0 embed: scale 8
-        1 norm_qkv_rope_store: biases 000, head norms 11, rope 1, 0.0
-        2 attend: scale 0.1768, cap None
-        3 project_add: bias false, norm true
-        4 norm_gate_up: GeluTanh
-        5 down_add: norm true
-        6 norm_qkv_rope_store: biases 000, head norms 11, rope 1, 1.0
-        11 norm_qkv_rope_store: biases 000, head norms 11, rope 1, 2.0
-        16 norm_qkv_rope_store: biases 000, head norms 11, rope 1, 3.0
-        21 norm_qkv_rope_store: biases 000, head norms 11, rope 1, 4.0
-        26 norm_qkv_rope_store: biases 000, head norms 11, rope 0, 6.0
-        31 norm_qkv_rope_store: biases 000, head norms 11, rope 1, 5.0
-        36 norm_logits: tied true, cap None
-    "#]],
+            windows of groups [5, 5, 5, 5, 5, 5, 0], 1 slots
+            rope HalfSplit, 16 pairs, 0.125 to 2.964e-7 x 1.0000
+            rope HalfSplit, 16 pairs, 1.000 to 1.778e-4 x 1.0000
+            embed: scale 8
+            layer 0: 4 heads, biases 000, head norms true, rope Some(1), 0.0
+              attention: scale 0.1768, cap None, bias false
+              ffn: 96, GeluTanh
+              norms after: [true, true]
+            layer 1: 4 heads, biases 000, head norms true, rope Some(1), 1.0
+            layer 2: 4 heads, biases 000, head norms true, rope Some(1), 2.0
+            layer 3: 4 heads, biases 000, head norms true, rope Some(1), 3.0
+            layer 4: 4 heads, biases 000, head norms true, rope Some(1), 4.0
+            layer 5: 4 heads, biases 000, head norms true, rope Some(0), 6.0
+            layer 6: 4 heads, biases 000, head norms true, rope Some(1), 5.0
+            head: tied true, cap None
+        "#]],
     );
 }
 
@@ -254,17 +243,16 @@ fn phi3_lowers_to() {
     check(
         "phi3-longrope-long",
         expect![[r#"
-        windows of groups [0], 2 slots
-        rope HalfSplit, 6 pairs, 0.667 to 4.036e-5 x 1.4142
-        0 embed: scale 1
-        1 norm_qkv_rope_store: biases 000, head norms 00, rope 0, 0.0
-        2 attend: scale 0.2500, cap None
-        3 project_add: bias false, norm false
-        4 norm_gate_up: Silu
-        5 down_add: norm false
-        6 norm_qkv_rope_store: biases 000, head norms 00, rope 0, 0.1
-        11 norm_logits: tied false, cap None
-    "#]],
+            windows of groups [0], 2 slots
+            rope HalfSplit, 6 pairs, 0.667 to 4.036e-5 x 1.4142
+            embed: scale 1
+            layer 0: 4 heads, biases 000, head norms false, rope Some(0), 0.0
+              attention: scale 0.2500, cap None, bias false
+              ffn: 96, Silu
+              norms after: [false, false]
+            layer 1: 4 heads, biases 000, head norms false, rope Some(0), 0.1
+            head: tied false, cap None
+        "#]],
     );
 }
 

@@ -453,13 +453,9 @@ fn windows_are_where_the_configuration_puts_them() {
         model(name).write_hf(folder.path());
         edit(&folder.path().join("config.json"), change);
         let program = Model::open(folder.path(), &LoadOptions::default()).unwrap().program;
-        let group = |op: &paguro_backend::Op| match op {
-            paguro_backend::Op::Attend(op) => program.kv.groups[op.kv.group].window,
-            _ => None,
-        };
-        let attend = program.ops.iter().filter(|op| op.name() == "attend");
-        attend
-            .map(|op| group(op).map_or("-".to_owned(), |window| window.to_string()))
+        let windows = program.attentions().map(|attention| program.kv_group(attention).window);
+        windows
+            .map(|window| window.map_or("-".to_owned(), |window| window.to_string()))
             .collect::<Vec<_>>()
             .join(" ")
     };

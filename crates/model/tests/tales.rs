@@ -7,7 +7,7 @@ mod shared;
 use std::{fs, path::Path};
 
 use expect_test::{Expect, expect};
-use paguro_backend::Op;
+use paguro_backend::{FeedForward, Layer, Mixer};
 use paguro_model::{LoadOptions, Model};
 
 fn open(path: &Path) -> Model {
@@ -17,9 +17,12 @@ fn open(path: &Path) -> Model {
 /// A model in a few lines.
 fn describe(model: &Model) -> String {
     let program = &model.program;
-    let kinds: Vec<_> = program.ops.iter().map(Op::name).collect();
-    let layer = kinds[1..6].join(" ");
-    assert!(kinds[1..kinds.len() - 1].chunks(5).all(|ops| ops.join(" ") == layer), "layers differ");
+    let shape = |layer: &Layer| match (&layer.mixer, &layer.ffn) {
+        (Mixer::Attention(attention), FeedForward::Dense(dense)) => (attention.heads, dense.width),
+        _ => panic!("{layer:?}"),
+    };
+    let (heads, ffn) = shape(&program.layers[0]);
+    assert!(program.layers.iter().all(|layer| shape(layer) == (heads, ffn)), "layers differ");
     let mut formats: Vec<_> = model.weights.matrices.iter().map(|matrix| matrix.format.name()).collect();
     formats.sort_unstable();
     formats.dedup();
@@ -27,7 +30,7 @@ fn describe(model: &Model) -> String {
         "{} ({}), {:?}\n\
          context {}, hidden {}, vocab {}, heads {}, ffn {}, {:?}\n\
          {:?}, {} frequencies, magnitude {}\n\
-         {}, {} x ({layer}), {}\n\
+         {} layers\n\
          {} matrices in {}, {} vectors; stops at {:?}\n\
          {:?}\n",
         model.name,
@@ -36,15 +39,13 @@ fn describe(model: &Model) -> String {
         model.context_length,
         program.hidden,
         program.vocab,
-        program.heads,
-        program.ffn,
+        heads,
+        ffn,
         program.kv,
         program.ropes[0].style,
         program.ropes[0].frequencies.len(),
         program.ropes[0].magnitude,
-        kinds[0],
-        (kinds.len() - 2) / 5,
-        kinds[kinds.len() - 1],
+        program.layers.len(),
         model.weights.matrices.len(),
         formats.join(" "),
         model.weights.vectors.len(),
@@ -67,9 +68,9 @@ fn files_lower_to_the_same_program() {
         "tales-f16.gguf",
         expect![[r#"
         Tales 21M (llama), Description { parameters: 20978176, file_bytes: 42102464, quantization: "F16" }
-        context 2048, hidden 512, vocab 4096, heads 8, ffn 1536, KvLayout { groups: [KvGroup { window: None }], slots: 6, kv_heads: 4, head_dim: 64 }
+        context 2048, hidden 512, vocab 4096, heads 8, ffn 1536, KvLayout { groups: [KvGroup { window: None, slots: 6, kv_heads: 4, head_dim: 64 }] }
         Interleaved, 32 frequencies, magnitude 1
-        embed, 6 x (norm_qkv_rope_store attend project_add norm_gate_up down_add), norm_logits
+        6 layers
         43 matrices in F16, 13 vectors; stops at [1]
         GenerationDefaults { temperature: None, top_k: None, top_p: None, min_p: None, repetition_penalty: None, penalty_window: None, max_tokens: None }
     "#]],
@@ -78,9 +79,9 @@ fn files_lower_to_the_same_program() {
         "tales-Q8_0.gguf",
         expect![[r#"
         Tales 21M (llama), Description { parameters: 20978176, file_bytes: 22441664, quantization: "Q8_0" }
-        context 2048, hidden 512, vocab 4096, heads 8, ffn 1536, KvLayout { groups: [KvGroup { window: None }], slots: 6, kv_heads: 4, head_dim: 64 }
+        context 2048, hidden 512, vocab 4096, heads 8, ffn 1536, KvLayout { groups: [KvGroup { window: None, slots: 6, kv_heads: 4, head_dim: 64 }] }
         Interleaved, 32 frequencies, magnitude 1
-        embed, 6 x (norm_qkv_rope_store attend project_add norm_gate_up down_add), norm_logits
+        6 layers
         43 matrices in Q8_0, 13 vectors; stops at [1]
         GenerationDefaults { temperature: None, top_k: None, top_p: None, min_p: None, repetition_penalty: None, penalty_window: None, max_tokens: None }
     "#]],
@@ -89,9 +90,9 @@ fn files_lower_to_the_same_program() {
         "tales-Q4_K_M.gguf",
         expect![[r#"
         Tales 21M (llama), Description { parameters: 20978176, file_bytes: 12969664, quantization: "Q4_K_M" }
-        context 2048, hidden 512, vocab 4096, heads 8, ffn 1536, KvLayout { groups: [KvGroup { window: None }], slots: 6, kv_heads: 4, head_dim: 64 }
+        context 2048, hidden 512, vocab 4096, heads 8, ffn 1536, KvLayout { groups: [KvGroup { window: None, slots: 6, kv_heads: 4, head_dim: 64 }] }
         Interleaved, 32 frequencies, magnitude 1
-        embed, 6 x (norm_qkv_rope_store attend project_add norm_gate_up down_add), norm_logits
+        6 layers
         43 matrices in Q4_K Q6_K, 13 vectors; stops at [1]
         GenerationDefaults { temperature: None, top_k: None, top_p: None, min_p: None, repetition_penalty: None, penalty_window: None, max_tokens: None }
     "#]],
@@ -100,9 +101,9 @@ fn files_lower_to_the_same_program() {
         "hf",
         expect![[r#"
         hf (LlamaForCausalLM), Description { parameters: 20978176, file_bytes: 41962440, quantization: "F16" }
-        context 2048, hidden 512, vocab 4096, heads 8, ffn 1536, KvLayout { groups: [KvGroup { window: None }], slots: 6, kv_heads: 4, head_dim: 64 }
+        context 2048, hidden 512, vocab 4096, heads 8, ffn 1536, KvLayout { groups: [KvGroup { window: None, slots: 6, kv_heads: 4, head_dim: 64 }] }
         HalfSplit, 32 frequencies, magnitude 1
-        embed, 6 x (norm_qkv_rope_store attend project_add norm_gate_up down_add), norm_logits
+        6 layers
         43 matrices in F16, 13 vectors; stops at [1]
         GenerationDefaults { temperature: Some(0.7), top_k: None, top_p: Some(0.95), min_p: None, repetition_penalty: None, penalty_window: None, max_tokens: Some(512) }
     "#]],

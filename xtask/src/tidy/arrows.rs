@@ -13,10 +13,11 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("paguro", &["paguro-*"]),
     ("paguro-server", &["paguro-engine", "paguro-model", "paguro-registry"]),
     ("paguro-registry", &[]),
-    ("paguro-engine", &["paguro-model", "paguro-backend"]),
+    ("paguro-engine", &["paguro-model", "paguro-backend", "paguro-backend-conformance"]),
     ("paguro-model", &["paguro-backend"]),
-    ("paguro-backend-*", &["paguro-backend"]),
-    ("paguro-backend", &[]),
+    ("paguro-backend-conformance", &["paguro-backend"]),
+    ("paguro-backend-*", &["paguro-backend", "paguro-backend-conformance"]),
+    ("paguro-backend", &["paguro-backend-conformance"]),
     ("xtask", &[]),
 ];
 

@@ -1,7 +1,8 @@
 use paguro_backend::{
-    AttentionMode, Capacity, KernelCount, KvDtype, LoadError, Op, PageMove, StepError, Ticket, WeightFormat,
-    conformance::ModelShape, excerpt, reference::Reference,
+    AttentionMode, Attention, Capacity, FeedForward, KernelCount, KvDtype, LoadError, Mixer, PageMove,
+    StepError, Ticket, WeightFormat, excerpt, reference::Reference,
 };
+use paguro_backend_conformance::ModelShape;
 
 use super::*;
 
@@ -46,12 +47,14 @@ impl Backend for Broken {
     ) -> Result<Box<dyn Runner>, LoadError> {
         let mut program = program.clone();
         if let Defect::Operation(name) = self.0 {
-            for op in program.ops.iter_mut().filter(|op| op.name() == name) {
-                match op {
-                    Op::Attend(op) => op.scale *= 2.0,
-                    Op::NormGateUp(op) => op.up = op.gate,
-                    Op::NormQkvRopeStore(op) => op.v = op.k,
-                    other => panic!("{other:?}"),
+            for layer in &mut program.layers {
+                let Mixer::Attention(attention) = &mut layer.mixer else { panic!("{:?}", layer.mixer) };
+                let FeedForward::Dense(dense) = &mut layer.ffn else { panic!("{:?}", layer.ffn) };
+                match name {
+                    "attention" => attention.scale *= 2.0,
+                    "feed-forward" => dense.up = dense.gate.expect("a gate"),
+                    "values" => *attention = Attention { v: attention.k, ..attention.clone() },
+                    other => panic!("{other}"),
                 }
             }
         }
@@ -112,7 +115,7 @@ fn check_with(defect: Defect) -> Result<(), String> {
 #[test]
 fn defects_are_found() {
     check_with(Defect::None).unwrap();
-    for operation in ["attend", "norm_gate_up", "norm_qkv_rope_store"] {
+    for operation in ["attention", "feed-forward", "values"] {
         let problem = check_with(Defect::Operation(operation)).expect_err(operation);
         assert!(problem.contains("logits are off"), "{problem}");
     }

@@ -2,11 +2,10 @@
 
 use half::f16;
 use paguro_backend::{
-    KV_BLOCK, KvDtype, KvGroup, KvLayout, PageId,
-    conformance::Rng,
-    quantize_kv,
+    KV_BLOCK, KvDtype, KvGroup, KvLayout, PageId, quantize_kv,
     reference::{AttentionShape, attention},
 };
+use paguro_backend_conformance::Rng;
 
 use super::*;
 use crate::{
@@ -107,7 +106,7 @@ impl Case {
         let shape = AttentionShape { heads, kv_heads, head_dim, start, scale, soft_cap, window };
         let (k, v) = (self.stored(&numbers.k), self.stored(&numbers.v));
         let mut out = vec![0.0; numbers.q.len()];
-        attention(&self.multiplied(&numbers.q), &k, &v, &shape, &mut out);
+        attention(&self.multiplied(&numbers.q), &k, &v, None, &shape, &mut out);
         out
     }
 
@@ -116,7 +115,7 @@ impl Case {
         let Case { dtype, heads, kv_heads, head_dim, start, rows, window, soft_cap, scale } = *self;
         let blocks = self.tokens().div_ceil(cut.block_size);
         // The second of two layers.
-        let kv = KvLayout { groups: vec![KvGroup { window }], slots: 2, kv_heads, head_dim };
+        let kv = KvLayout { groups: vec![KvGroup { window, slots: 2, kv_heads, head_dim }] };
         let shape = PageShape::new(&kv, cut.block_size, dtype).unwrap();
         let mut arena = Arena::new(blocks + 1, shape).unwrap();
         arena.poison();
@@ -287,7 +286,7 @@ fn extreme_scores() {
 #[test]
 fn an_unseen_split_gives_an_empty_partial_result() {
     let case = Case { start: 600, rows: 1, window: Some(10), ..PLAIN };
-    let kv = KvLayout { groups: vec![KvGroup { window: None }], slots: 1, kv_heads: 2, head_dim: 64 };
+    let kv = KvLayout { groups: vec![KvGroup { window: None, slots: 1, kv_heads: 2, head_dim: 64 }] };
     let shape = PageShape::new(&kv, 16, KvDtype::F16).unwrap();
     let arena = Arena::new(64, shape).unwrap();
     let table: Vec<PageId> = (1..=38).map(PageId).collect();

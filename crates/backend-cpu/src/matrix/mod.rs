@@ -187,10 +187,11 @@ pub struct Scratch {
     float: float::Strip,
 }
 
-/// A matrix, packed.
+/// A matrix, or a stack of them, packed. Each matrix of a stack begins with a group of its own.
 pub struct PackedMatrix {
     memory: Memory,
     format: WeightFormat,
+    parts: usize,
     rows: usize,
     cols: usize,
     group_bytes: usize,
@@ -209,10 +210,11 @@ impl PackedMatrix {
 
     /// Bytes that a matrix takes once it is packed.
     pub fn packed_bytes(source: &Matrix) -> usize {
-        source.rows.div_ceil(LANES).saturating_mul(group_bytes(source.format, source.cols))
+        let groups = source.parts.saturating_mul(source.rows.div_ceil(LANES));
+        groups.saturating_mul(group_bytes(source.format, source.cols))
     }
 
-    /// Outputs.
+    /// Outputs of each matrix.
     pub fn rows(&self) -> usize {
         self.rows
     }
@@ -227,12 +229,17 @@ impl PackedMatrix {
         self.format
     }
 
-    /// Groups of 16 outputs: the unit in which threads share a product.
+    /// Groups of 16 outputs of each matrix: the unit in which threads share a product.
     pub fn groups(&self) -> usize {
         self.rows.div_ceil(LANES)
     }
 
-    /// Bytes that a product reads.
+    /// Groups of all matrices of the stack.
+    fn all_groups(&self) -> usize {
+        self.parts * self.groups()
+    }
+
+    /// Bytes that a product with one matrix reads.
     pub fn bytes(&self) -> usize {
         self.groups() * self.group_bytes
     }
@@ -247,26 +254,28 @@ impl PackedMatrix {
         format!("matmul_{}/{isa}", self.format.name().to_lowercase())
     }
 
-    /// Multiplies the first `count` of `rows` with the outputs of `groups`. Threads may do so at the same time
-    /// with different groups.
+    /// Multiplies the first `count` of `rows` with the outputs of `groups` in matrix `part` of the stack. Threads may do so
+    /// at the same time with different groups.
     ///
     /// # Panics
     /// If `rows` is not of this matrix' [`PackedMatrix::row_kind`] or too short, or `out` too small.
+    #[allow(clippy::too_many_arguments)] // a matrix, its rows, the share of the work, and where the result goes
     pub fn multiply(
         &self,
         kernels: &MatrixKernels,
+        part: usize,
         rows: Rows<'_>,
         count: usize,
         groups: Range<usize>,
         out: &Output<'_>,
         scratch: &mut Scratch,
     ) {
-        assert!(groups.end <= self.groups());
+        assert!(part < self.parts && groups.end <= self.groups());
         out.check(count, self.rows);
         if count == 0 || groups.is_empty() {
             return;
         }
-        let bytes = self.memory.bytes();
+        let bytes = &self.memory.bytes()[part * self.bytes()..][..self.bytes()];
         match rows {
             Rows::Quantized { blocks, stride } => {
                 assert!(quantize::row_blocks(self.cols) <= stride && (count - 1) * stride < blocks.len());
@@ -325,7 +334,7 @@ impl PackedMatrix {
         }
     }
 
-    /// Decodes row `row` into `out`, `[cols]`: embedding lookup in a table that is also the head.
+    /// Decodes row `row` of the first matrix into `out`, `[cols]`: embedding lookup in a table that is also the head.
     pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.rows && out.len() == self.cols);
         let group = &self.memory.bytes()[row / LANES * self.group_bytes..][..self.group_bytes];
@@ -369,28 +378,31 @@ impl<'a> Packing<'a> {
     /// # Errors
     /// [`LoadError::BadWeights`] if the bytes do not fit the shape, [`LoadError::OutOfMemory`].
     pub fn new(source: &'a Matrix) -> Result<Self, LoadError> {
-        let Matrix { name, format, rows, cols, bytes } = source;
+        let Matrix { name, format, parts, rows, cols, bytes } = source;
         let bad = |problem| Err(LoadError::BadWeights { tensor: name.clone(), problem });
-        if *rows == 0 || *cols == 0 || !cols.is_multiple_of(format.block_len()) {
+        if *parts == 0 || *rows == 0 || *cols == 0 || !cols.is_multiple_of(format.block_len()) {
             return bad(format!(
                 "[{rows}, {cols}] is no shape for {format}, whose blocks have {}",
                 format.block_len()
             ));
         }
         let row_bytes = format.row_bytes(*cols);
-        if rows.checked_mul(row_bytes) != Some(bytes.len()) {
-            return bad(format!("[{rows}, {cols}] in {format} are not {} bytes", bytes.len()));
+        if parts.checked_mul(*rows).and_then(|rows| rows.checked_mul(row_bytes)) != Some(bytes.len()) {
+            return bad(format!("[{parts}, {rows}, {cols}] in {format} are not {} bytes", bytes.len()));
         }
         let group_bytes = group_bytes(*format, *cols);
         let mut memory = Memory::allocate(PackedMatrix::packed_bytes(source), name)?;
         let start = memory.bytes_mut().as_mut_ptr();
-        let packed = PackedMatrix { memory, format: *format, rows: *rows, cols: *cols, group_bytes };
+        let packed =
+            PackedMatrix { memory, format: *format, parts: *parts, rows: *rows, cols: *cols, group_bytes };
         Ok(Self {
             source,
             packed,
             start,
             // Small matrices are shared among threads, too.
-            groups_at_once: (READ_BYTES / (LANES * row_bytes)).min(rows.div_ceil(64 * LANES)).max(1),
+            groups_at_once: (READ_BYTES / (LANES * row_bytes))
+                .min((parts * rows).div_ceil(64 * LANES))
+                .max(1),
             next: AtomicUsize::new(0),
             failure: Mutex::new(None),
         })
@@ -400,7 +412,7 @@ impl<'a> Packing<'a> {
     pub fn work(&self) {
         if let Err(error) = self.try_work() {
             // The others find nothing left.
-            self.next.store(self.packed.groups(), Ordering::Relaxed);
+            self.next.store(self.packed.all_groups(), Ordering::Relaxed);
             self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
         }
     }
@@ -410,19 +422,24 @@ impl<'a> Packing<'a> {
         let mut buffer = Vec::new();
         loop {
             let first = self.next.fetch_add(self.groups_at_once, Ordering::Relaxed);
-            let end = self.packed.groups().min(first.saturating_add(self.groups_at_once));
+            let end = self.packed.all_groups().min(first.saturating_add(self.groups_at_once));
             if first >= end {
                 return Ok(());
             }
-            let rows = first * LANES..self.source.rows.min(end * LANES);
-            let encoded = self.source.read_rows(rows.clone(), &mut buffer)?;
-            self.source.check_finite(encoded, rows.start)?;
-            for (group, rows) in (first..end).zip(encoded.chunks(LANES * row_bytes)) {
-                let bytes = self.packed.group_bytes;
-                // SAFETY: the counter gives each group to one caller, groups do not overlap, and nobody reads the memory
-                // before `finish`, which needs this value back from all borrowers.
-                let out = unsafe { std::slice::from_raw_parts_mut(self.start.add(group * bytes), bytes) };
-                self.pack(rows, row_bytes, out);
+            let (all_rows, per_part) = (self.source.rows, self.packed.groups());
+            for part in first / per_part..end.div_ceil(per_part) {
+                let groups = first.max(part * per_part)..end.min((part + 1) * per_part);
+                let row_of = |group: usize| part * all_rows + all_rows.min((group - part * per_part) * LANES);
+                let rows = row_of(groups.start)..row_of(groups.end);
+                let encoded = self.source.read_rows(rows.clone(), &mut buffer)?;
+                self.source.check_finite(encoded, rows.start)?;
+                for (group, rows) in groups.zip(encoded.chunks(LANES * row_bytes)) {
+                    let bytes = self.packed.group_bytes;
+                    // SAFETY: the counter gives each group to one caller, groups do not overlap, and nobody reads the
+                    // memory before `finish`, which needs this value back from all borrowers.
+                    let out = unsafe { std::slice::from_raw_parts_mut(self.start.add(group * bytes), bytes) };
+                    self.pack(rows, row_bytes, out);
+                }
             }
         }
     }
@@ -457,7 +474,7 @@ impl<'a> Packing<'a> {
     /// # Panics
     /// If groups are left.
     pub fn finish(self) -> Result<PackedMatrix, LoadError> {
-        assert!(self.next.into_inner() >= self.packed.groups(), "groups are left to pack");
+        assert!(self.next.into_inner() >= self.packed.all_groups(), "groups are left to pack");
         match self.failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
             Some(error) => Err(error),
             None => Ok(self.packed),

@@ -48,7 +48,7 @@ fn random_matrix(format: WeightFormat, rows: usize, cols: usize) -> Matrix {
             _ => {}
         }
     }
-    Matrix { name: "random".into(), format, rows, cols, bytes: bytes.into() }
+    Matrix { name: "random".into(), format, parts: 1, rows, cols, bytes: bytes.into() }
 }
 
 /// Activations of `count` rows with outliers, as models have them, and what surrounds them in memory.
@@ -112,7 +112,7 @@ fn product(isa: Isa, matrix: &PackedMatrix, input: &Input, count: usize, scratch
     let target = Output::new(&mut out, stride);
     let middle = matrix.groups() / 2;
     for groups in [0..middle, middle..matrix.groups()] {
-        matrix.multiply(&kernels, input.rows(matrix.row_kind()), count, groups, &target, scratch);
+        matrix.multiply(&kernels, 0, input.rows(matrix.row_kind()), count, groups, &target, scratch);
     }
     let mut bits = Vec::new();
     for row in out.chunks_exact(stride) {
@@ -242,7 +242,8 @@ fn every_exponent_of_mxfp4_counts() {
     // Row e has scale 2^(e - 127) and weights of one (2 * 0.5): its product with ones is 32 * 2^(e - 127).
     let bytes: Vec<u8> = (0..=240u8).flat_map(|e| std::iter::once(e).chain([0x22; 16])).collect();
     let format = WeightFormat::MXFP4;
-    let source = Matrix { name: "exponents".into(), format, rows: 241, cols: 32, bytes: bytes.into() };
+    let source =
+        Matrix { name: "exponents".into(), format, parts: 1, rows: 241, cols: 32, bytes: bytes.into() };
     let matrix = PackedMatrix::pack(&source).unwrap();
     let mut input = Input::new(Isa::detect(), 1, 32);
     MatrixKernels::new(Isa::detect()).quantize_row(&[127.0; 32], &mut input.blocks);

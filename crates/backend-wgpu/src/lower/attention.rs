@@ -1,6 +1,8 @@
 //! Rotation and attention.
 
-use paguro_backend::{Attend, KvDtype, Linear, LoadError, NormQkvRopeStore, Program, Rope, RopeStyle};
+use paguro_backend::{KvDtype, Linear, LoadError, Rope, RopeStyle};
+
+use crate::ops::{Attend, NormQkvRopeStore, Program};
 
 use super::{
     Grid, Launch, Lowering, Place,

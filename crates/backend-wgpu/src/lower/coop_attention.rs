@@ -1,6 +1,8 @@
 //! Attention with cooperative matrices: which steps take it, and its kernels.
 
-use paguro_backend::{KvDtype, Limits, LoadError, Program};
+use paguro_backend::{KvDtype, Limits, LoadError};
+
+use crate::ops::Program;
 
 use super::{Grid, Launch, Lowering, Value::U, attention::tile_heads, kernels, wgsl};
 use crate::{

@@ -1,9 +1,9 @@
 //! Products that do, besides, what would be launches of their own before or after them, for steps of one row: there, much of a
 //! launch's time is the way from one to the next. The bits are those of the separate launches.
 
-use paguro_backend::{
-    Activation, KvDtype, Linear, LoadError, Norm, NormGateUp, NormLogits, NormQkvRopeStore, Op, RopeStyle,
-};
+use paguro_backend::{Activation, KvDtype, Linear, LoadError, RopeStyle};
+
+use crate::ops::{Norm, NormGateUp, NormLogits, NormQkvRopeStore, Op};
 
 use super::{
     Acts, Before, Grid, Launch, Lowering, Place, Store,

@@ -6,7 +6,9 @@
 //! takes them, empties them itself (`handed_parts.rs`). Queries and the residual stream between layers pass a barrier on their way, and so need no asking;
 //! they, too, have two places in turn, lest someone still reads what is written.
 
-use paguro_backend::{Linear, LoadError, Norm, Op, Program};
+use paguro_backend::{Linear, LoadError};
+
+use crate::ops::{Norm, Op, Program};
 
 use super::{Lowering, Value::U, handed_parts::HandedParts};
 use crate::{

@@ -1,6 +1,8 @@
 //! What rows with outputs get: logits, embeddings, tokens.
 
-use paguro_backend::{LoadError, NormLogits, Program};
+use paguro_backend::LoadError;
+
+use crate::ops::{NormLogits, Program};
 
 use super::{
     Acts, Before, Grid, Io, LOGIT_ROWS, Launch, Lowering, Model, Place, Store,

@@ -2,7 +2,9 @@
 
 use std::{iter, ops::Range};
 
-use paguro_backend::{Activation, Linear, LoadError, MatrixId, Norm};
+use paguro_backend::{Activation, Linear, LoadError, MatrixId};
+
+use crate::ops::Norm;
 
 use super::{
     Acts, Before, Grid, Launch, Lowering, Place, Product, Store,

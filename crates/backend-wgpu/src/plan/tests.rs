@@ -1,6 +1,8 @@
 use std::collections::BTreeSet;
 
-use paguro_backend::{KvDtype, KvGroup, PageId, StepSequence};
+use paguro_backend::{KvDtype, PageId, StepSequence};
+
+use crate::ops::KvGroup;
 
 use super::*;
 

@@ -45,6 +45,11 @@ impl WeightFormat {
         [F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4]
     };
 
+    /// True if elements share scales in blocks; false for floats.
+    pub const fn is_quantized(self) -> bool {
+        self.block_len() > 1
+    }
+
     /// Elements in a block.
     pub const fn block_len(self) -> usize {
         use WeightFormat::*;
@@ -201,7 +206,7 @@ impl WeightFormat {
     }
 
     /// Overwrites an encoded block such that its elements are not finite. For tests.
-    pub(crate) fn spoil(self, block: &mut [u8]) {
+    pub fn spoil(self, block: &mut [u8]) {
         use WeightFormat::*;
         let at = match self {
             F32 => 2,

@@ -21,6 +21,8 @@ pub struct AttentionShape {
 
 /// `out = softmax(cap(q·Kᵀ * scale))·V`, causal, for rows of one sequence. Scores, softmax and sums in f64.
 ///
+/// With `sinks`, one score for each head, the softmax has one more term, which takes its share and has no value.
+///
 /// - `q`, `out`: `[rows, heads, head_dim]`
 /// - `k`, `v`: `[tokens, kv_heads, head_dim]`, by position from 0. What no row can see (positions past the last
 ///   row's, positions that its window has left behind) is not read.
@@ -30,7 +32,14 @@ pub struct AttentionShape {
 ///
 /// # Panics
 /// If the slices are shorter than the shape says.
-pub fn attention(q: &[f32], k: &[f32], v: &[f32], shape: &AttentionShape, out: &mut [f32]) {
+pub fn attention(
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    sinks: Option<&[f32]>,
+    shape: &AttentionShape,
+    out: &mut [f32],
+) {
     let AttentionShape { heads, kv_heads, head_dim, start, .. } = *shape;
     let mut scores = Vec::new();
     let mut sums = vec![0.0; head_dim];
@@ -51,9 +60,10 @@ pub fn attention(q: &[f32], k: &[f32], v: &[f32], shape: &AttentionShape, out: &
                 None => score,
             }
         }));
-        let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sink = sinks.map_or(f64::NEG_INFINITY, |sinks| f64::from(sinks[head]));
+        let largest = scores.iter().copied().fold(sink, f64::max);
         scores.iter_mut().for_each(|score| *score = (*score - largest).exp());
-        let total: f64 = scores.iter().sum();
+        let total = scores.iter().sum::<f64>() + (sink - largest).exp();
 
         sums.fill(0.0);
         for (position, weight) in (begin..end).zip(&scores) {

@@ -1,7 +1,7 @@
 //! The naive backend that defines what every operation means.
 //!
-//! It decodes all weights to f32, sums in f64, goes row by row and is slow: read it as documentation. The
-//! [`conformance`](mod@crate::conformance) suite compares every other backend with it.
+//! It decodes all weights to f32, sums in f64, goes row by row and is slow: read it as documentation. The conformance
+//! suite compares every other backend with it.
 
 mod attention;
 pub mod ops;
@@ -13,16 +13,14 @@ use std::{
 };
 
 pub use attention::{AttentionShape, attention};
-pub use pages::KvRounding;
-pub(crate) use pages::RoundFn;
 use pages::{Arena, Half, rounding};
-#[cfg(test)]
-pub(crate) use pages::{round_f16, round_q8};
+pub use pages::{KvRounding, RoundFn, round_f16, round_q8};
 
 use crate::{
-    Attend, AttentionMode, Backend, Capacity, DownAdd, Embed, KernelCount, KvDtype, Limits, Linear,
-    LoadError, Matrix, Norm, NormGateUp, NormLogits, NormQkvRopeStore, Op, Outcome, Output, PageMove,
-    Program, ProjectAdd, Runner, Step, StepError, StepOutput, Ticket, Want, Weights,
+    Attention, AttentionMode, Backend, Capacity, Dense, Experts, FeedForward, Head, KernelCount, KvDtype,
+    Layer, Limits, Linear, LoadError, Matrix, MatrixId, Mixer, Norm, Outcome, Output, PageMove, Program,
+    QkNormKind, Residual, Runner, SharedExpert, Step, StepError, StepOutput, StepSequence, Ticket, VectorId,
+    Want, Weights,
     sampling::{self, Scratch},
 };
 
@@ -75,8 +73,11 @@ impl Backend for Reference {
 }
 
 impl Reference {
-    /// Loads with other functions for attention and rounding: mutation tests put in wrong ones.
-    pub(crate) fn load_with(
+    /// Loads with other functions for attention and rounding: tests of the conformance suite put in wrong ones.
+    ///
+    /// # Errors
+    /// [`LoadError`]
+    pub fn load_with(
         &self,
         attention: AttentionFn,
         round: RoundFn,
@@ -88,7 +89,7 @@ impl Reference {
         let decode = |matrix: &Matrix| {
             let bytes = matrix.read()?;
             matrix.check_finite(&bytes, 0)?;
-            let mut decoded = vec![0.0; matrix.rows * matrix.cols];
+            let mut decoded = vec![0.0; matrix.parts * matrix.rows * matrix.cols];
             matrix.format.dequantize(&bytes, &mut decoded);
             Ok(decoded)
         };
@@ -112,12 +113,12 @@ impl Reference {
 }
 
 /// The type of [`attention()`].
-pub(crate) type AttentionFn = fn(&[f32], &[f32], &[f32], &AttentionShape, &mut [f32]);
+pub type AttentionFn = fn(&[f32], &[f32], &[f32], Option<&[f32]>, &AttentionShape, &mut [f32]);
 
 /// A loaded model.
-pub(crate) struct ReferenceRunner {
+pub struct ReferenceRunner {
     program: Arc<Program>,
-    /// `[rows, cols]` each, by [`MatrixId`](crate::MatrixId).
+    /// `[parts, rows, cols]` each, by [`MatrixId`].
     matrices: Vec<Vec<f32>>,
     vectors: Vec<Vec<f32>>,
     limits: Limits,
@@ -202,155 +203,229 @@ impl Runner for ReferenceRunner {
     }
 }
 
-/// Activations of one pass, each `[rows, its own width]`.
-struct Activations {
-    /// The residual stream, `[rows, hidden]`.
-    x: Vec<f32>,
-    /// Queries, `[rows, heads * head_dim]`.
-    q: Vec<f32>,
-    /// What attention gave, `[rows, heads * head_dim]`.
-    a: Vec<f32>,
-    /// Activated gate times up, `[rows, ffn]`.
-    g: Vec<f32>,
-}
-
 impl ReferenceRunner {
     /// Runs the program, and answers the outputs at its end.
     fn forward(&mut self, step: &Step<'_>) {
         let program = Arc::clone(&self.program);
-        let mut state = Activations { x: Vec::new(), q: Vec::new(), a: Vec::new(), g: Vec::new() };
-        for op in &program.ops {
-            match op {
-                Op::Embed(op) => self.embed(op, step, &mut state),
-                Op::NormQkvRopeStore(op) => self.norm_qkv_rope_store(op, step, &mut state),
-                Op::Attend(op) => self.attend(op, step, &mut state),
-                Op::ProjectAdd(op) => self.project_add(op, &mut state),
-                Op::NormGateUp(op) => self.norm_gate_up(op, &mut state),
-                Op::DownAdd(op) => self.down_add(op, &mut state),
-                Op::NormLogits(op) => self.norm_logits(op, step, &state),
-            }
-            let kernel = match (op, self.limits.attention) {
-                (Op::Attend(_), AttentionMode::Gather) => "attend_gather",
-                _ => op.name(),
-            };
-            *self.launches.entry(kernel).or_default() += 1;
-        }
-    }
-
-    fn embed(&self, op: &Embed, step: &Step<'_>, state: &mut Activations) {
-        let table = &self.matrices[op.table.0 as usize];
-        let hidden = self.program.hidden;
-        let rows = step.tokens.iter().flat_map(|&token| &table[token as usize * hidden..][..hidden]);
-        state.x = rows.map(|x| x * op.scale).collect();
-    }
-
-    fn norm_qkv_rope_store(&mut self, op: &NormQkvRopeStore, step: &Step<'_>, state: &mut Activations) {
-        let head_dim = self.program.kv.head_dim;
-        state.q.clear();
+        // The residual stream, one vector for each row.
+        let mut x: Vec<Vec<f32>> = Vec::with_capacity(step.tokens.len());
         for sequence in step.sequences {
-            let table = sequence.table(step.pages, op.kv.group, self.program.kv.groups.len());
+            let rows = (sequence.start..).zip(sequence.rows.clone());
+            x.extend(rows.map(|(position, row)| self.embed(step.tokens[row], position)));
+        }
+        self.count("embed");
+        for layer in &program.layers {
+            self.layer(layer, step, &mut x);
+        }
+        self.head(&program.head, step, &x);
+        self.count("head");
+    }
+
+    fn layer(&mut self, layer: &Layer, step: &Step<'_>, x: &mut [Vec<f32>]) {
+        let mixed = match &layer.mixer {
+            Mixer::Attention(attention) => self.attention(attention, step, x),
+        };
+        if layer.residual == Residual::Sequential {
+            add(x, &mixed, layer.branch_scale);
+        }
+        let fed: Vec<Vec<f32>> = match &layer.ffn {
+            FeedForward::Dense(dense) => x.iter().map(|x| self.dense(dense, x)).collect(),
+            FeedForward::Experts(experts) => x.iter().map(|x| self.experts(experts, x)).collect(),
+        };
+        self.count(match &layer.ffn {
+            FeedForward::Dense(_) => "dense",
+            FeedForward::Experts(_) => "experts",
+        });
+        if layer.residual == Residual::Parallel {
+            add(x, &mixed, layer.branch_scale);
+        }
+        add(x, &fed, layer.branch_scale);
+    }
+
+    fn embed(&self, token: u32, position: usize) -> Vec<f32> {
+        let (embed, hidden) = (&self.program.embed, self.program.hidden);
+        let row = |table: MatrixId, row: usize| &self.matrices[table.0 as usize][row * hidden..][..hidden];
+        let mut x: Vec<f32> = row(embed.table, token as usize).iter().map(|x| x * embed.scale).collect();
+        if let Some(positions) = &embed.positions {
+            x.iter_mut().zip(row(positions.table, position)).for_each(|(x, y)| *x += y);
+        }
+        x
+    }
+
+    /// What attention adds to each row.
+    fn attention(&mut self, op: &Attention, step: &Step<'_>, x: &[Vec<f32>]) -> Vec<Vec<f32>> {
+        let groups = self.program.kv.groups.len();
+        let mut added = Vec::with_capacity(x.len());
+        for sequence in step.sequences {
+            let table = sequence.table(step.pages, op.kv.group, groups);
+            let mut queries = Vec::new();
             for (position, row) in (sequence.start..).zip(sequence.rows.clone()) {
-                let h = self.norm(&op.norm, row_of(&state.x, row, self.program.hidden));
-                let mut q = self.linear(&op.q, &h);
-                let mut k = self.linear(&op.k, &h);
-                let v = self.linear(&op.v, &h);
-                for (heads, norm) in [(&mut q, &op.q_norm), (&mut k, &op.k_norm)] {
-                    for head in heads.chunks_exact_mut(head_dim) {
-                        if let Some(norm) = norm {
-                            head.copy_from_slice(&self.norm(norm, head));
-                        }
-                        ops::rotate(head, position, &self.program.ropes[op.rope]);
-                    }
-                }
+                let [q, k, v] = self.queries_keys_values(op, &x[row], position);
                 self.arena.store(table, op.kv, Half::K, position, &k);
                 self.arena.store(table, op.kv, Half::V, position, &v);
-                state.q.extend(q);
+                queries.extend(q);
+            }
+            let attended = self.attend(op, step, sequence, &queries);
+            let width = op.heads * self.program.kv_group(op).head_dim;
+            for a in attended.chunks_exact(width) {
+                added.push(self.optional_norm(op.post_norm, &self.linear(&op.out, a)));
             }
         }
+        self.count("store");
+        self.count(match self.limits.attention {
+            AttentionMode::Paged => "attend",
+            AttentionMode::Gather => "attend_gather",
+        });
+        added
     }
 
-    fn attend(&self, op: &Attend, step: &Step<'_>, state: &mut Activations) {
-        let kv = &self.program.kv;
-        let width = self.program.heads * kv.head_dim;
-        state.a.clear();
-        state.a.resize(state.q.len(), 0.0);
-        for sequence in step.sequences {
-            let table = sequence.table(step.pages, op.kv.group, kv.groups.len());
-            let shape = AttentionShape {
-                heads: self.program.heads,
-                kv_heads: kv.kv_heads,
-                head_dim: kv.head_dim,
-                start: sequence.start,
-                scale: op.scale,
-                soft_cap: op.soft_cap,
-                window: kv.groups[op.kv.group].window,
-            };
-            let rows = sequence.rows.start * width..sequence.rows.end * width;
-            let k = self.arena.gather(table, op.kv, Half::K);
-            let v = self.arena.gather(table, op.kv, Half::V);
-            (self.attention)(&state.q[rows.clone()], &k, &v, &shape, &mut state.a[rows]);
+    /// Queries, keys and values of one row at `position`: `[heads * head_dim]`, `[kv_heads * head_dim]` twice.
+    fn queries_keys_values(&self, op: &Attention, x: &[f32], position: usize) -> [Vec<f32>; 3] {
+        let head_dim = self.program.kv_group(op).head_dim;
+        let h = self.optional_norm(op.norm, x);
+        let [mut q, mut k, v] = [&op.q, &op.k, &op.v].map(|linear| self.linear(linear, &h));
+        for (row, is_query) in [(&mut q, true), (&mut k, false)] {
+            let norm = op.qk_norm.map(|norm| (if is_query { norm.q } else { norm.k }, norm.kind));
+            if let Some((norm, QkNormKind::Row)) = norm {
+                *row = self.norm(&norm, row);
+            }
+            for head in row.chunks_exact_mut(head_dim) {
+                if let Some((norm, QkNormKind::Head)) = norm {
+                    head.copy_from_slice(&self.norm(&norm, head));
+                }
+                if let Some(rope) = op.rope {
+                    ops::rotate(head, position, &self.program.ropes[rope]);
+                }
+                if let Some((norm, QkNormKind::HeadAfterRope)) = norm {
+                    head.copy_from_slice(&self.norm(&norm, head));
+                }
+            }
         }
-    }
-
-    fn project_add(&self, op: &ProjectAdd, state: &mut Activations) {
-        let width = self.program.heads * self.program.kv.head_dim;
-        for (x, a) in state.x.chunks_exact_mut(self.program.hidden).zip(state.a.chunks_exact(width)) {
-            self.add(x, self.linear(&op.project, a), op.post_norm.as_ref());
+        if let Some(scale) = &op.position_scale {
+            let factor = ops::position_scale(scale, position);
+            q.iter_mut().for_each(|q| *q *= factor);
         }
+        [q, k, v]
     }
 
-    fn norm_gate_up(&self, op: &NormGateUp, state: &mut Activations) {
-        state.g.clear();
-        for x in state.x.chunks_exact(self.program.hidden) {
-            let h = self.norm(&op.norm, x);
-            let gate = self.linear(&op.gate, &h);
-            let up = self.linear(&op.up, &h);
-            state.g.extend(gate.iter().zip(&up).map(|(&gate, up)| ops::activate(gate, op.activation) * up));
+    /// Attention of the rows of one sequence, `[rows, heads * head_dim]`.
+    fn attend(&self, op: &Attention, step: &Step<'_>, sequence: &StepSequence, q: &[f32]) -> Vec<f32> {
+        let group = self.program.kv_group(op);
+        let table = sequence.table(step.pages, op.kv.group, self.program.kv.groups.len());
+        let shape = AttentionShape {
+            heads: op.heads,
+            kv_heads: group.kv_heads,
+            head_dim: group.head_dim,
+            start: sequence.start,
+            scale: op.scale,
+            soft_cap: op.soft_cap,
+            window: group.window,
+        };
+        let k = self.arena.gather(table, op.kv, Half::K);
+        let v = self.arena.gather(table, op.kv, Half::V);
+        let sinks = op.sinks.map(|sinks| self.vector(sinks));
+        let mut out = vec![0.0; q.len()];
+        (self.attention)(q, &k, &v, sinks, &shape, &mut out);
+        out
+    }
+
+    /// What a dense network adds to one row.
+    fn dense(&self, op: &Dense, x: &[f32]) -> Vec<f32> {
+        let h = self.optional_norm(op.norm, x);
+        let gate = op.gate.map(|gate| self.linear(&gate, &h));
+        let up = self.linear(&op.up, &h);
+        let gate = |i: usize| gate.as_ref().map(|gate| gate[i]);
+        let g: Vec<f32> =
+            up.iter().enumerate().map(|(i, &up)| ops::activate(gate(i), up, op.activation)).collect();
+        self.optional_norm(op.post_norm, &self.linear(&op.down, &g))
+    }
+
+    /// What a mixture of experts adds to one row.
+    fn experts(&self, op: &Experts, x: &[f32]) -> Vec<f32> {
+        let h = self.optional_norm(op.norm, x);
+        let mut y = match &op.shared {
+            Some(shared) => self.shared(shared, op, &h),
+            None => vec![0.0; self.program.hidden],
+        };
+        let router = &op.router;
+        let logits = self.linear(&router.linear, &h);
+        let bias = router.selection_bias.map(|bias| self.vector(bias));
+        let chosen = ops::route(&logits, router.scores, bias, router.used, router.renormalize, router.factor);
+        for (expert, weight) in chosen {
+            let gate = self.part(&op.gate, expert, &h, op.width);
+            let up = self.part(&op.up, expert, &h, op.width);
+            let g: Vec<f32> =
+                gate.iter().zip(up).map(|(&gate, up)| ops::activate(Some(gate), up, op.activation)).collect();
+            let out = self.part(&op.down, expert, &g, self.program.hidden);
+            y.iter_mut().zip(out).for_each(|(y, out)| *y += weight * out);
         }
+        self.optional_norm(op.post_norm, &y)
     }
 
-    fn down_add(&self, op: &DownAdd, state: &mut Activations) {
-        for (x, g) in
-            state.x.chunks_exact_mut(self.program.hidden).zip(state.g.chunks_exact(self.program.ffn))
-        {
-            self.add(x, self.linear(&op.down, g), op.post_norm.as_ref());
+    fn shared(&self, op: &SharedExpert, experts: &Experts, h: &[f32]) -> Vec<f32> {
+        let (gate, up) = (self.linear(&op.gate, h), self.linear(&op.up, h));
+        let g = gate.iter().zip(up).map(|(&gate, up)| ops::activate(Some(gate), up, experts.activation));
+        let mut y = self.linear(&op.down, &g.collect::<Vec<_>>());
+        if let Some(gate) = &op.output_gate {
+            let factor = 1.0 / (1.0 + (-self.linear(gate, h)[0]).exp());
+            y.iter_mut().for_each(|y| *y *= factor);
         }
+        y
     }
 
-    fn norm_logits(&mut self, op: &NormLogits, step: &Step<'_>, state: &Activations) {
+    fn head(&mut self, op: &Head, step: &Step<'_>, x: &[Vec<f32>]) {
         for output in step.outputs {
-            let h = self.norm(&op.norm, row_of(&state.x, output.row, self.program.hidden));
-            let mut logits = self.linear(&op.head, &h);
-            if let Some(cap) = op.soft_cap {
-                logits.iter_mut().for_each(|x| *x = ops::soft_cap(*x, cap));
+            let h = self.norm(&op.norm, &x[output.row]);
+            let mut logits = self.linear(&op.linear, &h);
+            for logit in &mut logits {
+                *logit *= op.scale;
+                if let Some(cap) = op.soft_cap {
+                    *logit = ops::soft_cap(*logit, cap);
+                }
             }
             let answer = sampling::answer(&logits, &output.want, &mut self.sampler);
             self.answers.push(answer.unwrap_or(Outcome::Embedding(h)));
         }
     }
 
-    /// `x += post_norm(y)`
-    fn add(&self, x: &mut [f32], y: Vec<f32>, post_norm: Option<&Norm>) {
-        let y = post_norm.map_or_else(|| y.clone(), |norm| self.norm(norm, &y));
-        x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
+    fn count(&mut self, kernel: &'static str) {
+        *self.launches.entry(kernel).or_default() += 1;
+    }
+
+    fn vector(&self, id: VectorId) -> &[f32] {
+        &self.vectors[id.0 as usize]
     }
 
     fn norm(&self, norm: &Norm, x: &[f32]) -> Vec<f32> {
         let mut out = x.to_vec();
-        ops::rms_norm(&mut out, &self.vectors[norm.weight.0 as usize], norm.eps);
+        let bias = norm.bias.map(|bias| self.vector(bias));
+        ops::norm(&mut out, norm.kind, self.vector(norm.weight), bias, norm.eps);
         out
     }
 
+    fn optional_norm(&self, norm: Option<Norm>, x: &[f32]) -> Vec<f32> {
+        norm.map_or_else(|| x.to_vec(), |norm| self.norm(&norm, x))
+    }
+
     fn linear(&self, linear: &Linear, x: &[f32]) -> Vec<f32> {
-        let matrix = &self.matrices[linear.matrix.0 as usize];
-        let bias = linear.bias.map(|bias| &self.vectors[bias.0 as usize][..]);
-        let mut out = vec![0.0; matrix.len() / x.len()];
+        let rows = self.matrices[linear.matrix.0 as usize].len() / x.len();
+        self.part(linear, 0, x, rows)
+    }
+
+    /// Matrix `part` of a stack, each of `rows` rows.
+    fn part(&self, linear: &Linear, part: usize, x: &[f32], rows: usize) -> Vec<f32> {
+        let size = rows * x.len();
+        let matrix = &self.matrices[linear.matrix.0 as usize][part * size..(part + 1) * size];
+        let bias = linear.bias.map(|bias| &self.vector(bias)[part * rows..(part + 1) * rows]);
+        let mut out = vec![0.0; rows];
         ops::linear(x, matrix, bias, &mut out);
         out
     }
 }
 
-/// Row `row` of `[rows, width]`.
-fn row_of(x: &[f32], row: usize, width: usize) -> &[f32] {
-    &x[row * width..][..width]
+/// `x += y * scale`, row by row.
+fn add(x: &mut [Vec<f32>], y: &[Vec<f32>], scale: f32) {
+    for (x, y) in x.iter_mut().flatten().zip(y.iter().flatten()) {
+        *x += y * scale;
+    }
 }

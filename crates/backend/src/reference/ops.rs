@@ -1,7 +1,7 @@
 //! Every operation but attention, one function each: the definition of what a program means.
 
 use super::attention::dot;
-use crate::{Activation, Rope, RopeStyle};
+use crate::{Activation, NormKind, PositionScale, Rope, RopeStyle, Scores};
 
 /// `out = x·Wᵀ + b` for one row.
 ///
@@ -15,12 +15,17 @@ pub fn linear(x: &[f32], matrix: &[f32], bias: Option<&[f32]>, out: &mut [f32]) 
     }
 }
 
-/// `x / sqrt(mean(x²) + eps) * weight`, in place; all `[width]`.
-pub fn rms_norm(x: &mut [f32], weight: &[f32], eps: f32) {
+/// `x / sqrt(mean(x²) + eps) * weight + bias`, in place; all `[width]`. [`NormKind::Layer`] subtracts the mean first.
+pub fn norm(x: &mut [f32], kind: NormKind, weight: &[f32], bias: Option<&[f32]>, eps: f32) {
+    if kind == NormKind::Layer {
+        let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / x.len() as f64;
+        x.iter_mut().for_each(|x| *x = (f64::from(*x) - mean) as f32);
+    }
     let mean_square = dot(x, x) / x.len() as f64;
     let scale = 1.0 / (mean_square + f64::from(eps)).sqrt();
-    for (x, &weight) in x.iter_mut().zip(weight) {
-        *x = (f64::from(*x) * scale * f64::from(weight)) as f32;
+    for (i, x) in x.iter_mut().enumerate() {
+        let bias = bias.map_or(0.0, |bias| f64::from(bias[i]));
+        *x = (f64::from(*x) * scale * f64::from(weight[i]) + bias) as f32;
     }
 }
 
@@ -40,17 +45,86 @@ pub fn rotate(head: &mut [f32], position: usize, rope: &Rope) {
     }
 }
 
-/// The gate's activation.
-pub fn activate(x: f32, activation: Activation) -> f32 {
-    let x = f64::from(x);
-    let y = match activation {
+/// The factor of a query at `position`: `1 + beta * ln(1 + floor(position / original))`.
+pub fn position_scale(scale: &PositionScale, position: usize) -> f32 {
+    let periods = position / scale.original as usize;
+    (1.0 + f64::from(scale.beta) * (periods as f64).ln_1p()) as f32
+}
+
+/// The activation of an input `up` with its gate, or of an input alone.
+pub fn activate(gate: Option<f32>, up: f32, activation: Activation) -> f32 {
+    let of = |x: f64| match activation {
         Activation::Silu => x / (1.0 + (-x).exp()),
         Activation::GeluTanh => {
             let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
             0.5 * x * (1.0 + inner.tanh())
         }
+        Activation::Gelu => 0.5 * x * erfc(-x / std::f64::consts::SQRT_2),
+        Activation::Relu2 => x.max(0.0).powi(2),
+        Activation::ClampedSwiglu { alpha, limit } => {
+            let x = x.min(limit.into());
+            x / (1.0 + (-f64::from(alpha) * x).exp())
+        }
     };
-    y as f32
+    let Some(gate) = gate else { return of(up.into()) as f32 };
+    let up = match activation {
+        Activation::ClampedSwiglu { limit, .. } => f64::from(up.clamp(-limit, limit)) + 1.0,
+        _ => f64::from(up),
+    };
+    (of(gate.into()) * up) as f32
+}
+
+/// The complementary error function, to about 1e-15: a series near zero, a continued fraction elsewhere.
+fn erfc(x: f64) -> f64 {
+    if x < 0.0 {
+        return 2.0 - erfc(-x);
+    }
+    if x < 2.0 {
+        // erf(x) = 2/sqrt(π) exp(-x²) Σ (2x²)^n x / (1·3·5···(2n+1))
+        let (mut term, mut sum, mut n) = (x, x, 1.0);
+        while term > sum * 1e-17 {
+            term *= 2.0 * x * x / (2.0 * n + 1.0);
+            sum += term;
+            n += 1.0;
+        }
+        return 1.0 - std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp() * sum;
+    }
+    // erfc(x) = exp(-x²)/sqrt(π) / (x + 1/2 / (x + 2/2 / (x + 3/2 / ...)))
+    let fraction = (1..=60).rev().fold(x, |below, k| x + f64::from(k) / 2.0 / below);
+    (-x * x).exp() / std::f64::consts::PI.sqrt() / fraction
+}
+
+/// Experts of one row with their weights, in ascending order of ids; see [`Router`](crate::Router).
+///
+/// - `logits`: `[experts]`, in single precision, because near ties would be decided by rounding otherwise
+/// - `selection_bias`: `[experts]`
+pub fn route(
+    logits: &[f32],
+    scores: Scores,
+    selection_bias: Option<&[f32]>,
+    used: usize,
+    renormalize: bool,
+    factor: f32,
+) -> Vec<(usize, f32)> {
+    let logit = |expert: usize| f64::from(logits[expert]);
+    let largest = (0..logits.len()).map(logit).fold(f64::NEG_INFINITY, f64::max);
+    let scores: Vec<f64> = match scores {
+        Scores::Softmax => {
+            let total: f64 = (0..logits.len()).map(|expert| (logit(expert) - largest).exp()).sum();
+            (0..logits.len()).map(|expert| (logit(expert) - largest).exp() / total).collect()
+        }
+        Scores::Sigmoid => (0..logits.len()).map(|expert| 1.0 / (1.0 + (-logit(expert)).exp())).collect(),
+    };
+    let ranked = |expert: usize| scores[expert] + selection_bias.map_or(0.0, |bias| f64::from(bias[expert]));
+    let mut chosen: Vec<usize> = (0..logits.len()).collect();
+    // The sort is stable: among equals, the lowest id comes first.
+    chosen.sort_by(|&a, &b| ranked(b).total_cmp(&ranked(a)));
+    chosen.truncate(used);
+    chosen.sort_unstable();
+    let total: f64 = chosen.iter().map(|&expert| scores[expert]).sum();
+    let divisor = if renormalize { total.max(f64::from(f32::MIN_POSITIVE)) } else { 1.0 };
+    let weight = |expert: usize| (scores[expert] / divisor * f64::from(factor)) as f32;
+    chosen.into_iter().map(|expert| (expert, weight(expert))).collect()
 }
 
 /// `cap * tanh(x / cap)`.

@@ -1,10 +1,10 @@
-//! The reference's arena: f32 pages, `[pages, slots, 2, block_size, kv_heads * head_dim]`.
+//! The reference's arena: f32 pages, `[slots, 2, block_size, kv_heads * head_dim]` each, with the shape of their group.
 
 use std::ops::Range;
 
 use half::f16;
 
-use crate::{KV_BLOCK, KvDtype, KvLayout, KvSlot, Limits, PageId, quantize_kv};
+use crate::{KV_BLOCK, KvDtype, KvGroup, KvLayout, KvSlot, Limits, PageId, quantize_kv};
 
 /// How K and V are rounded when pages of [`KvDtype::F16`] are asked for. Backends keep them in fewer bits than the
 /// reference does; rounding as they do tells their other errors apart. [`KvDtype::Q8`] is always rounded as it is
@@ -19,7 +19,7 @@ pub enum KvRounding {
 }
 
 /// Rounds one head of a token's K or V, `[head_dim]`, to what pages can store.
-pub(crate) type RoundFn = fn(&mut [f32]);
+pub type RoundFn = fn(&mut [f32]);
 
 /// What a page of this kind does to a head.
 pub(crate) fn rounding(dtype: KvDtype, rounding: KvRounding) -> RoundFn {
@@ -30,11 +30,13 @@ pub(crate) fn rounding(dtype: KvDtype, rounding: KvRounding) -> RoundFn {
     }
 }
 
-pub(crate) fn round_f16(head: &mut [f32]) {
+/// Rounds a head to f16.
+pub fn round_f16(head: &mut [f32]) {
     head.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32());
 }
 
-pub(crate) fn round_q8(head: &mut [f32]) {
+/// Rounds a head to what [`KvDtype::Q8`] stores.
+pub fn round_q8(head: &mut [f32]) {
     for block in head.chunks_mut(KV_BLOCK) {
         let mut quants = [0; KV_BLOCK];
         let quants = &mut quants[..block.len()];
@@ -54,19 +56,18 @@ pub(super) enum Half {
 pub(super) struct Arena {
     numbers: Vec<f32>,
     round: RoundFn,
-    head_dim: usize,
-    slots: usize,
+    groups: Vec<KvGroup>,
     block_size: usize,
-    /// Elements of K, or of V, of one token in one layer.
-    width: usize,
+    /// Elements of a page: as many as the largest group needs.
+    page: usize,
 }
 
 impl Arena {
     /// A new arena, filled with large finite noise if there is a seed for it, so that a read of what was never
     /// written shows.
     pub(super) fn new(kv: &KvLayout, limits: &Limits, round: RoundFn, poison: Option<u64>) -> Self {
-        let (slots, block_size, width) = (kv.slots, limits.block_size, kv.kv_heads * kv.head_dim);
-        let mut numbers = vec![0.0; limits.pages * slots * 2 * block_size * width];
+        let page = kv.page_elements(limits.block_size);
+        let mut numbers = vec![0.0; limits.pages * page];
         if let Some(mut state) = poison {
             for number in &mut numbers {
                 // Knuth's MMIX generator: any noise will do.
@@ -74,14 +75,14 @@ impl Arena {
                 *number = ((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * 3e4;
             }
         }
-        Self { numbers, round, head_dim: kv.head_dim, slots, block_size, width }
+        Self { numbers, round, groups: kv.groups.clone(), block_size: limits.block_size, page }
     }
 
     /// Where the tokens of one page are, in one layer.
-    fn tokens(&self, PageId(page): PageId, slot: usize, half: Half) -> Range<usize> {
-        let size = self.block_size * self.width;
-        let index = (page as usize * self.slots + slot) * 2 + half as usize;
-        index * size..(index + 1) * size
+    fn tokens(&self, PageId(page): PageId, kv: KvSlot, half: Half) -> Range<usize> {
+        let size = self.block_size * self.groups[kv.group].width();
+        let start = page as usize * self.page + (2 * kv.slot + half as usize) * size;
+        start..start + size
     }
 
     /// Stores K or V of the token at `position`, `[kv_heads * head_dim]`.
@@ -93,26 +94,27 @@ impl Arena {
         position: usize,
         values: &[f32],
     ) {
-        let tokens = self.tokens(table[position / self.block_size], kv.slot, half);
-        let stored = &mut self.numbers[tokens][position % self.block_size * self.width..][..self.width];
+        let (width, head_dim) = (self.groups[kv.group].width(), self.groups[kv.group].head_dim);
+        let tokens = self.tokens(table[position / self.block_size], kv, half);
+        let stored = &mut self.numbers[tokens][position % self.block_size * width..][..width];
         stored.copy_from_slice(values);
-        stored.chunks_exact_mut(self.head_dim).for_each(self.round);
+        stored.chunks_exact_mut(head_dim).for_each(self.round);
     }
 
     /// Copies whole pages of a sequence one after the other: `[blocks * block_size, kv_heads * head_dim]`, by
     /// position. The last page's unwritten tokens and the content of scratch pages come along; nobody may look.
     pub(super) fn gather(&self, table: &[PageId], kv: KvSlot, half: Half) -> Vec<f32> {
-        table.iter().flat_map(|&page| &self.numbers[self.tokens(page, kv.slot, half)]).copied().collect()
+        table.iter().flat_map(|&page| &self.numbers[self.tokens(page, kv, half)]).copied().collect()
     }
 
     /// Copies a page over another one.
     pub(super) fn copy(&mut self, PageId(from): PageId, PageId(to): PageId) {
-        let size = self.slots * 2 * self.block_size * self.width;
-        self.numbers.copy_within(from as usize * size..(from as usize + 1) * size, to as usize * size);
+        let from = from as usize * self.page;
+        self.numbers.copy_within(from..from + self.page, to as usize * self.page);
     }
 
     /// Number of pages.
     pub(super) fn pages(&self) -> usize {
-        self.numbers.len() / (self.slots * 2 * self.block_size * self.width)
+        self.numbers.len() / self.page
     }
 }

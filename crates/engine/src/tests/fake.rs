@@ -13,9 +13,9 @@ use std::{
 };
 
 use paguro_backend::{
-    Backend, Capacity, KernelCount, KvDtype, KvGroup, KvLayout, Limits, LoadError, Outcome, PageMove,
-    Program, Runner, SampleRequest, Sampled, Score, Step, StepError, StepOutput, Ticket, TokenMask, Want,
-    Weights,
+    Backend, Capacity, Embed, Head, KernelCount, KvDtype, KvGroup, KvLayout, Limits, Linear, LoadError,
+    MatrixId, Norm, NormKind, Outcome, PageMove, Program, Runner, SampleRequest, Sampled, Score, Step,
+    StepError, StepOutput, Ticket, TokenMask, VectorId, Want, Weights,
 };
 
 use paguro_model::{
@@ -33,9 +33,21 @@ pub const VOCAB: usize = 97;
 
 /// A program with nothing but KV groups of these windows.
 pub fn program(windows: &[Option<u32>]) -> Program {
-    let groups = windows.iter().map(|&window| KvGroup { window }).collect();
-    let kv = KvLayout { groups, slots: 1, kv_heads: 1, head_dim: 1 };
-    Program { hidden: 1, vocab: VOCAB, heads: 1, ffn: 1, kv, ropes: Vec::new(), ops: Vec::new() }
+    let group = |&window: &Option<u32>| KvGroup { window, slots: 1, kv_heads: 1, head_dim: 1 };
+    Program {
+        hidden: 1,
+        vocab: VOCAB,
+        kv: KvLayout { groups: windows.iter().map(group).collect() },
+        ropes: Vec::new(),
+        embed: Embed { table: MatrixId(0), scale: 1.0, positions: None },
+        layers: Vec::new(),
+        head: Head {
+            norm: Norm { kind: NormKind::Rms, weight: VectorId(0), bias: None, eps: 1.0 },
+            linear: Linear { matrix: MatrixId(0), bias: None },
+            scale: 1.0,
+            soft_cap: None,
+        },
+    }
 }
 
 /// Tokens that are single bytes of three- and four-byte characters among ones that are words.
@@ -205,7 +217,7 @@ impl FakeRunner {
         of: fn(&Slot) -> u64,
     ) -> Result<u64, StepError> {
         let mut digest = 0;
-        for (group, KvGroup { window }) in self.program.kv.groups.iter().enumerate() {
+        for (group, KvGroup { window, .. }) in self.program.kv.groups.iter().enumerate() {
             for key in visible(*window, position) {
                 let slot = self.slots[self.slot(step, sequence, group, key)];
                 if slot.position != key {

@@ -5,10 +5,9 @@ use std::path::Path;
 
 use paguro_backend::{
     AttentionMode, Backend, Limits, Outcome, Output, PageId, SamplingParams, Score, Step, StepOutput,
-    StepSequence, Want,
-    conformance::{ModelShape, Rng},
-    reference::Reference,
+    StepSequence, Want, reference::Reference,
 };
+use paguro_backend_conformance::{ModelShape, Rng};
 use paguro_model::{
     LoadOptions, Model, Pooling,
     tokenizer::{SpecialText, SpecialTokens},

@@ -32,7 +32,8 @@ pub(super) fn arrange(
     let mut first_group = Vec::new(); // of each kind
     for &(window, layers) in &kinds {
         first_group.push(groups.len());
-        groups.extend((0..layers.div_ceil(slots)).map(|_| KvGroup { window }));
+        let group = KvGroup { window, slots, kv_heads, head_dim };
+        groups.extend((0..layers.div_ceil(slots)).map(|_| group));
     }
     let mut seen = vec![0; kinds.len()];
     let place = |window: &Option<u32>| {
@@ -42,7 +43,7 @@ pub(super) fn arrange(
         KvSlot { group: first_group[kind] + nth / slots, slot: nth % slots }
     };
     let places = windows.iter().map(place).collect();
-    (KvLayout { groups, slots, kv_heads, head_dim }, places)
+    (KvLayout { groups }, places)
 }
 
 fn choose_slots(kinds: &[(Option<u32>, usize)], context: usize) -> usize {
@@ -71,13 +72,14 @@ mod tests {
         let mut used = std::collections::HashSet::new();
         for (place, window) in places.iter().zip(&windows) {
             assert!(used.insert((place.group, place.slot)), "two layers at {place:?}");
-            assert!(place.slot < layout.slots);
+            assert!(place.slot < layout.groups[place.group].slots);
             assert_eq!(layout.groups[place.group].window, *window);
         }
         let full = layout.groups.iter().filter(|group| group.window.is_none()).count();
-        let wasted = layout.groups.len() * layout.slots - pattern.len();
+        let slots = layout.groups[0].slots;
+        let wasted = layout.groups.len() * slots - pattern.len();
         let local = layout.groups.len() - full;
-        expected.assert_eq(&format!("{full} full, {local} local, {} slots, {wasted} wasted", layout.slots));
+        expected.assert_eq(&format!("{full} full, {local} local, {slots} slots, {wasted} wasted"));
     }
 
     #[test]

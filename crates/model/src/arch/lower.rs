@@ -1,8 +1,8 @@
 //! A [`Config`] and tensors become a program and its weights.
 
 use paguro_backend::{
-    Attend, DownAdd, Embed, KvSlot, Linear, Matrix, Norm, NormGateUp, NormLogits, NormQkvRopeStore, Op,
-    Program, ProjectAdd, Weights,
+    Attention, Dense, Embed, FeedForward, Head, KvSlot, Layer, Linear, Matrix, Mixer, Norm, NormKind,
+    Program, QkNorm, QkNormKind, Residual, Weights,
 };
 
 use super::{Config, Names, Tensors, kv, names::Part};
@@ -23,20 +23,15 @@ pub(crate) fn lower(
     let (kv, places) = kv::arrange(&windows, config.kv_heads, config.head_dim, max_context);
 
     let (embed, vocab) = lowering.embed()?;
-    let mut ops = Vec::with_capacity(5 * config.layers.len() + 2);
-    ops.push(Op::Embed(embed.clone()));
-    for (layer, place) in places.into_iter().enumerate() {
-        lowering.layer(layer, place, &mut ops)?;
-    }
+    let layers = places.into_iter().enumerate().map(|(layer, place)| lowering.layer(layer, place));
+    let layers = layers.collect::<Result<_, _>>()?;
     let head = lowering.head(&embed, vocab)?;
-    let tied = head.head.matrix == embed.table;
-    ops.push(Op::NormLogits(head));
+    let tied = head.linear.matrix == embed.table;
 
     let weights = lowering.tensors.finish(|name| names.is_harmless(name, tied))?;
-    let (hidden, heads, ffn) = (config.hidden, config.heads, config.ffn);
     // Not before now: heads are as large as the file says, and only its tensors prove it.
     let ropes = config.ropes.iter().map(|rope| rope.lower()).collect();
-    Ok((Program { hidden, vocab, heads, ffn, kv, ropes, ops }, weights))
+    Ok((Program { hidden: config.hidden, vocab, kv, ropes, embed, layers, head }, weights))
 }
 
 struct Lowering<'a, 't> {
@@ -57,40 +52,51 @@ impl Lowering<'_, '_> {
             )));
         }
         let table = self.tensors.require_matrix(&name, vocab, self.config.hidden)?;
-        Ok((Embed { table: self.tensors.add_matrix(table), scale: self.config.embed_scale }, vocab))
+        Ok((
+            Embed { table: self.tensors.add_matrix(table), scale: self.config.embed_scale, positions: None },
+            vocab,
+        ))
     }
 
-    fn layer(&mut self, layer: usize, kv: KvSlot, ops: &mut Vec<Op>) -> Result<(), ModelError> {
+    fn layer(&mut self, layer: usize, kv: KvSlot) -> Result<Layer, ModelError> {
         let config = self.config;
         let (hidden, q_dim) = (config.hidden, config.heads * config.head_dim);
         let [q, k, v] = self.qkv(layer)?;
-        ops.push(Op::NormQkvRopeStore(NormQkvRopeStore {
-            norm: self.norm(layer, Part::AttentionNorm)?,
+        let attention = Attention {
+            norm: Some(self.norm(layer, Part::AttentionNorm)?),
+            heads: config.heads,
             q,
             k,
             v,
-            q_norm: self.head_norm(layer, Part::QNorm)?,
-            k_norm: self.head_norm(layer, Part::KNorm)?,
-            rope: config.layers[layer].rope,
+            qk_norm: self.qk_norm(layer)?,
+            rope: Some(config.layers[layer].rope),
+            position_scale: None,
+            scale: config.attention_scale,
+            soft_cap: config.attention_soft_cap,
+            sinks: None,
             kv,
-        }));
-        let (scale, soft_cap) = (config.attention_scale, config.attention_soft_cap);
-        ops.push(Op::Attend(Attend { scale, soft_cap, kv }));
-        ops.push(Op::ProjectAdd(ProjectAdd {
-            project: self.linear(layer, Part::AttentionOut, hidden, q_dim)?,
+            out: self.linear(layer, Part::AttentionOut, hidden, q_dim)?,
             post_norm: self.post_norm(layer, Part::PostAttentionNorm)?,
-        }));
+        };
         let [gate, up] = self.gate_up(layer)?;
-        let norm = self.norm(layer, Part::FfnNorm)?;
-        ops.push(Op::NormGateUp(NormGateUp { norm, gate, up, activation: config.activation }));
-        ops.push(Op::DownAdd(DownAdd {
+        let dense = Dense {
+            norm: Some(self.norm(layer, Part::FfnNorm)?),
+            width: config.ffn,
+            gate: Some(gate),
+            up,
+            activation: config.activation,
             down: self.linear(layer, Part::Down, hidden, config.ffn)?,
             post_norm: self.post_norm(layer, Part::PostFfnNorm)?,
-        }));
-        Ok(())
+        };
+        Ok(Layer {
+            mixer: Mixer::Attention(attention),
+            ffn: FeedForward::Dense(dense),
+            residual: Residual::Sequential,
+            branch_scale: 1.0,
+        })
     }
 
-    fn head(&mut self, embed: &Embed, vocab: usize) -> Result<NormLogits, ModelError> {
+    fn head(&mut self, embed: &Embed, vocab: usize) -> Result<Head, ModelError> {
         let norm = self.norm_named(&self.names.output_norm(), self.config.hidden)?;
         let name = self.names.head();
         let weight = format!("{name}.weight");
@@ -107,7 +113,7 @@ impl Lowering<'_, '_> {
         };
         let bias = self.tensors.vector(&format!("{name}.bias"), vocab)?;
         let bias = bias.map(|bias| self.tensors.add_vector(bias));
-        Ok(NormLogits { norm, head: Linear { matrix, bias }, soft_cap: self.config.logit_soft_cap })
+        Ok(Head { norm, linear: Linear { matrix, bias }, scale: 1.0, soft_cap: self.config.logit_soft_cap })
     }
 
     fn qkv(&mut self, layer: usize) -> Result<[Linear; 3], ModelError> {
@@ -178,15 +184,16 @@ impl Lowering<'_, '_> {
         }
     }
 
-    /// The norm of each head, in the architectures that have it.
-    fn head_norm(&mut self, layer: usize, part: Part) -> Result<Option<Norm>, ModelError> {
-        match self.config.architecture.has_head_norms() {
-            true => {
-                let name = format!("{}.weight", self.names.layer(layer, part));
-                self.norm_named(&name, self.config.head_dim).map(Some)
-            }
-            false => Ok(None),
+    /// The norms of each head, in the architectures that have them.
+    fn qk_norm(&mut self, layer: usize) -> Result<Option<QkNorm>, ModelError> {
+        if !self.config.architecture.has_head_norms() {
+            return Ok(None);
         }
+        let [q, k] = [Part::QNorm, Part::KNorm].map(|part| {
+            let name = format!("{}.weight", self.names.layer(layer, part));
+            self.norm_named(&name, self.config.head_dim)
+        });
+        Ok(Some(QkNorm { q: q?, k: k?, kind: QkNormKind::Head }))
     }
 
     fn norm_named(&mut self, name: &str, width: usize) -> Result<Norm, ModelError> {
@@ -194,6 +201,7 @@ impl Lowering<'_, '_> {
         for value in &mut weight {
             *value += self.config.norm_offset;
         }
-        Ok(Norm { weight: self.tensors.add_vector(weight), eps: self.config.norm_eps })
+        let weight = self.tensors.add_vector(weight);
+        Ok(Norm { kind: NormKind::Rms, weight, bias: None, eps: self.config.norm_eps })
     }
 }

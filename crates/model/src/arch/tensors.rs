@@ -54,7 +54,7 @@ impl<'a> Tensors<'a> {
             Some(format) if self.formats.contains(&format) => format,
             _ => return Err(wrong_type(tensor, self.formats)),
         };
-        Ok(Some(Matrix { name: name.to_owned(), format, rows, cols, bytes: tensor.bytes.clone() }))
+        Ok(Some(Matrix { name: name.to_owned(), format, parts: 1, rows, cols, bytes: tensor.bytes.clone() }))
     }
 
     /// Uses the vector `name`, `[len]`, if it is there, and reads it.

@@ -1,10 +1,11 @@
 //! Cases that compare logits with the backend's own, bit for bit: same answer alone or in company.
 
+use paguro_backend::{QkNormKind, RopeStyle, WeightFormat};
+
 use super::{
     Biases, DriveOptions, Driver, ModelShape, RandomModel, Rng, Subject, Verdict,
     compare::{Logits, Plan, same},
 };
-use crate::{RopeStyle, WeightFormat};
 
 /// A model of this format with a bit of everything, windows above all.
 pub(super) fn busy(format: WeightFormat) -> ModelShape {
@@ -16,7 +17,7 @@ pub(super) fn busy(format: WeightFormat) -> ModelShape {
         rope_style: RopeStyle::Interleaved,
         rotated: Some(48),
         biases: Biases::Qkv,
-        qk_norm: true,
+        qk_norm: Some(QkNormKind::Head),
         post_norms: true,
         attention_cap: Some(20.0),
         logit_cap: Some(10.0),
@@ -28,12 +29,16 @@ pub(super) fn busy(format: WeightFormat) -> ModelShape {
 /// Formats of each kind, for cases in which the format hardly matters.
 const SOME: [WeightFormat; 3] = [WeightFormat::F16, WeightFormat::Q8_0, WeightFormat::Q4_K];
 
-fn supported(subject: &Subject, formats: &[WeightFormat]) -> Vec<WeightFormat> {
+pub(super) fn supported(subject: &Subject, formats: &[WeightFormat]) -> Vec<WeightFormat> {
     formats.iter().copied().filter(|format| !subject.unsupported.contains(format)).collect()
 }
 
 /// Logits of sequences that each run alone and in one piece on a newly loaded model.
-fn alone(subject: &Subject, model: &RandomModel, sequences: &[Vec<u32>]) -> Result<Logits, String> {
+pub(super) fn alone(
+    subject: &Subject,
+    model: &RandomModel,
+    sequences: &[Vec<u32>],
+) -> Result<Logits, String> {
     let run = |tokens: &Vec<u32>| {
         let plan = Plan::whole(vec![tokens.clone()]);
         Ok(plan.load_and_run(&*(subject.backend)(2), model, &subject.exact_options())?.remove(0))

@@ -1,13 +1,13 @@
 //! The suite that every backend instantiates.
 //!
-//! Small models with random weights run through a backend and through the [`reference`](mod@crate::reference);
+//! Small models with random weights run through a backend and through the [`reference`](mod@paguro_backend::reference);
 //! logits must agree within tolerances that the backend gives a reason for. Then they run through the backend
 //! alone, in other company, other chunks, other pages, on other numbers of threads, and must be the same, bit for
 //! bit. In a backend crate's `tests/conformance.rs`:
 //!
 //! ```
 //! use paguro_backend::{KvDtype, WeightFormat, reference::{KvRounding, Reference}};
-//! use paguro_backend::conformance::{Subject, Tolerance};
+//! use paguro_backend_conformance::{Subject, Tolerance};
 //!
 //! fn subject() -> Subject {
 //!     Subject {
@@ -25,7 +25,7 @@
 //!     }
 //! }
 //!
-//! paguro_backend::conformance!(subject());
+//! paguro_backend_conformance::conformance!(subject());
 //! # fn main() {}
 //! ```
 //!
@@ -35,6 +35,7 @@ mod compare;
 mod contract;
 mod drive;
 mod exactness;
+mod experts;
 mod model;
 #[cfg(test)]
 mod mutations;
@@ -43,10 +44,10 @@ mod rng;
 mod sampling;
 
 pub use drive::{DriveOptions, Driver, SequenceId, submit};
-pub use model::{Biases, ModelShape, RandomModel, random_matrix};
+pub use model::{Biases, ExpertsShape, ModelShape, RandomModel, random_matrix};
 pub use rng::Rng;
 
-use crate::{Backend, KvDtype, WeightFormat, reference::KvRounding};
+use paguro_backend::{Backend, KvDtype, WeightFormat, reference::KvRounding};
 
 /// The backend under test.
 pub struct Subject {
@@ -151,6 +152,21 @@ pub const CASES: &[Case] = &[
     Case { name: "ropes", run: numbers::ropes },
     Case { name: "tied_head", run: numbers::tied_head },
     Case { name: "gelu", run: numbers::gelu },
+    Case { name: "layer_norms", run: numbers::layer_norms },
+    Case { name: "norm_places", run: numbers::norm_places },
+    Case { name: "activations", run: numbers::activations },
+    Case { name: "ungated", run: numbers::ungated },
+    Case { name: "parallel", run: numbers::parallel },
+    Case { name: "qk_norm_kinds", run: numbers::qk_norm_kinds },
+    Case { name: "no_positions", run: numbers::no_positions },
+    Case { name: "learned_positions", run: numbers::learned_positions },
+    Case { name: "position_scale", run: numbers::position_scale },
+    Case { name: "sinks", run: numbers::sinks },
+    Case { name: "scales", run: numbers::scales },
+    Case { name: "kv_geometry", run: numbers::kv_geometry },
+    Case { name: "experts", run: experts::experts },
+    Case { name: "routers", run: experts::routers },
+    Case { name: "expert_formats", run: experts::formats },
     Case { name: "everything", run: numbers::everything },
     Case { name: "pages", run: numbers::pages },
     Case { name: "lengths", run: numbers::lengths },
@@ -169,6 +185,7 @@ pub const CASES: &[Case] = &[
     Case { name: "exact_on_any_threads", run: exactness::threads },
     Case { name: "exact_in_any_place", run: exactness::places },
     Case { name: "exact_embeddings", run: exactness::embeddings },
+    Case { name: "exact_experts", run: experts::exact },
     Case { name: "outputs", run: contract::outputs },
     Case { name: "samples", run: sampling::samples },
     Case { name: "late_masks", run: contract::late_masks },
@@ -179,8 +196,7 @@ pub const CASES: &[Case] = &[
     Case { name: "runners_are_separate", run: contract::runners_are_separate },
 ];
 
-/// Makes a test of every case of the [suite](mod@crate::conformance), for a
-/// [`conformance::Subject`](crate::conformance::Subject). With `maybe` in front, for a `Result` of one: where there is no
+/// Makes a test of every [case](CASES) for a [`Subject`]. With `maybe` in front, for a `Result` of one: where there is no
 /// such device, the tests say why and pass. With `; only` and names behind it, of these cases.
 #[macro_export]
 macro_rules! conformance {
@@ -198,11 +214,13 @@ macro_rules! conformance {
             format_f32 format_f16 format_bf16 format_q4_0 format_q4_1 format_q5_0 format_q5_1 format_q8_0
             format_q2_k format_q3_k format_q4_k format_q5_k format_q6_k format_iq4_nl format_iq4_xs format_mxfp4
             mixed_formats grouped_heads head_dims unusual_head_dims biases biases_everywhere qk_norms post_norms soft_caps
-            windows alternating_windows ropes tied_head gelu everything pages lengths many_rows embeddings
+            windows alternating_windows ropes tied_head gelu layer_norms norm_places activations ungated parallel
+            qk_norm_kinds no_positions learned_positions position_scale sinks scales kv_geometry
+            experts routers expert_formats everything pages lengths many_rows embeddings
             limits long_context gather
             exact_in_company exact_in_chunks exact_in_long_chunks exact_in_wide_steps
             exact_with_shared_prefix exact_after_copy_on_write exact_after_preemption exact_on_any_threads
-            exact_in_any_place exact_embeddings outputs samples late_masks carried_tokens bad_weights invalid_steps kernel_counts
+            exact_in_any_place exact_embeddings exact_experts outputs samples late_masks carried_tokens bad_weights invalid_steps kernel_counts
             runners_are_separate
         }
     };
@@ -210,7 +228,7 @@ macro_rules! conformance {
         $(
             #[test]
             fn $case() {
-                $crate::conformance::check(stringify!($case), &$subject);
+                $crate::check(stringify!($case), &$subject);
             }
         )*
     };
@@ -219,7 +237,7 @@ macro_rules! conformance {
             #[test]
             fn $case() {
                 match $subject {
-                    Ok(subject) => $crate::conformance::check(stringify!($case), &subject),
+                    Ok(subject) => $crate::check(stringify!($case), &subject),
                     Err(reason) => println!("skipped: the conformance suite: {reason}"),
                 }
             }

@@ -2,16 +2,17 @@
 
 use std::{cell::Cell, collections::BTreeSet};
 
-use super::{CASES, Case, ModelShape, Subject, Tolerance};
-use crate::{
-    Activation, AttentionMode, Backend, Bytes, Capacity, Carried, KV_BLOCK, KernelCount, KvDtype, Limits,
-    LoadError, Norm, NormQkvRopeStore, Op, Outcome, PageId, PageMove, Program, RopeStyle, Runner,
-    SamplingParams, Step, StepError, StepOutput, StepSequence, Ticket, Want, WeightFormat, Weights,
-    quantize_kv,
+use paguro_backend::{
+    Activation, Attention, AttentionMode, Backend, Bytes, Capacity, Carried, Dense, Experts, FeedForward,
+    KV_BLOCK, KernelCount, KvDtype, Limits, LoadError, Mixer, Norm, NormKind, Outcome, PageId, PageMove,
+    Program, QkNormKind, Residual, RopeStyle, Runner, SamplingParams, Scores, Step, StepError, StepOutput,
+    StepSequence, Ticket, Want, WeightFormat, Weights, quantize_kv,
     reference::{
         AttentionFn, AttentionShape, KvRounding, Reference, RoundFn, attention, round_f16, round_q8,
     },
 };
+
+use super::{CASES, Case, ModelShape, Subject, Tolerance};
 
 /// One defect. The default has none.
 #[derive(Clone, Copy)]
@@ -255,18 +256,97 @@ fn defects() -> Vec<(&'static str, Defect, &'static [&'static str])> {
         ("ignores RoPE's magnitude", Defect { program: no_magnitude, ..NONE }, &["ropes"]),
         ("has one RoPE for all layers", Defect { program: one_rope, ..NONE }, &["alternating_windows"]),
         ("ignores eps", Defect { program: no_eps, ..NONE }, &["format_f32"]),
-        ("ignores the norm of queries", Defect { program: no_q_norm, ..NONE }, &["qk_norms"]),
-        ("ignores the norm of keys", Defect { program: no_k_norm, ..NONE }, &["qk_norms"]),
+        ("norms queries as keys", Defect { program: no_q_norm, ..NONE }, &["qk_norms"]),
+        (
+            "ignores norms of queries and keys",
+            Defect { program: no_qk_norm, ..NONE },
+            &["qk_norms", "qk_norm_kinds"],
+        ),
+        ("norms heads before RoPE", Defect { program: norms_before_rope, ..NONE }, &["qk_norm_kinds"]),
+        ("ignores means", Defect { program: no_mean, ..NONE }, &["layer_norms"]),
+        ("ignores biases of norms", Defect { program: no_norm_bias, ..NONE }, &["layer_norms"]),
+        ("ignores sinks", Defect { attention: no_sinks, ..NONE }, &["sinks"]),
+        ("adds branches one after the other", Defect { program: sequential, ..NONE }, &["parallel"]),
+        (
+            "ignores the scale of branches",
+            Defect {
+                program: |program| program.layers.iter_mut().for_each(|layer| layer.branch_scale = 1.0),
+                ..NONE
+            },
+            &["scales"],
+        ),
+        (
+            "ignores the scale of logits",
+            Defect { program: |program| program.head.scale = 1.0, ..NONE },
+            &["scales"],
+        ),
+        (
+            "ignores the scale by position",
+            Defect { program: |program| each_attention(program, |op| op.position_scale = None), ..NONE },
+            &["position_scale"],
+        ),
+        (
+            "ignores learned positions",
+            Defect { program: |program| program.embed.positions = None, ..NONE },
+            &["learned_positions"],
+        ),
+        (
+            "rotates all layers",
+            Defect { program: |program| each_attention(program, |op| op.rope = Some(0)), ..NONE },
+            &["no_positions"],
+        ),
+        ("uses one expert less", Defect { program: one_expert_less, ..NONE }, &["experts", "routers"]),
+        ("ignores biases of experts", Defect { program: no_expert_bias, ..NONE }, &["experts"]),
+        (
+            "ignores the bias of the choice",
+            Defect { program: |program| each_experts(program, |op| op.router.selection_bias = None), ..NONE },
+            &["routers"],
+        ),
+        (
+            "always renormalizes",
+            Defect { program: |program| each_experts(program, |op| op.router.renormalize = true), ..NONE },
+            &["routers"],
+        ),
+        (
+            "ignores the factor of weights",
+            Defect { program: |program| each_experts(program, |op| op.router.factor = 1.0), ..NONE },
+            &["routers"],
+        ),
+        (
+            "knows no sigmoid router",
+            Defect {
+                program: |program| each_experts(program, |op| op.router.scores = Scores::Softmax),
+                ..NONE
+            },
+            &["routers"],
+        ),
+        (
+            "ignores shared experts",
+            Defect { program: |program| each_experts(program, |op| op.shared = None), ..NONE },
+            &["experts"],
+        ),
         ("ignores post norms", Defect { program: no_post_norms, ..NONE }, &["post_norms"]),
         (
             "ignores biases of q, k and v",
             Defect { program: no_qkv_bias, ..NONE },
             &["biases", "biases_everywhere"],
         ),
-        ("ignores the head's bias", Defect { program: no_head_bias, ..NONE }, &["biases_everywhere"]),
-        ("ignores the cap of logits", Defect { program: no_logit_cap, ..NONE }, &["soft_caps"]),
-        ("knows no GELU", Defect { program: only_silu, ..NONE }, &["gelu"]),
-        ("ignores the embedding's scale", Defect { program: no_embed_scale, ..NONE }, &["tied_head"]),
+        (
+            "ignores the head's bias",
+            Defect { program: |program| program.head.linear.bias = None, ..NONE },
+            &["biases_everywhere"],
+        ),
+        (
+            "ignores the cap of logits",
+            Defect { program: |program| program.head.soft_cap = None, ..NONE },
+            &["soft_caps"],
+        ),
+        ("knows no GELU", Defect { program: only_silu, ..NONE }, &["gelu", "activations", "ungated"]),
+        (
+            "ignores the embedding's scale",
+            Defect { program: |program| program.embed.scale = 1.0, ..NONE },
+            &["tied_head"],
+        ),
         (
             "stores all layers in one slot",
             Defect { program: one_slot, ..NONE },
@@ -422,26 +502,54 @@ fn eight_bit_pages_without_a_defect_pass() {
     }
 }
 
-fn no_window(q: &[f32], k: &[f32], v: &[f32], shape: &AttentionShape, out: &mut [f32]) {
-    attention(q, k, v, &AttentionShape { window: None, ..*shape }, out);
+type Sinks<'a> = Option<&'a [f32]>;
+
+fn no_sinks(q: &[f32], k: &[f32], v: &[f32], _: Sinks<'_>, shape: &AttentionShape, out: &mut [f32]) {
+    attention(q, k, v, None, shape, out);
 }
 
-fn window_plus_one(q: &[f32], k: &[f32], v: &[f32], shape: &AttentionShape, out: &mut [f32]) {
-    attention(q, k, v, &AttentionShape { window: shape.window.map(|window| window + 1), ..*shape }, out);
+fn no_window(q: &[f32], k: &[f32], v: &[f32], sinks: Sinks<'_>, shape: &AttentionShape, out: &mut [f32]) {
+    attention(q, k, v, sinks, &AttentionShape { window: None, ..*shape }, out);
 }
 
-fn window_minus_one(q: &[f32], k: &[f32], v: &[f32], shape: &AttentionShape, out: &mut [f32]) {
+fn window_plus_one(
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    sinks: Sinks<'_>,
+    shape: &AttentionShape,
+    out: &mut [f32],
+) {
     attention(
         q,
         k,
         v,
+        sinks,
+        &AttentionShape { window: shape.window.map(|window| window + 1), ..*shape },
+        out,
+    );
+}
+
+fn window_minus_one(
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    sinks: Sinks<'_>,
+    shape: &AttentionShape,
+    out: &mut [f32],
+) {
+    attention(
+        q,
+        k,
+        v,
+        sinks,
         &AttentionShape { window: shape.window.map(|window| (window - 1).max(1)), ..*shape },
         out,
     );
 }
 
-fn no_cap(q: &[f32], k: &[f32], v: &[f32], shape: &AttentionShape, out: &mut [f32]) {
-    attention(q, k, v, &AttentionShape { soft_cap: None, ..*shape }, out);
+fn no_cap(q: &[f32], k: &[f32], v: &[f32], sinks: Sinks<'_>, shape: &AttentionShape, out: &mut [f32]) {
+    attention(q, k, v, sinks, &AttentionShape { soft_cap: None, ..*shape }, out);
 }
 
 /// Row by row, each at a position that the defect chooses from row, rows and tokens in the pages.
@@ -449,6 +557,7 @@ fn by_rows(
     q: &[f32],
     k: &[f32],
     v: &[f32],
+    sinks: Sinks<'_>,
     shape: &AttentionShape,
     out: &mut [f32],
     position: fn(usize, usize, usize) -> usize,
@@ -457,20 +566,20 @@ fn by_rows(
     let (rows, tokens) = (q.len() / width, k.len() / (shape.kv_heads * shape.head_dim));
     for (row, (q, out)) in q.chunks_exact(width).zip(out.chunks_exact_mut(width)).enumerate() {
         let start = position(shape.start + row, shape.start + rows, tokens);
-        attention(q, k, v, &AttentionShape { start, ..*shape }, out);
+        attention(q, k, v, sinks, &AttentionShape { start, ..*shape }, out);
     }
 }
 
-fn too_far(q: &[f32], k: &[f32], v: &[f32], shape: &AttentionShape, out: &mut [f32]) {
-    by_rows(q, k, v, shape, out, |position, _, tokens| (position + 1).min(tokens - 1));
+fn too_far(q: &[f32], k: &[f32], v: &[f32], sinks: Sinks<'_>, shape: &AttentionShape, out: &mut [f32]) {
+    by_rows(q, k, v, sinks, shape, out, |position, _, tokens| (position + 1).min(tokens - 1));
 }
 
-fn not_causal(q: &[f32], k: &[f32], v: &[f32], shape: &AttentionShape, out: &mut [f32]) {
-    by_rows(q, k, v, shape, out, |_, end, _| end - 1);
+fn not_causal(q: &[f32], k: &[f32], v: &[f32], sinks: Sinks<'_>, shape: &AttentionShape, out: &mut [f32]) {
+    by_rows(q, k, v, sinks, shape, out, |_, end, _| end - 1);
 }
 
 /// Query head `h` reads K/V head `h % kv_heads`.
-fn wrong_heads(q: &[f32], k: &[f32], v: &[f32], shape: &AttentionShape, out: &mut [f32]) {
+fn wrong_heads(q: &[f32], k: &[f32], v: &[f32], sinks: Sinks<'_>, shape: &AttentionShape, out: &mut [f32]) {
     let AttentionShape { heads, kv_heads, head_dim, .. } = *shape;
     let place = |index: usize| {
         let (row, head) = (index / heads, index % heads);
@@ -481,18 +590,25 @@ fn wrong_heads(q: &[f32], k: &[f32], v: &[f32], shape: &AttentionShape, out: &mu
         moved[place(index) * head_dim..][..head_dim].copy_from_slice(q);
     }
     let mut answer = vec![0.0; q.len()];
-    attention(&moved, k, v, shape, &mut answer);
+    attention(&moved, k, v, sinks, shape, &mut answer);
     for (index, out) in out.chunks_exact_mut(head_dim).enumerate() {
         out.copy_from_slice(&answer[place(index) * head_dim..][..head_dim]);
     }
 }
 
-fn skips_page_starts(q: &[f32], k: &[f32], v: &[f32], shape: &AttentionShape, out: &mut [f32]) {
+fn skips_page_starts(
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    sinks: Sinks<'_>,
+    shape: &AttentionShape,
+    out: &mut [f32],
+) {
     let mut v = v.to_vec();
     for page in v.chunks_mut(16 * shape.kv_heads * shape.head_dim).skip(1) {
         page[..shape.kv_heads * shape.head_dim].fill(0.0);
     }
-    attention(q, k, &v, shape, out);
+    attention(q, k, &v, sinks, shape, out);
 }
 
 /// Eight bits to a scale, rounded as `round` says.
@@ -526,12 +642,45 @@ fn remembers(head: &mut [f32]) {
     }
 }
 
-fn each_qkv(program: &mut Program, change: fn(&mut NormQkvRopeStore)) {
-    for op in &mut program.ops {
-        if let Op::NormQkvRopeStore(op) = op {
-            change(op);
+fn each_attention(program: &mut Program, change: fn(&mut Attention)) {
+    for layer in &mut program.layers {
+        match &mut layer.mixer {
+            Mixer::Attention(attention) => change(attention),
+            _ => unreachable!("models of this suite have attention only"),
         }
     }
+}
+
+fn each_dense(program: &mut Program, change: fn(&mut Dense)) {
+    for layer in &mut program.layers {
+        if let FeedForward::Dense(dense) = &mut layer.ffn {
+            change(dense);
+        }
+    }
+}
+
+fn each_experts(program: &mut Program, change: fn(&mut Experts)) {
+    for layer in &mut program.layers {
+        if let FeedForward::Experts(experts) = &mut layer.ffn {
+            change(experts);
+        }
+    }
+}
+
+/// All norms of the residual stream.
+fn each_norm(program: &mut Program, change: fn(&mut Norm)) {
+    each_attention(program, |_| ());
+    for layer in &mut program.layers {
+        if let Mixer::Attention(Attention { norm: Some(norm), .. }) = &mut layer.mixer {
+            change(norm);
+        }
+        match &mut layer.ffn {
+            FeedForward::Dense(Dense { norm: Some(norm), .. })
+            | FeedForward::Experts(Experts { norm: Some(norm), .. }) => change(norm),
+            _ => {}
+        }
+    }
+    change(&mut program.head.norm);
 }
 
 fn other_pairs(program: &mut Program) {
@@ -545,7 +694,7 @@ fn other_pairs(program: &mut Program) {
 
 fn rotates_all(program: &mut Program) {
     for rope in &mut program.ropes {
-        rope.frequencies.resize(program.kv.head_dim / 2, 0.1);
+        rope.frequencies.resize(program.kv.groups[0].head_dim / 2, 0.1);
     }
 }
 
@@ -554,88 +703,76 @@ fn no_magnitude(program: &mut Program) {
 }
 
 fn one_rope(program: &mut Program) {
-    each_qkv(program, |op| op.rope = 0);
+    each_attention(program, |op| op.rope = Some(0));
 }
 
 fn no_eps(program: &mut Program) {
-    let forget = |norm: &mut Norm| norm.eps = 0.0;
-    for op in &mut program.ops {
-        match op {
-            Op::NormQkvRopeStore(op) => forget(&mut op.norm),
-            Op::NormGateUp(op) => forget(&mut op.norm),
-            Op::NormLogits(op) => forget(&mut op.norm),
-            _ => {}
-        }
-    }
+    each_norm(program, |norm| norm.eps = 0.0);
+}
+
+fn no_mean(program: &mut Program) {
+    each_norm(program, |norm| norm.kind = NormKind::Rms);
+}
+
+fn no_norm_bias(program: &mut Program) {
+    each_norm(program, |norm| norm.bias = None);
 }
 
 fn no_q_norm(program: &mut Program) {
-    each_qkv(program, |op| op.q_norm = None);
+    each_attention(program, |op| {
+        op.qk_norm = op.qk_norm.map(|norm| paguro_backend::QkNorm { q: norm.k, ..norm })
+    });
 }
 
-fn no_k_norm(program: &mut Program) {
-    each_qkv(program, |op| op.k_norm = None);
+fn no_qk_norm(program: &mut Program) {
+    each_attention(program, |op| op.qk_norm = None);
+}
+
+fn norms_before_rope(program: &mut Program) {
+    each_attention(program, |op| {
+        if let Some(norm) = &mut op.qk_norm
+            && norm.kind == QkNormKind::HeadAfterRope
+        {
+            norm.kind = QkNormKind::Head;
+        }
+    });
 }
 
 fn no_post_norms(program: &mut Program) {
-    for op in &mut program.ops {
-        match op {
-            Op::ProjectAdd(op) => op.post_norm = None,
-            Op::DownAdd(op) => op.post_norm = None,
-            _ => {}
-        }
-    }
+    each_attention(program, |op| op.post_norm = None);
+    each_dense(program, |op| op.post_norm = None);
+    each_experts(program, |op| op.post_norm = None);
 }
 
 fn no_qkv_bias(program: &mut Program) {
-    each_qkv(program, |op| (op.q.bias, op.k.bias, op.v.bias) = (None, None, None));
+    each_attention(program, |op| (op.q.bias, op.k.bias, op.v.bias) = (None, None, None));
 }
 
-fn no_head_bias(program: &mut Program) {
-    if let Some(Op::NormLogits(op)) = program.ops.last_mut() {
-        op.head.bias = None;
-    }
+fn no_expert_bias(program: &mut Program) {
+    each_experts(program, |op| (op.gate.bias, op.up.bias, op.down.bias) = (None, None, None));
 }
 
-fn no_logit_cap(program: &mut Program) {
-    if let Some(Op::NormLogits(op)) = program.ops.last_mut() {
-        op.soft_cap = None;
-    }
+/// Adds every choice twice, which the weights' sum does not show.
+fn one_expert_less(program: &mut Program) {
+    each_experts(program, |op| op.router.used = (op.router.used - 1).max(1));
+}
+
+fn sequential(program: &mut Program) {
+    program.layers.iter_mut().for_each(|layer| layer.residual = Residual::Sequential);
 }
 
 fn only_silu(program: &mut Program) {
-    for op in &mut program.ops {
-        if let Op::NormGateUp(op) = op {
-            op.activation = Activation::Silu;
-        }
-    }
-}
-
-fn no_embed_scale(program: &mut Program) {
-    if let Some(Op::Embed(op)) = program.ops.first_mut() {
-        op.scale = 1.0;
-    }
+    each_dense(program, |op| op.activation = Activation::Silu);
+    each_experts(program, |op| op.activation = Activation::Silu);
 }
 
 /// K and V of all layers of a group land on each other once a later step reads them.
 fn one_slot(program: &mut Program) {
-    for op in &mut program.ops {
-        match op {
-            Op::NormQkvRopeStore(op) => op.kv.slot = 0,
-            Op::Attend(op) => op.kv.slot = 0,
-            _ => {}
-        }
-    }
+    each_attention(program, |op| op.kv.slot = 0);
 }
 
 fn one_group(program: &mut Program) {
-    for op in &mut program.ops {
-        match op {
-            Op::NormQkvRopeStore(op) => op.kv.group = 0,
-            Op::Attend(op) => op.kv.group = 0,
-            _ => {}
-        }
-    }
+    each_attention(program, |op| op.kv.group = 0);
 }
 
 /// Full first pages of default size, which nobody writes any more, are taken for those of the first sequence.

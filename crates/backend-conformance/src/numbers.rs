@@ -1,11 +1,15 @@
 //! Cases that compare logits with the reference's, within tolerances.
 
+use paguro_backend::{
+    Activation, AttentionMode, Limits, LoadError, NormKind, PositionScale, QkNormKind, Residual, RopeStyle,
+    WeightFormat,
+};
+
 use super::{
     Biases, DriveOptions, ModelShape, Rng, Subject, Verdict,
     compare::{Plan, agrees, agrees_on, agrees_with, near},
     exactness::busy,
 };
-use crate::{Activation, AttentionMode, Limits, LoadError, RopeStyle, WeightFormat};
 
 /// Matrices of one format, with rows and columns that are no round numbers wherever its blocks allow.
 pub(super) fn format(subject: &Subject, format: WeightFormat) -> Verdict {
@@ -89,14 +93,14 @@ pub(super) fn biases_everywhere(subject: &Subject) -> Verdict {
 }
 
 /// A model of this shape agrees with the reference, or does not load for a reason with this name.
-fn agrees_or_refuses(subject: &Subject, shape: &ModelShape, name: &str) -> Verdict {
+pub(super) fn agrees_or_refuses(subject: &Subject, shape: &ModelShape, name: &str) -> Verdict {
     let agrees = agrees(subject, shape);
     if agrees.is_err() && refuses(subject, shape, name).is_ok() { Ok(()) } else { agrees }
 }
 
 /// Norms of query and key heads.
 pub(super) fn qk_norms(subject: &Subject) -> Verdict {
-    agrees(subject, &ModelShape { qk_norm: true, ..ModelShape::default() })
+    agrees(subject, &ModelShape { qk_norm: Some(QkNormKind::Head), ..ModelShape::default() })
 }
 
 /// Norms after attention and feed-forward.
@@ -163,6 +167,139 @@ pub(super) fn tied_head(subject: &Subject) -> Verdict {
 /// Gemma's activation.
 pub(super) fn gelu(subject: &Subject) -> Verdict {
     agrees(subject, &ModelShape { activation: Activation::GeluTanh, ..ModelShape::default() })
+}
+
+/// LayerNorm with biases.
+pub(super) fn layer_norms(subject: &Subject) -> Verdict {
+    let shape = ModelShape { norms: NormKind::Layer, post_norms: true, ..ModelShape::default() };
+    for hidden in [64, 72, 100] {
+        agrees_or_refuses(subject, &ModelShape { hidden, ..shape.clone() }, "LayerNorm")?;
+    }
+    Ok(())
+}
+
+/// Norms of the output alone, and none at all.
+pub(super) fn norm_places(subject: &Subject) -> Verdict {
+    // Small, because nothing keeps scores of attention from growing with the residual stream.
+    let shape = ModelShape { pre_norms: false, embed_scale: 0.5, ..ModelShape::default() };
+    agrees_or_refuses(subject, &ModelShape { post_norms: true, ..shape.clone() }, "norm before")?;
+    agrees_or_refuses(subject, &ModelShape { branch_scale: 0.5, ..shape }, "norm before")
+}
+
+/// All activations behind a gate, with and without biases.
+pub(super) fn activations(subject: &Subject) -> Verdict {
+    let clamped = Activation::ClampedSwiglu { alpha: 1.7, limit: 1.5 };
+    for activation in [Activation::Gelu, Activation::Relu2, clamped] {
+        for biases in [Biases::None, Biases::All] {
+            let shape = ModelShape { activation, biases, ..ModelShape::default() };
+            agrees_or_refuses(subject, &shape, "activation")?;
+        }
+    }
+    Ok(())
+}
+
+/// Feed-forward networks without a gate.
+pub(super) fn ungated(subject: &Subject) -> Verdict {
+    for activation in [Activation::Silu, Activation::GeluTanh, Activation::Gelu, Activation::Relu2] {
+        for (format, biases) in [(WeightFormat::F16, Biases::All), (WeightFormat::Q8_0, Biases::None)] {
+            let shape = ModelShape { gated: false, activation, biases, ..ModelShape::of_format(format) };
+            agrees_or_refuses(subject, &shape, "without a gate")?;
+        }
+    }
+    Ok(())
+}
+
+/// Branches that read the same residual stream.
+pub(super) fn parallel(subject: &Subject) -> Verdict {
+    let shape = ModelShape { residual: Residual::Parallel, ..ModelShape::default() };
+    agrees_or_refuses(subject, &shape, "parallel")?;
+    agrees_or_refuses(
+        subject,
+        &ModelShape { biases: Biases::All, post_norms: true, branch_scale: 0.3, ..shape },
+        "parallel",
+    )
+}
+
+/// Norms of whole rows of queries and keys, and of heads after RoPE.
+pub(super) fn qk_norm_kinds(subject: &Subject) -> Verdict {
+    for kind in [QkNormKind::Row, QkNormKind::HeadAfterRope] {
+        for biases in [Biases::None, Biases::All] {
+            let shape = ModelShape { qk_norm: Some(kind), biases, heads: 6, ..ModelShape::default() };
+            agrees_or_refuses(subject, &shape, "norms of queries and keys")?;
+        }
+    }
+    Ok(())
+}
+
+/// Layers without RoPE.
+pub(super) fn no_positions(subject: &Subject) -> Verdict {
+    let shape = ModelShape { skips_ropes: true, ..ModelShape::default() };
+    agrees_or_refuses(subject, &shape, "without RoPE")?;
+    agrees_or_refuses(
+        subject,
+        &ModelShape { qk_norm: Some(QkNormKind::Head), biases: Biases::Qkv, ..shape },
+        "without RoPE",
+    )
+}
+
+/// Learned positions, whose number bounds sequences.
+pub(super) fn learned_positions(subject: &Subject) -> Verdict {
+    for format in [WeightFormat::F32, WeightFormat::Q8_0] {
+        let shape = ModelShape { positions: Some(160), embed_scale: 2.0, ..ModelShape::of_format(format) };
+        agrees_or_refuses(subject, &shape, "learned positions")?;
+    }
+    Ok(())
+}
+
+/// Queries that grow with their position.
+pub(super) fn position_scale(subject: &Subject) -> Verdict {
+    let position_scale = Some(PositionScale { beta: 0.4, original: 7 });
+    agrees_or_refuses(subject, &ModelShape { position_scale, ..ModelShape::default() }, "scale of queries")
+}
+
+/// Sinks, with windows, caps and several query heads for each K/V head, and with attention shared out in parts.
+pub(super) fn sinks(subject: &Subject) -> Verdict {
+    let shape = ModelShape { sinks: true, heads: 6, ..ModelShape::default() };
+    let windows = vec![Some(9), None];
+    let capped = ModelShape { attention_cap: Some(3.0), windows, ..shape.clone() };
+    agrees_or_refuses(subject, &capped, "sinks")?;
+    agrees_or_refuses(subject, &shape, "sinks")?;
+    let options = DriveOptions { attention: AttentionMode::Gather, ..subject.options() };
+    match agrees_with(subject, &shape, &options) {
+        Err(_) if refuses(subject, &shape, "sinks").is_ok() => return Ok(()),
+        verdict => verdict?,
+    }
+    let tokens = 1100;
+    let shape = ModelShape { windows: vec![None], hidden: 32, ffn: 32, ..shape };
+    let options = DriveOptions { pages: 80, max_context: tokens, ..subject.options() };
+    let sequences = vec![Rng::new(8).tokens(tokens, shape.vocab)];
+    let steps = vec![vec![(0, 1000)], vec![(0, 97)], vec![(0, 1)], vec![(0, 2)]];
+    agrees_on(subject, &Plan { sequences, steps }, &shape, &options)
+}
+
+/// Scales of branches and of logits.
+pub(super) fn scales(subject: &Subject) -> Verdict {
+    let shape = ModelShape::default();
+    agrees_or_refuses(subject, &ModelShape { logit_scale: 0.125, ..shape.clone() }, "scale of logits")?;
+    let capped = ModelShape { logit_scale: 3.0, logit_cap: Some(2.0), ..shape.clone() };
+    agrees_or_refuses(subject, &capped, "scale of logits")?;
+    for biases in [Biases::None, Biases::All] {
+        for post_norms in [false, true] {
+            let shape = ModelShape { branch_scale: 0.22, biases, post_norms, ..shape.clone() };
+            agrees_or_refuses(subject, &shape, "scale of branches")?;
+        }
+    }
+    Ok(())
+}
+
+/// Layers with a window that have other K/V heads than the rest.
+pub(super) fn kv_geometry(subject: &Subject) -> Verdict {
+    for window_heads in [(4, 64), (2, 32), (1, 128)] {
+        let windows = vec![Some(9), None, Some(9), None];
+        let shape = ModelShape { window_heads: Some(window_heads), windows, ..ModelShape::default() };
+        agrees_or_refuses(subject, &shape, "K/V heads")?;
+    }
+    Ok(())
 }
 
 /// Everything at once, in formats of each kind.

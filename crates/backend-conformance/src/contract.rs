@@ -2,15 +2,16 @@
 
 use std::{collections::VecDeque, io, sync::Arc, thread, time::Duration};
 
+use paguro_backend::{
+    AttentionMode, ByteSource, Bytes, Carried, Limits, LoadError, Outcome, Output, PageId, SampleRequest,
+    SamplingParams, Step, StepError, StepOutput, StepSequence, Ticket, TokenMask, Want,
+    sampling::{self, Scratch},
+};
+
 use super::{
     DriveOptions, Driver, ModelShape, RandomModel, Rng, Subject, Verdict,
     compare::{Plan, same},
     submit,
-};
-use crate::{
-    AttentionMode, ByteSource, Bytes, Carried, Limits, LoadError, Outcome, Output, PageId, SampleRequest,
-    SamplingParams, Step, StepError, StepOutput, StepSequence, Ticket, TokenMask, Want,
-    sampling::{self, Scratch},
 };
 
 fn require(holds: bool, problem: impl FnOnce() -> String) -> Verdict {

@@ -1,10 +1,11 @@
 //! Runs sequences through a runner as an engine would, with the simplest of page allocators.
 
-use crate::{
+use paguro_backend::{
     AttentionMode, Backend, KvDtype, Limits, Outcome, Output, PageId, PageMove, Program, Runner, Step,
     StepOutput, StepSequence, Want,
-    conformance::{RandomModel, Rng},
 };
+
+use crate::{RandomModel, Rng};
 
 /// How a [`Driver`] lays things out.
 #[derive(Clone, Copy, Debug)]

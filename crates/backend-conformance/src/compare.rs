@@ -1,7 +1,8 @@
 //! What the cases share: plans of steps, runs of them, and comparisons.
 
+use paguro_backend::{Backend, WeightFormat, reference::Reference};
+
 use super::{DriveOptions, Driver, ModelShape, RandomModel, Rng, SequenceId, Subject, Verdict};
-use crate::{Backend, WeightFormat, reference::Reference};
 
 /// Logits of some sequences, `[sequences][positions][vocab]`.
 pub(super) type Logits = Vec<Vec<Vec<f32>>>;

@@ -1,11 +1,12 @@
 //! That samples are those that the contract defines, over many random requests.
 
-use super::{DriveOptions, Driver, ModelShape, RandomModel, Rng, Subject, Verdict, submit};
-use crate::{
+use paguro_backend::{
     Bytes, Outcome, Output, PageId, SampleRequest, SamplingParams, Step, StepOutput, StepSequence, TokenMask,
     Want,
     sampling::{Dry, Scratch, sample_at, uniform},
 };
+
+use super::{DriveOptions, Driver, ModelShape, RandomModel, Rng, Subject, Verdict, submit};
 
 /// How far sums of probabilities may be off, as parts of the whole.
 const NEAR: f64 = 1e-5;

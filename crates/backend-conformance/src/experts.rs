@@ -1,0 +1,104 @@
+//! Cases about mixtures of experts.
+
+use paguro_backend::{Activation, Scores, WeightFormat};
+
+use super::{
+    Biases, DriveOptions, Driver, ExpertsShape, ModelShape, Rng, Subject, Verdict,
+    compare::{Plan, same},
+    exactness::{alone, supported},
+    numbers::agrees_or_refuses,
+};
+
+/// How a backend names what it lacks.
+const NAME: &str = "mixture of experts";
+
+fn with(experts: ExpertsShape) -> ModelShape {
+    ModelShape { experts: Some(experts), ..ModelShape::default() }
+}
+
+/// One and all of the experts, many experts, widths that are no round numbers, biases, shared experts.
+pub(super) fn experts(subject: &Subject) -> Verdict {
+    let plain = ExpertsShape::default();
+    let shared = ExpertsShape { shared: Some(48), ..plain };
+    let shapes = [
+        with(plain),
+        with(ExpertsShape { used: 1, width: 40, ..plain }),
+        with(ExpertsShape { used: 8, width: 17, ..plain }),
+        with(ExpertsShape { count: 130, used: 16, width: 24, ..plain }),
+        with(shared),
+        with(ExpertsShape { output_gate: true, ..shared }),
+        ModelShape { biases: Biases::All, ..with(ExpertsShape { count: 5, used: 3, ..shared }) },
+        ModelShape {
+            biases: Biases::All,
+            activation: Activation::ClampedSwiglu { alpha: 1.7, limit: 1.5 },
+            sinks: true,
+            ..with(ExpertsShape { count: 4, used: 4, ..plain })
+        },
+        ModelShape { post_norms: true, branch_scale: 0.5, hidden: 72, ..with(plain) },
+    ];
+    shapes.iter().try_for_each(|shape| agrees_or_refuses(subject, shape, NAME))
+}
+
+/// Every way to choose and to weigh.
+pub(super) fn routers(subject: &Subject) -> Verdict {
+    let plain = ExpertsShape { used: 3, ..ExpertsShape::default() };
+    let sigmoid = ExpertsShape { scores: Scores::Sigmoid, selection_bias: true, ..plain };
+    let routers = [
+        ExpertsShape { renormalize: false, ..plain },
+        ExpertsShape { factor: 2.5, ..plain },
+        sigmoid,
+        ExpertsShape { renormalize: false, factor: 1.5, ..sigmoid },
+        ExpertsShape { selection_bias: true, ..plain },
+        ExpertsShape { router: WeightFormat::F16, ..plain },
+        ExpertsShape { router: WeightFormat::BF16, ..plain },
+    ];
+    routers.into_iter().try_for_each(|router| agrees_or_refuses(subject, &with(router), NAME))
+}
+
+/// Experts in all formats that the backend has, of mixed formats, and in steps of many rows.
+pub(super) fn formats(subject: &Subject) -> Verdict {
+    for format in supported(subject, &WeightFormat::ALL) {
+        let shape = of_format(format);
+        agrees_or_refuses(subject, &shape, NAME)?;
+        if format == WeightFormat::Q4_K && !subject.unsupported.contains(&WeightFormat::Q6_K) {
+            agrees_or_refuses(subject, &ModelShape { finer: Some(WeightFormat::Q6_K), ..shape }, NAME)?;
+        }
+    }
+    Ok(())
+}
+
+fn of_format(format: WeightFormat) -> ModelShape {
+    let width = if format.block_len() == 256 { 256 } else { 96 };
+    let experts = ExpertsShape { width, shared: Some(width), ..ExpertsShape::default() };
+    ModelShape { experts: Some(experts), ..ModelShape::of_format(format) }
+}
+
+/// Logits of a row are the same, bit for bit, in any batch, chunking and number of threads, also where choices are
+/// close.
+pub(super) fn exact(subject: &Subject) -> Verdict {
+    for format in supported(subject, subject.kernel_formats) {
+        let shape = of_format(format);
+        let experts = shape.experts.map(|experts| ExpertsShape { stable: false, used: 3, ..experts });
+        let shape = ModelShape { experts, ..shape };
+        let model = shape.build(12);
+        let plan = Plan::mixed(16, shape.vocab);
+        if Driver::new(&*(subject.backend)(2), &model, &subject.exact_options()).is_err() {
+            return agrees_or_refuses(subject, &shape, NAME);
+        }
+        let expected = alone(subject, &model, &plan.sequences)?;
+        for threads in if subject.has_threads { &[1, 2, 5][..] } else { &[2] } {
+            let ours = plan.load_and_run(&*(subject.backend)(*threads), &model, &subject.exact_options())?;
+            same(&format!("company and {threads} threads ({format})"), &ours, &expected)?;
+        }
+        // Enough rows for every expert to have many, and then a few.
+        let sequences = vec![Rng::new(3).tokens(150, shape.vocab)];
+        let options = DriveOptions { max_context: 160, ..subject.exact_options() };
+        let run = |steps: &[usize]| {
+            let steps = steps.iter().map(|&count| vec![(0, count)]).collect();
+            let plan = Plan { sequences: sequences.clone(), steps };
+            plan.load_and_run(&*(subject.backend)(2), &model, &options)
+        };
+        same(&format!("chunks ({format})"), &run(&[37, 1, 3, 100, 9])?, &run(&[150])?)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,567 @@
+//! Small models with random weights, of every shape that a program can have.
+
+use half::f16;
+use paguro_backend::{
+    Activation, Attention, Bytes, Dense, Embed, Experts, FeedForward, Head, KvGroup, KvLayout, KvSlot, Layer,
+    Linear, Matrix, MatrixId, Mixer, Norm, NormKind, PositionScale, Positions, Program, QkNorm, QkNormKind,
+    Residual, Rope, RopeStyle, Router, Scores, SharedExpert, VectorId, WeightFormat, Weights,
+};
+
+use super::Rng;
+
+/// What a random model looks like. The default is a small Llama; cases change what they are about.
+#[derive(Clone, Debug)]
+pub struct ModelShape {
+    /// Encoding of all matrices.
+    pub format: WeightFormat,
+    /// Encoding of those that mixtures such as Q4_K_M make finer, values and down; `None` is as all others.
+    pub finer: Option<WeightFormat>,
+    /// See [`Program::hidden`].
+    pub hidden: usize,
+    /// See [`Program::vocab`].
+    pub vocab: usize,
+    /// See [`Attention::heads`].
+    pub heads: usize,
+    /// See [`KvGroup::kv_heads`].
+    pub kv_heads: usize,
+    /// See [`KvGroup::head_dim`].
+    pub head_dim: usize,
+    /// `kv_heads` and `head_dim` of layers with a window, where they are others.
+    pub window_heads: Option<(usize, usize)>,
+    /// See [`Dense::width`].
+    pub ffn: usize,
+    /// The sliding window of each layer, and so the number of layers.
+    pub windows: Vec<Option<u32>>,
+    /// Layer slots in a page; layers of one window that do not fit in one group's pages form another group. `None`
+    /// makes one group for each window.
+    pub slots: Option<usize>,
+    /// How RoPE pairs elements.
+    pub rope_style: RopeStyle,
+    /// How many elements of a head RoPE rotates; `None` is all of them.
+    pub rotated: Option<usize>,
+    /// See [`Rope::magnitude`].
+    pub rope_magnitude: f32,
+    /// True if every second layer has no RoPE.
+    pub skips_ropes: bool,
+    /// Number of learned positions.
+    pub positions: Option<usize>,
+    /// See [`Attention::position_scale`].
+    pub position_scale: Option<PositionScale>,
+    /// Which products have a bias.
+    pub biases: Biases,
+    /// Kind of all norms but those of heads; [`NormKind::Layer`] comes with biases.
+    pub norms: NormKind,
+    /// Norms before attention and feed-forward.
+    pub pre_norms: bool,
+    /// Norms of queries and keys.
+    pub qk_norm: Option<QkNormKind>,
+    /// Norms after attention and feed-forward.
+    pub post_norms: bool,
+    /// Soft cap of attention scores.
+    pub attention_cap: Option<f32>,
+    /// Sinks of attention.
+    pub sinks: bool,
+    /// Soft cap of logits.
+    pub logit_cap: Option<f32>,
+    /// See [`Head::scale`].
+    pub logit_scale: f32,
+    /// Whether the head is the embedding's table.
+    pub tied: bool,
+    /// See [`Embed::scale`].
+    pub embed_scale: f32,
+    /// See [`Layer::branch_scale`].
+    pub branch_scale: f32,
+    /// See [`Layer::residual`].
+    pub residual: Residual,
+    /// True if feed-forward networks have a gate.
+    pub gated: bool,
+    /// Activation of feed-forward networks.
+    pub activation: Activation,
+    /// Experts in all layers but the first one.
+    pub experts: Option<ExpertsShape>,
+}
+
+/// The mixture of experts of a random model. The default is a small Qwen 3 MoE.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertsShape {
+    /// See [`Experts::count`].
+    pub count: usize,
+    /// See [`Router::used`].
+    pub used: usize,
+    /// See [`Experts::width`].
+    pub width: usize,
+    /// See [`Router::scores`].
+    pub scores: Scores,
+    /// See [`Router::selection_bias`].
+    pub selection_bias: bool,
+    /// See [`Router::renormalize`].
+    pub renormalize: bool,
+    /// See [`Router::factor`].
+    pub factor: f32,
+    /// Encoding of the router.
+    pub router: WeightFormat,
+    /// Width of the shared expert, if there is one.
+    pub shared: Option<usize>,
+    /// True if it has a gate on its output.
+    pub output_gate: bool,
+    /// True if rounding can flip no choice: routers read elements of the residual stream to which no layer adds, so
+    /// that all logits of a row are off by one and the same factor.
+    pub stable: bool,
+}
+
+impl Default for ExpertsShape {
+    fn default() -> Self {
+        Self {
+            count: 8,
+            used: 2,
+            width: 64,
+            scores: Scores::Softmax,
+            selection_bias: false,
+            renormalize: true,
+            factor: 1.0,
+            router: WeightFormat::F32,
+            shared: None,
+            output_gate: false,
+            stable: true,
+        }
+    }
+}
+
+/// Which products of a random model have a bias.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Biases {
+    /// None.
+    None,
+    /// Those of q, k and v (Qwen 2).
+    Qkv,
+    /// Every product's.
+    All,
+}
+
+impl Default for ModelShape {
+    fn default() -> Self {
+        Self {
+            format: WeightFormat::F32,
+            finer: None,
+            hidden: 64,
+            vocab: 131,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 64,
+            window_heads: None,
+            ffn: 96,
+            windows: vec![None; 2],
+            slots: None,
+            rope_style: RopeStyle::HalfSplit,
+            rotated: None,
+            rope_magnitude: 1.0,
+            skips_ropes: false,
+            positions: None,
+            position_scale: None,
+            biases: Biases::None,
+            norms: NormKind::Rms,
+            pre_norms: true,
+            qk_norm: None,
+            post_norms: false,
+            attention_cap: None,
+            sinks: false,
+            logit_cap: None,
+            logit_scale: 1.0,
+            tied: false,
+            embed_scale: 1.0,
+            branch_scale: 1.0,
+            residual: Residual::Sequential,
+            gated: true,
+            activation: Activation::Silu,
+            experts: None,
+        }
+    }
+}
+
+impl ModelShape {
+    /// A small Llama with matrices of this format and dimensions that its blocks divide.
+    pub fn of_format(format: WeightFormat) -> Self {
+        let small = Self { format, ..Self::default() };
+        match format.block_len() {
+            // Nothing needs to be a multiple of anything.
+            1 => Self { hidden: 72, ffn: 109, ..small },
+            32 => Self { hidden: 96, ffn: 160, ..small },
+            _ => Self { hidden: 256, ffn: 512, ..small },
+        }
+    }
+
+    /// A model of this shape; the same one for the same seed.
+    pub fn build(&self, seed: u64) -> RandomModel {
+        let mut builder = Builder { shape: self, rng: Rng::new(seed), weights: Weights::default() };
+        let program = builder.program();
+        RandomModel { program, weights: builder.weights }
+    }
+}
+
+/// Elements of the residual stream that stable routers read.
+const CODE: usize = 16;
+
+/// A model without a meaning.
+#[derive(Clone, Debug)]
+pub struct RandomModel {
+    /// Its operations.
+    pub program: Program,
+    /// Its weights, scaled so that activations stay of order one.
+    pub weights: Weights,
+}
+
+struct Builder<'a> {
+    shape: &'a ModelShape,
+    rng: Rng,
+    weights: Weights,
+}
+
+impl Builder<'_> {
+    fn program(&mut self) -> Program {
+        let shape = self.shape;
+        let ModelShape { hidden, vocab, .. } = *shape;
+        let (kv, places) = arrange(shape);
+        let table = self.matrix("embedding", 1, vocab, hidden, 1.0);
+        let positions = shape
+            .positions
+            .map(|count| Positions { table: self.matrix("positions", 1, count, hidden, 0.7), count });
+        let layers = places.iter().enumerate().map(|(layer, &place)| {
+            let mixer = Mixer::Attention(self.attention(layer, &kv.groups[place.group], place));
+            let ffn = match shape.experts.filter(|_| layer > 0) {
+                Some(experts) => FeedForward::Experts(self.experts(layer, &experts)),
+                None => FeedForward::Dense(self.dense(layer)),
+            };
+            Layer { mixer, ffn, residual: shape.residual, branch_scale: shape.branch_scale }
+        });
+        let layers = layers.collect();
+        let norm = self.norm(hidden);
+        let linear = match shape.tied {
+            true => Linear { matrix: table, bias: None },
+            false => self.linear("head", vocab, hidden, 1.0, shape.biases == Biases::All),
+        };
+        let ropes =
+            [(1e4, shape.head_dim), (1e3, shape.window_heads.map_or(shape.head_dim, |heads| heads.1))];
+        Program {
+            hidden,
+            vocab,
+            ropes: ropes.map(|(base, head_dim)| self.rope(base, head_dim)).to_vec(),
+            kv,
+            embed: Embed { table, scale: shape.embed_scale, positions },
+            layers,
+            head: Head { norm, linear, scale: shape.logit_scale, soft_cap: shape.logit_cap },
+        }
+    }
+
+    fn attention(&mut self, layer: usize, group: &KvGroup, place: KvSlot) -> Attention {
+        let shape = self.shape;
+        let (heads, hidden, head_dim) = (shape.heads, shape.hidden, group.head_dim);
+        let name = |what: &str| format!("layer {layer} {what}");
+        let qkv = shape.biases != Biases::None;
+        // Wide enough scores that attention chooses, and does not merely average.
+        let sharp = 1.6;
+        let norm = self.pre_norm();
+        let q = self.linear(&name("q"), heads * head_dim, hidden, sharp, qkv);
+        let k = self.linear(&name("k"), group.width(), hidden, sharp, qkv);
+        let v = self.linear(&name("v"), group.width(), hidden, 1.0, qkv);
+        let qk_norm = shape.qk_norm.map(|kind| {
+            let widths = match kind {
+                QkNormKind::Row => [heads * head_dim, group.width()],
+                QkNormKind::Head | QkNormKind::HeadAfterRope => [head_dim; 2],
+            };
+            let [q, k] = widths.map(|width| self.rms_norm(width));
+            QkNorm { q, k, kind }
+        });
+        let sinks = shape.sinks.then(|| (0..heads).map(|_| 2.0 + self.rng.normal()).collect());
+        Attention {
+            norm,
+            heads,
+            q,
+            k,
+            v,
+            qk_norm,
+            // Layers with a window turn by the second rope, as Gemma 3's do.
+            rope: (!shape.skips_ropes || layer.is_multiple_of(2))
+                .then_some(usize::from(shape.windows[layer].is_some())),
+            position_scale: shape.position_scale,
+            scale: 1.0 / (head_dim as f32).sqrt(),
+            soft_cap: shape.attention_cap,
+            sinks: sinks.map(|sinks| self.vector(sinks)),
+            kv: place,
+            out: self.onto_stream(&name("project"), 1, heads * head_dim),
+            post_norm: shape.post_norms.then(|| self.norm(hidden)),
+        }
+    }
+
+    fn dense(&mut self, layer: usize) -> Dense {
+        let shape = self.shape;
+        let ModelShape { hidden, ffn, .. } = *shape;
+        let name = |what: &str| format!("layer {layer} {what}");
+        let all = shape.biases == Biases::All;
+        Dense {
+            norm: self.pre_norm(),
+            width: ffn,
+            gate: shape.gated.then(|| self.linear(&name("gate"), ffn, hidden, 1.5, all)),
+            up: self.linear(&name("up"), ffn, hidden, 1.5, all),
+            activation: shape.activation,
+            down: self.onto_stream(&name("down"), 1, ffn),
+            post_norm: shape.post_norms.then(|| self.norm(hidden)),
+        }
+    }
+
+    fn experts(&mut self, layer: usize, experts: &ExpertsShape) -> Experts {
+        let shape = self.shape;
+        let hidden = shape.hidden;
+        let ExpertsShape { count, used, width, scores, renormalize, factor, .. } = *experts;
+        let name = |what: &str| format!("layer {layer} {what}");
+        let all = shape.biases == Biases::All;
+        let norm = self.pre_norm();
+        let bias = experts.selection_bias.then(|| (0..count).map(|_| 0.3 * self.rng.normal()).collect());
+        Experts {
+            norm,
+            router: Router {
+                linear: self.router(&name("router"), experts, all),
+                scores,
+                selection_bias: bias.map(|bias| self.vector(bias)),
+                used,
+                renormalize,
+                factor,
+            },
+            count,
+            width,
+            gate: self.stack(&name("experts gate"), count, width, hidden, 1.5, all),
+            up: self.stack(&name("experts up"), count, width, hidden, 1.5, all),
+            activation: shape.activation,
+            down: self.onto_stream(&name("experts down"), count, width),
+            shared: experts.shared.map(|width| SharedExpert {
+                width,
+                gate: self.linear(&name("shared gate"), width, hidden, 1.5, all),
+                up: self.linear(&name("shared up"), width, hidden, 1.5, all),
+                down: self.onto_stream(&name("shared down"), 1, width),
+                output_gate: experts
+                    .output_gate
+                    .then(|| self.linear(&name("output gate"), 1, hidden, 1.0, false)),
+            }),
+            post_norm: shape.post_norms.then(|| self.norm(hidden)),
+        }
+    }
+
+    fn router(&mut self, name: &str, experts: &ExpertsShape, bias: bool) -> Linear {
+        let hidden = self.shape.hidden;
+        let read = if experts.stable { CODE.min(hidden) } else { hidden };
+        let gain = 2.0 / (read as f32).sqrt();
+        let weight = |(index, noise): (usize, f32)| if index % hidden < read { gain * noise } else { 0.0 };
+        let values: Vec<f32> =
+            (0..experts.count * hidden).map(|index| weight((index, self.rng.normal()))).collect();
+        let bytes = experts.router.quantize(&values).expect("plain formats have encoders");
+        self.weights.matrices.push(Matrix {
+            name: name.to_owned(),
+            format: experts.router,
+            parts: 1,
+            rows: experts.count,
+            cols: hidden,
+            bytes: Bytes::from(bytes),
+        });
+        let bias = bias.then(|| (0..experts.count).map(|_| 0.5 * self.rng.normal()).collect());
+        Linear {
+            matrix: MatrixId(self.weights.matrices.len() as u32 - 1),
+            bias: bias.map(|bias| self.vector(bias)),
+        }
+    }
+
+    fn rope(&self, base: f32, head_dim: usize) -> Rope {
+        let rotated = self.shape.rotated.unwrap_or(head_dim);
+        let frequency = |pair: usize| base.powf(-2.0 * pair as f32 / rotated as f32);
+        Rope {
+            style: self.shape.rope_style,
+            frequencies: (0..rotated / 2).map(frequency).collect(),
+            magnitude: self.shape.rope_magnitude,
+        }
+    }
+
+    fn pre_norm(&mut self) -> Option<Norm> {
+        self.shape.pre_norms.then(|| self.norm(self.shape.hidden))
+    }
+
+    fn norm(&mut self, width: usize) -> Norm {
+        let norm = self.rms_norm(width);
+        match self.shape.norms {
+            NormKind::Rms => norm,
+            NormKind::Layer => {
+                let bias = (0..width).map(|_| 0.2 * self.rng.normal()).collect();
+                Norm { kind: NormKind::Layer, bias: Some(self.vector(bias)), ..norm }
+            }
+        }
+    }
+
+    fn rms_norm(&mut self, width: usize) -> Norm {
+        let weight = (0..width).map(|_| 1.0 + 0.2 * self.rng.normal()).collect();
+        // Large enough that a forgotten eps shows.
+        Norm { kind: NormKind::Rms, weight: self.vector(weight), bias: None, eps: 0.05 }
+    }
+
+    fn linear(&mut self, name: &str, rows: usize, cols: usize, gain: f32, bias: bool) -> Linear {
+        self.stack(name, 1, rows, cols, gain, bias)
+    }
+
+    fn stack(&mut self, name: &str, parts: usize, rows: usize, cols: usize, gain: f32, bias: bool) -> Linear {
+        let matrix = self.matrix(name, parts, rows, cols, gain / (cols as f32).sqrt());
+        let bias = bias.then(|| (0..parts * rows).map(|_| 0.5 * self.rng.normal()).collect());
+        Linear { matrix, bias: bias.map(|bias| self.vector(bias)) }
+    }
+
+    /// Matrices whose outputs are added to the residual stream: nothing to the elements that stable routers read.
+    fn onto_stream(&mut self, name: &str, parts: usize, cols: usize) -> Linear {
+        let hidden = self.shape.hidden;
+        let linear = self.stack(name, parts, hidden, cols, 1.0, self.shape.biases == Biases::All);
+        if self.shape.experts.is_some_and(|experts| experts.stable) {
+            let matrix = &mut self.weights.matrices[linear.matrix.0 as usize];
+            let part_bytes = hidden * matrix.format.row_bytes(cols);
+            let mut bytes = matrix.bytes.read().expect("in memory").into_owned();
+            for part in bytes.chunks_exact_mut(part_bytes) {
+                // Zeros decode to zeros in all formats.
+                part[..CODE.min(hidden) * matrix.format.row_bytes(cols)].fill(0);
+            }
+            matrix.bytes = Bytes::from(bytes);
+            if let Some(bias) = linear.bias {
+                let bias = &mut self.weights.vectors[bias.0 as usize];
+                bias.chunks_exact_mut(hidden).for_each(|bias| bias[..CODE.min(hidden)].fill(0.0));
+            }
+        }
+        linear
+    }
+
+    fn vector(&mut self, vector: Vec<f32>) -> VectorId {
+        self.weights.vectors.push(vector);
+        VectorId(self.weights.vectors.len() as u32 - 1)
+    }
+
+    fn matrix(&mut self, name: &str, parts: usize, rows: usize, cols: usize, rms: f32) -> MatrixId {
+        let is_finer = name.ends_with(" v") || name.ends_with(" down");
+        let format = self.shape.finer.filter(|_| is_finer).unwrap_or(self.shape.format);
+        let matrix = random_matrix(name, format, parts * rows, cols, rms, &mut self.rng);
+        self.weights.matrices.push(Matrix { parts, rows, ..matrix });
+        MatrixId(self.weights.matrices.len() as u32 - 1)
+    }
+}
+
+/// Gives each layer its group and slot.
+fn arrange(shape: &ModelShape) -> (KvLayout, Vec<KvSlot>) {
+    let count = |window| shape.windows.iter().filter(|other| **other == window).count();
+    let most = shape.windows.iter().map(|&window| count(window)).max().unwrap_or(0);
+    let slots = shape.slots.unwrap_or(most);
+    let mut groups: Vec<KvGroup> = Vec::new();
+    let mut used: Vec<usize> = Vec::new();
+    let mut places = Vec::new();
+    for &window in &shape.windows {
+        let open = (0..groups.len()).find(|&group| groups[group].window == window && used[group] < slots);
+        let group = open.unwrap_or_else(|| {
+            let own = shape.window_heads.filter(|_| window.is_some());
+            let (kv_heads, head_dim) = own.unwrap_or((shape.kv_heads, shape.head_dim));
+            groups.push(KvGroup { window, slots, kv_heads, head_dim });
+            used.push(0);
+            groups.len() - 1
+        });
+        places.push(KvSlot { group, slot: used[group] });
+        used[group] += 1;
+    }
+    (KvLayout { groups }, places)
+}
+
+/// A matrix of random valid blocks: every quant, scale and high bit random, the f16 scales such that elements have
+/// this root mean square. Scales of either sign occur.
+pub fn random_matrix(
+    name: &str,
+    format: WeightFormat,
+    rows: usize,
+    cols: usize,
+    rms: f32,
+    rng: &mut Rng,
+) -> Matrix {
+    assert!(
+        cols.is_multiple_of(format.block_len()),
+        "{format} needs columns in blocks of {}",
+        format.block_len()
+    );
+    let blocks = rows * cols / format.block_len();
+    let bytes: Vec<u8> = (0..blocks).flat_map(|_| random_block(format, rms, rng)).collect();
+    Matrix { name: name.to_owned(), format, parts: 1, rows, cols, bytes: Bytes::from(bytes) }
+}
+
+fn random_block(format: WeightFormat, rms: f32, rng: &mut Rng) -> Vec<u8> {
+    use WeightFormat::*;
+    // Where the f16 scale is, and the f16 minimum with the multiple of the scale that centres the block.
+    let (scale, minimum) = match format {
+        F32 | F16 | BF16 => {
+            let value = rms * rng.normal();
+            return format.quantize(&[value]).expect("plain formats have encoders");
+        }
+        MXFP4 => return random_mxfp4(rms, rng),
+        Q4_0 | Q5_0 | Q8_0 | IQ4_NL | IQ4_XS => (0, None),
+        Q4_1 => (0, Some((2, -7.5))),
+        Q5_1 => (0, Some((2, -15.5))),
+        Q2_K => (80, Some((82, 1.5))),
+        Q3_K => (108, None),
+        Q4_K => (0, Some((2, 7.5))),
+        Q5_K => (0, Some((2, 15.5))),
+        Q6_K => (208, None),
+    };
+    let mut block: Vec<u8> = (0..format.block_bytes()).map(|_| rng.bits() as u8).collect();
+    let set_scale = |block: &mut [u8], d: f32| {
+        block[scale..scale + 2].copy_from_slice(&f16::from_f32(d).to_le_bytes());
+        if let Some((at, multiple)) = minimum {
+            block[at..at + 2].copy_from_slice(&f16::from_f32(d * multiple).to_le_bytes());
+        }
+    };
+    // Decoded with a scale of one, the block tells what its scale must be.
+    set_scale(&mut block, 1.0);
+    let mut decoded = vec![0.0; format.block_len()];
+    format.dequantize(&block, &mut decoded);
+    let raw = (decoded.iter().map(|x| x * x).sum::<f32>() / decoded.len() as f32).sqrt();
+    let sign = if rng.bits() & 1 == 0 { 1.0 } else { -1.0 };
+    set_scale(&mut block, sign * rms * (0.5 + rng.unit()) / raw.max(1e-3));
+    block
+}
+
+/// MXFP4's scale is a power of two.
+fn random_mxfp4(rms: f32, rng: &mut Rng) -> Vec<u8> {
+    // The sixteen values have a root mean square of 2.9; half of the blocks are one power smaller.
+    let exponent = (rms / 2.9).log2().round() as i32 - (rng.bits() & 1) as i32;
+    let mut block = vec![(127 + exponent) as u8];
+    block.extend((0..16).map(|_| rng.bits() as u8));
+    block
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_weights_are_of_the_size_that_was_asked_for() {
+        for format in WeightFormat::ALL {
+            let matrix = random_matrix("m", format, 64, 512, 0.05, &mut Rng::new(1));
+            let mut row = vec![0.0; 512];
+            let mut sum = 0.0;
+            let bytes = matrix.read().unwrap();
+            for encoded in bytes.chunks_exact(format.row_bytes(512)) {
+                format.dequantize(encoded, &mut row);
+                sum += row.iter().map(|x| x * x).sum::<f32>();
+            }
+            let rms = (sum / (64.0 * 512.0)).sqrt();
+            assert!((0.03..0.08).contains(&rms), "{format}: {rms}");
+        }
+    }
+
+    #[test]
+    fn layers_fill_groups_of_equal_windows() {
+        let arranged = |windows: &[Option<u32>], slots| {
+            let (kv, places) =
+                arrange(&ModelShape { windows: windows.to_vec(), slots, ..ModelShape::default() });
+            let groups: Vec<_> = kv.groups.iter().map(|group| group.window.unwrap_or(0)).collect();
+            let places: Vec<_> = places.iter().map(|place| (place.group, place.slot)).collect();
+            format!("{groups:?} {} {places:?}", kv.groups[0].slots)
+        };
+        assert_eq!(arranged(&[None, None], None), "[0] 2 [(0, 0), (0, 1)]");
+        assert_eq!(arranged(&[Some(5), None, Some(5)], None), "[5, 0] 2 [(0, 0), (1, 0), (0, 1)]");
+        assert_eq!(arranged(&[Some(5), None, Some(5)], Some(1)), "[5, 0, 5] 1 [(0, 0), (1, 0), (2, 0)]");
+    }
+}

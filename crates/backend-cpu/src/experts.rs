@@ -1,0 +1,430 @@
+//! Mixtures of experts, as phases of the team:
+//!
+//! | phase | shared by | reads | writes |
+//! |-|-|-|-|
+//! | add, norm, quantize | row | `products`, `x` | `x`, `rows` |
+//! | router | 16 experts | `rows` | `logits` |
+//! | route | row | `logits` | `ids`, `weights` |
+//! | sort | row of an expert | `rows` | `expert rows` |
+//! | shared expert, if there is one: gate, up, activate, down | | `rows` | `products` |
+//! | gate, up | 16 outputs of an expert | `expert rows` | `gate`, `up` |
+//! | activate, quantize | row of an expert and slice | `gate`, `up` | `expert rows` |
+//! | down | 16 outputs of an expert | `expert rows` | `out` |
+//! | combine | row | `out`, `weights`, `products` | `products` |
+//!
+//! The leader sorts rows by expert between routing and sorting, so that each expert's weights are read once for all of its
+//! rows. A row of an expert is computed as a row of any product is, and a row's experts are added up in the order of
+//! their ids, so results do not depend on the batch.
+
+use std::ops::Range;
+
+use paguro_backend::{Activation, Experts, FeedForward, MatrixId, Program, Router, Scores};
+
+use crate::{
+    counters::Kernel,
+    forward::{Input, Kinds, Member, Pass, Pending},
+    matrix::Output,
+    ops,
+    quantize::{BLOCK, row_blocks},
+    shared::Shared,
+    team::Portions,
+};
+
+/// Outputs of a row that one member activates at once.
+const ACTIVATE_SLICE: usize = 8 * BLOCK;
+
+/// What passes between the phases of a mixture of experts; `slots` are rows times experts for each row.
+pub struct ExpertBuffers {
+    /// Logits of the router, `[rows, experts]`.
+    pub logits: Shared<f32>,
+    /// Logits of the output gate of the shared expert, `[rows]`.
+    pub output_gate: Shared<f32>,
+    /// Chosen experts, ascending for each row, `[rows, used]`.
+    pub ids: Shared<u32>,
+    /// Their weights, `[rows, used]`.
+    pub weights: Shared<f32>,
+    /// Input of the experts, `[slots, hidden]`, and later of their last product, `[slots, width]`.
+    pub input: Input,
+    /// `[slots, width]`
+    pub gate: Shared<f32>,
+    /// `[slots, width]`
+    pub up: Shared<f32>,
+    /// What experts return, `[slots, hidden]`.
+    pub out: Shared<f32>,
+}
+
+/// Largest dimensions of the mixtures of experts in a program; zeros without any.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ExpertSizes {
+    /// Experts.
+    pub count: usize,
+    /// Experts of a row.
+    pub used: usize,
+    /// Width of an expert.
+    pub width: usize,
+    /// Width of a shared expert.
+    pub shared: usize,
+}
+
+impl ExpertSizes {
+    /// Those of a program.
+    pub fn of(program: &Program) -> Self {
+        let mut sizes = Self::default();
+        for layer in &program.layers {
+            if let FeedForward::Experts(experts) = &layer.ffn {
+                let shared = experts.shared.as_ref().map_or(0, |shared| shared.width);
+                sizes.count = sizes.count.max(experts.count);
+                sizes.used = sizes.used.max(experts.router.used);
+                sizes.width = sizes.width.max(experts.width);
+                sizes.shared = sizes.shared.max(shared);
+            }
+        }
+        sizes
+    }
+}
+
+/// Rows sorted by expert.
+#[derive(Debug, Default)]
+pub struct Grouping {
+    /// Experts that some row has chosen: those with most rows first, so that all members end together.
+    experts: Vec<usize>,
+    /// Slots of each expert: `first[e]..first[e + 1]`.
+    first: Vec<usize>,
+    /// Row of each slot.
+    rows: Vec<usize>,
+    /// Slot of each choice, `[rows, used]`.
+    slots: Vec<usize>,
+}
+
+impl Grouping {
+    /// With room for the largest step.
+    pub fn new(sizes: ExpertSizes, max_rows: usize) -> Self {
+        let slots = max_rows * sizes.used;
+        Self {
+            experts: Vec::with_capacity(sizes.count),
+            first: Vec::with_capacity(sizes.count + 1),
+            rows: Vec::with_capacity(slots),
+            slots: Vec::with_capacity(slots),
+        }
+    }
+
+    /// Sorts choices, `[rows, used]`, of `count` experts: by expert, then by row.
+    fn sort(&mut self, ids: &[u32], used: usize, count: usize) {
+        self.first.clear();
+        self.first.resize(count + 1, 0);
+        ids.iter().for_each(|&id| self.first[id as usize + 1] += 1);
+        for expert in 0..count {
+            self.first[expert + 1] += self.first[expert];
+        }
+        self.rows.clear();
+        self.rows.resize(ids.len(), 0);
+        self.slots.clear();
+        for (choice, &id) in ids.iter().enumerate() {
+            // Counted up here, and back by one expert below.
+            let slot = self.first[id as usize];
+            self.first[id as usize] += 1;
+            self.rows[slot] = choice / used;
+            self.slots.push(slot);
+        }
+        self.first.rotate_right(1);
+        self.first[0] = 0;
+        self.experts.clear();
+        let Self { experts, first, .. } = self;
+        experts.extend((0..count).filter(|&expert| first[expert] < first[expert + 1]));
+        experts.sort_by_key(|&expert| (first[expert].wrapping_sub(first[expert + 1]), expert));
+    }
+
+    fn slots_of(&self, expert: usize) -> Range<usize> {
+        self.first[expert]..self.first[expert + 1]
+    }
+
+    /// The expert of a slot.
+    fn expert_of(&self, slot: usize) -> usize {
+        self.first.partition_point(|&first| first <= slot) - 1
+    }
+}
+
+impl Pass<'_> {
+    /// A mixture of experts. Returns its output, `[rows, hidden]`.
+    pub fn experts(&mut self, op: &Experts, pending: [Option<Pending>; 2], product: usize) -> Pending {
+        let (model, buffers, rows) = (self.model, self.buffers, self.rows());
+        let inputs = Kinds::of(model, &[op.gate, op.up]);
+        let mut all = Kinds::of(model, &[op.router.linear, op.gate, op.up]);
+        if let Some(shared) = &op.shared {
+            let own = Kinds::of(model, &[shared.gate, shared.up, shared.output_gate.unwrap_or(shared.up)]);
+            all = Kinds { quantized: all.quantized || own.quantized, float: all.float || own.float };
+        }
+        self.add_norm(op.norm, pending, all);
+        self.route(&op.router, op.count);
+        let grouping = std::mem::take(self.grouping);
+        self.sort_rows(&grouping, inputs);
+        if let Some(shared) = &op.shared {
+            if let Some(gate) = shared.output_gate {
+                self.multiply(rows, [(gate.matrix, &buffers.experts.output_gate)]);
+            }
+            self.gated(Some(shared.gate), shared.up, shared.width, op.activation, shared.down, product);
+        }
+        let experts = &buffers.experts;
+        self.multiply_experts(&grouping, [(op.gate.matrix, &experts.gate), (op.up.matrix, &experts.up)]);
+        self.activate_experts(op, op.activation, &grouping);
+        self.multiply_experts(&grouping, [(op.down.matrix, &experts.out)]);
+        self.combine(op, &grouping, product);
+        *self.grouping = grouping;
+        Pending { product, bias: None, post_norm: op.post_norm, scale: 1.0 }
+    }
+
+    /// Chooses the experts of each row, and sorts rows by them.
+    fn route(&mut self, router: &Router, count: usize) {
+        let (model, rows) = (self.model, self.rows());
+        let buffers = &self.buffers.experts;
+        self.multiply(rows, [(router.linear.matrix, &buffers.logits)]);
+        let used = router.used;
+        self.phase(Kernel::Route, rows, Portions::Guided(4), |member, range| {
+            for row in range {
+                let logits = member.write(&buffers.logits, row, count);
+                if let Some(bias) = router.linear.bias {
+                    model.rows.add(logits, model.vector(bias));
+                }
+                let at = row * used..(row + 1) * used;
+                // SAFETY: only this member has this row in this phase.
+                let (ids, weights) =
+                    unsafe { (buffers.ids.get_mut(at.clone()), buffers.weights.get_mut(at)) };
+                let bias = router.selection_bias.map(|bias| model.vector(bias));
+                choose(logits, &mut member.own.row, router, bias, ids, weights);
+            }
+        });
+        // SAFETY: no phase is open.
+        let ids = unsafe { buffers.ids.get(0..rows * used) };
+        self.grouping.sort(ids, used, count);
+    }
+
+    /// Copies rows of the input into the order of their experts.
+    fn sort_rows(&mut self, grouping: &Grouping, kinds: Kinds) {
+        let hidden = self.model.program.hidden;
+        let (from, to) = (&self.buffers.input, &self.buffers.experts.input);
+        self.phase(Kernel::Sort, grouping.rows.len(), Portions::Guided(4), |_, range| {
+            for slot in range {
+                let row = grouping.rows[slot];
+                if kinds.quantized {
+                    let (from_start, to_start) = (row * from.quantized_stride, slot * to.quantized_stride);
+                    let blocks = row_blocks(hidden);
+                    // SAFETY: only this member writes this slot, and nobody writes rows in this phase.
+                    unsafe {
+                        to.quantized
+                            .get_mut(to_start..to_start + blocks)
+                            .copy_from_slice(from.quantized.get(from_start..from_start + blocks));
+                    }
+                }
+                if kinds.float {
+                    let (from_start, to_start) = (row * from.float_stride, slot * to.float_stride);
+                    // SAFETY: as above.
+                    unsafe {
+                        to.float
+                            .get_mut(to_start..to_start + hidden)
+                            .copy_from_slice(from.float.get(from_start..from_start + hidden));
+                    }
+                }
+            }
+        });
+    }
+
+    /// Multiplies the rows of each expert with its matrices; groups of outputs of all experts are shared as one list.
+    fn multiply_experts<const N: usize>(
+        &mut self,
+        grouping: &Grouping,
+        products: [(MatrixId, &Shared<f32>); N],
+    ) {
+        let model = self.model;
+        let ids = products.map(|(id, _)| id);
+        let per_expert: usize = ids.iter().map(|&id| model.matrix(id).groups()).sum();
+        let input = &self.buffers.experts.input;
+        let count = per_expert * grouping.experts.len();
+        self.phase(Kernel::Products(&ids), count, Portions::Guided(4), |member, range| {
+            for index in range.start / per_expert..range.end.div_ceil(per_expert) {
+                let expert = grouping.experts[index];
+                let slots = grouping.slots_of(expert);
+                let groups = ops::part(&range, index * per_expert, per_expert);
+                let mut offset = 0;
+                for (id, out) in products {
+                    let matrix = model.matrix(id);
+                    let part = ops::part(&groups, offset, matrix.groups());
+                    offset += matrix.groups();
+                    let width = matrix.rows();
+                    let rows = slots.start * width..slots.end * width;
+                    assert!(rows.end <= out.len());
+                    // SAFETY: the range is inside, see above; it is written by group of outputs of an expert in this
+                    // phase, and read by nobody.
+                    let out = unsafe { Output::from_raw(out.as_ptr().add(rows.start), rows.len(), width) };
+                    // SAFETY: inputs are only read in this phase.
+                    let input = unsafe { input.rows(matrix.row_kind(), slots.clone()) };
+                    let scratch = &mut member.own.scratch;
+                    matrix.multiply(&model.products, expert, input, slots.len(), part, &out, scratch);
+                }
+            }
+        });
+    }
+
+    fn activate_experts(&mut self, op: &Experts, activation: Activation, grouping: &Grouping) {
+        let (model, buffers, width) = (self.model, &self.buffers.experts, op.width);
+        let slices = width.div_ceil(ACTIVATE_SLICE);
+        let kinds = Kinds::of(model, &[op.down]);
+        let count = grouping.rows.len() * slices;
+        self.phase(Kernel::Activate, count, Portions::Guided(slices.div_ceil(4)), |member, range| {
+            for unit in range {
+                let (slot, first) = (unit / slices, unit % slices * ACTIVATE_SLICE);
+                let end = width.min(first + ACTIVATE_SLICE);
+                let at = slot * width + first..slot * width + end;
+                let expert = grouping.expert_of(slot);
+                let bias = |linear: paguro_backend::Linear| {
+                    linear.bias.map(|bias| &model.vector(bias)[expert * width..][first..end])
+                };
+                // SAFETY: only this member has this slice of this slot in this phase.
+                let (gate, up) = unsafe { (buffers.gate.get_mut(at.clone()), buffers.up.get_mut(at)) };
+                let active = model.activate(Some((gate, bias(op.gate))), (up, bias(op.up)), activation);
+                member.set_input(&buffers.input, slot, first, active, kinds, end == width);
+            }
+        });
+    }
+
+    /// Adds up the experts of each row.
+    fn combine(&mut self, op: &Experts, grouping: &Grouping, product: usize) {
+        let hidden = self.model.program.hidden;
+        self.phase(Kernel::Combine, self.rows(), Portions::Guided(1), |member, range| {
+            for row in range {
+                member.combine_row(op, grouping, product, row, hidden);
+            }
+        });
+    }
+}
+
+impl Member<'_> {
+    fn combine_row(&mut self, op: &Experts, grouping: &Grouping, product: usize, row: usize, hidden: usize) {
+        let (model, buffers) = (self.model, &self.buffers.experts);
+        let sum = self.write(&self.buffers.products[product], row, hidden);
+        match &op.shared {
+            None => sum.fill(0.0),
+            Some(shared) => {
+                if let Some(bias) = shared.down.bias {
+                    model.rows.add(sum, model.vector(bias));
+                }
+                if let Some(gate) = &shared.output_gate {
+                    let bias = gate.bias.map_or(0.0, |bias| model.vector(bias)[0]);
+                    let logit = self.read(&buffers.output_gate, row, 1)[0] + bias;
+                    model.rows.scale(sum, 1.0 / (1.0 + (-logit).exp()));
+                }
+            }
+        }
+        let used = op.router.used;
+        for choice in row * used..(row + 1) * used {
+            let (slot, weight) = (grouping.slots[choice], self.read(&buffers.weights, choice, 1)[0]);
+            let out = self.write(&buffers.out, slot, hidden);
+            if let Some(bias) = op.down.bias {
+                let expert = grouping.expert_of(slot);
+                model.rows.add(out, &model.vector(bias)[expert * hidden..][..hidden]);
+            }
+            model.rows.add_scaled(sum, out, weight);
+        }
+    }
+}
+
+/// Chooses experts of a row from its logits, see [`Router`]. In double precision: there are few of them. `ranks` has room
+/// for a number for each expert.
+fn choose(
+    logits: &[f32],
+    ranks: &mut [f32],
+    router: &Router,
+    selection_bias: Option<&[f32]>,
+    ids: &mut [u32],
+    weights: &mut [f32],
+) {
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let exp = |logit: f32| f64::from(logit - largest).exp();
+    let total: f64 = match router.scores {
+        Scores::Softmax => logits.iter().map(|&logit| exp(logit)).sum(),
+        _ => 1.0,
+    };
+    let score = |logit: f32| match router.scores {
+        Scores::Softmax => exp(logit) / total,
+        _ => 1.0 / (1.0 + (-f64::from(logit)).exp()),
+    };
+    // Without a bias, logits have the order of their scores.
+    match selection_bias {
+        None => largest_of(logits, ids),
+        Some(bias) => {
+            for ((rank, &logit), &bias) in ranks.iter_mut().zip(logits).zip(bias) {
+                *rank = score(logit) as f32 + bias;
+            }
+            largest_of(&ranks[..logits.len()], ids);
+        }
+    }
+    let scores = |id: u32| score(logits[id as usize]);
+    let divisor = match router.renormalize {
+        true => ids.iter().map(|&id| scores(id)).sum::<f64>().max(f64::from(f32::MIN_POSITIVE)),
+        false => 1.0,
+    };
+    for (weight, &id) in weights.iter_mut().zip(&*ids) {
+        *weight = (scores(id) / divisor * f64::from(router.factor)) as f32;
+    }
+}
+
+/// Fills `ids` with the indices of the largest numbers, in ascending order; among equals, the lowest indices count.
+fn largest_of(ranks: &[f32], ids: &mut [u32]) {
+    // An insertion sort: the first `chosen` are descending in rank, and among equals ascending in index.
+    let mut chosen = 0;
+    for (index, &rank) in ranks.iter().enumerate() {
+        let better = |&&id: &&u32| ranks[id as usize] >= rank;
+        let at = ids[..chosen].iter().take_while(better).count();
+        if at < ids.len() {
+            chosen = (chosen + 1).min(ids.len());
+            ids.copy_within(at..chosen - 1, at + 1);
+            ids[at] = index as u32;
+        }
+    }
+    ids.sort_unstable();
+}
+
+#[cfg(test)]
+mod tests {
+    use paguro_backend::{Linear, MatrixId, reference::ops};
+    use paguro_backend_conformance::Rng;
+
+    use super::*;
+
+    #[test]
+    fn choices_are_those_of_the_reference() {
+        let mut rng = Rng::new(1);
+        for (count, used) in [(1, 1), (4, 1), (8, 2), (8, 8), (60, 4), (512, 16)] {
+            for (scores, renormalize, biased) in [
+                (Scores::Softmax, true, false),
+                (Scores::Softmax, false, true),
+                (Scores::Sigmoid, true, true),
+            ] {
+                let linear = Linear { matrix: MatrixId(0), bias: None };
+                let router = Router { linear, scores, selection_bias: None, used, renormalize, factor: 1.5 };
+                // Some are equal.
+                let logits: Vec<f32> = (0..count).map(|_| (rng.normal() * 4.0).round() / 2.0).collect();
+                let bias: Option<Vec<f32>> = biased.then(|| (0..count).map(|_| rng.normal()).collect());
+                let expected = ops::route(&logits, scores, bias.as_deref(), used, renormalize, 1.5);
+                let (mut ids, mut weights) = (vec![0; used], vec![0.0; used]);
+                let mut ranks = vec![0.0; count];
+                choose(&logits, &mut ranks, &router, bias.as_deref(), &mut ids, &mut weights);
+                for (index, (expert, weight)) in expected.into_iter().enumerate() {
+                    assert_eq!(ids[index] as usize, expert, "{used} of {count}");
+                    assert!((weights[index] - weight).abs() < 1e-6, "{} is not {weight}", weights[index]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_are_sorted_by_expert() {
+        let mut grouping = Grouping::default();
+        // Rows 0 to 3 with two of five experts each.
+        grouping.sort(&[0, 3, 3, 4, 0, 3, 1, 3], 2, 5);
+        assert_eq!(grouping.experts, [3, 0, 1, 4]);
+        assert_eq!(grouping.rows, [0, 2, 3, 0, 1, 2, 3, 1]);
+        assert_eq!(grouping.slots, [0, 3, 4, 7, 1, 5, 2, 6]);
+        let experts: Vec<usize> = (0..8).map(|slot| grouping.expert_of(slot)).collect();
+        assert_eq!(experts, [0, 0, 1, 3, 3, 3, 3, 4]);
+    }
+}
