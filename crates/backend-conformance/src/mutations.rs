@@ -3,15 +3,17 @@
 use std::{cell::Cell, collections::BTreeSet};
 
 use paguro_backend::{
-    Activation, Attention, AttentionMode, Backend, Bytes, Capacity, Carried, Dense, Experts, FeedForward,
-    KV_BLOCK, KernelCount, KvDtype, Limits, LoadError, Mixer, Norm, NormKind, Outcome, PageId, PageMove,
-    Program, QkNormKind, Residual, RopeStyle, Runner, SamplingParams, Scores, Step, StepError, StepOutput,
+    AttentionMode, Backend, Bytes, Capacity, Carried, KV_BLOCK, KernelCount, KvDtype, Limits, LoadError,
+    Outcome, PageId, PageMove, Program, Runner, SamplingParams, Scores, Step, StepError, StepOutput,
     StepSequence, Ticket, Want, WeightFormat, Weights, quantize_kv,
     reference::{
         AttentionFn, AttentionShape, KvRounding, Reference, RoundFn, attention, round_f16, round_q8,
     },
 };
 
+mod programs;
+
+use self::programs::*;
 use super::{CASES, Case, ModelShape, Subject, Tolerance};
 
 /// One defect. The default has none.
@@ -640,139 +642,6 @@ fn remembers(head: &mut [f32]) {
         to_scale(block, scale, f32::round_ties_even);
         LAST.set(scale);
     }
-}
-
-fn each_attention(program: &mut Program, change: fn(&mut Attention)) {
-    for layer in &mut program.layers {
-        match &mut layer.mixer {
-            Mixer::Attention(attention) => change(attention),
-            _ => unreachable!("models of this suite have attention only"),
-        }
-    }
-}
-
-fn each_dense(program: &mut Program, change: fn(&mut Dense)) {
-    for layer in &mut program.layers {
-        if let FeedForward::Dense(dense) = &mut layer.ffn {
-            change(dense);
-        }
-    }
-}
-
-fn each_experts(program: &mut Program, change: fn(&mut Experts)) {
-    for layer in &mut program.layers {
-        if let FeedForward::Experts(experts) = &mut layer.ffn {
-            change(experts);
-        }
-    }
-}
-
-/// All norms of the residual stream.
-fn each_norm(program: &mut Program, change: fn(&mut Norm)) {
-    each_attention(program, |_| ());
-    for layer in &mut program.layers {
-        if let Mixer::Attention(Attention { norm: Some(norm), .. }) = &mut layer.mixer {
-            change(norm);
-        }
-        match &mut layer.ffn {
-            FeedForward::Dense(Dense { norm: Some(norm), .. })
-            | FeedForward::Experts(Experts { norm: Some(norm), .. }) => change(norm),
-            _ => {}
-        }
-    }
-    change(&mut program.head.norm);
-}
-
-fn other_pairs(program: &mut Program) {
-    for rope in &mut program.ropes {
-        rope.style = match rope.style {
-            RopeStyle::Interleaved => RopeStyle::HalfSplit,
-            RopeStyle::HalfSplit => RopeStyle::Interleaved,
-        };
-    }
-}
-
-fn rotates_all(program: &mut Program) {
-    for rope in &mut program.ropes {
-        rope.frequencies.resize(program.kv.groups[0].head_dim / 2, 0.1);
-    }
-}
-
-fn no_magnitude(program: &mut Program) {
-    program.ropes.iter_mut().for_each(|rope| rope.magnitude = 1.0);
-}
-
-fn one_rope(program: &mut Program) {
-    each_attention(program, |op| op.rope = Some(0));
-}
-
-fn no_eps(program: &mut Program) {
-    each_norm(program, |norm| norm.eps = 0.0);
-}
-
-fn no_mean(program: &mut Program) {
-    each_norm(program, |norm| norm.kind = NormKind::Rms);
-}
-
-fn no_norm_bias(program: &mut Program) {
-    each_norm(program, |norm| norm.bias = None);
-}
-
-fn no_q_norm(program: &mut Program) {
-    each_attention(program, |op| {
-        op.qk_norm = op.qk_norm.map(|norm| paguro_backend::QkNorm { q: norm.k, ..norm })
-    });
-}
-
-fn no_qk_norm(program: &mut Program) {
-    each_attention(program, |op| op.qk_norm = None);
-}
-
-fn norms_before_rope(program: &mut Program) {
-    each_attention(program, |op| {
-        if let Some(norm) = &mut op.qk_norm
-            && norm.kind == QkNormKind::HeadAfterRope
-        {
-            norm.kind = QkNormKind::Head;
-        }
-    });
-}
-
-fn no_post_norms(program: &mut Program) {
-    each_attention(program, |op| op.post_norm = None);
-    each_dense(program, |op| op.post_norm = None);
-    each_experts(program, |op| op.post_norm = None);
-}
-
-fn no_qkv_bias(program: &mut Program) {
-    each_attention(program, |op| (op.q.bias, op.k.bias, op.v.bias) = (None, None, None));
-}
-
-fn no_expert_bias(program: &mut Program) {
-    each_experts(program, |op| (op.gate.bias, op.up.bias, op.down.bias) = (None, None, None));
-}
-
-/// Adds every choice twice, which the weights' sum does not show.
-fn one_expert_less(program: &mut Program) {
-    each_experts(program, |op| op.router.used = (op.router.used - 1).max(1));
-}
-
-fn sequential(program: &mut Program) {
-    program.layers.iter_mut().for_each(|layer| layer.residual = Residual::Sequential);
-}
-
-fn only_silu(program: &mut Program) {
-    each_dense(program, |op| op.activation = Activation::Silu);
-    each_experts(program, |op| op.activation = Activation::Silu);
-}
-
-/// K and V of all layers of a group land on each other once a later step reads them.
-fn one_slot(program: &mut Program) {
-    each_attention(program, |op| op.kv.slot = 0);
-}
-
-fn one_group(program: &mut Program) {
-    each_attention(program, |op| op.kv.group = 0);
 }
 
 /// Full first pages of default size, which nobody writes any more, are taken for those of the first sequence.

@@ -1,0 +1,137 @@
+//! Programs with a defect.
+
+use paguro_backend::{
+    Activation, Attention, Dense, Experts, FeedForward, Mixer, Norm, NormKind, Program, QkNorm, QkNormKind,
+    Residual, RopeStyle,
+};
+
+pub(super) fn each_attention(program: &mut Program, change: fn(&mut Attention)) {
+    for layer in &mut program.layers {
+        match &mut layer.mixer {
+            Mixer::Attention(attention) => change(attention),
+            _ => unreachable!("models of this suite have attention only"),
+        }
+    }
+}
+
+pub(super) fn each_dense(program: &mut Program, change: fn(&mut Dense)) {
+    for layer in &mut program.layers {
+        if let FeedForward::Dense(dense) = &mut layer.ffn {
+            change(dense);
+        }
+    }
+}
+
+pub(super) fn each_experts(program: &mut Program, change: fn(&mut Experts)) {
+    for layer in &mut program.layers {
+        if let FeedForward::Experts(experts) = &mut layer.ffn {
+            change(experts);
+        }
+    }
+}
+
+/// All norms of the residual stream.
+pub(super) fn each_norm(program: &mut Program, change: fn(&mut Norm)) {
+    each_attention(program, |_| ());
+    for layer in &mut program.layers {
+        if let Mixer::Attention(Attention { norm: Some(norm), .. }) = &mut layer.mixer {
+            change(norm);
+        }
+        match &mut layer.ffn {
+            FeedForward::Dense(Dense { norm: Some(norm), .. })
+            | FeedForward::Experts(Experts { norm: Some(norm), .. }) => change(norm),
+            _ => {}
+        }
+    }
+    change(&mut program.head.norm);
+}
+
+pub(super) fn other_pairs(program: &mut Program) {
+    for rope in &mut program.ropes {
+        rope.style = match rope.style {
+            RopeStyle::Interleaved => RopeStyle::HalfSplit,
+            RopeStyle::HalfSplit => RopeStyle::Interleaved,
+        };
+    }
+}
+
+pub(super) fn rotates_all(program: &mut Program) {
+    for rope in &mut program.ropes {
+        rope.frequencies.resize(program.kv.groups[0].head_dim / 2, 0.1);
+    }
+}
+
+pub(super) fn no_magnitude(program: &mut Program) {
+    program.ropes.iter_mut().for_each(|rope| rope.magnitude = 1.0);
+}
+
+pub(super) fn one_rope(program: &mut Program) {
+    each_attention(program, |op| op.rope = Some(0));
+}
+
+pub(super) fn no_eps(program: &mut Program) {
+    each_norm(program, |norm| norm.eps = 0.0);
+}
+
+pub(super) fn no_mean(program: &mut Program) {
+    each_norm(program, |norm| norm.kind = NormKind::Rms);
+}
+
+pub(super) fn no_norm_bias(program: &mut Program) {
+    each_norm(program, |norm| norm.bias = None);
+}
+
+pub(super) fn no_q_norm(program: &mut Program) {
+    each_attention(program, |op| op.qk_norm = op.qk_norm.map(|norm| QkNorm { q: norm.k, ..norm }));
+}
+
+pub(super) fn no_qk_norm(program: &mut Program) {
+    each_attention(program, |op| op.qk_norm = None);
+}
+
+pub(super) fn norms_before_rope(program: &mut Program) {
+    each_attention(program, |op| {
+        if let Some(norm) = &mut op.qk_norm
+            && norm.kind == QkNormKind::HeadAfterRope
+        {
+            norm.kind = QkNormKind::Head;
+        }
+    });
+}
+
+pub(super) fn no_post_norms(program: &mut Program) {
+    each_attention(program, |op| op.post_norm = None);
+    each_dense(program, |op| op.post_norm = None);
+    each_experts(program, |op| op.post_norm = None);
+}
+
+pub(super) fn no_qkv_bias(program: &mut Program) {
+    each_attention(program, |op| (op.q.bias, op.k.bias, op.v.bias) = (None, None, None));
+}
+
+pub(super) fn no_expert_bias(program: &mut Program) {
+    each_experts(program, |op| (op.gate.bias, op.up.bias, op.down.bias) = (None, None, None));
+}
+
+/// Adds every choice twice, which the weights' sum does not show.
+pub(super) fn one_expert_less(program: &mut Program) {
+    each_experts(program, |op| op.router.used = (op.router.used - 1).max(1));
+}
+
+pub(super) fn sequential(program: &mut Program) {
+    program.layers.iter_mut().for_each(|layer| layer.residual = Residual::Sequential);
+}
+
+pub(super) fn only_silu(program: &mut Program) {
+    each_dense(program, |op| op.activation = Activation::Silu);
+    each_experts(program, |op| op.activation = Activation::Silu);
+}
+
+/// K and V of all layers of a group land on each other once a later step reads them.
+pub(super) fn one_slot(program: &mut Program) {
+    each_attention(program, |op| op.kv.slot = 0);
+}
+
+pub(super) fn one_group(program: &mut Program) {
+    each_attention(program, |op| op.kv.group = 0);
+}
