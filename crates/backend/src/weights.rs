@@ -222,6 +222,26 @@ impl Bytes {
         Ok(buffer)
     }
 
+    /// Fills `out` with the bytes from `offset` on.
+    ///
+    /// # Errors
+    /// The source's error.
+    ///
+    /// # Panics
+    /// If they are not inside.
+    pub fn read_at(&self, offset: usize, out: &mut [u8]) -> io::Result<()> {
+        assert!(offset.checked_add(out.len()).is_some_and(|end| end <= self.len));
+        self.source.read_at(self.start + offset as u64, out)
+    }
+
+    /// Checks that the bytes are still those that were opened.
+    ///
+    /// # Errors
+    /// The change.
+    pub fn check_unchanged(&self) -> io::Result<()> {
+        self.source.check_unchanged()
+    }
+
     /// A part of these bytes; rows of a fused projection are taken this way.
     pub fn slice(&self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.len);

@@ -11,6 +11,7 @@ pub mod gguf;
 mod hf;
 mod load;
 mod pooling;
+mod rearrange;
 mod rope;
 pub mod tensor;
 pub mod tokenizer;

@@ -10,7 +10,7 @@ use paguro_backend::{ByteSource, Program, SamplingParams, WeightFormat, Weights}
 use serde_json::{Map, Value};
 
 use crate::{
-    arch::{self, Architecture, Config, Names, Tensors},
+    arch::{self, Config, Definition, Names, Tensors},
     chat::{ChatTemplate, TemplateError, TemplateTokens},
     error::ModelError,
     gguf::{self, Gguf},
@@ -311,7 +311,7 @@ impl ModelFile {
     pub fn gguf_metadata(&self) -> Vec<MetadataEntry> {
         let Source::Hf(folder) = &self.source else { return self.metadata() };
         let class = self.architecture().unwrap_or_default();
-        let name = Architecture::from_hf(class).map_or_else(|_| class.to_owned(), |it| it.name().to_owned());
+        let name = Definition::from_hf(class).map_or_else(|_| class.to_owned(), |it| it.gguf.to_owned());
         let nested = folder.config.get("text_config").and_then(Value::as_object);
         let value = |key: &str| folder.config.get(key).or_else(|| nested?.get(key));
         const KEYS: [(&str, &str); 8] = [
@@ -492,15 +492,15 @@ impl ModelFile {
         let (config, names, tensors) = match &self.source {
             Source::Gguf(gguf) => {
                 let architecture = gguf.metadata.require_str("general.architecture")?;
-                let architecture = Architecture::from_gguf(architecture)?;
-                let mut tensors = Tensors::new(architecture.name(), &WeightFormat::ALL, tensors);
+                let definition = Definition::from_gguf(architecture)?;
+                let mut tensors = Tensors::new(definition.gguf, &WeightFormat::ALL, tensors);
                 let config = arch::config_from_gguf(&gguf.metadata, &mut tensors, max_context)?;
-                (config, Names::gguf(architecture), tensors)
+                (config, Names::gguf(definition), tensors)
             }
             Source::Hf(folder) => {
                 let config = arch::config_from_hf(&folder.config, tensors.len(), max_context)?;
-                let tensors = Tensors::new(config.architecture.name(), &arch::FLOATS, tensors);
-                let names = Names::hf(config.architecture, |name| tensors.has(name));
+                let tensors = Tensors::new(config.definition.gguf, &arch::FLOATS, tensors);
+                let names = Names::hf(config.definition, |name| tensors.has(name));
                 (config, names, tensors)
             }
         };

@@ -88,7 +88,7 @@ fn architectures_and_features_that_are_missing_are_named() {
     check_config(
         |config| config["architectures"] = json!(["MambaForCausalLM"]),
         expect![
-            "architecture `MambaForCausalLM` is not supported (supported: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, Phi3ForCausalLM)"
+            "architecture `MambaForCausalLM` is not supported (supported: LlamaForCausalLM, MistralForCausalLM, MixtralForCausalLM, Mistral3ForConditionalGeneration, Ministral3ForCausalLM, Qwen2ForCausalLM, Qwen2MoeForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, Qwen2VLForConditionalGeneration, Qwen2_5_VLForConditionalGeneration, Qwen3VLForConditionalGeneration, Qwen3VLMoeForConditionalGeneration, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, GptOssForCausalLM, PhiForCausalLM, Phi3ForCausalLM, SmolLM3ForCausalLM, GraniteForCausalLM, GraniteMoeForCausalLM, GraniteMoeSharedForCausalLM, Olmo2ForCausalLM, Olmo3ForCausalLM, OlmoeForCausalLM, SeedOssForCausalLM, Exaone4ForCausalLM, HunYuanDenseV1ForCausalLM, HunYuanMoEV1ForCausalLM, Ernie4_5ForCausalLM, Ernie4_5_MoeForCausalLM, Glm4ForCausalLM, Glm4MoeForCausalLM, MiniMaxM2ForCausalLM, DeepseekForCausalLM, Cohere2ForCausalLM, NemotronForCausalLM, Starcoder2ForCausalLM, StableLmForCausalLM, GPT2LMHeadModel, GPTNeoXForCausalLM)"
         ],
     );
     check_config(

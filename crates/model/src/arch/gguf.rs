@@ -1,9 +1,9 @@
 //! A GGUF file's metadata as a [`Config`]. Keys and their defaults are llama.cpp's (llama-arch.cpp, llama-model.cpp and
 //! models/*.cpp).
 
-use paguro_backend::{Activation, RopeStyle};
+use paguro_backend::{NormKind, Scores};
 
-use super::{Architecture, Config, Layer, Tensors};
+use super::{Config, Definition, ExpertsConfig, Tensors, config::Layer};
 use crate::{
     error::ModelError,
     gguf::{Metadata, MetadataError},
@@ -17,21 +17,28 @@ pub(crate) fn config(
     tensors: &mut Tensors<'_>,
     max_context: Option<usize>,
 ) -> Result<Config, ModelError> {
-    let architecture = Architecture::from_gguf(metadata.require_str("general.architecture")?)?;
-    let keys = Keys { metadata, prefix: architecture.name() };
+    let definition = Definition::from_gguf(metadata.require_str("general.architecture")?)?;
+    let count = tensors.len();
+    let mut keys = Keys { metadata, definition, tensors };
     keys.refuse_unsupported()?;
 
-    let layers = keys.size("block_count")?;
-    if layers > tensors.len() {
+    let all_layers = keys.size("block_count")?;
+    let extra_layers = keys.optional_size("nextn_predict_layers")?.unwrap_or(0).min(all_layers);
+    let layers = all_layers - extra_layers;
+    if all_layers > count {
         // Before anything is allocated for each layer.
-        return Err(ModelError::Config(format!("{layers} layers, but only {} tensors", tensors.len())));
+        return Err(ModelError::Config(format!("{all_layers} layers, but only {count} tensors")));
     }
     let hidden = keys.size("embedding_length")?;
     let heads =
         keys.uniform("attention.head_count", layers)?.ok_or_else(|| keys.missing("attention.head_count"))?;
     let kv_heads = keys.uniform("attention.head_count_kv", layers)?.unwrap_or(heads);
-    let ffn =
-        keys.uniform("feed_forward_length", layers)?.ok_or_else(|| keys.missing("feed_forward_length"))?;
+    let experts = keys.experts(definition.experts, layers)?;
+    let ffn = match (keys.uniform("feed_forward_length", layers)?, experts) {
+        (Some(ffn), _) if ffn > 0 => ffn,
+        (_, Some(experts)) => experts.width,
+        _ => return Err(keys.missing("feed_forward_length")),
+    };
     let context_length = keys.size("context_length")?;
     let head_dim = match keys.optional_size("attention.key_length")? {
         Some(length) => length,
@@ -44,108 +51,81 @@ pub(crate) fn config(
             "a value head ({value_length}) unlike a key head ({head_dim})"
         )));
     }
-
-    // Where the file names a window, the model has one. llama.cpp leaves those of Mistral and Phi-3 out; transformers,
-    // which these models were published with, does not.
-    let window = keys.optional("attention.sliding_window")?.filter(|&window| window > 0);
-    let is_local = match architecture {
-        Architecture::Gemma2 => keys.window_pattern(layers, 2)?,
-        Architecture::Gemma3 => keys.window_pattern(layers, 6)?,
-        _ => vec![true; layers],
+    let eps = match definition.block.norms {
+        NormKind::Rms => "attention.layer_norm_rms_epsilon",
+        NormKind::Layer => "attention.layer_norm_epsilon",
     };
-    let window = match architecture {
-        Architecture::Gemma2 => window.or(Some(4096)),
-        // Qwen's files carry the key although the window is off.
-        Architecture::Qwen2 | Architecture::Qwen3 => None,
-        _ => window,
+    let norm_eps = metadata.require_f32(&keys.full(eps))?;
+    let rope = match definition.block.positions {
+        true => None,
+        false => Some(keys.rope(head_dim, max_context.unwrap_or(context_length))?),
     };
-
-    let global = keys.rope(architecture, head_dim, tensors, max_context.unwrap_or(context_length))?;
-    let mut ropes = vec![global];
-    if architecture == Architecture::Gemma3 && window.is_some() {
-        // Scaling is only for the layers that see far.
-        let base = keys.number("rope.freq_base_swa")?.unwrap_or(10_000.0);
-        ropes.push(RopeConfig::plain(ropes[0].style, ropes[0].dims, base));
-    }
-    let local_rope = ropes.len() - 1;
-    let layer =
-        |&local: &bool| Layer { window: window.filter(|_| local), rope: if local { local_rope } else { 0 } };
-
-    let soft_cap = |key, default: Option<f32>| -> Result<Option<f32>, ModelError> {
-        let cap = keys.number(key)?.map(|cap| cap as f32).or(default);
-        Ok(cap.filter(|&cap| cap != 0.0))
+    let layer = |layer: usize| Layer {
+        window: None,
+        rope: rope.as_ref().map(|_| 0),
+        experts: experts.is_some_and(|experts| layer >= experts.dense_layers),
     };
-    let is_gemma2 = architecture == Architecture::Gemma2;
-    Config {
-        architecture,
+    let mut config = Config {
+        definition,
         context_length,
         hidden,
         heads,
         kv_heads,
         head_dim,
         ffn,
-        norm_eps: metadata.require_f32(&keys.full("attention.layer_norm_rms_epsilon"))?,
+        block: definition.block,
+        experts,
+        norm_eps,
         norm_offset: 0.0,
-        embed_scale: if architecture.is_gemma() { (hidden as f32).sqrt() } else { 1.0 },
-        attention_scale: attention_scale(architecture, layers, hidden, heads, head_dim),
-        attention_soft_cap: if is_gemma2 { soft_cap("attn_logit_softcapping", Some(50.0))? } else { None },
-        logit_soft_cap: if architecture.is_gemma() {
-            soft_cap("final_logit_softcapping", is_gemma2.then_some(30.0))?
-        } else {
-            None
-        },
-        activation: if architecture.is_gemma() { Activation::GeluTanh } else { Activation::Silu },
-        tied: is_gemma2.then_some(true),
-        ropes,
-        layers: is_local.iter().map(layer).collect(),
-    }
-    .check(tensors.len())
-}
-
-/// `1/sqrt(head_dim)`, but the 27B models of Gemma 2 and 3, known by their number of layers, scale by the share of the
-/// hidden size that a head has. (The key that Hugging Face's configuration has for it is not converted.)
-fn attention_scale(
-    architecture: Architecture,
-    layers: usize,
-    hidden: usize,
-    heads: usize,
-    head_dim: usize,
-) -> f32 {
-    let width = match (architecture, layers) {
-        (Architecture::Gemma2, 46) | (Architecture::Gemma3, 62) if heads > 0 => hidden / heads,
-        _ => head_dim,
+        embed_scale: 1.0,
+        attention_scale: 1.0 / (head_dim as f32).sqrt(),
+        attention_soft_cap: None,
+        position_scale: None,
+        branch_scale: 1.0,
+        logit_scale: 1.0,
+        logit_soft_cap: None,
+        tied: None,
+        layers: (0..layers).map(layer).collect(),
+        ropes: rope.into_iter().collect(),
+        extra_layers,
     };
-    1.0 / (width as f32).sqrt()
+    (definition.from_gguf)(&mut keys, &mut config)?;
+    config.check(count)
 }
 
 /// Typed access to `{architecture}.{key}`.
-struct Keys<'a> {
+pub(super) struct Keys<'a, 't> {
     metadata: &'a Metadata,
-    prefix: &'static str,
+    definition: &'static Definition,
+    tensors: &'a mut Tensors<'t>,
 }
 
-impl Keys<'_> {
+impl Keys<'_, '_> {
     fn full(&self, key: &str) -> String {
-        format!("{}.{key}", self.prefix)
+        format!("{}.{key}", self.definition.gguf)
     }
 
-    fn missing(&self, key: &str) -> ModelError {
+    pub(super) fn flag(&self, key: &str) -> Option<bool> {
+        self.metadata.bool(&self.full(key))
+    }
+
+    pub(super) fn missing(&self, key: &str) -> ModelError {
         MetadataError::Missing { key: self.full(key) }.into()
     }
 
-    fn optional(&self, key: &str) -> Result<Option<u32>, ModelError> {
+    pub(super) fn optional(&self, key: &str) -> Result<Option<u32>, ModelError> {
         Ok(self.metadata.optional_u32(&self.full(key))?)
     }
 
-    fn optional_size(&self, key: &str) -> Result<Option<usize>, ModelError> {
+    pub(super) fn optional_size(&self, key: &str) -> Result<Option<usize>, ModelError> {
         Ok(self.optional(key)?.map(|size| size as usize))
     }
 
-    fn size(&self, key: &str) -> Result<usize, ModelError> {
+    pub(super) fn size(&self, key: &str) -> Result<usize, ModelError> {
         self.optional_size(key)?.ok_or_else(|| self.missing(key))
     }
 
-    fn number(&self, key: &str) -> Result<Option<f64>, ModelError> {
+    pub(super) fn number(&self, key: &str) -> Result<Option<f64>, ModelError> {
         Ok(self.metadata.optional_f32(&self.full(key))?.map(f64::from))
     }
 
@@ -161,32 +141,94 @@ impl Keys<'_> {
         }
     }
 
-    /// Which layers have the window: as listed, or all but every `period`-th.
-    fn window_pattern(&self, layers: usize, period: u32) -> Result<Vec<bool>, ModelError> {
+    /// Gives layers the file's window, or `default`: as the file lists them, or all but every `period`-th.
+    pub(super) fn set_windows(
+        &self,
+        config: &mut Config,
+        default: Option<u32>,
+        period: usize,
+    ) -> Result<(), ModelError> {
         const KEY: &str = "attention.sliding_window_pattern";
+        let window = self.optional("attention.sliding_window")?.or(default);
+        let layers = config.layers.len();
         if let Some(listed) = self.metadata.u32s(&self.full(KEY)) {
             if listed.len() < layers {
                 let problem =
                     format!("`{}` has {} entries for {layers} layers", self.full(KEY), listed.len());
                 return Err(ModelError::Config(problem));
             }
-            return Ok(listed[..layers].iter().map(|&local| local != 0).collect());
+            let local: Vec<bool> = listed[..layers].iter().map(|&local| local != 0).collect();
+            config.set_windows(window, &local);
+            return Ok(());
         }
-        let period = self.optional_size(KEY)?.unwrap_or(period as usize);
-        Ok((0..layers).map(|layer| period == 0 || layer % period < period - 1).collect())
+        config.set_window_period(window, self.optional_size(KEY)?.unwrap_or(period));
+        Ok(())
+    }
+
+    /// The mixture of experts, of an architecture that may have one like `defaults`.
+    fn experts(
+        &self,
+        defaults: Option<ExpertsConfig>,
+        layers: usize,
+    ) -> Result<Option<ExpertsConfig>, ModelError> {
+        let Some(defaults) = defaults else { return Ok(None) };
+        let Some(count) = self.optional_size("expert_count")?.filter(|&count| count > 0) else {
+            return Ok(None);
+        };
+        if let Some(groups) = self.optional("expert_group_count")?.filter(|&groups| groups > 1) {
+            return Err(ModelError::unsupported(format!("a router with {groups} groups of experts")));
+        }
+        let used = self.uniform("expert_used_count", layers)?;
+        let used = used.ok_or_else(|| self.missing("expert_used_count"))?;
+        let width = match self.uniform("expert_feed_forward_length", layers)?.filter(|&width| width > 0) {
+            Some(width) => width,
+            None => self.uniform("feed_forward_length", layers)?.unwrap_or(0),
+        };
+        let shared = match self.optional_size("expert_shared_feed_forward_length")? {
+            Some(shared) => shared,
+            None => self.optional_size("expert_shared_count")?.unwrap_or(0).saturating_mul(width),
+        };
+        let scores = match self.optional("expert_gating_func")? {
+            None | Some(0) => defaults.scores,
+            Some(1 | 3) => Scores::Softmax, // 3: softmax over the chosen, which renormalization gives
+            Some(2) => Scores::Sigmoid,
+            Some(other) => {
+                let what = format!("`{}` = {other}", self.full("expert_gating_func"));
+                return Err(ModelError::unsupported_but(what, "1 (softmax), 2 (sigmoid)"));
+            }
+        };
+        let factor = self.number("expert_weights_scale")?.filter(|&factor| factor != 0.0).unwrap_or(1.0);
+        let renormalize = self.metadata.bool(&self.full("expert_weights_norm"));
+        Ok(Some(ExpertsConfig {
+            count,
+            used,
+            width,
+            scores,
+            renormalize: renormalize.unwrap_or(defaults.renormalize),
+            factor: factor as f32,
+            shared,
+            dense_layers: self.optional_size("leading_dense_block_count")?.unwrap_or(0),
+            ..defaults
+        }))
     }
 
     /// Keys that change what a model computes, and that nothing here honours.
     fn refuse_unsupported(&self) -> Result<(), ModelError> {
+        let honoured = |key: &str| {
+            self.definition.gguf_keys.contains(&key)
+                || key == "expert_count" && self.definition.experts.is_some()
+        };
         let counts = [
             ("expert_count", "a mixture of experts"),
             ("ssm.state_size", "a state-space model"),
             ("attention.q_lora_rank", "latent attention"),
+            ("attention.kv_lora_rank", "latent attention"),
             ("nextn_predict_layers", "multi-token prediction"),
+            ("n_deepstack_layers", "rows that images add to the first layers"),
         ];
         for (key, what) in counts {
             let full = self.full(key);
-            if let Some(value) = self.metadata.u32(&full).filter(|&value| value > 0) {
+            if let Some(value) = self.metadata.u32(&full).filter(|&value| value > 0 && !honoured(key)) {
                 return Err(ModelError::unsupported(format!("{what} (`{full}` = {value})")));
             }
         }
@@ -194,12 +236,16 @@ impl Keys<'_> {
             "logit_scale",
             "residual_scale",
             "embedding_scale",
+            "attention.scale",
+            "attention.temperature_scale",
+            "attention.output_scale",
             "attention.clamp_kqv",
             "attention.max_alibi_bias",
+            "rope.scaling.yarn_log_multiplier",
         ];
         for key in scales {
             let full = self.full(key);
-            if let Some(value) = self.metadata.f32(&full).filter(|&value| value != 0.0) {
+            if let Some(value) = self.metadata.f32(&full).filter(|&value| value != 0.0 && !honoured(key)) {
                 return Err(ModelError::unsupported(format!("`{full}` = {value}")));
             }
         }
@@ -207,22 +253,16 @@ impl Keys<'_> {
             return Err(ModelError::unsupported("attention that is not causal (an embedding model)"));
         }
         let sections = self.metadata.u32s(&self.full("rope.dimension_sections"));
-        if sections.is_some_and(|sections| sections.iter().any(|&section| section > 0)) {
+        if sections.is_some_and(|sections| sections.iter().any(|&section| section > 0))
+            && !honoured("rope.dimension_sections")
+        {
             return Err(ModelError::unsupported("RoPE in sections (of a model that sees images)"));
         }
         Ok(())
     }
 
-    fn rope(
-        &self,
-        architecture: Architecture,
-        head_dim: usize,
-        tensors: &mut Tensors<'_>,
-        max_context: usize,
-    ) -> Result<RopeConfig, ModelError> {
-        // The converter reorders the rows of Llama's Q and K for pairs of neighbours.
-        let style =
-            if architecture == Architecture::Llama { RopeStyle::Interleaved } else { RopeStyle::HalfSplit };
+    fn rope(&mut self, head_dim: usize, max_context: usize) -> Result<RopeConfig, ModelError> {
+        let style = self.definition.rope_styles[0];
         let dims = self.optional_size("rope.dimension_count")?.unwrap_or(head_dim);
         let base = self.number("rope.freq_base")?.unwrap_or(10_000.0);
         let mut rope = RopeConfig::plain(style, dims, base);
@@ -250,6 +290,10 @@ impl Keys<'_> {
                     truncate: true,
                 });
                 rope.magnitude = Yarn::magnitude(factor, 1.0);
+                if let Some(all) = self.number("rope.scaling.yarn_log_multiplier")?.filter(|&all| all != 0.0)
+                {
+                    rope.magnitude /= Yarn::magnitude(factor, all);
+                }
             }
             _ => {
                 let what = format!("`{kind_key}` = `{kind}`");
@@ -257,28 +301,27 @@ impl Keys<'_> {
             }
         }
         rope.magnitude *= self.number("rope.scaling.attn_factor")?.unwrap_or(1.0);
-        rope.factors = self.factors(architecture, kind, dims, max_context > original, tensors)?;
+        rope.factors = self.factors(kind, dims, max_context > original)?;
         Ok(rope)
     }
 
     /// The factors that the file has as tensors: Llama 3's, or longrope's for the context that will be used.
-    fn factors(
-        &self,
-        architecture: Architecture,
-        kind: &str,
-        dims: usize,
-        beyond_original: bool,
-        tensors: &mut Tensors<'_>,
-    ) -> Result<Factors, ModelError> {
+    fn factors(&mut self, kind: &str, dims: usize, beyond_original: bool) -> Result<Factors, ModelError> {
         let pairs = dims / 2;
-        let listed = match architecture {
-            Architecture::Llama if kind != "longrope" => tensors.vector("rope_freqs.weight", pairs)?,
-            Architecture::Llama | Architecture::Phi3 => {
-                let long = tensors.vector("rope_factors_long.weight", pairs)?;
-                let short = tensors.vector("rope_factors_short.weight", pairs)?;
-                if beyond_original { long } else { short }
+        let long = self.tensors.vector("rope_factors_long.weight", pairs)?;
+        let short = self.tensors.vector("rope_factors_short.weight", pairs)?;
+        let listed = match kind {
+            "longrope" if beyond_original => long,
+            "longrope" => short,
+            // Phi-3's files have the factors without naming their kind.
+            _ if long.is_some() || short.is_some() => {
+                if beyond_original {
+                    long
+                } else {
+                    short
+                }
             }
-            _ => None,
+            _ => self.tensors.vector("rope_freqs.weight", pairs)?,
         };
         check_factors(listed)
     }

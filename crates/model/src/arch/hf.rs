@@ -4,7 +4,7 @@
 use paguro_backend::{Activation, RopeStyle};
 use serde_json::{Map, Value};
 
-use super::{Architecture, Config, Layer, gguf::check_factors};
+use super::{Config, Definition, config::Layer, gguf::check_factors};
 use crate::{
     error::ModelError,
     rope::{Factors, RopeConfig, Yarn, longrope_magnitude},
@@ -18,73 +18,97 @@ pub(crate) fn config(
     max_context: Option<usize>,
 ) -> Result<Config, ModelError> {
     let class = class(json)?;
-    let architecture = Architecture::from_hf(class)?;
+    let definition = Definition::from_hf(class)?;
     if let Some(quantization) = json.get("quantization_config").filter(|value| !value.is_null()) {
         let method = quantization.get("quant_method").and_then(Value::as_str).unwrap_or("unknown method");
-        return Err(ModelError::unsupported_but(
-            format!("a quantized Hugging Face model ({method})"),
-            "F32, F16 and BF16 safetensors; quantized models as GGUF",
-        ));
+        if method != "mxfp4" || definition.experts.is_none() {
+            return Err(ModelError::unsupported_but(
+                format!("a quantized Hugging Face model ({method})"),
+                "F32, F16 and BF16 safetensors; quantized models as GGUF",
+            ));
+        }
     }
     let fields = match json.get("text_config") {
         Some(Value::Object(text)) => Fields(text),
         _ => Fields(json),
     };
-    let defaults = Defaults::of(class, architecture);
-    check_activation(&fields, architecture)?;
+    let defaults = (definition.hf_defaults)(class);
+    check_activation(&fields, definition)?;
 
-    let layers = fields.size("num_hidden_layers", defaults.layers)?;
+    let layers = fields.size_of(&["num_hidden_layers", "n_layer"], defaults.layers)?;
     if layers > tensors {
         // Before anything is allocated for each layer.
         return Err(ModelError::Config(format!("{layers} layers, but only {tensors} tensors")));
     }
-    let hidden = fields.size("hidden_size", defaults.hidden)?;
-    let heads = fields.size("num_attention_heads", defaults.heads)?;
+    let hidden = fields.size_of(&["hidden_size", "n_embd"], defaults.hidden)?;
+    let heads = fields.size_of(&["num_attention_heads", "n_head"], defaults.heads)?;
     let kv_heads = fields.size("num_key_value_heads", defaults.kv_heads.or(Some(heads)))?;
     let head_dim = fields.size("head_dim", defaults.head_dim.or(hidden.checked_div(heads)))?;
-    let context_length = fields.size("max_position_embeddings", Some(defaults.context_length))?;
-    let max_context = max_context.unwrap_or(context_length);
-
-    let windows = windows(&fields, &defaults, architecture, layers)?;
-    let rope = |scope| rope(&fields, &defaults, scope, head_dim, context_length, max_context);
-    let mut ropes = vec![rope(Scope::Global)?];
-    if architecture == Architecture::Gemma3 {
-        ropes.push(rope(Scope::Local)?);
+    let context_length =
+        fields.size_of(&["max_position_embeddings", "n_positions"], Some(defaults.context_length))?;
+    let eps = ["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"];
+    let mut norm_eps = defaults.norm_eps;
+    for key in eps {
+        norm_eps = fields.number(key)?.unwrap_or(norm_eps);
     }
-    let local_rope = ropes.len() - 1;
-    let layer = |window: Option<u32>| Layer { window, rope: if window.is_some() { local_rope } else { 0 } };
-
-    let scale_of = fields.number("query_pre_attn_scalar")?.or(defaults.query_pre_attn_scalar);
-    let soft_cap = |key, default: Option<f64>| -> Result<Option<f32>, ModelError> {
-        let cap = if fields.has(key) { fields.number(key)? } else { default };
-        Ok(cap.map(|cap| cap as f32))
+    let max_context = max_context.unwrap_or(context_length);
+    let style = definition.rope_styles[1];
+    let rope = match definition.block.positions {
+        true => None,
+        false => {
+            let scope = Scope { kind: "full_attention", other_base: None };
+            Some(rope(&fields, &defaults, scope, style, head_dim, context_length, max_context)?)
+        }
     };
-    let is_gemma = architecture.is_gemma();
-    let is_gemma2 = architecture == Architecture::Gemma2;
-    Config {
-        architecture,
+    let layer = Layer { window: None, rope: rope.as_ref().map(|_| 0), experts: false };
+    let mut config = Config {
+        definition,
         context_length,
         hidden,
         heads,
         kv_heads,
         head_dim,
-        ffn: fields.size("intermediate_size", defaults.ffn)?,
-        norm_eps: fields.number("rms_norm_eps")?.unwrap_or(defaults.norm_eps) as f32,
-        norm_offset: if is_gemma { 1.0 } else { 0.0 },
-        embed_scale: if is_gemma { (hidden as f32).sqrt() } else { 1.0 },
-        attention_scale: 1.0 / (scale_of.filter(|_| is_gemma).unwrap_or(head_dim as f64)).sqrt() as f32,
-        attention_soft_cap: if is_gemma2 { soft_cap("attn_logit_softcapping", Some(50.0))? } else { None },
-        logit_soft_cap: if is_gemma {
-            soft_cap("final_logit_softcapping", is_gemma2.then_some(30.0))?
-        } else {
-            None
-        },
-        activation: if is_gemma { Activation::GeluTanh } else { Activation::Silu },
-        tied: Some(tied(json, &fields)?.unwrap_or(is_gemma)),
-        ropes,
-        layers: windows.into_iter().map(layer).collect(),
+        ffn: fields.size_of(&["intermediate_size", "n_inner"], defaults.ffn.or(Some(4 * hidden)))?,
+        block: definition.block,
+        experts: None,
+        norm_eps: norm_eps as f32,
+        norm_offset: 0.0,
+        embed_scale: 1.0,
+        attention_scale: 1.0 / (head_dim as f32).sqrt(),
+        attention_soft_cap: None,
+        position_scale: None,
+        branch_scale: 1.0,
+        logit_scale: 1.0,
+        logit_soft_cap: None,
+        tied: Some(tied(json, &fields)?.unwrap_or(defaults.tied)),
+        layers: vec![layer; layers],
+        ropes: rope.into_iter().collect(),
+        extra_layers: fields.size_of(&["num_nextn_predict_layers", "num_mtp_layers"], Some(0))?,
+    };
+    set_windows(&fields, &defaults, &mut config)?;
+    if let Some(other_base) = defaults.local_base {
+        let scope = Scope { kind: "sliding_attention", other_base: Some(other_base) };
+        let own = rope_of_windows(&fields, &defaults, scope, style, &config, max_context)?;
+        config.set_local_rope(own);
     }
-    .check(tensors)
+    if let Some(experts) = definition.experts {
+        config.experts = fields.experts(experts)?;
+        let dense = config.experts.map_or(layers, |experts| experts.dense_layers);
+        config.layers.iter_mut().enumerate().for_each(|(index, layer)| layer.experts = index >= dense);
+    }
+    (definition.from_hf)(&fields, &mut config)?;
+    config.check(tensors)
+}
+
+fn rope_of_windows(
+    fields: &Fields<'_>,
+    defaults: &Defaults,
+    scope: Scope,
+    style: RopeStyle,
+    config: &Config,
+    max_context: usize,
+) -> Result<RopeConfig, ModelError> {
+    rope(fields, defaults, scope, style, config.head_dim, config.context_length, max_context)
 }
 
 /// The class that the weights belong to.
@@ -101,92 +125,78 @@ fn tied(json: &Map<String, Value>, fields: &Fields<'_>) -> Result<Option<bool>, 
 }
 
 /// What transformers assumes for what a file leaves out.
-struct Defaults {
-    layers: Option<usize>,
-    hidden: Option<usize>,
-    ffn: Option<usize>,
-    heads: Option<usize>,
+#[derive(Clone, Copy)]
+pub(super) struct Defaults {
+    pub(super) layers: Option<usize>,
+    pub(super) hidden: Option<usize>,
+    /// `None`: four times the hidden size, as GPT-2 has it, where files may leave it out.
+    pub(super) ffn: Option<usize>,
+    pub(super) heads: Option<usize>,
     /// `None`: as many as heads.
-    kv_heads: Option<usize>,
+    pub(super) kv_heads: Option<usize>,
     /// `None`: the hidden size divided by the heads.
-    head_dim: Option<usize>,
-    context_length: usize,
-    norm_eps: f64,
-    rope_theta: f64,
-    window: Option<u32>,
-    /// Every how many layers one sees all.
-    window_period: usize,
-    query_pre_attn_scalar: Option<f64>,
+    pub(super) head_dim: Option<usize>,
+    pub(super) context_length: usize,
+    pub(super) norm_eps: f64,
+    pub(super) rope_theta: f64,
+    pub(super) partial_rotary_factor: f64,
+    /// Which layers have a window.
+    pub(super) windows: Windows,
+    pub(super) window: Option<u32>,
+    /// Layers with a window have a RoPE of their own, without scaling; with this base unless the file gives one. A base
+    /// of zero stands for that of the other layers.
+    pub(super) local_base: Option<f64>,
+    pub(super) tied: bool,
+}
+
+/// Which layers have a window where a file does not list them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Windows {
+    /// None, whatever the file says.
+    Never,
+    /// All.
+    All,
+    /// Layers from `max_window_layers` on, if `use_sliding_window` is set.
+    Qwen,
+    /// All but every so many.
+    Period(usize),
 }
 
 impl Defaults {
-    fn of(class: &str, architecture: Architecture) -> Self {
-        let plain = Self {
-            layers: None,
-            hidden: None,
-            ffn: None,
-            heads: None,
-            kv_heads: None,
-            head_dim: None,
-            context_length: 2048,
-            norm_eps: 1e-6,
-            rope_theta: 10_000.0,
-            window: None,
-            window_period: 1,
-            query_pre_attn_scalar: None,
-        };
-        match architecture {
-            Architecture::Llama if class == "MistralForCausalLM" => {
-                Self { kv_heads: Some(8), context_length: 4096 * 32, window: Some(4096), ..plain }
-            }
-            Architecture::Llama => plain,
-            Architecture::Qwen2 => {
-                Self { kv_heads: Some(32), context_length: 32768, window: Some(4096), ..plain }
-            }
-            Architecture::Qwen3 => Self {
-                kv_heads: Some(32),
-                head_dim: Some(128),
-                context_length: 32768,
-                window: Some(4096),
-                ..plain
-            },
-            Architecture::Gemma2 => Self {
-                kv_heads: Some(4),
-                head_dim: Some(256),
-                context_length: 8192,
-                window: Some(4096),
-                window_period: 2,
-                query_pre_attn_scalar: Some(256.0),
-                ..plain
-            },
-            // The text part of the multimodal models is written as its difference from the defaults.
-            Architecture::Gemma3 => Self {
-                layers: Some(26),
-                hidden: Some(2304),
-                ffn: Some(9216),
-                heads: Some(8),
-                kv_heads: Some(4),
-                head_dim: Some(256),
-                context_length: 131_072,
-                rope_theta: 1e6,
-                window: Some(4096),
-                window_period: 6,
-                query_pre_attn_scalar: Some(256.0),
-                ..plain
-            },
-            Architecture::Phi3 => Self { context_length: 4096, norm_eps: 1e-5, ..plain },
-        }
-    }
+    /// What most classes have in common.
+    pub(super) const COMMON: Self = Self {
+        layers: None,
+        hidden: None,
+        ffn: None,
+        heads: None,
+        kv_heads: None,
+        head_dim: None,
+        context_length: 2048,
+        norm_eps: 1e-6,
+        rope_theta: 10_000.0,
+        partial_rotary_factor: 1.0,
+        windows: Windows::Never,
+        window: None,
+        local_base: None,
+        tied: false,
+    };
 }
 
-fn check_activation(fields: &Fields<'_>, architecture: Architecture) -> Result<(), ModelError> {
-    let expected: &[&str] =
-        if architecture.is_gemma() { &["gelu_pytorch_tanh", "gelu_new"] } else { &["silu", "swish"] };
+fn check_activation(fields: &Fields<'_>, definition: &Definition) -> Result<(), ModelError> {
+    let expected: &[&str] = match definition.block.activation {
+        // Named silu; its limits are fixed.
+        Activation::Silu | Activation::ClampedSwiglu { .. } => &["silu", "swish"],
+        Activation::GeluTanh => &["gelu_pytorch_tanh", "gelu_new"],
+        Activation::Gelu => &["gelu"],
+        Activation::Relu2 => &["relu2"],
+        _ => &[],
+    };
     // Gemma's own key wins over the common one, which some of its files have wrong.
+    let is_gemma = definition.gguf.starts_with("gemma");
     let name = match fields.text("hidden_activation")? {
         Some(name) => Some(name),
-        None if architecture.is_gemma() => None,
-        None => fields.text("hidden_act")?,
+        None if is_gemma => None,
+        None => fields.text("hidden_act")?.or(fields.text("activation_function")?),
     };
     match name {
         Some(name) if !expected.contains(&name) => {
@@ -196,61 +206,65 @@ fn check_activation(fields: &Fields<'_>, architecture: Architecture) -> Result<(
     }
 }
 
-/// How far back each layer sees.
-fn windows(
-    fields: &Fields<'_>,
-    defaults: &Defaults,
-    architecture: Architecture,
-    layers: usize,
-) -> Result<Vec<Option<u32>>, ModelError> {
-    let is_qwen = matches!(architecture, Architecture::Qwen2 | Architecture::Qwen3);
+/// Gives layers their windows.
+fn set_windows(fields: &Fields<'_>, defaults: &Defaults, config: &mut Config) -> Result<(), ModelError> {
+    let layers = config.layers.len();
     let window = match fields.has("sliding_window") {
         true => fields.integer("sliding_window")?,
         false => defaults.window,
     };
-    // Llama has none, whatever the file says; Qwen's is off unless a second key turns it on.
-    let on = match architecture {
-        Architecture::Llama => defaults.window.is_some(),
-        _ if is_qwen => fields.flag("use_sliding_window")?.unwrap_or(false),
-        _ => true,
+    // Qwen's is off unless a second key turns it on.
+    let on = match defaults.windows {
+        Windows::Never => false,
+        Windows::Qwen => fields.flag("use_sliding_window")?.unwrap_or(false),
+        Windows::All | Windows::Period(_) => true,
     };
-    let Some(window) = window.filter(|&window| on && window > 0) else { return Ok(vec![None; layers]) };
+    let Some(window) = window.filter(|&window| on && window > 0) else { return Ok(()) };
 
     if let Some(types) = fields.list("layer_types")? {
         if types.len() < layers {
             let problem = format!("`layer_types` has {} entries for {layers} layers", types.len());
             return Err(ModelError::Config(problem));
         }
-        let window_of = |kind: &Value| match kind.as_str() {
-            Some("sliding_attention") => Ok(Some(window)),
-            Some("full_attention") => Ok(None),
+        let is_local = |kind: &Value| match kind.as_str() {
+            Some("sliding_attention") => Ok(true),
+            Some("full_attention") => Ok(false),
             _ => Err(ModelError::unsupported_but(
                 format!("layer type {kind}"),
                 "full_attention, sliding_attention",
             )),
         };
-        return types[..layers].iter().map(window_of).collect();
+        let local = types[..layers].iter().map(is_local).collect::<Result<Vec<bool>, _>>()?;
+        config.set_windows(Some(window), &local);
+        return Ok(());
     }
-    let first = if is_qwen { fields.size("max_window_layers", Some(28))? } else { 0 };
-    let period = fields.size("sliding_window_pattern", Some(defaults.window_period))?;
-    let local = |layer: usize| match architecture {
-        Architecture::Gemma2 | Architecture::Gemma3 => period == 0 || !(layer + 1).is_multiple_of(period),
-        _ => layer >= first,
-    };
-    Ok((0..layers).map(|layer| local(layer).then_some(window)).collect())
+    match defaults.windows {
+        Windows::Period(period) => {
+            config.set_window_period(Some(window), fields.size("sliding_window_pattern", Some(period))?);
+        }
+        Windows::Qwen => {
+            let first = fields.size("max_window_layers", Some(28))?;
+            config.set_windows(Some(window), &(0..layers).map(|layer| layer >= first).collect::<Vec<_>>());
+        }
+        Windows::All | Windows::Never => config.set_windows(Some(window), &vec![true; layers]),
+    }
+    Ok(())
 }
 
-/// Gemma 3's layers with a window have their own RoPE.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Scope {
-    Global,
-    Local,
+/// Layers that share a RoPE.
+#[derive(Clone, Copy)]
+struct Scope {
+    /// Their type, where there are parameters for each.
+    kind: &'static str,
+    /// The base, if these layers have parameters of their own; see [`Defaults::local_base`].
+    other_base: Option<f64>,
 }
 
 fn rope(
     fields: &Fields<'_>,
     defaults: &Defaults,
     scope: Scope,
+    style: RopeStyle,
     head_dim: usize,
     context_length: usize,
     max_context: usize,
@@ -258,24 +272,35 @@ fn rope(
     // `rope_parameters` has been the name since transformers 5, where it also holds what stood beside it; there may be
     // one for each type of layer.
     let parameters = match fields.object("rope_parameters")? {
-        Some(parameters) if scope == Scope::Local => parameters.object("sliding_attention")?,
-        Some(parameters) => Some(parameters.object("full_attention")?.unwrap_or(parameters)),
-        None if scope == Scope::Local => None, // scaling is only for the layers that see far
+        Some(parameters) if scope.other_base.is_some() => parameters.object(scope.kind)?,
+        Some(parameters) => Some(parameters.object(scope.kind)?.unwrap_or(parameters)),
+        None if scope.other_base.is_some() => None, // scaling is only for the layers that see far
         None => fields.object("rope_scaling")?,
+    };
+    let common = fields.object("rope_parameters")?;
+    let common_base = match common.map(|common| common.number("rope_theta")).transpose()?.flatten() {
+        Some(base) => Some(base),
+        None => fields.number("rope_theta")?.or(fields.number("rotary_emb_base")?),
     };
     let empty = Map::new();
     let scaling = parameters.unwrap_or(Fields(&empty));
-    let base = match (scaling.number("rope_theta")?, scope) {
+    let base = match (scaling.number("rope_theta")?, scope.other_base) {
         (Some(base), _) => base,
-        (None, Scope::Global) => fields.number("rope_theta")?.unwrap_or(defaults.rope_theta),
-        (None, Scope::Local) => fields.number("rope_local_base_freq")?.unwrap_or(10_000.0),
+        (None, Some(other)) if other > 0.0 => fields.number("rope_local_base_freq")?.unwrap_or(other),
+        _ => common_base.unwrap_or(defaults.rope_theta),
     };
     let partial = match scaling.number("partial_rotary_factor")? {
         Some(partial) => partial,
-        None => fields.number("partial_rotary_factor")?.unwrap_or(1.0),
+        None => match fields.number("partial_rotary_factor")?.or(fields.number("rotary_pct")?) {
+            Some(partial) => partial,
+            None => defaults.partial_rotary_factor,
+        },
     };
-    let dims = (head_dim as f64 * partial) as usize; // rounds toward zero, as transformers does
-    let mut rope = RopeConfig::plain(RopeStyle::HalfSplit, dims, base);
+    let dims = match fields.optional_size("rotary_dim")? {
+        Some(dims) => dims,
+        None => (head_dim as f64 * partial) as usize, // rounds toward zero, as transformers does
+    };
+    let mut rope = RopeConfig::plain(style, dims, base);
 
     let kind = match scaling.text("rope_type")? {
         Some(kind) => kind,
@@ -286,7 +311,12 @@ fn rope(
         None => fields.number("original_max_position_embeddings")?.unwrap_or(context_length as f64),
     };
     match kind {
-        "default" => {}
+        "default" | "mrope" => {} // of text, RoPE in sections is plain
+        // Hunyuan's: a larger base.
+        "dynamic" if scaling.number("alpha")?.is_some() => {
+            let alpha = scaling.require("alpha")?;
+            rope.base = base * alpha.powf(dims as f64 / (dims as f64 - 2.0));
+        }
         "linear" => rope.factor = scaling.require("factor")?,
         "llama3" => {
             rope.factors = Factors::Llama3 {
@@ -343,10 +373,10 @@ fn yarn_magnitude(scaling: &Fields<'_>, factor: f64) -> Result<f64, ModelError> 
 
 /// Typed access to a JSON object. `null` counts as absent, as in Python, except in [`Fields::has`].
 #[derive(Clone, Copy)]
-struct Fields<'a>(&'a Map<String, Value>);
+pub(super) struct Fields<'a>(&'a Map<String, Value>);
 
 impl<'a> Fields<'a> {
-    fn has(&self, key: &str) -> bool {
+    pub(super) fn has(&self, key: &str) -> bool {
         self.0.contains_key(key)
     }
 
@@ -370,37 +400,81 @@ impl<'a> Fields<'a> {
         }
     }
 
-    fn integer(&self, key: &str) -> Result<Option<u32>, ModelError> {
+    pub(super) fn integer(&self, key: &str) -> Result<Option<u32>, ModelError> {
         self.read(key, "an unsigned 32-bit integer", |value| value.as_u64()?.try_into().ok())
     }
 
-    fn number(&self, key: &str) -> Result<Option<f64>, ModelError> {
+    pub(super) fn number(&self, key: &str) -> Result<Option<f64>, ModelError> {
         self.read(key, "a number", Value::as_f64)
     }
 
-    fn flag(&self, key: &str) -> Result<Option<bool>, ModelError> {
+    pub(super) fn flag(&self, key: &str) -> Result<Option<bool>, ModelError> {
         self.read(key, "true or false", Value::as_bool)
     }
 
-    fn text(&self, key: &str) -> Result<Option<&'a str>, ModelError> {
+    pub(super) fn text(&self, key: &str) -> Result<Option<&'a str>, ModelError> {
         self.read(key, "a string", Value::as_str)
     }
 
-    fn list(&self, key: &str) -> Result<Option<&'a [Value]>, ModelError> {
+    pub(super) fn list(&self, key: &str) -> Result<Option<&'a [Value]>, ModelError> {
         self.read(key, "a list", |value| value.as_array().map(Vec::as_slice))
     }
 
-    fn object(&self, key: &str) -> Result<Option<Fields<'a>>, ModelError> {
+    pub(super) fn object(&self, key: &str) -> Result<Option<Fields<'a>>, ModelError> {
         self.read(key, "an object", |value| value.as_object().map(Fields))
     }
 
     /// An integer; without a default it has to be there.
-    fn size(&self, key: &str, default: Option<usize>) -> Result<usize, ModelError> {
+    pub(super) fn size(&self, key: &str, default: Option<usize>) -> Result<usize, ModelError> {
         let size = self.integer(key)?.map(|size| size as usize).or(default);
         size.ok_or_else(|| ModelError::Config(format!("config.json has no `{key}`")))
     }
 
-    fn require(&self, key: &str) -> Result<f64, ModelError> {
+    pub(super) fn optional_size(&self, key: &str) -> Result<Option<usize>, ModelError> {
+        Ok(self.integer(key)?.map(|size| size as usize))
+    }
+
+    /// The first of these integers that is there.
+    pub(super) fn size_of(&self, keys: &[&str], default: Option<usize>) -> Result<usize, ModelError> {
+        for key in keys {
+            if let Some(size) = self.optional_size(key)? {
+                return Ok(size);
+            }
+        }
+        self.size(keys[0], default)
+    }
+
+    /// The mixture of experts, of an architecture that may have one like `defaults`.
+    fn experts(&self, defaults: super::ExpertsConfig) -> Result<Option<super::ExpertsConfig>, ModelError> {
+        const COUNTS: [&str; 4] = ["num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"];
+        const USED: [&str; 3] = ["num_experts_per_tok", "moe_topk", "moe_k"];
+        if COUNTS.iter().all(|key| !self.has(key)) {
+            return Ok(None);
+        }
+        let groups = self.optional_size("n_group")?.unwrap_or(1);
+        if groups > 1 {
+            return Err(ModelError::unsupported(format!("a router with {groups} groups of experts")));
+        }
+        let width = self.size_of(&["moe_intermediate_size", "intermediate_size"], None)?;
+        let shared_counts = ["n_shared_experts", "moe_num_shared_experts", "num_shared_expert"];
+        let shared = match self.optional_size("shared_expert_intermediate_size")? {
+            Some(shared) => shared,
+            None => self.size_of(&shared_counts, Some(0))?.saturating_mul(width),
+        };
+        let factor = self.number("routed_scaling_factor")?.unwrap_or(1.0);
+        Ok(Some(super::ExpertsConfig {
+            count: self.size_of(&COUNTS, None)?,
+            used: self.size_of(&USED, None)?,
+            width,
+            renormalize: self.flag("norm_topk_prob")?.unwrap_or(defaults.renormalize),
+            factor: factor as f32,
+            shared,
+            dense_layers: self.size("first_k_dense_replace", Some(0))?,
+            ..defaults
+        }))
+    }
+
+    pub(super) fn require(&self, key: &str) -> Result<f64, ModelError> {
         self.number(key)?
             .ok_or_else(|| ModelError::Config(format!("config.json: RoPE scaling has no `{key}`")))
     }

@@ -1,12 +1,17 @@
 //! A [`Config`] and tensors become a program and its weights.
 
+mod experts;
+
 use paguro_backend::{
-    Attention, Dense, Embed, FeedForward, Head, KvSlot, Layer, Linear, Matrix, Mixer, Norm, NormKind,
-    Program, QkNorm, QkNormKind, Residual, Weights,
+    Attention, Dense, Embed, FeedForward, Head, KvSlot, Layer, Linear, Matrix, Mixer, Norm, Positions,
+    Program, QkNorm, QkNormKind, Weights,
 };
 
-use super::{Config, Names, Tensors, kv, names::Part};
-use crate::error::ModelError;
+use super::{Config, HfMatrices, Names, Tensors, kv, names::Part};
+use crate::{
+    error::ModelError,
+    rearrange::{Transpose, join},
+};
 
 /// Lowers a model. Every tensor is checked for presence and shape; none may be left over that would matter. A window
 /// that is not smaller than `max_context` is none.
@@ -22,13 +27,16 @@ pub(crate) fn lower(
     let windows: Vec<_> = windows.collect();
     let (kv, places) = kv::arrange(&windows, config.kv_heads, config.head_dim, max_context);
 
-    let (embed, vocab) = lowering.embed()?;
+    let (embed, vocab) = lowering.embed(max_context)?;
     let layers = places.into_iter().enumerate().map(|(layer, place)| lowering.layer(layer, place));
     let layers = layers.collect::<Result<_, _>>()?;
     let head = lowering.head(&embed, vocab)?;
     let tied = head.linear.matrix == embed.table;
 
-    let weights = lowering.tensors.finish(|name| names.is_harmless(name, tied))?;
+    let weights = lowering.tensors.finish(|name| {
+        let extra = config.layers.len()..config.layers.len().saturating_add(config.extra_layers);
+        names.is_harmless(name, tied, &extra)
+    })?;
     // Not before now: heads are as large as the file says, and only its tensors prove it.
     let ropes = config.ropes.iter().map(|rope| rope.lower()).collect();
     Ok((Program { hidden: config.hidden, vocab, kv, ropes, embed, layers, head }, weights))
@@ -41,9 +49,9 @@ struct Lowering<'a, 't> {
 }
 
 impl Lowering<'_, '_> {
-    /// The table, and the number of its rows.
-    fn embed(&mut self) -> Result<(Embed, usize), ModelError> {
-        let name = self.names.embedding();
+    /// The embeddings, and the number of tokens.
+    fn embed(&mut self, max_context: usize) -> Result<(Embed, usize), ModelError> {
+        let name = format!("{}.weight", self.names.model(Part::Embedding));
         // Its rows are the vocabulary; configurations and tokenizers may count more or fewer.
         let vocab = self.tensors.rows(&name).unwrap_or(0);
         if vocab == 0 {
@@ -52,53 +60,98 @@ impl Lowering<'_, '_> {
             )));
         }
         let table = self.tensors.require_matrix(&name, vocab, self.config.hidden)?;
-        Ok((
-            Embed { table: self.tensors.add_matrix(table), scale: self.config.embed_scale, positions: None },
-            vocab,
-        ))
+        let table = self.tensors.add_matrix(table);
+        let positions = match self.config.block.positions {
+            true => Some(self.positions(max_context)?),
+            false => None,
+        };
+        Ok((Embed { table, scale: self.config.embed_scale, positions }, vocab))
+    }
+
+    fn positions(&mut self, max_context: usize) -> Result<Positions, ModelError> {
+        let name = format!("{}.weight", self.names.model(Part::Positions));
+        let count = self.tensors.rows(&name).unwrap_or(0);
+        if count < max_context {
+            let problem = format!("the model has {count} positions, too few for a context of {max_context}");
+            return Err(ModelError::Config(problem));
+        }
+        let table = self.tensors.require_matrix(&name, count, self.config.hidden)?;
+        Ok(Positions { table: self.tensors.add_matrix(table), count })
     }
 
     fn layer(&mut self, layer: usize, kv: KvSlot) -> Result<Layer, ModelError> {
-        let config = self.config;
+        let (config, block) = (self.config, self.config.block);
         let (hidden, q_dim) = (config.hidden, config.heads * config.head_dim);
         let [q, k, v] = self.qkv(layer)?;
+        let sinks = match block.sinks {
+            true => {
+                // Hugging Face's is no module's weight, and has no suffix.
+                let suffix = if self.names.is_hf() { "" } else { ".weight" };
+                let name = format!("{}{suffix}", self.names.layer(layer, Part::Sinks));
+                let sinks = self.tensors.require_vector(&name, config.heads)?;
+                Some(self.tensors.add_vector(sinks))
+            }
+            false => None,
+        };
         let attention = Attention {
-            norm: Some(self.norm(layer, Part::AttentionNorm)?),
+            norm: self.norm_if(block.pre_norms, layer, Part::AttentionNorm)?,
             heads: config.heads,
             q,
             k,
             v,
             qk_norm: self.qk_norm(layer)?,
-            rope: Some(config.layers[layer].rope),
-            position_scale: None,
+            rope: config.layers[layer].rope,
+            position_scale: config.position_scale,
             scale: config.attention_scale,
             soft_cap: config.attention_soft_cap,
-            sinks: None,
+            sinks,
             kv,
             out: self.linear(layer, Part::AttentionOut, hidden, q_dim)?,
-            post_norm: self.post_norm(layer, Part::PostAttentionNorm)?,
+            post_norm: self.norm_if(block.post_norms, layer, Part::PostAttentionNorm)?,
         };
-        let [gate, up] = self.gate_up(layer)?;
-        let dense = Dense {
-            norm: Some(self.norm(layer, Part::FfnNorm)?),
-            width: config.ffn,
-            gate: Some(gate),
-            up,
-            activation: config.activation,
-            down: self.linear(layer, Part::Down, hidden, config.ffn)?,
-            post_norm: self.post_norm(layer, Part::PostFfnNorm)?,
+        let norm = match block.one_norm {
+            true => attention.norm,
+            false => self.norm_if(block.pre_norms, layer, Part::FfnNorm)?,
+        };
+        let post_norm = self.norm_if(block.post_norms, layer, Part::PostFfnNorm)?;
+        let ffn = match config.experts.filter(|_| config.layers[layer].experts) {
+            Some(experts) => FeedForward::Experts(self.experts(layer, &experts, norm, post_norm)?),
+            None => FeedForward::Dense(self.dense(layer, norm, post_norm)?),
         };
         Ok(Layer {
             mixer: Mixer::Attention(attention),
-            ffn: FeedForward::Dense(dense),
-            residual: Residual::Sequential,
-            branch_scale: 1.0,
+            ffn,
+            residual: block.residual,
+            branch_scale: config.branch_scale,
         })
     }
 
+    fn dense(
+        &mut self,
+        layer: usize,
+        norm: Option<Norm>,
+        post_norm: Option<Norm>,
+    ) -> Result<Dense, ModelError> {
+        let Config { hidden, ffn, block, .. } = *self.config;
+        let (gate, up) = match (block.gated, block.fused_gate_up) {
+            (true, true) => {
+                let name = self.names.layer(layer, Part::GateUp);
+                let [gate, up] = self.split(&name, [ffn, ffn], hidden)?;
+                (Some(gate), up)
+            }
+            (true, false) => {
+                let gate = self.linear(layer, Part::Gate, ffn, hidden)?;
+                (Some(gate), self.linear(layer, Part::Up, ffn, hidden)?)
+            }
+            (false, _) => (None, self.linear(layer, Part::Up, ffn, hidden)?),
+        };
+        let down = self.linear(layer, Part::Down, hidden, ffn)?;
+        Ok(Dense { norm, width: ffn, gate, up, activation: block.activation, down, post_norm })
+    }
+
     fn head(&mut self, embed: &Embed, vocab: usize) -> Result<Head, ModelError> {
-        let norm = self.norm_named(&self.names.output_norm(), self.config.hidden)?;
-        let name = self.names.head();
+        let norm = self.norm(&self.names.model(Part::OutputNorm), self.config.hidden)?;
+        let name = self.names.model(Part::Head);
         let weight = format!("{name}.weight");
         let matrix = match self.config.tied {
             Some(true) => embed.table,
@@ -113,7 +166,8 @@ impl Lowering<'_, '_> {
         };
         let bias = self.tensors.vector(&format!("{name}.bias"), vocab)?;
         let bias = bias.map(|bias| self.tensors.add_vector(bias));
-        Ok(Head { norm, linear: Linear { matrix, bias }, scale: 1.0, soft_cap: self.config.logit_soft_cap })
+        let (scale, soft_cap) = (self.config.logit_scale, self.config.logit_soft_cap);
+        Ok(Head { norm, linear: Linear { matrix, bias }, scale, soft_cap })
     }
 
     fn qkv(&mut self, layer: usize) -> Result<[Linear; 3], ModelError> {
@@ -122,19 +176,40 @@ impl Lowering<'_, '_> {
         let parts = [(Part::Q, q), (Part::K, kv), (Part::V, kv)];
         let fused = self.names.layer(layer, Part::Qkv);
         if self.tensors.has(&format!("{fused}.weight")) {
-            return self.split(&fused, parts.map(|part| part.1), hidden);
+            let by_head = self.names.is_hf() && self.config.definition.hf_matrices == HfMatrices::QkvByHead;
+            return match by_head {
+                true => self.split_by_head(&fused),
+                false => self.split(&fused, parts.map(|part| part.1), hidden),
+            };
         }
         let [q, k, v] = parts.map(|(part, rows)| self.linear(layer, part, rows, hidden));
         Ok([q?, k?, v?])
     }
 
-    fn gate_up(&mut self, layer: usize) -> Result<[Linear; 2], ModelError> {
-        let Config { hidden, ffn, .. } = *self.config;
-        if self.names.gate_up_is_fused() {
-            return self.split(&self.names.layer(layer, Part::GateUp), [ffn, ffn], hidden);
-        }
-        let gate = self.linear(layer, Part::Gate, ffn, hidden)?;
-        Ok([gate, self.linear(layer, Part::Up, ffn, hidden)?])
+    /// Q, K and V of a matrix `[heads, 3, head_dim, hidden]` with its bias.
+    fn split_by_head(&mut self, name: &str) -> Result<[Linear; 3], ModelError> {
+        let Config { hidden, heads, head_dim, .. } = *self.config;
+        let rows = heads * head_dim;
+        let whole = self.tensors.require_matrix(&format!("{name}.weight"), 3 * rows, hidden)?;
+        let bias = self.tensors.vector(&format!("{name}.bias"), 3 * rows)?;
+        let head_bytes = head_dim * whole.format.row_bytes(hidden);
+        Ok([0, 1, 2].map(|part| {
+            let head = |head: usize| {
+                let start = 3 * head + part;
+                whole.bytes.slice(start * head_bytes..(start + 1) * head_bytes)
+            };
+            let matrix = self.tensors.add_matrix(Matrix {
+                name: format!("{}[{part}]", whole.name),
+                rows,
+                bytes: join((0..heads).map(head).collect()),
+                ..whole.clone()
+            });
+            let bias = bias.as_ref().map(|bias| {
+                let heads = bias.chunks_exact(head_dim).skip(part).step_by(3);
+                self.tensors.add_vector(heads.flatten().copied().collect())
+            });
+            Linear { matrix, bias }
+        }))
     }
 
     /// The matrix `name` with its bias, cut into parts of `rows` rows: a row is a whole number of bytes in every format,
@@ -146,7 +221,7 @@ impl Lowering<'_, '_> {
         cols: usize,
     ) -> Result<[Linear; N], ModelError> {
         let all = rows.iter().sum();
-        let whole = self.tensors.require_matrix(&format!("{name}.weight"), all, cols)?;
+        let whole = self.matrix(&format!("{name}.weight"), all, cols)?;
         let bias = self.tensors.vector(&format!("{name}.bias"), all)?;
         let row_bytes = whole.format.row_bytes(cols);
         let mut first = 0;
@@ -164,44 +239,65 @@ impl Lowering<'_, '_> {
         }))
     }
 
+    /// The matrix `name`, `[rows, cols]`, which some files store transposed.
+    fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Matrix, ModelError> {
+        let transposed = self.names.is_hf() && self.config.definition.hf_matrices == HfMatrices::Transposed;
+        if !transposed {
+            return self.tensors.require_matrix(name, rows, cols);
+        }
+        let matrix = self.tensors.require_matrix(name, cols, rows)?;
+        let shape = Transpose {
+            parts: 1,
+            inputs: cols,
+            columns: rows,
+            element: matrix.format.block_bytes(),
+            first: 0,
+            step: 1,
+            outputs: rows,
+        };
+        Ok(Matrix { rows, cols, bytes: shape.of(&matrix.bytes), ..matrix })
+    }
+
     fn linear(&mut self, layer: usize, part: Part, rows: usize, cols: usize) -> Result<Linear, ModelError> {
         let name = self.names.layer(layer, part);
-        let matrix = self.tensors.require_matrix(&format!("{name}.weight"), rows, cols)?;
+        let matrix = self.matrix(&format!("{name}.weight"), rows, cols)?;
         let bias = self.tensors.vector(&format!("{name}.bias"), rows)?;
         let matrix = self.tensors.add_matrix(matrix);
         Ok(Linear { matrix, bias: bias.map(|bias| self.tensors.add_vector(bias)) })
     }
 
-    fn norm(&mut self, layer: usize, part: Part) -> Result<Norm, ModelError> {
-        self.norm_named(&format!("{}.weight", self.names.layer(layer, part)), self.config.hidden)
-    }
-
-    /// The norm of what a part of a layer adds to the residual stream, in the architectures that have it.
-    fn post_norm(&mut self, layer: usize, part: Part) -> Result<Option<Norm>, ModelError> {
-        match self.config.architecture.is_gemma() {
-            true => self.norm(layer, part).map(Some),
+    /// A norm of the residual stream in a layer, in the architectures that have it.
+    fn norm_if(&mut self, exists: bool, layer: usize, part: Part) -> Result<Option<Norm>, ModelError> {
+        match exists {
+            true => self.norm(&self.names.layer(layer, part), self.config.hidden).map(Some),
             false => Ok(None),
         }
     }
 
-    /// The norms of each head, in the architectures that have them.
+    /// The norms of queries and keys, in the architectures that have them.
     fn qk_norm(&mut self, layer: usize) -> Result<Option<QkNorm>, ModelError> {
-        if !self.config.architecture.has_head_norms() {
+        let Config { heads, kv_heads, head_dim, block, .. } = *self.config;
+        let Some(kind) = block.qk_norm else { return Ok(None) };
+        let [q, k] = [Part::QNorm, Part::KNorm].map(|part| self.names.layer(layer, part));
+        if block.optional_qk_norm && !self.tensors.has(&format!("{q}.weight")) {
             return Ok(None);
         }
-        let [q, k] = [Part::QNorm, Part::KNorm].map(|part| {
-            let name = format!("{}.weight", self.names.layer(layer, part));
-            self.norm_named(&name, self.config.head_dim)
-        });
-        Ok(Some(QkNorm { q: q?, k: k?, kind: QkNormKind::Head }))
+        let (q_width, k_width) = match kind {
+            QkNormKind::Row => (heads * head_dim, kv_heads * head_dim),
+            QkNormKind::Head | QkNormKind::HeadAfterRope => (head_dim, head_dim),
+        };
+        Ok(Some(QkNorm { q: self.norm(&q, q_width)?, k: self.norm(&k, k_width)?, kind }))
     }
 
-    fn norm_named(&mut self, name: &str, width: usize) -> Result<Norm, ModelError> {
-        let mut weight = self.tensors.require_vector(name, width)?;
+    /// The norm `name`, with its bias if there is one.
+    fn norm(&mut self, name: &str, width: usize) -> Result<Norm, ModelError> {
+        let mut weight = self.tensors.require_vector(&format!("{name}.weight"), width)?;
         for value in &mut weight {
             *value += self.config.norm_offset;
         }
         let weight = self.tensors.add_vector(weight);
-        Ok(Norm { kind: NormKind::Rms, weight, bias: None, eps: self.config.norm_eps })
+        let bias = self.tensors.vector(&format!("{name}.bias"), width)?;
+        let bias = bias.map(|bias| self.tensors.add_vector(bias));
+        Ok(Norm { kind: self.config.block.norms, weight, bias, eps: self.config.norm_eps })
     }
 }

@@ -1,8 +1,9 @@
-//! The architectures: what a file says about a model becomes a [`Config`], and that becomes a program with weights.
+//! The architectures: one file each, with a [`Definition`]; [`ALL`] lists them.
 //!
-//! All supported architectures are one shape with options: norm, attention, norm, gated feed-forward. What differs
-//! between them is in [`Config`], what differs between file formats in [`Names`].
+//! What a file says about a model becomes a [`Config`], and that becomes a program with weights ([`lower()`]). Nearly all
+//! of that is common to all architectures; a definition says what is different.
 
+mod config;
 mod gguf;
 mod hf;
 mod kv;
@@ -10,164 +11,196 @@ mod lower;
 mod names;
 mod tensors;
 
-use paguro_backend::Activation;
+mod cohere2;
+mod deepseek;
+mod ernie4_5;
+mod exaone4;
+mod gemma2;
+mod gemma3;
+mod glm4;
+mod glm4moe;
+mod gpt2;
+mod gpt_neox;
+mod gpt_oss;
+mod granite;
+mod hunyuan;
+mod llama;
+mod minimax_m2;
+mod mistral3;
+mod nemotron;
+mod olmo2;
+mod olmoe;
+mod phi2;
+mod phi3;
+mod phimoe;
+mod qwen2;
+mod qwen2moe;
+mod qwen3;
+mod qwen3moe;
+mod qwen_vl;
+mod seed_oss;
+mod smollm3;
+mod stablelm;
+mod starcoder2;
 
-use crate::{error::ModelError, rope::RopeConfig};
+use paguro_backend::RopeStyle;
 
-pub(crate) use gguf::config as config_from_gguf;
-pub(crate) use hf::config as config_from_hf;
-pub(crate) use lower::lower;
-pub(crate) use names::Names;
-pub(crate) use tensors::{FLOATS, Tensors};
+pub(crate) use self::{
+    config::{Block, Config, ExpertsConfig},
+    gguf::config as config_from_gguf,
+    hf::config as config_from_hf,
+    lower::lower,
+    names::Names,
+    tensors::{FLOATS, Tensors},
+};
+use self::{
+    gguf::Keys,
+    hf::{Defaults, Fields},
+    names::Part,
+};
+use crate::error::ModelError;
 
-/// The architectures that can be lowered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Architecture {
-    /// Llama 1 to 3, and all that are one: TinyLlama, Mistral, SmolLM, Yi.
-    Llama,
-    Qwen2,
-    Qwen3,
-    Gemma2,
-    Gemma3,
-    Phi3,
+/// Every architecture that can be lowered.
+const ALL: &[&Definition] = &[
+    &llama::DEF,
+    &mistral3::DEF,
+    &qwen2::DEF,
+    &qwen2moe::DEF,
+    &qwen3::DEF,
+    &qwen3moe::DEF,
+    &qwen_vl::QWEN2_VL,
+    &qwen_vl::QWEN3_VL,
+    &qwen_vl::QWEN3_VL_MOE,
+    &gemma2::DEF,
+    &gemma3::DEF,
+    &gpt_oss::DEF,
+    &phi2::DEF,
+    &phi3::DEF,
+    &phimoe::DEF,
+    &smollm3::DEF,
+    &granite::DEF,
+    &granite::MOE,
+    &olmo2::DEF,
+    &olmoe::DEF,
+    &seed_oss::DEF,
+    &exaone4::DEF,
+    &hunyuan::DENSE,
+    &hunyuan::MOE,
+    &ernie4_5::DEF,
+    &ernie4_5::MOE,
+    &glm4::DEF,
+    &glm4moe::DEF,
+    &minimax_m2::DEF,
+    &deepseek::DEF,
+    &cohere2::DEF,
+    &nemotron::DEF,
+    &starcoder2::DEF,
+    &stablelm::DEF,
+    &gpt2::DEF,
+    &gpt_neox::DEF,
+];
+
+/// An architecture: how its models are recognized, and in what they differ from Llama.
+pub(crate) struct Definition {
+    /// GGUF's `general.architecture`, which also prefixes its keys.
+    pub(crate) gguf: &'static str,
+    /// Classes that Hugging Face's `config.json` may name.
+    pub(crate) hf: &'static [&'static str],
+    /// What all of its models have.
+    block: Block,
+    /// Its mixture of experts; `None` refuses models with experts.
+    experts: Option<ExpertsConfig>,
+    /// Elements that RoPE pairs in GGUF files, whose converter may reorder rows, and in Hugging Face's.
+    rope_styles: [RopeStyle; 2],
+    /// Keys of GGUF files, without the architecture, that change what a model computes and that `from_gguf` or the
+    /// common code reads for this architecture: they are refused elsewhere.
+    gguf_keys: &'static [&'static str],
+    /// Reads what GGUF files of this architecture say beyond the common keys.
+    from_gguf: fn(&mut Keys<'_, '_>, &mut Config) -> Result<(), ModelError>,
+    /// What transformers assumes for what a `config.json` leaves out; by class.
+    hf_defaults: fn(&str) -> Defaults,
+    /// Reads what a `config.json` of this architecture says beyond the common fields.
+    from_hf: fn(&Fields<'_>, &mut Config) -> Result<(), ModelError>,
+    /// Tensors that GGUF files call otherwise than Llama's.
+    gguf_names: &'static [(Part, &'static str)],
+    /// Tensors that Hugging Face's files call otherwise than Llama's; `{}` stands for an expert's number.
+    hf_names: &'static [(Part, &'static str)],
+    /// What stands before a layer's number in Hugging Face's files.
+    hf_layers: &'static str,
+    /// How Hugging Face's files arrange matrices.
+    hf_matrices: HfMatrices,
+    /// Beginnings of the names of tensors without effect on text, such as towers for images; ends, where they begin with a
+    /// dot.
+    hf_ignored: &'static [&'static str],
 }
 
-impl Architecture {
-    const ALL: [Self; 6] = [Self::Llama, Self::Qwen2, Self::Qwen3, Self::Gemma2, Self::Gemma3, Self::Phi3];
+/// How Hugging Face's files arrange matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum HfMatrices {
+    /// `[out, in]`
+    Plain,
+    /// `[in, out]` (GPT-2's Conv1D).
+    Transposed,
+    /// Q, K and V are one matrix, `[heads, 3, head_dim, in]`.
+    QkvByHead,
+}
 
-    /// As GGUF's `general.architecture` has it.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Llama => "llama",
-            Self::Qwen2 => "qwen2",
-            Self::Qwen3 => "qwen3",
-            Self::Gemma2 => "gemma2",
-            Self::Gemma3 => "gemma3",
-            Self::Phi3 => "phi3",
-        }
-    }
+impl Definition {
+    /// Llama: what all definitions start from.
+    const LLAMA: Self = Self {
+        gguf: "llama",
+        hf: &[],
+        block: Block::LLAMA,
+        experts: None,
+        rope_styles: [RopeStyle::HalfSplit; 2],
+        gguf_keys: &[],
+        from_gguf: |_, _| Ok(()),
+        hf_defaults: |_| Defaults::COMMON,
+        from_hf: |_, _| Ok(()),
+        gguf_names: &[],
+        hf_names: &[],
+        hf_layers: "layers",
+        hf_matrices: HfMatrices::Plain,
+        hf_ignored: &[],
+    };
 
     /// By GGUF's name.
-    pub(crate) fn from_gguf(name: &str) -> Result<Self, ModelError> {
-        let known = Self::ALL.into_iter().find(|architecture| architecture.name() == name);
-        known.ok_or_else(|| unsupported(name, Self::ALL.map(Self::name).as_slice()))
+    pub(crate) fn from_gguf(name: &str) -> Result<&'static Self, ModelError> {
+        let known = ALL.iter().copied().find(|definition| definition.gguf == name);
+        known.ok_or_else(|| unsupported(name, ALL.iter().map(|definition| definition.gguf)))
     }
 
     /// By the class that Hugging Face's `config.json` names.
-    pub(crate) fn from_hf(class: &str) -> Result<Self, ModelError> {
-        let known = HF_CLASSES.into_iter().find(|known| known.0 == class).map(|known| known.1);
-        known.ok_or_else(|| unsupported(class, HF_CLASSES.map(|known| known.0).as_slice()))
-    }
-
-    fn has_head_norms(self) -> bool {
-        matches!(self, Self::Qwen3 | Self::Gemma3)
-    }
-
-    fn is_gemma(self) -> bool {
-        matches!(self, Self::Gemma2 | Self::Gemma3)
+    pub(crate) fn from_hf(class: &str) -> Result<&'static Self, ModelError> {
+        let known = ALL.iter().copied().find(|definition| definition.hf.contains(&class));
+        known.ok_or_else(|| unsupported(class, ALL.iter().flat_map(|definition| definition.hf).copied()))
     }
 }
 
-const HF_CLASSES: [(&str, Architecture); 8] = [
-    ("LlamaForCausalLM", Architecture::Llama),
-    ("MistralForCausalLM", Architecture::Llama),
-    ("Qwen2ForCausalLM", Architecture::Qwen2),
-    ("Qwen3ForCausalLM", Architecture::Qwen3),
-    ("Gemma2ForCausalLM", Architecture::Gemma2),
-    ("Gemma3ForCausalLM", Architecture::Gemma3),
-    ("Gemma3ForConditionalGeneration", Architecture::Gemma3),
-    ("Phi3ForCausalLM", Architecture::Phi3),
-];
+/// RoPE pairs neighbours, in both kinds of files.
+const INTERLEAVED: [RopeStyle; 2] = [RopeStyle::Interleaved; 2];
+/// The converter to GGUF reorders rows of Q and K so that neighbours are pairs.
+const REORDERED: [RopeStyle; 2] = [RopeStyle::Interleaved, RopeStyle::HalfSplit];
 
-fn unsupported(name: &str, supported: &[&str]) -> ModelError {
+fn unsupported(name: &str, supported: impl Iterator<Item = &'static str>) -> ModelError {
+    let supported: Vec<_> = supported.collect();
     ModelError::Architecture { name: name.to_owned(), supported: supported.join(", ") }
 }
 
-/// Everything about a model but its weights, whatever file it came from.
-#[derive(Clone, Debug)]
-pub(crate) struct Config {
-    pub(crate) architecture: Architecture,
-    /// What it was trained for.
-    pub(crate) context_length: usize,
-    pub(crate) hidden: usize,
-    pub(crate) heads: usize,
-    pub(crate) kv_heads: usize,
-    pub(crate) head_dim: usize,
-    pub(crate) ffn: usize,
-    pub(crate) norm_eps: f32,
-    /// Added to norm weights: Hugging Face's Gemma files store the difference from one, GGUF the weight itself.
-    pub(crate) norm_offset: f32,
-    /// Multiplies embeddings.
-    pub(crate) embed_scale: f32,
-    /// Multiplies attention scores.
-    pub(crate) attention_scale: f32,
-    pub(crate) attention_soft_cap: Option<f32>,
-    pub(crate) logit_soft_cap: Option<f32>,
-    pub(crate) activation: Activation,
-    /// Whether the head is the embedding table; `None` where the tensors decide.
-    pub(crate) tied: Option<bool>,
-    /// The distinct rotary embeddings.
-    pub(crate) ropes: Vec<RopeConfig>,
-    /// One for each layer.
-    pub(crate) layers: Vec<Layer>,
-}
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
 
-/// What differs between layers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Layer {
-    /// How far back it sees; `None` sees all.
-    pub(crate) window: Option<u32>,
-    /// Index into [`Config::ropes`].
-    pub(crate) rope: usize,
-}
+    use super::*;
 
-impl Config {
-    /// Refuses numbers that no model has, so that lowering can compute with them. `tensors` is how many the file has:
-    /// a bound for the number of layers.
-    fn check(self, tensors: usize) -> Result<Self, ModelError> {
-        let bad = |problem: String| Err(ModelError::Config(problem));
-        let sizes = [
-            ("context length", self.context_length),
-            ("hidden size", self.hidden),
-            ("number of heads", self.heads),
-            ("number of K/V heads", self.kv_heads),
-            ("head size", self.head_dim),
-            ("feed-forward size", self.ffn),
-            ("number of layers", self.layers.len()),
-        ];
-        for (what, size) in sizes {
-            // Products of any two of them fit 64 bits, and no model comes near.
-            if size == 0 || size > 1 << 30 {
-                return bad(format!("the {what} is {size}"));
+    #[test]
+    fn names_are_unique() {
+        let mut seen = HashSet::new();
+        for definition in ALL {
+            assert!(seen.insert(definition.gguf), "{} is defined twice", definition.gguf);
+            for class in definition.hf {
+                assert!(seen.insert(class), "{class} is defined twice");
             }
         }
-        if !self.heads.is_multiple_of(self.kv_heads) {
-            return bad(format!("{} heads cannot share {} K/V heads evenly", self.heads, self.kv_heads));
-        }
-        if self.layers.len() > tensors {
-            return bad(format!("{} layers, but only {tensors} tensors", self.layers.len()));
-        }
-        for rope in &self.ropes {
-            if !rope.dims.is_multiple_of(2) || rope.dims == 0 || rope.dims > self.head_dim {
-                let problem = "which has to be an even number of them";
-                return bad(format!(
-                    "RoPE rotates {} of a head's {} elements, {problem}",
-                    rope.dims, self.head_dim
-                ));
-            }
-            let numbers = [rope.base, rope.factor, rope.magnitude];
-            if numbers.iter().any(|number| !number.is_finite() || *number <= 0.0) || rope.base <= 1.0 {
-                let [base, factor, magnitude] = numbers;
-                return bad(format!(
-                    "RoPE has base {base}, scaling factor {factor} and magnitude {magnitude}"
-                ));
-            }
-        }
-        let floats = [self.embed_scale, self.attention_scale, 1.0 + self.norm_eps];
-        let caps = [self.attention_soft_cap, self.logit_soft_cap].into_iter().flatten();
-        if floats.into_iter().chain(caps).any(|number| !number.is_finite() || number <= 0.0) {
-            return bad("a scale, a soft cap or the norm's epsilon is not a positive number".to_owned());
-        }
-        Ok(self)
     }
 }

@@ -1,10 +1,18 @@
 //! What the two file formats call a model's tensors.
 
-use super::Architecture;
+use std::ops::Range;
 
-/// A tensor of a layer.
+use super::Definition;
+
+/// A tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
+    // Of the model.
+    Embedding,
+    Positions,
+    OutputNorm,
+    Head,
+    // Of a layer.
     AttentionNorm,
     Q,
     K,
@@ -13,6 +21,7 @@ pub(crate) enum Part {
     Qkv,
     QNorm,
     KNorm,
+    Sinks,
     AttentionOut,
     PostAttentionNorm,
     FfnNorm,
@@ -22,12 +31,28 @@ pub(crate) enum Part {
     GateUp,
     Down,
     PostFfnNorm,
+    Router,
+    SelectionBias,
+    /// All experts' in one tensor; in Hugging Face's files `{}` stands for the number of an expert with one of its own.
+    ExpertGate,
+    ExpertUp,
+    ExpertDown,
+    /// Gates and ups of all experts in one tensor.
+    ExpertGateUp,
+    /// Downs of all experts in one tensor, in files that also have [`Part::ExpertGateUp`].
+    ExpertDowns,
+    SharedGate,
+    SharedUp,
+    /// Gate and up of the shared expert in one matrix.
+    SharedGateUp,
+    SharedDown,
+    OutputGate,
 }
 
 /// How tensors are called in a file.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Names {
-    architecture: Architecture,
+    definition: &'static Definition,
     convention: Convention,
 }
 
@@ -43,80 +68,105 @@ enum Convention {
 
 impl Names {
     /// As llama.cpp writes them (gguf-py/gguf/constants.py).
-    pub(crate) fn gguf(architecture: Architecture) -> Self {
-        Self { architecture, convention: Convention::Gguf }
+    pub(crate) fn gguf(definition: &'static Definition) -> Self {
+        Self { definition, convention: Convention::Gguf }
     }
 
     /// As Hugging Face's transformers writes them. The text part of a larger model stands behind a prefix, which has
     /// changed between versions; `has` says whether a tensor exists.
-    pub(crate) fn hf(architecture: Architecture, has: impl Fn(&str) -> bool) -> Self {
-        let known =
-            [("model.", ""), ("language_model.model.", "language_model."), ("model.language_model.", "")];
-        let found = known.into_iter().find(|(model, _)| has(&format!("{model}embed_tokens.weight")));
+    pub(crate) fn hf(definition: &'static Definition, has: impl Fn(&str) -> bool) -> Self {
+        let known = [
+            ("model.", ""),
+            ("language_model.model.", "language_model."),
+            ("model.language_model.", ""),
+            ("transformer.", ""),
+            ("gpt_neox.", ""),
+            ("", ""),
+        ];
+        let embedding = part_of(definition.hf_names, Part::Embedding).unwrap_or(hf_part(Part::Embedding));
+        let found = known.into_iter().find(|(model, _)| has(&format!("{model}{embedding}.weight")));
         let (model, head) = found.unwrap_or(known[0]);
         let convention = Convention::Hf { model: model.to_owned(), head: head.to_owned() };
-        Self { architecture, convention }
+        Self { definition, convention }
     }
 
-    /// The embedding table.
-    pub(crate) fn embedding(&self) -> String {
-        match &self.convention {
-            Convention::Gguf => "token_embd.weight".to_owned(),
-            Convention::Hf { model, .. } => format!("{model}embed_tokens.weight"),
-        }
+    /// True for Hugging Face's names.
+    pub(crate) fn is_hf(&self) -> bool {
+        matches!(self.convention, Convention::Hf { .. })
     }
 
-    /// The last norm.
-    pub(crate) fn output_norm(&self) -> String {
+    /// A tensor of the model, without `.weight` or `.bias`.
+    pub(crate) fn model(&self, part: Part) -> String {
         match &self.convention {
-            Convention::Gguf => "output_norm.weight".to_owned(),
-            Convention::Hf { model, .. } => format!("{model}norm.weight"),
-        }
-    }
-
-    /// The head, without `.weight` or `.bias`.
-    pub(crate) fn head(&self) -> String {
-        match &self.convention {
-            Convention::Gguf => "output".to_owned(),
-            Convention::Hf { head, .. } => format!("{head}lm_head"),
+            Convention::Gguf => self.part(part).to_owned(),
+            Convention::Hf { head, .. } if part == Part::Head => format!("{head}{}", self.part(part)),
+            Convention::Hf { model, .. } => format!("{model}{}", self.part(part)),
         }
     }
 
     /// A tensor of layer `layer`, without `.weight` or `.bias`.
     pub(crate) fn layer(&self, layer: usize, part: Part) -> String {
         match &self.convention {
-            Convention::Gguf => format!("blk.{layer}.{}", gguf_part(part)),
+            Convention::Gguf => format!("blk.{layer}.{}", self.part(part)),
             Convention::Hf { model, .. } => {
-                format!("{model}layers.{layer}.{}", hf_part(part, self.architecture))
+                format!("{model}{}.{layer}.{}", self.definition.hf_layers, self.part(part))
             }
         }
     }
 
-    /// Whether gate and up are stored as one matrix.
-    pub(crate) fn gate_up_is_fused(&self) -> bool {
-        self.architecture == Architecture::Phi3
+    /// The tensor of expert `expert` in layer `layer`, where experts have tensors of their own.
+    pub(crate) fn expert(&self, layer: usize, part: Part, expert: usize) -> String {
+        match &self.convention {
+            // Files of the first Mixtral models.
+            Convention::Gguf => {
+                format!("blk.{layer}.{}.{expert}", self.part(part).trim_end_matches("_exps"))
+            }
+            Convention::Hf { .. } => self.layer(layer, part).replace("{}", &expert.to_string()),
+        }
     }
 
-    /// Whether a tensor that was not used can be ignored without changing any answer.
-    pub(crate) fn is_harmless(&self, name: &str, tied: bool) -> bool {
+    fn part(&self, part: Part) -> &'static str {
+        match self.convention {
+            Convention::Gguf => part_of(self.definition.gguf_names, part).unwrap_or(gguf_part(part)),
+            Convention::Hf { .. } => part_of(self.definition.hf_names, part).unwrap_or(hf_part(part)),
+        }
+    }
+
+    /// Whether a tensor that was not used can be ignored without changing any answer. The layers `extra` predict tokens
+    /// further ahead.
+    pub(crate) fn is_harmless(&self, name: &str, tied: bool, extra: &Range<usize>) -> bool {
+        let layer_after = |prefix: &str| {
+            let number = name.strip_prefix(prefix)?.split('.').next()?;
+            number.parse::<usize>().ok()
+        };
         match &self.convention {
-            Convention::Gguf => false,
-            Convention::Hf { head, .. } => {
+            Convention::Gguf => layer_after("blk.").is_some_and(|layer| extra.contains(&layer)),
+            Convention::Hf { model, .. } => {
                 // Images cannot be given to the text part, so what reads them has no effect.
                 let name_in_model = name.strip_prefix("model.").unwrap_or(name);
-                let reads_images = ["vision_tower.", "multi_modal_projector."]
-                    .iter()
-                    .any(|tower| name_in_model.starts_with(tower));
+                let ignored = |part: &&str| match part.starts_with('.') {
+                    true => name.ends_with(*part),
+                    false => name_in_model.starts_with(*part),
+                };
                 name.ends_with(".rotary_emb.inv_freq") // what the formula gives
-                    || tied && name == format!("{head}lm_head.weight")
-                    || reads_images && self.architecture == Architecture::Gemma3
+                    || tied && name == format!("{}.weight", self.model(Part::Head))
+                    || self.definition.hf_ignored.iter().any(ignored)
+                    || layer_after(&format!("{model}{}.", self.definition.hf_layers)).is_some_and(|layer| extra.contains(&layer))
             }
         }
     }
 }
 
+fn part_of(names: &[(Part, &'static str)], part: Part) -> Option<&'static str> {
+    names.iter().find(|name| name.0 == part).map(|name| name.1)
+}
+
 fn gguf_part(part: Part) -> &'static str {
     match part {
+        Part::Embedding => "token_embd",
+        Part::Positions => "position_embd",
+        Part::OutputNorm => "output_norm",
+        Part::Head => "output",
         Part::AttentionNorm => "attn_norm",
         Part::Q => "attn_q",
         Part::K => "attn_k",
@@ -124,6 +174,7 @@ fn gguf_part(part: Part) -> &'static str {
         Part::Qkv => "attn_qkv",
         Part::QNorm => "attn_q_norm",
         Part::KNorm => "attn_k_norm",
+        Part::Sinks => "attn_sinks",
         Part::AttentionOut => "attn_output",
         Part::PostAttentionNorm => "post_attention_norm",
         Part::FfnNorm => "ffn_norm",
@@ -131,11 +182,25 @@ fn gguf_part(part: Part) -> &'static str {
         Part::Up | Part::GateUp => "ffn_up",
         Part::Down => "ffn_down",
         Part::PostFfnNorm => "post_ffw_norm",
+        Part::Router => "ffn_gate_inp",
+        Part::SelectionBias => "exp_probs_b",
+        Part::ExpertGate => "ffn_gate_exps",
+        Part::ExpertUp => "ffn_up_exps",
+        Part::ExpertDown | Part::ExpertDowns => "ffn_down_exps",
+        Part::ExpertGateUp => "ffn_gate_up_exps",
+        Part::SharedGate => "ffn_gate_shexp",
+        Part::SharedUp | Part::SharedGateUp => "ffn_up_shexp",
+        Part::SharedDown => "ffn_down_shexp",
+        Part::OutputGate => "ffn_gate_inp_shexp",
     }
 }
 
-fn hf_part(part: Part, architecture: Architecture) -> &'static str {
+fn hf_part(part: Part) -> &'static str {
     match part {
+        Part::Embedding => "embed_tokens",
+        Part::Positions => "wpe",
+        Part::OutputNorm => "norm",
+        Part::Head => "lm_head",
         Part::AttentionNorm => "input_layernorm",
         Part::Q => "self_attn.q_proj",
         Part::K => "self_attn.k_proj",
@@ -143,15 +208,26 @@ fn hf_part(part: Part, architecture: Architecture) -> &'static str {
         Part::Qkv => "self_attn.qkv_proj",
         Part::QNorm => "self_attn.q_norm",
         Part::KNorm => "self_attn.k_norm",
+        Part::Sinks => "self_attn.sinks",
         Part::AttentionOut => "self_attn.o_proj",
-        Part::PostAttentionNorm => "post_attention_layernorm",
-        // Without a norm after attention, the name means the one before the feed-forward part.
-        Part::FfnNorm if architecture.is_gemma() => "pre_feedforward_layernorm",
-        Part::FfnNorm => "post_attention_layernorm",
+        // Where there is a norm after attention, definitions name the one before the feed-forward network otherwise.
+        Part::PostAttentionNorm | Part::FfnNorm => "post_attention_layernorm",
         Part::Gate => "mlp.gate_proj",
         Part::Up => "mlp.up_proj",
         Part::GateUp => "mlp.gate_up_proj",
         Part::Down => "mlp.down_proj",
         Part::PostFfnNorm => "post_feedforward_layernorm",
+        Part::Router => "mlp.gate",
+        Part::SelectionBias => "mlp.gate.e_score_correction_bias",
+        Part::ExpertGate => "mlp.experts.{}.gate_proj",
+        Part::ExpertUp => "mlp.experts.{}.up_proj",
+        Part::ExpertDown => "mlp.experts.{}.down_proj",
+        Part::ExpertGateUp => "mlp.experts.gate_up_proj",
+        Part::ExpertDowns => "mlp.experts.down_proj",
+        Part::SharedGate => "mlp.shared_experts.gate_proj",
+        Part::SharedUp => "mlp.shared_experts.up_proj",
+        Part::SharedGateUp => "mlp.shared_experts.gate_up_proj",
+        Part::SharedDown => "mlp.shared_experts.down_proj",
+        Part::OutputGate => "mlp.shared_expert_gate",
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use paguro_backend::{Matrix, MatrixId, VectorId, WeightFormat, Weights};
+use paguro_backend::{Bytes, Matrix, MatrixId, VectorId, WeightFormat, Weights};
 
 use crate::{error::ModelError, tensor::Tensor};
 
@@ -57,21 +57,52 @@ impl<'a> Tensors<'a> {
         Ok(Some(Matrix { name: name.to_owned(), format, parts: 1, rows, cols, bytes: tensor.bytes.clone() }))
     }
 
+    /// Uses the stack of matrices `name`, `[parts, rows, cols]`, if it is there.
+    pub(crate) fn stack(
+        &mut self,
+        name: &str,
+        parts: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Option<Matrix>, ModelError> {
+        let Some(tensor) = self.take(name, &[parts, rows, cols])? else { return Ok(None) };
+        let format = match tensor.dtype.weight_format() {
+            Some(format) if self.formats.contains(&format) => format,
+            _ => return Err(wrong_type(tensor, self.formats)),
+        };
+        Ok(Some(Matrix { name: name.to_owned(), format, parts, rows, cols, bytes: tensor.bytes.clone() }))
+    }
+
+    /// The shape of the tensor `name`, if it is there, without using it.
+    pub(crate) fn shape(&self, name: &str) -> Option<&'a [usize]> {
+        self.rest.get(name).map(|tensor| tensor.shape.as_slice())
+    }
+
+    /// Uses the bytes `name`, of this shape.
+    pub(crate) fn raw(&mut self, name: &str, shape: &[usize]) -> Result<Bytes, ModelError> {
+        let tensor = self.take(name, shape)?.ok_or_else(|| self.missing(name, shape))?;
+        let elements: usize = shape.iter().product();
+        match tensor.bytes.len() == elements {
+            true => Ok(tensor.bytes.clone()),
+            false => Err(wrong_type(tensor, &[])),
+        }
+    }
+
+    /// Uses the vectors `name`, `[parts, len]`, if they are there, and reads them one after the other.
+    pub(crate) fn vectors(
+        &mut self,
+        name: &str,
+        parts: usize,
+        len: usize,
+    ) -> Result<Option<Vec<f32>>, ModelError> {
+        let Some(tensor) = self.take(name, &[parts, len])? else { return Ok(None) };
+        read_vector(tensor).map(Some)
+    }
+
     /// Uses the vector `name`, `[len]`, if it is there, and reads it.
     pub(crate) fn vector(&mut self, name: &str, len: usize) -> Result<Option<Vec<f32>>, ModelError> {
         let Some(tensor) = self.take(name, &[len])? else { return Ok(None) };
-        match tensor.dtype.weight_format() {
-            Some(format) if FLOATS.contains(&format) => {
-                let bytes = tensor.bytes.read().map_err(|error| unreadable(tensor, &error))?;
-                let mut values = vec![0.0; len];
-                format.dequantize(&bytes, &mut values);
-                match values.iter().position(|value| !value.is_finite()) {
-                    Some(index) => Err(ModelError::NotFinite { tensor: name.to_owned(), index }),
-                    None => Ok(Some(values)),
-                }
-            }
-            _ => Err(wrong_type(tensor, &FLOATS)),
-        }
+        read_vector(tensor).map(Some)
     }
 
     /// As [`Tensors::matrix`], but it has to be there.
@@ -129,6 +160,21 @@ impl<'a> Tensors<'a> {
             return Err(ModelError::Shape { tensor: name.to_owned(), found, expected });
         }
         Ok(Some(tensor))
+    }
+}
+
+fn read_vector(tensor: &Tensor) -> Result<Vec<f32>, ModelError> {
+    match tensor.dtype.weight_format() {
+        Some(format) if FLOATS.contains(&format) => {
+            let bytes = tensor.bytes.read().map_err(|error| unreadable(tensor, &error))?;
+            let mut values = vec![0.0; bytes.len() / format.block_bytes()];
+            format.dequantize(&bytes, &mut values);
+            match values.iter().position(|value| !value.is_finite()) {
+                Some(index) => Err(ModelError::NotFinite { tensor: tensor.name.clone(), index }),
+                None => Ok(values),
+            }
+        }
+        _ => Err(wrong_type(tensor, &FLOATS)),
     }
 }
 

@@ -1,0 +1,129 @@
+//! Small trained models of architectures beyond Llama, against the float32 runs of transformers that come with them: four
+//! greedy texts with the five best logits of every step.
+
+mod common;
+
+use std::{fs, path::Path};
+
+use common::shared;
+use paguro_backend::{
+    AttentionMode, Backend, KvDtype, Limits, Outcome, Output, PageId, Step, StepOutput, StepSequence, Want,
+};
+use paguro_backend_cpu::{Cpu, CpuOptions};
+use paguro_model::{LoadOptions, Model};
+use serde_json::Value;
+
+const BLOCK: usize = 32;
+
+/// One run of the reference: what it was given and what it answered, and the best logits of each answer.
+struct Run {
+    tokens: Vec<u32>,
+    prompt: usize,
+    /// `[steps][5]`
+    top: Vec<Vec<(u32, f32)>>,
+}
+
+fn runs(path: &Path) -> Vec<Run> {
+    let json: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    let id = |value: &Value| value.as_u64().unwrap() as u32;
+    let run = |run: &Value| {
+        let steps = run["steps"].as_array().unwrap();
+        let mut tokens: Vec<u32> = run["prompt_tokens"].as_array().unwrap().iter().map(id).collect();
+        let prompt = tokens.len();
+        tokens.extend(steps.iter().map(|step| id(&step["token"])));
+        let top = |step: &Value| {
+            let pairs = step["top"].as_array().unwrap().iter();
+            pairs.map(|pair| (id(&pair[0]), pair[1].as_f64().unwrap() as f32)).collect()
+        };
+        Run { tokens, prompt, top: steps.iter().map(top).collect() }
+    };
+    json["runs"].as_array().unwrap().iter().map(run).collect()
+}
+
+/// Logits for each token that a run answered, computed in chunks of some rows.
+fn logits(backend: &dyn Backend, model: &Model, run: &Run, chunk: usize) -> Vec<Vec<f32>> {
+    let tokens = &run.tokens[..run.tokens.len() - 1];
+    let blocks = tokens.len().div_ceil(BLOCK);
+    let groups = model.program.kv.groups.len();
+    let limits = Limits {
+        block_size: BLOCK,
+        pages: 1 + groups * blocks,
+        max_rows: chunk,
+        max_sequences: 1,
+        max_outputs: chunk,
+        max_context: blocks * BLOCK,
+        kv_dtype: KvDtype::F16,
+        attention: AttentionMode::Paged,
+    };
+    let mut runner = backend.load(&model.program, model.weights.clone(), limits).unwrap();
+    let (mut all, mut start) = (Vec::new(), 0);
+    for tokens in tokens.chunks(chunk) {
+        let end = start + tokens.len();
+        let pages: Vec<PageId> = (0..groups)
+            .flat_map(|group| (0..end.div_ceil(BLOCK)).map(move |block| (1 + group * blocks + block) as u32))
+            .map(PageId)
+            .collect();
+        let sequences = [StepSequence { rows: 0..tokens.len(), start, tables: 0..pages.len() }];
+        let answers = (start..end).filter(|position| position + 1 >= run.prompt);
+        let outputs: Vec<_> =
+            answers.map(|position| Output { row: position - start, want: Want::Logits }).collect();
+        let step = Step { tokens, carried: &[], sequences: &sequences, pages: &pages, outputs: &outputs };
+        let mut out = StepOutput::default();
+        let ticket = runner.submit(&step).unwrap();
+        runner.collect(ticket, &mut out).unwrap();
+        all.extend(out.outcomes.into_iter().map(|outcome| match outcome {
+            Outcome::Logits(logits) => logits,
+            other => panic!("{other:?}"),
+        }));
+        start = end;
+    }
+    all
+}
+
+/// The best logits are those of the reference within `tolerance`, but for a part `flips` of the steps, in which rounding
+/// chose another expert; and the best token is the reference's wherever it leads by more.
+fn check(file: &str, reference: &str, tolerance: f32, flips: f32) {
+    let Some((file_path, reference)) =
+        shared(&format!("model/families/{file}")).zip(shared(&format!("model/families/{reference}")))
+    else {
+        return;
+    };
+    let model = Model::open(&file_path, &LoadOptions::default()).unwrap();
+    let cpu = Cpu::new(CpuOptions { poison: true, ..CpuOptions::default() });
+    let (mut differences, mut wrong) = (Vec::new(), 0);
+    for run in runs(&reference) {
+        let all = logits(&cpu, &model, &run, 64);
+        for (step, (logits, top)) in all.iter().zip(&run.top).enumerate() {
+            let off = top.iter().map(|&(id, logit)| (logits[id as usize] - logit).abs());
+            let off = off.fold(0.0, f32::max);
+            differences.push(off);
+            let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap();
+            let leads = top[0].1 - top[1].1 > 2.0 * tolerance;
+            wrong += usize::from(leads && best as u32 != run.tokens[run.prompt + step] && off <= tolerance);
+        }
+    }
+    let far = differences.iter().filter(|&&off| off > tolerance).count();
+    let worst = differences.iter().copied().fold(0.0, f32::max);
+    let mean = differences.iter().sum::<f32>() / differences.len() as f32;
+    let count = differences.len();
+    println!("{file}: {mean:.4} off in the mean, {worst:.4} at most, {far} of {count} by more than {tolerance}");
+    assert!(wrong == 0, "{file}: {wrong} tokens are not the reference's");
+    assert!(far as f32 <= flips * count as f32, "{file}: {far} of {count} steps are off by more than {tolerance}");
+}
+
+#[test]
+fn qwen3moe_tells_its_stories() {
+    check("tales-qwen3moe-Q8_0.gguf", "qwen3moe-reference.json", 0.5, 0.02);
+}
+
+/// Float16 weights: exactly those of the reference.
+#[test]
+fn gpt_oss_tells_its_stories_from_a_folder() {
+    check("gptoss-hf", "gptoss-hf/reference.json", 0.02, 0.01);
+}
+
+/// Experts in four bits say other things; what they say is near.
+#[test]
+fn gpt_oss_tells_its_stories_in_mxfp4() {
+    check("tales-gptoss-MXFP4.gguf", "gptoss-hf/reference.json", 3.0, 0.1);
+}

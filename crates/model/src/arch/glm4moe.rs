@@ -1,0 +1,23 @@
+//! GLM-4.5, 4.6 and 4.7: experts with sigmoid scores, a bias for the choice and a shared expert.
+
+use paguro_backend::QkNormKind;
+
+use super::{Block, Definition, ExpertsConfig, Part, hf::Defaults};
+
+pub(super) const DEF: Definition = Definition {
+    gguf: "glm4moe",
+    hf: &["Glm4MoeForCausalLM"],
+    // Only the largest of them have norms of heads.
+    block: Block { qk_norm: Some(QkNormKind::Head), optional_qk_norm: true, ..Block::LLAMA },
+    experts: Some(ExpertsConfig::SIGMOID),
+    gguf_keys: &["nextn_predict_layers"],
+    gguf_names: &[(Part::FfnNorm, "post_attention_norm")],
+    hf_defaults: |_| Defaults {
+        kv_heads: Some(8),
+        context_length: 131_072,
+        norm_eps: 1e-5,
+        partial_rotary_factor: 0.5,
+        ..Defaults::COMMON
+    },
+    ..Definition::LLAMA
+};

@@ -1,0 +1,259 @@
+//! Matrices that a file stores in another arrangement than a [`Matrix`](paguro_backend::Matrix) has: sources that
+//! rearrange bytes while they are read, so that nothing is held twice.
+
+use std::{
+    io,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use paguro_backend::{ByteSource, Bytes};
+
+/// Pieces, one after the other: experts with a tensor each, heads of a fused matrix.
+pub(crate) fn join(pieces: Vec<Bytes>) -> Bytes {
+    let mut starts = Vec::with_capacity(pieces.len());
+    let mut len = 0;
+    for piece in &pieces {
+        starts.push(len);
+        len += piece.len();
+    }
+    Bytes::new(Arc::new(Joined { pieces, starts, len }), 0, len)
+}
+
+struct Joined {
+    pieces: Vec<Bytes>,
+    /// Where each piece begins.
+    starts: Vec<usize>,
+    len: usize,
+}
+
+impl ByteSource for Joined {
+    fn size(&self) -> u64 {
+        self.len as u64
+    }
+
+    fn read_at(&self, offset: u64, mut out: &mut [u8]) -> io::Result<()> {
+        let mut at = offset as usize;
+        let mut index = self.starts.partition_point(|&start| start <= at).saturating_sub(1);
+        while !out.is_empty() {
+            let piece = self.pieces.get(index).ok_or(io::ErrorKind::UnexpectedEof)?;
+            let first = at - self.starts[index];
+            let count = out.len().min(piece.len() - first);
+            let (now, rest) = out.split_at_mut(count);
+            piece.read_at(first, now)?;
+            (out, at, index) = (rest, at + count, index + 1);
+        }
+        Ok(())
+    }
+
+    fn check_unchanged(&self) -> io::Result<()> {
+        self.pieces.iter().try_for_each(Bytes::check_unchanged)
+    }
+}
+
+/// How a stack of matrices `[parts, inputs, columns]` of elements of `element` bytes becomes one of `[parts, outputs,
+/// inputs]`: output `o` is column `first + o * step`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Transpose {
+    pub(crate) parts: usize,
+    pub(crate) inputs: usize,
+    pub(crate) columns: usize,
+    pub(crate) element: usize,
+    pub(crate) first: usize,
+    pub(crate) step: usize,
+    pub(crate) outputs: usize,
+}
+
+impl Transpose {
+    /// The transposed stack.
+    pub(crate) fn of(self, source: &Bytes) -> Bytes {
+        debug_assert_eq!(source.len(), self.parts * self.part_bytes(self.columns));
+        let len = self.parts * self.part_bytes(self.outputs);
+        let source = Transposed { shape: self, source: source.clone(), last: Mutex::new(None) };
+        Bytes::new(Arc::new(source), 0, len)
+    }
+
+    fn part_bytes(&self, columns: usize) -> usize {
+        self.inputs * columns * self.element
+    }
+
+    /// One part, from its bytes.
+    fn part(&self, source: &[u8]) -> Vec<u8> {
+        let mut out = vec![0; self.part_bytes(self.outputs)];
+        for (input, row) in source.chunks_exact(self.columns * self.element).enumerate() {
+            for output in 0..self.outputs {
+                let from = (self.first + output * self.step) * self.element;
+                let to = (output * self.inputs + input) * self.element;
+                out[to..to + self.element].copy_from_slice(&row[from..from + self.element]);
+            }
+        }
+        out
+    }
+}
+
+/// Reads a part whole and keeps the last one: rows of the result are columns of the file.
+struct Transposed {
+    shape: Transpose,
+    source: Bytes,
+    last: Mutex<Option<(usize, Arc<Vec<u8>>)>>,
+}
+
+impl Transposed {
+    fn part(&self, part: usize) -> io::Result<Arc<Vec<u8>>> {
+        // Held while it is read: threads want the same part at the same time.
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((known, bytes)) = &*last
+            && *known == part
+        {
+            return Ok(bytes.clone());
+        }
+        let size = self.shape.part_bytes(self.shape.columns);
+        let mut bytes = vec![0; size];
+        self.source.read_at(part * size, &mut bytes)?;
+        let bytes = Arc::new(self.shape.part(&bytes));
+        *last = Some((part, bytes.clone()));
+        Ok(bytes)
+    }
+}
+
+impl ByteSource for Transposed {
+    fn size(&self) -> u64 {
+        (self.shape.parts * self.shape.part_bytes(self.shape.outputs)) as u64
+    }
+
+    fn read_at(&self, offset: u64, mut out: &mut [u8]) -> io::Result<()> {
+        let size = self.shape.part_bytes(self.shape.outputs);
+        let mut at = offset as usize;
+        while !out.is_empty() {
+            let part = self.part(at / size)?;
+            let first = at % size;
+            let count = out.len().min(size - first);
+            let (now, rest) = out.split_at_mut(count);
+            now.copy_from_slice(&part[first..first + count]);
+            (out, at) = (rest, at + count);
+        }
+        Ok(())
+    }
+
+    fn check_unchanged(&self) -> io::Result<()> {
+        self.source.check_unchanged()
+    }
+}
+
+/// MXFP4 as Hugging Face's files have it: rows of blocks of 16 bytes, whose byte `i` has elements `2i` and `2i + 1`, and
+/// the exponents of the blocks in another tensor. Row `r` of part `p` is row `first + r * step` of the file's part.
+#[derive(Clone, Debug)]
+pub(crate) struct SplitMxfp4 {
+    pub(crate) blocks: Bytes,
+    pub(crate) scales: Bytes,
+    /// Rows of each part in the file.
+    pub(crate) file_rows: usize,
+    /// Blocks of a row.
+    pub(crate) row_blocks: usize,
+    pub(crate) parts: usize,
+    pub(crate) first: usize,
+    pub(crate) step: usize,
+    pub(crate) rows: usize,
+}
+
+/// Bytes of a block in a [`Matrix`](paguro_backend::Matrix): the exponent, then elements `i` and `i + 16` in byte `i`.
+const BLOCK: usize = 17;
+
+impl SplitMxfp4 {
+    /// The rows, as a matrix has them.
+    pub(crate) fn join(self) -> Bytes {
+        let len = self.parts * self.rows * self.row_blocks * BLOCK;
+        Bytes::new(Arc::new(self), 0, len)
+    }
+
+    fn row(&self, row: usize, out: &mut Vec<u8>) -> io::Result<()> {
+        let file_row = row / self.rows * self.file_rows + self.first + row % self.rows * self.step;
+        let mut blocks = vec![0; self.row_blocks * 16];
+        let mut scales = vec![0; self.row_blocks];
+        self.blocks.read_at(file_row * blocks.len(), &mut blocks)?;
+        self.scales.read_at(file_row * scales.len(), &mut scales)?;
+        out.clear();
+        for (block, scale) in blocks.as_chunks::<16>().0.iter().zip(scales) {
+            let element = |i: usize| block[i / 2] >> (i % 2 * 4) & 0x0f;
+            out.push(scale);
+            out.extend((0..16).map(|i| element(i) | element(i + 16) << 4));
+        }
+        Ok(())
+    }
+}
+
+impl ByteSource for SplitMxfp4 {
+    fn size(&self) -> u64 {
+        (self.parts * self.rows * self.row_blocks * BLOCK) as u64
+    }
+
+    fn read_at(&self, offset: u64, mut out: &mut [u8]) -> io::Result<()> {
+        let size = self.row_blocks * BLOCK;
+        let (mut at, mut row) = (offset as usize, Vec::with_capacity(size));
+        while !out.is_empty() {
+            self.row(at / size, &mut row)?;
+            let first = at % size;
+            let count = out.len().min(size - first);
+            let (now, rest) = out.split_at_mut(count);
+            now.copy_from_slice(&row[first..first + count]);
+            (out, at) = (rest, at + count);
+        }
+        Ok(())
+    }
+
+    fn check_unchanged(&self) -> io::Result<()> {
+        self.blocks.check_unchanged()?;
+        self.scales.check_unchanged()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reads everything, in pieces of some bytes.
+    fn read(bytes: &Bytes, piece: usize) -> Vec<u8> {
+        let mut all = vec![0; bytes.len()];
+        for (index, out) in all.chunks_mut(piece).enumerate() {
+            bytes.read_at(index * piece, out).unwrap();
+        }
+        all
+    }
+
+    #[test]
+    fn pieces_are_joined() {
+        let file = Bytes::from((0..10).collect::<Vec<u8>>());
+        let joined = join(vec![file.slice(6..9), file.slice(0..0), file.slice(1..3), file.slice(9..10)]);
+        for piece in 1..=6 {
+            assert_eq!(read(&joined, piece), [6, 7, 8, 1, 2, 9]);
+        }
+        assert!(joined.read_at(0, &mut [0; 6]).is_ok());
+    }
+
+    #[test]
+    fn columns_become_rows() {
+        // Two parts of 3 inputs and 4 columns of two bytes; every second column from 1 on.
+        let file: Vec<u8> = (0..24).flat_map(|i| [i, 100 + i]).collect();
+        let shape = Transpose { parts: 2, inputs: 3, columns: 4, element: 2, first: 1, step: 2, outputs: 2 };
+        let transposed = shape.of(&Bytes::from(file));
+        let expected: Vec<u8> =
+            [1, 5, 9, 3, 7, 11, 13, 17, 21, 15, 19, 23].into_iter().flat_map(|i| [i, 100 + i]).collect();
+        for piece in [1, 5, 24] {
+            assert_eq!(read(&transposed, piece), expected);
+        }
+    }
+
+    #[test]
+    fn blocks_and_exponents_are_joined() {
+        // Two rows of one block; the second one is wanted. Element i is i % 16.
+        let nibbles: Vec<u8> = (0..16).map(|i| (2 * i % 16) | (2 * i + 1) % 16 << 4).collect();
+        let blocks = Bytes::from([vec![0; 16], nibbles].concat());
+        let scales = Bytes::from(vec![1, 2]);
+        let split =
+            SplitMxfp4 { blocks, scales, file_rows: 2, row_blocks: 1, parts: 1, first: 1, step: 2, rows: 1 };
+        let mut expected = vec![2];
+        expected.extend((0..16).map(|i| i | i << 4));
+        for piece in [1, 17] {
+            assert_eq!(read(&split.clone().join(), piece), expected);
+        }
+    }
+}
