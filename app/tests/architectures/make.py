@@ -97,7 +97,7 @@ class Tensor:
         count = int(np.prod(self.shape))
         if self.kind.name in BLOCKS:
             length = gguf.GGML_QUANT_SIZES[self.kind][0]
-            return blocks(self.name, self.kind, count // length, self.spread).reshape(self.shape[0], -1)
+            return blocks(self.name, self.kind, count // length, self.spread).reshape(*self.shape[:-1], -1)
         values = uniform(self.name, count) * np.float32(self.spread) + np.float32(self.center)
         values = values.reshape(self.shape)
         if self.kind == Type.F16:
@@ -126,6 +126,25 @@ class Model:
     factors: dict = dataclasses.field(default_factory=dict)  # tensor of RoPE factors: (center, spread)
     vocab: str = "spm"
     positions: tuple = NEAR
+    norm_bias: bool = False  # of all norms of the residual stream
+    before: bool = True  # norms before the branches
+    after: bool = False  # and after them
+    ffn_norm: str | None = "ffn_norm"  # the name of the second one, if there is one
+    qk_norm: str = ""  # "head" or "row"
+    gated: bool = True
+    fused_ffn: bool = False
+    fused_qkv: bool = False
+    ffn_bias: bool = False
+    head_bias: bool = False
+    learned: bool = False  # positions
+    sinks: bool = False
+    experts: int = 0
+    expert_ffn: int = 0
+    dense: int = 0  # layers without experts
+    shared: int = 0
+    expert_bias: bool = False
+    selection_bias: bool = False
+    output_gate: bool = False
     context: int = 256  # of the run
     trained: int = 4096
     peer_arch: str | None = None  # llama.cpp reads the same weights as this architecture, with these extras
@@ -148,41 +167,89 @@ class Model:
         def vector(name, width, center, spread):
             out.append(Tensor(name, (width,), Type.F32, center, spread))
 
+        def norm(name, width, center=1.0):
+            vector(f"{name}.weight", width, center, 0.5)
+            if self.norm_bias:
+                vector(f"{name}.bias", width, 0.0, 0.5)
+
+        def stack(name, rows, cols, std):
+            kind = self.kinds[next(turn) % len(self.kinds)] if self.kinds else self.kind
+            scale = scale_of(kind, std) if kind.name in BLOCKS else float(np.float32(std * 12**0.5))
+            out.append(Tensor(f"{name}.weight", (self.experts, rows, cols), kind, 0.0, scale))
+            if self.expert_bias:
+                out.append(Tensor(f"{name}.bias", (self.experts, rows), Type.F32, 0.1, 0.6))
+
+        before = self.before
         matrix("token_embd", VOCAB, self.hidden, self.hidden**-0.5 if gemma else 0.3)
+        if self.learned:
+            out.append(Tensor("position_embd.weight", (self.trained, self.hidden), Type.F32, 0.0, 0.5))
         for name, (center, spread) in self.factors.items():
             vector(f"{name}.weight", (self.rotated or self.head_dim) // 2, center, spread)
         for layer in range(self.layers):
             p = f"blk.{layer}."
-            vector(p + "attn_norm.weight", self.hidden, 1.0, 0.5)
+            if before:
+                norm(p + "attn_norm", self.hidden)
             # Scores with a standard deviation of about two: attention that looks somewhere.
             sharp = 1.4 * self.hidden**-0.5
-            if self.arch == "phi3":
+            if self.arch == "phi3" or self.fused_qkv:
                 matrix(p + "attn_qkv", q + 2 * kv, self.hidden, sharp)
+                if self.fused_qkv:
+                    vector(p + "attn_qkv.bias", q + 2 * kv, 0.1, 1.0)
             else:
                 for which, rows, std in ("q", q, sharp), ("k", kv, sharp), ("v", kv, self.hidden**-0.5):
                     matrix(p + f"attn_{which}", rows, self.hidden, std)
                     if which in self.bias:
                         vector(p + f"attn_{which}.bias", rows, 0.1, 1.0)
-            if self.arch in ("qwen3", "gemma3"):
+            if self.arch in ("qwen3", "gemma3") or self.qk_norm == "head":
                 vector(p + "attn_q_norm.weight", self.head_dim, 1.4, 0.5)
                 vector(p + "attn_k_norm.weight", self.head_dim, 1.4, 0.5)
+            elif self.qk_norm == "row":
+                vector(p + "attn_q_norm.weight", q, 1.4, 0.5)
+                vector(p + "attn_k_norm.weight", kv, 1.4, 0.5)
+            if self.sinks:
+                vector(p + "attn_sinks.weight", self.heads, 1.0, 4.0)
             matrix(p + "attn_output", self.hidden, q, q**-0.5)
             if "o" in self.bias:
                 vector(p + "attn_output.bias", self.hidden, 0.1, 1.0)
-            if gemma:
-                vector(p + "post_attention_norm.weight", self.hidden, 1.0, 0.5)
-            vector(p + "ffn_norm.weight", self.hidden, 1.0, 0.5)
-            if self.arch == "phi3":
-                matrix(p + "ffn_up", 2 * self.ffn, self.hidden, self.hidden**-0.5)
+            if gemma or self.after:
+                norm(p + "post_attention_norm", self.hidden)
+            if before and self.ffn_norm:
+                norm(p + self.ffn_norm, self.hidden)
+            if self.experts and layer >= self.dense:
+                # A gap between experts that rounding does not close: a few large weights.
+                out.append(Tensor(p + "ffn_gate_inp.weight", (self.experts, self.hidden), Type.F32, 0.0, 1.5))
+                if self.expert_bias:
+                    vector(p + "ffn_gate_inp.bias", self.experts, 0.0, 0.5)
+                if self.selection_bias:
+                    vector(p + "exp_probs_b.bias", self.experts, 0.0, 0.5)
+                stack(p + "ffn_gate_exps", self.expert_ffn, self.hidden, self.hidden**-0.5)
+                stack(p + "ffn_up_exps", self.expert_ffn, self.hidden, self.hidden**-0.5)
+                stack(p + "ffn_down_exps", self.hidden, self.expert_ffn, 2 * self.expert_ffn**-0.5)
+                if self.shared:
+                    matrix(p + "ffn_gate_shexp", self.shared, self.hidden, self.hidden**-0.5)
+                    matrix(p + "ffn_up_shexp", self.shared, self.hidden, self.hidden**-0.5)
+                    matrix(p + "ffn_down_shexp", self.hidden, self.shared, 2 * self.shared**-0.5)
+                if self.output_gate:
+                    vector(p + "ffn_gate_inp_shexp.weight", self.hidden, 0.0, 1.0)
             else:
-                matrix(p + "ffn_gate", self.ffn, self.hidden, self.hidden**-0.5)
-                matrix(p + "ffn_up", self.ffn, self.hidden, self.hidden**-0.5)
-            matrix(p + "ffn_down", self.hidden, self.ffn, 2 * self.ffn**-0.5)
-            if gemma:
-                vector(p + "post_ffw_norm.weight", self.hidden, 1.0, 0.5)
-        vector("output_norm.weight", self.hidden, 1.0, 0.5)
+                if self.arch == "phi3" or self.fused_ffn:
+                    matrix(p + "ffn_up", 2 * self.ffn, self.hidden, self.hidden**-0.5)
+                else:
+                    if self.gated:
+                        matrix(p + "ffn_gate", self.ffn, self.hidden, self.hidden**-0.5)
+                    matrix(p + "ffn_up", self.ffn, self.hidden, self.hidden**-0.5)
+                    if self.ffn_bias:
+                        vector(p + "ffn_up.bias", self.ffn, 0.1, 1.0)
+                matrix(p + "ffn_down", self.hidden, self.ffn, 2 * self.ffn**-0.5)
+                if self.ffn_bias:
+                    vector(p + "ffn_down.bias", self.hidden, 0.1, 1.0)
+            if gemma or self.after:
+                norm(p + "post_ffw_norm", self.hidden)
+        norm("output_norm", self.hidden)
         if not self.tied:
             matrix("output", VOCAB, self.hidden, 3 * self.hidden**-0.5)
+            if self.head_bias:
+                vector("output.bias", VOCAB, 0.0, 1.0)
         return out
 
     def metadata(self):
@@ -193,6 +260,15 @@ class Model:
             "attention.value_length": self.head_dim, "rope.dimension_count": self.rotated or self.head_dim,
             "rope.freq_base": 10000.0, "attention.layer_norm_rms_epsilon": 1e-5,
         }
+        if self.norm_bias or self.arch == "cohere2":
+            keys["attention.layer_norm_epsilon"] = 1e-5
+            del keys["attention.layer_norm_rms_epsilon"]
+        if self.learned:
+            del keys["rope.dimension_count"], keys["rope.freq_base"]
+        if self.experts:
+            keys |= {"expert_count": self.experts, "expert_feed_forward_length": self.expert_ffn}
+        if self.dense:
+            keys["leading_dense_block_count"] = self.dense
         return keys | self.keys
 
     def write(self, path, decoded=False, peer=False):
@@ -201,7 +277,9 @@ class Model:
         writer.add_name("random weights")  # a name with phi-3 in it makes llama.cpp look for its tokens
         for key, value in (self.metadata() | (self.peer_keys if peer else {})).items():
             key = f"{arch}.{key}"
-            if isinstance(value, str):
+            if isinstance(value, bool):
+                writer.add_bool(key, value)
+            elif isinstance(value, str):
                 writer.add_string(key, value)
             elif isinstance(value, list):
                 writer.add_array(key, value)
@@ -318,6 +396,72 @@ CASES = [
           keys={"attention.sliding_window": LOCAL_WINDOW}, **(QUANT | dict(ffn=256))),
     Model("phi3-q5_k", arch="phi3", kind=Type.Q5_K, **QUANT),
     Model("llama-far", positions=FAR, context=1280),
+    Model("mixtral", experts=8, expert_ffn=96, keys={"expert_used_count": 2}),
+    Model("mixtral-q4_k", experts=4, expert_ffn=256, kind=Type.Q4_K, keys={"expert_used_count": 1}, **(QUANT | dict(ffn=256))),
+    Model("qwen2moe", arch="qwen2moe", bias=("q", "k", "v"), hidden=128, experts=6, expert_ffn=40, shared=72,
+          output_gate=True, vocab="qwen2",
+          keys={"expert_used_count": 3, "expert_shared_feed_forward_length": 72}),
+    Model("qwen3moe", arch="qwen3moe", qk_norm="head", vocab="qwen2", experts=16, expert_ffn=48,
+          keys={"expert_used_count": 4}),
+    Model("qwen3moe-q8_0", arch="qwen3moe", qk_norm="head", vocab="qwen2", experts=32, expert_ffn=64, kind=Type.Q8_0,
+          keys={"expert_used_count": 8}),
+    Model("gpt-oss", arch="gpt-oss", bias=("q", "k", "v", "o"), sinks=True, ffn_norm="post_attention_norm", layers=4,
+          vocab="llama3", experts=6, expert_ffn=64, expert_bias=True,
+          keys={"expert_used_count": 2, "attention.sliding_window": LOCAL_WINDOW}),
+    Model("gpt-oss-mxfp4", arch="gpt-oss", bias=("q", "k", "v", "o"), sinks=True, ffn_norm="post_attention_norm",
+          vocab="llama3", experts=5, expert_ffn=96, expert_bias=True, kind=Type.MXFP4,
+          keys={"expert_used_count": 4, "attention.sliding_window": LOCAL_WINDOW}),
+    Model("olmoe", arch="olmoe", hidden=128, kv_heads=4, qk_norm="row", experts=8, expert_ffn=96, vocab="llama3",
+          keys={"expert_used_count": 3}),
+    Model("granite", arch="granite", tied=True, vocab="llama3",
+          keys={"logit_scale": 4.0, "residual_scale": 0.4, "embedding_scale": 3.0, "attention.scale": 0.11}),
+    Model("granitemoe", arch="granitemoe", experts=5, expert_ffn=96, vocab="llama3",
+          keys={"expert_used_count": 2, "logit_scale": 4.0, "residual_scale": 0.4, "embedding_scale": 3.0,
+                "attention.scale": 0.11}),
+    Model("glm4moe", arch="glm4moe", bias=("q", "k", "v"), rotated=16, layers=3, dense=1, experts=8, expert_ffn=48,
+          shared=48, selection_bias=True, ffn_norm="post_attention_norm", vocab="llama3",
+          keys={"expert_used_count": 3, "expert_shared_count": 1, "expert_weights_norm": True,
+                "expert_weights_scale": 1.5, "expert_gating_func": 2}),
+    Model("minimax-m2", arch="minimax-m2", qk_norm="row", rotated=16, experts=8, expert_ffn=96, selection_bias=True,
+          vocab="llama3", keys={"expert_used_count": 2, "expert_gating_func": 2}),
+    Model("ernie4_5-moe", arch="ernie4_5-moe", layers=3, dense=1, experts=6, expert_ffn=40, shared=80,
+          selection_bias=True, tied=True,
+          keys={"expert_used_count": 2, "interleave_moe_layer_step": 1, "expert_shared_feed_forward_length": 80}),
+    Model("hunyuan-moe", arch="hunyuan-moe", qk_norm="head", experts=8, expert_ffn=96, shared=96, vocab="llama3",
+          keys={"expert_used_count": 3, "expert_shared_feed_forward_length": 96}),
+    Model("deepseek", arch="deepseek", hidden=128, layers=3, dense=1, experts=8, expert_ffn=40, shared=80, vocab="llama3",
+          keys={"expert_used_count": 3, "expert_shared_count": 2, "expert_weights_scale": 1.0}),
+    Model("mistral3", arch="mistral3",
+          keys={"attention.temperature_scale": 0.3, "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
+                "rope.scaling.original_context_length": 24, "rope.scaling.yarn_log_multiplier": 1.0}),
+    Model("smollm3", arch="smollm3", layers=5, tied=True, vocab="llama3"),
+    Model("olmo2", arch="olmo2", hidden=128, before=False, after=True, qk_norm="row", vocab="llama3"),
+    Model("olmo3", arch="olmo2", hidden=128, before=False, after=True, qk_norm="row", layers=5, vocab="llama3",
+          keys={"attention.sliding_window": LOCAL_WINDOW, "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
+                "rope.scaling.original_context_length": 64}),
+    Model("seed_oss", arch="seed_oss", bias=("q", "k", "v"), head_dim=64, ffn_norm="post_attention_norm", vocab="llama3"),
+    Model("exaone4", arch="exaone4", hidden=128, before=False, after=True, qk_norm="head", vocab="llama3"),
+    Model("hunyuan-dense", arch="hunyuan-dense", qk_norm="head", tied=True, vocab="llama3"),
+    Model("ernie4_5", arch="ernie4_5", tied=True),
+    Model("glm4", arch="glm4", bias=("q", "k", "v"), after=True, fused_ffn=True, rotated=16, vocab="llama3"),
+    Model("cohere2", arch="cohere2", hidden=128, layers=5, ffn_norm=None, tied=True, vocab="llama3",
+          keys={"attention.sliding_window": LOCAL_WINDOW, "logit_scale": 0.25}),
+    # llama.cpp does not read the epsilon of this architecture.
+    Model("qwen2vl", arch="qwen2vl", hidden=128, bias=("q", "k", "v"), vocab="qwen2",
+          keys={"rope.dimension_sections": [4, 6, 6, 0], "attention.layer_norm_rms_epsilon": 1e-20}),
+    Model("qwen3vl", arch="qwen3vl", qk_norm="head", vocab="qwen2", keys={"rope.dimension_sections": [6, 5, 5, 0]}),
+    Model("qwen3vlmoe", arch="qwen3vlmoe", qk_norm="head", vocab="qwen2", experts=8, expert_ffn=48,
+          keys={"expert_used_count": 2, "rope.dimension_sections": [6, 5, 5, 0]}),
+    Model("nemotron", arch="nemotron", hidden=128, norm_bias=True, gated=False, rotated=16, vocab="llama3"),
+    Model("starcoder2", arch="starcoder2", hidden=128, norm_bias=True, gated=False, bias=("q", "k", "v", "o"),
+          ffn_bias=True, tied=True, vocab="llama3"),
+    Model("stablelm", arch="stablelm", hidden=128, norm_bias=True, rotated=8, vocab="llama3"),
+    Model("gpt2", arch="gpt2", hidden=128, kv_heads=4, norm_bias=True, gated=False, fused_qkv=True, bias=("o",),
+          ffn_bias=True, learned=True, trained=256, tied=True, vocab="llama3"),
+    Model("gptneox", arch="gptneox", hidden=128, kv_heads=4, norm_bias=True, gated=False, fused_qkv=True, bias=("o",),
+          ffn_bias=True, rotated=8, vocab="llama3", keys={"use_parallel_residual": True}),
+    Model("phi2", arch="phi2", hidden=128, kv_heads=4, norm_bias=True, gated=False, bias=("q", "k", "v", "o"),
+          ffn_bias=True, ffn_norm=None, head_bias=True, rotated=16, vocab="llama3"),
     Model("gemma3-far", arch="gemma3", head_dim=64, layers=3, tied=True, positions=FAR, context=1280,
           keys={"attention.sliding_window": 300, "attention.sliding_window_pattern": 2}),
 ]

@@ -32,7 +32,6 @@ mod olmo2;
 mod olmoe;
 mod phi2;
 mod phi3;
-mod phimoe;
 mod qwen2;
 mod qwen2moe;
 mod qwen3;
@@ -76,7 +75,6 @@ const ALL: &[&Definition] = &[
     &gpt_oss::DEF,
     &phi2::DEF,
     &phi3::DEF,
-    &phimoe::DEF,
     &smollm3::DEF,
     &granite::DEF,
     &granite::MOE,
