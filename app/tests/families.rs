@@ -106,9 +106,14 @@ fn check(file: &str, reference: &str, tolerance: f32, flips: f32) {
     let worst = differences.iter().copied().fold(0.0, f32::max);
     let mean = differences.iter().sum::<f32>() / differences.len() as f32;
     let count = differences.len();
-    println!("{file}: {mean:.4} off in the mean, {worst:.4} at most, {far} of {count} by more than {tolerance}");
+    println!(
+        "{file}: {mean:.4} off in the mean, {worst:.4} at most, {far} of {count} by more than {tolerance}"
+    );
     assert!(wrong == 0, "{file}: {wrong} tokens are not the reference's");
-    assert!(far as f32 <= flips * count as f32, "{file}: {far} of {count} steps are off by more than {tolerance}");
+    assert!(
+        far as f32 <= flips * count as f32,
+        "{file}: {far} of {count} steps are off by more than {tolerance}"
+    );
 }
 
 #[test]

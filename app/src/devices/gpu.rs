@@ -12,8 +12,7 @@ use std::{
 };
 
 use paguro_backend::{
-    Backend, Capacity, Held, KvDtype, Limits, LoadError, Matrix, Program, Runner, Weights,
-    excerpt,
+    Backend, Capacity, Held, KvDtype, Limits, LoadError, Matrix, Program, Runner, Weights, excerpt,
 };
 use paguro_backend_conformance::{CASES, Case};
 use paguro_backend_cpu::{Cpu, CpuOptions};

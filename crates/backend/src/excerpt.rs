@@ -67,7 +67,9 @@ impl References<'_> {
     fn layer(&mut self, layer: &mut Layer) {
         match &mut layer.mixer {
             Mixer::Attention(op) => {
-                [&mut op.q, &mut op.k, &mut op.v, &mut op.out].map(|linear| self.linear(linear));
+                for linear in [&mut op.q, &mut op.k, &mut op.v, &mut op.out] {
+                    self.linear(linear);
+                }
                 let qk_norms = op.qk_norm.iter_mut().flat_map(|norm| [&mut norm.q, &mut norm.k]);
                 let norms = op.norm.iter_mut().chain(&mut op.post_norm).chain(qk_norms);
                 norms.for_each(|norm| self.norm(norm));
@@ -81,8 +83,9 @@ impl References<'_> {
                 op.norm.iter_mut().chain(&mut op.post_norm).for_each(|norm| self.norm(norm));
             }
             FeedForward::Experts(op) => {
-                let linears = [&mut op.router.linear, &mut op.gate, &mut op.up, &mut op.down];
-                linears.map(|linear| self.linear(linear));
+                for linear in [&mut op.router.linear, &mut op.gate, &mut op.up, &mut op.down] {
+                    self.linear(linear);
+                }
                 op.router.selection_bias.iter_mut().for_each(|bias| (self.vector)(bias));
                 if let Some(shared) = &mut op.shared {
                     let linears = [&mut shared.gate, &mut shared.up, &mut shared.down].into_iter();

@@ -63,10 +63,7 @@ fn architectures_are_named_with_what_is_supported() {
 
 #[test]
 fn features_are_named() {
-    check(
-        set("llama.expert_count", Value::U32(8)),
-        expect!["the metadata has no `llama.expert_used_count`"],
-    );
+    check(set("llama.expert_count", Value::U32(8)), expect!["the metadata has no `llama.expert_used_count`"]);
     check(
         set("llama.rope.scaling.type", Value::String("ntk".to_owned())),
         expect![

@@ -1,5 +1,5 @@
 use paguro_backend::{
-    AttentionMode, Attention, Capacity, FeedForward, KernelCount, KvDtype, LoadError, Mixer, PageMove,
+    Attention, AttentionMode, Capacity, FeedForward, KernelCount, KvDtype, LoadError, Mixer, PageMove,
     StepError, Ticket, WeightFormat, excerpt, reference::Reference,
 };
 use paguro_backend_conformance::ModelShape;
