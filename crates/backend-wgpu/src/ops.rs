@@ -168,6 +168,8 @@ impl Program {
             return Err(LoadError::BadProgram("there are no layers".into()));
         };
         let shape = lowering.shape(first)?;
+        // Kinds of layers before their options: the refusal that tells most.
+        program.layers.iter().try_for_each(|layer| lowering.shape(layer).map(|_| ()))?;
         let [group, ..] = &program.kv.groups[..] else {
             return Err(LoadError::BadProgram("no groups of K and V".into()));
         };
@@ -229,8 +231,9 @@ impl Lowering<'_> {
 
     fn layer(&self, layer: &Layer, ops: &mut Vec<Op>) -> Result<(), LoadError> {
         self.require(layer.residual == Residual::Sequential, "parallel branches")?;
-        self.require(layer.branch_scale == 1.0, "a scale of branches")?;
         let (attention, dense) = self.parts(layer)?;
+        self.norm(attention.norm)?;
+        self.require(layer.branch_scale == 1.0, "a scale of branches")?;
         let Attention { q, k, v, qk_norm, rope, position_scale, scale, soft_cap, sinks, kv, out, .. } =
             attention;
         self.require(position_scale.is_none(), "a scale of queries by their position")?;

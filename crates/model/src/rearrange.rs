@@ -245,7 +245,7 @@ mod tests {
     #[test]
     fn blocks_and_exponents_are_joined() {
         // Two rows of one block; the second one is wanted. Element i is i % 16.
-        let nibbles: Vec<u8> = (0..16).map(|i| (2 * i % 16) | (2 * i + 1) % 16 << 4).collect();
+        let nibbles: Vec<u8> = (0..16).map(|i| (2 * i % 16) | (((2 * i + 1) % 16) << 4)).collect();
         let blocks = Bytes::from([vec![0; 16], nibbles].concat());
         let scales = Bytes::from(vec![1, 2]);
         let split =
