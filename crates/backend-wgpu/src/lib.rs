@@ -187,7 +187,8 @@ impl Gpu {
     /// As [`Backend::load`], but for what a compiler says.
     pub fn lower(&self, program: &Program, weights: &Weights, limits: &Limits) -> Result<(), LoadError> {
         program.check(weights)?;
-        lower::Lowering::new(&self.device, program, weights, limits)?.lower().map(|_| ())
+        let fused = ops::Program::new(program, &self.device.name)?;
+        lower::Lowering::new(&self.device, &fused, weights, limits)?.lower().map(|_| ())
     }
 
     /// Name and source of every kernel that was compiled for the models loaded so far.

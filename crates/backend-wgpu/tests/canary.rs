@@ -21,7 +21,14 @@ const LIMITS: Limits = Limits {
 /// Tokens of a prompt, of a step with a moved page, and of two steps of which the second is submitted before the first is collected.
 fn tokens(runner: &mut dyn Runner) -> Result<Vec<u32>, StepError> {
     let params = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
-    let request = SampleRequest { params: &params, draw: 0, history: &[], mask: None, logprobs: None };
+    let request = SampleRequest {
+        params: &params,
+        draw: 0,
+        history: &[],
+        prompt_tokens: 0,
+        mask: None,
+        logprobs: None,
+    };
     let submit = |runner: &mut dyn Runner, tokens: &[u32], start: usize, page: u32, carried: &[Carried]| {
         let outputs = [Output { row: tokens.len() - 1, want: Want::Sample(request) }];
         let sequences = [StepSequence { rows: 0..tokens.len(), start, tables: 0..1 }];

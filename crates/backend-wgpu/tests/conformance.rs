@@ -91,7 +91,7 @@ mod apple {
         APPLE.as_ref().map(|gpu| subject(gpu, KvDtype::F16))
     }
 
-    paguro_backend::conformance!(maybe subject_of_apple(); only format_q4_k);
+    paguro_backend_conformance::conformance!(maybe subject_of_apple(); only format_q4_k);
 }
 
 /// Every kernel with cooperative matrices, as plain code, where software plays a GPU: a real one has matrices, or no use for this, and

@@ -1,6 +1,8 @@
 //! Sampling: tables for each value's meaning, a slow and obvious second implementation, distributions, and input
 //! that should not exist.
 
+use std::sync::Arc;
+
 use expect_test::{Expect, expect};
 use paguro_backend::{
     SampleRequest, Sampled, SamplingParams, TokenMask,
@@ -571,6 +573,10 @@ fn values_without_a_meaning_are_named() {
         penalty_window: Some(0),
         logit_bias: vec![(99, -INF)],
         seed: 1,
+        top_n_sigma: 0.5,
+        xtc_probability: 1.0,
+        xtc_threshold: 0.0,
+        dry: Dry { multiplier: 0.8, base: 1.0, allowed_length: 0, window: Some(0), breakers: Arc::from([3]) },
     };
     check(all, expect!["fine"]);
     check(

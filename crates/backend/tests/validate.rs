@@ -1,5 +1,7 @@
 //! Broken steps, each with the message that names what is wrong.
 
+use std::sync::LazyLock;
+
 use expect_test::{Expect, expect};
 use paguro_backend::{
     AttentionMode, Embed, Head, KvDtype, KvGroup, KvLayout, Limits, Linear, MatrixId, Norm, NormKind, Output,
@@ -15,25 +17,13 @@ struct Owned {
     outputs: Vec<Output<'static>>,
 }
 
-const fn at_temperature(temperature: f32) -> SamplingParams {
-    SamplingParams {
-        temperature,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        frequency_penalty: 0.0,
-        presence_penalty: 0.0,
-        penalty_window: None,
-        logit_bias: Vec::new(),
-        seed: 0,
-    }
-}
-static GREEDY: SamplingParams = at_temperature(0.0);
-static BROKEN: SamplingParams = at_temperature(f32::NAN);
+static GREEDY: LazyLock<SamplingParams> = LazyLock::new(SamplingParams::default);
+static BROKEN: LazyLock<SamplingParams> =
+    LazyLock::new(|| SamplingParams { temperature: f32::NAN, ..SamplingParams::default() });
 
-const REQUEST: SampleRequest<'static> =
-    SampleRequest { params: &GREEDY, draw: 0, history: &[], prompt_tokens: 0, mask: None, logprobs: None };
+fn request() -> SampleRequest<'static> {
+    SampleRequest { params: &GREEDY, draw: 0, history: &[], prompt_tokens: 0, mask: None, logprobs: None }
+}
 
 fn mask<const N: usize>(bits: [u32; N]) -> Option<&'static TokenMask> {
     Some(Box::leak(Box::new(TokenMask::new(bits))))
@@ -49,8 +39,8 @@ fn valid() -> Owned {
         ],
         pages: vec![1, 2, 3, 4, /**/ 5, 6, 7, 0, 8, 9],
         outputs: vec![
-            Output { row: 4, want: Want::Sample(REQUEST) },
-            Output { row: 4, want: Want::Sample(SampleRequest { mask: mask([0, 1, 0]), ..REQUEST }) },
+            Output { row: 4, want: Want::Sample(request()) },
+            Output { row: 4, want: Want::Sample(SampleRequest { mask: mask([0, 1, 0]), ..request() }) },
             Output { row: 5, want: Want::Logits },
             Output { row: 0, want: Want::Score { token: 69, top: 0 } },
         ],
@@ -244,32 +234,32 @@ fn outputs() {
         expect!["invalid step: output 3: token 70 of 70 does not exist"],
     );
     check(
-        |step| step.outputs[1] = sample(SampleRequest { mask: mask([1, 1]), ..REQUEST }),
+        |step| step.outputs[1] = sample(SampleRequest { mask: mask([1, 1]), ..request() }),
         expect!["invalid step: output 1: a mask of 2 words, not 3 for 70 tokens"],
     );
     check(
-        |step| step.outputs[1] = sample(SampleRequest { mask: mask([0, 0, 0]), ..REQUEST }),
+        |step| step.outputs[1] = sample(SampleRequest { mask: mask([0, 0, 0]), ..request() }),
         expect!["invalid step: output 1: a mask that allows nothing"],
     );
     // Token 70 does not exist.
     check(
-        |step| step.outputs[1] = sample(SampleRequest { mask: mask([0, 0, 64]), ..REQUEST }),
+        |step| step.outputs[1] = sample(SampleRequest { mask: mask([0, 0, 64]), ..request() }),
         expect!["invalid step: output 1: a mask that allows nothing"],
     );
     check(
-        |step| step.outputs[1] = sample(SampleRequest { mask: mask([0, 0, 32]), ..REQUEST }),
+        |step| step.outputs[1] = sample(SampleRequest { mask: mask([0, 0, 32]), ..request() }),
         expect!["valid"],
     );
     // One that is not known yet is not waited for.
     check(
         |step| {
             let unknown = Box::leak(Box::new(TokenMask::default()));
-            step.outputs[1] = sample(SampleRequest { mask: Some(unknown), ..REQUEST });
+            step.outputs[1] = sample(SampleRequest { mask: Some(unknown), ..request() });
         },
         expect!["valid"],
     );
     check(
-        |step| step.outputs[0] = sample(SampleRequest { params: &BROKEN, ..REQUEST }),
+        |step| step.outputs[0] = sample(SampleRequest { params: &BROKEN, ..request() }),
         expect!["invalid step: output 0: temperature must be finite, 0 or more, not NaN"],
     );
 }
