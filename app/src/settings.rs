@@ -135,7 +135,7 @@ pub fn colors_on_errors() -> bool {
 }
 
 /// Variables that are read elsewhere than by a flag: `main`'s own, the GPU backend's, and those of builds and tests.
-const MORE_VARIABLES: [&str; 15] = [
+const MORE_VARIABLES: [&str; 16] = [
     "PAGURO_HOME",
     "PAGURO_COOPERATIVE",
     "PAGURO_HAND_OVER",
@@ -147,6 +147,7 @@ const MORE_VARIABLES: [&str; 15] = [
     "PAGURO_SCHEMAS_SEED",
     "PAGURO_EXPECT_ISA",
     "PAGURO_EXPECTED_TEXTS",
+    "PAGURO_METAL_TEXT",
     "PAGURO_FUZZ_CASE",
     "PAGURO_FUZZ_SECONDS",
     "PAGURO_FUZZ_SEED",

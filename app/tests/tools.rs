@@ -88,8 +88,9 @@ fn inspect_shows_what_cannot_run() {
     let file = file.to_str().unwrap();
     let value = run(&["inspect", "--json", file]).json();
     assert_eq!(value["supported"], false);
-    assert!(value["problem"].as_str().unwrap().contains("gpt2"), "{}", value["problem"]);
-    assert!(run(&["inspect", file]).ok().contains("runs          no: architecture `gpt2` is not supported"));
+    assert!(value["problem"].as_str().unwrap().contains("no tensors"), "{}", value["problem"]);
+    let text = run(&["inspect", file]).ok();
+    assert!(text.contains("runs          no: ") && text.contains("the file has no tensors"), "{text}");
     // Its tokenizer is of use all the same.
     assert_eq!(run(&["tokenize", "--ids", "-m", file, "Hello world"]).ok(), "15496 995\n");
 }

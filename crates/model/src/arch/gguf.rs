@@ -19,6 +19,9 @@ pub(crate) fn config(
 ) -> Result<Config, ModelError> {
     let definition = Definition::from_gguf(metadata.require_str("general.architecture")?)?;
     let count = tensors.len();
+    if count == 0 {
+        return Err(ModelError::Config("the file has no tensors, only a tokenizer or settings".to_owned()));
+    }
     let mut keys = Keys { metadata, definition, tensors };
     keys.refuse_unsupported()?;
 
