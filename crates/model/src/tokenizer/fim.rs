@@ -173,10 +173,10 @@ mod tests {
 
     use super::*;
 
-    /// A tokenizer of bytes with these control tokens.
+    /// A tokenizer of bytes with these control tokens, whose ids begin at 100.
     fn tokenizer(names: &[&str]) -> Tokenizer {
-        let vocab: BTreeMap<_, _> =
-            (b'!'..=b'~').map(|byte| (char::from(byte).to_string(), byte - b'!')).collect();
+        let bytes = (b'!'..=b'~').map(|byte| (char::from(byte).to_string(), byte - b'!'));
+        let vocab: BTreeMap<_, _> = bytes.chain((94..100).map(|id| (format!("unused {id}"), id))).collect();
         let added: Vec<Value> = (100..)
             .zip(names)
             .map(|(id, name)| {
