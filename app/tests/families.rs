@@ -2,6 +2,8 @@
 //! greedy texts with the five best logits of every step.
 
 mod common;
+#[path = "families/folders.rs"]
+mod folders;
 
 use std::{fs, path::Path};
 
@@ -81,18 +83,17 @@ fn logits(backend: &dyn Backend, model: &Model, run: &Run, chunk: usize) -> Vec<
 }
 
 /// The best logits are those of the reference within `tolerance`, but for a part `flips` of the steps, in which rounding
-/// chose another expert; and the best token is the reference's wherever it leads by more.
-fn check(file: &str, reference: &str, tolerance: f32, flips: f32) {
-    let Some((file_path, reference)) =
-        shared(&format!("model/families/{file}")).zip(shared(&format!("model/families/{reference}")))
-    else {
-        return;
-    };
-    let model = Model::open(&file_path, &LoadOptions::default()).unwrap();
-    let cpu = Cpu::new(CpuOptions { poison: true, ..CpuOptions::default() });
+/// chose another expert; and the best token is the reference's wherever it leads by more. Rows come in chunks of 64.
+fn check(backend: &dyn Backend, file: &Path, reference: &str, tolerance: f32, flips: f32) {
+    let Some(reference) = shared(&format!("model/families/{reference}")) else { return };
+    check_runs(backend, file, &runs(&reference), 64, tolerance, flips);
+}
+
+fn check_runs(backend: &dyn Backend, file: &Path, runs: &[Run], chunk: usize, tolerance: f32, flips: f32) {
+    let model = Model::open(file, &LoadOptions::default()).unwrap();
     let (mut differences, mut wrong) = (Vec::new(), 0);
-    for run in runs(&reference) {
-        let all = logits(&cpu, &model, &run, 64);
+    for run in runs {
+        let all = logits(backend, &model, run, chunk);
         for (step, (logits, top)) in all.iter().zip(&run.top).enumerate() {
             let off = top.iter().map(|&(id, logit)| (logits[id as usize] - logit).abs());
             let off = off.fold(0.0, f32::max);
@@ -105,30 +106,89 @@ fn check(file: &str, reference: &str, tolerance: f32, flips: f32) {
     let far = differences.iter().filter(|&&off| off > tolerance).count();
     let worst = differences.iter().copied().fold(0.0, f32::max);
     let mean = differences.iter().sum::<f32>() / differences.len() as f32;
-    let count = differences.len();
+    let (count, file, backend) = (differences.len(), file.display(), backend.name());
     println!(
-        "{file}: {mean:.4} off in the mean, {worst:.4} at most, {far} of {count} by more than {tolerance}"
+        "{file} on {backend}: {mean:.4} off in the mean, {worst:.4} at most, {far} of {count} by more than {tolerance}"
     );
-    assert!(wrong == 0, "{file}: {wrong} tokens are not the reference's");
+    assert!(wrong == 0, "{file} on {backend}: {wrong} tokens are not the reference's");
     assert!(
         far as f32 <= flips * count as f32,
-        "{file}: {far} of {count} steps are off by more than {tolerance}"
+        "{file} on {backend}: {far} of {count} steps are off by more than {tolerance}"
     );
 }
 
+fn cpu() -> Cpu {
+    Cpu::new(CpuOptions { poison: true, ..CpuOptions::default() })
+}
+
+const QWEN3MOE: &str = "model/families/tales-qwen3moe-Q8_0.gguf";
+const GPT_OSS: &str = "model/families/tales-gptoss-MXFP4.gguf";
+
 #[test]
 fn qwen3moe_tells_its_stories() {
-    check("tales-qwen3moe-Q8_0.gguf", "qwen3moe-reference.json", 0.5, 0.02);
+    let Some(file) = shared(QWEN3MOE) else { return };
+    check(&cpu(), &file, "qwen3moe-reference.json", 0.5, 0.02);
+}
+
+/// The same weights in half precision, from a folder.
+#[test]
+fn qwen3moe_tells_its_stories_from_a_folder() {
+    let Some(folder) = folders::qwen3moe() else { return };
+    check(&cpu(), &folder, "qwen3moe-reference.json", 0.5, 0.02);
 }
 
 /// Float16 weights: exactly those of the reference.
 #[test]
 fn gpt_oss_tells_its_stories_from_a_folder() {
-    check("gptoss-hf", "gptoss-hf/reference.json", 0.02, 0.01);
+    let Some(folder) = shared("model/families/gptoss-hf") else { return };
+    check(&cpu(), &folder, "gptoss-hf/reference.json", 0.02, 0.01);
 }
 
 /// Experts in four bits say other things; what they say is near.
 #[test]
 fn gpt_oss_tells_its_stories_in_mxfp4() {
-    check("tales-gptoss-MXFP4.gguf", "gptoss-hf/reference.json", 3.0, 0.1);
+    let Some(file) = shared(GPT_OSS) else { return };
+    check(&cpu(), &file, "gptoss-hf/reference.json", 3.0, 0.1);
+}
+
+/// A folder with experts in MXFP4 says what the GGUF file says whose experts are the same.
+#[test]
+fn gpt_oss_in_mxfp4_is_the_same_from_a_folder() {
+    let Some((file, folder)) = shared(GPT_OSS).zip(folders::gpt_oss_mxfp4()) else { return };
+    let Some(reference) = shared("model/families/gptoss-hf/reference.json") else { return };
+    let run = &runs(&reference)[0];
+    let [file, folder] = [file, folder].map(|path| {
+        let model = Model::open(&path, &LoadOptions::default()).unwrap();
+        logits(&cpu(), &model, run, 64)
+    });
+    // The file's other matrices have eight bits, and so have activations that they are multiplied with.
+    let differences = file.iter().flatten().zip(folder.iter().flatten()).map(|(a, b)| (a - b).abs());
+    let worst = differences.fold(0.0, f32::max);
+    println!("{worst:.4} apart at most");
+    assert!(worst < 0.5, "{worst}");
+}
+
+/// The same on this machine's first GPU, which may be a processor that plays one.
+#[cfg(any(feature = "gpu", target_os = "macos"))]
+mod gpu {
+    use super::{common::gpu, *};
+
+    fn check_on_gpu(file: &str, reference: &str, tolerance: f32, flips: f32) {
+        let (Some(gpu), Some(file)) = (gpu(), shared(file)) else { return };
+        let Some(reference) = shared(&format!("model/families/{reference}")) else { return };
+        let runs = runs(&reference);
+        check_runs(&gpu, &file, &runs, 64, tolerance, flips);
+        // Each token in a step of its own.
+        check_runs(&gpu, &file, &runs[..1], 1, tolerance, flips);
+    }
+
+    #[test]
+    fn qwen3moe_tells_its_stories_on_a_gpu() {
+        check_on_gpu(QWEN3MOE, "qwen3moe-reference.json", 0.5, 0.02);
+    }
+
+    #[test]
+    fn gpt_oss_tells_its_stories_on_a_gpu() {
+        check_on_gpu(GPT_OSS, "gptoss-hf/reference.json", 3.0, 0.1);
+    }
 }

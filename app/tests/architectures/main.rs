@@ -6,6 +6,7 @@
 #[cfg(any(feature = "gpu", target_os = "macos"))]
 #[path = "../common/mod.rs"]
 mod common;
+mod hf;
 mod weights;
 
 use std::path::Path;
@@ -40,6 +41,13 @@ fn logits_equal_those_of_llama_cpp() {
     let cpu = Cpu::new(CpuOptions { poison: true, ..CpuOptions::default() });
     let reference = Reference { poison: Some(7), ..Reference::default() };
     compare(&[(&reference, false), (&cpu, true)]);
+}
+
+#[test]
+fn logits_equal_those_of_transformers() {
+    let cpu = Cpu::new(CpuOptions { poison: true, ..CpuOptions::default() });
+    let reference = Reference { poison: Some(7), ..Reference::default() };
+    hf::compare(&[(&reference, false), (&cpu, true)]);
 }
 
 /// A model, and what llama.cpp made of it.
@@ -214,6 +222,13 @@ mod gpu {
     fn logits_on_a_gpu_equal_those_of_llama_cpp() {
         if let Some(gpu) = gpu() {
             compare(&[(&gpu, true)]);
+        }
+    }
+
+    #[test]
+    fn logits_on_a_gpu_equal_those_of_transformers() {
+        if let Some(gpu) = gpu() {
+            hf::compare(&[(&gpu, true)]);
         }
     }
 

@@ -79,7 +79,7 @@ fn bits(name: &str, count: usize) -> impl Iterator<Item = u64> + use<> {
 }
 
 /// In `[-0.5, 0.5)`, with 24 bits.
-fn uniform(name: &str, count: usize) -> impl Iterator<Item = f32> + use<> {
+pub fn uniform(name: &str, count: usize) -> impl Iterator<Item = f32> + use<> {
     bits(name, count).map(|bits| (bits >> 40) as f32 / 16_777_216.0 - 0.5)
 }
 

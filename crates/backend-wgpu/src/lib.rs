@@ -219,7 +219,7 @@ impl Backend for Gpu {
 
     fn held(&self, matrix: &Matrix) -> Held {
         let words = Layout::of(matrix.format).row_words(matrix.cols.div_ceil(BLOCK));
-        let bytes = 4 * matrix.rows * words.iter().sum::<usize>();
+        let bytes = 4 * matrix.parts * matrix.rows * words.iter().sum::<usize>();
         Held { bytes, converted_to: Layout::converts(matrix.format) }
     }
 

@@ -2,6 +2,7 @@
 
 mod attention;
 mod coop_attention;
+mod experts;
 mod fused;
 mod handed_parts;
 mod hands;
@@ -12,9 +13,9 @@ mod products;
 
 use std::{collections::HashMap, sync::Arc};
 
-use paguro_backend::{AttentionMode, Limits, Linear, LoadError, MatrixId, VectorId, Weights};
+use paguro_backend::{AttentionMode, Limits, Linear, LoadError, MatrixId, Norm, VectorId, Weights};
 
-use crate::ops::{Norm, Op, Program};
+use crate::ops::{Op, Program};
 
 use crate::{
     adapter::LEAST_THREADS,
@@ -27,7 +28,8 @@ use crate::{
     template::{Constants, Value},
 };
 
-use Value::U;
+use Value::{F, U};
+use experts::Room;
 use handed_parts::HandedParts;
 use hands::Hands;
 use launch::Way;
@@ -59,21 +61,33 @@ struct Place {
     first: usize,
 }
 
-/// What becomes of a product.
+/// What becomes of a product: it is scaled, capped, and stored or added.
 #[derive(Clone, Copy)]
-enum Store {
-    Write,
-    Add,
-    Cap(f32),
+struct Store {
+    scale: f32,
+    cap: Option<f32>,
+    adds: bool,
 }
 
 impl Store {
+    const WRITE: Self = Self { scale: 1.0, cap: None, adds: false };
+
+    fn add(scale: f32) -> Self {
+        Self { scale, adds: true, ..Self::WRITE }
+    }
+
     fn constants(&self) -> Constants {
-        match *self {
-            Self::Write => vec![],
-            Self::Add => vec![("ADD", U(1))],
-            Self::Cap(cap) => vec![("CAP", U(1)), ("SOFT_CAP", Value::F(cap))],
+        let mut constants = vec![];
+        if self.scale != 1.0 {
+            constants.extend([("SCALED", U(1)), ("SCALE", F(self.scale))]);
         }
+        if let Some(cap) = self.cap {
+            constants.extend([("CAP", U(1)), ("SOFT_CAP", F(cap))]);
+        }
+        if self.adds {
+            constants.push(("ADD", U(1)));
+        }
+        constants
     }
 }
 
@@ -91,8 +105,8 @@ enum Acts {
 enum Before {
     /// The residual stream with everything added to it.
     Added,
-    /// The same, and in steps of one row its activations but for the norm's factor.
-    Emitted,
+    /// The same, and in steps of one row its activations but for the factor of the norm, which has this epsilon.
+    Emitted(f32),
     /// A product that is still to be normed and added.
     Pending(Norm),
 }
@@ -115,6 +129,7 @@ fn tiling(device: &Device, program: &Program, limits: &Limits) -> Tiling {
         heads: tile_heads,
         workgroups: kv_heads * head_tiles,
         emits: dim.is_multiple_of(BLOCK),
+        sinks: program.has_sinks(),
         parts,
         // No device says how many it runs side by side: on each of an H200's 132 processors two, or three smaller ones.
         busy: match few {
@@ -131,12 +146,13 @@ fn activation_words(device: &Device, program: &Program, limits: &Limits) -> (usi
     let widths = [program.hidden, program.heads * program.kv.head_dim, program.ffn];
     let widest = widths.map(|width| width.div_ceil(BLOCK)).into_iter().max().unwrap_or(1);
     let rows = limits.max_rows.max(LOGIT_ROWS);
+    let of_experts = Room::of(device, program, limits).act_blocks;
     // Cooperative matrices take whole tiles, also of rows and blocks that nobody has made.
     let halves = match device.cooperative {
         None => 0,
         Some(_) => (rows.next_multiple_of(kernels::MOST_ROWS) * widest + BLOCK) * 16,
     };
-    (rows * widest, halves)
+    ((rows * widest).max(of_experts), halves)
 }
 
 /// Bytes of all buffers beside weights and pages. A test holds it to what a load allocates.
@@ -153,7 +169,9 @@ pub fn buffer_bytes(device: &Device, program: &Program, limits: &Limits) -> u64 
     let (blocks, halves) = activation_words(device, program, limits);
     let pairs: usize = program.ropes.iter().map(|rope| rope.frequencies.len()).sum();
     let turns = 2 * pairs * (limits.max_context.div_ceil(256) + 256);
-    let products = rows * ((q + 2 * kv).max(2 * ffn) + (q.max(kv) + kv).max(ffn) + kv);
+    let room = Room::of(device, program, limits);
+    let products = room.scratch(rows, [q, kv, ffn]).iter().sum::<usize>();
+    let branch = if program.has_joins() { rows * hidden } else { 0 };
     // Twice, where steps of many rows leave parts that are not handed over.
     let copies = 1 + usize::from(tiling.wide.is_some() && handed_parts::hands_parts(device, limits, &tiling));
     let parts = copies * tiling.parts * heads * (dim + 4);
@@ -172,6 +190,8 @@ pub fn buffer_bytes(device: &Device, program: &Program, limits: &Limits) -> u64 
         + 2 * (blocks * 42 + 2 * halves)
         + turns
         + products
+        + branch
+        + room.words()
         + parts
         + sampling
         + gathered
@@ -198,6 +218,10 @@ pub struct Lowering<'a> {
     tokens: wgpu::Buffer,
     x: wgpu::Buffer,
     y: wgpu::Buffer,
+    /// The feed-forward network's branch, where it waits for the other one.
+    branch: Option<wgpu::Buffer>,
+    /// Buffers of mixtures of experts.
+    experts: Option<experts::Buffers>,
     /// Activations of products: quants, scales, floats.
     acts: [wgpu::Buffer; 3],
     /// Those that norms make.
@@ -274,21 +298,22 @@ impl<'a> Lowering<'a> {
         // Those that are handed over have a buffer of their own.
         let are_handed = handed_parts::hands_parts(device, limits, &tiling);
         let left_parts = if are_handed && tiling.wide.is_none() { 0 } else { parts };
+        let room = Room::of(device, program, limits);
+        let words = room.scratch(rows, [q, kv, ffn]);
+        let scratch = |index: usize| buffer(words[index], "products");
         let mut lowering = Self {
             step: buffer(plan::words(&program.kv, limits, tiling), "steps")?,
             x: buffer(rows * hidden, "the residual stream")?,
             y: buffer(rows * hidden, "products")?,
+            branch: program.has_joins().then(|| buffer(rows * hidden, "a branch")).transpose()?,
+            experts: room.buffers(device)?,
             acts: acts()?,
             normed: acts()?,
             squares: buffer(hidden.div_ceil(4 * BLOCK) * 4, "squares")?,
             factors: buffer(rows.max(LOGIT_ROWS), "factors")?,
             zero: buffer(1, "zero")?,
             act_blocks: blocks,
-            scratch: [
-                buffer(rows * (q + 2 * kv).max(2 * ffn), "products")?,
-                buffer(rows * (q.max(kv) + kv).max(ffn), "products")?,
-                buffer(rows * kv, "products")?,
-            ],
+            scratch: [scratch(0)?, scratch(1)?, scratch(2)?],
             queries: buffer(rows * q, "queries")?,
             part_sums: buffer(left_parts * q, "partial attention")?,
             // The last word is `gave_up` in `hand.wgsl`.
@@ -331,26 +356,36 @@ impl<'a> Lowering<'a> {
         for (index, op) in ops.iter().enumerate() {
             let next = ops.get(index + 1);
             match op {
-                Op::Embed(op) => self.embed(op.table, op.scale, &mut body)?,
+                Op::Embed(op) => self.embed(op, &mut body)?,
                 Op::NormQkvRopeStore(op) => {
-                    self.norm(&op.norm, before, &[&op.q, &op.k, &op.v], &mut body)?;
+                    self.norm(op.norm, before, &[&op.q, &op.k, &op.v], &mut body)?;
                     self.queries_keys_values(op, before, &mut body)?;
                 }
                 Op::Attend(op) => {
                     let Some(Op::ProjectAdd(next)) = next else { return Err(self.order()) };
                     self.attend(op, &next.project, &mut body)?;
-                    self.merge(&next.project, &mut body)?;
+                    self.merge(&next.project, op.sinks, &mut body)?;
                 }
                 Op::ProjectAdd(op) => {
-                    before = self.add(&op.project, false, op.post_norm, next, &mut body)?;
+                    let y = self.y.clone();
+                    before = self.add(&op.project, false, &op.add, y, next, &mut body)?;
                 }
                 Op::NormGateUp(op) => {
                     let Some(Op::DownAdd(next)) = next else { return Err(self.order()) };
-                    self.norm(&op.norm, before, &[&op.gate, &op.up], &mut body)?;
+                    let linears: Vec<&Linear> = op.gate.iter().chain([&op.up]).collect();
+                    self.norm(op.norm, before, &linears, &mut body)?;
                     floats = self.gate_and_up(op, before, &next.down, &mut body)?;
                 }
+                Op::Experts(op) => before = self.experts(op, before, &mut body)?,
+                Op::Join(op) => {
+                    let (y, branch) = (self.y.clone(), self.own_branch());
+                    self.add_branch(&op.mixer, &y, &mut body)?;
+                    self.add_branch(&op.ffn, &branch, &mut body)?;
+                    before = Before::Added;
+                }
                 Op::DownAdd(op) => {
-                    before = self.add(&op.down, floats, op.post_norm, next, &mut body)?;
+                    let to = if op.add.waits { self.own_branch() } else { self.y.clone() };
+                    before = self.add(&op.down, floats, &op.add, to, next, &mut body)?;
                     if let Some(hands) = &mut self.hands {
                         hands.layer += 1;
                     }
@@ -361,9 +396,14 @@ impl<'a> Lowering<'a> {
         let op = head.ok_or_else(|| self.order())?;
         if let Before::Pending(_) = before {
             // The last layer's: its own norm serves nobody, but its sum is what outputs start from.
-            self.norm(&op.norm, before, &[&op.head], &mut body)?;
+            self.norm(Some(op.norm), before, &[&op.head], &mut body)?;
         }
         self.finish(body, before, op)
+    }
+
+    /// Where the feed-forward network's branch waits for the other one.
+    fn own_branch(&self) -> wgpu::Buffer {
+        self.branch.clone().expect("programs with such branches have the buffer")
     }
 
     fn order(&self) -> LoadError {

@@ -37,6 +37,8 @@ pub enum Order {
     Joined,
     /// A row of each of them in turn.
     InTurn,
+    /// Of stacks of so many matrices each: the first matrix of every stack, one after the other, then the second ones.
+    Stacked(usize),
     /// One after the other; the first so many consist of heads whose pairs for rotation, so many of each head, lie half a head
     /// apart: what becomes of two pairs lies together, as `rotate.wgsl` says.
     Together {
@@ -55,6 +57,13 @@ impl Order {
         let all = |matrix: usize| (0..rows[matrix]).map(move |row| (matrix, row));
         match self {
             Self::Joined => (0..rows.len()).flat_map(all).collect(),
+            Self::Stacked(parts) => {
+                let of = |part: usize, matrix: usize| part * rows[matrix]..(part + 1) * rows[matrix];
+                let of = |part: usize| {
+                    (0..rows.len()).flat_map(move |matrix| of(part, matrix).map(move |row| (matrix, row)))
+                };
+                (0..parts).flat_map(of).collect()
+            }
             Self::InTurn => (0..rows[0]).flat_map(|row| (0..rows.len()).map(move |m| (m, row))).collect(),
             Self::Together { matrices, head_dim, pairs } => {
                 let in_head = |at: usize| match at < 2 * pairs {
@@ -83,12 +92,15 @@ impl DeviceMatrix {
         let rows: Vec<(&Matrix, usize)> =
             order.rows(&counts).into_iter().map(|(matrix, row)| (sources[matrix], row)).collect();
         let words = layout.row_words(blocks);
-        let most = device.binding_limit() as usize / 4 / words.iter().max().unwrap_or(&1);
+        // A part has whole matrices of stacks.
+        let whole = if let Order::Stacked(_) = order { counts.iter().sum() } else { 1 };
+        let most = device.binding_limit() as usize / 4 / words.iter().max().unwrap_or(&1) / whole * whole;
         if most == 0 {
+            let what = if whole == 1 { "a row" } else { "an expert" };
             return Err(LoadError::OutOfMemory {
                 device: device.name.clone(),
-                what: format!("a row of `{}`", sources[0].name),
-                needed: words[0] as u64 * 4,
+                what: format!("{what} of `{}`", sources[0].name),
+                needed: (whole * words[0]) as u64 * 4,
             });
         }
         let mut parts = Vec::new();
@@ -171,5 +183,6 @@ mod tests {
         assert_eq!(rows[10..], [10, 14, 11, 15, 12, 16, 13, 17, 18, 19]);
         assert_eq!(order.rows(&[10, 2])[9..], [(0, 9), (1, 0), (1, 1)]);
         assert_eq!(Order::InTurn.rows(&[2, 2]), [(0, 0), (1, 0), (0, 1), (1, 1)]);
+        assert_eq!(Order::Stacked(2).rows(&[1, 2]), [(0, 0), (1, 0), (1, 1), (0, 1), (1, 2), (1, 3)]);
     }
 }

@@ -3,9 +3,14 @@
 //! What does not fit this form is refused here, by name.
 
 use paguro_backend::{
-    Activation, Attention, Dense, FeedForward, KvSlot, Layer, Linear, LoadError, MatrixId, Mixer, NormKind,
-    QkNormKind, Residual, Rope, VectorId,
+    Activation, Attention, Dense, Experts, FeedForward, KvSlot, Layer, Linear, LoadError, MatrixId, Mixer,
+    Norm, NormKind, PositionScale, QkNorm, Residual, Rope, Scores, VectorId,
 };
+
+/// Experts of a mixture, at most: a workgroup has the scores of all of them.
+const MOST_EXPERTS: usize = 1024;
+/// How a layer is refused that the contract has and this backend does not.
+const NEWER: &str = "a layer of a kind that is newer than this backend";
 
 /// A program. Shapes that all layers share stand here once.
 #[derive(Clone, Debug)]
@@ -16,13 +21,14 @@ pub struct Program {
     pub vocab: usize,
     /// Query heads.
     pub heads: usize,
-    /// Width of the feed-forward layers between gate/up and down.
+    /// Width of the widest dense network between gate/up and down; shared experts are dense networks.
     pub ffn: usize,
     /// How K and V are stored.
     pub kv: KvLayout,
     /// Rotary embeddings, referred to by [`NormQkvRopeStore::rope`].
     pub ropes: Vec<Rope>,
-    /// `Embed`, then per layer `NormQkvRopeStore`, `Attend`, `ProjectAdd`, `NormGateUp`, `DownAdd`, and `NormLogits`.
+    /// `Embed`, then per layer `NormQkvRopeStore`, `Attend`, `ProjectAdd`, either `NormGateUp` and `DownAdd` or `Experts`,
+    /// and perhaps `Join`; then `NormLogits`.
     pub ops: Vec<Op>,
 }
 
@@ -49,9 +55,9 @@ pub struct KvGroup {
 /// One fused operation.
 #[derive(Clone, Debug)]
 pub enum Op {
-    /// `x = table[token] * scale`
+    /// `x = table[token] * scale + positions[position]`
     Embed(Embed),
-    /// `h = norm(x)`; `q, k, v = h·Wᵀ + b`; per-head norm of q and k; RoPE of q and k; k and v into the pages.
+    /// `h = norm(x)`; `q, k, v = h·Wᵀ + b`; norms of q and k; RoPE of q and k; k and v into the pages.
     NormQkvRopeStore(NormQkvRopeStore),
     /// `a = softmax(q·Kᵀ * scale)·V` over the block table, causal.
     Attend(Attend),
@@ -61,17 +67,12 @@ pub enum Op {
     NormGateUp(NormGateUp),
     /// `x += post_norm(g·Wᵀ + b)`
     DownAdd(DownAdd),
-    /// `logits = norm(x)·Wᵀ`, soft-capped.
+    /// A whole mixture of experts.
+    Experts(Box<ExpertsAdd>),
+    /// Adds the branches of a layer whose branches read the same residual stream.
+    Join(Join),
+    /// `logits = norm(x)·Wᵀ * scale`, soft-capped.
     NormLogits(NormLogits),
-}
-
-/// Root-mean-square norm.
-#[derive(Clone, Copy, Debug)]
-pub struct Norm {
-    /// `[width]`
-    pub weight: VectorId,
-    /// Added to the mean square.
-    pub eps: f32,
 }
 
 /// See [`Op::Embed`].
@@ -81,25 +82,27 @@ pub struct Embed {
     pub table: MatrixId,
     /// Multiplies rows.
     pub scale: f32,
+    /// Learned positions.
+    pub positions: Option<MatrixId>,
 }
 
 /// See [`Op::NormQkvRopeStore`].
 #[derive(Clone, Debug)]
 pub struct NormQkvRopeStore {
     /// Norm of the residual stream, `[hidden]`.
-    pub norm: Norm,
+    pub norm: Option<Norm>,
     /// `[heads * head_dim, hidden]`
     pub q: Linear,
     /// `[kv_heads * head_dim, hidden]`
     pub k: Linear,
     /// `[kv_heads * head_dim, hidden]`
     pub v: Linear,
-    /// Norm of each query head, `[head_dim]`.
-    pub q_norm: Option<Norm>,
-    /// Norm of each key head, `[head_dim]`.
-    pub k_norm: Option<Norm>,
+    /// Norms of queries and keys.
+    pub qk_norm: Option<QkNorm>,
     /// Index into [`Program::ropes`].
-    pub rope: usize,
+    pub rope: Option<usize>,
+    /// Multiplies queries by a function of their position.
+    pub position_scale: Option<PositionScale>,
     /// Where k and v go.
     pub kv: KvSlot,
 }
@@ -111,8 +114,28 @@ pub struct Attend {
     pub scale: f32,
     /// Cap of the scores.
     pub soft_cap: Option<f32>,
+    /// One more score for each head.
+    pub sinks: Option<VectorId>,
     /// Where k and v are; the group carries the window.
     pub kv: KvSlot,
+}
+
+/// How a branch is added to the residual stream.
+#[derive(Clone, Copy, Debug)]
+pub struct Add {
+    /// Norm of the branch before it is added.
+    pub post_norm: Option<Norm>,
+    /// Multiplies what is added.
+    pub scale: f32,
+    /// True if a later [`Op::Join`] adds it.
+    pub waits: bool,
+}
+
+impl Add {
+    /// True if a product is added as it is.
+    pub fn is_plain(&self) -> bool {
+        self.post_norm.is_none() && self.scale == 1.0 && !self.waits
+    }
 }
 
 /// See [`Op::ProjectAdd`].
@@ -120,30 +143,50 @@ pub struct Attend {
 pub struct ProjectAdd {
     /// `[hidden, heads * head_dim]`
     pub project: Linear,
-    /// Norm of the projection before it is added.
-    pub post_norm: Option<Norm>,
+    /// How it is added.
+    pub add: Add,
 }
 
 /// See [`Op::NormGateUp`].
 #[derive(Clone, Debug)]
 pub struct NormGateUp {
     /// Norm of the residual stream, `[hidden]`.
-    pub norm: Norm,
-    /// `[ffn, hidden]`
-    pub gate: Linear,
-    /// `[ffn, hidden]`
+    pub norm: Option<Norm>,
+    /// Width between gate/up and down.
+    pub width: usize,
+    /// `[width, hidden]`
+    pub gate: Option<Linear>,
+    /// `[width, hidden]`
     pub up: Linear,
-    /// Applied to the gate.
+    /// Applied to the gate, or without a gate to up.
     pub activation: Activation,
 }
 
 /// See [`Op::DownAdd`].
 #[derive(Clone, Debug)]
 pub struct DownAdd {
-    /// `[hidden, ffn]`
+    /// `[hidden, width]`
     pub down: Linear,
-    /// Norm of the product before it is added.
-    pub post_norm: Option<Norm>,
+    /// How it is added.
+    pub add: Add,
+}
+
+/// See [`Op::Experts`].
+#[derive(Clone, Debug)]
+pub struct ExpertsAdd {
+    /// The experts and their router.
+    pub experts: Experts,
+    /// How the sum of the experts is added.
+    pub add: Add,
+}
+
+/// See [`Op::Join`].
+#[derive(Clone, Debug)]
+pub struct Join {
+    /// Attention's branch.
+    pub mixer: Add,
+    /// That of the feed-forward network.
+    pub ffn: Add,
 }
 
 /// See [`Op::NormLogits`].
@@ -153,8 +196,16 @@ pub struct NormLogits {
     pub norm: Norm,
     /// `[vocab, hidden]`
     pub head: Linear,
+    /// Multiplies logits.
+    pub scale: f32,
     /// Cap of the logits.
     pub soft_cap: Option<f32>,
+}
+
+/// True for a root-mean-square norm without a bias: activations are multiplied by its weights only, and products by
+/// the factor of their row.
+pub fn is_plain(norm: &Norm) -> bool {
+    norm.kind == NormKind::Rms && norm.bias.is_none()
 }
 
 impl Program {
@@ -167,41 +218,65 @@ impl Program {
         let Some(first) = program.layers.first() else {
             return Err(LoadError::BadProgram("there are no layers".into()));
         };
-        let shape = lowering.shape(first)?;
-        // Kinds of layers before their options: the refusal that tells most.
-        program.layers.iter().try_for_each(|layer| lowering.shape(layer).map(|_| ()))?;
+        let heads = lowering.heads(first)?;
         let [group, ..] = &program.kv.groups[..] else {
             return Err(LoadError::BadProgram("no groups of K and V".into()));
         };
         let geometry = |group: &paguro_backend::KvGroup| (group.slots, group.kv_heads, group.head_dim);
         let uniform = program.kv.groups.iter().all(|other| geometry(other) == geometry(group));
         lowering.require(uniform, "K/V heads that differ between layers")?;
-        lowering.require(program.embed.positions.is_none(), "learned positions")?;
-        lowering.require(program.head.scale == 1.0, "a scale of logits")?;
-        let mut ops = vec![Op::Embed(Embed { table: program.embed.table, scale: program.embed.scale })];
+        let mut ops = vec![Op::Embed(Embed {
+            table: program.embed.table,
+            scale: program.embed.scale,
+            positions: program.embed.positions.map(|positions| positions.table),
+        })];
         for layer in &program.layers {
             lowering.require(
-                lowering.shape(layer)? == shape,
-                "query heads or feed-forward networks that differ between layers",
+                lowering.heads(layer)? == heads,
+                "query heads whose number differs between layers",
             )?;
             lowering.layer(layer, &mut ops)?;
         }
         ops.push(Op::NormLogits(NormLogits {
-            norm: lowering.norm(Some(program.head.norm))?,
+            norm: program.head.norm,
             head: program.head.linear,
+            scale: program.head.scale,
             soft_cap: program.head.soft_cap,
         }));
+        let width = |op: &Op| match op {
+            Op::NormGateUp(op) => op.width,
+            Op::Experts(op) => op.experts.shared.as_ref().map_or(0, |shared| shared.width),
+            _ => 0,
+        };
         let groups = program.kv.groups.iter().map(|group| KvGroup { window: group.window }).collect();
         let (slots, kv_heads, head_dim) = geometry(group);
         Ok(Self {
             hidden: program.hidden,
             vocab: program.vocab,
-            heads: shape.0,
-            ffn: shape.1,
+            heads,
+            ffn: ops.iter().map(width).max().unwrap_or(0),
             kv: KvLayout { groups, slots, kv_heads, head_dim },
             ropes: program.ropes.clone(),
             ops,
         })
+    }
+
+    /// The mixtures of experts.
+    pub fn experts(&self) -> impl Iterator<Item = &Experts> {
+        self.ops.iter().filter_map(|op| match op {
+            Op::Experts(op) => Some(&op.experts),
+            _ => None,
+        })
+    }
+
+    /// True if attention of some layer has sinks.
+    pub fn has_sinks(&self) -> bool {
+        self.ops.iter().any(|op| matches!(op, Op::Attend(op) if op.sinks.is_some()))
+    }
+
+    /// True if branches of some layer read the same residual stream.
+    pub fn has_joins(&self) -> bool {
+        self.ops.iter().any(|op| matches!(op, Op::Join(_)))
     }
 }
 
@@ -211,73 +286,79 @@ struct Lowering<'a> {
 }
 
 impl Lowering<'_> {
-    /// Query heads and width of the feed-forward network.
-    fn shape(&self, layer: &Layer) -> Result<(usize, usize), LoadError> {
-        let (attention, dense) = self.parts(layer)?;
+    /// Query heads of a layer.
+    fn heads(&self, layer: &Layer) -> Result<usize, LoadError> {
+        let attention = self.attention(layer)?;
         let group = self.program.kv.groups.get(attention.kv.group);
         let kv_heads = group.map_or(0, |group| group.kv_heads);
         let divides = kv_heads > 0 && attention.heads.is_multiple_of(kv_heads);
         self.require(divides, "query heads that do not share K/V heads evenly")?;
-        Ok((attention.heads, dense.width))
+        Ok(attention.heads)
     }
 
-    fn parts<'l>(&self, layer: &'l Layer) -> Result<(&'l Attention, &'l Dense), LoadError> {
-        match (&layer.mixer, &layer.ffn) {
-            (Mixer::Attention(attention), FeedForward::Dense(dense)) => Ok((attention, dense)),
-            (Mixer::Attention(_), FeedForward::Experts(_)) => self.refuse("a mixture of experts"),
-            _ => self.refuse("a layer of a kind that is newer than this backend"),
+    fn attention<'l>(&self, layer: &'l Layer) -> Result<&'l Attention, LoadError> {
+        match &layer.mixer {
+            Mixer::Attention(attention) => Ok(attention),
+            _ => self.refuse(NEWER),
         }
     }
 
     fn layer(&self, layer: &Layer, ops: &mut Vec<Op>) -> Result<(), LoadError> {
-        self.require(layer.residual == Residual::Sequential, "parallel branches")?;
-        let (attention, dense) = self.parts(layer)?;
-        self.norm(attention.norm)?;
-        self.require(layer.branch_scale == 1.0, "a scale of branches")?;
-        let Attention { q, k, v, qk_norm, rope, position_scale, scale, soft_cap, sinks, kv, out, .. } =
-            attention;
-        self.require(position_scale.is_none(), "a scale of queries by their position")?;
-        self.require(sinks.is_none(), "attention with sinks")?;
-        let heads_only = qk_norm.is_none_or(|norm| norm.kind == QkNormKind::Head);
-        self.require(heads_only, "norms of queries and keys other than of each head before RoPE")?;
-        let Some(rope) = *rope else { return self.refuse("a layer without RoPE") };
+        let attention = self.attention(layer)?;
+        let Attention {
+            norm, q, k, v, qk_norm, rope, position_scale, scale, soft_cap, sinks, kv, out, ..
+        } = attention;
+        let is_rms = |norm: &QkNorm| [norm.q, norm.k].iter().all(is_plain);
+        self.require(qk_norm.as_ref().is_none_or(is_rms), "LayerNorm of queries and keys")?;
+        let waits = layer.residual == Residual::Parallel;
+        let add = |post_norm| Add { post_norm, scale: layer.branch_scale, waits };
         ops.push(Op::NormQkvRopeStore(NormQkvRopeStore {
-            norm: self.norm(attention.norm)?,
+            norm: *norm,
             q: *q,
             k: *k,
             v: *v,
-            q_norm: qk_norm.map(|norm| self.norm(Some(norm.q))).transpose()?,
-            k_norm: qk_norm.map(|norm| self.norm(Some(norm.k))).transpose()?,
-            rope,
+            qk_norm: *qk_norm,
+            rope: *rope,
+            position_scale: *position_scale,
             kv: *kv,
         }));
-        ops.push(Op::Attend(Attend { scale: *scale, soft_cap: *soft_cap, kv: *kv }));
-        ops.push(Op::ProjectAdd(ProjectAdd {
-            project: *out,
-            post_norm: attention.post_norm.map(|norm| self.norm(Some(norm))).transpose()?,
-        }));
-        let Dense { norm, gate, up, activation, down, post_norm, .. } = dense;
-        let Some(gate) = *gate else {
-            return self.refuse("feed-forward networks without a gate");
+        ops.push(Op::Attend(Attend { scale: *scale, soft_cap: *soft_cap, sinks: *sinks, kv: *kv }));
+        let mixer = add(attention.post_norm);
+        ops.push(Op::ProjectAdd(ProjectAdd { project: *out, add: mixer }));
+        let ffn = match &layer.ffn {
+            FeedForward::Dense(dense) => {
+                let &Dense { norm, width, gate, up, activation, down, post_norm } = dense;
+                self.activation(activation)?;
+                ops.push(Op::NormGateUp(NormGateUp { norm, width, gate, up, activation }));
+                ops.push(Op::DownAdd(DownAdd { down, add: add(post_norm) }));
+                add(post_norm)
+            }
+            FeedForward::Experts(experts) => {
+                self.activation(experts.activation)?;
+                let add = add(experts.post_norm);
+                self.require(
+                    matches!(experts.router.scores, Scores::Softmax | Scores::Sigmoid),
+                    "a router of a kind that is newer than this backend",
+                )?;
+                let most = experts.count <= MOST_EXPERTS;
+                self.require(most, &format!("a mixture of experts with {} experts", experts.count))?;
+                ops.push(Op::Experts(Box::new(ExpertsAdd { experts: experts.clone(), add })));
+                add
+            }
+            _ => return self.refuse(NEWER),
         };
-        if !matches!(activation, Activation::Silu | Activation::GeluTanh) {
-            return self.refuse(&format!("the activation {activation:?}"));
+        if waits {
+            ops.push(Op::Join(Join { mixer, ffn }));
         }
-        ops.push(Op::NormGateUp(NormGateUp {
-            norm: self.norm(*norm)?,
-            gate,
-            up: *up,
-            activation: *activation,
-        }));
-        let post_norm = post_norm.map(|norm| self.norm(Some(norm))).transpose()?;
-        ops.push(Op::DownAdd(DownAdd { down: *down, post_norm }));
         Ok(())
     }
 
-    fn norm(&self, norm: Option<paguro_backend::Norm>) -> Result<Norm, LoadError> {
-        let Some(norm) = norm else { return self.refuse("a layer without a norm before its branches") };
-        self.require(norm.kind == NormKind::Rms && norm.bias.is_none(), "LayerNorm")?;
-        Ok(Norm { weight: norm.weight, eps: norm.eps })
+    fn activation(&self, activation: Activation) -> Result<(), LoadError> {
+        use Activation::{ClampedSwiglu, Gelu, GeluTanh, Relu2, Silu};
+        match activation {
+            Silu | GeluTanh | Gelu | Relu2 | ClampedSwiglu { .. } => Ok(()),
+            other => self.refuse(&format!("the activation {other:?}")),
+        }
     }
 
     fn require(&self, holds: bool, what: &str) -> Result<(), LoadError> {

@@ -119,6 +119,8 @@ pub struct Tiling {
     pub workgroups: usize,
     /// Whether attention makes activations out of results that are whole: it can where a head has whole blocks.
     pub emits: bool,
+    /// Whether sinks take their share when results are merged, so that none is whole before.
+    pub sinks: bool,
     /// Partial results that there is room for.
     pub parts: usize,
     /// Workgroups that the device runs side by side: with fewer, results are made in parts.
@@ -315,7 +317,7 @@ impl Plan {
         cut.parts = self.words.len() as u32;
         self.words.resize(self.words.len() + 4 * step.tokens.len(), 0);
         let (mut next, mut left) = (0, step.tokens.len());
-        cut.whole = self.tiling.emits;
+        cut.whole = self.tiling.emits && !self.tiling.sinks;
         for tile in [Tile::Row, Tile::Rows, Tile::WideRow, Tile::WideRows] {
             let begin = self.words.len();
             let of = |rows: usize| match (rows, wide) {

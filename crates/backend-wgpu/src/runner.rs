@@ -324,6 +324,13 @@ impl<'a> Planned<'a> {
             &Grid::Merge(count) => {
                 (0, [if plan.needs_merge(launch.kv_group) { count } else { 0 }, args.rows])
             }
+            &Grid::Pairs { used, each, along_x: true } => (0, [args.rows * used, each]),
+            &Grid::Pairs { used, each, along_x: false } => (0, [each, args.rows * used]),
+            &Grid::ExpertTiles { tiles, each, along_x: true } => (0, [tiles.most(args.rows), each]),
+            &Grid::ExpertTiles { tiles, each, along_x: false } => {
+                (0, [each, tiles.most(args.rows) * tiles.tile])
+            }
+            Grid::One => (0, [1, 1]),
             Grid::Pages => (0, [args.rows.min(PAGES_X), args.rows.div_ceil(PAGES_X)]),
             &Grid::Product(outputs, ref products) => product(products, all as u32, args.rows, outputs),
             &Grid::Attention(tile, heads) => {

@@ -1,6 +1,8 @@
 //! Rotation and attention.
 
-use paguro_backend::{KvDtype, Linear, LoadError, Rope, RopeStyle};
+use paguro_backend::{
+    KvDtype, Linear, LoadError, PositionScale, QkNorm, QkNormKind, Rope, RopeStyle, VectorId,
+};
 
 use crate::ops::{Attend, NormQkvRopeStore, Program};
 
@@ -29,43 +31,49 @@ impl Lowering<'_> {
     ) -> Result<Launch, LoadError> {
         let Program { heads, .. } = *self.program;
         let kv_heads = self.program.kv.kv_heads;
-        let rope = &self.program.ropes[op.rope];
+        let rope = op.rope.map(|rope| &self.program.ropes[rope]);
+        let pairs = rope.map_or(0, |rope| rope.frequencies.len());
+        let is_interleaved = rope.is_some_and(|rope| rope.style == RopeStyle::Interleaved);
         let mut constants = vec![
             ("Q_STRIDE", U(q.stride as u32)),
             ("K_STRIDE", U(k.stride as u32)),
             ("K_FIRST", U(k.first as u32)),
             ("V_STRIDE", U(v.stride as u32)),
             ("V_FIRST", U(v.first as u32)),
-            ("PAIRS", U(rope.frequencies.len() as u32)),
-            ("INTERLEAVED", U(u32::from(rope.style == RopeStyle::Interleaved))),
+            ("PAIRS", U(pairs as u32)),
+            ("INTERLEAVED", U(u32::from(is_interleaved))),
             ("TOGETHER", U(u32::from(is_together))),
         ];
         constants.extend(self.heads(op.kv.group));
         constants.extend(self.stored());
         let [k_pages, v_pages] = self.pages[op.kv.slot].clone();
-        let [far, near] = self.ropes[op.rope].clone();
+        let turns = op.rope.map(|rope| self.ropes[rope].clone());
         let (step, queries) = (self.step.clone(), self.queries.clone());
         let mut buffers = vec![
             ("q", &q.buffer),
             ("k", &k.buffer),
             ("v", &v.buffer),
             ("step", &step),
-            ("far", &far),
-            ("near", &near),
             ("queries", &queries),
             ("k_pages", &k_pages),
             ("v_pages", &v_pages),
         ];
-        let (q_norm, k_norm);
-        if let Some(norm) = op.q_norm {
-            q_norm = self.vector(norm.weight)?;
-            buffers.push(("q_norm", &q_norm));
-            constants.extend([("Q_NORM", U(1)), ("Q_EPS", F(norm.eps))]);
+        buffers.extend(turns.iter().flat_map(|[far, near]| [("far", far), ("near", near)]));
+        let norms;
+        if let Some(QkNorm { q, k, kind }) = op.qk_norm {
+            norms = [self.vector(q.weight)?, self.vector(k.weight)?];
+            buffers.extend([("q_norm", &norms[0]), ("k_norm", &norms[1])]);
+            constants.extend([
+                ("QK_NORM", U(1)),
+                ("Q_EPS", F(q.eps)),
+                ("K_EPS", F(k.eps)),
+                ("ROW_NORM", U(u32::from(kind == QkNormKind::Row))),
+                ("NORM_FIRST", U(u32::from(kind != QkNormKind::HeadAfterRope))),
+                ("NORM_LAST", U(u32::from(kind == QkNormKind::HeadAfterRope))),
+            ]);
         }
-        if let Some(norm) = op.k_norm {
-            k_norm = self.vector(norm.weight)?;
-            buffers.push(("k_norm", &k_norm));
-            constants.extend([("K_NORM", U(1)), ("K_EPS", F(norm.eps))]);
+        if let Some(PositionScale { beta, original }) = op.position_scale {
+            constants.extend([("BY_POSITION", U(1)), ("SLOPE", F(beta)), ("ORIGINAL", U(original))]);
         }
         let grid = Grid::Each((heads + 2 * kv_heads) as u32);
         let name = format!("rope_store{}", self.suffix());
@@ -191,7 +199,12 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    pub(super) fn merge(&mut self, project: &Linear, body: &mut Vec<Launch>) -> Result<(), LoadError> {
+    pub(super) fn merge(
+        &mut self,
+        project: &Linear,
+        sinks: Option<VectorId>,
+        body: &mut Vec<Launch>,
+    ) -> Result<(), LoadError> {
         let dim = self.program.kv.head_dim;
         let width = self.program.heads * dim;
         // As many heads as make whole blocks.
@@ -208,7 +221,12 @@ impl Lowering<'_> {
         constants.extend(self.heads(self.merge_group));
         let (step, part_sums, part_tops) =
             (self.step.clone(), self.part_sums.clone(), self.part_tops.clone());
-        let buffers = [("step", &step), ("part_sums", &part_sums), ("part_tops", &part_tops)];
+        let mut buffers = vec![("step", &step), ("part_sums", &part_sums), ("part_tops", &part_tops)];
+        let sinks = sinks.map(|sinks| self.vector(sinks)).transpose()?;
+        if let Some(sinks) = &sinks {
+            buffers.push(("sinks", sinks));
+            constants.push(("SINKS", U(1)));
+        }
         let files = wgsl!("args", "fold", "parts", "quantize", "emit", "attend_merge");
         let grid = Grid::Merge(self.program.heads.div_ceil(heads) as u32);
         let (ways, group) = (self.merge_ways(), self.merge_group);

@@ -1,9 +1,9 @@
 //! Products that do, besides, what would be launches of their own before or after them, for steps of one row: there, much of a
 //! launch's time is the way from one to the next. The bits are those of the separate launches.
 
-use paguro_backend::{Activation, KvDtype, Linear, LoadError, RopeStyle};
+use paguro_backend::{KvDtype, Linear, LoadError, Norm, RopeStyle};
 
-use crate::ops::{Norm, NormGateUp, NormLogits, NormQkvRopeStore, Op};
+use crate::ops::{self, NormGateUp, NormLogits, NormQkvRopeStore, Op, is_plain};
 
 use super::{
     Acts, Before, Grid, Launch, Lowering, Place, Store,
@@ -11,7 +11,7 @@ use super::{
     When,
     hands::{self, Parts, Take},
     kernels,
-    products::{Group, Inputs, decoder, planes},
+    products::{Group, Inputs, Places, activation_constants, decoder, planes},
     wgsl,
 };
 use crate::{
@@ -47,8 +47,8 @@ impl Finish {
 pub(super) enum Source {
     /// They are there.
     Made,
-    /// They are there but for the factor of this norm.
-    Normed(Norm),
+    /// They are there but for the factor of a norm with this epsilon.
+    Normed(f32),
     /// From floats.
     Floats,
 }
@@ -72,7 +72,7 @@ impl Lowering<'_> {
             }
             finishes.push(finish);
         }
-        let places = self.after_norm(linears, &groups, before.source(op.norm), finishes, Take::Down, body)?;
+        let places = self.after_norm(linears, &groups, before.source(), finishes, Take::Down, body)?;
         let launch = self.rope_store(op, places, self.is_together(op))?;
         body.push(Launch { when: When::unless_one_row(rotates), ..launch });
         Ok(())
@@ -92,8 +92,13 @@ impl Lowering<'_> {
         if is_own {
             let mut finishes = finishes.into_iter();
             for (group, place) in groups {
-                let inputs = Inputs { linears: &group.linears, order: group.order, acts: Acts::Normed };
-                let finish = finishes.next().unwrap_or_else(|| store_finish(place, &Store::Write));
+                let inputs = Inputs {
+                    linears: &group.linears,
+                    order: group.order,
+                    acts: Acts::Normed,
+                    in_order: false,
+                };
+                let finish = finishes.next().unwrap_or_else(|| store_finish(place, &Store::WRITE));
                 let take = matches!(source, Source::Normed(_)).then_some(take);
                 self.one_row(&inputs, source, finish, take, body)?;
             }
@@ -103,18 +108,22 @@ impl Lowering<'_> {
 
     /// Whether products rotate and store what they make in steps of one row.
     pub(super) fn rotates(&self, op: &NormQkvRopeStore) -> bool {
-        let rope = &self.program.ropes[op.rope];
         self.limits.kv_dtype == KvDtype::F16
-            && op.q_norm.is_none()
-            && op.k_norm.is_none()
-            && rope.frequencies.len().is_multiple_of(2)
+            && op.qk_norm.is_none()
+            && op.position_scale.is_none()
+            && self.pairs(op).is_multiple_of(2)
             && self.is_whole(&[&op.q, &op.k, &op.v])
     }
 
     /// Whether neighbouring pairs lie together in what products of heads make.
     fn is_together(&self, op: &NormQkvRopeStore) -> bool {
-        let rope = &self.program.ropes[op.rope];
-        self.rotates(op) && rope.style == RopeStyle::HalfSplit && !rope.frequencies.is_empty()
+        let is_split = |rope: usize| self.program.ropes[rope].style == RopeStyle::HalfSplit;
+        self.rotates(op) && op.rope.is_some_and(is_split) && self.pairs(op) > 0
+    }
+
+    /// Pairs of a head that are rotated.
+    fn pairs(&self, op: &NormQkvRopeStore) -> usize {
+        op.rope.map_or(0, |rope| self.program.ropes[rope].frequencies.len())
     }
 
     /// The order of the rows of some of queries (0), keys (1) and values (2).
@@ -124,7 +133,7 @@ impl Lowering<'_> {
             true => Order::Together {
                 matrices: members.iter().filter(|&&member| member < 2).count(),
                 head_dim: self.program.kv.head_dim,
-                pairs: self.program.ropes[op.rope].frequencies.len(),
+                pairs: self.pairs(op),
             },
         }
     }
@@ -141,24 +150,24 @@ impl Lowering<'_> {
             ("HAS_Q", U(u32::from(q > 0))),
             ("HAS_K", U(u32::from(k > 0))),
             ("HAS_V", U(u32::from(v > 0))),
-            ("PAIRS", U(self.program.ropes[op.rope].frequencies.len() as u32)),
+            ("PAIRS", U(self.pairs(op) as u32)),
             ("TOGETHER", U(u32::from(self.is_together(op)))),
         ];
         constants.extend(self.heads(op.kv.group));
         let [k_pages, v_pages] = self.pages[op.kv.slot].clone();
-        let [far, near] = self.ropes[op.rope].clone();
+        let mut buffers = vec![
+            ("step", self.step.clone()),
+            ("queries", self.queries.clone()),
+            ("k_pages", k_pages),
+            ("v_pages", v_pages),
+        ];
+        let turns = op.rope.map(|rope| self.ropes[rope].clone());
+        buffers.extend(turns.into_iter().flat_map(|[far, near]| [("far", far), ("near", near)]));
         Finish {
             name: "_rope",
             files: [wgsl!("rotate", "finish_rope"), self.v_store()].concat(),
             constants,
-            buffers: vec![
-                ("step", self.step.clone()),
-                ("far", far),
-                ("near", near),
-                ("queries", self.queries.clone()),
-                ("k_pages", k_pages),
-                ("v_pages", v_pages),
-            ],
+            buffers,
             by_blocks: false,
             hazards: Hazards::TOLD,
         }
@@ -172,37 +181,53 @@ impl Lowering<'_> {
         down: &Linear,
         body: &mut Vec<Launch>,
     ) -> Result<bool, LoadError> {
-        let linears = [&op.gate, &op.up];
+        let Some(gate) = &op.gate else { return self.only_up(op, before, down, body) };
+        let linears = [gate, &op.up];
         let gates = self.gates(op, down);
         let order = if gates { Order::InTurn } else { Order::Joined };
         let groups = self.groups(linears, |_| order);
-        let finishes = if gates { vec![self.gate_finish(op.activation)] } else { vec![] };
-        let places =
-            self.after_norm(linears, &groups, before.source(op.norm), finishes, Take::Projected, body)?;
-        let launch = self.activate(op.activation, places, gates, down)?;
+        let finishes = if gates { vec![self.gate_finish(op)] } else { vec![] };
+        let [gate, up] =
+            self.after_norm(linears, &groups, before.source(), finishes, Take::Projected, body)?;
+        let launch = self.activate(op.activation, Some(&gate), &up, gates, down, Places::Rows)?;
         body.push(Launch { when: When::unless_one_row(gates), ..launch });
         Ok(gates)
     }
 
-    /// Whether the product of gate and up makes what this next one wants, in steps of one row.
-    pub(super) fn gates(&self, op: &NormGateUp, down: &Linear) -> bool {
-        let ffn = self.program.ffn;
-        let layout = |linear: &Linear| Layout::of(self.weights.matrix(linear.matrix).format);
-        layout(&op.gate) == layout(&op.up)
-            && ffn.is_multiple_of(BLOCK)
-            && self.is_whole(&[&op.gate, &op.up])
-            && self.is_whole(&[down])
-            && kernels::has_room(self.device, layout(down), ffn / BLOCK)
+    /// The same where there is no gate.
+    fn only_up(
+        &mut self,
+        op: &NormGateUp,
+        before: Before,
+        down: &Linear,
+        body: &mut Vec<Launch>,
+    ) -> Result<bool, LoadError> {
+        let linears = [&op.up];
+        let groups = self.groups(linears, |_| Order::Joined);
+        let [up] = self.after_norm(linears, &groups, before.source(), vec![], Take::Projected, body)?;
+        let launch = self.activate(op.activation, None, &up, false, down, Places::Rows)?;
+        body.push(launch);
+        Ok(false)
     }
 
-    fn gate_finish(&self, activation: Activation) -> Finish {
+    /// Whether the product of gate and up makes what this next one wants, in steps of one row.
+    pub(super) fn gates(&self, op: &NormGateUp, down: &Linear) -> bool {
+        let Some(gate) = &op.gate else { return false };
+        let layout = |linear: &Linear| Layout::of(self.weights.matrix(linear.matrix).format);
+        layout(gate) == layout(&op.up)
+            && op.width.is_multiple_of(BLOCK)
+            && self.is_whole(&[gate, &op.up])
+            && self.is_whole(&[down])
+            && kernels::has_room(self.device, layout(down), op.width / BLOCK)
+    }
+
+    fn gate_finish(&self, op: &NormGateUp) -> Finish {
+        let mut constants = vec![("ACT_BLOCKS", U((op.width / BLOCK) as u32))];
+        constants.extend(activation_constants(op.activation));
         let finish = Finish {
             name: "_gate",
             files: wgsl!("activation", "finish_gate").to_vec(),
-            constants: vec![
-                ("ACT_BLOCKS", U((self.program.ffn / BLOCK) as u32)),
-                ("GELU", U(u32::from(activation == Activation::GeluTanh))),
-            ],
+            constants,
             buffers: vec![("gated", self.acts[2].clone())],
             by_blocks: false,
             hazards: Hazards::TOLD,
@@ -218,13 +243,15 @@ impl Lowering<'_> {
         &mut self,
         linear: &Linear,
         from_floats: bool,
-        post_norm: Option<Norm>,
+        add: &ops::Add,
+        branch: wgpu::Buffer,
         next: Option<&Op>,
         body: &mut Vec<Launch>,
     ) -> Result<Before, LoadError> {
-        let (buffer, store) = match post_norm {
-            Some(_) => (self.y.clone(), Store::Write),
-            None => (self.x.clone(), Store::Add),
+        let is_direct = add.post_norm.is_none() && !add.waits;
+        let (buffer, store) = match is_direct {
+            false => (branch.clone(), Store::WRITE),
+            true => (self.x.clone(), Store::add(add.scale)),
         };
         let hidden = self.program.hidden;
         let place = Place { buffer, stride: hidden, first: 0 };
@@ -233,16 +260,17 @@ impl Lowering<'_> {
             _ => (None, hands::PRODUCT),
         };
         let next = match next {
-            Some(Op::NormQkvRopeStore(op)) => Some((op.norm, vec![&op.q, &op.k, &op.v])),
-            Some(Op::NormGateUp(op)) => Some((op.norm, vec![&op.gate, &op.up])),
+            Some(Op::NormQkvRopeStore(op)) => op.norm.map(|norm| (norm, vec![&op.q, &op.k, &op.v])),
+            Some(Op::NormGateUp(op)) => op.norm.map(|norm| (norm, op.gate.iter().chain([&op.up]).collect())),
             // What is handed over has eight bits.
             Some(Op::NormLogits(op)) if self.product_hands().is_none() || self.is_quantized(&op.head) => {
                 Some((op.norm, vec![&op.head]))
             }
             _ => None,
         };
-        let next = next.filter(|(_, linears)| {
-            post_norm.is_none()
+        let next = next.filter(|(norm, linears)| {
+            add.is_plain()
+                && is_plain(norm)
                 && hidden.is_multiple_of(BLOCK)
                 && self.is_whole(&[linear])
                 && self.is_whole(linears)
@@ -258,7 +286,7 @@ impl Lowering<'_> {
                 _ => last_finish().with(hands.down(false, last), hazards),
             });
         }
-        let inputs = Inputs { linears: &[linear], order: Order::Joined, acts: Acts::Plain };
+        let inputs = Inputs { linears: &[linear], order: Order::Joined, acts: Acts::Plain, in_order: false };
         let when = When::unless_one_row(finish.is_some());
         if let Some(finish) = finish {
             let (source, take) =
@@ -266,11 +294,27 @@ impl Lowering<'_> {
             self.one_row(&inputs, source, finish, Some(take), body)?;
         }
         self.product(&inputs, &place, store, when, body)?;
-        Ok(match (post_norm, next) {
-            (Some(norm), _) => Before::Pending(norm),
-            (None, Some(_)) => Before::Emitted,
-            (None, None) => Before::Added,
-        })
+        if let Some((norm, _)) = next {
+            return Ok(Before::Emitted(norm.eps));
+        }
+        self.after_branch(add, &branch, body)
+    }
+
+    /// What the next norm finds after a branch that was not made for it. `branch` has it, if it was not added directly.
+    pub(super) fn after_branch(
+        &mut self,
+        add: &ops::Add,
+        branch: &wgpu::Buffer,
+        body: &mut Vec<Launch>,
+    ) -> Result<Before, LoadError> {
+        match add.post_norm.filter(|_| !add.waits) {
+            None => Ok(Before::Added),
+            Some(norm) if is_plain(&norm) && add.scale == 1.0 => Ok(Before::Pending(norm)),
+            Some(_) => {
+                self.add_branch(add, branch, body)?;
+                Ok(Before::Added)
+            }
+        }
     }
 
     fn add_finish(&mut self, norm: &Norm, linears: &[&Linear]) -> Result<Finish, LoadError> {
@@ -299,13 +343,14 @@ impl Lowering<'_> {
         place: &Place,
         store: &Store,
     ) -> Result<Vec<Launch>, LoadError> {
-        let inputs = Inputs { linears: &[&op.head], order: Order::Joined, acts: Acts::Normed };
+        let inputs =
+            Inputs { linears: &[&op.head], order: Order::Joined, acts: Acts::Normed, in_order: false };
         let mut finish = store_finish(place, store);
         if self.product_hands().is_some() {
             finish.hazards = hands::LAST;
         }
         let mut head = Vec::new();
-        self.one_row(&inputs, Source::Normed(op.norm), finish, Some(Take::Down), &mut head)?;
+        self.one_row(&inputs, Source::Normed(op.norm.eps), finish, Some(Take::Down), &mut head)?;
         Ok(head)
     }
 
@@ -338,10 +383,10 @@ impl Lowering<'_> {
         ]);
         match source {
             Source::Made => constants.push(("FACTORS", U(u32::from(inputs.acts == Acts::Normed)))),
-            Source::Normed(norm) => {
+            Source::Normed(eps) => {
                 files.extend(wgsl!("row_scale"));
                 constants.extend([("NORMED", U(1)), ("EARLY", U(1))]);
-                constants.extend(self.row_scale(&norm));
+                constants.extend(self.row_scale(eps));
             }
             Source::Floats if layout.is_quantized() => {
                 let room = matrix.blocks.next_multiple_of(64) as u32;
@@ -406,21 +451,21 @@ impl Lowering<'_> {
     }
 
     /// What [`Source::Normed`] and norms make a factor with.
-    pub(super) fn row_scale(&self, norm: &Norm) -> Constants {
+    pub(super) fn row_scale(&self, eps: f32) -> Constants {
         let hidden = self.program.hidden;
         vec![
             // Fours of blocks.
             ("SQUARES", U(hidden.div_ceil(4 * BLOCK) as u32)),
             ("INVERSE_WIDTH", F(1.0 / hidden as f32)),
-            ("EPS", F(norm.eps)),
+            ("EPS", F(eps)),
         ]
     }
 }
 
 impl Before {
-    fn source(self, norm: Norm) -> Source {
+    fn source(self) -> Source {
         match self {
-            Self::Emitted => Source::Normed(norm),
+            Self::Emitted(eps) => Source::Normed(eps),
             Self::Added | Self::Pending(_) => Source::Made,
         }
     }

@@ -8,7 +8,7 @@
 
 use paguro_backend::{Linear, LoadError};
 
-use crate::ops::{Norm, Op, Program};
+use crate::ops::{self, Op, Program};
 
 use super::{Lowering, Value::U, handed_parts::HandedParts};
 use crate::{
@@ -122,18 +122,21 @@ impl Lowering<'_> {
     fn all_hand_over(&self) -> bool {
         let Program { hidden, heads, ffn, ref kv, ref ops, .. } = *self.program;
         let quantized = |linear: &Linear| self.is_quantized(linear);
-        let adds = |linear: &Linear, post_norm: Option<Norm>| {
-            post_norm.is_none() && quantized(linear) && self.is_whole(&[linear])
-        };
+        let adds =
+            |linear: &Linear, add: &ops::Add| add.is_plain() && quantized(linear) && self.is_whole(&[linear]);
+        let plain = |norm: Option<paguro_backend::Norm>| norm.as_ref().is_some_and(ops::is_plain);
         let layer = |op: &Op, next: Option<&Op>| match (op, next) {
             (Op::NormQkvRopeStore(op), _) => {
-                self.rotates(op) && [&op.q, &op.k, &op.v].map(quantized) == [true; 3]
+                plain(op.norm) && self.rotates(op) && [&op.q, &op.k, &op.v].map(quantized) == [true; 3]
             }
-            (Op::ProjectAdd(op), Some(Op::NormGateUp(_))) => adds(&op.project, op.post_norm),
+            (Op::ProjectAdd(op), Some(Op::NormGateUp(_))) => adds(&op.project, &op.add),
             (Op::ProjectAdd(_), _) => false,
             (Op::NormGateUp(op), Some(Op::DownAdd(next))) => {
-                self.gates(op, &next.down) && quantized(&op.gate) && adds(&next.down, next.post_norm)
+                let gate = op.gate.as_ref().is_some_and(quantized);
+                plain(op.norm) && gate && self.gates(op, &next.down) && adds(&next.down, &next.add)
             }
+            (Op::Experts(_) | Op::Join(_), _) => false,
+            (Op::NormLogits(op), _) => plain(Some(op.norm)),
             _ => true,
         };
         [hidden, heads * kv.head_dim, ffn].iter().all(|width| width.is_multiple_of(4 * BLOCK))

@@ -30,9 +30,8 @@ impl Lowering<'_> {
         let edits = self.device.buffer(4 * sampler::room(rows, vocab), "bias and penalties")?;
         let masks = self.device.buffer(rows.max(outputs.min(256)) * vocab.div_ceil(32), "masks")?;
         let tokens = self.tokens.clone();
-        let mut constants = self.norm_constants(&op.norm);
+        let (mut constants, norm_buffers) = self.norm_constants(Some(op.norm))?;
         constants.push(("GATHER", U(1)));
-        let weight = self.vector(op.norm.weight)?;
         constants.extend(self.emit_for(&[&op.head], hidden));
         // A slice may have few of many rows, whose number decides.
         constants.extend(self.halves(0));
@@ -40,18 +39,19 @@ impl Lowering<'_> {
         let step = self.step.clone();
         let made: Vec<_> = self.made(Acts::Normed).collect();
         let factors = self.factors.clone();
-        let mut buffers =
-            vec![("x", &x), ("weight", &weight), ("factors", &factors), ("step", &step), ("normed", &normed)];
+        let mut buffers = vec![("x", &x), ("factors", &factors), ("step", &step), ("normed", &normed)];
+        buffers.extend(norm_buffers.iter().map(|(name, buffer)| (*name, buffer)));
         buffers.extend(made.iter().map(|(name, buffer)| (*name, buffer)));
         let head_norm = self.launch("norm_outputs", NORM, constants, &buffers, Grid::Rows, 0)?;
         let mut head = Vec::new();
         let place = Place { buffer: logits.clone(), stride: vocab, first: 0 };
-        let store = op.soft_cap.map_or(Store::Write, Store::Cap);
-        let inputs = Inputs { linears: &[&op.head], order: Order::Joined, acts: Acts::Normed };
+        let store = Store { scale: op.scale, cap: op.soft_cap, adds: false };
+        let inputs =
+            Inputs { linears: &[&op.head], order: Order::Joined, acts: Acts::Normed, in_order: false };
         self.product(&inputs, &place, store, When::Always, &mut head)?;
         // After the others, as it shares a counter with them.
         let one_row_head = match before {
-            Before::Emitted => self.one_row_head(op, &place, &store)?,
+            Before::Emitted(_) => self.one_row_head(op, &place, &store)?,
             Before::Added | Before::Pending(_) => vec![],
         };
         let chunks = vocab.div_ceil(2048) as u32;

@@ -51,8 +51,15 @@ const SHORT_ROWS: u32 = 1024;
 /// Rows of the longest tile of cooperative matrices.
 pub const MOST_ROWS: usize = 256;
 
-/// The kernels of a product with so many outputs and blocks of inputs, by number of rows.
-pub fn products(device: &Device, layout: Layout, outputs: u32, blocks: usize) -> Vec<Product> {
+/// The kernels of a product with so many outputs and blocks of inputs, by number of rows; `cooperative` is the side of the matrices that
+/// it may use.
+pub fn products(
+    device: &Device,
+    cooperative: Option<u32>,
+    layout: Layout,
+    outputs: u32,
+    blocks: usize,
+) -> Vec<Product> {
     let of = |most_rows: u32, kind: Kind| Product { most_rows, kind };
     let software = device.is_software;
     // Four bits are little to wait for: two outputs at a time, where that leaves enough workgroups.
@@ -64,7 +71,7 @@ pub fn products(device: &Device, layout: Layout, outputs: u32, blocks: usize) ->
     }
     // With less of everything written out, software compiles kernels in a fraction of the time.
     let several = if software { vectors(2, 1) } else { vectors(VECTOR_ROWS, 4) };
-    match device.cooperative.filter(|_| layout != Layout::F32) {
+    match cooperative.filter(|_| layout != Layout::F32) {
         None if software => {
             let tiles = Tiles { rows: 1, outputs: 2, threads: 256 };
             products.extend([of(3, several), of(u32::MAX, tiles)]);
@@ -88,7 +95,7 @@ fn vectors(rows: u32, outputs: u32) -> Kind {
 
 /// The kernel of a product of one row, with so many outputs in a workgroup, if somebody minds.
 pub fn one_row(device: &Device, layout: Layout, outputs: u32, tile: Option<u32>) -> Product {
-    let Some(tile) = tile else { return products(device, layout, outputs, 1)[0] };
+    let Some(tile) = tile else { return products(device, None, layout, outputs, 1)[0] };
     let threads = (32 * tile).min(device.most_threads);
     Product { most_rows: 1, kind: Vectors { rows: 1, outputs: tile / (threads / 32), threads, memory: 0 } }
 }
@@ -156,6 +163,21 @@ fn tall(side: u32) -> [Product; 2] {
     })
 }
 
+/// The kernel of a product of one expert and one row.
+pub fn of_pairs() -> Product {
+    Product { most_rows: 1, kind: vectors(1, 1) }
+}
+
+/// The kernel of products of tiles of rows that share an expert, and the rows of a tile.
+pub fn of_tiles(device: &Device) -> (Product, u32) {
+    let kind = match device.is_software {
+        true => Tiles { rows: 1, outputs: 2, threads: 256 },
+        false => Tiles { rows: 4, outputs: 4, threads: 128 },
+    };
+    let product = Product { most_rows: u32::MAX, kind };
+    (product, product.covers()[0])
+}
+
 /// All kernels with cooperative matrices of this side.
 pub fn all_cooperative(side: u32) -> Vec<Product> {
     let shared = [[1, 4], [1, 8], [2, 4], [7, 1]].into_iter();
@@ -172,7 +194,7 @@ pub fn product(products: &[Product], all: u32, rows: u32, outputs: u32) -> (usiz
 
 impl Product {
     /// Rows and outputs of a workgroup.
-    fn covers(&self) -> [u32; 2] {
+    pub fn covers(&self) -> [u32; 2] {
         match self.kind {
             Vectors { rows, outputs, threads, .. } => [rows, threads / 32 * outputs],
             Tiles { rows, outputs, threads } => [threads / 16 * rows, 16 * outputs],

@@ -27,6 +27,45 @@ pub enum Grid {
     Merge(u32),
     /// The pages of all block tables.
     Pages,
+    /// So many for each row and one of its experts: along x if it is first, else along y.
+    Pairs {
+        /// Experts of a row.
+        used: u32,
+        /// Workgroups for each.
+        each: u32,
+        /// Whether pairs are along x.
+        along_x: bool,
+    },
+    /// The same for each tile of rows of one expert, or for each of a tile's places.
+    ExpertTiles {
+        /// How rows become tiles.
+        tiles: ExpertTiles,
+        /// Workgroups for each.
+        each: u32,
+        /// Whether tiles are along x; places are along y.
+        along_x: bool,
+    },
+    /// A single workgroup.
+    One,
+}
+
+/// How a step's rows become tiles of which each has one expert (`route_tiles.wgsl`).
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertTiles {
+    /// Number of experts.
+    pub count: u32,
+    /// Experts of a row.
+    pub used: u32,
+    /// Places of a tile.
+    pub tile: u32,
+}
+
+impl ExpertTiles {
+    /// Tiles that a step of so many rows may need.
+    pub fn most(self, rows: u32) -> u32 {
+        let pairs = rows * self.used;
+        pairs / self.tile + self.count.min(pairs)
+    }
 }
 
 /// The steps that a launch is for.

@@ -2,15 +2,17 @@
 
 use std::{iter, ops::Range};
 
-use paguro_backend::{Activation, Linear, LoadError, MatrixId};
+use paguro_backend::{Activation, Linear, LoadError, MatrixId, Norm, NormKind};
 
-use crate::ops::Norm;
+use crate::ops::{Add, Embed, is_plain};
 
 use super::{
     Acts, Before, Grid, Launch, Lowering, Place, Product, Store,
-    Value::{F, U},
+    Value::{self, F, U},
     When,
+    hands::Parts,
     kernels::{self, FEW_ROWS},
+    launch::ExpertTiles,
     wgsl,
 };
 use crate::{
@@ -27,6 +29,8 @@ pub(super) struct Inputs<'a> {
     pub order: Order,
     /// What with.
     pub acts: Acts,
+    /// True if sums run in one order in steps of any number of rows, also with cooperative matrices.
+    pub in_order: bool,
 }
 
 /// Matrices that are one on the device.
@@ -41,15 +45,21 @@ pub(super) struct Group<'a> {
 pub(super) const NORM: &[&str] = wgsl!("args", "quantize", "emit", "row_scale", "norm");
 
 impl Lowering<'_> {
-    pub(super) fn embed(
+    pub(super) fn embed(&mut self, op: &Embed, body: &mut Vec<Launch>) -> Result<(), LoadError> {
+        self.embed_from(op.table, op.scale, false, body)?;
+        op.positions.iter().try_for_each(|&table| self.embed_from(table, 1.0, true, body))
+    }
+
+    fn embed_from(
         &mut self,
         table: MatrixId,
         scale: f32,
+        is_of_positions: bool,
         body: &mut Vec<Launch>,
     ) -> Result<(), LoadError> {
         let hidden = self.program.hidden;
         let linear = Linear { matrix: table, bias: None };
-        let inputs = Inputs { linears: &[&linear], order: Order::Joined, acts: Acts::Plain };
+        let inputs = Inputs { linears: &[&linear], order: Order::Joined, acts: Acts::Plain, in_order: false };
         let matrix = self.matrix(&inputs)?;
         for part in &matrix.parts {
             let constants = vec![
@@ -58,11 +68,13 @@ impl Lowering<'_> {
                 ("OUTPUTS", U(part.rows as u32)),
                 ("OUT_FIRST", U(part.first as u32)),
                 ("SCALE", F(scale)),
+                ("POSITIONS", U(u32::from(is_of_positions))),
             ];
             let mut files: Vec<&str> = wgsl!("args").to_vec();
             files.extend(decoder(matrix.layout));
             files.extend(wgsl!("embed"));
-            let name = format!("embed_{}", matrix.layout.name());
+            let what = if is_of_positions { "positions" } else { "embed" };
+            let name = format!("{what}_{}", matrix.layout.name());
             let (step, x, sampled) = (self.step.clone(), self.x.clone(), self.tokens.clone());
             let mut buffers = vec![("step", &step), ("x", &x), ("sampled", &sampled)];
             buffers.extend(planes(part));
@@ -76,34 +88,34 @@ impl Lowering<'_> {
     /// Norms the residual stream for products with these matrices, if what is before has not done so.
     pub(super) fn norm(
         &mut self,
-        norm: &Norm,
+        norm: Option<Norm>,
         before: Before,
         linears: &[&Linear],
         body: &mut Vec<Launch>,
     ) -> Result<(), LoadError> {
         let hidden = self.program.hidden;
-        let mut constants = self.norm_constants(norm);
+        let (mut constants, norm_buffers) = self.norm_constants(norm)?;
         constants.extend(self.emit_for(linears, hidden));
         constants.extend(self.halves(FEW_ROWS + 1));
-        let weight = self.vector(norm.weight)?;
         let (x, y, factors) = (self.x.clone(), self.y.clone(), self.factors.clone());
         let made: Vec<_> = self.made(Acts::Normed).collect();
-        let mut buffers = vec![("x", &x), ("weight", &weight), ("factors", &factors)];
+        let mut buffers = vec![("x", &x), ("factors", &factors)];
+        buffers.extend(norm_buffers.iter().map(|(name, buffer)| (*name, buffer)));
         buffers.extend(made.iter().map(|(name, buffer)| (*name, buffer)));
         let post;
         if let Before::Pending(pending) = before {
             post = self.vector(pending.weight)?;
-            constants.extend([("POST", U(1)), ("POST_EPS", F(pending.eps))]);
+            constants.extend([("POST", U(1)), ("REDUCES", U(1)), ("POST_EPS", F(pending.eps))]);
             buffers.extend([("y", &y), ("post", &post)]);
         }
         let launch = self.launch("norm", NORM, constants, &buffers, Grid::Rows, 0)?;
-        let when = When::unless_one_row(matches!(before, Before::Emitted));
+        let when = When::unless_one_row(matches!(before, Before::Emitted(_)));
         body.push(Launch { when, ..launch });
         Ok(())
     }
 
-    /// What every norm of the residual stream is compiled with.
-    pub(super) fn norm_constants(&self, norm: &Norm) -> Constants {
+    /// What every norm of the residual stream is compiled with, and its vectors; without a norm, the stream stays as it is.
+    pub(super) fn norm_constants(&mut self, norm: Option<Norm>) -> Result<Parts, LoadError> {
         let slices = self.program.hidden.next_multiple_of(BLOCK).div_ceil(256);
         // What a round stages fits in half of the workgroup memory that any device has.
         let rounds = slices.div_ceil(16);
@@ -114,8 +126,55 @@ impl Lowering<'_> {
             ("SLICES", U(slices as u32)),
             ("STAGED", U(slices as u32 * 8 * 33)),
         ];
-        constants.extend(self.row_scale(norm));
-        constants
+        constants.extend(self.row_scale(norm.map_or(0.0, |norm| norm.eps)));
+        let (norms, buffers) = self.norm_vectors(norm)?;
+        constants.extend(norms);
+        let is_layer = norm.is_some_and(|norm| norm.kind == NormKind::Layer);
+        constants.push(("FULL", U(u32::from(!norm.as_ref().is_some_and(is_plain)))));
+        if is_layer {
+            constants.push(("REDUCES", U(1)));
+        }
+        Ok((constants, buffers))
+    }
+
+    /// The kind of a norm, and its vectors.
+    fn norm_vectors(&mut self, norm: Option<Norm>) -> Result<Parts, LoadError> {
+        let Some(Norm { kind, weight, bias, .. }) = norm else { return Ok((vec![], vec![])) };
+        let constants = vec![
+            ("NORMS", U(1)),
+            ("LAYER", U(u32::from(kind == NormKind::Layer))),
+            ("NORM_BIAS", U(u32::from(bias.is_some()))),
+        ];
+        let mut buffers = vec![("weight", self.vector(weight)?)];
+        if let Some(bias) = bias {
+            buffers.push(("norm_bias", self.vector(bias)?));
+        }
+        Ok((constants, buffers))
+    }
+
+    /// Adds a branch to the residual stream.
+    pub(super) fn add_branch(
+        &mut self,
+        add: &Add,
+        branch: &wgpu::Buffer,
+        body: &mut Vec<Launch>,
+    ) -> Result<(), LoadError> {
+        let (mut constants, norm_buffers) = self.norm_vectors(add.post_norm)?;
+        let eps = add.post_norm.map_or(0.0, |norm| norm.eps);
+        let width = self.program.hidden as u32;
+        constants.extend([("WIDTH", U(width)), ("SCALE", F(add.scale)), ("EPS", F(eps))]);
+        let x = self.x.clone();
+        let mut buffers = vec![("x", &x), ("y", branch)];
+        buffers.extend(norm_buffers.iter().map(|(name, buffer)| (*name, buffer)));
+        body.push(self.launch(
+            "add_branch",
+            wgsl!("args", "add_branch"),
+            constants,
+            &buffers,
+            Grid::Rows,
+            0,
+        )?);
+        Ok(())
     }
 
     /// Matrices with one layout become one, in the order that `order` gives those in these places. Says where products go.
@@ -159,8 +218,9 @@ impl Lowering<'_> {
                     _ => self.weights.matrix(linears[index].matrix).rows,
                 };
             }
-            let inputs = Inputs { linears: &group.linears, order: group.order, acts: Acts::Normed };
-            self.product(&inputs, place, Store::Write, when, body)?;
+            let inputs =
+                Inputs { linears: &group.linears, order: group.order, acts: Acts::Normed, in_order: false };
+            self.product(&inputs, place, Store::WRITE, when, body)?;
         }
         Ok(places.map(|place| place.expect("every product is in a group")))
     }
@@ -227,7 +287,9 @@ impl Lowering<'_> {
                     constants,
                 )
             };
-            let mut products = kernels::products(self.device, matrix.layout, part.rows as u32, matrix.blocks);
+            let cooperative = self.device.cooperative.filter(|_| !inputs.in_order);
+            let mut products =
+                kernels::products(self.device, cooperative, matrix.layout, part.rows as u32, matrix.blocks);
             products.retain(|product| when == When::Always || product.most_rows > 1);
             for product in &products {
                 let (name, files, constants) = kernel(product);
@@ -250,24 +312,37 @@ impl Lowering<'_> {
     pub(super) fn activate(
         &mut self,
         activation: Activation,
-        [gate, up]: [Place; 2],
+        gate: Option<&Place>,
+        up: &Place,
         in_turn: bool,
         down: &Linear,
+        places: Places<'_>,
     ) -> Result<Launch, LoadError> {
-        let ffn = self.program.ffn;
+        let width = self.weights.matrix(down.matrix).cols;
         let mut constants = vec![
-            ("WIDTH", U(ffn as u32)),
+            ("WIDTH", U(width as u32)),
             ("STAGED", U(8 * 33)),
-            ("GATE_STRIDE", U(gate.stride as u32)),
+            ("GATED", U(u32::from(gate.is_some()))),
+            ("GATE_STRIDE", U(gate.map_or(0, |gate| gate.stride) as u32)),
             ("UP_STRIDE", U(up.stride as u32)),
             ("UP_FIRST", U(up.first as u32)),
             ("EACH", U(1 + u32::from(in_turn))),
-            ("GELU", U(u32::from(activation == Activation::GeluTanh))),
         ];
-        constants.extend(self.emit_for(&[down], ffn));
+        constants.extend(activation_constants(activation));
+        constants.extend(self.emit_for(&[down], width));
         constants.extend(self.halves(FEW_ROWS + 1));
-        let buffers = [("gate", &gate.buffer), ("up", &up.buffer)];
-        let grid = Grid::Each(ffn.div_ceil(8 * BLOCK) as u32);
+        let mut buffers = vec![("up", &up.buffer)];
+        buffers.extend(gate.map(|gate| ("gate", &gate.buffer)));
+        let each = width.div_ceil(8 * BLOCK) as u32;
+        let grid = match places {
+            Places::Rows => Grid::Each(each),
+            Places::Pairs { used } => Grid::Pairs { used, each, along_x: false },
+            Places::Tiles { tiles, tile_experts } => {
+                constants.extend([("TILED", U(1)), ("TILE", U(tiles.tile)), NO_EXPERT]);
+                buffers.push(("tile_experts", tile_experts));
+                Grid::ExpertTiles { tiles, each, along_x: false }
+            }
+        };
         self.launch(
             "activate",
             wgsl!("args", "quantize", "emit", "activation", "activate"),
@@ -276,6 +351,34 @@ impl Lowering<'_> {
             grid,
             0,
         )
+    }
+}
+
+/// Which rows of activations are made.
+#[derive(Clone, Copy)]
+pub(super) enum Places<'a> {
+    /// One for each row of the step.
+    Rows,
+    /// One for each row and one of its experts.
+    Pairs { used: u32 },
+    /// All places of tiles that have an expert.
+    Tiles { tiles: ExpertTiles, tile_experts: &'a wgpu::Buffer },
+}
+
+/// Marks a tile without an expert.
+pub(super) const NO_EXPERT: (&str, Value) = ("NO_EXPERT", U(u32::MAX));
+
+/// What kernels with an activation are compiled with.
+pub(super) fn activation_constants(activation: Activation) -> Constants {
+    match activation {
+        Activation::GeluTanh => vec![("GELU", U(1))],
+        Activation::Gelu => vec![("GELU_ERF", U(1))],
+        Activation::Relu2 => vec![("RELU2", U(1))],
+        Activation::ClampedSwiglu { alpha, limit } => {
+            vec![("CLAMPED", U(1)), ("SLOPE", F(alpha)), ("LIMIT", F(limit))]
+        }
+        // `ops` has refused all others.
+        _ => vec![],
     }
 }
 

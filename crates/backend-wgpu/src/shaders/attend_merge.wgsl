@@ -7,6 +7,10 @@
 @group(0) @binding(2) var<storage, read> part_tops: array<vec2<f32>>; // [parts, HEADS] maximum, sum of weights
 //% end
 
+//% if SINKS
+@group(0) @binding(3) var<storage, read> sinks: array<f32>; // [HEADS]
+//% end
+
 const QUADS = DIM / 4u;
 const SLOTS = min(256u / QUADS, 51u); // parts that the threads read side by side
 const CHUNK = 5u * SLOTS;             // parts that they read at once: all of a context of 16,384, with heads of 128
@@ -109,6 +113,10 @@ fn main(
       }
       workgroupBarrier();
     }
+//% if SINKS
+    // A sink that outweighs all scores by more than single precision holds leaves nothing of them.
+    sum.y += exp2(min(fma(sinks[head], 1.4426950408889634, -top), 126.0));
+//% end
     if (tid < DIM) {
       stage(h * DIM + tid, select(0.0, sum.x / sum.y, wid.x * MERGE_HEADS + h < HEADS));
     }

@@ -1,24 +1,36 @@
 // x = table[token] * SCALE, for tokens in this part of the table; one thread for each block. A token with the highest bit set is
-// a place among those that the step before has sampled; where nothing was left to sample, it is token 0.
+// a place among those that the step before has sampled; where nothing was left to sample, it is token 0. With POSITIONS, the table is of
+// learned positions, which are added.
 @group(0) @binding(5) var<storage, read> step: array<u32>;
 @group(0) @binding(6) var<storage, read_write> x: array<f32>; // [rows, WIDTH]
+//% if POSITIONS
+//% else
 @group(0) @binding(7) var<storage, read> sampled: array<u32>;
+//% end
 
 @compute @workgroup_size(64)
 fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   let block = id.x;
+//% if POSITIONS
+  let token = step[args.positions + id.y];
+//% else
   var token = step[args.tokens + id.y];
   if ((token >> 31u) == 1u) {
     token = sampled[token & 0x7fffffffu];
     if (token == 0xffffffffu) { token = 0u; }
   }
+//% end
   if (block >= BLOCKS || token < OUT_FIRST || token >= OUT_FIRST + OUTPUTS) { return; }
   let w = load_block(token - OUT_FIRST, block);
   for (var j = 0u; j < 8u; j++) {
     let v = quad(w, j) * SCALE;
     for (var c = 0u; c < 4u; c++) {
       let i = block * 32u + j * 4u + c;
+//% if POSITIONS
+      if (i < WIDTH) { x[id.y * WIDTH + i] += v[c]; }
+//% else
       if (i < WIDTH) { x[id.y * WIDTH + i] = v[c]; }
+//% end
     }
   }
 }

@@ -14,6 +14,6 @@ fn ask(tid: u32, first: u32) -> u32 {
 fn finish(tid: u32, first: u32, asked: u32) {
   let i = first / 2u + tid;
   if (tid < TILE / 2u && 2u * i < OUTPUTS) {
-    put((i % 32u / 4u * ACT_BLOCKS + i / 32u) * 4u + i % 4u, activation(totals[2u * tid]) * totals[2u * tid + 1u]);
+    put((i % 32u / 4u * ACT_BLOCKS + i / 32u) * 4u + i % 4u, activated(totals[2u * tid], totals[2u * tid + 1u]));
   }
 }

@@ -3,6 +3,13 @@
 // adds its inputs up in the order of matvec: lane by lane, the blocks of a lane in order.
 //
 // A stage is straight code: what the next one needs is asked for before its products, and a branch on the way would make it wait.
+//
+// With EXPERTS, a tile of rows has an expert of its own, whose weights are some of a stack (`route_tiles.wgsl`).
+//% if EXPERTS
+@group(0) @binding(20) var<storage, read> tile_experts: array<u32>; // [tiles]
+@group(0) @binding(21) var<storage, read> sources: array<u32>;      // [tiles, TILE_ROWS]
+
+//% end
 const TILE_ROWS = THREADS / 16u * ROWS;
 const TILE_OUTS = 16u * OUTS;
 
@@ -31,8 +38,29 @@ fn acts_at(row: u32, stage: u32, place: u32) -> Acts {
   return load_acts(row, min(block, BLOCKS - 1u));
 }
 
+//% if EXPERTS
+// The row of activations of a place.
+fn acts_row(place: u32) -> u32 {
+//% if BY_SOURCE
+  return sources[place];
+//% else
+  return place;
+//% end
+}
+//% end
+
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
+//% if EXPERTS
+  let expert = tile_experts[wid.x];
+  if (expert < FIRST_EXPERT || expert >= FIRST_EXPERT + HELD_EXPERTS) { return; }
+  let stack = (expert - FIRST_EXPERT) * OUTPUTS;
+//% if BIAS
+  bias_from = stack;
+//% end
+//% else
+  const stack = 0u;
+//% end
   let output = wid.y * TILE_OUTS;
   let row = wid.x * TILE_ROWS;
   let to = tid % 16u;
@@ -44,12 +72,16 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% end
 //% for i in 0..W_LOADS
   let w_at_${i} = tid + ${i}u * THREADS;
-  let w_row_${i} = min(output + w_at_${i} % TILE_OUTS, OUTPUTS - 1u);
+  let w_row_${i} = stack + min(output + w_at_${i} % TILE_OUTS, OUTPUTS - 1u);
   var w_next_${i} = weights_at(w_row_${i}, 0u, w_at_${i} / TILE_OUTS);
 //% end
 //% for i in 0..X_LOADS
   let x_at_${i} = tid + ${i}u * THREADS;
+//% if EXPERTS
+  let x_row_${i} = acts_row(row + x_at_${i} % TILE_ROWS);
+//% else
   let x_row_${i} = min(row + x_at_${i} % TILE_ROWS, args.rows - 1u);
+//% end
   var x_next_${i} = acts_at(x_row_${i}, 0u, x_at_${i} / TILE_ROWS);
 //% end
   for (var lane = 0u; lane < min(32u, BLOCKS); lane++) {
@@ -106,9 +138,15 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% for r in 0..ROWS
   let row_${r} = row + tr + ${r}u * (THREADS / 16u);
 //% for o in 0..OUTS
+//% if EXPERTS
+  if (output + to + ${o}u * 16u < OUTPUTS) {
+    store(row_${r}, output + to + ${o}u * 16u, total_${r}_${o}, factor_of(acts_row(row_${r})));
+  }
+//% else
   if (row_${r} < args.rows && output + to + ${o}u * 16u < OUTPUTS) {
     store(row_${r}, output + to + ${o}u * 16u, total_${r}_${o}, factor_of(row_${r}));
   }
+//% end
 //% end
 //% end
 }

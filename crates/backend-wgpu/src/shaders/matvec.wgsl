@@ -5,6 +5,9 @@
 // end: what is multiplied does not wait for it. OWN_ACTS:
 // activations come as floats, and every workgroup makes its own eight bits of them. FINISHES: results stay in the workgroup, whose
 // threads then `finish` them.
+//% if EXPERTS
+@group(0) @binding(20) var<storage, read> chosen: array<u32>; // [rows, experts of each]
+//% end
 var<workgroup> sums: array<f32, SUMS>; // [groups, OUTS * BATCH, 33], or more
 //% if FINISHES
 const TILE = THREADS / 32u * OUTS;
@@ -25,10 +28,22 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   let lane = tid % 32u;
   let group = tid / 32u;
   let output = (wid.y * (THREADS / 32u) + group) * OUTS;
+//% if EXPERTS
+  // A row of one expert's product: its weights are some of a stack.
+  let expert = chosen[wid.x];
+  if (expert < FIRST_EXPERT || expert >= FIRST_EXPERT + HELD_EXPERTS) { return; }
+  let row = wid.x / PLACES_OF_ROW;
+  let stack = (expert - FIRST_EXPERT) * OUTPUTS;
+//% if BIAS
+  bias_from = stack;
+//% end
+//% else
   let row = wid.x * BATCH;
+  const stack = 0u;
+//% end
   // Past the end, the last ones are computed again and not stored.
 //% for o in 0..OUTS
-  let from_${o} = min(output + ${o}u, OUTPUTS - 1u);
+  let from_${o} = stack + min(output + ${o}u, OUTPUTS - 1u);
 //% for b in 0..BATCH
   var acc_${o}_${b} = 0.0;
 //% end
@@ -89,7 +104,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
     let w_${o} = load_block(from_${o}, block);
 //% end
 //% for b in 0..BATCH
+//% if EXPERTS
+    let x_${b} = load_acts(row, block);
+//% else
     let x_${b} = load_acts(min(row + ${b}u, args.rows - 1u), block);
+//% end
 //% end
 //% for b in 0..BATCH
 //% for o in 0..OUTS
@@ -117,9 +136,13 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% else
   for (var n = lane; n < OUTS * BATCH; n += 32u) {
     let total = total_of(own + n);
+//% if EXPERTS
+    if (output + n < OUTPUTS) { store(wid.x, output + n, total, factor_of(row)); }
+//% else
     if (output + n / BATCH < OUTPUTS && row + n % BATCH < args.rows) {
       store(row + n % BATCH, output + n / BATCH, total, factor_of(row + n % BATCH));
     }
+//% end
   }
 //% end
 }

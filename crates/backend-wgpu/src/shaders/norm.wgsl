@@ -1,5 +1,6 @@
-// Root-mean-square norm of the residual stream, one workgroup for each row. With POST, a product is normed and added first;
-// with GATHER, the rows are those of outputs, and the normed row is kept as it is, too.
+// Norm of the residual stream, one workgroup for each row. With POST, a product is normed and added first; with GATHER, the rows are
+// those of outputs, and the normed row is kept as it is, too. A plain root-mean-square norm leaves its factor to products. With FULL,
+// which LayerNorm, biases and a stream that is not normed come with, activations are complete, and the factor is one.
 //% if POST
 @group(0) @binding(0) var<storage, read_write> x: array<f32>;   // [rows, WIDTH]
 @group(0) @binding(1) var<storage, read> y: array<f32>;         // [rows, WIDTH]
@@ -7,7 +8,12 @@
 //% else
 @group(0) @binding(0) var<storage, read> x: array<f32>;         // [rows, WIDTH]
 //% end
+//% if NORMS
 @group(0) @binding(3) var<storage, read> weight: array<f32>;    // [WIDTH]
+//% end
+//% if NORM_BIAS
+@group(0) @binding(7) var<storage, read> norm_bias: array<f32>; // [WIDTH]
+//% end
 @group(0) @binding(6) var<storage, read_write> factors: array<f32>; // [rows]
 //% if GATHER
 @group(0) @binding(4) var<storage, read> step: array<u32>;
@@ -21,7 +27,7 @@ fn squares_of(four: u32) -> vec4<f32> {
   return vec4<f32>(squares[at], squares[at + 1u], squares[at + 2u], squares[at + 3u]);
 }
 
-//% if POST
+//% if REDUCES
 var<workgroup> sums: array<f32, 256>;
 
 fn sum_of(tid: u32, value: f32) -> f32 {
@@ -52,7 +58,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   let i_${c}_${s} = (${c}u * SLICES + ${s}u) * 256u + tid;
   let at_${c}_${s} = min(i_${c}_${s}, WIDTH - 1u);
   var x_${c}_${s} = select(0.0, x[base + at_${c}_${s}], i_${c}_${s} < WIDTH);
+//% if NORMS
   let w_${c}_${s} = weight[at_${c}_${s}];
+//% end
+//% if NORM_BIAS
+  let b_${c}_${s} = norm_bias[at_${c}_${s}];
+//% end
 //% if POST
   let y_${c}_${s} = select(0.0, y[base + at_${c}_${s}], i_${c}_${s} < WIDTH);
   let p_${c}_${s} = post[at_${c}_${s}];
@@ -74,6 +85,21 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% end
 //% end
 //% end
+//% if LAYER
+  var total = 0.0;
+//% for c in 0..ROUNDS
+//% for s in 0..SLICES
+  total += x_${c}_${s};
+//% end
+//% end
+  let mean = sum_of(tid, total) / f32(WIDTH);
+//% for c in 0..ROUNDS
+//% for s in 0..SLICES
+  x_${c}_${s} = select(0.0, x_${c}_${s} - mean, i_${c}_${s} < WIDTH);
+//% end
+//% end
+//% end
+//% if NORMS
 //% for c in 0..ROUNDS
 //% for s in 0..SLICES
   stage(${s}u * 256u + tid, x_${c}_${s});
@@ -88,11 +114,31 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% end
   add_squares(tid);
   workgroupBarrier();
+//% if FULL
+  let full = row_scale();
+  let scale = 1.0;
+//% else
   let scale = row_scale();
+//% end
+//% else
+  let scale = 1.0;
+//% end
   if (tid == 0u) { factors[wid.x] = scale; }
 //% for c in 0..ROUNDS
 //% for s in 0..SLICES
+//% if NORMS
+//% if FULL
+//% if NORM_BIAS
+  let n_${c}_${s} = select(0.0, fma(x_${c}_${s} * full, w_${c}_${s}, b_${c}_${s}), i_${c}_${s} < WIDTH);
+//% else
+  let n_${c}_${s} = x_${c}_${s} * full * w_${c}_${s};
+//% end
+//% else
   let n_${c}_${s} = x_${c}_${s} * w_${c}_${s};
+//% end
+//% else
+  let n_${c}_${s} = x_${c}_${s};
+//% end
 //% if GATHER
   if (i_${c}_${s} < WIDTH) { normed[wid.x * WIDTH + i_${c}_${s}] = n_${c}_${s} * scale; }
 //% end

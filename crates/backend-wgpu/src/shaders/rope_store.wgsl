@@ -2,11 +2,10 @@
 @group(0) @binding(0) var<storage, read> q: array<f32>;         // [rows, Q_STRIDE]
 @group(0) @binding(1) var<storage, read> k: array<f32>;         // [rows, K_STRIDE]
 @group(0) @binding(2) var<storage, read> v: array<f32>;         // [rows, V_STRIDE]
-//% if Q_NORM
-@group(0) @binding(6) var<storage, read> q_norm: array<f32>;    // [DIM]
-//% end
-//% if K_NORM
-@group(0) @binding(7) var<storage, read> k_norm: array<f32>;    // [DIM]
+//% if QK_NORM
+// Of a head, [DIM]; with ROW_NORM of all heads.
+@group(0) @binding(6) var<storage, read> q_norm: array<f32>;
+@group(0) @binding(7) var<storage, read> k_norm: array<f32>;
 //% end
 @group(0) @binding(8) var<storage, read_write> queries: array<f32>; // [rows, HEADS, DIM]
 // How they lie is said in pages.rs.
@@ -19,15 +18,34 @@ var<workgroup> head: array<f32, DIM>;
 var<workgroup> turned: array<f32, DIM>;
 var<workgroup> squares: array<f32, 64>;
 
-fn norm_scale(tid: u32, eps: f32) -> f32 {
+//% if QK_NORM
+// Norms the head of a query or a key in place.
+fn norm_head(tid: u32, row: u32, number: u32, is_q: bool) {
   var sum = 0.0;
+//% if ROW_NORM
+  let width = select(KV_HEADS, HEADS, is_q) * DIM;
+  for (var i = tid; i < width; i += 64u) {
+    var x = 0.0;
+    if (is_q) { x = q[row * Q_STRIDE + i]; } else { x = k[row * K_STRIDE + K_FIRST + i]; }
+    sum = fma(x, x, sum);
+  }
+  let from_ = number * DIM;
+//% else
+  let width = DIM;
   for (var i = tid; i < DIM; i += 64u) { sum = fma(head[i], head[i], sum); }
+  let from_ = 0u;
+//% end
   squares[tid] = sum;
   workgroupBarrier();
   sum = 0.0;
   for (var i = 0u; i < 64u; i++) { sum += squares[i]; }
-  return 1.0 / sqrt(sum / f32(DIM) + eps);
+  let scale = 1.0 / sqrt(sum / f32(width) + select(K_EPS, Q_EPS, is_q));
+  for (var i = tid; i < DIM; i += 64u) {
+    if (is_q) { head[i] = head[i] * scale * q_norm[from_ + i]; } else { head[i] = head[i] * scale * k_norm[from_ + i]; }
+  }
+  workgroupBarrier();
 }
+//% end
 
 //% if Q8
 const QUADS = DIM / 4u;
@@ -60,19 +78,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
     }
   }
   workgroupBarrier();
-//% if Q_NORM
-  if (is_q) {
-    let scale = norm_scale(tid, Q_EPS);
-    for (var i = tid; i < DIM; i += 64u) { head[i] = head[i] * scale * q_norm[i]; }
-  }
+//% if NORM_FIRST
+  if (is_q || is_k) { norm_head(tid, row, select(kv_head, wid.x, is_q), is_q); }
 //% end
-//% if K_NORM
-  if (is_k) {
-    let scale = norm_scale(tid, K_EPS);
-    for (var i = tid; i < DIM; i += 64u) { head[i] = head[i] * scale * k_norm[i]; }
-  }
-//% end
-  workgroupBarrier();
   for (var i = tid; i < DIM; i += 64u) { turned[i] = head[i]; }
   workgroupBarrier();
 //% if PAIRS
@@ -92,8 +100,22 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   }
   workgroupBarrier();
 //% end
+//% if NORM_LAST
+  if (is_q || is_k) {
+    for (var i = tid; i < DIM; i += 64u) { head[i] = turned[i]; }
+    workgroupBarrier();
+    norm_head(tid, row, select(kv_head, wid.x, is_q), is_q);
+    for (var i = tid; i < DIM; i += 64u) { turned[i] = head[i]; }
+    workgroupBarrier();
+  }
+//% end
   if (is_q) {
-    for (var i = tid; i < DIM; i += 64u) { queries[(row * HEADS + wid.x) * DIM + i] = turned[i]; }
+//% if BY_POSITION
+    let by_position = fma(SLOPE, log(1.0 + f32(position / ORIGINAL)), 1.0);
+//% else
+    let by_position = 1.0;
+//% end
+    for (var i = tid; i < DIM; i += 64u) { queries[(row * HEADS + wid.x) * DIM + i] = turned[i] * by_position; }
     return;
   }
 //% if Q8

@@ -1,10 +1,10 @@
 // Rotation of queries and keys. What is one number here and there is computed alike, so that bits are the same wherever it is done.
 @group(0) @binding(13) var<storage, read> step: array<u32>;
+//% if PAIRS
 // Cosine and sine of positions 256 i and of positions below 256; together, of every position.
 @group(0) @binding(14) var<storage, read> far: array<vec2<f32>>;  // [ceil(context / 256), PAIRS]
 @group(0) @binding(15) var<storage, read> near: array<vec2<f32>>; // [256, PAIRS]
 
-//% if PAIRS
 // Cosine and sine.
 fn angle(position: u32, pair: u32) -> vec2<f32> {
   let a = far[position / 256u * PAIRS + pair];

@@ -1,14 +1,22 @@
 // Where products go, and what happens to them there: first they are multiplied with the factor of their row.
 @group(0) @binding(5) var<storage, read_write> out: array<f32>; // [rows, OUT_STRIDE]
 //% if BIAS
-@group(0) @binding(6) var<storage, read> bias: array<f32>;      // [outputs]
+@group(0) @binding(6) var<storage, read> bias: array<f32>;      // [outputs], of each expert
+//% if EXPERTS
+var<private> bias_from: u32;
+//% else
+const bias_from = 0u;
+//% end
 //% end
 
 fn store(row: u32, output: u32, product: f32, factor: f32) {
 //% if BIAS
-  var value = fma(product, factor, bias[output]);
+  var value = fma(product, factor, bias[bias_from + output]);
 //% else
   var value = product * factor;
+//% end
+//% if SCALED
+  value *= SCALE;
 //% end
 //% if CAP
   value = SOFT_CAP * tanh(clamp(value / SOFT_CAP, -15.0, 15.0));

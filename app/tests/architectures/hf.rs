@@ -1,0 +1,70 @@
+//! Folders of Hugging Face's classes: `config.json` and names as transformers writes them, logits as it computes them.
+
+use std::{fs, path::Path};
+
+use paguro_model::{LoadOptions, Model};
+use serde_json::{Map, Value, json};
+
+use super::{Backend, CHUNKS, HALF_PAGES, ROUNDING, Want, distance, run, weights};
+
+/// Runs all folders on these backends; those that are not exact round as the CPU's does.
+pub fn compare(backends: &[(&dyn Backend, bool)]) {
+    const CONTEXT: usize = 256;
+
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/architectures/hf");
+    let all: Value = serde_json::from_slice(&fs::read(folder.join("cases.json")).unwrap()).unwrap();
+    let positions: Vec<usize> =
+        all["positions"].as_array().unwrap().iter().map(|at| at.as_u64().unwrap() as usize).collect();
+    let tokens = weights::tokens(positions[positions.len() - 1] + 1, all["vocab"].as_u64().unwrap());
+    let mut failures = Vec::new();
+    for case in all["cases"].as_array().unwrap() {
+        let name = case["name"].as_str().unwrap();
+        let logits = fs::read(folder.join(format!("{name}.logits"))).unwrap();
+        let expected: Vec<f32> =
+            logits.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+        let path = write(name, case, &all["tokenizer"]);
+        for &(backend, rounds) in backends {
+            let tolerance = ROUNDING + if rounds { HALF_PAGES } else { 0.0 };
+            let options = LoadOptions { max_context: Some(CONTEXT) };
+            let model = match Model::open(&path, &options) {
+                Ok(model) => model,
+                Err(error) => {
+                    failures.push(format!("{name}: {error}"));
+                    continue;
+                }
+            };
+            let own = run(backend, model, CONTEXT, &tokens, &CHUNKS, &positions, Want::Logits);
+            let error = distance(&own, &expected);
+            println!("{name:16} {:10} error {error:.1e} of {tolerance:.1e}", backend.name());
+            if error.is_nan() || error > tolerance {
+                failures
+                    .push(format!("{name} on {}: {error:.1e}, more than {tolerance:.1e}", backend.name()));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{failures:#?}");
+}
+
+/// Writes the folder of a case.
+fn write(name: &str, case: &Value, tokenizer: &Value) -> std::path::PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("hf-{}-{name}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("config.json"), case["config"].to_string()).unwrap();
+    fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let (mut header, mut data) = (Map::new(), Vec::new());
+    for tensor in case["tensors"].as_array().unwrap() {
+        let (name, center, spread) =
+            (tensor[0].as_str().unwrap(), weights::number(&tensor[1]), weights::number(&tensor[2]));
+        let shape = tensor[3].as_array().unwrap();
+        let count = shape.iter().map(|dim| dim.as_u64().unwrap() as usize).product();
+        let start = data.len();
+        let values = weights::uniform(name, count).map(|noise| noise * spread + center);
+        data.extend(values.flat_map(f32::to_le_bytes));
+        let offsets = [start, data.len()];
+        header.insert(name.to_owned(), json!({"dtype": "F32", "shape": shape, "data_offsets": offsets}));
+    }
+    let header = Value::Object(header).to_string();
+    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat();
+    fs::write(folder.join("model.safetensors"), file).unwrap();
+    folder
+}

@@ -1,0 +1,170 @@
+#!/usr/bin/env python3
+"""Writes the folders that app/tests/architectures/main.rs reads: tiny random models of the classes of Hugging Face's
+transformers, and the logits that these classes compute for them in float32.
+
+usage: make_hf.py [CASE...]
+
+Needs `pip install torch transformers safetensors tokenizers numpy`. As in make.py, weights are a function of the tensors'
+names, so only `config.json`, the list of tensors and the logits are kept.
+"""
+import json, pathlib, sys, tempfile
+
+import numpy as np
+import torch, transformers
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from make import HERE, NEAR, VOCAB, bits, uniform
+
+POSITIONS = [0, 15, 31, 33, 64, 96]
+SMALL = dict(vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=512, pad_token_id=None, bos_token_id=1, eos_token_id=2,
+             attn_implementation="eager")
+WINDOW = dict(sliding_window=32)
+YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=64, rope_theta=10000.0)
+
+
+def case(name, class_, **more):
+    return name, class_, SMALL | more
+
+
+CASES = [
+    case("llama", "Llama", head_dim=32, rope_parameters=dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0,
+         high_freq_factor=4.0, original_max_position_embeddings=64, rope_theta=10000.0)),
+    case("mistral", "Mistral", head_dim=16, **WINDOW),
+    case("mixtral", "Mixtral", num_local_experts=8, num_experts_per_tok=2),
+    case("ministral3", "Ministral3", head_dim=32, rope_parameters=dict(YARN, mscale=1.0, mscale_all_dim=1.0,
+         llama_4_scaling_beta=0.3)),
+    case("qwen2", "Qwen2", tie_word_embeddings=True),
+    case("qwen2_moe", "Qwen2Moe", num_experts=6, num_experts_per_tok=3, moe_intermediate_size=40,
+         shared_expert_intermediate_size=72),
+    case("qwen3", "Qwen3", head_dim=32),
+    case("qwen3_moe", "Qwen3Moe", head_dim=32, num_experts=16, num_experts_per_tok=4, moe_intermediate_size=48,
+         norm_topk_prob=True),
+    case("qwen3_moe-plain", "Qwen3Moe", head_dim=16, num_experts=7, num_experts_per_tok=1, moe_intermediate_size=40,
+         norm_topk_prob=False, tie_word_embeddings=True),
+    case("gemma2", "Gemma2", head_dim=32, attn_logit_softcapping=3.0, final_logit_softcapping=2.0,
+         query_pre_attn_scalar=32, **WINDOW),
+    case("gpt_oss", "GptOss", head_dim=32, num_local_experts=6, num_experts_per_tok=2, rope_parameters=dict(YARN,
+         truncate=False), num_hidden_layers=4, **WINDOW),
+    case("phi", "Phi", partial_rotary_factor=0.5),
+    case("phi3", "Phi3"),
+    case("smollm3", "SmolLM3", num_hidden_layers=5),
+    case("granite", "Granite", logits_scaling=4.0, residual_multiplier=0.4, embedding_multiplier=3.0,
+         attention_multiplier=0.11),
+    case("granitemoe", "GraniteMoe", num_local_experts=5, num_experts_per_tok=2, logits_scaling=4.0,
+         residual_multiplier=0.4, embedding_multiplier=3.0, attention_multiplier=0.11),
+    case("olmo2", "Olmo2"),
+    case("olmo3", "Olmo3", num_hidden_layers=5, **WINDOW),
+    case("olmoe", "Olmoe", num_experts=8, num_experts_per_tok=3, num_key_value_heads=4),
+    case("seed_oss", "SeedOss", head_dim=32),
+    case("exaone4", "Exaone4", num_hidden_layers=4, **WINDOW),
+    case("hunyuan", "HunYuanDenseV1", head_dim=32),
+    case("hunyuan_moe", "HunYuanMoEV1", head_dim=32, num_experts=8, moe_topk=3),
+    case("ernie4_5", "Ernie4_5", head_dim=32),
+    case("ernie4_5_moe", "Ernie4_5_Moe", moe_num_experts=6, moe_k=2, moe_intermediate_size=40, moe_num_shared_experts=2,
+         moe_layer_start_index=1, num_hidden_layers=3),
+    case("glm4", "Glm4", head_dim=32),
+    case("glm4_moe", "Glm4Moe", head_dim=32, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=48,
+         n_shared_experts=1, first_k_dense_replace=1, routed_scaling_factor=1.5, num_hidden_layers=3, use_qk_norm=True),
+    case("minimax_m2", "MiniMaxM2", head_dim=32, num_local_experts=8, num_experts_per_tok=2),
+    case("cohere2", "Cohere2", logit_scale=0.25, num_hidden_layers=5, **WINDOW),
+    case("nemotron", "Nemotron", head_dim=16),
+    case("starcoder2", "Starcoder2", tie_word_embeddings=True),
+    case("stablelm", "StableLm"),
+    case("gpt2", "GPT2LMHead", n_positions=512, n_embd=64, n_layer=2, n_head=4),
+    case("gpt_neox", "GPTNeoX"),
+    case("gemma3", "Gemma3", head_dim=32, query_pre_attn_scalar=32, num_hidden_layers=7, **WINDOW),
+]
+
+
+def values(name, shape, class_):
+    """Weights of a sensible size, as the name says."""
+    count = int(np.prod(shape))
+    leaf = name.rsplit(".", 1)[-1]
+    is_norm = "norm" in name or "ln_" in name
+    is_router = name.endswith(("mlp.gate.weight", "router.weight", "router.layer.weight", "block_sparse_moe.gate.weight",
+                               "gate.wg.weight", "moe.gate.weight"))
+    if leaf.endswith("bias") or leaf == "e_score_correction_bias" or "moe_statics" in name:
+        center, spread = 0.0, 0.5
+    elif leaf == "sinks":
+        center, spread = 1.0, 4.0
+    elif is_norm:
+        # These store an offset from one.
+        center, spread = float(not class_.startswith(("Gemma", "Nemotron"))), 0.5
+    elif is_router:
+        # A gap between experts that rounding does not close.
+        center, spread = 0.0, 1.5
+    elif "embed" in name or ".wte" in name or ".wpe" in name:
+        center, spread = 0.0, 1.0
+    elif len(shape) == 1:
+        center, spread = 0.0, 0.5
+    else:
+        fan = shape[-1]
+        center, spread = 0.0, float(np.float32(1.3 * 12**0.5 * fan**-0.5))
+    return center, spread, (uniform(name, count) * np.float32(spread) + np.float32(center)).reshape(shape)
+
+
+def run(name, class_, options):
+    model_class = getattr(transformers, class_ + ("Model" if class_.endswith("LMHead") else "ForCausalLM"))
+    config = model_class.config_class(**options)
+    model = model_class(config).float()
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        model.save_pretrained(folder)
+        with safe_open(folder / "model.safetensors", "np") as file:
+            shapes = {key: list(file.get_slice(key).get_shape()) for key in file.keys()}
+        tensors = {key: values(key, shape, class_) for key, shape in sorted(shapes.items())}
+        save_file({key: value for key, (_, _, value) in tensors.items()}, folder / "model.safetensors",
+                  metadata={"format": "pt"})
+        model, info = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager",
+                                                  output_loading_info=True)
+        assert not info["missing_keys"] and not info["unexpected_keys"], (name, info)
+        tokens = [int(bit) % VOCAB for bit in bits("tokens", max(POSITIONS) + 1)]
+        with torch.no_grad():
+            logits = model.eval()(torch.tensor([tokens])).logits[0, POSITIONS].float().numpy()
+        assert np.isfinite(logits).all(), name
+        written = json.loads((folder / "config.json").read_text())
+    print(f"{name:16} spread {logits.std():.3f}, {len(tensors)} tensors", flush=True)
+    (HERE / "hf" / f"{name}.logits").write_bytes(logits.astype("<f4").tobytes())
+    written.pop("transformers_version", None)
+    return {"name": name, "config": written,
+            "tensors": [[key, center, spread, list(value.shape)] for key, (center, spread, value) in tensors.items()]}
+
+
+def tokenizer():
+    """A byte-level tokenizer with as many tokens as the models have."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {letter: index for index, letter in enumerate(letters)}
+    for index in range(len(vocab), VOCAB):
+        vocab[f"<|extra_{index}|>"] = index
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return json.loads(tokenizer.to_str())
+
+
+def main():
+    chosen = sys.argv[1:]
+    folder = HERE / "hf"
+    folder.mkdir(exist_ok=True)
+    path = folder / "cases.json"
+    old = {entry["name"]: entry for entry in json.loads(path.read_text())["cases"]} if path.exists() else {}
+    entries = []
+    for name, class_, options in CASES:
+        if chosen and name not in chosen:
+            if name in old:
+                entries.append(old[name])
+            continue
+        try:
+            entries.append(run(name, class_, options))
+        except Exception as error:  # which classes there are depends on the version
+            print(f"{name:16} FAILED: {error!r}"[:300], flush=True)
+    lines = [json.dumps(entry, separators=(",", ":")) for entry in entries]
+    shared = {"vocab": VOCAB, "positions": POSITIONS, "tokenizer": tokenizer()}
+    path.write_text(json.dumps(shared, separators=(",", ":"))[:-1] + ',\n"cases": [\n' + ",\n".join(lines) + "\n]}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,408 @@
+//! Mixtures of experts: no result leaves the device before the layer is done.
+//!
+//! | operation | launches | kernel file | steps |
+//! |-|-|-|-|
+//! | norm | one | `norm.wgsl` | all |
+//! | shared expert | as a dense network; and its output's gate | `matvec.wgsl`, `matmul.wgsl`, `activate.wgsl` | all |
+//! | router's logits | one | `matvec.wgsl`, `matmul.wgsl` | all |
+//! | choice and weights | one | `route.wgsl` | all |
+//! | rows by expert | one | `route_tiles.wgsl` | many rows |
+//! | gate and up | one or two | `matvec.wgsl`, a row of one expert | few rows |
+//! | | | `matmul.wgsl`, a tile of rows of one expert | many rows |
+//! | activation | one | `activate.wgsl` | all |
+//! | down | one | as gate and up | all |
+//! | weighted sum | one | `add_experts.wgsl` | all |
+//!
+//! Only experts that some row has chosen are read. A row's sums have one order in both ways.
+
+use paguro_backend::{Experts, Limits, Linear, LoadError, Scores};
+
+use crate::{
+    device::Device,
+    layout::{BLOCK, Layout},
+    matrix::Order,
+    ops::{ExpertsAdd, Program},
+    template::Constants,
+};
+
+use super::{
+    Acts, Before, Grid, Launch, Lowering, Place, Store,
+    Value::{F, U},
+    When, kernels,
+    launch::ExpertTiles,
+    products::{Inputs, NO_EXPERT, Places, decoder, planes},
+    wgsl,
+};
+
+/// Room for the mixtures of experts of a program: of each kind of buffer, that of the one that needs most.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Room {
+    /// Blocks of activations between up and down.
+    pub act_blocks: usize,
+    /// Elements of gates and inputs.
+    gate_up: usize,
+    /// Elements of results.
+    results: usize,
+    /// Elements of logits.
+    logits: usize,
+    /// Rows and experts of each.
+    pairs: usize,
+    /// Places of tiles.
+    places: usize,
+    /// Tiles.
+    tiles: usize,
+    /// Elements of a shared expert's results.
+    shared: usize,
+    /// Rows, if there are any experts.
+    rows: usize,
+}
+
+/// Buffers of mixtures of experts, which layers use one after the other.
+pub(super) struct Buffers {
+    logits: wgpu::Buffer,
+    chosen: wgpu::Buffer,
+    weights: wgpu::Buffer,
+    places: wgpu::Buffer,
+    sources: wgpu::Buffer,
+    tile_experts: wgpu::Buffer,
+    results: wgpu::Buffer,
+    shared: wgpu::Buffer,
+    output_gate: wgpu::Buffer,
+}
+
+/// How the rows of a step are shared out to experts.
+#[derive(Clone, Copy)]
+struct Shares {
+    /// Rows from which on they are grouped by expert.
+    tiled_from: usize,
+    tiles: ExpertTiles,
+}
+
+impl Shares {
+    fn of(device: &Device, experts: &Experts) -> Self {
+        let (count, used) = (experts.count, experts.router.used);
+        let (_, tile) = kernels::of_tiles(device);
+        Self {
+            // With fewer than two rows for each expert, a tile is mostly empty.
+            tiled_from: (2 * count / used).max(2),
+            tiles: ExpertTiles { count: count as u32, used: used as u32, tile },
+        }
+    }
+}
+
+impl Room {
+    pub(super) fn of(device: &Device, program: &Program, limits: &Limits) -> Self {
+        let mut room = Self::default();
+        for experts in program.experts() {
+            let Shares { tiles, .. } = Shares::of(device, experts);
+            let (rows, hidden, width) = (limits.max_rows, program.hidden, experts.width);
+            let pairs = rows * experts.router.used;
+            let most_tiles = tiles.most(rows as u32) as usize;
+            let places = (most_tiles * tiles.tile as usize).max(pairs);
+            let own = Self {
+                act_blocks: places * width.div_ceil(BLOCK),
+                gate_up: places * width,
+                results: places * hidden,
+                logits: rows * experts.count,
+                pairs,
+                places,
+                tiles: most_tiles,
+                shared: if experts.shared.is_some() { rows * hidden } else { 0 },
+                rows,
+            };
+            room = Self {
+                act_blocks: room.act_blocks.max(own.act_blocks),
+                gate_up: room.gate_up.max(own.gate_up),
+                results: room.results.max(own.results),
+                logits: room.logits.max(own.logits),
+                pairs: room.pairs.max(own.pairs),
+                places: room.places.max(own.places),
+                tiles: room.tiles.max(own.tiles),
+                shared: room.shared.max(own.shared),
+                rows,
+            };
+        }
+        room
+    }
+
+    /// Elements of the buffers of products: of queries, keys and values, of gates and inputs.
+    pub(super) fn scratch(&self, rows: usize, [q, kv, ffn]: [usize; 3]) -> [usize; 3] {
+        [
+            (rows * (q + 2 * kv).max(2 * ffn)).max(2 * self.gate_up),
+            (rows * (q.max(kv) + kv).max(ffn)).max(self.gate_up),
+            rows * kv,
+        ]
+    }
+
+    /// Words of [`Buffers`].
+    pub(super) fn words(&self) -> usize {
+        self.logits + 3 * self.pairs + self.places + self.tiles + self.results + self.shared + self.rows
+    }
+
+    /// Allocates them, if there are experts.
+    pub(super) fn buffers(&self, device: &Device) -> Result<Option<Buffers>, LoadError> {
+        if self.rows == 0 {
+            return Ok(None);
+        }
+        let buffer = |words: usize, what: &str| device.buffer(words, what);
+        Ok(Some(Buffers {
+            logits: buffer(self.logits, "logits of routers")?,
+            chosen: buffer(self.pairs, "chosen experts")?,
+            weights: buffer(self.pairs, "weights of experts")?,
+            places: buffer(self.pairs, "places of experts")?,
+            sources: buffer(self.places, "places of experts")?,
+            tile_experts: buffer(self.tiles, "places of experts")?,
+            results: buffer(self.results, "results of experts")?,
+            shared: buffer(self.shared, "results of shared experts")?,
+            output_gate: buffer(self.rows, "gates of shared experts")?,
+        }))
+    }
+}
+
+/// A product of experts: which rows of activations it takes.
+struct Product<'l> {
+    linears: Vec<&'l Linear>,
+    acts: Acts,
+}
+
+impl Lowering<'_> {
+    /// A mixture of experts, from the norm to the residual stream.
+    pub(super) fn experts(
+        &mut self,
+        op: &ExpertsAdd,
+        before: Before,
+        body: &mut Vec<Launch>,
+    ) -> Result<Before, LoadError> {
+        let experts = &op.experts;
+        let shares = Shares::of(self.device, experts);
+        let places = self.limits.max_rows * experts.router.used;
+        let most = self.device.limits.max_compute_workgroups_per_dimension as usize;
+        if places.max((shares.tiles.most(self.limits.max_rows as u32) * shares.tiles.tile) as usize) > most {
+            return Err(super::unsupported(
+                self.device,
+                format!("{} rows in a step with {} experts", self.limits.max_rows, experts.count),
+                "a smaller --batch-tokens works",
+            ));
+        }
+        let mut linears = vec![&experts.router.linear, &experts.gate, &experts.up];
+        if let Some(shared) = &experts.shared {
+            linears.extend([&shared.gate, &shared.up]);
+            linears.extend(&shared.output_gate);
+        }
+        self.norm(experts.norm, before, &linears, body)?;
+        self.shared_expert(experts, body)?;
+        self.route(experts, shares, body)?;
+        let gate_up = self.gate_up_products(experts);
+        let mut strides = Vec::new();
+        for (index, product) in gate_up.iter().enumerate() {
+            let stride = product.linears.len() * experts.width;
+            let place = Place { buffer: self.scratch[index].clone(), stride, first: 0 };
+            self.expert_product(experts, shares, product, &place, body)?;
+            strides.push(place);
+        }
+        let gate = strides[0].clone();
+        let up = match &strides[..] {
+            [both] => Place { first: experts.width, ..both.clone() },
+            [_, up, ..] => up.clone(),
+            [] => unreachable!("there is a product for gate and up"),
+        };
+        let tile_experts = self.buffers().tile_experts.clone();
+        let used = shares.tiles.used;
+        let tiled = Places::Tiles { tiles: shares.tiles, tile_experts: &tile_experts };
+        for (when, places) in shares.ways(Places::Pairs { used }, tiled) {
+            let launch = self.activate(experts.activation, Some(&gate), &up, false, &experts.down, places)?;
+            body.push(Launch { when, ..launch });
+        }
+        let results = Place { buffer: self.buffers().results.clone(), stride: self.program.hidden, first: 0 };
+        let down = Product { linears: vec![&experts.down], acts: Acts::Plain };
+        self.expert_product(experts, shares, &down, &results, body)?;
+        self.add_experts(op, shares, body)
+    }
+
+    fn buffers(&self) -> &Buffers {
+        self.experts.as_ref().expect("programs with experts have the buffers")
+    }
+
+    /// The shared expert's result, and the gate of its output.
+    fn shared_expert(&mut self, experts: &Experts, body: &mut Vec<Launch>) -> Result<(), LoadError> {
+        let Some(shared) = &experts.shared else { return Ok(()) };
+        let linears = [&shared.gate, &shared.up];
+        let groups = self.groups(linears, |_| Order::Joined);
+        let [gate, up] = self.products(linears, &groups, When::Always, body)?;
+        let launch =
+            self.activate(experts.activation, Some(&gate), &up, false, &shared.down, Places::Rows)?;
+        body.push(launch);
+        let place = |buffer: &wgpu::Buffer, stride| Place { buffer: buffer.clone(), stride, first: 0 };
+        let out = place(&self.buffers().shared, self.program.hidden);
+        let order = Order::Joined;
+        let inputs = Inputs { linears: &[&shared.down], order, acts: Acts::Plain, in_order: false };
+        self.product(&inputs, &out, Store::WRITE, When::Always, body)?;
+        if let Some(gate) = &shared.output_gate {
+            let out = place(&self.buffers().output_gate, 1);
+            let inputs = Inputs { linears: &[gate], order, acts: Acts::Normed, in_order: false };
+            self.product(&inputs, &out, Store::WRITE, When::Always, body)?;
+        }
+        Ok(())
+    }
+
+    /// The router: its logits, the choice, and in steps of many rows their order by expert.
+    fn route(&mut self, experts: &Experts, shares: Shares, body: &mut Vec<Launch>) -> Result<(), LoadError> {
+        let router = &experts.router;
+        let logits = self.buffers().logits.clone();
+        let place = Place { buffer: logits.clone(), stride: experts.count, first: 0 };
+        let inputs =
+            Inputs { linears: &[&router.linear], order: Order::Joined, acts: Acts::Normed, in_order: true };
+        self.product(&inputs, &place, Store::WRITE, When::Always, body)?;
+        let selection = router.selection_bias.map(|bias| self.vector(bias)).transpose()?;
+        let counts: Constants = vec![("COUNT", U(experts.count as u32)), ("USED", U(router.used as u32))];
+        let mut constants = counts.clone();
+        constants.extend([
+            ("SELECTION", U(u32::from(selection.is_some()))),
+            ("SIGMOID", U(u32::from(router.scores == Scores::Sigmoid))),
+            ("RENORMALIZE", U(u32::from(router.renormalize))),
+            ("FACTOR", F(router.factor)),
+        ]);
+        let Buffers { chosen, weights, places, sources, tile_experts, .. } = self.buffers();
+        let [chosen, weights, places, sources, tile_experts] =
+            [chosen, weights, places, sources, tile_experts].map(Clone::clone);
+        let mut buffers = vec![("logits", &logits), ("chosen", &chosen), ("weights", &weights)];
+        buffers.extend(selection.iter().map(|selection| ("selection", selection)));
+        body.push(self.launch("route", wgsl!("args", "route"), constants, &buffers, Grid::Rows, 0)?);
+        let mut constants = counts;
+        let most = shares.tiles.most(self.limits.max_rows as u32);
+        constants.extend([("TILE", U(shares.tiles.tile)), ("TILES", U(most)), NO_EXPERT]);
+        let buffers = [
+            ("chosen", &chosen),
+            ("places", &places),
+            ("sources", &sources),
+            ("tile_experts", &tile_experts),
+        ];
+        let files = wgsl!("args", "route_tiles");
+        let launch = self.launch("route_tiles", files, constants, &buffers, Grid::One, 0)?;
+        body.push(Launch { when: When::From(shares.tiled_from), ..launch });
+        Ok(())
+    }
+
+    /// Gate and up as one product, where their layout is one and kernels can see an expert of both; else as two.
+    fn gate_up_products<'l>(&self, experts: &'l Experts) -> Vec<Product<'l>> {
+        let layout = |linear: &Linear| Layout::of(self.weights.matrix(linear.matrix).format);
+        let product = |linears| Product { linears, acts: Acts::Normed };
+        match layout(&experts.gate) == layout(&experts.up) {
+            true => vec![product(vec![&experts.gate, &experts.up])],
+            false => vec![product(vec![&experts.gate]), product(vec![&experts.up])],
+        }
+    }
+
+    /// A product of each row with the matrices of its experts.
+    fn expert_product(
+        &mut self,
+        experts: &Experts,
+        shares: Shares,
+        product: &Product<'_>,
+        place: &Place,
+        body: &mut Vec<Launch>,
+    ) -> Result<(), LoadError> {
+        let acts = product.acts;
+        let inputs =
+            Inputs { linears: &product.linears, order: Order::Stacked(experts.count), acts, in_order: true };
+        let matrix = self.matrix(&inputs)?;
+        let taken: Vec<_> = self.taken(acts).collect();
+        let factors = self.factors.clone();
+        let outputs = product.linears.iter().map(|linear| self.weights.matrix(linear.matrix).rows);
+        let outputs = outputs.sum::<usize>();
+        let Buffers { chosen, sources, tile_experts, .. } = self.buffers();
+        let [chosen, sources, tile_experts] = [chosen, sources, tile_experts].map(Clone::clone);
+        let (tiled, _) = kernels::of_tiles(self.device);
+        let is_normed = u32::from(acts == Acts::Normed);
+        for part in &matrix.parts {
+            let bias = self.bias(&inputs, part.first..part.first + part.rows)?;
+            for (when, kernel) in shares.ways(kernels::of_pairs(), tiled) {
+                let is_tiled = kernel.covers()[0] > 1;
+                let (files, mut constants) = kernel.kernel(self.device, matrix.layout, matrix.blocks, 0);
+                constants.extend([
+                    ("EXPERTS", U(1)),
+                    ("FIRST_EXPERT", U((part.first / outputs) as u32)),
+                    ("HELD_EXPERTS", U((part.rows / outputs) as u32)),
+                    ("PLACES_OF_ROW", U(if acts == Acts::Normed { shares.tiles.used } else { 1 })),
+                    ("BY_SOURCE", U(is_normed)),
+                    ("FACTORS", U(is_normed)),
+                    ("BLOCKS", U(matrix.blocks as u32)),
+                    ("OUTPUTS", U(outputs as u32)),
+                    ("OUT_STRIDE", U(place.stride as u32)),
+                    ("OUT_FIRST", U(place.first as u32)),
+                    ("BIAS", U(u32::from(bias.is_some()))),
+                ]);
+                let files = [wgsl!("args"), decoder(matrix.layout), wgsl!("factor", "store"), files].concat();
+                let mut buffers = vec![
+                    ("out", &place.buffer),
+                    ("row_factors", &factors),
+                    ("chosen", &chosen),
+                    ("sources", &sources),
+                    ("tile_experts", &tile_experts),
+                ];
+                buffers.extend(planes(part));
+                buffers.extend(taken.iter().map(|(name, buffer)| (*name, buffer)));
+                buffers.extend(bias.iter().map(|bias| ("bias", bias)));
+                let name = format!("{}_experts", kernel.name(matrix.layout));
+                let kernels = vec![self.kernel(&name, &files, &constants, &buffers)?];
+                let each = (outputs as u32).div_ceil(kernel.covers()[1]);
+                let grid = match is_tiled {
+                    false => Grid::Pairs { used: shares.tiles.used, each, along_x: true },
+                    true => Grid::ExpertTiles { tiles: shares.tiles, each, along_x: true },
+                };
+                let counter = self.counter(&[format!("{name}[{outputs}x{}]", self.inputs(&inputs))]);
+                body.push(Launch { when, kernels, grid, kv_group: 0, counter, timed_with: None });
+            }
+        }
+        Ok(())
+    }
+
+    /// The weighted sum of a row's experts, to where its branch goes.
+    fn add_experts(
+        &mut self,
+        op: &ExpertsAdd,
+        shares: Shares,
+        body: &mut Vec<Launch>,
+    ) -> Result<Before, LoadError> {
+        let (experts, add) = (&op.experts, &op.add);
+        let hidden = self.program.hidden;
+        let is_direct = add.post_norm.is_none() && !add.waits;
+        let branch = if add.waits { self.own_branch() } else { self.y.clone() };
+        let out = if is_direct { self.x.clone() } else { branch.clone() };
+        let Buffers { results, weights, places, shared, output_gate, .. } = self.buffers();
+        let [results, weights, places, shared, output_gate] =
+            [results, weights, places, shared, output_gate].map(Clone::clone);
+        let buffers = [
+            ("results", &results),
+            ("weights", &weights),
+            ("places", &places),
+            ("shared_out", &shared),
+            ("output_gate", &output_gate),
+            ("out", &out),
+        ];
+        let has_gate = experts.shared.as_ref().is_some_and(|shared| shared.output_gate.is_some());
+        for (when, is_tiled) in shares.ways(0, 1) {
+            let constants = vec![
+                ("WIDTH", U(hidden as u32)),
+                ("USED", U(shares.tiles.used)),
+                ("TILED", U(is_tiled)),
+                ("SHARED_EXPERT", U(u32::from(experts.shared.is_some()))),
+                ("OUTPUT_GATE", U(u32::from(has_gate))),
+                ("ADD", U(u32::from(is_direct))),
+                ("SCALE", F(if is_direct { add.scale } else { 1.0 })),
+            ];
+            let grid = Grid::Each(hidden.div_ceil(256) as u32);
+            let files = wgsl!("args", "add_experts");
+            let launch = self.launch("add_experts", files, constants, &buffers, grid, 0)?;
+            body.push(Launch { when, ..launch });
+        }
+        self.after_branch(add, &branch, body)
+    }
+}
+
+impl Shares {
+    /// What is for steps of few rows, and for others.
+    fn ways<T>(self, few: T, many: T) -> [(When, T); 2] {
+        [(When::Between(0, self.tiled_from), few), (When::From(self.tiled_from), many)]
+    }
+}

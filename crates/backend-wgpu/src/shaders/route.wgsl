@@ -1,0 +1,69 @@
+// Chooses the experts of a row and weighs them, as the contract's `Router` says; one workgroup for each row.
+@group(0) @binding(0) var<storage, read> logits: array<f32>;         // [rows, COUNT]
+//% if SELECTION
+@group(0) @binding(1) var<storage, read> selection: array<f32>;      // [COUNT]
+//% end
+@group(0) @binding(2) var<storage, read_write> chosen: array<u32>;   // [rows, USED] experts in ascending order
+@group(0) @binding(3) var<storage, read_write> weights: array<f32>;  // [rows, USED]
+
+var<workgroup> scores: array<f32, COUNT>;
+var<workgroup> ranks: array<f32, COUNT>;     // what the choice is made by
+var<workgroup> is_chosen: array<u32, COUNT>;
+
+// Numbers of a damaged model may be none: here they come last.
+fn number(x: f32) -> f32 {
+  let is_nan = (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u;
+  return select(clamp(x, -1.0e30, 1.0e30), -1.0e30, is_nan);
+}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
+  let row = wid.x;
+  for (var e = tid; e < COUNT; e += 256u) { scores[e] = number(logits[row * COUNT + e]); }
+  workgroupBarrier();
+//% if SIGMOID
+  for (var e = tid; e < COUNT; e += 256u) { scores[e] = 1.0 / (1.0 + exp(-scores[e])); }
+//% else
+  var largest = scores[0];
+  for (var e = 1u; e < COUNT; e++) { largest = max(largest, scores[e]); }
+  var all = 0.0;
+  for (var e = 0u; e < COUNT; e++) { all += exp(scores[e] - largest); }
+  workgroupBarrier();
+  for (var e = tid; e < COUNT; e += 256u) { scores[e] = exp(scores[e] - largest) / all; }
+//% end
+  workgroupBarrier();
+  for (var e = tid; e < COUNT; e += 256u) {
+//% if SELECTION
+    ranks[e] = scores[e] + selection[e];
+//% else
+    ranks[e] = scores[e];
+//% end
+  }
+  workgroupBarrier();
+  // An expert is chosen if fewer than USED come before it; among equals, the lower id does.
+  for (var e = tid; e < COUNT; e += 256u) {
+    let own = ranks[e];
+    var before = 0u;
+    for (var other = 0u; other < COUNT; other++) {
+      let rank = ranks[other];
+      before += u32(rank > own || (rank == own && other < e));
+    }
+    is_chosen[e] = u32(before < USED);
+  }
+  workgroupBarrier();
+//% if RENORMALIZE
+  var total = 0.0;
+  for (var e = 0u; e < COUNT; e++) { if (is_chosen[e] == 1u) { total += scores[e]; } }
+  total = max(total, 1.1754944e-38);
+//% else
+  let total = 1.0;
+//% end
+  for (var e = tid; e < COUNT; e += 256u) {
+    if (is_chosen[e] == 1u) {
+      var place = 0u;
+      for (var other = 0u; other < e; other++) { place += is_chosen[other]; }
+      chosen[row * USED + place] = e;
+      weights[row * USED + place] = scores[e] / total * FACTOR;
+    }
+  }
+}
