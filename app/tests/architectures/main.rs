@@ -12,8 +12,8 @@ mod weights;
 use std::path::Path;
 
 use paguro_backend::{
-    AttentionMode, Backend, KvDtype, Limits, LoadError, Outcome, Output, PageId, Step, StepOutput,
-    StepSequence, Want, reference::Reference,
+    AttentionMode, Backend, KvDtype, Limits, Outcome, Output, PageId, Step, StepOutput, StepSequence, Want,
+    reference::Reference,
 };
 use paguro_backend_cpu::{Cpu, CpuOptions};
 use paguro_model::{LoadOptions, Model};
@@ -30,7 +30,9 @@ const CHUNKS: [usize; 7] = [37, 1, 20, 38, 1, 150, 300];
 const ROUNDING: f32 = 2e-5;
 /// llama.cpp takes GELU from a table in f16.
 const GELU_TABLE: f32 = 1e-3;
-/// The CPU backend keeps K and V in f16.
+/// Backends keep K and V in f16. The reference, with K and V rounded the same way and nothing else, is off by as much as the CPU
+/// backend: by 4e-4 to 7e-4 in most cases, 1.1e-3 in `olmoe` and 1.7e-3 in `qwen3moe`, whose sharp routers weigh four of sixteen
+/// experts and so amplify what attention loses.
 const HALF_PAGES: f32 = 2e-3;
 /// What quantizing activations costs llama.cpp may cost us as well, and a little more: both round differently, so
 /// neither error contains the other, but they are of one size.
@@ -104,9 +106,7 @@ fn compare(backends: &[(&dyn Backend, bool)]) {
         for &(backend, rounds) in backends {
             let tolerance = rounding + if rounds { HALF_PAGES + PEER_ERRORS * peer_error } else { 0.0 };
             let model = load(&name, file.clone(), context);
-            let Some(own) = run(backend, model, context, &tokens, &CHUNKS, &positions, Want::Logits) else {
-                continue;
-            };
+            let own = run(backend, model, context, &tokens, &CHUNKS, &positions, Want::Logits);
             let error = distance(&own, &logits);
             println!("{name:16} {:10} error {error:.1e} of {tolerance:.1e}", backend.name());
             if error.is_nan() || error > tolerance {
@@ -123,8 +123,7 @@ fn load(name: &str, file: Vec<u8>, context: usize) -> Model {
     Model::from_static(name, file.leak(), &options).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// What is wanted of the rows at `positions`, one after the other, if `tokens` come in these chunks; nothing if the device lacks
-/// an operation of the model.
+/// What is wanted of the rows at `positions`, one after the other, if `tokens` come in these chunks.
 fn run(
     backend: &dyn Backend,
     model: Model,
@@ -133,7 +132,7 @@ fn run(
     chunks: &[usize],
     positions: &[usize],
     want: Want<'_>,
-) -> Option<Vec<f32>> {
+) -> Vec<f32> {
     let blocks = tokens.len().div_ceil(BLOCK_SIZE);
     let groups = model.program.kv.groups.clone();
     let limits = Limits {
@@ -146,14 +145,7 @@ fn run(
         kv_dtype: KvDtype::F16,
         attention: AttentionMode::Paged,
     };
-    let mut runner = match backend.load(&model.program, model.weights, limits) {
-        Ok(runner) => runner,
-        Err(error @ LoadError::Unsupported { .. }) => {
-            println!("skipped: {error}");
-            return None;
-        }
-        Err(error) => panic!("{error}"),
-    };
+    let mut runner = backend.load(&model.program, model.weights, limits).expect("a supported model");
     let mut values = Vec::new();
     let mut start = 0;
     for &chunk in chunks.iter().cycle() {
@@ -196,7 +188,7 @@ fn run(
         }
         start = end;
     }
-    Some(values)
+    values
 }
 
 /// Root of the mean square error, as a part of the spread of `expected`.
@@ -255,7 +247,6 @@ mod gpu {
                 let model = load(&name, file.clone(), context);
                 run(backend, model, context, &tokens, &chunks, &positions, Want::Embedding)
             });
-            let (Some(ours), Some(theirs)) = (ours, theirs) else { continue };
             let error = distance(&ours, &theirs);
             println!("{name:16} error {error:.1e} of {TOLERANCE:.1e}");
             assert!(error <= TOLERANCE, "{name}: {error}");

@@ -72,8 +72,8 @@ CASES = [
     case("nemotron", "Nemotron", head_dim=16),
     case("starcoder2", "Starcoder2", tie_word_embeddings=True),
     case("stablelm", "StableLm"),
-    case("gpt2", "GPT2LMHead", n_positions=512, n_embd=64, n_layer=2, n_head=4),
-    case("gpt_neox", "GPTNeoX"),
+    case("gpt2", "GPT2LMHead", num_key_value_heads=4, intermediate_size=256, n_positions=512, n_embd=64, n_layer=2, n_head=4),
+    case("gpt_neox", "GPTNeoX", num_key_value_heads=4),
     case("gemma3", "Gemma3", head_dim=32, query_pre_attn_scalar=32, num_hidden_layers=7, **WINDOW),
 ]
 

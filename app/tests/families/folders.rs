@@ -39,19 +39,19 @@ struct Entry {
     bytes: Vec<u8>,
 }
 
-/// A tensor decoded: matrices in half precision, vectors and routers in single.
-fn decoded(tensor: &Tensor) -> Entry {
+/// A tensor decoded: to half precision if that is asked for and the file has no single.
+fn decoded(tensor: &Tensor, to_half: bool) -> Entry {
     let bytes = tensor.bytes.read().unwrap();
     let format = tensor.dtype.weight_format().unwrap();
     let mut values = vec![0.0_f32; tensor.elements() as usize];
     format.dequantize(&bytes, &mut values);
     let shape = tensor.shape.clone();
-    match format {
-        WeightFormat::F32 => {
+    match to_half && format != WeightFormat::F32 {
+        false => {
             let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
             Entry { dtype: "F32", shape, bytes }
         }
-        _ => {
+        true => {
             let bytes = values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect();
             Entry { dtype: "F16", shape, bytes }
         }
@@ -106,10 +106,10 @@ pub fn qwen3moe() -> Option<PathBuf> {
     for tensor in file.tensors() {
         let (name, ending) = tensor.name.rsplit_once('.').unwrap();
         let Some((layer, part)) = name.strip_suffix("_exps").and_then(|name| name.split_once(".ffn_")) else {
-            tensors.push((format!("{}.{ending}", hf_name(name, "mlp.gate")), decoded(tensor)));
+            tensors.push((format!("{}.{ending}", hf_name(name, "mlp.gate")), decoded(tensor, true)));
             continue;
         };
-        let Entry { dtype, shape, bytes } = decoded(tensor);
+        let Entry { dtype, shape, bytes } = decoded(tensor, true);
         let layer = layer.trim_start_matches("blk.");
         for (expert, bytes) in bytes.chunks_exact(bytes.len() / shape[0]).enumerate() {
             let name = format!("model.layers.{layer}.mlp.experts.{expert}.{part}_proj.weight");
@@ -137,7 +137,7 @@ pub fn gpt_oss_mxfp4() -> Option<PathBuf> {
             let (name, dot) =
                 if ending == "weight" && name.ends_with("sinks") { (name, "") } else { (name, ".") };
             let ending = if dot.is_empty() { "" } else { ending };
-            tensors.push((format!("{}{dot}{ending}", hf_name(name, "mlp.router")), decoded(tensor)));
+            tensors.push((format!("{}{dot}{ending}", hf_name(name, "mlp.router")), decoded(tensor, false)));
             continue;
         };
         let experts = format!("model.layers.{}.mlp.experts", layer.trim_start_matches("blk."));

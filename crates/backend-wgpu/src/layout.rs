@@ -4,13 +4,13 @@
 //! |-|-|-|
 //! | `q2` | 8 bytes, `d` and `m` in f16 for each half: `w = d q - m` | Q2_K |
 //! | `q4` | 16 bytes, `d` and `m` in f16: `w = d q - m` | Q4_0, Q4_1, Q4_K |
-//! | `q5` | the same and 4 bytes of fifth bits | Q5_0, Q5_1, Q5_K |
+//! | `q5` | the same and 4 bytes of fifth bits | Q5_0, Q5_1, Q5_K, MXFP4 |
 //! | `q6` | 16 bytes, 8 of high bits, a scale in f16 for each half: `w = s (q - 32)` | Q6_K, Q3_K |
-//! | `q8` | 32 bytes, `d` in f16: `w = d q` | Q8_0, IQ4_NL, IQ4_XS, MXFP4 |
+//! | `q8` | 32 bytes, `d` in f16: `w = d q` | Q8_0, IQ4_NL, IQ4_XS |
 //! | `f16`, `bf16`, `f32` | as they are | F16, BF16, F32 |
 //!
 //! All quants stay as they are in the file. The scales of the K formats are products of two numbers; they are rounded to f16, to
-//! one part in 2,000.
+//! one part in 2,000. MXFP4 has sixteen values between -12 and 12, which five bits hold as they are: no kernel looks values up.
 
 use half::f16;
 use paguro_backend::{
@@ -52,9 +52,9 @@ impl Layout {
             BF16 => Self::Bf16,
             Q2_K => Self::Q2,
             Q4_0 | Q4_1 | Q4_K => Self::Q4,
-            Q5_0 | Q5_1 | Q5_K => Self::Q5,
+            Q5_0 | Q5_1 | Q5_K | MXFP4 => Self::Q5,
             Q6_K | Q3_K => Self::Q6,
-            Q8_0 | IQ4_NL | IQ4_XS | MXFP4 => Self::Q8,
+            Q8_0 | IQ4_NL | IQ4_XS => Self::Q8,
         }
     }
 
@@ -64,9 +64,9 @@ impl Layout {
         match format {
             F32 | F16 | BF16 | Q2_K | Q4_0 | Q4_K | Q5_K | Q6_K | Q8_0 => None,
             Q4_1 => Some(Q4_K),
-            Q5_0 | Q5_1 => Some(Q5_K),
+            Q5_0 | Q5_1 | MXFP4 => Some(Q5_K),
             Q3_K => Some(Q6_K),
-            IQ4_NL | IQ4_XS | MXFP4 => Some(Q8_0),
+            IQ4_NL | IQ4_XS => Some(Q8_0),
         }
     }
 
@@ -265,10 +265,10 @@ fn unpack(format: WeightFormat, b: &[u8], s: usize) -> Block {
             }
         }
         MXFP4 => {
-            // Quants in the middle of their range, so that scales are in that of f16.
+            let d = e8m0_half(b[0]);
             Block {
-                quants: quants(&|i| 8 * MXFP4_VALUES[usize::from(nibble(&b[1..], i))]),
-                numbers: two(e8m0_half(b[0]) / 8.0, 0.0),
+                quants: quants(&|i| 12 + MXFP4_VALUES[usize::from(nibble(&b[1..], i))]),
+                numbers: two(d, 12.0 * d),
             }
         }
         Q2_K => {

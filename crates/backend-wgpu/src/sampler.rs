@@ -11,6 +11,8 @@ use crate::lower::LOGIT_ROWS;
 const NONE: u32 = Sampled::NO_TOKEN;
 /// Tokens of a vocabulary that the device draws from, at most: it finds them by two digits of ten bits.
 const MOST_TOKENS: usize = 1 << 20;
+/// Largest temperature that the device divides by: it may take the inverse of a larger one for 0.
+const HOTTEST: f32 = 8.507_059e37; // 2^126
 /// Tokens with bias or penalties that there is room for, for each row of logits.
 const EDITS: usize = 4096;
 
@@ -68,6 +70,7 @@ impl<'a> Sampler<'a> {
         let adjusts = params.penalizes() || !params.logit_bias.is_empty();
         if request.logprobs.is_some()
             || params.needs_host()
+            || params.temperature > HOTTEST
             || draws && self.vocab > MOST_TOKENS
             || request.mask.is_some() && self.masks.len() == LOGIT_ROWS
             || adjusts && !(alone() && self.edit(row, request, scratch))
@@ -135,6 +138,7 @@ pub fn carries(request: &SampleRequest<'_>, vocab: usize) -> bool {
         && request.logprobs.is_none()
         && !params.penalizes()
         && !params.needs_host()
+        && params.temperature <= HOTTEST
         && params.logit_bias.len() <= EDITS.min(vocab)
         && (params.temperature == 0.0 || vocab <= MOST_TOKENS)
 }
