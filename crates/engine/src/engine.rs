@@ -364,6 +364,7 @@ impl Worker {
                 Signal::Finished { .. } => client.open -= 1,
                 Signal::Failed(_) => client.open = 0,
                 Signal::Started { .. }
+                | Signal::Prefilled { .. }
                 | Signal::Token { .. }
                 | Signal::PromptScores { .. }
                 | Signal::Embedding { .. } => {}

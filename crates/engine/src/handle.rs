@@ -191,6 +191,7 @@ impl Handle {
         // The answer goes on from the prompt: its first space is a space.
         let stream = shared.tokenizer.as_ref().map(|tokenizer| {
             let mut stream = tokenizer.stream();
+            stream.skip_invalid();
             stream.show(request.shown_tokens.as_slice());
             request.prompt.iter().for_each(|&token| drop(stream.push(token)));
             stream
@@ -405,6 +406,7 @@ impl Generation {
                 self.usage.iter_mut().for_each(|usage| usage.cached_tokens = cached_tokens);
                 self.ready.push_back(Event::Started { cached_tokens, at });
             }
+            Signal::Prefilled { tokens, at } => self.ready.push_back(Event::Prefilled { tokens, at }),
             Signal::PromptScores { from, scores } => {
                 self.ready.push_back(Event::PromptScores { from, scores })
             }

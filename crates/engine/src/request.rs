@@ -50,6 +50,8 @@ pub struct Request {
     /// with `max_tokens: Some(0)` if nothing else is wanted. [`Model::pooling`](paguro_model::Model::pooling) is what
     /// the model was trained for.
     pub embedding: Option<Pooling>,
+    /// Reports [`Event::Prefilled`] after each step that computes a part of the prompt.
+    pub report_prefill: bool,
     /// Higher ones go first. A lower one that has waited for
     /// [`max_wait_steps`](crate::EngineOptions::max_wait_steps) counts as one of the highest that wait.
     pub priority: i32,
@@ -80,6 +82,7 @@ impl Default for Request {
             logprobs: None,
             score_prompt_from: None,
             embedding: None,
+            report_prefill: false,
             priority: 0,
             tenant: None,
             deadline: None,
@@ -105,6 +108,14 @@ pub enum Event {
         /// When its first step was planned: on the clock of [`Event::Token::at`], however late it is read.
         at: Instant,
     },
+    /// A part of the prompt is computed. Comes only where [`Request::report_prefill`] asks for it.
+    Prefilled {
+        /// Tokens of the prompt whose K and V exist, those from the prefix cache included. Less than before where a request
+        /// has lost its pages to another one.
+        tokens: usize,
+        /// When the device had computed them.
+        at: Instant,
+    },
     /// The scores that [`Request::score_prompt_from`] asked for.
     PromptScores {
         /// Position of the first one.
@@ -124,7 +135,7 @@ pub enum Event {
         /// The token.
         token: u32,
         /// Text that is now certain: never half a character and never the beginning of a stop string; so it may be
-        /// empty, and may contain what earlier tokens began.
+        /// empty, and may contain what earlier tokens began. Bytes that are no character write nothing.
         text: String,
         /// Natural logarithm of its probability under the model, if asked for.
         logprob: Option<f32>,
@@ -187,6 +198,7 @@ pub struct Usage {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Signal {
     Started { cached_tokens: usize, at: Instant },
+    Prefilled { tokens: usize, at: Instant },
     PromptScores { from: usize, scores: Vec<Score> },
     Embedding { values: Vec<f32> },
     Token { branch: usize, token: u32, logprob: Option<f32>, top: Vec<(u32, f32)>, at: Instant },

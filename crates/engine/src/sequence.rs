@@ -43,6 +43,8 @@ pub(crate) struct Job {
     pub score_from: Option<usize>,
     /// Prompt positions whose embeddings are wanted, if any.
     pub embedded: Option<Range<usize>>,
+    /// True if steps that compute a part of the prompt are reported.
+    pub report_prefill: bool,
 }
 
 impl Job {
@@ -87,6 +89,7 @@ impl Job {
             constraint: request.constraint.clone(),
             thought: None,
             score_from: request.score_prompt_from,
+            report_prefill: request.report_prefill,
             embedded: request.embedding.map(|pooling| match pooling {
                 Pooling::Last => request.prompt.len() - 1..request.prompt.len(),
                 Pooling::Mean => 0..request.prompt.len(),

@@ -48,6 +48,10 @@ impl Scheduler {
             sequence.last_rows = (self.stats.steps, sequence.rows);
             let rows = sequence.advance(&self.layout, &mut self.pages);
             self.ledger.charge(&sequence.job.tenant, rows);
+            if sequence.job.report_prefill && sequence.generated() == 0 {
+                let tokens = sequence.computed;
+                self.signals.push((sequence.job.id, Signal::Prefilled { tokens, at }));
+            }
             if let Some((from, scores)) = sequence.take_scores() {
                 self.signals.push((sequence.job.id, Signal::PromptScores { from, scores }));
             }

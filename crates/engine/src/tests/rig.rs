@@ -270,6 +270,7 @@ impl Rig {
                 Signal::Started { cached_tokens, .. } => {
                     assert_eq!(heard.started.replace(cached_tokens), None, "started twice");
                 }
+                Signal::Prefilled { .. } => {}
                 Signal::PromptScores { from, scores } => {
                     assert_eq!(heard.scores.replace((from, scores)), None, "scored twice");
                 }

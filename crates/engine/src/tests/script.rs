@@ -173,6 +173,9 @@ fn news(rig: &Rig, out: &mut String) {
             Signal::Started { cached_tokens, .. } => {
                 writeln!(out, "  {}: {cached_tokens} cached", name(*request, 0)).unwrap()
             }
+            Signal::Prefilled { tokens, .. } => {
+                writeln!(out, "  {}: {tokens} prefilled", name(*request, 0)).unwrap();
+            }
             Signal::PromptScores { from, scores } => {
                 writeln!(out, "  {}: {} scores from {from}", name(*request, 0), scores.len()).unwrap();
             }

@@ -12,6 +12,8 @@ pub struct DecodeStream {
     special: SpecialText,
     /// Control tokens that write their names in any case.
     shown: Arc<[u32]>,
+    /// Bytes that are no character write nothing, instead of U+FFFD.
+    skips_invalid: bool,
     /// Nothing has been written yet, so a first space is still to be dropped.
     at_start: bool,
     /// The beginning of a character whose other bytes have not come yet: at most three bytes.
@@ -21,12 +23,24 @@ pub struct DecodeStream {
 impl DecodeStream {
     pub(super) fn new(tokenizer: Arc<Tokenizer>, special: SpecialText) -> Self {
         let at_start = tokenizer.strips_first_space;
-        Self { tokenizer, special, shown: Arc::default(), at_start, pending: Vec::new() }
+        Self {
+            tokenizer,
+            special,
+            shown: Arc::default(),
+            skips_invalid: false,
+            at_start,
+            pending: Vec::new(),
+        }
     }
 
     /// Has these control tokens write their names, hidden as the others may be.
     pub fn show(&mut self, tokens: impl Into<Arc<[u32]>>) {
         self.shown = tokens.into();
+    }
+
+    /// Leaves out bytes that are no character, which would show as U+FFFD otherwise.
+    pub fn skip_invalid(&mut self) {
+        self.skips_invalid = true;
     }
 
     /// Takes a token; returns the text that is certain now, which may be nothing.
@@ -54,7 +68,9 @@ impl DecodeStream {
                     done += error.valid_up_to();
                     // Without a length, the error is only that the text ends here.
                     let Some(invalid) = error.error_len() else { break };
-                    text.push(char::REPLACEMENT_CHARACTER);
+                    if !self.skips_invalid {
+                        text.push(char::REPLACEMENT_CHARACTER);
+                    }
                     done += invalid;
                 }
             }
