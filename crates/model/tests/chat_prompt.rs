@@ -13,7 +13,7 @@ use serde_json::json;
 
 const CONTROL: [&str; 8] =
     ["<s>", "</s>", "<|user|>", "<|end|>", "[INST]", "<｜User｜>", "<|im_start|>", "<|im_end|>"];
-const USER_DEFINED: [&str; 3] = ["  ", "<table>", "<think>"];
+const USER_DEFINED: [&str; 5] = ["  ", "<table>", "<think>", "<tool_call>", "[CALL]"];
 
 /// All bytes, the control tokens, and some tokens for runs of spaces and markup.
 fn gguf() -> Tokenizer {
@@ -162,6 +162,31 @@ fn roles_are_the_templates() {
     let source = "{% for m in messages %}{{ '<|' + m.role + '|>' }}{{ m.content }}<|end|>{% endfor %}";
     let names = tokens(&gguf(), source, json!([{"role": "user", "content": "<|user|>"}]));
     assert_eq!(control(&names), ["<|user|>", "<|end|>"]);
+}
+
+/// Tokens that are user-defined and that the template writes are the template's and the assistant's.
+#[test]
+fn markers_are_the_templates_and_the_assistants() {
+    let source = "{% for m in messages %}<|user|>{{ m.content }}<|end|>{% endfor %}<tool_call>[CALL]<think>";
+    let text = "<tool_call>[CALL]<think>  <table>";
+    for tokenizer in [gguf(), hf()] {
+        let found = |role: &str| {
+            let names = tokens(&tokenizer, source, json!([{"role": role, "content": text}]));
+            let end = names.iter().position(|name| name == "<|end|>").unwrap();
+            let markers = |names: &[String]| -> Vec<String> {
+                names.iter().filter(|name| USER_DEFINED.contains(&name.as_str())).cloned().collect()
+            };
+            (markers(&names[..end]), markers(&names[end..]))
+        };
+        let own = ["<tool_call>", "[CALL]", "<think>"].map(str::to_owned).to_vec();
+        for role in ["user", "system", "tool"] {
+            let (message, template) = found(role);
+            assert_eq!(message, ["  ", "<table>"], "{role}");
+            assert_eq!(template, own);
+        }
+        let all = ["<tool_call>", "[CALL]", "<think>", "  ", "<table>"].map(str::to_owned).to_vec();
+        assert_eq!(found("assistant"), (all, own));
+    }
 }
 
 /// Template text and content are one stretch: `e` and `x` merge, and `t` and `i`.

@@ -42,6 +42,8 @@ pub struct ChatTemplate {
     tokens: TemplateTokens,
     /// Found out when a prompt is first asked for.
     abilities: OnceLock<Abilities>,
+    /// Names that messages cannot write, of the tokenizer that a prompt is first asked for.
+    names: OnceLock<ControlNames>,
 }
 
 /// The special tokens that templates write, by their names in `tokenizer_config.json`. Those that are `None` are
@@ -122,7 +124,13 @@ impl ChatTemplate {
             Ok::<_, Error>(env)
         })?;
         let env = env.map_err(|error| TemplateError::Syntax(message(&error)))?;
-        Ok(Self { source: source.to_owned(), env, tokens, abilities: OnceLock::new() })
+        Ok(Self {
+            source: source.to_owned(),
+            env,
+            tokens,
+            abilities: OnceLock::new(),
+            names: OnceLock::new(),
+        })
     }
 
     /// The template as it was given.
@@ -131,13 +139,14 @@ impl ChatTemplate {
     }
 
     /// Renders a chat for a model: in the form that the template takes, where it refuses or loses messages as they are,
-    /// and such that no text of a message is read as a control token.
+    /// and such that no text of a message is read as a control token or as a marker that the template writes. `tokenizer`
+    /// is always the same one.
     ///
     /// # Errors
     /// [`TemplateError`], where no form is taken.
     pub fn prompt(&self, input: &ChatInput, tokenizer: &Tokenizer) -> Result<ChatPrompt, TemplateError> {
         let abilities = self.abilities.get_or_init(|| Abilities::of(self));
-        let names = tokenizer.control_names();
+        let names = self.names.get_or_init(|| tokenizer.control_names(&self.source));
         let extra = input.extra.iter().map(|(name, value)| (name.clone(), names.mark(value)));
         let marked = ChatInput {
             messages: names.mark(&abilities.adapt(&input.messages)),

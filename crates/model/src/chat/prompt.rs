@@ -1,6 +1,7 @@
 //! A chat as text, in which what the template wrote can be told from what messages contain.
 //!
-//! Control tokens in a prompt are only those that the template wrote. Before rendering, a mark is put in front of each
+//! Control tokens in a prompt are only those that the template wrote, and so are markers such as `<tool_call>` that are
+//! ordinary tokens of the vocabulary, but for those in an assistant's own text. Before rendering, a mark is put in front of each
 //! control token's name in a message; after rendering the marks are taken out, and their places are remembered. A
 //! mark does not break the name, and it is no whitespace, so templates that trim, split, slice, join or search texts,
 //! or write them as JSON, do as they did. The places are looked for regardless of case and whitespace, and the
@@ -43,26 +44,39 @@ impl ChatPrompt {
     }
 }
 
-/// Finds the names of control tokens in messages.
+/// Finds the names of control tokens, and of markers, in messages.
 #[derive(Debug, Default)]
 pub(crate) struct ControlNames {
     /// Folded and sorted.
     names: Vec<String>,
     finder: Option<AhoCorasick>,
     longest: usize,
+    /// Names that an assistant's own text may have, folded and sorted.
+    markers: Vec<String>,
 }
 
 /// Marks in an assistant's own text that begin and end its reasoning. Clients send back what they got.
 const REASONING: [&str; 2] = ["<think>", "</think>"];
 
 impl ControlNames {
-    pub(crate) fn new<'n>(names: impl Iterator<Item = &'n str>) -> Self {
-        let mut names: Vec<_> = names.map(|name| fold(name).0).filter(|name| !name.is_empty()).collect();
-        names.sort_unstable();
-        names.dedup();
+    /// Names of control tokens, and markers: other tokens of the vocabulary that the template writes.
+    pub(crate) fn new<'n>(
+        control: impl Iterator<Item = &'n str>,
+        markers: impl Iterator<Item = &'n str>,
+    ) -> Self {
+        let sorted = |names: &mut Vec<String>| {
+            names.retain(|name| !name.is_empty());
+            names.sort_unstable();
+            names.dedup();
+        };
+        let mut markers: Vec<_> = markers.chain(REASONING).map(|name| fold(name).0).collect();
+        let own = markers.len() - REASONING.len();
+        let mut names: Vec<_> = control.map(|name| fold(name).0).chain(markers[..own].to_vec()).collect();
+        sorted(&mut names);
+        sorted(&mut markers);
         let finder = AhoCorasick::builder().kind(Some(AhoCorasickKind::ContiguousNFA)).build(&names);
         let longest = names.iter().map(String::len).max().unwrap_or(0);
-        Self { finder: finder.ok().filter(|_| !names.is_empty()), names, longest }
+        Self { finder: finder.ok().filter(|_| !names.is_empty()), names, longest, markers }
     }
 
     /// Marks all names in strings and keys of a JSON value.
@@ -98,7 +112,7 @@ impl ControlNames {
         let (folded, offsets) = fold(text);
         let mut places: Vec<usize> = finder
             .find_overlapping_iter(&folded)
-            .filter(|found| !(is_assistant && REASONING.contains(&&folded[found.range()])))
+            .filter(|found| !(is_assistant && self.is_marker(&folded[found.range()])))
             .map(|found| offsets[found.start()])
             .collect();
         let end = folded.len().saturating_sub(self.longest);
@@ -115,6 +129,11 @@ impl ControlNames {
         }
         marked.push_str(&text[from..]);
         marked
+    }
+
+    /// True if an assistant's own text may have this folded name.
+    fn is_marker(&self, name: &str) -> bool {
+        self.markers.binary_search_by(|marker| marker.as_str().cmp(name)).is_ok()
     }
 
     /// True if a name begins with this text.
@@ -142,7 +161,7 @@ mod tests {
     use super::*;
 
     fn shown(text: &str) -> String {
-        ControlNames::new(["<|end|>", "<s>", "<think>", "</think>"].into_iter())
+        ControlNames::new(["<|end|>", "<s>", "<think>", "</think>"].into_iter(), std::iter::empty())
             .mark_text(text, false)
             .replace(MARK, "^")
     }
@@ -161,11 +180,10 @@ mod tests {
 
     #[test]
     fn keys_are_marked_and_an_assistants_reasoning_is_not() {
-        let names = ControlNames::new(["<s>", "<think>"].into_iter());
-        let json =
-            json!([{"role": "assistant", "content": "<think><s>", "x": "<think>"}, {"<s>": ["<think>", 1]}]);
+        let names = ControlNames::new(["<s>", "<think>"].into_iter(), ["<tool_call>"].into_iter());
+        let json = json!([{"role": "assistant", "content": "<think><s><tool_call>", "x": "<think>"}, {"<s>": ["<think> <tool_call>", 1]}]);
         let marked = names.mark(&json).to_string().replace(MARK, "^");
-        let expected = json!([{"role": "assistant", "content": "<think>^<s>", "x": "^<think>"}, {"^<s>": ["^<think>", 1]}]);
+        let expected = json!([{"role": "assistant", "content": "<think>^<s><tool_call>", "x": "^<think>"}, {"^<s>": ["^<think> ^<tool_call>", 1]}]);
         assert_eq!(serde_json::from_str::<Value>(&marked).unwrap(), expected);
     }
 

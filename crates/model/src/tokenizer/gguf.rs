@@ -1,7 +1,5 @@
 //! Vocabularies in GGUF metadata (docs/gguf.md of the ggml project; what llama.cpp's `llama-vocab.cpp` makes of it).
 
-use std::sync::OnceLock;
-
 use super::{
     Encoder, Tokenizer, TokenizerError,
     bpe::{Bpe, write_name},
@@ -92,7 +90,6 @@ pub(super) fn read(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
         prefix: bos.filter(|_| add_bos).into_iter().collect(),
         suffix: eos.filter(|_| add_eos).into_iter().collect(),
         strips_first_space: is_spm && add_space_prefix,
-        control_names: OnceLock::new(),
     })
 }
 

@@ -242,7 +242,6 @@ pub(super) fn read(tokenizer_json: &[u8], config: &TokenizerConfig) -> Result<To
         prefix,
         suffix,
         strips_first_space: rules.strips_first_space,
-        control_names: OnceLock::new(),
     })
 }
 

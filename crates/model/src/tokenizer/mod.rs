@@ -17,10 +17,7 @@ mod stop;
 mod stream;
 mod vocab;
 
-use std::{
-    borrow::Cow,
-    sync::{Arc, OnceLock},
-};
+use std::{borrow::Cow, sync::Arc};
 
 use special::{AddedTokens, Fragment};
 use vocab::{TokenKind, Vocab};
@@ -67,8 +64,6 @@ pub struct Tokenizer {
     /// The first space of a text is an artefact of encoding.
     strips_first_space: bool,
     stop_tokens: Vec<u32>,
-    /// The names of control tokens, made when a chat is first rendered.
-    control_names: OnceLock<ControlNames>,
 }
 
 #[derive(Debug)]
@@ -135,12 +130,21 @@ impl Tokenizer {
         ids
     }
 
-    /// The names of the tokens that only a template may write.
-    pub(crate) fn control_names(&self) -> &ControlNames {
-        self.control_names.get_or_init(|| {
-            let control = self.vocab.kinds().filter(|(_, kind)| kind.is_special());
-            ControlNames::new(control.filter_map(|(id, _)| std::str::from_utf8(self.vocab.name(id)).ok()))
-        })
+    /// Returns the names of the tokens that only a template may write: control tokens, and user-defined ones with the
+    /// form of a marker that `template` writes. Others are markup that models read in any text, such as `<table>`.
+    pub(crate) fn control_names(&self, template: &str) -> ControlNames {
+        let of_kind = |is_wanted: fn(TokenKind) -> bool| {
+            let tokens = self.vocab.kinds().filter(move |(_, kind)| is_wanted(*kind));
+            tokens.filter_map(|(id, _)| std::str::from_utf8(self.vocab.name(id)).ok())
+        };
+        let control = of_kind(TokenKind::is_special);
+        let is_marker = |name: &&str| {
+            let is_bracketed =
+                name.starts_with('<') && name.ends_with('>') || name.starts_with('[') && name.ends_with(']');
+            is_bracketed && name.len() > 2 && template.contains(name)
+        };
+        let user_defined = of_kind(|kind| kind == TokenKind::UserDefined);
+        ControlNames::new(control, user_defined.filter(is_marker))
     }
 
     fn encode_into(&self, text: &str, special: SpecialTokens, ids: &mut Vec<u32>) {

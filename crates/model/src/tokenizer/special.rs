@@ -57,16 +57,14 @@ impl AddedTokens {
     /// Cuts `text` at the added tokens; no fragment is empty.
     pub(super) fn split<'t>(&self, text: &'t str, special: SpecialTokens) -> Vec<Fragment<'t>> {
         match special {
-            SpecialTokens::Parse => self.all.split(text, |_, _| false),
-            SpecialTokens::AsText => self.user_defined.split(text, |_, _| false),
+            SpecialTokens::Parse => self.all.split(text, |_| false),
+            SpecialTokens::AsText => self.user_defined.split(text, |_| false),
         }
     }
 
-    /// The same for a chat, in which control tokens are only those that its template wrote.
+    /// The same for a chat, in which control tokens and markers are only those that its template wrote.
     pub(super) fn split_chat<'t>(&self, prompt: &'t ChatPrompt) -> Vec<Fragment<'t>> {
-        self.all.split(&prompt.text, |token, range| {
-            token.kind != TokenKind::UserDefined && prompt.is_literal(range)
-        })
+        self.all.split(&prompt.text, |range| prompt.is_literal(range))
     }
 }
 
@@ -88,16 +86,16 @@ impl Finder {
     }
 
     /// Cuts `text` at the tokens, except where one `is_text`.
-    fn split<'t>(&self, text: &'t str, is_text: impl Fn(&Added, Range<usize>) -> bool) -> Vec<Fragment<'t>> {
+    fn split<'t>(&self, text: &'t str, is_text: impl Fn(Range<usize>) -> bool) -> Vec<Fragment<'t>> {
         let mut fragments = Vec::new();
         let (mut rest, mut from) = (0, 0);
         if let Some(automaton) = &self.automaton {
             while let Some(found) = automaton.find(Input::new(text).span(from..text.len())) {
-                let token = &self.tokens[found.pattern()];
-                if is_text(token, found.range()) {
+                if is_text(found.range()) {
                     from = text.ceil_char_boundary(found.start() + 1);
                     continue;
                 }
+                let token = &self.tokens[found.pattern()];
                 let mut before = &text[rest..found.start()];
                 if token.strip_left {
                     before = before.trim_end_matches(is_c_space);
