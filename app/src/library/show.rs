@@ -38,13 +38,14 @@ pub fn list(args: &ListArgs, settings: &LibrarySettings, terminal: Terminal) -> 
     }
     let names: Vec<_> = models.iter().map(|(model, _)| model.name.short()).collect();
     let width = names.iter().map(String::len).max().unwrap_or(0).max("name".len());
-    let title = format!("{:width$}  {:>10}  {:>10}  {:9}  changed", "name", "size", "parameters", "format");
+    let title =
+        format!("{:width$}  {:>10}  {:>10}  {:12}  changed", "name", "size", "parameters", "quantization");
     out.line(terminal.bold(&title))?;
     for (name, (model, problem)) in names.iter().zip(&models) {
         // At the end of the line, since it may be long.
         let problem = problem.as_ref().map(|problem| format!("  cannot run: {problem}")).unwrap_or_default();
         out.line(format_args!(
-            "{name:width$}  {:>10}  {:>10}  {:9}  {}{problem}",
+            "{name:width$}  {:>10}  {:>10}  {:12}  {}{problem}",
             units::bytes(model.size()),
             units::count(model.details.parameters),
             model.details.quantization,

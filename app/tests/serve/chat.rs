@@ -170,3 +170,39 @@ fn models_are_listed_and_shown() {
     let missing: Answer = server.post("/v1/chat/completions", &ask(json!({"model": "gpt-5"})));
     assert_eq!(missing.status, 404);
 }
+
+#[test]
+fn progress_of_a_long_prompt_comes_before_the_answer() {
+    let server = Server::start(&["--batch-tokens", "64", "--step-time", "1s"]);
+    let long = "Tell me a story about a shy fox who lost a key. ".repeat(30);
+    let check = |path: &str, body: Value, expected_cache: u64| {
+        let events = server.post(path, &body).events();
+        let progress: Vec<_> = events.iter().map(|event| &event["prompt_progress"]).collect();
+        let first_text = progress.iter().rposition(|it| it.is_object()).unwrap() + 1;
+        let reports: Vec<_> = progress.iter().filter(|it| it.is_object()).collect();
+        let number = |report: &Value, name: &str| report[name].as_u64().unwrap();
+        let total = number(reports[0], "total");
+        assert!(total > 300 && number(reports[0], "cache") == expected_cache, "{path}: {reports:?}");
+        assert_eq!(number(reports[0], "processed"), expected_cache);
+        assert_eq!(number(reports.last().unwrap(), "processed"), total, "{path}: {reports:?}");
+        for pair in reports.windows(2) {
+            assert!(number(pair[0], "processed") < number(pair[1], "processed"), "{path}: {reports:?}");
+            assert!(number(pair[0], "time_ms") <= number(pair[1], "time_ms"), "{path}: {reports:?}");
+        }
+        assert!(first_text < events.len(), "{path}");
+        reports.len()
+    };
+    let chat = ask(
+        json!({"messages": [{"role": "user", "content": long}], "stream": true, "return_progress": true}),
+    );
+    assert!(check("/v1/chat/completions", chat.clone(), 0) >= 5);
+    let text = json!({
+        "model": "tales", "prompt": format!("Once: {long}"), "max_tokens": 2, "stream": true, "return_progress": true
+    });
+    assert!(check("/v1/completions", text, 0) >= 5);
+    // Nobody gets what was not asked for.
+    let mut silent = chat;
+    silent["return_progress"] = json!(false);
+    let answer = server.post("/v1/chat/completions", &silent);
+    assert!(answer.status == 200 && !answer.body.contains("prompt_progress"));
+}

@@ -104,16 +104,26 @@ fn a_longer_context_loads_a_model_again_that_nobody_uses() {
         let messages = json!([{"role": "user", "content": "Tell me a tale"}]);
         let options = json!({"num_ctx": tokens, "num_predict": 4});
         let body = json!({"model": "tales", "messages": messages, "options": options, "stream": false});
-        server.post("/api/chat", &body).ok();
+        let answer = server.post("/api/chat", &body);
+        answer.ok();
+        answer.header("x-paguro-ignored").map(str::to_owned)
     };
-    chat(100);
+    assert_eq!(chat(100), None);
     assert_eq!(context(), 256);
-    chat(512);
+    assert_eq!(chat(512), None);
     assert_eq!((context(), server.metric("paguro_model_loads_total")), (json!(512), Some(2.0)));
     // More than the model was trained for is not to be had, but no error.
-    chat(1_000_000);
+    assert_eq!(chat(1_000_000).as_deref(), Some("options.num_ctx"));
     let trained = context();
     assert!(trained.as_u64().unwrap() > 512);
-    chat(1_000_000);
+    let body = json!({"model": "tales", "input": "Hi", "options": {"num_ctx": 1_000_000}});
+    let answer = server.post("/api/embed", &body);
+    answer.ok();
+    assert_eq!(answer.header("x-paguro-ignored"), Some("options.num_ctx"));
+    let strict = server.request("POST", "/api/embed", &[("x-paguro-strict", "1")], &body.to_string());
+    let refusal = format!(
+        "1000000 exceeds the loaded context of {trained} tokens; the model was trained for {trained}"
+    );
+    assert!(strict.status == 400 && strict.body.contains(&refusal), "{strict:?}");
     assert_eq!((context(), server.metric("paguro_model_loads_total")), (trained, Some(3.0)));
 }

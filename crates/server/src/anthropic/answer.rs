@@ -173,6 +173,7 @@ impl Message {
                     message.content.push(ContentBlock::call(id, name));
                 }
                 Piece::Delta { delta: Delta::ToolArguments { index, text }, .. } => arguments[index] += &text,
+                Piece::Prefilled(_) => {}
                 Piece::Finished { reason, usage, .. } => {
                     let (reason, sequence) = StopReason::of(reason);
                     message.stop_reason = Some(reason);

@@ -92,6 +92,7 @@ pub fn write(mut generating: Generating, omit_thinking: bool) -> Response {
         while let Some(piece) = generating.next().await {
             match piece {
                 Ok(Piece::Delta { delta, .. }) => blocks.delta(delta).await,
+                Ok(Piece::Prefilled(_)) => {}
                 Ok(Piece::Finished { reason, usage, .. }) => {
                     blocks.close().await;
                     let (stop_reason, stop_sequence) = StopReason::of(reason);

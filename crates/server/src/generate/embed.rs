@@ -6,7 +6,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use paguro_engine::{Event, FinishReason, Request};
 use paguro_model::{Model, Pooling};
 
-use super::{Caller, MAX_CONTEXT, Prompt, Timing, Usage, off_thread};
+use super::{Caller, Prompt, Timing, Usage, off_thread};
 use crate::{
     AppState,
     count::{ClientCount, check_length},
@@ -61,9 +61,7 @@ pub async fn embed(
     request: EmbedRequest,
 ) -> Result<Embedded, ApiError> {
     let received = Instant::now();
-    let lease = caller
-        .in_time(state.models.lease_for(model, request.context.map(|context| context.at_most(MAX_CONTEXT))))
-        .await?;
+    let lease = super::lease(state, &caller, model, request.context, request.context).await?;
     let pooling = lease.model.pooling.clone();
     let pooling = pooling.map_err(|error| ApiError::invalid("model", error.to_string()))?;
     let EmbedRequest { inputs, dimensions, truncate, context, raw } = request;

@@ -55,6 +55,8 @@ pub enum Piece {
         /// The tokens that have come since the last piece of this choice, if asked for.
         logprobs: Vec<TokenLogprob>,
     },
+    /// A part of the prompt is computed, if asked for.
+    Prefilled(Progress),
     /// A choice has ended. The last choice's end is the last piece.
     Finished {
         /// Which one.
@@ -68,6 +70,19 @@ pub enum Piece {
         /// Tokens of the prompt, and of this choice's answer.
         usage: Usage,
     },
+}
+
+/// Progress of a prompt's prefill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Tokens of the prompt.
+    pub total: usize,
+    /// Of these, tokens that the prefix cache had.
+    pub cached: usize,
+    /// Tokens whose K and V exist, those from the prefix cache included.
+    pub processed: usize,
+    /// Time since the request left the queue.
+    pub time: Duration,
 }
 
 /// What an answer goes on with. Text is never empty.
@@ -183,6 +198,8 @@ pub struct Generating {
     stop_strings: Arc<[String]>,
     /// Tokens of an answer in which stop strings are not looked for.
     min_tokens: usize,
+    /// True if [`Piece::Prefilled`] is wanted.
+    report_prefill: bool,
     ready: VecDeque<Piece>,
     timing: Timing,
     metrics: RequestMetrics,
@@ -234,9 +251,9 @@ pub async fn chat(
 ) -> Result<Generating, ApiError> {
     let received = Instant::now();
     let entry = state.models.find(model).await?;
+    let asked = request.options.context;
     entry.defaults()?.complete(&mut request);
-    let context = request.options.context.map(|context| context.at_most(MAX_CONTEXT));
-    let lease = caller.in_time(state.models.lease_for(model, context)).await?;
+    let lease = lease(state, &caller, model, asked, request.options.context).await?;
     request.tolerance = caller.tolerance.clone();
     let handle = lease.handle.clone();
     let counts = request.options.check(&handle)?;
@@ -265,9 +282,9 @@ pub async fn text(
     let received = Instant::now();
     let TextRequest { prompt, format, default_max_tokens, options } = request;
     let entry = state.models.find(model).await?;
+    let asked = options.context;
     let mut options = entry.defaults()?.complete_options(options);
-    let context = options.context.map(|context| context.at_most(MAX_CONTEXT));
-    let lease = caller.in_time(state.models.lease_for(model, context)).await?;
+    let lease = lease(state, &caller, model, asked, options.context).await?;
     options.max_tokens = options.max_tokens.or(default_max_tokens.map(ClientCount::from));
     let handle = lease.handle.clone();
     let counts = options.check(&handle)?;
@@ -282,6 +299,30 @@ pub async fn text(
     });
     let prepared = caller.in_time(work).await?;
     Generating::start(state, lease, caller, prepared, received)
+}
+
+/// Leases a model, for sequences of `context` tokens where it can have them. A context that the client has `asked` for and
+/// does not get is named in the answer.
+async fn lease(
+    state: &AppState,
+    caller: &Caller,
+    model: &str,
+    asked: Option<ClientCount>,
+    context: Option<ClientCount>,
+) -> Result<Lease, ApiError> {
+    let tokens = context.map(|context| context.at_most(MAX_CONTEXT));
+    let lease = caller.in_time(state.models.lease_for(model, tokens)).await?;
+    let (loaded, trained) = (lease.handle.max_context(), lease.model.context_length);
+    if let Some(asked) = asked.filter(|asked| *asked > ClientCount::from(loaded)) {
+        let reason = if loaded < trained {
+            "memory has no room for more, or others use the model".to_owned()
+        } else {
+            format!("the model was trained for {trained}")
+        };
+        let message = format!("{asked} exceeds the loaded context of {loaded} tokens; {reason}");
+        caller.tolerance.leave_out("options.num_ctx", message)?;
+    }
+    Ok(lease)
 }
 
 /// What is made of a request before its turn comes.
@@ -346,7 +387,7 @@ impl Generating {
             ..Choice::default()
         };
         let choices = (0..counts.branches).map(choice).collect();
-        let min_tokens = request.min_tokens;
+        let (min_tokens, report_prefill) = (request.min_tokens, request.report_prefill);
         let submitted = Instant::now();
         let sampling = Sampling {
             temperature: request.sampling.temperature,
@@ -390,6 +431,7 @@ impl Generating {
             choices,
             stop_strings,
             min_tokens,
+            report_prefill,
             ready,
             timing,
             metrics,
@@ -475,7 +517,11 @@ impl Generating {
                     numbers.cached += cached_tokens;
                     numbers.queue = numbers.queue.max(Some(queue));
                 });
+                if self.report_prefill {
+                    self.report_prefilled(cached_tokens, at);
+                }
             }
+            Event::Prefilled { tokens, at } => self.report_prefilled(tokens, at),
             Event::PromptScores { scores, .. } => {
                 let mut tokens = std::mem::take(&mut self.unscored_prompt).into_iter();
                 self.prompt_logprobs = tokens.next().map(|first| {
@@ -541,6 +587,13 @@ impl Generating {
             _ => {}
         }
         Ok(())
+    }
+
+    fn report_prefilled(&mut self, processed: usize, at: Instant) {
+        let time =
+            self.timing.started.map_or(Duration::ZERO, |started| at.saturating_duration_since(started));
+        let (total, cached) = (self.prompt_tokens, self.used.cached);
+        self.ready.push_back(Piece::Prefilled(Progress { total, cached, processed, time }));
     }
 
     /// Writes a token's text. Returns the stop string that it completes.

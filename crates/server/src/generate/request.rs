@@ -215,6 +215,8 @@ pub struct Options {
     pub logprobs: Option<ClientCount>,
     /// Reports log-probabilities of the prompt's tokens, too, with as many of the best ones as `logprobs` says.
     pub score_prompt: bool,
+    /// Reports the progress of the prompt's prefill.
+    pub report_prefill: bool,
     pub priority: i32,
 }
 
@@ -301,6 +303,7 @@ impl Options {
             n: self.n.or(other.n),
             logprobs: self.logprobs.or(other.logprobs),
             score_prompt: self.score_prompt || other.score_prompt,
+            report_prefill: self.report_prefill || other.report_prefill,
             priority: self.priority,
         }
     }
@@ -360,6 +363,7 @@ impl Options {
             sampling,
             logprobs: counts.logprobs,
             score_prompt_from: self.score_prompt.then_some(0),
+            report_prefill: self.report_prefill,
             priority: self.priority,
             ..Request::default()
         }

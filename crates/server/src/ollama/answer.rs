@@ -193,6 +193,7 @@ impl Part {
                     self.add(delta)?;
                     Ok(None)
                 }
+                Piece::Prefilled(_) => Ok(None),
                 Piece::Finished { reason, logprobs, usage, .. } => {
                     self.add_logprobs(generating.tokenizer(), logprobs);
                     Ok(Some(End::of(&reason, usage, generating.timing())))

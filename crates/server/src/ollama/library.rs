@@ -12,9 +12,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures_util::StreamExt;
-use paguro_registry::{
-    Cancel, Digest, ModelName, Progress, PullOptions, RegistryError, Transfer, hub::Reference,
-};
+use paguro_registry::{Cancel, Digest, ModelName, Progress, PullOptions, RegistryError, Transfer, known};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
@@ -37,7 +35,7 @@ use crate::{
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = OllamaPullRequest)]
 pub struct PullParams {
-    /// `hf.co/owner/repository`, with a tag after it where wanted: `:Q4_K_M`.
+    /// A short name such as `qwen3:4b`, or `hf.co/owner/repository`, with a tag after it where wanted: `:Q4_K_M`.
     model: Option<String>,
     /// The older name of `model`.
     name: Option<String>,
@@ -124,10 +122,10 @@ fn given(model: Option<String>, name: Option<String>) -> Result<String, ApiError
 )]
 pub async fn pull(State(state): State<AppState>, Json(body): Json<PullParams>) -> Result<Response, ApiError> {
     let library = library(&state)?;
-    let reference: Reference = given(body.model, body.name)?.parse()?;
+    let (reference, name) = known::wanted(&given(body.model, body.name)?)?;
     work(body.stream, move |reports, cancel| async move {
         let _ = reports.send(Status::new("pulling manifest"));
-        let options = PullOptions { name: None, cancel };
+        let options = PullOptions { name, cancel };
         library
             .run_long(move |library| {
                 let reporter = Reporter { reports, files: Mutex::default() };

@@ -275,10 +275,9 @@ pub async fn show(
     let templates = file.chat_templates()?;
     let source = |name: &str| templates.iter().find(|template| template.0 == name).map(|it| it.1.clone());
     let template = source("default").unwrap_or_default();
-    let tool_template = source("tool_use").unwrap_or_else(|| template.clone());
     let mut model_info = model_info(&file);
     model_info.insert("general.parameter_count".into(), file.description().parameters.into());
-    let capabilities = capabilities(&file, &template, &tool_template);
+    let capabilities = state.file_cards.capabilities(&state, &entry).await?;
     Ok(Json(Show {
         modelfile: format!("FROM {}\n", entry.name),
         template,

@@ -13,7 +13,7 @@ use super::{
     messages::{self, ChatMessage, FormatParams},
     sampling::{self, SamplingParams},
     tools::{Offer, ToolChoiceParam, ToolParam},
-    types::{FinishReason, StreamOptions, Usage, UsageChunks},
+    types::{FinishReason, PromptProgress, StreamOptions, Usage, UsageChunks},
 };
 use crate::{
     AppState,
@@ -35,6 +35,8 @@ pub struct ChatCompletionRequest {
     pub stream: Option<bool>,
     /// How the stream is written.
     pub stream_options: Option<StreamOptions>,
+    /// Sends chunks with the progress of the prompt's prefill before the answer. (llama.cpp's.)
+    pub return_progress: Option<bool>,
     /// Number of answers.
     pub n: Option<usize>,
     /// Most tokens of an answer, those that the model thinks with included; -1 is no limit.
@@ -179,6 +181,9 @@ pub struct ChatCompletionChunk<'c> {
     /// In the last chunk, if it was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Usage>,
+    /// In chunks before the answer, if it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_progress: Option<PromptProgress>,
 }
 
 /// What comes new.
@@ -277,6 +282,7 @@ impl ChatCompletionRequest {
             max_tokens: max_tokens.map(Into::into),
             n: self.n.map(Into::into),
             logprobs: logprobs.map(Into::into),
+            report_prefill: self.return_progress == Some(true) && self.stream == Some(true),
             ..self.sampling.into_options()?
         };
         if self.messages.is_empty() {
@@ -344,6 +350,7 @@ async fn collect(mut generating: Generating, wants_logprobs: bool) -> Result<Cha
                 answers[choice].logprobs.extend(generating.tokenizer(), &logprobs);
                 answers[choice].message.add(delta);
             }
+            Piece::Prefilled(_) => {}
             Piece::Finished { choice, reason, logprobs, usage: of_choice, .. } => {
                 answers[choice].logprobs.extend(generating.tokenizer(), &logprobs);
                 answers[choice].finish = Some(FinishReason::from(&reason));
@@ -431,7 +438,9 @@ impl IntoResponse for ChunkWriter {
                 }
                 let choice = self.choice(&piece);
                 let usage = self.chunks.every.then(|| self.generating.usage_so_far().into());
-                events.data(&ChatCompletionChunk { usage, ..self.chunk(vec![choice]) }).await;
+                let prompt_progress = PromptProgress::of(&piece);
+                let chunk = self.chunk(vec![choice]);
+                events.data(&ChatCompletionChunk { usage, prompt_progress, ..chunk }).await;
             }
             if self.chunks.last {
                 let usage = Some(self.usage.into());
@@ -451,14 +460,19 @@ impl ChunkWriter {
             model: &self.model,
             choices,
             usage: None,
+            prompt_progress: None,
         }
     }
 
     fn choice<'c>(&self, piece: &'c Piece) -> ChunkChoice<'c> {
+        let none: &[_] = &[];
         let (index, delta, logprobs, finish_reason) = match piece {
-            Piece::Delta { choice, delta, logprobs } => (*choice, ChunkDelta::of(delta), logprobs, None),
+            Piece::Prefilled(_) => (0, ChunkDelta::default(), none, None),
+            Piece::Delta { choice, delta, logprobs } => {
+                (*choice, ChunkDelta::of(delta), logprobs.as_slice(), None)
+            }
             Piece::Finished { choice, reason, logprobs, .. } => {
-                (*choice, ChunkDelta::default(), logprobs, Some(reason.into()))
+                (*choice, ChunkDelta::default(), logprobs.as_slice(), Some(reason.into()))
             }
         };
         let logprobs = (self.wants_logprobs && !logprobs.is_empty()).then(|| {

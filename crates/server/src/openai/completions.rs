@@ -19,7 +19,7 @@ use super::{
     logprobs::TextLogprobs,
     messages::FormatParams,
     sampling::{self, SamplingParams},
-    types::{FinishReason, StreamOptions, Usage, UsageChunks},
+    types::{FinishReason, PromptProgress, StreamOptions, Usage, UsageChunks},
 };
 use crate::{
     AppState,
@@ -45,6 +45,8 @@ pub struct CompletionRequest {
     pub stream: Option<bool>,
     /// How the stream is written.
     pub stream_options: Option<StreamOptions>,
+    /// Sends chunks with the progress of the prompts' prefill before the answers. (llama.cpp's.)
+    pub return_progress: Option<bool>,
     /// Number of answers to each prompt.
     pub n: Option<usize>,
     /// Must be equal to `n` or absent.
@@ -180,6 +182,9 @@ pub struct Completion<'c> {
     choices: Vec<CompletionChoice>,
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Usage>,
+    /// In chunks before the answer, if it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_progress: Option<PromptProgress>,
 }
 
 /// How one went on.
@@ -190,6 +195,9 @@ pub struct CompletionChoice {
     text: String,
     logprobs: Option<TextLogprobs>,
     finish_reason: Option<FinishReason>,
+    /// Prefill of its prompt, for the chunk that has this choice.
+    #[serde(skip)]
+    progress: Option<PromptProgress>,
 }
 
 /// Goes on from texts, at once or as a stream.
@@ -236,6 +244,7 @@ impl CompletionRequest {
             n: self.n.map(Into::into),
             logprobs: self.logprobs.map(Into::into),
             score_prompt: echo && self.logprobs.is_some(),
+            report_prefill: self.return_progress == Some(true) && self.stream == Some(true),
             ..std::mem::take(&mut self.sampling).into_options()?
         })
     }
@@ -360,7 +369,8 @@ impl Answers {
             let text = std::mem::take(&mut self.beginnings[index]);
             let logprobs = prompt.map(|prompt| TextLogprobs::of_prompt(&self.tokenizer, prompt, &text));
             if !text.is_empty() || logprobs.is_some() {
-                self.ready.push_back(CompletionChoice { index, text, logprobs, finish_reason: None });
+                let choice = CompletionChoice { index, text, logprobs, ..CompletionChoice::default() };
+                self.ready.push_back(choice);
             }
         }
     }
@@ -373,6 +383,10 @@ impl Answers {
         let Part { of, used, choices, prompt, piece } = self.parts.next().await?;
         self.used[of] = used;
         let (choice, text, logprobs, finish_reason) = match piece {
+            Ok(piece @ Piece::Prefilled(_)) => {
+                let (index, progress) = (choices.start, PromptProgress::of(&piece));
+                return Some(Ok(CompletionChoice { index, progress, ..CompletionChoice::default() }));
+            }
             Err(error) => return Some(Err(error)),
             Ok(Piece::Delta { choice, delta: Delta::Text(text), logprobs }) => (choice, text, logprobs, None),
             // Without tools and without a template, an answer is nothing but text.
@@ -394,7 +408,8 @@ impl Answers {
         let logprobs = self
             .wants_logprobs
             .then(|| TextLogprobs::new(&self.tokenizer, &logprobs, &mut self.lengths[index]));
-        self.ready.push_back(CompletionChoice { index, text, logprobs, finish_reason });
+        let choice = CompletionChoice { index, text, logprobs, finish_reason, progress: None };
+        self.ready.push_back(choice);
         self.ready.pop_front().map(Ok)
     }
 
@@ -431,7 +446,9 @@ impl Answers {
                 match part {
                     Ok(choice) => {
                         let usage = chunks.every.then(|| self.used_so_far().into());
-                        events.data(&Completion { usage, ..self.chunk(vec![choice]) }).await;
+                        let prompt_progress = choice.progress;
+                        let chunk = self.chunk(vec![choice]);
+                        events.data(&Completion { usage, prompt_progress, ..chunk }).await;
                     }
                     // Too late for a status: the stream ends with the error, and without `[DONE]`.
                     Err(error) => return events.data(&super::error::body(&error)).await,
@@ -453,6 +470,7 @@ impl Answers {
             model: &self.model,
             choices,
             usage: None,
+            prompt_progress: None,
         }
     }
 }

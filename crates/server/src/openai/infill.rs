@@ -160,7 +160,7 @@ impl Filler {
         while let Some(piece) = self.generating.next().await {
             match piece? {
                 Piece::Delta { delta: Delta::Text(text), .. } => content += &text,
-                Piece::Delta { .. } => {}
+                Piece::Delta { .. } | Piece::Prefilled(_) => {}
                 Piece::Finished { reason, usage, .. } => end = Some(self.end(reason, usage)),
             }
         }
@@ -173,7 +173,7 @@ impl Filler {
             while let Some(piece) = self.generating.next().await {
                 match piece {
                     Ok(Piece::Delta { delta: Delta::Text(text), .. }) => events.data(&self.part(text)).await,
-                    Ok(Piece::Delta { .. }) => {}
+                    Ok(Piece::Delta { .. } | Piece::Prefilled(_)) => {}
                     Ok(Piece::Finished { reason, usage, .. }) => {
                         let end = Some(self.end(reason, usage));
                         events.data(&Infill { end, stop: true, ..self.part(String::new()) }).await;

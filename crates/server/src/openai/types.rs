@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::generate::{self, Finish};
+use crate::generate::{self, Finish, Piece};
 
 /// Tokens that were used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
@@ -43,6 +43,30 @@ impl From<generate::Usage> for Usage {
             prompt_tokens_details: PromptTokensDetails { cached_tokens: usage.cached },
             completion_tokens_details: CompletionTokensDetails { reasoning_tokens: usage.reasoning },
         }
+    }
+}
+
+/// Progress of a prompt's prefill, in llama.cpp's words.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, ToSchema)]
+pub struct PromptProgress {
+    /// Tokens of the prompt.
+    total: usize,
+    /// Tokens that the prefix cache had.
+    cache: usize,
+    /// Tokens that are computed, those of the prefix cache included.
+    processed: usize,
+    /// Milliseconds since the request left the queue.
+    time_ms: u64,
+}
+
+impl PromptProgress {
+    /// Returns the progress that a piece reports.
+    pub fn of(piece: &Piece) -> Option<Self> {
+        let &Piece::Prefilled(generate::Progress { total, cached, processed, time }) = piece else {
+            return None;
+        };
+        let time_ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        Some(Self { total, cache: cached, processed, time_ms })
     }
 }
 

@@ -8,6 +8,7 @@ use std::{
 use axum::extract::State;
 use paguro_model::{GenerationDefaults, ModelFile};
 use serde::Serialize;
+use tokio::task::spawn_blocking;
 use utoipa::ToSchema;
 
 use crate::{
@@ -136,15 +137,32 @@ pub struct FileCards {
 }
 
 impl FileCards {
-    async fn of(&self, state: &AppState, entry: &ModelEntry) -> Result<Arc<FileCard>, String> {
+    /// Returns the server's capabilities with a model.
+    ///
+    /// # Errors
+    /// What is wrong with its file.
+    pub async fn capabilities(
+        &self,
+        state: &AppState,
+        entry: &ModelEntry,
+    ) -> Result<Vec<&'static str>, ApiError> {
+        Ok(self.of(state, entry).await?.capabilities.clone())
+    }
+
+    async fn of(&self, state: &AppState, entry: &ModelEntry) -> Result<Arc<FileCard>, ApiError> {
         let key = (entry.name.clone(), entry.version.clone());
         let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(card) = known().get(&key) {
             return Ok(card.clone());
         }
-        let opened = state.models.open(entry).await;
-        let card = opened.map(|file| Arc::new(FileCard::of(&file))).map_err(|error| error.to_string())?;
-        known().insert(key, card.clone());
+        let file = state.models.open(entry).await?;
+        // A tokenizer is made of it, which takes long.
+        let card = spawn_blocking(move || FileCard::of(&file)).await;
+        let card = Arc::new(card.map_err(|error| ApiError::Internal(format!("opening ended: {error}")))?);
+        let mut known = known();
+        // A name has one content at a time.
+        known.retain(|(name, _), _| *name != entry.name);
+        known.insert(key, card.clone());
         Ok(card)
     }
 
@@ -202,7 +220,7 @@ pub async fn list(State(state): State<AppState>) -> Result<Json<ModelCards>, Api
     for entry in entries {
         let (file, problem) = match state.file_cards.of(&state, &entry).await {
             Ok(card) => (Some(FileCard::clone(&card)), None),
-            Err(problem) => (None, Some(problem)),
+            Err(problem) => (None, Some(problem.to_string())),
         };
         models.push(ModelCard {
             in_library: state.models.outside(&entry.name).is_none(),

@@ -342,6 +342,7 @@ impl Answer {
             Piece::Delta { delta, logprobs, .. } => {
                 self.output.add(delta, self.generating.tokenizer(), &logprobs);
             }
+            Piece::Prefilled(_) => {}
             Piece::Finished { reason, usage, .. } => {
                 self.object.status = match reason {
                     Finish::Length => {
