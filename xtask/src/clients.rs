@@ -7,8 +7,12 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use serde_json::Value;
 
 use crate::{ci::quiet, table::Outcome};
+
+#[path = "../../app/tests/common/scripted.rs"]
+mod scripted;
 
 /// Installs the clients and runs their tests, with the server that `cargo` builds.
 pub fn run(root: &Path, mut cargo: Command) -> Result<Outcome> {
@@ -16,13 +20,16 @@ pub fn run(root: &Path, mut cargo: Command) -> Result<Outcome> {
     let binary = program(&target, &mut cargo)?;
     let tests = root.join("app/tests/clients");
     let mut skipped = Vec::new();
-    for (install, language) in [(python as Install, "python"), (node, "node")] {
+    let scripted = target.join("clients/scripted");
+    write_models(root, &scripted)?;
+    for (install, language) in [(python as Install, "python"), (node, "node"), (node, "programs")] {
         let installed = target.join("clients").join(language);
         fs::create_dir_all(&installed)?;
         match install(&tests.join(language), &installed)? {
             Err(reason) => skipped.push(reason),
             Ok(mut tests) => {
-                let status = tests.env("PAGURO_BINARY", &binary).status()?;
+                let status =
+                    tests.env("PAGURO_BINARY", &binary).env("PAGURO_SCRIPTED", &scripted).status()?;
                 if !status.success() {
                     return Ok(Outcome::Failed(format!("the {language} clients: {status}")));
                 }
@@ -30,9 +37,24 @@ pub fn run(root: &Path, mut cargo: Command) -> Result<Outcome> {
         }
     }
     Ok(match skipped.len() {
-        2 => Outcome::Skipped(skipped.join("; ")),
+        3 => Outcome::Skipped(skipped.join("; ")),
         _ => Outcome::Passed(skipped.join("; ")),
     })
+}
+
+/// Writes the models whose answers are the scripts of the tests with agents.
+fn write_models(root: &Path, folder: &Path) -> Result<()> {
+    fs::create_dir_all(folder)?;
+    let tales = fs::read(root.join("models/tales/tales-Q8_0.gguf"))?;
+    for script in fs::read_dir(root.join("app/tests/serve/agents"))? {
+        let script = script?.path();
+        let recorded: Value = serde_json::from_slice(&fs::read(&script)?)?;
+        let answers = recorded["answers"].as_array().context("a script without `answers`")?;
+        let answers: Vec<_> = answers.iter().filter_map(Value::as_str).collect();
+        let name = script.file_stem().context("a script without a name")?;
+        fs::write(folder.join(name).with_extension("gguf"), scripted::model(&tales, &answers))?;
+    }
+    Ok(())
 }
 
 /// The folder of what is built.
@@ -73,15 +95,19 @@ fn python(tests: &Path, installed: &Path) -> Result<Result<Command, String>> {
     Ok(Ok(command))
 }
 
-/// npm installs beside `package.json`, so the tests are copied to where that is.
+/// npm installs beside `package.json`, so the tests and the server's module are copied to where that is.
 pub fn node(tests: &Path, installed: &Path) -> Result<Result<Command, String>> {
     if !quiet(Command::new("node").arg("--version")) || !quiet(Command::new("npm").arg("--version")) {
         return Ok(Err("no Node with npm (apt-get install npm)".into()));
     }
-    for file in fs::read_dir(tests)? {
-        let file = file?;
-        if file.file_type()?.is_file() {
-            fs::copy(file.path(), installed.join(file.file_name()))?;
+    for folder in [Some(tests), tests.parent()].into_iter().flatten() {
+        for file in fs::read_dir(folder)? {
+            let path = file?.path();
+            let is_needed =
+                path.extension().is_some_and(|extension| extension == "mjs" || extension == "json");
+            if let Some(name) = path.file_name().filter(|_| is_needed) {
+                fs::copy(&path, installed.join(name))?;
+            }
         }
     }
     let npm = ["install", "--silent", "--no-audit", "--no-fund"];

@@ -1,6 +1,7 @@
 //! `paguro serve` over real HTTP.
 
 mod access;
+mod agents;
 mod anthropic;
 mod attacks;
 mod chat;
@@ -15,6 +16,8 @@ mod process;
 mod reasoning;
 mod refusals;
 mod responses;
+#[path = "../common/scripted.rs"]
+mod scripted;
 mod structured;
 mod telemetry;
 mod tolerance;

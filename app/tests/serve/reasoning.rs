@@ -5,67 +5,18 @@ use std::{fs, path::Path};
 
 use serde_json::{Value, json};
 
-use super::http::{Answer, Server};
-
-/// Reads a GGUF file's header.
-struct Header<'f> {
-    file: &'f [u8],
-    at: usize,
-}
-
-impl Header<'_> {
-    fn number(&mut self, bytes: usize) -> usize {
-        let number =
-            self.file[self.at..][..bytes].iter().rev().fold(0, |sum, byte| sum << 8 | usize::from(*byte));
-        self.at += bytes;
-        number
-    }
-
-    fn string(&mut self) -> &[u8] {
-        let length = self.number(8);
-        self.at += length;
-        &self.file[self.at - length..self.at]
-    }
-
-    fn skip(&mut self, kind: usize) {
-        match kind {
-            8 => drop(self.string().len()),
-            9 => {
-                let (kind, count) = (self.number(4), self.number(8));
-                (0..count).for_each(|_| self.skip(kind));
-            }
-            _ => self.at += [1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8][kind],
-        }
-    }
-}
+use super::{
+    http::{Answer, Server},
+    scripted::{self, Gguf},
+};
 
 /// Tales with another chat template.
 fn with_template(template: &str) -> Vec<u8> {
     let file =
         fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tales/tales-Q8_0.gguf")).unwrap();
-    let mut header = Header { file: &file, at: 8 };
-    let (tensors, keys) = (header.number(8), header.number(8));
-    let mut value = 0..0;
-    for _ in 0..keys {
-        let is_template = header.string() == b"tokenizer.chat_template";
-        let kind = header.number(4);
-        let start = header.at;
-        header.skip(kind);
-        if is_template {
-            value = start..header.at;
-        }
-    }
-    for _ in 0..tensors {
-        header.string();
-        let dimensions = header.number(4);
-        header.at += 8 * dimensions + 4 + 8;
-    }
-    let end = header.at;
-    let length = (template.len() as u64).to_le_bytes();
-    let mut new = [&file[..value.start], &length, template.as_bytes(), &file[value.end..end]].concat();
-    new.resize(new.len().next_multiple_of(32), 0);
-    new.extend_from_slice(&file[end.next_multiple_of(32)..]);
-    new
+    let mut gguf = Gguf::read(&file);
+    gguf.set("tokenizer.chat_template", scripted::string(template));
+    gguf.write()
 }
 
 /// A server of `thinks`, whose prompts end with `<think>`, and of `may`, whose template knows reasoning.
