@@ -117,7 +117,9 @@ impl ControlNames {
             .collect();
         let end = folded.len().saturating_sub(self.longest);
         let rest = (end..folded.len()).filter(|&at| folded.is_char_boundary(at));
-        places.extend(rest.filter(|&at| self.begins(&folded[at..])).map(|at| offsets[at]));
+        let is_own = |at: usize| is_assistant && self.is_marker(&folded[at..]);
+        let begins = |&at: &usize| self.begins(&folded[at..]) && !is_own(at);
+        places.extend(rest.filter(begins).map(|at| offsets[at]));
         places.sort_unstable();
         places.dedup();
         let mut marked = String::with_capacity(text.len() + MARK.len_utf8() * places.len());

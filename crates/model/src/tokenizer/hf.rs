@@ -8,13 +8,14 @@ use std::{
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
+use tokenizers::AddedToken;
 
 use super::{
     Encoder, SpecialTokens, Tokenizer, TokenizerError,
     bpe::write_name,
     gguf::byte_value,
     limits,
-    special::{Added, AddedTokens, Fragment},
+    special::{self, Added, AddedTokens, Fragment},
     stop,
     vocab::{TokenKind, Vocab},
 };
@@ -87,6 +88,8 @@ pub(super) struct Hf {
     added: AddedTokens,
     /// Made when it is needed first, which is rare in chats.
     as_text: OnceLock<AsText>,
+    /// Made when a message names a token first.
+    in_chat: OnceLock<AsText>,
 }
 
 /// A copy of the tokenizer in which the names of control tokens are text. What stands for each instead is a
@@ -115,7 +118,7 @@ impl Hf {
             strip_right: false,
         });
         let added = AddedTokens::new(added.collect())?;
-        Ok(Self { parsing, added, as_text: OnceLock::new() })
+        Ok(Self { parsing, added, as_text: OnceLock::new(), in_chat: OnceLock::new() })
     }
 
     pub(super) fn encode(&self, text: &str, special: SpecialTokens, ids: &mut Vec<u32>) {
@@ -133,12 +136,12 @@ impl Hf {
         if fragments == self.added.split(&prompt.text, SpecialTokens::Parse) {
             return encode(&self.parsing, &prompt.text, ids);
         }
-        let as_text = self.as_text();
+        let in_chat = self.in_chat();
         let mut text = String::with_capacity(prompt.text.len());
         for fragment in fragments {
             match fragment {
                 Fragment::Text(part) => text.extend(part.split(PLACEHOLDER)),
-                Fragment::Token(id) => match as_text.placeholder(id) {
+                Fragment::Token(id) => match in_chat.placeholder(id) {
                     Some(placeholder) => text.extend(placeholder),
                     // A token that is no control token is found by its name.
                     None => text.extend(self.parsing.id_to_token(id)),
@@ -146,43 +149,55 @@ impl Hf {
             }
         }
         let start = ids.len();
-        encode(&as_text.tokenizer, &text, ids);
+        encode(&in_chat.tokenizer, &text, ids);
         for id in &mut ids[start..] {
-            if let Ok(at) = as_text.tokens.binary_search_by_key(id, |&(placeholder, _)| placeholder) {
-                *id = as_text.tokens[at].1;
+            if let Ok(at) = in_chat.tokens.binary_search_by_key(id, |&(placeholder, _)| placeholder) {
+                *id = in_chat.tokens[at].1;
             }
         }
     }
 
     fn as_text(&self) -> &AsText {
-        self.as_text.get_or_init(|| {
-            let mut tokenizer = self.parsing.clone();
-            tokenizer.set_encode_special_tokens(true);
-            let added = tokenizer.get_added_tokens_decoder();
-            let mut control: Vec<_> = added.into_iter().filter(|(_, token)| token.special).collect();
-            control.sort_unstable_by_key(|&(id, _)| id);
-            control.truncate(0xfffe);
-            let mut tokens = Vec::with_capacity(control.len());
-            let mut placeholders = Vec::with_capacity(control.len());
-            for (at, (id, mut token)) in control.into_iter().enumerate() {
-                token.content = placeholder(at).into_iter().collect();
-                token.special = false;
-                tokens.push((token.content.clone(), id));
-                placeholders.push(token);
-            }
-            // This fails only where a normalizer fails, and then no name is found at all.
-            let _ = tokenizer.add_tokens(placeholders);
-            let mut tokens: Vec<_> = tokens
-                .into_iter()
-                .filter_map(|(name, id)| Some((tokenizer.token_to_id(&name)?, id)))
-                .collect();
-            tokens.sort_unstable();
-            AsText { tokenizer, tokens }
+        self.as_text.get_or_init(|| AsText::new(&self.parsing, |token| token.special))
+    }
+
+    /// The same, in which the names of markers are text as well.
+    fn in_chat(&self) -> &AsText {
+        self.in_chat.get_or_init(|| {
+            AsText::new(&self.parsing, |token| token.special || special::is_marker(&token.content))
         })
     }
 }
 
 impl AsText {
+    /// Makes text of the names of added tokens that are `hidden`.
+    fn new(parsing: &tokenizers::Tokenizer, hidden: impl Fn(&AddedToken) -> bool) -> Self {
+        let mut tokenizer = parsing.clone();
+        tokenizer.set_encode_special_tokens(true);
+        let added = tokenizer.get_added_tokens_decoder();
+        let mut control: Vec<_> = added.into_iter().filter(|(_, token)| hidden(token)).collect();
+        control.sort_unstable_by_key(|&(id, _)| id);
+        control.truncate(0xfffe);
+        // Names of special tokens only are text.
+        let others = control.iter().filter(|(_, token)| !token.special);
+        let others: Vec<_> = others.map(|(_, token)| AddedToken { special: true, ..token.clone() }).collect();
+        let mut tokens = Vec::with_capacity(control.len());
+        let mut placeholders = Vec::with_capacity(control.len());
+        for (at, (id, mut token)) in control.into_iter().enumerate() {
+            token.content = placeholder(at).into_iter().collect();
+            token.special = false;
+            tokens.push((token.content.clone(), id));
+            placeholders.push(token);
+        }
+        // These fail only where a normalizer fails, and then no name is found at all.
+        let _ = tokenizer.add_special_tokens(others);
+        let _ = tokenizer.add_tokens(placeholders);
+        let mut tokens: Vec<_> =
+            tokens.into_iter().filter_map(|(name, id)| Some((tokenizer.token_to_id(&name)?, id))).collect();
+        tokens.sort_unstable();
+        Self { tokenizer, tokens }
+    }
+
     /// Returns the characters that replace a control token.
     fn placeholder(&self, id: u32) -> Option<[char; 2]> {
         // Control tokens and placeholders were numbered in the same order.

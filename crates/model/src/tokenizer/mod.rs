@@ -138,11 +138,7 @@ impl Tokenizer {
             tokens.filter_map(|(id, _)| std::str::from_utf8(self.vocab.name(id)).ok())
         };
         let control = of_kind(TokenKind::is_special);
-        let is_marker = |name: &&str| {
-            let is_bracketed =
-                name.starts_with('<') && name.ends_with('>') || name.starts_with('[') && name.ends_with(']');
-            is_bracketed && name.len() > 2 && template.contains(name)
-        };
+        let is_marker = |name: &&str| special::is_marker(name) && template.contains(name);
         let user_defined = of_kind(|kind| kind == TokenKind::UserDefined);
         ControlNames::new(control, user_defined.filter(is_marker))
     }

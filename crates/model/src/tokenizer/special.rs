@@ -68,6 +68,13 @@ impl AddedTokens {
     }
 }
 
+/// True for names with the form of a marker: `<think>`, `[TOOL_CALLS]`.
+pub(super) fn is_marker(name: &str) -> bool {
+    let is_bracketed =
+        name.starts_with('<') && name.ends_with('>') || name.starts_with('[') && name.ends_with(']');
+    is_bracketed && name.len() > 2
+}
+
 impl Finder {
     fn new(tokens: Vec<Added>) -> Result<Self, TokenizerError> {
         let patterns: Vec<&str> = tokens.iter().map(|token| token.text.as_str()).collect();
