@@ -12,6 +12,7 @@ mod library;
 mod load;
 mod models;
 mod output;
+mod presets;
 mod ps;
 mod run;
 mod serve;
@@ -84,6 +85,7 @@ fn execute(settings: &Settings) -> Outcome<()> {
         Command::Show(args) => library::show(args, library, terminal),
         Command::Rm(args) => library::rm(args, library),
         Command::Cp(args) => library::cp(args, library),
+        Command::Preset(args) => library::preset(args, library, terminal),
         Command::Prune(args) => library::prune(args, library),
         Command::Verify(args) => library::verify(args, library, terminal),
         Command::Rebuild(args) => library::rebuild(args, library, terminal),

@@ -1,10 +1,10 @@
 //! Values that options take, and the checks that turn a wrong one into a usage error.
 
-use std::str::FromStr;
+use std::{fmt, str::FromStr};
 
 use clap::ValueEnum;
 use paguro_backend::AttentionMode;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::Limit;
 
@@ -62,13 +62,22 @@ impl From<Attention> for AttentionMode {
 }
 
 /// `--kv-dtype`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum KvDtype {
     /// Half precision.
     F16,
     /// Eight bits, with a scale for every 32.
     Q8,
+}
+
+impl fmt::Display for KvDtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::F16 => "f16",
+            Self::Q8 => "q8",
+        })
+    }
 }
 
 impl From<KvDtype> for paguro_backend::KvDtype {

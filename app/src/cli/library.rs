@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 use paguro_registry::ModelName;
 
+use super::choices::KvDtype;
+
 /// `paguro pull`.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
@@ -145,6 +147,75 @@ pub struct CpArgs {
     /// Take the place of a model of that name
     #[arg(long)]
     pub replace: bool,
+}
+
+/// `paguro preset`.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+A preset says how servers load a model, what its requests begin with, and by which other names it is found. It is kept \
+when the model is pulled again. A running server uses it from the next request on, and loads the model again where that \
+is necessary. Options are those of Ollama's API; requests that set them win. `paguro run` uses the aliases only.
+
+The file with a server's settings can have presets, too, also for models outside of the library; they are stronger:
+
+  [preset.\"qwen3:4b\"]
+  ctx = 32768
+  chat-template = \"qwen3.jinja\"
+  options = { temperature = 0.2 }
+
+Examples:
+  paguro preset qwen3:4b                                    show it
+  paguro preset qwen3:4b --ctx 32768 --kv-dtype q8
+  paguro preset qwen3:4b --set temperature=0.2 --set top_k=20
+  paguro preset qwen3:4b --alias coder --alias gpt-5")]
+pub struct PresetArgs {
+    /// The model
+    #[arg(value_name = "NAME")]
+    pub name: String,
+
+    /// Most tokens of prompt and answer; 0 is what the model was trained for
+    #[arg(short = 'c', long, value_name = "TOKENS")]
+    pub ctx: Option<usize>,
+
+    /// Encoding of keys and values in the cache
+    #[arg(long, value_name = "TYPE")]
+    pub kv_dtype: Option<KvDtype>,
+
+    /// Chat template in place of the model's own, a file in jinja
+    #[arg(long, value_name = "FILE")]
+    pub chat_template: Option<PathBuf>,
+
+    /// System message of chats that have none
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+
+    /// An option of requests, such as temperature=0.2; repeatable
+    #[arg(long = "set", value_name = "OPTION=VALUE")]
+    pub options: Vec<String>,
+
+    /// Another name of the model; repeatable
+    #[arg(long = "alias", value_name = "NAME")]
+    pub aliases: Vec<ModelName>,
+
+    /// Forget the preset first
+    #[arg(long)]
+    pub clear: bool,
+
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl PresetArgs {
+    /// True if something is to be changed.
+    pub fn changes(&self) -> bool {
+        self.ctx.is_some()
+            || self.kv_dtype.is_some()
+            || self.chat_template.is_some()
+            || self.system.is_some()
+            || !self.options.is_empty()
+            || !self.aliases.is_empty()
+    }
 }
 
 /// `paguro prune`.

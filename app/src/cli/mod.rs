@@ -21,7 +21,8 @@ pub use bench::BenchArgs;
 pub use choices::{Attention, ColorChoice, Device, KvDtype, Numerics, Pages, ShapeFormat, ShapeName};
 pub use keys::{KeysArgs, KeysCommand, PsArgs};
 pub use library::{
-    CpArgs, ImportArgs, ListArgs, PruneArgs, PullArgs, RebuildArgs, RmArgs, SearchArgs, ShowArgs, VerifyArgs,
+    CpArgs, ImportArgs, ListArgs, PresetArgs, PruneArgs, PullArgs, RebuildArgs, RmArgs, SearchArgs, ShowArgs,
+    VerifyArgs,
 };
 pub use model::ModelArg;
 pub use parse::parse;
@@ -109,6 +110,8 @@ pub enum Command {
     /// Give a model of the library a second name
     #[command(alias = "copy")]
     Cp(CpArgs),
+    /// Set how servers load and use a model of the library, and other names of it
+    Preset(PresetArgs),
     /// Delete leftovers: unfinished downloads and files that no model uses
     Prune(PruneArgs),
     /// Check the files of the library, and get damaged ones again

@@ -1,12 +1,13 @@
 //! `paguro serve`: what can be set, by flags, in a file, and in the environment, under the same names.
 
-use std::{path::PathBuf, str::FromStr, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{ArgMatches, Args, Command, FromArgMatches, Id, ValueEnum, parser::ValueSource};
 use paguro_server::Alias;
 use serde::{Deserialize, Deserializer, de};
 
 use super::choices::{self, Device, KvDtype, Numerics};
+use crate::presets::Preset;
 
 /// `paguro serve`.
 #[derive(Args, Clone, Debug)]
@@ -163,6 +164,11 @@ pub struct ServeOptions {
     )]
     #[serde(rename = "alias")]
     pub aliases: Vec<Alias>,
+
+    /// Presets by the models' names; only in the file
+    #[arg(skip)]
+    #[serde(rename = "preset")]
+    pub presets: BTreeMap<String, Preset>,
 
     /// Most bytes of a request's body [default: 32MiB]
     #[arg(long, env = "PAGURO_MAX_BODY", value_name = "BYTES", help_heading = "Listening")]
@@ -329,6 +335,7 @@ impl ServeOptions {
             cors_origins: or_list(self.cors_origins, weaker.cors_origins),
             strict: self.strict.or(weaker.strict),
             aliases: or_list(self.aliases, weaker.aliases),
+            presets: if self.presets.is_empty() { weaker.presets } else { self.presets },
             max_body: self.max_body.or(weaker.max_body),
             body_memory: self.body_memory.or(weaker.body_memory),
             min_body_rate: self.min_body_rate.or(weaker.min_body_rate),

@@ -2,6 +2,7 @@
 
 mod change;
 mod get;
+mod preset;
 mod progress;
 mod search;
 mod show;
@@ -22,6 +23,7 @@ use paguro_registry::{
 
 pub use change::{cp, prune, rm};
 pub use get::{download, import, pull};
+pub use preset::preset;
 pub use search::search;
 pub use show::{list, show};
 pub use verify::{rebuild, verify};

@@ -147,10 +147,19 @@ fn read_config(given: Option<&Path>, default: Option<&Path>) -> Outcome<ServeOpt
     let shown = path.display();
     let text =
         fs::read_to_string(path).map_err(|error| Failure::usage(format!("cannot read {shown}: {error}")))?;
-    toml::from_str(&text).map_err(|error| {
+    let parsed = toml::from_str(&text).map_err(|error| {
         let failure = Failure::usage(format!("{shown}: {}", error.to_string().trim_end()));
         failure.hint("keys are the flags of `paguro serve --help` without the dashes before them")
-    })
+    });
+    let mut options: ServeOptions = parsed?;
+    let folder = path.parent().unwrap_or(Path::new(""));
+    for (name, preset) in &mut options.presets {
+        preset.read_template(folder)?;
+        let problem =
+            |failure: Failure| Failure::usage(format!("{shown}: preset {name}: {}", failure.message()));
+        preset.check().map_err(problem)?;
+    }
+    Ok(options)
 }
 
 /// The name of this machine, by which its containers and its own programs may ask. (macOS has one that ends with `.local`.)

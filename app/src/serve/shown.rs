@@ -55,7 +55,7 @@ pub fn settings(
         ("models", list(&options.models), |o| !o.models.is_empty()),
         ("memory", units::bytes(residency.memory), |o| o.memory.is_some()),
         ("keep-alive", time(residency.keep_alive, "forever"), |o| o.keep_alive.is_some()),
-        ("ctx", number(options.ctx, "the model's own, at most 8192"), |o| o.ctx.is_some()),
+        ("ctx", number(options.ctx, "the model's own, at most 65536"), |o| o.ctx.is_some()),
         (
             "kv-memory",
             options.kv_memory.map_or_else(|| "by --parallel and --ctx".to_owned(), |b| units::bytes(b.0)),

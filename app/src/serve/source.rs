@@ -1,7 +1,7 @@
 //! The models that the server can be asked for, and how they are started.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     fs, io,
     path::Path,
     sync::{Arc, Mutex, PoisonError},
@@ -21,6 +21,7 @@ use crate::{
     failure::{Failure, Outcome},
     load,
     models::{EMBEDDED, EMBEDDED_FILE, Source},
+    presets::Preset,
     settings::LibrarySettings,
     units,
 };
@@ -53,6 +54,8 @@ pub struct Shelf {
     queue: usize,
     /// `--max-queue-tokens`.
     queue_tokens: Option<usize>,
+    /// Presets of the file with settings, by the models' names.
+    presets: BTreeMap<String, Preset>,
     /// Results of opening models, by name and version, so that lists open no file twice.
     known: Mutex<HashMap<(String, String), Details>>,
     /// A device to plan with; opening one can take a while.
@@ -110,6 +113,7 @@ impl Shelf {
             batch_tokens: BatchTokensArg { batch_tokens: options.batch_tokens }.or_default(parallel),
             queue: options.max_queue.unwrap_or(defaults.queue_capacity),
             queue_tokens: options.max_queue_tokens,
+            presets: options.presets.clone(),
             known: Mutex::default(),
             planner: Mutex::default(),
         })
@@ -129,7 +133,12 @@ impl Shelf {
             let model = alias.model.clone().unwrap_or_else(|| self.first.clone());
             Ok(Alias { model: Some(model), ..alias.clone() })
         };
-        aliases.iter().map(complete).collect()
+        let of_preset = |(model, preset): (&String, &Preset)| {
+            let alias = |name: &String| Alias { pattern: name.clone(), model: Some(model.clone()) };
+            preset.aliases.iter().map(alias).collect::<Vec<_>>()
+        };
+        let of_presets = self.presets.iter().flat_map(of_preset).collect::<Vec<_>>();
+        aliases.iter().chain(&of_presets).map(complete).collect()
     }
 
     /// A model that is not the library's. As in the library, upper and lower case are one, so that no name shadows another.
@@ -159,9 +168,25 @@ impl Shelf {
         Ok(Source::Library { name: record.name.short(), path, parameters: Vec::new() })
     }
 
+    /// The preset of a model that the file with settings has for it.
+    fn own_preset(&self, name: &str) -> Preset {
+        let same = |(other, _): &(&String, &Preset)| other.eq_ignore_ascii_case(name);
+        self.presets.iter().find(same).map(|(_, preset)| preset.clone()).unwrap_or_default()
+    }
+
+    /// The preset of a model: of the file with settings, completed by the library's.
+    fn preset(&self, name: &str) -> Result<Preset, LoadError> {
+        let own = self.own_preset(name);
+        if self.named(name).is_some() {
+            return Ok(own);
+        }
+        let (_, record) = self.record(name)?;
+        Ok(own.or(Preset::of(&record).map_err(LoadError::Failed)?))
+    }
+
     /// Tokens of the longest sequence that a model trained for `trained` tokens is loaded for.
-    fn wanted(&self, trained: usize, asked: Option<usize>) -> usize {
-        let own = match self.context {
+    fn wanted(&self, preset: &Preset, trained: usize, asked: Option<usize>) -> usize {
+        let own = match preset.ctx.or(self.context) {
             Some(0) => trained,
             Some(tokens) => tokens,
             None => trained.min(MOST_TOKENS),
@@ -169,7 +194,7 @@ impl Shelf {
         asked.map_or(own, |asked| own.max(asked.min(trained)))
     }
 
-    fn engine_options(&self, context: usize, pages: PageBudget) -> EngineOptions {
+    fn engine_options(&self, preset: &Preset, context: usize, pages: PageBudget) -> EngineOptions {
         EngineOptions {
             pages,
             max_context: Some(context),
@@ -178,7 +203,7 @@ impl Shelf {
             step_time: self.step_time,
             queue_capacity: self.queue,
             queue_tokens: self.queue_tokens,
-            kv_dtype: self.kv_dtype,
+            kv_dtype: preset.kv_dtype.map_or(self.kv_dtype, KvDtype::from),
             ..EngineOptions::default()
         }
     }
@@ -187,12 +212,13 @@ impl Shelf {
     fn engine_plan(
         &self,
         file: &ModelFile,
+        preset: &Preset,
         context: usize,
         pages: PageBudget,
     ) -> Result<EnginePlan, LoadError> {
         let shape = file.shape(&LoadOptions { max_context: Some(context) });
         let ModelShape { program, weights, .. } = shape.map_err(|error| unusable(file, &error))?;
-        let options = self.engine_options(context, pages);
+        let options = self.engine_options(preset, context, pages);
         let mut planner = self.planner.lock().unwrap_or_else(PoisonError::into_inner);
         let device = match &mut *planner {
             Some(device) => device,
@@ -208,10 +234,15 @@ impl Shelf {
         planner.as_ref().is_none_or(|device| device.backend.name() == "cpu")
     }
 
-    fn load_plan(&self, file: &ModelFile, asked: Option<usize>) -> Result<LoadPlan, LoadError> {
-        let context = self.wanted(file.context_length().unwrap_or(MOST_TOKENS), asked).max(1);
+    fn load_plan(
+        &self,
+        file: &ModelFile,
+        preset: &Preset,
+        asked: Option<usize>,
+    ) -> Result<LoadPlan, LoadError> {
+        let context = self.wanted(preset, file.context_length().unwrap_or(MOST_TOKENS), asked).max(1);
         let tokens = context.saturating_mul(self.parallel).min(MOST_TOKENS.max(context));
-        let plan = self.engine_plan(file, context, PageBudget::Tokens(tokens))?;
+        let plan = self.engine_plan(file, preset, context, PageBudget::Tokens(tokens))?;
         // As many as were asked for, or none but those.
         let given = self.kv_bytes.map(|bytes| bytes.saturating_add(plan.page_bytes));
         let enough = plan.kv_for(context);
@@ -226,10 +257,10 @@ impl Shelf {
     }
 
     /// Contents of a file's header, and the reason why the model could not be run, if there is one.
-    fn details(&self, file: &ModelFile) -> Details {
+    fn details(&self, file: &ModelFile, preset: &Preset) -> Details {
         let description = file.description();
-        let (context, problem) = match self.load_plan(file, None) {
-            Ok(plan) => (Some(self.context_of(&plan, file)), None),
+        let (context, problem) = match self.load_plan(file, preset, None) {
+            Ok(plan) => (Some(self.context_of(&plan, file, preset)), None),
             Err(error) => (None, Some(error.to_string())),
         };
         Details {
@@ -244,24 +275,29 @@ impl Shelf {
     }
 
     /// Most tokens of a sequence, if a model gets all memory.
-    fn context_of(&self, plan: &LoadPlan, file: &ModelFile) -> usize {
+    fn context_of(&self, plan: &LoadPlan, file: &ModelFile, preset: &Preset) -> usize {
         let kv = self.memory.saturating_sub(plan.with(0)).min(plan.kv_most);
         if kv >= plan.kv_enough && self.kv_bytes.is_none() {
             return plan.context;
         }
-        let engine = self.engine_plan(file, plan.context, PageBudget::Bytes(kv));
+        let engine = self.engine_plan(file, preset, plan.context, PageBudget::Bytes(kv));
         engine.map_or(plan.context, |engine| engine.max_context)
     }
 
     /// [`Shelf::details`], from memory where the model is known. What could not be opened is tried again.
-    fn known_details(&self, entry: &ModelEntry, open: impl FnOnce() -> Result<ModelFile, String>) -> Details {
+    fn known_details(
+        &self,
+        entry: &ModelEntry,
+        preset: &Preset,
+        open: impl FnOnce() -> Result<ModelFile, String>,
+    ) -> Details {
         let key = (entry.name.clone(), entry.version.clone());
         let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(details) = known().get(&key) {
             return details.clone();
         }
         let details = match open() {
-            Ok(file) => self.details(&file),
+            Ok(file) => self.details(&file, preset),
             Err(problem) => return lost(problem),
         };
         let mut known = known();
@@ -273,19 +309,21 @@ impl Shelf {
 
     /// A model that does not come from the library.
     fn own_entry(&self, name: &str, source: &Source) -> ModelEntry {
+        let preset = self.own_preset(name);
         let entry = |version: String, created, bytes, details| ModelEntry {
             name: name.to_owned(),
-            version,
+            version: preset.version(version),
             created,
             bytes,
-            parameters: Map::new(),
+            parameters: preset.parameters(Map::new()),
+            chat_template: preset.chat_template.as_deref().map(Arc::from),
             details,
         };
         match Identity::of(source) {
             Ok(Identity { version, created, bytes }) => {
                 let mut entry = entry(version, created, bytes, Details::default());
                 let open = || load::file(source).map_err(|failure| failure.message().to_owned());
-                entry.details = self.known_details(&entry, open);
+                entry.details = self.known_details(&entry, &preset, open);
                 entry
             }
             Err(error) => {
@@ -297,13 +335,17 @@ impl Shelf {
 
     /// A model of the library: what its record says, and what its file does.
     fn recorded(&self, library: &Registry, record: &ModelRecord) -> ModelEntry {
+        let name = record.name.short();
+        let stored = Preset::of(record);
+        let preset = self.own_preset(&name).or(stored.clone().unwrap_or_default());
         let mut entry = ModelEntry {
-            name: record.name.short(),
-            version: record.digest().to_string(),
+            version: preset.version(record.digest().to_string()),
             created: seconds(record.created_at),
             bytes: record.size(),
-            parameters: record.parameters.clone(),
+            parameters: preset.parameters(record.parameters.clone()),
+            chat_template: preset.chat_template.as_deref().map(Arc::from),
             details: Details::default(),
+            name,
         };
         let missing = record.files.iter().filter_map(|file| file.location.as_deref()).find_map(|path| {
             let error = fs::metadata(path).err()?;
@@ -313,9 +355,9 @@ impl Shelf {
             let path = library.path(record).map_err(|error| error.to_string())?;
             ModelFile::open(&path).map_err(|error| error.to_string())
         };
-        let mut details = match missing {
+        let mut details = match missing.or(stored.err()) {
             Some(problem) => lost(problem),
-            None => self.known_details(&entry, open),
+            None => self.known_details(&entry, &preset, open),
         };
         details.format = record.format.name();
         details.architecture = record.details.architecture.clone();
@@ -338,7 +380,14 @@ impl ModelSource for Shelf {
             });
             let is_own = |name: &str| self.models.iter().any(|(own, _)| own == name);
             let records = records.iter().filter(|record| !is_own(&record.name.short()));
-            entries.extend(records.map(|record| self.recorded(library, record)));
+            for record in records {
+                let entry = self.recorded(library, record);
+                let aliases: Vec<_> = record.aliases().filter(|alias| !is_own(alias)).collect();
+                entries.extend(
+                    aliases.iter().map(|&alias| ModelEntry { name: alias.to_owned(), ..entry.clone() }),
+                );
+                entries.push(entry);
+            }
         }
         Ok(entries)
     }
@@ -358,22 +407,27 @@ impl ModelSource for Shelf {
     }
 
     fn plan(&self, entry: &ModelEntry, context: Option<usize>) -> Result<LoadPlan, LoadError> {
-        self.load_plan(&self.open(entry)?, context)
+        self.load_plan(&self.open(entry)?, &self.preset(&entry.name)?, context)
     }
 
     fn load(&self, wanted: &ModelEntry, grant: Grant) -> Result<Loaded, LoadError> {
-        let source = self.source(&wanted.name)?;
+        let (source, preset) = (self.source(&wanted.name)?, self.preset(&wanted.name)?);
         let file = load::file(&source).map_err(failed)?;
         let pages = PageBudget::Bytes(grant.kv);
         // The pages decide how long a sequence can be, and that decides about windows and RoPE.
-        let context = self.engine_plan(&file, grant.context, pages)?.max_context;
+        let context = self.engine_plan(&file, &preset, grant.context, pages)?.max_context;
         if context < grant.context {
             let (model, wanted) = (&wanted.name, grant.context);
             tracing::info!(model, wanted, context, "memory for K and V bounds the context");
         }
         let model = file.load(&LoadOptions { max_context: Some(context) });
         let mut model = model.map_err(|error| unusable(&file, &error))?;
-        let options = self.engine_options(context, pages);
+        if let Some(source) = &preset.chat_template {
+            let template = file.chat_template(source, &model.tokenizer);
+            model.chat_template = Some(template.map_err(|error| unusable(&file, &error))?);
+            (model.tool_template, model.template_problem) = (None, None);
+        }
+        let options = self.engine_options(&preset, context, pages);
         let block_size = options.block_size;
         let notice = |line: &str| tracing::warn!(model = wanted.name, "{line}");
         let start = |device: Chosen| {
@@ -398,7 +452,8 @@ impl ModelSource for Shelf {
         // The device has its own. What is left would keep the file open, and its place on the disk in use.
         model.weights = Weights::default();
         let is_own = !matches!(source, Source::Library { .. });
-        if is_own && Identity::of(&source).is_ok_and(|now| now.version != wanted.version) {
+        let is_other = |now: Identity| preset.version(now.version) != wanted.version;
+        if is_own && Identity::of(&source).is_ok_and(is_other) {
             let name = source.name();
             return Err(LoadError::Failed(format!("{name} was changed while it was loaded; try again")));
         }

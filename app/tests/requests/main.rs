@@ -59,6 +59,7 @@ impl Tales {
             created: 0,
             bytes: 1,
             parameters: Map::new(),
+            chat_template: None,
             details: ModelDetails::default(),
         }
     }

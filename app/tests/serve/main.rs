@@ -12,6 +12,7 @@ mod fairness;
 mod http;
 mod models;
 mod ollama;
+mod presets;
 mod process;
 mod reasoning;
 mod refusals;

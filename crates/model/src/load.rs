@@ -463,6 +463,14 @@ impl ModelFile {
     }
 
     /// The tokens that chat templates write.
+    /// Compiles another chat template for this model.
+    ///
+    /// # Errors
+    /// [`ModelError`], for a template that does not compile, and for files of a folder that cannot be read.
+    pub fn chat_template(&self, source: &str, tokenizer: &Tokenizer) -> Result<ChatTemplate, ModelError> {
+        Ok(ChatTemplate::new(source, self.template_tokens(tokenizer)?)?)
+    }
+
     fn template_tokens(&self, tokenizer: &Tokenizer) -> Result<TemplateTokens, ModelError> {
         match &self.source {
             Source::Gguf(gguf) => {

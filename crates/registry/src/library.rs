@@ -103,7 +103,7 @@ impl Registry {
     }
 
     /// The model that a name means: the whole name in any case; without its tag, if that is `latest` or there is only
-    /// one; without its owner, if there is only one; with `hf:` or `hf.co/` before it.
+    /// one; without its owner, if there is only one; with `hf:` or `hf.co/` before it. Else a model has it as an alias.
     ///
     /// # Errors
     /// [`RegistryError::NotFound`] with similar names, [`RegistryError::Ambiguous`].
@@ -118,8 +118,16 @@ impl Registry {
                 name: name.to_owned(),
                 candidates: found.into_iter().map(ModelName::short).collect(),
             }),
-            Meaning::None => Err(not_found()),
+            Meaning::None => self.find_alias(name)?.ok_or_else(not_found),
         }
+    }
+
+    /// The model that has this alias.
+    fn find_alias(&self, name: &str) -> Result<Option<ModelRecord>, RegistryError> {
+        let plain = |name: &str| name.strip_suffix(":latest").unwrap_or(name).to_lowercase();
+        let name = plain(name);
+        let has_it = |record: &ModelRecord| record.aliases().any(|alias| plain(alias) == name);
+        Ok(self.catalogue.all()?.into_iter().find(has_it))
     }
 
     /// What to open for the model of this name: a GGUF file (of a split model the first), or a folder.
@@ -337,12 +345,28 @@ impl Registry {
         name: &str,
         parameters: Map<String, Value>,
     ) -> Result<ModelRecord, RegistryError> {
+        self.change(name, |old| ModelRecord { parameters, modified_at: now(), ..old })
+    }
+
+    /// Changes the settings of a model that are kept when its files are replaced.
+    ///
+    /// # Errors
+    /// As for [`Registry::find`].
+    pub fn set_extra(&self, name: &str, extra: Map<String, Value>) -> Result<ModelRecord, RegistryError> {
+        self.change(name, |old| ModelRecord { extra, modified_at: now(), ..old })
+    }
+
+    fn change(
+        &self,
+        name: &str,
+        change: impl FnOnce(ModelRecord) -> ModelRecord,
+    ) -> Result<ModelRecord, RegistryError> {
         self.writable()?;
         let found = self.find(name)?;
         let changing = self.manifests.change()?;
         let not_found = || RegistryError::NotFound { name: name.to_owned(), similar: Vec::new() };
         let old = self.catalogue.get(&found.name)?.ok_or_else(not_found)?;
-        let new = ModelRecord { parameters, modified_at: now(), ..old };
+        let new = change(old);
         self.manifests.put(&changing, &new, || self.catalogue.put(&new, true))?;
         Ok(new)
     }

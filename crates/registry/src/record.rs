@@ -31,7 +31,8 @@ pub struct ModelRecord {
     pub created_at: SystemTime,
     /// When its record changed last.
     pub modified_at: SystemTime,
-    /// Settings of the model that are kept when its files are replaced. The library does not look into this object.
+    /// Settings of the model that are kept when its files are replaced. Of this object the library knows only
+    /// [`aliases`](ModelRecord::aliases).
     pub extra: Map<String, Value>,
     /// Names the files and the version of the program of which `details` were learned.
     pub(crate) stamp: String,
@@ -41,6 +42,12 @@ impl ModelRecord {
     /// Bytes of all its files.
     pub fn size(&self) -> u64 {
         self.files.iter().map(|file| file.size).sum()
+    }
+
+    /// Other names by which the model is found: texts in the list `aliases` of [`extra`](ModelRecord::extra).
+    pub fn aliases(&self) -> impl Iterator<Item = &str> {
+        let list = self.extra.get("aliases").and_then(Value::as_array);
+        list.into_iter().flatten().filter_map(Value::as_str)
     }
 
     /// Names the model's whole content: of its files and parameters. The content of the first is what `sha256sum` prints

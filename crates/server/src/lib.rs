@@ -50,6 +50,7 @@ pub use listen::{Arrival, BindError, Bound};
 pub use models::Residency;
 pub use settings::{Alias, HttpLimits, Listen, ServerSettings};
 pub use source::{Details, Grant, LoadError, LoadPlan, Loaded, ModelEntry, ModelSource, Outside};
+pub use stored::check_parameters;
 pub use ui::Setting;
 
 use crate::{

@@ -71,6 +71,8 @@ pub struct ModelEntry {
     pub bytes: u64,
     /// What its requests begin with, as the library keeps it.
     pub parameters: Map<String, Value>,
+    /// Chat template that it is loaded with in place of its own.
+    pub chat_template: Option<Arc<str>>,
     /// Facts that are known without loading it.
     pub details: Details,
 }

@@ -41,6 +41,16 @@ pub fn read(stored: &Map<String, Value>, tolerance: &Tolerance) -> Result<Defaul
     Ok(Defaults { options: options.into_options()?, system, messages })
 }
 
+/// Checks what a model's requests are to begin with.
+///
+/// # Errors
+/// The name of a parameter that cannot be honoured.
+pub fn check_parameters(parameters: &Map<String, Value>) -> Result<(), String> {
+    // The first one says what was meant.
+    let read = |tolerance| read(parameters, &tolerance).map(drop);
+    read(Tolerance::default()).and_then(|()| read(Tolerance::strict())).map_err(|error| error.to_string())
+}
+
 impl ModelEntry {
     /// Defaults of requests to this model.
     ///

@@ -274,7 +274,8 @@ pub async fn show(
     let file = state.models.open(&entry).await?;
     let templates = file.chat_templates()?;
     let source = |name: &str| templates.iter().find(|template| template.0 == name).map(|it| it.1.clone());
-    let template = source("default").unwrap_or_default();
+    let own = || source("default").unwrap_or_default();
+    let template = entry.chat_template.as_deref().map_or_else(own, str::to_owned);
     let mut model_info = model_info(&file);
     model_info.insert("general.parameter_count".into(), file.description().parameters.into());
     let capabilities = state.file_cards.capabilities(&state, &entry).await?;

@@ -157,7 +157,8 @@ impl FileCards {
         }
         let file = state.models.open(entry).await?;
         // A tokenizer is made of it, which takes long.
-        let card = spawn_blocking(move || FileCard::of(&file)).await;
+        let template = entry.chat_template.clone();
+        let card = spawn_blocking(move || FileCard::of(&file, template.as_deref())).await;
         let card = Arc::new(card.map_err(|error| ApiError::Internal(format!("opening ended: {error}")))?);
         let mut known = known();
         // A name has one content at a time.
@@ -176,12 +177,15 @@ impl FileCards {
 }
 
 impl FileCard {
-    fn of(file: &ModelFile) -> Self {
+    fn of(file: &ModelFile, template: Option<&str>) -> Self {
         let (description, metadata) = (file.description(), file.metadata());
         let templates = file.chat_templates().unwrap_or_default();
         let named = |name: &str| templates.iter().find(|template| template.0 == name).map(|it| it.1.clone());
-        let template = named("default").unwrap_or_default();
-        let tool_template = named("tool_use").unwrap_or_else(|| template.clone());
+        let own = || named("default").unwrap_or_default();
+        let (template, tool_template) = match template {
+            Some(other) => (other.to_owned(), other.to_owned()),
+            None => (own(), named("tool_use").unwrap_or_else(own)),
+        };
         let value = |wanted: &dyn Fn(&str) -> bool| {
             metadata.iter().find(|entry| wanted(&entry.key)).map(|entry| entry.value.clone())
         };

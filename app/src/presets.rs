@@ -1,0 +1,186 @@
+//! Presets: how servers load a single model, what its requests begin with, and its other names. Those of the library's models
+//! are kept in its catalogue (`paguro preset`); the file with a server's settings can have others, which are stronger.
+
+use std::path::Path;
+
+use paguro_model::chat::{ChatTemplate, TemplateTokens};
+use paguro_registry::{Digest, ModelRecord};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::{
+    cli::KvDtype,
+    failure::{Failure, Outcome},
+};
+
+/// A preset of one model. Fields that are absent leave it to the server's settings, or to the model.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Preset {
+    /// Most tokens of prompt and answer; 0 is what the model was trained for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ctx: Option<usize>,
+    /// Encoding of keys and values in the cache.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_dtype: Option<KvDtype>,
+    /// A chat template in place of the model's own: its text, and in a file with settings the path of its file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chat_template: Option<String>,
+    /// System message of chats that have none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub system: Option<String>,
+    /// Options of requests that do not set them, in the words of Ollama's API.
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub options: Map<String, Value>,
+    /// Other names of the model. The library finds models by them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub aliases: Vec<String>,
+}
+
+impl Preset {
+    /// Reads the preset of a model of the library.
+    ///
+    /// # Errors
+    /// What another version of the program has written there.
+    pub fn of(record: &ModelRecord) -> Result<Self, String> {
+        let value = Value::Object(record.extra.clone());
+        let problem = |error| format!("the preset of `{}` cannot be read: {error}", record.name.short());
+        serde_json::from_value(value).map_err(problem)
+    }
+
+    /// Returns the preset as the library keeps it.
+    pub fn to_record(&self) -> Map<String, Value> {
+        match serde_json::to_value(self) {
+            Ok(Value::Object(fields)) => fields,
+            // Its fields have nothing that is no JSON.
+            _ => Map::new(),
+        }
+    }
+
+    /// Returns this preset, completed by a weaker one.
+    pub fn or(self, weaker: Self) -> Self {
+        let mut options = weaker.options;
+        options.extend(self.options);
+        Self {
+            ctx: self.ctx.or(weaker.ctx),
+            kv_dtype: self.kv_dtype.or(weaker.kv_dtype),
+            chat_template: self.chat_template.or(weaker.chat_template),
+            system: self.system.or(weaker.system),
+            options,
+            aliases: self.aliases.into_iter().chain(weaker.aliases).collect(),
+        }
+    }
+
+    /// Checks what can be checked without the model.
+    ///
+    /// # Errors
+    /// An option that requests do not have, or a template that does not compile.
+    pub fn check(&self) -> Outcome<()> {
+        paguro_server::check_parameters(&self.parameters(Map::new())).map_err(Failure::usage)?;
+        if let Some(source) = &self.chat_template {
+            ChatTemplate::new(source, TemplateTokens::default()).map_err(Failure::usage)?;
+        }
+        Ok(())
+    }
+
+    /// Reads the file that `chat_template` names, in a folder unless its path is absolute.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn read_template(&mut self, folder: &Path) -> Outcome<()> {
+        let Some(path) = &self.chat_template else { return Ok(()) };
+        let path = folder.join(path);
+        let text = std::fs::read_to_string(&path);
+        let failure = |error| Failure::usage(format!("cannot read {}: {error}", path.display()));
+        self.chat_template = Some(text.map_err(failure)?);
+        Ok(())
+    }
+
+    /// Returns what a model's requests begin with, where `recorded` is what the library keeps of it.
+    pub fn parameters(&self, mut recorded: Map<String, Value>) -> Map<String, Value> {
+        if !self.options.is_empty() {
+            let options = recorded.entry("options").or_insert_with(|| Map::new().into());
+            if let Some(options) = options.as_object_mut() {
+                options.extend(self.options.clone());
+            }
+        }
+        if let Some(system) = &self.system {
+            recorded.insert("system".into(), system.as_str().into());
+        }
+        recorded
+    }
+
+    /// Returns a model's version with this preset: a model is loaded again when its preset asks for another load.
+    pub fn version(&self, version: String) -> String {
+        let loads = Self { system: None, options: Map::new(), aliases: Vec::new(), ..self.clone() };
+        if loads == Self::default() {
+            return version;
+        }
+        let text = format!("{version} {}", Value::Object(loads.to_record()));
+        Digest::of(text.as_bytes()).hex()
+    }
+
+    /// Returns the fields as rows for people.
+    pub fn rows(&self) -> Vec<(String, String)> {
+        let mut rows = Vec::new();
+        let mut row = |name: &str, value: Option<String>| {
+            rows.extend(value.map(|value| (name.to_owned(), value)));
+        };
+        row("ctx", self.ctx.map(|tokens| tokens.to_string()));
+        row("kv-dtype", self.kv_dtype.map(|dtype| dtype.to_string()));
+        let template = self.chat_template.as_ref();
+        row("chat-template", template.map(|text| format!("{} characters", text.chars().count())));
+        row("system", self.system.clone());
+        for (name, value) in &self.options {
+            row(name, Some(value.to_string()));
+        }
+        self.aliases.iter().for_each(|alias| row("alias", Some(alias.clone())));
+        rows
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_stronger_preset_wins_field_by_field() {
+        let preset = |value: Value| serde_json::from_value::<Preset>(value).unwrap();
+        let strong = preset(json!({"ctx": 512, "options": {"temperature": 0.5}, "aliases": ["a"]}));
+        let weak = preset(
+            json!({"ctx": 99, "kv-dtype": "q8", "options": {"temperature": 1, "top_k": 3}, "aliases": ["b"]}),
+        );
+        let both = strong.clone().or(weak);
+        let expected = json!({
+            "ctx": 512, "kv-dtype": "q8", "options": {"temperature": 0.5, "top_k": 3}, "aliases": ["a", "b"],
+        });
+        assert_eq!(Value::Object(both.to_record()), expected);
+        let recorded = json!({"system": "Old", "options": {"temperature": 2, "seed": 1}});
+        let parameters = both.parameters(recorded.as_object().unwrap().clone());
+        assert_eq!(
+            Value::Object(parameters),
+            json!({"system": "Old", "options": {"temperature": 0.5, "top_k": 3, "seed": 1}})
+        );
+    }
+
+    #[test]
+    fn only_what_concerns_loading_makes_another_version() {
+        let mut preset = Preset { system: Some("Hi".into()), aliases: vec!["a".into()], ..Preset::default() };
+        assert_eq!(preset.version("1".into()), "1");
+        preset.ctx = Some(4096);
+        let longer = preset.version("1".into());
+        assert_ne!(longer, "1");
+        preset.ctx = Some(8192);
+        assert_ne!(preset.version("1".into()), longer);
+    }
+
+    #[test]
+    fn unknown_options_are_refused() {
+        let preset =
+            Preset { options: json!({"temprature": 1}).as_object().unwrap().clone(), ..Preset::default() };
+        let message = preset.check().unwrap_err().message().to_owned();
+        assert!(message.contains("did you mean `temperature`?"), "{message}");
+    }
+}
