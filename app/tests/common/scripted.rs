@@ -32,8 +32,7 @@ struct Reader<'f> {
 
 impl<'f> Reader<'f> {
     fn number(&mut self, bytes: usize) -> usize {
-        let number = self.take(bytes).iter().rev().fold(0, |sum, byte| sum << 8 | usize::from(*byte));
-        number
+        self.take(bytes).iter().rev().fold(0, |sum, byte| sum << 8 | usize::from(*byte))
     }
 
     fn take(&mut self, bytes: usize) -> &'f [u8] {
@@ -206,8 +205,12 @@ impl Chain {
     fn split(&self, answer: &str, known: &HashMap<String, usize>) -> Vec<String> {
         let mut pieces: Vec<String> = Vec::new();
         for letter in answer.chars() {
-            match pieces.last_mut() {
-                Some(last) if last.chars().count() < PIECE || known.contains_key(last) => last.push(letter),
+            let is_known =
+                |last: &String, before: &[String]| known.contains_key(last) || before.contains(last);
+            match pieces.split_last_mut() {
+                Some((last, before)) if last.chars().count() < PIECE || is_known(last, before) => {
+                    last.push(letter);
+                }
                 _ => pieces.push(letter.to_string()),
             }
         }

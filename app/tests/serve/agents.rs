@@ -193,3 +193,38 @@ fn agents_call_tools_over_turns_that_the_cache_has() {
         assert!(before.prompt > 2000 && turns.len() == 3, "{client}: {before:?}");
     }
 }
+
+#[test]
+fn ollamas_stream_has_calls_with_their_arguments() {
+    let tales =
+        fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tales/tales-Q8_0.gguf")).unwrap();
+    let home = tempfile::tempdir().unwrap();
+    let model = home.path().join("scripted.gguf");
+    let calls = "I look.\n<tool_call>\n{\"name\": \"look\", \"arguments\": {\"at\": \"fox\"}}\n</tool_call>\n\
+                 <tool_call>\n{\"name\": \"wait\", \"arguments\": {}}\n</tool_call>";
+    fs::write(&model, scripted::model(&tales, &[calls, "It is red."])).unwrap();
+    let server = Server::start(&[model.to_str().unwrap()]);
+    let tool = |name: &str| json!({"type": "function", "function": {"name": name, "parameters": {"type": "object"}}});
+    let body = |stream: bool| {
+        let messages = json!([{"role": "user", "content": "Look at the fox"}]);
+        json!({"model": "scripted", "messages": messages, "tools": [tool("look"), tool("wait")], "stream": stream})
+    };
+    let read = |messages: &[Value]| {
+        let mut turn = Turn::default();
+        for message in messages {
+            turn.text += string(&message["content"]);
+            for call in message["tool_calls"].as_array().into_iter().flatten() {
+                let function = &call["function"];
+                turn.calls.push((string(&function["name"]).to_owned(), function["arguments"].clone()));
+            }
+        }
+        turn.text = turn.text.trim().to_owned();
+        turn
+    };
+    let whole = server.post("/api/chat", &body(false)).ok();
+    assert_eq!(read(&[whole["message"].clone()]), written(calls));
+    let lines = server.post("/api/chat", &body(true)).body;
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let messages: Vec<_> = lines.iter().map(|line| line["message"].clone()).collect();
+    assert_eq!(read(&messages), written(calls));
+}

@@ -21,7 +21,7 @@ use crate::error::ApiError;
 /// Bytes that wait to be sent; at more, the writer waits, too.
 const ENOUGH: usize = 32 << 10;
 
-/// After this much silence a stream of events sends one that says nothing, so that nobody takes the connection for dead.
+/// After this much silence a stream sends an event or a line that says nothing, so that nobody takes the connection for dead.
 /// A comment would not do: agents give a stream up that has no event for five minutes, as while a long prompt is read.
 const SILENCE: Duration = Duration::from_secs(15);
 
@@ -44,11 +44,7 @@ impl Writer {
 
     /// A line of JSON.
     pub async fn line(&self, value: &impl Serialize) {
-        self.write(|buffer| {
-            json(buffer, value);
-            buffer.push(b'\n');
-        })
-        .await;
+        self.write(|buffer| buffer.extend_from_slice(&line(value))).await;
     }
 
     /// The end of OpenAI's streams.
@@ -91,6 +87,14 @@ pub fn data(value: &impl Serialize) -> Bytes {
     buffer.into()
 }
 
+/// A line of JSON.
+pub fn line(value: &impl Serialize) -> Bytes {
+    let mut buffer = Vec::new();
+    json(&mut buffer, value);
+    buffer.push(b'\n');
+    buffer.into()
+}
+
 /// An event with a name: `event: ...` and `data: {...}`.
 pub fn event(name: &str, value: &impl Serialize) -> Bytes {
     let mut buffer = format!("event: {name}\n").into_bytes();
@@ -112,12 +116,12 @@ where
     response
 }
 
-/// Lines of JSON.
-pub fn lines<F>(write: impl FnOnce(Writer) -> F) -> Response
+/// Lines of JSON, with one that says nothing after some silence where `keep_alive` makes it.
+pub fn lines<F>(keep_alive: Option<KeepAlive>, write: impl FnOnce(Writer) -> F) -> Response
 where
     F: Future<Output = ()> + Send + 'static,
 {
-    let mut response = body(write, None).into_response();
+    let mut response = body(write, keep_alive).into_response();
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
     response
 }

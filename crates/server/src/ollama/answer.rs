@@ -15,7 +15,7 @@ use crate::{
     extract::Json,
     generate::{Delta, Generating, Piece, TokenLogprob},
     output::one_line,
-    stream::lines,
+    stream::{line, lines},
 };
 
 /// An answer, or a line of one.
@@ -143,7 +143,8 @@ impl AnswerWriter {
     /// The request failed.
     pub async fn write(self, mut generating: Generating, stream: bool) -> Result<Response, ApiError> {
         if stream {
-            return Ok(lines(move |lines| async move {
+            let silence = line(&self.line(Part::default(), None));
+            return Ok(lines(Some(Box::new(move || silence.clone())), move |lines| async move {
                 loop {
                     let mut part = Part::default();
                     match part.next(&mut generating).await {
@@ -184,23 +185,26 @@ impl AnswerWriter {
 }
 
 impl Part {
-    /// Waits for the next piece and takes it in; the end, if it is that.
+    /// Waits for the next piece and adds it, and of a call also its arguments. Returns the end, if it is that.
     async fn next(&mut self, generating: &mut Generating) -> Result<Option<End>, ApiError> {
-        match generating.next().await {
-            Some(piece) => match piece? {
+        while let Some(piece) = generating.next().await {
+            match piece? {
                 Piece::Delta { delta, logprobs, .. } => {
                     self.add_logprobs(generating.tokenizer(), logprobs);
+                    let begins_call = matches!(delta, Delta::ToolCall { .. });
                     self.add(delta)?;
-                    Ok(None)
+                    if !begins_call {
+                        return Ok(None);
+                    }
                 }
-                Piece::Prefilled(_) => Ok(None),
+                Piece::Prefilled(_) => {}
                 Piece::Finished { reason, logprobs, usage, .. } => {
                     self.add_logprobs(generating.tokenizer(), logprobs);
-                    Ok(Some(End::of(&reason, usage, generating.timing())))
+                    return Ok(Some(End::of(&reason, usage, generating.timing())));
                 }
-            },
-            None => Err(ApiError::Internal("the answer has no end".into())),
+            }
         }
+        Err(ApiError::Internal("the answer has no end".into()))
     }
 
     fn add(&mut self, delta: Delta) -> Result<(), ApiError> {

@@ -163,7 +163,7 @@ where
         drop(guard);
         return Ok(Json(success).into_response());
     }
-    Ok(lines(move |lines| async move {
+    Ok(lines(None, move |lines| async move {
         let _guard = guard;
         let mut work = std::pin::pin!(work);
         let outcome = loop {

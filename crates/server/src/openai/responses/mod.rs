@@ -392,9 +392,10 @@ impl Answer {
             }
             (name, fields)
         };
-        let (begun, repeat) = (json!({"response": self.object}), event.clone());
+        // OpenAI's own library reads the response of `response.in_progress` as all that there is, so that does not do.
+        let silent = event.clone();
         let silence = Box::new(move || {
-            let (name, fields) = repeat("response.in_progress", begun.clone());
+            let (name, fields) = silent("keepalive", json!({}));
             stream::event(name, &fields)
         });
         stream::events(silence, |writer| async move {
