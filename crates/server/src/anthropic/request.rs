@@ -241,8 +241,8 @@ pub enum ThinkingParam {
     /// It does.
     Enabled {
         /// Most tokens to think with, at least 1024 and below `max_tokens`. Then the thought is closed, and the answer
-        /// begins.
-        budget_tokens: usize,
+        /// begins. If absent, there is no bound.
+        budget_tokens: Option<usize>,
         /// Whether its text is sent; it is never summarized.
         display: Option<Display>,
     },
@@ -362,11 +362,12 @@ fn reasoning(
         None | Some(ThinkingParam::Adaptive { .. }) => None,
         Some(ThinkingParam::Disabled {}) => Some(false),
         Some(ThinkingParam::Enabled { budget_tokens, .. }) => {
-            if budget_tokens < 1024 || max_tokens.is_some_and(|most| budget_tokens >= most) {
+            let is_wrong = |budget: usize| budget < 1024 || max_tokens.is_some_and(|most| budget >= most);
+            if budget_tokens.is_some_and(is_wrong) {
                 let message = "`thinking.budget_tokens` must be at least 1024 and below `max_tokens`";
                 return Err(ApiError::invalid("thinking.budget_tokens", message));
             }
-            budget = Some(budget_tokens);
+            budget = budget_tokens;
             Some(true)
         }
     };
@@ -512,7 +513,10 @@ impl History {
                 Some(text) => self.push(role, text),
                 None => self.push(role, unreadable("document")?),
             },
-            Block::SearchResult(_) => self.push(role, unreadable("search_result")?),
+            Block::SearchResult(result) => match found_text(&result) {
+                Some(text) => self.push(role, text),
+                None => self.push(role, unreadable("search_result")?),
+            },
             Block::RedactedThinking(_) => {
                 tolerance.leave_out(path, "nobody here can read redacted thinking")?
             }
@@ -548,6 +552,15 @@ fn plain_text(document: &Map<String, Value>) -> Option<String> {
     let source = document.get("source")?;
     let is_text = source.get("type")?.as_str() == Some("text");
     is_text.then(|| source.get("data")?.as_str().map(str::to_owned)).flatten()
+}
+
+/// The title, source and text of a search result.
+fn found_text(result: &Map<String, Value>) -> Option<String> {
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let parts = result.get("content")?.as_array()?.iter().map(|part| text(part.get("text")?));
+    let parts = parts.collect::<Option<Vec<_>>>()?;
+    let heading = ["title", "source"].into_iter().filter_map(|name| text(result.get(name)?));
+    Some(heading.chain(parts).collect::<Vec<_>>().join("\n"))
 }
 
 /// Claude Code's line about its bill. It has a number that is new in each request (`cch=`), which the model does not need,
@@ -592,7 +605,10 @@ impl Content<ResultBlock> {
                     None => "document",
                 },
                 ResultBlock::Image(_) => "image",
-                ResultBlock::SearchResult(_) => "search_result",
+                ResultBlock::SearchResult(result) => match found_text(&result) {
+                    Some(text) => return Ok(text),
+                    None => "search_result",
+                },
                 ResultBlock::Other => "content",
             };
             unreadable(kind, &format!("{path}.content[{i}]"), false, tolerance)

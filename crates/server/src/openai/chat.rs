@@ -43,6 +43,8 @@ pub struct ChatCompletionRequest {
     pub max_completion_tokens: Option<Limit>,
     /// The older name of `max_completion_tokens`, which is stronger.
     pub max_tokens: Option<Limit>,
+    /// The name of `max_tokens` in llama.cpp; `max_tokens` is stronger.
+    pub n_predict: Option<Limit>,
     #[serde(flatten)]
     pub sampling: SamplingParams,
     #[serde(flatten)]
@@ -265,6 +267,7 @@ impl ChatCompletionRequest {
     /// Every field has its place, or is refused here.
     fn into_request(self, tolerance: &Tolerance) -> Result<ChatRequest, ApiError> {
         let max_tokens = match self.max_completion_tokens {
+            None if self.max_tokens.is_none() => Limit::at_least_one(self.n_predict, "n_predict")?,
             None => Limit::at_least_one(self.max_tokens, "max_tokens")?,
             tokens => Limit::at_least_one(tokens, "max_completion_tokens")?,
         };

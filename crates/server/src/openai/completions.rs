@@ -56,6 +56,8 @@ pub struct CompletionRequest {
     pub echo: Option<bool>,
     /// Most tokens of an answer, 16 if absent; 0 only with `echo`; -1 is no limit.
     pub max_tokens: Option<Limit>,
+    /// The name of `max_tokens` in llama.cpp; `max_tokens` is stronger.
+    pub n_predict: Option<Limit>,
     #[serde(flatten)]
     pub sampling: SamplingParams,
     #[serde(flatten)]
@@ -235,6 +237,7 @@ impl CompletionRequest {
         if self.logprobs > Some(20) {
             return Err(ApiError::invalid("logprobs", "`logprobs` must be at most 20"));
         }
+        self.max_tokens = self.max_tokens.or(self.n_predict);
         let max_tokens = match self.max_tokens {
             Some(Limit(Some(0))) if echo => Some(0),
             most => Limit::at_least_one(most, "max_tokens")?,

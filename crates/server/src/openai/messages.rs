@@ -1,7 +1,7 @@
 //! Messages and answer formats of a chat.
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use crate::{
@@ -25,7 +25,7 @@ pub struct ChatMessage {
     pub reasoning: Option<String>,
     /// What an assistant called.
     pub tool_calls: Option<Vec<ToolCallParam>>,
-    /// Which call this is the result of.
+    /// Which call this is the result of; if absent, the first one of the last calls that has no result yet.
     pub tool_call_id: Option<String>,
     /// What an assistant said instead of an answer.
     pub refusal: Option<String>,
@@ -80,13 +80,24 @@ pub const OTHERS: &[Other] = &[
 pub struct ToolCallParam {
     /// Names the call.
     pub id: Option<String>,
-    /// `function` or absent.
+    /// `function` or absent, or `custom`.
     pub r#type: Option<String>,
     /// Has no effect: calls are in their order.
     #[expect(dead_code, reason = "it has no effect; see above")]
     pub index: Option<usize>,
     /// What was called.
-    pub function: FunctionCallParam,
+    pub function: Option<FunctionCallParam>,
+    /// What was called, if that is a custom tool: the model sees a function with one argument, `input`.
+    pub custom: Option<CustomCallParam>,
+}
+
+/// A custom tool that was called.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct CustomCallParam {
+    /// Its name.
+    pub name: String,
+    /// A text.
+    pub input: Option<String>,
 }
 
 /// What was called.
@@ -142,7 +153,22 @@ pub fn messages(messages: Vec<ChatMessage>, tolerance: &Tolerance) -> Result<Vec
     let message = |(i, message): (usize, ChatMessage)| {
         message.into_message(&format!("messages[{i}]"), Some(i) == last_user, tolerance)
     };
-    messages.map(message).collect()
+    let mut messages = messages.map(message).collect::<Result<Vec<_>, _>>()?;
+    name_results(&mut messages);
+    Ok(messages)
+}
+
+/// Gives results without a call's name those of the last calls that have none, in order.
+fn name_results(messages: &mut [Message]) {
+    let mut open: Vec<String> = Vec::new();
+    for message in messages {
+        match (message.role, &message.tool_call_id) {
+            (Role::Assistant, _) => open = message.tool_calls.iter().map(|call| call.id.clone()).collect(),
+            (Role::Tool, Some(id)) => open.retain(|other| other != id),
+            (Role::Tool, None) if !open.is_empty() => message.tool_call_id = Some(open.remove(0)),
+            _ => {}
+        }
+    }
 }
 
 impl ChatMessage {
@@ -162,20 +188,15 @@ impl ChatMessage {
         only(self.reasoning.is_some(), "reasoning", RoleParam::Assistant)?;
         only(self.refusal.is_some(), "refusal", RoleParam::Assistant)?;
         only(self.tool_call_id.is_some(), "tool_call_id", RoleParam::Tool)?;
-        if self.role == RoleParam::Tool && self.tool_call_id.is_none() {
-            let param = field("tool_call_id");
-            return Err(ApiError::invalid(
-                &param,
-                format!("`{param}` is missing: which call is this the result of?"),
-            ));
-        }
         let content =
             self.content.map(|content| content.text(&field("content"), is_asked, tolerance)).transpose()?;
         let content = content.or(self.refusal);
         let calls = self.tool_calls.unwrap_or_default().into_iter().enumerate();
         let calls = calls.map(|(i, call)| call.into_call(i, &format!("{path}.tool_calls[{i}]")));
         let tool_calls = calls.collect::<Result<Vec<_>, _>>()?;
-        if content.is_none() && tool_calls.is_empty() && self.role != RoleParam::Assistant {
+        // A function may have returned nothing.
+        let may_be_empty = matches!(self.role, RoleParam::Assistant | RoleParam::Tool);
+        if content.is_none() && tool_calls.is_empty() && !may_be_empty {
             let param = field("content");
             return Err(ApiError::invalid(&param, format!("`{param}` is missing")));
         }
@@ -222,19 +243,32 @@ impl ContentPart {
 
 impl ToolCallParam {
     fn into_call(self, index: usize, path: &str) -> Result<ToolCall, ApiError> {
-        if let Some(kind) = self.r#type.filter(|kind| kind != "function") {
-            let param = format!("{path}.type");
-            let message = format!("`{param}` is `{kind}`: calls here are of functions");
-            return Err(ApiError::invalid(param, message));
+        let id = self.id.unwrap_or_else(|| format!("call_{index}"));
+        let missing = |name: &str| {
+            let param = format!("{path}.{name}");
+            ApiError::invalid(&param, format!("`{param}` is missing"))
+        };
+        match self.r#type.as_deref() {
+            None | Some("function") => {}
+            Some("custom") => {
+                let custom = self.custom.ok_or_else(|| missing("custom"))?;
+                let arguments = json!({"input": custom.input.unwrap_or_default()}).to_string();
+                return Ok(ToolCall { id, name: custom.name, arguments });
+            }
+            Some(kind) => {
+                let param = format!("{path}.type");
+                let message = format!("`{param}` is `{kind}`: calls here are of functions");
+                return Err(ApiError::invalid(param, message));
+            }
         }
-        let arguments = match self.function.arguments {
+        let function = self.function.ok_or_else(|| missing("function"))?;
+        let arguments = match function.arguments {
             None => "{}".into(),
             Some(Value::String(text)) if text.is_empty() => "{}".into(),
             Some(Value::String(text)) => text,
             Some(object) => object.to_string(),
         };
-        let id = self.id.unwrap_or_else(|| format!("call_{index}"));
-        Ok(ToolCall { id, name: self.function.name, arguments })
+        Ok(ToolCall { id, name: function.name, arguments })
     }
 }
 

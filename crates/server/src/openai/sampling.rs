@@ -103,6 +103,7 @@ pub const OTHERS: &[Other] = &[
     refused("truncate_prompt_tokens", &["-1"], "a prompt that does not fit is refused and not cut"),
     refused("prompt_logprobs", &["0", "false"], "`echo` with `logprobs` of /v1/completions reports them"),
     refused("return_tokens_as_token_ids", &["false"], "tokens are reported as text"),
+    left_out("return_tokens", &["false"], "/tokenize makes tokens of text"),
     left_out("return_token_ids", &["false"], "/tokenize makes tokens of text"),
     left_out("n_probs", &["0"], "`logprobs` reports them"),
     left_out("n_keep", &["0"], "no tokens are dropped from a full context"),

@@ -67,6 +67,11 @@ pub const fn refused(path: &'static str, neutral: &'static [&'static str], why: 
 }
 
 impl Rule {
+    /// True if a request with the field is refused.
+    fn refuses(self) -> bool {
+        matches!(self, Self::Refused | Self::RefusedUnless(_))
+    }
+
     /// Values that ask for what is the case anyway.
     fn neutral(self) -> &'static [&'static str] {
         match self {

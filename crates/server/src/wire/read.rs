@@ -24,7 +24,7 @@ const EMPTY_IS_A_VALUE: [&str; 8] =
     ["content", "text", "thinking", "arguments", "output", "prompt", "input", "schema"];
 
 /// Names that other servers know and that only look like one of ours.
-const FOREIGN: [&str; 3] = ["models", "min_k", "top_n"];
+const FOREIGN: [&str; 4] = ["models", "min_k", "top_n", "mode"];
 
 /// Reads a body.
 ///
@@ -202,7 +202,10 @@ impl<'r> Reader<'r> {
                 }
             };
         }
-        let known = || properties.keys().map(String::as_str).chain(self.siblings());
+        let known = || {
+            let siblings = self.siblings().map(|(name, _)| name);
+            properties.keys().map(String::as_str).chain(siblings)
+        };
         if self.tolerance.is_strict() {
             let names: Vec<_> = known().map(|name| format!("`{name}`")).collect();
             let hint = format!("expected one of {}", names.join(", "));
@@ -212,7 +215,10 @@ impl<'r> Reader<'r> {
             return Ok(());
         }
         if self.compared.len() < MOST_COMPARED && !self.compared.contains(&short) {
-            if let Some(meant) = nearest(name, known()) {
+            // A field without effect is no loss.
+            let siblings = self.siblings().filter(|(_, rule)| rule.refuses()).map(|(name, _)| name);
+            let candidates = properties.keys().map(String::as_str).chain(siblings);
+            if let Some(meant) = nearest(name, candidates) {
                 let hint = format!("did you mean `{meant}`?");
                 return Err(ApiError::UnknownField { param: self.path.clone(), hint });
             }
@@ -222,12 +228,14 @@ impl<'r> Reader<'r> {
         Ok(())
     }
 
-    /// Known fields beside the one at the path, that the type does not read.
-    fn siblings(&self) -> impl Iterator<Item = &'r str> + use<'r> {
+    /// Known fields beside the one at the path, that the type does not read, with their rules.
+    fn siblings(&self) -> impl Iterator<Item = (&'r str, Rule)> + use<'r> {
         let short = without_indices(&self.path);
         let parent = short.rsplit_once('.').map_or(String::new(), |(parent, _)| format!("{parent}."));
-        let names = self.others.iter().copied().flatten().map(|other| other.path);
-        names.filter_map(move |path| path.strip_prefix(parent.as_str())).filter(|name| !name.contains('.'))
+        let others = self.others.iter().copied().flatten();
+        let named =
+            others.filter_map(move |other| Some((other.path.strip_prefix(parent.as_str())?, other.rule)));
+        named.filter(|(name, _)| !name.contains('.'))
     }
 
     fn invalid(&self, message: &str) -> ApiError {

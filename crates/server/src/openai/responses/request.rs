@@ -37,6 +37,8 @@ pub struct ResponseRequest {
     pub stream_options: Option<StreamOptions>,
     /// Most tokens of the answer, those that the model thinks with included; -1 is no limit.
     pub max_output_tokens: Option<Limit>,
+    /// The name of `max_output_tokens` in chat completions; `max_output_tokens` is stronger.
+    pub max_tokens: Option<Limit>,
     #[serde(flatten)]
     pub sampling: SamplingParams,
     /// With `include: ["message.output_text.logprobs"]`: how many of the best tokens are reported.
@@ -76,6 +78,7 @@ const OTHERS: &[Other] = &[
     left_out("input[].encrypted_content", &[], "reasoning is not encrypted here"),
     left_out("context_management", &[], "all of `input` is read"),
     no_effect("client_metadata", "nobody is told about clients"),
+    no_effect("conversation_id", "nothing is stored that it could label"),
     no_effect("input[].phase", "items are in their order"),
     no_effect("input[].summary", "reasoning is not summed up"),
     no_effect("input[].namespace", "functions are found by their names"),
@@ -239,7 +242,11 @@ impl ResponseRequest {
             return Err(ApiError::invalid("top_logprobs", "`top_logprobs` must be at most 20"));
         }
         let options = Options {
-            max_tokens: Limit::at_least_one(self.max_output_tokens, "max_output_tokens")?.map(Into::into),
+            max_tokens: match self.max_output_tokens {
+                None => Limit::at_least_one(self.max_tokens, "max_tokens")?,
+                tokens => Limit::at_least_one(tokens, "max_output_tokens")?,
+            }
+            .map(Into::into),
             logprobs: logprobs.map(Into::into),
             ..self.sampling.clone().into_options()?
         };
