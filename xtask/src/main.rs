@@ -24,6 +24,7 @@ usage: cargo xtask <command>
                  --all      every slow variant of a test, not a sample of them
                  --seed N   the sample of another run
   tidy           the project's own rules: arrows between crates, lengths of files, words, links
+  clients        other people's clients and programs against a server, as the step of `ci`
   bench [ARGS]   Paguro and llama.cpp side by side (bench/compare.sh with these arguments)
   help           this text
 ";
@@ -33,7 +34,7 @@ fn main() -> ExitCode {
     let root = root();
     let outcome = match arguments.split_first().map(|(command, rest)| (command.as_str(), rest)) {
         Some(("ci", steps)) => ci::run(&root, steps),
-        Some(("tidy", [])) => ci::run(&root, &["tidy".to_owned()]),
+        Some((step @ ("tidy" | "clients"), [])) => ci::run(&root, &[step.to_owned()]),
         Some(("bench", rest)) => bench(&root, rest),
         Some(("help" | "-h" | "--help", _)) => {
             print!("{HELP}");
