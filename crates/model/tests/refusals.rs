@@ -190,3 +190,101 @@ fn types_of_tensors_are_named() {
         ],
     );
 }
+
+/// Makes the tiny Llama a mixture of four experts, of which it uses two.
+fn to_experts(writer: &mut Writer) {
+    for (key, value) in [("count", 4), ("used_count", 2), ("feed_forward_length", 32)] {
+        writer.metadata.push((format!("llama.expert_{key}"), Value::U32(value)));
+    }
+    writer
+        .tensors
+        .retain(|tensor| !["ffn_gate", "ffn_up", "ffn_down"].iter().any(|part| tensor.name.contains(part)));
+    let shapes: [(&str, &[u64]); 4] = [
+        ("ffn_gate_inp", &[64, 4]),
+        ("ffn_gate_exps", &[64, 32, 4]),
+        ("ffn_up_exps", &[64, 32, 4]),
+        ("ffn_down_exps", &[32, 64, 4]),
+    ];
+    for (layer, (part, dims)) in (0..2).flat_map(|layer| shapes.map(|shape| (layer, shape))) {
+        let bytes = vec![0; 4 * dims.iter().product::<u64>() as usize];
+        let name = format!("blk.{layer}.{part}.weight");
+        writer.tensors.push(RawTensor { name, dims: dims.to_vec(), kind: 0, bytes });
+    }
+}
+
+#[test]
+fn mixtures_of_experts_are_refused_by_what_is_wrong() {
+    let mut writer = models::llama().gguf();
+    to_experts(&mut writer);
+    let file = ModelFile::from_bytes("tiny", Arc::new(writer.write())).unwrap();
+    file.load(&LoadOptions::default()).unwrap_or_else(|error| panic!("as it is, the model loads: {error}"));
+
+    let keys = [
+        ("count", 0, "tensor `blk.0.ffn_gate.weight` is missing (a llama model has it with shape [96, 64])"),
+        ("count", 3, "tensor `blk.0.ffn_gate_inp.weight` has shape [4, 64], expected [3, 64]"),
+        ("count", 70_000, "the model's configuration is not usable: the number of experts is 70000"),
+        ("count", u32::MAX, "the model's configuration is not usable: the number of experts is 4294967295"),
+        (
+            "used_count",
+            0,
+            "the model's configuration is not usable: the number of experts for each token is 0",
+        ),
+        ("used_count", 5, "the model's configuration is not usable: 5 of 4 experts for each token"),
+        (
+            "feed_forward_length",
+            31,
+            "tensor `blk.0.ffn_gate_exps.weight` has shape [4, 32, 64], expected [4, 31, 64]",
+        ),
+        (
+            "feed_forward_length",
+            u32::MAX,
+            "the model's configuration is not usable: the size of an expert is 4294967295",
+        ),
+        (
+            "gating_func",
+            9,
+            "`llama.expert_gating_func` = 9 is not supported (supported: 1 (softmax), 2 (sigmoid))",
+        ),
+        ("group_count", 4, "a router with 4 groups of experts is not supported"),
+    ];
+    for (key, value, expected) in keys {
+        let key = format!("llama.expert_{key}");
+        let change = |writer: &mut Writer| {
+            to_experts(writer);
+            writer.metadata.retain(|entry| entry.0 != key);
+            writer.metadata.push((key.clone(), Value::U32(value)));
+        };
+        assert_eq!(refusal(change), expected, "{key} = {value}");
+    }
+
+    let parts = [
+        ("ffn_gate_inp", "[4, 64]"),
+        ("ffn_gate_exps", "[4, 32, 64]"),
+        ("ffn_up_exps", "[4, 32, 64]"),
+        ("ffn_down_exps", "[4, 64, 32]"),
+    ];
+    for (part, shape) in parts {
+        let name = format!("blk.1.{part}.weight");
+        let missing = refusal(|writer| {
+            to_experts(writer);
+            writer.tensors.retain(|tensor| tensor.name != name);
+        });
+        assert_eq!(missing, format!("tensor `{name}` is missing (a llama model has it with shape {shape})"));
+        let flat = refusal(|writer| {
+            to_experts(writer);
+            let tensor = tensor(writer, &name);
+            tensor.dims = vec![tensor.dims.iter().product()];
+        });
+        let elements = shape.trim_matches(['[', ']']).split(", ").map(|dim| dim.parse::<u64>().unwrap());
+        let elements: u64 = elements.product();
+        assert_eq!(flat, format!("tensor `{name}` has shape [{elements}], expected {shape}"));
+    }
+}
+
+/// What loading the tiny Llama says after a change.
+fn refusal(change: impl FnOnce(&mut Writer)) -> String {
+    let mut writer = models::llama().gguf();
+    change(&mut writer);
+    let file = ModelFile::from_bytes("tiny", Arc::new(writer.write())).unwrap();
+    file.load(&LoadOptions::default()).map(|_| ()).unwrap_err().to_string()
+}

@@ -198,8 +198,14 @@ impl Config {
                 return bad(format!("the {what} is {size}"));
             }
         }
-        if experts.count > 1 << 16 || experts.used > experts.count || experts.shared > 1 << 30 {
+        if experts.count > 1 << 16 {
+            return bad(format!("the number of experts is {}", experts.count));
+        }
+        if experts.used > experts.count {
             return bad(format!("{} of {} experts for each token", experts.used, experts.count));
+        }
+        if experts.shared > 1 << 30 {
+            return bad(format!("the size of the shared experts is {}", experts.shared));
         }
         if !self.heads.is_multiple_of(self.kv_heads) {
             return bad(format!("{} heads cannot share {} K/V heads evenly", self.heads, self.kv_heads));
