@@ -16,8 +16,11 @@ use naga::{
     proc::{BoundsCheckPolicies, BoundsCheckPolicy},
     valid::{Capabilities, ValidationFlags, Validator},
 };
-use paguro_backend::{Activation, AttentionMode, KvDtype, Limits, RopeStyle, WeightFormat};
-use paguro_backend_conformance::{Biases, ModelShape};
+use paguro_backend::{
+    Activation, AttentionMode, KvDtype, Limits, NormKind, PositionScale, QkNormKind, Residual, RopeStyle,
+    Scores, WeightFormat,
+};
+use paguro_backend_conformance::{Biases, ExpertsShape, ModelShape};
 use paguro_backend_wgpu::{Gpu, GpuOptions, Profile};
 
 /// Shapes that together reach every kernel and every option of it.
@@ -31,13 +34,49 @@ fn shapes() -> Vec<ModelShape> {
     shapes.push(ModelShape { rope_style: RopeStyle::Interleaved, biases: Biases::All, ..llama.clone() });
     shapes.push(ModelShape {
         windows: vec![Some(21), None],
-        qk_norm: Some(paguro_backend::QkNormKind::Head),
+        qk_norm: Some(QkNormKind::Head),
         post_norms: true,
         attention_cap: Some(20.0),
         logit_cap: Some(10.0),
         tied: true,
         activation: Activation::GeluTanh,
         ..ModelShape { head_dim: 256, heads: 4, kv_heads: 1, ..ModelShape::default() }
+    });
+    let experts =
+        ExpertsShape { width: 256, shared: Some(256), output_gate: true, ..ExpertsShape::default() };
+    shapes.push(ModelShape { experts: Some(experts), ..ModelShape::of_format(WeightFormat::Q4_K) });
+    shapes.push(ModelShape {
+        experts: Some(ExpertsShape {
+            count: 1024,
+            used: 16,
+            scores: Scores::Sigmoid,
+            selection_bias: true,
+            ..ExpertsShape::default()
+        }),
+        biases: Biases::All,
+        activation: Activation::ClampedSwiglu { alpha: 1.7, limit: 7.0 },
+        sinks: true,
+        position_scale: Some(PositionScale { beta: 0.3, original: 16 }),
+        qk_norm: Some(QkNormKind::Row),
+        skips_ropes: true,
+        ..ModelShape::default()
+    });
+    shapes.push(ModelShape {
+        norms: NormKind::Layer,
+        residual: Residual::Parallel,
+        post_norms: true,
+        positions: Some(64),
+        qk_norm: Some(QkNormKind::HeadAfterRope),
+        activation: Activation::Gelu,
+        logit_scale: 0.5,
+        ..ModelShape::default()
+    });
+    shapes.push(ModelShape {
+        pre_norms: false,
+        gated: false,
+        activation: Activation::Relu2,
+        branch_scale: 0.5,
+        ..ModelShape::default()
     });
     shapes.extend([(7, 1, 64), (16, 1, 80), (4, 4, 8), (3, 3, 96)].map(|(heads, kv_heads, head_dim)| {
         ModelShape { heads, kv_heads, head_dim, ..ModelShape::default() }
@@ -103,6 +142,7 @@ fn every_kernel_becomes_metal() {
         ["attend1_q8", "rope_store_q8", "matvec1_q8_rope", "matvec1_q4_gate", "matvec1_q6_add"],
         ["attend_coop1x16", "attend_coop8x16", "attend_coop1x8", "attend_coop4x8", "attend8"],
         ["attend_fewx16", "attend_fewx8", "attend_coop8x16_few", "rope_store_few", "matvec1_f32_rope_few"],
+        ["matvec1_q4_experts", "route", "route_tiles", "add_experts", "add_branch"],
     ];
     for name in named.as_flattened() {
         assert!(kernels.iter().any(|(kernel, _)| kernel == name), "no {name}");
