@@ -10,10 +10,20 @@ use crate::{FeedForward, Layer, Linear, MatrixId, Mixer, Norm, Program, VectorId
 /// Returns the excerpt of a program, with the weights that it refers to.
 ///
 /// Two layers are of one kind if they differ only in the values of their weights and in their place in the pages.
+///
+/// Routers choose the same experts for all rows, because devices round differently and so decide near ties differently;
+/// the weights of the experts are still those of their scores.
 pub fn excerpt(program: &Program, weights: &Weights) -> (Program, Weights) {
     let mut kinds = HashSet::new();
     let layers = program.layers.iter().filter(|layer| kinds.insert(kind(layer, weights)));
     let mut short = Program { layers: layers.cloned().collect(), ..program.clone() };
+    let mut chosen = Vec::new();
+    for layer in &mut short.layers {
+        if let FeedForward::Experts(op) = &mut layer.ffn {
+            op.router.selection_bias = None;
+            chosen.push(choice(op.count, op.router.used));
+        }
+    }
     let mut some = Weights::default();
     let (mut matrices, mut vectors) = (HashMap::new(), HashMap::new());
     let mut references = References {
@@ -35,7 +45,22 @@ pub fn excerpt(program: &Program, weights: &Weights) -> (Program, Weights) {
     short.layers.iter_mut().for_each(|layer| references.layer(layer));
     references.norm(&mut short.head.norm);
     references.linear(&mut short.head.linear);
+    let experts = short.layers.iter_mut().filter_map(|layer| match &mut layer.ffn {
+        FeedForward::Experts(op) => Some(op),
+        FeedForward::Dense(_) => None,
+    });
+    for (op, choice) in experts.zip(chosen) {
+        some.vectors.push(choice);
+        op.router.selection_bias = Some(VectorId(some.vectors.len() as u32 - 1));
+    }
     (short, some)
+}
+
+/// A selection bias that decides for `used` of `count` experts: no score is larger than one.
+fn choice(count: usize, used: usize) -> Vec<f32> {
+    let mut bias = vec![0.0; count];
+    (0..used).for_each(|index| bias[index * count / used] = 4.0);
+    bias
 }
 
 /// Text that is equal for layers of one kind.

@@ -1,6 +1,6 @@
 //! Excerpts have one layer of each kind, and the weights of these layers.
 
-use paguro_backend::{MatrixId, QkNormKind, WeightFormat, excerpt};
+use paguro_backend::{FeedForward, MatrixId, QkNormKind, WeightFormat, excerpt};
 use paguro_backend_conformance::{Biases, ExpertsShape, ModelShape, RandomModel};
 
 #[test]
@@ -33,6 +33,10 @@ fn experts_are_a_kind() {
     let (program, weights) = excerpt(&model.program, &model.weights);
     program.check(&weights).unwrap();
     assert_eq!(program.layers.len(), 2);
+    // No rounding changes the choice: a bias decides, which no score exceeds.
+    let FeedForward::Experts(experts) = &program.layers[1].ffn else { panic!("{:?}", program.layers[1]) };
+    let bias = weights.vector(experts.router.selection_bias.unwrap());
+    assert_eq!(bias, [4.0, 0.0, 0.0, 0.0, 4.0, 0.0, 0.0, 0.0]);
 }
 
 #[test]

@@ -330,7 +330,10 @@ impl Lowering<'_> {
         ];
         constants.extend(activation_constants(activation));
         constants.extend(self.emit_for(&[down], width));
-        constants.extend(self.halves(FEW_ROWS + 1));
+        if let Places::Rows = places {
+            // Products of experts have no cooperative matrices, and there is no room for what these would take.
+            constants.extend(self.halves(FEW_ROWS + 1));
+        }
         let mut buffers = vec![("up", &up.buffer)];
         buffers.extend(gate.map(|gate| ("gate", &gate.buffer)));
         let each = width.div_ceil(8 * BLOCK) as u32;
