@@ -243,7 +243,9 @@ fn one_call_each(messages: Vec<Value>) -> Vec<Value> {
             let mut one = message.clone();
             if at > 0 {
                 one["content"] = "".into();
-                one.as_object_mut().and_then(|one: &mut Map<_, _>| one.remove("reasoning_content"));
+                for key in ["reasoning_content", "thinking"] {
+                    one.as_object_mut().and_then(|one: &mut Map<_, _>| one.remove(key));
+                }
             }
             one["tool_calls"] = json!([call]);
             adapted.push(one);

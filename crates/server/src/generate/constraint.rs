@@ -65,7 +65,7 @@ impl ChatRequest {
     ) -> Result<Option<Constraint>, ApiError> {
         let forced = self.forces_a_call();
         let offered: Vec<_> = self.offered_tools().collect();
-        if offered.is_empty() && reading.thought == Thought::None {
+        if offered.is_empty() && reading.thought == Thought::None && reading.in_answer() {
             return self.format.constraint(compiler);
         }
         let schema = self.format.schema().filter(|_| !forced);
@@ -83,6 +83,7 @@ impl ChatRequest {
                     None => Some(Otherwise::Text),
                 },
                 thought: reading.thought,
+                in_answer: reading.in_answer(),
             };
             let param = if schema.is_some() { "response_format" } else { "tools" };
             compiler.compile(&Grammar::Lark(reading.grammar(&rules, tokenizer)?), param, "")

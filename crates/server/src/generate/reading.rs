@@ -1,5 +1,7 @@
 //! What is read out of an answer: which part of its text is reasoning, which part calls tools.
 
+use std::sync::Arc;
+
 use paguro_engine::ThoughtLimit;
 use paguro_model::tokenizer::{SpecialTokens, Tokenizer};
 
@@ -8,8 +10,8 @@ use crate::{
     error::ApiError,
     ids,
     output::{
-        AnswerRules, Format, OfferedTool, OutputParser, ParserOptions, Piece, Thought, instructions,
-        write_calls,
+        AnswerRules, Format, OfferedTool, OutputParser, ParserOptions, Piece, ReadTool, Thought,
+        instructions, write_calls,
     },
 };
 
@@ -35,7 +37,8 @@ impl Reading {
         prompt: &str,
         budget: Option<usize>,
     ) -> Result<Self, ApiError> {
-        let tools: Vec<_> = request.offered_tools().map(|tool| tool.name.to_owned()).collect();
+        let tools: Arc<[_]> =
+            request.offered_tools().map(|tool| ReadTool::new(tool.name, tool.parameters)).collect();
         if !tools.is_empty() {
             format.calls().map_err(|error| ApiError::invalid("tools", error.to_string()))?;
         }
@@ -50,6 +53,7 @@ impl Reading {
         let options = ParserOptions {
             split_reasoning: true,
             in_reasoning: thought == Thought::Begun,
+            in_answer: format.in_answer(prompt),
             tools,
             // A grammar has calls in the model's own form, and JSON that is no call.
             lenient: !request.is_bounded(),
@@ -68,8 +72,7 @@ impl Reading {
     pub fn thought_limit(&self, tokenizer: &Tokenizer) -> Option<ThoughtLimit> {
         let max_tokens = self.budget.filter(|_| self.thought != Thought::None)?;
         let (open, close) = self.format.tags()?;
-        // Where the marker is a line of its own, as models write it.
-        let closing = if close.starts_with("</") { format!("\n{close}\n\n") } else { close.to_owned() };
+        let closing = self.format.closing()?;
         Some(ThoughtLimit {
             max_tokens,
             begun: self.thought == Thought::Begun,
@@ -86,6 +89,11 @@ impl Reading {
     pub fn grammar(&self, rules: &AnswerRules<'_>, tokenizer: &Tokenizer) -> Result<String, ApiError> {
         let control = |name: &str| tokenizer.token_id(name).filter(|&id| tokenizer.is_special(id));
         rules.grammar(&self.format, control).map_err(|error| ApiError::invalid("tools", error.to_string()))
+    }
+
+    /// Whether the prompt has begun the text of the answer.
+    pub fn in_answer(&self) -> bool {
+        self.options.in_answer
     }
 
     /// Reads one answer.

@@ -401,12 +401,12 @@ impl ChatRequest {
         let has_place = source.contains("tools");
         let mut messages = if has_place { self.messages.clone() } else { tools_as_text(self) };
         // Templates without a place for reasoning look for it in the content themselves.
-        if source.contains("reasoning_content") {
+        if source.contains("reasoning_content") || source.contains("message.thinking") {
             let answers = messages.len().saturating_sub(usize::from(self.continue_last));
             messages[..answers].iter_mut().for_each(Message::separate_reasoning);
         }
         let mut input =
-            ChatInput::new(messages.iter().map(|message| message.for_template(&format)).collect());
+            ChatInput::new(messages.iter().map(|message| message.for_template(&format, source)).collect());
         input.tools = (offers_tools && has_place)
             .then(|| self.offered_tools().map(|tool| tool_for_template(&tool)).collect());
         input.extra = extra;
@@ -542,7 +542,8 @@ impl Reasoning {
         extra: &mut Map<String, Value>,
         tolerance: &Tolerance,
     ) -> Result<Option<usize>, ApiError> {
-        let switch = ["enable_thinking", "thinking"].into_iter().find(|name| template.contains(name));
+        let mut switches = ["enable_thinking", "thinking"].into_iter();
+        let switch = switches.find(|name| template.contains(name) && !template.contains("message.thinking"));
         let level = template.contains("reasoning_effort");
         let thinks = switch.is_some() || level || format.reasons();
         let off = self.enabled == Some(false) || self.budget == Some(0);
@@ -603,12 +604,24 @@ impl Message {
     }
 
     /// As templates know it: Hugging Face's names, absent where there is nothing.
-    fn for_template(&self, format: &OutputFormat) -> Value {
+    fn for_template(&self, format: &OutputFormat, template: &str) -> Value {
         let mut message = Map::new();
         message.insert("role".into(), json!(self.role.name()));
-        message.insert("content".into(), json!(self.content));
-        if let Some(reasoning) = &self.reasoning {
-            message.insert("reasoning_content".into(), json!(reasoning));
+        // gpt-oss's template has another name for reasoning, and takes no content beside the reasoning of a call.
+        if template.contains("message.thinking") {
+            let calls = !self.tool_calls.is_empty();
+            let thinking = match &self.reasoning {
+                Some(reasoning) if calls && !self.content.is_empty() => {
+                    Some([reasoning, "\n", &self.content].concat())
+                }
+                reasoning => reasoning.clone(),
+            };
+            let content = if calls && thinking.is_some() { "" } else { &self.content };
+            message.insert("content".into(), json!(content));
+            message.extend(thinking.map(|thinking| ("thinking".into(), json!(thinking))));
+        } else {
+            message.insert("content".into(), json!(self.content));
+            message.extend(self.reasoning.as_ref().map(|text| ("reasoning_content".into(), json!(text))));
         }
         if let Some(name) = &self.name {
             message.insert("name".into(), json!(name));

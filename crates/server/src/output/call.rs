@@ -1,16 +1,20 @@
 //! Reading one tool call while it is being written.
 
-use serde_json::{Map, Value};
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
 
 use super::{
     json::{Scan, Scanner, is_space},
-    syntax::Reading,
+    syntax::{Elements, Reading},
+    tools::{ReadTool, keywords},
 };
 
 /// A call as far as it has been read.
 #[derive(Clone, Debug)]
 pub(super) struct Call {
     reading: Reading,
+    tools: Arc<[ReadTool]>,
     at: At,
     /// The name, once it is whole.
     pub name: Option<String>,
@@ -46,6 +50,16 @@ enum At {
     Arguments { scanner: Scanner, in_object: bool },
     /// After a value of the object.
     Next,
+    /// Before a key between marks, or the end.
+    ElementEdge(String),
+    /// In a key between marks.
+    ElementKey(String),
+    /// Between a key and its value.
+    ElementGap { key: String, text: String },
+    /// In the value of a key.
+    ElementValue { key: String, text: String },
+    /// Within the parentheses of a call in Python's form.
+    Parentheses { text: String, open: usize, quote: Option<char>, escaped: bool },
 }
 
 /// What an object may say of a call.
@@ -68,11 +82,12 @@ const MAX_HEADER: usize = 256;
 
 impl Call {
     /// Before its first character.
-    pub fn new(reading: Reading) -> Self {
+    pub fn new(reading: Reading, tools: Arc<[ReadTool]>) -> Self {
         let at = At::Header(String::new());
         let arguments = String::new();
         Self {
             reading,
+            tools,
             at,
             name: None,
             arguments,
@@ -86,8 +101,8 @@ impl Call {
 
     /// Before its first character, for an object without a marker. Any JSON may stand there, so it is a call only if it
     /// has arguments, or nothing but a name.
-    pub fn bare() -> Self {
-        Self { bare: true, ..Self::new(Reading::Objects) }
+    pub fn bare(tools: Arc<[ReadTool]>) -> Self {
+        Self { bare: true, ..Self::new(Reading::Objects, tools) }
     }
 
     /// Takes one character.
@@ -105,6 +120,14 @@ impl Call {
             }
             At::InValue(key, text, scanner) => self.value(key, text, scanner, c)?,
             At::Arguments { scanner, in_object } => self.argument(scanner, in_object, c)?,
+            At::Parentheses { text, open, quote, escaped } => self.keyword(text, open, quote, escaped, c)?,
+            at @ (At::ElementEdge(_)
+            | At::ElementKey(_)
+            | At::ElementGap { .. }
+            | At::ElementValue { .. }) => {
+                let Reading::Elements(elements) = self.reading else { return Err(Malformed) };
+                self.element(elements, at, c)?
+            }
             at if is_space(c) => at,
             At::Key { .. } if c == '"' => {
                 let mut scanner = Scanner::new();
@@ -133,6 +156,16 @@ impl Call {
     }
 
     fn header(&mut self, mut text: String, c: char) -> Result<At, Malformed> {
+        match self.reading {
+            Reading::Elements(elements) if c != '{' || !text.trim().is_empty() => {
+                text.push(c);
+                return self.element_name(elements, text);
+            }
+            Reading::Elements(_) => return Ok(At::Key { first: true }),
+            Reading::Keywords => return self.keyword_name(text, c),
+            Reading::Channels => return Err(Malformed),
+            Reading::Objects | Reading::Named { .. } | Reading::Either { .. } => {}
+        }
         let objects = matches!(self.reading, Reading::Objects);
         if c != '{' {
             // Before an object, only an array may begin.
@@ -147,7 +180,146 @@ impl Call {
                 self.name = Some(name_in(&text, before, after).ok_or(Malformed)?.to_owned());
                 self.argument(Scanner::new(), false, c)
             }
+            Reading::Elements(_) | Reading::Keywords | Reading::Channels => Err(Malformed),
         }
+    }
+
+    /// Takes the text up to a name's end: a mark, or the first key, or the call's end.
+    fn element_name(&mut self, elements: &Elements, text: String) -> Result<At, Malformed> {
+        let start = text.trim_start();
+        let start = elements.before.iter().find_map(|mark| start.strip_prefix(mark)).unwrap_or(start);
+        let (key, _) = elements.key;
+        let ends = elements.name_ends.iter().chain([&key]).chain(elements.ends);
+        let Some((name, mark)) = ends.filter_map(|mark| Some((start.strip_suffix(mark)?, *mark))).next()
+        else {
+            return if text.len() <= MAX_HEADER { Ok(At::Header(text)) } else { Err(Malformed) };
+        };
+        let name = name.trim().trim_matches('"');
+        if name.is_empty() && mark == "\n" {
+            return Ok(At::Header(text));
+        }
+        self.name = Some(name.to_owned());
+        if elements.ends.contains(&mark) {
+            return Ok(self.end_elements());
+        }
+        Ok(if mark == key { At::ElementKey(String::new()) } else { At::ElementEdge(String::new()) })
+    }
+
+    /// Takes a character after the name.
+    fn element(&mut self, elements: &Elements, at: At, c: char) -> Result<At, Malformed> {
+        let (key_open, key_close) = elements.key;
+        let (value_open, value_close) = elements.value;
+        match at {
+            At::ElementEdge(text) if text.is_empty() && is_space(c) => Ok(At::ElementEdge(text)),
+            At::ElementEdge(mut text) => {
+                text.push(c);
+                if text == key_open {
+                    return Ok(At::ElementKey(String::new()));
+                }
+                if elements.ends.contains(&text.as_str()) {
+                    return Ok(self.end_elements());
+                }
+                let mut marks = elements.ends.iter().chain([&key_open]);
+                if marks.any(|mark| mark.starts_with(&text)) {
+                    Ok(At::ElementEdge(text))
+                } else {
+                    Err(Malformed)
+                }
+            }
+            At::ElementKey(mut key) => {
+                key.push(c);
+                match key.strip_suffix(key_close) {
+                    Some(key) => {
+                        let key = key.trim().trim_matches('"').to_owned();
+                        Ok(match value_open.trim().is_empty() {
+                            true => At::ElementValue { key, text: String::new() },
+                            false => At::ElementGap { key, text: String::new() },
+                        })
+                    }
+                    None if key.len() > MAX_HEADER => Err(Malformed),
+                    None => Ok(At::ElementKey(key)),
+                }
+            }
+            At::ElementGap { key, text } if text.is_empty() && is_space(c) => {
+                Ok(At::ElementGap { key, text })
+            }
+            At::ElementGap { key, mut text } => {
+                text.push(c);
+                if text == value_open {
+                    return Ok(At::ElementValue { key, text: String::new() });
+                }
+                if value_open.starts_with(&text) { Ok(At::ElementGap { key, text }) } else { Err(Malformed) }
+            }
+            At::ElementValue { key, mut text } => {
+                text.push(c);
+                let close = value_close.trim_start();
+                let Some(value) = text.strip_suffix(close) else { return Ok(At::ElementValue { key, text }) };
+                // The line breaks of the format are no part of the value.
+                let own_lines = value_close.starts_with('\n');
+                let value = if own_lines { value.strip_prefix('\n').unwrap_or(value) } else { value };
+                let value = if own_lines { value.strip_suffix('\n').unwrap_or(value) } else { value };
+                self.element_value(&key, value);
+                Ok(At::ElementEdge(String::new()))
+            }
+            _ => Err(Malformed),
+        }
+    }
+
+    fn element_value(&mut self, key: &str, value: &str) {
+        let tool = self.tools.iter().find(|tool| Some(&tool.name) == self.name.as_ref());
+        let value = tool.map_or_else(|| Value::from(value), |tool| tool.value(key, value));
+        self.arguments += if self.arguments.is_empty() { "{" } else { ", " };
+        self.arguments += &format!("{}: {value}", json!(key));
+    }
+
+    fn end_elements(&mut self) -> At {
+        self.arguments += if self.arguments.is_empty() { "{}" } else { "}" };
+        self.arguments_end = true;
+        self.end = true;
+        At::Next
+    }
+
+    /// Takes a character before the parenthesis. Calls may stand in a list.
+    fn keyword_name(&mut self, mut text: String, c: char) -> Result<At, Malformed> {
+        if c == '(' {
+            let name = text.trim_matches(|c: char| c.is_whitespace() || c == '[' || c == ',');
+            self.name = Some(name.to_owned());
+            return Ok(At::Parentheses { text: String::new(), open: 0, quote: None, escaped: false });
+        }
+        let fits = c.is_alphanumeric() || c.is_whitespace() || "_-.[,".contains(c);
+        text.push(c);
+        if fits && text.len() <= MAX_HEADER { Ok(At::Header(text)) } else { Err(Malformed) }
+    }
+
+    /// Takes a character within the parentheses, of which the text stands within `open` further brackets.
+    fn keyword(
+        &mut self,
+        mut text: String,
+        mut open: usize,
+        mut quote: Option<char>,
+        escaped: bool,
+        c: char,
+    ) -> Result<At, Malformed> {
+        let mut escapes = false;
+        match quote {
+            Some(_) if escaped => {}
+            Some(_) if c == '\\' => escapes = true,
+            Some(mark) if c == mark => quote = None,
+            Some(_) => {}
+            None if matches!(c, '"' | '\'') => quote = Some(c),
+            None if matches!(c, '(' | '[' | '{') => open += 1,
+            None if c == ')' && open == 0 => {
+                let arguments = keywords(&text).ok_or(Malformed)?;
+                self.arguments = Value::Object(arguments).to_string();
+                self.arguments_end = true;
+                self.end = true;
+                return Ok(At::Next);
+            }
+            None if matches!(c, ')' | ']' | '}') => open = open.checked_sub(1).ok_or(Malformed)?,
+            None => {}
+        }
+        text.push(c);
+        Ok(At::Parentheses { text, open, quote, escaped: escapes })
     }
 
     fn key(&mut self, text: &str) -> Result<Key, Malformed> {
@@ -237,14 +409,14 @@ impl Call {
 
 /// The name in the text before the arguments. Nothing else may stand there, but an id between two of `after`.
 fn name_in<'t>(header: &'t str, before: &[&str], after: &[&str]) -> Option<&'t str> {
-    let mut text = header.trim();
+    let mut text = header.trim_start();
     for wrapping in before {
         text = text.strip_prefix(wrapping).unwrap_or(text).trim_start();
     }
     let end = after.iter().filter_map(|mark| text.find(mark)).min()?;
     let (name, mut rest) = text.split_at(end);
-    while !rest.is_empty() {
-        rest = after.iter().find_map(|mark| rest.strip_prefix(mark))?;
+    while !rest.trim().is_empty() {
+        rest = after.iter().find_map(|mark| rest.trim_start().strip_prefix(mark))?;
         let word = |c: char| c.is_ascii_alphanumeric();
         let is_id = after.iter().any(|mark| rest.trim_start_matches(word).starts_with(mark));
         rest = if is_id { rest.trim_start_matches(word) } else { rest };

@@ -4,7 +4,10 @@
 use paguro_engine::narrow_schema;
 use serde_json::{Map, Value, json};
 
-use super::syntax::{CallSyntax, Format, UnreadCalls};
+use super::{
+    syntax::{CallSyntax, Elements, Format, Frame, Reading, UnreadCalls},
+    tools::kinds,
+};
 
 /// A tool that a model is offered.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +31,8 @@ pub struct AnswerRules<'t> {
     pub otherwise: Option<Otherwise<'t>>,
     /// Reasoning before the answer.
     pub thought: Thought,
+    /// Whether the prompt has begun the text of the answer ([`Format::in_answer`]).
+    pub in_answer: bool,
 }
 
 /// Reasoning before an answer.
@@ -65,22 +70,29 @@ impl AnswerRules<'_> {
         let markers = format.markers().filter_map(|marker| Some((marker, control(marker)?))).collect();
         let mut writer = Writer { markers, rules: Vec::new() };
         let mut answers = Vec::new();
+        let frame = format.frame();
+        let begin = frame.filter(|_| !self.in_answer).map_or("", |frame| frame.answer);
+        let begin = writer.terminals(begin);
         if !self.tools.is_empty() {
             let syntax = format.calls()?;
             answers.push("calls");
             writer.calls(syntax, self);
             if let Some(Otherwise::Text) = self.otherwise {
-                answers.push(writer.text(syntax, self));
+                let text = writer.text(syntax, self);
+                answers.push(if begin.is_empty() { text } else { "text" });
+                if !begin.is_empty() {
+                    writer.rules.push(format!("text: {begin} {text}"));
+                }
             }
         }
         if let Some(Otherwise::Json(schema)) = self.otherwise {
             answers.push("json");
-            writer.rules.push(format!("json: %json {}", compact(schema.clone())));
+            writer.rules.push(format!("json: {begin} %json {}", compact(schema.clone())));
         }
         let mut first = "";
         if let Some((open, close)) = format.reasoning.filter(|_| self.thought != Thought::None) {
             let begun = self.thought == Thought::Begun;
-            writer.thought(if begun { "" } else { open }, close);
+            writer.thought(if begun { "" } else { open }, close, frame);
             first = if begun { "thought " } else { "thought? " };
         }
         Ok(format!("start: {first}({})\n{}", answers.join(" | "), writer.rules.join("\n")))
@@ -112,8 +124,106 @@ impl Writer<'_> {
             let open = self.terminals(&open(syntax, tool));
             let close = self.terminals(layout.close);
             self.rules.push(format!("call_{index}: {open} arguments_{index} {close}"));
-            self.rules.push(format!("arguments_{index}: %json {}", arguments_schema(tool.parameters)));
+            self.arguments(syntax, index, tool);
         }
+    }
+
+    /// The rule for the arguments of a tool.
+    fn arguments(&mut self, syntax: &CallSyntax, index: usize, tool: &OfferedTool<'_>) {
+        let rule = format!("arguments_{index}");
+        let schema = tool.parameters.unwrap_or(&Value::Null);
+        match syntax.reading {
+            Reading::Elements(elements) => match schema["properties"].as_object() {
+                Some(properties) => {
+                    let mut items = Vec::new();
+                    for (at, (key, property)) in properties.iter().enumerate() {
+                        let item = format!("parameter_{index}_{at}");
+                        self.element(elements, &item, key, property, schema);
+                        let optional = if is_required(schema, key) { "" } else { "?" };
+                        items.push(format!("{item}{optional}"));
+                    }
+                    let none = if items.is_empty() { "\"\"" } else { "" };
+                    self.rules.push(format!("{rule}: {none}{}", items.join(" ")));
+                }
+                None if tool.parameters.is_none() => self.rules.push(format!("{rule}: \"\"")),
+                // Arguments of any name.
+                None => {
+                    let item = format!("parameter_{index}");
+                    let (open, close) = elements.key;
+                    let (open, close) = (self.terminals(open), self.terminals(close));
+                    let (gap, value) = (self.terminals(elements.gap), self.terminals(elements.value.0));
+                    self.until(&format!("{item}_value"), elements.value.1);
+                    self.rules.push(format!(
+                        "{item}: {open} /[^<>\"\\n]{{1,64}}/ {close} {gap} {value} {item}_value \"\\n\""
+                    ));
+                    self.rules.push(format!("{rule}: {item}*"));
+                }
+            },
+            Reading::Keywords => self.keywords(&rule, schema),
+            Reading::Objects | Reading::Named { .. } | Reading::Either { .. } | Reading::Channels => {
+                self.rules.push(format!("{rule}: %json {}", arguments_schema(tool.parameters)));
+            }
+        }
+    }
+
+    /// The rule for a parameter between marks.
+    fn element(&mut self, elements: &Elements, rule: &str, key: &str, property: &Value, schema: &Value) {
+        let open = [elements.key.0, key, elements.key.1, elements.gap, elements.value.0].concat();
+        let open = self.terminals(&open);
+        let close = self.terminals(elements.value.1);
+        let texts = property["enum"].as_array().filter(|values| values.iter().all(Value::is_string));
+        let kinds = kinds(property, 0);
+        if let Some(texts) = texts {
+            let texts: Vec<_> = texts.iter().map(ToString::to_string).collect();
+            self.rules.push(format!("{rule}: {open} ({}) {close} \"\\n\"", texts.join(" | ")));
+            return;
+        }
+        let text = format!("{rule}_text");
+        if kinds.text {
+            self.until(&text, elements.value.1);
+        }
+        let value = if kinds.text {
+            text
+        } else {
+            self.rules.push(format!("{rule}_json: %json {}", compact(within(property, schema))));
+            format!("{rule}_json {close}")
+        };
+        self.rules.push(format!("{rule}: {open} {value} \"\\n\""));
+    }
+
+    /// The rules for arguments by keyword, in the order of their schema, with commas between those that are there.
+    fn keywords(&mut self, rule: &str, schema: &Value) {
+        let none = Map::new();
+        let properties = schema["properties"].as_object().unwrap_or(&none);
+        let count = properties.len();
+        for (at, (key, property)) in properties.iter().enumerate() {
+            self.rules.push(format!("{rule}_item_{at}: {} {rule}_value_{at}", json!(format!("{key}="))));
+            self.rules.push(format!("{rule}_value_{at}: %json {}", compact(within(property, schema))));
+            let required = is_required(schema, key);
+            let next = at + 1;
+            let skip = if required { String::new() } else { format!(" | {rule}_from_{next}") };
+            self.rules.push(format!("{rule}_from_{at}: {rule}_item_{at} {rule}_after_{next}{skip}"));
+            let optional = if required { "" } else { "?" };
+            self.rules
+                .push(format!("{rule}_after_{at}: (\", \" {rule}_item_{at}){optional} {rule}_after_{next}"));
+        }
+        self.rules.push(format!("{rule}_from_{count}: \"\""));
+        self.rules.push(format!("{rule}_after_{count}: \"\""));
+        self.rules.push(format!("{rule}: {rule}_from_0"));
+    }
+
+    /// A rule for any text up to and with `end`.
+    fn until(&mut self, rule: &str, end: &str) {
+        let first = self.markers.iter().filter_map(|(marker, _)| Some((end.find(marker)?, *marker))).min();
+        let rules = match first {
+            Some((0, _)) => vec![format!("{rule}: /(?s:.*)/ {}", self.terminals(end))],
+            Some((at, _)) => vec![
+                format!("{rule}_text[suffix={}]: /(?s:.*)/", json!(end[..at])),
+                format!("{rule}: {rule}_text {}", self.terminals(&end[at..])),
+            ],
+            None => vec![format!("{rule}[suffix={}]: /(?s:.*)/", json!(end))],
+        };
+        self.rules.extend(rules);
     }
 
     /// The rules for a text without calls (`TEXT`), and for one before calls (`led`), where a marker divides the two.
@@ -128,6 +238,10 @@ impl Writer<'_> {
             text += " & ~/[ \\n\\r\\t]*[\\[{`](?s:.*)/";
         }
         self.rules.push(text);
+        if syntax.frame.is_some() {
+            // What comes before calls is a message of its own.
+            return "TEXT";
+        }
         let layout = &syntax.layout;
         let starts = |text: &str| syntax.markers.iter().find(|marker| text.starts_with(**marker)).copied();
         if let Some(marker) = starts(layout.before) {
@@ -180,16 +294,34 @@ impl Writer<'_> {
         terminals.join(" ")
     }
 
-    /// Reasoning after `open`, with its end and the line breaks after it.
-    fn thought(&mut self, open: &str, close: &str) {
+    /// Reasoning after `open`, with its end and what follows it: line breaks, or the beginning of the next message.
+    fn thought(&mut self, open: &str, close: &str, frame: Option<Frame>) {
         let open = self.terminals(open);
         let space = if open.is_empty() { "" } else { " " };
-        self.rules.push(format!("thought: {open}{space}reasoning /\\n{{0,2}}/"));
+        let next = frame.map_or_else(|| "/\\n{0,2}/".to_owned(), |frame| self.terminals(frame.next));
+        self.rules.push(format!("thought: {open}{space}reasoning {next}"));
         self.rules.push(match self.control(close) {
             Some(id) => format!("reasoning: /(?s:.*)/ <[{id}]>"),
             None => format!("reasoning[suffix={}]: /(?s:.*)/", json!(close)),
         });
     }
+}
+
+fn is_required(schema: &Value, key: &str) -> bool {
+    schema["required"].as_array().is_some_and(|keys| keys.iter().any(|required| required == key))
+}
+
+/// A property's schema with the definitions that it may refer to.
+fn within(property: &Value, schema: &Value) -> Value {
+    let mut property = property.clone();
+    if let Value::Object(property) = &mut property {
+        for key in ["$defs", "definitions"] {
+            if let Some(definitions) = schema.get(key) {
+                property.entry(key).or_insert_with(|| definitions.clone());
+            }
+        }
+    }
+    property
 }
 
 /// The text from a call's beginning to its arguments.

@@ -7,19 +7,27 @@
 //! limit has cut off.
 
 mod call;
+mod channels;
+mod families;
 mod grammar;
 mod json;
 mod syntax;
 #[cfg(test)]
 mod tests;
+mod tools;
 mod write;
 
+use std::{borrow::Cow, sync::Arc};
+
 use call::{Call, Malformed};
-use syntax::{GENERIC, Reading, Tags};
+use channels::Channels;
+use families::GENERIC;
+use syntax::{Reading, Tags};
 
 pub use grammar::{AnswerRules, OfferedTool, Otherwise, Thought};
 pub(crate) use json::one_line;
 pub use syntax::{CallSyntax, Format, UnreadCalls};
+pub use tools::ReadTool;
 pub use write::{instructions, write_calls};
 
 /// What the text turns out to be, in its order. Neighbouring pieces of one kind belong together.
@@ -50,8 +58,10 @@ pub struct ParserOptions {
     pub split_reasoning: bool,
     /// The prompt has begun the reasoning ([`Format::thought`]).
     pub in_reasoning: bool,
-    /// The names of the offered tools. Without any, calls are not looked for.
-    pub tools: Vec<String>,
+    /// The prompt has begun the text of the answer ([`Format::in_answer`]).
+    pub in_answer: bool,
+    /// The offered tools. Without any, calls are not looked for.
+    pub tools: Arc<[ReadTool]>,
     /// Whether to read calls that stand in JSON without the model's own markers, as small models write them: at the
     /// beginning of an answer or in a fence.
     pub lenient: bool,
@@ -65,8 +75,14 @@ pub struct ParserOptions {
 pub struct OutputParser {
     options: ParserOptions,
     reasoning: Option<Tags>,
+    /// What may stand around the answer.
+    answer: Option<Tags>,
+    /// Whether the answer stands within its tags.
+    in_tags: bool,
     syntax: &'static CallSyntax,
     state: State,
+    /// Reads the text instead, where it consists of messages.
+    channels: Option<Channels>,
     /// The last whitespace: it belongs to a marker, if one follows.
     space: String,
     /// What may be the beginning of a marker.
@@ -105,8 +121,12 @@ struct Edge {
 #[derive(Clone, Copy, Debug)]
 enum Mark {
     Think,
+    /// The tag before the answer.
+    Answer,
     /// A marker that begins a call.
     Call,
+    /// The name of a tool, where that begins a call.
+    Name,
     /// The first character of a call without marker.
     Bare,
     /// Something that says that a JSON object follows.
@@ -138,20 +158,28 @@ const FENCE_END: &str = "```";
 impl OutputParser {
     /// Before the first character of an answer. Where calls are not read, none are looked for.
     pub fn new(format: Format, options: ParserOptions) -> Self {
-        let reasoning = format.reasoning.filter(|_| options.split_reasoning);
+        let split = |tags: &Tags| options.split_reasoning.then_some(*tags);
+        let (reasoning, answer) =
+            (format.reasoning.as_ref().and_then(split), format.answer.as_ref().and_then(split));
+        let syntax = format.calls.unwrap_or(&GENERIC);
+        let channels = matches!(syntax.reading, Reading::Channels)
+            .then(|| Channels::new(options.in_answer, options.in_reasoning));
         let state = match reasoning {
             Some(_) if options.in_reasoning => State::Reasoning { began: false },
             _ => State::Edge(Edge { start: true, keeps_space: true, tail: None }),
         };
         let mut options = options;
         if format.calls.is_err() {
-            options.tools.clear();
+            options.tools = Arc::default();
         }
         Self {
             options,
             reasoning,
-            syntax: format.calls.unwrap_or(&GENERIC),
+            answer,
+            in_tags: false,
+            syntax,
             state,
+            channels,
             space: String::new(),
             held: String::new(),
             called: false,
@@ -162,6 +190,9 @@ impl OutputParser {
 
     /// Takes more of the text; returns what is certain now.
     pub fn push(&mut self, delta: &str) -> Vec<Piece> {
+        if let Some(channels) = &mut self.channels {
+            return channels.push(delta, &self.options.tools, self.options.stream_arguments);
+        }
         for c in delta.chars() {
             self.take(c);
         }
@@ -170,6 +201,9 @@ impl OutputParser {
 
     /// Ends the text, of which the model has not said all if it is `cut`; returns what was held back.
     pub fn finish(mut self, cut: bool) -> Vec<Piece> {
+        if let Some(channels) = self.channels {
+            return channels.finish(cut, self.options.stream_arguments);
+        }
         match std::mem::replace(&mut self.state, State::Text) {
             State::Reasoning { .. } => self.emit_held(Piece::Reasoning),
             // After a call, the beginning of one is not the beginning of a text.
@@ -191,7 +225,10 @@ impl OutputParser {
 
     /// Whether the text is within reasoning.
     pub fn in_reasoning(&self) -> bool {
-        matches!(self.state, State::Reasoning { .. })
+        match &self.channels {
+            Some(channels) => channels.in_reasoning(),
+            None => matches!(self.state, State::Reasoning { .. }),
+        }
     }
 
     fn take(&mut self, c: char) {
@@ -217,11 +254,19 @@ impl OutputParser {
 
     fn text(&mut self, c: char) {
         let mut markers = Vec::new();
+        let answer_end = self.answer.filter(|_| self.in_tags).map(|(_, close)| close);
+        markers.extend(answer_end);
         if !self.options.tools.is_empty() {
             markers.extend(self.syntax.markers);
             markers.extend(FENCES.iter().filter(|_| self.options.lenient));
         }
         if self.find(c, &markers, Piece::Text) {
+            if answer_end.is_some_and(|end| end == self.held) {
+                self.in_tags = false;
+                self.drop_held();
+                self.state = State::Edge(Edge { start: false, keeps_space: false, tail: None });
+                return;
+            }
             self.begin_call(self.held.starts_with(FENCE_END), None);
         }
     }
@@ -270,6 +315,13 @@ impl OutputParser {
         if marks.iter().any(|(text, _)| text.starts_with(self.held.as_str())) {
             return;
         }
+        // In a block of calls, one follows the other.
+        let in_block = edge.tail.is_some_and(|tail| tail < self.tail().len()) && !self.bare;
+        if in_block && matches!(self.syntax.reading, Reading::Keywords) {
+            let held = std::mem::take(&mut self.held);
+            self.begin_call(false, None);
+            return held.chars().for_each(|c| self.take(c));
+        }
         // No marker: the text begins, or goes on.
         if !edge.keeps_space {
             self.space.clear();
@@ -280,33 +332,42 @@ impl OutputParser {
     }
 
     /// What may stand at an edge. No text is the beginning of another.
-    fn marks(&self, edge: Edge) -> Vec<(&'static str, Mark)> {
-        let mut marks = Vec::new();
+    fn marks(&self, edge: Edge) -> Vec<(Cow<'static, str>, Mark)> {
+        let mut marks: Vec<(Cow<'static, str>, Mark)> = Vec::new();
         if let Some((open, _)) = self.reasoning.filter(|_| edge.start) {
-            marks.push((open, Mark::Think));
+            marks.push((open.into(), Mark::Think));
+        }
+        if let Some((open, _)) = self.answer.filter(|_| edge.tail.is_none() && !self.in_tags) {
+            marks.push((open.into(), Mark::Answer));
         }
         if self.options.tools.is_empty() {
             return marks;
         }
         let syntax = self.syntax;
-        marks.extend(syntax.markers.iter().map(|marker| (*marker, Mark::Call)));
+        marks.extend(syntax.markers.iter().map(|marker| ((*marker).into(), Mark::Call)));
+        if syntax.layout.open.is_empty() && matches!(syntax.reading, Reading::Named { .. }) {
+            let end = syntax.layout.infix;
+            marks.extend(
+                self.options.tools.iter().map(|tool| ([&tool.name, end].concat().into(), Mark::Name)),
+            );
+        }
         let lenient = self.options.lenient;
         if let Some(next) = edge.tail {
             let tail = &self.tail()[next.min(self.tail().len())..];
-            marks.extend((next..).zip(tail).map(|(index, text)| (*text, Mark::Tail(index))));
-            if self.bare || !matches!(syntax.reading, Reading::Named { .. }) {
-                marks.extend([(",", Mark::Comma), ("{", Mark::Bare)]);
+            marks.extend((next..).zip(tail).map(|(index, text)| ((*text).into(), Mark::Tail(index))));
+            if self.bare || matches!(syntax.reading, Reading::Objects | Reading::Either { .. }) {
+                marks.extend([(",".into(), Mark::Comma), ("{".into(), Mark::Bare)]);
             }
             if lenient && !tail.contains(&FENCE_END) {
-                marks.extend(FENCES.iter().map(|fence| (*fence, Mark::Fence)));
+                marks.extend(FENCES.iter().map(|fence| ((*fence).into(), Mark::Fence)));
             }
         } else if syntax.bare || lenient {
             // Where markers begin with a bracket, an array does not begin a call.
             if !marks.iter().any(|(text, _)| text.starts_with('[')) {
-                marks.push(("[", Mark::Bare));
+                marks.push(("[".into(), Mark::Bare));
             }
-            marks.extend([("{", Mark::Bare), (PLAIN_FENCE, Mark::Fence)]);
-            marks.extend(FENCES.iter().map(|fence| (*fence, Mark::Fence)));
+            marks.extend([("{".into(), Mark::Bare), (PLAIN_FENCE.into(), Mark::Fence)]);
+            marks.extend(FENCES.iter().map(|fence| ((*fence).into(), Mark::Fence)));
         }
         marks
     }
@@ -322,7 +383,17 @@ impl OutputParser {
                 self.drop_held();
                 self.state = State::Reasoning { began: false };
             }
+            Mark::Answer => {
+                self.drop_held();
+                self.in_tags = true;
+                self.state = State::Edge(Edge { start: false, keeps_space: false, tail: None });
+            }
             Mark::Call => self.begin_call(false, None),
+            Mark::Name => {
+                let name = std::mem::take(&mut self.held);
+                self.begin_call(false, None);
+                name.chars().for_each(|c| self.take(c));
+            }
             Mark::Fence => self.begin_call(true, None),
             Mark::Bare => {
                 let first = self.held.pop();
@@ -346,7 +417,8 @@ impl OutputParser {
     fn begin_call(&mut self, bare: bool, first: Option<char>) {
         let raw = std::mem::take(&mut self.space) + &std::mem::take(&mut self.held);
         self.bare = bare;
-        let call = if bare { Call::bare() } else { Call::new(self.syntax.reading) };
+        let tools = Arc::clone(&self.options.tools);
+        let call = if bare { Call::bare(tools) } else { Call::new(self.syntax.reading, tools) };
         self.state = State::Call(Reader { call, raw, passed: None });
         if let Some(c) = first {
             self.take(c);
@@ -362,7 +434,7 @@ impl OutputParser {
             }
         }
         let Reader { call, raw, passed } = &mut reader;
-        if call.name.as_ref().is_some_and(|name| !self.options.tools.contains(name)) {
+        if call.name.as_ref().is_some_and(|name| !self.options.tools.iter().any(|tool| tool.name == *name)) {
             return self.abandon(reader);
         }
         let ready = call.arguments_end || (self.options.stream_arguments && !call.arguments.is_empty());
@@ -408,14 +480,18 @@ impl OutputParser {
         self.emit(kind(text));
     }
 
-    /// Adds a piece to what comes out, or to the last one of its kind.
     fn emit(&mut self, piece: Piece) {
-        match (self.pieces.last_mut(), &piece) {
-            (_, Piece::Text(text) | Piece::Reasoning(text) | Piece::Arguments(text)) if text.is_empty() => {}
-            (Some(Piece::Text(last)), Piece::Text(text))
-            | (Some(Piece::Reasoning(last)), Piece::Reasoning(text))
-            | (Some(Piece::Arguments(last)), Piece::Arguments(text)) => *last += text,
-            _ => self.pieces.push(piece),
-        }
+        join(&mut self.pieces, piece);
+    }
+}
+
+/// Adds a piece, or lengthens the last one if that is of its kind.
+fn join(pieces: &mut Vec<Piece>, piece: Piece) {
+    match (pieces.last_mut(), &piece) {
+        (_, Piece::Text(text) | Piece::Reasoning(text) | Piece::Arguments(text)) if text.is_empty() => {}
+        (Some(Piece::Text(last)), Piece::Text(text))
+        | (Some(Piece::Reasoning(last)), Piece::Reasoning(text))
+        | (Some(Piece::Arguments(last)), Piece::Arguments(text)) => *last += text,
+        _ => pieces.push(piece),
     }
 }

@@ -1,11 +1,15 @@
-//! How model families write tool calls and reasoning. A family is a row of data: what its calls look like when they
-//! are written, and what may stand around them when they are read.
+//! How models write tool calls and reasoning: the kinds that there are, and which of them a chat template teaches. The families
+//! are in `families.rs`.
 
 use std::borrow::Cow;
 
 use sha2::{Digest, Sha256};
 
-use super::grammar::Thought;
+use super::{
+    channels,
+    families::{GENERIC, SYNTAXES},
+    grammar::Thought,
+};
 
 /// A way to write tool calls.
 #[derive(Debug)]
@@ -13,7 +17,7 @@ pub struct CallSyntax {
     /// Its name, for logs and errors.
     pub name: &'static str,
     /// It is the one of a chat template that contains all texts of one of these lists.
-    signs: &'static [&'static [&'static str]],
+    pub(super) signs: &'static [&'static [&'static str]],
     pub(super) layout: Layout,
     /// Texts that begin a call wherever they stand.
     pub(super) markers: &'static [&'static str],
@@ -26,6 +30,17 @@ pub struct CallSyntax {
     pub parallel: bool,
     /// Whether ids of calls have nine characters.
     pub(super) short_ids: bool,
+    /// What stands around answers, where reasoning and answer are messages of their own.
+    pub(super) frame: Option<Frame>,
+}
+
+/// What stands around the parts of an answer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Frame {
+    /// Begins an answer without calls.
+    pub answer: &'static str,
+    /// Follows the end of reasoning, and begins the next part.
+    pub next: &'static str,
 }
 
 /// The text of calls, as the model is taught it: `before (open NAME infix ARGUMENTS close)+ after`, with `between`
@@ -50,220 +65,34 @@ pub(super) enum Reading {
     Named { before: &'static [&'static str], after: &'static [&'static str] },
     /// As `Named`, or `Objects`.
     Either { before: &'static [&'static str], after: &'static [&'static str] },
+    /// A name, and the arguments one by one between marks; or `Objects`.
+    Elements(&'static Elements),
+    /// As in Python: a name, and the arguments by keyword in parentheses.
+    Keywords,
+    /// A message whose header names the tool and whose body is the arguments as a JSON object (Harmony).
+    Channels,
 }
 
-const OBJECT: Layout = Layout {
-    before: "",
-    open: r#"{"name": ""#,
-    infix: r#"", "arguments": "#,
-    close: "}",
-    between: ", ",
-    after: "",
-};
-
-/// JSON without markers; for models whose template says nothing about tools.
-pub static GENERIC: CallSyntax = CallSyntax {
-    name: "json",
-    signs: &[],
-    layout: Layout { before: "[", after: "]", ..OBJECT },
-    markers: &["<tool_call>"],
-    bare: true,
-    reading: Reading::Objects,
-    tail: &["]", "</tool_call>", "```"],
-    parallel: true,
-    short_ids: false,
-};
-
-/// In the order in which templates are asked for them.
-pub static SYNTAXES: &[CallSyntax] = &[
-    // Mistral since tokenizer v11 (Small 3.2, Magistral, Devstral).
-    CallSyntax {
-        name: "mistral-args",
-        signs: &[&["[TOOL_CALLS]", "[ARGS]"]],
-        layout: Layout {
-            before: "",
-            open: "[TOOL_CALLS]",
-            infix: "[ARGS]",
-            close: "",
-            between: "",
-            after: "",
-        },
-        markers: &["[TOOL_CALLS]"],
-        bare: false,
-        reading: Reading::Either { before: &[], after: &["[CALL_ID]", "[ARGS]"] },
-        tail: &["]"],
-        parallel: true,
-        short_ids: true,
-    },
-    CallSyntax {
-        name: "mistral",
-        signs: &[&["[TOOL_CALLS]"]],
-        layout: Layout { before: "[TOOL_CALLS][", after: "]", ..OBJECT },
-        markers: &["[TOOL_CALLS]"],
-        bare: false,
-        reading: Reading::Either { before: &[], after: &["[CALL_ID]", "[ARGS]"] },
-        tail: &["]"],
-        parallel: true,
-        short_ids: true,
-    },
-    // DeepSeek V3 and R1, with their distilled models.
-    DEEPSEEK,
-    // DeepSeek V3.1 and later.
-    CallSyntax {
-        name: "deepseek-v3.1",
-        signs: &[&["<｜tool▁calls▁begin｜>"]],
-        layout: Layout {
-            before: "<｜tool▁calls▁begin｜>",
-            open: "<｜tool▁call▁begin｜>",
-            infix: "<｜tool▁sep｜>",
-            close: "<｜tool▁call▁end｜>",
-            between: "",
-            after: "<｜tool▁calls▁end｜>",
-        },
-        ..DEEPSEEK
-    },
-    CallSyntax {
-        name: "kimi",
-        signs: &[&["<|tool_calls_section_begin|>"]],
-        layout: Layout {
-            before: "<|tool_calls_section_begin|>",
-            open: "<|tool_call_begin|>functions.",
-            infix: ":0<|tool_call_argument_begin|>",
-            close: "<|tool_call_end|>",
-            between: "",
-            after: "<|tool_calls_section_end|>",
-        },
-        markers: &["<|tool_calls_section_begin|>", "<|tool_call_begin|>"],
-        bare: false,
-        reading: Reading::Named {
-            before: &["<|tool_call_begin|>", "functions."],
-            after: &[":", "<|tool_call_argument_begin|>"],
-        },
-        tail: &["<|tool_call_end|>", "<|tool_calls_section_end|>"],
-        parallel: true,
-        short_ids: false,
-    },
-    CallSyntax {
-        name: "cohere",
-        signs: &[&["<|START_ACTION|>"]],
-        layout: Layout {
-            before: "<|START_ACTION|>[",
-            open: r#"{"tool_name": ""#,
-            infix: r#"", "parameters": "#,
-            after: "]<|END_ACTION|>",
-            ..OBJECT
-        },
-        markers: &["<|START_ACTION|>"],
-        bare: false,
-        reading: Reading::Objects,
-        tail: &["]", "<|END_ACTION|>"],
-        parallel: true,
-        short_ids: false,
-    },
-    // Phi-4-mini.
-    CallSyntax {
-        name: "phi",
-        signs: &[&["<|tool_call|>", "<|/tool_call|>"], &["<|tool|>", "<|/tool|>"]],
-        layout: Layout { before: "<|tool_call|>[", after: "]<|/tool_call|>", ..OBJECT },
-        markers: &["<|tool_call|>"],
-        bare: false,
-        reading: Reading::Objects,
-        tail: &["]", "<|/tool_call|>"],
-        parallel: true,
-        short_ids: false,
-    },
-    // Granite 3.
-    CallSyntax {
-        name: "granite",
-        signs: &[&["<|tool_call|>"]],
-        layout: Layout { before: "<|tool_call|>[", after: "]", ..OBJECT },
-        markers: &["<|tool_call|>", "<tool_call>"],
-        bare: false,
-        reading: Reading::Objects,
-        tail: &["]"],
-        parallel: true,
-        short_ids: false,
-    },
-    // Hermes, Qwen 2.5 and 3, SmolLM, Granite 4.
-    CallSyntax {
-        name: "hermes",
-        signs: &[&["<tool_call>"]],
-        layout: Layout {
-            open: "<tool_call>\n{\"name\": \"",
-            close: "}\n</tool_call>",
-            between: "\n",
-            ..OBJECT
-        },
-        markers: &["<tool_call>"],
-        bare: false,
-        reading: Reading::Objects,
-        tail: &["]", "</tool_call>"],
-        parallel: true,
-        short_ids: false,
-    },
-    // Functionary 3.1, and Llama 3.1 when it is taught so.
-    CallSyntax {
-        name: "function-tag",
-        signs: &[&["<function="]],
-        layout: Layout {
-            before: "",
-            open: "<function=",
-            infix: ">",
-            close: "</function>",
-            between: "",
-            after: "",
-        },
-        markers: &["<function="],
-        bare: false,
-        reading: Reading::Named { before: &[], after: &[">"] },
-        tail: &["</function>"],
-        parallel: true,
-        short_ids: false,
-    },
-    // Llama 3.1 to 3.3: its template takes no answer with two calls.
-    CallSyntax {
-        name: "llama",
-        signs: &[&["\"parameters\"", "ipython"], &["<|python_tag|>"]],
-        layout: Layout { infix: r#"", "parameters": "#, between: "; ", ..OBJECT },
-        markers: &["<|python_tag|>"],
-        bare: true,
-        reading: Reading::Objects,
-        tail: &["]", "```", ";"],
-        parallel: false,
-        short_ids: false,
-    },
-];
-
-const DEEPSEEK: CallSyntax = CallSyntax {
-    name: "deepseek",
-    signs: &[&["<｜tool▁calls▁begin｜>", "```json"]],
-    layout: Layout {
-        before: "<｜tool▁calls▁begin｜>",
-        open: "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
-        infix: "\n```json\n",
-        close: "\n```<｜tool▁call▁end｜>",
-        between: "\n",
-        after: "<｜tool▁calls▁end｜>",
-    },
-    markers: &["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"],
-    bare: false,
-    reading: Reading::Named {
-        before: &["<｜tool▁call▁begin｜>", "function<｜tool▁sep｜>"],
-        after: &["```json", "<｜tool▁sep｜>"],
-    },
-    tail: &["```", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"],
-    parallel: true,
-    short_ids: false,
-};
+/// The marks of a call whose arguments stand one by one: `before NAME name_end (key.0 KEY key.1 gap value.0 VALUE value.1 "\n")* end`.
+/// Where a parameter takes text, the value is the text as it is, otherwise JSON.
+#[derive(Debug)]
+pub(super) struct Elements {
+    /// Before the name, where they are there.
+    pub before: &'static [&'static str],
+    /// After the name: one of these, or the first key, or the end.
+    pub name_ends: &'static [&'static str],
+    pub key: (&'static str, &'static str),
+    pub gap: &'static str,
+    pub value: (&'static str, &'static str),
+    /// After the arguments: one of these.
+    pub ends: &'static [&'static str],
+}
 
 /// Signs of templates that teach a way to write calls that is not read here, and its name.
 const UNREAD: &[(&str, &str)] = &[
-    ("<|channel|>", "harmony"),
-    ("<parameter=", "XML parameters"),
-    ("<arg_key>", "argument keys"),
     ("<|tool_calls_begin|>", "tool sections"),
     ("<start_function_call>", "function declarations"),
-    ("<minimax:tool_call>", "invocations"),
+    ("｜DSML｜", "DSML"),
 ];
 
 /// What begins and ends reasoning.
@@ -276,10 +105,23 @@ const REASONING: &[Tags] = &[
     ("<seed:think>", "</seed:think>"),
 ];
 
+/// Harmony's: a message of the channel for analysis.
+pub(super) const ANALYSIS: Tags = ("<|channel|>analysis<|message|>", "<|end|>");
+
+/// What stands around the answer after reasoning, by what the chat template says of it.
+const ANSWERS: &[(&[&str], Tags)] = &[
+    // Granite 3, ERNIE 4.5.
+    (&["<response></response>", "<response>\\n"], ("<response>", "</response>")),
+    // Hunyuan.
+    (&["<answer>\\n"], ("<answer>", "</answer>")),
+];
+
 /// How a model writes reasoning and calls, as far as can be told from its chat template.
 #[derive(Clone, Copy, Debug)]
 pub struct Format {
     pub(super) reasoning: Option<Tags>,
+    /// What may stand around the answer.
+    pub(super) answer: Option<Tags>,
     pub(super) calls: Result<&'static CallSyntax, UnreadCalls>,
 }
 
@@ -300,8 +142,33 @@ impl Format {
             Some(&(_, name)) => Err(UnreadCalls(name)),
             None => Ok(SYNTAXES.iter().find(is_of).unwrap_or(&GENERIC)),
         };
-        let reasoning = REASONING.iter().find(|(_, close)| template.contains(close)).copied();
-        Self { reasoning, calls }
+        let reasoning = match calls {
+            Ok(CallSyntax { reading: Reading::Channels, .. }) => Some(ANALYSIS),
+            _ => REASONING.iter().find(|(_, close)| template.contains(close)).copied(),
+        };
+        let answer = ANSWERS.iter().find(|(signs, _)| signs.iter().any(has)).map(|(_, tags)| *tags);
+        Self { reasoning, answer: answer.filter(|_| reasoning.is_some()), calls }
+    }
+
+    /// What stands around the parts of an answer, where each is a message.
+    pub(super) fn frame(&self) -> Option<Frame> {
+        self.calls.ok().and_then(|syntax| syntax.frame)
+    }
+
+    /// Whether text of an answer may follow this prompt, and not only the header of a message.
+    pub fn in_answer(&self, prompt: &str) -> bool {
+        self.frame().is_none_or(|frame| !prompt.trim_end().ends_with(frame.next))
+    }
+
+    /// The text that ends reasoning where a limit cuts it.
+    pub fn closing(&self) -> Option<String> {
+        let (_, close) = self.reasoning?;
+        Some(match self.frame() {
+            Some(Frame { answer, next }) => [close, next, answer].concat(),
+            // A line of its own, as models write it.
+            None if close.starts_with("</") => format!("\n{close}\n\n"),
+            None => close.to_owned(),
+        })
     }
 
     /// How calls are written.
@@ -335,14 +202,23 @@ impl Format {
     /// The texts that steer reading. Where one is a control token, decoding must show it: hidden, it could not be
     /// found.
     pub fn markers(&self) -> impl Iterator<Item = &'static str> {
-        let tags = self.reasoning.iter().flat_map(|(open, close)| [*open, *close]);
+        let tags = self.reasoning.into_iter().chain(self.answer).flat_map(|(open, close)| [open, close]);
         let syntax = self.calls.unwrap_or(&GENERIC);
         let named = match syntax.reading {
-            Reading::Objects => [&[][..], &[]],
+            Reading::Objects | Reading::Keywords => [&[][..], &[]],
             Reading::Named { before, after } | Reading::Either { before, after } => [before, after],
+            Reading::Elements(elements) => [elements.before, elements.ends],
+            Reading::Channels => [channels::MARKS, &[]],
+        };
+        let pairs = match syntax.reading {
+            Reading::Elements(Elements { key, value, name_ends, .. }) => {
+                [&[key.0, key.1, value.0, value.1][..], name_ends].concat()
+            }
+            _ => Vec::new(),
         };
         let lists = [syntax.markers, syntax.tail, named[0], named[1]];
-        tags.chain(lists.into_iter().flatten().copied())
+        let all = tags.chain(lists.into_iter().flatten().copied()).chain(pairs);
+        all.map(str::trim).filter(|marker| !marker.is_empty())
     }
 
     /// Returns the reasoning that an answer to this prompt begins with. Templates open it, leave it to the model, or write
@@ -350,6 +226,7 @@ impl Format {
     pub fn thought(&self, prompt: &str) -> Thought {
         let prompt = prompt.trim_end();
         match self.reasoning {
+            _ if self.frame().is_some() && self.in_answer(prompt) => Thought::None,
             Some((open, _)) if prompt.ends_with(open) => Thought::Begun,
             Some((_, close)) if !prompt.ends_with(close) => Thought::Optional,
             _ => Thought::None,

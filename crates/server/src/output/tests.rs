@@ -12,22 +12,39 @@ use proptest::{prelude::*, sample::Index};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::output::syntax::SYNTAXES;
+use crate::output::{families::SYNTAXES, syntax::ANALYSIS};
+
+mod forms;
 
 /// The names of the tools in these tests.
 const TOOLS: [&str; 2] = ["weather", "add"];
 
+/// What the tools in these tests take.
+fn schema() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "value": {"type": "string"},
+            "days": {"type": "array", "items": {"type": "integer"}},
+        },
+        "required": ["city"],
+    })
+}
+
 /// The format of a template that has all signs of a syntax, and reasons.
 fn format(name: &str) -> Format {
     let calls = SYNTAXES.iter().chain([&GENERIC]).find(|syntax| syntax.name == name);
-    Format { reasoning: Some(("<think>", "</think>")), calls: Ok(calls.expect("a syntax of this name")) }
+    let reasoning = if name == "harmony" { ANALYSIS } else { ("<think>", "</think>") };
+    Format { reasoning: Some(reasoning), answer: None, calls: Ok(calls.expect("a syntax of this name")) }
 }
 
 fn options(stream_arguments: bool) -> ParserOptions {
     ParserOptions {
         split_reasoning: true,
         in_reasoning: false,
-        tools: TOOLS.map(str::to_owned).to_vec(),
+        in_answer: false,
+        tools: TOOLS.map(|name| ReadTool::new(name, Some(&schema()))).into(),
         lenient: true,
         stream_arguments,
     }
@@ -382,7 +399,7 @@ fn calls_are_read_in_many_forms() {
 #[test]
 fn reasoning_begins_in_the_prompt_or_in_the_answer_or_not_at_all() {
     let read = |in_reasoning, split_reasoning, text| {
-        let options = ParserOptions { in_reasoning, split_reasoning, tools: Vec::new(), ..options(true) };
+        let options = ParserOptions { in_reasoning, split_reasoning, tools: Arc::default(), ..options(true) };
         show(&parse(format("hermes"), &options, [text]))
     };
     let cases = [
@@ -472,11 +489,11 @@ fn templates_show_how_calls_are_written() {
 
 #[test]
 fn what_is_not_read_is_refused() {
-    let calls = Format::detect("{{ '<|channel|>' }}").calls();
+    let calls = Format::detect("{{ '<start_function_call>' }}").calls();
     assert_eq!(
         calls.err().map(|error| error.to_string()).as_deref(),
         Some(
-            "tools cannot be used with this model: its chat template has tool calls written as harmony, which is not read"
+            "tools cannot be used with this model: its chat template has tool calls written as function declarations, which is not read"
         )
     );
 }
@@ -485,7 +502,13 @@ fn what_is_not_read_is_refused() {
 fn control_tokens_are_no_text_to_a_grammar() {
     let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
     let tools = [OfferedTool { name: "add", description: None, parameters: Some(&schema) }];
-    let rules = AnswerRules { tools: &tools, parallel: true, otherwise: None, thought: Thought::Begun };
+    let rules = AnswerRules {
+        tools: &tools,
+        parallel: true,
+        otherwise: None,
+        thought: Thought::Begun,
+        in_answer: false,
+    };
     let control = |name: &str| ["[TOOL_CALLS]", "[ARGS]", "</think>"].iter().position(|&n| n == name);
     let grammar =
         |name| rules.grammar(&format(name), |name| control(name).map(|at| at as u32)).expect("read");
@@ -511,12 +534,17 @@ fn control_tokens_are_no_text_to_a_grammar() {
 
 /// Walks through a grammar at random, byte by byte, and returns a text that it accepts. After the last of the choices,
 /// the shortest way out is taken.
-fn walk(grammar: String, thought: Thought, choices: &[Index]) -> String {
+fn walk(grammar: String, format: Format, thought: Thought, choices: &[Index]) -> String {
     let env = ApproximateTokEnv::single_byte_env();
     let factory = ParserFactory::new(&env, InferenceCapabilities::default(), &[]).expect("a factory");
     let mut matcher = Matcher::new(factory.create_parser(TopLevelGrammar::from_lark(grammar)));
     let mut bytes = Vec::new();
-    let (open, close) = (b"<think>", "</think>");
+    let (open, close) = format.reasoning.expect("reasoning");
+    // A text between marks ends with the mark.
+    let ends: Vec<&str> = match format.calls.expect("read").reading {
+        Reading::Elements(elements) => vec![elements.value.1],
+        _ => Vec::new(),
+    };
     for step in 0..1000 {
         if matcher.is_stopped() {
             return String::from_utf8(bytes).expect("UTF-8");
@@ -532,12 +560,19 @@ fn walk(grammar: String, thought: Thought, choices: &[Index]) -> String {
             Some(choice) => allowed[choice.index(allowed.len())],
             None => {
                 let may = |byte: u8| allowed.contains(&byte.into());
-                let thinks = (thought == Thought::Begun || bytes.starts_with(open))
+                let thinks = (thought == Thought::Begun || bytes.starts_with(open.as_bytes()))
                     && !bytes.windows(close.len()).any(|part| part == close.as_bytes());
-                let written = (0..close.len()).rev().find(|&end| bytes.ends_with(&close.as_bytes()[..end]));
-                let end = written.filter(|_| thinks).map(|written| close.as_bytes()[written]);
-                let way_out = end
-                    .filter(|&byte| may(byte))
+                let next_of = |text: &str| {
+                    let written = (0..text.len()).rev().find(|&end| bytes.ends_with(&text.as_bytes()[..end]));
+                    written.map(|written| text.as_bytes()[written])
+                };
+                let free = allowed.len() > 150;
+                let ends = ends.iter().filter(|_| free).filter_map(|end| next_of(end));
+                let way_out = next_of(close)
+                    .filter(|_| thinks)
+                    .into_iter()
+                    .chain(ends)
+                    .find(|&byte| may(byte))
                     .or_else(|| b"\"}])><s\n".iter().copied().find(|&byte| may(byte)));
                 way_out.map_or(allowed[0], u32::from)
             }
@@ -562,6 +597,9 @@ proptest! {
             "}", "}", "\n", " ", "[", "]", ",", "[TOOL_CALLS]", "[ARGS]", "add", "<function=", ">", "x<", "\"", "é",
             "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "function<｜tool▁sep｜>", "```json", "```", "<|tool_call|>",
             "{\"name\": \"weather\", \"arguments\": {\"city\": \"Roma\"}}", "{\"a\": 1}", "<|python_tag|>", ";",
+            "<parameter=city>", "</parameter>", "</function>", "<arg_key>city</arg_key>", "<arg_value>", "</arg_value>",
+            "<|channel|>", "analysis", "commentary to=functions.add", "<|message|>", "<|end|>", "<|call|>", "add(a=1)",
+            "<function_calls>", "weather\n",
         ]), 0..12),
         cuts in prop::collection::vec(any::<Index>(), 0..10),
         stream in any::<bool>(),
@@ -577,7 +615,7 @@ proptest! {
         prop_assert_eq!(&pieces, &parse(format(name), &options, [text.as_str()]));
 
         // Without calls nothing is lost but whitespace and the tags of reasoning.
-        if !pieces.iter().any(|piece| matches!(piece, Piece::CallBegin { .. })) {
+        if name != "harmony" && !pieces.iter().any(|piece| matches!(piece, Piece::CallBegin { .. })) {
             let solid = |text: &str| text.replace(char::is_whitespace, "").replace("<think>", "").replace("</think>", "");
             let all: String = pieces.iter().map(|piece| match piece {
                 Piece::Reasoning(text) | Piece::Text(text) => text.as_str(),
@@ -601,7 +639,15 @@ proptest! {
             Piece::Arguments(arguments),
             Piece::CallEnd { complete: true },
         ]).collect();
-        prop_assert_eq!(parse(format, &options(stream), [text.as_str()]), expected, "{}", text);
+        // What is written as JSON comes as it is written; other arguments are JSON of our own.
+        let compact = |piece| match piece {
+            Piece::Arguments(text) => {
+                Piece::Arguments(serde_json::from_str::<Value>(&text).expect("JSON").to_string())
+            }
+            piece => piece,
+        };
+        let pieces: Vec<_> = parse(format, &options(stream), [text.as_str()]).into_iter().map(compact).collect();
+        prop_assert_eq!(pieces, expected, "{}", text);
     }
 
     #[test]
@@ -621,8 +667,8 @@ proptest! {
             OfferedTool { name: "add", description: None, parameters: None },
         ];
         let format = format(name);
-        let rules = AnswerRules { tools: &tools, parallel: true, otherwise: free.then_some(Otherwise::Text), thought };
-        let text = walk(rules.grammar(&format, |_| None).expect("read"), thought, &choices);
+        let rules = AnswerRules { tools: &tools, parallel: true, otherwise: free.then_some(Otherwise::Text), thought, in_answer: false };
+        let text = walk(rules.grammar(&format, |_| None).expect("read"), format, thought, &choices);
         let in_reasoning = thought == Thought::Begun;
         let options = ParserOptions { in_reasoning, lenient: false, ..options(false) };
         let pieces = parse(format, &options, [text.as_str()]);

@@ -4,7 +4,8 @@ use serde_json::{Value, json};
 
 use super::{
     OfferedTool,
-    syntax::{CallSyntax, GENERIC},
+    families::GENERIC,
+    syntax::{CallSyntax, Elements, Reading},
 };
 
 impl CallSyntax {
@@ -12,10 +13,29 @@ impl CallSyntax {
     pub fn write<'c>(&self, calls: impl IntoIterator<Item = (&'c str, &'c str)>) -> String {
         let layout = &self.layout;
         let call = |(name, arguments): (&str, &str)| {
-            [layout.open, &self.escape(name), layout.infix, arguments, layout.close].concat()
+            [layout.open, &self.escape(name), layout.infix, &self.arguments(arguments), layout.close].concat()
         };
         let calls: Vec<_> = calls.into_iter().map(call).collect();
         [layout.before, &calls.join(layout.between), layout.after].concat()
+    }
+
+    /// The arguments of a call, from a JSON object.
+    fn arguments(&self, json: &str) -> String {
+        let each = |write: &dyn Fn((&String, &Value)) -> String, between| match serde_json::from_str(json) {
+            Ok(Value::Object(object)) => object.iter().map(write).collect::<Vec<_>>().join(between),
+            _ => String::new(),
+        };
+        match self.reading {
+            Reading::Elements(Elements { key: (open, close), gap, value: marks, .. }) => each(
+                &|(key, value)| {
+                    let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+                    [*open, key, close, gap, marks.0, &value, marks.1, "\n"].concat()
+                },
+                "",
+            ),
+            Reading::Keywords => each(&|(key, value)| format!("{key}={value}"), ", "),
+            _ => json.to_owned(),
+        }
     }
 
     /// A name, as it stands between `open` and `infix`.

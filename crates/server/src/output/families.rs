@@ -1,0 +1,433 @@
+//! How model families write tool calls: a row of data for each, what its calls look like when they are written, and what may
+//! stand around them when they are read. From the chat templates of the models.
+
+use super::syntax::{CallSyntax, Elements, Frame, Layout, Reading};
+
+const OBJECT: Layout = Layout {
+    before: "",
+    open: r#"{"name": ""#,
+    infix: r#"", "arguments": "#,
+    close: "}",
+    between: ", ",
+    after: "",
+};
+
+/// JSON without markers; for models whose template says nothing about tools.
+pub(super) static GENERIC: CallSyntax = CallSyntax {
+    name: "json",
+    signs: &[],
+    layout: Layout { before: "[", after: "]", ..OBJECT },
+    markers: &["<tool_call>"],
+    bare: true,
+    reading: Reading::Objects,
+    tail: &["]", "</tool_call>", "```"],
+    parallel: true,
+    short_ids: false,
+    frame: None,
+};
+
+/// In the order in which templates are asked for them.
+pub(super) static SYNTAXES: &[CallSyntax] = &[
+    // gpt-oss: every message has a channel.
+    CallSyntax {
+        name: "harmony",
+        signs: &[&["<|channel|>", "<|message|>"]],
+        layout: Layout {
+            before: "",
+            open: "<|channel|>commentary to=functions.",
+            infix: " <|constrain|>json<|message|>",
+            close: "<|call|>",
+            between: "<|start|>assistant",
+            after: "",
+        },
+        markers: &["<|channel|>"],
+        bare: false,
+        reading: Reading::Channels,
+        tail: &[],
+        parallel: false,
+        short_ids: false,
+        frame: Some(Frame { answer: "<|channel|>final<|message|>", next: "<|start|>assistant" }),
+    },
+    // MiniMax M2.
+    CallSyntax {
+        name: "minimax",
+        signs: &[&["<minimax:tool_call>"]],
+        layout: Layout {
+            before: "<minimax:tool_call>\n",
+            open: "<invoke name=\"",
+            infix: "\">\n",
+            close: "</invoke>\n",
+            between: "",
+            after: "</minimax:tool_call>",
+        },
+        markers: &["<minimax:tool_call>", "<invoke name="],
+        reading: Reading::Elements(&Elements {
+            before: &["<invoke name="],
+            name_ends: &[">"],
+            key: ("<parameter name=\"", "\">"),
+            gap: "",
+            value: ("", "</parameter>"),
+            ends: &["</invoke>", "</minimax:tool_call>"],
+        }),
+        tail: &["</minimax:tool_call>"],
+        ..ELEMENTS
+    },
+    // Seed-OSS.
+    CallSyntax {
+        name: "seed",
+        signs: &[&["<seed:tool_call>"]],
+        layout: Layout {
+            open: "<seed:tool_call>\n<function=",
+            close: "</function>\n</seed:tool_call>",
+            ..ELEMENTS.layout
+        },
+        markers: &["<seed:tool_call>", "<function="],
+        reading: Reading::Elements(&Elements {
+            value: ("", "</parameter>"),
+            ends: &["</function>", "</seed:tool_call>"],
+            ..FUNCTION_ELEMENTS
+        }),
+        tail: &["</seed:tool_call>"],
+        ..ELEMENTS
+    },
+    // Qwen3-Coder, Qwen3.5, Nemotron 3.
+    ELEMENTS,
+    // Hunyuan V3: as GLM, with a mark after the name.
+    CallSyntax {
+        name: "hunyuan-elements",
+        signs: &[&["<tool_sep>", "<arg_key>"]],
+        layout: Layout {
+            before: "<tool_calls>\n",
+            open: "<tool_call>",
+            infix: "<tool_sep>\n",
+            close: "</tool_call>\n",
+            between: "",
+            after: "</tool_calls>",
+        },
+        markers: &["<tool_calls>", "<tool_call>"],
+        reading: Reading::Elements(&Elements { before: &["<tool_call>"], ..KEY_ELEMENTS }),
+        tail: &["</tool_calls>"],
+        ..ELEMENTS
+    },
+    // GLM 4.5 and later.
+    CallSyntax {
+        name: "glm",
+        signs: &[&["<arg_key>"]],
+        layout: Layout { open: "<tool_call>", infix: "\n", close: "</tool_call>", ..ELEMENTS.layout },
+        reading: Reading::Elements(&KEY_ELEMENTS),
+        ..ELEMENTS
+    },
+    // GLM-4-0414: a name on a line of its own.
+    CallSyntax {
+        name: "glm-lines",
+        signs: &[&["<|observation|>", "metadata"]],
+        layout: Layout { open: "", infix: "\n", close: "", between: "\n", before: "", after: "" },
+        markers: &[],
+        reading: Reading::Named { before: &[], after: &["\n"] },
+        tail: &[],
+        parallel: false,
+        ..ELEMENTS
+    },
+    // OLMo 3.
+    CallSyntax {
+        name: "olmo",
+        signs: &[&["<function_calls>"]],
+        layout: Layout {
+            before: "<function_calls>\n",
+            open: "",
+            infix: "(",
+            close: ")",
+            between: "\n",
+            after: "\n</function_calls>",
+        },
+        markers: &["<function_calls>"],
+        reading: Reading::Keywords,
+        tail: &["</function_calls>"],
+        ..ELEMENTS
+    },
+    // LFM2.
+    CallSyntax {
+        name: "lfm",
+        signs: &[&["<|tool_call_start|>"]],
+        layout: Layout {
+            before: "<|tool_call_start|>[",
+            open: "",
+            infix: "(",
+            close: ")",
+            between: ", ",
+            after: "]<|tool_call_end|>",
+        },
+        markers: &["<|tool_call_start|>"],
+        reading: Reading::Keywords,
+        tail: &["]", "<|tool_call_end|>"],
+        ..ELEMENTS
+    },
+    // Nemotron.
+    CallSyntax {
+        name: "nemotron",
+        signs: &[&["<TOOLCALL>"]],
+        layout: Layout { before: "<TOOLCALL>[", after: "]</TOOLCALL>", ..OBJECT },
+        markers: &["<TOOLCALL>"],
+        reading: Reading::Objects,
+        tail: &["]", "</TOOLCALL>"],
+        ..ELEMENTS
+    },
+    // Hunyuan's dense models.
+    CallSyntax {
+        name: "hunyuan-blocks",
+        signs: &[&["<tool_sep>"]],
+        layout: Layout {
+            before: "<tool_calls>",
+            open: "<tool_call>function<tool_sep>",
+            infix: "\n```json\n",
+            close: "\n```</tool_call>",
+            between: "\n",
+            after: "</tool_calls>",
+        },
+        markers: &["<tool_calls>", "<tool_call>"],
+        reading: Reading::Named {
+            before: &["<tool_call>", "function<tool_sep>"],
+            after: &["```json", "<tool_sep>"],
+        },
+        tail: &["```", "</tool_call>", "</tool_calls>"],
+        ..ELEMENTS
+    },
+    // Hunyuan A13B.
+    CallSyntax {
+        name: "hunyuan",
+        signs: &[&["<tool_calls>"]],
+        layout: Layout { before: "<tool_calls>[", after: "]</tool_calls>", ..OBJECT },
+        markers: &["<tool_calls>"],
+        reading: Reading::Objects,
+        tail: &["]", "</tool_calls>"],
+        ..ELEMENTS
+    },
+    // Mistral since tokenizer v11 (Small 3.2, Magistral, Devstral).
+    CallSyntax {
+        name: "mistral-args",
+        signs: &[&["[TOOL_CALLS]", "[ARGS]"]],
+        layout: Layout {
+            before: "",
+            open: "[TOOL_CALLS]",
+            infix: "[ARGS]",
+            close: "",
+            between: "",
+            after: "",
+        },
+        markers: &["[TOOL_CALLS]"],
+        bare: false,
+        reading: Reading::Either { before: &[], after: &["[CALL_ID]", "[ARGS]"] },
+        tail: &["]"],
+        parallel: true,
+        short_ids: true,
+        frame: None,
+    },
+    CallSyntax {
+        name: "mistral",
+        signs: &[&["[TOOL_CALLS]"]],
+        layout: Layout { before: "[TOOL_CALLS][", after: "]", ..OBJECT },
+        markers: &["[TOOL_CALLS]"],
+        bare: false,
+        reading: Reading::Either { before: &[], after: &["[CALL_ID]", "[ARGS]"] },
+        tail: &["]"],
+        parallel: true,
+        short_ids: true,
+        frame: None,
+    },
+    // DeepSeek V3 and R1, with their distilled models.
+    DEEPSEEK,
+    // DeepSeek V3.1 and later.
+    CallSyntax {
+        name: "deepseek-v3.1",
+        signs: &[&["<｜tool▁calls▁begin｜>"]],
+        layout: Layout {
+            before: "<｜tool▁calls▁begin｜>",
+            open: "<｜tool▁call▁begin｜>",
+            infix: "<｜tool▁sep｜>",
+            close: "<｜tool▁call▁end｜>",
+            between: "",
+            after: "<｜tool▁calls▁end｜>",
+        },
+        ..DEEPSEEK
+    },
+    CallSyntax {
+        name: "kimi",
+        signs: &[&["<|tool_calls_section_begin|>"]],
+        layout: Layout {
+            before: "<|tool_calls_section_begin|>",
+            open: "<|tool_call_begin|>functions.",
+            infix: ":0<|tool_call_argument_begin|>",
+            close: "<|tool_call_end|>",
+            between: "",
+            after: "<|tool_calls_section_end|>",
+        },
+        markers: &["<|tool_calls_section_begin|>", "<|tool_call_begin|>"],
+        bare: false,
+        reading: Reading::Named {
+            before: &["<|tool_call_begin|>", "functions."],
+            after: &[":", "<|tool_call_argument_begin|>"],
+        },
+        tail: &["<|tool_call_end|>", "<|tool_calls_section_end|>"],
+        parallel: true,
+        short_ids: false,
+        frame: None,
+    },
+    CallSyntax {
+        name: "cohere",
+        signs: &[&["<|START_ACTION|>"]],
+        layout: Layout {
+            before: "<|START_ACTION|>[",
+            open: r#"{"tool_name": ""#,
+            infix: r#"", "parameters": "#,
+            after: "]<|END_ACTION|>",
+            ..OBJECT
+        },
+        markers: &["<|START_ACTION|>"],
+        bare: false,
+        reading: Reading::Objects,
+        tail: &["]", "<|END_ACTION|>"],
+        parallel: true,
+        short_ids: false,
+        frame: None,
+    },
+    // Phi-4-mini.
+    CallSyntax {
+        name: "phi",
+        signs: &[&["<|tool_call|>", "<|/tool_call|>"], &["<|tool|>", "<|/tool|>"]],
+        layout: Layout { before: "<|tool_call|>[", after: "]<|/tool_call|>", ..OBJECT },
+        markers: &["<|tool_call|>"],
+        bare: false,
+        reading: Reading::Objects,
+        tail: &["]", "<|/tool_call|>"],
+        parallel: true,
+        short_ids: false,
+        frame: None,
+    },
+    // Granite 3.
+    CallSyntax {
+        name: "granite",
+        signs: &[&["<|tool_call|>"]],
+        layout: Layout { before: "<|tool_call|>[", after: "]", ..OBJECT },
+        markers: &["<|tool_call|>", "<tool_call>"],
+        bare: false,
+        reading: Reading::Objects,
+        tail: &["]"],
+        parallel: true,
+        short_ids: false,
+        frame: None,
+    },
+    // Hermes, Qwen 2.5 and 3, SmolLM, Granite 4.
+    CallSyntax {
+        name: "hermes",
+        signs: &[&["<tool_call>"]],
+        layout: Layout {
+            open: "<tool_call>\n{\"name\": \"",
+            close: "}\n</tool_call>",
+            between: "\n",
+            ..OBJECT
+        },
+        markers: &["<tool_call>"],
+        bare: false,
+        reading: Reading::Objects,
+        tail: &["]", "</tool_call>"],
+        parallel: true,
+        short_ids: false,
+        frame: None,
+    },
+    // Functionary 3.1, and Llama 3.1 when it is taught so.
+    CallSyntax {
+        name: "function-tag",
+        signs: &[&["<function="]],
+        layout: Layout {
+            before: "",
+            open: "<function=",
+            infix: ">",
+            close: "</function>",
+            between: "",
+            after: "",
+        },
+        markers: &["<function="],
+        bare: false,
+        reading: Reading::Named { before: &[], after: &[">"] },
+        tail: &["</function>"],
+        parallel: true,
+        short_ids: false,
+        frame: None,
+    },
+    // Llama 3.1 to 3.3: its template takes no answer with two calls.
+    CallSyntax {
+        name: "llama",
+        signs: &[&["\"parameters\"", "ipython"], &["<|python_tag|>"]],
+        layout: Layout { infix: r#"", "parameters": "#, between: "; ", ..OBJECT },
+        markers: &["<|python_tag|>"],
+        bare: true,
+        reading: Reading::Objects,
+        tail: &["]", "```", ";"],
+        parallel: false,
+        short_ids: false,
+        frame: None,
+    },
+];
+
+const DEEPSEEK: CallSyntax = CallSyntax {
+    name: "deepseek",
+    signs: &[&["<｜tool▁calls▁begin｜>", "```json"]],
+    layout: Layout {
+        before: "<｜tool▁calls▁begin｜>",
+        open: "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+        infix: "\n```json\n",
+        close: "\n```<｜tool▁call▁end｜>",
+        between: "\n",
+        after: "<｜tool▁calls▁end｜>",
+    },
+    markers: &["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"],
+    bare: false,
+    reading: Reading::Named {
+        before: &["<｜tool▁call▁begin｜>", "function<｜tool▁sep｜>"],
+        after: &["```json", "<｜tool▁sep｜>"],
+    },
+    tail: &["```", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"],
+    parallel: true,
+    short_ids: false,
+    frame: None,
+};
+
+/// Qwen3-Coder's: a tag for the function and one for each parameter, with values on lines of their own.
+const ELEMENTS: CallSyntax = CallSyntax {
+    name: "function-elements",
+    signs: &[&["<parameter="]],
+    layout: Layout {
+        before: "",
+        open: "<tool_call>\n<function=",
+        infix: ">\n",
+        close: "</function>\n</tool_call>",
+        between: "\n",
+        after: "",
+    },
+    markers: &["<tool_call>", "<function="],
+    bare: false,
+    reading: Reading::Elements(&FUNCTION_ELEMENTS),
+    tail: &["</tool_call>"],
+    parallel: true,
+    short_ids: false,
+    frame: None,
+};
+
+const FUNCTION_ELEMENTS: Elements = Elements {
+    before: &["<function="],
+    name_ends: &[">"],
+    key: ("<parameter=", ">"),
+    gap: "",
+    value: ("\n", "\n</parameter>"),
+    ends: &["</function>", "</tool_call>"],
+};
+
+/// GLM's.
+const KEY_ELEMENTS: Elements = Elements {
+    before: &[],
+    name_ends: &["\n", "<tool_sep>"],
+    key: ("<arg_key>", "</arg_key>"),
+    gap: "\n",
+    value: ("<arg_value>", "</arg_value>"),
+    ends: &["</tool_call>"],
+};
