@@ -103,7 +103,7 @@ enum State {
     /// Where something begins or ends: whitespace means nothing, and more markers than elsewhere are possible.
     Edge(Edge),
     Text,
-    Call(Reader),
+    Call(Box<Reader>),
 }
 
 /// What is possible at an edge.
@@ -208,8 +208,8 @@ impl OutputParser {
             State::Reasoning { .. } => self.emit_held(Piece::Reasoning),
             // After a call, the beginning of one is not the beginning of a text.
             State::Edge(Edge { tail: Some(_), .. }) if cut => {}
-            State::Call(Reader { passed, call, .. }) if cut && self.called => {
-                if passed.is_some() && !call.arguments_end {
+            State::Call(reader) if cut && self.called => {
+                if reader.passed.is_some() && !reader.call.arguments_end {
                     self.pieces.push(Piece::CallEnd { complete: false });
                 }
             }
@@ -218,7 +218,7 @@ impl OutputParser {
                 self.space.clear();
                 self.emit_held(Piece::Text);
             }
-            State::Call(reader) => self.abandon(reader),
+            State::Call(reader) => self.abandon(*reader),
         }
         self.pieces
     }
@@ -419,23 +419,23 @@ impl OutputParser {
         self.bare = bare;
         let tools = Arc::clone(&self.options.tools);
         let call = if bare { Call::bare(tools) } else { Call::new(self.syntax.reading, tools) };
-        self.state = State::Call(Reader { call, raw, passed: None });
+        self.state = State::Call(Box::new(Reader { call, raw, passed: None }));
         if let Some(c) = first {
             self.take(c);
         }
     }
 
-    fn call(&mut self, mut reader: Reader, c: char) {
+    fn call(&mut self, mut reader: Box<Reader>, c: char) {
         match reader.call.push(c) {
             Ok(()) => reader.raw.push(c),
             Err(Malformed) => {
-                self.abandon(reader);
+                self.abandon(*reader);
                 return self.take(c);
             }
         }
-        let Reader { call, raw, passed } = &mut reader;
+        let Reader { call, raw, passed } = &mut *reader;
         if call.name.as_ref().is_some_and(|name| !self.options.tools.iter().any(|tool| tool.name == *name)) {
-            return self.abandon(reader);
+            return self.abandon(*reader);
         }
         let ready = call.arguments_end || (self.options.stream_arguments && !call.arguments.is_empty());
         if let (true, Some(name)) = (ready, &call.name) {
