@@ -231,11 +231,19 @@ impl Chain {
 
 /// A model's file that gives these answers. `tales` is the file of Tales.
 pub fn model(tales: &[u8], answers: &[&str]) -> Vec<u8> {
+    model_with(tales, answers, "")
+}
+
+/// The same with `comment` in its chat template, as a sign of a family's calls.
+pub fn model_with(tales: &[u8], answers: &[&str], comment: &str) -> Vec<u8> {
     let chain = Chain::new(answers);
     let mut gguf = Gguf::read(tales);
     gguf.pairs.retain(|(key, _)| key.starts_with("tokenizer."));
     let last = format!("<|answer {}|>", answers.len() - 1);
-    gguf.set("tokenizer.chat_template", string(&TEMPLATE.replace("<|answer LAST|>", &last)));
+    gguf.set(
+        "tokenizer.chat_template",
+        string(&format!("{{# {comment} #}}{}", TEMPLATE.replace("<|answer LAST|>", &last))),
+    );
     let mut vocabulary = 0;
     let mut end = 0;
     for (key, value) in &mut gguf.pairs {

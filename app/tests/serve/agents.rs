@@ -228,3 +228,60 @@ fn ollamas_stream_has_calls_with_their_arguments() {
     let messages: Vec<_> = lines.iter().map(|line| line["message"].clone()).collect();
     assert_eq!(read(&messages), written(calls));
 }
+
+/// Calls as families write them that do not write JSON.
+#[test]
+fn calls_between_marks_are_calls_in_all_apis() {
+    let tales =
+        fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tales/tales-Q8_0.gguf")).unwrap();
+    let home = tempfile::tempdir().unwrap();
+    let families = [
+        (
+            "coder",
+            "<parameter=",
+            "I look.\n<tool_call>\n<function=look>\n<parameter=at>\n12\n</parameter>\n<parameter=times>\n[3, 4]\n</parameter>\n</function>\n</tool_call>",
+        ),
+        (
+            "glm",
+            "<arg_key>",
+            "I look.\n<tool_call>look\n<arg_key>at</arg_key>\n<arg_value>12</arg_value>\n<arg_key>times</arg_key>\n<arg_value>[3, 4]</arg_value>\n</tool_call>",
+        ),
+        (
+            "minimax",
+            "<minimax:tool_call>",
+            "I look.\n<minimax:tool_call>\n<invoke name=\"look\">\n<parameter name=\"at\">12</parameter>\n<parameter name=\"times\">[3, 4]</parameter>\n</invoke>\n</minimax:tool_call>",
+        ),
+        (
+            "olmo",
+            "<function_calls>",
+            "I look.\n<function_calls>\nlook(at=\"12\", times=[3, 4])\n</function_calls>",
+        ),
+    ];
+    let files: Vec<_> = families
+        .iter()
+        .map(|(name, sign, answer)| {
+            let file = home.path().join(format!("{name}.gguf"));
+            fs::write(&file, scripted::model_with(&tales, &[answer, "It is red."], sign)).unwrap();
+            file.to_str().unwrap().to_owned()
+        })
+        .collect();
+    let server = Server::start(&files.iter().map(String::as_str).collect::<Vec<_>>());
+    let schema = json!({"type": "object", "required": ["at"], "properties": {
+        "at": {"type": "string"}, "times": {"type": "array", "items": {"type": "integer"}}}});
+    let expected = json!({"at": "12", "times": [3, 4]});
+    for (name, ..) in families {
+        let tool = json!({"type": "function", "function": {"name": "look", "parameters": schema}});
+        let messages = json!([{"role": "user", "content": "Look at the fox"}]);
+        let body = json!({"model": name, "messages": messages, "tools": [tool]});
+        let chat = server.post("/v1/chat/completions", &body).ok();
+        let message = &chat["choices"][0]["message"];
+        let call = &message["tool_calls"][0]["function"];
+        assert_eq!((string(&call["name"]), string(&message["content"])), ("look", "I look."), "{chat}");
+        assert_eq!(serde_json::from_str::<Value>(string(&call["arguments"])).unwrap(), expected);
+
+        let tool = json!({"name": "look", "input_schema": schema});
+        let body = json!({"model": name, "max_tokens": 100, "messages": messages, "tools": [tool]});
+        let answer = server.post("/v1/messages", &body).ok();
+        assert_eq!(answer["content"][1]["input"], expected, "{answer}");
+    }
+}

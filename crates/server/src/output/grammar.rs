@@ -212,8 +212,9 @@ impl Writer<'_> {
         self.rules.push(format!("{rule}: {rule}_from_0"));
     }
 
-    /// A rule for any text up to and with `end`.
+    /// A rule for any text up to and with `end`, which the text does not have. A line break before the end is part of the text.
     fn until(&mut self, rule: &str, end: &str) {
+        let end = end.trim_start();
         let first = self.markers.iter().filter_map(|(marker, _)| Some((end.find(marker)?, *marker))).min();
         let rules = match first {
             Some((0, _)) => vec![format!("{rule}: /(?s:.*)/ {}", self.terminals(end))],

@@ -226,8 +226,8 @@ impl Format {
     pub fn thought(&self, prompt: &str) -> Thought {
         let prompt = prompt.trim_end();
         match self.reasoning {
-            _ if self.frame().is_some() && self.in_answer(prompt) => Thought::None,
             Some((open, _)) if prompt.ends_with(open) => Thought::Begun,
+            _ if self.frame().is_some() && self.in_answer(prompt) => Thought::None,
             Some((_, close)) if !prompt.ends_with(close) => Thought::Optional,
             _ => Thought::None,
         }

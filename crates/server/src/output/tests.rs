@@ -542,7 +542,7 @@ fn walk(grammar: String, format: Format, thought: Thought, choices: &[Index]) ->
     let (open, close) = format.reasoning.expect("reasoning");
     // A text between marks ends with the mark.
     let ends: Vec<&str> = match format.calls.expect("read").reading {
-        Reading::Elements(elements) => vec![elements.value.1],
+        Reading::Elements(elements) => vec![elements.value.1.trim_start()],
         _ => Vec::new(),
     };
     for step in 0..1000 {

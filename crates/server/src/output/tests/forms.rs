@@ -204,3 +204,18 @@ fn tags_around_the_answer_are_not_shown() {
         assert_eq!(show(&parse(tags, &options(false), [text])), expected, "{text}");
     }
 }
+
+#[test]
+fn harmony_is_told_from_template_and_prompt() {
+    let format = Format::detect("<|start|>assistant<|channel|>analysis<|message|>");
+    assert_eq!(format.calls().map(|syntax| syntax.name), Ok("harmony"));
+    for (prompt, in_answer, thought) in [
+        ("<|start|>user<|message|>Hi<|end|><|start|>assistant", false, Thought::Optional),
+        ("<|start|>assistant<|channel|>analysis<|message|>", true, Thought::Begun),
+        ("<|start|>assistant<|channel|>final<|message|>Well", true, Thought::None),
+    ] {
+        assert_eq!((format.in_answer(prompt), format.thought(prompt)), (in_answer, thought), "{prompt}");
+    }
+    let closing = format.closing();
+    assert_eq!(closing.as_deref(), Some("<|end|><|start|>assistant<|channel|>final<|message|>"));
+}
