@@ -4,7 +4,7 @@ use paguro_backend::{Activation, Scores, WeightFormat};
 
 use super::{
     Biases, DriveOptions, ExpertsShape, ModelShape, Rng, Subject, Verdict,
-    compare::{Plan, agrees, same},
+    compare::{Plan, agrees, agrees_on, same},
     exactness::{alone, supported},
 };
 
@@ -60,6 +60,13 @@ pub(super) fn formats(subject: &Subject) -> Verdict {
         if format == WeightFormat::Q4_K && !subject.unsupported.contains(&WeightFormat::Q6_K) {
             agrees(subject, &ModelShape { finer: Some(WeightFormat::Q6_K), ..shape })?;
         }
+    }
+    // Of some experts many rows, of others none.
+    for format in supported(subject, &[WeightFormat::F16, WeightFormat::Q4_K, WeightFormat::MXFP4]) {
+        let shape = of_format(format);
+        let plan = Plan::whole(vec![Rng::new(5).tokens(190, shape.vocab)]);
+        let options = DriveOptions { max_context: 200, ..subject.options() };
+        agrees_on(subject, &plan, &shape, &options)?;
     }
     Ok(())
 }

@@ -147,10 +147,11 @@ fn activation_words(device: &Device, program: &Program, limits: &Limits) -> (usi
     let widest = widths.map(|width| width.div_ceil(BLOCK)).into_iter().max().unwrap_or(1);
     let rows = limits.max_rows.max(LOGIT_ROWS);
     let of_experts = Room::of(device, program, limits).act_blocks;
+    let for_experts = if of_experts > 0 { (of_experts + BLOCK) * 16 } else { 0 };
     // Cooperative matrices take whole tiles, also of rows and blocks that nobody has made.
     let halves = match device.cooperative {
         None => 0,
-        Some(_) => (rows.next_multiple_of(kernels::MOST_ROWS) * widest + BLOCK) * 16,
+        Some(_) => ((rows.next_multiple_of(kernels::MOST_ROWS) * widest + BLOCK) * 16).max(for_experts),
     };
     ((rows * widest).max(of_experts), halves)
 }

@@ -6,14 +6,14 @@
 //! | shared expert | as a dense network; and its output's gate | `matvec.wgsl`, `matmul.wgsl`, `activate.wgsl` | all |
 //! | router's logits | one | `matvec.wgsl`, `matmul.wgsl` | all |
 //! | choice and weights | one | `route.wgsl` | all |
-//! | rows by expert | one | `route_tiles.wgsl` | many rows |
+//! | rows by expert | one; with cooperative matrices activations in that order | `route_tiles.wgsl`, `gather_halves.wgsl` | many rows |
 //! | gate and up | one or two | `matvec.wgsl`, a row of one expert | few rows |
-//! | | | `matmul.wgsl`, a tile of rows of one expert | many rows |
+//! | | | `matmul.wgsl`, `coop.wgsl`, a tile of rows of one expert | many rows |
 //! | activation | one | `activate.wgsl` | all |
 //! | down | one | as gate and up | all |
 //! | weighted sum | one | `add_experts.wgsl` | all |
 //!
-//! Only experts that some row has chosen are read. A row's sums have one order in both ways.
+//! Only experts that some row has chosen are read. A row's sums have one order in all steps, but for cooperative matrices.
 
 use paguro_backend::{Experts, Limits, Linear, LoadError, Scores};
 
@@ -55,6 +55,8 @@ pub(super) struct Room {
     shared: usize,
     /// Rows, if there are any experts.
     rows: usize,
+    /// Words of activations in half precision, in the order of places.
+    halves: usize,
 }
 
 /// Buffers of mixtures of experts, which layers use one after the other.
@@ -68,6 +70,7 @@ pub(super) struct Buffers {
     results: wgpu::Buffer,
     shared: wgpu::Buffer,
     output_gate: wgpu::Buffer,
+    halves: Option<wgpu::Buffer>,
 }
 
 /// How the rows of a step are shared out to experts.
@@ -75,16 +78,23 @@ pub(super) struct Buffers {
 struct Shares {
     /// Rows from which on they are grouped by expert.
     tiled_from: usize,
+    /// Rows from which on tiles take cooperative matrices, where the device has some.
+    cooperative_from: usize,
     tiles: ExpertTiles,
 }
 
 impl Shares {
-    fn of(device: &Device, experts: &Experts) -> Self {
+    fn of(device: &Device, experts: &Experts, limits: &Limits) -> Self {
         let (count, used) = (experts.count, experts.router.used);
-        let (_, tile) = kernels::of_tiles(device);
+        let (_, tile) = kernels::of_tiles(device, limits.max_rows * used / count);
+        // With fewer than two rows for each expert, a tile is mostly empty.
+        let tiled_from = (2 * count / used).max(2);
         Self {
-            // With fewer than two rows for each expert, a tile is mostly empty.
-            tiled_from: (2 * count / used).max(2),
+            tiled_from,
+            cooperative_from: match device.cooperative {
+                Some(_) => tiled_from.max(kernels::exact_rows(device)),
+                None => usize::MAX,
+            },
             tiles: ExpertTiles { count: count as u32, used: used as u32, tile },
         }
     }
@@ -94,7 +104,7 @@ impl Room {
     pub(super) fn of(device: &Device, program: &Program, limits: &Limits) -> Self {
         let mut room = Self::default();
         for experts in program.experts() {
-            let Shares { tiles, .. } = Shares::of(device, experts);
+            let Shares { tiles, .. } = Shares::of(device, experts, limits);
             let (rows, hidden, width) = (limits.max_rows, program.hidden, experts.width);
             let pairs = rows * experts.router.used;
             let most_tiles = tiles.most(rows as u32) as usize;
@@ -109,6 +119,10 @@ impl Room {
                 tiles: most_tiles,
                 shared: if experts.shared.is_some() { rows * hidden } else { 0 },
                 rows,
+                halves: match device.cooperative {
+                    Some(_) => (places * hidden.div_ceil(BLOCK) + BLOCK) * 16,
+                    None => 0,
+                },
             };
             room = Self {
                 act_blocks: room.act_blocks.max(own.act_blocks),
@@ -120,6 +134,7 @@ impl Room {
                 tiles: room.tiles.max(own.tiles),
                 shared: room.shared.max(own.shared),
                 rows,
+                halves: room.halves.max(own.halves),
             };
         }
         room
@@ -136,7 +151,8 @@ impl Room {
 
     /// Words of [`Buffers`].
     pub(super) fn words(&self) -> usize {
-        self.logits + 3 * self.pairs + self.places + self.tiles + self.results + self.shared + self.rows
+        let words = [self.logits, 3 * self.pairs, self.places, self.tiles, self.results, self.shared];
+        words.iter().sum::<usize>() + self.rows + self.halves
     }
 
     /// Allocates them, if there are experts.
@@ -155,6 +171,10 @@ impl Room {
             results: buffer(self.results, "results of experts")?,
             shared: buffer(self.shared, "results of shared experts")?,
             output_gate: buffer(self.rows, "gates of shared experts")?,
+            halves: match self.halves {
+                0 => None,
+                words => Some(buffer(words, "activations of experts")?),
+            },
         }))
     }
 }
@@ -174,7 +194,7 @@ impl Lowering<'_> {
         body: &mut Vec<Launch>,
     ) -> Result<Before, LoadError> {
         let experts = &op.experts;
-        let shares = Shares::of(self.device, experts);
+        let shares = Shares::of(self.device, experts, self.limits);
         let places = self.limits.max_rows * experts.router.used;
         let most = self.device.limits.max_compute_workgroups_per_dimension as usize;
         if places.max((shares.tiles.most(self.limits.max_rows as u32) * shares.tiles.tile) as usize) > most {
@@ -208,7 +228,8 @@ impl Lowering<'_> {
         };
         let tile_experts = self.buffers().tile_experts.clone();
         let used = shares.tiles.used;
-        let tiled = Places::Tiles { tiles: shares.tiles, tile_experts: &tile_experts };
+        let halves_from = u32::try_from(shares.cooperative_from).unwrap_or(u32::MAX);
+        let tiled = Places::Tiles { tiles: shares.tiles, tile_experts: &tile_experts, halves_from };
         for (when, places) in shares.ways(Places::Pairs { used }, tiled) {
             let launch = self.activate(experts.activation, Some(&gate), &up, false, &experts.down, places)?;
             body.push(Launch { when, ..launch });
@@ -307,18 +328,32 @@ impl Lowering<'_> {
             Inputs { linears: &product.linears, order: Order::Stacked(experts.count), acts, in_order: true };
         let matrix = self.matrix(&inputs)?;
         let taken: Vec<_> = self.taken(acts).collect();
-        let factors = self.factors.clone();
+        let (factors, zero) = (self.factors.clone(), self.zero.clone());
         let outputs = product.linears.iter().map(|linear| self.weights.matrix(linear.matrix).rows);
         let outputs = outputs.sum::<usize>();
         let Buffers { chosen, sources, tile_experts, .. } = self.buffers();
         let [chosen, sources, tile_experts] = [chosen, sources, tile_experts].map(Clone::clone);
-        let (tiled, _) = kernels::of_tiles(self.device);
+        let (tiled, _) =
+            kernels::of_tiles(self.device, self.limits.max_rows * experts.router.used / experts.count);
+        let side = self.device.cooperative.filter(|_| matrix.layout != Layout::F32);
+        let (halves, halves_at) = self.expert_halves(shares, acts, matrix.layout, body)?;
         let is_normed = u32::from(acts == Acts::Normed);
         for part in &matrix.parts {
             let bias = self.bias(&inputs, part.first..part.first + part.rows)?;
-            for (when, kernel) in shares.ways(kernels::of_pairs(), tiled) {
+            let [pairs, (when, tiled)] = shares.ways(kernels::of_pairs(), tiled);
+            let mut ways = vec![pairs, (when, tiled)];
+            if let Some(side) = side {
+                let from = shares.cooperative_from;
+                ways[1].0 = When::Between(shares.tiled_from, from);
+                ways.push((When::From(from), kernels::of_cooperative_tiles(side, shares.tiles.tile)));
+            }
+            if self.device.as_hardware && matrix.layout != Layout::F32 {
+                ways.extend([16, 8].map(|side| (When::Never, kernels::of_cooperative_tiles(side, 32))));
+            }
+            for (when, kernel) in ways {
                 let is_tiled = kernel.covers()[0] > 1;
-                let (files, mut constants) = kernel.kernel(self.device, matrix.layout, matrix.blocks, 0);
+                let (files, mut constants) =
+                    kernel.kernel(self.device, matrix.layout, matrix.blocks, halves_at);
                 constants.extend([
                     ("EXPERTS", U(1)),
                     ("FIRST_EXPERT", U((part.first / outputs) as u32)),
@@ -333,17 +368,23 @@ impl Lowering<'_> {
                     ("BIAS", U(u32::from(bias.is_some()))),
                 ]);
                 let files = [wgsl!("args"), decoder(matrix.layout), wgsl!("factor", "store"), files].concat();
+                let name = format!("{}_experts", kernel.name(matrix.layout));
+                if when == When::Never {
+                    self.device.show(&name, &files, &constants);
+                    continue;
+                }
                 let mut buffers = vec![
                     ("out", &place.buffer),
                     ("row_factors", &factors),
                     ("chosen", &chosen),
                     ("sources", &sources),
                     ("tile_experts", &tile_experts),
+                    ("zero", &zero),
                 ];
+                buffers.extend(halves.iter().map(|halves| ("x_halves", halves)));
                 buffers.extend(planes(part));
                 buffers.extend(taken.iter().map(|(name, buffer)| (*name, buffer)));
                 buffers.extend(bias.iter().map(|bias| ("bias", bias)));
-                let name = format!("{}_experts", kernel.name(matrix.layout));
                 let kernels = vec![self.kernel(&name, &files, &constants, &buffers)?];
                 let each = (outputs as u32).div_ceil(kernel.covers()[1]);
                 let grid = match is_tiled {
@@ -355,6 +396,38 @@ impl Lowering<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Activations in half precision in the order of places, where cooperative matrices take some: a buffer and where they begin in it.
+    fn expert_halves(
+        &mut self,
+        shares: Shares,
+        acts: Acts,
+        layout: Layout,
+        body: &mut Vec<Launch>,
+    ) -> Result<(Option<wgpu::Buffer>, u32), LoadError> {
+        let Some(halves) = self.buffers().halves.clone() else { return Ok((None, 0)) };
+        let (made, at) = (self.half_acts(acts, layout), self.halves_at(layout));
+        if acts == Acts::Plain {
+            // Activations between up and down are made in this order.
+            return Ok((Some(made), at));
+        }
+        let blocks = self.program.hidden.div_ceil(BLOCK) as u32;
+        let constants =
+            vec![("ACT_BLOCKS", U(blocks)), ("HALVES_AT", U(at)), ("TILE", U(shares.tiles.tile)), NO_EXPERT];
+        let Buffers { sources, tile_experts, .. } = self.buffers();
+        let [sources, tile_experts] = [sources, tile_experts].map(Clone::clone);
+        let buffers = [
+            ("from_halves", &made),
+            ("to_halves", &halves),
+            ("sources", &sources),
+            ("tile_experts", &tile_experts),
+        ];
+        let grid = Grid::ExpertTiles { tiles: shares.tiles, each: (4 * blocks).div_ceil(64), along_x: false };
+        let files = wgsl!("args", "gather_halves");
+        let launch = self.launch("gather_halves", files, constants, &buffers, grid, 0)?;
+        body.push(Launch { when: When::From(shares.cooperative_from), ..launch });
+        Ok((Some(halves), 0))
     }
 
     /// The weighted sum of a row's experts, to where its branch goes.

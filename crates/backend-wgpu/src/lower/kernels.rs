@@ -168,14 +168,23 @@ pub fn of_pairs() -> Product {
     Product { most_rows: 1, kind: vectors(1, 1) }
 }
 
-/// The kernel of products of tiles of rows that share an expert, and the rows of a tile.
-pub fn of_tiles(device: &Device) -> (Product, u32) {
+/// The kernel of products of tiles of rows that share an expert, and the rows of a tile, where the largest step has so many rows for
+/// each expert.
+pub fn of_tiles(device: &Device, rows_of_expert: usize) -> (Product, u32) {
     let kind = match device.is_software {
         true => Tiles { rows: 1, outputs: 2, threads: 256 },
-        false => Tiles { rows: 4, outputs: 4, threads: 128 },
+        false => Tiles { rows: if rows_of_expert >= 48 { 8 } else { 4 }, outputs: 4, threads: 128 },
     };
     let product = Product { most_rows: u32::MAX, kind };
     (product, product.covers()[0])
+}
+
+/// The same with cooperative matrices of this side, for such tiles.
+pub fn of_cooperative_tiles(side: u32, tile: u32) -> Product {
+    let groups = (tile / side).min(4);
+    let matrices = [tile / side / groups, 4];
+    let kind = Cooperative { side, columns: 1, teams: 1, groups, matrices, deep: 2 };
+    Product { most_rows: u32::MAX, kind }
 }
 
 /// All kernels with cooperative matrices of this side.

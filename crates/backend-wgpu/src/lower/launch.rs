@@ -81,6 +81,8 @@ pub enum When {
     From(usize),
     /// Those of so many, and of fewer than so many.
     Between(usize, usize),
+    /// None: the kernel is only looked at.
+    Never,
 }
 
 impl When {
@@ -96,6 +98,7 @@ impl When {
             Self::OneRow => rows == 1,
             Self::MoreRows => rows > 1,
             Self::From(from) => rows >= from,
+            Self::Never => false,
             Self::Between(from, to) => (from..to).contains(&rows),
         }
     }

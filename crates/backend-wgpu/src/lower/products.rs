@@ -330,17 +330,21 @@ impl Lowering<'_> {
         ];
         constants.extend(activation_constants(activation));
         constants.extend(self.emit_for(&[down], width));
-        if let Places::Rows = places {
-            // Products of experts have no cooperative matrices, and there is no room for what these would take.
-            constants.extend(self.halves(FEW_ROWS + 1));
-        }
+        constants.extend(match places {
+            Places::Rows => self.halves(FEW_ROWS + 1),
+            Places::Tiles { halves_from, .. } if self.device.cooperative.is_some() => {
+                self.halves(halves_from)
+            }
+            // Products of pairs have no cooperative matrices.
+            Places::Pairs { .. } | Places::Tiles { .. } => vec![],
+        });
         let mut buffers = vec![("up", &up.buffer)];
         buffers.extend(gate.map(|gate| ("gate", &gate.buffer)));
         let each = width.div_ceil(8 * BLOCK) as u32;
         let grid = match places {
             Places::Rows => Grid::Each(each),
             Places::Pairs { used } => Grid::Pairs { used, each, along_x: false },
-            Places::Tiles { tiles, tile_experts } => {
+            Places::Tiles { tiles, tile_experts, .. } => {
                 constants.extend([("TILED", U(1)), ("TILE", U(tiles.tile)), NO_EXPERT]);
                 buffers.push(("tile_experts", tile_experts));
                 Grid::ExpertTiles { tiles, each, along_x: false }
@@ -365,7 +369,7 @@ pub(super) enum Places<'a> {
     /// One for each row and one of its experts.
     Pairs { used: u32 },
     /// All places of tiles that have an expert.
-    Tiles { tiles: ExpertTiles, tile_experts: &'a wgpu::Buffer },
+    Tiles { tiles: ExpertTiles, tile_experts: &'a wgpu::Buffer, halves_from: u32 },
 }
 
 /// Marks a tile without an expert.

@@ -4,6 +4,9 @@
 // its own piece of workgroup memory, while those of its next stages are on their way; activations lie in half precision as matrices want
 // them, and each subgroup reads those that it needs, which tiles side by side find in the first-level cache. Sums are in single
 // precision; a team's inputs are added up from first to last, and teams in order.
+//% if EXPERTS
+@group(0) @binding(20) var<storage, read> tile_experts: array<u32>; // [tiles]
+//% end
 const TILE_ROWS = ROW_GROUPS * ROWS * SIDE;
 const TILE_OUTS = OUTS * SIDE;
 const STRIDE = 8u * DEEP + 2u; // quads of a tile's row; the two keep rows out of each other's banks
@@ -65,6 +68,17 @@ fn main(
   let piece = group / ROW_GROUPS;
   let team = piece % K_GROUPS;
   let output = (wid.y * COLUMNS + piece / K_GROUPS) * TILE_OUTS;
+//% if EXPERTS
+  // A tile of rows has an expert of its own, whose weights are some of a stack (`route_tiles.wgsl`).
+  let expert = tile_experts[wid.x];
+  if (expert - FIRST_EXPERT >= HELD_EXPERTS) { return; }
+  let stack = (expert - FIRST_EXPERT) * OUTPUTS;
+//% if BIAS
+  bias_from = stack;
+//% end
+//% else
+  const stack = 0u;
+//% end
   let own_row = row + group % ROW_GROUPS * ROWS * SIDE;
   let member = group % ROW_GROUPS * SUBGROUP + lane;
 //% for r in 0..ROWS
@@ -75,7 +89,7 @@ fn main(
 //% for i in 0..LOADS
   let row_${i} = (member + ${i}u * TEAM) / DEEP;
   let place_${i} = (member + ${i}u * TEAM) % DEEP;
-  let from_${i} = min(output + row_${i}, OUTPUTS - 1u);
+  let from_${i} = stack + min(output + row_${i}, OUTPUTS - 1u);
   var w_${i} = load_block(from_${i}, min(team * DEEP + place_${i}, BLOCKS - 1u));
 //% if ROLLED
   var later_${i} = load_block(from_${i}, min(DEEP * K_GROUPS + team * DEEP + place_${i}, BLOCKS - 1u));
@@ -154,7 +168,11 @@ fn main(
     for (var t = 1u; t < K_GROUPS; t++) { sum += ends[from_ + t * TEAM_ENDS]; }
     let r = row + (i % TEAM_ENDS / (SIDE * SIDE) * ROWS + ${r}u) * SIDE + i / SIDE % SIDE;
     let o = (wid.y * COLUMNS + i / TEAM_ENDS) * TILE_OUTS + ${o}u * SIDE + i % SIDE;
+//% if EXPERTS
+    if (o < OUTPUTS) { store(r, o, sum, 1.0); }
+//% else
     if (r < args.rows && o < OUTPUTS) { store(r, o, sum, 1.0); }
+//% end
   }
 //% end
 //% end

@@ -53,7 +53,7 @@ fn acts_row(place: u32) -> u32 {
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
 //% if EXPERTS
   let expert = tile_experts[wid.x];
-  if (expert < FIRST_EXPERT || expert >= FIRST_EXPERT + HELD_EXPERTS) { return; }
+  if (expert - FIRST_EXPERT >= HELD_EXPERTS) { return; }
   let stack = (expert - FIRST_EXPERT) * OUTPUTS;
 //% if BIAS
   bias_from = stack;

@@ -31,7 +31,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% if EXPERTS
   // A row of one expert's product: its weights are some of a stack.
   let expert = chosen[wid.x];
-  if (expert < FIRST_EXPERT || expert >= FIRST_EXPERT + HELD_EXPERTS) { return; }
+  if (expert - FIRST_EXPERT >= HELD_EXPERTS) { return; }
   let row = wid.x / PLACES_OF_ROW;
   let stack = (expert - FIRST_EXPERT) * OUTPUTS;
 //% if BIAS
