@@ -11,6 +11,7 @@ use crate::{
     cli::{ListArgs, ShowArgs},
     failure::{Failure, Outcome},
     output::Output,
+    presets::Preset,
     settings::{LibrarySettings, Terminal},
     units,
 };
@@ -99,6 +100,11 @@ pub fn show(args: &ShowArgs, settings: &LibrarySettings, terminal: Terminal) -> 
     for (name, value) in &model.parameters {
         row("default", format!("{name} = {value}"))?;
     }
+    for (name, value) in
+        Preset::of(&model).map_or_else(|problem| vec![("problem".into(), problem)], |it| it.rows())
+    {
+        row("preset", format!("{name} = {value}"))?;
+    }
     for file in &model.files {
         row("file", format!("{} ({}, {})", file.name, units::bytes(file.size), file.digest))?;
     }
@@ -128,6 +134,7 @@ fn as_json(model: &ModelRecord) -> Value {
         "created_at": format_rfc3339_millis(model.created_at).to_string(),
         "modified_at": format_rfc3339_millis(model.modified_at).to_string(),
         "defaults": model.parameters,
+        "preset": model.extra,
         "files": files.map(|file| json!({
             "name": file.name,
             "bytes": file.size,

@@ -56,7 +56,8 @@ fn a_models_preset_is_kept_in_the_library() {
     let expected =
         json!({"ctx": 512, "kv-dtype": "q8", "options": {"num_predict": 3}, "aliases": ["Teller"]});
     assert_eq!(shown["preset"], expected);
-    let refusals: [(&[&str], &str); 4] = [
+    let refusals: [(&[&str], &str); 5] = [
+        (&["rm", "teller"], "stories"),
         (&["preset", "stories", "--set", "temprature=1"], "did you mean `temperature`"),
         (&["preset", "stories", "--set", "temperature"], "has no value"),
         (&["preset", "stories", "--alias", "tales"], "is the model inside this binary"),

@@ -108,6 +108,16 @@ impl Registry {
     /// # Errors
     /// [`RegistryError::NotFound`] with similar names, [`RegistryError::Ambiguous`].
     pub fn find(&self, name: &str) -> Result<ModelRecord, RegistryError> {
+        match self.find_named(name) {
+            Err(RegistryError::NotFound { name, similar }) => {
+                self.find_alias(&name)?.ok_or(RegistryError::NotFound { name, similar })
+            }
+            found => found,
+        }
+    }
+
+    /// The same without aliases.
+    fn find_named(&self, name: &str) -> Result<ModelRecord, RegistryError> {
         let names = self.catalogue.names()?;
         let not_found =
             || RegistryError::NotFound { name: name.to_owned(), similar: similar(name, names.iter()) };
@@ -118,7 +128,7 @@ impl Registry {
                 name: name.to_owned(),
                 candidates: found.into_iter().map(ModelName::short).collect(),
             }),
-            Meaning::None => self.find_alias(name)?.ok_or_else(not_found),
+            Meaning::None => Err(not_found()),
         }
     }
 
@@ -371,13 +381,19 @@ impl Registry {
         Ok(new)
     }
 
-    /// Forgets a model, and deletes those of its files that no other model has. Files that were imported by reference
+    /// Forgets a model, which an alias does not name, and deletes those of its files that no other model has. Files that were imported by reference
     /// stay where they are.
     ///
     /// # Errors
     /// As for [`Registry::find`].
     pub fn remove(&self, name: &str) -> Result<Removed, RegistryError> {
-        let record = self.find(name)?;
+        let record = self.find_named(name).or_else(|error| match self.find_alias(name)? {
+            // Whoever removes another name of a model may not mean the model.
+            Some(record) => {
+                Err(RegistryError::NotFound { name: name.to_owned(), similar: vec![record.name.short()] })
+            }
+            None => Err(error),
+        })?;
         let forget = || {
             self.writable()?;
             let changing = self.manifests.change()?;
