@@ -23,6 +23,7 @@ mod units;
 mod version;
 
 use std::{
+    ffi::OsString,
     io::{Write, stderr},
     process::ExitCode,
 };
@@ -35,6 +36,7 @@ use settings::Settings;
 
 fn main() -> ExitCode {
     quiet_vulkan();
+    forget_empty_variables();
     let (settings, notes) = match cli::parse(std::env::args_os().collect()) {
         Ok((cli, notes)) => (Settings::new(cli), notes),
         Err(failure) => return end(&failure, settings::colors_on_errors()),
@@ -63,6 +65,17 @@ fn quiet_vulkan() {
     // SAFETY: nothing else runs yet, so nobody reads the environment meanwhile.
     unsafe {
         std::env::set_var("NODEVICE_SELECT", "1");
+    }
+}
+
+/// Variables without a value are unset: files of container tools set them so.
+fn forget_empty_variables() {
+    let is_empty = |(name, value): &(OsString, OsString)| {
+        value.is_empty() && name.to_str().is_some_and(|name| name.starts_with("PAGURO_"))
+    };
+    for (name, _) in std::env::vars_os().filter(is_empty) {
+        // SAFETY: nothing else runs yet, so nobody reads the environment meanwhile.
+        unsafe { std::env::remove_var(name) };
     }
 }
 

@@ -116,7 +116,12 @@ impl Settings {
     pub fn keys_file(&self) -> Outcome<PathBuf> {
         let none =
             || Failure::new("there is no home folder to keep keys in").hint("set HOME or XDG_DATA_HOME");
-        Ok(self.data.as_ref().ok_or_else(none)?.join("keys.json"))
+        let file = |folder: &PathBuf| folder.join("keys.json");
+        let shared = self.data.as_ref().map(file);
+        // Keys of a library of its own are its own. A file that protects servers already goes on doing so.
+        let own = self.library.root.as_ref().map(file);
+        let own = own.filter(|own| own.exists() || !shared.as_ref().is_some_and(|shared| shared.exists()));
+        own.or(shared).ok_or_else(none)
     }
 }
 
@@ -135,10 +140,8 @@ pub fn colors_on_errors() -> bool {
 }
 
 /// Variables that are read elsewhere than by a flag: `main`'s own, the GPU backend's, and those of builds and tests.
-const MORE_VARIABLES: [&str; 16] = [
+const MORE_VARIABLES: [&str; 14] = [
     "PAGURO_HOME",
-    "PAGURO_COOPERATIVE",
-    "PAGURO_HAND_OVER",
     "PAGURO_COMMIT",
     "PAGURO_SHARED",
     "PAGURO_BINARY",

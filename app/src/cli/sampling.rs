@@ -26,6 +26,18 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "P", value_parser = choices::share, allow_negative_numbers = true)]
     pub min_p: Option<f32>,
 
+    /// Keep the tokens whose logits are at most N standard deviations below the best one's; 0 keeps all
+    #[arg(long, value_name = "N", value_parser = choices::not_negative, allow_negative_numbers = true)]
+    pub top_n_sigma: Option<f32>,
+
+    /// With probability P, drop all tokens that reach --xtc-threshold but the least likely of them; 0 is off
+    #[arg(long, value_name = "P", value_parser = choices::share, allow_negative_numbers = true)]
+    pub xtc_probability: Option<f32>,
+
+    /// Probability from which on --xtc-probability drops tokens [default: 0.1]
+    #[arg(long, value_name = "P", value_parser = choices::share, allow_negative_numbers = true)]
+    pub xtc_threshold: Option<f32>,
+
     /// Divide the logits of tokens that were already there; 1 is off
     #[arg(long, value_name = "R", value_parser = choices::above_zero, allow_negative_numbers = true)]
     pub repeat_penalty: Option<f32>,

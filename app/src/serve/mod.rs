@@ -32,6 +32,9 @@ use source::Shelf;
 /// Ollama's port: its clients look there.
 const PORT: u16 = 11434;
 
+/// Less holds no model with its buffers.
+const LEAST_MEMORY: u64 = 16 << 20;
+
 /// Serves until it is told to stop.
 ///
 /// # Errors
@@ -51,6 +54,10 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
     let (shown_device, backend) = (shown::device(&device), device.backend);
     let (free, on_gpu) = (backend.capacity().bytes_free, backend.name() != "cpu");
     drop(backend);
+    if let Some(bytes) = options.memory.filter(|bytes| bytes.0 < LEAST_MEMORY) {
+        let message = format!("--memory is {} bytes, in which no model fits", bytes.0);
+        return Err(Failure::usage(message).hint("sizes have a unit: --memory 10GiB"));
+    }
     let memory = match (options.memory, on_gpu) {
         (None, _) => free / 10 * 8,
         // A GPU has no other memory to go to.

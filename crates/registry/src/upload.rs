@@ -49,6 +49,7 @@ impl Registry {
     /// # Errors
     /// No file can be made.
     pub fn begin_upload(&self) -> Result<Upload, RegistryError> {
+        self.writable()?;
         self.store.begin_upload()
     }
 
