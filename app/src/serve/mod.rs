@@ -33,7 +33,7 @@ use source::Shelf;
 const PORT: u16 = 11434;
 
 /// Less holds no model with its buffers.
-const LEAST_MEMORY: u64 = 16 << 20;
+const LEAST_MEMORY: u64 = 1 << 20;
 
 /// Serves until it is told to stop.
 ///
