@@ -199,6 +199,9 @@ pub fn adapters() -> Vec<wgpu::Adapter> {
     descriptor.flags.remove(wgpu::InstanceFlags::VALIDATION_INDIRECT_CALL);
     let instance = wgpu::Instance::new(descriptor);
     let mut adapters = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::all()));
+    // Kept until the process ends: without an instance, the driver's library is unloaded, and a thread that has used NVIDIA's driver
+    // calls it once more when it ends. That was a segmentation fault at the end of `serve`.
+    std::mem::forget(instance);
     adapters.retain(|adapter| adapter.features().contains(needed()));
     adapters.sort_by_key(|adapter| match adapter.get_info().device_type {
         DeviceType::DiscreteGpu => 0,
