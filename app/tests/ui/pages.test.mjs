@@ -72,11 +72,12 @@ test("the chat, empty and with an answer", { timeout: 90_000 }, async () => {
   await context.close();
 });
 
-test("the machine room shows what runs", { timeout: 90_000 }, async () => {
+test("the machine room shows what runs", { timeout: 90_000 }, async (t) => {
   const { page, context, problems } = await open(chromium, server);
   await go(page, "/room");
   // Six clients that share a beginning and ask again and again, for as long as the page is looked at.
   const abort = new AbortController();
+  t.after(() => abort.abort());
   const client = async (index) => {
     for (let round = 0; !abort.signal.aborted; round++) {
       const prompt = `${"Once upon a time there was a fox. ".repeat(16 + 2 * index)}${index} ${round}`;

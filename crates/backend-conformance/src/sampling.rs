@@ -17,7 +17,7 @@ const ROWS: usize = 40;
 const LONELY: usize = 32;
 const OUTPUTS: usize = 160;
 
-/// Every sample is [`sampling::sample`](crate::sampling::sample)'s of the row's logits, or what that draws if sums and
+/// Every sample is [`sampling::sample`](paguro_backend::sampling::sample)'s of the row's logits, or what that draws if sums and
 /// probabilities are rounded a little otherwise; and the same in any order. Vocabularies are no multiples of anything, and some
 /// tokens have equal logits.
 pub(super) fn samples(subject: &Subject) -> Verdict {

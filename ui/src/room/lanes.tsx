@@ -53,7 +53,7 @@ export function Lanes({
           <p>No sequence ran in the last minute. Ask something in the chat and look here while it answers.</p>
         </div>
       ) : (
-        <div className={`lanes${visible.length > 24 ? " dense" : ""}`} role="table" aria-label="Sequences of the last minute">
+        <div className={`lanes${visible.length > 24 ? " dense" : ""}`} role="table" aria-label="Sequences of the last minute" tabIndex={0}>
           {visible.map((lane) => {
             const one = running.get(lane.id);
             const shared = one ? Math.min(one.pageCount, Math.floor(one.cached / model.block_size)) : 0;
