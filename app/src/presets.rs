@@ -41,7 +41,7 @@ impl Preset {
     /// Reads the preset of a model of the library.
     ///
     /// # Errors
-    /// What another version of the program has written there.
+    /// The record holds a preset that another version of the program has written.
     pub fn of(record: &ModelRecord) -> Result<Self, String> {
         let value = Value::Object(record.extra.clone());
         let problem = |error| format!("the preset of `{}` cannot be read: {error}", record.name.short());

@@ -83,8 +83,8 @@ fn logits(backend: &dyn Backend, model: &Model, run: &Run, chunk: usize) -> Vec<
     all
 }
 
-/// The best logits are those of the reference within `tolerance`, but for a part `flips` of the steps, in which rounding
-/// chose another expert; and the best token is the reference's wherever it leads by more. Rows come in chunks of 64.
+/// Checks that the best logits are within `tolerance` of the reference in all steps except a share of `flips`, in which rounding
+/// chose another expert, and that the best token is the reference's wherever it leads by more than the tolerance. Rows come in chunks of 64.
 fn check(backend: &dyn Backend, file: &Path, reference: &str, tolerance: f32, flips: f32) {
     let Some(reference) = shared(&format!("model/families/{reference}")) else { return };
     check_runs(backend, file, &runs(&reference), 64, tolerance, flips);

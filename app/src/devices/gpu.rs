@@ -68,7 +68,7 @@ fn options(numerics: Option<Numerics>) -> GpuOptions {
 static DONE: AtomicUsize = AtomicUsize::new(0);
 static ALL: AtomicUsize = AtomicUsize::new(0);
 
-/// How far compiling is, while kernels are compiled.
+/// Progress of compiling kernels.
 pub fn compiling() -> Option<String> {
     let (done, all) = (DONE.load(Ordering::Relaxed), ALL.load(Ordering::Relaxed));
     (all > 0).then(|| format!("compiling GPU kernels, {done} of {all}"))

@@ -46,7 +46,7 @@ impl fmt::Debug for Chosen {
     }
 }
 
-/// What a load waits for, if that is the compiler of a GPU's kernels.
+/// Reports that a load waits for the compiler of a GPU's kernels.
 pub fn compiling() -> Option<String> {
     gpu::compiling()
 }

@@ -58,7 +58,7 @@ fn changed(args: &PresetArgs, old: Preset) -> Outcome<Preset> {
             let failure = Failure::usage(format!("`--set {option}` has no value"));
             failure.hint("an option and its value: --set temperature=0.2")
         })?;
-        // What is no JSON is text.
+        // A value that is not JSON is text.
         let value = serde_json::from_str(value).unwrap_or_else(|_| Value::from(value));
         preset.options.insert(name.to_owned(), value);
     }

@@ -138,7 +138,7 @@ const PIECE: usize = 12;
 /// Tokens of prompt and answer.
 const CONTEXT: u32 = 131_072;
 
-/// Messages as Qwen's models read them, but for the number of each answer. Without tools, all answers are the last of the script.
+/// Qwen's form of messages, with the number of each answer added. Without tools, every answer is the last one of the script.
 const TEMPLATE: &str = "\
 {%- set ns = namespace(answers=0) %}
 {%- macro text(message) %}{{ message.content or '' }}{% endmacro %}
@@ -214,7 +214,7 @@ impl Chain {
                 _ => pieces.push(letter.to_string()),
             }
         }
-        // What is left at the end may be a piece of another answer.
+        // The last piece may be short and equal a piece of another answer.
         while pieces.len() > 1 && pieces.last().is_some_and(|last| last.chars().count() < PIECE) {
             let end = pieces.pop().unwrap_or_default();
             pieces.last_mut().expect("more than one").push_str(&end);

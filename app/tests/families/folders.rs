@@ -84,7 +84,7 @@ fn hf_name(name: &str, router: &str) -> String {
     found.unwrap_or_else(|| panic!("no name for {name}"))
 }
 
-/// What both models' `config.json` have in common.
+/// Fields that the `config.json` of both models share.
 fn config(class: &str) -> Value {
     json!({
         "architectures": [class], "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8,

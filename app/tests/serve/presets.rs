@@ -78,7 +78,7 @@ fn a_models_preset_is_kept_in_the_library() {
     // Two names, one model.
     assert_eq!(server.metric("paguro_model_loads_total"), Some(1.0));
 
-    // What concerns loading loads the model again; a running server takes it from the next request on.
+    // A change of the context or of the K/V type reloads the model at the next request.
     let long = answer["prompt_eval_count"].as_u64().unwrap();
     let change =
         ["preset", "stories", "--chat-template", template.to_str().unwrap(), "--set", "num_predict=2"];

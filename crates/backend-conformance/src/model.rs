@@ -9,7 +9,7 @@ use paguro_backend::{
 
 use super::Rng;
 
-/// What a random model looks like. The default is a small Llama; cases change what they are about.
+/// Shape of a random model. The default is a small Llama; each case changes the fields that it tests.
 #[derive(Clone, Debug)]
 pub struct ModelShape {
     /// Encoding of all matrices.
@@ -37,7 +37,7 @@ pub struct ModelShape {
     pub slots: Option<usize>,
     /// How RoPE pairs elements.
     pub rope_style: RopeStyle,
-    /// How many elements of a head RoPE rotates; `None` is all of them.
+    /// Elements of a head that RoPE rotates; `None` is all of them.
     pub rotated: Option<usize>,
     /// See [`Rope::magnitude`].
     pub rope_magnitude: f32,

@@ -33,7 +33,7 @@ use crate::{
 /// Outputs of a row that one member activates at once.
 const ACTIVATE_SLICE: usize = 8 * BLOCK;
 
-/// What passes between the phases of a mixture of experts; `slots` are rows times experts for each row.
+/// Buffers between the phases of a mixture of experts; `slots` is rows times experts per row.
 pub struct ExpertBuffers {
     /// Logits of the router, `[rows, experts]`.
     pub logits: Shared<f32>,
@@ -49,7 +49,7 @@ pub struct ExpertBuffers {
     pub gate: Shared<f32>,
     /// `[slots, width]`
     pub up: Shared<f32>,
-    /// What experts return, `[slots, hidden]`.
+    /// Outputs of the experts, `[slots, hidden]`.
     pub out: Shared<f32>,
 }
 

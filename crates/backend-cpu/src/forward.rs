@@ -125,7 +125,7 @@ impl Model {
 pub struct Buffers {
     /// Residual stream, `[rows, hidden]`.
     pub x: Shared<f32>,
-    /// What the branches of a layer add to it, `[rows, hidden]` each.
+    /// Outputs of a layer's branches, `[rows, hidden]` each.
     pub products: [Shared<f32>; 2],
     /// Inputs of the next product.
     pub input: Input,

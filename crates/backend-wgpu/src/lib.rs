@@ -68,8 +68,8 @@ pub struct GpuOptions {
     pub profile: Profile,
 }
 
-/// Kernels for other GPUs than the one that is there, to look at them, or, but for those with cooperative matrices, to run them where they
-/// take long.
+/// A GPU to compile kernels for instead of the one that is present. All kernels can be inspected; those without cooperative
+/// matrices can also be run, slowly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Profile {
     /// Those of the GPU itself.
@@ -184,7 +184,7 @@ impl Gpu {
     /// Lowers a model without compiling its kernels, so that [`Gpu::kernels`] has them.
     ///
     /// # Errors
-    /// As [`Backend::load`], but for what a compiler says.
+    /// As [`Backend::load`], except errors of a compiler.
     pub fn lower(&self, program: &Program, weights: &Weights, limits: &Limits) -> Result<(), LoadError> {
         program.check(weights)?;
         let fused = ops::Program::new(program, &self.device.name)?;
@@ -212,7 +212,7 @@ impl Backend for Gpu {
     }
 
     fn page_bytes(&self, program: &Program, block_size: usize, kv_dtype: KvDtype) -> usize {
-        // What this device refuses is refused by `load`; until then any number does.
+        // `load` refuses a program that this device cannot run; the number for such a program is never used.
         ops::Program::new(program, &self.device.name)
             .map_or(0, |program| pages::page_bytes(&program.kv, block_size, kv_dtype))
     }

@@ -61,7 +61,7 @@ struct Place {
     first: usize,
 }
 
-/// What becomes of a product: it is scaled, capped, and stored or added.
+/// Epilogue of a product: it is scaled, capped, and stored or added.
 #[derive(Clone, Copy)]
 struct Store {
     scale: f32,
@@ -105,7 +105,7 @@ enum Acts {
 enum Before {
     /// The residual stream with everything added to it.
     Added,
-    /// The same, and in steps of one row its activations but for the factor of the norm, which has this epsilon.
+    /// The same; in steps of one row also its activations without the factor of the norm, whose epsilon this is.
     Emitted(f32),
     /// A product that is still to be normed and added.
     Pending(Norm),

@@ -13,7 +13,7 @@
 //! | down | one | as gate and up | all |
 //! | weighted sum | one | `add_experts.wgsl` | all |
 //!
-//! Only experts that some row has chosen are read. A row's sums have one order in all steps, but for cooperative matrices.
+//! Only experts that some row has chosen are read. A row's sums have the same order in all steps, except with cooperative matrices.
 
 use paguro_backend::{Experts, Limits, Linear, LoadError, Scores};
 
@@ -474,7 +474,7 @@ impl Lowering<'_> {
 }
 
 impl Shares {
-    /// What is for steps of few rows, and for others.
+    /// One value for steps of few rows and one for all others.
     fn ways<T>(self, few: T, many: T) -> [(When, T); 2] {
         [(When::Between(0, self.tiled_from), few), (When::From(self.tiled_from), many)]
     }

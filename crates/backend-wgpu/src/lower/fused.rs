@@ -47,7 +47,7 @@ impl Finish {
 pub(super) enum Source {
     /// They are there.
     Made,
-    /// They are there but for the factor of a norm with this epsilon.
+    /// They are stored without the factor of a norm with this epsilon.
     Normed(f32),
     /// From floats.
     Floats,
@@ -300,7 +300,8 @@ impl Lowering<'_> {
         self.after_branch(add, &branch, body)
     }
 
-    /// What the next norm finds after a branch that was not made for it. `branch` has it, if it was not added directly.
+    /// State of the input of the next norm after a branch that was not fused with it. `branch` is the branch's output, if it was not
+    /// added directly.
     pub(super) fn after_branch(
         &mut self,
         add: &ops::Add,

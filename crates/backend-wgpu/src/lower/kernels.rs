@@ -51,7 +51,7 @@ const SHORT_ROWS: u32 = 1024;
 /// Rows of the longest tile of cooperative matrices.
 pub const MOST_ROWS: usize = 256;
 
-/// The kernels of a product with so many outputs and blocks of inputs, by number of rows; `cooperative` is the side of the matrices that
+/// Kernels of a product with the given outputs and blocks of inputs, by number of rows. `cooperative` is the side of the matrices that
 /// it may use.
 pub fn products(
     device: &Device,

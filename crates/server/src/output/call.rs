@@ -77,7 +77,7 @@ enum Key {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Malformed;
 
-/// Longer than any name with its markers: what is not a call is soon known for what it is.
+/// Most bytes of a name with its markers. A longer text is not a call.
 const MAX_HEADER: usize = 256;
 
 impl Call {

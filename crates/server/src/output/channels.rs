@@ -17,10 +17,10 @@ const CONSTRAIN: &str = "<|constrain|>";
 /// The control tokens of the format.
 pub(super) const MARKS: &[&str] = &[CHANNEL, MESSAGE, START, CONSTRAIN, "<|end|>", "<|call|>", "<|return|>"];
 
-/// The marks that end a message. Models that leave its end out begin the next one.
+/// The marks that end a message. `<|start|>` and `<|channel|>` end it where the model left the end out.
 const ENDS: &[&str] = &["<|end|>", "<|call|>", "<|return|>", START, CHANNEL];
 
-/// Longer than any header: what is none is soon known for what it is.
+/// Most bytes of a header. A longer text is not a header.
 const MAX_HEADER: usize = 512;
 
 /// Takes messages apart.
@@ -98,7 +98,7 @@ impl Channels {
             self.take(c, stream);
         }
         match std::mem::replace(&mut self.at, At::Header(String::new())) {
-            // The beginning of a header that a limit has cut off is no text.
+            // A header that a limit has cut off is dropped.
             At::Header(header) if !header.trim().is_empty() && !cut => self.emit(Piece::Text(header)),
             At::Header(_) => {}
             At::Body(body) => self.end(body, cut),

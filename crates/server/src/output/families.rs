@@ -1,5 +1,5 @@
-//! How model families write tool calls: a row of data for each, what its calls look like when they are written, and what may
-//! stand around them when they are read. From the chat templates of the models.
+//! The syntax of tool calls of each model family, as data: the text of a call, for writing, and the marks around it, for reading.
+//! Source: the chat templates of the models.
 
 use super::syntax::{CallSyntax, Elements, Frame, Layout, Reading};
 
