@@ -28,7 +28,8 @@ use crate::{
 use super::{
     Acts, Before, Grid, Launch, Lowering, Place, Store,
     Value::{F, U},
-    When, kernels,
+    When,
+    kernels::{self, FEW_ROWS},
     launch::ExpertTiles,
     products::{Inputs, NO_EXPERT, Places, decoder, planes},
     wgsl,
@@ -78,25 +79,50 @@ pub(super) struct Buffers {
 struct Shares {
     /// Rows from which on they are grouped by expert.
     tiled_from: usize,
-    /// Rows from which on tiles take cooperative matrices, where the device has some.
-    cooperative_from: usize,
-    tiles: ExpertTiles,
+    /// Rows from which on their tiles are long.
+    long_from: usize,
+    /// Short and long tiles.
+    tiles: [ExpertTiles; 2],
 }
 
 impl Shares {
     fn of(device: &Device, experts: &Experts, limits: &Limits) -> Self {
         let (count, used) = (experts.count, experts.router.used);
-        let (_, tile) = kernels::of_tiles(device, limits.max_rows * used / count);
         // With fewer than two rows for each expert, a tile is mostly empty.
         let tiled_from = (2 * count / used).max(2);
-        Self {
-            tiled_from,
-            cooperative_from: match device.cooperative {
-                Some(_) => tiled_from.max(kernels::exact_rows(device)),
-                None => usize::MAX,
-            },
-            tiles: ExpertTiles { count: count as u32, used: used as u32, tile },
+        let tiled_from = match device.cooperative {
+            // All tiles have cooperative matrices, and steps of few rows have none.
+            Some(_) => tiled_from.max(FEW_ROWS as usize + 1),
+            None => tiled_from,
+        };
+        let [short, long] = kernels::tile_rows(device, limits.max_rows * used / count);
+        // From where the average expert fills a short tile.
+        let long_from =
+            if short == long { tiled_from } else { tiled_from.max(short as usize * count / used) };
+        let tiles = |tile| ExpertTiles { count: count as u32, used: used as u32, tile };
+        Self { tiled_from, long_from, tiles: [tiles(short), tiles(long)] }
+    }
+
+    /// One value for steps of few rows and one for each kind of tiles.
+    fn ways<T>(self, few: T, tiled: impl Fn(ExpertTiles) -> T) -> Vec<(When, T)> {
+        let [short, long] = self.tiles;
+        let mut ways = vec![(When::Between(0, self.tiled_from), few)];
+        if self.tiled_from < self.long_from {
+            ways.push((When::Between(self.tiled_from, self.long_from), tiled(short)));
         }
+        ways.push((When::From(self.long_from), tiled(long)));
+        ways
+    }
+
+    /// Tiles that a step of at most so many rows may need, and their places.
+    fn most(self, rows: usize) -> [usize; 2] {
+        let [short, long] = self.tiles;
+        let of = |tiles: ExpertTiles, rows: usize| {
+            let most = tiles.most(rows as u32) as usize;
+            [most, most * tiles.tile as usize]
+        };
+        let ([tiles, places], [more, longer]) = (of(short, rows.min(self.long_from)), of(long, rows));
+        [tiles.max(more), places.max(longer)]
     }
 }
 
@@ -104,11 +130,10 @@ impl Room {
     pub(super) fn of(device: &Device, program: &Program, limits: &Limits) -> Self {
         let mut room = Self::default();
         for experts in program.experts() {
-            let Shares { tiles, .. } = Shares::of(device, experts, limits);
             let (rows, hidden, width) = (limits.max_rows, program.hidden, experts.width);
             let pairs = rows * experts.router.used;
-            let most_tiles = tiles.most(rows as u32) as usize;
-            let places = (most_tiles * tiles.tile as usize).max(pairs);
+            let [tiles, places] = Shares::of(device, experts, limits).most(rows);
+            let places = places.max(pairs);
             let own = Self {
                 act_blocks: places * width.div_ceil(BLOCK),
                 gate_up: places * width,
@@ -116,7 +141,7 @@ impl Room {
                 logits: rows * experts.count,
                 pairs,
                 places,
-                tiles: most_tiles,
+                tiles,
                 shared: if experts.shared.is_some() { rows * hidden } else { 0 },
                 rows,
                 halves: match device.cooperative {
@@ -197,7 +222,7 @@ impl Lowering<'_> {
         let shares = Shares::of(self.device, experts, self.limits);
         let places = self.limits.max_rows * experts.router.used;
         let most = self.device.limits.max_compute_workgroups_per_dimension as usize;
-        if places.max((shares.tiles.most(self.limits.max_rows as u32) * shares.tiles.tile) as usize) > most {
+        if places.max(shares.most(self.limits.max_rows)[1]) > most {
             return Err(super::unsupported(
                 self.device,
                 format!("{} rows in a step with {} experts", self.limits.max_rows, experts.count),
@@ -227,10 +252,9 @@ impl Lowering<'_> {
             [] => unreachable!("there is a product for gate and up"),
         };
         let tile_experts = self.buffers().tile_experts.clone();
-        let used = shares.tiles.used;
-        let halves_from = u32::try_from(shares.cooperative_from).unwrap_or(u32::MAX);
-        let tiled = Places::Tiles { tiles: shares.tiles, tile_experts: &tile_experts, halves_from };
-        for (when, places) in shares.ways(Places::Pairs { used }, tiled) {
+        let pairs = Places::Pairs { used: experts.router.used as u32 };
+        for (when, places) in shares.ways(pairs, |tiles| Places::Tiles { tiles, tile_experts: &tile_experts })
+        {
             let launch = self.activate(experts.activation, Some(&gate), &up, false, &experts.down, places)?;
             body.push(Launch { when, ..launch });
         }
@@ -290,17 +314,20 @@ impl Lowering<'_> {
         buffers.extend(selection.iter().map(|selection| ("selection", selection)));
         body.push(self.launch("route", wgsl!("args", "route"), constants, &buffers, Grid::Rows, 0)?);
         let mut constants = counts;
-        let most = shares.tiles.most(self.limits.max_rows as u32);
-        constants.extend([("TILE", U(shares.tiles.tile)), ("TILES", U(most)), NO_EXPERT]);
+        constants.push(NO_EXPERT);
         let buffers = [
             ("chosen", &chosen),
             ("places", &places),
             ("sources", &sources),
             ("tile_experts", &tile_experts),
         ];
-        let files = wgsl!("args", "route_tiles");
-        let launch = self.launch("route_tiles", files, constants, &buffers, Grid::One, 0)?;
-        body.push(Launch { when: When::From(shares.tiled_from), ..launch });
+        for (when, tiles) in shares.ways(None, Some) {
+            let Some(tiles) = tiles else { continue };
+            let constants = [&constants[..], &[("TILE", U(tiles.tile))]].concat();
+            let files = wgsl!("args", "route_tiles");
+            let launch = self.launch("route_tiles", files, constants, &buffers, Grid::One, 0)?;
+            body.push(Launch { when, ..launch });
+        }
         Ok(())
     }
 
@@ -333,22 +360,20 @@ impl Lowering<'_> {
         let outputs = outputs.sum::<usize>();
         let Buffers { chosen, sources, tile_experts, .. } = self.buffers();
         let [chosen, sources, tile_experts] = [chosen, sources, tile_experts].map(Clone::clone);
-        let (tiled, _) =
-            kernels::of_tiles(self.device, self.limits.max_rows * experts.router.used / experts.count);
         let side = self.device.cooperative.filter(|_| matrix.layout != Layout::F32);
         let (halves, halves_at) = self.expert_halves(shares, acts, matrix.layout, body)?;
-        let is_normed = u32::from(acts == Acts::Normed);
+        let (is_normed, used) = (u32::from(acts == Acts::Normed), experts.router.used as u32);
         for part in &matrix.parts {
             let bias = self.bias(&inputs, part.first..part.first + part.rows)?;
-            let [pairs, (when, tiled)] = shares.ways(kernels::of_pairs(), tiled);
-            let mut ways = vec![pairs, (when, tiled)];
-            if let Some(side) = side {
-                let from = shares.cooperative_from;
-                ways[1].0 = When::Between(shares.tiled_from, from);
-                ways.push((When::From(from), kernels::of_cooperative_tiles(side, shares.tiles.tile)));
-            }
+            let mut ways = shares.ways(kernels::of_pairs(), |tiles| match side {
+                Some(side) => kernels::of_cooperative_tiles(side, tiles.tile),
+                None => kernels::of_tiles(self.device, tiles.tile),
+            });
             if self.device.as_hardware && matrix.layout != Layout::F32 {
-                ways.extend([16, 8].map(|side| (When::Never, kernels::of_cooperative_tiles(side, 32))));
+                let shapes = [(16, 16), (16, 32), (8, 16), (8, 32)];
+                ways.extend(
+                    shapes.map(|(side, tile)| (When::Never, kernels::of_cooperative_tiles(side, tile))),
+                );
             }
             for (when, kernel) in ways {
                 let is_tiled = kernel.covers()[0] > 1;
@@ -358,7 +383,7 @@ impl Lowering<'_> {
                     ("EXPERTS", U(1)),
                     ("FIRST_EXPERT", U((part.first / outputs) as u32)),
                     ("HELD_EXPERTS", U((part.rows / outputs) as u32)),
-                    ("PLACES_OF_ROW", U(if acts == Acts::Normed { shares.tiles.used } else { 1 })),
+                    ("PLACES_OF_ROW", U(if acts == Acts::Normed { used } else { 1 })),
                     ("BY_SOURCE", U(is_normed)),
                     ("FACTORS", U(is_normed)),
                     ("BLOCKS", U(matrix.blocks as u32)),
@@ -387,10 +412,12 @@ impl Lowering<'_> {
                 buffers.extend(bias.iter().map(|bias| ("bias", bias)));
                 let kernels = vec![self.kernel(&name, &files, &constants, &buffers)?];
                 let each = (outputs as u32).div_ceil(kernel.covers()[1]);
-                let grid = match is_tiled {
-                    false => Grid::Pairs { used: shares.tiles.used, each, along_x: true },
-                    true => Grid::ExpertTiles { tiles: shares.tiles, each, along_x: true },
-                };
+                let grid =
+                    match shares.tiles.into_iter().find(|tiles| is_tiled && tiles.tile == kernel.covers()[0])
+                    {
+                        None => Grid::Pairs { used, each, along_x: true },
+                        Some(tiles) => Grid::ExpertTiles { tiles, each, along_x: true },
+                    };
                 let counter = self.counter(&[format!("{name}[{outputs}x{}]", self.inputs(&inputs))]);
                 body.push(Launch { when, kernels, grid, kv_group: 0, counter, timed_with: None });
             }
@@ -413,8 +440,6 @@ impl Lowering<'_> {
             return Ok((Some(made), at));
         }
         let blocks = self.program.hidden.div_ceil(BLOCK) as u32;
-        let constants =
-            vec![("ACT_BLOCKS", U(blocks)), ("HALVES_AT", U(at)), ("TILE", U(shares.tiles.tile)), NO_EXPERT];
         let Buffers { sources, tile_experts, .. } = self.buffers();
         let [sources, tile_experts] = [sources, tile_experts].map(Clone::clone);
         let buffers = [
@@ -423,10 +448,15 @@ impl Lowering<'_> {
             ("sources", &sources),
             ("tile_experts", &tile_experts),
         ];
-        let grid = Grid::ExpertTiles { tiles: shares.tiles, each: (4 * blocks).div_ceil(64), along_x: false };
-        let files = wgsl!("args", "gather_halves");
-        let launch = self.launch("gather_halves", files, constants, &buffers, grid, 0)?;
-        body.push(Launch { when: When::From(shares.cooperative_from), ..launch });
+        for (when, tiles) in shares.ways(None, Some) {
+            let Some(tiles) = tiles else { continue };
+            let constants =
+                vec![("ACT_BLOCKS", U(blocks)), ("HALVES_AT", U(at)), ("TILE", U(tiles.tile)), NO_EXPERT];
+            let grid = Grid::ExpertTiles { tiles, each: (4 * blocks).div_ceil(64), along_x: false };
+            let files = wgsl!("args", "gather_halves");
+            let launch = self.launch("gather_halves", files, constants, &buffers, grid, 0)?;
+            body.push(Launch { when, ..launch });
+        }
         Ok((Some(halves), 0))
     }
 
@@ -454,10 +484,10 @@ impl Lowering<'_> {
             ("out", &out),
         ];
         let has_gate = experts.shared.as_ref().is_some_and(|shared| shared.output_gate.is_some());
-        for (when, is_tiled) in shares.ways(0, 1) {
+        for (when, is_tiled) in shares.ways(0, |_| 1) {
             let constants = vec![
                 ("WIDTH", U(hidden as u32)),
-                ("USED", U(shares.tiles.used)),
+                ("USED", U(experts.router.used as u32)),
                 ("TILED", U(is_tiled)),
                 ("SHARED_EXPERT", U(u32::from(experts.shared.is_some()))),
                 ("OUTPUT_GATE", U(u32::from(has_gate))),
@@ -470,12 +500,5 @@ impl Lowering<'_> {
             body.push(Launch { when, ..launch });
         }
         self.after_branch(add, &branch, body)
-    }
-}
-
-impl Shares {
-    /// One value for steps of few rows and one for all others.
-    fn ways<T>(self, few: T, many: T) -> [(When, T); 2] {
-        [(When::Between(0, self.tiled_from), few), (When::From(self.tiled_from), many)]
     }
 }

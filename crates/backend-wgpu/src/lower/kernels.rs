@@ -40,6 +40,8 @@ const VECTOR_THREADS: u32 = 256;
 const FEW: Kind = Vectors { rows: VECTOR_ROWS, outputs: 3, threads: 128, memory: 8448 };
 /// Outputs from which on a product has enough of them to keep a device busy with one row.
 const WIDE: u32 = 8192;
+/// Tiles of 64 rows and 64 outputs that keep a device busy.
+const BUSY_TILES: u32 = 128;
 /// Rows up to which products leave cooperative matrices alone: the border of a class of bits.
 pub const FEW_ROWS: u32 = 16;
 /// Rows up to which cooperative matrices share out the inputs of an output.
@@ -78,7 +80,9 @@ pub fn products(
         }
         None => {
             let tiles = Tiles { rows: 8, outputs: 4, threads: 128 };
-            products.extend([of(128, several), of(u32::MAX, tiles)]);
+            // Few outputs, as routers have, are few tiles: they would leave most of a device idle.
+            let most_rows = (BUSY_TILES * 64 * 64 / outputs.max(1)).max(128);
+            products.extend([of(most_rows, several), of(u32::MAX, tiles)]);
         }
         Some(side) => {
             products.push(of(FEW_ROWS, several));
@@ -168,22 +172,36 @@ pub fn of_pairs() -> Product {
     Product { most_rows: 1, kind: vectors(1, 1) }
 }
 
-/// The kernel of products of tiles of rows that share an expert, and the rows of a tile, where the largest step has so many rows for
-/// each expert.
-pub fn of_tiles(device: &Device, rows_of_expert: usize) -> (Product, u32) {
-    let kind = match device.is_software {
-        true => Tiles { rows: 1, outputs: 2, threads: 256 },
-        false => Tiles { rows: if rows_of_expert >= 48 { 8 } else { 4 }, outputs: 4, threads: 128 },
-    };
-    let product = Product { most_rows: u32::MAX, kind };
-    (product, product.covers()[0])
+/// Rows of a short tile of rows that share an expert.
+const SHORT_TILE: u32 = 16;
+
+/// Rows of short and of long tiles of rows that share an expert, where the largest step has so many rows for each expert.
+pub fn tile_rows(device: &Device, rows_of_expert: usize) -> [u32; 2] {
+    match device.is_software {
+        true => [SHORT_TILE; 2],
+        false => [SHORT_TILE, if rows_of_expert >= 48 { 64 } else { 32 }],
+    }
 }
 
-/// The same with cooperative matrices of this side, for such tiles.
+/// The kernel of products of such tiles.
+pub fn of_tiles(device: &Device, tile: u32) -> Product {
+    let kind = match device.is_software {
+        true => Tiles { rows: tile / 16, outputs: 2, threads: 256 },
+        false => Tiles { rows: tile / 8, outputs: 4, threads: 128 },
+    };
+    Product { most_rows: u32::MAX, kind }
+}
+
+/// The same with cooperative matrices of this side. All of them add up in one order.
 pub fn of_cooperative_tiles(side: u32, tile: u32) -> Product {
-    let groups = (tile / side).min(4);
-    let matrices = [tile / side / groups, 4];
-    let kind = Cooperative { side, columns: 1, teams: 1, groups, matrices, deep: 2 };
+    let rows = tile / side;
+    let kind = if tile == SHORT_TILE {
+        // A subgroup alone has all rows of its outputs.
+        Cooperative { side, columns: 4, teams: 1, groups: 1, matrices: [rows, 2], deep: 2 }
+    } else {
+        let groups = rows.min(4);
+        Cooperative { side, columns: 1, teams: 1, groups, matrices: [rows / groups, 4], deep: 2 }
+    };
     Product { most_rows: u32::MAX, kind }
 }
 

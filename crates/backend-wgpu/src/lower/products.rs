@@ -331,12 +331,9 @@ impl Lowering<'_> {
         constants.extend(activation_constants(activation));
         constants.extend(self.emit_for(&[down], width));
         constants.extend(match places {
-            Places::Rows => self.halves(FEW_ROWS + 1),
-            Places::Tiles { halves_from, .. } if self.device.cooperative.is_some() => {
-                self.halves(halves_from)
-            }
             // Products of pairs have no cooperative matrices.
-            Places::Pairs { .. } | Places::Tiles { .. } => vec![],
+            Places::Pairs { .. } => vec![],
+            Places::Rows | Places::Tiles { .. } => self.halves(FEW_ROWS + 1),
         });
         let mut buffers = vec![("up", &up.buffer)];
         buffers.extend(gate.map(|gate| ("gate", &gate.buffer)));
@@ -344,7 +341,7 @@ impl Lowering<'_> {
         let grid = match places {
             Places::Rows => Grid::Each(each),
             Places::Pairs { used } => Grid::Pairs { used, each, along_x: false },
-            Places::Tiles { tiles, tile_experts, .. } => {
+            Places::Tiles { tiles, tile_experts } => {
                 constants.extend([("TILED", U(1)), ("TILE", U(tiles.tile)), NO_EXPERT]);
                 buffers.push(("tile_experts", tile_experts));
                 Grid::ExpertTiles { tiles, each, along_x: false }
@@ -369,7 +366,7 @@ pub(super) enum Places<'a> {
     /// One for each row and one of its experts.
     Pairs { used: u32 },
     /// All places of tiles that have an expert.
-    Tiles { tiles: ExpertTiles, tile_experts: &'a wgpu::Buffer, halves_from: u32 },
+    Tiles { tiles: ExpertTiles, tile_experts: &'a wgpu::Buffer },
 }
 
 /// Marks a tile without an expert.

@@ -2,8 +2,8 @@
 // TILE of which no two experts share one. One workgroup. The order of the pairs of an expert changes no bits: each has its own sums.
 @group(0) @binding(0) var<storage, read> chosen: array<u32>;             // [rows, USED]
 @group(0) @binding(1) var<storage, read_write> places: array<u32>;       // [rows, USED] place of each pair
-@group(0) @binding(2) var<storage, read_write> sources: array<u32>;      // [TILES * TILE] row of each place; of those without one, row 0
-@group(0) @binding(3) var<storage, read_write> tile_experts: array<u32>; // [TILES] NO_EXPERT from the first tile on that nobody needs
+@group(0) @binding(2) var<storage, read_write> sources: array<u32>;      // [tiles * TILE] row of each place; of those without one, row 0
+@group(0) @binding(3) var<storage, read_write> tile_experts: array<u32>; // [tiles] NO_EXPERT from the first tile on that nobody needs
 
 var<workgroup> counts: array<atomic<u32>, COUNT>;
 var<workgroup> firsts: array<u32, COUNT>; // first tile of each expert
@@ -11,9 +11,10 @@ var<workgroup> firsts: array<u32, COUNT>; // first tile of each expert
 @compute @workgroup_size(256)
 fn main(@builtin(local_invocation_index) tid: u32) {
   let pairs = args.rows * USED;
+  let tiles = pairs / TILE + min(COUNT, pairs);
   for (var e = tid; e < COUNT; e += 256u) { atomicStore(&counts[e], 0u); }
-  for (var i = tid; i < TILES; i += 256u) { tile_experts[i] = NO_EXPERT; }
-  for (var i = tid; i < TILES * TILE; i += 256u) { sources[i] = 0u; }
+  for (var i = tid; i < tiles; i += 256u) { tile_experts[i] = NO_EXPERT; }
+  for (var i = tid; i < tiles * TILE; i += 256u) { sources[i] = 0u; }
   storageBarrier();
   workgroupBarrier();
   for (var pair = tid; pair < pairs; pair += 256u) { atomicAdd(&counts[chosen[pair]], 1u); }
@@ -27,8 +28,8 @@ fn main(@builtin(local_invocation_index) tid: u32) {
   }
   workgroupBarrier();
   for (var e = tid; e < COUNT; e += 256u) {
-    let tiles = (atomicLoad(&counts[e]) + TILE - 1u) / TILE;
-    for (var i = 0u; i < tiles; i++) { tile_experts[firsts[e] + i] = e; }
+    let own = (atomicLoad(&counts[e]) + TILE - 1u) / TILE;
+    for (var i = 0u; i < own; i++) { tile_experts[firsts[e] + i] = e; }
     atomicStore(&counts[e], 0u);
   }
   workgroupBarrier();

@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""Writes a GGUF of a mixture of experts with random quantized blocks: for speed, which does not depend on the weights' values.
+
+usage: random_moe.py OUT.gguf qwen3-30b-a3b|gpt-oss-20b [--layers 12] --vocab VOCAB.gguf
+
+qwen3-30b-a3b is written in the mixture Q4_K_M, gpt-oss-20b with experts in MXFP4 and all else in Q8_0. The tokenizer is
+copied from VOCAB.gguf, a file that has only one (such files are part of llama.cpp's source: models/ggml-vocab-qwen2.gguf).
+Needs `pip install gguf numpy`.
+"""
+import argparse
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType as Q
+
+SHAPES = {
+    "qwen3-30b-a3b": dict(arch="qwen3moe", layers=48, hidden=2048, heads=32, kv_heads=4, head_dim=128, experts=128, used=8, ffn=768),
+    "gpt-oss-20b": dict(arch="gpt-oss", layers=24, hidden=2880, heads=64, kv_heads=8, head_dim=64, experts=32, used=4, ffn=2880),
+}
+# Bytes of a block, and where its scales are in half precision.
+BLOCKS = {Q.Q4_K: (256, 144, (0, 2)), Q.Q6_K: (256, 210, (208,)), Q.Q8_0: (32, 34, (0,)), Q.MXFP4: (32, 17, ())}
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("out")
+parser.add_argument("shape", choices=SHAPES)
+parser.add_argument("--layers", type=int, help="fewer layers than the model has")
+parser.add_argument("--vocab", required=True)
+options = parser.parse_args()
+shape = SHAPES[options.shape]
+layers = options.layers or shape["layers"]
+oss = shape["arch"] == "gpt-oss"
+rng = np.random.default_rng(1234)
+pools = {}
+
+
+def blocks(kind, *dims):
+    """Random blocks of a matrix with these dimensions, the inputs last. Beyond 64 MB they repeat."""
+    elements, size, scales = BLOCKS[kind]
+    count = int(np.prod(dims)) // elements
+    if kind not in pools:
+        pool = rng.integers(0, 256, (64 << 20) // size * size, dtype=np.uint8).reshape(-1, size)
+        for at in scales:
+            pool[:, at : at + 2] = np.frombuffer(np.float16(0.0005).tobytes(), dtype=np.uint8)
+        if kind == Q.MXFP4:
+            pool[:, 0] = 121  # 2^-6
+        pools[kind] = pool
+    rows = dims[:-1] + (dims[-1] // elements * size,)
+    return np.resize(pools[kind], (count, size)).reshape(rows)
+
+
+w = gguf.GGUFWriter(options.out, shape["arch"])
+w.add_name(f"random-{options.shape}")
+w.add_context_length(32768)
+w.add_embedding_length(shape["hidden"])
+w.add_block_count(layers)
+w.add_feed_forward_length(shape["ffn"])
+w.add_expert_feed_forward_length(shape["ffn"])
+w.add_expert_count(shape["experts"])
+w.add_expert_used_count(shape["used"])
+w.add_head_count(shape["heads"])
+w.add_head_count_kv(shape["kv_heads"])
+w.add_key_length(shape["head_dim"])
+w.add_value_length(shape["head_dim"])
+w.add_rope_dimension_count(shape["head_dim"])
+w.add_rope_freq_base(1e6)
+w.add_layer_norm_rms_eps(1e-6)
+w.add_file_type(gguf.LlamaFileType.MOSTLY_MXFP4_MOE if oss else gguf.LlamaFileType.MOSTLY_Q4_K_M)
+if oss:
+    w.add_sliding_window(128)
+tokens = 0
+for name, field in gguf.GGUFReader(options.vocab).fields.items():
+    if name.startswith("tokenizer."):
+        array = field.types[0] == gguf.GGUFValueType.ARRAY
+        tokens = len(field.contents()) if name == "tokenizer.ggml.tokens" else tokens
+        w.add_key_value(name, field.contents(), field.types[0], sub_type=field.types[1] if array else None)
+
+hidden, ffn, experts = shape["hidden"], shape["ffn"], shape["experts"]
+q, kv = shape["heads"] * shape["head_dim"], shape["kv_heads"] * shape["head_dim"]
+base, better = (Q.Q8_0, Q.Q8_0) if oss else (Q.Q4_K, Q.Q6_K)
+
+
+def matrix(name, kind, *dims):
+    w.add_tensor(name, blocks(kind, *dims), raw_dtype=kind)
+
+
+def floats(name, *dims, one=0.0):
+    w.add_tensor(name, (one + 0.02 * rng.standard_normal(dims)).astype(np.float32))
+
+
+matrix("token_embd.weight", base, tokens, hidden)
+for layer in range(layers):
+    p = f"blk.{layer}."
+    outer = layer < layers // 8 or layer >= 7 * layers // 8
+    more = better if outer or (layer - layers // 8) % 3 == 2 else base
+    floats(p + "attn_norm.weight", hidden, one=1.0)
+    matrix(p + "attn_q.weight", base, q, hidden)
+    matrix(p + "attn_k.weight", base, kv, hidden)
+    matrix(p + "attn_v.weight", more, kv, hidden)
+    matrix(p + "attn_output.weight", base, hidden, q)
+    floats(p + ("post_attention_norm" if oss else "ffn_norm") + ".weight", hidden, one=1.0)
+    floats(p + "ffn_gate_inp.weight", experts, hidden)
+    kinds = [Q.MXFP4] * 3 if oss else [base, base, more]
+    for part, kind, dims in zip(("gate", "up", "down"), kinds, ((ffn, hidden), (ffn, hidden), (hidden, ffn))):
+        matrix(p + f"ffn_{part}_exps.weight", kind, experts, *dims)
+        if oss:
+            floats(p + f"ffn_{part}_exps.bias", experts, dims[0])
+    if oss:
+        floats(p + "attn_sinks.weight", shape["heads"])
+        floats(p + "ffn_gate_inp.bias", experts)
+        for part, size in (("attn_q", q), ("attn_k", kv), ("attn_v", kv), ("attn_output", hidden)):
+            floats(p + part + ".bias", size)
+    else:
+        floats(p + "attn_q_norm.weight", shape["head_dim"], one=1.0)
+        floats(p + "attn_k_norm.weight", shape["head_dim"], one=1.0)
+floats("output_norm.weight", hidden, one=1.0)
+matrix("output.weight", better, tokens, hidden)
+w.write_header_to_file()
+w.write_kv_data_to_file()
+w.write_tensors_to_file()
+w.close()
