@@ -28,6 +28,19 @@ def case(name, class_, **more):
     return name, class_, SMALL | more
 
 
+SECTIONS = dict(rope_type="default", rope_theta=10000.0)
+TOWER2 = dict(depth=1, embed_dim=32, hidden_size=64, num_heads=2, mlp_ratio=2, intermediate_size=32)
+TOWER3 = dict(depth=1, hidden_size=32, intermediate_size=32, num_heads=2, out_hidden_size=64, num_position_embeddings=16,
+              deepstack_visual_indexes=[0])
+
+
+def seeing(name, class_, tower, kind=None, **more):
+    """A model that sees images, of which the text part is run."""
+    text = SMALL | more | (dict(model_type=kind) if kind else {})
+    text.pop("attn_implementation")
+    return name, class_, dict(text_config=text, vision_config=tower, attn_implementation="eager", tie_word_embeddings=False)
+
+
 CASES = [
     case("llama", "Llama", head_dim=32, rope_parameters=dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0,
          high_freq_factor=4.0, original_max_position_embeddings=64, rope_theta=10000.0)),
@@ -75,6 +88,15 @@ CASES = [
     case("gpt2", "GPT2LMHead", num_key_value_heads=4, intermediate_size=256, n_positions=512, n_embd=64, n_layer=2, n_head=4),
     case("gpt_neox", "GPTNeoX", num_key_value_heads=4),
     case("gemma3", "Gemma3", head_dim=32, query_pre_attn_scalar=32, num_hidden_layers=7, **WINDOW),
+    case("granitemoeshared", "GraniteMoeShared", num_local_experts=5, num_experts_per_tok=2, shared_intermediate_size=40,
+         logits_scaling=4.0, residual_multiplier=0.4, embedding_multiplier=3.0, attention_multiplier=0.11),
+    seeing("qwen2_vl", "Qwen2VL", TOWER2, rope_parameters=dict(SECTIONS, mrope_section=[2, 3, 3])),
+    seeing("qwen2_5_vl", "Qwen2_5_VL", TOWER2 | dict(out_hidden_size=64), rope_parameters=dict(SECTIONS, mrope_section=[2, 3, 3])),
+    seeing("qwen3_vl", "Qwen3VL", TOWER3, head_dim=32, rope_parameters=dict(SECTIONS, mrope_section=[6, 5, 5])),
+    seeing("qwen3_vl_moe", "Qwen3VLMoe", TOWER3, head_dim=32, rope_parameters=dict(SECTIONS, mrope_section=[6, 5, 5]),
+           num_experts=8, num_experts_per_tok=3, moe_intermediate_size=40),
+    seeing("mistral3", "Mistral3", dict(model_type="pixtral", hidden_size=32, intermediate_size=32, num_hidden_layers=1,
+           num_attention_heads=2, head_dim=16, image_size=28, patch_size=14), kind="mistral", head_dim=32),
 ]
 
 
@@ -106,7 +128,8 @@ def values(name, shape, class_):
 
 
 def run(name, class_, options):
-    model_class = getattr(transformers, class_ + ("Model" if class_.endswith("LMHead") else "ForCausalLM"))
+    suffix = "ForConditionalGeneration" if "vision_config" in options else "Model" if class_.endswith("LMHead") else "ForCausalLM"
+    model_class = getattr(transformers, class_ + suffix)
     config = model_class.config_class(**options)
     model = model_class(config).float()
     with tempfile.TemporaryDirectory() as folder:

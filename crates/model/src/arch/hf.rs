@@ -117,10 +117,12 @@ pub(crate) fn class(json: &Map<String, Value>) -> Result<&str, ModelError> {
     class.ok_or_else(|| ModelError::Config("config.json does not name its `architectures`".to_owned()))
 }
 
+/// Whether embeddings and head are one matrix. Where the text is a part of a model, the whole model's flag counts: transformers writes
+/// the part's default next to it.
 fn tied(json: &Map<String, Value>, fields: &Fields<'_>) -> Result<Option<bool>, ModelError> {
-    match fields.flag("tie_word_embeddings")? {
+    match Fields(json).flag("tie_word_embeddings")? {
         Some(tied) => Ok(Some(tied)),
-        None => Fields(json).flag("tie_word_embeddings"), // of the whole model, where the text is a part
+        None => fields.flag("tie_word_embeddings"),
     }
 }
 
