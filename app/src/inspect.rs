@@ -167,9 +167,9 @@ fn summary(
 }
 
 fn chat_template(model: &Model) -> String {
-    match (&model.chat_template, &model.template_problem) {
-        (Some(_), _) => "yes".into(),
-        (None, Some(problem)) => format!("not usable: {problem}"),
+    match (&model.chat_template, model.chat_problem()) {
+        (_, Some(problem)) => format!("not usable: {problem}"),
+        (Some(_), None) => "yes".into(),
         (None, None) => "no: prompts are continued as they stand".into(),
     }
 }
@@ -334,6 +334,7 @@ fn as_json(
             let program = &model.program;
             value["context_length"] = json!(model.context_length);
             value["chat_template"] = json!(model.chat_template.is_some());
+            value["chat_template_problem"] = json!(model.chat_problem());
             let (heads, kv_heads, head_dim, ffn) = first_layer(program);
             value["shape"] = json!({
                 "layers": program.layers.len(),

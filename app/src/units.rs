@@ -2,18 +2,7 @@
 
 use std::time::Duration;
 
-/// `22.4 MB`: decimal, as disks and bandwidths are counted.
-pub fn bytes(n: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "kB", "MB", "GB", "TB"];
-    let mut value = n as f64;
-    let mut unit = 0;
-    // 999.95 would print as 1000.0.
-    while value >= 999.95 && unit + 1 < UNITS.len() {
-        value /= 1000.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{n} B") } else { format!("{value:.1} {}", UNITS[unit]) }
-}
+pub use paguro_server::units::bytes;
 
 /// `21.0 M`, `1.1 B`: parameters.
 pub fn count(n: u64) -> String {

@@ -218,6 +218,19 @@ pub fn above_zero(text: &str) -> Result<f32, String> {
     number(text, |n| n > 0.0, "a number greater than 0")
 }
 
+/// A factor that makes nothing smaller.
+pub fn at_least_one(text: &str) -> Result<f32, String> {
+    number(text, |n| n >= 1.0, "a number, 1 or greater")
+}
+
+/// A text in which `\n` and `\t` stand for a line break and a tab.
+pub fn breaker(text: &str) -> Result<String, String> {
+    match text {
+        "" => Err("must not be empty; `none` is no text".into()),
+        text => Ok(text.replace("\\n", "\n").replace("\\t", "\t")),
+    }
+}
+
 /// A probability that may be zero.
 pub fn share(text: &str) -> Result<f32, String> {
     number(text, |n| (0.0..=1.0).contains(&n), "between 0 and 1")

@@ -48,6 +48,9 @@ const TLS: &str = "`paguro serve` speaks HTTP; put a proxy with TLS in front of 
 const ROPE: &str = "RoPE scaling comes from the model's file";
 const MIROSTAT: &str = "Paguro samples with --temperature, --top-k, --top-p and --min-p";
 const TEMPLATE: &str = "the chat template comes from the model's file; --raw continues a prompt without it";
+const SAMPLERS: &str = "the order of the samplers is fixed, see docs/running.md; each has its own flag";
+const DEFAULTS: &str = "requests say how to sample; `paguro preset MODEL --set temperature=0.2` sets what holds for a model's other requests";
+const CACHE: &str = "the prefix cache is always on, and bounded by --kv-memory";
 const GPUS: &str = "a model runs on one device: --device gpu:N";
 
 /// Flags of llama.cpp, Ollama and vLLM that are not ours, and what they become.
@@ -66,8 +69,48 @@ const FLAGS: &[(On, &[&str], Becomes)] = &[
     ),
     (
         Run,
-        &["--typical", "--typical-p", "--tfs", "--tfs-z", "--dynatemp-range", "--samplers"],
+        &[
+            "--typical",
+            "--typical-p",
+            "--tfs",
+            "--tfs-z",
+            "--dynatemp-range",
+            "--dynatemp-exp",
+            "--adaptive-target",
+        ],
         Refused(MIROSTAT),
+    ),
+    (Run, &["--samplers", "--sampling-seq", "--sampler-seq"], Refused(SAMPLERS)),
+    (Run, &["-l"], Ours("--logit-bias")),
+    (
+        Serve,
+        &[
+            "--temp",
+            "--temperature",
+            "--top-k",
+            "--top-p",
+            "--min-p",
+            "--top-n-sigma",
+            "--xtc-probability",
+            "--xtc-threshold",
+            "--typical",
+            "--repeat-penalty",
+            "--repeat-last-n",
+            "--presence-penalty",
+            "--frequency-penalty",
+            "--dry-multiplier",
+            "--dry-base",
+            "--dry-allowed-length",
+            "--dry-penalty-last-n",
+            "--dry-sequence-breaker",
+            "--mirostat",
+            "--samplers",
+            "--seed",
+            "-n",
+            "--n-predict",
+            "--predict",
+        ],
+        Refused(DEFAULTS),
     ),
     // The prompt and the answer.
     (Run, &["-sys", "--system-prompt"], Ours("--system")),
@@ -81,7 +124,12 @@ const FLAGS: &[(On, &[&str], Becomes)] = &[
     (Run, &["--format"], Format),
     (Run, &["-no-cnv", "--no-conversation"], Ours("--raw")),
     (Run, &["-cnv", "--conversation", "-st", "--single-turn", "-i", "--interactive", "-if"], Nothing),
-    (Run, &["--interactive-first", "--simple-io", "--no-display-prompt", "-e", "--escape"], Nothing),
+    (
+        Run,
+        &["--interactive-first", "--simple-io", "--no-display-prompt", "-e", "--escape", "--no-escape"],
+        Nothing,
+    ),
+    (Run, &["--prompt-cache", "--prompt-cache-all", "--prompt-cache-ro"], Refused(CACHE)),
     (Run, &["-co", "--no-perf", "--nowordwrap", "--multiline-input", "-mli"], Nothing),
     (Run, &["--keepalive"], NothingWithValue),
     (
@@ -141,6 +189,12 @@ const FLAGS: &[(On, &[&str], Becomes)] = &[
         ],
         Nothing,
     ),
+    (Both, &["--check-tensors", "--offline", "-cmoe", "--cpu-moe"], Nothing),
+    (
+        Both,
+        &["--keep", "--prio", "--poll", "--cpu-mask", "-C", "--cpu-strict", "-ncmoe", "--n-cpu-moe"],
+        NothingWithValue,
+    ),
     (Both, &["--numa", "-lv", "--log-verbosity", "--verbosity"], NothingWithValue),
     (Both, &["--log-disable", "--log-colors", "--log-prefix", "--log-timestamps"], Nothing),
     // The server.
@@ -156,6 +210,19 @@ const FLAGS: &[(On, &[&str], Becomes)] = &[
     (Serve, &["--gpu-memory-utilization"], Refused("--memory BYTES bounds what loaded models take together")),
     (Serve, &["-to", "--timeout"], Refused("--request-timeout bounds answers, --read-timeout requests")),
     (Serve, &["--ssl-key-file", "--ssl-cert-file", "--ssl-keyfile", "--ssl-certfile"], Refused(TLS)),
+    (Serve, &["--slot-save-path", "--cache-ram", "-cram", "--ctx-checkpoints"], Refused(CACHE)),
+    (Serve, &["--pooling"], Refused("pooling of embeddings comes from the model's files")),
+    (
+        Serve,
+        &["--reasoning-budget", "--chat-template-kwargs", "--no-prefill-assistant"],
+        Refused("it is a field of requests: reasoning_budget, chat_template_kwargs, continue_final_message"),
+    ),
+    (Both, &["--override-kv"], Refused("metadata comes from the model's file; `paguro inspect` shows it")),
+    (
+        Serve,
+        &["--models-dir"],
+        Refused("`paguro import FILE` adds a model to the library, all of which is served"),
+    ),
     (Serve, &["--rerank", "--reranking"], Refused("reranking is not supported by this version")),
     (
         Serve,
@@ -169,7 +236,15 @@ const FLAGS: &[(On, &[&str], Becomes)] = &[
     ),
     (
         Serve,
-        &["--tool-call-parser", "--reasoning-parser", "--reasoning-format", "--cache-reuse", "--dtype"],
+        &[
+            "--tool-call-parser",
+            "--reasoning-parser",
+            "--reasoning-format",
+            "--cache-reuse",
+            "--dtype",
+            "-sps",
+            "--slot-prompt-similarity",
+        ],
         NothingWithValue,
     ),
 ];
@@ -385,6 +460,7 @@ mod tests {
             assert_eq!(joined.join(" "), expected, "{given}");
         }
         assert_eq!(translate(words("paguro run -ngl 99 hi")).unwrap().notes.len(), 1);
+        assert!(translate(words("paguro serve --temp 0.2")).is_err());
         for refused in ["--lora x", "-md x", "-ctk q4_0", "--mirostat 2", "-ngl", "--rope-scaling=yarn"] {
             assert!(translate(words(&format!("paguro run {refused}"))).is_err(), "{refused}");
         }

@@ -31,7 +31,18 @@ pub fn parse(words: Vec<OsString>) -> Outcome<(Cli, Vec<String>)> {
             ErrorKind::UnknownArgument => unknown_flag(&error, &words),
             ErrorKind::InvalidSubcommand => unknown_command(&error, &words),
             ErrorKind::ArgumentConflict => conflict(&error),
-            // Help, and errors about values, which clap words well.
+            ErrorKind::MissingSubcommand if words[1..] == ["-v"] => {
+                println!("{}", version::long());
+                std::process::exit(0)
+            }
+            ErrorKind::MissingSubcommand => {
+                Failure::usage("no command is given").hint("`paguro --help` lists the commands")
+            }
+            ErrorKind::InvalidValue | ErrorKind::ValueValidation => match bad_variable(&error, &words) {
+                Some(failure) => failure,
+                None => error.exit(),
+            },
+            // Help, and errors that clap words well.
             _ => error.exit(),
         }),
     }
@@ -69,6 +80,36 @@ fn unknown_flag(error: &Error, words: &[OsString]) -> Failure {
         Some(other) => failure.hint(format!("it is one of `paguro {}`", other.get_name())),
         None => failure.hint(format!("`{place} --help` lists the options")),
     }
+}
+
+/// Returns the error about a value that comes from an environment variable; `None` if it comes from a flag.
+fn bad_variable(error: &Error, words: &[OsString]) -> Option<Failure> {
+    let argument = context(error, ContextKind::InvalidArg)?;
+    let value = context(error, ContextKind::InvalidValue)?;
+    let long = argument.split([' ', '=', '[']).next()?.strip_prefix("--")?;
+    let cli = Cli::command();
+    let command = words.iter().skip(1).find_map(|word| cli.find_subcommand(word))?;
+    let of_flag = |argument: &&clap::Arg| argument.get_long() == Some(long);
+    let variable = command.get_arguments().find(of_flag)?.get_env()?.to_str()?;
+    let is_value = std::env::var(variable).is_ok_and(|set| set == value);
+    // A flag goes before the variable.
+    let is_flag = |word: &str| {
+        let short = command.get_arguments().find(of_flag).and_then(clap::Arg::get_short);
+        word == format!("--{long}")
+            || word.starts_with(&format!("--{long}="))
+            || short.is_some_and(|short| word.starts_with(&format!("-{short}")))
+    };
+    if !is_value || words.iter().filter_map(|word| word.to_str()).any(is_flag) {
+        return None;
+    }
+    let rule = match error.get(ContextKind::ValidValue) {
+        Some(ContextValue::Strings(values)) if !values.is_empty() => {
+            format!("must be one of {}", values.join(", "))
+        }
+        _ => std::error::Error::source(error)?.to_string(),
+    };
+    let failure = Failure::usage(format!("the environment variable {variable} is {value:?}: {rule}"));
+    Some(failure.hint(format!("unset {variable}, or give --{long} on the command line")))
 }
 
 /// Two words that exclude each other.

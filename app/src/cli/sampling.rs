@@ -3,6 +3,8 @@
 use std::{path::PathBuf, str::FromStr};
 
 use clap::Args;
+use paguro_engine::Dry;
+use paguro_model::tokenizer::SEQUENCE_BREAKERS;
 
 use super::choices;
 
@@ -37,6 +39,27 @@ pub struct SamplingArgs {
     /// Probability from which on --xtc-probability drops tokens [default: 0.1]
     #[arg(long, value_name = "P", value_parser = choices::share, allow_negative_numbers = true)]
     pub xtc_threshold: Option<f32>,
+
+    /// Penalize tokens that would continue a repetition (DRY), by this much for the shortest one; 0 is off
+    #[arg(long, value_name = "F", value_parser = choices::not_negative, allow_negative_numbers = true)]
+    pub dry_multiplier: Option<f32>,
+
+    /// Multiply the DRY penalty by this for each further repeated token [default: 1.75]
+    #[arg(long, value_name = "F", value_parser = choices::at_least_one, allow_negative_numbers = true)]
+    pub dry_base: Option<f32>,
+
+    /// Length in tokens of the shortest repetition that DRY penalizes [default: 2]
+    #[arg(long, value_name = "N")]
+    pub dry_allowed_length: Option<u32>,
+
+    /// Number of last tokens that DRY searches for repetitions; -1 is all, 0 turns it off [default: all]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub dry_penalty_last_n: Option<Limit<u32>>,
+
+    /// Text that ends a repetition, in place of the defaults, which are a line break, `:`, `"` and `*` (repeatable); \n is a
+    /// line break, `none` is no text
+    #[arg(long, value_name = "TEXT", value_parser = choices::breaker)]
+    pub dry_sequence_breaker: Vec<String>,
 
     /// Divide the logits of tokens that were already there; 1 is off
     #[arg(long, value_name = "R", value_parser = choices::above_zero, allow_negative_numbers = true)]
@@ -94,6 +117,26 @@ impl SamplingArgs {
     /// Most tokens of an answer, if there is a limit.
     pub fn max_tokens(&self) -> Option<usize> {
         self.max_tokens.and_then(|limit| limit.0)
+    }
+
+    /// The DRY sampler without the tokens of its sequence breakers.
+    pub fn dry(&self) -> Dry {
+        let default = Dry::default();
+        Dry {
+            multiplier: self.dry_multiplier.unwrap_or(default.multiplier),
+            base: self.dry_base.unwrap_or(default.base),
+            allowed_length: self.dry_allowed_length.unwrap_or(default.allowed_length),
+            window: self.dry_penalty_last_n.map_or(default.window, |limit| limit.0),
+            breakers: default.breakers,
+        }
+    }
+
+    /// Texts that end a repetition.
+    pub fn dry_breakers(&self) -> Vec<&str> {
+        match self.dry_sequence_breaker.as_slice() {
+            [] => SEQUENCE_BREAKERS.to_vec(),
+            texts => texts.iter().map(String::as_str).filter(|text| *text != "none").collect(),
+        }
     }
 
     /// The seed, if it is not a random one.

@@ -154,6 +154,18 @@ pub struct ServeOptions {
     )]
     pub strict: Option<bool>,
 
+    /// Refuse prompts and inputs that are lists of token ids, which clients of OpenAI's API make with another tokenizer
+    #[arg(
+        long,
+        env = "PAGURO_REFUSE_TOKEN_IDS",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_name = "BOOL",
+        help_heading = "Listening"
+    )]
+    pub refuse_token_ids: Option<bool>,
+
     /// Another name of the first model, or with PATTERN=NAME of any (several: comma-separated or repeated): 'claude-*=qwen3:4b'
     #[arg(
         long = "alias",
@@ -334,6 +346,7 @@ impl ServeOptions {
             allow_hosts: or_list(self.allow_hosts, weaker.allow_hosts),
             cors_origins: or_list(self.cors_origins, weaker.cors_origins),
             strict: self.strict.or(weaker.strict),
+            refuse_token_ids: self.refuse_token_ids.or(weaker.refuse_token_ids),
             aliases: or_list(self.aliases, weaker.aliases),
             presets: if self.presets.is_empty() { weaker.presets } else { self.presets },
             max_body: self.max_body.or(weaker.max_body),

@@ -2,10 +2,10 @@
 
 use paguro_registry::{Registry, RegistryError};
 
-use super::{failure, usable};
+use super::{empty, failure, failure_of, usable};
 use crate::{
     cli::{CpArgs, PruneArgs, RmArgs},
-    failure::{Failure, Outcome},
+    failure::Outcome,
     output::Output,
     settings::LibrarySettings,
     units,
@@ -20,13 +20,13 @@ pub fn rm(args: &RmArgs, settings: &LibrarySettings) -> Outcome<()> {
         if args.force {
             return Ok(());
         }
-        return Err(Failure::usage(format!("there is no model `{}`: the library is empty", args.names[0])));
+        return Err(empty(&args.names[0]));
     };
     let mut out = Output::new();
     for name in &args.names {
         let removed = match registry.remove(name) {
             Err(RegistryError::NotFound { .. }) if args.force => continue,
-            removed => removed.map_err(failure)?,
+            removed => removed.map_err(|error| failure_of(name, error))?,
         };
         let freed = match removed.freed {
             Some(bytes) => format!("{} freed", units::bytes(bytes)),
@@ -44,7 +44,8 @@ pub fn rm(args: &RmArgs, settings: &LibrarySettings) -> Outcome<()> {
 pub fn cp(args: &CpArgs, settings: &LibrarySettings) -> Outcome<()> {
     usable(&args.to)?;
     let registry = settings.open()?;
-    let record = registry.copy(&args.from, &args.to, args.replace).map_err(failure)?;
+    let record = registry.copy(&args.from, &args.to, args.replace);
+    let record = record.map_err(|error| failure_of(&args.from, error))?;
     Output::new().line(record.name.short())
 }
 

@@ -1,10 +1,12 @@
 //! `paguro pull` and `paguro import`.
 
+use std::{cell::RefCell, error::Error, path::Path};
+
 use paguro_registry::{
-    Cancel, ImportOptions, ModelName, ModelRecord, PullOptions, RegistryError, hub::Reference, known,
+    Cancel, Details, ImportOptions, ModelName, ModelRecord, PullOptions, RegistryError, hub::Reference, known,
 };
 
-use super::{failure, inspect, progress::Bars, usable};
+use super::{failure, inspect_with_chat, progress::Bars, usable};
 use crate::{
     cli::{ImportArgs, PullArgs},
     failure::{Failure, Outcome},
@@ -29,7 +31,7 @@ pub fn pull(args: &PullArgs, settings: &LibrarySettings, terminal: Terminal) -> 
     }
     let (reference, name) = known::wanted(text).map_err(|error| {
         let failure = failure(error);
-        if std::path::Path::new(text).exists() {
+        if Path::new(text).exists() {
             failure.hint(format!("to take in a file or a folder: paguro import {text}"))
         } else {
             failure.hint("`paguro search` lists well-known models and those on the hub")
@@ -71,12 +73,39 @@ pub fn download(
     let _armed = interrupt.on_press(move || stop.cancel());
     let options = PullOptions { name, cancel };
     let bars = Bars::new(terminal, "getting");
+    let chat = ChatCheck::default();
+    let inspect = |path: &Path| chat.inspect(path);
     let result = registry.pull(&hub, reference, &options, &inspect, &|progress| bars.show(progress));
     drop(bars);
     if matches!(result, Err(RegistryError::Cancelled)) {
         terminal.note("stopped; the same command goes on from here");
     }
-    result.map_err(failure)
+    let record = result.map_err(failure)?;
+    chat.report(&record, terminal);
+    Ok(record)
+}
+
+/// The inspection of a model that also tries its chat template.
+#[derive(Default)]
+struct ChatCheck(RefCell<Option<String>>);
+
+impl ChatCheck {
+    /// Opens a model for the library.
+    fn inspect(&self, path: &Path) -> Result<Details, Box<dyn Error + Send + Sync>> {
+        let (details, problem) = inspect_with_chat(path)?;
+        self.0.replace(problem);
+        Ok(details)
+    }
+
+    /// Warns about a model that cannot chat although it has a chat template.
+    fn report(&self, record: &ModelRecord, terminal: Terminal) {
+        if let Some(problem) = self.0.take() {
+            let name = record.name.short();
+            terminal.status(&format!("{name} cannot chat: {problem}"));
+            terminal
+                .status(&format!("to continue a prompt without the chat template: paguro run {name} --raw"));
+        }
+    }
 }
 
 /// Runs `paguro import`.
@@ -97,7 +126,10 @@ pub fn import(args: &ImportArgs, settings: &LibrarySettings, terminal: Terminal)
         cancel,
     };
     let bars = Bars::new(terminal, if args.copy { "copying" } else { "reading" });
-    let result = registry.import(&args.path, &options, &inspect, &|progress| bars.show(progress));
+    let chat = ChatCheck::default();
+    let result = registry.import(&args.path, &options, &|path| chat.inspect(path), &|progress| {
+        bars.show(progress);
+    });
     drop(bars);
     let record = result.map_err(|error| match error {
         RegistryError::NameTaken { name } => {
@@ -110,6 +142,7 @@ pub fn import(args: &ImportArgs, settings: &LibrarySettings, terminal: Terminal)
     if let Some(problem) = &record.details.problem {
         terminal.status(&format!("this version of Paguro cannot run it: {problem}"));
     }
+    chat.report(&record, terminal);
     Ok(())
 }
 

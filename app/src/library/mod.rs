@@ -102,23 +102,29 @@ pub static VERSION: LazyLock<String> = LazyLock::new(|| {
 
 /// Opens a model to learn what the library records of it; the library itself does not look into files.
 pub fn inspect(path: &Path) -> Result<Details, Box<dyn Error + Send + Sync>> {
+    inspect_with_chat(path).map(|(details, _)| details)
+}
+
+/// [`inspect`], and the reason why the model's chat template is of no use, if it has one and it fails.
+fn inspect_with_chat(path: &Path) -> Result<(Details, Option<String>), Box<dyn Error + Send + Sync>> {
     let file = ModelFile::open(path)?;
     file.check_templates()?;
     let description = file.description();
     // Everything but reading the weights: the architecture, the tensors and their formats, the tokenizer.
-    let problem = match file.load(&LoadOptions { max_context: Some(DEFAULT_CONTEXT) }) {
-        Ok(_) => None,
+    let (problem, chat_problem) = match file.load(&LoadOptions { max_context: Some(DEFAULT_CONTEXT) }) {
+        Ok(model) => (None, model.chat_problem()),
         // Not the model's fault, and perhaps over the next time.
         Err(error @ ModelError::Io { .. }) => return Err(error.into()),
-        Err(error) => Some(error.to_string()),
+        Err(error) => (Some(error.to_string()), None),
     };
-    Ok(Details {
+    let details = Details {
         architecture: file.architecture().map(str::to_owned),
         parameters: description.parameters,
         quantization: description.quantization,
         problem,
         inspected_by: VERSION.clone(),
-    })
+    };
+    Ok((details, chat_problem))
 }
 
 /// The library's errors as the program's: what was asked for cannot be, or could not be done.
@@ -139,6 +145,26 @@ pub fn failure(error: RegistryError) -> Failure {
         // Their messages have the causes already.
         _ => Failure::new(error),
     }
+}
+
+/// The error about a name that no model of the library has: the library is empty.
+fn empty(name: &str) -> Failure {
+    or_embedded(Failure::usage(format!("there is no model `{name}`: the library is empty")), name)
+}
+
+/// The library's error about a model of this name.
+fn failure_of(name: &str, error: RegistryError) -> Failure {
+    or_embedded(failure(error), name)
+}
+
+/// Adds a hint where the name is that of the model in the binary, which is not in the library.
+fn or_embedded(failure: Failure, name: &str) -> Failure {
+    if !is_embedded(name) {
+        return failure;
+    }
+    failure.hint(format!(
+        "`{EMBEDDED}` is the model inside this binary and not in the library: `paguro inspect {EMBEDDED}` shows it, `paguro run {EMBEDDED}` runs it"
+    ))
 }
 
 /// Refuses a name that could never be reached.

@@ -3,7 +3,7 @@
 use paguro_registry::{ModelName, ModelRecord, Registry};
 use serde_json::{Value, json};
 
-use super::failure;
+use super::{empty, failure, failure_of};
 use crate::{
     cli::PresetArgs,
     failure::{Failure, Outcome},
@@ -19,9 +19,9 @@ use crate::{
 /// A name that is not there; a value that servers would refuse; an alias that is taken.
 pub fn preset(args: &PresetArgs, settings: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
     let Some(registry) = settings.open_existing()? else {
-        return Err(Failure::usage(format!("there is no model `{}`: the library is empty", args.name)));
+        return Err(empty(&args.name));
     };
-    let mut record = registry.find(&args.name).map_err(failure)?;
+    let mut record = registry.find(&args.name).map_err(|error| failure_of(&args.name, error))?;
     if args.clear || args.changes() {
         // Without --clear, a preset that cannot be read stays.
         let old = if args.clear { Preset::default() } else { Preset::of(&record).map_err(Failure::new)? };

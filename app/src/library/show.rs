@@ -6,10 +6,10 @@ use humantime::format_rfc3339_millis;
 use paguro_registry::{ModelRecord, Source};
 use serde_json::{Value, json};
 
-use super::{VERSION, failure, inspect};
+use super::{VERSION, empty, failure, failure_of, inspect};
 use crate::{
     cli::{ListArgs, ShowArgs},
-    failure::{Failure, Outcome},
+    failure::Outcome,
     output::Output,
     presets::Preset,
     settings::{LibrarySettings, Terminal},
@@ -62,9 +62,9 @@ pub fn list(args: &ListArgs, settings: &LibrarySettings, terminal: Terminal) -> 
 /// A name that is not there or not clear.
 pub fn show(args: &ShowArgs, settings: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
     let Some(registry) = settings.open_existing()? else {
-        return Err(Failure::usage(format!("there is no model `{}`: the library is empty", args.name)));
+        return Err(empty(&args.name));
     };
-    let model = registry.find(&args.name).map_err(failure)?;
+    let model = registry.find(&args.name).map_err(|error| failure_of(&args.name, error))?;
     let path = registry.path(&model).map_err(|error| error.to_string());
     let unusable = model.details.problem.as_ref().map(|problem| format!("cannot run: {problem}"));
     let mut out = Output::new();

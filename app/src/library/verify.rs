@@ -3,7 +3,7 @@
 use paguro_registry::{Cancel, Finding, Registry, Repair, Restored, Verified, VerifyOptions};
 use serde_json::{Value, json};
 
-use super::{failure, inspect, progress::Bars};
+use super::{empty, failure, failure_of, inspect, progress::Bars};
 use crate::{
     cli::{RebuildArgs, VerifyArgs},
     failure::{Failure, Outcome},
@@ -20,9 +20,7 @@ use crate::{
 pub fn verify(args: &VerifyArgs, settings: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
     let registry = match (settings.open_existing()?, &args.name) {
         (Some(registry), _) => registry,
-        (None, Some(name)) => {
-            return Err(Failure::usage(format!("there is no model `{name}`: the library is empty")));
-        }
+        (None, Some(name)) => return Err(empty(name)),
         (None, None) => return report(args, &Verified::default(), terminal),
     };
     let hub = args.repair.then(|| settings.hub()).transpose()?;
@@ -33,7 +31,8 @@ pub fn verify(args: &VerifyArgs, settings: &LibrarySettings, terminal: Terminal)
     let options = VerifyOptions { name: args.name.as_deref(), repair: hub.as_ref() };
     let verified = registry.verify(&options, &cancel, &|progress| bars.show(progress));
     drop(bars);
-    report(args, &verified.map_err(failure)?, terminal)
+    let name = args.name.as_deref().unwrap_or_default();
+    report(args, &verified.map_err(|error| failure_of(name, error))?, terminal)
 }
 
 fn report(args: &VerifyArgs, verified: &Verified, terminal: Terminal) -> Outcome<()> {

@@ -204,7 +204,7 @@ impl<'a> Chat<'a> {
             }
         };
         let loaded = &self.running.loaded;
-        let mut request = sampling::request(tokens, &self.sampling, &loaded.model.defaults);
+        let mut request = sampling::request(tokens, &self.sampling, &loaded.model);
         request.constraint = self.running.constraint.clone();
         let seed = (request.sampling.temperature > 0.0).then_some(request.sampling.seed);
         let mut reading = progress::reading(&self.asked.terminal, &loaded.handle, request.prompt.len());

@@ -28,7 +28,7 @@ pub fn answer(asked: Asked<'_>, running: &Running, prompt: String) -> Outcome<()
     let model = &loaded.model;
     let mut conversation = Conversation::new(args.system.clone());
     conversation.ask(prompt);
-    let mut request = sampling::request(conversation.tokens(model, *style)?, &args.sampling, &model.defaults);
+    let mut request = sampling::request(conversation.tokens(model, *style)?, &args.sampling, model);
     request.branches = args.branches;
     request.logprobs = args.logprobs;
     request.constraint = constraint.clone();

@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use paguro_backend::SamplingParams;
 use paguro_engine::Request;
-use paguro_model::GenerationDefaults;
+use paguro_model::{GenerationDefaults, Model};
 
 use crate::cli::SamplingArgs;
 
@@ -21,6 +21,7 @@ pub fn decide(args: &SamplingArgs, model: &GenerationDefaults) -> SamplingParams
         top_n_sigma: args.top_n_sigma.unwrap_or(default.top_n_sigma),
         xtc_probability: args.xtc_probability.unwrap_or(default.xtc_probability),
         xtc_threshold: args.xtc_threshold.unwrap_or(default.xtc_threshold),
+        dry: args.dry(),
         repetition_penalty: args.repeat_penalty.unwrap_or(default.repetition_penalty),
         frequency_penalty: args.frequency_penalty.unwrap_or(default.frequency_penalty),
         presence_penalty: args.presence_penalty.unwrap_or(default.presence_penalty),
@@ -32,13 +33,17 @@ pub fn decide(args: &SamplingArgs, model: &GenerationDefaults) -> SamplingParams
 }
 
 /// A request with these values and the flags about where to end.
-pub fn request(prompt: Vec<u32>, args: &SamplingArgs, model: &GenerationDefaults) -> Request {
+pub fn request(prompt: Vec<u32>, args: &SamplingArgs, model: &Model) -> Request {
+    let mut sampling = decide(args, &model.defaults);
+    if sampling.dry.is_on() {
+        sampling.dry.breakers = model.tokenizer.sequence_breakers(&args.dry_breakers()).into();
+    }
     Request {
         prompt,
         max_tokens: args.max_tokens(),
         stop_strings: args.stop.clone(),
         ignore_stop_tokens: args.ignore_eos,
-        sampling: decide(args, model),
+        sampling,
         ..Request::default()
     }
 }
@@ -50,6 +55,7 @@ pub fn values(args: &SamplingArgs, model: &GenerationDefaults) -> Vec<(String, S
     let list = |items: Vec<String>| if items.is_empty() { "(none)".to_owned() } else { items.join(", ") };
     let bias = params.logit_bias.iter().map(|(id, value)| format!("{id}={value}")).collect();
     let stop = args.stop.iter().map(|text| format!("{text:?}")).collect();
+    let breakers = args.dry_breakers().iter().map(|text| format!("{text:?}")).collect();
     let values = [
         ("temperature", params.temperature.to_string()),
         ("top-k", params.top_k.to_string()),
@@ -58,6 +64,11 @@ pub fn values(args: &SamplingArgs, model: &GenerationDefaults) -> Vec<(String, S
         ("top-n-sigma", params.top_n_sigma.to_string()),
         ("xtc-probability", params.xtc_probability.to_string()),
         ("xtc-threshold", params.xtc_threshold.to_string()),
+        ("dry-multiplier", params.dry.multiplier.to_string()),
+        ("dry-base", params.dry.base.to_string()),
+        ("dry-allowed-length", params.dry.allowed_length.to_string()),
+        ("dry-penalty-last-n", number(params.dry.window.map(u64::from))),
+        ("dry-sequence-breaker", list(breakers)),
         ("repeat-penalty", params.repetition_penalty.to_string()),
         ("frequency-penalty", params.frequency_penalty.to_string()),
         ("presence-penalty", params.presence_penalty.to_string()),

@@ -26,6 +26,7 @@ use crate::{
     library,
     output::Output,
     settings::{LibrarySettings, Settings, Terminal},
+    units,
 };
 use source::Shelf;
 
@@ -55,7 +56,7 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
     let (free, on_gpu) = (backend.capacity().bytes_free, backend.name() != "cpu");
     drop(backend);
     if let Some(bytes) = options.memory.filter(|bytes| bytes.0 < LEAST_MEMORY) {
-        let message = format!("--memory is {} bytes, in which no model fits", bytes.0);
+        let message = format!("--memory is {}, in which no model fits", units::bytes(bytes.0));
         return Err(Failure::usage(message).hint("sizes have a unit: --memory 10GiB"));
     }
     let memory = match (options.memory, on_gpu) {
@@ -117,9 +118,14 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
 /// Logs which models are served and which cannot be, with the reason.
 fn say_models(models: &dyn ModelSource, memory: u64) {
     for model in models.list().unwrap_or_default() {
-        let (name, context) = (model.name, model.details.context);
+        let needed = models.plan(&model, None).map_or(0, |plan| plan.with(plan.kv_least));
+        let (name, context, limit) = (model.name, model.details.context, units::bytes(memory));
         match model.details.problem {
-            None => tracing::info!(model = name, context, memory, "serving"),
+            None if needed > memory => {
+                let needed = units::bytes(needed);
+                tracing::warn!(model = name, needed, memory = limit, "does not fit into --memory");
+            }
+            None => tracing::info!(model = name, context, memory = limit, "serving"),
             Some(problem) => tracing::warn!(model = name, problem, "cannot be served"),
         }
     }
@@ -154,10 +160,7 @@ fn read_config(given: Option<&Path>, default: Option<&Path>) -> Outcome<ServeOpt
     let shown = path.display();
     let text =
         fs::read_to_string(path).map_err(|error| Failure::usage(format!("cannot read {shown}: {error}")))?;
-    let parsed = toml::from_str(&text).map_err(|error| {
-        let failure = Failure::usage(format!("{shown}: {}", error.to_string().trim_end()));
-        failure.hint("keys are the flags of `paguro serve --help` without the dashes before them")
-    });
+    let parsed = toml::from_str(&text).map_err(|error| config_error(&shown, &error));
     let mut options: ServeOptions = parsed?;
     let folder = path.parent().unwrap_or(Path::new(""));
     for (name, preset) in &mut options.presets {
@@ -167,6 +170,30 @@ fn read_config(given: Option<&Path>, default: Option<&Path>) -> Outcome<ServeOpt
         preset.check().map_err(problem)?;
     }
     Ok(options)
+}
+
+/// The error about a file with settings that cannot be parsed. Of an unknown key it names the nearest known one.
+fn config_error(path: &dyn std::fmt::Display, error: &toml::de::Error) -> Failure {
+    const KEYS: &str = "keys are the flags of `paguro serve --help` without the dashes before them";
+    let unknown = error.message().strip_prefix("unknown field `").and_then(|rest| rest.split_once('`'));
+    let Some((key, rest)) = unknown else {
+        return Failure::usage(format!("{path}: {}", error.to_string().trim_end())).hint(KEYS);
+    };
+    // serde lists the known keys between backticks.
+    let known = rest
+        .split('`')
+        .skip(1)
+        .step_by(2)
+        .map(|name| (strsim::jaro_winkler(name, &key.replace('_', "-")), name));
+    let nearest = known.filter(|(like, _)| *like > 0.8).max_by(|a, b| a.0.total_cmp(&b.0));
+    // The first lines show the place; the last one is the message with all keys.
+    let text = error.to_string();
+    let place = text.trim_end().rsplit_once('\n').map_or("", |(place, _)| place);
+    let failure = Failure::usage(format!("{path}: unknown key `{key}`\n{place}"));
+    match nearest {
+        Some((_, name)) => failure.hint(format!("did you mean `{name}`?")),
+        None => failure.hint(KEYS),
+    }
 }
 
 /// The name of this machine, by which its containers and its own programs may ask. (macOS has one that ends with `.local`.)
@@ -215,6 +242,7 @@ fn server_settings(options: &ServeOptions, memory: u64, keys: PathBuf) -> Outcom
         hosts: options.allow_hosts.iter().cloned().chain(own_name()).collect(),
         origins: options.cors_origins.clone(),
         strict: options.strict == Some(true),
+        refuse_token_ids: options.refuse_token_ids == Some(true),
         aliases: Vec::new(),
         release_memory: memory::release,
         ui: !options.no_ui.unwrap_or(false),

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use paguro_registry::{Digest, Registry};
+use paguro_registry::Digest;
 
 use super::{Fixture, Random, check, model, settle, tales};
 
@@ -25,10 +25,6 @@ fn kills() -> usize {
 impl Fixture {
     fn file(&self, name: &str, bytes: &[u8]) {
         fs::write(self.folder.path().join(name), bytes).unwrap();
-    }
-
-    fn registry(&self) -> Registry {
-        Registry::open(&self.root()).unwrap()
     }
 
     /// Kills a command at random moments of its time until so many were killed before they were done. `prepare` comes

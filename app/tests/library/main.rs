@@ -19,27 +19,10 @@ use std::{
 
 use common::Ran;
 use expect_test::expect;
-use library_common::{
-    check, count_files,
-    hub::{Fault, TestHub},
-};
+use library_common::{Fixture, check, count_files, hub::Fault};
 use paguro_registry::{Pruned, Registry};
 
-/// A library, a folder for files, and a hub.
-struct Fixture {
-    hub: TestHub,
-    folder: tempfile::TempDir,
-}
-
 impl Fixture {
-    fn new() -> Self {
-        Self { hub: TestHub::start(), folder: tempfile::tempdir().unwrap() }
-    }
-
-    fn root(&self) -> PathBuf {
-        self.folder.path().join("library")
-    }
-
     fn command(&self, args: &[&str]) -> Command {
         let mut command = common::paguro(args);
         command.env("PAGURO_HOME", self.root()).env("HF_ENDPOINT", self.hub.endpoint());

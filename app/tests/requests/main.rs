@@ -128,6 +128,7 @@ fn server(home: &Path) -> Router {
         hosts: Vec::new(),
         origins: Vec::new(),
         strict: false,
+        refuse_token_ids: false,
         aliases: Vec::new(),
         release_memory: || {},
         shutdown_time: Duration::ZERO,

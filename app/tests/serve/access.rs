@@ -56,11 +56,11 @@ fn a_key_is_needed_as_soon_as_there_is_one() {
     assert_eq!((get("/v1/models", &key), get("/metrics", &key)), (200, 403));
     assert_eq!((get("/v1/models", &monitor), get("/metrics", &monitor)), (403, 200));
     assert_eq!(get("/v1/models", "pg-nonsense"), 401);
-    let headers = [("x-api-key", key.as_str())];
-    assert_eq!(
-        server.request("POST", "/v1/chat/completions", &headers, &ask(json!({})).to_string()).status,
-        200
-    );
+    for header in ["x-api-key", "api-key"] {
+        let headers = [(header, key.as_str())];
+        let answer = server.request("POST", "/v1/chat/completions", &headers, &ask(json!({})).to_string());
+        assert_eq!(answer.status, 200, "{header}");
+    }
 
     let file = std::fs::read_to_string(server.home().join(".local/share/paguro/keys.json")).unwrap();
     assert!(!file.contains(&key), "keys are not kept");

@@ -147,6 +147,15 @@ fn what_cannot_be_embedded_is_refused_by_name() {
         "32",
     );
     refused(json!({"model": "encoder", "input": "a"}), invalid, "encoder (`bert`)");
+    let texts_only = Server::start(&["--refuse-token-ids"]);
+    for (path, field) in [("/v1/embeddings", "input"), ("/v1/completions", "prompt")] {
+        let body = |value: Value| json!({"model": "tales", field: value, "max_tokens": 1});
+        for tokens in [json!([791, 4062]), json!([[791], [4062]])] {
+            let error = texts_only.post(path, &body(tokens)).error();
+            assert!(error.starts_with(invalid) && error.contains("--refuse-token-ids"), "{error}");
+        }
+        assert_eq!(texts_only.post(path, &body(json!("a"))).status, 200);
+    }
     // Ollama cuts what is too long unless told not to.
     let long = json!({"model": "tales", "input": "word ".repeat(60)});
     assert_eq!(server.post("/api/embed", &long).ok()["prompt_eval_count"], 32);

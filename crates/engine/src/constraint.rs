@@ -450,7 +450,9 @@ impl Job {
                     .fill(bits.filter(|bits| bits.iter().any(|&word| word != 0)).unwrap_or(mask.into()));
             }
             Err(_) if reason == StopReason::NoExtensionBias => {
-                self.give_up("the vocabulary has no token for what must come next".into());
+                self.give_up(
+                    "the vocabulary has no token for what must come next, or nothing is allowed there".into(),
+                );
             }
             Err(error) => self.give_up(message(&error)),
         }

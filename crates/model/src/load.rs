@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     arch::{self, Config, Definition, Names, Tensors},
-    chat::{ChatTemplate, TemplateError, TemplateTokens},
+    chat::{ChatInput, ChatTemplate, TemplateError, TemplateTokens},
     error::ModelError,
     gguf::{self, Gguf},
     hf::HfFolder,
@@ -150,6 +150,16 @@ pub struct MetadataEntry {
 }
 
 impl Model {
+    /// Returns the reason why the model cannot chat although its file has a chat template: the template does not compile, or
+    /// it fails on a chat of one message.
+    pub fn chat_problem(&self) -> Option<String> {
+        let Some(template) = &self.chat_template else {
+            return self.template_problem.as_ref().map(ToString::to_string);
+        };
+        let input = ChatInput::from_turns([("user", "Hello")]);
+        template.prompt(&input, &self.tokenizer).err().map(|problem| problem.to_string())
+    }
+
     /// Opens a GGUF file, one of several of a split model, or a Hugging Face folder.
     ///
     /// # Errors

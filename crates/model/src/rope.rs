@@ -4,6 +4,8 @@ use std::f64::consts::TAU;
 
 use paguro_backend::{Rope, RopeStyle};
 
+use crate::error::ModelError;
+
 /// What a file says about its rotary embeddings.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RopeConfig {
@@ -52,10 +54,61 @@ pub(crate) struct Yarn {
     pub(crate) truncate: bool,
 }
 
+/// Range of the factors of a scaling. Real ones are between 1 and 100.
+const FACTORS: (f64, f64) = (1e-6, 1e6);
+
+/// Range of a context in tokens.
+const CONTEXTS: (f64, f64) = (1.0, 1e12);
+
 impl RopeConfig {
     /// Plain RoPE.
     pub(crate) fn plain(style: RopeStyle, dims: usize, base: f64) -> Self {
         Self { style, dims, base, factor: 1.0, yarn: None, factors: Factors::None, magnitude: 1.0 }
+    }
+
+    /// Checks that every number has a meaning for heads of `head_dim` elements.
+    ///
+    /// # Errors
+    /// The first problem.
+    pub(crate) fn check(&self, head_dim: usize) -> Result<(), String> {
+        if !self.dims.is_multiple_of(2) || self.dims == 0 || self.dims > head_dim {
+            return Err(format!(
+                "RoPE rotates {} of a head's {head_dim} elements, which has to be an even number of them",
+                self.dims
+            ));
+        }
+        let numbers = [self.base, self.factor, self.magnitude];
+        if numbers.iter().any(|number| !number.is_finite() || *number <= 0.0) || self.base <= 1.0 {
+            let [base, factor, magnitude] = numbers;
+            return Err(format!("RoPE has base {base}, scaling factor {factor} and magnitude {magnitude}"));
+        }
+        let mut scaling = vec![("factor", self.factor, FACTORS)];
+        if let Some(yarn) = self.yarn {
+            scaling.extend([
+                ("original context", yarn.original, CONTEXTS),
+                ("beta_fast", yarn.beta_fast, FACTORS),
+                ("beta_slow", yarn.beta_slow, FACTORS),
+            ]);
+        }
+        if let Factors::Llama3 { factor, low_freq_factor, high_freq_factor, original } = self.factors {
+            scaling.extend([
+                ("factor", factor, FACTORS),
+                ("original context", original, CONTEXTS),
+                ("low_freq_factor", low_freq_factor, FACTORS),
+                ("high_freq_factor", high_freq_factor, (low_freq_factor, FACTORS.1)),
+            ]);
+        }
+        for (name, value, (least, most)) in scaling {
+            // A NaN is in no range.
+            if !(least..=most).contains(&value) {
+                return Err(format!("RoPE scaling has {name} {value}, expected {least} to {most}"));
+            }
+        }
+        let frequencies = (0..self.dims / 2).map(|pair| self.frequency(pair) as f32);
+        match frequencies.into_iter().find(|frequency| !(f32::MIN_POSITIVE..=1e6).contains(frequency)) {
+            Some(frequency) => Err(format!("RoPE has a frequency of {frequency}")),
+            None => Ok(()),
+        }
     }
 
     /// The numbers that a backend needs.
@@ -114,6 +167,20 @@ impl Yarn {
     pub(crate) fn magnitude(factor: f64, scale: f64) -> f64 {
         if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 }
     }
+}
+
+/// Checks the context of the first training, by which longrope chooses between its factors.
+///
+/// # Errors
+/// A number that is no context.
+pub(crate) fn check_original(original: f64) -> Result<(), ModelError> {
+    let (least, most) = CONTEXTS;
+    if (least..=most).contains(&original) {
+        return Ok(());
+    }
+    Err(ModelError::Config(format!(
+        "RoPE scaling has original context {original}, expected {least} to {most}"
+    )))
 }
 
 /// Longrope's magnitude (arXiv:2402.13753) for a context that is `factor` times longer than the original one.
@@ -179,6 +246,39 @@ mod tests {
                 "1.0000 1.0000 1.0000 1.0000 1.0000 1.0000 1.0000 1.0000 1.0000 1.0000 1.0000 1.0000 0.9167 0.8333 0.7500 0.6667 0.5833 0.5000 0.4167 0.3333 0.2500 0.2500 0.2500 0.2500 0.2500 0.2500 0.2500 0.2500 0.2500 0.2500 0.2500 0.2500 magnitude 1.1386"
             ],
         );
+    }
+
+    #[test]
+    fn numbers_without_a_meaning_are_refused() {
+        let llama3 = |factor, low_freq_factor, high_freq_factor, original| RopeConfig {
+            factors: Factors::Llama3 { factor, low_freq_factor, high_freq_factor, original },
+            ..plain(8, 10000.0)
+        };
+        let yarn = |beta_fast, original| RopeConfig {
+            factor: 4.0,
+            yarn: Some(Yarn { beta_fast, beta_slow: 1.0, original, truncate: true }),
+            ..plain(8, 10000.0)
+        };
+        assert_eq!(llama3(32.0, 1.0, 4.0, 8192.0).check(8), Ok(()));
+        assert_eq!(yarn(32.0, 32768.0).check(8), Ok(()));
+        for wrong in [
+            llama3(1e300, 1.0, 4.0, 8192.0),
+            llama3(32.0, 1.0, 4.0, 0.0),
+            llama3(32.0, 4.0, 1.0, 8192.0),
+            llama3(f64::NAN, 1.0, 4.0, 8192.0),
+            yarn(32.0, 0.0),
+            yarn(f64::INFINITY, 32768.0),
+            yarn(32.0, -1.0),
+            RopeConfig { factor: 1e300, ..plain(8, 10000.0) },
+            RopeConfig { magnitude: f64::NAN, ..plain(8, 10000.0) },
+            RopeConfig { factors: Factors::Listed(vec![1e-38; 4]), ..plain(8, 10000.0) },
+            plain(8, 1e300),
+            plain(8, 0.5),
+            plain(7, 10000.0),
+            plain(16, 10000.0),
+        ] {
+            assert!(wrong.check(8).is_err(), "{wrong:?}");
+        }
     }
 
     #[test]

@@ -109,6 +109,16 @@ fn metadata_is_named() {
         expect!["the model's configuration is not usable: the context length is 0"],
     );
     check(
+        |writer| {
+            set("llama.rope.scaling.type", Value::String("yarn".to_owned()))(writer);
+            set("llama.rope.scaling.factor", Value::F32(4.0))(writer);
+            set("llama.rope.scaling.original_context_length", Value::U32(0))(writer);
+        },
+        expect![
+            "the model's configuration is not usable: RoPE scaling has original context 0, expected 1 to 1000000000000"
+        ],
+    );
+    check(
         remove("tokenizer.ggml.model"),
         expect!["the model's tokenizer is not usable: the metadata has no `tokenizer.ggml.model`"],
     );

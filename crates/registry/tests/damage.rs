@@ -8,35 +8,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use common::{
-    check, count_files, gguf,
-    hub::{Fault, TestHub},
-    inspect,
-};
+use common::{Fixture, check, count_files, gguf, hub::Fault, inspect};
 use expect_test::{Expect, expect};
 use paguro_registry::{
-    Cancel, Digest, Finding, ImportOptions, ModelRecord, Problem, Progress, PullOptions, Rebuilt, Registry,
-    RegistryError, Repair, VerifyOptions,
+    Cancel, Digest, Finding, ImportOptions, ModelRecord, Problem, Progress, Rebuilt, Registry, RegistryError,
+    Repair, VerifyOptions,
 };
 
-struct Fixture {
-    hub: TestHub,
-    folder: tempfile::TempDir,
-}
-
 impl Fixture {
-    fn new() -> Self {
-        Self { hub: TestHub::start(), folder: tempfile::tempdir().unwrap() }
-    }
-
-    fn root(&self) -> PathBuf {
-        self.folder.path().join("library")
-    }
-
-    fn registry(&self) -> Registry {
-        Registry::open(&self.root()).unwrap()
-    }
-
     fn file(&self, name: &str, bytes: &[u8]) -> PathBuf {
         let path = self.folder.path().join(name);
         fs::write(&path, bytes).unwrap();
@@ -46,11 +25,6 @@ impl Fixture {
     fn import(&self, path: &Path, copy: bool) -> ModelRecord {
         let options = ImportOptions { copy, replace: true, ..ImportOptions::default() };
         self.registry().import(path, &options, &inspect, &|_| {}).unwrap()
-    }
-
-    fn pull(&self, reference: &str) -> Result<ModelRecord, RegistryError> {
-        let options = PullOptions::default();
-        self.registry().pull(&self.hub.client(), &reference.parse()?, &options, &inspect, &|_| {})
     }
 
     fn blob(&self, bytes: &[u8]) -> PathBuf {

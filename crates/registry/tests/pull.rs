@@ -4,7 +4,6 @@ mod common;
 
 use std::{
     fs,
-    path::Path,
     sync::{
         Barrier, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -12,39 +11,14 @@ use std::{
     thread,
 };
 
-use common::{
-    check, count_files, gguf,
-    hub::{Fault, TestHub},
-    inspect,
-};
+use common::{Fixture, check, count_files, gguf, hub::Fault, inspect};
 use expect_test::expect;
 use paguro_registry::{
-    Cancel, ModelRecord, Progress, PullOptions, Registry, RegistryError,
+    Cancel, ModelRecord, Progress, PullOptions, RegistryError,
     hub::{Hub, HubOptions},
 };
 
-struct Fixture {
-    hub: TestHub,
-    folder: tempfile::TempDir,
-}
-
 impl Fixture {
-    fn new() -> Self {
-        Self { hub: TestHub::start(), folder: tempfile::tempdir().unwrap() }
-    }
-
-    fn root(&self) -> &Path {
-        self.folder.path()
-    }
-
-    fn registry(&self) -> Registry {
-        Registry::open(self.root()).unwrap()
-    }
-
-    fn pull(&self, reference: &str) -> Result<ModelRecord, RegistryError> {
-        self.pull_with(&self.hub.client(), reference)
-    }
-
     fn pull_with(&self, hub: &Hub, reference: &str) -> Result<ModelRecord, RegistryError> {
         self.registry().pull(hub, &reference.parse()?, &PullOptions::default(), &inspect, &|_| {})
     }
@@ -52,7 +26,7 @@ impl Fixture {
     /// A failed pull's message, and the proof that it has left nothing that shows.
     fn refused(&self, reference: &str) -> String {
         let error = self.pull(reference).unwrap_err();
-        assert!(check(self.root()).is_empty());
+        assert!(check(&self.root()).is_empty());
         error.to_string().replace(&self.hub.port.to_string(), "HUB")
     }
 }
@@ -67,14 +41,14 @@ fn a_model_comes_with_its_checksum_size_and_name() {
     assert_eq!(model.name.to_string(), "o/Tiny-GGUF:Q4_K_M");
     assert_eq!(model.size(), 300_000);
     assert_eq!(model.files[0].digest, paguro_registry::Digest::of(&large));
-    assert_eq!(check(f.root()), [model]);
+    assert_eq!(check(&f.root()), [model]);
     let path = f.registry().resolve("tiny-gguf").unwrap();
     assert_eq!(path.file_name().unwrap(), "tiny-Q4_K_M.gguf");
     // Again: everything is here, nothing is sent.
     f.hub.state().sent = 0;
     f.pull("o/Tiny-GGUF").unwrap();
     assert_eq!(f.hub.state().sent, 0);
-    assert_eq!(check(f.root()).len(), 1);
+    assert_eq!(check(&f.root()).len(), 1);
     assert_eq!(f.registry().prune(false).unwrap(), paguro_registry::Pruned::default());
 }
 
@@ -96,7 +70,7 @@ fn split_models_and_folders_come_whole() {
     assert_eq!(model.name.to_string(), "o/st:latest");
     let folder = f.registry().resolve("st").unwrap();
     assert_eq!(fs::read(folder.join("config.json")).unwrap(), b"{}");
-    assert_eq!(check(f.root()).len(), 2);
+    assert_eq!(check(&f.root()).len(), 2);
     // The first part's content is in both models, and once on disk.
     assert_eq!(count_files(&f.root().join("blobs")), 4);
 }
@@ -131,7 +105,7 @@ fn dropped_connections_are_taken_up_where_they_ended() {
     // More often than it would be tried again without progress.
     f.hub.state().faults = vec![Fault::Drop(100_000); 4];
     let model = f.pull("o/m").unwrap();
-    assert_eq!(check(f.root()), [model]);
+    assert_eq!(check(&f.root()), [model]);
     let state = f.hub.state();
     assert!(state.log.iter().any(|line| line.contains("range:bytes=")), "{:?}", state.log);
     assert!(state.sent < 510_000, "{} bytes were sent for 500000", state.sent);
@@ -147,7 +121,7 @@ fn a_pull_goes_on_where_an_earlier_one_has_failed() {
     f.pull("o/m").unwrap();
     let sent = f.hub.state().sent;
     assert!((1..=400_000).contains(&sent), "{sent}");
-    assert_eq!(check(f.root()).len(), 1);
+    assert_eq!(check(&f.root()).len(), 1);
 }
 
 #[test]
@@ -157,7 +131,7 @@ fn a_server_without_ranges_starts_anew() {
     f.hub.state().no_ranges = true;
     f.hub.state().faults = vec![Fault::Drop(200_000)];
     f.pull("o/m").unwrap();
-    assert_eq!(check(f.root()).len(), 1);
+    assert_eq!(check(&f.root()).len(), 1);
 }
 
 #[test]
@@ -180,7 +154,7 @@ fn wrong_content_never_becomes_a_model() {
     assert!(f.refused("o/st").contains("was damaged on its way"));
     // Nothing of all that is in the way of the next attempt.
     f.pull("o/st").unwrap();
-    assert_eq!(check(f.root()).len(), 1);
+    assert_eq!(check(&f.root()).len(), 1);
 }
 
 #[test]
@@ -197,7 +171,7 @@ fn damage_in_what_an_earlier_process_has_left_is_repaired() {
     f.registry().remove("m").unwrap();
     fs::write(&part, vec![7; 400_000]).unwrap();
     f.pull("o/m").unwrap();
-    assert_eq!(check(f.root()).len(), 1);
+    assert_eq!(check(&f.root()).len(), 1);
     assert!(!part.exists());
 }
 
@@ -259,7 +233,7 @@ fn a_newer_version_replaces_the_older_and_frees_it() {
     f.hub.add("o/m", &[("m.gguf", &gguf(2, 2000))]);
     let new = f.pull("o/m").unwrap();
     assert_eq!(new.created_at, old.created_at);
-    assert_eq!(check(f.root()), [new]);
+    assert_eq!(check(&f.root()), [new]);
     assert_eq!(count_files(&f.root().join("blobs")), 1);
     assert_eq!(count_files(&f.root().join("models")), 1);
 }
@@ -286,7 +260,7 @@ fn two_pulls_of_one_model_share_one_download() {
     });
     assert_eq!(f.hub.state().sent, 400_000);
     assert!(waited.load(Ordering::Relaxed));
-    assert_eq!(check(f.root()).len(), 1);
+    assert_eq!(check(&f.root()).len(), 1);
 }
 
 #[test]
@@ -304,7 +278,7 @@ fn a_cancelled_pull_stops_and_is_gone_on_with() {
     let hub = f.hub.client();
     let error = f.registry().pull(&hub, &"o/m".parse().unwrap(), &options, &inspect, &stop_at).unwrap_err();
     assert!(matches!(error, RegistryError::Cancelled), "{error}");
-    assert!(check(f.root()).is_empty());
+    assert!(check(&f.root()).is_empty());
     f.hub.state().delay = 0;
     f.hub.state().log.clear();
     f.pull("o/m").unwrap();

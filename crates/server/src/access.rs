@@ -107,7 +107,8 @@ pub fn shown_key(headers: &HeaderMap) -> Option<&str> {
         let (scheme, key) = value.split_once(' ')?;
         scheme.eq_ignore_ascii_case("bearer").then_some(key.trim())
     });
-    bearer.or_else(|| text("x-api-key"))
+    // Anthropic's header, and Azure's.
+    bearer.or_else(|| text("x-api-key")).or_else(|| text("api-key"))
 }
 
 fn check_key(state: &AppState, headers: &HeaderMap, scope: Scope) -> Result<Tenant, ApiError> {

@@ -11,7 +11,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use crate::{error::ApiError, release::MemoryRelease, settings::HttpLimits};
+use crate::{error::ApiError, release::MemoryRelease, settings::HttpLimits, units::bytes};
 
 /// Bytes of each body that are not counted: small requests never wait for large ones.
 const FREE: usize = 16 << 10;
@@ -91,8 +91,9 @@ impl BodyShare {
         }
         if needed > memory.total {
             let message = format!(
-                "the request's body has {length} bytes and {values} JSON values, which take more memory than the server's --body-memory of {} bytes",
-                memory.total
+                "the request's body has {} and {values} JSON values, which take more memory than the server's --body-memory of {}",
+                bytes(length as u64),
+                bytes(memory.total as u64)
             );
             return Err(ApiError::Invalid { param: None, message });
         }

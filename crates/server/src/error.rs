@@ -11,7 +11,7 @@ use axum::{
 use paguro_engine::{RequestError, SubmitError};
 use paguro_model::{ModelError, chat::TemplateError};
 
-use crate::source::LoadError;
+use crate::{source::LoadError, units::bytes};
 
 /// Why a request got no answer, or only the beginning of one.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -77,7 +77,7 @@ pub enum ApiError {
     },
     /// The body is too large.
     #[error(
-        "the request's body is larger than {limit} bytes; the server's --max-body says how large it may be"
+        "the request's body is larger than {}; the server's --max-body says how large it may be", bytes(*limit as u64)
     )]
     BodyTooLarge {
         /// Most bytes.

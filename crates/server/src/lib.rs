@@ -37,6 +37,7 @@ mod status;
 mod stored;
 pub mod stream;
 pub mod ui;
+pub mod units;
 mod wire;
 
 use std::sync::Arc;

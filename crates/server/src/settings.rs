@@ -25,6 +25,8 @@ pub struct ServerSettings {
     pub origins: Vec<String>,
     /// Refuses everything in a request that is not honoured, where others are answered without it.
     pub strict: bool,
+    /// Refuses prompts and inputs that are token ids: ids of another model's tokenizer are other text here.
+    pub refuse_token_ids: bool,
     /// Other names of models.
     pub aliases: Vec<Alias>,
     /// Gives memory back to the system that the process has and nobody uses.

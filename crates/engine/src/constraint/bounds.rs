@@ -30,6 +30,10 @@ const MAX_TEXT: usize = 256 << 10;
 /// one before it is finished.
 const MAX_LEVELS: usize = 4_000;
 
+/// Keywords whose values are counts. The compiler reads them as 32-bit numbers.
+const COUNTS: [&str; 6] =
+    ["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"];
+
 /// Keywords that only describe a schema.
 const ANNOTATIONS: [&str; 5] = ["title", "description", "$comment", "default", "examples"];
 
@@ -89,6 +93,12 @@ impl Measure {
                     self.choices += choices.len();
                     at_most("values in `enum`", self.choices, MAX_CHOICES)?;
                 }
+                let is_count = |(key, _): &(&String, &Value)| !node.names && COUNTS.contains(&key.as_str());
+                let is_large =
+                    |value: &Value| value.as_f64().is_some_and(|count| count > f64::from(u32::MAX));
+                if let Some((key, count)) = keys.iter().filter(is_count).find(|(_, count)| is_large(count)) {
+                    return Err(format!("`{key}` is {count}; at most {} is compiled", u32::MAX));
+                }
                 self.add_text(keys.keys().map(String::len).sum())
             }
             _ => Ok(()),
@@ -111,8 +121,24 @@ impl Measure {
             .collect();
         self.references += references.len();
         at_most("different references", self.references, MAX_REFERENCES)?;
+        let target =
+            |reference: &str| reference.strip_prefix('#').and_then(|pointer| schema.pointer(pointer));
+        let mut followed = HashSet::new();
+        for &reference in &references {
+            let (mut chain, mut last) = (HashSet::new(), reference);
+            while !followed.contains(last) {
+                if !chain.insert(last) {
+                    return Err(format!("`$ref` `{last}` leads back to itself, so nothing is valid"));
+                }
+                match target(last).and_then(|target| target.get("$ref")?.as_str()) {
+                    Some(next) => last = next,
+                    None => break,
+                }
+            }
+            followed.extend(chain);
+        }
         let height = |reference: &str| {
-            let target = reference.strip_prefix('#').and_then(|pointer| schema.pointer(pointer));
+            let target = target(reference);
             // The target of an anchor or an identifier may be any part of the schema.
             target
                 .and_then(|target| index.get(&std::ptr::from_ref(target)))
@@ -265,6 +291,17 @@ mod tests {
             (json!({"enum": vec![0; 5_001]}), Some("5001 values in `enum`; at most 5000")),
             (json!({"const": "x".repeat(300 << 10)}), Some("bytes of names and values; at most 262144")),
             (json!({"description": "x".repeat(300 << 10), "default": vec![0; 30_000]}), None),
+            (
+                json!({"maxLength": 1u64 << 63}),
+                Some("`maxLength` is 9223372036854775808; at most 4294967295"),
+            ),
+            (json!({"properties": {"maxLength": {"type": "integer"}}}), None),
+            (json!({"$ref": "#"}), Some("`$ref` `#` leads back to itself")),
+            (
+                json!({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "items": {"$ref": "#/$defs/a"}}),
+                Some("leads back to itself"),
+            ),
+            (json!({"properties": {"next": {"$ref": "#"}}}), None),
             (json!({"const": vec![0; 20_000]}), Some("20001 JSON values; at most 20000")),
             (
                 json!({"$defs": (0..60).map(|i| (format!("a{i}"), nested(90))).collect::<Map<_, _>>(),

@@ -213,21 +213,8 @@ impl Config {
         if self.layers.len() > tensors {
             return bad(format!("{} layers, but only {tensors} tensors", self.layers.len()));
         }
-        for rope in &self.ropes {
-            if !rope.dims.is_multiple_of(2) || rope.dims == 0 || rope.dims > self.head_dim {
-                let problem = "which has to be an even number of them";
-                return bad(format!(
-                    "RoPE rotates {} of a head's {} elements, {problem}",
-                    rope.dims, self.head_dim
-                ));
-            }
-            let numbers = [rope.base, rope.factor, rope.magnitude];
-            if numbers.iter().any(|number| !number.is_finite() || *number <= 0.0) || rope.base <= 1.0 {
-                let [base, factor, magnitude] = numbers;
-                return bad(format!(
-                    "RoPE has base {base}, scaling factor {factor} and magnitude {magnitude}"
-                ));
-            }
+        if let Some(problem) = self.ropes.iter().find_map(|rope| rope.check(self.head_dim).err()) {
+            return bad(problem);
         }
         let floats = [
             self.embed_scale,

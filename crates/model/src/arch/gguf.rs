@@ -7,7 +7,7 @@ use super::{Config, Definition, ExpertsConfig, Tensors, config::Layer};
 use crate::{
     error::ModelError,
     gguf::{Metadata, MetadataError},
-    rope::{Factors, RopeConfig, Yarn},
+    rope::{Factors, RopeConfig, Yarn, check_original},
 };
 
 /// Reads the hyperparameters; `tensors` gives RoPE's factors and bounds the number of layers. `max_context` chooses
@@ -283,7 +283,11 @@ impl Keys<'_, '_> {
         };
         match kind {
             "none" => {}
-            "linear" | "longrope" => rope.factor = factor,
+            "linear" => rope.factor = factor,
+            "longrope" => {
+                check_original(original as f64)?;
+                rope.factor = factor;
+            }
             "yarn" => {
                 rope.factor = factor;
                 rope.yarn = Some(Yarn {

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use super::{Config, Definition, config::Layer, gguf::check_factors};
 use crate::{
     error::ModelError,
-    rope::{Factors, RopeConfig, Yarn, longrope_magnitude},
+    rope::{Factors, RopeConfig, Yarn, check_original, longrope_magnitude},
 };
 
 /// Reads the hyperparameters. `tensors` is how many the folder has, a bound for the number of layers; `max_context`
@@ -339,6 +339,7 @@ fn rope(
             rope.magnitude = yarn_magnitude(&scaling, rope.factor)?;
         }
         "longrope" | "su" => {
+            check_original(original)?;
             let long = scaling.floats("long_factor")?;
             let short = scaling.floats("short_factor")?;
             let listed = if max_context as f64 > original { long } else { short };

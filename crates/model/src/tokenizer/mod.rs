@@ -5,6 +5,7 @@
 //! bytes, and bytes become text.
 
 mod bpe;
+mod breakers;
 mod fim;
 mod gguf;
 mod hf;
@@ -27,6 +28,7 @@ use crate::{
     gguf::{Metadata, MetadataError},
 };
 
+pub use breakers::SEQUENCE_BREAKERS;
 pub use fim::Gap;
 pub use hf::TokenizerConfig;
 pub use stream::DecodeStream;

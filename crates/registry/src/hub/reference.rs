@@ -39,7 +39,10 @@ impl FromStr for Reference {
             text: text.chars().take(200).collect(),
             problem: problem.to_owned(),
         };
-        let rest = HUB_PREFIXES.iter().find_map(|prefix| strip_prefix_ignoring_case(text, prefix));
+        let without_prefix =
+            |text| HUB_PREFIXES.iter().find_map(|prefix| strip_prefix_ignoring_case(text, prefix));
+        // People write `hf:` before an address, too.
+        let rest = without_prefix(text).map(|rest| without_prefix(rest).unwrap_or(rest));
         if rest.is_none() && text.contains("://") {
             return Err(bad(
                 "only addresses on huggingface.co are understood; for another hub set HF_ENDPOINT and write `hf:owner/repo`",
@@ -137,6 +140,8 @@ mod tests {
     fn references_are_understood_as_people_write_them() {
         check("hf:a/b", expect!["a/b @ main None"]);
         check("a/b", expect!["a/b @ main None"]);
+        check("hf:hf.co/a/b:Q8_0", expect![[r#"a/b @ main Some(Tag("Q8_0"))"#]]);
+        check("hf:https://huggingface.co/a/b", expect!["a/b @ main None"]);
         check(" hf.co/a/b:Q4_K_M ", expect![[r#"a/b @ main Some(Tag("Q4_K_M"))"#]]);
         check("hf:a/b@v1.0:Q8_0", expect![[r#"a/b @ v1.0 Some(Tag("Q8_0"))"#]]);
         check("hf:a/b:m.Q4_0.gguf", expect![[r#"a/b @ main Some(Tag("m.Q4_0.gguf"))"#]]);

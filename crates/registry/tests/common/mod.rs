@@ -3,9 +3,41 @@
 
 pub mod hub;
 
-use std::{collections::BTreeSet, error::Error, fs, io::Read, path::Path};
+use std::{
+    collections::BTreeSet,
+    error::Error,
+    fs,
+    io::Read,
+    path::{Path, PathBuf},
+};
 
-use paguro_registry::{Details, Digest, ModelRecord, Registry};
+use hub::TestHub;
+use paguro_registry::{Details, Digest, ModelRecord, PullOptions, Registry, RegistryError};
+
+/// A library, a folder for files, and a hub.
+pub struct Fixture {
+    pub hub: TestHub,
+    pub folder: tempfile::TempDir,
+}
+
+impl Fixture {
+    pub fn new() -> Self {
+        Self { hub: TestHub::start(), folder: tempfile::tempdir().unwrap() }
+    }
+
+    pub fn root(&self) -> PathBuf {
+        self.folder.path().join("library")
+    }
+
+    pub fn registry(&self) -> Registry {
+        Registry::open(&self.root()).unwrap()
+    }
+
+    pub fn pull(&self, reference: &str) -> Result<ModelRecord, RegistryError> {
+        let options = PullOptions::default();
+        self.registry().pull(&self.hub.client(), &reference.parse()?, &options, &inspect, &|_| {})
+    }
+}
 
 /// Looks at a "model" as an application would: it must begin as its format does. What is in it is the tests' own.
 pub fn inspect(path: &Path) -> Result<Details, Box<dyn Error + Send + Sync>> {

@@ -3,6 +3,7 @@
 mod answer;
 pub mod count;
 pub mod error;
+mod history;
 pub mod messages;
 mod request;
 mod stream;

@@ -1,36 +1,33 @@
-//! What a request says of DRY, and the tokens that end its repetitions.
+//! Parameters of the DRY sampler in requests.
 
 use std::sync::Arc;
 
 use paguro_engine::Dry;
-use paguro_model::tokenizer::{SpecialTokens, Tokenizer};
+use paguro_model::tokenizer::{SEQUENCE_BREAKERS, Tokenizer};
 
 use crate::{count::check_length, error::ApiError};
 
-/// How repetitions are penalized. `None` is llama.cpp's default.
+/// Penalty of repetitions. `None` is llama.cpp's default.
 #[derive(Clone, Debug, Default)]
 #[allow(missing_docs)] // named as the fields of `Dry` that they set
 pub struct DryOptions {
     pub multiplier: Option<f32>,
     pub base: Option<f32>,
     pub allowed_length: Option<u32>,
-    /// 0 is off, and all tokens below that.
+    /// 0 is off, negative numbers are all tokens.
     pub window: Option<i64>,
     /// Texts that end a repetition.
     pub breakers: Option<Vec<String>>,
-    /// Tokens that do, once they have been found.
+    /// Tokens of `breakers`, set by [`find_breakers`](Self::find_breakers).
     pub breaking: Arc<[u32]>,
 }
 
-/// Texts that end a repetition, unless a request names others.
-const BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
-
-/// Most of them, and most bytes of each.
+/// Largest number of breakers, and largest size of each in bytes.
 const MAX_BREAKERS: usize = 64;
 const MAX_BREAKER: usize = 64;
 
 impl DryOptions {
-    /// These, and the others' where these say nothing.
+    /// Fills what is `None` with the values of `other`.
     pub fn or(self, other: Self) -> Self {
         Self {
             multiplier: self.multiplier.or(other.multiplier),
@@ -42,7 +39,7 @@ impl DryOptions {
         }
     }
 
-    /// Checks the lists before anything is made of them.
+    /// Checks the sizes of the lists.
     ///
     /// # Errors
     /// Too many texts, or one that is too long.
@@ -65,35 +62,18 @@ impl DryOptions {
         self.multiplier.is_some_and(|multiplier| multiplier > 0.0) && self.window != Some(0)
     }
 
-    /// Finds the tokens that end a repetition: those that have one of the texts in them, and the last token of a text that
-    /// no token has.
+    /// Finds the tokens that end a repetition, if the sampler is on.
     pub fn find_breakers(&mut self, tokenizer: &Tokenizer) {
-        if !self.is_on() {
-            return;
-        }
-        let own = BREAKERS.map(str::to_owned).to_vec();
-        let breakers: Vec<_> =
-            self.breakers.clone().unwrap_or(own).into_iter().filter(|text| !text.is_empty()).collect();
-        let mut found = vec![false; breakers.len()];
-        let mut tokens = Vec::new();
-        for token in 0..tokenizer.vocab_size() as u32 {
-            let bytes = tokenizer.token_bytes(token);
-            for (text, found) in breakers.iter().zip(&mut found) {
-                if bytes.windows(text.len()).any(|part| part == text.as_bytes()) {
-                    *found = true;
-                    tokens.push(token);
-                }
+        if self.is_on() {
+            self.breaking = match &self.breakers {
+                Some(texts) => tokenizer.sequence_breakers(texts),
+                None => tokenizer.sequence_breakers(&SEQUENCE_BREAKERS),
             }
+            .into();
         }
-        for (text, _) in breakers.iter().zip(found).filter(|(_, found)| !found) {
-            tokens.extend(tokenizer.encode(text, SpecialTokens::AsText).last());
-        }
-        tokens.sort_unstable();
-        tokens.dedup();
-        self.breaking = tokens.into();
     }
 
-    /// The sampler's values, after [`find_breakers`](Self::find_breakers).
+    /// Returns the sampler's parameters. [`find_breakers`](Self::find_breakers) has to be called before.
     pub fn sampling(&self) -> Dry {
         let default = Dry::default();
         Dry {

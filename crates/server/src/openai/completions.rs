@@ -27,6 +27,7 @@ use crate::{
     extract::Json,
     generate::{self, Caller, Delta, Generating, Options, Piece, Prompt, PromptLogprobs, TextRequest},
     ids,
+    settings::ServerSettings,
     stream::{data, events},
     wire::{Body, Limit, Other, left_out, no_effect, refuse},
 };
@@ -147,11 +148,18 @@ impl<'de> Deserialize<'de> for PromptParam {
 }
 
 impl PromptParam {
-    /// The prompts; `param` is the field that they were in.
+    /// Returns the prompts; `param` is the field that they were in.
     ///
     /// # Errors
-    /// None, or too many.
-    pub fn into_prompts(self, param: &str) -> Result<Vec<Prompt>, ApiError> {
+    /// None, too many, or token ids where the settings refuse them.
+    pub fn into_prompts(self, param: &str, settings: &ServerSettings) -> Result<Vec<Prompt>, ApiError> {
+        if settings.refuse_token_ids && matches!(self, Self::Tokens(_) | Self::TokenLists(_)) {
+            let message = format!(
+                "`{param}` has token ids, which this server refuses (--refuse-token-ids): ids of another model's tokenizer, \
+                 such as OpenAI's, are other text here; send text (in LangChain: check_embedding_ctx_length=False)"
+            );
+            return Err(ApiError::invalid(param, message));
+        }
         let prompts = match self {
             Self::Text(text) => vec![Prompt::Text(text)],
             Self::Texts(texts) => texts.into_iter().map(Prompt::Text).collect(),
@@ -297,7 +305,7 @@ impl Answers {
         let echo = body.echo == Some(true);
         let mut started: Vec<Generating> = Vec::new();
         let mut beginnings = Vec::new();
-        let prompts = body.prompt.into_prompts("prompt")?;
+        let prompts = body.prompt.into_prompts("prompt", &state.settings)?;
         // Each choice keeps its beginning, and all of them wait in one queue.
         let most = (MOST_PROMPTS / prompts.len()).max(1);
         if options.n.is_some_and(|n| n > most.into()) {

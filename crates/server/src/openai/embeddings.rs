@@ -103,7 +103,7 @@ pub async fn create(
 ) -> Result<Json<EmbeddingList>, ApiError> {
     let format = body.encoding_format.unwrap_or_default();
     let request = EmbedRequest {
-        inputs: body.input.into_prompts("input")?,
+        inputs: body.input.into_prompts("input", &state.settings)?,
         dimensions: body.dimensions,
         ..EmbedRequest::default()
     };

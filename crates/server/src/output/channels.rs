@@ -1,5 +1,5 @@
-//! Reading Harmony, the format of gpt-oss: an answer is messages, each with a header that names its channel and, for a call, the
-//! tool. The channel `analysis` is reasoning, the other ones without a recipient are text.
+//! Parser of Harmony, the format of gpt-oss. An answer consists of messages, each with a header that names its channel and, for
+//! a call, the tool. The channel `analysis` is reasoning; other channels without a recipient are text.
 //!
 //! Source: OpenAI's "Harmony response format".
 
@@ -17,31 +17,31 @@ const CONSTRAIN: &str = "<|constrain|>";
 /// The control tokens of the format.
 pub(super) const MARKS: &[&str] = &[CHANNEL, MESSAGE, START, CONSTRAIN, "<|end|>", "<|call|>", "<|return|>"];
 
-/// The marks that end a message. `<|start|>` and `<|channel|>` end it where the model left the end out.
+/// Marks that end a message. `<|start|>` and `<|channel|>` end it if the model omits the end.
 const ENDS: &[&str] = &["<|end|>", "<|call|>", "<|return|>", START, CHANNEL];
 
-/// Most bytes of a header. A longer text is not a header.
+/// Largest size of a header in bytes. Longer text is not a header.
 const MAX_HEADER: usize = 512;
 
-/// Takes messages apart.
+/// Splits messages.
 #[derive(Clone, Debug)]
 pub(super) struct Channels {
     at: At,
-    /// What may be the beginning of a mark.
+    /// Text that may be the beginning of a mark.
     held: String,
     pieces: Vec<Piece>,
 }
 
 #[derive(Clone, Debug)]
 enum At {
-    /// In a header, of which this is the text.
+    /// In a header with this text.
     Header(String),
     Body(Body),
 }
 
 #[derive(Clone, Debug)]
 enum Body {
-    /// `began`: something other than whitespace has come.
+    /// `began`: true after the first character that is not whitespace.
     Reasoning {
         began: bool,
     },
@@ -58,12 +58,12 @@ struct Arguments {
     text: String,
     scanner: Scanner,
     state: Scan,
-    /// How much of the text has been passed on; `None` before the call has.
+    /// Emitted bytes of the text; `None` before the call is emitted.
     passed: Option<usize>,
 }
 
 impl Channels {
-    /// Before a header, or in a message's body.
+    /// Creates a parser that begins before a header, or in the body of an answer or of reasoning.
     pub fn new(in_answer: bool, in_reasoning: bool) -> Self {
         let at = match (in_answer, in_reasoning) {
             (_, true) => At::Body(Body::Reasoning { began: false }),
@@ -73,32 +73,28 @@ impl Channels {
         Self { at, held: String::new(), pieces: Vec::new() }
     }
 
-    /// Takes more of the text. `stream`: arguments are passed on while they are being written.
+    /// Parses more of the text. `stream`: arguments are emitted while they are written.
     pub fn push(&mut self, delta: &str, tools: &[ReadTool], stream: bool) -> Vec<Piece> {
         for c in delta.chars() {
             self.held.push(c);
-            loop {
-                if MARKS.contains(&self.held.as_str()) {
-                    let mark = std::mem::take(&mut self.held);
-                    self.mark(&mark, tools, stream);
-                } else if !self.held.is_empty() && !MARKS.iter().any(|mark| mark.starts_with(&self.held)) {
-                    let first = self.held.remove(0);
-                    self.take(first, stream);
-                    continue;
-                }
-                break;
+            for free in super::release(&mut self.held, MARKS).chars() {
+                self.take(free, stream);
+            }
+            if MARKS.contains(&self.held.as_str()) {
+                let mark = std::mem::take(&mut self.held);
+                self.mark(&mark, tools, stream);
             }
         }
         std::mem::take(&mut self.pieces)
     }
 
-    /// Ends the text, of which the model has not said all if it is `cut`.
+    /// Ends the text and returns the rest. `cut`: a limit ended it.
     pub fn finish(mut self, cut: bool, stream: bool) -> Vec<Piece> {
         for c in std::mem::take(&mut self.held).chars() {
             self.take(c, stream);
         }
         match std::mem::replace(&mut self.at, At::Header(String::new())) {
-            // A header that a limit has cut off is dropped.
+            // An incomplete header at a limit is dropped.
             At::Header(header) if !header.trim().is_empty() && !cut => self.emit(Piece::Text(header)),
             At::Header(_) => {}
             At::Body(body) => self.end(body, cut),
@@ -106,7 +102,7 @@ impl Channels {
         self.pieces
     }
 
-    /// Whether the text is within reasoning.
+    /// Returns true within reasoning.
     pub fn in_reasoning(&self) -> bool {
         matches!(self.at, At::Body(Body::Reasoning { .. }))
     }
@@ -140,7 +136,7 @@ impl Channels {
             At::Header(header) => {
                 header.push(c);
                 let start = header.trim_start();
-                // A model that does not keep to the format writes text.
+                // Text outside of the format is text of the answer.
                 let words = [START, CHANNEL, "to=", "assistant", "commentary"];
                 let fits = words.iter().any(|word| start.starts_with(word) || word.starts_with(start));
                 if !fits || header.len() > MAX_HEADER {
@@ -183,7 +179,7 @@ impl Channels {
 impl Arguments {
     fn push(&mut self, c: char, stream: bool) -> Vec<Piece> {
         if self.state == Scan::End {
-            // Nothing belongs to a call after its object.
+            // Text after the object of a call is dropped.
             return Vec::new();
         }
         let first = self.text.trim_start().is_empty();
@@ -221,8 +217,8 @@ impl Arguments {
     }
 }
 
-/// The body that follows a header: `<|start|>ROLE to=TOOL<|channel|>CHANNEL to=TOOL <|constrain|>TYPE`, with the recipient in one of
-/// both places.
+/// Returns the body that follows a header `<|start|>ROLE to=TOOL<|channel|>CHANNEL to=TOOL <|constrain|>TYPE`. The recipient stands
+/// in one of the two places.
 fn body(header: &str, tools: &[ReadTool]) -> Body {
     let recipient = header.split_once("to=").map(|(_, rest)| {
         let end = rest.find(|c: char| c.is_whitespace() || c == '<').unwrap_or(rest.len());

@@ -1,52 +1,57 @@
-//! The syntax of tool calls of each model family, as data: the text of a call, for writing, and the marks around it, for reading.
+//! Syntax of tool calls by model family, as data: the layout for writing calls, and the marks for reading them.
 //! Source: the chat templates of the models.
 
 use super::syntax::{CallSyntax, Elements, Frame, Layout, Reading};
 
-const OBJECT: Layout = Layout {
-    before: "",
-    open: r#"{"name": ""#,
-    infix: r#"", "arguments": "#,
-    close: "}",
-    between: ", ",
-    after: "",
-};
-
-/// JSON without markers; for models whose template says nothing about tools.
-pub(super) static GENERIC: CallSyntax = CallSyntax {
-    name: "json",
+/// Fields that most families share; each row sets the others.
+const BASE: CallSyntax = CallSyntax {
+    name: "",
     signs: &[],
-    layout: Layout { before: "[", after: "]", ..OBJECT },
-    markers: &["<tool_call>"],
-    bare: true,
+    layout: OBJECT,
+    markers: &[],
+    bare: false,
     reading: Reading::Objects,
-    tail: &["]", "</tool_call>", "```"],
+    tail: &[],
     parallel: true,
     short_ids: false,
     frame: None,
 };
 
-/// In the order in which templates are asked for them.
+/// A layout without any text of its own.
+const PLAIN: Layout = Layout { before: "", open: "", infix: "", close: "", between: "", after: "" };
+
+/// A JSON object with name and arguments.
+const OBJECT: Layout =
+    Layout { open: r#"{"name": ""#, infix: r#"", "arguments": "#, close: "}", between: ", ", ..PLAIN };
+
+/// JSON without markers, for templates without tools.
+pub(super) static GENERIC: CallSyntax = CallSyntax {
+    name: "json",
+    layout: Layout { before: "[", after: "]", ..OBJECT },
+    markers: &["<tool_call>"],
+    bare: true,
+    tail: &["]", "</tool_call>", "```"],
+    ..BASE
+};
+
+/// All syntaxes. The first one whose signs a template contains is taken.
 pub(super) static SYNTAXES: &[CallSyntax] = &[
     // gpt-oss: every message has a channel.
     CallSyntax {
         name: "harmony",
         signs: &[&["<|channel|>", "<|message|>"]],
         layout: Layout {
-            before: "",
             open: "<|channel|>commentary to=functions.",
             infix: " <|constrain|>json<|message|>",
             close: "<|call|>",
             between: "<|start|>assistant",
-            after: "",
+            ..PLAIN
         },
         markers: &["<|channel|>"],
-        bare: false,
         reading: Reading::Channels,
-        tail: &[],
         parallel: false,
-        short_ids: false,
         frame: Some(Frame { answer: "<|channel|>final<|message|>", next: "<|start|>assistant" }),
+        ..BASE
     },
     // MiniMax M2.
     CallSyntax {
@@ -57,8 +62,8 @@ pub(super) static SYNTAXES: &[CallSyntax] = &[
             open: "<invoke name=\"",
             infix: "\">\n",
             close: "</invoke>\n",
-            between: "",
             after: "</minimax:tool_call>",
+            ..PLAIN
         },
         markers: &["<minimax:tool_call>", "<invoke name="],
         reading: Reading::Elements(&Elements {
@@ -70,7 +75,7 @@ pub(super) static SYNTAXES: &[CallSyntax] = &[
             ends: &["</invoke>", "</minimax:tool_call>"],
         }),
         tail: &["</minimax:tool_call>"],
-        ..ELEMENTS
+        ..BASE
     },
     // Seed-OSS.
     CallSyntax {
@@ -78,8 +83,10 @@ pub(super) static SYNTAXES: &[CallSyntax] = &[
         signs: &[&["<seed:tool_call>"]],
         layout: Layout {
             open: "<seed:tool_call>\n<function=",
+            infix: ">\n",
             close: "</function>\n</seed:tool_call>",
-            ..ELEMENTS.layout
+            between: "\n",
+            ..PLAIN
         },
         markers: &["<seed:tool_call>", "<function="],
         reading: Reading::Elements(&Elements {
@@ -88,10 +95,24 @@ pub(super) static SYNTAXES: &[CallSyntax] = &[
             ..FUNCTION_ELEMENTS
         }),
         tail: &["</seed:tool_call>"],
-        ..ELEMENTS
+        ..BASE
     },
     // Qwen3-Coder, Qwen3.5, Nemotron 3.
-    ELEMENTS,
+    CallSyntax {
+        name: "function-elements",
+        signs: &[&["<parameter="]],
+        layout: Layout {
+            open: "<tool_call>\n<function=",
+            infix: ">\n",
+            close: "</function>\n</tool_call>",
+            between: "\n",
+            ..PLAIN
+        },
+        markers: &["<tool_call>", "<function="],
+        reading: Reading::Elements(&FUNCTION_ELEMENTS),
+        tail: &["</tool_call>"],
+        ..BASE
+    },
     // Hunyuan V3: as GLM, with a mark after the name.
     CallSyntax {
         name: "hunyuan-elements",
@@ -101,32 +122,32 @@ pub(super) static SYNTAXES: &[CallSyntax] = &[
             open: "<tool_call>",
             infix: "<tool_sep>\n",
             close: "</tool_call>\n",
-            between: "",
             after: "</tool_calls>",
+            ..PLAIN
         },
         markers: &["<tool_calls>", "<tool_call>"],
         reading: Reading::Elements(&Elements { before: &["<tool_call>"], ..KEY_ELEMENTS }),
         tail: &["</tool_calls>"],
-        ..ELEMENTS
+        ..BASE
     },
     // GLM 4.5 and later.
     CallSyntax {
         name: "glm",
         signs: &[&["<arg_key>"]],
-        layout: Layout { open: "<tool_call>", infix: "\n", close: "</tool_call>", ..ELEMENTS.layout },
+        layout: Layout { open: "<tool_call>", infix: "\n", close: "</tool_call>", between: "\n", ..PLAIN },
+        markers: &["<tool_call>"],
         reading: Reading::Elements(&KEY_ELEMENTS),
-        ..ELEMENTS
+        tail: &["</tool_call>"],
+        ..BASE
     },
     // GLM-4-0414: a name on a line of its own.
     CallSyntax {
         name: "glm-lines",
         signs: &[&["<|observation|>", "metadata"]],
-        layout: Layout { open: "", infix: "\n", close: "", between: "\n", before: "", after: "" },
-        markers: &[],
+        layout: Layout { infix: "\n", between: "\n", ..PLAIN },
         reading: Reading::Named { before: &[], after: &["\n"] },
-        tail: &[],
         parallel: false,
-        ..ELEMENTS
+        ..BASE
     },
     // OLMo 3.
     CallSyntax {
@@ -134,16 +155,16 @@ pub(super) static SYNTAXES: &[CallSyntax] = &[
         signs: &[&["<function_calls>"]],
         layout: Layout {
             before: "<function_calls>\n",
-            open: "",
             infix: "(",
             close: ")",
             between: "\n",
             after: "\n</function_calls>",
+            ..PLAIN
         },
         markers: &["<function_calls>"],
         reading: Reading::Keywords,
         tail: &["</function_calls>"],
-        ..ELEMENTS
+        ..BASE
     },
     // LFM2.
     CallSyntax {
@@ -151,16 +172,16 @@ pub(super) static SYNTAXES: &[CallSyntax] = &[
         signs: &[&["<|tool_call_start|>"]],
         layout: Layout {
             before: "<|tool_call_start|>[",
-            open: "",
             infix: "(",
             close: ")",
             between: ", ",
             after: "]<|tool_call_end|>",
+            ..PLAIN
         },
         markers: &["<|tool_call_start|>"],
         reading: Reading::Keywords,
         tail: &["]", "<|tool_call_end|>"],
-        ..ELEMENTS
+        ..BASE
     },
     // Nemotron.
     CallSyntax {
@@ -168,9 +189,8 @@ pub(super) static SYNTAXES: &[CallSyntax] = &[
         signs: &[&["<TOOLCALL>"]],
         layout: Layout { before: "<TOOLCALL>[", after: "]</TOOLCALL>", ..OBJECT },
         markers: &["<TOOLCALL>"],
-        reading: Reading::Objects,
         tail: &["]", "</TOOLCALL>"],
-        ..ELEMENTS
+        ..BASE
     },
     // Hunyuan's dense models.
     CallSyntax {
@@ -190,7 +210,7 @@ pub(super) static SYNTAXES: &[CallSyntax] = &[
             after: &["```json", "<tool_sep>"],
         },
         tail: &["```", "</tool_call>", "</tool_calls>"],
-        ..ELEMENTS
+        ..BASE
     },
     // Hunyuan A13B.
     CallSyntax {
@@ -198,41 +218,29 @@ pub(super) static SYNTAXES: &[CallSyntax] = &[
         signs: &[&["<tool_calls>"]],
         layout: Layout { before: "<tool_calls>[", after: "]</tool_calls>", ..OBJECT },
         markers: &["<tool_calls>"],
-        reading: Reading::Objects,
         tail: &["]", "</tool_calls>"],
-        ..ELEMENTS
+        ..BASE
     },
     // Mistral since tokenizer v11 (Small 3.2, Magistral, Devstral).
     CallSyntax {
         name: "mistral-args",
         signs: &[&["[TOOL_CALLS]", "[ARGS]"]],
-        layout: Layout {
-            before: "",
-            open: "[TOOL_CALLS]",
-            infix: "[ARGS]",
-            close: "",
-            between: "",
-            after: "",
-        },
+        layout: Layout { open: "[TOOL_CALLS]", infix: "[ARGS]", ..PLAIN },
         markers: &["[TOOL_CALLS]"],
-        bare: false,
         reading: Reading::Either { before: &[], after: &["[CALL_ID]", "[ARGS]"] },
         tail: &["]"],
-        parallel: true,
         short_ids: true,
-        frame: None,
+        ..BASE
     },
     CallSyntax {
         name: "mistral",
         signs: &[&["[TOOL_CALLS]"]],
         layout: Layout { before: "[TOOL_CALLS][", after: "]", ..OBJECT },
         markers: &["[TOOL_CALLS]"],
-        bare: false,
         reading: Reading::Either { before: &[], after: &["[CALL_ID]", "[ARGS]"] },
         tail: &["]"],
-        parallel: true,
         short_ids: true,
-        frame: None,
+        ..BASE
     },
     // DeepSeek V3 and R1, with their distilled models.
     DEEPSEEK,
@@ -245,8 +253,8 @@ pub(super) static SYNTAXES: &[CallSyntax] = &[
             open: "<｜tool▁call▁begin｜>",
             infix: "<｜tool▁sep｜>",
             close: "<｜tool▁call▁end｜>",
-            between: "",
             after: "<｜tool▁calls▁end｜>",
+            ..PLAIN
         },
         ..DEEPSEEK
     },
@@ -258,19 +266,16 @@ pub(super) static SYNTAXES: &[CallSyntax] = &[
             open: "<|tool_call_begin|>functions.",
             infix: ":0<|tool_call_argument_begin|>",
             close: "<|tool_call_end|>",
-            between: "",
             after: "<|tool_calls_section_end|>",
+            ..PLAIN
         },
         markers: &["<|tool_calls_section_begin|>", "<|tool_call_begin|>"],
-        bare: false,
         reading: Reading::Named {
             before: &["<|tool_call_begin|>", "functions."],
             after: &[":", "<|tool_call_argument_begin|>"],
         },
         tail: &["<|tool_call_end|>", "<|tool_calls_section_end|>"],
-        parallel: true,
-        short_ids: false,
-        frame: None,
+        ..BASE
     },
     CallSyntax {
         name: "cohere",
@@ -283,12 +288,8 @@ pub(super) static SYNTAXES: &[CallSyntax] = &[
             ..OBJECT
         },
         markers: &["<|START_ACTION|>"],
-        bare: false,
-        reading: Reading::Objects,
         tail: &["]", "<|END_ACTION|>"],
-        parallel: true,
-        short_ids: false,
-        frame: None,
+        ..BASE
     },
     // Phi-4-mini.
     CallSyntax {
@@ -296,12 +297,8 @@ pub(super) static SYNTAXES: &[CallSyntax] = &[
         signs: &[&["<|tool_call|>", "<|/tool_call|>"], &["<|tool|>", "<|/tool|>"]],
         layout: Layout { before: "<|tool_call|>[", after: "]<|/tool_call|>", ..OBJECT },
         markers: &["<|tool_call|>"],
-        bare: false,
-        reading: Reading::Objects,
         tail: &["]", "<|/tool_call|>"],
-        parallel: true,
-        short_ids: false,
-        frame: None,
+        ..BASE
     },
     // Granite 3.
     CallSyntax {
@@ -309,12 +306,8 @@ pub(super) static SYNTAXES: &[CallSyntax] = &[
         signs: &[&["<|tool_call|>"]],
         layout: Layout { before: "<|tool_call|>[", after: "]", ..OBJECT },
         markers: &["<|tool_call|>", "<tool_call>"],
-        bare: false,
-        reading: Reading::Objects,
         tail: &["]"],
-        parallel: true,
-        short_ids: false,
-        frame: None,
+        ..BASE
     },
     // Hermes, Qwen 2.5 and 3, SmolLM, Granite 4.
     CallSyntax {
@@ -327,32 +320,18 @@ pub(super) static SYNTAXES: &[CallSyntax] = &[
             ..OBJECT
         },
         markers: &["<tool_call>"],
-        bare: false,
-        reading: Reading::Objects,
         tail: &["]", "</tool_call>"],
-        parallel: true,
-        short_ids: false,
-        frame: None,
+        ..BASE
     },
     // Functionary 3.1, and Llama 3.1 when it is taught so.
     CallSyntax {
         name: "function-tag",
         signs: &[&["<function="]],
-        layout: Layout {
-            before: "",
-            open: "<function=",
-            infix: ">",
-            close: "</function>",
-            between: "",
-            after: "",
-        },
+        layout: Layout { open: "<function=", infix: ">", close: "</function>", ..PLAIN },
         markers: &["<function="],
-        bare: false,
         reading: Reading::Named { before: &[], after: &[">"] },
         tail: &["</function>"],
-        parallel: true,
-        short_ids: false,
-        frame: None,
+        ..BASE
     },
     // Llama 3.1 to 3.3: its template takes no answer with two calls.
     CallSyntax {
@@ -361,11 +340,9 @@ pub(super) static SYNTAXES: &[CallSyntax] = &[
         layout: Layout { infix: r#"", "parameters": "#, between: "; ", ..OBJECT },
         markers: &["<|python_tag|>"],
         bare: true,
-        reading: Reading::Objects,
         tail: &["]", "```", ";"],
         parallel: false,
-        short_ids: false,
-        frame: None,
+        ..BASE
     },
 ];
 
@@ -381,38 +358,15 @@ const DEEPSEEK: CallSyntax = CallSyntax {
         after: "<｜tool▁calls▁end｜>",
     },
     markers: &["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"],
-    bare: false,
     reading: Reading::Named {
         before: &["<｜tool▁call▁begin｜>", "function<｜tool▁sep｜>"],
         after: &["```json", "<｜tool▁sep｜>"],
     },
     tail: &["```", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"],
-    parallel: true,
-    short_ids: false,
-    frame: None,
+    ..BASE
 };
 
-/// Qwen3-Coder's: a tag for the function and one for each parameter, with values on lines of their own.
-const ELEMENTS: CallSyntax = CallSyntax {
-    name: "function-elements",
-    signs: &[&["<parameter="]],
-    layout: Layout {
-        before: "",
-        open: "<tool_call>\n<function=",
-        infix: ">\n",
-        close: "</function>\n</tool_call>",
-        between: "\n",
-        after: "",
-    },
-    markers: &["<tool_call>", "<function="],
-    bare: false,
-    reading: Reading::Elements(&FUNCTION_ELEMENTS),
-    tail: &["</tool_call>"],
-    parallel: true,
-    short_ids: false,
-    frame: None,
-};
-
+/// Marks of Qwen3-Coder: a tag for the function and one for each parameter, with values on lines of their own.
 const FUNCTION_ELEMENTS: Elements = Elements {
     before: &["<function="],
     name_ends: &[">"],
@@ -422,7 +376,7 @@ const FUNCTION_ELEMENTS: Elements = Elements {
     ends: &["</function>", "</tool_call>"],
 };
 
-/// GLM's.
+/// Marks of GLM.
 const KEY_ELEMENTS: Elements = Elements {
     before: &[],
     name_ends: &["\n", "<tool_sep>"],

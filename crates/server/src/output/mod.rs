@@ -1,10 +1,9 @@
-//! From a model's text to reasoning, answer and tool calls.
+//! Splits a model's text into reasoning, answer and tool calls.
 //!
-//! Models write all three into one text, each family in its own way. [`Format`] knows how, from the chat template;
-//! [`OutputParser`] takes the text apart while it streams. What may become a marker is held back until it is one or
-//! cannot be one any more, so nothing is emitted and taken back, and what comes out does not depend on where the text was
-//! cut into deltas. What looks like a call and is none is text: nothing is lost, but the beginning of a further call that a
-//! limit has cut off.
+//! Each model family marks these parts in its own syntax, which [`Format`] derives from the chat template. [`OutputParser`]
+//! splits the text while it streams. Text that may become a marker is held back until it is one or cannot be one, so no
+//! emitted text is ever revised, and the result does not depend on how the text was cut into deltas. Text that looks like a
+//! call and is none stays text. Only the beginning of a further call that a limit has cut off is dropped.
 
 mod call;
 mod channels;
@@ -30,94 +29,94 @@ pub use syntax::{CallSyntax, Format, UnreadCalls};
 pub use tools::ReadTool;
 pub use write::{instructions, write_calls};
 
-/// What the text turns out to be, in its order. Neighbouring pieces of one kind belong together.
+/// A part of the text, in order. Neighbouring pieces of one kind belong together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Piece {
-    /// Reasoning goes on.
+    /// More reasoning.
     Reasoning(String),
-    /// The answer goes on.
+    /// More of the answer.
     Text(String),
-    /// A call of one of the offered tools begins.
+    /// Beginning of a call of an offered tool.
     CallBegin {
         /// The tool's name.
         name: String,
     },
-    /// The JSON of its arguments goes on, as the model has written it.
+    /// More of the arguments' JSON, as the model wrote it.
     Arguments(String),
-    /// The call has ended.
+    /// End of the call.
     CallEnd {
-        /// Whether the arguments are a whole JSON object: `false` where the text ended or went wrong within them.
+        /// True if the arguments are a complete JSON object.
         complete: bool,
     },
 }
 
-/// What to look for in a text.
+/// Options of an [`OutputParser`].
 #[derive(Clone, Debug)]
 pub struct ParserOptions {
-    /// Whether to take reasoning out of the text; otherwise it is part of the answer, with its tags.
+    /// True to separate reasoning. Otherwise it stays in the answer, with its tags.
     pub split_reasoning: bool,
-    /// The prompt has begun the reasoning ([`Format::thought`]).
+    /// True if the prompt ends within reasoning ([`Format::thought`]).
     pub in_reasoning: bool,
-    /// The prompt has begun the text of the answer ([`Format::in_answer`]).
+    /// True if the prompt ends within the answer's text ([`Format::in_answer`]).
     pub in_answer: bool,
-    /// The offered tools. Without any, calls are not looked for.
+    /// The offered tools. Without any, no calls are parsed.
     pub tools: Arc<[ReadTool]>,
-    /// Whether to read calls that stand in JSON without the model's own markers, as small models write them: at the
-    /// beginning of an answer or in a fence.
+    /// True to parse calls in JSON without the family's markers, as small models write them: at the beginning of an answer or
+    /// in a fence.
     pub lenient: bool,
-    /// Whether arguments are passed on while they are being written. Otherwise a call comes as a whole, and is text
-    /// if it turns out to be malformed or unfinished.
+    /// True to emit arguments while they are written. Otherwise a call is emitted when it is complete, and as text if it is
+    /// malformed or unfinished.
     pub stream_arguments: bool,
 }
 
-/// Takes a streamed text apart.
+/// Splits a streamed text.
 #[derive(Clone, Debug)]
 pub struct OutputParser {
     options: ParserOptions,
     reasoning: Option<Tags>,
-    /// What may stand around the answer.
+    /// Tags around the answer.
     answer: Option<Tags>,
-    /// Whether the answer stands within its tags.
+    /// True within these tags.
     in_tags: bool,
     syntax: &'static CallSyntax,
     state: State,
-    /// Reads the text instead, where it consists of messages.
+    /// Parser of texts that consist of messages. It then parses everything.
     channels: Option<Channels>,
-    /// The last whitespace: it belongs to a marker, if one follows.
+    /// Whitespace that belongs to the next marker, if one follows.
     space: String,
-    /// What may be the beginning of a marker.
+    /// Text that may be the beginning of a marker.
     held: String,
-    /// Whether a call has come.
+    /// True after the first call.
     called: bool,
-    /// Whether the last call had no marker.
+    /// True if the last call had no marker.
     bare: bool,
     pieces: Vec<Piece>,
 }
 
 #[derive(Clone, Debug)]
 enum State {
-    /// In reasoning; at its beginning, whitespace means nothing.
+    /// In reasoning. Whitespace at its beginning is dropped.
     Reasoning {
         began: bool,
     },
-    /// Where something begins or ends: whitespace means nothing, and more markers than elsewhere are possible.
+    /// Between two parts. Whitespace is dropped, and more markers are possible than within text.
     Edge(Edge),
     Text,
     Call(Box<Reader>),
 }
 
-/// What is possible at an edge.
+/// Properties of an edge.
 #[derive(Clone, Copy, Debug)]
 struct Edge {
-    /// Nothing has come before: reasoning may begin.
+    /// True at the beginning of the answer, where reasoning may begin.
     start: bool,
-    /// Whitespace is part of a text that comes next.
+    /// True if whitespace belongs to the text that follows.
     keeps_space: bool,
-    /// The first of the syntax's `tail` that may come; `None` where no call has gone before.
+    /// Index of the first text of the syntax's `tail` that may follow; `None` unless a call precedes.
     tail: Option<usize>,
 }
 
-/// What stands at an edge.
+/// A marker at an edge.
 #[derive(Clone, Copy, Debug)]
 enum Mark {
     Think,
@@ -125,38 +124,39 @@ enum Mark {
     Answer,
     /// A marker that begins a call.
     Call,
-    /// The name of a tool, where that begins a call.
+    /// The name of a tool that begins a call.
     Name,
-    /// The first character of a call without marker.
+    /// The first character of a call without a marker.
     Bare,
-    /// Something that says that a JSON object follows.
+    /// The beginning of a fence with a JSON object.
     Fence,
-    /// Between the objects of an array.
+    /// The separator of objects in an array.
     Comma,
     Tail(usize),
 }
 
-/// A call that is being read.
+/// A partially parsed call.
 #[derive(Clone, Debug)]
 struct Reader {
     call: Call,
-    /// All of its text that has not been passed on as a call: if it is none, this is text.
+    /// Its text that has not been emitted. It becomes text if this is not a call.
     raw: String,
-    /// How much of the arguments has been passed on; `None` before the call has.
+    /// Emitted bytes of the arguments; `None` before the call is emitted.
     passed: Option<usize>,
 }
 
 /// Beginnings of a block with calls, anywhere in an answer.
 const FENCES: &[&str] = &["```json", "```tool_call"];
 
-/// One without a language, at the beginning of an answer only: elsewhere it is mostly the end of a block.
+/// Beginning of a block without a language. It is recognised at the beginning of an answer only, because elsewhere it mostly
+/// ends a block.
 const PLAIN_FENCE: &str = "```\n";
 
 /// End of a block.
 const FENCE_END: &str = "```";
 
 impl OutputParser {
-    /// Before the first character of an answer. Where calls are not read, none are looked for.
+    /// Creates a parser for the text of an answer from its first character on.
     pub fn new(format: Format, options: ParserOptions) -> Self {
         let split = |tags: &Tags| options.split_reasoning.then_some(*tags);
         let (reasoning, answer) =
@@ -188,7 +188,7 @@ impl OutputParser {
         }
     }
 
-    /// Takes more of the text; returns what is certain now.
+    /// Parses more of the text. Returns the pieces that are certain.
     pub fn push(&mut self, delta: &str) -> Vec<Piece> {
         if let Some(channels) = &mut self.channels {
             return channels.push(delta, &self.options.tools, self.options.stream_arguments);
@@ -199,14 +199,14 @@ impl OutputParser {
         std::mem::take(&mut self.pieces)
     }
 
-    /// Ends the text, of which the model has not said all if it is `cut`; returns what was held back.
+    /// Ends the text and returns the rest. `cut`: a limit ended it.
     pub fn finish(mut self, cut: bool) -> Vec<Piece> {
         if let Some(channels) = self.channels {
             return channels.finish(cut, self.options.stream_arguments);
         }
         match std::mem::replace(&mut self.state, State::Text) {
             State::Reasoning { .. } => self.emit_held(Piece::Reasoning),
-            // After a call, the beginning of one is not the beginning of a text.
+            // The beginning of a further call is dropped.
             State::Edge(Edge { tail: Some(_), .. }) if cut => {}
             State::Call(reader) if cut && self.called => {
                 if reader.passed.is_some() && !reader.call.arguments_end {
@@ -223,7 +223,7 @@ impl OutputParser {
         self.pieces
     }
 
-    /// Whether the text is within reasoning.
+    /// Returns true within reasoning.
     pub fn in_reasoning(&self) -> bool {
         match &self.channels {
             Some(channels) => channels.in_reasoning(),
@@ -271,36 +271,29 @@ impl OutputParser {
         }
     }
 
-    /// Takes a character of a text in which one of `markers` may come; whether one is whole now. What cannot be part
-    /// of one is emitted.
+    /// Adds a character of a text in which one of `markers` may come. Returns true if the held text is one. Text that cannot
+    /// be part of one is emitted as `kind`.
     fn find(&mut self, c: char, markers: &[&str], kind: fn(String) -> Piece) -> bool {
         if self.held.is_empty() && c.is_whitespace() && !markers.is_empty() {
             self.space.push(c);
             return false;
         }
         self.held.push(c);
-        while !self.held.is_empty() {
-            if markers.contains(&self.held.as_str()) {
-                return true;
-            }
-            if markers.iter().any(|marker| marker.starts_with(self.held.as_str())) {
-                return false;
-            }
-            let first = self.held.remove(0);
-            if first.is_whitespace() && !markers.is_empty() {
-                self.space.push(first);
+        for free in release(&mut self.held, markers).chars() {
+            if free.is_whitespace() && !markers.is_empty() {
+                self.space.push(free);
             } else {
                 let space = std::mem::take(&mut self.space);
-                self.emit(kind(space + first.encode_utf8(&mut [0; 4])));
+                self.emit(kind(space + free.encode_utf8(&mut [0; 4])));
             }
         }
-        false
+        markers.contains(&self.held.as_str()) && !self.held.is_empty()
     }
 
     fn edge(&mut self, edge: Edge, c: char) {
         let marks = self.marks(edge);
         if marks.is_empty() && edge.keeps_space {
-            // The state is a text.
+            // Nothing can begin here, so this is text.
             return self.text(c);
         }
         self.state = State::Edge(edge);
@@ -315,14 +308,14 @@ impl OutputParser {
         if marks.iter().any(|(text, _)| text.starts_with(self.held.as_str())) {
             return;
         }
-        // In a block of calls, one follows the other.
+        // In a block of calls, the next call follows without a marker.
         let in_block = edge.tail.is_some_and(|tail| tail < self.tail().len()) && !self.bare;
         if in_block && matches!(self.syntax.reading, Reading::Keywords) {
             let held = std::mem::take(&mut self.held);
             self.begin_call(false, None);
             return held.chars().for_each(|c| self.take(c));
         }
-        // No marker: the text begins, or goes on.
+        // Not a marker: text.
         if !edge.keeps_space {
             self.space.clear();
         }
@@ -331,7 +324,7 @@ impl OutputParser {
         held.chars().for_each(|c| self.take(c));
     }
 
-    /// What may stand at an edge. No text is the beginning of another.
+    /// Returns the markers that may follow at an edge. No marker is the beginning of another.
     fn marks(&self, edge: Edge) -> Vec<(Cow<'static, str>, Mark)> {
         let mut marks: Vec<(Cow<'static, str>, Mark)> = Vec::new();
         if let Some((open, _)) = self.reasoning.filter(|_| edge.start) {
@@ -362,7 +355,7 @@ impl OutputParser {
                 marks.extend(FENCES.iter().map(|fence| ((*fence).into(), Mark::Fence)));
             }
         } else if syntax.bare || lenient {
-            // Where markers begin with a bracket, an array does not begin a call.
+            // If a marker begins with a bracket, an array does not begin a call.
             if !marks.iter().any(|(text, _)| text.starts_with('[')) {
                 marks.push(("[".into(), Mark::Bare));
             }
@@ -372,7 +365,7 @@ impl OutputParser {
         marks
     }
 
-    /// What may stand after a call and belongs to it, in this order.
+    /// Returns the texts that may follow a call and belong to it, in order.
     fn tail(&self) -> &'static [&'static str] {
         if self.bare && !self.syntax.bare { GENERIC.tail } else { self.syntax.tail }
     }
@@ -397,10 +390,10 @@ impl OutputParser {
             Mark::Fence => self.begin_call(true, None),
             Mark::Bare => {
                 let first = self.held.pop();
-                // An object after a call with a marker is of the same kind.
+                // An object after a call with a marker is read in the same syntax.
                 self.begin_call(edge.tail.is_none() || self.bare, first);
             }
-            // Followed by anything but an object, it is part of a text.
+            // Before anything but an object it is part of a text.
             Mark::Comma => {
                 self.space = std::mem::take(&mut self.held);
                 let tail = Some(self.tail().len());
@@ -413,7 +406,7 @@ impl OutputParser {
         }
     }
 
-    /// A call begins after the marker that is held, or `bare`; with its first character where that is known.
+    /// Begins a call after the held marker, or without a marker if `bare`. `first` is its first character, if already read.
     fn begin_call(&mut self, bare: bool, first: Option<char>) {
         let raw = std::mem::take(&mut self.space) + &std::mem::take(&mut self.held);
         self.bare = bare;
@@ -459,7 +452,7 @@ impl OutputParser {
         };
     }
 
-    /// What was read as a call is none, or not a whole one: a text begins.
+    /// Gives up a call that is malformed or incomplete: its text becomes text of the answer.
     fn abandon(&mut self, reader: Reader) {
         self.state = State::Text;
         if reader.passed.is_some() && !reader.call.arguments_end {
@@ -483,6 +476,13 @@ impl OutputParser {
     fn emit(&mut self, piece: Piece) {
         join(&mut self.pieces, piece);
     }
+}
+
+/// Removes and returns the beginning of `held` that is in none of `markers`, whatever text follows.
+fn release(held: &mut String, markers: &[&str]) -> String {
+    let may_begin = |rest: &str| markers.iter().any(|marker| marker.starts_with(rest));
+    let start = held.char_indices().map(|(at, _)| at).find(|&at| may_begin(&held[at..]));
+    held.drain(..start.unwrap_or(held.len())).collect()
 }
 
 /// Adds a piece, or lengthens the last one if that is of its kind.

@@ -74,7 +74,7 @@ pub fn index(headers: &HeaderMap) -> Response {
 
 fn send(file: &File, headers: &HeaderMap) -> Response {
     if file.gzip && !accepts_gzip(headers) {
-        let message = "the page is kept compressed with gzip, which `Accept-Encoding` excludes";
+        let message = "the page is kept compressed with gzip, which `Accept-Encoding` has to allow";
         return (StatusCode::NOT_ACCEPTABLE, message).into_response();
     }
     let mut response = file.bytes.into_response();
@@ -87,12 +87,10 @@ fn send(file: &File, headers: &HeaderMap) -> Response {
     response
 }
 
-/// A request that says nothing about encodings accepts all of them.
-fn accepts_gzip(headers: &HeaderMap) -> bool {
-    let mut values = headers.get_all(header::ACCEPT_ENCODING).iter().peekable();
-    if values.peek().is_none() {
-        return true;
-    }
+/// True if a request asks for gzip. One without `Accept-Encoding` does not: it is a program such as curl that shows what
+/// it receives.
+pub fn accepts_gzip(headers: &HeaderMap) -> bool {
+    let values = headers.get_all(header::ACCEPT_ENCODING).iter();
     let lists = values.filter_map(|value| value.to_str().ok());
     lists.flat_map(|list| list.split(',')).any(|item| {
         let (name, parameters) = item.split_once(';').unwrap_or((item, ""));
@@ -131,7 +129,7 @@ mod tests {
         for (accept, fine) in [
             (Some("gzip, deflate, br"), true),
             (Some("br;q=1.0, *;q=0.1"), true),
-            (None, true),
+            (None, false),
             (Some("identity"), false),
             (Some("gzip;q=0"), false),
             (Some(""), false),

@@ -16,7 +16,7 @@ pub mod session;
 use axum::{
     Router,
     extract::{Request, State},
-    http::header,
+    http::{HeaderValue, header},
     response::{IntoResponse, Response},
     routing::{delete, get},
 };
@@ -48,11 +48,11 @@ pub async fn root(State(state): State<AppState>, request: Request) -> Response {
         .get_all(header::ACCEPT)
         .iter()
         .any(|value| value.to_str().is_ok_and(|accept| accept.contains("text/html")));
-    let mut response = if state.settings.ui && accepts_html {
+    let mut response = if state.settings.ui && accepts_html && files::accepts_gzip(request.headers()) {
         files::index(request.headers())
     } else {
         "Paguro is running".into_response()
     };
-    response.headers_mut().insert(header::VARY, header::ACCEPT.into());
+    response.headers_mut().insert(header::VARY, HeaderValue::from_static("accept, accept-encoding"));
     response
 }

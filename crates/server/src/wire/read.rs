@@ -378,8 +378,17 @@ fn refusal(path: Option<String>, error: &serde_json::Error) -> ApiError {
     let message = error.to_string();
     // serde's own words; positions mean little in a body that a library wrote.
     let words = message.rsplit_once(" at line ").map_or(message.as_str(), |(words, _)| words);
+    // serde_json's limits, which valid JSON may exceed.
+    let place = message.strip_prefix(words).unwrap_or_default();
+    let problem = match words {
+        "recursion limit exceeded" => {
+            format!("is nested too deeply{place}: at most 127 levels of lists and objects are read")
+        }
+        "number out of range" => format!("has a number out of range{place}: at most 1.8e308 can be read"),
+        _ => format!("is not JSON: {message}"),
+    };
     if !error.is_data() {
-        return ApiError::Invalid { param: None, message: format!("the body is not JSON: {message}") };
+        return ApiError::Invalid { param: None, message: format!("the body {problem}") };
     }
     if let Some((name, _)) = words.strip_prefix("missing field `").and_then(|rest| rest.split_once('`')) {
         let param = path.map_or_else(|| name.to_owned(), |path| format!("{path}.{name}"));

@@ -1,35 +1,41 @@
-//! Which models are resident. A model is loaded when it is first asked for, stays while somebody uses it and
-//! `keep_alive` longer, and makes room, the least recently used first, when another one needs the memory.
+//! Residency of models. A model is loaded on its first request and stays while requests use it and `keep_alive` longer. If
+//! another model needs the memory, the least recently used one is unloaded.
+
+mod resident;
 
 use std::{
     collections::{HashMap, hash_map::Entry},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
-use paguro_engine::{Engine, Handle, MemoryPlan};
-use paguro_model::{Model, ModelFile};
+use paguro_engine::MemoryPlan;
+use paguro_model::ModelFile;
 use tokio::{
     sync::{Notify, watch},
     task::spawn_blocking,
 };
 
+use resident::Slot;
+pub use resident::{KeepAliveSetter, Lease, Resident, ResidentInfo};
+
 use crate::{
     error::ApiError,
     source::{Grant, LoadError, LoadPlan, Loaded, ModelEntry, ModelSource, Outside},
+    units::bytes,
 };
 
-/// How residency is bounded.
+/// Limits of residency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Residency {
-    /// Bytes that all resident models take together: weights, K and V, buffers.
+    /// Memory limit of all resident models together, in bytes: weights, K and V, buffers.
     pub memory: u64,
-    /// How long an unused model stays; `None` is for ever.
+    /// Time that an unused model stays loaded; `None` is for ever.
     pub keep_alive: Option<Duration>,
-    /// How long a request waits for others to end so that its model finds room.
+    /// Time that a request waits for memory.
     pub patience: Duration,
 }
 
@@ -38,94 +44,24 @@ pub struct Residency {
 pub struct Models {
     source: Arc<dyn ModelSource>,
     residency: Residency,
-    /// Gives memory back to the system that an unloaded model has left.
+    /// Returns freed memory to the system.
     release_memory: fn(),
     slots: Mutex<HashMap<Key, Slot>>,
-    /// Somebody has stopped using a model, or a model has gone.
+    /// Notified when a request stops using a model, and when a model is unloaded.
     changed: Notify,
-    /// Loads so far, by how they ended.
+    /// Number of successful loads.
     pub loads: AtomicU64,
-    /// See [`Models::loads`].
+    /// Number of failed loads.
     pub failed_loads: AtomicU64,
-    /// Models that had to go, for others or because nobody used them.
+    /// Number of models unloaded for others or for lack of use.
     pub unloads: AtomicU64,
 }
 
-/// Name and version: a name that means something else now is another model.
+/// Name and version of a model.
 type Key = (String, String);
 
-#[derive(Debug)]
-enum Slot {
-    Loading {
-        /// Bytes set aside for it; none while it waits for room.
-        reserved: u64,
-        /// `None` until it has ended.
-        outcome: watch::Receiver<Option<Result<(), LoadError>>>,
-    },
-    Ready(Arc<Resident>),
-}
-
-/// A model that is loaded.
-#[derive(Debug)]
-pub struct Resident {
-    /// What it was loaded from.
-    pub entry: ModelEntry,
-    /// The model.
-    pub model: Arc<Model>,
-    /// The way to ask it.
-    pub handle: Handle,
-    /// The device's name.
-    pub device: String,
-    /// Bytes that it takes.
-    pub memory: MemoryPlan,
-    /// Tokens in a page.
-    pub block_size: usize,
-    /// Taken out when it ends, because that waits for a thread.
-    engine: Option<Engine>,
-    usage: Mutex<Use>,
-    /// True once the log says that requests want a longer context than there is.
-    is_clamped: AtomicBool,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Use {
-    /// Requests that hold it.
-    users: usize,
-    /// When the last one let go.
-    since: Instant,
-    keep_alive: Option<Duration>,
-}
-
-/// The right to use a resident model: it stays as long as this lives.
-#[derive(Debug)]
-pub struct Lease {
-    resident: Arc<Resident>,
-    models: Arc<Models>,
-}
-
-/// A resident model, for lists.
-#[derive(Clone, Debug)]
-pub struct ResidentInfo {
-    /// What it was loaded from.
-    pub entry: ModelEntry,
-    /// The model.
-    pub model: Arc<Model>,
-    /// The way to ask it.
-    pub handle: Handle,
-    /// The device's name.
-    pub device: String,
-    /// Bytes that it takes.
-    pub memory: MemoryPlan,
-    /// Tokens in a page.
-    pub block_size: usize,
-    /// Requests that hold it.
-    pub users: usize,
-    /// In how long it goes if nobody asks for it; `None` is never. While it is in use, counted from now.
-    pub expires_in: Option<Duration>,
-}
-
 impl Models {
-    /// Nothing is loaded yet.
+    /// Creates the table without any resident model.
     pub fn new(source: Arc<dyn ModelSource>, residency: Residency, release_memory: fn()) -> Arc<Self> {
         Arc::new(Self {
             source,
@@ -139,51 +75,51 @@ impl Models {
         })
     }
 
-    /// Bytes that all resident models may take together.
+    /// Returns the memory limit of all resident models together, in bytes.
     pub fn memory(&self) -> u64 {
         self.residency.memory
     }
 
-    /// Most tokens of a prompt with its answer: of the resident model, or as it would be loaded.
+    /// Returns the context of the resident model, or else the one that it would be loaded with.
     pub fn context(&self, entry: &ModelEntry) -> Option<usize> {
         let key = (entry.name.clone(), entry.version.clone());
         let resident = self.slots().get(&key).and_then(Slot::resident).map(|it| it.handle.max_context());
         resident.or(entry.details.context)
     }
 
-    /// All models that can be asked for.
+    /// Returns all models that requests can name.
     ///
     /// # Errors
-    /// What is wrong with the library.
+    /// The library cannot be read.
     pub async fn list(&self) -> Result<Vec<ModelEntry>, ApiError> {
         let source = self.source.clone();
         Ok(blocking(move || source.list()).await?)
     }
 
-    /// The model that a name means.
+    /// Returns the model that a name means.
     ///
     /// # Errors
-    /// [`ApiError::ModelNotFound`], or what is wrong with the library.
+    /// [`ApiError::ModelNotFound`], or the library cannot be read.
     pub async fn find(&self, name: &str) -> Result<ModelEntry, ApiError> {
         let (source, name) = (self.source.clone(), name.to_owned());
         Ok(blocking(move || source.find(&name)).await?)
     }
 
-    /// Where a model lies that is not the library's.
+    /// Returns the place of a model that is not in the library.
     pub fn outside(&self, name: &str) -> Option<Outside> {
         self.source.outside(name)
     }
 
-    /// Opens a model's file, to see what it says of itself.
+    /// Opens a model's file to read its header.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The file cannot be read.
     pub async fn open(&self, entry: &ModelEntry) -> Result<ModelFile, ApiError> {
         let (source, entry) = (self.source.clone(), entry.clone());
         Ok(blocking(move || source.open(&entry)).await?)
     }
 
-    /// The model of this name, loaded now if it is not yet.
+    /// Leases a model, which is loaded if necessary.
     ///
     /// # Errors
     /// There is none, it cannot be loaded, or there is no room for it.
@@ -191,8 +127,8 @@ impl Models {
         self.lease_for(name, None).await
     }
 
-    /// As [`Models::lease`], for sequences of `context` tokens: a model that nobody uses is loaded again with more pages
-    /// where memory allows. Otherwise its context stays, and the caller has to make do with it.
+    /// Leases a model for sequences of `context` tokens. If its context is shorter, it is loaded again where memory allows and
+    /// no request uses it. Otherwise the lease has the shorter context.
     ///
     /// # Errors
     /// As [`Models::lease`].
@@ -202,7 +138,7 @@ impl Models {
         let mut may_grow = true;
         loop {
             let found = match self.slots().get(&key) {
-                Some(Slot::Ready(resident)) => Ok(self.hold(resident)),
+                Some(Slot::Ready(resident)) => Ok(Lease::new(resident, self)),
                 Some(Slot::Loading { outcome, .. }) => Err(Some(outcome.clone())),
                 None => Err(None),
             };
@@ -220,14 +156,14 @@ impl Models {
             let ended = outcome.wait_for(Option::is_some).await;
             match ended.as_deref() {
                 Ok(Some(Err(error))) => return Err(error.clone().into()),
-                // Ready; though it may have had to go again before we came to take it.
+                // Loaded, but it may have been unloaded again meanwhile.
                 Ok(_) => {}
                 Err(_) => return Err(ApiError::Unavailable("the server is shutting down".into())),
             }
         }
     }
 
-    /// Resident models, by name.
+    /// Returns the resident models in order of their names.
     pub fn resident(&self) -> Vec<ResidentInfo> {
         let mut list: Vec<_> = self
             .slots()
@@ -241,7 +177,7 @@ impl Models {
         list
     }
 
-    /// Unloads models whose time has come, for as long as the server runs.
+    /// Unloads models after `keep_alive` without use. Never returns.
     pub async fn unload_unused(&self) {
         loop {
             let now = Instant::now();
@@ -260,7 +196,7 @@ impl Models {
         }
     }
 
-    /// Unloads everything, used or not, and waits until it is gone. Nothing is loaded after this if nobody asks.
+    /// Unloads all models, also those in use, and waits for their engines.
     pub async fn unload_all(&self) {
         let slots: Vec<_> = self.slots().drain().collect();
         for (_, slot) in slots {
@@ -270,7 +206,7 @@ impl Models {
         }
     }
 
-    /// Unloads a model whose context is too short, if it can be loaded with a longer one. Returns the lease if it stays.
+    /// Unloads a model whose context is too short, if it can be loaded with a longer one. Otherwise returns the lease.
     async fn make_way_to_grow(&self, lease: Lease, context: usize, may_grow: &mut bool) -> Option<Lease> {
         let wanted = context.min(lease.model.context_length);
         let (entry, loaded) = (lease.entry.clone(), lease.handle.max_context());
@@ -281,7 +217,7 @@ impl Models {
             && self.has_room_for(&entry, wanted).await
             && is_alone(1);
         if !grows {
-            if !lease.is_clamped.swap(true, Ordering::Relaxed) {
+            if lease.first_clamped() {
                 let model = entry.name;
                 tracing::info!(
                     model,
@@ -298,7 +234,7 @@ impl Models {
         None
     }
 
-    /// Whether a model has room for a sequence of `context` tokens when all that nobody uses is unloaded.
+    /// Returns true if a model could be loaded for a sequence of `context` tokens after all unused models were unloaded.
     async fn has_room_for(&self, entry: &ModelEntry, context: usize) -> bool {
         let (source, wanted) = (self.source.clone(), entry.clone());
         let Ok(plan) = blocking(move || source.plan(&wanted, Some(context))).await else { return false };
@@ -310,13 +246,8 @@ impl Models {
         plan.context >= context && taken.saturating_add(plan.with(plan.kv_enough)) <= self.residency.memory
     }
 
-    fn hold(self: &Arc<Self>, resident: &Arc<Resident>) -> Lease {
-        resident.usage().users += 1;
-        Lease { resident: resident.clone(), models: self.clone() }
-    }
-
-    /// Starts to load a model, unless somebody has started meanwhile. It goes on if whoever asked goes away: most
-    /// likely they come back.
+    /// Starts loading a model, unless another request already has. Loading continues if the client goes away, because clients
+    /// mostly try again.
     fn start_loading(
         self: &Arc<Self>,
         key: &Key,
@@ -369,7 +300,7 @@ impl Models {
         let release_memory = self.release_memory;
         let work = move || {
             let loaded = source.load(&wanted, grant);
-            // Reading a tokenizer leaves much behind, and so does a load that failed.
+            // Reading a tokenizer frees much memory, and so does a failed load.
             release_memory();
             loaded
         };
@@ -385,24 +316,27 @@ impl Models {
         Ok(loaded)
     }
 
-    /// Sets memory aside, unloading what nobody uses and waiting for what somebody does. Returns the bytes for K and V: as
-    /// many as settings want, where that leaves the models alone that are loaded or they can go; what is left beside models
-    /// that are in use, but enough for a short conversation, where they cannot.
+    /// Reserves memory for a model. Unused models are unloaded for it; models in use are waited for. Returns the bytes for K and
+    /// V: those of the settings if they fit, otherwise the rest beside models in use, but at least `kv_least`.
     async fn make_room(&self, key: &Key, entry: &ModelEntry, plan: &LoadPlan) -> Result<u64, LoadError> {
         let Residency { memory, patience, .. } = self.residency;
         let least = plan.with(plan.kv_least);
         if least > memory {
-            let (name, LoadPlan { weights, buffers, kv_least, .. }) = (&entry.name, plan);
             return Err(LoadError::TooLarge(format!(
-                "`{name}` needs {least} bytes of memory (weights {weights}, buffers {buffers}, at least \
-                 {kv_least} for K and V), but all models together may take {memory}; raise --memory, or \
-                 use a smaller model or --kv-dtype q8"
+                "`{}` needs {} of memory (weights {}, buffers {}, at least {} for K and V), but all models together \
+                 may take {}; raise --memory, or use a smaller model or --kv-dtype q8",
+                entry.name,
+                bytes(least),
+                bytes(plan.weights),
+                bytes(plan.buffers),
+                bytes(plan.kv_least),
+                bytes(memory)
             )));
         }
         let deadline = Instant::now() + patience;
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
-            // From here on no change is missed.
+            // From here on no notification is missed.
             changed.as_mut().enable();
             {
                 let mut slots = self.slots();
@@ -410,11 +344,11 @@ impl Models {
                 let left = memory.saturating_sub(taken);
                 let some_can_go = slots.values().any(Slot::is_unused);
                 if left >= plan.with(plan.kv_enough) || left >= least && !some_can_go {
-                    let bytes = left.min(plan.with(plan.kv_most));
+                    let granted = left.min(plan.with(plan.kv_most));
                     if let Some(Slot::Loading { reserved, .. }) = slots.get_mut(key) {
-                        *reserved = bytes;
+                        *reserved = granted;
                     }
-                    return Ok(bytes - plan.with(0));
+                    return Ok(granted - plan.with(0));
                 }
             }
             if self.unload_one(|_| true).await {
@@ -429,7 +363,7 @@ impl Models {
         }
     }
 
-    /// Unloads the unused model that was used longest ago, of those that may go, and waits until it is gone.
+    /// Unloads the least recently used of the unused models that `may_go` accepts, and waits for its engine.
     async fn unload_one(&self, may_go: impl Fn(&Resident) -> bool) -> bool {
         let resident = {
             let mut slots = self.slots();
@@ -451,17 +385,17 @@ impl Models {
         true
     }
 
-    /// Ends an engine and waits for it, so that its memory is free when this returns. (A lease that is just being
-    /// dropped may hold it a moment longer.)
+    /// Ends an engine and waits for it, so that its memory is free afterwards. (A lease that is being dropped may hold it a
+    /// moment longer.)
     async fn end(&self, resident: Arc<Resident>) {
         let Some(mut resident) = Arc::into_inner(resident) else { return };
         let release_memory = self.release_memory;
         let end = move || {
-            drop(resident.engine.take());
+            resident.end();
             drop(resident);
             release_memory();
         };
-        // A panic of the engine thread was caught there; dropping it has nothing to report.
+        // A panic of the engine thread was caught there.
         let _ = spawn_blocking(end).await;
     }
 
@@ -470,130 +404,11 @@ impl Models {
     }
 }
 
-/// Runs what may block, or panic, elsewhere.
+/// Runs work that may block or panic on another thread.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, LoadError> + Send + 'static,
 ) -> Result<T, LoadError> {
     spawn_blocking(work)
         .await
         .unwrap_or_else(|error| Err(LoadError::Failed(format!("loading ended: {error}"))))
-}
-
-impl Slot {
-    fn resident(&self) -> Option<&Resident> {
-        match self {
-            Self::Ready(resident) => Some(resident),
-            Self::Loading { .. } => None,
-        }
-    }
-
-    /// True for a resident model that nobody uses.
-    fn is_unused(&self) -> bool {
-        self.resident().is_some_and(|resident| resident.usage().users == 0)
-    }
-
-    fn bytes(&self) -> u64 {
-        match self {
-            Self::Ready(resident) => resident.memory.total(),
-            Self::Loading { reserved, .. } => *reserved,
-        }
-    }
-}
-
-impl Resident {
-    fn new(entry: ModelEntry, loaded: Loaded, keep_alive: Option<Duration>) -> Self {
-        let Loaded { model, engine, device, memory, block_size } = loaded;
-        let usage = Use { users: 0, since: Instant::now(), keep_alive };
-        let handle = engine.handle();
-        Self {
-            entry,
-            model,
-            handle,
-            device,
-            memory,
-            block_size,
-            engine: Some(engine),
-            usage: Mutex::new(usage),
-            is_clamped: AtomicBool::new(false),
-        }
-    }
-
-    fn usage(&self) -> MutexGuard<'_, Use> {
-        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// When it goes; `None` while somebody uses it, and if it may stay for ever.
-    fn expires(&self) -> Option<Instant> {
-        let Use { users, since, keep_alive } = *self.usage();
-        if users == 0 { since.checked_add(keep_alive?) } else { None }
-    }
-
-    fn info(&self) -> ResidentInfo {
-        let Use { users, since, keep_alive } = *self.usage();
-        let idle = if users == 0 { since.elapsed() } else { Duration::ZERO };
-        ResidentInfo {
-            entry: self.entry.clone(),
-            model: self.model.clone(),
-            handle: self.handle.clone(),
-            device: self.device.clone(),
-            memory: self.memory,
-            block_size: self.block_size,
-            users,
-            expires_in: keep_alive.map(|time| time.saturating_sub(idle)),
-        }
-    }
-}
-
-impl Drop for Resident {
-    /// Waiting for the engine's thread must not hold up a thread that serves others.
-    fn drop(&mut self) {
-        if let (Some(engine), Ok(runtime)) = (self.engine.take(), tokio::runtime::Handle::try_current()) {
-            runtime.spawn_blocking(move || drop(engine));
-        }
-    }
-}
-
-/// Sets how long a model stays after its last use, as long as it is resident.
-#[derive(Debug)]
-pub struct KeepAliveSetter(Weak<Resident>);
-
-impl KeepAliveSetter {
-    /// From now on; `None` is for ever.
-    pub fn set(&self, time: Option<Duration>) {
-        if let Some(resident) = self.0.upgrade() {
-            resident.usage().keep_alive = time;
-        }
-    }
-}
-
-impl Lease {
-    /// Sets how long the model stays, also after this lease.
-    pub fn keep_alive_setter(&self) -> KeepAliveSetter {
-        KeepAliveSetter(Arc::downgrade(&self.resident))
-    }
-
-    /// How long the model stays after its last use, from now on; `None` is for ever.
-    pub fn keep_alive(&self, time: Option<Duration>) {
-        self.resident.usage().keep_alive = time;
-    }
-}
-
-impl std::ops::Deref for Lease {
-    type Target = Resident;
-
-    fn deref(&self) -> &Resident {
-        &self.resident
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        let mut usage = self.resident.usage();
-        usage.users -= 1;
-        if usage.users == 0 {
-            usage.since = Instant::now();
-            drop(usage);
-            self.models.changed.notify_waiters();
-        }
-    }
 }

@@ -1,0 +1,158 @@
+//! Parts of an answer, in the words that all APIs share.
+
+use std::time::{Duration, Instant};
+
+/// A part of an answer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Piece {
+    /// More of a choice.
+    Delta {
+        /// Index of the choice, below `n`.
+        choice: usize,
+        /// The new part.
+        delta: Delta,
+        /// Tokens since the last piece of this choice, if requested.
+        logprobs: Vec<TokenLogprob>,
+    },
+    /// Progress of the prefill, if requested.
+    Prefilled(Progress),
+    /// End of a choice. The end of the last choice is the last piece.
+    Finished {
+        /// Index of the choice.
+        choice: usize,
+        /// Reason of the end.
+        reason: Finish,
+        /// Tokens since the last piece of this choice, if requested.
+        logprobs: Vec<TokenLogprob>,
+        /// The stop token that ended it, if requested. It is not part of the answer.
+        stop_token: Option<TokenLogprob>,
+        /// Tokens of the prompt, and of this choice's answer.
+        usage: Usage,
+    },
+}
+
+/// Progress of a prompt's prefill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Tokens of the prompt.
+    pub total: usize,
+    /// Tokens of the prompt that the prefix cache had.
+    pub cached: usize,
+    /// Tokens whose K and V exist, those from the prefix cache included.
+    pub processed: usize,
+    /// Time since the request left the queue.
+    pub time: Duration,
+}
+
+/// A new part of a choice. Its text is never empty.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Delta {
+    /// Text of the answer.
+    Text(String),
+    /// Text of the reasoning before the answer.
+    Reasoning(String),
+    /// Beginning of a tool call.
+    ToolCall {
+        /// Index of the call in its choice, from 0.
+        index: usize,
+        /// Id of the call.
+        id: String,
+        /// Name of the tool.
+        name: String,
+    },
+    /// More of a call's arguments.
+    ToolArguments {
+        /// Index of the call.
+        index: usize,
+        /// A part of the JSON text.
+        text: String,
+    },
+}
+
+/// Reason of the end of a choice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// The model ended its answer.
+    Stop,
+    /// This stop string occurred.
+    StopString(String),
+    /// The token limit is reached, or the context is full.
+    Length,
+    /// The model called tools.
+    ToolCalls,
+}
+
+/// A token with its log-probability.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenLogprob {
+    /// The token.
+    pub token: u32,
+    /// Natural logarithm of its probability.
+    pub logprob: f32,
+    /// The most probable tokens at its position, best first.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// Tokens of a prompt with their log-probabilities, each conditioned on the tokens before it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PromptLogprobs {
+    /// The first token, which has no probability.
+    pub first: u32,
+    /// All other tokens.
+    pub rest: Vec<TokenLogprob>,
+}
+
+/// Tokens of a request, or of one choice of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt: usize,
+    /// Tokens of the prompt that the prefix cache had.
+    pub cached: usize,
+    /// Tokens of the answer.
+    pub completion: usize,
+    /// Tokens of the answer that are reasoning.
+    pub reasoning: usize,
+}
+
+/// Effective sampling parameters of an answer: the request's, the library's, or the model's.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)] // named as the fields of `SamplingParams`
+pub struct Sampling {
+    pub temperature: f32,
+    pub top_p: f32,
+    pub frequency_penalty: f32,
+    pub presence_penalty: f32,
+}
+
+/// Times of a request's stages so far.
+#[derive(Clone, Copy, Debug)]
+pub struct Timing {
+    /// Arrival of the request.
+    pub received: Instant,
+    /// Start of waiting in the engine's queue.
+    pub submitted: Instant,
+    /// End of waiting in the queue.
+    pub started: Option<Instant>,
+    /// Time of the first token.
+    pub first_token: Option<Instant>,
+    /// Time of the newest token.
+    pub last_token: Option<Instant>,
+}
+
+impl Usage {
+    /// Adds the usage of one more choice. All choices share the prompt.
+    pub fn add_choice(&mut self, choice: Self) {
+        self.prompt = choice.prompt;
+        self.cached = choice.cached;
+        self.completion += choice.completion;
+        self.reasoning += choice.reasoning;
+    }
+}
+
+impl Timing {
+    /// Returns the time from the first token to the newest one.
+    pub fn decode(&self) -> Option<Duration> {
+        Some(self.last_token? - self.first_token?)
+    }
+}
