@@ -72,6 +72,15 @@ fn models_that_are_not_there() {
         exit 2"#]],
     );
     check(
+        &["run", "hello"],
+        expect![[r#"
+        error: there is no model `hello`
+        hint: a model is `tales`, a GGUF file, a Hugging Face folder, or one of the library; `paguro pull` gets more
+        hint: `paguro search` lists well-known models, `paguro list` those that are here
+        hint: to ask the built-in model: paguro run tales "hello"
+        exit 2"#]],
+    );
+    check(
         &["run", "tael", "hi"],
         expect![[r#"
         error: there is no model `tael`
@@ -264,6 +273,24 @@ fn flags_that_cannot_be() {
 }
 
 #[test]
+fn variables_that_cannot_be_are_named() {
+    for (name, value, rule) in [
+        ("PAGURO_DEVICE", "bogus", "must be auto, cpu, gpu or gpu:N"),
+        ("PAGURO_KV_DTYPE", "q4", "must be one of f16, q8"),
+        ("PAGURO_THREADS", "0", "must be at least 1"),
+    ] {
+        let mut command = paguro(&["run", "-n", "1", "Hello there"]);
+        let ran: common::Ran = command.env(name, value).output().unwrap().into();
+        let error = format!("error: the environment variable {name} is \"{value}\": {rule}\n");
+        assert!(ran.err.starts_with(&error) && ran.code == Some(2), "{}", ran.err);
+    }
+    // The flag goes before the variable.
+    let mut command = paguro(&["run", "-n", "1", "--threads", "x", "Hello there"]);
+    let ran: common::Ran = command.env("PAGURO_THREADS", "0").output().unwrap().into();
+    assert!(ran.err.starts_with("error: invalid value 'x' for '--threads"), "{}", ran.err);
+}
+
+#[test]
 fn words_of_other_programs_get_an_answer() {
     check(
         &["stop", "tales"],
@@ -298,6 +325,13 @@ fn words_of_other_programs_get_an_answer() {
         expect![[r#"
         error: Paguro has no `--lora`
         hint: adapters (LoRA) are not supported by this version
+        exit 2"#]],
+    );
+    check(
+        &["serve", "--temp", "0.2"],
+        expect![[r#"
+        error: Paguro has no `--temp`
+        hint: requests say how to sample; `paguro preset MODEL --set temperature=0.2` sets what holds for a model's other requests
         exit 2"#]],
     );
     check(
@@ -385,7 +419,7 @@ fn help_goes_to_standard_output() {
     assert_eq!(run(&[]).code, Some(2));
     let version = run(&["--version"]).ok();
     assert!(version.starts_with("paguro ") && version.contains("cpu "), "{version}");
-    assert_eq!(run(&["version"]).ok(), version);
+    assert_eq!((run(&["version"]).ok(), run(&["-v"]).ok()), (version.clone(), version));
     for shell in ["bash", "zsh", "fish"] {
         let script = run(&["completions", shell]).ok();
         assert!(script.contains("tokenize") && script.contains("top-k"), "{shell}");

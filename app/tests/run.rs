@@ -175,6 +175,20 @@ fn sampling_flags_reach_the_model() {
     // However hot, the best token is what top-k 1 leaves.
     let one = run(&["run", "--json", "--temperature", "9", "--top-k", "1", "Hello there"]).json();
     assert_eq!(one["text"], greedy(&["Hello there"])["text"]);
+    // The continuation repeats "The little girl" after 25 tokens, unless DRY forbids it.
+    let dry = |flags: &[&str]| {
+        let common = ["--raw", "--ignore-eos", "--max-tokens", "30", "la la la la la la la la la la"];
+        greedy(&[flags, &common].concat())["text"].clone()
+    };
+    let on = ["--dry-multiplier", "50", "--dry-allowed-length", "1"];
+    let plain = dry(&[]);
+    assert_ne!(dry(&on), plain);
+    for off in
+        [["--dry-penalty-last-n", "0"], ["--dry-allowed-length", "50"], ["--dry-sequence-breaker", "l"]]
+    {
+        let flags = [&on[..2], if off[0] == on[2] { &[] } else { &on[2..] }, &off].concat();
+        assert_eq!(dry(&flags), plain, "{off:?}");
+    }
     // Nothing twice: a penalty that large forbids every token that was there.
     let varied = greedy(&["--presence-penalty", "1000", "--logprobs", "0", "--max-tokens", "30", STORY]);
     let mut ids: Vec<_> =

@@ -163,6 +163,11 @@ pub fn whole(text: &str) -> Result<usize, String> {
     text.parse().map_err(|_| "must be a whole number".into())
 }
 
+/// A TCP port.
+pub fn port(text: &str) -> Result<u16, String> {
+    text.parse().map_err(|_| "must be a whole number up to 65535".into())
+}
+
 /// A count that must not be zero.
 pub fn positive(text: &str) -> Result<usize, String> {
     match whole(text)? {

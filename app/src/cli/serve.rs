@@ -113,7 +113,7 @@ pub struct ServeOptions {
     pub api_keys: Vec<String>,
 
     /// Port to listen at; 0 takes a free one [default: 11434]
-    #[arg(long, env = "PAGURO_PORT", value_name = "PORT", help_heading = "Listening")]
+    #[arg(long, env = "PAGURO_PORT", value_name = "PORT", help_heading = "Listening", value_parser = choices::port)]
     pub port: Option<u16>,
 
     /// Listen at a Unix socket, too

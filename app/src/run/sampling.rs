@@ -28,7 +28,6 @@ pub fn decide(args: &SamplingArgs, model: &GenerationDefaults) -> SamplingParams
         penalty_window: args.penalty_window.map_or(default.penalty_window, |limit| limit.0),
         logit_bias: args.logit_bias.clone(),
         seed: args.seed().unwrap_or_else(|| RandomState::new().hash_one(0) & u64::from(u32::MAX)),
-        ..SamplingParams::default()
     }
 }
 

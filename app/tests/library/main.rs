@@ -159,6 +159,32 @@ fn a_model_of_the_library_runs_by_its_name() {
         hint: give another name with --name
         exit 2"#]]
     .assert_eq(&f.words(&["import", tales, "--name", "tales"]));
+    for command in ["show", "rm", "preset", "verify"] {
+        let ran = f.run(&[command, "tales"]);
+        assert!(
+            ran.code == Some(2) && ran.err.contains("is the model inside this binary"),
+            "{command}: {}",
+            ran.err
+        );
+    }
+    // The template fails on every chat.
+    let mut failing = fs::read(tales).unwrap();
+    let variable = b"{{ bos_token }}";
+    let at = failing.windows(variable.len()).position(|bytes| bytes == variable).unwrap();
+    failing[at..at + variable.len()].copy_from_slice(b"{{ 1 + 'abc' }}");
+    fs::write(f.folder.path().join("failing.gguf"), failing).unwrap();
+    expect![[r#"
+        failing (22.4 MB, Q8_0)
+        reading 1 file, 22.4 MB
+        run it: paguro run failing
+        failing cannot chat: the chat template failed: tried to use + operator on unsupported types number and string
+        to continue a prompt without the chat template: paguro run failing --raw
+        exit 0"#]]
+    .assert_eq(&f.words(&["import", "failing.gguf"]));
+    assert!(
+        f.run(&["inspect", "failing"]).ok().contains("chat template not usable: the chat template failed")
+    );
+    f.run(&["rm", "failing"]).ok();
     f.run(&["cp", "stories", "stories:v2"]).ok();
     expect![[r#"
         error: `stories` could be `stories:v1` or `stories:v2`; give the whole name

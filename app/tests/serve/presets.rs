@@ -117,7 +117,7 @@ fn the_file_with_settings_has_presets_that_are_stronger() {
 
     let broken = server.home().join("broken.toml");
     for (text, message) in [
-        ("[preset.tales]\nctxx = 1", "unknown field `ctxx`"),
+        ("[preset.tales]\nctxx = 1", "did you mean `ctx`?"),
         ("[preset.tales]\noptions = { temprature = 1 }", "preset tales"),
         ("[preset.tales]\nchat-template = \"nothing.jinja\"", "cannot read"),
     ] {

@@ -21,7 +21,14 @@ fn stderr(args: &[&str], config: &str) -> String {
 
 #[test]
 fn settings_that_make_no_sense_are_named() {
-    assert!(stderr(&[], "prot = 80").contains("unknown field `prot`"));
+    for (key, hint) in [
+        ("prot = 80", "hint: did you mean `port`?"),
+        ("max_que = 80", "hint: did you mean `max-queue`?"),
+        ("frobnicate = 1", "hint: keys are the flags"),
+    ] {
+        let error = stderr(&[], key);
+        assert!(error.contains(": unknown key `") && error.contains(hint), "{error}");
+    }
     assert!(stderr(&[], "port = 80000").contains("invalid value"));
     assert!(stderr(&[], "keep-alive = \"soon\"").contains("must be a time"));
     assert!(stderr(&[], "kv-dtype = \"q4\"").contains("unknown variant `q4`"));

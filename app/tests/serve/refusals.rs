@@ -219,6 +219,19 @@ fn what_is_not_json_or_not_there_is_refused() {
             "400 invalid_request_error/invalid_value -: the body is not JSON: EOF while parsing an object at line 1 column 1"
         ],
     );
+    // Valid JSON beyond the limits of its parser.
+    refused(
+        &format!("{{\"metadata\": {}{}}}", "[".repeat(127), "]".repeat(127)),
+        expect![
+            "400 invalid_request_error/invalid_value -: the body is nested too deeply at line 1 column 140: at most 127 levels of lists and objects are read"
+        ],
+    );
+    refused(
+        "{\"temperature\": 1e400}",
+        expect![
+            "400 invalid_request_error/invalid_value -: the body has a number out of range at line 1 column 22: at most 1.8e308 can be read"
+        ],
+    );
     refused(
         "[]",
         expect!["400 invalid_request_error/invalid_value -: the body is a JSON array; it must be an object"],
@@ -240,7 +253,7 @@ fn what_is_not_json_or_not_there_is_refused() {
     refused(
         &format!(r#"{{"model": "{}"}}"#, "x".repeat(2000)),
         expect![
-            "413 invalid_request_error/request_too_large -: the request's body is larger than 1024 bytes; the server's --max-body says how large it may be"
+            "413 invalid_request_error/request_too_large -: the request's body is larger than 1.0 kB; the server's --max-body says how large it may be"
         ],
     );
     // Most clients read the answer only after they have sent everything: so much of it is read before it comes.
