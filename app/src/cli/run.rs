@@ -91,7 +91,7 @@ pub struct RunArgs {
     #[command(flatten)]
     pub grammar: GrammarArgs,
 
-    /// Tokens that fit, prompt and answer together; 0 for all the model was trained for [default: that, at most 8192]
+    /// Tokens that fit, prompt and answer together; 0 for all the model was trained for [default: that, at most 65536]
     #[arg(short, long, value_name = "TOKENS", help_heading = "Running")]
     pub ctx: Option<usize>,
 

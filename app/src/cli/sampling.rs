@@ -1,4 +1,4 @@
-//! How the answer is sampled and when it ends.
+//! Flags of sampling and of the answer's end.
 
 use std::{path::PathBuf, str::FromStr};
 
@@ -8,7 +8,7 @@ use paguro_model::tokenizer::SEQUENCE_BREAKERS;
 
 use super::choices;
 
-/// Sampling and stopping, as flags. What is not given comes from the model.
+/// Sampling and stopping. The model's recommendations replace flags that are not given.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
@@ -65,11 +65,11 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "R", value_parser = choices::above_zero, allow_negative_numbers = true)]
     pub repeat_penalty: Option<f32>,
 
-    /// Subtract this from a token's logit for each time it was already there
+    /// Subtract this from a token's logit for each time that the token was generated
     #[arg(long, value_name = "F", value_parser = choices::finite, allow_negative_numbers = true)]
     pub frequency_penalty: Option<f32>,
 
-    /// Subtract this from the logits of tokens that were already there
+    /// Subtract this from the logits of tokens that were generated
     #[arg(long, value_name = "F", value_parser = choices::finite, allow_negative_numbers = true)]
     pub presence_penalty: Option<f32>,
 
@@ -98,7 +98,7 @@ pub struct SamplingArgs {
     pub ignore_eos: bool,
 }
 
-/// A number, or -1, which says that nothing is set.
+/// A number, or -1 for none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit<T>(pub Option<T>);
 
