@@ -229,7 +229,7 @@ fn what_is_not_json_or_not_there_is_refused() {
     refused(
         "{\"temperature\": 1e400}",
         expect![
-            "400 invalid_request_error/invalid_value -: the body has a number out of range at line 1 column 22: at most 1.8e308 can be read"
+            "400 invalid_request_error/invalid_value -: the body has a number out of range at line 1 column 21: at most 1.8e308 can be read"
         ],
     );
     refused(
