@@ -140,7 +140,7 @@ pub fn colors_on_errors() -> bool {
 }
 
 /// Variables that are read elsewhere than by a flag: `main`'s own, the GPU backend's, and those of builds and tests.
-const MORE_VARIABLES: [&str; 14] = [
+const MORE_VARIABLES: [&str; 15] = [
     "PAGURO_HOME",
     "PAGURO_COMMIT",
     "PAGURO_SHARED",
@@ -151,16 +151,26 @@ const MORE_VARIABLES: [&str; 14] = [
     "PAGURO_EXPECT_ISA",
     "PAGURO_EXPECTED_TEXTS",
     "PAGURO_METAL_TEXT",
+    "PAGURO_SAMPLE",
     "PAGURO_FUZZ_CASE",
     "PAGURO_FUZZ_SECONDS",
     "PAGURO_FUZZ_SEED",
     "PAGURO_KILLS",
 ];
 
+/// Variables of earlier versions, and what has replaced them.
+const REPLACED: [(&str, &str); 2] = [
+    ("PAGURO_COOPERATIVE", "--numerics or PAGURO_NUMERICS"),
+    ("PAGURO_HAND_OVER", "a check of the GPU when it is opened"),
+];
+
 /// A line for each variable that looks as if it were meant for this program and is not read by it.
 fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<String> {
     let known = known_variables();
     let warning = |name: &String| {
+        if let Some((_, by)) = REPLACED.iter().find(|(old, _)| old == name) {
+            return format!("{name} is set, and nothing reads it: it was replaced by {by}");
+        }
         let near = known.iter().map(|other| (strsim::jaro_winkler(name, other), other));
         let near = near.filter(|(like, _)| *like > 0.9).max_by(|a, b| a.0.total_cmp(&b.0));
         let hint = near.map(|(_, other)| format!("; did you mean {other}?")).unwrap_or_default();
@@ -235,6 +245,10 @@ mod tests {
         assert_eq!(warnings.len(), 2, "{warnings:?}");
         assert!(warnings[0].starts_with("PAGURO_FROBNICATE_ALL is set"));
         assert!(warnings[1].contains("did you mean PAGURO_PORT?"));
+        for (old, by) in REPLACED {
+            let warnings = unknown_variables([old.to_owned()].into_iter());
+            assert!(warnings[0].contains(old) && warnings[0].contains(by), "{warnings:?}");
+        }
     }
 
     /// A variable that some code reads and this list lacks would be called a mistake.

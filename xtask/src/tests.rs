@@ -21,6 +21,9 @@ use crate::{
 /// Tests of this package share a device and its compiled kernels, so they share a process.
 const GPU: &str = "paguro-backend-wgpu";
 
+/// Variable by which tests draw among the variants of a case (`crates/backend-conformance/src/draw.rs`).
+const DRAW: &str = "PAGURO_SAMPLE";
+
 /// Time after which a whole run of test processes that no runner watches is ended.
 const LIMIT: Duration = Duration::from_secs(45 * 60);
 
@@ -34,16 +37,21 @@ pub fn run(root: &Path, sample: Sample) -> Result<Outcome> {
         let drawn = variants - left_out.len();
         println!("{drawn} of {variants} slow variants drawn by --seed {seed}; --all runs all of them");
     }
+    let draw = match sample {
+        Sample::All => "all".to_owned(),
+        Sample::Seed(seed) => seed.to_string(),
+    };
     let mut digest = Digest::default();
     let mut statuses = Vec::new();
     if quiet(cargo(root).args(["nextest", "--version"])) {
-        statuses.push(nextest(root, &format!("not package({GPU}){}", filter(&left_out)), &mut digest)?);
-        statuses.push(libtest(root, &["--workspace", "--doc"], &[], &mut digest)?);
-        statuses.push(on_gpu(root, &left_out, &mut digest)?);
+        let tests = format!("not package({GPU}){}", filter(&left_out));
+        statuses.push(nextest(root, &tests, &draw, &mut digest)?);
+        statuses.push(libtest(root, &["--workspace", "--doc"], &[], &draw, &mut digest)?);
+        statuses.push(on_gpu(root, &left_out, &draw, &mut digest)?);
     } else {
         println!("cargo-nextest is not installed: no times and no limits of single tests");
         let names: Vec<&str> = left_out.iter().flat_map(|test| ["--skip", &test.test]).collect();
-        statuses.push(libtest(root, &["--workspace"], &names, &mut digest)?);
+        statuses.push(libtest(root, &["--workspace"], &names, &draw, &mut digest)?);
     }
     digest.skipped().iter().for_each(|line| println!("{line}"));
     let slowest = digest.slowest(SLOWEST);
@@ -67,36 +75,44 @@ fn filter(left_out: &[LeftOut]) -> String {
     left_out.iter().filter(|test| test.package != GPU).map(exclude).collect()
 }
 
-fn nextest(root: &Path, filter: &str, digest: &mut Digest) -> Result<ExitStatus> {
+fn nextest(root: &Path, filter: &str, draw: &str, digest: &mut Digest) -> Result<ExitStatus> {
     let mut command = cargo(root);
     command.args(["nextest", "run", "--workspace", "--locked", "--profile", "ci", "--color", "never"]);
     command.args(["-E", filter]);
     // nextest writes results to standard error, and the output of tests with them.
-    let child = command.env("RUST_BACKTRACE", "0").stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+    command.env("RUST_BACKTRACE", "0").env(DRAW, draw);
+    let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
     let mut child = child.context("cargo does not start")?;
     let output = child.stderr.take();
     read(child, output, |line| digest.nextest(line))
 }
 
-fn libtest(root: &Path, build: &[&str], tests: &[&str], digest: &mut Digest) -> Result<ExitStatus> {
+fn libtest(
+    root: &Path,
+    build: &[&str],
+    tests: &[&str],
+    draw: &str,
+    digest: &mut Digest,
+) -> Result<ExitStatus> {
     let mut command = cargo(root);
     command
         .args(["test", "--locked", "--no-fail-fast"])
         .args(build)
         .args(["--", "--show-output"])
-        .args(tests);
+        .args(tests)
+        .env(DRAW, draw);
     processes(&mut command, digest)
 }
 
 /// The GPU backend's tests, binary by binary, so that each test's time is known.
-fn on_gpu(root: &Path, left_out: &[LeftOut], digest: &mut Digest) -> Result<ExitStatus> {
+fn on_gpu(root: &Path, left_out: &[LeftOut], draw: &str, digest: &mut Digest) -> Result<ExitStatus> {
     let mut last = None;
     for (target, binary) in binaries(root)? {
         let mut command = Command::new(binary);
         command.current_dir(root.join("crates/backend-wgpu"));
         command.args(["--show-output", "--exact", "-Zunstable-options", "--report-time"]);
         // Times are an option that is not stable; this lets the test's own harness have it.
-        command.env("RUSTC_BOOTSTRAP", "1");
+        command.env("RUSTC_BOOTSTRAP", "1").env(DRAW, draw);
         for test in left_out.iter().filter(|test| test.package == GPU && test.target == target) {
             command.args(["--skip", &test.test]);
         }

@@ -342,13 +342,17 @@ pub struct InspectArgs {
 /// `paguro devices`.
 #[derive(Args, Debug)]
 pub struct DevicesArgs {
-    /// Run the conformance suite on a GPU, which takes minutes, and say which of its cases fail
+    /// Run the conformance suite on a GPU, which takes a minute or two, and say which of its cases fail
     #[arg(long)]
     pub test: bool,
 
-    /// With --test: the GPU, as gpu or gpu:N
-    #[arg(long, default_value = "auto", env = "PAGURO_DEVICE", value_name = "NAME")]
-    pub device: Device,
+    /// With --test: every variant of every case, not a sample of them
+    #[arg(long, requires = "test")]
+    pub all: bool,
+
+    /// Only this device: auto, cpu, gpu or gpu:N
+    #[arg(long, value_name = "NAME")]
+    pub device: Option<Device>,
 
     /// The numerics to show
     #[arg(long, value_enum, env = "PAGURO_NUMERICS", hide_possible_values = true, value_name = "exact|fast")]

@@ -14,9 +14,8 @@ use std::{
 use paguro_backend::{
     Backend, Capacity, Held, KvDtype, Limits, LoadError, Matrix, Program, Runner, Weights, excerpt,
 };
-use paguro_backend_conformance::{CASES, Case};
 use paguro_backend_cpu::{Cpu, CpuOptions};
-use paguro_backend_wgpu::{Gpu, GpuOptions, gpus, suite};
+use paguro_backend_wgpu::{Gpu, GpuOptions, gpus};
 use serde_json::{Value, json};
 
 use super::{Chosen, known_answer};
@@ -47,21 +46,26 @@ pub fn summary() -> String {
 
 pub fn open(index: usize, timed: bool, numerics: Option<Numerics>) -> Outcome<Chosen> {
     let gpu = find(index, GpuOptions { timed, ..options(numerics) })?;
-    let numerics = gpu.numerics();
-    Ok(Chosen { backend: Box::new(Checked(gpu)), threads: 1, numerics })
+    let (numerics, is_fast) = (gpu.numerics(), gpu.exact_rows() > 1);
+    Ok(Chosen { backend: Box::new(Checked(gpu)), threads: 1, numerics, is_fast })
 }
 
 pub fn read_bandwidth(index: usize, rounds: usize) -> Outcome<f64> {
     find(index, GpuOptions::default())?.read_bandwidth(rounds).map_err(|error| Failure::from_error(&error))
 }
 
-fn options(numerics: Option<Numerics>) -> GpuOptions {
+pub(super) fn options(numerics: Option<Numerics>) -> GpuOptions {
     let progress: fn(usize, usize) = |done, all| {
         DONE.store(done, Ordering::Relaxed);
         ALL.store(if done < all { all } else { 0 }, Ordering::Relaxed);
     };
+    let notice: fn(&str) = |line| match tracing::dispatcher::has_been_set() {
+        true => tracing::warn!("{line}"),
+        // Nobody may be listening there.
+        false => _ = writeln!(std::io::stderr(), "{line}"),
+    };
     let cooperative = numerics != Some(Numerics::Exact);
-    GpuOptions { cooperative, progress: Some(progress), ..GpuOptions::default() }
+    GpuOptions { cooperative, progress: Some(progress), notice: Some(notice), ..GpuOptions::default() }
 }
 
 /// Kernels that have been compiled, and all that are being compiled; 0 if none is.
@@ -74,9 +78,14 @@ pub fn compiling() -> Option<String> {
     (all > 0).then(|| format!("compiling GPU kernels, {done} of {all}"))
 }
 
-fn find(index: usize, options: GpuOptions) -> Outcome<Gpu> {
-    Gpu::open(index, options)
-        .map_err(|error| Failure::usage(error).hint("`paguro devices` lists what there is"))
+pub(super) fn find(index: usize, options: GpuOptions) -> Outcome<Gpu> {
+    Gpu::open(index, options).map_err(|error| Failure::usage(error).hint(devices()))
+}
+
+/// The devices of this machine, in a sentence.
+fn devices() -> String {
+    let gpus = gpus().into_iter().map(|gpu| format!("gpu:{} ({})", gpu.index, gpu.name));
+    format!("this machine has {}", Vec::from_iter(["cpu".to_owned()].into_iter().chain(gpus)).join(", "))
 }
 
 /// A GPU that computes an excerpt of each model as the CPU does, before it gets the model.
@@ -194,8 +203,22 @@ impl Listed {
     }
 }
 
-/// All GPUs.
-pub fn list(numerics: Option<Numerics>) -> Vec<Listed> {
+/// Returns the index of a GPU if there is one.
+///
+/// # Errors
+/// There is none; the hint says what there is.
+pub fn exists(index: usize) -> Outcome<usize> {
+    let count = gpus().len();
+    if index < count {
+        return Ok(index);
+    }
+    let problem =
+        format!("there is no gpu:{index}: this machine's GPUs are counted from 0, and there are {count}");
+    Err(Failure::usage(problem).hint(devices()))
+}
+
+/// All GPUs, or only one.
+pub fn list(only: Option<usize>, numerics: Option<Numerics>) -> Vec<Listed> {
     let listed = |info: paguro_backend_wgpu::GpuInfo| {
         let gpu = Gpu::open(info.index, options(numerics));
         Listed {
@@ -206,39 +229,5 @@ pub fn list(numerics: Option<Numerics>) -> Vec<Listed> {
             is_software: info.is_software,
         }
     };
-    gpus().into_iter().map(listed).collect()
-}
-
-/// Runs the conformance suite on a GPU and tells the outcome of each case.
-///
-/// # Errors
-/// It does not open; the number of cases that failed.
-pub fn test(
-    index: usize,
-    mut tell: impl FnMut(&str, &str, Result<(), String>) -> Outcome<()>,
-) -> Outcome<()> {
-    let (mut failed, mut all) = (0, 0);
-    let mut run = |what: &str, gpu: &Gpu, kv_dtype: KvDtype| -> Outcome<()> {
-        let subject = suite::subject(gpu, kv_dtype);
-        for &Case { name, run } in CASES {
-            let verdict = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&subject)));
-            let verdict = verdict.unwrap_or_else(|_| Err("it panicked".to_owned()));
-            (failed, all) = (failed + usize::from(verdict.is_err()), all + 1);
-            tell(what, name, verdict)?;
-        }
-        Ok(())
-    };
-    let poison = true;
-    let exact = find(index, GpuOptions { poison, ..options(Some(Numerics::Exact)) })?;
-    run("exact", &exact, KvDtype::F16)?;
-    run("exact, K and V of eight bits", &exact, KvDtype::Q8)?;
-    let fast = find(index, GpuOptions { poison, ..options(Some(Numerics::Fast)) })?;
-    if fast.exact_rows() > 1 {
-        run("fast", &fast, KvDtype::F16)?;
-    }
-    match failed {
-        0 => Ok(()),
-        _ => Err(Failure::new(format!("{failed} of {all} cases failed on gpu:{index}"))
-            .hint("please report them with the output of `paguro devices`")),
-    }
+    gpus().into_iter().filter(|gpu| only.is_none_or(|only| only == gpu.index)).map(listed).collect()
 }

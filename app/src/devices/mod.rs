@@ -4,15 +4,17 @@
 mod gpu;
 #[cfg(any(test, feature = "gpu", target_os = "macos"))]
 mod known_answer;
+#[cfg(any(feature = "gpu", target_os = "macos"))]
+mod suite;
 
-use std::{fmt, path::PathBuf};
+use std::{fmt, path::PathBuf, sync::Once};
 
 use paguro_backend::{Backend, Capacity};
 use paguro_backend_cpu::{Cpu, CpuOptions, Isa};
 use serde_json::json;
 
 use crate::{
-    cli::{Device, DevicesArgs, RunOnArgs},
+    cli::{Device, DevicesArgs, Numerics, RunOnArgs},
     failure::{Failure, Outcome},
     output::Output,
     settings::Terminal,
@@ -30,6 +32,8 @@ pub struct Chosen {
     pub threads: usize,
     /// Description of its numerics.
     pub numerics: String,
+    /// True if sums run through matrix units.
+    pub is_fast: bool,
 }
 
 /// The numerics of the CPU backend, whatever is asked for.
@@ -63,11 +67,19 @@ pub fn with<T>(
     on: &RunOnArgs,
     threads: Option<usize>,
     notice: &dyn Fn(&str),
-    start: impl FnMut(Chosen) -> Outcome<T>,
+    mut start: impl FnMut(Chosen) -> Outcome<T>,
 ) -> Outcome<T> {
+    let start = |chosen: Chosen| {
+        if let Some(line) = not_fast(on.numerics, &chosen) {
+            // `serve` comes here for each model.
+            TOLD_NOT_FAST.call_once(|| notice(&line));
+        }
+        start(chosen)
+    };
     let on_cpu: Opener<'_> = Box::new(|| {
         let cpu = cpu(on, threads)?;
-        Ok(Chosen { threads: cpu.threads(), backend: Box::new(cpu), numerics: CPU_NUMERICS.to_owned() })
+        let (threads, numerics) = (cpu.threads(), CPU_NUMERICS.to_owned());
+        Ok(Chosen { threads, backend: Box::new(cpu), numerics, is_fast: false })
     });
     let on_gpu = |index: usize| -> Opener<'_> { Box::new(move || gpu::open(index, on.timed, on.numerics)) };
     let openers = match (on.device, &on.isa) {
@@ -76,6 +88,17 @@ pub fn with<T>(
         (Device::Gpu(index), _) => vec![on_gpu(index)],
     };
     first_of(&openers, notice, start)
+}
+
+/// Set once it was said that a device has no matrix units.
+static TOLD_NOT_FAST: Once = Once::new();
+
+/// A notice for `--numerics fast` on a device that is exact.
+fn not_fast(numerics: Option<Numerics>, chosen: &Chosen) -> Option<String> {
+    let wants = numerics == Some(Numerics::Fast) && !chosen.is_fast;
+    wants.then(|| {
+        format!("--numerics fast has no effect: the {} has no matrix units: exact", chosen.backend.name())
+    })
 }
 
 fn first_of<T>(
@@ -160,14 +183,7 @@ mod gpu {
         Err(absent())
     }
 
-    pub fn test(
-        _index: usize,
-        _tell: impl FnMut(&str, &str, Result<(), String>) -> Outcome<()>,
-    ) -> Outcome<()> {
-        Err(absent())
-    }
-
-    fn absent() -> Failure {
+    pub fn absent() -> Failure {
         Failure::usage("this binary was built without GPU kernels")
             .hint("build it with its default features, or use --device cpu")
     }
@@ -196,32 +212,48 @@ pub fn summary() -> Vec<String> {
 /// Runs `paguro devices`.
 ///
 /// # Errors
-/// Standard output's; cases of the suite that failed.
+/// Standard output's; a device that this machine does not have; cases of the suite that failed.
 pub fn devices(args: &DevicesArgs, terminal: Terminal) -> Outcome<()> {
     let mut out = Output::new();
+    let only = match args.device {
+        Some(Device::Auto) if args.test => None,
+        Some(Device::Auto) => Some(gpu::automatic().map_or(Device::Cpu, Device::Gpu)),
+        named => named,
+    };
     if args.test {
-        return test(args, &mut out);
+        return test(only, args, &mut out, terminal);
     }
-    let cpu = Cpu::new(CpuOptions::default());
-    let (name, threads, capacity) = (cpu.name(), cpu.threads(), cpu.capacity());
-    if args.json {
-        out.json(&json!({
-            "device": name,
-            "description": capacity.description,
-            "bytes_free": capacity.bytes_free,
-            "features": capacity.features,
-            "threads": threads,
-            "numerics": CPU_NUMERICS,
-        }))?;
-    } else {
-        show(&mut out, name, &capacity, "kernels for", CPU_NUMERICS, terminal)?;
+    if matches!(only, None | Some(Device::Cpu)) {
+        let cpu = Cpu::new(CpuOptions::default());
+        let (name, threads, capacity) = (cpu.name(), cpu.threads(), cpu.capacity());
+        if args.json {
+            out.json(&json!({
+                "device": name,
+                "description": capacity.description,
+                "bytes_free": capacity.bytes_free,
+                "features": capacity.features,
+                "threads": threads,
+                "numerics": CPU_NUMERICS,
+            }))?;
+        } else {
+            show(&mut out, name, &capacity, "kernels for", CPU_NUMERICS, terminal)?;
+        }
     }
-    #[cfg(any(feature = "gpu", target_os = "macos"))]
-    for gpu in gpu::list(args.numerics) {
+    show_gpus(only, args, &mut out, terminal)
+}
+
+#[cfg(any(feature = "gpu", target_os = "macos"))]
+fn show_gpus(only: Option<Device>, args: &DevicesArgs, out: &mut Output, terminal: Terminal) -> Outcome<()> {
+    let only = match only {
+        Some(Device::Gpu(index)) => Some(gpu::exists(index)?),
+        Some(_) => return Ok(()),
+        None => None,
+    };
+    for gpu in gpu::list(only, args.numerics) {
         match &gpu.capacity {
             _ if args.json => out.json(&gpu.json())?,
             Ok(capacity) => {
-                show(&mut out, &gpu.name, capacity, "with", &gpu.numerics, terminal)?;
+                show(out, &gpu.name, capacity, "with", &gpu.numerics, terminal)?;
                 if let Some(reason) = &gpu.not_automatic {
                     out.line(format_args!("     not chosen by --device auto: {reason}"))?;
                 }
@@ -232,28 +264,36 @@ pub fn devices(args: &DevicesArgs, terminal: Terminal) -> Outcome<()> {
     Ok(())
 }
 
+#[cfg(not(any(feature = "gpu", target_os = "macos")))]
+fn show_gpus(
+    only: Option<Device>,
+    _args: &DevicesArgs,
+    _out: &mut Output,
+    _terminal: Terminal,
+) -> Outcome<()> {
+    if matches!(only, Some(Device::Gpu(_))) { Err(gpu::absent()) } else { Ok(()) }
+}
+
 /// Runs the conformance suite on a GPU.
-fn test(args: &DevicesArgs, out: &mut Output) -> Outcome<()> {
-    let index = match args.device {
-        Device::Gpu(index) => index,
-        Device::Auto => gpu::automatic().ok_or_else(|| {
-            Failure::new("there is no GPU that --device auto would choose").hint("name one: --device gpu:0")
-        })?,
-        Device::Cpu => {
+fn test(only: Option<Device>, args: &DevicesArgs, out: &mut Output, terminal: Terminal) -> Outcome<()> {
+    let index = match only {
+        Some(Device::Gpu(index)) => index,
+        Some(Device::Cpu) => {
             return Err(Failure::usage(
                 "--test is for GPUs; the CPU's kernels are tested where they are built",
             ));
         }
+        _ => gpu::automatic().ok_or_else(|| {
+            Failure::new("there is no GPU that --device auto would choose").hint("name one: --device gpu:0")
+        })?,
     };
-    gpu::test(index, |what, case, verdict| {
-        if args.json {
-            return out.json(&json!({"numerics": what, "case": case, "problem": verdict.err()}));
-        }
-        match verdict {
-            Ok(()) => out.line(format_args!("ok      {what}: {case}")),
-            Err(problem) => out.line(format_args!("FAILED  {what}: {case}: {problem}")),
-        }
-    })
+    #[cfg(any(feature = "gpu", target_os = "macos"))]
+    return suite::test(index, args, out, terminal);
+    #[cfg(not(any(feature = "gpu", target_os = "macos")))]
+    {
+        let _ = (index, args, out, terminal);
+        Err(gpu::absent())
+    }
 }
 
 fn show(
@@ -281,7 +321,7 @@ mod tests {
 
     fn opened(name: &str) -> Outcome<Chosen> {
         let backend = Box::new(Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }));
-        Ok(Chosen { backend, threads: 1, numerics: name.to_owned() })
+        Ok(Chosen { backend, threads: 1, numerics: name.to_owned(), is_fast: false })
     }
 
     #[test]

@@ -125,7 +125,7 @@ pub(super) fn near(subject: &Subject, format: WeightFormat, ours: &Logits, their
         match worst <= tolerance.error {
             true => Ok(()),
             false => Err(format!(
-                "{format} is off by {worst:.5} of the logits' root mean square, more than {} ({})",
+                "{format} is off by {worst:.5} of the logits' root mean square, more than {}\n({})",
                 tolerance.error, tolerance.reason
             )),
         }
@@ -134,7 +134,7 @@ pub(super) fn near(subject: &Subject, format: WeightFormat, ours: &Logits, their
     match typical <= f64::from(tolerance.error) / 4.0 {
         true => Ok(()),
         false => Err(format!(
-            "{format} is off by {typical:.5} of the logits' root mean square on average, more than a quarter of {} ({})",
+            "{format} is off by {typical:.5} of the logits' root mean square on average, more than a quarter of {}\n({})",
             tolerance.error, tolerance.reason
         )),
     }

@@ -33,6 +33,16 @@ pub(super) fn supported(subject: &Subject, formats: &[WeightFormat]) -> Vec<Weig
     formats.iter().copied().filter(|format| !subject.unsupported.contains(format)).collect()
 }
 
+/// Those of these formats that the subject has, or `count` of them that it draws for this case.
+pub(super) fn drawn(
+    subject: &Subject,
+    case: &str,
+    formats: &[WeightFormat],
+    count: usize,
+) -> Vec<WeightFormat> {
+    subject.draw.some(case, &supported(subject, formats), count)
+}
+
 /// Logits of sequences that each run alone and in one piece on a newly loaded model.
 pub(super) fn alone(
     subject: &Subject,
@@ -48,7 +58,7 @@ pub(super) fn alone(
 
 /// Whatever else is in the step.
 pub(super) fn company(subject: &Subject) -> Verdict {
-    for format in supported(subject, subject.kernel_formats) {
+    for format in drawn(subject, "company", subject.kernel_formats, 3) {
         let shape = busy(format);
         let model = shape.build(2);
         let plan = Plan::mixed(16, shape.vocab);
@@ -57,7 +67,7 @@ pub(super) fn company(subject: &Subject) -> Verdict {
         same(&format!("company ({format})"), &together, &alone)?;
     }
     // Products of so many inputs that whoever shares them out comes round several times.
-    for format in supported(subject, &SOME) {
+    for format in drawn(subject, "many inputs", &SOME, 1) {
         let [few, many] = if format.block_len() == 256 { [256, 3328] } else { [64, 3296] };
         for (hidden, ffn) in [(few, many), (many, few)] {
             let shape = ModelShape { format, hidden, ffn, windows: vec![None], ..ModelShape::default() };
@@ -75,7 +85,7 @@ pub(super) fn company(subject: &Subject) -> Verdict {
 /// Embeddings are as exact as logits: in company, in chunks, on any threads.
 pub(super) fn embeddings(subject: &Subject) -> Verdict {
     let options = DriveOptions { embeddings: true, ..subject.exact_options() };
-    for format in supported(subject, &SOME) {
+    for format in drawn(subject, "embeddings", &SOME, 1) {
         let shape = busy(format);
         let model = shape.build(7);
         let plan = Plan::mixed(16, shape.vocab);
@@ -91,7 +101,7 @@ pub(super) fn embeddings(subject: &Subject) -> Verdict {
 
 /// However the prompt is chunked.
 pub(super) fn chunks(subject: &Subject) -> Verdict {
-    for format in supported(subject, subject.kernel_formats) {
+    for format in drawn(subject, "chunks", subject.kernel_formats, 2) {
         let shape = busy(format);
         let model = shape.build(3);
         let sequences = vec![Rng::new(3).tokens(53, shape.vocab)];
@@ -133,7 +143,7 @@ pub(super) fn long_chunks(subject: &Subject) -> Verdict {
 
 /// However many rows a step has: what comes in more than a thousand may be shared out differently.
 pub(super) fn wide_steps(subject: &Subject) -> Verdict {
-    for format in supported(subject, &[WeightFormat::F16, WeightFormat::Q8_0]) {
+    for format in drawn(subject, "wide steps", &[WeightFormat::F16, WeightFormat::Q8_0], 1) {
         let shape = ModelShape { windows: vec![Some(16)], ..ModelShape::of_format(format) };
         let model = shape.build(8);
         let (long, short) = (1040, 40);
@@ -153,7 +163,7 @@ pub(super) fn wide_steps(subject: &Subject) -> Verdict {
 
 /// Whether the prefix was computed by this sequence or lay in the pages of another one.
 pub(super) fn shared_prefix(subject: &Subject) -> Verdict {
-    for format in supported(subject, &SOME) {
+    for format in drawn(subject, "shared prefix", &SOME, 1) {
         let shape = busy(format);
         let model = shape.build(5);
         let mut rng = Rng::new(5);
@@ -180,7 +190,7 @@ pub(super) fn shared_prefix(subject: &Subject) -> Verdict {
 
 /// Whether the last page was copied from a sequence that went another way.
 pub(super) fn copy_on_write(subject: &Subject) -> Verdict {
-    for format in supported(subject, &SOME) {
+    for format in drawn(subject, "copy on write", &SOME, 1) {
         let shape = busy(format);
         let model = shape.build(6);
         let mut rng = Rng::new(6);
@@ -211,7 +221,7 @@ pub(super) fn copy_on_write(subject: &Subject) -> Verdict {
 
 /// Whether it was preempted and computed again, in other pages and other chunks, with other company.
 pub(super) fn preemption(subject: &Subject) -> Verdict {
-    for format in supported(subject, &SOME) {
+    for format in drawn(subject, "preemption", &SOME, 1) {
         let shape = busy(format);
         let model = shape.build(7);
         let mut rng = Rng::new(7);
@@ -244,7 +254,7 @@ pub(super) fn threads(subject: &Subject) -> Verdict {
         println!("skipped: the backend has no threads");
         return Ok(());
     }
-    for format in supported(subject, subject.kernel_formats) {
+    for format in drawn(subject, "threads", subject.kernel_formats, 3) {
         let shape = busy(format);
         let model = shape.build(8);
         let plan = Plan::mixed(16, shape.vocab);
@@ -259,7 +269,7 @@ pub(super) fn threads(subject: &Subject) -> Verdict {
 
 /// Wherever the pages lie, whatever was in them before, and however often.
 pub(super) fn places(subject: &Subject) -> Verdict {
-    for format in supported(subject, &SOME) {
+    for format in drawn(subject, "places", &SOME, 1) {
         let shape = busy(format);
         let model = shape.build(9);
         let plan = Plan::mixed(16, shape.vocab);
@@ -270,7 +280,12 @@ pub(super) fn places(subject: &Subject) -> Verdict {
             let options = DriveOptions { scatter, stale, ..in_order };
             let mut driver = Driver::new(&*backend, &model, &options)?;
             for round in 0..3 {
-                same(&format!("{options:?}, round {round} ({format})"), &plan.run(&mut driver)?, &fresh)?;
+                let what = match (scatter, stale) {
+                    (Some(_), true) => "scattered pages that were written before",
+                    (Some(_), false) => "scattered pages",
+                    (None, _) => "pages that were written before",
+                };
+                same(&format!("{what}, round {round} ({format})"), &plan.run(&mut driver)?, &fresh)?;
             }
         }
     }

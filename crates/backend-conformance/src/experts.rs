@@ -5,7 +5,7 @@ use paguro_backend::{Activation, Scores, WeightFormat};
 use super::{
     Biases, DriveOptions, ExpertsShape, ModelShape, Rng, Subject, Verdict,
     compare::{Plan, agrees, agrees_on, same},
-    exactness::{alone, supported},
+    exactness::{alone, drawn},
 };
 
 fn with(experts: ExpertsShape) -> ModelShape {
@@ -33,7 +33,7 @@ pub(super) fn experts(subject: &Subject) -> Verdict {
         },
         ModelShape { post_norms: true, branch_scale: 0.5, hidden: 72, ..with(plain) },
     ];
-    shapes.iter().try_for_each(|shape| agrees(subject, shape))
+    subject.draw.some("experts", &shapes, 4).iter().try_for_each(|shape| agrees(subject, shape))
 }
 
 /// Every way to choose and to weigh.
@@ -49,12 +49,16 @@ pub(super) fn routers(subject: &Subject) -> Verdict {
         ExpertsShape { router: WeightFormat::F16, ..plain },
         ExpertsShape { router: WeightFormat::BF16, ..plain },
     ];
-    routers.into_iter().try_for_each(|router| agrees(subject, &with(router)))
+    subject
+        .draw
+        .some("routers", &routers, 4)
+        .into_iter()
+        .try_for_each(|router| agrees(subject, &with(router)))
 }
 
 /// Experts in all formats that the backend has, of mixed formats, and in steps of many rows.
 pub(super) fn formats(subject: &Subject) -> Verdict {
-    for format in supported(subject, &WeightFormat::ALL) {
+    for format in drawn(subject, "formats of experts", &WeightFormat::ALL, 5) {
         let shape = of_format(format);
         agrees(subject, &shape)?;
         if format == WeightFormat::Q4_K && !subject.unsupported.contains(&WeightFormat::Q6_K) {
@@ -62,7 +66,12 @@ pub(super) fn formats(subject: &Subject) -> Verdict {
         }
     }
     // Of some experts many rows, of others none.
-    for format in supported(subject, &[WeightFormat::F16, WeightFormat::Q4_K, WeightFormat::MXFP4]) {
+    for format in drawn(
+        subject,
+        "many rows of experts",
+        &[WeightFormat::F16, WeightFormat::Q4_K, WeightFormat::MXFP4],
+        1,
+    ) {
         let shape = of_format(format);
         let plan = Plan::whole(vec![Rng::new(5).tokens(190, shape.vocab)]);
         let options = DriveOptions { max_context: 200, ..subject.options() };
@@ -80,7 +89,7 @@ fn of_format(format: WeightFormat) -> ModelShape {
 /// Logits of a row are the same, bit for bit, in any batch, chunking and number of threads, also where choices are
 /// close.
 pub(super) fn exact(subject: &Subject) -> Verdict {
-    for format in supported(subject, subject.kernel_formats) {
+    for format in drawn(subject, "experts in a batch", subject.kernel_formats, 2) {
         let shape = of_format(format);
         let experts = shape.experts.map(|experts| ExpertsShape { stable: false, used: 3, ..experts });
         let shape = ModelShape { experts, ..shape };

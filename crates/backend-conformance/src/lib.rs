@@ -7,7 +7,7 @@
 //!
 //! ```
 //! use paguro_backend::{KvDtype, WeightFormat, reference::{KvRounding, Reference}};
-//! use paguro_backend_conformance::{Subject, Tolerance};
+//! use paguro_backend_conformance::{Draw, Subject, Tolerance};
 //!
 //! fn subject() -> Subject {
 //!     Subject {
@@ -22,6 +22,7 @@
 //!         kv: KvRounding::F32,
 //!         unsupported: &[],
 //!         kernel_formats: &WeightFormat::ALL,
+//!         draw: Draw::All,
 //!     }
 //! }
 //!
@@ -33,6 +34,7 @@
 
 mod compare;
 mod contract;
+mod draw;
 mod drive;
 mod exactness;
 mod experts;
@@ -43,6 +45,7 @@ mod numbers;
 mod rng;
 mod sampling;
 
+pub use draw::Draw;
 pub use drive::{DriveOptions, Driver, SequenceId, submit};
 pub use model::{Biases, ExpertsShape, ModelShape, RandomModel, random_matrix};
 pub use rng::Rng;
@@ -68,6 +71,8 @@ pub struct Subject {
     pub unsupported: &'static [WeightFormat],
     /// Formats that together have all of its kernels for products: what is the same bits for them is for all others.
     pub kernel_formats: &'static [WeightFormat],
+    /// Which variants of a case run, where one differs from the others in formats or shapes only: all, or a few. Each case runs in any case.
+    pub draw: Draw,
 }
 
 impl Subject {
@@ -119,6 +124,48 @@ pub struct Case {
     /// Checks it.
     pub run: fn(&Subject) -> Verdict,
 }
+
+impl Case {
+    /// True if the case depends on what pages store. The others are about matmuls and about what surrounds attention.
+    pub fn depends_on_pages(&self) -> bool {
+        !WITHOUT_PAGES.contains(&self.name)
+    }
+}
+
+/// See [`Case::depends_on_pages`].
+const WITHOUT_PAGES: &[&str] = &[
+    "format_q4_0",
+    "format_q4_1",
+    "format_q5_0",
+    "format_q5_1",
+    "format_q2_k",
+    "format_q3_k",
+    "format_q5_k",
+    "format_q6_k",
+    "format_iq4_nl",
+    "format_iq4_xs",
+    "format_mxfp4",
+    "mixed_formats",
+    "biases",
+    "biases_everywhere",
+    "post_norms",
+    "tied_head",
+    "gelu",
+    "layer_norms",
+    "norm_places",
+    "activations",
+    "ungated",
+    "parallel",
+    "learned_positions",
+    "scales",
+    "experts",
+    "routers",
+    "expert_formats",
+    "embeddings",
+    "exact_embeddings",
+    "exact_experts",
+    "bad_weights",
+];
 
 /// All cases; `conformance!` lists the same names.
 pub const CASES: &[Case] = &[
@@ -268,5 +315,8 @@ mod tests {
     fn the_macro_lists_all_cases() {
         let names: Vec<&str> = CASES.iter().map(|case| case.name).collect();
         assert_eq!(names, crate::conformance!(@with names []));
+        for name in WITHOUT_PAGES {
+            assert!(names.contains(name), "there is no case {name}");
+        }
     }
 }

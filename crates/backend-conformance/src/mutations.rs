@@ -14,7 +14,7 @@ use paguro_backend::{
 mod programs;
 
 use self::programs::*;
-use super::{CASES, Case, ModelShape, Subject, Tolerance};
+use super::{CASES, Case, Draw, ModelShape, Subject, Tolerance};
 
 /// One defect. The default has none.
 #[derive(Clone, Copy)]
@@ -199,6 +199,7 @@ fn subject(defect: Defect) -> Subject {
         kv: KvRounding::F16,
         unsupported: &[],
         kernel_formats: &WeightFormat::ALL,
+        draw: Draw::All,
     }
 }
 

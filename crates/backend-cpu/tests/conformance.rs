@@ -1,7 +1,7 @@
 //! The conformance suite, on every instruction set that this machine has, with poisoned pages.
 
 use paguro_backend::{KvDtype, WeightFormat, reference::KvRounding};
-use paguro_backend_conformance::{Subject, Tolerance};
+use paguro_backend_conformance::{Draw, Subject, Tolerance};
 use paguro_backend_cpu::{Cpu, CpuOptions, Isa};
 
 fn subject(isa: Isa, kv_dtype: KvDtype) -> Subject {
@@ -19,6 +19,7 @@ fn subject(isa: Isa, kv_dtype: KvDtype) -> Subject {
         kv: KvRounding::F16,
         unsupported: &[],
         kernel_formats: &WeightFormat::ALL,
+        draw: Draw::All,
     }
 }
 

@@ -1,8 +1,8 @@
 //! Proof that the device has run everything that was submitted.
 //!
 //! On Metal a command buffer that fails (a watchdog, too little memory, a fault) ends like one that succeeds, as far as wgpu can tell,
-//! and the host would read what an earlier step left. Therefore each submission ends with a copy of the step's number to a place of its
-//! own, and a step only counts if all of its numbers have arrived.
+//! and the host would read what an earlier step left. Therefore each submission ends with a copy of the step's mark to a place of its
+//! own, and a step only counts if all of its marks have arrived. A step that is repeated has another mark.
 
 use paguro_backend::{LoadError, StepError};
 
@@ -13,8 +13,8 @@ const MOVES: usize = 256;
 
 /// Marks of the two steps that may be on the device.
 pub struct Canaries {
-    /// The number of the step that is being submitted.
-    number: wgpu::Buffer,
+    /// The mark of the step that is being submitted.
+    mark: wgpu::Buffer,
     /// Readback buffer of each of the two steps: answers, and marks behind them.
     host: [wgpu::Buffer; 2],
     /// Bytes of the answers.
@@ -23,8 +23,12 @@ pub struct Canaries {
     most: usize,
     /// Submissions so far.
     counts: [usize; 2],
-    /// The step whose number is on the device.
-    step: u64,
+    /// Marks of the two steps.
+    marks: [u32; 2],
+    /// The last mark that was assigned.
+    last: u32,
+    /// The mark that is on the device.
+    on_device: u32,
 }
 
 impl Canaries {
@@ -36,12 +40,14 @@ impl Canaries {
         let most = submissions + MOVES;
         let host = || device.host_buffer(answers + most, "answers of a step");
         Ok(Self {
-            number: device.buffer(1, "the number of a step")?,
+            mark: device.buffer(1, "the mark of a step")?,
             host: [host()?, host()?],
             answers: 4 * answers,
             most,
             counts: [0; 2],
-            step: 0,
+            marks: [0; 2],
+            last: 0,
+            on_device: 0,
         })
     }
 
@@ -61,15 +67,20 @@ impl Canaries {
         mut commands: wgpu::CommandEncoder,
     ) -> Result<wgpu::SubmissionIndex, StepError> {
         let count = &mut self.counts[turn(step)];
+        let mark = &mut self.marks[turn(step)];
         if *count == self.most {
             return Err(StepError::Invalid(format!("more than {count} submissions for one step")));
         }
-        if self.step != step {
-            device.queue.write_buffer(&self.number, 0, &(step as u32).to_le_bytes());
-            self.step = step;
+        if *count == 0 {
+            self.last = self.last.wrapping_add(1);
+            *mark = self.last;
+        }
+        if self.on_device != *mark {
+            device.queue.write_buffer(&self.mark, 0, &mark.to_le_bytes());
+            self.on_device = *mark;
         }
         let at = (self.answers + 4 * *count) as u64;
-        commands.copy_buffer_to_buffer(&self.number, 0, &self.host[turn(step)], at, 4);
+        commands.copy_buffer_to_buffer(&self.mark, 0, &self.host[turn(step)], at, 4);
         *count += 1;
         let commands = commands.finish();
         Ok(match device.loses_next() {
@@ -78,7 +89,7 @@ impl Canaries {
         })
     }
 
-    /// Forgets the submissions of a step that failed before it was complete.
+    /// Forgets the submissions of a step that failed before it was complete, or that is to be repeated.
     pub fn forget(&mut self, step: u64) {
         self.counts[turn(step)] = 0;
     }
@@ -96,10 +107,10 @@ impl Canaries {
         look: impl FnOnce(&[u8]),
     ) -> Result<(), StepError> {
         let count = std::mem::take(&mut self.counts[turn(step)]);
-        let (mut missing, number) = (0, (step as u32).to_le_bytes());
+        let (mut missing, mark) = (0, self.marks[turn(step)].to_le_bytes());
         device.read(&self.host[turn(step)], self.answers + 4 * count, submission, |words| {
             let marks = words[self.answers..].as_chunks::<4>().0;
-            missing = marks.iter().filter(|mark| **mark != number).count();
+            missing = marks.iter().filter(|found| **found != mark).count();
             if missing == 0 {
                 look(&words[..bytes]);
             }

@@ -55,6 +55,8 @@ pub struct Device {
     pub timed: bool,
     /// Told how many kernels have been compiled, and of how many.
     pub progress: Option<fn(usize, usize)>,
+    /// Called with a line for people when handoff is turned off.
+    pub notice: Option<fn(&str)>,
     /// wgpu's.
     pub inner: wgpu::Device,
     /// wgpu's.
@@ -63,6 +65,8 @@ pub struct Device {
     pub allocated: AtomicU64,
     /// Submissions until one is lost; negative if none is to be.
     losing: AtomicI64,
+    /// Submissions until one whose kernels give up waiting at once; negative if none is to.
+    starving: AtomicI64,
     pub(super) pipelines: Mutex<HashMap<String, Arc<Pipeline>>>,
     /// Names and sources of kernels that are only shown.
     shown: Mutex<Vec<(String, String)>>,
@@ -88,8 +92,12 @@ impl Device {
             return Err(reason);
         }
         let cooperative = cooperative(adapter, &rules).filter(|_| with_cooperative && !is_software);
-        let hands_over =
-            !as_hardware && hidden::works(adapter) && options.hand_over.unwrap_or(rules.hands_over);
+        // A step in several passes cannot be repeated, and short submissions leave little to gain.
+        let is_bounded = options.submission.or(rules.submission).is_some();
+        let hands_over = !as_hardware
+            && !is_bounded
+            && hidden::works(adapter)
+            && options.hand_over.unwrap_or(rules.hands_over);
         let mut features = needed() | Features::TIMESTAMP_QUERY & adapter.features();
         if hands_over {
             features |= hidden::FEATURES;
@@ -150,12 +158,14 @@ impl Device {
             in_doubt: AtomicBool::new(false),
             timed: options.timed,
             progress: options.progress,
+            notice: options.notice,
             features,
             limits,
             inner,
             queue,
             allocated: AtomicU64::new(0),
             losing: AtomicI64::new(-1),
+            starving: AtomicI64::new(-1),
             pipelines: Mutex::default(),
             shown: Mutex::default(),
             failure,
@@ -302,7 +312,18 @@ impl Device {
 
     /// Fault injection: true if the next submission of a step is to be lost.
     pub fn loses_next(&self) -> bool {
-        self.losing.load(Ordering::Relaxed) >= 0 && self.losing.fetch_sub(1, Ordering::Relaxed) == 0
+        is_now(&self.losing)
+    }
+
+    /// See [`crate::Gpu::starve_handoff`].
+    pub fn starve_handoff(&self, after: u32) {
+        self.in_doubt.store(false, Ordering::Relaxed);
+        self.starving.store(after.into(), Ordering::Relaxed);
+    }
+
+    /// Fault injection: true if kernels of the next submission of launches are to give up waiting at once.
+    pub fn starves_next(&self) -> bool {
+        is_now(&self.starving)
     }
 
     /// Waits until the device has done all that was submitted.
@@ -363,6 +384,11 @@ impl Device {
     fn failed(&self, what: &str) -> StepError {
         StepError::Device(format!("{} failed: {what}; start again, or run with --device cpu", self.name))
     }
+}
+
+/// Counts down, and returns true once, at the end.
+fn is_now(count: &AtomicI64) -> bool {
+    count.load(Ordering::Relaxed) >= 0 && count.fetch_sub(1, Ordering::Relaxed) == 0
 }
 
 fn note(failure: &Mutex<Option<String>>, message: String) {

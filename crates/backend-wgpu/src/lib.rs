@@ -9,6 +9,7 @@ mod canary;
 mod chain;
 mod device;
 mod emulate;
+mod flight;
 mod hidden;
 pub mod layout;
 mod lower;
@@ -18,6 +19,7 @@ mod pace;
 mod pages;
 mod pipeline;
 mod plan;
+mod planned;
 mod probe;
 mod runner;
 mod sampler;
@@ -64,6 +66,8 @@ pub struct GpuOptions {
     pub submission: Option<Duration>,
     /// Told how many kernels of a model have been compiled, and of how many.
     pub progress: Option<fn(usize, usize)>,
+    /// Called with one line for people when handoff is turned off, because kernels waited for results in vain.
+    pub notice: Option<fn(&str)>,
     /// Whose kernels are compiled. For tests.
     pub profile: Profile,
 }
@@ -174,6 +178,12 @@ impl Gpu {
     /// to run it. For tests.
     pub fn lose_submission(&self, after: u32) {
         self.device.lose_submission(after);
+    }
+
+    /// Lets the kernels of one submission give up at once where they wait for what another one hands over: of the submission of a step's
+    /// launches that follows `after` others. Handoff is on again before. For tests.
+    pub fn starve_handoff(&self, after: u32) {
+        self.device.starve_handoff(after);
     }
 
     /// Does from now on as if a kernel had given up waiting for what another one was to hand over. For tests.

@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, ops::Range};
 
-use paguro_backend::{AttentionMode, Limits, Step, Want};
+use paguro_backend::{AttentionMode, Limits, Sampled, Step, Want};
 
 use crate::ops::KvLayout;
 
@@ -65,6 +65,8 @@ pub struct Args {
     pub row_to: u32,
     /// Of how many splits its parts are; 0 in a step of more rows.
     pub row_length: u32,
+    /// Polls after which a kernel gives up waiting for what another one hands over.
+    pub patience: u32,
 }
 
 /// Attention in layers that see equally far back.
@@ -281,6 +283,17 @@ impl Plan {
     /// Makes a row's token the device's own, at this place among those that it has sampled in the step before.
     pub fn carry(&mut self, row: usize, place: usize) {
         self.words[row] = CARRIED | place as u32;
+    }
+
+    /// Replaces the rows' places among the device's tokens by the tokens that were in these places.
+    pub fn uncarry(&mut self, tokens: &[u32]) {
+        for word in &mut self.words[..self.args.rows as usize] {
+            if *word & CARRIED != 0 {
+                let token = tokens.get((*word & !CARRIED) as usize).copied();
+                // Where nothing was left to sample, kernels take token 0, too (`embed.wgsl`).
+                *word = token.filter(|&token| token != Sampled::NO_TOKEN).unwrap_or_default();
+            }
+        }
     }
 
     /// Items of eight words: first row, rows, its position, block table, blocks of a table, first split, splits, and of how many

@@ -2,39 +2,39 @@
 
 use std::{
     collections::BTreeSet,
-    iter,
     sync::{Arc, atomic::Ordering},
     time::Instant,
 };
 
-use bytemuck::{bytes_of, cast_slice};
+use bytemuck::cast_slice;
 use half::f16;
 use paguro_backend::{
-    Carried, KernelCount, Limits, LoadError, Outcome, Output, PageId, PageMove, Program, Runner, Sampled,
-    Step, StepError, StepOutput, Ticket, Want, Weights,
+    Carried, KernelCount, Limits, LoadError, Outcome, PageId, PageMove, Program, Runner, Sampled, Step,
+    StepError, StepOutput, Ticket, Want, Weights,
     sampling::{self, Scratch},
 };
 
 use crate::{
     GpuOptions,
     canary::Canaries,
-    device::{ARGS_BYTES, Device},
-    lower::{Grid, Kernel, LOGIT_ROWS, Launch, Lowering, Model, product},
+    device::Device,
+    flight::{Encoding, Flight, Slice, gave_up_at},
+    lower::{LOGIT_ROWS, Lowering, Model},
     ops,
     pace::{Pace, Pass},
     pages::page_words,
-    plan::{Args, Plan, Tile},
+    plan::Plan,
+    planned::{PATIENCE, Planned, encode_all, launches},
     sampler::{self, Sampler},
     tally::Tally,
-    threadgroup,
 };
 
 /// Launches that the device gets first. It works on them while twice as many are encoded, and so on: it always has work if
 /// encoding a launch takes less than half of the time of running one.
 const FIRST_LAUNCHES: usize = 24;
 
-/// Workgroups along x, at most, where there is one for each page (`gather.wgsl`).
-const PAGES_X: u32 = 32768;
+/// Name under which repeated steps are counted.
+const REPEATED: &str = "step_repeated_without_handoff";
 
 /// A model on a GPU.
 pub struct GpuRunner {
@@ -42,7 +42,6 @@ pub struct GpuRunner {
     program: Program,
     limits: Limits,
     model: Model,
-    plan: Plan,
     /// Readback of tokens and of whether kernels gave up (`hand.wgsl`), for one step and the next.
     canaries: Canaries,
     /// Times of launches, where submissions have to be short.
@@ -56,27 +55,20 @@ pub struct GpuRunner {
     tally: Tally,
     scratch: Scratch,
     sampler: sampler::Scratch,
-    /// Of the step that was submitted last, and of the one before; which is which, the number of the step says.
+    /// The step that was submitted last and the one before, by their numbers modulo 2.
     flights: [Flight; 2],
     /// Outputs of the last one in the order of the device's tokens.
     carried: Vec<usize>,
+    /// The device's tokens of the step that was collected last.
+    tokens: Vec<u32>,
     submitted: u64,
     collected: u64,
     /// Steps up to this one have failed on the device, or continue one that has.
     failed: u64,
-}
-
-/// A step on the device.
-#[derive(Default)]
-struct Flight {
-    /// Its answers; those that the device computes are missing.
-    answers: Vec<Option<Outcome>>,
-    /// Outputs whose tokens the device computes, with what to say if there is none.
-    sampled: Vec<usize>,
-    /// What the device has to come to first.
-    submission: Option<wgpu::SubmissionIndex>,
-    /// Time of submission, rows and launches, if the device did nothing else and it was one pass.
-    timed: Option<(Instant, usize, usize)>,
+    /// The last step before which pages were moved while the one before it was on the device.
+    moved_before: u64,
+    /// Steps that were repeated without handoff.
+    repeated: u64,
 }
 
 impl GpuRunner {
@@ -101,7 +93,8 @@ impl GpuRunner {
             poison_pages(&device, &model);
         }
         let rows = limits.max_outputs.clamp(1, LOGIT_ROWS);
-        let plan = Plan::new(&fused.kv, &limits, model.tiling);
+        let flight = || Flight::new(Plan::new(&fused.kv, &limits, model.tiling));
+        let flights = [flight(), flight()];
         device.wait().map_err(|error| LoadError::Device(error.to_string()))?;
         let page_words = page_words(&fused.kv, limits.block_size, limits.kv_dtype);
         Ok(Self {
@@ -111,28 +104,30 @@ impl GpuRunner {
                 1 + limits.max_outputs.max(1),
                 most_submissions(&model, &limits),
             )?,
-            rows: device.host_buffer(rows * (program.vocab + program.hidden), "rows for the host")?,
+            rows: device.host_buffer(rows * (program.vocab + program.hidden) + 1, "rows for the host")?,
             copied: device.buffer(page_words, "a page")?,
             page_words,
             tally: Tally::new(&device, model.counters.clone())?,
-            plan,
             model,
             program: program.clone(),
             limits,
             device,
             scratch: Scratch::default(),
             sampler: sampler::Scratch::default(),
-            flights: Default::default(),
+            flights,
             carried: Vec::new(),
+            tokens: Vec::new(),
             submitted: 0,
             collected: 0,
             failed: 0,
+            moved_before: 0,
+            repeated: 0,
         })
     }
 
-    /// Which of the flights is that of the step that was submitted last.
+    /// Index of the flight of the step that was submitted last.
     fn turn(&self) -> usize {
-        self.submitted as usize % 2
+        turn(self.submitted)
     }
 
     /// Plans and runs a step, in passes of as many rows as may run at once.
@@ -150,19 +145,21 @@ impl GpuRunner {
 
     /// The same for a step that is the whole one or a pass of it, with the places of its outputs in the whole one.
     fn plan_and_run(&mut self, step: &Step<'_>, place: &dyn Fn(usize) -> usize) -> Result<(), StepError> {
-        self.plan.make(step);
+        let plan = &mut self.flights[turn(self.submitted)].plan;
+        plan.make(step);
         for carried in step.carried {
             // `submit` has looked.
             let at = self.carried.iter().position(|&output| output == carried.output);
-            self.plan.carry(carried.row, at.unwrap_or_default());
+            plan.carry(carried.row, at.unwrap_or_default());
         }
         self.run(step, place)
     }
 
     /// Runs the planned step, in slices of its output rows.
     fn run(&mut self, step: &Step<'_>, place: &dyn Fn(usize) -> usize) -> Result<(), StepError> {
-        self.device.queue.write_buffer(&self.model.io.step, 0, cast_slice(&self.plan.words));
-        let (outputs, logits) = (self.plan.output_rows.len(), self.plan.logit_rows);
+        let plan = &self.flights[self.turn()].plan;
+        self.device.queue.write_buffer(&self.model.io.step, 0, cast_slice(&plan.words));
+        let (outputs, logits) = (plan.output_rows.len(), plan.logit_rows);
         let mut first = 0;
         loop {
             // Rows with and without logits do not share a slice.
@@ -184,117 +181,90 @@ impl GpuRunner {
         first: usize,
         count: usize,
     ) -> Result<(), StepError> {
-        if self.device.timed {
-            let launches = launches(&self.model, &self.plan, first, count);
+        let turn = self.turn();
+        let Self { device, model, canaries, tally, flights, sampler: edits_scratch, .. } = self;
+        let Flight { plan, slices, answers, sampled, submission, timed, is_apart, gave_up } =
+            &mut flights[turn];
+        let launches = launches(model, plan, first, count);
+        if device.timed {
             let kernels: BTreeSet<usize> = launches.iter().map(Planned::timed_as).collect();
-            self.tally.time(&self.device, &Vec::from_iter(kernels), |pass, kernel| {
-                encode_all(pass, launches.iter().filter(|planned| planned.timed_as() == kernel));
+            tally.time(device, &Vec::from_iter(kernels), |pass, kernel| {
+                encode_all(pass, launches.iter().filter(|planned| planned.timed_as() == kernel), PATIENCE);
             })?;
         }
-        let launches = launches(&self.model, &self.plan, first, count);
-        let turn = self.turn();
-        let flight = &mut self.flights[turn];
-        let vocab = self.program.vocab;
-        let in_slice = |output: &Output<'_>, plan: &Plan| {
-            let place = plan.place(output.row);
-            (first..first + count).contains(&place).then(|| place - first)
-        };
-        let mut encoder = self.device.encoder();
+        let mut encoding = Encoding { device, model, canaries, tally, step: self.submitted };
         // A step that carries tokens is encoded while the one before runs.
-        let first_launches = if step.carried.is_empty() { FIRST_LAUNCHES } else { launches.len() };
-        let (mut rest, mut next) = (&launches[..], first_launches);
+        let mut next = if step.carried.is_empty() { FIRST_LAUNCHES } else { launches.len() };
         let step_rows = step.tokens.len();
-        flight.timed = match (first, &flight.timed, self.submitted - self.collected) {
-            (0, None, 1) => Some((Instant::now(), step_rows, launches.len())),
+        *timed = match (first, timed.is_none(), self.submitted - self.collected) {
+            (0, true, 1) => Some((Instant::now(), step_rows, launches.len())),
             _ => None,
         };
-        let in_doubt = self.device.in_doubt.load(Ordering::Relaxed);
-        loop {
+        *is_apart = device.in_doubt.load(Ordering::Relaxed);
+        let mut commands = encoding.launch(&launches, || {
             // Submissions wait for each other, whatever wgpu knows of their buffers.
-            let most = if in_doubt { 1 } else { self.pace.launches(step_rows, next) };
-            if rest.len() <= most {
-                break;
-            }
-            let (now, later) = rest.split_at(most);
-            encode(&mut encoder, now, &mut self.tally);
-            self.canaries.submit(&self.device, self.submitted, encoder)?;
-            encoder = self.device.encoder();
-            (rest, next) = (later, 2 * next);
-        }
-        let mut sampler = Sampler::new(vocab, (self.model.io.edits.size() / 16) as usize);
+            let size = if *is_apart { 1 } else { self.pace.launches(step_rows, next) };
+            next *= 2;
+            size
+        })?;
+        let vocab = self.program.vocab;
+        let mut sampler = Sampler::new(vocab, (model.io.edits.size() / 16) as usize);
         let mut for_host = Vec::new();
         for (index, output) in step.outputs.iter().enumerate() {
-            let Some(row) = in_slice(output, &self.plan) else { continue };
+            let row = plan.place(output.row);
+            if !(first..first + count).contains(&row) {
+                continue;
+            }
+            let row = row - first;
             let alone = || step.outputs.iter().filter(|other| other.row == output.row).count() == 1;
             match &output.want {
-                Want::Sample(request)
-                    if sampler.take(row, request, flight.sampled.len(), alone, &mut self.sampler) =>
-                {
-                    flight.sampled.push(place_of(index));
+                Want::Sample(request) if sampler.take(row, request, sampled.len(), alone, edits_scratch) => {
+                    sampled.push(place_of(index));
                 }
                 _ => for_host.push((index, row)),
             }
         }
         let Sampler { samples, edits, masks, .. } = sampler;
-        encode(&mut encoder, rest, &mut self.tally);
         if masks.iter().any(|mask| mask.known().is_none()) {
             // The device computes while somebody else computes masks.
-            self.canaries.submit(&self.device, self.submitted, encoder)?;
-            encoder = self.device.encoder();
+            encoding.submit(commands)?;
+            commands = device.encoder();
         }
-        let words = vocab.div_ceil(32);
+        let mut words = Vec::new();
         for (index, mask) in masks.iter().enumerate() {
-            let mut bits = mask.bits().to_vec();
-            bits.resize(words, 0);
-            let at = (index * words * 4) as u64;
-            self.device.queue.write_buffer(&self.model.io.masks, at, cast_slice(&bits));
+            words.extend_from_slice(mask.bits());
+            words.resize((index + 1) * vocab.div_ceil(32), 0);
         }
-        if !samples.is_empty() {
-            let Model { io, adjust, argmax: [argmax, merge], sample, .. } = &self.model;
-            self.device.queue.write_buffer(&io.edits, 0, cast_slice(&edits));
-            self.device.queue.write_buffer(&io.samples, 0, cast_slice(&samples));
-            let (count, is_draw) = (samples.len(), |sample: &[u32; 8]| f32::from_bits(sample[4]) > 0.0);
-            let draws = if samples.iter().any(is_draw) { count } else { 0 };
-            let launches = [(adjust, edits.len()), (argmax, count), (merge, count), (sample, draws)];
-            let launches = launches.into_iter().filter(|(_, rows)| *rows > 0).map(|(launch, rows)| {
-                Planned::new(launch, &self.plan, Args { rows: rows as u32, ..Args::default() })
-            });
-            let launches = Vec::from_iter(launches);
-            encode(&mut encoder, &launches, &mut self.tally);
-        }
+        slices.push(Slice { first, count, samples, edits, masks: words });
+        encoding.sample(&mut commands, plan, &slices[slices.len() - 1]);
         let (logits, normed) = (vocab * 4, self.program.hidden * 4);
+        let bytes = count * (logits + normed);
         if !for_host.is_empty() {
-            let io = &self.model.io;
-            if first < self.plan.logit_rows {
-                encoder.copy_buffer_to_buffer(&io.logits, 0, &self.rows, 0, (count * logits) as u64);
+            let io = &model.io;
+            if first < plan.logit_rows {
+                commands.copy_buffer_to_buffer(&io.logits, 0, &self.rows, 0, (count * logits) as u64);
             }
             let (at, size) = ((count * logits) as u64, (count * normed) as u64);
-            encoder.copy_buffer_to_buffer(&io.normed, 0, &self.rows, at, size);
+            commands.copy_buffer_to_buffer(&io.normed, 0, &self.rows, at, size);
+            if device.hands_over {
+                encoding.copy_gave_up(&mut commands, &self.rows, bytes as u64);
+            }
         }
-        if !flight.sampled.is_empty() {
-            let size = (flight.sampled.len() * 4) as u64;
-            let answers = self.canaries.answers(self.submitted);
-            encoder.copy_buffer_to_buffer(&self.model.io.tokens, 0, answers, 4, size);
-        }
-        if self.device.hands_over {
-            let tokens = &self.model.io.tokens;
-            let answers = self.canaries.answers(self.submitted);
-            encoder.copy_buffer_to_buffer(tokens, gave_up_at(tokens), answers, 0, 4);
-        }
-        let submission = self.canaries.submit(&self.device, self.submitted, encoder)?;
-        flight.submission = Some(submission.clone());
+        let last = encoding.finish(commands, sampled.len())?;
+        *submission = Some(last.clone());
         if for_host.is_empty() {
             return Ok(());
         }
         let Self { scratch, device, rows, .. } = self;
-        device.read(rows, count * (logits + normed), submission, |words| {
+        device.read(rows, bytes + 4, last, |words| {
+            *gave_up |= device.hands_over && words[bytes..] != [0; 4];
             let row = |base: usize, width: usize, row: usize| {
                 let bytes = &words[base + row * width..][..width];
                 bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect::<Vec<f32>>()
             };
             for &(index, place) in &for_host {
                 let want = &step.outputs[index].want;
-                flight.answers[place_of(index)] = match want {
+                answers[place_of(index)] = match want {
                     Want::Embedding => Some(Outcome::Embedding(row(count * logits, normed, place))),
                     Want::Logits => Some(Outcome::Logits(row(0, logits, place))),
                     want => sampling::answer(&row(0, logits, place), want, scratch),
@@ -302,119 +272,92 @@ impl GpuRunner {
             }
         })
     }
-}
 
-/// A launch in this step.
-struct Planned<'a> {
-    launch: &'a Launch,
-    /// Which of its kernels.
-    variant: usize,
-    workgroups: [u32; 2],
-    args: Args,
-    counter: usize,
-}
-
-impl<'a> Planned<'a> {
-    /// Which kernel takes a product is decided by `all` rows, of which this launch may have a slice.
-    fn of(launch: &'a Launch, plan: &Plan, args: Args, all: usize) -> Self {
-        let (variant, workgroups) = match &launch.grid {
-            &Grid::Each(count) => (0, [count, args.rows]),
-            Grid::Rows => (0, [args.rows, 1]),
-            Grid::Threads => (0, [args.rows.div_ceil(256), 1]),
-            &Grid::Merge(count) => {
-                (0, [if plan.needs_merge(launch.kv_group) { count } else { 0 }, args.rows])
+    /// Reads the answers of a step, once the device has run it. Returns true if a kernel gave up waiting.
+    fn read(&mut self, step: u64) -> Result<bool, StepError> {
+        let Self { flights, device, canaries, tokens, pace, .. } = self;
+        let Flight { answers, sampled, submission, timed, .. } = &mut flights[turn(step)];
+        let submission =
+            submission.take().ok_or_else(|| StepError::Invalid("nothing was submitted".into()))?;
+        let mut gave_up = false;
+        let read = canaries.read(device, step, 4 + sampled.len() * 4, submission, |words| {
+            let (flag, words) = words.split_at(4);
+            gave_up = flag != [0; 4];
+            if gave_up {
+                return;
             }
-            &Grid::Pairs { used, each, along_x: true } => (0, [args.rows * used, each]),
-            &Grid::Pairs { used, each, along_x: false } => (0, [each, args.rows * used]),
-            &Grid::ExpertTiles { tiles, each, along_x: true } => (0, [tiles.most(args.rows), each]),
-            &Grid::ExpertTiles { tiles, each, along_x: false } => {
-                (0, [each, tiles.most(args.rows) * tiles.tile])
+            tokens.clear();
+            tokens.extend(words.as_chunks().0.iter().map(|token| u32::from_le_bytes(*token)));
+            for (&index, &token) in sampled.iter().zip(&*tokens) {
+                answers[index] = Some(Outcome::Sampled(Sampled { token, logprob: None, top: Vec::new() }));
             }
-            Grid::One => (0, [1, 1]),
-            Grid::Pages => (0, [args.rows.min(PAGES_X), args.rows.div_ceil(PAGES_X)]),
-            &Grid::Product(outputs, ref products) => product(products, all as u32, args.rows, outputs),
-            &Grid::Attention(tile, heads) => {
-                let items = plan.items(launch.kv_group, tile);
-                // As `splits.wgsl` has it.
-                let heads_first = tile == Tile::Row && args.row_length == 0;
-                (0, if heads_first { [heads, items] } else { [items, heads] })
-            }
-        };
-        Self { launch, variant, workgroups, args, counter: launch.counter + variant }
-    }
-
-    fn new(launch: &'a Launch, plan: &Plan, args: Args) -> Self {
-        Self::of(launch, plan, args, args.rows as usize)
-    }
-
-    fn timed_as(&self) -> usize {
-        self.launch.timed_with.unwrap_or(self.counter)
-    }
-
-    fn kernel(&self) -> &Kernel {
-        &self.launch.kernels[self.variant]
-    }
-
-    fn encode(&self, pass: &mut wgpu::ComputePass<'_>) {
-        let [x, y] = self.workgroups;
-        let kernel = self.kernel();
-        pass.set_pipeline(kernel.pipeline.inner());
-        pass.set_bind_group(0, &kernel.group, &[]);
-        pass.set_immediates(0, bytes_of(&self.args));
-        if !kernel.arguments.is_empty() {
-            pass.set_immediates(ARGS_BYTES, cast_slice(&kernel.arguments));
+        });
+        if let Some((since, rows, launches)) = timed.take() {
+            pace.learn(rows, launches, since.elapsed());
         }
-        pass.dispatch_workgroups(x, y, 1);
+        read.map(|()| gave_up)
     }
-}
 
-/// Encodes and counts these launches, one after the other.
-fn encode(encoder: &mut wgpu::CommandEncoder, launches: &[Planned<'_>], tally: &mut Tally) {
-    for pass in threadgroup::passes(launches, |planned| planned.kernel().pipeline.lengths()) {
-        encode_all(&mut encoder.begin_compute_pass(&Default::default()), pass.iter());
-    }
-    launches.iter().for_each(|planned| tally.launched(planned.counter));
-}
-
-/// Encodes all launches of a pass.
-fn encode_all<'a>(pass: &mut wgpu::ComputePass<'_>, launches: impl Iterator<Item = &'a Planned<'a>> + Clone) {
-    // wgpu has a barrier for a buffer's first use before all launches, and for others in their place: these are to be others.
-    let ends = launches.clone().flat_map(|planned| &planned.kernel().ends);
-    let state = wgpu::BufferUses::STORAGE_READ_WRITE;
-    pass.transition_resources(ends.map(|buffer| wgpu::BufferTransition { buffer, state }), iter::empty());
-    launches.for_each(|planned| planned.encode(pass));
-}
-
-/// What a slice of the output rows takes up to the logits, with the whole pass before the first one.
-fn launches<'a>(model: &'a Model, plan: &Plan, first: usize, count: usize) -> Vec<Planned<'a>> {
-    let mut launches = Vec::new();
-    if first == 0 {
-        let rows = plan.args(0).rows as usize;
-        let body = model.body.iter().filter(|launch| launch.when.holds(rows));
-        launches.extend(body.map(|launch| {
-            let mut args = plan.args(launch.kv_group);
-            match launch.grid {
-                Grid::Pages => (args.tokens, args.rows) = plan.tables(),
-                Grid::Attention(tile, _) => args.items = plan.first_item(launch.kv_group, tile),
-                _ => {}
-            }
-            Planned::new(launch, plan, args)
-        }));
-    }
-    if count > 0 {
-        let (all, is_one_row) = (plan.logit_rows, plan.args(0).rows == 1);
-        let args = Args { first: first as u32, rows: count as u32, ..plan.args(0) };
-        let is_normed = is_one_row && !plan.embeds && !model.one_row_head.is_empty();
-        if !is_normed {
-            launches.push(Planned::new(&model.head_norm, plan, args));
+    /// Repeats the steps from `first` to `last`, which are on the device, without handoff, because a kernel of theirs gave up waiting.
+    /// From now on, all steps on this device do without it.
+    fn repeat(&mut self, first: u64, last: u64) -> Result<(), StepError> {
+        let tokens = &self.model.io.tokens;
+        self.device.queue.write_buffer(tokens, gave_up_at(tokens), &[0; 4]);
+        // What was not read in time must not be read by later steps.
+        if let Some(parts) = &self.model.handed_parts {
+            parts.empty(&self.device);
         }
-        if first < all {
-            let head = if is_normed { &model.one_row_head } else { &model.head };
-            launches.extend(head.iter().map(|launch| Planned::of(launch, plan, args, all)));
+        if !self.device.in_doubt.swap(true, Ordering::Relaxed)
+            && let Some(notice) = self.device.notice
+        {
+            notice(&format!(
+                "handoff between kernels is off from now on: kernels on {} waited in vain for each other; the step is repeated without \
+                 it, and steps are slower until the model is loaded again",
+                self.device.name
+            ));
         }
+        let is_apart = (first..=last).any(|step| self.flights[turn(step)].is_apart);
+        if is_apart || (first + 1..=self.submitted + 1).contains(&self.moved_before) {
+            return Err(self.gave_up());
+        }
+        for step in first..=last {
+            self.repeat_step(step, step == first)?;
+        }
+        Ok(())
     }
-    launches.retain(|planned| planned.workgroups.iter().all(|&count| count > 0));
-    launches
+
+    /// Submits a step once more, each launch by itself. If it `is_first`, tokens that it carries are those that were collected.
+    fn repeat_step(&mut self, step: u64, is_first: bool) -> Result<(), StepError> {
+        self.canaries.forget(step);
+        self.repeated += 1;
+        let Self { device, model, canaries, tally, flights, .. } = self;
+        let Flight { plan, slices, sampled, submission, timed, is_apart, .. } = &mut flights[turn(step)];
+        if is_first {
+            plan.uncarry(&self.tokens);
+        }
+        (*is_apart, *timed) = (true, None);
+        device.queue.write_buffer(&model.io.step, 0, cast_slice(&plan.words));
+        let mut encoding = Encoding { device, model, canaries, tally, step };
+        for slice in slices.iter() {
+            let mut commands = encoding.launch(&launches(model, plan, slice.first, slice.count), || 1)?;
+            encoding.sample(&mut commands, plan, slice);
+            *submission = Some(encoding.finish(commands, sampled.len())?);
+        }
+        Ok(())
+    }
+
+    fn gave_up(&self) -> StepError {
+        StepError::Device(format!(
+            "kernels on {} waited in vain for each other, and the step cannot be repeated; later steps run without handoff, so try \
+             again",
+            self.device.name
+        ))
+    }
+}
+
+/// Index of a step's flight.
+fn turn(step: u64) -> usize {
+    step as usize % 2
 }
 
 impl Runner for GpuRunner {
@@ -429,16 +372,23 @@ impl Runner for GpuRunner {
             return Err(StepError::Invalid(format!("output {output} of the step before was not carried")));
         }
         self.submitted += 1;
-        let turn = self.turn();
-        let flight = &mut self.flights[turn];
-        flight.answers.clear();
-        flight.answers.resize(step.outputs.len(), None);
-        flight.sampled.clear();
-        flight.timed = None;
-        let submitted = self.run_all(step);
-        let flight = &self.flights[turn];
+        let (turn, outputs) = (self.turn(), step.outputs.len());
+        self.flights[turn].begin(outputs);
+        let mut submitted = self.run_all(step);
+        if submitted.is_ok() && self.flights[turn].gave_up {
+            // The step before may be the one whose kernels gave up.
+            submitted = self.repeat(self.collected + 1, self.submitted - 1).and_then(|()| {
+                self.canaries.forget(self.submitted);
+                self.flights[turn].begin(outputs);
+                self.repeated += 1;
+                self.run_all(step)
+            });
+            if submitted.is_ok() && self.flights[turn].gave_up {
+                submitted = Err(self.gave_up());
+            }
+        }
         self.carried.clear();
-        self.carried.extend(&flight.sampled);
+        self.carried.extend(&self.flights[turn].sampled);
         if submitted.is_err() {
             self.canaries.forget(self.submitted);
             self.submitted -= 1;
@@ -451,51 +401,23 @@ impl Runner for GpuRunner {
         if number != self.collected + 1 || number > self.submitted {
             return Err(StepError::Invalid(format!("step {number} was never submitted or is long over")));
         }
-        self.collected = number;
-        let turn = number as usize % 2;
-        let Self { flights, device, canaries, model, .. } = self;
-        let Flight { answers, sampled, submission, timed } = &mut flights[turn];
-        let submission =
-            submission.take().ok_or_else(|| StepError::Invalid("nothing was submitted".into()))?;
-        let mut gave_up = false;
-        let read = canaries.read(device, number, 4 + sampled.len() * 4, submission, |words| {
-            let (flag, words) = words.split_at(4);
-            gave_up = flag != [0; 4];
-            for (&index, token) in sampled.iter().zip(words.as_chunks().0) {
-                let token = u32::from_le_bytes(*token);
-                answers[index] = Some(Outcome::Sampled(Sampled { token, logprob: None, top: Vec::new() }));
-            }
-        });
-        if let Some((since, rows, launches)) = timed.take() {
-            self.pace.learn(rows, launches, since.elapsed());
+        let mut read = self.read(number);
+        if matches!(read, Ok(true)) && number > self.failed {
+            read = self.repeat(number, self.submitted).and_then(|()| self.read(number));
         }
-        if read.is_err() {
+        self.collected = number;
+        if !matches!(read, Ok(false)) {
             // A step that is on its way continues this one.
             self.failed = self.submitted;
         }
-        read?;
-        if gave_up {
-            let tokens = &model.io.tokens;
-            device.queue.write_buffer(tokens, gave_up_at(tokens), &[0; 4]);
-            // What was not taken in time is not for the steps to come, but those on their way may have taken it.
-            if let Some(parts) = &model.handed_parts {
-                parts.empty(device);
-            }
-            self.failed = self.submitted;
-            device.in_doubt.store(true, Ordering::Relaxed);
+        if read? {
+            return Err(self.gave_up());
         }
         if number <= self.failed {
-            return Err(StepError::Device(match gave_up {
-                true => format!(
-                    "kernels on {} waited in vain for what others were to hand over; from now on it does without handoff, so \
-                     try again",
-                    device.name
-                ),
-                false => format!("the step before failed on {}", device.name),
-            }));
+            return Err(StepError::Device(format!("the step before failed on {}", self.device.name)));
         }
         out.outcomes.clear();
-        out.outcomes.extend(answers.drain(..).flatten());
+        out.outcomes.extend(self.flights[turn(number)].answers.drain(..).flatten());
         Ok(())
     }
 
@@ -504,6 +426,9 @@ impl Runner for GpuRunner {
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {
+        if self.submitted > self.collected {
+            self.moved_before = self.submitted + 1;
+        }
         let pages = self.limits.pages;
         let size = 4 * self.page_words as u64;
         let mut encoder = self.device.encoder();
@@ -528,7 +453,11 @@ impl Runner for GpuRunner {
     }
 
     fn kernel_counts(&self) -> Vec<KernelCount> {
-        self.tally.snapshot()
+        let mut counts = self.tally.snapshot();
+        if self.repeated > 0 {
+            counts.push(KernelCount { name: REPEATED.to_owned(), launches: self.repeated, nanoseconds: 0 });
+        }
+        counts
     }
 }
 
@@ -538,11 +467,6 @@ fn most_submissions(model: &Model, limits: &Limits) -> usize {
     let passes = limits.max_rows.div_ceil(Pace::LEAST_ROWS);
     let slices = passes + limits.max_outputs.div_ceil(LOGIT_ROWS);
     passes * model.body.len() + slices * (model.head.len() + model.one_row_head.len() + 8)
-}
-
-/// Where, in bytes, kernels say that they gave up (`hand.wgsl`): in the last word of the buffer of the device's tokens.
-fn gave_up_at(tokens: &wgpu::Buffer) -> u64 {
-    tokens.size() - 4
 }
 
 /// Fills all pages with large finite noise, so that a read of what was never written shows: halves, also where they stand for

@@ -1,12 +1,12 @@
 //! Tolerances and cases of the conformance suite for a GPU.
 
 use paguro_backend::{KvDtype, WeightFormat, reference::KvRounding};
-use paguro_backend_conformance::{Subject, Tolerance};
+use paguro_backend_conformance::{Draw, Subject, Tolerance};
 
 use crate::Gpu;
 
-/// A GPU as the subject of the suite, with pages of this type.
-pub fn subject(gpu: &Gpu, kv_dtype: KvDtype) -> Subject {
+/// A GPU as the subject of the suite, with pages of this type. `draw` says which variants of the cases run.
+pub fn subject(gpu: &Gpu, kv_dtype: KvDtype, draw: Draw) -> Subject {
     use WeightFormat::*;
     let gpu = gpu.clone();
     Subject {
@@ -27,6 +27,7 @@ pub fn subject(gpu: &Gpu, kv_dtype: KvDtype) -> Subject {
             // Matmuls are the same, whatever pages store.
             KvDtype::Q8 => &[F32, Q4_K],
         },
+        draw,
     }
 }
 

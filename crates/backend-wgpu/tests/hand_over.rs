@@ -1,17 +1,37 @@
 //! Steps of one row whose launches hand over to each other, and steps of several whose attention does so to its merge, have the bits of those
 //! with barriers between them.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use paguro_backend::{
-    AttentionMode, Backend, KvDtype, Limits, Outcome, Output, PageId, Step, StepOutput, StepSequence, Want,
-    WeightFormat,
+    AttentionMode, Backend, Carried, KvDtype, Limits, Outcome, Output, PageId, Runner, SampleRequest,
+    SamplingParams, Step, StepError, StepOutput, StepSequence, Ticket, Want, WeightFormat,
 };
-use paguro_backend_conformance::{Biases, ModelShape, submit};
-use paguro_backend_wgpu::{Gpu, GpuOptions};
+use paguro_backend_conformance::{Biases, Draw, ModelShape, submit};
+use paguro_backend_wgpu::{Gpu, GpuOptions, gpus};
 
 fn open(hand_over: bool) -> Result<Gpu, String> {
     // With cooperative matrices, where there are some: steps of one row have them in attention only, of many heads that share K and V.
-    let options = GpuOptions { cooperative: true, poison: true, ..GpuOptions::default() };
+    let notice: fn(&str) = |_| _ = NOTICES.fetch_add(1, Ordering::Relaxed);
+    let options =
+        GpuOptions { cooperative: true, poison: true, notice: Some(notice), ..GpuOptions::default() };
     Gpu::open(0, GpuOptions { hand_over: Some(hand_over), ..options })
+}
+
+/// Notices that handoff was turned off.
+static NOTICES: AtomicUsize = AtomicUsize::new(0);
+
+/// A GPU with handoff.
+fn open_with() -> Result<Gpu, String> {
+    let gpu = open(true)?;
+    match hands_over(&gpu) {
+        true => Ok(gpu),
+        false => Err("this one has none".to_owned()),
+    }
+}
+
+fn hands_over(gpu: &Gpu) -> bool {
+    gpu.capacity().features.iter().any(|feature| feature.contains("handoff"))
 }
 
 /// Logits of steps of one row of each of some sequences, and of a prompt of each between them.
@@ -60,13 +80,10 @@ fn logits(gpu: &Gpu, shape: &ModelShape, context: usize, count: usize) -> Vec<Ve
 
 #[test]
 fn same_bits_with_and_without_barriers() {
-    let (with, without) = match (open(true), open(false)) {
+    let (with, without) = match (open_with(), open(false)) {
         (Ok(with), Ok(without)) => (with, without),
         (Err(error), _) | (_, Err(error)) => return println!("skipped: handoff on a GPU: {error}"),
     };
-    if !with.capacity().features.iter().any(|feature| feature.contains("handoff")) {
-        return println!("skipped: handoff on a GPU: this one has none");
-    }
     // Layers of either parity; v in a better format, as Q4_K_M has it; several splits, and so a merge; biases; many heads of one.
     let shape =
         ModelShape { hidden: 256, ffn: 512, heads: 4, kv_heads: 2, head_dim: 64, ..ModelShape::default() };
@@ -113,7 +130,9 @@ fn same_bits_with_and_without_barriers() {
             },
         ),
     ];
-    for ((context, count), shape) in shapes {
+    let is_software = gpus().first().is_some_and(|gpu| gpu.is_software);
+    let draw = if is_software { Draw::from_env() } else { Draw::All };
+    for ((context, count), shape) in draw.some("handoff", &shapes, 2) {
         let of = |gpu: &Gpu| logits(gpu, &shape, context, count);
         assert_eq!(of(&with), of(&without), "{count} at {context}, {:?}", shape.format);
     }
@@ -123,9 +142,8 @@ fn same_bits_with_and_without_barriers() {
 
 #[test]
 fn a_device_in_doubt_does_without() {
-    let gpu = match open(true) {
-        Ok(gpu) if gpu.capacity().features.iter().any(|feature| feature.contains("handoff")) => gpu,
-        Ok(_) => return println!("skipped: handoff on a GPU: this one has none"),
+    let gpu = match open_with() {
+        Ok(gpu) => gpu,
         Err(error) => return println!("skipped: handoff on a GPU: {error}"),
     };
     let shape = ModelShape { windows: vec![None; 2], ..ModelShape::of_format(WeightFormat::Q8_0) };
@@ -133,4 +151,120 @@ fn a_device_in_doubt_does_without() {
     gpu.doubt_handoff();
     logits(&gpu, &shape, 40, 1);
     assert_eq!(waits(&gpu), 0, "models that are loaded later have no kernels that wait");
+}
+
+/// One sequence, with its pages in order.
+struct Sequence(Box<dyn Runner>, usize);
+
+impl Sequence {
+    fn submit(
+        &mut self,
+        tokens: &[u32],
+        carried: &[Carried],
+        wants: &[Want<'_>],
+    ) -> Result<Ticket, StepError> {
+        let (start, end) = (self.1, self.1 + tokens.len());
+        let pages: Vec<_> = (1..=end.div_ceil(32)).map(|page| PageId(page as u32)).collect();
+        let sequences = [StepSequence { rows: 0..tokens.len(), start, tables: 0..pages.len() }];
+        let outputs: Vec<_> = wants.iter().map(|&want| Output { row: tokens.len() - 1, want }).collect();
+        self.1 = end;
+        self.0.submit(&Step { tokens, carried, sequences: &sequences, pages: &pages, outputs: &outputs })
+    }
+
+    fn collect(&mut self, ticket: Ticket) -> Result<Vec<Outcome>, StepError> {
+        let mut out = StepOutput::default();
+        self.0.collect(ticket, &mut out)?;
+        Ok(out.outcomes)
+    }
+}
+
+/// Outcomes of steps of all kinds: a prompt in two steps, of which the second has few rows and so attention in parts; a step of one row with a token, one
+/// with logits, and three of which each is submitted before the one before it is collected, the last with logits for the host.
+///
+/// Also returns how many steps were repeated.
+fn outcomes(runner: Box<dyn Runner>) -> Result<(Vec<Vec<Outcome>>, u64), StepError> {
+    let params = SamplingParams { temperature: 1.0, seed: 3, ..SamplingParams::default() };
+    let sample = |draw: u64| {
+        Want::Sample(SampleRequest {
+            params: &params,
+            draw,
+            history: &[],
+            prompt_tokens: 0,
+            mask: None,
+            logprobs: None,
+        })
+    };
+    let token = |outcomes: &[Outcome]| match outcomes {
+        [Outcome::Sampled(sampled), ..] => sampled.token,
+        other => panic!("{other:?}"),
+    };
+    let prompt: Vec<u32> = (0..300).map(|at| at * 7 % 100).collect();
+    let mut all = Vec::new();
+    let mut sequence = Sequence(runner, 0);
+    for (tokens, wants) in [
+        (&prompt[..298], &[][..]),
+        (&prompt[298..], &[sample(0)][..]),
+        (&[5], &[Want::Logits]),
+        (&[7], &[sample(1)]),
+    ] {
+        let ticket = sequence.submit(tokens, &[], wants)?;
+        all.push(sequence.collect(ticket)?);
+    }
+    let carried = [Carried { row: 0, output: 0 }];
+    let one = sequence.submit(&[token(&all[3])], &[], &[sample(2)])?;
+    let two = sequence.submit(&[0], &carried, &[sample(3)])?;
+    all.push(sequence.collect(one)?);
+    let three = sequence.submit(&[0], &carried, &[sample(4), Want::Logits])?;
+    all.push(sequence.collect(two)?);
+    all.push(sequence.collect(three)?);
+    let counts = sequence.0.kernel_counts();
+    let repeated = counts.iter().find(|count| count.name.contains("repeated"));
+    Ok((all, repeated.map_or(0, |count| count.launches)))
+}
+
+#[test]
+fn a_step_that_gives_up_is_repeated_without_handoff() {
+    let gpu = match open_with() {
+        Ok(gpu) => gpu,
+        Err(error) => return println!("skipped: handoff that gives up on a GPU: {error}"),
+    };
+    let model = ModelShape {
+        hidden: 256,
+        ffn: 512,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 64,
+        windows: vec![None; 2],
+        ..ModelShape::of_format(WeightFormat::Q8_0)
+    }
+    .build(1);
+    let limits = Limits {
+        block_size: 32,
+        pages: 16,
+        max_rows: 300,
+        max_sequences: 1,
+        max_outputs: 2,
+        max_context: 400,
+        kv_dtype: KvDtype::F16,
+        attention: AttentionMode::Paged,
+    };
+    let run = || outcomes(gpu.load(&model.program, model.weights.clone(), limits).unwrap()).unwrap();
+    let (expected, repeated) = run();
+    assert_eq!(repeated, 0);
+    let before = NOTICES.load(Ordering::Relaxed);
+    let mut notices = 0;
+    // Numbers of steps that are repeated where the kernels of one step give up. Those of the first step may have nothing to wait for. Of
+    // the last three steps, two are on the device together.
+    for (step, count) in [0, 1, 1, 1, 2, 2, 2].into_iter().enumerate() {
+        gpu.starve_handoff(step as u32);
+        let (found, repeated) = run();
+        assert!(
+            repeated == count || (step, repeated) == (0, 1),
+            "{repeated} steps are repeated with step {step}"
+        );
+        assert_eq!(found, expected, "after step {step} was repeated");
+        assert_eq!(hands_over(&gpu), repeated == 0, "handoff stays off after step {step}");
+        notices += usize::from(repeated > 0);
+    }
+    assert_eq!(NOTICES.load(Ordering::Relaxed) - before, notices, "one notice each");
 }

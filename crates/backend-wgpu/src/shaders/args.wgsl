@@ -15,6 +15,7 @@ struct Args {
   row_from: u32,     // its first split
   row_to: u32,       // where its splits end
   row_length: u32,   // of how many splits its parts are; 0 in a step of more rows
+  patience: u32,     // polls after which a kernel gives up waiting for what another one hands over
 //% for i in 0..ARGUMENTS
   constant_${i}: u32,
 //% end

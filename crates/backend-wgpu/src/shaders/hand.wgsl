@@ -2,9 +2,8 @@
 // word says so itself, as it is not EMPTY any more; so nothing is assumed of the order in which others see what a workgroup writes, nor
 // that the four words of a read are of one write. Reads are of volatile memory, so that each really is one; they are not atomic, as
 // four atomic reads of a word take much longer than one of 16 bytes, and keep who writes waiting.
-// What is assumed is that workgroups start in the order of launches: a GPU full of such that wait would wait for ever. After some tenths
-// of a second they give up, say so, and go on with what is there.
-const PATIENCE = 0x40000u;
+// What is assumed is that workgroups start in the order of launches: a GPU full of such that wait would wait for ever. After
+// `args.patience` polls, some tenths of a second, they give up, say so, and go on with what is there; the step is then repeated.
 
 // A float that looks like EMPTY becomes its neighbour.
 fn handed(words: vec4<u32>) -> vec4<u32> {

@@ -1,0 +1,180 @@
+//! `paguro devices --test`: the conformance suite on a GPU.
+
+use std::{
+    panic::{self, AssertUnwindSafe},
+    sync::{
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+    thread,
+    time::Instant,
+};
+
+use paguro_backend::KvDtype;
+use paguro_backend_conformance::{CASES, Case, Draw};
+use paguro_backend_wgpu::{Gpu, GpuOptions, suite::subject};
+use serde_json::json;
+
+use super::gpu::{find, options};
+use crate::{
+    cli::{DevicesArgs, Numerics},
+    failure::{Failure, Outcome},
+    output::Output,
+    settings::Terminal,
+};
+
+/// Cases that run at once: their references are computed on one core each.
+const WORKERS: usize = 4;
+
+/// Longest text of a failure in characters; `--json` has all of it.
+const LONGEST: usize = 200;
+
+/// Cases that run with the same kernels and the same kind of pages.
+struct Group {
+    name: &'static str,
+    gpu: Gpu,
+    kv_dtype: KvDtype,
+    cases: Vec<&'static Case>,
+}
+
+/// Runs the suite, and prints failures as they come.
+///
+/// # Errors
+/// The GPU does not open; the number of cases that failed.
+pub fn test(index: usize, args: &DevicesArgs, out: &mut Output, terminal: Terminal) -> Outcome<()> {
+    let groups = groups(index)?;
+    let draw = if args.all { Draw::All } else { Draw::Seed(0) };
+    let cases: Vec<_> =
+        groups.iter().flat_map(|group| group.cases.iter().map(move |case| (group, *case))).collect();
+    let started = Instant::now();
+    let bar = terminal.bar(cases.len(), &format!("testing gpu:{index}"));
+    if !args.json && !terminal.progress {
+        let which = if args.all { "all variants" } else { "a sample of variants; --all runs all of them" };
+        out.line(format_args!("testing gpu:{index}: {} cases, {which}", cases.len()))?;
+    }
+    let (mut failed, mut done) = (0, vec![(0, 0); groups.len()]);
+    run(&cases, draw, |at, verdict| {
+        let (group, case) = cases[at];
+        let place = groups.iter().position(|other| std::ptr::eq(other, group)).unwrap_or_default();
+        failed += usize::from(verdict.is_err());
+        done[place].0 += 1;
+        done[place].1 += usize::from(verdict.is_err());
+        bar.inc(1);
+        bar.set_message(format!("{}: {}", group.name, case.name));
+        if args.json {
+            return out.json(&json!({"numerics": group.name, "case": case.name, "problem": verdict.err()}));
+        }
+        if let Err(problem) = verdict {
+            // The bar must not share its line.
+            bar.suspend(|| {
+                out.line(format_args!("FAILED  {}: {}: {}", group.name, case.name, sentence(&problem)))
+            })?;
+        }
+        let (finished, of_them) = done[place];
+        if finished == group.cases.len() && !terminal.progress {
+            let done: usize = done.iter().map(|(finished, _)| finished).sum();
+            let elapsed = started.elapsed().as_secs_f64();
+            let left = elapsed / done as f64 * (cases.len() - done) as f64;
+            let left = if done < cases.len() { format!(", about {left:.0} s left") } else { String::new() };
+            out.line(format_args!(
+                "[{done}/{}] {}: {} of {finished} cases passed{left}",
+                cases.len(),
+                group.name,
+                finished - of_them
+            ))?;
+        }
+        Ok(())
+    })?;
+    bar.finish_and_clear();
+    match failed {
+        0 if args.json => Ok(()),
+        0 => out.line(format_args!(
+            "gpu:{index} passed all {} cases in {:.0} s",
+            cases.len(),
+            started.elapsed().as_secs_f64()
+        )),
+        _ => Err(Failure::new(format!("{failed} of {} cases failed on gpu:{index}", cases.len())).hint(
+            "please report them, with the output of `paguro devices` and of `paguro devices --test --json`",
+        )),
+    }
+}
+
+/// The groups for a GPU. Cases about matmuls run once, with pages in half precision, and a second time only with matrix units.
+fn groups(index: usize) -> Outcome<Vec<Group>> {
+    let open = |numerics| find(index, GpuOptions { poison: true, ..options(Some(numerics)) });
+    let exact = open(Numerics::Exact)?;
+    let all = || CASES.iter().collect();
+    let of_pages = CASES.iter().filter(|case| case.depends_on_pages()).collect();
+    let mut groups = vec![
+        Group { name: "exact", gpu: exact.clone(), kv_dtype: KvDtype::F16, cases: all() },
+        Group { name: "exact, K and V of eight bits", gpu: exact, kv_dtype: KvDtype::Q8, cases: of_pages },
+    ];
+    let fast = open(Numerics::Fast)?;
+    if fast.exact_rows() > 1 {
+        groups.push(Group { name: "fast", gpu: fast, kv_dtype: KvDtype::F16, cases: all() });
+    }
+    Ok(groups)
+}
+
+/// Runs cases on several threads. `tell` gets the place and the verdict of each as it ends.
+fn run(
+    cases: &[(&Group, &'static Case)],
+    draw: Draw,
+    mut tell: impl FnMut(usize, Result<(), String>) -> Outcome<()>,
+) -> Outcome<()> {
+    let next = AtomicUsize::new(0);
+    let (sender, verdicts) = mpsc::channel();
+    // A panic is a verdict; its trace on standard error would only confuse.
+    let hook = panic::take_hook();
+    panic::set_hook(Box::new(|_| ()));
+    let told = thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, usize::from).min(WORKERS) {
+            let (sender, next) = (sender.clone(), &next);
+            scope.spawn(move || {
+                loop {
+                    let at = next.fetch_add(1, Ordering::Relaxed);
+                    let Some((group, case)) = cases.get(at) else { break };
+                    let run = || (case.run)(&subject(&group.gpu, group.kv_dtype, draw));
+                    let verdict = panic::catch_unwind(AssertUnwindSafe(run));
+                    let verdict =
+                        verdict.unwrap_or_else(|panic| Err(format!("it panicked: {}", text(&*panic))));
+                    if sender.send((at, verdict)).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+        drop(sender);
+        // Workers end when the receiver is dropped.
+        verdicts.into_iter().try_for_each(|(at, verdict)| tell(at, verdict))
+    });
+    panic::set_hook(hook);
+    told
+}
+
+/// The message of a panic.
+fn text(panic: &(dyn std::any::Any + Send)) -> &str {
+    let owned = panic.downcast_ref::<String>().map(String::as_str);
+    owned.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")
+}
+
+/// A problem in one line of bounded length.
+fn sentence(problem: &str) -> String {
+    let line = problem.lines().next().unwrap_or_default();
+    match line.char_indices().nth(LONGEST) {
+        None => line.to_owned(),
+        Some((end, _)) => format!("{}... (all of it with --json)", &line[..end]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_are_one_bounded_line() {
+        assert_eq!(sentence("off by 2\nModelShape { .. }"), "off by 2");
+        let long = sentence(&"\u{e4}".repeat(500));
+        assert!(long.starts_with(&"\u{e4}".repeat(LONGEST)) && long.chars().count() < 250, "{long}");
+    }
+}

@@ -1,0 +1,178 @@
+//! Steps on the device: what reading their answers takes, and what repeating them takes.
+
+use std::time::Instant;
+
+use bytemuck::cast_slice;
+use paguro_backend::{Outcome, StepError};
+
+use crate::{
+    canary::Canaries,
+    device::Device,
+    lower::Model,
+    plan::{Args, Plan},
+    planned::{PATIENCE, Planned, encode},
+    tally::Tally,
+};
+
+/// A step that was submitted.
+pub struct Flight {
+    /// Words and arguments of the step.
+    pub plan: Plan,
+    /// Slices of its output rows.
+    pub slices: Vec<Slice>,
+    /// Its answers; those that the device computes are missing.
+    pub answers: Vec<Option<Outcome>>,
+    /// Outputs whose tokens the device computes, in the order of the device's tokens.
+    pub sampled: Vec<usize>,
+    /// What the device has to come to first.
+    pub submission: Option<wgpu::SubmissionIndex>,
+    /// Time of submission, rows and launches, if the device did nothing else and it was one pass.
+    pub timed: Option<(Instant, usize, usize)>,
+    /// True if each launch was submitted by itself, so that no kernel had to wait for another one.
+    pub is_apart: bool,
+    /// True if a kernel gave up waiting before the host read rows of logits.
+    pub gave_up: bool,
+}
+
+/// Up to [`LOGIT_ROWS`](crate::lower::LOGIT_ROWS) of a step's output rows, with what the device needs to sample from them.
+#[derive(Default)]
+pub struct Slice {
+    /// First output row.
+    pub first: usize,
+    /// Number of output rows.
+    pub count: usize,
+    /// See `sample.wgsl`.
+    pub samples: Vec<[u32; 8]>,
+    /// Bias and penalties: see `adjust.wgsl`.
+    pub edits: Vec<[u32; 4]>,
+    /// Words of all masks.
+    pub masks: Vec<u32>,
+}
+
+impl Flight {
+    /// For steps with this plan.
+    pub fn new(plan: Plan) -> Self {
+        Self {
+            plan,
+            slices: Vec::new(),
+            answers: Vec::new(),
+            sampled: Vec::new(),
+            submission: None,
+            timed: None,
+            is_apart: false,
+            gave_up: false,
+        }
+    }
+
+    /// Begins a step with `outputs` outputs.
+    pub fn begin(&mut self, outputs: usize) {
+        self.slices.clear();
+        self.answers.clear();
+        self.answers.resize(outputs, None);
+        self.sampled.clear();
+        self.submission = None;
+        self.timed = None;
+        self.is_apart = false;
+        self.gave_up = false;
+    }
+}
+
+/// Encodes and submits the commands of one step.
+pub struct Encoding<'a> {
+    pub device: &'a Device,
+    pub model: &'a Model,
+    pub canaries: &'a mut Canaries,
+    pub tally: &'a mut Tally,
+    /// Number of the step.
+    pub step: u64,
+}
+
+impl Encoding<'_> {
+    /// Submits launches in groups, so that the device works while the host encodes. `size` returns the largest size of the next group.
+    /// The last group is in the returned commands.
+    ///
+    /// # Errors
+    /// As [`Encoding::submit`].
+    pub fn launch(
+        &mut self,
+        launches: &[Planned<'_>],
+        mut size: impl FnMut() -> usize,
+    ) -> Result<wgpu::CommandEncoder, StepError> {
+        let mut rest = launches;
+        loop {
+            let (group, later) = rest.split_at(size().min(rest.len()));
+            let patience = if self.device.starves_next() { 0 } else { PATIENCE };
+            let mut commands = self.device.encoder();
+            encode(&mut commands, group, self.tally, patience);
+            if later.is_empty() {
+                return Ok(commands);
+            }
+            self.submit(commands)?;
+            rest = later;
+        }
+    }
+
+    /// Adds commands that sample.
+    pub fn sample(&mut self, commands: &mut wgpu::CommandEncoder, plan: &Plan, slice: &Slice) {
+        let Slice { samples, edits, masks, .. } = slice;
+        if samples.is_empty() {
+            return;
+        }
+        let Model { io, adjust, argmax: [argmax, merge], sample, .. } = self.model;
+        for (buffer, bytes) in [
+            (&io.masks, cast_slice::<u32, u8>(masks)),
+            (&io.edits, cast_slice(edits)),
+            (&io.samples, cast_slice(samples)),
+        ] {
+            self.device.queue.write_buffer(buffer, 0, bytes);
+        }
+        let (count, is_draw) = (samples.len(), |sample: &[u32; 8]| f32::from_bits(sample[4]) > 0.0);
+        let draws = if samples.iter().any(is_draw) { count } else { 0 };
+        let launches = [(adjust, edits.len()), (argmax, count), (merge, count), (sample, draws)];
+        let launches = launches
+            .into_iter()
+            .filter(|(_, rows)| *rows > 0)
+            .map(|(launch, rows)| Planned::new(launch, plan, Args { rows: rows as u32, ..Args::default() }));
+        encode(commands, &Vec::from_iter(launches), self.tally, PATIENCE);
+    }
+
+    /// Adds commands that copy `count` sampled tokens for the host, and whether a kernel gave up, and submits all.
+    ///
+    /// # Errors
+    /// As [`Encoding::submit`].
+    pub fn finish(
+        &mut self,
+        mut commands: wgpu::CommandEncoder,
+        count: usize,
+    ) -> Result<wgpu::SubmissionIndex, StepError> {
+        let (tokens, answers) = (&self.model.io.tokens, self.canaries.answers(self.step));
+        if count > 0 {
+            commands.copy_buffer_to_buffer(tokens, 0, answers, 4, 4 * count as u64);
+        }
+        if self.device.hands_over {
+            self.copy_gave_up(&mut commands, answers, 0);
+        }
+        self.submit(commands)
+    }
+
+    /// Adds a copy of the word that says whether a kernel gave up, behind the kernels that may write it without wgpu's knowledge.
+    pub fn copy_gave_up(&self, commands: &mut wgpu::CommandEncoder, to: &wgpu::Buffer, at: u64) {
+        let buffer = &self.model.io.tokens;
+        let written = wgpu::BufferTransition { buffer, state: wgpu::BufferUses::STORAGE_READ_WRITE };
+        commands.transition_resources([written].into_iter(), std::iter::empty());
+        commands.copy_buffer_to_buffer(buffer, gave_up_at(buffer), to, at, 4);
+    }
+
+    /// Submits commands of the step.
+    ///
+    /// # Errors
+    /// More submissions than there is room for.
+    pub fn submit(&mut self, commands: wgpu::CommandEncoder) -> Result<wgpu::SubmissionIndex, StepError> {
+        self.canaries.submit(self.device, self.step, commands)
+    }
+}
+
+/// Byte at which kernels write that they gave up (`hand.wgsl`): the last word of the buffer of the device's tokens.
+pub fn gave_up_at(tokens: &wgpu::Buffer) -> u64 {
+    tokens.size() - 4
+}

@@ -1,0 +1,143 @@
+//! Launches of one step: which kernels run, with which arguments, on how many workgroups.
+
+use std::iter;
+
+use bytemuck::{bytes_of, cast_slice};
+
+use crate::{
+    device::ARGS_BYTES,
+    lower::{Grid, Kernel, Launch, Model, product},
+    plan::{Args, Plan, Tile},
+    tally::Tally,
+    threadgroup,
+};
+
+/// Workgroups along x, at most, where there is one for each page (`gather.wgsl`).
+const PAGES_X: u32 = 32768;
+
+/// Polls after which kernels give up waiting for a handoff: some tenths of a second.
+pub const PATIENCE: u32 = 0x40000;
+
+/// A launch in this step.
+pub struct Planned<'a> {
+    launch: &'a Launch,
+    /// Which of its kernels.
+    variant: usize,
+    workgroups: [u32; 2],
+    args: Args,
+    counter: usize,
+}
+
+impl<'a> Planned<'a> {
+    /// Which kernel takes a product is decided by `all` rows, of which this launch may have a slice.
+    fn of(launch: &'a Launch, plan: &Plan, args: Args, all: usize) -> Self {
+        let (variant, workgroups) = match &launch.grid {
+            &Grid::Each(count) => (0, [count, args.rows]),
+            Grid::Rows => (0, [args.rows, 1]),
+            Grid::Threads => (0, [args.rows.div_ceil(256), 1]),
+            &Grid::Merge(count) => {
+                (0, [if plan.needs_merge(launch.kv_group) { count } else { 0 }, args.rows])
+            }
+            &Grid::Pairs { used, each, along_x: true } => (0, [args.rows * used, each]),
+            &Grid::Pairs { used, each, along_x: false } => (0, [each, args.rows * used]),
+            &Grid::ExpertTiles { tiles, each, along_x: true } => (0, [tiles.most(args.rows), each]),
+            &Grid::ExpertTiles { tiles, each, along_x: false } => {
+                (0, [each, tiles.most(args.rows) * tiles.tile])
+            }
+            Grid::One => (0, [1, 1]),
+            Grid::Pages => (0, [args.rows.min(PAGES_X), args.rows.div_ceil(PAGES_X)]),
+            &Grid::Product(outputs, ref products) => product(products, all as u32, args.rows, outputs),
+            &Grid::Attention(tile, heads) => {
+                let items = plan.items(launch.kv_group, tile);
+                // As `splits.wgsl` has it.
+                let heads_first = tile == Tile::Row && args.row_length == 0;
+                (0, if heads_first { [heads, items] } else { [items, heads] })
+            }
+        };
+        Self { launch, variant, workgroups, args, counter: launch.counter + variant }
+    }
+
+    /// A launch for `args.rows` rows.
+    pub fn new(launch: &'a Launch, plan: &Plan, args: Args) -> Self {
+        Self::of(launch, plan, args, args.rows as usize)
+    }
+
+    /// Counter that its time is added to.
+    pub fn timed_as(&self) -> usize {
+        self.launch.timed_with.unwrap_or(self.counter)
+    }
+
+    fn kernel(&self) -> &Kernel {
+        &self.launch.kernels[self.variant]
+    }
+
+    fn encode(&self, pass: &mut wgpu::ComputePass<'_>, patience: u32) {
+        let [x, y] = self.workgroups;
+        let kernel = self.kernel();
+        pass.set_pipeline(kernel.pipeline.inner());
+        pass.set_bind_group(0, &kernel.group, &[]);
+        pass.set_immediates(0, bytes_of(&Args { patience, ..self.args }));
+        if !kernel.arguments.is_empty() {
+            pass.set_immediates(ARGS_BYTES, cast_slice(&kernel.arguments));
+        }
+        pass.dispatch_workgroups(x, y, 1);
+    }
+}
+
+/// Encodes and counts these launches, one after the other. Their kernels give up waiting after `patience` polls.
+pub fn encode(
+    encoder: &mut wgpu::CommandEncoder,
+    launches: &[Planned<'_>],
+    tally: &mut Tally,
+    patience: u32,
+) {
+    for pass in threadgroup::passes(launches, |planned| planned.kernel().pipeline.lengths()) {
+        encode_all(&mut encoder.begin_compute_pass(&Default::default()), pass.iter(), patience);
+    }
+    launches.iter().for_each(|planned| tally.launched(planned.counter));
+}
+
+/// Encodes all launches of a pass, which give up waiting after `patience` polls.
+pub fn encode_all<'a>(
+    pass: &mut wgpu::ComputePass<'_>,
+    launches: impl Iterator<Item = &'a Planned<'a>> + Clone,
+    patience: u32,
+) {
+    // wgpu has a barrier for a buffer's first use before all launches, and for others in their place: these are to be others.
+    let ends = launches.clone().flat_map(|planned| &planned.kernel().ends);
+    let state = wgpu::BufferUses::STORAGE_READ_WRITE;
+    pass.transition_resources(ends.map(|buffer| wgpu::BufferTransition { buffer, state }), iter::empty());
+    launches.for_each(|planned| planned.encode(pass, patience));
+}
+
+/// What a slice of the output rows takes up to the logits, with the whole pass before the first one.
+pub fn launches<'a>(model: &'a Model, plan: &Plan, first: usize, count: usize) -> Vec<Planned<'a>> {
+    let mut launches = Vec::new();
+    if first == 0 {
+        let rows = plan.args(0).rows as usize;
+        let body = model.body.iter().filter(|launch| launch.when.holds(rows));
+        launches.extend(body.map(|launch| {
+            let mut args = plan.args(launch.kv_group);
+            match launch.grid {
+                Grid::Pages => (args.tokens, args.rows) = plan.tables(),
+                Grid::Attention(tile, _) => args.items = plan.first_item(launch.kv_group, tile),
+                _ => {}
+            }
+            Planned::new(launch, plan, args)
+        }));
+    }
+    if count > 0 {
+        let (all, is_one_row) = (plan.logit_rows, plan.args(0).rows == 1);
+        let args = Args { first: first as u32, rows: count as u32, ..plan.args(0) };
+        let is_normed = is_one_row && !plan.embeds && !model.one_row_head.is_empty();
+        if !is_normed {
+            launches.push(Planned::new(&model.head_norm, plan, args));
+        }
+        if first < all {
+            let head = if is_normed { &model.one_row_head } else { &model.head };
+            launches.extend(head.iter().map(|launch| Planned::of(launch, plan, args, all)));
+        }
+    }
+    launches.retain(|planned| planned.workgroups.iter().all(|&count| count > 0));
+    launches
+}
