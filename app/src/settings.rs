@@ -140,7 +140,7 @@ pub fn colors_on_errors() -> bool {
 }
 
 /// Variables that are read elsewhere than by a flag: `main`'s own, the GPU backend's, and those of builds and tests.
-const MORE_VARIABLES: [&str; 15] = [
+const MORE_VARIABLES: [&str; 16] = [
     "PAGURO_HOME",
     "PAGURO_COMMIT",
     "PAGURO_SHARED",
@@ -151,6 +151,7 @@ const MORE_VARIABLES: [&str; 15] = [
     "PAGURO_EXPECT_ISA",
     "PAGURO_EXPECTED_TEXTS",
     "PAGURO_METAL_TEXT",
+    "PAGURO_WGSL_TEXT",
     "PAGURO_SAMPLE",
     "PAGURO_FUZZ_CASE",
     "PAGURO_FUZZ_SECONDS",

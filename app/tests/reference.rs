@@ -20,6 +20,7 @@ const TOLERANCE: f32 = 1e-2;
 const BLOCK: usize = 32;
 
 /// One run of the reference.
+#[derive(Clone)]
 struct Run {
     prompt: String,
     prompt_ids: Vec<u32>,
@@ -66,12 +67,12 @@ struct Sequence<'a> {
 
 #[test]
 fn greedy_runs_are_the_reference_s_token_by_token() {
-    token_by_token(&Cpu::new(CpuOptions { poison: true, ..CpuOptions::default() }), usize::MAX);
+    token_by_token(&Cpu::new(CpuOptions { poison: true, ..CpuOptions::default() }), |runs| runs);
 }
 
-fn token_by_token(backend: &dyn Backend, most: usize) {
-    let Some((model, mut runs)) = reference() else { return };
-    runs.truncate(most);
+fn token_by_token(backend: &dyn Backend, choose: impl Fn(Vec<Run>) -> Vec<Run>) {
+    let Some((model, runs)) = reference() else { return };
+    let runs = choose(runs);
     for run in &runs {
         assert_eq!(
             model.tokenizer.encode_prompt(&run.prompt, SpecialTokens::Parse),
@@ -177,12 +178,12 @@ fn logits(runner: &mut dyn Runner, sequences: &mut [Sequence<'_>]) -> Vec<Vec<f3
 /// The same through the engine, all requests at once.
 #[test]
 fn the_engine_s_greedy_answers_are_the_reference_s() {
-    through_the_engine(&Cpu::new(CpuOptions::default()), usize::MAX);
+    through_the_engine(&Cpu::new(CpuOptions::default()), |runs| runs);
 }
 
-fn through_the_engine(backend: &dyn Backend, most: usize) {
-    let Some((model, mut runs)) = reference() else { return };
-    runs.truncate(most);
+fn through_the_engine(backend: &dyn Backend, choose: impl Fn(Vec<Run>) -> Vec<Run>) {
+    let Some((model, runs)) = reference() else { return };
+    let runs = choose(runs);
     let engine = Engine::start(backend, &model, EngineOptions::default()).unwrap();
     let handle = engine.handle();
     let submit = |run: &Run| {
@@ -216,22 +217,19 @@ fn through_the_engine(backend: &dyn Backend, most: usize) {
 #[cfg(any(feature = "gpu", target_os = "macos"))]
 mod gpu {
     use super::*;
-    use crate::common::{gpu, run};
-
-    /// A processor that plays a GPU takes a second for each step of many sequences.
-    const RUNS: usize = 2;
+    use crate::common::{draw, gpu, run};
 
     #[test]
     fn greedy_runs_are_the_reference_s_token_by_token_on_a_gpu() {
         if let Some(gpu) = gpu() {
-            token_by_token(&gpu, RUNS);
+            token_by_token(&gpu, |runs| draw().some("token by token", &runs, 1));
         }
     }
 
     #[test]
     fn the_engine_s_greedy_answers_are_the_reference_s_on_a_gpu() {
         if let Some(gpu) = gpu() {
-            through_the_engine(&gpu, RUNS);
+            through_the_engine(&gpu, |runs| draw().some("through the engine", &runs, 1));
         }
     }
 
@@ -241,7 +239,7 @@ mod gpu {
     fn perplexity_on_a_gpu_is_the_cpu_s() {
         let files = shared("model/heldout.txt").zip(shared("model/tales-f16.gguf"));
         let (Some((text, f16)), Some(_)) = (files, gpu()) else { return };
-        for model in [None, Some(f16)] {
+        for model in draw().some("perplexity", &[None, Some(f16)], 1) {
             let perplexity = |device| {
                 let args = ["eval", "-f", text.to_str().unwrap(), "-c", "128", "--chunks", "2", "--json"];
                 let model = model.iter().flat_map(|file| ["-m", file.to_str().unwrap()]);

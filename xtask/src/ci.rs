@@ -13,12 +13,12 @@ use crate::{
     aarch64, clients, macos,
     sample::Sample,
     table::{self, Outcome, Row},
-    tests, tidy, ui,
+    tests, tidy, ui, wgsl,
 };
 
 type Step = fn(&Path, Sample) -> Result<Outcome>;
 
-const STEPS: [(&str, Step); 11] = [
+const STEPS: [(&str, Step); 12] = [
     ("fmt", |root, _| fmt(root)),
     ("tidy", |root, _| tidy(root)),
     ("clippy", |root, _| clippy(root)),
@@ -28,6 +28,7 @@ const STEPS: [(&str, Step); 11] = [
     ("aarch64", |root, _| aarch64::run(root)),
     ("macos", |root, _| macos::run(root)),
     ("fuzz", |root, _| fuzz(root)),
+    ("wgsl", |root, _| wgsl::run(root, cargo(root))),
     ("clients", |root, _| clients(root)),
     ("ui", |root, _| ui(root)),
 ];

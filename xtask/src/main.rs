@@ -10,6 +10,7 @@ mod table;
 mod tests;
 mod tidy;
 mod ui;
+mod wgsl;
 
 use std::{
     path::{Path, PathBuf},
@@ -20,7 +21,8 @@ const HELP: &str = "\
 usage: cargo xtask <command>
 
   ci [STEP...]   everything that continuous integration checks, or only these steps:
-                 fmt, tidy, clippy, test, requests, doc, aarch64, macos, fuzz, clients, ui
+                 fmt, tidy, clippy, test, requests, doc, aarch64, macos, fuzz, wgsl, clients,
+                 ui
                  --all      every slow variant of a test, not a sample of them
                  --seed N   the sample of another run
   tidy           the project's own rules: arrows between crates, lengths of files, words, links

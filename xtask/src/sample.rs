@@ -45,6 +45,7 @@ const VARIANTS: [Variants; 4] = [
             "exact_in_any_place",
             "exact_in_wide_steps",
             "exact_on_any_threads",
+            "exact_experts",
         ],
         one_in: 4,
     },

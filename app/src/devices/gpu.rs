@@ -18,7 +18,10 @@ use paguro_backend_cpu::{Cpu, CpuOptions};
 use paguro_backend_wgpu::{Gpu, GpuOptions, gpus};
 use serde_json::{Value, json};
 
-use super::{Chosen, known_answer};
+use super::{
+    Chosen,
+    known_answer::{self, Problem},
+};
 use crate::{
     cli::Numerics,
     failure::{Failure, Outcome},
@@ -104,10 +107,16 @@ impl Checked {
         }
         let reference = Cpu::new(CpuOptions::default());
         known_answer::check(&self.0, &reference, (&program, &weights), limits).map_err(|problem| {
-            LoadError::Device(format!(
-                "{description} computes something else than the CPU for this model: {problem}; \
+            match problem {
+                Problem::Model(number) => LoadError::Damaged(number),
+                Problem::Reference(problem) => LoadError::Device(format!(
+                    "the CPU cannot check {description} with this model: {problem}"
+                )),
+                Problem::Device(problem) => LoadError::Device(format!(
+                    "{description} computes something else than the CPU for this model: {problem}; \
                  `paguro devices --test` says more, --device cpu does without it"
-            ))
+                )),
+            }
         })?;
         if let Some(file) = file {
             // If the result cannot be written, the next load checks again.

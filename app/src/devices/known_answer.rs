@@ -16,19 +16,31 @@ const STEPS: [usize; 5] = [264, 24, 4, 1, 1];
 /// bits, or one of them to half precision, which gives a few hundredths; unrelated numbers give 1.4.
 const TOLERANCE: f64 = 0.1;
 
+/// Why a check fails.
+#[derive(Debug, PartialEq)]
+pub enum Problem {
+    /// The reference itself computes this number, so the model is damaged.
+    Model(f32),
+    /// The device fails, or computes something else than the reference.
+    Device(String),
+    /// The reference fails.
+    Reference(String),
+}
+
 /// Checks the device's logits for an excerpt of a model, as [`paguro_backend::excerpt()`] makes it.
 ///
 /// # Errors
-/// The device fails, or its logits or tokens differ from the reference's by more than the tolerance.
+/// The device fails, or its logits or tokens differ from the reference's by more than the tolerance; the reference's are no numbers.
 pub fn check(
     device: &dyn Backend,
     reference: &dyn Backend,
     (program, weights): (&Program, &Weights),
     limits: Limits,
-) -> Result<(), String> {
+) -> Result<(), Problem> {
     let steps = steps(limits.max_rows, limits.max_context);
     let limits = Limits { pages: limits.pages.min(pages(program, &limits, &steps)), ..limits };
-    let (last, others) = steps.split_last().ok_or("there is no room for a step")?;
+    let no_room = || Problem::Reference("there is no room for a step".to_owned());
+    let (last, others) = steps.split_last().ok_or_else(no_room)?;
     let rows = |backend: &dyn Backend| -> Result<(Rows, Outcome), String> {
         let runner = backend.load(program, weights.clone(), limits).map_err(|error| error.to_string())?;
         let mut rows = Sequence { runner, program, limits, len: 0 };
@@ -46,15 +58,34 @@ pub fn check(
         let want = if is_reference { Want::Logits } else { Want::Sample(request) };
         Ok((logits, rows.step(*last, want)?))
     };
-    let (expected, last_logits) = rows(reference)?;
-    let (found, sampled) = rows(device)?;
-    for ((expected, found), rows) in expected.iter().zip(&found).zip(others) {
+    let (expected, last_logits) = rows(reference).map_err(Problem::Reference)?;
+    let logits = expected.iter().chain([&last_logits]).filter_map(|outcome| match outcome {
+        Outcome::Logits(logits) => Some(logits),
+        _ => None,
+    });
+    if let Some(number) = logits.flatten().find(|logit| !logit.is_finite()) {
+        return Err(Problem::Model(*number));
+    }
+    let (found, sampled) = rows(device).map_err(Problem::Device)?;
+    compare_all(&expected, &found, others)
+        .and_then(|()| compare_token(&last_logits, &sampled))
+        .map_err(Problem::Device)
+}
+
+/// Compares the logits of all steps but the last.
+fn compare_all(expected: &[Outcome], found: &[Outcome], others: &[usize]) -> Result<(), String> {
+    for ((expected, found), rows) in expected.iter().zip(found).zip(others) {
         let (Outcome::Logits(expected), Outcome::Logits(found)) = (expected, found) else {
             return Err("a step has no logits".to_owned());
         };
         compare(expected, found).map_err(|problem| format!("in a step of {rows} rows, {problem}"))?;
     }
-    let (Outcome::Logits(logits), Outcome::Sampled(sampled)) = (&last_logits, &sampled) else {
+    Ok(())
+}
+
+/// Checks that the token that the device has sampled is the best one, or nearly.
+fn compare_token(logits: &Outcome, sampled: &Outcome) -> Result<(), String> {
+    let (Outcome::Logits(logits), Outcome::Sampled(sampled)) = (logits, sampled) else {
         return Err("the last step has no token".to_owned());
     };
     let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);

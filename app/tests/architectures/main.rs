@@ -42,7 +42,7 @@ const PEER_ERRORS: f32 = 1.25;
 fn logits_equal_those_of_llama_cpp() {
     let cpu = Cpu::new(CpuOptions { poison: true, ..CpuOptions::default() });
     let reference = Reference { poison: Some(7), ..Reference::default() };
-    compare(&[(&reference, false), (&cpu, true)]);
+    compare(cases(), &[(&reference, false), (&cpu, true)]);
 }
 
 #[test]
@@ -53,6 +53,7 @@ fn logits_equal_those_of_transformers() {
 }
 
 /// A model, and what llama.cpp made of it.
+#[derive(Clone)]
 struct Case {
     name: String,
     file: Vec<u8>,
@@ -95,10 +96,10 @@ fn cases() -> Vec<Case> {
     all["cases"].as_array().expect("cases").iter().map(case).collect()
 }
 
-/// Runs all cases on these backends; those that are not exact round as the CPU's does.
-fn compare(backends: &[(&dyn Backend, bool)]) {
+/// Runs these cases on these backends; those that are not exact round as the CPU's does.
+fn compare(cases: Vec<Case>, backends: &[(&dyn Backend, bool)]) {
     let mut failures = Vec::new();
-    for Case { name, file, context, vocab, positions, logits, peer_error } in cases() {
+    for Case { name, file, context, vocab, positions, logits, peer_error } in cases {
         let tokens = weights::tokens(positions[positions.len() - 1] + 1, vocab);
         let has_gelu =
             ["gemma", "gpt2", "gptneox", "phi2", "starcoder2"].iter().any(|family| name.starts_with(family));
@@ -206,14 +207,14 @@ fn distance(actual: &[f32], expected: &[f32]) -> f32 {
 #[cfg(any(feature = "gpu", target_os = "macos"))]
 mod gpu {
     use super::{
-        common::{gpu, shared},
+        common::{draw, gpu, shared},
         *,
     };
 
     #[test]
     fn logits_on_a_gpu_equal_those_of_llama_cpp() {
         if let Some(gpu) = gpu() {
-            compare(&[(&gpu, true)]);
+            compare(draw().some("architectures", &cases(), 10), &[(&gpu, true)]);
         }
     }
 
@@ -241,7 +242,7 @@ mod gpu {
         if let Some(tales) = shared("model/tales-f16.gguf") {
             models.push(("tales".into(), std::fs::read(tales).expect("a model"), 512, 4096));
         }
-        for (name, file, context, vocab) in models {
+        for (name, file, context, vocab) in draw().some("two hundred steps", &models, 2) {
             let tokens = weights::tokens(237, vocab);
             let [ours, theirs] = [&gpu as &dyn Backend, &cpu].map(|backend| {
                 let model = load(&name, file.clone(), context);

@@ -87,6 +87,15 @@ pub fn gpu() -> Option<paguro_backend_wgpu::Gpu> {
     gpu.inspect_err(|error| println!("skipped: models on a GPU: {error}")).ok()
 }
 
+/// Which variants of a slow case run on this machine's first GPU: all on a real one, a sample on software that plays one.
+#[cfg(any(feature = "gpu", target_os = "macos"))]
+pub fn draw() -> paguro_backend_conformance::Draw {
+    use paguro_backend_conformance::Draw;
+
+    let is_software = paguro_backend_wgpu::gpus().first().is_some_and(|gpu| gpu.is_software);
+    if is_software { Draw::from_env() } else { Draw::All }
+}
+
 /// A file of the shared data beside the checkout; `None`, said aloud, where it is absent.
 pub fn shared(path: &str) -> Option<PathBuf> {
     let folder = env::var_os("PAGURO_SHARED")

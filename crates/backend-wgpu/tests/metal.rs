@@ -20,7 +20,7 @@ use paguro_backend::{
     Activation, AttentionMode, KvDtype, Limits, NormKind, PositionScale, QkNormKind, Residual, RopeStyle,
     Scores, WeightFormat,
 };
-use paguro_backend_conformance::{Biases, ExpertsShape, ModelShape};
+use paguro_backend_conformance::{Biases, Draw, ExpertsShape, ModelShape};
 use paguro_backend_wgpu::{Gpu, GpuOptions, Profile};
 
 /// Shapes that together reach every kernel and every option of it.
@@ -84,20 +84,20 @@ fn shapes() -> Vec<ModelShape> {
     shapes
 }
 
-#[test]
-fn every_kernel_becomes_metal() {
+/// Name and source of every kernel for Apple's GPUs.
+fn kernels() -> Result<Vec<(String, String)>, String> {
     let options = GpuOptions { profile: Profile::Apple, cooperative: true, ..GpuOptions::default() };
-    let gpu = match Gpu::open(0, options) {
-        Ok(gpu) => gpu,
-        Err(error) => return println!("skipped: kernels in Metal's language: {error}"),
-    };
-    for shape in shapes() {
+    let gpu = Gpu::open(0, options)?;
+    for (index, shape) in shapes().into_iter().enumerate() {
         let model = shape.build(1);
-        for (attention, kv_dtype) in [
+        let ways = [
             (AttentionMode::Paged, KvDtype::F16),
             (AttentionMode::Gather, KvDtype::F16),
             (AttentionMode::Paged, KvDtype::Q8),
-        ] {
+        ];
+        // The first shapes differ in the format of weights, which attention does not see.
+        let ways = if (1..WeightFormat::ALL.len()).contains(&index) { &ways[..1] } else { &ways };
+        for &(attention, kv_dtype) in ways {
             let limits = Limits {
                 block_size: 32,
                 pages: 4,
@@ -111,8 +111,43 @@ fn every_kernel_becomes_metal() {
             gpu.lower(&model.program, &model.weights, &limits).unwrap();
         }
     }
-    let kernels = gpu.kernels();
+    Ok(gpu.kernels())
+}
+
+/// Draws some kernels of each name: they differ in shapes only.
+fn some(all: &[(String, String)], draw: Draw, count: usize) -> Vec<(String, String)> {
+    let mut named: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    all.iter().enumerate().for_each(|(index, (name, _))| named.entry(name).or_default().push(index));
+    let drawn = named.iter().flat_map(|(name, kernels)| draw.some(name, kernels, count));
+    let kernels = Vec::from_iter(drawn.map(|index| all[index].clone()));
+    println!("{} of {} kernels, {} names", kernels.len(), all.len(), named.len());
+    kernels
+}
+
+/// Writes kernels to the folder `PAGURO_WGSL_TEXT`, for `cargo xtask ci wgsl`.
+#[test]
+fn kernels_for_another_compiler() {
+    let Some(folder) = env::var_os("PAGURO_WGSL_TEXT").map(PathBuf::from) else { return };
+    let all = match kernels() {
+        Ok(all) => all,
+        Err(error) => return println!("skipped: kernels for another compiler: {error}"),
+    };
+    fs::create_dir_all(&folder).unwrap();
+    for (index, (name, source)) in some(&all, Draw::from_env(), 1).into_iter().enumerate() {
+        fs::write(folder.join(format!("{name}-{index}.wgsl")), source).unwrap();
+    }
+}
+
+#[test]
+fn every_kernel_becomes_metal() {
     let folder = env::var_os("PAGURO_METAL_TEXT").map(PathBuf::from);
+    let all = match kernels() {
+        Ok(all) => all,
+        Err(error) => return println!("skipped: kernels in Metal's language: {error}"),
+    };
+    // Apple's compiler gets all.
+    let draw = if folder.is_some() { Draw::All } else { Draw::from_env() };
+    let kernels = some(&all, draw, 2);
     folder.iter().for_each(|folder| fs::create_dir_all(folder).unwrap());
     let next = AtomicUsize::new(0);
     thread::scope(|scope| {
@@ -138,16 +173,15 @@ fn every_kernel_becomes_metal() {
         }
     });
     assert!(kernels.iter().any(|(name, _)| name.starts_with("coop")), "no cooperative matrices");
-    let named = [
+    let expected = [
         ["attend1_q8", "rope_store_q8", "matvec1_q8_rope", "matvec1_q4_gate", "matvec1_q6_add"],
         ["attend_coop1x16", "attend_coop8x16", "attend_coop1x8", "attend_coop4x8", "attend8"],
         ["attend_fewx16", "attend_fewx8", "attend_coop8x16_few", "rope_store_few", "matvec1_f32_rope_few"],
         ["matvec1_q4_experts", "route", "route_tiles", "add_experts", "add_branch"],
     ];
-    for name in named.as_flattened() {
+    for name in expected.as_flattened() {
         assert!(kernels.iter().any(|(kernel, _)| kernel == name), "no {name}");
     }
-    println!("{} kernels", kernels.len());
 }
 
 /// Bytes of workgroup memory that Apple's GPUs have for a kernel.

@@ -200,6 +200,9 @@ pub enum LoadError {
         /// The error, and the file that it is about.
         problem: String,
     },
+    /// Weights with which the model computes infinite numbers or NaN on every device.
+    #[error("the model computes {0}: its weights are damaged; `paguro verify` checks the file")]
+    Damaged(f32),
     /// A program that makes no sense by itself: a defect of the lowering, named.
     #[error("invalid program: {0}")]
     BadProgram(String),

@@ -3,6 +3,7 @@ use paguro_backend::{
     StepError, Ticket, WeightFormat, excerpt, reference::Reference,
 };
 use paguro_backend_conformance::ModelShape;
+use paguro_backend_cpu::{Cpu, CpuOptions};
 
 use super::*;
 
@@ -94,37 +95,63 @@ impl Runner for BrokenRunner {
     }
 }
 
-fn check_with(defect: Defect) -> Result<(), String> {
+const LIMITS: Limits = Limits {
+    block_size: 32,
+    pages: 1000,
+    max_rows: 64,
+    max_sequences: 1,
+    max_outputs: 1,
+    max_context: 128,
+    kv_dtype: KvDtype::F16,
+    attention: AttentionMode::Paged,
+};
+
+fn check_with(defect: Defect) -> Result<(), Problem> {
     let shape =
         ModelShape { windows: vec![None, Some(40), None], ..ModelShape::of_format(WeightFormat::Q8_0) };
     let model = shape.build(1);
     let (program, weights) = excerpt(&model.program, &model.weights);
-    let limits = Limits {
-        block_size: 32,
-        pages: 1000,
-        max_rows: 64,
-        max_sequences: 1,
-        max_outputs: 1,
-        max_context: 128,
-        kv_dtype: KvDtype::F16,
-        attention: AttentionMode::Paged,
-    };
-    check(&Broken(defect), &Reference::default(), (&program, &weights), limits)
+    check(&Broken(defect), &Reference::default(), (&program, &weights), LIMITS)
 }
 
 #[test]
 fn defects_are_found() {
     check_with(Defect::None).unwrap();
     for operation in ["attention", "feed-forward", "values"] {
-        let problem = check_with(Defect::Operation(operation)).expect_err(operation);
+        let problem = device(check_with(Defect::Operation(operation)));
         assert!(problem.contains("logits are off"), "{problem}");
     }
     // Each step has kernels of its own.
     for rows in [24, 4, 1] {
-        let problem = check_with(Defect::Stale(rows)).expect_err("stale logits");
+        let problem = device(check_with(Defect::Stale(rows)));
         assert!(problem.contains(&format!("{rows} rows")), "{problem}");
     }
-    assert!(check_with(Defect::Token).unwrap_err().contains("was sampled"));
+    assert!(device(check_with(Defect::Token)).contains("was sampled"));
+}
+
+/// What is wrong with the device.
+fn device(result: Result<(), Problem>) -> String {
+    match result {
+        Err(Problem::Device(problem)) => problem,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A model whose weights are all the largest half computes NaN everywhere, which is no defect of the device.
+#[test]
+fn a_damaged_model_is_told_as_such() {
+    let mut model = ModelShape::of_format(WeightFormat::F16).build(1);
+    for matrix in &mut model.weights.matrices {
+        let count = matrix.parts * matrix.rows * matrix.cols;
+        matrix.bytes = half::f16::MAX.to_le_bytes().repeat(count).into();
+    }
+    let (program, weights) = excerpt(&model.program, &model.weights);
+    // Even a defective device is not to blame.
+    for defect in [Defect::None, Defect::Token] {
+        let reference = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() });
+        let found = check(&Broken(defect), &reference, (&program, &weights), LIMITS);
+        assert!(matches!(found, Err(Problem::Model(number)) if !number.is_finite()), "{found:?}");
+    }
 }
 
 #[test]

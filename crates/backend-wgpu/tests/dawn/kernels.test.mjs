@@ -1,0 +1,54 @@
+// Every kernel in the folder PAGURO_WGSL_TEXT, through Tint, the compiler of Dawn and Chromium: a second reading of the same WGSL.
+//
+// Dawn's null backend compiles and runs nothing on a device. Mesa 22's software driver lacks what Dawn's Vulkan backend asks for.
+
+import assert from 'node:assert';
+import fs from 'node:fs';
+import path from 'node:path';
+import test from 'node:test';
+import { create, globals } from 'webgpu';
+
+Object.assign(globalThis, globals);
+
+/** Extensions of naga's that are no WGSL: such kernels are not Tint's to read. */
+const EXTENSIONS = { 'coop_mat': 'cooperative matrices', '@coherent': 'coherent and volatile memory' };
+
+test('Tint accepts every kernel', { timeout: 300_000 }, async () => {
+  const folder = process.env.PAGURO_WGSL_TEXT;
+  const files = fs.readdirSync(folder).filter((name) => name.endsWith('.wgsl')).sort();
+  assert(files.length > 50, `${files.length} kernels in ${folder}`);
+  const gpu = create(['backend=null', 'enable-dawn-features=allow_unsafe_apis']);
+  const adapter = await gpu.requestAdapter();
+  const { maxStorageBuffersPerShaderStage, maxComputeInvocationsPerWorkgroup, maxComputeWorkgroupSizeX } = adapter.limits;
+  const device = await adapter.requestDevice({
+    requiredFeatures: ['subgroups', 'shader-f16'],
+    requiredLimits: { maxStorageBuffersPerShaderStage, maxComputeInvocationsPerWorkgroup, maxComputeWorkgroupSizeX },
+  });
+  const left = new Map();
+  const problems = [];
+  let accepted = 0;
+  for (const file of files) {
+    const text = fs.readFileSync(path.join(folder, file), 'utf8');
+    const extension = Object.keys(EXTENSIONS).find((word) => text.includes(word));
+    if (extension) {
+      left.set(EXTENSIONS[extension], (left.get(EXTENSIONS[extension]) ?? 0) + 1);
+      continue;
+    }
+    device.pushErrorScope('validation');
+    const module = device.createShaderModule({ code: `enable subgroups;\n${text}` });
+    const { messages } = await module.getCompilationInfo();
+    const errors = messages.filter((message) => message.type === 'error');
+    const lines = text.split('\n');
+    problems.push(...errors.map((error) => `${file}: ${error.message}: ${lines[error.lineNum - 2]}`));
+    if (errors.length === 0) {
+      device.createComputePipeline({ layout: 'auto', compute: { module, entryPoint: 'main' } });
+    }
+    const error = await device.popErrorScope();
+    if (error && errors.length === 0) problems.push(`${file}: ${error.message}`);
+    accepted += error ? 0 : 1;
+  }
+  for (const [what, count] of left) console.log(`left out, as only naga has ${what}: ${count} kernels`);
+  console.log(`${accepted} kernels accepted`);
+  device.destroy();
+  assert.deepStrictEqual(problems, []);
+});
