@@ -24,6 +24,12 @@ const GPU: &str = "paguro-backend-wgpu";
 /// Variable by which tests draw among the variants of a case (`crates/backend-conformance/src/draw.rs`).
 const DRAW: &str = "PAGURO_SAMPLE";
 
+/// Widths of vectors, in bits, with which Mesa's software driver has subgroups of 4 and of 16 threads. It has 8 by itself.
+const WIDTHS: [&str; 2] = ["128", "512"];
+
+/// Cases that run with each of them: matmuls, and attention in parts.
+const WIDTH_CASES: [&str; 3] = ["subgroups_are_as_wide_as_asked_for", "format_q8_0", "long_context"];
+
 /// Time after which a whole run of test processes that no runner watches is ended.
 const LIMIT: Duration = Duration::from_secs(45 * 60);
 
@@ -108,7 +114,7 @@ fn libtest(
 fn on_gpu(root: &Path, left_out: &[LeftOut], draw: &str, digest: &mut Digest) -> Result<ExitStatus> {
     let mut last = None;
     for (target, binary) in binaries(root)? {
-        let mut command = Command::new(binary);
+        let mut command = Command::new(&binary);
         command.current_dir(root.join("crates/backend-wgpu"));
         command.args(["--show-output", "--exact", "-Zunstable-options", "--report-time"]);
         // Times are an option that is not stable; this lets the test's own harness have it.
@@ -116,10 +122,21 @@ fn on_gpu(root: &Path, left_out: &[LeftOut], draw: &str, digest: &mut Digest) ->
         for test in left_out.iter().filter(|test| test.package == GPU && test.target == target) {
             command.args(["--skip", &test.test]);
         }
-        println!("--- {GPU}::{target}");
-        let status = processes(&mut command, digest)?;
-        if last.is_none_or(|status: ExitStatus| status.success()) {
-            last = Some(status);
+        let mut runs = vec![(format!("{GPU}::{target}"), command)];
+        if target == "conformance" && cfg!(target_os = "linux") {
+            runs.extend(WIDTHS.map(|width| {
+                let mut command = Command::new(&binary);
+                command.current_dir(root.join("crates/backend-wgpu")).env("LP_NATIVE_VECTOR_WIDTH", width);
+                command.args(["--show-output", "--exact"]).args(WIDTH_CASES);
+                (format!("{GPU}::{target} on a software driver with vectors of {width} bits"), command)
+            }));
+        }
+        for (name, mut command) in runs {
+            println!("--- {name}");
+            let status = processes(&mut command, digest)?;
+            if last.is_none_or(|status: ExitStatus| status.success()) {
+                last = Some(status);
+            }
         }
     }
     last.with_context(|| format!("{GPU} has no tests"))

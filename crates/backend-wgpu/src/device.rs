@@ -413,6 +413,7 @@ pub fn feature_names(device: &Device) -> Vec<String> {
     let limits = &device.limits;
     let mut names = vec![
         format!("bindings of {} MiB", device.binding_limit() >> 20),
+        format!("subgroups of {} threads", device.subgroup),
         format!("workgroups of {} threads", limits.max_compute_invocations_per_workgroup),
         format!("{} KiB of workgroup memory", limits.max_compute_workgroup_storage_size >> 10),
     ];

@@ -4,7 +4,7 @@
 
 use std::sync::LazyLock;
 
-use paguro_backend::KvDtype;
+use paguro_backend::{Backend, KvDtype};
 use paguro_backend_conformance::{Draw, Subject};
 use paguro_backend_wgpu::{Gpu, GpuOptions, Profile, gpus, suite};
 
@@ -28,6 +28,17 @@ fn subject(gpu: &Gpu, kv_dtype: KvDtype) -> Subject {
 
 fn is_software() -> bool {
     gpus().first().is_some_and(|gpu| gpu.is_software)
+}
+
+/// `cargo xtask ci` runs cases with several widths of the software driver's subgroups.
+#[test]
+fn subgroups_are_as_wide_as_asked_for() {
+    let width = std::env::var("LP_NATIVE_VECTOR_WIDTH").ok().and_then(|bits| bits.parse::<usize>().ok());
+    let Some(width) = width.filter(|_| is_software()) else { return };
+    let gpu = EXACT.as_ref().expect("a GPU that was listed");
+    let expected = format!("subgroups of {} threads", width / 32);
+    let features = gpu.capacity().features;
+    assert!(features.contains(&expected), "{features:?}, not {expected}");
 }
 
 /// What is for software that plays a GPU.

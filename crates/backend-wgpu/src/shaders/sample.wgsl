@@ -237,8 +237,10 @@ fn last_kept(tid: u32, weighed: bool, most: u32) -> vec2<u32> {
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
   let sample = samples[2u * wid.x];
   let values = samples[2u * wid.x + 1u];
-  temperature = bitcast<f32>(values.x);
-  if (temperature == 0.0) { return; }
+  // Tint takes a private variable for one that differs between threads, whatever was written to it.
+  let wanted = bitcast<f32>(values.x);
+  if (wanted == 0.0) { return; }
+  temperature = wanted;
   row = sample.x;
   mask = sample.y;
   min_p = bitcast<f32>(values.z);
