@@ -147,7 +147,7 @@ fn every_kernel_becomes_metal() {
     };
     // Apple's compiler gets all.
     let draw = if folder.is_some() { Draw::All } else { Draw::from_env() };
-    let kernels = some(&all, draw, 2);
+    let kernels = some(&all, draw, 1);
     folder.iter().for_each(|folder| fs::create_dir_all(folder).unwrap());
     let next = AtomicUsize::new(0);
     thread::scope(|scope| {
