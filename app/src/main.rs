@@ -10,6 +10,7 @@ mod interrupt;
 mod keys;
 mod library;
 mod load;
+mod mcp;
 mod models;
 mod output;
 mod presets;

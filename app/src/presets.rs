@@ -5,6 +5,7 @@ use std::path::Path;
 
 use paguro_model::chat::{ChatTemplate, TemplateTokens};
 use paguro_registry::{Digest, ModelRecord};
+use paguro_server::ModelPreset;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -136,6 +137,39 @@ impl Preset {
         }
         self.aliases.iter().for_each(|alias| row("alias", Some(alias.clone())));
         rows
+    }
+}
+
+impl From<Preset> for ModelPreset {
+    fn from(preset: Preset) -> Self {
+        Self {
+            context: preset.ctx,
+            kv_dtype: preset.kv_dtype.map(|dtype| dtype.to_string()),
+            chat_template: preset.chat_template,
+            system: preset.system,
+            options: preset.options,
+        }
+    }
+}
+
+impl TryFrom<ModelPreset> for Preset {
+    type Error = String;
+
+    /// Empty texts are absent.
+    fn try_from(preset: ModelPreset) -> Result<Self, String> {
+        let text = |text: Option<String>| text.filter(|text| !text.trim().is_empty());
+        let kv_dtype = text(preset.kv_dtype).map(|name| {
+            serde_json::from_value(Value::from(name.as_str()))
+                .map_err(|_| format!("`kv_dtype` is {name:?}, and can be \"f16\" or \"q8\""))
+        });
+        Ok(Self {
+            ctx: preset.context,
+            kv_dtype: kv_dtype.transpose()?,
+            chat_template: text(preset.chat_template),
+            system: text(preset.system),
+            options: preset.options,
+            aliases: Vec::new(),
+        })
     }
 }
 

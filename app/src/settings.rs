@@ -1,7 +1,9 @@
 //! Everything that flags and the environment decide, read once, in `main`.
 
 use std::{
-    env, fmt,
+    env,
+    ffi::OsString,
+    fmt,
     io::{self, IsTerminal},
     path::PathBuf,
 };
@@ -11,6 +13,7 @@ use clap::CommandFactory;
 use crate::{
     cli::{Cli, ColorChoice, Command},
     failure::{Failure, Outcome},
+    mcp,
 };
 
 /// What the program works from; nothing reads the environment after this has been made.
@@ -30,6 +33,8 @@ pub struct Settings {
     pub serve_config: Option<PathBuf>,
     /// Where models and keys are kept; `None` without a home.
     pub data: Option<PathBuf>,
+    /// Environment of the programs that serve tools.
+    pub tool_environment: Vec<(OsString, OsString)>,
     /// Warnings about environment variables.
     pub warnings: Vec<String>,
 }
@@ -105,6 +110,7 @@ impl Settings {
             gpu_checks: state_folder().map(|folder| folder.join("gpu-checks")),
             serve_config: config_folder().map(|folder| folder.join("serve.toml")),
             data,
+            tool_environment: mcp::passed(env::vars_os()),
             warnings: unknown_variables(env::vars_os().filter_map(|(name, _)| name.into_string().ok())),
         }
     }

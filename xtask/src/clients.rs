@@ -57,6 +57,11 @@ fn write_models(root: &Path, folder: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Writes a model with these answers.
+pub fn write_model(tales: &Path, answers: &[&str], path: &Path) -> Result<()> {
+    Ok(fs::write(path, scripted::model(&fs::read(tales)?, answers))?)
+}
+
 /// The folder of what is built.
 pub fn target(root: &Path) -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)

@@ -22,6 +22,9 @@ const DIST: &str = "crates/server/src/ui/dist";
 /// Names under which systems have Chromium.
 const BROWSERS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
 
+/// What npm installs for the report about the page's quality.
+const LIGHTHOUSE: &str = "lighthouse@13.5.0";
+
 /// Builds the page, then tests it in a browser.
 pub fn run(root: &Path, mut cargo: Command) -> Result<Outcome> {
     if !quiet(Command::new("node").arg("--version")) || !quiet(Command::new("npm").arg("--version")) {
@@ -44,12 +47,45 @@ pub fn run(root: &Path, mut cargo: Command) -> Result<Outcome> {
         Ok(tests) => tests,
     };
     let screenshots = target.join("ui-screenshots");
-    tests.env("PAGURO_BINARY", &binary).env("PAGURO_CHROMIUM", browser);
-    let status = tests.env("PAGURO_SCREENSHOTS", &screenshots).status().context("node does not start")?;
-    Ok(if status.success() {
-        Outcome::Passed(format!("pictures of all pages are in {}", screenshots.display()))
-    } else {
-        Outcome::Failed(format!("the page in a browser: {status}"))
+    let tales = root.join("models/tales/tales-Q8_0.gguf");
+    clients::write_model(&tales, &ADDER, &installed.join("adder.gguf"))?;
+    tests.env("PAGURO_BINARY", &binary).env("PAGURO_CHROMIUM", &browser).env("PAGURO_TALES", &tales);
+    tests.env("PAGURO_SCRIPTED", &installed).env("PAGURO_SCREENSHOTS", &screenshots);
+    let status = tests.status().context("node does not start")?;
+    if !status.success() {
+        return Ok(Outcome::Failed(format!("the page in a browser: {status}")));
+    }
+    let pictures = format!("pictures of all pages are in {}", screenshots.display());
+    Ok(Outcome::Passed(format!("{pictures}; {}", lighthouse(&target, &installed, &binary, &browser)?)))
+}
+
+/// Answers of the model that calls a tool.
+const ADDER: [&str; 4] = [
+    "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 2, \"b\": 40}}\n</tool_call>",
+    "The sum is forty-two.",
+    "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 19, \"b\": 4}}\n</tool_call>",
+    "That makes twenty-three.",
+];
+
+/// Has Lighthouse look at the page. Returns its scores in a line, or why there are none: nothing is asserted.
+fn lighthouse(target: &Path, tests: &Path, binary: &Path, browser: &Path) -> Result<String> {
+    let folder = target.join("ui-lighthouse");
+    fs::create_dir_all(&folder)?;
+    if !folder.join("package.json").exists() {
+        fs::write(folder.join("package.json"), r#"{"private": true, "type": "module"}"#)?;
+    }
+    let install = ["install", "--silent", "--no-audit", "--no-fund", LIGHTHOUSE];
+    if !Command::new("npm").args(install).current_dir(&folder).status()?.success() {
+        return Ok("no Lighthouse report: npm cannot install it".into());
+    }
+    let mut run = Command::new("node");
+    run.arg("lighthouse.mjs").current_dir(tests).env("PAGURO_BINARY", binary);
+    run.env("PAGURO_CHROMIUM", browser).env("PAGURO_LIGHTHOUSE", &folder);
+    let output = run.output()?;
+    let last = |text: &[u8]| String::from_utf8_lossy(text).lines().last().unwrap_or_default().to_owned();
+    Ok(match output.status.success() {
+        true => format!("{}, in {}", last(&output.stdout), folder.join("report.report.html").display()),
+        false => format!("no Lighthouse report: {}", last(&output.stderr)),
     })
 }
 

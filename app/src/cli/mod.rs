@@ -28,7 +28,7 @@ pub use model::ModelArg;
 pub use parse::parse;
 pub use run::RunArgs;
 pub use sampling::{GrammarArgs, Limit, SamplingArgs};
-pub use serve::{GivenOptions, LogFormat, ServeArgs, ServeOptions};
+pub use serve::{GivenOptions, LogFormat, ServeArgs, ServeOptions, Time};
 
 /// Paguro runs language models on this machine.
 #[derive(Debug, Parser)]

@@ -7,7 +7,7 @@ use paguro_server::Alias;
 use serde::{Deserialize, Deserializer, de};
 
 use super::choices::{self, Device, KvDtype, Numerics};
-use crate::presets::Preset;
+use crate::{mcp::McpOptions, presets::Preset};
 
 /// `paguro serve`.
 #[derive(Args, Clone, Debug)]
@@ -182,6 +182,10 @@ pub struct ServeOptions {
     #[serde(rename = "preset")]
     pub presets: BTreeMap<String, Preset>,
 
+    /// Servers of tools for the page's chat; only in the file
+    #[arg(skip)]
+    pub mcp: Vec<McpOptions>,
+
     /// Most bytes of a request's body [default: 32MiB]
     #[arg(long, env = "PAGURO_MAX_BODY", value_name = "BYTES", help_heading = "Listening")]
     pub max_body: Option<Bytes>,
@@ -349,6 +353,7 @@ impl ServeOptions {
             refuse_token_ids: self.refuse_token_ids.or(weaker.refuse_token_ids),
             aliases: or_list(self.aliases, weaker.aliases),
             presets: if self.presets.is_empty() { weaker.presets } else { self.presets },
+            mcp: or_list(self.mcp, weaker.mcp),
             max_body: self.max_body.or(weaker.max_body),
             body_memory: self.body_memory.or(weaker.body_memory),
             min_body_rate: self.min_body_rate.or(weaker.min_body_rate),

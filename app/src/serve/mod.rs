@@ -23,7 +23,7 @@ use crate::{
     cli::{LogFormat, RunOnArgs, ServeArgs, ServeOptions},
     devices,
     failure::{Failure, Outcome},
-    library,
+    library, mcp,
     output::Output,
     settings::{LibrarySettings, Settings, Terminal},
     units,
@@ -70,6 +70,7 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
     let shelf = Shelf::new(&options, on, memory, &program.library, registry)?;
     let shelf = Arc::new(shelf);
     let mut settings = server_settings(&options, memory, program.keys_file()?)?;
+    settings.mcp = mcp::servers(&options.mcp, &program.tool_environment)?;
     warn_without_keys(&settings);
     settings.aliases = shelf.aliases(&options.aliases)?;
     settings.devices.push(shown_device);
@@ -244,6 +245,7 @@ fn server_settings(options: &ServeOptions, memory: u64, keys: PathBuf) -> Outcom
         strict: options.strict == Some(true),
         refuse_token_ids: options.refuse_token_ids == Some(true),
         aliases: Vec::new(),
+        mcp: Vec::new(),
         release_memory: memory::release,
         ui: !options.no_ui.unwrap_or(false),
         shown: Vec::new(),

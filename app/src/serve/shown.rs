@@ -41,7 +41,7 @@ pub fn settings(
     };
     let list = |list: &[String]| if list.is_empty() { "none".to_owned() } else { list.join(", ") };
     let (limits, residency) = (&settings.limits, &settings.residency);
-    let rows: [Row; 19] = [
+    let rows: [Row; 20] = [
         ("host, port, socket", listen.collect::<Vec<_>>().join(", "), |o| {
             o.host.is_some() || o.port.is_some() || o.socket.is_some()
         }),
@@ -66,6 +66,9 @@ pub fn settings(
         ("max-queue", number(options.max_queue, "1024"), |o| o.max_queue.is_some()),
         ("max-queue-tokens", number(options.max_queue_tokens, "no limit"), |o| o.max_queue_tokens.is_some()),
         ("threads", number(options.threads, "all"), |o| o.threads.is_some()),
+        ("mcp", list(&settings.mcp.iter().map(|server| server.name.clone()).collect::<Vec<_>>()), |o| {
+            !o.mcp.is_empty()
+        }),
         ("log", options.log.clone().unwrap_or_else(|| "info".to_owned()), |o| o.log.is_some()),
     ];
     let setting =

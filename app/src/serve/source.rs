@@ -12,7 +12,10 @@ use paguro_backend::{KvDtype, Weights};
 use paguro_engine::{Engine, EngineOptions, EnginePlan, PageBudget};
 use paguro_model::{LoadOptions, ModelError, ModelFile, ModelShape};
 use paguro_registry::{ModelRecord, Registry, RegistryError};
-use paguro_server::{Alias, Details, Grant, LoadError, LoadPlan, Loaded, ModelEntry, ModelSource, Outside};
+use paguro_server::{
+    Alias, Details, Grant, LoadError, LoadPlan, Loaded, ModelEntry, ModelPreset, ModelSource, Outside,
+    Presets,
+};
 use serde_json::Map;
 
 use crate::{
@@ -259,9 +262,9 @@ impl Shelf {
     /// Contents of a file's header, and the reason why the model could not be run, if there is one.
     fn details(&self, file: &ModelFile, preset: &Preset) -> Details {
         let description = file.description();
-        let (context, problem) = match self.load_plan(file, preset, None) {
-            Ok(plan) => (Some(self.context_of(&plan, file, preset)), None),
-            Err(error) => (None, Some(error.to_string())),
+        let (plan, context, problem) = match self.load_plan(file, preset, None) {
+            Ok(plan) => (Some(plan), Some(self.context_of(&plan, file, preset)), None),
+            Err(error) => (None, None, Some(error.to_string())),
         };
         Details {
             format: if file.format().starts_with("GGUF") { "gguf" } else { "safetensors" },
@@ -270,6 +273,7 @@ impl Shelf {
             quantization: description.quantization,
             context,
             sequences: self.parallel,
+            plan,
             problem,
         }
     }
@@ -458,6 +462,31 @@ impl ModelSource for Shelf {
             return Err(LoadError::Failed(format!("{name} was changed while it was loaded; try again")));
         }
         Ok(Loaded { model: model.into(), engine, device, memory, block_size })
+    }
+
+    fn preset(&self, name: &str) -> Result<Presets, LoadError> {
+        let stored = match self.named(name) {
+            Some(_) => None,
+            None => Some(Preset::of(&self.record(name)?.1).map_err(LoadError::Failed)?),
+        };
+        let settings = self.own_preset(name);
+        Ok(Presets { stored: stored.map(ModelPreset::from), settings: settings.into() })
+    }
+
+    fn set_preset(&self, name: &str, new: ModelPreset) -> Result<(), LoadError> {
+        if self.named(name).is_some() {
+            return Err(LoadError::Invalid(format!(
+                "`{name}` is not in the library, which keeps the defaults of models; the file with the \
+                 server's settings can have them, as `[preset.{name}]`"
+            )));
+        }
+        let (library, record) = self.record(name)?;
+        // A preset that cannot be read is replaced; other names are changed elsewhere.
+        let aliases = Preset::of(&record).unwrap_or_default().aliases;
+        let preset = Preset { aliases, ..Preset::try_from(new).map_err(LoadError::Invalid)? };
+        preset.check().map_err(|failure| LoadError::Invalid(failure.message().to_owned()))?;
+        let stored = library.set_extra(&record.name.to_string(), preset.to_record());
+        stored.map(drop).map_err(|error| LoadError::Failed(error.to_string()))
     }
 
     fn outside(&self, name: &str) -> Option<Outside> {

@@ -30,7 +30,7 @@ use paguro_registry::{
 };
 use paguro_server::{
     Arrival, Details as ModelDetails, Grant, HttpLimits, Library, LoadError, LoadPlan, Loaded, ModelEntry,
-    ModelSource, Outside, Residency, Server, ServerSettings,
+    ModelPreset, ModelSource, Outside, Presets, Residency, Server, ServerSettings,
 };
 use serde_json::{Map, Value};
 use tower::ServiceExt;
@@ -107,6 +107,14 @@ impl ModelSource for Tales {
         Ok(Loaded { model: model.into(), engine, device: "cpu".into(), memory, block_size })
     }
 
+    fn preset(&self, _: &str) -> Result<Presets, LoadError> {
+        Ok(Presets::default())
+    }
+
+    fn set_preset(&self, _: &str, _: ModelPreset) -> Result<(), LoadError> {
+        Err(LoadError::Invalid("it is fixed".into()))
+    }
+
     fn outside(&self, name: &str) -> Option<Outside> {
         name.eq_ignore_ascii_case("tales").then(|| Outside::Disk(Self::file()))
     }
@@ -130,6 +138,7 @@ fn server(home: &Path) -> Router {
         strict: false,
         refuse_token_ids: false,
         aliases: Vec::new(),
+        mcp: Vec::new(),
         release_memory: || {},
         shutdown_time: Duration::ZERO,
         ui: false,

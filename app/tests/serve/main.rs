@@ -10,6 +10,7 @@ mod connections;
 mod embeddings;
 mod fairness;
 mod http;
+mod mcp;
 mod models;
 mod ollama;
 mod presets;
@@ -23,6 +24,7 @@ mod structured;
 mod telemetry;
 mod tolerance;
 mod ui;
+mod ui_models;
 
 use serde_json::{Value, json};
 

@@ -95,6 +95,77 @@ test("a server that goes away and comes back is survived", { timeout: 90_000 }, 
   await context.close();
 });
 
+/** The smallest PDF with a line of text. */
+function pdf(text) {
+  const content = `BT /F1 18 Tf 40 120 Td (${text}) Tj ET`;
+  const objects = [
+    "<< /Type /Catalog /Pages 2 0 R >>",
+    "<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+    "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 300 200] /Contents 4 0 R /Resources << /Font << /F1 5 0 R >> >> >>",
+    `<< /Length ${content.length} >>\nstream\n${content}\nendstream`,
+    "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+  ];
+  let file = "%PDF-1.4\n";
+  const places = objects.map((object, index) => {
+    const place = file.length;
+    file += `${index + 1} 0 obj\n${object}\nendobj\n`;
+    return `${String(place).padStart(10, "0")} 00000 n \n`;
+  });
+  const table = file.length;
+  return Buffer.from(`${file}xref\n0 6\n0000000000 65535 f \n${places.join("")}trailer\n<< /Size 6 /Root 1 0 R >>\nstartxref\n${table}\n%%EOF\n`);
+}
+
+test("text files and PDFs are attached as text, and others are refused", { timeout: 60_000 }, async () => {
+  const { page, context, problems } = await open(chromium, server);
+  await limit(page, 8);
+  const input = page.getByLabel("Files", { exact: true });
+  await input.setInputFiles([
+    { name: "note.txt", mimeType: "text/plain", buffer: Buffer.from("The key is under the stone.") },
+    { name: "map.pdf", mimeType: "application/pdf", buffer: pdf("The stone is behind the mill.") },
+  ]);
+  const files = page.getByRole("list", { name: "Attached files" });
+  await files.getByText("note.txt").waitFor();
+  await files.getByText("map.pdf").waitFor();
+  await input.setInputFiles({ name: "photo.png", mimeType: "image/png", buffer: Buffer.from([0x89, 0x50, 0, 1]) });
+  await page.getByText("“photo.png” is not text").waitFor();
+  await input.setInputFiles({ name: "broken.pdf", mimeType: "application/pdf", buffer: Buffer.from("%PDF-1.4 no") });
+  await page.getByText("No text comes out of “broken.pdf”").waitFor();
+  const asked = page.waitForRequest("**/v1/chat/completions");
+  await send(page, "Where is the key?");
+  const [message] = (await asked).postDataJSON().messages.slice(-1);
+  assert.equal(message.content, '<file name="note.txt">\nThe key is under the stone.\n</file>\n\n<file name="map.pdf">\nThe stone is behind the mill.\n</file>\n\nWhere is the key?');
+  await answered(page);
+  await page.locator(".attached summary").last().click();
+  await page.getByText("The stone is behind the mill.").waitFor();
+  assert.deepEqual(problems, []);
+  await context.close();
+});
+
+test("a preset has system prompt and sampling, and stays in the browser", { timeout: 60_000 }, async () => {
+  const { page, context, problems } = await open(chromium, server);
+  await page.getByRole("button", { name: "System prompt and sampling" }).click();
+  await page.getByLabel("System prompt", { exact: true }).fill("Tell it to a child.");
+  await page.getByRole("slider", { name: "Temperature", exact: true }).fill("0.35");
+  await page.getByRole("button", { name: "Presets" }).click();
+  await page.getByRole("menuitem", { name: /Save these/ }).click();
+  await page.getByRole("textbox", { name: "Name" }).fill("Bedtime");
+  await page.getByRole("button", { name: "Save", exact: true }).click();
+  await page.reload();
+  await page.getByRole("button", { name: "System prompt and sampling" }).click();
+  assert.equal(await page.getByLabel("System prompt", { exact: true }).inputValue(), "");
+  await page.getByRole("button", { name: "Presets" }).click();
+  await page.getByRole("menuitem", { name: /^Bedtime/ }).click();
+  assert.equal(await page.getByLabel("System prompt", { exact: true }).inputValue(), "Tell it to a child.");
+  const asked = page.waitForRequest("**/v1/chat/completions");
+  await page.getByLabel(/Longest answer/).fill("4");
+  await send(page, STORY);
+  const body = (await asked).postDataJSON();
+  assert.deepEqual([body.messages[0], body.temperature], [{ role: "system", content: "Tell it to a child." }, 0.35]);
+  await answered(page);
+  assert.deepEqual(problems, []);
+  await context.close();
+});
+
 test("nothing that a model writes is executed", { timeout: 60_000 }, async () => {
   const { page, context, problems } = await open(chromium, server);
   const row = `| ${"cell | ".repeat(40)}\n`;

@@ -1,7 +1,8 @@
 // A server with a home of its own, and a browser in front of it.
 
 import { execFileSync, spawn } from "node:child_process";
-import { mkdtempSync, rmSync } from "node:fs";
+import { mkdirSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { createRequire } from "node:module";
 import { createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -14,6 +15,11 @@ export const STORY = "Tell me a story about a shy fox who lost a key";
 /** Longest wait for anything on the page. */
 export const PATIENCE = 20_000;
 
+const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+
+/** Folder for pictures, if they are wanted. */
+export const pictures = process.env.PAGURO_SCREENSHOTS;
+
 export async function freePort() {
   const server = createServer();
   await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
@@ -24,6 +30,8 @@ export async function freePort() {
 
 export class Server {
   home = mkdtempSync(join(tmpdir(), "paguro-ui-"));
+  /** More of the environment. */
+  more = {};
   #child = null;
 
   constructor(port = 0, ...flags) {
@@ -33,7 +41,7 @@ export class Server {
 
   get environment() {
     const kept = Object.entries(process.env).filter(([name]) => !/^(PAGURO|XDG|HF)_/.test(name));
-    return { ...Object.fromEntries(kept), HOME: this.home };
+    return { ...Object.fromEntries(kept), HOME: this.home, ...this.more };
   }
 
   async start() {
@@ -115,3 +123,34 @@ export async function limit(page, tokens) {
   await page.getByLabel(/Longest answer/).fill(String(tokens));
   await page.getByRole("button", { name: "Close" }).click();
 }
+
+/** Serious findings of the accessibility check. */
+export async function findings(page) {
+  // The page's policy keeps scripts out that are written into the document; this one comes through the debugger.
+  await page.evaluate(axe);
+  const { violations } = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
+  return violations
+    .filter(({ impact }) => impact === "serious" || impact === "critical")
+    .map(({ id, nodes }) => `${id}: ${nodes.map((node) => node.target.join(" ")).slice(0, 3).join("; ")}`);
+}
+
+/** Takes pictures of a page at three widths, light and dark. */
+export async function picture(page, name) {
+  if (!pictures) return;
+  mkdirSync(pictures, { recursive: true });
+  for (const [width, height] of [[1440, 900], [1024, 768], [390, 844]]) {
+    await page.setViewportSize({ width, height });
+    for (const theme of ["light", "dark"]) {
+      await page.emulateMedia({ colorScheme: theme });
+      await page.waitForTimeout(120);
+      await page.screenshot({ path: join(pictures, `${name}-${width}-${theme}.png`) });
+    }
+  }
+  await page.emulateMedia({ colorScheme: "light" });
+  await page.setViewportSize({ width: 1440, height: 900 });
+}
+
+/** Goes to a page. */
+export const go = async (page, path) => {
+  await page.evaluate((hash) => (location.hash = hash), path);
+};

@@ -1,54 +1,19 @@
 // Every page, with its accessibility checked and its picture taken.
 
 import assert from "node:assert/strict";
-import { mkdirSync, readFileSync } from "node:fs";
-import { createRequire } from "node:module";
-import { join } from "node:path";
 import { after, before, test } from "node:test";
 
-import { PATIENCE, STORY, Server, answered, browser, limit, open, send } from "./harness.mjs";
-
-const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
-const pictures = process.env.PAGURO_SCREENSHOTS;
+import { PATIENCE, STORY, Server, answered, browser, findings, go, limit, open, picture, pictures, send } from "./harness.mjs";
 
 let server, chromium;
 before(async () => {
   server = await new Server().start();
   chromium = await browser();
-  if (pictures) mkdirSync(pictures, { recursive: true });
 });
 after(async () => {
   await chromium?.close();
   await server?.stop();
 });
-
-/** Serious findings of the accessibility check. */
-async function findings(page) {
-  // The page's policy keeps scripts out that are written into the document; this one comes through the debugger.
-  await page.evaluate(axe);
-  const { violations } = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
-  return violations
-    .filter(({ impact }) => impact === "serious" || impact === "critical")
-    .map(({ id, nodes }) => `${id}: ${nodes.map((node) => node.target.join(" ")).slice(0, 3).join("; ")}`);
-}
-
-async function picture(page, name) {
-  if (!pictures) return;
-  for (const [width, height] of [[1440, 900], [1024, 768], [390, 844]]) {
-    await page.setViewportSize({ width, height });
-    for (const theme of ["light", "dark"]) {
-      await page.emulateMedia({ colorScheme: theme });
-      await page.waitForTimeout(120);
-      await page.screenshot({ path: join(pictures, `${name}-${width}-${theme}.png`) });
-    }
-  }
-  await page.emulateMedia({ colorScheme: "light" });
-  await page.setViewportSize({ width: 1440, height: 900 });
-}
-
-const go = async (page, path) => {
-  await page.evaluate((hash) => (location.hash = hash), path);
-};
 
 test("the chat, empty and with an answer", { timeout: 90_000 }, async () => {
   const { page, context, problems } = await open(chromium, server);
@@ -99,6 +64,28 @@ test("the machine room shows what runs", { timeout: 90_000 }, async (t) => {
   assert.match(await moment.getAttribute("aria-valuetext"), /ago/);
   await page.getByRole("button", { name: "Live" }).click();
   assert.equal(await moment.getAttribute("aria-valuetext"), "now");
+  abort.abort();
+  await Promise.all(asked);
+  assert.deepEqual(problems, []);
+  await context.close();
+});
+
+test("the machine room is readable at 64 sequences", { timeout: 120_000 }, async (t) => {
+  const { page, context, problems } = await open(chromium, server);
+  await go(page, "/room");
+  const abort = new AbortController();
+  t.after(() => abort.abort());
+  const asked = Array.from({ length: 64 }, (_, index) => {
+    const prompt = `${"Once upon a time there was a crab. ".repeat(4 + (index % 8))}${index}`;
+    const body = JSON.stringify({ model: "tales", prompt, max_tokens: 1500, ignore_eos: true, seed: index });
+    return fetch(`${server.address}/v1/completions`, { method: "POST", signal: abort.signal, body }).then((answer) => answer.text(), () => null);
+  });
+  await page.waitForFunction(() => document.querySelectorAll(".lane").length >= 64, null, { timeout: 60_000 });
+  if (pictures) await page.waitForTimeout(3000);
+  const box = await page.locator(".page").boundingBox();
+  assert.ok((await page.evaluate(() => document.documentElement.scrollWidth)) <= 1440, `nothing is wider than the page: ${box?.width}`);
+  assert.deepEqual(await findings(page), []);
+  await picture(page, "room-64");
   abort.abort();
   await Promise.all(asked);
   assert.deepEqual(problems, []);

@@ -241,6 +241,25 @@ impl Registry {
         self.record(writing, new, inspect)
     }
 
+    /// Asks a hub what pulling a model would bring: the name that it would get, and its bytes.
+    ///
+    /// # Errors
+    /// As for [`Registry::pull`]; the library is not changed.
+    pub fn look_up(
+        &self,
+        hub: &Hub,
+        reference: &Reference,
+        options: &PullOptions,
+    ) -> Result<(ModelName, u64), RegistryError> {
+        let repository = hub.repository(reference, &options.cancel, &|_| {})?;
+        let chosen = hub::choose(&repository, reference.choice.as_ref())?;
+        let name = match &options.name {
+            Some(name) => name.clone(),
+            None => ModelName::new(&repository.name, &chosen.tag)?,
+        };
+        Ok((name, chosen.files.iter().map(|file| file.size).sum()))
+    }
+
     /// Takes in a GGUF file (with its siblings, if the model is split) or a Hugging Face folder.
     ///
     /// # Errors

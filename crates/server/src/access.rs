@@ -11,7 +11,13 @@ use axum::{
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use crate::{
-    AppState, body::BodyShare, error::ApiError, keys::Scope, layers::REQUEST_ID, listen::Arrival, wire,
+    AppState,
+    body::BodyShare,
+    error::ApiError,
+    keys::{ApiKey, Scope},
+    layers::REQUEST_ID,
+    listen::Arrival,
+    wire,
 };
 
 /// Who asks, where keys are needed.
@@ -82,7 +88,10 @@ fn scope(method: &Method, path: &str) -> Option<Scope> {
         "/health" | "/ready" | "/openapi.json" | "/docs" => None,
         // The page comes before its key. What it shows does not.
         "/" | "/ui/v1/session" => None,
-        "/ui/v1/models" => Some(Scope::Inference),
+        // The tool servers decide themselves which scope sees and calls their tools.
+        "/ui/v1/models" | "/ui/v1/tools" | "/ui/v1/tools/call" | "/ui/v1/catalogue" => Some(Scope::Inference),
+        "/ui/v1/preset" if method == Method::GET => Some(Scope::Inference),
+        "/ui/v1/preset" | "/ui/v1/remote" => Some(Scope::Models),
         _ if path.starts_with("/ui/v1/") => Some(Scope::Admin),
         _ if path.starts_with("/ui/") => None,
         "/metrics" => Some(Scope::Admin),
@@ -109,6 +118,23 @@ pub fn shown_key(headers: &HeaderMap) -> Option<&str> {
     });
     // Anthropic's header, and Azure's.
     bearer.or_else(|| text("x-api-key")).or_else(|| text("api-key"))
+}
+
+/// Returns the key that a request shows; `None` for no key, and for one that nobody knows.
+///
+/// # Errors
+/// The file with the keys cannot be read.
+pub fn find_key(state: &AppState, headers: &HeaderMap) -> Result<Option<ApiKey>, ApiError> {
+    shown_key(headers).map_or(Ok(None), |shown| state.keys.find(shown).map_err(ApiError::Internal))
+}
+
+/// Returns the scopes of a client that shows `key`; all of them where none is needed.
+pub fn scopes(needs_key: bool, key: Option<ApiKey>) -> Vec<Scope> {
+    match (needs_key, key) {
+        (false, _) => vec![Scope::Inference, Scope::Models, Scope::Admin],
+        (true, Some(key)) => key.scopes,
+        (true, None) => Vec::new(),
+    }
 }
 
 fn check_key(state: &AppState, headers: &HeaderMap, scope: Scope) -> Result<Tenant, ApiError> {
@@ -266,6 +292,11 @@ mod tests {
         assert_eq!(scope(Method::GET, "/ui/v1/live"), Some(Scope::Admin));
         assert_eq!(scope(Method::GET, "/ui/v1/models"), Some(Scope::Inference));
         assert_eq!(scope(Method::DELETE, "/ui/v1/keys/1"), Some(Scope::Admin));
+        assert_eq!(scope(Method::GET, "/ui/v1/preset"), Some(Scope::Inference));
+        assert_eq!(scope(Method::POST, "/ui/v1/preset"), Some(Scope::Models));
+        assert_eq!(scope(Method::POST, "/ui/v1/import"), Some(Scope::Admin));
+        assert_eq!(scope(Method::POST, "/ui/v1/tools/call"), Some(Scope::Inference));
+        assert_eq!(scope(Method::POST, "/ui/v1/tools/servers"), Some(Scope::Admin));
         assert_eq!(scope(Method::GET, "/anything"), Some(Scope::Inference));
     }
 }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use paguro_model::ModelFile;
 
 use crate::settings::Alias;
-use crate::source::{Grant, LoadError, LoadPlan, Loaded, ModelEntry, ModelSource, Outside};
+use crate::source::{
+    Grant, LoadError, LoadPlan, Loaded, ModelEntry, ModelPreset, ModelSource, Outside, Presets,
+};
 
 /// A source whose models are found by other names as well.
 #[derive(Debug)]
@@ -58,6 +60,14 @@ impl ModelSource for Aliased {
 
     fn load(&self, entry: &ModelEntry, grant: Grant) -> Result<Loaded, LoadError> {
         self.source.load(entry, grant)
+    }
+
+    fn preset(&self, name: &str) -> Result<Presets, LoadError> {
+        self.source.preset(&self.find(name)?.name)
+    }
+
+    fn set_preset(&self, name: &str, preset: ModelPreset) -> Result<(), LoadError> {
+        self.source.set_preset(&self.find(name)?.name, preset)
     }
 
     fn outside(&self, name: &str) -> Option<Outside> {

@@ -245,6 +245,7 @@ impl From<LoadError> for ApiError {
             LoadError::Ambiguous(message) | LoadError::Unsupported(message) => {
                 Self::invalid("model", message)
             }
+            LoadError::Invalid(message) => Self::Invalid { param: None, message },
             LoadError::Failed(message) => Self::Unavailable(message),
         }
     }

@@ -4,7 +4,7 @@
 //! handler (`openai`, ...: [`wire`] reads the body) → [`generate`] (template, tokens, engine, pieces) → the dialect again (`stream`).
 //! [`models`] decides what is resident.
 //!
-//! What is absent: no device, no path from a request to a file, no second way to an answer: dialects translate at both
+//! What is absent: no device, no path from a request to a file but for imports by administrators, no second way to an answer: dialects translate at both
 //! ends of [`generate`] and do nothing else.
 
 mod access;
@@ -23,6 +23,7 @@ mod keys;
 mod layers;
 mod library;
 mod listen;
+pub mod mcp;
 pub mod metrics;
 pub mod models;
 mod ollama;
@@ -48,9 +49,12 @@ pub use extract::Json;
 pub use keys::{ApiKey, KeyError, KeyFile, Scope};
 pub use library::Library;
 pub use listen::{Arrival, BindError, Bound};
+pub use mcp::{McpServer, McpTransport, Trust};
 pub use models::Residency;
 pub use settings::{Alias, HttpLimits, Listen, ServerSettings};
-pub use source::{Details, Grant, LoadError, LoadPlan, Loaded, ModelEntry, ModelSource, Outside};
+pub use source::{
+    Details, Grant, LoadError, LoadPlan, Loaded, ModelEntry, ModelPreset, ModelSource, Outside, Presets,
+};
 pub use stored::check_parameters;
 pub use ui::Setting;
 
@@ -90,6 +94,8 @@ pub struct State {
     pub file_cards: ui::models::FileCards,
     /// The last requests, for the page.
     pub requests: ui::RequestLog,
+    /// Servers of tools, for the page.
+    pub mcp: mcp::McpServers,
 }
 
 /// What handlers get.
@@ -110,8 +116,10 @@ impl Server {
         let keys = Keys::new(KeyFile::new(settings.keys.clone()), &settings.api_keys);
         let release = Arc::new(MemoryRelease::new(settings.release_memory));
         let body_memory = BodyMemory::new(settings.limits.body_memory, BodyMemory::PATIENCE, release.clone());
+        let mcp = mcp::McpServers::new(settings.mcp.clone());
         Self {
             state: Arc::new(State {
+                mcp,
                 settings,
                 models,
                 library,

@@ -3,7 +3,7 @@
 use std::{error::Error, path::Path, sync::Arc};
 
 use paguro_registry::{
-    Details, Digest, ImportOptions, ModelName, ModelRecord, Registry, RegistryError, hub::Hub,
+    Cancel, Details, Digest, ImportOptions, ModelName, ModelRecord, Registry, RegistryError, hub::Hub,
 };
 use serde_json::{Map, Value};
 use tokio::{sync::Semaphore, task::spawn_blocking};
@@ -20,6 +20,16 @@ pub struct Library {
     /// Opens a model, to learn what the library records of it.
     pub inspect: fn(&Path) -> Result<Details, Box<dyn Error + Send + Sync>>,
     work: Arc<Work>,
+}
+
+/// Cancels what is not awaited any more.
+#[derive(Debug)]
+pub struct CancelOnDrop(pub Cancel);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
 }
 
 /// How much is done with the library at a time. The threads on which it blocks are shared with all other requests.

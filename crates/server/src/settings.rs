@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use serde::Deserialize;
 
-use crate::{models::Residency, ui::Setting};
+use crate::{mcp::McpServer, models::Residency, ui::Setting};
 
 /// How the server is set up.
 #[derive(Clone, Debug)]
@@ -35,6 +35,8 @@ pub struct ServerSettings {
     pub shutdown_time: Duration,
     /// True if the page for people is served.
     pub ui: bool,
+    /// Servers of tools that the page's chat may use.
+    pub mcp: Vec<McpServer>,
     /// Settings as the page shows them.
     pub shown: Vec<Setting>,
     /// Devices as the page shows them.

@@ -4,7 +4,9 @@ use std::{fmt::Debug, path::PathBuf, sync::Arc};
 
 use paguro_engine::{Engine, MemoryPlan};
 use paguro_model::{Model, ModelFile};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use utoipa::ToSchema;
 
 /// All models that can be asked for by name, and the way to run them.
 pub trait ModelSource: Debug + Send + Sync + 'static {
@@ -40,8 +42,46 @@ pub trait ModelSource: Debug + Send + Sync + 'static {
     /// What is wrong with the model, or the device.
     fn load(&self, entry: &ModelEntry, grant: Grant) -> Result<Loaded, LoadError>;
 
+    /// Returns the defaults of a model, as far as they differ from the settings of all models. May block.
+    ///
+    /// # Errors
+    /// [`LoadError::NotFound`], or the library's error.
+    fn preset(&self, name: &str) -> Result<Presets, LoadError>;
+
+    /// Replaces the defaults of a model that are kept in the library. May block.
+    ///
+    /// # Errors
+    /// [`LoadError::Invalid`] for values that are refused, and for models that are not the library's.
+    fn set_preset(&self, name: &str, preset: ModelPreset) -> Result<(), LoadError>;
+
     /// Where a model lies that is not the library's; `None` for those that are, and for names that nobody has.
     fn outside(&self, name: &str) -> Option<Outside>;
+}
+
+/// Defaults of one model.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ModelPreset {
+    /// Most tokens of prompt and answer; 0 is what the model was trained for.
+    pub context: Option<usize>,
+    /// Encoding of K and V: `f16` or `q8`.
+    pub kv_dtype: Option<String>,
+    /// A chat template in place of the model's own, in jinja.
+    pub chat_template: Option<String>,
+    /// System message of chats that have none.
+    pub system: Option<String>,
+    /// Options of requests that do not set them, in the words of Ollama's API.
+    #[serde(default)]
+    #[schema(value_type = Object)]
+    pub options: Map<String, Value>,
+}
+
+/// Defaults of one model, by where they are kept.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Presets {
+    /// Kept in the library, and can be changed; `None` for models that are not the library's.
+    pub stored: Option<ModelPreset>,
+    /// Of the file with the server's settings. These are stronger.
+    pub settings: ModelPreset,
 }
 
 /// Where a model lies that is not the library's.
@@ -92,6 +132,8 @@ pub struct Details {
     pub context: Option<usize>,
     /// Sequences that it would run at the same time.
     pub sequences: usize,
+    /// Bytes that loading it would take.
+    pub plan: Option<LoadPlan>,
     /// Why it cannot be opened or run.
     pub problem: Option<String>,
 }
@@ -157,6 +199,9 @@ pub enum LoadError {
     /// It is there and cannot be run, now or later.
     #[error("{0}")]
     Unsupported(String),
+    /// A value that is refused.
+    #[error("{0}")]
+    Invalid(String),
     /// It does not fit.
     #[error("{0}")]
     TooLarge(String),

@@ -35,6 +35,14 @@ export interface ModelCard {
     template: string;
   };
   problem: string | null;
+  needs: null | {
+    weights: number;
+    buffers: number;
+    kv: number;
+    total: number;
+    least: number;
+    context: number;
+  };
   loaded: null | {
     device: string;
     bytes: number;
@@ -46,6 +54,42 @@ export interface ModelCard {
     embeds: boolean;
     sampling: Sampling;
   };
+}
+
+export interface ModelPreset {
+  context: number | null;
+  kv_dtype: string | null;
+  chat_template: string | null;
+  system: string | null;
+  options: Record<string, unknown>;
+}
+
+export interface PresetCard {
+  preset: ModelPreset;
+  can_change: boolean;
+  settings: ModelPreset;
+}
+
+export interface KnownModel {
+  name: string;
+  title: string;
+  parameters: string;
+  good_for: string;
+  bytes: number;
+  needs: number;
+  here: boolean;
+}
+
+export interface Catalogue {
+  models: KnownModel[];
+  memory_limit: number;
+}
+
+export interface RemoteModel {
+  name: string;
+  bytes: number;
+  needs: number;
+  here: boolean;
 }
 
 export interface ModelCards {
@@ -105,6 +149,25 @@ export interface ToolCall {
   id: string;
   name: string;
   arguments: string;
+}
+
+export interface ToolCard {
+  name: string;
+  function: string;
+  title: string | null;
+  description: string;
+  parameters: unknown;
+  read_only: boolean;
+  trusted: boolean;
+}
+
+export interface ToolServer {
+  name: string;
+  place: string | null;
+  added: boolean;
+  state: "starting" | "ready" | "failed";
+  problem: string | null;
+  tools: ToolCard[];
 }
 
 export interface Usage {

@@ -32,6 +32,13 @@ export function ChatPage({ id }: { id: string | null }) {
   useEffect(() => {
     if (useChat.getState().current !== id) void useChat.getState().open(id);
   }, [id]);
+  // A window that becomes narrow, as one that is turned, shows the chat and not the list over it.
+  useEffect(() => {
+    const query = matchMedia("(max-width: 900px)");
+    const listen = () => setSide(!query.matches && usePrefs.getState().sideOpen);
+    query.addEventListener("change", listen);
+    return () => query.removeEventListener("change", listen);
+  }, []);
   useEffect(() => {
     if (id && known && !conversations.some((one) => one.id === id)) navigate("/chat", { replace: true });
   }, [id, known, conversations, navigate]);
@@ -61,6 +68,14 @@ export function ChatPage({ id }: { id: string | null }) {
     prefs.set({ lastModel: model });
     if (id) void useChat.getState().update(id, { model });
     else setDraft({ ...draft, model });
+  };
+
+  const chatSettings = conversation?.settings ?? draft.settings;
+  const changeSettings = (next: ChatSettings) =>
+    id ? void useChat.getState().update(id, { settings: next }) : setDraft({ ...draft, settings: next });
+  const setServers = (servers: string[]) => {
+    const { servers: _, ...rest } = chatSettings;
+    changeSettings(servers.length ? { ...rest, servers } : rest);
   };
 
   const toggleSide = () => {
@@ -105,13 +120,13 @@ export function ChatPage({ id }: { id: string | null }) {
           </Tip>
         </header>
         {path.length > 0 && id ? <Messages key={`messages ${id}`} path={path} messages={messages} /> : id ? <div className="grow" /> : <Empty model={shownModel} send={(text) => void send(text, [])} />}
-        <Composer key={`composer ${id ?? ""}`} conversation={id} model={shownModel} send={send} />
+        <Composer key={`composer ${id ?? ""}`} conversation={id} model={shownModel} servers={chatSettings.servers ?? []} setServers={setServers} send={send} />
       </section>
       {settings && (
         <SettingsPanel
           model={shownModel}
-          settings={conversation?.settings ?? draft.settings}
-          change={(next) => (id ? void useChat.getState().update(id, { settings: next }) : setDraft({ ...draft, settings: next }))}
+          settings={chatSettings}
+          change={changeSettings}
           close={() => setSettings(false)}
         />
       )}

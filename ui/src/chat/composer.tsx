@@ -7,6 +7,7 @@ import { useChat } from "../store/chat.ts";
 import type { Attachment } from "../store/db.ts";
 import { useServer } from "../store/server.ts";
 import { readFile } from "./attach.ts";
+import { ToolMenu } from "./tool-menu.tsx";
 
 /** What was written and not sent, by conversation. */
 const drafts = new Map<string, string>();
@@ -14,10 +15,15 @@ const drafts = new Map<string, string>();
 export function Composer({
   conversation,
   model,
+  servers,
+  setServers,
   send,
 }: {
   conversation: string | null;
   model: string | null;
+  /** Servers of tools that the model may use. */
+  servers: string[];
+  setServers: (servers: string[]) => void;
   send: (text: string, attachments: Attachment[]) => Promise<void>;
 }) {
   const draft = conversation ?? "";
@@ -136,6 +142,7 @@ export function Composer({
               event.target.value = "";
             }}
           />
+          <ToolMenu enabled={servers} change={setServers} />
           <span className="grow muted small hint">Enter sends, Shift Enter begins a line, Esc stops</span>
           {busy ? (
             <button type="button" className="button icon" aria-label="Stop" title="Stop (Esc)" onClick={() => useChat.getState().stop()}>

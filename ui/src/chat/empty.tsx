@@ -3,6 +3,7 @@ import { Link } from "wouter";
 
 import { Mark } from "../components/frame.tsx";
 import { bytes } from "../format.ts";
+import { useCatalogue } from "../store/catalogue.ts";
 import { useServer } from "../store/server.ts";
 
 const TALES = [
@@ -20,6 +21,8 @@ const GENERAL = [
 /** What a new chat begins with: prompts that suit the model, and what else there is. */
 export function Empty({ model, send }: { model: string | null; send: (text: string) => void }) {
   const { models, memory, modelsKnown } = useServer();
+  const catalogue = useCatalogue();
+  const next = catalogue?.models.find((one) => one.needs <= memory.limit && !one.here);
   const others = models.filter((other) => other.name !== model && other.bytes <= memory.limit);
   if (modelsKnown && !model) {
     return (
@@ -52,6 +55,7 @@ export function Empty({ model, send }: { model: string | null; send: (text: stri
           ))}
         </div>
         <p className="muted small">
+          {next && `${next.title} runs here, too (about ${bytes(next.needs)} of memory). `}
           {others.length > 0
             ? `Also here: ${others.slice(0, 3).map((other) => `${other.name} (${bytes(other.bytes)})`).join(", ")}. `
             : ""}

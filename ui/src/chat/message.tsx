@@ -1,12 +1,15 @@
-import { ChevronLeft, ChevronRight, CirclePlay, FileText, PencilLine, RotateCw, TriangleAlert, Wrench } from "lucide-react";
-import { type FormEvent, memo, useState } from "react";
+import { ChevronLeft, ChevronRight, CirclePlay, FileText, LoaderCircle, PencilLine, Play, RotateCw, TriangleAlert, Wrench } from "lucide-react";
+import { type FormEvent, memo, useEffect, useState } from "react";
 
 import type { ToolCall } from "../api/types.ts";
 import { Mark } from "../components/frame.tsx";
+import { attempt } from "../components/toasts.tsx";
 import { count, plural, rate, seconds } from "../format.ts";
 import { useChat } from "../store/chat.ts";
 import type { AnswerStats, Message } from "../store/db.ts";
+import { usePrefs } from "../store/prefs.ts";
 import { useServer } from "../store/server.ts";
+import { type FoundTool, isTrusted, toolOf, trustName, useTools } from "../store/tools.ts";
 import { JsonTree, parseWhole } from "./json-tree.tsx";
 import { CopyButton, Markdown } from "./markdown.tsx";
 
@@ -259,54 +262,120 @@ function Stats({ stats, state }: { stats: AnswerStats; state: Message["state"] }
 }
 
 function Call({ call, message, isLast }: { call: ToolCall; message: Message; isLast: boolean }) {
-  const [result, setResult] = useState("");
   const answered = useChat((chat) => chat.messages.some((one) => one.toolCall?.id === call.id && one.role === "tool"));
+  const enabled = useChat((chat) => chat.conversations.find((one) => one.id === message.conversation)?.settings.servers);
+  const { servers, known, refresh } = useTools();
+  const found = toolOf(servers, enabled, call.name);
   const value = parseWhole(call.arguments);
+  useEffect(() => {
+    if (enabled?.length && !known) void refresh().catch(() => undefined);
+  }, [enabled, known, refresh]);
   return (
     <div className="call">
       <div className="row">
         <Wrench size={15} aria-hidden />
-        <span className="mono grow">{call.name}</span>
+        <span className="mono grow">{found?.tool.title ?? call.name}</span>
+        {found && <span className="muted small">{found.server.name}</span>}
         <span className="tag sand">call</span>
       </div>
       {value === undefined ? <pre>{call.arguments}</pre> : <JsonTree value={value} />}
-      {message.state !== "streaming" && !answered && (
-        <form
-          className="stack"
-          onSubmit={(event) => {
-            event.preventDefault();
-            void useChat.getState().toolResult(call, result);
-          }}
-        >
-          <textarea
-            className="input"
-            aria-label={`Result of ${call.name}`}
-            placeholder="What the call returns. The model goes on with it."
-            value={result}
-            onChange={(event) => setResult(event.target.value)}
-          />
-          <div className="row">
-            <span className="grow" />
-            <button type="submit" className="button small" disabled={!isLast && answered}>
-              Give the result
-            </button>
-          </div>
-        </form>
-      )}
+      {message.state !== "streaming" &&
+        !answered &&
+        (found ? <Confirm call={call} found={found} /> : <GiveResult call={call} disabled={!isLast && answered} />)}
     </div>
   );
 }
 
+/** Asks before a tool is called. */
+function Confirm({ call, found }: { call: ToolCall; found: FoundTool }) {
+  const running = useChat((chat) => chat.calling[call.id]);
+  const [remember, setRemember] = useState(false);
+  const [problem, setProblem] = useState(false);
+  const { server, tool } = found;
+  if (running) {
+    return (
+      <div className="row" role="status">
+        <LoaderCircle size={15} className="spin" aria-hidden />
+        <span className="grow muted">{server.name} is working</span>
+        <button type="button" className="button small" onClick={() => running.abort()}>
+          Cancel
+        </button>
+      </div>
+    );
+  }
+  const run = () => {
+    if (remember) usePrefs.getState().trustTool(trustName(server.name, tool.name), true);
+    void attempt(() => useChat.getState().runTool(call)).then((fine) => setProblem(!fine));
+  };
+  return (
+    <div className="stack">
+      <p className="small muted">
+        {tool.read_only ? "The tool says of itself that it changes nothing." : "The tool may change something outside of this chat."}
+      </p>
+      <div className="row wrap">
+        {!isTrusted(found) && (
+          <label className="check small grow">
+            <input type="checkbox" checked={remember} onChange={(event) => setRemember(event.target.checked)} />
+            Do not ask again for {tool.name}
+          </label>
+        )}
+        <button type="button" className="button small" onClick={() => void useChat.getState().toolResult(call, "The person has declined this call.", true)}>
+          Decline
+        </button>
+        <button type="button" className="button primary small" onClick={run}>
+          <Play size={13} aria-hidden />
+          {problem ? "Try again" : "Run"}
+        </button>
+      </div>
+    </div>
+  );
+}
+
+/** For tools that no server has: the person gives the result. */
+function GiveResult({ call, disabled }: { call: ToolCall; disabled: boolean }) {
+  const [result, setResult] = useState("");
+  return (
+    <form
+      className="stack"
+      onSubmit={(event) => {
+        event.preventDefault();
+        void useChat.getState().toolResult(call, result);
+      }}
+    >
+      <textarea
+        className="input"
+        aria-label={`Result of ${call.name}`}
+        placeholder="What the call returns. The model goes on with it."
+        value={result}
+        onChange={(event) => setResult(event.target.value)}
+      />
+      <div className="row">
+        <span className="grow" />
+        <button type="submit" className="button small" disabled={disabled}>
+          Give the result
+        </button>
+      </div>
+    </form>
+  );
+}
+
 function ToolResult({ message }: { message: Message }) {
+  const value = parseWhole(message.content);
   return (
     <article className="turn answer" aria-label={`Result of ${message.toolCall?.name ?? "a tool"}`}>
-      <div className="call">
+      <div className={`call result${message.toolFailed ? " failed" : ""}`}>
         <div className="row">
           <Wrench size={15} aria-hidden />
           <span className="mono grow">{message.toolCall?.name}</span>
-          <span className="tag sea">result</span>
+          <span className={`tag ${message.toolFailed ? "bad" : "sea"}`}>{message.toolFailed ? "failed" : "result"}</span>
         </div>
-        <pre>{message.content}</pre>
+        {value === undefined ? (
+          <pre className="tool-text" tabIndex={0}>
+            {message.content}
+          </pre>
+        ) : (
+          <JsonTree value={value} />
+        )}
       </div>
     </article>
   );

@@ -8,7 +8,7 @@ import type { ChatSettings } from "../store/db.ts";
 import { usePrefs } from "../store/prefs.ts";
 import { useServer } from "../store/server.ts";
 
-type NumberName = Exclude<keyof ChatSettings, "system" | "stop" | "reasoning_effort" | "tools">;
+type NumberName = Exclude<keyof ChatSettings, "system" | "stop" | "reasoning_effort" | "tools" | "servers">;
 
 interface Control {
   name: NumberName;
@@ -95,7 +95,7 @@ export function SettingsPanel({
           />
         </div>
         <details>
-          <summary className="label">Tools</summary>
+          <summary className="label">Tools of your own</summary>
           <div className="field">
             <textarea
               className="input mono"

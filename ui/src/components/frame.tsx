@@ -87,7 +87,7 @@ export function Strip() {
   return (
     <Link href="/room" className="strip" title="Open the machine room">
       <span>
-        <span className="dot" aria-hidden />
+        <span className={`dot${busiest ? " on" : ""}`} aria-hidden />
         {busiest ? busiest.name : status ? "No model is loaded" : "Connecting"}
         {models.length > 1 && <span className="muted">+{models.length - 1}</span>}
       </span>

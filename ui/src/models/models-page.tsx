@@ -1,19 +1,21 @@
 import "./models.css";
 
-import { CircleStop, Download, Pin, Play, Square, Trash2, X } from "lucide-react";
-import { type FormEvent, useEffect, useState } from "react";
+import { CircleStop, Pin, Play, SlidersHorizontal, Trash2 } from "lucide-react";
+import { useEffect, useState } from "react";
 import { useLocation } from "wouter";
-import { create } from "zustand";
 
-import { describe, jsonLines, request } from "../api/client.ts";
+import { request } from "../api/client.ts";
 import type { ModelCard } from "../api/types.ts";
 import { ConfirmButton } from "../components/dialog.tsx";
 import { NeedsScope } from "../components/frame.tsx";
 import { Tip } from "../components/tip.tsx";
 import { attempt, toast } from "../components/toasts.tsx";
-import { ago, bytes, count, percent, rate, seconds } from "../format.ts";
+import { ago, bytes, count, percent, seconds } from "../format.ts";
 import { usePrefs } from "../store/prefs.ts";
 import { useServer } from "../store/server.ts";
+import { DefaultsDialog } from "./defaults.tsx";
+import { Get } from "./get.tsx";
+import { RunsHere } from "./runs-here.tsx";
 
 export default function ModelsPage() {
   return (
@@ -56,7 +58,7 @@ function Page() {
             </div>
           </div>
         </header>
-        {session?.library && session.scopes.includes("models") && <Pull />}
+        {session?.library && session.scopes.includes("models") && <Get />}
         <section className="card" aria-label="All models">
           <header>
             <h2>
@@ -65,7 +67,7 @@ function Page() {
             <input
               type="search"
               className="input search"
-              placeholder="Search by name, family or format"
+              placeholder="Search"
               aria-label="Search models"
               value={text}
               onChange={(event) => setText(event.target.value)}
@@ -84,18 +86,33 @@ function Page() {
             </ul>
           )}
         </section>
+        {modelsKnown && session?.library && <RunsHere />}
       </div>
     </div>
   );
+}
+
+/** What loading a model would take, beside what is free. */
+function fit(model: ModelCard, limit: number, free: number): { bytes: number; state: "fits" | "tight" | "later" | "never"; text: string } {
+  const { needs } = model;
+  if (!needs) return { bytes: model.bytes, state: "never", text: "" };
+  const whole = `${needs.context} tokens of context`;
+  if (needs.least > limit) {
+    return { bytes: needs.least, state: "never", text: `needs ${bytes(needs.least)}, ${bytes(limit)} are allowed; raise --memory or choose a smaller model` };
+  }
+  if (needs.total <= free) return { bytes: needs.total, state: "fits", text: `fits, with ${whole}; ${bytes(free)} are free` };
+  if (needs.total <= limit) return { bytes: needs.total, state: "later", text: `fits when others leave: ${bytes(free)} are free` };
+  return { bytes: needs.total, state: "tight", text: `${whole} do not fit into ${bytes(limit)}; it is loaded with fewer` };
 }
 
 function Model({ model, limit, free }: { model: ModelCard; limit: number; free: number }) {
   const [, navigate] = useLocation();
   const { loading, load, unload, may, refreshModels } = useServer();
   const { file, loaded } = model;
-  const needed = loaded?.bytes ?? model.bytes;
-  const fits = loaded !== null || model.bytes <= free;
-  const never = model.bytes > limit;
+  const [defaults, setDefaults] = useState(false);
+  const wanted = fit(model, limit, free);
+  const needed = loaded?.bytes ?? wanted.bytes;
+  const never = !loaded && wanted.state === "never";
   const remove = () =>
     void attempt(async () => {
       await request("/api/delete", { method: "DELETE", body: { model: model.name } });
@@ -130,6 +147,7 @@ function Model({ model, limit, free }: { model: ModelCard; limit: number; free: 
               file && `${count(file.parameters)} parameters`,
               file?.quantization,
               file?.format,
+              `${bytes(model.bytes)} on disk`,
               file?.context && `trained for ${file.context} tokens`,
               model.created > 0 ? `here since ${ago(model.created * 1000)}` : "inside the program",
             ]
@@ -140,20 +158,26 @@ function Model({ model, limit, free }: { model: ModelCard; limit: number; free: 
       </div>
       <div className="model-memory">
         <span className="label">
-          {loaded ? "In memory" : "Weights"}
+          {loaded ? "In memory" : model.needs ? "Needs" : "Weights"}
           <span className="num">{bytes(needed)}</span>
         </span>
-        <div className="bar" role="img" aria-label={`${percent(needed, limit)} of the memory for models`}>
-          <span style={{ width: `${limit ? Math.min(100, (100 * needed) / limit) : 0}%`, background: never ? "var(--bad)" : fits ? "var(--sea)" : "var(--sand)" }} />
+        <div
+          className="bar"
+          role="img"
+          aria-label={`${percent(needed, limit)} of the memory for models`}
+          title={model.needs && !loaded ? `Weights ${bytes(model.needs.weights)}, K and V ${bytes(model.needs.kv)}, buffers ${bytes(model.needs.buffers)}` : undefined}
+        >
+          <span
+            style={{
+              width: `${limit ? Math.min(100, (100 * needed) / limit) : 0}%`,
+              background: never ? "var(--bad)" : loaded || wanted.state === "fits" ? "var(--sea)" : "var(--sand)",
+            }}
+          />
         </div>
         <span className="muted small">
           {loaded
             ? `${loaded.context} tokens of context · ${loaded.expires_in === null ? "stays loaded" : loaded.users > 0 ? "in use" : `leaves in ${seconds(loaded.expires_in)}`}`
-            : never
-              ? `needs ${bytes(model.bytes)}, ${bytes(limit)} are allowed`
-              : fits
-                ? "fits beside what is loaded"
-                : `fits when others leave: ${bytes(free)} are free`}
+            : wanted.text}
         </span>
       </div>
       <div className="model-actions">
@@ -193,13 +217,19 @@ function Model({ model, limit, free }: { model: ModelCard; limit: number; free: 
               type="button"
               className="button quiet icon small"
               aria-label={`Load ${model.name}`}
-              disabled={model.problem !== null || loading[model.name] !== undefined}
+              disabled={model.problem !== null || never || loading[model.name] !== undefined}
               onClick={() => void attempt(() => load(model.name))}
             >
               <Play size={15} aria-hidden />
             </button>
           </Tip>
         )}
+        <Tip text="Defaults of this model">
+          <button type="button" className="button quiet icon small" aria-label={`Defaults of ${model.name}`} onClick={() => setDefaults(true)}>
+            <SlidersHorizontal size={15} aria-hidden />
+          </button>
+        </Tip>
+        <DefaultsDialog model={model} open={defaults} close={() => setDefaults(false)} />
         {model.in_library && may("models") && (
           <ConfirmButton
             label={`Delete ${model.name}`}
@@ -213,123 +243,5 @@ function Model({ model, limit, free }: { model: ModelCard; limit: number; free: 
         )}
       </div>
     </li>
-  );
-}
-
-interface PullState {
-  name: string;
-  status: string;
-  done: number;
-  total: number;
-  /** Bytes a second, over the last moments. */
-  speed: number;
-  problem: string | null;
-  abort: AbortController;
-}
-
-/** Pulls go on while other pages are open. */
-const usePulls = create<{ pulls: PullState[] }>(() => ({ pulls: [] }));
-
-function change(name: string, next: Partial<PullState> | null): void {
-  usePulls.setState(({ pulls }) => ({
-    pulls: next === null ? pulls.filter((one) => one.name !== name) : pulls.map((one) => (one.name === name ? { ...one, ...next } : one)),
-  }));
-}
-
-async function pull(name: string): Promise<void> {
-  const abort = new AbortController();
-  const begun: PullState = { name, status: "asking the hub", done: 0, total: 0, speed: 0, problem: null, abort };
-  usePulls.setState(({ pulls }) => ({ pulls: [...pulls.filter((one) => one.name !== name), begun] }));
-  const files = new Map<string, { done: number; total: number }>();
-  let [at, before] = [performance.now(), 0];
-  try {
-    const response = await request("/api/pull", { body: { model: name }, signal: abort.signal });
-    for await (const line of jsonLines<{ status?: string; digest?: string; total?: number; completed?: number; error?: string }>(response)) {
-      if (line.error) throw new Error(line.error);
-      if (line.total !== undefined) files.set(line.digest ?? line.status ?? "", { done: line.completed ?? 0, total: line.total });
-      const sum = (of: "done" | "total") => [...files.values()].reduce((all, file) => all + file[of], 0);
-      const [done, now] = [sum("done"), performance.now()];
-      const next: Partial<PullState> = { status: line.status ?? "", done, total: sum("total") };
-      if (now - at > 800) {
-        next.speed = Math.max(0, ((done - before) / (now - at)) * 1000);
-        [at, before] = [now, done];
-      }
-      change(name, next);
-    }
-    change(name, null);
-    toast(`${name} is here.`);
-  } catch (error) {
-    if (abort.signal.aborted) change(name, null);
-    else change(name, { problem: describe(error) });
-  }
-  await useServer.getState().refreshModels().catch(() => undefined);
-}
-
-function Pull() {
-  const pulls = usePulls((state) => state.pulls);
-  const [name, setName] = useState("");
-  const submit = (event: FormEvent) => {
-    event.preventDefault();
-    const wanted = name.trim().replace(/^hf:/, "hf.co/");
-    if (!wanted) return;
-    setName("");
-    void pull(wanted);
-  };
-  return (
-    <section className="card" aria-label="Pull a model">
-      <form className="pull body" onSubmit={submit}>
-        <div className="field grow">
-          <label htmlFor="pull">Pull a model from the hub</label>
-          <input
-            id="pull"
-            className="input mono"
-            placeholder="hf.co/Qwen/Qwen3-0.6B-GGUF:Q8_0"
-            value={name}
-            autoComplete="off"
-            spellCheck={false}
-            onChange={(event) => setName(event.target.value)}
-          />
-        </div>
-        <button type="submit" className="button primary" disabled={!name.trim()}>
-          <Download size={16} aria-hidden />
-          Pull
-        </button>
-      </form>
-      {pulls.map((one) => (
-        <div key={one.name} className="pulling" role="status">
-          <div className="row">
-            <span className="mono grow">{one.name}</span>
-            {!one.problem && one.total > 0 && (
-              <span className="num muted">
-                {bytes(one.done)} of {bytes(one.total)}
-                {one.speed > 0 && ` · ${rate(one.speed / 1e6)} MB/s · ${seconds((one.total - one.done) / one.speed)} left`}
-              </span>
-            )}
-            {one.problem ? (
-              <button type="button" className="button quiet icon small" aria-label="Dismiss" onClick={() => change(one.name, null)}>
-                <X size={15} aria-hidden />
-              </button>
-            ) : (
-              <button type="button" className="button small" onClick={() => one.abort.abort()}>
-                <Square size={12} aria-hidden />
-                Cancel
-              </button>
-            )}
-          </div>
-          {one.problem ? (
-            <p className="problem" role="alert">
-              {one.problem}
-            </p>
-          ) : (
-            <>
-              <div className="bar" role="progressbar" aria-label={`Pulling ${one.name}`} aria-valuenow={one.total ? Math.round((100 * one.done) / one.total) : 0}>
-                <span style={{ width: `${one.total ? (100 * one.done) / one.total : 0}%` }} />
-              </div>
-              <span className="muted small">{one.status}</span>
-            </>
-          )}
-        </div>
-      ))}
-    </section>
   );
 }

@@ -11,6 +11,7 @@ import { attempt, toast } from "../components/toasts.tsx";
 import { ago, seconds } from "../format.ts";
 import { type Theme, usePrefs } from "../store/prefs.ts";
 import { connect, useServer } from "../store/server.ts";
+import { ToolServers } from "./tool-servers.tsx";
 
 export default function SettingsPage() {
   const session = useServer((server) => server.session);
@@ -28,6 +29,7 @@ export default function SettingsPage() {
           </div>
         </header>
         <Browser />
+        {session?.scopes.includes("inference") && <ToolServers />}
         {admin ? (
           <>
             <Keys />

@@ -4,6 +4,7 @@ import { create } from "zustand";
 
 import { ApiError, describe, events, request } from "../api/client.ts";
 import type { ToolCall, Usage } from "../api/types.ts";
+import { toast } from "../components/toasts.tsx";
 import {
   type AnswerStats,
   type Attachment,
@@ -16,7 +17,11 @@ import {
 } from "./db.ts";
 import { usePrefs } from "./prefs.ts";
 import { useServer } from "./server.ts";
+import { callTool, isTrusted, offeredTools, toolOf, useTools } from "./tools.ts";
 import { newestLeaf, pathTo, siblings, treeOf } from "./tree.ts";
+
+/** Rounds of trusted calls before the person is asked once more. */
+const MOST_ROUNDS = 10;
 
 interface Chat {
   conversations: Conversation[];
@@ -31,7 +36,11 @@ interface Chat {
   update(id: string, change: Partial<Conversation>): Promise<void>;
   remove(id: string): Promise<void>;
   send(content: string, attachments: Attachment[], parent?: string | null): Promise<void>;
-  toolResult(call: ToolCall, content: string): Promise<void>;
+  /** Calls of tools that are running, by their ids. */
+  calling: Record<string, AbortController>;
+  toolResult(call: ToolCall, content: string, failed?: boolean, of?: Conversation): Promise<void>;
+  /** Runs a call on the server that has its tool, and gives the model the result. */
+  runTool(call: ToolCall, of?: Conversation): Promise<void>;
   regenerate(message: Message): Promise<void>;
   resume(message: Message): Promise<void>;
   stop(): void;
@@ -76,14 +85,27 @@ export const useChat = create<Chat>((set, get) => {
     await put(message);
     await get().update(of.id, { leaf: message.id });
     const path = pathTo(treeOf(await db.messages.where({ conversation: of.id }).toArray()), parent);
-    await new Answering(message, show).run(model, of.settings, path, abort);
+    const done = await new Answering(message, show).run(model, of.settings, path, abort);
     set(({ streaming: { [of.id]: _, ...rest } }) => ({ streaming: rest }));
+    if (done.state === "done" && done.toolCalls?.length) void runTrusted(of.id, done, path).catch((error: unknown) => toast(describe(error), true));
     void useServer.getState().refreshModels().catch(() => undefined);
+  };
+
+  /** Runs the calls of an answer that need no question. */
+  const runTrusted = async (id: string, message: Message, path: Message[]) => {
+    const turn = path.slice(path.findLastIndex((one) => one.role === "user"));
+    if (turn.filter((one) => one.toolCalls?.length).length >= MOST_ROUNDS) return;
+    for (const call of message.toolCalls ?? []) {
+      const of = get().conversations.find((one) => one.id === id);
+      const found = of && toolOf(useTools.getState().servers, of.settings.servers, call.name);
+      if (found && isTrusted(found)) await get().runTool(call, of);
+    }
   };
 
   return {
     conversations: [],
     known: false,
+    calling: {},
     current: null,
     messages: [],
     streaming: {},
@@ -154,8 +176,8 @@ export const useChat = create<Chat>((set, get) => {
       await answer({ ...of, title, leaf: message.id }, message.id);
     },
 
-    async toolResult(call, content) {
-      const of = conversation();
+    async toolResult(call, content, failed, given) {
+      const of = get().conversations.find((one) => one.id === given?.id) ?? conversation();
       if (!of?.leaf) return;
       const message: Message = {
         id: newId(),
@@ -166,14 +188,31 @@ export const useChat = create<Chat>((set, get) => {
         created: Date.now(),
         state: "done",
         toolCall: { id: call.id, name: call.name },
+        ...(failed ? { toolFailed: true } : {}),
       };
       await put(message);
       await get().update(of.id, { leaf: message.id });
       // The model goes on when all of its calls are answered.
-      const path = pathTo(treeOf(get().messages), message.id);
+      const path = pathTo(treeOf(await db.messages.where({ conversation: of.id }).toArray()), message.id);
       const calls = path.findLast((one) => one.role === "assistant")?.toolCalls ?? [];
       const answered = new Set(path.map((one) => one.toolCall?.id));
       if (calls.every((one) => answered.has(one.id))) await answer({ ...of, leaf: message.id }, message.id);
+    },
+
+    async runTool(call, given) {
+      const of = given ?? conversation();
+      const found = of && toolOf(useTools.getState().servers, of.settings.servers, call.name);
+      if (!found || get().calling[call.id]) return;
+      const abort = new AbortController();
+      set(({ calling }) => ({ calling: { ...calling, [call.id]: abort } }));
+      try {
+        const { text, is_error } = await callTool(found, call.arguments, abort.signal);
+        await get().toolResult(call, text, is_error, of);
+      } catch (error) {
+        if (!abort.signal.aborted) throw error;
+      } finally {
+        set(({ calling: { [call.id]: _, ...rest } }) => ({ calling: rest }));
+      }
     },
 
     async regenerate(message) {
@@ -225,7 +264,7 @@ function wire(message: Message): Record<string, unknown> {
 
 /** Fields of a request that these settings set. */
 export function requestFields(settings: ChatSettings): Record<string, unknown> {
-  const { system: _, tools, stop, ...rest } = settings;
+  const { system: _, tools, servers: __, stop, ...rest } = settings;
   const fields: Record<string, unknown> = { ...rest };
   const stops = stop?.filter((text) => text !== "");
   if (stops?.length) fields["stop"] = stops;
@@ -266,7 +305,7 @@ class Answering {
     private readonly show: (message: Message) => void,
   ) {}
 
-  async run(model: string, settings: ChatSettings, path: Message[], abort: AbortController): Promise<void> {
+  async run(model: string, settings: ChatSettings, path: Message[], abort: AbortController): Promise<Message> {
     const continues = this.message.content !== "";
     const messages: Record<string, unknown>[] = path.map(wire);
     if (settings.system?.trim()) messages.unshift({ role: "system", content: settings.system });
@@ -274,6 +313,9 @@ class Answering {
     let usage: Usage | undefined;
     let state: MessageState | null = null;
     try {
+      const fields = requestFields(settings);
+      const offered = await offeredTools(settings.servers);
+      if (offered.length) fields["tools"] = [...((fields["tools"] as unknown[] | undefined) ?? []), ...offered];
       const response = await request("/v1/chat/completions", {
         signal: abort.signal,
         body: {
@@ -281,7 +323,7 @@ class Answering {
           messages,
           stream: true,
           stream_options: { include_usage: true },
-          ...requestFields(settings),
+          ...fields,
           ...(continues ? { continue_final_message: true } : {}),
         },
       });
@@ -312,6 +354,7 @@ class Answering {
       }
     }
     await this.end(state, usage);
+    return this.message;
   }
 
   private take(delta: NonNullable<Chunk["choices"]>[number]["delta"]): void {
@@ -360,7 +403,8 @@ class Answering {
     if (usage) {
       stats.usage = usage;
       const passed = (this.last - (this.first ?? this.last)) / 1000;
-      if (usage.completion_tokens > 1 && passed > 0) stats.rate = (usage.completion_tokens - 1) / passed;
+      // Tokens that come all at once have no speed.
+      if (usage.completion_tokens > 1 && passed > 0.02) stats.rate = (usage.completion_tokens - 1) / passed;
       if (loaded) {
         stats.blockSize = loaded.block_size;
         if (loaded.one_kv_group) {

@@ -20,6 +20,8 @@ export interface ChatSettings {
   reasoning_effort?: string;
   /** Definitions of tools as OpenAI's API has them, in JSON. */
   tools?: string;
+  /** Servers of tools that the model may use. */
+  servers?: string[];
 }
 
 export interface Conversation {
@@ -66,6 +68,8 @@ export interface Message {
   toolCalls?: ToolCall[];
   /** Of a tool's result: which call it answers. */
   toolCall?: { id: string; name: string };
+  /** Of a tool's result: the tool says that it failed. */
+  toolFailed?: boolean;
   attachments?: Attachment[];
   model?: string;
   stats?: AnswerStats;

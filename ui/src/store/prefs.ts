@@ -17,9 +17,12 @@ interface Prefs {
   sideOpen: boolean;
   lastModel: string | null;
   presets: Preset[];
+  /** Tools that are called without a question, as `server/tool`. */
+  trustedTools: string[];
   set(change: Partial<Pick<Prefs, "theme" | "sideOpen" | "lastModel">>): void;
   savePreset(preset: Preset): void;
   deletePreset(name: string): void;
+  trustTool(name: string, trusted: boolean): void;
 }
 
 export const usePrefs = create<Prefs>()(
@@ -29,9 +32,12 @@ export const usePrefs = create<Prefs>()(
       sideOpen: true,
       lastModel: null,
       presets: [],
+      trustedTools: [],
       set: (change) => set(change),
       savePreset: (preset) =>
         set(({ presets }) => ({ presets: [...presets.filter((other) => other.name !== preset.name), preset] })),
+      trustTool: (name, trusted) =>
+        set(({ trustedTools }) => ({ trustedTools: [...trustedTools.filter((other) => other !== name), ...(trusted ? [name] : [])] })),
       deletePreset: (name) => set(({ presets }) => ({ presets: presets.filter((preset) => preset.name !== name) })),
     }),
     { name: "paguro.prefs" },

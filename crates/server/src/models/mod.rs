@@ -24,7 +24,7 @@ pub use resident::{KeepAliveSetter, Lease, Resident, ResidentInfo};
 
 use crate::{
     error::ApiError,
-    source::{Grant, LoadError, LoadPlan, Loaded, ModelEntry, ModelSource, Outside},
+    source::{Grant, LoadError, LoadPlan, Loaded, ModelEntry, ModelPreset, ModelSource, Outside, Presets},
     units::bytes,
 };
 
@@ -108,6 +108,24 @@ impl Models {
     /// Returns the place of a model that is not in the library.
     pub fn outside(&self, name: &str) -> Option<Outside> {
         self.source.outside(name)
+    }
+
+    /// Returns the defaults of a model.
+    ///
+    /// # Errors
+    /// [`ApiError::ModelNotFound`], or the library's error.
+    pub async fn preset(&self, name: &str) -> Result<Presets, ApiError> {
+        let (source, name) = (self.source.clone(), name.to_owned());
+        Ok(blocking(move || source.preset(&name)).await?)
+    }
+
+    /// Replaces the defaults of a model that are kept in the library.
+    ///
+    /// # Errors
+    /// Values that are refused; models that are not the library's.
+    pub async fn set_preset(&self, name: &str, preset: ModelPreset) -> Result<(), ApiError> {
+        let (source, name) = (self.source.clone(), name.to_owned());
+        Ok(blocking(move || source.set_preset(&name, preset)).await?)
     }
 
     /// Opens a model's file to read its header.

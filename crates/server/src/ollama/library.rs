@@ -24,7 +24,7 @@ use crate::{
     body::Pace,
     error::ApiError,
     extract::{Json, Path},
-    library::Library,
+    library::{CancelOnDrop, Library},
     source::Outside,
     stored,
     stream::lines,
@@ -146,17 +146,10 @@ async fn work<F>(
 where
     F: Future<Output = Result<(), ApiError>> + Send + 'static,
 {
-    /// Cancels what is not awaited any more.
-    struct Guard(Cancel);
-    impl Drop for Guard {
-        fn drop(&mut self) {
-            self.0.cancel();
-        }
-    }
     let cancel = Cancel::default();
     let (sender, mut reports) = unbounded_channel();
     let work = work(sender, cancel.clone());
-    let guard = Guard(cancel);
+    let guard = CancelOnDrop(cancel);
     let success = Status::new("success");
     if stream == Some(false) {
         work.await?;

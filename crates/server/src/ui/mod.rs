@@ -6,22 +6,27 @@
 mod diff;
 pub mod files;
 pub mod keys;
+pub mod library;
 pub mod live;
 pub mod models;
+pub mod presets;
 mod recent;
 pub mod requests;
 mod sample;
 pub mod session;
+pub mod tools;
 
 use axum::{
     Router,
     extract::{Request, State},
     http::{HeaderValue, header},
     response::{IntoResponse, Response},
-    routing::{delete, get},
+    routing::{delete, get, post},
 };
 
-use crate::AppState;
+use percent_encoding::percent_decode_str;
+
+use crate::{AppState, error::ApiError};
 
 pub use live::Live;
 pub use recent::Recent;
@@ -39,6 +44,25 @@ pub fn routes() -> Router<AppState> {
         .route("/ui/v1/requests", get(requests::list))
         .route("/ui/v1/keys", get(keys::list).post(keys::create))
         .route("/ui/v1/keys/{id}", delete(keys::remove))
+        .route("/ui/v1/preset", get(presets::get).post(presets::set))
+        .route("/ui/v1/catalogue", get(library::catalogue))
+        .route("/ui/v1/remote", get(library::remote))
+        .route("/ui/v1/import", post(library::import))
+        .route("/ui/v1/tools", get(tools::list))
+        .route("/ui/v1/tools/call", post(tools::call))
+        .route("/ui/v1/tools/servers", post(tools::add))
+        .route("/ui/v1/tools/servers/{name}", delete(tools::remove))
+}
+
+/// The model that a query names.
+///
+/// # Errors
+/// It names none.
+fn named(query: Option<&str>) -> Result<String, ApiError> {
+    let mut pairs = query.unwrap_or_default().split('&');
+    let name = pairs.find_map(|pair| pair.strip_prefix("model=")).filter(|name| !name.is_empty());
+    let name = name.ok_or_else(|| ApiError::invalid("model", "the query has no `model`: ?model=NAME"))?;
+    Ok(percent_decode_str(&name.replace('+', " ")).decode_utf8_lossy().into_owned())
 }
 
 /// `/`: the page for browsers, one line for everybody else. Ollama's clients ask for it to see whether a server runs.

@@ -12,8 +12,12 @@ use tokio::task::spawn_blocking;
 use utoipa::ToSchema;
 
 use crate::{
-    AppState, error::ApiError, extract::Json, models::ResidentInfo, ollama::models::capabilities,
-    source::ModelEntry,
+    AppState,
+    error::ApiError,
+    extract::Json,
+    models::ResidentInfo,
+    ollama::models::capabilities,
+    source::{LoadPlan, ModelEntry},
 };
 
 /// All models.
@@ -41,8 +45,39 @@ pub struct ModelCard {
     file: Option<FileCard>,
     /// Why its file cannot be read.
     problem: Option<String>,
+    /// Bytes that loading it would take; absent if it cannot be loaded.
+    needs: Option<NeedsCard>,
     /// Absent while it is not loaded.
     loaded: Option<LoadedCard>,
+}
+
+/// Bytes that loading a model would take.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct NeedsCard {
+    weights: u64,
+    /// What passes between operations.
+    buffers: u64,
+    /// K and V of one sequence of `context` tokens.
+    kv: u64,
+    /// All of this together.
+    total: u64,
+    /// The least: with K and V for a short conversation.
+    least: u64,
+    /// Most tokens of a prompt with its answer.
+    context: usize,
+}
+
+impl From<LoadPlan> for NeedsCard {
+    fn from(plan: LoadPlan) -> Self {
+        Self {
+            weights: plan.weights,
+            buffers: plan.buffers,
+            kv: plan.kv_enough,
+            total: plan.with(plan.kv_enough),
+            least: plan.with(plan.kv_least.min(plan.kv_enough)),
+            context: plan.context,
+        }
+    }
 }
 
 /// Contents of a model's file.
@@ -232,8 +267,9 @@ pub async fn list(State(state): State<AppState>) -> Result<Json<ModelCards>, Api
             name: entry.name,
             bytes: entry.bytes,
             created: entry.created,
+            needs: entry.details.plan.map(NeedsCard::from),
             file,
-            problem,
+            problem: problem.or(entry.details.problem),
         });
     }
     Ok(Json(ModelCards { models, memory_limit: state.settings.residency.memory, memory_used }))

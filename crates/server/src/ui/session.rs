@@ -59,16 +59,9 @@ pub async fn session(
     headers: HeaderMap,
 ) -> Result<Json<Session>, ApiError> {
     let needs_key = access::needs_key(&state, arrival)?;
-    let key = match access::shown_key(&headers) {
-        Some(shown) => state.keys.find(shown).map_err(ApiError::Internal)?,
-        None => None,
-    };
+    let key = access::find_key(&state, &headers)?;
     let key_known = key.is_some();
-    let scopes = match (needs_key, key) {
-        (false, _) => vec![Scope::Inference, Scope::Models, Scope::Admin],
-        (true, Some(key)) => key.scopes,
-        (true, None) => Vec::new(),
-    };
+    let scopes = access::scopes(needs_key, key);
     let version = env!("CARGO_PKG_VERSION");
     Ok(Json(Session { version, needs_key, key_known, scopes, library: state.library.is_some() }))
 }

@@ -1,0 +1,214 @@
+//! `[[mcp]]` in the file with a server's settings: servers of tools for the page's chat.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::OsString,
+};
+
+use paguro_server::{McpServer, McpTransport, Scope, Trust};
+use serde::Deserialize;
+
+use crate::{
+    cli::Time,
+    failure::{Failure, Outcome},
+};
+
+/// A server of tools, as the file has it.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct McpOptions {
+    name: String,
+    /// A program, with its arguments or without.
+    command: Option<Command>,
+    #[serde(default)]
+    args: Vec<String>,
+    /// Variables of the program's environment, beside the ordinary ones.
+    #[serde(default)]
+    env: BTreeMap<String, String>,
+    /// An address in place of a program.
+    url: Option<String>,
+    #[serde(default)]
+    headers: BTreeMap<String, String>,
+    scope: Option<Scope>,
+    trusted: Option<Trusted>,
+    timeout: Option<Time>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(untagged, expecting = "`command` must be a program, or a list of a program and its arguments")]
+enum Command {
+    Program(String),
+    Words(Vec<String>),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(untagged, expecting = "`trusted` must be true, false, or a list of tools")]
+enum Trusted {
+    All(bool),
+    Tools(Vec<String>),
+}
+
+/// Variables that programs get from this one's environment. All others may hold secrets that are not theirs.
+const PASSED: [&str; 24] = [
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "TERM",
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+    "TZ",
+    "TMPDIR",
+    "TEMP",
+    "TMP",
+    "APPDATA",
+    "LOCALAPPDATA",
+    "COMSPEC",
+    "HOMEDRIVE",
+    "HOMEPATH",
+    "PATHEXT",
+    "PROGRAMFILES",
+    "SYSTEMDRIVE",
+    "SYSTEMROOT",
+    "USERNAME",
+    "USERPROFILE",
+];
+
+/// The part of an environment that programs get.
+pub fn passed(environment: impl Iterator<Item = (OsString, OsString)>) -> Vec<(OsString, OsString)> {
+    let is_passed = |(name, _): &(OsString, OsString)| {
+        name.to_str().is_some_and(|name| PASSED.contains(&name.to_uppercase().as_str()))
+    };
+    environment.filter(is_passed).collect()
+}
+
+/// Returns the servers of tools that a file names. `environment` is for their programs.
+///
+/// # Errors
+/// What is wrong with one of them.
+pub fn servers(options: &[McpOptions], environment: &[(OsString, OsString)]) -> Outcome<Vec<McpServer>> {
+    let mut names = BTreeSet::new();
+    let server = |options: &McpOptions| {
+        let server = options.server(environment).and_then(|server| server.check().map(|()| server));
+        let server =
+            server.map_err(|problem| Failure::usage(format!("mcp {:?}: {problem}", options.name)))?;
+        if !names.insert(server.name.clone()) {
+            return Err(Failure::usage(format!("two tool servers have the name {:?}", server.name)));
+        }
+        Ok(server)
+    };
+    options.iter().map(server).collect()
+}
+
+impl McpOptions {
+    fn server(&self, environment: &[(OsString, OsString)]) -> Result<McpServer, String> {
+        let transport = match (&self.command, &self.url) {
+            (Some(command), None) if self.headers.is_empty() => {
+                let (program, mut arguments) = match command {
+                    Command::Program(program) => (program.clone(), Vec::new()),
+                    Command::Words(words) => {
+                        let (program, rest) = words.split_first().ok_or("`command` is empty")?;
+                        (program.clone(), rest.to_vec())
+                    }
+                };
+                arguments.extend(self.args.iter().cloned());
+                let own = self.env.iter().map(|(name, value)| (name.into(), value.into()));
+                let environment = environment.iter().cloned().chain(own).collect();
+                McpTransport::Program { program, arguments, environment }
+            }
+            (None, Some(url)) if self.args.is_empty() && self.env.is_empty() => McpTransport::Http {
+                url: url.clone(),
+                headers: self.headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
+            },
+            (Some(_), None) => return Err("`headers` belong to `url`, and it has `command`".into()),
+            (None, Some(_)) => return Err("`args` and `env` belong to `command`, and it has `url`".into()),
+            (Some(_), Some(_)) => {
+                return Err("it has both `command` and `url`; one of them says where it is".into());
+            }
+            (None, None) => {
+                return Err("it has neither `command` nor `url`; one of them says where it is".into());
+            }
+        };
+        let trust = match &self.trusted {
+            Some(Trusted::All(true)) => Trust::All,
+            Some(Trusted::Tools(tools)) => Trust::Tools(tools.clone()),
+            Some(Trusted::All(false)) | None => Trust::Tools(Vec::new()),
+        };
+        Ok(McpServer {
+            name: self.name.clone(),
+            transport,
+            scope: self.scope.unwrap_or(Scope::Admin),
+            trust,
+            timeout: self.timeout.map_or(McpServer::TIMEOUT, |time| time.0),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Vec<McpServer>, String> {
+        #[derive(Deserialize)]
+        struct File {
+            mcp: Vec<McpOptions>,
+        }
+        let file: File = toml::from_str(text).map_err(|error| error.to_string())?;
+        let environment = passed([("PATH".into(), "/bin".into()), ("SECRET".into(), "1".into())].into_iter());
+        servers(&file.mcp, &environment).map_err(|failure| failure.message().to_owned())
+    }
+
+    #[test]
+    fn programs_and_addresses_are_read() {
+        let servers = read(
+            r#"
+            [[mcp]]
+            name = "files"
+            command = ["npx", "-y"]
+            args = ["server-filesystem", "/notes"]
+            env = { LEVEL = "2" }
+            trusted = ["read_file"]
+            [[mcp]]
+            name = "search"
+            url = "https://example.com/mcp"
+            headers = { Authorization = "Bearer secret" }
+            scope = "inference"
+            trusted = true
+            timeout = "5s"
+            "#,
+        )
+        .unwrap();
+        let McpTransport::Program { program, arguments, environment } = &servers[0].transport else {
+            panic!()
+        };
+        assert_eq!((program.as_str(), arguments.join(" ").as_str()), ("npx", "-y server-filesystem /notes"));
+        assert_eq!(environment, &[("PATH".into(), "/bin".into()), ("LEVEL".into(), "2".into())]);
+        assert_eq!((servers[0].scope, servers[1].scope), (Scope::Admin, Scope::Inference));
+        assert!(servers[0].trust.covers("read_file") && !servers[0].trust.covers("write_file"));
+        assert!(servers[1].trust.covers("anything") && servers[1].timeout.as_secs() == 5);
+        assert!(!format!("{servers:?}").contains("secret"));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (text, problem) in [
+            ("name = 'a'", "neither `command` nor `url`"),
+            ("name = 'a'\ncommand = 'x'\nurl = 'http://localhost'", "both `command` and `url`"),
+            ("name = 'a'\ncommand = 'x'\nheaders = { A = 'b' }", "`headers` belong to `url`"),
+            ("name = 'a'\nurl = 'http://localhost'\nargs = ['b']", "`args` and `env` belong to `command`"),
+            ("name = 'a'\ncommand = []", "`command` is empty"),
+            ("name = 'a'\ncommand = ' '", "`command` is empty"),
+            ("name = 'a b'\ncommand = 'x'", "1 to 40 letters"),
+            ("name = 'a'\nurl = 'ftp://x'", "must begin with http://"),
+            ("name = 'a'\ncomand = 'x'", "unknown field `comand`"),
+            ("name = 'a'\ncommand = 3", "must be a program"),
+            ("name = 'a'\ncommand = 'x'\nscope = 'root'", "unknown variant `root`"),
+            ("name = 'a'\ncommand = 'x'\n[[mcp]]\nname = 'a'\ncommand = 'y'", "two tool servers"),
+        ] {
+            let error = read(&format!("[[mcp]]\n{text}")).unwrap_err();
+            assert!(error.contains(problem), "{text}: {error}");
+        }
+    }
+}

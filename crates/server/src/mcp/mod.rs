@@ -1,0 +1,329 @@
+//! Tools of other programs, by the Model Context Protocol: the servers that the settings name, started or connected when
+//! somebody first asks for their tools.
+//!
+//! Only what tools need is spoken: `initialize`, `tools/list`, `tools/call` and `ping`, over a program's standard streams
+//! ([`process`]) or HTTP ([`http`]). Everything blocks here, on threads that may, and has a deadline.
+
+mod connection;
+mod http;
+mod process;
+mod settings;
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, PoisonError, RwLock},
+    time::{Duration, Instant},
+};
+
+use serde_json::{Map, Value};
+use tokio::{
+    sync::{Mutex, Semaphore},
+    task::spawn_blocking,
+    time::timeout,
+};
+
+pub use connection::{Connection, McpError, Tool, ToolResult};
+pub use settings::{McpServer, McpTransport, Trust};
+
+/// Calls that run at a time, over all servers.
+const MOST_CALLS: usize = 32;
+
+/// Servers that may be added while the server runs.
+const MOST_ADDED: usize = 32;
+
+/// How long a list waits for servers that are starting. They go on, and the next list has them.
+const LIST_PATIENCE: Duration = Duration::from_secs(3);
+
+/// How long a failure is remembered, so that a list does not start a broken program again and again.
+const FAILURE_KEPT: Duration = Duration::from_secs(5);
+
+/// Servers of tools, by name.
+#[derive(Debug)]
+pub struct McpServers {
+    entries: RwLock<Vec<Arc<Entry>>>,
+    calls: Semaphore,
+}
+
+#[derive(Debug)]
+struct Entry {
+    settings: McpServer,
+    /// True if it was added while the server runs.
+    added: bool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+enum State {
+    Idle,
+    Ready(Ready),
+    Failed { error: McpError, at: Instant },
+}
+
+/// A server that answers.
+#[derive(Clone, Debug)]
+pub struct Ready {
+    connection: Arc<Connection>,
+    /// Its tools.
+    pub tools: Arc<[Tool]>,
+}
+
+/// A server and what is known of its tools.
+#[derive(Debug)]
+pub struct Listed {
+    /// How it was set up.
+    pub settings: McpServer,
+    /// True if it was added while the server runs.
+    pub added: bool,
+    /// Its tools, or why there are none; `None` while it starts.
+    pub tools: Option<Result<Arc<[Tool]>, McpError>>,
+}
+
+/// Why a server was not added or removed, or a call not begun.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum McpRefusal {
+    /// There is no such server.
+    #[error("there is no tool server `{0}`")]
+    NoServer(String),
+    /// The server has no such tool.
+    #[error("the tool server `{server}` has no tool `{tool}`")]
+    NoTool {
+        /// Its name.
+        server: String,
+        /// What was asked for.
+        tool: String,
+    },
+    /// The name is taken.
+    #[error("there is a tool server `{0}` already; choose another name")]
+    NameTaken(String),
+    /// It belongs to the settings.
+    #[error("the tool server `{0}` is named in the server's settings; remove it there")]
+    InSettings(String),
+    /// Too many servers were added.
+    #[error(
+        "{MOST_ADDED} tool servers were added already, which is the most; remove one, or name it in the settings"
+    )]
+    TooMany,
+    /// Too many calls run.
+    #[error("{MOST_CALLS} tool calls are running, which is the most; try again later")]
+    Busy,
+    /// The server failed.
+    #[error("the tool server `{server}` {error}")]
+    Failed {
+        /// Its name.
+        server: String,
+        /// What happened.
+        error: McpError,
+    },
+}
+
+impl McpServers {
+    /// Nothing is started yet.
+    pub fn new(settings: Vec<McpServer>) -> Self {
+        let entries = settings.into_iter().map(|settings| Entry::new(settings, false)).collect();
+        Self { entries: RwLock::new(entries), calls: Semaphore::new(MOST_CALLS) }
+    }
+
+    /// Lists the servers that `is_visible` allows, starting those that do not run.
+    pub async fn list(&self, is_visible: impl Fn(&McpServer) -> bool) -> Vec<Listed> {
+        let mut entries = self.entries();
+        entries.retain(|entry| is_visible(&entry.settings));
+        // Tasks, because a start goes on when nobody waits for it any more.
+        let start = |entry: &Arc<Entry>| tokio::spawn(entry.clone().ready());
+        let starts: Vec<_> = entries.iter().map(start).collect();
+        let until = tokio::time::Instant::now() + LIST_PATIENCE;
+        let mut listed = Vec::new();
+        for (entry, start) in entries.iter().zip(starts) {
+            let ready = tokio::time::timeout_at(until, start).await;
+            let tools = ready.ok().map(|ready| {
+                let ended = |error: tokio::task::JoinError| Err(McpError::Failed(error.to_string()));
+                ready.unwrap_or_else(ended).map(|ready| ready.tools)
+            });
+            listed.push(Listed { settings: entry.settings.clone(), added: entry.added, tools });
+        }
+        listed
+    }
+
+    /// Calls a tool of a server that `is_visible` allows.
+    ///
+    /// # Errors
+    /// [`McpRefusal`]. What a tool says went wrong is a [`ToolResult`].
+    pub async fn call(
+        &self,
+        server: &str,
+        tool: &str,
+        arguments: Map<String, Value>,
+        is_visible: impl Fn(&McpServer) -> bool,
+    ) -> Result<ToolResult, McpRefusal> {
+        let entry = self.find(server).filter(|entry| is_visible(&entry.settings));
+        let entry = entry.ok_or_else(|| McpRefusal::NoServer(server.to_owned()))?;
+        let Ok(_permit) = self.calls.try_acquire() else { return Err(McpRefusal::Busy) };
+        let failed = |error| McpRefusal::Failed { server: server.to_owned(), error };
+        let mut may_reconnect = true;
+        loop {
+            // A task, because a start goes on when the caller goes away.
+            let started = tokio::spawn(entry.clone().ready()).await;
+            let started = started.unwrap_or_else(|error| Err(McpError::Failed(error.to_string())));
+            let Ready { connection, tools } = started.map_err(failed)?;
+            if !tools.iter().any(|known| known.name == tool) {
+                let (server, tool) = (server.to_owned(), tool.to_owned());
+                return Err(McpRefusal::NoTool { server, tool });
+            }
+            let (name, arguments, limit) = (tool.to_owned(), arguments.clone(), entry.settings.timeout);
+            let called = {
+                let connection = connection.clone();
+                spawn_blocking(move || connection.call(&name, arguments, limit)).await
+            };
+            match called.unwrap_or_else(|error| Err(McpError::Failed(error.to_string()))) {
+                Ok(result) => return Ok(result),
+                // The server has forgotten us and has not looked at the call.
+                Err(McpError::SessionLost) if std::mem::take(&mut may_reconnect) => {
+                    entry.forget(&connection).await;
+                }
+                Err(error) => {
+                    if connection.is_closed() {
+                        entry.forget(&connection).await;
+                    }
+                    return Err(failed(error));
+                }
+            }
+        }
+    }
+
+    /// Adds a server until this one ends.
+    ///
+    /// # Errors
+    /// [`McpRefusal::NameTaken`], [`McpRefusal::TooMany`].
+    pub fn add(&self, settings: McpServer) -> Result<(), McpRefusal> {
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        if entries.iter().any(|entry| entry.settings.name == settings.name) {
+            return Err(McpRefusal::NameTaken(settings.name));
+        }
+        if entries.iter().filter(|entry| entry.added).count() >= MOST_ADDED {
+            return Err(McpRefusal::TooMany);
+        }
+        entries.push(Entry::new(settings, true));
+        Ok(())
+    }
+
+    /// Removes a server that was added.
+    ///
+    /// # Errors
+    /// [`McpRefusal::NoServer`], [`McpRefusal::InSettings`].
+    pub fn remove(&self, name: &str) -> Result<(), McpRefusal> {
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        let at = entries.iter().position(|entry| entry.settings.name == name);
+        let at = at.ok_or_else(|| McpRefusal::NoServer(name.to_owned()))?;
+        if !entries[at].added {
+            return Err(McpRefusal::InSettings(name.to_owned()));
+        }
+        entries.remove(at);
+        Ok(())
+    }
+
+    fn entries(&self) -> Vec<Arc<Entry>> {
+        self.entries.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn find(&self, name: &str) -> Option<Arc<Entry>> {
+        self.entries().into_iter().find(|entry| entry.settings.name == name)
+    }
+}
+
+impl Entry {
+    fn new(settings: McpServer, added: bool) -> Arc<Self> {
+        Arc::new(Self { settings, added, state: Mutex::new(State::Idle) })
+    }
+
+    /// Returns the running server, started now if it does not run.
+    async fn ready(self: Arc<Self>) -> Result<Ready, McpError> {
+        let mut state = self.state.lock().await;
+        match &*state {
+            State::Ready(ready) if !ready.connection.is_closed() => {
+                if !ready.connection.take_tools_changed() {
+                    return Ok(ready.clone());
+                }
+                let (connection, limit) = (ready.connection.clone(), self.settings.timeout);
+                let tools = blocking(limit, move || connection.tools(limit)).await;
+                let ready = tools.map(|tools| Ready { connection: ready.connection.clone(), tools });
+                return self.settle(&mut state, ready);
+            }
+            State::Failed { error, at } if at.elapsed() < FAILURE_KEPT => return Err(error.clone()),
+            State::Ready(_) | State::Failed { .. } | State::Idle => {}
+        }
+        let settings = self.settings.clone();
+        let limit = settings.timeout;
+        let ready = blocking(2 * limit, move || {
+            let connection = Connection::open(&settings)?;
+            let tools = connection.tools(limit)?;
+            Ok(Ready { connection: Arc::new(connection), tools })
+        });
+        let ready = ready.await;
+        match &ready {
+            Ok(ready) => tracing::info!(server = self.settings.name, tools = ready.tools.len(), "tools"),
+            Err(error) => tracing::warn!(server = self.settings.name, %error, "no tools"),
+        }
+        self.settle(&mut state, ready)
+    }
+
+    fn settle(&self, state: &mut State, ready: Result<Ready, McpError>) -> Result<Ready, McpError> {
+        *state = match &ready {
+            Ok(ready) => State::Ready(ready.clone()),
+            Err(error) => State::Failed { error: error.clone(), at: Instant::now() },
+        };
+        ready
+    }
+
+    /// Drops a connection that is of no more use.
+    async fn forget(&self, connection: &Arc<Connection>) {
+        let mut state = self.state.lock().await;
+        if matches!(&*state, State::Ready(ready) if Arc::ptr_eq(&ready.connection, connection)) {
+            *state = State::Idle;
+        }
+    }
+}
+
+/// Runs what blocks elsewhere. It has deadlines of its own; this one is for what is stuck in spite of them.
+async fn blocking<T: Send + 'static>(
+    limit: Duration,
+    work: impl FnOnce() -> Result<T, McpError> + Send + 'static,
+) -> Result<T, McpError> {
+    match timeout(limit + Duration::from_secs(5), spawn_blocking(work)).await {
+        Ok(Ok(done)) => done,
+        Ok(Err(error)) => Err(McpError::Failed(error.to_string())),
+        Err(_) => Err(McpError::Timeout(limit)),
+    }
+}
+
+/// Names of functions by server and tool, as models get them: the tool's name where it is the only one, and with the
+/// server's name before it elsewhere. Only letters, digits, `_` and `-` are in them, at most 64.
+pub fn function_names(servers: &[Listed]) -> HashMap<(String, String), String> {
+    let plain = |name: &str| {
+        let letter = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' };
+        name.chars().map(letter).take(64).collect::<String>()
+    };
+    let all = || {
+        servers.iter().flat_map(|server| {
+            let tools = server.tools.iter().flatten().flat_map(|tools| tools.iter());
+            tools.map(|tool| (server.settings.name.clone(), tool.name.clone()))
+        })
+    };
+    let mut counts = HashMap::<_, usize>::new();
+    all().for_each(|(_, tool)| *counts.entry(plain(&tool)).or_default() += 1);
+    let mut taken = HashMap::<_, usize>::new();
+    all()
+        .map(|(server, tool)| {
+            let mut name = plain(&tool);
+            if counts[&name] > 1 {
+                name = plain(&format!("{server}__{tool}"));
+            }
+            // Two names of one server may differ in what functions cannot have.
+            let count = taken.entry(name.clone()).or_default();
+            *count += 1;
+            if *count > 1 {
+                name.truncate(60);
+                name += &format!("_{count}");
+            }
+            ((server, tool), name)
+        })
+        .collect()
+}

@@ -1,0 +1,253 @@
+//! A server of tools that is a program: JSON-RPC in lines over its standard streams.
+//!
+//! Three threads serve a program: one writes to it, one reads its answers, and one keeps the last words of its standard
+//! error, which say why it has ended.
+
+use std::{
+    collections::HashMap,
+    ffi::OsString,
+    io::{self, BufRead, BufReader, Read, Write},
+    process::{Child, ChildStdin, Command, Stdio},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering},
+        mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+use super::connection::{Inbox, MOST_BYTES, McpError, message, shortened};
+
+/// Messages that wait to be written.
+const QUEUE: usize = 64;
+
+/// How long a program may take to end when its standard input is closed. Then it is killed.
+const END_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Characters of a program's last words.
+const MOST_WORDS: usize = 300;
+
+/// A running program.
+#[derive(Debug)]
+pub struct Process {
+    child: Option<Child>,
+    input: Option<Arc<SyncSender<String>>>,
+    shared: Arc<Shared>,
+    next: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// Requests that wait for their answers; `None` after the program's end.
+    waiting: Mutex<Option<HashMap<u64, Sender<Value>>>>,
+    /// Last line of standard error, or what is wrong with the answers.
+    last_words: Mutex<String>,
+    inbox: Arc<Inbox>,
+}
+
+impl Process {
+    /// Starts a program with this environment and no other.
+    ///
+    /// # Errors
+    /// [`McpError::Start`].
+    pub fn start(
+        program: &str,
+        arguments: &[String],
+        environment: &[(OsString, OsString)],
+        inbox: Arc<Inbox>,
+    ) -> Result<Self, McpError> {
+        let mut command = Command::new(program);
+        command.args(arguments).env_clear().envs(environment.iter().cloned());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let start = |error: io::Error| McpError::Start(format!("`{program}`: {error}"));
+        let mut child = command.spawn().map_err(start)?;
+        let (Some(stdin), Some(stdout), Some(stderr)) =
+            (child.stdin.take(), child.stdout.take(), child.stderr.take())
+        else {
+            return Err(McpError::Failed("the program has no standard streams".into()));
+        };
+        let (sender, messages) = sync_channel(QUEUE);
+        let input = Arc::new(sender);
+        let (waiting, last_words) = (Mutex::new(Some(HashMap::new())), Mutex::default());
+        let shared = Arc::new(Shared { waiting, last_words, inbox });
+        let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
+            thread::Builder::new().name(format!("mcp-{name}")).spawn(work).map(drop)
+        };
+        let (reader, words, back) = (shared.clone(), shared.clone(), Arc::downgrade(&input));
+        let started = spawn("write", Box::new(move || write(stdin, &messages)))
+            .and_then(|()| spawn("words", Box::new(move || words.keep_words(BufReader::new(stderr)))))
+            .and_then(|()| spawn("read", Box::new(move || reader.read(BufReader::new(stdout), &back))));
+        let process = Self { child: Some(child), input: Some(input), shared, next: AtomicU64::new(1) };
+        started.map_err(start)?;
+        Ok(process)
+    }
+
+    /// Sends a request and waits for its answer.
+    ///
+    /// # Errors
+    /// [`McpError`].
+    pub fn request(&self, method: &str, params: Value, limit: Duration) -> Result<Value, McpError> {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let (sender, answer) = channel();
+        match &mut *self.shared.waiting() {
+            Some(waiting) => drop(waiting.insert(id, sender)),
+            None => return Err(self.ended()),
+        }
+        let sent = self.send(&message(Some(id), method, params));
+        let answer = sent.and_then(|()| match answer.recv_timeout(limit) {
+            Ok(answer) => Ok(answer),
+            Err(RecvTimeoutError::Disconnected) => Err(self.ended()),
+            Err(RecvTimeoutError::Timeout) => {
+                let params = json!({"requestId": id, "reason": "it took too long"});
+                // The error that counts is the one before.
+                let _ = self.notify("notifications/cancelled", params);
+                Err(McpError::Timeout(limit))
+            }
+        });
+        if let Some(waiting) = &mut *self.shared.waiting() {
+            waiting.remove(&id);
+        }
+        answer
+    }
+
+    /// Sends what has no answer.
+    ///
+    /// # Errors
+    /// [`McpError`].
+    pub fn notify(&self, method: &str, params: Value) -> Result<(), McpError> {
+        self.send(&message(None, method, params))
+    }
+
+    /// True if the program has ended.
+    pub fn is_closed(&self) -> bool {
+        self.shared.waiting().is_none()
+    }
+
+    fn send(&self, message: &Value) -> Result<(), McpError> {
+        let Some(input) = &self.input else { return Err(self.ended()) };
+        match input.try_send(message.to_string()) {
+            Ok(()) => Ok(()),
+            Err(std::sync::mpsc::TrySendError::Full(_)) => Err(McpError::Stuck),
+            Err(std::sync::mpsc::TrySendError::Disconnected(_)) => Err(self.ended()),
+        }
+    }
+
+    fn ended(&self) -> McpError {
+        // The last words may arrive a little later than the end of the answers.
+        for _ in 0..20 {
+            if !self.shared.last_words().is_empty() {
+                break;
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        McpError::Ended(self.shared.last_words().clone())
+    }
+}
+
+impl Drop for Process {
+    /// Closes the program's input, which tells it to end, and kills it if it does not.
+    fn drop(&mut self) {
+        self.input = None;
+        let Some(mut child) = self.child.take() else { return };
+        let end = move || {
+            let begin = Instant::now();
+            while begin.elapsed() < END_PATIENCE {
+                if !matches!(child.try_wait(), Ok(None)) {
+                    return;
+                }
+                thread::sleep(Duration::from_millis(20));
+            }
+            // It may have ended by now.
+            let _ = child.kill();
+            let _ = child.wait();
+        };
+        // Without a thread the program ends when this one does, and its input is closed.
+        let _ = thread::Builder::new().name("mcp-end".into()).spawn(end);
+    }
+}
+
+/// Writes messages until nobody sends any more, or the program does not read.
+fn write(mut stdin: ChildStdin, messages: &Receiver<String>) {
+    for message in messages {
+        if stdin.write_all((message + "\n").as_bytes()).and_then(|()| stdin.flush()).is_err() {
+            return;
+        }
+    }
+}
+
+impl Shared {
+    /// Reads messages until the program ends.
+    fn read(&self, mut stdout: impl BufRead, input: &Weak<SyncSender<String>>) {
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            let read = stdout.by_ref().take(MOST_BYTES as u64).read_until(b'\n', &mut line);
+            if !matches!(read, Ok(1..)) {
+                break;
+            }
+            if !line.ends_with(b"\n") && line.len() >= MOST_BYTES {
+                *self.last_words() = format!("a line of its output is longer than {MOST_BYTES} bytes");
+                break;
+            }
+            if line.iter().all(u8::is_ascii_whitespace) {
+                continue;
+            }
+            match serde_json::from_slice(&line) {
+                Ok(message) => self.deliver(message, input),
+                // Many programs greet there, in spite of the protocol.
+                Err(_) => {
+                    let line = shortened(String::from_utf8_lossy(&line).trim(), MOST_WORDS);
+                    tracing::debug!(line, "a line of a tool server is not JSON");
+                    *self.last_words() = line;
+                }
+            }
+        }
+        *self.waiting() = None;
+    }
+
+    fn deliver(&self, message: Value, input: &Weak<SyncSender<String>>) {
+        if message.get("method").is_some() {
+            let answer = self.inbox.receive(&message);
+            if let (Some(answer), Some(input)) = (answer, input.upgrade()) {
+                // A program that does not read gets no answer.
+                let _ = input.try_send(answer.to_string());
+            }
+            return;
+        }
+        let Some(id) = message["id"].as_u64() else { return };
+        let waits = self.waiting().as_mut().and_then(|waiting| waiting.remove(&id));
+        if let Some(sender) = waits {
+            // Whoever waited may have given up.
+            let _ = sender.send(message);
+        }
+    }
+
+    /// Keeps the last line of what the program says.
+    fn keep_words(&self, mut stderr: impl BufRead) {
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            // A program that is not read stops when its pipe is full.
+            if !matches!(stderr.by_ref().take(1 << 16).read_until(b'\n', &mut line), Ok(1..)) {
+                return;
+            }
+            let text = String::from_utf8_lossy(&line);
+            let text = text.trim();
+            tracing::debug!(text, "a tool server says");
+            if !text.is_empty() {
+                *self.last_words() = shortened(text, MOST_WORDS);
+            }
+        }
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Option<HashMap<u64, Sender<Value>>>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn last_words(&self) -> MutexGuard<'_, String> {
+        self.last_words.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

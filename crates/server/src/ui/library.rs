@@ -1,0 +1,187 @@
+//! `/ui/v1/catalogue`, `/ui/v1/remote` and `/ui/v1/import`: what could be here, and models that lie on this machine.
+
+use std::path::PathBuf;
+
+use axum::extract::{RawQuery, State};
+use paguro_registry::{Cancel, ImportOptions, ModelName, PullOptions, known};
+use serde::{Deserialize, Serialize};
+use tokio::task::spawn_blocking;
+use utoipa::ToSchema;
+
+use super::named;
+use crate::{
+    AppState,
+    error::ApiError,
+    extract::Json,
+    library::{CancelOnDrop, Library},
+    wire,
+};
+
+/// Well-known models.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Catalogue {
+    models: Vec<KnownCard>,
+    /// Bytes that all loaded models may take together.
+    memory_limit: u64,
+}
+
+/// A well-known model.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct KnownCard {
+    /// The name to pull it by.
+    name: String,
+    /// Its name for people.
+    title: String,
+    /// Number of weights, as people write it: `4B`.
+    parameters: String,
+    /// Its use, in a few words.
+    good_for: String,
+    /// Bytes of its file, about.
+    bytes: u64,
+    /// Bytes of memory that it needs, about.
+    needs: u64,
+    /// True if the library has it.
+    here: bool,
+}
+
+/// A model on the hub.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct RemoteModel {
+    /// The name that it would have here.
+    name: String,
+    /// Bytes of its files.
+    bytes: u64,
+    /// Bytes of memory that it needs, about.
+    needs: u64,
+    /// True if the library has a model of that name.
+    here: bool,
+}
+
+/// A model that is to be imported.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct NewImport {
+    /// The path of a GGUF file or a Hugging Face folder on the server's machine.
+    path: String,
+    /// Its name here; its file's if absent.
+    name: Option<String>,
+    /// Copies the files into the library; otherwise they stay where they are, and must.
+    #[serde(default)]
+    copy: bool,
+}
+
+impl wire::Body for NewImport {}
+
+/// A model that was imported.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Imported {
+    /// The name to ask for it.
+    name: String,
+    bytes: u64,
+}
+
+/// Memory that a model of `bytes` needs, before its header is known: its weights, and an eighth for K, V and buffers.
+fn about(bytes: u64) -> u64 {
+    bytes.saturating_add(bytes / 8)
+}
+
+fn library(state: &AppState) -> Result<&Library, ApiError> {
+    let none =
+        || ApiError::Unavailable("there is no model library: neither PAGURO_HOME nor HOME is set".into());
+    state.library.as_ref().ok_or_else(none)
+}
+
+/// Lists well-known models, the largest first.
+///
+/// # Errors
+/// The library's error.
+#[utoipa::path(get, path = "/ui/v1/catalogue", tag = "Page", responses((status = 200, body = Catalogue)))]
+pub async fn catalogue(State(state): State<AppState>) -> Result<Json<Catalogue>, ApiError> {
+    let here = state.models.list().await?;
+    let is_here = |name: &str| here.iter().any(|entry| entry.name.eq_ignore_ascii_case(name));
+    let card = |model: &known::KnownModel| KnownCard {
+        name: model.name.clone(),
+        title: model.title.clone(),
+        parameters: model.parameters.clone(),
+        good_for: model.good_for.clone(),
+        bytes: model.bytes(),
+        needs: about(model.bytes()),
+        here: is_here(&model.name),
+    };
+    let mut models: Vec<_> = known::models().iter().map(card).collect();
+    models.sort_by_key(|model| std::cmp::Reverse(model.bytes));
+    Ok(Json(Catalogue { models, memory_limit: state.models.memory() }))
+}
+
+/// Asks the hub how large a model is.
+///
+/// # Errors
+/// A name that is none; the hub's error.
+#[utoipa::path(
+    get, path = "/ui/v1/remote", tag = "Page",
+    params(("model" = String, Query, description = "A name as `/api/pull` takes it")),
+    responses(
+        (status = 200, body = RemoteModel),
+        (status = "4XX", body = crate::openai::error::ErrorBody<'static>),
+        (status = "5XX", body = crate::openai::error::ErrorBody<'static>),
+    ),
+)]
+pub async fn remote(
+    State(state): State<AppState>,
+    RawQuery(query): RawQuery,
+) -> Result<Json<RemoteModel>, ApiError> {
+    let (reference, name) = known::wanted(&named(query.as_deref())?)?;
+    let cancel = Cancel::default();
+    let _guard = CancelOnDrop(cancel.clone());
+    let options = PullOptions { name, cancel };
+    let look_up = move |library: &Library| library.registry.look_up(&library.hub, &reference, &options);
+    let (name, bytes) = library(&state)?.run_long(look_up).await?;
+    let here = state.models.find(&name.short()).await.is_ok();
+    Ok(Json(RemoteModel { name: name.short(), bytes, needs: about(bytes), here }))
+}
+
+/// Takes in a model that lies on this machine.
+///
+/// # Errors
+/// What is no model; a name that is taken.
+#[utoipa::path(
+    post, path = "/ui/v1/import", tag = "Page",
+    request_body = NewImport,
+    responses(
+        (status = 200, body = Imported),
+        (status = "4XX", body = crate::openai::error::ErrorBody<'static>),
+        (status = "5XX", body = crate::openai::error::ErrorBody<'static>),
+    ),
+)]
+pub async fn import(
+    State(state): State<AppState>,
+    Json(NewImport { path, name, copy }): Json<NewImport>,
+) -> Result<Json<Imported>, ApiError> {
+    let library = library(&state)?;
+    let path = PathBuf::from(path.trim());
+    if !path.is_absolute() {
+        let message = format!(
+            "`path` is {:?}, and must be a whole path on the server's machine",
+            path.display().to_string()
+        );
+        return Err(ApiError::invalid("path", message));
+    }
+    let name = name.map(|name| name.trim().to_owned()).filter(|name| !name.is_empty());
+    let name = name.map(|name| name.parse::<ModelName>()).transpose()?;
+    if let Some(name) = &name
+        && state.models.outside(&name.short()).is_some()
+    {
+        let message = format!("`{}` is served from elsewhere; choose another name", name.short());
+        return Err(ApiError::invalid("name", message));
+    }
+    let looked_at = path.clone();
+    let found = spawn_blocking(move || std::fs::metadata(looked_at)).await;
+    let found = found.map_err(|error| ApiError::Internal(error.to_string()))?;
+    found.map_err(|error| ApiError::invalid("path", format!("cannot read {}: {error}", path.display())))?;
+    let cancel = Cancel::default();
+    // A copy that nobody waits for ends.
+    let _guard = CancelOnDrop(cancel.clone());
+    let options = ImportOptions { name, copy, cancel, ..ImportOptions::default() };
+    let work = move |library: &Library| library.registry.import(&path, &options, &library.inspect, &|_| {});
+    let record = library.run_long(work).await?;
+    Ok(Json(Imported { name: record.name.short(), bytes: record.size() }))
+}
