@@ -54,6 +54,18 @@ function files(folder: string): string[] {
     .sort();
 }
 
+/** Most bytes of the first load: the page, the scripts and styles that it names, and the font. */
+const MOST_FIRST = 400_000;
+
+/** Bytes of the first load, as they are sent. */
+function firstLoad(from: string, to: string): number {
+  const page = readFileSync(join(from, "index.html"), "utf8");
+  const named = [...page.matchAll(/\/ui\/(assets\/[^"]+)"/g)].map((match) => `${match[1]}.gz`);
+  const fonts = files(join(to, "assets")).filter((file) => COMPRESSED.test(file));
+  const sent = ["index.html.gz", ...new Set(named)].map((name) => join(to, name)).concat(fonts);
+  return sent.reduce((sum, file) => sum + readFileSync(file).length, 0);
+}
+
 function write(from: string, to: string): void {
   rmSync(to, { recursive: true, force: true });
   const rows = files(from).map((file) => {
@@ -67,4 +79,7 @@ function write(from: string, to: string): void {
   });
   const table = `// Written by \`npm run build\` in \`ui/\`.\n\n/// All files, by path.\nconst FILES: &[File] = &[\n${rows.join("")}];\n`;
   writeFileSync(join(to, "table.rs"), table);
+  const first = firstLoad(from, to);
+  if (first > MOST_FIRST) throw new Error(`the first load is ${first} bytes, and may be ${MOST_FIRST}: load what pages need when they open`);
+  console.log(`the first load is ${Math.round(first / 1000)} kB`);
 }

@@ -170,6 +170,61 @@ fn chat_completions_call_what_they_must() {
 }
 
 #[test]
+fn answers_follow_expressions_choices_and_grammars() {
+    let server = Server::start(&[]);
+    let ask = |path: &str, base: Value, more: &Value| {
+        let mut body = json!({"model": "tales", "max_tokens": 40});
+        body.as_object_mut().unwrap().extend(base.as_object().unwrap().clone());
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        server.post(path, &body)
+    };
+    let chat = |more: &Value| {
+        let messages = json!([{"role": "user", "content": "Who is it?"}]);
+        ask("/v1/chat/completions", json!({"messages": messages}), more)
+    };
+    let of = |text: &str, letters: &str, length: usize| {
+        text.chars().count() == length && text.chars().all(|c| letters.contains(c))
+    };
+    let sentence = |text: &str| {
+        let parts = text.split_once(" is ");
+        parts.is_some_and(|(who, what)| ["fox", "crab"].contains(&who) && of(what, "abcd", 3))
+    };
+    let lark = "start: who \" is \" /[a-d]{3}/\nwho: \"fox\" | \"crab\"";
+    let cases: [(Value, &dyn Fn(&str) -> bool); 8] = [
+        (json!({"structured_outputs": {"regex": "[xy]{4}"}}), &|text| of(text, "xy", 4)),
+        (json!({"guided_regex": "[xy]{4}"}), &|text| of(text, "xy", 4)),
+        (json!({"structured_outputs": {"choice": ["a.b", "c|d"]}}), &|text| ["a.b", "c|d"].contains(&text)),
+        (json!({"guided_choice": ["fox", "crab"]}), &|text| ["fox", "crab"].contains(&text)),
+        (json!({"structured_outputs": {"grammar": lark}}), &sentence),
+        (json!({"guided_grammar": lark}), &sentence),
+        (json!({"structured_outputs": {"json": {"enum": [17]}}}), &|text| text == "17"),
+        (json!({"structured_outputs": {"json_object": true}}), &|text| text.starts_with('{')),
+    ];
+    for (fields, is_expected) in cases {
+        let answer = chat(&fields).ok();
+        let text = answer["choices"][0]["message"]["content"].as_str().unwrap();
+        assert!(is_expected(text), "{fields}: {text:?}");
+        let answer = ask("/v1/completions", json!({"prompt": "Once"}), &fields).ok();
+        let text = answer["choices"][0]["text"].as_str().unwrap();
+        assert!(is_expected(text), "{fields}: {text:?}");
+    }
+    for (fields, problem) in [
+        (json!({"structured_outputs": {"regex": "a(?=b)"}}), "`structured_outputs`: the regular expression"),
+        (
+            json!({"structured_outputs": {"grammar": "start: nothing"}}),
+            "`structured_outputs`: the Lark grammar",
+        ),
+        (json!({"structured_outputs": {"regex": "a", "choice": ["b"]}}), "more than once"),
+        (json!({"guided_regex": "a", "response_format": {"type": "json_object"}}), "give one"),
+        (json!({"guided_regex": "a", "tools": [clock()]}), "send it without `tools`"),
+    ] {
+        let answer = chat(&fields);
+        assert_eq!(answer.status, 400, "{fields}: {}", answer.body);
+        assert!(answer.error().contains(problem), "{fields}: {}", answer.error());
+    }
+}
+
+#[test]
 fn responses_fit_and_call() {
     let server = Server::start(&[]);
     let create = |more: Value| {

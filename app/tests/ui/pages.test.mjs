@@ -130,6 +130,18 @@ test("the playground answers every kind of request", { timeout: 90_000 }, async 
   await run("embeddings", "td.num");
   await run("structured", ".json");
   await page.getByText("fits the schema").waitFor();
+  for (const [kind, pattern] of [
+    ["Grammar", /^The (fox|crab) is [1-9][0-9]? years old\.$/],
+    ["Expression", /^(red|blue|green) [0-9]{2}$/],
+    ["Choices", /^(yes|no|perhaps)$/],
+  ]) {
+    await page.getByRole("button", { name: kind, exact: true }).click();
+    await page.getByRole("button", { name: "Run" }).click();
+    await page.getByText(`fits the ${kind.toLowerCase()}`).waitFor();
+    assert.match((await page.locator(".bench-out .rendered").innerText()).trim(), pattern);
+    if (kind === "Grammar") await picture(page, "playground-grammar");
+  }
+  assert.match(await page.locator(".bench-code").innerText(), /"structured_outputs"/);
   await page.getByRole("button", { name: "Python" }).click();
   assert.match(await page.locator(".bench-code").innerText(), /requests\.post/);
   assert.deepEqual(problems, []);

@@ -1,19 +1,19 @@
 import "./playground.css";
 
-import { Play, Square } from "lucide-react";
-import { type ReactNode, useEffect, useMemo, useRef, useState } from "react";
+import { useMemo, useState } from "react";
 import { Link } from "wouter";
 
-import { describe, json } from "../api/client.ts";
-import { JsonTree, parseWhole } from "../chat/json-tree.tsx";
+import { json } from "../api/client.ts";
+import { parseWhole } from "../chat/json-tree.tsx";
 import { CodeBlock } from "../chat/markdown.tsx";
 import { CONTROLS, NumberField } from "../chat/settings-panel.tsx";
 import { NeedsScope } from "../components/frame.tsx";
-import { plural, seconds } from "../format.ts";
+import { plural } from "../format.ts";
 import { defaultModel } from "../store/chat.ts";
 import type { ChatSettings } from "../store/db.ts";
 import { useServer } from "../store/server.ts";
-import { asCurl, asJavaScript, asPython } from "./code.ts";
+import { Layout, Text, useRun } from "./bench.tsx";
+import { StructuredTab } from "./structured.tsx";
 import { type TokenScore, Tokens, pieces } from "./tokens.tsx";
 
 const TABS = [
@@ -72,117 +72,6 @@ export function PlaygroundPage({ tab }: { tab: string }) {
 }
 
 export default PlaygroundPage;
-
-interface Run<T> {
-  result: T | null;
-  problem: string | null;
-  busy: boolean;
-  took: number;
-  run(work: (signal: AbortSignal) => Promise<T>): void;
-  stop(): void;
-}
-
-function useRun<T>(): Run<T> {
-  const [state, setState] = useState<Pick<Run<T>, "result" | "problem" | "busy" | "took">>({ result: null, problem: null, busy: false, took: 0 });
-  const abort = useRef<AbortController | null>(null);
-  useEffect(() => () => abort.current?.abort(), []);
-  return {
-    ...state,
-    run(work) {
-      abort.current?.abort();
-      const own = new AbortController();
-      abort.current = own;
-      const started = performance.now();
-      setState((before) => ({ ...before, busy: true, problem: null }));
-      work(own.signal).then(
-        (result) => setState({ result, problem: null, busy: false, took: (performance.now() - started) / 1000 }),
-        (error: unknown) => {
-          const problem = own.signal.aborted ? null : describe(error);
-          setState((before) => ({ ...before, busy: false, problem }));
-        },
-      );
-    },
-    stop: () => abort.current?.abort(),
-  };
-}
-
-function Layout({ left, right, path, body, run, go }: { left: ReactNode; right: ReactNode; path: string; body: unknown; run: Run<unknown>; go: () => void }) {
-  return (
-    <div className="bench">
-      <section
-        className="card body bench-in"
-        aria-label="Request"
-        onKeyDown={(event) => {
-          if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) go();
-        }}
-      >
-        {left}
-        <div className="row">
-          <span className="grow muted small">Ctrl Enter runs it</span>
-          {run.busy ? (
-            <button type="button" className="button" onClick={run.stop}>
-              <Square size={13} aria-hidden /> Stop
-            </button>
-          ) : (
-            <button type="button" className="button primary" onClick={go}>
-              <Play size={14} aria-hidden /> Run
-            </button>
-          )}
-        </div>
-      </section>
-      <section className="card bench-out" aria-label="Answer" aria-busy={run.busy}>
-        <header>
-          <h2>Answer</h2>
-          <span className="muted num">{run.busy ? "running" : run.took > 0 ? seconds(run.took) : ""}</span>
-        </header>
-        <div className="body">
-          {run.problem ? (
-            <div className="note bad" role="alert">
-              {run.problem}
-            </div>
-          ) : run.result === null ? (
-            <div className="empty">
-              <p>{run.busy ? "Waiting for the answer" : "The answer appears here."}</p>
-            </div>
-          ) : (
-            right
-          )}
-        </div>
-      </section>
-      <Snippets path={path} body={body} />
-    </div>
-  );
-}
-
-function Snippets({ path, body }: { path: string; body: unknown }) {
-  const [language, setLanguage] = useState<"bash" | "python" | "javascript">("bash");
-  const text = useMemo(() => {
-    const write = { bash: asCurl, python: asPython, javascript: asJavaScript }[language];
-    return write(location.origin, path, body);
-  }, [language, path, body]);
-  return (
-    <section className="bench-code" aria-label="The same request in code">
-      <div className="tabs small-tabs" role="group" aria-label="Language">
-        {(["bash", "python", "javascript"] as const).map((one) => (
-          <button key={one} type="button" aria-pressed={language === one} onClick={() => setLanguage(one)}>
-            {{ bash: "curl", python: "Python", javascript: "JavaScript" }[one]}
-          </button>
-        ))}
-      </div>
-      <CodeBlock language={language} text={text} closed />
-    </section>
-  );
-}
-
-function Text({ label, value, set, rows = 5, mono = false }: { label: string; value: string; set: (value: string) => void; rows?: number; mono?: boolean }) {
-  const id = label.toLowerCase().replaceAll(/\W+/g, "-");
-  return (
-    <div className="field">
-      <label htmlFor={id}>{label}</label>
-      <textarea id={id} className={`input${mono ? " mono" : ""}`} rows={rows} value={value} spellCheck={!mono} onChange={(event) => set(event.target.value)} />
-    </div>
-  );
-}
 
 function Sampling({ settings, set }: { settings: ChatSettings; set: (settings: ChatSettings) => void }) {
   return (
@@ -417,68 +306,6 @@ function EmbeddingTab({ model }: { model: string }) {
               </tbody>
             </table>
           </div>
-        </>
-      }
-    />
-  );
-}
-
-interface Chat {
-  choices: { message: { content: string | null }; finish_reason: string }[];
-}
-
-const SCHEMA = {
-  type: "object",
-  properties: {
-    hero: { type: "string", maxLength: 30 },
-    kind: { enum: ["fox", "crab", "bear"] },
-    age: { type: "integer", minimum: 1, maximum: 99 },
-  },
-  required: ["hero", "kind", "age"],
-};
-
-function StructuredTab({ model }: { model: string }) {
-  const [prompt, setPrompt] = useState("Who is the hero of the story?");
-  const [schema, setSchema] = useState(JSON.stringify(SCHEMA, null, 2));
-  const run = useRun<Chat>();
-  const parsed = parseWhole(schema);
-  const body = useMemo(
-    () => ({
-      model,
-      messages: [{ role: "user", content: prompt }],
-      max_tokens: 400,
-      response_format: { type: "json_schema", json_schema: { name: "answer", schema: parseWhole(schema), strict: true } },
-    }),
-    [model, prompt, schema],
-  );
-  const go = () =>
-    run.run(async (signal) => {
-      if (parsed === undefined) throw new Error("The schema is not JSON. A schema is an object: {\"type\": \"object\", …}.");
-      return json<Chat>("/v1/chat/completions", { body, signal });
-    });
-  const choice = run.result?.choices[0];
-  const content = choice?.message.content ?? "";
-  const value = parseWhole(content);
-  return (
-    <Layout
-      path="/v1/chat/completions"
-      body={body}
-      run={run}
-      go={go}
-      left={
-        <>
-          <Text label="Question" value={prompt} set={setPrompt} rows={2} />
-          <Text label="JSON schema" value={schema} set={setSchema} rows={12} mono />
-          {parsed === undefined && <p className="problem small">This is not JSON yet.</p>}
-        </>
-      }
-      right={
-        <>
-          <p className="row">
-            {value === undefined ? <span className="tag sand">not whole: ended by {choice?.finish_reason}</span> : <span className="tag sea">fits the schema</span>}
-            <span className="muted small">Every token was drawn from those that the schema allows.</span>
-          </p>
-          {value === undefined ? <pre className="rendered">{content}</pre> : <JsonTree value={value} />}
         </>
       }
     />

@@ -36,7 +36,7 @@ impl Format {
     /// The schema of an answer; `None` where it may be anything.
     fn schema(&self) -> Option<Value> {
         match self {
-            Self::Text => None,
+            Self::Text | Self::Whole(_) => None,
             Self::JsonObject => Some(json!({"type": "object"})),
             Self::JsonSchema(schema) => Some(schema.clone()),
         }
@@ -47,6 +47,9 @@ impl Format {
     /// # Errors
     /// What the schema asks for and cannot have.
     pub(super) fn constraint(&self, compiler: &Compiler<'_>) -> Result<Option<Constraint>, ApiError> {
+        if let Self::Whole(grammar) = self {
+            return compiler.compile(grammar, "structured_outputs", "").map(Some);
+        }
         let Some(schema) = self.schema() else { return Ok(None) };
         compiler.compile(&Grammar::JsonSchema(schema), "response_format", "").map(Some)
     }
@@ -67,6 +70,11 @@ impl ChatRequest {
         let offered: Vec<_> = self.offered_tools().collect();
         if offered.is_empty() && reading.thought == Thought::None && reading.in_answer() {
             return self.format.constraint(compiler);
+        }
+        if let Format::Whole(_) = self.format {
+            let message = "`structured_outputs`: a regular expression, a choice or a grammar says what the whole answer \
+                is: send it without `tools`, and with `reasoning_effort` \"none\" to a model that reasons";
+            return Err(ApiError::invalid("structured_outputs", message));
         }
         let schema = self.format.schema().filter(|_| !forced);
         if !self.is_bounded() {

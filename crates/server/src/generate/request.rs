@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use paguro_engine::Grammar;
 use paguro_model::{
     Model,
     chat::ChatInput,
@@ -103,6 +104,8 @@ pub enum Format {
     JsonObject,
     /// JSON that fits this schema.
     JsonSchema(Value),
+    /// Text that this grammar allows, and nothing else: neither calls nor reasoning.
+    Whole(Grammar),
 }
 
 impl ChatRequest {

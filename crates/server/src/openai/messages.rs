@@ -1,5 +1,6 @@
 //! Messages and answer formats of a chat.
 
+use paguro_engine::Grammar;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use utoipa::ToSchema;
@@ -118,6 +119,29 @@ pub struct FormatParams {
     json_schema: Option<Value>,
     /// vLLM's way to ask for JSON that fits a schema.
     guided_json: Option<Value>,
+    /// vLLM's way to say what the whole answer must be.
+    structured_outputs: Option<StructuredOutputs>,
+    /// The older name of `structured_outputs.regex`.
+    guided_regex: Option<String>,
+    /// The older name of `structured_outputs.choice`.
+    guided_choice: Option<Vec<String>>,
+    /// The older name of `structured_outputs.grammar`.
+    guided_grammar: Option<String>,
+}
+
+/// What the whole answer must be: one of these.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+pub struct StructuredOutputs {
+    /// JSON that fits this schema.
+    json: Option<Value>,
+    /// A JSON object.
+    json_object: Option<bool>,
+    /// Text that this regular expression matches as a whole.
+    regex: Option<String>,
+    /// One of these texts.
+    choice: Option<Vec<String>>,
+    /// Text that the rule `start` of this grammar derives, in llguidance's dialect of Lark.
+    grammar: Option<String>,
 }
 
 /// What an answer must be.
@@ -277,7 +301,46 @@ impl FormatParams {
     ///
     /// # Errors
     /// A schema that is missing, or of a format that has none.
-    pub fn format(self) -> Result<Format, ApiError> {
+    pub fn format(mut self) -> Result<Format, ApiError> {
+        let whole = self.whole()?;
+        let is_free = self.response_format.as_ref().is_none_or(|format| format.r#type == FormatType::Text)
+            && self.json_schema.is_none()
+            && self.guided_json.is_none();
+        match whole {
+            None => self.json_format(),
+            Some(whole) if is_free => Ok(whole),
+            Some(_) => {
+                let message =
+                    "`structured_outputs` and another field both say what the answer must be: give one";
+                Err(ApiError::invalid("structured_outputs", message))
+            }
+        }
+    }
+
+    /// The format that vLLM's fields ask for, but for schemas under older names.
+    fn whole(&mut self) -> Result<Option<Format>, ApiError> {
+        let StructuredOutputs { json, json_object, regex, choice, grammar } =
+            self.structured_outputs.take().unwrap_or_default();
+        let choice = choice.or(self.guided_choice.take()).filter(|texts| !texts.is_empty());
+        let choice = choice.map(|texts| {
+            let texts: Vec<_> = texts.iter().map(|text| regex::escape(text)).collect();
+            Format::Whole(Grammar::Regex(texts.join("|")))
+        });
+        let regex = regex.or(self.guided_regex.take()).map(|text| Format::Whole(Grammar::Regex(text)));
+        let grammar = grammar.or(self.guided_grammar.take()).map(|text| Format::Whole(Grammar::Lark(text)));
+        let object = json_object.filter(|wanted| *wanted).map(|_| Format::JsonObject);
+        let mut given = [json.map(Format::JsonSchema), object, choice, regex, grammar].into_iter().flatten();
+        match (given.next(), given.next()) {
+            (format, None) => Ok(format),
+            _ => {
+                let message = "`structured_outputs` says more than once what the answer must be: give one of `json`, \
+                    `json_object`, `regex`, `choice` and `grammar`";
+                Err(ApiError::invalid("structured_outputs", message))
+            }
+        }
+    }
+
+    fn json_format(self) -> Result<Format, ApiError> {
         let other = match self.json_schema.or(self.guided_json) {
             // vLLM also takes a schema's text.
             Some(Value::String(text)) => serde_json::from_str(&text).map(Some).map_err(|error| {
