@@ -16,6 +16,18 @@ import { SettingsPanel } from "./settings-panel.tsx";
 import { Sidebar } from "./sidebar.tsx";
 import { TreeDialog } from "./tree-dialog.tsx";
 
+/** True while the window fits a query. */
+function useMedia(query: string): boolean {
+  const [fits, setFits] = useState(() => matchMedia(query).matches);
+  useEffect(() => {
+    const media = matchMedia(query);
+    const listen = () => setFits(media.matches);
+    media.addEventListener("change", listen);
+    return () => media.removeEventListener("change", listen);
+  }, [query]);
+  return fits;
+}
+
 const narrow = () => matchMedia("(max-width: 900px)").matches;
 
 export function ChatPage({ id }: { id: string | null }) {
@@ -78,14 +90,21 @@ export function ChatPage({ id }: { id: string | null }) {
     changeSettings(servers.length ? { ...rest, servers } : rest);
   };
 
+  // Between a phone and a wide window there is room for the chats or the settings beside the talk.
+  const medium = useMedia("(min-width: 901px) and (max-width: 1180px)");
+  const sideShown = side && !(settings && medium);
   const toggleSide = () => {
+    if (side && !sideShown) {
+      setSettings(false);
+      return;
+    }
     setSide(!side);
     if (!narrow()) prefs.set({ sideOpen: !side });
   };
 
   return (
-    <div className={`chat${side ? " with-side" : ""}`}>
-      {side && (
+    <div className={`chat${sideShown ? " with-side" : ""}`}>
+      {sideShown && (
         <>
           <div className="side-shade" onClick={() => setSide(false)} />
           <Sidebar current={id} picked={() => narrow() && setSide(false)} />
@@ -93,8 +112,8 @@ export function ChatPage({ id }: { id: string | null }) {
       )}
       <section className="talk" aria-label="Conversation">
         <header className="talk-head">
-          <Tip text={side ? "Hide the chats" : "Show the chats"} placement="bottom">
-            <button type="button" className="button quiet icon" aria-label={side ? "Hide the chats" : "Show the chats"} aria-expanded={side} onClick={toggleSide}>
+          <Tip text={sideShown ? "Hide the chats" : "Show the chats"} placement="bottom">
+            <button type="button" className="button quiet icon" aria-label={sideShown ? "Hide the chats" : "Show the chats"} aria-expanded={sideShown} onClick={toggleSide}>
               <PanelLeft size={18} aria-hidden />
             </button>
           </Tip>
