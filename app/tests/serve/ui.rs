@@ -126,9 +126,8 @@ fn keys_are_made_and_revoked() {
         (&json!(true), &json!(false), &json!([]))
     );
     assert_eq!(with(key, "GET", "/ui/v1/session", "").ok()["scopes"], json!(["admin"]));
-    let statuses = ["keys", "settings", "requests", "live", "models"]
-        .map(|path| server.get(&format!("/ui/v1/{path}")).status);
-    assert_eq!(statuses, [401; 5]);
+    let paths = ["keys", "settings", "requests", "live", "models", "tools", "catalogue", "preset", "remote"];
+    assert_eq!(paths.map(|path| server.get(&format!("/ui/v1/{path}")).status), [401; 9]);
     assert_eq!(with(key, "GET", "/ui/v1/models", "").status, 403);
     let list = with(key, "GET", "/ui/v1/keys", "");
     assert!(!list.body.contains(key) && list.body.contains("laptop"));
