@@ -32,8 +32,9 @@ export function seconds(s: number): string {
   if (s < 0.9995) return `${(s * 1000).toFixed(s < 0.00995 ? 1 : 0)} ms`;
   if (s < 59.95) return `${s.toFixed(1)} s`;
   const whole = Math.round(s);
-  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
-  return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
+  const then = (n: number, unit: string) => (n > 0 ? ` ${n} ${unit}` : "");
+  if (whole < 3600) return `${Math.floor(whole / 60)} min${then(whole % 60, "s")}`;
+  return `${Math.floor(whole / 3600)} h${then(Math.floor((whole % 3600) / 60), "min")}`;
 }
 
 export function plural(n: number, noun: string): string {

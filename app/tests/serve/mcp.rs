@@ -15,7 +15,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use super::http::{Answer, Server};
+use super::http::{Answer, Server, paguro};
 
 /// Set for the program that serves tools.
 const IS_PROGRAM: &str = "TOOL_PROGRAM";
@@ -181,20 +181,10 @@ fn a_scope_decides_who_sees_and_calls_tools() {
     let settings = [program_settings("mine", ""), program_settings("ours", "scope = 'inference'")].concat();
     let server = start(&settings);
     let key = |scope: &str| {
-        let with = |key: &str| vec![("Authorization".to_owned(), format!("Bearer {key}"))];
-        with(
-            &String::from_utf8(
-                super::http::paguro(server.home(), &["keys", "add", scope, "--scope", scope, "--quiet"])
-                    .output()
-                    .unwrap()
-                    .stdout,
-            )
-            .unwrap()
-            .split_whitespace()
-            .find(|word| word.starts_with("pg-"))
-            .unwrap()
-            .to_owned(),
-        )
+        let made = paguro(server.home(), &["keys", "add", scope, "--scope", scope]).output().unwrap();
+        let text = String::from_utf8(made.stdout).unwrap();
+        let key = text.split_whitespace().find(|word| word.starts_with("pg-")).expect("a key is shown");
+        vec![("Authorization".to_owned(), format!("Bearer {key}"))]
     };
     let (inference, admin) = (key("inference"), key("admin"));
     // Running servers look twice a second.

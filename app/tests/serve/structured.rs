@@ -190,7 +190,8 @@ fn answers_follow_expressions_choices_and_grammars() {
         parts.is_some_and(|(who, what)| ["fox", "crab"].contains(&who) && of(what, "abcd", 3))
     };
     let lark = "start: who \" is \" /[a-d]{3}/\nwho: \"fox\" | \"crab\"";
-    let cases: [(Value, &dyn Fn(&str) -> bool); 8] = [
+    type Case<'c> = (Value, &'c dyn Fn(&str) -> bool);
+    let cases: [Case<'_>; 8] = [
         (json!({"structured_outputs": {"regex": "[xy]{4}"}}), &|text| of(text, "xy", 4)),
         (json!({"guided_regex": "[xy]{4}"}), &|text| of(text, "xy", 4)),
         (json!({"structured_outputs": {"choice": ["a.b", "c|d"]}}), &|text| ["a.b", "c|d"].contains(&text)),

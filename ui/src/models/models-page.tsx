@@ -136,7 +136,7 @@ function Model({ model, limit, free }: { model: ModelCard; limit: number; free: 
               {one}
             </span>
           ))}
-          {loaded?.embeds && <span className="tag">embeddings</span>}
+          {loaded?.embeds && !file?.capabilities.includes("embedding") && <span className="tag">embeddings</span>}
         </div>
         {model.problem ? (
           <p className="problem">{model.problem}</p>
