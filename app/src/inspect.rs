@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use paguro_backend::{
-    Experts, FeedForward, KvDtype, KvGroup, KvLayout, Layer, Linear, MemoryPlan, Mixer, Program,
+    DeltaRule, DeltaShape, Experts, FeedForward, KvDtype, KvGroup, KvLayout, Layer, Linear, MemoryPlan,
+    Mixer, Program,
 };
 use paguro_engine::{Engine, EngineOptions, EnginePlan, PageBudget};
 use paguro_model::{LoadOptions, Model, ModelFile, tensor::Tensor};
@@ -65,6 +66,8 @@ struct Memory {
     converted: BTreeMap<(String, String), usize>,
     pages: u64,
     page_bytes: u64,
+    /// State of a sequence beside its pages.
+    states: u64,
     block_size: usize,
     kv_dtype: KvDtype,
 }
@@ -84,10 +87,21 @@ impl Memory {
         let options = EngineOptions { pages: PageBudget::Pages(pages as usize), ..options };
         let plan =
             Engine::plan(backend.as_ref(), &model.program, &model.weights, model.max_context, &options);
-        let EnginePlan { memory: MemoryPlan { weights, buffers, .. }, page_bytes, .. } =
+        let EnginePlan { memory: MemoryPlan { weights, states, buffers, .. }, page_bytes, .. } =
             plan.map_err(|error| Failure::from_error(&error))?;
         let device = backend.name().to_owned();
-        Ok(Self { context, device, weights, buffers, converted, pages, page_bytes, block_size, kv_dtype })
+        Ok(Self {
+            context,
+            device,
+            weights,
+            buffers,
+            converted,
+            pages,
+            page_bytes,
+            states,
+            block_size,
+            kv_dtype,
+        })
     }
 
     fn kv(&self) -> u64 {
@@ -95,7 +109,7 @@ impl Memory {
     }
 
     fn total(&self) -> u64 {
-        self.weights.saturating_add(self.kv()).saturating_add(self.buffers)
+        self.weights.saturating_add(self.kv()).saturating_add(self.states).saturating_add(self.buffers)
     }
 }
 
@@ -138,14 +152,27 @@ fn summary(
             if let Some(active) = active_parameters(model) {
                 row("active", format!("{} parameters for a token", units::count(active)))?;
             }
+            if let Some(skipped) = skipped(file.tensors()) {
+                row("not run", skipped)?;
+            }
             row("context", format!("{} tokens", model.context_length))?;
             row("chat template", chat_template(model))?;
         }
         Err(problem) => row("runs", format!("no: {problem}"))?,
     }
     if let Some(memory) = memory {
-        let Memory { context, device, weights, buffers, converted, pages, page_bytes, block_size, kv_dtype } =
-            &memory;
+        let Memory {
+            context,
+            device,
+            weights,
+            buffers,
+            converted,
+            pages,
+            page_bytes,
+            states,
+            block_size,
+            kv_dtype,
+        } = &memory;
         row("memory", format!("{} for a context of {context} tokens:", units::bytes(memory.total())))?;
         row("", format!("{} weights", units::bytes(*weights)))?;
         for ((from, to), count) in converted {
@@ -161,6 +188,9 @@ fn summary(
                 units::bytes(*page_bytes)
             ),
         )?;
+        if *states > 0 {
+            row("", format!("{} state of a sequence; the prefix cache is off", units::bytes(*states)))?;
+        }
         row("", format!("{} buffers", units::bytes(*buffers)))?;
     }
     Ok(())
@@ -184,6 +214,13 @@ fn layers(program: &Program) -> String {
                 let KvGroup { kv_heads, head_dim, .. } = program.kv_group(attention);
                 format!("{} heads, {kv_heads} KV heads of {head_dim}", attention.heads)
             }
+            Mixer::Conv(conv) => format!("short convolutions over {} tokens", conv.convolution.taps),
+            Mixer::DeltaRule(DeltaRule { shape, .. }) => {
+                let DeltaShape { key_heads, value_heads, key_dim, value_dim } = shape;
+                format!(
+                    "gated delta rules of {value_heads} value heads of {value_dim}, {key_heads} key heads of {key_dim}"
+                )
+            }
             other => format!("{other:?}"),
         };
         let network = match &layer.ffn {
@@ -203,6 +240,17 @@ fn layers(program: &Program) -> String {
         }
     }
     format!("{}, {}", attentions.join(" or "), networks.join(" or "))
+}
+
+/// Blocks that predict tokens further ahead, if the file has some: nothing runs them yet.
+fn skipped(tensors: &[Tensor]) -> Option<String> {
+    let block = |tensor: &Tensor| match tensor.name.split_once(".nextn.") {
+        Some((block, _)) => Some(block.to_owned()),
+        None => tensor.name.starts_with("mtp.").then(|| "mtp".to_owned()),
+    };
+    let blocks: std::collections::BTreeSet<String> = tensors.iter().filter_map(block).collect();
+    let names = blocks.into_iter().map(|block| format!("`{block}`")).collect::<Vec<_>>().join(", ");
+    (!names.is_empty()).then(|| format!("{names}: multi-token prediction"))
 }
 
 /// Parameters that one token's forward pass multiplies with, in a model with experts.
@@ -225,13 +273,13 @@ fn active_parameters(model: &Model) -> Option<u64> {
 
 /// The first layer's shape, for programs that ask for one number; see [`layers`] for all of them.
 fn first_layer(program: &Program) -> (usize, usize, usize, usize) {
-    let Some(Layer { mixer, ffn, .. }) = program.layers.first() else { return (0, 0, 0, 0) };
-    let (heads, kv_heads, head_dim) = match mixer {
-        Mixer::Attention(attention) => {
+    let Some(Layer { ffn, .. }) = program.layers.first() else { return (0, 0, 0, 0) };
+    let (heads, kv_heads, head_dim) = match program.attentions().next() {
+        Some(attention) => {
             let group = program.kv_group(attention);
             (attention.heads, group.kv_heads, group.head_dim)
         }
-        _ => (0, 0, 0),
+        None => (0, 0, 0),
     };
     let width = match ffn {
         FeedForward::Dense(dense) => dense.width,
@@ -350,6 +398,9 @@ fn as_json(
                 value["shape"]["experts_used"] = json!(experts.router.used);
                 value["shape"]["expert_ffn"] = json!(experts.width);
             }
+            if let Some(skipped) = skipped(file.tensors()) {
+                value["not_run"] = json!(skipped);
+            }
             if let Some(active) = active_parameters(model) {
                 value["active_parameters"] = json!(active);
             }
@@ -361,6 +412,7 @@ fn as_json(
             "context": memory.context,
             "weight_bytes": memory.weights,
             "buffer_bytes": memory.buffers,
+            "state_bytes": memory.states,
             "converted": memory.converted.iter().map(|((from, to), count)| {
                 json!({"from": from, "to": to, "matrices": count})
             }).collect::<Vec<_>>(),

@@ -114,7 +114,7 @@ fn fit_memory(
 ) -> Outcome<EngineOptions> {
     let plan = Engine::plan(backend, &model.program, &model.weights, model.max_context, &options);
     let plan = plan.map_err(|error| Failure::from_error(&error))?;
-    let MemoryPlan { weights, kv, buffers } = plan.memory;
+    let MemoryPlan { weights, kv, states, buffers } = plan.memory;
     let free = backend.capacity().bytes_free;
     if plan.memory.total() <= free {
         return Ok(options);
@@ -124,12 +124,12 @@ fn fit_memory(
         return Ok(EngineOptions { pages: PageBudget::Bytes(left), ..options });
     }
     let failure = Failure::new(format!(
-        "{} needs {} of memory (weights {}, K and V {}, buffers {}), but the {} has {} free",
+        "{} needs {} of memory (weights {}, K and V {}, states and buffers {}), but the {} has {} free",
         model.name,
         units::bytes(plan.memory.total()),
         units::bytes(weights),
         units::bytes(kv),
-        units::bytes(buffers),
+        units::bytes(states.saturating_add(buffers)),
         backend.name(),
         units::bytes(free),
     ));

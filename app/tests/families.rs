@@ -9,8 +9,8 @@ use std::{fs, path::Path};
 
 use common::shared;
 use paguro_backend::{
-    AttentionMode, Backend, KvDtype, Limits, Outcome, Output, PageId, Step, StepOutput, StepSequence, Want,
-    reference::Reference,
+    AttentionMode, Backend, KvDtype, Limits, Outcome, Output, PageId, StateId, Step, StepOutput,
+    StepSequence, Want, reference::Reference,
 };
 use paguro_backend_cpu::{Cpu, CpuOptions};
 use paguro_model::{LoadOptions, Model};
@@ -55,6 +55,7 @@ fn logits(backend: &dyn Backend, model: &Model, run: &Run, chunk: usize) -> Vec<
         max_sequences: 1,
         max_outputs: chunk,
         max_context: blocks * BLOCK,
+        states: 1,
         kv_dtype: KvDtype::F16,
         attention: AttentionMode::Paged,
     };
@@ -66,7 +67,8 @@ fn logits(backend: &dyn Backend, model: &Model, run: &Run, chunk: usize) -> Vec<
             .flat_map(|group| (0..end.div_ceil(BLOCK)).map(move |block| (1 + group * blocks + block) as u32))
             .map(PageId)
             .collect();
-        let sequences = [StepSequence { rows: 0..tokens.len(), start, tables: 0..pages.len() }];
+        let state = model.program.state.in_place(StateId(0));
+        let sequences = [StepSequence { rows: 0..tokens.len(), start, tables: 0..pages.len(), state }];
         let answers = (start..end).filter(|position| position + 1 >= run.prompt);
         let outputs: Vec<_> =
             answers.map(|position| Output { row: position - start, want: Want::Logits }).collect();
@@ -165,6 +167,33 @@ fn gpt_oss_in_mxfp4_is_the_same_from_a_folder() {
         logits(&Reference::default(), &model, &run, 64)
     });
     assert_eq!(file, folder);
+}
+
+/// Layers with a state from a file whose value heads were reordered.
+#[test]
+fn qwen35_tells_its_stories() {
+    let Some(file) = shared("model/families/tales-qwen35-Q8_0.gguf") else { return };
+    check(&cpu(), &file, "qwen35-hf/reference.json", 0.5, 0.02);
+}
+
+/// Float16 weights: exactly those of the reference, with norms' weights as differences from one.
+#[test]
+fn qwen35_tells_its_stories_from_a_folder() {
+    let Some(folder) = shared("model/families/qwen35-hf") else { return };
+    check(&cpu(), &folder, "qwen35-hf/reference.json", 0.02, 0.01);
+}
+
+/// Its routers decide narrowly: weights in eight bits choose another expert in one of thirty steps.
+#[test]
+fn qwen35moe_tells_its_stories() {
+    let Some(file) = shared("model/families/tales-qwen35moe-Q8_0.gguf") else { return };
+    check(&cpu(), &file, "qwen35moe-reference.json", 0.5, 0.05);
+}
+
+#[test]
+fn lfm2moe_tells_its_stories() {
+    let Some(file) = shared("model/families/tales-lfm2moe-Q8_0.gguf") else { return };
+    check(&cpu(), &file, "lfm2moe-reference.json", 0.5, 0.02);
 }
 
 /// The same on this machine's first GPU, which may be a processor that plays one.

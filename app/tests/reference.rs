@@ -90,6 +90,7 @@ fn token_by_token(backend: &dyn Backend, choose: impl Fn(Vec<Run>) -> Vec<Run>) 
         max_sequences: runs.len(),
         max_outputs: runs.len(),
         max_context: blocks * BLOCK,
+        states: 0,
         kv_dtype: KvDtype::F16,
         attention: AttentionMode::Paged,
     };
@@ -160,6 +161,7 @@ fn logits(runner: &mut dyn Runner, sequences: &mut [Sequence<'_>]) -> Vec<Vec<f3
             rows: rows..tokens.len(),
             start: sequence.computed,
             tables: table..pages.len(),
+            state: None,
         });
         outputs.push(Output { row: tokens.len() - 1, want: Want::Logits });
         sequence.computed = sequence.tokens.len();

@@ -1,6 +1,6 @@
 //! What a token costs in bytes that must be read: the ceiling that a memory's speed sets.
 
-use paguro_backend::{FeedForward, KvDtype, Linear, Matrix, Mixer, Program, Weights};
+use paguro_backend::{FeedForward, KvDtype, Linear, Matrix, Mixer, Program, STATE_CHUNK, Weights};
 
 use super::{Case, Test};
 use crate::failure::{Failure, Outcome};
@@ -14,6 +14,8 @@ pub struct Cost {
     experts: Vec<ExpertCost>,
     /// Weights of the head, once for each step that asks for logits.
     head: u64,
+    /// States of a sequence that a row reads, and a chunk of a prompt folds.
+    states: u64,
     /// For each layer: how far back it sees, and bytes of K and V for each position.
     attention: Vec<(Option<u32>, u64)>,
 }
@@ -51,8 +53,19 @@ impl Cost {
             match &layer.mixer {
                 Mixer::Attention(op) => {
                     cost.layers += [&op.q, &op.k, &op.v, &op.out].map(stored).iter().sum::<u64>();
+                    cost.layers += op.gate.as_ref().map_or(0, stored);
                     let group = program.kv_group(op);
                     cost.attention.push((group.window, group.token_bytes(kv_dtype) as u64));
+                }
+                Mixer::Conv(op) => cost.layers += stored(&op.input) + stored(&op.out),
+                Mixer::DeltaRule(op) => {
+                    let linears = [&op.qkv, &op.gate, &op.alpha, &op.beta, &op.out];
+                    cost.layers += linears.map(stored).iter().sum::<u64>();
+                    let shape = op.shape;
+                    // A row reads the matrix of each head, and about half of a chunk's keys and updates.
+                    let chunk = (shape.key_width() + shape.value_width()) * STATE_CHUNK / 2;
+                    let floats = shape.value_width() * shape.key_dim + chunk;
+                    cost.states += (floats * size_of::<f32>()) as u64;
                 }
                 other => return Err(unknown(other)),
             }
@@ -88,7 +101,8 @@ impl Cost {
             // Each step reads the weights once for all sequences, and the K and V of each up to where it is.
             Test::Decode => {
                 let kv: u64 = (depth + 1..=depth + tokens).map(|position| self.kv(position)).sum();
-                (self.weights(batch) + self.head as f64) / batch as f64 + kv as f64 / tokens as f64
+                let sequence = kv as f64 / tokens as f64 + self.states as f64;
+                (self.weights(batch) + self.head as f64) / batch as f64 + sequence
             }
             // Each chunk reads the weights once, and the K and V once for all of its rows.
             Test::Prefill => {
@@ -97,7 +111,8 @@ impl Cost {
                 let (rows, steps) = (tokens * batch, (tokens * batch).div_ceil(chunk));
                 let last = rows - (steps - 1) * chunk;
                 let weights = self.weights(chunk) * (steps - 1) as f64 + self.weights(last);
-                (weights + self.head as f64) / rows as f64 + kv as f64 / tokens as f64
+                let states = self.states * tokens.div_ceil(STATE_CHUNK) as u64;
+                (weights + self.head as f64) / rows as f64 + (kv + states) as f64 / tokens as f64
             }
         }
     }
@@ -119,7 +134,8 @@ fn bytes(matrix: &Matrix) -> u64 {
 mod tests {
     use super::*;
 
-    const COST: Cost = Cost { layers: 1000, experts: Vec::new(), head: 200, attention: Vec::new() };
+    const COST: Cost =
+        Cost { layers: 1000, experts: Vec::new(), head: 200, states: 0, attention: Vec::new() };
 
     fn case(test: Test, tokens: usize, depth: usize, batch: usize) -> Case {
         Case { test, tokens, depth, batch }

@@ -7,7 +7,7 @@ use half::f16;
 use paguro_backend::{
     Activation, Attention, ByteSource, Bytes, Dense, Embed, Experts, FeedForward, Head, KvGroup, KvLayout,
     KvSlot, Layer, Linear, Matrix, MatrixId, Mixer, Norm, NormKind, Program, QkNorm, QkNormKind, Residual,
-    Rope, RopeStyle, Router, Scores, VectorId, WeightFormat, Weights,
+    Rope, RopeStyle, Router, Scores, StateLayout, VectorId, WeightFormat, Weights,
 };
 use paguro_model::Model;
 
@@ -163,7 +163,8 @@ impl Builder {
             frequencies: (0..head_dim / 2).map(frequency).collect(),
             magnitude: 1.0,
         };
-        Program { hidden, vocab, kv, ropes: vec![rope], embed, layers, head }
+        let state = StateLayout::default();
+        Program { hidden, vocab, kv, state, ropes: vec![rope], embed, layers, head }
     }
 
     fn attention(&mut self, shape: &Shape, kv: KvSlot, base: WeightFormat, more: WeightFormat) -> Attention {
@@ -187,6 +188,7 @@ impl Builder {
             soft_cap: None,
             sinks: gpt_oss.then(|| self.vector(heads, 0.0)),
             kv,
+            gate: None,
             out: self.biased("out", base, hidden, q, gpt_oss),
             post_norm: None,
         }

@@ -5,7 +5,7 @@
 //! kernels, and one token that the device samples.
 
 use paguro_backend::{
-    Backend, Limits, Outcome, Output, PageId, Program, Runner, SampleRequest, SamplingParams, Step,
+    Backend, Limits, Outcome, Output, PageId, Program, Runner, SampleRequest, SamplingParams, StateId, Step,
     StepOutput, StepSequence, Want, Weights,
 };
 
@@ -38,7 +38,11 @@ pub fn check(
     limits: Limits,
 ) -> Result<(), Problem> {
     let steps = steps(limits.max_rows, limits.max_context);
-    let limits = Limits { pages: limits.pages.min(pages(program, &limits, &steps)), ..limits };
+    let limits = Limits {
+        pages: limits.pages.min(pages(program, &limits, &steps)),
+        states: limits.states.min(1),
+        ..limits
+    };
     let no_room = || Problem::Reference("there is no room for a step".to_owned());
     let (last, others) = steps.split_last().ok_or_else(no_room)?;
     let rows = |backend: &dyn Backend| -> Result<(Rows, Outcome), String> {
@@ -139,7 +143,8 @@ impl Sequence<'_> {
         if pages.iter().any(|page| page.0 as usize >= self.limits.pages) {
             return Err(format!("{} pages are too few", self.limits.pages));
         }
-        let sequences = [StepSequence { rows: 0..rows, start, tables: 0..pages.len() }];
+        let state = self.program.state.in_place(StateId(0));
+        let sequences = [StepSequence { rows: 0..rows, start, tables: 0..pages.len(), state }];
         let outputs = [Output { row: rows - 1, want }];
         let step =
             Step { tokens: &tokens, carried: &[], sequences: &sequences, pages: &pages, outputs: &outputs };

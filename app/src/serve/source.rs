@@ -251,7 +251,7 @@ impl Shelf {
         let enough = plan.kv_for(context);
         Ok(LoadPlan {
             weights: plan.memory.weights,
-            buffers: plan.memory.buffers,
+            buffers: plan.memory.buffers.saturating_add(plan.memory.states),
             kv_least: given.unwrap_or_else(|| plan.kv_for(context.min(LEAST_TOKENS))),
             kv_enough: given.unwrap_or(enough),
             kv_most: given.unwrap_or_else(|| plan.memory.kv.max(enough)),

@@ -12,8 +12,8 @@ mod weights;
 use std::path::Path;
 
 use paguro_backend::{
-    AttentionMode, Backend, KvDtype, Limits, Outcome, Output, PageId, Step, StepOutput, StepSequence, Want,
-    reference::Reference,
+    AttentionMode, Backend, KvDtype, Limits, Outcome, Output, PageId, StateId, Step, StepOutput,
+    StepSequence, Want, reference::Reference,
 };
 use paguro_backend_cpu::{Cpu, CpuOptions};
 use paguro_model::{LoadOptions, Model};
@@ -143,6 +143,7 @@ fn run(
         max_sequences: 1,
         max_outputs: 64,
         max_context: context,
+        states: 1,
         kv_dtype: KvDtype::F16,
         attention: AttentionMode::Paged,
     };
@@ -165,7 +166,8 @@ fn run(
                 pages.push(if passed { PageId::SCRATCH } else { page });
             }
         }
-        let sequences = [StepSequence { rows: 0..rows, start, tables: 0..pages.len() }];
+        let state = model.program.state.in_place(StateId(0));
+        let sequences = [StepSequence { rows: 0..rows, start, tables: 0..pages.len(), state }];
         let outputs: Vec<_> = positions
             .iter()
             .filter(|&position| (start..end).contains(position))

@@ -145,6 +145,12 @@ class Model:
     expert_bias: bool = False
     selection_bias: bool = False
     output_gate: bool = False
+    mixers: str = ""  # of the layers: "a" is attention, "c" a short convolution, "d" a delta rule; empty is attention
+    taps: int = 4  # of convolutions
+    delta: tuple = ()  # key heads, value heads, and the size of both
+    fused_ba: bool = False  # strengths and decays of delta rules in one matrix
+    attention_gate: bool = False  # in one matrix with Q
+    final_norm: str = "output_norm"
     context: int = 256  # of the run
     trained: int = 4096
     peer_arch: str | None = None  # llama.cpp reads the same weights as this architecture, with these extras
@@ -191,16 +197,40 @@ class Model:
                 norm(p + "attn_norm", self.hidden)
             # Scores with a standard deviation of about two: attention that looks somewhere.
             sharp = 1.4 * self.hidden**-0.5
-            if self.arch == "phi3" or self.fused_qkv:
+            mixer = self.mixers[layer] if self.mixers else "a"
+            if mixer == "c":
+                matrix(p + "shortconv.in_proj", 3 * self.hidden, self.hidden, sharp)
+                out.append(Tensor(p + "shortconv.conv.weight", (self.hidden, self.taps), Type.F32, 0.0, 2.0))
+                matrix(p + "shortconv.out_proj", self.hidden, self.hidden, self.hidden**-0.5)
+            elif mixer == "d":
+                key_heads, value_heads, size = self.delta
+                channels, width = (2 * key_heads + value_heads) * size, value_heads * size
+                matrix(p + "attn_qkv", channels, self.hidden, sharp)
+                matrix(p + "attn_gate", width, self.hidden, sharp)
+                out.append(Tensor(p + "ssm_conv1d.weight", (channels, self.taps), Type.F32, 0.0, 2.0))
+                vector(p + "ssm_dt.bias", value_heads, 0.0, 3.0)
+                # Some heads forget within a few tokens, others remember more than a hundred.
+                vector(p + "ssm_a", value_heads, -0.13, 0.25)
+                if self.fused_ba:
+                    matrix(p + "ssm_ba", 2 * value_heads, self.hidden, sharp)
+                else:
+                    matrix(p + "ssm_beta", value_heads, self.hidden, sharp)
+                    matrix(p + "ssm_alpha", value_heads, self.hidden, sharp)
+                vector(p + "ssm_norm.weight", size, 1.0, 0.5)
+                matrix(p + "ssm_out", self.hidden, width, width**-0.5)
+            elif self.arch == "phi3" or self.fused_qkv:
                 matrix(p + "attn_qkv", q + 2 * kv, self.hidden, sharp)
                 if self.fused_qkv:
                     vector(p + "attn_qkv.bias", q + 2 * kv, 0.1, 1.0)
             else:
-                for which, rows, std in ("q", q, sharp), ("k", kv, sharp), ("v", kv, self.hidden**-0.5):
+                q_rows = 2 * q if self.attention_gate else q
+                for which, rows, std in ("q", q_rows, sharp), ("k", kv, sharp), ("v", kv, self.hidden**-0.5):
                     matrix(p + f"attn_{which}", rows, self.hidden, std)
                     if which in self.bias:
                         vector(p + f"attn_{which}.bias", rows, 0.1, 1.0)
-            if self.arch in ("qwen3", "gemma3") or self.qk_norm == "head":
+            if mixer != "a":
+                pass
+            elif self.arch in ("qwen3", "gemma3") or self.qk_norm == "head":
                 vector(p + "attn_q_norm.weight", self.head_dim, 1.4, 0.5)
                 vector(p + "attn_k_norm.weight", self.head_dim, 1.4, 0.5)
             elif self.qk_norm == "row":
@@ -208,7 +238,8 @@ class Model:
                 vector(p + "attn_k_norm.weight", kv, 1.4, 0.5)
             if self.sinks:
                 vector(p + "attn_sinks.weight", self.heads, 1.0, 4.0)
-            matrix(p + "attn_output", self.hidden, q, q**-0.5)
+            if mixer == "a":
+                matrix(p + "attn_output", self.hidden, q, q**-0.5)
             if "o" in self.bias:
                 vector(p + "attn_output.bias", self.hidden, 0.1, 1.0)
             if gemma or self.after:
@@ -245,7 +276,7 @@ class Model:
                     vector(p + "ffn_down.bias", self.hidden, 0.1, 1.0)
             if gemma or self.after:
                 norm(p + "post_ffw_norm", self.hidden)
-        norm("output_norm", self.hidden)
+        norm(self.final_norm, self.hidden)
         if not self.tied:
             matrix("output", VOCAB, self.hidden, 3 * self.hidden**-0.5)
             if self.head_bias:
@@ -267,6 +298,14 @@ class Model:
             del keys["rope.dimension_count"], keys["rope.freq_base"]
         if self.experts:
             keys |= {"expert_count": self.experts, "expert_feed_forward_length": self.expert_ffn}
+        if "c" in self.mixers:
+            keys["attention.head_count_kv"] = [self.kv_heads if mixer == "a" else 0 for mixer in self.mixers]
+            keys["shortconv.l_cache"] = self.taps
+        if self.delta:
+            key_heads, value_heads, size = self.delta
+            keys |= {"ssm.conv_kernel": self.taps, "ssm.state_size": size, "ssm.group_count": key_heads,
+                     "ssm.time_step_rank": value_heads, "ssm.inner_size": value_heads * size,
+                     "attention.recurrent_layers": [mixer == "d" for mixer in self.mixers]}
         if self.dense:
             keys["leading_dense_block_count"] = self.dense
         return keys | self.keys
@@ -462,6 +501,28 @@ CASES = [
           ffn_bias=True, rotated=8, vocab="llama3", keys={"use_parallel_residual": True}),
     Model("phi2", arch="phi2", hidden=128, kv_heads=4, norm_bias=True, gated=False, bias=("q", "k", "v", "o"),
           ffn_bias=True, ffn_norm=None, head_bias=True, rotated=16, vocab="llama3"),
+    Model("lfm2", arch="lfm2", layers=4, mixers="cacc", taps=3, qk_norm="head", head_dim=16, final_norm="token_embd_norm",
+          tied=True, vocab="llama3"),
+    Model("lfm2moe", arch="lfm2moe", layers=4, mixers="ccac", taps=3, qk_norm="head", head_dim=16, dense=1, experts=8,
+          expert_ffn=48, selection_bias=True, final_norm="token_embd_norm", tied=True, vocab="llama3",
+          keys={"expert_used_count": 3, "expert_gating_func": 2}),
+    Model("qwen35", arch="qwen35", layers=4, mixers="ddda", delta=(2, 6, 32), qk_norm="head", rotated=16,
+          attention_gate=True, ffn_norm="post_attention_norm", tied=True, vocab="qwen2",
+          keys={"rope.dimension_sections": [3, 3, 2, 0]}),
+    Model("qwen35-far", arch="qwen35", layers=4, mixers="dada", delta=(1, 2, 64), qk_norm="head", rotated=16,
+          attention_gate=True, ffn_norm="post_attention_norm", tied=True, vocab="qwen2", positions=FAR, context=1280,
+          keys={"rope.dimension_sections": [3, 3, 2, 0]}),
+    Model("qwen35-q4_k", arch="qwen35", layers=4, mixers="ddda", delta=(2, 4, 64), qk_norm="head", rotated=16,
+          attention_gate=True, ffn_norm="post_attention_norm", tied=True, vocab="qwen2", kind=Type.Q4_K,
+          keys={"rope.dimension_sections": [3, 3, 2, 0]}, **QUANT),
+    Model("qwen35moe", arch="qwen35moe", layers=4, mixers="ddda", delta=(2, 4, 32), qk_norm="head", rotated=16,
+          attention_gate=True, ffn_norm="post_attention_norm", vocab="qwen2", experts=8, expert_ffn=48, shared=40,
+          output_gate=True, keys={"expert_used_count": 3, "expert_shared_feed_forward_length": 40,
+                                  "rope.dimension_sections": [3, 3, 2, 0]}),
+    Model("qwen3next", arch="qwen3next", layers=4, mixers="ddda", delta=(2, 6, 32), fused_ba=True, qk_norm="head",
+          rotated=16, attention_gate=True, ffn_norm="post_attention_norm", vocab="qwen2", experts=8, expert_ffn=48,
+          shared=40, output_gate=True,
+          keys={"expert_used_count": 3, "expert_shared_feed_forward_length": 40}),
     Model("gemma3-far", arch="gemma3", head_dim=64, layers=3, tied=True, positions=FAR, context=1280,
           keys={"attention.sliding_window": 300, "attention.sliding_window_pattern": 2}),
 ]

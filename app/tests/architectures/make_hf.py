@@ -99,6 +99,22 @@ CASES = [
            num_attention_heads=2, head_dim=16, image_size=28, patch_size=14), kind="mistral", head_dim=32),
 ]
 
+# Layers with a state, and classes whose norms' weights are differences from one.
+DELTA = dict(head_dim=32, num_hidden_layers=4, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16,
+             linear_value_head_dim=24)
+EXPERTS = dict(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=48, shared_expert_intermediate_size=40)
+OFFSET_NORMS = ("Gemma", "Nemotron", "Qwen3_5", "Qwen3Next")
+CASES += [
+    case("lfm2", "Lfm2", num_hidden_layers=4, conv_L_cache=3, layer_types=["conv", "full_attention", "conv", "conv"],
+         block_multiple_of=32, block_ffn_dim_multiplier=1.2),
+    case("lfm2_moe", "Lfm2Moe", num_hidden_layers=4, conv_L_cache=4, num_dense_layers=1, num_experts=8,
+         layer_types=["conv", "conv", "full_attention", "conv"],
+         num_experts_per_tok=3, moe_intermediate_size=48, routed_scaling_factor=1.5),
+    case("qwen3_5", "Qwen3_5", **DELTA),
+    case("qwen3_5_moe", "Qwen3_5Moe", **DELTA, **EXPERTS),
+    case("qwen3_next", "Qwen3Next", **DELTA, **EXPERTS, norm_topk_prob=True),
+]
+
 
 def values(name, shape, class_):
     """Weights of a sensible size, as the name says."""
@@ -106,14 +122,17 @@ def values(name, shape, class_):
     leaf = name.rsplit(".", 1)[-1]
     is_norm = "norm" in name or "ln_" in name
     is_router = name.endswith(("mlp.gate.weight", "router.weight", "router.layer.weight", "block_sparse_moe.gate.weight",
-                               "gate.wg.weight", "moe.gate.weight"))
+                               "gate.wg.weight", "moe.gate.weight", "feed_forward.gate.weight"))
     if leaf.endswith("bias") or leaf == "e_score_correction_bias" or "moe_statics" in name:
         center, spread = 0.0, 0.5
     elif leaf == "sinks":
         center, spread = 1.0, 4.0
+    elif leaf == "A_log":
+        # Some heads forget within a few tokens, others remember more than a hundred.
+        center, spread = -3.0, 3.0
     elif is_norm:
-        # These store an offset from one.
-        center, spread = float(not class_.startswith(("Gemma", "Nemotron"))), 0.5
+        # These store an offset from one, but for the output of a delta rule.
+        center, spread = float(not class_.startswith(OFFSET_NORMS) or "linear_attn" in name), 0.5
     elif is_router:
         # A gap between experts that rounding does not close.
         center, spread = 0.0, 1.5

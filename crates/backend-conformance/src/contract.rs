@@ -30,7 +30,7 @@ impl Prompt {
         let tokens = Rng::new(1).tokens(20, vocab);
         Self {
             tokens,
-            sequences: [StepSequence { rows: 0..20, start: 0, tables: 0..2 }],
+            sequences: [StepSequence { rows: 0..20, start: 0, tables: 0..2, state: None }],
             pages: [PageId(3), PageId(2)],
         }
     }
@@ -159,6 +159,7 @@ fn load(subject: &Subject, model: RandomModel) -> Result<(), LoadError> {
         max_sequences: 1,
         max_outputs: 1,
         max_context: 32,
+        states: 0,
         kv_dtype: subject.kv_dtype,
         attention: AttentionMode::Paged,
     };
@@ -277,6 +278,7 @@ impl<'a> Decoding<'a> {
                 rows: first..tokens.len(),
                 start,
                 tables: first_page..pages.len(),
+                state: None,
             });
         }
         (tokens, sequences, pages)

@@ -1,8 +1,8 @@
 //! Runs sequences through a runner as an engine would, with the simplest of page allocators.
 
 use paguro_backend::{
-    AttentionMode, Backend, KvDtype, Limits, Outcome, Output, PageId, PageMove, Program, Runner, Step,
-    StepOutput, StepSequence, Want,
+    AttentionMode, Backend, KvDtype, Limits, Outcome, Output, PageId, PageMove, Program, Runner, StateId,
+    StateUse, Step, StepOutput, StepSequence, Want,
 };
 
 use crate::{RandomModel, Rng};
@@ -28,6 +28,8 @@ pub struct DriveOptions {
     pub embeddings: bool,
     /// Steps with fewer rows get others that nobody looks at.
     pub least_rows: usize,
+    /// Every step writes states to other slots than it reads them from.
+    pub moves_states: bool,
 }
 
 impl Default for DriveOptions {
@@ -42,9 +44,15 @@ impl Default for DriveOptions {
             attention: AttentionMode::Paged,
             embeddings: false,
             least_rows: 0,
+            moves_states: false,
         }
     }
 }
+
+/// Sequences in a step.
+const MAX_SEQUENCES: usize = 8;
+/// Slots for states: one for each sequence, one for each that is written anew, and one for rows that nobody looks at.
+const STATES: usize = 2 * MAX_SEQUENCES + 1;
 
 /// Names a sequence of a [`Driver`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +73,11 @@ pub struct Driver {
     free: Vec<PageId>,
     /// Users of each page.
     users: Vec<usize>,
+    /// Likewise of states.
+    free_states: Vec<StateId>,
+    state_users: Vec<usize>,
+    /// See [`DriveOptions::moves_states`].
+    moves_states: bool,
     sequences: Vec<Sequence>,
     out: StepOutput,
 }
@@ -75,6 +88,8 @@ struct Sequence {
     done: usize,
     /// One block table for each KV group, [`PageId::SCRATCH`] where the window has passed.
     tables: Vec<Vec<PageId>>,
+    /// Perhaps shared with forks that have not run yet.
+    state: Option<StateId>,
     /// `[positions][vocab]` (of embeddings, `[positions][hidden]`), from position `logits_from` on.
     logits: Vec<Vec<f32>>,
     logits_from: usize,
@@ -91,9 +106,10 @@ impl Driver {
             block_size: options.block_size,
             pages: options.pages + spare,
             max_rows: options.max_context,
-            max_sequences: 8,
+            max_sequences: MAX_SEQUENCES,
             max_outputs: options.max_context,
             max_context: options.max_context,
+            states: if model.program.state.is_empty() { 0 } else { STATES },
             kv_dtype: options.kv_dtype,
             attention: options.attention,
         };
@@ -102,8 +118,10 @@ impl Driver {
             .map_err(|error| format!("{} cannot load the model: {error}", backend.name()))?;
         // Page 0 is scratch.
         let mut free: Vec<PageId> = (1..options.pages as u32).rev().map(PageId).collect();
+        let mut free_states: Vec<StateId> = (1..limits.states as u32).rev().map(StateId).collect();
         if let Some(seed) = options.scatter {
             Rng::new(seed).shuffle(&mut free);
+            Rng::new(seed).shuffle(&mut free_states);
         }
         let mut driver = Self {
             runner,
@@ -113,6 +131,9 @@ impl Driver {
             least_rows: options.least_rows,
             spare: (options.pages..limits.pages).map(|page| PageId(page as u32)).collect(),
             users: vec![0; limits.pages],
+            free_states,
+            state_users: vec![0; limits.states],
+            moves_states: options.moves_states,
             sequences: Vec::new(),
             out: StepOutput::default(),
             free,
@@ -133,6 +154,7 @@ impl Driver {
             let junk = self.start(&rng.tokens(tokens, self.program.vocab));
             self.step(&[(junk, tokens)])?;
             self.sequences[junk.0].logits.clear();
+            self.release_state(junk);
         }
         self.users.fill(0);
         self.sequences.clear();
@@ -147,6 +169,7 @@ impl Driver {
             tokens: tokens.to_vec(),
             done: 0,
             tables,
+            state: None,
             logits: Vec::new(),
             logits_from: 0,
         });
@@ -167,6 +190,11 @@ impl Driver {
         let fork = self.start(tokens);
         let source = &self.sequences[from.0];
         assert!(shared <= source.done && tokens[..shared] == source.tokens[..shared], "not a prefix");
+        let state = source.state;
+        if let Some(StateId(state)) = state {
+            assert_eq!(shared, source.done, "a state is that of all tokens");
+            self.state_users[state as usize] += 1;
+        }
         let blocks = shared.div_ceil(self.limits.block_size);
         let mut tables: Vec<Vec<PageId>> =
             source.tables.iter().map(|table| table[..blocks].to_vec()).collect();
@@ -188,11 +216,13 @@ impl Driver {
         }
         let sequence = &mut self.sequences[fork.0];
         (sequence.tables, sequence.done, sequence.logits_from) = (tables, shared, shared);
+        sequence.state = state;
         Ok(fork)
     }
 
     /// Gives all pages of a sequence back, so that it would have to run again from its first token.
     pub fn preempt(&mut self, sequence: SequenceId) {
+        self.release_state(sequence);
         let sequence = &mut self.sequences[sequence.0];
         for page in sequence.tables.iter_mut().flat_map(|table| table.drain(..)) {
             release(page, &mut self.free, &mut self.users);
@@ -202,6 +232,36 @@ impl Driver {
         sequence.logits.clear();
     }
 
+    fn release_state(&mut self, sequence: SequenceId) {
+        if let Some(state) = self.sequences[sequence.0].state.take() {
+            self.let_go(state);
+        }
+    }
+
+    fn let_go(&mut self, state: StateId) {
+        let users = &mut self.state_users[state.0 as usize];
+        *users -= 1;
+        if *users == 0 {
+            self.free_states.push(state);
+        }
+    }
+
+    /// The states that a sequence uses in its next step: a shared one is copied while it is read.
+    fn use_state(&mut self, sequence: SequenceId) -> Result<Option<StateUse>, String> {
+        if self.limits.states == 0 {
+            return Ok(None);
+        }
+        let old = self.sequences[sequence.0].state;
+        if let Some(state) = old.filter(|state| self.state_users[state.0 as usize] == 1 && !self.moves_states)
+        {
+            return Ok(Some(StateUse::in_place(state)));
+        }
+        let write = self.free_states.pop().ok_or("the test needs more states than there are")?;
+        self.state_users[write.0 as usize] += 1;
+        self.sequences[sequence.0].state = Some(write);
+        Ok(Some(StateUse { read: old.unwrap_or(write), write }))
+    }
+
     /// Runs the next tokens of some sequences in one step, in this order.
     ///
     /// # Errors
@@ -209,6 +269,7 @@ impl Driver {
     pub fn step(&mut self, parts: &[(SequenceId, usize)]) -> Result<(), String> {
         let (mut tokens, mut sequences, mut pages) = (Vec::new(), Vec::new(), Vec::new());
         for &(id, count) in parts {
+            let state = self.use_state(id)?;
             let sequence = &mut self.sequences[id.0];
             let end = sequence.done + count;
             assert!(count > 0 && end <= sequence.tokens.len(), "{count} tokens of {:?} are not there", id);
@@ -232,6 +293,7 @@ impl Driver {
                 rows: first_row..tokens.len(),
                 start: sequence.done,
                 tables: first_page..pages.len(),
+                state,
             });
         }
         let missing = self.least_rows.saturating_sub(tokens.len());
@@ -244,6 +306,7 @@ impl Driver {
                 rows: first_row..tokens.len(),
                 start: 0,
                 tables: first_page..pages.len(),
+                state: self.program.state.in_place(StateId(0)),
             });
         }
         let (want, width) = match self.embeddings {
@@ -254,6 +317,11 @@ impl Driver {
         let step =
             Step { tokens: &tokens, carried: &[], sequences: &sequences, pages: &pages, outputs: &outputs };
         submit(&mut *self.runner, &step, &mut self.out)?;
+        for StateUse { read, write } in sequences.iter().filter_map(|sequence| sequence.state) {
+            if read != write {
+                self.let_go(read);
+            }
+        }
         let mut outcomes = self.out.outcomes.drain(..);
         for &(id, count) in parts {
             let sequence = &mut self.sequences[id.0];

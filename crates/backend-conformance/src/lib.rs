@@ -42,12 +42,13 @@ mod model;
 #[cfg(test)]
 mod mutations;
 mod numbers;
+mod recurrent;
 mod rng;
 mod sampling;
 
 pub use draw::Draw;
 pub use drive::{DriveOptions, Driver, SequenceId, submit};
-pub use model::{Biases, ExpertsShape, ModelShape, RandomModel, random_matrix};
+pub use model::{Biases, ExpertsShape, ModelShape, RandomModel, RecurrentShape, random_matrix};
 pub use rng::Rng;
 
 use paguro_backend::{Backend, KvDtype, WeightFormat, reference::KvRounding};
@@ -214,6 +215,10 @@ pub const CASES: &[Case] = &[
     Case { name: "experts", run: experts::experts },
     Case { name: "routers", run: experts::routers },
     Case { name: "expert_formats", run: experts::formats },
+    Case { name: "short_convolutions", run: recurrent::short_convolutions },
+    Case { name: "delta_rules", run: recurrent::delta_rules },
+    Case { name: "hybrids", run: recurrent::hybrids },
+    Case { name: "attention_gates", run: recurrent::attention_gates },
     Case { name: "everything", run: numbers::everything },
     Case { name: "pages", run: numbers::pages },
     Case { name: "lengths", run: numbers::lengths },
@@ -233,6 +238,7 @@ pub const CASES: &[Case] = &[
     Case { name: "exact_in_any_place", run: exactness::places },
     Case { name: "exact_embeddings", run: exactness::embeddings },
     Case { name: "exact_experts", run: experts::exact },
+    Case { name: "exact_states", run: recurrent::exact },
     Case { name: "outputs", run: contract::outputs },
     Case { name: "samples", run: sampling::samples },
     Case { name: "late_masks", run: contract::late_masks },
@@ -263,12 +269,12 @@ macro_rules! conformance {
             mixed_formats grouped_heads head_dims unusual_head_dims biases biases_everywhere qk_norms post_norms soft_caps
             windows alternating_windows ropes tied_head gelu layer_norms norm_places activations ungated parallel
             qk_norm_kinds no_positions learned_positions position_scale sinks scales kv_geometry
-            experts routers expert_formats everything pages lengths many_rows embeddings
+            experts routers expert_formats short_convolutions delta_rules hybrids attention_gates everything pages lengths many_rows embeddings
             limits long_context gather
             exact_in_company exact_in_chunks exact_in_long_chunks exact_in_wide_steps
             exact_with_shared_prefix exact_after_copy_on_write exact_after_preemption exact_on_any_threads
-            exact_in_any_place exact_embeddings exact_experts outputs samples late_masks carried_tokens bad_weights invalid_steps kernel_counts
-            runners_are_separate
+            exact_in_any_place exact_embeddings exact_experts exact_states outputs samples late_masks carried_tokens
+            bad_weights invalid_steps kernel_counts runners_are_separate
         }
     };
     (@tests [$subject:expr] $($case:ident)*) => {

@@ -2,9 +2,10 @@
 
 use half::f16;
 use paguro_backend::{
-    Activation, Attention, Bytes, Dense, Embed, Experts, FeedForward, Head, KvGroup, KvLayout, KvSlot, Layer,
-    Linear, Matrix, MatrixId, Mixer, Norm, NormKind, PositionScale, Positions, Program, QkNorm, QkNormKind,
-    Residual, Rope, RopeStyle, Router, Scores, SharedExpert, VectorId, WeightFormat, Weights,
+    Activation, Attention, Bytes, Convolution, DeltaRule, DeltaShape, Dense, Embed, Experts, FeedForward,
+    Head, KeySharing, KvGroup, KvLayout, KvSlot, Layer, Linear, Matrix, MatrixId, Mixer, Norm, NormKind,
+    PositionScale, Positions, Program, QkNorm, QkNormKind, Residual, Rope, RopeStyle, Router, Scores,
+    SharedExpert, ShortConv, StateLayout, StateShape, VectorId, WeightFormat, Weights,
 };
 
 use super::Rng;
@@ -79,6 +80,40 @@ pub struct ModelShape {
     pub activation: Activation,
     /// Experts in all layers but the first one.
     pub experts: Option<ExpertsShape>,
+    /// The mixer of each layer: `a` is attention, `c` a short convolution, `d` a delta rule. Empty is attention in all
+    /// layers.
+    pub mixers: &'static str,
+    /// Mixers with a state.
+    pub recurrent: RecurrentShape,
+    /// True if the output of attention has a gate.
+    pub attention_gate: bool,
+}
+
+/// Mixers with a state of a random model.
+#[derive(Clone, Copy, Debug)]
+pub struct RecurrentShape {
+    /// See [`Convolution::taps`].
+    pub taps: usize,
+    /// True if convolutions have a bias.
+    pub bias: bool,
+    /// Elements of a short convolution.
+    pub width: usize,
+    /// Heads of a delta rule.
+    pub delta: DeltaShape,
+    /// See [`DeltaRule::sharing`].
+    pub sharing: KeySharing,
+}
+
+impl Default for RecurrentShape {
+    fn default() -> Self {
+        Self {
+            taps: 4,
+            bias: false,
+            width: 64,
+            delta: DeltaShape { key_heads: 2, value_heads: 4, key_dim: 32, value_dim: 32 },
+            sharing: KeySharing::Consecutive,
+        }
+    }
 }
 
 /// The mixture of experts of a random model. The default is a small Qwen 3 MoE.
@@ -174,11 +209,33 @@ impl Default for ModelShape {
             gated: true,
             activation: Activation::Silu,
             experts: None,
+            mixers: "",
+            recurrent: RecurrentShape::default(),
+            attention_gate: false,
         }
     }
 }
 
 impl ModelShape {
+    /// The mixer of a layer, as a letter of [`ModelShape::mixers`].
+    fn mixer(&self, layer: usize) -> char {
+        self.mixers.chars().nth(layer).unwrap_or('a')
+    }
+
+    /// Shapes of the states of all layers that have one.
+    fn states(&self) -> StateLayout {
+        let RecurrentShape { taps, width, delta, .. } = self.recurrent;
+        let state = |layer: usize| {
+            let (channels, delta) = match self.mixer(layer) {
+                'c' => (width, None),
+                'd' => (delta.channels(), Some(delta)),
+                _ => return None,
+            };
+            Some(StateShape { rows: taps - 1, channels, delta })
+        };
+        StateLayout { layers: (0..self.windows.len()).filter_map(state).collect() }
+    }
+
     /// A small Llama with matrices of this format and dimensions that its blocks divide.
     pub fn of_format(format: WeightFormat) -> Self {
         let small = Self { format, ..Self::default() };
@@ -225,8 +282,13 @@ impl Builder<'_> {
         let positions = shape
             .positions
             .map(|count| Positions { table: self.matrix("positions", 1, count, hidden, 0.7), count });
+        let mut states = 0..;
         let layers = places.iter().enumerate().map(|(layer, &place)| {
-            let mixer = Mixer::Attention(self.attention(layer, &kv.groups[place.group], place));
+            let mixer = match shape.mixer(layer) {
+                'c' => Mixer::Conv(self.conv(layer, states.next().unwrap_or(0))),
+                'd' => Mixer::DeltaRule(self.delta(layer, states.next().unwrap_or(0))),
+                _ => Mixer::Attention(self.attention(layer, &kv.groups[place.group], place)),
+            };
             let ffn = match shape.experts.filter(|_| layer > 0) {
                 Some(experts) => FeedForward::Experts(self.experts(layer, &experts)),
                 None => FeedForward::Dense(self.dense(layer)),
@@ -246,6 +308,7 @@ impl Builder<'_> {
             vocab,
             ropes: ropes.map(|(base, head_dim)| self.rope(base, head_dim)).to_vec(),
             kv,
+            state: shape.states(),
             embed: Embed { table, scale: shape.embed_scale, positions },
             layers,
             head: Head { norm, linear, scale: shape.logit_scale, soft_cap: shape.logit_cap },
@@ -271,6 +334,9 @@ impl Builder<'_> {
             let [q, k] = widths.map(|width| self.rms_norm(width));
             QkNorm { q, k, kind }
         });
+        let gate = shape
+            .attention_gate
+            .then(|| self.linear(&name("gate of attention"), heads * head_dim, hidden, 1.5, qkv));
         let sinks = shape.sinks.then(|| (0..heads).map(|_| 2.0 + self.rng.normal()).collect());
         Attention {
             norm,
@@ -287,9 +353,65 @@ impl Builder<'_> {
             soft_cap: shape.attention_cap,
             sinks: sinks.map(|sinks| self.vector(sinks)),
             kv: place,
+            gate,
             out: self.onto_stream(&name("project"), 1, heads * head_dim),
             post_norm: shape.post_norms.then(|| self.norm(hidden)),
         }
+    }
+
+    fn conv(&mut self, layer: usize, state: usize) -> ShortConv {
+        let shape = self.shape;
+        let width = shape.recurrent.width;
+        let name = |what: &str| format!("layer {layer} {what}");
+        ShortConv {
+            norm: self.pre_norm(),
+            width,
+            input: self.linear(&name("input"), 3 * width, shape.hidden, 1.2, shape.biases == Biases::All),
+            convolution: self.convolution(width),
+            out: self.onto_stream(&name("project"), 1, width),
+            post_norm: shape.post_norms.then(|| self.norm(shape.hidden)),
+            state,
+        }
+    }
+
+    fn delta(&mut self, layer: usize, state: usize) -> DeltaRule {
+        let shape = self.shape;
+        let RecurrentShape { delta, sharing, .. } = shape.recurrent;
+        let (hidden, heads) = (shape.hidden, delta.value_heads);
+        let all = shape.biases == Biases::All;
+        let name = |what: &str| format!("layer {layer} {what}");
+        let norm = self.pre_norm();
+        let qkv = self.linear(&name("qkv"), delta.channels(), hidden, 1.5, all);
+        let gate = self.linear(&name("z"), delta.value_width(), hidden, 1.5, all);
+        let [alpha, beta] = ["alpha", "beta"].map(|what| self.linear(&name(what), heads, hidden, 1.5, all));
+        let convolution = self.convolution(delta.channels());
+        // From heads that forget within a few tokens to heads that remember more than a chunk.
+        let decay = (0..heads).map(|_| -(2.0 * self.rng.normal() - 3.0).exp()).collect();
+        let dt = (0..heads).map(|_| self.rng.normal()).collect();
+        DeltaRule {
+            norm,
+            shape: delta,
+            sharing,
+            qkv,
+            gate,
+            alpha,
+            beta,
+            convolution,
+            decay: self.vector(decay),
+            dt: self.vector(dt),
+            out_norm: self.rms_norm(delta.value_dim),
+            out: self.onto_stream(&name("project"), 1, delta.value_width()),
+            post_norm: shape.post_norms.then(|| self.norm(hidden)),
+            state,
+        }
+    }
+
+    fn convolution(&mut self, channels: usize) -> Convolution {
+        let RecurrentShape { taps, bias, .. } = self.shape.recurrent;
+        let rms = 1.0 / (taps as f32).sqrt();
+        let weight = (0..taps * channels).map(|_| rms * self.rng.normal()).collect();
+        let bias = bias.then(|| (0..channels).map(|_| 0.3 * self.rng.normal()).collect());
+        Convolution { taps, weight: self.vector(weight), bias: bias.map(|bias| self.vector(bias)) }
     }
 
     fn dense(&mut self, layer: usize) -> Dense {
@@ -446,13 +568,21 @@ impl Builder<'_> {
 
 /// Gives each layer its group and slot.
 fn arrange(shape: &ModelShape) -> (KvLayout, Vec<KvSlot>) {
-    let count = |window| shape.windows.iter().filter(|other| **other == window).count();
-    let most = shape.windows.iter().map(|&window| count(window)).max().unwrap_or(0);
+    let attends = |layer: &usize| shape.mixer(*layer) == 'a';
+    let windows: Vec<_> =
+        (0..shape.windows.len()).filter(attends).map(|layer| shape.windows[layer]).collect();
+    let count = |window| windows.iter().filter(|other| **other == window).count();
+    let most = windows.iter().map(|&window| count(window)).max().unwrap_or(0);
     let slots = shape.slots.unwrap_or(most);
     let mut groups: Vec<KvGroup> = Vec::new();
     let mut used: Vec<usize> = Vec::new();
     let mut places = Vec::new();
-    for &window in &shape.windows {
+    for (layer, &window) in shape.windows.iter().enumerate() {
+        if !attends(&layer) {
+            // Nobody looks.
+            places.push(KvSlot { group: 0, slot: 0 });
+            continue;
+        }
         let open = (0..groups.len()).find(|&group| groups[group].window == window && used[group] < slots);
         let group = open.unwrap_or_else(|| {
             let own = shape.window_heads.filter(|_| window.is_some());

@@ -31,6 +31,7 @@ struct Defect {
     embeddings: fn(&mut [f32], &Circumstances),
     outcomes: fn(&mut Vec<Outcome>),
     block_tables: fn(&mut [PageId], &[StepSequence]),
+    sequences: fn(&mut [StepSequence]),
     carried: fn(&mut [Carried]),
     moves_pages: bool,
     checks_weights: bool,
@@ -60,6 +61,7 @@ const NONE: Defect = Defect {
     embeddings: |_, _| (),
     outcomes: |_| (),
     block_tables: |_, _| (),
+    sequences: |_| (),
     carried: |_| (),
     moves_pages: true,
     checks_weights: true,
@@ -149,7 +151,11 @@ impl Runner for DefectiveRunner {
         }
         let mut carried = step.carried.to_vec();
         (self.defect.carried)(&mut carried);
-        match self.inner.submit(&Step { pages: &pages, outputs: &outputs, carried: &carried, ..*step }) {
+        let mut sequences = step.sequences.to_vec();
+        (self.defect.sequences)(&mut sequences);
+        let changed =
+            Step { pages: &pages, outputs: &outputs, carried: &carried, sequences: &sequences, ..*step };
+        match self.inner.submit(&changed) {
             Err(StepError::Invalid(_)) if !self.defect.checks_steps => Ok(Ticket(0)),
             result => result,
         }
@@ -362,6 +368,20 @@ fn defects() -> Vec<(&'static str, Defect, &'static [&'static str])> {
             &["format_f32", "exact_in_company"],
         ),
         ("carries another sequence's token", Defect { carried: neighbours, ..NONE }, &["carried_tokens"]),
+        // Mixers with a state
+        (
+            "ignores gates of attention",
+            Defect { program: |program| each_attention(program, |op| op.gate = None), ..NONE },
+            &["attention_gates", "hybrids"],
+        ),
+        ("shares keys the other way", Defect { program: other_sharing, ..NONE }, &["delta_rules"]),
+        (
+            "ignores the bias of convolutions",
+            Defect { program: no_convolution_bias, ..NONE },
+            &["short_convolutions", "hybrids"],
+        ),
+        ("decays by its strength", Defect { program: decay_by_strength, ..NONE }, &["delta_rules"]),
+        ("reads the slot that it writes", Defect { sequences: reads_own_state, ..NONE }, &["exact_states"]),
         // Weights
         (
             "leaves out rows past a multiple of 16",
@@ -651,6 +671,12 @@ fn first_table(pages: &mut [PageId], sequences: &[StepSequence]) {
     let Some(first) = past_first.next() else { return };
     for sequence in past_first {
         pages[sequence.tables.start] = pages[first.tables.start];
+    }
+}
+
+fn reads_own_state(sequences: &mut [StepSequence]) {
+    for state in sequences.iter_mut().filter_map(|sequence| sequence.state.as_mut()) {
+        state.read = state.write;
     }
 }
 

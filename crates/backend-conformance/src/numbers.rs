@@ -49,6 +49,7 @@ fn refuses(subject: &Subject, shape: &ModelShape, name: &str) -> Verdict {
         max_sequences: 4,
         max_outputs: 4,
         max_context: options.max_context,
+        states: 0,
         kv_dtype: subject.kv_dtype,
         attention: AttentionMode::Paged,
     };

@@ -72,7 +72,7 @@ pub(super) fn samples(subject: &Subject) -> Verdict {
 /// Runs one sequence with these outputs.
 fn run(driver: &mut Driver, tokens: &[u32], outputs: &[Output<'_>]) -> Result<Vec<Outcome>, String> {
     let pages: Vec<PageId> = (1..=tokens.len().div_ceil(16) as u32).map(PageId).collect();
-    let sequences = [StepSequence { rows: 0..tokens.len(), start: 0, tables: 0..pages.len() }];
+    let sequences = [StepSequence { rows: 0..tokens.len(), start: 0, tables: 0..pages.len(), state: None }];
     let mut out = StepOutput::default();
     submit(
         driver.runner(),

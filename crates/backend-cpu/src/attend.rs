@@ -20,11 +20,13 @@ impl Pass<'_> {
     /// Attention. Returns its output, `[rows, hidden]`.
     pub fn attention(&mut self, op: &Attention, pending: AllPending) -> Pending {
         let (model, buffers) = (self.model, self.buffers);
-        self.add_norm(op.norm, pending, Kinds::of(model, &[op.q, op.k, op.v]));
-        self.multiply(
-            self.rows(),
-            [(op.q.matrix, &buffers.q), (op.k.matrix, &buffers.k), (op.v.matrix, &buffers.v)],
-        );
+        let kinds = Kinds::of(model, &[op.q, op.k, op.v, op.gate.unwrap_or(op.q)]);
+        self.add_norm(op.norm, pending, kinds);
+        let [q, k, v] = [(op.q.matrix, &buffers.q), (op.k.matrix, &buffers.k), (op.v.matrix, &buffers.v)];
+        match op.gate {
+            Some(gate) => self.multiply(self.rows(), [q, k, v, (gate.matrix, &buffers.attention_gate)]),
+            None => self.multiply(self.rows(), [q, k, v]),
+        }
         if let Some(norm @ QkNorm { kind: QkNormKind::Row, .. }) = op.qk_norm {
             self.phase(Kernel::QkNorm, self.rows(), Portions::Guided(1), |member, range| {
                 for row in range {
@@ -49,7 +51,14 @@ impl Pass<'_> {
         let kinds = Kinds::of(model, &[op.out]);
         self.phase(Kernel::Quantize, self.rows(), Portions::Guided(2), |member, range| {
             for row in range {
-                let attended = member.read(&buffers.attended, row, width);
+                let attended = member.write(&buffers.attended, row, width);
+                if let Some(gate) = op.gate {
+                    let gates = member.write(&buffers.attention_gate, row, width);
+                    if let Some(bias) = gate.bias {
+                        model.rows.add(gates, model.vector(bias));
+                    }
+                    model.delta.sigmoid_gate(attended, gates);
+                }
                 member.set_input(&buffers.input, row, 0, attended, kinds, true);
             }
         });

@@ -40,9 +40,19 @@ pub enum Kernel<'a> {
     Combine,
     /// Sampling and log-probabilities.
     Sample,
+    /// Convolution, activation and norms.
+    Convolve,
+    /// The delta rule.
+    Delta,
+    /// Norm and gate of a delta rule's results, quantization.
+    NormGate,
+    /// What states keep of a step's rows.
+    Keep,
+    /// Bias of a convolution's inputs.
+    Bias,
 }
 
-const FIXED: [&str; 13] = [
+const FIXED: [&str; 18] = [
     "embed",
     "add_norm_quantize",
     "rope_store",
@@ -56,6 +66,11 @@ const FIXED: [&str; 13] = [
     "route",
     "sort_rows",
     "combine",
+    "convolve",
+    "delta_rule",
+    "norm_gate_quantize",
+    "keep_state",
+    "bias",
 ];
 
 #[derive(Default)]
@@ -114,6 +129,11 @@ impl Counters {
             Kernel::Route => 10,
             Kernel::Sort => 11,
             Kernel::Combine => 12,
+            Kernel::Convolve => 13,
+            Kernel::Delta => 14,
+            Kernel::NormGate => 15,
+            Kernel::Keep => 16,
+            Kernel::Bias => 17,
             Kernel::Products(ids) => {
                 let matrix = |id: &MatrixId| self.matrices[id.0 as usize];
                 let total: u64 = ids.iter().map(|id| matrix(id).1).sum();

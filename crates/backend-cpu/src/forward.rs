@@ -19,7 +19,8 @@
 //! | down | 16 outputs | `rows` | `product` |
 //!
 //! Norms of whole rows of queries and keys are one more phase before rotation, by row. A mixture of experts has the
-//! phases of `experts.rs` instead of the last three.
+//! phases of `experts.rs` instead of the last three, and a mixer with a state those of `recurrent.rs` instead of the
+//! first eight.
 
 use std::{
     ops::Range,
@@ -35,13 +36,16 @@ use paguro_backend::{
 use crate::{
     attention::{AttentionKernels, Scores},
     counters::{Counters, Kernel},
+    delta::{DeltaKernels, DeltaScratch},
     experts::{ExpertBuffers, Grouping},
     matrix::{MatrixKernels, Output, PackedMatrix, RowKind, Rows, Scratch},
     ops::{self, RowKernels},
     pages::{Arena, StoredHead},
     plan::Plan,
     quantize::{BLOCK, QuantBlock, row_blocks},
+    recurrent::RecurrentBuffers,
     shared::Shared,
+    states::States,
     team::{Portions, Team},
 };
 
@@ -70,6 +74,8 @@ pub struct Model {
     pub rows: RowKernels,
     /// Attention.
     pub attend: AttentionKernels,
+    /// Mixers with a state.
+    pub delta: DeltaKernels,
 }
 
 impl Model {
@@ -137,6 +143,8 @@ pub struct Buffers {
     pub v: Shared<f32>,
     /// What attention gives, `[rows, heads * head_dim]`.
     pub attended: Shared<f32>,
+    /// Gates of attention, `[rows, heads * head_dim]`.
+    pub attention_gate: Shared<f32>,
     /// Gates, `[rows, ffn]`.
     pub gate: Shared<f32>,
     /// Ups, `[rows, ffn]`.
@@ -149,6 +157,8 @@ pub struct Buffers {
     pub logits: Shared<f32>,
     /// Of mixtures of experts.
     pub experts: ExpertBuffers,
+    /// Of mixers with a state.
+    pub recurrent: RecurrentBuffers,
 }
 
 /// Rows that products read.
@@ -203,6 +213,10 @@ pub struct Own {
     pub stored: StoredHead,
     /// Of the sampler.
     pub sampler: sampling::Scratch,
+    /// Of the delta rule.
+    pub delta: DeltaScratch,
+    /// An input of a short convolution.
+    pub product: Vec<f32>,
 }
 
 /// The output of a branch that has not been added to the residual stream yet: the next phase that norms a row adds it.
@@ -223,6 +237,7 @@ pub struct Pass<'a> {
     pub model: &'a Model,
     pub buffers: &'a Buffers,
     pub arena: &'a Arena,
+    pub states: &'a States,
     pub step: &'a Step<'a>,
     pub plan: &'a Plan,
     pub counters: &'a Counters,
@@ -238,6 +253,7 @@ pub struct Member<'a> {
     pub model: &'a Model,
     pub buffers: &'a Buffers,
     pub arena: &'a Arena,
+    pub states: &'a States,
     pub step: &'a Step<'a>,
     pub plan: &'a Plan,
     pub own: &'a mut Own,
@@ -262,6 +278,8 @@ impl Pass<'_> {
     fn layer(&mut self, layer: &Layer, before: AllPending) -> AllPending {
         let mixed = match &layer.mixer {
             Mixer::Attention(attention) => self.attention(attention, before),
+            Mixer::Conv(conv) => self.short_conv(conv, before),
+            Mixer::DeltaRule(delta) => self.delta_rule(delta, before),
             other => unreachable!("load refuses {other:?}"),
         };
         let mixed = Pending { scale: layer.branch_scale, ..mixed };
@@ -291,9 +309,9 @@ impl Pass<'_> {
         work: impl Fn(&mut Member<'_>, Range<usize>) + Sync,
     ) {
         let start = Instant::now();
-        let Self { model, buffers, arena, step, plan, .. } = *self;
+        let Self { model, buffers, arena, states, step, plan, .. } = *self;
         self.team.share_with(self.own, count, portions, |own, range| {
-            work(&mut Member { model, buffers, arena, step, plan, own }, range);
+            work(&mut Member { model, buffers, arena, states, step, plan, own }, range);
         });
         self.counters.launched(kernel, start.elapsed());
     }

@@ -7,6 +7,7 @@
 mod attend;
 mod attention;
 mod counters;
+mod delta;
 mod experts;
 mod forward;
 mod gather;
@@ -18,15 +19,17 @@ mod pages;
 mod plan;
 mod probe;
 pub mod quantize;
+mod recurrent;
 mod runner;
 mod shared;
 pub mod simd;
+mod states;
 mod team;
 
 use paguro_backend::{Backend, Capacity, Held, KvDtype, Limits, LoadError, Matrix, Program, Runner, Weights};
 
 pub use self::{isa::Isa, probe::read_bandwidth};
-use self::{matrix::PackedMatrix, pages::PageShape, runner::CpuRunner};
+use self::{matrix::PackedMatrix, pages::PageShape, runner::CpuRunner, states::States};
 
 /// This machine's processor.
 #[derive(Clone, Copy, Debug)]
@@ -81,6 +84,10 @@ impl Backend for Cpu {
     fn page_bytes(&self, program: &Program, block_size: usize, kv_dtype: KvDtype) -> usize {
         // Sizes that this device refuses are refused by `load`; until then any number does.
         PageShape::new(&program.kv, block_size, kv_dtype).map_or(0, |shape| shape.page_bytes())
+    }
+
+    fn state_bytes(&self, program: &Program) -> usize {
+        States::slot_bytes(&program.state)
     }
 
     fn held(&self, matrix: &Matrix) -> Held {

@@ -18,6 +18,8 @@ simd_kernels! {
         fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) = rms_norm;
         /// `x += y`
         fn add(x: &mut [f32], y: &[f32]) = add;
+        /// `x = x * y`
+        fn multiply(x: &mut [f32], y: &[f32]) = multiply;
         /// `out = (x - mean(x)) / sqrt(variance(x) + eps) * weight`
         fn layer_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) = layer_norm;
         /// `x += y * factor`
@@ -95,6 +97,11 @@ fn rms_norm<S: Simd>(s: S, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32])
 #[inline(always)]
 fn add<S: Simd>(s: S, x: &mut [f32], y: &[f32]) {
     zip!(s, x, y, |a, b| s.add(a, b));
+}
+
+#[inline(always)]
+fn multiply<S: Simd>(s: S, x: &mut [f32], y: &[f32]) {
+    zip!(s, x, y, |a, b| s.mul(a, b));
 }
 
 #[inline(always)]
@@ -337,6 +344,10 @@ mod tests {
             };
             let sums: Vec<f32> = x.iter().zip(&y).map(|(x, y)| x + y).collect();
             check("add", 0.0, &sums, |kernels| in_place(kernels, &|kernels, x| kernels.add(x, &y)));
+            let products: Vec<f32> = x.iter().zip(&y).map(|(x, y)| x * y).collect();
+            check("multiply", 0.0, &products, |kernels| {
+                in_place(kernels, &|kernels, x| kernels.multiply(x, &y))
+            });
             let scaled: Vec<f32> = x.iter().map(|x| x * 1.7).collect();
             check("scale", 0.0, &scaled, |kernels| in_place(kernels, &|kernels, x| kernels.scale(x, 1.7)));
             let capped: Vec<f32> = x.iter().map(|&x| ops::soft_cap(x, 2.5)).collect();

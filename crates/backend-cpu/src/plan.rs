@@ -137,6 +137,11 @@ impl Plan {
         (table[position / self.block_size], position % self.block_size)
     }
 
+    /// Sequence of a row.
+    pub fn sequence(&self, row: usize) -> usize {
+        self.sequences[row]
+    }
+
     /// Outputs of a row of [`Plan::output_rows`], as indices into [`Step::outputs`].
     pub fn outputs_of(&self, output_row: usize) -> &[usize] {
         &self.outputs[self.output_starts[output_row]..self.output_starts[output_row + 1]]
@@ -254,6 +259,7 @@ mod tests {
         max_sequences: 64,
         max_outputs: 64,
         max_context: 1 << 17,
+        states: 0,
         kv_dtype: KvDtype::F16,
         attention: AttentionMode::Paged,
     };
@@ -271,7 +277,7 @@ mod tests {
             .iter()
             .map(|&(start, rows)| {
                 row += rows;
-                StepSequence { rows: row - rows..row, start, tables: 0..0 }
+                StepSequence { rows: row - rows..row, start, tables: 0..0, state: None }
             })
             .collect();
         plan.make(&Step { tokens: &vec![0; row], carried: &[], sequences: &sequences, pages: &[], outputs });

@@ -10,6 +10,7 @@ use paguro_backend::{
 use crate::{
     attention::{AttentionKernels, SPLIT, Scores, partial_len},
     counters::Counters,
+    delta::{DeltaKernels, DeltaScratch},
     experts::{ExpertBuffers, ExpertSizes, Grouping},
     forward::{Buffers, Input, Model, Own, Pass},
     isa::Isa,
@@ -18,7 +19,9 @@ use crate::{
     pages::{Arena, PageShape, StoredHead},
     plan::Plan,
     quantize::{QuantBlock, row_blocks},
+    recurrent::RecurrentSizes,
     shared::Shared,
+    states::States,
     team::{Portions, Team},
 };
 
@@ -34,6 +37,7 @@ pub struct CpuRunner {
     limits: Limits,
     buffers: Buffers,
     arena: Arena,
+    states: States,
     plan: Plan,
     grouping: Grouping,
     counters: Counters,
@@ -83,8 +87,10 @@ impl CpuRunner {
         weights.check_unchanged()?;
         let Weights { vectors, .. } = weights;
         let mut arena = Arena::new(limits.pages, shape)?;
+        let mut states = States::new(&program.state, limits.states)?;
         if poison {
             arena.poison();
+            states.poison();
         }
 
         let sizes = Sizes::new(program, &limits, threads);
@@ -98,6 +104,8 @@ impl CpuRunner {
             row: vec![0.0; sizes.widest],
             stored: StoredHead::new(&shape),
             sampler: paguro_backend::sampling::Scratch::default(),
+            delta: DeltaScratch::new(sizes.recurrent.head().0, sizes.recurrent.head().1),
+            product: vec![0.0; sizes.recurrent.conv()],
         });
         Ok(Self {
             own: own.collect(),
@@ -116,10 +124,12 @@ impl CpuRunner {
                 products: MatrixKernels::new(isa),
                 rows: RowKernels::new(isa),
                 attend: AttentionKernels::new(isa),
+                delta: DeltaKernels::new(isa),
             },
             team,
             limits,
             arena,
+            states,
             plan,
             outputs: 0,
             submitted: 0,
@@ -133,6 +143,10 @@ struct Sizes {
     heads: usize,
     /// Largest dimensions of mixtures of experts.
     experts: ExpertSizes,
+    /// And of mixers with a state.
+    recurrent: RecurrentSizes,
+    /// Elements of gates of attention.
+    attention_gate: usize,
     rows: usize,
     hidden: usize,
     /// Elements of the widest row.
@@ -168,12 +182,16 @@ impl Sizes {
         });
         let ffn = ffn.max().unwrap_or(0);
         let hidden = program.hidden;
+        let recurrent = RecurrentSizes::of(program);
+        let has_gate = program.attentions().any(|attention| attention.gate.is_some());
         Self {
             heads,
             experts,
+            recurrent,
+            attention_gate: if has_gate { rows * q } else { 0 },
             rows,
             hidden,
-            widest: hidden.max(ffn).max(q).max(experts.count),
+            widest: hidden.max(ffn).max(q).max(experts.count).max(recurrent.widest()),
             widest_expert: if experts.count > 0 { hidden.max(experts.width) } else { 0 },
             partial_count,
             tile_partial: queries * partial_len,
@@ -211,11 +229,13 @@ impl Sizes {
             k: floats(self.kv, "keys")?,
             v: floats(self.kv, "values")?,
             attended: floats(self.q, "attention")?,
+            attention_gate: floats(self.attention_gate, "gates of attention")?,
             gate: floats(self.ffn, "gates")?,
             up: floats(self.ffn, "ups")?,
             turns: floats(self.turns, "rotations")?,
             partials: floats(self.partials, "partial attention")?,
             logits: floats(self.logits, "logits")?,
+            recurrent: self.recurrent.allocate(self.rows)?,
             experts: ExpertBuffers {
                 logits: floats(self.rows * self.experts.count, "a router")?,
                 output_gate: floats(self.rows, "a shared expert")?,
@@ -238,10 +258,16 @@ impl Sizes {
             + 2 * (self.q + self.kv + self.ffn)
             + self.rows * (self.widest + self.experts.count + 1)
             + slots * (2 * self.experts.width + self.widest_expert + self.hidden + 2)
+            + self.rows * self.recurrent.floats()
+            + self.attention_gate
             + self.turns
             + self.partials
             + self.logits;
-        let own = 2 * self.tile_partial + self.widest;
+        let (key_dim, value_dim) = self.recurrent.head();
+        let own = 2 * self.tile_partial
+            + self.widest
+            + self.recurrent.conv()
+            + DeltaScratch::floats(key_dim, value_dim);
         let floats = (shared + threads * own) * size_of::<f32>();
         let blocks = self.rows * row_blocks(self.widest) + slots * row_blocks(self.widest_expert);
         (floats + blocks * size_of::<QuantBlock>() + threads * THREAD) as u64
@@ -275,8 +301,11 @@ fn check_supported(program: &Program) -> Result<(), LoadError> {
         Err(LoadError::Unsupported { device: "cpu".into(), what, supported: supported.into() })
     };
     for layer in &program.layers {
-        if !matches!(layer.mixer, Mixer::Attention(_)) {
-            return unsupported(format!("{:?}", layer.mixer), "attention works");
+        if !matches!(layer.mixer, Mixer::Attention(_) | Mixer::Conv(_) | Mixer::DeltaRule(_)) {
+            return unsupported(
+                format!("{:?}", layer.mixer),
+                "attention, short convolutions and gated delta rules work",
+            );
         }
         let activation = match &layer.ffn {
             FeedForward::Dense(dense) => dense.activation,
@@ -315,8 +344,8 @@ impl Runner for CpuRunner {
         step.validate(&self.model.program, &self.limits)?;
         step.carries_nothing()?;
         self.plan.make(step);
-        let Self { team, model, buffers, arena, plan, grouping, counters, own, answers, .. } = self;
-        Pass { model, buffers, arena, step, plan, counters, team, own, grouping }.run(answers);
+        let Self { team, model, buffers, arena, states, plan, grouping, counters, own, answers, .. } = self;
+        Pass { model, buffers, arena, states, step, plan, counters, team, own, grouping }.run(answers);
         self.outputs = step.outputs.len();
         self.submitted += 1;
         Ok(Ticket(self.submitted))

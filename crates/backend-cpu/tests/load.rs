@@ -11,6 +11,7 @@ const LIMITS: Limits = Limits {
     max_sequences: 2,
     max_outputs: 2,
     max_context: 64,
+    states: 0,
     kv_dtype: KvDtype::F16,
     attention: AttentionMode::Paged,
 };

@@ -207,6 +207,7 @@ impl Prefill {
             max_sequences: 1 + decodes,
             max_outputs: 1,
             max_context: context,
+            states: 0,
             kv_dtype: KvDtype::F16,
             attention: AttentionMode::Paged,
         };
@@ -219,12 +220,14 @@ impl Prefill {
                 rows: index..index + 1,
                 start: depth,
                 tables: index * decode_blocks..(index + 1) * decode_blocks,
+                state: None,
             })
             .collect();
         sequences.push(StepSequence {
             rows: decodes..decodes + rows,
             start: depth,
             tables: pages - blocks..pages,
+            state: None,
         });
         let (counts, _) = steps(gpu, &mut *runner, &sequences, &table, &[])?;
         let attention = counts.iter().filter(|count| count.name.starts_with("attend"));
@@ -327,6 +330,7 @@ fn load(
         max_sequences: batch,
         max_outputs: batch,
         max_context: depth,
+        states: 0,
         kv_dtype,
         attention,
     };
@@ -340,8 +344,9 @@ fn sampling(gpu: &Gpu, batch: usize, name: &str, params: &SamplingParams) -> Res
         ModelShape { vocab, hidden: 32, ffn: 32, windows: vec![None], ..ModelShape::default() }.build(1);
     let mut runner = load(gpu, &model, batch, PAGE, AttentionMode::Paged, KvDtype::F16)?;
     let table: Vec<PageId> = (1..=batch as u32).map(PageId).collect();
-    let sequences: Vec<_> =
-        (0..batch).map(|row| StepSequence { rows: row..row + 1, start: 0, tables: row..row + 1 }).collect();
+    let sequences: Vec<_> = (0..batch)
+        .map(|row| StepSequence { rows: row..row + 1, start: 0, tables: row..row + 1, state: None })
+        .collect();
     let request =
         SampleRequest { params, draw: 0, history: &[1], prompt_tokens: 0, mask: None, logprobs: None };
     let outputs: Vec<_> = (0..batch).map(|row| Output { row, want: Want::Sample(request) }).collect();
@@ -367,6 +372,7 @@ fn decode(
             rows: index..index + 1,
             start: depth - 1,
             tables: index * blocks..(index + 1) * blocks,
+            state: None,
         })
         .collect();
     steps(gpu, runner, &sequences, table, &[])

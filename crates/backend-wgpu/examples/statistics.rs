@@ -66,6 +66,7 @@ fn kernels() -> Result<Vec<(String, String)>, String> {
             max_sequences: 64,
             max_outputs: 4,
             max_context: 4096,
+            states: 0,
             kv_dtype: KvDtype::F16,
             attention: AttentionMode::Paged,
         };

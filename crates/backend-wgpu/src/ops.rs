@@ -299,6 +299,8 @@ impl Lowering<'_> {
     fn attention<'l>(&self, layer: &'l Layer) -> Result<&'l Attention, LoadError> {
         match &layer.mixer {
             Mixer::Attention(attention) => Ok(attention),
+            Mixer::Conv(_) => self.refuse("short convolutions"),
+            Mixer::DeltaRule(_) => self.refuse("gated delta rules"),
             _ => self.refuse(NEWER),
         }
     }
@@ -310,6 +312,7 @@ impl Lowering<'_> {
         } = attention;
         let is_rms = |norm: &QkNorm| [norm.q, norm.k].iter().all(is_plain);
         self.require(qk_norm.as_ref().is_none_or(is_rms), "LayerNorm of queries and keys")?;
+        self.require(attention.gate.is_none(), "gates on the output of attention")?;
         let waits = layer.residual == Residual::Parallel;
         let add = |post_norm| Add { post_norm, scale: layer.branch_scale, waits };
         ops.push(Op::NormQkvRopeStore(NormQkvRopeStore {

@@ -115,7 +115,7 @@ impl<'a> Pass<'a> {
                 pages.extend_from_slice(&sequence.table(step.pages, group, groups)[..blocks]);
             }
             let rows = own.start - first..own.end - first;
-            sequences.push(StepSequence { rows, start, tables: table..pages.len() });
+            sequences.push(StepSequence { rows, start, tables: table..pages.len(), state: None });
         }
         let (places, outputs) = step
             .outputs
@@ -173,8 +173,8 @@ mod tests {
         let pages: Vec<_> = (1..=14).map(PageId).collect();
         // Two groups; a prompt of 40 tokens at position 30, and a sequence that decodes at position 50.
         let sequences = [
-            StepSequence { rows: 0..40, start: 30, tables: 0..6 },
-            StepSequence { rows: 40..41, start: 50, tables: 6..10 },
+            StepSequence { rows: 0..40, start: 30, tables: 0..6, state: None },
+            StepSequence { rows: 40..41, start: 50, tables: 6..10, state: None },
         ];
         let tokens: Vec<u32> = (0..41).collect();
         let want = paguro_backend::Want::Logits;

@@ -14,6 +14,7 @@ const LIMITS: Limits = Limits {
     max_sequences: 1,
     max_outputs: 1,
     max_context: 64,
+    states: 0,
     kv_dtype: KvDtype::F16,
     attention: AttentionMode::Paged,
 };
@@ -31,7 +32,7 @@ fn tokens(runner: &mut dyn Runner) -> Result<Vec<u32>, StepError> {
     };
     let submit = |runner: &mut dyn Runner, tokens: &[u32], start: usize, page: u32, carried: &[Carried]| {
         let outputs = [Output { row: tokens.len() - 1, want: Want::Sample(request) }];
-        let sequences = [StepSequence { rows: 0..tokens.len(), start, tables: 0..1 }];
+        let sequences = [StepSequence { rows: 0..tokens.len(), start, tables: 0..1, state: None }];
         let pages = [PageId(page)];
         runner.submit(&Step { tokens, carried, sequences: &sequences, pages: &pages, outputs: &outputs })
     };

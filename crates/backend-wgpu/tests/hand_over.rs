@@ -44,6 +44,7 @@ fn logits(gpu: &Gpu, shape: &ModelShape, context: usize, count: usize) -> Vec<Ve
         max_sequences: count,
         max_outputs: 2 * count,
         max_context: context + 32,
+        states: 0,
         kv_dtype: KvDtype::F16,
         attention: AttentionMode::Paged,
     };
@@ -57,6 +58,7 @@ fn logits(gpu: &Gpu, shape: &ModelShape, context: usize, count: usize) -> Vec<Ve
             rows: index * rows..(index + 1) * rows,
             start,
             tables: index * blocks..(index + 1) * blocks,
+            state: None,
         };
         let sequences: Vec<_> = (0..count).map(sequence).collect();
         // A sequence's pages do not lie one after the other.
@@ -165,7 +167,7 @@ impl Sequence {
     ) -> Result<Ticket, StepError> {
         let (start, end) = (self.1, self.1 + tokens.len());
         let pages: Vec<_> = (1..=end.div_ceil(32)).map(|page| PageId(page as u32)).collect();
-        let sequences = [StepSequence { rows: 0..tokens.len(), start, tables: 0..pages.len() }];
+        let sequences = [StepSequence { rows: 0..tokens.len(), start, tables: 0..pages.len(), state: None }];
         let outputs: Vec<_> = wants.iter().map(|&want| Output { row: tokens.len() - 1, want }).collect();
         self.1 = end;
         self.0.submit(&Step { tokens, carried, sequences: &sequences, pages: &pages, outputs: &outputs })
@@ -245,6 +247,7 @@ fn a_step_that_gives_up_is_repeated_without_handoff() {
         max_sequences: 1,
         max_outputs: 2,
         max_context: 400,
+        states: 0,
         kv_dtype: KvDtype::F16,
         attention: AttentionMode::Paged,
     };

@@ -13,7 +13,7 @@ fn launches(runner: &mut dyn Runner, start: usize, tokens: usize, logits: bool) 
     let before = runner.kernel_counts();
     let output = Output { row: tokens - 1, want: Want::Logits };
     let outputs = if logits { &[output][..] } else { &[] };
-    let sequences = [StepSequence { rows: 0..tokens, start, tables: 0..1 }];
+    let sequences = [StepSequence { rows: 0..tokens, start, tables: 0..1, state: None }];
     let tokens = vec![1; tokens];
     let pages = [PageId(1)];
     let step = Step { tokens: &tokens, carried: &[], sequences: &sequences, pages: &pages, outputs };
@@ -51,6 +51,7 @@ fn a_layer_of_a_step_of_one_row_takes_five_launches() {
         max_sequences: 1,
         max_outputs: 1,
         max_context: 64,
+        states: 0,
         kv_dtype: KvDtype::F16,
         attention: AttentionMode::Paged,
     };

@@ -105,6 +105,7 @@ fn kernels() -> Result<Vec<(String, String)>, String> {
                 max_sequences: 4,
                 max_outputs: 4,
                 max_context: 64,
+                states: 0,
                 kv_dtype,
                 attention,
             };

@@ -1,8 +1,9 @@
 //! Whether weights fit a program: [`Program::check`], which every backend calls first in `load`.
 
 use crate::{
-    Activation, Attention, Dense, Experts, FeedForward, Head, KvSlot, Linear, LoadError, MatrixId, Mixer,
-    Norm, Program, QkNormKind, SharedExpert, VectorId, Weights,
+    Activation, Attention, Convolution, DeltaRule, Dense, Experts, FeedForward, Head, KvSlot, Linear,
+    LoadError, MatrixId, Mixer, Norm, NormKind, Program, QkNormKind, SharedExpert, ShortConv, StateShape,
+    VectorId, Weights,
 };
 
 impl Program {
@@ -29,12 +30,15 @@ impl Program {
             finite("the scale of a layer's branches", layer.branch_scale)?;
             match &layer.mixer {
                 Mixer::Attention(attention) => self.check_attention(attention, &weights)?,
+                Mixer::Conv(conv) => self.check_conv(conv, &weights)?,
+                Mixer::DeltaRule(delta) => self.check_delta(delta, &weights)?,
             }
             match &layer.ffn {
                 FeedForward::Dense(dense) => weights.dense(dense)?,
                 FeedForward::Experts(experts) => weights.experts(experts)?,
             }
         }
+        self.check_states()?;
         let Head { norm, linear, scale, soft_cap: _ } = &self.head;
         weights.norm(norm, hidden)?;
         finite("the scale of logits", *scale)?;
@@ -77,8 +81,61 @@ impl Program {
             finite("a scale by position", scale.beta)?;
         }
         attention.sinks.iter().try_for_each(|&sinks| weights.vector(sinks, heads))?;
+        attention.gate.iter().try_for_each(|gate| weights.linear(gate, width, hidden))?;
         weights.linear(&attention.out, hidden, width)?;
         weights.optional_norm(attention.post_norm, hidden)
+    }
+
+    fn check_conv(&self, conv: &ShortConv, weights: &Checker<'_>) -> Result<(), LoadError> {
+        let ShortConv { norm, width, input, convolution, out, post_norm, state } = conv;
+        nonzero("the width of a short convolution", &[*width])?;
+        weights.optional_norm(*norm, self.hidden)?;
+        weights.linear(input, 3 * width, self.hidden)?;
+        let rows = weights.convolution(convolution, *width)?;
+        weights.linear(out, self.hidden, *width)?;
+        weights.optional_norm(*post_norm, self.hidden)?;
+        self.check_state(*state, StateShape { rows, channels: *width, delta: None })
+    }
+
+    fn check_delta(&self, op: &DeltaRule, weights: &Checker<'_>) -> Result<(), LoadError> {
+        let DeltaRule { norm, shape, qkv, gate, alpha, beta, convolution, .. } = op;
+        let (heads, hidden) = (shape.value_heads, self.hidden);
+        let dimensions = [shape.key_heads, heads, shape.key_dim, shape.value_dim];
+        nonzero("a dimension of a delta rule", &dimensions)?;
+        require(heads.is_multiple_of(shape.key_heads), || {
+            format!("{heads} value heads cannot share {} key heads evenly", shape.key_heads)
+        })?;
+        weights.optional_norm(*norm, hidden)?;
+        weights.linear(qkv, shape.channels(), hidden)?;
+        weights.linear(gate, shape.value_width(), hidden)?;
+        weights.linear(alpha, heads, hidden)?;
+        weights.linear(beta, heads, hidden)?;
+        let rows = weights.convolution(convolution, shape.channels())?;
+        weights.vector(op.decay, heads)?;
+        let decays = weights.weights.vector(op.decay);
+        require(decays.iter().all(|decay| decay.is_finite() && *decay <= 0.0), || {
+            "a decay of a delta rule that grows".to_owned()
+        })?;
+        weights.vector(op.dt, heads)?;
+        weights.norm(&op.out_norm, shape.value_dim)?;
+        let is_rms = op.out_norm.kind == NormKind::Rms && op.out_norm.bias.is_none();
+        require(is_rms, || "the output norm of a delta rule is not RMS".to_owned())?;
+        weights.linear(&op.out, hidden, shape.value_width())?;
+        weights.optional_norm(op.post_norm, hidden)?;
+        self.check_state(op.state, StateShape { rows, channels: shape.channels(), delta: Some(*shape) })
+    }
+
+    fn check_state(&self, index: usize, needed: StateShape) -> Result<(), LoadError> {
+        let found = self.state.layers.get(index);
+        require(found == Some(&needed), || format!("state {index} is {found:?}, a layer needs {needed:?}"))
+    }
+
+    /// Every state belongs to one layer.
+    fn check_states(&self) -> Result<(), LoadError> {
+        let mut used: Vec<usize> = self.layers.iter().filter_map(|layer| layer.mixer.state()).collect();
+        used.sort_unstable();
+        let all = used.iter().copied().eq(0..self.state.layers.len());
+        require(all, || format!("layers use the states {used:?} of {}", self.state.layers.len()))
     }
 }
 
@@ -143,6 +200,15 @@ impl Checker<'_> {
             output_gate.iter().try_for_each(|gate| self.linear(gate, 1, hidden))?;
         }
         self.optional_norm(*post_norm, hidden)
+    }
+
+    /// Returns how many earlier rows a convolution needs.
+    fn convolution(&self, convolution: &Convolution, channels: usize) -> Result<usize, LoadError> {
+        let Convolution { taps, weight, bias } = *convolution;
+        require((2..=64).contains(&taps), || format!("a convolution over {taps} rows"))?;
+        self.vector(weight, taps * channels)?;
+        bias.iter().try_for_each(|&bias| self.vector(bias, channels))?;
+        Ok(taps - 1)
     }
 
     fn matrix(&self, id: MatrixId, parts: usize, rows: usize, cols: usize) -> Result<(), LoadError> {

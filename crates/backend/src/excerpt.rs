@@ -5,7 +5,10 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::{FeedForward, Layer, Linear, MatrixId, Mixer, Norm, Program, VectorId, Weights};
+use crate::{
+    Convolution, DeltaRule, FeedForward, Layer, Linear, MatrixId, Mixer, Norm, Program, ShortConv, VectorId,
+    Weights,
+};
 
 /// Returns the excerpt of a program, with the weights that it refers to.
 ///
@@ -18,6 +21,16 @@ pub fn excerpt(program: &Program, weights: &Weights) -> (Program, Weights) {
     let layers = program.layers.iter().filter(|layer| kinds.insert(kind(layer, weights)));
     let mut short = Program { layers: layers.cloned().collect(), ..program.clone() };
     let mut chosen = Vec::new();
+    short.state.layers.clear();
+    for layer in &mut short.layers {
+        let (Mixer::Conv(ShortConv { state, .. }) | Mixer::DeltaRule(DeltaRule { state, .. })) =
+            &mut layer.mixer
+        else {
+            continue;
+        };
+        short.state.layers.push(program.state.layers[*state]);
+        *state = short.state.layers.len() - 1;
+    }
     for layer in &mut short.layers {
         if let FeedForward::Experts(op) = &mut layer.ffn {
             op.router.selection_bias = None;
@@ -78,6 +91,8 @@ fn kind(layer: &Layer, weights: &Weights) -> String {
     references.layer(&mut layer);
     match &mut layer.mixer {
         Mixer::Attention(attention) => attention.kv.slot = 0,
+        Mixer::Conv(conv) => conv.state = 0,
+        Mixer::DeltaRule(delta) => delta.state = 0,
     }
     format!("{layer:?} {shapes:?}")
 }
@@ -92,13 +107,28 @@ impl References<'_> {
     fn layer(&mut self, layer: &mut Layer) {
         match &mut layer.mixer {
             Mixer::Attention(op) => {
-                for linear in [&mut op.q, &mut op.k, &mut op.v, &mut op.out] {
-                    self.linear(linear);
-                }
+                let linears = [&mut op.q, &mut op.k, &mut op.v, &mut op.out].into_iter();
+                linears.chain(&mut op.gate).for_each(|linear| self.linear(linear));
                 let qk_norms = op.qk_norm.iter_mut().flat_map(|norm| [&mut norm.q, &mut norm.k]);
                 let norms = op.norm.iter_mut().chain(&mut op.post_norm).chain(qk_norms);
                 norms.for_each(|norm| self.norm(norm));
                 op.sinks.iter_mut().for_each(|sinks| (self.vector)(sinks));
+            }
+            Mixer::Conv(op) => {
+                self.linear(&mut op.input);
+                self.linear(&mut op.out);
+                self.convolution(&mut op.convolution);
+                op.norm.iter_mut().chain(&mut op.post_norm).for_each(|norm| self.norm(norm));
+            }
+            Mixer::DeltaRule(op) => {
+                for linear in [&mut op.qkv, &mut op.gate, &mut op.alpha, &mut op.beta, &mut op.out] {
+                    self.linear(linear);
+                }
+                self.convolution(&mut op.convolution);
+                (self.vector)(&mut op.decay);
+                (self.vector)(&mut op.dt);
+                let norms = op.norm.iter_mut().chain(&mut op.post_norm).chain([&mut op.out_norm]);
+                norms.for_each(|norm| self.norm(norm));
             }
         }
         match &mut layer.ffn {
@@ -124,6 +154,11 @@ impl References<'_> {
     fn linear(&mut self, linear: &mut Linear) {
         (self.matrix)(&mut linear.matrix);
         linear.bias.iter_mut().for_each(|bias| (self.vector)(bias));
+    }
+
+    fn convolution(&mut self, convolution: &mut Convolution) {
+        (self.vector)(&mut convolution.weight);
+        convolution.bias.iter_mut().for_each(|bias| (self.vector)(bias));
     }
 
     fn norm(&mut self, norm: &mut Norm) {

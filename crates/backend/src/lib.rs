@@ -13,6 +13,7 @@ pub mod excerpt;
 pub mod format;
 pub mod kv;
 pub mod program;
+pub mod recurrent;
 pub mod reference;
 pub mod runner;
 pub mod sampling;
@@ -28,6 +29,10 @@ pub use program::{
     Activation, Attention, Dense, Embed, Experts, FeedForward, Head, KvGroup, KvLayout, KvSlot, Layer,
     Linear, MatrixId, Mixer, Norm, NormKind, PositionScale, Positions, Program, QkNorm, QkNormKind, Residual,
     Rope, RopeStyle, Router, Scores, SharedExpert, VectorId,
+};
+pub use recurrent::{
+    Convolution, DeltaRule, DeltaShape, KeySharing, STATE_CHUNK, ShortConv, StateId, StateLayout, StateShape,
+    StateUse,
 };
 pub use runner::{
     AttentionMode, Backend, Capacity, Held, Limits, LoadError, MemoryPlan, PageMove, Runner, StepError,

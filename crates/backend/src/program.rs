@@ -4,7 +4,7 @@
 //! encode one command buffer, and nobody outside can tell. Dimensions stand where they vary. What an operation
 //! computes is defined by the [`reference`](mod@crate::reference).
 
-use crate::KvDtype;
+use crate::{DeltaRule, KvDtype, ShortConv, StateLayout};
 
 /// Index of a matrix in [`Weights::matrices`](crate::Weights::matrices).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -23,6 +23,8 @@ pub struct Program {
     pub vocab: usize,
     /// How K and V are stored.
     pub kv: KvLayout,
+    /// States of a sequence, beside K and V.
+    pub state: StateLayout,
     /// Rotary embeddings, referred to by [`Attention::rope`].
     pub ropes: Vec<Rope>,
     /// Makes the residual stream.
@@ -81,6 +83,10 @@ pub enum Residual {
 pub enum Mixer {
     /// Attention over the pages of a sequence.
     Attention(Attention),
+    /// A short convolution.
+    Conv(ShortConv),
+    /// The gated delta rule.
+    DeltaRule(DeltaRule),
 }
 
 /// A feed-forward network. A backend that lacks a kind refuses it at load, by name.
@@ -98,6 +104,7 @@ pub enum FeedForward {
 /// q, k = qk_norm(rope(..))         either order, see QkNormKind
 /// q = q * position_scale           k and v go into the pages
 /// a = softmax(q·Kᵀ * scale)·V      over the block table, causal; see reference::attention
+/// a = a ⊙ sigmoid(h·Wgateᵀ + b)    if there is a gate
 /// x += branch_scale * post_norm(a·Wᵀ + b)
 /// ```
 #[derive(Clone, Debug)]
@@ -126,6 +133,8 @@ pub struct Attention {
     pub sinks: Option<VectorId>,
     /// Where K and V are stored; the group carries their shape and the window.
     pub kv: KvSlot,
+    /// Gate of the output, `[heads * head_dim, hidden]` (Qwen 3.5).
+    pub gate: Option<Linear>,
     /// `[hidden, heads * head_dim]`
     pub out: Linear,
     /// Norm of the output before it is added (Gemma 2 and 3, OLMo 2).
@@ -383,6 +392,17 @@ pub enum RopeStyle {
     HalfSplit,
 }
 
+impl Mixer {
+    /// Index of its state in [`StateLayout::layers`], if it has one.
+    pub fn state(&self) -> Option<usize> {
+        match self {
+            Self::Attention(_) => None,
+            Self::Conv(conv) => Some(conv.state),
+            Self::DeltaRule(delta) => Some(delta.state),
+        }
+    }
+}
+
 impl Program {
     /// The K/V group of an attention layer.
     pub fn kv_group(&self, attention: &Attention) -> &KvGroup {
@@ -391,8 +411,9 @@ impl Program {
 
     /// The attention layers, in order.
     pub fn attentions(&self) -> impl Iterator<Item = &Attention> {
-        self.layers.iter().map(|layer| match &layer.mixer {
-            Mixer::Attention(attention) => attention,
+        self.layers.iter().filter_map(|layer| match &layer.mixer {
+            Mixer::Attention(attention) => Some(attention),
+            Mixer::Conv(_) | Mixer::DeltaRule(_) => None,
         })
     }
 }

@@ -13,6 +13,11 @@ pub trait Backend: Send {
     /// Bytes of one page of this program in the backend's own arrangement.
     fn page_bytes(&self, program: &Program, block_size: usize, kv_dtype: KvDtype) -> usize;
 
+    /// Bytes of the states of one sequence in the backend's own arrangement.
+    fn state_bytes(&self, program: &Program) -> usize {
+        program.state.bytes()
+    }
+
     /// How a matrix will lie in the device's memory.
     fn held(&self, matrix: &Matrix) -> Held {
         Held { bytes: matrix.bytes.len(), converted_to: None }
@@ -27,6 +32,7 @@ pub trait Backend: Send {
         MemoryPlan {
             weights: matrices.chain(vectors).fold(0, u64::saturating_add),
             kv: (limits.pages as u64).saturating_mul(page_bytes),
+            states: (limits.states as u64).saturating_mul(self.state_bytes(program) as u64),
             buffers: self.buffer_bytes(program, limits),
         }
     }
@@ -48,7 +54,7 @@ pub trait Runner: Send {
     /// Starts one forward pass. Allocates nothing that grows with the step.
     ///
     /// # Errors
-    /// [`StepError`]; the pages that the step would have written are then undefined, all others untouched.
+    /// [`StepError`]; the pages and states that the step would have written are then undefined, all others untouched.
     fn submit(&mut self, step: &Step<'_>) -> Result<Ticket, StepError>;
 
     /// Waits for a pass and fills `out` in the order of the step's outputs.
@@ -94,6 +100,8 @@ pub struct MemoryPlan {
     pub weights: u64,
     /// All pages of K and V.
     pub kv: u64,
+    /// All slots for states.
+    pub states: u64,
     /// Buffers between operations, for the largest step.
     pub buffers: u64,
 }
@@ -106,7 +114,7 @@ impl MemoryPlan {
 
     /// Bytes that do not depend on the number of pages.
     pub fn fixed(&self) -> u64 {
-        self.weights.saturating_add(self.buffers)
+        self.weights.saturating_add(self.states).saturating_add(self.buffers)
     }
 }
 
@@ -134,6 +142,8 @@ pub struct Limits {
     pub max_outputs: usize,
     /// Tokens in a sequence.
     pub max_context: usize,
+    /// Slots for the states of sequences; 0 if the program has none.
+    pub states: usize,
     /// What the pages store K and V as.
     pub kv_dtype: KvDtype,
     /// Paged, or the reference way.

@@ -2,7 +2,7 @@
 
 use std::{ops::Range, sync::OnceLock};
 
-use crate::SamplingParams;
+use crate::{SamplingParams, StateUse};
 
 /// A page of K and V in the runner's arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
@@ -42,6 +42,8 @@ pub struct StepSequence {
     /// `ceil((start + rows) / block_size)` pages. Pages that no row of this step can see may be
     /// [`PageId::SCRATCH`].
     pub tables: Range<usize>,
+    /// Its states; present if the program has some, and only then.
+    pub state: Option<StateUse>,
 }
 
 impl StepSequence {

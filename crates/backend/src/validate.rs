@@ -3,7 +3,8 @@
 use std::fmt::Display;
 
 use crate::{
-    KvGroup, KvLayout, Limits, PageId, Program, SampleRequest, Step, StepError, StepSequence, TokenMask, Want,
+    KvGroup, KvLayout, Limits, PageId, Program, SampleRequest, StateId, StateUse, Step, StepError,
+    StepSequence, TokenMask, Want,
 };
 
 /// Fails with [`StepError::Invalid`] and a message unless the rule holds.
@@ -55,6 +56,7 @@ impl Step<'_> {
         }
         rule!(next == rows, "rows {next}..{rows} belong to no sequence");
         self.validate_writes(&program.kv, limits)?;
+        self.validate_states(program, limits)?;
         for (index, output) in self.outputs.iter().enumerate() {
             rule!(output.row < rows, "output {index}: row {} of {rows} does not exist", output.row);
             match output.want {
@@ -145,6 +147,39 @@ impl Step<'_> {
                         "sequence {index}, group {group}: page {id} is read here and written in the same step"
                     );
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Every sequence has a state if the program has some. A state that a sequence writes is neither written nor read
+    /// by others.
+    fn validate_states(&self, program: &Program, limits: &Limits) -> Result<(), StepError> {
+        let has_states = !program.state.is_empty();
+        let mut users: Vec<(StateId, usize)> = Vec::new();
+        for (index, sequence) in self.sequences.iter().enumerate() {
+            let Some(StateUse { read, write }) = sequence.state else {
+                rule!(!has_states, "sequence {index}: no state, but the model needs one");
+                continue;
+            };
+            rule!(has_states, "sequence {index}: a state, but the model has none");
+            for StateId(id) in [read, write] {
+                let count = limits.states;
+                rule!((id as usize) < count, "sequence {index}: state {id} of {count} does not exist");
+            }
+            users.push((write, index));
+        }
+        users.sort_unstable();
+        for pair in users.windows(2) {
+            let [(StateId(id), _), (_, index)] = [pair[0], pair[1]];
+            rule!(pair[0].0 != pair[1].0, "sequence {index}: state {id} is written twice");
+        }
+        for (index, sequence) in self.sequences.iter().enumerate() {
+            let Some(StateUse { read, .. }) = sequence.state.filter(|_| sequence.start > 0) else { continue };
+            if let Ok(found) = users.binary_search_by_key(&read, |(state, _)| *state) {
+                let StateId(id) = read;
+                let own = users[found].1 == index;
+                rule!(own, "sequence {index}: state {id} is read here and written in the same step");
             }
         }
         Ok(())

@@ -5,7 +5,8 @@ use std::sync::LazyLock;
 use expect_test::{Expect, expect};
 use paguro_backend::{
     AttentionMode, Embed, Head, KvDtype, KvGroup, KvLayout, Limits, Linear, MatrixId, Norm, NormKind, Output,
-    PageId, Program, SampleRequest, SamplingParams, Step, StepSequence, TokenMask, VectorId, Want,
+    PageId, Program, SampleRequest, SamplingParams, StateId, StateLayout, StateShape, StateUse, Step,
+    StepSequence, TokenMask, VectorId, Want,
 };
 
 /// A step that can be broken. Block size 4; group 0 sees everything, group 1 five tokens.
@@ -34,8 +35,8 @@ fn valid() -> Owned {
         tokens: vec![1, 2, 3, 4, 5, 69],
         sequences: vec![
             // Five tokens of a new sequence, and one at position 8, whose window has left block 0.
-            StepSequence { rows: 0..5, start: 0, tables: 0..4 },
-            StepSequence { rows: 5..6, start: 8, tables: 4..10 },
+            StepSequence { rows: 0..5, start: 0, tables: 0..4, state: None },
+            StepSequence { rows: 5..6, start: 8, tables: 4..10, state: None },
         ],
         pages: vec![1, 2, 3, 4, /**/ 5, 6, 7, 0, 8, 9],
         outputs: vec![
@@ -48,6 +49,11 @@ fn valid() -> Owned {
 }
 
 fn validate(step: &Owned) -> String {
+    validate_with(step, 0)
+}
+
+/// Of a model with so many slots for states.
+fn validate_with(step: &Owned, states: usize) -> String {
     let program = Program {
         hidden: 8,
         vocab: 70,
@@ -55,6 +61,9 @@ fn validate(step: &Owned) -> String {
             groups: [None, Some(5)]
                 .map(|window| KvGroup { window, slots: 1, kv_heads: 1, head_dim: 8 })
                 .to_vec(),
+        },
+        state: StateLayout {
+            layers: vec![StateShape { rows: 2, channels: 8, delta: None }; usize::from(states > 0)],
         },
         ropes: Vec::new(),
         embed: Embed { table: MatrixId(0), scale: 1.0, positions: None },
@@ -73,6 +82,7 @@ fn validate(step: &Owned) -> String {
         max_sequences: 2,
         max_outputs: 4,
         max_context: 12,
+        states,
         kv_dtype: KvDtype::F16,
         attention: AttentionMode::Paged,
     };
@@ -101,8 +111,8 @@ fn valid_steps_pass() {
     let shared = Owned {
         tokens: vec![1, 2],
         sequences: vec![
-            StepSequence { rows: 0..1, start: 4, tables: 0..4 },
-            StepSequence { rows: 1..2, start: 4, tables: 4..8 },
+            StepSequence { rows: 0..1, start: 4, tables: 0..4, state: None },
+            StepSequence { rows: 1..2, start: 4, tables: 4..8, state: None },
         ],
         pages: vec![1, 2, 3, 4, 1, 5, 3, 6],
         outputs: Vec::new(),
@@ -145,7 +155,7 @@ fn rows_and_sequences() {
     check(|step| step.sequences[1].rows = 5..7, expect!["invalid step: rows 7..6 belong to no sequence"]);
     check(|step| step.sequences.truncate(1), expect!["invalid step: rows 5..6 belong to no sequence"]);
     check(
-        |step| step.sequences.push(StepSequence { rows: 6..7, start: 0, tables: 0..2 }),
+        |step| step.sequences.push(StepSequence { rows: 6..7, start: 0, tables: 0..2, state: None }),
         expect!["invalid step: 3 sequences, more than the 2 that were loaded for"],
     );
     check(
@@ -192,12 +202,12 @@ fn tables() {
     );
     // Position 7 sees positions 3 to 7, and so the last token of block 0.
     check(
-        |step| step.sequences[1] = StepSequence { rows: 5..6, start: 7, tables: 4..8 },
+        |step| step.sequences[1] = StepSequence { rows: 5..6, start: 7, tables: 4..8, state: None },
         expect!["invalid step: sequence 1, group 1, block 1: scratch, but its tokens are still seen"],
     );
     check(
         |step| {
-            step.sequences[1] = StepSequence { rows: 5..6, start: 7, tables: 4..8 };
+            step.sequences[1] = StepSequence { rows: 5..6, start: 7, tables: 4..8, state: None };
             step.pages.splice(4.., [5, 6, 0, 8]);
         },
         expect!["invalid step: sequence 1, group 1, block 0: scratch, but its tokens are still seen"],
@@ -261,5 +271,32 @@ fn outputs() {
     check(
         |step| step.outputs[0] = sample(SampleRequest { params: &BROKEN, ..request() }),
         expect!["invalid step: output 0: temperature must be finite, 0 or more, not NaN"],
+    );
+}
+
+#[test]
+fn states() {
+    let check = |[first, second]: [Option<[u32; 2]>; 2], states: usize, expected: Expect| {
+        let mut step = valid();
+        for (sequence, state) in step.sequences.iter_mut().zip([first, second]) {
+            sequence.state =
+                state.map(|[read, write]| StateUse { read: StateId(read), write: StateId(write) });
+        }
+        expected.assert_eq(&validate_with(&step, states));
+    };
+    // In place, to another slot, and over what only the first rows of a sequence would have read.
+    check([Some([0, 0]), Some([1, 1])], 2, expect!["valid"]);
+    check([Some([0, 0]), Some([2, 1])], 3, expect!["valid"]);
+    check([Some([1, 0]), Some([1, 1])], 2, expect!["valid"]);
+    check([None, None], 1, expect!["invalid step: sequence 0: no state, but the model needs one"]);
+    check([Some([0, 0]), None], 1, expect!["invalid step: sequence 1: no state, but the model needs one"]);
+    check([Some([0, 0]), None], 0, expect!["invalid step: sequence 0: a state, but the model has none"]);
+    check([Some([0, 0]), Some([2, 1])], 2, expect!["invalid step: sequence 1: state 2 of 2 does not exist"]);
+    check([Some([0, 2]), Some([1, 1])], 2, expect!["invalid step: sequence 0: state 2 of 2 does not exist"]);
+    check([Some([0, 1]), Some([1, 1])], 2, expect!["invalid step: sequence 1: state 1 is written twice"]);
+    check(
+        [Some([0, 0]), Some([0, 1])],
+        2,
+        expect!["invalid step: sequence 1: state 0 is read here and written in the same step"],
     );
 }

@@ -14,8 +14,8 @@ use std::{
 };
 
 use paguro_backend::{
-    Backend, Limits, Outcome, Output, PageId, Program, Runner, Step, StepError, StepOutput, StepSequence,
-    Ticket, Want, Weights,
+    Backend, Limits, Outcome, Output, PageId, Program, Runner, StateId, Step, StepError, StepOutput,
+    StepSequence, Ticket, Want, Weights,
 };
 use paguro_model::{Model, tokenizer::Tokenizer};
 
@@ -98,7 +98,8 @@ impl Engine {
         let ModelParts { program, weights, tokenizer, stop_tokens, max_context } = model.into();
         let Resolved { limits, layout } = options.resolve(backend, &program, &weights, max_context)?;
         let mut pages = Pages::new(limits.pages, options.page_order);
-        if options.prefix_cache {
+        // A block's pages are of no use without the state after it, which nobody keeps.
+        if options.prefix_cache && program.state.is_empty() {
             // What a page's content depends on besides the tokens: the program and the block size. (And the weights;
             // but one engine has one set of them, and its cache dies with it.)
             let salt = format!("{} {program:?}", limits.block_size);
@@ -111,7 +112,7 @@ impl Engine {
         };
         let mut runner = backend.load(&program, weights, limits)?;
         let begin = Instant::now();
-        let rows = probe(runner.as_mut(), &layout, &limits, program.vocab)?;
+        let rows = probe(runner.as_mut(), &layout, &limits, &program)?;
         let duration = begin.elapsed();
         let mut scheduler = Scheduler::new(limits, options.step_time, options.max_wait_steps, layout, pages);
         scheduler.record_probe(rows, duration);
@@ -175,12 +176,13 @@ fn probe(
     runner: &mut dyn Runner,
     layout: &Layout,
     limits: &Limits,
-    vocab: usize,
+    program: &Program,
 ) -> Result<usize, EngineError> {
     let rows = 8.min(limits.block_size).min(limits.max_context).min(limits.max_rows);
-    let tokens: Vec<u32> = (0..rows).map(|row| (row * vocab / rows) as u32).collect();
+    let tokens: Vec<u32> = (0..rows).map(|row| (row * program.vocab / rows) as u32).collect();
     let pages: Vec<PageId> = (1..=layout.groups() as u32).map(PageId).collect();
-    let sequences = [StepSequence { rows: 0..rows, start: 0, tables: 0..pages.len() }];
+    let state = program.state.in_place(StateId(0));
+    let sequences = [StepSequence { rows: 0..rows, start: 0, tables: 0..pages.len(), state }];
     let outputs = [Output { row: rows - 1, want: Want::Logits }];
     let ticket = runner.submit(&Step {
         tokens: &tokens,

@@ -26,6 +26,7 @@ mod request;
 mod scheduler;
 mod sequence;
 mod snapshot;
+mod states;
 mod stats;
 #[cfg(test)]
 mod tests;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use paguro_backend::{AttentionMode, Backend, KvDtype, Limits, MemoryPlan, Program, Weights};
 
-use crate::{EngineError, layout::Layout};
+use crate::{EngineError, layout::Layout, states::States};
 
 /// How an engine is set up. The default suits one machine that serves a few conversations.
 #[derive(Clone, Debug)]
@@ -123,14 +123,17 @@ impl EngineOptions {
         let layout = Layout::new(&program.kv, self.block_size, self.max_batch_tokens);
         let for_tokens = |tokens: usize| layout.blocks(tokens).saturating_mul(layout.groups());
         let page_bytes = backend.page_bytes(program, self.block_size, self.kv_dtype).max(1) as u64;
+        let max_sequences = self.places(backend, program, weights);
+        let states = if program.state.is_empty() { 0 } else { States::slots_for(max_sequences) };
         let limits = |pages: usize, max_context: usize| Limits {
             block_size: self.block_size,
             pages,
             max_rows: self.max_batch_tokens,
-            max_sequences: self.max_sequences,
+            max_sequences,
             // One row of a prompt may want a score and an embedding.
-            max_outputs: self.max_sequences + self.max_scores.max(2),
+            max_outputs: max_sequences + self.max_scores.max(2),
             max_context,
+            states,
             kv_dtype: self.kv_dtype,
             attention: self.attention,
         };
@@ -158,6 +161,19 @@ impl EngineOptions {
         }
         let limits = limits(usable + 1, max_context);
         Ok(Resolved { limits, layout })
+    }
+
+    /// Sequences that may run at the same time: as many as were asked for; but if each has a state, no more than have
+    /// theirs in half of the memory that is left beside the weights.
+    fn places(&self, backend: &dyn Backend, program: &Program, weights: &Weights) -> usize {
+        let state_bytes = backend.state_bytes(program) as u64;
+        if state_bytes == 0 {
+            return self.max_sequences;
+        }
+        let held = weights.matrices.iter().map(|matrix| backend.held(matrix).bytes as u64).sum();
+        let fit = backend.capacity().bytes_free.saturating_sub(held) / 2 / state_bytes;
+        let fit = usize::try_from(fit).unwrap_or(usize::MAX).saturating_sub(1);
+        self.max_sequences.min(fit.max(1))
     }
 
     fn check(&self) -> Result<(), EngineError> {
@@ -204,6 +220,10 @@ pub struct EnginePlan {
     pub pages: usize,
     /// Bytes of one of them.
     pub page_bytes: u64,
+    /// Bytes of the states of one sequence, beside its pages.
+    pub state_bytes: u64,
+    /// Sequences that run at the same time: as many as were asked for, or as many as have a state.
+    pub max_sequences: usize,
     layout: Layout,
 }
 
@@ -235,6 +255,8 @@ impl Resolved {
             memory: backend.plan(program, weights, &limits),
             max_context: limits.max_context,
             pages: limits.pages - 1,
+            state_bytes: backend.state_bytes(program) as u64,
+            max_sequences: limits.max_sequences,
             page_bytes: backend.page_bytes(program, limits.block_size, limits.kv_dtype) as u64,
             layout,
         }

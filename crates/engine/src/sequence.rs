@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, ops::Range, sync::Arc, time::Instant};
 
-use paguro_backend::{PageId, PageMove, SampleRequest, SamplingParams, Score, TokenMask};
+use paguro_backend::{PageId, PageMove, SampleRequest, SamplingParams, Score, StateUse, TokenMask};
 use paguro_model::Pooling;
 
 use crate::{
@@ -13,6 +13,7 @@ use crate::{
     pages::Pages,
     prefix::BlockKey,
     request::{FinishReason, Request, RequestLimits, Usage},
+    states::States,
     thought::Thought,
 };
 
@@ -169,6 +170,9 @@ pub(crate) struct Sequence {
     pub reached: usize,
     /// One for each KV group, all of `blocks(computed)` entries between steps.
     pub tables: Vec<BlockTable>,
+    /// Its state after the computed tokens, or in a planned step after the planned rows; perhaps shared with other branches
+    /// of its request. Nothing before it has run, or if the model has no states.
+    pub state: Option<StateUse>,
     /// Keys of the first full blocks: at least those of the prompt and those that are computed. Empty without a
     /// prefix cache.
     keys: Vec<BlockKey>,
@@ -219,6 +223,7 @@ impl Sequence {
             computed: 0,
             reached: 0,
             tables: vec![BlockTable::default(); layout.groups()],
+            state: None,
             keys,
             granted: 0,
             rows: 0,
@@ -519,8 +524,18 @@ impl Sequence {
             .sum()
     }
 
-    /// Takes them; the copies must be made before the step runs.
-    pub fn reserve(&mut self, rows: usize, layout: &Layout, pages: &mut Pages, moves: &mut Vec<PageMove>) {
+    /// Takes them, and the state that the rows are written to; the copies of pages must be made before the step runs. Returns
+    /// false, with nothing taken, if no state is free for a branch that shares one.
+    pub fn reserve(
+        &mut self,
+        rows: usize,
+        layout: &Layout,
+        pages: &mut Pages,
+        states: &mut States,
+        moves: &mut Vec<PageMove>,
+    ) -> bool {
+        let Some(state) = states.reserve(self.state) else { return false };
+        self.state = state;
         let blocks = layout.blocks(self.computed + rows);
         let tail = self.tail(layout);
         for table in &mut self.tables {
@@ -536,6 +551,7 @@ impl Sequence {
             table.pages.extend((table.pages.len()..blocks).map(|_| pages.take()));
         }
         self.rows = rows;
+        true
     }
 
     /// The block that is partly filled, if one is: the next row writes it.
@@ -545,7 +561,8 @@ impl Sequence {
 
     /// The planned rows are computed: full blocks become findable, and what no later row sees is released. Returns how
     /// many of the rows had not been computed before.
-    pub fn advance(&mut self, layout: &Layout, pages: &mut Pages) -> usize {
+    pub fn advance(&mut self, layout: &Layout, pages: &mut Pages, states: &mut States) -> usize {
+        self.state.iter_mut().for_each(|state| states.settle(state));
         self.restoring_steps += u64::from(self.computed < self.reached);
         let size = layout.block_size;
         let complete = self.computed / size..(self.computed + self.rows) / size;
@@ -571,8 +588,9 @@ impl Sequence {
         new
     }
 
-    /// Branch `branch` as a sequence of its own, with the same pages.
-    pub fn fork(&self, branch: usize, pages: &mut Pages) -> Sequence {
+    /// Branch `branch` as a sequence of its own, with the same pages and state.
+    pub fn fork(&self, branch: usize, pages: &mut Pages, states: &mut States) -> Sequence {
+        self.state.iter().for_each(|&state| states.share(state));
         for table in &self.tables {
             for &page in table.held() {
                 pages.share(page);
@@ -581,6 +599,7 @@ impl Sequence {
         Sequence {
             computed: self.computed,
             tables: self.tables.clone(),
+            state: self.state,
             ..self.without_pages(branch..branch + 1)
         }
     }
@@ -609,6 +628,7 @@ impl Sequence {
             computed: 0,
             reached: self.tokens.len(),
             tables: vec![BlockTable::default(); self.tables.len()],
+            state: None,
             keys: self.keys.clone(),
             granted: 0,
             rows: 0,
@@ -623,9 +643,10 @@ impl Sequence {
         }
     }
 
-    /// Lets all pages go. The last blocks go first, so that the cache gives them up first: a beginning without an
+    /// Lets its state and all pages go. The last blocks go first, so that the cache gives them up first: a beginning without an
     /// end is worth more than an end without a beginning.
-    pub fn release(&mut self, pages: &mut Pages) {
+    pub fn release(&mut self, pages: &mut Pages, states: &mut States) {
+        self.state.take().into_iter().for_each(|state| states.release(state));
         let blocks = self.tables.iter().map(|table| table.pages.len()).max().unwrap_or(0);
         for block in (0..blocks).rev() {
             for table in &self.tables {

@@ -16,6 +16,10 @@ pub struct Stats {
     pub pages_used: usize,
     /// Of these, pages that nobody uses and the prefix cache keeps.
     pub pages_cached: usize,
+    /// Slots for the states of sequences; none if the model has no states.
+    pub states_total: usize,
+    /// Of these, slots that some sequence uses.
+    pub states_used: usize,
     /// Steps so far.
     pub steps: u64,
     /// Steps that failed.

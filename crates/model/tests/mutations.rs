@@ -166,6 +166,45 @@ fn gguf_with_every_field_hostile() {
     }
 }
 
+/// Numbers that say how large a state is, in files of the architectures that have one.
+#[test]
+fn hybrids_with_hostile_numbers() {
+    const KEYS: [&str; 9] = [
+        "ssm.conv_kernel",
+        "ssm.state_size",
+        "ssm.group_count",
+        "ssm.time_step_rank",
+        "ssm.inner_size",
+        "shortconv.l_cache",
+        "attention.head_count",
+        "attention.key_length",
+        "block_count",
+    ];
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let cases = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../app/tests/architectures/cases");
+    for name in ["qwen35", "qwen3next", "lfm2moe"] {
+        let mut whole = fs::read(cases.join(format!("{name}.header"))).unwrap();
+        let header = whole.len();
+        whole.resize(header + (4 << 20), 0);
+        assert!(survives(&whole, &|| name.to_owned()), "{name} is not valid");
+        let mut tried = 0;
+        for key in KEYS {
+            let key = format!("{name}.{key}");
+            let found = whole[..header].windows(key.len()).position(|bytes| bytes == key.as_bytes());
+            let Some(at) = found.map(|at| at + key.len()) else { continue };
+            // A type, which is an unsigned integer of 32 bits, and the number.
+            assert_eq!(whole[at..at + 4], 4_u32.to_le_bytes(), "{key}");
+            for lie in [0, 1, 2, 3, 5, 64, 65, 1 << 14, 1 << 20, 1 << 30, 1 << 31, u32::MAX] {
+                let mut bytes = whole.clone();
+                bytes[at + 4..at + 8].copy_from_slice(&u32::to_le_bytes(lie));
+                survives(&bytes, &|| format!("{key} = {lie}"));
+                tried += 1;
+            }
+        }
+        assert!(tried >= 40, "{name}: {tried}");
+    }
+}
+
 #[test]
 fn gguf_with_random_damage() {
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());

@@ -105,7 +105,8 @@ impl From<ResidentInfo> for ModelStatus {
             bytes: model.memory.total(),
             weights: model.memory.weights,
             kv: model.memory.kv,
-            buffers: model.memory.buffers,
+            // States are as many as sequences can run, whatever the context.
+            buffers: model.memory.buffers.saturating_add(model.memory.states),
             context: model.handle.max_context(),
             users: model.users,
             expires_in: model.expires_in.map(|time| time.as_secs_f64()),

@@ -102,6 +102,7 @@ const LIMITS: Limits = Limits {
     max_sequences: 1,
     max_outputs: 1,
     max_context: 128,
+    states: 0,
     kv_dtype: KvDtype::F16,
     attention: AttentionMode::Paged,
 };

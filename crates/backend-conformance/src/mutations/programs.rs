@@ -1,15 +1,14 @@
 //! Programs with a defect.
 
 use paguro_backend::{
-    Activation, Attention, Dense, Experts, FeedForward, Mixer, Norm, NormKind, Program, QkNorm, QkNormKind,
-    Residual, RopeStyle,
+    Activation, Attention, DeltaRule, Dense, Experts, FeedForward, KeySharing, Mixer, Norm, NormKind,
+    Program, QkNorm, QkNormKind, Residual, RopeStyle,
 };
 
 pub(super) fn each_attention(program: &mut Program, change: fn(&mut Attention)) {
     for layer in &mut program.layers {
-        match &mut layer.mixer {
-            Mixer::Attention(attention) => change(attention),
-            _ => unreachable!("models of this suite have attention only"),
+        if let Mixer::Attention(attention) = &mut layer.mixer {
+            change(attention);
         }
     }
 }
@@ -134,4 +133,36 @@ pub(super) fn one_slot(program: &mut Program) {
 
 pub(super) fn one_group(program: &mut Program) {
     each_attention(program, |op| op.kv.group = 0);
+}
+
+fn each_delta(program: &mut Program, change: impl Fn(&mut DeltaRule)) {
+    for layer in &mut program.layers {
+        if let Mixer::DeltaRule(op) = &mut layer.mixer {
+            change(op);
+        }
+    }
+}
+
+pub(super) fn other_sharing(program: &mut Program) {
+    each_delta(program, |op| {
+        op.sharing = match op.sharing {
+            KeySharing::Consecutive => KeySharing::Alternating,
+            KeySharing::Alternating => KeySharing::Consecutive,
+        };
+    });
+}
+
+/// Forgets as much as it learns.
+pub(super) fn decay_by_strength(program: &mut Program) {
+    each_delta(program, |op| op.alpha = op.beta);
+}
+
+pub(super) fn no_convolution_bias(program: &mut Program) {
+    for layer in &mut program.layers {
+        match &mut layer.mixer {
+            Mixer::Conv(op) => op.convolution.bias = None,
+            Mixer::DeltaRule(op) => op.convolution.bias = None,
+            _ => {}
+        }
+    }
 }

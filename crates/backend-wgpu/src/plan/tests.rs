@@ -25,6 +25,7 @@ fn plan(
         max_sequences: lengths.len(),
         max_outputs: 1,
         max_context: 16_384,
+        states: 0,
         kv_dtype: KvDtype::F16,
         attention: AttentionMode::Paged,
     };
@@ -34,7 +35,12 @@ fn plan(
     for &(start, rows) in lengths {
         let from = pages.len();
         pages.resize(from + 2 * (start + rows).div_ceil(32), PageId(0));
-        sequences.push(StepSequence { rows: first..first + rows, start, tables: from..pages.len() });
+        sequences.push(StepSequence {
+            rows: first..first + rows,
+            start,
+            tables: from..pages.len(),
+            state: None,
+        });
         first += rows;
     }
     let tokens = vec![1; rows];

@@ -6,6 +6,7 @@
 mod attention;
 pub mod ops;
 mod pages;
+pub mod recurrent;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -15,12 +16,13 @@ use std::{
 pub use attention::{AttentionShape, attention};
 use pages::{Arena, Half, rounding};
 pub use pages::{KvRounding, RoundFn, round_f16, round_q8};
+use recurrent::{States, delta_gates, delta_inputs};
 
 use crate::{
-    Attention, AttentionMode, Backend, Capacity, Dense, Experts, FeedForward, Head, KernelCount, KvDtype,
-    Layer, Limits, Linear, LoadError, Matrix, MatrixId, Mixer, Norm, Outcome, Output, PageMove, Program,
-    QkNormKind, Residual, Runner, SharedExpert, Step, StepError, StepOutput, StepSequence, Ticket, VectorId,
-    Want, Weights,
+    Activation, Attention, AttentionMode, Backend, Capacity, Convolution, DeltaRule, Dense, Experts,
+    FeedForward, Head, KernelCount, KvDtype, Layer, Limits, Linear, LoadError, Matrix, MatrixId, Mixer, Norm,
+    Outcome, Output, PageMove, Program, QkNormKind, Residual, Runner, SharedExpert, ShortConv, StateUse,
+    Step, StepError, StepOutput, StepSequence, Ticket, VectorId, Want, Weights,
     sampling::{self, Scratch},
 };
 
@@ -97,6 +99,7 @@ impl Reference {
         weights.check_unchanged()?;
         Ok(ReferenceRunner {
             arena: Arena::new(&program.kv, &limits, round, self.poison),
+            states: States::new(&program.state, &limits, self.poison),
             program: Arc::new(program.clone()),
             matrices,
             vectors: weights.vectors,
@@ -123,6 +126,7 @@ pub struct ReferenceRunner {
     vectors: Vec<Vec<f32>>,
     limits: Limits,
     arena: Arena,
+    states: States,
     attention: AttentionFn,
     sampler: Scratch,
     /// The answers of the step that is being computed.
@@ -224,6 +228,8 @@ impl ReferenceRunner {
     fn layer(&mut self, layer: &Layer, step: &Step<'_>, x: &mut [Vec<f32>]) {
         let mixed = match &layer.mixer {
             Mixer::Attention(attention) => self.attention(attention, step, x),
+            Mixer::Conv(conv) => self.conv(conv, step, x),
+            Mixer::DeltaRule(delta) => self.delta(delta, step, x),
         };
         if layer.residual == Residual::Sequential {
             add(x, &mixed, layer.branch_scale);
@@ -265,9 +271,13 @@ impl ReferenceRunner {
                 self.arena.store(table, op.kv, Half::V, position, &v);
                 queries.extend(q);
             }
-            let attended = self.attend(op, step, sequence, &queries);
+            let mut attended = self.attend(op, step, sequence, &queries);
             let width = op.heads * self.program.kv_group(op).head_dim;
-            for a in attended.chunks_exact(width) {
+            for (a, row) in attended.chunks_exact_mut(width).zip(sequence.rows.clone()) {
+                if let Some(gate) = &op.gate {
+                    let gate = self.linear(gate, &self.optional_norm(op.norm, &x[row]));
+                    a.iter_mut().zip(gate).for_each(|(a, gate)| *a = ops::sigmoid_gate(gate, *a));
+                }
                 added.push(self.optional_norm(op.post_norm, &self.linear(&op.out, a)));
             }
         }
@@ -327,6 +337,75 @@ impl ReferenceRunner {
         let mut out = vec![0.0; q.len()];
         (self.attention)(q, &k, &v, sinks, &shape, &mut out);
         out
+    }
+
+    /// What a short convolution adds to each row.
+    fn conv(&mut self, op: &ShortConv, step: &Step<'_>, x: &[Vec<f32>]) -> Vec<Vec<f32>> {
+        let mut added = Vec::with_capacity(x.len());
+        for sequence in step.sequences {
+            let state = sequence.state.expect("validated");
+            for (position, row) in (sequence.start..).zip(sequence.rows.clone()) {
+                let input = self.linear(&op.input, &self.optional_norm(op.norm, &x[row]));
+                let (b, rest) = input.split_at(op.width);
+                let (c, u) = rest.split_at(op.width);
+                let gated: Vec<f32> = b.iter().zip(u).map(|(b, u)| b * u).collect();
+                let y = self.convolve(&op.convolution, state, (op.state, sequence.start), &gated, position);
+                let y: Vec<f32> = c.iter().zip(y).map(|(c, y)| c * y).collect();
+                added.push(self.optional_norm(op.post_norm, &self.linear(&op.out, &y)));
+            }
+        }
+        self.count("conv");
+        added
+    }
+
+    /// What a delta rule adds to each row.
+    fn delta(&mut self, op: &DeltaRule, step: &Step<'_>, x: &[Vec<f32>]) -> Vec<Vec<f32>> {
+        let mut added = Vec::with_capacity(x.len());
+        for sequence in step.sequences {
+            let state = sequence.state.expect("validated");
+            for (position, row) in (sequence.start..).zip(sequence.rows.clone()) {
+                let h = self.optional_norm(op.norm, &x[row]);
+                let [mixed, gate, a, b] =
+                    [&op.qkv, &op.gate, &op.alpha, &op.beta].map(|linear| self.linear(linear, &h));
+                let mixed =
+                    self.convolve(&op.convolution, state, (op.state, sequence.start), &mixed, position);
+                let mixed = delta_inputs(&op.shape, &mixed);
+                let (q, rest) = mixed.split_at(op.shape.key_width());
+                let (k, v) = rest.split_at(op.shape.key_width());
+                let (decay, dt) = (self.vector(op.decay), self.vector(op.dt));
+                let (decay, beta): (Vec<f32>, Vec<f32>) =
+                    (0..a.len()).map(|head| delta_gates(decay[head], dt[head], a[head], b[head])).unzip();
+                // The convolution has begun the state.
+                let own = self.states.begin(StateUse::in_place(state.write), op.state, position);
+                let mut out = own.delta(op, position, [q, k, v], &decay, &beta);
+                let heads = out.chunks_exact_mut(op.shape.value_dim);
+                for (head, gate) in heads.zip(gate.chunks_exact(op.shape.value_dim)) {
+                    let normed = self.norm(&op.out_norm, head);
+                    for ((out, normed), &gate) in head.iter_mut().zip(normed).zip(gate) {
+                        *out = ops::activate(Some(gate), normed, Activation::Silu);
+                    }
+                }
+                added.push(self.optional_norm(op.post_norm, &self.linear(&op.out, &out)));
+            }
+        }
+        self.count("delta");
+        added
+    }
+
+    /// The convolution of one row of a sequence whose step began at `start`, in the state of `layer`.
+    fn convolve(
+        &mut self,
+        op: &Convolution,
+        state: StateUse,
+        (layer, start): (usize, usize),
+        input: &[f32],
+        position: usize,
+    ) -> Vec<f32> {
+        // The first row of the step takes over the state that is read.
+        let state = if position == start { state } else { StateUse::in_place(state.write) };
+        let (weight, bias) = (&self.vectors[op.weight.0 as usize], op.bias);
+        let bias = bias.map(|bias| self.vectors[bias.0 as usize].as_slice());
+        self.states.begin(state, layer, position).convolve(input, position, weight, bias)
     }
 
     /// What a dense network adds to one row.

@@ -74,6 +74,11 @@ pub fn activate(gate: Option<f32>, up: f32, activation: Activation) -> f32 {
     (of(gate.into()) * up) as f32
 }
 
+/// `x * sigmoid(gate)`
+pub fn sigmoid_gate(gate: f32, x: f32) -> f32 {
+    (f64::from(x) / (1.0 + (-f64::from(gate)).exp())) as f32
+}
+
 /// The complementary error function, to about 1e-15: a series near zero, a continued fraction elsewhere.
 fn erfc(x: f64) -> f64 {
     if x < 0.0 {

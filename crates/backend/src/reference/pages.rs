@@ -45,6 +45,15 @@ pub fn round_q8(head: &mut [f32]) {
     }
 }
 
+/// Large finite numbers without end.
+pub(super) fn noise(mut state: u64) -> impl Iterator<Item = f32> {
+    std::iter::repeat_with(move || {
+        // Knuth's MMIX generator: any noise will do.
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        ((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * 3e4
+    })
+}
+
 /// K or V.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Half {
@@ -68,12 +77,8 @@ impl Arena {
     pub(super) fn new(kv: &KvLayout, limits: &Limits, round: RoundFn, poison: Option<u64>) -> Self {
         let page = kv.page_elements(limits.block_size);
         let mut numbers = vec![0.0; limits.pages * page];
-        if let Some(mut state) = poison {
-            for number in &mut numbers {
-                // Knuth's MMIX generator: any noise will do.
-                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-                *number = ((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * 3e4;
-            }
+        if let Some(seed) = poison {
+            numbers.iter_mut().zip(noise(seed)).for_each(|(number, noise)| *number = noise);
         }
         Self { numbers, round, groups: kv.groups.clone(), block_size: limits.block_size, page }
     }

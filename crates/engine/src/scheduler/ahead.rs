@@ -3,7 +3,7 @@
 //! turns out to have ended then has a row that is dropped. Its pages may go to others at once, because steps run in
 //! the order of their plans.
 
-use paguro_backend::{Carried, Output, Step, StepError, StepOutput, Want};
+use paguro_backend::{Carried, Output, StateUse, Step, StepError, StepOutput, Want};
 
 use super::Scheduler;
 use crate::{sequence::Sequence, thought::Thought};
@@ -43,7 +43,8 @@ impl Scheduler {
                 let row = next_plan.tokens.len();
                 next_plan.carried.push(Carried { row, output });
                 next_plan.owners.push(owner);
-                next_plan.add(sequence, sequence.computed + sequence.rows, &[0]);
+                let state = sequence.state.map(|state| StateUse::in_place(state.write));
+                next_plan.add(sequence, sequence.computed + sequence.rows, &[0], state);
             }
             output += 1;
         }

@@ -1,6 +1,6 @@
 //! The buffers that a planned step is written to.
 
-use paguro_backend::{Carried, Output, PageId, PageMove, Step, StepSequence};
+use paguro_backend::{Carried, Output, PageId, PageMove, StateUse, Step, StepSequence};
 
 use crate::{cost::Work, sequence::Sequence};
 
@@ -18,15 +18,20 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Adds a sequence with these tokens from position `start` on.
-    pub fn add(&mut self, sequence: &Sequence, start: usize, tokens: &[u32]) {
+    /// Adds a sequence with these tokens from position `start` on, and the states that they use.
+    pub fn add(&mut self, sequence: &Sequence, start: usize, tokens: &[u32], state: Option<StateUse>) {
         let Self { tokens: all, sequences, pages, .. } = self;
         let (first_row, first_page) = (all.len(), pages.len());
         all.extend_from_slice(tokens);
         for table in &sequence.tables {
             pages.extend_from_slice(&table.pages);
         }
-        sequences.push(StepSequence { rows: first_row..all.len(), start, tables: first_page..pages.len() });
+        sequences.push(StepSequence {
+            rows: first_row..all.len(),
+            start,
+            tables: first_page..pages.len(),
+            state,
+        });
     }
 
     pub fn clear(&mut self) {

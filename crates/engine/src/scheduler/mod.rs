@@ -41,6 +41,7 @@ use crate::{
     pages::Pages,
     request::{FinishReason, Signal},
     sequence::{Job, Rank, Sequence},
+    states::States,
 };
 
 /// All sequences and their pages.
@@ -52,6 +53,7 @@ pub(crate) struct Scheduler {
     max_wait_steps: u64,
     layout: Layout,
     pages: Pages,
+    states: States,
     ledger: Ledger,
     cost: StepCost,
     /// Work of the last step, until its time is known.
@@ -88,6 +90,7 @@ impl Scheduler {
             max_wait_steps,
             layout,
             pages,
+            states: States::new(limits.states),
             ledger: Ledger::default(),
             cost: StepCost::default(),
             last_work: None,
@@ -210,6 +213,8 @@ impl Scheduler {
             pages_total: pages.total,
             pages_used: pages.total - pages.free - pages.cached,
             pages_cached: pages.cached,
+            states_total: self.states.total(),
+            states_used: self.states.total() - self.states.free(),
             evictions: self.pages.evictions,
             masks: self.mask_workers.masks(),
             mask_nanoseconds: self.mask_workers.nanoseconds(),
@@ -251,11 +256,11 @@ impl Scheduler {
         self.cost.learn(Work::default().and(0, rows), duration);
     }
 
-    /// Recounts all pages against all block tables.
+    /// Recounts all pages and states against all sequences.
     pub fn check(&self) -> Result<(), String> {
-        if let Some(sequence) = self.waiting.values().find(|sequence| sequence.held_pages().next().is_some())
-        {
-            return Err(format!("request {} waits but holds pages", sequence.job.id));
+        let holds = |sequence: &&Sequence| sequence.held_pages().next().is_some() || sequence.state.is_some();
+        if let Some(sequence) = self.waiting.values().find(holds) {
+            return Err(format!("request {} waits but holds pages or a state", sequence.job.id));
         }
         if !self.running.is_sorted_by_key(Sequence::rank) {
             return Err("running sequences are out of order".into());
@@ -267,6 +272,7 @@ impl Scheduler {
                 return Err(format!("request {} has block tables of a wrong length", sequence.job.id));
             }
         }
+        self.states.check(self.running.iter().filter_map(|sequence| sequence.state))?;
         self.pages.check(self.running.iter().flat_map(Sequence::held_pages))
     }
 
@@ -274,7 +280,7 @@ impl Scheduler {
         self.stats.page_copies += self.plan.moves.len() as u64;
         for sequence in self.running.iter().filter(|sequence| sequence.rows > 0) {
             let tokens = &sequence.tokens[sequence.computed..][..sequence.rows];
-            self.plan.add(sequence, sequence.computed, tokens);
+            self.plan.add(sequence, sequence.computed, tokens, sequence.state);
         }
     }
 
@@ -287,7 +293,7 @@ impl Scheduler {
     fn remove(&mut self, chosen: impl Fn(&Sequence) -> bool) -> Vec<Sequence> {
         let mut removed: Vec<_> = self.running.extract_if(.., |sequence| chosen(sequence)).collect();
         for sequence in &mut removed {
-            sequence.release(&mut self.pages);
+            sequence.release(&mut self.pages, &mut self.states);
         }
         removed.extend(
             self.waiting.extract_if(.., |_, sequence| chosen(sequence)).map(|(_, sequence)| sequence),

@@ -46,7 +46,7 @@ impl Scheduler {
             let samples = sequence.samples();
             sequence.last_step = self.step;
             sequence.last_rows = (self.stats.steps, sequence.rows);
-            let rows = sequence.advance(&self.layout, &mut self.pages);
+            let rows = sequence.advance(&self.layout, &mut self.pages, &mut self.states);
             self.ledger.charge(&sequence.job.tenant, rows);
             if sequence.job.report_prefill && sequence.generated() == 0 {
                 let tokens = sequence.computed;
@@ -62,7 +62,9 @@ impl Scheduler {
                 let first_fork = forks.len();
                 let branches = sequence.branches.clone();
                 sequence.branches = branches.start..branches.start + 1;
-                forks.extend(branches.skip(1).map(|branch| sequence.fork(branch, &mut self.pages)));
+                forks.extend(
+                    branches.skip(1).map(|branch| sequence.fork(branch, &mut self.pages, &mut self.states)),
+                );
                 for sequence in std::iter::once(sequence).chain(&mut forks[first_fork..]) {
                     let Some(Outcome::Sampled(sampled)) = outcomes.next() else {
                         unreachable!("outcomes were checked")
@@ -91,7 +93,7 @@ impl Scheduler {
             self.signals.push((request, Signal::Failed(error)));
         }
         for mut sequence in self.running.extract_if(.., |sequence| sequence.finished) {
-            sequence.release(&mut self.pages);
+            sequence.release(&mut self.pages, &mut self.states);
         }
         self.pages.trim();
         if std::mem::take(&mut self.is_ahead) {

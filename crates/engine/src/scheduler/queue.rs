@@ -286,7 +286,7 @@ impl Scheduler {
     fn displace(&mut self, victim: Rank, claimant: Option<Rank>) {
         let index = self.running.iter().position(|sequence| sequence.rank() == victim).expect("it runs");
         let mut sequence = self.running.remove(index);
-        sequence.release(&mut self.pages);
+        sequence.release(&mut self.pages, &mut self.states);
         self.stats.preemptions += 1;
         sequence.waits_since = self.step;
         let for_own_tenant = claimant
@@ -345,7 +345,11 @@ impl Scheduler {
                 let sequence = &mut self.running[index];
                 let rows = sequence.granted;
                 if sequence.pages_for(rows, &self.layout, &self.pages) <= self.pages.available() {
-                    sequence.reserve(rows, &self.layout, &mut self.pages, &mut self.plan.moves);
+                    let Self { layout, pages, states, plan, .. } = self;
+                    if !sequence.reserve(rows, layout, pages, states, &mut plan.moves) {
+                        // Branches of requests move to states of their own in this step.
+                        sequence.granted = 0;
+                    }
                     break;
                 }
                 assert!(

@@ -14,8 +14,8 @@ use std::{
 
 use paguro_backend::{
     Backend, Capacity, Embed, Head, KernelCount, KvDtype, KvGroup, KvLayout, Limits, Linear, LoadError,
-    MatrixId, Norm, NormKind, Outcome, PageMove, Program, Runner, SampleRequest, Sampled, Score, Step,
-    StepError, StepOutput, Ticket, TokenMask, VectorId, Want, Weights,
+    MatrixId, Norm, NormKind, Outcome, PageMove, Program, Runner, SampleRequest, Sampled, Score, StateLayout,
+    StateShape, StateUse, Step, StepError, StepOutput, Ticket, TokenMask, VectorId, Want, Weights,
 };
 
 use paguro_model::{
@@ -31,13 +31,15 @@ use crate::{
 
 pub const VOCAB: usize = 97;
 
-/// A program with nothing but KV groups of these windows.
-pub fn program(windows: &[Option<u32>]) -> Program {
+/// A program with nothing but KV groups of these windows, and perhaps a state.
+pub fn program(windows: &[Option<u32>], states: bool) -> Program {
+    let state = StateShape { rows: 1, channels: 1, delta: None };
     let group = |&window: &Option<u32>| KvGroup { window, slots: 1, kv_heads: 1, head_dim: 1 };
     Program {
         hidden: 1,
         vocab: VOCAB,
         kv: KvLayout { groups: windows.iter().map(group).collect() },
+        state: StateLayout { layers: vec![state; usize::from(states)] },
         ropes: Vec::new(),
         embed: Embed { table: MatrixId(0), scale: 1.0, positions: None },
         layers: Vec::new(),
@@ -177,10 +179,20 @@ struct Slot {
 
 const GARBAGE: Slot = Slot { position: usize::MAX, first: 0xdead, second: 0xbeef };
 
+/// State of a sequence: how many tokens it is of, and their digest.
+#[derive(Clone, Copy, Debug)]
+struct TokensState {
+    tokens: usize,
+    digest: u64,
+}
+
+const NO_STATE: TokensState = TokensState { tokens: usize::MAX, digest: 0xdead };
+
 pub struct FakeRunner {
     program: Program,
     limits: Limits,
     slots: Vec<Slot>, // [pages, block_size]
+    states: Vec<TokensState>,
     control: Control,
     /// Steps that were not collected: their answers, or nothing if that is to fail.
     in_flight: VecDeque<(u64, Option<Vec<Outcome>>)>,
@@ -194,6 +206,7 @@ impl FakeRunner {
         Self {
             program: program.clone(),
             slots: vec![GARBAGE; limits.pages * limits.block_size],
+            states: vec![NO_STATE; limits.states],
             limits,
             control,
             in_flight: VecDeque::new(),
@@ -236,6 +249,15 @@ impl FakeRunner {
         let groups = self.program.kv.groups.len();
         let mut digests = Vec::new();
         for (index, sequence) in step.sequences.iter().enumerate() {
+            let mut state = match sequence.state {
+                Some(StateUse { read, .. }) if sequence.start > 0 => self.states[read.0 as usize],
+                _ => TokensState { tokens: 0, digest: 0 },
+            };
+            if sequence.state.is_some() && state.tokens != sequence.start {
+                let (found, start) = (state.tokens, sequence.start);
+                let message = format!("sequence {index}: a state of {found} tokens where {start} should be");
+                return Err(StepError::Invalid(message));
+            }
             for (row, position) in sequence.rows.clone().zip(sequence.start..) {
                 let first = mix(u64::from(step.tokens[row]), position as u64);
                 let places: Vec<_> =
@@ -243,7 +265,13 @@ impl FakeRunner {
                 places.iter().for_each(|&at| self.slots[at] = Slot { position, first, second: 0 });
                 let second = self.attend(step, index, position, |slot| slot.first)?;
                 places.iter().for_each(|&at| self.slots[at].second = second);
-                digests.push(self.attend(step, index, position, |slot| slot.second)?);
+                let digest = self.attend(step, index, position, |slot| slot.second)?;
+                state.digest = mix(state.digest, first);
+                state.tokens += 1;
+                digests.push(if sequence.state.is_some() { mix(digest, state.digest) } else { digest });
+            }
+            if let Some(StateUse { write, .. }) = sequence.state {
+                self.states[write.0 as usize] = state;
             }
         }
         Ok(digests)
@@ -251,6 +279,9 @@ impl FakeRunner {
 
     fn spoil(&mut self, step: &Step<'_>) {
         for (index, sequence) in step.sequences.iter().enumerate() {
+            if let Some(StateUse { write, .. }) = sequence.state {
+                self.states[write.0 as usize] = NO_STATE;
+            }
             for group in 0..self.program.kv.groups.len() {
                 for position in sequence.start..sequence.len() {
                     let at = self.slot(step, index, group, position);
@@ -420,7 +451,13 @@ pub struct Expected {
 }
 
 /// The same model over one contiguous sequence: no pages, no batch, no chunks, no cache.
-pub fn oracle(windows: &[Option<u32>], max_context: usize, request: &Request, branch: usize) -> Expected {
+pub fn oracle(
+    windows: &[Option<u32>],
+    states: bool,
+    max_context: usize,
+    request: &Request,
+    branch: usize,
+) -> Expected {
     let mut params = request.sampling.clone();
     params.seed += branch as u64;
     let mut tokens = request.prompt.clone();
@@ -429,6 +466,7 @@ pub fn oracle(windows: &[Option<u32>], max_context: usize, request: &Request, br
         let groups = windows.iter().flat_map(|&window| visible(window, position));
         groups.fold(0, |digest, key| mix(digest, layer[key]))
     };
+    let mut state = 0;
     let (mut answer, mut reason) = (Vec::new(), None);
     let mut workers = MaskWorkers::default();
     let mut guide = request.constraint.clone().map(Guide::new);
@@ -436,7 +474,9 @@ pub fn oracle(windows: &[Option<u32>], max_context: usize, request: &Request, br
         for (position, &token) in tokens.iter().enumerate().skip(digests.len()) {
             first.push(mix(u64::from(token), position as u64));
             second.push(attend(position, &first));
-            digests.push(attend(position, &second));
+            state = mix(state, first[position]);
+            let digest = attend(position, &second);
+            digests.push(if states { mix(digest, state) } else { digest });
         }
         if request.max_tokens == Some(answer.len()) {
             reason = Some(FinishReason::Length);

@@ -46,7 +46,7 @@ fn start_with(
 ) -> Result<(Engine, Control), EngineError> {
     let backend = FakeBackend::default();
     let parts = ModelParts {
-        program: program(windows),
+        program: program(windows, false),
         weights: Weights::default(),
         tokenizer: Some(tokenizer()),
         stop_tokens,
@@ -130,7 +130,7 @@ fn assert_starts(generation: &mut Generation) {
 
 fn assert_answers(heard: &Heard, windows: &[Option<u32>], request: &Request) {
     for (branch, answer) in heard.branches.iter().enumerate() {
-        let Expected { tokens, reason, .. } = oracle(windows, MAX_CONTEXT, request, branch);
+        let Expected { tokens, reason, .. } = oracle(windows, false, MAX_CONTEXT, request, branch);
         assert_eq!(answer.tokens, tokens);
         assert_eq!(answer.end.as_ref().map(|(reason, _)| reason), reason.as_ref());
         let mut all = request.prompt.clone();

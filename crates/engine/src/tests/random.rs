@@ -35,7 +35,7 @@ fn setups() -> impl Strategy<Value = Setup> {
         2 => Just([0; 3]).boxed(),
         1 => (0..50_000_u64, 0..50_000_u64, 0..2000_u64).prop_map(|(a, b, c)| [a, b, c]).boxed(),
     ];
-    let runner = (0..30_u64, any::<bool>(), times);
+    let runner = (0..30_u64, any::<bool>(), times, any::<bool>());
     (1..6_usize, 4..40_usize, windows, steps, any::<bool>(), water, order, runner).prop_map(
         |(
             block_size,
@@ -45,7 +45,7 @@ fn setups() -> impl Strategy<Value = Setup> {
             cache,
             (low_water, high_water),
             order,
-            (max_wait_steps, carries, times),
+            (max_wait_steps, carries, times, states),
         )| {
             Setup {
                 block_size,
@@ -62,6 +62,7 @@ fn setups() -> impl Strategy<Value = Setup> {
                 max_context: 60,
                 max_wait_steps,
                 carries,
+                states,
             }
         },
     )
@@ -160,7 +161,10 @@ fn play(case: &Case) -> Result<Stats, String> {
     if stats.pages_used != 0 || stats.pages_free() + stats.pages_cached != case.setup.pages {
         return Err(format!("pages are missing: {stats:?}"));
     }
-    if !case.setup.cache && stats.pages_cached > 0 {
+    if stats.states_used != 0 {
+        return Err(format!("states are missing: {stats:?}"));
+    }
+    if (!case.setup.cache || case.setup.states) && stats.pages_cached > 0 {
         return Err("pages are cached without a cache".into());
     }
     for (id, (_, request)) in ids.iter().zip(&case.requests) {
@@ -168,7 +172,8 @@ fn play(case: &Case) -> Result<Stats, String> {
         let heard = &rig.heard[&id];
         let mut dead_end = false;
         for branch in 0..request.branches {
-            let expected = oracle(&case.setup.windows, rig.limits.max_context, request, branch);
+            let expected =
+                oracle(&case.setup.windows, case.setup.states, rig.limits.max_context, request, branch);
             dead_end |= expected.reason.is_none();
             let answer = heard.branches.get(&branch).cloned().unwrap_or_default();
             judge(&expected, &answer.tokens, answer.end.map(|(reason, _)| reason), heard.failed)
@@ -225,8 +230,13 @@ proptest! {
 /// Many sequences and few pages, so that preemption is the rule: everything still comes out as alone.
 #[test]
 fn far_more_sequences_than_pages_all_finish_as_if_alone() {
-    for (windows, cache) in [(vec![None], true), (vec![None], false), (vec![None, Some(7)], true)] {
-        let setup = Setup { pages: 40, windows, cache, rows: 48, sequences: 40, ..Setup::default() };
+    for (windows, cache, states) in [
+        (vec![None], true, false),
+        (vec![None], false, false),
+        (vec![None, Some(7)], true, false),
+        (vec![None], true, true),
+    ] {
+        let setup = Setup { pages: 40, windows, cache, states, rows: 48, sequences: 40, ..Setup::default() };
         let request = |i: usize| Request {
             max_tokens: Some(20 + i % 30),
             ..Request::new((0..3 + i % 25).map(|at| ((i * 13 + at) % VOCAB) as u32).collect())

@@ -4,15 +4,16 @@
 use std::path::Path;
 
 use paguro_backend::{
-    AttentionMode, Backend, Limits, Outcome, Output, PageId, SamplingParams, Score, Step, StepOutput,
-    StepSequence, Want, reference::Reference,
+    AttentionMode, Backend, DeltaShape, Limits, Outcome, Output, PageId, SamplingParams, Score, StateId,
+    Step, StepOutput, StepSequence, Want, Weights, reference::Reference,
 };
-use paguro_backend_conformance::{ModelShape, Rng};
+use paguro_backend_conformance::{ModelShape, RecurrentShape, Rng};
 use paguro_model::{
     LoadOptions, Model, Pooling,
     tokenizer::{SpecialText, SpecialTokens},
 };
 
+use super::fake::{self, FakeBackend};
 use crate::{
     Engine, EngineOptions, Event, FinishReason, Generation, Handle, ModelParts, PageBudget, PageOrder,
     Request,
@@ -21,7 +22,15 @@ use crate::{
 const BACKEND: Reference = Reference { kv: paguro_backend::reference::KvRounding::F32, poison: Some(7) };
 
 fn model(windows: &[Option<u32>]) -> ModelParts {
+    model_of(windows, "")
+}
+
+/// With these mixers; see [`ModelShape::mixers`].
+fn model_of(windows: &[Option<u32>], mixers: &'static str) -> ModelParts {
+    let delta = DeltaShape { key_heads: 1, value_heads: 2, key_dim: 8, value_dim: 8 };
     let shape = ModelShape {
+        mixers,
+        recurrent: RecurrentShape { width: 24, delta, ..RecurrentShape::default() },
         hidden: 24,
         vocab: 61,
         heads: 4,
@@ -99,8 +108,13 @@ fn requests(vocab: usize) -> Vec<Request> {
 
 #[test]
 fn answers_in_a_crowd_are_bit_for_bit_those_of_solo_runs() {
-    for windows in [&[None, None][..], &[Some(9), None, Some(9)], &[Some(21)]] {
-        let parts = model(windows);
+    for (windows, mixers) in [
+        (&[None, None][..], ""),
+        (&[Some(9), None, Some(9)], ""),
+        (&[Some(21)], ""),
+        (&[None, None, None], "dac"),
+    ] {
+        let parts = model_of(windows, mixers);
         let requests = requests(parts.program.vocab);
         let solo =
             EngineOptions { pages: PageBudget::Tokens(400), prefix_cache: false, ..EngineOptions::default() };
@@ -120,19 +134,46 @@ fn answers_in_a_crowd_are_bit_for_bit_those_of_solo_runs() {
         let all: Vec<_> = requests.iter().map(|request| handle.generate(request.clone()).unwrap()).collect();
         let got: Vec<_> =
             all.into_iter().zip(&requests).map(|(generation, r)| read(generation, r.branches)).collect();
-        assert_eq!(got, expected, "{windows:?}");
+        assert_eq!(got, expected, "{windows:?} {mixers}");
         let stats = crowd.handle().stats();
         // Windows alone hold few pages and nearly always the same number: nobody need be preempted.
         assert!(stats.preemptions > 0 || !windows.contains(&None), "{stats:?}");
-        assert!(stats.prefix_hit_tokens > 0 && stats.page_copies > 0, "{stats:?}");
+        assert!((stats.prefix_hit_tokens > 0) == mixers.is_empty(), "{stats:?}");
+        assert!(stats.page_copies > 0, "{stats:?}");
         assert_eq!(crowd.handle().check_pages().unwrap(), Ok(()));
-        assert_eq!(stats.pages_used, 0);
+        let states = if mixers.is_empty() { 0 } else { 13 };
+        assert_eq!((stats.pages_used, stats.states_used, stats.states_total), (0, 0, states));
     }
+}
+
+/// A device with a mebibyte, of which states get half.
+#[test]
+fn memory_for_states_bounds_the_places() {
+    let backend = FakeBackend::default();
+    for (state_bytes, places) in [(1 << 10, 16), (1 << 16, 7), (1 << 17, 3), (1 << 18, 1)] {
+        let mut program = fake::program(&[None], true);
+        program.state.layers[0].channels = state_bytes / size_of::<f32>();
+        let options = EngineOptions { max_sequences: 16, ..EngineOptions::default() };
+        let plan = Engine::plan(&backend, &program, &Weights::default(), 100, &options).unwrap();
+        assert_eq!((plan.max_sequences, plan.state_bytes), (places, state_bytes as u64));
+        let slots = if places > 1 { places + 1 } else { 1 };
+        assert_eq!(plan.memory.states, (slots * state_bytes) as u64);
+    }
+}
+
+/// Branches share a state until they go on; each then has its own.
+#[test]
+fn a_branch_of_a_hybrid_is_the_answer_of_its_own_seed() {
+    branches_are_answers_of_their_own(model_of(&[None, None, None], "dac"));
 }
 
 #[test]
 fn a_branch_is_the_answer_of_its_own_seed() {
-    let engine = Engine::start(&BACKEND, model(&[None, Some(6)]), EngineOptions::default()).unwrap();
+    branches_are_answers_of_their_own(model(&[None, Some(6)]));
+}
+
+fn branches_are_answers_of_their_own(parts: ModelParts) {
+    let engine = Engine::start(&BACKEND, parts, EngineOptions::default()).unwrap();
     let sampling = SamplingParams { temperature: 1.0, seed: 40, ..SamplingParams::default() };
     let prompt = Rng::new(1).tokens(37, 61);
     let request = |branches, seed| Request {
@@ -184,12 +225,14 @@ fn rows(parts: &ModelParts, prompt: &[u32], want: Want<'_>) -> Vec<Outcome> {
         max_sequences: 1,
         max_outputs: 64,
         max_context: 64,
+        states: 1,
         attention: AttentionMode::Paged,
         kv_dtype: paguro_backend::KvDtype::F16,
     };
     let mut runner = BACKEND.load(&parts.program, parts.weights.clone(), limits).unwrap();
     let groups = parts.program.kv.groups.len();
-    let sequences = [StepSequence { rows: 0..prompt.len(), start: 0, tables: 0..groups }];
+    let state = parts.program.state.in_place(StateId(0));
+    let sequences = [StepSequence { rows: 0..prompt.len(), start: 0, tables: 0..groups, state }];
     let outputs: Vec<_> = (0..prompt.len()).map(|row| Output { row, want }).collect();
     let pages = &[PageId(1), PageId(2)][..groups];
     let step = Step { tokens: prompt, carried: &[], sequences: &sequences, pages, outputs: &outputs };

@@ -18,6 +18,7 @@ use crate::{
     request::{RequestLimits, Signal},
     scheduler::Scheduler,
     sequence::Job,
+    states::States,
 };
 
 /// How long a step may take that has a part of a prompt beside sequences that decode.
@@ -42,6 +43,8 @@ pub struct Setup {
     pub max_wait_steps: u64,
     /// Whether the runner carries tokens from step to step.
     pub carries: bool,
+    /// True if sequences have states.
+    pub states: bool,
 }
 
 impl Default for Setup {
@@ -61,6 +64,7 @@ impl Default for Setup {
             max_context: 1000,
             max_wait_steps: 1000,
             carries: false,
+            states: false,
         }
     }
 }
@@ -105,7 +109,7 @@ pub struct Rig {
 impl Rig {
     /// Nothing if the pages do not hold even one token.
     pub fn new(setup: &Setup) -> Option<Self> {
-        let program = fake::program(&setup.windows);
+        let program = fake::program(&setup.windows, setup.states);
         let layout = Layout::new(&program.kv, setup.block_size, setup.rows);
         let max_context = layout.longest(setup.pages, setup.max_context);
         if max_context == 0 {
@@ -118,11 +122,13 @@ impl Rig {
             max_sequences: setup.sequences,
             max_outputs: setup.sequences + setup.scores,
             max_context,
+            states: if setup.states { States::slots_for(setup.sequences) } else { 0 },
             kv_dtype: KvDtype::F16,
             attention: AttentionMode::Paged,
         };
         let mut pages = Pages::new(limits.pages, setup.order);
-        if setup.cache {
+        // As an engine does.
+        if setup.cache && !setup.states {
             pages = pages.with_cache(b"test", setup.low_water, setup.high_water);
         }
         let control = Control::default();
@@ -220,7 +226,9 @@ impl Rig {
         let served = decoding
             .iter()
             .filter(|who| rows.iter().any(|(request, branch, _)| (*request, *branch) == **who));
-        if self.times == [Duration::ZERO; 3] && served.count() + preempted < decoding.len() {
+        // Branches that share a state may wait for one of their own.
+        let all_at_once = self.times == [Duration::ZERO; 3] && self.limits.states == 0;
+        if all_at_once && served.count() + preempted < decoding.len() {
             return Err(format!("of {decoding:?} somebody has no row in {rows:?}"));
         }
         self.scheduler.check()?;

@@ -1,6 +1,6 @@
 //! Everything about a model but its weights, whatever file it came from.
 
-use paguro_backend::{Activation, NormKind, PositionScale, QkNormKind, Residual, Scores};
+use paguro_backend::{Activation, DeltaShape, NormKind, PositionScale, QkNormKind, Residual, Scores};
 
 use super::Definition;
 use crate::{error::ModelError, rope::RopeConfig};
@@ -25,6 +25,8 @@ pub(crate) struct Block {
     pub(crate) fused_gate_up: bool,
     pub(crate) residual: Residual,
     pub(crate) sinks: bool,
+    /// The output of attention has a gate; its rows and those of Q alternate, head by head.
+    pub(crate) attention_gate: bool,
     /// Learned embeddings of positions.
     pub(crate) positions: bool,
 }
@@ -43,6 +45,7 @@ impl Block {
         fused_gate_up: false,
         residual: Residual::Sequential,
         sinks: false,
+        attention_gate: false,
         positions: false,
     };
 }
@@ -95,6 +98,22 @@ impl ExpertsConfig {
     pub(crate) const SIGMOID: Self = Self { scores: Scores::Sigmoid, selection_bias: true, ..Self::SOFTMAX };
 }
 
+/// Mixers with a state, of the layers that have one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Recurrent {
+    /// A short convolution over so many rows.
+    Conv { taps: usize },
+    /// The gated delta rule, behind a convolution over so many rows.
+    Delta { taps: usize, shape: DeltaShape, files: DeltaFiles },
+}
+
+/// How files arrange a delta rule.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct DeltaFiles {
+    /// In GGUF files, value heads alternate between key heads.
+    pub(crate) alternating: bool,
+}
+
 /// Everything about a model but its weights, whatever file it came from.
 #[derive(Clone)]
 pub(crate) struct Config {
@@ -109,6 +128,7 @@ pub(crate) struct Config {
     pub(crate) ffn: usize,
     pub(crate) block: Block,
     pub(crate) experts: Option<ExpertsConfig>,
+    pub(crate) recurrent: Option<Recurrent>,
     pub(crate) norm_eps: f32,
     /// Added to norm weights: some files store the difference from one.
     pub(crate) norm_offset: f32,
@@ -142,6 +162,36 @@ pub(crate) struct Layer {
     pub(crate) rope: Option<usize>,
     /// Experts instead of a dense network.
     pub(crate) experts: bool,
+    /// [`Config::recurrent`] instead of attention.
+    pub(crate) recurrent: bool,
+}
+
+impl Recurrent {
+    /// Refuses numbers that no model has.
+    fn check(self) -> Result<(), String> {
+        let (taps, shape) = match self {
+            Self::Conv { taps } => (taps, None),
+            Self::Delta { taps, shape, .. } => (taps, Some(shape)),
+        };
+        if !(2..=64).contains(&taps) {
+            return Err(format!("a convolution over {taps} tokens"));
+        }
+        let Some(DeltaShape { key_heads, value_heads, key_dim, value_dim }) = shape else { return Ok(()) };
+        for (what, size) in [
+            ("number of key heads", key_heads),
+            ("number of value heads", value_heads),
+            ("size of a key head", key_dim),
+            ("size of a value head", value_dim),
+        ] {
+            if size == 0 || size > 1 << 14 {
+                return Err(format!("the {what} of linear attention is {size}"));
+            }
+        }
+        match value_heads.is_multiple_of(key_heads) {
+            true => Ok(()),
+            false => Err(format!("{value_heads} value heads cannot share {key_heads} key heads evenly")),
+        }
+    }
 }
 
 impl Config {
@@ -157,6 +207,13 @@ impl Config {
         let local: Vec<bool> =
             (0..self.layers.len()).map(|layer| period == 0 || layer % period < period - 1).collect();
         self.set_windows(window, &local);
+    }
+
+    /// Every layer has a state but every `period`-th, which attends.
+    pub(crate) fn set_recurrent_period(&mut self, period: usize) {
+        for (index, layer) in self.layers.iter_mut().enumerate() {
+            layer.recurrent = !(index + 1).is_multiple_of(period);
+        }
     }
 
     /// Takes RoPE from layers without a window.
@@ -197,6 +254,12 @@ impl Config {
             if size == 0 || size > 1 << 30 {
                 return bad(format!("the {what} is {size}"));
             }
+        }
+        if let Some(recurrent) = self.recurrent {
+            recurrent.check().map_err(ModelError::Config)?;
+        }
+        if self.layers.iter().all(|layer| layer.recurrent) {
+            return Err(ModelError::unsupported("a model without attention"));
         }
         if experts.count > 1 << 16 {
             return bad(format!("the number of experts is {}", experts.count));

@@ -35,7 +35,7 @@ pub(crate) fn config(
     let hidden = keys.size("embedding_length")?;
     let heads =
         keys.uniform("attention.head_count", layers)?.ok_or_else(|| keys.missing("attention.head_count"))?;
-    let kv_heads = keys.uniform("attention.head_count_kv", layers)?.unwrap_or(heads);
+    let kv_heads = keys.kv_heads(layers)?.unwrap_or(heads);
     let experts = keys.experts(definition.experts, layers)?;
     let ffn = match (keys.uniform("feed_forward_length", layers)?, experts) {
         (Some(ffn), _) if ffn > 0 => ffn,
@@ -67,6 +67,7 @@ pub(crate) fn config(
         window: None,
         rope: rope.as_ref().map(|_| 0),
         experts: experts.is_some_and(|experts| layer >= experts.dense_layers),
+        recurrent: false,
     };
     let mut config = Config {
         definition,
@@ -78,6 +79,7 @@ pub(crate) fn config(
         ffn,
         block: definition.block,
         experts,
+        recurrent: None,
         norm_eps,
         norm_offset: 0.0,
         embed_scale: 1.0,
@@ -130,6 +132,28 @@ impl Keys<'_, '_> {
 
     pub(super) fn number(&self, key: &str) -> Result<Option<f64>, ModelError> {
         Ok(self.metadata.optional_f32(&self.full(key))?.map(f64::from))
+    }
+
+    /// Numbers, or flags as 0 and 1, one for each layer; `None` where there is no array.
+    pub(super) fn list(&self, key: &str) -> Option<Vec<u32>> {
+        self.metadata.u32s(&self.full(key))
+    }
+
+    /// K/V heads of the layers that attend. Others of a short convolution have none.
+    fn kv_heads(&self, layers: usize) -> Result<Option<usize>, ModelError> {
+        const KEY: &str = "attention.head_count_kv";
+        let listed = self.list(KEY).filter(|_| self.definition.gguf_keys.contains(&"shortconv.l_cache"));
+        let Some(listed) = listed.filter(|listed| listed.len() >= layers) else {
+            return self.uniform(KEY, layers);
+        };
+        let mut attend = listed.into_iter().filter(|&heads| heads > 0);
+        let first = attend.next();
+        match attend.all(|heads| Some(heads) == first) {
+            true => Ok(first.map(|heads| heads as usize)),
+            false => {
+                Err(ModelError::unsupported(format!("`{}` that differs between layers", self.full(KEY))))
+            }
+        }
     }
 
     /// A number, or an array of equal numbers, one for each layer.

@@ -60,7 +60,7 @@ pub(crate) fn config(
             Some(rope(&fields, &defaults, scope, style, head_dim, context_length, max_context)?)
         }
     };
-    let layer = Layer { window: None, rope: rope.as_ref().map(|_| 0), experts: false };
+    let layer = Layer { window: None, rope: rope.as_ref().map(|_| 0), experts: false, recurrent: false };
     let mut config = Config {
         definition,
         context_length,
@@ -71,6 +71,7 @@ pub(crate) fn config(
         ffn: fields.size_of(&["intermediate_size", "n_inner"], defaults.ffn.or(Some(4 * hidden)))?,
         block: definition.block,
         experts: None,
+        recurrent: None,
         norm_eps: norm_eps as f32,
         norm_offset: 0.0,
         embed_scale: 1.0,
@@ -435,6 +436,25 @@ impl<'a> Fields<'a> {
 
     pub(super) fn optional_size(&self, key: &str) -> Result<Option<usize>, ModelError> {
         Ok(self.integer(key)?.map(|size| size as usize))
+    }
+
+    /// The type of each layer, where the file lists them; all must be `known`.
+    pub(super) fn layer_types(
+        &self,
+        layers: usize,
+        known: &[&'static str],
+    ) -> Result<Option<Vec<&'static str>>, ModelError> {
+        let Some(types) = self.list("layer_types")? else { return Ok(None) };
+        if types.len() < layers {
+            let problem = format!("`layer_types` has {} entries for {layers} layers", types.len());
+            return Err(ModelError::Config(problem));
+        }
+        let find = |kind: &Value| {
+            let found = known.iter().find(|known| kind.as_str() == Some(known));
+            let unknown = || ModelError::unsupported_but(format!("layer type {kind}"), &known.join(", "));
+            found.copied().ok_or_else(unknown)
+        };
+        types[..layers].iter().map(find).collect::<Result<_, _>>().map(Some)
     }
 
     /// The first of these integers that is there.

@@ -1,12 +1,14 @@
 //! A [`Config`] and tensors become a program and its weights.
 
 mod experts;
+mod recurrent;
 
 use paguro_backend::{
     Attention, Dense, Embed, FeedForward, Head, KvSlot, Layer, Linear, Matrix, Mixer, Norm, Positions,
     Program, QkNorm, QkNormKind, Weights,
 };
 
+use self::recurrent::Rows;
 use super::{Config, HfMatrices, Names, Tensors, kv, names::Part};
 use crate::{
     error::ModelError,
@@ -22,13 +24,23 @@ pub(crate) fn lower(
     max_context: usize,
 ) -> Result<(Program, Weights), ModelError> {
     let mut lowering = Lowering { config, names, tensors };
-    let windows =
-        config.layers.iter().map(|layer| layer.window.filter(|&window| (window as usize) < max_context));
+    let attend = config.layers.iter().filter(|layer| !layer.recurrent);
+    let windows = attend.map(|layer| layer.window.filter(|&window| (window as usize) < max_context));
     let windows: Vec<_> = windows.collect();
     let (kv, places) = kv::arrange(&windows, config.kv_heads, config.head_dim, max_context);
 
     let (embed, vocab) = lowering.embed(max_context)?;
-    let layers = places.into_iter().enumerate().map(|(layer, place)| lowering.layer(layer, place));
+    let (mut places, mut states) = (places.into_iter(), 0..);
+    let layers = config.layers.iter().enumerate().map(|(layer, kind)| {
+        let mixer = match config.recurrent.filter(|_| kind.recurrent) {
+            Some(recurrent) => lowering.recurrent(layer, recurrent, states.next().unwrap_or(0))?,
+            None => {
+                let place = places.next().unwrap_or(KvSlot { group: 0, slot: 0 }); // one for each that attends
+                Mixer::Attention(lowering.attention(layer, place)?)
+            }
+        };
+        lowering.layer(layer, mixer)
+    });
     let layers = layers.collect::<Result<_, _>>()?;
     let head = lowering.head(&embed, vocab)?;
     let tied = head.linear.matrix == embed.table;
@@ -39,7 +51,8 @@ pub(crate) fn lower(
     })?;
     // Not before now: heads are as large as the file says, and only its tensors prove it.
     let ropes = config.ropes.iter().map(|rope| rope.lower()).collect();
-    Ok((Program { hidden: config.hidden, vocab, kv, ropes, embed, layers, head }, weights))
+    let state = recurrent::states(config);
+    Ok((Program { hidden: config.hidden, vocab, kv, state, ropes, embed, layers, head }, weights))
 }
 
 struct Lowering<'a, 't> {
@@ -79,10 +92,13 @@ impl Lowering<'_, '_> {
         Ok(Positions { table: self.tensors.add_matrix(table), count })
     }
 
-    fn layer(&mut self, layer: usize, kv: KvSlot) -> Result<Layer, ModelError> {
+    fn attention(&mut self, layer: usize, kv: KvSlot) -> Result<Attention, ModelError> {
         let (config, block) = (self.config, self.config.block);
         let (hidden, q_dim) = (config.hidden, config.heads * config.head_dim);
-        let [q, k, v] = self.qkv(layer)?;
+        let ([q, k, v], gate) = match block.attention_gate {
+            true => self.qkv_and_gate(layer)?,
+            false => (self.qkv(layer)?, None),
+        };
         let sinks = match block.sinks {
             true => {
                 // Hugging Face's is no module's weight, and has no suffix.
@@ -93,7 +109,7 @@ impl Lowering<'_, '_> {
             }
             false => None,
         };
-        let attention = Attention {
+        Ok(Attention {
             norm: self.norm_if(block.pre_norms, layer, Part::AttentionNorm)?,
             heads: config.heads,
             q,
@@ -106,24 +122,24 @@ impl Lowering<'_, '_> {
             soft_cap: config.attention_soft_cap,
             sinks,
             kv,
+            gate,
             out: self.linear(layer, Part::AttentionOut, hidden, q_dim)?,
             post_norm: self.norm_if(block.post_norms, layer, Part::PostAttentionNorm)?,
-        };
-        let norm = match block.one_norm {
-            true => attention.norm,
-            false => self.norm_if(block.pre_norms, layer, Part::FfnNorm)?,
+        })
+    }
+
+    fn layer(&mut self, layer: usize, mixer: Mixer) -> Result<Layer, ModelError> {
+        let (config, block) = (self.config, self.config.block);
+        let norm = match &mixer {
+            Mixer::Attention(attention) if block.one_norm => attention.norm,
+            _ => self.norm_if(block.pre_norms, layer, Part::FfnNorm)?,
         };
         let post_norm = self.norm_if(block.post_norms, layer, Part::PostFfnNorm)?;
         let ffn = match config.experts.filter(|_| config.layers[layer].experts) {
             Some(experts) => FeedForward::Experts(self.experts(layer, &experts, norm, post_norm)?),
             None => FeedForward::Dense(self.dense(layer, norm, post_norm)?),
         };
-        Ok(Layer {
-            mixer: Mixer::Attention(attention),
-            ffn,
-            residual: block.residual,
-            branch_scale: config.branch_scale,
-        })
+        Ok(Layer { mixer, ffn, residual: block.residual, branch_scale: config.branch_scale })
     }
 
     fn dense(
@@ -184,6 +200,17 @@ impl Lowering<'_, '_> {
         }
         let [q, k, v] = parts.map(|(part, rows)| self.linear(layer, part, rows, hidden));
         Ok([q?, k?, v?])
+    }
+
+    /// Q, K and V, and the gate that is in one matrix with Q: head by head, first the query's rows.
+    fn qkv_and_gate(&mut self, layer: usize) -> Result<([Linear; 3], Option<Linear>), ModelError> {
+        let Config { hidden, heads, kv_heads, head_dim, .. } = *self.config;
+        let name = self.names.layer(layer, Part::Q);
+        let part =
+            |part: usize| Rows { first: part * head_dim, len: head_dim, step: 2 * head_dim, count: heads };
+        let [q, gate] = self.pick_rows(&name, 2 * heads * head_dim, [&[part(0)], &[part(1)]])?;
+        let [k, v] = [Part::K, Part::V].map(|part| self.linear(layer, part, kv_heads * head_dim, hidden));
+        Ok(([q, k?, v?], Some(gate)))
     }
 
     /// Q, K and V of a matrix `[heads, 3, head_dim, hidden]` with its bias.

@@ -24,6 +24,7 @@ mod gpt_neox;
 mod gpt_oss;
 mod granite;
 mod hunyuan;
+mod lfm2;
 mod llama;
 mod minimax_m2;
 mod mistral3;
@@ -35,6 +36,7 @@ mod phi3;
 mod qwen2;
 mod qwen2moe;
 mod qwen3;
+mod qwen35;
 mod qwen3moe;
 mod qwen_vl;
 mod seed_oss;
@@ -45,7 +47,7 @@ mod starcoder2;
 use paguro_backend::RopeStyle;
 
 pub(crate) use self::{
-    config::{Block, Config, ExpertsConfig},
+    config::{Block, Config, DeltaFiles, ExpertsConfig, Recurrent},
     gguf::config as config_from_gguf,
     hf::config as config_from_hf,
     lower::lower,
@@ -67,6 +69,11 @@ const ALL: &[&Definition] = &[
     &qwen2moe::DEF,
     &qwen3::DEF,
     &qwen3moe::DEF,
+    &qwen35::DENSE,
+    &qwen35::MOE,
+    &qwen35::NEXT,
+    &lfm2::DENSE,
+    &lfm2::MOE,
     &qwen_vl::QWEN2_VL,
     &qwen_vl::QWEN3_VL,
     &qwen_vl::QWEN3_VL_MOE,

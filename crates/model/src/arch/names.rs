@@ -47,6 +47,22 @@ pub(crate) enum Part {
     SharedGateUp,
     SharedDown,
     OutputGate,
+    // Of a layer with a state.
+    ConvIn,
+    Conv,
+    ConvOut,
+    DeltaQkv,
+    DeltaGate,
+    /// Queries, keys, values and gates in one matrix, key head by key head.
+    DeltaQkvZ,
+    DeltaAlpha,
+    DeltaBeta,
+    /// Both in one matrix, key head by key head.
+    DeltaBetaAlpha,
+    DeltaDecay,
+    DeltaDt,
+    DeltaNorm,
+    DeltaOut,
 }
 
 /// How tensors are called in a file.
@@ -192,6 +208,19 @@ fn gguf_part(part: Part) -> &'static str {
         Part::SharedUp | Part::SharedGateUp => "ffn_up_shexp",
         Part::SharedDown => "ffn_down_shexp",
         Part::OutputGate => "ffn_gate_inp_shexp",
+        Part::ConvIn => "shortconv.in_proj",
+        Part::Conv => "ssm_conv1d",
+        Part::ConvOut => "shortconv.out_proj",
+        Part::DeltaQkv => "attn_qkv",
+        Part::DeltaGate => "attn_gate",
+        Part::DeltaQkvZ => "ssm_in",
+        Part::DeltaAlpha => "ssm_alpha",
+        Part::DeltaBeta => "ssm_beta",
+        Part::DeltaBetaAlpha => "ssm_ba",
+        Part::DeltaDecay => "ssm_a",
+        Part::DeltaDt => "ssm_dt.bias",
+        Part::DeltaNorm => "ssm_norm",
+        Part::DeltaOut => "ssm_out",
     }
 }
 
@@ -229,5 +258,18 @@ fn hf_part(part: Part) -> &'static str {
         Part::SharedGateUp => "mlp.shared_experts.gate_up_proj",
         Part::SharedDown => "mlp.shared_experts.down_proj",
         Part::OutputGate => "mlp.shared_expert_gate",
+        Part::ConvIn => "conv.in_proj",
+        Part::Conv => "linear_attn.conv1d",
+        Part::ConvOut => "conv.out_proj",
+        Part::DeltaQkv => "linear_attn.in_proj_qkv",
+        Part::DeltaGate => "linear_attn.in_proj_z",
+        Part::DeltaQkvZ => "linear_attn.in_proj_qkvz",
+        Part::DeltaAlpha => "linear_attn.in_proj_a",
+        Part::DeltaBeta => "linear_attn.in_proj_b",
+        Part::DeltaBetaAlpha => "linear_attn.in_proj_ba",
+        Part::DeltaDecay => "linear_attn.A_log",
+        Part::DeltaDt => "linear_attn.dt_bias",
+        Part::DeltaNorm => "linear_attn.norm",
+        Part::DeltaOut => "linear_attn.out_proj",
     }
 }

@@ -99,6 +99,12 @@ impl<'a> Tensors<'a> {
         read_vector(tensor).map(Some)
     }
 
+    /// Uses the numbers `name`, of this shape, which have to be there, and reads them.
+    pub(crate) fn values(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
+        let tensor = self.take(name, shape)?.ok_or_else(|| self.missing(name, shape))?;
+        read_vector(tensor)
+    }
+
     /// Uses the vector `name`, `[len]`, if it is there, and reads it.
     pub(crate) fn vector(&mut self, name: &str, len: usize) -> Result<Option<Vec<f32>>, ModelError> {
         let Some(tensor) = self.take(name, &[len])? else { return Ok(None) };

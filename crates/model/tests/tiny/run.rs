@@ -1,8 +1,8 @@
 //! Running a lowered model on the reference backend.
 
 use paguro_backend::{
-    AttentionMode, Backend, KvDtype, Limits, Outcome, Output, PageId, Step, StepOutput, StepSequence, Want,
-    reference::Reference,
+    AttentionMode, Backend, KvDtype, Limits, Outcome, Output, PageId, StateId, Step, StepOutput,
+    StepSequence, Want, reference::Reference,
 };
 use paguro_model::Model;
 
@@ -19,12 +19,14 @@ pub fn logits(model: &Model, tokens: &[u32]) -> Vec<Vec<f32>> {
         max_sequences: 1,
         max_outputs: tokens.len(),
         max_context: tokens.len(),
+        states: 1,
         kv_dtype: KvDtype::F16,
         attention: AttentionMode::Paged,
     };
     let mut runner = Reference::default().load(program, model.weights.clone(), limits).unwrap();
     let pages: Vec<PageId> = (1..=blocks * groups).map(|page| PageId(page as u32)).collect();
-    let sequences = [StepSequence { rows: 0..tokens.len(), start: 0, tables: 0..pages.len() }];
+    let state = program.state.in_place(StateId(0));
+    let sequences = [StepSequence { rows: 0..tokens.len(), start: 0, tables: 0..pages.len(), state }];
     let outputs: Vec<_> = (0..tokens.len()).map(|row| Output { row, want: Want::Logits }).collect();
     let step = Step { tokens, carried: &[], sequences: &sequences, pages: &pages, outputs: &outputs };
     let ticket = runner.submit(&step).unwrap();

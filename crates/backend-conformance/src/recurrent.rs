@@ -1,0 +1,204 @@
+//! Cases of mixers that keep a state, and of gates on the output of attention.
+
+use paguro_backend::{DeltaShape, KeySharing, WeightFormat};
+
+use super::{
+    Biases, DriveOptions, Driver, ModelShape, RandomModel, RecurrentShape, Rng, Subject, Verdict,
+    compare::{Logits, Plan, agrees_on, same},
+    exactness::{alone, supported},
+};
+
+/// Tokens of the longest sequence of a plan: more than three chunks.
+const LONG: usize = 106;
+
+/// Sequences that begin, decode and end everywhere in a chunk, in steps that end everywhere in one.
+fn plan(vocab: usize) -> Plan {
+    let mut rng = Rng::new(31);
+    let [long, two, short] = [0, 1, 2];
+    Plan {
+        sequences: [LONG, 67, 3].map(|length| rng.tokens(length, vocab)).to_vec(),
+        steps: vec![
+            vec![(long, 31), (short, 1)],
+            vec![(two, 32), (long, 1), (short, 1)],
+            vec![(long, 1), (two, 1)],
+            vec![(two, 30), (long, 40), (short, 1)],
+            vec![(long, 23)],
+            vec![(two, 1), (long, 1)],
+            vec![(long, 1), (two, 1)],
+            vec![(two, 1), (long, 4)],
+            vec![(long, 4), (two, 1)],
+        ],
+    }
+}
+
+fn options(subject: &Subject) -> DriveOptions {
+    DriveOptions { pages: 40, max_context: 160, ..subject.options() }
+}
+
+/// Layers of these kinds, which see everything.
+fn of_mixers(format: WeightFormat, mixers: &'static str) -> ModelShape {
+    ModelShape { mixers, windows: vec![None; mixers.len()], ..ModelShape::of_format(format) }
+}
+
+/// The parts of these models that a backend may refuse to load, by the names that it gives them.
+const MAY_REFUSE: [&str; 3] = ["short convolutions", "gated delta rules", "gates on the output of attention"];
+
+/// False if the backend refuses the model for one of the parts that this file is about.
+fn loads(subject: &Subject, shape: &ModelShape) -> Result<bool, String> {
+    let model = shape.build(1);
+    match Driver::new(&*(subject.backend)(2), &model, &options(subject)) {
+        Ok(_) => Ok(true),
+        Err(error) if MAY_REFUSE.iter().any(|part| error.contains(part)) => {
+            println!("skipped: {error}");
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn agrees(subject: &Subject, shape: &ModelShape) -> Verdict {
+    if !loads(subject, shape)? {
+        return Ok(());
+    }
+    agrees_on(subject, &plan(shape.vocab), shape, &options(subject))
+}
+
+/// Short convolutions of all lengths.
+pub(super) fn short_convolutions(subject: &Subject) -> Verdict {
+    for (taps, width, bias) in [(3, 64, false), (2, 40, true), (4, 96, true), (7, 33, false)] {
+        let recurrent = RecurrentShape { taps, width, bias, ..RecurrentShape::default() };
+        agrees(subject, &ModelShape { recurrent, ..of_mixers(WeightFormat::F32, "cac") })?;
+    }
+    Ok(())
+}
+
+/// Delta rules of all shapes.
+pub(super) fn delta_rules(subject: &Subject) -> Verdict {
+    let shapes = [
+        (1, 1, 16, 16, 4),
+        (2, 4, 32, 32, 4),
+        (2, 2, 64, 128, 4),
+        (1, 3, 128, 64, 2),
+        (3, 6, 24, 40, 3),
+        (2, 4, 20, 7, 4),
+    ];
+    for (key_heads, value_heads, key_dim, value_dim, taps) in shapes {
+        for sharing in [KeySharing::Consecutive, KeySharing::Alternating] {
+            if sharing == KeySharing::Alternating && (key_heads == 1 || key_heads == value_heads) {
+                continue;
+            }
+            let delta = DeltaShape { key_heads, value_heads, key_dim, value_dim };
+            let recurrent = RecurrentShape { delta, sharing, taps, ..RecurrentShape::default() };
+            agrees(subject, &ModelShape { recurrent, ..of_mixers(WeightFormat::F32, "dad") })?;
+        }
+    }
+    Ok(())
+}
+
+/// Everything that can stand beside a state: other formats, biases, norms of outputs, experts.
+pub(super) fn hybrids(subject: &Subject) -> Verdict {
+    for format in supported(subject, &[WeightFormat::Q8_0, WeightFormat::Q4_K]) {
+        let key_dim = if format.block_len() == 256 { 64 } else { 32 };
+        let delta = DeltaShape { key_heads: 2, value_heads: 4, key_dim, value_dim: 64 };
+        let recurrent = RecurrentShape { width: 256, bias: true, delta, ..RecurrentShape::default() };
+        let shape = of_mixers(format, "dcad");
+        agrees(
+            subject,
+            &ModelShape {
+                recurrent,
+                biases: Biases::All,
+                post_norms: true,
+                attention_gate: true,
+                branch_scale: 0.7,
+                experts: Some(super::ExpertsShape { width: 256, ..super::ExpertsShape::default() }),
+                ..shape
+            },
+        )?;
+    }
+    Ok(())
+}
+
+/// Gates on the output of attention.
+pub(super) fn attention_gates(subject: &Subject) -> Verdict {
+    for (format, biases) in [(WeightFormat::F32, Biases::None), (WeightFormat::Q8_0, Biases::Qkv)] {
+        let shape = ModelShape { attention_gate: true, biases, ..ModelShape::of_format(format) };
+        agrees(subject, &shape)?;
+    }
+    Ok(())
+}
+
+fn hybrid(format: WeightFormat) -> ModelShape {
+    let delta = DeltaShape { key_heads: 2, value_heads: 4, key_dim: 64, value_dim: 64 };
+    let recurrent = RecurrentShape { width: 256, delta, ..RecurrentShape::default() };
+    ModelShape { recurrent, attention_gate: true, ..of_mixers(format, "dcad") }
+}
+
+/// A row is the same, bit for bit, in any batch, in any chunks, in any slots, on any number of threads, after a fork and
+/// after a preemption.
+pub(super) fn exact(subject: &Subject) -> Verdict {
+    for format in supported(subject, &[WeightFormat::F16, WeightFormat::Q8_0]) {
+        let shape = hybrid(format);
+        if !loads(subject, &shape)? {
+            continue;
+        }
+        let model = shape.build(12);
+        let plan = plan(shape.vocab);
+        let expected = alone(subject, &model, &plan.sequences)?;
+        let exact = DriveOptions { least_rows: subject.exact_rows, ..options(subject) };
+        for (threads, scatter, stale, moves_states) in [
+            (1, None, false, false),
+            (2, Some(3), true, false),
+            (3, Some(4), false, true),
+            (5, None, true, true),
+        ] {
+            let threads = if subject.has_threads { threads } else { 2 };
+            let options = DriveOptions { scatter, stale, moves_states, ..exact };
+            let mut driver = Driver::new(&*(subject.backend)(threads), &model, &options)?;
+            for round in 0..2 {
+                let what = format!("{options:?}, {threads} threads, round {round} ({format})");
+                same(&what, &plan.run(&mut driver)?, &expected)?;
+            }
+        }
+        let mut driver = Driver::new(&*(subject.backend)(2), &model, &exact)?;
+        for chunk in [1, 2, 5, 16, 31, 32, 33, 64, 65] {
+            let id = driver.start(&plan.sequences[0]);
+            driver.run(id, chunk)?;
+            let chunked: Logits = vec![driver.logits(id).1.to_vec()];
+            driver.preempt(id);
+            same(&format!("chunks of {chunk} ({format})"), &chunked, &expected[..1].to_vec())?;
+        }
+        for stem in [1, 31, 32, 33, 50] {
+            forks(subject, &model, shape.vocab, stem)?;
+        }
+    }
+    Ok(())
+}
+
+/// Branches go on from one state, some of them later than others.
+fn forks(subject: &Subject, model: &RandomModel, vocab: usize, stem: usize) -> Verdict {
+    let mut rng = Rng::new(stem as u64);
+    let prompt = rng.tokens(stem, vocab);
+    let branches: Vec<Vec<u32>> =
+        [5, 40, 9].into_iter().map(|more| [&prompt[..], &rng.tokens(more, vocab)].concat()).collect();
+    let expected = alone(subject, model, &branches)?;
+    let options = DriveOptions { least_rows: subject.exact_rows, ..options(subject) };
+    let mut driver = Driver::new(&*(subject.backend)(2), model, &options)?;
+    let trunk = driver.start(&branches[0]);
+    driver.step(&[(trunk, stem)])?;
+    let left = driver.fork(trunk, stem, &branches[1])?;
+    let right = driver.fork(trunk, stem, &branches[2])?;
+    driver.step(&[(left, 1), (trunk, 2)])?;
+    driver.step(&[(trunk, 1), (right, 3), (left, 2)])?;
+    for (index, id) in [trunk, left, right].into_iter().enumerate() {
+        driver.run(id, 7)?;
+        let (from, logits) = driver.logits(id);
+        let expected: Logits = vec![expected[index][from..].to_vec()];
+        same(&format!("a fork after {stem} tokens (branch {index})"), &vec![logits.to_vec()], &expected)?;
+    }
+    // One that lost its state computes everything again, in another slot.
+    driver.preempt(left);
+    let other = driver.start(&branches[2]);
+    driver.step(&[(other, 3)])?;
+    driver.run(left, 13)?;
+    same("a preemption", &vec![driver.logits(left).1.to_vec()], &vec![expected[1].clone()])
+}

@@ -1,0 +1,456 @@
+//! Mixers with a state, as phases of the team. Threads share rows, value heads and their columns, never the chunks of a
+//! sequence:
+//!
+//! | phase | shared by | reads | writes |
+//! |-|-|-|-|
+//! | add, norm, quantize | row | `product`, `x` | `x`, `rows` |
+//! | input, or qkv, z, a, b | 16 outputs | `rows` | `mixed`, `z`, `decay`, `beta` |
+//! | biases, if there are any | row | `mixed` | `mixed` |
+//! | convolve | row | `mixed`, states | `convolved`, `decay`, `beta`; of a short convolution `rows` |
+//! | delta rule | sequence, value head, columns | `convolved`, `decay`, `beta`, states | matrices and updates of states, `out` |
+//! | norm, gate, quantize | row | `out`, `z` | `rows` |
+//! | keep | sequence | `mixed`, `convolved`, `decay`, states | inputs, keys and decays of states |
+//! | project | 16 outputs | `rows` | `product` |
+
+use std::ops::Range;
+
+use paguro_backend::{
+    Activation, Convolution, DeltaRule, Linear, LoadError, Mixer, Program, STATE_CHUNK, ShortConv, StateUse,
+    StepSequence, VectorId,
+};
+
+use crate::{
+    counters::Kernel,
+    delta::{Piece, Tiles},
+    forward::{AllPending, Kinds, Member, Pass, Pending},
+    shared::Shared,
+    simd::LANES,
+    states::blocks,
+    team::Portions,
+};
+
+/// What passes between the phases of mixers with a state.
+pub struct RecurrentBuffers {
+    /// Inputs of convolutions, `[rows, channels]`, or b, c and u of a short one, `[rows, 3 * width]`.
+    pub mixed: Shared<f32>,
+    /// Queries, keys and values, `[rows, channels]`.
+    pub convolved: Shared<f32>,
+    /// Gates, `[rows, value_heads * value_dim]`.
+    pub z: Shared<f32>,
+    /// a, and then decays, `[rows, value_heads]`.
+    pub decay: Shared<f32>,
+    /// b, and then strengths, `[rows, value_heads]`.
+    pub beta: Shared<f32>,
+    /// Results of the delta rule, `[rows, value_heads * value_dim]`.
+    pub out: Shared<f32>,
+}
+
+/// A convolution's input in `mixed`.
+#[derive(Clone, Copy)]
+enum Inputs {
+    /// A row.
+    Plain,
+    /// `b ⊙ u` of a row of b, c and u.
+    Product,
+}
+
+impl Pass<'_> {
+    /// A short convolution. Returns its output, `[rows, hidden]`.
+    pub fn short_conv(&mut self, op: &ShortConv, pending: AllPending) -> Pending {
+        let (model, buffers) = (self.model, self.buffers);
+        let mixed = &buffers.recurrent.mixed;
+        let width = op.width;
+        self.add_norm(op.norm, pending, Kinds::of(model, &[op.input]));
+        self.multiply(self.rows(), [(op.input.matrix, mixed)]);
+        self.add_bias(op.input, mixed, 3 * width);
+        let kinds = Kinds::of(model, &[op.out]);
+        self.phase(Kernel::Convolve, self.rows(), Portions::Guided(1), |member, range| {
+            for row in range {
+                let mut out = std::mem::take(&mut member.own.row);
+                let y = &mut out[..width];
+                member.convolve(&op.convolution, op.state, row, Inputs::Product, y);
+                let c = &member.read(mixed, row, 3 * width)[width..2 * width];
+                model.rows.multiply(y, c);
+                member.set_input(&buffers.input, row, 0, y, kinds, true);
+                member.own.row = out;
+            }
+        });
+        self.phase(Kernel::Keep, self.step.sequences.len(), Portions::Single, |member, range| {
+            for sequence in range {
+                member.keep_inputs(sequence, op.state, Inputs::Product);
+            }
+        });
+        self.multiply(self.rows(), [(op.out.matrix, &buffers.products[0])]);
+        Pending { product: 0, bias: op.out.bias, post_norm: op.post_norm, scale: 1.0 }
+    }
+
+    /// The gated delta rule. Returns its output, `[rows, hidden]`.
+    pub fn delta_rule(&mut self, op: &DeltaRule, pending: AllPending) -> Pending {
+        let (model, buffers, step) = (self.model, self.buffers, self.step);
+        let own = &buffers.recurrent;
+        let (heads, channels, width) = (op.shape.value_heads, op.shape.channels(), op.shape.value_width());
+        self.add_norm(op.norm, pending, Kinds::of(model, &[op.qkv, op.gate, op.alpha, op.beta]));
+        let inputs = [(op.qkv, &own.mixed), (op.gate, &own.z), (op.alpha, &own.decay), (op.beta, &own.beta)];
+        self.multiply(self.rows(), inputs.map(|(linear, out)| (linear.matrix, out)));
+        self.add_bias(op.qkv, &own.mixed, channels);
+        self.phase(Kernel::Convolve, self.rows(), Portions::Guided(1), |member, range| {
+            for row in range {
+                let out = member.write(&own.convolved, row, channels);
+                member.convolve(&op.convolution, op.state, row, Inputs::Plain, out);
+                member.finish_inputs(op, row, out);
+            }
+        });
+        // Few heads are cut, so that all threads have some.
+        let blocks = blocks(&op.shape);
+        let cut = if step.sequences.len() * heads < 2 * self.team.threads() { 1 } else { blocks };
+        let cuts = blocks.div_ceil(cut);
+        let count = step.sequences.len() * heads * cuts;
+        self.phase(Kernel::Delta, count, Portions::Single, |member, range| {
+            for unit in range {
+                let (head, first) = (unit / cuts % heads, unit % cuts * cut);
+                let columns = first..blocks.min(first + cut);
+                member.delta_head(op, unit / cuts / heads, head, columns);
+            }
+        });
+        let kinds = Kinds::of(model, &[op.out]);
+        self.phase(Kernel::NormGate, self.rows(), Portions::Guided(1), |member, range| {
+            for row in range {
+                let out = member.read(&own.out, row, width);
+                let gates = member.write(&own.z, row, width);
+                member.add_row_bias(op.gate.bias, gates);
+                let value_dim = op.shape.value_dim;
+                for (out, gate) in out.chunks_exact(value_dim).zip(gates.chunks_exact_mut(value_dim)) {
+                    let normed = &mut member.own.row[..value_dim];
+                    model.norm(Some(op.out_norm), out, normed);
+                    model.rows.activate_gate(gate, normed, Activation::Silu);
+                }
+                member.set_input(&buffers.input, row, 0, gates, kinds, true);
+            }
+        });
+        self.phase(Kernel::Keep, step.sequences.len(), Portions::Single, |member, range| {
+            for sequence in range {
+                member.keep_inputs(sequence, op.state, Inputs::Plain);
+                member.keep_rows(op, sequence);
+            }
+        });
+        self.multiply(self.rows(), [(op.out.matrix, &buffers.products[0])]);
+        Pending { product: 0, bias: op.out.bias, post_norm: op.post_norm, scale: 1.0 }
+    }
+
+    /// Phase, if there is a bias: adds it, because other rows read this one in the next phase.
+    fn add_bias(&mut self, linear: Linear, to: &Shared<f32>, width: usize) {
+        if linear.bias.is_some() {
+            self.phase(Kernel::Bias, self.rows(), Portions::Guided(4), |member, range| {
+                for row in range {
+                    member.add_row_bias(linear.bias, member.write(to, row, width));
+                }
+            });
+        }
+    }
+}
+
+/// Whether a state that is written needs rows of another slot.
+fn copies_from(state: StateUse) -> bool {
+    state.read != state.write
+}
+
+fn state_of(sequence: &StepSequence) -> StateUse {
+    sequence.state.expect("validated")
+}
+
+impl Member<'_> {
+    fn add_row_bias(&self, bias: Option<VectorId>, x: &mut [f32]) {
+        if let Some(bias) = bias {
+            self.model.rows.add(x, self.model.vector(bias));
+        }
+    }
+
+    /// The convolution of a row.
+    fn convolve(&mut self, op: &Convolution, layer: usize, row: usize, inputs: Inputs, out: &mut [f32]) {
+        let (model, place) = (self.model, self.states.place(layer));
+        let sequence = &self.step.sequences[self.plan.sequence(row)];
+        let state = state_of(sequence);
+        let (position, channels) = (self.plan.positions[row], out.len());
+        match op.bias {
+            Some(bias) => out.copy_from_slice(model.vector(bias)),
+            None => out.fill(0.0),
+        }
+        let weights = model.vector(op.weight).chunks_exact(channels);
+        for (back, weight) in (0..op.taps).rev().zip(weights) {
+            let Some(position) = position.checked_sub(back) else { continue };
+            if position < sequence.start {
+                // SAFETY: nobody writes inputs of states in this phase.
+                let input = unsafe { self.states.get(state.read, place.input(position)) };
+                model.delta.add_product(out, input, weight);
+            } else {
+                self.with_input(row - back, channels, inputs, |input| {
+                    model.delta.add_product(out, input, weight);
+                });
+            }
+        }
+    }
+
+    /// Calls `use_it` with an input of a convolution, from this step's rows.
+    fn with_input(&mut self, row: usize, channels: usize, inputs: Inputs, use_it: impl FnOnce(&[f32])) {
+        let mixed = &self.buffers.recurrent.mixed;
+        match inputs {
+            Inputs::Plain => use_it(self.read(mixed, row, channels)),
+            Inputs::Product => {
+                let row = self.read(mixed, row, 3 * channels);
+                let product = &mut self.own.product[..channels];
+                product.copy_from_slice(&row[..channels]);
+                self.model.rows.multiply(product, &row[2 * channels..]);
+                use_it(product);
+            }
+        }
+    }
+
+    /// Activation and norms of queries, keys and values; decays and strengths of a row.
+    fn finish_inputs(&mut self, op: &DeltaRule, row: usize, x: &mut [f32]) {
+        let (model, own) = (self.model, &self.buffers.recurrent);
+        let shape = &op.shape;
+        model.rows.activate(x, Activation::Silu);
+        let scale = 1.0 / (shape.key_dim as f32).sqrt();
+        let (queries, rest) = x.split_at_mut(shape.key_width());
+        for head in queries.chunks_exact_mut(shape.key_dim) {
+            model.delta.unit_norm(head, DeltaRule::EPS, scale);
+        }
+        for head in rest[..shape.key_width()].chunks_exact_mut(shape.key_dim) {
+            model.delta.unit_norm(head, DeltaRule::EPS, 1.0);
+        }
+        let (decays, betas) =
+            (self.write(&own.decay, row, shape.value_heads), self.write(&own.beta, row, shape.value_heads));
+        self.add_row_bias(op.alpha.bias, decays);
+        self.add_row_bias(op.beta.bias, betas);
+        let constants = model.vector(op.decay).iter().zip(model.vector(op.dt));
+        for ((decay, beta), (constant, dt)) in decays.iter_mut().zip(betas).zip(constants) {
+            let x = *decay + dt;
+            *decay = constant * (x.max(0.0) + (-x.abs()).exp().ln_1p());
+            *beta = 1.0 / (1.0 + (-*beta).exp());
+        }
+    }
+
+    /// All rows of a sequence in some blocks of columns of a value head.
+    fn delta_head(&mut self, op: &DeltaRule, index: usize, head: usize, columns: Range<usize>) {
+        let (model, own) = (self.model, &self.buffers.recurrent);
+        let sequence = &self.step.sequences[index];
+        let (state, place, shape) = (state_of(sequence), self.states.place(op.state), &op.shape);
+        let start = sequence.start;
+        let (matrices, updates) = (place.matrices(head, &columns), place.updates(head, &columns));
+        // SAFETY: only this member has these columns of this head in this phase, and no sequence of the step reads a
+        // state that another one writes.
+        let (matrices_mut, updates_mut) = unsafe {
+            let states = self.states;
+            (states.get_mut(state.write, matrices.clone()), states.get_mut(state.write, updates.clone()))
+        };
+        if start > 0 && copies_from(state) {
+            // SAFETY: nobody writes the state that is read.
+            unsafe {
+                if start > STATE_CHUNK {
+                    matrices_mut.copy_from_slice(self.states.get(state.read, matrices));
+                }
+                updates_mut.copy_from_slice(self.states.get(state.read, updates));
+            }
+        }
+        let mut tiles = Tiles { matrices: matrices_mut, updates: updates_mut };
+        let key = op.key_head(head) * shape.key_dim..(op.key_head(head) + 1) * shape.key_dim;
+        let scratch = &mut self.own.delta;
+        // Keys and decays of the rows of the open chunk, which is full if this step's first row begins another one.
+        let open = if start == 0 { 0 } else { (start - 1) % STATE_CHUNK + 1 };
+        for row in 0..open {
+            // SAFETY: nobody writes keys or decays of states in this phase.
+            scratch.set_key(row, unsafe { &self.states.get(state.read, place.keys(row))[key.clone()] });
+        }
+        // SAFETY: as above.
+        let decays = unsafe { self.states.get(state.read, place.decays(head, 0..open)) };
+        scratch.decays[..open].copy_from_slice(decays);
+
+        let (stride, heads) = (shape.channels(), shape.value_heads);
+        let first_column = columns.start * LANES;
+        let width = (columns.len() * LANES).min(shape.value_dim - first_column);
+        let value = 2 * shape.key_width() + head * shape.value_dim + first_column;
+        let mut done = 0;
+        while done < sequence.rows.len() {
+            let (position, row) = (start + done, sequence.rows.start + done);
+            let first = position % STATE_CHUNK;
+            let rows = (STATE_CHUNK - first).min(sequence.rows.len() - done);
+            if first == 0 && position > 0 {
+                model.delta.fold(position > STATE_CHUNK, shape.key_dim, &mut tiles, scratch);
+            }
+            // SAFETY: only read in this phase.
+            let inputs = unsafe { own.convolved.get(row * stride..(row + rows) * stride) };
+            // SAFETY: only read in this phase.
+            let betas = unsafe { own.beta.get(row * heads..(row + rows) * heads) };
+            for index in 0..rows {
+                let keys = &inputs[index * stride + shape.key_width()..][..shape.key_width()];
+                scratch.set_key(first + index, &keys[key.clone()]);
+                let decay = self.buffers.recurrent.decay_of(row + index, head, heads);
+                let before = if first + index == 0 { 0.0 } else { scratch.decays[first + index - 1] };
+                scratch.decays[first + index] = before + decay;
+            }
+            let piece = Piece {
+                first,
+                rows,
+                has_matrices: position >= STATE_CHUNK,
+                queries: &inputs[key.start..],
+                values: &inputs[value..],
+                stride,
+                beta: &betas[head..],
+                beta_stride: heads,
+                key_dim: shape.key_dim,
+                columns: width,
+            };
+            model.delta.rows(&piece, &mut tiles, scratch);
+            let all = columns.len() * LANES;
+            for (index, result) in scratch.out.chunks_exact(all).take(rows).enumerate() {
+                let at = (row + index) * shape.value_width() + head * shape.value_dim + first_column;
+                // SAFETY: only this member has these columns of this row in this phase.
+                let out = unsafe { own.out.get_mut(at..at + width) };
+                out.copy_from_slice(&result[..width]);
+            }
+            done += rows;
+        }
+    }
+
+    /// Keeps the last inputs of a convolution in the state.
+    fn keep_inputs(&mut self, index: usize, layer: usize, inputs: Inputs) {
+        let place = self.states.place(layer);
+        let sequence = &self.step.sequences[index];
+        let (state, start, end) = (state_of(sequence), sequence.start, sequence.len());
+        for position in end.saturating_sub(place.rows())..end {
+            let part = place.input(position);
+            if position >= start {
+                let row = sequence.rows.start + position - start;
+                self.with_input(row, place.channels(), inputs, |input| {
+                    // SAFETY: only this member has this sequence's states in this phase.
+                    unsafe { self.states.get_mut(state.write, part) }.copy_from_slice(input);
+                });
+            } else if copies_from(state) {
+                self.copy(state, part);
+            }
+        }
+    }
+
+    /// Keeps keys and decays of the rows of the open chunk in the state.
+    fn keep_rows(&self, op: &DeltaRule, index: usize) {
+        let (place, shape) = (self.states.place(op.state), &op.shape);
+        let sequence = &self.step.sequences[index];
+        let (state, start, end) = (state_of(sequence), sequence.start, sequence.len());
+        let chunk = (end - 1) / STATE_CHUNK * STATE_CHUNK;
+        let kept = if copies_from(state) { chunk..start.max(chunk) } else { chunk..chunk };
+        for position in kept.clone() {
+            self.copy(state, place.keys(position - chunk));
+        }
+        let new = start.max(chunk)..end;
+        for position in new.clone() {
+            let row = sequence.rows.start + position - start;
+            let inputs = self.read(&self.buffers.recurrent.convolved, row, shape.channels());
+            let keys = &inputs[shape.key_width()..2 * shape.key_width()];
+            // SAFETY: only this member has this sequence's states in this phase.
+            unsafe { self.states.get_mut(state.write, place.keys(position - chunk)) }.copy_from_slice(keys);
+        }
+        for head in 0..shape.value_heads {
+            self.copy(state, place.decays(head, 0..kept.len()));
+            // SAFETY: as above.
+            let decays = unsafe { self.states.get_mut(state.write, place.decays(head, 0..end - chunk)) };
+            for position in new.clone() {
+                let row = sequence.rows.start + position - start;
+                let decay = self.buffers.recurrent.decay_of(row, head, shape.value_heads);
+                let before = if position == chunk { 0.0 } else { decays[position - chunk - 1] };
+                decays[position - chunk] = before + decay;
+            }
+        }
+    }
+
+    /// Copies a part of the state that is read to the one that is written.
+    fn copy(&self, state: StateUse, part: Range<usize>) {
+        if part.is_empty() {
+            return;
+        }
+        // SAFETY: only this member has this sequence's states in this phase, and nobody writes the one that is read.
+        let (from, to) =
+            unsafe { (self.states.get(state.read, part.clone()), self.states.get_mut(state.write, part)) };
+        to.copy_from_slice(from);
+    }
+}
+
+impl RecurrentBuffers {
+    /// Decay of a row and value head.
+    fn decay_of(&self, row: usize, head: usize, heads: usize) -> f32 {
+        // SAFETY: decays are written in the phase that convolves, and then only read.
+        let decay = unsafe { self.decay.get(row * heads + head..row * heads + head + 1) };
+        decay[0]
+    }
+}
+
+/// Widths of the largest mixers with a state.
+#[derive(Clone, Copy, Default)]
+pub struct RecurrentSizes {
+    mixed: usize,
+    channels: usize,
+    values: usize,
+    heads: usize,
+    key_dim: usize,
+    value_dim: usize,
+    /// Widest row of a short convolution.
+    conv: usize,
+}
+
+impl RecurrentSizes {
+    /// Of a program.
+    pub fn of(program: &Program) -> Self {
+        let mut sizes = Self::default();
+        for layer in &program.layers {
+            match &layer.mixer {
+                Mixer::Conv(op) => {
+                    sizes.mixed = sizes.mixed.max(3 * op.width);
+                    sizes.conv = sizes.conv.max(op.width);
+                }
+                Mixer::DeltaRule(DeltaRule { shape, .. }) => {
+                    sizes.mixed = sizes.mixed.max(shape.channels());
+                    sizes.channels = sizes.channels.max(shape.channels());
+                    sizes.values = sizes.values.max(shape.value_width());
+                    sizes.heads = sizes.heads.max(shape.value_heads);
+                    sizes.key_dim = sizes.key_dim.max(shape.key_dim);
+                    sizes.value_dim = sizes.value_dim.max(shape.value_dim);
+                }
+                _ => {}
+            }
+        }
+        sizes
+    }
+
+    /// Widest row that is an input of a product.
+    pub fn widest(&self) -> usize {
+        self.conv.max(self.values)
+    }
+
+    /// Elements of a short convolution.
+    pub fn conv(&self) -> usize {
+        self.conv
+    }
+
+    /// Largest heads of keys and values.
+    pub fn head(&self) -> (usize, usize) {
+        (self.key_dim, self.value_dim)
+    }
+
+    /// Floats of the buffers for each row.
+    pub fn floats(&self) -> usize {
+        self.mixed + self.channels + 2 * self.values + 2 * self.heads
+    }
+
+    /// # Errors
+    /// [`LoadError::OutOfMemory`]
+    pub fn allocate(&self, rows: usize) -> Result<RecurrentBuffers, LoadError> {
+        let floats = |width: usize, what: &str| Shared::new(rows * width, what);
+        Ok(RecurrentBuffers {
+            mixed: floats(self.mixed, "inputs of convolutions")?,
+            convolved: floats(self.channels, "convolutions")?,
+            z: floats(self.values, "gates of delta rules")?,
+            decay: floats(self.heads, "decays of delta rules")?,
+            beta: floats(self.heads, "strengths of delta rules")?,
+            out: floats(self.values, "results of delta rules")?,
+        })
+    }
+}

@@ -1,0 +1,207 @@
+//! Mixers with a state, row by row, and the states of a loaded model.
+
+use super::{attention::dot, ops};
+use crate::{DeltaRule, DeltaShape, Limits, STATE_CHUNK, StateLayout, StateShape, StateUse};
+
+/// State of one layer.
+#[derive(Clone, Debug)]
+pub struct LayerState {
+    shape: StateShape,
+    /// `[rows, channels]`: the input of the convolution at position `p` is in row `p % rows`.
+    inputs: Vec<f32>,
+    /// `[value_heads, key_dim, value_dim]` as of the beginning of the chunk.
+    matrices: Vec<f32>,
+    /// Keys of the rows of the chunk, `[STATE_CHUNK, key_heads, key_dim]`.
+    keys: Vec<f32>,
+    /// Their updates u, `[STATE_CHUNK, value_heads, value_dim]`.
+    updates: Vec<f32>,
+    /// Their decays, summed up from the beginning of the chunk, `[STATE_CHUNK, value_heads]`.
+    decays: Vec<f32>,
+}
+
+impl LayerState {
+    /// A state before position 0, filled with zeros.
+    pub fn new(shape: StateShape) -> Self {
+        let zeros = |len: usize| vec![0.0; len];
+        let delta = shape.delta;
+        let chunk = |width: fn(&DeltaShape) -> usize| zeros(STATE_CHUNK * delta.as_ref().map_or(0, width));
+        Self {
+            shape,
+            inputs: zeros(shape.rows * shape.channels),
+            matrices: zeros(delta.map_or(0, |delta| delta.value_width() * delta.key_dim)),
+            keys: chunk(DeltaShape::key_width),
+            updates: chunk(DeltaShape::value_width),
+            decays: chunk(|delta| delta.value_heads),
+        }
+    }
+
+    fn parts(&mut self) -> [&mut Vec<f32>; 5] {
+        [&mut self.inputs, &mut self.matrices, &mut self.keys, &mut self.updates, &mut self.decays]
+    }
+
+    /// The convolution of the row `input`, `[channels]`, at `position`, of which it becomes part of the state.
+    ///
+    /// - `weight`: `[rows + 1, channels]`
+    /// - `bias`: `[channels]`
+    pub fn convolve(
+        &mut self,
+        input: &[f32],
+        position: usize,
+        weight: &[f32],
+        bias: Option<&[f32]>,
+    ) -> Vec<f32> {
+        let StateShape { rows, channels, .. } = self.shape;
+        let first = position.saturating_sub(rows);
+        let out = (0..channels).map(|channel| {
+            let tap = |back: usize| f64::from(weight[(rows - back) * channels + channel]);
+            let earlier = (first..position).map(|earlier| {
+                let input = self.inputs[earlier % rows * channels + channel];
+                tap(position - earlier) * f64::from(input)
+            });
+            let bias = bias.map_or(0.0, |bias| f64::from(bias[channel]));
+            (earlier.sum::<f64>() + tap(0) * f64::from(input[channel]) + bias) as f32
+        });
+        let out = out.collect();
+        self.inputs[position % rows * channels..][..channels].copy_from_slice(input);
+        out
+    }
+
+    /// The delta rule of one row, `[value_heads, value_dim]`.
+    ///
+    /// Within a chunk that began with the state `S`, with decays `G` that are summed up from there:
+    ///
+    /// ```text
+    /// u_t = β_t (v_t - e^{G_t} Sᵀk_t - Σ_{i<t} e^{G_t - G_i} (k_i · k_t) u_i)
+    /// o_t = e^{G_t} Sᵀq_t + Σ_{i<=t} e^{G_t - G_i} (k_i · q_t) u_i
+    /// ```
+    ///
+    /// - `q`, `k`: `[key_heads, key_dim]`, of norm one, and queries scaled
+    /// - `v`: `[value_heads, value_dim]`
+    /// - `decay`, `beta`: `[value_heads]`
+    pub fn delta(
+        &mut self,
+        op: &DeltaRule,
+        position: usize,
+        [q, k, v]: [&[f32]; 3],
+        decay: &[f32],
+        beta: &[f32],
+    ) -> Vec<f32> {
+        let DeltaShape { value_heads, key_dim, value_dim, .. } = op.shape;
+        let (key_width, value_width) = (op.shape.key_width(), op.shape.value_width());
+        let row = position % STATE_CHUNK;
+        match (position, row) {
+            (0, _) => self.matrices.fill(0.0),
+            (_, 0) => self.fold(op),
+            _ => {}
+        }
+        self.keys[row * key_width..][..key_width].copy_from_slice(k);
+        let mut out = Vec::with_capacity(value_width);
+        for head in 0..value_heads {
+            let key = op.key_head(head) * key_dim..(op.key_head(head) + 1) * key_dim;
+            let before = if row == 0 { 0.0 } else { self.decays[(row - 1) * value_heads + head] };
+            self.decays[row * value_heads + head] = before + decay[head];
+            let decay_since = |from: f32| f64::from(before + decay[head] - from).exp();
+            let matrix = &self.matrices[head * key_dim * value_dim..][..key_dim * value_dim];
+            // Sᵀx of one column.
+            let product = |x: &[f32], column: usize| -> f64 {
+                let rows = matrix.chunks_exact(value_dim).zip(x);
+                rows.map(|(row, &x)| f64::from(row[column]) * f64::from(x)).sum()
+            };
+            let (q, k) = (&q[key.clone()], &k[key.clone()]);
+            // Weights of the chunk's rows, this one last.
+            let weights = |x: &[f32]| -> Vec<f64> {
+                let rows = 0..=row;
+                let weight = |i: usize| {
+                    let decay = decay_since(self.decays[i * value_heads + head]);
+                    decay * dot(&self.keys[i * key_width..][key.clone()], x)
+                };
+                rows.map(weight).collect()
+            };
+            let (of_key, of_query) = (weights(k), weights(q));
+            for column in 0..value_dim {
+                let at = head * value_dim + column;
+                let sum = |weights: &[f64], updates: &[f32]| -> f64 {
+                    let rows = weights.iter().enumerate();
+                    rows.map(|(i, weight)| weight * f64::from(updates[i * value_width + at])).sum()
+                };
+                let known = decay_since(0.0) * product(k, column) + sum(&of_key[..row], &self.updates);
+                let update = f64::from(beta[head]) * (f64::from(v[at]) - known);
+                self.updates[row * value_width + at] = update as f32;
+                out.push((decay_since(0.0) * product(q, column) + sum(&of_query, &self.updates)) as f32);
+            }
+        }
+        out
+    }
+
+    /// Makes the rows of a full chunk part of the matrices.
+    fn fold(&mut self, op: &DeltaRule) {
+        let DeltaShape { value_heads, key_dim, value_dim, .. } = op.shape;
+        let (key_width, value_width) = (op.shape.key_width(), op.shape.value_width());
+        for (index, x) in self.matrices.iter_mut().enumerate() {
+            let (head, column) = (index / (key_dim * value_dim), index % value_dim);
+            let key = op.key_head(head) * key_dim + index / value_dim % key_dim;
+            let decay = |row: usize| f64::from(self.decays[row * value_heads + head]);
+            let last = decay(STATE_CHUNK - 1);
+            let added = (0..STATE_CHUNK).map(|row| {
+                let update = self.updates[row * value_width + head * value_dim + column];
+                (last - decay(row)).exp() * f64::from(self.keys[row * key_width + key]) * f64::from(update)
+            });
+            *x = (last.exp() * f64::from(*x) + added.sum::<f64>()) as f32;
+        }
+    }
+}
+
+/// Queries, keys and values of a row that the convolution has passed, `[channels]`: SiLU, and norms of the heads of
+/// queries and keys.
+pub fn delta_inputs(shape: &DeltaShape, mixed: &[f32]) -> Vec<f32> {
+    let mut mixed: Vec<f32> =
+        mixed.iter().map(|&x| ops::activate(None, x, crate::Activation::Silu)).collect();
+    let queries = shape.key_heads;
+    for (head, x) in mixed[..2 * shape.key_width()].chunks_exact_mut(shape.key_dim).enumerate() {
+        let scale = if head < queries { (shape.key_dim as f64).sqrt() } else { 1.0 };
+        let norm = (dot(x, x) + f64::from(DeltaRule::EPS)).sqrt() * scale;
+        x.iter_mut().for_each(|x| *x = (f64::from(*x) / norm) as f32);
+    }
+    mixed
+}
+
+/// Decay g and strength β of one row and head: `decay * softplus(a + dt)` and `sigmoid(b)`.
+pub fn delta_gates(decay: f32, dt: f32, a: f32, b: f32) -> (f32, f32) {
+    let x = f64::from(a) + f64::from(dt);
+    let softplus = x.max(0.0) + (-x.abs()).exp().ln_1p();
+    ((f64::from(decay) * softplus) as f32, (1.0 / (1.0 + (-f64::from(b)).exp())) as f32)
+}
+
+/// All states of a loaded model.
+pub(super) struct States {
+    /// By slot and layer.
+    slots: Vec<Vec<LayerState>>,
+}
+
+impl States {
+    /// New states, filled with large finite noise if there is a seed for it.
+    pub(super) fn new(layout: &StateLayout, limits: &Limits, poison: Option<u64>) -> Self {
+        let mut noise = poison.map(super::pages::noise);
+        let mut slot = || {
+            let layers = layout.layers.iter().map(|&shape| {
+                let mut state = LayerState::new(shape);
+                if let Some(noise) = &mut noise {
+                    let numbers = state.parts().into_iter().flatten();
+                    numbers.zip(noise).for_each(|(number, noise)| *number = noise);
+                }
+                state
+            });
+            layers.collect()
+        };
+        Self { slots: (0..limits.states).map(|_| slot()).collect() }
+    }
+
+    /// The state of a layer that a sequence's rows from `start` on continue and write.
+    pub(super) fn begin(&mut self, state: StateUse, layer: usize, start: usize) -> &mut LayerState {
+        let StateUse { read, write } = state;
+        if start > 0 && read != write {
+            self.slots[write.0 as usize][layer] = self.slots[read.0 as usize][layer].clone();
+        }
+        &mut self.slots[write.0 as usize][layer]
+    }
+}
