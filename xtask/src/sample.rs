@@ -60,8 +60,18 @@ const VARIANTS: [Variants; 4] = [
         package: "paguro-backend-wgpu",
         target: "conformance",
         modules: &["hardware"],
-        cases: &["format_f16", "format_q2_k", "format_q4_k", "format_q5_k", "format_q6_k", "format_q8_0"],
-        one_in: 3,
+        cases: &[
+            "format_f16",
+            "format_q2_k",
+            "format_q4_k",
+            "format_q5_k",
+            "format_q6_k",
+            "format_q8_0",
+            "many_rows",
+            "long_context",
+            "exact_in_company",
+        ],
+        one_in: 4,
     },
     // The kernels of products are those of pages in 16 bits.
     Variants {

@@ -58,7 +58,7 @@ pub(super) fn alone(
 
 /// Whatever else is in the step.
 pub(super) fn company(subject: &Subject) -> Verdict {
-    for format in drawn(subject, "company", subject.kernel_formats, 3) {
+    for format in drawn(subject, "company", subject.kernel_formats, 2) {
         let shape = busy(format);
         let model = shape.build(2);
         let plan = Plan::mixed(16, shape.vocab);

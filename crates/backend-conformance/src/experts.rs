@@ -58,7 +58,7 @@ pub(super) fn routers(subject: &Subject) -> Verdict {
 
 /// Experts in all formats that the backend has, of mixed formats, and in steps of many rows.
 pub(super) fn formats(subject: &Subject) -> Verdict {
-    for format in drawn(subject, "formats of experts", &WeightFormat::ALL, 5) {
+    for format in drawn(subject, "formats of experts", &WeightFormat::ALL, 3) {
         let shape = of_format(format);
         agrees(subject, &shape)?;
         if format == WeightFormat::Q4_K && !subject.unsupported.contains(&WeightFormat::Q6_K) {

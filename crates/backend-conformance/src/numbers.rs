@@ -345,7 +345,7 @@ pub(super) fn many_rows(subject: &Subject) -> Verdict {
         (windows(of_heads(10, 2, 64)), 16),
         (of_heads(2, 1, 256), 128),
     ];
-    for (shape, block_size) in shapes {
+    for (shape, block_size) in subject.draw.some("many rows", &shapes, 3) {
         let options = DriveOptions { block_size, max_context: 200, ..subject.options() };
         let mut rng = Rng::new(11);
         let sequences = [181, 12].map(|tokens| rng.tokens(tokens, shape.vocab)).to_vec();
