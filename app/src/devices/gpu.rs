@@ -108,6 +108,7 @@ impl Checked {
         let reference = Cpu::new(CpuOptions::default());
         known_answer::check(&self.0, &reference, (&program, &weights), limits).map_err(|problem| {
             match problem {
+                Problem::Load(error) => error,
                 Problem::Model(number) => LoadError::Damaged(number),
                 Problem::Reference(problem) => LoadError::Device(format!(
                     "the CPU cannot check {description} with this model: {problem}"

@@ -5,8 +5,8 @@
 //! kernels, and one token that the device samples.
 
 use paguro_backend::{
-    Backend, Limits, Outcome, Output, PageId, Program, Runner, SampleRequest, SamplingParams, StateId, Step,
-    StepOutput, StepSequence, Want, Weights,
+    Backend, Limits, LoadError, Outcome, Output, PageId, Program, Runner, SampleRequest, SamplingParams,
+    StateId, Step, StepOutput, StepSequence, Want, Weights,
 };
 
 /// Rows of the steps. Together they are more than one split of attention has.
@@ -17,8 +17,10 @@ const STEPS: [usize; 5] = [264, 24, 4, 1, 1];
 const TOLERANCE: f64 = 0.1;
 
 /// Why a check fails.
-#[derive(Debug, PartialEq)]
+#[derive(Debug)]
 pub enum Problem {
+    /// The device does not load the model.
+    Load(LoadError),
     /// The reference itself computes this number, so the model is damaged.
     Model(f32),
     /// The device fails, or computes something else than the reference.
@@ -45,8 +47,8 @@ pub fn check(
     };
     let no_room = || Problem::Reference("there is no room for a step".to_owned());
     let (last, others) = steps.split_last().ok_or_else(no_room)?;
-    let rows = |backend: &dyn Backend| -> Result<(Rows, Outcome), String> {
-        let runner = backend.load(program, weights.clone(), limits).map_err(|error| error.to_string())?;
+    let load = |backend: &dyn Backend| backend.load(program, weights.clone(), limits);
+    let rows = |runner: Box<dyn Runner>, is_reference: bool| -> Result<(Rows, Outcome), String> {
         let mut rows = Sequence { runner, program, limits, len: 0 };
         let logits = others.iter().map(|&count| rows.step(count, Want::Logits)).collect::<Result<_, _>>()?;
         let params = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
@@ -58,11 +60,11 @@ pub fn check(
             mask: None,
             logprobs: None,
         };
-        let is_reference = std::ptr::addr_eq(backend, reference);
         let want = if is_reference { Want::Logits } else { Want::Sample(request) };
         Ok((logits, rows.step(*last, want)?))
     };
-    let (expected, last_logits) = rows(reference).map_err(Problem::Reference)?;
+    let runner = load(reference).map_err(|error| Problem::Reference(error.to_string()))?;
+    let (expected, last_logits) = rows(runner, true).map_err(Problem::Reference)?;
     let logits = expected.iter().chain([&last_logits]).filter_map(|outcome| match outcome {
         Outcome::Logits(logits) => Some(logits),
         _ => None,
@@ -70,7 +72,8 @@ pub fn check(
     if let Some(number) = logits.flatten().find(|logit| !logit.is_finite()) {
         return Err(Problem::Model(*number));
     }
-    let (found, sampled) = rows(device).map_err(Problem::Device)?;
+    let runner = load(device).map_err(Problem::Load)?;
+    let (found, sampled) = rows(runner, false).map_err(Problem::Device)?;
     compare_all(&expected, &found, others)
         .and_then(|()| compare_token(&last_logits, &sampled))
         .map_err(Problem::Device)

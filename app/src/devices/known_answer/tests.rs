@@ -16,6 +16,8 @@ enum Defect {
     Stale(usize),
     /// Samples another token.
     Token,
+    /// Lacks an operation.
+    Lacks,
     None,
 }
 
@@ -46,6 +48,10 @@ impl Backend for Broken {
         weights: Weights,
         limits: Limits,
     ) -> Result<Box<dyn Runner>, LoadError> {
+        if let Defect::Lacks = self.0 {
+            let (device, what) = ("broken".to_owned(), "gated delta rules".to_owned());
+            return Err(LoadError::Unsupported { device, what, supported: "others can".to_owned() });
+        }
         let mut program = program.clone();
         if let Defect::Operation(name) = self.0 {
             for layer in &mut program.layers {
@@ -128,6 +134,9 @@ fn defects_are_found() {
         assert!(problem.contains(&format!("{rows} rows")), "{problem}");
     }
     assert!(device(check_with(Defect::Token)).contains("was sampled"));
+    // A device that lacks an operation computes nothing wrong.
+    let lacking = check_with(Defect::Lacks);
+    assert!(matches!(lacking, Err(Problem::Load(LoadError::Unsupported { .. }))), "{lacking:?}");
 }
 
 /// What is wrong with the device.
