@@ -49,6 +49,9 @@ impl FromStr for Reference {
             ));
         }
         let rest = rest.unwrap_or(text);
+        if without_prefix(rest).is_some() {
+            return Err(bad("write `hf:owner/repository` or `hf:owner/repository:Q4_K_M`"));
+        }
         let rest = rest.split(['?', '#']).next().unwrap_or_default().trim_end_matches('/');
         let parts: Vec<&str> = rest.split('/').collect();
         let reference = match parts[..] {
@@ -197,6 +200,7 @@ mod tests {
             "a b/c",
             "hf:a/b/blob/main",
             "ä/b",
+            "hf:hf:hf.co/owner",
         ] {
             assert!(bad.parse::<Reference>().is_err(), "{bad:?}");
         }
