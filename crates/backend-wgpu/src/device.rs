@@ -45,6 +45,8 @@ pub struct Device {
     pub is_apple: bool,
     /// Whether its cooperative matrices are plain code.
     pub emulated: bool,
+    /// Whether the patience of kernels that wait is a value.
+    pub starvable: bool,
     /// Side of the cooperative matrices that it multiplies, of halves with sums in single precision, if it has them and is to.
     pub cooperative: Option<u32>,
     /// Whether launches of a step of one row hand their results over without barriers.
@@ -145,6 +147,7 @@ impl Device {
             name: info.name,
             cooperative: if emulated { Some(emulate::SIDE) } else { cooperative },
             emulated,
+            starvable: options.starvable,
             most_threads: match profile {
                 Profile::Own => rules.most_threads,
                 Profile::Nvidia => limits.max_compute_invocations_per_workgroup,

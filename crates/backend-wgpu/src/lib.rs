@@ -62,6 +62,8 @@ pub struct GpuOptions {
     /// Whether launches of a step of one row hand their results over without barriers, which takes a GPU that starts workgroups in the
     /// order of launches. If it is not said, those do that are known to.
     pub hand_over: Option<bool>,
+    /// Whether [`Gpu::starve_handoff`] can make kernels give up waiting. For tests.
+    pub starvable: bool,
     /// Longest time that a submission should take; `None` is what suits the device.
     pub submission: Option<Duration>,
     /// Told how many kernels of a model have been compiled, and of how many.

@@ -68,6 +68,9 @@ impl Device {
         let arguments = self.arguments(constants);
         let mut constants = constants.clone();
         constants.push(("ARGUMENTS", Value::U(arguments.len() as u32)));
+        if self.starvable {
+            constants.push(("STARVABLE", Value::U(1)));
+        }
         let mut source = expand(files, &constants, &arguments);
         if self.emulated {
             source = emulate::emulate(&source);

@@ -10,20 +10,20 @@ use paguro_backend::{
 use paguro_backend_conformance::{Biases, Draw, ModelShape, submit};
 use paguro_backend_wgpu::{Gpu, GpuOptions, gpus};
 
-fn open(hand_over: bool) -> Result<Gpu, String> {
+fn open(hand_over: bool, starvable: bool) -> Result<Gpu, String> {
     // With cooperative matrices, where there are some: steps of one row have them in attention only, of many heads that share K and V.
     let notice: fn(&str) = |_| _ = NOTICES.fetch_add(1, Ordering::Relaxed);
     let options =
         GpuOptions { cooperative: true, poison: true, notice: Some(notice), ..GpuOptions::default() };
-    Gpu::open(0, GpuOptions { hand_over: Some(hand_over), ..options })
+    Gpu::open(0, GpuOptions { hand_over: Some(hand_over), starvable, ..options })
 }
 
 /// Notices that handoff was turned off.
 static NOTICES: AtomicUsize = AtomicUsize::new(0);
 
 /// A GPU with handoff.
-fn open_with() -> Result<Gpu, String> {
-    let gpu = open(true)?;
+fn open_with(starvable: bool) -> Result<Gpu, String> {
+    let gpu = open(true, starvable)?;
     match hands_over(&gpu) {
         true => Ok(gpu),
         false => Err("this one has none".to_owned()),
@@ -82,7 +82,7 @@ fn logits(gpu: &Gpu, shape: &ModelShape, context: usize, count: usize) -> Vec<Ve
 
 #[test]
 fn same_bits_with_and_without_barriers() {
-    let (with, without) = match (open_with(), open(false)) {
+    let (with, without) = match (open_with(false), open(false, false)) {
         (Ok(with), Ok(without)) => (with, without),
         (Err(error), _) | (_, Err(error)) => return println!("skipped: handoff on a GPU: {error}"),
     };
@@ -144,7 +144,7 @@ fn same_bits_with_and_without_barriers() {
 
 #[test]
 fn a_device_in_doubt_does_without() {
-    let gpu = match open_with() {
+    let gpu = match open_with(false) {
         Ok(gpu) => gpu,
         Err(error) => return println!("skipped: handoff on a GPU: {error}"),
     };
@@ -226,7 +226,7 @@ fn outcomes(runner: Box<dyn Runner>) -> Result<(Vec<Vec<Outcome>>, u64), StepErr
 
 #[test]
 fn a_step_that_gives_up_is_repeated_without_handoff() {
-    let gpu = match open_with() {
+    let gpu = match open_with(true) {
         Ok(gpu) => gpu,
         Err(error) => return println!("skipped: handoff that gives up on a GPU: {error}"),
     };

@@ -27,7 +27,7 @@ fn make_acts(tid: u32) {
 //% end
 //% if TAKES
   var all_there = false;
-  for (var n = 0u; n < args.patience && !all_there; n++) {
+  for (var n = 0u; n < patience() && !all_there; n++) {
     all_there = true;
 //% for p in 0..PARTS
 //% for j in 0..4
@@ -92,7 +92,7 @@ fn take_acts(tid: u32) {
   var words_${t} = vec4<u32>();
 //% end
   var all_there = false;
-  for (var n = 0u; n < args.patience && !all_there; n++) {
+  for (var n = 0u; n < patience() && !all_there; n++) {
 //% for t in 0..TAKE_ROUNDS
     if (tid + ${t}u * THREADS < TAKES / 4u) { words_${t} = hands[TAKE_AT / 4u + tid + ${t}u * THREADS]; }
 //% end

@@ -70,7 +70,7 @@ fn main(
 //% if HANDS_PARTS
       // Who has written maxima has most likely written all.
       var all_there = false;
-      for (var n = 0u; n < args.patience && !all_there; n++) {
+      for (var n = 0u; n < patience() && !all_there; n++) {
 //% for u in 0..5
         let next_${u} = parts_handed[at + min(base + ${u}u * SLOTS + slot, made.count - 1u) * QUADS * HEADS];
         if (tid < SLOTS * QUADS) { chunk[${u}u * SLOTS * QUADS + tid] = bitcast<vec4<f32>>(next_${u}); }

@@ -16,7 +16,7 @@ fn give_part(at: u32, x: vec4<f32>) {
 
 //% if TAKES
 fn take_part(at: u32) -> vec4<f32> {
-  for (var n = 0u; n < args.patience; n++) {
+  for (var n = 0u; n < patience(); n++) {
     let words = parts_handed[at];
     if (is_there(words)) { return bitcast<vec4<f32>>(words); }
   }

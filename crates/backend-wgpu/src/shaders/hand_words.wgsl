@@ -12,7 +12,7 @@ fn look(at: u32) -> u32 {
 
 //% if TAKE_ROUNDS
 fn take(at: u32) -> u32 {
-  for (var n = 0u; n < args.patience; n++) {
+  for (var n = 0u; n < patience(); n++) {
     let word = look(at);
     if (word != EMPTY) { return word; }
   }
