@@ -87,7 +87,7 @@ pub fn passed(environment: impl Iterator<Item = (OsString, OsString)>) -> Vec<(O
 /// Returns the servers of tools that a file names. `environment` is for their programs.
 ///
 /// # Errors
-/// What is wrong with one of them.
+/// The first server whose settings are not valid, with the reason.
 pub fn servers(options: &[McpOptions], environment: &[(OsString, OsString)]) -> Outcome<Vec<McpServer>> {
     let mut names = BTreeSet::new();
     let server = |options: &McpOptions| {

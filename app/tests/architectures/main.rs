@@ -125,8 +125,8 @@ fn load(name: &str, file: Vec<u8>, context: usize) -> Model {
     Model::from_static(name, file.leak(), &options).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// What is wanted of the rows at `positions`, one after the other, if `tokens` come in these chunks. `None` if a GPU refuses a mixer
-/// with a state.
+/// Runs `tokens` in these chunks and returns the logits or embeddings of the rows at `positions`, one after the other; `None` if a GPU
+/// refuses a mixer with a state.
 fn run(
     backend: &dyn Backend,
     model: Model,

@@ -7,7 +7,7 @@
 pub enum Draw {
     /// All of them.
     All,
-    /// Those that this seed draws.
+    /// A sample, drawn by this seed.
     Seed(u64),
 }
 

@@ -46,7 +46,7 @@ pub enum Kernel<'a> {
     Delta,
     /// Norm and gate of a delta rule's results, quantization.
     NormGate,
-    /// What states keep of a step's rows.
+    /// Copies of a step's last rows into the states.
     Keep,
     /// Bias of a convolution's inputs.
     Bias,

@@ -39,7 +39,7 @@ simd_kernels! {
 pub struct Piece<'a> {
     /// Rows of the chunk before these.
     pub first: usize,
-    /// How many these are.
+    /// Number of rows.
     pub rows: usize,
     /// False in the first chunk of a sequence, whose matrices are zeros.
     pub has_matrices: bool,
@@ -66,7 +66,7 @@ pub struct Tiles<'a> {
     pub updates: &'a mut [f32],
 }
 
-/// What a member needs for itself.
+/// Scratch memory of one thread.
 #[derive(Default)]
 pub struct DeltaScratch {
     /// Keys of the rows of the chunk, each padded with zeros, `[STATE_CHUNK, padded]`.

@@ -29,7 +29,7 @@ use crate::{
     team::Portions,
 };
 
-/// What passes between the phases of mixers with a state.
+/// Intermediate results of mixers with a state, from one phase to the next.
 pub struct RecurrentBuffers {
     /// Inputs of convolutions, `[rows, channels]`, or b, c and u of a short one, `[rows, 3 * width]`.
     pub mixed: Shared<f32>,

@@ -24,7 +24,7 @@ pub struct Flight {
     pub answers: Vec<Option<Outcome>>,
     /// Outputs whose tokens the device computes, in the order of the device's tokens.
     pub sampled: Vec<usize>,
-    /// What the device has to come to first.
+    /// The submission whose end makes the answers readable.
     pub submission: Option<wgpu::SubmissionIndex>,
     /// Time of submission, rows and launches, if the device did nothing else and it was one pass.
     pub timed: Option<(Instant, usize, usize)>,

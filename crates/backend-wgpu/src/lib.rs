@@ -182,8 +182,8 @@ impl Gpu {
         self.device.lose_submission(after);
     }
 
-    /// Lets the kernels of one submission give up at once where they wait for what another one hands over: of the submission of a step's
-    /// launches that follows `after` others. Handoff is on again before. For tests.
+    /// Turns handoff on, and makes the kernels of one submission give up at once where they wait for another kernel's results. `after`
+    /// submissions of launches come before it. Needs [`GpuOptions::starvable`]. For tests.
     pub fn starve_handoff(&self, after: u32) {
         self.device.starve_handoff(after);
     }

@@ -65,7 +65,7 @@ pub struct Args {
     pub row_to: u32,
     /// Of how many splits its parts are; 0 in a step of more rows.
     pub row_length: u32,
-    /// Polls after which a kernel gives up waiting for what another one hands over.
+    /// Polls after which a kernel stops waiting for another kernel's results; read only where tests may change it.
     pub patience: u32,
 }
 

@@ -110,7 +110,7 @@ pub fn encode_all<'a>(
     launches.for_each(|planned| planned.encode(pass, patience));
 }
 
-/// What a slice of the output rows takes up to the logits, with the whole pass before the first one.
+/// Returns the launches for a slice of the output rows: the norm and the head, and before the first slice all layers.
 pub fn launches<'a>(model: &'a Model, plan: &Plan, first: usize, count: usize) -> Vec<Planned<'a>> {
     let mut launches = Vec::new();
     if first == 0 {

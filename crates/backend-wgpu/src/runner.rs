@@ -303,7 +303,7 @@ impl GpuRunner {
     fn repeat(&mut self, first: u64, last: u64) -> Result<(), StepError> {
         let tokens = &self.model.io.tokens;
         self.device.queue.write_buffer(tokens, gave_up_at(tokens), &[0; 4]);
-        // What was not read in time must not be read by later steps.
+        // Later steps must not read results that were not taken in time.
         if let Some(parts) = &self.model.handed_parts {
             parts.empty(&self.device);
         }

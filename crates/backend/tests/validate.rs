@@ -52,7 +52,7 @@ fn validate(step: &Owned) -> String {
     validate_with(step, 0)
 }
 
-/// Of a model with so many slots for states.
+/// Validates the step against a model with `states` slots for states.
 fn validate_with(step: &Owned, states: usize) -> String {
     let program = Program {
         hidden: 8,

@@ -124,7 +124,7 @@ mod tests {
         assert_eq!((states.free(), states.check(branches.iter().copied())), (0, Ok(())));
         branches.iter_mut().for_each(|branch| states.settle(branch));
         assert_eq!(states.free(), 1);
-        // What is not shared stays where it is.
+        // A slot that is not shared is kept.
         assert_eq!(states.reserve(Some(branches[0])), Some(Some(branches[0])));
         branches.into_iter().for_each(|branch| states.release(branch));
         assert_eq!((states.free(), states.check(std::iter::empty())), (4, Ok(())));

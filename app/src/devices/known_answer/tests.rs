@@ -139,7 +139,7 @@ fn defects_are_found() {
     assert!(matches!(lacking, Err(Problem::Load(LoadError::Unsupported { .. }))), "{lacking:?}");
 }
 
-/// What is wrong with the device.
+/// The message of a problem of the device.
 fn device(result: Result<(), Problem>) -> String {
     match result {
         Err(Problem::Device(problem)) => problem,

@@ -114,7 +114,7 @@ impl Shares {
         ways
     }
 
-    /// Tiles that a step of at most so many rows may need, and their places.
+    /// Returns the largest number of tiles in steps of up to `rows` rows, and the largest number of places in tiles.
     fn most(self, rows: usize) -> [usize; 2] {
         let [short, long] = self.tiles;
         let of = |tiles: ExpertTiles, rows: usize| {

@@ -175,7 +175,7 @@ pub fn of_pairs() -> Product {
 /// Rows of a short tile of rows that share an expert.
 const SHORT_TILE: u32 = 16;
 
-/// Rows of short and of long tiles of rows that share an expert, where the largest step has so many rows for each expert.
+/// Returns the rows of a short and of a long tile. In the largest step, an expert has `rows_of_expert` rows on average.
 pub fn tile_rows(device: &Device, rows_of_expert: usize) -> [u32; 2] {
     match device.is_software {
         true => [SHORT_TILE; 2],

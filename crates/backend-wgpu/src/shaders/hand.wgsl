@@ -2,9 +2,9 @@
 // word says so itself, as it is not EMPTY any more; so nothing is assumed of the order in which others see what a workgroup writes, nor
 // that the four words of a read are of one write. Reads are of volatile memory, so that each really is one; they are not atomic, as
 // four atomic reads of a word take much longer than one of 16 bytes, and keep who writes waiting.
-// What is assumed is that workgroups start in the order of launches: a GPU full of such that wait would wait for ever. After
-// some tenths of a second they give up, say so, and go on with what is there; the step is then repeated. How many polls that takes is a
-// constant, but for tests: as a value it makes a step of one row 8 % slower on an H100.
+// Workgroups are assumed to start in the order of launches. If they did not, waiting ones could fill the GPU for ever. After some
+// tenths of a second they give up, set a flag, and go on with the words that they have; the step is then repeated. The number of
+// polls is a constant, so that compilers know the bound of the loop; only tests make it an argument.
 fn patience() -> u32 {
 //% if STARVABLE
   return args.patience;

@@ -339,7 +339,7 @@ impl ReferenceRunner {
         out
     }
 
-    /// What a short convolution adds to each row.
+    /// Returns a short convolution's output, which is added to each row.
     fn conv(&mut self, op: &ShortConv, step: &Step<'_>, x: &[Vec<f32>]) -> Vec<Vec<f32>> {
         let mut added = Vec::with_capacity(x.len());
         for sequence in step.sequences {
@@ -358,7 +358,7 @@ impl ReferenceRunner {
         added
     }
 
-    /// What a delta rule adds to each row.
+    /// Returns a delta rule's output, which is added to each row.
     fn delta(&mut self, op: &DeltaRule, step: &Step<'_>, x: &[Vec<f32>]) -> Vec<Vec<f32>> {
         let mut added = Vec::with_capacity(x.len());
         for sequence in step.sequences {

@@ -101,9 +101,9 @@ impl ExpertsConfig {
 /// Mixers with a state, of the layers that have one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Recurrent {
-    /// A short convolution over so many rows.
+    /// A short convolution over `taps` rows.
     Conv { taps: usize },
-    /// The gated delta rule, behind a convolution over so many rows.
+    /// The gated delta rule, after a convolution over `taps` rows.
     Delta { taps: usize, shape: DeltaShape, files: DeltaFiles },
 }
 
