@@ -2,7 +2,7 @@
 
 #[cfg(any(feature = "gpu", target_os = "macos"))]
 mod gpu;
-#[cfg(any(test, feature = "gpu", target_os = "macos"))]
+#[cfg(any(feature = "gpu", target_os = "macos"))]
 mod known_answer;
 #[cfg(any(feature = "gpu", target_os = "macos"))]
 mod suite;
