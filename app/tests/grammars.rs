@@ -48,6 +48,13 @@ fn answers_follow_a_grammar() {
     let text = answer(&["--grammar", file.to_str().unwrap(), "--seed", "5"]);
     let numbers: Vec<_> = text.split(" + ").collect();
     assert!(numbers.len() == 3 && numbers.iter().all(|n| n.parse::<u8>().is_ok()), "{text:?}");
+    // The same in llama.cpp's format, as text and under llama.cpp's name for a file.
+    let gbnf = "root ::= number (\" + \" number){2}\nnumber ::= [1-9]";
+    std::fs::write(folder.path().join("sum.gbnf"), gbnf).unwrap();
+    let file = folder.path().join("sum.gbnf");
+    for given in [["--grammar", gbnf], ["--grammar-file", file.to_str().unwrap()]] {
+        assert_eq!(answer(&[&given[..], &["--seed", "5"]].concat()), text);
+    }
 }
 
 #[test]
@@ -59,6 +66,8 @@ fn what_cannot_be_followed_is_named() {
     refused(&["--json-schema", r#"{"type": "array", "uniqueItems": true}"#], "uniqueItems");
     refused(&["--json-schema", "{"], "JSON");
     refused(&["--json-schema", "no-such-file.json"], "no-such-file.json");
+    refused(&["--grammar", "root ::= (\"a\""], "line 1, column 14: the grammar ends, and `)` should be here");
+    refused(&["--grammar", "no-such-file.gbnf"], "no-such-file.gbnf");
     refused(&["--regex", "(a"], "regular expression");
     refused(&["--regex", "a", "--json-schema", "{}"], "--json-schema");
 }

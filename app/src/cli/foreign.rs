@@ -116,11 +116,7 @@ const FLAGS: &[(On, &[&str], Becomes)] = &[
     (Run, &["-sys", "--system-prompt"], Ours("--system")),
     (Run, &["-j"], Ours("--json-schema")),
     (Run, &["-jf", "--json-schema-file"], Ours("--json-schema")),
-    (
-        Run,
-        &["--grammar-file"],
-        Refused("--grammar FILE takes a grammar in llguidance's dialect of Lark, not GBNF"),
-    ),
+    (Run, &["--grammar-file"], Ours("--grammar")),
     (Run, &["--format"], Format),
     (Run, &["-no-cnv", "--no-conversation"], Ours("--raw")),
     (Run, &["-cnv", "--conversation", "-st", "--single-turn", "-i", "--interactive", "-if"], Nothing),

@@ -1,6 +1,6 @@
 //! Flags of sampling and of the answer's end.
 
-use std::{path::PathBuf, str::FromStr};
+use std::str::FromStr;
 
 use clap::Args;
 use paguro_engine::Dry;
@@ -154,9 +154,9 @@ pub struct GrammarArgs {
     #[arg(long, value_name = "FILE | JSON")]
     pub json_schema: Option<String>,
 
-    /// The answer is a text of this grammar, in llguidance's dialect of Lark
-    #[arg(long, value_name = "FILE")]
-    pub grammar: Option<PathBuf>,
+    /// The answer is a text of this grammar, in llama.cpp's GBNF or llguidance's Lark: a file, or the grammar itself
+    #[arg(long, value_name = "FILE | GRAMMAR")]
+    pub grammar: Option<String>,
 
     /// The answer is a text that this regular expression matches as a whole
     #[arg(long, value_name = "PATTERN")]

@@ -17,7 +17,7 @@ use crate::{
 pub fn read(args: &GrammarArgs) -> Outcome<Option<Grammar>> {
     Ok(match args {
         GrammarArgs { json_schema: Some(schema), .. } => Some(Grammar::JsonSchema(read_schema(schema)?)),
-        GrammarArgs { grammar: Some(file), .. } => Some(Grammar::Lark(read_file("--grammar", file)?)),
+        GrammarArgs { grammar: Some(grammar), .. } => Some(read_grammar(grammar)?),
         GrammarArgs { regex: Some(regex), .. } => Some(Grammar::Regex(regex.clone())),
         _ => None,
     })
@@ -38,6 +38,13 @@ fn read_schema(schema: &str) -> Outcome<serde_json::Value> {
         false => (format!("`{schema}`"), read_file("--json-schema", Path::new(schema))?),
     };
     serde_json::from_str(&text).map_err(|error| Failure::usage(format!("{name} is not JSON: {error}")))
+}
+
+/// No name of a file has what follows the name of a grammar's first rule.
+fn read_grammar(grammar: &str) -> Outcome<Grammar> {
+    let is_text = grammar.contains("::=") || grammar.contains('\n') || grammar.starts_with("start:");
+    let text = if is_text { grammar.to_owned() } else { read_file("--grammar", Path::new(grammar))? };
+    Ok(Grammar::of_text(text))
 }
 
 fn read_file(flag: &str, file: &Path) -> Outcome<String> {

@@ -189,15 +189,19 @@ fn answers_follow_expressions_choices_and_grammars() {
         let parts = text.split_once(" is ");
         parts.is_some_and(|(who, what)| ["fox", "crab"].contains(&who) && of(what, "abcd", 3))
     };
+    let gbnf = "root ::= who \" is \" [a-d]{3}\nwho ::= \"fox\" | # or\n  \"crab\"";
     let lark = "start: who \" is \" /[a-d]{3}/\nwho: \"fox\" | \"crab\"";
     type Case<'c> = (Value, &'c dyn Fn(&str) -> bool);
-    let cases: [Case<'_>; 8] = [
+    let cases: [Case<'_>; 11] = [
         (json!({"structured_outputs": {"regex": "[xy]{4}"}}), &|text| of(text, "xy", 4)),
         (json!({"guided_regex": "[xy]{4}"}), &|text| of(text, "xy", 4)),
         (json!({"structured_outputs": {"choice": ["a.b", "c|d"]}}), &|text| ["a.b", "c|d"].contains(&text)),
         (json!({"guided_choice": ["fox", "crab"]}), &|text| ["fox", "crab"].contains(&text)),
         (json!({"structured_outputs": {"grammar": lark}}), &sentence),
         (json!({"guided_grammar": lark}), &sentence),
+        (json!({"structured_outputs": {"grammar": gbnf}}), &sentence),
+        (json!({"guided_grammar": gbnf}), &sentence),
+        (json!({"grammar": gbnf}), &sentence),
         (json!({"structured_outputs": {"json": {"enum": [17]}}}), &|text| text == "17"),
         (json!({"structured_outputs": {"json_object": true}}), &|text| text.starts_with('{')),
     ];
@@ -213,11 +217,13 @@ fn answers_follow_expressions_choices_and_grammars() {
         (json!({"structured_outputs": {"regex": "a(?=b)"}}), "`structured_outputs`: the regular expression"),
         (
             json!({"structured_outputs": {"grammar": "start: nothing"}}),
-            "`structured_outputs`: the Lark grammar",
+            "`structured_outputs.grammar`: the Lark grammar",
         ),
         (json!({"structured_outputs": {"regex": "a", "choice": ["b"]}}), "more than once"),
         (json!({"guided_regex": "a", "response_format": {"type": "json_object"}}), "give one"),
         (json!({"guided_regex": "a", "tools": [clock()]}), "send it without `tools`"),
+        (json!({"grammar": gbnf, "tools": [clock()]}), "`grammar`: a regular expression"),
+        (json!({"grammar": "root ::= <nothing>"}), "line 1, column 10: `<nothing>` is not one token"),
     ] {
         let answer = chat(&fields);
         assert_eq!(answer.status, 400, "{fields}: {}", answer.body);
@@ -233,6 +239,9 @@ fn responses_fit_and_call() {
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         server.post("/v1/responses", &body)
     };
+    let answer = create(json!({"grammar": "root ::= \"a\"{3} | \"b\"{4}"})).ok();
+    let text = answer["output"][0]["content"][0]["text"].as_str().unwrap();
+    assert!(["aaa", "bbbb"].contains(&text), "{text:?}");
     for (kind, schema) in [("json_schema", hero()), ("json_object", json!({"type": "object"}))] {
         let mut format = json!({"type": kind});
         if kind == "json_schema" {

@@ -10,6 +10,7 @@
 
 mod bounds;
 mod cache;
+mod gbnf;
 #[cfg(test)]
 mod tests;
 
@@ -53,6 +54,8 @@ pub enum Grammar {
     Regex(String),
     /// Text that the rule `start` of this grammar derives, in llguidance's dialect of Lark.
     Lark(String),
+    /// Text that the rule `root` of this grammar derives, in llama.cpp's GBNF.
+    Gbnf(String),
 }
 
 /// Blanks that JSON may be indented by. White space without a bound is where small models get lost.
@@ -71,7 +74,7 @@ pub enum GrammarError {
     /// The grammar has a mistake, asks for something that is not supported, or allows nothing.
     #[error("the {kind} cannot be followed: {problem}")]
     Invalid {
-        /// What it is: `JSON schema`, `regular expression`, `Lark grammar`.
+        /// What it is: `JSON schema`, `regular expression`, `Lark grammar`, `GBNF grammar`.
         kind: &'static str,
         /// What is wrong with it, by name.
         problem: String,
@@ -79,11 +82,17 @@ pub enum GrammarError {
 }
 
 impl Grammar {
+    /// A grammar in GBNF or Lark: GBNF if its first rule has `::=`.
+    pub fn of_text(text: String) -> Self {
+        if gbnf::is_gbnf(&text) { Self::Gbnf(text) } else { Self::Lark(text) }
+    }
+
     fn kind(&self) -> &'static str {
         match self {
             Self::JsonSchema(_) | Self::JsonObject => "JSON schema",
             Self::Regex(_) => "regular expression",
             Self::Lark(_) => "Lark grammar",
+            Self::Gbnf(_) => "GBNF grammar",
         }
     }
 
@@ -95,10 +104,12 @@ impl Grammar {
             Self::JsonObject => Ok(()),
             Self::Regex(regex) => measure.regex(regex),
             Self::Lark(lark) => measure.lark(lark),
+            // Its form in Lark is measured.
+            Self::Gbnf(_) => Ok(()),
         }
     }
 
-    fn lower(&self) -> Result<TopLevelGrammar, String> {
+    fn lower(&self, tokens: &TokTrie) -> Result<TopLevelGrammar, String> {
         match self {
             Self::JsonSchema(schema) => json_grammar(schema),
             Self::JsonObject => json_grammar(&json!({"type": "object"})),
@@ -107,6 +118,11 @@ impl Grammar {
                 Some(name) => Err(format!("the attribute `{name}` is not supported; leave it out")),
                 None => Ok(TopLevelGrammar::from_lark(lark.clone())),
             },
+            Self::Gbnf(gbnf) => {
+                let lark = gbnf::to_lark(gbnf, tokens)?;
+                Measure::default().lark(&lark)?;
+                Ok(TopLevelGrammar::from_lark(lark))
+            }
         }
     }
 }
@@ -237,8 +253,15 @@ impl Vocabulary {
     /// Compiles a grammar on this thread, whose stack must be large.
     fn compile_here(self: &Arc<Self>, grammar: &Grammar) -> Result<Constraint, GrammarError> {
         let invalid = |problem| GrammarError::Invalid { kind: grammar.kind(), problem };
-        let lowered = grammar.lower().map_err(invalid)?;
-        let mut parser = self.factory.create_parser(lowered).map_err(|error| invalid(message(&error)))?;
+        let lowered = grammar.lower(self.factory.tok_env().tok_trie()).map_err(invalid)?;
+        let mut parser = self.factory.create_parser(lowered).map_err(|error| {
+            let problem = message(&error);
+            // The place is one of the translation.
+            let translated = matches!(grammar, Grammar::Gbnf(_)) && problem.starts_with("at ");
+            let problem =
+                problem.split_once("): ").filter(|_| translated).map_or(&*problem, |(_, rest)| rest);
+            invalid(problem.to_owned())
+        })?;
         // A warning is something that was not honoured as it stands.
         if let Some(warning) = parser.grammar_warnings().into_iter().next() {
             return Err(invalid(warning));

@@ -9,10 +9,10 @@ use serde_json::Value;
 const MAX_VALUES: usize = 20_000;
 
 /// Deepest nesting of JSON in a schema, and of brackets in a rule or a regular expression.
-const MAX_DEPTH: usize = 100;
+pub(super) const MAX_DEPTH: usize = 100;
 
 /// Most names in a grammar: properties, required properties, definitions, rules, terminals.
-const MAX_NAMES: usize = 5_000;
+pub(super) const MAX_NAMES: usize = 5_000;
 
 /// Most names that one object lists as `properties` or as `required`. The compiler recurses once for each of them.
 const MAX_OBJECT_NAMES: usize = 2_000;
@@ -24,7 +24,7 @@ const MAX_REFERENCES: usize = 1_000;
 const MAX_CHOICES: usize = 5_000;
 
 /// Most bytes of all names, patterns and values that a grammar consists of, without descriptions.
-const MAX_TEXT: usize = 256 << 10;
+pub(super) const MAX_TEXT: usize = 256 << 10;
 
 /// Deepest recursion of the compiler, counted in nested schemas and rules: if every reference were followed before the
 /// one before it is finished.

@@ -30,6 +30,7 @@ impl Source {
             Grammar::JsonObject => (1, String::new()),
             Grammar::Regex(regex) => (2, regex.clone()),
             Grammar::Lark(lark) => (3, lark.clone()),
+            Grammar::Gbnf(gbnf) => (4, gbnf.clone()),
         };
         let digest = Sha256::new().chain_update([kind]).chain_update(&text).finalize().into();
         Self { digest, bytes: text.len() }

@@ -99,6 +99,29 @@ fn large_grammars() -> Vec<(&'static str, Grammar)> {
         ),
     ];
     grammars.extend(lark.map(|(name, lark)| (name, Grammar::Lark(lark))));
+    let list = |count: usize, item: &dyn Fn(usize) -> String, between: &str| {
+        (0..count).map(item).collect::<Vec<_>>().join(between)
+    };
+    let recursive = |rest: String| format!("root ::= \"(\" root \")\" root | {rest}");
+    let gbnf = [
+        ("GBNF, words", recursive(list(4_000, &|i| format!("\"word{i}\""), " | ") + "\nx ::= root")),
+        (
+            "GBNF, overlaps",
+            recursive(list(1_500, &|i| format!("[a-{}]*", char::from(b'b' + (i % 20) as u8)), " ")),
+        ),
+        ("GBNF, ambiguous", recursive(list(2_000, &|i| format!("\"a\" [a-z]* \"{i}\" root"), " | "))),
+        ("GBNF, repetitions", recursive(format!("{}[ab]{}", "(".repeat(40), "){32}".repeat(40)))),
+        ("GBNF, doubling", {
+            let rules = list(60, &|i| format!("a{i} ::= a{} a{}", i + 1, i + 1), "\n");
+            format!("{}\n{rules}\na60 ::= [ab]+", recursive("a0 \"!\"".into()))
+        }),
+        ("GBNF, rules", {
+            let rules = list(4_500, &|i| format!("a{i} ::= [ab]* a{} \"c\" | root", i + 1), "\n");
+            format!("{}\n{rules}\na4500 ::= [ab]+", recursive("a0 \"!\"".into()))
+        }),
+        ("GBNF, nothing", "root ::= root | a\na ::= root a".into()),
+    ];
+    grammars.extend(gbnf.map(|(name, gbnf)| (name, Grammar::Gbnf(gbnf))));
     let regexes = [
         ("nested groups", nested("(a|", "b", ")+")),
         ("alternatives", "abc|".repeat(50_000)),

@@ -36,7 +36,7 @@ impl Format {
     /// The schema of an answer; `None` where it may be anything.
     fn schema(&self) -> Option<Value> {
         match self {
-            Self::Text | Self::Whole(_) => None,
+            Self::Text | Self::Whole { .. } => None,
             Self::JsonObject => Some(json!({"type": "object"})),
             Self::JsonSchema(schema) => Some(schema.clone()),
         }
@@ -47,8 +47,8 @@ impl Format {
     /// # Errors
     /// What the schema asks for and cannot have.
     pub(super) fn constraint(&self, compiler: &Compiler<'_>) -> Result<Option<Constraint>, ApiError> {
-        if let Self::Whole(grammar) = self {
-            return compiler.compile(grammar, "structured_outputs", "").map(Some);
+        if let Self::Whole { grammar, param } = self {
+            return compiler.compile(grammar, param, "").map(Some);
         }
         let Some(schema) = self.schema() else { return Ok(None) };
         compiler.compile(&Grammar::JsonSchema(schema), "response_format", "").map(Some)
@@ -71,10 +71,12 @@ impl ChatRequest {
         if offered.is_empty() && reading.thought == Thought::None && reading.in_answer() {
             return self.format.constraint(compiler);
         }
-        if let Format::Whole(_) = self.format {
-            let message = "`structured_outputs`: a regular expression, a choice or a grammar says what the whole answer \
-                is: send it without `tools`, and with `reasoning_effort` \"none\" to a model that reasons";
-            return Err(ApiError::invalid("structured_outputs", message));
+        if let Format::Whole { param, .. } = self.format {
+            let message = format!(
+                "`{param}`: a regular expression, a choice or a grammar says what the whole answer is: send it without \
+                 `tools`, and with `reasoning_effort` \"none\" to a model that reasons"
+            );
+            return Err(ApiError::invalid(param, message));
         }
         let schema = self.format.schema().filter(|_| !forced);
         if !self.is_bounded() {

@@ -105,7 +105,19 @@ pub enum Format {
     /// JSON that fits this schema.
     JsonSchema(Value),
     /// Text that this grammar allows, and nothing else: neither calls nor reasoning.
-    Whole(Grammar),
+    Whole {
+        /// The grammar.
+        grammar: Grammar,
+        /// The field that it was in.
+        param: &'static str,
+    },
+}
+
+impl Format {
+    /// Text of a grammar in GBNF or Lark, from the field `param`.
+    pub fn grammar(text: String, param: &'static str) -> Self {
+        Self::Whole { grammar: Grammar::of_text(text), param }
+    }
 }
 
 impl ChatRequest {

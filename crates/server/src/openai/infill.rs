@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{
+    messages::FormatParams,
     props,
     sampling::{self, SamplingParams},
 };
@@ -15,7 +16,7 @@ use crate::{
     AppState,
     error::ApiError,
     extract::Json,
-    generate::{self, Caller, Delta, Finish, Format, Generating, Options, Piece, Prompt, TextRequest, Usage},
+    generate::{self, Caller, Delta, Finish, Generating, Options, Piece, Prompt, TextRequest, Usage},
     stream,
     wire::{Body, Limit, Other, left_out, no_effect},
 };
@@ -41,6 +42,8 @@ pub struct InfillRequest {
     pub max_tokens: Option<Limit>,
     #[serde(flatten)]
     pub sampling: SamplingParams,
+    #[serde(flatten)]
+    pub format: FormatParams,
 }
 
 /// Another file.
@@ -140,7 +143,7 @@ pub async fn create(
         files: extra.map(|file| (file.filename.unwrap_or_else(|| "tmp".into()), file.text)).collect(),
         param: "input_suffix",
     };
-    let request = TextRequest { prompt, format: Format::Text, default_max_tokens: None, options };
+    let request = TextRequest { prompt, format: body.format.format()?, default_max_tokens: None, options };
     let context = state.models.context(&entry);
     let generating = generate::text(&state, caller, &entry.name, request).await?;
     let filler = Filler { generating, context, used: Usage::default() };

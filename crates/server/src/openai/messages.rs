@@ -127,6 +127,8 @@ pub struct FormatParams {
     guided_choice: Option<Vec<String>>,
     /// The older name of `structured_outputs.grammar`.
     guided_grammar: Option<String>,
+    /// llama.cpp's way to give a grammar: the same as `structured_outputs.grammar`.
+    grammar: Option<String>,
 }
 
 /// What the whole answer must be: one of these.
@@ -140,7 +142,8 @@ pub struct StructuredOutputs {
     regex: Option<String>,
     /// One of these texts.
     choice: Option<Vec<String>>,
-    /// Text that the rule `start` of this grammar derives, in llguidance's dialect of Lark.
+    /// Text that a grammar derives: one in GBNF, llama.cpp's format, from its rule `root`, or one in llguidance's dialect
+    /// of Lark, from its rule `start`. The first rule tells the format.
     grammar: Option<String>,
 }
 
@@ -309,6 +312,11 @@ impl FormatParams {
         match whole {
             None => self.json_format(),
             Some(whole) if is_free => Ok(whole),
+            Some(Format::Whole { param, .. }) => {
+                let message =
+                    format!("`{param}` and another field both say what the answer must be: give one");
+                Err(ApiError::invalid(param, message))
+            }
             Some(_) => {
                 let message =
                     "`structured_outputs` and another field both say what the answer must be: give one";
@@ -324,10 +332,17 @@ impl FormatParams {
         let choice = choice.or(self.guided_choice.take()).filter(|texts| !texts.is_empty());
         let choice = choice.map(|texts| {
             let texts: Vec<_> = texts.iter().map(|text| regex::escape(text)).collect();
-            Format::Whole(Grammar::Regex(texts.join("|")))
+            Format::Whole { grammar: Grammar::Regex(texts.join("|")), param: "structured_outputs" }
         });
-        let regex = regex.or(self.guided_regex.take()).map(|text| Format::Whole(Grammar::Regex(text)));
-        let grammar = grammar.or(self.guided_grammar.take()).map(|text| Format::Whole(Grammar::Lark(text)));
+        let regex = regex.or(self.guided_regex.take());
+        let regex =
+            regex.map(|text| Format::Whole { grammar: Grammar::Regex(text), param: "structured_outputs" });
+        let grammar = [
+            (grammar, "structured_outputs.grammar"),
+            (self.guided_grammar.take(), "guided_grammar"),
+            (self.grammar.take(), "grammar"),
+        ];
+        let grammar = grammar.into_iter().find_map(|(text, param)| Some(Format::grammar(text?, param)));
         let object = json_object.filter(|wanted| *wanted).map(|_| Format::JsonObject);
         let mut given = [json.map(Format::JsonSchema), object, choice, regex, grammar].into_iter().flatten();
         match (given.next(), given.next()) {

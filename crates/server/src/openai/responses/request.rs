@@ -48,6 +48,8 @@ pub struct ResponseRequest {
     pub include: Option<Vec<String>>,
     /// What the answer must be.
     pub text: Option<TextParam>,
+    /// What the answer must be: text of this grammar, in GBNF or Lark. (llama.cpp's.)
+    pub grammar: Option<String>,
     /// How a model that thinks should think.
     pub reasoning: Option<ReasoningParam>,
     /// What the model may call.
@@ -290,6 +292,17 @@ impl ResponseRequest {
     }
 
     fn format(&self) -> Result<Format, ApiError> {
+        match (self.text_format()?, &self.grammar) {
+            (format, None) => Ok(format),
+            (Format::Text, Some(grammar)) => Ok(Format::grammar(grammar.clone(), "grammar")),
+            _ => {
+                let message = "`grammar` and `text.format` both say what the answer must be: give one";
+                Err(ApiError::invalid("grammar", message))
+            }
+        }
+    }
+
+    fn text_format(&self) -> Result<Format, ApiError> {
         let Some(format) = self.text.as_ref().and_then(|text| text.format.clone()) else {
             return Ok(Format::Text);
         };
