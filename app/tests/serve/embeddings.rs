@@ -117,7 +117,14 @@ fn every_form_has_the_same_vectors() {
     assert!(answer["total_duration"].as_u64() >= answer["load_duration"].as_u64());
     let body = json!({"model": "tales", "input": TEXTS[0], "dimensions": 16});
     assert!(close(&numbers(&server.post("/api/embed", &body).ok()["embeddings"][0]), &short));
-    assert_eq!(server.post("/api/embed", &json!({"model": "tales"})).ok()["embeddings"], json!([]));
+    // As in Ollama, nothing has no embedding and is no error.
+    for body in [json!({}), json!({"input": ""}), json!({"input": []}), json!({"input": null})] {
+        let mut body = body;
+        body["model"] = "tales".into();
+        assert_eq!(server.post("/api/embed", &body).ok()["embeddings"], json!([]), "{body}");
+    }
+    let older = server.post("/api/embeddings", &json!({"model": "tales", "prompt": ""})).ok();
+    assert_eq!(older["embedding"], json!([]));
     // A long list is more than one batch, and leaves nothing behind.
     let long: Vec<_> = (0..200).map(|i| format!("{i} foxes")).collect();
     assert_eq!(embed(json!({"input": long})).ok()["data"].as_array().unwrap().len(), 200);
@@ -135,7 +142,15 @@ fn what_cannot_be_embedded_is_refused_by_name() {
         assert!(error.starts_with(start) && error.contains(words), "{error}");
     };
     let invalid = "400 invalid_request_error/invalid_value ";
-    refused(json!({"model": "tales", "input": []}), invalid, "`input` is an empty list");
+    for (input, words) in [
+        (json!([]), "`input` is an empty list"),
+        (json!(""), "`input` is an empty text"),
+        (json!([""]), "`input[0]` is an empty text"),
+        (json!(["a", "", ""]), "`input[1]` is an empty text"),
+        (json!([[1], []]), "`input[1]` is an empty list of tokens"),
+    ] {
+        refused(json!({"model": "tales", "input": input}), invalid, words);
+    }
     refused(json!({"model": "tales", "input": "a", "dimensions": 0}), invalid, "`dimensions` is 0");
     refused(json!({"model": "tales", "input": "a", "dimensions": 5000}), invalid, "`dimensions` is 5000");
     refused(json!({"model": "tales", "input": "a", "encoding_format": "hex"}), invalid, "`encoding_format`");

@@ -102,6 +102,7 @@ pub async fn create(
     Json(body): Json<EmbeddingRequest>,
 ) -> Result<Json<EmbeddingList>, ApiError> {
     let format = body.encoding_format.unwrap_or_default();
+    check_texts(&body.input)?;
     let request = EmbedRequest {
         inputs: body.input.into_prompts("input", &state.settings)?,
         dimensions: body.dimensions,
@@ -120,6 +121,33 @@ pub async fn create(
         model: embedded.model,
         usage: EmbeddingUsage { prompt_tokens: embedded.tokens, total_tokens: embedded.tokens },
     }))
+}
+
+/// Refuses texts and lists of tokens with nothing in them, as OpenAI's API does: a model without a token at the beginning
+/// of each text has no vector for them.
+///
+/// # Errors
+/// The place of an empty input.
+fn check_texts(input: &PromptParam) -> Result<(), ApiError> {
+    let empty = |index: Option<usize>, what: &str| {
+        let param = index.map_or_else(|| "input".to_owned(), |index| format!("input[{index}]"));
+        Err(ApiError::invalid(
+            &param,
+            format!("`{param}` is {what}, of which there is no embedding; leave it out"),
+        ))
+    };
+    match input {
+        PromptParam::Text(text) if text.is_empty() => empty(None, "an empty text"),
+        PromptParam::Texts(texts) => match texts.iter().position(String::is_empty) {
+            Some(index) => empty(Some(index), "an empty text"),
+            None => Ok(()),
+        },
+        PromptParam::TokenLists(lists) => match lists.iter().position(Vec::is_empty) {
+            Some(index) => empty(Some(index), "an empty list of tokens"),
+            None => Ok(()),
+        },
+        PromptParam::Text(_) | PromptParam::Tokens(_) => Ok(()),
+    }
 }
 
 impl EncodingFormat {
