@@ -242,26 +242,16 @@ pub enum ThinkingParam {
         /// Most tokens to think with, at least 1024 and below `max_tokens`. Then the thought is closed, and the answer
         /// begins. If absent, there is no bound.
         budget_tokens: Option<usize>,
-        /// Whether its text is sent; it is never summarized.
-        display: Option<Display>,
+        /// `omitted` sends none of its text; with any other word, all of it is sent and none is summarized.
+        display: Option<String>,
     },
     /// It does, if it wants to.
     Adaptive {
-        /// Whether its text is sent; it is never summarized.
-        display: Option<Display>,
+        /// The same as with `enabled`.
+        display: Option<String>,
     },
     /// It does not.
     Disabled {},
-}
-
-/// What is shown of thinking.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Display {
-    /// All of it.
-    Summarized,
-    /// That there was some.
-    Omitted,
 }
 
 /// What the answer is to be like.
@@ -314,6 +304,9 @@ impl Chat {
             tools.extend(tool.into_tool(&format!("tools[{i}]"), tolerance)?);
         }
         let (tool_choice, parallel_tool_calls) = ToolChoiceParam::check(self.tool_choice, &tools)?;
+        if let Some(thinking) = &self.thinking {
+            thinking.leave_out(tolerance)?;
+        }
         let OutputConfig { effort, format } = self.output_config.unwrap_or_default();
         let format = format.or(self.output_format);
         let last_user = self.messages.iter().rposition(|message| message.role == RoleParam::User);
@@ -378,8 +371,22 @@ impl ThinkingParam {
     /// Whether thinking is only to be mentioned.
     pub fn omits(&self) -> bool {
         match self {
-            Self::Enabled { display, .. } | Self::Adaptive { display } => *display == Some(Display::Omitted),
+            Self::Enabled { display, .. } | Self::Adaptive { display } => {
+                display.as_ref().is_some_and(|display| display == "omitted")
+            }
             Self::Disabled {} => false,
+        }
+    }
+
+    /// Names a word for what is shown that is not known. Agents invent such words, and the answer is the same.
+    fn leave_out(&self, tolerance: &Tolerance) -> Result<(), ApiError> {
+        match self {
+            Self::Enabled { display: Some(display), .. } | Self::Adaptive { display: Some(display) }
+                if !["summarized", "omitted"].contains(&display.as_str()) =>
+            {
+                tolerance.leave_out("thinking.display", "thinking is sent as it is, or omitted")
+            }
+            _ => Ok(()),
         }
     }
 }
