@@ -2,6 +2,7 @@ import "./styles/tokens.css";
 import "./styles/base.css";
 import "./styles/frame.css";
 import "./styles/chat.css";
+import "./styles/touch.css";
 
 import { StrictMode } from "react";
 import { createRoot } from "react-dom/client";

@@ -33,9 +33,9 @@ const KINDS: Record<Kind, KindInfo> = {
   schema: { name: "JSON schema", label: "JSON schema", example: JSON.stringify(SCHEMA, null, 2), help: "The answer is JSON that the schema validates." },
   grammar: {
     name: "Grammar",
-    label: "Grammar in Lark",
-    example: 'start: hero " is " age " years old."\nhero: "The fox" | "The crab"\nage: /[1-9][0-9]?/',
-    help: "Rules in small letters, texts in quotes, expressions between slashes. The answer is what the rule start derives.",
+    label: "Grammar in GBNF or Lark",
+    example: 'root ::= hero " is " age " years old."\nhero ::= "The fox" | "The crab"\nage ::= [1-9] [0-9]?',
+    help: "Texts in quotes, classes in brackets, rules by their names. The answer is what the rule root derives (GBNF, with ::=), or the rule start (Lark, with a colon).",
   },
   regex: { name: "Expression", label: "Regular expression", example: "(red|blue|green) [0-9]{2}", help: "It matches the answer as a whole. Look-around is not supported." },
   choice: { name: "Choices", label: "Answers, one a line", example: "yes\nno\nperhaps", help: "The answer is one of these texts." },
