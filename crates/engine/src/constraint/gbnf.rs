@@ -7,6 +7,8 @@ mod charset;
 mod lexemes;
 mod occurrences;
 mod overlap;
+#[cfg(test)]
+mod random;
 mod read;
 mod regular;
 #[cfg(test)]

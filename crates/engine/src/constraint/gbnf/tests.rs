@@ -1,7 +1,7 @@
 //! Grammars with texts that they derive and texts that they do not, and grammars that are refused.
 
 use llguidance::{
-    ParserFactory,
+    ParserFactory, TokenParser,
     api::TopLevelGrammar,
     toktrie::{ApproximateTokEnv, TokEnv},
 };
@@ -14,61 +14,82 @@ fn bytes() -> TokEnv {
     ApproximateTokEnv::single_byte_env()
 }
 
-/// The tokens of a text; `<|tool|>` is one.
-fn tokens(environment: &TokEnv, mut text: &str) -> Vec<u32> {
-    let mut tokens = Vec::new();
-    while !text.is_empty() {
-        let end = text.find("|>").filter(|_| text.starts_with("<|")).map_or(0, |end| end + 2);
-        match environment.tok_trie().get_special_token(&text[..end]) {
-            Some(token) if end > 0 => {
-                tokens.push(token);
-                text = &text[end..];
-            }
-            _ => {
-                let length = text.chars().next().map_or(1, char::len_utf8);
-                tokens.extend(text.as_bytes()[..length].iter().map(|&byte| u32::from(byte)));
-                text = &text[length..];
-            }
-        }
-    }
-    tokens
+/// Follows texts through grammars, byte by byte.
+pub(super) struct Follower {
+    environment: TokEnv,
+    factory: ParserFactory,
 }
 
-/// Follows a text, and returns whether the grammar derives it.
-fn derives(grammar: &str, text: &str) -> Result<bool, String> {
-    let environment = bytes();
-    let lark = to_lark(grammar, environment.tok_trie())?;
-    let mut factory = ParserFactory::new_simple(&environment).unwrap();
-    factory.quiet();
-    let parser = factory.create_parser(TopLevelGrammar::from_lark(lark.clone()));
-    let mut parser = parser.map_err(|error| format!("{error}\n{lark}"))?;
-    assert_eq!(parser.grammar_warnings(), [""; 0], "{lark}");
-    parser.start_without_prompt();
-    for token in tokens(&environment, text) {
-        let mask = parser.compute_mask().map_err(|error| error.to_string());
-        match mask {
-            Ok(mask) if mask.is_allowed(token) => {}
-            // There is no mask where the grammar is at its end.
-            _ => return Ok(false),
-        }
-        parser.consume_token(token).map_err(|error| error.to_string())?;
-        if parser.check_stop().unwrap_or(true) && !parser.is_accepting() {
-            return Ok(false);
-        }
+impl Default for Follower {
+    fn default() -> Self {
+        let environment = bytes();
+        let mut factory = ParserFactory::new_simple(&environment).unwrap();
+        factory.quiet();
+        Self { environment, factory }
     }
-    Ok(parser.is_accepting())
+}
+
+impl Follower {
+    /// A compiled grammar.
+    pub fn start(&self, grammar: &str) -> Result<TokenParser, String> {
+        let lark = to_lark(grammar, self.environment.tok_trie())?;
+        let parser = self.factory.create_parser(TopLevelGrammar::from_lark(lark.clone()));
+        let mut parser = parser.map_err(|error| format!("{error}\n{lark}"))?;
+        assert_eq!(parser.grammar_warnings(), [""; 0], "{lark}");
+        parser.start_without_prompt();
+        Ok(parser)
+    }
+
+    /// Returns whether a grammar derives a text.
+    pub fn follow(&self, start: &TokenParser, text: &str) -> Result<bool, String> {
+        let mut parser = start.deep_clone();
+        for token in self.tokens(text) {
+            match parser.compute_mask() {
+                Ok(mask) if mask.is_allowed(token) => {}
+                // There is no mask where the grammar is at its end.
+                _ => return Ok(false),
+            }
+            parser.consume_token(token).map_err(|error| error.to_string())?;
+            if parser.check_stop().unwrap_or(true) && !parser.is_accepting() {
+                return Ok(false);
+            }
+        }
+        Ok(parser.is_accepting())
+    }
+
+    /// The tokens of a text; `<|tool|>` is one.
+    fn tokens(&self, mut text: &str) -> Vec<u32> {
+        let mut tokens = Vec::new();
+        while !text.is_empty() {
+            let end = text.find("|>").filter(|_| text.starts_with("<|")).map_or(0, |end| end + 2);
+            match self.environment.tok_trie().get_special_token(&text[..end]) {
+                Some(token) if end > 0 => {
+                    tokens.push(token);
+                    text = &text[end..];
+                }
+                _ => {
+                    let length = text.chars().next().map_or(1, char::len_utf8);
+                    tokens.extend(text.as_bytes()[..length].iter().map(|&byte| u32::from(byte)));
+                    text = &text[length..];
+                }
+            }
+        }
+        tokens
+    }
 }
 
 #[test]
 fn grammars_derive_their_texts_and_no_others() {
     let cases: Vec<Value> = serde_json::from_str(include_str!("cases.json")).unwrap();
+    let follower = Follower::default();
     let mut wrong = Vec::new();
     for case in &cases {
         let grammar = case["grammar"].as_str().unwrap();
         assert!(is_gbnf(grammar), "{grammar}");
+        let start = follower.start(grammar).unwrap_or_else(|problem| panic!("{grammar:?}: {problem}"));
         for (key, expected) in [("derives", true), ("never", false)] {
             for text in case[key].as_array().into_iter().flatten().filter_map(Value::as_str) {
-                match derives(grammar, text) {
+                match follower.follow(&start, text) {
                     Ok(derived) if derived == expected => {}
                     Ok(_) => wrong.push(format!("{grammar:?}: {text:?} should be {expected}")),
                     Err(problem) => wrong.push(format!("{grammar:?}: {problem}")),
