@@ -97,6 +97,8 @@ const VARIANTS: [Variants; 4] = [
             "tied_head",
             "post_norms",
             "bad_weights",
+            "short_convolutions",
+            "delta_rules",
             "embeddings",
             "exact_embeddings",
         ],

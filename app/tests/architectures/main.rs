@@ -12,7 +12,7 @@ mod weights;
 use std::path::Path;
 
 use paguro_backend::{
-    AttentionMode, Backend, KvDtype, Limits, LoadError, Outcome, Output, PageId, StateId, Step, StepOutput,
+    AttentionMode, Backend, KvDtype, Limits, Outcome, Output, PageId, StateId, Step, StepOutput,
     StepSequence, Want, reference::Reference,
 };
 use paguro_backend_cpu::{Cpu, CpuOptions};
@@ -108,7 +108,6 @@ fn compare(cases: Vec<Case>, backends: &[(&dyn Backend, bool)]) {
             let tolerance = rounding + if rounds { HALF_PAGES + PEER_ERRORS * peer_error } else { 0.0 };
             let model = load(&name, file.clone(), context);
             let own = run(backend, model, context, &tokens, &CHUNKS, &positions, Want::Logits);
-            let Some(own) = own else { continue };
             let error = distance(&own, &logits);
             println!("{name:16} {:10} error {error:.1e} of {tolerance:.1e}", backend.name());
             if error.is_nan() || error > tolerance {
@@ -135,7 +134,7 @@ fn run(
     chunks: &[usize],
     positions: &[usize],
     want: Want<'_>,
-) -> Option<Vec<f32>> {
+) -> Vec<f32> {
     let blocks = tokens.len().div_ceil(BLOCK_SIZE);
     let groups = model.program.kv.groups.clone();
     let limits = Limits {
@@ -149,14 +148,7 @@ fn run(
         kv_dtype: KvDtype::F16,
         attention: AttentionMode::Paged,
     };
-    let has_states = !model.program.state.layers.is_empty();
-    let mut runner = match backend.load(&model.program, model.weights, limits) {
-        Err(LoadError::Unsupported { what, .. }) if has_states && backend.name() == "gpu" => {
-            println!("{:16} refused by {}: {what}", model.name, backend.name());
-            return None;
-        }
-        loaded => loaded.expect("a supported model"),
-    };
+    let mut runner = backend.load(&model.program, model.weights, limits).expect("a supported model");
     let mut values = Vec::new();
     let mut start = 0;
     for &chunk in chunks.iter().cycle() {
@@ -200,7 +192,7 @@ fn run(
         }
         start = end;
     }
-    Some(values)
+    values
 }
 
 /// Root of the mean square error, as a part of the spread of `expected`.
@@ -248,10 +240,7 @@ mod gpu {
         chunks[0] = 37;
         let positions: Vec<_> = (37..237).collect();
         let float = |case: &Case| case.peer_error == 0.0 && case.context < 1000;
-        // GPUs refuse mixers with a state.
-        let runs =
-            |case: &Case| load(&case.name, case.file.clone(), case.context).program.state.layers.is_empty();
-        let cases = cases().into_iter().filter(|case| float(case) && runs(case));
+        let cases = cases().into_iter().filter(float);
         let mut models: Vec<_> = cases.map(|case| (case.name, case.file, case.context, case.vocab)).collect();
         if let Some(tales) = shared("model/tales-f16.gguf") {
             models.push(("tales".into(), std::fs::read(tales).expect("a model"), 512, 4096));
@@ -262,7 +251,6 @@ mod gpu {
                 let model = load(&name, file.clone(), context);
                 run(backend, model, context, &tokens, &chunks, &positions, Want::Embedding)
             });
-            let [Some(ours), Some(theirs)] = [ours, theirs] else { continue };
             let error = distance(&ours, &theirs);
             println!("{name:16} error {error:.1e} of {TOLERANCE:.1e}");
             assert!(error <= TOLERANCE, "{name}: {error}");

@@ -162,6 +162,8 @@ const WITHOUT_PAGES: &[&str] = &[
     "experts",
     "routers",
     "expert_formats",
+    "short_convolutions",
+    "delta_rules",
     "embeddings",
     "exact_embeddings",
     "exact_experts",

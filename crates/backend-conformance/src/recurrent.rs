@@ -5,7 +5,7 @@ use paguro_backend::{DeltaShape, KeySharing, WeightFormat};
 use super::{
     Biases, DriveOptions, Driver, ModelShape, RandomModel, RecurrentShape, Rng, Subject, Verdict,
     compare::{Logits, Plan, agrees_on, same},
-    exactness::{alone, supported},
+    exactness::{alone, drawn, supported},
 };
 
 /// Tokens of the longest sequence of a plan: more than three chunks.
@@ -40,32 +40,14 @@ fn of_mixers(format: WeightFormat, mixers: &'static str) -> ModelShape {
     ModelShape { mixers, windows: vec![None; mixers.len()], ..ModelShape::of_format(format) }
 }
 
-/// The parts of these models that a backend may refuse to load, by the names that it gives them.
-const MAY_REFUSE: [&str; 3] = ["short convolutions", "gated delta rules", "gates on the output of attention"];
-
-/// False if the backend refuses the model for one of the parts that this file is about.
-fn loads(subject: &Subject, shape: &ModelShape) -> Result<bool, String> {
-    let model = shape.build(1);
-    match Driver::new(&*(subject.backend)(2), &model, &options(subject)) {
-        Ok(_) => Ok(true),
-        Err(error) if MAY_REFUSE.iter().any(|part| error.contains(part)) => {
-            println!("skipped: {error}");
-            Ok(false)
-        }
-        Err(error) => Err(error),
-    }
-}
-
 fn agrees(subject: &Subject, shape: &ModelShape) -> Verdict {
-    if !loads(subject, shape)? {
-        return Ok(());
-    }
     agrees_on(subject, &plan(shape.vocab), shape, &options(subject))
 }
 
 /// Short convolutions of all lengths.
 pub(super) fn short_convolutions(subject: &Subject) -> Verdict {
-    for (taps, width, bias) in [(3, 64, false), (2, 40, true), (4, 96, true), (7, 33, false)] {
+    let shapes = [(3, 64, false), (2, 40, true), (4, 96, true), (7, 33, false)];
+    for (taps, width, bias) in subject.draw.some("short_convolutions", &shapes, 2) {
         let recurrent = RecurrentShape { taps, width, bias, ..RecurrentShape::default() };
         agrees(subject, &ModelShape { recurrent, ..of_mixers(WeightFormat::F32, "cac") })?;
     }
@@ -82,7 +64,7 @@ pub(super) fn delta_rules(subject: &Subject) -> Verdict {
         (3, 6, 24, 40, 3),
         (2, 4, 20, 7, 4),
     ];
-    for (key_heads, value_heads, key_dim, value_dim, taps) in shapes {
+    for (key_heads, value_heads, key_dim, value_dim, taps) in subject.draw.some("delta_rules", &shapes, 3) {
         for sharing in [KeySharing::Consecutive, KeySharing::Alternating] {
             if sharing == KeySharing::Alternating && (key_heads == 1 || key_heads == value_heads) {
                 continue;
@@ -136,21 +118,19 @@ fn hybrid(format: WeightFormat) -> ModelShape {
 /// A row is the same, bit for bit, in any batch, in any chunks, in any slots, on any number of threads, after a fork and
 /// after a preemption.
 pub(super) fn exact(subject: &Subject) -> Verdict {
-    for format in supported(subject, &[WeightFormat::F16, WeightFormat::Q8_0]) {
+    for format in drawn(subject, "formats of states", &[WeightFormat::F16, WeightFormat::Q8_0], 1) {
         let shape = hybrid(format);
-        if !loads(subject, &shape)? {
-            continue;
-        }
         let model = shape.build(12);
         let plan = plan(shape.vocab);
         let expected = alone(subject, &model, &plan.sequences)?;
         let exact = DriveOptions { least_rows: subject.exact_rows, ..options(subject) };
-        for (threads, scatter, stale, moves_states) in [
+        let ways = [
             (1, None, false, false),
             (2, Some(3), true, false),
             (3, Some(4), false, true),
             (5, None, true, true),
-        ] {
+        ];
+        for (threads, scatter, stale, moves_states) in subject.draw.some("ways of states", &ways, 2) {
             let threads = if subject.has_threads { threads } else { 2 };
             let options = DriveOptions { scatter, stale, moves_states, ..exact };
             let mut driver = Driver::new(&*(subject.backend)(threads), &model, &options)?;
@@ -160,14 +140,14 @@ pub(super) fn exact(subject: &Subject) -> Verdict {
             }
         }
         let mut driver = Driver::new(&*(subject.backend)(2), &model, &exact)?;
-        for chunk in [1, 2, 5, 16, 31, 32, 33, 64, 65] {
+        for chunk in subject.draw.some("chunks of states", &[1, 2, 5, 16, 31, 32, 33, 64, 65], 3) {
             let id = driver.start(&plan.sequences[0]);
             driver.run(id, chunk)?;
             let chunked: Logits = vec![driver.logits(id).1.to_vec()];
             driver.preempt(id);
             same(&format!("chunks of {chunk} ({format})"), &chunked, &expected[..1].to_vec())?;
         }
-        for stem in [1, 31, 32, 33, 50] {
+        for stem in subject.draw.some("stems of states", &[1, 31, 32, 33, 50], 2) {
             forks(subject, &model, shape.vocab, stem)?;
         }
     }

@@ -10,6 +10,7 @@ mod head;
 mod kernels;
 mod launch;
 mod products;
+mod recurrent;
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -37,6 +38,7 @@ use products::Inputs;
 
 pub use kernels::{Product, exact_rows, product};
 pub use launch::{Grid, Io, Kernel, Launch, Model, When};
+pub use recurrent::LayerState;
 
 /// Rows whose logits are computed at once: bounds their memory for large vocabularies.
 pub const LOGIT_ROWS: usize = 64;
@@ -129,7 +131,7 @@ fn tiling(device: &Device, program: &Program, limits: &Limits) -> Tiling {
         heads: tile_heads,
         workgroups: kv_heads * head_tiles,
         emits: dim.is_multiple_of(BLOCK),
-        sinks: program.has_sinks(),
+        always_merges: program.always_merges(),
         parts,
         // No device says how many it runs side by side: on each of an H200's 132 processors two, or three smaller ones.
         busy: match few {
@@ -143,7 +145,8 @@ fn tiling(device: &Device, program: &Program, limits: &Limits) -> Tiling {
 
 /// Blocks of activations that there is room for, and words of the same in half precision.
 fn activation_words(device: &Device, program: &Program, limits: &Limits) -> (usize, usize) {
-    let widths = [program.hidden, program.heads * program.kv.head_dim, program.ffn];
+    let mixers = recurrent::Room::of(program).widest;
+    let widths = [program.hidden, program.heads * program.kv.head_dim, program.ffn, mixers];
     let widest = widths.map(|width| width.div_ceil(BLOCK)).into_iter().max().unwrap_or(1);
     let rows = limits.max_rows.max(LOGIT_ROWS);
     let of_experts = Room::of(device, program, limits).act_blocks;
@@ -174,7 +177,8 @@ pub fn buffer_bytes(device: &Device, program: &Program, limits: &Limits) -> u64 
     let products = room.scratch(rows, [q, kv, ffn]).iter().sum::<usize>();
     let branch = if program.has_joins() { rows * hidden } else { 0 };
     // Twice, where steps of many rows leave parts that are not handed over.
-    let copies = 1 + usize::from(tiling.wide.is_some() && handed_parts::hands_parts(device, limits, &tiling));
+    let copies =
+        1 + usize::from(tiling.wide.is_some() && handed_parts::hands_parts(device, program, limits, &tiling));
     let parts = copies * tiling.parts * heads * (dim + 4);
     let logit_rows = limits.max_outputs.clamp(1, LOGIT_ROWS);
     let masks = logit_rows.max(outputs.min(256)) * vocab.div_ceil(32);
@@ -193,6 +197,7 @@ pub fn buffer_bytes(device: &Device, program: &Program, limits: &Limits) -> u64 
         + products
         + branch
         + room.words()
+        + recurrent::Room::of(program).words(rows)
         + parts
         + sampling
         + gathered
@@ -223,6 +228,10 @@ pub struct Lowering<'a> {
     branch: Option<wgpu::Buffer>,
     /// Buffers of mixtures of experts.
     experts: Option<experts::Buffers>,
+    /// Buffers of mixers with a state and of gated attention.
+    mixers: Option<recurrent::Buffers>,
+    /// States of sequences, by layer.
+    states: Vec<LayerState>,
     /// Activations of products: quants, scales, floats.
     acts: [wgpu::Buffer; 3],
     /// Those that norms make.
@@ -297,7 +306,7 @@ impl<'a> Lowering<'a> {
         let q = heads * dim;
         let kv = kv_heads * dim;
         // Those that are handed over have a buffer of their own.
-        let are_handed = handed_parts::hands_parts(device, limits, &tiling);
+        let are_handed = handed_parts::hands_parts(device, program, limits, &tiling);
         let left_parts = if are_handed && tiling.wide.is_none() { 0 } else { parts };
         let room = Room::of(device, program, limits);
         let words = room.scratch(rows, [q, kv, ffn]);
@@ -308,6 +317,8 @@ impl<'a> Lowering<'a> {
             y: buffer(rows * hidden, "products")?,
             branch: program.has_joins().then(|| buffer(rows * hidden, "a branch")).transpose()?,
             experts: room.buffers(device)?,
+            mixers: recurrent::Room::of(program).buffers(device, rows)?,
+            states: recurrent::states(device, program, limits)?,
             acts: acts()?,
             normed: acts()?,
             squares: buffer(hidden.div_ceil(4 * BLOCK) * 4, "squares")?,
@@ -359,18 +370,25 @@ impl<'a> Lowering<'a> {
             match op {
                 Op::Embed(op) => self.embed(op, &mut body)?,
                 Op::NormQkvRopeStore(op) => {
-                    self.norm(op.norm, before, &[&op.q, &op.k, &op.v], &mut body)?;
+                    let linears: Vec<&Linear> = [&op.q, &op.k, &op.v].into_iter().chain(&op.gate).collect();
+                    self.norm(op.norm, before, &linears, &mut body)?;
                     self.queries_keys_values(op, before, &mut body)?;
+                    if let Some(gate) = &op.gate {
+                        let gates = self.mixers().gates.clone();
+                        self.normed_product(gate, &gates, &mut body)?;
+                    }
                 }
                 Op::Attend(op) => {
                     let Some(Op::ProjectAdd(next)) = next else { return Err(self.order()) };
                     self.attend(op, &next.project, &mut body)?;
-                    self.merge(&next.project, op.sinks, &mut body)?;
+                    self.merge(&next.project, op, &mut body)?;
                 }
                 Op::ProjectAdd(op) => {
                     let y = self.y.clone();
                     before = self.add(&op.project, false, &op.add, y, next, &mut body)?;
                 }
+                Op::ShortConv(op) => before = self.short_conv(op, before, next, &mut body)?,
+                Op::DeltaRule(op) => before = self.delta_rule(op, before, next, &mut body)?,
                 Op::NormGateUp(op) => {
                     let Some(Op::DownAdd(next)) = next else { return Err(self.order()) };
                     let linears: Vec<&Linear> = op.gate.iter().chain([&op.up]).collect();
@@ -411,7 +429,7 @@ impl<'a> Lowering<'a> {
         unsupported(
             self.device,
             "this order of operations".into(),
-            "an embedding, layers of attention and feed-forward, and a head work",
+            "an embedding, layers of a mixer and feed-forward, and a head work",
         )
     }
 

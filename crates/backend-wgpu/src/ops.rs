@@ -3,12 +3,15 @@
 //! What does not fit this form is refused here, by name.
 
 use paguro_backend::{
-    Activation, Attention, Dense, Experts, FeedForward, KvSlot, Layer, Linear, LoadError, MatrixId, Mixer,
-    Norm, NormKind, PositionScale, QkNorm, Residual, Rope, Scores, VectorId,
+    Activation, Attention, DeltaRule, Dense, Experts, FeedForward, KvSlot, Layer, Linear, LoadError,
+    MatrixId, Mixer, Norm, NormKind, PositionScale, QkNorm, Residual, Rope, Scores, ShortConv, StateLayout,
+    VectorId,
 };
 
 /// Experts of a mixture, at most: a workgroup has the scores of all of them.
 const MOST_EXPERTS: usize = 1024;
+/// Elements of a key of a delta rule, at most: a workgroup has the keys of a chunk.
+pub const MOST_KEY_DIM: usize = 128;
 /// How a layer is refused that the contract has and this backend does not.
 const NEWER: &str = "a layer of a kind that is newer than this backend";
 
@@ -25,10 +28,12 @@ pub struct Program {
     pub ffn: usize,
     /// How K and V are stored.
     pub kv: KvLayout,
+    /// States of a sequence.
+    pub state: StateLayout,
     /// Rotary embeddings, referred to by [`NormQkvRopeStore::rope`].
     pub ropes: Vec<Rope>,
-    /// `Embed`, then per layer `NormQkvRopeStore`, `Attend`, `ProjectAdd`, either `NormGateUp` and `DownAdd` or `Experts`,
-    /// and perhaps `Join`; then `NormLogits`.
+    /// `Embed`, then per layer either `NormQkvRopeStore`, `Attend` and `ProjectAdd` or `ShortConv` or `DeltaRule`, either
+    /// `NormGateUp` and `DownAdd` or `Experts`, and perhaps `Join`; then `NormLogits`.
     pub ops: Vec<Op>,
 }
 
@@ -63,6 +68,10 @@ pub enum Op {
     Attend(Attend),
     /// `x += post_norm(a·Wᵀ + b)`
     ProjectAdd(ProjectAdd),
+    /// A whole short convolution.
+    ShortConv(Box<ShortConvAdd>),
+    /// A whole delta rule.
+    DeltaRule(Box<DeltaRuleAdd>),
     /// `h = norm(x)`; `g = activation(h·Wgateᵀ) ⊙ (h·Wupᵀ)`
     NormGateUp(NormGateUp),
     /// `x += post_norm(g·Wᵀ + b)`
@@ -97,6 +106,8 @@ pub struct NormQkvRopeStore {
     pub k: Linear,
     /// `[kv_heads * head_dim, hidden]`
     pub v: Linear,
+    /// Gate of attention's output, `[heads * head_dim, hidden]`.
+    pub gate: Option<Linear>,
     /// Norms of queries and keys.
     pub qk_norm: Option<QkNorm>,
     /// Index into [`Program::ropes`].
@@ -116,6 +127,8 @@ pub struct Attend {
     pub soft_cap: Option<f32>,
     /// One more score for each head.
     pub sinks: Option<VectorId>,
+    /// Whether [`NormQkvRopeStore::gate`] has made gates of the output.
+    pub is_gated: bool,
     /// Where k and v are; the group carries the window.
     pub kv: KvSlot,
 }
@@ -144,6 +157,24 @@ pub struct ProjectAdd {
     /// `[hidden, heads * head_dim]`
     pub project: Linear,
     /// How it is added.
+    pub add: Add,
+}
+
+/// See [`Op::ShortConv`].
+#[derive(Clone, Debug)]
+pub struct ShortConvAdd {
+    /// The convolution.
+    pub conv: ShortConv,
+    /// How its output is added.
+    pub add: Add,
+}
+
+/// See [`Op::DeltaRule`].
+#[derive(Clone, Debug)]
+pub struct DeltaRuleAdd {
+    /// The rule.
+    pub delta: DeltaRule,
+    /// How its output is added.
     pub add: Add,
 }
 
@@ -215,8 +246,11 @@ impl Program {
     /// [`LoadError::Unsupported`], with what there are no kernels for.
     pub fn new(program: &paguro_backend::Program, device: &str) -> Result<Self, LoadError> {
         let lowering = Lowering { program, device };
-        let Some(first) = program.layers.first() else {
+        if program.layers.is_empty() {
             return Err(LoadError::BadProgram("there are no layers".into()));
+        }
+        let Some(first) = program.attentions().next() else {
+            return lowering.refuse("models without attention");
         };
         let heads = lowering.heads(first)?;
         let [group, ..] = &program.kv.groups[..] else {
@@ -231,10 +265,10 @@ impl Program {
             positions: program.embed.positions.map(|positions| positions.table),
         })];
         for layer in &program.layers {
-            lowering.require(
-                lowering.heads(layer)? == heads,
-                "query heads whose number differs between layers",
-            )?;
+            if let Mixer::Attention(attention) = &layer.mixer {
+                let same = lowering.heads(attention)? == heads;
+                lowering.require(same, "query heads whose number differs between layers")?;
+            }
             lowering.layer(layer, &mut ops)?;
         }
         ops.push(Op::NormLogits(NormLogits {
@@ -256,6 +290,7 @@ impl Program {
             heads,
             ffn: ops.iter().map(width).max().unwrap_or(0),
             kv: KvLayout { groups, slots, kv_heads, head_dim },
+            state: program.state.clone(),
             ropes: program.ropes.clone(),
             ops,
         })
@@ -269,9 +304,9 @@ impl Program {
         })
     }
 
-    /// True if attention of some layer has sinks.
-    pub fn has_sinks(&self) -> bool {
-        self.ops.iter().any(|op| matches!(op, Op::Attend(op) if op.sinks.is_some()))
+    /// True if attention of some layer is only complete when its parts are merged, because of sinks or gates.
+    pub fn always_merges(&self) -> bool {
+        self.ops.iter().any(|op| matches!(op, Op::Attend(op) if op.sinks.is_some() || op.is_gated))
     }
 
     /// True if branches of some layer read the same residual stream.
@@ -286,9 +321,8 @@ struct Lowering<'a> {
 }
 
 impl Lowering<'_> {
-    /// Query heads of a layer.
-    fn heads(&self, layer: &Layer) -> Result<usize, LoadError> {
-        let attention = self.attention(layer)?;
+    /// Query heads of attention.
+    fn heads(&self, attention: &Attention) -> Result<usize, LoadError> {
         let group = self.program.kv.groups.get(attention.kv.group);
         let kv_heads = group.map_or(0, |group| group.kv_heads);
         let divides = kv_heads > 0 && attention.heads.is_multiple_of(kv_heads);
@@ -296,38 +330,29 @@ impl Lowering<'_> {
         Ok(attention.heads)
     }
 
-    fn attention<'l>(&self, layer: &'l Layer) -> Result<&'l Attention, LoadError> {
-        match &layer.mixer {
-            Mixer::Attention(attention) => Ok(attention),
-            Mixer::Conv(_) => self.refuse("short convolutions"),
-            Mixer::DeltaRule(_) => self.refuse("gated delta rules"),
-            _ => self.refuse(NEWER),
-        }
-    }
-
     fn layer(&self, layer: &Layer, ops: &mut Vec<Op>) -> Result<(), LoadError> {
-        let attention = self.attention(layer)?;
-        let Attention {
-            norm, q, k, v, qk_norm, rope, position_scale, scale, soft_cap, sinks, kv, out, ..
-        } = attention;
-        let is_rms = |norm: &QkNorm| [norm.q, norm.k].iter().all(is_plain);
-        self.require(qk_norm.as_ref().is_none_or(is_rms), "LayerNorm of queries and keys")?;
-        self.require(attention.gate.is_none(), "gates on the output of attention")?;
         let waits = layer.residual == Residual::Parallel;
         let add = |post_norm| Add { post_norm, scale: layer.branch_scale, waits };
-        ops.push(Op::NormQkvRopeStore(NormQkvRopeStore {
-            norm: *norm,
-            q: *q,
-            k: *k,
-            v: *v,
-            qk_norm: *qk_norm,
-            rope: *rope,
-            position_scale: *position_scale,
-            kv: *kv,
-        }));
-        ops.push(Op::Attend(Attend { scale: *scale, soft_cap: *soft_cap, sinks: *sinks, kv: *kv }));
-        let mixer = add(attention.post_norm);
-        ops.push(Op::ProjectAdd(ProjectAdd { project: *out, add: mixer }));
+        let mixer = match &layer.mixer {
+            Mixer::Attention(attention) => {
+                let mixer = add(attention.post_norm);
+                self.mix(attention, mixer, ops)?;
+                mixer
+            }
+            Mixer::Conv(conv) => {
+                let add = add(conv.post_norm);
+                ops.push(Op::ShortConv(Box::new(ShortConvAdd { conv: conv.clone(), add })));
+                add
+            }
+            Mixer::DeltaRule(delta) => {
+                let (add, key_dim) = (add(delta.post_norm), delta.shape.key_dim);
+                let fits = key_dim <= MOST_KEY_DIM;
+                self.require(fits, &format!("gated delta rules with keys of {key_dim} elements"))?;
+                ops.push(Op::DeltaRule(Box::new(DeltaRuleAdd { delta: delta.clone(), add })));
+                add
+            }
+            _ => return self.refuse(NEWER),
+        };
         let ffn = match &layer.ffn {
             FeedForward::Dense(dense) => {
                 let &Dense { norm, width, gate, up, activation, down, post_norm } = dense;
@@ -353,6 +378,21 @@ impl Lowering<'_> {
         if waits {
             ops.push(Op::Join(Join { mixer, ffn }));
         }
+        Ok(())
+    }
+
+    /// Attention, whose output is added like this.
+    fn mix(&self, attention: &Attention, add: Add, ops: &mut Vec<Op>) -> Result<(), LoadError> {
+        let &Attention {
+            norm, q, k, v, gate, qk_norm, rope, position_scale, scale, soft_cap, sinks, kv, ..
+        } = attention;
+        let is_rms = |norm: &QkNorm| [norm.q, norm.k].iter().all(is_plain);
+        self.require(qk_norm.as_ref().is_none_or(is_rms), "LayerNorm of queries and keys")?;
+        let is_gated = gate.is_some();
+        let store = NormQkvRopeStore { norm, q, k, v, gate, qk_norm, rope, position_scale, kv };
+        ops.push(Op::NormQkvRopeStore(store));
+        ops.push(Op::Attend(Attend { scale, soft_cap, sinks, is_gated, kv }));
+        ops.push(Op::ProjectAdd(ProjectAdd { project: attention.out, add }));
         Ok(())
     }
 

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use paguro_backend::{Carried, Output, PageId, Step, StepSequence};
+use paguro_backend::{Carried, Output, PageId, StateUse, Step, StepSequence};
 
 /// Row counts are learned by powers of two.
 const CLASSES: usize = 24;
@@ -115,7 +115,12 @@ impl<'a> Pass<'a> {
                 pages.extend_from_slice(&sequence.table(step.pages, group, groups)[..blocks]);
             }
             let rows = own.start - first..own.end - first;
-            sequences.push(StepSequence { rows, start, tables: table..pages.len(), state: None });
+            // What follows the sequence's first pass continues the state that this has written.
+            let state = match start == sequence.start {
+                true => sequence.state,
+                false => sequence.state.map(|state| StateUse::in_place(state.write)),
+            };
+            sequences.push(StepSequence { rows, start, tables: table..pages.len(), state });
         }
         let (places, outputs) = step
             .outputs

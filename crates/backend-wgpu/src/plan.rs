@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, ops::Range};
 
-use paguro_backend::{AttentionMode, Limits, Sampled, Step, Want};
+use paguro_backend::{AttentionMode, Limits, Sampled, StateUse, Step, Want};
 
 use crate::ops::KvLayout;
 
@@ -53,6 +53,8 @@ pub struct Args {
     pub parts: u32,
     /// `[outputs]`
     pub outputs: u32,
+    /// `[rows]` and `[sequences, 5]`, where sequences have states: see `sequences.wgsl`.
+    pub sequences: u32,
     /// Whether attention leaves no row's result in parts.
     pub whole: u32,
     /// Of a step of one row, what attention has to do: kernels have arguments sooner than what lies in memory. Its position.
@@ -121,8 +123,8 @@ pub struct Tiling {
     pub workgroups: usize,
     /// Whether attention makes activations out of results that are whole: it can where a head has whole blocks.
     pub emits: bool,
-    /// Whether sinks take their share when results are merged, so that none is whole before.
-    pub sinks: bool,
+    /// Whether no result is complete before its parts are merged, because sinks and gates come in there.
+    pub always_merges: bool,
     /// Partial results that there is room for.
     pub parts: usize,
     /// Workgroups that the device runs side by side: with fewer, results are made in parts.
@@ -177,6 +179,10 @@ pub struct Plan {
     place: Vec<usize>,
     /// The block tables in the step's words, and their length.
     tables: (u32, u32),
+    /// Whether sequences have states.
+    has_states: bool,
+    /// Number of sequences.
+    sequences: u32,
 }
 
 impl Plan {
@@ -203,6 +209,8 @@ impl Plan {
             embeds: false,
             place: vec![0; limits.max_rows],
             tables: (0, 0),
+            has_states: limits.states > 0,
+            sequences: 0,
         }
     }
 
@@ -239,6 +247,11 @@ impl Plan {
     /// The block tables in the step's words, and their length.
     pub fn tables(&self) -> (u32, u32) {
         self.tables
+    }
+
+    /// Number of sequences.
+    pub fn sequences(&self) -> u32 {
+        self.sequences
     }
 
     /// Index into [`Plan::output_rows`] of a row with outputs.
@@ -278,6 +291,24 @@ impl Plan {
             self.cut(index, step, tables);
         }
         self.place_outputs(step);
+        if self.has_states {
+            self.list_sequences(step);
+        }
+        self.sequences = step.sequences.len() as u32;
+    }
+
+    /// The sequence of each row; and of each sequence its first row, rows, position, and the states that it reads and writes.
+    fn list_sequences(&mut self, step: &Step<'_>) {
+        self.args.sequences = self.words.len() as u32;
+        for (index, sequence) in (0..).zip(step.sequences) {
+            self.words.extend(sequence.rows.clone().map(|_| index));
+        }
+        for sequence in step.sequences {
+            let StateUse { read, write } = sequence.state.expect("validated");
+            let [first, rows, start] =
+                [sequence.rows.start, sequence.rows.len(), sequence.start].map(|x| x as u32);
+            self.words.extend([first, rows, start, read.0, write.0]);
+        }
     }
 
     /// Makes a row's token the device's own, at this place among those that it has sampled in the step before.
@@ -330,7 +361,7 @@ impl Plan {
         cut.parts = self.words.len() as u32;
         self.words.resize(self.words.len() + 4 * step.tokens.len(), 0);
         let (mut next, mut left) = (0, step.tokens.len());
-        cut.whole = self.tiling.emits && !self.tiling.sinks;
+        cut.whole = self.tiling.emits && !self.tiling.always_merges;
         for tile in [Tile::Row, Tile::Rows, Tile::WideRow, Tile::WideRows] {
             let begin = self.words.len();
             let of = |rows: usize| match (rows, wide) {
@@ -399,7 +430,12 @@ pub fn words(kv: &KvLayout, limits: &Limits, tiling: Tiling) -> usize {
     let groups = kv.groups.len();
     let tables = tables(kv, limits);
     let items = 8 * (tiling.parts + limits.max_rows);
-    limits.max_rows * (2 + groups) + 2 * tables + groups * (4 * limits.max_rows + items) + limits.max_outputs
+    let sequences = if limits.states > 0 { limits.max_rows + 5 * limits.max_sequences } else { 0 };
+    limits.max_rows * (2 + groups)
+        + 2 * tables
+        + groups * (4 * limits.max_rows + items)
+        + limits.max_outputs
+        + sequences
 }
 
 /// Entries of all block tables of the largest step.

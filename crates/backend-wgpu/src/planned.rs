@@ -45,6 +45,7 @@ impl<'a> Planned<'a> {
                 (0, [each, tiles.most(args.rows) * tiles.tile])
             }
             Grid::One => (0, [1, 1]),
+            &Grid::Sequences(each) => (0, [each, plan.sequences()]),
             Grid::Pages => (0, [args.rows.min(PAGES_X), args.rows.div_ceil(PAGES_X)]),
             &Grid::Product(outputs, ref products) => product(products, all as u32, args.rows, outputs),
             &Grid::Attention(tile, heads) => {

@@ -19,7 +19,7 @@ use crate::{
     canary::Canaries,
     device::Device,
     flight::{Encoding, Flight, Slice, gave_up_at},
-    lower::{LOGIT_ROWS, Lowering, Model},
+    lower::{LOGIT_ROWS, LayerState, Lowering, Model},
     ops,
     pace::{Pace, Pass},
     pages::page_words,
@@ -90,7 +90,7 @@ impl GpuRunner {
         device.compile_all()?;
         weights.check_unchanged()?;
         if options.poison {
-            poison_pages(&device, &model);
+            poison(&device, &model);
         }
         let rows = limits.max_outputs.clamp(1, LOGIT_ROWS);
         let flight = || Flight::new(Plan::new(&fused.kv, &limits, model.tiling));
@@ -469,17 +469,20 @@ fn most_submissions(model: &Model, limits: &Limits) -> usize {
     passes * model.body.len() + slices * (model.head.len() + model.one_row_head.len() + 8)
 }
 
-/// Fills all pages with large finite noise, so that a read of what was never written shows: halves, also where they stand for
-/// scales, and any bytes.
-fn poison_pages(device: &Device, model: &Model) {
+/// Fills all pages and states with large finite noise, so that a read of what was never written shows: halves, also where they stand
+/// for scales, and any bytes.
+fn poison(device: &Device, model: &Model) {
     let mut state = 1_u64;
+    let mut number = || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        ((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * 3e4
+    };
     for buffer in model.pages.iter().flatten() {
-        let noise: Vec<f16> = (0..buffer.size() / 2)
-            .map(|_| {
-                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-                f16::from_f32(((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * 3e4)
-            })
-            .collect();
+        let noise: Vec<f16> = (0..buffer.size() / 2).map(|_| f16::from_f32(number())).collect();
+        device.queue.write_buffer(buffer, 0, cast_slice(&noise));
+    }
+    for buffer in model.states.iter().flat_map(LayerState::buffers) {
+        let noise: Vec<f32> = (0..buffer.size() / 4).map(|_| number()).collect();
         device.queue.write_buffer(buffer, 0, cast_slice(&noise));
     }
 }

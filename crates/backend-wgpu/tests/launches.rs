@@ -37,6 +37,37 @@ fn launches(runner: &mut dyn Runner, start: usize, tokens: usize, logits: bool) 
     launches
 }
 
+const LIMITS: Limits = Limits {
+    block_size: 32,
+    pages: 4,
+    max_rows: 8,
+    max_sequences: 1,
+    max_outputs: 1,
+    max_context: 64,
+    states: 0,
+    kv_dtype: KvDtype::F16,
+    attention: AttentionMode::Paged,
+};
+
+#[test]
+fn a_load_allocates_what_was_planned() {
+    let gpu = match Gpu::open(0, GpuOptions::default()) {
+        Ok(gpu) => gpu,
+        Err(error) => return println!("skipped: memory of a GPU: {error}"),
+    };
+    let hybrid = ModelShape { mixers: "dca", attention_gate: true, ..ModelShape::default() };
+    for (mixers, states) in [("aaa", 0), (hybrid.mixers, 7)] {
+        let model = ModelShape { mixers, windows: vec![None; mixers.len()], ..hybrid.clone() }.build(1);
+        let limits = Limits { states, ..LIMITS };
+        let (plan, before) = (gpu.plan(&model.program, &model.weights, &limits), gpu.allocated());
+        let runner = gpu.load(&model.program, model.weights.clone(), limits).unwrap();
+        // All but some counters, rounding and biases.
+        let (planned, allocated) = (plan.total(), gpu.allocated() - before);
+        drop(runner);
+        assert!(planned.abs_diff(allocated) <= planned / 20 + 4096, "{plan:?}, but {allocated} allocated");
+    }
+}
+
 #[test]
 fn a_layer_of_a_step_of_one_row_takes_five_launches() {
     let gpu = match Gpu::open(0, GpuOptions::default()) {
@@ -44,22 +75,7 @@ fn a_layer_of_a_step_of_one_row_takes_five_launches() {
         Err(error) => return println!("skipped: launches on a GPU: {error}"),
     };
     let model = ModelShape { windows: vec![None; LAYERS], ..ModelShape::default() }.build(1);
-    let limits = Limits {
-        block_size: 32,
-        pages: 4,
-        max_rows: 8,
-        max_sequences: 1,
-        max_outputs: 1,
-        max_context: 64,
-        states: 0,
-        kv_dtype: KvDtype::F16,
-        attention: AttentionMode::Paged,
-    };
-    let (plan, before) = (gpu.plan(&model.program, &model.weights, &limits), gpu.allocated());
-    let mut runner = gpu.load(&model.program, model.weights.clone(), limits).unwrap();
-    // All but some counters, rounding and biases.
-    let (planned, allocated) = (plan.total(), gpu.allocated() - before);
-    assert!(planned.abs_diff(allocated) <= planned / 20 + 4096, "{plan:?}, but {allocated} allocated");
+    let mut runner = gpu.load(&model.program, model.weights.clone(), LIMITS).unwrap();
     let all = |launches: &[(String, u64)]| launches.iter().map(|(_, launches)| launches).sum::<u64>();
 
     let prompt = launches(&mut *runner, 0, 4, false);

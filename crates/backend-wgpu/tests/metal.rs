@@ -20,7 +20,7 @@ use paguro_backend::{
     Activation, AttentionMode, KvDtype, Limits, NormKind, PositionScale, QkNormKind, Residual, RopeStyle,
     Scores, WeightFormat,
 };
-use paguro_backend_conformance::{Biases, Draw, ExpertsShape, ModelShape};
+use paguro_backend_conformance::{Biases, Draw, ExpertsShape, ModelShape, RecurrentShape};
 use paguro_backend_wgpu::{Gpu, GpuOptions, Profile};
 
 /// Shapes that together reach every kernel and every option of it.
@@ -78,6 +78,10 @@ fn shapes() -> Vec<ModelShape> {
         branch_scale: 0.5,
         ..ModelShape::default()
     });
+    let hybrid = ModelShape { mixers: "dca", windows: vec![None; 3], ..ModelShape::default() };
+    shapes.push(ModelShape { attention_gate: true, ..hybrid.clone() });
+    let recurrent = RecurrentShape { bias: true, ..RecurrentShape::default() };
+    shapes.push(ModelShape { recurrent, ..hybrid });
     shapes.extend([(7, 1, 64), (16, 1, 80), (4, 4, 8), (3, 3, 96)].map(|(heads, kv_heads, head_dim)| {
         ModelShape { heads, kv_heads, head_dim, ..ModelShape::default() }
     }));
@@ -105,7 +109,7 @@ fn kernels() -> Result<Vec<(String, String)>, String> {
                 max_sequences: 4,
                 max_outputs: 4,
                 max_context: 64,
-                states: 0,
+                states: if model.program.state.is_empty() { 0 } else { 2 },
                 kv_dtype,
                 attention,
             };

@@ -211,7 +211,9 @@ pub enum LoadError {
         problem: String,
     },
     /// Weights with which the model computes infinite numbers or NaN on every device.
-    #[error("the model computes {0}: its weights are damaged; `paguro verify` checks the file")]
+    #[error(
+        "the model computes {0}: its weights are damaged; get the file again (`paguro verify` checks what is in the library)"
+    )]
     Damaged(f32),
     /// A program that makes no sense by itself: a defect of the lowering, named.
     #[error("invalid program: {0}")]

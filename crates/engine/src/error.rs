@@ -31,7 +31,9 @@ pub enum EngineError {
     #[error(transparent)]
     Load(#[from] LoadError),
     /// The model gives NaN for the first tokens that it computes.
-    #[error("the model computes NaN: its weights are damaged; `paguro verify` checks the file")]
+    #[error(
+        "the model computes NaN: its weights are damaged; get the file again (`paguro verify` checks what is in the library)"
+    )]
     NotANumber,
     /// The device failed in the first step, before there were requests.
     #[error("the model does not run: {0}")]
@@ -115,7 +117,7 @@ pub enum RequestError {
     Constraint(String),
     /// No token can be sampled: all logits are NaN or `-inf`.
     #[error(
-        "the model computed no finite logit for the next token: its weights are damaged (`paguro verify` checks the file), or `logit_bias` rules every token out"
+        "the model computed no finite logit for the next token: its weights are damaged (`paguro verify` checks what is in the library), or `logit_bias` rules every token out"
     )]
     NotFinite,
     /// [`Request::deadline`](crate::Request::deadline) passed before the request could start.

@@ -1,8 +1,6 @@
 //! Rotation and attention.
 
-use paguro_backend::{
-    KvDtype, Linear, LoadError, PositionScale, QkNorm, QkNormKind, Rope, RopeStyle, VectorId,
-};
+use paguro_backend::{KvDtype, Linear, LoadError, PositionScale, QkNorm, QkNormKind, Rope, RopeStyle};
 
 use crate::ops::{Attend, NormQkvRopeStore, Program};
 
@@ -202,7 +200,7 @@ impl Lowering<'_> {
     pub(super) fn merge(
         &mut self,
         project: &Linear,
-        sinks: Option<VectorId>,
+        attend: &Attend,
         body: &mut Vec<Launch>,
     ) -> Result<(), LoadError> {
         let dim = self.program.kv.head_dim;
@@ -222,10 +220,15 @@ impl Lowering<'_> {
         let (step, part_sums, part_tops) =
             (self.step.clone(), self.part_sums.clone(), self.part_tops.clone());
         let mut buffers = vec![("step", &step), ("part_sums", &part_sums), ("part_tops", &part_tops)];
-        let sinks = sinks.map(|sinks| self.vector(sinks)).transpose()?;
+        let sinks = attend.sinks.map(|sinks| self.vector(sinks)).transpose()?;
         if let Some(sinks) = &sinks {
             buffers.push(("sinks", sinks));
             constants.push(("SINKS", U(1)));
+        }
+        let gates = attend.is_gated.then(|| self.mixers().gates.clone());
+        if let Some(gates) = &gates {
+            buffers.push(("gates", gates));
+            constants.push(("GATED", U(1)));
         }
         let files = wgsl!("args", "fold", "parts", "quantize", "emit", "attend_merge");
         let grid = Grid::Merge(self.program.heads.div_ceil(heads) as u32);

@@ -259,8 +259,11 @@ impl Lowering<'_> {
             Some(Op::NormLogits(_)) => (Some(self.x.clone()), hands::LAST),
             _ => (None, hands::PRODUCT),
         };
+        // Only products that are made to it can apply the factor of a norm.
         let next = match next {
-            Some(Op::NormQkvRopeStore(op)) => op.norm.map(|norm| (norm, vec![&op.q, &op.k, &op.v])),
+            Some(Op::NormQkvRopeStore(op)) if op.gate.is_none() => {
+                op.norm.map(|norm| (norm, vec![&op.q, &op.k, &op.v]))
+            }
             Some(Op::NormGateUp(op)) => op.norm.map(|norm| (norm, op.gate.iter().chain([&op.up]).collect())),
             // What is handed over has eight bits.
             Some(Op::NormLogits(op)) if self.product_hands().is_none() || self.is_quantized(&op.head) => {

@@ -14,6 +14,7 @@ use super::{
 use crate::{
     device::Device,
     hidden::{Hazards, second_name},
+    ops::Program,
     plan::Tiling,
     template::Constants,
 };
@@ -62,7 +63,7 @@ impl Lowering<'_> {
     /// No memory.
     pub(super) fn handed_parts(&self) -> Result<Option<HandedParts>, LoadError> {
         let Self { device, program, limits, tiling, tokens, acts, .. } = self;
-        if !hands_parts(device, limits, tiling) {
+        if !hands_parts(device, program, limits, tiling) {
             return Ok(None);
         }
         self.empty(acts.iter().chain([tokens]));
@@ -108,9 +109,12 @@ impl Lowering<'_> {
     }
 }
 
-/// Whether attention hands its parts to their merge.
-pub(super) fn hands_parts(device: &Device, limits: &Limits, tiling: &Tiling) -> bool {
-    device.hands_over_still() && tiling.emits && limits.attention == AttentionMode::Paged
+/// Whether attention hands its parts to their merge: not where a step could not be repeated, because it has replaced states.
+pub(super) fn hands_parts(device: &Device, program: &Program, limits: &Limits, tiling: &Tiling) -> bool {
+    device.hands_over_still()
+        && tiling.emits
+        && limits.attention == AttentionMode::Paged
+        && program.state.is_empty()
 }
 
 impl HandedParts {

@@ -127,7 +127,8 @@ impl Lowering<'_> {
         let plain = |norm: Option<paguro_backend::Norm>| norm.as_ref().is_some_and(ops::is_plain);
         let layer = |op: &Op, next: Option<&Op>| match (op, next) {
             (Op::NormQkvRopeStore(op), _) => {
-                plain(op.norm) && self.rotates(op) && [&op.q, &op.k, &op.v].map(quantized) == [true; 3]
+                let is_plain = plain(op.norm) && op.gate.is_none();
+                is_plain && self.rotates(op) && [&op.q, &op.k, &op.v].map(quantized) == [true; 3]
             }
             (Op::ProjectAdd(op), Some(Op::NormGateUp(_))) => adds(&op.project, &op.add),
             (Op::ProjectAdd(_), _) => false,
@@ -135,7 +136,7 @@ impl Lowering<'_> {
                 let gate = op.gate.as_ref().is_some_and(quantized);
                 plain(op.norm) && gate && self.gates(op, &next.down) && adds(&next.down, &next.add)
             }
-            (Op::Experts(_) | Op::Join(_), _) => false,
+            (Op::ShortConv(_) | Op::DeltaRule(_) | Op::Experts(_) | Op::Join(_), _) => false,
             (Op::NormLogits(op), _) => plain(Some(op.norm)),
             _ => true,
         };

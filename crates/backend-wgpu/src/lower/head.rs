@@ -84,6 +84,7 @@ impl Lowering<'_> {
             adjust,
             argmax,
             sample,
+            states: self.states,
             pages: self.pages,
             io: Io { step: self.step, logits, normed, samples, masks, tokens, edits },
             tiling: self.tiling,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{handed_parts::HandedParts, kernels::Product};
+use super::{handed_parts::HandedParts, kernels::Product, recurrent::LayerState};
 use crate::{
     hidden::Hazards,
     pipeline::Pipeline,
@@ -45,6 +45,8 @@ pub enum Grid {
         /// Whether tiles are along x; places are along y.
         along_x: bool,
     },
+    /// This many for each sequence.
+    Sequences(u32),
     /// A single workgroup.
     One,
 }
@@ -169,6 +171,8 @@ pub struct Model {
     pub argmax: [Launch; 2],
     /// The draw, where there is a temperature.
     pub sample: Launch,
+    /// States of sequences, by layer.
+    pub states: Vec<LayerState>,
     /// Pages, one buffer for K and one for V of each layer slot.
     pub pages: Vec<[wgpu::Buffer; 2]>,
     /// Buffers that the host writes or reads.

@@ -29,7 +29,8 @@ fn plan(
         kv_dtype: KvDtype::F16,
         attention: AttentionMode::Paged,
     };
-    let tiling = Tiling { rows: 2, heads: 4, workgroups: 2, emits: true, sinks: false, parts, busy, wide };
+    let tiling =
+        Tiling { rows: 2, heads: 4, workgroups: 2, emits: true, always_merges: false, parts, busy, wide };
     let mut plan = Plan::new(&kv, &limits, tiling);
     let (mut pages, mut sequences, mut first) = (Vec::new(), Vec::new(), 0);
     for &(start, rows) in lengths {

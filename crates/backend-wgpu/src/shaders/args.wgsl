@@ -8,6 +8,7 @@ struct Args {
   items: u32,     // [items, 8] what attention has to do
   parts: u32,     // [rows, 4] first partial result of each row, how many there are, number of the first, their splits
   outputs: u32,   // [outputs] row of each output
+  sequences: u32, // [rows] sequence of each row, and [sequences, 5]: see sequences.wgsl
   whole: u32,     // whether attention leaves no row's result in parts
   // What attention has to do in a step of one row:
   row_position: u32, // its position

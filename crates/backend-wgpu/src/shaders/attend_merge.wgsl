@@ -1,4 +1,4 @@
-// Partial attention of a row, added up in order, as activations of the next product; one workgroup for MERGE_HEADS heads of a row,
+// Partial attention of a row, added up in order and perhaps gated, as activations of the next product; one workgroup for MERGE_HEADS heads of a row,
 // so that it has whole blocks.
 @group(0) @binding(0) var<storage, read> step: array<u32>;
 //% if HANDS_PARTS
@@ -9,6 +9,10 @@
 
 //% if SINKS
 @group(0) @binding(3) var<storage, read> sinks: array<f32>; // [HEADS]
+//% end
+
+//% if GATED
+@group(0) @binding(4) var<storage, read> gates: array<f32>; // [rows, HEADS, DIM]
 //% end
 
 const QUADS = DIM / 4u;
@@ -118,7 +122,11 @@ fn main(
     sum.y += exp2(min(fma(sinks[head], 1.4426950408889634, -top), 126.0));
 //% end
     if (tid < DIM) {
-      stage(h * DIM + tid, select(0.0, sum.x / sum.y, wid.x * MERGE_HEADS + h < HEADS));
+      var value = sum.x / sum.y;
+//% if GATED
+      value /= 1.0 + exp(-gates[(row * HEADS + head) * DIM + tid]);
+//% end
+      stage(h * DIM + tid, select(0.0, value, wid.x * MERGE_HEADS + h < HEADS));
     }
     workgroupBarrier();
   }

@@ -1,0 +1,408 @@
+//! Mixers with a state.
+//!
+//! | operation | launches | kernel file |
+//! |-|-|-|
+//! | norm | one | `norm.wgsl` |
+//! | short convolution: b, c, u | one | `matvec.wgsl`, `matmul.wgsl`, `coop.wgsl` |
+//! | convolution, and activations of its output | one | `short_conv.wgsl` |
+//! | delta rule: queries, keys and values; z, a, b | four | `matvec.wgsl`, `matmul.wgsl`, `coop.wgsl` |
+//! | convolution, norms, decays and strengths | one | `delta_inputs.wgsl` |
+//! | delta rule | one | `delta.wgsl` |
+//! | norm, gate, and activations of the output | one | `delta_norm.wgsl` |
+//! | either: the state after the step's rows | one | `keep.wgsl` |
+//! | product onto the residual stream | one | `matvec.wgsl`, `matmul.wgsl`, `coop.wgsl` |
+//!
+//! A step with states cannot be repeated, as it writes what it has read. So nothing is handed over without barriers in a program with states.
+
+use paguro_backend::{
+    Convolution, DeltaRule, DeltaShape, KeySharing, Limits, Linear, LoadError, STATE_CHUNK, StateShape,
+};
+
+use crate::{
+    device::Device,
+    layout::BLOCK,
+    matrix::Order,
+    ops::{self, Op, Program},
+    template::Constants,
+};
+
+use super::{
+    Acts, Before, Grid, Launch, Lowering, Place, Store,
+    Value::{F, U},
+    When,
+    kernels::FEW_ROWS,
+    products::Inputs,
+    wgsl,
+};
+
+/// Columns of a value head that a workgroup has.
+const COLUMNS: usize = STATE_CHUNK;
+/// Threads that share a column.
+const PARTS: usize = 4;
+/// Threads of a workgroup that makes inputs of a delta rule.
+const INPUT_THREADS: usize = 128;
+
+/// States of all sequences in one layer.
+pub struct LayerState {
+    /// `[states, rows, channels]`: the input of the convolution at position `p` is in row `p % rows`.
+    inputs: wgpu::Buffer,
+    delta: Option<DeltaState>,
+}
+
+/// States of a delta rule.
+struct DeltaState {
+    /// `[states, value_heads, key_dim, value_dim]`, as of the beginning of the chunk.
+    matrices: wgpu::Buffer,
+    /// Keys of the rows of the chunk, `[states, STATE_CHUNK, key_heads * key_dim]`.
+    keys: wgpu::Buffer,
+    /// Their updates, `[states, STATE_CHUNK, value_heads * value_dim]`.
+    updates: wgpu::Buffer,
+    /// Their decays, summed up from the beginning of the chunk, `[states, STATE_CHUNK, value_heads]`.
+    decays: wgpu::Buffer,
+}
+
+impl LayerState {
+    /// # Errors
+    /// No memory, or more than a kernel can see.
+    fn new(device: &Device, shape: &StateShape, states: usize) -> Result<Self, LoadError> {
+        let room = |numbers: usize| device.buffer((states * numbers).max(1), "states of sequences");
+        let delta = shape.delta.map(|delta| {
+            Ok(DeltaState {
+                matrices: room(delta.value_width() * delta.key_dim)?,
+                keys: room(STATE_CHUNK * delta.key_width())?,
+                updates: room(STATE_CHUNK * delta.value_width())?,
+                decays: room(STATE_CHUNK * delta.value_heads)?,
+            })
+        });
+        Ok(Self { inputs: room(shape.rows * shape.channels)?, delta: delta.transpose()? })
+    }
+
+    /// All its buffers.
+    pub fn buffers(&self) -> impl Iterator<Item = &wgpu::Buffer> {
+        let delta = self.delta.iter().flat_map(|delta| {
+            let DeltaState { matrices, keys, updates, decays } = delta;
+            [matrices, keys, updates, decays]
+        });
+        [&self.inputs].into_iter().chain(delta)
+    }
+}
+
+/// Room for intermediate results of the mixers of a program, for each row: of each kind, that of the mixer that needs most.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Room {
+    /// Inputs of convolutions, or b, c and u of a short one.
+    mixed: usize,
+    /// Queries, keys and values.
+    channels: usize,
+    /// Values of all heads.
+    values: usize,
+    /// Value heads.
+    heads: usize,
+    /// Gates of attention's output.
+    gates: usize,
+    /// Widest row that is an input of a product.
+    pub widest: usize,
+}
+
+/// Buffers of mixers, which layers use one after the other.
+#[derive(Clone)]
+pub(super) struct Buffers {
+    mixed: wgpu::Buffer,
+    convolved: wgpu::Buffer,
+    z: wgpu::Buffer,
+    decays: wgpu::Buffer,
+    betas: wgpu::Buffer,
+    values: wgpu::Buffer,
+    /// `[rows, heads * head_dim]` gates of attention's output.
+    pub gates: wgpu::Buffer,
+}
+
+impl Room {
+    pub(super) fn of(program: &Program) -> Self {
+        let mut room = Self::default();
+        for op in &program.ops {
+            match op {
+                Op::ShortConv(op) => {
+                    room.mixed = room.mixed.max(3 * op.conv.width);
+                    room.widest = room.widest.max(op.conv.width);
+                }
+                Op::DeltaRule(op) => {
+                    let shape = &op.delta.shape;
+                    room.mixed = room.mixed.max(shape.channels());
+                    room.channels = room.channels.max(shape.channels());
+                    room.values = room.values.max(shape.value_width());
+                    room.heads = room.heads.max(shape.value_heads);
+                    room.widest = room.widest.max(shape.value_width());
+                }
+                Op::Attend(op) if op.is_gated => room.gates = program.heads * program.kv.head_dim,
+                _ => {}
+            }
+        }
+        room
+    }
+
+    /// Words of [`Buffers`].
+    pub(super) fn words(&self, rows: usize) -> usize {
+        let Self { mixed, channels, values, heads, gates, .. } = self;
+        rows * (mixed + channels + 2 * values + 2 * heads + gates)
+    }
+
+    /// Allocates them, if there are such mixers.
+    pub(super) fn buffers(&self, device: &Device, rows: usize) -> Result<Option<Buffers>, LoadError> {
+        if self.words(rows) == 0 {
+            return Ok(None);
+        }
+        // A buffer that no layer uses still has a size.
+        let buffer = |width: usize, what: &str| device.buffer((rows * width).max(1), what);
+        Ok(Some(Buffers {
+            mixed: buffer(self.mixed, "inputs of convolutions")?,
+            convolved: buffer(self.channels, "convolutions")?,
+            z: buffer(self.values, "gates of delta rules")?,
+            decays: buffer(self.heads, "decays of delta rules")?,
+            betas: buffer(self.heads, "strengths of delta rules")?,
+            values: buffer(self.values, "results of delta rules")?,
+            gates: buffer(self.gates, "gates of attention")?,
+        }))
+    }
+}
+
+/// States of all layers.
+pub(super) fn states(
+    device: &Device,
+    program: &Program,
+    limits: &Limits,
+) -> Result<Vec<LayerState>, LoadError> {
+    program.state.layers.iter().map(|shape| LayerState::new(device, shape, limits.states)).collect()
+}
+
+impl Lowering<'_> {
+    pub(super) fn mixers(&self) -> &Buffers {
+        self.mixers.as_ref().expect("programs with such mixers have the buffers")
+    }
+
+    /// A product of the activations of a norm, to a buffer of its own.
+    pub(super) fn normed_product(
+        &mut self,
+        linear: &Linear,
+        buffer: &wgpu::Buffer,
+        body: &mut Vec<Launch>,
+    ) -> Result<(), LoadError> {
+        let stride = self.weights.matrix(linear.matrix).rows;
+        let place = Place { buffer: buffer.clone(), stride, first: 0 };
+        let inputs = Inputs { linears: &[linear], order: Order::Joined, acts: Acts::Normed, in_order: false };
+        self.product(&inputs, &place, Store::WRITE, When::Always, body)
+    }
+
+    /// A short convolution, from the norm to the residual stream.
+    pub(super) fn short_conv(
+        &mut self,
+        op: &ops::ShortConvAdd,
+        before: Before,
+        next: Option<&Op>,
+        body: &mut Vec<Launch>,
+    ) -> Result<Before, LoadError> {
+        let conv = &op.conv;
+        let own = self.mixers().clone();
+        self.norm(conv.norm, before, &[&conv.input], body)?;
+        self.normed_product(&conv.input, &own.mixed, body)?;
+
+        let (mut constants, vectors) = self.convolution(&conv.convolution, conv.width)?;
+        constants.extend([("MIXED_STRIDE", U(3 * conv.width as u32)), ("SHORT", U(1))]);
+        let step = self.step.clone();
+        let inputs = self.states[conv.state].inputs.clone();
+        let mut buffers = vec![("step", &step), ("mixed", &own.mixed), ("inputs", &inputs)];
+        buffers.extend(vectors.iter().map(|(name, buffer)| (*name, buffer)));
+        let mut emits = constants.clone();
+        emits.extend(self.emit_for(&[&conv.out], conv.width));
+        emits.extend(self.halves(FEW_ROWS + 1));
+        emits.push(("STAGED", U(8 * 33)));
+        let files = wgsl!("args", "quantize", "emit", "sequences", "convolution", "convolve", "short_conv");
+        let grid = Grid::Each(conv.width.div_ceil(8 * BLOCK) as u32);
+        body.push(self.launch("short_conv", files, emits, &buffers, grid, 0)?);
+
+        let grid = Grid::Sequences(conv.width.div_ceil(256) as u32);
+        let files = wgsl!("args", "sequences", "convolution", "keep");
+        let buffers = [("step", &step), ("mixed", &own.mixed), ("kept", &inputs)];
+        body.push(self.launch("keep", files, constants, &buffers, grid, 0)?);
+        let y = self.y.clone();
+        self.add(&conv.out, false, &op.add, y, next, body)
+    }
+
+    /// A delta rule, from the norm to the residual stream.
+    pub(super) fn delta_rule(
+        &mut self,
+        op: &ops::DeltaRuleAdd,
+        before: Before,
+        next: Option<&Op>,
+        body: &mut Vec<Launch>,
+    ) -> Result<Before, LoadError> {
+        let delta = &op.delta;
+        let own = self.mixers().clone();
+        let linears = [&delta.qkv, &delta.gate, &delta.alpha, &delta.beta];
+        self.norm(delta.norm, before, &linears, body)?;
+        for (linear, to) in linears.into_iter().zip([&own.mixed, &own.z, &own.decays, &own.betas]) {
+            self.normed_product(linear, to, body)?;
+        }
+        self.delta_inputs(delta, &own, body)?;
+        self.delta(delta, &own, body)?;
+        self.delta_norm(delta, &own, body)?;
+        self.keep_delta(delta, &own, body)?;
+        let y = self.y.clone();
+        self.add(&delta.out, false, &op.add, y, next, body)
+    }
+
+    /// Queries, keys and values, and decays and strengths.
+    fn delta_inputs(
+        &mut self,
+        op: &DeltaRule,
+        own: &Buffers,
+        body: &mut Vec<Launch>,
+    ) -> Result<(), LoadError> {
+        let shape = &op.shape;
+        let (mut constants, vectors) = self.convolution(&op.convolution, shape.channels())?;
+        let value_units = shape.value_width().div_ceil(INPUT_THREADS);
+        constants.extend(self.delta_constants(op));
+        constants.extend([
+            ("MIXED_STRIDE", U(shape.channels() as u32)),
+            ("KEY_UNITS", U(2 * shape.key_heads as u32)),
+            ("VALUE_UNITS", U(value_units as u32)),
+            ("QUERY_SCALE", F((shape.key_dim as f32).sqrt())),
+            ("UNIT_EPS", F(DeltaRule::EPS)),
+        ]);
+        let (decay, dt) = (self.vector(op.decay)?, self.vector(op.dt)?);
+        let (step, inputs) = (self.step.clone(), self.states[op.state].inputs.clone());
+        let mut buffers = vec![
+            ("step", &step),
+            ("mixed", &own.mixed),
+            ("inputs", &inputs),
+            ("convolved", &own.convolved),
+            ("decays", &own.decays),
+            ("betas", &own.betas),
+            ("decay", &decay),
+            ("dt", &dt),
+        ];
+        buffers.extend(vectors.iter().map(|(name, buffer)| (*name, buffer)));
+        let files = wgsl!("args", "sequences", "convolution", "convolve", "delta_inputs");
+        let grid = Grid::Each((2 * shape.key_heads + value_units + 1) as u32);
+        body.push(self.launch("delta_inputs", files, constants, &buffers, grid, 0)?);
+        Ok(())
+    }
+
+    /// The rule itself.
+    fn delta(&mut self, op: &DeltaRule, own: &Buffers, body: &mut Vec<Launch>) -> Result<(), LoadError> {
+        let shape = &op.shape;
+        let blocks = shape.value_dim.div_ceil(COLUMNS);
+        let mut constants = self.delta_constants(op);
+        constants.extend([
+            ("CHANNELS", U(shape.channels() as u32)),
+            ("COLUMNS", U(COLUMNS as u32)),
+            ("COLUMN_BLOCKS", U(blocks as u32)),
+            ("PARTS", U(PARTS as u32)),
+            // Quads of a key that a thread has.
+            ("QUADS", U(shape.key_dim.div_ceil(4 * PARTS) as u32)),
+        ]);
+        let step = self.step.clone();
+        let state = self.delta_state(op);
+        let buffers = [
+            ("step", &step),
+            ("convolved", &own.convolved),
+            ("decays", &own.decays),
+            ("betas", &own.betas),
+            ("values", &own.values),
+            ("matrices", &state.matrices),
+            ("updates", &state.updates),
+            ("kept_keys", &state.keys),
+            ("kept_decays", &state.decays),
+        ];
+        let files = wgsl!("args", "sequences", "delta");
+        let grid = Grid::Sequences((shape.value_heads * blocks) as u32);
+        body.push(self.launch("delta", files, constants, &buffers, grid, 0)?);
+        Ok(())
+    }
+
+    /// Norms of the results and their gates, as activations.
+    fn delta_norm(&mut self, op: &DeltaRule, own: &Buffers, body: &mut Vec<Launch>) -> Result<(), LoadError> {
+        let DeltaShape { value_heads, value_dim, .. } = op.shape;
+        let width = op.shape.value_width();
+        let mut constants = vec![
+            ("WIDTH", U(width as u32)),
+            ("HEADS", U(value_heads as u32)),
+            ("VALUE_DIM", U(value_dim as u32)),
+            ("FACTORS_HERE", U(256_usize.div_ceil(value_dim) as u32 + 1)),
+            ("EPS", F(op.out_norm.eps)),
+            ("STAGED", U(8 * 33)),
+        ];
+        constants.extend(self.emit_for(&[&op.out], width));
+        constants.extend(self.halves(FEW_ROWS + 1));
+        let weight = self.vector(op.out_norm.weight)?;
+        let buffers = [("values", &own.values), ("z", &own.z), ("weight", &weight)];
+        let files = wgsl!("args", "quantize", "emit", "delta_norm");
+        let grid = Grid::Each(width.div_ceil(8 * BLOCK) as u32);
+        body.push(self.launch("delta_norm", files, constants, &buffers, grid, 0)?);
+        Ok(())
+    }
+
+    /// What the state keeps of the step's rows, beside matrices and updates.
+    fn keep_delta(&mut self, op: &DeltaRule, own: &Buffers, body: &mut Vec<Launch>) -> Result<(), LoadError> {
+        let channels = op.shape.channels();
+        let (mut constants, _) = self.convolution(&op.convolution, channels)?;
+        constants.extend(self.delta_constants(op));
+        constants.extend([("MIXED_STRIDE", U(channels as u32)), ("DELTA", U(1))]);
+        let (step, inputs) = (self.step.clone(), self.states[op.state].inputs.clone());
+        let state = self.delta_state(op);
+        let buffers = [
+            ("step", &step),
+            ("mixed", &own.mixed),
+            ("kept", &inputs),
+            ("convolved", &own.convolved),
+            ("decays", &own.decays),
+            ("kept_keys", &state.keys),
+            ("kept_decays", &state.decays),
+        ];
+        let files = wgsl!("args", "sequences", "convolution", "keep");
+        let grid = Grid::Sequences(channels.div_ceil(256) as u32);
+        body.push(self.launch("keep_delta", files, constants, &buffers, grid, 0)?);
+        Ok(())
+    }
+
+    fn delta_state(&self, op: &DeltaRule) -> DeltaState {
+        let state = self.states[op.state].delta.as_ref().expect("`Program::check` compared the shapes");
+        let DeltaState { matrices, keys, updates, decays } = state;
+        DeltaState {
+            matrices: matrices.clone(),
+            keys: keys.clone(),
+            updates: updates.clone(),
+            decays: decays.clone(),
+        }
+    }
+
+    fn delta_constants(&self, op: &DeltaRule) -> Constants {
+        let DeltaShape { key_heads, value_heads, key_dim, value_dim } = op.shape;
+        vec![
+            ("CHUNK", U(STATE_CHUNK as u32)),
+            ("HEADS", U(value_heads as u32)),
+            ("KEY_HEADS", U(key_heads as u32)),
+            ("KEY_DIM", U(key_dim as u32)),
+            ("VALUE_DIM", U(value_dim as u32)),
+            ("ALTERNATING", U(u32::from(op.sharing == KeySharing::Alternating))),
+        ]
+    }
+
+    /// Constants of a convolution, and its vectors.
+    fn convolution(
+        &mut self,
+        op: &Convolution,
+        channels: usize,
+    ) -> Result<(Constants, Vec<(&'static str, wgpu::Buffer)>), LoadError> {
+        let constants = vec![
+            ("KEPT", U(op.taps as u32 - 1)),
+            ("CHANNELS", U(channels as u32)),
+            ("CONV_BIAS", U(u32::from(op.bias.is_some()))),
+        ];
+        let mut buffers = vec![("taps", self.vector(op.weight)?)];
+        if let Some(bias) = op.bias {
+            buffers.push(("conv_bias", self.vector(bias)?));
+        }
+        Ok((constants, buffers))
+    }
+}

@@ -1,0 +1,46 @@
+// Inputs of a delta rule: queries and keys of unit length, values, decays and strengths. A workgroup has a head of queries or keys of a
+// row, or some of its values, or all of its decays and strengths.
+@group(0) @binding(5) var<storage, read_write> convolved: array<f32>; // [rows, CHANNELS]: queries, keys, values
+@group(0) @binding(6) var<storage, read_write> decays: array<f32>;    // [rows, HEADS] a, and then decays
+@group(0) @binding(7) var<storage, read_write> betas: array<f32>;     // [rows, HEADS] b, and then strengths
+@group(0) @binding(8) var<storage, read> decay: array<f32>;           // [HEADS]
+@group(0) @binding(9) var<storage, read> dt: array<f32>;              // [HEADS]
+
+var<workgroup> squares: array<f32, 128>;
+
+fn silu(x: f32) -> f32 {
+  return x / (1.0 + exp(-x));
+}
+
+fn softplus(x: f32) -> f32 {
+  let e = exp(-abs(x));
+  // ln(1 + e): of a small e, one loses its digits.
+  return max(x, 0.0) + select(log(1.0 + e), fma(-0.5 * e, e, e), e < 1.0e-3);
+}
+
+@compute @workgroup_size(128)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
+  let row = wid.y;
+  if (wid.x < KEY_UNITS) {
+    let c = wid.x * KEY_DIM + tid;
+    var x = 0.0;
+    if (tid < KEY_DIM) { x = silu(convolve(row, c, sequence_of(row))); }
+    squares[tid] = x * x;
+    workgroupBarrier();
+    for (var n = 64u; n > 0u; n /= 2u) {
+      if (tid < n) { squares[tid] += squares[tid + n]; }
+      workgroupBarrier();
+    }
+    let length = sqrt(squares[0] + UNIT_EPS) * select(1.0, QUERY_SCALE, wid.x < KEY_HEADS);
+    if (tid < KEY_DIM) { convolved[row * CHANNELS + c] = x / length; }
+  } else if (wid.x < KEY_UNITS + VALUE_UNITS) {
+    let c = KEY_UNITS * KEY_DIM + (wid.x - KEY_UNITS) * 128u + tid;
+    if (c < CHANNELS) { convolved[row * CHANNELS + c] = silu(convolve(row, c, sequence_of(row))); }
+  } else {
+    for (var head = tid; head < HEADS; head += 128u) {
+      let at = row * HEADS + head;
+      decays[at] = decay[head] * softplus(decays[at] + dt[head]);
+      betas[at] = 1.0 / (1.0 + exp(-betas[at]));
+    }
+  }
+}

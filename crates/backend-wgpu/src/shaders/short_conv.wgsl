@@ -1,0 +1,14 @@
+// A short convolution: c times the convolution of b times u, and what the next product wants of it; a workgroup for eight blocks of a row.
+@compute @workgroup_size(64)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
+  let row = wid.y;
+  let own = sequence_of(row);
+  let first = wid.x * 256u;
+  for (var i = tid; i < 256u; i += 64u) {
+    let c = min(first + i, CHANNELS - 1u);
+    let y = mixed[row * MIXED_STRIDE + CHANNELS + c] * convolve(row, c, own);
+    stage(i, select(0.0, y, first + i < CHANNELS));
+  }
+  workgroupBarrier();
+  if (tid < 8u && first / 32u + tid < ACT_BLOCKS) { emit(row, first / 32u + tid, tid, 1.0); }
+}
