@@ -44,13 +44,28 @@ class Client:
         self.until = time.monotonic() + seconds
         self.rng = random.Random(seed)
         self.statuses = collections.Counter()
+        self.writers = []
 
     @property
     def over(self):
         return time.monotonic() > self.until
 
     async def open(self):
-        return await asyncio.open_connection("127.0.0.1", self.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.writers.append(writer)
+        return reader, writer
+
+    async def run(self, which, seconds):
+        """Runs an attack for at most so long, and leaves no connection open."""
+        try:
+            await asyncio.wait_for(which(self), seconds)
+        except (OSError, asyncio.TimeoutError, TimeoutError):
+            pass
+        finally:
+            for writer in self.writers:
+                writer.transport.abort()
+            # Transports close in the loop's next round.
+            await asyncio.sleep(0.1)
 
     async def post(self, path, body, wait=True):
         """Sends a request and reads the whole answer. Counts its status."""
@@ -300,10 +315,7 @@ def attack(which, port, key, model, seconds, seed, answers):
     os.nice(10)
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     client = Client(port, key, model, seconds, seed)
-    try:
-        asyncio.run(asyncio.wait_for(which(client), seconds + 15))
-    except (asyncio.TimeoutError, TimeoutError):
-        pass
+    asyncio.run(client.run(which, seconds + 15))
     answers.put(dict(client.statuses))
 
 

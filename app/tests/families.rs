@@ -216,6 +216,16 @@ mod gpu {
     }
 
     #[test]
+    fn qwen35moe_tells_its_stories_on_a_gpu() {
+        check_on_gpu("model/families/tales-qwen35moe-Q8_0.gguf", "qwen35moe-reference.json", 0.5, 0.05);
+    }
+
+    #[test]
+    fn lfm2moe_tells_its_stories_on_a_gpu() {
+        check_on_gpu("model/families/tales-lfm2moe-Q8_0.gguf", "lfm2moe-reference.json", 0.5, 0.05);
+    }
+
+    #[test]
     fn gpt_oss_tells_its_stories_on_a_gpu() {
         check_on_gpu(GPT_OSS, "gptoss-hf/reference.json", 3.0, 0.1);
     }

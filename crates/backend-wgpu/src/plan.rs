@@ -186,8 +186,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// For a model with these limits.
-    pub fn new(kv: &KvLayout, limits: &Limits, tiling: Tiling) -> Self {
+    /// For a model with these limits, whose sequences have states or not.
+    pub fn new(kv: &KvLayout, limits: &Limits, tiling: Tiling, has_states: bool) -> Self {
         let mut cuts: Vec<Cut> = Vec::new();
         let cut_of = kv.groups.iter().map(|group| {
             cuts.iter().position(|cut| cut.window == group.window).unwrap_or_else(|| {
@@ -209,7 +209,7 @@ impl Plan {
             embeds: false,
             place: vec![0; limits.max_rows],
             tables: (0, 0),
-            has_states: limits.states > 0,
+            has_states,
             sequences: 0,
         }
     }

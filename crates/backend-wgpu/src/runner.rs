@@ -93,7 +93,7 @@ impl GpuRunner {
             poison(&device, &model);
         }
         let rows = limits.max_outputs.clamp(1, LOGIT_ROWS);
-        let flight = || Flight::new(Plan::new(&fused.kv, &limits, model.tiling));
+        let flight = || Flight::new(Plan::new(&fused.kv, &limits, model.tiling, !fused.state.is_empty()));
         let flights = [flight(), flight()];
         device.wait().map_err(|error| LoadError::Device(error.to_string()))?;
         let page_words = page_words(&fused.kv, limits.block_size, limits.kv_dtype);

@@ -31,7 +31,7 @@ fn plan(
     };
     let tiling =
         Tiling { rows: 2, heads: 4, workgroups: 2, emits: true, always_merges: false, parts, busy, wide };
-    let mut plan = Plan::new(&kv, &limits, tiling);
+    let mut plan = Plan::new(&kv, &limits, tiling, false);
     let (mut pages, mut sequences, mut first) = (Vec::new(), Vec::new(), 0);
     for &(start, rows) in lengths {
         let from = pages.len();
