@@ -3,7 +3,7 @@
 //! [`Facts`] are what a driver reports. [`Facts::rules`] is a pure function of them, so that a test can check the rules for GPUs that
 //! this project has never run on.
 
-use std::time::Duration;
+use std::{sync::LazyLock, time::Duration};
 
 use wgpu::{Backend, DeviceType, Features};
 
@@ -191,17 +191,19 @@ pub fn cooperative(adapter: &wgpu::Adapter, rules: &Rules) -> Option<u32> {
     })
 }
 
-/// The adapters of this machine: discrete GPUs first, software last. A GPU that two drivers offer is listed once.
-pub fn adapters() -> Vec<wgpu::Adapter> {
+/// The one instance of this process. It is never dropped: without an instance, the driver's library is unloaded, and a thread that has used
+/// NVIDIA's driver calls it once more when it ends. That was a segmentation fault at the end of `serve`.
+static INSTANCE: LazyLock<wgpu::Instance> = LazyLock::new(|| {
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
     descriptor.backends = wgpu::Backends::VULKAN | wgpu::Backends::METAL;
     // Nothing here dispatches indirectly, and the check for it caps all buffers at 4 GiB.
     descriptor.flags.remove(wgpu::InstanceFlags::VALIDATION_INDIRECT_CALL);
-    let instance = wgpu::Instance::new(descriptor);
-    let mut adapters = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::all()));
-    // Kept until the process ends: without an instance, the driver's library is unloaded, and a thread that has used NVIDIA's driver
-    // calls it once more when it ends. That was a segmentation fault at the end of `serve`.
-    std::mem::forget(instance);
+    wgpu::Instance::new(descriptor)
+});
+
+/// The adapters of this machine: discrete GPUs first, software last. A GPU that two drivers offer is listed once.
+pub fn adapters() -> Vec<wgpu::Adapter> {
+    let mut adapters = pollster::block_on(INSTANCE.enumerate_adapters(wgpu::Backends::all()));
     adapters.retain(|adapter| adapter.features().contains(needed()));
     adapters.sort_by_key(|adapter| match adapter.get_info().device_type {
         DeviceType::DiscreteGpu => 0,

@@ -30,6 +30,7 @@ use super::{
     Acts, Before, Grid, Launch, Lowering, Place, Store,
     Value::{F, U},
     When,
+    hands::Parts,
     kernels::FEW_ROWS,
     products::Inputs,
     wgsl,
@@ -389,11 +390,7 @@ impl Lowering<'_> {
     }
 
     /// Constants of a convolution, and its vectors.
-    fn convolution(
-        &mut self,
-        op: &Convolution,
-        channels: usize,
-    ) -> Result<(Constants, Vec<(&'static str, wgpu::Buffer)>), LoadError> {
+    fn convolution(&mut self, op: &Convolution, channels: usize) -> Result<Parts, LoadError> {
         let constants = vec![
             ("KEPT", U(op.taps as u32 - 1)),
             ("CHANNELS", U(channels as u32)),
