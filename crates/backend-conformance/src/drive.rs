@@ -78,6 +78,8 @@ pub struct Driver {
     state_users: Vec<usize>,
     /// See [`DriveOptions::moves_states`].
     moves_states: bool,
+    /// See [`Backend::checkpoint_pages`].
+    checkpoint_pages: usize,
     sequences: Vec<Sequence>,
     out: StepOutput,
 }
@@ -90,6 +92,8 @@ struct Sequence {
     tables: Vec<Vec<PageId>>,
     /// Perhaps shared with forks that have not run yet.
     state: Option<StateId>,
+    /// Pages in which its state is saved while it has none.
+    checkpoint: Vec<PageId>,
     /// `[positions][vocab]` (of embeddings, `[positions][hidden]`), from position `logits_from` on.
     logits: Vec<Vec<f32>>,
     logits_from: usize,
@@ -134,6 +138,7 @@ impl Driver {
             free_states,
             state_users: vec![0; limits.states],
             moves_states: options.moves_states,
+            checkpoint_pages: backend.checkpoint_pages(&model.program, options.block_size, options.kv_dtype),
             sequences: Vec::new(),
             out: StepOutput::default(),
             free,
@@ -170,6 +175,7 @@ impl Driver {
             done: 0,
             tables,
             state: None,
+            checkpoint: Vec::new(),
             logits: Vec::new(),
             logits_from: 0,
         });
@@ -230,6 +236,38 @@ impl Driver {
         sequence.done = 0;
         sequence.logits_from = 0;
         sequence.logits.clear();
+    }
+
+    /// Saves the state of a sequence in pages, and lets its slot go.
+    ///
+    /// # Errors
+    /// What the runner says, or that the pages are too few.
+    pub fn save_state(&mut self, sequence: SequenceId) -> Result<(), String> {
+        let state = self.sequences[sequence.0].state.ok_or("the sequence has no state")?;
+        let Self { free, users, .. } = self;
+        let pages: Vec<PageId> =
+            (0..self.checkpoint_pages).map(|_| take(free, users)).collect::<Result<_, _>>()?;
+        let moves = pages.iter().enumerate().map(|(part, &to)| PageMove::SaveState { state, part, to });
+        self.runner.move_pages(&moves.collect::<Vec<_>>()).map_err(|error| error.to_string())?;
+        self.sequences[sequence.0].checkpoint = pages;
+        self.release_state(sequence);
+        Ok(())
+    }
+
+    /// Restores the saved state of a sequence, and gives the pages back.
+    ///
+    /// # Errors
+    /// What the runner says, or that no state is free.
+    pub fn restore_state(&mut self, sequence: SequenceId) -> Result<(), String> {
+        let state = self.free_states.pop().ok_or("the test needs more states than there are")?;
+        self.state_users[state.0 as usize] += 1;
+        let pages = std::mem::take(&mut self.sequences[sequence.0].checkpoint);
+        let moves =
+            pages.iter().enumerate().map(|(part, &from)| PageMove::RestoreState { from, part, state });
+        self.runner.move_pages(&moves.collect::<Vec<_>>()).map_err(|error| error.to_string())?;
+        pages.into_iter().for_each(|page| release(page, &mut self.free, &mut self.users));
+        self.sequences[sequence.0].state = Some(state);
+        Ok(())
     }
 
     fn release_state(&mut self, sequence: SequenceId) {

@@ -33,6 +33,7 @@ struct Defect {
     block_tables: fn(&mut [PageId], &[StepSequence]),
     sequences: fn(&mut [StepSequence]),
     carried: fn(&mut [Carried]),
+    moves: fn(&mut PageMove),
     moves_pages: bool,
     checks_weights: bool,
     checks_steps: bool,
@@ -63,6 +64,7 @@ const NONE: Defect = Defect {
     block_tables: |_, _| (),
     sequences: |_| (),
     carried: |_| (),
+    moves: |_| (),
     moves_pages: true,
     checks_weights: true,
     checks_steps: true,
@@ -179,7 +181,9 @@ impl Runner for DefectiveRunner {
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {
-        if self.defect.moves_pages { self.inner.move_pages(moves) } else { Ok(()) }
+        let mut moves = moves.to_vec();
+        moves.iter_mut().for_each(self.defect.moves);
+        if self.defect.moves_pages { self.inner.move_pages(&moves) } else { Ok(()) }
     }
 
     fn kernel_counts(&self) -> Vec<KernelCount> {
@@ -431,6 +435,7 @@ fn defects() -> Vec<(&'static str, Defect, &'static [&'static str])> {
             Defect { embeddings: |x, now| nudge(x, now.rows), ..NONE },
             &["exact_embeddings"],
         ),
+        ("saves the wrong part of a state", Defect { moves: next_part, ..NONE }, &["exact_states"]),
         ("copies no pages", Defect { moves_pages: false, ..NONE }, &["exact_after_copy_on_write"]),
         // The contract
         (
@@ -677,6 +682,12 @@ fn first_table(pages: &mut [PageId], sequences: &[StepSequence]) {
 fn reads_own_state(sequences: &mut [StepSequence]) {
     for state in sequences.iter_mut().filter_map(|sequence| sequence.state.as_mut()) {
         state.read = state.write;
+    }
+}
+
+fn next_part(page_move: &mut PageMove) {
+    if let PageMove::SaveState { part, .. } = page_move {
+        *part = part.saturating_sub(1);
     }
 }
 

@@ -149,9 +149,40 @@ pub(super) fn exact(subject: &Subject) -> Verdict {
         }
         for stem in subject.draw.some("stems of states", &[1, 31, 32, 33, 50], 2) {
             forks(subject, &model, shape.vocab, stem)?;
+            checkpoints(subject, &model, shape.vocab, stem)?;
         }
     }
     Ok(())
+}
+
+/// A saved state is the same in another slot, after its own slot and many pages have been used by others. Its pages can
+/// hold K and V again.
+fn checkpoints(subject: &Subject, model: &RandomModel, vocab: usize, stem: usize) -> Verdict {
+    let mut rng = Rng::new(100 + stem as u64);
+    let prompt = rng.tokens(stem, vocab);
+    let sequences: Vec<Vec<u32>> =
+        [40, 37].into_iter().map(|more| [&prompt[..], &rng.tokens(more, vocab)].concat()).collect();
+    let expected = alone(subject, model, &sequences)?;
+    let options = DriveOptions { pages: 200, least_rows: subject.exact_rows, ..options(subject) };
+    let mut driver = Driver::new(&*(subject.backend)(2), model, &options)?;
+    let trunk = driver.start(&sequences[0]);
+    driver.step(&[(trunk, stem)])?;
+    let saved = driver.fork(trunk, stem, &sequences[1])?;
+    driver.save_state(saved)?;
+    driver.run(trunk, 9)?;
+    let trunk_logits: Logits = vec![driver.logits(trunk).1.to_vec()];
+    same(&format!("the rest after a checkpoint at {stem}"), &trunk_logits, &expected[..1].to_vec())?;
+    driver.preempt(trunk);
+    driver.restore_state(saved)?;
+    driver.run(saved, 11)?;
+    let (from, logits) = driver.logits(saved);
+    let rest: Logits = vec![expected[1][from..].to_vec()];
+    same(&format!("a checkpoint at {stem}"), &vec![logits.to_vec()], &rest)?;
+    // The pages that go out first are those that came back last.
+    let again = driver.start(&sequences[0]);
+    driver.run(again, 13)?;
+    let again: Logits = vec![driver.logits(again).1.to_vec()];
+    same(&format!("pages of a checkpoint at {stem}"), &again, &expected[..1].to_vec())
 }
 
 /// Branches go on from one state, some of them later than others.

@@ -15,11 +15,14 @@
 //! stretch, and a page is one block of memory.
 //!
 //! Everything in the arena is a finite number at any time: zeros at first, and what is stored is clamped. So kernels
-//! may multiply what they must not see by zero, and what one sequence left behind cannot spoil another one.
+//! may multiply what they must not see by zero, and what one sequence left behind cannot spoil another one. Pages with a
+//! part of a state are the exception: they are cleared before a step writes K and V to them.
+
+use std::ops::Range;
 
 use half::f16;
 use memmap2::MmapMut;
-use paguro_backend::{KV_BLOCK, KvDtype, KvGroup, KvLayout, LoadError, PageId, PageMove};
+use paguro_backend::{KV_BLOCK, KvDtype, KvGroup, KvLayout, LoadError, PageId};
 
 use crate::{ops::RowKernels, simd::LANES};
 
@@ -183,6 +186,8 @@ pub struct Arena {
     start: *mut u8,
     pages: usize,
     shape: PageShape,
+    /// True for pages that have a part of a state, `[pages]`.
+    has_state: Vec<bool>,
 }
 
 // SAFETY: `start` points into `memory`, which moves with it.
@@ -207,7 +212,7 @@ impl Arena {
         #[cfg(target_os = "linux")]
         let _ = memory.advise(memmap2::Advice::HugePage);
         let start = memory.as_mut_ptr();
-        Ok(Self { memory, start, pages, shape })
+        Ok(Self { memory, start, pages, shape, has_state: vec![false; pages] })
     }
 
     /// Fills every slot of every page with large finite numbers: a kernel that reads a slot which nobody wrote
@@ -283,17 +288,45 @@ impl Arena {
         }
     }
 
-    /// Does the moves in order.
-    pub fn move_pages(&mut self, moves: &[PageMove]) {
-        let bytes = self.shape.page_bytes();
-        for page_move in moves {
-            match *page_move {
-                PageMove::Copy { from, to } => {
-                    let from = from.0 as usize * bytes;
-                    self.memory.copy_within(from..from + bytes, to.0 as usize * bytes);
-                }
-                ref other => unreachable!("{other:?} is not one of this version's moves"),
-            }
+    /// Bytes of a page.
+    pub fn page_bytes(&self) -> usize {
+        self.shape.page_bytes()
+    }
+
+    fn page(&self, PageId(page): PageId) -> Range<usize> {
+        let bytes = self.page_bytes();
+        page as usize * bytes..(page as usize + 1) * bytes
+    }
+
+    /// Copies a page over another one.
+    pub fn copy(&mut self, from: PageId, to: PageId) {
+        let (from_bytes, to_bytes) = (self.page(from), self.page(to));
+        self.memory.copy_within(from_bytes, to_bytes.start);
+        self.has_state[to.0 as usize] = self.has_state[from.0 as usize];
+    }
+
+    /// Copies the part with this number of a state into a page; parts are as long as pages.
+    pub fn save(&mut self, to: PageId, state: &[u8], part: usize) {
+        let state = &state[part * self.page_bytes()..];
+        let page = self.page(to);
+        let bytes = state.len().min(page.len());
+        self.memory[page][..bytes].copy_from_slice(&state[..bytes]);
+        self.has_state[to.0 as usize] = true;
+    }
+
+    /// Copies a part back.
+    pub fn restore(&self, from: PageId, state: &mut [u8], part: usize) {
+        let state = &mut state[part * self.page_bytes()..];
+        let page = &self.memory[self.page(from)];
+        let bytes = state.len().min(page.len());
+        state[..bytes].copy_from_slice(&page[..bytes]);
+    }
+
+    /// Fills a page with zeros if it has a part of a state, whose bytes may be no finite numbers of K and V.
+    pub fn clear_state(&mut self, page: PageId) {
+        if std::mem::take(&mut self.has_state[page.0 as usize]) {
+            let page = self.page(page);
+            self.memory[page].fill(0);
         }
     }
 }
@@ -441,7 +474,7 @@ mod tests {
             let changed = all(&arena).iter().zip(&before).filter(|(a, b)| a != b).count();
             assert_eq!(changed, 96);
 
-            arena.move_pages(&[PageMove::Copy { from: PageId(2), to: PageId(1) }]);
+            arena.copy(PageId(2), PageId(1));
             let numbers = all(&arena);
             let page = numbers.len() / 4;
             assert!(numbers[page..2 * page] == numbers[2 * page..3 * page]);

@@ -137,6 +137,24 @@ impl CpuRunner {
     }
 }
 
+impl CpuRunner {
+    /// Makes K and V again of pages that a step writes and that hold a part of a state.
+    fn clear_written(&mut self, step: &Step<'_>) {
+        if self.model.program.state.is_empty() {
+            return;
+        }
+        let groups = self.model.program.kv.groups.len();
+        for sequence in step.sequences {
+            for group in 0..groups {
+                let table = sequence.table(step.pages, group, groups);
+                for &page in &table[sequence.start / self.limits.block_size..] {
+                    self.arena.clear_state(page);
+                }
+            }
+        }
+    }
+}
+
 /// Elements of everything that passes between phases, for the largest step: as [`Buffers`] has it.
 struct Sizes {
     /// Query heads.
@@ -343,6 +361,7 @@ impl Runner for CpuRunner {
     fn submit(&mut self, step: &Step<'_>) -> Result<Ticket, StepError> {
         step.validate(&self.model.program, &self.limits)?;
         step.carries_nothing()?;
+        self.clear_written(step);
         self.plan.make(step);
         let Self { team, model, buffers, arena, states, plan, grouping, counters, own, answers, .. } = self;
         Pass { model, buffers, arena, states, step, plan, counters, team, own, grouping }.run(answers);
@@ -366,18 +385,20 @@ impl Runner for CpuRunner {
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {
+        let parts = self.states.bytes_of_slot().div_ceil(self.arena.page_bytes());
         for &page_move in moves {
-            if let PageMove::Copy { from, to } = page_move
-                && from.0.max(to.0) as usize >= self.limits.pages
-            {
-                let pages = self.limits.pages;
-                return Err(StepError::Invalid(format!(
-                    "cannot copy page {} to {} of {pages}",
-                    from.0, to.0
-                )));
+            page_move.check(&self.limits, parts)?;
+            match page_move {
+                PageMove::Copy { from, to } => self.arena.copy(from, to),
+                PageMove::SaveState { state, part, to } => {
+                    self.arena.save(to, self.states.bytes(state), part)
+                }
+                PageMove::RestoreState { from, part, state } => {
+                    self.arena.restore(from, self.states.bytes_mut(state), part);
+                }
+                other => return Err(StepError::Invalid(format!("no such move here: {other:?}"))),
             }
         }
-        self.arena.move_pages(moves);
         Ok(())
     }
 

@@ -123,6 +123,25 @@ impl States {
         }
     }
 
+    /// Bytes of a slot of these states.
+    pub fn bytes_of_slot(&self) -> usize {
+        self.slot * size_of::<f32>()
+    }
+
+    /// All bytes of a slot.
+    pub fn bytes(&mut self, slot: StateId) -> &[u8] {
+        self.bytes_mut(slot)
+    }
+
+    /// All bytes of a slot, to write.
+    pub fn bytes_mut(&mut self, slot: StateId) -> &mut [u8] {
+        let range = self.range(slot, 0..self.slot);
+        // SAFETY: nobody else has the states.
+        let numbers = unsafe { self.numbers.get_mut(range) };
+        // SAFETY: these are the bytes of the numbers, borrowed like them, and any bytes are numbers.
+        unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), size_of_val(numbers)) }
+    }
+
     /// Where a layer's state is.
     pub fn place(&self, layer: usize) -> &LayerPlace {
         &self.layers[layer]

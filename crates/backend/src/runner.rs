@@ -1,6 +1,8 @@
 //! The two traits that a device implements.
 
-use crate::{KernelCount, KvDtype, Matrix, PageId, Program, Step, StepOutput, Want, WeightFormat, Weights};
+use crate::{
+    KernelCount, KvDtype, Matrix, PageId, Program, StateId, Step, StepOutput, Want, WeightFormat, Weights,
+};
 
 /// A device that can load programs. Stays alive to load more than one model.
 pub trait Backend: Send {
@@ -16,6 +18,14 @@ pub trait Backend: Send {
     /// Bytes of the states of one sequence in the backend's own arrangement.
     fn state_bytes(&self, program: &Program) -> usize {
         program.state.bytes()
+    }
+
+    /// Pages that a copy of one sequence's states takes; 0 if the program has none.
+    fn checkpoint_pages(&self, program: &Program, block_size: usize, kv_dtype: KvDtype) -> usize {
+        if program.state.is_empty() {
+            return 0;
+        }
+        self.state_bytes(program).div_ceil(self.page_bytes(program, block_size, kv_dtype).max(1))
     }
 
     /// How a matrix will lie in the device's memory.
@@ -72,10 +82,11 @@ pub trait Runner: Send {
         false
     }
 
-    /// Moves whole pages, in order.
+    /// Moves whole pages and states, in order.
     ///
     /// # Errors
-    /// [`StepError::Device`].
+    /// [`StepError::Invalid`] if a page or state does not exist, [`StepError::Device`]. All destinations are then
+    /// undefined.
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError>;
 
     /// Which kernels ran how often since load, by name.
@@ -178,6 +189,48 @@ pub enum PageMove {
         /// Destination; its old content is lost.
         to: PageId,
     },
+    /// Copies a part of a state into a page. A page that is written by a step afterwards holds K and V again.
+    SaveState {
+        /// Source.
+        state: StateId,
+        /// Number of the part: the state is cut into parts of a page each, [`Backend::checkpoint_pages`] in all.
+        part: usize,
+        /// Destination; its old content is lost.
+        to: PageId,
+    },
+    /// Copies a part of a state back from the page in which it was saved. A state whose parts have all been restored is
+    /// the one that was saved, in any slot.
+    RestoreState {
+        /// Source.
+        from: PageId,
+        /// Number of the part.
+        part: usize,
+        /// Destination.
+        state: StateId,
+    },
+}
+
+impl PageMove {
+    /// Checks that the page and the state of a move exist, for a runner whose states have `parts` parts.
+    ///
+    /// # Errors
+    /// [`StepError::Invalid`]
+    pub fn check(&self, limits: &Limits, parts: usize) -> Result<(), StepError> {
+        let (pages, part, state) = match *self {
+            Self::Copy { from, to } => ([from, to], None, None),
+            Self::SaveState { state, part, to: page } | Self::RestoreState { from: page, part, state } => {
+                ([page, page], Some(part), Some(state))
+            }
+        };
+        let exists = pages.iter().all(|page| (page.0 as usize) < limits.pages)
+            && part.is_none_or(|part| part < parts)
+            && state.is_none_or(|state| (state.0 as usize) < limits.states);
+        if exists {
+            return Ok(());
+        }
+        let Limits { pages, states, .. } = limits;
+        Err(StepError::Invalid(format!("{self:?} with {pages} pages and {states} states of {parts} parts")))
+    }
 }
 
 /// Why a program cannot be loaded.

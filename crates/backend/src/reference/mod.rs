@@ -182,15 +182,18 @@ impl Runner for ReferenceRunner {
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {
-        for &PageMove::Copy { from, to } in moves {
-            let pages = self.arena.pages();
-            if from.0 as usize >= pages || to.0 as usize >= pages {
-                return Err(StepError::Invalid(format!(
-                    "cannot copy page {} to {} of {pages}",
-                    from.0, to.0
-                )));
+        let parts = self.states.numbers().div_ceil(self.arena.page_numbers());
+        for &page_move in moves {
+            page_move.check(&self.limits, parts)?;
+            match page_move {
+                PageMove::Copy { from, to } => self.arena.copy(from, to),
+                PageMove::SaveState { state, part, to } => {
+                    self.states.part(state, part, self.arena.page_mut(to), |number, page| *page = *number);
+                }
+                PageMove::RestoreState { from, part, state } => {
+                    self.states.part(state, part, self.arena.page_mut(from), |number, page| *number = *page);
+                }
             }
-            self.arena.copy(from, to);
         }
         Ok(())
     }

@@ -118,8 +118,13 @@ impl Arena {
         self.numbers.copy_within(from..from + self.page, to as usize * self.page);
     }
 
-    /// Number of pages.
-    pub(super) fn pages(&self) -> usize {
-        self.numbers.len() / self.page
+    /// Numbers of a page.
+    pub(super) fn page_numbers(&self) -> usize {
+        self.page
+    }
+
+    /// All numbers of a page, for what is no K and V.
+    pub(super) fn page_mut(&mut self, PageId(page): PageId) -> &mut [f32] {
+        &mut self.numbers[page as usize * self.page..][..self.page]
     }
 }

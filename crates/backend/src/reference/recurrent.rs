@@ -1,7 +1,7 @@
 //! Mixers with a state, row by row, and the states of a loaded model.
 
 use super::{attention::dot, ops};
-use crate::{DeltaRule, DeltaShape, Limits, STATE_CHUNK, StateLayout, StateShape, StateUse};
+use crate::{DeltaRule, DeltaShape, Limits, STATE_CHUNK, StateId, StateLayout, StateShape, StateUse};
 
 /// State of one layer.
 #[derive(Clone, Debug)]
@@ -194,6 +194,26 @@ impl States {
             layers.collect()
         };
         Self { slots: (0..limits.states).map(|_| slot()).collect() }
+    }
+
+    /// Numbers of a slot.
+    pub(super) fn numbers(&mut self) -> usize {
+        let layers = self.slots.first_mut().into_iter().flatten();
+        layers.flat_map(LayerState::parts).map(|part| part.len()).sum()
+    }
+
+    /// Calls `copy` with each number of a part of a slot and its place in a page. All parts but the last are as long as the
+    /// page.
+    pub(super) fn part(
+        &mut self,
+        StateId(slot): StateId,
+        part: usize,
+        page: &mut [f32],
+        copy: impl Fn(&mut f32, &mut f32),
+    ) {
+        let numbers = self.slots[slot as usize].iter_mut().flat_map(LayerState::parts).flatten();
+        let places = page.len();
+        numbers.skip(part * places).zip(page).for_each(|(number, place)| copy(number, place));
     }
 
     /// The state of a layer that a sequence's rows from `start` on continue and write.
