@@ -98,8 +98,8 @@ impl Engine {
         let ModelParts { program, weights, tokenizer, stop_tokens, max_context } = model.into();
         let Resolved { limits, layout } = options.resolve(backend, &program, &weights, max_context)?;
         let mut pages = Pages::new(limits.pages, options.page_order);
-        // A block's pages are of no use without the state after it, which nobody keeps.
-        if options.prefix_cache && program.state.is_empty() {
+        // Where there is no room for a checkpoint, blocks would be of no use.
+        if options.prefix_cache && (program.state.is_empty() || layout.checkpoints.is_some()) {
             // What a page's content depends on besides the tokens: the program and the block size. (And the weights;
             // but one engine has one set of them, and its cache dies with it.)
             let salt = format!("{} {program:?}", limits.block_size);

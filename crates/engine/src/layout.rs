@@ -12,12 +12,40 @@ pub(crate) struct Layout {
     pub windows: Vec<Option<usize>>,
     /// Most rows of one sequence in a step.
     pub max_chunk: usize,
+    /// How states are kept for the prefix cache, where sequences have some and there is a cache.
+    pub checkpoints: Option<Checkpoints>,
 }
+
+/// Checkpoints: copies of the states of sequences, in pages of the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Checkpoints {
+    /// Pages of one.
+    pub pages: usize,
+    /// Tokens from one to the next while a prompt is computed, a multiple of the block size.
+    pub interval: usize,
+}
+
+impl Checkpoints {
+    /// Tokens that the end of a prompt is past the checkpoint before it, at least, if it gets one of its own.
+    pub fn least_gap(&self) -> usize {
+        (self.interval / 8).min(64)
+    }
+}
+
+/// Bounds of [`Checkpoints::interval`].
+const INTERVALS: std::ops::RangeInclusive<usize> = 1024..=4096;
 
 impl Layout {
     pub fn new(kv: &KvLayout, block_size: usize, max_chunk: usize) -> Self {
         let windows = kv.groups.iter().map(|group| group.window.map(|w| w as usize)).collect();
-        Self { block_size, windows, max_chunk }
+        Self { block_size, windows, max_chunk, checkpoints: None }
+    }
+
+    /// Checkpoints of `pages` pages. The pages of one are about as many as those of the tokens up to the next.
+    pub fn checkpoints_of(&self, pages: usize) -> Checkpoints {
+        let tokens = pages.saturating_mul(self.block_size) / self.groups().max(1);
+        let interval = tokens.clamp(*INTERVALS.start(), *INTERVALS.end()).next_multiple_of(self.block_size);
+        Checkpoints { pages, interval }
     }
 
     pub fn groups(&self) -> usize {
@@ -73,7 +101,7 @@ mod tests {
     use super::*;
 
     fn layout(block_size: usize, windows: &[Option<usize>], max_chunk: usize) -> Layout {
-        Layout { block_size, windows: windows.to_vec(), max_chunk }
+        Layout { block_size, windows: windows.to_vec(), max_chunk, checkpoints: None }
     }
 
     #[test]
@@ -112,6 +140,13 @@ mod tests {
                 assert!(layout.peak(0, 0, end) <= layout.blocks(end));
             }
         }
+    }
+
+    #[test]
+    fn checkpoints_are_as_far_apart_as_they_are_large() {
+        let interval = |block_size, pages| layout(block_size, &[None], 8).checkpoints_of(pages).interval;
+        assert_eq!((interval(32, 1), interval(32, 60), interval(32, 1000)), (1024, 1920, 4096));
+        assert_eq!(interval(48, 1), 1056);
     }
 
     #[test]

@@ -10,6 +10,7 @@
 //! of a shared page before it is written.
 
 mod arena;
+mod checkpoint;
 mod closed;
 mod constraint;
 mod cost;

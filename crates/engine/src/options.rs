@@ -4,7 +4,11 @@ use std::time::Duration;
 
 use paguro_backend::{AttentionMode, Backend, KvDtype, Limits, MemoryPlan, Program, Weights};
 
-use crate::{EngineError, layout::Layout, states::States};
+use crate::{
+    EngineError,
+    layout::{Checkpoints, Layout},
+    states::States,
+};
 
 /// How an engine is set up. The default suits one machine that serves a few conversations.
 #[derive(Clone, Debug)]
@@ -78,10 +82,11 @@ impl Default for EngineOptions {
 /// How much memory K and V get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageBudget {
-    /// One sequence of the longest context, or four of them as long as they stay below 32768 tokens together; at
-    /// most half of what the device has left beside weights and buffers.
+    /// One sequence of the longest context, or four of them as long as they stay below 32768 tokens together, with the
+    /// checkpoints of their states; at most half of what the device has left beside weights and buffers.
     Auto,
-    /// Enough for this many tokens, if no window ever released a page.
+    /// Enough for this many tokens, if no window ever released a page; and for the checkpoints of their states, where the
+    /// device has room for them in half of what is left beside weights and buffers.
     Tokens(usize),
     /// At most this many bytes.
     Bytes(u64),
@@ -103,6 +108,8 @@ pub enum PageOrder {
 
 /// Tokens that [`PageBudget::Auto`] goes up to for more than one sequence.
 const AUTO_TOKENS: usize = 32_768;
+/// Checkpoints that budgets in tokens have room for beside those at intervals: at the ends of the last prompts and answers.
+const SHORT_CHECKPOINTS: usize = 4;
 
 impl EngineOptions {
     /// Checks everything and settles the numbers.
@@ -120,7 +127,11 @@ impl EngineOptions {
                 format!("is {max_context}, but the model was loaded for 1 to {model_context} tokens");
             return Err(invalid("max_context", problem));
         }
-        let layout = Layout::new(&program.kv, self.block_size, self.max_batch_tokens);
+        let mut layout = Layout::new(&program.kv, self.block_size, self.max_batch_tokens);
+        let checkpoint_pages = backend.checkpoint_pages(program, self.block_size, self.kv_dtype);
+        if checkpoint_pages > 0 && self.prefix_cache {
+            layout.checkpoints = Some(layout.checkpoints_of(checkpoint_pages));
+        }
         let for_tokens = |tokens: usize| layout.blocks(tokens).saturating_mul(layout.groups());
         let page_bytes = backend.page_bytes(program, self.block_size, self.kv_dtype).max(1) as u64;
         let max_sequences = self.places(backend, program, weights);
@@ -137,23 +148,38 @@ impl EngineOptions {
             kv_dtype: self.kv_dtype,
             attention: self.attention,
         };
+        let checkpoints_for = |tokens: usize| {
+            let pages = |checkpoints: Checkpoints| {
+                checkpoints.pages.saturating_mul(tokens / checkpoints.interval + SHORT_CHECKPOINTS)
+            };
+            layout.checkpoints.map_or(0, pages)
+        };
+        let half_of_rest = || {
+            let fixed = backend.plan(program, weights, &limits(0, max_context)).fixed();
+            let rest = backend.capacity().bytes_free.saturating_sub(fixed);
+            usize::try_from(rest / 2 / page_bytes).unwrap_or(usize::MAX)
+        };
         let usable = match self.pages {
             PageBudget::Pages(pages) => pages,
-            PageBudget::Tokens(tokens) => for_tokens(tokens),
+            PageBudget::Tokens(tokens) => {
+                let pages = for_tokens(tokens);
+                let more = checkpoints_for(tokens);
+                if more == 0 { pages } else { pages.saturating_add(more).min(half_of_rest()).max(pages) }
+            }
             PageBudget::Bytes(bytes) => {
                 usize::try_from(bytes / page_bytes).unwrap_or(usize::MAX).saturating_sub(1)
             }
             PageBudget::Auto => {
                 let one = layout.peak_of_all(max_context);
-                let four = for_tokens(max_context.saturating_mul(4).min(AUTO_TOKENS));
-                let fixed = backend.plan(program, weights, &limits(0, max_context)).fixed();
-                let half_of_rest = backend.capacity().bytes_free.saturating_sub(fixed) / 2;
-                one.max(four).min(usize::try_from(half_of_rest / page_bytes).unwrap_or(usize::MAX))
+                let four = max_context.saturating_mul(4).min(AUTO_TOKENS);
+                let checkpoints = checkpoints_for(max_context.max(four));
+                one.max(for_tokens(four)).saturating_add(checkpoints).min(half_of_rest())
             }
         };
         if usable >= u32::MAX as usize {
             return Err(invalid("pages", format!("{usable} pages are more than can be numbered")));
         }
+        layout.checkpoints = layout.checkpoints.filter(|checkpoints| checkpoints.pages <= usable);
         let max_context = layout.longest(usable, max_context);
         if max_context == 0 {
             let needed = layout.peak_of_all(1);
@@ -222,6 +248,10 @@ pub struct EnginePlan {
     pub page_bytes: u64,
     /// Bytes of the states of one sequence, beside its pages.
     pub state_bytes: u64,
+    /// Bytes of the pages of a checkpoint, a copy of these states in the prefix cache; 0 if there are none.
+    pub checkpoint_bytes: u64,
+    /// Tokens from one checkpoint to the next while a prompt is computed; 0 if there are none.
+    pub checkpoint_interval: usize,
     /// Sequences that run at the same time: as many as were asked for, or as many as have a state.
     pub max_sequences: usize,
     layout: Layout,
@@ -251,13 +281,18 @@ impl Resolved {
     /// Returns the memory and limits that these options lead to.
     pub fn plan(self, backend: &dyn Backend, program: &Program, weights: &Weights) -> EnginePlan {
         let Self { limits, layout } = self;
+        let page_bytes = backend.page_bytes(program, limits.block_size, limits.kv_dtype) as u64;
+        let pages = backend.checkpoint_pages(program, limits.block_size, limits.kv_dtype);
+        let checkpoints = (pages > 0).then(|| layout.checkpoints_of(pages));
         EnginePlan {
+            checkpoint_bytes: checkpoints.map_or(0, |checkpoints| checkpoints.pages as u64 * page_bytes),
+            checkpoint_interval: checkpoints.map_or(0, |checkpoints| checkpoints.interval),
             memory: backend.plan(program, weights, &limits),
             max_context: limits.max_context,
             pages: limits.pages - 1,
             state_bytes: backend.state_bytes(program) as u64,
             max_sequences: limits.max_sequences,
-            page_bytes: backend.page_bytes(program, limits.block_size, limits.kv_dtype) as u64,
+            page_bytes,
             layout,
         }
     }

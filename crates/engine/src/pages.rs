@@ -1,5 +1,5 @@
 //! Pages as sequences see them: take, share, release. Behind it the [`Arena`] counts references, and the
-//! [`PrefixCache`] keeps what was released and may be asked for again.
+//! [`PrefixCache`] keeps what was released and may be asked for again, and checkpoints of states.
 
 use paguro_backend::PageId;
 
@@ -152,10 +152,57 @@ impl Pages {
     }
 
     fn evict(&mut self) -> bool {
-        let Some(page) = self.cache.as_mut().and_then(PrefixCache::evict) else { return false };
-        self.arena.give_back(page);
-        self.evictions += 1;
-        true
+        let Self { arena, cache, evictions, .. } = self;
+        cache.as_mut().is_some_and(|cache| {
+            cache.evict(|page| {
+                arena.give_back(page);
+                *evictions += 1;
+            })
+        })
+    }
+
+    /// Takes `count` pages for a checkpoint of the state after a block that a sequence holds, and keeps it. `None` if there
+    /// is one, which then counts as used, or if there is no room.
+    pub fn keep_checkpoint(&mut self, key: BlockKey, count: usize) -> Option<Vec<PageId>> {
+        self.cache.as_mut()?.touch_checkpoint(&key);
+        if self.has_checkpoint(&key) || self.available() < count {
+            return None;
+        }
+        let pages: Vec<_> = (0..count).map(|_| self.take()).collect();
+        pages.iter().for_each(|&page| self.arena.keep(page));
+        self.cache.as_mut()?.keep_checkpoint(key, pages.clone());
+        Some(pages)
+    }
+
+    /// Whether the state after this block is kept.
+    pub fn has_checkpoint(&self, key: &BlockKey) -> bool {
+        self.checkpoint(key).is_some()
+    }
+
+    /// Pages of the checkpoint after this block, in order. Whoever reads them does so before anything that is planned
+    /// later.
+    pub fn checkpoint(&self, key: &BlockKey) -> Option<&[PageId]> {
+        self.cache.as_ref()?.checkpoint(key)
+    }
+
+    /// Number of checkpoints.
+    pub fn checkpoints(&self) -> usize {
+        self.cache.as_ref().map_or(0, PrefixCache::checkpoints)
+    }
+
+    /// Makes a checkpoint the last one that was used, if it exists.
+    pub fn touch_checkpoint(&mut self, key: &BlockKey) {
+        if let Some(cache) = &mut self.cache {
+            cache.touch_checkpoint(key);
+        }
+    }
+
+    /// Gives up a checkpoint, if it exists.
+    pub fn forget_checkpoint(&mut self, key: &BlockKey) {
+        let Self { arena, cache, .. } = self;
+        if let Some(cache) = cache {
+            cache.forget_checkpoint(key, |page| arena.give_back(page));
+        }
     }
 
     /// Recounts everything against the block-table entries of all sequences, scratch entries left out.

@@ -1,4 +1,4 @@
-//! The prefix cache: full blocks by content.
+//! The prefix cache: full blocks by content, and checkpoints: copies of the states of sequences at the ends of blocks.
 //!
 //! A block's key is a SHA-256 over its parent's key and its tokens, so that it names the whole text up to the
 //! block's end; the first parent is the salt (model, block size). Two texts with equal keys would be a collision
@@ -32,6 +32,9 @@ impl BlockKey {
 
 /// Which pages hold which blocks, and which of them nobody uses at the moment, the longest unused first. One
 /// entry for each KV group: the groups of a block are found, used and evicted separately.
+///
+/// Checkpoints stand in the same order. Nobody holds one for longer than it takes to copy it, so they can always be evicted;
+/// a checkpoint goes with the block at whose end it was made, without which it is of no use.
 #[derive(Debug)]
 pub(crate) struct PrefixCache {
     /// Parent of every first block.
@@ -39,9 +42,28 @@ pub(crate) struct PrefixCache {
     pages: HashMap<(usize, BlockKey), PageId>,
     /// The entry of each page, `[pages]`.
     entries: Vec<Option<Entry>>,
-    /// Unused pages by the time they became so.
-    unused: BTreeMap<u64, PageId>,
+    checkpoints: HashMap<BlockKey, Checkpoint>,
+    /// Blocks and checkpoints that can be evicted, by the time of their last use.
+    unused: BTreeMap<u64, Unused>,
+    /// Pages of these.
+    evictable: usize,
     clock: u64,
+}
+
+/// Something that can be evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unused {
+    Block(PageId),
+    Checkpoint(BlockKey),
+}
+
+/// A copy of a sequence's states.
+#[derive(Debug)]
+struct Checkpoint {
+    /// Its parts, in order.
+    pages: Vec<PageId>,
+    /// Its key in `unused`.
+    used_at: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -59,7 +81,9 @@ impl PrefixCache {
             root: BlockKey::root(salt),
             pages: HashMap::new(),
             entries: vec![None; pages],
+            checkpoints: HashMap::new(),
             unused: BTreeMap::new(),
+            evictable: 0,
             clock: 0,
         }
     }
@@ -93,7 +117,8 @@ impl PrefixCache {
         debug_assert!(entry.unused_since.is_none());
         self.clock += 1;
         entry.unused_since = Some(self.clock);
-        self.unused.insert(self.clock, page);
+        self.unused.insert(self.clock, Unused::Block(page));
+        self.evictable += 1;
         true
     }
 
@@ -103,6 +128,7 @@ impl PrefixCache {
             && let Some(since) = entry.unused_since.take()
         {
             self.unused.remove(&since);
+            self.evictable -= 1;
         }
     }
 
@@ -110,21 +136,73 @@ impl PrefixCache {
         self.entries[page.0 as usize].is_some_and(|entry| entry.unused_since.is_some())
     }
 
-    /// Number of unused pages.
+    /// Number of pages that can be evicted.
     pub fn evictable(&self) -> usize {
-        self.unused.len()
+        self.evictable
     }
 
-    /// Forgets the page that has been unused for the longest time.
-    pub fn evict(&mut self) -> Option<PageId> {
-        let (_, page) = self.unused.pop_first()?;
-        let entry = self.entries[page.0 as usize].take().expect("an unused page has an entry");
-        self.pages.remove(&(entry.group, entry.key));
-        Some(page)
+    /// Forgets the block, or the checkpoint, that has been unused for the longest time, and passes its pages to `freed`.
+    /// Returns false if there is none.
+    pub fn evict(&mut self, mut freed: impl FnMut(PageId)) -> bool {
+        let Some((_, oldest)) = self.unused.pop_first() else { return false };
+        match oldest {
+            Unused::Block(page) => {
+                let entry = self.entries[page.0 as usize].take().expect("an unused page has an entry");
+                self.pages.remove(&(entry.group, entry.key));
+                self.evictable -= 1;
+                freed(page);
+                self.forget_checkpoint(&entry.key, freed);
+            }
+            Unused::Checkpoint(key) => self.forget_checkpoint(&key, freed),
+        }
+        true
     }
 
+    /// Keeps a checkpoint of the state after the block with this key, in these pages. There is none yet.
+    pub fn keep_checkpoint(&mut self, key: BlockKey, pages: Vec<PageId>) {
+        self.clock += 1;
+        self.unused.insert(self.clock, Unused::Checkpoint(key));
+        self.evictable += pages.len();
+        let other = self.checkpoints.insert(key, Checkpoint { pages, used_at: self.clock });
+        assert!(other.is_none(), "there are two checkpoints of one block");
+    }
+
+    /// Pages of the checkpoint after this block, in order.
+    pub fn checkpoint(&self, key: &BlockKey) -> Option<&[PageId]> {
+        self.checkpoints.get(key).map(|checkpoint| checkpoint.pages.as_slice())
+    }
+
+    /// Number of checkpoints.
+    pub fn checkpoints(&self) -> usize {
+        self.checkpoints.len()
+    }
+
+    /// Makes a checkpoint the last one that was used, if it exists.
+    pub fn touch_checkpoint(&mut self, key: &BlockKey) {
+        if let Some(checkpoint) = self.checkpoints.get_mut(key) {
+            self.clock += 1;
+            self.unused.remove(&checkpoint.used_at);
+            self.unused.insert(self.clock, Unused::Checkpoint(*key));
+            checkpoint.used_at = self.clock;
+        }
+    }
+
+    /// Forgets a checkpoint, if it exists, and passes its pages to `freed`.
+    pub fn forget_checkpoint(&mut self, key: &BlockKey, freed: impl FnMut(PageId)) {
+        if let Some(Checkpoint { pages, used_at }) = self.checkpoints.remove(key) {
+            self.unused.remove(&used_at);
+            self.evictable -= pages.len();
+            pages.into_iter().for_each(freed);
+        }
+    }
+
+    /// Pages that can be evicted.
     pub fn unused_pages(&self) -> impl Iterator<Item = PageId> {
-        self.unused.values().copied()
+        let blocks = self.unused.values().filter_map(|unused| match unused {
+            Unused::Block(page) => Some(*page),
+            Unused::Checkpoint(_) => None,
+        });
+        blocks.chain(self.checkpoints.values().flat_map(|checkpoint| checkpoint.pages.iter().copied()))
     }
 
     /// Whether the three views of the entries agree.
@@ -140,13 +218,23 @@ impl PrefixCache {
         if entries.clone().count() != self.pages.len() {
             return Err("a page of the prefix cache cannot be found by its key".into());
         }
-        if entries.filter(|entry| entry.unused_since.is_some()).count() != self.unused.len() {
-            return Err("the prefix cache's list of unused pages is wrong".into());
+        let blocks = entries.filter(|entry| entry.unused_since.is_some()).count();
+        if blocks + self.checkpoints.len() != self.unused.len() {
+            return Err("the prefix cache's list of what is unused is wrong".into());
         }
-        match self.unused.iter().find(|&(&since, &page)| {
-            self.entries[page.0 as usize].is_none_or(|entry| entry.unused_since != Some(since))
-        }) {
-            Some((_, page)) => Err(format!("page {page:?} is listed as unused but is not")),
+        if self.unused_pages().count() != self.evictable {
+            return Err(format!("{} pages can be evicted, but {} are counted", blocks, self.evictable));
+        }
+        let is_right = |&(&since, unused): &(&u64, &Unused)| match unused {
+            Unused::Block(page) => {
+                self.entries[page.0 as usize].is_some_and(|entry| entry.unused_since == Some(since))
+            }
+            Unused::Checkpoint(key) => {
+                self.checkpoints.get(key).is_some_and(|checkpoint| checkpoint.used_at == since)
+            }
+        };
+        match self.unused.iter().find(|entry| !is_right(entry)) {
+            Some((_, unused)) => Err(format!("{unused:?} is listed as unused but is not")),
             None => Ok(()),
         }
     }
@@ -179,11 +267,45 @@ mod tests {
         cache.used(PageId(2));
         assert!(cache.unused(PageId(2)));
         assert_eq!(cache.check(), Ok(()));
-        let order: Vec<_> = std::iter::from_fn(|| cache.evict()).collect();
+        let mut order = Vec::new();
+        while cache.evict(|page| order.push(page)) {}
         assert_eq!(order, [1, 3, 2].map(PageId));
         assert_eq!(cache.find(0, &root.child(&[1])), None);
         assert_eq!(cache.find(0, &root.child(&[4])), Some(PageId(4)), "page 4 is in use");
         assert_eq!(cache.check(), Ok(()));
+    }
+
+    #[test]
+    fn a_checkpoint_goes_with_its_block_or_before() {
+        let root = BlockKey::root(b"");
+        let keys: Vec<_> = (1..5).map(|block| root.child(&[block])).collect();
+        let mut cache = PrefixCache::new(12, b"");
+        for (&key, page) in keys.iter().zip(1..) {
+            cache.publish(0, key, PageId(page));
+        }
+        cache.keep_checkpoint(keys[0], vec![PageId(5), PageId(6)]);
+        cache.keep_checkpoint(keys[1], vec![PageId(7), PageId(8)]);
+        cache.keep_checkpoint(keys[2], vec![PageId(9), PageId(10)]);
+        assert_eq!(cache.checkpoint(&keys[1]), Some(&[PageId(7), PageId(8)][..]));
+        for page in [4, 3, 2, 1].map(PageId) {
+            assert!(cache.unused(page));
+        }
+        cache.touch_checkpoint(&keys[1]);
+        assert_eq!((cache.evictable(), cache.checkpoints(), cache.check()), (10, 3, Ok(())));
+        let mut order = Vec::new();
+        let mut evict = |cache: &mut PrefixCache| {
+            order.clear();
+            cache.evict(|page| order.push(page.0));
+            order.clone()
+        };
+        // The first and the third one have not been used for the longest time.
+        assert_eq!(evict(&mut cache), [5, 6]);
+        assert_eq!(evict(&mut cache), [9, 10]);
+        assert_eq!(evict(&mut cache), [4]);
+        assert_eq!(evict(&mut cache), [3]);
+        assert_eq!(evict(&mut cache), [2, 7, 8]);
+        assert_eq!((evict(&mut cache), evict(&mut cache)), (vec![1], vec![]));
+        assert_eq!((cache.evictable(), cache.check()), (0, Ok(())));
     }
 
     #[test]

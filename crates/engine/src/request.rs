@@ -50,6 +50,10 @@ pub struct Request {
     /// with `max_tokens: Some(0)` if nothing else is wanted. [`Model::pooling`](paguro_model::Model::pooling) is what
     /// the model was trained for.
     pub embedding: Option<Pooling>,
+    /// Tokens at the beginning of the prompt that prompts of later turns probably share: those before the beginning of an
+    /// answer that a chat template writes. `None` is all of them. Only for models whose sequences have states: the prefix
+    /// cache keeps one where the rest begins. No result depends on it.
+    pub lasting_tokens: Option<usize>,
     /// Reports [`Event::Prefilled`] after each step that computes a part of the prompt.
     pub report_prefill: bool,
     /// Higher ones go first. A lower one that has waited for
@@ -82,6 +86,7 @@ impl Default for Request {
             logprobs: None,
             score_prompt_from: None,
             embedding: None,
+            lasting_tokens: None,
             report_prefill: false,
             priority: 0,
             tenant: None,

@@ -46,6 +46,8 @@ pub(crate) struct Job {
     pub embedded: Option<Range<usize>>,
     /// True if steps that compute a part of the prompt are reported.
     pub report_prefill: bool,
+    /// Tokens of the prompt that prompts of later turns probably begin with.
+    pub lasting_tokens: usize,
 }
 
 impl Job {
@@ -91,6 +93,7 @@ impl Job {
             thought: None,
             score_from: request.score_prompt_from,
             report_prefill: request.report_prefill,
+            lasting_tokens: request.lasting_tokens.unwrap_or(usize::MAX),
             embedded: request.embedding.map(|pooling| match pooling {
                 Pooling::Last => request.prompt.len() - 1..request.prompt.len(),
                 Pooling::Mean => 0..request.prompt.len(),
@@ -175,7 +178,11 @@ pub(crate) struct Sequence {
     pub state: Option<StateUse>,
     /// Keys of the first full blocks: at least those of the prompt and those that are computed. Empty without a
     /// prefix cache.
-    keys: Vec<BlockKey>,
+    pub keys: Vec<BlockKey>,
+    /// Checkpoints that it has made or begun with, by their numbers of tokens, in order.
+    pub checkpoints: Vec<usize>,
+    /// The last one, if the next one replaces it.
+    pub newest_checkpoint: Option<usize>,
     /// Rows that it may have in the step that is being planned.
     pub granted: usize,
     /// Rows in the step that is being planned or run.
@@ -225,6 +232,8 @@ impl Sequence {
             tables: vec![BlockTable::default(); layout.groups()],
             state: None,
             keys,
+            checkpoints: Vec::new(),
+            newest_checkpoint: None,
             granted: 0,
             rows: 0,
             overtaken: 0,
@@ -420,7 +429,8 @@ impl Sequence {
     }
 
     /// Blocks from its beginning that the cache can supply: all of them in groups that see everything, the
-    /// visible ones in groups with a window. At least one token is left to compute, and all that are to be scored.
+    /// visible ones in groups with a window, and the state at their end. At least one token is left to compute, and all that
+    /// are to be scored.
     pub fn cached_blocks(&self, layout: &Layout, pages: &Pages) -> usize {
         let keys = &self.keys[..self.reusable_blocks(layout).min(self.keys.len())];
         let has = |group, block: usize| pages.find(group, &keys[block]).is_some();
@@ -428,14 +438,20 @@ impl Sequence {
             (0..layout.groups()).partition(|&g| layout.windows[g].is_some());
         let mut blocks =
             (0..keys.len()).take_while(|&block| full.iter().all(|&group| has(group, block))).count();
-        // Every prefix that is longer than the last missing block, and no longer than this one, would see it too.
-        while let Some(missing) = windowed.iter().find_map(|&group| {
-            let visible = layout.first_visible(group, blocks * layout.block_size)..blocks;
-            visible.rev().find(|&block| !has(group, block))
-        }) {
+        loop {
+            if layout.checkpoints.is_some() {
+                let has_state = |&blocks: &usize| pages.has_checkpoint(&keys[blocks - 1]);
+                blocks = (1..=blocks).rev().find(has_state).unwrap_or(0);
+            }
+            // Every prefix that is longer than the last missing block, and no longer than this one, would see it too.
+            let Some(missing) = windowed.iter().find_map(|&group| {
+                let visible = layout.first_visible(group, blocks * layout.block_size)..blocks;
+                visible.rev().find(|&block| !has(group, block))
+            }) else {
+                return blocks;
+            };
             blocks = missing;
         }
-        blocks
     }
 
     fn reusable_blocks(&self, layout: &Layout) -> usize {
@@ -445,8 +461,14 @@ impl Sequence {
         tokens / layout.block_size
     }
 
-    /// Whether `other`, which is running, is about to compute block `block`, which this one could then take.
+    /// Whether `other`, which is running, is about to compute block `block`, which this one could then take. Where sequences
+    /// have states, it is one at whose end there will be a checkpoint.
     pub fn could_wait_for(&self, other: &Sequence, block: usize, layout: &Layout) -> bool {
+        let block = match (layout.checkpoints, other.next_checkpoint(layout)) {
+            (None, _) => block,
+            (Some(_), Some(tokens)) if tokens / layout.block_size > block => tokens / layout.block_size - 1,
+            (Some(_), _) => return false,
+        };
         block < self.reusable_blocks(layout)
             && other.prefills()
             && other.computed < (block + 1) * layout.block_size
@@ -630,6 +652,8 @@ impl Sequence {
             tables: vec![BlockTable::default(); self.tables.len()],
             state: None,
             keys: self.keys.clone(),
+            checkpoints: Vec::new(),
+            newest_checkpoint: None,
             granted: 0,
             rows: 0,
             overtaken: 0,
@@ -645,7 +669,7 @@ impl Sequence {
 
     /// Lets its state and all pages go. The last blocks go first, so that the cache gives them up first: a beginning without an
     /// end is worth more than an end without a beginning.
-    pub fn release(&mut self, pages: &mut Pages, states: &mut States) {
+    pub fn release(&mut self, layout: &Layout, pages: &mut Pages, states: &mut States) {
         self.state.take().into_iter().for_each(|state| states.release(state));
         let blocks = self.tables.iter().map(|table| table.pages.len()).max().unwrap_or(0);
         for block in (0..blocks).rev() {
@@ -654,7 +678,10 @@ impl Sequence {
                     pages.release(table.pages[block]);
                 }
             }
+            self.touch_checkpoint(block, layout, pages);
         }
+        self.checkpoints.clear();
+        self.newest_checkpoint = None;
         self.tables.iter_mut().for_each(|table| *table = BlockTable::default());
         self.computed = 0;
         self.granted = 0;

@@ -20,6 +20,8 @@ pub struct Stats {
     pub states_total: usize,
     /// Of these, slots that some sequence uses.
     pub states_used: usize,
+    /// Copies of states in the prefix cache. Their pages are cached ones.
+    pub checkpoints: usize,
     /// Steps so far.
     pub steps: u64,
     /// Steps that failed.

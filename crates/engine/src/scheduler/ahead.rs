@@ -17,11 +17,14 @@ impl Scheduler {
         let may_go_on = |sequence: &Sequence| {
             let request = sequence.sample_request(sequence.branches.start, true);
             let closes = sequence.thought.as_ref().is_some_and(Thought::may_close);
-            request.mask.is_none() && !closes && carries(&Want::Sample(request))
+            // The state at the end of a block is copied before the next row changes it.
+            let is_copied = sequence.ends_at_checkpoint(&self.layout);
+            request.mask.is_none() && !closes && !is_copied && carries(&Want::Sample(request))
         };
         let go_on = || self.running.iter().filter(|sequence| !sequence.ends());
         let pages = || go_on().map(|sequence| sequence.pages_ahead(&self.layout)).sum::<usize>();
         if !self.waiting.is_empty()
+            || !self.saves.moves.is_empty()
             || !self.running.iter().all(Sequence::has_one_output)
             || go_on().next().is_none()
             || !go_on().all(may_go_on)

@@ -2,13 +2,25 @@
 
 use paguro_backend::{Carried, Output, PageId, PageMove, StateUse, Step, StepSequence};
 
-use crate::{cost::Work, sequence::Sequence};
+use crate::{cost::Work, prefix::BlockKey, sequence::Sequence};
+
+/// Copies of states into pages, to be made before the next step that is planned.
+#[derive(Debug, Default)]
+pub(super) struct Saves {
+    pub moves: Vec<PageMove>,
+    /// The blocks that they are the states after.
+    pub keys: Vec<BlockKey>,
+}
 
 /// A step's buffers, reused from step to step. The rows of each sequence stand in [`Sequence::rows`].
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     /// To be made before the step.
     pub moves: Vec<PageMove>,
+    /// Blocks of the checkpoints that these write.
+    pub saved: Vec<BlockKey>,
+    /// Requests whose states these restore.
+    pub restored: Vec<u64>,
     pub tokens: Vec<u32>,
     pub carried: Vec<Carried>,
     pub sequences: Vec<StepSequence>,
@@ -36,6 +48,8 @@ impl Plan {
 
     pub fn clear(&mut self) {
         self.moves.clear();
+        self.saved.clear();
+        self.restored.clear();
         self.tokens.clear();
         self.carried.clear();
         self.sequences.clear();

@@ -31,7 +31,10 @@ use std::{
 
 use paguro_backend::{Limits, Output, PageId, PageMove, Step, Want};
 
-use self::{buffers::Plan, outcomes::finish};
+use self::{
+    buffers::{Plan, Saves},
+    outcomes::finish,
+};
 use crate::{
     RequestError, Stats,
     constraint::MaskWorkers,
@@ -70,6 +73,7 @@ pub(crate) struct Scheduler {
     /// The step after it, if there is one.
     next_plan: Plan,
     is_ahead: bool,
+    saves: Saves,
     mask_workers: MaskWorkers,
     /// Events since the last look, by request.
     pub signals: Vec<(u64, Signal)>,
@@ -101,6 +105,7 @@ impl Scheduler {
             plan: Plan::default(),
             next_plan: Plan::default(),
             is_ahead: false,
+            saves: Saves::default(),
             mask_workers: MaskWorkers::default(),
             signals: Vec::new(),
             stats: Stats::default(),
@@ -154,6 +159,8 @@ impl Scheduler {
     /// start `now`. There is something to compute unless the scheduler is [idle](Scheduler::is_idle).
     pub fn plan(&mut self, now: Instant) {
         self.plan.clear();
+        self.plan.moves.append(&mut self.saves.moves);
+        self.plan.saved.append(&mut self.saves.keys);
         self.raise_long_waits();
         self.step += 1;
         while self.admit_next(now) {}
@@ -171,7 +178,7 @@ impl Scheduler {
         assert!(self.is_idle() || !self.plan.tokens.is_empty(), "one sequence can always go on");
     }
 
-    /// Page copies to be made before the planned step.
+    /// Copies of pages and states to be made before the planned step, in order.
     pub fn moves(&self) -> &[PageMove] {
         &self.plan.moves
     }
@@ -215,6 +222,7 @@ impl Scheduler {
             pages_cached: pages.cached,
             states_total: self.states.total(),
             states_used: self.states.total() - self.states.free(),
+            checkpoints: self.pages.checkpoints(),
             evictions: self.pages.evictions,
             masks: self.mask_workers.masks(),
             mask_nanoseconds: self.mask_workers.nanoseconds(),
@@ -271,13 +279,17 @@ impl Scheduler {
             if sequence.tables.iter().any(|table| table.pages.len() != blocks) {
                 return Err(format!("request {} has block tables of a wrong length", sequence.job.id));
             }
+            if self.states.total() > 0 && sequence.computed > 0 && sequence.state.is_none() {
+                return Err(format!("request {} has K and V but no state", sequence.job.id));
+            }
         }
         self.states.check(self.running.iter().filter_map(|sequence| sequence.state))?;
         self.pages.check(self.running.iter().flat_map(Sequence::held_pages))
     }
 
     fn write_plan(&mut self) {
-        self.stats.page_copies += self.plan.moves.len() as u64;
+        let copies = self.plan.moves.iter().filter(|one| matches!(one, PageMove::Copy { .. }));
+        self.stats.page_copies += copies.count() as u64;
         for sequence in self.running.iter().filter(|sequence| sequence.rows > 0) {
             let tokens = &sequence.tokens[sequence.computed..][..sequence.rows];
             self.plan.add(sequence, sequence.computed, tokens, sequence.state);
@@ -293,7 +305,7 @@ impl Scheduler {
     fn remove(&mut self, chosen: impl Fn(&Sequence) -> bool) -> Vec<Sequence> {
         let mut removed: Vec<_> = self.running.extract_if(.., |sequence| chosen(sequence)).collect();
         for sequence in &mut removed {
-            sequence.release(&mut self.pages, &mut self.states);
+            sequence.release(&self.layout, &mut self.pages, &mut self.states);
         }
         removed.extend(
             self.waiting.extract_if(.., |_, sequence| chosen(sequence)).map(|(_, sequence)| sequence),

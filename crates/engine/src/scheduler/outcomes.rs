@@ -47,6 +47,8 @@ impl Scheduler {
             sequence.last_step = self.step;
             sequence.last_rows = (self.stats.steps, sequence.rows);
             let rows = sequence.advance(&self.layout, &mut self.pages, &mut self.states);
+            let saves = &mut self.saves;
+            saves.keys.extend(sequence.save_state(&self.layout, &mut self.pages, &mut saves.moves));
             self.ledger.charge(&sequence.job.tenant, rows);
             if sequence.job.report_prefill && sequence.generated() == 0 {
                 let tokens = sequence.computed;
@@ -93,7 +95,7 @@ impl Scheduler {
             self.signals.push((request, Signal::Failed(error)));
         }
         for mut sequence in self.running.extract_if(.., |sequence| sequence.finished) {
-            sequence.release(&mut self.pages, &mut self.states);
+            sequence.release(&self.layout, &mut self.pages, &mut self.states);
         }
         self.pages.trim();
         if std::mem::take(&mut self.is_ahead) {
@@ -106,12 +108,16 @@ impl Scheduler {
     }
 
     /// The step failed: so do all requests that were part of it, and the step that was planned after it. What it would have
-    /// written is lost with them.
+    /// written is lost with them, and so is what was to be copied before it.
     pub fn fail(&mut self, error: &StepError) {
         self.is_ahead = false;
         self.last_work = None;
         self.stats.failed_steps += 1;
         let mut requests: Vec<_> = self.running.iter().filter(|s| s.rows > 0).map(|s| s.job.id).collect();
+        requests.append(&mut self.plan.restored);
+        for key in self.plan.saved.drain(..) {
+            self.pages.forget_checkpoint(&key);
+        }
         requests.sort();
         requests.dedup();
         self.remove(|sequence| requests.binary_search(&sequence.job.id).is_ok());

@@ -131,7 +131,12 @@ impl Scheduler {
         }
         let mut sequence = self.waiting.remove(&rank).expect("it waits");
         let first_time = sequence.cached_tokens.is_none();
-        sequence.take_cached(cached, &self.layout, &mut self.pages);
+        let Self { layout, pages, states, plan, .. } = self;
+        sequence.take_cached(cached, layout, pages);
+        sequence.restore_state(layout, pages, states, &mut plan.moves);
+        if sequence.state.is_some() {
+            plan.restored.push(sequence.job.id);
+        }
         (sequence.runs_since, sequence.restoring_steps, sequence.overtaken) = (self.step, 0, 0);
         self.stats.prefix_query_tokens += sequence.tokens.len() as u64;
         self.stats.prefix_hit_tokens += sequence.computed as u64;
@@ -286,7 +291,7 @@ impl Scheduler {
     fn displace(&mut self, victim: Rank, claimant: Option<Rank>) {
         let index = self.running.iter().position(|sequence| sequence.rank() == victim).expect("it runs");
         let mut sequence = self.running.remove(index);
-        sequence.release(&mut self.pages, &mut self.states);
+        sequence.release(&self.layout, &mut self.pages, &mut self.states);
         self.stats.preemptions += 1;
         sequence.waits_since = self.step;
         let for_own_tenant = claimant

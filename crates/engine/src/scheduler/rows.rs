@@ -129,7 +129,8 @@ impl Scheduler {
         if sequence.granted > 0 {
             return 0;
         }
-        let most = most.min(sequence.remaining()).min(budget.rows);
+        let to_checkpoint = sequence.next_checkpoint(&self.layout).map(|tokens| tokens - sequence.computed);
+        let most = most.min(to_checkpoint.unwrap_or(sequence.remaining())).min(budget.rows);
         let in_time = self.cost.rows_within(budget.work, sequence.computed, most, budget.time);
         let rows = in_time.max(most.min(budget.least));
         let fits = |rows: &usize| sequence.outputs_in(*rows) <= budget.outputs;

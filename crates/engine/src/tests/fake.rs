@@ -180,7 +180,7 @@ struct Slot {
 const GARBAGE: Slot = Slot { position: usize::MAX, first: 0xdead, second: 0xbeef };
 
 /// State of a sequence: how many tokens it is of, and their digest.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct TokensState {
     tokens: usize,
     digest: u64,
@@ -193,6 +193,8 @@ pub struct FakeRunner {
     limits: Limits,
     slots: Vec<Slot>, // [pages, block_size]
     states: Vec<TokensState>,
+    /// The part of a state that a page has, by page.
+    saved: Vec<Option<(usize, TokensState)>>,
     control: Control,
     /// Steps that were not collected: their answers, or nothing if that is to fail.
     in_flight: VecDeque<(u64, Option<Vec<Outcome>>)>,
@@ -207,6 +209,7 @@ impl FakeRunner {
             program: program.clone(),
             slots: vec![GARBAGE; limits.pages * limits.block_size],
             states: vec![NO_STATE; limits.states],
+            saved: vec![None; limits.pages],
             limits,
             control,
             in_flight: VecDeque::new(),
@@ -262,7 +265,10 @@ impl FakeRunner {
                 let first = mix(u64::from(step.tokens[row]), position as u64);
                 let places: Vec<_> =
                     (0..groups).map(|group| self.slot(step, index, group, position)).collect();
-                places.iter().for_each(|&at| self.slots[at] = Slot { position, first, second: 0 });
+                for &at in &places {
+                    self.slots[at] = Slot { position, first, second: 0 };
+                    self.saved[at / self.limits.block_size] = None;
+                }
                 let second = self.attend(step, index, position, |slot| slot.first)?;
                 places.iter().for_each(|&at| self.slots[at].second = second);
                 let digest = self.attend(step, index, position, |slot| slot.second)?;
@@ -372,13 +378,33 @@ impl Runner for FakeRunner {
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {
-        for page_move in moves {
-            let &PageMove::Copy { from, to } = page_move else {
-                return Err(StepError::Invalid(format!("{page_move:?}")));
-            };
-            let size = self.limits.block_size;
-            let from = from.0 as usize * size;
-            self.slots.copy_within(from..from + size, to.0 as usize * size);
+        let size = self.limits.block_size;
+        for &page_move in moves {
+            match page_move {
+                PageMove::Copy { from, to } => {
+                    let (from, to) = (from.0 as usize, to.0 as usize);
+                    self.slots.copy_within(from * size..(from + 1) * size, to * size);
+                    self.saved[to] = self.saved[from];
+                }
+                PageMove::SaveState { state, part, to } => {
+                    let page = to.0 as usize;
+                    self.slots[page * size..(page + 1) * size].fill(GARBAGE);
+                    self.saved[page] = Some((part, self.states[state.0 as usize]));
+                }
+                PageMove::RestoreState { from, part, state } => {
+                    let state = &mut self.states[state.0 as usize];
+                    match self.saved[from.0 as usize] {
+                        Some((found, saved)) if found == part && (part == 0 || saved == *state) => {
+                            *state = saved
+                        }
+                        found => {
+                            let message = format!("{found:?} where part {part} of {state:?} should be");
+                            return Err(StepError::Invalid(message));
+                        }
+                    }
+                }
+                other => return Err(StepError::Invalid(format!("{other:?}"))),
+            }
         }
         Ok(())
     }

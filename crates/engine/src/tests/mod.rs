@@ -1,5 +1,6 @@
 //! Tests of the whole engine: plans as data, random schedules, threads, and the reference backend.
 
+mod checkpoints;
 mod fake;
 mod live;
 mod plans;
@@ -8,3 +9,4 @@ mod real;
 mod rig;
 mod script;
 mod shares;
+mod turns;

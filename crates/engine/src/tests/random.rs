@@ -35,7 +35,8 @@ fn setups() -> impl Strategy<Value = Setup> {
         2 => Just([0; 3]).boxed(),
         1 => (0..50_000_u64, 0..50_000_u64, 0..2000_u64).prop_map(|(a, b, c)| [a, b, c]).boxed(),
     ];
-    let runner = (0..30_u64, any::<bool>(), times, any::<bool>());
+    let states = (any::<bool>(), 1..4_usize, 1..5_usize);
+    let runner = (0..30_u64, any::<bool>(), times, states);
     (1..6_usize, 4..40_usize, windows, steps, any::<bool>(), water, order, runner).prop_map(
         |(
             block_size,
@@ -45,7 +46,7 @@ fn setups() -> impl Strategy<Value = Setup> {
             cache,
             (low_water, high_water),
             order,
-            (max_wait_steps, carries, times, states),
+            (max_wait_steps, carries, times, (states, checkpoint_pages, checkpoint_blocks)),
         )| {
             Setup {
                 block_size,
@@ -63,6 +64,8 @@ fn setups() -> impl Strategy<Value = Setup> {
                 max_wait_steps,
                 carries,
                 states,
+                checkpoint_pages,
+                checkpoint_blocks,
             }
         },
     )
@@ -114,6 +117,7 @@ fn requests() -> impl Strategy<Value = Request> {
                 };
                 request.score_prompt_from = score.map(|index| index.index(request.prompt.len()));
                 request.sampling.seed = seed;
+                request.lasting_tokens = (seed % 2 == 0).then_some(request.prompt.len() * 3 / 4);
                 request
             },
         )
@@ -164,7 +168,7 @@ fn play(case: &Case) -> Result<Stats, String> {
     if stats.states_used != 0 {
         return Err(format!("states are missing: {stats:?}"));
     }
-    if (!case.setup.cache || case.setup.states) && stats.pages_cached > 0 {
+    if !case.setup.cache && stats.pages_cached > 0 {
         return Err("pages are cached without a cache".into());
     }
     for (id, (_, request)) in ids.iter().zip(&case.requests) {
@@ -216,8 +220,13 @@ fn judge(expected: &Expected, tokens: &[u32], end: Option<FinishReason>, failed:
     Ok(())
 }
 
+/// Random schedules to play: `PROPTEST_CASES`, or as many as take a few seconds.
+fn schedules() -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(600)
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: schedules(), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn every_schedule_gives_the_answers_of_solo_runs_and_all_pages_back(case in cases()) {
@@ -249,6 +258,8 @@ fn far_more_sequences_than_pages_all_finish_as_if_alone() {
         };
         let stats = play(&case).unwrap();
         assert!(stats.preemptions > 20, "{stats:?}");
+        // Of those with states, the pages of whoever runs leave no room for the checkpoints of the others.
+        assert_eq!(stats.prefix_hit_tokens > 0, cache && !states, "{stats:?}");
     }
 }
 
@@ -264,4 +275,20 @@ fn the_fake_runner_sees_a_page_that_is_mixed_up() {
     let pages: Vec<_> = rig.scheduler.tables().concat();
     rig.runner.move_pages(&[PageMove::Copy { from: pages[0], to: pages[1] }]).unwrap();
     assert!(rig.step().unwrap_err().contains("position 0 where 4 should be"));
+}
+
+#[test]
+fn the_fake_runner_sees_a_state_of_another_time() {
+    use paguro_backend::{PageId, PageMove, Runner, StateId};
+
+    let mut rig = Rig::new(&Setup { states: true, ..Setup::default() }).unwrap();
+    rig.submit(&Request { max_tokens: Some(8), ..Request::new((0..9).collect()) }).unwrap();
+    let (state, page) = (StateId(0), PageId(16));
+    rig.step().unwrap();
+    rig.runner.move_pages(&[PageMove::SaveState { state, part: 0, to: page }]).unwrap();
+    rig.step().unwrap();
+    let wrong = rig.runner.move_pages(&[PageMove::RestoreState { from: page, part: 1, state }]);
+    assert!(wrong.unwrap_err().to_string().contains("where part 1"));
+    rig.runner.move_pages(&[PageMove::RestoreState { from: page, part: 0, state }]).unwrap();
+    assert!(rig.step().unwrap_err().contains("a state of 8 tokens where 9 should be"));
 }

@@ -138,12 +138,47 @@ fn answers_in_a_crowd_are_bit_for_bit_those_of_solo_runs() {
         let stats = crowd.handle().stats();
         // Windows alone hold few pages and nearly always the same number: nobody need be preempted.
         assert!(stats.preemptions > 0 || !windows.contains(&None), "{stats:?}");
-        assert!((stats.prefix_hit_tokens > 0) == mixers.is_empty(), "{stats:?}");
+        assert!(stats.prefix_hit_tokens > 0, "{stats:?}");
         assert!(stats.page_copies > 0, "{stats:?}");
         assert_eq!(crowd.handle().check_pages().unwrap(), Ok(()));
         let states = if mixers.is_empty() { 0 } else { 13 };
         assert_eq!((stats.pages_used, stats.states_used, stats.states_total), (0, 0, states));
     }
+}
+
+/// 64 sequences of a hybrid come at once, with memory for twenty. Later most of them come again, the last ones first.
+#[test]
+fn sixty_four_sequences_of_a_hybrid_share_memory_for_twenty() {
+    let parts = model_of(&[None, None, None], "dac");
+    let mut rng = Rng::new(17);
+    let shared = rng.tokens(64, parts.program.vocab);
+    let request = |i: usize| {
+        let mut prompt = shared[..16 * (i % 5)].to_vec();
+        prompt.extend(Rng::new(i as u64).tokens(68 + i % 23 - prompt.len(), parts.program.vocab));
+        Request { max_tokens: Some(20 + i % 30), logprobs: Some(0), ..Request::new(prompt) }
+    };
+    let mut requests: Vec<_> = (0..64).map(request).collect();
+    let options = EngineOptions { block_size: 4, ..EngineOptions::default() };
+    let solo = EngineOptions { prefix_cache: false, pages: PageBudget::Pages(40), ..options.clone() };
+    let solo = Engine::start(&BACKEND, parts.clone(), solo).unwrap();
+    let mut expected: Vec<_> = requests.iter().map(|request| answer(&solo.handle(), request)).collect();
+    let crowd =
+        EngineOptions { max_sequences: 20, max_batch_tokens: 64, pages: PageBudget::Pages(480), ..options };
+    let crowd = Engine::start(&BACKEND, parts, crowd).unwrap();
+    let handle = crowd.handle();
+    for round in 0..2 {
+        let all: Vec<_> = requests.iter().map(|request| handle.generate(request.clone()).unwrap()).collect();
+        let got: Vec<_> = all.into_iter().map(|generation| read(generation, 1)).collect();
+        assert_eq!(got, expected, "round {round}");
+        assert_eq!(handle.check_pages().unwrap(), Ok(()));
+        requests.reverse();
+        expected.reverse();
+        requests.truncate(20);
+        expected.truncate(20);
+    }
+    let stats = handle.stats();
+    assert_eq!((stats.pages_used, stats.states_used, stats.states_total), (0, 0, 21));
+    assert!(stats.preemptions > 0 && stats.prefix_hit_tokens > 0 && stats.checkpoints > 0, "{stats:?}");
 }
 
 /// A device with a mebibyte, of which states get half.

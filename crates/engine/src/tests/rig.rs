@@ -13,7 +13,7 @@ use paguro_backend::{
 use super::fake::{self, Control, FakeRunner, VOCAB};
 use crate::{
     FinishReason, PageOrder, Request, Usage,
-    layout::Layout,
+    layout::{Checkpoints, Layout},
     pages::Pages,
     request::{RequestLimits, Signal},
     scheduler::Scheduler,
@@ -45,6 +45,10 @@ pub struct Setup {
     pub carries: bool,
     /// True if sequences have states.
     pub states: bool,
+    /// Pages of a checkpoint.
+    pub checkpoint_pages: usize,
+    /// Blocks from one checkpoint to the next while a prompt is computed.
+    pub checkpoint_blocks: usize,
 }
 
 impl Default for Setup {
@@ -65,6 +69,8 @@ impl Default for Setup {
             max_wait_steps: 1000,
             carries: false,
             states: false,
+            checkpoint_pages: 2,
+            checkpoint_blocks: 3,
         }
     }
 }
@@ -110,7 +116,12 @@ impl Rig {
     /// Nothing if the pages do not hold even one token.
     pub fn new(setup: &Setup) -> Option<Self> {
         let program = fake::program(&setup.windows, setup.states);
-        let layout = Layout::new(&program.kv, setup.block_size, setup.rows);
+        let mut layout = Layout::new(&program.kv, setup.block_size, setup.rows);
+        let has_cache = setup.cache && (!setup.states || setup.checkpoint_pages <= setup.pages);
+        layout.checkpoints = (setup.states && has_cache).then_some(Checkpoints {
+            pages: setup.checkpoint_pages,
+            interval: setup.checkpoint_blocks * setup.block_size,
+        });
         let max_context = layout.longest(setup.pages, setup.max_context);
         if max_context == 0 {
             return None;
@@ -127,8 +138,7 @@ impl Rig {
             attention: AttentionMode::Paged,
         };
         let mut pages = Pages::new(limits.pages, setup.order);
-        // As an engine does.
-        if setup.cache && !setup.states {
+        if has_cache {
             pages = pages.with_cache(b"test", setup.low_water, setup.high_water);
         }
         let control = Control::default();

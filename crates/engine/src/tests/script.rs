@@ -4,7 +4,7 @@
 //! - `A 10 +3` submits request A, ten prompt tokens, at most three to generate; after that may follow `x2`
 //!   (branches), `prio 5`, `by X` (a tenant), `in 9` (seconds, its deadline), `score 4` (from there on), `mean` or
 //!   `last` (its embedding), and `like B 8`
-//!   (begins with eight tokens of B's prompt);
+//!   (begins with eight tokens of B's prompt), `lasts 9` (tokens that later prompts share);
 //! - `step`, `step 3`, `run` (to the end), `cancel A`, `fail` (the next step), `clock 9` (so many seconds have passed).
 //!
 //! Requests are named in alphabetical order. The answer has a line for each step: who computes which positions
@@ -85,6 +85,8 @@ fn setup(settings: &str) -> Setup {
             }
             _ if setting == "no cache" => setup.cache = false,
             _ if setting == "carries" => setup.carries = true,
+            Some(("states", n)) => (setup.states, setup.checkpoint_pages) = (true, number(n)),
+            Some(("interval", n)) => setup.checkpoint_blocks = number(n),
             _ => panic!("unknown setting {setting}"),
         }
     }
@@ -102,6 +104,7 @@ fn request(name: &str, words: &[&str]) -> Request {
             "prio" => request.priority = value().parse().unwrap(),
             "by" => request.tenant = Some((*value()).into()),
             "in" => request.deadline = Some(*START + Duration::from_secs(number(value()) as u64)),
+            "lasts" => request.lasting_tokens = Some(number(value())),
             "score" => request.score_prompt_from = Some(number(value())),
             "like" => {
                 let (other, tokens) = (value(), number(value()));
@@ -155,8 +158,15 @@ fn step(rig: &mut Rig, out: &mut String) {
         write!(line, "; hold {}", names.join(" ")).unwrap();
     }
     for page_move in moves {
-        if let PageMove::Copy { from, to } = page_move {
-            write!(line, "; copy {}>{}", from.0, to.0).unwrap();
+        match page_move {
+            PageMove::Copy { from, to } => write!(line, "; copy {}>{}", from.0, to.0).unwrap(),
+            PageMove::SaveState { state, part: 0, to } => {
+                write!(line, "; save {}>{}", state.0, to.0).unwrap();
+            }
+            PageMove::RestoreState { from, part: 0, state } => {
+                write!(line, "; restore {}>{}", from.0, state.0).unwrap();
+            }
+            _ => {}
         }
     }
     if rig.ahead {

@@ -24,7 +24,7 @@ pub use clock::WallTime;
 pub use prompt::ChatPrompt;
 pub(crate) use prompt::{ControlNames, MARK};
 
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{SpecialTokens, Tokenizer};
 
 /// Fuel of one rendering: one per instruction and one per 64 bytes that are made, so about 256 MB. A hundred messages
 /// take some ten thousand.
@@ -155,6 +155,25 @@ impl ChatTemplate {
             ..*input
         };
         Ok(ChatPrompt::from_marked(&self.render(&marked)?))
+    }
+
+    /// Counts the tokens that later turns of a chat begin with, too: those before the beginning of the answer, which a template
+    /// may write otherwise once the answer is there. `input` was rendered as `prompt`, of `tokens` tokens.
+    pub fn lasting_tokens(
+        &self,
+        input: &ChatInput,
+        prompt: &ChatPrompt,
+        tokens: usize,
+        tokenizer: &Tokenizer,
+    ) -> usize {
+        let input = ChatInput { add_generation_prompt: false, ..input.clone() };
+        let Ok(history) = self.prompt(&input, tokenizer) else { return tokens };
+        let mut pairs = prompt.text.char_indices().zip(history.text.chars());
+        let parted = pairs.find(|((_, ours), theirs)| ours != theirs);
+        let parted = parted.map_or(history.text.len().min(prompt.text.len()), |((at, _), _)| at);
+        // The token before the parting may be another one, too.
+        let rest = tokenizer.encode(&prompt.text[parted..], SpecialTokens::Parse).len();
+        tokens.saturating_sub(rest + usize::from(rest > 0))
     }
 
     /// Renders a chat as it is.

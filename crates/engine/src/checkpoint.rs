@@ -1,0 +1,108 @@
+//! Checkpoints of sequences with states: where they are made, and how a sequence begins with one.
+//!
+//! K and V of a prefix are of no use without the state at its end, and a state cannot be computed back. So states are copied
+//! at some places, all of which are ends of blocks:
+//!
+//! - while a prompt is computed, every [interval](crate::layout::Checkpoints::interval), and at the last place that later
+//!   prompts can begin with, unless there is a checkpoint shortly before it. A step ends at such a place, because the state
+//!   there exists only between two steps;
+//! - while an answer is computed, at the end of every block. Each of these replaces the one before, so that one is left when the
+//!   answer ends, is cancelled, or loses its place to another sequence.
+//!
+//! A copy is made before the step that follows, by which time the sequence may have ended: nothing writes its slot earlier.
+//! A step that is planned ahead would, so none is planned across the end of a block.
+
+use paguro_backend::{PageMove, StateUse};
+
+use crate::{layout::Layout, pages::Pages, prefix::BlockKey, sequence::Sequence, states::States};
+
+impl Sequence {
+    /// The next place at which a step must end, so that there is a checkpoint, before the tokens end.
+    pub fn next_checkpoint(&self, layout: &Layout) -> Option<usize> {
+        let interval = layout.checkpoints?.interval;
+        let next = (self.computed / interval + 1) * interval;
+        let last = self.last_checkpoint(layout).filter(|&last| last > self.computed);
+        let next = last.map_or(next, |last| next.min(last));
+        (next < self.tokens.len()).then_some(next)
+    }
+
+    /// The last end of a block that later prompts can begin with. `None` if the newest checkpoint is so close that another one
+    /// would not be worth the step that ends at it.
+    fn last_checkpoint(&self, layout: &Layout) -> Option<usize> {
+        let lasting = if self.generated() == 0 { self.job.lasting_tokens } else { usize::MAX };
+        let last = lasting.min(self.tokens.len() - 1) / layout.block_size * layout.block_size;
+        let newest = self.checkpoints.last().copied().unwrap_or(0);
+        (last >= newest + layout.checkpoints?.least_gap()).then_some(last)
+    }
+
+    /// Whether the planned rows end where there will be a checkpoint.
+    pub fn ends_at_checkpoint(&self, layout: &Layout) -> bool {
+        layout.checkpoints.is_some() && (self.computed + self.rows).is_multiple_of(layout.block_size)
+    }
+
+    /// Has the state after the computed tokens copied, if this is a place for it. Returns the key of the block that it is
+    /// the state after.
+    pub fn save_state(
+        &mut self,
+        layout: &Layout,
+        pages: &mut Pages,
+        moves: &mut Vec<PageMove>,
+    ) -> Option<BlockKey> {
+        let (checkpoints, StateUse { write: state, .. }) = (layout.checkpoints?, self.state?);
+        if !self.computed.is_multiple_of(layout.block_size) {
+            return None;
+        }
+        let lasts = self.computed.is_multiple_of(checkpoints.interval)
+            || Some(self.computed) == self.last_checkpoint(layout);
+        if !lasts && self.prefills() {
+            return None;
+        }
+        if let Some(older) = self.newest_checkpoint.take() {
+            pages.forget_checkpoint(&self.key_of(older, layout));
+            self.checkpoints.retain(|&tokens| tokens != older);
+        }
+        let key = self.key_of(self.computed, layout);
+        self.checkpoints.push(self.computed);
+        let parts = pages.keep_checkpoint(key, checkpoints.pages)?;
+        self.newest_checkpoint = (!lasts).then_some(self.computed);
+        moves.extend(parts.into_iter().enumerate().map(|(part, to)| PageMove::SaveState { state, part, to }));
+        Some(key)
+    }
+
+    /// Has the state after the tokens that came from the cache copied to a slot, if sequences have states.
+    pub fn restore_state(
+        &mut self,
+        layout: &Layout,
+        pages: &mut Pages,
+        states: &mut States,
+        moves: &mut Vec<PageMove>,
+    ) {
+        if self.computed == 0 || layout.checkpoints.is_none() {
+            return;
+        }
+        let slot = states.reserve(None).flatten().expect("a sequence with a place has a state");
+        let key = self.key_of(self.computed, layout);
+        let parts = pages.checkpoint(&key).expect("the checkpoint was found");
+        let state = slot.write;
+        moves.extend(parts.iter().enumerate().map(|(part, &from)| PageMove::RestoreState {
+            from,
+            part,
+            state,
+        }));
+        pages.touch_checkpoint(&key);
+        self.state = Some(slot);
+        self.checkpoints.push(self.computed);
+    }
+
+    /// A block of this sequence was released: a checkpoint at its end was used as recently.
+    pub fn touch_checkpoint(&self, block: usize, layout: &Layout, pages: &mut Pages) {
+        if self.checkpoints.binary_search(&((block + 1) * layout.block_size)).is_ok() {
+            pages.touch_checkpoint(&self.keys[block]);
+        }
+    }
+
+    /// Key of the block that ends after so many tokens.
+    fn key_of(&self, tokens: usize, layout: &Layout) -> BlockKey {
+        self.keys[tokens / layout.block_size - 1]
+    }
+}
