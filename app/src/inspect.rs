@@ -68,6 +68,9 @@ struct Memory {
     page_bytes: u64,
     /// State of a sequence beside its pages.
     states: u64,
+    /// A copy of it in the prefix cache, and the tokens from one to the next.
+    checkpoint: u64,
+    checkpoint_interval: usize,
     block_size: usize,
     kv_dtype: KvDtype,
 }
@@ -87,8 +90,9 @@ impl Memory {
         let options = EngineOptions { pages: PageBudget::Pages(pages as usize), ..options };
         let plan =
             Engine::plan(backend.as_ref(), &model.program, &model.weights, model.max_context, &options);
-        let EnginePlan { memory: MemoryPlan { weights, states, buffers, .. }, page_bytes, .. } =
-            plan.map_err(|error| Failure::from_error(&error))?;
+        let plan = plan.map_err(|error| Failure::from_error(&error))?;
+        let EnginePlan { page_bytes, checkpoint_bytes: checkpoint, checkpoint_interval, .. } = plan;
+        let MemoryPlan { weights, states, buffers, .. } = plan.memory;
         let device = backend.name().to_owned();
         Ok(Self {
             context,
@@ -99,6 +103,8 @@ impl Memory {
             pages,
             page_bytes,
             states,
+            checkpoint,
+            checkpoint_interval,
             block_size,
             kv_dtype,
         })
@@ -170,6 +176,8 @@ fn summary(
             pages,
             page_bytes,
             states,
+            checkpoint,
+            checkpoint_interval,
             block_size,
             kv_dtype,
         } = &memory;
@@ -189,7 +197,15 @@ fn summary(
             ),
         )?;
         if *states > 0 {
-            row("", format!("{} state of a sequence; the prefix cache is off", units::bytes(*states)))?;
+            row("", format!("{} state of a sequence", units::bytes(*states)))?;
+            let text = "copy of a state in the prefix cache, every";
+            row(
+                "",
+                format!(
+                    "{} of the KV cache for each {text} {checkpoint_interval} tokens",
+                    units::bytes(*checkpoint)
+                ),
+            )?;
         }
         row("", format!("{} buffers", units::bytes(*buffers)))?;
     }
@@ -413,6 +429,8 @@ fn as_json(
             "weight_bytes": memory.weights,
             "buffer_bytes": memory.buffers,
             "state_bytes": memory.states,
+            "checkpoint_bytes": memory.checkpoint,
+            "checkpoint_interval": memory.checkpoint_interval,
             "converted": memory.converted.iter().map(|((from, to), count)| {
                 json!({"from": from, "to": to, "matrices": count})
             }).collect::<Vec<_>>(),

@@ -4,6 +4,8 @@
 mod common;
 #[path = "families/folders.rs"]
 mod folders;
+#[path = "families/turns.rs"]
+mod turns;
 
 use std::{fs, path::Path};
 

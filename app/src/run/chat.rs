@@ -204,7 +204,10 @@ impl<'a> Chat<'a> {
             }
         };
         let loaded = &self.running.loaded;
+        let lasting_tokens =
+            self.conversation.lasting_tokens(&loaded.model, self.running.style, tokens.len());
         let mut request = sampling::request(tokens, &self.sampling, &loaded.model);
+        request.lasting_tokens = lasting_tokens;
         request.constraint = self.running.constraint.clone();
         let seed = (request.sampling.temperature > 0.0).then_some(request.sampling.seed);
         let mut reading = progress::reading(&self.asked.terminal, &loaded.handle, request.prompt.len());

@@ -112,6 +112,23 @@ impl Conversation {
         self.system.as_deref()
     }
 
+    fn input(&self) -> ChatInput {
+        let system = self.system.iter().map(|text| ("system", text.as_str()));
+        let turns = self.turns().map(|(role, text)| (role.name(), text));
+        ChatInput::from_turns(system.chain(turns))
+    }
+
+    /// Returns how many of the conversation's `tokens` tokens its next turns begin with, where that matters to the model; see
+    /// [`Request::lasting_tokens`](paguro_engine::Request::lasting_tokens).
+    pub fn lasting_tokens(&self, model: &Model, style: Style, tokens: usize) -> Option<usize> {
+        let template = model.chat_template.as_ref();
+        let template =
+            template.filter(|_| matches!(style, Style::Chat) && !model.program.state.is_empty())?;
+        let input = self.input();
+        let prompt = template.prompt(&input, &model.tokenizer).ok()?;
+        Some(template.lasting_tokens(&input, &prompt, tokens, &model.tokenizer))
+    }
+
     /// The tokens that the model reads before it answers.
     ///
     /// # Errors
@@ -119,10 +136,7 @@ impl Conversation {
     pub fn tokens(&self, model: &Model, style: Style) -> Outcome<Vec<u32>> {
         match (style, &model.chat_template) {
             (Style::Chat, Some(template)) => {
-                let system = self.system.iter().map(|text| ("system", text.as_str()));
-                let turns = self.turns().map(|(role, text)| (role.name(), text));
-                let input = ChatInput::from_turns(system.chain(turns));
-                let prompt = template.prompt(&input, &model.tokenizer);
+                let prompt = template.prompt(&self.input(), &model.tokenizer);
                 let prompt = prompt.map_err(|error| Failure::from_error(&error).hint(WITHOUT_TEMPLATE))?;
                 Ok(model.tokenizer.encode_chat(&prompt))
             }

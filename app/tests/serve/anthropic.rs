@@ -3,7 +3,7 @@
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
 
-use super::{ask, http::Server};
+use super::{ask, common::shared, http::Server};
 
 const PATH: &str = "/v1/messages";
 
@@ -58,19 +58,25 @@ fn an_answer_has_blocks_a_reason_and_usage() {
 
 #[test]
 fn cached_tokens_are_reported() {
-    let server = Server::start(&[]);
+    // A hybrid has K and V in pages, and copies of states.
+    let hybrid = shared("model/families/tales-qwen35-Q8_0.gguf");
+    let models = hybrid.iter().map(|path| path.to_str().unwrap()).collect::<Vec<_>>();
+    let server = Server::start(&models);
     let long = "The fox went to the river and looked for the key. ".repeat(8);
-    let body = ask(json!({
-        "system": [{"type": "text", "text": long, "cache_control": {"type": "ephemeral", "ttl": "1h"}}],
-        "max_tokens": 2,
-    }));
-    let first = server.post(PATH, &body).ok()["usage"].clone();
-    let second = server.post(PATH, &body).ok()["usage"].clone();
-    let tokens = |usage: &Value, name: &str| usage[name].as_u64().unwrap();
-    assert_eq!(tokens(&first, "cache_read_input_tokens"), 0);
-    assert!(tokens(&second, "cache_read_input_tokens") >= 64, "{second}");
-    let all = |usage| tokens(usage, "input_tokens") + tokens(usage, "cache_read_input_tokens");
-    assert_eq!(all(&second), all(&first));
+    for model in ["tales", "tales-qwen35-Q8_0"].into_iter().take(1 + models.len()) {
+        let body = ask(json!({
+            "model": model,
+            "system": [{"type": "text", "text": long, "cache_control": {"type": "ephemeral", "ttl": "1h"}}],
+            "max_tokens": 2,
+        }));
+        let first = server.post(PATH, &body).ok()["usage"].clone();
+        let second = server.post(PATH, &body).ok()["usage"].clone();
+        let tokens = |usage: &Value, name: &str| usage[name].as_u64().unwrap();
+        assert_eq!(tokens(&first, "cache_read_input_tokens"), 0, "{model}");
+        assert!(tokens(&second, "cache_read_input_tokens") >= 64, "{model}: {second}");
+        let all = |usage| tokens(usage, "input_tokens") + tokens(usage, "cache_read_input_tokens");
+        assert_eq!(all(&second), all(&first), "{model}");
+    }
 }
 
 #[test]

@@ -5,6 +5,8 @@ mod agents;
 mod anthropic;
 mod attacks;
 mod chat;
+#[path = "../common/mod.rs"]
+mod common;
 mod completions;
 mod connections;
 mod embeddings;

@@ -90,11 +90,12 @@ impl Generating {
         prepared: Prepared,
         received: Instant,
     ) -> Result<Self, ApiError> {
-        let Prepared { prompt, constraint, reading, options, mut counts } = prepared;
+        let Prepared { prompt, lasting_tokens, constraint, reading, options, mut counts } = prepared;
         let prompt_tokens = prompt.len();
         counts.bound(prompt_tokens)?;
         let unscored_prompt = if options.score_prompt { prompt.clone() } else { Vec::new() };
         let mut request = options.request(prompt, &counts, &lease.model.defaults);
+        request.lasting_tokens = lasting_tokens;
         request.constraint = constraint;
         request.tenant = caller.tenant;
         request.deadline = caller.deadline.map(Into::into);

@@ -59,11 +59,12 @@ pub async fn chat(
     let counts = request.options.check(&handle)?;
     let work = off_thread(state, &caller, &lease, move |model, is_wanted| {
         request.options.dry.find_breakers(&model.tokenizer);
-        let (prompt, reading) = request.prepare(model, handle.max_context())?;
+        let request::Prepared { tokens, lasting_tokens, reading } =
+            request.prepare(model, handle.max_context())?;
         let compiler = Compiler { handle: &handle, is_wanted };
         let constraint = request.constraint(&reading, &model.tokenizer, &compiler)?;
         let options = request.options;
-        Ok(Prepared { prompt, constraint, reading: Some(reading), options, counts })
+        Ok(Prepared { prompt: tokens, lasting_tokens, constraint, reading: Some(reading), options, counts })
     });
     let prepared = caller.in_time(work).await?;
     Generating::start(state, lease, caller, prepared, received)
@@ -95,7 +96,7 @@ pub async fn text(
         }
         let prompt = prompt.tokens(model, handle.max_context())?;
         let constraint = format.constraint(&Compiler { handle: &handle, is_wanted })?;
-        Ok(Prepared { prompt, constraint, reading: None, options, counts })
+        Ok(Prepared { prompt, lasting_tokens: None, constraint, reading: None, options, counts })
     });
     let prepared = caller.in_time(work).await?;
     Generating::start(state, lease, caller, prepared, received)
@@ -128,6 +129,8 @@ async fn lease(
 /// A request that is ready for the engine.
 struct Prepared {
     prompt: Vec<u32>,
+    /// See [`paguro_engine::Request::lasting_tokens`].
+    lasting_tokens: Option<usize>,
     /// Grammar of the answer.
     constraint: Option<Constraint>,
     /// Reader of the answer; `None` for plain continuations.

@@ -126,11 +126,11 @@ impl ChatRequest {
     /// # Errors
     /// The model has no chat template, or the template refuses these messages.
     pub(crate) fn prompt(&self, model: &Model, max_context: usize) -> Result<Vec<u32>, ApiError> {
-        Ok(self.prepare(model, max_context)?.0)
+        Ok(self.prepare(model, max_context)?.tokens)
     }
 
     /// Returns the tokens that the model reads, and the way to read its answer.
-    pub(super) fn prepare(&self, model: &Model, max_context: usize) -> Result<(Vec<u32>, Reading), ApiError> {
+    pub(super) fn prepare(&self, model: &Model, max_context: usize) -> Result<Prepared, ApiError> {
         let offers_tools = self.offered_tools().next().is_some();
         let template = match (&model.tool_template, &model.chat_template, &model.template_problem) {
             (Some(template), ..) if offers_tools => template,
@@ -173,8 +173,21 @@ impl ChatRequest {
         }
         check_text(&prompt.text, model, max_context)?;
         let reading = Reading::new(self, format, &prompt.text, budget)?;
-        Ok((model.tokenizer.encode_chat(&prompt), reading))
+        let tokens = model.tokenizer.encode_chat(&prompt);
+        // A matter of states: K and V can be shared up to any token.
+        let has_states = !model.program.state.is_empty();
+        let lasting_tokens = (has_states && input.add_generation_prompt)
+            .then(|| template.lasting_tokens(&input, &prompt, tokens.len(), &model.tokenizer));
+        Ok(Prepared { tokens, lasting_tokens, reading })
     }
+}
+
+/// A chat in tokens.
+pub(super) struct Prepared {
+    pub tokens: Vec<u32>,
+    /// See [`paguro_engine::Request::lasting_tokens`].
+    pub lasting_tokens: Option<usize>,
+    pub reading: Reading,
 }
 
 /// Refuses a text that cannot fit into the context, before it is tokenized, which takes time.
