@@ -305,7 +305,7 @@ impl Arena {
         self.has_state[to.0 as usize] = self.has_state[from.0 as usize];
     }
 
-    /// Copies the part with this number of a state into a page; parts are as long as pages.
+    /// Copies a part of a state into a page. All parts but the last are as long as a page.
     pub fn save(&mut self, to: PageId, state: &[u8], part: usize) {
         let state = &state[part * self.page_bytes()..];
         let page = self.page(to);
@@ -314,7 +314,7 @@ impl Arena {
         self.has_state[to.0 as usize] = true;
     }
 
-    /// Copies a part back.
+    /// Copies a part of a state back from its page.
     pub fn restore(&self, from: PageId, state: &mut [u8], part: usize) {
         let state = &mut state[part * self.page_bytes()..];
         let page = &self.memory[self.page(from)];
@@ -322,7 +322,7 @@ impl Arena {
         state[..bytes].copy_from_slice(&page[..bytes]);
     }
 
-    /// Fills a page with zeros if it has a part of a state, whose bytes may be no finite numbers of K and V.
+    /// Fills a page with zeros if it has a part of a state, whose bytes need not be finite numbers of K and V.
     pub fn clear_state(&mut self, page: PageId) {
         if std::mem::take(&mut self.has_state[page.0 as usize]) {
             let page = self.page(page);

@@ -138,7 +138,7 @@ impl CpuRunner {
 }
 
 impl CpuRunner {
-    /// Makes K and V again of pages that a step writes and that hold a part of a state.
+    /// Clears the pages with a part of a state that a step writes K and V to.
     fn clear_written(&mut self, step: &Step<'_>) {
         if self.model.program.state.is_empty() {
             return;

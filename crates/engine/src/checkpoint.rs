@@ -1,7 +1,7 @@
-//! Checkpoints of sequences with states: where they are made, and how a sequence begins with one.
+//! Checkpoints of sequences with states: their places, and the first step of a sequence from one.
 //!
-//! K and V of a prefix are of no use without the state at its end, and a state cannot be computed back. So states are copied
-//! at some places, all of which are ends of blocks:
+//! K and V of a prefix are of no use without the state at its end, and a state cannot be computed backwards. So states are
+//! copied at some places, all of which are ends of blocks:
 //!
 //! - while a prompt is computed, every [interval](crate::layout::Checkpoints::interval), and at the last place that later
 //!   prompts can begin with, unless there is a checkpoint shortly before it. A step ends at such a place, because the state
@@ -9,15 +9,15 @@
 //! - while an answer is computed, at the end of every block. Each of these replaces the one before, so that one is left when the
 //!   answer ends, is cancelled, or loses its place to another sequence.
 //!
-//! A copy is made before the step that follows, by which time the sequence may have ended: nothing writes its slot earlier.
-//! A step that is planned ahead would, so none is planned across the end of a block.
+//! A copy is made before the next step that is planned. The sequence may have ended by then, but nothing has written its slot.
+//! A step that is planned ahead would write it, so none is planned across the end of a block.
 
 use paguro_backend::{PageMove, StateUse};
 
 use crate::{layout::Layout, pages::Pages, prefix::BlockKey, sequence::Sequence, states::States};
 
 impl Sequence {
-    /// The next place at which a step must end, so that there is a checkpoint, before the tokens end.
+    /// The next checkpoint before the end of the tokens: a step must end there.
     pub fn next_checkpoint(&self, layout: &Layout) -> Option<usize> {
         let interval = layout.checkpoints?.interval;
         let next = (self.computed / interval + 1) * interval;
@@ -35,13 +35,13 @@ impl Sequence {
         (last >= newest + layout.checkpoints?.least_gap()).then_some(last)
     }
 
-    /// Whether the planned rows end where there will be a checkpoint.
+    /// True if the planned rows end at a checkpoint.
     pub fn ends_at_checkpoint(&self, layout: &Layout) -> bool {
         layout.checkpoints.is_some() && (self.computed + self.rows).is_multiple_of(layout.block_size)
     }
 
-    /// Has the state after the computed tokens copied, if this is a place for it. Returns the key of the block that it is
-    /// the state after.
+    /// Adds moves that copy the state after the computed tokens into pages, if there is a checkpoint here. Returns the key
+    /// of the block before it.
     pub fn save_state(
         &mut self,
         layout: &Layout,
@@ -69,7 +69,7 @@ impl Sequence {
         Some(key)
     }
 
-    /// Has the state after the tokens that came from the cache copied to a slot, if sequences have states.
+    /// Adds moves that copy the state after the tokens from the cache into a slot, if sequences have states.
     pub fn restore_state(
         &mut self,
         layout: &Layout,
@@ -94,14 +94,14 @@ impl Sequence {
         self.checkpoints.push(self.computed);
     }
 
-    /// A block of this sequence was released: a checkpoint at its end was used as recently.
+    /// Makes a checkpoint of this sequence at the end of a block as recently used as the block, which was released.
     pub fn touch_checkpoint(&self, block: usize, layout: &Layout, pages: &mut Pages) {
         if self.checkpoints.binary_search(&((block + 1) * layout.block_size)).is_ok() {
             pages.touch_checkpoint(&self.keys[block]);
         }
     }
 
-    /// Key of the block that ends after so many tokens.
+    /// Returns the key of the block that ends after `tokens` tokens.
     fn key_of(&self, tokens: usize, layout: &Layout) -> BlockKey {
         self.keys[tokens / layout.block_size - 1]
     }

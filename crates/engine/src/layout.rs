@@ -12,7 +12,7 @@ pub(crate) struct Layout {
     pub windows: Vec<Option<usize>>,
     /// Most rows of one sequence in a step.
     pub max_chunk: usize,
-    /// How states are kept for the prefix cache, where sequences have some and there is a cache.
+    /// Checkpoints for the prefix cache, where sequences have states and there is a cache.
     pub checkpoints: Option<Checkpoints>,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// Tokens that the end of a prompt is past the checkpoint before it, at least, if it gets one of its own.
+    /// Least distance in tokens between the checkpoint at the end of a prompt and the one before it.
     pub fn least_gap(&self) -> usize {
         (self.interval / 8).min(64)
     }
@@ -41,7 +41,7 @@ impl Layout {
         Self { block_size, windows, max_chunk, checkpoints: None }
     }
 
-    /// Checkpoints of `pages` pages. The pages of one are about as many as those of the tokens up to the next.
+    /// Returns checkpoints of `pages` pages. A checkpoint takes about as many pages as the tokens up to the next one.
     pub fn checkpoints_of(&self, pages: usize) -> Checkpoints {
         let tokens = pages.saturating_mul(self.block_size) / self.groups().max(1);
         let interval = tokens.clamp(*INTERVALS.start(), *INTERVALS.end()).next_multiple_of(self.block_size);

@@ -161,8 +161,8 @@ impl Pages {
         })
     }
 
-    /// Takes `count` pages for a checkpoint of the state after a block that a sequence holds, and keeps it. `None` if there
-    /// is one, which then counts as used, or if there is no room.
+    /// Reserves `count` pages for a checkpoint after a block that a sequence holds. Returns `None` if the checkpoint exists,
+    /// which makes it the last one that was used, or if there is no room.
     pub fn keep_checkpoint(&mut self, key: BlockKey, count: usize) -> Option<Vec<PageId>> {
         self.cache.as_mut()?.touch_checkpoint(&key);
         if self.has_checkpoint(&key) || self.available() < count {
@@ -174,13 +174,13 @@ impl Pages {
         Some(pages)
     }
 
-    /// Whether the state after this block is kept.
+    /// True if there is a checkpoint after this block.
     pub fn has_checkpoint(&self, key: &BlockKey) -> bool {
         self.checkpoint(key).is_some()
     }
 
-    /// Pages of the checkpoint after this block, in order. Whoever reads them does so before anything that is planned
-    /// later.
+    /// Pages of the checkpoint after this block, in order. A move that reads them comes before all moves that are planned
+    /// later, so they may be evicted at once.
     pub fn checkpoint(&self, key: &BlockKey) -> Option<&[PageId]> {
         self.cache.as_ref()?.checkpoint(key)
     }

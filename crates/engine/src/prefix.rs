@@ -33,8 +33,8 @@ impl BlockKey {
 /// Which pages hold which blocks, and which of them nobody uses at the moment, the longest unused first. One
 /// entry for each KV group: the groups of a block are found, used and evicted separately.
 ///
-/// Checkpoints stand in the same order. Nobody holds one for longer than it takes to copy it, so they can always be evicted;
-/// a checkpoint goes with the block at whose end it was made, without which it is of no use.
+/// Checkpoints stand in the same order. No sequence holds one, so all of them can be evicted. A checkpoint goes with the
+/// block before it, without which it is of no use.
 #[derive(Debug)]
 pub(crate) struct PrefixCache {
     /// Parent of every first block.
@@ -158,7 +158,7 @@ impl PrefixCache {
         true
     }
 
-    /// Keeps a checkpoint of the state after the block with this key, in these pages. There is none yet.
+    /// Keeps a checkpoint after the block with this key, in these pages. There must be none yet.
     pub fn keep_checkpoint(&mut self, key: BlockKey, pages: Vec<PageId>) {
         self.clock += 1;
         self.unused.insert(self.clock, Unused::Checkpoint(key));

@@ -50,9 +50,9 @@ pub struct Request {
     /// with `max_tokens: Some(0)` if nothing else is wanted. [`Model::pooling`](paguro_model::Model::pooling) is what
     /// the model was trained for.
     pub embedding: Option<Pooling>,
-    /// Tokens at the beginning of the prompt that prompts of later turns probably share: those before the beginning of an
-    /// answer that a chat template writes. `None` is all of them. Only for models whose sequences have states: the prefix
-    /// cache keeps one where the rest begins. No result depends on it.
+    /// Tokens at the beginning of the prompt that prompts of later turns probably share: those before the opening of an
+    /// answer that a chat template writes. `None` is all of them. Where sequences have states, the prefix cache keeps a copy
+    /// at the last end of a block among these tokens. No result depends on it.
     pub lasting_tokens: Option<usize>,
     /// Reports [`Event::Prefilled`] after each step that computes a part of the prompt.
     pub report_prefill: bool,

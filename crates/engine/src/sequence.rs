@@ -181,7 +181,7 @@ pub(crate) struct Sequence {
     pub keys: Vec<BlockKey>,
     /// Checkpoints that it has made or begun with, by their numbers of tokens, in order.
     pub checkpoints: Vec<usize>,
-    /// The last one, if the next one replaces it.
+    /// The last of these, if the next one replaces it.
     pub newest_checkpoint: Option<usize>,
     /// Rows that it may have in the step that is being planned.
     pub granted: usize,

@@ -8,7 +8,7 @@ use crate::{cost::Work, prefix::BlockKey, sequence::Sequence};
 #[derive(Debug, Default)]
 pub(super) struct Saves {
     pub moves: Vec<PageMove>,
-    /// The blocks that they are the states after.
+    /// Blocks before these checkpoints.
     pub keys: Vec<BlockKey>,
 }
 
@@ -17,9 +17,9 @@ pub(super) struct Saves {
 pub(super) struct Plan {
     /// To be made before the step.
     pub moves: Vec<PageMove>,
-    /// Blocks of the checkpoints that these write.
+    /// Blocks before the checkpoints that these moves write.
     pub saved: Vec<BlockKey>,
-    /// Requests whose states these restore.
+    /// Requests whose states these moves restore.
     pub restored: Vec<u64>,
     pub tokens: Vec<u32>,
     pub carried: Vec<Carried>,

@@ -258,7 +258,7 @@ fn far_more_sequences_than_pages_all_finish_as_if_alone() {
         };
         let stats = play(&case).unwrap();
         assert!(stats.preemptions > 20, "{stats:?}");
-        // Of those with states, the pages of whoever runs leave no room for the checkpoints of the others.
+        // With states, the pages of the running sequences leave no room for the checkpoints of the others.
         assert_eq!(stats.prefix_hit_tokens > 0, cache && !states, "{stats:?}");
     }
 }

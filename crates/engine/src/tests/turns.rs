@@ -1,5 +1,5 @@
-//! Conversations over the fake runner: each turn computes its new tokens, and at most what lies behind the last place that the
-//! prefix cache has everything for.
+//! Conversations over the fake runner: each turn computes its new tokens, and the few that lie past the last place where a
+//! prefix from the cache can end.
 
 use super::{
     fake::VOCAB,

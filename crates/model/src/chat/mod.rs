@@ -157,8 +157,8 @@ impl ChatTemplate {
         Ok(ChatPrompt::from_marked(&self.render(&marked)?))
     }
 
-    /// Counts the tokens that later turns of a chat begin with, too: those before the beginning of the answer, which a template
-    /// may write otherwise once the answer is there. `input` was rendered as `prompt`, of `tokens` tokens.
+    /// Counts the tokens of a prompt that later turns of the chat share: those before the opening of the answer, which a template
+    /// may write in another way once the answer is there. `input` was rendered as `prompt`, of `tokens` tokens.
     pub fn lasting_tokens(
         &self,
         input: &ChatInput,
@@ -171,7 +171,7 @@ impl ChatTemplate {
         let mut pairs = prompt.text.char_indices().zip(history.text.chars());
         let parted = pairs.find(|((_, ours), theirs)| ours != theirs);
         let parted = parted.map_or(history.text.len().min(prompt.text.len()), |((at, _), _)| at);
-        // The token before the parting may be another one, too.
+        // The last shared characters may be in a token that goes on past them.
         let rest = tokenizer.encode(&prompt.text[parted..], SpecialTokens::Parse).len();
         tokens.saturating_sub(rest + usize::from(rest > 0))
     }

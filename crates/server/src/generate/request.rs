@@ -174,7 +174,7 @@ impl ChatRequest {
         check_text(&prompt.text, model, max_context)?;
         let reading = Reading::new(self, format, &prompt.text, budget)?;
         let tokens = model.tokenizer.encode_chat(&prompt);
-        // A matter of states: K and V can be shared up to any token.
+        // K and V need no such hint: they can be shared up to any block.
         let has_states = !model.program.state.is_empty();
         let lasting_tokens = (has_states && input.add_generation_prompt)
             .then(|| template.lasting_tokens(&input, &prompt, tokens.len(), &model.tokenizer));
