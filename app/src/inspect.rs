@@ -198,14 +198,14 @@ fn summary(
         )?;
         if *states > 0 {
             row("", format!("{} state of a sequence", units::bytes(*states)))?;
-            let text = "copy of a state in the prefix cache, every";
-            row(
-                "",
-                format!(
-                    "{} of the KV cache for each {text} {checkpoint_interval} tokens",
-                    units::bytes(*checkpoint)
+            let copies = match checkpoint {
+                0 => format!("the {device} keeps no copies of states, so the prefix cache is off"),
+                bytes => format!(
+                    "{} of the KV cache for a copy of a state, one every {checkpoint_interval} tokens",
+                    units::bytes(*bytes)
                 ),
-            )?;
+            };
+            row("", copies)?;
         }
         row("", format!("{} buffers", units::bytes(*buffers)))?;
     }

@@ -238,6 +238,11 @@ impl Driver {
         sequence.logits.clear();
     }
 
+    /// True if the device copies states into pages.
+    pub fn saves_states(&self) -> bool {
+        self.checkpoint_pages > 0
+    }
+
     /// Saves the state of a sequence in pages, and lets its slot go.
     ///
     /// # Errors

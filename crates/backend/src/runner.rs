@@ -20,7 +20,8 @@ pub trait Backend: Send {
         program.state.bytes()
     }
 
-    /// Pages that a copy of one sequence's states takes; 0 if the program has none.
+    /// Pages that a copy of one sequence's states takes; 0 if the program has none, or if the device does not copy states
+    /// into pages.
     fn checkpoint_pages(&self, program: &Program, block_size: usize, kv_dtype: KvDtype) -> usize {
         if program.state.is_empty() {
             return 0;
