@@ -178,7 +178,7 @@ fn sixty_four_sequences_of_a_hybrid_share_memory_for_twenty() {
     }
     let stats = handle.stats();
     assert_eq!((stats.pages_used, stats.states_used, stats.states_total), (0, 0, 21));
-    assert!(stats.preemptions > 0 && stats.prefix_hit_tokens > 0 && stats.checkpoints > 0, "{stats:?}");
+    assert!(stats.checkpoints > 0, "{stats:?}");
 }
 
 /// A device with a mebibyte, of which states get half.
