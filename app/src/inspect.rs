@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use paguro_backend::{
-    DeltaRule, DeltaShape, Experts, FeedForward, KvDtype, KvGroup, KvLayout, Layer, Linear, MemoryPlan,
-    Mixer, Program,
+    DeltaRule, DeltaShape, Experts, FeedForward, KvDtype, KvGroup, KvLayout, LatentShape, Layer, Linear,
+    MemoryPlan, Mixer, Program,
 };
 use paguro_engine::{Engine, EngineOptions, EnginePlan, PageBudget};
 use paguro_model::{LoadOptions, Model, ModelFile, tensor::Tensor};
@@ -155,6 +155,11 @@ fn summary(
                     program.vocab
                 ),
             )?;
+            let tables: u64 = model.weights.tables.iter().map(|table| table.bytes.len() as u64).sum();
+            if tables > 0 {
+                let what = "embeddings for layers, read from the file as tokens need them";
+                row("on disk", format!("{} {what}", units::bytes(tables)))?;
+            }
             if let Some(active) = active_parameters(model) {
                 row("active", format!("{} parameters for a token", units::count(active)))?;
             }
@@ -228,7 +233,12 @@ fn layers(program: &Program) -> String {
         let attention = match &layer.mixer {
             Mixer::Attention(attention) => {
                 let KvGroup { kv_heads, head_dim, .. } = program.kv_group(attention);
-                format!("{} heads, {kv_heads} KV heads of {head_dim}", attention.heads)
+                let shared = if attention.k.is_none() { " of an earlier layer" } else { "" };
+                format!("{} heads, {kv_heads} KV heads of {head_dim}{shared}", attention.heads)
+            }
+            Mixer::Latent(latent) => {
+                let LatentShape { heads, latent, rotated, .. } = latent.shape;
+                format!("latent attention of {heads} heads over {latent} + {rotated} elements")
             }
             Mixer::Conv(conv) => format!("short convolutions over {} tokens", conv.convolution.taps),
             Mixer::DeltaRule(DeltaRule { shape, .. }) => {
@@ -244,8 +254,9 @@ fn layers(program: &Program) -> String {
             FeedForward::Experts(experts) => {
                 let shared =
                     experts.shared.as_ref().map(|shared| format!(" and a shared one of {}", shared.width));
+                let beside = experts.beside.as_ref().map(|beside| format!(" and FFN {}", beside.dense.width));
                 let (used, count, width) = (experts.router.used, experts.count, experts.width);
-                format!("{used} of {count} experts of {width}{}", shared.unwrap_or_default())
+                format!("{used} of {count} experts of {width}{}", shared.or(beside).unwrap_or_default())
             }
             other => format!("{other:?}"),
         };

@@ -198,6 +198,41 @@ fn lfm2moe_tells_its_stories() {
     check(&cpu(), &file, "lfm2moe-reference.json", 0.5, 0.02);
 }
 
+/// Heads of two sizes, K and V shared by the last layers, embeddings for layers.
+#[test]
+fn gemma4_tells_its_stories() {
+    let Some(file) = shared("model/families/tales-gemma4-Q8_0.gguf") else { return };
+    check(&cpu(), &file, "gemma4-hf/reference.json", 0.5, 0.02);
+}
+
+/// Float16 weights: exactly those of the reference.
+#[test]
+fn gemma4_tells_its_stories_from_a_folder() {
+    let Some(folder) = shared("model/families/gemma4-hf") else { return };
+    check(&cpu(), &folder, "gemma4-hf/reference.json", 0.02, 0.01);
+}
+
+/// Dense networks beside experts, and values that are keys.
+#[test]
+fn gemma4moe_tells_its_stories() {
+    let Some(file) = shared("model/families/tales-gemma4moe-Q8_0.gguf") else { return };
+    check(&cpu(), &file, "gemma4moe-reference.json", 0.5, 0.05);
+}
+
+/// Latent attention and experts in groups. The file does not say that scores are sigmoids; llama.cpp computes a softmax.
+#[test]
+fn dsv3_tells_its_stories() {
+    let Some(file) = shared("model/families/tales-dsv3-Q8_0.gguf") else { return };
+    check(&cpu(), &file, "dsv3-hf/reference.json", 0.5, 0.05);
+}
+
+/// Float16 weights: exactly those of the reference.
+#[test]
+fn dsv3_tells_its_stories_from_a_folder() {
+    let Some(folder) = shared("model/families/dsv3-hf") else { return };
+    check(&cpu(), &folder, "dsv3-hf/reference.json", 0.02, 0.02);
+}
+
 /// The same on this machine's first GPU, which may be a processor that plays one.
 #[cfg(any(feature = "gpu", target_os = "macos"))]
 mod gpu {

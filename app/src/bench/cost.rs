@@ -1,6 +1,6 @@
 //! What a token costs in bytes that must be read: the ceiling that a memory's speed sets.
 
-use paguro_backend::{FeedForward, KvDtype, Linear, Matrix, Mixer, Program, STATE_CHUNK, Weights};
+use paguro_backend::{Dense, FeedForward, KvDtype, Linear, Matrix, Mixer, Program, STATE_CHUNK, Weights};
 
 use super::{Case, Test};
 use crate::failure::{Failure, Outcome};
@@ -45,16 +45,24 @@ impl Cost {
     /// A layer whose reads are not known here.
     pub fn new(program: &Program, weights: &Weights, kv_dtype: KvDtype) -> Outcome<Self> {
         let stored = |linear: &Linear| bytes(weights.matrix(linear.matrix));
+        let dense = |op: &Dense| op.gate.as_ref().map_or(0, stored) + stored(&op.up) + stored(&op.down);
         let unknown =
             |what: &dyn std::fmt::Debug| Failure::new(format!("bench does not know what {what:?} reads"));
-        // The embedding's table is read a row for each token: nothing beside the rest.
+        // The embedding's tables are read a row for each token: nothing beside the rest.
         let mut cost = Self { head: stored(&program.head.linear), ..Self::default() };
+        cost.layers += program.embed.layers.as_ref().map_or(0, |layers| stored(&layers.projection));
         for layer in &program.layers {
             match &layer.mixer {
                 Mixer::Attention(op) => {
-                    cost.layers += [&op.q, &op.k, &op.v, &op.out].map(stored).iter().sum::<u64>();
-                    cost.layers += op.gate.as_ref().map_or(0, stored);
+                    let linears = [&op.q, &op.out].into_iter().chain(&op.k).chain(&op.v).chain(&op.gate);
+                    cost.layers += linears.map(stored).sum::<u64>();
                     let group = program.kv_group(op);
+                    cost.attention.push((group.window, group.token_bytes(kv_dtype) as u64));
+                }
+                Mixer::Latent(op) => {
+                    let linears = [&op.down, &op.absorb, &op.value, &op.out];
+                    cost.layers += op.query.linears().chain(linears).map(stored).sum::<u64>();
+                    let group = program.kv.groups[op.kv.group];
                     cost.attention.push((group.window, group.token_bytes(kv_dtype) as u64));
                 }
                 Mixer::Conv(op) => cost.layers += stored(&op.input) + stored(&op.out),
@@ -70,11 +78,10 @@ impl Cost {
                 other => return Err(unknown(other)),
             }
             match &layer.ffn {
-                FeedForward::Dense(op) => {
-                    cost.layers += op.gate.as_ref().map_or(0, stored) + stored(&op.up) + stored(&op.down);
-                }
+                FeedForward::Dense(op) => cost.layers += dense(op),
                 FeedForward::Experts(op) => {
                     cost.layers += stored(&op.router.linear);
+                    cost.layers += op.beside.as_ref().map_or(0, |beside| dense(&beside.dense));
                     if let Some(shared) = &op.shared {
                         cost.layers +=
                             [&shared.gate, &shared.up, &shared.down].map(stored).iter().sum::<u64>();
@@ -84,6 +91,9 @@ impl Cost {
                     cost.experts.push(ExpertCost { count: op.count, used: op.router.used, bytes });
                 }
                 other => return Err(unknown(other)),
+            }
+            if let Some(input) = &layer.input {
+                cost.layers += stored(&input.gate) + stored(&input.out);
             }
         }
         Ok(cost)

@@ -136,8 +136,8 @@ impl Builder {
             None => KvLayout { groups: vec![group(None)] },
             window => KvLayout { groups: vec![group(window), group(None)] },
         };
-        let embed =
-            Embed { table: self.matrix("embedding", base, 1, vocab, hidden), scale: 1.0, positions: None };
+        let table = self.matrix("embedding", base, 1, vocab, hidden);
+        let embed = Embed { table, scale: 1.0, positions: None, layers: None };
         let layer = |layer: usize| {
             // Q4_K_M keeps these better in half of the layers: the outer ones, and every third in between.
             let outer = layer < layers / 8 || layer >= 7 * layers / 8;
@@ -152,6 +152,8 @@ impl Builder {
                 },
                 residual: Residual::Sequential,
                 branch_scale: 1.0,
+                input: None,
+                output_scale: 1.0,
             }
         };
         let layers = (0..layers).map(layer).collect();
@@ -175,8 +177,9 @@ impl Builder {
             norm: Some(self.norm(hidden)),
             heads,
             q: self.biased("q", base, q, hidden, gpt_oss),
-            k: self.biased("k", base, kv_width, hidden, gpt_oss),
-            v: self.biased("v", more, kv_width, hidden, gpt_oss),
+            k: Some(self.biased("k", base, kv_width, hidden, gpt_oss)),
+            v: Some(self.biased("v", more, kv_width, hidden, gpt_oss)),
+            v_norm: None,
             qk_norm: (shape.experts.is_some() && !gpt_oss).then(|| QkNorm {
                 q: self.norm(head_dim),
                 k: self.norm(head_dim),
@@ -231,12 +234,15 @@ impl Builder {
         Experts {
             norm: Some(self.norm(hidden)),
             router: Router {
+                norm: None,
                 linear: self.biased("router", WeightFormat::F32, count, hidden, gpt_oss),
                 scores: Scores::Softmax,
                 selection_bias: None,
+                groups: None,
                 used,
                 renormalize: true,
                 factor: 1.0,
+                expert_scale: None,
             },
             count,
             width: ffn,
@@ -248,6 +254,7 @@ impl Builder {
             },
             down,
             shared: None,
+            beside: None,
             post_norm: None,
         }
     }

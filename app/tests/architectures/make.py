@@ -150,6 +150,7 @@ class Model:
     delta: tuple = ()  # key heads, value heads, and the size of both
     fused_ba: bool = False  # strengths and decays of delta rules in one matrix
     attention_gate: bool = False  # in one matrix with Q
+    latent: tuple = ()  # of latent attention: rank of queries, latent vector, plain and rotated elements, values
     final_norm: str = "output_norm"
     context: int = 256  # of the run
     trained: int = 4096
@@ -218,6 +219,21 @@ class Model:
                     matrix(p + "ssm_alpha", value_heads, self.hidden, sharp)
                 vector(p + "ssm_norm.weight", size, 1.0, 0.5)
                 matrix(p + "ssm_out", self.hidden, width, width**-0.5)
+            elif self.latent:
+                rank, latent, plain, rotated, value = self.latent
+                query = self.heads * (plain + rotated)
+                if rank:
+                    matrix(p + "attn_q_a", rank, self.hidden, self.hidden**-0.5)
+                    vector(p + "attn_q_a_norm.weight", rank, 1.0, 0.5)
+                    matrix(p + "attn_q_b", query, rank, 1.4 * rank**-0.5)
+                else:
+                    matrix(p + "attn_q", query, self.hidden, sharp)
+                matrix(p + "attn_kv_a_mqa", latent + rotated, self.hidden, sharp)
+                vector(p + "attn_kv_a_norm.weight", latent, 1.4, 0.5)
+                for name, rows, cols in ("attn_k_b", latent, plain), ("attn_v_b", value, latent):
+                    scale = scale_of(self.kind, latent**-0.5) if self.kind.name in BLOCKS else float(np.float32((12 / latent)**0.5))
+                    out.append(Tensor(f"{p}{name}.weight", (self.heads, rows, cols), self.kind, 0.0, scale))
+                matrix(p + "attn_output", self.hidden, self.heads * value, (self.heads * value)**-0.5)
             elif self.arch == "phi3" or self.fused_qkv:
                 matrix(p + "attn_qkv", q + 2 * kv, self.hidden, sharp)
                 if self.fused_qkv:
@@ -238,7 +254,7 @@ class Model:
                 vector(p + "attn_k_norm.weight", kv, 1.4, 0.5)
             if self.sinks:
                 vector(p + "attn_sinks.weight", self.heads, 1.0, 4.0)
-            if mixer == "a":
+            if mixer == "a" and not self.latent:
                 matrix(p + "attn_output", self.hidden, q, q**-0.5)
             if "o" in self.bias:
                 vector(p + "attn_output.bias", self.hidden, 0.1, 1.0)
@@ -306,6 +322,14 @@ class Model:
             keys |= {"ssm.conv_kernel": self.taps, "ssm.state_size": size, "ssm.group_count": key_heads,
                      "ssm.time_step_rank": value_heads, "ssm.inner_size": value_heads * size,
                      "attention.recurrent_layers": [mixer == "d" for mixer in self.mixers]}
+        if self.latent:
+            rank, latent, plain, rotated, value = self.latent
+            keys |= {"attention.head_count_kv": 1, "attention.key_length": latent + rotated, "attention.value_length": latent,
+                     "attention.key_length_mla": plain + rotated, "attention.value_length_mla": value,
+                     "attention.kv_lora_rank": latent, "rope.dimension_count": rotated,
+                     "attention.layer_norm_rms_epsilon": 1e-6, "vocab_size": VOCAB}
+            if rank:
+                keys["attention.q_lora_rank"] = rank
         if self.dense:
             keys["leading_dense_block_count"] = self.dense
         return keys | self.keys
@@ -338,6 +362,88 @@ class Model:
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
+
+
+@dataclasses.dataclass
+class Gemma4(Model):
+    """Layers of two kinds: `l` has a window, `f` has none."""
+    arch: str = "gemma4"
+    tied: bool = True
+    pattern: str = "llflfllf"
+    local: tuple = (2, 32)  # K/V heads, and elements of one
+    full: tuple = (1, 64)
+    shared_kv: int = 0
+    layer_embed: int = 0
+    keys_as_values: bool = False
+    wide: bool = False  # feed-forward networks of layers that share K and V
+
+    def ffn_of(self, layer):
+        return 2 * self.ffn if self.wide and layer >= len(self.pattern) - self.shared_kv else self.ffn
+
+    def tensors(self):
+        out = []
+
+        def matrix(name, rows, cols, std, stack=()):
+            spread = scale_of(self.kind, std) if self.kind.name in BLOCKS else float(np.float32(std * 12**0.5))
+            out.append(Tensor(f"{name}.weight", (*stack, rows, cols), self.kind, 0.0, spread))
+
+        def vector(name, width, center=1.0, spread=0.5):
+            out.append(Tensor(name, (width,), Type.F32, center, spread))
+
+        hidden, layers = self.hidden, len(self.pattern)
+        matrix("token_embd", VOCAB, hidden, hidden**-0.5)
+        vector("rope_freqs.weight", self.full[1] // 2, 4.5, 7.0)
+        vector("output_norm.weight", hidden)
+        if self.layer_embed:
+            matrix("per_layer_token_embd", VOCAB, layers * self.layer_embed, self.layer_embed**-0.5)
+            matrix("per_layer_model_proj", layers * self.layer_embed, hidden, hidden**-0.5)
+            vector("per_layer_proj_norm.weight", self.layer_embed)
+        for layer, kind in enumerate(self.pattern):
+            p, ffn = f"blk.{layer}.", self.ffn_of(layer)
+            kv_heads, head_dim = self.local if kind == "l" else self.full
+            for name in "attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm":
+                vector(f"{p}{name}.weight", hidden)
+            # Scores are not divided by anything.
+            vector(p + "attn_q_norm.weight", head_dim, 0.5, 0.3)
+            matrix(p + "attn_q", self.heads * head_dim, hidden, hidden**-0.5)
+            if layer < layers - self.shared_kv:
+                vector(p + "attn_k_norm.weight", head_dim, 0.5, 0.3)
+                matrix(p + "attn_k", kv_heads * head_dim, hidden, hidden**-0.5)
+                if kind == "l" or not self.keys_as_values:
+                    matrix(p + "attn_v", kv_heads * head_dim, hidden, hidden**-0.5)
+            matrix(p + "attn_output", hidden, self.heads * head_dim, (self.heads * head_dim)**-0.5)
+            matrix(p + "ffn_gate", ffn, hidden, hidden**-0.5)
+            matrix(p + "ffn_up", ffn, hidden, hidden**-0.5)
+            matrix(p + "ffn_down", hidden, ffn, 2 * ffn**-0.5)
+            if self.experts:
+                for name in "post_ffw_norm_1", "post_ffw_norm_2", "pre_ffw_norm_2":
+                    vector(f"{p}{name}.weight", hidden)
+                # A gap between experts that rounding does not close.
+                out.append(Tensor(p + "ffn_gate_inp.weight", (self.experts, hidden), Type.F32, 0.0, 1.5))
+                vector(p + "ffn_gate_inp.scale", hidden, 8.0, 4.0)
+                vector(p + "ffn_down_exps.scale", self.experts)
+                matrix(p + "ffn_gate_up_exps", 2 * self.expert_ffn, hidden, hidden**-0.5, (self.experts,))
+                matrix(p + "ffn_down_exps", hidden, self.expert_ffn, 2 * self.expert_ffn**-0.5, (self.experts,))
+            if self.layer_embed:
+                matrix(p + "inp_gate", self.layer_embed, hidden, hidden**-0.5)
+                matrix(p + "proj", hidden, self.layer_embed, self.layer_embed**-0.5)
+                vector(p + "post_norm.weight", hidden)
+            vector(p + "layer_output_scale.weight", 1, 0.9, 0.2)
+        return out
+
+    def metadata(self):
+        self.layers, self.head_dim = len(self.pattern), self.full[1]
+        keys = super().metadata() | {
+            "attention.sliding_window": LOCAL_WINDOW, "attention.sliding_window_pattern": [k == "l" for k in self.pattern],
+            "attention.head_count_kv": [(self.local if k == "l" else self.full)[0] for k in self.pattern],
+            "attention.key_length_swa": self.local[1], "attention.value_length_swa": self.local[1],
+            "rope.dimension_count_swa": self.local[1], "rope.freq_base": 1000000.0, "rope.freq_base_swa": 10000.0,
+            "attention.shared_kv_layers": self.shared_kv, "embedding_length_per_layer_input": self.layer_embed,
+            "final_logit_softcapping": 5.0,
+        }
+        if self.wide:
+            keys["feed_forward_length"] = [self.ffn_of(layer) for layer in range(self.layers)]
+        return keys | self.keys
 
 
 # --- Vocabularies, made up: the smallest that tokenizers accept.
@@ -523,6 +629,24 @@ CASES = [
           rotated=16, attention_gate=True, ffn_norm="post_attention_norm", vocab="qwen2", experts=8, expert_ffn=48,
           shared=40, output_gate=True,
           keys={"expert_used_count": 3, "expert_shared_feed_forward_length": 40}),
+    Model("deepseek2-v3", arch="deepseek2", layers=3, dense=1, latent=(48, 64, 32, 16, 24), experts=8, expert_ffn=48,
+          shared=48, selection_bias=True, vocab="llama3",
+          keys={"expert_used_count": 2, "expert_shared_count": 1, "expert_weights_norm": True, "expert_weights_scale": 2.5,
+                "expert_gating_func": 2, "expert_group_count": 4, "expert_group_used_count": 2}),
+    Model("deepseek2-v2", arch="deepseek2", layers=3, dense=1, latent=(32, 48, 16, 32, 40), experts=6, expert_ffn=40,
+          shared=80, vocab="llama3",
+          keys={"expert_used_count": 3, "expert_shared_count": 2, "expert_weights_scale": 1.5,
+                "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64,
+                "rope.scaling.yarn_log_multiplier": 0.0707}),
+    Model("deepseek2-q8_0", arch="deepseek2", layers=2, dense=1, latent=(64, 128, 64, 32, 64), hidden=128, experts=4,
+          expert_ffn=64, shared=64, ffn=96, selection_bias=True, vocab="llama3", kind=Type.Q8_0,
+          keys={"expert_used_count": 1, "expert_shared_count": 1, "expert_gating_func": 2}),
+    Gemma4("gemma4-e2b", shared_kv=3, layer_embed=16, wide=True, local=(1, 32)),
+    Gemma4("gemma4-31b", pattern="llfllf", keys_as_values=True, local=(4, 32), full=(2, 48)),
+    Gemma4("gemma4-moe", pattern="llflf", keys_as_values=True, experts=8, expert_ffn=40, keys={"expert_used_count": 3}),
+    Gemma4("gemma4-q8_0", shared_kv=3, layer_embed=32, kind=Type.Q8_0, hidden=128, ffn=96),
+    Gemma4("gemma4-far", pattern="lflflf", shared_kv=2, layer_embed=16, positions=FAR, context=1280,
+           keys={"attention.sliding_window": 300}),
     Model("gemma3-far", arch="gemma3", head_dim=64, layers=3, tied=True, positions=FAR, context=1280,
           keys={"attention.sliding_window": 300, "attention.sliding_window_pattern": 2}),
 ]

@@ -103,7 +103,7 @@ CASES = [
 DELTA = dict(head_dim=32, num_hidden_layers=4, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16,
              linear_value_head_dim=24)
 EXPERTS = dict(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=48, shared_expert_intermediate_size=40)
-OFFSET_NORMS = ("Gemma", "Nemotron", "Qwen3_5", "Qwen3Next")
+OFFSET_NORMS = ("Gemma2", "Gemma3", "Nemotron", "Qwen3_5", "Qwen3Next")
 CASES += [
     case("lfm2", "Lfm2", num_hidden_layers=4, conv_L_cache=3, layer_types=["conv", "full_attention", "conv", "conv"],
          block_multiple_of=32, block_ffn_dim_multiplier=1.2),
@@ -115,18 +115,51 @@ CASES += [
     case("qwen3_next", "Qwen3Next", **DELTA, **EXPERTS, norm_topk_prob=True),
 ]
 
+# Latent attention.
+LATENT = dict(q_lora_rank=48, kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=24, num_key_value_heads=4,
+              num_hidden_layers=3, n_routed_experts=8, moe_intermediate_size=48, n_shared_experts=1)
+CASES += [
+    case("deepseek_v3", "DeepseekV3", **LATENT, first_k_dense_replace=1, num_experts_per_tok=2, n_group=4, topk_group=2,
+         rope_parameters=dict(YARN, mscale=1.0, mscale_all_dim=1.0)),
+    case("deepseek_v2", "DeepseekV2", **(LATENT | dict(q_lora_rank=None)), first_k_dense_replace=1, num_experts_per_tok=3,
+         topk_method="group_limited_greedy", n_group=2, topk_group=1, routed_scaling_factor=1.5),
+    case("glm4_moe_lite", "Glm4MoeLite", **LATENT, num_experts_per_tok=3, rms_norm_eps=1e-5),
+]
+
+# Layers whose heads differ, K and V that layers share, embeddings for layers, dense networks beside experts.
+GEMMA4 = dict(head_dim=32, global_head_dim=64, final_logit_softcapping=5.0, **WINDOW)
+CASES += [
+    case("gemma4", "Gemma4", **GEMMA4, hidden_size_per_layer_input=16, vocab_size_per_layer_input=VOCAB, num_hidden_layers=8,
+         num_kv_shared_layers=3, use_double_wide_mlp=True,
+         layer_types=[{"l": "sliding_attention", "f": "full_attention"}[kind] for kind in "llflfllf"]),
+    case("gemma4-large", "Gemma4", **GEMMA4, hidden_size_per_layer_input=0, num_hidden_layers=7, attention_k_eq_v=True,
+         num_global_key_value_heads=1),
+    case("gemma4-moe", "Gemma4", **GEMMA4, hidden_size_per_layer_input=0, num_hidden_layers=6, attention_k_eq_v=True,
+         num_global_key_value_heads=1, enable_moe_block=True, num_experts=8, top_k_experts=3, moe_intermediate_size=40),
+]
+
 
 def values(name, shape, class_):
     """Weights of a sensible size, as the name says."""
     count = int(np.prod(shape))
     leaf = name.rsplit(".", 1)[-1]
     is_norm = "norm" in name or "ln_" in name
-    is_router = name.endswith(("mlp.gate.weight", "router.weight", "router.layer.weight", "block_sparse_moe.gate.weight",
+    is_router = name.endswith(("mlp.gate.weight", "router.weight", "router.layer.weight", "router.proj.weight", "block_sparse_moe.gate.weight",
                                "gate.wg.weight", "moe.gate.weight", "feed_forward.gate.weight"))
     if leaf.endswith("bias") or leaf == "e_score_correction_bias" or "moe_statics" in name:
         center, spread = 0.0, 0.5
     elif leaf == "sinks":
         center, spread = 1.0, 4.0
+    elif leaf == "layer_scalar":
+        center, spread = 0.9, 0.2
+    elif name.endswith("router.scale"):
+        # The router divides by the root of the hidden size.
+        center, spread = 8.0, 4.0
+    elif leaf == "per_expert_scale":
+        center, spread = 1.0, 0.5
+    elif class_.startswith("Gemma4") and ("q_norm" in name or "k_norm" in name):
+        # Scores are not divided by anything.
+        center, spread = 0.5, 0.3
     elif leaf == "A_log":
         # Some heads forget within a few tokens, others remember more than a hundred.
         center, spread = -3.0, 3.0

@@ -38,17 +38,21 @@ mod draw;
 mod drive;
 mod exactness;
 mod experts;
+mod geometry;
+mod latent;
 mod model;
 #[cfg(test)]
 mod mutations;
 mod numbers;
+mod random;
 mod recurrent;
 mod rng;
 mod sampling;
 
 pub use draw::Draw;
 pub use drive::{DriveOptions, Driver, SequenceId, submit};
-pub use model::{Biases, ExpertsShape, ModelShape, RandomModel, RecurrentShape, random_matrix};
+pub use model::{Biases, ExpertsShape, ModelShape, RandomModel, RecurrentShape};
+pub use random::random_matrix;
 pub use rng::Rng;
 
 use paguro_backend::{Backend, KvDtype, WeightFormat, reference::KvRounding};
@@ -164,6 +168,9 @@ const WITHOUT_PAGES: &[&str] = &[
     "expert_formats",
     "short_convolutions",
     "delta_rules",
+    "layer_embeds",
+    "experts_beside",
+    "unreadable_tables",
     "embeddings",
     "exact_embeddings",
     "exact_experts",
@@ -213,7 +220,12 @@ pub const CASES: &[Case] = &[
     Case { name: "position_scale", run: numbers::position_scale },
     Case { name: "sinks", run: numbers::sinks },
     Case { name: "scales", run: numbers::scales },
-    Case { name: "kv_geometry", run: numbers::kv_geometry },
+    Case { name: "kv_geometry", run: geometry::kv_geometry },
+    Case { name: "shared_kv", run: geometry::shared_kv },
+    Case { name: "keys_as_values", run: geometry::keys_as_values },
+    Case { name: "layer_embeds", run: geometry::layer_embeds },
+    Case { name: "experts_beside", run: geometry::experts_beside },
+    Case { name: "unreadable_tables", run: geometry::unreadable_tables },
     Case { name: "experts", run: experts::experts },
     Case { name: "routers", run: experts::routers },
     Case { name: "expert_formats", run: experts::formats },
@@ -221,6 +233,8 @@ pub const CASES: &[Case] = &[
     Case { name: "delta_rules", run: recurrent::delta_rules },
     Case { name: "hybrids", run: recurrent::hybrids },
     Case { name: "attention_gates", run: recurrent::attention_gates },
+    Case { name: "latent_attention", run: latent::latent_attention },
+    Case { name: "expert_groups", run: latent::expert_groups },
     Case { name: "everything", run: numbers::everything },
     Case { name: "pages", run: numbers::pages },
     Case { name: "lengths", run: numbers::lengths },
@@ -241,6 +255,8 @@ pub const CASES: &[Case] = &[
     Case { name: "exact_embeddings", run: exactness::embeddings },
     Case { name: "exact_experts", run: experts::exact },
     Case { name: "exact_states", run: recurrent::exact },
+    Case { name: "exact_latent", run: latent::exact },
+    Case { name: "exact_geometry", run: geometry::exact },
     Case { name: "outputs", run: contract::outputs },
     Case { name: "samples", run: sampling::samples },
     Case { name: "late_masks", run: contract::late_masks },
@@ -271,11 +287,12 @@ macro_rules! conformance {
             mixed_formats grouped_heads head_dims unusual_head_dims biases biases_everywhere qk_norms post_norms soft_caps
             windows alternating_windows ropes tied_head gelu layer_norms norm_places activations ungated parallel
             qk_norm_kinds no_positions learned_positions position_scale sinks scales kv_geometry
-            experts routers expert_formats short_convolutions delta_rules hybrids attention_gates everything pages lengths many_rows embeddings
+            shared_kv keys_as_values layer_embeds experts_beside unreadable_tables
+            experts routers expert_formats short_convolutions delta_rules hybrids attention_gates latent_attention expert_groups everything pages lengths many_rows embeddings
             limits long_context gather
             exact_in_company exact_in_chunks exact_in_long_chunks exact_in_wide_steps
             exact_with_shared_prefix exact_after_copy_on_write exact_after_preemption exact_on_any_threads
-            exact_in_any_place exact_embeddings exact_experts exact_states outputs samples late_masks carried_tokens
+            exact_in_any_place exact_embeddings exact_experts exact_states exact_latent exact_geometry outputs samples late_masks carried_tokens
             bad_weights invalid_steps kernel_counts runners_are_separate
         }
     };

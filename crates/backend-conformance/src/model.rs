@@ -1,14 +1,14 @@
 //! Small models with random weights, of every shape that a program can have.
 
-use half::f16;
 use paguro_backend::{
-    Activation, Attention, Bytes, Convolution, DeltaRule, DeltaShape, Dense, Embed, Experts, FeedForward,
-    Head, KeySharing, KvGroup, KvLayout, KvSlot, Layer, Linear, Matrix, MatrixId, Mixer, Norm, NormKind,
-    PositionScale, Positions, Program, QkNorm, QkNormKind, Residual, Rope, RopeStyle, Router, Scores,
-    SharedExpert, ShortConv, StateLayout, StateShape, VectorId, WeightFormat, Weights,
+    Activation, Attention, Beside, Bytes, Convolution, DeltaRule, DeltaShape, Dense, Embed, ExpertGroups,
+    Experts, FeedForward, Head, KeySharing, KvGroup, KvLayout, KvSlot, Latent, LatentQuery, LatentShape,
+    Layer, LayerEmbeds, LayerInput, Linear, Matrix, MatrixId, Mixer, Norm, NormKind, PositionScale,
+    Positions, Program, QkNorm, QkNormKind, Residual, Rope, RopeStyle, Router, Scores, SharedExpert,
+    ShortConv, StateLayout, StateShape, TableId, VectorId, WeightFormat, Weights,
 };
 
-use super::Rng;
+use super::{Rng, random::random_matrix};
 
 /// Shape of a random model. The default is a small Llama; each case changes the fields that it tests.
 #[derive(Clone, Debug)]
@@ -56,6 +56,16 @@ pub struct ModelShape {
     pub pre_norms: bool,
     /// Norms of queries and keys.
     pub qk_norm: Option<QkNormKind>,
+    /// True if layers without a window use K as V.
+    pub keys_as_values: bool,
+    /// Norms of the heads of V.
+    pub v_norm: bool,
+    /// Last layers, which read the K and V of the last other layer with the same window.
+    pub shared_kv: usize,
+    /// Elements of an embedding for each layer, if there are some.
+    pub layer_embeds: Option<usize>,
+    /// See [`Layer::output_scale`].
+    pub output_scale: f32,
     /// Norms after attention and feed-forward.
     pub post_norms: bool,
     /// Soft cap of attention scores.
@@ -80,7 +90,11 @@ pub struct ModelShape {
     pub activation: Activation,
     /// Experts in all layers but the first one.
     pub experts: Option<ExpertsShape>,
-    /// The mixer of each layer: `a` is attention, `c` a short convolution, `d` a delta rule. Empty is attention in all
+    /// Latent attention of a random model.
+    pub latent: LatentShape,
+    /// Rank of its queries.
+    pub rank: Option<usize>,
+    /// The mixer of each layer: `a` is attention, `l` latent attention, `c` a short convolution, `d` a delta rule. Empty is attention in all
     /// layers.
     pub mixers: &'static str,
     /// Mixers with a state.
@@ -133,12 +147,16 @@ pub struct ExpertsShape {
     pub renormalize: bool,
     /// See [`Router::factor`].
     pub factor: f32,
+    /// See [`Router::groups`].
+    pub groups: Option<ExpertGroups>,
     /// Encoding of the router.
     pub router: WeightFormat,
     /// Width of the shared expert, if there is one.
     pub shared: Option<usize>,
     /// True if it has a gate on its output.
     pub output_gate: bool,
+    /// Width of a dense network beside the experts, whose router has a norm of its own and a scale for each expert.
+    pub beside: Option<usize>,
     /// True if rounding can flip no choice: routers read elements of the residual stream to which no layer adds, so
     /// that all logits of a row are off by one and the same factor.
     pub stable: bool,
@@ -154,9 +172,11 @@ impl Default for ExpertsShape {
             selection_bias: false,
             renormalize: true,
             factor: 1.0,
+            groups: None,
             router: WeightFormat::F32,
             shared: None,
             output_gate: false,
+            beside: None,
             stable: true,
         }
     }
@@ -197,6 +217,11 @@ impl Default for ModelShape {
             norms: NormKind::Rms,
             pre_norms: true,
             qk_norm: None,
+            keys_as_values: false,
+            v_norm: false,
+            shared_kv: 0,
+            layer_embeds: None,
+            output_scale: 1.0,
             post_norms: false,
             attention_cap: None,
             sinks: false,
@@ -209,6 +234,8 @@ impl Default for ModelShape {
             gated: true,
             activation: Activation::Silu,
             experts: None,
+            latent: LatentShape { heads: 4, plain: 32, rotated: 16, latent: 64, value: 32 },
+            rank: Some(48),
             mixers: "",
             recurrent: RecurrentShape::default(),
             attention_gate: false,
@@ -220,6 +247,11 @@ impl ModelShape {
     /// The mixer of a layer, as a letter of [`ModelShape::mixers`].
     fn mixer(&self, layer: usize) -> char {
         self.mixers.chars().nth(layer).unwrap_or('a')
+    }
+
+    /// True if a layer reads the K and V of an earlier one.
+    fn shares_kv(&self, layer: usize) -> bool {
+        layer + self.shared_kv >= self.windows.len()
     }
 
     /// Shapes of the states of all layers that have one.
@@ -282,18 +314,23 @@ impl Builder<'_> {
         let positions = shape
             .positions
             .map(|count| Positions { table: self.matrix("positions", 1, count, hidden, 0.7), count });
+        let layer_embeds = shape.layer_embeds.map(|width| self.layer_embeds(width));
         let mut states = 0..;
         let layers = places.iter().enumerate().map(|(layer, &place)| {
             let mixer = match shape.mixer(layer) {
                 'c' => Mixer::Conv(self.conv(layer, states.next().unwrap_or(0))),
                 'd' => Mixer::DeltaRule(self.delta(layer, states.next().unwrap_or(0))),
+                'l' => Mixer::Latent(Box::new(self.latent(layer, place))),
                 _ => Mixer::Attention(self.attention(layer, &kv.groups[place.group], place)),
             };
             let ffn = match shape.experts.filter(|_| layer > 0) {
                 Some(experts) => FeedForward::Experts(self.experts(layer, &experts)),
-                None => FeedForward::Dense(self.dense(layer)),
+                None => FeedForward::Dense(self.dense(layer, shape.ffn)),
             };
-            Layer { mixer, ffn, residual: shape.residual, branch_scale: shape.branch_scale }
+            let input = shape.layer_embeds.map(|width| self.layer_input(layer, width));
+            let (residual, branch_scale, output_scale) =
+                (shape.residual, shape.branch_scale, shape.output_scale);
+            Layer { mixer, ffn, residual, branch_scale, input, output_scale }
         });
         let layers = layers.collect();
         let norm = self.norm(hidden);
@@ -301,15 +338,18 @@ impl Builder<'_> {
             true => Linear { matrix: table, bias: None },
             false => self.linear("head", vocab, hidden, 1.0, shape.biases == Biases::All),
         };
-        let ropes =
-            [(1e4, shape.head_dim), (1e3, shape.window_heads.map_or(shape.head_dim, |heads| heads.1))];
+        let local = shape.window_heads.map_or(shape.head_dim, |heads| heads.1);
+        let mut ropes = vec![(1e4, shape.head_dim), (1e3, local)];
+        if shape.mixers.contains('l') {
+            ropes.push((1e3, shape.latent.rotated));
+        }
         Program {
             hidden,
             vocab,
-            ropes: ropes.map(|(base, head_dim)| self.rope(base, head_dim)).to_vec(),
+            ropes: ropes.into_iter().map(|(base, head_dim)| self.rope(base, head_dim)).collect(),
             kv,
             state: shape.states(),
-            embed: Embed { table, scale: shape.embed_scale, positions },
+            embed: Embed { table, scale: shape.embed_scale, positions, layers: layer_embeds },
             layers,
             head: Head { norm, linear, scale: shape.logit_scale, soft_cap: shape.logit_cap },
         }
@@ -324,8 +364,11 @@ impl Builder<'_> {
         let sharp = 1.6;
         let norm = self.pre_norm();
         let q = self.linear(&name("q"), heads * head_dim, hidden, sharp, qkv);
-        let k = self.linear(&name("k"), group.width(), hidden, sharp, qkv);
-        let v = self.linear(&name("v"), group.width(), hidden, 1.0, qkv);
+        let is_own = !shape.shares_kv(layer);
+        let has_v = is_own && !(shape.keys_as_values && shape.windows[layer].is_none());
+        let k = is_own.then(|| self.linear(&name("k"), group.width(), hidden, sharp, qkv));
+        let v = has_v.then(|| self.linear(&name("v"), group.width(), hidden, 1.0, qkv));
+        let v_norm = (is_own && shape.v_norm).then(|| self.rms_norm(head_dim));
         let qk_norm = shape.qk_norm.map(|kind| {
             let widths = match kind {
                 QkNormKind::Row => [heads * head_dim, group.width()],
@@ -345,6 +388,7 @@ impl Builder<'_> {
             k,
             v,
             qk_norm,
+            v_norm,
             // Layers with a window turn by the second rope, as Gemma 3's do.
             rope: (!shape.skips_ropes || layer.is_multiple_of(2))
                 .then_some(usize::from(shape.windows[layer].is_some())),
@@ -355,6 +399,38 @@ impl Builder<'_> {
             kv: place,
             gate,
             out: self.onto_stream(&name("project"), 1, heads * head_dim),
+            post_norm: shape.post_norms.then(|| self.norm(hidden)),
+        }
+    }
+
+    fn latent(&mut self, layer: usize, kv: KvSlot) -> Latent {
+        let shape = self.shape;
+        let (hidden, sizes, all) = (shape.hidden, shape.latent, shape.biases == Biases::All);
+        let LatentShape { heads, plain, latent, value, .. } = sizes;
+        let name = |what: &str| format!("layer {layer} {what}");
+        let norm = self.pre_norm();
+        let query = match shape.rank {
+            None => LatentQuery::Direct(self.linear(&name("q"), sizes.query_width(), hidden, 1.6, all)),
+            Some(rank) => LatentQuery::Down {
+                down: self.linear(&name("q down"), rank, hidden, 1.0, all),
+                rank,
+                norm: self.rms_norm(rank),
+                up: self.linear(&name("q up"), sizes.query_width(), rank, 1.6, all),
+            },
+        };
+        Latent {
+            norm,
+            shape: sizes,
+            query,
+            down: self.linear(&name("latent"), sizes.key_dim(), hidden, 1.6, all),
+            latent_norm: self.rms_norm(latent),
+            absorb: self.stack(&name("absorb"), heads, latent, plain, 1.0, false),
+            value: self.stack(&name("value"), heads, value, latent, 1.0, false),
+            rope: 2,
+            position_scale: shape.position_scale,
+            scale: 1.0 / (sizes.key_dim() as f32).sqrt(),
+            kv,
+            out: self.onto_stream(&name("project"), 1, sizes.value_width()),
             post_norm: shape.post_norms.then(|| self.norm(hidden)),
         }
     }
@@ -414,9 +490,32 @@ impl Builder<'_> {
         Convolution { taps, weight: self.vector(weight), bias: bias.map(|bias| self.vector(bias)) }
     }
 
-    fn dense(&mut self, layer: usize) -> Dense {
+    fn layer_embeds(&mut self, width: usize) -> LayerEmbeds {
         let shape = self.shape;
-        let ModelShape { hidden, ffn, .. } = *shape;
+        let count = shape.windows.len();
+        let table = self.matrix("embeddings for layers", 1, shape.vocab, count * width, 1.0);
+        debug_assert_eq!(table.0 as usize + 1, self.weights.matrices.len());
+        self.weights.tables.extend(self.weights.matrices.pop());
+        let projection = self.linear("projection for layers", count * width, shape.hidden, 1.0, false);
+        LayerEmbeds { table: TableId(0), scale: 0.7, count, width, projection, norm: self.rms_norm(width) }
+    }
+
+    fn layer_input(&mut self, layer: usize, width: usize) -> LayerInput {
+        let shape = self.shape;
+        let name = |what: &str| format!("layer {layer} {what}");
+        let all = shape.biases == Biases::All;
+        LayerInput {
+            index: layer,
+            gate: self.linear(&name("input gate"), width, shape.hidden, 1.5, all),
+            activation: shape.activation,
+            out: self.onto_stream(&name("input"), 1, width),
+            post_norm: shape.post_norms.then(|| self.norm(shape.hidden)),
+        }
+    }
+
+    fn dense(&mut self, layer: usize, ffn: usize) -> Dense {
+        let shape = self.shape;
+        let hidden = shape.hidden;
         let name = |what: &str| format!("layer {layer} {what}");
         let all = shape.biases == Biases::All;
         Dense {
@@ -438,12 +537,21 @@ impl Builder<'_> {
         let all = shape.biases == Biases::All;
         let norm = self.pre_norm();
         let bias = experts.selection_bias.then(|| (0..count).map(|_| 0.3 * self.rng.normal()).collect());
+        let beside = experts
+            .beside
+            .map(|width| Box::new(Beside { dense: self.dense(layer, width), sum_norm: self.norm(hidden) }));
+        let router_norm = experts.beside.and_then(|_| self.pre_norm());
+        let scales = experts.beside.map(|_| (0..count).map(|_| 1.0 + 0.4 * self.rng.normal()).collect());
         Experts {
             norm,
+            beside,
             router: Router {
+                norm: router_norm,
+                expert_scale: scales.map(|scales| self.vector(scales)),
                 linear: self.router(&name("router"), experts, all),
                 scores,
                 selection_bias: bias.map(|bias| self.vector(bias)),
+                groups: experts.groups,
                 used,
                 renormalize,
                 factor,
@@ -568,7 +676,7 @@ impl Builder<'_> {
 
 /// Gives each layer its group and slot.
 fn arrange(shape: &ModelShape) -> (KvLayout, Vec<KvSlot>) {
-    let attends = |layer: &usize| shape.mixer(*layer) == 'a';
+    let attends = |layer: &usize| "al".contains(shape.mixer(*layer)) && !shape.shares_kv(*layer);
     let windows: Vec<_> =
         (0..shape.windows.len()).filter(attends).map(|layer| shape.windows[layer]).collect();
     let count = |window| windows.iter().filter(|other| **other == window).count();
@@ -579,14 +687,20 @@ fn arrange(shape: &ModelShape) -> (KvLayout, Vec<KvSlot>) {
     let mut places = Vec::new();
     for (layer, &window) in shape.windows.iter().enumerate() {
         if !attends(&layer) {
-            // Nobody looks.
-            places.push(KvSlot { group: 0, slot: 0 });
+            let last = (0..layer).rfind(|other| attends(other) && shape.windows[*other] == window);
+            // A layer that does not attend has a place that means nothing.
+            places.push(last.map_or(KvSlot { group: 0, slot: 0 }, |other| places[other]));
             continue;
         }
-        let open = (0..groups.len()).find(|&group| groups[group].window == window && used[group] < slots);
+        let own = match shape.mixer(layer) {
+            'l' => Some((1, shape.latent.key_dim())),
+            _ => shape.window_heads.filter(|_| window.is_some()),
+        };
+        let (kv_heads, head_dim) = own.unwrap_or((shape.kv_heads, shape.head_dim));
+        let fits =
+            |group: &KvGroup| (group.window, group.kv_heads, group.head_dim) == (window, kv_heads, head_dim);
+        let open = (0..groups.len()).find(|&group| fits(&groups[group]) && used[group] < slots);
         let group = open.unwrap_or_else(|| {
-            let own = shape.window_heads.filter(|_| window.is_some());
-            let (kv_heads, head_dim) = own.unwrap_or((shape.kv_heads, shape.head_dim));
             groups.push(KvGroup { window, slots, kv_heads, head_dim });
             used.push(0);
             groups.len() - 1
@@ -597,89 +711,9 @@ fn arrange(shape: &ModelShape) -> (KvLayout, Vec<KvSlot>) {
     (KvLayout { groups }, places)
 }
 
-/// A matrix of random valid blocks: every quant, scale and high bit random, the f16 scales such that elements have
-/// this root mean square. Scales of either sign occur.
-pub fn random_matrix(
-    name: &str,
-    format: WeightFormat,
-    rows: usize,
-    cols: usize,
-    rms: f32,
-    rng: &mut Rng,
-) -> Matrix {
-    assert!(
-        cols.is_multiple_of(format.block_len()),
-        "{format} needs columns in blocks of {}",
-        format.block_len()
-    );
-    let blocks = rows * cols / format.block_len();
-    let bytes: Vec<u8> = (0..blocks).flat_map(|_| random_block(format, rms, rng)).collect();
-    Matrix { name: name.to_owned(), format, parts: 1, rows, cols, bytes: Bytes::from(bytes) }
-}
-
-fn random_block(format: WeightFormat, rms: f32, rng: &mut Rng) -> Vec<u8> {
-    use WeightFormat::*;
-    // Where the f16 scale is, and the f16 minimum with the multiple of the scale that centres the block.
-    let (scale, minimum) = match format {
-        F32 | F16 | BF16 => {
-            let value = rms * rng.normal();
-            return format.quantize(&[value]).expect("plain formats have encoders");
-        }
-        MXFP4 => return random_mxfp4(rms, rng),
-        Q4_0 | Q5_0 | Q8_0 | IQ4_NL | IQ4_XS => (0, None),
-        Q4_1 => (0, Some((2, -7.5))),
-        Q5_1 => (0, Some((2, -15.5))),
-        Q2_K => (80, Some((82, 1.5))),
-        Q3_K => (108, None),
-        Q4_K => (0, Some((2, 7.5))),
-        Q5_K => (0, Some((2, 15.5))),
-        Q6_K => (208, None),
-    };
-    let mut block: Vec<u8> = (0..format.block_bytes()).map(|_| rng.bits() as u8).collect();
-    let set_scale = |block: &mut [u8], d: f32| {
-        block[scale..scale + 2].copy_from_slice(&f16::from_f32(d).to_le_bytes());
-        if let Some((at, multiple)) = minimum {
-            block[at..at + 2].copy_from_slice(&f16::from_f32(d * multiple).to_le_bytes());
-        }
-    };
-    // Decoded with a scale of one, the block tells what its scale must be.
-    set_scale(&mut block, 1.0);
-    let mut decoded = vec![0.0; format.block_len()];
-    format.dequantize(&block, &mut decoded);
-    let raw = (decoded.iter().map(|x| x * x).sum::<f32>() / decoded.len() as f32).sqrt();
-    let sign = if rng.bits() & 1 == 0 { 1.0 } else { -1.0 };
-    set_scale(&mut block, sign * rms * (0.5 + rng.unit()) / raw.max(1e-3));
-    block
-}
-
-/// MXFP4's scale is a power of two.
-fn random_mxfp4(rms: f32, rng: &mut Rng) -> Vec<u8> {
-    // The sixteen values have a root mean square of 2.9; half of the blocks are one power smaller.
-    let exponent = (rms / 2.9).log2().round() as i32 - (rng.bits() & 1) as i32;
-    let mut block = vec![(127 + exponent) as u8];
-    block.extend((0..16).map(|_| rng.bits() as u8));
-    block
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn random_weights_are_of_the_size_that_was_asked_for() {
-        for format in WeightFormat::ALL {
-            let matrix = random_matrix("m", format, 64, 512, 0.05, &mut Rng::new(1));
-            let mut row = vec![0.0; 512];
-            let mut sum = 0.0;
-            let bytes = matrix.read().unwrap();
-            for encoded in bytes.chunks_exact(format.row_bytes(512)) {
-                format.dequantize(encoded, &mut row);
-                sum += row.iter().map(|x| x * x).sum::<f32>();
-            }
-            let rms = (sum / (64.0 * 512.0)).sqrt();
-            assert!((0.03..0.08).contains(&rms), "{format}: {rms}");
-        }
-    }
 
     #[test]
     fn layers_fill_groups_of_equal_windows() {

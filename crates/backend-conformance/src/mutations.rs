@@ -386,6 +386,49 @@ fn defects() -> Vec<(&'static str, Defect, &'static [&'static str])> {
         ),
         ("decays by its strength", Defect { program: decay_by_strength, ..NONE }, &["delta_rules"]),
         ("reads the slot that it writes", Defect { sequences: reads_own_state, ..NONE }, &["exact_states"]),
+        // Layers that differ, and what they share
+        ("reads the K and V of another layer", Defect { program: other_source, ..NONE }, &["shared_kv"]),
+        (
+            "ignores norms of V",
+            Defect { program: |program| each_attention(program, |op| op.v_norm = None), ..NONE },
+            &["keys_as_values", "exact_geometry"],
+        ),
+        ("ignores embeddings for layers", Defect { program: no_inputs, ..NONE }, &["layer_embeds"]),
+        ("adds one embedding in all layers", Defect { program: first_input, ..NONE }, &["layer_embeds"]),
+        (
+            "ignores the scale of layers",
+            Defect {
+                program: |program| program.layers.iter_mut().for_each(|layer| layer.output_scale = 1.0),
+                ..NONE
+            },
+            &["layer_embeds"],
+        ),
+        (
+            "ignores networks beside experts",
+            Defect { program: |program| each_experts(program, |op| op.beside = None), ..NONE },
+            &["experts_beside"],
+        ),
+        (
+            "routes by what experts read",
+            Defect { program: |program| each_experts(program, |op| op.router.norm = None), ..NONE },
+            &["experts_beside"],
+        ),
+        (
+            "ignores scales of experts",
+            Defect { program: |program| each_experts(program, |op| op.router.expert_scale = None), ..NONE },
+            &["experts_beside"],
+        ),
+        (
+            "ignores groups of experts",
+            Defect { program: |program| each_experts(program, |op| op.router.groups = None), ..NONE },
+            &["expert_groups"],
+        ),
+        (
+            "scales latent scores by another size",
+            Defect { program: other_latent_scale, ..NONE },
+            &["latent_attention"],
+        ),
+        ("keeps a copy of tables", Defect { weights: copies_tables, ..NONE }, &["unreadable_tables"]),
         // Weights
         (
             "leaves out rows past a multiple of 16",

@@ -282,16 +282,6 @@ pub(super) fn scales(subject: &Subject) -> Verdict {
     Ok(())
 }
 
-/// Layers with a window that have other K/V heads than the rest.
-pub(super) fn kv_geometry(subject: &Subject) -> Verdict {
-    for window_heads in [(4, 64), (2, 32), (1, 128)] {
-        let windows = vec![Some(9), None, Some(9), None];
-        let shape = ModelShape { window_heads: Some(window_heads), windows, ..ModelShape::default() };
-        agrees_or_refuses(subject, &shape, "K/V heads")?;
-    }
-    Ok(())
-}
-
 /// Everything at once, in formats of each kind.
 pub(super) fn everything(subject: &Subject) -> Verdict {
     for format in [WeightFormat::F16, WeightFormat::Q4_0, WeightFormat::Q4_K] {

@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use paguro_backend::{
-    Attention, AttentionMode, Linear, Norm, QkNorm, QkNormKind, RopeStyle, VectorId, reference,
+    Attention, AttentionMode, KvSlot, Linear, Norm, Program, QkNorm, QkNormKind, RopeStyle, VectorId,
+    reference,
 };
 
 use crate::{
@@ -12,42 +13,63 @@ use crate::{
     forward::{AllPending, Kinds, Member, Model, Pass, Pending},
     gather,
     pages::{Half, Place},
-    plan::Tile,
+    plan::{Heads, Tile},
     team::Portions,
 };
+
+/// Queries over the pages of a layer.
+#[derive(Clone, Copy)]
+pub struct Attend {
+    pub heads: Heads,
+    pub kv: KvSlot,
+    pub scale: f32,
+    pub soft_cap: Option<f32>,
+    pub sinks: Option<VectorId>,
+}
+
+impl Attend {
+    fn of(program: &Program, op: &Attention) -> Self {
+        let Attention { kv, scale, soft_cap, sinks, .. } = *op;
+        Self { heads: Heads::of(program, op), kv, scale, soft_cap, sinks }
+    }
+}
 
 impl Pass<'_> {
     /// Attention. Returns its output, `[rows, hidden]`.
     pub fn attention(&mut self, op: &Attention, pending: AllPending) -> Pending {
-        let (model, buffers) = (self.model, self.buffers);
-        let kinds = Kinds::of(model, &[op.q, op.k, op.v, op.gate.unwrap_or(op.q)]);
+        let (model, buffers, rows) = (self.model, self.buffers, self.rows());
+        let heads = Heads::of(&model.program, op);
+        let or_q = |linear: Option<Linear>| linear.unwrap_or(op.q);
+        let kinds = Kinds::of(model, &[op.q, or_q(op.k), or_q(op.v), or_q(op.gate)]);
         self.add_norm(op.norm, pending, kinds);
-        let [q, k, v] = [(op.q.matrix, &buffers.q), (op.k.matrix, &buffers.k), (op.v.matrix, &buffers.v)];
-        match op.gate {
-            Some(gate) => self.multiply(self.rows(), [q, k, v, (gate.matrix, &buffers.attention_gate)]),
-            None => self.multiply(self.rows(), [q, k, v]),
+        let q = (op.q.matrix, &buffers.q);
+        let [k, v, gate] = [(op.k, &buffers.k), (op.v, &buffers.v), (op.gate, &buffers.attention_gate)]
+            .map(|(linear, out)| linear.map(|linear| (linear.matrix, out)));
+        match (k, v, gate) {
+            (Some(k), Some(v), Some(gate)) => self.multiply(rows, [q, k, v, gate]),
+            (Some(k), Some(v), None) => self.multiply(rows, [q, k, v]),
+            (Some(other), None, None) | (None, _, Some(other)) => self.multiply(rows, [q, other]),
+            (Some(k), None, Some(gate)) => self.multiply(rows, [q, k, gate]),
+            (None, _, None) => self.multiply(rows, [q]),
         }
         if let Some(norm @ QkNorm { kind: QkNormKind::Row, .. }) = op.qk_norm {
-            self.phase(Kernel::QkNorm, self.rows(), Portions::Guided(1), |member, range| {
+            self.phase(Kernel::QkNorm, rows, Portions::Guided(1), |member, range| {
                 for row in range {
-                    for (x, heads, linear, norm) in [
-                        (&buffers.q, model.heads, &op.q, norm.q),
-                        (&buffers.k, model.kv_heads, &op.k, norm.k),
-                    ] {
-                        let x = member.write(x, row, heads * model.head_dim);
-                        member.finish_row(x, linear.bias, norm);
+                    member.finish_row(member.write(&buffers.q, row, heads.q_width()), op.q.bias, norm.q);
+                    if let Some(k) = op.k {
+                        member.finish_row(member.write(&buffers.k, row, heads.kv_width()), k.bias, norm.k);
                     }
                 }
             });
         }
-        let kv_heads = model.kv_heads;
+        let kv_heads = heads.kv;
         self.phase(Kernel::RopeStore, self.rows() * kv_heads, Portions::Guided(8), |member, range| {
             for unit in range {
                 member.rope_store(op, unit / kv_heads, unit % kv_heads);
             }
         });
-        self.attend(op);
-        let width = model.heads * model.head_dim;
+        self.attend(&Attend::of(&model.program, op));
+        let width = heads.q_width();
         let kinds = Kinds::of(model, &[op.out]);
         self.phase(Kernel::Quantize, self.rows(), Portions::Guided(2), |member, range| {
             for row in range {
@@ -66,7 +88,8 @@ impl Pass<'_> {
         Pending { product: 0, bias: op.out.bias, post_norm: op.post_norm, scale: 1.0 }
     }
 
-    fn attend(&mut self, op: &Attention) {
+    /// Attention of queries over pages.
+    pub fn attend(&mut self, op: &Attend) {
         if self.model.attention == AttentionMode::Gather {
             return self.attend_gather(op);
         }
@@ -90,9 +113,9 @@ impl Pass<'_> {
     }
 
     /// The reference way, for comparison: see [`gather`].
-    fn attend_gather(&mut self, op: &Attention) {
+    fn attend_gather(&mut self, op: &Attend) {
         let model = self.model;
-        let (step, kv_heads) = (self.step, model.kv_heads);
+        let (step, kv_heads) = (self.step, op.heads.kv);
         self.phase(
             Kernel::AttendGather,
             step.sequences.len() * kv_heads,
@@ -103,7 +126,7 @@ impl Pass<'_> {
                     let job = gather::Job {
                         program: &model.program,
                         // SAFETY: nobody writes pages in the phase that attends.
-                        pages: unsafe { member.arena.pages() },
+                        pages: unsafe { member.arena.pages(op.kv.group) },
                         step,
                         sequence,
                         op,
@@ -120,7 +143,7 @@ impl Pass<'_> {
 
 impl Member<'_> {
     /// Bias and norm of a whole row, in place.
-    fn finish_row(&mut self, x: &mut [f32], bias: Option<VectorId>, norm: Norm) {
+    pub fn finish_row(&mut self, x: &mut [f32], bias: Option<VectorId>, norm: Norm) {
         let model = self.model;
         if let Some(bias) = bias {
             model.rows.add(x, model.vector(bias));
@@ -130,14 +153,16 @@ impl Member<'_> {
         x.copy_from_slice(normed);
     }
 
-    /// Bias, head norm and rotation of one K/V head and its query heads in one row; K and V into the page.
+    /// Bias, head norm and rotation of one K/V head and its query heads in one row; K and V into the page, if the layer has
+    /// its own.
     fn rope_store(&mut self, op: &Attention, row: usize, kv_head: usize) {
         let (model, buffers, plan) = (self.model, self.buffers, self.plan);
-        let Model { head_dim, heads, kv_heads, .. } = *model;
-        let group = model.queries_per_kv();
+        let heads = Heads::of(&model.program, op);
+        let (head_dim, group) = (heads.dim, heads.per_kv());
         let turns = op.rope.map(|index| {
             let rope = &model.program.ropes[index];
-            let turns = self.read(&buffers.turns, index * self.step.tokens.len() + row, head_dim);
+            let turn = index * self.step.tokens.len() + plan.rows[row];
+            let turns = self.read(&buffers.turns, turn, model.turn_stride);
             (&turns[..2 * rope.frequencies.len()], rope.style)
         });
         let scale = op
@@ -146,18 +171,31 @@ impl Member<'_> {
             .filter(|&scale| scale != 1.0);
         let norms = op.qk_norm.map(|norm| (norm.q, norm.k, norm.kind));
         for head in kv_head * group..(kv_head + 1) * group {
-            let q = self.write(&buffers.q, row * heads + head, head_dim);
-            self.finish_head(q, head, &op.q, norms.map(|norms| (norms.0, norms.2)), turns);
+            let q = self.write(&buffers.q, row * heads.queries + head, head_dim);
+            self.finish_head(q, head, op.q.bias, norms.map(|norms| (norms.0, norms.2)), turns);
             if let Some(scale) = scale {
                 model.rows.scale(q, scale);
             }
         }
-        let k = self.write(&buffers.k, row * kv_heads + kv_head, head_dim);
-        self.finish_head(k, kv_head, &op.k, norms.map(|norms| (norms.1, norms.2)), turns);
-        let v = self.write(&buffers.v, row * kv_heads + kv_head, head_dim);
-        self.finish_head(v, kv_head, &op.v, None, None);
+        let Some(own_k) = op.k else { return };
+        let k = self.write(&buffers.k, row * heads.kv + kv_head, head_dim);
+        let v = self.write(&buffers.v, row * heads.kv + kv_head, head_dim);
+        let v_norm = op.v_norm.map(|norm| (norm, QkNormKind::Head));
+        let k_bias = match op.v {
+            Some(own_v) => {
+                self.finish_head(v, kv_head, own_v.bias, v_norm, None);
+                own_k.bias
+            }
+            None => {
+                self.finish_head(k, kv_head, own_k.bias, None, None);
+                v.copy_from_slice(k);
+                self.finish_head(v, kv_head, None, v_norm, None);
+                None
+            }
+        };
+        self.finish_head(k, kv_head, k_bias, norms.map(|norms| (norms.1, norms.2)), turns);
         let (page, token) = plan.place(self.step, row, op.kv.group);
-        let place = Place { page, slot: op.kv.slot, kv_head, token };
+        let place = Place { group: op.kv.group, page, slot: op.kv.slot, kv_head, token };
         for (half, x) in [(Half::K, k), (Half::V, v)] {
             self.own.stored.set(&model.rows, x);
             // SAFETY: in this phase each row's slot is written by one member, and nobody reads pages.
@@ -171,13 +209,13 @@ impl Member<'_> {
         &mut self,
         x: &mut [f32],
         head: usize,
-        linear: &Linear,
+        bias: Option<VectorId>,
         norm: Option<(Norm, QkNormKind)>,
         turns: Option<(&[f32], RopeStyle)>,
     ) {
         let model = self.model;
         let of_kind = |wanted| norm.filter(|(_, kind)| *kind == wanted).map(|(norm, _)| norm);
-        let bias = linear.bias.filter(|_| of_kind(QkNormKind::Row).is_none());
+        let bias = bias.filter(|_| of_kind(QkNormKind::Row).is_none());
         if let Some(bias) = bias {
             model.rows.add(x, &model.vector(bias)[head * x.len()..][..x.len()]);
         }
@@ -193,21 +231,21 @@ impl Member<'_> {
     }
 
     /// One tile over one split.
-    fn attend_split(&mut self, op: &Attention, tile: &Tile, split: usize) {
+    fn attend_split(&mut self, op: &Attend, tile: &Tile, split: usize) {
         let (model, step) = (self.model, self.step);
-        let (head_dim, group) = (model.head_dim, model.queries_per_kv());
-        let width = model.heads * head_dim;
+        let heads = op.heads;
+        let (group, width) = (heads.per_kv(), heads.q_width());
         let kv = &model.program.kv;
         let job = SplitJob {
             // SAFETY: K and V of earlier phases; nobody writes pages in the phase that attends.
-            pages: unsafe { self.arena.pages() },
+            pages: unsafe { self.arena.pages(op.kv.group) },
             table: step.sequences[tile.sequence].table(step.pages, op.kv.group, kv.groups.len()),
             slot: op.kv.slot,
             kv_head: tile.kv_head,
             // SAFETY: queries are only read in this phase.
             q: unsafe { self.buffers.q.get(tile.rows.start * width..tile.rows.end * width) },
             row_stride: width,
-            first_head: tile.kv_head * group * head_dim,
+            first_head: tile.kv_head * group * heads.dim,
             group,
             rows: tile.rows.len(),
             position: tile.position,
@@ -220,10 +258,11 @@ impl Member<'_> {
     }
 
     /// Sets `self.own.sums` to what the splits of a tile are added to: nothing, or the sinks. Returns their length.
-    fn start_sums(&mut self, op: &Attention, tile: &Tile) -> usize {
-        let (model, group) = (self.model, self.model.queries_per_kv());
-        let partial = partial_len(model.head_dim);
-        let len = self.plan.queries(tile) * partial;
+    fn start_sums(&mut self, op: &Attend, tile: &Tile) -> usize {
+        let model = self.model;
+        let heads = op.heads;
+        let (group, partial) = (heads.per_kv(), partial_len(heads.dim));
+        let len = tile.queries * partial;
         for (query, sum) in self.own.sums[..len].chunks_exact_mut(partial).enumerate() {
             match op.sinks {
                 None => clear_partial(sum),
@@ -234,30 +273,29 @@ impl Member<'_> {
     }
 
     /// A tile over all of its splits, one after the other.
-    fn attend_tile(&mut self, op: &Attention, tile: &Tile) {
+    fn attend_tile(&mut self, op: &Attend, tile: &Tile) {
         let model = self.model;
         let len = self.start_sums(op, tile);
         for split in tile.splits.clone() {
             self.attend_split(op, tile, split);
             let own = &mut *self.own;
-            merge_all(model, &mut own.sums[..len], &own.partial[..len]);
+            merge_all(model, len / tile.queries, &mut own.sums[..len], &own.partial[..len]);
         }
-        self.finish_tile(tile);
+        self.finish_tile(op, tile);
     }
 
     /// Where a split of a tile whose splits members share has its partial results.
-    fn partials(&self, tile: &Tile, split: usize) -> Range<usize> {
+    fn partials(&self, op: &Attend, tile: &Tile, split: usize) -> Range<usize> {
         let first = tile.first_partial.expect("the plan shares the splits of this tile");
-        let queries = self.plan.queries(tile);
-        let start = first + (split - tile.splits.start) * queries;
-        let len = partial_len(self.model.head_dim);
-        start * len..(start + queries) * len
+        let start = first + (split - tile.splits.start) * tile.queries;
+        let len = partial_len(op.heads.dim);
+        start * len..(start + tile.queries) * len
     }
 
     /// One split of a tile whose splits members share.
-    fn attend_shared(&mut self, op: &Attention, tile: &Tile, split: usize) {
+    fn attend_shared(&mut self, op: &Attend, tile: &Tile, split: usize) {
         self.attend_split(op, tile, split);
-        let range = self.partials(tile, split);
+        let range = self.partials(op, tile, split);
         let len = range.len();
         // SAFETY: only this member has this split of this tile.
         let out = unsafe { self.buffers.partials.get_mut(range) };
@@ -265,35 +303,35 @@ impl Member<'_> {
     }
 
     /// Adds up the splits of a tile, in order.
-    fn merge_shared(&mut self, op: &Attention, tile: &Tile) {
+    fn merge_shared(&mut self, op: &Attend, tile: &Tile) {
         let model = self.model;
         let len = self.start_sums(op, tile);
         for split in tile.splits.clone() {
-            let range = self.partials(tile, split);
+            let range = self.partials(op, tile, split);
             // SAFETY: partial results are only read in this phase.
             let partials = unsafe { self.buffers.partials.get(range) };
-            merge_all(model, &mut self.own.sums[..len], partials);
+            merge_all(model, len / tile.queries, &mut self.own.sums[..len], partials);
         }
-        self.finish_tile(tile);
+        self.finish_tile(op, tile);
     }
 
     /// Writes a tile's attention from `self.own.sums`.
-    fn finish_tile(&mut self, tile: &Tile) {
+    fn finish_tile(&mut self, op: &Attend, tile: &Tile) {
         let model = self.model;
-        let (head_dim, heads, group) = (model.head_dim, model.heads, model.queries_per_kv());
-        let sums = self.own.sums.chunks_exact(partial_len(head_dim));
-        for (query, sum) in sums.take(self.plan.queries(tile)).enumerate() {
+        let heads = op.heads;
+        let group = heads.per_kv();
+        let sums = self.own.sums.chunks_exact(partial_len(heads.dim));
+        for (query, sum) in sums.take(tile.queries).enumerate() {
             let (row, head) = (tile.rows.start + query / group, tile.kv_head * group + query % group);
-            let start = (row * heads + head) * head_dim;
+            let start = (row * heads.queries + head) * heads.dim;
             // SAFETY: only this member has this tile.
-            model.attend.finish(sum, unsafe { self.buffers.attended.get_mut(start..start + head_dim) });
+            model.attend.finish(sum, unsafe { self.buffers.attended.get_mut(start..start + heads.dim) });
         }
     }
 }
 
-/// Adds partial results query by query.
-fn merge_all(model: &Model, sums: &mut [f32], partials: &[f32]) {
-    let len = partial_len(model.head_dim);
+/// Adds partial results of `len` numbers each, query by query.
+fn merge_all(model: &Model, len: usize, sums: &mut [f32], partials: &[f32]) {
     for (sum, partial) in sums.chunks_exact_mut(len).zip(partials.chunks_exact(len)) {
         model.attend.merge(sum, partial);
     }

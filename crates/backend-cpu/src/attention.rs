@@ -25,7 +25,7 @@ mod walk;
 
 use std::{f32::consts::LOG2_E, ops::Range};
 
-use paguro_backend::{KvDtype, PageId};
+use paguro_backend::{KV_BLOCK, KvDtype, PageId};
 
 use self::{
     f16::F16,
@@ -98,11 +98,11 @@ pub struct Scores {
 }
 
 impl Scores {
-    /// On the heap: it is 16 KiB.
-    pub fn new(shape: &PageShape) -> Box<Self> {
-        let queries = match shape.dtype {
+    /// For heads of up to `head_dim` elements. On the heap: it is 16 KiB.
+    pub fn new(dtype: KvDtype, head_dim: usize) -> Box<Self> {
+        let queries = match dtype {
             KvDtype::F16 => Vec::new(),
-            KvDtype::Q8 => vec![QuantBlock::ZERO; STRIP * shape.blocks()],
+            KvDtype::Q8 => vec![QuantBlock::ZERO; STRIP * head_dim.div_ceil(KV_BLOCK)],
         };
         Box::new(Self { rows: [[0.0; SPLIT + LANES]; STRIP], queries })
     }

@@ -50,9 +50,21 @@ pub enum Kernel<'a> {
     Keep,
     /// Bias of a convolution's inputs.
     Bias,
+    /// Embeddings for layers, from their table and a projection.
+    LayerEmbed,
+    /// Activation of an input of a layer, times its embedding; quantization.
+    LayerInput,
+    /// Heads of queries in the order of latent attention's matrices, quantization.
+    LatentSplit,
+    /// Rotation of absorbed queries and of the latent vector, store into the pages.
+    LatentStore,
+    /// Heads of latent attention's results, quantization.
+    LatentValues,
+    /// Rows of these heads, quantization.
+    LatentJoin,
 }
 
-const FIXED: [&str; 18] = [
+const FIXED: [&str; 24] = [
     "embed",
     "add_norm_quantize",
     "rope_store",
@@ -71,6 +83,12 @@ const FIXED: [&str; 18] = [
     "norm_gate_quantize",
     "keep_state",
     "bias",
+    "layer_embed",
+    "layer_input_quantize",
+    "latent_split_quantize",
+    "latent_store",
+    "latent_values_quantize",
+    "latent_join_quantize",
 ];
 
 #[derive(Default)]
@@ -134,6 +152,12 @@ impl Counters {
             Kernel::NormGate => 15,
             Kernel::Keep => 16,
             Kernel::Bias => 17,
+            Kernel::LayerEmbed => 18,
+            Kernel::LayerInput => 19,
+            Kernel::LatentSplit => 20,
+            Kernel::LatentStore => 21,
+            Kernel::LatentValues => 22,
+            Kernel::LatentJoin => 23,
             Kernel::Products(ids) => {
                 let matrix = |id: &MatrixId| self.matrices[id.0 as usize];
                 let total: u64 = ids.iter().map(|id| matrix(id).1).sum();

@@ -2,6 +2,7 @@
 //!
 //! | phase | shared by | reads | writes |
 //! |-|-|-|-|
+//! | dense network beside the experts, if there is one | | `products`, `x` | `x`, `products` |
 //! | add, norm, quantize | row | `products`, `x` | `x`, `rows` |
 //! | router | 16 experts | `rows` | `logits` |
 //! | route | row | `logits` | `ids`, `weights` |
@@ -18,11 +19,13 @@
 
 use std::ops::Range;
 
-use paguro_backend::{Activation, Experts, FeedForward, MatrixId, Program, Router, Scores};
+use paguro_backend::{
+    Activation, Beside, ExpertGroups, Experts, FeedForward, MatrixId, Program, Router, Scores,
+};
 
 use crate::{
     counters::Kernel,
-    forward::{Input, Kinds, Member, Pass, Pending},
+    forward::{AllPending, Input, Kinds, Member, Pass, Pending},
     matrix::Output,
     ops,
     quantize::{BLOCK, row_blocks},
@@ -62,8 +65,10 @@ pub struct ExpertSizes {
     pub used: usize,
     /// Width of an expert.
     pub width: usize,
-    /// Width of a shared expert.
+    /// Width of a shared expert, or of a network beside experts.
     pub shared: usize,
+    /// Elements of a sum of experts that is normed by itself.
+    pub sum: usize,
 }
 
 impl ExpertSizes {
@@ -73,6 +78,10 @@ impl ExpertSizes {
         for layer in &program.layers {
             if let FeedForward::Experts(experts) = &layer.ffn {
                 let shared = experts.shared.as_ref().map_or(0, |shared| shared.width);
+                if let Some(beside) = &experts.beside {
+                    sizes.shared = sizes.shared.max(beside.dense.width);
+                    sizes.sum = program.hidden;
+                }
                 sizes.count = sizes.count.max(experts.count);
                 sizes.used = sizes.used.max(experts.router.used);
                 sizes.width = sizes.width.max(experts.width);
@@ -146,16 +155,28 @@ impl Grouping {
 
 impl Pass<'_> {
     /// A mixture of experts. Returns its output, `[rows, hidden]`.
-    pub fn experts(&mut self, op: &Experts, pending: [Option<Pending>; 2], product: usize) -> Pending {
+    pub fn experts(&mut self, op: &Experts, mut pending: AllPending, product: usize) -> Pending {
         let (model, buffers, rows) = (self.model, self.buffers, self.rows());
+        if let Some(Beside { dense, .. }) = op.beside.as_deref() {
+            // Its output stays in the product until `combine`, which adds bias and norm.
+            self.dense(dense, pending, product);
+            pending = AllPending::NONE;
+        }
         let inputs = Kinds::of(model, &[op.gate, op.up]);
         let mut all = Kinds::of(model, &[op.router.linear, op.gate, op.up]);
+        if let Some(norm) = op.router.norm {
+            self.add_norm(Some(norm), pending, Kinds::of(model, &[op.router.linear]));
+            self.route(&op.router, op.count);
+            pending = AllPending::NONE;
+        }
         if let Some(shared) = &op.shared {
             let own = Kinds::of(model, &[shared.gate, shared.up, shared.output_gate.unwrap_or(shared.up)]);
             all = Kinds { quantized: all.quantized || own.quantized, float: all.float || own.float };
         }
         self.add_norm(op.norm, pending, all);
-        self.route(&op.router, op.count);
+        if op.router.norm.is_none() {
+            self.route(&op.router, op.count);
+        }
         let grouping = std::mem::take(self.grouping);
         self.sort_rows(&grouping, inputs);
         if let Some(shared) = &op.shared {
@@ -191,6 +212,10 @@ impl Pass<'_> {
                     unsafe { (buffers.ids.get_mut(at.clone()), buffers.weights.get_mut(at)) };
                 let bias = router.selection_bias.map(|bias| model.vector(bias));
                 choose(logits, &mut member.own.row, router, bias, ids, weights);
+                if let Some(scales) = router.expert_scale {
+                    let scales = model.vector(scales);
+                    ids.iter().zip(weights).for_each(|(&id, weight)| *weight *= scales[id as usize]);
+                }
             }
         });
         // SAFETY: no phase is open.
@@ -300,7 +325,10 @@ impl Pass<'_> {
 impl Member<'_> {
     fn combine_row(&mut self, op: &Experts, grouping: &Grouping, product: usize, row: usize, hidden: usize) {
         let (model, buffers) = (self.model, &self.buffers.experts);
-        let sum = self.write(&self.buffers.products[product], row, hidden);
+        let product = self.write(&self.buffers.products[product], row, hidden);
+        let mut own_sum = std::mem::take(&mut self.own.sum);
+        // With a network beside the experts, the product has its output.
+        let sum = if op.beside.is_some() { &mut own_sum[..hidden] } else { &mut *product };
         match &op.shared {
             None => sum.fill(0.0),
             Some(shared) => {
@@ -324,6 +352,17 @@ impl Member<'_> {
             }
             model.rows.add_scaled(sum, out, weight);
         }
+        if let Some(Beside { dense, sum_norm }) = op.beside.as_deref() {
+            if let Some(bias) = dense.down.bias {
+                model.rows.add(product, model.vector(bias));
+            }
+            let normed = &mut self.own.row[..hidden];
+            model.norm(Some(*sum_norm), &own_sum[..hidden], normed);
+            model.norm(dense.post_norm, product, &mut own_sum[..hidden]);
+            product.copy_from_slice(&own_sum[..hidden]);
+            model.rows.add(product, normed);
+        }
+        self.own.sum = own_sum;
     }
 }
 
@@ -348,14 +387,17 @@ fn choose(
         _ => 1.0 / (1.0 + (-f64::from(logit)).exp()),
     };
     // Without a bias, logits have the order of their scores.
-    match selection_bias {
-        None => largest_of(logits, ids),
-        Some(bias) => {
-            for ((rank, &logit), &bias) in ranks.iter_mut().zip(logits).zip(bias) {
-                *rank = score(logit) as f32 + bias;
-            }
-            largest_of(&ranks[..logits.len()], ids);
+    if selection_bias.is_none() && router.groups.is_none() {
+        largest_of(logits, ids);
+    } else {
+        let ranks = &mut ranks[..logits.len()];
+        for (index, (rank, &logit)) in ranks.iter_mut().zip(logits).enumerate() {
+            *rank = score(logit) as f32 + selection_bias.map_or(0.0, |bias| bias[index]);
         }
+        if let Some(groups) = router.groups {
+            keep_groups(ranks, groups);
+        }
+        largest_of(ranks, ids);
     }
     let scores = |id: u32| score(logits[id as usize]);
     let divisor = match router.renormalize {
@@ -364,6 +406,31 @@ fn choose(
     };
     for (weight, &id) in weights.iter_mut().zip(&*ids) {
         *weight = (scores(id) / divisor * f64::from(router.factor)) as f32;
+    }
+}
+
+/// Lowers the ranks of experts whose groups are not used below all others.
+fn keep_groups(ranks: &mut [f32], ExpertGroups { count, used, best }: ExpertGroups) {
+    let size = ranks.len() / count;
+    // The sum of the best, counted down from all of a group: groups are small.
+    let score = |group: usize| -> f64 {
+        let ranks = &ranks[group * size..(group + 1) * size];
+        let is_best = |&(index, rank): &(usize, &f32)| {
+            let better = |(other, other_rank): (usize, &f32)| {
+                other_rank > rank || (other_rank == rank && other < index)
+            };
+            ranks.iter().enumerate().filter(|&other| better(other)).count() < best
+        };
+        ranks.iter().enumerate().filter(is_best).map(|(_, &rank)| f64::from(rank)).sum()
+    };
+    let scores: Vec<f64> = (0..count).map(score).collect();
+    for group in 0..count {
+        let better = |other: &usize| {
+            scores[*other] > scores[group] || (scores[*other] == scores[group] && *other < group)
+        };
+        if (0..count).filter(better).count() >= used {
+            ranks[group * size..(group + 1) * size].fill(f32::NEG_INFINITY);
+        }
     }
 }
 
@@ -394,17 +461,35 @@ mod tests {
     fn choices_are_those_of_the_reference() {
         let mut rng = Rng::new(1);
         for (count, used) in [(1, 1), (4, 1), (8, 2), (8, 8), (60, 4), (512, 16)] {
-            for (scores, renormalize, biased) in [
-                (Scores::Softmax, true, false),
-                (Scores::Softmax, false, true),
-                (Scores::Sigmoid, true, true),
+            let groups = |count, used, best| Some(ExpertGroups { count, used, best });
+            for (scores, renormalize, biased, groups) in [
+                (Scores::Softmax, true, false, None),
+                (Scores::Softmax, false, true, None),
+                (Scores::Sigmoid, true, true, None),
+                (Scores::Sigmoid, true, true, groups(4, 2, 2)),
+                (Scores::Softmax, false, false, groups(4, 3, 1)),
             ] {
+                let size = groups.map_or(count, |groups| count / groups.count);
+                let fits = |groups: ExpertGroups| size >= groups.best && used <= size * groups.used;
+                if groups.is_some_and(|groups| !count.is_multiple_of(groups.count) || !fits(groups)) {
+                    continue;
+                }
                 let linear = Linear { matrix: MatrixId(0), bias: None };
-                let router = Router { linear, scores, selection_bias: None, used, renormalize, factor: 1.5 };
+                let router = Router {
+                    norm: None,
+                    linear,
+                    scores,
+                    selection_bias: None,
+                    groups,
+                    used,
+                    renormalize,
+                    factor: 1.5,
+                    expert_scale: None,
+                };
                 // Some are equal.
                 let logits: Vec<f32> = (0..count).map(|_| (rng.normal() * 4.0).round() / 2.0).collect();
                 let bias: Option<Vec<f32>> = biased.then(|| (0..count).map(|_| rng.normal()).collect());
-                let expected = ops::route(&logits, scores, bias.as_deref(), used, renormalize, 1.5);
+                let expected = ops::route(&logits, &router, bias.as_deref());
                 let (mut ids, mut weights) = (vec![0; used], vec![0.0; used]);
                 let mut ranks = vec![0.0; count];
                 choose(&logits, &mut ranks, &router, bias.as_deref(), &mut ids, &mut weights);

@@ -19,8 +19,8 @@
 //! | down | 16 outputs | `rows` | `product` |
 //!
 //! Norms of whole rows of queries and keys are one more phase before rotation, by row. A mixture of experts has the
-//! phases of `experts.rs` instead of the last three, and a mixer with a state those of `recurrent.rs` instead of the
-//! first eight.
+//! phases of `experts.rs` instead of the last three, and a latent attention those of `latent.rs` and a mixer with a state those of `recurrent.rs` instead of the
+//! first eight. Embeddings for layers have the phases of `layer_input.rs`, once before the first layer and at the end of each.
 
 use std::{
     ops::Range,
@@ -29,8 +29,8 @@ use std::{
 };
 
 use paguro_backend::{
-    Activation, AttentionMode, Dense, FeedForward, Head, Layer, Linear, MatrixId, Mixer, Norm, NormKind,
-    Outcome, Program, Residual, Step, VectorId, sampling,
+    Activation, AttentionMode, Dense, FeedForward, Head, Layer, Linear, Matrix, MatrixId, Mixer, Norm,
+    NormKind, Outcome, Program, Residual, Step, StepError, VectorId, sampling,
 };
 
 use crate::{
@@ -38,6 +38,7 @@ use crate::{
     counters::{Counters, Kernel},
     delta::{DeltaKernels, DeltaScratch},
     experts::{ExpertBuffers, Grouping},
+    latent::LatentBuffers,
     matrix::{MatrixKernels, Output, PackedMatrix, RowKind, Rows, Scratch},
     ops::{self, RowKernels},
     pages::{Arena, StoredHead},
@@ -58,14 +59,12 @@ pub struct Model {
     pub program: Program,
     /// By [`MatrixId`].
     pub matrices: Vec<PackedMatrix>,
-    /// Query heads of each layer.
-    pub heads: usize,
-    /// K/V heads of each layer.
-    pub kv_heads: usize,
-    /// Elements of a head.
-    pub head_dim: usize,
     /// By [`VectorId`].
     pub vectors: Vec<Vec<f32>>,
+    /// By [`TableId`](paguro_backend::TableId).
+    pub tables: Vec<Matrix>,
+    /// Cosines and sines of a rope and row, at most.
+    pub turn_stride: usize,
     /// Paged or gathered.
     pub attention: AttentionMode,
     /// Products.
@@ -85,11 +84,6 @@ impl Model {
 
     pub fn vector(&self, id: VectorId) -> &[f32] {
         &self.vectors[id.0 as usize]
-    }
-
-    /// Query heads that share a K/V head.
-    pub fn queries_per_kv(&self) -> usize {
-        self.heads / self.kv_heads
     }
 
     /// Adds biases and applies the activation; returns where the result is.
@@ -149,7 +143,7 @@ pub struct Buffers {
     pub gate: Shared<f32>,
     /// Ups, `[rows, ffn]`.
     pub up: Shared<f32>,
-    /// Cosines and sines by rope and row, `[ropes, rows, head_dim]`.
+    /// Cosines and sines by rope and row, `[ropes, rows, turn_stride]`.
     pub turns: Shared<f32>,
     /// Partial attention of shared splits, by tile, split and query.
     pub partials: Shared<f32>,
@@ -159,6 +153,10 @@ pub struct Buffers {
     pub experts: ExpertBuffers,
     /// Of mixers with a state.
     pub recurrent: RecurrentBuffers,
+    /// Embeddings for layers, `[rows, count * width]`.
+    pub layer_embeds: Shared<f32>,
+    /// Of latent attention.
+    pub latent: LatentBuffers,
 }
 
 /// Rows that products read.
@@ -217,6 +215,12 @@ pub struct Own {
     pub delta: DeltaScratch,
     /// An input of a short convolution.
     pub product: Vec<f32>,
+    /// Sum of a row's experts, where a dense network is beside them.
+    pub sum: Vec<f32>,
+    /// A row of a table, encoded.
+    pub encoded: Vec<u8>,
+    /// The same row, decoded.
+    pub embeds: Vec<f32>,
 }
 
 /// The output of a branch that has not been added to the residual stream yet: the next phase that norms a row adds it.
@@ -229,8 +233,24 @@ pub struct Pending {
     pub scale: f32,
 }
 
-/// At most one for each branch of a layer.
-pub type AllPending = [Option<Pending>; 2];
+/// What the residual stream lacks: the next phase that norms a row makes up for it.
+#[derive(Clone, Copy)]
+pub struct AllPending {
+    /// At most one for each branch of a layer.
+    pub branches: [Option<Pending>; 2],
+    /// Multiplies the stream after that.
+    pub scale: f32,
+}
+
+impl AllPending {
+    /// Nothing.
+    pub const NONE: Self = Self { branches: [None; 2], scale: 1.0 };
+
+    /// One branch.
+    pub fn of(branch: Pending) -> Self {
+        Self { branches: [Some(branch), None], scale: 1.0 }
+    }
+}
 
 /// One pass over a step, as the leader sees it.
 pub struct Pass<'a> {
@@ -246,6 +266,8 @@ pub struct Pass<'a> {
     pub own: &'a mut [Own],
     /// Which rows each expert has.
     pub grouping: &'a mut Grouping,
+    /// From this layer on, only rows with outputs are computed: no later row reads anything else of these layers.
+    pub tail: Option<(usize, &'a Plan)>,
 }
 
 /// One member's share of a phase.
@@ -264,20 +286,35 @@ pub type Answers = [Mutex<Option<Outcome>>];
 
 impl Pass<'_> {
     /// All operations.
-    pub fn run(&mut self, answers: &Answers) {
+    ///
+    /// # Errors
+    /// A table that cannot be read.
+    pub fn run(&mut self, answers: &Answers) -> Result<(), StepError> {
         let model = self.model;
         self.embed();
-        let mut pending = [None; 2];
-        for layer in &model.program.layers {
+        if let Some(op) = &model.program.embed.layers {
+            self.layer_embeds(op)?;
+        }
+        let mut pending = AllPending::NONE;
+        for (index, layer) in model.program.layers.iter().enumerate() {
+            if let Some((_, tail)) = self.tail.filter(|(first, _)| *first == index) {
+                if tail.rows.is_empty() {
+                    return Ok(());
+                }
+                self.keep_output_rows(tail, pending);
+                self.plan = tail;
+            }
             pending = self.layer(layer, pending);
         }
         self.head(&model.program.head, pending, answers);
+        Ok(())
     }
 
     /// A layer. Returns what is to be added to the residual stream.
     fn layer(&mut self, layer: &Layer, before: AllPending) -> AllPending {
         let mixed = match &layer.mixer {
             Mixer::Attention(attention) => self.attention(attention, before),
+            Mixer::Latent(latent) => self.latent(latent, before),
             Mixer::Conv(conv) => self.short_conv(conv, before),
             Mixer::DeltaRule(delta) => self.delta_rule(delta, before),
             other => unreachable!("load refuses {other:?}"),
@@ -285,19 +322,46 @@ impl Pass<'_> {
         let mixed = Pending { scale: layer.branch_scale, ..mixed };
         // Parallel branches read the same stream, and so write different products.
         let (before, left, product) = match layer.residual {
-            Residual::Sequential => ([Some(mixed), None], None, 0),
-            Residual::Parallel => ([None; 2], Some(mixed), 1),
+            Residual::Sequential => (AllPending::of(mixed), None, 0),
+            Residual::Parallel => (AllPending::NONE, Some(mixed), 1),
         };
         let fed = match &layer.ffn {
             FeedForward::Dense(dense) => self.dense(dense, before, product),
             FeedForward::Experts(experts) => self.experts(experts, before, product),
             other => unreachable!("load refuses {other:?}"),
         };
-        [left, Some(Pending { scale: layer.branch_scale, ..fed })]
+        let branches = [left, Some(Pending { scale: layer.branch_scale, ..fed })];
+        let mut pending = AllPending { branches, scale: 1.0 };
+        if let Some(input) = &layer.input {
+            pending = AllPending::of(self.layer_input(input, pending));
+        }
+        AllPending { scale: layer.output_scale, ..pending }
     }
 
+    /// Rows that are computed.
     pub fn rows(&self) -> usize {
-        self.step.tokens.len()
+        self.plan.rows.len()
+    }
+
+    /// Moves the rows that have outputs to the front.
+    fn keep_output_rows(&mut self, tail: &Plan, pending: AllPending) {
+        let (hidden, buffers) = (self.model.program.hidden, self.buffers);
+        let embeds = self.model.program.embed.layers.as_ref().map_or(0, |embeds| embeds.count * embeds.width);
+        let pending = pending.branches.iter().flatten().map(|branch| &buffers.products[branch.product]);
+        let moved = pending.chain([&buffers.x]).map(|buffer| (buffer, hidden));
+        for (buffer, width) in moved.chain([(&buffers.layer_embeds, embeds)]) {
+            // Rows are ascending, so that none is overwritten before it is moved.
+            for (to, &from) in tail.rows.iter().enumerate().filter(|(to, from)| to != *from) {
+                // SAFETY: no phase is open, and these are two rows.
+                let (from, to) = unsafe {
+                    (
+                        buffer.get(from * width..(from + 1) * width),
+                        buffer.get_mut(to * width..(to + 1) * width),
+                    )
+                };
+                to.copy_from_slice(from);
+            }
+        }
     }
 
     /// One phase, timed on the leader: `work` is done for all of `0..count`, by any members.
@@ -335,7 +399,7 @@ impl Pass<'_> {
                     model.rows.add(x, learned);
                 }
                 for (index, rope) in model.program.ropes.iter().enumerate() {
-                    let turns = member.write(&buffers.turns, index * rows + row, model.head_dim);
+                    let turns = member.write(&buffers.turns, index * rows + row, model.turn_stride);
                     ops::turns(rope, position, &mut turns[..2 * rope.frequencies.len()]);
                 }
             }
@@ -386,7 +450,7 @@ impl Pass<'_> {
     }
 
     /// A dense feed-forward network. Returns its output, `[rows, hidden]`.
-    fn dense(&mut self, op: &Dense, pending: AllPending, product: usize) -> Pending {
+    pub fn dense(&mut self, op: &Dense, pending: AllPending, product: usize) -> Pending {
         let inputs = [op.gate.unwrap_or(op.up), op.up];
         self.add_norm(op.norm, pending, Kinds::of(self.model, &inputs));
         self.gated(op.gate, op.up, op.width, op.activation, op.down, product);
@@ -500,7 +564,7 @@ impl Member<'_> {
     fn add_pending(&mut self, row: usize, pending: AllPending) {
         let (model, buffers) = (self.model, self.buffers);
         let hidden = model.program.hidden;
-        for Pending { product, bias, post_norm, scale } in pending.into_iter().flatten() {
+        for Pending { product, bias, post_norm, scale } in pending.branches.into_iter().flatten() {
             let x = self.write(&buffers.x, row, hidden);
             let product = self.write(&buffers.products[product], row, hidden);
             if let Some(bias) = bias {
@@ -518,6 +582,9 @@ impl Member<'_> {
                 1.0 => model.rows.add(x, added),
                 scale => model.rows.add_scaled(x, added, scale),
             }
+        }
+        if pending.scale != 1.0 {
+            model.rows.scale(self.write(&buffers.x, row, hidden), pending.scale);
         }
     }
 

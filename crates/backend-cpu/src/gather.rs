@@ -2,12 +2,14 @@
 //! runs over them. It exists to check the paged kernels and to show what they save (`--attention gather`).
 
 use paguro_backend::{
-    Attention, Program, Step, StepSequence,
+    Program, Step, StepSequence,
     reference::{AttentionShape, attention},
 };
 
 use crate::{
+    attend::Attend,
     pages::{Pages, Place},
+    plan::Heads,
     shared::Shared,
 };
 
@@ -22,7 +24,7 @@ pub struct Job<'a> {
     /// One of its sequences.
     pub sequence: &'a StepSequence,
     /// The operation.
-    pub op: &'a Attention,
+    pub op: &'a Attend,
     /// The head.
     pub kv_head: usize,
     /// Sinks of all heads.
@@ -37,9 +39,9 @@ impl Job<'_> {
     /// in the sequence's rows of `attended`.
     pub unsafe fn run(&self, q: &Shared<f32>, attended: &Shared<f32>) {
         let kv = &self.program.kv;
-        let shape = self.program.kv_group(self.op);
-        let (head_dim, heads) = (shape.head_dim, self.op.heads);
-        let group = heads / shape.kv_heads;
+        let window = kv.groups[self.op.kv.group].window;
+        let Heads { queries: heads, dim: head_dim, .. } = self.op.heads;
+        let group = self.op.heads.per_kv();
         let block_size = self.pages.shape().block_size;
         let table = self.sequence.table(self.step.pages, self.op.kv.group, kv.groups.len());
 
@@ -47,7 +49,8 @@ impl Job<'_> {
         let mut v = k.clone();
         for (block, &page) in table.iter().enumerate() {
             for token in 0..block_size {
-                let place = Place { page, slot: self.op.kv.slot, kv_head: self.kv_head, token };
+                let kv = self.op.kv;
+                let place = Place { group: kv.group, page, slot: kv.slot, kv_head: self.kv_head, token };
                 let at = (block * block_size + token) * head_dim..(block * block_size + token + 1) * head_dim;
                 self.pages.token(place, &mut k[at.clone()], &mut v[at]);
             }
@@ -60,7 +63,7 @@ impl Job<'_> {
             start: self.sequence.start,
             scale: self.op.scale,
             soft_cap: self.op.soft_cap,
-            window: shape.window,
+            window,
         };
         let mut out = vec![0.0; self.sequence.rows.len() * group * head_dim];
         let heads_of = |row: usize| {

@@ -12,6 +12,8 @@ mod experts;
 mod forward;
 mod gather;
 pub mod isa;
+mod latent;
+mod layer_input;
 mod machine;
 pub mod matrix;
 mod ops;
@@ -83,7 +85,8 @@ impl Backend for Cpu {
 
     fn page_bytes(&self, program: &Program, block_size: usize, kv_dtype: KvDtype) -> usize {
         // Sizes that this device refuses are refused by `load`; until then any number does.
-        PageShape::new(&program.kv, block_size, kv_dtype).map_or(0, |shape| shape.page_bytes())
+        PageShape::of_groups(&program.kv, block_size, kv_dtype)
+            .map_or(0, |groups| PageShape::page_bytes(&groups))
     }
 
     fn state_bytes(&self, program: &Program) -> usize {

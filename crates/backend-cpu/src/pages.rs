@@ -49,11 +49,11 @@ pub enum Half {
 }
 
 impl PageShape {
-    /// The shape of a program's pages.
+    /// The shapes of a program's pages, by group.
     ///
     /// # Errors
     /// [`LoadError::Unsupported`] for sizes that are not whole vectors.
-    pub fn new(kv: &KvLayout, block_size: usize, dtype: KvDtype) -> Result<Self, LoadError> {
+    pub fn of_groups(kv: &KvLayout, block_size: usize, dtype: KvDtype) -> Result<Vec<Self>, LoadError> {
         let unsupported = |what: String| {
             let supported = format!("sizes that are multiples of {LANES} work");
             Err(LoadError::Unsupported { device: "cpu".into(), what, supported })
@@ -61,26 +61,21 @@ impl PageShape {
         if block_size == 0 || !block_size.is_multiple_of(LANES) {
             return unsupported(format!("pages of {block_size} tokens"));
         }
-        let [group, others @ ..] = &kv.groups[..] else {
+        if kv.groups.is_empty() {
             return Err(LoadError::BadProgram("no groups of K and V".into()));
+        }
+        let shape = |group: &KvGroup| {
+            let KvGroup { slots, kv_heads, head_dim, .. } = *group;
+            if !head_dim.is_multiple_of(2) {
+                return Err(LoadError::Unsupported {
+                    device: "cpu".into(),
+                    what: format!("attention heads of {head_dim} elements (head_dim)"),
+                    supported: "even sizes work".into(),
+                });
+            }
+            Ok(Self { block_size, head_dim, kv_heads, slots, dtype })
         };
-        let KvGroup { slots, kv_heads, head_dim, .. } = *group;
-        let shape = |group: &KvGroup| (group.slots, group.kv_heads, group.head_dim);
-        if others.iter().any(|other| shape(other) != shape(group)) {
-            return Err(LoadError::Unsupported {
-                device: "cpu".into(),
-                what: "K/V heads that differ between layers".into(),
-                supported: "as many heads of one size in all layers work".into(),
-            });
-        }
-        if !head_dim.is_multiple_of(2) {
-            return Err(LoadError::Unsupported {
-                device: "cpu".into(),
-                what: format!("attention heads of {head_dim} elements (head_dim)"),
-                supported: "even sizes work".into(),
-            });
-        }
-        Ok(Self { block_size, head_dim, kv_heads, slots, dtype })
+        kv.groups.iter().map(shape).collect()
     }
 
     /// Elements of a head in whole vectors: what a token's K and V take. Those past `head_dim` are never written, and
@@ -116,10 +111,15 @@ impl PageShape {
         self.block_size / LANES * self.tile_bytes()
     }
 
-    /// Bytes of a page. The pages of a sequence are read at one place each, one page after the other: if they were
-    /// a large power of two apart, all of these places would compete for the same few cache sets.
-    pub fn page_bytes(&self) -> usize {
-        let bytes = self.slots * self.kv_heads * 2 * self.half_bytes();
+    /// Bytes that the group needs of a page.
+    fn used_bytes(&self) -> usize {
+        self.slots * self.kv_heads * 2 * self.half_bytes()
+    }
+
+    /// Bytes of a page that any of the groups may use. The pages of a sequence are read at one place each, one page after the
+    /// other: if they were a large power of two apart, all of these places would compete for the same few cache sets.
+    pub fn page_bytes(groups: &[Self]) -> usize {
+        let bytes = groups.iter().map(Self::used_bytes).max().unwrap_or(0);
         if bytes.is_multiple_of(1 << 14) { bytes + (1 << 12) } else { bytes }
     }
 
@@ -157,21 +157,29 @@ pub enum StoredHead {
 }
 
 impl StoredHead {
-    /// Zeros.
-    pub fn new(shape: &PageShape) -> Self {
-        match shape.dtype {
-            KvDtype::F16 => Self::F16(vec![f16::ZERO; shape.head_dim]),
-            KvDtype::Q8 => {
-                Self::Q8 { scales: vec![f16::ZERO; shape.blocks()], quants: vec![0; shape.head_dim] }
-            }
+    /// With room for heads of up to `head_dim` elements.
+    pub fn new(dtype: KvDtype, head_dim: usize) -> Self {
+        match dtype {
+            KvDtype::F16 => Self::F16(Vec::with_capacity(head_dim)),
+            KvDtype::Q8 => Self::Q8 {
+                scales: Vec::with_capacity(head_dim.div_ceil(KV_BLOCK)),
+                quants: Vec::with_capacity(head_dim),
+            },
         }
     }
 
     /// Becomes `x`, `[head_dim]`, rounded.
     pub fn set(&mut self, kernels: &RowKernels, x: &[f32]) {
         match self {
-            Self::F16(halves) => kernels.round_f16(x, halves),
-            Self::Q8 { scales, quants } => kernels.quantize_kv(x, scales, quants),
+            Self::F16(halves) => {
+                halves.resize(x.len(), f16::ZERO);
+                kernels.round_f16(x, halves);
+            }
+            Self::Q8 { scales, quants } => {
+                scales.resize(x.len().div_ceil(KV_BLOCK), f16::ZERO);
+                quants.resize(x.len(), 0);
+                kernels.quantize_kv(x, scales, quants);
+            }
         }
     }
 }
@@ -185,7 +193,9 @@ pub struct Arena {
     memory: MmapMut,
     start: *mut u8,
     pages: usize,
-    shape: PageShape,
+    page_bytes: usize,
+    /// By group.
+    shapes: Vec<PageShape>,
     /// True for pages that have a part of a state, `[pages]`.
     has_state: Vec<bool>,
 }
@@ -200,8 +210,9 @@ impl Arena {
     ///
     /// # Errors
     /// [`LoadError::OutOfMemory`]
-    pub fn new(pages: usize, shape: PageShape) -> Result<Self, LoadError> {
-        let bytes = pages.checked_mul(shape.page_bytes());
+    pub fn new(pages: usize, shapes: Vec<PageShape>) -> Result<Self, LoadError> {
+        let page_bytes = PageShape::page_bytes(&shapes);
+        let bytes = pages.checked_mul(page_bytes);
         let memory = bytes.and_then(|bytes| MmapMut::map_anon(bytes).ok());
         let mut memory = memory.ok_or_else(|| LoadError::OutOfMemory {
             device: "cpu".into(),
@@ -212,7 +223,8 @@ impl Arena {
         #[cfg(target_os = "linux")]
         let _ = memory.advise(memmap2::Advice::HugePage);
         let start = memory.as_mut_ptr();
-        Ok(Self { memory, start, pages, shape, has_state: vec![false; pages] })
+        let has_state = vec![false; pages];
+        Ok(Self { memory, start, pages, page_bytes, shapes, has_state })
     }
 
     /// Fills every slot of every page with large finite numbers: a kernel that reads a slot which nobody wrote
@@ -227,18 +239,18 @@ impl Arena {
     }
 
     /// The byte at which one head's K and V of a page begin.
-    fn head(&self, page: PageId, slot: usize, kv_head: usize) -> usize {
-        let PageShape { kv_heads, slots, .. } = self.shape;
+    fn head(&self, shape: &PageShape, page: PageId, slot: usize, kv_head: usize) -> usize {
+        let PageShape { kv_heads, slots, .. } = *shape;
         assert!((page.0 as usize) < self.pages && slot < slots && kv_head < kv_heads);
-        page.0 as usize * self.shape.page_bytes() + (slot * kv_heads + kv_head) * 2 * self.shape.half_bytes()
+        page.0 as usize * self.page_bytes + (slot * kv_heads + kv_head) * 2 * shape.half_bytes()
     }
 
-    /// The pages, to be read by kernels.
+    /// Pages of a group, to be read by kernels.
     ///
     /// # Safety
     /// While the value lives, nobody writes what is read through it.
-    pub unsafe fn pages(&self) -> Pages<'_> {
-        Pages(self)
+    pub unsafe fn pages(&self, group: usize) -> Pages<'_> {
+        Pages { arena: self, shape: self.shapes[group] }
     }
 
     /// Writes K or V, finite, of the token in slot `token` of a page.
@@ -246,10 +258,10 @@ impl Arena {
     /// # Safety
     /// Nobody else reads or writes this half of this token's slot at the same time.
     pub unsafe fn write(&self, at: Place, half: Half, stored: &StoredHead) {
-        let shape = self.shape;
+        let shape = self.shapes[at.group];
         assert!(at.token < shape.block_size);
-        let head =
-            self.head(at.page, at.slot, at.kv_head) + if half == Half::V { shape.half_bytes() } else { 0 };
+        let head = self.head(&shape, at.page, at.slot, at.kv_head)
+            + if half == Half::V { shape.half_bytes() } else { 0 };
         let first = shape.element_at(half, at.token, 0);
         // SAFETY: `head` has checked that the head lies in the memory, and the token's elements and scales lie in it;
         // halves are at even bytes; the caller keeps others away.
@@ -290,7 +302,7 @@ impl Arena {
 
     /// Bytes of a page.
     pub fn page_bytes(&self) -> usize {
-        self.shape.page_bytes()
+        self.page_bytes
     }
 
     fn page(&self, PageId(page): PageId) -> Range<usize> {
@@ -333,30 +345,33 @@ impl Arena {
 
 /// Pages that nobody writes; see [`Arena::pages`].
 #[derive(Clone, Copy)]
-pub struct Pages<'a>(&'a Arena);
+pub struct Pages<'a> {
+    arena: &'a Arena,
+    shape: PageShape,
+}
 
 impl<'a> Pages<'a> {
     /// Sizes inside a page.
     #[inline]
     pub fn shape(self) -> PageShape {
-        self.0.shape
+        self.shape
     }
 
     /// The tiles of K, and those of V, of one head in one page.
     #[inline]
     pub fn read(self, page: PageId, slot: usize, kv_head: usize) -> (&'a [u8], &'a [u8]) {
-        let len = self.0.shape.half_bytes();
-        let head = self.0.head(page, slot, kv_head);
+        let len = self.shape.half_bytes();
+        let head = self.arena.head(&self.shape, page, slot, kv_head);
         // SAFETY: `head` has checked that both lie in the memory; nobody writes, see `Arena::pages`.
         unsafe {
-            let start = self.0.start.add(head);
+            let start = self.arena.start.add(head);
             (std::slice::from_raw_parts(start, len), std::slice::from_raw_parts(start.add(len), len))
         }
     }
 
     /// K and V, `[head_dim]` each, of the token in a slot, as numbers.
     pub fn token(self, at: Place, k: &mut [f32], v: &mut [f32]) {
-        let shape = self.0.shape;
+        let shape = self.shape;
         let (k_bytes, v_bytes) = self.read(at.page, at.slot, at.kv_head);
         for (half, bytes, out) in [(Half::K, k_bytes, k), (Half::V, v_bytes, v)] {
             let f16_at = |at: usize| f16::from_ne_bytes([bytes[at], bytes[at + 1]]).to_f32();
@@ -377,6 +392,8 @@ impl<'a> Pages<'a> {
 /// One token's slot of one head.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
+    /// K/V group.
+    pub group: usize,
     /// Page.
     pub page: PageId,
     /// Layer slot.
@@ -400,7 +417,7 @@ mod tests {
 
     fn shape(block_size: usize, head_dim: usize, dtype: KvDtype) -> PageShape {
         let kv = KvLayout { groups: vec![KvGroup { window: None, slots: 3, kv_heads: 2, head_dim }] };
-        PageShape::new(&kv, block_size, dtype).unwrap()
+        PageShape::of_groups(&kv, block_size, dtype).unwrap()[0]
     }
 
     #[test]
@@ -434,7 +451,7 @@ mod tests {
         let kernels = RowKernels::new(Isa::detect());
         for dtype in DTYPES {
             let shape = shape(32, 48, dtype);
-            let mut arena = Arena::new(4, shape).unwrap();
+            let mut arena = Arena::new(4, vec![shape]).unwrap();
             arena.poison();
             let all = |arena: &Arena| {
                 let mut numbers = Vec::new();
@@ -444,7 +461,11 @@ mod tests {
                     for token in 0..32 {
                         let (mut k, mut v) = ([0.0; 48], [0.0; 48]);
                         // SAFETY: nobody writes.
-                        unsafe { arena.pages() }.token(Place { page, slot, kv_head, token }, &mut k, &mut v);
+                        unsafe { arena.pages(0) }.token(
+                            Place { group: 0, page, slot, kv_head, token },
+                            &mut k,
+                            &mut v,
+                        );
                         numbers.extend(k.into_iter().chain(v));
                     }
                 }
@@ -455,16 +476,16 @@ mod tests {
 
             let k: Vec<f32> = (0..48).map(|i| 127.0 - i as f32).collect();
             let v: Vec<f32> = (0..48).map(|i| 120.0 - i as f32).collect();
-            let place = Place { page: PageId(2), slot: 1, kv_head: 1, token: 19 };
+            let place = Place { group: 0, page: PageId(2), slot: 1, kv_head: 1, token: 19 };
             for (half, x) in [(Half::K, &k), (Half::V, &v)] {
-                let mut stored = StoredHead::new(&shape);
+                let mut stored = StoredHead::new(shape.dtype, shape.head_dim);
                 stored.set(&kernels, x);
                 // SAFETY: nobody else is here.
                 unsafe { arena.write(place, half, &stored) };
             }
             let (mut read_k, mut read_v) = (vec![0.0; 48], vec![0.0; 48]);
             // SAFETY: nobody writes.
-            unsafe { arena.pages() }.token(place, &mut read_k, &mut read_v);
+            unsafe { arena.pages(0) }.token(place, &mut read_k, &mut read_v);
             for (read, x) in read_k.iter().chain(&read_v).zip(k.iter().chain(&v)) {
                 assert!(
                     (read - x).abs() <= if dtype == KvDtype::F16 { 0.0 } else { 0.51 },
@@ -487,9 +508,9 @@ mod tests {
         // TinyLlama: 22 layers of 4 heads of 64 would make pages of f16 a multiple of 64 KiB.
         let kv = KvLayout { groups: vec![KvGroup { window: None, slots: 22, kv_heads: 4, head_dim: 64 }] };
         for dtype in DTYPES {
-            let shape = PageShape::new(&kv, 32, dtype).unwrap();
-            assert!(shape.page_bytes() >= kv.page_bytes(32, dtype));
-            let sets: HashSet<usize> = (0..16).map(|page| page * shape.page_bytes() % (1 << 16)).collect();
+            let bytes = PageShape::page_bytes(&PageShape::of_groups(&kv, 32, dtype).unwrap());
+            assert!(bytes >= kv.page_bytes(32, dtype));
+            let sets: HashSet<usize> = (0..16).map(|page| page * bytes % (1 << 16)).collect();
             assert_eq!(sets.len(), 16);
         }
     }
@@ -497,7 +518,7 @@ mod tests {
     #[test]
     fn eight_bits_take_about_half_the_bytes() {
         for (head_dim, most) in [(64, 0.54), (128, 0.54), (80, 0.58)] {
-            let [f16, q8] = DTYPES.map(|dtype| shape(32, head_dim, dtype).page_bytes() as f64);
+            let [f16, q8] = DTYPES.map(|dtype| PageShape::page_bytes(&[shape(32, head_dim, dtype)]) as f64);
             assert!(q8 <= most * f16, "{head_dim}: {q8} of {f16}");
         }
     }
@@ -506,8 +527,9 @@ mod tests {
     fn sizes_that_do_not_fit_are_refused_by_name() {
         let kv =
             |head_dim| KvLayout { groups: vec![KvGroup { window: None, slots: 1, kv_heads: 1, head_dim }] };
-        let error =
-            |kv: &KvLayout, block_size| PageShape::new(kv, block_size, KvDtype::F16).unwrap_err().to_string();
+        let error = |kv: &KvLayout, block_size| {
+            PageShape::of_groups(kv, block_size, KvDtype::F16).unwrap_err().to_string()
+        };
         assert!(error(&kv(63), 16).contains("heads of 63 elements"));
         assert!(error(&kv(64), 24).contains("pages of 24 tokens"));
         assert!(error(&kv(64), 0).contains("pages of 0 tokens"));

@@ -2,12 +2,59 @@
 
 use std::{cmp::Reverse, ops::Range};
 
-use paguro_backend::{KvLayout, Limits, PageId, Step};
+use paguro_backend::{Attention, Limits, PageId, Program, Step};
 
 use crate::attention::{SPLIT, TILE};
 
 /// Items of attention that each thread should find: with fewer, splits are shared.
 const ITEMS_PER_THREAD: usize = 8;
+
+/// Heads of an attention layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heads {
+    /// Query heads.
+    pub queries: usize,
+    /// K/V heads.
+    pub kv: usize,
+    /// Elements of a head.
+    pub dim: usize,
+}
+
+impl Heads {
+    /// Those of a layer.
+    pub fn of(program: &Program, op: &Attention) -> Self {
+        let group = program.kv_group(op);
+        Self { queries: op.heads, kv: group.kv_heads, dim: group.head_dim }
+    }
+
+    /// Those of the layers of each K/V group; `None` if they differ between layers of a group.
+    pub fn of_groups(program: &Program) -> Option<Vec<Self>> {
+        let of_group = |(index, group): (usize, &paguro_backend::KvGroup)| {
+            let attends = program.layers.iter().filter_map(|layer| layer.mixer.attends());
+            let mut heads = attends.filter(|(kv, _)| kv.group == index).map(|(_, heads)| heads);
+            let queries = heads.next().unwrap_or(group.kv_heads);
+            let divides = group.kv_heads > 0 && queries.is_multiple_of(group.kv_heads);
+            let all = heads.all(|heads| heads == queries);
+            (divides && all).then_some(Self { queries, kv: group.kv_heads, dim: group.head_dim })
+        };
+        program.kv.groups.iter().enumerate().map(of_group).collect()
+    }
+
+    /// Query heads that share a K/V head.
+    pub fn per_kv(&self) -> usize {
+        self.queries / self.kv
+    }
+
+    /// Elements of a row of queries.
+    pub fn q_width(&self) -> usize {
+        self.queries * self.dim
+    }
+
+    /// Elements of a row of keys, or of values.
+    pub fn kv_width(&self) -> usize {
+        self.kv * self.dim
+    }
+}
 
 /// Some rows of one sequence with one K/V head.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +65,8 @@ pub struct Tile {
     pub kv_head: usize,
     /// Rows of the step.
     pub rows: Range<usize>,
+    /// Queries: of each row, those of the query heads that share the K/V head.
+    pub queries: usize,
     /// Position of the first row.
     pub position: usize,
     /// Splits that any of the rows sees.
@@ -38,11 +87,14 @@ pub struct Item {
     tokens: usize,
 }
 
-/// Attention in layers that see equally far back.
-#[derive(Debug, Default)]
+/// Attention in layers that see equally far back and have equally many heads.
+#[derive(Debug)]
 pub struct Cuts {
-    /// How far.
+    /// How far they see.
     window: Option<u32>,
+    kv_heads: usize,
+    /// Query heads that share a K/V head.
+    per_kv: usize,
     /// What is attended.
     pub tiles: Vec<Tile>,
     /// Who takes what: longest first, so that all end together.
@@ -51,20 +103,31 @@ pub struct Cuts {
     pub shared: Vec<usize>,
 }
 
+/// Consecutive rows of one sequence.
+#[derive(Clone, Debug)]
+struct Run {
+    /// Index into [`Step::sequences`].
+    sequence: usize,
+    rows: Range<usize>,
+    /// Position of the first row.
+    position: usize,
+}
+
 /// The cuts.
 pub struct Plan {
-    /// Query heads of a K/V head.
-    group: usize,
-    kv_heads: usize,
     block_size: usize,
     threads: usize,
     /// Partial results of a query with one split that there is room for.
     partials: usize,
+    /// Row of the step of each row; all of them in order, or those that have outputs.
+    pub rows: Vec<usize>,
     /// Position of each row.
     pub positions: Vec<usize>,
     /// Sequence of each row.
     sequences: Vec<usize>,
-    /// One for each window.
+    /// Rows of one sequence with consecutive positions.
+    runs: Vec<Run>,
+    /// One for each window and number of heads.
     cuts: Vec<Cuts>,
     /// Index into `cuts` of each KV group.
     cuts_of: Vec<usize>,
@@ -81,30 +144,27 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// For a model with `heads` query heads and `kv_heads` K/V heads in all layers, on `threads` threads, with room for
-    /// `partials` partial results of a query.
-    pub fn new(
-        (heads, kv_heads): (usize, usize),
-        kv: &KvLayout,
-        limits: &Limits,
-        threads: usize,
-        partials: usize,
-    ) -> Self {
+    /// Of the window and heads of each K/V group, on `threads` threads, with room for `partials` partial results of a
+    /// query.
+    pub fn new(groups: &[(Option<u32>, Heads)], limits: &Limits, threads: usize, partials: usize) -> Self {
         let mut cuts: Vec<Cuts> = Vec::new();
-        let cuts_of = kv.groups.iter().map(|group| {
-            cuts.iter().position(|cuts| cuts.window == group.window).unwrap_or_else(|| {
-                cuts.push(Cuts { window: group.window, ..Cuts::default() });
+        let cuts_of = groups.iter().map(|&(window, heads)| {
+            let (kv_heads, per_kv) = (heads.kv, heads.per_kv());
+            let same = |cuts: &Cuts| (cuts.window, cuts.kv_heads, cuts.per_kv) == (window, kv_heads, per_kv);
+            cuts.iter().position(same).unwrap_or_else(|| {
+                let (tiles, items, shared) = Default::default();
+                cuts.push(Cuts { window, kv_heads, per_kv, tiles, items, shared });
                 cuts.len() - 1
             })
         });
         Self {
-            group: heads / kv_heads,
-            kv_heads,
             block_size: limits.block_size,
             threads,
             partials,
+            rows: Vec::with_capacity(limits.max_rows),
             positions: Vec::with_capacity(limits.max_rows),
             sequences: Vec::with_capacity(limits.max_rows),
+            runs: Vec::with_capacity(limits.max_rows),
             cuts_of: cuts_of.collect(),
             cuts,
             output_rows: Vec::with_capacity(limits.max_outputs),
@@ -115,14 +175,9 @@ impl Plan {
         }
     }
 
-    /// Largest number of queries in a tile of a model.
-    pub const fn tile_queries(group: usize) -> usize {
-        if group > TILE { group } else { TILE }
-    }
-
-    /// Queries of a tile.
-    pub fn queries(&self, tile: &Tile) -> usize {
-        tile.rows.len() * self.group
+    /// Largest number of queries in a tile.
+    pub const fn tile_queries(per_kv: usize) -> usize {
+        if per_kv > TILE { per_kv } else { TILE }
     }
 
     /// Attention of a KV group's layers.
@@ -149,16 +204,47 @@ impl Plan {
 
     /// Cuts a step.
     pub fn make(&mut self, step: &Step<'_>) {
+        self.rows.clear();
+        self.rows.extend(0..step.tokens.len());
         self.positions.clear();
         self.sequences.clear();
         for (index, sequence) in step.sequences.iter().enumerate() {
             self.positions.extend((0..sequence.rows.len()).map(|row| sequence.start + row));
             self.sequences.extend(sequence.rows.clone().map(|_| index));
         }
-        for cuts in &mut self.cuts {
-            cuts.make(step, self.kv_heads, self.group, self.threads, self.partials);
-        }
+        self.cut_rows();
         self.cut_outputs(step);
+    }
+
+    /// Cuts the rows of a step that have outputs, of which `all` is the plan. Row `i` is row `rows[i]` of the step.
+    pub fn make_outputs(&mut self, step: &Step<'_>, all: &Self) {
+        self.rows.clear();
+        self.rows.extend(&all.output_rows);
+        self.rows.sort_unstable();
+        self.positions.clear();
+        self.positions.extend(self.rows.iter().map(|&row| all.positions[row]));
+        self.sequences.clear();
+        self.sequences.extend(self.rows.iter().map(|&row| all.sequences[row]));
+        self.cut_rows();
+        self.cut_outputs(step);
+        for row in &mut self.output_rows {
+            *row = self.rows.partition_point(|other| other < row);
+        }
+    }
+
+    fn cut_rows(&mut self) {
+        self.runs.clear();
+        for (row, (&position, &sequence)) in self.positions.iter().zip(&self.sequences).enumerate() {
+            match self.runs.last_mut() {
+                Some(run) if run.sequence == sequence && run.position + run.rows.len() == position => {
+                    run.rows.end += 1;
+                }
+                _ => self.runs.push(Run { sequence, rows: row..row + 1, position }),
+            }
+        }
+        for cuts in &mut self.cuts {
+            cuts.make(&self.runs, self.threads, self.partials);
+        }
     }
 
     fn cut_outputs(&mut self, step: &Step<'_>) {
@@ -187,21 +273,22 @@ impl Plan {
 }
 
 impl Cuts {
-    fn make(&mut self, step: &Step<'_>, kv_heads: usize, group: usize, threads: usize, partials: usize) {
+    fn make(&mut self, runs: &[Run], threads: usize, partials: usize) {
         self.tiles.clear();
         self.items.clear();
         self.shared.clear();
-        let rows_per_tile = (TILE / group).max(1);
-        for (index, sequence) in step.sequences.iter().enumerate() {
-            for first in sequence.rows.clone().step_by(rows_per_tile) {
-                let rows = first..sequence.rows.end.min(first + rows_per_tile);
-                let position = sequence.start + first - sequence.rows.start;
+        let rows_per_tile = (TILE / self.per_kv).max(1);
+        for run in runs {
+            for first in run.rows.clone().step_by(rows_per_tile) {
+                let rows = first..run.rows.end.min(first + rows_per_tile);
+                let position = run.position + first - run.rows.start;
                 let seen = self.seen(position, rows.len());
-                for kv_head in 0..kv_heads {
+                for kv_head in 0..self.kv_heads {
                     self.tiles.push(Tile {
-                        sequence: index,
+                        sequence: run.sequence,
                         kv_head,
                         rows: rows.clone(),
+                        queries: rows.len() * self.per_kv,
                         position,
                         splits: seen.start / SPLIT..seen.end.div_ceil(SPLIT),
                         first_partial: None,
@@ -218,7 +305,7 @@ impl Cuts {
             let tile = &self.tiles[index];
             let seen = self.seen(tile.position, tile.rows.len());
             let splits = tile.splits.clone();
-            let needed = splits.len() * tile.rows.len() * group;
+            let needed = splits.len() * tile.queries;
             if splits.len() > 1 && seen.len() > most && used + needed <= partials {
                 self.tiles[index].first_partial = Some(used);
                 self.shared.push(index);
@@ -248,7 +335,7 @@ impl Cuts {
 
 #[cfg(test)]
 mod tests {
-    use paguro_backend::{AttentionMode, KvDtype, KvGroup, Output, StepSequence, Want};
+    use paguro_backend::{AttentionMode, KvDtype, Output, StepSequence, Want};
 
     use super::*;
 
@@ -265,9 +352,9 @@ mod tests {
     };
 
     fn plan(windows: &[Option<u32>], threads: usize, partials: usize) -> Plan {
-        let group = |&window: &Option<u32>| KvGroup { window, slots: 1, kv_heads: 2, head_dim: 64 };
-        let kv = KvLayout { groups: windows.iter().map(group).collect() };
-        Plan::new((8, 2), &kv, &LIMITS, threads, partials)
+        let heads = Heads { queries: 8, kv: 2, dim: 64 };
+        let groups: Vec<_> = windows.iter().map(|&window| (window, heads)).collect();
+        Plan::new(&groups, &LIMITS, threads, partials)
     }
 
     /// Sequences by start and rows. Block tables do not matter here.
@@ -295,7 +382,7 @@ mod tests {
             match tile.first_partial {
                 None => assert_eq!(items().count(), 1),
                 Some(first) => {
-                    for place in &mut places[first..first + tile.splits.len() * plan.queries(tile)] {
+                    for place in &mut places[first..first + tile.splits.len() * tile.queries] {
                         assert!(!std::mem::replace(place, true));
                     }
                 }
@@ -334,6 +421,28 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn rows_with_outputs_are_cut_alone() {
+        let mut all = plan(&[None, Some(700)], 2, 1000);
+        let mut some = plan(&[None, Some(700)], 2, 1000);
+        let outputs = [310, 7, 9, 8, 7, 299].map(|row| Output { row, want: Want::Logits });
+        let sequences: Vec<StepSequence> = [(0, 300, 100), (300, 311, 2000)]
+            .map(|(first, end, start)| StepSequence { rows: first..end, start, tables: 0..0, state: None })
+            .to_vec();
+        let step =
+            Step { tokens: &[0; 311], carried: &[], sequences: &sequences, pages: &[], outputs: &outputs };
+        all.make(&step);
+        some.make_outputs(&step, &all);
+        assert_eq!(some.rows, [7, 8, 9, 299, 310]);
+        assert_eq!(some.positions, [107, 108, 109, 399, 2010]);
+        assert_eq!((0..5).map(|row| some.sequence(row)).collect::<Vec<_>>(), [0, 0, 0, 0, 1]);
+        assert_eq!(some.output_rows, [0, 1, 2, 3, 4]);
+        let found: Vec<&[usize]> = (0..5).map(|row| some.outputs_of(row)).collect();
+        assert_eq!(found, [&[1, 4][..], &[3], &[2], &[5], &[0]]);
+        check(&some, 0, None, 1000);
+        check(&some, 1, Some(700), 1000);
     }
 
     #[test]

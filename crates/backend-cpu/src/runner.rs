@@ -3,8 +3,8 @@
 use std::sync::{Mutex, PoisonError};
 
 use paguro_backend::{
-    Activation, FeedForward, KernelCount, Limits, LoadError, Mixer, Outcome, PageMove, Program, Runner, Step,
-    StepError, StepOutput, Ticket, Weights,
+    Activation, AttentionMode, FeedForward, KernelCount, Layer, Limits, LoadError, Mixer, Outcome, PageMove,
+    Program, Runner, Step, StepError, StepOutput, Ticket, Weights,
 };
 
 use crate::{
@@ -14,10 +14,11 @@ use crate::{
     experts::{ExpertBuffers, ExpertSizes, Grouping},
     forward::{Buffers, Input, Model, Own, Pass},
     isa::Isa,
+    latent::{LatentBuffers, LatentSizes},
     matrix::{MatrixKernels, Packing, Scratch},
     ops::RowKernels,
     pages::{Arena, PageShape, StoredHead},
-    plan::Plan,
+    plan::{Heads, Plan},
     quantize::{QuantBlock, row_blocks},
     recurrent::RecurrentSizes,
     shared::Shared,
@@ -39,6 +40,8 @@ pub struct CpuRunner {
     arena: Arena,
     states: States,
     plan: Plan,
+    /// The layers that only rows with outputs need, by the first of them, and the plan of these rows.
+    tail: Option<(usize, Plan)>,
     grouping: Grouping,
     counters: Counters,
     /// One for each thread of the team.
@@ -66,7 +69,7 @@ impl CpuRunner {
     ) -> Result<Self, LoadError> {
         program.check(&weights)?;
         check_supported(program)?;
-        let shape = PageShape::new(&program.kv, limits.block_size, limits.kv_dtype)?;
+        let shapes = PageShape::of_groups(&program.kv, limits.block_size, limits.kv_dtype)?;
         if !SPLIT.is_multiple_of(limits.block_size) {
             return Err(LoadError::Unsupported {
                 device: "cpu".into(),
@@ -85,8 +88,8 @@ impl CpuRunner {
             matrices.push(packing.finish()?);
         }
         weights.check_unchanged()?;
-        let Weights { vectors, .. } = weights;
-        let mut arena = Arena::new(limits.pages, shape)?;
+        let Weights { vectors, tables, .. } = weights;
+        let mut arena = Arena::new(limits.pages, shapes)?;
         let mut states = States::new(&program.state, limits.states)?;
         if poison {
             arena.poison();
@@ -94,18 +97,24 @@ impl CpuRunner {
         }
 
         let sizes = Sizes::new(program, &limits, threads);
-        let heads = sizes.heads;
-        let plan = Plan::new((heads, shape.kv_heads), &program.kv, &limits, threads, sizes.partial_count);
+        let windows = program.kv.groups.iter().map(|group| group.window);
+        let groups: Vec<_> = windows.zip(heads(program)?).collect();
+        let plan = Plan::new(&groups, &limits, threads, sizes.partial_count);
+        let tail = tail(program).filter(|_| limits.attention == AttentionMode::Paged);
+        let tail = tail.map(|first| (first, Plan::new(&groups, &limits, threads, sizes.partial_count)));
         let own = (0..team.threads()).map(|_| Own {
             scratch: Scratch::default(),
-            scores: Scores::new(&shape),
+            scores: Scores::new(limits.kv_dtype, sizes.head_dim),
             partial: vec![0.0; sizes.tile_partial],
             sums: vec![0.0; sizes.tile_partial],
             row: vec![0.0; sizes.widest],
-            stored: StoredHead::new(&shape),
+            stored: StoredHead::new(limits.kv_dtype, sizes.head_dim),
             sampler: paguro_backend::sampling::Scratch::default(),
             delta: DeltaScratch::new(sizes.recurrent.head().0, sizes.recurrent.head().1),
             product: vec![0.0; sizes.recurrent.conv()],
+            sum: vec![0.0; sizes.experts.sum],
+            encoded: Vec::new(),
+            embeds: vec![0.0; sizes.layer_embeds],
         });
         Ok(Self {
             own: own.collect(),
@@ -116,10 +125,9 @@ impl CpuRunner {
             model: Model {
                 program: program.clone(),
                 matrices,
-                heads,
-                kv_heads: shape.kv_heads,
-                head_dim: shape.head_dim,
                 vectors,
+                tables,
+                turn_stride: sizes.turn_stride,
                 attention: limits.attention,
                 products: MatrixKernels::new(isa),
                 rows: RowKernels::new(isa),
@@ -131,6 +139,7 @@ impl CpuRunner {
             arena,
             states,
             plan,
+            tail,
             outputs: 0,
             submitted: 0,
         })
@@ -157,8 +166,14 @@ impl CpuRunner {
 
 /// Elements of everything that passes between phases, for the largest step: as [`Buffers`] has it.
 struct Sizes {
-    /// Query heads.
-    heads: usize,
+    /// Elements of the largest head.
+    head_dim: usize,
+    /// Largest dimensions of latent attention.
+    latent: LatentSizes,
+    /// Elements of a row's embeddings for all layers.
+    layer_embeds: usize,
+    /// Cosines and sines of a rope and row, at most.
+    turn_stride: usize,
     /// Largest dimensions of mixtures of experts.
     experts: ExpertSizes,
     /// And of mixers with a state.
@@ -186,37 +201,47 @@ struct Sizes {
 impl Sizes {
     fn new(program: &Program, limits: &Limits, threads: usize) -> Self {
         let rows = limits.max_rows;
-        let (heads, kv_heads, head_dim) = heads(program).unwrap_or((1, 1, 1));
-        let (q, kv) = (heads * head_dim, kv_heads * head_dim);
-        let queries = Plan::tile_queries(heads / kv_heads);
+        let heads = heads(program).unwrap_or_default();
+        let most_of = |size: fn(&Heads) -> usize| heads.iter().map(size).max().unwrap_or(1);
+        let (q, kv) = (most_of(Heads::q_width), most_of(Heads::kv_width));
+        let head_dim = most_of(|heads| heads.dim);
+        let tile_partial = most_of(|heads| Plan::tile_queries(heads.per_kv()) * partial_len(heads.dim));
         let partial_len = partial_len(head_dim);
         // All heads of all sequences could share all splits; a fixed amount of memory is enough for those that should.
-        let most = (limits.max_context.div_ceil(SPLIT) * limits.max_sequences).saturating_mul(heads);
+        let splits = limits.max_context.div_ceil(SPLIT) * limits.max_sequences;
+        let most = splits.saturating_mul(most_of(|heads| heads.queries));
         let partial_count = if threads > 1 { most.min(PARTIAL_FLOATS / partial_len) } else { 0 };
         let experts = ExpertSizes::of(program);
         let ffn = program.layers.iter().map(|layer| match &layer.ffn {
             FeedForward::Dense(dense) => dense.width,
             _ => experts.shared,
         });
-        let ffn = ffn.max().unwrap_or(0);
+        let embeds = program.embed.layers.as_ref();
+        let ffn = ffn.chain(embeds.map(|embeds| embeds.width)).max().unwrap_or(0);
+        let layer_embeds = embeds.map_or(0, |embeds| embeds.count * embeds.width);
+        let turn_stride = program.ropes.iter().map(|rope| 2 * rope.frequencies.len()).max().unwrap_or(0);
         let hidden = program.hidden;
+        let latent = LatentSizes::of(program);
         let recurrent = RecurrentSizes::of(program);
         let has_gate = program.attentions().any(|attention| attention.gate.is_some());
         Self {
-            heads,
+            head_dim,
+            latent,
+            layer_embeds,
+            turn_stride,
             experts,
             recurrent,
             attention_gate: if has_gate { rows * q } else { 0 },
             rows,
             hidden,
-            widest: hidden.max(ffn).max(q).max(experts.count).max(recurrent.widest()),
+            widest: hidden.max(ffn).max(q).max(experts.count).max(recurrent.widest()).max(latent.widest()),
             widest_expert: if experts.count > 0 { hidden.max(experts.width) } else { 0 },
             partial_count,
-            tile_partial: queries * partial_len,
+            tile_partial,
             q: rows * q,
             kv: rows * kv,
             ffn: rows * ffn,
-            turns: program.ropes.len() * rows * head_dim,
+            turns: program.ropes.len() * rows * turn_stride,
             partials: partial_count * partial_len,
             logits: limits.max_outputs.clamp(1, LOGIT_ROWS) * program.vocab,
         }
@@ -254,6 +279,16 @@ impl Sizes {
             partials: floats(self.partials, "partial attention")?,
             logits: floats(self.logits, "logits")?,
             recurrent: self.recurrent.allocate(self.rows)?,
+            layer_embeds: floats(self.rows * self.layer_embeds, "embeddings for layers")?,
+            latent: LatentBuffers {
+                rank: floats(self.rows * self.latent.rank, "ranks of queries")?,
+                query: floats(self.rows * self.latent.query, "queries of latent attention")?,
+                input: Self::input(self.rows * self.latent.heads, self.latent.input)?,
+                heads: floats(
+                    self.rows * self.latent.heads * self.latent.output,
+                    "heads of latent attention",
+                )?,
+            },
             experts: ExpertBuffers {
                 logits: floats(self.rows * self.experts.count, "a router")?,
                 output_gate: floats(self.rows, "a shared expert")?,
@@ -278,16 +313,22 @@ impl Sizes {
             + slots * (2 * self.experts.width + self.widest_expert + self.hidden + 2)
             + self.rows * self.recurrent.floats()
             + self.attention_gate
+            + self.rows * self.layer_embeds
+            + self.rows * self.latent.floats()
             + self.turns
             + self.partials
             + self.logits;
         let (key_dim, value_dim) = self.recurrent.head();
         let own = 2 * self.tile_partial
             + self.widest
+            + self.experts.sum
+            + self.layer_embeds
             + self.recurrent.conv()
             + DeltaScratch::floats(key_dim, value_dim);
         let floats = (shared + threads * own) * size_of::<f32>();
-        let blocks = self.rows * row_blocks(self.widest) + slots * row_blocks(self.widest_expert);
+        let blocks = self.rows * row_blocks(self.widest)
+            + slots * row_blocks(self.widest_expert)
+            + self.rows * self.latent.heads * row_blocks(self.latent.input);
         (floats + blocks * size_of::<QuantBlock>() + threads * THREAD) as u64
     }
 }
@@ -295,22 +336,29 @@ impl Sizes {
 /// Bytes that a load allocates beside weights and pages.
 pub fn buffer_bytes(program: &Program, limits: &Limits, threads: usize) -> u64 {
     match heads(program) {
-        Some(_) => Sizes::new(program, limits, threads).bytes(threads),
+        Ok(_) => Sizes::new(program, limits, threads).bytes(threads),
         // No such program is loaded.
-        None => 0,
+        Err(_) => 0,
     }
 }
 
-/// Query heads, K/V heads and their size, if they are the same in all layers.
-fn heads(program: &Program) -> Option<(usize, usize, usize)> {
-    let shape = |attention: &paguro_backend::Attention| {
-        let group = program.kv.groups.get(attention.kv.group)?;
-        let divides = group.kv_heads > 0 && attention.heads.is_multiple_of(group.kv_heads);
-        divides.then_some((attention.heads, group.kv_heads, group.head_dim))
-    };
-    let mut shapes = program.attentions().map(shape);
-    let first = shapes.next()??;
-    shapes.all(|shape| shape == Some(first)).then_some(first)
+/// Heads of the layers of each K/V group.
+///
+/// # Errors
+/// [`LoadError::Unsupported`] for layers of a group that differ.
+fn heads(program: &Program) -> Result<Vec<Heads>, LoadError> {
+    Heads::of_groups(program).ok_or_else(|| LoadError::Unsupported {
+        device: "cpu".into(),
+        what: "query heads that differ between layers with the same window and K/V heads".into(),
+        supported: "as many query heads in all of these layers work".into(),
+    })
+}
+
+/// The first of the last layers that store nothing for later rows, if there are some (Gemma 4 E2B: 20 of 35).
+fn tail(program: &Program) -> Option<usize> {
+    let stores = |layer: &Layer| !matches!(&layer.mixer, Mixer::Attention(op) if op.k.is_none());
+    let first = program.layers.iter().rposition(stores).map_or(0, |last| last + 1);
+    (first < program.layers.len()).then_some(first)
 }
 
 /// Refuses, by name, what this version has no kernels for.
@@ -319,10 +367,14 @@ fn check_supported(program: &Program) -> Result<(), LoadError> {
         Err(LoadError::Unsupported { device: "cpu".into(), what, supported: supported.into() })
     };
     for layer in &program.layers {
-        if !matches!(layer.mixer, Mixer::Attention(_) | Mixer::Conv(_) | Mixer::DeltaRule(_)) {
+        let known = matches!(
+            layer.mixer,
+            Mixer::Attention(_) | Mixer::Latent(_) | Mixer::Conv(_) | Mixer::DeltaRule(_)
+        );
+        if !known {
             return unsupported(
                 format!("{:?}", layer.mixer),
-                "attention, short convolutions and gated delta rules work",
+                "attention, latent attention, short convolutions and gated delta rules work",
             );
         }
         let activation = match &layer.ffn {
@@ -348,13 +400,7 @@ fn check_supported(program: &Program) -> Result<(), LoadError> {
             other => return unsupported(format!("the activation {other:?}"), "SiLU, GELU and ReLU² work"),
         }
     }
-    if heads(program).is_none() {
-        return unsupported(
-            "query heads or K/V heads that differ between layers".into(),
-            "as many heads of one size in all layers work",
-        );
-    }
-    Ok(())
+    heads(program).map(|_| ())
 }
 
 impl Runner for CpuRunner {
@@ -363,8 +409,15 @@ impl Runner for CpuRunner {
         step.carries_nothing()?;
         self.clear_written(step);
         self.plan.make(step);
-        let Self { team, model, buffers, arena, states, plan, grouping, counters, own, answers, .. } = self;
-        Pass { model, buffers, arena, states, step, plan, counters, team, own, grouping }.run(answers);
+        let Self {
+            team, model, buffers, arena, states, plan, tail, grouping, counters, own, answers, ..
+        } = self;
+        let tail = tail.as_mut().filter(|_| plan.output_rows.len() < plan.rows.len()).map(|(first, tail)| {
+            tail.make_outputs(step, plan);
+            (*first, &*tail)
+        });
+        Pass { model, buffers, arena, states, step, plan, counters, team, own, grouping, tail }
+            .run(answers)?;
         self.outputs = step.outputs.len();
         self.submitted += 1;
         Ok(Ticket(self.submitted))

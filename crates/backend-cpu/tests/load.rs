@@ -1,7 +1,7 @@
 //! What this backend refuses to load, and how it says so; and what it says about the machine.
 
-use paguro_backend::{AttentionMode, Backend, KvDtype, Limits, LoadError};
-use paguro_backend_conformance::{ModelShape, RandomModel};
+use paguro_backend::{AttentionMode, Backend, KvDtype, Limits, LoadError, Mixer, WeightFormat};
+use paguro_backend_conformance::{ModelShape, RandomModel, Rng, random_matrix};
 use paguro_backend_cpu::{Cpu, CpuOptions, Isa};
 
 const LIMITS: Limits = Limits {
@@ -38,9 +38,14 @@ fn sizes_that_are_no_whole_vectors_are_refused() {
 
 #[test]
 fn heads_that_differ_between_layers_are_refused() {
-    let windows = vec![None, Some(9)];
-    let model = ModelShape { window_heads: Some((1, 64)), windows, ..ModelShape::default() }.build(1);
-    assert!(refusal(model, LIMITS).contains("K/V heads that differ between layers"));
+    let mut model = ModelShape::default().build(1);
+    let Mixer::Attention(op) = &mut model.program.layers[1].mixer else { panic!("no attention") };
+    op.heads = 2;
+    for (id, rows, cols) in [(op.q.matrix, 128, 64), (op.out.matrix, 64, 128)] {
+        let matrix = random_matrix("fewer heads", WeightFormat::F32, rows, cols, 0.1, &mut Rng::new(1));
+        model.weights.matrices[id.0 as usize] = matrix;
+    }
+    assert!(refusal(model, LIMITS).contains("query heads that differ between layers"));
 }
 
 #[test]

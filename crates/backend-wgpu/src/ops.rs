@@ -249,6 +249,8 @@ impl Program {
         if program.layers.is_empty() {
             return Err(LoadError::BadProgram("there are no layers".into()));
         }
+        let is_latent = |layer: &Layer| matches!(layer.mixer, Mixer::Latent(_));
+        lowering.require(!program.layers.iter().any(is_latent), "latent attention")?;
         let Some(first) = program.attentions().next() else {
             return lowering.refuse("models without attention");
         };
@@ -259,6 +261,7 @@ impl Program {
         let geometry = |group: &paguro_backend::KvGroup| (group.slots, group.kv_heads, group.head_dim);
         let uniform = program.kv.groups.iter().all(|other| geometry(other) == geometry(group));
         lowering.require(uniform, "K/V heads that differ between layers")?;
+        lowering.require(program.embed.layers.is_none(), "embeddings for layers")?;
         let mut ops = vec![Op::Embed(Embed {
             table: program.embed.table,
             scale: program.embed.scale,
@@ -331,6 +334,8 @@ impl Lowering<'_> {
     }
 
     fn layer(&self, layer: &Layer, ops: &mut Vec<Op>) -> Result<(), LoadError> {
+        self.require(layer.input.is_none(), "embeddings for layers")?;
+        self.require(layer.output_scale == 1.0, "scales of layers")?;
         let waits = layer.residual == Residual::Parallel;
         let add = |post_norm| Add { post_norm, scale: layer.branch_scale, waits };
         let mixer = match &layer.mixer {
@@ -368,6 +373,9 @@ impl Lowering<'_> {
                     matches!(experts.router.scores, Scores::Softmax | Scores::Sigmoid),
                     "a router of a kind that is newer than this backend",
                 )?;
+                let plain = experts.router.norm.is_none() && experts.router.expert_scale.is_none();
+                self.require(plain && experts.beside.is_none(), "dense networks beside experts")?;
+                self.require(experts.router.groups.is_none(), "groups of experts")?;
                 let most = experts.count <= MOST_EXPERTS;
                 self.require(most, &format!("a mixture of experts with {} experts", experts.count))?;
                 ops.push(Op::Experts(Box::new(ExpertsAdd { experts: experts.clone(), add })));
@@ -386,6 +394,9 @@ impl Lowering<'_> {
         let &Attention {
             norm, q, k, v, gate, qk_norm, rope, position_scale, scale, soft_cap, sinks, kv, ..
         } = attention;
+        let Some(k) = k else { return self.refuse("layers that read another layer's K and V") };
+        let Some(v) = v else { return self.refuse("K that is V, too") };
+        self.require(attention.v_norm.is_none(), "norms of V")?;
         let is_rms = |norm: &QkNorm| [norm.q, norm.k].iter().all(is_plain);
         self.require(qk_norm.as_ref().is_none_or(is_rms), "LayerNorm of queries and keys")?;
         let is_gated = gate.is_some();

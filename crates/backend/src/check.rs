@@ -1,9 +1,11 @@
 //! Whether weights fit a program: [`Program::check`], which every backend calls first in `load`.
 
+use std::collections::HashSet;
+
 use crate::{
-    Activation, Attention, Convolution, DeltaRule, Dense, Experts, FeedForward, Head, KvSlot, Linear,
-    LoadError, MatrixId, Mixer, Norm, NormKind, Program, QkNormKind, SharedExpert, ShortConv, StateShape,
-    VectorId, Weights,
+    Activation, Attention, Beside, Convolution, DeltaRule, Dense, ExpertGroups, Experts, FeedForward, Head,
+    KvSlot, Latent, LatentQuery, LatentShape, LayerEmbeds, LayerInput, Linear, LoadError, Matrix, MatrixId,
+    Mixer, Norm, NormKind, Program, QkNormKind, SharedExpert, ShortConv, StateShape, VectorId, Weights,
 };
 
 impl Program {
@@ -26,16 +28,37 @@ impl Program {
         if let Some(positions) = &self.embed.positions {
             weights.matrix(positions.table, 1, positions.count, hidden)?;
         }
+        if let Some(layers) = &self.embed.layers {
+            self.check_layer_embeds(layers, &weights)?;
+        }
+        let mut stored = HashSet::new();
         for layer in &self.layers {
             finite("the scale of a layer's branches", layer.branch_scale)?;
+            finite("the scale of a layer's output", layer.output_scale)?;
             match &layer.mixer {
-                Mixer::Attention(attention) => self.check_attention(attention, &weights)?,
+                Mixer::Attention(attention) => {
+                    self.check_attention(attention, &weights)?;
+                    let place = attention.kv;
+                    match attention.k {
+                        Some(_) => drop(stored.insert(place)),
+                        None => require(stored.contains(&place), || {
+                            format!("no earlier layer stores K and V at {place:?}")
+                        })?,
+                    }
+                }
+                Mixer::Latent(latent) => {
+                    self.check_latent(latent, &weights)?;
+                    stored.insert(latent.kv);
+                }
                 Mixer::Conv(conv) => self.check_conv(conv, &weights)?,
                 Mixer::DeltaRule(delta) => self.check_delta(delta, &weights)?,
             }
             match &layer.ffn {
                 FeedForward::Dense(dense) => weights.dense(dense)?,
                 FeedForward::Experts(experts) => weights.experts(experts)?,
+            }
+            if let Some(input) = &layer.input {
+                self.check_layer_input(input, &weights)?;
             }
         }
         self.check_states()?;
@@ -58,15 +81,27 @@ impl Program {
         let width = heads * head_dim;
         weights.optional_norm(attention.norm, hidden)?;
         weights.linear(&attention.q, width, hidden)?;
-        weights.linear(&attention.k, kv_width, hidden)?;
-        weights.linear(&attention.v, kv_width, hidden)?;
+        let is_own = attention.k.is_some();
+        require(is_own || attention.v.is_none() && attention.v_norm.is_none(), || {
+            "V of its own in a layer that reads another one's K".to_owned()
+        })?;
+        let has_row_norm = attention.qk_norm.is_some_and(|norm| norm.kind == QkNormKind::Row);
+        require(attention.v.is_some() || !is_own || !has_row_norm, || {
+            "V from K with norms of whole rows".to_owned()
+        })?;
+        for linear in attention.k.iter().chain(&attention.v) {
+            weights.linear(linear, kv_width, hidden)?;
+        }
+        weights.optional_norm(attention.v_norm, head_dim)?;
         if let Some(norm) = &attention.qk_norm {
             let (q, k) = match norm.kind {
                 QkNormKind::Head | QkNormKind::HeadAfterRope => (head_dim, head_dim),
                 QkNormKind::Row => (width, kv_width),
             };
             weights.norm(&norm.q, q)?;
-            weights.norm(&norm.k, k)?;
+            if is_own {
+                weights.norm(&norm.k, k)?;
+            }
         }
         if let Some(index) = attention.rope {
             let rope = self.ropes.get(index);
@@ -84,6 +119,68 @@ impl Program {
         attention.gate.iter().try_for_each(|gate| weights.linear(gate, width, hidden))?;
         weights.linear(&attention.out, hidden, width)?;
         weights.optional_norm(attention.post_norm, hidden)
+    }
+
+    fn check_latent(&self, op: &Latent, weights: &Checker<'_>) -> Result<(), LoadError> {
+        let LatentShape { heads, plain, rotated, latent, value } = op.shape;
+        let hidden = self.hidden;
+        nonzero("a dimension of latent attention", &[heads, plain, rotated, latent, value])?;
+        let group = self.kv.groups.get(op.kv.group).filter(|group| op.kv.slot < group.slots);
+        let fits = group.is_some_and(|group| group.kv_heads == 1 && group.head_dim == op.shape.key_dim());
+        require(fits, || format!("there is no place {:?} for a latent vector", op.kv))?;
+        weights.optional_norm(op.norm, hidden)?;
+        match &op.query {
+            LatentQuery::Direct(linear) => weights.linear(linear, op.shape.query_width(), hidden)?,
+            LatentQuery::Down { down, rank, norm, up } => {
+                nonzero("the rank of queries", &[*rank])?;
+                weights.linear(down, *rank, hidden)?;
+                weights.norm(norm, *rank)?;
+                weights.linear(up, op.shape.query_width(), *rank)?;
+            }
+        }
+        weights.linear(&op.down, op.shape.key_dim(), hidden)?;
+        weights.norm(&op.latent_norm, latent)?;
+        require(op.absorb.bias.is_none() && op.value.bias.is_none(), || {
+            "a bias of a head of latent attention".to_owned()
+        })?;
+        weights.stack(&op.absorb, heads, latent, plain)?;
+        weights.stack(&op.value, heads, value, latent)?;
+        let pairs = self.ropes.get(op.rope).map(|rope| 2 * rope.frequencies.len());
+        require(pairs.is_some_and(|pairs| pairs <= rotated), || {
+            format!("rope {} does not fit {rotated} elements", op.rope)
+        })?;
+        if let Some(scale) = &op.position_scale {
+            require(scale.original > 0, || "a scale by position with a context of 0".to_owned())?;
+            finite("a scale by position", scale.beta)?;
+        }
+        weights.linear(&op.out, hidden, op.shape.value_width())?;
+        weights.optional_norm(op.post_norm, hidden)
+    }
+
+    fn check_layer_embeds(&self, op: &LayerEmbeds, weights: &Checker<'_>) -> Result<(), LoadError> {
+        let LayerEmbeds { table, scale, count, width, projection, norm } = op;
+        nonzero("a dimension of embeddings for layers", &[*count, *width])?;
+        finite("the scale of embeddings for layers", *scale)?;
+        let all = count.checked_mul(*width);
+        let all =
+            all.ok_or_else(|| LoadError::BadProgram("embeddings for layers are too wide".to_owned()))?;
+        let table = weights.weights.tables.get(table.0 as usize);
+        let table = table.ok_or_else(|| LoadError::BadProgram("there is no such table".to_owned()))?;
+        shape_of(table, 1, self.vocab, all)?;
+        weights.linear(projection, all, self.hidden)?;
+        weights.norm(norm, *width)
+    }
+
+    fn check_layer_input(&self, op: &LayerInput, weights: &Checker<'_>) -> Result<(), LoadError> {
+        let embeds = self.embed.layers.as_ref().filter(|embeds| op.index < embeds.count);
+        let embeds = embeds
+            .ok_or_else(|| LoadError::BadProgram(format!("there is no embedding {} for layers", op.index)))?;
+        require(!matches!(op.activation, Activation::ClampedSwiglu { .. }), || {
+            "clamped SwiGLU of an embedding for layers".to_owned()
+        })?;
+        weights.linear(&op.gate, embeds.width, self.hidden)?;
+        weights.linear(&op.out, self.hidden, embeds.width)?;
+        weights.optional_norm(op.post_norm, self.hidden)
     }
 
     fn check_conv(&self, conv: &ShortConv, weights: &Checker<'_>) -> Result<(), LoadError> {
@@ -141,7 +238,7 @@ impl Program {
 
 /// Checks that every matrix has as many bytes as its shape says.
 fn check_sizes(weights: &Weights) -> Result<(), LoadError> {
-    for matrix in &weights.matrices {
+    for matrix in weights.matrices.iter().chain(&weights.tables) {
         let (block, bytes) = (matrix.format.block_len(), matrix.bytes.len());
         require_of(&matrix.name, matrix.cols.is_multiple_of(block), || {
             format!("rows of {} elements are not whole {} blocks of {block}", matrix.cols, matrix.format)
@@ -176,13 +273,22 @@ impl Checker<'_> {
     }
 
     fn experts(&self, experts: &Experts) -> Result<(), LoadError> {
-        let Experts { norm, router, count, width, gate, up, activation: _, down, shared, post_norm } =
+        let Experts { norm, router, count, width, gate, up, activation: _, down, shared, beside, post_norm } =
             experts;
         let (count, width, hidden) = (*count, *width, self.hidden);
         nonzero("a dimension of a mixture of experts", &[count, width, router.used])?;
         require(router.used <= count, || format!("{} of {count} experts for each row", router.used))?;
         finite("the factor of a router's weights", router.factor)?;
+        if let Some(groups) = router.groups {
+            let ExpertGroups { count: groups, used, best } = groups;
+            let divides = groups > 0 && count.is_multiple_of(groups);
+            let fits = divides && (1..=groups).contains(&used) && (1..=count / groups).contains(&best);
+            let enough = fits && router.used <= count / groups * used;
+            require(enough, || format!("{} of {count} experts in {used} of {groups} groups", router.used))?;
+        }
         self.optional_norm(*norm, hidden)?;
+        self.optional_norm(router.norm, hidden)?;
+        router.expert_scale.iter().try_for_each(|&scale| self.vector(scale, count))?;
         self.linear(&router.linear, count, hidden)?;
         let matrix = self.weights.matrix(router.linear.matrix);
         require_of(&matrix.name, !matrix.format.is_quantized(), || {
@@ -199,6 +305,11 @@ impl Checker<'_> {
             self.linear(down, hidden, *width)?;
             output_gate.iter().try_for_each(|gate| self.linear(gate, 1, hidden))?;
         }
+        if let Some(Beside { dense, sum_norm }) = beside.as_deref() {
+            require(shared.is_none(), || "a shared expert and a network beside experts".to_owned())?;
+            self.dense(dense)?;
+            self.norm(sum_norm, hidden)?;
+        }
         self.optional_norm(*post_norm, hidden)
     }
 
@@ -214,11 +325,7 @@ impl Checker<'_> {
     fn matrix(&self, id: MatrixId, parts: usize, rows: usize, cols: usize) -> Result<(), LoadError> {
         let matrix = self.weights.matrices.get(id.0 as usize);
         let matrix = matrix.ok_or_else(|| LoadError::BadProgram(format!("there is no matrix {}", id.0)))?;
-        let found = (matrix.parts, matrix.rows, matrix.cols);
-        require_of(&matrix.name, found == (parts, rows, cols), || {
-            let found = shape(matrix.parts, matrix.rows, matrix.cols);
-            format!("it is {found}, the model needs {}", shape(parts, rows, cols))
-        })
+        shape_of(matrix, parts, rows, cols)
     }
 
     fn vector(&self, id: VectorId, width: usize) -> Result<(), LoadError> {
@@ -246,6 +353,15 @@ impl Checker<'_> {
         self.matrix(linear.matrix, parts, rows, cols)?;
         linear.bias.iter().try_for_each(|&bias| self.vector(bias, parts * rows))
     }
+}
+
+/// Checks a matrix's shape.
+fn shape_of(matrix: &Matrix, parts: usize, rows: usize, cols: usize) -> Result<(), LoadError> {
+    let found = (matrix.parts, matrix.rows, matrix.cols);
+    require_of(&matrix.name, found == (parts, rows, cols), || {
+        let found = shape(matrix.parts, matrix.rows, matrix.cols);
+        format!("it is {found}, the model needs {}", shape(parts, rows, cols))
+    })
 }
 
 /// `3 x 4`, or `2 x 3 x 4` for a stack.

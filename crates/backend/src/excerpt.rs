@@ -6,8 +6,8 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::{
-    Convolution, DeltaRule, FeedForward, Layer, Linear, MatrixId, Mixer, Norm, Program, ShortConv, VectorId,
-    Weights,
+    Attention, Convolution, DeltaRule, Dense, FeedForward, KvLayout, KvSlot, LatentQuery, Layer, Linear,
+    MatrixId, Mixer, Norm, Program, ShortConv, TableId, VectorId, Weights,
 };
 
 /// Returns the excerpt of a program, with the weights that it refers to.
@@ -31,6 +31,8 @@ pub fn excerpt(program: &Program, weights: &Weights) -> (Program, Weights) {
         short.state.layers.push(program.state.layers[*state]);
         *state = short.state.layers.len() - 1;
     }
+    let kv = short.kv.clone();
+    share_again(&kv, &mut short.layers);
     for layer in &mut short.layers {
         if let FeedForward::Experts(op) = &mut layer.ffn {
             op.router.selection_bias = None;
@@ -55,6 +57,10 @@ pub fn excerpt(program: &Program, weights: &Weights) -> (Program, Weights) {
     };
     (references.matrix)(&mut short.embed.table);
     short.embed.positions.iter_mut().for_each(|positions| (references.matrix)(&mut positions.table));
+    if let Some(layers) = &mut short.embed.layers {
+        references.linear(&mut layers.projection);
+        references.norm(&mut layers.norm);
+    }
     short.layers.iter_mut().for_each(|layer| references.layer(layer));
     references.norm(&mut short.head.norm);
     references.linear(&mut short.head.linear);
@@ -66,7 +72,29 @@ pub fn excerpt(program: &Program, weights: &Weights) -> (Program, Weights) {
         some.vectors.push(choice);
         op.router.selection_bias = Some(VectorId(some.vectors.len() as u32 - 1));
     }
+    if let Some(layers) = &mut short.embed.layers {
+        some.tables.push(weights.table(layers.table).clone());
+        layers.table = TableId(0);
+    }
     (short, some)
+}
+
+/// Has layers without K and V of their own read those of the last layer before them whose K and V have the same shape. The
+/// layer that they read in the long program may not be in the short one, but one of its kind is.
+fn share_again(kv: &KvLayout, layers: &mut [Layer]) {
+    let mut stored: Vec<KvSlot> = Vec::new();
+    for layer in layers {
+        let Mixer::Attention(Attention { k, kv: place, .. }) = &mut layer.mixer else { continue };
+        if k.is_some() {
+            stored.push(*place);
+            continue;
+        }
+        let group = |place: &KvSlot| kv.groups[place.group];
+        let shape = group(place);
+        if let Some(found) = stored.iter().rfind(|other| group(other) == shape) {
+            *place = *found;
+        }
+    }
 }
 
 /// A selection bias that decides for `used` of `count` experts: no score is larger than one.
@@ -91,8 +119,12 @@ fn kind(layer: &Layer, weights: &Weights) -> String {
     references.layer(&mut layer);
     match &mut layer.mixer {
         Mixer::Attention(attention) => attention.kv.slot = 0,
+        Mixer::Latent(latent) => latent.kv.slot = 0,
         Mixer::Conv(conv) => conv.state = 0,
         Mixer::DeltaRule(delta) => delta.state = 0,
+    }
+    if let Some(input) = &mut layer.input {
+        input.index = 0;
     }
     format!("{layer:?} {shapes:?}")
 }
@@ -107,12 +139,27 @@ impl References<'_> {
     fn layer(&mut self, layer: &mut Layer) {
         match &mut layer.mixer {
             Mixer::Attention(op) => {
-                let linears = [&mut op.q, &mut op.k, &mut op.v, &mut op.out].into_iter();
+                let linears = [&mut op.q, &mut op.out].into_iter().chain(&mut op.k).chain(&mut op.v);
                 linears.chain(&mut op.gate).for_each(|linear| self.linear(linear));
                 let qk_norms = op.qk_norm.iter_mut().flat_map(|norm| [&mut norm.q, &mut norm.k]);
-                let norms = op.norm.iter_mut().chain(&mut op.post_norm).chain(qk_norms);
-                norms.for_each(|norm| self.norm(norm));
+                let norms = op.norm.iter_mut().chain(&mut op.post_norm).chain(&mut op.v_norm);
+                norms.chain(qk_norms).for_each(|norm| self.norm(norm));
                 op.sinks.iter_mut().for_each(|sinks| (self.vector)(sinks));
+            }
+            Mixer::Latent(op) => {
+                match &mut op.query {
+                    LatentQuery::Direct(linear) => self.linear(linear),
+                    LatentQuery::Down { down, norm, up, .. } => {
+                        self.linear(down);
+                        self.linear(up);
+                        self.norm(norm);
+                    }
+                }
+                for linear in [&mut op.down, &mut op.absorb, &mut op.value, &mut op.out] {
+                    self.linear(linear);
+                }
+                let norms = op.norm.iter_mut().chain(&mut op.post_norm).chain([&mut op.latent_norm]);
+                norms.for_each(|norm| self.norm(norm));
             }
             Mixer::Conv(op) => {
                 self.linear(&mut op.input);
@@ -132,23 +179,36 @@ impl References<'_> {
             }
         }
         match &mut layer.ffn {
-            FeedForward::Dense(op) => {
-                let linears = op.gate.iter_mut().chain([&mut op.up, &mut op.down]);
-                linears.for_each(|linear| self.linear(linear));
-                op.norm.iter_mut().chain(&mut op.post_norm).for_each(|norm| self.norm(norm));
-            }
+            FeedForward::Dense(op) => self.dense(op),
             FeedForward::Experts(op) => {
                 for linear in [&mut op.router.linear, &mut op.gate, &mut op.up, &mut op.down] {
                     self.linear(linear);
                 }
-                op.router.selection_bias.iter_mut().for_each(|bias| (self.vector)(bias));
+                let vectors = op.router.selection_bias.iter_mut().chain(&mut op.router.expert_scale);
+                vectors.for_each(|vector| (self.vector)(vector));
+                op.router.norm.iter_mut().for_each(|norm| self.norm(norm));
                 if let Some(shared) = &mut op.shared {
                     let linears = [&mut shared.gate, &mut shared.up, &mut shared.down].into_iter();
                     linears.chain(&mut shared.output_gate).for_each(|linear| self.linear(linear));
                 }
+                if let Some(beside) = &mut op.beside {
+                    self.dense(&mut beside.dense);
+                    self.norm(&mut beside.sum_norm);
+                }
                 op.norm.iter_mut().chain(&mut op.post_norm).for_each(|norm| self.norm(norm));
             }
         }
+        if let Some(input) = &mut layer.input {
+            self.linear(&mut input.gate);
+            self.linear(&mut input.out);
+            input.post_norm.iter_mut().for_each(|norm| self.norm(norm));
+        }
+    }
+
+    fn dense(&mut self, op: &mut Dense) {
+        let linears = op.gate.iter_mut().chain([&mut op.up, &mut op.down]);
+        linears.for_each(|linear| self.linear(linear));
+        op.norm.iter_mut().chain(&mut op.post_norm).for_each(|norm| self.norm(norm));
     }
 
     fn linear(&mut self, linear: &mut Linear) {

@@ -12,6 +12,7 @@ pub mod counters;
 pub mod excerpt;
 pub mod format;
 pub mod kv;
+pub mod latent;
 pub mod program;
 pub mod recurrent;
 pub mod reference;
@@ -25,10 +26,12 @@ pub use counters::KernelCount;
 pub use excerpt::excerpt;
 pub use format::WeightFormat;
 pub use kv::{KV_BLOCK, KvDtype, quantize_kv};
+pub use latent::{Latent, LatentQuery, LatentShape};
 pub use program::{
-    Activation, Attention, Dense, Embed, Experts, FeedForward, Head, KvGroup, KvLayout, KvSlot, Layer,
-    Linear, MatrixId, Mixer, Norm, NormKind, PositionScale, Positions, Program, QkNorm, QkNormKind, Residual,
-    Rope, RopeStyle, Router, Scores, SharedExpert, VectorId,
+    Activation, Attention, Beside, Dense, Embed, ExpertGroups, Experts, FeedForward, Head, KvGroup, KvLayout,
+    KvSlot, Layer, LayerEmbeds, LayerInput, Linear, MatrixId, Mixer, Norm, NormKind, PositionScale,
+    Positions, Program, QkNorm, QkNormKind, Residual, Rope, RopeStyle, Router, Scores, SharedExpert, TableId,
+    VectorId,
 };
 pub use recurrent::{
     Convolution, DeltaRule, DeltaShape, KeySharing, STATE_CHUNK, ShortConv, StateId, StateLayout, StateShape,

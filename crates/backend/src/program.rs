@@ -4,7 +4,7 @@
 //! encode one command buffer, and nobody outside can tell. Dimensions stand where they vary. What an operation
 //! computes is defined by the [`reference`](mod@crate::reference).
 
-use crate::{DeltaRule, KvDtype, ShortConv, StateLayout};
+use crate::{DeltaRule, KvDtype, Latent, ShortConv, StateLayout};
 
 /// Index of a matrix in [`Weights::matrices`](crate::Weights::matrices).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -13,6 +13,10 @@ pub struct MatrixId(pub u32);
 /// Index of a vector in [`Weights::vectors`](crate::Weights::vectors).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct VectorId(pub u32);
+
+/// Index of a table in [`Weights::tables`](crate::Weights::tables).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TableId(pub u32);
 
 /// One model, ready to be loaded by a backend. The residual stream `x` is `[rows, hidden]`.
 #[derive(Clone, Debug)]
@@ -44,6 +48,29 @@ pub struct Embed {
     pub scale: f32,
     /// Learned position embeddings (GPT-2).
     pub positions: Option<Positions>,
+    /// Embeddings for each layer (Gemma 4).
+    pub layers: Option<LayerEmbeds>,
+}
+
+/// Embeddings of a token for each layer, which [`LayerInput`]s add.
+///
+/// ```text
+/// e[i] = norm((x·Wᵀ)[i]) + scale * table[token][i]    x is the row of the residual stream before the first layer
+/// ```
+#[derive(Clone, Debug)]
+pub struct LayerEmbeds {
+    /// `[vocab, count * width]`; its rows are read from their source in each step.
+    pub table: TableId,
+    /// Multiplies rows of the table.
+    pub scale: f32,
+    /// Number of embeddings.
+    pub count: usize,
+    /// Elements of one embedding.
+    pub width: usize,
+    /// `[count * width, hidden]`
+    pub projection: Linear,
+    /// Norm of each embedding's part of the projection, `[width]`.
+    pub norm: Norm,
 }
 
 /// A learned embedding for each position.
@@ -66,6 +93,25 @@ pub struct Layer {
     pub residual: Residual,
     /// Multiplies the output of both branches before it is added to the residual stream (Granite); one elsewhere.
     pub branch_scale: f32,
+    /// Adds one of [`Embed::layers`] after both branches (Gemma 4).
+    pub input: Option<LayerInput>,
+    /// Multiplies the residual stream at the layer's end (Gemma 4); one elsewhere.
+    pub output_scale: f32,
+}
+
+/// `x += post_norm((activation(x·Wgateᵀ) ⊙ e[index])·Woutᵀ)`
+#[derive(Clone, Debug)]
+pub struct LayerInput {
+    /// Index of the embedding, see [`LayerEmbeds`].
+    pub index: usize,
+    /// `[width, hidden]`
+    pub gate: Linear,
+    /// Applied to the gate.
+    pub activation: Activation,
+    /// `[hidden, width]`
+    pub out: Linear,
+    /// Norm of the output before it is added.
+    pub post_norm: Option<Norm>,
 }
 
 /// How the two branches of a layer are added to the residual stream.
@@ -87,6 +133,8 @@ pub enum Mixer {
     Conv(ShortConv),
     /// The gated delta rule.
     DeltaRule(DeltaRule),
+    /// Latent attention.
+    Latent(Box<Latent>),
 }
 
 /// A feed-forward network. A backend that lacks a kind refuses it at load, by name.
@@ -102,7 +150,7 @@ pub enum FeedForward {
 /// ```text
 /// h = norm(x)                      q, k, v = h·Wᵀ + b
 /// q, k = qk_norm(rope(..))         either order, see QkNormKind
-/// q = q * position_scale           k and v go into the pages
+/// v = v_norm(v)                    q = q * position_scale           k and v go into the pages
 /// a = softmax(q·Kᵀ * scale)·V      over the block table, causal; see reference::attention
 /// a = a ⊙ sigmoid(h·Wgateᵀ + b)    if there is a gate
 /// x += branch_scale * post_norm(a·Wᵀ + b)
@@ -115,12 +163,15 @@ pub struct Attention {
     pub heads: usize,
     /// `[heads * head_dim, hidden]`
     pub q: Linear,
-    /// `[kv_heads * head_dim, hidden]`
-    pub k: Linear,
-    /// `[kv_heads * head_dim, hidden]`
-    pub v: Linear,
+    /// `[kv_heads * head_dim, hidden]`; `None` reads the K and V that an earlier layer has stored at [`Attention::kv`]
+    /// (Gemma 4).
+    pub k: Option<Linear>,
+    /// `[kv_heads * head_dim, hidden]`; `None` uses K as it is before its norm and rotation (Gemma 4).
+    pub v: Option<Linear>,
     /// Norms of queries and keys.
     pub qk_norm: Option<QkNorm>,
+    /// Norm of each head of V, `[head_dim]` (Gemma 4).
+    pub v_norm: Option<Norm>,
     /// Index into [`Program::ropes`]; `None` in layers without positions (SmolLM3).
     pub rope: Option<usize>,
     /// Multiplies queries by a function of their position.
@@ -146,7 +197,7 @@ pub struct Attention {
 pub struct QkNorm {
     /// Of queries, see [`QkNormKind`] for its width.
     pub q: Norm,
-    /// Of keys.
+    /// Of keys; without a meaning in a layer that reads another one's.
     pub k: Norm,
     /// What is normed together, and when.
     pub kind: QkNormKind,
@@ -199,6 +250,7 @@ pub struct Dense {
 /// h = norm(x)
 /// y = sum of weight[e] * expert[e](h) over the chosen experts e, in ascending order
 /// x += branch_scale * post_norm(shared(h) + y)
+/// x += branch_scale * post_norm(dense(x) + sum_norm(y))    with a dense network beside the experts
 /// ```
 ///
 /// The matrices of all experts are stacked: a [`Matrix`](crate::Matrix) of [`count`](Experts::count) parts, and biases
@@ -223,27 +275,56 @@ pub struct Experts {
     pub down: Linear,
     /// A network for all rows, beside the chosen experts.
     pub shared: Option<SharedExpert>,
+    /// A network for all rows with an input and norms of its own (Gemma 4); never with a shared expert.
+    pub beside: Option<Box<Beside>>,
     /// Norm of the output before it is added.
     pub post_norm: Option<Norm>,
 }
 
+/// A dense network whose output is added to that of experts.
+#[derive(Clone, Debug)]
+pub struct Beside {
+    /// Reads the residual stream; its output is added after its own [`Dense::post_norm`].
+    pub dense: Dense,
+    /// Norm of the sum of the experts, `[hidden]`.
+    pub sum_norm: Norm,
+}
+
 /// Chooses the experts of a row and their weights: `scores = activation(h·Wᵀ + b)`; the [`used`](Router::used) experts
 /// with the largest `scores + selection_bias` are chosen, among equals the one with the lowest id; their weights are
-/// their scores, perhaps divided by their sum, times [`factor`](Router::factor).
+/// their scores, perhaps divided by their sum, times [`factor`](Router::factor) and [`expert_scale`](Router::expert_scale).
 #[derive(Clone, Debug)]
 pub struct Router {
+    /// Norm of the residual stream, `[hidden]`, of a router that reads something else than the experts (Gemma 4).
+    pub norm: Option<Norm>,
     /// `[count, hidden]`; not quantized, because a rounding difference may choose another expert.
     pub linear: Linear,
     /// What scores are made of.
     pub scores: Scores,
     /// Added to scores for the choice only, `[count]` (DeepSeek V3, GLM 4.5).
     pub selection_bias: Option<VectorId>,
+    /// Chooses among the experts of some groups only.
+    pub groups: Option<ExpertGroups>,
     /// Number of experts for each row.
     pub used: usize,
     /// Divides the weights by their sum.
     pub renormalize: bool,
     /// Multiplies the weights.
     pub factor: f32,
+    /// Multiplies the weight of each expert, `[count]` (Gemma 4).
+    pub expert_scale: Option<VectorId>,
+}
+
+/// Groups of consecutive experts, of which a row uses some (DeepSeek V2 and V3): those with the largest sums of their
+/// [`best`](ExpertGroups::best) largest scores, as the choice of experts compares them; among equals the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// Number of groups, which divides the number of experts.
+    pub count: usize,
+    /// Number of groups for each row.
+    pub used: usize,
+    /// Scores that are summed up.
+    pub best: usize,
 }
 
 /// How a router turns logits into scores.
@@ -363,7 +444,7 @@ pub struct KvGroup {
 }
 
 /// Where a layer's K and V live.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KvSlot {
     /// Index into [`KvLayout::groups`].
     pub group: usize,
@@ -396,9 +477,20 @@ impl Mixer {
     /// Index of its state in [`StateLayout::layers`], if it has one.
     pub fn state(&self) -> Option<usize> {
         match self {
-            Self::Attention(_) => None,
+            Self::Attention(_) | Self::Latent(_) => None,
             Self::Conv(conv) => Some(conv.state),
             Self::DeltaRule(delta) => Some(delta.state),
+        }
+    }
+}
+
+impl Mixer {
+    /// Place of its K and V and number of query heads, if it attends.
+    pub fn attends(&self) -> Option<(KvSlot, usize)> {
+        match self {
+            Self::Attention(op) => Some((op.kv, op.heads)),
+            Self::Latent(op) => Some((op.kv, op.shape.heads)),
+            Self::Conv(_) | Self::DeltaRule(_) => None,
         }
     }
 }
@@ -413,7 +505,7 @@ impl Program {
     pub fn attentions(&self) -> impl Iterator<Item = &Attention> {
         self.layers.iter().filter_map(|layer| match &layer.mixer {
             Mixer::Attention(attention) => Some(attention),
-            Mixer::Conv(_) | Mixer::DeltaRule(_) => None,
+            Mixer::Conv(_) | Mixer::DeltaRule(_) | Mixer::Latent(_) => None,
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, fmt, io, ops::Range, sync::Arc};
 
-use crate::{LoadError, MatrixId, VectorId, WeightFormat};
+use crate::{LoadError, MatrixId, StepError, TableId, VectorId, WeightFormat};
 
 /// All weights of a program.
 #[derive(Clone, Debug, Default)]
@@ -11,12 +11,20 @@ pub struct Weights {
     pub matrices: Vec<Matrix>,
     /// Norm weights and biases, by [`VectorId`].
     pub vectors: Vec<Vec<f32>>,
+    /// Matrices of which steps read single rows, by [`TableId`]. Backends do not copy them: they are larger than the rest of
+    /// a model.
+    pub tables: Vec<Matrix>,
 }
 
 impl Weights {
     /// The matrix with this id. Ids come from lowering, which made both.
     pub fn matrix(&self, id: MatrixId) -> &Matrix {
         &self.matrices[id.0 as usize]
+    }
+
+    /// The table with this id.
+    pub fn table(&self, id: TableId) -> &Matrix {
+        &self.tables[id.0 as usize]
     }
 
     /// The vector with this id.
@@ -96,6 +104,31 @@ impl Matrix {
                 problem: format!("row {} has values that are not finite; the file is damaged", first + row),
             }),
         }
+    }
+
+    /// Decodes row `row` of a table into `out`, `[cols]`; `buffer` is for its bytes.
+    ///
+    /// # Errors
+    /// [`StepError::Device`], if the source fails, has become shorter, or has numbers that are not finite.
+    pub fn decode_row(&self, row: usize, buffer: &mut Vec<u8>, out: &mut [f32]) -> Result<(), StepError> {
+        let failed = |problem: String| StepError::Device(format!("tensor `{}`: {problem}", self.name));
+        let stride = self.format.row_bytes(self.cols);
+        let part = row * stride..(row + 1) * stride;
+        let bytes = self.bytes.read_part(part, buffer).map_err(|error| failed(error.to_string()))?;
+        if !self.format.is_finite(bytes) {
+            return Err(failed(format!("row {row} has values that are not finite; the file is damaged")));
+        }
+        self.format.dequantize(bytes, out);
+        Ok(())
+    }
+
+    /// Checks that the source of a table is still the one that was opened.
+    ///
+    /// # Errors
+    /// [`StepError::Device`], with the change.
+    pub fn check_source(&self) -> Result<(), StepError> {
+        let failed = |error: io::Error| StepError::Device(format!("tensor `{}`: {error}", self.name));
+        self.bytes.check_unchanged().map_err(failed)
     }
 
     fn unreadable(&self, error: &io::Error) -> LoadError {

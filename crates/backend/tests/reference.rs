@@ -1,7 +1,7 @@
 //! The reference's operations against numbers worked out by hand.
 
 use paguro_backend::{
-    Activation, NormKind, PositionScale, Rope, RopeStyle, Scores,
+    Activation, ExpertGroups, Linear, MatrixId, NormKind, PositionScale, Rope, RopeStyle, Router, Scores,
     reference::{AttentionShape, attention, ops},
 };
 
@@ -153,8 +153,13 @@ fn queries_grow_by_periods() {
 fn routers_choose_and_weigh() {
     // Scores 0.1, 0.2, 0.3, 0.4.
     let logits = [1.0f32, 2.0, 3.0, 4.0].map(f32::ln);
+    let router = |scores, groups, used, renormalize, factor| {
+        let linear = Linear { matrix: MatrixId(0), bias: None };
+        let (norm, selection_bias, expert_scale) = (None, None, None);
+        Router { norm, linear, scores, selection_bias, groups, used, renormalize, factor, expert_scale }
+    };
     let route = |bias: Option<&[f32]>, used, renormalize, factor| {
-        ops::route(&logits, Scores::Softmax, bias, used, renormalize, factor)
+        ops::route(&logits, &router(Scores::Softmax, None, used, renormalize, factor), bias)
     };
     let check = |chosen: Vec<(usize, f32)>, ids: &[usize], weights: &[f32]| {
         assert_eq!(chosen.iter().map(|choice| choice.0).collect::<Vec<_>>(), ids);
@@ -164,7 +169,15 @@ fn routers_choose_and_weigh() {
     check(route(None, 2, true, 7.0), &[2, 3], &[3.0, 4.0]);
     // A bias chooses, and does not weigh.
     check(route(Some(&[1.0, 0.0, 0.0, 0.0]), 2, false, 1.0), &[0, 3], &[0.1, 0.4]);
-    check(ops::route(&[0.0, 3.0f32.ln()], Scores::Sigmoid, None, 1, false, 1.0), &[1], &[0.75]);
+    let sigmoid = router(Scores::Sigmoid, None, 1, false, 1.0);
+    check(ops::route(&[0.0, 3.0f32.ln()], &sigmoid, None), &[1], &[0.75]);
     // Among equals the lowest.
-    check(ops::route(&[0.0; 4], Scores::Softmax, None, 2, true, 1.0), &[0, 1], &[0.5, 0.5]);
+    let softmax = router(Scores::Softmax, None, 2, true, 1.0);
+    check(ops::route(&[0.0; 4], &softmax, None), &[0, 1], &[0.5, 0.5]);
+    // The best two of the first group, 0.3 and 0.25, are more than 0.4 and 0.05.
+    let logits = [0.3f32, 0.25, 0.4, 0.05].map(f32::ln);
+    let groups = |best| Some(ExpertGroups { count: 2, used: 1, best });
+    let of_groups = |best| ops::route(&logits, &router(Scores::Softmax, groups(best), 1, false, 1.0), None);
+    check(of_groups(2), &[0], &[0.3]);
+    check(of_groups(1), &[2], &[0.4]);
 }

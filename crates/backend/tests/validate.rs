@@ -66,7 +66,7 @@ fn validate_with(step: &Owned, states: usize) -> String {
             layers: vec![StateShape { rows: 2, channels: 8, delta: None }; usize::from(states > 0)],
         },
         ropes: Vec::new(),
-        embed: Embed { table: MatrixId(0), scale: 1.0, positions: None },
+        embed: Embed { table: MatrixId(0), scale: 1.0, positions: None, layers: None },
         layers: Vec::new(),
         head: Head {
             norm: Norm { kind: NormKind::Rms, weight: VectorId(0), bias: None, eps: 1e-5 },

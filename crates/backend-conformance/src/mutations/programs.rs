@@ -1,8 +1,8 @@
 //! Programs with a defect.
 
 use paguro_backend::{
-    Activation, Attention, DeltaRule, Dense, Experts, FeedForward, KeySharing, Mixer, Norm, NormKind,
-    Program, QkNorm, QkNormKind, Residual, RopeStyle,
+    Activation, Attention, Bytes, DeltaRule, Dense, Experts, FeedForward, KeySharing, Mixer, Norm, NormKind,
+    Program, QkNorm, QkNormKind, Residual, RopeStyle, Weights,
 };
 
 pub(super) fn each_attention(program: &mut Program, change: fn(&mut Attention)) {
@@ -105,7 +105,10 @@ pub(super) fn no_post_norms(program: &mut Program) {
 }
 
 pub(super) fn no_qkv_bias(program: &mut Program) {
-    each_attention(program, |op| (op.q.bias, op.k.bias, op.v.bias) = (None, None, None));
+    each_attention(program, |op| {
+        let linears = [&mut op.q].into_iter().chain(&mut op.k).chain(&mut op.v);
+        linears.for_each(|linear| linear.bias = None);
+    });
 }
 
 pub(super) fn no_expert_bias(program: &mut Program) {
@@ -163,6 +166,39 @@ pub(super) fn no_convolution_bias(program: &mut Program) {
             Mixer::Conv(op) => op.convolution.bias = None,
             Mixer::DeltaRule(op) => op.convolution.bias = None,
             _ => {}
+        }
+    }
+}
+
+/// Layers without K and V of their own read those of the first layer of their group.
+pub(super) fn other_source(program: &mut Program) {
+    each_attention(program, |op| {
+        if op.k.is_none() {
+            op.kv.slot = 0;
+        }
+    });
+}
+
+pub(super) fn no_inputs(program: &mut Program) {
+    program.layers.iter_mut().for_each(|layer| layer.input = None);
+}
+
+pub(super) fn first_input(program: &mut Program) {
+    program.layers.iter_mut().flat_map(|layer| &mut layer.input).for_each(|input| input.index = 0);
+}
+
+pub(super) fn other_latent_scale(program: &mut Program) {
+    for layer in &mut program.layers {
+        if let Mixer::Latent(op) = &mut layer.mixer {
+            op.scale = 1.0 / ((op.shape.plain + op.shape.rotated) as f32).sqrt();
+        }
+    }
+}
+
+pub(super) fn copies_tables(weights: &mut Weights) {
+    for table in &mut weights.tables {
+        if let Ok(bytes) = table.bytes.read() {
+            table.bytes = Bytes::from(bytes.into_owned());
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use half::f16;
 use paguro_backend::{
-    KV_BLOCK, KvDtype, KvGroup, KvLayout, PageId, quantize_kv,
+    KvGroup, KvLayout, quantize_kv,
     reference::{AttentionShape, attention},
 };
 use paguro_backend_conformance::Rng;
@@ -116,10 +116,10 @@ impl Case {
         let blocks = self.tokens().div_ceil(cut.block_size);
         // The second of two layers.
         let kv = KvLayout { groups: vec![KvGroup { window, slots: 2, kv_heads, head_dim }] };
-        let shape = PageShape::new(&kv, cut.block_size, dtype).unwrap();
-        let mut arena = Arena::new(blocks + 1, shape).unwrap();
+        let shapes = PageShape::of_groups(&kv, cut.block_size, dtype).unwrap();
+        let mut arena = Arena::new(blocks + 1, shapes).unwrap();
         arena.poison();
-        let (row_kernels, mut stored) = (RowKernels::new(isa), StoredHead::new(&shape));
+        let (row_kernels, mut stored) = (RowKernels::new(isa), StoredHead::new(dtype, head_dim));
         let mut table: Vec<PageId> = (1..=blocks as u32).map(PageId).collect();
         Rng::new(cut.seed).shuffle(&mut table);
         let passed = window.map_or(0, |window| (start + 1).saturating_sub(window as usize)) / cut.block_size;
@@ -127,6 +127,7 @@ impl Case {
         for token in passed * cut.block_size..self.tokens() {
             for kv_head in 0..kv_heads {
                 let place = Place {
+                    group: 0,
                     page: table[token / cut.block_size],
                     slot: 1,
                     kv_head,
@@ -143,7 +144,7 @@ impl Case {
 
         let kernels = AttentionKernels::new(isa);
         let (group, width, stride) = (heads / kv_heads, heads * head_dim, partial_len(head_dim));
-        let mut scores = Scores::new(&shape);
+        let mut scores = Scores::new(dtype, head_dim);
         let mut out = vec![f32::NAN; numbers.q.len()];
         for first in (0..rows).step_by(cut.tile) {
             let rows = first..rows.min(first + cut.tile);
@@ -155,7 +156,7 @@ impl Case {
                 for split in 0..(start + rows.end).div_ceil(SPLIT) {
                     let job = SplitJob {
                         // SAFETY: nobody writes.
-                        pages: unsafe { arena.pages() },
+                        pages: unsafe { arena.pages(0) },
                         table: &table,
                         slot: 1,
                         kv_head,
@@ -287,14 +288,13 @@ fn extreme_scores() {
 fn an_unseen_split_gives_an_empty_partial_result() {
     let case = Case { start: 600, rows: 1, window: Some(10), ..PLAIN };
     let kv = KvLayout { groups: vec![KvGroup { window: None, slots: 1, kv_heads: 2, head_dim: 64 }] };
-    let shape = PageShape::new(&kv, 16, KvDtype::F16).unwrap();
-    let arena = Arena::new(64, shape).unwrap();
+    let arena = Arena::new(64, PageShape::of_groups(&kv, 16, KvDtype::F16).unwrap()).unwrap();
     let table: Vec<PageId> = (1..=38).map(PageId).collect();
     let numbers = case.numbers();
     for isa in Isa::supported() {
         let job = SplitJob {
             // SAFETY: nobody writes.
-            pages: unsafe { arena.pages() },
+            pages: unsafe { arena.pages(0) },
             table: &table,
             slot: 0,
             kv_head: 0,
@@ -311,7 +311,7 @@ fn an_unseen_split_gives_an_empty_partial_result() {
         };
         let mut partial = vec![1.0; 2 * partial_len(64)];
         let kernels = AttentionKernels::new(isa);
-        kernels.attend_split(&job, &mut Scores::new(&shape), &mut partial);
+        kernels.attend_split(&job, &mut Scores::new(KvDtype::F16, 64), &mut partial);
         let mut empty = vec![2.0; partial_len(64)];
         clear_partial(&mut empty);
         assert!(partial.chunks_exact(partial_len(64)).all(|partial| partial == empty));

@@ -4,6 +4,7 @@
 //! suite compares every other backend with it.
 
 mod attention;
+mod latent;
 pub mod ops;
 mod pages;
 pub mod recurrent;
@@ -20,9 +21,10 @@ use recurrent::{States, delta_gates, delta_inputs};
 
 use crate::{
     Activation, Attention, AttentionMode, Backend, Capacity, Convolution, DeltaRule, Dense, Experts,
-    FeedForward, Head, KernelCount, KvDtype, Layer, Limits, Linear, LoadError, Matrix, MatrixId, Mixer, Norm,
-    Outcome, Output, PageMove, Program, QkNormKind, Residual, Runner, SharedExpert, ShortConv, StateUse,
-    Step, StepError, StepOutput, StepSequence, Ticket, VectorId, Want, Weights,
+    FeedForward, Head, KernelCount, KvDtype, Layer, LayerEmbeds, LayerInput, Limits, Linear, LoadError,
+    Matrix, MatrixId, Mixer, Norm, Outcome, Output, PageMove, Program, QkNormKind, Residual, Runner,
+    SharedExpert, ShortConv, StateUse, Step, StepError, StepOutput, StepSequence, Ticket, VectorId, Want,
+    Weights,
     sampling::{self, Scratch},
 };
 
@@ -98,6 +100,7 @@ impl Reference {
         let matrices = weights.matrices.iter().map(decode).collect::<Result<_, LoadError>>()?;
         weights.check_unchanged()?;
         Ok(ReferenceRunner {
+            tables: weights.tables,
             arena: Arena::new(&program.kv, &limits, round, self.poison),
             states: States::new(&program.state, &limits, self.poison),
             program: Arc::new(program.clone()),
@@ -124,6 +127,7 @@ pub struct ReferenceRunner {
     /// `[parts, rows, cols]` each, by [`MatrixId`].
     matrices: Vec<Vec<f32>>,
     vectors: Vec<Vec<f32>>,
+    tables: Vec<Matrix>,
     limits: Limits,
     arena: Arena,
     states: States,
@@ -153,7 +157,7 @@ impl Runner for ReferenceRunner {
                 StepError::Invalid(format!("output {} of the step before was not carried", carried.output))
             })?;
         }
-        self.forward(&Step { tokens: &tokens, ..*step });
+        self.forward(&Step { tokens: &tokens, ..*step })?;
         let answers = std::mem::take(&mut self.answers);
         let token = |(output, answer): (&Output<'_>, &Outcome)| match answer {
             Outcome::Sampled(sampled) if self.carries(&output.want) => Some(sampled.token),
@@ -212,7 +216,7 @@ impl Runner for ReferenceRunner {
 
 impl ReferenceRunner {
     /// Runs the program, and answers the outputs at its end.
-    fn forward(&mut self, step: &Step<'_>) {
+    fn forward(&mut self, step: &Step<'_>) -> Result<(), StepError> {
         let program = Arc::clone(&self.program);
         // The residual stream, one vector for each row.
         let mut x: Vec<Vec<f32>> = Vec::with_capacity(step.tokens.len());
@@ -221,16 +225,63 @@ impl ReferenceRunner {
             x.extend(rows.map(|(position, row)| self.embed(step.tokens[row], position)));
         }
         self.count("embed");
+        let embeds = self.layer_embeds(step, &x)?;
         for layer in &program.layers {
             self.layer(layer, step, &mut x);
+            self.layer_end(layer, &embeds, &mut x);
         }
         self.head(&program.head, step, &x);
         self.count("head");
+        Ok(())
+    }
+
+    /// Embeddings for layers of all rows, `[count * width]` each; none without [`LayerEmbeds`].
+    fn layer_embeds(&self, step: &Step<'_>, x: &[Vec<f32>]) -> Result<Vec<Vec<f32>>, StepError> {
+        let Some(LayerEmbeds { table, scale, count, width, projection, norm }) = &self.program.embed.layers
+        else {
+            return Ok(Vec::new());
+        };
+        let table = &self.tables[table.0 as usize];
+        let of_row = |(x, &token): (&Vec<f32>, &u32)| {
+            let mut own = vec![0.0; count * width];
+            table.decode_row(token as usize, &mut Vec::new(), &mut own)?;
+            let projected = self.linear(projection, x);
+            for (own, projected) in own.chunks_exact_mut(*width).zip(projected.chunks_exact(*width)) {
+                let normed = self.norm(norm, projected);
+                own.iter_mut().zip(normed).for_each(|(own, normed)| *own = normed + scale * *own);
+            }
+            Ok(own)
+        };
+        let rows = x.iter().zip(step.tokens).map(of_row).collect::<Result<_, StepError>>()?;
+        table.check_source()?;
+        Ok(rows)
+    }
+
+    /// What follows both branches of a layer.
+    fn layer_end(&mut self, layer: &Layer, embeds: &[Vec<f32>], x: &mut [Vec<f32>]) {
+        if let Some(LayerInput { index, gate, activation, out, post_norm }) = &layer.input {
+            for (x, embed) in x.iter_mut().zip(embeds) {
+                let gate = self.linear(gate, x);
+                let embed = &embed[index * gate.len()..][..gate.len()];
+                let gated: Vec<f32> = gate
+                    .iter()
+                    .zip(embed)
+                    .map(|(&gate, &embed)| ops::activate(Some(gate), embed, *activation))
+                    .collect();
+                let added = self.optional_norm(*post_norm, &self.linear(out, &gated));
+                x.iter_mut().zip(added).for_each(|(x, added)| *x += added);
+            }
+            self.count("layer_input");
+        }
+        if layer.output_scale != 1.0 {
+            x.iter_mut().flatten().for_each(|x| *x *= layer.output_scale);
+        }
     }
 
     fn layer(&mut self, layer: &Layer, step: &Step<'_>, x: &mut [Vec<f32>]) {
         let mixed = match &layer.mixer {
             Mixer::Attention(attention) => self.attention(attention, step, x),
+            Mixer::Latent(latent) => self.latent(latent, step, x),
             Mixer::Conv(conv) => self.conv(conv, step, x),
             Mixer::DeltaRule(delta) => self.delta(delta, step, x),
         };
@@ -269,10 +320,13 @@ impl ReferenceRunner {
             let table = sequence.table(step.pages, op.kv.group, groups);
             let mut queries = Vec::new();
             for (position, row) in (sequence.start..).zip(sequence.rows.clone()) {
-                let [q, k, v] = self.queries_keys_values(op, &x[row], position);
-                self.arena.store(table, op.kv, Half::K, position, &k);
-                self.arena.store(table, op.kv, Half::V, position, &v);
-                queries.extend(q);
+                let h = self.optional_norm(op.norm, &x[row]);
+                queries.extend(self.queries(op, &h, position));
+                if let Some(k) = &op.k {
+                    let [k, v] = self.keys_values(op, k, &h, position);
+                    self.arena.store(table, op.kv, Half::K, position, &k);
+                    self.arena.store(table, op.kv, Half::V, position, &v);
+                }
             }
             let mut attended = self.attend(op, step, sequence, &queries);
             let width = op.heads * self.program.kv_group(op).head_dim;
@@ -292,33 +346,53 @@ impl ReferenceRunner {
         added
     }
 
-    /// Queries, keys and values of one row at `position`: `[heads * head_dim]`, `[kv_heads * head_dim]` twice.
-    fn queries_keys_values(&self, op: &Attention, x: &[f32], position: usize) -> [Vec<f32>; 3] {
-        let head_dim = self.program.kv_group(op).head_dim;
-        let h = self.optional_norm(op.norm, x);
-        let [mut q, mut k, v] = [&op.q, &op.k, &op.v].map(|linear| self.linear(linear, &h));
-        for (row, is_query) in [(&mut q, true), (&mut k, false)] {
-            let norm = op.qk_norm.map(|norm| (if is_query { norm.q } else { norm.k }, norm.kind));
-            if let Some((norm, QkNormKind::Row)) = norm {
-                *row = self.norm(&norm, row);
-            }
-            for head in row.chunks_exact_mut(head_dim) {
-                if let Some((norm, QkNormKind::Head)) = norm {
-                    head.copy_from_slice(&self.norm(&norm, head));
-                }
-                if let Some(rope) = op.rope {
-                    ops::rotate(head, position, &self.program.ropes[rope]);
-                }
-                if let Some((norm, QkNormKind::HeadAfterRope)) = norm {
-                    head.copy_from_slice(&self.norm(&norm, head));
-                }
-            }
-        }
+    /// Queries of a row `h` at `position`, `[heads * head_dim]`.
+    fn queries(&self, op: &Attention, h: &[f32], position: usize) -> Vec<f32> {
+        let norm = op.qk_norm.map(|norm| (norm.q, norm.kind));
+        let mut q = self.norm_and_rotate(op, self.linear(&op.q, h), norm, position);
         if let Some(scale) = &op.position_scale {
             let factor = ops::position_scale(scale, position);
             q.iter_mut().for_each(|q| *q *= factor);
         }
-        [q, k, v]
+        q
+    }
+
+    /// Keys and values of a row `h` at `position`, `[kv_heads * head_dim]` each.
+    fn keys_values(&self, op: &Attention, k: &Linear, h: &[f32], position: usize) -> [Vec<f32>; 2] {
+        let k = self.linear(k, h);
+        let mut v = op.v.map_or_else(|| k.clone(), |v| self.linear(&v, h));
+        if let Some(norm) = &op.v_norm {
+            for head in v.chunks_exact_mut(self.program.kv_group(op).head_dim) {
+                head.copy_from_slice(&self.norm(norm, head));
+            }
+        }
+        let norm = op.qk_norm.map(|norm| (norm.k, norm.kind));
+        [self.norm_and_rotate(op, k, norm, position), v]
+    }
+
+    /// Norms and rotates a row of queries or keys.
+    fn norm_and_rotate(
+        &self,
+        op: &Attention,
+        mut row: Vec<f32>,
+        norm: Option<(Norm, QkNormKind)>,
+        position: usize,
+    ) -> Vec<f32> {
+        if let Some((norm, QkNormKind::Row)) = norm {
+            row = self.norm(&norm, &row);
+        }
+        for head in row.chunks_exact_mut(self.program.kv_group(op).head_dim) {
+            if let Some((norm, QkNormKind::Head)) = norm {
+                head.copy_from_slice(&self.norm(&norm, head));
+            }
+            if let Some(rope) = op.rope {
+                ops::rotate(head, position, &self.program.ropes[rope]);
+            }
+            if let Some((norm, QkNormKind::HeadAfterRope)) = norm {
+                head.copy_from_slice(&self.norm(&norm, head));
+            }
+        }
+        row
     }
 
     /// Attention of the rows of one sequence, `[rows, heads * head_dim]`.
@@ -430,16 +504,23 @@ impl ReferenceRunner {
             None => vec![0.0; self.program.hidden],
         };
         let router = &op.router;
-        let logits = self.linear(&router.linear, &h);
+        let router_input = router.norm.map_or_else(|| h.clone(), |norm| self.norm(&norm, x));
+        let logits = self.linear(&router.linear, &router_input);
+        let scale = |expert: usize| router.expert_scale.map_or(1.0, |scale| self.vector(scale)[expert]);
         let bias = router.selection_bias.map(|bias| self.vector(bias));
-        let chosen = ops::route(&logits, router.scores, bias, router.used, router.renormalize, router.factor);
+        let chosen = ops::route(&logits, router, bias);
         for (expert, weight) in chosen {
             let gate = self.part(&op.gate, expert, &h, op.width);
             let up = self.part(&op.up, expert, &h, op.width);
             let g: Vec<f32> =
                 gate.iter().zip(up).map(|(&gate, up)| ops::activate(Some(gate), up, op.activation)).collect();
             let out = self.part(&op.down, expert, &g, self.program.hidden);
+            let weight = weight * scale(expert);
             y.iter_mut().zip(out).for_each(|(y, out)| *y += weight * out);
+        }
+        if let Some(beside) = &op.beside {
+            y = self.norm(&beside.sum_norm, &y);
+            y.iter_mut().zip(self.dense(&beside.dense, x)).for_each(|(y, dense)| *y += dense);
         }
         self.optional_norm(op.post_norm, &y)
     }

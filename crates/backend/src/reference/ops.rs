@@ -1,7 +1,7 @@
 //! Every operation but attention, one function each: the definition of what a program means.
 
 use super::attention::dot;
-use crate::{Activation, NormKind, PositionScale, Rope, RopeStyle, Scores};
+use crate::{Activation, ExpertGroups, NormKind, PositionScale, Rope, RopeStyle, Router, Scores};
 
 /// `out = x·Wᵀ + b` for one row.
 ///
@@ -103,14 +103,8 @@ fn erfc(x: f64) -> f64 {
 ///
 /// - `logits`: `[experts]`, in single precision, because near ties would be decided by rounding otherwise
 /// - `selection_bias`: `[experts]`
-pub fn route(
-    logits: &[f32],
-    scores: Scores,
-    selection_bias: Option<&[f32]>,
-    used: usize,
-    renormalize: bool,
-    factor: f32,
-) -> Vec<(usize, f32)> {
+pub fn route(logits: &[f32], router: &Router, selection_bias: Option<&[f32]>) -> Vec<(usize, f32)> {
+    let Router { scores, groups, used, renormalize, factor, .. } = *router;
     let logit = |expert: usize| f64::from(logits[expert]);
     let largest = (0..logits.len()).map(logit).fold(f64::NEG_INFINITY, f64::max);
     let scores: Vec<f64> = match scores {
@@ -122,6 +116,17 @@ pub fn route(
     };
     let ranked = |expert: usize| scores[expert] + selection_bias.map_or(0.0, |bias| f64::from(bias[expert]));
     let mut chosen: Vec<usize> = (0..logits.len()).collect();
+    if let Some(ExpertGroups { count, used, best }) = groups {
+        let size = logits.len() / count;
+        let score = |group: usize| {
+            let mut ranks: Vec<f64> = (group * size..(group + 1) * size).map(ranked).collect();
+            ranks.sort_by(|a, b| b.total_cmp(a));
+            ranks[..best].iter().sum::<f64>()
+        };
+        let mut all: Vec<usize> = (0..count).collect();
+        all.sort_by(|&a, &b| score(b).total_cmp(&score(a)));
+        chosen.retain(|expert| all[..used].contains(&(expert / size)));
+    }
     // The sort is stable: among equals, the lowest id comes first.
     chosen.sort_by(|&a, &b| ranked(b).total_cmp(&ranked(a)));
     chosen.truncate(used);

@@ -1,6 +1,8 @@
 //! Everything about a model but its weights, whatever file it came from.
 
-use paguro_backend::{Activation, DeltaShape, NormKind, PositionScale, QkNormKind, Residual, Scores};
+use paguro_backend::{
+    Activation, DeltaShape, ExpertGroups, LatentShape, NormKind, PositionScale, QkNormKind, Residual, Scores,
+};
 
 use super::Definition;
 use crate::{error::ModelError, rope::RopeConfig};
@@ -29,6 +31,16 @@ pub(crate) struct Block {
     pub(crate) attention_gate: bool,
     /// Learned embeddings of positions.
     pub(crate) positions: bool,
+    /// Layers differ in their K/V heads and in the width of their feed-forward networks.
+    pub(crate) varies: bool,
+    /// The definition reads RoPE from `config.json` itself.
+    pub(crate) own_ropes: bool,
+    /// Heads of V have a norm without weights.
+    pub(crate) v_norm: bool,
+    /// Layers may scale their output.
+    pub(crate) output_scale: bool,
+    /// Attention is latent, see [`LatentShape`].
+    pub(crate) latent: bool,
 }
 
 impl Block {
@@ -47,6 +59,11 @@ impl Block {
         sinks: false,
         attention_gate: false,
         positions: false,
+        varies: false,
+        own_ropes: false,
+        v_norm: false,
+        output_scale: false,
+        latent: false,
     };
 }
 
@@ -54,6 +71,8 @@ impl Block {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ExpertsConfig {
     pub(crate) count: usize,
+    /// Groups of experts, of which a row uses some.
+    pub(crate) groups: Option<ExpertGroups>,
     /// Experts of a row.
     pub(crate) used: usize,
     /// Width of an expert.
@@ -70,6 +89,8 @@ pub(crate) struct ExpertsConfig {
     pub(crate) output_gate: bool,
     /// Layers without experts, from the first one on.
     pub(crate) dense_layers: usize,
+    /// The layers have a dense network beside the experts, and a router with a norm and scales of its own (Gemma 4).
+    pub(crate) beside: bool,
     /// Fused gates and ups of Hugging Face's files are `[experts, hidden, 2 * width]`, not `[experts, 2 * width, hidden]`,
     /// where their shape does not tell.
     pub(crate) transposed: bool,
@@ -81,6 +102,7 @@ impl ExpertsConfig {
     /// Softmax over all experts, renormalized over the chosen ones: Mixtral, Qwen 3. Numbers come from files.
     pub(crate) const SOFTMAX: Self = Self {
         count: 0,
+        groups: None,
         used: 0,
         width: 0,
         scores: Scores::Softmax,
@@ -90,6 +112,7 @@ impl ExpertsConfig {
         shared: 0,
         output_gate: false,
         dense_layers: 0,
+        beside: false,
         transposed: false,
         alternating: false,
     };
@@ -122,10 +145,16 @@ pub(crate) struct Config {
     pub(crate) context_length: usize,
     pub(crate) hidden: usize,
     pub(crate) heads: usize,
+    /// Of layers without a [`Geometry::kv_heads`] of their own.
     pub(crate) kv_heads: usize,
+    /// Of layers without a [`Geometry::head_dim`] of their own.
     pub(crate) head_dim: usize,
-    /// Width of dense feed-forward networks.
+    /// Width of dense feed-forward networks, of layers without a [`Geometry::ffn`] of their own.
     pub(crate) ffn: usize,
+    /// Elements of a token's embedding for each layer; zero without any.
+    pub(crate) layer_embed: usize,
+    /// Dimensions of latent attention, and the rank of its queries, if there is one.
+    pub(crate) latent: Option<(LatentShape, Option<usize>)>,
     pub(crate) block: Block,
     pub(crate) experts: Option<ExpertsConfig>,
     pub(crate) recurrent: Option<Recurrent>,
@@ -164,6 +193,19 @@ pub(crate) struct Layer {
     pub(crate) experts: bool,
     /// [`Config::recurrent`] instead of attention.
     pub(crate) recurrent: bool,
+    pub(crate) geometry: Geometry,
+}
+
+/// Dimensions of a layer that differ from those of the model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Geometry {
+    pub(crate) kv_heads: Option<usize>,
+    pub(crate) head_dim: Option<usize>,
+    pub(crate) ffn: Option<usize>,
+    /// It reads the K and V of the last layer before it that has the same window and some of its own.
+    pub(crate) shares_kv: bool,
+    /// Where it has no matrix for V, K is V.
+    pub(crate) keys_as_values: bool,
 }
 
 impl Recurrent {
@@ -195,6 +237,31 @@ impl Recurrent {
 }
 
 impl Config {
+    /// K/V heads of a layer.
+    pub(crate) fn kv_heads_of(&self, layer: usize) -> usize {
+        self.layers[layer].geometry.kv_heads.unwrap_or(self.kv_heads)
+    }
+
+    /// Elements of a head of a layer.
+    pub(crate) fn head_dim_of(&self, layer: usize) -> usize {
+        self.layers[layer].geometry.head_dim.unwrap_or(self.head_dim)
+    }
+
+    /// Width of a layer's dense network.
+    pub(crate) fn ffn_of(&self, layer: usize) -> usize {
+        self.layers[layer].geometry.ffn.unwrap_or(self.ffn)
+    }
+
+    /// The layer whose K and V a layer reads, if it is not its own.
+    pub(crate) fn kv_source(&self, layer: usize) -> Option<usize> {
+        let window = self.layers[layer].window;
+        let is_source = |other: &usize| {
+            let Layer { window: own, geometry, recurrent, .. } = self.layers[*other];
+            own == window && !geometry.shares_kv && !recurrent
+        };
+        (0..layer).rev().find(is_source).filter(|_| self.layers[layer].geometry.shares_kv)
+    }
+
     /// Layers with a window, as the list says; others see all.
     pub(crate) fn set_windows(&mut self, window: Option<u32>, local: &[bool]) {
         for (layer, &local) in self.layers.iter_mut().zip(local) {
@@ -264,20 +331,67 @@ impl Config {
         if experts.count > 1 << 16 {
             return bad(format!("the number of experts is {}", experts.count));
         }
+        if let Some((shape, rank)) = self.latent {
+            let LatentShape { plain, rotated, latent, value, .. } = shape;
+            for size in [plain, rotated, latent, value, rank.unwrap_or(1)] {
+                if size == 0 || size > 1 << 20 {
+                    return bad(format!("a dimension of latent attention is {size}"));
+                }
+            }
+            if shape.key_dim() != self.head_dim || self.ropes.iter().any(|rope| rope.dims > rotated) {
+                return bad(format!(
+                    "latent attention of {latent} and {rotated} elements does not fit its heads"
+                ));
+            }
+        }
+        if let Some(ExpertGroups { count, used, best }) = experts.groups {
+            let fits = count > 0 && experts.count.is_multiple_of(count) && (1..=count).contains(&used);
+            if !fits || best > experts.count / count || experts.used > experts.count / count * used {
+                return bad(format!(
+                    "{} of {} experts in {used} of {count} groups",
+                    experts.used, experts.count
+                ));
+            }
+        }
         if experts.used > experts.count {
             return bad(format!("{} of {} experts for each token", experts.used, experts.count));
         }
         if experts.shared > 1 << 30 {
             return bad(format!("the size of the shared experts is {}", experts.shared));
         }
-        if !self.heads.is_multiple_of(self.kv_heads) {
-            return bad(format!("{} heads cannot share {} K/V heads evenly", self.heads, self.kv_heads));
-        }
         if self.layers.len() > tensors {
             return bad(format!("{} layers, but only {tensors} tensors", self.layers.len()));
         }
-        if let Some(problem) = self.ropes.iter().find_map(|rope| rope.check(self.head_dim).err()) {
-            return bad(problem);
+        if self.layer_embed > 1 << 20 {
+            return bad(format!("the size of embeddings for layers is {}", self.layer_embed));
+        }
+        for (index, layer) in self.layers.iter().enumerate() {
+            let (kv_heads, head_dim) = (self.kv_heads_of(index), self.head_dim_of(index));
+            for (what, size) in [
+                ("number of K/V heads", kv_heads),
+                ("head size", head_dim),
+                ("feed-forward size", self.ffn_of(index)),
+            ] {
+                if size == 0 || size > 1 << 30 {
+                    return bad(format!("the {what} of layer {index} is {size}"));
+                }
+            }
+            if !self.heads.is_multiple_of(kv_heads) {
+                return bad(format!("{} heads cannot share {kv_heads} K/V heads evenly", self.heads));
+            }
+            let rope = layer.rope.and_then(|rope| self.ropes.get(rope));
+            if let Some(problem) = rope.and_then(|rope| rope.check(head_dim).err()) {
+                return bad(problem);
+            }
+            if layer.geometry.shares_kv {
+                let source =
+                    self.kv_source(index).map(|source| (self.kv_heads_of(source), self.head_dim_of(source)));
+                if source != Some((kv_heads, head_dim)) {
+                    return bad(format!(
+                        "layer {index} reads K and V of an earlier layer, but there is none like it"
+                    ));
+                }
+            }
         }
         let floats = [
             self.embed_scale,

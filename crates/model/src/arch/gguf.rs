@@ -1,9 +1,12 @@
 //! A GGUF file's metadata as a [`Config`]. Keys and their defaults are llama.cpp's (llama-arch.cpp, llama-model.cpp and
 //! models/*.cpp).
 
-use paguro_backend::{NormKind, Scores};
+use paguro_backend::{ExpertGroups, NormKind, Scores};
 
-use super::{Config, Definition, ExpertsConfig, Tensors, config::Layer};
+use super::{
+    Config, Definition, ExpertsConfig, Tensors,
+    config::{Geometry, Layer},
+};
 use crate::{
     error::ModelError,
     gguf::{Metadata, MetadataError},
@@ -49,6 +52,7 @@ pub(crate) fn config(
     };
     if let Some(value_length) = keys.optional_size("attention.value_length")?
         && value_length != head_dim
+        && !definition.block.latent
     {
         return Err(ModelError::unsupported(format!(
             "a value head ({value_length}) unlike a key head ({head_dim})"
@@ -68,6 +72,7 @@ pub(crate) fn config(
         rope: rope.as_ref().map(|_| 0),
         experts: experts.is_some_and(|experts| layer >= experts.dense_layers),
         recurrent: false,
+        geometry: Geometry::default(),
     };
     let mut config = Config {
         definition,
@@ -77,6 +82,8 @@ pub(crate) fn config(
         kv_heads,
         head_dim,
         ffn,
+        layer_embed: 0,
+        latent: None,
         block: definition.block,
         experts,
         recurrent: None,
@@ -98,6 +105,9 @@ pub(crate) fn config(
     config.check(count)
 }
 
+/// Keys whose numbers differ between layers of some architectures.
+const VARYING: [&str; 2] = ["attention.head_count_kv", "feed_forward_length"];
+
 /// Typed access to `{architecture}.{key}`.
 pub(super) struct Keys<'a, 't> {
     metadata: &'a Metadata,
@@ -108,6 +118,11 @@ pub(super) struct Keys<'a, 't> {
 impl Keys<'_, '_> {
     fn full(&self, key: &str) -> String {
         format!("{}.{key}", self.definition.gguf)
+    }
+
+    /// True if the file has a tensor of this name.
+    pub(super) fn has_tensor(&self, name: &str) -> bool {
+        self.tensors.has(name)
     }
 
     pub(super) fn flag(&self, key: &str) -> Option<bool> {
@@ -156,12 +171,15 @@ impl Keys<'_, '_> {
         }
     }
 
-    /// A number, or an array of equal numbers, one for each layer.
+    /// A number, or an array of equal numbers, one for each layer; the first one of those in which layers may differ.
     fn uniform(&self, key: &str, layers: usize) -> Result<Option<usize>, ModelError> {
         let full = self.full(key);
         let Some(values) = self.metadata.u32s(&full) else { return self.optional_size(key) };
+        let varies = self.definition.block.varies && VARYING.contains(&key);
         match values.split_first() {
-            Some((first, rest)) if rest.iter().all(|value| value == first) && values.len() >= layers => {
+            Some((first, rest))
+                if (varies || rest.iter().all(|value| value == first)) && values.len() >= layers =>
+            {
                 Ok(Some(*first as usize))
             }
             _ => Err(ModelError::unsupported(format!("`{full}` that differs between layers"))),
@@ -202,9 +220,12 @@ impl Keys<'_, '_> {
         let Some(count) = self.optional_size("expert_count")?.filter(|&count| count > 0) else {
             return Ok(None);
         };
-        if let Some(groups) = self.optional("expert_group_count")?.filter(|&groups| groups > 1) {
+        let groups = self.optional_size("expert_group_count")?.filter(|&groups| groups > 1);
+        if let Some(groups) = groups.filter(|_| !self.definition.block.latent) {
             return Err(ModelError::unsupported(format!("a router with {groups} groups of experts")));
         }
+        let used_groups = self.optional_size("expert_group_used_count")?.unwrap_or(1);
+        let groups = groups.map(|count| ExpertGroups { count, used: used_groups, best: 1 });
         let used = self.uniform("expert_used_count", layers)?;
         let used = used.ok_or_else(|| self.missing("expert_used_count"))?;
         let width = match self.uniform("expert_feed_forward_length", layers)?.filter(|&width| width > 0) {
@@ -228,6 +249,7 @@ impl Keys<'_, '_> {
         let renormalize = self.metadata.bool(&self.full("expert_weights_norm"));
         Ok(Some(ExpertsConfig {
             count,
+            groups,
             used,
             width,
             scores,
@@ -251,6 +273,8 @@ impl Keys<'_, '_> {
             ("attention.q_lora_rank", "latent attention"),
             ("attention.kv_lora_rank", "latent attention"),
             ("nextn_predict_layers", "multi-token prediction"),
+            ("attention.shared_kv_layers", "layers that read the K and V of others"),
+            ("embedding_length_per_layer_input", "embeddings for layers"),
             ("n_deepstack_layers", "rows that images add to the first layers"),
         ];
         for (key, what) in counts {

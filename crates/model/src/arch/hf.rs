@@ -1,10 +1,14 @@
 //! Hugging Face's `config.json` as a [`Config`]. Names and defaults are those of transformers' configuration classes
 //! (models/*/configuration_*.py, modeling_rope_utils.py); a file leaves out what equals the default.
 
-use paguro_backend::{Activation, RopeStyle};
+use paguro_backend::{Activation, ExpertGroups, RopeStyle};
 use serde_json::{Map, Value};
 
-use super::{Config, Definition, config::Layer, gguf::check_factors};
+use super::{
+    Config, Definition,
+    config::{Geometry, Layer},
+    gguf::check_factors,
+};
 use crate::{
     error::ModelError,
     rope::{Factors, RopeConfig, Yarn, check_original, longrope_magnitude},
@@ -43,7 +47,11 @@ pub(crate) fn config(
     let hidden = fields.size_of(&["hidden_size", "n_embd"], defaults.hidden)?;
     let heads = fields.size_of(&["num_attention_heads", "n_head"], defaults.heads)?;
     let kv_heads = fields.size("num_key_value_heads", defaults.kv_heads.or(Some(heads)))?;
-    let head_dim = fields.size("head_dim", defaults.head_dim.or(hidden.checked_div(heads)))?;
+    let head_dim = match definition.block.latent {
+        // The elements that RoPE rotates.
+        true => fields.size("qk_rope_head_dim", Some(64))?,
+        false => fields.size("head_dim", defaults.head_dim.or(hidden.checked_div(heads)))?,
+    };
     let context_length =
         fields.size_of(&["max_position_embeddings", "n_positions"], Some(defaults.context_length))?;
     let eps = ["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"];
@@ -53,14 +61,16 @@ pub(crate) fn config(
     }
     let max_context = max_context.unwrap_or(context_length);
     let style = definition.rope_styles[1];
-    let rope = match definition.block.positions {
+    let rope = match definition.block.positions || definition.block.own_ropes {
         true => None,
         false => {
             let scope = Scope { kind: "full_attention", other_base: None };
             Some(rope(&fields, &defaults, scope, style, head_dim, context_length, max_context)?)
         }
     };
-    let layer = Layer { window: None, rope: rope.as_ref().map(|_| 0), experts: false, recurrent: false };
+    let geometry = Geometry::default();
+    let rope_index = rope.as_ref().map(|_| 0);
+    let layer = Layer { window: None, rope: rope_index, experts: false, recurrent: false, geometry };
     let mut config = Config {
         definition,
         context_length,
@@ -69,6 +79,8 @@ pub(crate) fn config(
         kv_heads,
         head_dim,
         ffn: fields.size_of(&["intermediate_size", "n_inner"], defaults.ffn.or(Some(4 * hidden)))?,
+        layer_embed: 0,
+        latent: None,
         block: definition.block,
         experts: None,
         recurrent: None,
@@ -93,7 +105,7 @@ pub(crate) fn config(
         config.set_local_rope(own);
     }
     if let Some(experts) = definition.experts {
-        config.experts = fields.experts(experts)?;
+        config.experts = fields.experts(experts, definition.block.latent)?;
         let dense = config.experts.map_or(layers, |experts| experts.dense_layers);
         config.layers.iter_mut().enumerate().for_each(|(index, layer)| layer.experts = index >= dense);
     }
@@ -468,16 +480,22 @@ impl<'a> Fields<'a> {
     }
 
     /// The mixture of experts, of an architecture that may have one like `defaults`.
-    fn experts(&self, defaults: super::ExpertsConfig) -> Result<Option<super::ExpertsConfig>, ModelError> {
+    fn experts(
+        &self,
+        defaults: super::ExpertsConfig,
+        latent: bool,
+    ) -> Result<Option<super::ExpertsConfig>, ModelError> {
         const COUNTS: [&str; 4] = ["num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"];
-        const USED: [&str; 3] = ["num_experts_per_tok", "moe_topk", "moe_k"];
-        if COUNTS.iter().all(|key| !self.has(key)) {
+        const USED: [&str; 4] = ["num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts"];
+        if COUNTS.iter().all(|key| self.0.get(*key).is_none_or(Value::is_null)) {
             return Ok(None);
         }
         let groups = self.optional_size("n_group")?.unwrap_or(1);
-        if groups > 1 {
+        if groups > 1 && !latent {
             return Err(ModelError::unsupported(format!("a router with {groups} groups of experts")));
         }
+        let used_groups = self.size("topk_group", Some(1))?;
+        let groups = (groups > 1).then_some(ExpertGroups { count: groups, used: used_groups, best: 1 });
         let width = self.size_of(&["moe_intermediate_size", "intermediate_size"], None)?;
         let shared_counts = ["n_shared_experts", "moe_num_shared_experts", "num_shared_expert"];
         let shared = match self.optional_size("shared_expert_intermediate_size")? {
@@ -487,6 +505,7 @@ impl<'a> Fields<'a> {
         let factor = self.number("routed_scaling_factor")?.unwrap_or(1.0);
         Ok(Some(super::ExpertsConfig {
             count: self.size_of(&COUNTS, None)?,
+            groups,
             used: self.size_of(&USED, None)?,
             width,
             renormalize: self.flag("norm_topk_prob")?.unwrap_or(defaults.renormalize),

@@ -5,57 +5,85 @@ use paguro_backend::{KvGroup, KvLayout, KvSlot};
 /// How much more memory than possible a layout may take for having fewer groups.
 const TOLERANCE: f64 = 1.05;
 
-/// Arranges layers into groups of equally many slots, layer by layer in `windows` (`None` sees all).
+/// Layers that can share pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct KvKind {
+    /// How far back they see; `None` sees all.
+    pub(super) window: Option<u32>,
+    pub(super) kv_heads: usize,
+    pub(super) head_dim: usize,
+}
+
+impl KvKind {
+    fn width(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+}
+
+/// Arranges layers into groups, layer by layer in `layers`.
 ///
-/// Pages have the same size in all groups, so layers of different windows can share an arena only if their groups
-/// have equally many slots, and slots may stay unused. Few slots waste nothing but make many groups, each with its own
-/// block table; many slots make few groups, but a group of full layers that leaves some unused wastes them over the
-/// whole context. So: of the numbers of slots that need at most 5 % more memory than the best does, for a sequence
+/// Pages have the same size in bytes in all groups, so the number of slots of a group follows from the page's size and
+/// the width of its K and V; slots may stay unused. Small pages waste nothing but make many groups, each with its own
+/// block table; large pages make few groups, but a group of full layers that leaves some slots unused wastes them over
+/// the whole context. So: of the sizes that need at most 5 % more memory than the best does, for a sequence
 /// that fills `context`, the one with the fewest groups. Gemma 2 (one full layer to one local) gets two groups;
 /// Gemma 3 (one to five) gets one group for the full layers, and as many as needed, of that size, for the others.
-pub(super) fn arrange(
-    windows: &[Option<u32>],
-    kv_heads: usize,
-    head_dim: usize,
-    context: usize,
-) -> (KvLayout, Vec<KvSlot>) {
-    let mut kinds: Vec<(Option<u32>, usize)> = Vec::new(); // with the number of its layers
-    for &window in windows {
-        match kinds.iter_mut().find(|kind| kind.0 == window) {
+pub(super) fn arrange(layers: &[KvKind], context: usize) -> (KvLayout, Vec<KvSlot>) {
+    let mut kinds: Vec<(KvKind, usize)> = Vec::new(); // with the number of its layers
+    for &layer in layers {
+        match kinds.iter_mut().find(|kind| kind.0 == layer) {
             Some(kind) => kind.1 += 1,
-            None => kinds.push((window, 1)),
+            None => kinds.push((layer, 1)),
         }
     }
-    let slots = choose_slots(&kinds, context);
+    let page = choose_page(&kinds, context);
 
     let mut groups = Vec::new();
     let mut first_group = Vec::new(); // of each kind
-    for &(window, layers) in &kinds {
+    for &(kind, layers) in &kinds {
         first_group.push(groups.len());
+        let KvKind { window, kv_heads, head_dim } = kind;
+        let slots = slots(page, &kind);
         let group = KvGroup { window, slots, kv_heads, head_dim };
         groups.extend((0..layers.div_ceil(slots)).map(|_| group));
     }
     let mut seen = vec![0; kinds.len()];
-    let place = |window: &Option<u32>| {
-        let kind = kinds.iter().position(|kind| kind.0 == *window).unwrap_or(0); // every window made a kind
+    let place = |layer: &KvKind| {
+        let kind = kinds.iter().position(|kind| kind.0 == *layer).unwrap_or(0); // every layer made a kind
         let nth = seen[kind];
         seen[kind] += 1;
+        let slots = slots(page, layer);
         KvSlot { group: first_group[kind] + nth / slots, slot: nth % slots }
     };
-    let places = windows.iter().map(place).collect();
+    let places = layers.iter().map(place).collect();
     (KvLayout { groups }, places)
 }
 
-fn choose_slots(kinds: &[(Option<u32>, usize)], context: usize) -> usize {
-    let most = kinds.iter().map(|kind| kind.1).max().unwrap_or(1);
-    let memory = |slots: usize| -> f64 {
-        let kept = |window: Option<u32>| window.map_or(context, |window| context.min(window as usize)) as f64;
-        kinds.iter().map(|&(window, layers)| (layers.div_ceil(slots) * slots) as f64 * kept(window)).sum()
+/// Layers of a kind that fit in a page with `page` elements of K for each token.
+fn slots(page: usize, kind: &KvKind) -> usize {
+    (page / kind.width().max(1)).max(1)
+}
+
+/// Elements of K of a token in a page.
+fn choose_page(kinds: &[(KvKind, usize)], context: usize) -> usize {
+    let widest = kinds.iter().map(|(kind, _)| kind.width()).max().unwrap_or(1);
+    let pages = kinds
+        .iter()
+        .flat_map(|(kind, layers)| (1..=*layers).map(|slots| slots.saturating_mul(kind.width())))
+        .filter(|&page| page >= widest);
+    let groups = |page: usize| -> usize {
+        kinds.iter().map(|(kind, layers)| layers.div_ceil(slots(page, kind))).sum()
     };
-    let groups = |slots: usize| kinds.iter().map(|kind| kind.1.div_ceil(slots)).sum::<usize>();
-    let least = (1..=most).map(memory).fold(f64::INFINITY, f64::min);
-    let good_enough = (1..=most).filter(|&slots| memory(slots) <= least * TOLERANCE);
-    good_enough.min_by_key(|&slots| (groups(slots), slots)).unwrap_or(most)
+    let memory = |page: usize| -> f64 {
+        let kept = |window: Option<u32>| window.map_or(context, |window| context.min(window as usize)) as f64;
+        let of_kind = |(kind, layers): &(KvKind, usize)| {
+            layers.div_ceil(slots(page, kind)) as f64 * page as f64 * kept(kind.window)
+        };
+        kinds.iter().map(of_kind).sum()
+    };
+    let least = pages.clone().map(memory).fold(f64::INFINITY, f64::min);
+    let good_enough = pages.filter(|&page| memory(page) <= least * TOLERANCE);
+    good_enough.min_by_key(|&page| (groups(page), page)).unwrap_or(widest)
 }
 
 #[cfg(test)]
@@ -64,17 +92,123 @@ mod tests {
 
     use super::*;
 
+    /// Arranges layers, and checks that each has a slot of its own in a group of its kind.
+    fn check_places(layers: &[KvKind], context: usize) -> KvLayout {
+        let (layout, places) = arrange(layers, context);
+        let mut used = std::collections::HashSet::new();
+        for (place, layer) in places.iter().zip(layers) {
+            assert!(used.insert((place.group, place.slot)), "two layers at {place:?}");
+            let KvGroup { window, slots, kv_heads, head_dim } = layout.groups[place.group];
+            assert!(place.slot < slots);
+            assert_eq!(KvKind { window, kv_heads, head_dim }, *layer);
+        }
+        layout
+    }
+
+    /// `local` and `full`: K/V heads and their size, in patterns as below.
+    #[track_caller]
+    fn check_shapes(
+        pattern: &str,
+        context: usize,
+        local: (usize, usize),
+        full: (usize, usize),
+        expected: Expect,
+    ) {
+        let kind = |c| {
+            let (kv_heads, head_dim) = if c == 'l' { local } else { full };
+            KvKind { window: (c == 'l').then_some(1024), kv_heads, head_dim }
+        };
+        let layers: Vec<_> = pattern.chars().map(kind).collect();
+        let layout = check_places(&layers, context);
+        let kept = |window: Option<u32>| window.map_or(context, |window| window as usize);
+        let page = layout.groups.iter().map(|group| group.slots * group.width()).max().unwrap();
+        let allocated: usize = layout.groups.iter().map(|group| page * kept(group.window)).sum();
+        let used: usize = layers.iter().map(|layer| layer.width() * kept(layer.window)).sum();
+        let mut groups: Vec<String> = Vec::new();
+        for group in &layout.groups {
+            let kind = if group.window.is_some() { "local" } else { "full" };
+            groups.push(format!("{kind} with {} slots", group.slots));
+        }
+        groups.dedup();
+        let unused = 100 * (allocated - used) / allocated;
+        expected.assert_eq(&format!(
+            "{} groups, {}, {unused} % unused",
+            layout.groups.len(),
+            groups.join(", ")
+        ));
+    }
+
+    /// Gemma 4: E2B and E4B without the layers that share K and V, 26B, 31B; and heads whose sizes have no small common
+    /// multiple.
+    #[test]
+    fn pages_have_one_size_for_all_shapes() {
+        let layers = |count: usize, period: usize| -> String {
+            (1..=count).map(|layer| if layer % period == 0 { 'f' } else { 'l' }).collect()
+        };
+        for context in [8192, 131_072] {
+            let check = |count, period, local, full, expected: [Expect; 2]| {
+                let [short, long] = expected;
+                let expected = if context == 8192 { short } else { long };
+                check_shapes(&layers(count, period), context, local, full, expected);
+            };
+            check(
+                15,
+                5,
+                (1, 256),
+                (1, 512),
+                [
+                    expect!["3 groups, local with 6 slots, full with 3 slots, 0 % unused"],
+                    expect!["3 groups, local with 6 slots, full with 3 slots, 0 % unused"],
+                ],
+            );
+            check(
+                24,
+                6,
+                (2, 256),
+                (2, 512),
+                [
+                    expect!["4 groups, local with 8 slots, full with 4 slots, 4 % unused"],
+                    expect!["4 groups, local with 8 slots, full with 4 slots, 0 % unused"],
+                ],
+            );
+            check(
+                30,
+                6,
+                (8, 256),
+                (2, 512),
+                [
+                    expect!["10 groups, local with 3 slots, full with 6 slots, 11 % unused"],
+                    expect!["14 groups, local with 2 slots, full with 5 slots, 2 % unused"],
+                ],
+            );
+            check(
+                60,
+                6,
+                (16, 256),
+                (4, 512),
+                [
+                    expect!["11 groups, local with 5 slots, full with 10 slots, 0 % unused"],
+                    expect!["11 groups, local with 5 slots, full with 10 slots, 0 % unused"],
+                ],
+            );
+            check(
+                12,
+                3,
+                (3, 80),
+                (2, 112),
+                [
+                    expect!["3 groups, local with 4 slots, full with 4 slots, 5 % unused"],
+                    expect!["4 groups, local with 3 slots, full with 4 slots, 0 % unused"],
+                ],
+            );
+        }
+    }
+
     /// `pattern`: one letter a layer, `f` for full and `l` for local with the given window.
     #[track_caller]
     fn check(pattern: &str, window: u32, context: usize, expected: Expect) {
-        let windows: Vec<_> = pattern.chars().map(|c| (c == 'l').then_some(window)).collect();
-        let (layout, places) = arrange(&windows, 1, 64, context);
-        let mut used = std::collections::HashSet::new();
-        for (place, window) in places.iter().zip(&windows) {
-            assert!(used.insert((place.group, place.slot)), "two layers at {place:?}");
-            assert!(place.slot < layout.groups[place.group].slots);
-            assert_eq!(layout.groups[place.group].window, *window);
-        }
+        let kind = |c| KvKind { window: (c == 'l').then_some(window), kv_heads: 1, head_dim: 64 };
+        let layout = check_places(&pattern.chars().map(kind).collect::<Vec<_>>(), context);
         let full = layout.groups.iter().filter(|group| group.window.is_none()).count();
         let slots = layout.groups[0].slots;
         let wasted = layout.groups.len() * slots - pattern.len();

@@ -1,6 +1,8 @@
 //! A [`Config`] and tensors become a program and its weights.
 
 mod experts;
+mod latent;
+mod layer_input;
 mod recurrent;
 
 use paguro_backend::{
@@ -9,7 +11,11 @@ use paguro_backend::{
 };
 
 use self::recurrent::Rows;
-use super::{Config, HfMatrices, Names, Tensors, kv, names::Part};
+use super::{
+    Config, HfMatrices, Names, Tensors,
+    kv::{self, KvKind},
+    names::Part,
+};
 use crate::{
     error::ModelError,
     rearrange::{Transpose, join},
@@ -24,19 +30,35 @@ pub(crate) fn lower(
     max_context: usize,
 ) -> Result<(Program, Weights), ModelError> {
     let mut lowering = Lowering { config, names, tensors };
-    let attend = config.layers.iter().filter(|layer| !layer.recurrent);
-    let windows = attend.map(|layer| layer.window.filter(|&window| (window as usize) < max_context));
-    let windows: Vec<_> = windows.collect();
-    let (kv, places) = kv::arrange(&windows, config.kv_heads, config.head_dim, max_context);
+    let kind = |(index, layer): (usize, &super::config::Layer)| {
+        let window = layer.window.filter(|&window| (window as usize) < max_context);
+        let (kv_heads, head_dim) = (config.kv_heads_of(index), config.head_dim_of(index));
+        (!layer.recurrent && !layer.geometry.shares_kv).then_some(KvKind { window, kv_heads, head_dim })
+    };
+    let kinds: Vec<_> = config.layers.iter().enumerate().filter_map(kind).collect();
+    let (kv, places) = kv::arrange(&kinds, max_context);
 
     let (embed, vocab) = lowering.embed(max_context)?;
     let (mut places, mut states) = (places.into_iter(), 0..);
+    let mut place_of: Vec<KvSlot> = Vec::with_capacity(config.layers.len());
     let layers = config.layers.iter().enumerate().map(|(layer, kind)| {
         let mixer = match config.recurrent.filter(|_| kind.recurrent) {
-            Some(recurrent) => lowering.recurrent(layer, recurrent, states.next().unwrap_or(0))?,
+            Some(recurrent) => {
+                place_of.push(KvSlot { group: 0, slot: 0 }); // without a meaning
+                lowering.recurrent(layer, recurrent, states.next().unwrap_or(0))?
+            }
             None => {
-                let place = places.next().unwrap_or(KvSlot { group: 0, slot: 0 }); // one for each that attends
-                Mixer::Attention(lowering.attention(layer, place)?)
+                let place = match config.kv_source(layer) {
+                    Some(source) => place_of[source],
+                    None => places.next().unwrap_or(KvSlot { group: 0, slot: 0 }), // one for each such layer
+                };
+                place_of.push(place);
+                match config.latent {
+                    Some((shape, rank)) => {
+                        Mixer::Latent(Box::new(lowering.latent(layer, shape, rank, place)?))
+                    }
+                    None => Mixer::Attention(lowering.attention(layer, place)?),
+                }
             }
         };
         lowering.layer(layer, mixer)
@@ -54,6 +76,9 @@ pub(crate) fn lower(
     let state = recurrent::states(config);
     Ok((Program { hidden: config.hidden, vocab, kv, state, ropes, embed, layers, head }, weights))
 }
+
+/// Q, and K and V where a layer has its own.
+type Qkv = (Linear, Option<Linear>, Option<Linear>);
 
 struct Lowering<'a, 't> {
     config: &'a Config,
@@ -78,7 +103,11 @@ impl Lowering<'_, '_> {
             true => Some(self.positions(max_context)?),
             false => None,
         };
-        Ok((Embed { table, scale: self.config.embed_scale, positions }, vocab))
+        let layers = match self.config.layer_embed {
+            0 => None,
+            width => Some(self.layer_embeds(vocab, width)?),
+        };
+        Ok((Embed { table, scale: self.config.embed_scale, positions, layers }, vocab))
     }
 
     fn positions(&mut self, max_context: usize) -> Result<Positions, ModelError> {
@@ -94,11 +123,15 @@ impl Lowering<'_, '_> {
 
     fn attention(&mut self, layer: usize, kv: KvSlot) -> Result<Attention, ModelError> {
         let (config, block) = (self.config, self.config.block);
-        let (hidden, q_dim) = (config.hidden, config.heads * config.head_dim);
-        let ([q, k, v], gate) = match block.attention_gate {
-            true => self.qkv_and_gate(layer)?,
-            false => (self.qkv(layer)?, None),
+        let (hidden, head_dim) = (config.hidden, config.head_dim_of(layer));
+        let q_dim = config.heads * head_dim;
+        let shares = config.layers[layer].geometry.shares_kv;
+        let ((q, k, v), gate) = match (shares, block.attention_gate) {
+            (true, _) => (self.only_q(layer)?, None),
+            (false, true) => self.qkv_and_gate(layer)?,
+            (false, false) => (self.qkv(layer)?, None),
         };
+        let v_norm = (block.v_norm && !shares).then(|| self.plain_norm(head_dim));
         let sinks = match block.sinks {
             true => {
                 // Hugging Face's is no module's weight, and has no suffix.
@@ -116,6 +149,7 @@ impl Lowering<'_, '_> {
             k,
             v,
             qk_norm: self.qk_norm(layer)?,
+            v_norm,
             rope: config.layers[layer].rope,
             position_scale: config.position_scale,
             scale: config.attention_scale,
@@ -139,7 +173,13 @@ impl Lowering<'_, '_> {
             Some(experts) => FeedForward::Experts(self.experts(layer, &experts, norm, post_norm)?),
             None => FeedForward::Dense(self.dense(layer, norm, post_norm)?),
         };
-        Ok(Layer { mixer, ffn, residual: block.residual, branch_scale: config.branch_scale })
+        let input = match config.layer_embed {
+            0 => None,
+            width => Some(self.layer_input(layer, width)?),
+        };
+        let output_scale = if block.output_scale { self.output_scale(layer)? } else { 1.0 };
+        let branch_scale = config.branch_scale;
+        Ok(Layer { mixer, ffn, residual: block.residual, branch_scale, input, output_scale })
     }
 
     fn dense(
@@ -148,7 +188,8 @@ impl Lowering<'_, '_> {
         norm: Option<Norm>,
         post_norm: Option<Norm>,
     ) -> Result<Dense, ModelError> {
-        let Config { hidden, ffn, block, .. } = *self.config;
+        let Config { hidden, block, .. } = *self.config;
+        let ffn = self.config.ffn_of(layer);
         let (gate, up) = match (block.gated, block.fused_gate_up) {
             (true, true) => {
                 let name = self.names.layer(layer, Part::GateUp);
@@ -186,31 +227,55 @@ impl Lowering<'_, '_> {
         Ok(Head { norm, linear: Linear { matrix, bias }, scale, soft_cap })
     }
 
-    fn qkv(&mut self, layer: usize) -> Result<[Linear; 3], ModelError> {
-        let Config { hidden, heads, kv_heads, head_dim, .. } = *self.config;
+    fn qkv(&mut self, layer: usize) -> Result<Qkv, ModelError> {
+        let Config { hidden, heads, .. } = *self.config;
+        let (kv_heads, head_dim) = (self.config.kv_heads_of(layer), self.config.head_dim_of(layer));
         let (q, kv) = (heads * head_dim, kv_heads * head_dim);
         let parts = [(Part::Q, q), (Part::K, kv), (Part::V, kv)];
         let fused = self.names.layer(layer, Part::Qkv);
         if self.tensors.has(&format!("{fused}.weight")) {
             let by_head = self.names.is_hf() && self.config.definition.hf_matrices == HfMatrices::QkvByHead;
-            return match by_head {
-                true => self.split_by_head(&fused),
-                false => self.split(&fused, parts.map(|part| part.1), hidden),
+            let [q, k, v] = match by_head {
+                true => self.split_by_head(&fused)?,
+                false => self.split(&fused, parts.map(|part| part.1), hidden)?,
             };
+            return Ok((q, Some(k), Some(v)));
         }
-        let [q, k, v] = parts.map(|(part, rows)| self.linear(layer, part, rows, hidden));
-        Ok([q?, k?, v?])
+        let q = self.linear(layer, Part::Q, q, hidden)?;
+        let k = self.linear(layer, Part::K, kv, hidden)?;
+        let v_name = format!("{}.weight", self.names.layer(layer, Part::V));
+        if self.config.layers[layer].geometry.keys_as_values && !self.tensors.has(&v_name) {
+            return Ok((q, Some(k), None));
+        }
+        Ok((q, Some(k), Some(self.linear(layer, Part::V, kv, hidden)?)))
+    }
+
+    /// Q of a layer that reads another one's K and V. Some files have matrices for its own, which have no effect.
+    fn only_q(&mut self, layer: usize) -> Result<Qkv, ModelError> {
+        let rows = self.config.heads * self.config.head_dim_of(layer);
+        for part in [Part::K, Part::V, Part::KNorm] {
+            let name = self.names.layer(layer, part);
+            ["weight", "bias"].iter().for_each(|kind| self.tensors.ignore(&format!("{name}.{kind}")));
+        }
+        Ok((self.linear(layer, Part::Q, rows, self.config.hidden)?, None, None))
+    }
+
+    /// A norm without weights: with weights of one.
+    fn plain_norm(&mut self, width: usize) -> Norm {
+        let weight = self.tensors.add_vector(vec![1.0; width]);
+        Norm { kind: self.config.block.norms, weight, bias: None, eps: self.config.norm_eps }
     }
 
     /// Q, K and V, and the gate that is in one matrix with Q: head by head, first the query's rows.
-    fn qkv_and_gate(&mut self, layer: usize) -> Result<([Linear; 3], Option<Linear>), ModelError> {
-        let Config { hidden, heads, kv_heads, head_dim, .. } = *self.config;
+    fn qkv_and_gate(&mut self, layer: usize) -> Result<(Qkv, Option<Linear>), ModelError> {
+        let Config { hidden, heads, .. } = *self.config;
+        let (kv_heads, head_dim) = (self.config.kv_heads_of(layer), self.config.head_dim_of(layer));
         let name = self.names.layer(layer, Part::Q);
         let part =
             |part: usize| Rows { first: part * head_dim, len: head_dim, step: 2 * head_dim, count: heads };
         let [q, gate] = self.pick_rows(&name, 2 * heads * head_dim, [&[part(0)], &[part(1)]])?;
         let [k, v] = [Part::K, Part::V].map(|part| self.linear(layer, part, kv_heads * head_dim, hidden));
-        Ok(([q, k?, v?], Some(gate)))
+        Ok(((q, Some(k?), Some(v?)), Some(gate)))
     }
 
     /// Q, K and V of a matrix `[heads, 3, head_dim, hidden]` with its bias.
@@ -303,7 +368,8 @@ impl Lowering<'_, '_> {
 
     /// The norms of queries and keys, in the architectures that have them.
     fn qk_norm(&mut self, layer: usize) -> Result<Option<QkNorm>, ModelError> {
-        let Config { heads, kv_heads, head_dim, block, .. } = *self.config;
+        let Config { heads, block, .. } = *self.config;
+        let (kv_heads, head_dim) = (self.config.kv_heads_of(layer), self.config.head_dim_of(layer));
         let Some(kind) = block.qk_norm else { return Ok(None) };
         let [q, k] = [Part::QNorm, Part::KNorm].map(|part| self.names.layer(layer, part));
         if block.optional_qk_norm && !self.tensors.has(&format!("{q}.weight")) {
@@ -313,7 +379,12 @@ impl Lowering<'_, '_> {
             QkNormKind::Row => (heads * head_dim, kv_heads * head_dim),
             QkNormKind::Head | QkNormKind::HeadAfterRope => (head_dim, head_dim),
         };
-        Ok(Some(QkNorm { q: self.norm(&q, q_width)?, k: self.norm(&k, k_width)?, kind }))
+        let q = self.norm(&q, q_width)?;
+        let k = match self.config.layers[layer].geometry.shares_kv {
+            true => q, // without a meaning
+            false => self.norm(&k, k_width)?,
+        };
+        Ok(Some(QkNorm { q, k, kind }))
     }
 
     /// The norm `name`, with its bias if there is one.

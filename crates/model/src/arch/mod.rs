@@ -13,10 +13,12 @@ mod tensors;
 
 mod cohere2;
 mod deepseek;
+mod deepseek2;
 mod ernie4_5;
 mod exaone4;
 mod gemma2;
 mod gemma3;
+mod gemma4;
 mod glm4;
 mod glm4moe;
 mod gpt2;
@@ -79,6 +81,7 @@ const ALL: &[&Definition] = &[
     &qwen_vl::QWEN3_VL_MOE,
     &gemma2::DEF,
     &gemma3::DEF,
+    &gemma4::DEF,
     &gpt_oss::DEF,
     &phi2::DEF,
     &phi3::DEF,
@@ -97,6 +100,7 @@ const ALL: &[&Definition] = &[
     &glm4moe::DEF,
     &minimax_m2::DEF,
     &deepseek::DEF,
+    &deepseek2::DEF,
     &cohere2::DEF,
     &nemotron::DEF,
     &starcoder2::DEF,

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use paguro_backend::{Bytes, Matrix, MatrixId, VectorId, WeightFormat, Weights};
+use paguro_backend::{Bytes, Matrix, MatrixId, TableId, VectorId, WeightFormat, Weights};
 
 use crate::{error::ModelError, tensor::Tensor};
 
@@ -130,6 +130,17 @@ impl<'a> Tensors<'a> {
     pub(crate) fn add_matrix(&mut self, matrix: Matrix) -> MatrixId {
         self.weights.matrices.push(matrix);
         MatrixId(self.weights.matrices.len() as u32 - 1)
+    }
+
+    /// Adds a table to the weights.
+    pub(crate) fn add_table(&mut self, table: Matrix) -> TableId {
+        self.weights.tables.push(table);
+        TableId(self.weights.tables.len() as u32 - 1)
+    }
+
+    /// Passes over a tensor that has no effect, if it is there.
+    pub(crate) fn ignore(&mut self, name: &str) {
+        self.rest.remove(name);
     }
 
     /// Adds a vector to the weights.

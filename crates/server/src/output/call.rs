@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 
 use super::{
+    braces,
     json::{Scan, Scanner, is_space},
     syntax::{Elements, Reading},
     tools::{ReadTool, keywords},
@@ -60,6 +61,8 @@ enum At {
     ElementValue { key: String, text: String },
     /// Within the parentheses of a call in Python's form.
     Parentheses { text: String, open: usize, quote: Option<char>, escaped: bool },
+    /// Within the braces of a call in Gemma's form.
+    Braces { text: String, open: usize, quoted: bool },
 }
 
 /// What an object may say of a call.
@@ -121,6 +124,7 @@ impl Call {
             At::InValue(key, text, scanner) => self.value(key, text, scanner, c)?,
             At::Arguments { scanner, in_object } => self.argument(scanner, in_object, c)?,
             At::Parentheses { text, open, quote, escaped } => self.keyword(text, open, quote, escaped, c)?,
+            At::Braces { text, open, quoted } => self.braced(text, open, quoted, c)?,
             at @ (At::ElementEdge(_)
             | At::ElementKey(_)
             | At::ElementGap { .. }
@@ -162,6 +166,15 @@ impl Call {
                 return self.element_name(elements, text);
             }
             Reading::Elements(_) => return Ok(At::Key { first: true }),
+            Reading::Braces if c == '{' => {
+                let name = text.trim_start();
+                self.name = Some(name.strip_prefix("call:").unwrap_or(name).trim().to_owned());
+                return Ok(At::Braces { text: String::new(), open: 0, quoted: false });
+            }
+            Reading::Braces => {
+                text.push(c);
+                return if text.len() <= MAX_HEADER { Ok(At::Header(text)) } else { Err(Malformed) };
+            }
             Reading::Keywords => return self.keyword_name(text, c),
             Reading::Channels => return Err(Malformed),
             Reading::Objects | Reading::Named { .. } | Reading::Either { .. } => {}
@@ -180,7 +193,7 @@ impl Call {
                 self.name = Some(name_in(&text, before, after).ok_or(Malformed)?.to_owned());
                 self.argument(Scanner::new(), false, c)
             }
-            Reading::Elements(_) | Reading::Keywords | Reading::Channels => Err(Malformed),
+            Reading::Elements(_) | Reading::Braces | Reading::Keywords | Reading::Channels => Err(Malformed),
         }
     }
 
@@ -320,6 +333,32 @@ impl Call {
         }
         text.push(c);
         Ok(At::Parentheses { text, open, quote, escaped: escapes })
+    }
+
+    /// Takes a character within the braces, of which the text stands within `open` further brackets.
+    fn braced(
+        &mut self,
+        mut text: String,
+        mut open: usize,
+        mut quoted: bool,
+        c: char,
+    ) -> Result<At, Malformed> {
+        match c {
+            _ if quoted => {}
+            '{' | '[' => open += 1,
+            '}' if open == 0 => {
+                let arguments = braces::read(&text).ok_or(Malformed)?;
+                self.arguments = Value::Object(arguments).to_string();
+                self.arguments_end = true;
+                self.end = true;
+                return Ok(At::Next);
+            }
+            '}' | ']' => open = open.checked_sub(1).ok_or(Malformed)?,
+            _ => {}
+        }
+        text.push(c);
+        quoted ^= text.ends_with(braces::QUOTE);
+        Ok(At::Braces { text, open, quoted })
     }
 
     fn key(&mut self, text: &str) -> Result<Key, Malformed> {

@@ -36,6 +36,16 @@ pub(super) static GENERIC: CallSyntax = CallSyntax {
 
 /// All syntaxes. The first one whose signs a template contains is taken.
 pub(super) static SYNTAXES: &[CallSyntax] = &[
+    // Gemma 4.
+    CallSyntax {
+        name: "gemma",
+        signs: &[&["<|tool_call>call:"]],
+        layout: Layout { open: "<|tool_call>call:", infix: "{", close: "}<tool_call|>", ..PLAIN },
+        markers: &["<|tool_call>"],
+        reading: Reading::Braces,
+        tail: &["<tool_call|>"],
+        ..BASE
+    },
     // gpt-oss: every message has a channel.
     CallSyntax {
         name: "harmony",

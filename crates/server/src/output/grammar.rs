@@ -5,6 +5,7 @@ use paguro_engine::narrow_schema;
 use serde_json::{Map, Value, json};
 
 use super::{
+    braces,
     syntax::{CallSyntax, Elements, Format, Frame, Reading, UnreadCalls},
     tools::kinds,
 };
@@ -159,7 +160,36 @@ impl Writer<'_> {
                     self.rules.push(format!("{rule}: {item}*"));
                 }
             },
-            Reading::Keywords => self.keywords(&rule, schema),
+            Reading::Braces => {
+                let mut properties: Vec<_> = schema["properties"].as_object().into_iter().flatten().collect();
+                // Templates sort keys.
+                properties.sort_by_key(|(key, _)| key.to_lowercase());
+                let known = tool.parameters.is_none() || schema["properties"].is_object();
+                let rules = properties.into_iter().map(|(key, property)| {
+                    let value = format!("{rule}_value_{}", self.rules.len());
+                    self.braced_value(&value, property, schema);
+                    (format!("{key}:"), value, is_required(schema, key))
+                });
+                let rules = rules.collect();
+                match known {
+                    true => self.sequence(&rule, ",", rules),
+                    false => {
+                        self.any_braced();
+                        self.rules.push(format!("{rule}: (any_member (\",\" any_member)*)?"));
+                    }
+                }
+            }
+            Reading::Keywords => {
+                let none = Map::new();
+                let properties = schema["properties"].as_object().unwrap_or(&none);
+                let rules = properties.iter().enumerate().map(|(at, (key, property))| {
+                    let value = format!("{rule}_value_{at}");
+                    self.rules.push(format!("{value}: %json {}", compact(within(property, schema))));
+                    (format!("{key}="), value, is_required(schema, key))
+                });
+                let rules = rules.collect();
+                self.sequence(&rule, ", ", rules);
+            }
             Reading::Objects | Reading::Named { .. } | Reading::Either { .. } | Reading::Channels => {
                 self.rules.push(format!("{rule}: %json {}", arguments_schema(tool.parameters)));
             }
@@ -191,25 +221,67 @@ impl Writer<'_> {
         self.rules.push(format!("{rule}: {open} {value} \"\\n\""));
     }
 
-    /// The rules for arguments by keyword, in the order of their schema, with commas between those that are there.
-    fn keywords(&mut self, rule: &str, schema: &Value) {
-        let none = Map::new();
-        let properties = schema["properties"].as_object().unwrap_or(&none);
-        let count = properties.len();
-        for (at, (key, property)) in properties.iter().enumerate() {
-            self.rules.push(format!("{rule}_item_{at}: {} {rule}_value_{at}", json!(format!("{key}="))));
-            self.rules.push(format!("{rule}_value_{at}: %json {}", compact(within(property, schema))));
-            let required = is_required(schema, key);
+    /// The rules for arguments in this order, with separators between those that are there. Each has the text before its
+    /// value, the rule of its value, and whether it has to be there.
+    fn sequence(&mut self, rule: &str, separator: &str, arguments: Vec<(String, String, bool)>) {
+        let (count, separator) = (arguments.len(), json!(separator));
+        for (at, (key, value, required)) in arguments.into_iter().enumerate() {
+            self.rules.push(format!("{rule}_item_{at}: {} {value}", json!(key)));
             let next = at + 1;
             let skip = if required { String::new() } else { format!(" | {rule}_from_{next}") };
             self.rules.push(format!("{rule}_from_{at}: {rule}_item_{at} {rule}_after_{next}{skip}"));
             let optional = if required { "" } else { "?" };
-            self.rules
-                .push(format!("{rule}_after_{at}: (\", \" {rule}_item_{at}){optional} {rule}_after_{next}"));
+            self.rules.push(format!(
+                "{rule}_after_{at}: ({separator} {rule}_item_{at}){optional} {rule}_after_{next}"
+            ));
         }
         self.rules.push(format!("{rule}_from_{count}: \"\""));
         self.rules.push(format!("{rule}_after_{count}: \"\""));
         self.rules.push(format!("{rule}: {rule}_from_0"));
+    }
+
+    /// The rule for a value in Gemma's form: a text between quotes, what JSON has, or any value of either kind.
+    fn braced_value(&mut self, rule: &str, property: &Value, schema: &Value) {
+        let quote = self.terminals(braces::QUOTE);
+        let texts = property["enum"].as_array().filter(|values| values.iter().all(Value::is_string));
+        if let Some(texts) = texts {
+            let texts: Vec<_> = texts.iter().map(ToString::to_string).collect();
+            self.rules.push(format!("{rule}: {quote} ({}) {quote}", texts.join(" | ")));
+            return;
+        }
+        const PLAIN: [&str; 4] = ["integer", "number", "boolean", "null"];
+        let kind = property["type"].as_str().unwrap_or_default();
+        if kind == "string" {
+            self.until(&format!("{rule}_text"), braces::QUOTE);
+            self.rules.push(format!("{rule}: {quote} {rule}_text"));
+        } else if PLAIN.contains(&kind) {
+            self.rules.push(format!("{rule}: %json {}", compact(within(property, schema))));
+        } else {
+            self.any_braced();
+            let start = match kind {
+                "object" => "any_object",
+                "array" => "any_array",
+                _ => "any_value",
+            };
+            self.rules.push(format!("{rule}: {start}"));
+        }
+    }
+
+    /// The rules `any_value`, `any_object`, `any_array` and `any_member` for values in Gemma's form.
+    fn any_braced(&mut self) {
+        if self.rules.iter().any(|rule| rule.starts_with("any_value:")) {
+            return;
+        }
+        let quote = self.terminals(braces::QUOTE);
+        self.until("any_text", braces::QUOTE);
+        let plain = compact(json!({"type": ["number", "boolean", "null"]}));
+        self.rules.extend([
+            format!("any_plain: %json {plain}"),
+            format!("any_value: {quote} any_text | any_object | any_array | any_plain"),
+            "any_object: \"{\" (any_member (\",\" any_member)*)? \"}\"".to_owned(),
+            "any_array: \"[\" (any_value (\",\" any_value)*)? \"]\"".to_owned(),
+            "any_member: /[a-zA-Z0-9_\\-]{1,64}/ \":\" any_value".to_owned(),
+        ]);
     }
 
     /// A rule for any text up to and with `end`, which the text does not have. A line break before the end is part of the text.

@@ -5,6 +5,7 @@
 //! emitted text is ever revised, and the result does not depend on how the text was cut into deltas. Text that looks like a
 //! call and is none stays text. Only the beginning of a further call that a limit has cut off is dropped.
 
+mod braces;
 mod call;
 mod channels;
 mod families;

@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use sha2::{Digest, Sha256};
 
 use super::{
-    channels,
+    braces, channels,
     families::{GENERIC, SYNTAXES},
     grammar::Thought,
 };
@@ -67,6 +67,8 @@ pub(super) enum Reading {
     Either { before: &'static [&'static str], after: &'static [&'static str] },
     /// A name, and the arguments one by one between marks; or `Objects`.
     Elements(&'static Elements),
+    /// `call:`, a name, and the arguments in braces, see [`braces`].
+    Braces,
     /// As in Python: a name, and the arguments by keyword in parentheses.
     Keywords,
     /// A message whose header names the tool and whose body is the arguments as a JSON object (Harmony).
@@ -103,6 +105,8 @@ const REASONING: &[Tags] = &[
     ("[THINK]", "[/THINK]"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<seed:think>", "</seed:think>"),
+    // Gemma 4.
+    ("<|channel>thought", "<channel|>"),
 ];
 
 /// Harmony's: a message of the channel for analysis.
@@ -206,6 +210,7 @@ impl Format {
         let syntax = self.calls.unwrap_or(&GENERIC);
         let named = match syntax.reading {
             Reading::Objects | Reading::Keywords => [&[][..], &[]],
+            Reading::Braces => [&[braces::QUOTE][..], &[]],
             Reading::Named { before, after } | Reading::Either { before, after } => [before, after],
             Reading::Elements(elements) => [elements.before, elements.ends],
             Reading::Channels => [channels::MARKS, &[]],

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{
-    OfferedTool,
+    OfferedTool, braces,
     families::GENERIC,
     syntax::{CallSyntax, Elements, Reading},
 };
@@ -33,6 +33,10 @@ impl CallSyntax {
                 },
                 "",
             ),
+            Reading::Braces => match serde_json::from_str(json) {
+                Ok(Value::Object(object)) => braces::write(&object),
+                _ => String::new(),
+            },
             Reading::Keywords => each(&|(key, value)| format!("{key}={value}"), ", "),
             _ => json.to_owned(),
         }

@@ -1,7 +1,7 @@
 //! Mixtures of experts, whose matrices files arrange in many ways; a program has them stacked.
 
 use paguro_backend::{
-    Bytes, Experts, Linear, Matrix, Norm, Router, Scores, SharedExpert, VectorId, WeightFormat,
+    Beside, Bytes, Experts, Linear, Matrix, Norm, Router, Scores, SharedExpert, VectorId, WeightFormat,
 };
 
 use super::{Lowering, Part};
@@ -19,16 +19,22 @@ impl Lowering<'_, '_> {
         norm: Option<Norm>,
         post_norm: Option<Norm>,
     ) -> Result<Experts, ModelError> {
-        let ExpertsConfig { count, used, width, scores, renormalize, factor, .. } = *config;
+        let ExpertsConfig { count, groups, used, width, scores, renormalize, factor, .. } = *config;
         let hidden = self.config.hidden;
+        if config.beside {
+            return self.experts_beside(layer, config, norm, post_norm);
+        }
         let linear = self.linear(layer, Part::Router, count, hidden)?;
         let router = Router {
+            norm: None,
             linear,
             scores,
             selection_bias: self.selection_bias(layer, config)?,
+            groups,
             used,
             renormalize,
             factor,
+            expert_scale: None,
         };
         let [gate, up, down] = self.stacks(layer, config)?;
         Ok(Experts {
@@ -44,6 +50,55 @@ impl Lowering<'_, '_> {
                 0 => None,
                 width => Some(self.shared(layer, width, config.output_gate)?),
             },
+            beside: None,
+            post_norm,
+        })
+    }
+
+    /// Experts beside a dense network, which has the layer's own norm (Gemma 4). The router reads `rms(x) * scale /
+    /// sqrt(hidden)`: a norm with these weights.
+    fn experts_beside(
+        &mut self,
+        layer: usize,
+        config: &ExpertsConfig,
+        norm: Option<Norm>,
+        post_norm: Option<Norm>,
+    ) -> Result<Experts, ModelError> {
+        let ExpertsConfig { count, used, width, scores, renormalize, factor, .. } = *config;
+        let hidden = self.config.hidden;
+        let dense_norm = self.norm(&self.names.layer(layer, Part::PostDenseNorm), hidden)?;
+        let dense = self.dense(layer, norm, Some(dense_norm))?;
+        let sum_norm = self.norm(&self.names.layer(layer, Part::PostExpertsNorm), hidden)?;
+        let linear = self.linear(layer, Part::Router, count, hidden)?;
+        let scale = self.names.layer(layer, Part::RouterScale);
+        let mut scale = self.tensors.require_vector(&scale, hidden)?;
+        scale.iter_mut().for_each(|scale| *scale /= (hidden as f32).sqrt());
+        let weight = self.tensors.add_vector(scale);
+        let router_norm = Norm { weight, bias: None, ..sum_norm };
+        let expert_scale = self.names.layer(layer, Part::ExpertScale);
+        let expert_scale = self.tensors.vector(&expert_scale, count)?;
+        let [gate, up, down] = self.stacks(layer, config)?;
+        Ok(Experts {
+            norm: Some(self.norm(&self.names.layer(layer, Part::ExpertsNorm), hidden)?),
+            router: Router {
+                norm: Some(router_norm),
+                linear,
+                scores,
+                selection_bias: None,
+                groups: None,
+                used,
+                renormalize,
+                factor,
+                expert_scale: expert_scale.map(|scale| self.tensors.add_vector(scale)),
+            },
+            count,
+            width,
+            gate,
+            up,
+            activation: self.config.block.activation,
+            down,
+            shared: None,
+            beside: Some(Box::new(Beside { dense, sum_norm })),
             post_norm,
         })
     }

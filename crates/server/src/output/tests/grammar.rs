@@ -47,6 +47,7 @@ fn walk(grammar: String, format: Format, thought: Thought, choices: &[Index]) ->
     // A text between marks ends with the mark.
     let ends: Vec<&str> = match format.calls.expect("read").reading {
         Reading::Elements(elements) => vec![elements.value.1.trim_start()],
+        Reading::Braces => vec![braces::QUOTE],
         _ => Vec::new(),
     };
     for step in 0..1000 {

@@ -1,0 +1,108 @@
+//! Cases of latent attention and of experts in groups.
+
+use paguro_backend::{ExpertGroups, LatentShape, PositionScale, Scores, WeightFormat};
+
+use super::{
+    Biases, DriveOptions, Driver, ExpertsShape, ModelShape, Subject, Verdict,
+    compare::{Logits, Plan, agrees_on, same},
+    exactness::{alone, drawn},
+};
+
+/// The parts of these models that a backend may refuse to load, by the names that it gives them.
+const MAY_REFUSE: [&str; 2] = ["latent attention", "groups of experts"];
+
+/// False if the backend refuses the model for one of the parts that this file is about.
+fn loads(subject: &Subject, shape: &ModelShape) -> Result<bool, String> {
+    match Driver::new(&*(subject.backend)(2), &shape.build(1), &subject.options()) {
+        Ok(_) => Ok(true),
+        Err(error) if MAY_REFUSE.iter().any(|part| error.contains(part)) => {
+            println!("skipped: {error}");
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn agrees(subject: &Subject, shape: &ModelShape) -> Verdict {
+    if !loads(subject, shape)? {
+        return Ok(());
+    }
+    let options = subject.options();
+    agrees_on(subject, &Plan::mixed(options.block_size, shape.vocab), shape, &options)
+}
+
+fn of_format(format: WeightFormat) -> ModelShape {
+    let wide = if format.block_len() == 256 { 256 } else { 64 };
+    let latent = LatentShape { heads: 4, plain: wide, rotated: 16, latent: wide, value: 64 };
+    ModelShape {
+        mixers: "lll",
+        windows: vec![None; 3],
+        latent,
+        rank: Some(256),
+        ..ModelShape::of_format(format)
+    }
+}
+
+/// Latent attention of all shapes, with queries of a rank and direct ones, beside other attention.
+pub(super) fn latent_attention(subject: &Subject) -> Verdict {
+    let shape = ModelShape { mixers: "ll", ..ModelShape::default() };
+    for (heads, plain, rotated, latent, value) in
+        [(4, 32, 16, 64, 32), (1, 16, 8, 32, 48), (5, 24, 12, 40, 20), (8, 128, 64, 512, 128)]
+    {
+        for rank in [None, Some(48)] {
+            let latent = LatentShape { heads, plain, rotated, latent, value };
+            agrees(subject, &ModelShape { latent, rank, ..shape.clone() })?;
+        }
+    }
+    let mixed = ModelShape { mixers: "lal", windows: vec![None, Some(9), Some(9)], ..shape.clone() };
+    agrees(subject, &mixed)?;
+    let position_scale = Some(PositionScale { beta: 0.4, original: 7 });
+    agrees(subject, &ModelShape { biases: Biases::All, post_norms: true, position_scale, ..shape })
+}
+
+/// Experts in groups.
+pub(super) fn expert_groups(subject: &Subject) -> Verdict {
+    let groups = |count, used, best| Some(ExpertGroups { count, used, best });
+    let plain = ExpertsShape { count: 12, used: 3, ..ExpertsShape::default() };
+    let sigmoid = ExpertsShape { scores: Scores::Sigmoid, selection_bias: true, ..plain };
+    for experts in [
+        ExpertsShape { groups: groups(3, 1, 1), ..plain },
+        ExpertsShape { groups: groups(4, 2, 1), renormalize: false, ..plain },
+        ExpertsShape { groups: groups(4, 2, 2), ..sigmoid },
+        ExpertsShape { groups: groups(2, 1, 2), used: 2, factor: 2.5, ..sigmoid },
+    ] {
+        agrees(subject, &ModelShape { experts: Some(experts), ..ModelShape::default() })?;
+    }
+    Ok(())
+}
+
+/// A row is the same, bit for bit, in any batch, in any chunks, in any pages, on any number of threads.
+pub(super) fn exact(subject: &Subject) -> Verdict {
+    for format in
+        drawn(subject, "latent attention", &[WeightFormat::F16, WeightFormat::Q8_0, WeightFormat::Q4_K], 2)
+    {
+        let shape = of_format(format);
+        agrees(subject, &shape)?;
+        if !loads(subject, &shape)? {
+            continue;
+        }
+        let model = shape.build(5);
+        let plan = Plan::mixed(16, shape.vocab);
+        let expected = alone(subject, &model, &plan.sequences)?;
+        for (threads, scatter, stale, block_size) in [(1, None, false, 16), (3, Some(4), true, 32)] {
+            let threads = if subject.has_threads { threads } else { 2 };
+            let options = DriveOptions { scatter, stale, block_size, ..subject.exact_options() };
+            let ours = plan.load_and_run(&*(subject.backend)(threads), &model, &options)?;
+            same(&format!("{options:?}, {threads} threads ({format})"), &ours, &expected)?;
+        }
+        let mut driver = Driver::new(&*(subject.backend)(2), &model, &subject.exact_options())?;
+        for chunk in [1, 5, 17] {
+            let id = driver.start(&plan.sequences[1]);
+            driver.run(id, chunk)?;
+            let chunked: Logits = vec![driver.logits(id).1.to_vec()];
+            driver.preempt(id);
+            same(&format!("chunks of {chunk} ({format})"), &chunked, &expected[1..2].to_vec())?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,223 @@
+//! Latent attention, as phases of the team:
+//!
+//! | phase | shared by | reads | writes |
+//! |-|-|-|-|
+//! | add, norm, quantize | row | `product`, `x` | `x`, `rows` |
+//! | queries (or their rank), latent vector | 16 outputs | `rows` | `query` (or `rank`), `k` |
+//! | norm, quantize, if there is a rank | row | `rank` | `rows` |
+//! | queries, if there is a rank | 16 outputs | `rows` | `query` |
+//! | split, quantize | row | `query` | `head rows` |
+//! | absorb | 16 outputs of a head | `head rows` | `heads` |
+//! | rotate, store | row | `heads`, `query`, `k` | `q`, pages |
+//! | attend, merge: as in `attend.rs` | | `q`, pages | `attended` |
+//! | split, quantize | row | `attended` | `head rows` |
+//! | value | 16 outputs of a head | `head rows` | `heads` |
+//! | join, quantize | row | `heads` | `rows` |
+//! | project | 16 outputs | `rows` | `product` |
+//!
+//! The latent vector is stored as K and, a second time, as V, because pages arrange the two in different ways.
+
+use paguro_backend::{Latent, LatentQuery, LatentShape, Linear, MatrixId, Mixer, Program, reference};
+
+use crate::{
+    attend::Attend,
+    counters::Kernel,
+    forward::{AllPending, Input, Kinds, Member, Pass, Pending},
+    matrix::Output,
+    ops,
+    pages::{Half, Place},
+    plan::Heads,
+    shared::Shared,
+    team::Portions,
+};
+
+/// Buffers between the phases.
+pub struct LatentBuffers {
+    /// `[rows, rank]`
+    pub rank: Shared<f32>,
+    /// Queries before they are absorbed, `[rows, heads, plain + rotated]`.
+    pub query: Shared<f32>,
+    /// Inputs of the heads' matrices, `[heads, rows]`.
+    pub input: Input,
+    /// Outputs of the heads' matrices, `[heads, rows, latent or value]`.
+    pub heads: Shared<f32>,
+}
+
+/// Largest dimensions of latent attention in a program; zeros without any.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LatentSizes {
+    pub heads: usize,
+    pub rank: usize,
+    pub query: usize,
+    /// Inputs of a head's matrix.
+    pub input: usize,
+    /// Outputs of a head's matrix.
+    pub output: usize,
+    /// Elements of a row of the output's heads.
+    value: usize,
+}
+
+impl LatentSizes {
+    /// Those of a program.
+    pub fn of(program: &Program) -> Self {
+        let mut sizes = Self::default();
+        for layer in &program.layers {
+            let Mixer::Latent(op) = &layer.mixer else { continue };
+            let Latent { shape, query, .. } = &**op;
+            let rank = match query {
+                LatentQuery::Direct(_) => 0,
+                LatentQuery::Down { rank, .. } => *rank,
+            };
+            sizes = Self {
+                heads: sizes.heads.max(shape.heads),
+                rank: sizes.rank.max(rank),
+                query: sizes.query.max(shape.query_width()),
+                input: sizes.input.max(shape.plain).max(shape.latent),
+                output: sizes.output.max(shape.value).max(shape.latent),
+                value: sizes.value.max(shape.value_width()),
+            };
+        }
+        sizes
+    }
+
+    /// Elements of the widest row.
+    pub fn widest(&self) -> usize {
+        self.rank.max(self.value).max(self.output)
+    }
+
+    /// Floats of the buffers, for each row.
+    pub fn floats(&self) -> usize {
+        self.rank + self.query + self.heads * (self.input + self.output)
+    }
+}
+
+impl Pass<'_> {
+    /// Latent attention. Returns its output, `[rows, hidden]`.
+    pub fn latent(&mut self, op: &Latent, pending: AllPending) -> Pending {
+        let (model, buffers, rows) = (self.model, self.buffers, self.rows());
+        let own = &buffers.latent;
+        let LatentShape { heads, latent, value, .. } = op.shape;
+        let (first, query_bias) = match &op.query {
+            LatentQuery::Direct(linear) => ((*linear, &own.query), linear.bias),
+            LatentQuery::Down { down, up, .. } => ((*down, &own.rank), up.bias),
+        };
+        self.add_norm(op.norm, pending, Kinds::of(model, &[first.0, op.down]));
+        self.multiply(rows, [(first.0.matrix, first.1), (op.down.matrix, &buffers.k)]);
+        if let LatentQuery::Down { down, rank, norm, up } = &op.query {
+            let kinds = Kinds::of(model, &[*up]);
+            self.phase(Kernel::QkNorm, rows, Portions::Guided(1), |member, range| {
+                for row in range {
+                    let x = member.write(&own.rank, row, *rank);
+                    member.finish_row(x, down.bias, *norm);
+                    member.set_input(&buffers.input, row, 0, x, kinds, true);
+                }
+            });
+            self.multiply(rows, [(up.matrix, &own.query)]);
+        }
+        let query_head = op.shape.plain + op.shape.rotated;
+        let kinds = Kinds::of(model, &[op.absorb]);
+        self.phase(Kernel::LatentSplit, rows, Portions::Guided(1), |member, range| {
+            for row in range {
+                let query = member.write(&own.query, row, op.shape.query_width());
+                if let Some(bias) = query_bias {
+                    model.rows.add(query, model.vector(bias));
+                }
+                for (head, query) in query.chunks_exact(query_head).enumerate() {
+                    member.set_input(&own.input, head * rows + row, 0, &query[..op.shape.plain], kinds, true);
+                }
+            }
+        });
+        self.multiply_heads(op.absorb.matrix, heads);
+        self.phase(Kernel::LatentStore, rows, Portions::Guided(1), |member, range| {
+            for row in range {
+                member.latent_store(op, row);
+            }
+        });
+        let dim = op.shape.key_dim();
+        let (kv, scale, soft_cap, sinks) = (op.kv, op.scale, None, None);
+        self.attend(&Attend { heads: Heads { queries: heads, kv: 1, dim }, kv, scale, soft_cap, sinks });
+        let kinds = Kinds::of(model, &[op.value]);
+        self.phase(Kernel::LatentValues, rows, Portions::Guided(1), |member, range| {
+            for row in range {
+                let attended = member.read(&buffers.attended, row, heads * dim);
+                for (head, attended) in attended.chunks_exact(dim).enumerate() {
+                    member.set_input(&own.input, head * rows + row, 0, &attended[..latent], kinds, true);
+                }
+            }
+        });
+        self.multiply_heads(op.value.matrix, heads);
+        let kinds = Kinds::of(model, &[op.out]);
+        self.phase(Kernel::LatentJoin, rows, Portions::Guided(1), |member, range| {
+            for row in range {
+                let mut joined = std::mem::take(&mut member.own.row);
+                for (head, to) in joined[..heads * value].chunks_exact_mut(value).enumerate() {
+                    to.copy_from_slice(member.read(&own.heads, head * rows + row, value));
+                }
+                member.set_input(&buffers.input, row, 0, &joined[..heads * value], kinds, true);
+                member.own.row = joined;
+            }
+        });
+        self.multiply(rows, [(op.out.matrix, &buffers.products[0])]);
+        let Linear { bias, .. } = op.out;
+        Pending { product: 0, bias, post_norm: op.post_norm, scale: 1.0 }
+    }
+
+    /// Multiplies each head's rows with its matrix; groups of outputs of all heads are shared as one list.
+    fn multiply_heads(&mut self, id: MatrixId, heads: usize) {
+        let (model, rows) = (self.model, self.rows());
+        let own = &self.buffers.latent;
+        let matrix = model.matrix(id);
+        let (groups, width) = (matrix.groups(), matrix.rows());
+        self.phase(Kernel::Products(&[id]), groups * heads, Portions::Guided(4), |member, range| {
+            for head in range.start / groups..range.end.div_ceil(groups) {
+                let part = ops::part(&range, head * groups, groups);
+                let at = head * rows * width..(head + 1) * rows * width;
+                assert!(at.end <= own.heads.len());
+                // SAFETY: the range is inside, see above; it is written by group of outputs of a head in this phase, and
+                // read by nobody.
+                let out = unsafe { Output::from_raw(own.heads.as_ptr().add(at.start), at.len(), width) };
+                // SAFETY: inputs are only read in this phase.
+                let input = unsafe { own.input.rows(matrix.row_kind(), head * rows..(head + 1) * rows) };
+                matrix.multiply(&model.products, head, input, rows, part, &out, &mut member.own.scratch);
+            }
+        });
+    }
+}
+
+impl Member<'_> {
+    /// Absorbed and rotated queries of a row, and its latent vector into the page.
+    fn latent_store(&mut self, op: &Latent, row: usize) {
+        let (model, buffers, plan) = (self.model, self.buffers, self.plan);
+        let LatentShape { heads, plain, rotated, latent, .. } = op.shape;
+        let (rows, dim) = (plan.rows.len(), op.shape.key_dim());
+        let rope = &model.program.ropes[op.rope];
+        let turn = op.rope * self.step.tokens.len() + plan.rows[row];
+        let turns = &self.read(&buffers.turns, turn, model.turn_stride)[..2 * rope.frequencies.len()];
+        let scale =
+            op.position_scale.map(|scale| reference::ops::position_scale(&scale, plan.positions[row]));
+        let query = self.read(&buffers.latent.query, row, op.shape.query_width());
+        for (head, query) in query.chunks_exact(plain + rotated).enumerate() {
+            let q = self.write(&buffers.q, row * heads + head, dim);
+            q[..latent].copy_from_slice(self.read(&buffers.latent.heads, head * rows + row, latent));
+            q[latent..].copy_from_slice(&query[plain..]);
+            model.rows.rotate(&mut q[latent..], turns, rope.style);
+            if let Some(scale) = scale.filter(|&scale| scale != 1.0) {
+                model.rows.scale(q, scale);
+            }
+        }
+        let k = self.write(&buffers.k, row, dim);
+        if let Some(bias) = op.down.bias {
+            model.rows.add(k, model.vector(bias));
+        }
+        let (vector, turned) = k.split_at_mut(latent);
+        self.finish_row(vector, None, op.latent_norm);
+        model.rows.rotate(turned, turns, rope.style);
+        let (page, token) = plan.place(self.step, row, op.kv.group);
+        let place = Place { group: op.kv.group, page, slot: op.kv.slot, kv_head: 0, token };
+        self.own.stored.set(&model.rows, k);
+        for half in [Half::K, Half::V] {
+            // SAFETY: in this phase each row's slot is written by one member, and nobody reads pages.
+            unsafe { self.arena.write(place, half, &self.own.stored) };
+        }
+    }
+}

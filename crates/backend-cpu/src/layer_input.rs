@@ -1,0 +1,90 @@
+//! Embeddings for layers, as phases of the team.
+//!
+//! | phase | shared by | reads | writes |
+//! |-|-|-|-|
+//! | quantize, before the first layer | row | `x` | `rows` |
+//! | project | 16 outputs | `rows` | `layer_embeds` |
+//! | norm, add the table's row | row | `layer_embeds`, table | `layer_embeds` |
+//! | add, quantize, at a layer's end | row | `products`, `x` | `x`, `rows` |
+//! | gate | 16 outputs | `rows` | `gate` |
+//! | activate, quantize | row | `gate`, `layer_embeds` | `rows` |
+//! | out | 16 outputs | `rows` | `products` |
+//!
+//! The table is not in memory: each row is read from its source, by the thread that needs it.
+
+use std::sync::{Mutex, PoisonError};
+
+use paguro_backend::{LayerEmbeds, LayerInput, StepError};
+
+use crate::{
+    counters::Kernel,
+    forward::{AllPending, Kinds, Member, Own, Pass, Pending},
+    team::Portions,
+};
+
+impl Pass<'_> {
+    /// Computes the embeddings for all layers.
+    ///
+    /// # Errors
+    /// [`StepError::Device`] if the table cannot be read or has changed.
+    pub fn layer_embeds(&mut self, op: &LayerEmbeds) -> Result<(), StepError> {
+        let (model, buffers, rows) = (self.model, self.buffers, self.rows());
+        self.add_norm(None, AllPending::NONE, Kinds::of(model, &[op.projection]));
+        self.multiply(rows, [(op.projection.matrix, &buffers.layer_embeds)]);
+        let failed = Mutex::new(None);
+        self.phase(Kernel::LayerEmbed, rows, Portions::Guided(1), |member, range| {
+            for row in range {
+                if let Err(error) = member.layer_embeds(op, row) {
+                    *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                    return;
+                }
+            }
+        });
+        match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some(error) => Err(error),
+            None => model.tables[op.table.0 as usize].check_source(),
+        }
+    }
+
+    /// Adds an embedding to the residual stream. Returns what is to be added, `[rows, hidden]`.
+    pub fn layer_input(&mut self, op: &LayerInput, pending: AllPending) -> Pending {
+        let (model, buffers, rows) = (self.model, self.buffers, self.rows());
+        let (width, kinds) = (model.matrix(op.gate.matrix).rows(), Kinds::of(model, &[op.out]));
+        self.add_norm(None, pending, Kinds::of(model, &[op.gate]));
+        self.multiply(rows, [(op.gate.matrix, &buffers.gate)]);
+        let stride = model.program.embed.layers.as_ref().map_or(0, |embeds| embeds.count * embeds.width);
+        self.phase(Kernel::LayerInput, rows, Portions::Guided(4), |member, range| {
+            for row in range {
+                let gate = member.write(&buffers.gate, row, width);
+                if let Some(bias) = op.gate.bias {
+                    model.rows.add(gate, model.vector(bias));
+                }
+                let embeds = member.read(&buffers.layer_embeds, row, stride);
+                model.rows.activate_gate(gate, &embeds[op.index * width..][..width], op.activation);
+                member.set_input(&buffers.input, row, 0, gate, kinds, true);
+            }
+        });
+        self.multiply(rows, [(op.out.matrix, &buffers.products[0])]);
+        Pending { product: 0, bias: op.out.bias, post_norm: op.post_norm, scale: 1.0 }
+    }
+}
+
+impl Member<'_> {
+    fn layer_embeds(&mut self, op: &LayerEmbeds, row: usize) -> Result<(), StepError> {
+        let model = self.model;
+        let all = self.write(&self.buffers.layer_embeds, row, op.count * op.width);
+        if let Some(bias) = op.projection.bias {
+            model.rows.add(all, model.vector(bias));
+        }
+        let Own { encoded, embeds, row: normed, .. } = &mut *self.own;
+        let token = self.step.tokens[row] as usize;
+        model.tables[op.table.0 as usize].decode_row(token, encoded, embeds)?;
+        let normed = &mut normed[..op.width];
+        for (projected, embed) in all.chunks_exact_mut(op.width).zip(embeds.chunks_exact(op.width)) {
+            model.norm(Some(op.norm), projected, normed);
+            projected.copy_from_slice(normed);
+            model.rows.add_scaled(projected, embed, op.scale);
+        }
+        Ok(())
+    }
+}

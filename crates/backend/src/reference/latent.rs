@@ -1,0 +1,65 @@
+//! Latent attention.
+
+use super::{AttentionShape, Half, ReferenceRunner, ops};
+use crate::{Latent, LatentQuery, LatentShape, Linear, Step};
+
+impl ReferenceRunner {
+    /// Returns what latent attention adds to each row.
+    pub(super) fn latent(&mut self, op: &Latent, step: &Step<'_>, x: &[Vec<f32>]) -> Vec<Vec<f32>> {
+        let LatentShape { heads, plain, rotated, latent, value } = op.shape;
+        let groups = self.program.kv.groups.len();
+        let rope = self.program.ropes[op.rope].clone();
+        let mut added = Vec::with_capacity(x.len());
+        for sequence in step.sequences {
+            let table = sequence.table(step.pages, op.kv.group, groups);
+            let mut queries = Vec::new();
+            for (position, row) in (sequence.start..).zip(sequence.rows.clone()) {
+                let h = self.optional_norm(op.norm, &x[row]);
+                let down = self.linear(&op.down, &h);
+                let mut k = self.norm(&op.latent_norm, &down[..latent]);
+                let mut turned = down[latent..].to_vec();
+                ops::rotate(&mut turned, position, &rope);
+                k.extend(turned);
+                self.arena.store(table, op.kv, Half::K, position, &k);
+                self.arena.store(table, op.kv, Half::V, position, &k);
+                let factor = op.position_scale.map_or(1.0, |scale| ops::position_scale(&scale, position));
+                let q = self.latent_query(&op.query, &h);
+                for (head, q) in q.chunks_exact(plain + rotated).enumerate() {
+                    let mut query = self.part(&op.absorb, head, &q[..plain], latent);
+                    let mut turned = q[plain..].to_vec();
+                    ops::rotate(&mut turned, position, &rope);
+                    query.extend(turned);
+                    queries.extend(query.into_iter().map(|x| x * factor));
+                }
+            }
+            let k = self.arena.gather(table, op.kv, Half::K);
+            let v = self.arena.gather(table, op.kv, Half::V);
+            let head_dim = op.shape.key_dim();
+            let window = self.program.kv.groups[op.kv.group].window;
+            let (start, scale) = (sequence.start, op.scale);
+            let shape = AttentionShape { heads, kv_heads: 1, head_dim, start, scale, soft_cap: None, window };
+            let mut attended = vec![0.0; queries.len()];
+            (self.attention)(&queries, &k, &v, None, &shape, &mut attended);
+            for row in attended.chunks_exact(heads * head_dim) {
+                let all: Vec<f32> = row
+                    .chunks_exact(head_dim)
+                    .enumerate()
+                    .flat_map(|(head, a)| self.part(&op.value, head, &a[..latent], value))
+                    .collect();
+                added.push(self.optional_norm(op.post_norm, &self.linear(&op.out, &all)));
+            }
+        }
+        self.count("latent");
+        added
+    }
+
+    fn latent_query(&self, query: &LatentQuery, h: &[f32]) -> Vec<f32> {
+        match query {
+            LatentQuery::Direct(linear) => self.linear(linear, h),
+            LatentQuery::Down { down, norm, up, .. } => {
+                let up: &Linear = up;
+                self.linear(up, &self.norm(norm, &self.linear(down, h)))
+            }
+        }
+    }
+}
