@@ -99,7 +99,7 @@ fn erfc(x: f64) -> f64 {
     (-x * x).exp() / std::f64::consts::PI.sqrt() / fraction
 }
 
-/// Experts of one row with their weights, in ascending order of ids; see [`Router`](crate::Router).
+/// Experts of one row with their weights, in ascending order of ids; see [`Router`].
 ///
 /// - `logits`: `[experts]`, in single precision, because near ties would be decided by rounding otherwise
 /// - `selection_bias`: `[experts]`
