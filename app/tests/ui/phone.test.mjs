@@ -54,9 +54,6 @@ test("from the command to the first token, without reading and with one thumb", 
   await page.waitForFunction(() => document.querySelector("article.answer .markdown")?.textContent?.trim());
   const seconds = ((performance.now() - begin) / 1000).toFixed(1);
   console.log(`# from \`paguro serve\` to the first token in the browser: ${seconds} s`);
-  const stop = page.getByRole("button", { name: "Stop" });
-  await withinReach(page, stop);
-  await stop.tap();
   await answered(page);
   // The next message, by thumb as well.
   const message = page.getByRole("textbox", { name: "Message" });
@@ -67,7 +64,6 @@ test("from the command to the first token, without reading and with one thumb", 
   await withinReach(page, send);
   await send.tap();
   await page.getByRole("article", { name: /^Answer of/ }).nth(1).waitFor();
-  await page.getByRole("button", { name: "Stop" }).tap();
   await answered(page);
   assert.deepEqual(problems, []);
   await context.close();
