@@ -213,7 +213,7 @@ fn run(
     Some(values)
 }
 
-/// What a model may be off because of K and V in half precision.
+/// Tolerance for the rounding of a model's K and V to half precision.
 fn half_pages(name: &str) -> f32 {
     if AMPLIFIED.contains(&name) { HALF_PAGES_AMPLIFIED } else { HALF_PAGES }
 }

@@ -252,7 +252,7 @@ impl Driver {
     /// Saves the state of a sequence in pages, and lets its slot go.
     ///
     /// # Errors
-    /// What the runner says, or that the pages are too few.
+    /// The runner fails, or there are too few free pages.
     pub fn save_state(&mut self, sequence: SequenceId) -> Result<(), String> {
         let state = self.sequences[sequence.0].state.ok_or("the sequence has no state")?;
         let Self { free, users, .. } = self;
@@ -268,7 +268,7 @@ impl Driver {
     /// Restores the saved state of a sequence, and gives the pages back.
     ///
     /// # Errors
-    /// What the runner says, or that no state is free.
+    /// The runner fails, or there is no free state.
     pub fn restore_state(&mut self, sequence: SequenceId) -> Result<(), String> {
         let state = self.free_states.pop().ok_or("the test needs more states than there are")?;
         self.state_users[state.0 as usize] += 1;

@@ -233,7 +233,7 @@ pub struct Pending {
     pub scale: f32,
 }
 
-/// What the residual stream lacks: the next phase that norms a row makes up for it.
+/// Outputs of branches that are not in the residual stream yet. The next phase that norms a row adds them.
 #[derive(Clone, Copy)]
 pub struct AllPending {
     /// At most one for each branch of a layer.

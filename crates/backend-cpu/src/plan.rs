@@ -90,7 +90,7 @@ pub struct Item {
 /// Attention in layers that see equally far back and have equally many heads.
 #[derive(Debug)]
 pub struct Cuts {
-    /// How far they see.
+    /// Window of these layers; `None` without one.
     window: Option<u32>,
     kv_heads: usize,
     /// Query heads that share a K/V head.

@@ -115,7 +115,7 @@ impl<'a> Pass<'a> {
                 pages.extend_from_slice(&sequence.table(step.pages, group, groups)[..blocks]);
             }
             let rows = own.start - first..own.end - first;
-            // What follows the sequence's first pass continues the state that this has written.
+            // Later passes continue the state that the sequence's first pass has written.
             let state = match start == sequence.start {
                 true => sequence.state,
                 false => sequence.state.map(|state| StateUse::in_place(state.write)),

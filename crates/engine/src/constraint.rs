@@ -74,7 +74,7 @@ pub enum GrammarError {
     /// The grammar has a mistake, asks for something that is not supported, or allows nothing.
     #[error("the {kind} cannot be followed: {problem}")]
     Invalid {
-        /// What it is: `JSON schema`, `regular expression`, `Lark grammar`, `GBNF grammar`.
+        /// Kind of constraint: `JSON schema`, `regular expression`, `Lark grammar`, `GBNF grammar`.
         kind: &'static str,
         /// What is wrong with it, by name.
         problem: String,

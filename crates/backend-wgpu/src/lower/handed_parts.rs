@@ -109,7 +109,7 @@ impl Lowering<'_> {
     }
 }
 
-/// Whether attention hands its parts to their merge: not where a step could not be repeated, because it has replaced states.
+/// Whether attention hands its parts to their merge: not in programs with states, whose steps cannot be repeated.
 pub(super) fn hands_parts(device: &Device, program: &Program, limits: &Limits, tiling: &Tiling) -> bool {
     device.hands_over_still()
         && tiling.emits

@@ -12,7 +12,7 @@
 //! | either: the state after the step's rows | one | `keep.wgsl` |
 //! | product onto the residual stream | one | `matvec.wgsl`, `matmul.wgsl`, `coop.wgsl` |
 //!
-//! A step with states cannot be repeated, as it writes what it has read. So nothing is handed over without barriers in a program with states.
+//! A step overwrites the states that it reads, so it cannot be repeated. Programs with states therefore run without handoff.
 
 use paguro_backend::{
     Convolution, DeltaRule, DeltaShape, KeySharing, Limits, Linear, LoadError, STATE_CHUNK, StateShape,
@@ -343,7 +343,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// What the state keeps of the step's rows, beside matrices and updates.
+    /// Stores inputs of the convolution, keys and decays of the step's rows in the state.
     fn keep_delta(&mut self, op: &DeltaRule, own: &Buffers, body: &mut Vec<Launch>) -> Result<(), LoadError> {
         let channels = op.shape.channels();
         let (mut constants, _) = self.convolution(&op.convolution, channels)?;

@@ -257,7 +257,7 @@ impl ReferenceRunner {
         Ok(rows)
     }
 
-    /// What follows both branches of a layer.
+    /// Adds the layer's own embedding, if it has one, and scales the residual stream: the end of a layer, after both branches.
     fn layer_end(&mut self, layer: &Layer, embeds: &[Vec<f32>], x: &mut [Vec<f32>]) {
         if let Some(LayerInput { index, gate, activation, out, post_norm }) = &layer.input {
             for (x, embed) in x.iter_mut().zip(embeds) {

@@ -40,7 +40,7 @@ enum Node {
     Text(Box<str>),
     /// One token of the model, or any but that one.
     Token { id: u32, is_negated: bool },
-    /// What a rule derives.
+    /// Reference to a rule, by its index.
     Rule(usize),
     /// Parts one after the other; none is the empty text.
     Sequence(Vec<NodeId>),

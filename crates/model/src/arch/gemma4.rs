@@ -53,7 +53,7 @@ pub(super) const DEF: Definition = Definition {
 /// The divisor of frequencies that stand still, as files have it.
 const STILL: f32 = 1e30;
 
-/// What both kinds of files have in common: the last `shared` layers have no K and V.
+/// Sets the options that GGUF files and Hugging Face folders share. The last `shared` layers have no K and V of their own.
 fn finish(config: &mut Config, shared: usize) -> Result<(), ModelError> {
     config.embed_scale = (config.hidden as f32).sqrt();
     config.attention_scale = 1.0;

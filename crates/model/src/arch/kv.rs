@@ -8,7 +8,7 @@ const TOLERANCE: f64 = 1.05;
 /// Layers that can share pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct KvKind {
-    /// How far back they see; `None` sees all.
+    /// Window of these layers; `None` sees all.
     pub(super) window: Option<u32>,
     pub(super) kv_heads: usize,
     pub(super) head_dim: usize,

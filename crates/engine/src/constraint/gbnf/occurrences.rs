@@ -38,7 +38,7 @@ impl Part {
     }
 }
 
-/// What stands at an occurrence.
+/// Symbol of an occurrence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Symbol {
     /// A terminal by its index.
@@ -93,7 +93,7 @@ pub struct Occurrences {
 #[derive(Debug)]
 pub struct TooLarge;
 
-/// What may come first in a part.
+/// First set of a part: occurrences with which its texts may begin.
 #[derive(Clone)]
 struct First {
     set: Set,
@@ -230,7 +230,7 @@ impl Walk<'_> {
         self.index[rule].expect("all rules that are named are there")
     }
 
-    /// What comes first in a part; moves on to the occurrence after it.
+    /// Returns the first set of a part, and advances to the occurrence after it.
     fn first(&mut self, part: &Part) -> Result<First, TooLarge> {
         self.pay()?;
         let empty = || Set::empty(self.occurrences.symbols.len());

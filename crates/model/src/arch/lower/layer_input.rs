@@ -32,7 +32,7 @@ impl Lowering<'_, '_> {
         })
     }
 
-    /// What a layer does with its embedding.
+    /// The matrices by which a layer's own embedding enters the residual stream.
     pub(super) fn layer_input(&mut self, layer: usize, width: usize) -> Result<LayerInput, ModelError> {
         let hidden = self.config.hidden;
         Ok(LayerInput {

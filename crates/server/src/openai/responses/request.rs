@@ -48,7 +48,7 @@ pub struct ResponseRequest {
     pub include: Option<Vec<String>>,
     /// What the answer must be.
     pub text: Option<TextParam>,
-    /// What the answer must be: text of this grammar, in GBNF or Lark. (llama.cpp's.)
+    /// Grammar of the answer, in GBNF or Lark, as llama.cpp has it.
     pub grammar: Option<String>,
     /// How a model that thinks should think.
     pub reasoning: Option<ReasoningParam>,
