@@ -12,7 +12,7 @@ use paguro_backend::{Activation, ByteSource, Bytes, QkNormKind, WeightFormat};
 
 use super::{
     Biases, DriveOptions, Driver, ExpertsShape, ModelShape, Rng, Subject, Verdict,
-    compare::{Logits, Plan, agrees_on, same},
+    compare::{Logits, Plan, agrees_if_loaded, loads, same},
     exactness::{alone, drawn},
 };
 
@@ -27,24 +27,8 @@ const MAY_REFUSE: [&str; 7] = [
     "networks beside experts",
 ];
 
-/// False if the backend refuses the model for one of the parts that this file is about.
-fn loads(subject: &Subject, shape: &ModelShape) -> Result<bool, String> {
-    match Driver::new(&*(subject.backend)(2), &shape.build(1), &subject.options()) {
-        Ok(_) => Ok(true),
-        Err(error) if MAY_REFUSE.iter().any(|part| error.contains(part)) => {
-            println!("skipped: {error}");
-            Ok(false)
-        }
-        Err(error) => Err(error),
-    }
-}
-
 fn agrees(subject: &Subject, shape: &ModelShape) -> Verdict {
-    if !loads(subject, shape)? {
-        return Ok(());
-    }
-    let options = subject.options();
-    agrees_on(subject, &Plan::mixed(options.block_size, shape.vocab), shape, &options)
+    agrees_if_loaded(subject, shape, &MAY_REFUSE)
 }
 
 /// Layers with a window that have other K/V heads than the rest.
@@ -140,7 +124,7 @@ pub(super) fn exact(subject: &Subject) -> Verdict {
     for format in drawn(subject, "layers of all kinds", &formats, 2) {
         let shape = of_all_kinds(format);
         agrees(subject, &shape)?;
-        if !loads(subject, &shape)? {
+        if !loads(subject, &shape, &MAY_REFUSE)? {
             continue;
         }
         let model = shape.build(5);
@@ -196,7 +180,7 @@ impl ByteSource for LostFile {
 /// A step that cannot read its rows of a table fails, with the reason; steps that can are right, also after it.
 pub(super) fn unreadable_tables(subject: &Subject) -> Verdict {
     let shape = ModelShape { layer_embeds: Some(32), ..ModelShape::default() };
-    if !loads(subject, &shape)? {
+    if !loads(subject, &shape, &MAY_REFUSE)? {
         return Ok(());
     }
     let mut model = shape.build(3);

@@ -4,31 +4,15 @@ use paguro_backend::{ExpertGroups, LatentShape, PositionScale, Scores, WeightFor
 
 use super::{
     Biases, DriveOptions, Driver, ExpertsShape, ModelShape, Subject, Verdict,
-    compare::{Logits, Plan, agrees_on, same},
+    compare::{Logits, Plan, agrees_if_loaded, loads, same},
     exactness::{alone, drawn},
 };
 
 /// The parts of these models that a backend may refuse to load, by the names that it gives them.
 const MAY_REFUSE: [&str; 2] = ["latent attention", "groups of experts"];
 
-/// False if the backend refuses the model for one of the parts that this file is about.
-fn loads(subject: &Subject, shape: &ModelShape) -> Result<bool, String> {
-    match Driver::new(&*(subject.backend)(2), &shape.build(1), &subject.options()) {
-        Ok(_) => Ok(true),
-        Err(error) if MAY_REFUSE.iter().any(|part| error.contains(part)) => {
-            println!("skipped: {error}");
-            Ok(false)
-        }
-        Err(error) => Err(error),
-    }
-}
-
 fn agrees(subject: &Subject, shape: &ModelShape) -> Verdict {
-    if !loads(subject, shape)? {
-        return Ok(());
-    }
-    let options = subject.options();
-    agrees_on(subject, &Plan::mixed(options.block_size, shape.vocab), shape, &options)
+    agrees_if_loaded(subject, shape, &MAY_REFUSE)
 }
 
 fn of_format(format: WeightFormat) -> ModelShape {
@@ -83,7 +67,7 @@ pub(super) fn exact(subject: &Subject) -> Verdict {
     {
         let shape = of_format(format);
         agrees(subject, &shape)?;
-        if !loads(subject, &shape)? {
+        if !loads(subject, &shape, &MAY_REFUSE)? {
             continue;
         }
         let model = shape.build(5);
