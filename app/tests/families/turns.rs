@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use paguro_backend::Backend;
 use paguro_engine::{Engine, EngineOptions, Event, PageBudget, Request};
 use paguro_model::{LoadOptions, Model, chat::ChatInput};
 use serde_json::{Value, json};
@@ -19,14 +20,19 @@ type Answer = Vec<(u32, u32)>;
 
 /// Plays a conversation. Returns the answers, and for each turn the tokens of the prompt, those that the next turns share, and
 /// those that were cached.
-fn converse(path: &Path, prefix_cache: bool) -> (Vec<Answer>, Vec<[usize; 3]>) {
+fn converse(
+    backend: &dyn Backend,
+    path: &Path,
+    turns: usize,
+    prefix_cache: bool,
+) -> (Vec<Answer>, Vec<[usize; 3]>) {
     let model = Model::open(path, &LoadOptions { max_context: Some(2048) }).unwrap();
     let options = EngineOptions { prefix_cache, pages: PageBudget::Tokens(2048), ..EngineOptions::default() };
-    let engine = Engine::start(&cpu(), &model, options).unwrap();
+    let engine = Engine::start(backend, &model, options).unwrap();
     let template = model.chat_template.as_ref().unwrap();
     let mut messages: Vec<Value> = Vec::new();
     let (mut answers, mut counts) = (Vec::new(), Vec::new());
-    for turn in 0..TURNS {
+    for turn in 0..turns {
         let animal = ["fox", "owl", "hare", "crab"][turn % 4];
         let text = format!("Tell me more about the {animal} of day {turn}");
         messages.push(json!({"role": "user", "content": text}));
@@ -64,20 +70,34 @@ fn converse(path: &Path, prefix_cache: bool) -> (Vec<Answer>, Vec<[usize; 3]>) {
     (answers, counts)
 }
 
+/// Checks that a conversation's answers are the same with and without the prefix cache, and that turns compute little again.
+fn check(backend: &dyn Backend, name: &str, turns: usize) {
+    let Some(path) = shared(&format!("model/families/tales-{name}.gguf")) else { return };
+    let (expected, without) = converse(backend, &path, turns, false);
+    let (answers, counts) = converse(backend, &path, turns, true);
+    assert!(answers == expected, "{name}: the prefix cache changes answers");
+    assert!(without.iter().all(|&[_, _, cached]| cached == 0));
+    for turn in counts.windows(2) {
+        let ([_, lasting, _], [_, _, cached]) = (turn[0], turn[1]);
+        assert!(cached + MOST_AGAIN >= lasting, "{name}: {counts:?}");
+    }
+    let all: usize = counts.iter().map(|[tokens, ..]| tokens).sum();
+    let cached: usize = counts.iter().map(|[.., cached]| cached).sum();
+    println!("{name}: {cached} of {all} prompt tokens in {turns} turns were cached");
+}
+
 #[test]
 fn conversations_compute_what_is_new_and_answer_the_same() {
     for name in ["qwen35-Q8_0", "lfm2moe-Q8_0", "gptoss-MXFP4"] {
-        let Some(path) = shared(&format!("model/families/tales-{name}.gguf")) else { continue };
-        let (expected, without) = converse(&path, false);
-        let (answers, counts) = converse(&path, true);
-        assert!(answers == expected, "{name}: the prefix cache changes answers");
-        assert!(without.iter().all(|&[_, _, cached]| cached == 0));
-        for turn in counts.windows(2) {
-            let ([_, lasting, _], [_, _, cached]) = (turn[0], turn[1]);
-            assert!(cached + MOST_AGAIN >= lasting, "{name}: {counts:?}");
-        }
-        let all: usize = counts.iter().map(|[tokens, ..]| tokens).sum();
-        let cached: usize = counts.iter().map(|[.., cached]| cached).sum();
-        println!("{name}: {cached} of {all} prompt tokens in {TURNS} turns were cached");
+        check(&cpu(), name, TURNS);
+    }
+}
+
+/// The same on this machine's first GPU, which may be a software driver: one hybrid, fewer turns.
+#[cfg(any(feature = "gpu", target_os = "macos"))]
+#[test]
+fn conversations_on_a_gpu_answer_the_same() {
+    if let Some(gpu) = crate::common::gpu() {
+        check(&gpu, "lfm2moe-Q8_0", 5);
     }
 }

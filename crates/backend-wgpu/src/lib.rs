@@ -229,11 +229,6 @@ impl Backend for Gpu {
             .map_or(0, |program| pages::page_bytes(&program.kv, block_size, kv_dtype))
     }
 
-    fn checkpoint_pages(&self, _: &Program, _: usize, _: KvDtype) -> usize {
-        // There are no moves between states and pages here.
-        0
-    }
-
     fn held(&self, matrix: &Matrix) -> Held {
         let words = Layout::of(matrix.format).row_words(matrix.cols.div_ceil(BLOCK));
         let bytes = 4 * matrix.parts * matrix.rows * words.iter().sum::<usize>();

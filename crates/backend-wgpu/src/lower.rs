@@ -38,7 +38,7 @@ use products::Inputs;
 
 pub use kernels::{Product, exact_rows, product};
 pub use launch::{Grid, Io, Kernel, Launch, Model, When};
-pub use recurrent::LayerState;
+pub use recurrent::{LayerState, StateBuffer};
 
 /// Rows whose logits are computed at once: bounds their memory for large vocabularies.
 pub const LOGIT_ROWS: usize = 64;

@@ -9,8 +9,8 @@ use std::{
 use bytemuck::cast_slice;
 use half::f16;
 use paguro_backend::{
-    Carried, KernelCount, Limits, LoadError, Outcome, PageId, PageMove, Program, Runner, Sampled, Step,
-    StepError, StepOutput, Ticket, Want, Weights,
+    Carried, KernelCount, Limits, LoadError, Outcome, PageId, PageMove, Program, Runner, Sampled, StateId,
+    Step, StepError, StepOutput, Ticket, Want, Weights,
     sampling::{self, Scratch},
 };
 
@@ -19,7 +19,7 @@ use crate::{
     canary::Canaries,
     device::Device,
     flight::{Encoding, Flight, Slice, gave_up_at},
-    lower::{LOGIT_ROWS, LayerState, Lowering, Model},
+    lower::{LOGIT_ROWS, LayerState, Lowering, Model, StateBuffer},
     ops,
     pace::{Pace, Pass},
     pages::page_words,
@@ -52,6 +52,8 @@ pub struct GpuRunner {
     copied: wgpu::Buffer,
     /// Words of a page of K, or of V, of one layer.
     page_words: usize,
+    /// True for pages that hold a part of a state: attention reads whole pages, and numbers of a state may be NaN as K or V.
+    holds_state: Vec<bool>,
     tally: Tally,
     scratch: Scratch,
     sampler: sampler::Scratch,
@@ -107,6 +109,7 @@ impl GpuRunner {
             rows: device.host_buffer(rows * (program.vocab + program.hidden) + 1, "rows for the host")?,
             copied: device.buffer(page_words, "a page")?,
             page_words,
+            holds_state: vec![false; limits.pages],
             tally: Tally::new(&device, model.counters.clone())?,
             model,
             program: program.clone(),
@@ -346,6 +349,49 @@ impl GpuRunner {
         Ok(())
     }
 
+    /// Clears pages of the step that held a part of a state until now.
+    fn clear_states(&mut self, step: &Step<'_>) -> Result<(), StepError> {
+        if !step.pages.iter().any(|page| self.holds_state[page.0 as usize]) {
+            return Ok(());
+        }
+        let size = 4 * self.page_words as u64;
+        let mut encoder = self.device.encoder();
+        for &PageId(page) in step.pages {
+            if std::mem::take(&mut self.holds_state[page as usize]) {
+                for buffer in self.model.pages.iter().flatten() {
+                    encoder.clear_buffer(buffer, u64::from(page) * size, Some(size));
+                }
+            }
+        }
+        self.canaries.submit(&self.device, self.submitted, encoder).map(|_| ())
+    }
+
+    /// Returns the places of a part of a state: in buffers of states, and in a page. The buffers of a state, one after the other, are
+    /// cut into parts as large as a page.
+    fn pieces(&self, state: StateId, part: usize, page: PageId) -> Vec<Piece<'_>> {
+        let size = 4 * self.page_words as u64;
+        let page_bytes = size * self.model.pages.len() as u64 * 2;
+        let (begin, mut first) = (part as u64 * page_bytes, 0);
+        let mut pieces = Vec::new();
+        for StateBuffer { buffer, bytes: own } in self.model.states.iter().flat_map(LayerState::buffers) {
+            let (mut at, end) = (first.max(begin), (first + own).min(begin + page_bytes));
+            while at < end {
+                let (index, within) = ((at - begin) / size, (at - begin) % size);
+                let bytes = (end - at).min(size - within);
+                pieces.push(Piece {
+                    state: buffer,
+                    state_at: u64::from(state.0) * own + (at - first),
+                    page: &self.model.pages[index as usize / 2][index as usize % 2],
+                    page_at: u64::from(page.0) * size + within,
+                    bytes,
+                });
+                at += bytes;
+            }
+            first += own;
+        }
+        pieces
+    }
+
     fn gave_up(&self) -> StepError {
         StepError::Device(format!(
             "kernels on {} waited in vain for each other, and the step cannot be repeated; later steps run without handoff, so try \
@@ -353,6 +399,15 @@ impl GpuRunner {
             self.device.name
         ))
     }
+}
+
+/// A run of bytes in a buffer of states, and its place in a buffer of pages.
+struct Piece<'a> {
+    state: &'a wgpu::Buffer,
+    state_at: u64,
+    page: &'a wgpu::Buffer,
+    page_at: u64,
+    bytes: u64,
 }
 
 /// Index of a step's flight.
@@ -374,7 +429,7 @@ impl Runner for GpuRunner {
         self.submitted += 1;
         let (turn, outputs) = (self.turn(), step.outputs.len());
         self.flights[turn].begin(outputs);
-        let mut submitted = self.run_all(step);
+        let mut submitted = self.clear_states(step).and_then(|()| self.run_all(step));
         if submitted.is_ok() && self.flights[turn].gave_up {
             // The step before may be the one whose kernels gave up.
             submitted = self.repeat(self.collected + 1, self.submitted - 1).and_then(|()| {
@@ -429,23 +484,37 @@ impl Runner for GpuRunner {
         if self.submitted > self.collected {
             self.moved_before = self.submitted + 1;
         }
-        let pages = self.limits.pages;
         let size = 4 * self.page_words as u64;
+        let page_bytes = size * self.model.pages.len() as u64 * 2;
+        let state_bytes = self.program.state.bytes() as u64;
+        let parts = state_bytes.div_ceil(page_bytes.max(1)) as usize;
         let mut encoder = self.device.encoder();
-        for &page_move in moves {
-            let PageMove::Copy { from: PageId(from), to: PageId(to) } = page_move else {
-                return Err(StepError::Invalid(format!("no such move here: {page_move:?}")));
-            };
-            if from.max(to) as usize >= pages {
-                return Err(StepError::Invalid(format!("cannot copy page {from} to {to} of {pages}")));
-            }
-            if from == to {
-                continue;
-            }
-            for buffer in self.model.pages.iter().flatten() {
-                let at = |page: u32| u64::from(page) * size;
-                encoder.copy_buffer_to_buffer(buffer, at(from), &self.copied, 0, size);
-                encoder.copy_buffer_to_buffer(&self.copied, 0, buffer, at(to), size);
+        for page_move in moves {
+            page_move.check(&self.limits, parts)?;
+            match *page_move {
+                PageMove::Copy { from, to } if from == to => {}
+                PageMove::Copy { from: PageId(from), to: PageId(to) } => {
+                    for buffer in self.model.pages.iter().flatten() {
+                        let at = |page: u32| u64::from(page) * size;
+                        encoder.copy_buffer_to_buffer(buffer, at(from), &self.copied, 0, size);
+                        encoder.copy_buffer_to_buffer(&self.copied, 0, buffer, at(to), size);
+                    }
+                    self.holds_state[to as usize] = self.holds_state[from as usize];
+                }
+                PageMove::SaveState { state, part, to } => {
+                    for piece in self.pieces(state, part, to) {
+                        let Piece { state, state_at, page, page_at, bytes } = piece;
+                        encoder.copy_buffer_to_buffer(state, state_at, page, page_at, bytes);
+                    }
+                    self.holds_state[to.0 as usize] = true;
+                }
+                PageMove::RestoreState { from, part, state } => {
+                    for piece in self.pieces(state, part, from) {
+                        let Piece { state, state_at, page, page_at, bytes } = piece;
+                        encoder.copy_buffer_to_buffer(page, page_at, state, state_at, bytes);
+                    }
+                }
+                _ => return Err(StepError::Invalid(format!("no such move here: {page_move:?}"))),
             }
         }
         self.canaries.submit(&self.device, self.submitted + 1, encoder)?;
@@ -481,7 +550,7 @@ fn poison(device: &Device, model: &Model) {
         let noise: Vec<f16> = (0..buffer.size() / 2).map(|_| f16::from_f32(number())).collect();
         device.queue.write_buffer(buffer, 0, cast_slice(&noise));
     }
-    for buffer in model.states.iter().flat_map(LayerState::buffers) {
+    for StateBuffer { buffer, .. } in model.states.iter().flat_map(LayerState::buffers) {
         let noise: Vec<f32> = (0..buffer.size() / 4).map(|_| number()).collect();
         device.queue.write_buffer(buffer, 0, cast_slice(&noise));
     }

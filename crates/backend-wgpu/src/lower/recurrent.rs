@@ -46,29 +46,42 @@ const INPUT_THREADS: usize = 128;
 /// States of all sequences in one layer.
 pub struct LayerState {
     /// `[states, rows, channels]`: the input of the convolution at position `p` is in row `p % rows`.
-    inputs: wgpu::Buffer,
+    inputs: StateBuffer,
     delta: Option<DeltaState>,
 }
 
 /// States of a delta rule.
+#[derive(Clone)]
 struct DeltaState {
     /// `[states, value_heads, key_dim, value_dim]`, as of the beginning of the chunk.
-    matrices: wgpu::Buffer,
+    matrices: StateBuffer,
     /// Keys of the rows of the chunk, `[states, STATE_CHUNK, key_heads * key_dim]`.
-    keys: wgpu::Buffer,
+    keys: StateBuffer,
     /// Their updates, `[states, STATE_CHUNK, value_heads * value_dim]`.
-    updates: wgpu::Buffer,
+    updates: StateBuffer,
     /// Their decays, summed up from the beginning of the chunk, `[states, STATE_CHUNK, value_heads]`.
-    decays: wgpu::Buffer,
+    decays: StateBuffer,
+}
+
+/// A part of all sequences' states.
+#[derive(Clone)]
+pub struct StateBuffer {
+    /// One sequence's after the other's.
+    pub buffer: wgpu::Buffer,
+    /// Bytes of one sequence's.
+    pub bytes: u64,
 }
 
 impl LayerState {
     /// # Errors
     /// No memory, or more than a kernel can see.
     fn new(device: &Device, shape: &StateShape, states: usize) -> Result<Self, LoadError> {
-        let room = |numbers: usize| device.buffer((states * numbers).max(1), "states of sequences");
+        let room = |numbers: usize| {
+            let buffer = device.buffer(states * numbers, "states of sequences")?;
+            Ok::<_, LoadError>(StateBuffer { buffer, bytes: 4 * numbers as u64 })
+        };
         let delta = shape.delta.map(|delta| {
-            Ok(DeltaState {
+            Ok::<_, LoadError>(DeltaState {
                 matrices: room(delta.value_width() * delta.key_dim)?,
                 keys: room(STATE_CHUNK * delta.key_width())?,
                 updates: room(STATE_CHUNK * delta.value_width())?,
@@ -78,8 +91,8 @@ impl LayerState {
         Ok(Self { inputs: room(shape.rows * shape.channels)?, delta: delta.transpose()? })
     }
 
-    /// All its buffers.
-    pub fn buffers(&self) -> impl Iterator<Item = &wgpu::Buffer> {
+    /// All its parts.
+    pub fn buffers(&self) -> impl Iterator<Item = &StateBuffer> {
         let delta = self.delta.iter().flat_map(|delta| {
             let DeltaState { matrices, keys, updates, decays } = delta;
             [matrices, keys, updates, decays]
@@ -153,8 +166,7 @@ impl Room {
         if self.words(rows) == 0 {
             return Ok(None);
         }
-        // A buffer that no layer uses still has a size.
-        let buffer = |width: usize, what: &str| device.buffer((rows * width).max(1), what);
+        let buffer = |width: usize, what: &str| device.buffer(rows * width, what);
         Ok(Some(Buffers {
             mixed: buffer(self.mixed, "inputs of convolutions")?,
             convolved: buffer(self.channels, "convolutions")?,
@@ -210,7 +222,7 @@ impl Lowering<'_> {
         let (mut constants, vectors) = self.convolution(&conv.convolution, conv.width)?;
         constants.extend([("MIXED_STRIDE", U(3 * conv.width as u32)), ("SHORT", U(1))]);
         let step = self.step.clone();
-        let inputs = self.states[conv.state].inputs.clone();
+        let inputs = self.states[conv.state].inputs.buffer.clone();
         let mut buffers = vec![("step", &step), ("mixed", &own.mixed), ("inputs", &inputs)];
         buffers.extend(vectors.iter().map(|(name, buffer)| (*name, buffer)));
         let mut emits = constants.clone();
@@ -271,7 +283,7 @@ impl Lowering<'_> {
             ("UNIT_EPS", F(DeltaRule::EPS)),
         ]);
         let (decay, dt) = (self.vector(op.decay)?, self.vector(op.dt)?);
-        let (step, inputs) = (self.step.clone(), self.states[op.state].inputs.clone());
+        let (step, inputs) = (self.step.clone(), self.states[op.state].inputs.buffer.clone());
         let mut buffers = vec![
             ("step", &step),
             ("mixed", &own.mixed),
@@ -310,10 +322,10 @@ impl Lowering<'_> {
             ("decays", &own.decays),
             ("betas", &own.betas),
             ("values", &own.values),
-            ("matrices", &state.matrices),
-            ("updates", &state.updates),
-            ("kept_keys", &state.keys),
-            ("kept_decays", &state.decays),
+            ("matrices", &state.matrices.buffer),
+            ("updates", &state.updates.buffer),
+            ("kept_keys", &state.keys.buffer),
+            ("kept_decays", &state.decays.buffer),
         ];
         let files = wgsl!("args", "sequences", "delta");
         let grid = Grid::Sequences((shape.value_heads * blocks) as u32);
@@ -349,7 +361,7 @@ impl Lowering<'_> {
         let (mut constants, _) = self.convolution(&op.convolution, channels)?;
         constants.extend(self.delta_constants(op));
         constants.extend([("MIXED_STRIDE", U(channels as u32)), ("DELTA", U(1))]);
-        let (step, inputs) = (self.step.clone(), self.states[op.state].inputs.clone());
+        let (step, inputs) = (self.step.clone(), self.states[op.state].inputs.buffer.clone());
         let state = self.delta_state(op);
         let buffers = [
             ("step", &step),
@@ -357,8 +369,8 @@ impl Lowering<'_> {
             ("kept", &inputs),
             ("convolved", &own.convolved),
             ("decays", &own.decays),
-            ("kept_keys", &state.keys),
-            ("kept_decays", &state.decays),
+            ("kept_keys", &state.keys.buffer),
+            ("kept_decays", &state.decays.buffer),
         ];
         let files = wgsl!("args", "sequences", "convolution", "keep");
         let grid = Grid::Sequences(channels.div_ceil(256) as u32);
@@ -367,14 +379,7 @@ impl Lowering<'_> {
     }
 
     fn delta_state(&self, op: &DeltaRule) -> DeltaState {
-        let state = self.states[op.state].delta.as_ref().expect("`Program::check` compared the shapes");
-        let DeltaState { matrices, keys, updates, decays } = state;
-        DeltaState {
-            matrices: matrices.clone(),
-            keys: keys.clone(),
-            updates: updates.clone(),
-            decays: decays.clone(),
-        }
+        self.states[op.state].delta.clone().expect("`Program::check` compared the shapes")
     }
 
     fn delta_constants(&self, op: &DeltaRule) -> Constants {
