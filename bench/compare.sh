@@ -4,8 +4,8 @@
 # usage: bench/compare.sh [MODEL.gguf ...] [-- OPTIONS OF compare.py]
 #
 # Without models, takes the shape of TinyLlama 1.1B with random weights in F16, Q8_0 and Q4_K_M (speed does not depend
-# on the weights' values). Builds both engines, runs them in turn, and prints one Markdown table. What was measured is
-# also kept in target/bench/, one JSON object per line.
+# on the weights' values). Builds both engines, runs them in turn, and prints one Markdown table. The
+# results are also kept in target/bench/, one JSON object per line.
 #
 # llama.cpp's set-up, the model's shape and the interleaving are scripts of the shared data beside the checkout
 # (../shared, or $PAGURO_SHARED). Needs cmake, ninja, g++ and python3, there with `pip install gguf numpy`.

@@ -193,7 +193,7 @@ class Soak:
             connection.close()
         for _ in range(600):
             if self.metrics()["paguro_model_bytes"] == 0:
-                # What worked for requests ends after ten idle seconds, with the little that each thread keeps.
+                # Threads of requests end after ten idle seconds, and free the little memory that each keeps.
                 return time.sleep(12)
             time.sleep(0.1)
         self.problem("a model is still loaded a minute after its last use")

@@ -25,7 +25,8 @@ usage: cargo xtask <command>
                  ui
                  --all      every slow variant of a test, not a sample of them
                  --seed N   the sample of another run
-  tidy           the project's own rules: arrows between crates, lengths of files, words, links
+  tidy           the project's own rules: arrows between crates, invariants, lengths of files,
+                 words, links
   clients        other people's clients and programs against a server, as the step of `ci`
   bench [ARGS]   Paguro and llama.cpp side by side (bench/compare.sh with these arguments)
   help           this text

@@ -2,7 +2,9 @@
 
 mod arrows;
 mod files;
+mod invariants;
 mod links;
+mod words;
 
 use std::path::Path;
 
@@ -24,5 +26,7 @@ pub fn check(root: &Path) -> Result<Report> {
     let files = files::list(root)?;
     files::check(&files, &mut report);
     links::check(root, &files, &mut report);
+    invariants::check(&files, &mut report);
+    words::check(&files, &mut report);
     Ok(report)
 }
