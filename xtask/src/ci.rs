@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    aarch64, clients, macos,
+    aarch64, clients, macos, packaging,
     sample::Sample,
     table::{self, Outcome, Row},
     tests, tidy, ui, wgsl,
@@ -18,7 +18,7 @@ use crate::{
 
 type Step = fn(&Path, Sample) -> Result<Outcome>;
 
-const STEPS: [(&str, Step); 12] = [
+const STEPS: [(&str, Step); 13] = [
     ("fmt", |root, _| fmt(root)),
     ("tidy", |root, _| tidy(root)),
     ("clippy", |root, _| clippy(root)),
@@ -31,6 +31,7 @@ const STEPS: [(&str, Step); 12] = [
     ("wgsl", |root, _| wgsl::run(root, cargo(root))),
     ("clients", |root, _| clients(root)),
     ("ui", |root, _| ui(root)),
+    ("packaging", |root, _| packaging::run(root)),
 ];
 
 /// Runs these steps, or all, and goes on after a failure. Returns true if all passed.

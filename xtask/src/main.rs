@@ -5,6 +5,7 @@ mod ci;
 mod clients;
 mod macos;
 mod output;
+mod packaging;
 mod sample;
 mod table;
 mod tests;
@@ -22,7 +23,7 @@ usage: cargo xtask <command>
 
   ci [STEP...]   everything that continuous integration checks, or only these steps:
                  fmt, tidy, clippy, test, requests, doc, aarch64, macos, fuzz, wgsl, clients,
-                 ui
+                 ui, packaging
                  --all      every slow variant of a test, not a sample of them
                  --seed N   the sample of another run
   tidy           the project's own rules: arrows between crates, invariants, lengths of files,
