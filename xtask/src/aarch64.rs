@@ -17,7 +17,7 @@ const TARGET: &str = "aarch64-unknown-linux-gnu";
 /// A processor that QEMU pretends to be.
 struct Processor {
     name: &'static str,
-    /// What detection must choose on it.
+    /// The instruction set that detection must choose on it.
     isa: &'static str,
     /// Of the backend's own tests, by the beginnings of their names.
     kernels: &'static [&'static str],
@@ -41,7 +41,7 @@ const PROCESSORS: [Processor; 3] = [
 
 const OLDER: &[&str] = &["isa::", "simd::", "matrix::tests::q"];
 
-/// What Debian calls a linker and C library for the target, and the emulator.
+/// Debian's packages of a linker and C library for the target, and of the emulator.
 const EMULATOR: [&str; 3] = ["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user"];
 
 /// Random inputs per property: an emulated one takes some thirty times as long.

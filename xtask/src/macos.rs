@@ -34,7 +34,7 @@ pub fn run(root: &Path) -> Result<Outcome> {
     } else if debian_compiler() || install(&DEBIAN) && debian_compiler() {
         let mut command = Command::new(format!("{DEBIAN_BIN}/cargo"));
         command.current_dir(root).args(["clippy", "-Zbuild-std=std,panic_abort"]);
-        // What `cargo` of a toolchain sets for its children would lead this one astray.
+        // Variables that `cargo` of a toolchain sets for its children would lead this one astray.
         for name in ["CARGO", "RUSTUP_TOOLCHAIN", "RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER"] {
             command.env_remove(name);
         }

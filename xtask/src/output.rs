@@ -20,9 +20,9 @@ pub struct Digest {
 enum Part {
     #[default]
     Names,
-    /// What the tests that passed have printed.
+    /// Output of tests that passed.
     Successes,
-    /// What the others have printed, and their names.
+    /// Output of the others, and their names.
     Failures,
 }
 
@@ -86,7 +86,7 @@ impl Digest {
         times
     }
 
-    /// What the tests could not do here, each once.
+    /// Reasons of skipped tests, each once.
     pub fn skipped(&self) -> &BTreeSet<String> {
         &self.skipped
     }

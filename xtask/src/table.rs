@@ -2,11 +2,11 @@
 
 use std::{fmt::Write, time::Duration};
 
-/// What became of a step.
+/// Outcome of a step.
 pub enum Outcome {
     /// It found nothing wrong; perhaps with something to say.
     Passed(String),
-    /// What it needs is not here, and why that is fine.
+    /// A tool or file is missing; with the reason why that is fine.
     Skipped(String),
     /// With the reason in one line.
     Failed(String),

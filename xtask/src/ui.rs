@@ -22,7 +22,7 @@ const DIST: &str = "crates/server/src/ui/dist";
 /// Names under which systems have Chromium.
 const BROWSERS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
 
-/// What npm installs for the report about the page's quality.
+/// The npm package that reports the page's quality.
 const LIGHTHOUSE: &str = "lighthouse@13.5.0";
 
 /// Builds the page, then tests it in a browser.

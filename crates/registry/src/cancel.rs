@@ -15,7 +15,7 @@ use crate::error::RegistryError;
 #[derive(Clone, Debug, Default)]
 pub struct Cancel {
     stopped: Arc<AtomicBool>,
-    /// What else stops it.
+    /// A flag of the surrounding operation, which stops it as well.
     parent: Option<Arc<AtomicBool>>,
 }
 

@@ -16,7 +16,7 @@ impl Digest {
         Self(Sha256::digest(bytes).into())
     }
 
-    /// What a hasher has come to.
+    /// Returns the digest of a hasher's input.
     pub(crate) fn finish(hasher: Sha256) -> Self {
         Self(hasher.finalize().into())
     }

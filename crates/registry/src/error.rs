@@ -22,7 +22,7 @@ pub enum RegistryError {
     Ambiguous {
         /// The name that was asked for.
         name: String,
-        /// What it could mean.
+        /// Names that it could mean.
         candidates: Vec<String>,
     },
     /// A name that no model can have.
@@ -32,7 +32,7 @@ pub enum RegistryError {
     BadName {
         /// The name.
         name: String,
-        /// What is wrong with it.
+        /// The reason of the refusal.
         problem: &'static str,
     },
     /// Another model has this name already.
@@ -44,15 +44,15 @@ pub enum RegistryError {
     /// Not a reference to a model on a hub.
     #[error("`{text}` is neither a short name nor a Hugging Face reference: {problem}")]
     BadReference {
-        /// What was given.
+        /// The text as given.
         text: String,
-        /// What is wrong with it, and what would be right.
+        /// The reason of the refusal, and the right form.
         problem: String,
     },
     /// A digest that is not one.
     #[error("`{text}` is not a digest: it must be `sha256:` and 64 hexadecimal digits")]
     BadDigest {
-        /// What was given.
+        /// The text as given.
         text: String,
     },
     /// Content that is not what its digest says.
@@ -60,9 +60,9 @@ pub enum RegistryError {
     DigestMismatch {
         /// The file or upload.
         what: String,
-        /// What it should be.
+        /// The expected digest.
         expected: Digest,
-        /// What it is.
+        /// The digest of the content.
         found: Digest,
     },
     /// A downloaded file that is not what the hub has announced.
@@ -72,9 +72,9 @@ pub enum RegistryError {
     Checksum {
         /// The file in the repository.
         file: String,
-        /// What the hub has announced.
+        /// The checksum that the hub announced.
         expected: String,
-        /// What came.
+        /// The checksum of the downloaded file.
         found: String,
     },
     /// A blob that the library does not have.
@@ -89,7 +89,7 @@ pub enum RegistryError {
         name: String,
         /// Its file.
         file: String,
-        /// What is wrong.
+        /// The reason.
         problem: String,
     },
     /// A model that lies outside of the library is not there any more.
@@ -99,15 +99,15 @@ pub enum RegistryError {
         name: String,
         /// Where it was.
         path: PathBuf,
-        /// What became of it.
+        /// Its state now.
         problem: &'static str,
     },
-    /// What is to be imported is no model.
+    /// The path to import holds no model.
     #[error("cannot import `{}`: {problem}", path.display())]
     NotAModel {
         /// The path that was given.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         problem: String,
     },
     /// The caller's look at the model has failed.
@@ -115,7 +115,7 @@ pub enum RegistryError {
     Inspect {
         /// The model.
         name: String,
-        /// What is wrong with it.
+        /// The reason of the refusal.
         source: Box<dyn Error + Send + Sync>,
     },
     /// A model that this version of the program cannot run.
@@ -131,9 +131,9 @@ pub enum RegistryError {
     Choice {
         /// The repository.
         repo: String,
-        /// What is missing or not clear.
+        /// The missing or ambiguous part.
         problem: String,
-        /// What can be asked for.
+        /// Values that are possible.
         choices: Vec<String>,
     },
     /// A repository with a file whose name must not be used.
@@ -151,9 +151,9 @@ pub enum RegistryError {
         what: String,
         /// 401 or 403.
         status: u16,
-        /// What the hub says, possibly nothing.
+        /// The hub's message, possibly empty.
         message: String,
-        /// What to do.
+        /// Advice for the user.
         advice: &'static str,
     },
     /// The hub does not have it.
@@ -167,19 +167,19 @@ pub enum RegistryError {
     /// The hub answers with an error, also after some patience.
     #[error("{url} answers with HTTP {status}{}", in_parentheses(message))]
     Status {
-        /// What was asked for.
+        /// The address of the request.
         url: String,
         /// The status.
         status: u16,
-        /// What the hub says, possibly nothing.
+        /// The hub's message, possibly empty.
         message: String,
     },
     /// The hub cannot be reached, or goes away in the middle, also after some patience.
     #[error("cannot get {url}: {problem}")]
     Connection {
-        /// What was asked for.
+        /// The address of the request.
         url: String,
-        /// What went wrong.
+        /// The reason.
         problem: String,
     },
     /// No connection to the hub comes about at all.
@@ -193,17 +193,17 @@ pub enum RegistryError {
     /// The hub's answer is not one.
     #[error("{url} gives an answer that makes no sense: {problem}")]
     BadAnswer {
-        /// What was asked for.
+        /// The address of the request.
         url: String,
-        /// What is wrong with the answer.
+        /// The reason why the answer is bad.
         problem: String,
     },
     /// An endpoint that is not an address of a hub.
     #[error("`{endpoint}` is not the address of a hub: {problem}")]
     BadEndpoint {
-        /// What was given.
+        /// The endpoint as given.
         endpoint: String,
-        /// What is wrong with it.
+        /// The reason of the refusal.
         problem: &'static str,
     },
     /// The caller has cancelled.
@@ -212,7 +212,7 @@ pub enum RegistryError {
     /// No space is left.
     #[error("no space is left on the disk of `{}`; free some (`paguro rm NAME`, `paguro prune`) and try again", path.display())]
     DiskFull {
-        /// What could not be written.
+        /// The file or folder that could not be written.
         path: PathBuf,
     },
     /// A library that cannot be written.
@@ -281,11 +281,11 @@ pub enum RegistryError {
     /// The system refuses something.
     #[error("cannot {action} `{}`: {source}", path.display())]
     Io {
-        /// What was tried: a verb.
+        /// The attempted action: a verb.
         action: &'static str,
         /// On what.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
     /// The catalogue cannot be read or written.

@@ -32,14 +32,14 @@ pub struct ImportOptions {
 /// A model that lies somewhere.
 #[derive(Debug)]
 pub(crate) struct Found {
-    /// What one would open: a GGUF file (of a split model the first), or a folder. Absolute.
+    /// The path to open: a GGUF file (the first of a split model), or a folder. Absolute.
     pub(crate) open: PathBuf,
     pub(crate) format: Format,
     /// Its files, in order.
     pub(crate) files: Vec<PathBuf>,
 }
 
-/// What of a Hugging Face folder is needed to run the model.
+/// True for files of a Hugging Face folder that are needed to run the model.
 pub(crate) fn belongs_to_folder(name: &str) -> bool {
     const FILES: [&str; 12] = [
         "config.json",
@@ -92,7 +92,7 @@ pub(crate) fn is_file_name(name: &str) -> bool {
         && !name.chars().any(char::is_control)
 }
 
-/// What files of these names are together.
+/// Returns the format that files of these names form together.
 pub(crate) fn format_of(path: &Path, names: &[&str]) -> Result<Format, RegistryError> {
     let bad = |problem: String| RegistryError::NotAModel { path: path.to_owned(), problem };
     if let Some(name) = names.iter().find(|name| !is_file_name(name)) {

@@ -4,7 +4,7 @@
 //! and shared by the models that have them. Any number of processes may use it at once, and any of them may be killed at
 //! any moment: a model is in the catalogue only when all of its files are there, complete and checked.
 //!
-//! The library knows nothing of what is in a model. Who calls it opens the model ([`Inspect`]) and says what was learned.
+//! The library does not read the content of a model. Its caller opens the model ([`Inspect`]) and reports its properties.
 
 mod cancel;
 mod catalogue;

@@ -40,7 +40,7 @@ pub struct Registry {
 /// A model that was removed.
 #[derive(Clone, Debug)]
 pub struct Removed {
-    /// What it was.
+    /// Its record.
     pub record: ModelRecord,
     /// Bytes that were freed: those of files that no other model has. `None` if another process is writing to the
     /// library; [`Registry::prune`] frees them later.
@@ -52,7 +52,7 @@ pub struct Removed {
 pub struct PullOptions {
     /// The model's name in the library; without it, `owner/repository` and what was chosen of it.
     pub name: Option<ModelName>,
-    /// Stops the pull. What was downloaded is kept, and used when the pull is asked for again.
+    /// Stops the pull. The downloaded part is kept for the next pull of the same file.
     pub cancel: Cancel,
 }
 
@@ -140,7 +140,7 @@ impl Registry {
         Ok(self.catalogue.all()?.into_iter().find(has_it))
     }
 
-    /// What to open for the model of this name: a GGUF file (of a split model the first), or a folder.
+    /// Returns the path to open for the model of this name: a GGUF file (the first of a split model), or a folder.
     ///
     /// # Errors
     /// As for [`Registry::find`] and [`Registry::path`].
@@ -148,7 +148,7 @@ impl Registry {
         self.path(&self.find(name)?)
     }
 
-    /// What to open for a model that was found.
+    /// Returns the path to open for a model that was found.
     ///
     /// # Errors
     /// [`RegistryError::Damaged`] or [`RegistryError::Moved`], if its files are not there any more.
@@ -407,7 +407,7 @@ impl Registry {
     /// As for [`Registry::find`].
     pub fn remove(&self, name: &str) -> Result<Removed, RegistryError> {
         let record = self.find_named(name).or_else(|error| match self.find_alias(name)? {
-            // Whoever removes another name of a model may not mean the model.
+            // Removing another name of a model may not mean the model.
             Some(record) => {
                 Err(RegistryError::NotFound { name: name.to_owned(), similar: vec![record.name.short()] })
             }
@@ -527,7 +527,7 @@ impl Registry {
         self.store.release(files, &self.kept(None)?).map(Some)
     }
 
-    /// What the catalogue names, and the records beside it, in case the catalogue is not the right one; all of it for models
+    /// Returns the names in the catalogue, and the records beside it, in case the catalogue is not the right one; all of it for models
     /// other than `except`.
     fn kept(&self, except: Option<&ModelName>) -> Result<Kept, RegistryError> {
         let (mut kept, models) = (Kept::default(), self.catalogue.all()?);

@@ -30,12 +30,12 @@ impl ModelName {
         Ok(Self { base: base.to_owned(), tag: tag.to_owned() })
     }
 
-    /// What stands before the tag: `owner/model`.
+    /// The part before the tag: `owner/model`.
     pub fn base(&self) -> &str {
         &self.base
     }
 
-    /// What stands after the colon, [`LATEST`] if nothing does.
+    /// The part after the colon, or [`LATEST`] without one.
     pub fn tag(&self) -> &str {
         &self.tag
     }
@@ -117,7 +117,7 @@ fn check_part(part: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// What a name in a request means among the names that there are.
+/// Meaning of a name in a request among the existing names.
 pub(crate) enum Meaning<'a> {
     One(&'a ModelName),
     Several(Vec<&'a ModelName>),
@@ -157,7 +157,7 @@ fn plain_meaning<'a>(query: &str, names: impl Iterator<Item = &'a ModelName> + C
     }
 }
 
-/// What may stand before the owner of a model on the hub.
+/// Prefixes that may precede the owner of a model on the hub.
 pub(crate) const HUB_PREFIXES: [&str; 6] = [
     "hf:",
     "hf.co/",

@@ -1,4 +1,4 @@
-//! What the library knows about a model.
+//! Records of models.
 
 use std::{
     error::Error,
@@ -20,9 +20,9 @@ pub struct ModelRecord {
     pub source: Source,
     /// The kind of its files.
     pub format: Format,
-    /// What was learned by opening it.
+    /// Properties that were learned by opening it.
     pub details: Details,
-    /// What requests begin with, unless they say otherwise: options, a system prompt, a template. The library keeps this
+    /// Defaults of requests: options, a system prompt, a template. The library keeps this
     /// object and does not look into it.
     pub parameters: Map<String, Value>,
     /// Its files; the first is the one to open, if it is a GGUF file.
@@ -126,7 +126,7 @@ pub enum Source {
     },
 }
 
-/// What is learned about a model by opening it, which the library's caller does.
+/// Properties of a model that the library's caller learns by opening it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Details {
     /// As the file names it: `llama`, `LlamaForCausalLM`.
@@ -155,11 +155,11 @@ pub struct Transfer {
     pub digest: Option<Digest>,
 }
 
-/// How far a pull or an import has come.
+/// Progress of a pull or an import.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Progress<'a> {
-    /// What there is to do. Everything after this speaks of these files by their index.
+    /// The files to transfer. Later events name them by their index.
     Files(&'a [Transfer]),
     /// Bytes of a file that have come. The number becomes smaller when a download begins anew.
     Bytes {
@@ -200,5 +200,5 @@ pub enum Progress<'a> {
     Recording,
 }
 
-/// What is told of a pull's or an import's progress; from several threads.
+/// Receives the progress of a pull or an import, from several threads.
 pub type OnProgress<'a> = dyn Fn(Progress<'_>) + Sync + 'a;

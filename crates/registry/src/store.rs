@@ -1,4 +1,4 @@
-//! What lies on disk: blobs, named by their content, and folders in which a model's blobs have the names that the model's
+//! Files on disk: blobs, named by their content, and folders in which a model's blobs have the names that the model's
 //! readers want to see.
 //!
 //! A blob appears under its name in one step, complete, checked and synced; what is still incomplete lies elsewhere. So
@@ -156,7 +156,7 @@ impl Store {
         }
     }
 
-    /// Puts a file in the place of a blob, and of the links to it. Whoever has opened the old file keeps it.
+    /// Puts a file in the place of a blob, and of the links to it. Readers that have opened the old file keep it.
     fn replace(&self, file: &Path, blob: &Path) -> Result<(), RegistryError> {
         let mut links = Vec::new();
         for view in entries(&self.views())? {
@@ -215,7 +215,7 @@ impl Store {
         Ok(())
     }
 
-    /// Returns the folder in which these files have their names. What is missing in it is made, of hard links to the
+    /// Returns the folder in which these files have their names. Missing files are created as hard links to the
     /// blobs.
     pub(crate) fn view(&self, model: &str, files: &[FileRecord]) -> Result<PathBuf, RegistryError> {
         self.check(model, files)?;
@@ -346,7 +346,7 @@ impl Store {
     }
 }
 
-/// What the catalogue still names.
+/// Blobs that the catalogue still names.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
     blobs: HashSet<String>,
@@ -362,7 +362,7 @@ impl Kept {
     }
 }
 
-/// What was deleted.
+/// Files that were deleted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pruned {
     /// Blobs, unfinished downloads and copies.

@@ -51,7 +51,7 @@ pub struct Finding {
     pub models: Vec<String>,
     /// The file's name in the model.
     pub file: String,
-    /// What it should be.
+    /// The expected digest.
     pub digest: Digest,
     /// Where it lies, if that is outside of the library.
     pub location: Option<PathBuf>,

@@ -66,7 +66,7 @@ fn an_import_by_reference_leaves_the_file_where_it_is() {
     assert_eq!(f.registry.resolve("tiny").unwrap(), path);
     assert_eq!(count_files(&f.root().join("blobs")), 0);
     assert_eq!(check(f.root()), [model]);
-    // What happens to the file is noticed when the model is asked for.
+    // A change of the file is noticed when the model is asked for.
     fs::write(&path, gguf(1, 999)).unwrap();
     let error = f.registry.resolve("tiny").unwrap_err().to_string();
     assert!(error.ends_with("tiny-Q4_0.gguf` has changed since; import it again"), "{error}");

@@ -220,7 +220,7 @@ fn a_file_that_is_no_model_is_not_listed() {
     let f = Fixture::new();
     f.hub.add("o/m", &[("m.gguf", b"<html>")]);
     assert!(f.refused("o/m").contains("does not begin with GGUF"));
-    // What was downloaded belongs to nothing now.
+    // The downloaded file belongs to nothing now.
     let pruned = f.registry().prune(false).unwrap();
     assert_eq!((pruned.files, pruned.bytes), (1, 6));
 }

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-/// What was found.
+/// Findings of the rules.
 #[derive(Default)]
 pub struct Report {
     /// Fail the step.

@@ -9,7 +9,7 @@ use crate::{
     record::Format,
 };
 
-/// What to download.
+/// Files to download.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Chosen {
     pub(crate) format: Format,
@@ -111,7 +111,7 @@ fn preferred<'a, 'b>(candidates: &'b [Candidate<'a>]) -> Option<Vec<&'b Candidat
     (!unclear).then(|| of(wanted))
 }
 
-/// Those that a tag means: by quantization, by whole name, or, when neither is the case, by the end of the name.
+/// Returns the candidates that a tag means: by quantization, by whole name, or else by the end of the name.
 fn tagged<'a, 'b>(candidates: &'b [Candidate<'a>], tag: &str) -> Vec<&'b Candidate<'a>> {
     let stem = gguf_stem(tag).unwrap_or(tag);
     let by =
@@ -136,7 +136,7 @@ impl Candidate<'_> {
         self.quantization.clone().unwrap_or_else(|| self.stem.to_owned())
     }
 
-    /// What tells it from the others.
+    /// Returns a label that tells it from the others.
     fn distinct_label(&self, others: &[&Self]) -> String {
         let same = others.iter().filter(|other| other.label() == self.label()).count();
         if same > 1 { self.stem.to_owned() } else { self.label() }

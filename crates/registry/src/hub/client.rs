@@ -254,7 +254,7 @@ impl Client {
         Refusal::Final(RegistryError::BadAnswer { url: url.to_owned(), problem: problem.to_owned() })
     }
 
-    /// What an answer that is no success means.
+    /// Returns the meaning of an answer that is no success.
     fn refusal(&self, answer: Response<Body>, what: &str, uri: &Uri) -> Refusal {
         let status = answer.status().as_u16();
         let header = |name| answer.headers().get(name).and_then(|value| value.to_str().ok());

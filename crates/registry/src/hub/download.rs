@@ -114,7 +114,7 @@ impl Job<'_> {
         let key = self.file.key();
         let waiting = || (self.progress)(Progress::Waiting { file });
         let _lock = Lock::exclusive_unless(&self.store.lock_file(&key), self.cancel, waiting)?;
-        // Whoever had the lock may have brought it.
+        // The owner of the lock before may have downloaded it.
         if let Some(record) = self.present()? {
             return Ok(record);
         }
@@ -162,7 +162,7 @@ impl Job<'_> {
                 let (file, expected) = (self.file.path.clone(), expected.clone());
                 return Err(RegistryError::Checksum { file, expected, found });
             }
-            // What an earlier process has left may be what was damaged, by a loss of power.
+            // Bytes of an earlier process may be the damaged ones, after a loss of power.
             resumed = false;
             part.restart(self.file)?;
         }

@@ -73,7 +73,7 @@ pub struct Hub {
     parallel: usize,
 }
 
-/// What is in a repository, at one commit.
+/// Files of a repository at one commit.
 #[derive(Clone, Debug)]
 pub(crate) struct Repository {
     /// `owner/repository`, as the hub writes it.
@@ -91,7 +91,7 @@ pub(crate) struct RemoteFile {
     pub(crate) check: Check,
 }
 
-/// What the hub says about a file's content.
+/// Checks that the hub provides for a file's content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Check {
     /// Large files: SHA-256, 64 hexadecimal digits.

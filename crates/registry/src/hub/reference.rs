@@ -1,4 +1,4 @@
-//! What people write to name a model on a hub.
+//! Names of models on a hub, as people write them.
 
 use std::str::FromStr;
 
@@ -77,7 +77,7 @@ impl FromStr for Reference {
 }
 
 impl Reference {
-    /// What becomes part of an address must be what it looks like.
+    /// Checks that each part of an address is a plain name.
     fn check(&self) -> Result<(), &'static str> {
         for part in self.repo.split('/') {
             let fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
@@ -206,7 +206,7 @@ mod tests {
         }
     }
 
-    /// What stands in an address, with mistakes in it.
+    /// Addresses with mistakes in them.
     fn texts() -> impl Strategy<Value = String> {
         let piece = prop_oneof![
             Just("hf:"),

@@ -24,12 +24,12 @@ pub struct TestHub {
     state: Arc<Mutex<State>>,
 }
 
-/// What the hub has, and how it behaves.
+/// Content and behaviour of the hub.
 #[derive(Default)]
 pub struct State {
     /// By repository.
     repos: HashMap<String, Vec<RepoFile>>,
-    /// Whoever does not send it is answered with 401.
+    /// Requests without this token are answered with 401.
     pub token: Option<String>,
     /// Faults that are still to happen, in order, one for each request of a file's content.
     pub faults: Vec<Fault>,
@@ -52,7 +52,7 @@ struct RepoFile {
     path: String,
     bytes: Arc<Vec<u8>>,
     lfs: bool,
-    /// What the list says instead of the truth.
+    /// A size or digest that the list announces instead of the true one.
     announced: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! What the tests of the library share.
+//! Helpers of the library's tests.
 #![allow(dead_code)] // each test file uses its part
 
 pub mod hub;
@@ -39,7 +39,7 @@ impl Fixture {
     }
 }
 
-/// Looks at a "model" as an application would: it must begin as its format does. What is in it is the tests' own.
+/// Inspects a "model" as an application would: it must begin as its format does. The rest is made up.
 pub fn inspect(path: &Path) -> Result<Details, Box<dyn Error + Send + Sync>> {
     let file = if path.is_dir() { path.join("model.safetensors") } else { path.to_owned() };
     let mut magic = [0; 4];
