@@ -10,7 +10,7 @@ use std::{
     process::{Child, ChildStdin, Command, Stdio},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel},
     },
     thread,
@@ -45,6 +45,8 @@ struct Shared {
     waiting: Mutex<Option<HashMap<u64, Sender<Value>>>>,
     /// Last line of standard error, or what is wrong with the answers.
     last_words: Mutex<String>,
+    /// True if standard error has been read to its end.
+    said_all: AtomicBool,
     inbox: Arc<Inbox>,
 }
 
@@ -72,7 +74,7 @@ impl Process {
         let (sender, messages) = sync_channel(QUEUE);
         let input = Arc::new(sender);
         let (waiting, last_words) = (Mutex::new(Some(HashMap::new())), Mutex::default());
-        let shared = Arc::new(Shared { waiting, last_words, inbox });
+        let shared = Arc::new(Shared { waiting, last_words, said_all: AtomicBool::new(false), inbox });
         let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
             thread::Builder::new().name(format!("mcp-{name}")).spawn(work).map(drop)
         };
@@ -136,9 +138,9 @@ impl Process {
     }
 
     fn ended(&self) -> McpError {
-        // The last words may arrive a little later than the end of the answers.
+        // Standard error may be read a little later than the end of the answers; a child of the program may keep it open.
         for _ in 0..20 {
-            if !self.shared.last_words().is_empty() {
+            if self.shared.said_all.load(Ordering::Acquire) {
                 break;
             }
             thread::sleep(Duration::from_millis(10));
@@ -232,6 +234,7 @@ impl Shared {
             line.clear();
             // A program that is not read stops when its pipe is full.
             if !matches!(stderr.by_ref().take(1 << 16).read_until(b'\n', &mut line), Ok(1..)) {
+                self.said_all.store(true, Ordering::Release);
                 return;
             }
             let text = String::from_utf8_lossy(&line);
