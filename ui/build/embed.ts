@@ -37,7 +37,7 @@ export function embed(folder: string): Plugin {
   };
 }
 
-/** What the page is made of, with everybody's license. */
+/** The packages of the page, with their licenses. */
 function licenses(folders: string[]): string {
   const texts = folders.map((folder) => {
     const about = JSON.parse(readFileSync(join(folder, "package.json"), "utf8")) as Record<string, unknown>;

@@ -1,4 +1,4 @@
-// What the server's answers look like, as far as the page reads them.
+// Types of the server's answers, as far as the page reads them.
 
 export type Scope = "inference" | "models" | "admin";
 

@@ -65,7 +65,7 @@ export function ChatPage({ id }: { id: string | null }) {
 
   const send = async (text: string, attachments: Attachment[]) => {
     const chat = useChat.getState();
-    // Whoever writes before the models are known need not wait to send.
+    // A message may be sent before the models are known.
     if (!shownModel) await connect();
     const model = shownModel ?? defaultModel();
     if (!id) {

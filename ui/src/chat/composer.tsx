@@ -9,7 +9,7 @@ import { useServer } from "../store/server.ts";
 import { readFile } from "./attach.ts";
 import { ToolMenu } from "./tool-menu.tsx";
 
-/** What was written and not sent, by conversation. */
+/** Texts that are not sent yet, by conversation. */
 const drafts = new Map<string, string>();
 
 export function Composer({

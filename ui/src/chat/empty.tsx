@@ -18,7 +18,7 @@ const GENERAL = [
   "Compare three ways to store time series in a table",
 ];
 
-/** What a new chat begins with: prompts that suit the model, and what else there is. */
+/** The beginning of a new chat: prompts that suit the model, and links. */
 export function Empty({ model, send }: { model: string | null; send: (text: string) => void }) {
   const { models, memory, modelsKnown } = useServer();
   const catalogue = useCatalogue();

@@ -168,7 +168,7 @@ function Answer({ message, others, isLast }: Props) {
   );
 }
 
-/** What happens before the first token. */
+/** Progress before the first token. */
 function Waiting({ model }: { model: string | undefined }) {
   const loaded = useServer((server) => server.models.some((one) => one.name === model && one.loaded));
   return <p className="waiting">{loaded ? "Reading the prompt" : `Loading ${model ?? "the model"}`}</p>;

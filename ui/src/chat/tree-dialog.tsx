@@ -1,4 +1,4 @@
-// All branches of a chat. What the shown branch shares with others is in the colour of shared pages.
+// All branches of a chat. Messages that the shown branch shares with others have the colour of shared pages.
 
 import { Dialog } from "../components/dialog.tsx";
 import { useChat } from "../store/chat.ts";

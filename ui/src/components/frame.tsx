@@ -67,7 +67,7 @@ function ThemeButton() {
   );
 }
 
-/** What the server is doing, in one line on every page. */
+/** The server's activity, in one line on every page. */
 export function Strip() {
   const { status, online, rate: perSecond } = useServer();
   const models = status?.models ?? [];

@@ -92,7 +92,7 @@ function Page() {
   );
 }
 
-/** What loading a model would take, beside what is free. */
+/** The memory that loading a model needs, beside the free memory. */
 function fit(model: ModelCard, limit: number, free: number): { bytes: number; state: "fits" | "tight" | "later" | "never"; text: string } {
   const { needs } = model;
   if (!needs) return { bytes: model.bytes, state: "never", text: "" };

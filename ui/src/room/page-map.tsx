@@ -183,7 +183,7 @@ function draw(
   };
   const [free, sea] = [token("--page-free"), token("--sea")];
 
-  // How many hold each page, and which ones.
+  // The holders of each page, and their number.
   const { pages } = model.stats;
   const holders = new Uint16Array(pages + 1);
   for (const { runs } of model.sequences) for (const page of pagesOf(runs)) holders[page] = (holders[page] ?? 0) + 1;

@@ -244,7 +244,7 @@ export function titleOf(text: string): string {
 
 export { siblings };
 
-/** What the model reads of a message. */
+/** The part of a message that the model reads. */
 export function spoken(message: Message): string {
   const files = (message.attachments ?? []).map(({ name, text }) => `<file name="${name}">\n${text}\n</file>\n\n`);
   return files.join("") + message.content;

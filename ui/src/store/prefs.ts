@@ -1,4 +1,4 @@
-// What this browser remembers: looks and presets.
+// Preferences that this browser stores: looks and presets.
 
 import { create } from "zustand";
 import { persist } from "zustand/middleware";

@@ -1,4 +1,4 @@
-// What is known of the server: whether it answers, who we are there, its models and what they are doing.
+// State of the server: its reachability, our identity, its models and their activity.
 
 import { create } from "zustand";
 

@@ -23,6 +23,9 @@ const CLAUSE_WORDS: [&str; 11] = [
 /// Private vocabulary that documents used to have.
 const PHRASES: [&str; 4] = ["in any company", "in company", "and its kin", " lest "];
 
+/// Most words of a decision, without its tables: one page.
+const DECISION_WORDS: usize = 900;
+
 /// Sentences with a clause at their beginning that an area of the code may still have. These numbers only ever fall:
 /// lower one in the change that removes sentences. Everything that is not listed has none.
 const REMAINING: &[(&str, usize)] = &[
@@ -34,7 +37,6 @@ const REMAINING: &[(&str, usize)] = &[
     ("crates/engine/", 59),
     ("crates/model/", 92),
     ("crates/server/", 241),
-    ("ui/", 13),
 ];
 
 pub fn check(files: &[File], report: &mut Report) {
@@ -42,6 +44,13 @@ pub fn check(files: &[File], report: &mut Report) {
     for File { path, text } in files {
         let (Some(text), path) = (text, path.to_string_lossy().replace('\\', "/")) else { continue };
         let Some(prose) = prose(&path, text) else { continue };
+        if path.starts_with("docs/decisions/") {
+            let lines = prose.iter().filter(|(_, line)| !line.starts_with('|'));
+            let words: usize = lines.map(|(_, line)| line.split_whitespace().count()).sum();
+            if words > DECISION_WORDS {
+                report.errors.push(format!("{path}: {words} words, more than {DECISION_WORDS}"));
+            }
+        }
         let area = REMAINING.iter().map(|(area, _)| *area).find(|area| path.starts_with(area)).unwrap_or("");
         for (number, line) in prose {
             for start in sentences(line) {
@@ -140,6 +149,13 @@ mod tests {
     fn phrases_are_found_in_documents_only() {
         assert_eq!(errors("docs/a.md", "Equal alone and in company.").len(), 1);
         assert_eq!(errors("a.rs", "// Equal alone and in company.").len(), 0);
+    }
+
+    #[test]
+    fn a_decision_is_one_page() {
+        let table = "| word |\n".repeat(DECISION_WORDS);
+        assert!(errors("docs/decisions/1.md", &(table.clone() + &"word ".repeat(DECISION_WORDS))).is_empty());
+        assert_eq!(errors("docs/decisions/1.md", &(table + &"word ".repeat(DECISION_WORDS + 1))).len(), 1);
     }
 
     #[test]
