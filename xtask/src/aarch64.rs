@@ -3,12 +3,13 @@
 //! QEMU translates each instruction by itself, so results are those of the architecture manual to the bit, but nothing
 //! can be said about speed, and a processor's own defects do not show.
 
-use std::{path::Path, process::Command};
+use std::{path::Path, process::Command, slice};
 
 use anyhow::Result;
 
 use crate::{
     ci::{cargo, install, quiet, rust_target, succeed},
+    sample::Sample,
     table::Outcome,
 };
 
@@ -47,8 +48,8 @@ const EMULATOR: [&str; 3] = ["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "
 /// Random inputs per property: an emulated one takes some thirty times as long.
 const RANDOM_INPUTS: &str = "12";
 
-/// The step.
-pub fn run(root: &Path) -> Result<Outcome> {
+/// The step. A sample is the kernels' tests or the suite, which are compiled one by one, as the seed is even or odd.
+pub fn run(root: &Path, sample: Sample) -> Result<Outcome> {
     if cfg!(target_arch = "aarch64") {
         return Ok(Outcome::Skipped("this machine is one: `test` has run them".to_owned()));
     }
@@ -64,9 +65,14 @@ pub fn run(root: &Path) -> Result<Outcome> {
     }
     for Processor { name, isa, kernels, conformance } in PROCESSORS {
         println!("--- aarch64: {isa}, on QEMU's {name}");
-        for (target, cases) in [(&["--lib"][..], kernels), (&["--test", "conformance"], conformance)] {
+        let targets = [(&["--lib"][..], kernels), (&["--test", "conformance"], conformance)];
+        let drawn = match sample {
+            Sample::All => &targets[..],
+            Sample::Seed(seed) => slice::from_ref(&targets[(seed % 2) as usize]),
+        };
+        for (target, cases) in drawn {
             let mut test = backend(root, "test");
-            test.args(target).arg("--").args(cases);
+            test.args(*target).arg("--").args(*cases);
             test.env("QEMU_CPU", name).env("PAGURO_EXPECT_ISA", isa).env("PROPTEST_CASES", RANDOM_INPUTS);
             if let Outcome::Failed(how) = succeed(&mut test)? {
                 return Ok(Outcome::Failed(format!("{isa}: {how}")));

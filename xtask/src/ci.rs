@@ -25,7 +25,7 @@ const STEPS: [(&str, Step); 13] = [
     ("test", test),
     ("requests", |root, _| requests(root)),
     ("doc", |root, _| doc(root)),
-    ("aarch64", |root, _| aarch64::run(root)),
+    ("aarch64", aarch64::run),
     ("macos", |root, _| macos::run(root)),
     ("fuzz", |root, _| fuzz(root)),
     ("wgsl", |root, _| wgsl::run(root, cargo(root))),

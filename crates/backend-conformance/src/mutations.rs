@@ -555,9 +555,10 @@ fn every_defect_is_caught() {
 
 /// All cases pass without a defect, bit for bit: the wrapper itself changes nothing.
 mod without_a_defect {
-    use super::{NONE, Subject, Tolerance, subject};
+    use super::{Draw, NONE, Subject, Tolerance, subject};
 
     crate::conformance!(Subject {
+        draw: Draw::from_env(),
         tolerance: |_| Tolerance { error: 0.0, reason: "the reference is compared with itself" },
         ..subject(NONE)
     });
