@@ -96,24 +96,28 @@ fn check(backend: &dyn Backend, file: &Path, reference: &str, tolerance: f32, fl
 
 fn check_runs(backend: &dyn Backend, file: &Path, runs: &[Run], chunk: usize, tolerance: f32, flips: f32) {
     let model = Model::open(file, &LoadOptions::default()).unwrap();
-    let (mut differences, mut wrong) = (Vec::new(), 0);
-    for run in runs {
+    let (mut differences, mut wrong, mut far_at) = (Vec::new(), 0, Vec::new());
+    for (index, run) in runs.iter().enumerate() {
         let all = logits(backend, &model, run, chunk);
         for (step, (logits, top)) in all.iter().zip(&run.top).enumerate() {
             let off = top.iter().map(|&(id, logit)| (logits[id as usize] - logit).abs());
             let off = off.fold(0.0, f32::max);
             differences.push(off);
+            if off > tolerance {
+                far_at.push((index, run.prompt + step - 1));
+            }
             let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap();
             let leads = top[0].1 - top[1].1 > 2.0 * tolerance;
             wrong += usize::from(leads && best as u32 != run.tokens[run.prompt + step] && off <= tolerance);
         }
     }
-    let far = differences.iter().filter(|&&off| off > tolerance).count();
+    let far = far_at.len();
     let worst = differences.iter().copied().fold(0.0, f32::max);
     let mean = differences.iter().sum::<f32>() / differences.len() as f32;
     let (count, file, backend) = (differences.len(), file.display(), backend.name());
     println!(
-        "{file} on {backend}: {mean:.4} off in the mean, {worst:.4} at most, {far} of {count} by more than {tolerance}"
+        "{file} on {backend}: {mean:.4} off in the mean, {worst:.4} at most, {far} of {count} by more than {tolerance}, \
+         at these runs and positions: {far_at:?}"
     );
     assert!(wrong == 0, "{file} on {backend}: {wrong} tokens are not the reference's");
     assert!(
@@ -205,7 +209,9 @@ fn gemma4_tells_its_stories() {
     check(&cpu(), &file, "gemma4-hf/reference.json", 0.5, 0.02);
 }
 
-/// Float16 weights: exactly those of the reference.
+/// Float16 weights: exactly those of the reference, except at position 128 of two runs. There the window of 128 first drops a token, and
+/// the reference, which was computed with transformers' cache, differs by 5 from transformers' own forward pass without a cache,
+/// which agrees.
 #[test]
 fn gemma4_tells_its_stories_from_a_folder() {
     let Some(folder) = shared("model/families/gemma4-hf") else { return };
@@ -260,6 +266,21 @@ mod gpu {
     #[test]
     fn lfm2moe_tells_its_stories_on_a_gpu() {
         check_on_gpu("model/families/tales-lfm2moe-Q8_0.gguf", "lfm2moe-reference.json", 0.5, 0.05);
+    }
+
+    #[test]
+    fn gemma4_tells_its_stories_on_a_gpu() {
+        check_on_gpu("model/families/tales-gemma4-Q8_0.gguf", "gemma4-hf/reference.json", 0.5, 0.02);
+    }
+
+    #[test]
+    fn gemma4moe_tells_its_stories_on_a_gpu() {
+        check_on_gpu("model/families/tales-gemma4moe-Q8_0.gguf", "gemma4moe-reference.json", 0.5, 0.05);
+    }
+
+    #[test]
+    fn dsv3_tells_its_stories_on_a_gpu() {
+        check_on_gpu("model/families/tales-dsv3-Q8_0.gguf", "dsv3-hf/reference.json", 0.5, 0.05);
     }
 
     #[test]

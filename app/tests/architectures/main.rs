@@ -12,8 +12,8 @@ mod weights;
 use std::path::Path;
 
 use paguro_backend::{
-    AttentionMode, Backend, KvDtype, Layer, Limits, LoadError, Mixer, Outcome, Output, PageId, Program,
-    StateId, Step, StepOutput, StepSequence, Want, reference::Reference,
+    AttentionMode, Backend, KvDtype, Limits, LoadError, Outcome, Output, PageId, Program, StateId, Step,
+    StepOutput, StepSequence, Want, reference::Reference,
 };
 use paguro_backend_cpu::{Cpu, CpuOptions};
 use paguro_model::{LoadOptions, Model};
@@ -218,14 +218,9 @@ fn half_pages(name: &str) -> f32 {
     if AMPLIFIED.contains(&name) { HALF_PAGES_AMPLIFIED } else { HALF_PAGES }
 }
 
-/// True for models that GPUs refuse by name: those with latent attention, and Gemma 4.
+/// True for models that GPUs refuse by name: those without attention.
 fn gpus_may_refuse(program: &Program) -> bool {
-    let is_newer = |layer: &Layer| match &layer.mixer {
-        Mixer::Attention(attention) => attention.v_norm.is_some(),
-        Mixer::Latent(_) => true,
-        _ => false,
-    };
-    program.layers.iter().any(is_newer)
+    program.layers.iter().all(|layer| layer.mixer.attends().is_none())
 }
 
 /// Root of the mean square error, as a part of the spread of `expected`.

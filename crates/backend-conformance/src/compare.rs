@@ -109,26 +109,6 @@ pub(super) fn agrees_on(
     near(subject, shape.format, &ours, &theirs).map_err(|error| format!("{error}\n{shape:?}\n{options:?}"))
 }
 
-/// False if the backend refuses the model for one of these parts, which it may refuse to load, by the names that it gives them.
-pub(super) fn loads(subject: &Subject, shape: &ModelShape, may_refuse: &[&str]) -> Result<bool, String> {
-    match Driver::new(&*(subject.backend)(2), &shape.build(1), &subject.options()) {
-        Ok(_) => Ok(true),
-        Err(error) if may_refuse.iter().any(|part| error.contains(part)) => {
-            println!("skipped: {error}");
-            Ok(false)
-        }
-        Err(error) => Err(error),
-    }
-}
-
-/// As [`agrees`], if the backend [`loads`] the model.
-pub(super) fn agrees_if_loaded(subject: &Subject, shape: &ModelShape, may_refuse: &[&str]) -> Verdict {
-    if !loads(subject, shape, may_refuse)? {
-        return Ok(());
-    }
-    agrees(subject, shape)
-}
-
 /// Logits are those of the reference, but for the format's tolerance.
 pub(super) fn near(subject: &Subject, format: WeightFormat, ours: &Logits, theirs: &Logits) -> Verdict {
     let tolerance = (subject.tolerance)(format);

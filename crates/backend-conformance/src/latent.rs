@@ -4,16 +4,9 @@ use paguro_backend::{ExpertGroups, LatentShape, PositionScale, Scores, WeightFor
 
 use super::{
     Biases, DriveOptions, Driver, ExpertsShape, ModelShape, Subject, Verdict,
-    compare::{Logits, Plan, agrees_if_loaded, loads, same},
+    compare::{Logits, Plan, agrees, same},
     exactness::{alone, drawn},
 };
-
-/// The parts of these models that a backend may refuse to load, by the names that it gives them.
-const MAY_REFUSE: [&str; 2] = ["latent attention", "groups of experts"];
-
-fn agrees(subject: &Subject, shape: &ModelShape) -> Verdict {
-    agrees_if_loaded(subject, shape, &MAY_REFUSE)
-}
 
 fn of_format(format: WeightFormat) -> ModelShape {
     let wide = if format.block_len() == 256 { 256 } else { 64 };
@@ -30,10 +23,9 @@ fn of_format(format: WeightFormat) -> ModelShape {
 /// Latent attention of all shapes, with queries of a rank and direct ones, beside other attention.
 pub(super) fn latent_attention(subject: &Subject) -> Verdict {
     let shape = ModelShape { mixers: "ll", ..ModelShape::default() };
-    for (heads, plain, rotated, latent, value) in
-        [(4, 32, 16, 64, 32), (1, 16, 8, 32, 48), (5, 24, 12, 40, 20), (8, 128, 64, 512, 128)]
-    {
-        for rank in [None, Some(48)] {
+    let shapes = [(4, 32, 16, 64, 32), (1, 16, 8, 32, 48), (5, 24, 12, 40, 20), (8, 128, 64, 512, 128)];
+    for (heads, plain, rotated, latent, value) in subject.draw.some("latent attention", &shapes, 3) {
+        for rank in subject.draw.some("ranks of queries", &[None, Some(48)], 1) {
             let latent = LatentShape { heads, plain, rotated, latent, value };
             agrees(subject, &ModelShape { latent, rank, ..shape.clone() })?;
         }
@@ -49,12 +41,13 @@ pub(super) fn expert_groups(subject: &Subject) -> Verdict {
     let groups = |count, used, best| Some(ExpertGroups { count, used, best });
     let plain = ExpertsShape { count: 12, used: 3, ..ExpertsShape::default() };
     let sigmoid = ExpertsShape { scores: Scores::Sigmoid, selection_bias: true, ..plain };
-    for experts in [
+    let all = [
         ExpertsShape { groups: groups(3, 1, 1), ..plain },
         ExpertsShape { groups: groups(4, 2, 1), renormalize: false, ..plain },
         ExpertsShape { groups: groups(4, 2, 2), ..sigmoid },
         ExpertsShape { groups: groups(2, 1, 2), used: 2, factor: 2.5, ..sigmoid },
-    ] {
+    ];
+    for experts in subject.draw.some("groups of experts", &all, 2) {
         agrees(subject, &ModelShape { experts: Some(experts), ..ModelShape::default() })?;
     }
     Ok(())
@@ -63,13 +56,10 @@ pub(super) fn expert_groups(subject: &Subject) -> Verdict {
 /// A row is the same, bit for bit, in any batch, in any chunks, in any pages, on any number of threads.
 pub(super) fn exact(subject: &Subject) -> Verdict {
     for format in
-        drawn(subject, "latent attention", &[WeightFormat::F16, WeightFormat::Q8_0, WeightFormat::Q4_K], 2)
+        drawn(subject, "latent attention", &[WeightFormat::F16, WeightFormat::Q8_0, WeightFormat::Q4_K], 1)
     {
         let shape = of_format(format);
         agrees(subject, &shape)?;
-        if !loads(subject, &shape, &MAY_REFUSE)? {
-            continue;
-        }
         let model = shape.build(5);
         let plan = Plan::mixed(16, shape.vocab);
         let expected = alone(subject, &model, &plan.sequences)?;
@@ -80,7 +70,7 @@ pub(super) fn exact(subject: &Subject) -> Verdict {
             same(&format!("{options:?}, {threads} threads ({format})"), &ours, &expected)?;
         }
         let mut driver = Driver::new(&*(subject.backend)(2), &model, &subject.exact_options())?;
-        for chunk in [1, 5, 17] {
+        for chunk in subject.draw.some("chunks of latent attention", &[1, 5, 17], 2) {
             let id = driver.start(&plan.sequences[1]);
             driver.run(id, chunk)?;
             let chunked: Logits = vec![driver.logits(id).1.to_vec()];

@@ -8,15 +8,17 @@ mod handed_parts;
 mod hands;
 mod head;
 mod kernels;
+mod latent;
 mod launch;
+mod layer_input;
 mod products;
 mod recurrent;
 
 use std::{collections::HashMap, sync::Arc};
 
-use paguro_backend::{AttentionMode, Limits, Linear, LoadError, MatrixId, Norm, VectorId, Weights};
+use paguro_backend::{AttentionMode, KvSlot, Limits, Linear, LoadError, MatrixId, Norm, VectorId, Weights};
 
-use crate::ops::{Op, Program};
+use crate::ops::{KvGroup, Op, Program};
 
 use crate::{
     adapter::LEAST_THREADS,
@@ -24,7 +26,7 @@ use crate::{
     hidden::Hazards,
     layout::{BLOCK, Layout},
     matrix::{DeviceMatrix, Order},
-    pages::page_words,
+    pages::{self, page_words},
     plan::{self, Tiling},
     template::{Constants, Value},
 };
@@ -40,6 +42,8 @@ pub use kernels::{Product, exact_rows, product};
 pub use launch::{Grid, Io, Kernel, Launch, Model, When};
 pub use recurrent::{LayerState, StateBuffer};
 
+/// Elements of a head, at most: a workgroup of attention has its queries and sums in its memory.
+const MOST_HEAD_DIM: usize = 640;
 /// Rows whose logits are computed at once: bounds their memory for large vocabularies.
 pub const LOGIT_ROWS: usize = 64;
 /// Queries of a tile of attention, at most: they share what is read of K and V.
@@ -113,11 +117,14 @@ enum Before {
     Pending(Norm),
 }
 
-/// How attention is cut into tiles and parts.
-fn tiling(device: &Device, program: &Program, limits: &Limits) -> Tiling {
-    let (rows, heads, kv_heads, dim) =
-        (limits.max_rows, program.heads, program.kv.kv_heads, program.kv.head_dim);
-    let group = heads / kv_heads;
+/// How attention of each K/V group is cut into tiles and parts.
+fn tilings(device: &Device, program: &Program, limits: &Limits) -> Vec<Tiling> {
+    program.kv.groups.iter().map(|group| tiling(device, program, group, limits)).collect()
+}
+
+fn tiling(device: &Device, program: &Program, of: &KvGroup, limits: &Limits) -> Tiling {
+    let (rows, heads, kv_heads, dim) = (limits.max_rows, of.heads, of.kv_heads, of.head_dim);
+    let group = of.queries_per_kv();
     let few = coop_attention::few(device, program, limits);
     let most = if device.is_software && few.is_none() { SOFTWARE_TILE_QUERIES } else { TILE_QUERIES };
     // Larger heads have no room for more in the memory of a workgroup.
@@ -126,11 +133,13 @@ fn tiling(device: &Device, program: &Program, limits: &Limits) -> Tiling {
     let splits = plan::splits(limits.max_context);
     let parts = rows + (limits.max_sequences * splits).min(8192);
     let parts = parts.min(device.binding_limit() as usize / 4 / (heads * (dim + 4))).max(rows);
+    let emits =
+        dim.is_multiple_of(BLOCK) && !of.is_latent && queries * dim / 4 <= attention::THREADS as usize;
     Tiling {
         rows: (queries / tile_heads).max(1),
         heads: tile_heads,
         workgroups: kv_heads * head_tiles,
-        emits: dim.is_multiple_of(BLOCK),
+        emits,
         always_merges: program.always_merges(),
         parts,
         // No device says how many it runs side by side: on each of an H200's 132 processors two, or three smaller ones.
@@ -139,14 +148,32 @@ fn tiling(device: &Device, program: &Program, limits: &Limits) -> Tiling {
             None if device.is_software => 8,
             None => 264,
         },
-        wide: coop_attention::wide(device, program, limits),
+        wide: coop_attention::wide(device, program, of, limits).filter(|_| emits),
     }
+}
+
+/// Elements of all sums of partial results of attention, and of all maxima with sums of weights.
+fn partials(program: &Program, tilings: &[Tiling]) -> [usize; 2] {
+    let most = |of: fn(&KvGroup) -> usize| {
+        let groups = program.kv.groups.iter().zip(tilings);
+        groups.map(|(group, tiling)| tiling.parts * of(group)).max().unwrap_or(0)
+    };
+    [most(KvGroup::q_width), most(|group| 2 * group.heads)]
+}
+
+/// Elements of the widest rows of queries and of keys that products make.
+fn qkv_widths(program: &Program) -> [usize; 2] {
+    let groups = || program.kv.groups.iter().filter(|group| !group.is_latent);
+    let kv = groups().map(|group| group.kv_heads * group.head_dim).max().unwrap_or(0);
+    [groups().map(KvGroup::q_width).max().unwrap_or(0), kv]
 }
 
 /// Blocks of activations that there is room for, and words of the same in half precision.
 fn activation_words(device: &Device, program: &Program, limits: &Limits) -> (usize, usize) {
     let mixers = recurrent::Room::of(program).widest;
-    let widths = [program.hidden, program.heads * program.kv.head_dim, program.ffn, mixers];
+    let latent = latent::Room::of(program).widest;
+    let embeds = layer_input::Room::of(program).width;
+    let widths = [program.hidden, qkv_widths(program)[0], program.ffn, mixers, latent, embeds];
     let widest = widths.map(|width| width.div_ceil(BLOCK)).into_iter().max().unwrap_or(1);
     let rows = limits.max_rows.max(LOGIT_ROWS);
     let of_experts = Room::of(device, program, limits).act_blocks;
@@ -161,15 +188,10 @@ fn activation_words(device: &Device, program: &Program, limits: &Limits) -> (usi
 
 /// Bytes of all buffers beside weights and pages. A test holds it to what a load allocates.
 pub fn buffer_bytes(device: &Device, program: &Program, limits: &Limits) -> u64 {
-    let Program { hidden, heads, ffn, vocab, .. } = *program;
-    let (kv_heads, dim) = (program.kv.kv_heads, program.kv.head_dim);
-    if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
-        // No such program is loaded.
-        return 0;
-    }
+    let Program { hidden, ffn, vocab, .. } = *program;
     let (rows, outputs) = (limits.max_rows, limits.max_outputs.max(1));
-    let (q, kv) = (heads * dim, kv_heads * dim);
-    let tiling = tiling(device, program, limits);
+    let [q, kv] = qkv_widths(program);
+    let tilings = tilings(device, program, limits);
     let (blocks, halves) = activation_words(device, program, limits);
     let pairs: usize = program.ropes.iter().map(|rope| rope.frequencies.len()).sum();
     let turns = 2 * pairs * (limits.max_context.div_ceil(256) + 256);
@@ -178,8 +200,8 @@ pub fn buffer_bytes(device: &Device, program: &Program, limits: &Limits) -> u64 
     let branch = if program.has_joins() { rows * hidden } else { 0 };
     // Twice, where steps of many rows leave parts that are not handed over.
     let copies =
-        1 + usize::from(tiling.wide.is_some() && handed_parts::hands_parts(device, program, limits, &tiling));
-    let parts = copies * tiling.parts * heads * (dim + 4);
+        1 + usize::from(has_wide(&tilings) && handed_parts::hands_parts(device, program, limits, &tilings));
+    let parts = copies * partials(program, &tilings).iter().sum::<usize>();
     let logit_rows = limits.max_outputs.clamp(1, LOGIT_ROWS);
     let masks = logit_rows.max(outputs.min(256)) * vocab.div_ceil(32);
     let sampling = logit_rows * 2 * (vocab + hidden) + 4 * crate::sampler::room(logit_rows, vocab) + masks;
@@ -190,19 +212,26 @@ pub fn buffer_bytes(device: &Device, program: &Program, limits: &Limits) -> u64 
                 * page_words(&program.kv, limits.block_size, limits.kv_dtype)
         }
     };
-    let words = plan::words(&program.kv, limits, tiling)
-        + rows * (2 * hidden + q)
+    let words = plan::words(&program.kv, limits, &tilings)
+        + rows * (2 * hidden + program.kv.q_width())
         + 2 * (blocks * 42 + 2 * halves)
         + turns
         + products
         + branch
         + room.words()
         + recurrent::Room::of(program).words(rows)
+        + latent::Room::of(program).words(rows)
+        + layer_input::Room::of(program).words(rows)
         + parts
         + sampling
         + gathered
         + 12 * outputs;
     4 * words as u64
+}
+
+/// True if some attention takes cooperative matrices in steps of many rows.
+fn has_wide(tilings: &[Tiling]) -> bool {
+    tilings.iter().any(|tiling| tiling.wide.is_some())
 }
 
 /// A program on its way to becoming a [`Model`].
@@ -214,7 +243,8 @@ pub struct Lowering<'a> {
     matrices: HashMap<(Vec<MatrixId>, Order), Arc<DeviceMatrix>>,
     vectors: HashMap<VectorId, wgpu::Buffer>,
     counters: Vec<String>,
-    tiling: Tiling,
+    /// How attention of each K/V group is cut.
+    tilings: Vec<Tiling>,
     /// Side of the cooperative matrices that steps of few rows attend with, if they do.
     few: Option<u32>,
     pages: Vec<[wgpu::Buffer; 2]>,
@@ -232,6 +262,10 @@ pub struct Lowering<'a> {
     mixers: Option<recurrent::Buffers>,
     /// States of sequences, by layer.
     states: Vec<LayerState>,
+    /// Buffers of latent attention.
+    latents: Option<latent::Buffers>,
+    /// Buffers of embeddings for layers.
+    embeds: Option<layer_input::Buffers>,
     /// Activations of products: quants, scales, floats.
     acts: [wgpu::Buffer; 3],
     /// Those that norms make.
@@ -253,8 +287,7 @@ pub struct Lowering<'a> {
     hands: Option<Hands>,
     /// What attention hands to its merge, where it does.
     handed_parts: Option<HandedParts>,
-    /// KV group of the attention that is to be merged next, and the counter of its kernel, if that is timed with the merge.
-    merge_group: usize,
+    /// Counter of the attention that is to be merged next, if it is timed with the merge.
     timed_with: Option<usize>,
 }
 
@@ -270,18 +303,16 @@ impl<'a> Lowering<'a> {
         limits: &'a Limits,
     ) -> Result<Self, LoadError> {
         check_supported(device, program, limits)?;
-        let Program { hidden, heads, ffn, .. } = *program;
-        let (kv_heads, dim) = (program.kv.kv_heads, program.kv.head_dim);
+        let Program { hidden, ffn, .. } = *program;
         let rows = limits.max_rows;
         let few = coop_attention::few(device, program, limits);
-        let tiling = tiling(device, program, limits);
-        let parts = tiling.parts;
+        let tilings = tilings(device, program, limits);
         let (blocks, halves) = activation_words(device, program, limits);
         let buffer = |words: usize, what: &str| device.buffer(words, what);
         let page_words = page_words(&program.kv, limits.block_size, limits.kv_dtype);
         let half = |what: &str| buffer(limits.pages * page_words, what);
         let mut pages = Vec::new();
-        for _ in 0..program.kv.slots {
+        for _ in 0..pages::buffers(&program.kv, limits.block_size, limits.kv_dtype) {
             pages.push([half("pages of K")?, half("pages of V")?]);
         }
         let gathered = match limits.attention {
@@ -303,22 +334,24 @@ impl<'a> Lowering<'a> {
                 buffer(blocks * 32 + halves, "activations")?,
             ])
         };
-        let q = heads * dim;
-        let kv = kv_heads * dim;
+        let [q, kv] = qkv_widths(program);
         // Those that are handed over have a buffer of their own.
-        let are_handed = handed_parts::hands_parts(device, program, limits, &tiling);
-        let left_parts = if are_handed && tiling.wide.is_none() { 0 } else { parts };
+        let are_handed = handed_parts::hands_parts(device, program, limits, &tilings);
+        let leaves_none = are_handed && !has_wide(&tilings);
+        let [sums, tops] = if leaves_none { [0; 2] } else { partials(program, &tilings) };
         let room = Room::of(device, program, limits);
         let words = room.scratch(rows, [q, kv, ffn]);
         let scratch = |index: usize| buffer(words[index], "products");
         let mut lowering = Self {
-            step: buffer(plan::words(&program.kv, limits, tiling), "steps")?,
+            step: buffer(plan::words(&program.kv, limits, &tilings), "steps")?,
             x: buffer(rows * hidden, "the residual stream")?,
             y: buffer(rows * hidden, "products")?,
             branch: program.has_joins().then(|| buffer(rows * hidden, "a branch")).transpose()?,
             experts: room.buffers(device)?,
             mixers: recurrent::Room::of(program).buffers(device, rows)?,
             states: recurrent::states(device, program, limits)?,
+            latents: latent::Room::of(program).buffers(device, rows)?,
+            embeds: layer_input::Room::of(program).buffers(device, rows)?,
             acts: acts()?,
             normed: acts()?,
             squares: buffer(hidden.div_ceil(4 * BLOCK) * 4, "squares")?,
@@ -326,11 +359,11 @@ impl<'a> Lowering<'a> {
             zero: buffer(1, "zero")?,
             act_blocks: blocks,
             scratch: [scratch(0)?, scratch(1)?, scratch(2)?],
-            queries: buffer(rows * q, "queries")?,
-            part_sums: buffer(left_parts * q, "partial attention")?,
+            queries: buffer(rows * program.kv.q_width(), "queries")?,
+            part_sums: buffer(sums, "partial attention")?,
             // The last word is `gave_up` in `hand.wgsl`.
             tokens: buffer(limits.max_outputs.max(1) + 1, "sampled tokens")?,
-            part_tops: buffer(left_parts * heads * 2, "partial attention")?,
+            part_tops: buffer(tops, "partial attention")?,
             device,
             program,
             weights,
@@ -338,14 +371,13 @@ impl<'a> Lowering<'a> {
             matrices: HashMap::new(),
             vectors: HashMap::new(),
             counters: Vec::new(),
-            tiling,
+            tilings,
             few,
             pages,
             gathered,
             ropes,
             hands: None,
             handed_parts: None,
-            merge_group: 0,
             timed_with: None,
         };
         lowering.handed_parts = lowering.handed_parts()?;
@@ -369,8 +401,9 @@ impl<'a> Lowering<'a> {
             let next = ops.get(index + 1);
             match op {
                 Op::Embed(op) => self.embed(op, &mut body)?,
+                Op::LayerEmbeds(op) => self.layer_embeds(op, &mut body)?,
                 Op::NormQkvRopeStore(op) => {
-                    let linears: Vec<&Linear> = [&op.q, &op.k, &op.v].into_iter().chain(&op.gate).collect();
+                    let linears: Vec<&Linear> = op.qkv().chain(&op.gate).collect();
                     self.norm(op.norm, before, &linears, &mut body)?;
                     self.queries_keys_values(op, before, &mut body)?;
                     if let Some(gate) = &op.gate {
@@ -381,13 +414,16 @@ impl<'a> Lowering<'a> {
                 Op::Attend(op) => {
                     let Some(Op::ProjectAdd(next)) = next else { return Err(self.order()) };
                     self.attend(op, &next.project, &mut body)?;
-                    self.merge(&next.project, op, &mut body)?;
+                    self.merge(&next.project, op, None, &mut body)?;
                 }
                 Op::ProjectAdd(op) => {
                     let y = self.y.clone();
                     before = self.add(&op.project, false, &op.add, y, next, &mut body)?;
                 }
                 Op::ShortConv(op) => before = self.short_conv(op, before, next, &mut body)?,
+                Op::Latent(op) => before = self.latent(op, before, next, &mut body)?,
+                Op::LayerInput(op) => before = self.layer_input(op, before, next, &mut body)?,
+                Op::Scale(scale) => before = self.scale(*scale, before, &mut body)?,
                 Op::DeltaRule(op) => before = self.delta_rule(op, before, next, &mut body)?,
                 Op::NormGateUp(op) => {
                     let Some(Op::DownAdd(next)) = next else { return Err(self.order()) };
@@ -418,6 +454,12 @@ impl<'a> Lowering<'a> {
             self.norm(Some(op.norm), before, &[&op.head], &mut body)?;
         }
         self.finish(body, before, op)
+    }
+
+    /// Returns the pages of K and V of a layer.
+    fn pages_of(&self, slot: KvSlot) -> [wgpu::Buffer; 2] {
+        let Limits { block_size, kv_dtype, .. } = *self.limits;
+        self.pages[pages::place(&self.program.kv, slot, block_size, kv_dtype).0].clone()
     }
 
     /// Where the feed-forward network's branch waits for the other one.
@@ -592,9 +634,17 @@ fn unsupported(device: &Device, what: String, supported: &str) -> LoadError {
 }
 
 fn check_supported(device: &Device, program: &Program, limits: &Limits) -> Result<(), LoadError> {
-    let dim = program.kv.head_dim;
-    if !dim.is_multiple_of(8) || dim > 256 {
-        return Err(unsupported(device, format!("head_dim {dim}"), "multiples of 8 up to 256 work"));
+    for KvGroup { head_dim: dim, is_latent, .. } in &program.kv.groups {
+        // Where heads are larger, a workgroup of the merge has a whole one.
+        let fits = if *dim > 256 {
+            (dim.is_multiple_of(BLOCK) || *is_latent) && *dim <= MOST_HEAD_DIM
+        } else {
+            true
+        };
+        if !dim.is_multiple_of(8) || !fits {
+            let supported = format!("multiples of 8 up to 256 and of {BLOCK} up to {MOST_HEAD_DIM} work");
+            return Err(unsupported(device, format!("head_dim {dim}"), &supported));
+        }
     }
     if !128_usize.is_multiple_of(limits.block_size) || limits.block_size < 16 {
         let what = format!("pages of {} tokens", limits.block_size);

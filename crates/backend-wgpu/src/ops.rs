@@ -1,11 +1,11 @@
-//! A program as the kernels run it: one flat list of fused operations, with one shape for all layers.
+//! A program as the kernels run it: one flat list of fused operations. Attention has one shape in all layers of a K/V group.
 //!
 //! What does not fit this form is refused here, by name.
 
 use paguro_backend::{
-    Activation, Attention, DeltaRule, Dense, Experts, FeedForward, KvSlot, Layer, Linear, LoadError,
-    MatrixId, Mixer, Norm, NormKind, PositionScale, QkNorm, Residual, Rope, Scores, ShortConv, StateLayout,
-    VectorId,
+    Activation, Attention, DeltaRule, Dense, Experts, FeedForward, KvSlot, Latent, Layer, LayerEmbeds,
+    LayerInput, Linear, LoadError, MatrixId, Mixer, Norm, NormKind, PositionScale, QkNorm, Residual, Rope,
+    Scores, ShortConv, StateLayout, VectorId,
 };
 
 /// Experts of a mixture, at most: a workgroup has the scores of all of them.
@@ -15,15 +15,13 @@ pub const MOST_KEY_DIM: usize = 128;
 /// How a layer is refused that the contract has and this backend does not.
 const NEWER: &str = "a layer of a kind that is newer than this backend";
 
-/// A program. Shapes that all layers share stand here once.
+/// A program.
 #[derive(Clone, Debug)]
 pub struct Program {
     /// Width of the residual stream.
     pub hidden: usize,
     /// Length of a row of logits.
     pub vocab: usize,
-    /// Query heads.
-    pub heads: usize,
     /// Width of the widest dense network between gate/up and down; shared experts are dense networks.
     pub ffn: usize,
     /// How K and V are stored.
@@ -32,29 +30,59 @@ pub struct Program {
     pub state: StateLayout,
     /// Rotary embeddings, referred to by [`NormQkvRopeStore::rope`].
     pub ropes: Vec<Rope>,
-    /// `Embed`, then per layer either `NormQkvRopeStore`, `Attend` and `ProjectAdd` or `ShortConv` or `DeltaRule`, either
-    /// `NormGateUp` and `DownAdd` or `Experts`, and perhaps `Join`; then `NormLogits`.
+    /// `Embed` and perhaps `LayerEmbeds`, then per layer either `NormQkvRopeStore`, `Attend` and `ProjectAdd` or `ShortConv` or
+    /// `DeltaRule` or `Latent`, either `NormGateUp` and `DownAdd` or `Experts`, and perhaps `Join`, `LayerInput` and `Scale`;
+    /// then `NormLogits`.
     pub ops: Vec<Op>,
 }
 
 /// How K and V of all layers are arranged in pages.
 #[derive(Clone, Debug)]
 pub struct KvLayout {
-    /// Window of each group.
+    /// Layers that share pages.
     pub groups: Vec<KvGroup>,
-    /// Layer slots in a page.
-    pub slots: usize,
-    /// K/V heads of each layer.
-    pub kv_heads: usize,
-    /// Elements of one head.
-    pub head_dim: usize,
 }
 
-/// Layers that see equally far back.
-#[derive(Clone, Copy, Debug)]
+/// Layers that see equally far back and attend with heads of one shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvGroup {
     /// See [`paguro_backend::KvGroup::window`].
     pub window: Option<u32>,
+    /// Layer slots in a page.
+    pub slots: usize,
+    /// Query heads of each layer.
+    pub heads: usize,
+    /// K/V heads of each layer.
+    pub kv_heads: usize,
+    /// Elements of one head. Those of latent attention are padded to a multiple of eight.
+    pub head_dim: usize,
+    /// True for latent attention.
+    pub is_latent: bool,
+}
+
+impl KvGroup {
+    /// Elements of a row of queries.
+    pub fn q_width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Query heads that share a K/V head.
+    pub fn queries_per_kv(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+}
+
+impl KvLayout {
+    /// Elements of the widest row of queries.
+    pub fn q_width(&self) -> usize {
+        self.groups.iter().map(KvGroup::q_width).max().unwrap_or(0)
+    }
+
+    /// True if all layers have heads of one shape.
+    pub fn is_uniform(&self) -> bool {
+        let shape = |group: &KvGroup| KvGroup { window: None, ..*group };
+        self.groups.windows(2).all(|two| shape(&two[0]) == shape(&two[1]))
+    }
 }
 
 /// One fused operation.
@@ -62,6 +90,8 @@ pub struct KvGroup {
 pub enum Op {
     /// `x = table[token] * scale + positions[position]`
     Embed(Embed),
+    /// Embeddings for all layers.
+    LayerEmbeds(LayerEmbeds),
     /// `h = norm(x)`; `q, k, v = h·Wᵀ + b`; norms of q and k; RoPE of q and k; k and v into the pages.
     NormQkvRopeStore(NormQkvRopeStore),
     /// `a = softmax(q·Kᵀ * scale)·V` over the block table, causal.
@@ -78,6 +108,12 @@ pub enum Op {
     DownAdd(DownAdd),
     /// A whole mixture of experts.
     Experts(Box<ExpertsAdd>),
+    /// A whole latent attention.
+    Latent(Box<LatentAdd>),
+    /// Adds a layer's own embedding.
+    LayerInput(LayerInput),
+    /// `x *= scale`
+    Scale(f32),
     /// Adds the branches of a layer whose branches read the same residual stream.
     Join(Join),
     /// `logits = norm(x)·Wᵀ * scale`, soft-capped.
@@ -102,20 +138,29 @@ pub struct NormQkvRopeStore {
     pub norm: Option<Norm>,
     /// `[heads * head_dim, hidden]`
     pub q: Linear,
-    /// `[kv_heads * head_dim, hidden]`
-    pub k: Linear,
-    /// `[kv_heads * head_dim, hidden]`
-    pub v: Linear,
+    /// `[kv_heads * head_dim, hidden]`; `None` reads what another layer has stored.
+    pub k: Option<Linear>,
+    /// `[kv_heads * head_dim, hidden]`; `None` uses K before its norm and rotation.
+    pub v: Option<Linear>,
     /// Gate of attention's output, `[heads * head_dim, hidden]`.
     pub gate: Option<Linear>,
     /// Norms of queries and keys.
     pub qk_norm: Option<QkNorm>,
+    /// Norm of each head of V.
+    pub v_norm: Option<Norm>,
     /// Index into [`Program::ropes`].
     pub rope: Option<usize>,
     /// Multiplies queries by a function of their position.
     pub position_scale: Option<PositionScale>,
     /// Where k and v go.
     pub kv: KvSlot,
+}
+
+impl NormQkvRopeStore {
+    /// Its matrices of queries, keys and values.
+    pub fn qkv(&self) -> impl Iterator<Item = &Linear> {
+        [&self.q].into_iter().chain(&self.k).chain(&self.v)
+    }
 }
 
 /// See [`Op::Attend`].
@@ -174,6 +219,15 @@ pub struct ShortConvAdd {
 pub struct DeltaRuleAdd {
     /// The rule.
     pub delta: DeltaRule,
+    /// How its output is added.
+    pub add: Add,
+}
+
+/// See [`Op::Latent`].
+#[derive(Clone, Debug)]
+pub struct LatentAdd {
+    /// The attention.
+    pub latent: Latent,
     /// How its output is added.
     pub add: Add,
 }
@@ -249,29 +303,17 @@ impl Program {
         if program.layers.is_empty() {
             return Err(LoadError::BadProgram("there are no layers".into()));
         }
-        let is_latent = |layer: &Layer| matches!(layer.mixer, Mixer::Latent(_));
-        lowering.require(!program.layers.iter().any(is_latent), "latent attention")?;
-        let Some(first) = program.attentions().next() else {
-            return lowering.refuse("models without attention");
-        };
-        let heads = lowering.heads(first)?;
-        let [group, ..] = &program.kv.groups[..] else {
-            return Err(LoadError::BadProgram("no groups of K and V".into()));
-        };
-        let geometry = |group: &paguro_backend::KvGroup| (group.slots, group.kv_heads, group.head_dim);
-        let uniform = program.kv.groups.iter().all(|other| geometry(other) == geometry(group));
-        lowering.require(uniform, "K/V heads that differ between layers")?;
-        lowering.require(program.embed.layers.is_none(), "embeddings for layers")?;
+        let groups = lowering.groups()?;
         let mut ops = vec![Op::Embed(Embed {
             table: program.embed.table,
             scale: program.embed.scale,
             positions: program.embed.positions.map(|positions| positions.table),
         })];
+        if let Some(embeds) = &program.embed.layers {
+            lowering.require(is_plain(&embeds.norm), "LayerNorm of embeddings for layers")?;
+            ops.push(Op::LayerEmbeds(embeds.clone()));
+        }
         for layer in &program.layers {
-            if let Mixer::Attention(attention) = &layer.mixer {
-                let same = lowering.heads(attention)? == heads;
-                lowering.require(same, "query heads whose number differs between layers")?;
-            }
             lowering.layer(layer, &mut ops)?;
         }
         ops.push(Op::NormLogits(NormLogits {
@@ -282,17 +324,17 @@ impl Program {
         }));
         let width = |op: &Op| match op {
             Op::NormGateUp(op) => op.width,
-            Op::Experts(op) => op.experts.shared.as_ref().map_or(0, |shared| shared.width),
+            Op::Experts(op) => {
+                let shared = op.experts.shared.as_ref().map_or(0, |shared| shared.width);
+                op.experts.beside.as_ref().map_or(shared, |beside| beside.dense.width)
+            }
             _ => 0,
         };
-        let groups = program.kv.groups.iter().map(|group| KvGroup { window: group.window }).collect();
-        let (slots, kv_heads, head_dim) = geometry(group);
         Ok(Self {
             hidden: program.hidden,
             vocab: program.vocab,
-            heads,
             ffn: ops.iter().map(width).max().unwrap_or(0),
-            kv: KvLayout { groups, slots, kv_heads, head_dim },
+            kv: KvLayout { groups },
             state: program.state.clone(),
             ropes: program.ropes.clone(),
             ops,
@@ -324,18 +366,32 @@ struct Lowering<'a> {
 }
 
 impl Lowering<'_> {
-    /// Query heads of attention.
-    fn heads(&self, attention: &Attention) -> Result<usize, LoadError> {
-        let group = self.program.kv.groups.get(attention.kv.group);
-        let kv_heads = group.map_or(0, |group| group.kv_heads);
-        let divides = kv_heads > 0 && attention.heads.is_multiple_of(kv_heads);
-        self.require(divides, "query heads that do not share K/V heads evenly")?;
-        Ok(attention.heads)
+    /// Groups of K and V, with the query heads of their layers.
+    fn groups(&self) -> Result<Vec<KvGroup>, LoadError> {
+        let mut found: Vec<Option<(usize, bool)>> = vec![None; self.program.kv.groups.len()];
+        for layer in &self.program.layers {
+            let Some((slot, heads)) = layer.mixer.attends() else { continue };
+            let is_latent = matches!(layer.mixer, Mixer::Latent(_));
+            let Some(found) = found.get_mut(slot.group) else {
+                return Err(LoadError::BadProgram(format!("there is no group {} of K and V", slot.group)));
+            };
+            let (known, was_latent) = *found.get_or_insert((heads, is_latent));
+            self.require(known == heads, "query heads whose number differs between layers of a group")?;
+            self.require(was_latent == is_latent, "latent and other attention with heads of one size")?;
+        }
+        self.require(found.iter().any(Option::is_some), "models without attention")?;
+        let groups = self.program.kv.groups.iter().zip(found).map(|(group, found)| {
+            let (heads, is_latent) = found.unwrap_or((group.kv_heads, false));
+            let divides = group.kv_heads > 0 && heads.is_multiple_of(group.kv_heads);
+            self.require(divides, "query heads that do not share K/V heads evenly")?;
+            let head_dim = if is_latent { group.head_dim.next_multiple_of(8) } else { group.head_dim };
+            let paguro_backend::KvGroup { window, slots, kv_heads, .. } = *group;
+            Ok(KvGroup { window, slots, heads, kv_heads, head_dim, is_latent })
+        });
+        groups.collect()
     }
 
     fn layer(&self, layer: &Layer, ops: &mut Vec<Op>) -> Result<(), LoadError> {
-        self.require(layer.input.is_none(), "embeddings for layers")?;
-        self.require(layer.output_scale == 1.0, "scales of layers")?;
         let waits = layer.residual == Residual::Parallel;
         let add = |post_norm| Add { post_norm, scale: layer.branch_scale, waits };
         let mixer = match &layer.mixer {
@@ -356,6 +412,12 @@ impl Lowering<'_> {
                 ops.push(Op::DeltaRule(Box::new(DeltaRuleAdd { delta: delta.clone(), add })));
                 add
             }
+            Mixer::Latent(latent) => {
+                let add = add(latent.post_norm);
+                self.require(is_plain(&latent.latent_norm), "LayerNorm of latent vectors")?;
+                ops.push(Op::Latent(Box::new(LatentAdd { latent: (**latent).clone(), add })));
+                add
+            }
             _ => return self.refuse(NEWER),
         };
         let ffn = match &layer.ffn {
@@ -373,9 +435,6 @@ impl Lowering<'_> {
                     matches!(experts.router.scores, Scores::Softmax | Scores::Sigmoid),
                     "a router of a kind that is newer than this backend",
                 )?;
-                let plain = experts.router.norm.is_none() && experts.router.expert_scale.is_none();
-                self.require(plain && experts.beside.is_none(), "dense networks beside experts")?;
-                self.require(experts.router.groups.is_none(), "groups of experts")?;
                 let most = experts.count <= MOST_EXPERTS;
                 self.require(most, &format!("a mixture of experts with {} experts", experts.count))?;
                 ops.push(Op::Experts(Box::new(ExpertsAdd { experts: experts.clone(), add })));
@@ -386,21 +445,39 @@ impl Lowering<'_> {
         if waits {
             ops.push(Op::Join(Join { mixer, ffn }));
         }
+        if let Some(input) = &layer.input {
+            self.activation(input.activation)?;
+            ops.push(Op::LayerInput(input.clone()));
+        }
+        if layer.output_scale != 1.0 {
+            ops.push(Op::Scale(layer.output_scale));
+        }
         Ok(())
     }
 
     /// Attention, whose output is added like this.
     fn mix(&self, attention: &Attention, add: Add, ops: &mut Vec<Op>) -> Result<(), LoadError> {
         let &Attention {
-            norm, q, k, v, gate, qk_norm, rope, position_scale, scale, soft_cap, sinks, kv, ..
+            norm,
+            q,
+            k,
+            v,
+            gate,
+            qk_norm,
+            v_norm,
+            rope,
+            position_scale,
+            scale,
+            soft_cap,
+            sinks,
+            kv,
+            ..
         } = attention;
-        let Some(k) = k else { return self.refuse("layers that read another layer's K and V") };
-        let Some(v) = v else { return self.refuse("K that is V, too") };
-        self.require(attention.v_norm.is_none(), "norms of V")?;
+        self.require(v_norm.as_ref().is_none_or(is_plain), "LayerNorm of V")?;
         let is_rms = |norm: &QkNorm| [norm.q, norm.k].iter().all(is_plain);
         self.require(qk_norm.as_ref().is_none_or(is_rms), "LayerNorm of queries and keys")?;
         let is_gated = gate.is_some();
-        let store = NormQkvRopeStore { norm, q, k, v, gate, qk_norm, rope, position_scale, kv };
+        let store = NormQkvRopeStore { norm, q, k, v, gate, qk_norm, v_norm, rope, position_scale, kv };
         ops.push(Op::NormQkvRopeStore(store));
         ops.push(Op::Attend(Attend { scale, soft_cap, sinks, is_gated, kv }));
         ops.push(Op::ProjectAdd(ProjectAdd { project: attention.out, add }));

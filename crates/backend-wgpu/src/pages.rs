@@ -1,4 +1,4 @@
-//! How a page of K, or of V, of one layer lies on the device: such that neighbouring threads read neighbouring 16 bytes, or 8.
+//! How a page of K, or of V, of one layer lies on the device (`page_words` is the distance of two pages): such that neighbouring threads read neighbouring 16 bytes, or 8.
 //!
 //! ```text
 //! page = [kv_head] { numbers, scales }
@@ -12,9 +12,9 @@
 //! Fractions are rounded up, and V of eight bits takes as many bytes as K. Each word has numbers of one token only, so that
 //! workgroups that store different tokens never write the same word; where V has 16 tokens of a dimension, it is stored in halves.
 
-use paguro_backend::KvDtype;
+use paguro_backend::{KvDtype, KvSlot};
 
-use crate::ops::KvLayout;
+use crate::ops::{KvGroup, KvLayout};
 
 /// Words of one token's K, or V, of one head.
 pub fn head_words(head_dim: usize, dtype: KvDtype) -> usize {
@@ -24,14 +24,37 @@ pub fn head_words(head_dim: usize, dtype: KvDtype) -> usize {
     }
 }
 
-/// Words of a page of K, or of V, of one layer.
+/// Words of a page of K, or of V, of one layer of a group.
+fn layer_words(group: &KvGroup, block_size: usize, dtype: KvDtype) -> usize {
+    group.kv_heads * block_size * head_words(group.head_dim, dtype)
+}
+
+/// Words of a page in one buffer: of a layer of the group whose layers need most. Layers that need less share a buffer.
 pub fn page_words(kv: &KvLayout, block_size: usize, dtype: KvDtype) -> usize {
-    kv.kv_heads * block_size * head_words(kv.head_dim, dtype)
+    kv.groups.iter().map(|group| layer_words(group, block_size, dtype)).max().unwrap_or(0)
+}
+
+/// Layers of a group that share a buffer.
+fn sharing(kv: &KvLayout, group: &KvGroup, block_size: usize, dtype: KvDtype) -> usize {
+    page_words(kv, block_size, dtype) / layer_words(group, block_size, dtype).max(1)
+}
+
+/// Buffers of K, and of V.
+pub fn buffers(kv: &KvLayout, block_size: usize, dtype: KvDtype) -> usize {
+    let of = |group: &KvGroup| group.slots.div_ceil(sharing(kv, group, block_size, dtype).max(1));
+    kv.groups.iter().map(of).max().unwrap_or(0)
+}
+
+/// Returns the buffer of a layer's slot, and the word at which it begins in each page there.
+pub fn place(kv: &KvLayout, slot: KvSlot, block_size: usize, dtype: KvDtype) -> (usize, usize) {
+    let group = &kv.groups[slot.group];
+    let sharing = sharing(kv, group, block_size, dtype);
+    (slot.slot / sharing, slot.slot % sharing * layer_words(group, block_size, dtype))
 }
 
 /// Bytes of a page: K and V of all layers.
 pub fn page_bytes(kv: &KvLayout, block_size: usize, dtype: KvDtype) -> usize {
-    kv.slots * 2 * 4 * page_words(kv, block_size, dtype)
+    buffers(kv, block_size, dtype) * 2 * 4 * page_words(kv, block_size, dtype)
 }
 
 #[cfg(test)]

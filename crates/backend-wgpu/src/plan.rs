@@ -71,9 +71,10 @@ pub struct Args {
     pub patience: u32,
 }
 
-/// Attention in layers that see equally far back.
+/// Attention in layers that see equally far back and are cut alike.
 struct Cut {
     window: Option<u32>,
+    tiling: Tiling,
     /// For each of [`Tile`]: its items in the step's words, and their number.
     items: [(u32, u32); 4],
     /// Its parts in the step's words.
@@ -96,7 +97,7 @@ pub enum Tile {
 }
 
 /// Attention with cooperative matrices: all of a step's rows, where there are many.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wide {
     /// Rows of a step from which on it is used.
     pub from: usize,
@@ -112,8 +113,8 @@ pub struct Wide {
     pub busy: usize,
 }
 
-/// How attention is cut.
-#[derive(Clone, Copy, Debug)]
+/// How attention of a K/V group is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tiling {
     /// Rows of a tile, at most.
     pub rows: usize,
@@ -162,7 +163,6 @@ pub struct Plan {
     block_size: usize,
     groups: usize,
     gather: bool,
-    tiling: Tiling,
     cuts: Vec<Cut>,
     /// Index into `cuts` of each KV group.
     cut_of: Vec<usize>,
@@ -186,12 +186,14 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// For a model with these limits, whose sequences have states or not.
-    pub fn new(kv: &KvLayout, limits: &Limits, tiling: Tiling, has_states: bool) -> Self {
+    /// For a model with these limits, whose sequences have states or not. Each K/V group has a tiling.
+    pub fn new(kv: &KvLayout, limits: &Limits, tilings: &[Tiling], has_states: bool) -> Self {
         let mut cuts: Vec<Cut> = Vec::new();
-        let cut_of = kv.groups.iter().map(|group| {
-            cuts.iter().position(|cut| cut.window == group.window).unwrap_or_else(|| {
-                cuts.push(Cut { window: group.window, items: [(0, 0); 4], parts: 0, whole: false });
+        let cut_of = kv.groups.iter().zip(tilings).map(|(group, &tiling)| {
+            let window = group.window;
+            let known = cuts.iter().position(|cut| (cut.window, cut.tiling) == (window, tiling));
+            known.unwrap_or_else(|| {
+                cuts.push(Cut { window, tiling, items: [(0, 0); 4], parts: 0, whole: false });
                 cuts.len() - 1
             })
         });
@@ -199,10 +201,9 @@ impl Plan {
             block_size: limits.block_size,
             groups: kv.groups.len(),
             gather: limits.attention == AttentionMode::Gather,
-            tiling,
             cut_of: cut_of.collect(),
             cuts,
-            words: Vec::with_capacity(words(kv, limits, tiling)),
+            words: Vec::with_capacity(words(kv, limits, tilings)),
             args: Args::default(),
             output_rows: Vec::with_capacity(limits.max_outputs),
             logit_rows: 0,
@@ -331,14 +332,14 @@ impl Plan {
     /// splits parts are; and for each row the place of its first partial result, how many it has, the number of the first one in
     /// order of position, and of how many splits they are.
     fn cut(&mut self, index: usize, step: &Step<'_>, tables: u32) {
-        let Tiling { parts: most, .. } = self.tiling;
-        let wide = self.tiling.wide.filter(|wide| step.tokens.len() >= wide.from);
-        let (tile_rows, workgroups, busy) = match wide {
-            Some(wide) => (wide.rows, wide.workgroups, wide.busy),
-            None => (self.tiling.rows, self.tiling.workgroups, self.tiling.busy),
-        };
         let groups = self.groups;
         let cut = &mut self.cuts[index];
+        let Tiling { parts: most, .. } = cut.tiling;
+        let wide = cut.tiling.wide.filter(|wide| step.tokens.len() >= wide.from);
+        let (tile_rows, workgroups, busy) = match wide {
+            Some(wide) => (wide.rows, wide.workgroups, wide.busy),
+            None => (cut.tiling.rows, cut.tiling.workgroups, cut.tiling.busy),
+        };
         let window = cut.window.map_or(usize::MAX, |window| window as usize);
         // The splits that some of these rows see.
         let seen = |position: usize, rows: usize| {
@@ -361,7 +362,7 @@ impl Plan {
         cut.parts = self.words.len() as u32;
         self.words.resize(self.words.len() + 4 * step.tokens.len(), 0);
         let (mut next, mut left) = (0, step.tokens.len());
-        cut.whole = self.tiling.emits && !self.tiling.always_merges;
+        cut.whole = cut.tiling.emits && !cut.tiling.always_merges;
         for tile in [Tile::Row, Tile::Rows, Tile::WideRow, Tile::WideRows] {
             let begin = self.words.len();
             let of = |rows: usize| match (rows, wide) {
@@ -426,14 +427,14 @@ impl Plan {
 }
 
 /// Words of the largest step.
-pub fn words(kv: &KvLayout, limits: &Limits, tiling: Tiling) -> usize {
+pub fn words(kv: &KvLayout, limits: &Limits, tilings: &[Tiling]) -> usize {
     let groups = kv.groups.len();
     let tables = tables(kv, limits);
-    let items = 8 * (tiling.parts + limits.max_rows);
+    let cut = |tiling: &Tiling| 4 * limits.max_rows + 8 * (tiling.parts + limits.max_rows);
     let sequences = if limits.states > 0 { limits.max_rows + 5 * limits.max_sequences } else { 0 };
     limits.max_rows * (2 + groups)
         + 2 * tables
-        + groups * (4 * limits.max_rows + items)
+        + tilings.iter().map(cut).sum::<usize>()
         + limits.max_outputs
         + sequences
 }

@@ -47,7 +47,10 @@ impl<'a> Planned<'a> {
             Grid::One => (0, [1, 1]),
             &Grid::Sequences(each) => (0, [each, plan.sequences()]),
             Grid::Pages => (0, [args.rows.min(PAGES_X), args.rows.div_ceil(PAGES_X)]),
-            &Grid::Product(outputs, ref products) => product(products, all as u32, args.rows, outputs),
+            &Grid::Product(outputs, numbers, ref products) => {
+                let (variant, [x, y]) = product(products, all as u32, args.rows, outputs);
+                (variant, [x * numbers, y])
+            }
             &Grid::Attention(tile, heads) => {
                 let items = plan.items(launch.kv_group, tile);
                 // As `splits.wgsl` has it.

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeSet,
+    iter,
     sync::{Arc, atomic::Ordering},
     time::Instant,
 };
@@ -9,8 +10,8 @@ use std::{
 use bytemuck::cast_slice;
 use half::f16;
 use paguro_backend::{
-    Carried, KernelCount, Limits, LoadError, Outcome, PageId, PageMove, Program, Runner, Sampled, StateId,
-    Step, StepError, StepOutput, Ticket, Want, Weights,
+    Carried, KernelCount, KvDtype, Limits, LoadError, Matrix, Outcome, PageId, PageMove, Program, Runner,
+    Sampled, StateId, Step, StepError, StepOutput, Ticket, Want, Weights,
     sampling::{self, Scratch},
 };
 
@@ -52,8 +53,13 @@ pub struct GpuRunner {
     copied: wgpu::Buffer,
     /// Words of a page of K, or of V, of one layer.
     page_words: usize,
-    /// True for pages that hold a part of a state: attention reads whole pages, and numbers of a state may be NaN as K or V.
-    holds_state: Vec<bool>,
+    /// Content of each page; empty where all pages have the same content at all times.
+    contents: Vec<Content>,
+    /// Content of each K/V group's pages.
+    of_groups: Vec<Content>,
+    /// The table of embeddings for layers, whose rows are read from its file, and those of a step.
+    table: Option<(Matrix, Vec<f32>)>,
+    encoded: Vec<u8>,
     tally: Tally,
     scratch: Scratch,
     sampler: sampler::Scratch,
@@ -95,10 +101,16 @@ impl GpuRunner {
             poison(&device, &model);
         }
         let rows = limits.max_outputs.clamp(1, LOGIT_ROWS);
-        let flight = || Flight::new(Plan::new(&fused.kv, &limits, model.tiling, !fused.state.is_empty()));
+        let flight = || Flight::new(Plan::new(&fused.kv, &limits, &model.tilings, !fused.state.is_empty()));
         let flights = [flight(), flight()];
         device.wait().map_err(|error| LoadError::Device(error.to_string()))?;
         let page_words = page_words(&fused.kv, limits.block_size, limits.kv_dtype);
+        // In eight bits, some bytes are scales: numbers of another arrangement may be NaN there.
+        let shape = |group: &ops::KvGroup| (group.kv_heads, group.head_dim);
+        let first = |of| fused.kv.groups.iter().position(|group| shape(group) == shape(of)).unwrap_or(0);
+        let of_groups: Vec<_> = fused.kv.groups.iter().map(|group| Content::Group(first(group))).collect();
+        let has_kinds = of_groups.iter().any(|own| *own != of_groups[0]);
+        let changes = !fused.state.is_empty() || has_kinds && limits.kv_dtype == KvDtype::Q8;
         Ok(Self {
             pace: Pace::new(options.submission.or(device.rules.submission)),
             canaries: Canaries::new(
@@ -109,7 +121,14 @@ impl GpuRunner {
             rows: device.host_buffer(rows * (program.vocab + program.hidden) + 1, "rows for the host")?,
             copied: device.buffer(page_words, "a page")?,
             page_words,
-            holds_state: vec![false; limits.pages],
+            contents: if changes { vec![Content::Nothing; limits.pages] } else { Vec::new() },
+            of_groups,
+            table: program
+                .embed
+                .layers
+                .as_ref()
+                .map(|embeds| (weights.table(embeds.table).clone(), Vec::new())),
+            encoded: Vec::new(),
             tally: Tally::new(&device, model.counters.clone())?,
             model,
             program: program.clone(),
@@ -155,7 +174,22 @@ impl GpuRunner {
             let at = self.carried.iter().position(|&output| output == carried.output);
             plan.carry(carried.row, at.unwrap_or_default());
         }
+        self.upload_table_rows(step)?;
         self.run(step, place)
+    }
+
+    /// Uploads the rows of the step's tokens of the table of embeddings for layers.
+    fn upload_table_rows(&mut self, step: &Step<'_>) -> Result<(), StepError> {
+        let (Some((table, rows)), Some(buffer)) = (&mut self.table, &self.model.table_rows) else {
+            return Ok(());
+        };
+        rows.resize(step.tokens.len() * table.cols, 0.0);
+        for (row, &token) in rows.chunks_exact_mut(table.cols).zip(step.tokens) {
+            table.decode_row(token as usize, &mut self.encoded, row)?;
+        }
+        table.check_source()?;
+        self.device.queue.write_buffer(buffer, 0, cast_slice(rows));
+        Ok(())
     }
 
     /// Runs the planned step, in slices of its output rows.
@@ -349,21 +383,34 @@ impl GpuRunner {
         Ok(())
     }
 
-    /// Clears pages of the step that held a part of a state until now.
-    fn clear_states(&mut self, step: &Step<'_>) -> Result<(), StepError> {
-        if !step.pages.iter().any(|page| self.holds_state[page.0 as usize]) {
+    /// Clears pages of the step that held something else than K and V of their group until now.
+    fn clear_pages(&mut self, step: &Step<'_>) -> Result<(), StepError> {
+        if self.contents.is_empty() {
             return Ok(());
         }
         let size = 4 * self.page_words as u64;
-        let mut encoder = self.device.encoder();
-        for &PageId(page) in step.pages {
-            if std::mem::take(&mut self.holds_state[page as usize]) {
-                for buffer in self.model.pages.iter().flatten() {
-                    encoder.clear_buffer(buffer, u64::from(page) * size, Some(size));
+        let (groups, mut encoder) = (self.of_groups.len(), None);
+        for (sequence, (group, &own)) in step
+            .sequences
+            .iter()
+            .flat_map(|sequence| iter::repeat(sequence).zip(self.of_groups.iter().enumerate()))
+        {
+            // Page 0 is never written.
+            for &PageId(page) in sequence.table(step.pages, group, groups).iter().filter(|page| page.0 > 0) {
+                let content = &mut self.contents[page as usize];
+                if ![Content::Nothing, own].contains(content) {
+                    let encoder = encoder.get_or_insert_with(|| self.device.encoder());
+                    for buffer in self.model.pages.iter().flatten() {
+                        encoder.clear_buffer(buffer, u64::from(page) * size, Some(size));
+                    }
                 }
+                *content = own;
             }
         }
-        self.canaries.submit(&self.device, self.submitted, encoder).map(|_| ())
+        match encoder {
+            Some(encoder) => self.canaries.submit(&self.device, self.submitted, encoder).map(|_| ()),
+            None => Ok(()),
+        }
     }
 
     /// Returns the places of a part of a state: in buffers of states, and in a page. The buffers of a state, one after the other, are
@@ -401,6 +448,17 @@ impl GpuRunner {
     }
 }
 
+/// Content of a page. Attention reads whole pages, so bytes of another content could be NaN as K or V.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Content {
+    /// Zeros.
+    Nothing,
+    /// A part of a state.
+    State,
+    /// K and V, arranged as those of this K/V group.
+    Group(usize),
+}
+
 /// A run of bytes in a buffer of states, and its place in a buffer of pages.
 struct Piece<'a> {
     state: &'a wgpu::Buffer,
@@ -429,7 +487,7 @@ impl Runner for GpuRunner {
         self.submitted += 1;
         let (turn, outputs) = (self.turn(), step.outputs.len());
         self.flights[turn].begin(outputs);
-        let mut submitted = self.clear_states(step).and_then(|()| self.run_all(step));
+        let mut submitted = self.clear_pages(step).and_then(|()| self.run_all(step));
         if submitted.is_ok() && self.flights[turn].gave_up {
             // The step before may be the one whose kernels gave up.
             submitted = self.repeat(self.collected + 1, self.submitted - 1).and_then(|()| {
@@ -477,7 +535,9 @@ impl Runner for GpuRunner {
     }
 
     fn carries(&self, want: &Want<'_>) -> bool {
-        matches!(want, Want::Sample(request) if sampler::carries(request, self.program.vocab))
+        // The host reads embeddings for layers by token.
+        self.table.is_none()
+            && matches!(want, Want::Sample(request) if sampler::carries(request, self.program.vocab))
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError> {
@@ -499,14 +559,16 @@ impl Runner for GpuRunner {
                         encoder.copy_buffer_to_buffer(buffer, at(from), &self.copied, 0, size);
                         encoder.copy_buffer_to_buffer(&self.copied, 0, buffer, at(to), size);
                     }
-                    self.holds_state[to as usize] = self.holds_state[from as usize];
+                    if let Some(&content) = self.contents.get(from as usize) {
+                        self.contents[to as usize] = content;
+                    }
                 }
                 PageMove::SaveState { state, part, to } => {
                     for piece in self.pieces(state, part, to) {
                         let Piece { state, state_at, page, page_at, bytes } = piece;
                         encoder.copy_buffer_to_buffer(state, state_at, page, page_at, bytes);
                     }
-                    self.holds_state[to.0 as usize] = true;
+                    self.contents[to.0 as usize] = Content::State;
                 }
                 PageMove::RestoreState { from, part, state } => {
                     for piece in self.pieces(state, part, from) {

@@ -3,7 +3,7 @@
 use paguro_backend::{
     AttentionMode, Backend, KvDtype, Limits, Output, PageId, Runner, Step, StepOutput, StepSequence, Want,
 };
-use paguro_backend_conformance::{ModelShape, submit};
+use paguro_backend_conformance::{ExpertsShape, ModelShape, submit};
 use paguro_backend_wgpu::{Gpu, GpuOptions};
 
 const LAYERS: usize = 3;
@@ -55,9 +55,20 @@ fn a_load_allocates_what_was_planned() {
         Ok(gpu) => gpu,
         Err(error) => return println!("skipped: memory of a GPU: {error}"),
     };
-    let hybrid = ModelShape { mixers: "dca", attention_gate: true, ..ModelShape::default() };
-    for (mixers, states) in [("aaa", 0), (hybrid.mixers, 7)] {
-        let model = ModelShape { mixers, windows: vec![None; mixers.len()], ..hybrid.clone() }.build(1);
+    let plain = ModelShape { windows: vec![None; LAYERS], ..ModelShape::default() };
+    let gated = ModelShape { attention_gate: true, ..plain.clone() };
+    let mixed = ModelShape {
+        windows: vec![Some(9), None, Some(9)],
+        window_heads: Some((2, 32)),
+        layer_embeds: Some(32),
+        experts: Some(ExpertsShape { beside: Some(72), ..ExpertsShape::default() }),
+        ..plain.clone()
+    };
+    let latent = ModelShape { mixers: "lll", rank: Some(48), ..plain };
+    for (shape, states) in
+        [(ModelShape { mixers: "dca", ..gated.clone() }, 7), (gated, 0), (mixed, 0), (latent, 0)]
+    {
+        let model = shape.build(1);
         let limits = Limits { states, ..LIMITS };
         let (plan, before) = (gpu.plan(&model.program, &model.weights, &limits), gpu.allocated());
         let runner = gpu.load(&model.program, model.weights.clone(), limits).unwrap();

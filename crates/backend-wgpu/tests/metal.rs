@@ -17,8 +17,8 @@ use naga::{
     valid::{Capabilities, ValidationFlags, Validator},
 };
 use paguro_backend::{
-    Activation, AttentionMode, KvDtype, Limits, NormKind, PositionScale, QkNormKind, Residual, RopeStyle,
-    Scores, WeightFormat,
+    Activation, AttentionMode, ExpertGroups, KvDtype, LatentShape, Limits, NormKind, PositionScale,
+    QkNormKind, Residual, RopeStyle, Scores, WeightFormat,
 };
 use paguro_backend_conformance::{Biases, Draw, ExpertsShape, ModelShape, RecurrentShape};
 use paguro_backend_wgpu::{Gpu, GpuOptions, Profile};
@@ -82,6 +82,33 @@ fn shapes() -> Vec<ModelShape> {
     shapes.push(ModelShape { attention_gate: true, ..hybrid.clone() });
     let recurrent = RecurrentShape { bias: true, ..RecurrentShape::default() };
     shapes.push(ModelShape { recurrent, ..hybrid });
+    let groups = Some(ExpertGroups { count: 2, used: 1, best: 2 });
+    shapes.push(ModelShape {
+        windows: vec![Some(9), None, Some(9), None],
+        head_dim: 512,
+        window_heads: Some((2, 256)),
+        shared_kv: 1,
+        keys_as_values: true,
+        v_norm: true,
+        qk_norm: Some(QkNormKind::Head),
+        layer_embeds: Some(256),
+        output_scale: 0.5,
+        post_norms: true,
+        experts: Some(ExpertsShape { beside: Some(256), width: 256, ..ExpertsShape::default() }),
+        ..ModelShape::of_format(WeightFormat::Q4_K)
+    });
+    let latent = LatentShape { heads: 8, plain: 128, rotated: 64, latent: 512, value: 128 };
+    let latents = ModelShape { mixers: "ll", windows: vec![None; 2], latent, ..ModelShape::default() };
+    shapes.push(ModelShape {
+        experts: Some(ExpertsShape { groups, ..ExpertsShape::default() }),
+        ..latents.clone()
+    });
+    shapes.push(ModelShape {
+        rank: Some(256),
+        position_scale: Some(PositionScale { beta: 0.3, original: 16 }),
+        latent: LatentShape { plain: 256, value: 256, ..latent },
+        ..ModelShape { mixers: "ll", windows: vec![None; 2], ..ModelShape::of_format(WeightFormat::Q4_K) }
+    });
     shapes.extend([(7, 1, 64), (16, 1, 80), (4, 4, 8), (3, 3, 96)].map(|(heads, kv_heads, head_dim)| {
         ModelShape { heads, kv_heads, head_dim, ..ModelShape::default() }
     }));

@@ -1,13 +1,16 @@
 //! Rotation and attention.
 
-use paguro_backend::{KvDtype, Linear, LoadError, PositionScale, QkNorm, QkNormKind, Rope, RopeStyle};
+use paguro_backend::{
+    KvDtype, KvSlot, Limits, Linear, LoadError, PositionScale, QkNorm, QkNormKind, Rope, RopeStyle,
+};
 
-use crate::ops::{Attend, NormQkvRopeStore, Program};
+use crate::ops::{Attend, NormQkvRopeStore};
 
 use super::{
     Grid, Launch, Lowering, Place,
     Value::{F, I, U},
     coop_attention::Named,
+    hands::Parts,
     kernels::FEW_ROWS,
     launch::Way,
     wgsl,
@@ -15,7 +18,7 @@ use super::{
 use crate::{
     device::Device,
     layout::BLOCK,
-    pages::{head_words, page_words},
+    pages::{self, head_words, page_words},
     plan::{COARSE_FROM, COARSE_SPLIT, FINE_SPLIT, RUN, Tile},
     template::Constants,
 };
@@ -27,25 +30,22 @@ impl Lowering<'_> {
         [q, k, v]: [Place; 3],
         is_together: bool,
     ) -> Result<Launch, LoadError> {
-        let Program { heads, .. } = *self.program;
-        let kv_heads = self.program.kv.kv_heads;
-        let rope = op.rope.map(|rope| &self.program.ropes[rope]);
-        let pairs = rope.map_or(0, |rope| rope.frequencies.len());
-        let is_interleaved = rope.is_some_and(|rope| rope.style == RopeStyle::Interleaved);
+        let group = self.program.kv.groups[op.kv.group];
         let mut constants = vec![
+            ("Q_HEADS", U(group.heads as u32)),
+            ("NORM_WIDTH", U(group.head_dim as u32)),
+            ("ROTATE_AT", U(0)),
             ("Q_STRIDE", U(q.stride as u32)),
             ("K_STRIDE", U(k.stride as u32)),
             ("K_FIRST", U(k.first as u32)),
             ("V_STRIDE", U(v.stride as u32)),
             ("V_FIRST", U(v.first as u32)),
-            ("PAIRS", U(pairs as u32)),
-            ("INTERLEAVED", U(u32::from(is_interleaved))),
             ("TOGETHER", U(u32::from(is_together))),
         ];
-        constants.extend(self.heads(op.kv.group));
-        constants.extend(self.stored());
-        let [k_pages, v_pages] = self.pages[op.kv.slot].clone();
-        let turns = op.rope.map(|rope| self.ropes[rope].clone());
+        constants.extend(self.stored(op.kv));
+        let (rotates, turns) = self.rotation(op.rope, op.position_scale);
+        constants.extend(rotates);
+        let [k_pages, v_pages] = self.pages_of(op.kv);
         let (step, queries) = (self.step.clone(), self.queries.clone());
         let mut buffers = vec![
             ("q", &q.buffer),
@@ -56,9 +56,11 @@ impl Lowering<'_> {
             ("k_pages", &k_pages),
             ("v_pages", &v_pages),
         ];
-        buffers.extend(turns.iter().flat_map(|[far, near]| [("far", far), ("near", near)]));
+        buffers.extend(turns.iter().map(|(name, buffer)| (*name, buffer)));
         let norms;
         if let Some(QkNorm { q, k, kind }) = op.qk_norm {
+            // The norm of keys has no meaning where there are none.
+            let k = if op.k.is_some() { k } else { q };
             norms = [self.vector(q.weight)?, self.vector(k.weight)?];
             buffers.extend([("q_norm", &norms[0]), ("k_norm", &norms[1])]);
             constants.extend([
@@ -70,10 +72,25 @@ impl Lowering<'_> {
                 ("NORM_LAST", U(u32::from(kind == QkNormKind::HeadAfterRope))),
             ]);
         }
-        if let Some(PositionScale { beta, original }) = op.position_scale {
-            constants.extend([("BY_POSITION", U(1)), ("SLOPE", F(beta)), ("ORIGINAL", U(original))]);
+        let v_norm = op.v_norm.map(|norm| self.vector(norm.weight)).transpose()?;
+        if let (Some(norm), Some(weight)) = (op.v_norm, &v_norm) {
+            buffers.push(("v_norm", weight));
+            constants.extend([("V_NORM", U(1)), ("V_EPS", F(norm.eps))]);
         }
-        let grid = Grid::Each((heads + 2 * kv_heads) as u32);
+        constants.push(("HEAD_NORMS", U(u32::from(op.qk_norm.is_some() || op.v_norm.is_some()))));
+        // Layers that read another one's K and V make queries only.
+        let own = if op.k.is_some() { 2 * group.kv_heads } else { 0 };
+        self.launch_store(constants, &buffers, (group.heads + own) as u32, op.kv)
+    }
+
+    /// The launch of a kernel that stores K and V in pages.
+    pub(super) fn launch_store(
+        &mut self,
+        mut constants: Constants,
+        buffers: &[(&str, &wgpu::Buffer)],
+        heads: u32,
+        kv: KvSlot,
+    ) -> Result<Launch, LoadError> {
         let name = format!("rope_store{}", self.suffix());
         let mut files = wgsl!("args", "rotate", "rope_store").to_vec();
         if self.limits.kv_dtype == KvDtype::F16 {
@@ -81,7 +98,20 @@ impl Lowering<'_> {
         }
         constants.push(("HAS_V", U(1)));
         self.show_for_few(&name, &files, &constants);
-        self.launch(&name, &files, constants, &buffers, grid, op.kv.group)
+        self.launch(&name, &files, constants, buffers, Grid::Each(heads), kv.group)
+    }
+
+    /// Constants and tables of a rotation, and of a scale of queries by their position.
+    pub(super) fn rotation(&self, rope: Option<usize>, scale: Option<PositionScale>) -> Parts {
+        let of = rope.map(|rope| &self.program.ropes[rope]);
+        let pairs = of.map_or(0, |rope| rope.frequencies.len());
+        let is_interleaved = of.is_some_and(|rope| rope.style == RopeStyle::Interleaved);
+        let mut constants = vec![("PAIRS", U(pairs as u32)), ("INTERLEAVED", U(u32::from(is_interleaved)))];
+        if let Some(PositionScale { beta, original }) = scale {
+            constants.extend([("BY_POSITION", U(1)), ("SLOPE", F(beta)), ("ORIGINAL", U(original))]);
+        }
+        let turns = rope.map(|rope| self.ropes[rope].clone()).into_iter();
+        (constants, turns.flat_map(|[far, near]| [("far", far), ("near", near)]).collect())
     }
 
     pub(super) fn attend(
@@ -90,9 +120,9 @@ impl Lowering<'_> {
         project: &Linear,
         body: &mut Vec<Launch>,
     ) -> Result<(), LoadError> {
-        let kv = &self.program.kv;
-        let group = self.program.heads / kv.kv_heads;
-        let window = kv.groups[op.kv.group].window;
+        let kv = self.program.kv.groups[op.kv.group];
+        let tiling = self.tilings[op.kv.group];
+        let (group, window) = (kv.queries_per_kv(), kv.window);
         let log2_e = std::f32::consts::LOG2_E;
         let mut shared = vec![
             ("GROUP_HEADS", U(group as u32)),
@@ -104,18 +134,17 @@ impl Lowering<'_> {
         if let Some(cap) = op.soft_cap {
             shared.extend([("CAP", U(1)), ("SOFT_CAP", F(cap))]);
         }
-        shared.extend(self.heads(op.kv.group));
-        shared.extend(self.stored());
-        if self.tiling.emits {
+        shared.extend(self.stored(op.kv));
+        if tiling.emits {
             shared.push(("EMITS", U(1)));
-            shared.extend(self.emit_for(&[project], self.program.heads * kv.head_dim));
+            shared.extend(self.emit_for(&[project], kv.q_width()));
             shared.extend(self.halves(FEW_ROWS + 1));
         }
-        let mut pages = self.pages[op.kv.slot].clone();
+        let mut pages = self.pages_of(op.kv);
         let mut name = "attend";
         if let Some(gathered) = self.gathered.clone() {
             name = "attend_gathered";
-            let vecs = page_words(kv, self.limits.block_size, self.limits.kv_dtype) / 4;
+            let vecs = page_words(&self.program.kv, self.limits.block_size, self.limits.kv_dtype) / 4;
             let constants = vec![("VECS", U(vecs as u32))];
             for (pages, gathered) in pages.iter().zip(&gathered) {
                 let step = self.step.clone();
@@ -136,30 +165,30 @@ impl Lowering<'_> {
             ("part_sums", &part_sums),
             ("part_tops", &part_tops),
         ];
-        let workgroups = self.tiling.workgroups as u32;
-        for (tile, rows) in [(Tile::Row, 1), (Tile::Rows, self.tiling.rows)] {
+        let workgroups = tiling.workgroups as u32;
+        for (tile, rows) in [(Tile::Row, 1), (Tile::Rows, tiling.rows)] {
             if tile == Tile::Rows && rows == 1 {
                 continue;
             }
-            let queries = (rows * self.tiling.heads) as u32;
+            let queries = (rows * tiling.heads) as u32;
             let mut constants = shared.clone();
-            constants.extend(tile_heads(group, self.tiling.heads));
+            constants.extend(tile_heads(group, tiling.heads));
             constants.push(("TILE_ROWS", U(rows as u32)));
             constants.push(("SINGLE_ROWS", U(u32::from(tile == Tile::Row))));
             let mut emits: &[&'static str] = &[];
-            if self.tiling.emits {
+            if tiling.emits {
                 let blocks = queries * kv.head_dim as u32 / BLOCK as u32;
                 constants.push(("SHARED_BLOCKS", U(blocks)));
                 emits = wgsl!("quantize", "emit");
             }
             let grid = Grid::Attention(tile, workgroups);
             let ways = self.attention_ways(tile == Tile::Row);
-            if let Some(kernel) = self.attend_few(name, &constants, emits) {
+            if let Some(kernel) = self.attend_few(name, &constants, emits, kv.head_dim) {
                 self.push_ways(ways, kernel, &buffers, grid, op.kv.group, body)?;
                 continue;
             }
             constants.extend(self::constants(self.device, kv.head_dim, queries, self.limits.kv_dtype));
-            if self.tiling.emits {
+            if tiling.emits {
                 debug_assert!(
                     queries * kv.head_dim as u32 / 4 <= THREADS,
                     "eight threads share a block of results"
@@ -175,7 +204,6 @@ impl Lowering<'_> {
             self.push_ways(ways, (name, files, constants), &buffers, grid, op.kv.group, body)?;
         }
         self.attend_wide(name, &shared, &buffers, op.kv.group, body)?;
-        self.merge_group = op.kv.group;
         Ok(())
     }
 
@@ -197,26 +225,33 @@ impl Lowering<'_> {
         Ok(())
     }
 
+    /// Adds up parts of attention for the next product. Of `latent` attention, this many elements of each head are a row of their own.
     pub(super) fn merge(
         &mut self,
         project: &Linear,
         attend: &Attend,
+        latent: Option<usize>,
         body: &mut Vec<Launch>,
     ) -> Result<(), LoadError> {
-        let dim = self.program.kv.head_dim;
-        let width = self.program.heads * dim;
+        let group = self.program.kv.groups[attend.kv.group];
+        let dim = group.head_dim;
         // As many heads as make whole blocks.
-        let heads = [1, 2, 4].into_iter().find(|heads| (heads * dim).is_multiple_of(BLOCK)).unwrap_or(4);
+        let whole = |heads: &usize| latent.is_some() || (heads * dim).is_multiple_of(BLOCK);
+        let heads = [1, 2, 4].into_iter().find(whole).unwrap_or(4);
         let blocks = (heads * dim).div_ceil(BLOCK) as u32;
         let mut constants = vec![
             ("RUN", U(RUN as u32)),
             ("MERGE_HEADS", U(heads as u32)),
             ("STAGED", U(blocks * 33)),
             ("SHARED_BLOCKS", U(blocks)),
+            ("OUTS", U(dim.div_ceil(THREADS as usize) as u32)),
         ];
-        constants.extend(self.emit_for(&[project], width));
-        constants.extend(self.halves(FEW_ROWS + 1));
-        constants.extend(self.heads(self.merge_group));
+        constants.extend(self.emit_for(&[project], latent.unwrap_or(group.q_width())));
+        match latent {
+            Some(latent) => constants.push(("LATENT", U(latent as u32))),
+            None => constants.extend(self.halves(FEW_ROWS + 1)),
+        }
+        constants.extend(self.heads(attend.kv));
         let (step, part_sums, part_tops) =
             (self.step.clone(), self.part_sums.clone(), self.part_tops.clone());
         let mut buffers = vec![("step", &step), ("part_sums", &part_sums), ("part_tops", &part_tops)];
@@ -231,32 +266,37 @@ impl Lowering<'_> {
             constants.push(("GATED", U(1)));
         }
         let files = wgsl!("args", "fold", "parts", "quantize", "emit", "attend_merge");
-        let grid = Grid::Merge(self.program.heads.div_ceil(heads) as u32);
-        let (ways, group) = (self.merge_ways(), self.merge_group);
+        let grid = Grid::Merge(group.heads.div_ceil(heads) as u32);
+        let ways = self.merge_ways(attend.kv.group);
         let kernel = ("attend_merge".to_owned(), files.to_vec(), constants);
-        self.push_ways(ways, kernel, &buffers, grid, group, body)?;
+        self.push_ways(ways, kernel, &buffers, grid, attend.kv.group, body)?;
         self.timed_with = None;
         Ok(())
     }
 
-    /// Shapes of heads and pages.
-    pub(super) fn heads(&self, kv_group: usize) -> Constants {
-        let kv = &self.program.kv;
+    /// Shapes of heads and pages, and a layer's place in these.
+    pub(super) fn heads(&self, slot: KvSlot) -> Constants {
+        let (kv, Limits { block_size, kv_dtype, .. }) = (&self.program.kv, *self.limits);
+        let group = kv.groups[slot.group];
         vec![
-            ("HEADS", U(self.program.heads as u32)),
-            ("KV_HEADS", U(kv.kv_heads as u32)),
-            ("DIM", U(kv.head_dim as u32)),
-            ("PAGE", U(self.limits.block_size as u32)),
+            ("HEADS", U(group.heads as u32)),
+            ("KV_HEADS", U(group.kv_heads as u32)),
+            ("DIM", U(group.head_dim as u32)),
+            ("PAGE", U(block_size as u32)),
+            ("PAGE_WORDS", U(page_words(kv, block_size, kv_dtype) as u32)),
+            ("SLOT_AT", U(pages::place(kv, slot, block_size, kv_dtype).1 as u32)),
             ("SIXTEENS", U(u32::from(self.few.is_some()))),
-            ("GROUP", U(kv_group as u32)),
+            ("GROUP", U(slot.group as u32)),
         ]
     }
 
-    /// What pages store.
-    fn stored(&self) -> Constants {
+    /// The same with what pages store.
+    pub(super) fn stored(&self, slot: KvSlot) -> Constants {
         let dtype = self.limits.kv_dtype;
-        let words = head_words(self.program.kv.head_dim, dtype);
-        vec![("Q8", U(u32::from(dtype == KvDtype::Q8))), ("HEAD_WORDS", U(words as u32))]
+        let words = head_words(self.program.kv.groups[slot.group].head_dim, dtype);
+        let mut constants = self.heads(slot);
+        constants.extend([("Q8", U(u32::from(dtype == KvDtype::Q8))), ("HEAD_WORDS", U(words as u32))]);
+        constants
     }
 
     /// How kernels that read or store pages of this kind are called.
@@ -274,7 +314,7 @@ pub(super) fn tile_heads(group: usize, heads: usize) -> Constants {
 }
 
 /// Threads of a workgroup of attention.
-const THREADS: u32 = 256;
+pub(super) const THREADS: u32 = 256;
 
 /// Constants of attention with heads of this dimension, for some queries.
 fn constants(device: &Device, dim: usize, queries: u32, kv_dtype: KvDtype) -> Constants {

@@ -2,7 +2,7 @@
 
 use paguro_backend::{KvDtype, Limits, LoadError};
 
-use crate::ops::Program;
+use crate::ops::{KvGroup, Program};
 
 use super::{Grid, Launch, Lowering, Value::U, attention::tile_heads, kernels, wgsl};
 use crate::{
@@ -22,11 +22,11 @@ impl Lowering<'_> {
         name: &str,
         constants: &Constants,
         emits: &[&'static str],
+        dim: usize,
     ) -> Option<Named> {
         let name = format!("{name}_few");
         let files: Vec<&str> =
             [wgsl!("args", "fold", "parts", "splits", "matrices", "stage", "attend_few"), emits].concat();
-        let dim = self.program.kv.head_dim;
         let all = |side: u32| [for_few(constants), few_constants(dim, side)].concat();
         if self.device.as_hardware && few_works(self.program, self.limits) {
             for side in [16, 8] {
@@ -47,16 +47,16 @@ impl Lowering<'_> {
     ) -> Result<(), LoadError> {
         let files =
             wgsl!("args", "fold", "parts", "splits", "quantize", "emit", "matrices", "stage", "attend_coop");
-        let kv = &self.program.kv;
+        let kv = self.program.kv.groups[kv_group];
         let (dim, page, subgroup) = (kv.head_dim, self.limits.block_size, self.device.subgroup);
-        let group = self.program.heads / kv.kv_heads;
+        let group = kv.queries_per_kv();
         let constants = |wide: Wide, groups: usize, side: u32| {
             let mut constants = shared.clone();
             constants.extend(tile_heads(group, wide.heads));
             constants.extend(wide_constants(dim, page, groups, side, subgroup));
             constants
         };
-        if let (Some(wide), Some(side)) = (self.tiling.wide, self.device.cooperative) {
+        if let (Some(wide), Some(side)) = (self.tilings[kv_group].wide, self.device.cooperative) {
             for (tile, groups) in [(Tile::WideRow, 1), (Tile::WideRows, wide.groups)] {
                 let grid = Grid::Attention(tile, wide.workgroups as u32);
                 let name = format!("{name}_coop{groups}");
@@ -65,11 +65,12 @@ impl Lowering<'_> {
             }
         }
         for (side, groups) in [(16, 1), (16, 8), (8, 1), (8, 4)] {
-            let wide = wide_tiles(self.program, self.limits, subgroup, groups);
+            let wide = wide_tiles(&kv, self.limits, subgroup, groups);
             // Matrices of eight rows are Apple's, whose GPUs have no room for more.
             let has_few = few_works(self.program, self.limits);
             let fits = side == 16 || wide_bytes(dim, has_few, groups) <= crate::threadgroup::MOST as usize;
-            if let Some(wide) = wide.filter(|_| fits).filter(|_| self.device.as_hardware) {
+            let shows = self.device.as_hardware && self.tilings[kv_group].emits;
+            if let Some(wide) = wide.filter(|_| fits && shows) {
                 let name = format!("{name}_coop{groups}x{side}");
                 let constants = constants(wide, groups, side);
                 self.device.show(&name, files, &constants);
@@ -105,8 +106,8 @@ const V_HALVES: &[&str] = wgsl!("v_halves");
 /// Whether steps of few rows can attend with cooperative matrices (`attend_few.wgsl`), where a device has them: with many query heads
 /// of a K/V head. Where these are few, or heads large, threads have little enough to do, and are faster.
 fn few_works(program: &Program, limits: &Limits) -> bool {
-    let group = program.heads / program.kv.kv_heads;
-    limits.kv_dtype == KvDtype::F16 && program.kv.head_dim == 64 && group > 4
+    let works = |group: &KvGroup| group.head_dim == 64 && group.queries_per_kv() > 4 && !group.is_latent;
+    limits.kv_dtype == KvDtype::F16 && program.kv.groups.iter().all(works)
 }
 
 /// The side of the matrices that they do so with on this device, if they do.
@@ -145,8 +146,8 @@ const GROUP_QUERIES: usize = 16;
 const TOKENS: usize = 32;
 
 /// Attention with cooperative matrices, if the device is to use them, and what it needs fits.
-pub(super) fn wide(device: &Device, program: &Program, limits: &Limits) -> Option<Wide> {
-    let dim = program.kv.head_dim;
+pub(super) fn wide(device: &Device, program: &Program, of: &KvGroup, limits: &Limits) -> Option<Wide> {
+    let dim = of.head_dim;
     let threads = device.limits.max_compute_invocations_per_workgroup as usize;
     let memory = device.memory_beside_matrices() as usize;
     let has_few = few(device, program, limits).is_some();
@@ -154,7 +155,7 @@ pub(super) fn wide(device: &Device, program: &Program, limits: &Limits) -> Optio
         wide_bytes(dim, has_few, groups) <= memory && groups * device.subgroup as usize <= threads
     };
     device.cooperative?;
-    let tiles = |groups: usize| wide_tiles(program, limits, device.subgroup, groups);
+    let tiles = |groups: usize| wide_tiles(of, limits, device.subgroup, groups);
     let wide = GROUPS.into_iter().filter(|&groups| fits(groups)).find_map(tiles)?;
     Some(Wide { from: kernels::exact_rows(device), ..wide })
 }
@@ -167,9 +168,8 @@ fn wide_bytes(dim: usize, has_few: bool, groups: usize) -> usize {
 }
 
 /// Its tiles, where heads and pages are such that it works.
-fn wide_tiles(program: &Program, limits: &Limits, subgroup: u32, groups: usize) -> Option<Wide> {
-    let kv = &program.kv;
-    let group = program.heads / kv.kv_heads;
+fn wide_tiles(kv: &KvGroup, limits: &Limits, subgroup: u32, groups: usize) -> Option<Wide> {
+    let group = kv.queries_per_kv();
     let heads = group.min(GROUP_QUERIES);
     let reads = TOKENS * kv.head_dim / 8;
     let works = limits.kv_dtype == KvDtype::F16

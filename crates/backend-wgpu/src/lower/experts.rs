@@ -3,6 +3,7 @@
 //! | operation | launches | kernel file | steps |
 //! |-|-|-|-|
 //! | norm | one | `norm.wgsl` | all |
+//! | dense network beside experts | as one elsewhere; norms of its output and of the experts' sum | `add_branch.wgsl` | all |
 //! | shared expert | as a dense network; and its output's gate | `matvec.wgsl`, `matmul.wgsl`, `activate.wgsl` | all |
 //! | router's logits | one | `matvec.wgsl`, `matmul.wgsl` | all |
 //! | choice and weights | one | `route.wgsl` | all |
@@ -15,13 +16,13 @@
 //!
 //! Only experts that some row has chosen are read. A row's sums have the same order in all steps, except with cooperative matrices.
 
-use paguro_backend::{Experts, Limits, Linear, LoadError, Scores};
+use paguro_backend::{Beside, Dense, ExpertGroups, Experts, Limits, Linear, LoadError, Scores};
 
 use crate::{
     device::Device,
     layout::{BLOCK, Layout},
     matrix::Order,
-    ops::{ExpertsAdd, Program},
+    ops::{self, ExpertsAdd, Program},
     template::Constants,
 };
 
@@ -52,8 +53,10 @@ pub(super) struct Room {
     places: usize,
     /// Tiles.
     tiles: usize,
-    /// Elements of a shared expert's results.
+    /// Elements of results of a network beside experts.
     shared: usize,
+    /// Elements of sums of experts that have a norm of their own.
+    sum: usize,
     /// Rows, if there are any experts.
     rows: usize,
     /// Words of activations in half precision, in the order of places.
@@ -70,6 +73,7 @@ pub(super) struct Buffers {
     tile_experts: wgpu::Buffer,
     results: wgpu::Buffer,
     shared: wgpu::Buffer,
+    sum: wgpu::Buffer,
     output_gate: wgpu::Buffer,
     halves: Option<wgpu::Buffer>,
 }
@@ -142,7 +146,8 @@ impl Room {
                 pairs,
                 places,
                 tiles,
-                shared: if experts.shared.is_some() { rows * hidden } else { 0 },
+                shared: if experts.shared.is_some() || experts.beside.is_some() { rows * hidden } else { 0 },
+                sum: if experts.beside.is_some() { rows * hidden } else { 0 },
                 rows,
                 halves: match device.cooperative {
                     Some(_) => (places * hidden.div_ceil(BLOCK) + BLOCK) * 16,
@@ -158,6 +163,7 @@ impl Room {
                 places: room.places.max(own.places),
                 tiles: room.tiles.max(own.tiles),
                 shared: room.shared.max(own.shared),
+                sum: room.sum.max(own.sum),
                 rows,
                 halves: room.halves.max(own.halves),
             };
@@ -176,7 +182,8 @@ impl Room {
 
     /// Words of [`Buffers`].
     pub(super) fn words(&self) -> usize {
-        let words = [self.logits, 3 * self.pairs, self.places, self.tiles, self.results, self.shared];
+        let words =
+            [self.logits, 3 * self.pairs, self.places, self.tiles, self.results, self.shared, self.sum];
         words.iter().sum::<usize>() + self.rows + self.halves
     }
 
@@ -195,6 +202,7 @@ impl Room {
             tile_experts: buffer(self.tiles, "places of experts")?,
             results: buffer(self.results, "results of experts")?,
             shared: buffer(self.shared, "results of shared experts")?,
+            sum: buffer(self.sum, "sums of experts")?,
             output_gate: buffer(self.rows, "gates of shared experts")?,
             halves: match self.halves {
                 0 => None,
@@ -229,14 +237,28 @@ impl Lowering<'_> {
                 "a smaller --batch-tokens works",
             ));
         }
-        let mut linears = vec![&experts.router.linear, &experts.gate, &experts.up];
+        let mut before = before;
+        if let Some(beside) = &experts.beside {
+            self.beside(beside, before, body)?;
+            before = Before::Added;
+        }
+        let mut linears = vec![&experts.gate, &experts.up];
+        if let Some(norm) = experts.router.norm {
+            self.norm(Some(norm), before, &[&experts.router.linear], body)?;
+            self.route(experts, shares, body)?;
+            before = Before::Added;
+        } else {
+            linears.push(&experts.router.linear);
+        }
         if let Some(shared) = &experts.shared {
             linears.extend([&shared.gate, &shared.up]);
             linears.extend(&shared.output_gate);
         }
         self.norm(experts.norm, before, &linears, body)?;
         self.shared_expert(experts, body)?;
-        self.route(experts, shares, body)?;
+        if experts.router.norm.is_none() {
+            self.route(experts, shares, body)?;
+        }
         let gate_up = self.gate_up_products(experts);
         let mut strides = Vec::new();
         for (index, product) in gate_up.iter().enumerate() {
@@ -277,17 +299,45 @@ impl Lowering<'_> {
         let launch =
             self.activate(experts.activation, Some(&gate), &up, false, &shared.down, Places::Rows)?;
         body.push(launch);
-        let place = |buffer: &wgpu::Buffer, stride| Place { buffer: buffer.clone(), stride, first: 0 };
-        let out = place(&self.buffers().shared, self.program.hidden);
-        let order = Order::Joined;
-        let inputs = Inputs { linears: &[&shared.down], order, acts: Acts::Plain, in_order: false };
-        self.product(&inputs, &out, Store::WRITE, When::Always, body)?;
+        self.shared_result(&shared.down, body)?;
         if let Some(gate) = &shared.output_gate {
-            let out = place(&self.buffers().output_gate, 1);
+            let (buffer, order) = (self.buffers().output_gate.clone(), Order::Joined);
+            let out = Place { buffer, stride: 1, first: 0 };
             let inputs = Inputs { linears: &[gate], order, acts: Acts::Normed, in_order: false };
             self.product(&inputs, &out, Store::WRITE, When::Always, body)?;
         }
         Ok(())
+    }
+
+    /// The result of a dense network beside the experts.
+    fn beside(&mut self, op: &Beside, before: Before, body: &mut Vec<Launch>) -> Result<(), LoadError> {
+        let Dense { norm, gate, up, activation, down, .. } = &op.dense;
+        let linears: Vec<&Linear> = gate.iter().chain([up]).collect();
+        self.norm(*norm, before, &linears, body)?;
+        let (gate, up) = match gate {
+            Some(gate) => {
+                let groups = self.groups([gate, up], |_| Order::Joined);
+                let [gate, up] = self.products([gate, up], &groups, When::Always, body)?;
+                (Some(gate), up)
+            }
+            None => {
+                let groups = self.groups([up], |_| Order::Joined);
+                let [up] = self.products([up], &groups, When::Always, body)?;
+                (None, up)
+            }
+        };
+        let launch = self.activate(*activation, gate.as_ref(), &up, false, down, Places::Rows)?;
+        body.push(launch);
+        self.shared_result(down, body)
+    }
+
+    /// The product of a network beside the experts onto its result.
+    fn shared_result(&mut self, down: &Linear, body: &mut Vec<Launch>) -> Result<(), LoadError> {
+        let buffer = self.buffers().shared.clone();
+        let out = Place { buffer, stride: self.program.hidden, first: 0 };
+        let order = Order::Joined;
+        let inputs = Inputs { linears: &[down], order, acts: Acts::Plain, in_order: false };
+        self.product(&inputs, &out, Store::WRITE, When::Always, body)
     }
 
     /// The router: its logits, the choice, and in steps of many rows their order by expert.
@@ -306,12 +356,19 @@ impl Lowering<'_> {
             ("SIGMOID", U(u32::from(router.scores == Scores::Sigmoid))),
             ("RENORMALIZE", U(u32::from(router.renormalize))),
             ("FACTOR", F(router.factor)),
+            ("EXPERT_SCALE", U(u32::from(router.expert_scale.is_some()))),
         ]);
+        if let Some(ExpertGroups { count, used, best }) = router.groups {
+            let counts = [("EXPERT_GROUPS", count), ("USED_GROUPS", used), ("BEST", best)];
+            constants.extend(counts.map(|(name, count)| (name, U(count as u32))));
+        }
+        let expert_scale = router.expert_scale.map(|scale| self.vector(scale)).transpose()?;
         let Buffers { chosen, weights, places, sources, tile_experts, .. } = self.buffers();
         let [chosen, weights, places, sources, tile_experts] =
             [chosen, weights, places, sources, tile_experts].map(Clone::clone);
         let mut buffers = vec![("logits", &logits), ("chosen", &chosen), ("weights", &weights)];
         buffers.extend(selection.iter().map(|selection| ("selection", selection)));
+        buffers.extend(expert_scale.iter().map(|scale| ("expert_scale", scale)));
         body.push(self.launch("route", wgsl!("args", "route"), constants, &buffers, Grid::Rows, 0)?);
         let mut constants = counts;
         constants.push(NO_EXPERT);
@@ -470,11 +527,16 @@ impl Lowering<'_> {
         let (experts, add) = (&op.experts, &op.add);
         let hidden = self.program.hidden;
         let is_direct = add.post_norm.is_none() && !add.waits;
+        let is_summed = is_direct && experts.beside.is_none();
         let branch = if add.waits { self.own_branch() } else { self.y.clone() };
-        let out = if is_direct { self.x.clone() } else { branch.clone() };
-        let Buffers { results, weights, places, shared, output_gate, .. } = self.buffers();
-        let [results, weights, places, shared, output_gate] =
-            [results, weights, places, shared, output_gate].map(Clone::clone);
+        let Buffers { results, weights, places, shared, output_gate, sum, .. } = self.buffers();
+        let [results, weights, places, shared, output_gate, sum] =
+            [results, weights, places, shared, output_gate, sum].map(Clone::clone);
+        let out = match &experts.beside {
+            Some(_) => sum.clone(),
+            None if is_direct => self.x.clone(),
+            None => branch.clone(),
+        };
         let buffers = [
             ("results", &results),
             ("weights", &weights),
@@ -491,13 +553,22 @@ impl Lowering<'_> {
                 ("TILED", U(is_tiled)),
                 ("SHARED_EXPERT", U(u32::from(experts.shared.is_some()))),
                 ("OUTPUT_GATE", U(u32::from(has_gate))),
-                ("ADD", U(u32::from(is_direct))),
-                ("SCALE", F(if is_direct { add.scale } else { 1.0 })),
+                ("ADD", U(u32::from(is_summed))),
+                ("SCALE", F(if is_summed { add.scale } else { 1.0 })),
             ];
             let grid = Grid::Each(hidden.div_ceil(256) as u32);
             let files = wgsl!("args", "add_experts");
             let launch = self.launch("add_experts", files, constants, &buffers, grid, 0)?;
             body.push(Launch { when, ..launch });
+        }
+        if let Some(beside) = &experts.beside {
+            let add = |post_norm| ops::Add { post_norm, scale: 1.0, waits: false };
+            let writes = vec![("WRITES", U(1))];
+            self.add_to(&branch, Some(&sum), &add(Some(beside.sum_norm)), 1.0, writes, body)?;
+            self.add_to(&branch, Some(&shared), &add(beside.dense.post_norm), 1.0, vec![], body)?;
+            if is_direct {
+                self.add_branch(&op.add, &branch, body)?;
+            }
         }
         self.after_branch(add, &branch, body)
     }

@@ -61,7 +61,30 @@ impl Lowering<'_> {
         before: Before,
         body: &mut Vec<Launch>,
     ) -> Result<(), LoadError> {
-        let linears = [&op.q, &op.k, &op.v];
+        let places = match (&op.k, &op.v) {
+            (Some(k), Some(v)) => self.products_of_heads(op, [&op.q, k, v], before, body)?,
+            (Some(k), None) => {
+                let [q, k] = self.products_of_heads(op, [&op.q, k], before, body)?;
+                [q, k.clone(), k]
+            }
+            (None, _) => {
+                let [q] = self.products_of_heads(op, [&op.q], before, body)?;
+                [q.clone(), q.clone(), q]
+            }
+        };
+        let launch = self.rope_store(op, places, self.is_together(op))?;
+        body.push(Launch { when: When::unless_one_row(self.rotates(op)), ..launch });
+        Ok(())
+    }
+
+    /// Products of some of queries, keys and values.
+    fn products_of_heads<const N: usize>(
+        &mut self,
+        op: &NormQkvRopeStore,
+        linears: [&Linear; N],
+        before: Before,
+        body: &mut Vec<Launch>,
+    ) -> Result<[Place; N], LoadError> {
         let rotates = self.rotates(op);
         let groups = self.groups(linears, |members| self.order_of(op, members));
         let mut finishes = vec![];
@@ -72,10 +95,7 @@ impl Lowering<'_> {
             }
             finishes.push(finish);
         }
-        let places = self.after_norm(linears, &groups, before.source(), finishes, Take::Down, body)?;
-        let launch = self.rope_store(op, places, self.is_together(op))?;
-        body.push(Launch { when: When::unless_one_row(rotates), ..launch });
-        Ok(())
+        self.after_norm(linears, &groups, before.source(), finishes, Take::Down, body)
     }
 
     /// Products of a norm's activations. In steps of one row they are finished in these ways, if there are any.
@@ -110,9 +130,12 @@ impl Lowering<'_> {
     pub(super) fn rotates(&self, op: &NormQkvRopeStore) -> bool {
         self.limits.kv_dtype == KvDtype::F16
             && op.qk_norm.is_none()
+            && op.v_norm.is_none()
+            && op.k.is_some()
+            && op.v.is_some()
             && op.position_scale.is_none()
             && self.pairs(op).is_multiple_of(2)
-            && self.is_whole(&[&op.q, &op.k, &op.v])
+            && self.is_whole(&Vec::from_iter(op.qkv()))
     }
 
     /// Whether neighbouring pairs lie together in what products of heads make.
@@ -132,7 +155,7 @@ impl Lowering<'_> {
             false => Order::Joined,
             true => Order::Together {
                 matrices: members.iter().filter(|&&member| member < 2).count(),
-                head_dim: self.program.kv.head_dim,
+                head_dim: self.program.kv.groups[op.kv.group].head_dim,
                 pairs: self.pairs(op),
             },
         }
@@ -143,7 +166,8 @@ impl Lowering<'_> {
             true => self.weights.matrix(of.matrix).rows as u32,
             false => 0,
         };
-        let [q, k, v] = [&op.q, &op.k, &op.v].map(rows);
+        let rows = |of: Option<&Linear>| of.map_or(0, rows);
+        let [q, k, v] = [Some(&op.q), op.k.as_ref(), op.v.as_ref()].map(rows);
         let mut constants = vec![
             ("Q_END", U(q)),
             ("K_END", U(q + k)),
@@ -153,8 +177,8 @@ impl Lowering<'_> {
             ("PAIRS", U(self.pairs(op) as u32)),
             ("TOGETHER", U(u32::from(self.is_together(op)))),
         ];
-        constants.extend(self.heads(op.kv.group));
-        let [k_pages, v_pages] = self.pages[op.kv.slot].clone();
+        constants.extend(self.heads(op.kv));
+        let [k_pages, v_pages] = self.pages_of(op.kv);
         let mut buffers = vec![
             ("step", self.step.clone()),
             ("queries", self.queries.clone()),
@@ -262,7 +286,7 @@ impl Lowering<'_> {
         // Only products that are made to it can apply the factor of a norm.
         let next = match next {
             Some(Op::NormQkvRopeStore(op)) if op.gate.is_none() => {
-                op.norm.map(|norm| (norm, vec![&op.q, &op.k, &op.v]))
+                op.norm.map(|norm| (norm, op.qkv().collect()))
             }
             Some(Op::NormGateUp(op)) => op.norm.map(|norm| (norm, op.gate.iter().chain([&op.up]).collect())),
             // What is handed over has eight bits.
@@ -390,7 +414,7 @@ impl Lowering<'_> {
             Source::Normed(eps) => {
                 files.extend(wgsl!("row_scale"));
                 constants.extend([("NORMED", U(1)), ("EARLY", U(1))]);
-                constants.extend(self.row_scale(eps));
+                constants.extend(row_scale(self.program.hidden, eps));
             }
             Source::Floats if layout.is_quantized() => {
                 let room = matrix.blocks.next_multiple_of(64) as u32;
@@ -436,7 +460,7 @@ impl Lowering<'_> {
         body.push(Launch {
             when: When::OneRow,
             kernels,
-            grid: Grid::Product(part.rows as u32, [product].into()),
+            grid: Grid::Product(part.rows as u32, 1, [product].into()),
             kv_group: 0,
             counter,
             timed_with: None,
@@ -453,17 +477,16 @@ impl Lowering<'_> {
         };
         linears.iter().map(words).sum::<usize>() as u64 * 4 <= self.device.binding_limit()
     }
+}
 
-    /// What [`Source::Normed`] and norms make a factor with.
-    pub(super) fn row_scale(&self, eps: f32) -> Constants {
-        let hidden = self.program.hidden;
-        vec![
-            // Fours of blocks.
-            ("SQUARES", U(hidden.div_ceil(4 * BLOCK) as u32)),
-            ("INVERSE_WIDTH", F(1.0 / hidden as f32)),
-            ("EPS", F(eps)),
-        ]
-    }
+/// Constants for the factor of a norm of rows of this width.
+pub(super) fn row_scale(width: usize, eps: f32) -> Constants {
+    vec![
+        // Fours of blocks.
+        ("SQUARES", U(width.div_ceil(4 * BLOCK) as u32)),
+        ("INVERSE_WIDTH", F(1.0 / width as f32)),
+        ("EPS", F(eps)),
+    ]
 }
 
 impl Before {

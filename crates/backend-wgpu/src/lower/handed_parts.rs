@@ -62,16 +62,18 @@ impl Lowering<'_> {
     /// # Errors
     /// No memory.
     pub(super) fn handed_parts(&self) -> Result<Option<HandedParts>, LoadError> {
-        let Self { device, program, limits, tiling, tokens, acts, .. } = self;
-        if !hands_parts(device, program, limits, tiling) {
+        let Self { device, program, limits, tilings, tokens, acts, .. } = self;
+        if !hands_parts(device, program, limits, tilings) {
             return Ok(None);
         }
         self.empty(acts.iter().chain([tokens]));
         let second = |buffer: &wgpu::Buffer| second_name(&device.inner, buffer);
-        let words = tiling.parts * program.heads * (program.kv.head_dim + 4);
+        // Groups are uniform.
+        let (most, group) = (tilings[0].parts, &program.kv.groups[0]);
+        let words = most * group.heads * (group.head_dim + 4);
         let parts = HandedParts {
             parts: device.buffer(words, "parts of attention that are handed over")?,
-            most: tiling.parts,
+            most,
             empty_words: device.upload(&[EMPTY; EMPTY_WORDS], "empty words")?,
             hidden_tokens: second(tokens),
             hidden_acts: acts.each_ref().map(second),
@@ -94,9 +96,9 @@ impl Lowering<'_> {
     }
 
     /// How their merge does. With cooperative matrices, steps of many rows leave parts that it reads behind a barrier.
-    pub(super) fn merge_ways(&self) -> Vec<Way> {
+    pub(super) fn merge_ways(&self, kv_group: usize) -> Vec<Way> {
         let Some(parts) = &self.handed_parts else { return vec![Way::told(When::Always)] };
-        let wide = self.tiling.wide.map(|wide| wide.from);
+        let wide = self.tilings[kv_group].wide.map(|wide| wide.from);
         let acts = ["acts_quants", "acts_scales", "acts_floats"].into_iter().zip(parts.hidden_acts.clone());
         let buffers = acts.chain([("gave_up", parts.hidden_tokens.clone())]).collect();
         let hands = self.product_hands();
@@ -109,10 +111,12 @@ impl Lowering<'_> {
     }
 }
 
-/// Whether attention hands its parts to their merge: not in programs with states, whose steps cannot be repeated.
-pub(super) fn hands_parts(device: &Device, program: &Program, limits: &Limits, tiling: &Tiling) -> bool {
+/// Whether attention hands its parts to their merge: not in programs with states, whose steps cannot be repeated, nor where heads differ
+/// between layers.
+pub(super) fn hands_parts(device: &Device, program: &Program, limits: &Limits, tilings: &[Tiling]) -> bool {
     device.hands_over_still()
-        && tiling.emits
+        && program.kv.is_uniform()
+        && tilings.iter().all(|tiling| tiling.emits)
         && limits.attention == AttentionMode::Paged
         && program.state.is_empty()
 }

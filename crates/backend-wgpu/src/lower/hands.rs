@@ -84,7 +84,7 @@ impl Lowering<'_> {
         else {
             return Ok(None);
         };
-        let queries = program.heads * program.kv.head_dim;
+        let queries = program.kv.q_width();
         let blocks = program.hidden / BLOCK;
         let projected = 10 * queries / BLOCK;
         let stream = projected + 11 * blocks;
@@ -120,7 +120,7 @@ impl Lowering<'_> {
 
     /// Whether every layer has the five launches, with activations of eight bits, whose words are whole fours.
     fn all_hand_over(&self) -> bool {
-        let Program { hidden, heads, ffn, ref kv, ref ops, .. } = *self.program;
+        let Program { hidden, ffn, ref kv, ref ops, .. } = *self.program;
         let quantized = |linear: &Linear| self.is_quantized(linear);
         let adds =
             |linear: &Linear, add: &ops::Add| add.is_plain() && quantized(linear) && self.is_whole(&[linear]);
@@ -128,7 +128,7 @@ impl Lowering<'_> {
         let layer = |op: &Op, next: Option<&Op>| match (op, next) {
             (Op::NormQkvRopeStore(op), _) => {
                 let is_plain = plain(op.norm) && op.gate.is_none();
-                is_plain && self.rotates(op) && [&op.q, &op.k, &op.v].map(quantized) == [true; 3]
+                is_plain && self.rotates(op) && op.qkv().all(quantized)
             }
             (Op::ProjectAdd(op), Some(Op::NormGateUp(_))) => adds(&op.project, &op.add),
             (Op::ProjectAdd(_), _) => false,
@@ -136,11 +136,12 @@ impl Lowering<'_> {
                 let gate = op.gate.as_ref().is_some_and(quantized);
                 plain(op.norm) && gate && self.gates(op, &next.down) && adds(&next.down, &next.add)
             }
-            (Op::ShortConv(_) | Op::DeltaRule(_) | Op::Experts(_) | Op::Join(_), _) => false,
+            (Op::ShortConv(_) | Op::DeltaRule(_) | Op::Latent(_) | Op::Experts(_) | Op::Join(_), _) => false,
+            (Op::LayerEmbeds(_) | Op::LayerInput(_) | Op::Scale(_), _) => false,
             (Op::NormLogits(op), _) => plain(Some(op.norm)),
             _ => true,
         };
-        [hidden, heads * kv.head_dim, ffn].iter().all(|width| width.is_multiple_of(4 * BLOCK))
+        [hidden, kv.q_width(), ffn].iter().all(|width| width.is_multiple_of(4 * BLOCK))
             && ops.iter().enumerate().all(|(index, op)| layer(op, ops.get(index + 1)))
     }
 }

@@ -30,7 +30,7 @@ impl Lowering<'_> {
         let edits = self.device.buffer(4 * sampler::room(rows, vocab), "bias and penalties")?;
         let masks = self.device.buffer(rows.max(outputs.min(256)) * vocab.div_ceil(32), "masks")?;
         let tokens = self.tokens.clone();
-        let (mut constants, norm_buffers) = self.norm_constants(Some(op.norm))?;
+        let (mut constants, norm_buffers) = self.norm_constants(Some(op.norm), hidden, false)?;
         constants.push(("GATHER", U(1)));
         constants.extend(self.emit_for(&[&op.head], hidden));
         // A slice may have few of many rows, whose number decides.
@@ -87,7 +87,8 @@ impl Lowering<'_> {
             states: self.states,
             pages: self.pages,
             io: Io { step: self.step, logits, normed, samples, masks, tokens, edits },
-            tiling: self.tiling,
+            tilings: self.tilings,
+            table_rows: self.embeds.map(|embeds| embeds.table_rows),
             counters: self.counters,
             handed_parts: self.handed_parts,
         })

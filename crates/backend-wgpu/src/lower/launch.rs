@@ -19,8 +19,8 @@ pub enum Grid {
     Rows,
     /// One for each 256 rows.
     Threads,
-    /// A product with this many outputs, and its kernels.
-    Product(u32, Arc<[Product]>),
+    /// A product with this many outputs, for so many matrices of a stack, and its kernels.
+    Product(u32, u32, Arc<[Product]>),
     /// The items of a KV group's attention with such a tile, this many for each.
     Attention(Tile, u32),
     /// This many for each row, if attention has left a row's result in parts.
@@ -177,8 +177,10 @@ pub struct Model {
     pub pages: Vec<[wgpu::Buffer; 2]>,
     /// Buffers that the host writes or reads.
     pub io: Io,
-    /// How attention is cut.
-    pub tiling: Tiling,
+    /// How attention of each K/V group is cut.
+    pub tilings: Vec<Tiling>,
+    /// Rows of the table of embeddings for layers, `[rows, count * width]`.
+    pub table_rows: Option<wgpu::Buffer>,
     /// Names of the counters.
     pub counters: Vec<String>,
     /// Parts of attention that are handed to its merge, where they are.

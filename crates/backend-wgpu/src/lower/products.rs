@@ -10,6 +10,7 @@ use super::{
     Acts, Before, Grid, Launch, Lowering, Place, Product, Store,
     Value::{self, F, U},
     When,
+    fused::row_scale,
     hands::Parts,
     kernels::{self, FEW_ROWS},
     launch::ExpertTiles,
@@ -94,7 +95,7 @@ impl Lowering<'_> {
         body: &mut Vec<Launch>,
     ) -> Result<(), LoadError> {
         let hidden = self.program.hidden;
-        let (mut constants, norm_buffers) = self.norm_constants(norm)?;
+        let (mut constants, norm_buffers) = self.norm_constants(norm, hidden, false)?;
         constants.extend(self.emit_for(linears, hidden));
         constants.extend(self.halves(FEW_ROWS + 1));
         let (x, y, factors) = (self.x.clone(), self.y.clone(), self.factors.clone());
@@ -114,23 +115,49 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// What every norm of the residual stream is compiled with, and its vectors; without a norm, the stream stays as it is.
-    pub(super) fn norm_constants(&mut self, norm: Option<Norm>) -> Result<Parts, LoadError> {
-        let slices = self.program.hidden.next_multiple_of(BLOCK).div_ceil(256);
+    /// Norms rows of this width for the next product, or leaves them as they are.
+    pub(super) fn activations_of(
+        &mut self,
+        rows: &wgpu::Buffer,
+        width: usize,
+        norm: Option<Norm>,
+        linear: &Linear,
+        body: &mut Vec<Launch>,
+    ) -> Result<(), LoadError> {
+        let (mut constants, norm_buffers) = self.norm_constants(norm, width, true)?;
+        constants.extend(self.emit_for(&[linear], width));
+        constants.extend(self.halves(FEW_ROWS + 1));
+        let mut buffers = vec![("x", rows)];
+        buffers.extend(norm_buffers.iter().map(|(name, buffer)| (*name, buffer)));
+        body.push(self.launch("norm_rows", NORM, constants, &buffers, Grid::Rows, 0)?);
+        Ok(())
+    }
+
+    /// Constants and vectors of a norm of rows of this width; without a norm, rows stay as they are.
+    /// Products apply a factor to activations unless they are complete.
+    pub(super) fn norm_constants(
+        &mut self,
+        norm: Option<Norm>,
+        width: usize,
+        is_complete: bool,
+    ) -> Result<Parts, LoadError> {
+        let slices = width.next_multiple_of(BLOCK).div_ceil(256);
         // What a round stages fits in half of the workgroup memory that any device has.
         let rounds = slices.div_ceil(16);
         let slices = slices.div_ceil(rounds);
         let mut constants = vec![
-            ("WIDTH", U(self.program.hidden as u32)),
+            ("WIDTH", U(width as u32)),
             ("ROUNDS", U(rounds as u32)),
             ("SLICES", U(slices as u32)),
             ("STAGED", U(slices as u32 * 8 * 33)),
         ];
-        constants.extend(self.row_scale(norm.map_or(0.0, |norm| norm.eps)));
+        constants.extend(row_scale(width, norm.map_or(0.0, |norm| norm.eps)));
         let (norms, buffers) = self.norm_vectors(norm)?;
         constants.extend(norms);
         let is_layer = norm.is_some_and(|norm| norm.kind == NormKind::Layer);
-        constants.push(("FULL", U(u32::from(!norm.as_ref().is_some_and(is_plain)))));
+        let leaves_factor = !is_complete && norm.as_ref().is_some_and(is_plain);
+        constants.push(("FULL", U(u32::from(!leaves_factor))));
+        constants.push(("COMPLETE", U(u32::from(is_complete))));
         if is_layer {
             constants.push(("REDUCES", U(1)));
         }
@@ -159,12 +186,28 @@ impl Lowering<'_> {
         branch: &wgpu::Buffer,
         body: &mut Vec<Launch>,
     ) -> Result<(), LoadError> {
-        let (mut constants, norm_buffers) = self.norm_vectors(add.post_norm)?;
+        let x = self.x.clone();
+        self.add_to(&x, Some(branch), add, 1.0, vec![], body)
+    }
+
+    /// Adds a branch, if there is one, to rows of the residual stream's width, and scales these.
+    pub(super) fn add_to(
+        &mut self,
+        to: &wgpu::Buffer,
+        branch: Option<&wgpu::Buffer>,
+        add: &Add,
+        out_scale: f32,
+        mut constants: Constants,
+        body: &mut Vec<Launch>,
+    ) -> Result<(), LoadError> {
+        let (norms, norm_buffers) = self.norm_vectors(add.post_norm)?;
         let eps = add.post_norm.map_or(0.0, |norm| norm.eps);
         let width = self.program.hidden as u32;
+        constants.extend(norms);
         constants.extend([("WIDTH", U(width)), ("SCALE", F(add.scale)), ("EPS", F(eps))]);
-        let x = self.x.clone();
-        let mut buffers = vec![("x", &x), ("y", branch)];
+        constants.extend([("OUT_SCALE", F(out_scale)), ("BRANCH", U(u32::from(branch.is_some())))]);
+        let mut buffers = vec![("x", to)];
+        buffers.extend(branch.map(|branch| ("y", branch)));
         buffers.extend(norm_buffers.iter().map(|(name, buffer)| (*name, buffer)));
         body.push(self.launch(
             "add_branch",
@@ -260,13 +303,26 @@ impl Lowering<'_> {
         let taken: Vec<_> = self.taken(inputs.acts).collect();
         let halves = self.half_acts(inputs.acts, matrix.layout);
         let (factors, zero) = (self.factors.clone(), self.zero.clone());
+        let stack = match inputs.order {
+            Order::Stacked(count) => Some((count, self.weights.matrix(inputs.linears[0].matrix).rows)),
+            _ => None,
+        };
         for part in &matrix.parts {
+            let (outputs, first) = stack.map_or((part.rows, part.first), |(_, outputs)| (outputs, 0));
+            let numbers = (part.rows / outputs) as u32;
             let mut common = vec![
                 ("BLOCKS", U(matrix.blocks as u32)),
-                ("OUTPUTS", U(part.rows as u32)),
+                ("OUTPUTS", U(outputs as u32)),
                 ("OUT_STRIDE", U(place.stride as u32)),
-                ("OUT_FIRST", U((place.first + part.first) as u32)),
+                ("OUT_FIRST", U((place.first + first) as u32)),
             ];
+            if let Some((count, outputs)) = stack {
+                common.extend([
+                    ("STACK", U(count as u32)),
+                    ("FIRST_NUMBER", U((part.first / outputs) as u32)),
+                    ("HELD_NUMBERS", U(numbers)),
+                ]);
+            }
             let mut buffers = vec![("out", &place.buffer), ("row_factors", &factors), ("zero", &zero)];
             buffers.extend(planes(part));
             buffers.extend(taken.iter().map(|(name, buffer)| (*name, buffer)));
@@ -289,20 +345,20 @@ impl Lowering<'_> {
             };
             let cooperative = self.device.cooperative.filter(|_| !inputs.in_order);
             let mut products =
-                kernels::products(self.device, cooperative, matrix.layout, part.rows as u32, matrix.blocks);
+                kernels::products(self.device, cooperative, matrix.layout, outputs as u32, matrix.blocks);
             products.retain(|product| when == When::Always || product.most_rows > 1);
             for product in &products {
                 let (name, files, constants) = kernel(product);
                 compiled.push(self.kernel(&name, &files, &constants, &buffers)?);
                 counters.push(format!("{name}[{}x{}]", part.rows, self.inputs(inputs)));
             }
-            if self.device.as_hardware && matrix.layout != Layout::F32 {
+            if self.device.as_hardware && matrix.layout != Layout::F32 && stack.is_none() {
                 for product in [16, 8].into_iter().flat_map(kernels::all_cooperative) {
                     let (name, files, constants) = kernel(&product);
                     self.device.show(&name, &files, &constants);
                 }
             }
-            let grid = Grid::Product(part.rows as u32, products.into());
+            let grid = Grid::Product(outputs as u32, numbers, products.into());
             let counter = self.counter(&counters);
             body.push(Launch { when, kernels: compiled, grid, kv_group: 0, counter, timed_with: None });
         }

@@ -148,7 +148,9 @@ impl Room {
                     room.heads = room.heads.max(shape.value_heads);
                     room.widest = room.widest.max(shape.value_width());
                 }
-                Op::Attend(op) if op.is_gated => room.gates = program.heads * program.kv.head_dim,
+                Op::Attend(op) if op.is_gated => {
+                    room.gates = room.gates.max(program.kv.groups[op.kv.group].q_width());
+                }
                 _ => {}
             }
         }

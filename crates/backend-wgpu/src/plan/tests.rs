@@ -15,8 +15,8 @@ fn plan(
     busy: usize,
     lengths: &[(usize, usize)],
 ) -> (Plan, Vec<StepSequence>) {
-    let groups = vec![KvGroup { window: None }, KvGroup { window: Some(WINDOW) }];
-    let kv = KvLayout { groups, slots: 1, kv_heads: 2, head_dim: 64 };
+    let group = |window| KvGroup { window, slots: 1, heads: 8, kv_heads: 2, head_dim: 64, is_latent: false };
+    let kv = KvLayout { groups: vec![group(None), group(Some(WINDOW))] };
     let rows = lengths.iter().map(|(_, rows)| rows).sum();
     let limits = Limits {
         block_size: 32,
@@ -31,7 +31,7 @@ fn plan(
     };
     let tiling =
         Tiling { rows: 2, heads: 4, workgroups: 2, emits: true, always_merges: false, parts, busy, wide };
-    let mut plan = Plan::new(&kv, &limits, tiling, false);
+    let mut plan = Plan::new(&kv, &limits, &[tiling; 2], false);
     let (mut pages, mut sequences, mut first) = (Vec::new(), Vec::new(), 0);
     for &(start, rows) in lengths {
         let from = pages.len();
@@ -46,7 +46,7 @@ fn plan(
     }
     let tokens = vec![1; rows];
     plan.make(&Step { tokens: &tokens, carried: &[], sequences: &sequences, pages: &pages, outputs: &[] });
-    assert!(plan.words.len() <= words(&kv, &limits, tiling));
+    assert!(plan.words.len() <= words(&kv, &limits, &[tiling; 2]));
     (plan, sequences)
 }
 

@@ -1,6 +1,8 @@
-// x += SCALE * norm(y), or x += SCALE * y; one workgroup for each row.
+// x = (x + SCALE * norm(y)) * OUT_SCALE, one workgroup for each row; perhaps without the norm, without x, or without y.
 @group(0) @binding(0) var<storage, read_write> x: array<f32>;   // [rows, WIDTH]
+//% if BRANCH
 @group(0) @binding(1) var<storage, read> y: array<f32>;         // [rows, WIDTH]
+//% end
 //% if NORMS
 @group(0) @binding(2) var<storage, read> weight: array<f32>;    // [WIDTH]
 //% end
@@ -46,9 +48,17 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% else
     let branch = (y[base + i] - mean) * scale * weight[i];
 //% end
-    x[base + i] = fma(branch, SCALE, x[base + i]);
+//% if WRITES
+    x[base + i] = branch;
+//% else
+    x[base + i] = fma(branch, SCALE, x[base + i]) * OUT_SCALE;
+//% end
   }
 //% else
-  for (var i = tid; i < WIDTH; i += 256u) { x[base + i] = fma(y[base + i], SCALE, x[base + i]); }
+//% if BRANCH
+  for (var i = tid; i < WIDTH; i += 256u) { x[base + i] = fma(y[base + i], SCALE, x[base + i]) * OUT_SCALE; }
+//% else
+  for (var i = tid; i < WIDTH; i += 256u) { x[base + i] *= OUT_SCALE; }
+//% end
 //% end
 }

@@ -108,7 +108,7 @@ fn main(
     let end = min(split_begin(split + 1u) - base, item.position + item.rows - base);
     let begin = max(seen_from, base) - base;
     // What nobody sees is also read, to weigh it with nothing: numbers in pages are finite.
-    if (tid < COARSE / PAGE) { places[tid] = (page * KV_HEADS + item.kv_head) * (PAGE / 4u) * HEAD_WORDS; }
+    if (tid < COARSE / PAGE) { places[tid] = (page * PAGE_WORDS + SLOT_AT) / 4u + item.kv_head * (PAGE / 4u) * HEAD_WORDS; }
     workgroupBarrier();
     page = page_of(split + 1u, asked, item.table, item.position + item.rows);
 

@@ -96,7 +96,7 @@ fn place_of(kv_head: u32, table: u32, block: u32, token: u32, last_token: u32) -
 //% else
   let page = min(block + token, last_token) / PAGE;
 //% end
-  return (step[table + page] * KV_HEADS + kv_head) * PAGE * EIGHTS;
+  return (step[table + page] * PAGE_WORDS + SLOT_AT) / 4u + kv_head * PAGE * EIGHTS;
 }
 
 fn load_k(kv_head: u32, table: u32, block: u32, token: u32, eight: u32, last_token: u32) -> vec4<u32> {

@@ -109,7 +109,7 @@ fn main(
     let quad = clamp(queries[(item.first_row * HEADS + head) * QUADS + i % QUADS] * SCALE, -most, most);
     put_quad(i / QUADS * TILE_STRIDE + i % QUADS, vec4<f16>(quad));
   }
-  if (tid < COARSE / PAGE) { places[tid] = (page * KV_HEADS + item.kv_head) * PAGE * QUADS; }
+  if (tid < COARSE / PAGE) { places[tid] = (page * PAGE_WORDS + SLOT_AT) / 2u + item.kv_head * PAGE * QUADS; }
   workgroupBarrier();
 
   let own_scores = group * SCORES;
@@ -235,7 +235,7 @@ fn main(
 //% end
     if (lane % 16u == 0u) { totals[own * GROUPS + group] = all; }
     // Nobody reads these any more: they were the places of the split before this.
-    if (tid < COARSE / PAGE) { places[COARSE / 16u - here + tid] = (page * KV_HEADS + item.kv_head) * PAGE * QUADS; }
+    if (tid < COARSE / PAGE) { places[COARSE / 16u - here + tid] = (page * PAGE_WORDS + SLOT_AT) / 2u + item.kv_head * PAGE * QUADS; }
     workgroupBarrier();
     var split_total = 0.0;
     for (var i = 0u; i < GROUPS; i++) { split_total += totals[query / 4u * GROUPS + i][query % 4u]; }

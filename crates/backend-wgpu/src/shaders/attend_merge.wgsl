@@ -61,8 +61,10 @@ fn main(
     if (in_subgroup == 0u) { tops[subgroup] = top; }
     workgroupBarrier();
     for (var i = 0u; i < subgroups; i++) { top = max(top, tops[i]); }
-    var sum = vec2<f32>(0.0); // of what is weighed, and of weights
-    var run = vec2<f32>(0.0);
+//% for o in 0..OUTS
+    var sum_${o} = vec2<f32>(0.0); // of what is weighed, and of weights
+    var run_${o} = vec2<f32>(0.0);
+//% end
     for (var base = 0u; base < made.count; base += CHUNK) {
       let here = min(CHUNK, made.count - base);
       if (tid < here) {
@@ -99,40 +101,55 @@ fn main(
 //% end
       }
 //% end
-      if (tid < DIM) {
-        var value = chunk[tid / 4u][tid % 4u];
+//% for o in 0..OUTS
+      if (tid + ${o}u * 256u < DIM) {
+        let d = tid + ${o}u * 256u;
+        var value = chunk[d / 4u][d % 4u];
         var part = parts[0];
         for (var i = 0u; i < here; i++) {
           // The next one is asked for before this one is added.
-          let next_value = chunk[min(i + 1u, CHUNK - 1u) * QUADS + tid / 4u][tid % 4u];
+          let next_value = chunk[min(i + 1u, CHUNK - 1u) * QUADS + d / 4u][d % 4u];
           let next_part = parts[min(i + 1u, CHUNK - 1u)];
-          run += vec2<f32>(value * part.x, part.y);
+          run_${o} += vec2<f32>(value * part.x, part.y);
           value = next_value;
           part = next_part;
           if ((made.number + base + i + 1u) * made.length % RUN == 0u || base + i + 1u == made.count) {
-            sum += run;
-            run = vec2<f32>(0.0);
+            sum_${o} += run_${o};
+            run_${o} = vec2<f32>(0.0);
           }
         }
       }
+//% end
       workgroupBarrier();
     }
+//% for o in 0..OUTS
+    {
+      let d = tid + ${o}u * 256u;
 //% if SINKS
-    // A sink that outweighs all scores by more than single precision holds leaves nothing of them.
-    sum.y += exp2(min(fma(sinks[head], 1.4426950408889634, -top), 126.0));
+      // A sink that outweighs all scores by more than single precision holds leaves nothing of them.
+      sum_${o}.y += exp2(min(fma(sinks[head], 1.4426950408889634, -top), 126.0));
 //% end
-    if (tid < DIM) {
-      var value = sum.x / sum.y;
+      var value = sum_${o}.x / sum_${o}.y;
 //% if GATED
-      value /= 1.0 + exp(-gates[(row * HEADS + head) * DIM + tid]);
+      value /= 1.0 + exp(-gates[(row * HEADS + head) * DIM + min(d, DIM - 1u)]);
 //% end
-      stage(h * DIM + tid, select(0.0, value, wid.x * MERGE_HEADS + h < HEADS));
+//% if LATENT
+      if (d < ACT_BLOCKS * 32u) { stage(d, select(0.0, value, d < LATENT)); }
+//% else
+      if (d < DIM) { stage(h * DIM + d, select(0.0, value, wid.x * MERGE_HEADS + h < HEADS)); }
+//% end
     }
+//% end
     workgroupBarrier();
   }
   let mine = tid / 8u;
+//% if LATENT
+  // Each head has a place of its own, of a latent vector.
+  emit_shared(mine < ACT_BLOCKS, row * HEADS + wid.x, mine, mine, tid % 8u);
+//% else
   let block = wid.x * (MERGE_HEADS * DIM / 32u) + mine;
   emit_shared(mine < MERGE_HEADS * DIM / 32u && block < ACT_BLOCKS, row, block, mine, tid % 8u);
+//% end
 //% if HANDS_PARTS
   for (var i = tid; i < made.count * QUADS; i += 256u) { empty_part(sum_at(made.first + i / QUADS, wid.x) + i % QUADS); }
   for (var i = tid; i < made.count; i += 256u) { empty_part(top_at(made.first + i, wid.x)); }

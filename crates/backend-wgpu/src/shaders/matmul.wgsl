@@ -49,6 +49,15 @@ fn acts_row(place: u32) -> u32 {
 }
 //% end
 
+// The place of a row's activations, and of its results. With STACK, a row has one for each matrix of a stack.
+fn place_of(row: u32, number: u32) -> u32 {
+//% if STACK
+  return row * STACK + number;
+//% else
+  return row;
+//% end
+}
+
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
 //% if EXPERTS
@@ -58,11 +67,19 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% if BIAS
   bias_from = stack;
 //% end
+  let row = wid.x * TILE_ROWS;
 //% else
+//% if STACK
+  let number = FIRST_NUMBER + wid.x % HELD_NUMBERS;
+  let row = wid.x / HELD_NUMBERS * TILE_ROWS;
+  let stack = wid.x % HELD_NUMBERS * OUTPUTS;
+//% else
+  const number = 0u;
+  let row = wid.x * TILE_ROWS;
   const stack = 0u;
 //% end
+//% end
   let output = wid.y * TILE_OUTS;
-  let row = wid.x * TILE_ROWS;
   let to = tid % 16u;
   let tr = tid / 16u;
 //% for r in 0..ROWS
@@ -80,7 +97,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% if EXPERTS
   let x_row_${i} = acts_row(row + x_at_${i} % TILE_ROWS);
 //% else
-  let x_row_${i} = min(row + x_at_${i} % TILE_ROWS, args.rows - 1u);
+  let x_row_${i} = place_of(min(row + x_at_${i} % TILE_ROWS, args.rows - 1u), number);
 //% end
   var x_next_${i} = acts_at(x_row_${i}, 0u, x_at_${i} / TILE_ROWS);
 //% end
@@ -144,7 +161,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   }
 //% else
   if (row_${r} < args.rows && output + to + ${o}u * 16u < OUTPUTS) {
-    store(row_${r}, output + to + ${o}u * 16u, total_${r}_${o}, factor_of(row_${r}));
+    let at = place_of(row_${r}, number);
+    store(at, output + to + ${o}u * 16u, total_${r}_${o}, factor_of(at));
   }
 //% end
 //% end

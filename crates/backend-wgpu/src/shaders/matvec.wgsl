@@ -23,6 +23,15 @@ fn total_of(n: u32) -> f32 {
   return total;
 }
 
+// The place of a row's activations, and of its results. With STACK, a row has one for each matrix of a stack.
+fn place_of(row: u32, number: u32) -> u32 {
+//% if STACK
+  return row * STACK + number;
+//% else
+  return row;
+//% end
+}
+
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
   let lane = tid % 32u;
@@ -38,8 +47,15 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   bias_from = stack;
 //% end
 //% else
+//% if STACK
+  let number = FIRST_NUMBER + wid.x % HELD_NUMBERS;
+  let row = wid.x / HELD_NUMBERS * BATCH;
+  let stack = wid.x % HELD_NUMBERS * OUTPUTS;
+//% else
+  const number = 0u;
   let row = wid.x * BATCH;
   const stack = 0u;
+//% end
 //% end
   // Past the end, the last ones are computed again and not stored.
 //% for o in 0..OUTS
@@ -107,7 +123,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% if EXPERTS
     let x_${b} = load_acts(row, block);
 //% else
-    let x_${b} = load_acts(min(row + ${b}u, args.rows - 1u), block);
+    let x_${b} = load_acts(place_of(min(row + ${b}u, args.rows - 1u), number), block);
 //% end
 //% end
 //% for b in 0..BATCH
@@ -140,7 +156,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
     if (output + n < OUTPUTS) { store(wid.x, output + n, total, factor_of(row)); }
 //% else
     if (output + n / BATCH < OUTPUTS && row + n % BATCH < args.rows) {
-      store(row + n % BATCH, output + n / BATCH, total, factor_of(row + n % BATCH));
+      let at = place_of(row + n % BATCH, number);
+      store(at, output + n / BATCH, total, factor_of(at));
     }
 //% end
   }

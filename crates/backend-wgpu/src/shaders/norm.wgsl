@@ -1,6 +1,7 @@
 // Norm of the residual stream, one workgroup for each row. With POST, a product is normed and added first; with GATHER, the rows are
 // those of outputs, and the normed row is kept as it is, too. A plain root-mean-square norm leaves its factor to products. With FULL,
-// which LayerNorm, biases and a stream that is not normed come with, activations are complete, and the factor is one.
+// which LayerNorm, biases and a stream that is not normed come with, activations are complete, and the factor is one. With COMPLETE,
+// rows are others than the residual stream's, and there is no factor.
 //% if POST
 @group(0) @binding(0) var<storage, read_write> x: array<f32>;   // [rows, WIDTH]
 @group(0) @binding(1) var<storage, read> y: array<f32>;         // [rows, WIDTH]
@@ -14,7 +15,10 @@
 //% if NORM_BIAS
 @group(0) @binding(7) var<storage, read> norm_bias: array<f32>; // [WIDTH]
 //% end
+//% if COMPLETE
+//% else
 @group(0) @binding(6) var<storage, read_write> factors: array<f32>; // [rows]
+//% end
 //% if GATHER
 @group(0) @binding(4) var<storage, read> step: array<u32>;
 @group(0) @binding(5) var<storage, read_write> normed: array<f32>; // [rows, WIDTH]
@@ -123,7 +127,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% else
   let scale = 1.0;
 //% end
+//% if COMPLETE
+//% else
   if (tid == 0u) { factors[wid.x] = scale; }
+//% end
 //% for c in 0..ROUNDS
 //% for s in 0..SLICES
 //% if NORMS

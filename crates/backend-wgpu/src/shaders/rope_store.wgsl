@@ -7,6 +7,9 @@
 @group(0) @binding(6) var<storage, read> q_norm: array<f32>;
 @group(0) @binding(7) var<storage, read> k_norm: array<f32>;
 //% end
+//% if V_NORM
+@group(0) @binding(11) var<storage, read> v_norm: array<f32>;   // [DIM]
+//% end
 @group(0) @binding(8) var<storage, read_write> queries: array<f32>; // [rows, HEADS, DIM]
 // How they lie is said in pages.rs.
 @group(0) @binding(9) var<storage, read_write> k_pages: array<u32>;  // [pages, KV_HEADS, PAGE * HEAD_WORDS]
@@ -16,13 +19,31 @@
 
 var<workgroup> head: array<f32, DIM>;
 var<workgroup> turned: array<f32, DIM>;
-var<workgroup> squares: array<f32, 64>;
+var<workgroup> squares: array<f32, 64u + DIM / 4u>;
+
+//% if HEAD_NORMS
+// Returns what a norm multiplies with; each thread has a sum of squares.
+fn norm_scale(tid: u32, own: f32, width: u32, eps: f32) -> f32 {
+  squares[tid] = own;
+  workgroupBarrier();
+  var sum = 0.0;
+  for (var i = 0u; i < 64u; i++) { sum += squares[i]; }
+  return 1.0 / sqrt(sum / f32(width) + eps);
+}
+
+// Of the first NORM_WIDTH elements of a head.
+fn head_squares(tid: u32) -> f32 {
+  var sum = 0.0;
+  for (var i = tid; i < NORM_WIDTH; i += 64u) { sum = fma(head[i], head[i], sum); }
+  return sum;
+}
+//% end
 
 //% if QK_NORM
 // Norms the head of a query or a key in place.
 fn norm_head(tid: u32, row: u32, number: u32, is_q: bool) {
-  var sum = 0.0;
 //% if ROW_NORM
+  var sum = 0.0;
   let width = select(KV_HEADS, HEADS, is_q) * DIM;
   for (var i = tid; i < width; i += 64u) {
     var x = 0.0;
@@ -31,16 +52,12 @@ fn norm_head(tid: u32, row: u32, number: u32, is_q: bool) {
   }
   let from_ = number * DIM;
 //% else
-  let width = DIM;
-  for (var i = tid; i < DIM; i += 64u) { sum = fma(head[i], head[i], sum); }
+  let sum = head_squares(tid);
+  let width = NORM_WIDTH;
   let from_ = 0u;
 //% end
-  squares[tid] = sum;
-  workgroupBarrier();
-  sum = 0.0;
-  for (var i = 0u; i < 64u; i++) { sum += squares[i]; }
-  let scale = 1.0 / sqrt(sum / f32(width) + select(K_EPS, Q_EPS, is_q));
-  for (var i = tid; i < DIM; i += 64u) {
+  let scale = norm_scale(tid, sum, width, select(K_EPS, Q_EPS, is_q));
+  for (var i = tid; i < NORM_WIDTH; i += 64u) {
     if (is_q) { head[i] = head[i] * scale * q_norm[from_ + i]; } else { head[i] = head[i] * scale * k_norm[from_ + i]; }
   }
   workgroupBarrier();
@@ -50,6 +67,12 @@ fn norm_head(tid: u32, row: u32, number: u32, is_q: bool) {
 //% if Q8
 const QUADS = DIM / 4u;
 const LARGEST = 127.0 * 65504.0;
+
+fn finite_quad(n: u32) -> vec4<f32> {
+  var quad = vec4<f32>(0.0);
+  for (var i = 0u; i < 4u; i++) { quad[i] = finite(turned[4u * n + i], LARGEST); }
+  return quad;
+}
 
 // The scale of a block of 32, in half precision, of which `squares` has the largest of every four.
 fn block_scale(block: u32) -> f32 {
@@ -65,9 +88,17 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   // Asked for early: what they lead to is waited for later.
   let position = step[args.positions + row];
   let slot = step[args.slots + GROUP * args.rows + row];
-  let is_q = wid.x < HEADS;
-  let is_k = !is_q && wid.x < HEADS + KV_HEADS;
-  let kv_head = (wid.x - HEADS) % KV_HEADS;
+  let is_q = wid.x < Q_HEADS;
+  let is_k = !is_q && wid.x < Q_HEADS + KV_HEADS;
+  let kv_head = (wid.x - Q_HEADS) % KV_HEADS;
+//% if LATENT
+  // K and V are one head: a latent vector, and elements that are rotated. Past these, it is padded.
+  let is_rotated = true;
+  for (var i = tid; i < DIM; i += 64u) {
+    head[i] = select(0.0, k[row * K_STRIDE + min(i, K_STRIDE - 1u)], i < K_STRIDE);
+  }
+//% else
+  let is_rotated = is_q || is_k;
   for (var i = tid; i < DIM; i += 64u) {
     if (is_q) {
       head[i] = q[row * Q_STRIDE + wid.x * DIM + output_of(i)];
@@ -77,21 +108,29 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
       head[i] = v[row * V_STRIDE + V_FIRST + kv_head * DIM + i];
     }
   }
+//% end
   workgroupBarrier();
+//% if V_NORM
+  if (!is_rotated) {
+    let scale = norm_scale(tid, head_squares(tid), DIM, V_EPS);
+    for (var i = tid; i < DIM; i += 64u) { head[i] = head[i] * scale * v_norm[i]; }
+    workgroupBarrier();
+  }
+//% end
 //% if NORM_FIRST
-  if (is_q || is_k) { norm_head(tid, row, select(kv_head, wid.x, is_q), is_q); }
+  if (is_rotated) { norm_head(tid, row, select(kv_head, wid.x, is_q), is_q); }
 //% end
   for (var i = tid; i < DIM; i += 64u) { turned[i] = head[i]; }
   workgroupBarrier();
 //% if PAIRS
-  if (is_q || is_k) {
+  if (is_rotated) {
     for (var pair = tid; pair < PAIRS; pair += 64u) {
 //% if INTERLEAVED
-      let first = 2u * pair;
-      let second = 2u * pair + 1u;
+      let first = ROTATE_AT + 2u * pair;
+      let second = first + 1u;
 //% else
-      let first = pair;
-      let second = pair + PAIRS;
+      let first = ROTATE_AT + pair;
+      let second = first + PAIRS;
 //% end
       let both = turned_by(vec2<f32>(head[first], head[second]), angle(position, pair));
       turned[first] = both.x;
@@ -110,33 +149,31 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   }
 //% end
   if (is_q) {
-//% if BY_POSITION
-    let by_position = fma(SLOPE, log(1.0 + f32(position / ORIGINAL)), 1.0);
-//% else
-    let by_position = 1.0;
-//% end
-    for (var i = tid; i < DIM; i += 64u) { queries[(row * HEADS + wid.x) * DIM + i] = turned[i] * by_position; }
+    let factor = by_position(position);
+    for (var i = tid; i < DIM; i += 64u) { queries[(row * HEADS + wid.x) * DIM + i] = turned[i] * factor; }
     return;
   }
 //% if Q8
   let page = slot / PAGE;
   let token = slot % PAGE;
-  let at = (page * KV_HEADS + kv_head) * PAGE * HEAD_WORDS;
+  // Nobody reads the scratch page, and it stays finite for all groups.
+  if (page == 0u) { return; }
+  let at = page * PAGE_WORDS + SLOT_AT + kv_head * PAGE * HEAD_WORDS;
   // Eight bits, as `quantize_kv` in crates/backend defines them.
-  var quad = vec4<f32>(0.0);
-  if (tid < QUADS) {
-    for (var i = 0u; i < 4u; i++) { quad[i] = finite(turned[4u * tid + i], LARGEST); }
-    squares[tid] = max(max(abs(quad.x), abs(quad.y)), max(abs(quad.z), abs(quad.w)));
+  for (var n = tid; n < QUADS; n += 64u) {
+    let quad = finite_quad(n);
+    squares[n] = max(max(abs(quad.x), abs(quad.y)), max(abs(quad.z), abs(quad.w)));
   }
   workgroupBarrier();
-  if (tid < QUADS) {
-    let scale = block_scale(tid / 8u);
+  for (var n = tid; n < QUADS; n += 64u) {
+    let scale = block_scale(n / 8u);
     let inverse = select(0.0, 1.0 / scale, scale > 0.0);
-    let quants = pack4xI8(vec4<i32>(clamp(round(quad * inverse), vec4<f32>(-127.0), vec4<f32>(127.0))));
+    let rounded = round(finite_quad(n) * inverse);
+    let quants = pack4xI8(vec4<i32>(clamp(rounded, vec4<f32>(-127.0), vec4<f32>(127.0))));
     if (is_k) {
-      k_pages[at + (tid / 4u * PAGE + token) * 4u + tid % 4u] = quants;
+      k_pages[at + (n / 4u * PAGE + token) * 4u + n % 4u] = quants;
     } else {
-      v_pages[at + (token / 4u * QUADS + tid) * 4u + token % 4u] = quants;
+      v_pages[at + (token / 4u * QUADS + n) * 4u + token % 4u] = quants;
     }
   }
   if (tid < (DIM + 63u) / 64u) {

@@ -17,6 +17,17 @@ fn turned_by(x: vec2<f32>, angle: vec2<f32>) -> vec2<f32> {
   return vec2<f32>(fma(x.x, angle.x, -(x.y * angle.y)), fma(x.x, angle.y, x.y * angle.x));
 }
 
+//% if BY_POSITION
+// Factor of a query at a position.
+fn by_position(position: u32) -> f32 {
+  return fma(SLOPE, log(1.0 + f32(position / ORIGINAL)), 1.0);
+}
+//% else
+fn by_position(position: u32) -> f32 {
+  return 1.0;
+}
+//% end
+
 // Which of a head's outputs of a product is dimension d. Where products rotate by themselves, the outputs of two neighbouring pairs
 // lie together, so that a thread has whole words of halves of both of their ends.
 fn output_of(d: u32) -> u32 {
@@ -51,7 +62,7 @@ fn pack(x: vec2<f32>) -> u32 {
 
 // Where two dimensions of K from d on lie in pages of halves.
 fn k_word(slot: u32, kv_head: u32, d: u32) -> u32 {
-  let head = (slot / PAGE * KV_HEADS + kv_head) * PAGE * (DIM / 2u);
+  let head = slot / PAGE * PAGE_WORDS + SLOT_AT + kv_head * PAGE * (DIM / 2u);
 //% if SIXTEENS
   return head + (d / 16u * PAGE + slot % PAGE) * 8u + d % 16u / 2u;
 //% else

@@ -3,12 +3,18 @@
 //% if SELECTION
 @group(0) @binding(1) var<storage, read> selection: array<f32>;      // [COUNT]
 //% end
+//% if EXPERT_SCALE
+@group(0) @binding(4) var<storage, read> expert_scale: array<f32>;   // [COUNT]
+//% end
 @group(0) @binding(2) var<storage, read_write> chosen: array<u32>;   // [rows, USED] experts in ascending order
 @group(0) @binding(3) var<storage, read_write> weights: array<f32>;  // [rows, USED]
 
 var<workgroup> scores: array<f32, COUNT>;
 var<workgroup> ranks: array<f32, COUNT>;     // what the choice is made by
 var<workgroup> is_chosen: array<u32, COUNT>;
+//% if EXPERT_GROUPS
+var<workgroup> group_scores: array<f32, EXPERT_GROUPS>;
+//% end
 
 // Numbers of a damaged model may be none: here they come last.
 fn number(x: f32) -> f32 {
@@ -40,6 +46,32 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% end
   }
   workgroupBarrier();
+//% if EXPERT_GROUPS
+  // A group's score is the sum of its BEST largest ranks, from the first expert on; only experts of the best groups are chosen from.
+  const OF_GROUP = COUNT / EXPERT_GROUPS;
+  for (var group = tid; group < EXPERT_GROUPS; group += 256u) {
+    let first = group * OF_GROUP;
+    var sum = 0.0;
+    for (var e = first; e < first + OF_GROUP; e++) {
+      var before = 0u;
+      for (var other = first; other < first + OF_GROUP; other++) {
+        before += u32(ranks[other] > ranks[e] || (ranks[other] == ranks[e] && other < e));
+      }
+      if (before < BEST) { sum += ranks[e]; }
+    }
+    group_scores[group] = sum;
+  }
+  workgroupBarrier();
+  for (var e = tid; e < COUNT; e += 256u) {
+    let own = group_scores[e / OF_GROUP];
+    var before = 0u;
+    for (var other = 0u; other < EXPERT_GROUPS; other++) {
+      before += u32(group_scores[other] > own || (group_scores[other] == own && other < e / OF_GROUP));
+    }
+    if (before >= USED_GROUPS) { ranks[e] = -3.0e38; }
+  }
+  workgroupBarrier();
+//% end
   // An expert is chosen if fewer than USED come before it; among equals, the lower id does.
   for (var e = tid; e < COUNT; e += 256u) {
     let own = ranks[e];
@@ -64,6 +96,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
       for (var other = 0u; other < e; other++) { place += is_chosen[other]; }
       chosen[row * USED + place] = e;
       weights[row * USED + place] = scores[e] / total * FACTOR;
+//% if EXPERT_SCALE
+      weights[row * USED + place] *= expert_scale[e];
+//% end
     }
   }
 }
