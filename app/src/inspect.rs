@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use paguro_backend::{
-    DeltaRule, DeltaShape, Experts, FeedForward, KvDtype, KvGroup, KvLayout, LatentShape, Layer, Linear,
-    MemoryPlan, Mixer, Program,
+    DeltaRule, DeltaShape, Experts, FeedForward, KvDtype, KvGroup, KvLayout, LatentShape, Linear, MemoryPlan,
+    Mixer, Program,
 };
 use paguro_engine::{Engine, EngineOptions, EnginePlan, PageBudget};
 use paguro_model::{LoadOptions, Model, ModelFile, tensor::Tensor};
@@ -230,7 +230,7 @@ fn layers(program: &Program) -> String {
     let mut attentions: Vec<String> = Vec::new();
     let mut networks: Vec<String> = Vec::new();
     for layer in &program.layers {
-        let attention = match &layer.mixer {
+        let of_mixer = |mixer: &Mixer| match mixer {
             Mixer::Attention(attention) => {
                 let KvGroup { kv_heads, head_dim, .. } = program.kv_group(attention);
                 let shared = if attention.k.is_none() { " of an earlier layer" } else { "" };
@@ -247,9 +247,17 @@ fn layers(program: &Program) -> String {
                     "gated delta rules of {value_heads} value heads of {value_dim}, {key_heads} key heads of {key_dim}"
                 )
             }
+            Mixer::Ssd(op) => {
+                let DeltaShape { key_heads, value_heads, key_dim, value_dim } = op.shape;
+                format!(
+                    "Mamba-2 scans of {value_heads} heads of {value_dim}, {key_heads} groups of {key_dim}"
+                )
+            }
             other => format!("{other:?}"),
         };
+        let attention = layer.mixer.parts().map(of_mixer).collect::<Vec<_>>().join(" beside ");
         let network = match &layer.ffn {
+            FeedForward::None => String::new(),
             FeedForward::Dense(dense) => format!("FFN {}", dense.width),
             FeedForward::Experts(experts) => {
                 let shared =
@@ -261,12 +269,13 @@ fn layers(program: &Program) -> String {
             other => format!("{other:?}"),
         };
         for (all, one) in [(&mut attentions, attention), (&mut networks, network)] {
-            if !all.contains(&one) {
+            if !one.is_empty() && !all.contains(&one) {
                 all.push(one);
             }
         }
     }
-    format!("{}, {}", attentions.join(" or "), networks.join(" or "))
+    let kinds = [attentions, networks].map(|kinds| kinds.join(" or "));
+    kinds.into_iter().filter(|kinds| !kinds.is_empty()).collect::<Vec<_>>().join(", ")
 }
 
 /// Blocks that predict tokens further ahead, if the file has some: nothing runs them yet.
@@ -288,7 +297,8 @@ fn active_parameters(model: &Model) -> Option<u64> {
                 let matrix = model.weights.matrix(linear.matrix);
                 (matrix.parts * matrix.rows * matrix.cols) as u64
             };
-            let all: u64 = [&experts.gate, &experts.up, &experts.down].map(elements).iter().sum();
+            let linears = [&experts.up, &experts.down].into_iter().chain(&experts.gate);
+            let all: u64 = linears.map(elements).sum();
             let count = experts.count as u64;
             Some(all / count * (count - experts.router.used as u64))
         }
@@ -298,9 +308,9 @@ fn active_parameters(model: &Model) -> Option<u64> {
     (unused > 0).then(|| model.description.parameters.saturating_sub(unused))
 }
 
-/// The first layer's shape, for programs that ask for one number; see [`layers`] for all of them.
+/// The first layer's shape, for programs that ask for one number; see [`layers`] for all of them. The width is that of the first
+/// feed-forward network.
 fn first_layer(program: &Program) -> (usize, usize, usize, usize) {
-    let Some(Layer { ffn, .. }) = program.layers.first() else { return (0, 0, 0, 0) };
     let (heads, kv_heads, head_dim) = match program.attentions().next() {
         Some(attention) => {
             let group = program.kv_group(attention);
@@ -308,12 +318,12 @@ fn first_layer(program: &Program) -> (usize, usize, usize, usize) {
         }
         None => (0, 0, 0),
     };
-    let width = match ffn {
-        FeedForward::Dense(dense) => dense.width,
-        FeedForward::Experts(experts) => experts.width,
-        _ => 0,
-    };
-    (heads, kv_heads, head_dim, width)
+    let width = program.layers.iter().find_map(|layer| match &layer.ffn {
+        FeedForward::Dense(dense) => Some(dense.width),
+        FeedForward::Experts(experts) => Some(experts.width),
+        _ => None,
+    });
+    (heads, kv_heads, head_dim, width.unwrap_or(0))
 }
 
 fn experts(program: &Program) -> Option<&Experts> {

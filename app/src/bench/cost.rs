@@ -1,6 +1,8 @@
 //! What a token costs in bytes that must be read: the ceiling that a memory's speed sets.
 
-use paguro_backend::{Dense, FeedForward, KvDtype, Linear, Matrix, Mixer, Program, STATE_CHUNK, Weights};
+use paguro_backend::{
+    DeltaShape, Dense, FeedForward, KvDtype, Linear, Matrix, Mixer, Program, STATE_CHUNK, Weights,
+};
 
 use super::{Case, Test};
 use crate::failure::{Failure, Outcome};
@@ -52,41 +54,49 @@ impl Cost {
         let mut cost = Self { head: stored(&program.head.linear), ..Self::default() };
         cost.layers += program.embed.layers.as_ref().map_or(0, |layers| stored(&layers.projection));
         for layer in &program.layers {
-            match &layer.mixer {
-                Mixer::Attention(op) => {
-                    let linears = [&op.q, &op.out].into_iter().chain(&op.k).chain(&op.v).chain(&op.gate);
-                    cost.layers += linears.map(stored).sum::<u64>();
-                    let group = program.kv_group(op);
-                    cost.attention.push((group.window, group.token_bytes(kv_dtype) as u64));
+            for mixer in layer.mixer.parts() {
+                match mixer {
+                    Mixer::Attention(op) => {
+                        let linears = [&op.q, &op.out].into_iter().chain(&op.k).chain(&op.v).chain(&op.gate);
+                        cost.layers += linears.map(stored).sum::<u64>();
+                        let group = program.kv_group(op);
+                        cost.attention.push((group.window, group.token_bytes(kv_dtype) as u64));
+                    }
+                    Mixer::Latent(op) => {
+                        let linears = [&op.down, &op.absorb, &op.value, &op.out];
+                        cost.layers += op.query.linears().chain(linears).map(stored).sum::<u64>();
+                        let group = program.kv.groups[op.kv.group];
+                        cost.attention.push((group.window, group.token_bytes(kv_dtype) as u64));
+                    }
+                    Mixer::Conv(op) => cost.layers += stored(&op.input) + stored(&op.out),
+                    Mixer::DeltaRule(op) => {
+                        let linears = [&op.qkv, &op.gate, &op.alpha, &op.beta, &op.out];
+                        cost.layers += linears.map(stored).iter().sum::<u64>();
+                        cost.states += state(&op.shape);
+                    }
+                    Mixer::Ssd(op) => {
+                        let linears = [&op.cbv, &op.gate, &op.dt, &op.out];
+                        cost.layers += linears.map(stored).iter().sum::<u64>();
+                        cost.states += state(&op.shape);
+                    }
+                    other => return Err(unknown(other)),
                 }
-                Mixer::Latent(op) => {
-                    let linears = [&op.down, &op.absorb, &op.value, &op.out];
-                    cost.layers += op.query.linears().chain(linears).map(stored).sum::<u64>();
-                    let group = program.kv.groups[op.kv.group];
-                    cost.attention.push((group.window, group.token_bytes(kv_dtype) as u64));
-                }
-                Mixer::Conv(op) => cost.layers += stored(&op.input) + stored(&op.out),
-                Mixer::DeltaRule(op) => {
-                    let linears = [&op.qkv, &op.gate, &op.alpha, &op.beta, &op.out];
-                    cost.layers += linears.map(stored).iter().sum::<u64>();
-                    let shape = op.shape;
-                    // A row reads the matrix of each head, and about half of a chunk's keys and updates.
-                    let chunk = (shape.key_width() + shape.value_width()) * STATE_CHUNK / 2;
-                    let floats = shape.value_width() * shape.key_dim + chunk;
-                    cost.states += (floats * size_of::<f32>()) as u64;
-                }
-                other => return Err(unknown(other)),
             }
             match &layer.ffn {
+                FeedForward::None => {}
                 FeedForward::Dense(op) => cost.layers += dense(op),
                 FeedForward::Experts(op) => {
                     cost.layers += stored(&op.router.linear);
                     cost.layers += op.beside.as_ref().map_or(0, |beside| dense(&beside.dense));
                     if let Some(shared) = &op.shared {
-                        cost.layers +=
-                            [&shared.gate, &shared.up, &shared.down].map(stored).iter().sum::<u64>();
+                        let linears = [&shared.up, &shared.down].into_iter().chain(&shared.gate);
+                        cost.layers += linears.map(stored).sum::<u64>();
                     }
-                    let all: u64 = [&op.gate, &op.up, &op.down].map(stored).iter().sum();
+                    if let Some(latent) = &op.latent {
+                        cost.layers += stored(&latent.down) + stored(&latent.up);
+                    }
+                    let linears = [&op.up, &op.down].into_iter().chain(&op.gate);
+                    let all: u64 = linears.map(stored).sum();
                     let bytes = all / op.count as u64;
                     cost.experts.push(ExpertCost { count: op.count, used: op.router.used, bytes });
                 }
@@ -134,6 +144,12 @@ impl Cost {
             .map(|&(window, bytes)| bytes * window.map_or(len as u64, |w| u64::from(w).min(len as u64)))
             .sum()
     }
+}
+
+/// Bytes of a state that a row reads: the matrix of each head, and about half of a chunk's keys and updates.
+fn state(shape: &DeltaShape) -> u64 {
+    let chunk = (shape.key_width() + shape.value_width()) * STATE_CHUNK / 2;
+    ((shape.value_width() * shape.key_dim + chunk) * size_of::<f32>()) as u64
 }
 
 fn bytes(matrix: &Matrix) -> u64 {

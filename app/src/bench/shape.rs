@@ -246,7 +246,8 @@ impl Builder {
             },
             count,
             width: ffn,
-            gate,
+            latent: None,
+            gate: Some(gate),
             up,
             activation: match gpt_oss {
                 true => Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 },

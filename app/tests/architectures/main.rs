@@ -12,8 +12,8 @@ mod weights;
 use std::path::Path;
 
 use paguro_backend::{
-    AttentionMode, Backend, KvDtype, Limits, LoadError, Outcome, Output, PageId, Program, StateId, Step,
-    StepOutput, StepSequence, Want, reference::Reference,
+    AttentionMode, Backend, FeedForward, KvDtype, Layer, Limits, LoadError, Mixer, Outcome, Output, PageId,
+    Program, StateId, Step, StepOutput, StepSequence, Want, reference::Reference,
 };
 use paguro_backend_cpu::{Cpu, CpuOptions};
 use paguro_model::{LoadOptions, Model};
@@ -218,9 +218,13 @@ fn half_pages(name: &str) -> f32 {
     if AMPLIFIED.contains(&name) { HALF_PAGES_AMPLIFIED } else { HALF_PAGES }
 }
 
-/// True for models that GPUs refuse by name: those without attention.
+/// True for models that GPUs refuse by name: those without attention, with sums of mixers, or with experts of their own width.
 fn gpus_may_refuse(program: &Program) -> bool {
-    program.layers.iter().all(|layer| layer.mixer.attends().is_none())
+    let is_newer = |layer: &Layer| {
+        let has_latent = matches!(&layer.ffn, FeedForward::Experts(experts) if experts.latent.is_some());
+        has_latent || matches!(layer.mixer, Mixer::Sum(_))
+    };
+    program.layers.iter().any(is_newer) || program.mixers().all(|mixer| mixer.attends().is_none())
 }
 
 /// Root of the mean square error, as a part of the spread of `expected`.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the files that app/tests/architectures.rs reads: tiny random models, and llama.cpp's logits for them.
 
-usage: make.py LOGITS_PROGRAM
+usage: make.py LOGITS_PROGRAM [CASE...]
 
 LOGITS_PROGRAM is logits.cpp, compiled and linked with llama.cpp. Needs `pip install gguf numpy`.
 
@@ -365,6 +365,117 @@ class Model:
 
 
 @dataclasses.dataclass
+class Mamba(Model):
+    """Layers with scans: `s` is a scan, `a` attention, `h` both side by side, `-` neither."""
+    scan: tuple = (1, 4, 16, 16)  # groups, heads, and elements of a head of B and x
+    conv_bias: bool = True
+    grouped_norm: bool = True
+    networks: str = ""  # `-` for layers without a feed-forward network
+    latent_experts: int = 0
+    network_norm: str = "ffn_norm"
+
+    def has_network(self, layer):
+        return (self.networks or "x" * self.layers)[layer] != "-"
+
+    def tensors(self):
+        out = []
+
+        def matrix(name, rows, cols, std, stack=()):
+            spread = scale_of(self.kind, std) if self.kind.name in BLOCKS else float(np.float32(std * 12**0.5))
+            out.append(Tensor(f"{name}.weight", (*stack, rows, cols), self.kind, 0.0, spread))
+
+        def vector(name, shape, center=1.0, spread=0.5):
+            out.append(Tensor(name, shape if isinstance(shape, tuple) else (shape,), Type.F32, center, spread))
+
+        groups, heads, state, size = self.scan
+        width, keys, hidden = heads * size, groups * state, self.hidden
+        q, kv, sharp = self.heads * self.head_dim, self.kv_heads * self.head_dim, 1.4 * hidden**-0.5
+        matrix("token_embd", VOCAB, hidden, 0.3)
+        for layer, mixer in enumerate(self.mixers):
+            p = f"blk.{layer}."
+            if mixer != "-" or self.network_norm == "attn_norm":
+                vector(p + "attn_norm.weight", hidden)
+            if mixer in "sh":
+                matrix(p + "ssm_in", 2 * (width + keys) + heads, hidden, sharp)
+                vector(p + "ssm_conv1d.weight", (width + 2 * keys, self.taps), 0.0, 2.0)
+                if self.conv_bias or self.arch in ("mamba2", "nemotron_h", "nemotron_h_moe"):
+                    vector(p + "ssm_conv1d.bias", width + 2 * keys, 0.1, 0.6)
+                vector(p + "ssm_dt.bias", heads, 0.0, 3.0)
+                # Some heads forget within a few tokens, others remember more than a hundred.
+                vector(p + "ssm_a", (heads, 1), -0.13, 0.25)
+                vector(p + "ssm_d", (heads, 1), 0.8, 0.6)
+                if self.grouped_norm:
+                    vector(p + "ssm_norm.weight", (groups, width // groups))
+                matrix(p + "ssm_out", hidden, width, width**-0.5)
+            if mixer in "ah":
+                for which, rows, std in ("q", q, sharp), ("k", kv, sharp), ("v", kv, hidden**-0.5):
+                    matrix(p + f"attn_{which}", rows, hidden, std)
+                matrix(p + "attn_output", hidden, q, q**-0.5)
+            if not self.has_network(layer):
+                continue
+            if self.network_norm == "ffn_norm":
+                # llama.cpp reads this one without a suffix in Falcon-H1.
+                vector(p + ("ffn_norm" if self.arch == "falcon-h1" else "ffn_norm.weight"), hidden)
+            gates = ("ffn_gate", "ffn_up") if self.gated else ("ffn_up",)
+            if self.experts:
+                row = self.latent_experts or hidden
+                out.append(Tensor(p + "ffn_gate_inp.weight", (self.experts, hidden), Type.F32, 0.0, 1.5))
+                if self.selection_bias:
+                    vector(p + "exp_probs_b.bias", self.experts, 0.0, 0.5)
+                if self.latent_experts:
+                    matrix(p + "ffn_latent_down", row, hidden, hidden**-0.5)
+                    matrix(p + "ffn_latent_up", hidden, row, row**-0.5)
+                for name in gates:
+                    matrix(p + name + "_exps", self.expert_ffn, row, row**-0.5, (self.experts,))
+                matrix(p + "ffn_down_exps", row, self.expert_ffn, 2 * self.expert_ffn**-0.5, (self.experts,))
+                if self.shared:
+                    for name in gates:
+                        matrix(p + name + "_shexp", self.shared, hidden, hidden**-0.5)
+                    matrix(p + "ffn_down_shexp", hidden, self.shared, 2 * self.shared**-0.5)
+            else:
+                for name in gates:
+                    matrix(p + name, self.ffn, hidden, hidden**-0.5)
+                matrix(p + "ffn_down", hidden, self.ffn, 2 * self.ffn**-0.5)
+        vector("output_norm.weight", hidden)
+        if not self.tied:
+            matrix("output", VOCAB, hidden, hidden**-0.5)
+        return out
+
+    def metadata(self):
+        groups, heads, state, size = self.scan
+        width = self.expert_ffn if self.experts else self.ffn
+        attends = any(mixer in "ah" for mixer in self.mixers)
+        keys = {
+            "block_count": len(self.mixers), "context_length": self.trained, "embedding_length": self.hidden,
+            "ssm.conv_kernel": self.taps, "ssm.inner_size": heads * size, "ssm.state_size": state,
+            "ssm.time_step_rank": heads, "ssm.group_count": groups,
+            "attention.layer_norm_rms_epsilon": 1e-5, "vocab_size": VOCAB,
+            "attention.head_count": self.heads if attends else 0, "feed_forward_length": width if attends else 0,
+        }
+        if attends:
+            keys |= {"attention.key_length": self.head_dim, "attention.value_length": self.head_dim,
+                     "attention.head_count_kv": self.kv_heads, "rope.dimension_count": self.head_dim,
+                     "rope.freq_base": 10000.0}
+        if self.arch != "falcon-h1" and attends:
+            keys["attention.head_count_kv"] = [self.kv_heads if mixer == "a" else 0 for mixer in self.mixers]
+        if self.arch.startswith("nemotron"):
+            keys |= {"feed_forward_length": [width if self.has_network(layer) else 0 for layer in range(len(self.mixers))],
+                     "attention.layer_norm_epsilon": 1e-5}
+        if self.experts:
+            keys |= {"expert_count": self.experts}
+            if self.shared:
+                keys |= {"expert_shared_feed_forward_length": self.shared}
+        return keys | self.keys
+
+
+def nemotron(name, **more):
+    return Mamba(name, arch=more.pop("arch", "nemotron_h"), gated=False, network_norm="attn_norm", vocab="llama3", **more)
+
+
+GRANITE = {"logit_scale": 4.0, "residual_scale": 0.4, "embedding_scale": 3.0, "attention.scale": 0.11}
+
+
+@dataclasses.dataclass
 class Gemma4(Model):
     """Layers of two kinds: `l` has a window, `f` has none."""
     arch: str = "gemma4"
@@ -641,6 +752,27 @@ CASES = [
     Model("deepseek2-q8_0", arch="deepseek2", layers=2, dense=1, latent=(64, 128, 64, 32, 64), hidden=128, experts=4,
           expert_ffn=64, shared=64, ffn=96, selection_bias=True, vocab="llama3", kind=Type.Q8_0,
           keys={"expert_used_count": 1, "expert_shared_count": 1, "expert_gating_func": 2}),
+    Mamba("mamba2", arch="mamba2", mixers="sss", networks="---", scan=(2, 8, 24, 16), vocab="llama3"),
+    Mamba("mamba2-q8_0", arch="mamba2", mixers="ss", networks="--", scan=(1, 4, 32, 64), taps=3, kind=Type.Q8_0, hidden=128,
+          tied=True, vocab="llama3"),
+    Mamba("mamba2-far", arch="mamba2", mixers="ss", networks="--", scan=(1, 2, 64, 64), vocab="llama3", positions=FAR, context=1280),
+    nemotron("nemotron_h", mixers="s-sa-s-", networks="-x--x-x", layers=7, scan=(2, 6, 32, 16), taps=3),
+    nemotron("nemotron_h_moe", arch="nemotron_h_moe", mixers="s-a-s-", networks="-x-x-x", layers=6, scan=(4, 8, 16, 24),
+             experts=8, expert_ffn=48, shared=72, selection_bias=True,
+             keys={"expert_used_count": 3, "expert_feed_forward_length": 48, "expert_shared_count": 1,
+                   "expert_weights_norm": True, "expert_weights_scale": 2.5}),
+    nemotron("nemotron_h_moe-latent", arch="nemotron_h_moe", mixers="s-a-", networks="-x-x", layers=4, scan=(1, 4, 32, 32),
+             experts=6, expert_ffn=40, shared=56, selection_bias=True, latent_experts=48,
+             keys={"expert_used_count": 2, "expert_feed_forward_length": 40, "expert_shared_count": 1,
+                   "expert_weights_norm": True, "expert_weights_scale": 1.5, "moe_latent_size": 48}),
+    Mamba("granitehybrid", arch="granitehybrid", mixers="ssas", layers=4, scan=(1, 8, 32, 16), tied=True, vocab="llama3",
+          keys=GRANITE | {"rope.scaling.finetuned": False}),
+    Mamba("granitehybrid-moe", arch="granitehybrid", mixers="sas", layers=3, scan=(2, 4, 24, 32), experts=6, expert_ffn=48,
+          shared=40, vocab="llama3", keys=GRANITE | {"expert_used_count": 3}),
+    Mamba("granitehybrid-q4_k", arch="granitehybrid", mixers="sas", layers=3, scan=(1, 8, 64, 64), kind=Type.Q4_K,
+          vocab="llama3", tied=True, keys=GRANITE, **QUANT),
+    Mamba("falcon-h1", arch="falcon-h1", mixers="hhh", layers=3, scan=(1, 4, 32, 24), grouped_norm=False, vocab="llama3"),
+    Mamba("falcon-h1-norm", arch="falcon-h1", mixers="hh", scan=(2, 6, 16, 32), tied=True, vocab="llama3"),
     Gemma4("gemma4-e2b", shared_kv=3, layer_embed=16, wide=True, local=(1, 32)),
     Gemma4("gemma4-31b", pattern="llfllf", keys_as_values=True, local=(4, 32), full=(2, 48)),
     Gemma4("gemma4-moe", pattern="llflf", keys_as_values=True, experts=8, expert_ffn=40, keys={"expert_used_count": 3}),
@@ -658,11 +790,16 @@ def distance(a, b):
 
 
 def main():
-    program = sys.argv[1]
+    program, *chosen = sys.argv[1:]
     folder_of_cases = HERE / "cases"
     folder_of_cases.mkdir(exist_ok=True)
     known, entries = {}, []
+    path = folder_of_cases / "cases.json"
+    old = {entry["name"]: entry for entry in json.loads(path.read_text())["cases"]} if chosen else {}
     for model in CASES:
+        if chosen and model.name not in chosen:
+            entries += [old[model.name]] if model.name in old else []
+            continue
         tokens = [int(bit) % VOCAB for bit in bits("tokens", max(model.positions) + 1)]
         with tempfile.TemporaryDirectory() as folder:
             def run(path):
@@ -694,7 +831,7 @@ def main():
     lines = [json.dumps(entry, separators=(",", ":")).replace(',"tensors"', ',\n"tensors"') for entry in entries]
     shared = {"vocab": VOCAB, "blocks": BLOCKS}
     text = json.dumps(shared)[:-1] + ',\n"cases": [\n' + ",\n".join(lines) + "\n]}\n"
-    (folder_of_cases / "cases.json").write_text(text)
+    path.write_text(text)
 
 
 if __name__ == "__main__":

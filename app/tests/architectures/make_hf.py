@@ -126,6 +126,35 @@ CASES += [
     case("glm4_moe_lite", "Glm4MoeLite", **LATENT, num_experts_per_tok=3, rms_norm_eps=1e-5),
 ]
 
+# Scans of Mamba-2.
+NEMOTRON = dict(head_dim=32, n_groups=2, mamba_num_heads=6, mamba_head_dim=16, ssm_state_size=24, conv_kernel=3,
+                n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=48, moe_shared_expert_intermediate_size=40)
+NEMOTRON_LAYERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+GRANITE4 = dict(num_hidden_layers=4, mamba_n_heads=8, mamba_d_state=24, logits_scaling=4.0, residual_multiplier=0.4,
+                embedding_multiplier=3.0, attention_multiplier=0.11, shared_intermediate_size=72,
+                layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"])
+FALCON = dict(head_dim=32, mamba_d_ssm=96, mamba_n_heads=6, mamba_d_state=24)
+CASES += [
+    case("mamba2", "Mamba2", num_hidden_layers=3, num_heads=8, head_dim=16, n_groups=2, state_size=24),
+    case("mamba2-bounds", "Mamba2", num_heads=4, head_dim=32, n_groups=1, state_size=32, conv_kernel=3, use_bias=True,
+         use_conv_bias=False, time_step_limit=[0.3, 0.9]),
+    case("nemotron_h", "NemotronH", **NEMOTRON, layers_block_type=[NEMOTRON_LAYERS[kind] for kind in "M-M*-M"]),
+    case("nemotron_h-moe", "NemotronH", **NEMOTRON, layers_block_type=[NEMOTRON_LAYERS[kind] for kind in "ME*EME"],
+         routed_scaling_factor=2.5),
+    case("nemotron_h-latent", "NemotronH", **NEMOTRON, layers_block_type=[NEMOTRON_LAYERS[kind] for kind in "M*E"],
+         moe_latent_size=48),
+    case("granitemoehybrid", "GraniteMoeHybrid", **GRANITE4, num_local_experts=6, num_experts_per_tok=2, mamba_n_groups=2),
+    case("granitemoehybrid-dense", "GraniteMoeHybrid", **GRANITE4, num_local_experts=0, tie_word_embeddings=True,
+         position_embedding_type="rope"),
+    case("falcon_h1", "FalconH1", **FALCON),
+    case("falcon_h1-multipliers", "FalconH1", **FALCON, mamba_rms_norm=True, mamba_n_groups=2, mamba_norm_before_gate=True,
+         projectors_bias=True, attention_bias=True, mamba_proj_bias=True,
+         lm_head_multiplier=0.4, embedding_multiplier=3.0, mlp_multipliers=[0.7, 1.6], key_multiplier=0.6,
+         attention_out_multiplier=0.8, attention_in_multiplier=1.3, ssm_multipliers=[0.6, 0.8, 1.2, 0.7, 1.5],
+         ssm_in_multiplier=1.4, ssm_out_multiplier=0.9),
+    case("falcon_h1-after", "FalconH1", **FALCON, mamba_rms_norm=True, mamba_norm_before_gate=False, mamba_n_groups=3),
+]
+
 # Layers whose heads differ, K and V that layers share, embeddings for layers, dense networks beside experts.
 GEMMA4 = dict(head_dim=32, global_head_dim=64, final_logit_softcapping=5.0, **WINDOW)
 CASES += [
@@ -145,7 +174,7 @@ def values(name, shape, class_):
     leaf = name.rsplit(".", 1)[-1]
     is_norm = "norm" in name or "ln_" in name
     is_router = name.endswith(("mlp.gate.weight", "router.weight", "router.layer.weight", "router.proj.weight", "block_sparse_moe.gate.weight",
-                               "gate.wg.weight", "moe.gate.weight", "feed_forward.gate.weight"))
+                               "gate.wg.weight", "moe.gate.weight", "mixer.gate.weight", "feed_forward.gate.weight"))
     if leaf.endswith("bias") or leaf == "e_score_correction_bias" or "moe_statics" in name:
         center, spread = 0.0, 0.5
     elif leaf == "sinks":
@@ -165,7 +194,7 @@ def values(name, shape, class_):
         center, spread = -3.0, 3.0
     elif is_norm:
         # These store an offset from one, but for the output of a delta rule.
-        center, spread = float(not class_.startswith(OFFSET_NORMS) or "linear_attn" in name), 0.5
+        center, spread = float(class_ == "NemotronH" or not class_.startswith(OFFSET_NORMS) or "linear_attn" in name), 0.5
     elif is_router:
         # A gap between experts that rounding does not close.
         center, spread = 0.0, 1.5

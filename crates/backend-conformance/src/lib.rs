@@ -48,6 +48,7 @@ mod random;
 mod recurrent;
 mod rng;
 mod sampling;
+mod scans;
 
 pub use draw::Draw;
 pub use drive::{DriveOptions, Driver, SequenceId, submit};
@@ -168,6 +169,7 @@ const WITHOUT_PAGES: &[&str] = &[
     "expert_formats",
     "short_convolutions",
     "delta_rules",
+    "ungated_experts",
     "layer_embeds",
     "experts_beside",
     "unreadable_tables",
@@ -233,6 +235,10 @@ pub const CASES: &[Case] = &[
     Case { name: "delta_rules", run: recurrent::delta_rules },
     Case { name: "hybrids", run: recurrent::hybrids },
     Case { name: "attention_gates", run: recurrent::attention_gates },
+    Case { name: "scans", run: scans::scans },
+    Case { name: "mixer_sums", run: scans::mixer_sums },
+    Case { name: "bare_layers", run: scans::bare_layers },
+    Case { name: "ungated_experts", run: scans::ungated_experts },
     Case { name: "latent_attention", run: latent::latent_attention },
     Case { name: "expert_groups", run: latent::expert_groups },
     Case { name: "everything", run: numbers::everything },
@@ -255,6 +261,7 @@ pub const CASES: &[Case] = &[
     Case { name: "exact_embeddings", run: exactness::embeddings },
     Case { name: "exact_experts", run: experts::exact },
     Case { name: "exact_states", run: recurrent::exact },
+    Case { name: "exact_scans", run: scans::exact },
     Case { name: "exact_latent", run: latent::exact },
     Case { name: "exact_geometry", run: geometry::exact },
     Case { name: "outputs", run: contract::outputs },
@@ -288,11 +295,12 @@ macro_rules! conformance {
             windows alternating_windows ropes tied_head gelu layer_norms norm_places activations ungated parallel
             qk_norm_kinds no_positions learned_positions position_scale sinks scales kv_geometry
             shared_kv keys_as_values layer_embeds experts_beside unreadable_tables
-            experts routers expert_formats short_convolutions delta_rules hybrids attention_gates latent_attention expert_groups everything pages lengths many_rows embeddings
+            experts routers expert_formats short_convolutions delta_rules hybrids attention_gates
+            scans mixer_sums bare_layers ungated_experts latent_attention expert_groups everything pages lengths many_rows embeddings
             limits long_context gather
             exact_in_company exact_in_chunks exact_in_long_chunks exact_in_wide_steps
             exact_with_shared_prefix exact_after_copy_on_write exact_after_preemption exact_on_any_threads
-            exact_in_any_place exact_embeddings exact_experts exact_states exact_latent exact_geometry outputs samples late_masks carried_tokens
+            exact_in_any_place exact_embeddings exact_experts exact_states exact_scans exact_latent exact_geometry outputs samples late_masks carried_tokens
             bad_weights invalid_steps kernel_counts runners_are_separate
         }
     };

@@ -2,13 +2,15 @@
 
 use paguro_backend::{
     Activation, Attention, Beside, Bytes, Convolution, DeltaRule, DeltaShape, Dense, Embed, ExpertGroups,
-    Experts, FeedForward, Head, KeySharing, KvGroup, KvLayout, KvSlot, Latent, LatentQuery, LatentShape,
-    Layer, LayerEmbeds, LayerInput, Linear, Matrix, MatrixId, Mixer, Norm, NormKind, PositionScale,
-    Positions, Program, QkNorm, QkNormKind, Residual, Rope, RopeStyle, Router, Scores, SharedExpert,
-    ShortConv, StateLayout, StateShape, TableId, VectorId, WeightFormat, Weights,
+    ExpertLatent, Experts, FeedForward, Head, KeySharing, KvGroup, KvLayout, KvSlot, Latent, LatentQuery,
+    LatentShape, Layer, LayerEmbeds, LayerInput, Linear, Matrix, MatrixId, Mixer, Norm, NormKind,
+    PositionScale, Positions, Program, QkNorm, QkNormKind, Residual, Rope, RopeStyle, Router, Scores,
+    SharedExpert, ShortConv, StateLayout, StateShape, TableId, VectorId, WeightFormat, Weights,
 };
 
 use super::{Rng, random::random_matrix};
+
+mod ssd;
 
 /// Shape of a random model. The default is a small Llama; each case changes the fields that it tests.
 #[derive(Clone, Debug)]
@@ -94,9 +96,11 @@ pub struct ModelShape {
     pub latent: LatentShape,
     /// Rank of its queries.
     pub rank: Option<usize>,
-    /// The mixer of each layer: `a` is attention, `l` latent attention, `c` a short convolution, `d` a delta rule. Empty is attention in all
-    /// layers.
+    /// The mixer of each layer: `a` is attention, `l` latent attention, `c` a short convolution, `d` a delta rule, `s` a scan, `h`
+    /// the sum of attention and a scan, `-` none. Empty is attention in all layers.
     pub mixers: &'static str,
+    /// The layers without a feed-forward network, as `-` in a letter for each layer. Empty is none.
+    pub networks: &'static str,
     /// Mixers with a state.
     pub recurrent: RecurrentShape,
     /// True if the output of attention has a gate.
@@ -112,10 +116,16 @@ pub struct RecurrentShape {
     pub bias: bool,
     /// Elements of a short convolution.
     pub width: usize,
-    /// Heads of a delta rule.
+    /// Heads of a delta rule or a scan.
     pub delta: DeltaShape,
     /// See [`DeltaRule::sharing`].
     pub sharing: KeySharing,
+    /// Groups of the norm of a scan's output; zero has no norm.
+    pub norm_groups: usize,
+    /// True if that norm comes before the gate.
+    pub norm_before_gate: bool,
+    /// True if scans and sums have scales, and bounds of their steps.
+    pub scales: bool,
 }
 
 impl Default for RecurrentShape {
@@ -126,6 +136,9 @@ impl Default for RecurrentShape {
             width: 64,
             delta: DeltaShape { key_heads: 2, value_heads: 4, key_dim: 32, value_dim: 32 },
             sharing: KeySharing::Consecutive,
+            norm_groups: 1,
+            norm_before_gate: false,
+            scales: false,
         }
     }
 }
@@ -149,6 +162,8 @@ pub struct ExpertsShape {
     pub factor: f32,
     /// See [`Router::groups`].
     pub groups: Option<ExpertGroups>,
+    /// Width of the rows that experts read, where it is not that of the residual stream.
+    pub latent: Option<usize>,
     /// Encoding of the router.
     pub router: WeightFormat,
     /// Width of the shared expert, if there is one.
@@ -173,6 +188,7 @@ impl Default for ExpertsShape {
             renormalize: true,
             factor: 1.0,
             groups: None,
+            latent: None,
             router: WeightFormat::F32,
             shared: None,
             output_gate: false,
@@ -237,6 +253,7 @@ impl Default for ModelShape {
             latent: LatentShape { heads: 4, plain: 32, rotated: 16, latent: 64, value: 32 },
             rank: Some(48),
             mixers: "",
+            networks: "",
             recurrent: RecurrentShape::default(),
             attention_gate: false,
         }
@@ -260,7 +277,7 @@ impl ModelShape {
         let state = |layer: usize| {
             let (channels, delta) = match self.mixer(layer) {
                 'c' => (width, None),
-                'd' => (delta.channels(), Some(delta)),
+                'd' | 's' | 'h' => (delta.channels(), Some(delta)),
                 _ => return None,
             };
             Some(StateShape { rows: taps - 1, channels, delta })
@@ -321,9 +338,16 @@ impl Builder<'_> {
                 'c' => Mixer::Conv(self.conv(layer, states.next().unwrap_or(0))),
                 'd' => Mixer::DeltaRule(self.delta(layer, states.next().unwrap_or(0))),
                 'l' => Mixer::Latent(Box::new(self.latent(layer, place))),
+                's' => Mixer::Ssd(Box::new(self.ssd(layer, states.next().unwrap_or(0)))),
+                'h' => {
+                    let attention = self.attention(layer, &kv.groups[place.group], place);
+                    self.sum(attention, layer, states.next().unwrap_or(0))
+                }
+                '-' => Mixer::None,
                 _ => Mixer::Attention(self.attention(layer, &kv.groups[place.group], place)),
             };
             let ffn = match shape.experts.filter(|_| layer > 0) {
+                _ if shape.networks.chars().nth(layer) == Some('-') => FeedForward::None,
                 Some(experts) => FeedForward::Experts(self.experts(layer, &experts)),
                 None => FeedForward::Dense(self.dense(layer, shape.ffn)),
             };
@@ -542,6 +566,12 @@ impl Builder<'_> {
             .map(|width| Box::new(Beside { dense: self.dense(layer, width), sum_norm: self.norm(hidden) }));
         let router_norm = experts.beside.and_then(|_| self.pre_norm());
         let scales = experts.beside.map(|_| (0..count).map(|_| 1.0 + 0.4 * self.rng.normal()).collect());
+        let latent = experts.latent.map(|width| ExpertLatent {
+            width,
+            down: self.linear(&name("experts in"), width, hidden, 1.0, all),
+            up: self.onto_stream(&name("experts out"), 1, width),
+        });
+        let row = experts.latent.unwrap_or(hidden);
         Experts {
             norm,
             beside,
@@ -558,13 +588,17 @@ impl Builder<'_> {
             },
             count,
             width,
-            gate: self.stack(&name("experts gate"), count, width, hidden, 1.5, all),
-            up: self.stack(&name("experts up"), count, width, hidden, 1.5, all),
+            latent,
+            gate: shape.gated.then(|| self.stack(&name("experts gate"), count, width, row, 1.5, all)),
+            up: self.stack(&name("experts up"), count, width, row, 1.5, all),
             activation: shape.activation,
-            down: self.onto_stream(&name("experts down"), count, width),
+            down: match latent {
+                Some(_) => self.stack(&name("experts down"), count, row, width, 1.0, all),
+                None => self.onto_stream(&name("experts down"), count, width),
+            },
             shared: experts.shared.map(|width| SharedExpert {
                 width,
-                gate: self.linear(&name("shared gate"), width, hidden, 1.5, all),
+                gate: shape.gated.then(|| self.linear(&name("shared gate"), width, hidden, 1.5, all)),
                 up: self.linear(&name("shared up"), width, hidden, 1.5, all),
                 down: self.onto_stream(&name("shared down"), 1, width),
                 output_gate: experts
@@ -676,7 +710,7 @@ impl Builder<'_> {
 
 /// Gives each layer its group and slot.
 fn arrange(shape: &ModelShape) -> (KvLayout, Vec<KvSlot>) {
-    let attends = |layer: &usize| "al".contains(shape.mixer(*layer)) && !shape.shares_kv(*layer);
+    let attends = |layer: &usize| "alh".contains(shape.mixer(*layer)) && !shape.shares_kv(*layer);
     let windows: Vec<_> =
         (0..shape.windows.len()).filter(attends).map(|layer| shape.windows[layer]).collect();
     let count = |window| windows.iter().filter(|other| **other == window).count();
@@ -707,6 +741,10 @@ fn arrange(shape: &ModelShape) -> (KvLayout, Vec<KvSlot>) {
         });
         places.push(KvSlot { group, slot: used[group] });
         used[group] += 1;
+    }
+    if groups.is_empty() {
+        // Pages of which nothing is read.
+        groups.push(KvGroup { window: None, slots: 1, kv_heads: 2, head_dim: 256 });
     }
     (KvLayout { groups }, places)
 }

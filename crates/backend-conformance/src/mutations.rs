@@ -11,6 +11,7 @@ use paguro_backend::{
     },
 };
 
+mod layers;
 mod programs;
 
 use self::programs::*;
@@ -386,48 +387,6 @@ fn defects() -> Vec<(&'static str, Defect, &'static [&'static str])> {
         ),
         ("decays by its strength", Defect { program: decay_by_strength, ..NONE }, &["delta_rules"]),
         ("reads the slot that it writes", Defect { sequences: reads_own_state, ..NONE }, &["exact_states"]),
-        // Layers that differ, and what they share
-        ("reads the K and V of another layer", Defect { program: other_source, ..NONE }, &["shared_kv"]),
-        (
-            "ignores norms of V",
-            Defect { program: |program| each_attention(program, |op| op.v_norm = None), ..NONE },
-            &["keys_as_values", "exact_geometry"],
-        ),
-        ("ignores embeddings for layers", Defect { program: no_inputs, ..NONE }, &["layer_embeds"]),
-        ("adds one embedding in all layers", Defect { program: first_input, ..NONE }, &["layer_embeds"]),
-        (
-            "ignores the scale of layers",
-            Defect {
-                program: |program| program.layers.iter_mut().for_each(|layer| layer.output_scale = 1.0),
-                ..NONE
-            },
-            &["layer_embeds"],
-        ),
-        (
-            "ignores networks beside experts",
-            Defect { program: |program| each_experts(program, |op| op.beside = None), ..NONE },
-            &["experts_beside"],
-        ),
-        (
-            "routes by what experts read",
-            Defect { program: |program| each_experts(program, |op| op.router.norm = None), ..NONE },
-            &["experts_beside"],
-        ),
-        (
-            "ignores scales of experts",
-            Defect { program: |program| each_experts(program, |op| op.router.expert_scale = None), ..NONE },
-            &["experts_beside"],
-        ),
-        (
-            "ignores groups of experts",
-            Defect { program: |program| each_experts(program, |op| op.router.groups = None), ..NONE },
-            &["expert_groups"],
-        ),
-        (
-            "scales latent scores by another size",
-            Defect { program: other_latent_scale, ..NONE },
-            &["latent_attention"],
-        ),
         ("keeps a copy of tables", Defect { weights: copies_tables, ..NONE }, &["unreadable_tables"]),
         // Weights
         (
@@ -543,7 +502,7 @@ fn case(name: &str) -> &'static Case {
 #[test]
 fn every_defect_is_caught() {
     let mut missed = Vec::new();
-    for (name, defect, cases) in defects() {
+    for (name, defect, cases) in defects().into_iter().chain(layers::defects()) {
         for case in cases.iter().map(|name| case(name)) {
             if (case.run)(&subject(defect)).is_ok() {
                 missed.push(format!("{} does not notice a backend that {name}", case.name));

@@ -12,7 +12,7 @@ use super::{
 const LONG: usize = 106;
 
 /// Sequences that begin, decode and end everywhere in a chunk, in steps that end everywhere in one.
-fn plan(vocab: usize) -> Plan {
+pub(super) fn plan(vocab: usize) -> Plan {
     let mut rng = Rng::new(31);
     let [long, two, short] = [0, 1, 2];
     Plan {
@@ -31,12 +31,12 @@ fn plan(vocab: usize) -> Plan {
     }
 }
 
-fn options(subject: &Subject) -> DriveOptions {
+pub(super) fn options(subject: &Subject) -> DriveOptions {
     DriveOptions { pages: 40, max_context: 160, ..subject.options() }
 }
 
 /// Layers of these kinds, which see everything.
-fn of_mixers(format: WeightFormat, mixers: &'static str) -> ModelShape {
+pub(super) fn of_mixers(format: WeightFormat, mixers: &'static str) -> ModelShape {
     ModelShape { mixers, windows: vec![None; mixers.len()], ..ModelShape::of_format(format) }
 }
 
@@ -119,40 +119,46 @@ fn hybrid(format: WeightFormat) -> ModelShape {
 /// after a preemption.
 pub(super) fn exact(subject: &Subject) -> Verdict {
     for format in drawn(subject, "formats of states", &[WeightFormat::F16, WeightFormat::Q8_0], 1) {
-        let shape = hybrid(format);
-        let model = shape.build(12);
-        let plan = plan(shape.vocab);
-        let expected = alone(subject, &model, &plan.sequences)?;
-        let exact = DriveOptions { least_rows: subject.exact_rows, ..options(subject) };
-        let ways = [
-            (1, None, false, false),
-            (2, Some(3), true, false),
-            (3, Some(4), false, true),
-            (5, None, true, true),
-        ];
-        for (threads, scatter, stale, moves_states) in subject.draw.some("ways of states", &ways, 2) {
-            let threads = if subject.has_threads { threads } else { 2 };
-            let options = DriveOptions { scatter, stale, moves_states, ..exact };
-            let mut driver = Driver::new(&*(subject.backend)(threads), &model, &options)?;
-            for round in 0..2 {
-                let what = format!("{options:?}, {threads} threads, round {round} ({format})");
-                same(&what, &plan.run(&mut driver)?, &expected)?;
-            }
+        exact_of(subject, &hybrid(format))?;
+    }
+    Ok(())
+}
+
+/// The same of models of one shape.
+pub(super) fn exact_of(subject: &Subject, shape: &ModelShape) -> Verdict {
+    let format = shape.format;
+    let model = shape.build(12);
+    let plan = plan(shape.vocab);
+    let expected = alone(subject, &model, &plan.sequences)?;
+    let exact = DriveOptions { least_rows: subject.exact_rows, ..options(subject) };
+    let ways = [
+        (1, None, false, false),
+        (2, Some(3), true, false),
+        (3, Some(4), false, true),
+        (5, None, true, true),
+    ];
+    for (threads, scatter, stale, moves_states) in subject.draw.some("ways of states", &ways, 2) {
+        let threads = if subject.has_threads { threads } else { 2 };
+        let options = DriveOptions { scatter, stale, moves_states, ..exact };
+        let mut driver = Driver::new(&*(subject.backend)(threads), &model, &options)?;
+        for round in 0..2 {
+            let what = format!("{options:?}, {threads} threads, round {round} ({format})");
+            same(&what, &plan.run(&mut driver)?, &expected)?;
         }
-        let mut driver = Driver::new(&*(subject.backend)(2), &model, &exact)?;
-        for chunk in subject.draw.some("chunks of states", &[1, 2, 5, 16, 31, 32, 33, 64, 65], 3) {
-            let id = driver.start(&plan.sequences[0]);
-            driver.run(id, chunk)?;
-            let chunked: Logits = vec![driver.logits(id).1.to_vec()];
-            driver.preempt(id);
-            same(&format!("chunks of {chunk} ({format})"), &chunked, &expected[..1].to_vec())?;
-        }
-        for stem in subject.draw.some("stems of states", &[1, 31, 32, 33, 50], 2) {
-            forks(subject, &model, shape.vocab, stem)?;
-        }
-        for stem in [32, 50] {
-            checkpoints(subject, &model, shape.vocab, stem)?;
-        }
+    }
+    let mut driver = Driver::new(&*(subject.backend)(2), &model, &exact)?;
+    for chunk in subject.draw.some("chunks of states", &[1, 2, 5, 16, 31, 32, 33, 64, 65], 3) {
+        let id = driver.start(&plan.sequences[0]);
+        driver.run(id, chunk)?;
+        let chunked: Logits = vec![driver.logits(id).1.to_vec()];
+        driver.preempt(id);
+        same(&format!("chunks of {chunk} ({format})"), &chunked, &expected[..1].to_vec())?;
+    }
+    for stem in subject.draw.some("stems of states", &[1, 31, 32, 33, 50], 2) {
+        forks(subject, &model, shape.vocab, stem)?;
+    }
+    for stem in [32, 50] {
+        checkpoints(subject, &model, shape.vocab, stem)?;
     }
     Ok(())
 }

@@ -36,7 +36,7 @@ impl Attend {
 
 impl Pass<'_> {
     /// Attention. Returns its output, `[rows, hidden]`.
-    pub fn attention(&mut self, op: &Attention, pending: AllPending) -> Pending {
+    pub fn attention(&mut self, op: &Attention, pending: AllPending, product: usize) -> Pending {
         let (model, buffers, rows) = (self.model, self.buffers, self.rows());
         let heads = Heads::of(&model.program, op);
         let or_q = |linear: Option<Linear>| linear.unwrap_or(op.q);
@@ -84,8 +84,8 @@ impl Pass<'_> {
                 member.set_input(&buffers.input, row, 0, attended, kinds, true);
             }
         });
-        self.multiply(self.rows(), [(op.out.matrix, &buffers.products[0])]);
-        Pending { product: 0, bias: op.out.bias, post_norm: op.post_norm, scale: 1.0 }
+        self.multiply(self.rows(), [(op.out.matrix, &buffers.products[product])]);
+        Pending { product, bias: op.out.bias, post_norm: op.post_norm, scale: 1.0 }
     }
 
     /// Attention of queries over pages.

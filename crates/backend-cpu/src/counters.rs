@@ -44,10 +44,16 @@ pub enum Kernel<'a> {
     Convolve,
     /// The delta rule.
     Delta,
+    /// The scan of Mamba-2.
+    Scan,
+    /// Products of a scan's C and B.
+    ScanDots,
     /// Norm and gate of a delta rule's results, quantization.
     NormGate,
     /// Copies of a step's last rows into the states.
     Keep,
+    /// Sum of a row's experts of their own width, quantization.
+    CombineLatent,
     /// Bias of a convolution's inputs.
     Bias,
     /// Embeddings for layers, from their table and a projection.
@@ -64,7 +70,7 @@ pub enum Kernel<'a> {
     LatentJoin,
 }
 
-const FIXED: [&str; 24] = [
+const FIXED: [&str; 27] = [
     "embed",
     "add_norm_quantize",
     "rope_store",
@@ -89,6 +95,9 @@ const FIXED: [&str; 24] = [
     "latent_store",
     "latent_values_quantize",
     "latent_join_quantize",
+    "scan",
+    "scan_dots",
+    "combine_latent_quantize",
 ];
 
 #[derive(Default)]
@@ -158,6 +167,9 @@ impl Counters {
             Kernel::LatentStore => 21,
             Kernel::LatentValues => 22,
             Kernel::LatentJoin => 23,
+            Kernel::Scan => 24,
+            Kernel::ScanDots => 25,
+            Kernel::CombineLatent => 26,
             Kernel::Products(ids) => {
                 let matrix = |id: &MatrixId| self.matrices[id.0 as usize];
                 let total: u64 = ids.iter().map(|id| matrix(id).1).sum();

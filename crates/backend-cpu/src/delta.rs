@@ -1,4 +1,4 @@
-//! Kernels of the delta rule: some columns of one value head, over rows of one chunk. See
+//! Kernels of the delta rule and of the scan of Mamba-2: some columns of one value head, over rows of one chunk. See
 //! [`paguro_backend::reference::recurrent`] for the formulas.
 //!
 //! Columns are the lanes of vectors, 16 of them a block. Every sum runs in one order whatever rows are computed
@@ -30,6 +30,17 @@ simd_kernels! {
         fn sigmoid_gate(x: &mut [f32], gate: &[f32]) = sigmoid_gate;
         /// Some rows of a chunk.
         fn rows(piece: &Piece<'_>, tiles: &mut Tiles<'_>, scratch: &mut DeltaScratch) = rows;
+        /// Some rows of a chunk of a scan, whose updates are values times their strengths. `dots` are the products of the first
+        /// row's query with the keys of the chunk's rows, and those of row `i` at `i * stride`.
+        fn scan(
+            piece: &Piece<'_>,
+            dots: &[f32],
+            stride: usize,
+            tiles: &mut Tiles<'_>,
+            scratch: &mut DeltaScratch,
+        ) = scan;
+        /// `Σ x ⊙ y`
+        fn dot(x: &[f32], y: &[f32]) -> f32 = dot;
         /// Makes the rows of a full chunk part of the matrices.
         fn fold(has_matrices: bool, key_dim: usize, tiles: &mut Tiles<'_>, scratch: &mut DeltaScratch) = fold;
     }
@@ -287,6 +298,120 @@ fn rows<S: Simd>(s: S, piece: &Piece<'_>, tiles: &mut Tiles<'_>, scratch: &mut D
             let update = s.mul(beta, s.sub(s.load_part(values), known));
             s.store(update, &mut tile[row]);
             result = s.fma(s.splat(of_query[row]), update, result);
+            let at = (index * blocks + block) * LANES;
+            s.store_part(result, &mut out[at..at + LANES]);
+        }
+    }
+}
+
+/// See [`DeltaKernels::dot`]. Summed in 16 lanes, then across.
+#[inline(always)]
+fn dot<S: Simd>(s: S, x: &[f32], y: &[f32]) -> f32 {
+    assert_eq!(x.len(), y.len());
+    let (xs, x_rest) = x.as_chunks::<LANES>();
+    let (ys, y_rest) = y.as_chunks::<LANES>();
+    let mut sum = s.mul(s.load_part(x_rest), s.load_part(y_rest));
+    for (x, y) in xs.iter().zip(ys) {
+        sum = s.fma(s.load(x), s.load(y), sum);
+    }
+    s.reduce_sum(sum)
+}
+
+/// Products of `R` rows of queries with `V` matrices, each sum in order of the queries' elements.
+#[inline(always)]
+fn query_products<S: Simd, const R: usize, const V: usize>(
+    s: S,
+    matrices: [&[Vector]; V],
+    queries: [&[f32]; R],
+) -> Sums<S, R, V> {
+    let mut sums = [[s.zero(); V]; R];
+    for element in 0..matrices[0].len() {
+        let mut row = [s.zero(); V];
+        for v in 0..V {
+            row[v] = s.load(&matrices[v][element]);
+        }
+        for r in 0..R {
+            let q = s.splat(queries[r][element]);
+            for v in 0..V {
+                sums[r][v] = s.fma(row[v], q, sums[r][v]);
+            }
+        }
+    }
+    sums
+}
+
+/// Fills `of_queries` of the scratch for all rows of a piece and all blocks.
+#[inline(always)]
+fn all_query_products<S: Simd>(s: S, piece: &Piece<'_>, matrices: &[f32], out: &mut [Vector]) {
+    let key_dim = piece.key_dim;
+    let (matrices, _) = matrices.as_chunks::<LANES>();
+    let blocks = matrices.len() / key_dim;
+    let matrix = |block: usize| &matrices[block * key_dim..(block + 1) * key_dim];
+    let query = |row: usize| &piece.queries[row * piece.stride..][..key_dim];
+    let mut row = 0;
+    while row + ROWS <= piece.rows {
+        for block in 0..blocks {
+            let rows = [row, row + 1, row + 2, row + 3];
+            let sums = query_products(s, [matrix(block)], rows.map(query));
+            for r in 0..ROWS {
+                s.store(sums[r][0], &mut out[(row + r) * blocks + block]);
+            }
+        }
+        row += ROWS;
+    }
+    for row in row..piece.rows {
+        let mut block = 0;
+        while block + BLOCKS <= blocks {
+            let several = [block, block + 1, block + 2, block + 3];
+            let sums = query_products(s, several.map(matrix), [query(row)]);
+            for v in 0..BLOCKS {
+                s.store(sums[0][v], &mut out[row * blocks + block + v]);
+            }
+            block += BLOCKS;
+        }
+        for block in block..blocks {
+            let sums = query_products(s, [matrix(block)], [query(row)]);
+            s.store(sums[0][0], &mut out[row * blocks + block]);
+        }
+    }
+}
+
+/// See [`DeltaKernels::scan`].
+#[inline(always)]
+fn scan<S: Simd>(
+    s: S,
+    piece: &Piece<'_>,
+    dots: &[f32],
+    stride: usize,
+    tiles: &mut Tiles<'_>,
+    scratch: &mut DeltaScratch,
+) {
+    let DeltaScratch { decays, of_queries, out, .. } = scratch;
+    if piece.has_matrices {
+        all_query_products(s, piece, tiles.matrices, of_queries);
+    }
+    let (updates, _) = tiles.updates.as_chunks_mut::<LANES>();
+    let blocks = updates.len() / STATE_CHUNK;
+    for index in 0..piece.rows {
+        let row = piece.first + index;
+        // Weights of the chunk's rows.
+        let mut weights = [0.0; STATE_CHUNK];
+        kept(s, decays, decays[row], &mut weights);
+        let dots = &dots[index * stride..][..=row];
+        weights.iter_mut().zip(dots).for_each(|(weight, dot)| *weight *= dot);
+        let since = simd::exp(s, s.splat(decays[row]));
+        let strength = s.splat(piece.beta[index * piece.beta_stride]);
+        let values = &piece.values[index * piece.stride..][..piece.columns];
+        for (block, values) in values.chunks(LANES).enumerate() {
+            let tile = &mut updates[block * STATE_CHUNK..(block + 1) * STATE_CHUNK];
+            s.store(s.mul(strength, s.load_part(values)), &mut tile[row]);
+            let mut result = s.zero();
+            if piece.has_matrices {
+                result = s.mul(since, s.load(&of_queries[index * blocks + block]));
+            }
+            for (update, weight) in tile.iter().zip(&weights[..=row]) {
+                result = s.fma(s.splat(*weight), s.load(update), result);
+            }
             let at = (index * blocks + block) * LANES;
             s.store_part(result, &mut out[at..at + LANES]);
         }

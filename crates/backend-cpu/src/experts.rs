@@ -13,6 +13,9 @@
 //! | down | 16 outputs of an expert | `expert rows` | `out` |
 //! | combine | row | `out`, `weights`, `products` | `products` |
 //!
+//! Experts with rows of their own width have a product with their matrix before sorting, and another one of a row's sum, before
+//! that is added.
+//!
 //! The leader sorts rows by expert between routing and sorting, so that each expert's weights are read once for all of its
 //! rows. A row of an expert is computed as a row of any product is, and a row's experts are added up in the order of
 //! their ids, so results do not depend on the batch.
@@ -20,7 +23,8 @@
 use std::ops::Range;
 
 use paguro_backend::{
-    Activation, Beside, ExpertGroups, Experts, FeedForward, MatrixId, Program, Router, Scores,
+    Activation, Beside, ExpertGroups, ExpertLatent, Experts, FeedForward, Linear, MatrixId, Program, Router,
+    Scores,
 };
 
 use crate::{
@@ -52,8 +56,12 @@ pub struct ExpertBuffers {
     pub gate: Shared<f32>,
     /// `[slots, width]`
     pub up: Shared<f32>,
-    /// Outputs of the experts, `[slots, hidden]`.
+    /// Outputs of the experts, `[slots, hidden]`, or as wide as their rows.
     pub out: Shared<f32>,
+    /// Rows of experts of their own width.
+    pub latent: Shared<f32>,
+    /// Sums of such experts, `[rows, hidden]`.
+    pub latent_out: Shared<f32>,
 }
 
 /// Largest dimensions of the mixtures of experts in a program; zeros without any.
@@ -69,6 +77,8 @@ pub struct ExpertSizes {
     pub shared: usize,
     /// Elements of a sum of experts that is normed by itself.
     pub sum: usize,
+    /// Elements of a row of experts of their own width.
+    pub latent: usize,
 }
 
 impl ExpertSizes {
@@ -82,6 +92,7 @@ impl ExpertSizes {
                     sizes.shared = sizes.shared.max(beside.dense.width);
                     sizes.sum = program.hidden;
                 }
+                sizes.latent = sizes.latent.max(experts.latent.map_or(0, |latent| latent.width));
                 sizes.count = sizes.count.max(experts.count);
                 sizes.used = sizes.used.max(experts.router.used);
                 sizes.width = sizes.width.max(experts.width);
@@ -162,33 +173,49 @@ impl Pass<'_> {
             self.dense(dense, pending, product);
             pending = AllPending::NONE;
         }
-        let inputs = Kinds::of(model, &[op.gate, op.up]);
-        let mut all = Kinds::of(model, &[op.router.linear, op.gate, op.up]);
+        let inputs = Kinds::of(model, &[op.gate.unwrap_or(op.up), op.up]);
+        let mut all = Kinds::of(model, &[op.router.linear]);
+        all = all.and(op.latent.map_or(inputs, |latent| Kinds::of(model, &[latent.down])));
         if let Some(norm) = op.router.norm {
             self.add_norm(Some(norm), pending, Kinds::of(model, &[op.router.linear]));
             self.route(&op.router, op.count);
             pending = AllPending::NONE;
         }
         if let Some(shared) = &op.shared {
-            let own = Kinds::of(model, &[shared.gate, shared.up, shared.output_gate.unwrap_or(shared.up)]);
-            all = Kinds { quantized: all.quantized || own.quantized, float: all.float || own.float };
+            let or_up = |linear: Option<Linear>| linear.unwrap_or(shared.up);
+            let linears = [or_up(shared.gate), shared.up, or_up(shared.output_gate)];
+            all = all.and(Kinds::of(model, &linears));
         }
         self.add_norm(op.norm, pending, all);
         if op.router.norm.is_none() {
             self.route(&op.router, op.count);
         }
         let grouping = std::mem::take(self.grouping);
-        self.sort_rows(&grouping, inputs);
+        match op.latent {
+            None => self.sort_rows(&grouping, inputs),
+            Some(latent) => {
+                self.multiply(rows, [(latent.down.matrix, &buffers.experts.latent)]);
+                self.add_bias(latent.down, &buffers.experts.latent, latent.width);
+                self.sort_latent(&grouping, latent.width, inputs);
+            }
+        }
         if let Some(shared) = &op.shared {
             if let Some(gate) = shared.output_gate {
                 self.multiply(rows, [(gate.matrix, &buffers.experts.output_gate)]);
             }
-            self.gated(Some(shared.gate), shared.up, shared.width, op.activation, shared.down, product);
+            self.gated(shared.gate, shared.up, shared.width, op.activation, shared.down, product);
         }
         let experts = &buffers.experts;
-        self.multiply_experts(&grouping, [(op.gate.matrix, &experts.gate), (op.up.matrix, &experts.up)]);
+        let up = (op.up.matrix, &experts.up);
+        match op.gate {
+            Some(gate) => self.multiply_experts(&grouping, [(gate.matrix, &experts.gate), up]),
+            None => self.multiply_experts(&grouping, [up]),
+        }
         self.activate_experts(op, op.activation, &grouping);
         self.multiply_experts(&grouping, [(op.down.matrix, &experts.out)]);
+        if let Some(latent) = op.latent {
+            self.combine_latent(op, latent, &grouping);
+        }
         self.combine(op, &grouping, product);
         *self.grouping = grouping;
         Pending { product, bias: None, post_norm: op.post_norm, scale: 1.0 }
@@ -253,6 +280,17 @@ impl Pass<'_> {
         });
     }
 
+    /// Copies rows of the experts' own width into the order of their experts.
+    fn sort_latent(&mut self, grouping: &Grouping, width: usize, kinds: Kinds) {
+        let buffers = &self.buffers.experts;
+        self.phase(Kernel::Sort, grouping.rows.len(), Portions::Guided(4), |member, range| {
+            for slot in range {
+                let row = member.read(&buffers.latent, grouping.rows[slot], width);
+                member.set_input(&buffers.input, slot, 0, row, kinds, true);
+            }
+        });
+    }
+
     /// Multiplies the rows of each expert with its matrices; groups of outputs of all experts are shared as one list.
     fn multiply_experts<const N: usize>(
         &mut self,
@@ -300,15 +338,31 @@ impl Pass<'_> {
                 let end = width.min(first + ACTIVATE_SLICE);
                 let at = slot * width + first..slot * width + end;
                 let expert = grouping.expert_of(slot);
-                let bias = |linear: paguro_backend::Linear| {
+                let bias = |linear: Linear| {
                     linear.bias.map(|bias| &model.vector(bias)[expert * width..][first..end])
                 };
                 // SAFETY: only this member has this slice of this slot in this phase.
                 let (gate, up) = unsafe { (buffers.gate.get_mut(at.clone()), buffers.up.get_mut(at)) };
-                let active = model.activate(Some((gate, bias(op.gate))), (up, bias(op.up)), activation);
+                let gate = op.gate.map(|linear| (gate, bias(linear)));
+                let active = model.activate(gate, (up, bias(op.up)), activation);
                 member.set_input(&buffers.input, slot, first, active, kinds, end == width);
             }
         });
+    }
+
+    /// Adds up the experts of each row, of their own width, and multiplies the sums with their matrix.
+    fn combine_latent(&mut self, op: &Experts, latent: ExpertLatent, grouping: &Grouping) {
+        let (buffers, width) = (self.buffers, latent.width);
+        let kinds = Kinds::of(self.model, &[latent.up]);
+        self.phase(Kernel::CombineLatent, self.rows(), Portions::Guided(1), |member, range| {
+            for row in range {
+                let sum = member.write(&buffers.experts.latent, row, width);
+                sum.fill(0.0);
+                member.add_experts(op, grouping, row, sum);
+                member.set_input(&buffers.input, row, 0, sum, kinds, true);
+            }
+        });
+        self.multiply(self.rows(), [(latent.up.matrix, &buffers.experts.latent_out)]);
     }
 
     /// Adds up the experts of each row.
@@ -342,15 +396,12 @@ impl Member<'_> {
                 }
             }
         }
-        let used = op.router.used;
-        for choice in row * used..(row + 1) * used {
-            let (slot, weight) = (grouping.slots[choice], self.read(&buffers.weights, choice, 1)[0]);
-            let out = self.write(&buffers.out, slot, hidden);
-            if let Some(bias) = op.down.bias {
-                let expert = grouping.expert_of(slot);
-                model.rows.add(out, &model.vector(bias)[expert * hidden..][..hidden]);
+        match op.latent {
+            None => self.add_experts(op, grouping, row, sum),
+            Some(latent) => {
+                self.add_row_bias(latent.up.bias, sum);
+                model.rows.add(sum, self.read(&buffers.latent_out, row, hidden));
             }
-            model.rows.add_scaled(sum, out, weight);
         }
         if let Some(Beside { dense, sum_norm }) = op.beside.as_deref() {
             if let Some(bias) = dense.down.bias {
@@ -363,6 +414,23 @@ impl Member<'_> {
             model.rows.add(product, normed);
         }
         self.own.sum = own_sum;
+    }
+}
+
+impl Member<'_> {
+    /// Adds the weighted outputs of a row's experts.
+    fn add_experts(&self, op: &Experts, grouping: &Grouping, row: usize, sum: &mut [f32]) {
+        let (model, buffers) = (self.model, &self.buffers.experts);
+        let (used, width) = (op.router.used, sum.len());
+        for choice in row * used..(row + 1) * used {
+            let (slot, weight) = (grouping.slots[choice], self.read(&buffers.weights, choice, 1)[0]);
+            let out = self.write(&buffers.out, slot, width);
+            if let Some(bias) = op.down.bias {
+                let expert = grouping.expert_of(slot);
+                model.rows.add(out, &model.vector(bias)[expert * width..][..width]);
+            }
+            model.rows.add_scaled(sum, out, weight);
+        }
     }
 }
 
@@ -452,7 +520,7 @@ fn largest_of(ranks: &[f32], ids: &mut [u32]) {
 
 #[cfg(test)]
 mod tests {
-    use paguro_backend::{Linear, MatrixId, reference::ops};
+    use paguro_backend::reference::ops;
     use paguro_backend_conformance::Rng;
 
     use super::*;

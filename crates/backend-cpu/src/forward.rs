@@ -29,8 +29,8 @@ use std::{
 };
 
 use paguro_backend::{
-    Activation, AttentionMode, Dense, FeedForward, Head, Layer, Linear, Matrix, MatrixId, Mixer, Norm,
-    NormKind, Outcome, Program, Residual, Step, StepError, VectorId, sampling,
+    Activation, AttentionMode, Branch, Dense, FeedForward, Head, Layer, Linear, Matrix, MatrixId, Mixer,
+    Norm, NormKind, Outcome, Program, Residual, Step, StepError, VectorId, sampling,
 };
 
 use crate::{
@@ -313,19 +313,27 @@ impl Pass<'_> {
     /// A layer. Returns what is to be added to the residual stream.
     fn layer(&mut self, layer: &Layer, before: AllPending) -> AllPending {
         let mixed = match &layer.mixer {
-            Mixer::Attention(attention) => self.attention(attention, before),
-            Mixer::Latent(latent) => self.latent(latent, before),
-            Mixer::Conv(conv) => self.short_conv(conv, before),
-            Mixer::DeltaRule(delta) => self.delta_rule(delta, before),
-            other => unreachable!("load refuses {other:?}"),
+            Mixer::None => before,
+            Mixer::Sum(all) => {
+                // They read the same stream, and so write different products.
+                let (mut branches, mut before) = ([None; 2], before);
+                for (product, (to, Branch { mixer, scale })) in branches.iter_mut().zip(all).enumerate() {
+                    let mixed = self.mix(mixer, before, product);
+                    *to = Some(Pending { scale: scale * layer.branch_scale, ..mixed });
+                    before = AllPending::NONE;
+                }
+                AllPending { branches, scale: 1.0 }
+            }
+            mixer => AllPending::of(Pending { scale: layer.branch_scale, ..self.mix(mixer, before, 0) }),
         };
-        let mixed = Pending { scale: layer.branch_scale, ..mixed };
-        // Parallel branches read the same stream, and so write different products.
-        let (before, left, product) = match layer.residual {
-            Residual::Sequential => (AllPending::of(mixed), None, 0),
-            Residual::Parallel => (AllPending::NONE, Some(mixed), 1),
+        // Parallel branches read the same stream, too.
+        let is_parallel = layer.residual == Residual::Parallel && !matches!(layer.mixer, Mixer::None);
+        let (before, left, product) = match is_parallel {
+            false => (mixed, None, 0),
+            true => (AllPending::NONE, mixed.branches[0], 1),
         };
         let fed = match &layer.ffn {
+            FeedForward::None => return AllPending { scale: mixed.scale * layer.output_scale, ..mixed },
             FeedForward::Dense(dense) => self.dense(dense, before, product),
             FeedForward::Experts(experts) => self.experts(experts, before, product),
             other => unreachable!("load refuses {other:?}"),
@@ -336,6 +344,18 @@ impl Pass<'_> {
             pending = AllPending::of(self.layer_input(input, pending));
         }
         AllPending { scale: layer.output_scale, ..pending }
+    }
+
+    /// A mixer, which writes its output to a product.
+    fn mix(&mut self, mixer: &Mixer, before: AllPending, product: usize) -> Pending {
+        match mixer {
+            Mixer::Attention(op) => self.attention(op, before, product),
+            Mixer::Latent(op) => self.latent(op, before, product),
+            Mixer::Conv(op) => self.short_conv(op, before, product),
+            Mixer::DeltaRule(op) => self.delta_rule(op, before, product),
+            Mixer::Ssd(op) => self.ssd(op, before, product),
+            other => unreachable!("load refuses {other:?}"),
+        }
     }
 
     /// Rows that are computed.
@@ -623,6 +643,11 @@ pub struct Kinds {
 }
 
 impl Kinds {
+    /// Both what these and others need.
+    pub fn and(self, other: Self) -> Self {
+        Self { quantized: self.quantized || other.quantized, float: self.float || other.float }
+    }
+
     pub fn of(model: &Model, linears: &[Linear]) -> Self {
         let any = |kind| linears.iter().any(|linear| model.matrix(linear.matrix).row_kind() == kind);
         Self { quantized: any(RowKind::Quantized), float: any(RowKind::Float) }

@@ -61,8 +61,8 @@ impl LatentSizes {
     /// Those of a program.
     pub fn of(program: &Program) -> Self {
         let mut sizes = Self::default();
-        for layer in &program.layers {
-            let Mixer::Latent(op) = &layer.mixer else { continue };
+        for mixer in program.mixers() {
+            let Mixer::Latent(op) = mixer else { continue };
             let Latent { shape, query, .. } = &**op;
             let rank = match query {
                 LatentQuery::Direct(_) => 0,
@@ -93,7 +93,7 @@ impl LatentSizes {
 
 impl Pass<'_> {
     /// Latent attention. Returns its output, `[rows, hidden]`.
-    pub fn latent(&mut self, op: &Latent, pending: AllPending) -> Pending {
+    pub fn latent(&mut self, op: &Latent, pending: AllPending, product: usize) -> Pending {
         let (model, buffers, rows) = (self.model, self.buffers, self.rows());
         let own = &buffers.latent;
         let LatentShape { heads, latent, value, .. } = op.shape;
@@ -157,9 +157,9 @@ impl Pass<'_> {
                 member.own.row = joined;
             }
         });
-        self.multiply(rows, [(op.out.matrix, &buffers.products[0])]);
+        self.multiply(rows, [(op.out.matrix, &buffers.products[product])]);
         let Linear { bias, .. } = op.out;
-        Pending { product: 0, bias, post_norm: op.post_norm, scale: 1.0 }
+        Pending { product, bias, post_norm: op.post_norm, scale: 1.0 }
     }
 
     /// Multiplies each head's rows with its matrix; groups of outputs of all heads are shared as one list.

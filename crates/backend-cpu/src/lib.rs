@@ -25,6 +25,7 @@ mod recurrent;
 mod runner;
 mod shared;
 pub mod simd;
+mod ssd;
 mod states;
 mod team;
 

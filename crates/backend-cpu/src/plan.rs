@@ -30,7 +30,7 @@ impl Heads {
     /// Those of the layers of each K/V group; `None` if they differ between layers of a group.
     pub fn of_groups(program: &Program) -> Option<Vec<Self>> {
         let of_group = |(index, group): (usize, &paguro_backend::KvGroup)| {
-            let attends = program.layers.iter().filter_map(|layer| layer.mixer.attends());
+            let attends = program.mixers().filter_map(paguro_backend::Mixer::attends);
             let mut heads = attends.filter(|(kv, _)| kv.group == index).map(|(_, heads)| heads);
             let queries = heads.next().unwrap_or(group.kv_heads);
             let divides = group.kv_heads > 0 && queries.is_multiple_of(group.kv_heads);

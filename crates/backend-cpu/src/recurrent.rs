@@ -11,12 +11,14 @@
 //! | norm, gate, quantize | row | `out`, `z` | `rows` |
 //! | keep | sequence | `mixed`, `convolved`, `decay`, states | inputs, keys and decays of states |
 //! | project | 16 outputs | `rows` | `product` |
+//!
+//! The scan of Mamba-2 is in `ssd.rs`.
 
 use std::ops::Range;
 
 use paguro_backend::{
-    Activation, Convolution, DeltaRule, Linear, LoadError, Mixer, Program, STATE_CHUNK, ShortConv, StateUse,
-    StepSequence, VectorId,
+    Activation, Convolution, DeltaRule, DeltaShape, Linear, LoadError, Mixer, Program, STATE_CHUNK,
+    ShortConv, Ssd, StateUse, StepSequence, VectorId,
 };
 
 use crate::{
@@ -39,24 +41,51 @@ pub struct RecurrentBuffers {
     pub z: Shared<f32>,
     /// a, and then decays, `[rows, value_heads]`.
     pub decay: Shared<f32>,
-    /// b, and then strengths, `[rows, value_heads]`.
+    /// b, and then strengths, or steps of a scan, `[rows, value_heads]`.
     pub beta: Shared<f32>,
-    /// Results of the delta rule, `[rows, value_heads * value_dim]`.
+    /// Products of a scan's C with B of the rows of the chunk, `[rows, key_heads, STATE_CHUNK]`.
+    pub dots: Shared<f32>,
+    /// Results of the delta rule or the scan, `[rows, value_heads * value_dim]`.
     pub out: Shared<f32>,
 }
 
 /// A convolution's input in `mixed`.
 #[derive(Clone, Copy)]
-enum Inputs {
+pub enum Inputs {
     /// A row.
     Plain,
     /// `b ⊙ u` of a row of b, c and u.
     Product,
 }
 
+/// Value heads of a delta rule or a scan.
+pub struct Heads<'a> {
+    pub shape: &'a DeltaShape,
+    /// Index of the layer's state.
+    pub state: usize,
+    pub rule: Rule<'a>,
+}
+
+/// The rule that value heads compute.
+#[derive(Clone, Copy)]
+pub enum Rule<'a> {
+    Delta(&'a DeltaRule),
+    Scan(&'a Ssd),
+}
+
+impl Heads<'_> {
+    /// Key head of a value head.
+    fn key_head(&self, value_head: usize) -> usize {
+        match self.rule {
+            Rule::Delta(op) => op.key_head(value_head),
+            Rule::Scan(op) => op.key_head(value_head),
+        }
+    }
+}
+
 impl Pass<'_> {
     /// A short convolution. Returns its output, `[rows, hidden]`.
-    pub fn short_conv(&mut self, op: &ShortConv, pending: AllPending) -> Pending {
+    pub fn short_conv(&mut self, op: &ShortConv, pending: AllPending, product: usize) -> Pending {
         let (model, buffers) = (self.model, self.buffers);
         let mixed = &buffers.recurrent.mixed;
         let width = op.width;
@@ -80,15 +109,15 @@ impl Pass<'_> {
                 member.keep_inputs(sequence, op.state, Inputs::Product);
             }
         });
-        self.multiply(self.rows(), [(op.out.matrix, &buffers.products[0])]);
-        Pending { product: 0, bias: op.out.bias, post_norm: op.post_norm, scale: 1.0 }
+        self.multiply(self.rows(), [(op.out.matrix, &buffers.products[product])]);
+        Pending { product, bias: op.out.bias, post_norm: op.post_norm, scale: 1.0 }
     }
 
     /// The gated delta rule. Returns its output, `[rows, hidden]`.
-    pub fn delta_rule(&mut self, op: &DeltaRule, pending: AllPending) -> Pending {
+    pub fn delta_rule(&mut self, op: &DeltaRule, pending: AllPending, product: usize) -> Pending {
         let (model, buffers, step) = (self.model, self.buffers, self.step);
         let own = &buffers.recurrent;
-        let (heads, channels, width) = (op.shape.value_heads, op.shape.channels(), op.shape.value_width());
+        let (channels, width) = (op.shape.channels(), op.shape.value_width());
         self.add_norm(op.norm, pending, Kinds::of(model, &[op.qkv, op.gate, op.alpha, op.beta]));
         let inputs = [(op.qkv, &own.mixed), (op.gate, &own.z), (op.alpha, &own.decay), (op.beta, &own.beta)];
         self.multiply(self.rows(), inputs.map(|(linear, out)| (linear.matrix, out)));
@@ -100,18 +129,8 @@ impl Pass<'_> {
                 member.finish_inputs(op, row, out);
             }
         });
-        // Few heads are cut, so that all threads have some.
-        let blocks = blocks(&op.shape);
-        let cut = if step.sequences.len() * heads < 2 * self.team.threads() { 1 } else { blocks };
-        let cuts = blocks.div_ceil(cut);
-        let count = step.sequences.len() * heads * cuts;
-        self.phase(Kernel::Delta, count, Portions::Single, |member, range| {
-            for unit in range {
-                let (head, first) = (unit / cuts % heads, unit % cuts * cut);
-                let columns = first..blocks.min(first + cut);
-                member.delta_head(op, unit / cuts / heads, head, columns);
-            }
-        });
+        let heads = Heads { shape: &op.shape, state: op.state, rule: Rule::Delta(op) };
+        self.delta_heads(Kernel::Delta, &heads);
         let kinds = Kinds::of(model, &[op.out]);
         self.phase(Kernel::NormGate, self.rows(), Portions::Guided(1), |member, range| {
             for row in range {
@@ -130,15 +149,31 @@ impl Pass<'_> {
         self.phase(Kernel::Keep, step.sequences.len(), Portions::Single, |member, range| {
             for sequence in range {
                 member.keep_inputs(sequence, op.state, Inputs::Plain);
-                member.keep_rows(op, sequence);
+                member.keep_rows(&op.shape, op.state, sequence);
             }
         });
-        self.multiply(self.rows(), [(op.out.matrix, &buffers.products[0])]);
-        Pending { product: 0, bias: op.out.bias, post_norm: op.post_norm, scale: 1.0 }
+        self.multiply(self.rows(), [(op.out.matrix, &buffers.products[product])]);
+        Pending { product, bias: op.out.bias, post_norm: op.post_norm, scale: 1.0 }
+    }
+
+    /// Phase: all rows of the step in all value heads.
+    pub fn delta_heads(&mut self, kernel: Kernel<'_>, op: &Heads<'_>) {
+        let (sequences, heads) = (self.step.sequences.len(), op.shape.value_heads);
+        // Few heads are cut, so that all threads have some.
+        let blocks = blocks(op.shape);
+        let cut = if sequences * heads < 2 * self.team.threads() { 1 } else { blocks };
+        let cuts = blocks.div_ceil(cut);
+        self.phase(kernel, sequences * heads * cuts, Portions::Single, |member, range| {
+            for unit in range {
+                let (head, first) = (unit / cuts % heads, unit % cuts * cut);
+                let columns = first..blocks.min(first + cut);
+                member.delta_head(op, unit / cuts / heads, head, columns);
+            }
+        });
     }
 
     /// Phase, if there is a bias: adds it, because other rows read this one in the next phase.
-    fn add_bias(&mut self, linear: Linear, to: &Shared<f32>, width: usize) {
+    pub fn add_bias(&mut self, linear: Linear, to: &Shared<f32>, width: usize) {
         if linear.bias.is_some() {
             self.phase(Kernel::Bias, self.rows(), Portions::Guided(4), |member, range| {
                 for row in range {
@@ -154,19 +189,21 @@ fn copies_from(state: StateUse) -> bool {
     state.read != state.write
 }
 
-fn state_of(sequence: &StepSequence) -> StateUse {
+/// State of a sequence.
+pub fn state_of(sequence: &StepSequence) -> StateUse {
     sequence.state.expect("validated")
 }
 
 impl Member<'_> {
-    fn add_row_bias(&self, bias: Option<VectorId>, x: &mut [f32]) {
+    /// Adds a bias to a row, if there is one.
+    pub fn add_row_bias(&self, bias: Option<VectorId>, x: &mut [f32]) {
         if let Some(bias) = bias {
             self.model.rows.add(x, self.model.vector(bias));
         }
     }
 
     /// The convolution of a row.
-    fn convolve(&mut self, op: &Convolution, layer: usize, row: usize, inputs: Inputs, out: &mut [f32]) {
+    pub fn convolve(&mut self, op: &Convolution, layer: usize, row: usize, inputs: Inputs, out: &mut [f32]) {
         let (model, place) = (self.model, self.states.place(layer));
         let sequence = &self.step.sequences[self.plan.sequence(row)];
         let state = state_of(sequence);
@@ -231,10 +268,10 @@ impl Member<'_> {
     }
 
     /// All rows of a sequence in some blocks of columns of a value head.
-    fn delta_head(&mut self, op: &DeltaRule, index: usize, head: usize, columns: Range<usize>) {
+    fn delta_head(&mut self, op: &Heads<'_>, index: usize, head: usize, columns: Range<usize>) {
         let (model, own) = (self.model, &self.buffers.recurrent);
         let sequence = &self.step.sequences[index];
-        let (state, place, shape) = (state_of(sequence), self.states.place(op.state), &op.shape);
+        let (state, place, shape) = (state_of(sequence), self.states.place(op.state), op.shape);
         let start = sequence.start;
         let (matrices, updates) = (place.matrices(head, &columns), place.updates(head, &columns));
         // SAFETY: only this member has these columns of this head in this phase, and no sequence of the step reads a
@@ -253,11 +290,15 @@ impl Member<'_> {
             }
         }
         let mut tiles = Tiles { matrices: matrices_mut, updates: updates_mut };
-        let key = op.key_head(head) * shape.key_dim..(op.key_head(head) + 1) * shape.key_dim;
+        let key_head = op.key_head(head);
+        let key = key_head * shape.key_dim..(key_head + 1) * shape.key_dim;
         let scratch = &mut self.own.delta;
-        // Keys and decays of the rows of the open chunk, which is full if this step's first row begins another one.
+        // Keys and decays of the rows of the open chunk, which is full if this step's first row begins another one. A scan
+        // only needs keys to fold them.
         let open = if start == 0 { 0 } else { (start - 1) % STATE_CHUNK + 1 };
-        for row in 0..open {
+        let folds = (sequence.len() - 1) / STATE_CHUNK > (start.max(1) - 1) / STATE_CHUNK;
+        let needs_keys = folds || matches!(op.rule, Rule::Delta(_));
+        for row in 0..if needs_keys { open } else { 0 } {
             // SAFETY: nobody writes keys or decays of states in this phase.
             scratch.set_key(row, unsafe { &self.states.get(state.read, place.keys(row))[key.clone()] });
         }
@@ -283,7 +324,9 @@ impl Member<'_> {
             let betas = unsafe { own.beta.get(row * heads..(row + rows) * heads) };
             for index in 0..rows {
                 let keys = &inputs[index * stride + shape.key_width()..][..shape.key_width()];
-                scratch.set_key(first + index, &keys[key.clone()]);
+                if needs_keys {
+                    scratch.set_key(first + index, &keys[key.clone()]);
+                }
                 let decay = self.buffers.recurrent.decay_of(row + index, head, heads);
                 let before = if first + index == 0 { 0.0 } else { scratch.decays[first + index - 1] };
                 scratch.decays[first + index] = before + decay;
@@ -300,7 +343,15 @@ impl Member<'_> {
                 key_dim: shape.key_dim,
                 columns: width,
             };
-            model.delta.rows(&piece, &mut tiles, scratch);
+            match op.rule {
+                Rule::Delta(_) => model.delta.rows(&piece, &mut tiles, scratch),
+                Rule::Scan(_) => {
+                    let stride = shape.key_heads * STATE_CHUNK;
+                    // SAFETY: only read in this phase.
+                    let dots = unsafe { own.dots.get(row * stride..(row + rows) * stride) };
+                    model.delta.scan(&piece, &dots[key_head * STATE_CHUNK..], stride, &mut tiles, scratch);
+                }
+            }
             let all = columns.len() * LANES;
             for (index, result) in scratch.out.chunks_exact(all).take(rows).enumerate() {
                 let at = (row + index) * shape.value_width() + head * shape.value_dim + first_column;
@@ -313,7 +364,7 @@ impl Member<'_> {
     }
 
     /// Keeps the last inputs of a convolution in the state.
-    fn keep_inputs(&mut self, index: usize, layer: usize, inputs: Inputs) {
+    pub fn keep_inputs(&mut self, index: usize, layer: usize, inputs: Inputs) {
         let place = self.states.place(layer);
         let sequence = &self.step.sequences[index];
         let (state, start, end) = (state_of(sequence), sequence.start, sequence.len());
@@ -332,8 +383,8 @@ impl Member<'_> {
     }
 
     /// Keeps keys and decays of the rows of the open chunk in the state.
-    fn keep_rows(&self, op: &DeltaRule, index: usize) {
-        let (place, shape) = (self.states.place(op.state), &op.shape);
+    pub fn keep_rows(&self, shape: &DeltaShape, layer: usize, index: usize) {
+        let place = self.states.place(layer);
         let sequence = &self.step.sequences[index];
         let (state, start, end) = (state_of(sequence), sequence.start, sequence.len());
         let chunk = (end - 1) / STATE_CHUNK * STATE_CHUNK;
@@ -390,6 +441,8 @@ pub struct RecurrentSizes {
     channels: usize,
     values: usize,
     heads: usize,
+    /// Key heads of scans.
+    groups: usize,
     key_dim: usize,
     value_dim: usize,
     /// Widest row of a short convolution.
@@ -400,22 +453,26 @@ impl RecurrentSizes {
     /// Of a program.
     pub fn of(program: &Program) -> Self {
         let mut sizes = Self::default();
-        for layer in &program.layers {
-            match &layer.mixer {
+        for mixer in program.mixers() {
+            let shape = match mixer {
                 Mixer::Conv(op) => {
                     sizes.mixed = sizes.mixed.max(3 * op.width);
                     sizes.conv = sizes.conv.max(op.width);
+                    continue;
                 }
-                Mixer::DeltaRule(DeltaRule { shape, .. }) => {
-                    sizes.mixed = sizes.mixed.max(shape.channels());
-                    sizes.channels = sizes.channels.max(shape.channels());
-                    sizes.values = sizes.values.max(shape.value_width());
-                    sizes.heads = sizes.heads.max(shape.value_heads);
-                    sizes.key_dim = sizes.key_dim.max(shape.key_dim);
-                    sizes.value_dim = sizes.value_dim.max(shape.value_dim);
+                Mixer::DeltaRule(op) => &op.shape,
+                Mixer::Ssd(op) => {
+                    sizes.groups = sizes.groups.max(op.shape.key_heads);
+                    &op.shape
                 }
-                _ => {}
-            }
+                _ => continue,
+            };
+            sizes.mixed = sizes.mixed.max(shape.channels());
+            sizes.channels = sizes.channels.max(shape.channels());
+            sizes.values = sizes.values.max(shape.value_width());
+            sizes.heads = sizes.heads.max(shape.value_heads);
+            sizes.key_dim = sizes.key_dim.max(shape.key_dim);
+            sizes.value_dim = sizes.value_dim.max(shape.value_dim);
         }
         sizes
     }
@@ -437,7 +494,7 @@ impl RecurrentSizes {
 
     /// Floats of the buffers for each row.
     pub fn floats(&self) -> usize {
-        self.mixed + self.channels + 2 * self.values + 2 * self.heads
+        self.mixed + self.channels + 2 * self.values + 2 * self.heads + self.groups * STATE_CHUNK
     }
 
     /// # Errors
@@ -450,6 +507,7 @@ impl RecurrentSizes {
             z: floats(self.values, "gates of delta rules")?,
             decay: floats(self.heads, "decays of delta rules")?,
             beta: floats(self.heads, "strengths of delta rules")?,
+            dots: floats(self.groups * STATE_CHUNK, "products of scans")?,
             out: floats(self.values, "results of delta rules")?,
         })
     }

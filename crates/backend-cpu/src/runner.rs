@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use paguro_backend::{
     Activation, AttentionMode, FeedForward, KernelCount, Layer, Limits, LoadError, Mixer, Outcome, PageMove,
-    Program, Runner, Step, StepError, StepOutput, Ticket, Weights,
+    Program, Residual, Runner, Step, StepError, StepOutput, Ticket, Weights,
 };
 
 use crate::{
@@ -234,8 +234,14 @@ impl Sizes {
             attention_gate: if has_gate { rows * q } else { 0 },
             rows,
             hidden,
-            widest: hidden.max(ffn).max(q).max(experts.count).max(recurrent.widest()).max(latent.widest()),
-            widest_expert: if experts.count > 0 { hidden.max(experts.width) } else { 0 },
+            widest: hidden
+                .max(ffn)
+                .max(q)
+                .max(experts.count)
+                .max(experts.latent)
+                .max(recurrent.widest())
+                .max(latent.widest()),
+            widest_expert: if experts.count > 0 { hidden.max(experts.width).max(experts.latent) } else { 0 },
             partial_count,
             tile_partial,
             q: rows * q,
@@ -290,6 +296,8 @@ impl Sizes {
                 )?,
             },
             experts: ExpertBuffers {
+                latent: floats(self.rows * self.experts.latent, "rows of experts")?,
+                latent_out: floats(if self.experts.latent > 0 { stream } else { 0 }, "sums of experts")?,
                 logits: floats(self.rows * self.experts.count, "a router")?,
                 output_gate: floats(self.rows, "a shared expert")?,
                 ids: Shared::new(slots, "chosen experts")?,
@@ -297,7 +305,10 @@ impl Sizes {
                 input: Self::input(slots, self.widest_expert)?,
                 gate: floats(slots * self.experts.width, "experts")?,
                 up: floats(slots * self.experts.width, "experts")?,
-                out: floats(if slots > 0 { slots * self.hidden } else { 0 }, "experts")?,
+                out: floats(
+                    if slots > 0 { slots * self.hidden.max(self.experts.latent) } else { 0 },
+                    "experts",
+                )?,
             },
         })
     }
@@ -310,7 +321,9 @@ impl Sizes {
         let shared = 3 * self.rows * self.hidden
             + 2 * (self.q + self.kv + self.ffn)
             + self.rows * (self.widest + self.experts.count + 1)
-            + slots * (2 * self.experts.width + self.widest_expert + self.hidden + 2)
+            + slots
+                * (2 * self.experts.width + self.widest_expert + self.hidden.max(self.experts.latent) + 2)
+            + self.rows * (self.experts.latent + if self.experts.latent > 0 { self.hidden } else { 0 })
             + self.rows * self.recurrent.floats()
             + self.attention_gate
             + self.rows * self.layer_embeds
@@ -354,9 +367,12 @@ fn heads(program: &Program) -> Result<Vec<Heads>, LoadError> {
     })
 }
 
-/// The first of the last layers that store nothing for later rows, if there are some (Gemma 4 E2B: 20 of 35).
+/// The first of the last layers that store nothing for later rows, if there are some (Gemma 4 E2B: 20 of 35; a feed-forward
+/// network of Nemotron-H at the end).
 fn tail(program: &Program) -> Option<usize> {
-    let stores = |layer: &Layer| !matches!(&layer.mixer, Mixer::Attention(op) if op.k.is_none());
+    let stores = |layer: &Layer| {
+        layer.mixer.parts().any(|mixer| !matches!(mixer, Mixer::Attention(op) if op.k.is_none()))
+    };
     let first = program.layers.iter().rposition(stores).map_or(0, |last| last + 1);
     (first < program.layers.len()).then_some(first)
 }
@@ -367,17 +383,28 @@ fn check_supported(program: &Program) -> Result<(), LoadError> {
         Err(LoadError::Unsupported { device: "cpu".into(), what, supported: supported.into() })
     };
     for layer in &program.layers {
-        let known = matches!(
-            layer.mixer,
-            Mixer::Attention(_) | Mixer::Latent(_) | Mixer::Conv(_) | Mixer::DeltaRule(_)
-        );
-        if !known {
+        let is_known = |mixer: &Mixer| {
+            matches!(
+                mixer,
+                Mixer::Attention(_) | Mixer::Latent(_) | Mixer::Conv(_) | Mixer::DeltaRule(_) | Mixer::Ssd(_)
+            )
+        };
+        if let Some(mixer) = layer.mixer.parts().find(|mixer| !is_known(mixer)) {
             return unsupported(
-                format!("{:?}", layer.mixer),
-                "attention, latent attention, short convolutions and gated delta rules work",
+                format!("{mixer:?}"),
+                "attention, latent attention, short convolutions, gated delta rules and scans work",
             );
         }
+        if let Mixer::Sum(branches) = &layer.mixer {
+            let is_parallel = layer.residual == Residual::Parallel;
+            if branches.len() > 2 || is_parallel {
+                let beside = if is_parallel { " beside a feed-forward network" } else { "" };
+                let what = format!("a sum of {} mixers{beside}", branches.len());
+                return unsupported(what, "sums of two before a network work");
+            }
+        }
         let activation = match &layer.ffn {
+            FeedForward::None => continue,
             FeedForward::Dense(dense) => dense.activation,
             FeedForward::Experts(experts) => {
                 if !matches!(

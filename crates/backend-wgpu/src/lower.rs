@@ -13,6 +13,7 @@ mod launch;
 mod layer_input;
 mod products;
 mod recurrent;
+mod ssd;
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -425,6 +426,7 @@ impl<'a> Lowering<'a> {
                 Op::LayerInput(op) => before = self.layer_input(op, before, next, &mut body)?,
                 Op::Scale(scale) => before = self.scale(*scale, before, &mut body)?,
                 Op::DeltaRule(op) => before = self.delta_rule(op, before, next, &mut body)?,
+                Op::Ssd(op) => before = self.ssd(op, before, next, &mut body)?,
                 Op::NormGateUp(op) => {
                     let Some(Op::DownAdd(next)) = next else { return Err(self.order()) };
                     let linears: Vec<&Linear> = op.gate.iter().chain([&op.up]).collect();

@@ -5,7 +5,7 @@
 use paguro_backend::{
     Activation, Attention, DeltaRule, Dense, Experts, FeedForward, KvSlot, Latent, Layer, LayerEmbeds,
     LayerInput, Linear, LoadError, MatrixId, Mixer, Norm, NormKind, PositionScale, QkNorm, Residual, Rope,
-    Scores, ShortConv, StateLayout, VectorId,
+    Scores, ShortConv, Ssd, StateLayout, VectorId,
 };
 
 /// Experts of a mixture, at most: a workgroup has the scores of all of them.
@@ -30,9 +30,9 @@ pub struct Program {
     pub state: StateLayout,
     /// Rotary embeddings, referred to by [`NormQkvRopeStore::rope`].
     pub ropes: Vec<Rope>,
-    /// `Embed` and perhaps `LayerEmbeds`, then per layer either `NormQkvRopeStore`, `Attend` and `ProjectAdd` or `ShortConv` or
-    /// `DeltaRule` or `Latent`, either `NormGateUp` and `DownAdd` or `Experts`, and perhaps `Join`, `LayerInput` and `Scale`;
-    /// then `NormLogits`.
+    /// `Embed` and perhaps `LayerEmbeds`, then per layer either `NormQkvRopeStore`, `Attend` and `ProjectAdd` or `ShortConv`,
+    /// `DeltaRule`, `Ssd`, `Latent` or nothing, either `NormGateUp` and `DownAdd` or `Experts` or nothing, and perhaps `Join`,
+    /// `LayerInput` and `Scale`; then `NormLogits`.
     pub ops: Vec<Op>,
 }
 
@@ -102,6 +102,8 @@ pub enum Op {
     ShortConv(Box<ShortConvAdd>),
     /// A whole delta rule.
     DeltaRule(Box<DeltaRuleAdd>),
+    /// A whole scan of Mamba-2.
+    Ssd(Box<SsdAdd>),
     /// `h = norm(x)`; `g = activation(h·Wgateᵀ) ⊙ (h·Wupᵀ)`
     NormGateUp(NormGateUp),
     /// `x += post_norm(g·Wᵀ + b)`
@@ -219,6 +221,15 @@ pub struct ShortConvAdd {
 pub struct DeltaRuleAdd {
     /// The rule.
     pub delta: DeltaRule,
+    /// How its output is added.
+    pub add: Add,
+}
+
+/// See [`Op::Ssd`].
+#[derive(Clone, Debug)]
+pub struct SsdAdd {
+    /// The mixer.
+    pub ssd: Ssd,
     /// How its output is added.
     pub add: Add,
 }
@@ -392,7 +403,8 @@ impl Lowering<'_> {
     }
 
     fn layer(&self, layer: &Layer, ops: &mut Vec<Op>) -> Result<(), LoadError> {
-        let waits = layer.residual == Residual::Parallel;
+        let has_both = !matches!(layer.mixer, Mixer::None) && !matches!(layer.ffn, FeedForward::None);
+        let waits = layer.residual == Residual::Parallel && has_both;
         let add = |post_norm| Add { post_norm, scale: layer.branch_scale, waits };
         let mixer = match &layer.mixer {
             Mixer::Attention(attention) => {
@@ -418,6 +430,16 @@ impl Lowering<'_> {
                 ops.push(Op::Latent(Box::new(LatentAdd { latent: (**latent).clone(), add })));
                 add
             }
+            Mixer::Ssd(ssd) => {
+                let (add, key_dim) = (add(ssd.post_norm), ssd.shape.key_dim);
+                let fits = key_dim <= MOST_KEY_DIM;
+                self.require(fits, &format!("scans with states of {key_dim} elements"))?;
+                ops.push(Op::Ssd(Box::new(SsdAdd { ssd: (**ssd).clone(), add })));
+                add
+            }
+            Mixer::Sum(_) => return self.refuse("sums of mixers"),
+            // Nothing reads it: there is no `Join` without a mixer.
+            Mixer::None => add(None),
             _ => return self.refuse(NEWER),
         };
         let ffn = match &layer.ffn {
@@ -435,11 +457,13 @@ impl Lowering<'_> {
                     matches!(experts.router.scores, Scores::Softmax | Scores::Sigmoid),
                     "a router of a kind that is newer than this backend",
                 )?;
+                self.require(experts.latent.is_none(), "experts with rows of their own width")?;
                 let most = experts.count <= MOST_EXPERTS;
                 self.require(most, &format!("a mixture of experts with {} experts", experts.count))?;
                 ops.push(Op::Experts(Box::new(ExpertsAdd { experts: experts.clone(), add })));
                 add
             }
+            FeedForward::None => add(None),
             _ => return self.refuse(NEWER),
         };
         if waits {

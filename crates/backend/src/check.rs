@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use crate::{
     Activation, Attention, Beside, Convolution, DeltaRule, Dense, ExpertGroups, Experts, FeedForward, Head,
     KvSlot, Latent, LatentQuery, LatentShape, LayerEmbeds, LayerInput, Linear, LoadError, Matrix, MatrixId,
-    Mixer, Norm, NormKind, Program, QkNormKind, SharedExpert, ShortConv, StateShape, VectorId, Weights,
+    Mixer, Norm, NormKind, Program, QkNormKind, SharedExpert, ShortConv, Ssd, StateShape, VectorId, Weights,
 };
 
 impl Program {
@@ -35,25 +35,9 @@ impl Program {
         for layer in &self.layers {
             finite("the scale of a layer's branches", layer.branch_scale)?;
             finite("the scale of a layer's output", layer.output_scale)?;
-            match &layer.mixer {
-                Mixer::Attention(attention) => {
-                    self.check_attention(attention, &weights)?;
-                    let place = attention.kv;
-                    match attention.k {
-                        Some(_) => drop(stored.insert(place)),
-                        None => require(stored.contains(&place), || {
-                            format!("no earlier layer stores K and V at {place:?}")
-                        })?,
-                    }
-                }
-                Mixer::Latent(latent) => {
-                    self.check_latent(latent, &weights)?;
-                    stored.insert(latent.kv);
-                }
-                Mixer::Conv(conv) => self.check_conv(conv, &weights)?,
-                Mixer::DeltaRule(delta) => self.check_delta(delta, &weights)?,
-            }
+            self.check_mixer(&layer.mixer, &mut stored, &weights)?;
             match &layer.ffn {
+                FeedForward::None => {}
                 FeedForward::Dense(dense) => weights.dense(dense)?,
                 FeedForward::Experts(experts) => weights.experts(experts)?,
             }
@@ -66,6 +50,45 @@ impl Program {
         weights.norm(norm, hidden)?;
         finite("the scale of logits", *scale)?;
         weights.linear(linear, vocab, hidden)
+    }
+
+    /// `stored`: where earlier layers store K and V.
+    fn check_mixer(
+        &self,
+        mixer: &Mixer,
+        stored: &mut HashSet<KvSlot>,
+        weights: &Checker<'_>,
+    ) -> Result<(), LoadError> {
+        match mixer {
+            Mixer::None => {}
+            Mixer::Attention(attention) => {
+                self.check_attention(attention, weights)?;
+                let place = attention.kv;
+                match attention.k {
+                    Some(_) => drop(stored.insert(place)),
+                    None => require(stored.contains(&place), || {
+                        format!("no earlier layer stores K and V at {place:?}")
+                    })?,
+                }
+            }
+            Mixer::Latent(latent) => {
+                self.check_latent(latent, weights)?;
+                stored.insert(latent.kv);
+            }
+            Mixer::Conv(conv) => self.check_conv(conv, weights)?,
+            Mixer::DeltaRule(delta) => self.check_delta(delta, weights)?,
+            Mixer::Ssd(ssd) => self.check_ssd(ssd, weights)?,
+            Mixer::Sum(branches) => {
+                require(branches.len() > 1, || format!("a sum of {} mixers", branches.len()))?;
+                for branch in branches {
+                    let is_one = !matches!(branch.mixer, Mixer::None | Mixer::Sum(_));
+                    require(is_one, || "a sum of no mixers".to_owned())?;
+                    finite("the scale of a mixer", branch.scale)?;
+                    self.check_mixer(&branch.mixer, stored, weights)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     fn check_attention(&self, attention: &Attention, weights: &Checker<'_>) -> Result<(), LoadError> {
@@ -222,6 +245,41 @@ impl Program {
         self.check_state(op.state, StateShape { rows, channels: shape.channels(), delta: Some(*shape) })
     }
 
+    fn check_ssd(&self, op: &Ssd, weights: &Checker<'_>) -> Result<(), LoadError> {
+        let Ssd { norm, shape, cbv, gate, gate_scale, dt, dt_scale, dt_bias, dt_limits, .. } = op;
+        let (heads, hidden, width) = (shape.value_heads, self.hidden, shape.value_width());
+        nonzero("a dimension of a scan", &[shape.key_heads, heads, shape.key_dim, shape.value_dim])?;
+        require(heads.is_multiple_of(shape.key_heads), || {
+            format!("{heads} heads of a scan cannot share {} groups evenly", shape.key_heads)
+        })?;
+        weights.optional_norm(*norm, hidden)?;
+        weights.linear(cbv, shape.channels(), hidden)?;
+        weights.linear(gate, width, hidden)?;
+        weights.linear(dt, heads, hidden)?;
+        finite("the scale of a scan's gate", *gate_scale)?;
+        finite("the scale of a scan's steps", *dt_scale)?;
+        weights.vector(*dt_bias, heads)?;
+        require(0.0 <= dt_limits.0 && dt_limits.0 <= dt_limits.1, || {
+            format!("steps of a scan between {} and {}", dt_limits.0, dt_limits.1)
+        })?;
+        let rows = weights.convolution(&op.convolution, shape.channels())?;
+        weights.vector(op.decay, heads)?;
+        let decays = weights.weights.vector(op.decay);
+        require(decays.iter().all(|decay| decay.is_finite() && *decay <= 0.0), || {
+            "a decay of a scan that grows".to_owned()
+        })?;
+        weights.vector(op.skip, heads)?;
+        if let Some(norm) = op.out_norm.norm() {
+            require(norm.groups > 0 && width.is_multiple_of(norm.groups), || {
+                format!("norms of {} groups of {width} elements", norm.groups)
+            })?;
+            weights.vector(norm.weight, width)?;
+        }
+        weights.linear(&op.out, hidden, width)?;
+        weights.optional_norm(op.post_norm, hidden)?;
+        self.check_state(op.state, StateShape { rows, channels: shape.channels(), delta: Some(*shape) })
+    }
+
     fn check_state(&self, index: usize, needed: StateShape) -> Result<(), LoadError> {
         let found = self.state.layers.get(index);
         require(found == Some(&needed), || format!("state {index} is {found:?}, a layer needs {needed:?}"))
@@ -229,7 +287,7 @@ impl Program {
 
     /// Every state belongs to one layer.
     fn check_states(&self) -> Result<(), LoadError> {
-        let mut used: Vec<usize> = self.layers.iter().filter_map(|layer| layer.mixer.state()).collect();
+        let mut used: Vec<usize> = self.mixers().filter_map(Mixer::state).collect();
         used.sort_unstable();
         let all = used.iter().copied().eq(0..self.state.layers.len());
         require(all, || format!("layers use the states {used:?} of {}", self.state.layers.len()))
@@ -273,9 +331,11 @@ impl Checker<'_> {
     }
 
     fn experts(&self, experts: &Experts) -> Result<(), LoadError> {
-        let Experts { norm, router, count, width, gate, up, activation: _, down, shared, beside, post_norm } =
+        let Experts { norm, router, count, width, latent, gate, up, down, shared, beside, post_norm, .. } =
             experts;
         let (count, width, hidden) = (*count, *width, self.hidden);
+        let clamped = matches!(experts.activation, Activation::ClampedSwiglu { .. });
+        require(gate.is_some() || !clamped, || "clamped SwiGLU without a gate".to_owned())?;
         nonzero("a dimension of a mixture of experts", &[count, width, router.used])?;
         require(router.used <= count, || format!("{} of {count} experts for each row", router.used))?;
         finite("the factor of a router's weights", router.factor)?;
@@ -295,12 +355,22 @@ impl Checker<'_> {
             format!("a router in {}; F32, F16 and BF16 work", matrix.format)
         })?;
         router.selection_bias.iter().try_for_each(|&bias| self.vector(bias, count))?;
-        self.stack(gate, count, width, hidden)?;
-        self.stack(up, count, width, hidden)?;
-        self.stack(down, count, hidden, width)?;
-        if let Some(SharedExpert { width, gate, up, down, output_gate }) = shared {
+        let expert_row = latent.map_or(hidden, |latent| latent.width);
+        if let Some(latent) = latent {
+            nonzero("the width of rows of experts", &[latent.width])?;
+            require(beside.is_none(), || "rows of their own of experts beside a network".to_owned())?;
+            self.linear(&latent.down, latent.width, hidden)?;
+            self.linear(&latent.up, hidden, latent.width)?;
+        }
+        gate.iter().try_for_each(|gate| self.stack(gate, count, width, expert_row))?;
+        self.stack(up, count, width, expert_row)?;
+        self.stack(down, count, expert_row, width)?;
+        if let Some(SharedExpert { width, gate: own_gate, up, down, output_gate }) = shared {
             nonzero("the width of a shared expert", &[*width])?;
-            self.linear(gate, *width, hidden)?;
+            require(own_gate.is_some() == gate.is_some(), || {
+                "gates of a shared expert or of the others only".to_owned()
+            })?;
+            own_gate.iter().try_for_each(|gate| self.linear(gate, *width, hidden))?;
             self.linear(up, *width, hidden)?;
             self.linear(down, hidden, *width)?;
             output_gate.iter().try_for_each(|gate| self.linear(gate, 1, hidden))?;

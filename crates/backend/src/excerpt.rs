@@ -6,8 +6,8 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::{
-    Attention, Convolution, DeltaRule, Dense, FeedForward, KvLayout, KvSlot, LatentQuery, Layer, Linear,
-    MatrixId, Mixer, Norm, Program, ShortConv, TableId, VectorId, Weights,
+    Attention, Convolution, DeltaRule, Dense, FeedForward, GatedNorm, KvLayout, KvSlot, LatentQuery, Layer,
+    Linear, MatrixId, Mixer, Norm, Program, ShortConv, TableId, VectorId, Weights,
 };
 
 /// Returns the excerpt of a program, with the weights that it refers to.
@@ -23,13 +23,10 @@ pub fn excerpt(program: &Program, weights: &Weights) -> (Program, Weights) {
     let mut chosen = Vec::new();
     short.state.layers.clear();
     for layer in &mut short.layers {
-        let (Mixer::Conv(ShortConv { state, .. }) | Mixer::DeltaRule(DeltaRule { state, .. })) =
-            &mut layer.mixer
-        else {
-            continue;
-        };
-        short.state.layers.push(program.state.layers[*state]);
-        *state = short.state.layers.len() - 1;
+        for state in layer.mixer.parts_mut().filter_map(state_of) {
+            short.state.layers.push(program.state.layers[*state]);
+            *state = short.state.layers.len() - 1;
+        }
     }
     let kv = short.kv.clone();
     share_again(&kv, &mut short.layers);
@@ -66,7 +63,7 @@ pub fn excerpt(program: &Program, weights: &Weights) -> (Program, Weights) {
     references.linear(&mut short.head.linear);
     let experts = short.layers.iter_mut().filter_map(|layer| match &mut layer.ffn {
         FeedForward::Experts(op) => Some(op),
-        FeedForward::Dense(_) => None,
+        _ => None,
     });
     for (op, choice) in experts.zip(chosen) {
         some.vectors.push(choice);
@@ -84,16 +81,27 @@ pub fn excerpt(program: &Program, weights: &Weights) -> (Program, Weights) {
 fn share_again(kv: &KvLayout, layers: &mut [Layer]) {
     let mut stored: Vec<KvSlot> = Vec::new();
     for layer in layers {
-        let Mixer::Attention(Attention { k, kv: place, .. }) = &mut layer.mixer else { continue };
-        if k.is_some() {
-            stored.push(*place);
-            continue;
+        for mixer in layer.mixer.parts_mut() {
+            let Mixer::Attention(Attention { k, kv: place, .. }) = mixer else { continue };
+            if k.is_some() {
+                stored.push(*place);
+                continue;
+            }
+            let group = |place: &KvSlot| kv.groups[place.group];
+            let shape = group(place);
+            if let Some(found) = stored.iter().rfind(|other| group(other) == shape) {
+                *place = *found;
+            }
         }
-        let group = |place: &KvSlot| kv.groups[place.group];
-        let shape = group(place);
-        if let Some(found) = stored.iter().rfind(|other| group(other) == shape) {
-            *place = *found;
-        }
+    }
+}
+
+/// Index of a mixer's state.
+fn state_of(mixer: &mut Mixer) -> Option<&mut usize> {
+    match mixer {
+        Mixer::Conv(ShortConv { state, .. }) | Mixer::DeltaRule(DeltaRule { state, .. }) => Some(state),
+        Mixer::Ssd(op) => Some(&mut op.state),
+        _ => None,
     }
 }
 
@@ -117,11 +125,12 @@ fn kind(layer: &Layer, weights: &Weights) -> String {
         vector: &mut |id: &mut VectorId| *id = VectorId(0),
     };
     references.layer(&mut layer);
-    match &mut layer.mixer {
-        Mixer::Attention(attention) => attention.kv.slot = 0,
-        Mixer::Latent(latent) => latent.kv.slot = 0,
-        Mixer::Conv(conv) => conv.state = 0,
-        Mixer::DeltaRule(delta) => delta.state = 0,
+    for mixer in layer.mixer.parts_mut() {
+        match mixer {
+            Mixer::Attention(attention) => attention.kv.slot = 0,
+            Mixer::Latent(latent) => latent.kv.slot = 0,
+            other => state_of(other).into_iter().for_each(|state| *state = 0),
+        }
     }
     if let Some(input) = &mut layer.input {
         input.index = 0;
@@ -136,8 +145,23 @@ struct References<'a> {
 }
 
 impl References<'_> {
-    fn layer(&mut self, layer: &mut Layer) {
-        match &mut layer.mixer {
+    fn mixer(&mut self, mixer: &mut Mixer) {
+        match mixer {
+            Mixer::None => {}
+            Mixer::Sum(branches) => branches.iter_mut().for_each(|branch| self.mixer(&mut branch.mixer)),
+            Mixer::Ssd(op) => {
+                for linear in [&mut op.cbv, &mut op.gate, &mut op.dt, &mut op.out] {
+                    self.linear(linear);
+                }
+                self.convolution(&mut op.convolution);
+                let vectors = [&mut op.dt_bias, &mut op.decay, &mut op.skip].into_iter();
+                let of_norm = match &mut op.out_norm {
+                    GatedNorm::GateOnly => None,
+                    GatedNorm::AfterGate(norm) | GatedNorm::BeforeGate(norm) => Some(&mut norm.weight),
+                };
+                vectors.chain(of_norm).for_each(|vector| (self.vector)(vector));
+                op.norm.iter_mut().chain(&mut op.post_norm).for_each(|norm| self.norm(norm));
+            }
             Mixer::Attention(op) => {
                 let linears = [&mut op.q, &mut op.out].into_iter().chain(&mut op.k).chain(&mut op.v);
                 linears.chain(&mut op.gate).for_each(|linear| self.linear(linear));
@@ -178,17 +202,22 @@ impl References<'_> {
                 norms.for_each(|norm| self.norm(norm));
             }
         }
+    }
+
+    fn layer(&mut self, layer: &mut Layer) {
+        self.mixer(&mut layer.mixer);
         match &mut layer.ffn {
+            FeedForward::None => {}
             FeedForward::Dense(op) => self.dense(op),
             FeedForward::Experts(op) => {
-                for linear in [&mut op.router.linear, &mut op.gate, &mut op.up, &mut op.down] {
-                    self.linear(linear);
-                }
+                let latent = op.latent.iter_mut().flat_map(|latent| [&mut latent.down, &mut latent.up]);
+                let linears = [&mut op.router.linear, &mut op.up, &mut op.down].into_iter();
+                linears.chain(&mut op.gate).chain(latent).for_each(|linear| self.linear(linear));
                 let vectors = op.router.selection_bias.iter_mut().chain(&mut op.router.expert_scale);
                 vectors.for_each(|vector| (self.vector)(vector));
                 op.router.norm.iter_mut().for_each(|norm| self.norm(norm));
                 if let Some(shared) = &mut op.shared {
-                    let linears = [&mut shared.gate, &mut shared.up, &mut shared.down].into_iter();
+                    let linears = [&mut shared.up, &mut shared.down].into_iter().chain(&mut shared.gate);
                     linears.chain(&mut shared.output_gate).for_each(|linear| self.linear(linear));
                 }
                 if let Some(beside) = &mut op.beside {

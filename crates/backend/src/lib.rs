@@ -28,14 +28,14 @@ pub use format::WeightFormat;
 pub use kv::{KV_BLOCK, KvDtype, quantize_kv};
 pub use latent::{Latent, LatentQuery, LatentShape};
 pub use program::{
-    Activation, Attention, Beside, Dense, Embed, ExpertGroups, Experts, FeedForward, Head, KvGroup, KvLayout,
-    KvSlot, Layer, LayerEmbeds, LayerInput, Linear, MatrixId, Mixer, Norm, NormKind, PositionScale,
-    Positions, Program, QkNorm, QkNormKind, Residual, Rope, RopeStyle, Router, Scores, SharedExpert, TableId,
-    VectorId,
+    Activation, Attention, Beside, Branch, Dense, Embed, ExpertGroups, ExpertLatent, Experts, FeedForward,
+    Head, KvGroup, KvLayout, KvSlot, Layer, LayerEmbeds, LayerInput, Linear, MatrixId, Mixer, Norm, NormKind,
+    PositionScale, Positions, Program, QkNorm, QkNormKind, Residual, Rope, RopeStyle, Router, Scores,
+    SharedExpert, TableId, VectorId,
 };
 pub use recurrent::{
-    Convolution, DeltaRule, DeltaShape, KeySharing, STATE_CHUNK, ShortConv, StateId, StateLayout, StateShape,
-    StateUse,
+    Convolution, DeltaRule, DeltaShape, GatedNorm, GroupNorm, KeySharing, STATE_CHUNK, ShortConv, Ssd,
+    StateId, StateLayout, StateShape, StateUse,
 };
 pub use runner::{
     AttentionMode, Backend, Capacity, Held, Limits, LoadError, MemoryPlan, PageMove, Runner, StepError,

@@ -4,7 +4,7 @@
 //! encode one command buffer, and nobody outside can tell. Dimensions stand where they vary. What an operation
 //! computes is defined by the [`reference`](mod@crate::reference).
 
-use crate::{DeltaRule, KvDtype, Latent, ShortConv, StateLayout};
+use crate::{DeltaRule, KvDtype, Latent, ShortConv, Ssd, StateLayout};
 
 /// Index of a matrix in [`Weights::matrices`](crate::Weights::matrices).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -127,6 +127,8 @@ pub enum Residual {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Mixer {
+    /// Nothing: the layer only has a feed-forward network (Nemotron-H).
+    None,
     /// Attention over the pages of a sequence.
     Attention(Attention),
     /// A short convolution.
@@ -135,12 +137,27 @@ pub enum Mixer {
     DeltaRule(DeltaRule),
     /// Latent attention.
     Latent(Box<Latent>),
+    /// The scan of Mamba-2.
+    Ssd(Box<Ssd>),
+    /// Several mixers of one input, whose outputs are added (Falcon-H1).
+    Sum(Vec<Branch>),
+}
+
+/// One of the mixers of a [`Mixer::Sum`].
+#[derive(Clone, Debug)]
+pub struct Branch {
+    /// Any mixer but a sum or none.
+    pub mixer: Mixer,
+    /// Multiplies its output, after its norm and beside [`Layer::branch_scale`].
+    pub scale: f32,
 }
 
 /// A feed-forward network. A backend that lacks a kind refuses it at load, by name.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum FeedForward {
+    /// Nothing: the layer only has a mixer (Mamba-2, Nemotron-H).
+    None,
     /// One network for all rows.
     Dense(Dense),
     /// A mixture of experts: a router chooses a few of many networks for each row.
@@ -253,6 +270,9 @@ pub struct Dense {
 /// x += branch_scale * post_norm(dense(x) + sum_norm(y))    with a dense network beside the experts
 /// ```
 ///
+/// An expert is gated, as [`Dense`] is, or has no gate (Nemotron 3). With an [`ExpertLatent`], experts read and write rows
+/// of its width: `y = (sum of weight[e] * expert[e](h·Wdownᵀ))·Wupᵀ`.
+///
 /// The matrices of all experts are stacked: a [`Matrix`](crate::Matrix) of [`count`](Experts::count) parts, and biases
 /// one expert after the other.
 #[derive(Clone, Debug)]
@@ -265,11 +285,13 @@ pub struct Experts {
     pub count: usize,
     /// Width of an expert between up and down.
     pub width: usize,
+    /// Narrower rows that the experts read and write (Nemotron 3 Super); never with a network beside them.
+    pub latent: Option<ExpertLatent>,
     /// `[count, width, hidden]`
-    pub gate: Linear,
+    pub gate: Option<Linear>,
     /// `[count, width, hidden]`
     pub up: Linear,
-    /// Applied to the gate.
+    /// Applied to the gate, or without a gate to up.
     pub activation: Activation,
     /// `[count, hidden, width]`
     pub down: Linear,
@@ -279,6 +301,18 @@ pub struct Experts {
     pub beside: Option<Box<Beside>>,
     /// Norm of the output before it is added.
     pub post_norm: Option<Norm>,
+}
+
+/// The two matrices around experts that read and write rows of another width than the residual stream's, which stands for
+/// `hidden` in the shapes of their matrices.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertLatent {
+    /// Elements of a row that an expert reads.
+    pub width: usize,
+    /// `[width, hidden]`
+    pub down: Linear,
+    /// `[hidden, width]`
+    pub up: Linear,
 }
 
 /// A dense network whose output is added to that of experts.
@@ -342,8 +376,8 @@ pub enum Scores {
 pub struct SharedExpert {
     /// Width of the rows between up and down.
     pub width: usize,
-    /// `[width, hidden]`
-    pub gate: Linear,
+    /// `[width, hidden]`; it has one if the experts do.
+    pub gate: Option<Linear>,
     /// `[width, hidden]`
     pub up: Linear,
     /// `[hidden, width]`
@@ -474,23 +508,42 @@ pub enum RopeStyle {
 }
 
 impl Mixer {
-    /// Index of its state in [`StateLayout::layers`], if it has one.
+    /// The mixers of a sum, or itself; nothing if it is none.
+    pub fn parts(&self) -> impl Iterator<Item = &Self> {
+        let (own, branches) = match self {
+            Self::None => (None, [].as_slice()),
+            Self::Sum(branches) => (None, branches.as_slice()),
+            own => (Some(own), [].as_slice()),
+        };
+        own.into_iter().chain(branches.iter().map(|branch| &branch.mixer))
+    }
+
+    /// The same, to change them.
+    pub fn parts_mut(&mut self) -> impl Iterator<Item = &mut Self> {
+        let (own, branches) = match self {
+            Self::None => (None, [].as_mut_slice()),
+            Self::Sum(branches) => (None, branches.as_mut_slice()),
+            own => (Some(own), [].as_mut_slice()),
+        };
+        own.into_iter().chain(branches.iter_mut().map(|branch| &mut branch.mixer))
+    }
+
+    /// Index of its state in [`StateLayout::layers`], if it has one; a sum has those of its [`parts`](Mixer::parts).
     pub fn state(&self) -> Option<usize> {
         match self {
-            Self::Attention(_) | Self::Latent(_) => None,
+            Self::None | Self::Attention(_) | Self::Latent(_) | Self::Sum(_) => None,
             Self::Conv(conv) => Some(conv.state),
             Self::DeltaRule(delta) => Some(delta.state),
+            Self::Ssd(ssd) => Some(ssd.state),
         }
     }
-}
 
-impl Mixer {
-    /// Place of its K and V and number of query heads, if it attends.
+    /// Place of its K and V and number of query heads, if it attends; a sum has those of its [`parts`](Mixer::parts).
     pub fn attends(&self) -> Option<(KvSlot, usize)> {
         match self {
             Self::Attention(op) => Some((op.kv, op.heads)),
             Self::Latent(op) => Some((op.kv, op.shape.heads)),
-            Self::Conv(_) | Self::DeltaRule(_) => None,
+            Self::None | Self::Conv(_) | Self::DeltaRule(_) | Self::Ssd(_) | Self::Sum(_) => None,
         }
     }
 }
@@ -501,11 +554,16 @@ impl Program {
         &self.kv.groups[attention.kv.group]
     }
 
-    /// The attention layers, in order.
+    /// The mixers of all layers, in order; those of a sum one by one.
+    pub fn mixers(&self) -> impl Iterator<Item = &Mixer> {
+        self.layers.iter().flat_map(|layer| layer.mixer.parts())
+    }
+
+    /// The attentions of all layers, in order.
     pub fn attentions(&self) -> impl Iterator<Item = &Attention> {
-        self.layers.iter().filter_map(|layer| match &layer.mixer {
+        self.mixers().filter_map(|mixer| match mixer {
             Mixer::Attention(attention) => Some(attention),
-            Mixer::Conv(_) | Mixer::DeltaRule(_) | Mixer::Latent(_) => None,
+            _ => None,
         })
     }
 }

@@ -35,7 +35,7 @@ impl StateUse {
 /// States of one sequence.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StateLayout {
-    /// One for each layer with a state; [`ShortConv::state`] and [`DeltaRule::state`] are indices into it.
+    /// One for each mixer with a state; [`ShortConv::state`], [`DeltaRule::state`] and [`Ssd::state`] are indices into it.
     pub layers: Vec<StateShape>,
 }
 
@@ -46,11 +46,11 @@ pub struct StateShape {
     pub rows: usize,
     /// Elements of each.
     pub channels: usize,
-    /// The state of a delta rule.
+    /// The state of a delta rule or a scan.
     pub delta: Option<DeltaShape>,
 }
 
-/// Dimensions of a delta rule.
+/// Dimensions of a delta rule, or of the scan of [`Ssd`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeltaShape {
     /// Heads of queries and keys.
@@ -202,6 +202,95 @@ impl DeltaRule {
             KeySharing::Alternating => value_head % self.shape.key_heads,
         }
     }
+}
+
+/// The scan of Mamba-2, a state-space model (Mamba-2, Nemotron-H, Granite 4, Falcon-H1). Its B, C and x are the keys, queries and
+/// values of a delta rule that does not subtract what the state knows of a value.
+///
+/// ```text
+/// h = norm(x)                                        m, z, d = h·Wᵀ
+/// C, B, v = silu(convolution(m))                     C and B: [key_heads, key_dim], v: [value_heads, value_dim]
+/// Δ = clamp(softplus(dt_scale * d + dt_bias))        one for a value head
+/// S = e^(decay Δ) S + Δ B vᵀ                         S is [key_dim, value_dim] for each value head
+/// o = SᵀC + skip v
+/// y = out_norm(o, gate_scale * z)                    see GatedNorm
+/// x += branch_scale * post_norm(y·Wᵀ)
+/// ```
+///
+/// Consecutive value heads share a key head. It is computed in chunks: see [`mod@crate::reference`].
+#[derive(Clone, Debug)]
+pub struct Ssd {
+    /// Norm of the residual stream, `[hidden]`.
+    pub norm: Option<Norm>,
+    /// Heads and their sizes: those of B and C are the key heads.
+    pub shape: DeltaShape,
+    /// m, `[2 * key_heads * key_dim + value_heads * value_dim, hidden]`: C, then B, then v.
+    pub cbv: Linear,
+    /// z, `[value_heads * value_dim, hidden]`
+    pub gate: Linear,
+    /// Multiplies z.
+    pub gate_scale: f32,
+    /// d, `[value_heads, hidden]`
+    pub dt: Linear,
+    /// Multiplies d.
+    pub dt_scale: f32,
+    /// `[value_heads]`
+    pub dt_bias: VectorId,
+    /// Least and largest Δ.
+    pub dt_limits: (f32, f32),
+    /// Its state is the last rows of m.
+    pub convolution: Convolution,
+    /// Not positive, `[value_heads]`.
+    pub decay: VectorId,
+    /// `[value_heads]`
+    pub skip: VectorId,
+    /// Norm and gate of the output.
+    pub out_norm: GatedNorm,
+    /// `[hidden, value_heads * value_dim]`
+    pub out: Linear,
+    /// Norm of the output before it is added.
+    pub post_norm: Option<Norm>,
+    /// Index into [`StateLayout::layers`].
+    pub state: usize,
+}
+
+impl Ssd {
+    /// Key head of a value head.
+    pub fn key_head(&self, value_head: usize) -> usize {
+        value_head / (self.shape.value_heads / self.shape.key_heads)
+    }
+}
+
+/// The gate of a scan's output and its norm, of all value heads together.
+#[derive(Clone, Copy, Debug)]
+pub enum GatedNorm {
+    /// `o ⊙ silu(z)`
+    GateOnly,
+    /// `norm(o ⊙ silu(z))`
+    AfterGate(GroupNorm),
+    /// `norm(o) ⊙ silu(z)`
+    BeforeGate(GroupNorm),
+}
+
+impl GatedNorm {
+    /// The norm, if there is one.
+    pub fn norm(&self) -> Option<&GroupNorm> {
+        match self {
+            Self::GateOnly => None,
+            Self::AfterGate(norm) | Self::BeforeGate(norm) => Some(norm),
+        }
+    }
+}
+
+/// An RMS norm of each of several groups of consecutive elements.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupNorm {
+    /// Number of groups, of equal size.
+    pub groups: usize,
+    /// `[value_heads * value_dim]`: the weights of all groups.
+    pub weight: VectorId,
+    /// Added to the mean square of a group.
+    pub eps: f32,
 }
 
 /// How value heads share key heads.

@@ -101,7 +101,7 @@ fn mixtures_of_experts() {
     check(|model| experts(model).router.used = 9, expect!["9 of 8 experts for each row"]);
     check(|model| experts(model).router.used = 0, expect!["a dimension of a mixture of experts is zero"]);
     check(
-        |model| experts(model).gate = experts(model).down,
+        |model| experts(model).gate = Some(experts(model).down),
         expect!["tensor `layer 1 experts down`: it is 8 x 64 x 48, the model needs 8 x 48 x 64"],
     );
     check(

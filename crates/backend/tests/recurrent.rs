@@ -1,8 +1,8 @@
-//! The chunks in which the reference computes a delta rule are the recurrence of its definition.
+//! The chunks in which the reference computes a delta rule or a scan are the recurrence of its definition.
 
 use paguro_backend::{
-    Convolution, DeltaRule, DeltaShape, KeySharing, Linear, MatrixId, Norm, NormKind, StateShape, VectorId,
-    reference::recurrent::LayerState,
+    Convolution, DeltaRule, DeltaShape, GatedNorm, KeySharing, Linear, MatrixId, Norm, NormKind, Ssd,
+    StateShape, VectorId, reference::recurrent::LayerState,
 };
 
 /// Numbers between -1 and 1.
@@ -60,6 +60,59 @@ fn chunks_are_the_recurrence() {
                     let update = f64::from(beta[head]) * (f64::from(v[at]) - product(matrix, k));
                     matrix.iter_mut().zip(k).for_each(|(row, k)| row[column] += f64::from(*k) * update);
                     let expected = product(matrix, q);
+                    let error = (f64::from(ours[at]) - expected).abs();
+                    assert!(error < 1e-4, "position {position}, {at}: {} for {expected}", ours[at]);
+                }
+            }
+        }
+    }
+}
+
+/// `S = e^(decay Δ) S + Δ B vᵀ` and `o = SᵀC`, row by row in double precision.
+#[test]
+fn chunks_are_the_scan() {
+    for (key_heads, value_heads, key_dim, value_dim) in [(1, 3, 5, 4), (2, 4, 3, 7), (3, 3, 8, 2)] {
+        let shape = DeltaShape { key_heads, value_heads, key_dim, value_dim };
+        let (linear, vector) = (Linear { matrix: MatrixId(0), bias: None }, VectorId(0));
+        let op = Ssd {
+            norm: None,
+            shape,
+            cbv: linear,
+            gate: linear,
+            gate_scale: 1.0,
+            dt: linear,
+            dt_scale: 1.0,
+            dt_bias: vector,
+            dt_limits: (0.0, f32::INFINITY),
+            convolution: Convolution { taps: 4, weight: vector, bias: None },
+            decay: vector,
+            skip: vector,
+            out_norm: GatedNorm::GateOnly,
+            out: linear,
+            post_norm: None,
+            state: 0,
+        };
+        let mut next = numbers(11);
+        let mut state =
+            LayerState::new(StateShape { rows: 3, channels: shape.channels(), delta: Some(shape) });
+        // [value_heads][key_dim][value_dim]
+        let mut matrices = vec![vec![vec![0.0_f64; value_dim]; key_dim]; value_heads];
+        for position in 0..100 {
+            let mut row = |len: usize| -> Vec<f32> { (0..len).map(|_| next()).collect() };
+            let (c, b, v) = (row(shape.key_width()), row(shape.key_width()), row(shape.value_width()));
+            let dt: Vec<f32> = row(value_heads).iter().map(|x| x.abs()).collect();
+            let decay: Vec<f32> = dt.iter().map(|dt| -0.4 * dt).collect();
+            let ours = state.scan(&op, position, [&c, &b, &v], &decay, &dt);
+            for (head, matrix) in matrices.iter_mut().enumerate() {
+                let first = head / (value_heads / key_heads) * key_dim;
+                for column in 0..value_dim {
+                    let at = head * value_dim + column;
+                    let mut expected = 0.0;
+                    for (key, row) in matrix.iter_mut().enumerate() {
+                        let added = f64::from(dt[head] * v[at]) * f64::from(b[first + key]);
+                        row[column] = f64::from(decay[head]).exp() * row[column] + added;
+                        expected += row[column] * f64::from(c[first + key]);
+                    }
                     let error = (f64::from(ours[at]) - expected).abs();
                     assert!(error < 1e-4, "position {position}, {at}: {} for {expected}", ours[at]);
                 }

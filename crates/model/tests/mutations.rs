@@ -169,7 +169,7 @@ fn gguf_with_every_field_hostile() {
 /// Numbers that say how large a state is or how layers differ, in files of the architectures that have such numbers.
 #[test]
 fn hybrids_with_hostile_numbers() {
-    const KEYS: [&str; 18] = [
+    const KEYS: [&str; 20] = [
         "ssm.conv_kernel",
         "ssm.state_size",
         "ssm.group_count",
@@ -188,6 +188,8 @@ fn hybrids_with_hostile_numbers() {
         "attention.q_lora_rank",
         "expert_group_count",
         "expert_group_used_count",
+        "moe_latent_size",
+        "expert_shared_feed_forward_length",
     ];
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let cases = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../app/tests/architectures/cases");
@@ -195,6 +197,10 @@ fn hybrids_with_hostile_numbers() {
         ("qwen35", "qwen35", 0.0_f32),
         ("qwen3next", "qwen3next", 0.0),
         ("lfm2moe", "lfm2moe", 0.0),
+        ("mamba2", "mamba2", 0.0),
+        ("nemotron_h_moe-latent", "nemotron_h_moe", 0.0),
+        ("granitehybrid-moe", "granitehybrid", 0.0),
+        ("falcon-h1", "falcon-h1", 0.0),
         // RoPE's factors divide.
         ("gemma4-e2b", "gemma4", 1.0),
         ("gemma4-moe", "gemma4", 1.0),

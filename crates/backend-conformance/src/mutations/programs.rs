@@ -112,7 +112,10 @@ pub(super) fn no_qkv_bias(program: &mut Program) {
 }
 
 pub(super) fn no_expert_bias(program: &mut Program) {
-    each_experts(program, |op| (op.gate.bias, op.up.bias, op.down.bias) = (None, None, None));
+    each_experts(program, |op| {
+        let linears = [&mut op.up, &mut op.down].into_iter().chain(&mut op.gate);
+        linears.for_each(|linear| linear.bias = None);
+    });
 }
 
 /// Adds every choice twice, which the weights' sum does not show.
@@ -165,6 +168,7 @@ pub(super) fn no_convolution_bias(program: &mut Program) {
         match &mut layer.mixer {
             Mixer::Conv(op) => op.convolution.bias = None,
             Mixer::DeltaRule(op) => op.convolution.bias = None,
+            Mixer::Ssd(op) => op.convolution.bias = None,
             _ => {}
         }
     }

@@ -242,7 +242,8 @@ impl Lowering<'_> {
             self.beside(beside, before, body)?;
             before = Before::Added;
         }
-        let mut linears = vec![&experts.gate, &experts.up];
+        let mut linears = vec![&experts.up];
+        linears.extend(&experts.gate);
         if let Some(norm) = experts.router.norm {
             self.norm(Some(norm), before, &[&experts.router.linear], body)?;
             self.route(experts, shares, body)?;
@@ -251,7 +252,8 @@ impl Lowering<'_> {
             linears.push(&experts.router.linear);
         }
         if let Some(shared) = &experts.shared {
-            linears.extend([&shared.gate, &shared.up]);
+            linears.push(&shared.up);
+            linears.extend(&shared.gate);
             linears.extend(&shared.output_gate);
         }
         self.norm(experts.norm, before, &linears, body)?;
@@ -267,17 +269,18 @@ impl Lowering<'_> {
             self.expert_product(experts, shares, product, &place, body)?;
             strides.push(place);
         }
-        let gate = strides[0].clone();
-        let up = match &strides[..] {
-            [both] => Place { first: experts.width, ..both.clone() },
-            [_, up, ..] => up.clone(),
-            [] => unreachable!("there is a product for gate and up"),
+        let (gate, up) = match (&strides[..], experts.gate.is_some()) {
+            ([up], false) => (None, up.clone()),
+            ([both], true) => (Some(both.clone()), Place { first: experts.width, ..both.clone() }),
+            ([gate, up, ..], _) => (Some(gate.clone()), up.clone()),
+            ([], _) => unreachable!("there is a product for gate and up"),
         };
         let tile_experts = self.buffers().tile_experts.clone();
         let pairs = Places::Pairs { used: experts.router.used as u32 };
         for (when, places) in shares.ways(pairs, |tiles| Places::Tiles { tiles, tile_experts: &tile_experts })
         {
-            let launch = self.activate(experts.activation, Some(&gate), &up, false, &experts.down, places)?;
+            let launch =
+                self.activate(experts.activation, gate.as_ref(), &up, false, &experts.down, places)?;
             body.push(Launch { when, ..launch });
         }
         let results = Place { buffer: self.buffers().results.clone(), stride: self.program.hidden, first: 0 };
@@ -293,11 +296,21 @@ impl Lowering<'_> {
     /// The shared expert's result, and the gate of its output.
     fn shared_expert(&mut self, experts: &Experts, body: &mut Vec<Launch>) -> Result<(), LoadError> {
         let Some(shared) = &experts.shared else { return Ok(()) };
-        let linears = [&shared.gate, &shared.up];
-        let groups = self.groups(linears, |_| Order::Joined);
-        let [gate, up] = self.products(linears, &groups, When::Always, body)?;
+        let (gate, up) = match &shared.gate {
+            Some(gate) => {
+                let linears = [gate, &shared.up];
+                let groups = self.groups(linears, |_| Order::Joined);
+                let [gate, up] = self.products(linears, &groups, When::Always, body)?;
+                (Some(gate), up)
+            }
+            None => {
+                let groups = self.groups([&shared.up], |_| Order::Joined);
+                let [up] = self.products([&shared.up], &groups, When::Always, body)?;
+                (None, up)
+            }
+        };
         let launch =
-            self.activate(experts.activation, Some(&gate), &up, false, &shared.down, Places::Rows)?;
+            self.activate(experts.activation, gate.as_ref(), &up, false, &shared.down, Places::Rows)?;
         body.push(launch);
         self.shared_result(&shared.down, body)?;
         if let Some(gate) = &shared.output_gate {
@@ -388,13 +401,16 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Gate and up as one product, where their layout is one and kernels can see an expert of both; else as two.
+    /// Gate and up as one product, where their layout is one and kernels can see an expert of both; else as two. Without a gate,
+    /// only up.
     fn gate_up_products<'l>(&self, experts: &'l Experts) -> Vec<Product<'l>> {
         let layout = |linear: &Linear| Layout::of(self.weights.matrix(linear.matrix).format);
         let product = |linears| Product { linears, acts: Acts::Normed };
-        match layout(&experts.gate) == layout(&experts.up) {
-            true => vec![product(vec![&experts.gate, &experts.up])],
-            false => vec![product(vec![&experts.gate]), product(vec![&experts.up])],
+        let up = &experts.up;
+        match &experts.gate {
+            None => vec![product(vec![up])],
+            Some(gate) if layout(gate) == layout(up) => vec![product(vec![gate, up])],
+            Some(gate) => vec![product(vec![gate]), product(vec![up])],
         }
     }
 

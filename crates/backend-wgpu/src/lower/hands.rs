@@ -136,8 +136,10 @@ impl Lowering<'_> {
                 let gate = op.gate.as_ref().is_some_and(quantized);
                 plain(op.norm) && gate && self.gates(op, &next.down) && adds(&next.down, &next.add)
             }
-            (Op::ShortConv(_) | Op::DeltaRule(_) | Op::Latent(_) | Op::Experts(_) | Op::Join(_), _) => false,
-            (Op::LayerEmbeds(_) | Op::LayerInput(_) | Op::Scale(_), _) => false,
+            (Op::ShortConv(_) | Op::DeltaRule(_) | Op::Ssd(_) | Op::Latent(_), _) => false,
+            (Op::Experts(_) | Op::Join(_) | Op::LayerEmbeds(_) | Op::LayerInput(_) | Op::Scale(_), _) => {
+                false
+            }
             (Op::NormLogits(op), _) => plain(Some(op.norm)),
             _ => true,
         };

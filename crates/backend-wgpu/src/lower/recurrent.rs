@@ -46,7 +46,7 @@ const INPUT_THREADS: usize = 128;
 /// States of all sequences in one layer.
 pub struct LayerState {
     /// `[states, rows, channels]`: the input of the convolution at position `p` is in row `p % rows`.
-    inputs: StateBuffer,
+    pub(super) inputs: StateBuffer,
     delta: Option<DeltaState>,
 }
 
@@ -118,15 +118,33 @@ pub(super) struct Room {
     pub widest: usize,
 }
 
+/// Value heads of a delta rule or a scan.
+pub(super) struct Heads<'a> {
+    pub shape: &'a DeltaShape,
+    /// True if value heads alternate between key heads.
+    pub alternating: bool,
+    /// True if updates do not depend on the state.
+    pub scans: bool,
+    /// Index of the layer's state.
+    pub state: usize,
+}
+
+impl<'a> Heads<'a> {
+    fn of(op: &'a DeltaRule) -> Self {
+        let alternating = op.sharing == KeySharing::Alternating;
+        Self { shape: &op.shape, alternating, scans: false, state: op.state }
+    }
+}
+
 /// Buffers of mixers, which layers use one after the other.
 #[derive(Clone)]
 pub(super) struct Buffers {
-    mixed: wgpu::Buffer,
-    convolved: wgpu::Buffer,
-    z: wgpu::Buffer,
-    decays: wgpu::Buffer,
-    betas: wgpu::Buffer,
-    values: wgpu::Buffer,
+    pub mixed: wgpu::Buffer,
+    pub convolved: wgpu::Buffer,
+    pub z: wgpu::Buffer,
+    pub decays: wgpu::Buffer,
+    pub betas: wgpu::Buffer,
+    pub values: wgpu::Buffer,
     /// `[rows, heads * head_dim]` gates of attention's output.
     pub gates: wgpu::Buffer,
 }
@@ -135,24 +153,25 @@ impl Room {
     pub(super) fn of(program: &Program) -> Self {
         let mut room = Self::default();
         for op in &program.ops {
-            match op {
+            let shape = match op {
                 Op::ShortConv(op) => {
                     room.mixed = room.mixed.max(3 * op.conv.width);
                     room.widest = room.widest.max(op.conv.width);
+                    continue;
                 }
-                Op::DeltaRule(op) => {
-                    let shape = &op.delta.shape;
-                    room.mixed = room.mixed.max(shape.channels());
-                    room.channels = room.channels.max(shape.channels());
-                    room.values = room.values.max(shape.value_width());
-                    room.heads = room.heads.max(shape.value_heads);
-                    room.widest = room.widest.max(shape.value_width());
-                }
+                Op::DeltaRule(op) => &op.delta.shape,
+                Op::Ssd(op) => &op.ssd.shape,
                 Op::Attend(op) if op.is_gated => {
                     room.gates = room.gates.max(program.kv.groups[op.kv.group].q_width());
+                    continue;
                 }
-                _ => {}
-            }
+                _ => continue,
+            };
+            room.mixed = room.mixed.max(shape.channels());
+            room.channels = room.channels.max(shape.channels());
+            room.values = room.values.max(shape.value_width());
+            room.heads = room.heads.max(shape.value_heads);
+            room.widest = room.widest.max(shape.value_width());
         }
         room
     }
@@ -259,9 +278,9 @@ impl Lowering<'_> {
             self.normed_product(linear, to, body)?;
         }
         self.delta_inputs(delta, &own, body)?;
-        self.delta(delta, &own, body)?;
+        self.delta(&Heads::of(delta), &own, body)?;
         self.delta_norm(delta, &own, body)?;
-        self.keep_delta(delta, &own, body)?;
+        self.keep_delta(&Heads::of(delta), &delta.convolution, &own, body)?;
         let y = self.y.clone();
         self.add(&delta.out, false, &op.add, y, next, body)
     }
@@ -276,7 +295,7 @@ impl Lowering<'_> {
         let shape = &op.shape;
         let (mut constants, vectors) = self.convolution(&op.convolution, shape.channels())?;
         let value_units = shape.value_width().div_ceil(INPUT_THREADS);
-        constants.extend(self.delta_constants(op));
+        constants.extend(delta_constants(&Heads::of(op)));
         constants.extend([
             ("MIXED_STRIDE", U(shape.channels() as u32)),
             ("KEY_UNITS", U(2 * shape.key_heads as u32)),
@@ -303,12 +322,18 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// The rule itself.
-    fn delta(&mut self, op: &DeltaRule, own: &Buffers, body: &mut Vec<Launch>) -> Result<(), LoadError> {
-        let shape = &op.shape;
+    /// The rule itself, or a scan.
+    pub(super) fn delta(
+        &mut self,
+        op: &Heads<'_>,
+        own: &Buffers,
+        body: &mut Vec<Launch>,
+    ) -> Result<(), LoadError> {
+        let shape = op.shape;
         let blocks = shape.value_dim.div_ceil(COLUMNS);
-        let mut constants = self.delta_constants(op);
+        let mut constants = delta_constants(op);
         constants.extend([
+            ("SCAN", U(u32::from(op.scans))),
             ("CHANNELS", U(shape.channels() as u32)),
             ("COLUMNS", U(COLUMNS as u32)),
             ("COLUMN_BLOCKS", U(blocks as u32)),
@@ -317,7 +342,7 @@ impl Lowering<'_> {
             ("QUADS", U(shape.key_dim.div_ceil(4 * PARTS) as u32)),
         ]);
         let step = self.step.clone();
-        let state = self.delta_state(op);
+        let state = self.delta_state(op.state);
         let buffers = [
             ("step", &step),
             ("convolved", &own.convolved),
@@ -331,7 +356,14 @@ impl Lowering<'_> {
         ];
         let files = wgsl!("args", "sequences", "delta");
         let grid = Grid::Sequences((shape.value_heads * blocks) as u32);
-        body.push(self.launch("delta", files, constants, &buffers, grid, 0)?);
+        body.push(self.launch(
+            if op.scans { "scan" } else { "delta" },
+            files,
+            constants,
+            &buffers,
+            grid,
+            0,
+        )?);
         Ok(())
     }
 
@@ -358,13 +390,19 @@ impl Lowering<'_> {
     }
 
     /// Stores inputs of the convolution, keys and decays of the step's rows in the state.
-    fn keep_delta(&mut self, op: &DeltaRule, own: &Buffers, body: &mut Vec<Launch>) -> Result<(), LoadError> {
+    pub(super) fn keep_delta(
+        &mut self,
+        op: &Heads<'_>,
+        convolution: &Convolution,
+        own: &Buffers,
+        body: &mut Vec<Launch>,
+    ) -> Result<(), LoadError> {
         let channels = op.shape.channels();
-        let (mut constants, _) = self.convolution(&op.convolution, channels)?;
-        constants.extend(self.delta_constants(op));
+        let (mut constants, _) = self.convolution(convolution, channels)?;
+        constants.extend(delta_constants(op));
         constants.extend([("MIXED_STRIDE", U(channels as u32)), ("DELTA", U(1))]);
         let (step, inputs) = (self.step.clone(), self.states[op.state].inputs.buffer.clone());
-        let state = self.delta_state(op);
+        let state = self.delta_state(op.state);
         let buffers = [
             ("step", &step),
             ("mixed", &own.mixed),
@@ -380,24 +418,12 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    fn delta_state(&self, op: &DeltaRule) -> DeltaState {
-        self.states[op.state].delta.clone().expect("`Program::check` compared the shapes")
-    }
-
-    fn delta_constants(&self, op: &DeltaRule) -> Constants {
-        let DeltaShape { key_heads, value_heads, key_dim, value_dim } = op.shape;
-        vec![
-            ("CHUNK", U(STATE_CHUNK as u32)),
-            ("HEADS", U(value_heads as u32)),
-            ("KEY_HEADS", U(key_heads as u32)),
-            ("KEY_DIM", U(key_dim as u32)),
-            ("VALUE_DIM", U(value_dim as u32)),
-            ("ALTERNATING", U(u32::from(op.sharing == KeySharing::Alternating))),
-        ]
+    fn delta_state(&self, layer: usize) -> DeltaState {
+        self.states[layer].delta.clone().expect("`Program::check` compared the shapes")
     }
 
     /// Constants of a convolution, and its vectors.
-    fn convolution(&mut self, op: &Convolution, channels: usize) -> Result<Parts, LoadError> {
+    pub(super) fn convolution(&mut self, op: &Convolution, channels: usize) -> Result<Parts, LoadError> {
         let constants = vec![
             ("KEPT", U(op.taps as u32 - 1)),
             ("CHANNELS", U(channels as u32)),
@@ -409,4 +435,16 @@ impl Lowering<'_> {
         }
         Ok((constants, buffers))
     }
+}
+
+fn delta_constants(op: &Heads<'_>) -> Constants {
+    let DeltaShape { key_heads, value_heads, key_dim, value_dim } = *op.shape;
+    vec![
+        ("CHUNK", U(STATE_CHUNK as u32)),
+        ("HEADS", U(value_heads as u32)),
+        ("KEY_HEADS", U(key_heads as u32)),
+        ("KEY_DIM", U(key_dim as u32)),
+        ("VALUE_DIM", U(value_dim as u32)),
+        ("ALTERNATING", U(u32::from(op.alternating))),
+    ]
 }

@@ -2,6 +2,7 @@
 // state S, with decays G that are summed up from there:
 //   u_t = beta_t (v_t - e^G_t S'k_t - sum over i < t of e^(G_t - G_i) (k_i . k_t) u_i)
 //   o_t = e^G_t S'q_t + sum over i <= t of e^(G_t - G_i) (k_i . q_t) u_i
+// The scan of Mamba-2 (SCAN) is the same with u_t = beta_t v_t.
 // All sums have the same order, wherever a step begins or ends.
 @group(0) @binding(1) var<storage, read> convolved: array<f32>;        // [rows, CHANNELS]: queries, keys, values
 @group(0) @binding(2) var<storage, read> decays: array<f32>;           // [rows, HEADS]
@@ -150,7 +151,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
       all *= exp(summed[here]);
       for (var t = 0u; t < here; t++) { all = fma(weights[t], vec2<f32>(us[t * COLUMNS + lane]), all); }
       let v = convolved[row * CHANNELS + 2u * KEY_HEADS * KEY_DIM + value];
+//% if SCAN
+      let u = betas[row * HEADS + head] * v;
+//% else
       let u = betas[row * HEADS + head] * (v - all.x);
+//% end
       us[here * COLUMNS + lane] = u;
       if (has_column) { values[row * HEADS * VALUE_DIM + value] = fma(weights[here].y, u, all.y); }
     }

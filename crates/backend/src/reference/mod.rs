@@ -279,27 +279,43 @@ impl ReferenceRunner {
     }
 
     fn layer(&mut self, layer: &Layer, step: &Step<'_>, x: &mut [Vec<f32>]) {
-        let mixed = match &layer.mixer {
-            Mixer::Attention(attention) => self.attention(attention, step, x),
-            Mixer::Latent(latent) => self.latent(latent, step, x),
-            Mixer::Conv(conv) => self.conv(conv, step, x),
-            Mixer::DeltaRule(delta) => self.delta(delta, step, x),
-        };
+        let mixed = self.mix(&layer.mixer, step, x);
         if layer.residual == Residual::Sequential {
             add(x, &mixed, layer.branch_scale);
         }
         let fed: Vec<Vec<f32>> = match &layer.ffn {
+            FeedForward::None => Vec::new(),
             FeedForward::Dense(dense) => x.iter().map(|x| self.dense(dense, x)).collect(),
             FeedForward::Experts(experts) => x.iter().map(|x| self.experts(experts, x)).collect(),
         };
-        self.count(match &layer.ffn {
-            FeedForward::Dense(_) => "dense",
-            FeedForward::Experts(_) => "experts",
-        });
+        match &layer.ffn {
+            FeedForward::None => {}
+            FeedForward::Dense(_) => self.count("dense"),
+            FeedForward::Experts(_) => self.count("experts"),
+        }
         if layer.residual == Residual::Parallel {
             add(x, &mixed, layer.branch_scale);
         }
         add(x, &fed, layer.branch_scale);
+    }
+
+    /// Returns what a mixer adds to each row.
+    fn mix(&mut self, mixer: &Mixer, step: &Step<'_>, x: &[Vec<f32>]) -> Vec<Vec<f32>> {
+        match mixer {
+            Mixer::None => Vec::new(),
+            Mixer::Attention(attention) => self.attention(attention, step, x),
+            Mixer::Latent(latent) => self.latent(latent, step, x),
+            Mixer::Conv(conv) => self.conv(conv, step, x),
+            Mixer::DeltaRule(delta) => self.delta(delta, step, x),
+            Mixer::Ssd(ssd) => self.ssd(ssd, step, x),
+            Mixer::Sum(branches) => {
+                let mut sum = vec![vec![0.0; self.program.hidden]; x.len()];
+                for branch in branches {
+                    add(&mut sum, &self.mix(&branch.mixer, step, x), branch.scale);
+                }
+                sum
+            }
+        }
     }
 
     fn embed(&self, token: u32, position: usize) -> Vec<f32> {
@@ -489,10 +505,7 @@ impl ReferenceRunner {
     fn dense(&self, op: &Dense, x: &[f32]) -> Vec<f32> {
         let h = self.optional_norm(op.norm, x);
         let gate = op.gate.map(|gate| self.linear(&gate, &h));
-        let up = self.linear(&op.up, &h);
-        let gate = |i: usize| gate.as_ref().map(|gate| gate[i]);
-        let g: Vec<f32> =
-            up.iter().enumerate().map(|(i, &up)| ops::activate(gate(i), up, op.activation)).collect();
+        let g = activated(gate.as_deref(), &self.linear(&op.up, &h), op.activation);
         self.optional_norm(op.post_norm, &self.linear(&op.down, &g))
     }
 
@@ -503,6 +516,8 @@ impl ReferenceRunner {
             Some(shared) => self.shared(shared, op, &h),
             None => vec![0.0; self.program.hidden],
         };
+        let input = op.latent.map_or_else(|| h.clone(), |latent| self.linear(&latent.down, &h));
+        let mut sum = vec![0.0; input.len()];
         let router = &op.router;
         let router_input = router.norm.map_or_else(|| h.clone(), |norm| self.norm(&norm, x));
         let logits = self.linear(&router.linear, &router_input);
@@ -510,14 +525,15 @@ impl ReferenceRunner {
         let bias = router.selection_bias.map(|bias| self.vector(bias));
         let chosen = ops::route(&logits, router, bias);
         for (expert, weight) in chosen {
-            let gate = self.part(&op.gate, expert, &h, op.width);
-            let up = self.part(&op.up, expert, &h, op.width);
-            let g: Vec<f32> =
-                gate.iter().zip(up).map(|(&gate, up)| ops::activate(Some(gate), up, op.activation)).collect();
-            let out = self.part(&op.down, expert, &g, self.program.hidden);
+            let gate = op.gate.map(|gate| self.part(&gate, expert, &input, op.width));
+            let up = self.part(&op.up, expert, &input, op.width);
+            let g = activated(gate.as_deref(), &up, op.activation);
+            let out = self.part(&op.down, expert, &g, input.len());
             let weight = weight * scale(expert);
-            y.iter_mut().zip(out).for_each(|(y, out)| *y += weight * out);
+            sum.iter_mut().zip(out).for_each(|(sum, out)| *sum += weight * out);
         }
+        let sum = op.latent.map_or_else(|| sum.clone(), |latent| self.linear(&latent.up, &sum));
+        y.iter_mut().zip(sum).for_each(|(y, sum)| *y += sum);
         if let Some(beside) = &op.beside {
             y = self.norm(&beside.sum_norm, &y);
             y.iter_mut().zip(self.dense(&beside.dense, x)).for_each(|(y, dense)| *y += dense);
@@ -526,9 +542,9 @@ impl ReferenceRunner {
     }
 
     fn shared(&self, op: &SharedExpert, experts: &Experts, h: &[f32]) -> Vec<f32> {
-        let (gate, up) = (self.linear(&op.gate, h), self.linear(&op.up, h));
-        let g = gate.iter().zip(up).map(|(&gate, up)| ops::activate(Some(gate), up, experts.activation));
-        let mut y = self.linear(&op.down, &g.collect::<Vec<_>>());
+        let gate = op.gate.map(|gate| self.linear(&gate, h));
+        let g = activated(gate.as_deref(), &self.linear(&op.up, h), experts.activation);
+        let mut y = self.linear(&op.down, &g);
         if let Some(gate) = &op.output_gate {
             let factor = 1.0 / (1.0 + (-self.linear(gate, h)[0]).exp());
             y.iter_mut().for_each(|y| *y *= factor);
@@ -584,6 +600,12 @@ impl ReferenceRunner {
         ops::linear(x, matrix, bias, &mut out);
         out
     }
+}
+
+/// The activation of a row, with or without a gate.
+fn activated(gate: Option<&[f32]>, up: &[f32], activation: Activation) -> Vec<f32> {
+    let of = |(i, &up): (usize, &f32)| ops::activate(gate.map(|gate| gate[i]), up, activation);
+    up.iter().enumerate().map(of).collect()
 }
 
 /// `x += y * scale`, row by row.

@@ -1,7 +1,10 @@
 //! Mixers with a state, row by row, and the states of a loaded model.
 
-use super::{attention::dot, ops};
-use crate::{DeltaRule, DeltaShape, Limits, STATE_CHUNK, StateId, StateLayout, StateShape, StateUse};
+use super::{ReferenceRunner, attention::dot, ops};
+use crate::{
+    Activation, DeltaRule, DeltaShape, GatedNorm, GroupNorm, Limits, NormKind, STATE_CHUNK, Ssd, StateId,
+    StateLayout, StateShape, StateUse, Step,
+};
 
 /// State of one layer.
 #[derive(Clone, Debug)]
@@ -91,7 +94,7 @@ impl LayerState {
         let row = position % STATE_CHUNK;
         match (position, row) {
             (0, _) => self.matrices.fill(0.0),
-            (_, 0) => self.fold(op),
+            (_, 0) => self.fold(&op.shape, |head| op.key_head(head)),
             _ => {}
         }
         self.keys[row * key_width..][..key_width].copy_from_slice(k);
@@ -133,13 +136,68 @@ impl LayerState {
         out
     }
 
-    /// Makes the rows of a full chunk part of the matrices.
-    fn fold(&mut self, op: &DeltaRule) {
+    /// The scan of one row, `[value_heads, value_dim]`, without its skip connection.
+    ///
+    /// Within a chunk that began with the state `S`, with decays `G` that are summed up from there:
+    ///
+    /// ```text
+    /// u_t = Δ_t v_t
+    /// o_t = e^{G_t} SᵀC_t + Σ_{i<=t} e^{G_t - G_i} (B_i · C_t) u_i
+    /// ```
+    ///
+    /// - `c`, `b`: `[key_heads, key_dim]`
+    /// - `v`: `[value_heads, value_dim]`
+    /// - `decay`, `dt`: `[value_heads]`
+    pub fn scan(
+        &mut self,
+        op: &Ssd,
+        position: usize,
+        [c, b, v]: [&[f32]; 3],
+        decay: &[f32],
+        dt: &[f32],
+    ) -> Vec<f32> {
         let DeltaShape { value_heads, key_dim, value_dim, .. } = op.shape;
         let (key_width, value_width) = (op.shape.key_width(), op.shape.value_width());
+        let row = position % STATE_CHUNK;
+        match (position, row) {
+            (0, _) => self.matrices.fill(0.0),
+            (_, 0) => self.fold(&op.shape, |head| op.key_head(head)),
+            _ => {}
+        }
+        self.keys[row * key_width..][..key_width].copy_from_slice(b);
+        let mut out = Vec::with_capacity(value_width);
+        for head in 0..value_heads {
+            let key = op.key_head(head) * key_dim..(op.key_head(head) + 1) * key_dim;
+            let before = if row == 0 { 0.0 } else { self.decays[(row - 1) * value_heads + head] };
+            self.decays[row * value_heads + head] = before + decay[head];
+            let decay_since = |from: f32| f64::from(before + decay[head] - from).exp();
+            let c = &c[key.clone()];
+            let weight = |i: usize| {
+                let decay = decay_since(self.decays[i * value_heads + head]);
+                decay * dot(&self.keys[i * key_width..][key.clone()], c)
+            };
+            let weights: Vec<f64> = (0..=row).map(weight).collect();
+            let matrix = &self.matrices[head * key_dim * value_dim..][..key_dim * value_dim];
+            for column in 0..value_dim {
+                let at = head * value_dim + column;
+                self.updates[row * value_width + at] = dt[head] * v[at];
+                let rows = matrix.chunks_exact(value_dim).zip(c);
+                let known: f64 = rows.map(|(row, &c)| f64::from(row[column]) * f64::from(c)).sum();
+                let rows = weights.iter().enumerate();
+                let new: f64 = rows.map(|(i, w)| w * f64::from(self.updates[i * value_width + at])).sum();
+                out.push((decay_since(0.0) * known + new) as f32);
+            }
+        }
+        out
+    }
+
+    /// Makes the rows of a full chunk part of the matrices.
+    fn fold(&mut self, shape: &DeltaShape, key_head: impl Fn(usize) -> usize) {
+        let DeltaShape { value_heads, key_dim, value_dim, .. } = *shape;
+        let (key_width, value_width) = (shape.key_width(), shape.value_width());
         for (index, x) in self.matrices.iter_mut().enumerate() {
             let (head, column) = (index / (key_dim * value_dim), index % value_dim);
-            let key = op.key_head(head) * key_dim + index / value_dim % key_dim;
+            let key = key_head(head) * key_dim + index / value_dim % key_dim;
             let decay = |row: usize| f64::from(self.decays[row * value_heads + head]);
             let last = decay(STATE_CHUNK - 1);
             let added = (0..STATE_CHUNK).map(|row| {
@@ -154,8 +212,7 @@ impl LayerState {
 /// Queries, keys and values of a row that the convolution has passed, `[channels]`: SiLU, and norms of the heads of
 /// queries and keys.
 pub fn delta_inputs(shape: &DeltaShape, mixed: &[f32]) -> Vec<f32> {
-    let mut mixed: Vec<f32> =
-        mixed.iter().map(|&x| ops::activate(None, x, crate::Activation::Silu)).collect();
+    let mut mixed: Vec<f32> = mixed.iter().map(|&x| ops::activate(None, x, Activation::Silu)).collect();
     let queries = shape.key_heads;
     for (head, x) in mixed[..2 * shape.key_width()].chunks_exact_mut(shape.key_dim).enumerate() {
         let scale = if head < queries { (shape.key_dim as f64).sqrt() } else { 1.0 };
@@ -167,9 +224,78 @@ pub fn delta_inputs(shape: &DeltaShape, mixed: &[f32]) -> Vec<f32> {
 
 /// Decay g and strength β of one row and head: `decay * softplus(a + dt)` and `sigmoid(b)`.
 pub fn delta_gates(decay: f32, dt: f32, a: f32, b: f32) -> (f32, f32) {
-    let x = f64::from(a) + f64::from(dt);
-    let softplus = x.max(0.0) + (-x.abs()).exp().ln_1p();
+    let softplus = softplus(f64::from(a) + f64::from(dt));
     ((f64::from(decay) * softplus) as f32, (1.0 / (1.0 + (-f64::from(b)).exp())) as f32)
+}
+
+fn softplus(x: f64) -> f64 {
+    x.max(0.0) + (-x.abs()).exp().ln_1p()
+}
+
+/// Step Δ of one row and head of a scan: `clamp(softplus(dt_scale * d + bias))`.
+fn ssd_step(op: &Ssd, d: f32, bias: f32) -> f32 {
+    let step = softplus(f64::from(op.dt_scale) * f64::from(d) + f64::from(bias));
+    (step as f32).clamp(op.dt_limits.0, op.dt_limits.1)
+}
+
+impl ReferenceRunner {
+    /// Returns the output of a scan, which is added to each row.
+    pub(super) fn ssd(&mut self, op: &Ssd, step: &Step<'_>, x: &[Vec<f32>]) -> Vec<Vec<f32>> {
+        let mut added = Vec::with_capacity(x.len());
+        let DeltaShape { value_dim, .. } = op.shape;
+        let key_width = op.shape.key_width();
+        for sequence in step.sequences {
+            let state = sequence.state.expect("validated");
+            for (position, row) in (sequence.start..).zip(sequence.rows.clone()) {
+                let h = self.optional_norm(op.norm, &x[row]);
+                let [mixed, gate, d] = [&op.cbv, &op.gate, &op.dt].map(|linear| self.linear(linear, &h));
+                let mixed =
+                    self.convolve(&op.convolution, state, (op.state, sequence.start), &mixed, position);
+                let silu = |x: f32| ops::activate(None, x, Activation::Silu);
+                let mixed: Vec<f32> = mixed.into_iter().map(silu).collect();
+                let (c, rest) = mixed.split_at(key_width);
+                let (b, v) = rest.split_at(key_width);
+                let bias = self.vector(op.dt_bias);
+                let dt: Vec<f32> = d.iter().zip(bias).map(|(&d, &bias)| ssd_step(op, d, bias)).collect();
+                let decay: Vec<f32> = dt.iter().zip(self.vector(op.decay)).map(|(dt, a)| dt * a).collect();
+                // The convolution has begun the state.
+                let own = self.states.begin(StateUse::in_place(state.write), op.state, position);
+                let mut out = own.scan(op, position, [c, b, v], &decay, &dt);
+                let skip = self.vector(op.skip);
+                for (index, (out, v)) in out.iter_mut().zip(v).enumerate() {
+                    *out += skip[index / value_dim] * v;
+                }
+                let gates: Vec<f32> = gate.iter().map(|gate| silu(op.gate_scale * gate)).collect();
+                let out = self.gated_norm(&op.out_norm, out, &gates);
+                added.push(self.optional_norm(op.post_norm, &self.linear(&op.out, &out)));
+            }
+        }
+        self.count("ssd");
+        added
+    }
+
+    fn gated_norm(&self, op: &GatedNorm, mut x: Vec<f32>, gates: &[f32]) -> Vec<f32> {
+        let gate = |x: &mut [f32]| x.iter_mut().zip(gates).for_each(|(x, gate)| *x *= gate);
+        let norm = |x: &mut [f32], GroupNorm { groups, weight, eps }: &GroupNorm| {
+            let size = x.len() / groups;
+            let weights = self.vector(*weight).chunks_exact(size);
+            for (x, weights) in x.chunks_exact_mut(size).zip(weights) {
+                ops::norm(x, NormKind::Rms, weights, None, *eps);
+            }
+        };
+        match op {
+            GatedNorm::GateOnly => gate(&mut x),
+            GatedNorm::AfterGate(op) => {
+                gate(&mut x);
+                norm(&mut x, op);
+            }
+            GatedNorm::BeforeGate(op) => {
+                norm(&mut x, op);
+                gate(&mut x);
+            }
+        }
+        x
+    }
 }
 
 /// All states of a loaded model.

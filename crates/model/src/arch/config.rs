@@ -41,6 +41,12 @@ pub(crate) struct Block {
     pub(crate) output_scale: bool,
     /// Attention is latent, see [`LatentShape`].
     pub(crate) latent: bool,
+    /// False if no layer attends.
+    pub(crate) attention: bool,
+    /// Layers with a state attend, too, and add both outputs.
+    pub(crate) beside: bool,
+    /// In GGUF files, K/V heads and widths of feed-forward networks of zero stand for layers without them.
+    pub(crate) zeros: bool,
 }
 
 impl Block {
@@ -64,6 +70,9 @@ impl Block {
         v_norm: false,
         output_scale: false,
         latent: false,
+        attention: true,
+        beside: false,
+        zeros: false,
     };
 }
 
@@ -87,6 +96,8 @@ pub(crate) struct ExpertsConfig {
     pub(crate) shared: usize,
     /// The shared expert has a gate on its output.
     pub(crate) output_gate: bool,
+    /// Elements of the rows that experts read, where they are not the model's; zero elsewhere.
+    pub(crate) latent: usize,
     /// Layers without experts, from the first one on.
     pub(crate) dense_layers: usize,
     /// The layers have a dense network beside the experts, and a router with a norm and scales of its own (Gemma 4).
@@ -111,6 +122,7 @@ impl ExpertsConfig {
         factor: 1.0,
         shared: 0,
         output_gate: false,
+        latent: 0,
         dense_layers: 0,
         beside: false,
         transposed: false,
@@ -128,6 +140,50 @@ pub(crate) enum Recurrent {
     Conv { taps: usize },
     /// The gated delta rule, after a convolution over `taps` rows.
     Delta { taps: usize, shape: DeltaShape, files: DeltaFiles },
+    /// The scan of Mamba-2.
+    Ssd(SsdConfig),
+}
+
+/// The scan of Mamba-2.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct SsdConfig {
+    /// Rows of its convolution.
+    pub(crate) taps: usize,
+    /// Its groups are the key heads.
+    pub(crate) shape: DeltaShape,
+    pub(crate) norm: SsdNorm,
+    /// Least and largest step.
+    pub(crate) limits: (f32, f32),
+    /// Multiplies z.
+    pub(crate) gate_scale: f32,
+    /// Multiplies steps before their bias.
+    pub(crate) dt_scale: f32,
+    /// Multiply C, B and x before the convolution.
+    pub(crate) channel_scales: [f32; 3],
+}
+
+/// The norm of a scan's output, of each group by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SsdNorm {
+    None,
+    AfterGate,
+    BeforeGate,
+}
+
+/// Multipliers of what mixers and feed-forward networks read and write.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Multipliers {
+    pub(crate) attention_in: f32,
+    pub(crate) attention_out: f32,
+    pub(crate) scan_in: f32,
+    pub(crate) scan_out: f32,
+    pub(crate) ffn_in: f32,
+}
+
+impl Multipliers {
+    /// Ones.
+    pub(crate) const NONE: Self =
+        Self { attention_in: 1.0, attention_out: 1.0, scan_in: 1.0, scan_out: 1.0, ffn_in: 1.0 };
 }
 
 /// How files arrange a delta rule.
@@ -169,6 +225,7 @@ pub(crate) struct Config {
     pub(crate) position_scale: Option<PositionScale>,
     /// Multiplies what layers add to the residual stream.
     pub(crate) branch_scale: f32,
+    pub(crate) multipliers: Multipliers,
     /// Multiplies logits.
     pub(crate) logit_scale: f32,
     pub(crate) logit_soft_cap: Option<f32>,
@@ -191,8 +248,12 @@ pub(crate) struct Layer {
     pub(crate) rope: Option<usize>,
     /// Experts instead of a dense network.
     pub(crate) experts: bool,
-    /// [`Config::recurrent`] instead of attention.
+    /// [`Config::recurrent`] instead of attention, or beside it.
     pub(crate) recurrent: bool,
+    /// False in a layer that only has a feed-forward network.
+    pub(crate) mixer: bool,
+    /// False in a layer that only has a mixer.
+    pub(crate) network: bool,
     pub(crate) geometry: Geometry,
 }
 
@@ -214,6 +275,7 @@ impl Recurrent {
         let (taps, shape) = match self {
             Self::Conv { taps } => (taps, None),
             Self::Delta { taps, shape, .. } => (taps, Some(shape)),
+            Self::Ssd(SsdConfig { taps, shape, .. }) => (taps, Some(shape)),
         };
         if !(2..=64).contains(&taps) {
             return Err(format!("a convolution over {taps} tokens"));
@@ -242,6 +304,12 @@ impl Config {
         self.layers[layer].geometry.kv_heads.unwrap_or(self.kv_heads)
     }
 
+    /// True if a layer has attention.
+    pub(crate) fn attends(&self, layer: usize) -> bool {
+        let Layer { recurrent, mixer, .. } = self.layers[layer];
+        mixer && (!recurrent || self.block.beside)
+    }
+
     /// Elements of a head of a layer.
     pub(crate) fn head_dim_of(&self, layer: usize) -> usize {
         self.layers[layer].geometry.head_dim.unwrap_or(self.head_dim)
@@ -256,8 +324,8 @@ impl Config {
     pub(crate) fn kv_source(&self, layer: usize) -> Option<usize> {
         let window = self.layers[layer].window;
         let is_source = |other: &usize| {
-            let Layer { window: own, geometry, recurrent, .. } = self.layers[*other];
-            own == window && !geometry.shares_kv && !recurrent
+            let Layer { window: own, geometry, .. } = self.layers[*other];
+            own == window && !geometry.shares_kv && self.attends(*other)
         };
         (0..layer).rev().find(is_source).filter(|_| self.layers[layer].geometry.shares_kv)
     }
@@ -325,9 +393,6 @@ impl Config {
         if let Some(recurrent) = self.recurrent {
             recurrent.check().map_err(ModelError::Config)?;
         }
-        if self.layers.iter().all(|layer| layer.recurrent) {
-            return Err(ModelError::unsupported("a model without attention"));
-        }
         if experts.count > 1 << 16 {
             return bad(format!("the number of experts is {}", experts.count));
         }
@@ -355,6 +420,9 @@ impl Config {
         }
         if experts.used > experts.count {
             return bad(format!("{} of {} experts for each token", experts.used, experts.count));
+        }
+        if experts.latent > 1 << 30 {
+            return bad(format!("the width of rows of experts is {}", experts.latent));
         }
         if experts.shared > 1 << 30 {
             return bad(format!("the size of the shared experts is {}", experts.shared));
@@ -397,6 +465,9 @@ impl Config {
             self.embed_scale,
             self.attention_scale,
             self.branch_scale,
+            self.multipliers.attention_out.abs(),
+            self.multipliers.scan_out.abs(),
+            self.multipliers.ffn_in.abs(),
             self.logit_scale,
             experts.factor,
             1.0 + self.norm_eps,

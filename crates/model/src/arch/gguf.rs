@@ -4,7 +4,7 @@
 use paguro_backend::{ExpertGroups, NormKind, Scores};
 
 use super::{
-    Config, Definition, ExpertsConfig, Tensors,
+    Config, Definition, ExpertsConfig, Multipliers, Tensors,
     config::{Geometry, Layer},
 };
 use crate::{
@@ -36,17 +36,23 @@ pub(crate) fn config(
         return Err(ModelError::Config(format!("{all_layers} layers, but only {count} tensors")));
     }
     let hidden = keys.size("embedding_length")?;
-    let heads =
-        keys.uniform("attention.head_count", layers)?.ok_or_else(|| keys.missing("attention.head_count"))?;
-    let kv_heads = keys.kv_heads(layers)?.unwrap_or(heads);
+    // Files of models without attention have zeros.
+    let attends = definition.block.attention;
+    let heads = match keys.uniform("attention.head_count", layers)? {
+        _ if !attends => 1,
+        heads => heads.ok_or_else(|| keys.missing("attention.head_count"))?,
+    };
+    let kv_heads = if attends { keys.kv_heads(layers)?.unwrap_or(heads) } else { 1 };
     let experts = keys.experts(definition.experts, layers)?;
     let ffn = match (keys.uniform("feed_forward_length", layers)?, experts) {
+        _ if !attends => 1,
         (Some(ffn), _) if ffn > 0 => ffn,
         (_, Some(experts)) => experts.width,
         _ => return Err(keys.missing("feed_forward_length")),
     };
     let context_length = keys.size("context_length")?;
     let head_dim = match keys.optional_size("attention.key_length")? {
+        _ if !attends => 1,
         Some(length) => length,
         None => hidden.checked_div(heads).unwrap_or(0), // no heads are refused later
     };
@@ -62,8 +68,13 @@ pub(crate) fn config(
         NormKind::Rms => "attention.layer_norm_rms_epsilon",
         NormKind::Layer => "attention.layer_norm_epsilon",
     };
-    let norm_eps = metadata.require_f32(&keys.full(eps))?;
-    let rope = match definition.block.positions {
+    let other_eps = definition.gguf_keys.iter().find(|key| **key == "attention.layer_norm_epsilon");
+    let norm_eps = match (metadata.optional_f32(&keys.full(eps))?, other_eps) {
+        (Some(eps), _) => eps,
+        (None, Some(other)) => metadata.require_f32(&keys.full(other))?,
+        (None, None) => metadata.require_f32(&keys.full(eps))?,
+    };
+    let rope = match definition.block.positions || !attends {
         true => None,
         false => Some(keys.rope(head_dim, max_context.unwrap_or(context_length))?),
     };
@@ -72,6 +83,8 @@ pub(crate) fn config(
         rope: rope.as_ref().map(|_| 0),
         experts: experts.is_some_and(|experts| layer >= experts.dense_layers),
         recurrent: false,
+        mixer: true,
+        network: true,
         geometry: Geometry::default(),
     };
     let mut config = Config {
@@ -94,6 +107,7 @@ pub(crate) fn config(
         attention_soft_cap: None,
         position_scale: None,
         branch_scale: 1.0,
+        multipliers: Multipliers::NONE,
         logit_scale: 1.0,
         logit_soft_cap: None,
         tied: None,
@@ -174,12 +188,17 @@ impl Keys<'_, '_> {
     /// A number, or an array of equal numbers, one for each layer; the first one of those in which layers may differ.
     fn uniform(&self, key: &str, layers: usize) -> Result<Option<usize>, ModelError> {
         let full = self.full(key);
-        let Some(values) = self.metadata.u32s(&full) else { return self.optional_size(key) };
+        let Some(mut values) = self.metadata.u32s(&full) else { return self.optional_size(key) };
+        let enough = values.len() >= layers;
+        if self.definition.block.zeros && VARYING.contains(&key) {
+            values.retain(|&value| value > 0);
+            if values.is_empty() {
+                return Ok(None);
+            }
+        }
         let varies = self.definition.block.varies && VARYING.contains(&key);
         match values.split_first() {
-            Some((first, rest))
-                if (varies || rest.iter().all(|value| value == first)) && values.len() >= layers =>
-            {
+            Some((first, rest)) if (varies || rest.iter().all(|value| value == first)) && enough => {
                 Ok(Some(*first as usize))
             }
             _ => Err(ModelError::unsupported(format!("`{full}` that differs between layers"))),
@@ -257,6 +276,7 @@ impl Keys<'_, '_> {
             factor: factor as f32,
             shared,
             dense_layers: self.optional_size("leading_dense_block_count")?.unwrap_or(0),
+            latent: self.optional_size("moe_latent_size")?.unwrap_or(0),
             ..defaults
         }))
     }
@@ -275,6 +295,7 @@ impl Keys<'_, '_> {
             ("nextn_predict_layers", "multi-token prediction"),
             ("attention.shared_kv_layers", "layers that read the K and V of others"),
             ("embedding_length_per_layer_input", "embeddings for layers"),
+            ("moe_latent_size", "experts with rows of their own width"),
             ("n_deepstack_layers", "rows that images add to the first layers"),
         ];
         for (key, what) in counts {

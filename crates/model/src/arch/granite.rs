@@ -44,7 +44,7 @@ pub(super) const MOE: Definition = Definition {
 
 const KEYS: &[&str] = &["logit_scale", "residual_scale", "embedding_scale", "attention.scale"];
 
-fn from_gguf(keys: &mut Keys<'_, '_>, config: &mut Config) -> Result<(), ModelError> {
+pub(super) fn from_gguf(keys: &mut Keys<'_, '_>, config: &mut Config) -> Result<(), ModelError> {
     let number = |key| Ok::<_, ModelError>(keys.number(key)?.filter(|&number| number != 0.0));
     let scales = [
         number("embedding_scale")?,
@@ -56,7 +56,7 @@ fn from_gguf(keys: &mut Keys<'_, '_>, config: &mut Config) -> Result<(), ModelEr
     Ok(())
 }
 
-fn from_hf(fields: &Fields<'_>, config: &mut Config) -> Result<(), ModelError> {
+pub(super) fn from_hf(fields: &Fields<'_>, config: &mut Config) -> Result<(), ModelError> {
     let scales = [
         fields.number("embedding_multiplier")?,
         Some(fields.number("attention_multiplier")?.unwrap_or(1.0)),

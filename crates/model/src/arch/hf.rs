@@ -5,7 +5,7 @@ use paguro_backend::{Activation, ExpertGroups, RopeStyle};
 use serde_json::{Map, Value};
 
 use super::{
-    Config, Definition,
+    Config, Definition, Multipliers,
     config::{Geometry, Layer},
     gguf::check_factors,
 };
@@ -39,15 +39,26 @@ pub(crate) fn config(
     let defaults = (definition.hf_defaults)(class);
     check_activation(&fields, definition)?;
 
-    let layers = fields.size_of(&["num_hidden_layers", "n_layer"], defaults.layers)?;
+    // Nemotron-H's files may only list the types of layers.
+    let listed = fields.list("layers_block_type")?.map(<[Value]>::len);
+    let pattern = fields.text("hybrid_override_pattern")?.map(str::len);
+    let layers = fields.size_of(&["num_hidden_layers", "n_layer"], listed.or(pattern).or(defaults.layers))?;
     if layers > tensors {
         // Before anything is allocated for each layer.
         return Err(ModelError::Config(format!("{layers} layers, but only {tensors} tensors")));
     }
     let hidden = fields.size_of(&["hidden_size", "n_embd"], defaults.hidden)?;
-    let heads = fields.size_of(&["num_attention_heads", "n_head"], defaults.heads)?;
-    let kv_heads = fields.size("num_key_value_heads", defaults.kv_heads.or(Some(heads)))?;
+    let attends = definition.block.attention;
+    let heads = match attends {
+        true => fields.size_of(&["num_attention_heads", "n_head"], defaults.heads)?,
+        false => 1,
+    };
+    let kv_heads = match attends {
+        true => fields.size("num_key_value_heads", defaults.kv_heads.or(Some(heads)))?,
+        false => 1,
+    };
     let head_dim = match definition.block.latent {
+        _ if !attends => 1,
         // The elements that RoPE rotates.
         true => fields.size("qk_rope_head_dim", Some(64))?,
         false => fields.size("head_dim", defaults.head_dim.or(hidden.checked_div(heads)))?,
@@ -61,7 +72,7 @@ pub(crate) fn config(
     }
     let max_context = max_context.unwrap_or(context_length);
     let style = definition.rope_styles[1];
-    let rope = match definition.block.positions || definition.block.own_ropes {
+    let rope = match definition.block.positions || definition.block.own_ropes || !attends {
         true => None,
         false => {
             let scope = Scope { kind: "full_attention", other_base: None };
@@ -70,7 +81,15 @@ pub(crate) fn config(
     };
     let geometry = Geometry::default();
     let rope_index = rope.as_ref().map(|_| 0);
-    let layer = Layer { window: None, rope: rope_index, experts: false, recurrent: false, geometry };
+    let layer = Layer {
+        window: None,
+        rope: rope_index,
+        experts: false,
+        recurrent: false,
+        mixer: true,
+        network: true,
+        geometry,
+    };
     let mut config = Config {
         definition,
         context_length,
@@ -91,6 +110,7 @@ pub(crate) fn config(
         attention_soft_cap: None,
         position_scale: None,
         branch_scale: 1.0,
+        multipliers: Multipliers::NONE,
         logit_scale: 1.0,
         logit_soft_cap: None,
         tied: Some(tied(json, &fields)?.unwrap_or(defaults.tied)),
@@ -434,6 +454,21 @@ impl<'a> Fields<'a> {
 
     pub(super) fn list(&self, key: &str) -> Result<Option<&'a [Value]>, ModelError> {
         self.read(key, "a list", |value| value.as_array().map(Vec::as_slice))
+    }
+
+    /// Two numbers, without bounds by default. Infinity is a number, a string, or the string in an object.
+    pub(super) fn limits(&self, key: &str) -> Result<(f32, f32), ModelError> {
+        let number = |value: &Value| match value.get("__float__").unwrap_or(value) {
+            Value::String(text) if text == "Infinity" => Some(f32::INFINITY),
+            value => value.as_f64().map(|number| number as f32),
+        };
+        let limits = match self.list(key)? {
+            None => Some((0.0, f32::INFINITY)),
+            Some([least, most]) => number(least).zip(number(most)),
+            Some(_) => None,
+        };
+        let limits = limits.filter(|&(least, most)| 0.0 <= least && least <= most);
+        limits.ok_or_else(|| ModelError::Config(format!("config.json: `{key}` is not a range from 0 on")))
     }
 
     pub(super) fn object(&self, key: &str) -> Result<Option<Fields<'a>>, ModelError> {

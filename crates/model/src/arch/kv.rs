@@ -59,6 +59,16 @@ pub(super) fn arrange(layers: &[KvKind], context: usize) -> (KvLayout, Vec<KvSlo
     (KvLayout { groups }, places)
 }
 
+/// Pages of a model without attention, of which nothing is read: a group with a slot that no layer has. Copies of states lie in
+/// pages, so these should not be much smaller than a state of `state_bytes`, and yet cost little for each token.
+pub(super) fn without_attention(state_bytes: usize) -> KvLayout {
+    const PARTS: usize = 256;
+    const HEAD: usize = 64;
+    // K and V of 32 tokens in two bytes each.
+    let kv_heads = (state_bytes / PARTS / (2 * 32 * 2 * HEAD)).clamp(1, 8);
+    KvLayout { groups: vec![KvGroup { window: None, slots: 1, kv_heads, head_dim: HEAD }] }
+}
+
 /// Layers of a kind that fit in a page with `page` elements of K for each token.
 fn slots(page: usize, kind: &KvKind) -> usize {
     (page / kind.width().max(1)).max(1)

@@ -4,6 +4,7 @@ mod experts;
 mod latent;
 mod layer_input;
 mod recurrent;
+mod ssd;
 
 use paguro_backend::{
     Attention, Dense, Embed, FeedForward, Head, KvSlot, Layer, Linear, Matrix, Mixer, Norm, Positions,
@@ -12,7 +13,7 @@ use paguro_backend::{
 
 use self::recurrent::Rows;
 use super::{
-    Config, HfMatrices, Names, Tensors,
+    Config, HfMatrices, Names, Recurrent, Tensors,
     kv::{self, KvKind},
     names::Part,
 };
@@ -33,33 +34,36 @@ pub(crate) fn lower(
     let kind = |(index, layer): (usize, &super::config::Layer)| {
         let window = layer.window.filter(|&window| (window as usize) < max_context);
         let (kv_heads, head_dim) = (config.kv_heads_of(index), config.head_dim_of(index));
-        (!layer.recurrent && !layer.geometry.shares_kv).then_some(KvKind { window, kv_heads, head_dim })
+        let stores = config.attends(index) && !layer.geometry.shares_kv;
+        stores.then_some(KvKind { window, kv_heads, head_dim })
     };
     let kinds: Vec<_> = config.layers.iter().enumerate().filter_map(kind).collect();
     let (kv, places) = kv::arrange(&kinds, max_context);
+    let state = recurrent::states(config);
+    let kv = if kv.groups.is_empty() { kv::without_attention(state.bytes()) } else { kv };
 
     let (embed, vocab) = lowering.embed(max_context)?;
     let (mut places, mut states) = (places.into_iter(), 0..);
     let mut place_of: Vec<KvSlot> = Vec::with_capacity(config.layers.len());
     let layers = config.layers.iter().enumerate().map(|(layer, kind)| {
-        let mixer = match config.recurrent.filter(|_| kind.recurrent) {
-            Some(recurrent) => {
-                place_of.push(KvSlot { group: 0, slot: 0 }); // without a meaning
-                lowering.recurrent(layer, recurrent, states.next().unwrap_or(0))?
+        // Of layers that do not attend without a meaning.
+        let place = match config.kv_source(layer) {
+            _ if !config.attends(layer) => None,
+            Some(source) => Some(place_of[source]),
+            None => places.next(), // one for each such layer
+        };
+        let place = place.unwrap_or(KvSlot { group: 0, slot: 0 });
+        place_of.push(place);
+        let mixer = match (config.recurrent.filter(|_| kind.recurrent), config.latent) {
+            _ if !kind.mixer => Mixer::None,
+            (Some(Recurrent::Ssd(scan)), _) if config.block.beside => {
+                lowering.attention_beside_scan(layer, &scan, place, states.next().unwrap_or(0))?
             }
-            None => {
-                let place = match config.kv_source(layer) {
-                    Some(source) => place_of[source],
-                    None => places.next().unwrap_or(KvSlot { group: 0, slot: 0 }), // one for each such layer
-                };
-                place_of.push(place);
-                match config.latent {
-                    Some((shape, rank)) => {
-                        Mixer::Latent(Box::new(lowering.latent(layer, shape, rank, place)?))
-                    }
-                    None => Mixer::Attention(lowering.attention(layer, place)?),
-                }
+            (Some(recurrent), _) => lowering.recurrent(layer, recurrent, states.next().unwrap_or(0))?,
+            (None, Some((shape, rank))) => {
+                Mixer::Latent(Box::new(lowering.latent(layer, shape, rank, place)?))
             }
+            (None, None) => Mixer::Attention(lowering.attention(layer, place)?),
         };
         lowering.layer(layer, mixer)
     });
@@ -73,7 +77,6 @@ pub(crate) fn lower(
     })?;
     // Not before now: heads are as large as the file says, and only its tensors prove it.
     let ropes = config.ropes.iter().map(|rope| rope.lower()).collect();
-    let state = recurrent::states(config);
     Ok((Program { hidden: config.hidden, vocab, kv, state, ropes, embed, layers, head }, weights))
 }
 
@@ -164,12 +167,15 @@ impl Lowering<'_, '_> {
 
     fn layer(&mut self, layer: usize, mixer: Mixer) -> Result<Layer, ModelError> {
         let (config, block) = (self.config, self.config.block);
+        let has_network = config.layers[layer].network;
         let norm = match &mixer {
             Mixer::Attention(attention) if block.one_norm => attention.norm,
-            _ => self.norm_if(block.pre_norms, layer, Part::FfnNorm)?,
+            _ => self.norm_if(block.pre_norms && has_network, layer, Part::FfnNorm)?,
         };
-        let post_norm = self.norm_if(block.post_norms, layer, Part::PostFfnNorm)?;
+        let norm = norm.map(|norm| self.scaled(norm, config.multipliers.ffn_in));
+        let post_norm = self.norm_if(block.post_norms && has_network, layer, Part::PostFfnNorm)?;
         let ffn = match config.experts.filter(|_| config.layers[layer].experts) {
+            _ if !has_network => FeedForward::None,
             Some(experts) => FeedForward::Experts(self.experts(layer, &experts, norm, post_norm)?),
             None => FeedForward::Dense(self.dense(layer, norm, post_norm)?),
         };
@@ -389,7 +395,10 @@ impl Lowering<'_, '_> {
 
     /// The norm `name`, with its bias if there is one.
     fn norm(&mut self, name: &str, width: usize) -> Result<Norm, ModelError> {
-        let mut weight = self.tensors.require_vector(&format!("{name}.weight"), width)?;
+        let full = format!("{name}.weight");
+        // Some GGUF files of Falcon-H1 leave the suffix out.
+        let full = if !self.tensors.has(&full) && self.tensors.has(name) { name } else { &full };
+        let mut weight = self.tensors.require_vector(full, width)?;
         for value in &mut weight {
             *value += self.config.norm_offset;
         }

@@ -16,6 +16,7 @@ mod deepseek;
 mod deepseek2;
 mod ernie4_5;
 mod exaone4;
+mod falcon_h1;
 mod gemma2;
 mod gemma3;
 mod gemma4;
@@ -25,12 +26,15 @@ mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
 mod granite;
+mod granitehybrid;
 mod hunyuan;
 mod lfm2;
 mod llama;
+mod mamba2;
 mod minimax_m2;
 mod mistral3;
 mod nemotron;
+mod nemotron_h;
 mod olmo2;
 mod olmoe;
 mod phi2;
@@ -49,7 +53,7 @@ mod starcoder2;
 use paguro_backend::RopeStyle;
 
 pub(crate) use self::{
-    config::{Block, Config, DeltaFiles, ExpertsConfig, Recurrent},
+    config::{Block, Config, DeltaFiles, ExpertsConfig, Multipliers, Recurrent, SsdConfig, SsdNorm},
     gguf::config as config_from_gguf,
     hf::config as config_from_hf,
     lower::lower,
@@ -76,6 +80,11 @@ const ALL: &[&Definition] = &[
     &qwen35::NEXT,
     &lfm2::DENSE,
     &lfm2::MOE,
+    &mamba2::DEF,
+    &nemotron_h::DENSE,
+    &nemotron_h::MOE,
+    &granitehybrid::DEF,
+    &falcon_h1::DEF,
     &qwen_vl::QWEN2_VL,
     &qwen_vl::QWEN3_VL,
     &qwen_vl::QWEN3_VL_MOE,

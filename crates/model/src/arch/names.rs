@@ -56,6 +56,9 @@ pub(crate) enum Part {
     ExpertGateUp,
     /// Downs of all experts in one tensor, in files that also have [`Part::ExpertGateUp`].
     ExpertDowns,
+    /// Of experts with rows of their own width.
+    ExpertsIn,
+    ExpertsOut,
     SharedGate,
     SharedUp,
     /// Gate and up of the shared expert in one matrix.
@@ -89,6 +92,10 @@ pub(crate) enum Part {
     DeltaDt,
     DeltaNorm,
     DeltaOut,
+    // Of a scan.
+    /// z, x, B, C and d in one matrix, in this order.
+    SsmIn,
+    SsmSkip,
 }
 
 /// How tensors are called in a file.
@@ -123,6 +130,7 @@ impl Names {
             ("model.language_model.", ""),
             ("transformer.", ""),
             ("gpt_neox.", ""),
+            ("backbone.", ""),
             ("", ""),
         ];
         let embedding = part_of(definition.hf_names, Part::Embedding).unwrap_or(hf_part(Part::Embedding));
@@ -267,6 +275,10 @@ fn gguf_part(part: Part) -> &'static str {
         Part::DeltaDt => "ssm_dt.bias",
         Part::DeltaNorm => "ssm_norm",
         Part::DeltaOut => "ssm_out",
+        Part::SsmIn => "ssm_in",
+        Part::SsmSkip => "ssm_d",
+        Part::ExpertsIn => "ffn_latent_down",
+        Part::ExpertsOut => "ffn_latent_up",
     }
 }
 
@@ -338,5 +350,9 @@ fn hf_part(part: Part) -> &'static str {
         Part::DeltaDt => "linear_attn.dt_bias",
         Part::DeltaNorm => "linear_attn.norm",
         Part::DeltaOut => "linear_attn.out_proj",
+        Part::SsmIn => "mamba.in_proj",
+        Part::SsmSkip => "mamba.D",
+        Part::ExpertsIn => "mlp.fc1_latent_proj",
+        Part::ExpertsOut => "mlp.fc2_latent_proj",
     }
 }

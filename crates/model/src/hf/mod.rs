@@ -178,9 +178,34 @@ fn bad(path: &Path, problem: &str) -> ModelError {
 /// A JSON object, `None` if the file does not exist.
 fn read_object(path: &Path, limit: u64) -> Result<Option<Map<String, Value>>, ModelError> {
     let Some(bytes) = read_file(path, limit)? else { return Ok(None) };
-    serde_json::from_slice(&bytes)
+    serde_json::from_slice(&name_infinities(&bytes))
         .map(Some)
         .map_err(|error| bad(path, &format!("not a JSON object: {error}")))
+}
+
+/// Puts quotes around `Infinity` outside of strings: Python writes it as a number, which JSON does not know.
+fn name_infinities(bytes: &[u8]) -> Vec<u8> {
+    const NAME: &[u8] = b"Infinity";
+    let (mut out, mut rest, mut in_string) = (Vec::with_capacity(bytes.len() + 16), bytes, false);
+    while let Some((&byte, after)) = rest.split_first() {
+        match byte {
+            b'\\' if in_string && !after.is_empty() => {
+                out.extend([byte, after[0]]);
+                rest = &after[1..];
+                continue;
+            }
+            b'"' => in_string = !in_string,
+            _ if !in_string && rest.starts_with(NAME) => {
+                out.extend([b"\"", NAME, b"\""].concat());
+                rest = &rest[NAME.len()..];
+                continue;
+            }
+            _ => {}
+        }
+        out.push(byte);
+        rest = after;
+    }
+    out
 }
 
 /// The whole file, `None` if it does not exist.
@@ -199,4 +224,16 @@ fn read_file(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, ModelError> {
         return Err(bad(path, &format!("it has more than {} MiB, which no such file has", limit >> 20)));
     }
     Ok(Some(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn infinities_become_strings() {
+        let text = br#"{"a": [0.0, Infinity], "b": "no \"Infinity\" here"}"#;
+        let named = String::from_utf8(name_infinities(text)).unwrap();
+        assert_eq!(named, r#"{"a": [0.0, "Infinity"], "b": "no \"Infinity\" here"}"#);
+    }
 }

@@ -1,7 +1,8 @@
 //! Mixtures of experts, whose matrices files arrange in many ways; a program has them stacked.
 
 use paguro_backend::{
-    Beside, Bytes, Experts, Linear, Matrix, Norm, Router, Scores, SharedExpert, VectorId, WeightFormat,
+    Beside, Bytes, ExpertLatent, Experts, Linear, Matrix, Norm, Router, Scores, SharedExpert, VectorId,
+    WeightFormat,
 };
 
 use super::{Lowering, Part};
@@ -10,6 +11,9 @@ use crate::{
     error::ModelError,
     rearrange::{SplitMxfp4, Transpose, join},
 };
+
+/// Gates, ups and downs.
+type Stacks = (Option<Linear>, Linear, Linear);
 
 impl Lowering<'_, '_> {
     pub(super) fn experts(
@@ -36,12 +40,21 @@ impl Lowering<'_, '_> {
             factor,
             expert_scale: None,
         };
-        let [gate, up, down] = self.stacks(layer, config)?;
+        let latent = match config.latent {
+            0 => None,
+            width => Some(ExpertLatent {
+                width,
+                down: self.linear(layer, Part::ExpertsIn, width, hidden)?,
+                up: self.linear(layer, Part::ExpertsOut, hidden, width)?,
+            }),
+        };
+        let (gate, up, down) = self.stacks(layer, config)?;
         Ok(Experts {
             norm,
             router,
             count,
             width,
+            latent,
             gate,
             up,
             activation: self.config.block.activation,
@@ -77,7 +90,7 @@ impl Lowering<'_, '_> {
         let router_norm = Norm { weight, bias: None, ..sum_norm };
         let expert_scale = self.names.layer(layer, Part::ExpertScale);
         let expert_scale = self.tensors.vector(&expert_scale, count)?;
-        let [gate, up, down] = self.stacks(layer, config)?;
+        let (gate, up, down) = self.stacks(layer, config)?;
         Ok(Experts {
             norm: Some(self.norm(&self.names.layer(layer, Part::ExpertsNorm), hidden)?),
             router: Router {
@@ -93,6 +106,7 @@ impl Lowering<'_, '_> {
             },
             count,
             width,
+            latent: None,
             gate,
             up,
             activation: self.config.block.activation,
@@ -124,11 +138,15 @@ impl Lowering<'_, '_> {
         let hidden = self.config.hidden;
         let fused = self.names.layer(layer, Part::SharedGateUp);
         let fused_rows = self.tensors.rows(&format!("{fused}.weight"));
-        let [gate, up] = match fused_rows == Some(2 * width) {
-            true => self.split(&fused, [width, width], hidden)?,
+        let (gate, up) = match fused_rows == Some(2 * width) {
+            _ if !self.config.block.gated => (None, self.linear(layer, Part::SharedUp, width, hidden)?),
+            true => {
+                let [gate, up] = self.split(&fused, [width, width], hidden)?;
+                (Some(gate), up)
+            }
             false => {
                 let gate = self.linear(layer, Part::SharedGate, width, hidden)?;
-                [gate, self.linear(layer, Part::SharedUp, width, hidden)?]
+                (Some(gate), self.linear(layer, Part::SharedUp, width, hidden)?)
             }
         };
         let down = self.linear(layer, Part::SharedDown, hidden, width)?;
@@ -150,8 +168,19 @@ impl Lowering<'_, '_> {
         Ok(Linear { matrix: self.tensors.add_matrix(matrix), bias: None })
     }
 
-    /// Gates, ups and downs of all experts.
-    fn stacks(&mut self, layer: usize, config: &ExpertsConfig) -> Result<[Linear; 3], ModelError> {
+    /// Gates, if there are some, ups and downs of all experts.
+    fn stacks(&mut self, layer: usize, config: &ExpertsConfig) -> Result<Stacks, ModelError> {
+        let ExpertsConfig { count, width, latent, .. } = *config;
+        if !self.config.block.gated {
+            let row = if latent > 0 { latent } else { self.config.hidden };
+            let up = self.stack(layer, Part::ExpertUp, count, width, row)?;
+            return Ok((None, up, self.stack(layer, Part::ExpertDown, count, row, width)?));
+        }
+        let [gate, up, down] = self.gated_stacks(layer, config)?;
+        Ok((Some(gate), up, down))
+    }
+
+    fn gated_stacks(&mut self, layer: usize, config: &ExpertsConfig) -> Result<[Linear; 3], ModelError> {
         let ExpertsConfig { count, width, .. } = *config;
         let hidden = self.config.hidden;
         let fused = self.names.layer(layer, Part::ExpertGateUp);

@@ -9,7 +9,7 @@ use paguro_backend::{
 
 use super::{Lowering, Part};
 use crate::{
-    arch::{Config, DeltaFiles, Recurrent},
+    arch::{Config, DeltaFiles, Recurrent, SsdConfig},
     error::ModelError,
     rearrange::join,
 };
@@ -19,7 +19,7 @@ pub(super) fn states(config: &Config) -> StateLayout {
     let shape = match config.recurrent {
         None => return StateLayout::default(),
         Some(Recurrent::Conv { taps }) => StateShape { rows: taps - 1, channels: config.hidden, delta: None },
-        Some(Recurrent::Delta { taps, shape, .. }) => {
+        Some(Recurrent::Delta { taps, shape, .. } | Recurrent::Ssd(SsdConfig { taps, shape, .. })) => {
             StateShape { rows: taps - 1, channels: shape.channels(), delta: Some(shape) }
         }
     };
@@ -39,6 +39,10 @@ impl Lowering<'_, '_> {
             Recurrent::Conv { taps } => self.short_conv(layer, taps, state).map(Mixer::Conv),
             Recurrent::Delta { taps, shape, files } => {
                 self.delta_rule(layer, taps, shape, files, state).map(Mixer::DeltaRule)
+            }
+            Recurrent::Ssd(config) => {
+                let norm = self.norm_if(true, layer, Part::AttentionNorm)?;
+                Ok(Mixer::Ssd(Box::new(self.ssd(layer, &config, norm, state)?)))
             }
         }
     }
