@@ -119,10 +119,10 @@ pub(super) fn ungated_experts(subject: &Subject) -> Verdict {
 pub(super) fn exact(subject: &Subject) -> Verdict {
     for format in drawn(subject, "formats of scans", &[WeightFormat::F16, WeightFormat::Q8_0], 1) {
         let recurrent = RecurrentShape { norm_groups: 2, ..scan(2, 4, 64, 64) };
-        let shape = ModelShape { recurrent, networks: "x-x-", ..of_mixers(format, "sa-h") };
-        if loads(subject, &shape)? {
-            recurrent::exact_of(subject, &shape)?;
-        }
+        let of = |mixers| ModelShape { recurrent, networks: "x-x-", ..of_mixers(format, mixers) };
+        let with_sum = of("sa-h");
+        let shape = if loads(subject, &with_sum)? { with_sum } else { of("sa-s") };
+        recurrent::exact_of(subject, &shape)?;
     }
     Ok(())
 }
