@@ -33,7 +33,9 @@ pub fn excerpt(program: &Program, weights: &Weights) -> (Program, Weights) {
     for layer in &mut short.layers {
         if let FeedForward::Experts(op) = &mut layer.ffn {
             op.router.selection_bias = None;
-            chosen.push(choice(op.count, op.router.used));
+            // Groups without a chosen expert would be chosen by their scores.
+            let among = op.router.groups.map_or(op.count, |groups| op.count / groups.count * groups.used);
+            chosen.push(choice(op.count, among, op.router.used));
         }
     }
     let mut some = Weights::default();
@@ -105,10 +107,10 @@ fn state_of(mixer: &mut Mixer) -> Option<&mut usize> {
     }
 }
 
-/// A selection bias that decides for `used` of `count` experts: no score is larger than one.
-fn choice(count: usize, used: usize) -> Vec<f32> {
+/// A selection bias that decides for `used` of the first `among` of `count` experts: no score is larger than one.
+fn choice(count: usize, among: usize, used: usize) -> Vec<f32> {
     let mut bias = vec![0.0; count];
-    (0..used).for_each(|index| bias[index * count / used] = 4.0);
+    (0..used).for_each(|index| bias[index * among / used] = 4.0);
     bias
 }
 
