@@ -1,6 +1,6 @@
 //! Excerpts have one layer of each kind, and the weights of these layers.
 
-use paguro_backend::{FeedForward, MatrixId, QkNormKind, WeightFormat, excerpt};
+use paguro_backend::{ExpertGroups, FeedForward, MatrixId, QkNormKind, WeightFormat, excerpt};
 use paguro_backend_conformance::{Biases, ExpertsShape, ModelShape, RandomModel};
 
 #[test]
@@ -37,6 +37,18 @@ fn experts_are_a_kind() {
     let FeedForward::Experts(experts) = &program.layers[1].ffn else { panic!("{:?}", program.layers[1]) };
     let bias = weights.vector(experts.router.selection_bias.unwrap());
     assert_eq!(bias, [4.0, 0.0, 0.0, 0.0, 4.0, 0.0, 0.0, 0.0]);
+}
+
+/// The chosen experts fill the groups that a row may use.
+#[test]
+fn experts_in_groups_are_chosen_from_the_first_ones() {
+    let groups = Some(ExpertGroups { count: 4, used: 2, best: 1 });
+    let experts = Some(ExpertsShape { groups, ..ExpertsShape::default() });
+    let model = ModelShape { experts, ..ModelShape::default() }.build(1);
+    let (program, weights) = excerpt(&model.program, &model.weights);
+    let FeedForward::Experts(experts) = &program.layers[1].ffn else { panic!("{:?}", program.layers[1]) };
+    let bias = weights.vector(experts.router.selection_bias.unwrap());
+    assert_eq!(bias, [4.0, 0.0, 4.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
 }
 
 #[test]
