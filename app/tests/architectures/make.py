@@ -55,8 +55,12 @@ BLOCKS = {
     "Q4_0": [(0, 1.0)], "Q4_1": [(0, 1.0), (2, -7.5)], "Q5_0": [(0, 1.0)], "Q5_1": [(0, 1.0), (2, -15.5)],
     "Q8_0": [(0, 1.0)], "Q2_K": [(80, 1.0), (82, 1.5)], "Q3_K": [(108, 1.0)], "Q4_K": [(0, 1.0), (2, 7.5)],
     "Q5_K": [(0, 1.0), (2, 15.5)], "Q6_K": [(208, 1.0)], "IQ4_NL": [(0, 1.0)], "IQ4_XS": [(0, 1.0)],
-    "MXFP4": [],  # its scale is one byte, a power of two
+    "IQ1_S": [(0, 1.0)], "IQ2_XXS": [(0, 1.0)], "IQ2_XS": [(0, 1.0)], "IQ2_S": [(0, 1.0)], "IQ3_XXS": [(0, 1.0)],
+    "IQ3_S": [(0, 1.0)], "TQ1_0": [(52, 1.0)], "TQ2_0": [(64, 1.0)],
+    "IQ1_M": [],  # the four bits of its scale are the upper ones of four words
+    "MXFP4": [], "NVFP4": [],  # their scales are bytes
 }
+BYTES = {Type.MXFP4: 1, Type.NVFP4: 4}  # bytes of scales in front of a block
 
 
 def blocks(name, kind, count, scale):
@@ -70,15 +74,20 @@ def blocks(name, kind, count, scale):
             value = np.where(bits(name + ".signs", count) & np.uint64(1) == 1, -value, value)
         value = value * np.float32(multiple)
         data[:, offset:offset + 2] = value.astype(np.float16)[:, None].view(np.uint8)
-    if kind == Type.MXFP4:
-        data[:, 0] = int(scale) + (data[:, 0] & 3)
+    if kind in BYTES:
+        scales = data[:, :BYTES[kind]]
+        scales[:] = int(scale) + (scales & 3)
+    if kind == Type.IQ1_M:
+        value = (np.float32(scale) * (np.float32(1) + noise)).astype(np.float16).view(np.uint16)
+        for i in range(4):
+            data[:, 49 + 2 * i] = data[:, 49 + 2 * i] & 15 | (value >> 4 * i & 15) << 4
     return data
 
 
 def scale_of(kind, std):
-    """The scale that gives weights of this standard deviation; for MXFP4 an exponent."""
-    if kind == Type.MXFP4:
-        return min(range(100, 130), key=lambda e: abs(np.log(gguf.dequantize(blocks("x", kind, 512, e), kind).std() / std)))
+    """The scale that gives weights of this standard deviation; for MXFP4 an exponent, for NVFP4 an E4M3 number."""
+    if kind in BYTES:
+        return min(range(100, 130) if kind == Type.MXFP4 else range(124), key=lambda e: abs(np.log(gguf.dequantize(blocks("x", kind, 512, e), kind).std() / std)))
     unit = gguf.dequantize(blocks("x", kind, 512, 2**-6), kind).std() * 2**6
     return float(np.float32(std / unit))
 
@@ -644,7 +653,9 @@ CASES = [
           keys={"rope.scaling.original_context_length": 256, "rope.scaling.attn_factor": 1.19}),
     *(Model(kind.name.lower(), kind=kind, **QUANT) for kind in [
         Type.F16, Type.BF16, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0, Type.Q2_K, Type.Q3_K, Type.Q4_K,
-        Type.Q5_K, Type.Q6_K, Type.IQ4_NL, Type.IQ4_XS, Type.MXFP4]),
+        Type.Q5_K, Type.Q6_K, Type.IQ4_NL, Type.IQ4_XS, Type.MXFP4,
+        Type.IQ1_S, Type.IQ1_M, Type.IQ2_XXS, Type.IQ2_XS, Type.IQ2_S, Type.IQ3_XXS, Type.IQ3_S, Type.TQ1_0, Type.TQ2_0,
+        Type.NVFP4]),
     Model("q8_0-ragged", kind=Type.Q8_0, hidden=160, heads=5, kv_heads=1, head_dim=32, ffn=352),
     Model("q4_0-tied", kind=Type.Q4_0, hidden=96, heads=3, kv_heads=1, head_dim=32, ffn=224, tied=True),
     Model("mixed", kinds=(Type.Q4_K, Type.Q6_K, Type.Q8_0, Type.F16, Type.Q5_0, Type.F32, Type.IQ4_XS, Type.Q3_K), **QUANT),

@@ -54,8 +54,19 @@ fn push_blocks(
             let (offset, multiple) = (number(&place[0]) as usize, number(&place[1]));
             block[offset..][..2].copy_from_slice(&f16::from_f32(value * multiple).to_le_bytes());
         }
-        if format == WeightFormat::MXFP4 {
-            block[0] = scale as u8 + (block[0] & 3);
+        let scale_bytes = match format {
+            WeightFormat::MXFP4 => 1,
+            WeightFormat::NVFP4 => 4,
+            _ => 0,
+        };
+        for byte in &mut block[..scale_bytes] {
+            *byte = scale as u8 + (*byte & 3);
+        }
+        if format == WeightFormat::IQ1_M {
+            let bits = f16::from_f32(value).to_bits();
+            for i in 0..4 {
+                block[49 + 2 * i] = block[49 + 2 * i] & 15 | ((bits >> (4 * i) & 15) as u8) << 4;
+            }
         }
     }
 }

@@ -148,9 +148,22 @@ const WITHOUT_PAGES: &[&str] = &[
     "format_q3_k",
     "format_q5_k",
     "format_q6_k",
+    "format_iq1_s",
+    "format_iq1_m",
+    "format_iq2_xxs",
+    "format_iq2_xs",
+    "format_iq2_s",
+    "format_iq3_xxs",
+    "format_iq3_s",
     "format_iq4_nl",
     "format_iq4_xs",
+    "format_tq1_0",
+    "format_tq2_0",
+    "format_q1_0",
+    "format_q2_0",
     "format_mxfp4",
+    "format_nvfp4",
+    "format_nvfp4_scaled",
     "mixed_formats",
     "biases",
     "biases_everywhere",
@@ -194,9 +207,22 @@ pub const CASES: &[Case] = &[
     Case { name: "format_q4_k", run: |subject| numbers::format(subject, WeightFormat::Q4_K) },
     Case { name: "format_q5_k", run: |subject| numbers::format(subject, WeightFormat::Q5_K) },
     Case { name: "format_q6_k", run: |subject| numbers::format(subject, WeightFormat::Q6_K) },
+    Case { name: "format_iq1_s", run: |subject| numbers::format(subject, WeightFormat::IQ1_S) },
+    Case { name: "format_iq1_m", run: |subject| numbers::format(subject, WeightFormat::IQ1_M) },
+    Case { name: "format_iq2_xxs", run: |subject| numbers::format(subject, WeightFormat::IQ2_XXS) },
+    Case { name: "format_iq2_xs", run: |subject| numbers::format(subject, WeightFormat::IQ2_XS) },
+    Case { name: "format_iq2_s", run: |subject| numbers::format(subject, WeightFormat::IQ2_S) },
+    Case { name: "format_iq3_xxs", run: |subject| numbers::format(subject, WeightFormat::IQ3_XXS) },
+    Case { name: "format_iq3_s", run: |subject| numbers::format(subject, WeightFormat::IQ3_S) },
     Case { name: "format_iq4_nl", run: |subject| numbers::format(subject, WeightFormat::IQ4_NL) },
     Case { name: "format_iq4_xs", run: |subject| numbers::format(subject, WeightFormat::IQ4_XS) },
+    Case { name: "format_tq1_0", run: |subject| numbers::format(subject, WeightFormat::TQ1_0) },
+    Case { name: "format_tq2_0", run: |subject| numbers::format(subject, WeightFormat::TQ2_0) },
+    Case { name: "format_q1_0", run: |subject| numbers::format(subject, WeightFormat::Q1_0) },
+    Case { name: "format_q2_0", run: |subject| numbers::format(subject, WeightFormat::Q2_0) },
     Case { name: "format_mxfp4", run: |subject| numbers::format(subject, WeightFormat::MXFP4) },
+    Case { name: "format_nvfp4", run: |subject| numbers::format(subject, WeightFormat::NVFP4) },
+    Case { name: "format_nvfp4_scaled", run: |subject| numbers::format(subject, WeightFormat::NVFP4_SCALED) },
     Case { name: "mixed_formats", run: numbers::mixed_formats },
     Case { name: "grouped_heads", run: numbers::grouped_heads },
     Case { name: "head_dims", run: numbers::head_dims },
@@ -290,7 +316,9 @@ macro_rules! conformance {
     (@with $what:ident [$($subject:expr)?]) => {
         $crate::conformance! { @$what [$($subject)?]
             format_f32 format_f16 format_bf16 format_q4_0 format_q4_1 format_q5_0 format_q5_1 format_q8_0
-            format_q2_k format_q3_k format_q4_k format_q5_k format_q6_k format_iq4_nl format_iq4_xs format_mxfp4
+            format_q2_k format_q3_k format_q4_k format_q5_k format_q6_k
+            format_iq1_s format_iq1_m format_iq2_xxs format_iq2_xs format_iq2_s format_iq3_xxs format_iq3_s format_iq4_nl
+            format_iq4_xs format_tq1_0 format_tq2_0 format_q1_0 format_q2_0 format_mxfp4 format_nvfp4 format_nvfp4_scaled
             mixed_formats grouped_heads head_dims unusual_head_dims biases biases_everywhere qk_norms post_norms soft_caps
             windows alternating_windows ropes tied_head gelu layer_norms norm_places activations ungated parallel
             qk_norm_kinds no_positions learned_positions position_scale sinks scales kv_geometry

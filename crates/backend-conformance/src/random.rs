@@ -1,7 +1,7 @@
 //! Matrices of random valid blocks.
 
 use half::f16;
-use paguro_backend::{Bytes, Matrix, WeightFormat};
+use paguro_backend::{Bytes, Matrix, WeightFormat, format::e4m3_half};
 
 use super::Rng;
 
@@ -27,27 +27,34 @@ pub fn random_matrix(
 
 fn random_block(format: WeightFormat, rms: f32, rng: &mut Rng) -> Vec<u8> {
     use WeightFormat::*;
-    // Where the f16 scale is, and the f16 minimum with the multiple of the scale that centres the block.
-    let (scale, minimum) = match format {
+    // The multiple of the scale that centres a block with minimums.
+    let minimum = match format {
         F32 | F16 | BF16 => {
             let value = rms * rng.normal();
             return format.quantize(&[value]).expect("plain formats have encoders");
         }
         MXFP4 => return random_mxfp4(rms, rng),
-        Q4_0 | Q5_0 | Q8_0 | IQ4_NL | IQ4_XS => (0, None),
-        Q4_1 => (0, Some((2, -7.5))),
-        Q5_1 => (0, Some((2, -15.5))),
-        Q2_K => (80, Some((82, 1.5))),
-        Q3_K => (108, None),
-        Q4_K => (0, Some((2, 7.5))),
-        Q5_K => (0, Some((2, 15.5))),
-        Q6_K => (208, None),
+        NVFP4 => return random_nvfp4(rms, rng),
+        // The scale of the matrix has to be the same in all blocks.
+        NVFP4_SCALED => return [&0.25f32.to_le_bytes()[..], &random_nvfp4(4.0 * rms, rng)].concat(),
+        Q4_1 => -7.5,
+        Q5_1 => -15.5,
+        Q2_K => 1.5,
+        Q4_K => 7.5,
+        Q5_K => 15.5,
+        _ => 0.0,
     };
     let mut block: Vec<u8> = (0..format.block_bytes()).map(|_| rng.bits() as u8).collect();
     let set_scale = |block: &mut [u8], d: f32| {
-        block[scale..scale + 2].copy_from_slice(&f16::from_f32(d).to_le_bytes());
-        if let Some((at, multiple)) = minimum {
-            block[at..at + 2].copy_from_slice(&f16::from_f32(d * multiple).to_le_bytes());
+        let numbers = [d, d * minimum].map(|x| f16::from_f32(x).to_bits());
+        for (&at, number) in format.halves().iter().zip(numbers) {
+            block[at..at + 2].copy_from_slice(&number.to_le_bytes());
+        }
+        if format == IQ1_M {
+            // The scale's four bits are the upper ones of four words.
+            for i in 0..4 {
+                block[49 + 2 * i] = block[49 + 2 * i] & 15 | ((numbers[0] >> (4 * i) & 15) as u8) << 4;
+            }
         }
     };
     // Decoded with a scale of one, the block tells what its scale must be.
@@ -66,6 +73,15 @@ fn random_mxfp4(rms: f32, rng: &mut Rng) -> Vec<u8> {
     let exponent = (rms / 2.9).log2().round() as i32 - (rng.bits() & 1) as i32;
     let mut block = vec![(127 + exponent) as u8];
     block.extend((0..16).map(|_| rng.bits() as u8));
+    block
+}
+
+/// NVFP4's scales are E4M3 numbers, one for each 16 elements.
+fn random_nvfp4(rms: f32, rng: &mut Rng) -> Vec<u8> {
+    // The sixteen values, doubled, have a root mean square of 5.8.
+    let scale = |wanted: f32| (1..0x7f).find(|&e| e4m3_half(e) >= wanted).unwrap_or(0x7e);
+    let mut block: Vec<u8> = (0..4).map(|_| scale(rms / 5.8 * (0.5 + rng.unit()))).collect();
+    block.extend((0..32).map(|_| rng.bits() as u8));
     block
 }
 

@@ -2,20 +2,23 @@
 //!
 //! | layout | a block | formats |
 //! |-|-|-|
-//! | `q2` | 8 bytes, `d` and `m` in f16 for each half: `w = d q - m` | Q2_K |
-//! | `q4` | 16 bytes, `d` and `m` in f16: `w = d q - m` | Q4_0, Q4_1, Q4_K |
+//! | `q2` | 8 bytes, `d` and `m` in f16 for each half: `w = d q - m` | Q2_K, IQ1_S, TQ1_0, TQ2_0, Q1_0, Q2_0 |
+//! | `q3` | 8 bytes of magnitudes, 4 of signs, a scale in f16 for each half: `w = s v`, `v` = ±8, ±25, ±43 | IQ2_XXS, IQ2_XS, IQ2_S |
+//! | `q4` | 16 bytes, `d` and `m` in f16: `w = d q - m` | Q4_0, Q4_1, Q4_K, IQ3_S |
 //! | `q5` | the same and 4 bytes of fifth bits | Q5_0, Q5_1, Q5_K, MXFP4 |
-//! | `q6` | 16 bytes, 8 of high bits, a scale in f16 for each half: `w = s (q - 32)` | Q6_K, Q3_K |
+//! | `q6` | 16 bytes, 8 of high bits, a scale in f16 for each half: `w = s (q - 32)` | Q6_K, Q3_K, IQ3_XXS, IQ1_M, NVFP4 |
 //! | `q8` | 32 bytes, `d` in f16: `w = d q` | Q8_0, IQ4_NL, IQ4_XS |
 //! | `f16`, `bf16`, `f32` | as they are | F16, BF16, F32 |
 //!
 //! All quants stay as they are in the file. The scales of the K formats are products of two numbers; they are rounded to f16, to
 //! one part in 2,000. MXFP4 has sixteen values between -12 and 12, which five bits hold as they are: no kernel looks values up.
+//! The values of NVFP4 and IQ1_M are whole numbers from -12 to 12, those of IQ3_XXS, halved, from -31 to 31, and those of IQ3_S
+//! every second number from -15 to 15.
 
 use half::f16;
 use paguro_backend::{
     WeightFormat,
-    format::{IQ4_VALUES, MXFP4_VALUES, e8m0_half},
+    format::{IQ4_VALUES, Lattice, MXFP4_VALUES, e4m3_half, e8m0_half},
 };
 
 /// Elements of a block, in every layout.
@@ -32,6 +35,8 @@ pub enum Layout {
     Bf16,
     /// See the [module](self).
     Q2,
+    /// See the [module](self).
+    Q3,
     /// See the [module](self).
     Q4,
     /// See the [module](self).
@@ -50,10 +55,11 @@ impl Layout {
             F32 => Self::F32,
             F16 => Self::F16,
             BF16 => Self::Bf16,
-            Q2_K => Self::Q2,
-            Q4_0 | Q4_1 | Q4_K => Self::Q4,
+            Q2_K | IQ1_S | TQ1_0 | TQ2_0 | Q1_0 | Q2_0 => Self::Q2,
+            IQ2_XXS | IQ2_XS | IQ2_S => Self::Q3,
+            Q4_0 | Q4_1 | Q4_K | IQ3_S => Self::Q4,
             Q5_0 | Q5_1 | Q5_K | MXFP4 => Self::Q5,
-            Q6_K | Q3_K => Self::Q6,
+            Q6_K | Q3_K | IQ3_XXS | IQ1_M | NVFP4 | NVFP4_SCALED => Self::Q6,
             Q8_0 | IQ4_NL | IQ4_XS => Self::Q8,
         }
     }
@@ -62,10 +68,11 @@ impl Layout {
     pub fn converts(format: WeightFormat) -> Option<WeightFormat> {
         use WeightFormat::*;
         match format {
-            F32 | F16 | BF16 | Q2_K | Q4_0 | Q4_K | Q5_K | Q6_K | Q8_0 => None,
-            Q4_1 => Some(Q4_K),
+            F32 | F16 | BF16 | Q2_K | Q4_0 | Q4_K | Q5_K | Q6_K | Q8_0 | IQ2_XXS | IQ2_XS | IQ2_S => None,
+            IQ1_S | TQ1_0 | TQ2_0 | Q1_0 | Q2_0 => Some(Q2_K),
+            Q4_1 | IQ3_S => Some(Q4_K),
             Q5_0 | Q5_1 | MXFP4 => Some(Q5_K),
-            Q3_K => Some(Q6_K),
+            Q3_K | IQ3_XXS | IQ1_M | NVFP4 | NVFP4_SCALED => Some(Q6_K),
             IQ4_NL | IQ4_XS => Some(Q8_0),
         }
     }
@@ -77,6 +84,7 @@ impl Layout {
             Self::F16 => "f16",
             Self::Bf16 => "bf16",
             Self::Q2 => "q2",
+            Self::Q3 => "q3",
             Self::Q4 => "q4",
             Self::Q5 => "q5",
             Self::Q6 => "q6",
@@ -95,6 +103,7 @@ impl Layout {
             Self::F32 => [32 * blocks, 0, 0],
             Self::F16 | Self::Bf16 => [16 * blocks, 0, 0],
             Self::Q2 => [2 * blocks, 0, 2 * blocks],
+            Self::Q3 => [2 * blocks, blocks, blocks],
             Self::Q4 => [4 * blocks, 0, blocks],
             Self::Q5 => [4 * blocks, blocks, blocks],
             Self::Q6 => [4 * blocks, 2 * blocks, blocks],
@@ -170,10 +179,19 @@ impl Block {
             out.scales[index / 2] |= halves[0] << (index % 2 * 16);
             return;
         }
-        if layout == Layout::Q2 {
+        if layout == Layout::Q2 || layout == Layout::Q3 {
             for (i, &q) in self.quants.iter().enumerate() {
-                out.quants[index * 2 + i / 16] |= u32::from(q as u8) << (i % 4 * 8 + i % 16 / 4 * 2);
+                out.quants[index * 2 + i / 16] |= u32::from(q as u8 & 3) << (i % 4 * 8 + i % 16 / 4 * 2);
+                if layout == Layout::Q3 {
+                    out.high[index] |= u32::from(q as u8 >> 2) << (8 * (i % 4) + i / 4);
+                }
             }
+        }
+        if layout == Layout::Q3 {
+            out.scales[index] = halves[0] | halves[1] << 16;
+            return;
+        }
+        if layout == Layout::Q2 {
             out.scales[index * 2] = halves[0] | halves[1] << 16;
             out.scales[index * 2 + 1] = halves[2] | halves[3] << 16;
             return;
@@ -282,7 +300,59 @@ fn unpack(format: WeightFormat, b: &[u8], s: usize) -> Block {
                 numbers: [d0, m0, d1, m1],
             }
         }
+        IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S | IQ1_S | IQ1_M | TQ1_0 | TQ2_0 => {
+            unpack_lattice(format, b, s)
+        }
+        Q1_0 => {
+            let d = half_at(b, 0);
+            let bit = |i: usize| (b[2 + 4 * s + i / 8] >> (i % 8) & 1) as i8;
+            Block { quants: quants(&bit), numbers: [2.0 * d, d, 2.0 * d, d] }
+        }
+        Q2_0 => {
+            let d = half_at(b, 0);
+            let q = |i: usize| (b[2 + 8 * s + i / 4] >> (i % 4 * 2) & 3) as i8;
+            Block { quants: quants(&q), numbers: [d; 4] }
+        }
+        NVFP4 | NVFP4_SCALED => {
+            let (whole, b) = match format {
+                NVFP4 => (1.0, b),
+                _ => (f32::from_le_bytes([b[0], b[1], b[2], b[3]]), &b[4..]),
+            };
+            let q = |i: usize| {
+                let half = &b[4 + 16 * s + 8 * (i / 16)..];
+                32 + MXFP4_VALUES[usize::from(half[i % 8] >> (i % 16 / 8 * 4) & 15)]
+            };
+            let numbers = two(whole * e4m3_half(b[2 * s]), whole * e4m3_half(b[2 * s + 1]));
+            Block { quants: quants(&q), numbers }
+        }
         F32 | F16 | BF16 => unreachable!("packed from floats"),
+    }
+}
+
+/// Sub-block `s` of a format whose elements are codes.
+fn unpack_lattice(format: WeightFormat, b: &[u8], s: usize) -> Block {
+    use WeightFormat::*;
+    let mut lattice = Lattice::ZERO;
+    format.lattice(b, &mut lattice);
+    let alphabet = format.alphabet().unwrap_or_else(|| unreachable!("{format} has an alphabet"));
+    let codes = &lattice.codes[32 * s..][..32];
+    let value = |i: usize| alphabet.values[usize::from(codes[i])];
+    let d = f16::from_bits(lattice.d).to_f32() * alphabet.unit;
+    let [lo, hi] = [0, 1].map(|half| d * f32::from(lattice.scales[2 * s + half]));
+    let quants = |f: &dyn Fn(usize) -> i8| std::array::from_fn(f);
+    match format {
+        IQ3_XXS => Block { quants: quants(&|i| 32 + value(i) / 2), numbers: two(2.0 * lo, 2.0 * hi) },
+        IQ3_S => Block { quants: quants(&|i| (value(i) + 15) / 2), numbers: two(2.0 * lo, 15.0 * lo) },
+        IQ1_M => Block { quants: quants(&|i| 32 + value(i)), numbers: two(lo, hi) },
+        // All 32 values are shifted in one direction: 8 q - 7 or 8 q - 9.
+        IQ1_S => {
+            let shift = if codes[0] < 4 { 7.0 } else { 9.0 };
+            let q = |i: usize| (value(i) + shift as i8) / 8;
+            Block { quants: quants(&q), numbers: [8.0 * lo, shift * lo, 8.0 * hi, shift * hi] }
+        }
+        TQ1_0 | TQ2_0 => Block { quants: quants(&|i| codes[i] as i8), numbers: [lo, lo, hi, hi] },
+        // Magnitude and sign.
+        _ => Block { quants: quants(&|i| codes[i] as i8), numbers: two(lo, hi) },
     }
 }
 

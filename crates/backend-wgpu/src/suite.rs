@@ -23,7 +23,7 @@ pub fn subject(gpu: &Gpu, kv_dtype: KvDtype, draw: Draw) -> Subject {
         unsupported: &[],
         kernel_formats: match kv_dtype {
             // One for each layout.
-            KvDtype::F16 => &[F32, F16, BF16, Q2_K, Q4_K, Q5_K, Q6_K, Q8_0],
+            KvDtype::F16 => &[F32, F16, BF16, Q2_K, IQ2_XS, Q4_K, Q5_K, Q6_K, Q8_0],
             // Matmuls are the same, whatever pages store.
             KvDtype::Q8 => &[F32, Q4_K],
         },

@@ -50,10 +50,18 @@ fn values_that_are_not_finite_are_found() {
                 block[at..at + 2].copy_from_slice(&bad);
                 format.dequantize(&block[2 * bytes..], &mut values[..len]);
                 let is_finite = values[..len].iter().all(|value| value.is_finite());
-                // The exponent 255 is NaN by the definition of MXFP4; decoders make a number of it.
-                let is_exponent = format == WeightFormat::MXFP4 && at == 2 * bytes && bad[0] == 0xFF;
+                // Scales that are NaN by the definitions of MXFP4 and NVFP4; decoders make numbers of them.
+                let scales = bad.iter().zip(at - 2 * bytes..);
+                let is_nan = match format {
+                    WeightFormat::MXFP4 => at == 2 * bytes && bad[0] == 0xFF,
+                    WeightFormat::NVFP4 => scales.into_iter().any(|(b, at)| at < 4 && b & 0x7F == 0x7F),
+                    WeightFormat::NVFP4_SCALED => {
+                        scales.into_iter().any(|(b, at)| (4..8).contains(&at) && b & 0x7F == 0x7F)
+                    }
+                    _ => false,
+                };
                 // A scale of no quants hides it in the decoded values.
-                if !is_finite || is_exponent {
+                if !is_finite || is_nan {
                     assert!(!format.is_finite(&block), "{format} {at} {bad:?}");
                     found += 1;
                 }
@@ -61,7 +69,10 @@ fn values_that_are_not_finite_are_found() {
             block[at..at + 2].copy_from_slice(&old);
             assert!(format.is_finite(&block), "{format} {at}");
         }
-        assert!(found > 0, "{format}");
+        // The exponent of IQ1_M is in two words.
+        assert!(found > 0 || format == WeightFormat::IQ1_M, "{format}");
+        format.spoil(&mut block[bytes..]);
+        assert!(!format.is_finite(&block), "{format}");
     }
 }
 
@@ -70,7 +81,8 @@ fn names_and_numbers_lead_back() {
     for format in WeightFormat::ALL {
         assert_eq!(format.to_string().parse(), Ok(format));
         assert_eq!(format.name().to_lowercase().parse(), Ok(format));
-        assert_eq!(WeightFormat::from_ggml_type(format.ggml_type()), Some(format));
+        let has_number = format.ggml_type() != u32::MAX;
+        assert_eq!(WeightFormat::from_ggml_type(format.ggml_type()), has_number.then_some(format));
     }
     assert_eq!(WeightFormat::from_ggml_type(9), None); // Q8_1, never stored
     assert_eq!(WeightFormat::from_ggml_type(u32::MAX), None);

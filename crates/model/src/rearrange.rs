@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use paguro_backend::{ByteSource, Bytes};
+use paguro_backend::{ByteSource, Bytes, Matrix, WeightFormat};
 
 /// Pieces, one after the other: experts with a tensor each, heads of a fused matrix.
 pub(crate) fn join(pieces: Vec<Bytes>) -> Bytes {
@@ -47,6 +47,45 @@ impl ByteSource for Joined {
 
     fn check_unchanged(&self) -> io::Result<()> {
         self.pieces.iter().try_for_each(Bytes::check_unchanged)
+    }
+}
+
+/// A stack in NVFP4 with the scale of each part in all of its blocks: NVFP4_SCALED.
+pub(crate) fn scale_nvfp4(stack: &Matrix, scales: Vec<f32>) -> Bytes {
+    let blocks = stack.rows * stack.cols / WeightFormat::NVFP4.block_len();
+    let len = scales.len() * blocks * WeightFormat::NVFP4_SCALED.block_bytes();
+    Bytes::new(Arc::new(ScaledNvfp4 { source: stack.bytes.clone(), scales, blocks }), 0, len)
+}
+
+struct ScaledNvfp4 {
+    source: Bytes,
+    scales: Vec<f32>,
+    /// Blocks of a part.
+    blocks: usize,
+}
+
+impl ByteSource for ScaledNvfp4 {
+    fn size(&self) -> u64 {
+        (self.scales.len() * self.blocks * WeightFormat::NVFP4_SCALED.block_bytes()) as u64
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let (from, to) = (WeightFormat::NVFP4.block_bytes(), WeightFormat::NVFP4_SCALED.block_bytes());
+        let start = offset as usize;
+        let blocks = start / to..(start + out.len()).div_ceil(to);
+        let mut source = vec![0; blocks.len() * from];
+        self.source.read_at(blocks.start * from, &mut source)?;
+        let mut scaled = Vec::with_capacity(blocks.len() * to);
+        for (block, bytes) in blocks.clone().zip(source.chunks_exact(from)) {
+            scaled.extend(self.scales[block / self.blocks].to_le_bytes());
+            scaled.extend(bytes);
+        }
+        out.copy_from_slice(&scaled[start - blocks.start * to..][..out.len()]);
+        Ok(())
+    }
+
+    fn check_unchanged(&self) -> io::Result<()> {
+        self.source.check_unchanged()
     }
 }
 
@@ -227,6 +266,27 @@ mod tests {
             assert_eq!(read(&joined, piece), [6, 7, 8, 1, 2, 9]);
         }
         assert!(joined.read_at(0, &mut [0; 6]).is_ok());
+    }
+
+    #[test]
+    fn scales_of_parts_are_in_each_block() {
+        let blocks: Vec<u8> = (0..4 * 36).map(|i| i as u8).collect();
+        let stack = Matrix {
+            name: "stack".into(),
+            format: WeightFormat::NVFP4,
+            parts: 2,
+            rows: 1,
+            cols: 128,
+            bytes: Bytes::from(blocks.clone()),
+        };
+        let mut expected = Vec::new();
+        for (scale, block) in [0.5f32, 0.5, 3.0, 3.0].into_iter().zip(blocks.chunks(36)) {
+            expected.extend(scale.to_le_bytes());
+            expected.extend(block);
+        }
+        for piece in [7, 160] {
+            assert_eq!(read(&scale_nvfp4(&stack, vec![0.5, 3.0]), piece), expected);
+        }
     }
 
     #[test]

@@ -173,7 +173,7 @@ fn types_of_tensors_are_named() {
     check(
         |writer| tensor(writer, "blk.0.attn_q.weight").kind = 26,
         expect![
-            "tensor `blk.0.attn_q.weight` has type I32, which is not supported (supported: F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4)"
+            "tensor `blk.0.attn_q.weight` has type I32, which is not supported (supported: F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ4_NL, IQ4_XS, TQ1_0, TQ2_0, Q1_0, Q2_0, MXFP4, NVFP4, NVFP4_SCALED)"
         ],
     );
     check(
@@ -186,7 +186,7 @@ fn types_of_tensors_are_named() {
     check(
         |writer| tensor(writer, "output.weight").kind = 500,
         expect![
-            "tensor `output.weight` has type 500 (unknown), which is not supported (supported: F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4)"
+            "tensor `output.weight` has type 500 (unknown), which is not supported (supported: F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ4_NL, IQ4_XS, TQ1_0, TQ2_0, Q1_0, Q2_0, MXFP4, NVFP4, NVFP4_SCALED)"
         ],
     );
     let quantized_norm = |writer: &mut Writer| {

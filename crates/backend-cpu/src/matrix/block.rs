@@ -77,7 +77,7 @@ pub(super) unsafe fn halved_block<S: Simd, F: Format, const R: usize, const G: u
     sums: &mut [[S::F32; G]; R],
 ) {
     let mut dots = [[s.zero(); G]; R];
-    if S::NARROW {
+    if S::NARROW && const { F::LAYOUT.whole_scales() } {
         // SAFETY: passed on to the caller.
         let whole = unsafe { scaled_steps::<S, F, R, G>(s, strip, block, x) };
         for r in 0..R {
@@ -127,7 +127,7 @@ unsafe fn scaled_steps<S: Simd, F: Format, const R: usize, const G: usize>(
 ) -> [[S::I32; G]; R] {
     let run_steps = const { run_steps::<S, F>() };
     let mut dots = [[s.splat_i32(0); G]; R];
-    if const { F::LAYOUT.zero() != 0 } {
+    if const { F::LAYOUT.zero != 0 } {
         for r in 0..R {
             for g in 0..G {
                 // SAFETY: passed on to the caller.

@@ -26,10 +26,16 @@ impl<S: Simd> Brick<S> {
     pub unsafe fn at<F: Format>(s: S, brick: *const u8) -> Self {
         let layout = const { &F::LAYOUT };
         let (mut d, mut dmin) = (s.zero(), s.zero());
-        // SAFETY: with super-blocks, a brick starts with 16 f16 of d and 16 of dmin.
+        // SAFETY: with super-blocks, a brick starts with 16 f16 of d and 16 of dmin, or with 16 f32 of d. Bricks are
+        // aligned to cache lines.
         unsafe {
-            if layout.has_super() {
+            if !layout.whole_scales() {
+                d = s.load(array(brick.cast()));
+            } else if layout.has_super() {
                 d = s.from_f16(array(brick.cast()));
+                if layout.unit != 1.0 {
+                    d = s.mul(d, s.splat(layout.unit));
+                }
                 if layout.minimums {
                     dmin = s.from_f16(array(brick.add(32).cast()));
                 }
@@ -49,7 +55,8 @@ impl<S: Simd> Brick<S> {
         (if const { F::LAYOUT.has_super() } { s.mul(self.d, scales) } else { scales }, minimums)
     }
 
-    /// As [`Brick::scales`], but with super-blocks the scales are whole numbers, yet to be multiplied with [`Brick::d`].
+    /// As [`Brick::scales`], but with super-blocks the scales are yet to be multiplied with [`Brick::d`]; they are whole
+    /// numbers there, except with [`Scales::E4m3`].
     ///
     /// # Safety
     /// See [`Brick`].
@@ -78,6 +85,11 @@ impl<S: Simd> Brick<S> {
                     let scale = s.to_f32(s.from_u8(array(scales)));
                     let minimum = s.to_f32(s.from_u8(array(minimums)));
                     (scale, s.mul(self.dmin, minimum))
+                }
+                // The bits of a number that is too small by 2^120, and half of it is meant.
+                Scales::E4m3 => {
+                    let small = s.bits_to_f32(s.shl_i32(s.from_u8(array(scales)), 20));
+                    (s.mul(small, s.splat(f32::from_bits((127 + 119) << 23))), s.zero())
                 }
                 Scales::SignedBytes => (s.to_f32(s.from_i8(array(scales.cast()))), s.zero()),
                 Scales::Nibbles => {

@@ -3,7 +3,9 @@
 
 use half::f16;
 
-use super::layout::Decoded;
+use paguro_backend::format::Lattice;
+
+use super::layout::{Decoded, Format};
 
 fn bits_at(block: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([block[at], block[at + 1]])
@@ -154,6 +156,49 @@ pub fn iq4_xs(block: &[u8], out: &mut Decoded) {
         for (i, byte) in bytes.iter().enumerate() {
             quants[i] = byte & 15;
             quants[i + 16] = byte >> 4;
+        }
+    }
+}
+
+/// Formats whose elements are codes, see [`Lattice`].
+pub fn lattice<F: Format>(block: &[u8], out: &mut Decoded) {
+    let mut lattice = Lattice::ZERO;
+    F::FORMAT.lattice(block, &mut lattice);
+    out.quants = lattice.codes;
+    out.d = lattice.d;
+    let per_scale = const { F::LAYOUT.sub_block / 16 };
+    for (to, from) in out.scales.iter_mut().zip(lattice.scales.into_iter().step_by(per_scale)) {
+        *to = from;
+    }
+}
+
+pub fn q1_0(block: &[u8], out: &mut Decoded) {
+    out.d = bits_at(block, 0);
+    for (i, quant) in out.quants[..128].iter_mut().enumerate() {
+        *quant = (block[2 + i / 8] >> (i % 8) & 1) * 2;
+    }
+}
+
+pub fn q2_0(block: &[u8], out: &mut Decoded) {
+    out.d = bits_at(block, 0);
+    for (i, quant) in out.quants[..64].iter_mut().enumerate() {
+        *quant = block[2 + i / 4] >> (i % 4 * 2) & 3;
+    }
+}
+
+pub fn nvfp4_scaled(block: &[u8], out: &mut Decoded) {
+    nvfp4(&block[4..], out);
+    out.whole = f32::from_le_bytes([block[0], block[1], block[2], block[3]]);
+}
+
+pub fn nvfp4(block: &[u8], out: &mut Decoded) {
+    out.whole = 1.0;
+    for (s, quants) in out.quants[..64].as_chunks_mut::<16>().0.iter_mut().enumerate() {
+        // The sign bit has no meaning; 0x7F would be NaN, and files that have it are refused.
+        out.scales[s] = block[s] & 0x7f;
+        for (i, byte) in block[4 + 8 * s..][..8].iter().enumerate() {
+            quants[i] = byte & 15;
+            quants[i + 8] = byte >> 4;
         }
     }
 }

@@ -4,7 +4,7 @@
 //! scale, sum)`, and for formats with minimums `sum = fma(minimum, activation scale * activation sum, sum)`. Where
 //! sub-blocks have 16 inputs, `dot` is of whole numbers too: the halves' dot products times their scales, at most
 //! 2 * 128 * 16 * 32 * 127 < 2^24 (Q6_K), so that single precision holds it, and `d` is the weight scale. Minimums then come
-//! after it, one for each half.
+//! after it, one for each half. NVFP4's scales are no whole numbers, so the sum of the two halves is rounded, once.
 //!
 //! Both ways do just these float operations in the order of the inputs, so it does not show which one ran:
 //!
@@ -85,7 +85,13 @@ pub(super) fn start<S: Simd, F: Format>(s: S, negative_sum: i32) -> S::I32 {
     } else if layout.offset() {
         s.dot4_offset_start(negative_sum)
     } else {
-        s.shl_i32(s.splat_i32(negative_sum), layout.zero_bits)
+        // One of these is left after compilation.
+        let zero = layout.zero as u32;
+        if zero.is_power_of_two() {
+            s.shl_i32(s.splat_i32(negative_sum), zero.ilog2())
+        } else {
+            s.splat_i32(negative_sum * layout.zero)
+        }
     }
 }
 

@@ -6,7 +6,7 @@
 //! accumulates another output.
 //!
 //! ```text
-//! brick:  d, dmin   [16] f16 each           formats with super-blocks
+//! brick:  d, dmin   [16] f16 each           formats with super-blocks; NVFP4: d [16] in f32
 //!         scales    [blocks][16]            one for each row and block (32 inputs) or sub-block (16 or 32)
 //!         minimums  [blocks][16]            where the format has them
 //!         low       bits 0.. of the quants: 2, 4 or 8 bits, see below
@@ -21,7 +21,7 @@
 //! activations, which know their sums, and costs neither weight bytes nor instructions per weight.
 
 use paguro_backend::WeightFormat;
-use paguro_backend::format::{IQ4_VALUES, MXFP4_VALUES};
+use paguro_backend::format::{Alphabet, IQ4_VALUES, MXFP4_VALUES};
 
 /// Inputs of a block of activations, and of a block of the formats without super-blocks.
 pub const BLOCK: usize = 32;
@@ -39,6 +39,8 @@ pub enum Scales {
     SignedBytes,
     /// Scale in the low, minimum in the high half of one byte for each sub-block, times d and dmin.
     Nibbles,
+    /// An E4M3 number for each sub-block, times d in f32: `e4m3_half`.
+    E4m3,
 }
 
 /// What a packed format looks like; all sizes follow from it.
@@ -50,7 +52,7 @@ pub struct Layout {
     pub low_bits: usize,
     /// Bits in the high plane.
     pub high_bits: usize,
-    /// What the quants stand for, with 128 added; `None` if for themselves.
+    /// Values of the quants, with the zero point added; `None` if quants are their values.
     pub codebook: Option<[u8; 16]>,
     /// Inputs that share a scale.
     pub sub_block: usize,
@@ -58,33 +60,42 @@ pub struct Layout {
     pub scales: Scales,
     /// Whether there are minimums.
     pub minimums: bool,
-    /// The zero point is `1 << zero_bits`; none if there are minimums.
-    pub zero_bits: u32,
+    /// The zero point, subtracted from each quant; none if there are minimums.
+    pub zero: i32,
+    /// Factor of d, a power of two.
+    pub unit: f32,
 }
 
 impl Layout {
     /// Quants use all eight bits around a zero point of 128.
     pub const fn offset(&self) -> bool {
-        self.zero_bits == 7
+        self.zero == 128
     }
 
-    /// The zero point, subtracted from each quant.
-    pub const fn zero(&self) -> i32 {
-        if self.minimums { 0 } else { 1 << self.zero_bits }
+    /// The largest value of a quant.
+    const fn most(&self) -> usize {
+        let Some(values) = self.codebook else { return (1 << (self.low_bits + self.high_bits)) - 1 };
+        let (mut most, mut i) = (0, 0);
+        while i < values.len() {
+            most = if values[i] > most { values[i] } else { most };
+            i += 1;
+        }
+        most as usize
     }
 
     /// Steps whose products with activations, at most 127, fit 16 bits in sums of pairs: a power of two, at most those
-    /// of a sub-block; 1 where nothing is known of the quants.
+    /// of a sub-block; 1 where quants use all eight bits.
     pub const fn narrow_steps(&self) -> usize {
-        if self.codebook.is_some() || self.low_bits == 8 {
-            return 1;
-        }
-        let most = (1 << (self.low_bits + self.high_bits)) - 1;
         let mut steps = self.sub_block / 4;
-        while steps * 2 * most * 127 > i16::MAX as usize {
+        while steps > 1 && steps * 2 * self.most() * 127 > i16::MAX as usize {
             steps /= 2;
         }
         steps
+    }
+
+    /// Whether scales are whole numbers, yet to be multiplied with d.
+    pub const fn whole_scales(&self) -> bool {
+        !matches!(self.scales, Scales::E4m3)
     }
 
     /// Blocks of 32 inputs.
@@ -99,7 +110,7 @@ impl Layout {
 
     /// Whether there is a d (and a place for dmin) in front.
     pub const fn has_super(&self) -> bool {
-        matches!(self.scales, Scales::Bytes | Scales::SignedBytes | Scales::Nibbles)
+        matches!(self.scales, Scales::Bytes | Scales::SignedBytes | Scales::Nibbles | Scales::E4m3)
     }
 
     /// Bytes of one sub-block's scales.
@@ -147,11 +158,14 @@ pub struct Decoded {
     pub d: u16,
     /// The (super-)block's minimum, which is *added*: bits of an f16.
     pub dmin: u16,
+    /// The super-block's scale with [`Scales::E4m3`].
+    pub whole: f32,
 }
 
 impl Decoded {
     /// Decodes to zeros.
-    pub const ZERO: Self = Self { quants: [0; 256], scales: [0; 16], minimums: [0; 16], d: 0, dmin: 0 };
+    pub const ZERO: Self =
+        Self { quants: [0; 256], scales: [0; 16], minimums: [0; 16], d: 0, dmin: 0, whole: 0.0 };
 }
 
 /// A quantized format.
@@ -165,7 +179,7 @@ pub trait Format {
 }
 
 /// Layout of a format with blocks of 32.
-const fn blocks(low_bits: usize, high_bits: usize, zero_bits: u32, minimums: bool) -> Layout {
+const fn blocks(low_bits: usize, high_bits: usize, zero: i32, minimums: bool) -> Layout {
     Layout {
         inputs: 64,
         low_bits,
@@ -174,7 +188,8 @@ const fn blocks(low_bits: usize, high_bits: usize, zero_bits: u32, minimums: boo
         sub_block: 32,
         scales: Scales::Half,
         minimums,
-        zero_bits,
+        zero,
+        unit: 1.0,
     }
 }
 
@@ -187,9 +202,30 @@ const fn super_blocks(low_bits: usize, high_bits: usize, sub_block: usize, scale
         codebook: None,
         sub_block,
         scales,
-        minimums: !matches!(scales, Scales::SignedBytes),
-        zero_bits: 0,
+        minimums: !matches!(scales, Scales::SignedBytes | Scales::E4m3),
+        zero: 0,
+        unit: 1.0,
     }
+}
+
+/// Layout of a format whose quants are codes of an alphabet, with a scale for each `sub_block` inputs.
+const fn lattice(low_bits: usize, high_bits: usize, sub_block: usize, format: WeightFormat) -> Layout {
+    let Some(Alphabet { values, unit }) = format.alphabet() else { panic!("not a lattice format") };
+    let codes = 1 << (low_bits + high_bits);
+    let (mut bytes, mut zero, mut i) = ([0; 16], 0, 0);
+    while i < codes {
+        zero = if -(values[i] as i32) > zero { -(values[i] as i32) } else { zero };
+        i += 1;
+    }
+    let mut is_linear = true;
+    i = 0;
+    while i < codes {
+        bytes[i] = (values[i] as i32 + zero) as u8;
+        is_linear &= bytes[i] as usize == i;
+        i += 1;
+    }
+    let codebook = if is_linear { None } else { Some(bytes) };
+    Layout { codebook, zero, unit, ..super_blocks(low_bits, high_bits, sub_block, Scales::SignedBytes) }
 }
 
 /// A codebook's values as unsigned bytes.
@@ -202,6 +238,10 @@ const fn codebook(values: [i8; 16]) -> Option<[u8; 16]> {
     }
     Some(bytes)
 }
+
+/// Layout of NVFP4, with or without a scale of the whole matrix.
+const NVFP4_LAYOUT: Layout =
+    Layout { codebook: codebook(MXFP4_VALUES), zero: 128, ..super_blocks(4, 0, 16, Scales::E4m3) };
 
 macro_rules! formats {
     ($($name:ident: $layout:expr, $decode:path;)*) => {
@@ -227,35 +267,57 @@ macro_rules! formats {
                 WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => None,
             }
         }
+
+        /// `pack_group` for a format, or `None` for the formats that are not quantized.
+        pub const fn packer(format: WeightFormat) -> Option<fn(&[u8], usize, &mut [u8])> {
+            match format {
+                $(WeightFormat::$name => Some(pack_group::<$name>),)*
+                WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => None,
+            }
+        }
     };
 }
 
-use super::decode;
+use super::{decode, pack::pack_group};
 
 formats! {
-    Q4_0: blocks(4, 0, 3, false), decode::q4_0;
+    Q4_0: blocks(4, 0, 8, false), decode::q4_0;
     Q4_1: blocks(4, 0, 0, true), decode::q4_1;
-    Q5_0: blocks(4, 1, 4, false), decode::q5_0;
+    Q5_0: blocks(4, 1, 16, false), decode::q5_0;
     Q5_1: blocks(4, 1, 0, true), decode::q5_1;
-    Q8_0: blocks(8, 0, 7, false), decode::q8_0;
+    Q8_0: blocks(8, 0, 128, false), decode::q8_0;
     Q2_K: super_blocks(2, 0, 16, Scales::Nibbles), decode::q2_k;
-    Q3_K: Layout { zero_bits: 2, ..super_blocks(2, 1, 16, Scales::SignedBytes) }, decode::q3_k;
+    Q3_K: Layout { zero: 4, ..super_blocks(2, 1, 16, Scales::SignedBytes) }, decode::q3_k;
     Q4_K: super_blocks(4, 0, 32, Scales::Bytes), decode::q4_k;
     Q5_K: super_blocks(4, 1, 32, Scales::Bytes), decode::q5_k;
-    Q6_K: Layout { zero_bits: 5, ..super_blocks(4, 2, 16, Scales::SignedBytes) }, decode::q6_k;
-    IQ4_NL: Layout { codebook: codebook(IQ4_VALUES), ..blocks(4, 0, 7, false) }, decode::iq4_nl;
+    Q6_K: Layout { zero: 32, ..super_blocks(4, 2, 16, Scales::SignedBytes) }, decode::q6_k;
+    IQ1_S: lattice(2, 1, 32, WeightFormat::IQ1_S), decode::lattice::<IQ1_S>;
+    IQ1_M: lattice(2, 1, 16, WeightFormat::IQ1_M), decode::lattice::<IQ1_M>;
+    IQ2_XXS: lattice(2, 1, 32, WeightFormat::IQ2_XXS), decode::lattice::<IQ2_XXS>;
+    IQ2_XS: lattice(2, 1, 16, WeightFormat::IQ2_XS), decode::lattice::<IQ2_XS>;
+    IQ2_S: lattice(2, 1, 16, WeightFormat::IQ2_S), decode::lattice::<IQ2_S>;
+    IQ3_XXS: lattice(4, 0, 32, WeightFormat::IQ3_XXS), decode::lattice::<IQ3_XXS>;
+    IQ3_S: lattice(4, 0, 32, WeightFormat::IQ3_S), decode::lattice::<IQ3_S>;
+    IQ4_NL: Layout { codebook: codebook(IQ4_VALUES), ..blocks(4, 0, 128, false) }, decode::iq4_nl;
     IQ4_XS: Layout {
         codebook: codebook(IQ4_VALUES),
-        zero_bits: 7,
+        zero: 128,
         ..super_blocks(4, 0, 32, Scales::SignedBytes)
     }, decode::iq4_xs;
+    TQ1_0: lattice(2, 0, 32, WeightFormat::TQ1_0), decode::lattice::<TQ1_0>;
+    TQ2_0: lattice(2, 0, 32, WeightFormat::TQ2_0), decode::lattice::<TQ2_0>;
+    // Q1_0: two bits that are 0 or 2.
+    Q1_0: Layout { inputs: 128, ..blocks(2, 0, 1, false) }, decode::q1_0;
+    Q2_0: Layout { inputs: 128, ..blocks(2, 0, 1, false) }, decode::q2_0;
     MXFP4: Layout {
         // 128, so that a whole number of cache lines holds the one-byte scales.
         inputs: 128,
         codebook: codebook(MXFP4_VALUES),
         scales: Scales::Exponent,
-        ..blocks(4, 0, 7, false)
+        ..blocks(4, 0, 128, false)
     }, decode::mxfp4;
+    NVFP4: NVFP4_LAYOUT, decode::nvfp4;
+    NVFP4_SCALED: NVFP4_LAYOUT, decode::nvfp4_scaled;
 }
 
 #[cfg(test)]
@@ -271,7 +333,18 @@ mod tests {
             }
             let file = 16 * format.row_bytes(layout.inputs.max(format.block_len()));
             let growth = layout.bytes() as f64 / file as f64;
-            assert!((1.0..1.06).contains(&growth), "{format}: {growth}");
+            // Codes of lattice points take more bits than their numbers.
+            let most = match format {
+                WeightFormat::Q1_0 => 2.3,
+                WeightFormat::IQ1_S | WeightFormat::IQ1_M => 2.2,
+                WeightFormat::IQ2_XXS | WeightFormat::IQ2_XS | WeightFormat::TQ1_0 => 1.7,
+                WeightFormat::IQ2_S | WeightFormat::IQ3_XXS | WeightFormat::IQ3_S => 1.45,
+                WeightFormat::TQ2_0 | WeightFormat::Q2_0 => 1.2,
+                _ => 1.06,
+            };
+            // NVFP4_SCALED is never in a file; each block has the scale of the matrix there.
+            let least = if format == WeightFormat::NVFP4_SCALED { 0.9 } else { 1.0 };
+            assert!((least..most).contains(&growth), "{format}: {growth}");
         }
     }
 }

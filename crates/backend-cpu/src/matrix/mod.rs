@@ -37,7 +37,7 @@ use crate::{
 };
 
 simd_kernels! {
-    /// A kernel for each format, and what feeds them.
+    /// A kernel for each packed form, and what feeds them.
     struct Table {
         fn quantize_row(x: &[f32], out: &mut [QuantBlock]) = quantize::quantize_row;
         fn f32(job: &float::Job<'_>, scratch: &mut Scratch) = float::multiply::<_, float::F32>;
@@ -53,6 +53,15 @@ simd_kernels! {
         fn q4_k(job: &integer::Job<'_>, scratch: &mut Scratch) = integer::multiply::<_, layout::Q4_K>;
         fn q5_k(job: &integer::Job<'_>, scratch: &mut Scratch) = integer::multiply::<_, layout::Q5_K>;
         fn q6_k(job: &integer::Job<'_>, scratch: &mut Scratch) = integer::multiply::<_, layout::Q6_K>;
+        fn iq1_s(job: &integer::Job<'_>, scratch: &mut Scratch) = integer::multiply::<_, layout::IQ1_S>;
+        fn iq1_m(job: &integer::Job<'_>, scratch: &mut Scratch) = integer::multiply::<_, layout::IQ1_M>;
+        fn iq2_xxs(job: &integer::Job<'_>, scratch: &mut Scratch) = integer::multiply::<_, layout::IQ2_XXS>;
+        fn iq2_xs(job: &integer::Job<'_>, scratch: &mut Scratch) = integer::multiply::<_, layout::IQ2_XS>;
+        fn iq3_xxs(job: &integer::Job<'_>, scratch: &mut Scratch) = integer::multiply::<_, layout::IQ3_XXS>;
+        fn iq3_s(job: &integer::Job<'_>, scratch: &mut Scratch) = integer::multiply::<_, layout::IQ3_S>;
+        fn tq2_0(job: &integer::Job<'_>, scratch: &mut Scratch) = integer::multiply::<_, layout::TQ2_0>;
+        fn q2_0(job: &integer::Job<'_>, scratch: &mut Scratch) = integer::multiply::<_, layout::Q2_0>;
+        fn nvfp4(job: &integer::Job<'_>, scratch: &mut Scratch) = integer::multiply::<_, layout::NVFP4>;
         fn iq4_nl(job: &integer::Job<'_>, scratch: &mut Scratch) = integer::multiply::<_, layout::IQ4_NL>;
         fn iq4_xs(job: &integer::Job<'_>, scratch: &mut Scratch) = integer::multiply::<_, layout::IQ4_XS>;
         fn mxfp4(job: &integer::Job<'_>, scratch: &mut Scratch) = integer::multiply::<_, layout::MXFP4>;
@@ -301,6 +310,15 @@ impl PackedMatrix {
                     WeightFormat::Q4_K => Table::q4_k,
                     WeightFormat::Q5_K => Table::q5_k,
                     WeightFormat::Q6_K => Table::q6_k,
+                    WeightFormat::IQ1_S => Table::iq1_s,
+                    WeightFormat::IQ1_M => Table::iq1_m,
+                    WeightFormat::IQ2_XXS => Table::iq2_xxs,
+                    WeightFormat::IQ2_XS | WeightFormat::IQ2_S => Table::iq2_xs,
+                    WeightFormat::IQ3_XXS => Table::iq3_xxs,
+                    WeightFormat::IQ3_S => Table::iq3_s,
+                    WeightFormat::TQ2_0 | WeightFormat::TQ1_0 => Table::tq2_0,
+                    WeightFormat::Q2_0 | WeightFormat::Q1_0 => Table::q2_0,
+                    WeightFormat::NVFP4 | WeightFormat::NVFP4_SCALED => Table::nvfp4,
                     WeightFormat::IQ4_NL => Table::iq4_nl,
                     WeightFormat::IQ4_XS => Table::iq4_xs,
                     WeightFormat::MXFP4 => Table::mxfp4,
@@ -446,23 +464,9 @@ impl<'a> Packing<'a> {
 
     /// Packs the rows of one group.
     fn pack(&self, rows: &[u8], row_bytes: usize, out: &mut [u8]) {
-        match self.source.format {
-            WeightFormat::Q4_0 => pack::pack_group::<layout::Q4_0>(rows, row_bytes, out),
-            WeightFormat::Q4_1 => pack::pack_group::<layout::Q4_1>(rows, row_bytes, out),
-            WeightFormat::Q5_0 => pack::pack_group::<layout::Q5_0>(rows, row_bytes, out),
-            WeightFormat::Q5_1 => pack::pack_group::<layout::Q5_1>(rows, row_bytes, out),
-            WeightFormat::Q8_0 => pack::pack_group::<layout::Q8_0>(rows, row_bytes, out),
-            WeightFormat::Q2_K => pack::pack_group::<layout::Q2_K>(rows, row_bytes, out),
-            WeightFormat::Q3_K => pack::pack_group::<layout::Q3_K>(rows, row_bytes, out),
-            WeightFormat::Q4_K => pack::pack_group::<layout::Q4_K>(rows, row_bytes, out),
-            WeightFormat::Q5_K => pack::pack_group::<layout::Q5_K>(rows, row_bytes, out),
-            WeightFormat::Q6_K => pack::pack_group::<layout::Q6_K>(rows, row_bytes, out),
-            WeightFormat::IQ4_NL => pack::pack_group::<layout::IQ4_NL>(rows, row_bytes, out),
-            WeightFormat::IQ4_XS => pack::pack_group::<layout::IQ4_XS>(rows, row_bytes, out),
-            WeightFormat::MXFP4 => pack::pack_group::<layout::MXFP4>(rows, row_bytes, out),
-            format @ (WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16) => {
-                pack::pack_float_group(format, rows, row_bytes, out);
-            }
+        match layout::packer(self.source.format) {
+            Some(pack) => pack(rows, row_bytes, out),
+            None => pack::pack_float_group(self.source.format, rows, row_bytes, out),
         }
     }
 

@@ -1,7 +1,10 @@
 //! From rows of a file to groups of 16 interleaved rows, and back for single rows.
 
 use half::{bf16, f16};
-use paguro_backend::{WeightFormat, format::e8m0_half};
+use paguro_backend::{
+    WeightFormat,
+    format::{e4m3_half, e8m0_half},
+};
 
 use super::layout::{BLOCK, Decoded, Format, Layout, Scales};
 use crate::simd::LANES;
@@ -27,7 +30,7 @@ pub fn pack_group<F: Format>(rows: &[u8], row_bytes: usize, out: &mut [u8]) {
                     break;
                 };
                 F::decode(block, &mut decoded);
-                put_scales(layout, &decoded, lane, part, brick);
+                put_scales(layout, &decoded, lane, part, block_len / BLOCK, brick);
                 for i in 0..block_len / BLOCK {
                     put_quants(layout, &decoded, lane, i * BLOCK, part * (block_len / BLOCK) + i, brick);
                 }
@@ -36,17 +39,27 @@ pub fn pack_group<F: Format>(rows: &[u8], row_bytes: usize, out: &mut [u8]) {
     }
 }
 
-/// Writes a lane's scales and minimums of the file's block number `part` of a brick.
+/// Writes a lane's scales and minimums of the file's block number `part` of a brick, which has `blocks` blocks of 32.
 #[inline(always)]
-fn put_scales(layout: &Layout, row: &Decoded, lane: usize, part: usize, brick: &mut [u8]) {
+fn put_scales(layout: &Layout, row: &Decoded, lane: usize, part: usize, blocks: usize, brick: &mut [u8]) {
     fn put_half(brick: &mut [u8], at: usize, half: u16) {
         brick[at..at + 2].copy_from_slice(&half.to_le_bytes());
     }
     match layout.scales {
         Scales::Half => {
-            put_half(brick, layout.scales_at() + 32 * part + 2 * lane, row.d);
-            if layout.minimums {
-                put_half(brick, layout.minimums_at() + 32 * part + 2 * lane, row.dmin);
+            // Blocks of more than 32 inputs have their scale once for each 32.
+            for block in part * blocks..(part + 1) * blocks {
+                put_half(brick, layout.scales_at() + 32 * block + 2 * lane, row.d);
+                if layout.minimums {
+                    put_half(brick, layout.minimums_at() + 32 * block + 2 * lane, row.dmin);
+                }
+            }
+        }
+        Scales::E4m3 => {
+            brick[4 * lane..][..4].copy_from_slice(&row.whole.to_le_bytes());
+            let subs = blocks * BLOCK / layout.sub_block;
+            for s in 0..subs {
+                brick[layout.scales_at() + LANES * (part * subs + s) + lane] = row.scales[s];
             }
         }
         Scales::Exponent => brick[layout.scales_at() + LANES * part + lane] = row.scales[0],
@@ -55,7 +68,7 @@ fn put_scales(layout: &Layout, row: &Decoded, lane: usize, part: usize, brick: &
             put_half(brick, 32 + 2 * lane, row.dmin);
         }
     }
-    if layout.has_super() {
+    if layout.has_super() && layout.whole_scales() {
         for s in 0..layout.sub_blocks() {
             brick[layout.scales_at() + LANES * s + lane] = row.scales[s];
             if layout.scales == Scales::Bytes {
@@ -102,7 +115,7 @@ pub fn unpack_lane(layout: &Layout, group: &[u8], lane: usize, out: &mut [f32]) 
         let (scale, minimum) = scale_of(layout, brick, lane, sub);
         for (i, out) in out.iter_mut().enumerate() {
             let quant = quant_of(layout, brick, lane, sub * layout.sub_block + i);
-            *out = scale * (i32::from(quant) - layout.zero()) as f32;
+            *out = scale * (i32::from(quant) - layout.zero) as f32;
             if layout.minimums {
                 *out += minimum;
             }
@@ -118,7 +131,7 @@ fn half_at(bytes: &[u8], at: usize) -> f32 {
 fn scale_of(layout: &Layout, brick: &[u8], lane: usize, sub: usize) -> (f32, f32) {
     let scale_at = layout.scales_at() + sub * layout.scale_bytes();
     let minimum_at = layout.minimums_at() + sub * layout.scale_bytes();
-    let (d, dmin) = (half_at(brick, 2 * lane), half_at(brick, 32 + 2 * lane));
+    let (d, dmin) = (half_at(brick, 2 * lane) * layout.unit, half_at(brick, 32 + 2 * lane));
     match layout.scales {
         Scales::Half if layout.minimums => {
             (half_at(brick, scale_at + 2 * lane), half_at(brick, minimum_at + 2 * lane))
@@ -127,6 +140,10 @@ fn scale_of(layout: &Layout, brick: &[u8], lane: usize, sub: usize) -> (f32, f32
         Scales::Exponent => (e8m0_half(brick[scale_at + lane]), 0.0),
         Scales::Bytes => (d * f32::from(brick[scale_at + lane]), dmin * f32::from(brick[minimum_at + lane])),
         Scales::SignedBytes => (d * f32::from(brick[scale_at + lane] as i8), 0.0),
+        Scales::E4m3 => {
+            let d = f32::from_le_bytes(std::array::from_fn(|i| brick[4 * lane + i]));
+            (d * e4m3_half(brick[scale_at + lane]), 0.0)
+        }
         Scales::Nibbles => {
             let both = brick[scale_at + lane];
             (d * f32::from(both & 15), dmin * f32::from(both >> 4))

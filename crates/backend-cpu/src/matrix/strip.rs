@@ -63,7 +63,7 @@ impl Halves {
         let mut numbers = [0; LANES];
         s.store_i32(s.to_i32(scales), &mut numbers);
         for (lane, &scale) in numbers.iter().enumerate() {
-            // A signed byte, and a zero point of at most 32.
+            // A signed byte and a zero point of at most 32, or a scale of at most 31 and a zero point of at most 62.
             self.scales[half][lane] = [scale as i16; 2];
             self.zeros[half / 2][lane][half % 2] = (scale * zero) as i16;
         }
@@ -213,8 +213,8 @@ unsafe fn unpack<S: Simd, F: Format>(s: S, at: *const u8, bricks: usize, g: usiz
                 }
                 if halves {
                     s.store(brick.d(), &mut strip.halves[g].d[sub / 2]);
-                    if S::NARROW {
-                        strip.halves[g].put(s, sub, scales, layout.zero());
+                    if S::NARROW && layout.whole_scales() {
+                        strip.halves[g].put(s, sub, scales, layout.zero);
                     }
                 }
             }

@@ -29,14 +29,7 @@ fn random_matrix(format: WeightFormat, rows: usize, cols: usize) -> Matrix {
     let mut random = Random((rows * 7919 + cols) as u64);
     let mut bytes: Vec<u8> = (0..rows * format.row_bytes(cols)).map(|_| random.next() as u8).collect();
     for block in bytes.chunks_exact_mut(format.block_bytes()) {
-        let halves: &[usize] = match format {
-            F32 | BF16 | F16 | MXFP4 => &[],
-            Q4_0 | Q5_0 | Q8_0 | IQ4_NL | IQ4_XS => &[0],
-            Q4_1 | Q5_1 | Q4_K | Q5_K => &[0, 2],
-            Q2_K => &[80, 82],
-            Q3_K => &[108],
-            Q6_K => &[208],
-        };
+        let halves: &[usize] = if format.is_quantized() { format.halves() } else { &[] };
         for &at in halves {
             block[at..at + 2].copy_from_slice(&f16::from_f32(random.unit() * 0.02).to_le_bytes());
         }
@@ -45,6 +38,16 @@ fn random_matrix(format: WeightFormat, rows: usize, cols: usize) -> Matrix {
             F16 => block.copy_from_slice(&f16::from_f32(random.unit()).to_le_bytes()),
             BF16 => block.copy_from_slice(&half::bf16::from_f32(random.unit()).to_le_bytes()),
             MXFP4 => block[0] = 110 + block[0] % 16,
+            NVFP4_SCALED => {
+                block[..4].copy_from_slice(&0.37f32.to_le_bytes());
+                block[4..8].iter_mut().for_each(|scale| *scale %= 64);
+            }
+            NVFP4 => block[..4].iter_mut().for_each(|scale| *scale %= 64),
+            // Exponent bits of d: between 2^-10 and 2^-3.
+            IQ1_M => {
+                block[55] = block[55] & 0x8f | 0x10;
+                block[53] |= 0x80;
+            }
             _ => {}
         }
     }
@@ -214,9 +217,22 @@ formats! {
     q4_k: Q4_K;
     q5_k: Q5_K;
     q6_k: Q6_K;
+    iq1_s: IQ1_S;
+    iq1_m: IQ1_M;
+    iq2_xxs: IQ2_XXS;
+    iq2_xs: IQ2_XS;
+    iq2_s: IQ2_S;
+    iq3_xxs: IQ3_XXS;
+    iq3_s: IQ3_S;
     iq4_nl: IQ4_NL;
     iq4_xs: IQ4_XS;
+    tq1_0: TQ1_0;
+    tq2_0: TQ2_0;
+    q1_0: Q1_0;
+    q2_0: Q2_0;
     mxfp4: MXFP4;
+    nvfp4: NVFP4;
+    nvfp4_scaled: NVFP4_SCALED;
 }
 
 #[test]

@@ -449,6 +449,7 @@ pub(super) fn decoder(layout: Layout) -> &'static [&'static str] {
         Layout::F16 => wgsl!("acts_float", "f16", "halves"),
         Layout::Bf16 => wgsl!("acts_float", "bf16", "halves"),
         Layout::Q2 => wgsl!("acts_int", "q2"),
+        Layout::Q3 => wgsl!("acts_int", "q3"),
         Layout::Q4 => wgsl!("acts_int", "q4"),
         Layout::Q5 => wgsl!("acts_int", "q5"),
         Layout::Q6 => wgsl!("acts_int", "q6"),

@@ -1,6 +1,6 @@
-//! Formats whose four bits index a table of values: IQ4_NL, IQ4_XS, MXFP4.
+//! Formats whose four bits index a table of values: IQ4_NL, IQ4_XS, MXFP4, NVFP4.
 //!
-//! In groups of 32, element `i` is the low half of byte `i` and element `i + 16` its high half.
+//! In groups of 32 (NVFP4: of 16), element `i` is the low half of byte `i` and element `i + 16` (`i + 8`) its high half.
 
 use super::half_at;
 
@@ -51,6 +51,47 @@ pub(super) fn mxfp4(block: &[u8; 17], out: &mut [f32; 32]) {
 pub fn e8m0_half(e: u8) -> f32 {
     // 2^-128 and 2^-127 are subnormal.
     f32::from_bits(if e < 2 { 0x0020_0000 << e } else { (u32::from(e) - 1) << 23 })
+}
+
+/// ```text
+/// block_nvfp4, 36 bytes: scales: [u8; 4] | qs: [u8; 32]
+/// 4 sub-blocks of 16 with E4M3 scales
+/// w = scale * E2M1(q)
+/// ```
+pub(super) fn nvfp4(block: &[u8; 36], out: &mut [f32; 64]) {
+    for (s, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+        let scale = e4m3_half(block[s]);
+        for (i, &byte) in block[4 + 8 * s..][..8].iter().enumerate() {
+            out[i] = scale * f32::from(MXFP4_VALUES[usize::from(byte & 0x0f)]);
+            out[i + 8] = scale * f32::from(MXFP4_VALUES[usize::from(byte >> 4)]);
+        }
+    }
+}
+
+/// ```text
+/// 40 bytes: whole: f32 | block_nvfp4
+/// w = whole * scale * E2M1(q)
+/// ```
+/// NVFP4 with the scale of the whole matrix, which files keep in a tensor of its own; each block has it.
+pub(super) fn nvfp4_scaled(block: &[u8; 40], out: &mut [f32; 64]) {
+    let whole = f32::from_le_bytes([block[0], block[1], block[2], block[3]]);
+    for (s, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+        let scale = whole * e4m3_half(block[4 + s]);
+        for (i, &byte) in block[8 + 8 * s..][..8].iter().enumerate() {
+            out[i] = scale * f32::from(MXFP4_VALUES[usize::from(byte & 0x0f)]);
+            out[i + 8] = scale * f32::from(MXFP4_VALUES[usize::from(byte >> 4)]);
+        }
+    }
+}
+
+/// Half of an E4M3 number without its sign: the scale that goes with the doubled [`MXFP4_VALUES`]. Like ggml, 0x7F (NaN
+/// in the standard) is zero.
+pub fn e4m3_half(e: u8) -> f32 {
+    if e == 0x7f {
+        return 0.0;
+    }
+    // The bits of an f32 that is too small by 2^120, subnormals included.
+    f32::from_bits(u32::from(e & 0x7f) << 20) * f32::from_bits((127 + 119) << 23)
 }
 
 fn look_up(bytes: &[u8], values: &[i8; 16], scale: f32, out: &mut [f32; 32]) {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use paguro_backend::{Bytes, Matrix, MatrixId, TableId, VectorId, WeightFormat, Weights};
 
-use crate::{error::ModelError, tensor::Tensor};
+use crate::{error::ModelError, rearrange::scale_nvfp4, tensor::Tensor};
 
 /// The formats of vectors; and of matrices, where the file is safetensors.
 pub(crate) const FLOATS: [WeightFormat; 3] = [WeightFormat::F32, WeightFormat::F16, WeightFormat::BF16];
@@ -49,12 +49,7 @@ impl<'a> Tensors<'a> {
         rows: usize,
         cols: usize,
     ) -> Result<Option<Matrix>, ModelError> {
-        let Some(tensor) = self.take(name, &[rows, cols])? else { return Ok(None) };
-        let format = match tensor.dtype.weight_format() {
-            Some(format) if self.formats.contains(&format) => format,
-            _ => return Err(wrong_type(tensor, self.formats)),
-        };
-        Ok(Some(Matrix { name: name.to_owned(), format, parts: 1, rows, cols, bytes: tensor.bytes.clone() }))
+        self.stack_of(name, &[rows, cols], 1, rows, cols)
     }
 
     /// Uses the stack of matrices `name`, `[parts, rows, cols]`, if it is there.
@@ -65,12 +60,32 @@ impl<'a> Tensors<'a> {
         rows: usize,
         cols: usize,
     ) -> Result<Option<Matrix>, ModelError> {
-        let Some(tensor) = self.take(name, &[parts, rows, cols])? else { return Ok(None) };
+        self.stack_of(name, &[parts, rows, cols], parts, rows, cols)
+    }
+
+    fn stack_of(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        parts: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Option<Matrix>, ModelError> {
+        let Some(tensor) = self.take(name, shape)? else { return Ok(None) };
         let format = match tensor.dtype.weight_format() {
             Some(format) if self.formats.contains(&format) => format,
             _ => return Err(wrong_type(tensor, self.formats)),
         };
-        Ok(Some(Matrix { name: name.to_owned(), format, parts, rows, cols, bytes: tensor.bytes.clone() }))
+        let matrix = Matrix { name: name.to_owned(), format, parts, rows, cols, bytes: tensor.bytes.clone() };
+        if format != WeightFormat::NVFP4 {
+            return Ok(Some(matrix));
+        }
+        // Scales of whole matrices, and scales of activations, which are not quantized that way here.
+        let base = name.strip_suffix("weight").unwrap_or(name);
+        self.ignore(&format!("{base}input_scale"));
+        let Some(scales) = self.vector(&format!("{base}scale"), parts)? else { return Ok(Some(matrix)) };
+        let bytes = scale_nvfp4(&matrix, scales);
+        Ok(Some(Matrix { format: WeightFormat::NVFP4_SCALED, bytes, ..matrix }))
     }
 
     /// The shape of the tensor `name`, if it is there, without using it.

@@ -8,34 +8,22 @@ use crate::tensor::DType;
 
 /// Name, elements in a block, bytes of a block of the types that Paguro does not compute with (ggml.h and
 /// ggml-common.h of llama.cpp). Types that were withdrawn from the format have no size.
-const OTHERS: [(u32, &str, u64, u64); 27] = [
+const OTHERS: [(u32, &str, u64, u64); 15] = [
     (4, "Q4_2 (withdrawn)", 0, 0),
     (5, "Q4_3 (withdrawn)", 0, 0),
     (9, "Q8_1", 32, 36),
     (15, "Q8_K", 256, 292),
-    (16, "IQ2_XXS", 256, 66),
-    (17, "IQ2_XS", 256, 74),
-    (18, "IQ3_XXS", 256, 98),
-    (19, "IQ1_S", 256, 50),
-    (21, "IQ3_S", 256, 110),
-    (22, "IQ2_S", 256, 82),
     (24, "I8", 1, 1),
     (25, "I16", 1, 2),
     (26, "I32", 1, 4),
     (27, "I64", 1, 8),
     (28, "F64", 1, 8),
-    (29, "IQ1_M", 256, 56),
     (31, "Q4_0_4_4 (withdrawn)", 0, 0),
     (32, "Q4_0_4_8 (withdrawn)", 0, 0),
     (33, "Q4_0_8_8 (withdrawn)", 0, 0),
-    (34, "TQ1_0", 256, 54),
-    (35, "TQ2_0", 256, 66),
     (36, "IQ4_NL_4_4 (withdrawn)", 0, 0),
     (37, "IQ4_NL_4_8 (withdrawn)", 0, 0),
     (38, "IQ4_NL_8_8 (withdrawn)", 0, 0),
-    (40, "NVFP4", 64, 36),
-    (41, "Q1_0", 128, 18),
-    (42, "Q2_0", 64, 18),
 ];
 
 /// A tensor type and the size of its blocks; `None` where the number or the size is not known.
@@ -79,11 +67,26 @@ pub(super) fn file_type(number: u32) -> Option<&'static str> {
         16 => "Q5_K_S",
         17 => "Q5_K_M",
         18 => "Q6_K",
+        19 => "IQ2_XXS",
+        20 => "IQ2_XS",
         21 => "Q2_K_S",
+        22 => "IQ3_XS",
+        23 => "IQ3_XXS",
+        24 => "IQ1_S",
         25 => "IQ4_NL",
+        26 => "IQ3_S",
+        27 => "IQ3_M",
+        28 => "IQ2_S",
+        29 => "IQ2_M",
         30 => "IQ4_XS",
+        31 => "IQ1_M",
         32 => "BF16",
+        36 => "TQ1_0",
+        37 => "TQ2_0",
         38 => "MXFP4",
+        39 => "NVFP4",
+        40 => "Q1_0",
+        41 => "Q2_0",
         _ => return None,
     })
 }
