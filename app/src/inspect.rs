@@ -7,7 +7,7 @@ use paguro_backend::{
     Mixer, Program,
 };
 use paguro_engine::{Engine, EngineOptions, EnginePlan, PageBudget};
-use paguro_model::{LoadOptions, Model, ModelFile, tensor::Tensor};
+use paguro_model::{Conversion, LoadOptions, Model, ModelFile, tensor::Tensor};
 use serde_json::{Value, json};
 
 use crate::{
@@ -142,6 +142,11 @@ fn summary(
     row("file", format!("{}, {}", file.format(), units::bytes(description.file_bytes)))?;
     row("architecture", file.architecture().unwrap_or("(none)").to_owned())?;
     row("parameters", format!("{} ({})", units::count(description.parameters), description.quantization))?;
+    for Conversion { from, to, matrices, exact } in file.conversions() {
+        let tensors = units::plural(matrices, "tensor");
+        let loss = if exact { "without loss" } else { "products with scales are rounded" };
+        row("read as", format!("{tensors} of {from} as {to}, {loss}"))?;
+    }
     match model {
         Ok(model) => {
             let program = &model.program;
@@ -410,6 +415,9 @@ fn as_json(
         "architecture": file.architecture(),
         "parameters": description.parameters,
         "format": description.quantization,
+        "read_as": file.conversions().iter().map(|it| {
+            json!({"from": it.from, "to": it.to.name(), "matrices": it.matrices, "exact": it.exact})
+        }).collect::<Vec<_>>(),
         "supported": model.is_ok(),
         "metadata": metadata.map(|entry| (entry.key, json!({"type": entry.kind, "value": entry.value}))).collect::<serde_json::Map<_, _>>(),
         "tensor_count": file.tensors().len(),

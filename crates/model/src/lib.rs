@@ -17,5 +17,7 @@ pub mod tensor;
 pub mod tokenizer;
 
 pub use error::ModelError;
-pub use load::{Description, GenerationDefaults, LoadOptions, MetadataEntry, Model, ModelFile, ModelShape};
+pub use load::{
+    Conversion, Description, GenerationDefaults, LoadOptions, MetadataEntry, Model, ModelFile, ModelShape,
+};
 pub use pooling::{Pooling, PoolingError};

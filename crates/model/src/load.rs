@@ -1,7 +1,8 @@
 //! Opening a model: a file or folder, and what becomes of it.
 
 use std::{
-    collections::BTreeMap,
+    borrow::Cow,
+    collections::{BTreeMap, HashSet},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -14,9 +15,12 @@ use crate::{
     chat::{ChatInput, ChatTemplate, TemplateError, TemplateTokens},
     error::ModelError,
     gguf::{self, Gguf},
-    hf::HfFolder,
+    hf::{
+        HfFolder,
+        quantized::{self, Scheme},
+    },
     pooling::{self, Pooling, PoolingError},
-    tensor::Tensor,
+    tensor::{DType, Tensor},
     tokenizer::{Tokenizer, TokenizerConfig},
 };
 
@@ -82,6 +86,19 @@ pub struct Description {
     pub file_bytes: u64,
     /// As people write it: `Q4_K_M`, `BF16`.
     pub quantization: String,
+}
+
+/// A format that matrices are converted to while they are read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conversion {
+    /// The file's own format.
+    pub from: String,
+    /// The format that backends see.
+    pub to: WeightFormat,
+    /// Number of matrices.
+    pub matrices: usize,
+    /// False if products of scales and quants are rounded.
+    pub exact: bool,
 }
 
 /// Sampling values that a model's makers recommend; `None` where they say nothing.
@@ -285,12 +302,50 @@ impl ModelFile {
     /// The model's size.
     pub fn description(&self) -> Description {
         let (file_type, file_bytes) = match &self.source {
-            Source::Gguf(gguf) => (gguf.file_type(), gguf.bytes),
-            Source::Hf(folder) => (None, folder.bytes),
+            Source::Gguf(gguf) => (gguf.file_type().map(str::to_owned), gguf.bytes),
+            Source::Hf(folder) => {
+                (Scheme::of(&folder.config).ok().flatten().map(|it| it.name()), folder.bytes)
+            }
         };
         let parameters = self.tensors().iter().map(Tensor::elements).fold(0, u64::saturating_add);
-        let quantization = file_type.map_or_else(|| self.majority_type(), str::to_owned);
+        let quantization = file_type.unwrap_or_else(|| self.majority_type());
         Description { parameters, file_bytes, quantization }
+    }
+
+    /// All tensors as architectures use them: quantized matrices of a folder are in a format that backends compute with,
+    /// converted while they are read.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a quantization that is not supported, or tensors that do not fit together.
+    pub fn usable_tensors(&self) -> Result<Cow<'_, [Tensor]>, ModelError> {
+        match &self.source {
+            Source::Gguf(gguf) => Ok(Cow::Borrowed(&gguf.tensors)),
+            Source::Hf(folder) => quantized::resolve(&folder.config, &folder.tensors),
+        }
+    }
+
+    /// Returns the formats that quantized matrices of a folder are converted to while they are read. Empty for files whose
+    /// tensors are read as they are.
+    pub fn conversions(&self) -> Vec<Conversion> {
+        let Source::Hf(folder) = &self.source else { return Vec::new() };
+        let (Ok(Some(scheme)), Ok(usable)) = (Scheme::of(&folder.config), self.usable_tensors()) else {
+            return Vec::new();
+        };
+        let kept: HashSet<(&str, &DType)> =
+            folder.tensors.iter().map(|tensor| (tensor.name.as_str(), &tensor.dtype)).collect();
+        let mut counts = BTreeMap::new();
+        for tensor in usable.iter().filter(|it| !kept.contains(&(it.name.as_str(), &it.dtype))) {
+            if let DType::Weight(format) = tensor.dtype {
+                *counts.entry(format).or_insert(0) += 1;
+            }
+        }
+        let conversion = |(to, matrices): (WeightFormat, usize)| Conversion {
+            from: scheme.name(),
+            to,
+            matrices,
+            exact: to.is_quantized(),
+        };
+        counts.into_iter().map(conversion).collect()
     }
 
     /// The type that most bytes have.
@@ -507,6 +562,7 @@ impl ModelFile {
 
     fn lower(&self, max_context: Option<usize>) -> Result<(Config, Program, Weights), ModelError> {
         let tensors = self.tensors();
+        let resolved;
         let (config, names, tensors) = match &self.source {
             Source::Gguf(gguf) => {
                 let architecture = gguf.metadata.require_str("general.architecture")?;
@@ -517,7 +573,12 @@ impl ModelFile {
             }
             Source::Hf(folder) => {
                 let config = arch::config_from_hf(&folder.config, tensors.len(), max_context)?;
-                let tensors = Tensors::new(config.definition.gguf, &arch::FLOATS, tensors);
+                resolved = self.usable_tensors()?;
+                let formats: &[WeightFormat] = match &resolved {
+                    Cow::Borrowed(_) => &arch::FLOATS,
+                    Cow::Owned(_) => &WeightFormat::ALL,
+                };
+                let tensors = Tensors::new(config.definition.gguf, formats, &resolved);
                 let names = Names::hf(config.definition, |name| tensors.has(name));
                 (config, names, tensors)
             }

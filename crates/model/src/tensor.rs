@@ -32,7 +32,7 @@ impl Tensor {
 }
 
 /// The type of a tensor's elements.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
     /// One that Paguro computes with.
     Weight(WeightFormat),

@@ -344,6 +344,7 @@ impl Lowering<'_, '_> {
             return self.tensors.require_matrix(name, rows, cols);
         }
         let matrix = self.tensors.require_matrix(name, cols, rows)?;
+        check_transposable(&matrix)?;
         let shape = Transpose {
             parts: 1,
             inputs: cols,
@@ -406,5 +407,16 @@ impl Lowering<'_, '_> {
         let bias = self.tensors.vector(&format!("{name}.bias"), width)?;
         let bias = bias.map(|bias| self.tensors.add_vector(bias));
         Ok(Norm { kind: self.config.block.norms, weight, bias, eps: self.config.norm_eps })
+    }
+}
+
+/// Fails for a matrix whose columns cannot become rows, because inputs share scales.
+fn check_transposable(matrix: &Matrix) -> Result<(), ModelError> {
+    match matrix.format.is_quantized() {
+        false => Ok(()),
+        true => Err(ModelError::unsupported(format!(
+            "`{}` in {}, whose columns cannot become rows",
+            matrix.name, matrix.format
+        ))),
     }
 }

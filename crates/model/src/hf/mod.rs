@@ -1,5 +1,6 @@
 //! Hugging Face folders: `config.json`, safetensors, `tokenizer.json` and what belongs to them.
 
+pub(crate) mod quantized;
 mod safetensors;
 
 use std::{

@@ -5,7 +5,7 @@ use paguro_backend::{
     WeightFormat,
 };
 
-use super::{Lowering, Part};
+use super::{Lowering, Part, check_transposable};
 use crate::{
     arch::ExpertsConfig,
     error::ModelError,
@@ -285,6 +285,8 @@ impl Lowering<'_, '_> {
             fused_stack.ok_or_else(|| self.tensors.missing(fused, &[count, hidden, 2 * width]))?;
         let down_stack = self.tensors.stack(downs, count, width, hidden)?;
         let down_stack = down_stack.ok_or_else(|| self.tensors.missing(downs, &[count, width, hidden]))?;
+        check_transposable(&fused_stack)?;
+        check_transposable(&down_stack)?;
         let biases = self.fused_biases(fused, downs, config)?;
         let columns = |half: usize| if alternating { (half, 2) } else { (half * width, 1) };
         let mut transpose = |stack: &Matrix, (first, step): (usize, usize), outputs: usize| {
