@@ -12,7 +12,7 @@ fn load_block(row: u32, block: u32) -> Block {
 }
 
 // v + 43 of four quads.
-fn values(q: u32, signs: u32) -> vec4<u32> {
+fn signed_values(q: u32, signs: u32) -> vec4<u32> {
   let shifts = vec4<u32>(0u, 1u, 2u, 3u);
   let codes = (vec4<u32>(q) >> (2u * shifts)) & vec4<u32>(0x03030303u);
   let magnitudes = vec4<u32>(0x08080808u) + 17u * codes + ((codes >> vec4<u32>(1u)) & vec4<u32>(0x01010101u));
@@ -23,15 +23,15 @@ fn values(q: u32, signs: u32) -> vec4<u32> {
 
 fn accumulate(acc: f32, w: Block, x: Acts) -> f32 {
   let s = unpack2x16float(w.s);
-  let lo = dot_half(values(w.q.x, w.high), x.lo) - 43 * x.sums.x;
-  let hi = dot_half(values(w.q.y, w.high >> 4u), x.hi) - 43 * x.sums.y;
+  let lo = dot_half(signed_values(w.q.x, w.high), x.lo) - 43 * x.sums.x;
+  let hi = dot_half(signed_values(w.q.y, w.high >> 4u), x.hi) - 43 * x.sums.y;
   return fma(s.y * x.scale, f32(hi), fma(s.x * x.scale, f32(lo), acc));
 }
 
 const SIGNS = 0u;
 
 fn bytes(w: Block, j: u32) -> u32 {
-  return values(w.q[j / 4u], w.high >> (4u * (j / 4u)))[j % 4u];
+  return signed_values(w.q[j / 4u], w.high >> (4u * (j / 4u)))[j % 4u];
 }
 
 fn line(w: Block, j: u32) -> vec2<f32> {
