@@ -238,7 +238,7 @@ pub(super) fn tq1_0(block: &[u8], out: &mut Lattice) {
             160..240 => (32 + i % 16, (i - 160) / 16),
             _ => (48 + i % 4, (i - 240) / 4),
         };
-        *code = (u16::from(block[byte].wrapping_mul(POWERS[digit])) * 3 >> 8) as u8;
+        *code = ((u16::from(block[byte].wrapping_mul(POWERS[digit])) * 3) >> 8) as u8;
     }
     out.scales.fill(1);
 }

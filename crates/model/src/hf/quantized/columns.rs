@@ -18,7 +18,10 @@ const AWQ_ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
 /// The matrices that were converted last. Two, because threads that load experts may be at the end of one and at the
 /// beginning of the next.
 #[derive(Clone, Default)]
-pub(super) struct Cache(Arc<Mutex<Vec<(usize, Arc<Vec<u8>>)>>>);
+pub(super) struct Cache(Arc<Mutex<Vec<Converted>>>);
+
+/// A matrix and its converted bytes.
+type Converted = (usize, Arc<Vec<u8>>);
 
 pub(super) fn matrix(
     folder: &Folder<'_>,
