@@ -1,8 +1,8 @@
 //! Runs sequences through a runner as an engine would, with the simplest of page allocators.
 
 use paguro_backend::{
-    AttentionMode, Backend, KvDtype, Limits, Outcome, Output, PageId, PageMove, Program, Runner, StateId,
-    StateUse, Step, StepOutput, StepSequence, Want,
+    AttentionMode, Backend, KvDtype, Limits, Outcome, Output, PageContent, PageId, PageMove, Program, Runner,
+    StateId, StateUse, Step, StepOutput, StepSequence, Want,
 };
 
 use crate::{RandomModel, Rng};
@@ -279,6 +279,58 @@ impl Driver {
         pages.into_iter().for_each(|page| release(page, &mut self.free, &mut self.users));
         self.sequences[sequence.0].state = Some(state);
         Ok(())
+    }
+
+    /// Returns the bytes of all pages of a sequence, and of those in which its state is saved. `None` if they cannot leave
+    /// the device.
+    ///
+    /// # Errors
+    /// The runner fails.
+    pub fn export(&mut self, sequence: SequenceId) -> Result<Option<[Vec<u8>; 2]>, String> {
+        let Some(format) = self.runner.page_format() else { return Ok(None) };
+        let Sequence { tables, checkpoint, .. } = &self.sequences[sequence.0];
+        let mut read = |pages: &[PageId]| {
+            let mut bytes = vec![0x5a; pages.len() * format.page_bytes];
+            self.runner.read_pages(pages, &mut bytes).map_err(|error| error.to_string())?;
+            Ok::<_, String>(bytes)
+        };
+        Ok(Some([read(&tables.concat())?, read(checkpoint)?]))
+    }
+
+    /// Adds a sequence of which `done` tokens, whole blocks, have run in another driver that has exported these bytes.
+    ///
+    /// # Errors
+    /// The runner fails, or there are too few free pages.
+    pub fn import(
+        &mut self,
+        tokens: &[u32],
+        done: usize,
+        [kv, state]: &[Vec<u8>; 2],
+    ) -> Result<SequenceId, String> {
+        assert!(done.is_multiple_of(self.limits.block_size), "only whole blocks are exported");
+        let id = self.start(tokens);
+        let Self { free, users, runner, .. } = self;
+        let mut write = |bytes: &[u8], count: usize, content| {
+            let pages: Vec<PageId> = (0..count).map(|_| take(free, users)).collect::<Result<_, _>>()?;
+            runner.write_pages(&pages, bytes, content).map_err(|error| error.to_string())?;
+            Ok::<_, String>(pages)
+        };
+        let blocks = done / self.limits.block_size;
+        let tables = self.program.kv.groups.len();
+        let of_group = kv.len() / tables.max(1);
+        let parts = kv.chunks(of_group.max(1)).enumerate();
+        let pages: Vec<Vec<PageId>> = parts
+            .map(|(group, bytes)| write(bytes, blocks, PageContent::Kv { group }))
+            .collect::<Result<_, _>>()?;
+        let checkpoint = if state.is_empty() { 0 } else { self.checkpoint_pages };
+        let checkpoint = write(state, checkpoint, PageContent::State)?;
+        let sequence = &mut self.sequences[id.0];
+        sequence.tables = pages;
+        (sequence.checkpoint, sequence.done, sequence.logits_from) = (checkpoint, done, done);
+        if !state.is_empty() {
+            self.restore_state(id)?;
+        }
+        Ok(id)
     }
 
     fn release_state(&mut self, sequence: SequenceId) {

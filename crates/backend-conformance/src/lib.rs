@@ -44,6 +44,7 @@ mod model;
 #[cfg(test)]
 mod mutations;
 mod numbers;
+mod page_io;
 mod random;
 mod recurrent;
 mod rng;
@@ -290,6 +291,8 @@ pub const CASES: &[Case] = &[
     Case { name: "exact_scans", run: scans::exact },
     Case { name: "exact_latent", run: latent::exact },
     Case { name: "exact_geometry", run: geometry::exact },
+    Case { name: "exact_from_outside", run: page_io::exact },
+    Case { name: "foreign_pages", run: page_io::refusals },
     Case { name: "outputs", run: contract::outputs },
     Case { name: "samples", run: sampling::samples },
     Case { name: "late_masks", run: contract::late_masks },
@@ -328,7 +331,8 @@ macro_rules! conformance {
             limits long_context gather
             exact_in_company exact_in_chunks exact_in_long_chunks exact_in_wide_steps
             exact_with_shared_prefix exact_after_copy_on_write exact_after_preemption exact_on_any_threads
-            exact_in_any_place exact_embeddings exact_experts exact_states exact_scans exact_latent exact_geometry outputs samples late_masks carried_tokens
+            exact_in_any_place exact_embeddings exact_experts exact_states exact_scans exact_latent exact_geometry
+            exact_from_outside foreign_pages outputs samples late_masks carried_tokens
             bad_weights invalid_steps kernel_counts runners_are_separate
         }
     };

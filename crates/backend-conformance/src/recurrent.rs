@@ -109,7 +109,7 @@ pub(super) fn attention_gates(subject: &Subject) -> Verdict {
     Ok(())
 }
 
-fn hybrid(format: WeightFormat) -> ModelShape {
+pub(super) fn hybrid(format: WeightFormat) -> ModelShape {
     let delta = DeltaShape { key_heads: 2, value_heads: 4, key_dim: 64, value_dim: 64 };
     let recurrent = RecurrentShape { width: 256, delta, ..RecurrentShape::default() };
     ModelShape { recurrent, attention_gate: true, ..of_mixers(format, "dcad") }

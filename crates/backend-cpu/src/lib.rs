@@ -17,6 +17,7 @@ mod layer_input;
 mod machine;
 pub mod matrix;
 mod ops;
+mod page_format;
 mod pages;
 mod plan;
 mod probe;

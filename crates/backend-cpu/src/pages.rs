@@ -22,7 +22,7 @@ use std::ops::Range;
 
 use half::f16;
 use memmap2::MmapMut;
-use paguro_backend::{KV_BLOCK, KvDtype, KvGroup, KvLayout, LoadError, PageId};
+use paguro_backend::{KV_BLOCK, KvDtype, KvGroup, KvLayout, LoadError, PageContent, PageId};
 
 use crate::{ops::RowKernels, simd::LANES};
 
@@ -332,6 +332,18 @@ impl Arena {
         let page = &self.memory[self.page(from)];
         let bytes = state.len().min(page.len());
         state[..bytes].copy_from_slice(&page[..bytes]);
+    }
+
+    /// Returns the bytes of a page.
+    pub fn bytes(&self, page: PageId) -> &[u8] {
+        &self.memory[self.page(page)]
+    }
+
+    /// Fills a page with bytes from outside.
+    pub fn fill(&mut self, page: PageId, bytes: &[u8], content: PageContent) {
+        let to = self.page(page);
+        self.memory[to].copy_from_slice(bytes);
+        self.has_state[page.0 as usize] = content == PageContent::State;
     }
 
     /// Fills a page with zeros if it has a part of a state, whose bytes need not be finite numbers of K and V.

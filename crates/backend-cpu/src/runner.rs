@@ -3,8 +3,9 @@
 use std::sync::{Mutex, PoisonError};
 
 use paguro_backend::{
-    Activation, AttentionMode, FeedForward, KernelCount, Layer, Limits, LoadError, Mixer, Outcome, PageMove,
-    Program, Residual, Runner, Step, StepError, StepOutput, Ticket, Weights,
+    Activation, AttentionMode, FeedForward, KernelCount, Layer, Limits, LoadError, Mixer, Outcome,
+    PageContent, PageFormat, PageId, PageMove, Program, Residual, Runner, Step, StepError, StepOutput,
+    Ticket, Weights,
 };
 
 use crate::{
@@ -17,6 +18,7 @@ use crate::{
     latent::{LatentBuffers, LatentSizes},
     matrix::{MatrixKernels, Packing, Scratch},
     ops::RowKernels,
+    page_format,
     pages::{Arena, PageShape, StoredHead},
     plan::{Heads, Plan},
     quantize::{QuantBlock, row_blocks},
@@ -38,6 +40,7 @@ pub struct CpuRunner {
     limits: Limits,
     buffers: Buffers,
     arena: Arena,
+    page_format: PageFormat,
     states: States,
     plan: Plan,
     /// The layers that only rows with outputs need, by the first of them, and the plan of these rows.
@@ -136,6 +139,7 @@ impl CpuRunner {
             },
             team,
             limits,
+            page_format: page_format::of(isa, &limits, arena.page_bytes()),
             arena,
             states,
             plan,
@@ -478,6 +482,26 @@ impl Runner for CpuRunner {
                 }
                 other => return Err(StepError::Invalid(format!("no such move here: {other:?}"))),
             }
+        }
+        Ok(())
+    }
+
+    fn page_format(&self) -> Option<PageFormat> {
+        Some(self.page_format.clone())
+    }
+
+    fn read_pages(&mut self, pages: &[PageId], out: &mut [u8]) -> Result<(), StepError> {
+        self.page_format.check(pages, out.len(), &self.limits)?;
+        for (&page, out) in pages.iter().zip(out.chunks_exact_mut(self.page_format.page_bytes)) {
+            out.copy_from_slice(self.arena.bytes(page));
+        }
+        Ok(())
+    }
+
+    fn write_pages(&mut self, pages: &[PageId], bytes: &[u8], content: PageContent) -> Result<(), StepError> {
+        self.page_format.check(pages, bytes.len(), &self.limits)?;
+        for (&page, bytes) in pages.iter().zip(bytes.chunks_exact(self.page_format.page_bytes)) {
+            self.arena.fill(page, bytes, content);
         }
         Ok(())
     }

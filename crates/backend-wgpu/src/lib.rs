@@ -16,6 +16,7 @@ mod lower;
 mod matrix;
 mod ops;
 mod pace;
+mod page_io;
 mod pages;
 mod pipeline;
 mod plan;

@@ -10,8 +10,8 @@ use std::{
 use bytemuck::cast_slice;
 use half::f16;
 use paguro_backend::{
-    Carried, KernelCount, KvDtype, Limits, LoadError, Matrix, Outcome, PageId, PageMove, Program, Runner,
-    Sampled, StateId, Step, StepError, StepOutput, Ticket, Want, Weights,
+    Carried, KernelCount, KvDtype, Limits, LoadError, Matrix, Outcome, PageContent, PageFormat, PageId,
+    PageMove, Program, Runner, Sampled, StateId, Step, StepError, StepOutput, Ticket, Want, Weights,
     sampling::{self, Scratch},
 };
 
@@ -23,6 +23,7 @@ use crate::{
     lower::{LOGIT_ROWS, LayerState, Lowering, Model, StateBuffer},
     ops,
     pace::{Pace, Pass},
+    page_io::{self, PageReader},
     pages::page_words,
     plan::Plan,
     planned::{PATIENCE, Planned, encode_all, launches},
@@ -60,6 +61,9 @@ pub struct GpuRunner {
     /// The table of embeddings for layers, whose rows are read from its file, and those of a step.
     table: Option<(Matrix, Vec<f32>)>,
     encoded: Vec<u8>,
+    page_format: PageFormat,
+    /// Made when pages are read for the first time.
+    page_reader: Option<PageReader>,
     tally: Tally,
     scratch: Scratch,
     sampler: sampler::Scratch,
@@ -111,6 +115,9 @@ impl GpuRunner {
         let of_groups: Vec<_> = fused.kv.groups.iter().map(|group| Content::Group(first(group))).collect();
         let has_kinds = of_groups.iter().any(|own| *own != of_groups[0]);
         let changes = !fused.state.is_empty() || has_kinds && limits.kv_dtype == KvDtype::Q8;
+        let page_bytes = 8 * page_words * model.pages.len();
+        let Limits { block_size, kv_dtype, attention, .. } = limits;
+        let page_layout = format!("{kv_dtype:?} {block_size} {attention:?} {:?}", model.tilings);
         Ok(Self {
             pace: Pace::new(options.submission.or(device.rules.submission)),
             canaries: Canaries::new(
@@ -129,6 +136,8 @@ impl GpuRunner {
                 .as_ref()
                 .map(|embeds| (weights.table(embeds.table).clone(), Vec::new())),
             encoded: Vec::new(),
+            page_format: page_io::format(&device, &page_layout, page_bytes),
+            page_reader: None,
             tally: Tally::new(&device, model.counters.clone())?,
             model,
             program: program.clone(),
@@ -580,6 +589,47 @@ impl Runner for GpuRunner {
             }
         }
         self.canaries.submit(&self.device, self.submitted + 1, encoder)?;
+        self.device.check()
+    }
+
+    fn page_format(&self) -> Option<PageFormat> {
+        Some(self.page_format.clone())
+    }
+
+    fn read_pages(&mut self, pages: &[PageId], out: &mut [u8]) -> Result<(), StepError> {
+        self.page_format.check(pages, out.len(), &self.limits)?;
+        let Self { page_reader, device, model, page_words, page_format, .. } = self;
+        let reader = match page_reader {
+            Some(reader) => reader,
+            None => {
+                let made = PageReader::new(device, page_format.page_bytes);
+                page_reader.insert(made.map_err(|error| StepError::Device(error.to_string()))?)
+            }
+        };
+        reader.read(device, model, *page_words, pages, out)
+    }
+
+    fn write_pages(&mut self, pages: &[PageId], bytes: &[u8], content: PageContent) -> Result<(), StepError> {
+        self.page_format.check(pages, bytes.len(), &self.limits)?;
+        if self.submitted > self.collected {
+            self.moved_before = self.submitted + 1;
+        }
+        let own = match content {
+            PageContent::State => Content::State,
+            PageContent::Kv { group } => *self
+                .of_groups
+                .get(group)
+                .ok_or_else(|| StepError::Invalid(format!("group {group} of {}", self.of_groups.len())))?,
+        };
+        let size = 4 * self.page_words;
+        for (page, bytes) in pages.iter().zip(bytes.chunks_exact(self.page_format.page_bytes)) {
+            if let Some(known) = self.contents.get_mut(page.0 as usize) {
+                *known = own;
+            }
+            for (buffer, bytes) in self.model.pages.iter().flatten().zip(bytes.chunks_exact(size)) {
+                self.device.queue.write_buffer(buffer, u64::from(page.0) * size as u64, bytes);
+            }
+        }
         self.device.check()
     }
 

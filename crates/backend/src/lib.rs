@@ -13,6 +13,7 @@ pub mod excerpt;
 pub mod format;
 pub mod kv;
 pub mod latent;
+pub mod page_io;
 pub mod program;
 pub mod recurrent;
 pub mod reference;
@@ -27,6 +28,7 @@ pub use excerpt::excerpt;
 pub use format::WeightFormat;
 pub use kv::{KV_BLOCK, KvDtype, quantize_kv};
 pub use latent::{Latent, LatentQuery, LatentShape};
+pub use page_io::{PageContent, PageFormat};
 pub use program::{
     Activation, Attention, Beside, Branch, Dense, Embed, ExpertGroups, ExpertLatent, Experts, FeedForward,
     Head, KvGroup, KvLayout, KvSlot, Layer, LayerEmbeds, LayerInput, Linear, MatrixId, Mixer, Norm, NormKind,

@@ -1,7 +1,8 @@
 //! The two traits that a device implements.
 
 use crate::{
-    KernelCount, KvDtype, Matrix, PageId, Program, StateId, Step, StepOutput, Want, WeightFormat, Weights,
+    KernelCount, KvDtype, Matrix, PageContent, PageFormat, PageId, Program, StateId, Step, StepOutput, Want,
+    WeightFormat, Weights,
 };
 
 /// A device that can load programs. Stays alive to load more than one model.
@@ -89,6 +90,32 @@ pub trait Runner: Send {
     /// [`StepError::Invalid`] if a page or state does not exist, [`StepError::Device`]. All destinations are then
     /// undefined.
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), StepError>;
+
+    /// Returns the format of pages outside of the device, or `None` if their bytes cannot leave it.
+    fn page_format(&self) -> Option<PageFormat> {
+        None
+    }
+
+    /// Copies the bytes of whole pages into `out`, one page after the other. They are the bytes after all steps that were
+    /// submitted before.
+    ///
+    /// # Errors
+    /// [`StepError::Invalid`] if a page does not exist, if `out` has another size, or without a
+    /// [format](Runner::page_format); [`StepError::Device`].
+    fn read_pages(&mut self, pages: &[PageId], out: &mut [u8]) -> Result<(), StepError> {
+        let _ = (pages, out);
+        Err(StepError::Invalid("the bytes of pages cannot leave this device".into()))
+    }
+
+    /// Fills whole pages with bytes that were read from a runner of the same model and
+    /// [format](Runner::page_format), and that have this content. They have them after all steps that were submitted before.
+    ///
+    /// # Errors
+    /// As [`Runner::read_pages`]. The pages are then undefined, all others untouched.
+    fn write_pages(&mut self, pages: &[PageId], bytes: &[u8], content: PageContent) -> Result<(), StepError> {
+        let _ = (pages, bytes, content);
+        Err(StepError::Invalid("the bytes of pages cannot come to this device from outside".into()))
+    }
 
     /// Which kernels ran how often since load, by name.
     fn kernel_counts(&self) -> Vec<KernelCount>;

@@ -4,6 +4,9 @@
 //! it: a program with weights, a tokenizer, a chat template. Nothing here knows a device.
 
 mod arch;
+/// Hash of the sources of this crate, its compiler and its options. Programs and weights depend on them.
+pub const SOURCES: &str = env!("PAGURO_SOURCES");
+
 pub mod chat;
 mod error;
 mod file;

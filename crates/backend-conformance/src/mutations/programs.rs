@@ -1,8 +1,8 @@
 //! Programs with a defect.
 
 use paguro_backend::{
-    Activation, Attention, Bytes, DeltaRule, Dense, Experts, FeedForward, KeySharing, Mixer, Norm, NormKind,
-    Program, QkNorm, QkNormKind, Residual, RopeStyle, Weights,
+    Activation, Attention, Bytes, Carried, DeltaRule, Dense, Experts, FeedForward, KeySharing, Mixer, Norm,
+    NormKind, Outcome, Program, QkNorm, QkNormKind, Residual, RopeStyle, Weights,
 };
 
 pub(super) fn each_attention(program: &mut Program, change: fn(&mut Attention)) {
@@ -203,6 +203,27 @@ pub(super) fn copies_tables(weights: &mut Weights) {
     for table in &mut weights.tables {
         if let Ok(bytes) = table.bytes.read() {
             table.bytes = Bytes::from(bytes.into_owned());
+        }
+    }
+}
+
+pub(super) fn neighbours(carried: &mut [Carried]) {
+    if let [first, second, ..] = carried {
+        std::mem::swap(&mut first.output, &mut second.output);
+    }
+}
+
+/// The smallest possible change.
+pub(super) fn nudge(logits: &mut [f32], by: usize) {
+    if by.is_multiple_of(2) {
+        logits[0] = f32::from_bits(logits[0].to_bits() ^ 1);
+    }
+}
+
+pub(super) fn zeroth(outcomes: &mut Vec<Outcome>) {
+    for outcome in outcomes {
+        if let Outcome::Sampled(sampled) = outcome {
+            sampled.token = 0;
         }
     }
 }

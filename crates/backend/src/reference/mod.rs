@@ -22,9 +22,9 @@ use recurrent::{States, delta_gates, delta_inputs};
 use crate::{
     Activation, Attention, AttentionMode, Backend, Capacity, Convolution, DeltaRule, Dense, Experts,
     FeedForward, Head, KernelCount, KvDtype, Layer, LayerEmbeds, LayerInput, Limits, Linear, LoadError,
-    Matrix, MatrixId, Mixer, Norm, Outcome, Output, PageMove, Program, QkNormKind, Residual, Runner,
-    SharedExpert, ShortConv, StateUse, Step, StepError, StepOutput, StepSequence, Ticket, VectorId, Want,
-    Weights,
+    Matrix, MatrixId, Mixer, Norm, Outcome, Output, PageContent, PageFormat, PageId, PageMove, Program,
+    QkNormKind, Residual, Runner, SharedExpert, ShortConv, StateUse, Step, StepError, StepOutput,
+    StepSequence, Ticket, VectorId, Want, Weights,
     sampling::{self, Scratch},
 };
 
@@ -199,6 +199,31 @@ impl Runner for ReferenceRunner {
                 }
             }
         }
+        Ok(())
+    }
+
+    fn page_format(&self) -> Option<PageFormat> {
+        let Limits { block_size, kv_dtype, .. } = self.limits;
+        let name = format!("reference {kv_dtype:?} {block_size} {}", crate::page_io::SOURCES);
+        Some(PageFormat { name, page_bytes: self.arena.page_numbers() * size_of::<f32>() })
+    }
+
+    fn read_pages(&mut self, pages: &[PageId], out: &mut [u8]) -> Result<(), StepError> {
+        let bytes = self.arena.page_numbers() * size_of::<f32>();
+        self.page_format().into_iter().try_for_each(|format| format.check(pages, out.len(), &self.limits))?;
+        pages.iter().zip(out.chunks_exact_mut(bytes)).for_each(|(&page, out)| self.arena.read(page, out));
+        Ok(())
+    }
+
+    fn write_pages(&mut self, pages: &[PageId], bytes: &[u8], _: PageContent) -> Result<(), StepError> {
+        let page_bytes = self.arena.page_numbers() * size_of::<f32>();
+        self.page_format()
+            .into_iter()
+            .try_for_each(|format| format.check(pages, bytes.len(), &self.limits))?;
+        pages
+            .iter()
+            .zip(bytes.chunks_exact(page_bytes))
+            .for_each(|(&page, from)| self.arena.write(page, from));
         Ok(())
     }
 

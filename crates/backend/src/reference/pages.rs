@@ -118,6 +118,21 @@ impl Arena {
         self.numbers.copy_within(from..from + self.page, to as usize * self.page);
     }
 
+    /// Copies all numbers of a page, whatever they are, into `out`.
+    pub(super) fn read(&self, PageId(page): PageId, out: &mut [u8]) {
+        let numbers = &self.numbers[page as usize * self.page..][..self.page];
+        for (out, number) in out.as_chunks_mut().0.iter_mut().zip(numbers) {
+            *out = number.to_bits().to_le_bytes();
+        }
+    }
+
+    /// Fills a page with numbers that were read from one.
+    pub(super) fn write(&mut self, page: PageId, bytes: &[u8]) {
+        for (number, bytes) in self.page_mut(page).iter_mut().zip(bytes.as_chunks().0) {
+            *number = f32::from_bits(u32::from_le_bytes(*bytes));
+        }
+    }
+
     /// Numbers of a page.
     pub(super) fn page_numbers(&self) -> usize {
         self.page

@@ -1,0 +1,91 @@
+//! Bytes of pages on their way to the host: a buffer that the host reads, with a mark behind the pages.
+//!
+//! As for [steps](crate::canary), a driver may drop a submission without an error. A read only counts if its mark has arrived.
+
+use paguro_backend::{LoadError, PageFormat, PageId, StepError, page_io};
+
+use crate::{device::Device, lower::Model};
+
+/// Most bytes of pages in one submission.
+const BATCH: usize = 16 << 20;
+
+/// Buffers for reading pages.
+pub struct PageReader {
+    /// Pages, and a mark behind them.
+    host: wgpu::Buffer,
+    /// Pages that there is room for.
+    pages: usize,
+    /// The mark on the device.
+    mark: wgpu::Buffer,
+    /// The last mark.
+    last: u32,
+}
+
+/// Returns the format of a device's pages of `page_bytes` bytes. `layout` names the arrangement.
+pub fn format(device: &Device, layout: &str, page_bytes: usize) -> PageFormat {
+    let Device { name, driver, rules, subgroup, most_threads, as_hardware, is_software, .. } = device;
+    let (contract, kernels) = (page_io::SOURCES, env!("PAGURO_SOURCES"));
+    let adapter = format!("{name}, {driver}, {subgroup} {most_threads} {as_hardware} {is_software}");
+    let choices = format!("{} {:?} {}", rules.keeps_order, device.cooperative, device.emulated);
+    PageFormat { name: format!("gpu {layout} {adapter} {choices} {contract} {kernels}"), page_bytes }
+}
+
+impl PageReader {
+    /// For pages of `page_bytes` bytes.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn new(device: &Device, page_bytes: usize) -> Result<Self, LoadError> {
+        let pages = (BATCH / page_bytes.max(1)).max(1);
+        Ok(Self {
+            host: device.host_buffer(pages * page_bytes / 4 + 1, "pages for the host")?,
+            pages,
+            mark: device.buffer(1, "the mark of pages")?,
+            last: 0,
+        })
+    }
+
+    /// Copies pages into `out`, whose size is theirs. Each consists of `page_words` words in each buffer of the model.
+    ///
+    /// # Errors
+    /// The device failed, or did not copy everything.
+    pub fn read(
+        &mut self,
+        device: &Device,
+        model: &Model,
+        page_words: usize,
+        pages: &[PageId],
+        out: &mut [u8],
+    ) -> Result<(), StepError> {
+        let size = 4 * page_words;
+        let page_bytes = size * 2 * model.pages.len();
+        for (pages, out) in pages.chunks(self.pages).zip(out.chunks_mut(self.pages * page_bytes)) {
+            self.last = self.last.wrapping_add(1);
+            device.queue.write_buffer(&self.mark, 0, &self.last.to_le_bytes());
+            let mut encoder = device.encoder();
+            let mut at = 0;
+            for page in pages {
+                for buffer in model.pages.iter().flatten() {
+                    let from = u64::from(page.0) * size as u64;
+                    encoder.copy_buffer_to_buffer(buffer, from, &self.host, at, size as u64);
+                    at += size as u64;
+                }
+            }
+            encoder.copy_buffer_to_buffer(&self.mark, 0, &self.host, at, 4);
+            let submission = device.queue.submit([encoder.finish()]);
+            let mark = self.last.to_le_bytes();
+            let mut arrived = false;
+            device.read(&self.host, out.len() + 4, submission, |bytes| {
+                let (pages, found) = bytes.split_at(out.len());
+                arrived = found == mark;
+                if arrived {
+                    out.copy_from_slice(pages);
+                }
+            })?;
+            if !arrived {
+                return Err(StepError::Device(format!("{} did not copy pages to the host", device.name)));
+            }
+        }
+        Ok(())
+    }
+}
