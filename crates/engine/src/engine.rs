@@ -1,26 +1,31 @@
 //! The engine thread: takes commands, plans a step, runs it, tells what came of it. It sleeps when there is
 //! nothing to do.
 
+mod disk;
+
 use std::{
     any::Any,
     collections::HashMap,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, PoisonError,
-        mpsc::{Receiver, channel},
+        mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     },
     thread::{self, JoinHandle},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use paguro_backend::{
     Backend, Limits, Outcome, Output, PageId, Program, Runner, StateId, Step, StepError, StepOutput,
     StepSequence, Ticket, Want, Weights,
 };
+use paguro_kv_store::ModelInfo;
 use paguro_model::{Model, tokenizer::Tokenizer};
 
+use self::disk::{Loaded, Saving};
 use crate::{
-    EngineError, EngineOptions, EnginePlan, Handle,
+    DiskCache, EngineError, EngineOptions, EnginePlan, Handle,
+    disk::Disk,
     handle::{Command, Queue, Shared, Signals},
     layout::Layout,
     options::Resolved,
@@ -114,10 +119,17 @@ impl Engine {
         let begin = Instant::now();
         let rows = probe(runner.as_mut(), &layout, &limits, &program)?;
         let duration = begin.elapsed();
+        if let Some(cache) = options.disk.as_ref().filter(|_| pages.has_cache()) {
+            pages.disk = open_disk(cache, runner.as_ref(), &program, &limits);
+        }
         let mut scheduler = Scheduler::new(limits, options.step_time, options.max_wait_steps, layout, pages);
         scheduler.record_probe(rows, duration);
         let queue = Queue::new(options.queue_capacity, options.queue_tokens);
+        let space = scheduler.disk().map(|disk| disk.space.clone());
         let shared = Shared::new(request_limits, queue, tokenizer, stop_tokens, scheduler.stats());
+        if let Some(space) = space {
+            let _ = shared.disk.set(space);
+        }
         let shared = Arc::new(shared);
         let (commands, receiver) = channel();
         let worker = Worker {
@@ -128,6 +140,7 @@ impl Engine {
             shared: shared.clone(),
             outputs: Vec::new(),
             answer: StepOutput::default(),
+            loaded: channel(),
             in_flight: None,
             stopping: false,
         };
@@ -201,6 +214,17 @@ fn probe(
     }
 }
 
+/// Opens the store of an engine for its pages. `None` if the device's pages cannot leave it.
+fn open_disk(cache: &DiskCache, runner: &dyn Runner, program: &Program, limits: &Limits) -> Option<Disk> {
+    let format = runner.page_format()?;
+    let (block_size, page_bytes) = (limits.block_size, format.page_bytes);
+    let program = format!("{program:?} {}", paguro_model::SOURCES);
+    let shape = format!("{block_size} {page_bytes}");
+    let identity = [&cache.weights, program.as_bytes(), format.name.as_bytes(), shape.as_bytes()];
+    let info = ModelInfo { model: cache.model.clone(), format: format.name.clone(), block_size };
+    Some(Disk::new(cache.store.space(&identity, &info), cache, page_bytes))
+}
+
 /// What the engine thread owns.
 struct Worker {
     scheduler: Scheduler,
@@ -212,6 +236,8 @@ struct Worker {
     /// The step's outputs, kept for their memory.
     outputs: Vec<Output<'static>>,
     answer: StepOutput,
+    /// Units that were loaded from the disk.
+    loaded: (Sender<Loaded>, Receiver<Loaded>),
     /// The step that was submitted ahead, while the one before was computed.
     in_flight: Option<Ticket>,
     /// Ends when nothing is left to do.
@@ -248,9 +274,15 @@ impl Worker {
             if !self.scheduler.is_idle() {
                 self.scheduler.expire(Instant::now());
             }
-            if !self.scheduler.is_idle() || self.in_flight.is_some() {
+            self.take_loaded();
+            if self.scheduler.has_work() || self.in_flight.is_some() {
                 self.step();
+            } else if !self.scheduler.is_idle() {
+                self.publish();
+                self.wait_for_load();
             } else if self.stopping {
+                self.finish_saves();
+                self.publish();
                 return;
             } else {
                 self.publish();
@@ -259,10 +291,18 @@ impl Worker {
                 {
                     panic!("page accounting is wrong: {problem}");
                 }
-                // Sleeps. Fails when nobody is left who could ever ask for something.
-                match self.commands.recv() {
+                let command = match self.save_in_idle_time() {
+                    Saving::Some => continue,
+                    Saving::Full => match self.commands.recv_timeout(Duration::from_millis(5)) {
+                        Err(RecvTimeoutError::Timeout) => continue,
+                        received => received.map_err(|_| ()),
+                    },
+                    // Sleeps. Fails when nobody is left who could ever ask for something.
+                    Saving::Done => self.commands.recv().map_err(|_| ()),
+                };
+                match command {
                     Ok(command) => self.obey(command),
-                    Err(_) => return,
+                    Err(()) => return,
                 }
             }
         }
@@ -300,21 +340,34 @@ impl Worker {
 
     fn step(&mut self) {
         let begin = Instant::now();
-        if let Err(error) = self.run_step() {
-            self.scheduler.fail(&error);
+        match self.run_step() {
+            Ok(true) => self.scheduler.record_time(begin.elapsed()),
+            // All sequences wait for the disk.
+            Ok(false) => {}
+            Err(error) => {
+                self.scheduler.fail(&error);
+                self.scheduler.record_time(begin.elapsed());
+            }
         }
-        self.scheduler.record_time(begin.elapsed());
+        self.save_some();
         self.publish();
     }
 
-    fn run_step(&mut self) -> Result<(), StepError> {
+    /// Runs a step. Returns false if there was none.
+    fn run_step(&mut self) -> Result<bool, StepError> {
         let ticket = match self.in_flight.take() {
             Some(ticket) => ticket,
-            None => self.plan_and_submit()?,
+            None => match self.plan_and_submit()? {
+                Some(ticket) => ticket,
+                None => return Ok(false),
+            },
         };
         // The device gets its next step while it computes this one.
         let is_ahead = self.scheduler.plan_ahead(|want| self.runner.carries(want));
-        let ahead = is_ahead.then(|| self.submit_planned(true));
+        let ahead = is_ahead.then(|| {
+            self.rescue();
+            self.submit_planned(true)
+        });
         let collected = self.runner.collect(ticket, &mut self.answer);
         match collected.and_then(|()| self.scheduler.apply(&mut self.answer, Instant::now())) {
             Ok(()) => self.in_flight = ahead.transpose()?,
@@ -326,11 +379,14 @@ impl Worker {
                 return Err(error);
             }
         }
-        Ok(())
+        Ok(true)
     }
 
-    fn plan_and_submit(&mut self) -> Result<Ticket, StepError> {
+    /// Plans a step and submits it. `None` if all sequences wait for the disk.
+    fn plan_and_submit(&mut self) -> Result<Option<Ticket>, StepError> {
         self.scheduler.plan(Instant::now());
+        self.start_loads();
+        self.rescue();
         if !self.scheduler.signals.is_empty() {
             // Whoever starts hears it before the step, which may take a while.
             self.publish();
@@ -338,7 +394,10 @@ impl Worker {
         if !self.scheduler.moves().is_empty() {
             self.runner.move_pages(self.scheduler.moves())?;
         }
-        self.submit_planned(false)
+        if self.scheduler.planned_rows() == 0 {
+            return Ok(None);
+        }
+        self.submit_planned(false).map(Some)
     }
 
     /// Submits the planned step, or the one that was planned ahead of it.

@@ -11,6 +11,7 @@ use std::{
 };
 
 use paguro_backend::{KernelCount, Score};
+use paguro_kv_store::Space;
 use paguro_model::tokenizer::Tokenizer;
 use tokio::sync::{
     mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
@@ -113,6 +114,8 @@ pub(crate) struct Shared {
     /// Made when the first grammar comes.
     vocabulary: OnceLock<Result<Arc<Vocabulary>, GrammarError>>,
     pub stats: Mutex<Stats>,
+    /// The store of pages on disk, if there is one.
+    pub disk: OnceLock<Space>,
     /// Why no more requests are taken.
     pub stopped: OnceLock<String>,
 }
@@ -133,6 +136,7 @@ impl Shared {
             model_stop_tokens,
             vocabulary: OnceLock::new(),
             stats: Mutex::new(stats),
+            disk: OnceLock::new(),
             stopped: OnceLock::new(),
         }
     }
@@ -232,7 +236,12 @@ impl Handle {
 
     /// What the engine is doing. After an event has been read, the step that it came from is counted.
     pub fn stats(&self) -> Stats {
-        *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut stats = *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(disk) = self.shared.disk.get() {
+            // The writer goes on while the engine sleeps.
+            stats.disk.pending_bytes = disk.pending_bytes() as u64;
+        }
+        stats
     }
 
     /// Most tokens of a sequence, prompt and answer together: what was asked for, or what the pages can hold.

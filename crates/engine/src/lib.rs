@@ -14,6 +14,7 @@ mod checkpoint;
 mod closed;
 mod constraint;
 mod cost;
+mod disk;
 mod engine;
 mod error;
 mod fair;
@@ -35,6 +36,7 @@ mod text;
 mod thought;
 
 pub use constraint::{Constraint, Grammar, GrammarError, MAX_INDENT, narrow_schema};
+pub use disk::{DiskCache, DiskStats, LEAST_TOKENS};
 pub use engine::{Engine, ModelParts};
 pub use error::{EngineError, RequestError, SubmitError};
 pub use handle::{Canceller, Generation, Handle};

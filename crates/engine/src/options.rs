@@ -5,7 +5,7 @@ use std::time::Duration;
 use paguro_backend::{AttentionMode, Backend, KvDtype, Limits, MemoryPlan, Program, Weights};
 
 use crate::{
-    EngineError,
+    DiskCache, EngineError,
     layout::{Checkpoints, Layout},
     states::States,
 };
@@ -42,6 +42,8 @@ pub struct EngineOptions {
     pub max_wait_steps: u64,
     /// Whether blocks stay findable after their sequence has ended.
     pub prefix_cache: bool,
+    /// A store on disk that outlives the engine; `None` keeps pages in memory only. It needs the prefix cache.
+    pub disk: Option<DiskCache>,
     /// When more than this fraction of the pages is in use or cached, unused cached blocks are evicted, the
     /// longest unused first, ...
     pub cache_high_water: f32,
@@ -70,6 +72,7 @@ impl Default for EngineOptions {
             queue_tokens: None,
             max_wait_steps: 1000,
             prefix_cache: true,
+            disk: None,
             cache_high_water: 1.0,
             cache_low_water: 1.0,
             kv_dtype: KvDtype::F16,

@@ -5,6 +5,7 @@ use paguro_backend::PageId;
 
 use crate::{
     arena::{Arena, State},
+    disk::{Disk, Part, Unit},
     options::PageOrder,
     prefix::{BlockKey, PrefixCache},
 };
@@ -14,6 +15,8 @@ use crate::{
 pub(crate) struct Pages {
     arena: Arena,
     cache: Option<PrefixCache>,
+    /// Where evicted blocks go, if there is a disk tier.
+    pub disk: Option<Disk>,
     /// Above this many pages in use or cached, [`Pages::trim`] evicts down to `low_water`.
     high_water: usize,
     low_water: usize,
@@ -37,6 +40,7 @@ impl Pages {
         Self {
             arena: Arena::new(pages, order),
             cache: None,
+            disk: None,
             high_water: pages,
             low_water: pages,
             evictions: 0,
@@ -51,6 +55,11 @@ impl Pages {
         self.high_water = mark(high_water);
         self.low_water = mark(low_water);
         self
+    }
+
+    /// True if there is a prefix cache.
+    pub fn has_cache(&self) -> bool {
+        self.cache.is_some()
     }
 
     pub fn counts(&self) -> PageCounts {
@@ -69,6 +78,11 @@ impl Pages {
 
     fn evictable(&self) -> usize {
         self.cache.as_ref().map_or(0, PrefixCache::evictable)
+    }
+
+    /// The parent of first blocks of texts with this salt; `None` without a prefix cache, or for the empty salt.
+    pub fn root(&self, salt: &[u8]) -> Option<BlockKey> {
+        self.cache.as_ref().filter(|_| !salt.is_empty()).map(|cache| cache.salted(salt))
     }
 
     /// The key of the block with these tokens after the block `parent`, or of a first block; `None` without a
@@ -152,9 +166,12 @@ impl Pages {
     }
 
     fn evict(&mut self) -> bool {
-        let Self { arena, cache, evictions, .. } = self;
+        let Self { arena, cache, disk, evictions, .. } = self;
         cache.as_mut().is_some_and(|cache| {
-            cache.evict(|page| {
+            cache.evict(|unit, page| {
+                if let Some(disk) = disk {
+                    disk.evict(unit, page);
+                }
                 arena.give_back(page);
                 *evictions += 1;
             })
@@ -202,6 +219,60 @@ impl Pages {
         let Self { arena, cache, .. } = self;
         if let Some(cache) = cache {
             cache.forget_checkpoint(key, |page| arena.give_back(page));
+        }
+    }
+
+    /// Pages of a part of a block, if the cache has it.
+    pub fn pages_of(&self, unit: Unit) -> Option<Vec<PageId>> {
+        match unit.part {
+            Part::Kv(group) => self.find(group, &unit.key).map(|page| vec![page]),
+            Part::Checkpoint => self.checkpoint(&unit.key).map(<[PageId]>::to_vec),
+        }
+    }
+
+    /// Takes pages for a part of a block whose bytes come from elsewhere, and makes it findable. `None` if the cache has it, or
+    /// if there are too few pages.
+    pub fn place(&mut self, unit: Unit, count: usize) -> Option<Vec<PageId>> {
+        if self.pages_of(unit).is_some() || self.available() < count {
+            return None;
+        }
+        match unit.part {
+            Part::Kv(group) => {
+                let page = self.take();
+                self.publish(group, unit.key, page);
+                self.release(page);
+                Some(vec![page])
+            }
+            Part::Checkpoint => self.keep_checkpoint(unit.key, count),
+        }
+    }
+
+    /// Makes parts of blocks that nobody uses the last ones that were used.
+    pub fn refresh(&mut self, units: impl Iterator<Item = Unit>) {
+        let Some(cache) = &mut self.cache else { return };
+        for unit in units {
+            match unit.part {
+                Part::Kv(group) => {
+                    if let Some(page) = cache.find(group, &unit.key).filter(|page| cache.is_unused(*page)) {
+                        cache.used(page);
+                        cache.unused(page);
+                    }
+                }
+                Part::Checkpoint => cache.touch_checkpoint(&unit.key),
+            }
+        }
+    }
+
+    /// Forgets a part of a block whose pages could not be filled.
+    pub fn forget(&mut self, unit: Unit) {
+        match unit.part {
+            Part::Kv(group) => {
+                let Self { arena, cache, .. } = self;
+                if let Some(page) = cache.as_mut().and_then(|cache| cache.forget(group, &unit.key)) {
+                    arena.give_back(page);
+                }
+            }
+            Part::Checkpoint => self.forget_checkpoint(&unit.key),
         }
     }
 

@@ -9,6 +9,8 @@ use std::collections::{BTreeMap, HashMap};
 use paguro_backend::PageId;
 use sha2::{Digest, Sha256};
 
+use crate::disk::{Part, Unit};
+
 /// The content of a block and of everything before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct BlockKey([u8; 32]);
@@ -17,6 +19,11 @@ impl BlockKey {
     /// The parent of every first block.
     pub fn root(salt: &[u8]) -> Self {
         Self(Sha256::digest(salt).into())
+    }
+
+    /// The hash itself.
+    pub fn bytes(&self) -> [u8; 32] {
+        self.0
     }
 
     /// The key of the block with these tokens after this one.
@@ -88,6 +95,16 @@ impl PrefixCache {
         }
     }
 
+    /// The parent of first blocks of texts with this salt. No block has it as its key: a block's tokens come in words of four bytes, and
+    /// another byte follows them here.
+    pub fn salted(&self, salt: &[u8]) -> BlockKey {
+        let mut hash = Sha256::new();
+        hash.update(self.root.0);
+        hash.update(Sha256::digest(salt));
+        hash.update([0]);
+        BlockKey(hash.finalize().into())
+    }
+
     /// The key of the block with these tokens after the block `parent`, or of a first block.
     pub fn key(&self, parent: Option<&BlockKey>, tokens: &[u32]) -> BlockKey {
         parent.unwrap_or(&self.root).child(tokens)
@@ -141,21 +158,26 @@ impl PrefixCache {
         self.evictable
     }
 
-    /// Forgets the block, or the checkpoint, that has been unused for the longest time, and passes its pages to `freed`.
-    /// Returns false if there is none.
-    pub fn evict(&mut self, mut freed: impl FnMut(PageId)) -> bool {
+    /// Forgets the block, or the checkpoint, that has been unused for the longest time, and passes its pages to `freed`, with what was in
+    /// them. Returns false if there is none.
+    pub fn evict(&mut self, mut freed: impl FnMut(Unit, PageId)) -> bool {
         let Some((_, oldest)) = self.unused.pop_first() else { return false };
         match oldest {
             Unused::Block(page) => {
                 let entry = self.entries[page.0 as usize].take().expect("an unused page has an entry");
                 self.pages.remove(&(entry.group, entry.key));
                 self.evictable -= 1;
-                freed(page);
-                self.forget_checkpoint(&entry.key, freed);
+                freed(Unit { key: entry.key, part: Part::Kv(entry.group) }, page);
+                self.evict_checkpoint(&entry.key, freed);
             }
-            Unused::Checkpoint(key) => self.forget_checkpoint(&key, freed),
+            Unused::Checkpoint(key) => self.evict_checkpoint(&key, freed),
         }
         true
+    }
+
+    fn evict_checkpoint(&mut self, key: &BlockKey, mut freed: impl FnMut(Unit, PageId)) {
+        let unit = Unit { key: *key, part: Part::Checkpoint };
+        self.forget_checkpoint(key, |page| freed(unit, page));
     }
 
     /// Keeps a checkpoint after the block with this key, in these pages. There must be none yet.
@@ -194,6 +216,14 @@ impl PrefixCache {
             self.evictable -= pages.len();
             pages.into_iter().for_each(freed);
         }
+    }
+
+    /// Forgets a block that nobody uses, and returns its page.
+    pub fn forget(&mut self, group: usize, key: &BlockKey) -> Option<PageId> {
+        let page = self.find(group, key).filter(|page| self.is_unused(*page))?;
+        self.used(page);
+        self.entries[page.0 as usize] = None;
+        self.pages.remove(&(group, *key))
     }
 
     /// Pages that can be evicted.
@@ -268,7 +298,7 @@ mod tests {
         assert!(cache.unused(PageId(2)));
         assert_eq!(cache.check(), Ok(()));
         let mut order = Vec::new();
-        while cache.evict(|page| order.push(page)) {}
+        while cache.evict(|_, page| order.push(page)) {}
         assert_eq!(order, [1, 3, 2].map(PageId));
         assert_eq!(cache.find(0, &root.child(&[1])), None);
         assert_eq!(cache.find(0, &root.child(&[4])), Some(PageId(4)), "page 4 is in use");
@@ -295,7 +325,7 @@ mod tests {
         let mut order = Vec::new();
         let mut evict = |cache: &mut PrefixCache| {
             order.clear();
-            cache.evict(|page| order.push(page.0));
+            cache.evict(|_, page| order.push(page.0));
             order.clone()
         };
         // The first and the third one have not been used for the longest time.

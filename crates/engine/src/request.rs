@@ -54,6 +54,8 @@ pub struct Request {
     /// answer that a chat template writes. `None` is all of them. Where sequences have states, the prefix cache keeps a copy
     /// at the last end of a block among these tokens. No result depends on it.
     pub lasting_tokens: Option<usize>,
+    /// Prefixes are shared among requests with equal salts, and with no others. Empty is a salt like any other.
+    pub prefix_salt: Vec<u8>,
     /// Reports [`Event::Prefilled`] after each step that computes a part of the prompt.
     pub report_prefill: bool,
     /// Higher ones go first. A lower one that has waited for
@@ -87,6 +89,7 @@ impl Default for Request {
             score_prompt_from: None,
             embedding: None,
             lasting_tokens: None,
+            prefix_salt: Vec::new(),
             report_prefill: false,
             priority: 0,
             tenant: None,
@@ -195,6 +198,8 @@ pub struct Usage {
     pub prompt_tokens: usize,
     /// Of these, tokens that came from the prefix cache when the request started.
     pub cached_tokens: usize,
+    /// Of these, tokens whose K and V came from the disk.
+    pub disk_tokens: usize,
     /// Tokens sampled, a stop token included.
     pub generated_tokens: usize,
 }

@@ -8,6 +8,7 @@ use paguro_model::Pooling;
 use crate::{
     Constraint, SubmitError,
     constraint::{Guide, MaskWorkers},
+    disk::{Part, Unit},
     fair::Tenant,
     layout::Layout,
     pages::Pages,
@@ -48,6 +49,8 @@ pub(crate) struct Job {
     pub report_prefill: bool,
     /// Tokens of the prompt that prompts of later turns probably begin with.
     pub lasting_tokens: usize,
+    /// See [`Request::prefix_salt`].
+    pub prefix_salt: Vec<u8>,
 }
 
 impl Job {
@@ -94,6 +97,7 @@ impl Job {
             score_from: request.score_prompt_from,
             report_prefill: request.report_prefill,
             lasting_tokens: request.lasting_tokens.unwrap_or(usize::MAX),
+            prefix_salt: request.prefix_salt.clone(),
             embedded: request.embedding.map(|pooling| match pooling {
                 Pooling::Last => request.prompt.len() - 1..request.prompt.len(),
                 Pooling::Mean => 0..request.prompt.len(),
@@ -143,6 +147,20 @@ impl BlockTable {
     }
 }
 
+/// A sequence's blocks on disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Load {
+    /// Nobody has looked for them since it began to wait.
+    #[default]
+    Untried,
+    /// They are being loaded. The prefix cache had so many blocks before.
+    Loading(usize),
+    /// They are in the prefix cache, beside so many blocks that it had before.
+    Loaded(usize),
+    /// There are none, or computing is faster.
+    Declined,
+}
+
 /// A prompt and what came after it; or, until the prompt is computed, all branches of a request in one.
 #[derive(Debug)]
 pub(crate) struct Sequence {
@@ -176,6 +194,8 @@ pub(crate) struct Sequence {
     /// Its state after the computed tokens, or in a planned step after the planned rows; perhaps shared with other branches
     /// of its request. Nothing before it has run, or if the model has no states.
     pub state: Option<StateUse>,
+    /// Parent of its first block's key; `None` without a prefix cache, or for the empty salt.
+    pub root: Option<BlockKey>,
     /// Keys of the first full blocks: at least those of the prompt and those that are computed. Empty without a
     /// prefix cache.
     pub keys: Vec<BlockKey>,
@@ -203,15 +223,22 @@ pub(crate) struct Sequence {
     pool: Option<(Vec<f64>, usize)>,
     /// Tokens that came from the cache when it first ran; `None` if it never did.
     pub cached_tokens: Option<usize>,
+    /// Of these, tokens that were loaded from the disk.
+    pub disk_tokens: usize,
+    /// Whether the disk was asked for blocks since it began to wait.
+    pub load: Load,
+    /// True if its pages are not saved, because numbers that are not finite came of them.
+    pub is_suspect: bool,
     pub finished: bool,
 }
 
 impl Sequence {
     /// Before it is queued.
     pub fn new(mut job: Job, prompt: Vec<u32>, layout: &Layout, pages: &Pages) -> Self {
+        let root = pages.root(&job.prefix_salt);
         let mut keys = Vec::new();
         for block in prompt.chunks_exact(layout.block_size) {
-            let Some(key) = pages.key(keys.last(), block) else { break };
+            let Some(key) = pages.key(keys.last().or(root.as_ref()), block) else { break };
             keys.push(key);
         }
         Self {
@@ -231,6 +258,7 @@ impl Sequence {
             reached: 0,
             tables: vec![BlockTable::default(); layout.groups()],
             state: None,
+            root,
             keys,
             checkpoints: Vec::new(),
             newest_checkpoint: None,
@@ -242,6 +270,9 @@ impl Sequence {
             scores: Vec::new(),
             scores_delivered: false,
             cached_tokens: None,
+            disk_tokens: 0,
+            load: Load::Untried,
+            is_suspect: false,
             finished: false,
         }
     }
@@ -253,6 +284,11 @@ impl Sequence {
             request: self.job.id,
             branch: self.branches.start,
         }
+    }
+
+    /// True while its blocks are loaded from the disk.
+    pub fn is_loading(&self) -> bool {
+        matches!(self.load, Load::Loading(_))
     }
 
     /// Tokens whose K and V are missing.
@@ -273,6 +309,7 @@ impl Sequence {
         Usage {
             prompt_tokens: self.job.prompt_tokens,
             cached_tokens: self.cached_tokens.unwrap_or(0),
+            disk_tokens: self.disk_tokens,
             generated_tokens: self.generated(),
         }
     }
@@ -432,21 +469,29 @@ impl Sequence {
     /// visible ones in groups with a window, and the state at their end. At least one token is left to compute, and all that
     /// are to be scored.
     pub fn cached_blocks(&self, layout: &Layout, pages: &Pages) -> usize {
+        self.blocks_in(layout, |unit| match unit.part {
+            Part::Kv(group) => pages.find(group, &unit.key).is_some(),
+            Part::Checkpoint => pages.has_checkpoint(&unit.key),
+        })
+    }
+
+    /// The same for a cache that has these parts of blocks.
+    pub fn blocks_in(&self, layout: &Layout, has: impl Fn(Unit) -> bool) -> usize {
         let keys = &self.keys[..self.reusable_blocks(layout).min(self.keys.len())];
-        let has = |group, block: usize| pages.find(group, &keys[block]).is_some();
+        let has = |part, block: usize| has(Unit { key: keys[block], part });
         let (windowed, full): (Vec<_>, Vec<_>) =
             (0..layout.groups()).partition(|&g| layout.windows[g].is_some());
-        let mut blocks =
-            (0..keys.len()).take_while(|&block| full.iter().all(|&group| has(group, block))).count();
+        let has_all = |block: &usize| full.iter().all(|&group| has(Part::Kv(group), *block));
+        let mut blocks = (0..keys.len()).take_while(has_all).count();
         loop {
             if layout.checkpoints.is_some() {
-                let has_state = |&blocks: &usize| pages.has_checkpoint(&keys[blocks - 1]);
+                let has_state = |&blocks: &usize| has(Part::Checkpoint, blocks - 1);
                 blocks = (1..=blocks).rev().find(has_state).unwrap_or(0);
             }
             // Every prefix that is longer than the last missing block, and no longer than this one, would see it too.
             let Some(missing) = windowed.iter().find_map(|&group| {
                 let visible = layout.first_visible(group, blocks * layout.block_size)..blocks;
-                visible.rev().find(|&block| !has(group, block))
+                visible.rev().find(|&block| !has(Part::Kv(group), block))
             }) else {
                 return blocks;
             };
@@ -591,7 +636,8 @@ impl Sequence {
         self.computed += std::mem::take(&mut self.rows);
         for block in complete {
             if self.keys.len() == block {
-                self.keys.extend(pages.key(self.keys.last(), &self.tokens[block * size..][..size]));
+                let parent = self.keys.last().or(self.root.as_ref());
+                self.keys.extend(pages.key(parent, &self.tokens[block * size..][..size]));
             }
             let Some(&key) = self.keys.get(block) else { break };
             for (group, table) in self.tables.iter().enumerate() {
@@ -651,6 +697,7 @@ impl Sequence {
             reached: self.tokens.len(),
             tables: vec![BlockTable::default(); self.tables.len()],
             state: None,
+            root: self.root,
             keys: self.keys.clone(),
             checkpoints: Vec::new(),
             newest_checkpoint: None,
@@ -663,6 +710,9 @@ impl Sequence {
             scores_delivered: true,
             pool: None,
             cached_tokens: self.cached_tokens,
+            disk_tokens: self.disk_tokens,
+            load: Load::Untried,
+            is_suspect: self.is_suspect,
             finished: false,
         }
     }
@@ -670,6 +720,7 @@ impl Sequence {
     /// Lets its state and all pages go. The last blocks go first, so that the cache gives them up first: a beginning without an
     /// end is worth more than an end without a beginning.
     pub fn release(&mut self, layout: &Layout, pages: &mut Pages, states: &mut States) {
+        self.save_later(layout, pages);
         self.state.take().into_iter().for_each(|state| states.release(state));
         let blocks = self.tables.iter().map(|table| table.pages.len()).max().unwrap_or(0);
         for block in (0..blocks).rev() {
@@ -680,6 +731,7 @@ impl Sequence {
             }
             self.touch_checkpoint(block, layout, pages);
         }
+        self.load = Load::Untried;
         self.checkpoints.clear();
         self.newest_checkpoint = None;
         self.tables.iter_mut().for_each(|table| *table = BlockTable::default());

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::DiskStats;
+
 /// A snapshot, taken after each step. Gauges say how it is now; counters count since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
@@ -37,6 +39,8 @@ pub struct Stats {
     pub prefix_query_tokens: u64,
     /// Of these, tokens that did not have to be computed because the prefix cache had them.
     pub prefix_hit_tokens: u64,
+    /// The disk tier of the prefix cache.
+    pub disk: DiskStats,
     /// Cached pages that were given up for others, or to stay below the water mark.
     pub evictions: u64,
     /// Sequences that lost their place or their pages to others and went back to the queue.

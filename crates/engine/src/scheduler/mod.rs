@@ -23,6 +23,7 @@ mod buffers;
 mod outcomes;
 mod queue;
 mod rows;
+mod tiers;
 
 use std::{
     collections::BTreeMap,
@@ -156,13 +157,15 @@ impl Scheduler {
     }
 
     /// Decides what each sequence computes in the next step, and reserves the pages for it; requests that leave the queue
-    /// start `now`. There is something to compute unless the scheduler is [idle](Scheduler::is_idle).
+    /// start `now`. There is something to compute unless the scheduler is [idle](Scheduler::is_idle), or all sequences wait for
+    /// the disk.
     pub fn plan(&mut self, now: Instant) {
         self.plan.clear();
         self.plan.moves.append(&mut self.saves.moves);
         self.plan.saved.append(&mut self.saves.keys);
         self.raise_long_waits();
         self.step += 1;
+        self.start_loads();
         while self.admit_next(now) {}
         loop {
             let running = self.running.len();
@@ -175,7 +178,12 @@ impl Scheduler {
             }
         }
         self.write_plan();
-        assert!(self.is_idle() || !self.plan.tokens.is_empty(), "one sequence can always go on");
+        assert!(!self.has_work() || !self.plan.tokens.is_empty(), "one sequence can always go on");
+    }
+
+    /// Rows of the planned step.
+    pub fn planned_rows(&self) -> usize {
+        self.plan.tokens.len()
     }
 
     /// Copies of pages and states to be made before the planned step, in order.
@@ -224,6 +232,7 @@ impl Scheduler {
             states_used: self.states.total() - self.states.free(),
             checkpoints: self.pages.checkpoints(),
             evictions: self.pages.evictions,
+            disk: self.disk_stats(),
             masks: self.mask_workers.masks(),
             mask_nanoseconds: self.mask_workers.nanoseconds(),
             ..self.stats

@@ -91,6 +91,9 @@ impl Scheduler {
         }
         failed.dedup_by_key(|(request, _)| *request);
         for (request, error) in failed {
+            // Pages of numbers that are not finite must not outlive the process.
+            let of_request = self.running.iter_mut().filter(|sequence| sequence.job.id == request);
+            of_request.for_each(|sequence| sequence.is_suspect |= matches!(error, RequestError::NotFinite));
             self.remove(|sequence| sequence.job.id == request);
             self.signals.push((request, Signal::Failed(error)));
         }

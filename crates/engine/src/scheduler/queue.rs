@@ -29,7 +29,7 @@ use super::Scheduler;
 use crate::{
     fair::Tenant,
     request::Signal,
-    sequence::{Rank, Sequence},
+    sequence::{Load, Rank, Sequence},
 };
 
 /// Steps that a sequence runs before it can be displaced by one of its own priority.
@@ -134,6 +134,13 @@ impl Scheduler {
         let Self { layout, pages, states, plan, .. } = self;
         sequence.take_cached(cached, layout, pages);
         sequence.restore_state(layout, pages, states, &mut plan.moves);
+        if let (Load::Loaded(before), Some(disk)) = (sequence.load, &mut pages.disk) {
+            let tokens = sequence.computed.saturating_sub(before * layout.block_size);
+            disk.stats.hit_tokens += tokens as u64;
+            if first_time {
+                sequence.disk_tokens = tokens;
+            }
+        }
         if sequence.state.is_some() {
             plan.restored.push(sequence.job.id);
         }
@@ -169,7 +176,9 @@ impl Scheduler {
         let mut without_place: BTreeSet<&Tenant> = BTreeSet::new();
         loop {
             let left = self.waiting.values().filter(|sequence| {
-                !in_work.contains(&sequence.rank()) && !without_place.contains(&sequence.job.tenant)
+                !in_work.contains(&sequence.rank())
+                    && !without_place.contains(&sequence.job.tenant)
+                    && !sequence.is_loading()
             });
             let head = left.min_by_key(|sequence| order(sequence))?;
             let cached = head.cached_blocks(&self.layout, &self.pages);

@@ -1,6 +1,7 @@
 //! Tests of the whole engine: plans as data, random schedules, threads, and the reference backend.
 
 mod checkpoints;
+mod disk;
 mod fake;
 mod live;
 mod plans;

@@ -19,14 +19,15 @@ use crate::{
     Request,
 };
 
-const BACKEND: Reference = Reference { kv: paguro_backend::reference::KvRounding::F32, poison: Some(7) };
+pub(super) const BACKEND: Reference =
+    Reference { kv: paguro_backend::reference::KvRounding::F32, poison: Some(7) };
 
 fn model(windows: &[Option<u32>]) -> ModelParts {
     model_of(windows, "")
 }
 
 /// With these mixers; see [`ModelShape::mixers`].
-fn model_of(windows: &[Option<u32>], mixers: &'static str) -> ModelParts {
+pub(super) fn model_of(windows: &[Option<u32>], mixers: &'static str) -> ModelParts {
     let delta = DeltaShape { key_heads: 1, value_heads: 2, key_dim: 8, value_dim: 8 };
     let shape = ModelShape {
         mixers,
@@ -51,7 +52,7 @@ fn model_of(windows: &[Option<u32>], mixers: &'static str) -> ModelParts {
 }
 
 /// A token with the bits of its log-probability.
-type Answer = Vec<Vec<(u32, u32)>>;
+pub(super) type Answer = Vec<Vec<(u32, u32)>>;
 
 fn answer(handle: &Handle, request: &Request) -> Answer {
     read(handle.generate(request.clone()).unwrap(), request.branches)
