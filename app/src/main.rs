@@ -1,6 +1,7 @@
 //! The `paguro` binary: the command line, the settings, and the one place that names concrete devices.
 
 mod bench;
+mod cache;
 mod cli;
 mod devices;
 mod eval;
@@ -88,6 +89,7 @@ fn execute(settings: &Settings) -> Outcome<()> {
         Command::Serve(args) => serve::serve(args, settings),
         Command::Ps(args) => ps::ps(args, terminal),
         Command::Keys(args) => keys::keys(args, &KeyFile::new(settings.keys_file()?), terminal),
+        Command::Cache(args) => cache::cache(args, library, terminal),
         Command::Bench(args) => bench::bench(args, library, terminal),
         Command::Eval(args) => eval::eval(args, library, terminal),
         Command::Tokenize(args) => tokenize::tokenize(args, library),

@@ -1,6 +1,7 @@
 //! The command line: what can be asked for, with its help. Nothing here acts.
 
 mod bench;
+mod cache;
 mod choices;
 pub mod foreign;
 mod keys;
@@ -18,6 +19,7 @@ use clap_complete::Shell;
 use paguro_engine::EngineOptions;
 
 pub use bench::BenchArgs;
+pub use cache::{CacheArgs, CacheCommand};
 pub use choices::{Attention, ColorChoice, Device, KvDtype, Numerics, Pages, ShapeFormat, ShapeName};
 pub use keys::{KeysArgs, KeysCommand, PsArgs};
 pub use library::{
@@ -28,7 +30,7 @@ pub use model::ModelArg;
 pub use parse::parse;
 pub use run::RunArgs;
 pub use sampling::{GrammarArgs, Limit, SamplingArgs};
-pub use serve::{GivenOptions, LogFormat, ServeArgs, ServeOptions, Time};
+pub use serve::{GivenOptions, LogFormat, ServeArgs, ServeOptions, SharePrefixes, Time};
 
 /// Paguro runs language models on this machine.
 #[derive(Debug, Parser)]
@@ -84,6 +86,8 @@ pub enum Command {
     Ps(PsArgs),
     /// Manage the keys that clients of the server need
     Keys(KeysArgs),
+    /// Show, check or delete what servers keep of earlier prompts on disk
+    Cache(CacheArgs),
     /// Measure speed, against this machine's own ceiling
     Bench(BenchArgs),
     /// Measure perplexity on a text

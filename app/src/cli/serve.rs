@@ -276,6 +276,26 @@ pub struct ServeOptions {
     )]
     pub kv_dtype: Option<KvDtype>,
 
+    /// Space on disk for K and V of earlier requests, which then need not be computed again, also after a restart; or off [default: a
+    /// tenth of the free space, at most 16GB]
+    #[arg(long, env = "PAGURO_KV_DISK", value_name = "BYTES|off", help_heading = "Models")]
+    pub kv_disk: Option<DiskSize>,
+
+    /// Folder of these [default: `kv` in the folder of the library]
+    #[arg(long, env = "PAGURO_KV_DISK_DIR", value_name = "DIR", help_heading = "Models")]
+    pub kv_disk_dir: Option<PathBuf>,
+
+    /// Which requests share computed prefixes: those of one key, or all; without keys there is no difference [default: keys]
+    #[arg(
+        long,
+        value_enum,
+        env = "PAGURO_SHARE_PREFIXES",
+        hide_possible_values = true,
+        value_name = "keys|all",
+        help_heading = "Models"
+    )]
+    pub share_prefixes: Option<SharePrefixes>,
+
     /// Sequences that run at the same time, for each model [default: 64]
     #[arg(long, env = "PAGURO_PARALLEL", value_name = "N", help_heading = "Models", value_parser = choices::positive)]
     pub parallel: Option<usize>,
@@ -370,6 +390,9 @@ impl ServeOptions {
             ctx: self.ctx.or(weaker.ctx),
             kv_memory: self.kv_memory.or(weaker.kv_memory),
             kv_dtype: self.kv_dtype.or(weaker.kv_dtype),
+            share_prefixes: self.share_prefixes.or(weaker.share_prefixes),
+            kv_disk: self.kv_disk.or(weaker.kv_disk),
+            kv_disk_dir: self.kv_disk_dir.or(weaker.kv_disk_dir),
             parallel: self.parallel.or(weaker.parallel),
             batch_tokens: self.batch_tokens.or(weaker.batch_tokens),
             step_time: self.step_time.or(weaker.step_time),
@@ -410,6 +433,20 @@ pub struct Time(pub Duration);
 /// A [`Time`], or `forever`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeepAlive(pub Option<Duration>);
+
+/// `--share-prefixes`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum SharePrefixes {
+    /// Requests of one key.
+    Keys,
+    /// All requests.
+    All,
+}
+
+/// A number of [`Bytes`], or `off`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskSize(pub Option<u64>);
 
 /// A number and its unit.
 fn split(text: &str) -> Option<(f64, &str)> {
@@ -472,6 +509,17 @@ impl FromStr for KeepAlive {
     }
 }
 
+impl FromStr for DiskSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "off" | "0" => Ok(Self(None)),
+            _ => text.parse().map(|Bytes(bytes)| Self(Some(bytes))).map_err(|rule: String| rule + ", or off"),
+        }
+    }
+}
+
 /// In the file, a value is written as on the command line, or as a plain number.
 fn from_text<'de, T: FromStr<Err = String>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
     struct Text<T>(std::marker::PhantomData<T>);
@@ -491,6 +539,12 @@ fn from_text<'de, T: FromStr<Err = String>, D: Deserializer<'de>>(deserializer: 
 }
 
 impl<'de> Deserialize<'de> for Bytes {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_text(deserializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for DiskSize {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         from_text(deserializer)
     }
@@ -528,6 +582,9 @@ mod tests {
         assert!(time("soon").is_err() && time("-3s").is_err());
         assert_eq!("forever".parse(), Ok(KeepAlive(None)));
         assert_eq!("0".parse(), Ok(KeepAlive(Some(Duration::ZERO))));
+        let disk = |text: &str| text.parse::<DiskSize>().map(|size| size.0);
+        assert_eq!((disk("off"), disk("1GB")), (Ok(None), Ok(Some(1_000_000_000))));
+        assert!(disk("on").unwrap_err().ends_with(", or off"));
     }
 
     #[test]

@@ -4,6 +4,7 @@ use paguro_registry::{Registry, RegistryError};
 
 use super::{empty, failure, failure_of, usable};
 use crate::{
+    cache,
     cli::{CpArgs, PruneArgs, RmArgs},
     failure::Outcome,
     output::Output,
@@ -32,7 +33,13 @@ pub fn rm(args: &RmArgs, settings: &LibrarySettings) -> Outcome<()> {
             Some(bytes) => format!("{} freed", units::bytes(bytes)),
             None => "another process is writing to the library; `paguro prune` frees its space later".into(),
         };
-        out.line(format_args!("removed {} ({freed})", removed.record.name.short()))?;
+        let model = removed.record.name.short();
+        out.line(format_args!("removed {model} ({freed})"))?;
+        if !cache::forget(settings, &model) {
+            out.line(format_args!(
+                "a server has the cache on disk open, in which prompts of {model} are; `paguro cache clear {model}` deletes them when it has stopped"
+            ))?;
+        }
     }
     Ok(())
 }

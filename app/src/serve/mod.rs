@@ -1,6 +1,7 @@
 //! `paguro serve`: the settings become a server of the models that can be found here.
 
 mod address;
+pub mod disk;
 mod memory;
 mod shown;
 mod source;
@@ -20,7 +21,7 @@ use paguro_server::{HttpLimits, KeyFile, Library, Listen, ModelSource, Residency
 use tracing_subscriber::{Layer, filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
 
 use crate::{
-    cli::{LogFormat, RunOnArgs, ServeArgs, ServeOptions},
+    cli::{LogFormat, RunOnArgs, ServeArgs, ServeOptions, SharePrefixes},
     devices,
     failure::{Failure, Outcome},
     library, mcp,
@@ -67,7 +68,8 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
     };
     let library = open_library(&program.library)?;
     let registry = library.as_ref().map(|library| library.registry.clone());
-    let shelf = Shelf::new(&options, on, memory, &program.library, registry)?;
+    let store = disk::open(&options, &program.library);
+    let shelf = Shelf::new(&options, on, memory, &program.library, registry, store)?;
     let shelf = Arc::new(shelf);
     let mut settings = server_settings(&options, memory, program.keys_file()?)?;
     settings.mcp = mcp::servers(&options.mcp, &program.tool_environment)?;
@@ -244,6 +246,7 @@ fn server_settings(options: &ServeOptions, memory: u64, keys: PathBuf) -> Outcom
         origins: options.cors_origins.clone(),
         strict: options.strict == Some(true),
         refuse_token_ids: options.refuse_token_ids == Some(true),
+        share_prefixes: options.share_prefixes == Some(SharePrefixes::All),
         aliases: Vec::new(),
         mcp: Vec::new(),
         release_memory: memory::release,

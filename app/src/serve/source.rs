@@ -9,7 +9,8 @@ use std::{
 };
 
 use paguro_backend::{KvDtype, Weights};
-use paguro_engine::{Engine, EngineOptions, EnginePlan, PageBudget};
+use paguro_engine::{DiskCache, Engine, EngineOptions, EnginePlan, PageBudget};
+use paguro_kv_store::{Digest, Store};
 use paguro_model::{LoadOptions, ModelError, ModelFile, ModelShape};
 use paguro_registry::{ModelRecord, Registry, RegistryError};
 use paguro_server::{
@@ -18,6 +19,7 @@ use paguro_server::{
 };
 use serde_json::Map;
 
+use super::disk;
 use crate::{
     cli::{BatchTokensArg, RunOnArgs, ServeOptions},
     devices::{self, Chosen},
@@ -63,6 +65,8 @@ pub struct Shelf {
     known: Mutex<HashMap<(String, String), Details>>,
     /// A device to plan with; opening one can take a while.
     planner: Mutex<Option<Chosen>>,
+    /// The store of K and V on disk, if there is one.
+    disk: Option<Arc<Store>>,
 }
 
 impl Shelf {
@@ -76,6 +80,7 @@ impl Shelf {
         memory: u64,
         settings: &LibrarySettings,
         library: Option<Arc<Registry>>,
+        disk: Option<Arc<Store>>,
     ) -> Outcome<Self> {
         let mut models = vec![(EMBEDDED.to_owned(), Source::Embedded)];
         let mut first = None;
@@ -119,6 +124,7 @@ impl Shelf {
             presets: options.presets.clone(),
             known: Mutex::default(),
             planner: Mutex::default(),
+            disk,
         })
     }
 
@@ -208,6 +214,18 @@ impl Shelf {
             queue_tokens: self.queue_tokens,
             kv_dtype: preset.kv_dtype.map_or(self.kv_dtype, KvDtype::from),
             ..EngineOptions::default()
+        }
+    }
+
+    /// Digest of a model's files, if there is a store that needs it.
+    fn digest(&self, source: &Source, file: &ModelFile) -> Option<Digest> {
+        let store = self.disk.as_ref()?;
+        match disk::digest(store, source, file) {
+            Ok(digest) => Some(digest),
+            Err(error) => {
+                tracing::warn!(model = source.name(), "no cache on disk for this model: {error}");
+                None
+            }
         }
     }
 
@@ -416,7 +434,12 @@ impl ModelSource for Shelf {
 
     fn load(&self, wanted: &ModelEntry, grant: Grant) -> Result<Loaded, LoadError> {
         let (source, preset) = (self.source(&wanted.name)?, self.preset(&wanted.name)?);
-        let file = load::file(&source).map_err(failed)?;
+        let mut file = load::file(&source).map_err(failed)?;
+        let digest = self.digest(&source, &file);
+        if digest.is_some() {
+            // Opened after its digest was made: if the files are still the same at the end, the digest is theirs.
+            file = load::file(&source).map_err(failed)?;
+        }
         let pages = PageBudget::Bytes(grant.kv);
         // The pages decide how long a sequence can be, and that decides about windows and RoPE.
         let context = self.engine_plan(&file, &preset, grant.context, pages)?.max_context;
@@ -431,7 +454,12 @@ impl ModelSource for Shelf {
             model.chat_template = Some(template.map_err(|error| unusable(&file, &error))?);
             (model.tool_template, model.template_problem) = (None, None);
         }
-        let options = self.engine_options(&preset, context, pages);
+        let mut options = self.engine_options(&preset, context, pages);
+        options.disk = self
+            .disk
+            .as_ref()
+            .zip(digest.as_ref())
+            .map(|(store, digest)| DiskCache::new(store.clone(), &wanted.name, &digest.id));
         let block_size = options.block_size;
         let notice = |line: &str| tracing::warn!(model = wanted.name, "{line}");
         let start = |device: Chosen| {
@@ -457,7 +485,8 @@ impl ModelSource for Shelf {
         model.weights = Weights::default();
         let is_own = !matches!(source, Source::Library { .. });
         let is_other = |now: Identity| preset.version(now.version) != wanted.version;
-        if is_own && Identity::of(&source).is_ok_and(is_other) {
+        let is_current = digest.is_none_or(|digest| digest.is_current());
+        if !is_current || (is_own && Identity::of(&source).is_ok_and(is_other)) {
             let name = source.name();
             return Err(LoadError::Failed(format!("{name} was changed while it was loaded; try again")));
         }
@@ -487,6 +516,12 @@ impl ModelSource for Shelf {
         preset.check().map_err(|failure| LoadError::Invalid(failure.message().to_owned()))?;
         let stored = library.set_extra(&record.name.to_string(), preset.to_record());
         stored.map(drop).map_err(|error| LoadError::Failed(error.to_string()))
+    }
+
+    fn forget(&self, name: &str) {
+        if let Some(disk) = &self.disk {
+            disk.remove_model(name);
+        }
     }
 
     fn outside(&self, name: &str) -> Option<Outside> {

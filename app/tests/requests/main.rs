@@ -137,6 +137,7 @@ fn server(home: &Path) -> Router {
         origins: Vec::new(),
         strict: false,
         refuse_token_ids: false,
+        share_prefixes: false,
         aliases: Vec::new(),
         mcp: Vec::new(),
         release_memory: || {},

@@ -9,6 +9,7 @@ mod chat;
 mod common;
 mod completions;
 mod connections;
+mod disk;
 mod embeddings;
 mod fairness;
 mod http;

@@ -70,6 +70,10 @@ impl ModelSource for Aliased {
         self.source.set_preset(&self.find(name)?.name, preset)
     }
 
+    fn forget(&self, name: &str) {
+        self.source.forget(name);
+    }
+
     fn outside(&self, name: &str) -> Option<Outside> {
         self.source.outside(name)
     }

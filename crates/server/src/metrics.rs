@@ -253,12 +253,13 @@ impl Collector for EngineCollector {
             let labelled = |(model, stats): (&ResidentInfo, &Stats)| (label(model), value(stats));
             resident.iter().zip(&stats).map(labelled).collect()
         };
-        let gauges: [StatsMetric; 12] = [
+        let gauges: [StatsMetric; 13] = [
             ("paguro_requests_waiting", "Sequences that wait", |s| s.waiting as f64),
             ("paguro_requests_running", "Sequences that run", |s| s.running as f64),
             ("paguro_kv_pages", "Pages that sequences can use", |s| s.pages_total as f64),
             ("paguro_kv_pages_used", "Pages in use by sequences", |s| s.pages_used as f64),
             ("paguro_kv_pages_cached", "Pages that only the prefix cache keeps", |s| s.pages_cached as f64),
+            ("paguro_disk_pending_bytes", "Bytes that wait to be written", |s| s.disk.pending_bytes as f64),
             ("paguro_batch_rows", "Rows of the last step", |s| s.last_rows as f64),
             ("paguro_batch_sequences", "Sequences of the last step", |s| s.last_sequences as f64),
             // The names that the Gateway API Inference Extension and llm-d look for.
@@ -271,11 +272,18 @@ impl Collector for EngineCollector {
         for (name, help, value) in gauges {
             family(&mut encoder, name, help, &of(value), |value| ConstGauge::new(*value))?;
         }
-        let counters: [StatsMetric; 8] = [
+        let counters: [StatsMetric; 13] = [
             ("paguro_steps", "Steps", |s| s.steps as f64),
             ("paguro_failed_steps", "Steps that failed", |s| s.failed_steps as f64),
             ("paguro_rows", "Rows computed", |s| s.rows as f64),
             ("paguro_prefix_hit_tokens", "Tokens that the prefix cache had", |s| s.prefix_hit_tokens as f64),
+            ("paguro_disk_hit_tokens", "Tokens that came from the disk", |s| s.disk.hit_tokens as f64),
+            ("paguro_disk_loads", "Loads from the disk", |s| s.disk.loads as f64),
+            ("paguro_disk_loads_declined", "Loads that computing was faster than", |s| {
+                s.disk.declined as f64
+            }),
+            ("paguro_disk_saved", "Blocks and checkpoints handed to the writer", |s| s.disk.saved as f64),
+            ("paguro_disk_dropped", "Blocks that the disk was too slow for", |s| s.disk.dropped as f64),
             ("paguro_evictions", "Cached pages given up", |s| s.evictions as f64),
             ("paguro_preemptions", "Sequences that lost their pages for a while", |s| s.preemptions as f64),
             ("paguro_page_copies", "Pages copied before they were written", |s| s.page_copies as f64),

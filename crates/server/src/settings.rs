@@ -27,6 +27,8 @@ pub struct ServerSettings {
     pub strict: bool,
     /// Refuses prompts and inputs that are token ids: ids of another model's tokenizer are other text here.
     pub refuse_token_ids: bool,
+    /// True if a prefix that was computed for one key serves requests of others.
+    pub share_prefixes: bool,
     /// Other names of models.
     pub aliases: Vec<Alias>,
     /// Gives memory back to the system that the process has and nobody uses.

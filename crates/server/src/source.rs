@@ -54,6 +54,11 @@ pub trait ModelSource: Debug + Send + Sync + 'static {
     /// [`LoadError::Invalid`] for values that are refused, and for models that are not the library's.
     fn set_preset(&self, name: &str, preset: ModelPreset) -> Result<(), LoadError>;
 
+    /// Forgets everything that was kept of a model's requests, because the model was removed. May block.
+    fn forget(&self, name: &str) {
+        let _ = name;
+    }
+
     /// Where a model lies that is not the library's; `None` for those that are, and for names that nobody has.
     fn outside(&self, name: &str) -> Option<Outside>;
 }

@@ -5,6 +5,7 @@ use axum::{
     http::{HeaderMap, HeaderValue, header},
     response::{IntoResponse, Response},
 };
+use paguro_engine::DiskStats;
 use serde::Serialize;
 use tokio::task::spawn_blocking;
 use utoipa::ToSchema;
@@ -94,6 +95,44 @@ pub struct ModelStatus {
     pages_cached: usize,
     /// Tokens sampled since it was loaded.
     tokens: u64,
+    /// Its cache on disk; `null` without one.
+    disk: Option<DiskStatus>,
+}
+
+/// A model's cache on disk.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct DiskStatus {
+    /// True if everything that is to be kept has been written: a process that is killed now loses nothing of it.
+    caught_up: bool,
+    /// Blocks and checkpoints that wait to be handed to the writer.
+    waiting: usize,
+    /// Bytes that the writer has not written yet.
+    pending_bytes: u64,
+    /// Tokens of prompts that came from the disk.
+    hit_tokens: u64,
+    /// Loads from the disk.
+    loads: u64,
+    /// Loads that were not begun because computing was faster.
+    loads_declined: u64,
+    /// Blocks and checkpoints that were handed to the writer.
+    saved: u64,
+    /// Blocks and checkpoints that the disk was too slow for.
+    dropped: u64,
+}
+
+impl From<DiskStats> for DiskStatus {
+    fn from(stats: DiskStats) -> Self {
+        Self {
+            caught_up: stats.has_caught_up(),
+            waiting: stats.waiting,
+            pending_bytes: stats.pending_bytes,
+            hit_tokens: stats.hit_tokens,
+            loads: stats.loads,
+            loads_declined: stats.declined,
+            saved: stats.saved,
+            dropped: stats.dropped,
+        }
+    }
 }
 
 impl From<ResidentInfo> for ModelStatus {
@@ -116,6 +155,7 @@ impl From<ResidentInfo> for ModelStatus {
             pages_used: stats.pages_used,
             pages_cached: stats.pages_cached,
             tokens: stats.tokens,
+            disk: stats.disk.exists.then(|| stats.disk.into()),
         }
     }
 }

@@ -16,6 +16,7 @@ use crate::{
     error::ApiError,
     layers::RequestLog,
     prepare::{Client, Size},
+    settings::ServerSettings,
     wire::Tolerance,
 };
 
@@ -56,6 +57,20 @@ impl Caller {
 const LARGE: usize = 16 << 10;
 
 impl Caller {
+    /// Salt of the prefixes that the request shares: its key's, unless keys share, and its own.
+    pub fn prefix_salt(&self, settings: &ServerSettings, own: &str) -> Vec<u8> {
+        let key = self.tenant.as_deref().filter(|_| !settings.share_prefixes);
+        let mut salt = Vec::new();
+        for (kind, text) in [(1, key.unwrap_or_default()), (2, own)] {
+            if !text.is_empty() {
+                salt.push(kind);
+                salt.extend_from_slice(&(text.len() as u64).to_le_bytes());
+                salt.extend_from_slice(text.as_bytes());
+            }
+        }
+        salt
+    }
+
     /// How much preparing the request asks for.
     pub fn size(&self) -> Size {
         if self.body.length() < LARGE { Size::Small } else { Size::Large }

@@ -138,6 +138,7 @@ async fn one(
         embedding: Some(pooling),
         max_tokens: Some(0),
         tenant: caller.tenant.clone(),
+        prefix_salt: caller.prefix_salt(&state.settings, ""),
         deadline: caller.deadline.map(Into::into),
         ..Request::new(prompt)
     };

@@ -94,9 +94,11 @@ impl Generating {
         let prompt_tokens = prompt.len();
         counts.bound(prompt_tokens)?;
         let unscored_prompt = if options.score_prompt { prompt.clone() } else { Vec::new() };
+        let prefix_salt = caller.prefix_salt(&state.settings, &options.cache_salt);
         let mut request = options.request(prompt, &counts, &lease.model.defaults);
         request.lasting_tokens = lasting_tokens;
         request.constraint = constraint;
+        request.prefix_salt = prefix_salt;
         request.tenant = caller.tenant;
         request.deadline = caller.deadline.map(Into::into);
         let mut stop_strings: Arc<[String]> = Arc::default();
@@ -297,6 +299,7 @@ impl Generating {
                 let usage = Usage {
                     prompt: usage.prompt_tokens,
                     cached: usage.cached_tokens,
+                    from_disk: usage.disk_tokens,
                     completion: usage.generated_tokens,
                     reasoning: self.choices[branch].reasoning_tokens,
                 };

@@ -47,6 +47,7 @@ pub struct Options {
     /// Reports the progress of the prompt's prefill.
     pub report_prefill: bool,
     pub priority: i32,
+    pub cache_salt: String,
 }
 
 /// Checked counts of [`Options`].
@@ -132,6 +133,7 @@ impl Options {
             n: self.n.or(other.n),
             logprobs: self.logprobs.or(other.logprobs),
             score_prompt: self.score_prompt || other.score_prompt,
+            cache_salt: if self.cache_salt.is_empty() { other.cache_salt } else { self.cache_salt },
             report_prefill: self.report_prefill || other.report_prefill,
             priority: self.priority,
         }

@@ -109,6 +109,8 @@ pub struct Usage {
     pub prompt: usize,
     /// Tokens of the prompt that the prefix cache had.
     pub cached: usize,
+    /// Of these, tokens that came from the disk.
+    pub from_disk: usize,
     /// Tokens of the answer.
     pub completion: usize,
     /// Tokens of the answer that are reasoning.
@@ -145,6 +147,7 @@ impl Usage {
     pub fn add_choice(&mut self, choice: Self) {
         self.prompt = choice.prompt;
         self.cached = choice.cached;
+        self.from_disk = choice.from_disk;
         self.completion += choice.completion;
         self.reasoning += choice.reasoning;
     }

@@ -105,6 +105,12 @@ impl Models {
         Ok(blocking(move || source.find(&name)).await?)
     }
 
+    /// Forgets everything that was kept of the requests of a model that was removed.
+    pub fn forget(&self, name: String) {
+        let source = self.source.clone();
+        spawn_blocking(move || source.forget(&name));
+    }
+
     /// Returns the place of a model that is not in the library.
     pub fn outside(&self, name: &str) -> Option<Outside> {
         self.source.outside(name)

@@ -400,7 +400,9 @@ pub struct DeleteParams {
 pub async fn delete(State(state): State<AppState>, Json(body): Json<DeleteParams>) -> Result<(), ApiError> {
     let name = given(body.model, body.name)?;
     refuse_outside(&state, &name)?;
-    library(&state)?.run(move |library| library.registry.remove(&name)).await.map(drop)
+    let removed = library(&state)?.run(move |library| library.registry.remove(&name)).await?;
+    state.models.forget(removed.record.name.short());
+    Ok(())
 }
 
 /// Tells whether a blob is here.

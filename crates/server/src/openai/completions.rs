@@ -407,6 +407,7 @@ impl Answers {
                 if choice == 0 {
                     self.usage.prompt += usage.prompt;
                     self.usage.cached += usage.cached;
+                    self.usage.from_disk += usage.from_disk;
                 }
                 logprobs.extend(stop_token);
                 (choice, String::new(), logprobs, Some(FinishReason::from(&reason)))
@@ -429,6 +430,7 @@ impl Answers {
         for used in &self.used {
             sum.prompt += used.prompt;
             sum.cached += used.cached;
+            sum.from_disk += used.from_disk;
             sum.completion += used.completion;
         }
         sum

@@ -67,6 +67,8 @@ pub struct SamplingParams {
     min_tokens: Option<usize>,
     /// Higher ones go first. (Not of OpenAI's API.)
     priority: Option<i32>,
+    /// Prefixes are shared only among requests with the same salt. (vLLM's.)
+    cache_salt: Option<String>,
 }
 
 const NO_SAMPLER: &str = "this way of sampling does not exist here";
@@ -153,6 +155,7 @@ impl SamplingParams {
             ignore_stop_tokens: self.ignore_eos == Some(true),
             min_tokens: self.min_tokens.unwrap_or(0),
             priority: self.priority.unwrap_or(0),
+            cache_salt: self.cache_salt.unwrap_or_default(),
             ..Options::default()
         })
     }

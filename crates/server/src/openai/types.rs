@@ -25,6 +25,13 @@ pub struct Usage {
 pub struct PromptTokensDetails {
     /// Tokens that did not have to be computed: the prefix cache had them.
     pub cached_tokens: usize,
+    /// Of these, tokens that the cache on disk had.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub cached_tokens_disk: usize,
+}
+
+fn is_zero(number: &usize) -> bool {
+    *number == 0
 }
 
 /// What the answers' tokens were.
@@ -40,7 +47,10 @@ impl From<generate::Usage> for Usage {
             prompt_tokens: usage.prompt,
             completion_tokens: usage.completion,
             total_tokens: usage.prompt + usage.completion,
-            prompt_tokens_details: PromptTokensDetails { cached_tokens: usage.cached },
+            prompt_tokens_details: PromptTokensDetails {
+                cached_tokens: usage.cached,
+                cached_tokens_disk: usage.from_disk,
+            },
             completion_tokens_details: CompletionTokensDetails { reasoning_tokens: usage.reasoning },
         }
     }

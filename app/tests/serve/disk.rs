@@ -1,0 +1,140 @@
+//! The cache on disk: servers that are killed, files that change, who may share, and `paguro cache`.
+
+use std::{
+    fs,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+use super::http::{Server, paguro};
+
+/// A prompt of about 380 tokens.
+fn prompt() -> String {
+    "The fox ran to the river and looked for the key under a big stone. It was cold and dark. ".repeat(17)
+}
+
+fn start(dir: &Path, args: &[&str]) -> Server {
+    let dir = dir.to_str().unwrap();
+    Server::start(&[&["--kv-disk-dir", dir, "--kv-disk", "64MB", "--parallel", "2"], args].concat())
+}
+
+/// Text, and tokens of the prompt that memory and disk had.
+fn complete(server: &Server, more: Value) -> (String, [u64; 2]) {
+    let mut body =
+        json!({"model": "tales", "prompt": prompt(), "max_tokens": 24, "temperature": 0, "logprobs": 1});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let answer = server.post("/v1/completions", &body).ok();
+    let details = &answer["usage"]["prompt_tokens_details"];
+    let tokens = |name: &str| details[name].as_u64().unwrap_or(0);
+    let choice = &answer["choices"][0];
+    let bits = format!("{} {}", choice["text"], choice["logprobs"]["token_logprobs"]);
+    (bits, [tokens("cached_tokens"), tokens("cached_tokens_disk")])
+}
+
+fn wait_until_written(server: &Server) {
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(60) {
+        let disk = &server.get("/status").ok()["models"][0]["disk"];
+        if disk["caught_up"] == true && disk["saved"].as_u64() > Some(0) {
+            return;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    panic!("the cache was never written");
+}
+
+#[test]
+fn a_killed_server_goes_on_where_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let (first, cached) = {
+        let server = start(dir.path(), &[]);
+        let answer = complete(&server, json!({}));
+        wait_until_written(&server);
+        // Another process keeps its hands off.
+        let other = start(dir.path(), &[]);
+        assert_eq!(complete(&other, json!({})), (answer.0.clone(), [0, 0]));
+        assert_eq!(other.get("/status").ok()["models"][0]["disk"], Value::Null);
+        answer
+        // Both are killed here, without a chance to write anything.
+    };
+    assert_eq!(cached, [0, 0]);
+    let server = start(dir.path(), &[]);
+    let (again, [cached, from_disk]) = complete(&server, json!({}));
+    assert_eq!(again, first);
+    assert!(from_disk >= 320 && cached == from_disk, "{cached} tokens, {from_disk} from the disk");
+    assert_eq!(complete(&server, json!({})).1, [cached, 0], "now memory has them");
+    assert_eq!(server.metric("paguro_disk_hit_tokens_total"), Some(from_disk as f64));
+    // A request with another salt finds nothing of it.
+    for cached_tokens in [0, cached] {
+        assert_eq!(complete(&server, json!({"cache_salt": "b"})), (first.clone(), [cached_tokens, 0]));
+    }
+}
+
+#[test]
+fn another_file_under_the_same_name_shares_nothing() {
+    let shared = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/model/tales-f16.gguf"));
+    if !shared.exists() {
+        println!("skipped: {} is not there", shared.display());
+        return;
+    }
+    let own = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tales/tales-Q8_0.gguf");
+    let (dir, models) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let file = models.path().join("fox.gguf");
+    let run = |source: &Path| {
+        let _ = fs::remove_file(&file);
+        fs::copy(source, &file).unwrap();
+        let server = start(dir.path(), &[file.to_str().unwrap()]);
+        let answer = complete(&server, json!({"model": "fox"}));
+        if answer.1[1] == 0 {
+            wait_until_written(&server);
+        }
+        answer
+    };
+    let first = run(Path::new(own));
+    let other = run(shared);
+    assert_eq!((first.1, other.1), ([0, 0], [0, 0]));
+    assert_ne!(first.0, other.0);
+    let again = run(Path::new(own));
+    assert_eq!(again.0, first.0);
+    assert!(again.1[1] >= 320, "{:?}", again.1);
+}
+
+#[test]
+fn the_cache_is_shown_checked_and_cleared() {
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path().join("kv");
+    let server = start(&dir, &[]);
+    complete(&server, json!({}));
+    wait_until_written(&server);
+    let cache = |args: &[&str]| {
+        let args = [&["cache", "--dir", dir.to_str().unwrap()], args].concat();
+        let output = paguro(home.path(), &args).stderr(std::process::Stdio::piped()).output().unwrap();
+        let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+        (output.status.code(), text)
+    };
+    let (code, text) = cache(&["info", "--json"]);
+    let info: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((code, &info["models"][0]["model"], &info["damaged"]), (Some(0), &json!("tales"), &json!(0)));
+    let (code, text) = cache(&["clear"]);
+    assert_eq!(code, Some(1));
+    assert!(
+        text.contains("is in use by another process") && text.contains("hint: stop `paguro serve`"),
+        "{text}"
+    );
+    drop(server);
+    assert_eq!(cache(&["verify", "--json"]).0, Some(0));
+    let segment = dir.join("segment-0000000000000000.kv");
+    let mut bytes = fs::read(&segment).unwrap();
+    // In the payload of the first item.
+    bytes[1000] ^= 1;
+    fs::write(&segment, bytes).unwrap();
+    let (code, text) = cache(&["verify"]);
+    assert!(code == Some(1) && text.contains("1 items are damaged"), "{text}");
+    assert!(cache(&["clear", "nobody"]).1.contains("nothing is stored for a model named `nobody`"));
+    assert_eq!(cache(&["clear", "tales"]).0, Some(0));
+    let info: Value = serde_json::from_str(&cache(&["info", "--json"]).1).unwrap();
+    assert_eq!((&info["bytes"], &info["models"]), (&json!(0), &json!([])));
+}
