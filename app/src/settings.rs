@@ -146,9 +146,10 @@ pub fn colors_on_errors() -> bool {
 }
 
 /// Variables that are read elsewhere than by a flag: `main`'s own, the GPU backend's, and those of builds and tests.
-const MORE_VARIABLES: [&str; 16] = [
+const MORE_VARIABLES: [&str; 17] = [
     "PAGURO_HOME",
     "PAGURO_COMMIT",
+    "PAGURO_SOURCES",
     "PAGURO_SHARED",
     "PAGURO_BINARY",
     "PAGURO_PEER",

@@ -12,7 +12,7 @@ pub(super) fn busy(format: WeightFormat) -> ModelShape {
     let shape = ModelShape::of_format(format);
     ModelShape {
         // Three query heads for each K/V head; four where the products' columns must be multiples of 256.
-        heads: if format.block_len() == 256 { 8 } else { 6 },
+        heads: if format.block_len() > 32 { 8 } else { 6 },
         windows: vec![Some(21), None, Some(21)],
         rope_style: RopeStyle::Interleaved,
         rotated: Some(48),
@@ -68,7 +68,7 @@ pub(super) fn company(subject: &Subject) -> Verdict {
     }
     // Products of so many inputs that whoever shares them out comes round several times.
     for format in drawn(subject, "many inputs", &SOME, 1) {
-        let [few, many] = if format.block_len() == 256 { [256, 3328] } else { [64, 3296] };
+        let [few, many] = if format.block_len() > 32 { [256, 3328] } else { [64, 3296] };
         for (hidden, ffn) in [(few, many), (many, few)] {
             let shape = ModelShape { format, hidden, ffn, windows: vec![None], ..ModelShape::default() };
             let model = shape.build(2);

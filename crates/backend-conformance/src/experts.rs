@@ -81,7 +81,7 @@ pub(super) fn formats(subject: &Subject) -> Verdict {
 }
 
 fn of_format(format: WeightFormat) -> ModelShape {
-    let width = if format.block_len() == 256 { 256 } else { 96 };
+    let width = if format.block_len() > 32 { 256 } else { 96 };
     let experts = ExpertsShape { width, shared: Some(width), ..ExpertsShape::default() };
     ModelShape { experts: Some(experts), ..ModelShape::of_format(format) }
 }

@@ -85,7 +85,7 @@ pub(super) fn experts_beside(subject: &Subject) -> Verdict {
 
 /// All of it in one model, as in Gemma 4.
 fn of_all_kinds(format: WeightFormat) -> ModelShape {
-    let wide = if format.block_len() == 256 { 256 } else { 64 };
+    let wide = if format.block_len() > 32 { 256 } else { 64 };
     ModelShape {
         kv_heads: 1,
         head_dim: 128,

@@ -9,7 +9,7 @@ use super::{
 };
 
 fn of_format(format: WeightFormat) -> ModelShape {
-    let wide = if format.block_len() == 256 { 256 } else { 64 };
+    let wide = if format.block_len() > 32 { 256 } else { 64 };
     let latent = LatentShape { heads: 4, plain: wide, rotated: 16, latent: wide, value: 64 };
     ModelShape {
         mixers: "lll",

@@ -80,7 +80,7 @@ pub(super) fn delta_rules(subject: &Subject) -> Verdict {
 /// Everything that can stand beside a state: other formats, biases, norms of outputs, experts.
 pub(super) fn hybrids(subject: &Subject) -> Verdict {
     for format in supported(subject, &[WeightFormat::Q8_0, WeightFormat::Q4_K]) {
-        let key_dim = if format.block_len() == 256 { 64 } else { 32 };
+        let key_dim = if format.block_len() > 32 { 64 } else { 32 };
         let delta = DeltaShape { key_heads: 2, value_heads: 4, key_dim, value_dim: 64 };
         let recurrent = RecurrentShape { width: 256, bias: true, delta, ..RecurrentShape::default() };
         let shape = of_mixers(format, "dcad");

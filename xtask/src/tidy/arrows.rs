@@ -103,7 +103,7 @@ mod tests {
         assert_eq!(
             broken(&bad),
             [
-                "`paguro-engine` must not depend on `paguro-backend-cpu`; of the workspace it may use: paguro-model, paguro-backend, paguro-backend-conformance",
+                "`paguro-engine` must not depend on `paguro-backend-cpu`; of the workspace it may use: paguro-model, paguro-backend, paguro-backend-conformance, paguro-kv-store",
                 "`paguro-backend` must not depend on `paguro-model`; of the workspace it may use: paguro-backend-conformance",
                 "crate `helper` has no place in the arrows of xtask/src/tidy/arrows.rs",
             ]
