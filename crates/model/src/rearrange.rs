@@ -1,4 +1,4 @@
-//! Matrices that a file stores in another arrangement than a [`Matrix`](paguro_backend::Matrix) has: sources that
+//! Matrices that a file stores in another arrangement than a [`Matrix`] has: sources that
 //! rearrange bytes while they are read, so that nothing is held twice.
 
 use std::{
@@ -194,7 +194,7 @@ pub(crate) struct SplitMxfp4 {
     pub(crate) rows: usize,
 }
 
-/// Bytes of a block in a [`Matrix`](paguro_backend::Matrix): the exponent, then elements `i` and `i + 16` in byte `i`.
+/// Bytes of a block in a [`Matrix`]: the exponent, then elements `i` and `i + 16` in byte `i`.
 const BLOCK: usize = 17;
 
 impl SplitMxfp4 {
