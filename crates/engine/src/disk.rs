@@ -207,7 +207,7 @@ impl Disk {
         self.space.save(&unit.item(), bytes);
     }
 
-    /// Seconds that loading so many pages takes.
+    /// Estimated seconds to load this number of pages.
     pub fn seconds(&self, pages: usize) -> f64 {
         (pages * self.page_bytes) as f64 / self.space.read_speed().max(1.0)
     }

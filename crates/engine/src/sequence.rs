@@ -153,9 +153,9 @@ pub(crate) enum Load {
     /// Nobody has looked for them since it began to wait.
     #[default]
     Untried,
-    /// They are being loaded. The prefix cache had so many blocks before.
+    /// They are being loaded. Holds the number of blocks in the prefix cache before the load.
     Loading(usize),
-    /// They are in the prefix cache, beside so many blocks that it had before.
+    /// They were loaded into the prefix cache. Holds the number of blocks in it before the load.
     Loaded(usize),
     /// There are none, or computing is faster.
     Declined,

@@ -56,9 +56,7 @@ mod tests {
     use super::*;
 
     fn errors(path: &str, text: &str) -> Vec<String> {
-        let mut report = Report::default();
-        check(&[File { path: path.into(), text: Some(text.to_owned()) }], &mut report);
-        report.errors
+        crate::tidy::errors_of(check, path, text)
     }
 
     #[test]

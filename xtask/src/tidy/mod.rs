@@ -30,3 +30,11 @@ pub fn check(root: &Path) -> Result<Report> {
     words::check(&files, &mut report);
     Ok(report)
 }
+
+/// Errors of a check of one file. For the tests of the rules.
+#[cfg(test)]
+fn errors_of(check: fn(&[files::File], &mut Report), path: &str, text: &str) -> Vec<String> {
+    let mut report = Report::default();
+    check(&[files::File { path: path.into(), text: Some(text.to_owned()) }], &mut report);
+    report.errors
+}

@@ -19,7 +19,7 @@ pub enum Grid {
     Rows,
     /// One for each 256 rows.
     Threads,
-    /// A product with this many outputs, for so many matrices of a stack, and its kernels.
+    /// A product: its outputs, the matrices of its stack, and its kernels.
     Product(u32, u32, Arc<[Product]>),
     /// The items of a KV group's attention with such a tile, this many for each.
     Attention(Tile, u32),

@@ -16,6 +16,7 @@
 
 use paguro_backend::{
     Convolution, DeltaRule, DeltaShape, KeySharing, Limits, Linear, LoadError, STATE_CHUNK, StateShape,
+    VectorId,
 };
 
 use crate::{
@@ -40,8 +41,8 @@ use super::{
 const COLUMNS: usize = STATE_CHUNK;
 /// Threads that share a column.
 const PARTS: usize = 4;
-/// Threads of a workgroup that makes inputs of a delta rule.
-const INPUT_THREADS: usize = 128;
+/// Threads of a workgroup that makes inputs of a delta rule or of a scan.
+pub(super) const INPUT_THREADS: usize = 128;
 
 /// States of all sequences in one layer.
 pub struct LayerState {
@@ -209,6 +210,16 @@ pub(super) fn states(
     program.state.layers.iter().map(|shape| LayerState::new(device, shape, limits.states)).collect()
 }
 
+/// A kernel that makes inputs of a delta rule or of a scan.
+pub(super) struct StateInputs {
+    pub name: &'static str,
+    pub files: &'static [&'static str],
+    pub constants: Constants,
+    /// Buffers of the convolution.
+    pub vectors: Vec<(&'static str, wgpu::Buffer)>,
+    pub grid: Grid,
+}
+
 impl Lowering<'_> {
     pub(super) fn mixers(&self) -> &Buffers {
         self.mixers.as_ref().expect("programs with such mixers have the buffers")
@@ -303,8 +314,24 @@ impl Lowering<'_> {
             ("QUERY_SCALE", F((shape.key_dim as f32).sqrt())),
             ("UNIT_EPS", F(DeltaRule::EPS)),
         ]);
-        let (decay, dt) = (self.vector(op.decay)?, self.vector(op.dt)?);
-        let (step, inputs) = (self.step.clone(), self.states[op.state].inputs.buffer.clone());
+        let files = wgsl!("args", "sequences", "convolution", "convolve", "delta_inputs");
+        let grid = Grid::Each((2 * shape.key_heads + value_units + 1) as u32);
+        let inputs = StateInputs { name: "delta_inputs", files, constants, vectors, grid };
+        self.state_inputs(inputs, op.state, [op.decay, op.dt], own, body)
+    }
+
+    /// The launch of a kernel that makes inputs of a delta rule or of a scan from the product of a row; `gates` are the weights of its decays
+    /// and steps.
+    pub(super) fn state_inputs(
+        &mut self,
+        StateInputs { name, files, constants, vectors, grid }: StateInputs,
+        state: usize,
+        gates: [VectorId; 2],
+        own: &Buffers,
+        body: &mut Vec<Launch>,
+    ) -> Result<(), LoadError> {
+        let [decay, dt] = [self.vector(gates[0])?, self.vector(gates[1])?];
+        let (step, inputs) = (self.step.clone(), self.states[state].inputs.buffer.clone());
         let mut buffers = vec![
             ("step", &step),
             ("mixed", &own.mixed),
@@ -316,9 +343,7 @@ impl Lowering<'_> {
             ("dt", &dt),
         ];
         buffers.extend(vectors.iter().map(|(name, buffer)| (*name, buffer)));
-        let files = wgsl!("args", "sequences", "convolution", "convolve", "delta_inputs");
-        let grid = Grid::Each((2 * shape.key_heads + value_units + 1) as u32);
-        body.push(self.launch("delta_inputs", files, constants, &buffers, grid, 0)?);
+        body.push(self.launch(name, files, constants, &buffers, grid, 0)?);
         Ok(())
     }
 

@@ -21,12 +21,9 @@ use super::{
     Before, Grid, Launch, Lowering,
     Value::{F, U},
     kernels::FEW_ROWS,
-    recurrent::{Buffers, Heads},
+    recurrent::{Buffers, Heads, INPUT_THREADS, StateInputs},
     wgsl,
 };
-
-/// Threads of a workgroup that makes inputs of a scan.
-const INPUT_THREADS: usize = 128;
 
 impl Lowering<'_> {
     /// A scan, from the norm to the residual stream.
@@ -66,22 +63,10 @@ impl Lowering<'_> {
             ("LEAST", F(op.dt_limits.0)),
             ("MOST", F(op.dt_limits.1.min(f32::MAX))),
         ]);
-        let (decay, dt) = (self.vector(op.decay)?, self.vector(op.dt_bias)?);
-        let (step, inputs) = (self.step.clone(), self.states[op.state].inputs.buffer.clone());
-        let mut buffers = vec![
-            ("step", &step),
-            ("mixed", &own.mixed),
-            ("inputs", &inputs),
-            ("convolved", &own.convolved),
-            ("decays", &own.decays),
-            ("betas", &own.betas),
-            ("decay", &decay),
-            ("dt", &dt),
-        ];
-        buffers.extend(vectors.iter().map(|(name, buffer)| (*name, buffer)));
         let files = wgsl!("args", "sequences", "convolution", "convolve", "ssd_inputs");
-        body.push(self.launch("ssd_inputs", files, constants, &buffers, Grid::Each(units as u32 + 1), 0)?);
-        Ok(())
+        let grid = Grid::Each(units as u32 + 1);
+        let inputs = StateInputs { name: "ssd_inputs", files, constants, vectors, grid };
+        self.state_inputs(inputs, op.state, [op.decay, op.dt_bias], own, body)
     }
 
     /// Skip connection, gate and norm of the results, as activations.

@@ -91,19 +91,12 @@ impl LayerState {
     ) -> Vec<f32> {
         let DeltaShape { value_heads, key_dim, value_dim, .. } = op.shape;
         let (key_width, value_width) = (op.shape.key_width(), op.shape.value_width());
-        let row = position % STATE_CHUNK;
-        match (position, row) {
-            (0, _) => self.matrices.fill(0.0),
-            (_, 0) => self.fold(&op.shape, |head| op.key_head(head)),
-            _ => {}
-        }
-        self.keys[row * key_width..][..key_width].copy_from_slice(k);
+        let row = self.begin_row(&op.shape, position, k, |head| op.key_head(head));
         let mut out = Vec::with_capacity(value_width);
         for head in 0..value_heads {
             let key = op.key_head(head) * key_dim..(op.key_head(head) + 1) * key_dim;
-            let before = if row == 0 { 0.0 } else { self.decays[(row - 1) * value_heads + head] };
-            self.decays[row * value_heads + head] = before + decay[head];
-            let decay_since = |from: f32| f64::from(before + decay[head] - from).exp();
+            let decayed = self.add_decay(row, value_heads, head, decay[head]);
+            let decay_since = |from: f32| f64::from(decayed - from).exp();
             let matrix = &self.matrices[head * key_dim * value_dim..][..key_dim * value_dim];
             // Sᵀx of one column.
             let product = |x: &[f32], column: usize| -> f64 {
@@ -158,19 +151,12 @@ impl LayerState {
     ) -> Vec<f32> {
         let DeltaShape { value_heads, key_dim, value_dim, .. } = op.shape;
         let (key_width, value_width) = (op.shape.key_width(), op.shape.value_width());
-        let row = position % STATE_CHUNK;
-        match (position, row) {
-            (0, _) => self.matrices.fill(0.0),
-            (_, 0) => self.fold(&op.shape, |head| op.key_head(head)),
-            _ => {}
-        }
-        self.keys[row * key_width..][..key_width].copy_from_slice(b);
+        let row = self.begin_row(&op.shape, position, b, |head| op.key_head(head));
         let mut out = Vec::with_capacity(value_width);
         for head in 0..value_heads {
             let key = op.key_head(head) * key_dim..(op.key_head(head) + 1) * key_dim;
-            let before = if row == 0 { 0.0 } else { self.decays[(row - 1) * value_heads + head] };
-            self.decays[row * value_heads + head] = before + decay[head];
-            let decay_since = |from: f32| f64::from(before + decay[head] - from).exp();
+            let decayed = self.add_decay(row, value_heads, head, decay[head]);
+            let decay_since = |from: f32| f64::from(decayed - from).exp();
             let c = &c[key.clone()];
             let weight = |i: usize| {
                 let decay = decay_since(self.decays[i * value_heads + head]);
@@ -189,6 +175,32 @@ impl LayerState {
             }
         }
         out
+    }
+
+    /// Begins the row at `position`, which has these keys. The first row of a chunk folds the chunk before it. Returns the row's place
+    /// in its chunk.
+    fn begin_row(
+        &mut self,
+        shape: &DeltaShape,
+        position: usize,
+        keys: &[f32],
+        key_head: impl Fn(usize) -> usize,
+    ) -> usize {
+        let (row, width) = (position % STATE_CHUNK, shape.key_width());
+        match (position, row) {
+            (0, _) => self.matrices.fill(0.0),
+            (_, 0) => self.fold(shape, key_head),
+            _ => {}
+        }
+        self.keys[row * width..][..width].copy_from_slice(keys);
+        row
+    }
+
+    /// Adds a head's decay in this row to its sum over the chunk. Returns the sum.
+    fn add_decay(&mut self, row: usize, heads: usize, head: usize, decay: f32) -> f32 {
+        let before = if row == 0 { 0.0 } else { self.decays[(row - 1) * heads + head] };
+        self.decays[row * heads + head] = before + decay;
+        before + decay
     }
 
     /// Makes the rows of a full chunk part of the matrices.
