@@ -174,7 +174,7 @@ fn what_cannot_be_honoured_is_refused_in_anthropics_shape() {
     refused(
         content(json!([{"type": "hologram"}])),
         expect![[
-            r#"400 invalid_request_error: `messages[0].content[0]` is not supported: blocks of this type have no meaning here"#
+            r#"400 invalid_request_error: `messages[0].content[0]` is not supported: blocks of this type are not supported"#
         ]],
     );
     refused(
@@ -232,7 +232,7 @@ fn what_cannot_be_honoured_is_refused_in_anthropics_shape() {
     refused(
         json!({"speed": "fast"}),
         expect![
-            "400 invalid_request_error: `speed` is not supported: answers come as fast as they can: `standard`"
+            "400 invalid_request_error: `speed` is not supported: all requests run at the same speed: `standard`"
         ],
     );
     refused(
@@ -246,14 +246,12 @@ fn what_cannot_be_honoured_is_refused_in_anthropics_shape() {
     refused(
         json!({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}),
         expect![
-            "400 invalid_request_error: `context_management` is not supported: all of `messages` is read, and nothing else"
+            "400 invalid_request_error: `context_management` is not supported: all of `messages` is always used"
         ],
     );
     refused(
         json!({"container": "c"}),
-        expect![
-            "400 invalid_request_error: `container` is not supported: this server runs nothing but models"
-        ],
+        expect!["400 invalid_request_error: `container` is not supported: this server has no containers"],
     );
     let version =
         server.request("POST", PATH, &[("anthropic-version", "2030-01-01")], &ask(json!({})).to_string());

@@ -202,7 +202,7 @@ fn every_field_is_honoured_or_refused_by_name() {
     refused(
         json!({"suffix": "the end"}),
         expect![
-            "400 invalid_request_error/invalid_value suffix: `suffix`: the model does not fill in: its tokenizer has no tokens for that"
+            "400 invalid_request_error/invalid_value suffix: `suffix`: the model does not support fill-in-the-middle: its tokenizer has no tokens for it"
         ],
     );
     refused(

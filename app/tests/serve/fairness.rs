@@ -37,7 +37,7 @@ fn answers_that_take_too_long_are_ended() {
     let post = |path: &str, seconds: &str, body: &Value| {
         server.request("POST", path, &[("X-Request-Timeout", seconds)], &body.to_string())
     };
-    let late = "the answer was not finished in time; the header `x-request-timeout` and the server's --request-timeout say how long it may take";
+    let late = "the answer was not finished in time; the header `x-request-timeout` and --request-timeout of the server set the limit";
     let answer = post("/v1/chat/completions", "0.1", &long(json!({})));
     assert_eq!((answer.status, &answer.json()["error"]["message"]), (504, &json!(late)));
     // A stream has begun; its last event says so.

@@ -184,42 +184,44 @@ fn what_cannot_be_honoured_is_refused_in_ollamas_shape() {
     option(
         "num_gpu",
         json!(1),
-        expect!["400 `options.num_gpu` is not supported: `paguro serve --device` says where models run"],
+        expect!["400 `options.num_gpu` is not supported: `paguro serve --device` selects the device"],
     );
     option(
         "num_thread",
         json!(1),
-        expect!["400 `options.num_thread` is not supported: `paguro serve --threads` says how many"],
+        expect!["400 `options.num_thread` is not supported: `paguro serve --threads` sets the number"],
     );
     option(
         "mirostat",
         json!(2),
-        expect![[r#"400 `options.mirostat` is not supported: this way of sampling does not exist here"#]],
+        expect![[r#"400 `options.mirostat` is not supported: this sampler is not supported"#]],
     );
     option(
         "typical_p",
         json!(0.5),
-        expect![[r#"400 `options.typical_p` is not supported: this way of sampling does not exist here"#]],
+        expect![[r#"400 `options.typical_p` is not supported: this sampler is not supported"#]],
     );
     option(
         "use_mlock",
         json!(true),
         expect![[
-            r#"400 `options.use_mlock` is not supported: the server's settings say how models are loaded"#
+            r#"400 `options.use_mlock` is not supported: models are loaded with the server's settings"#
         ]],
     );
     option("temperature", json!(-1), expect!["400 temperature must be finite, 0 or more, not -1"]);
     generate(
         json!({"suffix": "the end"}),
-        expect!["400 `suffix`: the model does not fill in: its tokenizer has no tokens for that"],
+        expect![
+            "400 `suffix`: the model does not support fill-in-the-middle: its tokenizer has no tokens for it"
+        ],
     );
     generate(
         json!({"template": "{{ .Prompt }}"}),
-        expect!["400 `template` is not supported: models have their own; `raw` leaves it out"],
+        expect!["400 `template` is not supported: models have their own template; `raw` disables it"],
     );
     generate(
         json!({"context": [1, 2]}),
-        expect!["400 `context` is not supported: /api/chat takes what was said before"],
+        expect!["400 `context` is not supported: use /api/chat for a conversation"],
     );
     generate(
         json!({"images": ["aGk="]}),
@@ -227,7 +229,7 @@ fn what_cannot_be_honoured_is_refused_in_ollamas_shape() {
     );
     generate(
         json!({"raw": true, "system": "Be brief"}),
-        expect!["400 `system` is not supported: a `raw` prompt goes to the model as it stands"],
+        expect!["400 `system` is not supported: a `raw` prompt is used without a template"],
     );
     refused(
         "/api/show",

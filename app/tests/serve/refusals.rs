@@ -155,7 +155,7 @@ fn every_field_is_honoured_or_refused_by_name() {
     refused(
         json!({"verbosity": "low"}),
         expect![
-            "400 invalid_request_error/invalid_value verbosity: `verbosity` is not supported: models here do not know it; say in a message how long to answer"
+            "400 invalid_request_error/invalid_value verbosity: `verbosity` is not supported: the models do not support it; ask for the length in a message"
         ],
     );
     refused(
@@ -253,14 +253,14 @@ fn what_is_not_json_or_not_there_is_refused() {
     refused(
         &format!(r#"{{"model": "{}"}}"#, "x".repeat(2000)),
         expect![
-            "413 invalid_request_error/request_too_large -: the request's body is larger than 1.0 kB; the server's --max-body says how large it may be"
+            "413 invalid_request_error/request_too_large -: the request's body is larger than 1.0 kB; --max-body of the server sets the limit"
         ],
     );
     // Most clients read the answer only after they have sent everything: so much of it is read before it comes.
     let huge = server.request("POST", "/v1/chat/completions", &[], &"x".repeat(40 << 20));
     assert_eq!(huge.status, 413);
     let packed = server.request("POST", "/v1/chat/completions", &[("content-encoding", "gzip")], "x");
-    expect![[r#"400 invalid_request_error/invalid_value content-encoding: the body is sent as "gzip", which is not read here; send it as it is"#]].assert_eq(&packed.error());
+    expect![[r#"400 invalid_request_error/invalid_value content-encoding: the encoding "gzip" of the body is not supported; send the body without an encoding"#]].assert_eq(&packed.error());
     expect!["404 invalid_request_error/not_found -: there is nothing at /nowhere; /openapi.json lists what there is"].assert_eq(&server.get("/nowhere").error());
     expect![
         "405 invalid_request_error/method_not_allowed -: /v1/chat/completions does not take GET requests"

@@ -109,7 +109,7 @@ fn every_field_is_honoured_or_refused_by_name() {
     refused(
         json!({"input": [{"type": "item_reference", "id": "x"}]}),
         expect![[
-            r#"400 invalid_request_error/invalid_value input[0].type: `input[0].type` is `item_reference`: items are not kept one by one; send the item"#
+            r#"400 invalid_request_error/invalid_value input[0].type: `input[0].type` is `item_reference`: single items are not stored; send the item"#
         ]],
     );
     refused(
@@ -125,19 +125,19 @@ fn every_field_is_honoured_or_refused_by_name() {
     refused(
         json!({"previous_response_id": "resp_0"}),
         expect![
-            "404 invalid_request_error/not_found -: there is no response `resp_0`: it was deleted, not stored, or had to make room"
+            "404 invalid_request_error/not_found -: there is no response `resp_0`: it was deleted, evicted or not stored"
         ],
     );
     refused(
         json!({"background": true}),
         expect![
-            "400 invalid_request_error/invalid_value background: `background` is not supported: a response ends with its connection"
+            "400 invalid_request_error/invalid_value background: `background` is not supported: a response is cancelled with its connection"
         ],
     );
     refused(
         json!({"conversation": "c"}),
         expect![
-            "400 invalid_request_error/invalid_value conversation: `conversation` is not supported: `previous_response_id` goes on from a response"
+            "400 invalid_request_error/invalid_value conversation: `conversation` is not supported: use `previous_response_id` to continue a response"
         ],
     );
     refused(
@@ -179,7 +179,7 @@ fn every_field_is_honoured_or_refused_by_name() {
     refused(
         json!({"text": {"verbosity": "low"}}),
         expect![
-            "400 invalid_request_error/invalid_value text.verbosity: `text.verbosity` is not supported: models here do not know it; say in a message how long to answer"
+            "400 invalid_request_error/invalid_value text.verbosity: `text.verbosity` is not supported: the models do not support it; ask for the length in a message"
         ],
     );
     refused(

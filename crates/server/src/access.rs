@@ -1,4 +1,4 @@
-//! Who may ask: the right host, no foreign web page, and a key where keys are needed.
+//! Access control: the `Host` and `Origin` of a request, and its API key.
 
 use axum::{
     Extension,
@@ -20,14 +20,14 @@ use crate::{
     wire,
 };
 
-/// Who asks, where keys are needed.
+/// Id of the API key of a request, where keys are required.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tenant(pub String);
 
-/// Schemes of programs with a built-in browser. No site can claim them.
+/// Schemes of applications with an embedded browser. No web site can use them.
 const APPS: [&str; 5] = ["app", "capacitor", "tauri", "vscode-file", "vscode-webview"];
 
-/// Lets pages of these origins, and programs with a built-in browser, read answers.
+/// Returns the CORS layer. It permits these origins and applications with an embedded browser.
 pub fn cors(origins: &[String]) -> CorsLayer {
     let origin = if origins.iter().any(|origin| origin == "*") {
         AllowOrigin::any()
@@ -45,14 +45,15 @@ pub fn cors(origins: &[String]) -> CorsLayer {
         .expose_headers([REQUEST_ID, header::RETRY_AFTER, wire::LEFT_OUT])
 }
 
-/// True of a program with a built-in browser. On Windows, Tauri's has a name of its own instead of a scheme.
+/// Returns true for the origin of an application with an embedded browser. Tauri on Windows has a host name instead of
+/// a scheme.
 fn is_app(origin: &str) -> bool {
     let scheme = origin.split_once("://").map(|(scheme, _)| scheme);
     scheme.is_some_and(|scheme| APPS.contains(&scheme))
         || matches!(origin, "http://tauri.localhost" | "https://tauri.localhost")
 }
 
-/// Refuses what must not come further.
+/// Rejects requests with a wrong host or origin, and requests without the required key.
 ///
 /// # Errors
 /// 401 or 403.
@@ -82,13 +83,13 @@ pub async fn check(
     Ok(next.run(request).await)
 }
 
-/// What a path needs a key for; `None` is open to all.
+/// Returns the scope that a path requires; `None` if it is public.
 fn scope(method: &Method, path: &str) -> Option<Scope> {
     match path {
         "/health" | "/ready" | "/openapi.json" | "/docs" => None,
-        // The page comes before its key. What it shows does not.
+        // The page is loaded before the user enters a key. It contains no data.
         "/" | "/ui/v1/session" => None,
-        // The tool servers decide themselves which scope sees and calls their tools.
+        // Each tool server's settings decide which scopes may see and call its tools.
         "/ui/v1/models" | "/ui/v1/tools" | "/ui/v1/tools/call" | "/ui/v1/catalogue" => Some(Scope::Inference),
         "/ui/v1/preset" if method == Method::GET => Some(Scope::Inference),
         "/ui/v1/preset" | "/ui/v1/remote" => Some(Scope::Models),
@@ -101,34 +102,34 @@ fn scope(method: &Method, path: &str) -> Option<Scope> {
     }
 }
 
-/// True if a client that arrives so needs a key.
+/// Returns true if a client with this `arrival` must present a key.
 ///
 /// # Errors
-/// The file with the keys cannot be read.
+/// The key file cannot be read.
 pub fn needs_key(state: &AppState, arrival: Arrival) -> Result<bool, ApiError> {
     Ok(!arrival.private || state.keys.any().map_err(ApiError::Internal)?)
 }
 
-/// The key that a request shows.
+/// Returns the key in a request's headers.
 pub fn shown_key(headers: &HeaderMap) -> Option<&str> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let bearer = text("authorization").and_then(|value| {
         let (scheme, key) = value.split_once(' ')?;
         scheme.eq_ignore_ascii_case("bearer").then_some(key.trim())
     });
-    // Anthropic's header, and Azure's.
+    // The headers of Anthropic and of Azure.
     bearer.or_else(|| text("x-api-key")).or_else(|| text("api-key"))
 }
 
-/// Returns the key that a request shows; `None` for no key, and for one that nobody knows.
+/// Returns the key of a request; `None` without a key and for an unknown one.
 ///
 /// # Errors
-/// The file with the keys cannot be read.
+/// The key file cannot be read.
 pub fn find_key(state: &AppState, headers: &HeaderMap) -> Result<Option<ApiKey>, ApiError> {
     shown_key(headers).map_or(Ok(None), |shown| state.keys.find(shown).map_err(ApiError::Internal))
 }
 
-/// Returns the scopes of a client that shows `key`; all of them where none is needed.
+/// Returns the scopes of a client with `key`; all scopes if no key is required.
 pub fn scopes(needs_key: bool, key: Option<ApiKey>) -> Vec<Scope> {
     match (needs_key, key) {
         (false, _) => vec![Scope::Inference, Scope::Models, Scope::Admin],
@@ -153,19 +154,19 @@ fn check_key(state: &AppState, headers: &HeaderMap, scope: Scope) -> Result<Tena
     Ok(Tenant(key.id))
 }
 
-/// The name that the client has asked for.
+/// Returns the host that the request addresses.
 fn host(headers: &HeaderMap, uri: &Uri) -> Option<String> {
     let header = headers.get(header::HOST).and_then(|host| host.to_str().ok());
     header.or_else(|| uri.authority().map(|authority| authority.as_str())).map(str::to_ascii_lowercase)
 }
 
-/// A page that has made its name point here (DNS rebinding) asks under its own name.
+/// Checks the host. A web page that has rebound its DNS name to this address sends that name.
 fn check_host(host: Option<&str>, allowed: &[String]) -> Result<(), ApiError> {
     let Some(host) = host else {
         return Err(ApiError::Forbidden("the request has no `Host` header".into()));
     };
     let name = without_port(host);
-    // No site can have a name that ends so: they are for this machine, for containers, and for this network.
+    // Names that no public site can have: this machine, containers, the local network.
     let own = [".localhost", ".internal", ".local"].iter().any(|end| name.ends_with(end));
     let local = ["localhost", "127.0.0.1", "[::1]"].contains(&name) || own;
     if local || allowed.iter().any(|other| other == name || other == host) {
@@ -176,8 +177,8 @@ fn check_host(host: Option<&str>, allowed: &[String]) -> Result<(), ApiError> {
     )))
 }
 
-/// A page of another site may send requests (though not read the answers): browsers say where it is from. The same holds
-/// for extensions of browsers, and for pages that have no site.
+/// Checks the origin. Pages of other sites can send requests, although they cannot read the answers, and browsers name
+/// their origin. Browser extensions and pages without a site are treated alike.
 fn check_origin(headers: &HeaderMap, host: Option<&str>, allowed: &[String]) -> Result<(), ApiError> {
     let mut origins = headers.get_all(header::ORIGIN).iter();
     let Some(origin) = origins.next() else { return Ok(()) };

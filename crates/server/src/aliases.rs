@@ -1,4 +1,4 @@
-//! Other names of models, which the server's settings give.
+//! Aliases of models from the server's settings.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::source::{
     Grant, LoadError, LoadPlan, Loaded, ModelEntry, ModelPreset, ModelSource, Outside, Presets,
 };
 
-/// A source whose models are found by other names as well.
+/// A source that also finds models by aliases.
 #[derive(Debug)]
 pub struct Aliased {
     source: Arc<dyn ModelSource>,
@@ -17,14 +17,14 @@ pub struct Aliased {
 }
 
 impl Aliased {
-    /// The source with these names.
+    /// Adds aliases to a source.
     pub fn wrap(source: Arc<dyn ModelSource>, aliases: Vec<Alias>) -> Arc<dyn ModelSource> {
         if aliases.is_empty() { source } else { Arc::new(Self { source, aliases }) }
     }
 }
 
 impl ModelSource for Aliased {
-    /// Names without a pattern are listed, too, since clients look for them.
+    /// Also lists aliases without a pattern, because clients look for them.
     fn list(&self) -> Result<Vec<ModelEntry>, LoadError> {
         let mut models = self.source.list()?;
         for alias in self.aliases.iter().filter(|alias| !alias.pattern.contains('*')) {
@@ -37,7 +37,7 @@ impl ModelSource for Aliased {
         Ok(models)
     }
 
-    /// A model's own name is stronger than an alias, and an earlier alias is stronger than a later one.
+    /// Resolves a name. A model's own name takes precedence over an alias, and an earlier alias over a later one.
     fn find(&self, name: &str) -> Result<ModelEntry, LoadError> {
         let missing = match self.source.find(name) {
             Err(error @ LoadError::NotFound(_)) => error,

@@ -1,4 +1,4 @@
-//! Bodies of requests: how fast they must come, and how much memory all of them take together.
+//! Request bodies: their minimum rate, and the memory of all of them together.
 
 use std::{
     pin::pin,
@@ -13,40 +13,40 @@ use tokio::{
 
 use crate::{error::ApiError, release::MemoryRelease, settings::HttpLimits, units::bytes};
 
-/// Bytes of each body that are not counted: small requests never wait for large ones.
+/// Bytes of each body that are not counted, so that small requests never wait for large ones.
 const FREE: usize = 16 << 10;
 
-/// Bytes that are reserved at a time.
+/// Granularity of reservations, in bytes.
 const STEP: usize = 64 << 10;
 
-/// Bytes that a parsed JSON value takes besides its text, about.
+/// Approximate bytes of a parsed JSON value besides its text.
 const VALUE: usize = 64;
 
-/// Bodies that took more memory than this leave something to give back.
+/// Bodies larger than this trigger a release of memory to the system.
 const MUCH: usize = 1 << 20;
 
-/// The memory of all bodies that are being read, parsed or prepared.
+/// Memory of all bodies that are being read, parsed or prepared.
 #[derive(Debug)]
 pub struct BodyMemory {
     bytes: Arc<Semaphore>,
     total: usize,
-    /// How long a body waits for others to give memory back.
+    /// Time that a body waits for memory of others.
     patience: Duration,
     release: Arc<MemoryRelease>,
 }
 
 impl BodyMemory {
-    /// How long a body waits for others to give memory back.
+    /// Time that a body waits for memory of others.
     pub const PATIENCE: Duration = Duration::from_secs(5);
 
-    /// Room for `total` bytes.
+    /// Creates a budget of `total` bytes.
     pub fn new(total: usize, patience: Duration, release: Arc<MemoryRelease>) -> Self {
         let total = total.min(Semaphore::MAX_PERMITS);
         Self { bytes: Arc::new(Semaphore::new(total)), total, patience, release }
     }
 }
 
-/// The memory that one request's body takes, until the last copy of this is dropped.
+/// Memory reserved for one request's body, until the last clone is dropped.
 #[derive(Clone, Debug, Default)]
 pub struct BodyShare(Arc<Mutex<Share>>);
 
@@ -55,7 +55,7 @@ struct Share {
     /// Bytes that have arrived.
     length: usize,
     permits: Option<OwnedSemaphorePermit>,
-    /// Where memory is given back when much of it was taken.
+    /// Set after a large reservation: schedules a release of memory to the system.
     release: Option<Arc<MemoryRelease>>,
 }
 
@@ -70,15 +70,15 @@ impl Drop for Share {
 }
 
 impl BodyShare {
-    /// Bytes of the body.
+    /// Returns the number of bytes of the body.
     pub fn length(&self) -> usize {
         self.lock().length
     }
 
-    /// Reserves memory for a body that has grown to `length` bytes with `values` JSON values in them.
+    /// Reserves memory for a body that has grown to `length` bytes and `values` JSON values.
     ///
     /// # Errors
-    /// It never fits, or others take the memory and do not end.
+    /// The body exceeds the budget, or other bodies did not free memory in time.
     pub async fn grow(&self, memory: &BodyMemory, length: usize, values: usize) -> Result<(), ApiError> {
         let needed = length.saturating_add(values.saturating_mul(VALUE)).saturating_sub(FREE);
         let has = {
@@ -98,7 +98,7 @@ impl BodyShare {
             return Err(ApiError::Invalid { param: None, message });
         }
         let more = (needed - has).next_multiple_of(STEP).min(memory.total - has);
-        // At most the total; a semaphore gives four gigabytes at a time.
+        // At most the total, because a semaphore acquires at most `u32::MAX` bytes at a time.
         let more = u32::try_from(more).unwrap_or(u32::MAX);
         let Ok(Ok(permits)) = timeout(memory.patience, memory.bytes.clone().acquire_many_owned(more)).await
         else {
@@ -114,7 +114,7 @@ impl BodyShare {
         Ok(())
     }
 
-    /// Gives the memory back: the body was thrown away.
+    /// Frees the reservation of a body that was discarded.
     pub fn clear(&self) {
         self.lock().permits = None;
     }
@@ -124,24 +124,24 @@ impl BodyShare {
     }
 }
 
-/// Counts JSON values in a text that comes in pieces. What is no JSON is counted somehow.
+/// Counts JSON values in a text that is read in parts. For invalid JSON the count is arbitrary.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ValueCounter {
-    /// So far.
+    /// Number of values so far.
     pub values: usize,
     in_string: bool,
     escaped: bool,
 }
 
 impl ValueCounter {
-    /// Adds a piece of the text.
+    /// Counts the values of the next part.
     pub fn push(&mut self, piece: &[u8]) {
         for &byte in piece {
             match (self.in_string, byte) {
                 (true, _) if self.escaped => self.escaped = false,
                 (true, b'\\') => self.escaped = true,
                 (_, b'"') => self.in_string = !self.in_string,
-                // Each value but the first of a container comes after a comma, and that one after the container's beginning.
+                // A value follows an opening bracket or a comma.
                 (false, b',' | b'[' | b'{') => self.values += 1,
                 _ => {}
             }
@@ -149,28 +149,28 @@ impl ValueCounter {
     }
 }
 
-/// How fast a body comes. Only the time counts in which it is waited for.
+/// Minimum rate of a body. Only time spent waiting for the client counts.
 #[derive(Debug)]
 pub struct Pace {
-    /// Least bytes in a second; none if 0.
+    /// Minimum bytes per second; 0 for no minimum.
     rate: u64,
-    /// Over which the rate is measured.
+    /// Period over which the rate is measured.
     window: Duration,
     waited: Duration,
     bytes: u64,
 }
 
 impl Pace {
-    /// The rate is measured over so long.
+    /// Period over which the rate is measured.
     const WINDOW: Duration = Duration::from_secs(10);
 
-    /// For a body that begins.
+    /// Starts measuring a body.
     pub fn new(limits: &HttpLimits) -> Self {
         let window = Self::WINDOW.min(limits.body_time);
         Self { rate: limits.body_rate, window, waited: Duration::ZERO, bytes: 0 }
     }
 
-    /// Counts `bytes` that have come.
+    /// Adds `bytes` received.
     pub fn arrived(&mut self, bytes: usize) {
         self.bytes = self.bytes.saturating_add(bytes as u64);
     }
@@ -178,7 +178,7 @@ impl Pace {
     /// Waits for the next part of the body.
     ///
     /// # Errors
-    /// Too few bytes have come for too long.
+    /// The rate was below the minimum for the whole period.
     pub async fn wait<T>(&mut self, next: impl Future<Output = T>) -> Result<T, ApiError> {
         let mut next = pin!(next);
         loop {

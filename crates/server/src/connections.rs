@@ -1,4 +1,4 @@
-//! Open connections: which are idle, which cannot write, and how many each client has.
+//! Open connections: their idle times, blocked writes, and the number of each client.
 
 use std::{
     collections::HashMap,
@@ -21,16 +21,16 @@ use tokio::{
 
 use crate::{AppState, held, prepare::Client, release::MemoryRelease};
 
-/// Between two looks at all connections.
+/// Interval between two checks of all connections.
 const INTERVAL: Duration = Duration::from_millis(200);
 
-/// How long after its deadline an answer may still be written: the error that ends it.
+/// Time after the deadline in which the final error can still be written.
 const AFTER_DEADLINE: Duration = Duration::from_secs(1);
 
-/// How long a connection may be unable to write while the server stops.
+/// Time that a connection may block on writing during shutdown.
 const WHILE_STOPPING: Duration = Duration::from_secs(1);
 
-/// Number of connections whose memory is worth giving back to the system.
+/// Number of connections whose memory is worth a release to the system.
 const MANY: usize = 128;
 
 /// All open connections.
@@ -38,7 +38,7 @@ const MANY: usize = 128;
 pub struct Connections {
     table: Mutex<Table>,
     next: AtomicU64,
-    /// Most connections of a client that is not on this machine.
+    /// Maximum number of connections of one remote client.
     per_client: usize,
     stopping: AtomicBool,
     release: Arc<MemoryRelease>,
@@ -47,9 +47,9 @@ pub struct Connections {
 #[derive(Debug, Default)]
 struct Table {
     open: HashMap<u64, Arc<Connection>>,
-    /// Connections of clients that are not on this machine.
+    /// Number of connections of each remote client.
     clients: HashMap<Client, usize>,
-    /// Most that were open since memory was given back.
+    /// Maximum number of open connections since the last release of memory.
     most: usize,
 }
 
@@ -57,7 +57,7 @@ struct Table {
 #[derive(Debug)]
 pub struct Connection {
     id: u64,
-    /// `None` on this machine.
+    /// Address of a remote client; `None` for this machine.
     client: Option<Client>,
     activity: Mutex<Activity>,
     cut: Notify,
@@ -65,19 +65,19 @@ pub struct Connection {
 
 #[derive(Debug)]
 struct Activity {
-    /// Requests that are being read or answered.
+    /// Number of requests that are being read or answered.
     requests: usize,
-    /// Since when there are none.
+    /// Time at which `requests` became 0.
     idle_since: Instant,
-    /// Since when the client takes no more bytes.
+    /// Time since which writing to the client has blocked.
     blocked_since: Option<Instant>,
-    /// When the answer must have ended.
+    /// Time by which the answer must have ended.
     deadline: Option<Instant>,
-    /// It is being closed.
+    /// True while the connection is being closed.
     closing: bool,
 }
 
-/// An open connection, until this is dropped.
+/// Registration of an open connection; dropping it removes the connection.
 #[derive(Debug)]
 pub struct Entered {
     connection: Arc<Connection>,
@@ -85,7 +85,7 @@ pub struct Entered {
 }
 
 impl Connections {
-    /// None is open yet.
+    /// Creates an empty table.
     pub fn new(per_client: usize, release: Arc<MemoryRelease>) -> Self {
         Self {
             table: Mutex::default(),
@@ -96,14 +96,14 @@ impl Connections {
         }
     }
 
-    /// True if a client may have one more connection. One that has its share loses an idle one for it.
+    /// Returns true if a client may open another connection. At its limit, its longest idle connection is closed first.
     pub fn admit(&self, peer: Option<IpAddr>) -> bool {
         let Some(client) = elsewhere(peer) else { return true };
         let open = self.table().clients.get(&client).copied().unwrap_or(0);
         open < self.per_client || self.close_idle(Some(&client))
     }
 
-    /// Adds a connection.
+    /// Registers a connection.
     pub fn enter(self: &Arc<Self>, peer: Option<IpAddr>) -> Entered {
         let client = elsewhere(peer);
         let activity = Activity {
@@ -126,7 +126,7 @@ impl Connections {
         Entered { connection, connections: self.clone() }
     }
 
-    /// Closes the connection that has been idle for longest, of one client or of all. False if none is idle.
+    /// Closes the connection with the longest idle time, of one client or of all. Returns false if none is idle.
     pub fn close_idle(&self, of: Option<&Client>) -> bool {
         let table = self.table();
         let idle = table.open.values().filter(|connection| of.is_none() || connection.client.as_ref() == of);
@@ -140,17 +140,17 @@ impl Connections {
         true
     }
 
-    /// From now on, a connection that cannot write is cut soon.
+    /// Starts the shutdown: connections that block on writing are closed after a short time.
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::Relaxed);
     }
 
-    /// Cuts all connections.
+    /// Closes all connections.
     pub fn cut_all(&self) {
         self.table().open.values().for_each(|connection| connection.close());
     }
 
-    /// Cuts connections that cannot write for too long, and gives memory back, for as long as the server runs.
+    /// Closes connections that block on writing for too long, and releases memory to the system. Never returns.
     pub async fn watch(self: Arc<Self>, state: AppState) {
         let mut ticks = tokio::time::interval(INTERVAL);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -161,7 +161,7 @@ impl Connections {
             let patience = if stopping { patience.min(WHILE_STOPPING) } else { patience };
             self.cut_blocked(Instant::now(), patience);
             if let Some(release) = self.release.due() {
-                // It walks through all of the heap. A panic there has nobody to go to.
+                // The release scans the whole heap, so it runs on another thread. A panic there is ignored.
                 let _ = tokio::task::spawn_blocking(release).await;
             }
         }
@@ -191,7 +191,7 @@ impl Connections {
                 table.clients.remove(client);
             }
         }
-        // Once for every crowd that has gone.
+        // Schedules one release after most connections of a peak have closed.
         if table.most >= MANY && table.open.len() <= table.most / 4 {
             table.most = table.open.len();
             table.open.shrink_to_fit();
@@ -204,13 +204,13 @@ impl Connections {
     }
 }
 
-/// The client, if it is not on this machine.
+/// Returns the address of a remote client; `None` for this machine.
 fn elsewhere(peer: Option<IpAddr>) -> Option<Client> {
     peer.filter(|peer| !peer.to_canonical().is_loopback()).map(Client::at)
 }
 
 impl Entered {
-    /// The connection.
+    /// Returns the connection.
     pub fn connection(&self) -> &Arc<Connection> {
         &self.connection
     }
@@ -223,12 +223,12 @@ impl Drop for Entered {
 }
 
 impl Connection {
-    /// The answer that is being made must have ended by then.
+    /// Sets the time by which the current answer must have ended.
     pub fn set_deadline(&self, deadline: tokio::time::Instant) {
         self.activity().deadline = Some(deadline.into_std());
     }
 
-    /// Waits until the connection is to be closed.
+    /// Waits until the connection must be closed.
     pub async fn cut(&self) {
         self.cut.notified().await;
     }
@@ -238,7 +238,7 @@ impl Connection {
         self.cut.notify_one();
     }
 
-    /// Notes whether the client takes bytes.
+    /// Records whether a write has blocked.
     fn wrote(&self, blocked: bool) {
         let mut activity = self.activity();
         match blocked {
@@ -252,12 +252,12 @@ impl Connection {
     }
 }
 
-/// A request on a connection, until its answer has been written.
+/// Marks a connection as busy until its answer has been written.
 #[derive(Debug)]
 pub struct Busy(Arc<Connection>);
 
 impl Busy {
-    /// A request begins.
+    /// Starts a request.
     pub fn new(connection: Arc<Connection>) -> Self {
         let mut activity = connection.activity();
         activity.requests += 1;
@@ -266,7 +266,7 @@ impl Busy {
         Self(connection)
     }
 
-    /// The request ends with this body.
+    /// Ends the request when this body is dropped.
     pub fn until_end_of(self, body: Body) -> Body {
         held::until_end_of(body, self)
     }
@@ -280,7 +280,7 @@ impl Drop for Busy {
     }
 }
 
-/// A stream that notes when the client takes no more bytes.
+/// A stream that records blocked writes.
 #[derive(Debug)]
 pub struct WatchedStream<S> {
     stream: S,
@@ -288,7 +288,7 @@ pub struct WatchedStream<S> {
 }
 
 impl<S> WatchedStream<S> {
-    /// The stream of a connection.
+    /// Wraps the stream of a connection.
     pub fn new(stream: S, connection: Arc<Connection>) -> Self {
         Self { stream, connection }
     }

@@ -1,4 +1,4 @@
-//! Counts that clients give. Nothing may be allocated, repeated or waited for by such a number before it is checked.
+//! Numbers of clients. None of them sizes an allocation, a loop or a wait before it was checked.
 
 use std::{fmt, ops::RangeInclusive};
 
@@ -7,16 +7,16 @@ use utoipa::ToSchema;
 
 use crate::error::ApiError;
 
-/// A count that a client has given. It can be compared and shown; the number comes out of it only through a bound.
+/// A number from a client. It can be compared and displayed; its value is available only through a bound.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(transparent)]
 pub struct ClientCount(usize);
 
 impl ClientCount {
-    /// The number, if it is in `range`.
+    /// Returns the number if it is in `range`.
     ///
     /// # Errors
-    /// It is not; `param` is the field that it was in.
+    /// The number is out of range; `param` names its field.
     pub fn within(self, range: RangeInclusive<usize>, param: &str) -> Result<usize, ApiError> {
         if range.contains(&self.0) {
             return Ok(self.0);
@@ -26,7 +26,7 @@ impl ClientCount {
         Err(ApiError::invalid(param, message))
     }
 
-    /// The number, or `most` if it is larger: for limits, of which a larger one bounds nothing more.
+    /// Returns the smaller of the number and `most`, for limits that are capped.
     pub fn at_most(self, most: usize) -> usize {
         self.0.min(most)
     }
@@ -50,10 +50,10 @@ impl fmt::Debug for ClientCount {
     }
 }
 
-/// Refuses a list that is too long.
+/// Checks the length of a list.
 ///
 /// # Errors
-/// It has more than `most` elements; `param` is the field that it was in.
+/// It has more than `most` elements; `param` names its field.
 pub fn check_length(length: usize, most: usize, param: &str) -> Result<(), ApiError> {
     if length <= most {
         return Ok(());

@@ -1,4 +1,4 @@
-//! The APIs that are spoken here, and the one place where errors take their shapes.
+//! The supported APIs, and the format of errors in each.
 
 use std::sync::Arc;
 
@@ -15,16 +15,16 @@ use crate::{anthropic, error::ApiError, ollama, openai};
 /// An API with its own wire format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
-    /// OpenAI's, and everything that is nobody else's.
+    /// OpenAI's API, and all paths outside of the other APIs.
     OpenAi,
-    /// Anthropic's.
+    /// Anthropic's API.
     Anthropic,
-    /// Ollama's.
+    /// Ollama's API.
     Ollama,
 }
 
 impl Dialect {
-    /// The API that a path belongs to.
+    /// Returns the API of a path.
     pub fn of_path(path: &str) -> Self {
         match path {
             "/v1/messages" => Self::Anthropic,
@@ -34,7 +34,7 @@ impl Dialect {
         }
     }
 
-    /// An error's body.
+    /// Returns the body of an error.
     pub fn error(self, error: &ApiError) -> Value {
         match self {
             Self::OpenAi => openai::error::body(error),
@@ -44,11 +44,11 @@ impl Dialect {
     }
 }
 
-/// Writes the body of every error that a handler or a layer below has answered with.
+/// Writes the body of each error that a handler or an inner layer has returned.
 pub async fn shape_errors(request: Request, next: Next) -> Response {
     let dialect = Dialect::of_path(request.uri().path());
     let mut response = next.run(request).await;
-    // It stays among the extensions for the line in the log.
+    // The error stays among the extensions for the access log.
     if let Some(error) = response.extensions().get::<Arc<ApiError>>().cloned() {
         if error.status().is_server_error() {
             tracing::debug!(%error, "refused");

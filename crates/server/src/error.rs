@@ -1,5 +1,4 @@
-//! Everything that a request can be told instead of an answer: one enum, mapped to a status here and to each API's
-//! shape by its dialect.
+//! Errors of requests: one enum, with an HTTP status here and a format in each dialect.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,27 +12,27 @@ use paguro_model::{ModelError, chat::TemplateError};
 
 use crate::{source::LoadError, units::bytes};
 
-/// Why a request got no answer, or only the beginning of one.
+/// Reason for which a request failed, before or during its answer.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ApiError {
-    /// A value that makes no sense, or that this server or this model cannot honour.
+    /// An invalid value, or one that this server or model does not support.
     #[error("{message}")]
     Invalid {
-        /// Which one: `messages[0].content`. `None` if it is about the request as a whole.
+        /// Path of the field, such as `messages[0].content`; `None` for the request as a whole.
         param: Option<String>,
-        /// What is wrong with it and what would be right.
+        /// The problem and its solution.
         message: String,
     },
     /// A field that does not exist.
     #[error("unknown field `{param}`: {hint}")]
     UnknownField {
-        /// Its path.
+        /// Path of the field.
         param: String,
-        /// Name of the field to use instead, as a sentence.
+        /// A sentence that names the field to use instead.
         hint: String,
     },
-    /// Prompt and answer do not fit. The words are those that clients of OpenAI's API look for.
+    /// Prompt and answer exceed the context. Clients of OpenAI's API search for this wording.
     #[error(
         "This model's maximum context length is {limit} tokens. However, your prompt has {tokens} tokens, \
          and an answer needs room, too. Shorten the prompt, or start the server with a larger --ctx."
@@ -41,80 +40,80 @@ pub enum ApiError {
     ContextTooLong {
         /// Tokens of the prompt.
         tokens: usize,
-        /// Most tokens of prompt and answer.
+        /// Maximum tokens of prompt and answer.
         limit: usize,
     },
-    /// No key, or one that nobody knows.
+    /// The key is missing or unknown.
     #[error("{0}")]
     Unauthorized(&'static str),
-    /// A key without the scope, a `Host` or an `Origin` that is not served.
+    /// The key lacks the scope, or the `Host` or `Origin` is not allowed.
     #[error("{0}")]
     Forbidden(String),
-    /// There is no such model.
+    /// No model has this name.
     #[error("there is no model `{0}`; /v1/models lists those there are")]
     ModelNotFound(String),
-    /// There is no such thing.
+    /// The requested object does not exist.
     #[error("{0}")]
     NotFound(String),
-    /// The path exists, but not for this method.
+    /// The path does not support the method.
     #[error("{path} does not take {method} requests")]
     MethodNotAllowed {
-        /// What was used.
+        /// Method of the request.
         method: String,
-        /// Where.
+        /// Path of the request.
         path: String,
     },
     /// The body did not arrive in time.
     #[error("the request's body did not arrive within {} s", .0.as_secs())]
     BodyTimeout(Duration),
-    /// The body comes too slowly.
+    /// The body arrives too slowly.
     #[error(
-        "the request's body comes with fewer than {rate} bytes a second; the server's --min-body-rate says how fast it must come"
+        "the request's body comes with fewer than {rate} bytes a second; --min-body-rate of the server sets the minimum"
     )]
     BodyTooSlow {
-        /// Least bytes in a second.
+        /// Minimum bytes per second.
         rate: u64,
     },
     /// The body is too large.
     #[error(
-        "the request's body is larger than {}; the server's --max-body says how large it may be", bytes(*limit as u64)
+        "the request's body is larger than {}; --max-body of the server sets the limit", bytes(*limit as u64)
     )]
     BodyTooLarge {
-        /// Most bytes.
+        /// Maximum bytes.
         limit: usize,
     },
-    /// Too many requests wait.
+    /// The queue is full.
     #[error("{0}")]
     QueueFull(String),
-    /// It did not finish in time.
+    /// The request exceeded its time.
     #[error("{0}")]
     Timeout(String),
-    /// Not now: shutting down, or a model that could not be loaded.
+    /// The server is shutting down, or a model could not be loaded.
     #[error("{0}")]
     Unavailable(String),
-    /// There is not enough memory for the model, and waiting will not help.
+    /// The model needs more memory than there is; retrying does not help.
     #[error("{0}")]
     InsufficientMemory(String),
-    /// What should not happen.
+    /// An internal error.
     #[error("{0}")]
     Internal(String),
 }
 
 impl ApiError {
-    /// A refused field.
+    /// Returns an error about the field `param`.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self::Invalid { param: Some(param.into()), message: message.into() }
     }
 
-    /// An answer that was not there when its time was up.
+    /// Returns the error for an answer that was not finished in time.
     pub fn timeout() -> Self {
         Self::Timeout(
-            "the answer was not finished in time; the header `x-request-timeout` and the server's --request-timeout say how long it may take"
+            "the answer was not finished in time; the header `x-request-timeout` and --request-timeout of the server set the limit"
                 .into(),
         )
     }
 
-    /// The same about fields that have other names in an API: pairs of the name here and the name there.
+    /// Replaces field names by those of another API, given as pairs of the name here and the name there.
     #[must_use]
     pub fn renamed(self, names: &[(&str, &str)]) -> Self {
         match self {
@@ -129,7 +128,7 @@ impl ApiError {
         }
     }
 
-    /// The status that goes with it.
+    /// Returns the HTTP status.
     pub fn status(&self) -> StatusCode {
         match self {
             Self::Invalid { .. } | Self::UnknownField { .. } | Self::ContextTooLong { .. } => {
@@ -149,7 +148,7 @@ impl ApiError {
         }
     }
 
-    /// Which field it is about.
+    /// Returns the field that the error is about.
     pub fn param(&self) -> Option<&str> {
         match self {
             Self::Invalid { param, .. } => param.as_deref(),
@@ -159,7 +158,7 @@ impl ApiError {
         }
     }
 
-    /// When to try again, for errors that time heals.
+    /// Returns the `Retry-After` time of transient errors.
     fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::QueueFull(_) => Some(Duration::from_secs(1)),
@@ -169,8 +168,8 @@ impl ApiError {
     }
 }
 
-/// The error travels as an extension of a response without a body; the outermost layer
-/// ([`crate::dialect::shape_errors`]) writes it in the shape of the API whose path was asked.
+/// Stores the error as an extension of an empty response. The outermost layer ([`crate::dialect::shape_errors`]) writes
+/// the body in the format of the path's API.
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = Response::new(Body::empty());
@@ -230,8 +229,8 @@ impl From<ModelError> for ApiError {
 }
 
 impl From<TemplateError> for ApiError {
-    /// Templates refuse chats that their model was not made for; the rest is the template's fault, but this model
-    /// cannot take this chat in any case.
+    /// A template refuses chats that its model was not trained for. Any other error is a defect of the template, but
+    /// this model cannot answer the chat in either case.
     fn from(error: TemplateError) -> Self {
         Self::invalid("messages", format!("the model's chat template refuses these messages: {error}"))
     }

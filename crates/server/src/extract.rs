@@ -1,5 +1,5 @@
 //! JSON bodies and paths. Reading a body is bounded in size, time and memory; [`crate::wire`] compares its fields with
-//! those that are known.
+//! the known ones.
 
 use axum::{
     body::{Body, Bytes},
@@ -19,8 +19,8 @@ use crate::{
     wire::{self, Tolerance},
 };
 
-/// A JSON body. Its content type is not looked at: `curl -d` sends a wrong one, and every example of every API uses
-/// that. (Against requests forged by web pages there is [`crate::access`].)
+/// A JSON body. Its content type is ignored, because `curl -d`, as in the examples of every API, sends a wrong one.
+/// [`crate::access`] protects against requests forged by web pages.
 #[derive(Debug)]
 pub struct Json<T>(pub T);
 
@@ -47,10 +47,10 @@ impl<T: wire::Body + Send> FromRequest<AppState> for Json<T> {
     }
 }
 
-/// Bodies from this size on are parsed elsewhere: the threads that serve others must not wait for it.
+/// Size from which bodies are parsed on a preparation thread, so that they do not block other requests.
 const LARGE: usize = 256 << 10;
 
-/// Parameters in a path. What is no text is refused in the API's own shape.
+/// Parameters in a path. A path that is not text is refused in the API's own format.
 #[derive(Debug)]
 pub struct Path<T>(pub T);
 
@@ -82,23 +82,25 @@ impl<T: Serialize> IntoResponse for Json<T> {
     }
 }
 
-/// Bodies are read as they are.
+/// Refuses compressed bodies.
 fn refuse_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
     let encoding = headers.get(header::CONTENT_ENCODING).filter(|encoding| *encoding != "identity");
     encoding.map_or(Ok(()), |encoding| {
-        let message = format!("the body is sent as {encoding:?}, which is not read here; send it as it is");
+        let message = format!(
+            "the encoding {encoding:?} of the body is not supported; send the body without an encoding"
+        );
         Err(ApiError::invalid("content-encoding", message))
     })
 }
 
-/// Bytes of a body that is too large which are read and thrown away. Most clients look at the answer only when they have
-/// sent everything, and lose it if the connection is closed before.
+/// Bytes of an oversized body that are read and discarded. Most clients read the answer only after they have sent
+/// everything, and lose it if the connection is closed before.
 const MOST_DISCARDED: usize = 256 << 20;
 
-/// Bytes by which the memory of a body grows, at least.
+/// Minimum growth of a body's memory, in bytes.
 const MIN_GROWTH: usize = 4 << 10;
 
-/// Reads a body into memory that `share` has reserved; whether the client `waits` for a sign before it sends one.
+/// Reads a body into memory that `share` has reserved. `waits` is true if the client waits for `100 Continue`.
 async fn read(mut body: Body, waits: bool, share: &BodyShare, state: &AppState) -> Result<Bytes, ApiError> {
     let limits = &state.settings.limits;
     let too_large = || ApiError::BodyTooLarge { limit: limits.body_bytes };
@@ -121,7 +123,7 @@ async fn read(mut body: Body, waits: bool, share: &BodyShare, state: &AppState) 
                 counter.push(data);
                 no_memory = share.grow(&state.body_memory, length, counter.values).await.err();
                 if bytes.capacity() < length {
-                    // A vector that doubles would take up to twice the memory that is reserved.
+                    // Doubling the vector would take up to twice the reserved memory.
                     bytes.reserve_exact(data.len().max(length / 8).max(MIN_GROWTH));
                 }
                 bytes.extend_from_slice(data);

@@ -1,8 +1,8 @@
-//! Random names.
+//! Random ids.
 
 use std::fmt::Write;
 
-/// 128 random bits as text, after a prefix that says what they name.
+/// Returns 128 random bits in hexadecimal digits, after a prefix that names the kind of the object.
 pub fn new(prefix: &str) -> String {
     let mut bytes = [0; 16];
     fill(&mut bytes);
@@ -13,12 +13,12 @@ pub fn new(prefix: &str) -> String {
     })
 }
 
-/// Random bytes that nobody can guess.
+/// Fills `bytes` with cryptographically secure random bytes.
 pub fn fill(bytes: &mut [u8]) {
     getrandom::fill(bytes).expect("the system has random numbers");
 }
 
-/// Seconds since 1970.
+/// Returns the time in seconds since 1970.
 pub fn now() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0, |time| time.as_secs())

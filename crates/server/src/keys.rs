@@ -1,5 +1,4 @@
-//! API keys. A file keeps their hashes: a key has 256 random bits, so its SHA-256 tells nobody what it was, and a slow
-//! hash would protect nothing more.
+//! API keys. A file stores their SHA-256 hashes. Keys have 256 random bits, so a slow hash would add no protection.
 
 use std::{
     fs,
@@ -14,20 +13,20 @@ use sha2::{Digest, Sha256};
 
 use crate::ids;
 
-/// What a key may be used for.
+/// Permission of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scope {
-    /// Asking models, and asking which there are.
+    /// Generates answers and lists models.
     Inference,
-    /// Changing which there are.
+    /// Adds, changes and removes models.
     Models,
-    /// Seeing what the server does.
+    /// Reads the server's status and metrics.
     Admin,
 }
 
 impl Scope {
-    /// Its name.
+    /// Returns its name.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Inference => "inference",
@@ -37,15 +36,15 @@ impl Scope {
     }
 }
 
-/// A key, without the key itself.
+/// An API key without its secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ApiKey {
-    /// Names it, for those who manage keys; part of the key itself.
+    /// Id for the management of keys; a part of the key itself.
     pub id: String,
-    /// What it is for, for people.
+    /// Description for people.
     pub name: String,
-    /// What it may be used for.
+    /// Scopes of the key.
     pub scopes: Vec<Scope>,
     /// SHA-256 of the key, in hexadecimal digits.
     pub sha256: String,
@@ -53,18 +52,18 @@ pub struct ApiKey {
     pub created: u64,
 }
 
-/// Why keys cannot be managed.
+/// Error of key management.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
     /// The file cannot be read, locked or written.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// `read`, `lock` or `write`.
+        /// The failed action: `read`, `lock` or `write`.
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the system.
         source: io::Error,
     },
     /// The file is damaged.
@@ -75,7 +74,7 @@ pub enum KeyError {
     Malformed {
         /// The file.
         path: PathBuf,
-        /// The fault and its place.
+        /// Problem and its place.
         problem: String,
     },
     /// No key has this id or name.
@@ -98,20 +97,20 @@ pub struct KeyFile {
 }
 
 impl KeyFile {
-    /// The file need not exist.
+    /// Creates a handle; the file need not exist.
     pub fn new(path: PathBuf) -> Self {
         Self { path }
     }
 
-    /// Where it is.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// All keys.
+    /// Reads all keys.
     ///
     /// # Errors
-    /// A file that cannot be read: better no access than access without keys.
+    /// The file cannot be read. The server then denies access instead of granting it without keys.
     pub fn read(&self) -> Result<Vec<ApiKey>, KeyError> {
         let bytes = match fs::read(&self.path) {
             Ok(bytes) => bytes,
@@ -131,7 +130,7 @@ impl KeyFile {
         }
     }
 
-    /// Makes a key and returns it; it is nowhere else.
+    /// Creates a key and returns it. Only its hash is stored.
     ///
     /// # Errors
     /// [`KeyError`].
@@ -149,7 +148,7 @@ impl KeyFile {
         Ok((key, secret))
     }
 
-    /// Removes the key of this id, or the only one of this name; servers that run forget it within a second.
+    /// Removes the key with this id, or the only one with this name. Running servers refuse it within a second.
     ///
     /// # Errors
     /// [`KeyError`].
@@ -173,7 +172,7 @@ impl KeyFile {
         Ok(removed)
     }
 
-    /// Waits until no other process changes the file. The system releases the lock when its holder ends, however it ends.
+    /// Waits for the exclusive lock of the file. The system releases it when its holder exits for any reason.
     fn lock(&self) -> Result<fs::File, KeyError> {
         let path = self.path.with_extension("lock");
         let lock = || {
@@ -192,18 +191,19 @@ impl KeyFile {
         }
     }
 
-    /// Replaces the file in one step: the new one is written beside it, synced and renamed. The caller holds the lock.
+    /// Replaces the file atomically: a temporary file is written beside it, synced and renamed. The caller holds the
+    /// lock.
     fn write(&self, keys: &[ApiKey]) -> Result<(), KeyError> {
         const PREFIX: &str = ".keys-";
         let write = || {
             let folder = self.folder();
-            // Only the holder of the lock makes such files, so any that is here was left by a process that was killed.
+            // Only the holder of the lock creates such files, so existing ones were left by a process that was killed.
             for entry in fs::read_dir(folder)?.flatten() {
                 if entry.file_name().to_string_lossy().starts_with(PREFIX) {
                     fs::remove_file(entry.path())?;
                 }
             }
-            // Readable by its owner only, as `tempfile` makes its files.
+            // `tempfile` makes the file readable by its owner only.
             let mut file = tempfile::Builder::new().prefix(PREFIX).suffix(".new").tempfile_in(folder)?;
             file.write_all(&serde_json::to_vec_pretty(keys)?)?;
             file.as_file().sync_all()?;
@@ -215,7 +215,8 @@ impl KeyFile {
         write().map_err(|source: io::Error| KeyError::Io { action: "write", path: self.path.clone(), source })
     }
 
-    /// What tells one state of the file from another; `None` if it is not there. Each write makes a new file.
+    /// Returns the identity of the file's current version; `None` if the file does not exist. Each write creates a new
+    /// file.
     fn state(&self) -> Option<State> {
         let metadata = fs::metadata(&self.path).ok()?;
         #[cfg(unix)]
@@ -226,12 +227,12 @@ impl KeyFile {
     }
 }
 
-/// See [`KeyFile::state`].
+/// Identity of a version of the file; see [`KeyFile::state`].
 #[derive(Debug, PartialEq, Eq)]
 struct State {
     modified: Option<SystemTime>,
     size: u64,
-    /// Of the inode, where files have one.
+    /// Inode number, where files have one.
     number: u64,
 }
 
@@ -239,10 +240,10 @@ fn hash(key: &str) -> String {
     Sha256::digest(key.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// How long a change of the file may go unnoticed.
+/// Interval between two checks of the file.
 const FRESH: Duration = Duration::from_millis(500);
 
-/// The keys as a running server sees them: what the file says now, or said half a second ago.
+/// Keys of a running server: those of the file, at most half a second old, and those of the settings.
 #[derive(Debug)]
 pub struct Keys {
     file: KeyFile,
@@ -259,7 +260,7 @@ struct Seen {
 }
 
 impl Keys {
-    /// Reads the file; the keys of the settings are added to its own.
+    /// Reads the file and adds the keys of the settings.
     pub fn new(file: KeyFile, given: &[String]) -> Self {
         let seen = Seen::look(&file);
         let scopes = vec![Scope::Inference, Scope::Models, Scope::Admin];
@@ -273,27 +274,27 @@ impl Keys {
         Self { file, given: given.iter().enumerate().map(key).collect(), seen: Mutex::new(seen) }
     }
 
-    /// The file that they are read from.
+    /// Returns the file.
     pub fn file(&self) -> &KeyFile {
         &self.file
     }
 
-    /// Whether there are any.
+    /// Returns true if there is any key.
     ///
     /// # Errors
-    /// What is wrong with the file.
+    /// The problem of the file.
     pub fn any(&self) -> Result<bool, String> {
         let given = !self.given.is_empty();
         self.look(|keys| given || !keys.is_empty())
     }
 
-    /// The key that was shown.
+    /// Returns the key whose secret is `shown`.
     ///
     /// # Errors
-    /// What is wrong with the file.
+    /// The problem of the file.
     pub fn find(&self, shown: &str) -> Result<Option<ApiKey>, String> {
         let shown = hash(shown);
-        // Hashes are compared, so the time that it takes says nothing about a key.
+        // Hashes are compared, so the time of the comparison reveals nothing about a key.
         self.look(|keys| self.given.iter().chain(keys).find(|key| key.sha256 == shown).cloned())
     }
 
@@ -301,7 +302,7 @@ impl Keys {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         if seen.looked.elapsed() > FRESH {
             seen.looked = Instant::now();
-            // A file that could not be read is tried again.
+            // A file that could not be read is read again.
             if seen.keys.is_err() || self.file.state() != seen.state {
                 *seen = Seen::look(&self.file);
             }
@@ -312,7 +313,7 @@ impl Keys {
 
 impl Seen {
     fn look(file: &KeyFile) -> Self {
-        // Asked before it is read: a change in between is seen the next time.
+        // The state is read before the keys, so that a change in between is seen the next time.
         let state = file.state();
         Self { looked: Instant::now(), state, keys: file.read().map_err(|error| error.to_string()) }
     }

@@ -1,4 +1,4 @@
-//! Gives every request an id, and a line in the log when its answer is complete.
+//! Request ids, and the access log: one line when an answer is complete.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -16,20 +16,20 @@ use tracing::{Instrument, Span};
 
 use crate::{AppState, dialect::Dialect, error::ApiError, held, ids};
 
-/// The header that names a request, in both directions.
+/// Header with the id of a request, in requests and in answers.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Longest reason in a line of the log.
+/// Maximum length of an error in the log, in characters.
 const MAX_REASON: usize = 300;
 
-/// Longest word between backticks that may be a name of ours, and not a client's text.
+/// Maximum length of a name between backticks in the log. Longer ones are text of a client.
 const MAX_NAME: usize = 64;
 
-/// Numbers for a request's line in the log. Every request has one; the handler of a generation fills it in.
+/// Statistics of a request for the access log. Handlers that generate answers fill them in.
 #[derive(Clone, Debug, Default)]
 pub struct RequestLog(Arc<Mutex<Generated>>);
 
-/// Numbers of one answer.
+/// Statistics of one answer.
 #[derive(Debug, Default)]
 pub struct Generated {
     /// The model's name; `None` while nothing is generated.
@@ -44,24 +44,24 @@ pub struct Generated {
     pub queue: Option<Duration>,
     /// Times of the first and the last token.
     pub tokens: Option<(Instant, Instant)>,
-    /// Why it failed after its answer had begun.
+    /// Error after the answer had begun.
     pub error: Option<String>,
 }
 
 impl RequestLog {
-    /// Changes the numbers.
+    /// Updates the statistics.
     pub fn update(&self, change: impl FnOnce(&mut Generated)) {
-        // The numbers are whole at any moment, also after a panic elsewhere.
+        // Updates leave no partial state, so a poisoned lock is usable.
         change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Notes why the answer failed.
+    /// Records the error of an answer.
     pub fn fail(&self, error: &ApiError) {
         self.update(|generated| generated.error = Some(reason(error)));
     }
 }
 
-/// Names the request, in its answer and in every line of the log that comes from it.
+/// Assigns an id to a request, and names it in its answer and in its lines of the log.
 pub async fn log(State(state): State<AppState>, mut request: Request, next: Next) -> Response {
     let started = Instant::now();
     let id = request.headers().get(REQUEST_ID).filter(|id| is_sane(id)).cloned();
@@ -92,7 +92,7 @@ pub async fn log(State(state): State<AppState>, mut request: Request, next: Next
     span.record("http.response.status_code", status);
     let error = response.extensions_mut().remove::<Arc<ApiError>>().map(|error| reason(&error));
     let line = Line { span, status, started, error, generated };
-    // A stream's last numbers are filled in when its body is dropped.
+    // The statistics of a stream are complete when its body is dropped.
     match HttpBody::size_hint(response.body()).exact() {
         Some(_) => drop(line),
         None => {
@@ -103,12 +103,12 @@ pub async fn log(State(state): State<AppState>, mut request: Request, next: Next
     response
 }
 
-/// A request's line in the log, written when this is dropped.
+/// A request's line in the access log, written on drop.
 struct Line {
     span: Span,
     status: u16,
     started: Instant,
-    /// Why it was refused.
+    /// Error of the request.
     error: Option<String>,
     generated: RequestLog,
 }
@@ -122,7 +122,7 @@ impl Drop for Line {
             Some(model) => {
                 let Generated { prompt, cached, answer, queue, tokens, .. } = &*generated;
                 let time = tokens.map(|(first, last)| last.saturating_duration_since(first).as_secs_f64());
-                // The first token belongs to the prompt's time.
+                // The time of the first token belongs to the prefill.
                 let speed =
                     time.filter(|time| *time > 0.0).map(|time| answer.saturating_sub(1) as f64 / time);
                 let speed = speed.map(|speed| (speed * 10.0).round() / 10.0);
@@ -146,8 +146,8 @@ impl Drop for Line {
     }
 }
 
-/// An error for the log, in which there is no text of clients: texts between double quotes are left out, and so is what
-/// stands between backticks, unless it could be the name of a field.
+/// Returns an error for the log without text of clients: texts between double quotes are left out, and texts between
+/// backticks that cannot be a field's name.
 fn reason(error: &ApiError) -> String {
     let message = error.to_string();
     let mut out = String::new();
@@ -167,7 +167,7 @@ fn reason(error: &ApiError) -> String {
     plain.take(MAX_REASON).collect()
 }
 
-/// Ids of callers are taken over if they fit into a line of the log.
+/// Returns true if an id of a client can be used in the log.
 fn is_sane(id: &HeaderValue) -> bool {
     let fine = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(byte);
     (1..=128).contains(&id.len()) && id.as_bytes().iter().all(fine)

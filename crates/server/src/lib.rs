@@ -1,11 +1,11 @@
-//! The HTTP server: OpenAI's API over engines.
+//! The HTTP server: the APIs of OpenAI, Anthropic and Ollama over engines.
 //!
-//! The way of a request: `listen` (connections) → `layers` (id, log) → `access` (host, origin, key) → a dialect's
-//! handler (`openai`, ...: [`wire`] reads the body) → [`generate`] (template, tokens, engine, pieces) → the dialect again (`stream`).
-//! [`models`] decides what is resident.
+//! A request passes through `listen` (connections), `layers` (id, log), `access` (host, origin, key) and a dialect's
+//! handler (`openai`, ...), whose body [`wire`] reads. [`generate`] renders the template, tokenizes, runs the engine
+//! and returns pieces. The dialect writes them (`stream`). [`models`] loads and unloads models.
 //!
-//! What is absent: no device, no path from a request to a file but for imports by administrators, no second way to an answer: dialects translate at both
-//! ends of [`generate`] and do nothing else.
+//! This crate names no device and opens no model file, except for imports by administrators. Dialects only translate at
+//! both ends of [`generate`].
 
 mod access;
 mod aliases;
@@ -63,34 +63,34 @@ use crate::{
     release::MemoryRelease,
 };
 
-/// What all requests share.
+/// State that all requests share.
 #[derive(Debug)]
 pub struct State {
-    /// How the server is set up.
+    /// Settings of the server.
     pub settings: ServerSettings,
     /// All models.
     pub models: Arc<Models>,
-    /// What can be changed of them; `None` without a library.
+    /// Management of the library; `None` without a library.
     pub library: Option<Library>,
-    /// Who may ask.
+    /// API keys.
     pub keys: Keys,
-    /// Responses that can be gone on from.
+    /// Stored responses that later requests continue.
     pub responses: openai::ResponseStore,
-    /// The fields that requests can have.
+    /// Schemas of request bodies.
     pub schemas: wire::Schemas,
-    /// Fields that the log has named as ignored.
+    /// Ignored fields that the log has already named.
     pub logged: wire::Logged,
-    /// What is measured.
+    /// Metrics.
     pub metrics: Arc<Metrics>,
     /// Threads that prepare requests.
     preparation: Preparation,
-    /// The memory of all requests' bodies.
+    /// Memory of all request bodies.
     body_memory: BodyMemory,
-    /// Memory that is to be given back to the system.
+    /// Pending release of memory to the system.
     release: Arc<MemoryRelease>,
     /// Samples of the engines, for the page.
     pub live: ui::Live,
-    /// Contents of models' files, for the page.
+    /// Contents of model files, for the page.
     pub file_cards: ui::models::FileCards,
     /// The last requests, for the page.
     pub requests: ui::RequestLog,
@@ -98,7 +98,7 @@ pub struct State {
     pub mcp: mcp::McpServers,
 }
 
-/// What handlers get.
+/// State of handlers.
 pub type AppState = Arc<State>;
 
 /// A server that does not listen yet.
@@ -108,7 +108,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// A server of these models. Nothing is loaded yet.
+    /// Creates a server of these models. No model is loaded yet.
     pub fn new(settings: ServerSettings, source: Arc<dyn ModelSource>, library: Option<Library>) -> Self {
         let source = Aliased::wrap(source, settings.aliases.clone());
         let models = Models::new(source, settings.residency, settings.release_memory);
@@ -138,8 +138,8 @@ impl Server {
         }
     }
 
-    /// All paths with their layers, for requests with an [`Arrival`] among their extensions. [`Bound::serve`] brings
-    /// connections to it.
+    /// Returns all routes with their layers. Requests need an [`Arrival`] among their extensions; [`Bound::serve`] adds
+    /// it.
     pub fn router(&self) -> Router {
         let state = self.state.clone();
         let page = if state.settings.ui { ui::routes() } else { Router::new() };

@@ -1,4 +1,4 @@
-//! The model library, for the paths that change it. What is in it is served through [`crate::source`].
+//! Changes of the model library. [`crate::source`] serves its content.
 
 use std::{error::Error, path::Path, sync::Arc};
 
@@ -10,19 +10,19 @@ use tokio::{sync::Semaphore, task::spawn_blocking};
 
 use crate::{error::ApiError, source::Outside};
 
-/// The model library, and where its models come from.
+/// The model library and the source of its downloads.
 #[derive(Clone, Debug)]
 pub struct Library {
     /// The library.
     pub registry: Arc<Registry>,
-    /// Where models are pulled from.
+    /// Source of downloads.
     pub hub: Arc<Hub>,
-    /// Opens a model, to learn what the library records of it.
+    /// Opens a model and returns the properties that the library records.
     pub inspect: fn(&Path) -> Result<Details, Box<dyn Error + Send + Sync>>,
     work: Arc<Work>,
 }
 
-/// Cancels what is not awaited any more.
+/// Cancels an operation when the request that awaits it is dropped.
 #[derive(Debug)]
 pub struct CancelOnDrop(pub Cancel);
 
@@ -32,17 +32,17 @@ impl Drop for CancelOnDrop {
     }
 }
 
-/// How much is done with the library at a time. The threads on which it blocks are shared with all other requests.
+/// Limits of concurrent work on the library, which runs on threads shared with all other requests.
 #[derive(Debug)]
 struct Work {
-    /// Permits for work that ends soon.
+    /// Permits for short work.
     short: Semaphore,
     /// Permits for work that waits for a network or copies gigabytes.
     long: Semaphore,
 }
 
 impl Library {
-    /// A library whose models come from `hub`.
+    /// Creates a library whose models come from `hub`.
     pub fn new(
         registry: Arc<Registry>,
         hub: Arc<Hub>,
@@ -52,10 +52,10 @@ impl Library {
         Self { registry, hub, inspect, work: Arc::new(work) }
     }
 
-    /// Does something with the library elsewhere that ends soon: it waits for disks and other processes.
+    /// Runs short work on the library on a blocking thread; it waits for disks and other processes.
     ///
     /// # Errors
-    /// What the library says.
+    /// The library's error.
     pub async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Self) -> Result<T, RegistryError> + Send + 'static,
@@ -63,7 +63,7 @@ impl Library {
         self.run_in(&self.work.short, work).await
     }
 
-    /// Does something with the library elsewhere that takes long.
+    /// Runs long work on the library on a blocking thread.
     ///
     /// # Errors
     /// The library's error.
@@ -79,7 +79,7 @@ impl Library {
         turns: &Semaphore,
         work: impl FnOnce(&Self) -> Result<T, RegistryError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        // Never closed.
+        // The semaphore is never closed.
         let _turn = turns.acquire().await;
         let library = self.clone();
         let done = spawn_blocking(move || work(&library)).await;
@@ -87,10 +87,10 @@ impl Library {
             .map_err(ApiError::from)
     }
 
-    /// Takes in a model that lies outside: one in the program is copied, a file stays where it is.
+    /// Imports a model from outside of the library: the embedded model is copied, a file stays at its place.
     ///
     /// # Errors
-    /// What the library says.
+    /// The library's error.
     pub fn take_in(
         &self,
         outside: &Outside,

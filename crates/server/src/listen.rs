@@ -1,4 +1,4 @@
-//! Places to listen at, and the life of the server: it accepts connections, and ends them in order.
+//! Listening sockets and the life of the server: it accepts connections and shuts down in order.
 
 use std::{
     future::poll_fn,
@@ -29,17 +29,17 @@ use crate::{
     connections::{Busy, Connections, Entered, WatchedStream},
 };
 
-/// Why nothing can be listened at.
+/// Error of a listening socket.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen at {place}: {source}")]
 pub struct BindError {
-    /// Where.
+    /// Address or path.
     pub place: String,
-    /// What the system says.
+    /// Error of the system.
     pub source: io::Error,
 }
 
-/// A server that listens. What connects meanwhile waits until [`Bound::serve`].
+/// A listening server. Connections wait in the system's queue until [`Bound::serve`].
 #[derive(Debug)]
 pub struct Bound {
     server: Server,
@@ -53,22 +53,22 @@ enum Listener {
     Unix(tokio::net::UnixListener, PathBuf),
 }
 
-/// What a request came through.
+/// Properties of the connection of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// Through a loopback address. A web page on this machine may have sent it: its `Host` is to be checked.
+    /// True for a loopback address. A web page on this machine may have sent the request, so its `Host` is checked.
     pub loopback: bool,
-    /// Only this machine can have sent it.
+    /// True if only this machine can have sent the request.
     pub private: bool,
     /// The client's address; `None` for a Unix socket.
     pub peer: Option<IpAddr>,
 }
 
 impl Server {
-    /// Listens at all places of the settings.
+    /// Listens at all addresses of the settings.
     ///
     /// # Errors
-    /// The first place where that is not possible.
+    /// The first address that cannot be bound.
     pub async fn bind(self) -> Result<Bound, BindError> {
         let mut listeners = Vec::new();
         for place in &self.state.settings.listen {
@@ -96,7 +96,7 @@ impl Listener {
         }
     }
 
-    /// The file of a Unix socket.
+    /// Returns the path of a Unix socket.
     fn socket(&self) -> Option<PathBuf> {
         match self {
             Self::Tcp(..) => None,
@@ -105,7 +105,7 @@ impl Listener {
         }
     }
 
-    /// A socket file that nobody listens at is what a server that was killed has left.
+    /// Binds a Unix socket. A socket file without a listener was left by a server that was killed, and is replaced.
     #[cfg(unix)]
     async fn bind_unix(path: PathBuf) -> io::Result<Self> {
         use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -126,7 +126,7 @@ impl Listener {
 }
 
 impl Bound {
-    /// Where it listens, as one would ask for it: `http://127.0.0.1:11434`, `unix:/run/paguro.sock`.
+    /// Returns the addresses in the form of URLs: `http://127.0.0.1:11434`, `unix:/run/paguro.sock`.
     pub fn places(&self) -> Vec<String> {
         let place = |listener: &Listener| match listener {
             Listener::Tcp(_, address) => format!("http://{address}"),
@@ -136,8 +136,8 @@ impl Bound {
         self.listeners.iter().map(place).collect()
     }
 
-    /// Serves until `stop` is ready. Then nothing is accepted any more. Running requests may go on for the time that the
-    /// settings give them, or until `cut` is ready, and are cut then. All engines have ended when this returns.
+    /// Serves until `stop` is ready, then stops accepting connections. Running requests are cut off after the time of
+    /// the settings, or when `cut` is ready. All engines have ended when this returns.
     pub async fn serve(self, stop: impl Future<Output = ()>, cut: impl Future<Output = ()>) {
         let state = self.server.state.clone();
         let acceptor = Acceptor::new(self.server.router(), &state);
@@ -153,10 +153,10 @@ impl Bound {
         stop.await;
         tracing::info!("stopping");
         state.live.end();
-        // Closes the listeners, so that nobody new can connect.
+        // Closes the listeners, so that no client can connect.
         tasks.shutdown().await;
         for path in sockets {
-            // If somebody has taken it away, nothing is left to do.
+            // The file may already have been removed.
             let _ = std::fs::remove_file(path);
         }
         acceptor.end(&state, cut).await;
@@ -176,7 +176,7 @@ struct Acceptor {
 }
 
 impl Acceptor {
-    /// How long a full server waits for a connection to end before it closes another one.
+    /// Time that a full server waits for a connection to end before it closes an idle one.
     const PAUSE: Duration = Duration::from_millis(50);
 
     fn new(router: Router, state: &AppState) -> Self {
@@ -195,7 +195,7 @@ impl Acceptor {
             let accepted = match &listener {
                 Listener::Tcp(tcp, address) => match tcp.accept().await {
                     Ok((stream, peer)) => {
-                        // Tokens are small and must not wait for more.
+                        // Tokens are small and must be sent at once.
                         let _ = stream.set_nodelay(true);
                         let loopback = address.ip().is_loopback();
                         let arrival = Arrival { loopback, private: loopback, peer: Some(peer.ip()) };
@@ -214,8 +214,8 @@ impl Acceptor {
                 },
             };
             if let Err(error) = accepted {
-                // A connection that was given up before it was taken, or no more files for now: neither is helped by
-                // asking again at once.
+                // The connection was aborted before it was accepted, or there are no free file descriptors. Retrying at
+                // once helps in neither case.
                 tracing::debug!(%error, "no connection");
                 self.connections.close_idle(None);
                 tokio::time::sleep(Duration::from_millis(20)).await;
@@ -223,13 +223,13 @@ impl Acceptor {
         }
     }
 
-    /// Finds room for a connection, for which idle ones are closed, and serves it.
+    /// Waits for room for a connection, closing idle ones if necessary, and serves it.
     async fn enter<S>(&self, mut stream: S, arrival: Arrival)
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         if !self.connections.admit(arrival.peer) {
-            // Whether the client reads it is its own matter; it must not be waited for.
+            // One attempt to write: the server does not wait for the client to read it.
             let write = poll_fn(|context| Pin::new(&mut stream).poll_write(context, TOO_MANY));
             let _ = tokio::time::timeout(Duration::ZERO, write).await;
             return;
@@ -253,7 +253,7 @@ impl Acceptor {
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        // The router is shared: a layer of its own would be another one, with all its paths, for every connection.
+        // The router is shared: an additional layer would copy it with all routes for every connection.
         let router = self.router.clone();
         let connection = entered.connection().clone();
         let stream = WatchedStream::new(stream, connection.clone());
@@ -275,7 +275,7 @@ impl Acceptor {
                 () = entered.connection().cut() => Ok(()),
             };
             if let Err(error) = ended {
-                // Clients that go away in the middle of things are nothing to worry about.
+                // Clients may disconnect at any time.
                 tracing::debug!(%error, "connection ended");
             }
             drop(entered);
@@ -283,10 +283,10 @@ impl Acceptor {
         });
     }
 
-    /// Lets running requests end, for a while.
+    /// Waits for running requests to end, for a limited time.
     async fn end(self, state: &AppState, cut: impl Future<Output = ()>) {
         self.connections.stop();
-        // The tasks that accepted have ended, and their shares with them.
+        // The accepting tasks have ended and dropped their shares.
         let Some(graceful) = Arc::into_inner(self.graceful) else { return };
         let time = state.settings.shutdown_time;
         let ended = tokio::select! {
@@ -300,6 +300,6 @@ impl Acceptor {
     }
 }
 
-/// The answer to connections beyond a client's share.
+/// Answer to connections beyond a client's limit.
 const TOO_MANY: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n";

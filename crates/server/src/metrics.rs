@@ -1,5 +1,5 @@
-//! What `/metrics` shows: what requests experienced, counted here, and what the engines and the process are doing,
-//! asked for at each scrape.
+//! Metrics for `/metrics`: latencies and counts of requests, recorded here, and statistics of the engines and the
+//! process, read at each scrape.
 
 use std::{
     fmt::{self, Write as _},
@@ -28,14 +28,14 @@ use crate::{
     ui::Recent,
 };
 
-/// Prometheus' text format in OpenMetrics' version.
+/// OpenMetrics' text format.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Prometheus' older text format.
 pub const OLD_CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// The older text format of an OpenMetrics text: there, a counter is described under the name that its samples have, and
-/// the text has no end mark.
+/// Converts OpenMetrics to Prometheus' older text format. There, the description of a counter has the name of its
+/// samples, and the text has no end mark.
 pub fn older(text: &str) -> String {
     let counters: Vec<_> =
         text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter")).collect();
@@ -57,7 +57,7 @@ pub fn older(text: &str) -> String {
     older
 }
 
-/// Seconds; from a token on a fast device to a long prompt on a slow one.
+/// Buckets in seconds, from a token on a fast device to a long prompt on a slow one.
 const LATENCY_BUCKETS: [f64; 16] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
 
@@ -81,7 +81,7 @@ struct HttpLabels {
 type ByModel<M> = Family<ModelLabel, M>;
 type Histograms = Family<ModelLabel, Histogram, fn() -> Histogram>;
 
-/// Everything that is measured.
+/// All metrics.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -98,7 +98,7 @@ pub struct Metrics {
     pub recent: Recent,
 }
 
-/// One request's share; says how it ended when it is dropped.
+/// Metrics of one request; records its outcome when it is dropped.
 #[derive(Debug)]
 pub struct RequestMetrics {
     metrics: Arc<Metrics>,
@@ -115,7 +115,7 @@ fn latency() -> Histogram {
 }
 
 impl Metrics {
-    /// Nothing has happened yet.
+    /// Creates the metrics.
     pub fn new(models: Arc<Models>) -> Arc<Self> {
         let mut registry = Registry::default();
         let histograms = || Histograms::new_with_constructor(latency);
@@ -133,15 +133,11 @@ impl Metrics {
             recent: Recent::default(),
         };
         registry.register("paguro_http_requests", "HTTP requests by path and status", metrics.http.clone());
-        registry.register(
-            "paguro_requests",
-            "Requests for an answer, by how they ended",
-            metrics.requests.clone(),
-        );
+        registry.register("paguro_requests", "Requests for an answer, by outcome", metrics.requests.clone());
         registry.register("paguro_prompt_tokens", "Prompt tokens", metrics.prompt_tokens.clone());
         registry.register(
             "paguro_cached_prompt_tokens",
-            "Prompt tokens that the prefix cache had",
+            "Prompt tokens found in the prefix cache",
             metrics.cached_tokens.clone(),
         );
         registry.register("paguro_generated_tokens", "Tokens sampled", metrics.generated_tokens.clone());
@@ -157,12 +153,12 @@ impl Metrics {
         Arc::new(Self { registry, ..metrics })
     }
 
-    /// An HTTP request was answered. `path` is a route, not what anybody may write in a URL.
+    /// Counts an answered HTTP request. `path` is a route, not a URL of a client.
     pub fn http(&self, path: &str, status: u16) {
         self.http.get_or_create(&HttpLabels { path: path.to_owned(), status }).inc();
     }
 
-    /// A request for an answer begins.
+    /// Starts a request for an answer.
     pub fn request(self: &Arc<Self>, model: &str, received: Instant) -> RequestMetrics {
         let model = ModelLabel { model_name: model.to_owned() };
         RequestMetrics {
@@ -176,10 +172,10 @@ impl Metrics {
         }
     }
 
-    /// The text for Prometheus. Waits for engines to finish their steps.
+    /// Returns the text for Prometheus. Waits for engines to finish their steps.
     ///
     /// # Errors
-    /// None that is known.
+    /// A metric could not be written.
     pub fn text(&self) -> Result<String, ApiError> {
         let mut text = String::new();
         encode(&mut text, &self.registry).map_err(|error| ApiError::Internal(error.to_string()))?;
@@ -188,24 +184,24 @@ impl Metrics {
 }
 
 impl RequestMetrics {
-    /// It left the queue.
+    /// Records that the request left the queue.
     pub fn started(&self, waited: Duration) {
         self.queue_time.observe(waited.as_secs_f64());
     }
 
-    /// Its first token is there.
+    /// Records the first token.
     pub fn first_token(&self, after: Duration) {
         self.first_token.observe(after.as_secs_f64());
         self.metrics.recent.first_token(after);
     }
 
-    /// Another token is there.
+    /// Records a further token.
     pub fn token_gap(&self, gap: Duration) {
         self.token_gap.observe(gap.as_secs_f64());
         self.metrics.recent.token_gap(gap);
     }
 
-    /// A choice has ended. The first one brings the prompt's tokens, which all share.
+    /// Records the end of a choice. The prompt's tokens, which all choices share, are counted with the first one.
     pub fn finished(&mut self, usage: Usage) {
         let Metrics { prompt_tokens, cached_tokens, generated_tokens, .. } = &*self.metrics;
         if self.end != "finished" {
@@ -216,7 +212,7 @@ impl RequestMetrics {
         self.end = "finished";
     }
 
-    /// It failed.
+    /// Records a failure.
     pub fn failed(&mut self) {
         self.end = "failed";
     }
@@ -233,13 +229,13 @@ impl Drop for RequestMetrics {
     }
 }
 
-/// Asks engines and process at each scrape.
+/// Reads statistics of engines and of the process at each scrape.
 #[derive(Debug)]
 struct EngineCollector {
     models: Arc<Models>,
 }
 
-/// A metric's name, what it is, and its value.
+/// Name, description and value of a metric.
 type StatsMetric = (&'static str, &'static str, fn(&Stats) -> f64);
 
 /// Labels and values of one metric.
@@ -262,7 +258,7 @@ impl Collector for EngineCollector {
             ("paguro_disk_pending_bytes", "Bytes that wait to be written", |s| s.disk.pending_bytes as f64),
             ("paguro_batch_rows", "Rows of the last step", |s| s.last_rows as f64),
             ("paguro_batch_sequences", "Sequences of the last step", |s| s.last_sequences as f64),
-            // The names that the Gateway API Inference Extension and llm-d look for.
+            // Names that the Gateway API Inference Extension and llm-d read.
             ("vllm:num_requests_waiting", "The same as paguro_requests_waiting", |s| s.waiting as f64),
             ("vllm:num_requests_running", "The same as paguro_requests_running", |s| s.running as f64),
             ("vllm:kv_cache_usage_perc", "Fraction of pages in use", page_usage),
@@ -276,16 +272,18 @@ impl Collector for EngineCollector {
             ("paguro_steps", "Steps", |s| s.steps as f64),
             ("paguro_failed_steps", "Steps that failed", |s| s.failed_steps as f64),
             ("paguro_rows", "Rows computed", |s| s.rows as f64),
-            ("paguro_prefix_hit_tokens", "Tokens that the prefix cache had", |s| s.prefix_hit_tokens as f64),
+            ("paguro_prefix_hit_tokens", "Tokens found in the prefix cache", |s| s.prefix_hit_tokens as f64),
             ("paguro_disk_hit_tokens", "Tokens that came from the disk", |s| s.disk.hit_tokens as f64),
             ("paguro_disk_loads", "Loads from the disk", |s| s.disk.loads as f64),
-            ("paguro_disk_loads_declined", "Loads that computing was faster than", |s| {
+            ("paguro_disk_loads_declined", "Loads not begun because computing was faster", |s| {
                 s.disk.declined as f64
             }),
             ("paguro_disk_saved", "Blocks and checkpoints handed to the writer", |s| s.disk.saved as f64),
-            ("paguro_disk_dropped", "Blocks that the disk was too slow for", |s| s.disk.dropped as f64),
-            ("paguro_evictions", "Cached pages given up", |s| s.evictions as f64),
-            ("paguro_preemptions", "Sequences that lost their pages for a while", |s| s.preemptions as f64),
+            ("paguro_disk_dropped", "Blocks not written because the disk was too slow", |s| {
+                s.disk.dropped as f64
+            }),
+            ("paguro_evictions", "Cached pages evicted", |s| s.evictions as f64),
+            ("paguro_preemptions", "Preempted sequences", |s| s.preemptions as f64),
             ("paguro_page_copies", "Pages copied before they were written", |s| s.page_copies as f64),
             ("paguro_step_seconds", "Time in steps", |s| s.step_times.total_nanoseconds as f64 / 1e9),
         ];
@@ -306,7 +304,7 @@ impl EngineCollector {
     ) -> fmt::Result {
         let mut launches = Vec::new();
         for model in resident {
-            // An engine that has stopped has no counts any more.
+            // An engine that has stopped reports no counts.
             for kernel in model.handle.kernel_counts().unwrap_or_default() {
                 let [name] = label(model);
                 launches.push(([name, ("kernel", kernel.name)], kernel.launches));
@@ -316,7 +314,7 @@ impl EngineCollector {
         family(encoder, "paguro_kernel_launches", help, &launches, |count| ConstCounter::new(*count))?;
         let config = |(model, stats): (&ResidentInfo, &Stats)| {
             let [name] = label(model);
-            // vLLM's name of the number of pages, whatever the device is.
+            // vLLM uses this name for the number of pages on any device.
             let pages = ("num_gpu_blocks", stats.pages_total.to_string());
             ([name, ("block_size", model.block_size.to_string()), pages], 1u64)
         };
@@ -348,7 +346,7 @@ fn label(model: &ResidentInfo) -> [(&'static str, String); 1] {
     [("model_name", model.entry.name.clone())]
 }
 
-/// One metric with several label sets.
+/// Writes one metric with several label sets.
 fn family<L: EncodeLabelSet, V, M: EncodeMetric>(
     encoder: &mut DescriptorEncoder<'_>,
     name: &str,
@@ -365,7 +363,7 @@ fn family<L: EncodeLabelSet, V, M: EncodeMetric>(
     Ok(())
 }
 
-/// Memory of this process, where the system tells.
+/// Writes the memory of this process, where the system reports it.
 fn encode_process(encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let Some(bytes) = resident_bytes() else { return Ok(()) };
     let metric = encoder.encode_descriptor(
@@ -377,8 +375,7 @@ fn encode_process(encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     ConstGauge::new(bytes).encode(metric)
 }
 
-/// Linux' account of this process (`VmRSS`); other systems have it elsewhere, behind calls that are not worth
-/// their `unsafe`.
+/// Returns the resident memory on Linux (`VmRSS`). Other systems would need `unsafe` calls.
 pub fn resident_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;

@@ -1,4 +1,4 @@
-//! `/openapi.json`, made of the types that are parsed and written, and `/docs`, a page that shows it.
+//! `/openapi.json`, generated from the types that are parsed and written, and `/docs`, a page that displays it.
 
 use axum::{
     Router,
@@ -16,7 +16,7 @@ use utoipa_axum::router::OpenApiRouter;
 
 use crate::{AppState, anthropic, ollama, openai, status, ui};
 
-/// The document.
+/// The OpenAPI document.
 #[derive(Debug, OpenApi)]
 #[openapi(
     info(
@@ -25,7 +25,7 @@ use crate::{AppState, anthropic, ollama, openai, status, ui};
             refused by name, and so is a near miss of a known name. Other fields without effect are ignored, and named in \
             the answer's header `X-Paguro-Ignored`; with `X-Paguro-Strict: 1` they are refused as well.",
     ),
-    // Model names need a wildcard in their route, which a path of the document cannot have; the page's paths may be off.
+    // Model names need a wildcard in their route, which the document cannot express. The page's paths may be disabled.
     paths(
         openai::models::get,
         ui::session::session,
@@ -51,7 +51,7 @@ use crate::{AppState, anthropic, ollama, openai, status, ui};
 )]
 struct Document;
 
-/// The two ways to show a key.
+/// The two headers for a key.
 struct Keys;
 
 impl Modify for Keys {
@@ -64,7 +64,7 @@ impl Modify for Keys {
     }
 }
 
-/// All paths of all APIs. The document is made of the same list.
+/// Returns the routes of all APIs. The document is generated from the same list.
 pub fn routes() -> Router<AppState> {
     let (router, document) = paths();
     let text = Bytes::from(document.to_string());
@@ -73,7 +73,7 @@ pub fn routes() -> Router<AppState> {
     router.route("/openapi.json", get(document)).route("/docs", get(docs))
 }
 
-/// The paths, and the document that describes them.
+/// Returns the routes and the document that describes them.
 fn paths() -> (Router<AppState>, Value) {
     let (router, document) = OpenApiRouter::with_openapi(Document::openapi())
         .merge(openai::routes())
@@ -81,7 +81,7 @@ fn paths() -> (Router<AppState>, Value) {
         .merge(ollama::routes())
         .merge(status::routes())
         .split_for_parts();
-    // Our own types: the document has no keys that are not strings and no failing parts.
+    // These types have string keys and no fallible parts.
     let mut document = serde_json::to_value(document).unwrap_or_default();
     openai::describe(&mut document);
     anthropic::describe(&mut document);
@@ -89,7 +89,7 @@ fn paths() -> (Router<AppState>, Value) {
     (router, exact(document))
 }
 
-/// The document, with what the types' attributes do not say.
+/// Adds what the attributes of the types cannot express.
 fn exact(mut document: Value) -> Value {
     let schemas = document.pointer_mut("/components/schemas").and_then(Value::as_object_mut);
     schemas.into_iter().flat_map(Map::values_mut).for_each(tighten);
@@ -112,14 +112,14 @@ fn exact(mut document: Value) -> Value {
     document
 }
 
-/// The schema of a server-sent event whose data is JSON of this schema.
+/// Returns the schema of a server-sent event whose data has this JSON schema.
 fn event(data: Value) -> Value {
     let data = json!({"type": "string", "contentMediaType": "application/json", "contentSchema": data});
     let properties = json!({"event": {"type": "string"}, "data": data});
     json!({"type": "object", "required": ["data"], "properties": properties})
 }
 
-/// Marks what is never taken, states the largest numbers, and that a model has one of two names.
+/// Marks fields that are always refused, adds maxima, and states that a model is given by one of two names.
 fn tighten(schema: &mut Value) {
     match schema {
         Value::Array(schemas) => return schemas.iter_mut().for_each(tighten),
@@ -142,7 +142,7 @@ fn tighten(schema: &mut Value) {
     }
 }
 
-/// Nothing on the page comes from anywhere else.
+/// Serves the page. Its content security policy permits no other origin.
 async fn docs() -> Response {
     let policy =
         "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'";

@@ -1,7 +1,9 @@
-//! Preparation: parsing large bodies, rendering templates, tokenizing, compiling grammars. All of it runs on a few threads of
-//! its own with large stacks, so that it can neither take the threads that serve connections nor overflow them.
+//! Preparation of requests: parsing large bodies, rendering templates, tokenizing, compiling grammars. All of it runs
+//! on a few threads of its own with large stacks, so it neither blocks the threads that serve connections nor overflows
+//! them.
 //!
-//! Clients take turns, and large requests may take half of the threads at most: a small one never waits for a large one.
+//! Clients are queued fairly, and large requests use at most half of the threads, so a small one never waits for a
+//! large one.
 
 use std::{
     collections::VecDeque,
@@ -17,15 +19,15 @@ use tokio::sync::oneshot;
 
 use crate::{access::Tenant, error::ApiError, listen::Arrival};
 
-/// Bytes of a thread's stack. Templates and grammars are bounded such that they need less.
+/// Stack of a thread, in bytes. Templates and grammars are bounded such that they need less.
 const STACK: usize = 64 << 20;
 
-/// Who takes turns.
+/// A client, for fair queueing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Client {
     /// A key, by its id.
     Key(Arc<str>),
-    /// An address without a key; of IPv6 the network, because one client has all of its addresses.
+    /// An address without a key; for IPv6 its network, because one client owns all addresses of it.
     Address(IpAddr),
     /// A Unix socket, or a request within the process.
     #[default]
@@ -33,7 +35,7 @@ pub enum Client {
 }
 
 impl Client {
-    /// The client that a request comes from: its key, or else its address.
+    /// Returns the client of a request: its key, or else its address.
     pub fn of(extensions: &Extensions) -> Self {
         if let Some(Tenant(key)) = extensions.get() {
             return Self::Key(key.as_str().into());
@@ -41,7 +43,7 @@ impl Client {
         extensions.get().and_then(|arrival: &Arrival| arrival.peer).map_or(Self::Local, Self::at)
     }
 
-    /// The client at an address.
+    /// Returns the client at an address.
     pub fn at(address: IpAddr) -> Self {
         Self::Address(match address.to_canonical() {
             IpAddr::V6(address) if !address.is_loopback() => {
@@ -53,16 +55,16 @@ impl Client {
     }
 }
 
-/// How much a piece of work asks for.
+/// Cost of a piece of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
-    /// Takes milliseconds.
+    /// Milliseconds.
     Small,
-    /// May take seconds.
+    /// Up to seconds.
     Large,
 }
 
-/// The threads, and what waits for them.
+/// The threads and their queue.
 #[derive(Debug)]
 pub struct Preparation {
     shared: Arc<Shared>,
@@ -72,19 +74,19 @@ pub struct Preparation {
 struct Shared {
     queue: Mutex<Queue>,
     changed: Condvar,
-    /// Most threads.
+    /// Maximum number of threads.
     threads: usize,
 }
 
 #[derive(Debug, Default)]
 struct Queue {
-    /// Clients that wait, in the order of their turns, with their work in the order in which it came.
+    /// Clients with waiting work, in order of service, each with its jobs in order of arrival.
     waiting: VecDeque<(Client, VecDeque<Job>)>,
-    /// Threads that were started.
+    /// Number of started threads.
     threads: usize,
-    /// Threads that wait for work.
+    /// Number of idle threads.
     idle: usize,
-    /// Large work that runs.
+    /// Number of large jobs that run.
     large: usize,
     ended: bool,
 }
@@ -101,7 +103,7 @@ impl fmt::Debug for Job {
 }
 
 trait Work: Send {
-    /// False if the client has gone.
+    /// Returns false if the client has disconnected.
     fn is_wanted(&self) -> bool;
 
     fn run(self: Box<Self>);
@@ -124,13 +126,13 @@ where
     fn run(self: Box<Self>) {
         let Self { work, answer } = *self;
         let outcome = work(&|| !answer.is_closed());
-        // The client may have gone meanwhile.
+        // The client may have disconnected meanwhile.
         let _ = answer.send(outcome);
     }
 }
 
 impl Preparation {
-    /// With at most as many threads as the machine has cores, but two. They start when they are needed.
+    /// Creates a pool with as many threads as cores, at least two. They start on demand.
     pub fn new() -> Self {
         Self::with_threads(thread::available_parallelism().map_or(2, |cores| cores.get().max(2)))
     }
@@ -140,11 +142,11 @@ impl Preparation {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Runs `work` when it is the client's turn. Work whose future is dropped does not start; work that runs can ask its
-    /// argument whether it is still wanted.
+    /// Runs `work` in fair order among clients. Work whose future was dropped does not start; running work can check
+    /// with its argument whether it is still wanted.
     ///
     /// # Errors
-    /// The work's own, or that there is no thread.
+    /// The work's own error, or no thread could be started.
     pub async fn run<T: Send + 'static>(
         &self,
         client: &Client,
@@ -183,7 +185,7 @@ impl Shared {
                     queue.waiting.clear();
                     return Err(ApiError::Unavailable(format!("no thread can be started: {error}")));
                 }
-                // Fewer threads only take longer.
+                // The work waits for the existing threads.
                 Err(error) => tracing::warn!(%error, "no thread can be started"),
             }
         }
@@ -192,7 +194,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Loop of a thread.
+    /// The loop of a thread.
     fn work(&self) {
         let most_large = (self.threads / 2).max(1);
         let mut queue = self.lock();
@@ -209,7 +211,7 @@ impl Shared {
             let large = usize::from(job.size == Size::Large);
             queue.large += large;
             drop(queue);
-            // A panic drops the sender of the answer, so whoever waits learns of it.
+            // A panic drops the sender of the answer, so the waiting request gets an error.
             let _ = catch_unwind(AssertUnwindSafe(|| job.work.run()));
             queue = self.lock();
             queue.large -= large;
@@ -228,7 +230,7 @@ impl Queue {
         }
     }
 
-    /// The first work of the first client that may run now. The client's next turn comes after all others'.
+    /// Returns the next runnable job of the first client, which then moves to the end of the queue.
     fn next(&mut self, most_large: usize) -> Option<Job> {
         for (_, jobs) in &mut self.waiting {
             jobs.retain(|job| job.work.is_wanted());
@@ -279,7 +281,7 @@ mod tests {
         push("a", "left", Size::Small, false);
         push("b", "b1", Size::Large, true);
         push("b", "b2", Size::Small, true);
-        // The first one is large, and one large one may run.
+        // The first job is large, and one large job may run.
         let mut order = Vec::new();
         let mut take = |queue: &mut Queue| match queue.next(1) {
             Some(job) => {

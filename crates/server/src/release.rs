@@ -1,27 +1,27 @@
-//! Memory that is given back to the system after something large has gone.
+//! Deferred release of freed memory to the system.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Remembers that there is memory to give back.
+/// A pending release of freed memory.
 #[derive(Debug)]
 pub struct MemoryRelease {
     wanted: AtomicBool,
-    /// Gives memory back that the process has and nobody uses. Walks through all of the heap.
+    /// Releases freed memory to the system. It scans the whole heap.
     release: fn(),
 }
 
 impl MemoryRelease {
-    /// Nothing is to be given back yet.
+    /// Creates the state without a pending release.
     pub fn new(release: fn()) -> Self {
         Self { wanted: AtomicBool::new(false), release }
     }
 
-    /// Something large has gone: memory is given back soon, once for all that goes meanwhile.
+    /// Schedules a release, once for all that is freed meanwhile.
     pub fn later(&self) {
         self.wanted.store(true, Ordering::Relaxed);
     }
 
-    /// Returns the function that gives memory back, if something large has gone since the last call.
+    /// Returns the function to call if a release is pending, and clears it.
     pub fn due(&self) -> Option<fn()> {
         self.wanted.swap(false, Ordering::Relaxed).then_some(self.release)
     }

@@ -1,4 +1,4 @@
-//! Everything that can be set.
+//! Settings of the server.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -6,75 +6,75 @@ use serde::Deserialize;
 
 use crate::{mcp::McpServer, models::Residency, ui::Setting};
 
-/// How the server is set up.
+/// Settings of the server.
 #[derive(Clone, Debug)]
 pub struct ServerSettings {
-    /// Where it listens.
+    /// Addresses to listen at.
     pub listen: Vec<Listen>,
-    /// Which models stay in memory.
+    /// Limits of resident models.
     pub residency: Residency,
-    /// What requests are bounded by.
+    /// Limits of requests.
     pub limits: HttpLimits,
-    /// The file with API keys.
+    /// Path of the file with API keys.
     pub keys: PathBuf,
-    /// Keys besides those of the file: they may be used for everything.
+    /// Keys besides those of the file, with all scopes.
     pub api_keys: Vec<String>,
-    /// Names besides `localhost` that this server may be asked under while it listens at a loopback address.
+    /// Allowed host names besides `localhost` while the server listens at a loopback address.
     pub hosts: Vec<String>,
-    /// Origins of web pages that may use this server; `*` is all.
+    /// Origins of web pages that may use this server; `*` allows all.
     pub origins: Vec<String>,
-    /// Refuses everything in a request that is not honoured, where others are answered without it.
+    /// Refuses requests with unsupported fields, instead of answering without them.
     pub strict: bool,
-    /// Refuses prompts and inputs that are token ids: ids of another model's tokenizer are other text here.
+    /// Refuses prompts that are token ids: ids of another model's tokenizer are other text here.
     pub refuse_token_ids: bool,
-    /// True if a prefix that was computed for one key serves requests of others.
+    /// True if requests of all keys share cached prefixes.
     pub share_prefixes: bool,
-    /// Other names of models.
+    /// Aliases of models.
     pub aliases: Vec<Alias>,
-    /// Gives memory back to the system that the process has and nobody uses.
+    /// Releases freed memory to the system.
     pub release_memory: fn(),
-    /// How long running requests may go on after the server was asked to stop.
+    /// Time that running requests may take after the server was stopped.
     pub shutdown_time: Duration,
-    /// True if the page for people is served.
+    /// True if the web page is served.
     pub ui: bool,
-    /// Servers of tools that the page's chat may use.
+    /// Tool servers that the page's chat may use.
     pub mcp: Vec<McpServer>,
-    /// Settings as the page shows them.
+    /// Settings for display on the page.
     pub shown: Vec<Setting>,
-    /// Devices as the page shows them.
+    /// Devices for display on the page.
     pub devices: Vec<String>,
 }
 
-/// A place to listen at.
+/// An address to listen at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Listen {
-    /// An address and a port; port 0 takes any that is free.
+    /// An address and a port; port 0 is any free port.
     Tcp(SocketAddr),
-    /// A Unix socket, for those who may open the file.
+    /// A Unix socket, for users with permission to open the file.
     Unix(PathBuf),
 }
 
-/// Limits of connections.
+/// Limits of connections and requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HttpLimits {
-    /// Bytes of a body.
+    /// Maximum bytes of a body.
     pub body_bytes: usize,
-    /// Bytes of all bodies together that are being read, parsed or prepared.
+    /// Maximum bytes of all bodies that are being read, parsed or prepared.
     pub body_memory: usize,
-    /// How long a body may take to arrive.
+    /// Maximum time for a body to arrive.
     pub body_time: Duration,
-    /// Least bytes of a body in a second, after the first seconds; 0 is no bound.
+    /// Minimum bytes per second of a body, after the first seconds; 0 for no minimum.
     pub body_rate: u64,
-    /// How long a request's head may take to arrive, and an idle connection stay.
+    /// Maximum time for a request's head to arrive, and of an idle connection.
     pub head_time: Duration,
-    /// How long an answer may take, loading the model included; `None` is for ever.
+    /// Maximum time of an answer, including loading of the model; `None` for no limit.
     pub request_time: Option<Duration>,
-    /// How long a client may take to read more of its answer.
+    /// Maximum time for which a client may not read its answer.
     pub write_time: Duration,
-    /// Open connections. At more, the one that has been idle for longest is closed; if none is, more wait in the system's
-    /// queue.
+    /// Maximum number of open connections. Beyond it, the connection with the longest idle time is closed; if none is
+    /// idle, new ones wait in the system's queue.
     pub connections: usize,
-    /// Open connections of one client that is not on this machine.
+    /// Maximum number of open connections of one remote client.
     pub connections_per_client: usize,
 }
 
@@ -94,20 +94,20 @@ impl Default for HttpLimits {
     }
 }
 
-/// Another name of a model.
+/// An alias of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Alias {
-    /// The names that it is found by: one name, or a pattern in which `*` is any text.
+    /// A name, or a pattern in which `*` matches any text.
     pub pattern: String,
-    /// The model; `None` is the first one that the server was started with.
+    /// Name of the model; `None` for the first model that the server was started with.
     pub model: Option<String>,
 }
 
 impl std::str::FromStr for Alias {
     type Err = String;
 
-    /// Reads `PATTERN=NAME`, or a name alone.
+    /// Parses `PATTERN=NAME`, or a name alone.
     fn from_str(text: &str) -> Result<Self, String> {
         let (pattern, model) = match text.split_once('=') {
             Some((pattern, model)) => (pattern.trim(), Some(model.trim())),
@@ -132,7 +132,7 @@ impl TryFrom<String> for Alias {
 }
 
 impl Alias {
-    /// True if the pattern fits a name.
+    /// Returns true if a name matches the pattern.
     pub fn fits(&self, name: &str) -> bool {
         let mut parts = self.pattern.split('*');
         let Some(mut rest) = parts.next().and_then(|first| name.strip_prefix(first)) else { return false };

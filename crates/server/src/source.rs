@@ -1,4 +1,4 @@
-//! Where models come from. The server names no device and no file: whoever starts it brings these.
+//! The interface through which the application provides models. The server names no device and no file.
 
 use std::{fmt::Debug, path::PathBuf, sync::Arc};
 
@@ -8,41 +8,41 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-/// All models that can be asked for by name, and the way to run them.
+/// All models that requests can name, and the way to run them.
 pub trait ModelSource: Debug + Send + Sync + 'static {
-    /// All models, in the order in which they are to be shown. A model that cannot be opened is one of them, with its
-    /// [`Details::problem`]. May block.
+    /// Returns all models in order of display. A model that cannot be opened is listed with its [`Details::problem`].
+    /// May block.
     ///
     /// # Errors
-    /// What is wrong with the library.
+    /// The library cannot be read.
     fn list(&self) -> Result<Vec<ModelEntry>, LoadError>;
 
-    /// The model that a name means. May block.
+    /// Returns the model with this name. May block.
     ///
     /// # Errors
-    /// [`LoadError::NotFound`], or what is wrong with the library.
+    /// [`LoadError::NotFound`], or the library cannot be read.
     fn find(&self, name: &str) -> Result<ModelEntry, LoadError>;
 
-    /// Opens a model's file, to see what it says of itself. May block.
+    /// Opens a model's file to read its header. May block.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The file cannot be read.
     fn open(&self, entry: &ModelEntry) -> Result<ModelFile, LoadError>;
 
-    /// Computes what loading a model would take, for sequences of at least `context` tokens where that is more than
-    /// settings say. Reads headers only. May block.
+    /// Computes the memory of a load from the headers alone, for sequences of at least `context` tokens if that exceeds
+    /// the settings. May block.
     ///
     /// # Errors
-    /// The fault of the model or the device.
+    /// The model or the device does not support the load.
     fn plan(&self, entry: &ModelEntry, context: Option<usize>) -> Result<LoadPlan, LoadError>;
 
-    /// Opens a model and starts an engine on it. Blocks, for as long as that takes.
+    /// Opens a model and starts an engine. Blocks until the model is loaded.
     ///
     /// # Errors
-    /// What is wrong with the model, or the device.
+    /// The model or the device does not support the load.
     fn load(&self, entry: &ModelEntry, grant: Grant) -> Result<Loaded, LoadError>;
 
-    /// Returns the defaults of a model, as far as they differ from the settings of all models. May block.
+    /// Returns the defaults of a model that differ from the settings of all models. May block.
     ///
     /// # Errors
     /// [`LoadError::NotFound`], or the library's error.
@@ -54,19 +54,19 @@ pub trait ModelSource: Debug + Send + Sync + 'static {
     /// [`LoadError::Invalid`] for values that are refused, and for models that are not the library's.
     fn set_preset(&self, name: &str, preset: ModelPreset) -> Result<(), LoadError>;
 
-    /// Forgets everything that was kept of a model's requests, because the model was removed. May block.
+    /// Deletes the cached data of a removed model's requests. May block.
     fn forget(&self, name: &str) {
         let _ = name;
     }
 
-    /// Where a model lies that is not the library's; `None` for those that are, and for names that nobody has.
+    /// Returns the place of a model outside of the library; `None` for models of the library and for unknown names.
     fn outside(&self, name: &str) -> Option<Outside>;
 }
 
 /// Defaults of one model.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ModelPreset {
-    /// Most tokens of prompt and answer; 0 is what the model was trained for.
+    /// Maximum tokens of prompt and answer; 0 for the model's trained context.
     pub context: Option<usize>,
     /// Encoding of K and V: `f16` or `q8`.
     pub kv_dtype: Option<String>,
@@ -74,94 +74,95 @@ pub struct ModelPreset {
     pub chat_template: Option<String>,
     /// System message of chats that have none.
     pub system: Option<String>,
-    /// Options of requests that do not set them, in the words of Ollama's API.
+    /// Options of requests that do not set them, with the names of Ollama's API.
     #[serde(default)]
     #[schema(value_type = Object)]
     pub options: Map<String, Value>,
 }
 
-/// Defaults of one model, by where they are kept.
+/// Defaults of one model, by origin.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Presets {
-    /// Kept in the library, and can be changed; `None` for models that are not the library's.
+    /// Stored in the library, and changeable; `None` for models outside of the library.
     pub stored: Option<ModelPreset>,
-    /// Of the file with the server's settings. These are stronger.
+    /// From the settings file of the server. They take precedence.
     pub settings: ModelPreset,
 }
 
-/// Where a model lies that is not the library's.
+/// Place of a model outside of the library.
 #[derive(Clone, Debug)]
 pub enum Outside {
-    /// In the program.
+    /// Embedded in the program.
     Program {
-        /// The name that its file would have.
+        /// File name of the model.
         file: &'static str,
-        /// What would be in it.
+        /// Content of the file.
         bytes: &'static [u8],
     },
-    /// In a file or folder that whoever started the server has named.
+    /// A file or folder that was given when the server was started.
     Disk(PathBuf),
 }
 
 /// A model that can be loaded.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelEntry {
-    /// Its one name: two names of the same model (an alias, a short form) have the same entry.
+    /// Canonical name: two names of one model (an alias, a short form) have the same entry.
     pub name: String,
-    /// What distinguishes its content from what had this name before and may still be loaded: a digest.
+    /// Digest of the content. It distinguishes this model from an earlier one of the same name that may still be
+    /// loaded.
     pub version: String,
-    /// When it came here, in seconds since 1970.
+    /// Time at which it was added, in seconds since 1970.
     pub created: u64,
-    /// Bytes of its weights, as far as is known before they are loaded.
+    /// Bytes of its weights, as far as known before loading.
     pub bytes: u64,
-    /// What its requests begin with, as the library keeps it.
+    /// Default parameters of its requests, in the format of the library.
     pub parameters: Map<String, Value>,
-    /// Chat template that it is loaded with in place of its own.
+    /// Chat template that replaces its own.
     pub chat_template: Option<Arc<str>>,
-    /// Facts that are known without loading it.
+    /// Properties that are known without loading it.
     pub details: Details,
 }
 
-/// Facts about a model that is not loaded.
+/// Properties of a model that is not loaded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Details {
     /// `gguf` or `safetensors`.
     pub format: &'static str,
-    /// As its files name it: `llama`, `LlamaForCausalLM`.
+    /// Architecture as the file names it: `llama`, `LlamaForCausalLM`.
     pub architecture: Option<String>,
     /// Number of weights.
     pub parameters: u64,
-    /// How most of them are encoded: `Q4_K_M`.
+    /// Encoding of most weights: `Q4_K_M`.
     pub quantization: String,
-    /// Most tokens of a prompt with its answer, as it would be loaded.
+    /// Maximum tokens of prompt and answer, as it would be loaded.
     pub context: Option<usize>,
-    /// Sequences that it would run at the same time.
+    /// Number of sequences that it would run concurrently.
     pub sequences: usize,
-    /// Bytes that loading it would take.
+    /// Memory of a load.
     pub plan: Option<LoadPlan>,
-    /// Why it cannot be opened or run.
+    /// Reason for which it cannot be opened or run.
     pub problem: Option<String>,
 }
 
-/// Bytes that loading a model would take.
+/// Memory of a load, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadPlan {
     /// Weights as the device holds them.
     pub weights: u64,
     /// Buffers between operations.
     pub buffers: u64,
-    /// The least K and V: enough for a short conversation.
+    /// Minimum K and V: enough for a short conversation.
     pub kv_least: u64,
     /// K and V of one sequence of `context` tokens.
     pub kv_enough: u64,
-    /// K and V as settings want them, for several sequences.
+    /// K and V for several sequences, as set.
     pub kv_most: u64,
-    /// Most tokens of a sequence, if K and V get enough.
+    /// Maximum tokens of a sequence with enough K and V.
     pub context: usize,
 }
 
 impl LoadPlan {
-    /// Bytes with this much for K and V.
+    /// Returns the total with `kv` bytes for K and V.
     pub fn with(&self, kv: u64) -> u64 {
         self.weights.saturating_add(self.buffers).saturating_add(kv)
     }
@@ -172,11 +173,11 @@ impl LoadPlan {
 pub struct Grant {
     /// Bytes for K and V.
     pub kv: u64,
-    /// Tokens of the longest sequence that is wanted.
+    /// Tokens of the longest requested sequence.
     pub context: usize,
 }
 
-/// A model that runs.
+/// A running model.
 #[derive(Debug)]
 pub struct Loaded {
     /// The model.
@@ -185,32 +186,32 @@ pub struct Loaded {
     pub engine: Engine,
     /// The device's name.
     pub device: String,
-    /// Bytes that it takes.
+    /// Memory of the load.
     pub memory: MemoryPlan,
     /// Tokens in a page.
     pub block_size: usize,
 }
 
-/// Why a model is not there.
+/// Reason for which a model is not available.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// Nothing has this name.
+    /// No model has this name.
     #[error("there is no model `{0}`")]
     NotFound(String),
     /// A short form of several names.
     #[error("{0}")]
     Ambiguous(String),
-    /// It is there and cannot be run, now or later.
+    /// The model exists and is not supported.
     #[error("{0}")]
     Unsupported(String),
-    /// A value that is refused.
+    /// An invalid value.
     #[error("{0}")]
     Invalid(String),
-    /// It does not fit.
+    /// The model does not fit into memory.
     #[error("{0}")]
     TooLarge(String),
-    /// Anything else.
+    /// Any other error.
     #[error("{0}")]
     Failed(String),
 }

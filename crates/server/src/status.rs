@@ -1,4 +1,4 @@
-//! Paths about the server itself, and those that do not exist.
+//! Endpoints about the server itself, and the fallbacks for unknown paths.
 
 use axum::{
     extract::{Request, State},
@@ -13,7 +13,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{AppState, error::ApiError, extract::Json, metrics, models::ResidentInfo};
 
-/// The paths.
+/// Returns the routes.
 pub fn routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::new()
         .routes(routes!(health))
@@ -29,19 +29,19 @@ pub struct ServerVersion {
     version: &'static str,
 }
 
-/// Tells the version of Paguro.
+/// Returns the version of Paguro.
 #[utoipa::path(get, path = "/version", tag = "Status", responses((status = 200, body = ServerVersion)))]
 pub async fn version() -> Json<ServerVersion> {
     Json(ServerVersion { version: env!("CARGO_PKG_VERSION") })
 }
 
-/// How it is.
+/// Health of the server.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Status {
     status: &'static str,
 }
 
-/// What the server is doing.
+/// Current state of the server.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ServerStatus {
     /// Paguro's version.
@@ -57,43 +57,43 @@ pub struct ServerStatus {
 pub struct MemoryStatus {
     /// Limit of all models together: `--memory`.
     limit: u64,
-    /// Bytes that the loaded models take.
+    /// Bytes of the loaded models.
     models: u64,
-    /// Resident bytes of the process by the system's count; `null` where the system does not tell.
+    /// Resident bytes of the process; `null` where the system does not report them.
     resident: Option<u64>,
 }
 
-/// What a loaded model is doing.
+/// Current state of a loaded model.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ModelStatus {
     name: String,
-    /// What it runs on.
+    /// Name of its device.
     device: String,
-    /// Bytes that it takes: the next three together.
+    /// Bytes of weights, K and V, and buffers.
     bytes: u64,
-    /// Bytes of its weights, as the device holds them.
+    /// Bytes of its weights on the device.
     weights: u64,
-    /// Bytes of its pages of K and V. On a CPU they get resident when they are first used.
+    /// Bytes of its pages of K and V. On a CPU they become resident when they are first used.
     kv: u64,
-    /// Bytes of what passes between operations. On a CPU they get resident with the first large step.
+    /// Bytes of its buffers. On a CPU they become resident with the first large step.
     buffers: u64,
-    /// Most tokens of a prompt with its answer.
+    /// Maximum tokens of prompt and answer.
     context: usize,
-    /// Requests that hold it.
+    /// Number of requests that hold it.
     users: usize,
-    /// Seconds until it is unloaded if nobody asks for it; `null` is never.
+    /// Seconds until it is unloaded without further requests; `null` for never.
     expires_in: Option<f64>,
-    /// Sequences that wait.
+    /// Number of waiting sequences.
     waiting: usize,
-    /// Sequences that run.
+    /// Number of running sequences.
     running: usize,
-    /// Pages that sequences can use.
+    /// Number of usable pages.
     pages: usize,
-    /// Of these, pages in use.
+    /// Number of pages in use.
     pages_used: usize,
-    /// Of these, pages that only the prefix cache keeps.
+    /// Number of pages that only the prefix cache holds.
     pages_cached: usize,
-    /// Tokens sampled since it was loaded.
+    /// Number of tokens sampled since it was loaded.
     tokens: u64,
     /// Its cache on disk; `null` without one.
     disk: Option<DiskStatus>,
@@ -102,21 +102,21 @@ pub struct ModelStatus {
 /// A model's cache on disk.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct DiskStatus {
-    /// True if everything that is to be kept has been written: a process that is killed now loses nothing of it.
+    /// True if all data to be kept is on the disk, so that a killed process loses none of it.
     caught_up: bool,
-    /// Blocks and checkpoints that wait to be handed to the writer.
+    /// Number of blocks and checkpoints that wait for the writer.
     waiting: usize,
-    /// Bytes that the writer has not written yet.
+    /// Bytes queued in the writer.
     pending_bytes: u64,
-    /// Tokens of prompts that came from the disk.
+    /// Number of prompt tokens read from the disk.
     hit_tokens: u64,
-    /// Loads from the disk.
+    /// Number of loads from the disk.
     loads: u64,
     /// Loads that were not begun because computing was faster.
     loads_declined: u64,
-    /// Blocks and checkpoints that were handed to the writer.
+    /// Number of blocks and checkpoints passed to the writer.
     saved: u64,
-    /// Blocks and checkpoints that the disk was too slow for.
+    /// Number of blocks and checkpoints not written because the disk was too slow.
     dropped: u64,
 }
 
@@ -144,7 +144,7 @@ impl From<ResidentInfo> for ModelStatus {
             bytes: model.memory.total(),
             weights: model.memory.weights,
             kv: model.memory.kv,
-            // States are as many as sequences can run, whatever the context.
+            // The number of states is the maximum number of sequences; it does not depend on the context.
             buffers: model.memory.buffers.saturating_add(model.memory.states),
             context: model.handle.max_context(),
             users: model.users,
@@ -160,7 +160,7 @@ impl From<ResidentInfo> for ModelStatus {
     }
 }
 
-/// Lists the models that are loaded, and what they are doing.
+/// Returns the loaded models and their state.
 #[utoipa::path(get, path = "/status", tag = "Status", responses((status = 200, body = ServerStatus)))]
 pub async fn status(State(state): State<AppState>) -> Json<ServerStatus> {
     let models: Vec<_> = state.models.resident().into_iter().map(ModelStatus::from).collect();
@@ -172,16 +172,16 @@ pub async fn status(State(state): State<AppState>) -> Json<ServerStatus> {
     Json(ServerStatus { version: env!("CARGO_PKG_VERSION"), memory, models })
 }
 
-/// The process lives.
+/// Reports that the process runs.
 #[utoipa::path(get, path = "/health", tag = "Status", responses((status = 200, body = Status)))]
 pub async fn health() -> Json<Status> {
     Json(Status { status: "ok" })
 }
 
-/// Requests are welcome: the library can be read.
+/// Reports that the library can be read.
 ///
 /// # Errors
-/// It cannot.
+/// The library cannot be read.
 #[utoipa::path(get, path = "/ready", tag = "Status", responses((status = 200, body = Status), (status = "5XX", body = crate::openai::error::ErrorBody<'static>)))]
 pub async fn ready(State(state): State<AppState>) -> Result<Json<Status>, ApiError> {
     if let Err(error) = state.models.list().await {
@@ -190,11 +190,11 @@ pub async fn ready(State(state): State<AppState>) -> Result<Json<Status>, ApiErr
     Ok(Json(Status { status: "ready" }))
 }
 
-/// What Prometheus reads: OpenMetrics, or its older text format for those who accept only that. Waits for engines to
-/// finish their steps.
+/// Returns metrics in OpenMetrics' format, or in Prometheus' older one for clients that accept only that. Waits for
+/// engines to finish their steps.
 ///
 /// # Errors
-/// None that is known.
+/// A metric could not be written.
 #[utoipa::path(
     get, path = "/metrics", tag = "Status",
     responses((status = 200, content(
@@ -218,7 +218,7 @@ pub async fn prometheus(State(state): State<AppState>, headers: HeaderMap) -> Re
     Ok(([(header::CONTENT_TYPE, HeaderValue::from_static(kind))], text).into_response())
 }
 
-/// Any other path.
+/// Answers requests for unknown paths.
 pub async fn no_such_path(request: Request) -> ApiError {
     ApiError::NotFound(format!(
         "there is nothing at {}; /openapi.json lists what there is",
@@ -226,7 +226,7 @@ pub async fn no_such_path(request: Request) -> ApiError {
     ))
 }
 
-/// A path with another method.
+/// Answers requests with an unsupported method.
 pub async fn no_such_method(request: Request) -> ApiError {
     ApiError::MethodNotAllowed { method: request.method().to_string(), path: request.uri().path().to_owned() }
 }

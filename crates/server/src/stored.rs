@@ -1,5 +1,5 @@
-//! What the library keeps of a model's requests, in the words of Ollama's Modelfiles: `/api/create` writes it, and
-//! requests of all APIs begin with it.
+//! Stored defaults of a model's requests, with the names of Ollama's Modelfiles. `/api/create` writes them; requests of
+//! all APIs use them.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -20,16 +20,16 @@ struct Stored {
     system: Option<String>,
     #[serde(default)]
     messages: Vec<MessageParam>,
-    /// Only shown.
+    /// For display only.
     #[serde(rename = "license")]
     #[schema(value_type = Option<Object>)]
     _license: Option<Value>,
 }
 
-/// As the library keeps it.
+/// Reads the format of the library.
 ///
 /// # Errors
-/// The name of a parameter that cannot be honoured.
+/// The name of an unsupported parameter.
 pub fn read(stored: &Map<String, Value>, tolerance: &Tolerance) -> Result<Defaults, ApiError> {
     if stored.is_empty() {
         return Ok(Defaults::default());
@@ -41,21 +41,21 @@ pub fn read(stored: &Map<String, Value>, tolerance: &Tolerance) -> Result<Defaul
     Ok(Defaults { options: options.into_options()?, system, messages })
 }
 
-/// Checks what a model's requests are to begin with.
+/// Checks default parameters.
 ///
 /// # Errors
-/// The name of a parameter that cannot be honoured.
+/// The name of an unsupported parameter.
 pub fn check_parameters(parameters: &Map<String, Value>) -> Result<(), String> {
-    // The first one says what was meant.
+    // The first error names the best suggestion.
     let read = |tolerance| read(parameters, &tolerance).map(drop);
     read(Tolerance::default()).and_then(|()| read(Tolerance::strict())).map_err(|error| error.to_string())
 }
 
 impl ModelEntry {
-    /// Defaults of requests to this model.
+    /// Returns the defaults of requests to this model.
     ///
     /// # Errors
-    /// The library has what this version cannot honour.
+    /// The library contains a parameter that this version does not support.
     pub fn defaults(&self) -> Result<Defaults, ApiError> {
         read(&self.parameters, &Tolerance::default())
     }

@@ -1,4 +1,4 @@
-//! Bodies that are written while they are sent: server-sent events, and JSON lines.
+//! Bodies that are written while they are sent: server-sent events and JSON lines.
 
 use std::{
     pin::Pin,
@@ -18,43 +18,44 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use crate::error::ApiError;
 
-/// Bytes that wait to be sent; at more, the writer waits, too.
+/// Size of the send buffer in bytes; the writer waits while it is full.
 const ENOUGH: usize = 32 << 10;
 
-/// After this much silence a stream sends an event or a line that says nothing, so that nobody takes the connection for dead.
-/// A comment would not do: agents give a stream up that has no event for five minutes, as while a long prompt is read.
+/// Time without output after which a stream sends an empty event or line, so that clients do not assume a dead
+/// connection. A comment is not enough: agents abort a stream without events for five minutes, such as during the
+/// prefill of a long prompt.
 const SILENCE: Duration = Duration::from_secs(15);
 
-/// Writes a body in parts.
+/// Writer of a body.
 #[derive(Clone, Debug, Default)]
 pub struct Writer {
     buffer: Arc<Mutex<Vec<u8>>>,
 }
 
 impl Writer {
-    /// An event: `data: {...}`.
+    /// Writes an event: `data: {...}`.
     pub async fn data(&self, value: &impl Serialize) {
         self.write(|buffer| buffer.extend_from_slice(&data(value))).await;
     }
 
-    /// An event with a name: `event: ...` and `data: {...}`.
+    /// Writes an event with a name: `event: ...` and `data: {...}`.
     pub async fn event(&self, name: &str, value: &impl Serialize) {
         self.write(|buffer| buffer.extend_from_slice(&event(name, value))).await;
     }
 
-    /// A line of JSON.
+    /// Writes a line of JSON.
     pub async fn line(&self, value: &impl Serialize) {
         self.write(|buffer| buffer.extend_from_slice(&line(value))).await;
     }
 
-    /// The end of OpenAI's streams.
+    /// Writes the end of OpenAI's streams.
     pub async fn done(&self) {
         self.write(|buffer| buffer.extend_from_slice(b"data: [DONE]\n\n")).await;
     }
 
     async fn write(&self, write: impl FnOnce(&mut Vec<u8>)) {
         write(&mut self.lock());
-        // Whoever sends takes the whole buffer and then polls the writer again, so nobody needs to be woken.
+        // The sender empties the buffer and then polls the writer again, so no waker is needed.
         std::future::poll_fn(|_| if self.lock().len() < ENOUGH { Poll::Ready(()) } else { Poll::Pending })
             .await;
     }
@@ -64,22 +65,22 @@ impl Writer {
     }
 }
 
-/// What we write are our own types: they have no keys that are not strings and no failing parts.
+/// Writes JSON. The types have string keys and no fallible parts.
 fn json(buffer: &mut Vec<u8>, value: &impl Serialize) {
     if let Err(error) = serde_json::to_writer(buffer, value) {
         tracing::error!(%error, "a part of an answer could not be written");
     }
 }
 
-/// Makes the event that says nothing.
+/// Generator of keep-alive events.
 pub type KeepAlive = Box<dyn FnMut() -> Bytes + Send>;
 
-/// Comments, for clients that do not end a stream of which they read no event.
+/// Generates comments, for clients that do not time out without events.
 pub fn comments() -> KeepAlive {
     Box::new(|| Bytes::from_static(b": keep-alive\n\n"))
 }
 
-/// An event: `data: {...}`.
+/// Returns an event: `data: {...}`.
 pub fn data(value: &impl Serialize) -> Bytes {
     let mut buffer = b"data: ".to_vec();
     json(&mut buffer, value);
@@ -87,7 +88,7 @@ pub fn data(value: &impl Serialize) -> Bytes {
     buffer.into()
 }
 
-/// A line of JSON.
+/// Returns a line of JSON.
 pub fn line(value: &impl Serialize) -> Bytes {
     let mut buffer = Vec::new();
     json(&mut buffer, value);
@@ -95,14 +96,14 @@ pub fn line(value: &impl Serialize) -> Bytes {
     buffer.into()
 }
 
-/// An event with a name: `event: ...` and `data: {...}`.
+/// Returns an event with a name: `event: ...` and `data: {...}`.
 pub fn event(name: &str, value: &impl Serialize) -> Bytes {
     let mut buffer = format!("event: {name}\n").into_bytes();
     buffer.extend_from_slice(&data(value));
     buffer.into()
 }
 
-/// Server-sent events, written by what `write` makes. When the client goes away, that is dropped where it waits.
+/// Returns a stream of server-sent events that `write` produces. Its future is dropped when the client disconnects.
 pub fn events<F>(keep_alive: KeepAlive, write: impl FnOnce(Writer) -> F) -> Response
 where
     F: Future<Output = ()> + Send + 'static,
@@ -111,12 +112,12 @@ where
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    // nginx would collect the events otherwise.
+    // Disables buffering in nginx.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }
 
-/// Lines of JSON, with one that says nothing after some silence where `keep_alive` makes it.
+/// Returns a stream of JSON lines, with `keep_alive` lines during silence if it is set.
 pub fn lines<F>(keep_alive: Option<KeepAlive>, write: impl FnOnce(Writer) -> F) -> Response
 where
     F: Future<Output = ()> + Send + 'static,
@@ -135,10 +136,10 @@ where
     Body::new(Written { work: Some(work), writer, keep_alive, silence: Box::pin(sleep(SILENCE)) })
 }
 
-/// A body that drives its writer. All that the writer has written since the last time is sent at once: a client that
-/// reads slowly gets fewer, larger parts.
+/// A body that polls its writer. Everything written since the last frame is sent as one, so a client that reads slowly
+/// gets fewer and larger parts.
 struct Written<F> {
-    /// `None` when it has ended.
+    /// `None` after the end.
     work: Option<Pin<Box<F>>>,
     writer: Writer,
     keep_alive: Option<KeepAlive>,

@@ -1,4 +1,4 @@
-//! What is answered.
+//! Answers.
 
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -24,12 +24,12 @@ pub struct Message {
     model: String,
     content: Vec<ContentBlock>,
     stop_reason: Option<StopReason>,
-    /// Which of `stop_sequences` came up.
+    /// The stop sequence that ended the answer.
     stop_sequence: Option<String>,
     usage: Usage,
 }
 
-/// A part of an answer.
+/// A content block of an answer.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[schema(as = AnthropicContentBlock)]
@@ -39,18 +39,18 @@ pub enum ContentBlock {
         /// The text.
         text: String,
     },
-    /// What the model thought.
+    /// Reasoning of the model.
     Thinking {
         /// Its text.
         thinking: String,
         /// A digest of it.
         signature: String,
     },
-    /// A tool that is to be called.
+    /// A tool call.
     ToolUse {
-        /// Names the call.
+        /// Id of the call.
         id: String,
-        /// Names the tool.
+        /// Name of the tool.
         name: String,
         /// The arguments.
         #[schema(value_type = Object)]
@@ -59,30 +59,30 @@ pub enum ContentBlock {
 }
 
 impl ContentBlock {
-    /// A call whose arguments come later.
+    /// Creates a call without arguments, for a stream.
     pub fn call(id: String, name: String) -> Self {
         let input = RawValue::from_string("{}".into()).expect("a JSON object");
         Self::ToolUse { id, name, input }
     }
 }
 
-/// Why an answer has ended.
+/// Reason for the end of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = AnthropicStopReason)]
 pub enum StopReason {
-    /// The model has said all.
+    /// The model ended its answer.
     EndTurn,
-    /// The limit is reached, or the context is full.
+    /// The token limit was reached, or the context is full.
     MaxTokens,
-    /// One of `stop_sequences` came up.
+    /// One of `stop_sequences` was generated.
     StopSequence,
-    /// The model has called tools.
+    /// The model called tools.
     ToolUse,
 }
 
 impl StopReason {
-    /// The reason, and the stop sequence that came up.
+    /// Returns the reason and the stop sequence, if one was generated.
     pub fn of(finish: Finish) -> (Self, Option<String>) {
         match finish {
             Finish::Stop => (Self::EndTurn, None),
@@ -93,28 +93,28 @@ impl StopReason {
     }
 }
 
-/// Tokens that were used.
+/// Token counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = AnthropicUsage)]
 pub struct Usage {
-    /// Tokens of the prompt that had to be computed.
+    /// Prompt tokens that were computed.
     pub input_tokens: usize,
-    /// Always 0: keeping prefixes costs nothing.
+    /// Always 0: caching prefixes is free.
     pub cache_creation_input_tokens: usize,
-    /// Tokens of the prompt that the prefix cache had.
+    /// Prompt tokens found in the prefix cache.
     pub cache_read_input_tokens: usize,
     /// Tokens of the answer.
     pub output_tokens: usize,
-    /// Of which.
+    /// Details of `output_tokens`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output_tokens_details: Option<OutputTokensDetails>,
 }
 
-/// What the answer's tokens were.
+/// Details of the answer's tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = AnthropicOutputTokensDetails)]
 pub struct OutputTokensDetails {
-    /// Tokens that the model thought with.
+    /// Reasoning tokens.
     thinking_tokens: usize,
 }
 
@@ -131,14 +131,14 @@ impl From<generate::Usage> for Usage {
     }
 }
 
-/// A thinking block's signature. Clients want one and send it back; it is not checked, since the model may be shown any
-/// thoughts.
+/// Returns a signature of reasoning. Clients require one and send it back; it is not checked, because a prompt may
+/// contain any reasoning.
 pub fn signature(thinking: Sha256) -> String {
     thinking.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl Message {
-    /// One whose content comes later.
+    /// Creates a message without content, for a stream.
     pub fn begin(generating: &Generating) -> Self {
         let usage = Usage { input_tokens: generating.prompt_tokens(), ..Usage::default() };
         Self {
@@ -153,7 +153,7 @@ impl Message {
         }
     }
 
-    /// The whole answer.
+    /// Collects the whole answer.
     ///
     /// # Errors
     /// The request failed.
@@ -187,7 +187,7 @@ impl Message {
             _ => None,
         });
         for (input, arguments) in inputs.zip(arguments) {
-            // Calls were asked for as a whole, and only those with an object come so.
+            // Calls are not streamed, so their arguments are a whole object.
             *input = one_line(&arguments)
                 .map_err(|error| ApiError::Internal(format!("a call's arguments are no object: {error}")))?;
         }

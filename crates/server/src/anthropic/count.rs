@@ -20,28 +20,28 @@ use crate::{
     wire::{Body, Content, Other, no_effect},
 };
 
-/// A chat whose tokens are to be counted.
+/// A request to count the tokens of a chat.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct CountTokensRequest {
     /// The model's name, as `/v1/models` lists it.
     pub model: String,
-    /// What was said so far.
+    /// The conversation so far.
     pub messages: Vec<MessageParam>,
-    /// What the model is told before everything else.
+    /// System prompt.
     pub system: Option<Content<SystemBlock>>,
-    /// What the model may call.
+    /// Tools that the model may call.
     pub tools: Option<Vec<ToolParam>>,
-    /// Whether it may, or must.
+    /// Whether the model may or must call tools.
     pub tool_choice: Option<ToolChoiceParam>,
-    /// Whether the model thinks first.
+    /// Controls reasoning.
     pub thinking: Option<ThinkingParam>,
-    /// What the answer is to be like.
+    /// Format and effort of the answer.
     pub output_config: Option<OutputConfig>,
     /// The older name of `output_config.format`.
     pub output_format: Option<OutputFormat>,
 }
 
-/// Known fields that have no part in a prompt.
+/// Known fields that are not part of a prompt.
 const OTHERS: &[Other] = &[
     no_effect("max_tokens", "nothing is computed"),
     no_effect("stream", "nothing is computed"),
@@ -55,17 +55,17 @@ impl Body for CountTokensRequest {
     const OTHERS: &'static [&'static [Other]] = &[OTHERS, request::OTHERS];
 }
 
-/// The number of tokens.
+/// A token count.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct CountTokensResponse {
-    /// Tokens of the prompt, with all that the model's template adds.
+    /// Tokens of the prompt, including those of the model's template.
     input_tokens: usize,
 }
 
-/// Counts the tokens of a prompt, and computes nothing.
+/// Counts the tokens of a prompt without running the model.
 ///
 /// # Errors
-/// What cannot be honoured, by name.
+/// A field that is not supported, by name.
 #[utoipa::path(
     post, path = "/v1/messages/count_tokens", tag = "Anthropic",
     request_body = CountTokensRequest,

@@ -1,4 +1,4 @@
-//! Errors as Anthropic's API writes them.
+//! Errors in the format of Anthropic's API.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -6,7 +6,7 @@ use utoipa::ToSchema;
 
 use crate::error::ApiError;
 
-/// An error's body, and the event that ends a stream too early.
+/// Body of an error, and of the event that aborts a stream.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = AnthropicErrorBody)]
 pub struct ErrorBody {
@@ -15,18 +15,18 @@ pub struct ErrorBody {
     error: ErrorObject,
 }
 
-/// What went wrong.
+/// Description of an error.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = AnthropicErrorObject)]
 pub struct ErrorObject {
-    /// The kind of error.
+    /// Type of the error.
     r#type: &'static str,
-    /// For people.
+    /// Message for people.
     message: String,
 }
 
 impl ErrorBody {
-    /// The body of an error.
+    /// Returns the body of an error.
     pub fn new(error: &ApiError) -> Self {
         let r#type = match error {
             ApiError::Invalid { .. }
@@ -45,7 +45,7 @@ impl ErrorBody {
             ApiError::Internal(_) => "api_error",
         };
         let message = match error {
-            // Clients look for these words, and then shorten the conversation.
+            // Clients search for this wording and then shorten the conversation.
             ApiError::ContextTooLong { tokens, limit } => format!(
                 "prompt is too long: {tokens} tokens > {limit} maximum; shorten it, or start the server with a larger --ctx"
             ),
@@ -55,7 +55,7 @@ impl ErrorBody {
     }
 }
 
-/// An error's body.
+/// Body of an error.
 pub fn body(error: &ApiError) -> Value {
     serde_json::to_value(ErrorBody::new(error)).unwrap_or_default()
 }

@@ -68,7 +68,7 @@ impl History {
                 return wrong_role("assistant");
             }
             Block::ToolResult { .. } if role != Role::User => return wrong_role("user"),
-            // Hidden thinking is not known here.
+            // Omitted reasoning has no text.
             Block::Thinking { thinking, .. } if thinking.is_empty() => {}
             Block::Thinking { thinking, .. } => {
                 let reasoning = self.last(Role::Assistant).reasoning.get_or_insert_default();
@@ -107,10 +107,8 @@ impl History {
                 Some(text) => self.push(role, text),
                 None => self.push(role, unreadable("search_result")?),
             },
-            Block::RedactedThinking(_) => {
-                tolerance.leave_out(path, "nobody here can read redacted thinking")?
-            }
-            Block::Other => tolerance.leave_out(path, "blocks of this type have no meaning here")?,
+            Block::RedactedThinking(_) => tolerance.leave_out(path, "redacted thinking is encrypted")?,
+            Block::Other => tolerance.leave_out(path, "blocks of this type are not supported")?,
         }
         Ok(())
     }
@@ -153,8 +151,8 @@ fn found_text(result: &Map<String, Value>) -> Option<String> {
     Some(heading.chain(parts).collect::<Vec<_>>().join("\n"))
 }
 
-/// Beginning of Claude Code's line about billing. Its number `cch=` differs in each request, which would defeat the prefix
-/// cache.
+/// Beginning of Claude Code's line about billing. Its number `cch=` differs in each request, which would make the
+/// prefix cache useless.
 const BILLING: &str = "x-anthropic-billing-header:";
 
 /// Replaces the number in the [`BILLING`] line of a system prompt by a constant.

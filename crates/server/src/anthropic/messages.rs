@@ -25,52 +25,51 @@ use crate::{
     wire::{Body, Content, Limit, OneOrMany, Other, Tolerance, left_out, no_effect},
 };
 
-/// A chat that is to be answered.
+/// A request to answer a chat.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct MessagesRequest {
     /// The model's name, as `/v1/models` lists it.
     pub model: String,
-    /// What was said so far.
+    /// The conversation so far.
     pub messages: Vec<MessageParam>,
-    /// Most tokens of the answer, those that the model thinks with included. With 0 the prompt is read, so that the
-    /// prefix cache has it.
+    /// Maximum tokens of the answer, including reasoning. With 0 only the prompt is computed, for the prefix cache.
     pub max_tokens: Limit,
-    /// What the model is told before everything else.
+    /// System prompt.
     pub system: Option<Content<SystemBlock>>,
-    /// Sends the answer in parts, as server-sent events.
+    /// Streams the answer as server-sent events.
     pub stream: Option<bool>,
-    /// Texts that end the answer.
+    /// Stop strings.
     pub stop_sequences: Option<Vec<String>>,
-    /// Divides the logits; 0 takes the best token. If absent, what the model recommends, or 0.8.
+    /// Divides the logits; 0 selects the most probable token. If absent, the model's recommendation, or 0.8.
     pub temperature: Option<f32>,
-    /// Keeps this many best tokens; 0 and -1 keep all.
+    /// Samples from the `top_k` most probable tokens; 0 and -1 keep all.
     pub top_k: Option<i64>,
-    /// Keeps the smallest set of best tokens whose probability reaches this.
+    /// Samples from the smallest set of tokens whose probabilities add up to at least this.
     pub top_p: Option<f32>,
-    /// What the model may call.
+    /// Tools that the model may call.
     pub tools: Option<Vec<ToolParam>>,
-    /// Whether it may, or must.
+    /// Whether the model may or must call tools.
     pub tool_choice: Option<ToolChoiceParam>,
-    /// Whether the model thinks first.
+    /// Controls reasoning.
     pub thinking: Option<ThinkingParam>,
-    /// What the answer is to be like.
+    /// Format and effort of the answer.
     pub output_config: Option<OutputConfig>,
     /// The older name of `output_config.format`.
     pub output_format: Option<OutputFormat>,
 }
 
-/// Known fields of messages alone.
+/// Known fields of this endpoint.
 const OTHERS: &[Other] = &[
     no_effect("metadata", "nobody is told about users"),
     left_out("service_tier", &["\"auto\"", "\"standard_only\""], "there is one tier, `auto`"),
-    left_out("container", &[], "this server runs nothing but models"),
-    left_out("context_management", &KEEPS_ALL, "all of `messages` is read, and nothing else"),
-    left_out("diagnostics", &[], "usage says what the prefix cache had"),
-    left_out("inference_geo", &[], "everything happens on this machine"),
+    left_out("container", &[], "this server has no containers"),
+    left_out("context_management", &KEEPS_ALL, "all of `messages` is always used"),
+    left_out("diagnostics", &[], "`usage` reports the tokens found in the prefix cache"),
+    left_out("inference_geo", &[], "all requests run on this machine"),
     left_out("mcp_servers", &[], "tools are called by the client"),
 ];
 
-/// Context managements that do nothing: Claude Code's is one.
+/// Values that keep the whole context, such as Claude Code's.
 const KEEPS_ALL: [&str; 2] =
     [r#"{"edits": []}"#, r#"{"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}"#];
 
@@ -78,10 +77,10 @@ impl Body for MessagesRequest {
     const OTHERS: &'static [&'static [Other]] = &[OTHERS, request::OTHERS];
 }
 
-/// Answers a chat, at once or as a stream.
+/// Answers a chat, as a whole or as a stream.
 ///
 /// # Errors
-/// What cannot be honoured, by name.
+/// A field that is not supported, by name.
 #[utoipa::path(
     post, path = "/v1/messages", tag = "Anthropic",
     request_body = MessagesRequest,
@@ -111,7 +110,7 @@ pub async fn create(
 }
 
 impl MessagesRequest {
-    /// Every field has its place, or is refused here.
+    /// Converts the request. Unsupported fields are ignored or refused by name.
     fn into_request(self, tolerance: &Tolerance) -> Result<ChatRequest, ApiError> {
         let stream = self.stream == Some(true);
         let Limit(max_tokens) = self.max_tokens;
@@ -133,7 +132,7 @@ impl MessagesRequest {
                 max_tokens: max_tokens.map(Into::into),
                 ..Options::default()
             },
-            // Without streaming, arguments are an object, and half of one cannot be written.
+            // Without streaming, arguments are an object, which must be complete.
             whole_calls: !stream,
             ..chat.into_request(max_tokens, tolerance)?
         })

@@ -13,22 +13,21 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{AppState, error::ApiError, wire};
 
-/// All of its paths.
+/// Returns the routes.
 pub fn routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::new().routes(routes!(messages::create)).routes(routes!(count::count))
 }
 
-/// Describes the known fields of its requests.
+/// Adds the known fields of requests to the OpenAPI document.
 pub fn describe(document: &mut serde_json::Value) {
     wire::describe::<messages::MessagesRequest>(document);
     wire::describe::<count::CountTokensRequest>(document);
 }
 
-/// The versions of the API that are spoken here: what there is of these paths is the same in both, as far as the official
-/// clients of both can tell.
+/// Supported versions of the API. The paths served here are the same in both, as far as the official clients show.
 const VERSIONS: [&str; 2] = ["2023-06-01", "2026-10-21"];
 
-/// Refuses a client that expects another version of the API. One that says nothing (curl) gets this one.
+/// Refuses a client that expects another version of the API. The header is optional.
 fn check_version(headers: &HeaderMap) -> Result<(), ApiError> {
     match headers.get("anthropic-version") {
         None => Ok(()),
@@ -41,7 +40,7 @@ fn check_version(headers: &HeaderMap) -> Result<(), ApiError> {
     }
 }
 
-/// Errors of the layer that all APIs share name fields as OpenAI does; here they have these names.
+/// Replaces OpenAI's field names in errors by those of this API.
 fn rename(error: ApiError) -> ApiError {
     error.renamed(&[
         ("stop", "stop_sequences"),

@@ -1,4 +1,4 @@
-//! What is asked, and what it means.
+//! Requests and their conversion.
 
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::{Map, Value};
@@ -15,22 +15,22 @@ use crate::{
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = AnthropicMessageParam)]
 pub struct MessageParam {
-    /// Who says it.
+    /// Author of the message.
     pub role: RoleParam,
-    /// What is said.
+    /// Content of the message.
     pub content: Content<Block>,
 }
 
-/// Who says a message.
+/// Author of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 #[schema(as = AnthropicRole)]
 pub enum RoleParam {
-    /// The one who asks, and the tools that answer.
+    /// The user, and results of tools.
     User,
-    /// The model. If the last message is the model's, the answer goes on from it.
+    /// The model. If the last message has this role, the answer continues it.
     Assistant,
-    /// Whoever set this up.
+    /// The operator.
     System,
 }
 
@@ -44,7 +44,7 @@ pub enum Block {
         /// The text.
         text: String,
     },
-    /// What the model thought.
+    /// Reasoning of the model.
     Thinking {
         /// Its text.
         thinking: String,
@@ -54,36 +54,36 @@ pub enum Block {
     },
     /// A tool that the model has called.
     ToolUse {
-        /// Names the call.
+        /// Id of the call.
         id: String,
-        /// Names the tool.
+        /// Name of the tool.
         name: String,
         /// Its arguments.
         #[schema(value_type = Option<Object>)]
         input: Option<Map<String, Value>>,
     },
-    /// What came of a call.
+    /// Result of a call.
     ToolResult {
-        /// Which call.
+        /// Id of the call.
         tool_use_id: String,
         /// The result.
         content: Option<Content<ResultBlock>>,
-        /// Whether it failed: the model then reads `Error: ` before the result.
+        /// True if the call failed: `Error: ` then precedes the result in the prompt.
         is_error: Option<bool>,
     },
-    /// Refused in the last message of a user, and replaced by a note in others and in results of calls: models here read
-    /// text only.
+    /// Refused in the last message of a user; replaced by a note in other messages and in results of calls, because
+    /// models read text only.
     #[schema(value_type = Object)]
     Image(Map<String, Value>),
-    /// Refused in the last message of a user, and replaced by a note in others and in results of calls: models here read
-    /// text only.
+    /// Refused in the last message of a user; replaced by a note in other messages and in results of calls, because
+    /// models read text only.
     #[schema(value_type = Object)]
     Document(Map<String, Value>),
-    /// Refused in the last message of a user, and replaced by a note in others and in results of calls: models here read
-    /// text only.
+    /// Refused in the last message of a user; replaced by a note in other messages and in results of calls, because
+    /// models read text only.
     #[schema(value_type = Object)]
     SearchResult(Map<String, Value>),
-    /// Ignored: nobody here can read it.
+    /// Ignored, because it is encrypted.
     #[schema(value_type = Object)]
     RedactedThinking(Map<String, Value>),
     /// Any other kind is ignored, and named in `X-Paguro-Ignored`.
@@ -101,16 +101,16 @@ pub enum ResultBlock {
         /// The text.
         text: String,
     },
-    /// Refused in the last message of a user, and replaced by a note in others and in results of calls: models here read
-    /// text only.
+    /// Refused in the last message of a user; replaced by a note in other messages and in results of calls, because
+    /// models read text only.
     #[schema(value_type = Object)]
     Image(Map<String, Value>),
-    /// Refused in the last message of a user, and replaced by a note in others and in results of calls: models here read
-    /// text only.
+    /// Refused in the last message of a user; replaced by a note in other messages and in results of calls, because
+    /// models read text only.
     #[schema(value_type = Object)]
     Document(Map<String, Value>),
-    /// Refused in the last message of a user, and replaced by a note in others and in results of calls: models here read
-    /// text only.
+    /// Refused in the last message of a user; replaced by a note in other messages and in results of calls, because
+    /// models read text only.
     #[schema(value_type = Object)]
     SearchResult(Map<String, Value>),
     /// Any other kind is replaced by a note.
@@ -130,12 +130,12 @@ pub enum SystemBlock {
     },
 }
 
-/// A tool that the model may call, or one that this server would have to run.
+/// A function that the model may call, or a tool of another kind.
 #[derive(Debug, ToSchema)]
 #[serde(untagged)]
 #[schema(as = AnthropicTool)]
 pub enum ToolParam {
-    /// A tool that the client runs.
+    /// A function that the client runs.
     Custom(CustomTool),
     /// Any other kind (`web_search_...`, `bash_...`, ...) is not offered: this server runs no tools. It is ignored, and named
     /// in `X-Paguro-Ignored`.
@@ -143,7 +143,7 @@ pub enum ToolParam {
     Other(Value),
 }
 
-/// A tool that the client runs.
+/// A function that the client runs.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = AnthropicCustomTool)]
 pub struct CustomTool {
@@ -152,12 +152,12 @@ pub struct CustomTool {
     _type: Option<CustomType>,
     /// Its name.
     name: String,
-    /// What it does.
+    /// Its description.
     description: Option<String>,
-    /// The JSON schema of its arguments.
+    /// JSON schema of its arguments.
     #[schema(value_type = Option<Object>)]
     input_schema: Option<Map<String, Value>>,
-    /// Whether calls must fit the schema.
+    /// True if calls must fit the schema.
     strict: Option<bool>,
 }
 
@@ -182,89 +182,89 @@ impl<'de> Deserialize<'de> for ToolParam {
     }
 }
 
-/// Known fields of the parts of a prompt that are not read.
+/// Known fields of a prompt that are ignored or refused.
 pub const OTHERS: &[Other] = &[
     no_effect("cache_control", PREFIXES),
     no_effect("system[].cache_control", PREFIXES),
-    no_effect("system[].citations", "the model reads the text only"),
+    no_effect("system[].citations", "the prompt contains only the text"),
     no_effect("messages[].content[].cache_control", PREFIXES),
-    no_effect("messages[].content[].citations", "the model reads the text only"),
+    no_effect("messages[].content[].citations", "the prompt contains only the text"),
     no_effect("messages[].content[].caller", "calls come from the model"),
     no_effect("messages[].content[].content[].cache_control", PREFIXES),
-    no_effect("messages[].content[].content[].citations", "the model reads the text only"),
+    no_effect("messages[].content[].content[].citations", "the prompt contains only the text"),
     no_effect("tools[].cache_control", PREFIXES),
     no_effect("tools[].eager_input_streaming", "arguments are always sent as they come"),
     left_out("tools[].defer_loading", &["false"], "tools are offered from the beginning"),
-    left_out("tools[].input_examples", &[], "say in the description how to use the tool"),
-    left_out("tools[].allowed_callers", &["[\"direct\"]"], "the model itself calls: `direct`"),
-    left_out("speed", &["\"standard\""], "answers come as fast as they can: `standard`"),
+    left_out("tools[].input_examples", &[], "describe the use of the tool in its description"),
+    left_out("tools[].allowed_callers", &["[\"direct\"]"], "the model calls tools directly: `direct`"),
+    left_out("speed", &["\"standard\""], "all requests run at the same speed: `standard`"),
     left_out("user_profile_id", &[], "there are no profiles"),
     left_out("workspace_id", &[], "there are no workspaces"),
-    no_effect("betas", "what there is here is always on"),
+    no_effect("betas", "supported features are always on"),
     no_effect("anthropic_version", "the header says it"),
 ];
 
-const PREFIXES: &str = "all prefixes are kept as long as there is room, and usage says what was found";
+const PREFIXES: &str = "all prefixes are cached while memory allows, and `usage` reports the tokens found";
 
-/// Whether tools are called.
+/// Whether the model may or must call tools.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "lowercase")]
 #[schema(as = AnthropicToolChoice)]
 pub enum ToolChoiceParam {
-    /// If the model wants to.
+    /// The model decides.
     Auto {
-        /// One call at most.
+        /// True for at most one call.
         disable_parallel_tool_use: Option<bool>,
     },
-    /// At least one.
+    /// At least one call.
     Any {
-        /// One call exactly.
+        /// True for exactly one call.
         disable_parallel_tool_use: Option<bool>,
     },
-    /// This one.
+    /// A call of this tool.
     Tool {
-        /// Which.
+        /// Name of the tool.
         name: String,
-        /// One call exactly.
+        /// True for exactly one call.
         disable_parallel_tool_use: Option<bool>,
     },
-    /// None.
+    /// No calls.
     None {},
 }
 
-/// Whether the model thinks first.
+/// Controls reasoning.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "lowercase")]
 #[schema(as = AnthropicThinking)]
 pub enum ThinkingParam {
-    /// It does.
+    /// Reasoning is on.
     Enabled {
-        /// Most tokens to think with, at least 1024 and below `max_tokens`. Then the thought is closed, and the answer
-        /// begins. If absent, there is no bound.
+        /// Maximum tokens of reasoning, at least 1024 and below `max_tokens`. At the limit, reasoning is closed and the
+        /// answer begins. If absent, there is no limit.
         budget_tokens: Option<usize>,
-        /// `omitted` sends none of its text; with any other word, all of it is sent and none is summarized.
+        /// `omitted` sends no text of reasoning; any other value sends all of it, without a summary.
         display: Option<String>,
     },
-    /// It does, if it wants to.
+    /// The model decides.
     Adaptive {
-        /// The same as with `enabled`.
+        /// As with `enabled`.
         display: Option<String>,
     },
-    /// It does not.
+    /// Reasoning is off.
     Disabled {},
 }
 
-/// What the answer is to be like.
+/// Format and effort of the answer.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[schema(as = AnthropicOutputConfig)]
 pub struct OutputConfig {
-    /// How much a model that thinks should think: `low`, `medium`, `high`, `xhigh`, `max`.
+    /// Effort of reasoning: `low`, `medium`, `high`, `xhigh`, `max`.
     effort: Option<String>,
-    /// What form it has.
+    /// Format of the answer.
     format: Option<OutputFormat>,
 }
 
-/// The form of an answer.
+/// Format of an answer.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[schema(as = AnthropicOutputFormat)]
@@ -277,7 +277,7 @@ pub enum OutputFormat {
     },
 }
 
-/// The part of a request that makes the prompt.
+/// Fields of a request that determine the prompt.
 #[derive(Debug)]
 pub struct Chat {
     pub messages: Vec<MessageParam>,
@@ -290,10 +290,10 @@ pub struct Chat {
 }
 
 impl Chat {
-    /// Our own request. `max_tokens` bounds the thinking, too.
+    /// Converts the request. `max_tokens` also limits reasoning.
     ///
     /// # Errors
-    /// What cannot be honoured, by name.
+    /// A field that is not supported, by name.
     pub fn into_request(
         self,
         max_tokens: Option<usize>,
@@ -368,7 +368,7 @@ fn reasoning(
 }
 
 impl ThinkingParam {
-    /// Whether thinking is only to be mentioned.
+    /// Returns true if the text of reasoning is omitted.
     pub fn omits(&self) -> bool {
         match self {
             Self::Enabled { display, .. } | Self::Adaptive { display } => {
@@ -378,13 +378,13 @@ impl ThinkingParam {
         }
     }
 
-    /// Names a word for what is shown that is not known. Agents invent such words, and the answer is the same.
+    /// Records an unknown value of `display`. Agents invent such values, and the answer does not depend on them.
     fn leave_out(&self, tolerance: &Tolerance) -> Result<(), ApiError> {
         match self {
             Self::Enabled { display: Some(display), .. } | Self::Adaptive { display: Some(display) }
                 if !["summarized", "omitted"].contains(&display.as_str()) =>
             {
-                tolerance.leave_out("thinking.display", "thinking is sent as it is, or omitted")
+                tolerance.leave_out("thinking.display", "reasoning is sent without a summary, or omitted")
             }
             _ => Ok(()),
         }
@@ -411,7 +411,7 @@ impl ToolParam {
 }
 
 impl ToolChoiceParam {
-    /// Our own choice, and whether several calls are allowed.
+    /// Converts the choice, and returns whether several calls are allowed.
     fn check(choice: Option<Self>, tools: &[Tool]) -> Result<(ToolChoice, bool), ApiError> {
         let (wanted, one) = match &choice {
             None => (Ok("auto"), None),

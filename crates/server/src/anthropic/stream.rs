@@ -1,5 +1,5 @@
-//! The answer as a stream of events, in the order that Anthropic's clients rely on: `message_start`; for each block
-//! `content_block_start`, deltas, `content_block_stop`; `message_delta` with the reason and the usage; `message_stop`.
+//! Streams of events, in the order that Anthropic's clients require: `message_start`; for each block
+//! `content_block_start`, deltas, `content_block_stop`; `message_delta` with reason and usage; `message_stop`.
 
 use axum::{body::Bytes, response::Response};
 use serde::Serialize;
@@ -14,7 +14,7 @@ use crate::{
     stream::{Writer, events},
 };
 
-/// An event's data.
+/// Data of an event.
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum Event<'e> {
@@ -27,14 +27,14 @@ enum Event<'e> {
     MessageStop,
 }
 
-/// What is sent where there is nothing to say. Claude Code counts no `ping`, and may not know yet of what kind the next
-/// block is; a delta of the message that changes nothing may come anywhere.
+/// Keep-alive event. Claude Code ignores `ping`, and the type of the next block may be unknown; an empty delta of the
+/// message is valid anywhere.
 const SILENCE: &[u8] = b"event: message_delta
 data: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":null,\"stop_sequence\":null},\"usage\":{\"output_tokens\":0}}
 
 ";
 
-/// What is added to a block.
+/// Delta of a block.
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[expect(clippy::enum_variant_names, reason = "the API's names")]
@@ -45,7 +45,7 @@ enum BlockDelta<'e> {
     InputJsonDelta { partial_json: &'e str },
 }
 
-/// What is added to the message.
+/// Delta of the message.
 #[derive(Debug, Serialize)]
 struct MessageDelta {
     stop_reason: StopReason,
@@ -66,11 +66,11 @@ impl Event<'_> {
     }
 }
 
-/// The block that is being written.
+/// The open block.
 enum Open {
     Nothing,
     Text,
-    /// With the digest of what was thought so far.
+    /// Reasoning, with the digest of its text so far.
     Thinking(Sha256),
     Call,
 }
@@ -78,12 +78,12 @@ enum Open {
 struct Blocks {
     events: Writer,
     open: Open,
-    /// Of the block that is open, or comes next.
+    /// Index of the open block, or else of the next one.
     index: usize,
     omit_thinking: bool,
 }
 
-/// Writes the answer.
+/// Streams the answer.
 pub fn write(mut generating: Generating, omit_thinking: bool) -> Response {
     events(Box::new(|| Bytes::from_static(SILENCE)), move |events| async move {
         let mut blocks = Blocks { events, open: Open::Nothing, index: 0, omit_thinking };
@@ -99,7 +99,7 @@ pub fn write(mut generating: Generating, omit_thinking: bool) -> Response {
                     let delta = MessageDelta { stop_reason, stop_sequence };
                     blocks.send(&Event::MessageDelta { delta, usage: usage.into() }).await;
                 }
-                // Too late for a status.
+                // The status has already been sent.
                 Err(error) => {
                     return blocks.events.event("error", &ErrorBody::new(&super::rename(error))).await;
                 }

@@ -1,4 +1,4 @@
-//! Who asks, and until when the answer is wanted.
+//! The client of a request and the deadline of its answer.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,28 +20,28 @@ use crate::{
     wire::Tolerance,
 };
 
-/// How many seconds the client waits for its answer; the server's own limit bounds it.
+/// Seconds that the client waits for its answer, at most the server's own limit.
 const TIMEOUT: HeaderName = HeaderName::from_static("x-request-timeout");
 
-/// Who asks, and until when the answer is wanted.
+/// The client of a request and the deadline of its answer.
 #[derive(Clone, Debug, Default)]
 pub struct Caller {
-    /// The key's id; requests without a key are of one tenant.
+    /// Id of the key. Requests without a key belong to one tenant.
     pub tenant: Option<Arc<str>>,
-    /// Whose turn it is when requests are prepared.
+    /// Client for the fair queue of preparation.
     pub client: Client,
-    /// When the answer is of no use any more.
+    /// Deadline of the answer.
     pub deadline: Option<Instant>,
-    /// The memory of the request's body, until it is prepared.
+    /// Memory reserved for the request's body, until it is prepared.
     pub body: BodyShare,
-    /// Ignored fields of the request, or the refusal of them.
+    /// Collector of ignored fields.
     pub tolerance: Tolerance,
-    /// Numbers for the request's line in the log.
+    /// Statistics for the access log.
     pub log: RequestLog,
 }
 
 impl Caller {
-    /// What `work` makes, if that is there in time.
+    /// Awaits `work` until the deadline.
     ///
     /// # Errors
     /// [`ApiError::Timeout`], or the work's own.
@@ -53,11 +53,11 @@ impl Caller {
     }
 }
 
-/// Size in bytes from which a request may take seconds to prepare.
+/// Size in bytes from which preparing a request may take seconds.
 const LARGE: usize = 16 << 10;
 
 impl Caller {
-    /// Salt of the prefixes that the request shares: its key's, unless keys share, and its own.
+    /// Returns the salt of the request's cached prefixes: the key's, unless keys share prefixes, and the request's own.
     pub fn prefix_salt(&self, settings: &ServerSettings, own: &str) -> Vec<u8> {
         let key = self.tenant.as_deref().filter(|_| !settings.share_prefixes);
         let mut salt = Vec::new();
@@ -71,7 +71,7 @@ impl Caller {
         salt
     }
 
-    /// How much preparing the request asks for.
+    /// Returns the cost class of preparing the request.
     pub fn size(&self) -> Size {
         if self.body.length() < LARGE { Size::Small } else { Size::Large }
     }

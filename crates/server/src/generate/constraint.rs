@@ -1,5 +1,5 @@
-//! What an answer must be, as the engine's constraint: the format that was asked for, and calls that are forced, must
-//! fit their schemas, or must not come in numbers.
+//! The engine's constraint of an answer: a requested format and forced calls must fit their schemas. Impossible schemas
+//! are refused.
 
 use paguro_engine::{Constraint, Grammar, GrammarError, Handle};
 use paguro_model::tokenizer::Tokenizer;
@@ -11,15 +11,15 @@ use crate::{
     output::{AnswerRules, OfferedTool, Otherwise, Thought},
 };
 
-/// Compiles grammars as long as somebody waits for them.
+/// Compiler of grammars. It stops when the client has disconnected.
 pub(super) struct Compiler<'h> {
     pub handle: &'h Handle,
-    /// False if the client has gone.
+    /// Returns false if the client has disconnected.
     pub is_wanted: &'h dyn Fn() -> bool,
 }
 
 impl Compiler<'_> {
-    /// Compiles a grammar of the field `param`; `whose` says of several.
+    /// Compiles a grammar of the field `param`; `whose` names the tool, if there are several.
     fn compile(&self, grammar: &Grammar, param: &str, whose: &str) -> Result<Constraint, ApiError> {
         if !(self.is_wanted)() {
             return Err(ApiError::Unavailable("the client has gone".into()));
@@ -33,7 +33,7 @@ impl Compiler<'_> {
 }
 
 impl Format {
-    /// The schema of an answer; `None` where it may be anything.
+    /// Returns the schema of an answer; `None` for any text.
     fn schema(&self) -> Option<Value> {
         match self {
             Self::Text | Self::Whole { .. } => None,
@@ -42,10 +42,10 @@ impl Format {
         }
     }
 
-    /// The constraint of an answer that is nothing else.
+    /// Returns the constraint of an answer without calls or reasoning.
     ///
     /// # Errors
-    /// What the schema asks for and cannot have.
+    /// The schema is not supported.
     pub(super) fn constraint(&self, compiler: &Compiler<'_>) -> Result<Option<Constraint>, ApiError> {
         if let Self::Whole { grammar, param } = self {
             return compiler.compile(grammar, param, "").map(Some);
@@ -56,10 +56,10 @@ impl Format {
 }
 
 impl ChatRequest {
-    /// What the answer must be; `None` where it may be anything.
+    /// Returns the constraint of an answer; `None` for any text.
     ///
     /// # Errors
-    /// What a schema asks for and cannot have.
+    /// A schema is not supported.
     pub(super) fn constraint(
         &self,
         reading: &Reading,
@@ -85,7 +85,7 @@ impl ChatRequest {
         let whole = |tools: &[OfferedTool<'_>]| {
             let rules = AnswerRules {
                 tools,
-                // A client that names a tool wants one call of it.
+                // A client that names a tool expects one call of it.
                 parallel: self.parallel_tool_calls && !matches!(self.tool_choice, ToolChoice::Named(_)),
                 otherwise: match &schema {
                     Some(schema) => Some(Otherwise::Json(schema)),
@@ -101,7 +101,8 @@ impl ChatRequest {
         if let Ok(constraint) = whole(&offered) {
             return Ok(Some(constraint));
         }
-        // Something cannot be kept. Each part alone says which, and some parts may give way.
+        // Some schema is not supported. Each is compiled alone to find it; tools that are not strict fall back to any
+        // object.
         if let Some(schema) = &schema {
             compiler.compile(&Grammar::JsonSchema(schema.clone()), "response_format", "")?;
         }
@@ -113,7 +114,7 @@ impl ChatRequest {
         matches!(self.tool_choice, ToolChoice::Required | ToolChoice::Named(_))
     }
 
-    /// True if a grammar says what the answer is.
+    /// Returns true if a grammar covers the whole answer.
     pub(super) fn is_bounded(&self) -> bool {
         let strict = || self.tools.iter().any(|tool| tool.strict && self.offers(tool));
         let calls_are = || self.forces_a_call() || strict() || !self.parallel_tool_calls;
@@ -121,8 +122,8 @@ impl ChatRequest {
         has_schema || (self.offered_tools().next().is_some() && calls_are())
     }
 
-    /// The tools with the schemas that are followed: those that are not strict give way to any object where they ask
-    /// for what cannot be.
+    /// Returns the tools with the schemas to enforce. Tools that are not strict fall back to any object if their schema
+    /// is not supported.
     fn followed<'t>(
         &self,
         offered: Vec<OfferedTool<'t>>,
@@ -149,7 +150,7 @@ impl ChatRequest {
     }
 }
 
-/// A grammar that cannot be followed; `whose` says of several.
+/// Returns the error for an unsupported grammar; `whose` names the tool, if there are several.
 fn refuse(param: &str, whose: &str, schema: Option<&Value>, error: &GrammarError) -> ApiError {
     let message = match error {
         GrammarError::Invalid { kind, problem } => {
@@ -162,10 +163,10 @@ fn refuse(param: &str, whose: &str, schema: Option<&Value>, error: &GrammarError
     ApiError::invalid(param, message)
 }
 
-/// Most places of a schema that an error names.
+/// Maximum number of places in a schema that an error names.
 const MOST_PLACES: usize = 4;
 
-/// Keywords whose values are schemas by names that the client has chosen.
+/// Keywords whose values are schemas under names that the client has chosen.
 const NAMED: [&str; 5] = ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"];
 
 /// Finds the keywords of a schema that an error quotes, such as `["uniqueItems"]`.

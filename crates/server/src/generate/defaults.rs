@@ -14,7 +14,7 @@ pub struct Defaults {
 }
 
 impl Defaults {
-    /// Fills in what a request does not say.
+    /// Fills in fields that the request does not set.
     pub fn complete(self, request: &mut ChatRequest) {
         let options = std::mem::take(&mut request.options);
         request.options = options.or(self.options);
@@ -25,7 +25,7 @@ impl Defaults {
         request.messages.splice(at..at, system.into_iter().chain(self.messages));
     }
 
-    /// Fills in what a request does not say; a text has options only.
+    /// Fills in options that the request does not set; a text request has only options.
     pub fn complete_options(self, options: Options) -> Options {
         options.or(self.options)
     }

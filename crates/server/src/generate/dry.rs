@@ -14,7 +14,7 @@ pub struct DryOptions {
     pub multiplier: Option<f32>,
     pub base: Option<f32>,
     pub allowed_length: Option<u32>,
-    /// 0 is off, negative numbers are all tokens.
+    /// 0 disables the sampler; a negative number means all tokens.
     pub window: Option<i64>,
     /// Texts that end a repetition.
     pub breakers: Option<Vec<String>>,
@@ -77,7 +77,7 @@ impl DryOptions {
     pub fn sampling(&self) -> Dry {
         let default = Dry::default();
         Dry {
-            // A value without meaning is refused by name when the request is checked.
+            // A value out of range is refused by name when the request is checked.
             multiplier: self.multiplier.filter(|_| self.window != Some(0)).unwrap_or_default(),
             base: self.base.unwrap_or(default.base),
             allowed_length: self.allowed_length.unwrap_or(default.allowed_length),

@@ -1,4 +1,4 @@
-//! Embeddings: what a model makes of whole texts.
+//! Embeddings of texts.
 
 use std::time::Instant;
 
@@ -14,46 +14,46 @@ use crate::{
     models::Lease,
 };
 
-/// Texts of which embeddings are wanted.
+/// A request for embeddings.
 #[derive(Clone, Debug, Default)]
 pub struct EmbedRequest {
     /// The texts.
     pub inputs: Vec<Prompt>,
-    /// Keeps only so many of the first values.
+    /// Number of leading values to keep.
     pub dimensions: Option<ClientCount>,
-    /// Texts that are too long lose their ends, instead of being refused.
+    /// True if texts that are too long are truncated instead of refused.
     pub truncate: bool,
-    /// Most tokens of a text, at most the model's own bound.
+    /// Maximum tokens of a text, at most the model's own limit.
     pub context: Option<ClientCount>,
-    /// Vectors as the model gives them; otherwise their lengths are made one.
+    /// True if vectors are not normalized.
     pub raw: bool,
 }
 
 /// Embeddings.
 #[derive(Debug)]
 pub struct Embedded {
-    /// The model's one name.
+    /// Canonical name of the model.
     pub model: String,
-    /// In the order of the texts.
+    /// Vectors in the order of the texts.
     pub vectors: Vec<Vec<f32>>,
-    /// Tokens of all texts.
+    /// Number of tokens of all texts.
     pub tokens: usize,
-    /// When what happened.
+    /// Times of the request's stages.
     pub timing: Timing,
     /// The resident model.
     pub lease: Lease,
 }
 
-/// Most texts of one request.
+/// Maximum number of texts of one request.
 const MAX_INPUTS: usize = 2048;
 
-/// Texts of one request that are computed at the same time; a long list must not fill the queue.
+/// Number of texts of one request that are computed concurrently, so that a long list does not fill the queue.
 const AT_ONCE: usize = 32;
 
-/// Computes embeddings, pooled as the model's files say.
+/// Computes embeddings, pooled as the model's files specify.
 ///
 /// # Errors
-/// The model is not there or gives none of this kind, or a text does not fit.
+/// The model is missing or computes no embeddings, or a text exceeds the limit.
 pub async fn embed(
     state: &AppState,
     caller: Caller,
@@ -95,7 +95,7 @@ pub async fn embed(
     Ok(Embedded { model: lease.entry.name.clone(), vectors, tokens: count, timing, lease })
 }
 
-/// The tokens of a text; the last one, where it ends every text, stays when others have to go.
+/// Tokenizes a text. If it is truncated, a final token that the model appends to every text is kept.
 fn tokens(input: Prompt, model: &Model, most: usize, truncate: bool) -> Result<Vec<u32>, ApiError> {
     let input = match input {
         Prompt::Text(text) if truncate => Prompt::Text(beginning(text, model, most)),
@@ -115,8 +115,8 @@ fn tokens(input: Prompt, model: &Model, most: usize, truncate: bool) -> Result<V
     Ok(tokens)
 }
 
-/// As much of a text as the tokens for which there is room can be made of, and some more: where it is cut, its tokens are
-/// others than they would be.
+/// Returns a prefix of a text that is long enough for `most` tokens, with a margin, because tokens near a cut differ
+/// from those of the whole text.
 fn beginning(mut text: String, model: &Model, most: usize) -> String {
     if text.len() <= most {
         return text;
@@ -170,7 +170,7 @@ async fn one(
     vector.ok_or_else(|| ApiError::Internal("the engine gave no embedding".into()))
 }
 
-/// Makes a vector's length one; a vector of zeros has no direction and stays.
+/// Normalizes a vector to length 1. A zero vector is unchanged.
 fn normalize(vector: &mut [f32]) {
     let length = vector.iter().map(|&value| f64::from(value).powi(2)).sum::<f64>().sqrt();
     if length > 0.0 {

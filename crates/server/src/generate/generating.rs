@@ -106,7 +106,7 @@ impl Generating {
         if let Some(reading) = &reading {
             request.shown_tokens = reading.shown_tokens(&lease.model.tokenizer);
             request.thought = reading.thought_limit(&lease.model.tokenizer);
-            // Reasoning and calls are text to the engine, and must not be stopped.
+            // Stop strings apply to the content alone; for the engine, reasoning and calls are text.
             stop_strings = std::mem::take(&mut request.stop_strings).into();
             let stops = StopMatcher::new(stop_strings.clone(), request.include_stop_string);
             matcher = (!stop_strings.is_empty()).then_some(stops);
@@ -132,7 +132,7 @@ impl Generating {
         let lease = SharedLease(Arc::new(Mutex::new(Some(lease))));
         let in_engine = lease.clone();
         tokio::spawn(async move {
-            // A client that does not read its answer keeps no model.
+            // A client that does not read its answer does not keep the model loaded.
             ended.await;
             drop(in_engine);
         });
@@ -177,7 +177,7 @@ impl Generating {
     /// Returns the next piece; `None` after the last one.
     ///
     /// # Errors
-    /// The request failed; nothing comes after that.
+    /// The request failed; no piece follows.
     pub async fn next(&mut self) -> Option<Result<Piece, ApiError>> {
         loop {
             if let Some(piece) = self.ready.pop_front() {
@@ -211,7 +211,7 @@ impl Generating {
         self.used
     }
 
-    /// Takes the prompt's log-probabilities, if requested. They are there from the first piece on.
+    /// Takes the prompt's log-probabilities, if requested. They are available from the first piece on.
     pub fn take_prompt_logprobs(&mut self) -> Option<PromptLogprobs> {
         self.prompt_logprobs.take()
     }
@@ -314,7 +314,7 @@ impl Generating {
                 self.metrics.failed();
                 return Err(error.into());
             }
-            // Events that are never requested here.
+            // Events that requests here never ask for.
             _ => {}
         }
         Ok(())
@@ -346,7 +346,7 @@ impl Generating {
         stop
     }
 
-    /// Writes the text that was held back. Returns the number of calls, and the index of the stop string that occurred.
+    /// Writes the text that was held back. Returns the number of calls, and the index of the stop string found.
     fn write_end(&mut self, branch: usize, text: String, cut: bool) -> (usize, Option<usize>) {
         let choice = &mut self.choices[branch];
         let Some(mut reader) = choice.reader.take() else {
@@ -379,7 +379,7 @@ impl Generating {
     fn time_token(&mut self, at: Instant) {
         match self.timing.last_token {
             None => self.metrics.first_token(at.saturating_duration_since(self.timing.received)),
-            // Choices share steps: several tokens have one time, and are no gap.
+            // Choices share steps: tokens with one time are not a gap.
             Some(last) if last != at => self.metrics.token_gap(at.saturating_duration_since(last)),
             Some(_) => {}
         }
@@ -392,7 +392,8 @@ impl Generating {
     }
 }
 
-/// Cuts the content of `deltas` at a stop string and returns its index. Text that may become one is held back.
+/// Cuts the content of `deltas` at a stop string and returns its index. Text that may become a stop string is held
+/// back.
 fn stop_in(deltas: &mut Vec<Delta>, stops: &mut StopMatcher) -> Option<usize> {
     let mut certain = Vec::new();
     let mut found = None;

@@ -79,11 +79,11 @@ impl Message {
         }
     }
 
-    /// Returns the message as templates know it: with Hugging Face's names, without what is empty.
+    /// Returns the message in the format of Hugging Face's templates, without empty fields.
     pub(super) fn for_template(&self, format: &OutputFormat, template: &str) -> Value {
         let mut message = Map::new();
         message.insert("role".into(), json!(self.role.name()));
-        // gpt-oss's template has another name for reasoning, and takes no content beside the reasoning of a call.
+        // gpt-oss's template names reasoning `thinking`, and refuses content beside the reasoning of a call.
         if template.contains("message.thinking") {
             let calls = !self.tool_calls.is_empty();
             let thinking = match &self.reasoning {
@@ -125,7 +125,7 @@ impl Role {
 }
 
 impl ToolCall {
-    /// Returns the call as templates know it. Its arguments are an object and not text, because templates write them with
+    /// Returns the call in the format of templates. Its arguments are an object, because templates write them with
     /// `tojson`.
     fn for_template(&self, format: &OutputFormat) -> Value {
         let arguments = serde_json::from_str(&self.arguments).unwrap_or_else(|_| json!(self.arguments));
@@ -134,7 +134,7 @@ impl ToolCall {
     }
 }
 
-/// Returns a tool as templates know it.
+/// Returns a tool in the format of templates.
 pub(super) fn tool_for_template(tool: &OfferedTool<'_>) -> Value {
     let mut function = Map::new();
     function.insert("name".into(), json!(tool.name));

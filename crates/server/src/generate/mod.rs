@@ -36,13 +36,13 @@ pub use reasoning::Reasoning;
 pub(crate) use request::check_text;
 pub use request::{ChatRequest, Format, Prompt, TextRequest, ToolChoice};
 
-/// Largest context that a request can ask for, in tokens. Memory bounds it further when a model is loaded.
+/// Maximum context of a request, in tokens. Memory limits it further when a model is loaded.
 const MAX_CONTEXT: usize = 1 << 30;
 
 /// Starts the answer to a chat.
 ///
 /// # Errors
-/// There is no such model, it cannot chat, or it cannot do what the request asks for.
+/// The model is missing, cannot chat, or does not support the request.
 pub async fn chat(
     state: &AppState,
     caller: Caller,
@@ -73,7 +73,7 @@ pub async fn chat(
 /// Starts the continuation of a text.
 ///
 /// # Errors
-/// There is no such model, or it cannot do what the request asks for.
+/// The model is missing, or does not support the request.
 pub async fn text(
     state: &AppState,
     caller: Caller,
@@ -102,8 +102,8 @@ pub async fn text(
     Generating::start(state, lease, caller, prepared, received)
 }
 
-/// Leases a model, loaded for sequences of `context` tokens where memory allows. If the client `asked` for a longer context
-/// than the loaded one, the answer names that.
+/// Leases a model, loaded for sequences of `context` tokens where memory allows. If the client requested (`asked`) a
+/// longer context than the loaded one, the answer names that.
 async fn lease(
     state: &AppState,
     caller: &Caller,
@@ -139,7 +139,8 @@ struct Prepared {
     counts: Counts,
 }
 
-/// Runs `work` on a preparation thread, in fair order among clients. `work` can check whether the client still waits.
+/// Runs `work` on a preparation thread, in fair order among clients. `work` can check whether the client is still
+/// connected.
 pub(crate) async fn off_thread<T: Send + 'static>(
     state: &AppState,
     caller: &Caller,

@@ -1,4 +1,4 @@
-//! How an answer is sampled and when it ends.
+//! Sampling parameters and limits of an answer.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -12,7 +12,7 @@ use crate::{
     wire::OneOrMany,
 };
 
-/// Sampling and limits of a request. `None` is the model's recommendation, or else our default.
+/// Sampling parameters and limits of a request. `None` is the model's recommendation, or else our default.
 #[derive(Clone, Debug, Default)]
 #[allow(missing_docs)] // named as the fields of `SamplingParams` and `Request` that they set
 pub struct Options {
@@ -37,7 +37,7 @@ pub struct Options {
     pub ignore_stop_tokens: bool,
     pub min_tokens: usize,
     pub max_tokens: Option<ClientCount>,
-    /// Most tokens of prompt and answer together, at most the model's own bound.
+    /// Maximum tokens of prompt and answer, at most the model's own limit.
     pub context: Option<ClientCount>,
     /// Number of answers; `None` is 1.
     pub n: Option<ClientCount>,
@@ -60,13 +60,13 @@ pub(super) struct Counts {
     logprobs: Option<usize>,
 }
 
-/// Largest number of stop strings. Every token of an answer is searched for all of them.
+/// Maximum number of stop strings. Every token of an answer is searched for all of them.
 const MAX_STOPS: usize = 1024;
 
-/// Largest size of all stop strings together, in bytes.
+/// Maximum size of all stop strings together, in bytes.
 const MAX_STOP_BYTES: usize = 64 << 10;
 
-/// Largest number of most probable tokens that are reported.
+/// Maximum number of reported alternatives per token.
 const MAX_LOGPROBS: usize = 20;
 
 impl Counts {
@@ -91,7 +91,7 @@ impl Options {
         seed.and_then(|seed| u64::try_from(seed).ok())
     }
 
-    /// Converts a client's stop strings. Empty ones, which would end every answer at once, are left out.
+    /// Converts a client's stop strings. Empty ones, which would end every answer at once, are removed.
     pub fn stop_strings(stop: Option<OneOrMany<String>>) -> Vec<String> {
         let mut stop = stop.map(OneOrMany::into_vec).unwrap_or_default();
         stop.retain(|text| !text.is_empty());
@@ -103,7 +103,7 @@ impl Options {
         last.filter(|last| *last > 0).map(|last| u32::try_from(last).unwrap_or(u32::MAX))
     }
 
-    /// Fills what is `None` with the values of `other`.
+    /// Fills fields that are `None` with the values of `other`.
     pub fn or(self, other: Self) -> Self {
         fn list<T>(these: Vec<T>, others: Vec<T>) -> Vec<T> {
             if these.is_empty() { others } else { these }

@@ -1,4 +1,4 @@
-//! Parts of an answer, in the words that all APIs share.
+//! Pieces of an answer, common to all APIs.
 
 use std::time::{Duration, Instant};
 
@@ -36,9 +36,9 @@ pub enum Piece {
 pub struct Progress {
     /// Tokens of the prompt.
     pub total: usize,
-    /// Tokens of the prompt that the prefix cache had.
+    /// Prompt tokens found in the prefix cache.
     pub cached: usize,
-    /// Tokens whose K and V exist, those from the prefix cache included.
+    /// Tokens whose K and V exist, including those from the prefix cache.
     pub processed: usize,
     /// Time since the request left the queue.
     pub time: Duration,
@@ -107,9 +107,9 @@ pub struct PromptLogprobs {
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt: usize,
-    /// Tokens of the prompt that the prefix cache had.
+    /// Prompt tokens found in the prefix cache.
     pub cached: usize,
-    /// Of these, tokens that came from the disk.
+    /// Cached tokens that were read from the disk.
     pub from_disk: usize,
     /// Tokens of the answer.
     pub completion: usize,
@@ -117,7 +117,7 @@ pub struct Usage {
     pub reasoning: usize,
 }
 
-/// Effective sampling parameters of an answer: the request's, the library's, or the model's.
+/// Effective sampling parameters of an answer: of the request, the library or the model.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)] // named as the fields of `SamplingParams`
 pub struct Sampling {

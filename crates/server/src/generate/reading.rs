@@ -1,4 +1,4 @@
-//! What is read out of an answer: which part of its text is reasoning, which part calls tools.
+//! Parsing of an answer into text, reasoning and tool calls.
 
 use std::sync::Arc;
 
@@ -15,22 +15,22 @@ use crate::{
     },
 };
 
-/// How to read an answer.
+/// Parser settings of an answer.
 #[derive(Clone, Debug)]
 pub(super) struct Reading {
     format: Format,
     options: ParserOptions,
-    /// Reasoning that the template leaves room for.
+    /// Place of reasoning in the template.
     pub thought: Thought,
-    /// Most tokens of it.
+    /// Maximum tokens of reasoning.
     budget: Option<usize>,
 }
 
 impl Reading {
-    /// For the answer of a model that writes like this to this prompt.
+    /// Creates the settings for a model's output format and a prompt.
     ///
     /// # Errors
-    /// Tools are offered, and the model writes calls in a way that is not read.
+    /// Tools are offered, and the model's call format is not supported.
     pub fn new(
         request: &ChatRequest,
         format: Format,
@@ -44,7 +44,7 @@ impl Reading {
         }
         let thought = match format.thought(prompt) {
             Thought::Optional if request.continue_last => Thought::None,
-            // The template has switched it off.
+            // The template has switched reasoning off.
             Thought::Optional if request.reasoning.enabled == Some(false) && budget.is_none() => {
                 Thought::None
             }
@@ -55,20 +55,20 @@ impl Reading {
             in_reasoning: thought == Thought::Begun,
             in_answer: format.in_answer(prompt),
             tools,
-            // A grammar has calls in the model's own form, and JSON that is no call.
+            // A grammar allows the model's own call format, and JSON that is not a call.
             lenient: !request.is_bounded(),
             stream_arguments: !request.whole_calls,
         };
         Ok(Self { format, options, thought, budget })
     }
 
-    /// The control tokens that have to be seen in the text.
+    /// Returns the control tokens that must appear in the text.
     pub fn shown_tokens(&self, tokenizer: &Tokenizer) -> Vec<u32> {
         let ids = self.format.markers().filter_map(|marker| tokenizer.token_id(marker));
         ids.filter(|&id| tokenizer.is_special(id)).collect()
     }
 
-    /// The bound of the reasoning, if it has one.
+    /// Returns the limit of the reasoning, if there is one.
     pub fn thought_limit(&self, tokenizer: &Tokenizer) -> Option<ThoughtLimit> {
         let max_tokens = self.budget.filter(|_| self.thought != Thought::None)?;
         let (open, close) = self.format.tags()?;
@@ -82,48 +82,48 @@ impl Reading {
         })
     }
 
-    /// The grammar of an answer, for a model that writes like this.
+    /// Returns the grammar of an answer in the model's output format.
     ///
     /// # Errors
-    /// Tools are offered, and the model writes calls in a way that is not read.
+    /// Tools are offered, and the model's call format is not supported.
     pub fn grammar(&self, rules: &AnswerRules<'_>, tokenizer: &Tokenizer) -> Result<String, ApiError> {
         let control = |name: &str| tokenizer.token_id(name).filter(|&id| tokenizer.is_special(id));
         rules.grammar(&self.format, control).map_err(|error| ApiError::invalid("tools", error.to_string()))
     }
 
-    /// Whether the prompt has begun the text of the answer.
+    /// Returns true if the prompt has begun the text of the answer.
     pub fn in_answer(&self) -> bool {
         self.options.in_answer
     }
 
-    /// Reads one answer.
+    /// Creates a parser of one answer.
     pub fn reader(&self) -> Reader {
         Reader { parser: OutputParser::new(self.format, self.options.clone()), calls: 0 }
     }
 }
 
-/// Reads one answer.
+/// Parser of one answer.
 #[derive(Debug)]
 pub(super) struct Reader {
     parser: OutputParser,
-    /// Calls so far.
+    /// Number of calls so far.
     pub calls: usize,
 }
 
 impl Reader {
-    /// What is certain after more text.
+    /// Parses more text, and returns the deltas that are certain.
     pub fn push(&mut self, text: &str) -> Vec<Delta> {
         let pieces = self.parser.push(text);
         deltas(pieces, &mut self.calls)
     }
 
-    /// What is left at the end, be it the model's own or where it was `cut`, and the number of calls.
+    /// Returns the remaining deltas and the number of calls. `cut` is true if the answer did not end by itself.
     pub fn finish(mut self, cut: bool) -> (Vec<Delta>, usize) {
         let deltas = deltas(self.parser.finish(cut), &mut self.calls);
         (deltas, self.calls)
     }
 
-    /// Whether the model is thinking.
+    /// Returns true within reasoning.
     pub fn in_reasoning(&self) -> bool {
         self.parser.in_reasoning()
     }
@@ -143,7 +143,7 @@ fn deltas(pieces: Vec<Piece>, calls: &mut usize) -> Vec<Delta> {
     pieces.into_iter().filter_map(delta).collect()
 }
 
-/// The messages for a chat template that has no place for tools: everything about them is text.
+/// Returns the messages for a chat template without support for tools: tools, calls and results become text.
 pub(super) fn tools_as_text(request: &ChatRequest) -> Vec<Message> {
     let mut messages: Vec<_> = request.messages.iter().map(Message::without_calls).collect();
     let tools: Vec<_> = request.offered_tools().collect();
@@ -158,7 +158,7 @@ pub(super) fn tools_as_text(request: &ChatRequest) -> Vec<Message> {
 }
 
 impl ChatRequest {
-    /// The tools that the model may call.
+    /// Returns the tools that the model may call.
     pub(super) fn offered_tools(&self) -> impl Iterator<Item = OfferedTool<'_>> {
         let may = |tool: &&Tool| match &self.tool_choice {
             ToolChoice::Auto | ToolChoice::Required => true,
@@ -174,7 +174,7 @@ impl ChatRequest {
 }
 
 impl Message {
-    /// The same with calls, and with results of calls, as text.
+    /// Returns the message with calls and results as text.
     fn without_calls(&self) -> Self {
         let calls = self.tool_calls.iter().map(|call| (call.name.as_str(), call.arguments.as_str()));
         let content = match self.role {

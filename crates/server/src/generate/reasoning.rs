@@ -1,4 +1,4 @@
-//! Reasoning that a request asks for or excludes.
+//! Requested reasoning.
 
 use serde_json::{Map, Value, json};
 
@@ -9,24 +9,24 @@ use crate::{error::ApiError, output::Format as OutputFormat, wire::Tolerance};
 pub struct Reasoning {
     /// Switches reasoning on or off; `None` leaves it to the model's template.
     pub enabled: Option<bool>,
-    /// Effort, in the words that templates know: `low`, `medium`, `high`.
+    /// Effort, with the names that templates use: `low`, `medium`, `high`.
     pub effort: Option<String>,
     /// Limit of reasoning tokens. At the limit, reasoning is closed and the answer begins.
     pub budget: Option<usize>,
-    /// True if the request is refused for a model without reasoning. Otherwise it goes on without.
+    /// True if the request is refused for a model without reasoning. Otherwise the option is ignored.
     pub demanded: bool,
     /// Field of the request that sets it.
     pub param: &'static str,
 }
 
-/// Limits of reasoning tokens by effort, for templates that know no efforts. Higher efforts have no limit.
+/// Limits of reasoning tokens by effort, for templates without efforts. Higher efforts have no limit.
 const EFFORTS: &[(&str, usize)] = &[("minimal", 256), ("low", 1024), ("medium", 4096)];
 
 impl Reasoning {
     /// Converts an effort of OpenAI's scale from the field `param`.
     ///
     /// # Errors
-    /// A word that is not on the scale.
+    /// An unknown effort.
     pub fn from_effort(effort: Option<String>, param: &'static str) -> Result<Self, ApiError> {
         match effort.as_deref() {
             None => Ok(Self { param, ..Self::default() }),
@@ -71,7 +71,7 @@ impl Reasoning {
         if off {
             match switch {
                 Some(name) => drop(extra.insert(name.into(), json!(false))),
-                // What the model begins is closed at once.
+                // Reasoning that the model begins is closed at once.
                 None => return Ok(Some(0)),
             }
             return Ok(self.budget);
@@ -83,7 +83,7 @@ impl Reasoning {
         let mut budget = self.budget;
         match &self.effort {
             Some(effort) if level => drop(extra.insert("reasoning_effort".into(), json!(effort))),
-            // A template without levels leaves it to a bound.
+            // Without efforts in the template, a limit replaces them.
             Some(effort) => {
                 let most = EFFORTS.iter().find(|(name, _)| name == effort).map(|(_, most)| *most);
                 budget = budget.into_iter().chain(most).min();

@@ -1,4 +1,4 @@
-//! Requests in the form that all APIs share, and the prompts that models read.
+//! Requests in the form that all APIs share, and their prompts.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ pub struct ChatRequest {
     pub messages: Vec<Message>,
     /// Tools that the model may call.
     pub tools: Vec<Tool>,
-    /// Permission or duty to call them.
+    /// Whether and which tools must be called.
     pub tool_choice: ToolChoice,
     /// True if one answer may have several calls.
     pub parallel_tool_calls: bool,
@@ -61,7 +61,7 @@ pub struct TextRequest {
 /// A prompt that is continued as it stands.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Prompt {
-    /// Text. Special tokens in it are recognised, and the tokens that the model puts before every text are added.
+    /// Text. Special tokens in it are recognised, and the model's initial tokens are added.
     Text(String),
     /// Tokens.
     Tokens(Vec<u32>),
@@ -75,12 +75,12 @@ pub enum Prompt {
         middle: String,
         /// Names and contents of other files.
         files: Vec<(String, String)>,
-        /// Field of the request that asks for it.
+        /// Field of the request that contains the gap.
         param: &'static str,
     },
 }
 
-/// Permission or duty to call tools.
+/// Whether and which tools must be called.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ToolChoice {
     /// The model decides.
@@ -104,24 +104,24 @@ pub enum Format {
     JsonObject,
     /// JSON that fits this schema.
     JsonSchema(Value),
-    /// Text that this grammar allows, and nothing else: neither calls nor reasoning.
+    /// Text that matches this grammar as a whole, without calls or reasoning.
     Whole {
         /// The grammar.
         grammar: Grammar,
-        /// The field that it was in.
+        /// Field of the request that contains the grammar.
         param: &'static str,
     },
 }
 
 impl Format {
-    /// Text of a grammar in GBNF or Lark, from the field `param`.
+    /// Creates the format of a GBNF or Lark grammar from the field `param`.
     pub fn grammar(text: String, param: &'static str) -> Self {
         Self::Whole { grammar: Grammar::of_text(text), param }
     }
 }
 
 impl ChatRequest {
-    /// Returns the tokens that the model reads.
+    /// Returns the tokens of the prompt.
     ///
     /// # Errors
     /// The model has no chat template, or the template refuses these messages.
@@ -129,7 +129,7 @@ impl ChatRequest {
         Ok(self.prepare(model, max_context)?.tokens)
     }
 
-    /// Returns the tokens that the model reads, and the way to read its answer.
+    /// Returns the tokens of the prompt, and the parser settings of its answer.
     pub(super) fn prepare(&self, model: &Model, max_context: usize) -> Result<Prepared, ApiError> {
         let offers_tools = self.offered_tools().next().is_some();
         let template = match (&model.tool_template, &model.chat_template, &model.template_problem) {
@@ -150,7 +150,7 @@ impl ChatRequest {
         let budget = self.reasoning.write(&format, source, &mut extra, &self.tolerance)?;
         let has_place = source.contains("tools");
         let mut messages = if has_place { self.messages.clone() } else { tools_as_text(self) };
-        // Templates without a place for reasoning look for it in the content themselves.
+        // Templates without a field for reasoning look for it in the content.
         if source.contains("reasoning_content") || source.contains("message.thinking") {
             let answers = messages.len().saturating_sub(usize::from(self.continue_last));
             messages[..answers].iter_mut().for_each(Message::separate_reasoning);
@@ -174,7 +174,7 @@ impl ChatRequest {
         check_text(&prompt.text, model, max_context)?;
         let reading = Reading::new(self, format, &prompt.text, budget)?;
         let tokens = model.tokenizer.encode_chat(&prompt);
-        // K and V need no such hint: they can be shared up to any block.
+        // Only models with states need the hint: K and V can be shared up to any block.
         let has_states = !model.program.state.is_empty();
         let lasting_tokens = (has_states && input.add_generation_prompt)
             .then(|| template.lasting_tokens(&input, &prompt, tokens.len(), &model.tokenizer));
@@ -182,7 +182,7 @@ impl ChatRequest {
     }
 }
 
-/// A chat in tokens.
+/// A tokenized chat.
 pub(super) struct Prepared {
     pub tokens: Vec<u32>,
     /// See [`paguro_engine::Request::lasting_tokens`].
@@ -190,12 +190,12 @@ pub(super) struct Prepared {
     pub reading: Reading,
 }
 
-/// Refuses a text that cannot fit into the context, before it is tokenized, which takes time.
+/// Refuses a text that cannot fit into the context before it is tokenized, because tokenizing takes time.
 ///
 /// # Errors
 /// The text is too long.
 pub(crate) fn check_text(text: &str, model: &Model, max_context: usize) -> Result<(), ApiError> {
-    // A token has a byte at least.
+    // A token has at least one byte.
     if text.len() <= max_context {
         return Ok(());
     }
@@ -203,16 +203,16 @@ pub(crate) fn check_text(text: &str, model: &Model, max_context: usize) -> Resul
     if text.len() <= most {
         return Ok(());
     }
-    // The least that a text of this length can have.
+    // Lower bound of the number of tokens.
     let tokens = text.len().div_ceil((most / max_context.max(1)).max(1));
     Err(ApiError::ContextTooLong { tokens, limit: max_context })
 }
 
 impl Prompt {
-    /// Returns the tokens that the model reads.
+    /// Returns the tokens of the prompt.
     ///
     /// # Errors
-    /// A text that cannot fit.
+    /// The text is too long.
     pub(super) fn tokens(self, model: &Model, max_context: usize) -> Result<Vec<u32>, ApiError> {
         match self {
             Self::Text(text) => {
@@ -226,7 +226,8 @@ impl Prompt {
                 }
                 let gap = Gap { prefix: &prefix, suffix: &suffix, middle: &middle, files: &files };
                 model.tokenizer.fill_in(&gap).ok_or_else(|| {
-                    let message = "the model does not fill in: its tokenizer has no tokens for that";
+                    let message =
+                        "the model does not support fill-in-the-middle: its tokenizer has no tokens for it";
                     ApiError::invalid(param, format!("`{param}`: {message}"))
                 })
             }
@@ -246,7 +247,7 @@ impl Prompt {
 }
 
 impl ToolChoice {
-    /// Reads a mode by its name, or the name (`Err`) of the tool that must be called.
+    /// Parses a mode by its name (`Ok`), or the name of the tool that must be called (`Err`).
     ///
     /// # Errors
     /// An unknown mode, or a tool that is not offered.

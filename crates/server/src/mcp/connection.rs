@@ -1,4 +1,4 @@
-//! A connection to a server of tools: the messages of the protocol, whatever carries them.
+//! A connection to a tool server: the messages of the protocol, independent of the transport.
 
 use std::{
     sync::{
@@ -13,49 +13,49 @@ use serde_json::{Map, Value, json};
 
 use super::{McpServer, McpTransport, http::Session, process::Process};
 
-/// The version of the protocol that is offered.
+/// Offered version of the protocol.
 const VERSION: &str = "2025-06-18";
 
-/// Versions that servers may answer with. Messages for tools are the same in all of them.
+/// Accepted versions of the protocol. Messages about tools are the same in all of them.
 const VERSIONS: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
 
-/// Tools of one server.
+/// Maximum number of tools of one server.
 const MOST_TOOLS: usize = 512;
 
-/// Bytes of a tool's description and schema.
+/// Maximum bytes of a tool's description and schema.
 const MOST_TOOL_BYTES: usize = 64 << 10;
 
-/// Characters of a result. More would fill a model's context many times.
+/// Maximum characters of a result. More would fill a model's context many times.
 const MOST_CHARACTERS: usize = 200_000;
 
-/// Longest message of a server.
+/// Maximum bytes of a message of a server.
 pub const MOST_BYTES: usize = 16 << 20;
 
 /// A tool of a server.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tool {
-    /// Its name, as calls have it.
+    /// Its name in calls.
     pub name: String,
-    /// Its name for people.
+    /// Its title for people.
     pub title: Option<String>,
-    /// Its purpose, as models read it.
+    /// Its description for models.
     pub description: String,
     /// JSON schema of its arguments.
     pub parameters: Value,
-    /// True if it says of itself that it changes nothing.
+    /// True if the tool declares itself read-only.
     pub read_only: bool,
 }
 
 /// Result of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolResult {
-    /// Its text, with a note for each part that is none.
+    /// Its text, with a note for each part that is not text.
     pub text: String,
-    /// True if the tool says that it failed.
+    /// True if the tool reports a failure.
     pub is_error: bool,
 }
 
-/// Why a server of tools is of no use: the end of a sentence that begins with its name.
+/// Error of a tool server, as the end of a sentence that begins with its name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum McpError {
     /// The program cannot be started.
@@ -65,55 +65,55 @@ pub enum McpError {
     #[error("has ended{}", said(.0))]
     Ended(String),
     /// The program does not read its standard input.
-    #[error("does not read what it is sent")]
+    #[error("does not read its standard input")]
     Stuck,
     /// The address does not answer.
     #[error("cannot be reached: {0}")]
     Unreachable(String),
-    /// The address answers with a status that is an error.
+    /// The server answers with an error status.
     #[error("answered with status {status}{}", said(.text))]
     Status {
         /// The status.
         status: u16,
-        /// The answer's first words.
+        /// Beginning of the answer.
         text: String,
     },
     /// No answer in time.
     #[error("did not answer within {} s", .0.as_secs_f64())]
     Timeout(Duration),
-    /// The server does not know this session any more.
+    /// The server does not know the session.
     #[error("has forgotten the session")]
     SessionLost,
-    /// What came is not of the protocol.
+    /// A message violates the protocol.
     #[error("does not speak the Model Context Protocol as expected: {0}")]
     Protocol(String),
     /// The server refuses a request.
     #[error("refused `{method}`: {message}")]
     Refused {
-        /// What was asked.
+        /// Method of the request.
         method: &'static str,
-        /// Its message.
+        /// Message of the server.
         message: String,
     },
-    /// What should not happen.
+    /// An internal error.
     #[error("failed: {0}")]
     Failed(String),
 }
 
-/// What a server has said, for the end of a sentence.
+/// Formats a server's message for the end of a sentence.
 fn said(text: &str) -> String {
     if text.is_empty() { String::new() } else { format!(": {text}") }
 }
 
-/// What the server asks or says on its own, in whatever way it comes.
+/// Handler of messages that the server sends on its own.
 #[derive(Debug, Default)]
 pub struct Inbox {
-    /// True if its tools are others now.
+    /// True if the list of tools has changed.
     tools_changed: AtomicBool,
 }
 
 impl Inbox {
-    /// Takes a message that answers nothing. Returns the answer to it where it wants one.
+    /// Handles a message that is not an answer. Returns the reply if the message is a request.
     pub fn receive(&self, message: &Value) -> Option<Value> {
         let method = message["method"].as_str()?;
         if method == "notifications/tools/list_changed" {
@@ -131,7 +131,7 @@ impl Inbox {
     }
 }
 
-/// A server that has been greeted.
+/// An initialized connection.
 #[derive(Debug)]
 pub struct Connection {
     carrier: Carrier,
@@ -145,7 +145,7 @@ enum Carrier {
 }
 
 impl Connection {
-    /// Starts or reaches a server, and greets it.
+    /// Starts or connects to a server, and initializes the session.
     ///
     /// # Errors
     /// [`McpError`].
@@ -174,7 +174,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// True if the server has gone.
+    /// Returns true if the connection is closed.
     pub fn is_closed(&self) -> bool {
         match &self.carrier {
             Carrier::Process(process) => process.is_closed(),
@@ -182,7 +182,7 @@ impl Connection {
         }
     }
 
-    /// True if the server has said that its tools are others now, since this was last asked.
+    /// Returns true if the list of tools has changed since the last call.
     pub fn take_tools_changed(&self) -> bool {
         self.inbox.tools_changed.swap(false, Ordering::Relaxed)
     }
@@ -217,7 +217,7 @@ impl Connection {
     /// Calls a tool.
     ///
     /// # Errors
-    /// [`McpError`]. What the tool says went wrong is a result.
+    /// [`McpError`]. A failure that the tool reports is a result.
     pub fn call(
         &self,
         tool: &str,
@@ -227,7 +227,7 @@ impl Connection {
         let params = json!({"name": tool, "arguments": arguments});
         match self.request("tools/call", params, limit) {
             Ok(result) => read_result(&result),
-            // The model may do better with it: wrong arguments are refused in this way.
+            // The model may correct its call: servers refuse wrong arguments in this way.
             Err(McpError::Refused { message, .. }) => Ok(ToolResult { text: message, is_error: true }),
             Err(error) => Err(error),
         }
@@ -256,7 +256,7 @@ impl Connection {
     }
 }
 
-/// The message of a request, or of a notification where there is no `id`.
+/// Returns the message of a request, or of a notification without `id`.
 pub fn message(id: Option<u64>, method: &str, params: Value) -> Value {
     let mut message = json!({"jsonrpc": "2.0", "method": method});
     if let Some(id) = id {
@@ -268,7 +268,7 @@ pub fn message(id: Option<u64>, method: &str, params: Value) -> Value {
     message
 }
 
-/// The beginning of a text, with a sign that there is more.
+/// Truncates a text and marks the truncation.
 pub fn shortened(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {
         None => text.to_owned(),
@@ -336,7 +336,7 @@ fn read_result(value: &Value) -> Result<ToolResult, McpError> {
     Ok(ToolResult { text, is_error })
 }
 
-/// A part of a result as text.
+/// Converts a part of a result to text.
 fn part(value: &Value) -> String {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     match value["type"].as_str() {
@@ -347,7 +347,7 @@ fn part(value: &Value) -> String {
             let kind = shortened(kind, 40);
             let media = value["mimeType"].as_str().or_else(|| value["resource"]["mimeType"].as_str());
             let media = media.map_or_else(String::new, |media| format!(" of type {}", shortened(media, 80)));
-            format!("[{kind}{media}: left out, as only text is passed on]")
+            format!("[{kind}{media}: left out, because only text is supported]")
         }
         None => String::new(),
     }
@@ -370,7 +370,7 @@ mod tests {
             (json!({"structuredContent": {"a": 1}}), "{\"a\":1}", false),
             (
                 json!({"content": [{"type": "image", "data": "AAAA", "mimeType": "image/png"}]}),
-                "[image of type image/png: left out, as only text is passed on]",
+                "[image of type image/png: left out, because only text is supported]",
                 false,
             ),
             (

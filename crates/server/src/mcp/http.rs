@@ -1,5 +1,5 @@
-//! A server of tools at an address: the transport *Streamable HTTP*. Each message is a POST; its answer is JSON, or a
-//! stream of events with the answer among them.
+//! Tool servers at an address: the transport *Streamable HTTP*. Each message is a POST; its answer is JSON, or a stream
+//! of events that contains the answer.
 
 use std::{
     io::{BufRead, BufReader},
@@ -24,7 +24,7 @@ use super::connection::{Inbox, MOST_BYTES, McpError, message, shortened};
 const SESSION: &str = "mcp-session-id";
 const VERSION: &str = "mcp-protocol-version";
 
-/// How long the end of a session may take.
+/// Maximum time to end a session.
 const END_PATIENCE: Duration = Duration::from_secs(2);
 
 /// A session with a server.
@@ -34,7 +34,7 @@ pub struct Session {
     url: String,
     /// Headers of every request.
     headers: Vec<(String, String)>,
-    /// The server's name of the session, if it has given one.
+    /// Id of the session, if the server has assigned one.
     id: Mutex<Option<String>>,
     version: Mutex<Option<String>>,
     is_lost: AtomicBool,
@@ -43,20 +43,20 @@ pub struct Session {
 }
 
 impl Session {
-    /// Reaches nobody yet.
+    /// Creates a client without connecting.
     ///
     /// # Errors
-    /// [`McpError::Unreachable`] for what is no address.
+    /// [`McpError::Unreachable`] for an invalid address.
     pub fn new(url: &str, headers: &[(String, String)], inbox: Arc<Inbox>) -> Result<Self, McpError> {
         let uri: Uri = url.parse().map_err(|_| McpError::Unreachable(format!("{url:?} is no address")))?;
         let host = uri.host().unwrap_or_default();
         let is_here = ["localhost", "127.0.0.1", "[::1]"].contains(&host) || host.ends_with(".localhost");
         let agent = Agent::config_builder()
             .tls_config(TlsConfig::builder().root_certs(RootCerts::PlatformVerifier).build())
-            // A server on this machine is behind no proxy.
+            // A server on this machine needs no proxy.
             .proxy(if is_here { None } else { Proxy::try_from_env() })
             .http_status_as_error(false)
-            // The settings name one address, and its key is for no other.
+            // The settings name one address, and the key must not be sent to another.
             .max_redirects(0)
             .max_redirects_will_error(false)
             .user_agent(concat!("paguro/", env!("CARGO_PKG_VERSION")))
@@ -74,12 +74,12 @@ impl Session {
         })
     }
 
-    /// Sets the version of the protocol that was agreed upon.
+    /// Sets the negotiated version of the protocol.
     pub fn set_version(&self, version: &str) {
         *self.version.lock().unwrap_or_else(PoisonError::into_inner) = Some(version.to_owned());
     }
 
-    /// True if the server has forgotten the session.
+    /// Returns true if the server has forgotten the session.
     pub fn is_lost(&self) -> bool {
         self.is_lost.load(Ordering::Relaxed)
     }
@@ -113,7 +113,7 @@ impl Session {
         }
     }
 
-    /// Sends what has no answer.
+    /// Sends a notification.
     ///
     /// # Errors
     /// [`McpError`].
@@ -143,7 +143,7 @@ impl Session {
         }
         let text = match status {
             300..=399 => "it redirects to another address; name that one in the settings".to_owned(),
-            401 | 403 => "it wants a key; `headers` in the settings can have one".to_owned(),
+            401 | 403 => "it requires a key; set it in `headers` of the settings".to_owned(),
             404 | 405 => {
                 "no server of tools is at this address (HTTP+SSE of 2024 is not supported)".to_owned()
             }
@@ -155,7 +155,7 @@ impl Session {
         Err(McpError::Status { status, text })
     }
 
-    /// Headers of every request: those of the settings, and of the session.
+    /// Returns the headers of every request: those of the settings and of the session.
     fn own_headers(&self) -> Vec<(String, String)> {
         let value = |of: &Mutex<Option<String>>| of.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let own = [(SESSION, value(&self.id)), (VERSION, value(&self.version))];
@@ -163,11 +163,11 @@ impl Session {
         self.headers.iter().cloned().chain(own).collect()
     }
 
-    /// Reads events until the answer to the request `id` is among them.
+    /// Reads events until the answer to the request `id`.
     fn read_events(&self, reader: impl BufRead, id: u64, until: Instant) -> Option<Value> {
         let mut data = String::new();
         for line in reader.lines() {
-            // What ends in the middle is as good as what ends.
+            // An aborted stream is handled like its end.
             let line = line.ok()?;
             if let Some(more) = line.strip_prefix("data:") {
                 if !data.is_empty() {
@@ -187,14 +187,14 @@ impl Session {
         None
     }
 
-    /// Returns a message if it answers the request `id`, and takes in what the server says on its own.
+    /// Returns a message if it answers the request `id`. Handles other messages.
     fn find(&self, message: Value, id: u64) -> Option<Value> {
         if let Value::Array(messages) = message {
             return messages.into_iter().filter_map(|message| self.find(message, id)).next();
         }
         if message.get("method").is_some() {
             if let Some(answer) = self.inbox.receive(&message) {
-                // The server does without it.
+                // The reply is optional.
                 let _ = self.post(&answer, END_PATIENCE);
             }
             return None;
@@ -211,7 +211,7 @@ impl Session {
 }
 
 impl Drop for Session {
-    /// Ends the session, in a thread of its own, as the server may not answer.
+    /// Ends the session on another thread, because the server may not answer.
     fn drop(&mut self) {
         if self.is_lost() || self.id.get_mut().unwrap_or_else(PoisonError::into_inner).is_none() {
             return;
@@ -221,7 +221,7 @@ impl Drop for Session {
             request = request.header(name, value);
         }
         let request = request.config().timeout_global(Some(END_PATIENCE)).build();
-        // Sessions that are not ended end by themselves.
+        // Servers expire sessions that are not ended.
         let _ = thread::Builder::new().name("mcp-end".into()).spawn(move || drop(request.call()));
     }
 }

@@ -1,8 +1,8 @@
-//! Tools of other programs, by the Model Context Protocol: the servers that the settings name, started or connected when
-//! somebody first asks for their tools.
+//! Tools of other programs, through the Model Context Protocol. Servers named in the settings are started or connected
+//! on the first request for their tools.
 //!
-//! Only what tools need is spoken: `initialize`, `tools/list`, `tools/call` and `ping`, over a program's standard streams
-//! ([`process`]) or HTTP ([`http`]). Everything blocks here, on threads that may, and has a deadline.
+//! The client implements `initialize`, `tools/list`, `tools/call` and `ping`, over a program's standard streams
+//! ([`process`]) or HTTP ([`http`]). All calls block, run on blocking threads, and have a deadline.
 
 mod connection;
 mod http;
@@ -25,19 +25,19 @@ use tokio::{
 pub use connection::{Connection, McpError, Tool, ToolResult};
 pub use settings::{McpServer, McpTransport, Trust};
 
-/// Calls that run at a time, over all servers.
+/// Maximum number of concurrent calls, over all servers.
 const MOST_CALLS: usize = 32;
 
-/// Servers that may be added while the server runs.
+/// Maximum number of servers that are added at runtime.
 const MOST_ADDED: usize = 32;
 
-/// How long a list waits for servers that are starting. They go on, and the next list has them.
+/// Time that a list waits for starting servers. They continue to start, and the next list contains them.
 const LIST_PATIENCE: Duration = Duration::from_secs(3);
 
-/// How long a failure is remembered, so that a list does not start a broken program again and again.
+/// Time for which a failure is remembered, so that lists do not restart a broken program again and again.
 const FAILURE_KEPT: Duration = Duration::from_secs(5);
 
-/// Servers of tools, by name.
+/// Tool servers by name.
 #[derive(Debug)]
 pub struct McpServers {
     entries: RwLock<Vec<Arc<Entry>>>,
@@ -47,7 +47,7 @@ pub struct McpServers {
 #[derive(Debug)]
 struct Entry {
     settings: McpServer,
-    /// True if it was added while the server runs.
+    /// True if it was added at runtime.
     added: bool,
     state: Mutex<State>,
 }
@@ -59,7 +59,7 @@ enum State {
     Failed { error: McpError, at: Instant },
 }
 
-/// A server that answers.
+/// A connected server.
 #[derive(Clone, Debug)]
 pub struct Ready {
     connection: Arc<Connection>,
@@ -67,35 +67,35 @@ pub struct Ready {
     pub tools: Arc<[Tool]>,
 }
 
-/// A server and what is known of its tools.
+/// A server and its tools.
 #[derive(Debug)]
 pub struct Listed {
-    /// How it was set up.
+    /// Settings of the server.
     pub settings: McpServer,
-    /// True if it was added while the server runs.
+    /// True if it was added at runtime.
     pub added: bool,
-    /// Its tools, or why there are none; `None` while it starts.
+    /// Its tools, or its error; `None` while it starts.
     pub tools: Option<Result<Arc<[Tool]>, McpError>>,
 }
 
-/// Why a server was not added or removed, or a call not begun.
+/// Reason for which a server was not added or removed, or a call was not started.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum McpRefusal {
-    /// There is no such server.
+    /// No server has this name.
     #[error("there is no tool server `{0}`")]
     NoServer(String),
-    /// The server has no such tool.
+    /// The server has no tool of this name.
     #[error("the tool server `{server}` has no tool `{tool}`")]
     NoTool {
-        /// Its name.
+        /// Name of the server.
         server: String,
-        /// What was asked for.
+        /// Name of the tool.
         tool: String,
     },
-    /// The name is taken.
+    /// Another server has the name.
     #[error("there is a tool server `{0}` already; choose another name")]
     NameTaken(String),
-    /// It belongs to the settings.
+    /// The server belongs to the settings.
     #[error("the tool server `{0}` is named in the server's settings; remove it there")]
     InSettings(String),
     /// Too many servers were added.
@@ -109,25 +109,25 @@ pub enum McpRefusal {
     /// The server failed.
     #[error("the tool server `{server}` {error}")]
     Failed {
-        /// Its name.
+        /// Name of the server.
         server: String,
-        /// What happened.
+        /// Its error.
         error: McpError,
     },
 }
 
 impl McpServers {
-    /// Nothing is started yet.
+    /// Creates the table. No server is started yet.
     pub fn new(settings: Vec<McpServer>) -> Self {
         let entries = settings.into_iter().map(|settings| Entry::new(settings, false)).collect();
         Self { entries: RwLock::new(entries), calls: Semaphore::new(MOST_CALLS) }
     }
 
-    /// Lists the servers that `is_visible` allows, starting those that do not run.
+    /// Lists the servers that `is_visible` allows, and starts those that do not run.
     pub async fn list(&self, is_visible: impl Fn(&McpServer) -> bool) -> Vec<Listed> {
         let mut entries = self.entries();
         entries.retain(|entry| is_visible(&entry.settings));
-        // Tasks, because a start goes on when nobody waits for it any more.
+        // Starts run as tasks, so that they continue when the request ends.
         let start = |entry: &Arc<Entry>| tokio::spawn(entry.clone().ready());
         let starts: Vec<_> = entries.iter().map(start).collect();
         let until = tokio::time::Instant::now() + LIST_PATIENCE;
@@ -146,7 +146,7 @@ impl McpServers {
     /// Calls a tool of a server that `is_visible` allows.
     ///
     /// # Errors
-    /// [`McpRefusal`]. What a tool says went wrong is a [`ToolResult`].
+    /// [`McpRefusal`]. A failure that the tool reports is a [`ToolResult`].
     pub async fn call(
         &self,
         server: &str,
@@ -160,7 +160,7 @@ impl McpServers {
         let failed = |error| McpRefusal::Failed { server: server.to_owned(), error };
         let mut may_reconnect = true;
         loop {
-            // A task, because a start goes on when the caller goes away.
+            // A start runs as a task, so that it continues when the request ends.
             let started = tokio::spawn(entry.clone().ready()).await;
             let started = started.unwrap_or_else(|error| Err(McpError::Failed(error.to_string())));
             let Ready { connection, tools } = started.map_err(failed)?;
@@ -175,7 +175,7 @@ impl McpServers {
             };
             match called.unwrap_or_else(|error| Err(McpError::Failed(error.to_string()))) {
                 Ok(result) => return Ok(result),
-                // The server has forgotten us and has not looked at the call.
+                // The server has forgotten the session and has not executed the call.
                 Err(McpError::SessionLost) if std::mem::take(&mut may_reconnect) => {
                     entry.forget(&connection).await;
                 }
@@ -189,7 +189,7 @@ impl McpServers {
         }
     }
 
-    /// Adds a server until this one ends.
+    /// Adds a server until this process ends.
     ///
     /// # Errors
     /// [`McpRefusal::NameTaken`], [`McpRefusal::TooMany`].
@@ -205,7 +205,7 @@ impl McpServers {
         Ok(())
     }
 
-    /// Removes a server that was added.
+    /// Removes a server that was added at runtime.
     ///
     /// # Errors
     /// [`McpRefusal::NoServer`], [`McpRefusal::InSettings`].
@@ -234,7 +234,7 @@ impl Entry {
         Arc::new(Self { settings, added, state: Mutex::new(State::Idle) })
     }
 
-    /// Returns the running server, started now if it does not run.
+    /// Returns the connected server. Starts it if necessary.
     async fn ready(self: Arc<Self>) -> Result<Ready, McpError> {
         let mut state = self.state.lock().await;
         match &*state {
@@ -273,7 +273,7 @@ impl Entry {
         ready
     }
 
-    /// Drops a connection that is of no more use.
+    /// Drops a broken connection.
     async fn forget(&self, connection: &Arc<Connection>) {
         let mut state = self.state.lock().await;
         if matches!(&*state, State::Ready(ready) if Arc::ptr_eq(&ready.connection, connection)) {
@@ -282,7 +282,7 @@ impl Entry {
     }
 }
 
-/// Runs what blocks elsewhere. It has deadlines of its own; this one is for what is stuck in spite of them.
+/// Runs blocking work with a deadline, for calls that exceed their own deadlines.
 async fn blocking<T: Send + 'static>(
     limit: Duration,
     work: impl FnOnce() -> Result<T, McpError> + Send + 'static,
@@ -294,8 +294,8 @@ async fn blocking<T: Send + 'static>(
     }
 }
 
-/// Names of functions by server and tool, as models get them: the tool's name where it is the only one, and with the
-/// server's name before it elsewhere. Only letters, digits, `_` and `-` are in them, at most 64.
+/// Returns the function names for models by server and tool: the tool's name if it is unique, otherwise with the
+/// server's name as a prefix. Names have at most 64 characters: letters, digits, `_` and `-`.
 pub fn function_names(servers: &[Listed]) -> HashMap<(String, String), String> {
     let plain = |name: &str| {
         let letter = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' };
@@ -316,7 +316,7 @@ pub fn function_names(servers: &[Listed]) -> HashMap<(String, String), String> {
             if counts[&name] > 1 {
                 name = plain(&format!("{server}__{tool}"));
             }
-            // Two names of one server may differ in what functions cannot have.
+            // Names of one server may differ only in characters that functions cannot have.
             let count = taken.entry(name.clone()).or_default();
             *count += 1;
             if *count > 1 {

@@ -1,7 +1,7 @@
-//! A server of tools that is a program: JSON-RPC in lines over its standard streams.
+//! Tool servers that are programs: JSON-RPC in lines over their standard streams.
 //!
-//! Three threads serve a program: one writes to it, one reads its answers, and one keeps the last words of its standard
-//! error, which say why it has ended.
+//! Three threads serve a program. One writes its input, one reads its output, and one keeps the last line of its
+//! standard error, which mostly explains an exit.
 
 use std::{
     collections::HashMap,
@@ -21,13 +21,13 @@ use serde_json::{Value, json};
 
 use super::connection::{Inbox, MOST_BYTES, McpError, message, shortened};
 
-/// Messages that wait to be written.
+/// Maximum number of messages that wait to be written.
 const QUEUE: usize = 64;
 
-/// How long a program may take to end when its standard input is closed. Then it is killed.
+/// Time for a program to exit after its standard input was closed. Then it is killed.
 const END_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Characters of a program's last words.
+/// Maximum characters of a program's last line.
 const MOST_WORDS: usize = 300;
 
 /// A running program.
@@ -41,17 +41,17 @@ pub struct Process {
 
 #[derive(Debug)]
 struct Shared {
-    /// Requests that wait for their answers; `None` after the program's end.
+    /// Requests that wait for answers; `None` after the program's exit.
     waiting: Mutex<Option<HashMap<u64, Sender<Value>>>>,
-    /// Last line of standard error, or what is wrong with the answers.
+    /// Last line of standard error, or the problem with its output.
     last_words: Mutex<String>,
-    /// True if standard error has been read to its end.
+    /// True at the end of standard error.
     said_all: AtomicBool,
     inbox: Arc<Inbox>,
 }
 
 impl Process {
-    /// Starts a program with this environment and no other.
+    /// Starts a program with exactly this environment.
     ///
     /// # Errors
     /// [`McpError::Start`].
@@ -104,7 +104,7 @@ impl Process {
             Err(RecvTimeoutError::Disconnected) => Err(self.ended()),
             Err(RecvTimeoutError::Timeout) => {
                 let params = json!({"requestId": id, "reason": "it took too long"});
-                // The error that counts is the one before.
+                // The timeout is reported, not this error.
                 let _ = self.notify("notifications/cancelled", params);
                 Err(McpError::Timeout(limit))
             }
@@ -115,7 +115,7 @@ impl Process {
         answer
     }
 
-    /// Sends what has no answer.
+    /// Sends a notification.
     ///
     /// # Errors
     /// [`McpError`].
@@ -123,7 +123,7 @@ impl Process {
         self.send(&message(None, method, params))
     }
 
-    /// True if the program has ended.
+    /// Returns true if the program has exited.
     pub fn is_closed(&self) -> bool {
         self.shared.waiting().is_none()
     }
@@ -138,7 +138,7 @@ impl Process {
     }
 
     fn ended(&self) -> McpError {
-        // Standard error may be read a little later than the end of the answers; a child of the program may keep it open.
+        // Standard error may end slightly later than standard output; a child of the program may keep it open.
         for _ in 0..20 {
             if self.shared.said_all.load(Ordering::Acquire) {
                 break;
@@ -150,7 +150,7 @@ impl Process {
 }
 
 impl Drop for Process {
-    /// Closes the program's input, which tells it to end, and kills it if it does not.
+    /// Closes the program's input and kills it if it does not exit in time.
     fn drop(&mut self) {
         self.input = None;
         let Some(mut child) = self.child.take() else { return };
@@ -162,16 +162,16 @@ impl Drop for Process {
                 }
                 thread::sleep(Duration::from_millis(20));
             }
-            // It may have ended by now.
+            // It may already have exited.
             let _ = child.kill();
             let _ = child.wait();
         };
-        // Without a thread the program ends when this one does, and its input is closed.
+        // If no thread can be started, the program's input is closed when this process exits.
         let _ = thread::Builder::new().name("mcp-end".into()).spawn(end);
     }
 }
 
-/// Writes messages until nobody sends any more, or the program does not read.
+/// Writes messages until the channel is closed, or the program does not read.
 fn write(mut stdin: ChildStdin, messages: &Receiver<String>) {
     for message in messages {
         if stdin.write_all((message + "\n").as_bytes()).and_then(|()| stdin.flush()).is_err() {
@@ -181,7 +181,7 @@ fn write(mut stdin: ChildStdin, messages: &Receiver<String>) {
 }
 
 impl Shared {
-    /// Reads messages until the program ends.
+    /// Reads messages until the program exits.
     fn read(&self, mut stdout: impl BufRead, input: &Weak<SyncSender<String>>) {
         let mut line = Vec::new();
         loop {
@@ -199,7 +199,7 @@ impl Shared {
             }
             match serde_json::from_slice(&line) {
                 Ok(message) => self.deliver(message, input),
-                // Many programs greet there, in spite of the protocol.
+                // Many programs print a greeting to standard output, against the protocol.
                 Err(_) => {
                     let line = shortened(String::from_utf8_lossy(&line).trim(), MOST_WORDS);
                     tracing::debug!(line, "a line of a tool server is not JSON");
@@ -214,7 +214,7 @@ impl Shared {
         if message.get("method").is_some() {
             let answer = self.inbox.receive(&message);
             if let (Some(answer), Some(input)) = (answer, input.upgrade()) {
-                // A program that does not read gets no answer.
+                // A program that does not read gets no reply.
                 let _ = input.try_send(answer.to_string());
             }
             return;
@@ -222,17 +222,17 @@ impl Shared {
         let Some(id) = message["id"].as_u64() else { return };
         let waits = self.waiting().as_mut().and_then(|waiting| waiting.remove(&id));
         if let Some(sender) = waits {
-            // Whoever waited may have given up.
+            // The request may have timed out.
             let _ = sender.send(message);
         }
     }
 
-    /// Keeps the last line of what the program says.
+    /// Keeps the last line of standard error.
     fn keep_words(&self, mut stderr: impl BufRead) {
         let mut line = Vec::new();
         loop {
             line.clear();
-            // A program that is not read stops when its pipe is full.
+            // A program blocks when its pipe is full, so the pipe is always read.
             if !matches!(stderr.by_ref().take(1 << 16).read_until(b'\n', &mut line), Ok(1..)) {
                 self.said_all.store(true, Ordering::Release);
                 return;

@@ -1,4 +1,4 @@
-//! How servers of tools are set up.
+//! Settings of tool servers.
 
 use std::{ffi::OsString, fmt, time::Duration};
 
@@ -6,46 +6,46 @@ use axum::http::{HeaderName, HeaderValue, Uri};
 
 use crate::keys::Scope;
 
-/// Longest name of a server.
+/// Maximum length of a server's name.
 const MAX_NAME: usize = 40;
 
-/// A server of tools.
+/// Settings of a tool server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct McpServer {
-    /// Its name, for people and in calls.
+    /// Its name, for display and in calls.
     pub name: String,
-    /// The way to it.
+    /// Its transport.
     pub transport: McpTransport,
     /// Scope that a key needs to see and call its tools.
     pub scope: Scope,
-    /// Tools that the page calls without a question.
+    /// Tools that the page calls without confirmation.
     pub trust: Trust,
-    /// How long it may take to start and to answer.
+    /// Maximum time to start and to answer.
     pub timeout: Duration,
 }
 
-/// The way to a server of tools.
+/// Transport of a tool server.
 #[derive(Clone, PartialEq, Eq)]
 pub enum McpTransport {
-    /// A program that is started, and spoken to through its standard streams.
+    /// A program that this server starts; messages pass through its standard streams.
     Program {
-        /// Its path, or a name that is found as a shell would.
+        /// Its path, or a name that is looked up in `PATH`.
         program: String,
         /// Its arguments.
         arguments: Vec<String>,
         /// Its whole environment.
         environment: Vec<(OsString, OsString)>,
     },
-    /// An address of the transport *Streamable HTTP*.
+    /// An address that serves the transport *Streamable HTTP*.
     Http {
         /// The address.
         url: String,
-        /// Headers of every request: often a key.
+        /// Headers of every request, such as a key.
         headers: Vec<(String, String)>,
     },
 }
 
-/// Tools that are called without a question.
+/// Tools that are called without confirmation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trust {
     /// All of a server's tools.
@@ -55,7 +55,7 @@ pub enum Trust {
 }
 
 impl Trust {
-    /// True if a tool is called without a question.
+    /// Returns true if a tool is called without confirmation.
     pub fn covers(&self, tool: &str) -> bool {
         match self {
             Self::All => true,
@@ -65,13 +65,13 @@ impl Trust {
 }
 
 impl McpServer {
-    /// How long a server may take unless it is told otherwise. Programs that are installed when they first run take long.
+    /// Default timeout of a server. Programs that are installed on their first run take long.
     pub const TIMEOUT: Duration = Duration::from_secs(60);
 
-    /// Checks what can be checked without starting it.
+    /// Validates the settings without starting the server.
     ///
     /// # Errors
-    /// What is wrong, and how it would be right.
+    /// The problem and its solution.
     pub fn check(&self) -> Result<(), String> {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
         if self.name.is_empty() || self.name.len() > MAX_NAME || !self.name.chars().all(is_plain) {
@@ -98,7 +98,7 @@ impl McpServer {
                     name.parse::<HeaderName>().is_err() || value.parse::<HeaderValue>().is_err()
                 });
                 match bad {
-                    // The value may be a key.
+                    // The value may be a key, so it is not shown.
                     Some((name, _)) => Err(format!(
                         "the header {name:?} cannot be sent: it has characters that headers do not"
                     )),
@@ -108,7 +108,8 @@ impl McpServer {
         }
     }
 
-    /// The program with its arguments, or the address, for people. Neither has secrets as the environment and headers do.
+    /// Returns the program with its arguments, or the address, for display. Secrets are in the environment and the
+    /// headers only.
     pub fn place(&self) -> String {
         match &self.transport {
             McpTransport::Program { program, arguments, .. } => {
@@ -121,7 +122,7 @@ impl McpServer {
 }
 
 impl fmt::Debug for McpTransport {
-    /// Without values of the environment and of headers, which are secrets.
+    /// Omits the values of the environment and of headers, which are secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Program { program, .. } => {

@@ -1,5 +1,5 @@
-//! Residency of models. A model is loaded on its first request and stays while requests use it and `keep_alive` longer. If
-//! another model needs the memory, the least recently used one is unloaded.
+//! Resident models. A model is loaded on its first request and stays while requests use it and for `keep_alive`
+//! afterwards. If another model needs the memory, the least recently used one is unloaded.
 
 mod resident;
 
@@ -33,7 +33,7 @@ use crate::{
 pub struct Residency {
     /// Memory limit of all resident models together, in bytes: weights, K and V, buffers.
     pub memory: u64,
-    /// Time that an unused model stays loaded; `None` is for ever.
+    /// Time that an unused model stays loaded; `None` for ever.
     pub keep_alive: Option<Duration>,
     /// Time that a request waits for memory.
     pub patience: Duration,
@@ -53,7 +53,7 @@ pub struct Models {
     pub loads: AtomicU64,
     /// Number of failed loads.
     pub failed_loads: AtomicU64,
-    /// Number of models unloaded for others or for lack of use.
+    /// Number of models unloaded to free memory or for lack of use.
     pub unloads: AtomicU64,
 }
 
@@ -61,7 +61,7 @@ pub struct Models {
 type Key = (String, String);
 
 impl Models {
-    /// Creates the table without any resident model.
+    /// Creates the table without resident models.
     pub fn new(source: Arc<dyn ModelSource>, residency: Residency, release_memory: fn()) -> Arc<Self> {
         Arc::new(Self {
             source,
@@ -80,7 +80,7 @@ impl Models {
         self.residency.memory
     }
 
-    /// Returns the context of the resident model, or else the one that it would be loaded with.
+    /// Returns the context of the resident model, or else the one that a load would have.
     pub fn context(&self, entry: &ModelEntry) -> Option<usize> {
         let key = (entry.name.clone(), entry.version.clone());
         let resident = self.slots().get(&key).and_then(Slot::resident).map(|it| it.handle.max_context());
@@ -96,7 +96,7 @@ impl Models {
         Ok(blocking(move || source.list()).await?)
     }
 
-    /// Returns the model that a name means.
+    /// Returns the model with this name.
     ///
     /// # Errors
     /// [`ApiError::ModelNotFound`], or the library cannot be read.
@@ -105,13 +105,13 @@ impl Models {
         Ok(blocking(move || source.find(&name)).await?)
     }
 
-    /// Forgets everything that was kept of the requests of a model that was removed.
+    /// Deletes the cached data of a removed model's requests.
     pub fn forget(&self, name: String) {
         let source = self.source.clone();
         spawn_blocking(move || source.forget(&name));
     }
 
-    /// Returns the place of a model that is not in the library.
+    /// Returns the place of a model outside of the library.
     pub fn outside(&self, name: &str) -> Option<Outside> {
         self.source.outside(name)
     }
@@ -125,10 +125,10 @@ impl Models {
         Ok(blocking(move || source.preset(&name)).await?)
     }
 
-    /// Replaces the defaults of a model that are kept in the library.
+    /// Replaces the stored defaults of a model.
     ///
     /// # Errors
-    /// Values that are refused; models that are not the library's.
+    /// A value is refused, or the model is outside of the library.
     pub async fn set_preset(&self, name: &str, preset: ModelPreset) -> Result<(), ApiError> {
         let (source, name) = (self.source.clone(), name.to_owned());
         Ok(blocking(move || source.set_preset(&name, preset)).await?)
@@ -146,13 +146,13 @@ impl Models {
     /// Leases a model, which is loaded if necessary.
     ///
     /// # Errors
-    /// There is none, it cannot be loaded, or there is no room for it.
+    /// The model is missing, cannot be loaded, or does not fit into memory.
     pub async fn lease(self: &Arc<Self>, name: &str) -> Result<Lease, ApiError> {
         self.lease_for(name, None).await
     }
 
-    /// Leases a model for sequences of `context` tokens. If its context is shorter, it is loaded again where memory allows and
-    /// no request uses it. Otherwise the lease has the shorter context.
+    /// Leases a model for sequences of `context` tokens. If its context is shorter, it is loaded again where memory
+    /// allows and no request uses it. Otherwise the lease has the shorter context.
     ///
     /// # Errors
     /// As [`Models::lease`].
@@ -180,7 +180,7 @@ impl Models {
             let ended = outcome.wait_for(Option::is_some).await;
             match ended.as_deref() {
                 Ok(Some(Err(error))) => return Err(error.clone().into()),
-                // Loaded, but it may have been unloaded again meanwhile.
+                // The model may have been unloaded again since it was loaded.
                 Ok(_) => {}
                 Err(_) => return Err(ApiError::Unavailable("the server is shutting down".into())),
             }
@@ -270,8 +270,8 @@ impl Models {
         plan.context >= context && taken.saturating_add(plan.with(plan.kv_enough)) <= self.residency.memory
     }
 
-    /// Starts loading a model, unless another request already has. Loading continues if the client goes away, because clients
-    /// mostly try again.
+    /// Starts loading a model, unless another request already has. Loading continues if the client disconnects, because
+    /// most clients retry.
     fn start_loading(
         self: &Arc<Self>,
         key: &Key,
@@ -324,7 +324,7 @@ impl Models {
         let release_memory = self.release_memory;
         let work = move || {
             let loaded = source.load(&wanted, grant);
-            // Reading a tokenizer frees much memory, and so does a failed load.
+            // Reading a tokenizer frees much memory, as does a failed load.
             release_memory();
             loaded
         };
@@ -340,8 +340,8 @@ impl Models {
         Ok(loaded)
     }
 
-    /// Reserves memory for a model. Unused models are unloaded for it; models in use are waited for. Returns the bytes for K and
-    /// V: those of the settings if they fit, otherwise the rest beside models in use, but at least `kv_least`.
+    /// Reserves memory for a model. Unloads unused models, and waits for models in use. Returns the bytes for K and V:
+    /// those of the settings if they fit, otherwise the rest beside models in use, but at least `kv_least`.
     async fn make_room(&self, key: &Key, entry: &ModelEntry, plan: &LoadPlan) -> Result<u64, LoadError> {
         let Residency { memory, patience, .. } = self.residency;
         let least = plan.with(plan.kv_least);
@@ -360,7 +360,7 @@ impl Models {
         let deadline = Instant::now() + patience;
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
-            // From here on no notification is missed.
+            // The future is registered before the check, so that it misses no notification.
             changed.as_mut().enable();
             {
                 let mut slots = self.slots();
@@ -387,7 +387,8 @@ impl Models {
         }
     }
 
-    /// Unloads the least recently used of the unused models that `may_go` accepts, and waits for its engine.
+    /// Unloads the least recently used of the unused models that `may_go` accepts, and waits for its engine. Returns
+    /// false if there is none.
     async fn unload_one(&self, may_go: impl Fn(&Resident) -> bool) -> bool {
         let resident = {
             let mut slots = self.slots();
@@ -409,8 +410,8 @@ impl Models {
         true
     }
 
-    /// Ends an engine and waits for it, so that its memory is free afterwards. (A lease that is being dropped may hold it a
-    /// moment longer.)
+    /// Ends an engine and waits for it, so that its memory is free afterwards. A lease that is being dropped may hold
+    /// it slightly longer.
     async fn end(&self, resident: Arc<Resident>) {
         let Some(mut resident) = Arc::into_inner(resident) else { return };
         let release_memory = self.release_memory;
@@ -419,7 +420,7 @@ impl Models {
             drop(resident);
             release_memory();
         };
-        // A panic of the engine thread was caught there.
+        // A panic of the engine thread was already caught.
         let _ = spawn_blocking(end).await;
     }
 
@@ -428,7 +429,7 @@ impl Models {
     }
 }
 
-/// Runs work that may block or panic on another thread.
+/// Runs work that may block or panic on a blocking thread.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, LoadError> + Send + 'static,
 ) -> Result<T, LoadError> {

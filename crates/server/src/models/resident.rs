@@ -42,14 +42,14 @@ pub struct Resident {
     pub memory: MemoryPlan,
     /// Tokens in a page.
     pub block_size: usize,
-    /// `None` after the end. Ending an engine waits for its thread.
+    /// `None` after the engine has ended. Ending it waits for its thread.
     engine: Option<Engine>,
     usage: Mutex<Use>,
-    /// True after the log has named a request for a longer context.
+    /// True after a request for a longer context was logged.
     is_clamped: AtomicBool,
 }
 
-/// Users of a model, and how long it stays without any.
+/// Number of leases of a model, and the end of the last one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Use {
     /// Number of requests that hold a lease.
@@ -59,7 +59,7 @@ pub(super) struct Use {
     keep_alive: Option<Duration>,
 }
 
-/// The right to use a resident model, which stays loaded as long as this value exists.
+/// A lease of a resident model, which stays loaded while the lease exists.
 #[derive(Debug)]
 pub struct Lease {
     resident: Arc<Resident>,
@@ -131,7 +131,7 @@ impl Resident {
         drop(self.engine.take());
     }
 
-    /// Returns true the first time that a request wants a longer context than there is.
+    /// Returns true the first time that a request needs a longer context than the loaded one.
     pub(super) fn first_clamped(&self) -> bool {
         !self.is_clamped.swap(true, Ordering::Relaxed)
     }
@@ -140,7 +140,7 @@ impl Resident {
         self.usage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the time at which it is unloaded; `None` while it is in use, and if it stays for ever.
+    /// Returns the time at which the model is unloaded; `None` while it is in use, and if it stays for ever.
     pub(super) fn expires(&self) -> Option<Instant> {
         let Use { users, since, keep_alive } = *self.usage();
         if users == 0 { since.checked_add(keep_alive?) } else { None }
@@ -163,7 +163,7 @@ impl Resident {
 }
 
 impl Drop for Resident {
-    /// Ends the engine on another thread, because that waits.
+    /// Ends the engine on another thread, because ending waits.
     fn drop(&mut self) {
         if let (Some(engine), Ok(runtime)) = (self.engine.take(), tokio::runtime::Handle::try_current()) {
             runtime.spawn_blocking(move || drop(engine));
@@ -185,13 +185,13 @@ impl KeepAliveSetter {
 }
 
 impl Lease {
-    /// Counts one more user of a resident model.
+    /// Adds a lease of a resident model.
     pub(super) fn new(resident: &Arc<Resident>, models: &Arc<Models>) -> Self {
         resident.usage().users += 1;
         Self { resident: resident.clone(), models: models.clone() }
     }
 
-    /// Returns a setter of `keep_alive` that works after this lease has ended.
+    /// Returns a setter of `keep_alive` that is valid after this lease has ended.
     pub fn keep_alive_setter(&self) -> KeepAliveSetter {
         KeepAliveSetter(Arc::downgrade(&self.resident))
     }

@@ -1,4 +1,4 @@
-//! What `/api/chat` and `/api/generate` answer, at once or line by line.
+//! Answers of `/api/chat` and `/api/generate`, as a whole or line by line.
 
 use axum::response::{IntoResponse, Response};
 use paguro_model::tokenizer::Tokenizer;
@@ -18,33 +18,33 @@ use crate::{
     stream::{line, lines},
 };
 
-/// An answer, or a line of one.
+/// An answer or one line of it.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = OllamaAnswer)]
 pub struct Answer {
-    /// The model's name, as it was asked for.
+    /// The model's name in the request.
     model: String,
-    /// When this was written.
+    /// Time of the line.
     created_at: String,
-    /// Of `/api/chat`: the message, or what comes next in it.
+    /// In `/api/chat`: the message, or its next part.
     #[serde(skip_serializing_if = "Option::is_none")]
     message: Option<AnswerMessage>,
-    /// Of `/api/generate`: the text, or what comes next in it.
+    /// In `/api/generate`: the text, or its next part.
     #[serde(skip_serializing_if = "Option::is_none")]
     response: Option<String>,
-    /// Of `/api/generate`: what the model thought.
+    /// In `/api/generate`: reasoning of the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     thinking: Option<String>,
-    /// Log-probabilities of the tokens, if asked for.
+    /// Log-probabilities of the tokens, if requested.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     logprobs: Vec<Logprob>,
-    /// Whether this is the end.
+    /// True in the last line.
     done: bool,
     #[serde(flatten)]
     end: Option<End>,
 }
 
-/// What the model says.
+/// Message of the model.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = OllamaAnswerMessage)]
 pub struct AnswerMessage {
@@ -52,10 +52,10 @@ pub struct AnswerMessage {
     role: &'static str,
     /// The text.
     content: String,
-    /// What the model thought.
+    /// Reasoning of the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     thinking: Option<String>,
-    /// What it calls.
+    /// Tool calls.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tool_calls: Vec<AnswerToolCall>,
 }
@@ -64,17 +64,17 @@ pub struct AnswerMessage {
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = OllamaAnswerToolCall)]
 pub struct AnswerToolCall {
-    /// Names the call.
+    /// Id of the call.
     id: String,
-    /// What is called.
+    /// The called function.
     function: AnswerFunction,
 }
 
-/// What is called.
+/// The called function.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = OllamaAnswerFunction)]
 pub struct AnswerFunction {
-    /// Counts the calls of an answer from 0.
+    /// Index of the call in the answer.
     index: usize,
     /// The tool's name.
     name: String,
@@ -89,12 +89,12 @@ pub struct AnswerFunction {
 pub struct Logprob {
     #[serde(flatten)]
     token: BareLogprob,
-    /// The best tokens in its place, best first.
+    /// The most probable tokens at its position, in descending order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     top_logprobs: Vec<BareLogprob>,
 }
 
-/// A token with its log-probability, and nothing else.
+/// A token with its log-probability.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = OllamaBareLogprob)]
 pub struct BareLogprob {
@@ -102,7 +102,7 @@ pub struct BareLogprob {
     token: String,
     /// Natural logarithm of its probability.
     logprob: f32,
-    /// Its bytes, which may be no whole characters.
+    /// Its bytes, which may be incomplete characters.
     bytes: Vec<u8>,
 }
 
@@ -113,14 +113,14 @@ impl BareLogprob {
     }
 }
 
-/// Which of the two endpoints answers.
+/// Endpoint of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     Chat,
     Generate,
 }
 
-/// What has come since the last line.
+/// Parts since the last line.
 #[derive(Default)]
 struct Part {
     text: String,
@@ -129,15 +129,15 @@ struct Part {
     logprobs: Vec<Logprob>,
 }
 
-/// An answer that is being written.
+/// Writer of an answer.
 pub struct AnswerWriter {
     pub endpoint: Endpoint,
-    /// The model's name, as it was asked for.
+    /// The model's name in the request.
     pub model: String,
 }
 
 impl AnswerWriter {
-    /// The answer as a whole, or line by line.
+    /// Writes the answer as a whole or line by line.
     ///
     /// # Errors
     /// The request failed.
@@ -150,7 +150,7 @@ impl AnswerWriter {
                     match part.next(&mut generating).await {
                         Ok(None) => lines.line(&self.line(part, None)).await,
                         Ok(Some(end)) => return lines.line(&self.line(part, Some(end))).await,
-                        // Too late for a status.
+                        // The status has already been sent.
                         Err(error) => return lines.line(&ErrorBody::new(&rename(error))).await,
                     }
                 }
@@ -164,7 +164,7 @@ impl AnswerWriter {
         }
     }
 
-    /// The answer to a request that has only loaded a model, or let it go.
+    /// Answers a request that only loads or unloads a model.
     pub fn without_text(&self, done_reason: &'static str) -> Response {
         Json(self.line(Part::default(), Some(End::without_answer(done_reason)))).into_response()
     }
@@ -185,7 +185,7 @@ impl AnswerWriter {
 }
 
 impl Part {
-    /// Waits for the next piece and adds it, and of a call also its arguments. Returns the end, if it is that.
+    /// Waits for the next piece and adds it, with the arguments of a call. Returns the end of the answer, if reached.
     async fn next(&mut self, generating: &mut Generating) -> Result<Option<End>, ApiError> {
         while let Some(piece) = generating.next().await {
             match piece? {
@@ -215,7 +215,7 @@ impl Part {
                 let function = AnswerFunction { index, name, arguments: RawValue::NULL.to_owned() };
                 self.calls.push(AnswerToolCall { id, function });
             }
-            // Calls were asked for as a whole: this is all of it, and an object.
+            // Calls are not streamed, so the arguments are a whole object.
             Delta::ToolArguments { text, .. } => {
                 let arguments = one_line(&text);
                 let arguments = arguments.map_err(|error| {

@@ -20,30 +20,30 @@ use crate::{
     wire::{Body, Other, Tolerance, unreadable},
 };
 
-/// A chat that is to be answered.
+/// A request to answer a chat.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = OllamaChatRequest)]
 pub struct ChatParams {
     /// The model's name, as `/api/tags` lists it.
     model: String,
-    /// What was said so far. Without messages, the model is loaded, or let go if `keep_alive` is 0. If the last one is
-    /// the model's, the answer goes on from it.
+    /// The conversation so far. Without messages, the model is loaded, or unloaded if `keep_alive` is 0. If the last
+    /// message is the model's, the answer continues it.
     messages: Option<Vec<MessageParam>>,
-    /// Sends the answer line by line; true if absent.
+    /// Streams the answer line by line; true if absent.
     stream: Option<bool>,
-    /// What the model may call.
+    /// Tools that the model may call.
     tools: Option<Vec<ToolParam>>,
     /// What the answer must be.
     format: Option<FormatParam>,
-    /// Whether the model thinks first.
+    /// Controls reasoning.
     think: Option<Think>,
-    /// How to sample and when to end.
+    /// Sampling parameters and limits.
     options: Option<OptionsParam>,
-    /// How long the model stays in memory.
+    /// Time that the model stays in memory after its last use.
     keep_alive: Option<KeepAlive>,
-    /// Reports log-probabilities.
+    /// True to report log-probabilities.
     logprobs: Option<bool>,
-    /// And those of this many best tokens, at most 20.
+    /// Number of most probable tokens to report at each position, at most 20.
     top_logprobs: Option<usize>,
 }
 
@@ -56,30 +56,30 @@ impl Body for ChatParams {
 #[schema(as = OllamaMessage)]
 pub struct MessageParam {
     role: RoleParam,
-    /// What is said.
+    /// Content of the message.
     content: Option<String>,
-    /// What the model thought before.
+    /// Reasoning before the text.
     thinking: Option<String>,
-    /// What the model called.
+    /// Tool calls of the model.
     tool_calls: Option<Vec<ToolCallParam>>,
-    /// Which tool's result this is.
+    /// Name of the tool of a result.
     tool_name: Option<String>,
     /// The older name of `tool_name`.
     name: Option<String>,
-    /// Which call's result this is; without it, that of the first call without a result.
+    /// Id of the call of a result; if absent, the first call without a result.
     tool_call_id: Option<String>,
     /// Refused in the last message of a user, and replaced by a note in others: models here read text only.
     images: Option<Vec<String>>,
 }
 
-/// Who says a message.
+/// Author of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 #[schema(as = OllamaRole)]
 pub enum RoleParam {
-    /// The one who set this up.
+    /// The operator.
     System,
-    /// The one who asks.
+    /// The user.
     User,
     /// The model.
     Assistant,
@@ -87,19 +87,19 @@ pub enum RoleParam {
     Tool,
 }
 
-/// A call that the model has made.
+/// A call that the model made.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = OllamaToolCall)]
 pub struct ToolCallParam {
-    /// Names the call.
+    /// Id of the call.
     id: Option<String>,
     /// Always `function`.
     r#type: Option<String>,
-    /// What was called.
+    /// The called function.
     function: FunctionCallParam,
 }
 
-/// What was called.
+/// The called function.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = OllamaFunctionCall)]
 pub struct FunctionCallParam {
@@ -108,7 +108,7 @@ pub struct FunctionCallParam {
     /// Its arguments.
     #[schema(value_type = Option<Object>)]
     arguments: Option<Map<String, Value>>,
-    /// Has no effect: calls are in their order.
+    /// Has no effect: calls are in order.
     #[serde(rename = "index")]
     _index: Option<usize>,
 }
@@ -129,19 +129,19 @@ pub struct ToolParam {
 pub struct FunctionParam {
     /// Its name.
     name: String,
-    /// What it does.
+    /// Its description.
     description: Option<String>,
-    /// The JSON schema of its arguments.
+    /// JSON schema of its arguments.
     #[schema(value_type = Option<Object>)]
     parameters: Option<Value>,
-    /// Whether calls must fit the schema.
+    /// True if calls must fit the schema.
     strict: Option<bool>,
 }
 
-/// Answers a chat, at once or line by line.
+/// Answers a chat, as a whole or line by line.
 ///
 /// # Errors
-/// What cannot be honoured, by name.
+/// A field that is not supported, by name.
 #[utoipa::path(
     post, path = "/api/chat", tag = "Ollama",
     request_body = ChatParams,
@@ -172,7 +172,7 @@ pub async fn chat(
 }
 
 impl ChatParams {
-    /// Every field has its place, or is refused here.
+    /// Converts the request. Unsupported fields are ignored or refused by name.
     fn into_request(self, tolerance: &Tolerance) -> Result<ChatRequest, ApiError> {
         let messages = messages(self.messages.unwrap_or_default(), tolerance)?;
         let mut tools = Vec::new();
@@ -197,10 +197,10 @@ impl ChatParams {
     }
 }
 
-/// Our own messages.
+/// Converts messages.
 ///
 /// # Errors
-/// What cannot be honoured, by name.
+/// A field that is not supported, by name.
 pub fn messages(messages: Vec<MessageParam>, tolerance: &Tolerance) -> Result<Vec<Message>, ApiError> {
     let mut calls = Calls::default();
     let last_user = messages.iter().rposition(|message| message.role == RoleParam::User);
@@ -211,11 +211,11 @@ pub fn messages(messages: Vec<MessageParam>, tolerance: &Tolerance) -> Result<Ve
     messages.map(message).collect()
 }
 
-/// Calls so far. Ollama's clients need not name them; templates want names.
+/// Ids of calls. Ollama's clients may omit them; templates need them.
 #[derive(Default)]
 struct Calls {
     made: usize,
-    /// Those without a result, in their order: id and tool.
+    /// Calls without a result, in order: id and tool.
     open: Vec<(String, String)>,
 }
 

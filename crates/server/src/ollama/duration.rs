@@ -1,4 +1,4 @@
-//! How long a model stays: `keep_alive`, in seconds or as Go writes durations.
+//! `keep_alive`: time that a model stays loaded, in seconds or as a duration in Go's format.
 
 use std::time::Duration;
 
@@ -6,12 +6,12 @@ use serde::{Deserialize, Deserializer, Serialize, de::Error};
 use serde_untagged::UntaggedEnumVisitor;
 use utoipa::ToSchema;
 
-/// How long a model stays after its last use; `None` is for ever.
+/// Time that a model stays loaded after its last use; `None` for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(value_type = Value)]
 pub struct KeepAlive(pub Option<Duration>);
 
-/// A hundred years. A longer time could not be added to the time now.
+/// A hundred years. Adding a longer time to the current time could overflow.
 pub const LONGEST: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 impl<'de> Deserialize<'de> for KeepAlive {
@@ -41,13 +41,13 @@ impl KeepAlive {
         time.map(|time| Self(Some(time))).ok_or("longer than a hundred years; below 0 is for ever")
     }
 
-    /// Whether the model is to go at once.
+    /// Returns true if the model is to be unloaded at once.
     pub fn unloads(self) -> bool {
         self.0 == Some(Duration::ZERO)
     }
 }
 
-/// Seconds: a number with a unit, or several. A number alone has no unit, and only 0 and what is below need none.
+/// Parses numbers with units to seconds. Only a number of at most 0 may stand without a unit.
 fn parse(text: &str) -> Option<f64> {
     let (sign, mut rest) = match text.strip_prefix('-') {
         Some(rest) => (-1.0, rest),

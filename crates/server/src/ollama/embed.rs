@@ -19,21 +19,21 @@ use crate::{
     wire::{Body, OneOrMany, Other},
 };
 
-/// Texts of which embeddings are wanted.
+/// A request for embeddings of texts.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = OllamaEmbedRequest)]
 pub struct EmbedParams {
     /// The model's name, as `/api/tags` lists it.
     model: String,
-    /// A text, or a list of them. Without any, the model is loaded.
+    /// A text or a list of texts. Without any, the model is loaded.
     input: Option<OneOrMany<String>>,
-    /// Texts that are too long lose their ends, instead of being refused; true if absent.
+    /// Truncates texts that are too long, instead of refusing them; true if absent.
     truncate: Option<bool>,
-    /// Keeps only so many of the first values; the rest has length one again.
+    /// Number of leading values to keep; the result is normalized again.
     dimensions: Option<ClientCount>,
     /// Only `num_ctx` has an effect: nothing is sampled.
     options: Option<OptionsParam>,
-    /// How long the model stays in memory.
+    /// Time that the model stays in memory after its last use.
     keep_alive: Option<KeepAlive>,
 }
 
@@ -45,23 +45,23 @@ impl Body for EmbeddingParams {
     const OTHERS: &'static [&'static [Other]] = &[options::OTHERS];
 }
 
-/// Embeddings, each of length one.
+/// Normalized embeddings.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = OllamaEmbeddings)]
 pub struct Embeddings {
-    /// The model's name, as it was asked for.
+    /// The model's name in the request.
     model: String,
-    /// In the order of the texts.
+    /// Embeddings in the order of the texts.
     embeddings: Vec<Vec<f32>>,
-    /// From the request to the end, in nanoseconds.
+    /// Time from the request to the end, in nanoseconds.
     total_duration: u64,
-    /// Until the texts were queued: loading the model, reading the texts.
+    /// Time until the texts were queued: loading the model and tokenizing.
     load_duration: u64,
     /// Tokens of all texts.
     prompt_eval_count: usize,
 }
 
-/// A text of which the embedding is wanted.
+/// A request for the embedding of a text.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = OllamaEmbeddingRequest)]
 pub struct EmbeddingParams {
@@ -71,11 +71,11 @@ pub struct EmbeddingParams {
     prompt: Option<String>,
     /// Only `num_ctx` has an effect: nothing is sampled.
     options: Option<OptionsParam>,
-    /// How long the model stays in memory.
+    /// Time that the model stays in memory after its last use.
     keep_alive: Option<KeepAlive>,
 }
 
-/// An embedding as the model gives it.
+/// An embedding, not normalized.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = OllamaEmbedding)]
 pub struct Embedding {
@@ -85,7 +85,7 @@ pub struct Embedding {
 /// Computes embeddings of texts.
 ///
 /// # Errors
-/// What cannot be honoured, by name.
+/// A field that is not supported, by name.
 #[utoipa::path(
     post, path = "/api/embed", tag = "Ollama",
     request_body = EmbedParams,
@@ -126,7 +126,7 @@ pub async fn embed(
 /// Computes the embedding of a text; `/api/embed` has replaced this.
 ///
 /// # Errors
-/// What cannot be honoured, by name.
+/// A field that is not supported, by name.
 #[utoipa::path(
     post, path = "/api/embeddings", tag = "Ollama",
     request_body = EmbeddingParams,

@@ -1,4 +1,4 @@
-//! Errors as Ollama's API writes them.
+//! Errors in the format of Ollama's API.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -6,19 +6,19 @@ use utoipa::ToSchema;
 
 use crate::error::ApiError;
 
-/// An error's body, and the line that ends a stream too early.
+/// Body of an error, and the line that aborts a stream.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = OllamaError)]
 pub struct ErrorBody {
-    /// What went wrong.
+    /// Description of an error.
     error: String,
 }
 
 impl ErrorBody {
-    /// The body of an error.
+    /// Returns the body of an error.
     pub fn new(error: &ApiError) -> Self {
         let error = match error {
-            // Clients look for these words, and then offer to pull the model.
+            // Clients search for this wording and then offer to pull the model.
             ApiError::ModelNotFound(name) => format!("model '{name}' not found"),
             ApiError::ContextTooLong { tokens, limit } => format!(
                 "the prompt has {tokens} tokens, but prompt and answer together can have {limit}; shorten \
@@ -30,7 +30,7 @@ impl ErrorBody {
     }
 }
 
-/// An error's body.
+/// Body of an error.
 pub fn body(error: &ApiError) -> Value {
     serde_json::to_value(ErrorBody::new(error)).unwrap_or_default()
 }

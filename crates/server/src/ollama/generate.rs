@@ -1,4 +1,4 @@
-//! `/api/generate`: one prompt, with the model's chat template around it or as it stands.
+//! `/api/generate`: one prompt, with or without the model's chat template.
 
 use axum::{extract::State, response::Response};
 use serde::Deserialize;
@@ -19,40 +19,40 @@ use crate::{
     wire::{Body, Other, refuse, refused},
 };
 
-/// A prompt that is to be answered.
+/// A request to answer a prompt.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = OllamaGenerateRequest)]
 pub struct GenerateParams {
     /// The model's name, as `/api/tags` lists it.
     model: String,
-    /// The prompt. Without one, the model is loaded, or let go if `keep_alive` is 0.
+    /// The prompt. Without it, the model is loaded, or unloaded if `keep_alive` is 0.
     prompt: Option<String>,
-    /// What the model is told before the prompt.
+    /// System prompt.
     system: Option<String>,
-    /// Sends the answer line by line; true if absent.
+    /// Streams the answer line by line; true if absent.
     stream: Option<bool>,
-    /// The prompt goes to the model as it stands, without a chat template.
+    /// Uses the prompt without a chat template.
     raw: Option<bool>,
     /// What the answer must be.
     format: Option<FormatParam>,
-    /// Whether the model thinks first.
+    /// Controls reasoning.
     think: Option<Think>,
-    /// How to sample and when to end.
+    /// Sampling parameters and limits.
     options: Option<OptionsParam>,
-    /// How long the model stays in memory.
+    /// Time that the model stays in memory after its last use.
     keep_alive: Option<KeepAlive>,
-    /// Reports log-probabilities.
+    /// True to report log-probabilities.
     logprobs: Option<bool>,
-    /// And those of this many best tokens, at most 20.
+    /// Number of most probable tokens to report at each position, at most 20.
     top_logprobs: Option<usize>,
-    /// The text after what is to be filled in, for models that do so. The chat template is left out.
+    /// Text after the gap, for models that support fill-in-the-middle. The chat template is not used.
     suffix: Option<String>,
 }
 
-/// Known fields of this endpoint alone.
+/// Known fields of this endpoint.
 const OTHERS: &[Other] = &[
-    refused("template", &[], "models have their own; `raw` leaves it out"),
-    refused("context", &[], "/api/chat takes what was said before"),
+    refused("template", &[], "models have their own template; `raw` disables it"),
+    refused("context", &[], "use /api/chat for a conversation"),
     refused("images", &[], "models here read text only"),
     refused("width", &[], "answers are text"),
     refused("height", &[], "answers are text"),
@@ -63,10 +63,10 @@ impl Body for GenerateParams {
     const OTHERS: &'static [&'static [Other]] = &[OTHERS, types::OTHERS, options::OTHERS];
 }
 
-/// Answers a prompt, at once or line by line.
+/// Answers a prompt, as a whole or line by line.
 ///
 /// # Errors
-/// What cannot be honoured, by name.
+/// A field that is not supported, by name.
 #[utoipa::path(
     post, path = "/api/generate", tag = "Ollama",
     request_body = GenerateParams,
@@ -122,9 +122,9 @@ pub async fn generate(
 impl GenerateParams {
     fn refuse_unsupported(&self) -> Result<(), ApiError> {
         if self.raw == Some(true) {
-            refuse(&self.system, "system", "a `raw` prompt goes to the model as it stands")?;
+            refuse(&self.system, "system", "a `raw` prompt is used without a template")?;
             let think = self.think.as_ref().filter(|think| **think != Think::Switch(false));
-            refuse(&think, "think", "a `raw` prompt goes to the model as it stands")?;
+            refuse(&think, "think", "a `raw` prompt is used without a template")?;
         }
         Ok(())
     }

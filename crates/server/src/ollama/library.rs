@@ -1,4 +1,4 @@
-//! `/api/pull`, `/api/create`, `/api/copy`, `/api/delete` and `/api/blobs`: what changes the library.
+//! `/api/pull`, `/api/create`, `/api/copy`, `/api/delete` and `/api/blobs`: changes of the library.
 
 use std::{
     sync::Mutex,
@@ -31,39 +31,39 @@ use crate::{
     wire::{self, OneOrMany, Other, Tolerance, no_effect, refused},
 };
 
-/// A model that is to be pulled.
+/// A request to pull a model.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = OllamaPullRequest)]
 pub struct PullParams {
-    /// A short name such as `qwen3:4b`, or `hf.co/owner/repository`, with a tag after it where wanted: `:Q4_K_M`.
+    /// A short name such as `qwen3:4b`, or `hf.co/owner/repository` with an optional tag such as `:Q4_K_M`.
     model: Option<String>,
     /// The older name of `model`.
     name: Option<String>,
-    /// Tells how far it is, line by line; true if absent.
+    /// Streams the progress line by line; true if absent.
     stream: Option<bool>,
 }
 
 impl wire::Body for PullParams {
     const OTHERS: &'static [&'static [Other]] = &[&[
-        refused("insecure", &["false"], "HF_ENDPOINT says where the hub is and how it is reached"),
+        refused("insecure", &["false"], "HF_ENDPOINT sets the address of the hub"),
         no_effect("username", "HF_TOKEN says who asks"),
         no_effect("password", "HF_TOKEN says who asks"),
     ]];
 }
 
-/// How far something is.
+/// Progress of an operation.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 #[schema(as = OllamaStatus)]
 pub struct Status {
-    /// What is being done; `success` at the end.
+    /// Current action; `success` at the end.
     status: String,
-    /// The file that is being fetched.
+    /// Digest of the file that is being downloaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     digest: Option<String>,
     /// Its bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     total: Option<u64>,
-    /// Of these, those that are here.
+    /// Bytes of it that are present.
     #[serde(skip_serializing_if = "Option::is_none")]
     completed: Option<u64>,
 }
@@ -82,12 +82,12 @@ fn library(state: &AppState) -> Result<Library, ApiError> {
     })
 }
 
-/// Where a model lies that is served and is not the library's.
+/// Returns the place of a model that is served from outside of the library.
 fn outside(state: &AppState, name: &str) -> Option<Outside> {
     state.models.outside(without_latest(name).unwrap_or(name))
 }
 
-/// The library could have a model of such a name, but nobody would reach it.
+/// Refuses the name of a model outside of the library, which would hide a model of the library.
 fn refuse_outside(state: &AppState, name: &str) -> Result<(), ApiError> {
     match outside(state, name) {
         Some(Outside::Program { .. }) => Err(ApiError::invalid(
@@ -107,10 +107,11 @@ fn given(model: Option<String>, name: Option<String>) -> Result<String, ApiError
     model.or(name).ok_or_else(|| ApiError::invalid("model", "`model` is missing"))
 }
 
-/// Gets a model from the hub. If the client goes away, the pull stops; what is here already serves the next one.
+/// Pulls a model from the hub. If the client disconnects, the pull stops; a later pull uses the files that are already
+/// present.
 ///
 /// # Errors
-/// What cannot be honoured, by name; what the hub says.
+/// A field that is not supported, by name, or the hub's error.
 #[utoipa::path(
     post, path = "/api/pull", tag = "Ollama",
     request_body = PullParams,
@@ -138,7 +139,7 @@ pub async fn pull(State(state): State<AppState>, Json(body): Json<PullParams>) -
     .await
 }
 
-/// Runs something that takes long, and tells how far it is, or waits for its end.
+/// Runs a long operation, and streams its progress or waits for its end.
 async fn work<F>(
     stream: Option<bool>,
     work: impl FnOnce(UnboundedSender<Status>, Cancel) -> F,
@@ -176,14 +177,14 @@ where
     }))
 }
 
-/// Makes lines of a pull's progress; from several threads.
+/// Reporter of a pull's progress, which several threads share.
 struct Reporter {
     reports: UnboundedSender<Status>,
     files: Mutex<Vec<(Transfer, Instant)>>,
 }
 
 impl Reporter {
-    /// Between two lines about a file.
+    /// Time between two lines about a file.
     const PAUSE: Duration = Duration::from_millis(100);
 
     fn report(&self, progress: Progress<'_>) {
@@ -219,7 +220,7 @@ impl Reporter {
             Progress::Recording => Status::new("writing manifest"),
             _ => return,
         };
-        // Nobody listens if only the end is wanted.
+        // The receiver is dropped if only the end is requested.
         let _ = self.reports.send(status);
     }
 
@@ -233,7 +234,7 @@ impl Reporter {
     }
 }
 
-/// A model that is to be made of another one, or of files.
+/// A request to create a model from another one or from files.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = OllamaCreateRequest)]
 pub struct CreateParams {
@@ -241,21 +242,21 @@ pub struct CreateParams {
     model: Option<String>,
     /// The older name of `model`.
     name: Option<String>,
-    /// The model that it is made of.
+    /// Base model.
     from: Option<String>,
-    /// The files that it is made of, by their names: digests of blobs that were sent before.
+    /// Digests of its files by name. The blobs must have been uploaded before.
     files: Option<std::collections::BTreeMap<String, String>>,
-    /// What its requests begin with: the same as `options` of a request.
+    /// Default options of its requests.
     #[schema(value_type = Option<OptionsParam>)]
     parameters: Option<Map<String, Value>>,
-    /// What it is told before everything else, unless a request says something.
+    /// Default system prompt.
     system: Option<String>,
-    /// What was said before every chat.
+    /// Messages before every chat.
     #[schema(value_type = Option<Vec<MessageParam>>)]
     messages: Option<Vec<Value>>,
-    /// Its license or licenses, to be shown.
+    /// Its licenses, for display.
     license: Option<OneOrMany<String>>,
-    /// Tells how far it is, line by line; true if absent.
+    /// Streams the progress line by line; true if absent.
     stream: Option<bool>,
 }
 
@@ -264,7 +265,7 @@ impl wire::Body for CreateParams {
         refused("template", &[], "models have their own"),
         refused("adapters", &[], "adapters are not applied here"),
         refused("quantize", &[], "weights stay as they are"),
-        refused("modelfile", &[], "`from`, `files` and `parameters` say it"),
+        refused("modelfile", &[], "use `from`, `files` and `parameters`"),
     ]];
 }
 
@@ -272,7 +273,7 @@ impl wire::Body for CopyParams {}
 
 impl wire::Body for DeleteParams {}
 
-/// Makes a model of another one or of blobs. Nothing is copied but the model in the program.
+/// Creates a model from another one or from blobs. Only the embedded model is copied.
 ///
 /// # Errors
 /// What cannot be honoured, by name; files that are no model.
@@ -301,7 +302,7 @@ pub async fn create(
     match (&from, files.is_empty()) {
         (Some(_), false) => return Err(ApiError::invalid("files", "give either `from` or `files`")),
         (None, true) => {
-            return Err(ApiError::invalid("from", "neither `from` nor `files` say of what to make it"));
+            return Err(ApiError::invalid("from", "`from` and `files` are missing; give one of them"));
         }
         _ => {}
     }
@@ -318,7 +319,7 @@ pub async fn create(
 }
 
 impl CreateParams {
-    /// Defaults of the model's requests, as the library keeps them ([`stored`] reads them).
+    /// Returns the defaults of the model's requests in the library's format, which [`stored`] reads.
     fn defaults(&self, tolerance: &Tolerance) -> Result<Map<String, Value>, ApiError> {
         let mut defaults = Map::new();
         let options = self.parameters.as_ref().filter(|parameters| !parameters.is_empty());
@@ -331,7 +332,7 @@ impl CreateParams {
         if let Some(messages) = self.messages.as_ref().filter(|messages| !messages.is_empty()) {
             defaults.insert("messages".into(), json!(messages));
         }
-        // Refused here and now rather than with every request.
+        // Checked now, so that later requests do not fail.
         stored::read(&defaults, tolerance)?;
         if let Some(license) = &self.license {
             defaults.insert("license".into(), json!(license));
@@ -340,20 +341,20 @@ impl CreateParams {
     }
 }
 
-/// A model that is to have another name as well.
+/// A request for another name of a model.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = OllamaCopyRequest)]
 pub struct CopyParams {
     /// Its name.
     source: String,
-    /// The other name; a model of that name is replaced.
+    /// The new name; a model of that name is replaced.
     destination: String,
 }
 
-/// Gives a model another name as well.
+/// Adds another name to a model.
 ///
 /// # Errors
-/// There is no such model; a name that no model can have.
+/// No model has this name, or the new name is invalid.
 #[utoipa::path(
     post, path = "/api/copy", tag = "Ollama",
     request_body = CopyParams,
@@ -374,7 +375,7 @@ pub async fn copy(State(state): State<AppState>, Json(body): Json<CopyParams>) -
     library(&state)?.run_long(copy).await.map(drop)
 }
 
-/// A model that is to be deleted.
+/// A request to delete a model.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = OllamaDeleteRequest)]
 pub struct DeleteParams {
@@ -384,10 +385,10 @@ pub struct DeleteParams {
     name: Option<String>,
 }
 
-/// Deletes a model. Requests that run on it go on to their end.
+/// Deletes a model. Running requests continue.
 ///
 /// # Errors
-/// There is no such model.
+/// No model has this name.
 #[utoipa::path(
     delete, path = "/api/delete", tag = "Ollama",
     request_body = DeleteParams,
@@ -405,10 +406,10 @@ pub async fn delete(State(state): State<AppState>, Json(body): Json<DeleteParams
     Ok(())
 }
 
-/// Tells whether a blob is here.
+/// Reports whether a blob exists.
 ///
 /// # Errors
-/// It is not; a digest that is none.
+/// The blob does not exist, or the digest is invalid.
 #[utoipa::path(
     head, path = "/api/blobs/{digest}", tag = "Ollama",
     params(("digest" = String, Path, description = "`sha256:` and 64 hexadecimal digits")),
@@ -424,10 +425,10 @@ pub async fn has_blob(State(state): State<AppState>, Path(digest): Path<String>)
     if has { Ok(()) } else { Err(RegistryError::NoBlob(digest).into()) }
 }
 
-/// Takes in a file, to make a model of. What is not what its digest says is refused.
+/// Uploads a file for a model. A file that does not match its digest is refused.
 ///
 /// # Errors
-/// A wrong digest; a body that does not arrive.
+/// The digest does not match, or the body is incomplete.
 #[utoipa::path(
     post, path = "/api/blobs/{digest}", tag = "Ollama",
     params(("digest" = String, Path, description = "`sha256:` and 64 hexadecimal digits")),
@@ -445,8 +446,8 @@ pub async fn put_blob(
 ) -> Result<StatusCode, ApiError> {
     let digest: Digest = digest.parse()?;
     let library = library(&state)?;
-    // A model has gigabytes, so its size is not limited as that of other bodies; but it must keep coming. Nothing blocks and
-    // no lock is held while bytes are waited for.
+    // A model has gigabytes, so its size is not limited like that of other bodies, but its rate is. No thread is
+    // blocked and no lock is held while the server waits for bytes.
     let mut upload = library.run(|library| library.registry.begin_upload()).await?;
     let mut pace = Pace::new(&state.settings.limits);
     let mut stream = body.into_data_stream();

@@ -18,7 +18,7 @@ use crate::{AppState, wire};
 pub use chat::{MessageParam, messages};
 pub use options::{OTHERS as OTHER_OPTIONS, OptionsParam};
 
-/// All of its paths.
+/// Returns the routes.
 pub fn routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::new()
         .routes(routes!(generate::generate))
@@ -36,7 +36,7 @@ pub fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(models::version))
 }
 
-/// Describes the known fields of its requests.
+/// Adds the known fields of requests to the OpenAPI document.
 pub fn describe(document: &mut serde_json::Value) {
     wire::describe::<generate::GenerateParams>(document);
     wire::describe::<chat::ChatParams>(document);

@@ -1,4 +1,4 @@
-//! Which models there are, which are loaded, and what is known of one.
+//! Lists of all and of loaded models, and details of one.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -23,19 +23,19 @@ use crate::{
     wire::{Body, Other, left_out},
 };
 
-/// The tag of names that have none.
+/// Tag of names without one.
 pub const LATEST: &str = ":latest";
 
-/// A name without the tag `latest`, if it has that one.
+/// Returns a name without its tag `latest`; `None` if it has another tag or none.
 pub fn without_latest(name: &str) -> Option<&str> {
     let (short, tag) = name.split_at_checked(name.len().checked_sub(LATEST.len())?)?;
     tag.eq_ignore_ascii_case(LATEST).then_some(short)
 }
 
-/// The model that a name means; `latest` is the tag of names without one.
+/// Returns the model with this name; `latest` is the tag of names without one.
 ///
 /// # Errors
-/// There is none.
+/// No model has this name.
 pub async fn find(state: &AppState, name: &str) -> Result<ModelEntry, ApiError> {
     match (state.models.find(name).await, without_latest(name)) {
         (Err(ApiError::ModelNotFound(_)), Some(short)) => {
@@ -48,10 +48,10 @@ pub async fn find(state: &AppState, name: &str) -> Result<ModelEntry, ApiError> 
     }
 }
 
-/// Answers a request that asks for nothing but a model's presence, or absence.
+/// Answers a request that only loads or unloads a model.
 ///
 /// # Errors
-/// It cannot be loaded.
+/// The model cannot be loaded.
 pub async fn load_or_unload(
     state: &AppState,
     name: &str,
@@ -82,18 +82,18 @@ pub struct Tags {
 pub struct Tag {
     /// Its name with its tag.
     name: String,
-    /// The same.
+    /// Equal to `name`.
     model: String,
-    /// When it came here.
+    /// Time at which it was added.
     modified_at: String,
     /// Bytes of its weights.
     size: u64,
-    /// Names its content.
+    /// Digest of its content.
     digest: String,
     details: TagDetails,
 }
 
-/// What kind of model it is.
+/// Properties of a model.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = OllamaDetails)]
 pub struct TagDetails {
@@ -103,13 +103,13 @@ pub struct TagDetails {
     format: String,
     /// Its architecture.
     family: String,
-    /// The same.
+    /// A list with `family` alone.
     families: Vec<String>,
     /// Number of weights: `7.2B`.
     parameter_size: String,
-    /// How they are written: `Q4_K_M`.
+    /// Encoding of most weights: `Q4_K_M`.
     quantization_level: String,
-    /// Why the model cannot be used, if it cannot.
+    /// Reason for which the model cannot be used.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
 }
@@ -127,22 +127,22 @@ pub struct Processes {
 pub struct Process {
     /// Its name with its tag.
     name: String,
-    /// The same.
+    /// Equal to `name`.
     model: String,
     /// Bytes that it takes: weights, K and V, buffers.
     size: u64,
-    /// Of these, on a graphics card.
+    /// Bytes of them on a GPU.
     size_vram: u64,
-    /// Names its content.
+    /// Digest of its content.
     digest: String,
     details: TagDetails,
-    /// When it goes if nobody asks for it.
+    /// Time at which it is unloaded without further requests.
     expires_at: String,
-    /// Most tokens of a prompt with its answer.
+    /// Maximum tokens of prompt and answer.
     context_length: usize,
 }
 
-/// A model of which more is wanted.
+/// A request for the details of a model.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = OllamaShowRequest)]
 pub struct ShowParams {
@@ -156,26 +156,26 @@ impl Body for ShowParams {
     const OTHERS: &'static [&'static [Other]] = &[&[
         left_out("verbose", &["false"], "lists of tokens are not shown"),
         left_out("template", &[], "models have their own"),
-        left_out("system", &[], "it belongs to requests that ask the model"),
-        left_out("options", &[], "they belong to requests that ask the model"),
+        left_out("system", &[], "it is a field of requests that generate text"),
+        left_out("options", &[], "they are fields of requests that generate text"),
     ]];
 }
 
-/// What is known of a model.
+/// Details of a model.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = OllamaShow)]
 pub struct Show {
-    /// As Ollama would make it.
+    /// A Modelfile that describes the model.
     modelfile: String,
     /// The chat template, in jinja.
     template: String,
     details: TagDetails,
-    /// What its file says of it; lists are `null`. A Hugging Face folder is shown with the keys of GGUF.
+    /// Metadata of its file; lists are `null`. Those of a Hugging Face folder have the keys of GGUF.
     #[schema(value_type = Object)]
     model_info: Map<String, Value>,
-    /// Capabilities that this server has with it: `completion`, `tools`, `thinking`, `embedding`.
+    /// Capabilities: `completion`, `tools`, `thinking`, `embedding`.
     capabilities: Vec<&'static str>,
-    /// When it came here.
+    /// Time at which it was added.
     modified_at: String,
 }
 
@@ -186,13 +186,13 @@ pub struct Version {
     version: &'static str,
 }
 
-/// The version of Ollama whose API this is: clients decide by it what they may ask for.
+/// Version of Ollama with this API. Clients derive the supported features from it.
 const VERSION: &str = "0.12.6";
 
 /// Lists all models.
 ///
 /// # Errors
-/// What is wrong with the library.
+/// The library cannot be read.
 #[utoipa::path(
     get, path = "/api/tags", tag = "Ollama",
     responses(
@@ -220,7 +220,7 @@ pub async fn tags(State(state): State<AppState>) -> Result<Json<Tags>, ApiError>
 /// Lists the models that are loaded.
 ///
 /// # Errors
-/// What is wrong with the library.
+/// The library cannot be read.
 #[utoipa::path(
     get, path = "/api/ps", tag = "Ollama",
     responses(
@@ -234,7 +234,7 @@ pub async fn ps(State(state): State<AppState>) -> Result<Json<Processes>, ApiErr
     for resident in state.models.resident() {
         let name = with_tag(&resident.entry.name);
         let details = TagDetails::of(&resident.entry);
-        // What stays for ever goes in a hundred years.
+        // The API has no value for a model that stays for ever.
         let expires_in = resident.expires_in.unwrap_or(LONGEST).min(LONGEST);
         models.push(Process {
             model: name.clone(),
@@ -250,10 +250,10 @@ pub async fn ps(State(state): State<AppState>) -> Result<Json<Processes>, ApiErr
     Ok(Json(Processes { models }))
 }
 
-/// Shows what is known of a model.
+/// Returns the details of a model.
 ///
 /// # Errors
-/// There is none of that name.
+/// No model has this name.
 #[utoipa::path(
     post, path = "/api/show", tag = "Ollama",
     request_body = ShowParams,
@@ -289,15 +289,15 @@ pub async fn show(
     }))
 }
 
-/// Tells the version of the API.
+/// Returns the version of the API.
 #[utoipa::path(get, path = "/api/version", tag = "Ollama", responses((status = 200, body = Version)))]
 pub async fn version() -> Json<Version> {
     Json(Version { version: VERSION })
 }
 
-/// Returns the server's capabilities with a model.
+/// Returns the capabilities of the server with a model.
 pub fn capabilities(file: &ModelFile, template: &str, tool_template: &str) -> Vec<&'static str> {
-    // Templates without a place for tools get them as text. What counts is whether calls can be read.
+    // Templates without support for tools get them as text, so only the call format matters.
     let takes_tools = !template.is_empty() && Format::detect(tool_template).calls().is_ok();
     let embeds = matches!(file.pooling(), Ok(Ok(_)));
     let all = [
@@ -321,7 +321,7 @@ fn model_info(file: &ModelFile) -> Map<String, Value> {
                 "string" => entry.value.into(),
                 _ => serde_json::from_str(&entry.value).unwrap_or_default(),
             };
-            // Of lists there is only the beginning.
+            // Only the beginning of lists is read.
             (entry.key, if value.is_array() { Value::Null } else { value })
         })
         .collect()
@@ -343,7 +343,7 @@ impl TagDetails {
     }
 }
 
-/// A number of weights as people write it.
+/// Formats a number of weights for display.
 fn size(parameters: u64) -> String {
     match parameters as f64 {
         n if n >= 1e9 => format!("{:.1}B", n / 1e9),
@@ -352,7 +352,7 @@ fn size(parameters: u64) -> String {
     }
 }
 
-/// A name as Ollama's clients expect it.
+/// Returns a name with a tag, as Ollama's clients expect it.
 fn with_tag(name: &str) -> String {
     if name.contains(':') { name.to_owned() } else { format!("{name}{LATEST}") }
 }
@@ -361,7 +361,7 @@ fn created(entry: &ModelEntry) -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(entry.created)
 }
 
-/// A model's digest: its version, if that is one, or one of it.
+/// Returns a model's digest: its version, if that is a digest, otherwise a hash of name and version.
 fn digest(entry: &ModelEntry) -> String {
     if entry.version.len() == 64 && entry.version.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return entry.version.clone();

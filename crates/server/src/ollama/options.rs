@@ -1,4 +1,4 @@
-//! `options`: how to sample, and what Ollama would load a model with.
+//! `options`: sampling parameters, and Ollama's parameters of loading.
 
 use serde::Deserialize;
 use utoipa::ToSchema;
@@ -9,57 +9,57 @@ use crate::{
     wire::{OneOrMany, Other, left_out, no_effect, refused},
 };
 
-/// How to sample and when to end. What concerns loading a model is set where the server is started.
+/// Sampling parameters and limits. Parameters of loading are settings of the server.
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
 #[schema(as = OllamaOptions)]
 pub struct OptionsParam {
-    /// The same seed gives the same answer. Below 0 it is random.
+    /// Seed of the random numbers; random if negative.
     seed: Option<i64>,
-    /// Most tokens of the answer; below 0 there is no bound but the context.
+    /// Maximum tokens of the answer; negative for no limit besides the context.
     num_predict: Option<i64>,
-    /// Divides the logits; 0 takes the best token. If absent, what the model recommends, or 0.8.
+    /// Divides the logits; 0 selects the most probable token. If absent, the model's recommendation, or 0.8.
     temperature: Option<f32>,
-    /// Keeps this many best tokens; 0 and -1 keep all.
+    /// Samples from the `top_k` most probable tokens; 0 and -1 keep all.
     top_k: Option<i64>,
-    /// Keeps the smallest set of best tokens whose probability reaches this.
+    /// Samples from the smallest set of tokens whose probabilities add up to at least this.
     top_p: Option<f32>,
-    /// Keeps tokens with at least this fraction of the best one's probability.
+    /// Samples from tokens with at least this fraction of the highest probability.
     min_p: Option<f32>,
-    /// Divides positive and multiplies negative logits of tokens that occur.
+    /// Divides positive and multiplies negative logits of repeated tokens.
     repeat_penalty: Option<f32>,
-    /// In how many of the last tokens they are looked for, 64 if absent; 0 switches the penalties off, -1 looks at all.
+    /// Number of last tokens that penalties consider, 64 if absent; 0 disables penalties, -1 considers all tokens.
     repeat_last_n: Option<i64>,
     /// Subtracted for each occurrence of a token.
     frequency_penalty: Option<f32>,
-    /// Subtracted if a token occurs.
+    /// Subtracted from the logit of each repeated token.
     presence_penalty: Option<f32>,
-    /// Texts that end the answer.
+    /// Stop strings.
     stop: Option<OneOrMany<String>>,
-    /// Most tokens of prompt and answer. A model that nobody uses is loaded again for more, where it was trained for them and
-    /// memory allows; otherwise what it is loaded for bounds them.
+    /// Maximum tokens of prompt and answer. An unused model is reloaded for more, if it was trained for them and memory
+    /// allows. Otherwise the loaded context applies.
     num_ctx: Option<usize>,
 }
 
-const SERVER: &str = "the server's settings say how models are loaded";
-const DEVICE: &str = "`paguro serve --device` says where models run";
-const SAMPLER: &str = "this way of sampling does not exist here";
+const SERVER: &str = "models are loaded with the server's settings";
+const DEVICE: &str = "`paguro serve --device` selects the device";
+const SAMPLER: &str = "this sampler is not supported";
 
-/// Known options beside those of [`OptionsParam`]: those about loading a model change no answer.
+/// Known options besides those of [`OptionsParam`]. Options of loading do not change answers.
 pub const OTHERS: &[Other] = &[
     refused("options.typical_p", &["1"], SAMPLER),
     refused("options.tfs_z", &["1"], SAMPLER),
     refused("options.mirostat", &["0"], SAMPLER),
     no_effect("options.mirostat_tau", "there is no Mirostat"),
     no_effect("options.mirostat_eta", "there is no Mirostat"),
-    refused("options.penalize_newline", &["true"], "penalties know no exceptions"),
+    refused("options.penalize_newline", &["true"], "penalties apply to all tokens"),
     no_effect("options.num_keep", "no tokens are dropped from a full context"),
     left_out("options.num_gpu", &[], DEVICE),
     left_out("options.main_gpu", &[], DEVICE),
-    left_out("options.num_thread", &[], "`paguro serve --threads` says how many"),
+    left_out("options.num_thread", &[], "`paguro serve --threads` sets the number"),
     left_out("options.num_batch", &[], "the server decides how many tokens a step has"),
-    left_out("options.num_gqa", &[], "the model's file says it"),
-    left_out("options.rope_frequency_base", &[], "the model's file says it"),
-    left_out("options.rope_frequency_scale", &[], "the model's file says it"),
+    left_out("options.num_gqa", &[], "the model's file defines it"),
+    left_out("options.rope_frequency_base", &[], "the model's file defines it"),
+    left_out("options.rope_frequency_scale", &[], "the model's file defines it"),
     left_out("options.low_vram", &["false"], SERVER),
     left_out("options.f16_kv", &["true"], SERVER),
     left_out("options.logits_all", &["false"], SERVER),
@@ -71,12 +71,12 @@ pub const OTHERS: &[Other] = &[
 ];
 
 impl OptionsParam {
-    /// Our own options.
+    /// Converts the options.
     ///
     /// # Errors
-    /// What cannot be honoured, by name.
+    /// A field that is not supported, by name.
     pub fn into_options(self) -> Result<Options, ApiError> {
-        // Without tokens to look at, there is nothing to punish.
+        // Without tokens to consider, penalties are off.
         let punishes = self.repeat_last_n != Some(0);
         let penalty = |penalty: Option<f32>, none: f32| if punishes { penalty } else { Some(none) };
         let given = [self.repeat_penalty, self.frequency_penalty, self.presence_penalty];
@@ -100,5 +100,5 @@ impl OptionsParam {
     }
 }
 
-/// In how many of the last tokens Ollama's penalties look where a request does not say.
+/// Default of `repeat_last_n`, as in Ollama.
 const REPEAT_LAST_N: i64 = 64;

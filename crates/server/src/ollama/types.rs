@@ -1,4 +1,4 @@
-//! Parts that several endpoints of Ollama's API share.
+//! Types that several endpoints of Ollama's API share.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -14,12 +14,12 @@ use crate::{
     wire::{Other, left_out},
 };
 
-/// What an answer must be: `json`, or JSON that fits a schema.
+/// Format of the answer: `json`, or a JSON schema.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 #[serde(untagged)]
 #[schema(as = OllamaFormat)]
 pub enum FormatParam {
-    /// `json`, or nothing.
+    /// `json`, or empty for any text.
     Name(String),
     /// A schema.
     #[schema(value_type = Object)]
@@ -37,10 +37,10 @@ impl<'de> Deserialize<'de> for FormatParam {
 }
 
 impl FormatParam {
-    /// Our own format.
+    /// Converts the format.
     ///
     /// # Errors
-    /// A name that is none.
+    /// An unknown name.
     pub fn format(param: Option<Self>) -> Result<Format, ApiError> {
         match param {
             None => Ok(Format::Text),
@@ -57,12 +57,12 @@ impl FormatParam {
     }
 }
 
-/// Whether, or how much, a model that thinks should think.
+/// Controls reasoning.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(untagged)]
 #[schema(as = OllamaThink)]
 pub enum Think {
-    /// Whether.
+    /// Switches reasoning on or off.
     Switch(bool),
     /// `low`, `medium` or `high`.
     Level(String),
@@ -79,10 +79,10 @@ impl<'de> Deserialize<'de> for Think {
 }
 
 impl Think {
-    /// Our own words.
+    /// Converts the value.
     ///
     /// # Errors
-    /// A level that is none.
+    /// An unknown level.
     pub fn reasoning(param: Option<Self>) -> Result<Reasoning, ApiError> {
         match param {
             None => Ok(Reasoning::default()),
@@ -104,16 +104,16 @@ impl Think {
     }
 }
 
-/// Known fields of requests that ask a model.
+/// Known fields of requests that generate text.
 pub const OTHERS: &[Other] = &[
     left_out("truncate", &["false"], "a prompt that does not fit is refused, not cut"),
     left_out("shift", &["false"], "a full context ends the answer"),
 ];
 
-/// Log-probabilities to report, of how many best tokens.
+/// Returns the number of most probable tokens to report; `None` without log-probabilities.
 ///
 /// # Errors
-/// Too many.
+/// The number is too large, or `logprobs` is off.
 pub fn logprobs(logprobs: Option<bool>, top: Option<usize>) -> Result<Option<usize>, ApiError> {
     match (logprobs, top) {
         (_, Some(21..)) => Err(ApiError::invalid("top_logprobs", "`top_logprobs` must be at most 20")),
@@ -123,7 +123,7 @@ pub fn logprobs(logprobs: Option<bool>, top: Option<usize>) -> Result<Option<usi
     }
 }
 
-/// Errors of the layer that all APIs share name fields as OpenAI does; here they have these names.
+/// Replaces OpenAI's field names in errors by those of this API.
 pub fn rename(error: ApiError) -> ApiError {
     error.renamed(&[
         ("reasoning_effort", "think"),
@@ -140,34 +140,34 @@ pub fn rename(error: ApiError) -> ApiError {
     ])
 }
 
-/// What comes with the end of an answer. Durations are nanoseconds.
+/// Last fields of an answer. Durations are in nanoseconds.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 #[schema(as = OllamaEnd)]
 pub struct End {
     /// `stop`, `length`, `load` or `unload`.
     pub done_reason: &'static str,
-    /// From the request to the last token.
+    /// Time from the request to the last token.
     #[serde(skip_serializing_if = "Option::is_none")]
     total_duration: Option<u64>,
-    /// From the request to its place in the queue: loading the model, reading the prompt's text.
+    /// Time from the request to the queue: loading the model and tokenizing.
     #[serde(skip_serializing_if = "Option::is_none")]
     load_duration: Option<u64>,
     /// Tokens of the prompt.
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_eval_count: Option<usize>,
-    /// From the prompt's start to the first token.
+    /// Time from leaving the queue to the first token.
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_eval_duration: Option<u64>,
     /// Tokens of the answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     eval_count: Option<usize>,
-    /// From the first token to the last.
+    /// Time from the first token to the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     eval_duration: Option<u64>,
 }
 
 impl End {
-    /// The end of an answer.
+    /// Returns the last fields of an answer.
     pub fn of(finish: &Finish, usage: Usage, timing: Timing) -> Self {
         let prompt = timing.first_token.zip(timing.started).map(|(first, started)| first - started);
         Self {
@@ -184,7 +184,7 @@ impl End {
         }
     }
 
-    /// The end of a request that has only loaded a model, or let it go.
+    /// Returns the last fields of a request that only loads or unloads a model.
     pub fn without_answer(done_reason: &'static str) -> Self {
         Self {
             done_reason,
@@ -198,17 +198,17 @@ impl End {
     }
 }
 
-/// A duration as this API writes it.
+/// Converts a duration to nanoseconds.
 pub fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The time now, as RFC 3339 writes it.
+/// Returns the current time in the format of RFC 3339.
 pub fn now() -> String {
     rfc3339(SystemTime::now())
 }
 
-/// A time in UTC, as RFC 3339 writes it.
+/// Formats a time in UTC by RFC 3339.
 pub fn rfc3339(time: SystemTime) -> String {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     let date = WallTime { seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX) };

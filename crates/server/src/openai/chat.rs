@@ -24,74 +24,74 @@ use crate::{
     wire::{Body, Limit, Other, Tolerance, left_out, no_effect, refused},
 };
 
-/// A chat that is to be answered.
+/// A request to answer a chat.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct ChatCompletionRequest {
     /// The model's name, as `/v1/models` lists it.
     pub model: String,
-    /// What was said so far.
+    /// The conversation so far.
     pub messages: Vec<ChatMessage>,
-    /// Sends the answer in parts, as server-sent events.
+    /// Streams the answer as server-sent events.
     pub stream: Option<bool>,
-    /// How the stream is written.
+    /// Options of the stream.
     pub stream_options: Option<StreamOptions>,
-    /// Sends chunks with the progress of the prompt's prefill before the answer. (llama.cpp's.)
+    /// Sends chunks with the progress of the prompt's prefill before the answer. (From llama.cpp.)
     pub return_progress: Option<bool>,
     /// Number of answers.
     pub n: Option<usize>,
-    /// Most tokens of an answer, those that the model thinks with included; -1 is no limit.
+    /// Maximum tokens of an answer, including reasoning; -1 for no limit.
     pub max_completion_tokens: Option<Limit>,
-    /// The older name of `max_completion_tokens`, which is stronger.
+    /// The older name of `max_completion_tokens`, which takes precedence.
     pub max_tokens: Option<Limit>,
-    /// The name of `max_tokens` in llama.cpp; `max_tokens` is stronger.
+    /// The name of `max_tokens` in llama.cpp; `max_tokens` takes precedence.
     pub n_predict: Option<Limit>,
     #[serde(flatten)]
     pub sampling: SamplingParams,
     #[serde(flatten)]
     pub format: FormatParams,
-    /// Reports log-probabilities.
+    /// True to report log-probabilities.
     pub logprobs: Option<bool>,
-    /// And those of this many best tokens, at most 20.
+    /// Number of most probable tokens to report at each position, at most 20.
     pub top_logprobs: Option<usize>,
-    /// What the model may call.
+    /// Tools that the model may call.
     pub tools: Option<Vec<ToolParam>>,
-    /// Whether it may, or must.
+    /// Whether the model may or must call tools.
     pub tool_choice: Option<ToolChoiceParam>,
-    /// Whether it may call several tools at once.
+    /// True if an answer may have several calls.
     pub parallel_tool_calls: Option<bool>,
-    /// How much a model that thinks should think: `none`, `minimal`, `low`, `medium`, `high`, `xhigh`. A model that
-    /// can only think or not thinks for all but `none`; one that cannot think answers without.
+    /// Effort of reasoning: `none`, `minimal`, `low`, `medium`, `high`, `xhigh`. A model that can only switch reasoning
+    /// on or off reasons for all values but `none`; a model without reasoning ignores the field.
     pub reasoning_effort: Option<String>,
-    /// OpenRouter's way to say how much to think.
+    /// Controls reasoning in OpenRouter's format.
     pub reasoning: Option<OpenRouterReasoning>,
-    /// As `reasoning.max_tokens`, which is stronger. (llama.cpp's.)
+    /// As `reasoning.max_tokens`, which takes precedence. (From llama.cpp.)
     pub thinking_budget_tokens: Option<Limit>,
-    /// As `thinking_budget_tokens`, which is stronger. (The name of llama.cpp's flag.)
+    /// As `thinking_budget_tokens`, which takes precedence. (The name of llama.cpp's flag.)
     pub reasoning_budget: Option<Limit>,
-    /// Whether the model thinks: a variable of the templates of Qwen and others. (vLLM's.)
+    /// Switches reasoning on or off: a variable of the templates of Qwen and others. (From vLLM.)
     pub enable_thinking: Option<bool>,
-    /// Variables for the model's chat template. (Not of OpenAI's API.)
+    /// Variables for the model's chat template. (Extension.)
     #[schema(value_type = Option<Object>)]
     pub chat_template_kwargs: Option<Map<String, Value>>,
-    /// True if the answer goes on from the last message, which is the assistant's. If absent, it does where that message
-    /// has no calls. (vLLM's.)
+    /// True if the answer continues the last message, which must be the assistant's. If absent, it does if that message
+    /// has no calls. (From vLLM.)
     pub continue_final_message: Option<bool>,
-    /// False goes with `continue_final_message`. (vLLM's.)
+    /// False if `continue_final_message` is true. (From vLLM.)
     pub add_generation_prompt: Option<bool>,
 }
 
 /// Effort of reasoning.
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
 pub struct OpenRouterReasoning {
-    /// As `reasoning_effort`, which is stronger.
+    /// As `reasoning_effort`, which takes precedence.
     pub effort: Option<String>,
-    /// Whether.
+    /// Switches reasoning on or off.
     pub enabled: Option<bool>,
-    /// Most tokens to think with: then the thought is closed, and the answer begins. -1 is no limit.
+    /// Maximum tokens of reasoning. At the limit, reasoning is closed and the answer begins. -1 for no limit.
     pub max_tokens: Option<Limit>,
 }
 
-/// Known fields of chat completions alone.
+/// Known fields of this endpoint.
 const OTHERS: &[Other] = &[
     refused("audio", &[], "answers are text"),
     refused("modalities", &["[\"text\"]"], "answers are text"),
@@ -101,13 +101,13 @@ const OTHERS: &[Other] = &[
     refused("documents", &[], "put them into a message"),
     refused("echo", &["false"], "/v1/completions has it"),
     left_out("store", &["false"], "chat completions are not stored; /v1/responses stores"),
-    left_out("verbosity", &["\"medium\""], "models here do not know it; say in a message how long to answer"),
+    left_out("verbosity", &["\"medium\""], "the models do not support it; ask for the length in a message"),
     left_out("prediction", &[], "it would change the speed only"),
     left_out("web_search_options", &[], "this server does not search the web"),
-    left_out("reasoning.exclude", &["false"], "reasoning comes apart from the answer"),
-    left_out("include_reasoning", &["true"], "reasoning comes apart from the answer"),
+    left_out("reasoning.exclude", &["false"], "reasoning is always a field of its own"),
+    left_out("include_reasoning", &["true"], "reasoning is always a field of its own"),
     no_effect("metadata", "nothing is stored that it could label"),
-    no_effect("add_special_tokens", "the chat template says which there are"),
+    no_effect("add_special_tokens", "the chat template defines them"),
 ];
 
 impl Body for ChatCompletionRequest {
@@ -136,19 +136,19 @@ pub struct ChatChoice {
     finish_reason: FinishReason,
 }
 
-/// What the model says.
+/// Message of the model.
 #[derive(Debug, Default, Serialize, ToSchema)]
 pub struct AnswerMessage {
     /// Always `assistant`.
     role: &'static str,
     /// The answer's text; `null` if there are only calls.
     content: Option<String>,
-    /// Always `null`: a refusal is text like any other.
+    /// Always `null`: refusals are ordinary text.
     refusal: Option<String>,
-    /// What the model thought before it answered.
+    /// Reasoning before the answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning_content: Option<String>,
-    /// What it calls.
+    /// Tool calls.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tool_calls: Vec<AnswerToolCall>,
 }
@@ -162,7 +162,7 @@ pub struct AnswerToolCall {
     function: AnswerFunction,
 }
 
-/// What is called.
+/// The called function.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct AnswerFunction {
     name: String,
@@ -170,7 +170,7 @@ pub struct AnswerFunction {
     arguments: String,
 }
 
-/// A part of an answer.
+/// A chunk of an answer.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ChatCompletionChunk<'c> {
     id: &'c str,
@@ -178,17 +178,17 @@ pub struct ChatCompletionChunk<'c> {
     object: &'static str,
     created: u64,
     model: &'c str,
-    /// Empty in the last chunk, if usage was asked for.
+    /// Empty in the last chunk, if usage is requested.
     choices: Vec<ChunkChoice<'c>>,
-    /// In the last chunk, if it was asked for.
+    /// Present in the last chunk, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Usage>,
-    /// In chunks before the answer, if it was asked for.
+    /// Present in chunks before the answer, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_progress: Option<PromptProgress>,
 }
 
-/// What comes new.
+/// Delta of a choice.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ChunkChoice<'c> {
     index: usize,
@@ -198,7 +198,7 @@ pub struct ChunkChoice<'c> {
     finish_reason: Option<FinishReason>,
 }
 
-/// What is added to the message.
+/// Delta of the message.
 #[derive(Debug, Default, Serialize, ToSchema)]
 pub struct ChunkDelta<'c> {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -211,7 +211,7 @@ pub struct ChunkDelta<'c> {
     tool_calls: Option<[ChunkToolCall<'c>; 1]>,
 }
 
-/// What is added to a call.
+/// Delta of a call.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ChunkToolCall<'c> {
     index: usize,
@@ -222,7 +222,7 @@ pub struct ChunkToolCall<'c> {
     function: ChunkFunction<'c>,
 }
 
-/// What is added to what is called.
+/// Delta of the called function.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ChunkFunction<'c> {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -230,10 +230,10 @@ pub struct ChunkFunction<'c> {
     arguments: &'c str,
 }
 
-/// Answers a chat, at once or as a stream.
+/// Answers a chat, as a whole or as a stream.
 ///
 /// # Errors
-/// What cannot be honoured, by name.
+/// A field that is not supported, by name.
 #[utoipa::path(
     post, path = "/v1/chat/completions", tag = "OpenAI",
     request_body = ChatCompletionRequest,
@@ -264,7 +264,7 @@ pub async fn create(
 }
 
 impl ChatCompletionRequest {
-    /// Every field has its place, or is refused here.
+    /// Converts the request. Unsupported fields are ignored or refused by name.
     fn into_request(self, tolerance: &Tolerance) -> Result<ChatRequest, ApiError> {
         let max_tokens = match self.max_completion_tokens {
             None if self.max_tokens.is_none() => Limit::at_least_one(self.n_predict, "n_predict")?,
@@ -307,7 +307,7 @@ impl ChatCompletionRequest {
             format: self.format.format()?,
             reasoning: Reasoning { enabled: reasoning.enabled.or(enabled), budget, ..reasoning },
             template_variables: self.chat_template_kwargs.unwrap_or_default(),
-            // Without streaming nobody needs half a call.
+            // Without streaming, calls are returned whole.
             whole_calls: self.stream != Some(true),
             options,
             tolerance: tolerance.clone(),
@@ -315,7 +315,7 @@ impl ChatCompletionRequest {
     }
 }
 
-/// True if the answer goes on from the last message.
+/// Returns true if the answer continues the last message.
 fn continues(messages: &[Message], wanted: Option<bool>, prompts: Option<bool>) -> Result<bool, ApiError> {
     let can = messages.last().is_some_and(Message::can_be_continued);
     let refuse = |param: &str, message: &str| Err(ApiError::invalid(param, message));
@@ -336,7 +336,7 @@ fn continues(messages: &[Message], wanted: Option<bool>, prompts: Option<bool>) 
     }
 }
 
-/// The whole answer.
+/// Collects the whole answer.
 async fn collect(mut generating: Generating, wants_logprobs: bool) -> Result<ChatCompletion, ApiError> {
     #[derive(Default)]
     struct Answer {
@@ -433,7 +433,7 @@ impl IntoResponse for ChunkWriter {
             while let Some(piece) = self.generating.next().await {
                 let piece = match piece {
                     Ok(piece) => piece,
-                    // Too late for a status: the stream ends with the error, and without `[DONE]`.
+                    // The status has already been sent: the stream ends with the error, without `[DONE]`.
                     Err(error) => return events.data(&super::error::body(&error)).await,
                 };
                 if let Piece::Finished { usage, .. } = &piece {

@@ -1,4 +1,4 @@
-//! `/v1/completions`: text goes on as it stands, without a chat template.
+//! `/v1/completions`: continuation of a text without a chat template.
 
 use std::{collections::VecDeque, ops::Range, pin::Pin};
 
@@ -32,55 +32,55 @@ use crate::{
     wire::{Body, Limit, Other, left_out, no_effect, refuse},
 };
 
-/// Tokens of an answer where nobody says how many: OpenAI's number.
+/// Default maximum tokens of an answer, as in OpenAI's API.
 const DEFAULT_MAX_TOKENS: usize = 16;
 
-/// Text that is to go on.
+/// A request to continue a text.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct CompletionRequest {
     /// The model's name, as `/v1/models` lists it.
     pub model: String,
     /// A text or its tokens, or a list of them.
     pub prompt: PromptParam,
-    /// Sends the answer in parts, as server-sent events.
+    /// Streams the answer as server-sent events.
     pub stream: Option<bool>,
-    /// How the stream is written.
+    /// Options of the stream.
     pub stream_options: Option<StreamOptions>,
-    /// Sends chunks with the progress of the prompts' prefill before the answers. (llama.cpp's.)
+    /// Sends chunks with the progress of the prompts' prefill before the answers. (From llama.cpp.)
     pub return_progress: Option<bool>,
     /// Number of answers to each prompt.
     pub n: Option<usize>,
     /// Must be equal to `n` or absent.
     pub best_of: Option<usize>,
-    /// Begins each answer with its prompt. With `logprobs`, theirs are those of the prompt's tokens, too, and `max_tokens`
+    /// Begins each answer with its prompt. With `logprobs`, those of the prompt's tokens are included, and `max_tokens`
     /// may be 0.
     pub echo: Option<bool>,
-    /// Most tokens of an answer, 16 if absent; 0 only with `echo`; -1 is no limit.
+    /// Maximum tokens of an answer, 16 if absent; 0 only with `echo`; -1 for no limit.
     pub max_tokens: Option<Limit>,
-    /// The name of `max_tokens` in llama.cpp; `max_tokens` is stronger.
+    /// The name of `max_tokens` in llama.cpp; `max_tokens` takes precedence.
     pub n_predict: Option<Limit>,
     #[serde(flatten)]
     pub sampling: SamplingParams,
     #[serde(flatten)]
     pub format: FormatParams,
-    /// Reports the tokens' log-probabilities, and those of this many best tokens in their places, at most 20. With `echo`,
-    /// those of the prompt's tokens, too: then nothing of the prompt is taken from the prefix cache.
+    /// Reports log-probabilities of the tokens, and of this many most probable tokens at each position, at most 20.
+    /// With `echo`, those of the prompt's tokens are included; the prefix cache is then not used for the prompt.
     pub logprobs: Option<usize>,
-    /// The text after what is to be filled in, for models that do so; `prompt` is the text before it.
+    /// Text after the gap, for models that support fill-in-the-middle; `prompt` is the text before it.
     pub suffix: Option<String>,
 }
 
-/// Known fields of completions alone.
+/// Known fields of this endpoint.
 const OTHERS: &[Other] = &[
     left_out("stream_options.include_obfuscation", &["false"], "chunks are not padded"),
-    no_effect("add_special_tokens", "the model's tokenizer says which there are"),
+    no_effect("add_special_tokens", "the model's tokenizer defines them"),
 ];
 
 impl Body for CompletionRequest {
     const OTHERS: &'static [&'static [Other]] = &[OTHERS, sampling::OTHERS];
 }
 
-/// What is to go on.
+/// Prompts.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
 pub enum PromptParam {
@@ -151,7 +151,7 @@ impl PromptParam {
     /// Returns the prompts; `param` is the field that they were in.
     ///
     /// # Errors
-    /// None, too many, or token ids where the settings refuse them.
+    /// There are no prompts or too many, or token ids are refused by the settings.
     pub fn into_prompts(self, param: &str, settings: &ServerSettings) -> Result<Vec<Prompt>, ApiError> {
         if settings.refuse_token_ids && matches!(self, Self::Tokens(_) | Self::TokenLists(_)) {
             let message = format!(
@@ -177,14 +177,14 @@ impl PromptParam {
     }
 }
 
-/// Prompts of one request.
+/// Maximum number of prompts of one request.
 const MOST_PROMPTS: usize = 2048;
 
-/// How the texts went on.
+/// Continuations of texts.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Completion<'c> {
     id: &'c str,
-    /// Always `text_completion`, in parts, too.
+    /// Always `text_completion`, also in chunks.
     object: &'static str,
     /// Seconds since 1970.
     created: u64,
@@ -192,15 +192,15 @@ pub struct Completion<'c> {
     choices: Vec<CompletionChoice>,
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Usage>,
-    /// In chunks before the answer, if it was asked for.
+    /// Present in chunks before the answer, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_progress: Option<PromptProgress>,
 }
 
-/// How one went on.
+/// One continuation.
 #[derive(Debug, Default, Serialize, ToSchema)]
 pub struct CompletionChoice {
-    /// The `n` answers to the first prompt come first.
+    /// Index of the answer; those of the first prompt precede those of the second.
     index: usize,
     text: String,
     logprobs: Option<TextLogprobs>,
@@ -210,10 +210,10 @@ pub struct CompletionChoice {
     progress: Option<PromptProgress>,
 }
 
-/// Goes on from texts, at once or as a stream.
+/// Continues texts, as a whole or as a stream.
 ///
 /// # Errors
-/// What cannot be honoured, by name.
+/// A field that is not supported, by name.
 #[utoipa::path(
     post, path = "/v1/completions", tag = "OpenAI",
     request_body = CompletionRequest,
@@ -263,36 +263,36 @@ impl CompletionRequest {
 
 type Parts = Pin<Box<dyn Stream<Item = Part> + Send>>;
 
-/// What has come of one prompt's answers.
+/// Answers to one prompt.
 struct Part {
     /// Index of the prompt.
     of: usize,
-    /// Tokens of its choices so far.
+    /// Usage of its choices so far.
     used: generate::Usage,
-    /// Their indices among all choices.
+    /// Indices of its choices.
     choices: Range<usize>,
-    /// With the first one, if asked for.
+    /// Log-probabilities of the prompt for its first choice, if requested.
     prompt: Option<PromptLogprobs>,
     piece: Result<Piece, ApiError>,
 }
 
-/// The answers to all prompts.
+/// Answers to all prompts.
 struct Answers {
     parts: SelectAll<Parts>,
-    /// What comes before the next part.
+    /// Parts to return before the next piece.
     ready: VecDeque<CompletionChoice>,
-    /// What each choice begins with, until it has been said.
+    /// Text at the beginning of each choice, until it was returned.
     beginnings: Vec<String>,
     tokenizer: std::sync::Arc<Tokenizer>,
     wants_logprobs: bool,
     id: String,
     created: u64,
     model: String,
-    /// Of the choices that have ended.
+    /// Usage of choices that have ended.
     usage: generate::Usage,
-    /// Of each prompt's choices so far.
+    /// Usage of each prompt's choices so far.
     used: Vec<generate::Usage>,
-    /// Characters that the tokens of each choice have written so far, for the offsets of the next ones.
+    /// Characters of each choice's tokens so far, for the offsets of the next ones.
     lengths: Vec<usize>,
 }
 
@@ -306,7 +306,7 @@ impl Answers {
         let mut started: Vec<Generating> = Vec::new();
         let mut beginnings = Vec::new();
         let prompts = body.prompt.into_prompts("prompt", &state.settings)?;
-        // Each choice keeps its beginning, and all of them wait in one queue.
+        // Each choice stores its beginning, and all choices share one queue.
         let most = (MOST_PROMPTS / prompts.len()).max(1);
         if options.n.is_some_and(|n| n > most.into()) {
             let (count, n) = (prompts.len(), options.n.map(|n| n.to_string()).unwrap_or_default());
@@ -374,7 +374,7 @@ impl Answers {
         Ok(answers)
     }
 
-    /// Says what these choices begin with.
+    /// Sets the beginnings of these choices.
     fn begin(&mut self, choices: Range<usize>, prompt: Option<&PromptLogprobs>) {
         for index in choices {
             let text = std::mem::take(&mut self.beginnings[index]);
@@ -386,7 +386,7 @@ impl Answers {
         }
     }
 
-    /// The next part of a choice.
+    /// Returns the next part of a choice.
     async fn next(&mut self) -> Option<Result<CompletionChoice, ApiError>> {
         if let Some(choice) = self.ready.pop_front() {
             return Some(Ok(choice));
@@ -400,7 +400,7 @@ impl Answers {
             }
             Err(error) => return Some(Err(error)),
             Ok(Piece::Delta { choice, delta: Delta::Text(text), logprobs }) => (choice, text, logprobs, None),
-            // Without tools and without a template, an answer is nothing but text.
+            // Without tools and a template, an answer is only text.
             Ok(Piece::Delta { choice, logprobs, .. }) => (choice, String::new(), logprobs, None),
             Ok(Piece::Finished { choice, reason, mut logprobs, stop_token, usage }) => {
                 self.usage.completion += usage.completion;
@@ -463,7 +463,7 @@ impl Answers {
                         let chunk = self.chunk(vec![choice]);
                         events.data(&Completion { usage, prompt_progress, ..chunk }).await;
                     }
-                    // Too late for a status: the stream ends with the error, and without `[DONE]`.
+                    // The status has already been sent: the stream ends with the error, without `[DONE]`.
                     Err(error) => return events.data(&super::error::body(&error)).await,
                 }
             }

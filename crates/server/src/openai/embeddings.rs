@@ -15,16 +15,16 @@ use crate::{
     wire::{Body, Other, no_effect},
 };
 
-/// Texts of which embeddings are wanted.
+/// A request for embeddings of texts.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct EmbeddingRequest {
     /// The model's name, as `/v1/models` lists it.
     pub model: String,
-    /// A text or its tokens, or a list of them. Tokens are those of this model (`/tokenize`), not of OpenAI's.
+    /// A text, its tokens, or a list of these. Tokens are those of this model (`/tokenize`), not of OpenAI's models.
     pub input: PromptParam,
-    /// Keeps only so many of the first values; the rest has length one again.
+    /// Number of leading values to keep; the result is normalized again.
     pub dimensions: Option<ClientCount>,
-    /// How vectors are written.
+    /// Encoding of vectors.
     pub encoding_format: Option<EncodingFormat>,
 }
 
@@ -32,7 +32,7 @@ impl Body for EmbeddingRequest {
     const OTHERS: &'static [&'static [Other]] = &[&[no_effect("user", "nobody is told about users")]];
 }
 
-/// How vectors are written.
+/// Encoding of vectors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum EncodingFormat {
@@ -48,7 +48,7 @@ pub enum EncodingFormat {
 pub struct EmbeddingList {
     /// Always `list`.
     object: &'static str,
-    /// In the order of the texts.
+    /// Embeddings in the order of the texts.
     data: Vec<Embedding>,
     model: String,
     usage: EmbeddingUsage,
@@ -59,12 +59,12 @@ pub struct EmbeddingList {
 pub struct Embedding {
     /// Always `embedding`.
     object: &'static str,
-    /// Which text.
+    /// Index of the text.
     index: usize,
     embedding: Vector,
 }
 
-/// A vector of length one.
+/// A normalized vector.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
 pub enum Vector {
@@ -74,19 +74,19 @@ pub enum Vector {
     Base64(String),
 }
 
-/// Tokens that were used.
+/// Token counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct EmbeddingUsage {
     /// Tokens of all texts.
     prompt_tokens: usize,
-    /// The same.
+    /// Equal to `prompt_tokens`.
     total_tokens: usize,
 }
 
 /// Computes embeddings of texts.
 ///
 /// # Errors
-/// What cannot be honoured, by name.
+/// A field that is not supported, by name.
 #[utoipa::path(
     post, path = "/v1/embeddings", tag = "OpenAI",
     request_body = EmbeddingRequest,
@@ -123,10 +123,11 @@ pub async fn create(
     }))
 }
 
-/// Refuses texts and lists of tokens with nothing in them, as OpenAI's API does: a model without a token at the beginning
-/// of each text has no vector for them.
+/// Refuses empty texts and lists of tokens, as OpenAI's API does: a model without an initial token has no vector for
+/// them.
 ///
 /// # Errors
+/// The index of an empty input.
 /// The place of an empty input.
 fn check_texts(input: &PromptParam) -> Result<(), ApiError> {
     let empty = |index: Option<usize>, what: &str| {

@@ -1,4 +1,4 @@
-//! Errors as OpenAI's API writes them.
+//! Errors in the format of OpenAI's API.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -6,26 +6,26 @@ use utoipa::ToSchema;
 
 use crate::error::ApiError;
 
-/// An error's body.
+/// Body of an error.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ErrorBody<'e> {
     error: ErrorObject<'e>,
 }
 
-/// What went wrong.
+/// Description of an error.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ErrorObject<'e> {
-    /// For people.
+    /// Message for people.
     message: String,
-    /// The kind of error.
+    /// Type of the error.
     r#type: &'static str,
-    /// The field that it is about.
+    /// Name of the field.
     param: Option<&'e str>,
-    /// For programs.
+    /// Code for programs.
     code: Option<&'static str>,
 }
 
-/// An error's body.
+/// Body of an error.
 pub fn body(error: &ApiError) -> Value {
     let (r#type, code) = match error {
         ApiError::Invalid { .. } => ("invalid_request_error", Some("invalid_value")),

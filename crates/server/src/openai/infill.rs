@@ -1,4 +1,4 @@
-//! `/infill`, as llama.cpp has it: what editors ask for while somebody types.
+//! `/infill` of llama.cpp: completion in editors.
 
 use axum::{
     extract::State,
@@ -21,24 +21,24 @@ use crate::{
     wire::{Body, Limit, Other, left_out, no_effect},
 };
 
-/// A gap in a file that is to be filled.
+/// A request to fill a gap in a file.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct InfillRequest {
-    /// The model's name; if absent, a model that is loaded, or the first there is.
+    /// The model's name; if absent, a loaded model, or the first one.
     pub model: Option<String>,
     /// The text before the gap.
     pub input_prefix: Option<String>,
     /// The text after the gap.
     pub input_suffix: Option<String>,
-    /// Other files that the model reads first.
+    /// Other files as context.
     pub input_extra: Option<Vec<ExtraFile>>,
-    /// The beginning of what fills the gap.
+    /// Beginning of the text in the gap.
     pub prompt: Option<String>,
-    /// Sends the answer in parts, as server-sent events.
+    /// Streams the answer as server-sent events.
     pub stream: Option<bool>,
-    /// Most tokens of the answer; -1 is no limit, and 0 only reads the prompt.
+    /// Maximum tokens of the answer; -1 for no limit, 0 only computes the prompt.
     pub n_predict: Option<Limit>,
-    /// As `n_predict`, which is stronger.
+    /// As `n_predict`, which takes precedence.
     pub max_tokens: Option<Limit>,
     #[serde(flatten)]
     pub sampling: SamplingParams,
@@ -55,29 +55,29 @@ pub struct ExtraFile {
     pub text: String,
 }
 
-/// Known fields of this endpoint alone.
+/// Known fields of this endpoint.
 const OTHERS: &[Other] = &[
     no_effect("id_slot", "there are no slots"),
     no_effect("response_fields", "all fields are sent"),
     no_effect("input_extra[].time", "files come in the order in which they are given"),
-    left_out("n_indent", &["0"], "lines end where the model ends them"),
+    left_out("n_indent", &["0"], "lines are returned as the model writes them"),
     left_out("t_max_prompt_ms", &["0"], "`X-Request-Timeout` bounds the time of a request"),
     left_out("t_max_predict_ms", &["0"], "`X-Request-Timeout` bounds the time of a request"),
 ];
 
 impl Body for InfillRequest {
-    // Before the shared ones: editors name the samplers in the order that is the case here.
+    // Takes precedence over the shared list: editors send the samplers in the order of this server.
     const OTHERS: &'static [&'static [Other]] =
         &[OTHERS, &[left_out("samplers", &[], "the order of samplers is fixed")], sampling::OTHERS];
 }
 
-/// What fills the gap, or a part of it.
+/// Text in the gap, or a part of it.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Infill {
     /// Always 0.
     index: usize,
     content: String,
-    /// Whether this is the last part.
+    /// True in the last part.
     stop: bool,
     model: String,
     /// Tokens of the answer so far.
@@ -88,24 +88,24 @@ pub struct Infill {
     end: Option<InfillEnd>,
 }
 
-/// What only the last part has.
+/// Fields of the last part.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct InfillEnd {
     generation_settings: props::GenerationSettings,
     /// `eos`, `word` or `limit`.
     stop_type: &'static str,
     stopping_word: String,
-    /// Whether the prompt was cut: never.
+    /// Always false: prompts are not truncated.
     truncated: bool,
-    /// Tokens of the prompt that were computed before.
+    /// Prompt tokens found in the prefix cache.
     tokens_cached: usize,
     timings: InfillTimings,
 }
 
-/// How long it took.
+/// Durations and counts.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct InfillTimings {
-    /// Tokens of the prompt that had to be computed.
+    /// Prompt tokens that were computed.
     prompt_n: usize,
     prompt_ms: f64,
     prompt_per_second: f64,
@@ -117,7 +117,7 @@ pub struct InfillTimings {
 /// Fills a gap between two texts.
 ///
 /// # Errors
-/// What cannot be honoured, by name; a model whose tokenizer has no tokens for filling in.
+/// A field that is not supported, by name, or a tokenizer without tokens for fill-in-the-middle.
 #[utoipa::path(
     post, path = "/infill", tag = "OpenAI",
     request_body = InfillRequest,

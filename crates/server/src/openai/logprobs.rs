@@ -1,4 +1,4 @@
-//! Log-probabilities as OpenAI's API writes them.
+//! Log-probabilities in the format of OpenAI's API.
 
 use std::collections::BTreeMap;
 
@@ -11,9 +11,9 @@ use crate::generate::{PromptLogprobs, TokenLogprob};
 /// The log-probabilities of an answer's tokens.
 #[derive(Debug, Default, Serialize, ToSchema)]
 pub struct ChatLogprobs {
-    /// Of its tokens, one after the other.
+    /// Tokens of the answer in order.
     content: Vec<ChatTokenLogprob>,
-    /// Always `null`: a refusal is text like any other.
+    /// Always `null`: refusals are ordinary text.
     refusal: Option<Vec<ChatTokenLogprob>>,
 }
 
@@ -23,14 +23,14 @@ pub struct ChatTokenLogprob {
     /// The token itself.
     #[serde(flatten)]
     token: TopLogprob,
-    /// The best tokens in its place.
+    /// The most probable tokens at its position.
     top_logprobs: Vec<TopLogprob>,
 }
 
 /// A token with its log-probability.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct TopLogprob {
-    /// Its text; what is not whole characters shows as U+FFFD.
+    /// Its text, with U+FFFD for incomplete characters.
     token: String,
     /// Natural logarithm of its probability.
     logprob: f32,
@@ -45,7 +45,7 @@ impl ChatLogprobs {
     }
 }
 
-/// Tokens as `logprobs` lists them.
+/// Converts tokens for `logprobs`.
 pub fn chat_logprobs(tokenizer: &Tokenizer, tokens: &[TokenLogprob]) -> Vec<ChatTokenLogprob> {
     let of = |&(token, logprob): &(u32, f32)| {
         let bytes = tokenizer.token_bytes(token).to_vec();
@@ -58,26 +58,26 @@ pub fn chat_logprobs(tokenizer: &Tokenizer, tokens: &[TokenLogprob]) -> Vec<Chat
     tokens.iter().map(all).collect()
 }
 
-/// JSON has no infinity; this is what OpenAI's API writes in its place.
+/// Replaces infinities, which JSON does not have, by the value of OpenAI's API.
 pub fn finite(logprob: f32) -> f32 {
     logprob.max(-9999.0)
 }
 
-/// The log-probabilities of a continued text's tokens, and of the text's own if it is part of the answer.
+/// Log-probabilities of the tokens of a continuation, and of the prompt if the answer contains it.
 #[derive(Clone, Debug, Default, Serialize, ToSchema)]
 pub struct TextLogprobs {
-    /// The tokens' texts; the last one may be the stop token, which is not in the answer's text.
+    /// Texts of the tokens; the last one may be the stop token, which is not part of the answer.
     tokens: Vec<String>,
-    /// Their log-probabilities, each given all tokens before it; `null` for the first token of the prompt.
+    /// Log-probabilities, each conditioned on all tokens before it; `null` for the first token of the prompt.
     token_logprobs: Vec<Option<f32>>,
-    /// The best tokens in each place and the token itself, with theirs; `null` for the first token of the prompt.
+    /// The most probable tokens at each position and the token itself; `null` for the first token of the prompt.
     top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
-    /// Where in the answer each token's text begins, in characters.
+    /// Offset of each token's text in the answer, in characters.
     text_offset: Vec<usize>,
 }
 
 impl TextLogprobs {
-    /// Of tokens of the answer; `end` is how many characters are before them, and then how many with them.
+    /// Converts tokens of the answer. `end` is the number of characters before them, and is increased by theirs.
     pub fn new<'t>(
         tokenizer: &Tokenizer,
         tokens: impl IntoIterator<Item = &'t TokenLogprob>,
@@ -93,7 +93,7 @@ impl TextLogprobs {
         logprobs
     }
 
-    /// Of a prompt that stands as `text` at the beginning of the answer.
+    /// Converts the tokens of a prompt that is the beginning `text` of the answer.
     pub fn of_prompt(tokenizer: &Tokenizer, prompt: &PromptLogprobs, text: &str) -> Self {
         let mut logprobs = Self::default();
         let (mut rest, mut end) = (text.as_bytes(), 0);
@@ -114,7 +114,7 @@ impl TextLogprobs {
         self.top_logprobs.push(likely.map(|TokenLogprob { token, logprob, top }| {
             let mut by_text = BTreeMap::new();
             for &(token, logprob) in top.iter().chain([&(*token, *logprob)]) {
-                // Parts of characters have one text: the likeliest counts.
+                // Incomplete characters have one text; the most probable one is kept.
                 by_text.entry(text(token)).or_insert(finite(logprob));
             }
             by_text
@@ -122,7 +122,7 @@ impl TextLogprobs {
         self.text_offset.push(offset);
     }
 
-    /// Adds what comes after.
+    /// Appends later tokens.
     pub fn append(&mut self, mut other: Self) {
         self.tokens.append(&mut other.tokens);
         self.token_logprobs.append(&mut other.token_logprobs);
@@ -131,9 +131,9 @@ impl TextLogprobs {
     }
 }
 
-/// Bytes of a prompt's `rest` that are this token's. What a token writes is not always what the prompt has in its
-/// place: a control token may stand for nothing in it, a text's first token has a space of its own, and a tokenizer may
-/// have normalized the text.
+/// Returns the number of bytes of a prompt's `rest` that belong to this token. They may differ from the token's text: a
+/// control token may have no text, a first token may have an additional space, and a tokenizer may have normalized the
+/// text.
 fn written_length(tokenizer: &Tokenizer, token: u32, rest: &[u8]) -> usize {
     let written = tokenizer.token_bytes(token);
     let in_place = [Some(written), written.strip_prefix(b" ")];
@@ -148,18 +148,19 @@ fn written_length(tokenizer: &Tokenizer, token: u32, rest: &[u8]) -> usize {
     }
 }
 
-/// Characters that begin in these bytes.
+/// Counts the characters that begin in these bytes.
 fn characters(bytes: &[u8]) -> usize {
     bytes.iter().filter(|&&byte| begins_character(byte)).count()
 }
 
-/// Where a text begins after `end` characters; one that begins inside of a character begins where that does.
+/// Returns the offset of a text after `end` characters; a text that begins inside of a character has that character's
+/// offset.
 fn offset(text: &[u8], end: usize) -> usize {
     let inside = text.first().is_some_and(|&byte| !begins_character(byte));
     end.saturating_sub(usize::from(inside))
 }
 
-/// Whether this byte of UTF-8 is the first one of a character.
+/// Returns true for the first byte of a UTF-8 character.
 fn begins_character(byte: u8) -> bool {
     byte & 0xc0 != 0x80
 }
@@ -205,13 +206,13 @@ mod tests {
     fn offsets_are_places_in_the_text() {
         let tokenizer = tokenizer();
         for (text, tokens, offsets) in [
-            // A control token that the text does not show, a first space that it does not have.
+            // A control token and a first space that are not in the text.
             ("Once an", &[1, 6, 7, 8][..], &[0, 0, 4, 6][..]),
             ("<s>Once</s>n", &[1, 6, 2, 8], &[0, 3, 7, 11]),
             (" Once", &[6, 8], &[0, 5]),
             // A character of three tokens.
             ("Once日n", &[6, 3, 4, 5, 8], &[0, 4, 4, 4, 5]),
-            // What the text has instead of a token that is not in it has as many characters.
+            // Normalized text: the token has the same number of characters as the text.
             ("Once än", &[6, 7, 8], &[0, 4, 6]),
         ] {
             let rest = tokens[1..].iter().map(|&token| logprob(token)).collect();

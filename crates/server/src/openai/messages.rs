@@ -14,33 +14,33 @@ use crate::{
 /// One message of a chat.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct ChatMessage {
-    /// Who says it.
+    /// Author of the message.
     pub role: RoleParam,
-    /// What is said. An assistant's may be absent if it calls tools.
+    /// Content; may be absent for an assistant that calls tools.
     pub content: Option<Content<ContentPart>>,
-    /// Who of several.
+    /// Name of the author among several.
     pub name: Option<String>,
-    /// What an assistant thought before it said that, for models whose templates show it.
+    /// Reasoning of an assistant before the content, for models whose templates contain it.
     pub reasoning_content: Option<String>,
-    /// The same under its other name.
+    /// Another name of `reasoning_content`.
     pub reasoning: Option<String>,
-    /// What an assistant called.
+    /// Tool calls of an assistant.
     pub tool_calls: Option<Vec<ToolCallParam>>,
-    /// Which call this is the result of; if absent, the first one of the last calls that has no result yet.
+    /// Id of the call of a result; if absent, the first of the last calls without a result.
     pub tool_call_id: Option<String>,
-    /// What an assistant said instead of an answer.
+    /// Refusal of an assistant.
     pub refusal: Option<String>,
 }
 
-/// Who says a message.
+/// Author of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RoleParam {
-    /// The one who set this up.
+    /// The operator.
     System,
-    /// The newer name of `system`; templates know that one.
+    /// The newer name of `system`.
     Developer,
-    /// The one who asks.
+    /// The user.
     User,
     /// The model.
     Assistant,
@@ -51,8 +51,8 @@ pub enum RoleParam {
 /// A part of a message.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, ToSchema)]
 pub struct ContentPart {
-    /// `text`, or an assistant's `refusal`. Other kinds are refused in the last message of a user, and replaced by a note
-    /// in those before: models here read text only.
+    /// `text`, or an assistant's `refusal`. Other types are refused in the last message of a user, and replaced by a
+    /// note in earlier ones, because models read text only.
     pub r#type: Option<String>,
     /// The text.
     pub text: Option<String>,
@@ -60,17 +60,17 @@ pub struct ContentPart {
     pub refusal: Option<String>,
 }
 
-/// Known fields of messages that are not read.
+/// Known fields of messages that are ignored or refused.
 pub const OTHERS: &[Other] = &[
     refused("messages[].function_call", &[], "`tool_calls` has replaced it"),
-    no_effect("messages[].annotations", "the model sees only the text"),
-    no_effect("messages[].audio", "the model sees only the text"),
+    no_effect("messages[].annotations", "the prompt contains only the text"),
+    no_effect("messages[].audio", "the prompt contains only the text"),
     no_effect("messages[].id", "messages are in their order"),
-    no_effect("messages[].parsed", "the model sees only the text"),
+    no_effect("messages[].parsed", "the prompt contains only the text"),
     no_effect("messages[].reasoning_details", "`reasoning_content` has the text"),
-    no_effect("messages[].tool_calls[].function.parsed_arguments", "the model sees `arguments`"),
+    no_effect("messages[].tool_calls[].function.parsed_arguments", "the prompt contains `arguments`"),
     no_effect("messages[].content[].cache_control", "prefixes are found by their content"),
-    no_effect("messages[].content[].annotations", "the model sees only the text"),
+    no_effect("messages[].content[].annotations", "the prompt contains only the text"),
     no_effect("messages[].content[].image_url", "models here read text only"),
     no_effect("messages[].content[].input_audio", "models here read text only"),
     no_effect("messages[].content[].file", "models here read text only"),
@@ -79,20 +79,20 @@ pub const OTHERS: &[Other] = &[
 /// A call that an assistant made.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct ToolCallParam {
-    /// Names the call.
+    /// Id of the call.
     pub id: Option<String>,
     /// `function` or absent, or `custom`.
     pub r#type: Option<String>,
-    /// Has no effect: calls are in their order.
+    /// Has no effect: calls are in order.
     #[expect(dead_code, reason = "it has no effect; see above")]
     pub index: Option<usize>,
-    /// What was called.
+    /// The called function.
     pub function: Option<FunctionCallParam>,
-    /// What was called, if that is a custom tool: the model sees a function with one argument, `input`.
+    /// The called custom tool. The prompt contains it as a function with one argument, `input`.
     pub custom: Option<CustomCallParam>,
 }
 
-/// A custom tool that was called.
+/// A call of a custom tool.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct CustomCallParam {
     /// Its name.
@@ -101,12 +101,12 @@ pub struct CustomCallParam {
     pub input: Option<String>,
 }
 
-/// What was called.
+/// The called function.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct FunctionCallParam {
     /// The function's name.
     pub name: String,
-    /// An object, as JSON text or as it is.
+    /// An object, as JSON text or as JSON.
     pub arguments: Option<Value>,
 }
 
@@ -115,11 +115,11 @@ pub struct FunctionCallParam {
 pub struct FormatParams {
     /// Format of the answer.
     response_format: Option<ResponseFormat>,
-    /// llama.cpp's way to ask for JSON that fits a schema.
+    /// JSON schema, in llama.cpp's format.
     json_schema: Option<Value>,
-    /// vLLM's way to ask for JSON that fits a schema.
+    /// JSON schema, in vLLM's older format.
     guided_json: Option<Value>,
-    /// vLLM's way to say what the whole answer must be.
+    /// Format of the whole answer, in vLLM's format.
     structured_outputs: Option<StructuredOutputs>,
     /// The older name of `structured_outputs.regex`.
     guided_regex: Option<String>,
@@ -127,11 +127,11 @@ pub struct FormatParams {
     guided_choice: Option<Vec<String>>,
     /// The older name of `structured_outputs.grammar`.
     guided_grammar: Option<String>,
-    /// llama.cpp's way to give a grammar: the same as `structured_outputs.grammar`.
+    /// Grammar, in llama.cpp's format: the same as `structured_outputs.grammar`.
     grammar: Option<String>,
 }
 
-/// What the whole answer must be: one of these.
+/// Format of the whole answer: one of these.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct StructuredOutputs {
     /// JSON that fits this schema.
@@ -142,19 +142,19 @@ pub struct StructuredOutputs {
     regex: Option<String>,
     /// One of these texts.
     choice: Option<Vec<String>>,
-    /// Text that a grammar derives: one in GBNF, llama.cpp's format, from its rule `root`, or one in llguidance's dialect
-    /// of Lark, from its rule `start`. The first rule tells the format.
+    /// A grammar in GBNF, llama.cpp's format, with the rule `root`, or in llguidance's variant of Lark, with the rule
+    /// `start`. The first rule determines the format.
     grammar: Option<String>,
 }
 
-/// What an answer must be.
+/// Format of an answer.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct ResponseFormat {
     /// The kind.
     pub r#type: FormatType,
     /// With `json_schema`: an object with the schema as `schema`, or the schema.
     pub json_schema: Option<Value>,
-    /// The schema, as llama.cpp has it.
+    /// The schema, in llama.cpp's format.
     pub schema: Option<Value>,
 }
 
@@ -170,10 +170,10 @@ pub enum FormatType {
     JsonSchema,
 }
 
-/// Our own messages.
+/// Converts messages.
 ///
 /// # Errors
-/// The name of a field that cannot be honoured.
+/// A field that is not supported, by name.
 pub fn messages(messages: Vec<ChatMessage>, tolerance: &Tolerance) -> Result<Vec<Message>, ApiError> {
     let last_user = messages.iter().rposition(|message| message.role == RoleParam::User);
     let messages = messages.into_iter().enumerate();
@@ -185,7 +185,7 @@ pub fn messages(messages: Vec<ChatMessage>, tolerance: &Tolerance) -> Result<Vec
     Ok(messages)
 }
 
-/// Gives results without a call's name those of the last calls that have none, in order.
+/// Assigns the ids of the last calls without results to results without an id, in order.
 fn name_results(messages: &mut [Message]) {
     let mut open: Vec<String> = Vec::new();
     for message in messages {
@@ -199,7 +199,7 @@ fn name_results(messages: &mut [Message]) {
 }
 
 impl ChatMessage {
-    /// Our own message; `path` is where it was. The model is asked about one of them.
+    /// Converts a message at `path`. `is_asked` is true for the last message of the user.
     fn into_message(self, path: &str, is_asked: bool, tolerance: &Tolerance) -> Result<Message, ApiError> {
         let field = |name: &str| format!("{path}.{name}");
         let only = |is_there: bool, name: &str, role: RoleParam| match is_there && self.role != role {
@@ -221,7 +221,7 @@ impl ChatMessage {
         let calls = self.tool_calls.unwrap_or_default().into_iter().enumerate();
         let calls = calls.map(|(i, call)| call.into_call(i, &format!("{path}.tool_calls[{i}]")));
         let tool_calls = calls.collect::<Result<Vec<_>, _>>()?;
-        // A function may have returned nothing.
+        // A function may return an empty result.
         let may_be_empty = matches!(self.role, RoleParam::Assistant | RoleParam::Tool);
         if content.is_none() && tool_calls.is_empty() && !may_be_empty {
             let param = field("content");
@@ -300,10 +300,10 @@ impl ToolCallParam {
 }
 
 impl FormatParams {
-    /// Our own format.
+    /// Converts the format.
     ///
     /// # Errors
-    /// A schema that is missing, or of a format that has none.
+    /// A schema is missing, or the format has no schema.
     pub fn format(mut self) -> Result<Format, ApiError> {
         let whole = self.whole()?;
         let is_free = self.response_format.as_ref().is_none_or(|format| format.r#type == FormatType::Text)
@@ -314,18 +314,18 @@ impl FormatParams {
             Some(whole) if is_free => Ok(whole),
             Some(Format::Whole { param, .. }) => {
                 let message =
-                    format!("`{param}` and another field both say what the answer must be: give one");
+                    format!("`{param}` and another field both set the format of the answer: give one");
                 Err(ApiError::invalid(param, message))
             }
             Some(_) => {
                 let message =
-                    "`structured_outputs` and another field both say what the answer must be: give one";
+                    "`structured_outputs` and another field both set the format of the answer: give one";
                 Err(ApiError::invalid("structured_outputs", message))
             }
         }
     }
 
-    /// The format that vLLM's fields ask for, but for schemas under older names.
+    /// Returns the format in vLLM's fields, except for schemas under older names.
     fn whole(&mut self) -> Result<Option<Format>, ApiError> {
         let StructuredOutputs { json, json_object, regex, choice, grammar } =
             self.structured_outputs.take().unwrap_or_default();
@@ -348,7 +348,7 @@ impl FormatParams {
         match (given.next(), given.next()) {
             (format, None) => Ok(format),
             _ => {
-                let message = "`structured_outputs` says more than once what the answer must be: give one of `json`, \
+                let message = "`structured_outputs` sets the format of the answer more than once: give one of `json`, \
                     `json_object`, `regex`, `choice` and `grammar`";
                 Err(ApiError::invalid("structured_outputs", message))
             }
@@ -357,7 +357,7 @@ impl FormatParams {
 
     fn json_format(self) -> Result<Format, ApiError> {
         let other = match self.json_schema.or(self.guided_json) {
-            // vLLM also takes a schema's text.
+            // vLLM also accepts a schema as text.
             Some(Value::String(text)) => serde_json::from_str(&text).map(Some).map_err(|error| {
                 ApiError::invalid("guided_json", format!("`guided_json` is not JSON: {error}"))
             })?,
@@ -370,7 +370,7 @@ impl FormatParams {
             ) => Ok(other.map_or(Format::Text, Format::JsonSchema)),
             (Some(_), Some(_)) => {
                 let message =
-                    "`response_format` and `json_schema` both say what the answer must be: give one";
+                    "`response_format` and `json_schema` both set the format of the answer: give one";
                 Err(ApiError::invalid("response_format", message))
             }
             (Some(format), None) => format.format(),

@@ -21,7 +21,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{AppState, wire};
 
-/// All of its paths.
+/// Returns the routes.
 pub fn routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::new()
         .routes(routes!(chat::create))
@@ -35,11 +35,11 @@ pub fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(tokens::tokenizer_info))
         .routes(routes!(models::list))
         .routes(routes!(props::props))
-        // Names of models have slashes, which a path of the document cannot say.
+        // Names of models have slashes, which a path of the document cannot express.
         .route("/v1/models/{*model}", axum::routing::get(models::get))
 }
 
-/// Describes the known fields of its requests.
+/// Adds the known fields of requests to the OpenAPI document.
 pub fn describe(document: &mut serde_json::Value) {
     wire::describe::<chat::ChatCompletionRequest>(document);
     wire::describe::<completions::CompletionRequest>(document);

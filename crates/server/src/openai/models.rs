@@ -22,19 +22,19 @@ pub struct ModelList {
 /// A model.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ModelObject {
-    /// The name to ask for it.
+    /// Name of the model.
     id: String,
     /// Always `model`.
     object: &'static str,
-    /// When it came here, in seconds since 1970.
+    /// Time at which it was added, in seconds since 1970.
     created: u64,
     /// Always `paguro`.
     owned_by: &'static str,
-    /// Most tokens of a prompt with its answer, as it is loaded or would be; `null` if that is not known. vLLM's name for it.
+    /// Maximum tokens of prompt and answer, as it is loaded or would be; `null` if unknown. (vLLM's name.)
     max_model_len: Option<usize>,
     /// As `max_model_len`.
     context_length: Option<usize>,
-    /// Why the model cannot be used, if it cannot.
+    /// Reason for which the model cannot be used.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
 }
@@ -57,7 +57,7 @@ impl ModelObject {
 /// Lists all models, loaded or not.
 ///
 /// # Errors
-/// What is wrong with the library.
+/// The library cannot be read.
 #[utoipa::path(
     get, path = "/v1/models", tag = "OpenAI",
     responses((status = 200, body = ModelList), (status = "5XX", body = super::error::ErrorBody<'static>)),
@@ -68,10 +68,10 @@ pub async fn list(State(state): State<AppState>) -> Result<Json<ModelList>, ApiE
     Ok(Json(ModelList { object: "list", data }))
 }
 
-/// Shows one model.
+/// Returns one model.
 ///
 /// # Errors
-/// There is none of this name.
+/// No model has this name.
 #[utoipa::path(
     get, path = "/v1/models/{model}", tag = "OpenAI",
     params(("model" = String, Path, description = "The model's name; it may have slashes")),

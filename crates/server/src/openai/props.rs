@@ -1,4 +1,4 @@
-//! `/props`, as llama-server has it: what clients ask before they decide how much to send.
+//! `/props` of llama-server: properties that clients use to size their requests.
 
 use axum::extract::{RawQuery, State};
 use percent_encoding::percent_decode_str;
@@ -12,15 +12,15 @@ use crate::{
     source::{ModelEntry, Outside},
 };
 
-/// Properties that a model is served with.
+/// Properties of a served model.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Props {
     default_generation_settings: GenerationSettings,
-    /// Sequences that run at the same time.
+    /// Maximum number of running sequences.
     total_slots: usize,
     /// The model's name.
     model_alias: String,
-    /// Where the model lies: a path, or its name in the library.
+    /// Path of the model, or its name in the library.
     model_path: String,
     /// The chat template, in jinja; empty if there is none.
     chat_template: String,
@@ -32,7 +32,7 @@ pub struct Props {
 /// Defaults of a request.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct GenerationSettings {
-    /// Most tokens of a prompt with its answer, as the model is loaded or would be.
+    /// Maximum tokens of prompt and answer, as the model is loaded or would be.
     pub n_ctx: Option<usize>,
 }
 
@@ -43,10 +43,10 @@ pub struct Modalities {
     audio: bool,
 }
 
-/// Shows what a model is served with. Nothing is loaded for it.
+/// Returns the properties of a model without loading it.
 ///
 /// # Errors
-/// There is no such model, or its file cannot be opened.
+/// No model has this name, or its file cannot be opened.
 #[utoipa::path(
     get, path = "/props", tag = "OpenAI",
     params(("model" = Option<String>, Query, description = "The model's name; if absent, a model that is loaded, or the first there is")),
@@ -77,7 +77,7 @@ pub async fn props(
     }))
 }
 
-/// The model of this name, one that is loaded, or the first.
+/// Returns the model with this name, or else a loaded model, or the first one.
 pub(super) async fn find(state: &AppState, name: Option<String>) -> Result<ModelEntry, ApiError> {
     if let Some(name) = name {
         return state.models.find(&name).await;

@@ -1,5 +1,5 @@
-//! The fields of all endpoints of OpenAI's API that say how to sample and when to end, and those known fields of them
-//! that other servers have and this one has not.
+//! Sampling parameters and limits of all endpoints of OpenAI's API, and known fields of other servers that are not
+//! supported.
 
 use std::sync::Arc;
 
@@ -16,65 +16,66 @@ use crate::{
 /// Sampling parameters and stop conditions.
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
 pub struct SamplingParams {
-    /// Divides the logits; 0 takes the best token. If absent, what the model recommends, or 0.8.
+    /// Divides the logits; 0 selects the most probable token. If absent, the model's recommendation, or 0.8.
     pub temperature: Option<f32>,
-    /// Keeps the smallest set of best tokens whose probability reaches this.
+    /// Samples from the smallest set of tokens whose probabilities add up to at least this.
     pub top_p: Option<f32>,
-    /// Keeps this many best tokens; 0 and -1 keep all. (Not of OpenAI's API.)
+    /// Samples from the `top_k` most probable tokens; 0 and -1 keep all. (Extension.)
     top_k: Option<i64>,
-    /// Keeps tokens with at least this fraction of the best one's probability. (Not of OpenAI's API.)
+    /// Samples from tokens with at least this fraction of the highest probability. (Extension.)
     min_p: Option<f32>,
-    /// Keeps tokens whose logits are at most this many standard deviations below the best one; 0 and -1 keep all.
-    /// (llama.cpp's.)
+    /// Samples from tokens whose logits are at most this many standard deviations below the best one; 0 and -1 keep
+    /// all. (From llama.cpp.)
     top_n_sigma: Option<f32>,
-    /// How likely XTC is to drop all tokens of at least `xtc_threshold` but the least likely of them. (llama.cpp's.)
+    /// Probability with which XTC drops all tokens of at least `xtc_threshold` except the least probable of them. (From
+    /// llama.cpp.)
     xtc_probability: Option<f32>,
-    /// The probability from which on XTC may drop a token, 0.1 if absent. (llama.cpp's.)
+    /// Minimum probability of tokens that XTC may drop, 0.1 if absent. (From llama.cpp.)
     xtc_threshold: Option<f32>,
-    /// DRY's penalty of tokens that would go on with a repetition; 0 is off. (llama.cpp's.)
+    /// DRY's penalty of tokens that continue a repetition; 0 disables DRY. (From llama.cpp.)
     dry_multiplier: Option<f32>,
-    /// Factor of that penalty for each token more, 1.75 if absent.
+    /// Factor of that penalty for each further token of the repetition, 1.75 if absent.
     dry_base: Option<f32>,
     /// Length of the shortest repetition that is penalized, 2 if absent.
     dry_allowed_length: Option<u32>,
-    /// In how many of the last tokens repetitions are looked for; 0 switches DRY off, -1 looks at all.
+    /// Number of last tokens that DRY considers; 0 disables DRY, -1 considers all tokens.
     dry_penalty_last_n: Option<i64>,
-    /// Texts that end a repetition, a line break, `:`, `"` and `*` if absent.
+    /// Texts that end a repetition; a line break, `:`, `"` and `*` if absent.
     dry_sequence_breakers: Option<OneOrMany<String>>,
-    /// Subtracted for each time that a token was generated. The prompt does not count.
+    /// Subtracted for each occurrence of a token in the answer.
     pub frequency_penalty: Option<f32>,
-    /// Subtracted if a token was generated.
+    /// Subtracted if a token occurs in the answer.
     pub presence_penalty: Option<f32>,
-    /// Divides positive and multiplies negative logits of tokens that occur. (Not of OpenAI's API.)
+    /// Divides positive and multiplies negative logits of repeated tokens. (Extension.)
     repetition_penalty: Option<f32>,
     /// The name of `repetition_penalty` in llama.cpp.
     repeat_penalty: Option<f32>,
-    /// In how many of the last tokens penalties look for a token; 0 switches them off, -1 looks at all. (llama.cpp's.)
+    /// Number of last tokens that penalties consider; 0 disables penalties, -1 considers all tokens. (From llama.cpp.)
     repeat_last_n: Option<i64>,
     /// Added to the logits of tokens: an object of tokens and numbers from -100 to 100, or a list of pairs.
     logit_bias: Option<Value>,
-    /// The same seed gives the same answer; answer `i` of several has the seed `seed + i`. Below 0 it is random.
+    /// Seed of the random numbers; random if negative. Answer `i` of several has the seed `seed + i`.
     seed: Option<i64>,
-    /// Texts that end the answer.
+    /// Stop strings.
     stop: Option<OneOrMany<String>>,
-    /// Tokens that end the answer. (Not of OpenAI's API.)
+    /// Tokens that end the answer. (Extension.)
     stop_token_ids: Option<Vec<u32>>,
-    /// True if the text that ended the answer is part of it. (vLLM's.)
+    /// True if the stop string is part of the answer. (From vLLM.)
     include_stop_str_in_output: Option<bool>,
-    /// Goes on after the model's own stop tokens. (Not of OpenAI's API.)
+    /// Continues after the model's own stop tokens. (Extension.)
     ignore_eos: Option<bool>,
-    /// Nothing ends the answer before it has this many tokens. (vLLM's.)
+    /// Minimum number of tokens before the answer can end. (From vLLM.)
     min_tokens: Option<usize>,
-    /// Higher ones go first. (Not of OpenAI's API.)
+    /// Priority; requests with higher values run first. (Extension.)
     priority: Option<i32>,
-    /// Prefixes are shared only among requests with the same salt. (vLLM's.)
+    /// Prefixes are shared only among requests with the same salt. (From vLLM.)
     cache_salt: Option<String>,
 }
 
-const NO_SAMPLER: &str = "this way of sampling does not exist here";
-const NO_GRAMMAR: &str = "`response_format` says what an answer must be";
+const NO_SAMPLER: &str = "this sampler is not supported";
+const NO_GRAMMAR: &str = "use `response_format`";
 
-/// Known fields beside those of [`SamplingParams`].
+/// Known fields besides those of [`SamplingParams`].
 pub const OTHERS: &[Other] = &[
     refused("top_a", &["0"], NO_SAMPLER),
     refused("tfs", &["1"], NO_SAMPLER),
@@ -104,27 +105,27 @@ pub const OTHERS: &[Other] = &[
     refused("truncate_prompt_tokens", &["-1"], "a prompt that does not fit is refused and not cut"),
     refused("prompt_logprobs", &["0", "false"], "`echo` with `logprobs` of /v1/completions reports them"),
     refused("return_tokens_as_token_ids", &["false"], "tokens are reported as text"),
-    left_out("return_tokens", &["false"], "/tokenize makes tokens of text"),
-    left_out("return_token_ids", &["false"], "/tokenize makes tokens of text"),
+    left_out("return_tokens", &["false"], "use /tokenize"),
+    left_out("return_token_ids", &["false"], "use /tokenize"),
     left_out("n_probs", &["0"], "`logprobs` reports them"),
     left_out("n_keep", &["0"], "no tokens are dropped from a full context"),
     no_effect("spaces_between_special_tokens", "control tokens are never part of an answer"),
-    no_effect("cache_prompt", "prefixes are always kept as long as there is room"),
+    no_effect("cache_prompt", "prefixes are always cached while memory allows"),
     no_effect("user", "nobody is told about users"),
     no_effect("safety_identifier", "nobody is told about users"),
     no_effect("prompt_cache_key", "prefixes are found by their content"),
-    no_effect("prompt_cache_retention", "prefixes stay as long as there is room"),
+    no_effect("prompt_cache_retention", "prefixes are cached while memory allows"),
     no_effect("prompt_cache_options", "prefixes are found by their content"),
     left_out("service_tier", &["\"auto\"", "\"default\""], "there is one tier, `default`"),
 ];
 
 impl SamplingParams {
-    /// Our own options.
+    /// Converts the options.
     ///
     /// # Errors
-    /// The name of a field that cannot be honoured.
+    /// A field that is not supported, by name.
     pub fn into_options(self) -> Result<Options, ApiError> {
-        // Without tokens to look at, there is nothing to punish.
+        // Without tokens to consider, penalties are off.
         let punishes = self.repeat_last_n != Some(0);
         let penalty = |penalty: Option<f32>, none: f32| if punishes { penalty } else { Some(none) };
         Ok(Options {
@@ -161,8 +162,7 @@ impl SamplingParams {
     }
 }
 
-/// The tokens and what is added to their logits: an object whose keys are tokens, or llama.cpp's pairs, where `false`
-/// keeps a token out.
+/// Parses the logit biases: an object whose keys are tokens, or llama.cpp's pairs, where `false` excludes a token.
 fn logit_bias(bias: Option<Value>) -> Result<Vec<(u32, f32)>, ApiError> {
     let entry = |key: &str, value: &Value| {
         let param = format!("logit_bias.{key}");

@@ -1,4 +1,4 @@
-//! `/tokenize` and `/detokenize`, as vLLM has them.
+//! `/tokenize` and `/detokenize` of vLLM.
 
 use axum::extract::{RawQuery, State};
 use paguro_model::tokenizer::{SpecialText, SpecialTokens};
@@ -18,20 +18,20 @@ use crate::{
     wire::{Body, Other, refuse},
 };
 
-/// A text, or a chat, whose tokens are wanted.
+/// A request for the tokens of a text or a chat.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct TokenizeRequest {
     /// The model's name.
     pub model: String,
     /// The text.
     pub prompt: Option<String>,
-    /// In place of the text: a chat, which the model's template makes a text of.
+    /// A chat instead of the text; the model's template is applied.
     pub messages: Option<Vec<ChatMessage>>,
-    /// With messages: what the model may call.
+    /// With messages: tools that the model may call.
     pub tools: Option<Vec<ToolParam>>,
-    /// With a text: whether what the model puts around every text is added; true if absent.
+    /// With a text: adds the model's initial and final tokens; true if absent.
     pub add_special_tokens: Option<bool>,
-    /// Whether the tokens' names are wanted, too.
+    /// True to also return the names of the tokens.
     pub return_token_strs: Option<bool>,
 }
 
@@ -46,7 +46,7 @@ impl Body for DetokenizeRequest {}
 pub struct TokenizeResponse {
     /// Their number.
     count: usize,
-    /// Most tokens of a prompt with its answer.
+    /// Maximum tokens of prompt and answer.
     max_model_len: usize,
     /// The tokens.
     tokens: Vec<u32>,
@@ -55,7 +55,7 @@ pub struct TokenizeResponse {
     token_strs: Option<Vec<String>>,
 }
 
-/// Tokens whose text is wanted.
+/// A request for the text of tokens.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct DetokenizeRequest {
     /// The model's name.
@@ -71,10 +71,10 @@ pub struct DetokenizeResponse {
     prompt: String,
 }
 
-/// Makes tokens of a text or a chat.
+/// Tokenizes a text or a chat.
 ///
 /// # Errors
-/// There is no such model; neither or both of `prompt` and `messages`.
+/// No model has this name, or the request has neither or both of `prompt` and `messages`.
 #[utoipa::path(
     post, path = "/tokenize", tag = "Tokens",
     request_body = TokenizeRequest,
@@ -94,7 +94,7 @@ pub async fn tokenize(
     let max_context = lease.handle.max_context();
     let tokens = match (prompt, messages) {
         (Some(text), None) => {
-            refuse(&tools, "tools", "a text has none; `messages` do")?;
+            refuse(&tools, "tools", "only `messages` can have tools")?;
             let around = add_special_tokens != Some(false);
             generate::off_thread(&state, &caller, &lease, move |model, _| {
                 generate::check_text(&text, model, max_context)?;
@@ -130,10 +130,10 @@ pub async fn tokenize(
     }))
 }
 
-/// Makes text of tokens.
+/// Converts tokens to text.
 ///
 /// # Errors
-/// There is no such model, or it has no such token.
+/// No model has this name, or a token is out of range.
 #[utoipa::path(
     post, path = "/detokenize", tag = "Tokens",
     request_body = DetokenizeRequest,
@@ -167,7 +167,7 @@ pub struct TokenizerInfo {
     tokenizer_class: &'static str,
     /// Tokens of the vocabulary.
     vocab_size: usize,
-    /// Most tokens of a prompt with its answer.
+    /// Maximum tokens of prompt and answer.
     model_max_length: usize,
     /// The token that begins a text; `null` if there is none.
     bos_token: Option<String>,
@@ -177,10 +177,10 @@ pub struct TokenizerInfo {
     chat_template: Option<String>,
 }
 
-/// Tells what is known of a model's tokenizer, as vLLM does. Without `model` it is that of the first model.
+/// Describes a model's tokenizer, as in vLLM. Without `model` it is that of the first model.
 ///
 /// # Errors
-/// There is no such model.
+/// No model has this name.
 #[utoipa::path(
     get, path = "/tokenizer_info", tag = "Tokens",
     params(("model" = Option<String>, Query, description = "The model's name")),

@@ -1,5 +1,4 @@
-//! Tools that are offered, and whether they are called: chat completions and responses write both alike, but for one
-//! level of nesting.
+//! Offered tools and the choice among them. Chat completions and responses differ only in one level of nesting.
 
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 use serde_json::Value;
@@ -11,23 +10,23 @@ use crate::{
     wire::Tolerance,
 };
 
-/// A tool that the model may call, or one that this server would have to run.
+/// A function that the model may call, or a tool of another kind.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 #[serde(untagged)]
 pub enum ToolParam {
-    /// A function, as chat completions write it.
+    /// A function in the format of chat completions.
     Nested(NestedTool),
-    /// A function, as responses write it.
+    /// A function in the format of responses.
     Flat(FlatTool),
-    /// Functions under a common name; each is offered under its own.
+    /// Functions in a namespace; each is offered under its own name.
     Namespace(NamespaceTool),
-    /// Any other kind (`web_search`, `custom`, `mcp`, ...) is not offered: this server runs no tools. It is ignored, and
-    /// named in `X-Paguro-Ignored`, but refused where `tool_choice` demands it.
+    /// Tools of other types (`web_search`, `custom`, `mcp`, ...) are not offered, because this server runs no tools.
+    /// They are ignored and named in `X-Paguro-Ignored`, and refused if `tool_choice` requires one.
     #[schema(value_type = Object)]
     Other(Value),
 }
 
-/// A function, as chat completions write it.
+/// A function in the format of chat completions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct NestedTool {
     /// Always `function`.
@@ -37,7 +36,7 @@ pub struct NestedTool {
     function: FunctionParam,
 }
 
-/// A function, as responses write it.
+/// A function in the format of responses.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct FlatTool {
     /// Always `function`.
@@ -47,21 +46,21 @@ pub struct FlatTool {
     function: FunctionParam,
 }
 
-/// Functions under a common name.
+/// Functions in a namespace.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct NamespaceTool {
     /// Always `namespace`.
     r#type: NamespaceType,
-    /// The common name.
+    /// Name of the namespace.
     name: String,
-    /// What they have in common. The model does not read it.
+    /// Description of the namespace, which is not part of the prompt.
     description: Option<String>,
     /// The functions.
     #[schema(no_recursion)]
     tools: Vec<ToolParam>,
 }
 
-/// `function`: there is nothing else.
+/// Always `function`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum FunctionType {
@@ -70,7 +69,7 @@ pub enum FunctionType {
     Function,
 }
 
-/// `namespace`: there is nothing else.
+/// Always `namespace`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum NamespaceType {
@@ -86,7 +85,7 @@ pub struct FunctionParam {
     /// Its description, for the model.
     #[serde(default)]
     pub description: Option<String>,
-    /// JSON schema of its arguments; absent, it takes none.
+    /// JSON schema of its arguments; absent without arguments.
     #[serde(default)]
     #[schema(value_type = Option<Object>)]
     pub parameters: Option<Value>,
@@ -110,7 +109,7 @@ impl<'de> Deserialize<'de> for ToolParam {
     }
 }
 
-/// The tools that a model is offered.
+/// Tools that a model is offered.
 #[derive(Debug, Default)]
 pub struct Offer {
     /// Functions.
@@ -120,10 +119,10 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// The functions among these tools.
+    /// Returns the functions among these tools.
     ///
     /// # Errors
-    /// The request is strict and has others.
+    /// The request is strict and has tools of other kinds.
     pub fn of(tools: Vec<ToolParam>, path: &str, tolerance: &Tolerance) -> Result<Self, ApiError> {
         let mut offer = Self::default();
         offer.add(tools, path, None, tolerance)?;
@@ -166,15 +165,15 @@ impl Offer {
     }
 }
 
-/// Whether tools are called: `none`, `auto`, `required`, a function that is to be called, or those that may be.
+/// Whether the model may or must call tools: `none`, `auto`, `required`, a function to call, or the allowed functions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ToolChoiceParam(pub Value);
 
 impl ToolChoiceParam {
-    /// Our own choice. Tools that it does not allow are offered no longer.
+    /// Converts the choice. Tools that it excludes are removed.
     ///
     /// # Errors
-    /// A choice that is none, or of a tool that is not offered.
+    /// The choice is invalid, or the tool is not offered.
     pub fn check(choice: Option<Self>, tools: &mut Vec<Tool>) -> Result<ToolChoice, ApiError> {
         let Some(Self(choice)) = choice else { return Ok(ToolChoice::Auto) };
         let refuse = |message: String| Err(ApiError::invalid("tool_choice", message));

@@ -1,31 +1,31 @@
-//! Parts that several endpoints of OpenAI's API share.
+//! Types that several endpoints of OpenAI's API share.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::generate::{self, Finish, Piece};
 
-/// Tokens that were used.
+/// Token counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
     /// Tokens of all answers.
     pub completion_tokens: usize,
-    /// Both.
+    /// Sum of both.
     pub total_tokens: usize,
-    /// Of the prompt's.
+    /// Details of `prompt_tokens`.
     pub prompt_tokens_details: PromptTokensDetails,
-    /// Of the answers'.
+    /// Details of `completion_tokens`.
     pub completion_tokens_details: CompletionTokensDetails,
 }
 
-/// What the prompt's tokens were.
+/// Details of the prompt's tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct PromptTokensDetails {
-    /// Tokens that did not have to be computed: the prefix cache had them.
+    /// Tokens found in the prefix cache.
     pub cached_tokens: usize,
-    /// Of these, tokens that the cache on disk had.
+    /// Cached tokens that were read from the disk.
     #[serde(skip_serializing_if = "is_zero")]
     pub cached_tokens_disk: usize,
 }
@@ -34,10 +34,10 @@ fn is_zero(number: &usize) -> bool {
     *number == 0
 }
 
-/// What the answers' tokens were.
+/// Details of the answers' tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct CompletionTokensDetails {
-    /// Tokens that the model thought with.
+    /// Reasoning tokens.
     pub reasoning_tokens: usize,
 }
 
@@ -56,14 +56,14 @@ impl From<generate::Usage> for Usage {
     }
 }
 
-/// Progress of a prompt's prefill, in llama.cpp's words.
+/// Progress of a prompt's prefill, in llama.cpp's format.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, ToSchema)]
 pub struct PromptProgress {
     /// Tokens of the prompt.
     total: usize,
-    /// Tokens that the prefix cache had.
+    /// Tokens found in the prefix cache.
     cache: usize,
-    /// Tokens that are computed, those of the prefix cache included.
+    /// Tokens that are computed, including those of the prefix cache.
     processed: usize,
     /// Milliseconds since the request left the queue.
     time_ms: u64,
@@ -80,15 +80,15 @@ impl PromptProgress {
     }
 }
 
-/// Why an answer has ended.
+/// Reason for the end of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
-    /// The model has said all, or a stop string came up.
+    /// The model ended its answer, or a stop string was generated.
     Stop,
-    /// The limit is reached, or the context is full.
+    /// The token limit was reached, or the context is full.
     Length,
-    /// The model has called tools.
+    /// The model called tools.
     ToolCalls,
 }
 
@@ -102,12 +102,12 @@ impl From<&Finish> for FinishReason {
     }
 }
 
-/// How a stream is written.
+/// Options of a stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
 pub struct StreamOptions {
-    /// Sends one more chunk at the end, with the tokens that were used.
+    /// Sends a chunk with the token counts at the end.
     pub include_usage: Option<bool>,
-    /// Sends the tokens that were used so far with every chunk, as vLLM does.
+    /// Adds the token counts so far to every chunk, as in vLLM.
     pub continuous_usage_stats: Option<bool>,
     /// Has no effect: chunks are not padded.
     pub include_obfuscation: Option<bool>,
@@ -116,14 +116,14 @@ pub struct StreamOptions {
 /// Chunks of a stream that report usage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UsageChunks {
-    /// One more at the end.
+    /// One further chunk at the end.
     pub last: bool,
-    /// All of them.
+    /// Every chunk.
     pub every: bool,
 }
 
 impl StreamOptions {
-    /// Returns the chunks that report usage; `None` without a stream, as the answer reports it.
+    /// Returns the chunks that report usage. Without options there are none.
     pub fn usage(options: Option<Self>) -> UsageChunks {
         let options = options.unwrap_or_default();
         let every = options.continuous_usage_stats == Some(true);

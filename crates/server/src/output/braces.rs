@@ -1,22 +1,22 @@
-//! Arguments as Gemma 4 writes them: `{key:VALUE,...}`, where a text stands between two [`QUOTE`]s as it is, and other values are
-//! those of JSON.
+//! Arguments in Gemma 4's format: `{key:VALUE,...}`. Strings stand between two [`QUOTE`]s without escapes; other values
+//! are JSON.
 
 use serde_json::{Map, Value};
 
-/// Begins and ends a text.
+/// Mark before and after a string.
 pub(super) const QUOTE: &str = "<|\"|>";
 
-/// Values within each other in a call's arguments.
+/// Maximum nesting of values in a call's arguments.
 const MAX_NESTED: usize = 64;
 
-/// Returns the arguments that stand between the outermost braces.
+/// Parses the arguments between the outermost braces.
 pub(super) fn read(text: &str) -> Option<Map<String, Value>> {
     let mut reader = Reader { rest: text };
     let arguments = reader.members(0)?;
     reader.rest.trim().is_empty().then_some(arguments)
 }
 
-/// Returns the text between the outermost braces.
+/// Writes the arguments between the outermost braces.
 pub(super) fn write(arguments: &Map<String, Value>) -> String {
     let members = arguments.iter().map(|(key, value)| format!("{key}:{}", write_value(value)));
     members.collect::<Vec<_>>().join(",")
@@ -49,7 +49,7 @@ impl<'t> Reader<'t> {
         Some(text)
     }
 
-    /// Members up to the brace that is not theirs, or to the end.
+    /// Parses members up to the closing brace or the end.
     fn members(&mut self, depth: usize) -> Option<Map<String, Value>> {
         let mut members = Map::new();
         loop {
@@ -98,7 +98,7 @@ impl<'t> Reader<'t> {
             }
             return Some(items.into());
         }
-        // A number or a word, or a text as JSON has it.
+        // A number, a word, or a JSON string.
         let mut values = serde_json::Deserializer::from_str(self.rest).into_iter::<Value>();
         let value = values.next()?.ok()?;
         self.rest = &self.rest[values.byte_offset()..];

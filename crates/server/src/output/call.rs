@@ -1,4 +1,4 @@
-//! Reading one tool call while it is being written.
+//! Incremental parser of one tool call.
 
 use std::sync::Arc;
 
@@ -11,47 +11,47 @@ use super::{
     tools::{ReadTool, keywords},
 };
 
-/// A call as far as it has been read.
+/// A partially parsed call.
 #[derive(Clone, Debug)]
 pub(super) struct Call {
     reading: Reading,
     tools: Arc<[ReadTool]>,
     at: At,
-    /// The name, once it is whole.
+    /// Complete name.
     pub name: Option<String>,
-    /// The arguments as they are written: the beginning of a JSON object.
+    /// Arguments as written so far: a prefix of a JSON object.
     pub arguments: String,
-    /// They are whole.
+    /// True if `arguments` is complete.
     pub arguments_end: bool,
-    /// Whether the object is within that of a key `function`.
+    /// True if the object is the value of a key `function`.
     nested: bool,
-    /// Whether nothing but the call's object says that it is one.
+    /// True for an object without a marker.
     bare: bool,
-    /// Whether the object has keys that no call needs.
+    /// True if the object has keys that calls do not have.
     foreign: bool,
-    /// Everything that belongs to the call has been read.
+    /// True after the last character of the call.
     pub end: bool,
 }
 
 #[derive(Clone, Debug)]
 enum At {
-    /// Before the brace that begins the call's object or its arguments.
+    /// Before the opening brace of the call's object or its arguments.
     Header(String),
     /// Before a key of the object.
     Key { first: bool },
-    /// In a key, of which this is the JSON.
+    /// In a key, with its JSON so far.
     InKey(String, Scanner),
     /// After a key.
     Colon(Key),
-    /// Before its value.
+    /// Before the key's value.
     Value(Key),
-    /// In a value that is not the arguments.
+    /// In a value other than the arguments.
     InValue(Key, String, Scanner),
-    /// In the arguments; in the call's object or after its name.
+    /// In the arguments, which are a member of the call's object or follow its name.
     Arguments { scanner: Scanner, in_object: bool },
     /// After a value of the object.
     Next,
-    /// Before a key between marks, or the end.
+    /// Before a key between marks, or at the end.
     ElementEdge(String),
     /// In a key between marks.
     ElementKey(String),
@@ -65,26 +65,26 @@ enum At {
     Braces { text: String, open: usize, quoted: bool },
 }
 
-/// What an object may say of a call.
+/// Keys of a call's object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Key {
     Name,
     Arguments,
     /// `function`: the name, or an object with name and arguments.
     Function,
-    /// `id`, `type`: nothing that anybody needs.
+    /// Keys without a use, such as `id` and `type`.
     Other,
 }
 
-/// No call goes on like this.
+/// The text is not a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Malformed;
 
-/// Most bytes of a name with its markers. A longer text is not a call.
+/// Maximum bytes of a name with its markers. A longer text is not a call.
 const MAX_HEADER: usize = 256;
 
 impl Call {
-    /// Before its first character.
+    /// Creates a parser before the first character.
     pub fn new(reading: Reading, tools: Arc<[ReadTool]>) -> Self {
         let at = At::Header(String::new());
         let arguments = String::new();
@@ -102,15 +102,15 @@ impl Call {
         }
     }
 
-    /// Before its first character, for an object without a marker. Any JSON may stand there, so it is a call only if it
-    /// has arguments, or nothing but a name.
+    /// Creates a parser of an object without a marker. The object may be any JSON, so it is a call only if it has
+    /// arguments, or only a name.
     pub fn bare(tools: Arc<[ReadTool]>) -> Self {
         Self { bare: true, ..Self::new(Reading::Objects, tools) }
     }
 
-    /// Takes one character.
+    /// Parses one character.
     pub fn push(&mut self, c: char) -> Result<(), Malformed> {
-        // The state is taken out, for the text in it; it moves on, or the call is malformed.
+        // The state is moved out to own its text; it is replaced, or the call is malformed.
         self.at = match std::mem::replace(&mut self.at, At::Next) {
             At::Header(text) => self.header(text, c)?,
             At::InKey(mut text, mut scanner) => {
@@ -150,7 +150,7 @@ impl Call {
             At::Value(key @ (Key::Name | Key::Function)) if c == '"' => {
                 self.value(key, String::new(), Scanner::new(), c)?
             }
-            // A string of JSON, or `null`.
+            // A JSON string, or `null`.
             At::Value(key @ Key::Arguments) if matches!(c, '"' | 'n') => {
                 self.value(key, String::new(), Scanner::new(), c)?
             }
@@ -197,7 +197,7 @@ impl Call {
         }
     }
 
-    /// Takes the text up to a name's end: a mark, or the first key, or the call's end.
+    /// Parses the text up to the end of a name: a mark, the first key, or the end of the call.
     fn element_name(&mut self, elements: &Elements, text: String) -> Result<At, Malformed> {
         let start = text.trim_start();
         let start = elements.before.iter().find_map(|mark| start.strip_prefix(mark)).unwrap_or(start);
@@ -218,7 +218,7 @@ impl Call {
         Ok(if mark == key { At::ElementKey(String::new()) } else { At::ElementEdge(String::new()) })
     }
 
-    /// Takes a character after the name.
+    /// Parses a character after the name.
     fn element(&mut self, elements: &Elements, at: At, c: char) -> Result<At, Malformed> {
         let (key_open, key_close) = elements.key;
         let (value_open, value_close) = elements.value;
@@ -267,7 +267,7 @@ impl Call {
                 text.push(c);
                 let close = value_close.trim_start();
                 let Some(value) = text.strip_suffix(close) else { return Ok(At::ElementValue { key, text }) };
-                // The line breaks of the format are no part of the value.
+                // Line breaks of the format are not part of the value.
                 let own_lines = value_close.starts_with('\n');
                 let value = if own_lines { value.strip_prefix('\n').unwrap_or(value) } else { value };
                 let value = if own_lines { value.strip_suffix('\n').unwrap_or(value) } else { value };
@@ -292,7 +292,7 @@ impl Call {
         At::Next
     }
 
-    /// Takes a character before the parenthesis. Calls may stand in a list.
+    /// Parses a character before the parenthesis. Calls may stand in a list.
     fn keyword_name(&mut self, mut text: String, c: char) -> Result<At, Malformed> {
         if c == '(' {
             let name = text.trim_matches(|c: char| c.is_whitespace() || c == '[' || c == ',');
@@ -304,7 +304,7 @@ impl Call {
         if fits && text.len() <= MAX_HEADER { Ok(At::Header(text)) } else { Err(Malformed) }
     }
 
-    /// Takes a character within the parentheses, of which the text stands within `open` further brackets.
+    /// Parses a character within the parentheses, at a depth of `open` further brackets.
     fn keyword(
         &mut self,
         mut text: String,
@@ -335,7 +335,7 @@ impl Call {
         Ok(At::Parentheses { text, open, quote, escaped: escapes })
     }
 
-    /// Takes a character within the braces, of which the text stands within `open` further brackets.
+    /// Parses a character within the braces, at a depth of `open` further brackets.
     fn braced(
         &mut self,
         mut text: String,
@@ -368,7 +368,7 @@ impl Call {
             "function" | "tool_call" if self.name.is_none() => Key::Function,
             "arguments" | "parameters" | "args" | "input" if !self.arguments_end => Key::Arguments,
             "id" | "tool_call_id" | "type" => Key::Other,
-            // Where any JSON may stand, what is not a call is soon known for what it is.
+            // An object without a marker is rejected at its first key that calls do not have.
             _ if self.bare && self.name.is_none() => return Err(Malformed),
             _ => {
                 self.foreign = true;
@@ -381,7 +381,7 @@ impl Call {
         let scan = scanner.push(c);
         match scan {
             Scan::Malformed => return Err(Malformed),
-            // A number, of which nobody knew that it had ended.
+            // The end of a number is known only from the next character.
             Scan::EndBefore => {
                 self.push(c)?;
                 return Ok(std::mem::replace(&mut self.at, At::Next));
@@ -415,7 +415,7 @@ impl Call {
         Ok(At::Next)
     }
 
-    /// Takes arguments that are not an object but the JSON text of one, or `null`.
+    /// Parses arguments that are `null` or a string with a JSON object.
     fn whole_arguments(&mut self, text: &str) -> Result<(), Malformed> {
         let text: Option<String> = serde_json::from_str(text).map_err(|_| Malformed)?;
         let text = text.unwrap_or_default();
@@ -429,7 +429,7 @@ impl Call {
         Ok(())
     }
 
-    /// A call without arguments has an empty object of them.
+    /// Ends the object. A call without arguments gets an empty object.
     fn end_object(&mut self) -> Result<At, Malformed> {
         if std::mem::take(&mut self.nested) {
             return Ok(At::Next);
@@ -446,7 +446,7 @@ impl Call {
     }
 }
 
-/// The name in the text before the arguments. Nothing else may stand there, but an id between two of `after`.
+/// Returns the name in the text before the arguments. Only an id between two of `after` may also stand there.
 fn name_in<'t>(header: &'t str, before: &[&str], after: &[&str]) -> Option<&'t str> {
     let mut text = header.trim_start();
     for wrapping in before {

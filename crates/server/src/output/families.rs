@@ -17,7 +17,7 @@ const BASE: CallSyntax = CallSyntax {
     frame: None,
 };
 
-/// A layout without any text of its own.
+/// A layout without texts.
 const PLAIN: Layout = Layout { before: "", open: "", infix: "", close: "", between: "", after: "" };
 
 /// A JSON object with name and arguments.
@@ -34,7 +34,7 @@ pub(super) static GENERIC: CallSyntax = CallSyntax {
     ..BASE
 };
 
-/// All syntaxes. The first one whose signs a template contains is taken.
+/// All syntaxes. The first one with all its signs in a template applies.
 pub(super) static SYNTAXES: &[CallSyntax] = &[
     // Gemma 4.
     CallSyntax {
@@ -123,7 +123,7 @@ pub(super) static SYNTAXES: &[CallSyntax] = &[
         tail: &["</tool_call>"],
         ..BASE
     },
-    // Hunyuan V3: as GLM, with a mark after the name.
+    // Hunyuan V3: like GLM, with a mark after the name.
     CallSyntax {
         name: "hunyuan-elements",
         signs: &[&["<tool_sep>", "<arg_key>"]],
@@ -333,7 +333,7 @@ pub(super) static SYNTAXES: &[CallSyntax] = &[
         tail: &["]", "</tool_call>"],
         ..BASE
     },
-    // Functionary 3.1, and Llama 3.1 when it is taught so.
+    // Functionary 3.1, and Llama 3.1 with a template for this format.
     CallSyntax {
         name: "function-tag",
         signs: &[&["<function="]],
@@ -343,7 +343,7 @@ pub(super) static SYNTAXES: &[CallSyntax] = &[
         tail: &["</function>"],
         ..BASE
     },
-    // Llama 3.1 to 3.3: its template takes no answer with two calls.
+    // Llama 3.1 to 3.3: the template refuses answers with two calls.
     CallSyntax {
         name: "llama",
         signs: &[&["\"parameters\"", "ipython"], &["<|python_tag|>"]],

@@ -1,5 +1,5 @@
-//! Grammars for answers that call tools, or must, in llguidance's form of Lark. What they allow, [`super::OutputParser`]
-//! reads back as whole calls.
+//! Grammars of answers with optional or required tool calls, in llguidance's variant of Lark. [`super::OutputParser`]
+//! parses every allowed text into complete calls.
 
 use paguro_engine::narrow_schema;
 use serde_json::{Map, Value, json};
@@ -10,41 +10,41 @@ use super::{
     tools::kinds,
 };
 
-/// A tool that a model is offered.
+/// A tool that is offered to a model.
 #[derive(Clone, Copy, Debug)]
 pub struct OfferedTool<'t> {
     /// Its name.
     pub name: &'t str,
-    /// What it does.
+    /// Its description.
     pub description: Option<&'t str>,
-    /// The JSON schema of its arguments, which are an object; `None` has none.
+    /// JSON schema of its arguments, which are an object; `None` without arguments.
     pub parameters: Option<&'t Value>,
 }
 
-/// What an answer may be.
+/// Rules of an answer.
 #[derive(Clone, Copy, Debug)]
 pub struct AnswerRules<'t> {
     /// The tools that may be called.
     pub tools: &'t [OfferedTool<'t>],
-    /// Whether several calls are allowed, where the model's syntax has room for them.
+    /// True if several calls are allowed, where the model's syntax permits them.
     pub parallel: bool,
-    /// What an answer without calls is; without this, at least one tool is called.
+    /// Form of an answer without calls; `None` if at least one call is required.
     pub otherwise: Option<Otherwise<'t>>,
     /// Reasoning before the answer.
     pub thought: Thought,
-    /// Whether the prompt has begun the text of the answer ([`Format::in_answer`]).
+    /// True if the prompt has begun the text of the answer ([`Format::in_answer`]).
     pub in_answer: bool,
 }
 
 /// Reasoning before an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Thought {
-    /// There is none.
+    /// No reasoning.
     #[default]
     None,
-    /// The model may write some.
+    /// Reasoning is allowed.
     Optional,
-    /// The prompt has begun it, and the model ends it.
+    /// The prompt has begun reasoning, and the model ends it.
     Begun,
 }
 
@@ -58,11 +58,11 @@ pub enum Otherwise<'t> {
 }
 
 impl AnswerRules<'_> {
-    /// The grammar, for a model that writes like this. `control` gives the ids of control tokens by their names: to a
-    /// grammar they are no text.
+    /// Returns the grammar in a model's format. `control` returns the ids of control tokens by name, because these are
+    /// not text in a grammar.
     ///
     /// # Errors
-    /// [`UnreadCalls`], if there are tools and the model writes calls in a way that is not read.
+    /// [`UnreadCalls`], if tools are offered and the model's call format is not supported.
     pub fn grammar(
         &self,
         format: &Format,
@@ -107,7 +107,7 @@ struct Writer<'m> {
 }
 
 impl Writer<'_> {
-    /// The rules `calls`, `call` for one of them, and `more` for what follows the first.
+    /// Adds the rules `calls`, `call` for one of them, and `more` for the text after the first.
     fn calls(&mut self, syntax: &CallSyntax, rules: &AnswerRules<'_>) {
         let layout = &syntax.layout;
         let (before, after) = (self.terminals(layout.before), self.terminals(layout.after));
@@ -129,7 +129,7 @@ impl Writer<'_> {
         }
     }
 
-    /// The rule for the arguments of a tool.
+    /// Adds the rule for the arguments of a tool.
     fn arguments(&mut self, syntax: &CallSyntax, index: usize, tool: &OfferedTool<'_>) {
         let rule = format!("arguments_{index}");
         let schema = tool.parameters.unwrap_or(&Value::Null);
@@ -147,7 +147,7 @@ impl Writer<'_> {
                     self.rules.push(format!("{rule}: {none}{}", items.join(" ")));
                 }
                 None if tool.parameters.is_none() => self.rules.push(format!("{rule}: \"\"")),
-                // Arguments of any name.
+                // Arguments with any names.
                 None => {
                     let item = format!("parameter_{index}");
                     let (open, close) = elements.key;
@@ -196,7 +196,7 @@ impl Writer<'_> {
         }
     }
 
-    /// The rule for a parameter between marks.
+    /// Adds the rule for a parameter between marks.
     fn element(&mut self, elements: &Elements, rule: &str, key: &str, property: &Value, schema: &Value) {
         let open = [elements.key.0, key, elements.key.1, elements.gap, elements.value.0].concat();
         let open = self.terminals(&open);
@@ -221,8 +221,8 @@ impl Writer<'_> {
         self.rules.push(format!("{rule}: {open} {value} \"\\n\""));
     }
 
-    /// The rules for arguments in this order, with separators between those that are there. Each has the text before its
-    /// value, the rule of its value, and whether it has to be there.
+    /// Adds the rules for arguments in this order, with separators between those that are present. Each has the text
+    /// before its value, the rule of its value, and a flag that is true if it is required.
     fn sequence(&mut self, rule: &str, separator: &str, arguments: Vec<(String, String, bool)>) {
         let (count, separator) = (arguments.len(), json!(separator));
         for (at, (key, value, required)) in arguments.into_iter().enumerate() {
@@ -240,7 +240,7 @@ impl Writer<'_> {
         self.rules.push(format!("{rule}: {rule}_from_0"));
     }
 
-    /// The rule for a value in Gemma's form: a text between quotes, what JSON has, or any value of either kind.
+    /// Adds the rule for a value in Gemma's format: a string between marks, JSON, or any value of either kind.
     fn braced_value(&mut self, rule: &str, property: &Value, schema: &Value) {
         let quote = self.terminals(braces::QUOTE);
         let texts = property["enum"].as_array().filter(|values| values.iter().all(Value::is_string));
@@ -267,7 +267,7 @@ impl Writer<'_> {
         }
     }
 
-    /// The rules `any_value`, `any_object`, `any_array` and `any_member` for values in Gemma's form.
+    /// Adds the rules `any_value`, `any_object`, `any_array` and `any_member` for values in Gemma's format.
     fn any_braced(&mut self) {
         if self.rules.iter().any(|rule| rule.starts_with("any_value:")) {
             return;
@@ -284,7 +284,7 @@ impl Writer<'_> {
         ]);
     }
 
-    /// A rule for any text up to and with `end`, which the text does not have. A line break before the end is part of the text.
+    /// Adds a rule for any text up to and including the first `end`. A line break before `end` is part of the text.
     fn until(&mut self, rule: &str, end: &str) {
         let end = end.trim_start();
         let first = self.markers.iter().filter_map(|(marker, _)| Some((end.find(marker)?, *marker))).min();
@@ -299,7 +299,7 @@ impl Writer<'_> {
         self.rules.extend(rules);
     }
 
-    /// The rules for a text without calls (`TEXT`), and for one before calls (`led`), where a marker divides the two.
+    /// Adds the rules for a text without calls (`TEXT`) and for one before calls (`led`), which ends at a marker.
     fn text(&mut self, syntax: &CallSyntax, rules: &AnswerRules<'_>) -> &'static str {
         let mut text = String::from("TEXT: /(?s:.+)/");
         for marker in syntax.markers {
@@ -312,7 +312,7 @@ impl Writer<'_> {
         }
         self.rules.push(text);
         if syntax.frame.is_some() {
-            // What comes before calls is a message of its own.
+            // Text before calls is a message of its own.
             return "TEXT";
         }
         let layout = &syntax.layout;
@@ -336,7 +336,7 @@ impl Writer<'_> {
         "TEXT | led"
     }
 
-    /// A text up to a marker.
+    /// Adds the rule for a text up to a marker.
     fn lead(&mut self, marker: &str) {
         self.rules.push(match self.control(marker) {
             Some(id) => format!("lead: /(?s:.*)/ <[{id}]>"),
@@ -348,7 +348,7 @@ impl Writer<'_> {
         self.markers.iter().find(|(control, _)| *control == marker).map(|(_, id)| *id)
     }
 
-    /// A text as the grammar's terminals: strings, and control tokens by their ids.
+    /// Converts a text to the grammar's terminals: strings, and control tokens by id.
     fn terminals(&self, text: &str) -> String {
         let mut terminals = Vec::new();
         let mut rest = text;
@@ -367,7 +367,8 @@ impl Writer<'_> {
         terminals.join(" ")
     }
 
-    /// Reasoning after `open`, with its end and what follows it: line breaks, or the beginning of the next message.
+    /// Adds the rule for reasoning after `open`, with its end and the text that follows: line breaks, or the beginning
+    /// of the next message.
     fn thought(&mut self, open: &str, close: &str, frame: Option<Frame>) {
         let open = self.terminals(open);
         let space = if open.is_empty() { "" } else { " " };
@@ -384,7 +385,7 @@ fn is_required(schema: &Value, key: &str) -> bool {
     schema["required"].as_array().is_some_and(|keys| keys.iter().any(|required| required == key))
 }
 
-/// A property's schema with the definitions that it may refer to.
+/// Returns a property's schema with the definitions that it may refer to.
 fn within(property: &Value, schema: &Value) -> Value {
     let mut property = property.clone();
     if let Value::Object(property) = &mut property {
@@ -397,17 +398,17 @@ fn within(property: &Value, schema: &Value) -> Value {
     property
 }
 
-/// The text from a call's beginning to its arguments.
+/// Returns the text from a call's beginning to its arguments.
 fn open(syntax: &CallSyntax, tool: &OfferedTool<'_>) -> String {
     [syntax.layout.open, &syntax.escape(tool.name), syntax.layout.infix].concat()
 }
 
-/// A text as a regular expression between slashes.
+/// Escapes a text for a regular expression between slashes.
 fn escape(text: &str) -> String {
     regex::escape(text).replace('/', r"\/")
 }
 
-/// The schema of arguments: an object.
+/// Returns the schema of arguments, which are an object.
 fn arguments_schema(parameters: Option<&Value>) -> Value {
     let mut schema = match parameters {
         Some(Value::Object(schema)) => schema.clone(),
@@ -420,8 +421,8 @@ fn arguments_schema(parameters: Option<&Value>) -> Value {
     compact(schema.into())
 }
 
-/// A schema of JSON in one line, as models write it in calls, with nothing that it does not speak of. Without a fixed form of the whitespace, a model that has
-/// nothing to say may go on with spaces for ever.
+/// Restricts a schema to one line of JSON in the models' format, without properties that it does not declare. With free
+/// whitespace, a model could continue with spaces for ever.
 fn compact(mut schema: Value) -> Value {
     narrow_schema(&mut schema);
     if let Value::Object(schema) = &mut schema {

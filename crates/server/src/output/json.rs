@@ -1,24 +1,24 @@
-//! Reading JSON that is still being written: one character at a time, saying at once where it goes wrong.
+//! Incremental JSON scanner. It reports malformed text at the first wrong character.
 
 use serde_json::value::RawValue;
 
-/// Where a value stands after a character.
+/// State of a value after a character.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scan {
-    /// It goes on.
+    /// The value continues.
     More,
-    /// The character ended it.
+    /// The character ended the value.
     End,
-    /// The character is not part of it: the value, a number, had ended before.
+    /// The character is not part of the value: a number ended before it.
     EndBefore,
-    /// No JSON goes on like this.
+    /// The text is not JSON.
     Malformed,
 }
 
-/// Arrays and objects within each other; `serde_json` reads no more either.
+/// Maximum nesting of arrays and objects; `serde_json` has the same limit.
 const MAX_DEPTH: usize = 127;
 
-/// Follows one JSON value (RFC 8259).
+/// Scanner of one JSON value (RFC 8259).
 #[derive(Clone, Debug)]
 pub struct Scanner {
     open: Vec<Container>,
@@ -51,17 +51,17 @@ enum At {
     Escape {
         key: bool,
     },
-    /// Hexadecimal digits that are still to come.
+    /// Remaining hexadecimal digits.
     Unicode {
         key: bool,
         digits: u8,
     },
-    /// `true`, `false`, `null`: what is still to come.
+    /// Remaining characters of `true`, `false` or `null`.
     Word(&'static str),
     Number(Digits),
 }
 
-/// Where a number stands.
+/// Position in a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Digits {
     Minus,
@@ -76,12 +76,12 @@ enum Digits {
 }
 
 impl Scanner {
-    /// Before the value's first character; no whitespace comes before it.
+    /// Creates a scanner before the first character of a value. No whitespace may precede it.
     pub fn new() -> Self {
         Self { open: Vec::new(), at: At::Value }
     }
 
-    /// Takes one character.
+    /// Scans one character.
     pub fn push(&mut self, c: char) -> Scan {
         let between = !matches!(
             self.at,
@@ -178,7 +178,7 @@ impl Scanner {
             (E | Sign | Exponent, '0'..='9') => Exponent,
             (Zero, '0'..='9') | (Minus | Point | E | Sign, _) => return Scan::Malformed,
             _ if self.open.is_empty() => return Scan::EndBefore,
-            // The number has ended, and the character is what comes after it.
+            // The number has ended before this character.
             _ => {
                 self.at = At::Next;
                 return self.push(c);
@@ -188,16 +188,16 @@ impl Scanner {
     }
 }
 
-/// JSON's whitespace.
+/// Returns true for JSON's whitespace.
 pub fn is_space(c: char) -> bool {
     matches!(c, ' ' | '\t' | '\n' | '\r')
 }
 
-/// JSON without the whitespace between its parts, which may have line breaks. Not read as values: a number that no
-/// `f64` has is one nevertheless.
+/// Removes the whitespace between the tokens of JSON, including line breaks. Values are not converted, so numbers
+/// outside of `f64` are unchanged.
 ///
 /// # Errors
-/// The text is no JSON.
+/// The text is not JSON.
 pub fn one_line(json: &str) -> Result<Box<RawValue>, serde_json::Error> {
     let (mut in_string, mut escaped) = (false, false);
     let kept = |c: &char| {
@@ -215,7 +215,7 @@ mod tests {
 
     use super::*;
 
-    /// How far a text is JSON: `ok` where it is a whole value, `more` where it may become one, else where it breaks.
+    /// Scans a text: `ok` for a whole value, `more` for a prefix of one, otherwise the place of the error.
     fn scan(text: &str) -> String {
         let mut scanner = Scanner::new();
         for (at, c) in text.char_indices() {
@@ -267,7 +267,7 @@ mod tests {
     proptest! {
         #[test]
         fn it_takes_what_serde_json_takes(text in r#"[\[\]{},:"0-2.eE+\-truefalsn \\u/d]{0,12}"#) {
-            // A number alone ends with the text, which the scanner cannot know: the space tells it.
+            // A number ends with the next character, so a space is appended.
             let padded = format!("{} ", text.trim_start_matches(is_space));
             let parsed = serde_json::from_str::<serde_json::Value>(&padded).map(drop);
             let out_of_range = parsed.as_ref().is_err_and(|error| {

@@ -1,9 +1,9 @@
-//! Splits a model's text into reasoning, answer and tool calls.
+//! Parser of a model's text into reasoning, answer and tool calls.
 //!
-//! Each model family marks these parts in its own syntax, which [`Format`] derives from the chat template. [`OutputParser`]
-//! splits the text while it streams. Text that may become a marker is held back until it is one or cannot be one, so no
-//! emitted text is ever revised, and the result does not depend on how the text was cut into deltas. Text that looks like a
-//! call and is none stays text. Only the beginning of a further call that a limit has cut off is dropped.
+//! Each model family marks these parts in its own syntax, which [`Format`] derives from the chat template.
+//! [`OutputParser`] splits the text while it streams. Text that may become a marker is held back until it is decided,
+//! so no emitted text is ever revised, and the result does not depend on the boundaries of deltas. Text that resembles
+//! a call without being one stays text. Only the beginning of a further call that a limit has cut off is dropped.
 
 mod braces;
 mod call;
@@ -294,7 +294,7 @@ impl OutputParser {
     fn edge(&mut self, edge: Edge, c: char) {
         let marks = self.marks(edge);
         if marks.is_empty() && edge.keeps_space {
-            // Nothing can begin here, so this is text.
+            // No marker can begin here, so this is text.
             return self.text(c);
         }
         self.state = State::Edge(edge);
@@ -394,7 +394,7 @@ impl OutputParser {
                 // An object after a call with a marker is read in the same syntax.
                 self.begin_call(edge.tail.is_none() || self.bare, first);
             }
-            // Before anything but an object it is part of a text.
+            // Before anything but an object the comma is text.
             Mark::Comma => {
                 self.space = std::mem::take(&mut self.held);
                 let tail = Some(self.tail().len());
@@ -453,7 +453,7 @@ impl OutputParser {
         };
     }
 
-    /// Gives up a call that is malformed or incomplete: its text becomes text of the answer.
+    /// Abandons a call that is malformed or incomplete: its text becomes text of the answer.
     fn abandon(&mut self, reader: Reader) {
         self.state = State::Text;
         if reader.passed.is_some() && !reader.call.arguments_end {
@@ -479,14 +479,14 @@ impl OutputParser {
     }
 }
 
-/// Removes and returns the beginning of `held` that is in none of `markers`, whatever text follows.
+/// Removes and returns the beginning of `held` that cannot be part of any marker, whatever text follows.
 fn release(held: &mut String, markers: &[&str]) -> String {
     let may_begin = |rest: &str| markers.iter().any(|marker| marker.starts_with(rest));
     let start = held.char_indices().map(|(at, _)| at).find(|&at| may_begin(&held[at..]));
     held.drain(..start.unwrap_or(held.len())).collect()
 }
 
-/// Adds a piece, or lengthens the last one if that is of its kind.
+/// Adds a piece, or appends to the last one if both have the same kind.
 fn join(pieces: &mut Vec<Piece>, piece: Piece) {
     match (pieces.last_mut(), &piece) {
         (_, Piece::Text(text) | Piece::Reasoning(text) | Piece::Arguments(text)) if text.is_empty() => {}

@@ -1,5 +1,5 @@
-//! How models write tool calls and reasoning: the kinds that there are, and which of them a chat template teaches. The families
-//! are in `families.rs`.
+//! Syntaxes of tool calls and reasoning, and their detection in chat templates. `families.rs` has the syntax of each
+//! family.
 
 use std::borrow::Cow;
 
@@ -11,40 +11,40 @@ use super::{
     grammar::Thought,
 };
 
-/// A way to write tool calls.
+/// Syntax of tool calls.
 #[derive(Debug)]
 pub struct CallSyntax {
     /// Its name, for logs and errors.
     pub name: &'static str,
-    /// It is the one of a chat template that contains all texts of one of these lists.
+    /// Signs in chat templates: the syntax applies if a template contains all texts of one of these lists.
     pub(super) signs: &'static [&'static [&'static str]],
     pub(super) layout: Layout,
-    /// Texts that begin a call wherever they stand.
+    /// Texts that begin a call anywhere.
     pub(super) markers: &'static [&'static str],
     /// Whether an answer that begins with a JSON object, or with an array of them, is calls.
     pub(super) bare: bool,
     pub(super) reading: Reading,
-    /// What may stand after a call and belongs to it, in this order.
+    /// Texts that may follow a call and belong to it, in order.
     pub(super) tail: &'static [&'static str],
-    /// Whether an answer may have more than one call.
+    /// True if an answer may have several calls.
     pub parallel: bool,
-    /// Whether ids of calls have nine characters.
+    /// True if ids of calls have nine characters.
     pub(super) short_ids: bool,
-    /// What stands around answers, where reasoning and answer are messages of their own.
+    /// Texts around answers, if reasoning and answer are separate messages.
     pub(super) frame: Option<Frame>,
 }
 
-/// What stands around the parts of an answer.
+/// Texts around the parts of an answer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Frame {
-    /// Begins an answer without calls.
+    /// Text before an answer without calls.
     pub answer: &'static str,
-    /// Follows the end of reasoning, and begins the next part.
+    /// Text after reasoning; it begins the next part.
     pub next: &'static str,
 }
 
-/// The text of calls, as the model is taught it: `before (open NAME infix ARGUMENTS close)+ after`, with `between`
-/// between the calls.
+/// Text of calls as the model was trained: `before (open NAME infix ARGUMENTS close)+ after`, with `between` between
+/// calls.
 #[derive(Debug)]
 pub(super) struct Layout {
     pub before: &'static str,
@@ -55,49 +55,49 @@ pub(super) struct Layout {
     pub after: &'static str,
 }
 
-/// What stands after a marker.
+/// Text after a marker.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Reading {
     /// JSON objects with name and arguments, alone or in an array.
     Objects,
-    /// A name, after all of `before` that is there and up to the first of `after`; then the arguments as a JSON
-    /// object. Between two of `after` may stand the call's id.
+    /// A name, after the texts of `before` that are present and up to the first of `after`; then the arguments as a
+    /// JSON object. The call's id may stand between two of `after`.
     Named { before: &'static [&'static str], after: &'static [&'static str] },
-    /// As `Named`, or `Objects`.
+    /// `Named` or `Objects`.
     Either { before: &'static [&'static str], after: &'static [&'static str] },
-    /// A name, and the arguments one by one between marks; or `Objects`.
+    /// A name, and each argument between marks; or `Objects`.
     Elements(&'static Elements),
     /// `call:`, a name, and the arguments in braces, see [`braces`].
     Braces,
-    /// As in Python: a name, and the arguments by keyword in parentheses.
+    /// Python syntax: a name, and keyword arguments in parentheses.
     Keywords,
     /// A message whose header names the tool and whose body is the arguments as a JSON object (Harmony).
     Channels,
 }
 
-/// The marks of a call whose arguments stand one by one: `before NAME name_end (key.0 KEY key.1 gap value.0 VALUE value.1 "\n")* end`.
-/// Where a parameter takes text, the value is the text as it is, otherwise JSON.
+/// Marks of a call with separate arguments: `before NAME name_end (key.0 KEY key.1 gap value.0 VALUE value.1 "\n")*
+/// end`. For a string parameter, the value is the text itself, otherwise JSON.
 #[derive(Debug)]
 pub(super) struct Elements {
-    /// Before the name, where they are there.
+    /// Optional texts before the name.
     pub before: &'static [&'static str],
-    /// After the name: one of these, or the first key, or the end.
+    /// Text after the name: one of these, the first key, or the end.
     pub name_ends: &'static [&'static str],
     pub key: (&'static str, &'static str),
     pub gap: &'static str,
     pub value: (&'static str, &'static str),
-    /// After the arguments: one of these.
+    /// Text after the arguments: one of these.
     pub ends: &'static [&'static str],
 }
 
-/// Signs of templates that teach a way to write calls that is not read here, and its name.
+/// Signs and names of call syntaxes that are not supported.
 const UNREAD: &[(&str, &str)] = &[
     ("<|tool_calls_begin|>", "tool sections"),
     ("<start_function_call>", "function declarations"),
     ("｜DSML｜", "DSML"),
 ];
 
-/// What begins and ends reasoning.
+/// Texts that begin and end reasoning.
 pub(super) type Tags = (&'static str, &'static str);
 
 const REASONING: &[Tags] = &[
@@ -109,10 +109,10 @@ const REASONING: &[Tags] = &[
     ("<|channel>thought", "<channel|>"),
 ];
 
-/// Harmony's: a message of the channel for analysis.
+/// Tags of Harmony: a message of the channel for analysis.
 pub(super) const ANALYSIS: Tags = ("<|channel|>analysis<|message|>", "<|end|>");
 
-/// What stands around the answer after reasoning, by what the chat template says of it.
+/// Tags around the answer after reasoning, by signs of the chat template.
 const ANSWERS: &[(&[&str], Tags)] = &[
     // Granite 3, ERNIE 4.5.
     (&["<response></response>", "<response>\\n"], ("<response>", "</response>")),
@@ -120,24 +120,24 @@ const ANSWERS: &[(&[&str], Tags)] = &[
     (&["<answer>\\n"], ("<answer>", "</answer>")),
 ];
 
-/// How a model writes reasoning and calls, as far as can be told from its chat template.
+/// A model's syntax of reasoning and calls, derived from its chat template.
 #[derive(Clone, Copy, Debug)]
 pub struct Format {
     pub(super) reasoning: Option<Tags>,
-    /// What may stand around the answer.
+    /// Optional tags around the answer.
     pub(super) answer: Option<Tags>,
     pub(super) calls: Result<&'static CallSyntax, UnreadCalls>,
 }
 
-/// The chat template teaches a way to write calls that is not read here.
+/// The chat template uses a call syntax that is not supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "tools cannot be used with this model: its chat template has tool calls written as {0}, which is not read"
+    "tools cannot be used with this model: its chat template writes tool calls as {0}, which is not supported"
 )]
 pub struct UnreadCalls(&'static str);
 
 impl Format {
-    /// What a chat template says of it; a model without a template has the generic form.
+    /// Detects the format of a chat template; a model without a template has the generic format.
     pub fn detect(template: &str) -> Self {
         let has = |text: &&str| template.contains(*text);
         let is_of = |syntax: &&CallSyntax| syntax.signs.iter().any(|signs| signs.iter().all(has));
@@ -154,36 +154,37 @@ impl Format {
         Self { reasoning, answer: answer.filter(|_| reasoning.is_some()), calls }
     }
 
-    /// What stands around the parts of an answer, where each is a message.
+    /// Returns the texts around the parts of an answer, if each is a message.
     pub(super) fn frame(&self) -> Option<Frame> {
         self.calls.ok().and_then(|syntax| syntax.frame)
     }
 
-    /// Whether text of an answer may follow this prompt, and not only the header of a message.
+    /// Returns true if text of the answer may follow this prompt directly, without a message header.
     pub fn in_answer(&self, prompt: &str) -> bool {
         self.frame().is_none_or(|frame| !prompt.trim_end().ends_with(frame.next))
     }
 
-    /// The text that ends reasoning where a limit cuts it.
+    /// Returns the text that ends reasoning at a limit.
     pub fn closing(&self) -> Option<String> {
         let (_, close) = self.reasoning?;
         Some(match self.frame() {
             Some(Frame { answer, next }) => [close, next, answer].concat(),
-            // A line of its own, as models write it.
+            // On a line of its own, as models write it.
             None if close.starts_with("</") => format!("\n{close}\n\n"),
             None => close.to_owned(),
         })
     }
 
-    /// How calls are written.
+    /// Returns the syntax of calls.
     ///
     /// # Errors
-    /// [`UnreadCalls`]: requests with tools are to be refused.
+    /// [`UnreadCalls`]: requests with tools must be refused.
     pub fn calls(&self) -> Result<&'static CallSyntax, UnreadCalls> {
         self.calls
     }
 
-    /// The id of a call as the chat template takes it: Mistral's refuse all that have not nine letters or digits.
+    /// Returns the id of a call in the form that the chat template accepts: Mistral's template requires nine letters or
+    /// digits.
     pub fn call_id<'i>(&self, id: &'i str) -> Cow<'i, str> {
         let short = self.calls.is_ok_and(|syntax| syntax.short_ids);
         if !short || (id.len() == 9 && id.bytes().all(|byte| byte.is_ascii_alphanumeric())) {
@@ -193,18 +194,17 @@ impl Format {
         digest.iter().take(9).map(|byte| char::from(b'a' + byte % 26)).collect()
     }
 
-    /// The texts that begin and end reasoning.
+    /// Returns the texts that begin and end reasoning.
     pub fn tags(&self) -> Option<(&'static str, &'static str)> {
         self.reasoning
     }
 
-    /// Whether the model may write reasoning before its answer.
+    /// Returns true if the model may write reasoning before its answer.
     pub fn reasons(&self) -> bool {
         self.reasoning.is_some()
     }
 
-    /// The texts that steer reading. Where one is a control token, decoding must show it: hidden, it could not be
-    /// found.
+    /// Returns the texts that the parser needs. Decoding must show those that are control tokens.
     pub fn markers(&self) -> impl Iterator<Item = &'static str> {
         let tags = self.reasoning.into_iter().chain(self.answer).flat_map(|(open, close)| [open, close]);
         let syntax = self.calls.unwrap_or(&GENERIC);
@@ -226,8 +226,8 @@ impl Format {
         all.map(str::trim).filter(|marker| !marker.is_empty())
     }
 
-    /// Returns the reasoning that an answer to this prompt begins with. Templates open it, leave it to the model, or write
-    /// an empty one so that there is none.
+    /// Returns the reasoning at the beginning of an answer to this prompt. Templates open it, leave it to the model, or
+    /// disable it by an empty one.
     pub fn thought(&self, prompt: &str) -> Thought {
         let prompt = prompt.trim_end();
         match self.reasoning {

@@ -1,4 +1,4 @@
-//! What models write, and what comes of it.
+//! Parsing of model outputs.
 
 use std::fmt::Write;
 
@@ -20,7 +20,7 @@ mod grammar;
 /// The names of the tools in these tests.
 const TOOLS: [&str; 2] = ["weather", "add"];
 
-/// What the tools in these tests take.
+/// Schema of the arguments in these tests.
 fn schema() -> Value {
     json!({
         "type": "object",
@@ -33,7 +33,7 @@ fn schema() -> Value {
     })
 }
 
-/// The format of a template that has all signs of a syntax, and reasons.
+/// Returns the format of a template with all signs of a syntax, and with reasoning.
 fn format(name: &str) -> Format {
     let calls = SYNTAXES.iter().chain([&GENERIC]).find(|syntax| syntax.name == name);
     let reasoning = if name == "harmony" { ANALYSIS } else { ("<think>", "</think>") };
@@ -51,7 +51,7 @@ fn options(stream_arguments: bool) -> ParserOptions {
     }
 }
 
-/// All pieces of a text that comes in these deltas, neighbours of one kind joined.
+/// Returns all pieces of a text split into these deltas, with neighbours of one kind joined.
 fn parse<'d>(
     format: Format,
     options: &ParserOptions,
@@ -95,7 +95,7 @@ fn show(pieces: &[Piece]) -> String {
     lines
 }
 
-/// What comes of a text: whole calls, and where streamed arguments are something else, these too.
+/// Checks the pieces of a text: with whole calls, and with streamed arguments if the result differs.
 fn check(format: Format, text: &str, expected: Expect) {
     let whole = show(&parse(format, &options(false), [text]));
     let streamed = show(&parse(format, &options(true), [text]));
@@ -122,7 +122,7 @@ fn hermes_calls_stand_in_tags() {
             call add {}
         "#]],
     );
-    // A name that nobody offered, another key, a value of another kind: text, as it was.
+    // An unknown name, another key, or a value of another kind is text.
     check(
         "<tool_call>{\"name\": \"rm\", \"arguments\": {}}</tool_call>",
         expect![[r#"
@@ -135,7 +135,7 @@ fn hermes_calls_stand_in_tags() {
             text "<tool_call>\n{\"city\": 1}\n</tool_call> <tool_call>{\"name\":\"add\",\"arguments\":[]}"
         "#]],
     );
-    // The second marker is found where the first one's call breaks.
+    // The second marker is found where the first call is malformed.
     check(
         "<tool_call><tool_call>{\"name\":\"add\",\"arguments\":{}}</tool_call>. Done, <b>and",
         expect![[r#"
@@ -144,7 +144,7 @@ fn hermes_calls_stand_in_tags() {
             text ". Done, <b>and"
         "#]],
     );
-    // The end comes too early.
+    // The text ends too early.
     check(
         "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Ro",
         expect![[r#"
@@ -159,7 +159,7 @@ fn hermes_calls_stand_in_tags() {
         text "one <tool_ca"
     "#]],
     );
-    // It goes wrong within the arguments.
+    // The arguments are malformed.
     check(
         "<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1,}}</tool_call>",
         expect![[r#"
@@ -185,7 +185,7 @@ fn what_a_limit_leaves_of_a_further_call_is_no_text() {
             assert!(!text, "{:?}: {pieces:?}", &all[..end]);
         }
     }
-    // What goes before it stays, and so does what is cut where there is no call.
+    // Text before it is kept, as is a cut text without a call.
     for (text, left) in [("Hm. <tool_ca", "Hm. <tool_ca"), ("<tool_call>{\"na", "<tool_call>{\"na")] {
         let mut parser = OutputParser::new(format("hermes"), options(true));
         let mut pieces = parser.push(text);
@@ -313,12 +313,12 @@ fn others_have_their_marks() {
     }
 }
 
-/// Calls as models write them that do not keep to their template.
+/// Calls that deviate from the template.
 #[test]
 fn calls_are_read_in_many_forms() {
     let add = "call add {\"a\": 1}\n";
     let cases = [
-        // Arguments as the text of an object, none at all, and keys of no use.
+        // Arguments as a string with an object, no arguments, and unused keys.
         ("hermes", r#"<tool_call>{"name": "add", "arguments": "{\"a\": 1}"}</tool_call>"#, add),
         ("hermes", r#"<tool_call>{"name": "add", "arguments": null}</tool_call>"#, "call add {}\n"),
         ("hermes", r#"<tool_call>{"name": "add", "arguments": ""}</tool_call>"#, "call add {}\n"),
@@ -372,7 +372,7 @@ fn calls_are_read_in_many_forms() {
             assert_eq!(show(&pieces), expected, "{name}: {text}");
         }
     }
-    // JSON that is an answer: it names no tool, or has a tool's name and other things.
+    // JSON answers that are not calls: they name no tool, or have further keys.
     let texts = [
         r#"{"name": "Roma", "arguments": {"a": 1}}"#,
         r#"{"name": "add", "age": 3}"#,
@@ -392,7 +392,7 @@ fn calls_are_read_in_many_forms() {
         let strict = ParserOptions { lenient: false, ..options(false) };
         assert_eq!(parse(format("hermes"), &strict, [text]), [Piece::Text(text.into())]);
     }
-    // JSON that is none is known after its first key.
+    // JSON that is not a call is recognised after its first key.
     let mut parser = OutputParser::new(format("hermes"), options(true));
     assert_eq!(join(parser.push("{\"title\": \"A")), [Piece::Text("{\"title\": \"A".into())]);
 }
@@ -494,7 +494,7 @@ fn what_is_not_read_is_refused() {
     assert_eq!(
         calls.err().map(|error| error.to_string()).as_deref(),
         Some(
-            "tools cannot be used with this model: its chat template has tool calls written as function declarations, which is not read"
+            "tools cannot be used with this model: its chat template writes tool calls as function declarations, which is not supported"
         )
     );
 }

@@ -1,13 +1,13 @@
-//! The tools whose calls are read, and the values of arguments that are not written as JSON.
+//! Offered tools, and argument values that are not JSON.
 
 use serde_json::{Map, Value};
 
-/// A tool whose calls are looked for.
+/// A tool whose calls are parsed.
 #[derive(Clone, Debug)]
 pub struct ReadTool {
     /// Its name.
     pub name: String,
-    /// Its parameters, with the kinds of values that each takes.
+    /// Its parameters, with the kinds of values that each accepts.
     parameters: Vec<(String, Kinds)>,
 }
 
@@ -18,14 +18,14 @@ pub(super) struct Kinds {
     pub other: bool,
 }
 
-/// Schemas within schemas that are looked at.
+/// Maximum depth of examined schemas.
 const MAX_DEPTH: usize = 8;
 
-/// Values within each other in a call's arguments.
+/// Maximum nesting of values in a call's arguments.
 const MAX_NESTED: usize = 64;
 
 impl ReadTool {
-    /// A tool with this JSON schema of its arguments.
+    /// Creates a tool from the JSON schema of its arguments.
     pub fn new(name: &str, schema: Option<&Value>) -> Self {
         let properties = schema.and_then(|schema| schema["properties"].as_object());
         let parameters =
@@ -33,13 +33,13 @@ impl ReadTool {
         Self { name: name.to_owned(), parameters: parameters.collect() }
     }
 
-    /// The value of a parameter, from text that is JSON or, where the parameter takes text, a text as it is.
+    /// Returns the value of a parameter: parsed JSON, or the text itself if the parameter accepts strings.
     pub(super) fn value(&self, parameter: &str, text: &str) -> Value {
         let known = self.parameters.iter().find(|(name, _)| name == parameter);
         let kinds = known.map_or(Kinds { text: true, other: true }, |(_, kinds)| *kinds);
         let trimmed = text.trim();
         let json = || match trimmed {
-            // As Python writes them.
+            // Python's spelling.
             "True" => Some(Value::Bool(true)),
             "False" => Some(Value::Bool(false)),
             "None" => Some(Value::Null),
@@ -50,7 +50,7 @@ impl ReadTool {
     }
 }
 
-/// The kinds of values that a schema allows; both, where it does not say.
+/// Returns the kinds of values that a schema allows; both if it names none.
 pub(super) fn kinds(schema: &Value, depth: usize) -> Kinds {
     let of_type = |name: &str| Kinds { text: name == "string", other: name != "string" };
     let both = |kinds: &mut dyn Iterator<Item = Kinds>| {
@@ -77,7 +77,7 @@ pub(super) fn kinds(schema: &Value, depth: usize) -> Kinds {
     both(&mut choices.into_iter().flatten().map(|schema| kinds(schema, depth + 1)))
 }
 
-/// The arguments of a call as in Python: `a=1, b="x"`.
+/// Parses keyword arguments in Python's syntax: `a=1, b="x"`.
 pub(super) fn keywords(text: &str) -> Option<Map<String, Value>> {
     let mut parser = Literals { rest: text };
     let mut arguments = Map::new();
@@ -99,15 +99,15 @@ pub(super) fn keywords(text: &str) -> Option<Map<String, Value>> {
     }
 }
 
-/// A value as Python writes it.
+/// Parses a value in Python's syntax.
 fn literal(text: &str) -> Option<Value> {
     let mut parser = Literals { rest: text };
-    // A bare word is a text.
+    // A bare word is a string.
     let value = parser.value(0).filter(|value| value.is_array() || value.is_object())?;
     parser.end().then_some(value)
 }
 
-/// Reads literals of Python and of JSON.
+/// Parser of Python and JSON literals.
 struct Literals<'t> {
     rest: &'t str,
 }

@@ -1,4 +1,4 @@
-//! The other direction: calls as the model is used to see them, for models whose chat template has no place for tools.
+//! Writer of calls in the model's syntax, for models whose chat template does not support tools.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ use super::{
 };
 
 impl CallSyntax {
-    /// The text of an answer that consists of these calls: names, and arguments as JSON.
+    /// Returns the text of an answer that consists of these calls, given as names and JSON arguments.
     pub fn write<'c>(&self, calls: impl IntoIterator<Item = (&'c str, &'c str)>) -> String {
         let layout = &self.layout;
         let call = |(name, arguments): (&str, &str)| {
@@ -19,7 +19,7 @@ impl CallSyntax {
         [layout.before, &calls.join(layout.between), layout.after].concat()
     }
 
-    /// The arguments of a call, from a JSON object.
+    /// Writes the arguments of a call from a JSON object.
     fn arguments(&self, json: &str) -> String {
         let each = |write: &dyn Fn((&String, &Value)) -> String, between| match serde_json::from_str(json) {
             Ok(Value::Object(object)) => object.iter().map(write).collect::<Vec<_>>().join(between),
@@ -42,7 +42,7 @@ impl CallSyntax {
         }
     }
 
-    /// A name, as it stands between `open` and `infix`.
+    /// Escapes a name between `open` and `infix`.
     pub(super) fn escape(&self, name: &str) -> String {
         if self.layout.open.ends_with('"') {
             let quoted = json!(name).to_string();
@@ -53,7 +53,7 @@ impl CallSyntax {
     }
 }
 
-/// What a model has to be told where its chat template has no place for tools; it then uses the generic syntax.
+/// Returns instructions for models whose chat template does not support tools; they then use the generic syntax.
 pub fn instructions(tools: &[OfferedTool<'_>]) -> String {
     let mut text =
         String::from("You may call these functions, given with the JSON schemas of their arguments:\n\n");
@@ -70,7 +70,7 @@ pub fn instructions(tools: &[OfferedTool<'_>]) -> String {
     text + "\nTo call functions, answer with nothing but a JSON array of calls: " + &example
 }
 
-/// A model's answer with calls, as [`instructions`] ask for it.
+/// Returns an answer with calls in the format of [`instructions`].
 pub fn write_calls<'c>(text: &str, calls: impl IntoIterator<Item = (&'c str, &'c str)>) -> String {
     let calls = GENERIC.write(calls);
     if text.is_empty() { calls } else { [text, "\n", &calls].concat() }

@@ -1,9 +1,9 @@
-//! Sets of page numbers as runs `[first, length]`, and what changed between two of them.
+//! Sets of page numbers as runs `[first, length]`, and their differences.
 
-/// Pages one after the other: the first one, and how many.
+/// A run of consecutive pages: the first one and the length.
 pub type Run = [u32; 2];
 
-/// Joins neighbours. The order of the pages stays as it is.
+/// Joins consecutive pages to runs. The order of the pages does not change.
 pub fn runs(pages: &[u32]) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for &page in pages {
@@ -15,7 +15,7 @@ pub fn runs(pages: &[u32]) -> Vec<Run> {
     runs
 }
 
-/// The pages of `these` that are not in `others`. Both are in rising order.
+/// Returns the pages of `these` that are not in `others`. Both are in ascending order.
 pub fn minus(these: &[Run], others: &[Run]) -> Vec<Run> {
     let mut left = Vec::new();
     let mut others = others.iter().peekable();

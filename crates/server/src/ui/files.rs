@@ -1,5 +1,5 @@
-//! The page's files. `npm run build` in `ui/` writes them to `dist/`, with a table of them; they are compressed with
-//! gzip, which every browser takes over plain HTTP (brotli is offered over TLS only).
+//! Files of the page. `npm run build` in `ui/` writes them to `dist/` with a table. They are compressed with gzip,
+//! which every browser accepts over plain HTTP (brotli is limited to TLS).
 
 use axum::{
     extract::Path,
@@ -12,22 +12,22 @@ use crate::error::ApiError;
 
 /// One file of the page.
 struct File {
-    /// Its path under `/ui/`.
+    /// Path under `/ui/`.
     path: &'static str,
-    /// Its content as it is sent.
+    /// Content as it is sent.
     bytes: &'static [u8],
-    /// True if `bytes` are gzip.
+    /// True if `bytes` is compressed with gzip.
     gzip: bool,
 }
 
 include!("dist/table.rs");
 
-/// Nothing from elsewhere, no inline script, no style that a text could bring with it.
+/// Content security policy: no external resources, inline scripts or inline styles.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; \
     font-src 'self'; connect-src 'self'; worker-src 'self'; base-uri 'none'; form-action 'none'; \
     frame-ancestors 'none'";
 
-/// `/ui/{path}`. Names of assets contain a hash of their content, so a browser asks for each only once.
+/// Serves `/ui/{path}`. Names of assets contain a hash of their content, so a browser loads each once.
 ///
 /// # Errors
 /// There is no such file.
@@ -43,7 +43,7 @@ pub async fn file(Path(path): Path<String>, headers: HeaderMap) -> Result<Respon
     Ok(response)
 }
 
-/// The page itself. A browser asks each time whether it has changed.
+/// Serves the page itself. Browsers revalidate it on each visit.
 pub fn index(headers: &HeaderMap) -> Response {
     let Some(file) = FILES.iter().find(|file| file.path == "index.html") else {
         return StatusCode::NOT_FOUND.into_response();
@@ -87,8 +87,8 @@ fn send(file: &File, headers: &HeaderMap) -> Response {
     response
 }
 
-/// True if a request asks for gzip. One without `Accept-Encoding` does not: it is a program such as curl that shows what
-/// it receives.
+/// Returns true if a request accepts gzip. A request without `Accept-Encoding` does not: programs such as curl display
+/// the body.
 pub fn accepts_gzip(headers: &HeaderMap) -> bool {
     let values = headers.get_all(header::ACCEPT_ENCODING).iter();
     let lists = values.filter_map(|value| value.to_str().ok());

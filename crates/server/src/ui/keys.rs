@@ -19,12 +19,12 @@ pub struct KeyList {
     keys: Vec<KeyInfo>,
 }
 
-/// A key, without the key itself.
+/// A key without its secret.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct KeyInfo {
-    /// Names it; part of the key itself.
+    /// Id of the key; a part of the key itself.
     id: String,
-    /// Its purpose.
+    /// Description of the key.
     name: String,
     #[schema(value_type = Vec<String>)]
     scopes: Vec<Scope>,
@@ -32,10 +32,10 @@ pub struct KeyInfo {
     created: u64,
 }
 
-/// A key that is to be made.
+/// A request for a new key.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct NewKey {
-    /// Its purpose.
+    /// Description of the key.
     name: String,
     /// Its scopes: `inference`, `models`, `admin`.
     #[schema(value_type = Vec<String>)]
@@ -47,7 +47,7 @@ impl wire::Body for NewKey {}
 /// A new key.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct MadeKey {
-    /// The key itself. It is shown this once and kept nowhere.
+    /// The secret key. It is shown once and not stored.
     key: String,
     info: KeyInfo,
 }
@@ -58,7 +58,7 @@ impl From<ApiKey> for KeyInfo {
     }
 }
 
-/// Lists all keys, without the keys themselves.
+/// Lists all keys without their secrets.
 ///
 /// # Errors
 /// The file cannot be read.
@@ -68,10 +68,10 @@ pub async fn list(State(state): State<AppState>) -> Result<Json<KeyList>, ApiErr
     Ok(Json(KeyList { keys: keys.into_iter().map(KeyInfo::from).collect() }))
 }
 
-/// Makes a key.
+/// Creates a key.
 ///
 /// # Errors
-/// No name, no scopes; the file cannot be written.
+/// The name or the scopes are missing, or the file cannot be written.
 #[utoipa::path(
     post, path = "/ui/v1/keys", tag = "Page",
     request_body = NewKey,
@@ -90,7 +90,7 @@ pub async fn create(
         return Err(ApiError::invalid("name", message));
     }
     if scopes.is_empty() {
-        return Err(ApiError::invalid("scopes", "`scopes` is empty: such a key would open nothing"));
+        return Err(ApiError::invalid("scopes", "`scopes` is empty; name at least one scope"));
     }
     let (info, key) = with_file(&state, move |file| file.add(&name, &scopes)).await?;
     Ok(Json(MadeKey { key, info: info.into() }))
@@ -99,7 +99,7 @@ pub async fn create(
 /// Revokes a key.
 ///
 /// # Errors
-/// There is none with this id; the file cannot be written.
+/// No key has this id, or the file cannot be written.
 #[utoipa::path(
     delete, path = "/ui/v1/keys/{id}", tag = "Page",
     params(("id" = String, Path, description = "The key's id")),

@@ -1,4 +1,4 @@
-//! `/ui/v1/catalogue`, `/ui/v1/remote` and `/ui/v1/import`: what could be here, and models that lie on this machine.
+//! `/ui/v1/catalogue`, `/ui/v1/remote` and `/ui/v1/import`: models that can be downloaded, and imports of local files.
 
 use std::path::PathBuf;
 
@@ -21,24 +21,24 @@ use crate::{
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Catalogue {
     models: Vec<KnownCard>,
-    /// Bytes that all loaded models may take together.
+    /// Memory limit of all loaded models, in bytes.
     memory_limit: u64,
 }
 
 /// A well-known model.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct KnownCard {
-    /// The name to pull it by.
+    /// Name for pulling it.
     name: String,
-    /// Its name for people.
+    /// Title for display.
     title: String,
-    /// Number of weights, as people write it: `4B`.
+    /// Number of weights for display: `4B`.
     parameters: String,
-    /// Its use, in a few words.
+    /// Short description of its use.
     good_for: String,
-    /// Bytes of its file, about.
+    /// Approximate bytes of its file.
     bytes: u64,
-    /// Bytes of memory that it needs, about.
+    /// Approximate bytes of memory that it needs.
     needs: u64,
     /// True if the library has it.
     here: bool,
@@ -47,24 +47,24 @@ pub struct KnownCard {
 /// A model on the hub.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct RemoteModel {
-    /// The name that it would have here.
+    /// Name that it would have in the library.
     name: String,
     /// Bytes of its files.
     bytes: u64,
-    /// Bytes of memory that it needs, about.
+    /// Approximate bytes of memory that it needs.
     needs: u64,
     /// True if the library has a model of that name.
     here: bool,
 }
 
-/// A model that is to be imported.
+/// A request for an import.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct NewImport {
     /// The path of a GGUF file or a Hugging Face folder on the server's machine.
     path: String,
-    /// Its name here; its file's if absent.
+    /// Name in the library; the file's name if absent.
     name: Option<String>,
-    /// Copies the files into the library; otherwise they stay where they are, and must.
+    /// True to copy the files into the library; otherwise they must stay at their place.
     #[serde(default)]
     copy: bool,
 }
@@ -74,12 +74,12 @@ impl wire::Body for NewImport {}
 /// A model that was imported.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Imported {
-    /// The name to ask for it.
+    /// Name of the model.
     name: String,
     bytes: u64,
 }
 
-/// Memory that a model of `bytes` needs, before its header is known: its weights, and an eighth for K, V and buffers.
+/// Estimates the memory of a model of `bytes` without its header: its weights, and an eighth for K, V and buffers.
 fn about(bytes: u64) -> u64 {
     bytes.saturating_add(bytes / 8)
 }
@@ -90,7 +90,7 @@ fn library(state: &AppState) -> Result<&Library, ApiError> {
     state.library.as_ref().ok_or_else(none)
 }
 
-/// Lists well-known models, the largest first.
+/// Lists well-known models, largest first.
 ///
 /// # Errors
 /// The library's error.
@@ -112,13 +112,13 @@ pub async fn catalogue(State(state): State<AppState>) -> Result<Json<Catalogue>,
     Ok(Json(Catalogue { models, memory_limit: state.models.memory() }))
 }
 
-/// Asks the hub how large a model is.
+/// Returns the size of a model on the hub.
 ///
 /// # Errors
-/// A name that is none; the hub's error.
+/// The name is invalid, or the hub's error.
 #[utoipa::path(
     get, path = "/ui/v1/remote", tag = "Page",
-    params(("model" = String, Query, description = "A name as `/api/pull` takes it")),
+    params(("model" = String, Query, description = "A name as in `/api/pull`")),
     responses(
         (status = 200, body = RemoteModel),
         (status = "4XX", body = crate::openai::error::ErrorBody<'static>),
@@ -139,10 +139,10 @@ pub async fn remote(
     Ok(Json(RemoteModel { name: name.short(), bytes, needs: about(bytes), here }))
 }
 
-/// Takes in a model that lies on this machine.
+/// Imports a model from this machine.
 ///
 /// # Errors
-/// What is no model; a name that is taken.
+/// The file is not a model, or the name is taken.
 #[utoipa::path(
     post, path = "/ui/v1/import", tag = "Page",
     request_body = NewImport,
@@ -178,7 +178,7 @@ pub async fn import(
     let found = found.map_err(|error| ApiError::Internal(error.to_string()))?;
     found.map_err(|error| ApiError::invalid("path", format!("cannot read {}: {error}", path.display())))?;
     let cancel = Cancel::default();
-    // A copy that nobody waits for ends.
+    // The copy is cancelled when the client disconnects.
     let _guard = CancelOnDrop(cancel.clone());
     let options = ImportOptions { name, copy, cancel, ..ImportOptions::default() };
     let work = move |library: &Library| library.registry.import(&path, &options, &library.inspect, &|_| {});

@@ -1,5 +1,5 @@
-//! `/ui/v1/live`: what the engines are doing, as a stream. One task samples for all readers, and only while there are
-//! readers. It asks the engines between two steps, never more often than [`PERIOD`].
+//! `/ui/v1/live`: a stream with the state of the engines. One task takes samples for all readers while there are any.
+//! It queries the engines between two steps, at most once per [`PERIOD`].
 
 use std::{
     sync::{
@@ -21,12 +21,12 @@ use crate::{AppState, metrics, stream};
 
 /// Time between two samples.
 const PERIOD: Duration = Duration::from_millis(200);
-/// An engine in a long step is left out of a sample after this.
+/// Time after which a sample omits an engine in a long step.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Kernel statistics come with every one of this many samples.
+/// Number of samples for each one with kernel statistics.
 const KERNELS_EVERY: u64 = 5;
 
-/// The samples, for whoever reads them.
+/// Samples of the engines, for all readers.
 #[derive(Debug)]
 pub struct Live {
     samples: watch::Sender<Latest>,
@@ -39,7 +39,7 @@ pub struct Live {
 #[derive(Clone, Debug, Default)]
 struct Latest {
     sample: Option<Arc<Sample>>,
-    /// The server is stopping.
+    /// True while the server stops.
     ended: bool,
 }
 
@@ -55,12 +55,12 @@ impl Default for Live {
 }
 
 impl Live {
-    /// Ends all streams, so that they do not hold up a server that stops.
+    /// Ends all streams, so that they do not delay the shutdown.
     pub fn end(&self) {
         self.samples.send_modify(|latest| latest.ended = true);
     }
 
-    /// Samples from now on. Starts the task if there is none.
+    /// Subscribes to samples. Starts the task if necessary.
     fn subscribe(&self, state: &AppState) -> watch::Receiver<Latest> {
         let mut sampling = self.sampling.lock().unwrap_or_else(PoisonError::into_inner);
         let receiver = self.samples.subscribe();
@@ -72,7 +72,7 @@ impl Live {
         receiver
     }
 
-    /// Ends the task if nobody reads.
+    /// Ends the task if there are no readers.
     fn may_stop(&self, state: &AppState) -> bool {
         let mut sampling = self.sampling.lock().unwrap_or_else(PoisonError::into_inner);
         if self.samples.receiver_count() > 0 && !self.samples.borrow().ended {
@@ -80,7 +80,7 @@ impl Live {
         }
         *sampling = false;
         state.metrics.recent.watch(false);
-        // The next reader must not begin with an old picture.
+        // The next reader must not start with an old sample.
         self.samples.send_modify(|latest| latest.sample = None);
         true
     }
@@ -99,10 +99,10 @@ async fn sample(state: AppState) {
     }
 }
 
-/// Asks all engines.
+/// Takes a sample of all engines.
 async fn take(state: &AppState) -> Sample {
     let with_kernels = state.live.count.fetch_add(1, Ordering::Relaxed).is_multiple_of(KERNELS_EVERY);
-    // Of the models only the ways to ask them are kept: one may be unloaded meanwhile, and its memory is to be free then.
+    // Only the handles are kept, so that the memory of a model that is unloaded meanwhile is freed.
     let models: Vec<_> = state
         .models
         .resident()
@@ -124,8 +124,8 @@ async fn take(state: &AppState) -> Sample {
     }
 }
 
-/// Streams what the engines are doing: an event `tick` about five times a second. The first one has everything, the
-/// others what has changed since.
+/// Streams the state of the engines as events `tick`, about five per second. The first one is complete; each further
+/// one has the changes.
 #[utoipa::path(
     get, path = "/ui/v1/live", tag = "Page",
     responses((status = 200, content((super::sample::Tick<'static> = "text/event-stream")))),

@@ -1,7 +1,7 @@
-//! The page for people: static files from `ui/`, embedded compressed, and the endpoints that only it needs, under
-//! `/ui/v1/`. Everything else it asks of the same paths as other clients.
+//! The web page: static files from `ui/`, embedded compressed, and endpoints for the page alone under `/ui/v1/`. For
+//! everything else the page uses the same paths as other clients.
 //!
-//! **Architecture invariant:** the page has no way into the server that a client with the same key does not have.
+//! **Architecture invariant:** the page has no access that a client with the same key does not have.
 
 mod diff;
 pub mod files;
@@ -54,10 +54,10 @@ pub fn routes() -> Router<AppState> {
         .route("/ui/v1/tools/servers/{name}", delete(tools::remove))
 }
 
-/// The model that a query names.
+/// Returns the model that a query names.
 ///
 /// # Errors
-/// It names none.
+/// The query names no model.
 fn named(query: Option<&str>) -> Result<String, ApiError> {
     let mut pairs = query.unwrap_or_default().split('&');
     let name = pairs.find_map(|pair| pair.strip_prefix("model=")).filter(|name| !name.is_empty());
@@ -65,7 +65,8 @@ fn named(query: Option<&str>) -> Result<String, ApiError> {
     Ok(percent_decode_str(&name.replace('+', " ")).decode_utf8_lossy().into_owned())
 }
 
-/// `/`: the page for browsers, one line for everybody else. Ollama's clients ask for it to see whether a server runs.
+/// Serves `/`: the page for browsers, one line of text for other clients. Ollama's clients check with it whether a
+/// server runs.
 pub async fn root(State(state): State<AppState>, request: Request) -> Response {
     let accepts_html = request
         .headers()

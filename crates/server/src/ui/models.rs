@@ -1,4 +1,4 @@
-//! `/ui/v1/models`: everything about every model in one list, as a person wants to see it.
+//! `/ui/v1/models`: all models with their state and properties in one list.
 
 use std::{
     collections::HashMap,
@@ -24,46 +24,46 @@ use crate::{
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ModelCards {
     models: Vec<ModelCard>,
-    /// Bytes that all loaded models may take together.
+    /// Memory limit of all loaded models, in bytes.
     memory_limit: u64,
-    /// Of these, bytes in use.
+    /// Bytes in use by loaded models.
     memory_used: u64,
 }
 
 /// A model.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ModelCard {
-    /// The name to ask for it.
+    /// Name of the model.
     name: String,
     /// Bytes of its weights.
     bytes: u64,
-    /// When it came here, in seconds since 1970; 0 for the model in the program.
+    /// Time at which it was added, in seconds since 1970; 0 for the embedded model.
     created: u64,
     /// False for models that the library cannot delete.
     in_library: bool,
     /// Contents of its file; absent if the file cannot be read.
     file: Option<FileCard>,
-    /// Why its file cannot be read.
+    /// Reason for which its file cannot be read.
     problem: Option<String>,
-    /// Bytes that loading it would take; absent if it cannot be loaded.
+    /// Memory of a load; absent if it cannot be loaded.
     needs: Option<NeedsCard>,
-    /// Absent while it is not loaded.
+    /// State of the loaded model; absent while it is not loaded.
     loaded: Option<LoadedCard>,
 }
 
-/// Bytes that loading a model would take.
+/// Memory of a load, in bytes.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct NeedsCard {
     weights: u64,
-    /// What passes between operations.
+    /// Buffers between operations.
     buffers: u64,
     /// K and V of one sequence of `context` tokens.
     kv: u64,
-    /// All of this together.
+    /// Sum of weights, buffers, and K and V.
     total: u64,
-    /// The least: with K and V for a short conversation.
+    /// Minimum, with K and V for a short conversation.
     least: u64,
-    /// Most tokens of a prompt with its answer.
+    /// Maximum tokens of prompt and answer.
     context: usize,
 }
 
@@ -89,9 +89,9 @@ pub struct FileCard {
     format: String,
     /// Number of weights.
     parameters: u64,
-    /// How they are written: `Q4_K_M`.
+    /// Encoding of most weights: `Q4_K_M`.
     quantization: String,
-    /// Most tokens that it was trained for.
+    /// Trained context in tokens.
     context: Option<u64>,
     /// `completion`, `tools`, `thinking`.
     capabilities: Vec<&'static str>,
@@ -105,17 +105,17 @@ pub struct LoadedCard {
     device: String,
     /// Bytes of weights and pages.
     bytes: u64,
-    /// Most tokens of a prompt with its answer.
+    /// Maximum tokens of prompt and answer.
     context: usize,
     /// Tokens in a page.
     block_size: usize,
-    /// True if every layer sees all tokens, so that an answer's pages follow from its length.
+    /// True if every layer attends to all tokens, so that an answer's pages follow from its length.
     one_kv_group: bool,
-    /// Requests that hold it.
+    /// Number of requests that hold it.
     users: usize,
-    /// Seconds until it is unloaded if nobody asks for it; `null` is never.
+    /// Seconds until it is unloaded without further requests; `null` for never.
     expires_in: Option<f64>,
-    /// True if it can embed texts.
+    /// True if it computes embeddings.
     embeds: bool,
     /// Its default sampling values.
     sampling: SamplingCard,
@@ -165,17 +165,17 @@ impl From<ResidentInfo> for LoadedCard {
     }
 }
 
-/// Contents of files, by name and version: opening a file reads all of its metadata.
+/// Cards of files by name and version. They are cached because opening a file reads all of its metadata.
 #[derive(Debug, Default)]
 pub struct FileCards {
     known: Mutex<HashMap<(String, String), Arc<FileCard>>>,
 }
 
 impl FileCards {
-    /// Returns the server's capabilities with a model.
+    /// Returns the capabilities of the server with a model.
     ///
     /// # Errors
-    /// What is wrong with its file.
+    /// The file cannot be read.
     pub async fn capabilities(
         &self,
         state: &AppState,
@@ -191,18 +191,18 @@ impl FileCards {
             return Ok(card.clone());
         }
         let file = state.models.open(entry).await?;
-        // A tokenizer is made of it, which takes long.
+        // Opening creates a tokenizer, which takes long.
         let template = entry.chat_template.clone();
         let card = spawn_blocking(move || FileCard::of(&file, template.as_deref())).await;
         let card = Arc::new(card.map_err(|error| ApiError::Internal(format!("opening ended: {error}")))?);
         let mut known = known();
-        // A name has one content at a time.
+        // A name has one version at a time.
         known.retain(|(name, _), _| *name != entry.name);
         known.insert(key, card.clone());
         Ok(card)
     }
 
-    /// Forgets models that are not listed any more.
+    /// Drops the cards of models that are not listed any more.
     fn keep(&self, entries: &[ModelEntry]) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.retain(|(name, version), _| {
@@ -238,7 +238,7 @@ impl FileCard {
     }
 }
 
-/// Lists all models with what is known of each.
+/// Lists all models.
 ///
 /// # Errors
 /// The library's error.

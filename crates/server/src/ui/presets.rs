@@ -1,4 +1,4 @@
-//! `/ui/v1/preset`: defaults of single models, which the library keeps.
+//! `/ui/v1/preset`: stored defaults of single models.
 
 use axum::{
     extract::{RawQuery, State},
@@ -19,15 +19,15 @@ use crate::{
 /// Defaults of a model.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct PresetCard {
-    /// As the library keeps them.
+    /// Defaults in the library.
     preset: ModelPreset,
-    /// False for models that are not the library's.
+    /// False for models outside of the library.
     can_change: bool,
-    /// Of the file with the server's settings. These are stronger.
+    /// Defaults of the server's settings file. They take precedence.
     settings: ModelPreset,
 }
 
-/// Defaults that a model is to have.
+/// New defaults of a model.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct NewPreset {
     /// The model's name.
@@ -40,7 +40,7 @@ impl wire::Body for NewPreset {}
 /// Returns the defaults of a model.
 ///
 /// # Errors
-/// There is no such model.
+/// No model has this name.
 #[utoipa::path(
     get, path = "/ui/v1/preset", tag = "Page",
     params(("model" = String, Query, description = "The model's name")),
@@ -58,11 +58,11 @@ pub async fn get(
     Ok(Json(PresetCard { preset: stored.unwrap_or_default(), can_change, settings }))
 }
 
-/// Replaces the defaults of a model of the library. Requests have them from now on; one that concerns loading loads the
-/// model again at the next request.
+/// Replaces the defaults of a model of the library. They apply to later requests; a change that affects loading reloads
+/// the model at the next request.
 ///
 /// # Errors
-/// Values that are refused; models that are not the library's.
+/// A value is refused, or the model is outside of the library.
 #[utoipa::path(
     post, path = "/ui/v1/preset", tag = "Page",
     request_body = NewPreset,

@@ -1,4 +1,4 @@
-//! Latencies of the last seconds, for the charts of the machine room. Nothing is recorded while nobody looks.
+//! Latencies of the last seconds, for the charts of the page. They are recorded only while a page is open.
 
 use std::{
     collections::VecDeque,
@@ -12,10 +12,10 @@ use std::{
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// First tokens are rare, so they are looked at for longer.
+/// Period of first tokens. It is longer because they are rare.
 const FIRST_TOKENS: Duration = Duration::from_secs(60);
 const GAPS: Duration = Duration::from_secs(10);
-/// More than this many values say no more about percentiles.
+/// Maximum number of values. More do not improve percentiles.
 const MOST: usize = 4096;
 
 /// Latencies of the last seconds.
@@ -31,7 +31,7 @@ struct Seen {
     gaps: VecDeque<(Instant, f32)>,
 }
 
-/// How a latency was distributed lately. The percentiles are absent if nothing was measured.
+/// Distribution of a latency. The percentiles are absent without values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, ToSchema)]
 pub struct Latency {
     /// Number of values.
@@ -43,7 +43,7 @@ pub struct Latency {
 }
 
 impl Recent {
-    /// Begins or ends recording.
+    /// Starts or stops recording.
     pub fn watch(&self, watched: bool) {
         if !watched {
             *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = Seen::default();
@@ -73,7 +73,7 @@ impl Recent {
         list.push_back((Instant::now(), value.as_secs_f32()));
     }
 
-    /// The distributions now: of times to the first token, and of gaps between tokens.
+    /// Returns the current distributions of times to the first token, and of gaps between tokens.
     pub fn latencies(&self) -> (Latency, Latency) {
         let now = Instant::now();
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);

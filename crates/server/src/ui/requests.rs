@@ -1,4 +1,4 @@
-//! `/ui/v1/requests`: the last requests, without anything that was said in them.
+//! `/ui/v1/requests`: the last requests, without their content.
 
 use std::{
     collections::VecDeque,
@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 
 use crate::{AppState, extract::Json, ids};
 
-/// Requests that are kept.
+/// Number of requests to keep.
 const KEPT: usize = 200;
 
 /// The last requests.
@@ -21,29 +21,29 @@ pub struct RequestLog {
     entries: Mutex<VecDeque<RequestEntry>>,
 }
 
-/// A request that was answered, or whose answer has begun.
+/// A request whose answer has begun or ended.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct RequestEntry {
     /// Its `x-request-id`.
     id: String,
-    /// When it was answered, in seconds since 1970.
+    /// Time of the answer, in seconds since 1970.
     time: u64,
     method: String,
-    /// The route, not what was in its place.
+    /// Route of the request.
     path: String,
     status: u16,
-    /// Until the answer began.
+    /// Time until the answer began.
     milliseconds: u64,
 }
 
-/// The last requests, the newest first.
+/// The last requests, newest first.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct RequestList {
     requests: Vec<RequestEntry>,
 }
 
 impl RequestLog {
-    /// Keeps a request. The page's own are left out: they would be most of them.
+    /// Records a request. The page's own are left out, because they would be the majority.
     pub fn record(&self, id: &str, method: &str, path: &str, status: u16, took: Duration) {
         if path == "/" || path.starts_with("/ui/") {
             return;
@@ -62,7 +62,7 @@ impl RequestLog {
     }
 }
 
-/// Lists the last requests, without their text.
+/// Lists the last requests without their content.
 #[utoipa::path(get, path = "/ui/v1/requests", tag = "Page", responses((status = 200, body = RequestList)))]
 pub async fn list(State(state): State<AppState>) -> Json<RequestList> {
     let entries = state.requests.entries.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! State of all engines at one moment, and the differences that are sent.
+//! State of all engines at one time, and the differences that are sent.
 
 use std::collections::HashMap;
 
@@ -11,12 +11,12 @@ use super::{
     recent::Latency,
 };
 
-/// All engines at one moment.
+/// State of all engines at one time.
 #[derive(Debug)]
 pub struct Sample {
     /// Milliseconds since the server's first sample.
     pub time: u64,
-    /// Resident memory of the process in bytes, where the system says.
+    /// Resident memory of the process in bytes, where the system reports it.
     pub memory: Option<u64>,
     /// Times to the first token.
     pub first_token: Latency,
@@ -35,7 +35,7 @@ pub struct ModelSample {
     pub device: String,
     /// Bytes of weights and pages.
     pub bytes: u64,
-    /// Most tokens of a prompt with its answer.
+    /// Maximum tokens of prompt and answer.
     pub context: usize,
     /// The engine's snapshot.
     pub snapshot: Snapshot,
@@ -46,7 +46,7 @@ pub struct ModelSample {
 pub struct Tick<'s> {
     /// Milliseconds since the server's first sample.
     time: u64,
-    /// Resident memory of the process in bytes; `null` where the system does not say.
+    /// Resident memory of the process in bytes; `null` where the system does not report it.
     memory: Option<u64>,
     /// Seconds from a request to its first token, over the last minute.
     first_token: Latency,
@@ -63,29 +63,29 @@ struct ModelTick<'s> {
     device: &'s str,
     /// Bytes of weights and pages.
     bytes: u64,
-    /// Most tokens of a prompt with its answer.
+    /// Maximum tokens of prompt and answer.
     context: usize,
     /// Tokens in a page.
     block_size: usize,
-    /// Most rows of a step.
+    /// Maximum rows of a step.
     max_rows: usize,
-    /// Most sequences that run at the same time.
+    /// Maximum number of running sequences.
     max_sequences: usize,
     /// Counters of the engine; rates are differences between two events.
     stats: StatsTick,
     sequences: Vec<SequenceTick>,
-    /// Pages that have come into the prefix cache since the last event, with nobody using them.
+    /// Pages that only the prefix cache has held since the last event.
     #[schema(value_type = Vec<Vec<u32>>)]
     cached_added: Vec<Run>,
-    /// Pages that are not in the cache any more, or are in use again.
+    /// Pages that have left the cache or are in use again since the last event.
     #[schema(value_type = Vec<Vec<u32>>)]
     cached_removed: Vec<Run>,
-    /// Kernel launches by name, about once a second.
+    /// Kernel launches by name, about once per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     kernels: Option<Vec<KernelTick>>,
 }
 
-/// Counters since the engine's start, and how it is now.
+/// Counters since the engine's start, and its current state.
 #[derive(Debug, Serialize, ToSchema)]
 struct StatsTick {
     pages: usize,
@@ -113,22 +113,22 @@ struct StatsTick {
 struct SequenceTick {
     /// Request and branch: `12.0`.
     id: String,
-    /// Branches that it stands for.
+    /// Number of branches that share it.
     branches: usize,
     /// `running`, `waiting` or `preempted`.
     state: &'static str,
     priority: i32,
     prompt: usize,
-    /// Prompt tokens that the prefix cache had.
+    /// Prompt tokens found in the prefix cache.
     cached: usize,
     /// Tokens whose K and V are in pages.
     computed: usize,
     generated: usize,
-    /// Most tokens of the answer.
+    /// Maximum tokens of the answer.
     limit: usize,
     /// Rows in the last step.
     rows: usize,
-    /// Its pages in order; absent if they are those of the last event.
+    /// Its pages in order; absent if unchanged since the last event.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Vec<Vec<u32>>>)]
     pages: Option<Vec<Run>>,
@@ -139,11 +139,11 @@ struct SequenceTick {
 struct KernelTick {
     name: String,
     launches: u64,
-    /// Time in it; 0 where the device does not measure.
+    /// Time in the kernel; 0 if the device does not measure it.
     nanoseconds: u64,
 }
 
-/// State that one reader has received.
+/// State that a reader has received.
 #[derive(Debug, Default)]
 pub struct Known {
     models: HashMap<String, KnownModel>,
@@ -156,7 +156,7 @@ struct KnownModel {
 }
 
 impl Known {
-    /// The event that brings the reader from what it knows to this sample.
+    /// Returns the event with the differences between the reader's state and this sample.
     pub fn advance<'s>(&mut self, sample: &'s Sample) -> Tick<'s> {
         self.models.retain(|name, _| sample.models.iter().any(|model| model.name == *name));
         let models = sample.models.iter();

@@ -1,4 +1,4 @@
-//! `/ui/v1/session` and `/ui/v1/settings`: what the page may do here, and how the server is set up.
+//! `/ui/v1/session` and `/ui/v1/settings`: permissions of the page, and the settings of the server.
 
 use axum::{Extension, extract::State, http::HeaderMap};
 use serde::Serialize;
@@ -6,34 +6,34 @@ use utoipa::ToSchema;
 
 use crate::{AppState, access, error::ApiError, extract::Json, keys::Scope, listen::Arrival};
 
-/// A setting in force.
+/// An effective setting.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Setting {
-    /// Its name, as the flag and the file have it.
+    /// Name of the flag and of the key in the settings file.
     pub name: String,
     /// Its value.
     pub value: String,
-    /// Where it was set: `flag`, `file`, `environment`, or `default`.
+    /// Origin: `flag`, `file`, `environment`, or `default`.
     pub origin: &'static str,
 }
 
-/// Rights of the page here.
+/// Permissions of the page.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Session {
     /// Paguro's version.
     version: &'static str,
     /// True if this client needs a key.
     needs_key: bool,
-    /// True if a key was shown and the server knows it.
+    /// True if the request has a key that the server knows.
     key_known: bool,
-    /// Scopes of the key that was shown; all of them where none is needed.
+    /// Scopes of the key; all scopes if no key is required.
     #[schema(value_type = Vec<String>)]
     scopes: Vec<Scope>,
     /// True if there is a model library, so that models can be pulled and deleted.
     library: bool,
 }
 
-/// How the server is set up.
+/// Settings of the server.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct SettingsInForce {
     /// Paguro's version.
@@ -48,7 +48,7 @@ pub struct SettingsInForce {
     settings: Vec<Setting>,
 }
 
-/// Says what this client may do. Open to all, so that the page knows whether to ask for a key.
+/// Returns the permissions of this client. Public, so that the page knows whether to prompt for a key.
 ///
 /// # Errors
 /// The file with the keys cannot be read.
@@ -66,7 +66,7 @@ pub async fn session(
     Ok(Json(Session { version, needs_key, key_known, scopes, library: state.library.is_some() }))
 }
 
-/// Lists the settings in force, and where each was set.
+/// Lists the effective settings and their origins.
 #[utoipa::path(get, path = "/ui/v1/settings", tag = "Page", responses((status = 200, body = SettingsInForce)))]
 pub async fn settings(State(state): State<AppState>) -> Json<SettingsInForce> {
     Json(SettingsInForce {

@@ -1,5 +1,5 @@
-//! `/ui/v1/tools`: tools of the servers that the settings name, for the page's chat. The page asks before each call unless
-//! the tool is trusted; this server calls what it is asked to call.
+//! `/ui/v1/tools`: tools of servers in the settings, for the page's chat. The page asks for confirmation before each
+//! call of a tool that is not trusted; the server executes every call.
 
 use axum::{
     Extension,
@@ -20,23 +20,23 @@ use crate::{
     wire::{self, Other, refused},
 };
 
-/// All servers of tools that the client may use.
+/// All tool servers that the client may use.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ToolServers {
     servers: Vec<ToolServer>,
 }
 
-/// A server of tools.
+/// A tool server.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ToolServer {
     name: String,
     /// The program with its arguments, or the address; for clients with the scope `admin` only.
     place: Option<String>,
-    /// True if it was added while the server runs, and can be removed.
+    /// True if it was added at runtime and can be removed.
     added: bool,
     /// `starting`, `ready` or `failed`.
     state: &'static str,
-    /// Why it failed.
+    /// Its error.
     problem: Option<String>,
     tools: Vec<ToolCard>,
 }
@@ -46,18 +46,18 @@ pub struct ToolServer {
 pub struct ToolCard {
     /// Its name on its server.
     name: String,
-    /// Its name in requests to models, which no other tool of this list has.
+    /// Unique function name for models.
     function: String,
-    /// Its name for people.
+    /// Title for display.
     title: Option<String>,
-    /// Its purpose, as models read it.
+    /// Description for models.
     description: String,
     /// JSON schema of its arguments.
     #[schema(value_type = Object)]
     parameters: Value,
-    /// True if it says of itself that it changes nothing.
+    /// True if the tool declares itself read-only.
     read_only: bool,
-    /// True if the settings let the page call it without a question.
+    /// True if the page calls it without confirmation.
     trusted: bool,
 }
 
@@ -79,18 +79,18 @@ impl wire::Body for NewCall {}
 /// Result of a call.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct CallAnswer {
-    /// Its text, with a note for each part that is none.
+    /// Its text, with a note for each part that is not text.
     text: String,
-    /// True if the tool says that it failed.
+    /// True if the tool reports a failure.
     is_error: bool,
 }
 
-/// A server of tools that is to be added until this server ends. Programs are started for the settings only.
+/// A tool server to add until this process ends. Programs can be named in the settings only.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct NewToolServer {
     /// Its name: letters, digits, `-` and `_`.
     name: String,
-    /// Its address, of the transport *Streamable HTTP*.
+    /// Its address for the transport *Streamable HTTP*.
     url: String,
     /// Value of the header `Authorization` of every request.
     authorization: Option<String>,
@@ -116,14 +116,14 @@ impl From<McpRefusal> for ApiError {
     }
 }
 
-/// Scopes of whoever sends a request.
+/// Returns the scopes of a request.
 fn scopes(state: &AppState, arrival: Arrival, headers: &HeaderMap) -> Result<Vec<Scope>, ApiError> {
     let needs_key = access::needs_key(state, arrival)?;
     Ok(access::scopes(needs_key, access::find_key(state, headers)?))
 }
 
-/// Lists servers of tools with their tools. Those that do not run are started; one that is still starting after a few
-/// seconds is listed as such.
+/// Lists tool servers with their tools. Servers that do not run are started; one that is not ready after a few seconds
+/// is listed as starting.
 ///
 /// # Errors
 /// The file with the keys cannot be read.
@@ -174,7 +174,7 @@ pub async fn list(
 /// Calls a tool and waits for its result.
 ///
 /// # Errors
-/// There is no such server or tool; the server does not answer.
+/// The server or the tool does not exist, or the server does not answer.
 #[utoipa::path(
     post, path = "/ui/v1/tools/call", tag = "Page",
     request_body = NewCall,
@@ -196,10 +196,10 @@ pub async fn call(
     Ok(Json(CallAnswer { text: result.text, is_error: result.is_error }))
 }
 
-/// Adds a server of tools at an address, until this server ends. Its tools are for clients with the scope `admin`.
+/// Adds a tool server at an address until this process ends. Its tools require the scope `admin`.
 ///
 /// # Errors
-/// A name that is taken; what is no address.
+/// The name is taken, or the address is invalid.
 #[utoipa::path(
     post, path = "/ui/v1/tools/servers", tag = "Page",
     request_body = NewToolServer,
@@ -225,10 +225,10 @@ pub async fn add(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Removes a server of tools that was added while this server runs.
+/// Removes a tool server that was added at runtime.
 ///
 /// # Errors
-/// There is none of this name; it is named in the settings.
+/// No server has this name, or the settings contain it.
 #[utoipa::path(
     delete, path = "/ui/v1/tools/servers/{name}", tag = "Page",
     params(("name" = String, Path, description = "The server's name")),

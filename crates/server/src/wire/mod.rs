@@ -1,7 +1,7 @@
-//! Shared parts of the APIs' wire formats: reading bodies, the tolerance policy, and common types of values.
+//! Common parts of the APIs' wire formats: reading bodies, the tolerance policy, and types of values.
 //!
-//! A request type says which fields it reads (`Deserialize` and `ToSchema`) and which others it knows ([`Body::OTHERS`]).
-//! [`read()`] compares a body with both, once for all APIs, so no type deals with unknown fields itself.
+//! A request type declares the fields that it reads (`Deserialize` and `ToSchema`) and other known fields
+//! ([`Body::OTHERS`]). [`read()`] compares a body with both, once for all APIs, so that no type handles unknown fields.
 
 mod read;
 mod schema;
@@ -19,60 +19,60 @@ use utoipa::ToSchema;
 
 /// The body of a request.
 pub trait Body: DeserializeOwned + ToSchema + 'static {
-    /// Known fields that the type itself does not read, as lists that several types share.
+    /// Known fields that the type does not read, as lists that several types share.
     const OTHERS: &'static [&'static [Other]] = &[];
 }
 
-/// A field that is known by name and has no place in a request type.
+/// A known field that a request type does not read.
 #[derive(Clone, Copy, Debug)]
 pub struct Other {
-    /// Its path, where indices of lists are left out: `messages[].audio`.
+    /// Its path without indices of lists: `messages[].audio`.
     pub path: &'static str,
-    /// Policy for requests that have it.
+    /// Policy for requests with the field.
     pub rule: Rule,
-    /// Why: the end of a sentence that begins with the field's name.
+    /// Reason, as the end of a sentence that begins with the field's name.
     pub why: &'static str,
 }
 
 /// Policy for a known field without an implementation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// Nothing: the field could not change the answer.
+    /// Ignored: the field cannot change the answer.
     NoEffect,
-    /// The request goes on without it, and the answer names it. Strict requests are refused.
+    /// Ignored, and named in the answer. Strict requests are refused.
     LeftOut,
     /// The request is refused: the field would change the answer.
     Refused,
-    /// The same as `LeftOut`, but for these values (JSON texts), which ask for what is the case anyway.
+    /// `LeftOut`, except for these neutral values (JSON texts), which match the default behaviour.
     LeftOutUnless(&'static [&'static str]),
-    /// The same as `Refused`, but for these values (JSON texts), which ask for what is the case anyway.
+    /// `Refused`, except for these neutral values (JSON texts), which match the default behaviour.
     RefusedUnless(&'static [&'static str]),
 }
 
-/// A field without effect.
+/// Declares a field without effect.
 pub const fn no_effect(path: &'static str, why: &'static str) -> Other {
     Other { path, rule: Rule::NoEffect, why }
 }
 
-/// A field that requests go on without.
+/// Declares a field that is left out.
 pub const fn left_out(path: &'static str, neutral: &'static [&'static str], why: &'static str) -> Other {
     let rule = if neutral.is_empty() { Rule::LeftOut } else { Rule::LeftOutUnless(neutral) };
     Other { path, rule, why }
 }
 
-/// A field that would change the answer.
+/// Declares a field that would change the answer.
 pub const fn refused(path: &'static str, neutral: &'static [&'static str], why: &'static str) -> Other {
     let rule = if neutral.is_empty() { Rule::Refused } else { Rule::RefusedUnless(neutral) };
     Other { path, rule, why }
 }
 
 impl Rule {
-    /// True if a request with the field is refused.
+    /// Returns true if requests with the field are refused.
     fn refuses(self) -> bool {
         matches!(self, Self::Refused | Self::RefusedUnless(_))
     }
 
-    /// Values that ask for what is the case anyway.
+    /// Returns the values that match the default behaviour.
     fn neutral(self) -> &'static [&'static str] {
         match self {
             Self::LeftOutUnless(values) | Self::RefusedUnless(values) => values,

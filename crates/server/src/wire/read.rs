@@ -1,4 +1,4 @@
-//! From the bytes of a body to a type: what the type does not know is left out, refused or taken for a typing error here.
+//! Parsing of a body into a type. Unknown fields are ignored, refused, or reported as typing errors.
 
 use std::{collections::HashSet, fmt, mem};
 
@@ -13,25 +13,25 @@ use utoipa::ToSchema;
 use super::{Body, Other, Rule, Schema, Tolerance, schema, surrogates::mend, tolerance::without_indices};
 use crate::error::ApiError;
 
-/// Values of one body, nested ones included. It bounds the memory that a small body of many values could take.
+/// Maximum number of values of one body, including nested ones. It bounds the memory of a small body with many values.
 const MOST_VALUES: usize = 8 << 20;
 
-/// Different unknown fields of one body that are compared with known ones.
+/// Maximum number of unknown fields of one body that are compared with known ones.
 const MOST_COMPARED: usize = 256;
 
-/// Fields whose empty values are values: an empty answer, a prompt of nothing.
+/// Fields for which an empty value is meaningful: an empty answer, an empty prompt.
 const EMPTY_IS_A_VALUE: [&str; 8] =
     ["content", "text", "thinking", "arguments", "output", "prompt", "input", "schema"];
 
-/// Names that other servers know and that only look like one of ours.
+/// Names of other servers' fields that only resemble ours.
 const FOREIGN: [&str; 4] = ["models", "min_k", "top_n", "mode"];
 
-/// Reads a body.
+/// Parses a body.
 ///
 /// # Errors
-/// With the path of what is wrong.
+/// The problem with its path.
 pub fn read<T: Body>(bytes: &[u8], schema: &Schema, tolerance: &Tolerance) -> Result<T, ApiError> {
-    // serde would take an array for an object's fields in their order.
+    // serde would accept an array with an object's fields in order.
     if bytes.trim_ascii_start().first() == Some(&b'[') {
         let message = "the body is a JSON array; it must be an object".into();
         return Err(ApiError::Invalid { param: None, message });
@@ -44,10 +44,10 @@ pub fn read<T: Body>(bytes: &[u8], schema: &Schema, tolerance: &Tolerance) -> Re
     read_value(value, schema, T::OTHERS, tolerance)
 }
 
-/// Reads what has been parsed already; `others` are known fields that the type does not read.
+/// Converts a parsed value.
 ///
 /// # Errors
-/// With the path of what is wrong.
+/// The problem with its path.
 pub fn read_value<T: DeserializeOwned + ToSchema>(
     mut value: Value,
     schema: &Schema,
@@ -69,7 +69,7 @@ struct Reader<'r> {
     tolerance: &'r Tolerance,
     /// Path of the current value: `messages[0].content`.
     path: String,
-    /// Unknown fields that were compared with known ones, by path without indices.
+    /// Unknown fields that were compared with known ones, as paths without indices.
     compared: HashSet<String>,
 }
 
@@ -116,7 +116,7 @@ impl<'r> Reader<'r> {
         Ok(())
     }
 
-    /// Some clients write whole numbers as floats.
+    /// Converts floats without a fraction, which some clients send for integers.
     fn number(&self, schema: &Value, number: &mut Number) -> Result<(), ApiError> {
         let is_integer = schema::types(schema).any(|name| name == "integer");
         if let Some(float) =
@@ -176,7 +176,7 @@ impl<'r> Reader<'r> {
         Ok(kept)
     }
 
-    /// A field that the type does not have.
+    /// Handles a field that the type does not have.
     fn unknown(
         &mut self,
         name: &str,
@@ -215,7 +215,7 @@ impl<'r> Reader<'r> {
             return Ok(());
         }
         if self.compared.len() < MOST_COMPARED && !self.compared.contains(&short) {
-            // A field without effect is no loss.
+            // A misspelled field without effect is not reported.
             let siblings = self.siblings().filter(|(_, rule)| rule.refuses()).map(|(name, _)| name);
             let candidates = properties.keys().map(String::as_str).chain(siblings);
             if let Some(meant) = nearest(name, candidates) {
@@ -224,11 +224,11 @@ impl<'r> Reader<'r> {
             }
             self.compared.insert(short);
         }
-        self.tolerance.note(&self.path, "nothing here knows this field");
+        self.tolerance.note(&self.path, "the field is unknown");
         Ok(())
     }
 
-    /// Known fields beside the one at the path, that the type does not read, with their rules.
+    /// Returns the known fields beside the current path that the type does not read, with their rules.
     fn siblings(&self) -> impl Iterator<Item = (&'r str, Rule)> + use<'r> {
         let short = without_indices(&self.path);
         let parent = short.rsplit_once('.').map_or(String::new(), |(parent, _)| format!("{parent}."));
@@ -246,7 +246,7 @@ impl<'r> Reader<'r> {
     }
 }
 
-/// True if a value asks for nothing.
+/// Returns true for an empty value.
 fn is_empty(value: &Value) -> bool {
     match value {
         Value::String(text) => text.is_empty(),
@@ -256,7 +256,7 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// True if a schema's objects can have any fields, so an empty one may mean something.
+/// Returns true if objects of a schema can have any fields, so that an empty one may be meaningful.
 fn is_free(schema: Option<&Value>) -> bool {
     schema.is_some_and(|schema| {
         schema.get("properties").is_none()
@@ -264,12 +264,12 @@ fn is_free(schema: Option<&Value>) -> bool {
     })
 }
 
-/// Equality of JSON values where 1 and 1.0 are equal.
+/// Compares JSON values; 1 and 1.0 are equal.
 fn same(a: &Value, b: &Value) -> bool {
     a == b || a.as_f64().is_some_and(|a| b.as_f64() == Some(a))
 }
 
-/// The known name that was most likely meant: one with a typing error, or in another case.
+/// Returns the most similar known name: one with a typing error, or in another case.
 fn nearest<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> Option<&'n str> {
     if name.len() > 64 || FOREIGN.contains(&name) {
         return None;
@@ -288,7 +288,7 @@ fn nearest<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> Option<&'n s
     near.min_by_key(|(distance, _)| *distance).map(|(_, known)| known)
 }
 
-/// A value as an error shows it.
+/// Formats a value for an error.
 fn shown(value: &Value) -> String {
     match value {
         Value::Array(_) => "a list".into(),
@@ -303,7 +303,7 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// Reads JSON whose objects have each field once, and not too many values.
+/// Reads JSON. Refuses duplicate fields and too many values.
 struct Json<'n>(&'n mut usize);
 
 impl<'de> DeserializeSeed<'de> for Json<'_> {
@@ -376,9 +376,9 @@ impl<'de> Visitor<'de> for Json<'_> {
 
 fn refusal(path: Option<String>, error: &serde_json::Error) -> ApiError {
     let message = error.to_string();
-    // serde's own words; positions mean little in a body that a library wrote.
+    // serde's message without the position, which is of little use in a body that a library wrote.
     let words = message.rsplit_once(" at line ").map_or(message.as_str(), |(words, _)| words);
-    // serde_json's limits, which valid JSON may exceed.
+    // Limits of serde_json that valid JSON may exceed.
     let place = message.strip_prefix(words).unwrap_or_default();
     let problem = match words {
         "recursion limit exceeded" => {

@@ -1,4 +1,4 @@
-//! The fields that a type reads, as its JSON schema says. The API's document is made of the same schemas.
+//! Fields of a type, from its JSON schema. The OpenAPI document contains the same schemas.
 
 use std::{
     any::TypeId,
@@ -11,19 +11,19 @@ use utoipa::ToSchema;
 
 use super::{Body, Other, Rule};
 
-/// The schema of a type, with those that it refers to.
+/// The schema of a type, with the schemas that it refers to.
 #[derive(Debug)]
 pub struct Schema {
     root: Value,
     components: HashMap<String, Value>,
 }
 
-/// The schemas of all bodies, each made when it is first needed.
+/// The schemas of all bodies, each generated on first use.
 #[derive(Debug, Default)]
 pub struct Schemas(Mutex<HashMap<TypeId, Arc<Schema>>>);
 
 impl Schemas {
-    /// The schema of a body.
+    /// Returns the schema of a body.
     pub fn of<T: Body>(&self) -> Arc<Schema> {
         let mut schemas = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         schemas.entry(TypeId::of::<T>()).or_insert_with(|| Arc::new(Schema::of::<T>())).clone()
@@ -31,11 +31,11 @@ impl Schemas {
 }
 
 impl Schema {
-    /// The schema of a type.
+    /// Returns the schema of a type.
     pub fn of<T: ToSchema>() -> Self {
         let mut referenced = Vec::new();
         T::schemas(&mut referenced);
-        // Our own types: schemas have no keys that are not strings and no failing parts.
+        // Schemas have string keys and no fallible parts.
         let value = |schema| serde_json::to_value(schema).unwrap_or_default();
         let mut schema = Self {
             root: value(T::schema()),
@@ -48,19 +48,19 @@ impl Schema {
         schema
     }
 
-    /// The type's own schema.
+    /// Returns the type's own schema.
     pub fn root(&self) -> &Value {
         &self.root
     }
 
-    /// The schema that holds for a value; `None` if several could.
+    /// Returns the schema that applies to a value; `None` if several could.
     pub fn resolve<'s>(&'s self, mut schema: &'s Value, value: &Value) -> Option<&'s Value> {
         loop {
             schema = self.follow(schema);
             let Some(alternatives) = alternatives(schema) else { return Some(schema) };
             let some: Vec<_> =
                 alternatives.iter().map(|one| self.follow(one)).filter(|one| !is_null(one)).collect();
-            // One that may be absent, and is of another type than its value.
+            // An optional value, whose type need not match.
             if let [one] = some[..] {
                 schema = one;
                 continue;
@@ -79,7 +79,7 @@ impl Schema {
         }
     }
 
-    /// True if a schema, or one of its alternatives, is of values of this JSON type.
+    /// Returns true if a schema, or one of its alternatives, has this JSON type.
     pub fn takes_some(&self, schema: &Value, value: &Value) -> bool {
         let schema = self.follow(schema);
         match alternatives(schema) {
@@ -88,7 +88,7 @@ impl Schema {
         }
     }
 
-    /// The JSON types of a schema and of all of its alternatives.
+    /// Returns the JSON types of a schema and of all its alternatives.
     pub fn all_types<'s>(&'s self, schema: &'s Value) -> Vec<&'s str> {
         let schema = self.follow(schema);
         match alternatives(schema) {
@@ -108,7 +108,7 @@ impl Schema {
         schema
     }
 
-    /// True if a value has the tags of this alternative, or lacks those that may be absent.
+    /// Returns true if a value has the tags of this alternative, or lacks optional ones.
     fn is_tagged(&self, schema: &Value, value: &Value) -> bool {
         let Some(properties) = schema.get("properties").and_then(Value::as_object) else { return false };
         let tag = |property: &Value| -> Option<Value> {
@@ -132,7 +132,7 @@ impl Schema {
         tags > 0
     }
 
-    /// An object that is all of several becomes one. It is open if one of them is.
+    /// Merges the parts of an `allOf` into one object. It is open if one of them is.
     fn merged(&self, schema: &Value) -> Value {
         let merge_all = |list: &Value| -> Value {
             list.as_array().into_iter().flatten().map(|schema| self.merged(schema)).collect()
@@ -159,7 +159,7 @@ impl Schema {
     }
 }
 
-/// The fields that an object must have.
+/// Returns the required fields of an object.
 pub fn required(schema: &Value) -> impl Iterator<Item = &str> {
     schema.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str)
 }
@@ -168,19 +168,19 @@ fn alternatives(schema: &Value) -> Option<&Vec<Value>> {
     schema.get("oneOf").or_else(|| schema.get("anyOf")).and_then(Value::as_array)
 }
 
-/// True if a schema is of `null` and nothing else.
+/// Returns true if a schema allows only `null`.
 fn is_null(schema: &Value) -> bool {
     types(schema).eq(["null"])
 }
 
-/// The JSON types of a schema's values; nothing if it does not say.
+/// Returns the JSON types of a schema's values; empty if it names none.
 pub fn types(schema: &Value) -> impl Iterator<Item = &str> {
     let types = schema.get("type");
     let list = types.and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);
     types.and_then(Value::as_str).into_iter().chain(list)
 }
 
-/// True if a schema is of values of this JSON type.
+/// Returns true if a schema allows this JSON type.
 fn takes(schema: &Value, value: &Value) -> bool {
     if alternatives(schema).is_some() {
         return true;
@@ -199,7 +199,7 @@ fn takes(schema: &Value, value: &Value) -> bool {
     types(schema).next().is_none() || types(schema).any(is)
 }
 
-/// Writes the known fields that a type does not read into the API's document.
+/// Adds the known fields that a type does not read to the OpenAPI document.
 pub fn describe<T: Body>(document: &mut Value) {
     for Other { path, rule, why } in T::OTHERS.iter().copied().flatten() {
         let values = |values: &[&str]| values.join(", ");
@@ -243,7 +243,7 @@ fn object_at(document: &Value, at: &str) -> Option<String> {
     }
     for list in ["oneOf", "allOf"] {
         let parts = schema.get(list).and_then(Value::as_array).map_or(0, Vec::len);
-        // The type's own part is the last one.
+        // The type's own fields are in the last part.
         let found = (0..parts).rev().find_map(|part| object_at(document, &format!("{at}/{list}/{part}")));
         if found.is_some() {
             return found;

@@ -1,10 +1,10 @@
-//! Halves of surrogate pairs in JSON strings. Clients that cut text at UTF-16 units send them (`"\ud83d"`), and a strict
-//! parser would refuse the conversation for ever.
+//! Lone surrogates in JSON strings. Clients that cut text at UTF-16 units send them (`"\ud83d"`), and a strict parser
+//! would refuse all later requests of the conversation.
 
 use std::borrow::Cow;
 
-/// The JSON with U+FFFD in place of each lone surrogate; borrowed if there is none. An escape has six bytes before and
-/// after, so positions stay.
+/// Replaces each lone surrogate by U+FFFD; borrowed if there is none. Both escapes have six bytes, so positions do not
+/// change.
 pub fn mend(json: &[u8]) -> Cow<'_, [u8]> {
     let mut mended = Cow::Borrowed(json);
     let mut at = 0;
@@ -24,7 +24,7 @@ pub fn mend(json: &[u8]) -> Cow<'_, [u8]> {
     mended
 }
 
-/// The UTF-16 unit of an escape `\uXXXX` at this place.
+/// Returns the UTF-16 unit of an escape `\uXXXX` at this position.
 fn unit(json: &[u8], at: usize) -> Option<u16> {
     let digits = json.get(at..at + 6)?.strip_prefix(b"\\u")?;
     let digits = std::str::from_utf8(digits).ok().filter(|digits| !digits.starts_with('+'))?;

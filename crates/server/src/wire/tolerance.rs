@@ -1,5 +1,5 @@
-//! What a request asked for and does not get: named in the answer and in the log, or refused where a client or the server
-//! is strict.
+//! Unsupported fields of a request: named in the answer and in the log, or refused if the client or the server is
+//! strict.
 
 use std::{
     collections::HashSet,
@@ -17,25 +17,25 @@ use axum::{
 
 use crate::{AppState, error::ApiError};
 
-/// The header of an answer that names what was left out of its request.
+/// Header of an answer that names the ignored fields of its request.
 pub const LEFT_OUT: HeaderName = HeaderName::from_static("x-paguro-ignored");
 
-/// The header of a request that is to be refused rather than answered in part.
+/// Header of a request that is to be refused if it has unsupported fields.
 pub const STRICT: HeaderName = HeaderName::from_static("x-paguro-strict");
 
-/// Fields that an answer names; of more it gives the number.
+/// Maximum number of fields that an answer names. Of further ones it has the number.
 const MOST_NAMED: usize = 32;
 
-/// Bytes of the header: some clients read no more than 8 kB of all headers.
+/// Maximum bytes of the header. Some clients read at most 8 kB of all headers.
 const MOST_BYTES: usize = 2048;
 
-/// Characters of a field's path that are named.
+/// Maximum characters of a field's path.
 const MOST_CHARACTERS: usize = 80;
 
-/// Different fields that the log names.
+/// Maximum number of different fields in the log.
 const MOST_LOGGED: usize = 512;
 
-/// Fields of one request that are ignored.
+/// Ignored fields of one request.
 #[derive(Clone, Debug, Default)]
 pub struct Tolerance {
     strict: bool,
@@ -44,27 +44,27 @@ pub struct Tolerance {
 
 #[derive(Debug, Default)]
 struct LeftOut {
-    /// Paths with the reason, in the order of the request.
+    /// Paths with their reasons, in the order of the request.
     named: Vec<(String, String)>,
     more: usize,
 }
 
-/// Fields that the log has named.
+/// Ignored fields that were logged.
 #[derive(Debug, Default)]
 pub struct Logged(Mutex<HashSet<String>>);
 
 impl Tolerance {
-    /// One that refuses everything that is not honoured.
+    /// Returns the strict policy.
     pub fn strict() -> Self {
         Self { strict: true, ..Self::default() }
     }
 
-    /// True if everything that is not honoured is refused.
+    /// Returns true if unsupported fields are refused.
     pub fn is_strict(&self) -> bool {
         self.strict
     }
 
-    /// Leaves out what `param` asks for.
+    /// Ignores the field `param`.
     ///
     /// # Errors
     /// The request is strict.
@@ -76,7 +76,7 @@ impl Tolerance {
         Ok(())
     }
 
-    /// Notes what has been left out.
+    /// Records an ignored field.
     pub fn note(&self, param: &str, why: impl fmt::Display) {
         let mut left_out = self.left_out.lock().unwrap_or_else(PoisonError::into_inner);
         if left_out.named.iter().any(|(named, _)| named == param) {
@@ -89,7 +89,7 @@ impl Tolerance {
         }
     }
 
-    /// The header's value; `None` if nothing was left out.
+    /// Returns the value of the header; `None` if no field was ignored.
     fn header(&self) -> Option<HeaderValue> {
         let left_out = self.left_out.lock().unwrap_or_else(PoisonError::into_inner);
         let mut names = Vec::new();
@@ -109,7 +109,7 @@ impl Tolerance {
         (!names.is_empty()).then(|| HeaderValue::try_from(names.join(", ")).ok()).flatten()
     }
 
-    /// Writes what was left out into the log, each field once.
+    /// Logs ignored fields, each once.
     fn log(&self, logged: &Logged, path: &str) {
         let left_out = self.left_out.lock().unwrap_or_else(PoisonError::into_inner);
         let mut logged = logged.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -130,7 +130,7 @@ impl FromRequestParts<AppState> for Tolerance {
     }
 }
 
-/// Gives a request its [`Tolerance`], and its answer the header that names what was left out.
+/// Adds the [`Tolerance`] to a request, and the header with the ignored fields to its answer.
 pub async fn tolerate(State(state): State<AppState>, mut request: Request, next: Next) -> Response {
     let asks = request.headers().get(STRICT).is_some_and(|value| value == "1" || value == "true");
     let tolerance = Tolerance { strict: asks || state.settings.strict, ..Tolerance::default() };
@@ -144,7 +144,7 @@ pub async fn tolerate(State(state): State<AppState>, mut request: Request, next:
     response
 }
 
-/// A path that fits into a header: short, printable ASCII without the header's own separators.
+/// Escapes a path for the header: short, printable ASCII without the header's separators.
 fn escaped(path: &str) -> String {
     let mut characters = path.chars();
     let mut escaped = String::new();
@@ -161,7 +161,7 @@ fn escaped(path: &str) -> String {
     escaped
 }
 
-/// The same of a sentence, which may be longer and have commas.
+/// Escapes a sentence, which may be longer and contain commas.
 fn escaped_text(text: &str) -> String {
     let escape = |character: char| match character {
         ' '..='~' => character.to_string(),
@@ -170,7 +170,7 @@ fn escaped_text(text: &str) -> String {
     text.chars().take(400).map(escape).collect()
 }
 
-/// A path without the places in lists: `messages[3].id` is `messages[].id`.
+/// Removes the indices of a path: `messages[3].id` becomes `messages[].id`.
 pub fn without_indices(path: &str) -> String {
     let mut short = String::with_capacity(path.len());
     let mut inside = false;

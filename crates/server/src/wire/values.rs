@@ -1,4 +1,4 @@
-//! Values that several APIs write in the same forms.
+//! Types of values that several APIs share.
 
 use std::fmt;
 
@@ -9,11 +9,11 @@ use utoipa::ToSchema;
 use super::Tolerance;
 use crate::error::ApiError;
 
-/// One, or a list.
+/// One value or a list.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 #[serde(untagged)]
 pub enum OneOrMany<T> {
-    /// One.
+    /// One value.
     One(T),
     /// A list.
     Many(Vec<T>),
@@ -30,7 +30,7 @@ impl<'de> Deserialize<'de> for OneOrMany<String> {
 }
 
 impl<T> OneOrMany<T> {
-    /// All of them.
+    /// Returns the values as a list.
     pub fn into_vec(self) -> Vec<T> {
         match self {
             Self::One(one) => vec![one],
@@ -59,7 +59,7 @@ impl<'de, P: DeserializeOwned> Deserialize<'de> for Content<P> {
     }
 }
 
-/// A number of tokens at most. -1 is no limit, as clients of llama.cpp, vLLM and Ollama write it.
+/// Maximum number of tokens. -1 is no limit, as in llama.cpp, vLLM and Ollama.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(value_type = i64)]
 pub struct Limit(pub Option<usize>);
@@ -77,10 +77,10 @@ impl<'de> Deserialize<'de> for Limit {
 }
 
 impl Limit {
-    /// The limit of an answer's tokens: at least one.
+    /// Returns the maximum tokens of an answer, at least 1.
     ///
     /// # Errors
-    /// Zero.
+    /// The limit is 0.
     pub fn at_least_one(limit: Option<Self>, param: &str) -> Result<Option<usize>, ApiError> {
         match limit.and_then(|limit| limit.0) {
             Some(0) => Err(ApiError::invalid(param, format!("`{param}` must be at least 1"))),
@@ -89,10 +89,10 @@ impl Limit {
     }
 }
 
-/// Refuses a field that asks for what does not exist here.
+/// Refuses an unsupported field.
 ///
 /// # Errors
-/// If it is there.
+/// The field is present.
 pub fn refuse<T>(value: &Option<T>, param: &str, why: impl fmt::Display) -> Result<(), ApiError> {
     match value {
         Some(_) => Err(ApiError::invalid(param, format!("`{param}` is not supported: {why}"))),
@@ -100,8 +100,9 @@ pub fn refuse<T>(value: &Option<T>, param: &str, why: impl fmt::Display) -> Resu
     }
 }
 
-/// The text in place of content that is no text. History is read without it: a client cannot take it back, and an agent
-/// that has looked at one picture would be refused for ever. What a request asks about (`is_asked`) is refused.
+/// Returns a placeholder for content that is not text. Earlier messages are read without such content: a client cannot
+/// remove it, and every later request of the conversation would be refused. Content that the request asks about
+/// (`is_asked`) is refused.
 ///
 /// # Errors
 /// The content is asked about, or the request is strict.

@@ -1,4 +1,4 @@
-//! `/v1/responses`: a chat by turns, whose past the server can keep.
+//! `/v1/responses`: a chat in turns, which the server can store.
 
 mod output;
 mod request;
@@ -49,18 +49,18 @@ pub struct ResponseObject {
     object: &'static str,
     /// Seconds since 1970.
     created_at: u64,
-    /// The same of its end; `null` before.
+    /// Seconds since 1970 at its end; `null` before.
     completed_at: Option<u64>,
     /// `in_progress`, `completed`, `incomplete` or `failed`.
     status: &'static str,
-    /// Why it has failed.
+    /// Reason of its failure.
     error: Option<ResponseError>,
-    /// Why it is incomplete.
+    /// Reason for which it is incomplete.
     incomplete_details: Option<IncompleteDetails>,
     model: String,
-    /// What the model has said and called.
+    /// Messages, reasoning and calls of the model.
     output: Vec<OutputItem>,
-    /// The tokens that were used, when it has ended.
+    /// Token counts, after its end.
     usage: Option<ResponseUsage>,
     instructions: Option<String>,
     previous_response_id: Option<String>,
@@ -74,7 +74,7 @@ pub struct ResponseObject {
     top_logprobs: usize,
     text: TextParam,
     reasoning: ReasoningParam,
-    /// As they were sent, those that are not offered included.
+    /// Tools of the request, including those that are not offered.
     tools: Vec<ToolParam>,
     tool_choice: ToolChoiceParam,
     parallel_tool_calls: bool,
@@ -91,23 +91,23 @@ pub struct ResponseObject {
     prompt_cache_key: Option<String>,
 }
 
-/// Why a response has failed.
+/// Reason of a failed response.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ResponseError {
-    /// For programs.
+    /// Code for programs.
     code: &'static str,
-    /// For people.
+    /// Message for people.
     message: String,
 }
 
-/// Why a response is incomplete.
+/// Reason of an incomplete response.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct IncompleteDetails {
-    /// Always `max_output_tokens`: that, or the context, is exhausted.
+    /// Always `max_output_tokens`: the limit was reached, or the context is full.
     reason: &'static str,
 }
 
-/// Tokens that were used.
+/// Token counts.
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 pub struct ResponseUsage {
     /// Tokens of the prompt.
@@ -116,25 +116,25 @@ pub struct ResponseUsage {
     /// Tokens of the answer.
     output_tokens: usize,
     output_tokens_details: OutputTokensDetails,
-    /// Both.
+    /// Sum of both.
     total_tokens: usize,
 }
 
-/// What the prompt's tokens were.
+/// Details of the prompt's tokens.
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 pub struct InputTokensDetails {
-    /// Tokens that did not have to be computed: the prefix cache had them.
+    /// Tokens found in the prefix cache.
     cached_tokens: usize,
 }
 
-/// What the answer's tokens were.
+/// Details of the answer's tokens.
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 pub struct OutputTokensDetails {
-    /// Tokens that the model thought with.
+    /// Reasoning tokens.
     reasoning_tokens: usize,
 }
 
-/// What became of a response that was to be deleted.
+/// A deleted response.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct DeletedResponse {
     id: String,
@@ -144,10 +144,10 @@ pub struct DeletedResponse {
     deleted: bool,
 }
 
-/// Answers a turn, at once or as a stream.
+/// Answers a turn, as a whole or as a stream.
 ///
 /// # Errors
-/// What cannot be honoured, by name.
+/// A field that is not supported, by name.
 #[utoipa::path(
     post, path = "/v1/responses", tag = "OpenAI",
     request_body = ResponseRequest,
@@ -197,7 +197,7 @@ pub async fn create(
     if stream { Ok(answer.stream()) } else { answer.collect().await }
 }
 
-/// Errors of the layer that all APIs share name fields as chat completions do; here they have these names.
+/// Replaces the field names of chat completions in errors by those of this API.
 fn rename(error: ApiError) -> ApiError {
     error.renamed(&[
         ("response_format", "text.format"),
@@ -206,10 +206,10 @@ fn rename(error: ApiError) -> ApiError {
     ])
 }
 
-/// Shows a stored response.
+/// Returns a stored response.
 ///
 /// # Errors
-/// There is none of this id; a query that cannot be honoured, by name.
+/// No response has this id, or a query parameter is not supported.
 #[utoipa::path(
     get, path = "/v1/responses/{id}", tag = "OpenAI",
     params(
@@ -245,10 +245,10 @@ fn refuse_query(query: &str) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Forgets a stored response.
+/// Deletes a stored response.
 ///
 /// # Errors
-/// There is none of this id.
+/// No response has this id.
 #[utoipa::path(
     delete, path = "/v1/responses/{id}", tag = "OpenAI",
     params(("id" = String, Path, description = "The response's id")),
@@ -307,7 +307,7 @@ impl ResponseObject {
     }
 }
 
-/// The number as people write it: 0.8, and not the 0.800000011920929 that the same bits are with more digits.
+/// Converts to the `f64` with the shortest decimal form: 0.8 instead of 0.800000011920929.
 fn shortest(number: f32) -> f64 {
     number.to_string().parse().unwrap_or_else(|_| number.into())
 }
@@ -324,7 +324,7 @@ impl From<generate::Usage> for ResponseUsage {
     }
 }
 
-/// A response that is being made.
+/// A response in progress.
 struct Answer {
     object: ResponseObject,
     generating: Generating,
@@ -335,7 +335,7 @@ struct Answer {
 }
 
 impl Answer {
-    /// Takes in a piece; `false` after the last one.
+    /// Adds the next piece. Returns false after the last one.
     async fn advance(&mut self) -> Result<bool, ApiError> {
         let Some(piece) = self.generating.next().await else { return Ok(false) };
         match piece? {
@@ -360,10 +360,10 @@ impl Answer {
         Ok(true)
     }
 
-    /// The response as it is now, and kept if that is wanted.
+    /// Ends the response, stores it if requested, and returns its JSON.
     fn finish(&mut self) -> Bytes {
         self.object.output = self.output.items().to_vec();
-        // Our own types: they have no keys that are not strings and no failing parts.
+        // The types have string keys and no fallible parts.
         let body = Bytes::from(serde_json::to_vec(&self.object).unwrap_or_default());
         if self.object.store {
             let mut messages = std::mem::take(&mut self.turn.messages);
@@ -377,7 +377,7 @@ impl Answer {
 
     async fn collect(mut self) -> Result<Response, ApiError> {
         while self.advance().await? {
-            // Nobody wants events.
+            // Events are not needed without a stream.
             self.output.take_events();
         }
         Ok(json_response(self.finish()))
@@ -392,7 +392,7 @@ impl Answer {
             }
             (name, fields)
         };
-        // OpenAI's own library reads the response of `response.in_progress` as all that there is, so that does not do.
+        // `response.in_progress` cannot keep the connection alive: OpenAI's library takes its response as complete.
         let silent = event.clone();
         let silence = Box::new(move || {
             let (name, fields) = silent("keepalive", json!({}));

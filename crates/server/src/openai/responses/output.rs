@@ -1,4 +1,4 @@
-//! A response's items while they grow: what a piece adds, and the events that say so.
+//! Items of a response in progress, and the events of each piece.
 
 use paguro_model::tokenizer::Tokenizer;
 use serde::Serialize;
@@ -15,9 +15,9 @@ use crate::{
 #[derive(Clone, Debug, Serialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum OutputItem {
-    /// What the model says.
+    /// Message of the model.
     Message {
-        /// Names it.
+        /// Id of the item.
         id: String,
         /// `in_progress`, `completed` or `incomplete`.
         status: &'static str,
@@ -26,29 +26,29 @@ pub enum OutputItem {
         /// The text, in one part.
         content: Vec<OutputPart>,
     },
-    /// What it thinks before.
+    /// Reasoning before the answer.
     Reasoning {
-        /// Names it.
+        /// Id of the item.
         id: String,
         /// `in_progress`, `completed` or `incomplete`.
         status: &'static str,
-        /// Always empty: reasoning is not summed up.
+        /// Always empty: reasoning is not summarized.
         #[schema(value_type = Vec<Object>)]
         summary: [Value; 0],
         /// The text, in one part.
         content: Vec<OutputPart>,
     },
-    /// What it calls.
+    /// Tool calls.
     FunctionCall {
-        /// Names the item.
+        /// Id of the item.
         id: String,
         /// `in_progress`, `completed` or `incomplete`.
         status: &'static str,
-        /// Names the call.
+        /// Id of the call.
         call_id: String,
-        /// Names the function.
+        /// Name of the function.
         name: String,
-        /// The namespace that it was offered in.
+        /// Namespace of the offered function.
         #[serde(skip_serializing_if = "Option::is_none")]
         namespace: Option<String>,
         /// An object, as JSON text.
@@ -60,36 +60,36 @@ pub enum OutputItem {
 #[derive(Clone, Debug, Serialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum OutputPart {
-    /// Of a message.
+    /// Text of a message.
     OutputText {
         /// The text.
         text: String,
-        /// Always empty: nothing is cited.
+        /// Always empty: there are no citations.
         #[schema(value_type = Vec<Object>)]
         annotations: [Value; 0],
-        /// The text's tokens, if asked for.
+        /// Tokens of the text, if requested.
         logprobs: Vec<ChatTokenLogprob>,
     },
-    /// Of reasoning.
+    /// Text of reasoning.
     ReasoningText {
         /// The text.
         text: String,
     },
 }
 
-/// Items that grow.
+/// Items of a response in progress.
 #[derive(Debug, Default)]
 pub struct Output {
     items: Vec<OutputItem>,
-    /// The last item still grows.
+    /// True while the last item is open.
     open: bool,
     events: Vec<(&'static str, Value)>,
-    /// Functions with the namespaces that they were offered in.
+    /// Functions with their namespaces.
     namespaces: Vec<(String, String)>,
 }
 
 impl Output {
-    /// Nothing yet; functions may have been offered in namespaces.
+    /// Creates an empty list. `namespaces` has the functions that were offered in one.
     pub fn new(namespaces: Vec<(String, String)>) -> Self {
         Self { namespaces, ..Self::default() }
     }
@@ -181,7 +181,7 @@ impl Output {
 
     fn open(&mut self, item: OutputItem) {
         self.close("completed");
-        // An item begins without its content, which comes as a part.
+        // An item begins without content, which follows as a part.
         let (bare, part) = match &item {
             OutputItem::Message { content, .. } | OutputItem::Reasoning { content, .. } => {
                 (item.without_content(), content.first().cloned())
@@ -196,7 +196,7 @@ impl Output {
         }
     }
 
-    /// An event of the last item.
+    /// Adds an event of the last item.
     fn event(&mut self, name: &'static str, mut event: Value) {
         let index = self.items.len().saturating_sub(1);
         if let Value::Object(fields) = &mut event {
@@ -210,17 +210,17 @@ impl Output {
         self.events.push((name, event));
     }
 
-    /// What has happened since the last time: names and fields of events.
+    /// Returns the events since the last call: names and fields.
     pub fn take_events(&mut self) -> Vec<(&'static str, Value)> {
         std::mem::take(&mut self.events)
     }
 
-    /// All items so far.
+    /// Returns all items so far.
     pub fn items(&self) -> &[OutputItem] {
         &self.items
     }
 
-    /// What the model has said, as messages of a chat that goes on.
+    /// Converts the items to messages for the next turn.
     pub fn messages(&self) -> Vec<Message> {
         let mut message = Message { role: Role::Assistant, ..Message::default() };
         for item in &self.items {

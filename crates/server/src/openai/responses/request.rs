@@ -1,4 +1,4 @@
-//! What `/v1/responses` is asked, and the chat that becomes of it.
+//! Requests of `/v1/responses` and their conversion.
 
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value, json};
@@ -16,76 +16,76 @@ use crate::{
     wire::{Body, Content, Limit, Other, Tolerance, left_out, no_effect, refused, unreadable},
 };
 
-/// A turn that is to be answered.
+/// A request to answer a turn.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct ResponseRequest {
     /// The model's name, as `/v1/models` lists it.
     pub model: String,
-    /// What is said: a text, or items.
+    /// Input of the turn: a text or items.
     pub input: Option<InputParam>,
-    /// What the model is told first. It holds for this turn only.
+    /// System prompt of this turn only.
     pub instructions: Option<String>,
-    /// Goes on after this stored response.
+    /// Continues this stored response.
     pub previous_response_id: Option<String>,
-    /// Whether the response can be asked for, and gone on from, later; true if absent. Responses are kept in memory:
-    /// the oldest ones go first, and all with the server.
+    /// True to store the response for later requests; true if absent. Responses are stored in memory and lost when the
+    /// server stops; the oldest are evicted first.
     pub store: Option<bool>,
-    /// Sends the response in parts, as server-sent events.
+    /// Streams the response as server-sent events.
     pub stream: Option<bool>,
     /// Has no effect: usage is always part of the last event.
     #[expect(dead_code, reason = "it has no effect; see above")]
     pub stream_options: Option<StreamOptions>,
-    /// Most tokens of the answer, those that the model thinks with included; -1 is no limit.
+    /// Maximum tokens of the answer, including reasoning; -1 for no limit.
     pub max_output_tokens: Option<Limit>,
-    /// The name of `max_output_tokens` in chat completions; `max_output_tokens` is stronger.
+    /// The name of `max_output_tokens` in chat completions; `max_output_tokens` takes precedence.
     pub max_tokens: Option<Limit>,
     #[serde(flatten)]
     pub sampling: SamplingParams,
-    /// With `include: ["message.output_text.logprobs"]`: how many of the best tokens are reported.
+    /// With `include: ["message.output_text.logprobs"]`: number of most probable tokens to report.
     pub top_logprobs: Option<usize>,
-    /// What else to report: `message.output_text.logprobs`. `reasoning.encrypted_content` has no effect: reasoning is
-    /// not encrypted.
+    /// Further data to report: `message.output_text.logprobs`. `reasoning.encrypted_content` has no effect, because
+    /// reasoning is not encrypted.
     pub include: Option<Vec<String>>,
     /// What the answer must be.
     pub text: Option<TextParam>,
-    /// Grammar of the answer, in GBNF or Lark, as llama.cpp has it.
+    /// Grammar of the answer in GBNF or Lark. (From llama.cpp.)
     pub grammar: Option<String>,
-    /// How a model that thinks should think.
+    /// Controls reasoning.
     pub reasoning: Option<ReasoningParam>,
-    /// What the model may call.
+    /// Tools that the model may call.
     pub tools: Option<Vec<ToolParam>>,
-    /// Whether it may, or must.
+    /// Whether the model may or must call tools.
     pub tool_choice: Option<ToolChoiceParam>,
-    /// Whether it may call several tools at once.
+    /// True if an answer may have several calls.
     pub parallel_tool_calls: Option<bool>,
-    /// Has no effect: a prompt that fits needs no cutting, and one that does not is refused.
+    /// Has no effect: a prompt that exceeds the context is refused.
     #[expect(dead_code, reason = "it has no effect; see above")]
     pub truncation: Option<String>,
-    /// Comes back with the response.
+    /// Returned with the response.
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<Map<String, Value>>,
-    /// Comes back with the response, and has no effect: nobody is told about users.
+    /// Returned with the response; has no effect.
     pub safety_identifier: Option<String>,
-    /// Comes back with the response, and has no effect: prefixes are found by their content.
+    /// Returned with the response; has no effect, because prefixes are found by their content.
     pub prompt_cache_key: Option<String>,
-    /// Comes back with the response, and has no effect: no tools run here.
+    /// Returned with the response; has no effect, because the server runs no tools.
     pub max_tool_calls: Option<usize>,
 }
 
-/// Known fields of responses alone.
+/// Known fields of this endpoint.
 const OTHERS: &[Other] = &[
-    refused("conversation", &[], "`previous_response_id` goes on from a response"),
+    refused("conversation", &[], "use `previous_response_id` to continue a response"),
     refused("prompt", &[], "there are no stored prompts"),
-    refused("background", &["false"], "a response ends with its connection"),
+    refused("background", &["false"], "a response is cancelled with its connection"),
     left_out("input[].encrypted_content", &[], "reasoning is not encrypted here"),
     left_out("context_management", &[], "all of `input` is read"),
-    no_effect("client_metadata", "nobody is told about clients"),
+    no_effect("client_metadata", "it is not used"),
     no_effect("conversation_id", "nothing is stored that it could label"),
     no_effect("input[].phase", "items are in their order"),
     no_effect("input[].summary", "reasoning is not summed up"),
     no_effect("input[].namespace", "functions are found by their names"),
-    no_effect("input[].content[].annotations", "the model sees only the text"),
-    no_effect("input[].content[].logprobs", "the model sees only the text"),
+    no_effect("input[].content[].annotations", "the prompt contains only the text"),
+    no_effect("input[].content[].logprobs", "the prompt contains only the text"),
     no_effect("input[].content[].cache_control", "prefixes are found by their content"),
     no_effect("input[].content[].image_url", "models here read text only"),
     no_effect("input[].content[].detail", "models here read text only"),
@@ -93,7 +93,7 @@ const OTHERS: &[Other] = &[
     no_effect("input[].content[].file_data", "models here read text only"),
     no_effect("input[].content[].file_url", "models here read text only"),
     no_effect("input[].content[].filename", "models here read text only"),
-    no_effect("input[].output[].annotations", "the model sees only the text"),
+    no_effect("input[].output[].annotations", "the prompt contains only the text"),
     no_effect("input[].output[].image_url", "models here read text only"),
     no_effect("input[].output[].detail", "models here read text only"),
 ];
@@ -102,11 +102,11 @@ impl Body for ResponseRequest {
     const OTHERS: &'static [&'static [Other]] = &[OTHERS, sampling::OTHERS];
 }
 
-/// A text, or items.
+/// A text or items.
 #[derive(Debug, ToSchema, Serialize)]
 #[serde(untagged)]
 pub enum InputParam {
-    /// What the user says.
+    /// Text of the user.
     Text(String),
     /// Items, oldest first.
     Items(Vec<InputItem>),
@@ -125,24 +125,24 @@ impl<'de> Deserialize<'de> for InputParam {
 /// A message, a call, its result, or reasoning.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct InputItem {
-    /// `message` (also if absent), `function_call`, `function_call_output`, `custom_tool_call`, `custom_tool_call_output` or
-    /// `reasoning`. Other kinds are ignored, and named in `X-Paguro-Ignored`.
+    /// `message` (also if absent), `function_call`, `function_call_output`, `custom_tool_call`,
+    /// `custom_tool_call_output` or `reasoning`. Other types are ignored, and named in `X-Paguro-Ignored`.
     pub r#type: Option<String>,
     /// Has no effect.
     pub id: Option<String>,
     /// Has no effect.
     pub status: Option<String>,
-    /// Who says a message: `user`, `assistant`, `system` or `developer`.
+    /// Author of a message: `user`, `assistant`, `system` or `developer`.
     pub role: Option<String>,
-    /// What a message says, or what was thought.
+    /// Text of a message or of reasoning.
     pub content: Option<Content<InputPart>>,
-    /// Which call this is, or is the result of.
+    /// Id of the call.
     pub call_id: Option<String>,
-    /// What is called.
+    /// The called function.
     pub name: Option<String>,
-    /// With what: an object as JSON text.
+    /// Arguments of a function: an object as JSON text.
     pub arguments: Option<String>,
-    /// With what a custom tool is called: text.
+    /// Input of a custom tool: text.
     pub input: Option<String>,
     /// The result of a call.
     pub output: Option<Content<InputPart>>,
@@ -151,8 +151,8 @@ pub struct InputItem {
 /// A part of a message.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct InputPart {
-    /// `input_text`, `output_text`, `refusal` or `reasoning_text`. Other kinds are refused in the last message of a user,
-    /// and replaced by a note in those before: models here read text only.
+    /// `input_text`, `output_text`, `refusal` or `reasoning_text`. Other types are refused in the last message of a
+    /// user, and replaced by a note in earlier ones, because models read text only.
     pub r#type: String,
     /// The text.
     pub text: Option<String>,
@@ -163,10 +163,10 @@ pub struct InputPart {
 /// What the answer must be.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct TextParam {
-    /// Text, if absent.
+    /// Format of the text; any text if absent.
     #[serde(default)]
     pub format: Option<FormatParam>,
-    /// Has no effect: models here do not know it.
+    /// Has no effect: the models do not support it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub verbosity: Option<String>,
 }
@@ -179,37 +179,38 @@ pub struct FormatParam {
     /// A schema's name; has no effect.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// What a schema is for; has no effect.
+    /// Description of a schema; has no effect.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
     /// With `json_schema`: the schema.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schema: Option<Value>,
-    /// Answers always fit, whatever is said here.
+    /// Has no effect: answers always fit the schema.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub strict: Option<bool>,
 }
 
-/// How a model that thinks should think.
+/// Controls reasoning.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ReasoningParam {
     /// `none`, `minimal`, `low`, `medium`, `high` or `xhigh`.
     pub effort: Option<String>,
-    /// Most tokens to think with: then the thought is closed, and the answer begins. -1 is no limit. (OpenRouter's.)
+    /// Maximum tokens of reasoning. At the limit, reasoning is closed and the answer begins. -1 for no limit. (From
+    /// OpenRouter.)
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<i64>,
-    /// Has no effect: reasoning is shown as it is, and not summed up.
+    /// Has no effect: reasoning is not summarized.
     pub summary: Option<String>,
 }
 
-/// What `include` may ask for.
+/// Supported value of `include`.
 const LOGPROBS: &str = "message.output_text.logprobs";
 
 impl ResponseRequest {
-    /// The messages of this turn.
+    /// Returns the messages of this turn.
     ///
     /// # Errors
-    /// What cannot be read, by name.
+    /// An invalid field, by name.
     pub fn messages(&mut self, tolerance: &Tolerance) -> Result<Vec<Message>, ApiError> {
         match self.input.take() {
             None if self.previous_response_id.is_some() => Ok(Vec::new()),
@@ -219,15 +220,15 @@ impl ResponseRequest {
         }
     }
 
-    /// Whether log-probabilities are wanted.
+    /// Returns true if log-probabilities are requested.
     pub fn wants_logprobs(&self) -> bool {
         self.include.iter().flatten().any(|what| what == LOGPROBS)
     }
 
-    /// The chat to answer, from all messages so far.
+    /// Converts the request, with all messages so far.
     ///
     /// # Errors
-    /// What cannot be honoured, by name.
+    /// A field that is not supported, by name.
     pub fn chat(
         &self,
         messages: Vec<Message>,
@@ -263,14 +264,14 @@ impl ResponseRequest {
             parallel_tool_calls: self.parallel_tool_calls.unwrap_or(true),
             format: self.format()?,
             reasoning: Reasoning { budget, ..Reasoning::from_effort(effort, "reasoning.effort")? },
-            // Without streaming nobody needs half a call.
+            // Without streaming, calls are returned whole.
             whole_calls: self.stream != Some(true),
             options,
             ..ChatRequest::default()
         })
     }
 
-    /// Names what has no effect.
+    /// Records the fields that are ignored.
     fn leave_out(&self, tolerance: &Tolerance) -> Result<(), ApiError> {
         let summary = self.reasoning.as_ref().and_then(|reasoning| reasoning.summary.as_ref());
         if summary.is_some_and(|how| how != "auto") {
@@ -278,7 +279,7 @@ impl ResponseRequest {
         }
         let verbosity = self.text.as_ref().and_then(|text| text.verbosity.as_ref());
         if verbosity.is_some_and(|verbosity| verbosity != "medium") {
-            let why = "models here do not know it; say in a message how long to answer";
+            let why = "the models do not support it; ask for the length in a message";
             tolerance.leave_out("text.verbosity", why)?;
         }
         let known = [LOGPROBS, "reasoning.encrypted_content"];
@@ -296,7 +297,7 @@ impl ResponseRequest {
             (format, None) => Ok(format),
             (Format::Text, Some(grammar)) => Ok(Format::grammar(grammar.clone(), "grammar")),
             _ => {
-                let message = "`grammar` and `text.format` both say what the answer must be: give one";
+                let message = "`grammar` and `text.format` both set the format of the answer: give one";
                 Err(ApiError::invalid("grammar", message))
             }
         }
@@ -327,7 +328,7 @@ impl ResponseRequest {
 }
 
 impl TextParam {
-    /// As it comes back: plain text is a format, too.
+    /// Returns the effective format, which is `text` if absent.
     pub fn or_plain(self) -> Self {
         let plain =
             FormatParam { r#type: "text".into(), name: None, description: None, schema: None, strict: None };
@@ -335,7 +336,7 @@ impl TextParam {
     }
 }
 
-/// Messages from items: reasoning and calls belong to the assistant's message that they stand beside.
+/// Converts items to messages: reasoning and calls belong to the assistant's adjacent message.
 fn messages(items: Vec<InputItem>, tolerance: &Tolerance) -> Result<Vec<Message>, ApiError> {
     let last_user = items.iter().rposition(|item| item.role.as_deref() == Some("user"));
     let mut messages: Vec<Message> = Vec::new();
@@ -377,7 +378,7 @@ enum Item {
 }
 
 impl InputItem {
-    /// The item; `None` if it is of a kind that has no meaning here. The model is asked about one of them.
+    /// Converts an item; `None` for an unsupported kind. `is_asked` is true for the last message of the user.
     fn read(self, path: &str, is_asked: bool, tolerance: &Tolerance) -> Result<Option<Item>, ApiError> {
         fn need<T>(value: Option<T>, path: &str, name: &str) -> Result<T, ApiError> {
             let param = format!("{path}.{name}");
@@ -424,11 +425,11 @@ impl InputItem {
             "item_reference" => {
                 let param = format!("{path}.type");
                 let message =
-                    format!("`{param}` is `item_reference`: items are not kept one by one; send the item");
+                    format!("`{param}` is `item_reference`: single items are not stored; send the item");
                 return Err(ApiError::invalid(param, message));
             }
             other => {
-                let why = format_args!("`{other}` items have no meaning here");
+                let why = format_args!("`{other}` items are not supported");
                 tolerance.leave_out(path, why)?;
                 return Ok(None);
             }

@@ -1,4 +1,4 @@
-//! Responses that can be asked for and gone on from. In memory, bounded; the oldest go first.
+//! Stored responses, in memory and of bounded size; the oldest are evicted first.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -9,7 +9,7 @@ use axum::body::Bytes;
 
 use crate::{error::ApiError, generate::Message};
 
-/// Bytes of all stored responses and their messages.
+/// Maximum bytes of all stored responses and their messages.
 const MOST_BYTES: usize = 64 << 20;
 
 /// The store.
@@ -29,25 +29,25 @@ struct Inner {
 /// A stored response.
 #[derive(Clone, Debug)]
 pub struct Stored {
-    /// The key that it was made with; only that one finds it.
+    /// Id of the key of its request. Only this key can read it.
     pub tenant: Option<String>,
     /// The response's JSON.
     pub body: Bytes,
-    /// What was said, up to its end.
+    /// Conversation up to its end.
     pub turn: Arc<Turn>,
 }
 
-/// One turn of a conversation. Turns of the same past share it.
+/// One turn of a conversation. Turns with a common past share it.
 #[derive(Debug)]
 pub struct Turn {
-    /// What came before.
+    /// Previous turns.
     pub before: Option<Arc<Turn>>,
-    /// What was said in this turn.
+    /// Messages of this turn.
     pub messages: Vec<Message>,
 }
 
 impl Turn {
-    /// Everything that was said, oldest first.
+    /// Returns all messages, oldest first.
     pub fn all_messages(&self) -> Vec<Message> {
         let mut turns = vec![self];
         while let Some(before) = turns.last().and_then(|turn| turn.before.as_deref()) {
@@ -56,7 +56,7 @@ impl Turn {
         turns.iter().rev().flat_map(|turn| turn.messages.iter().cloned()).collect()
     }
 
-    /// Bytes of everything that was said.
+    /// Returns the bytes of all messages.
     pub fn all_bytes(&self) -> usize {
         let mut turn = Some(self);
         let turns = std::iter::from_fn(|| {
@@ -78,7 +78,7 @@ impl Turn {
 }
 
 impl Drop for Turn {
-    /// One after the other: a long conversation must not be as many nested calls.
+    /// Drops turns in a loop, because the recursion of a long conversation could overflow the stack.
     fn drop(&mut self) {
         let mut before = self.before.take();
         while let Some(mut turn) = before.and_then(Arc::into_inner) {
@@ -88,7 +88,7 @@ impl Drop for Turn {
 }
 
 impl ResponseStore {
-    /// Keeps a response.
+    /// Stores a response.
     pub fn put(&self, id: &str, stored: Stored) {
         let mut inner = self.lock();
         inner.bytes += stored.bytes();
@@ -100,7 +100,7 @@ impl ResponseStore {
         }
     }
 
-    /// A response of this tenant.
+    /// Returns a response of this tenant.
     ///
     /// # Errors
     /// [`ApiError::NotFound`].
@@ -108,13 +108,11 @@ impl ResponseStore {
         let inner = self.lock();
         let stored = inner.responses.get(id).filter(|stored| stored.tenant.as_deref() == tenant);
         stored.cloned().ok_or_else(|| {
-            ApiError::NotFound(format!(
-                "there is no response `{id}`: it was deleted, not stored, or had to make room"
-            ))
+            ApiError::NotFound(format!("there is no response `{id}`: it was deleted, evicted or not stored"))
         })
     }
 
-    /// Forgets a response of this tenant.
+    /// Deletes a response of this tenant.
     ///
     /// # Errors
     /// [`ApiError::NotFound`].

@@ -1,11 +1,11 @@
-//! Calls that are not JSON between two marks.
+//! Call syntaxes other than JSON between two marks.
 
 use expect_test::expect;
 use serde_json::json;
 
 use super::*;
 
-/// Calls whose arguments stand one by one: texts as they are, other values as JSON.
+/// Calls with separate arguments: strings without quotes, other values as JSON.
 #[test]
 fn arguments_between_marks_have_the_kinds_of_the_schema() {
     let expected =
@@ -46,7 +46,7 @@ fn arguments_between_marks_have_the_kinds_of_the_schema() {
             assert_eq!(show(&parse(format(name), &options(stream), [text])), expected, "{name}: {text}");
         }
     }
-    // JSON in the tag is read as well; an unknown tool and broken marks are text.
+    // JSON in the tag is accepted; an unknown tool and malformed marks are text.
     let json = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>";
     assert_eq!(show(&parse(format("function-elements"), &options(false), [json])), "call add {\"a\": 1}\n");
     for text in [
@@ -73,7 +73,7 @@ fn values_between_marks_are_what_the_schema_takes() {
         ("text", "12", json!("12")),
         ("text", "[1]", json!("[1]")),
         ("whole", " 12\n", json!(12)),
-        // Not what the schema asks for: the text, so that whoever checks it can say so.
+        // A value that violates the schema stays text, so that its validation can report it.
         ("whole", "twelve", json!("twelve")),
         ("either", "12", json!(12)),
         ("either", "a 12", json!("a 12")),
@@ -156,7 +156,7 @@ fn harmony_has_a_message_for_each_part() {
             text "Yes: **2 <| 3**"
         "#]],
     );
-    // A tool that nobody offered, arguments that are none, a model that does not keep to the format.
+    // An unknown tool, invalid arguments, and a deviation from the format.
     check(
         "<|channel|>commentary to=browser.search code<|message|>{\"q\": 1}<|call|>",
         expect![[r#"

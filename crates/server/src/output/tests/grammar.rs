@@ -36,8 +36,8 @@ fn control_tokens_are_no_text_to_a_grammar() {
         reasoning: /(?s:.*)/ <[2]>"#]].assert_eq(&(grammar("mistral-args") + "\n\n" + &grammar("hermes")));
 }
 
-/// Walks through a grammar at random, byte by byte, and returns a text that it accepts. After the last of the choices,
-/// the shortest way out is taken.
+/// Generates a random text that a grammar accepts, byte by byte. After the last choice it takes the shortest way to the
+/// end.
 fn walk(grammar: String, format: Format, thought: Thought, choices: &[Index]) -> String {
     let env = ApproximateTokEnv::single_byte_env();
     let factory = ParserFactory::new(&env, InferenceCapabilities::default(), &[]).expect("a factory");
@@ -119,7 +119,7 @@ proptest! {
         let pieces = parse(format(name), &options, deltas);
         prop_assert_eq!(&pieces, &parse(format(name), &options, [text.as_str()]));
 
-        // Without calls nothing is lost but whitespace and the tags of reasoning.
+        // Without calls only whitespace and reasoning tags are dropped.
         if name != "harmony" && !pieces.iter().any(|piece| matches!(piece, Piece::CallBegin { .. })) {
             let solid = |text: &str| text.replace(char::is_whitespace, "").replace("<think>", "").replace("</think>", "");
             let all: String = pieces.iter().map(|piece| match piece {
@@ -144,7 +144,7 @@ proptest! {
             Piece::Arguments(arguments),
             Piece::CallEnd { complete: true },
         ]).collect();
-        // What is written as JSON comes as it is written; other arguments are JSON of our own.
+        // JSON arguments are unchanged; others are converted to compact JSON.
         let compact = |piece| match piece {
             Piece::Arguments(text) => {
                 Piece::Arguments(serde_json::from_str::<Value>(&text).expect("JSON").to_string())
