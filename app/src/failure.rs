@@ -1,55 +1,55 @@
-//! What ends the program early: one clear line, a hint where there is one, and an exit code.
+//! Failures that end the program: a line, optional hints, and an exit code.
 
 use std::{error::Error, fmt, io, process::ExitCode};
 
-/// Why a command did not do what it was asked for.
+/// Reason for which a command failed.
 #[derive(Debug)]
 pub struct Failure {
     kind: Kind,
     message: String,
-    /// Hints, a line each.
+    /// Hints, one per line.
     hints: Vec<String>,
 }
 
-/// The result of everything that can end the program.
+/// Result of functions whose failure ends the program.
 pub type Outcome<T> = Result<T, Failure>;
 
-/// What kind of end it is; each has its exit code.
+/// Kind of a failure, with its exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// Something failed: 1.
+    /// A failure: 1.
     Failed,
-    /// The command line asks for something that cannot be: 2, as clap's own errors.
+    /// A usage error: 2, as in clap.
     Usage,
-    /// Ctrl-C, after everything there was has been printed: 130, as shells report it.
+    /// Ctrl-C, after all output has been printed: 130, as in shells.
     Interrupted,
-    /// The reader of our output has gone away (`| head`). It has what it wanted, so this is no failure: 0.
+    /// The reader of standard output has closed it (`| head`), which is not a failure: 0.
     ReaderGone,
 }
 
 impl Failure {
-    /// Something went wrong while doing what was asked.
+    /// Creates a failure.
     pub fn new(message: impl fmt::Display) -> Self {
         Self { kind: Kind::Failed, message: message.to_string(), hints: Vec::new() }
     }
 
-    /// What was asked for cannot be.
+    /// Creates a usage error.
     pub fn usage(message: impl fmt::Display) -> Self {
         Self { kind: Kind::Usage, message: message.to_string(), hints: Vec::new() }
     }
 
-    /// Ctrl-C.
+    /// Creates the failure for Ctrl-C.
     pub fn interrupted() -> Self {
         Self { kind: Kind::Interrupted, message: String::new(), hints: Vec::new() }
     }
 
-    /// An error with the errors behind it, on one line.
+    /// Formats an error with its causes on one line.
     pub fn from_error(error: &dyn Error) -> Self {
         let mut message = error.to_string();
         let mut source = error.source();
         while let Some(cause) = source {
             let cause_text = cause.to_string();
-            // Many errors print their cause themselves.
+            // Many errors include their cause.
             if !message.contains(&cause_text) {
                 message = format!("{message}: {cause_text}");
             }
@@ -58,25 +58,25 @@ impl Failure {
         Self::new(message)
     }
 
-    /// Adds what to do about it, after what was said before.
+    /// Adds a hint after earlier ones.
     #[must_use]
     pub fn hint(mut self, hint: impl fmt::Display) -> Self {
         self.hints.push(hint.to_string());
         self
     }
 
-    /// Adds what to do about it, unless that is said already.
+    /// Adds a hint, unless there is one.
     #[must_use]
     pub fn or_hint(self, hint: impl fmt::Display) -> Self {
         if self.hints.is_empty() { self.hint(hint) } else { self }
     }
 
-    /// What went wrong, without the hint.
+    /// Returns the message without the hints.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// The exit code that the program ends with.
+    /// Returns the exit code.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self.kind {
             Kind::Failed => 1,
@@ -86,7 +86,7 @@ impl Failure {
         })
     }
 
-    /// The lines for standard error, `None` when the end needs no words. `color` paints the first word.
+    /// Returns the lines for standard error; `None` if there are none. `color` colors the first word.
     pub fn report(&self, color: bool) -> Option<String> {
         if matches!(self.kind, Kind::Interrupted | Kind::ReaderGone) {
             return None;

@@ -1,4 +1,4 @@
-//! `paguro inspect`: what is in a model file, and what it needs to run.
+//! `paguro inspect`: content and memory of a model.
 
 use std::collections::BTreeMap;
 
@@ -21,13 +21,13 @@ use crate::{
     units,
 };
 
-/// Metadata values are shown up to this many characters.
+/// Maximum characters of a displayed metadata value.
 const VALUE_WIDTH: usize = 100;
 
-/// Runs the command. A model that cannot run is shown, too, and why it cannot.
+/// Runs the command. Also shows a model that cannot run, with the reason.
 ///
 /// # Errors
-/// A file that cannot be read.
+/// The file cannot be read.
 pub fn inspect(args: &InspectArgs, library: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
     let source = Source::find(args.model.name.as_deref(), library)?;
     let file = load::file(&source)?;
@@ -53,7 +53,7 @@ pub fn inspect(args: &InspectArgs, library: &LibrarySettings, terminal: Terminal
     }
 }
 
-/// What a model needs for one sequence.
+/// Memory of a model with one sequence.
 #[derive(Debug)]
 struct Memory {
     context: usize,
@@ -62,13 +62,13 @@ struct Memory {
     weights: u64,
     /// Buffers between operations.
     buffers: u64,
-    /// Formats that the device does not read as they are, what they become, and how many matrices that is.
+    /// Conversions of formats that the device does not support: from, to, and the number of matrices.
     converted: BTreeMap<(String, String), usize>,
     pages: u64,
     page_bytes: u64,
-    /// State of a sequence beside its pages.
+    /// State of a sequence besides its pages.
     states: u64,
-    /// A copy of it in the prefix cache, and the tokens from one to the next.
+    /// Copy of a state in the prefix cache, and the tokens between two copies.
     checkpoint: u64,
     checkpoint_interval: usize,
     block_size: usize,
@@ -119,8 +119,8 @@ impl Memory {
     }
 }
 
-/// Pages that a sequence of `context` tokens holds at most. A layer with a window keeps what the rows of one step can
-/// see, which may begin and end inside of a page.
+/// Returns the maximum number of pages of a sequence with `context` tokens. A layer with a window holds the tokens that
+/// the rows of one step attend to, which may begin and end inside of a page.
 fn pages(kv: &KvLayout, context: usize, block_size: usize, step: usize) -> u64 {
     let group = |window: Option<u32>| {
         let all = context.div_ceil(block_size);
@@ -230,7 +230,7 @@ fn chat_template(model: &Model) -> String {
     }
 }
 
-/// Heads and widths of the layers, each kind once.
+/// Formats heads and widths of the layers, each kind once.
 fn layers(program: &Program) -> String {
     let mut attentions: Vec<String> = Vec::new();
     let mut networks: Vec<String> = Vec::new();
@@ -283,7 +283,7 @@ fn layers(program: &Program) -> String {
     kinds.into_iter().filter(|kinds| !kinds.is_empty()).collect::<Vec<_>>().join(", ")
 }
 
-/// Blocks that predict tokens further ahead, if the file has some: nothing runs them yet.
+/// Returns the names of blocks for multi-token prediction, which are not supported, if the file has some.
 fn skipped(tensors: &[Tensor]) -> Option<String> {
     let block = |tensor: &Tensor| match tensor.name.split_once(".nextn.") {
         Some((block, _)) => Some(block.to_owned()),
@@ -294,7 +294,7 @@ fn skipped(tensors: &[Tensor]) -> Option<String> {
     (!names.is_empty()).then(|| format!("{names}: multi-token prediction"))
 }
 
-/// Parameters that one token's forward pass multiplies with, in a model with experts.
+/// Returns the number of parameters in one token's forward pass, for a model with experts.
 fn active_parameters(model: &Model) -> Option<u64> {
     let unused = model.program.layers.iter().filter_map(|layer| match &layer.ffn {
         FeedForward::Experts(experts) => {
@@ -313,8 +313,8 @@ fn active_parameters(model: &Model) -> Option<u64> {
     (unused > 0).then(|| model.description.parameters.saturating_sub(unused))
 }
 
-/// The first layer's shape, for programs that ask for one number; see [`layers`] for all of them. The width is that of the first
-/// feed-forward network.
+/// Returns the first layer's shape, for programs that expect one number; [`layers`] has all of them. The width is that
+/// of the first feed-forward network.
 fn first_layer(program: &Program) -> (usize, usize, usize, usize) {
     let (heads, kv_heads, head_dim) = match program.attentions().next() {
         Some(attention) => {
@@ -347,7 +347,7 @@ fn metadata(out: &mut Output, file: &ModelFile, terminal: Terminal) -> Outcome<(
     Ok(())
 }
 
-/// A value on one line of readable length.
+/// Shortens a value to one line.
 fn shortened(value: &str) -> String {
     let line = value.replace('\n', "\\n");
     match line.char_indices().nth(VALUE_WIDTH) {
@@ -373,7 +373,7 @@ fn tensors(out: &mut Output, tensors: &[Tensor], terminal: Terminal) -> Outcome<
     Ok(())
 }
 
-/// The tensors by type, for those who do not ask for each.
+/// Prints the tensors by type.
 fn types(out: &mut Output, tensors: &[Tensor], terminal: Terminal) -> Outcome<()> {
     let mut types: BTreeMap<String, (usize, u64)> = BTreeMap::new();
     for tensor in tensors {
@@ -393,7 +393,7 @@ fn types(out: &mut Output, tensors: &[Tensor], terminal: Terminal) -> Outcome<()
     Ok(())
 }
 
-/// `[4096 × 512]`, outermost dimension first.
+/// Formats a shape as `[4096 × 512]`, outermost dimension first.
 fn shape(dims: &[usize]) -> String {
     let dims: Vec<_> = dims.iter().map(usize::to_string).collect();
     format!("[{}]", dims.join(" × "))

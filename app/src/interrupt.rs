@@ -1,4 +1,4 @@
-//! Ctrl-C: the first one stops what is going on, cleanly; with nothing to stop, or pressed again, it ends the program.
+//! Ctrl-C: the first one stops the current operation; the second, or one without an operation, ends the program.
 
 use std::{
     process,
@@ -12,7 +12,7 @@ const STATUS: i32 = 130;
 
 type Stop = Box<dyn FnOnce() + Send>;
 
-/// Where the handler looks for what to stop.
+/// Holder of the function that stops the current operation.
 #[derive(Clone, Default)]
 pub struct Interrupt {
     stop: Arc<Mutex<Option<Stop>>>,
@@ -35,7 +35,7 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    /// While the guard lives, Ctrl-C calls `stop` the first time.
+    /// Registers `stop` for the first Ctrl-C while the guard lives.
     #[must_use]
     pub fn on_press(&self, stop: impl FnOnce() + Send + 'static) -> Armed {
         *self.lock() = Some(Box::new(stop));
@@ -43,7 +43,7 @@ impl Interrupt {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Stop>> {
-        // The value is a whole `Option` at any moment, also after a panic elsewhere.
+        // Every update leaves a valid `Option`, so a poisoned lock is usable.
         self.stop.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -13,7 +13,7 @@ use crate::{
 /// Manages the keys in `file`.
 ///
 /// # Errors
-/// A file that cannot be read or written, a key that is not there.
+/// The file cannot be read or written, or the key does not exist.
 pub fn keys(args: &KeysArgs, file: &KeyFile, terminal: Terminal) -> Outcome<()> {
     let mut out = Output::new();
     let failed = |error| Failure::from_error(&error);

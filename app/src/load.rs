@@ -1,4 +1,4 @@
-//! Opens models and starts engines on them, with a sign of life when that takes a while.
+//! Opening of models and start of engines, with progress on the terminal.
 
 use std::{
     sync::Arc,
@@ -18,30 +18,30 @@ use crate::{
     units,
 };
 
-/// For those who gave something else.
+/// Hint for other files.
 const A_MODEL_IS: &str = "a model is a GGUF file or a Hugging Face folder";
 
-/// A model that runs.
+/// A running model.
 #[derive(Debug)]
 pub struct Loaded {
     /// The model.
     pub model: Arc<Model>,
-    /// The way to ask it.
+    /// Handle of the engine.
     pub handle: Handle,
     /// Short name of the device.
     pub device: String,
-    /// CPU threads it runs on.
+    /// Number of CPU threads.
     pub threads: usize,
-    /// How long the engine took to start.
+    /// Start time of the engine.
     pub time: Duration,
-    /// Runs as long as this value lives.
+    /// The engine runs while this value lives.
     _engine: Engine,
 }
 
-/// Opens a model's file without understanding it.
+/// Opens a model's file without interpreting it.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The file is invalid.
 pub fn file(source: &Source) -> Outcome<ModelFile> {
     match source {
         Source::Embedded => ModelFile::from_static(EMBEDDED, EMBEDDED_FILE),
@@ -50,27 +50,27 @@ pub fn file(source: &Source) -> Outcome<ModelFile> {
     .map_err(failure)
 }
 
-/// Only the tokenizer, which even models that cannot run have.
+/// Reads only the tokenizer, which even unsupported models have.
 ///
 /// # Errors
-/// What is wrong with the file, or not supported.
+/// The file is invalid or not supported.
 pub fn tokenizer(source: &Source) -> Outcome<Tokenizer> {
     file(source)?.tokenizer().map_err(failure)
 }
 
-/// Opens a model for sequences of up to `context` tokens, or of what it was trained for.
+/// Opens a model for sequences of up to `context` tokens, or of its trained context.
 ///
 /// # Errors
-/// What is wrong with it, or not supported.
+/// The model is invalid or not supported.
 pub fn model(source: &Source, context: Option<usize>) -> Outcome<Arc<Model>> {
     let model = file(source)?.load(&LoadOptions { max_context: context }).map_err(failure)?;
     Ok(Arc::new(model))
 }
 
-/// Starts an engine on the chosen device. Where memory is short, it gets fewer pages if it `may_shrink`.
+/// Starts an engine on the chosen device. If memory is short and `may_shrink` is true, it gets fewer pages.
 ///
 /// # Errors
-/// What the device cannot run, or has no memory for.
+/// The device does not support the model or lacks memory.
 pub fn start(
     model: Arc<Model>,
     options: EngineOptions,
@@ -101,11 +101,11 @@ pub fn start(
     })
 }
 
-/// Tokens of the shortest context that pages are taken from: with less, nobody can work.
+/// Minimum context to which pages are reduced. A smaller one would be of no use.
 const LEAST_CONTEXT: usize = 1024;
 
-/// The options with as many pages as there is memory for. What the device has no memory for is refused before anything is
-/// read.
+/// Returns the options with as many pages as memory permits. A model that exceeds the device's memory is refused before
+/// weights are read.
 fn fit_memory(
     backend: &dyn Backend,
     model: &Model,
@@ -139,7 +139,7 @@ fn fit_memory(
     })
 }
 
-/// A model's error with what to do about it, where its message does not say that.
+/// Converts a model's error, with a hint if its message has none.
 fn failure(error: ModelError) -> Failure {
     let failure = Failure::from_error(&error);
     match error {

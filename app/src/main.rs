@@ -52,16 +52,17 @@ fn main() -> ExitCode {
     }
 }
 
-/// Says what went wrong.
+/// Prints a failure.
 fn end(failure: &Failure, color: bool) -> ExitCode {
     if let Some(report) = failure.report(color) {
-        // Nobody may be listening there; the exit code says it, too.
+        // Standard error may be closed; the exit code also reports the failure.
         let _ = stderr().write_all(report.as_bytes());
     }
     failure.exit_code()
 }
 
-/// Turns off Mesa's layer that orders GPUs, as GPUs are ordered here: it asks Wayland, and complains on standard error where there is none.
+/// Turns off Mesa's layer that orders GPUs, because GPUs are ordered here. The layer queries Wayland and prints an
+/// error where there is none.
 fn quiet_vulkan() {
     #[cfg(all(feature = "gpu", target_os = "linux"))]
     // SAFETY: nothing else runs yet, so nobody reads the environment meanwhile.
@@ -70,7 +71,7 @@ fn quiet_vulkan() {
     }
 }
 
-/// Variables without a value are unset: files of container tools set them so.
+/// Unsets variables without a value, which files of container tools define.
 fn forget_empty_variables() {
     let is_empty = |(name, value): &(OsString, OsString)| {
         value.is_empty() && name.to_str().is_some_and(|name| name.starts_with("PAGURO_"))

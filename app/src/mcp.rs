@@ -1,4 +1,4 @@
-//! `[[mcp]]` in the file with a server's settings: servers of tools for the page's chat.
+//! `[[mcp]]` in a server's settings file: tool servers for the page's chat.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,16 +13,16 @@ use crate::{
     failure::{Failure, Outcome},
 };
 
-/// A server of tools, as the file has it.
+/// A tool server in the file.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct McpOptions {
     name: String,
-    /// A program, with its arguments or without.
+    /// A program, with or without arguments.
     command: Option<Command>,
     #[serde(default)]
     args: Vec<String>,
-    /// Variables of the program's environment, beside the ordinary ones.
+    /// Variables of the program's environment besides the ordinary ones.
     #[serde(default)]
     env: BTreeMap<String, String>,
     /// An address in place of a program.
@@ -48,7 +48,7 @@ enum Trusted {
     Tools(Vec<String>),
 }
 
-/// Variables that programs get from this one's environment. All others may hold secrets that are not theirs.
+/// Variables that programs inherit. All others may contain secrets.
 const PASSED: [&str; 24] = [
     "PATH",
     "HOME",
@@ -76,7 +76,7 @@ const PASSED: [&str; 24] = [
     "USERPROFILE",
 ];
 
-/// The part of an environment that programs get.
+/// Returns the variables of an environment that programs inherit.
 pub fn passed(environment: impl Iterator<Item = (OsString, OsString)>) -> Vec<(OsString, OsString)> {
     let is_passed = |(name, _): &(OsString, OsString)| {
         name.to_str().is_some_and(|name| PASSED.contains(&name.to_uppercase().as_str()))
@@ -84,10 +84,10 @@ pub fn passed(environment: impl Iterator<Item = (OsString, OsString)>) -> Vec<(O
     environment.filter(is_passed).collect()
 }
 
-/// Returns the servers of tools that a file names. `environment` is for their programs.
+/// Returns the tool servers of a file. `environment` is for their programs.
 ///
 /// # Errors
-/// The first server whose settings are not valid, with the reason.
+/// The first server with invalid settings, with the reason.
 pub fn servers(options: &[McpOptions], environment: &[(OsString, OsString)]) -> Outcome<Vec<McpServer>> {
     let mut names = BTreeSet::new();
     let server = |options: &McpOptions| {
@@ -122,13 +122,13 @@ impl McpOptions {
                 url: url.clone(),
                 headers: self.headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
             },
-            (Some(_), None) => return Err("`headers` belong to `url`, and it has `command`".into()),
-            (None, Some(_)) => return Err("`args` and `env` belong to `command`, and it has `url`".into()),
+            (Some(_), None) => return Err("`headers` belong to `url`, but it has `command`".into()),
+            (None, Some(_)) => return Err("`args` and `env` belong to `command`, but it has `url`".into()),
             (Some(_), Some(_)) => {
-                return Err("it has both `command` and `url`; one of them says where it is".into());
+                return Err("it has both `command` and `url`; keep one of them".into());
             }
             (None, None) => {
-                return Err("it has neither `command` nor `url`; one of them says where it is".into());
+                return Err("it has neither `command` nor `url`; set one of them".into());
             }
         };
         let trust = match &self.trusted {

@@ -1,4 +1,5 @@
-//! Which model is meant: the one in the binary, a file, a folder, or one of the library; and what to say when there is none.
+//! Lookup of models by name: the embedded model, a file, a folder, or a model of the library; and errors for unknown
+//! names.
 
 use std::{
     fs,
@@ -18,10 +19,10 @@ use crate::{
     units,
 };
 
-/// The name of the model in the binary.
+/// Name of the embedded model.
 pub const EMBEDDED: &str = "tales";
 
-/// The file of [`EMBEDDED`]. Its tensors count on the alignment that a mapped file would have.
+/// File of [`EMBEDDED`], aligned as GGUF requires for its tensors.
 pub static EMBEDDED_FILE: &[u8] = &ALIGNED.bytes;
 
 /// GGUF aligns tensors to 32 bytes from the file's start; 64 is a cache line and an AVX-512 load.
@@ -32,30 +33,30 @@ struct Aligned<Bytes: ?Sized> {
 
 static ALIGNED: &Aligned<[u8]> = &Aligned { bytes: *include_bytes!("../../models/tales/tales-Q8_0.gguf") };
 
-/// A model that can be opened, as far as its name tells.
+/// A model by its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The one in the binary.
+    /// The embedded model.
     Embedded,
     /// A GGUF file or a Hugging Face folder that exists.
     Path(PathBuf),
-    /// One of the library.
+    /// A model of the library.
     Library {
-        /// Its name there.
+        /// Name in the library.
         name: String,
-        /// Where it lies.
+        /// Path of the file or folder.
         path: PathBuf,
-        /// What is recorded with it for requests to a server: `system`, `options` ...
+        /// Names of recorded parameters for requests to a server: `system`, `options` ...
         parameters: Vec<String>,
     },
 }
 
 impl Source {
-    /// What `-m NAME` means; nothing given is the model in the binary. A file or a folder goes before a model of the
-    /// library.
+    /// Finds the model of `-m NAME`; without a name, the embedded model. A file or folder takes precedence over a model
+    /// of the library.
     ///
     /// # Errors
-    /// A usage error that suggests what might have been meant.
+    /// A usage error with suggestions.
     pub fn find(name: Option<&str>, library: &LibrarySettings) -> Outcome<Self> {
         let Some(name) = name else { return Ok(Self::Embedded) };
         match Self::look_up(name, library)? {
@@ -64,10 +65,10 @@ impl Source {
         }
     }
 
-    /// Looks for a model: inside the binary, on the disk, in the library.
+    /// Looks up a model: the embedded one, on the disk, in the library.
     ///
     /// # Errors
-    /// Something of this name that is no model; a library that cannot be read; a name that several models have.
+    /// The file is not a model, the library cannot be read, or the name is ambiguous.
     pub fn look_up(name: &str, library: &LibrarySettings) -> Outcome<Found> {
         if is_embedded(name) {
             return Ok(Found::Here(Self::Embedded));
@@ -80,13 +81,13 @@ impl Source {
         };
         let found = in_library(name, library)?;
         match (found, problem) {
-            // A folder beside us may have the name of a model by chance.
+            // A folder may have the name of a model by chance.
             (Found::Missing(_), Some(failure)) => Err(failure),
             (found, _) => Ok(found),
         }
     }
 
-    /// The model's name in messages.
+    /// Returns the model's name for messages.
     pub fn name(&self) -> String {
         match self {
             Self::Embedded => EMBEDDED.into(),
@@ -95,7 +96,7 @@ impl Source {
         }
     }
 
-    /// The model's name on a status line: for a file, its own without folders and extension.
+    /// Returns the model's name for status lines: for a file, its name without folders and extension.
     pub fn short_name(&self) -> String {
         match self {
             Self::Path(path) => {
@@ -107,27 +108,27 @@ impl Source {
     }
 }
 
-/// True for the names of the model in the binary: case and the tag `latest` make no difference, as in the library.
+/// Returns true for names of the embedded model. Case and the tag `latest` are ignored, as in the library.
 pub fn is_embedded(name: &str) -> bool {
     let name = name.strip_suffix(":latest").unwrap_or(name);
     name.eq_ignore_ascii_case(EMBEDDED)
 }
 
-/// Result of looking for a model on this machine.
+/// Result of a lookup on this machine.
 #[derive(Debug)]
 pub enum Found {
-    /// It is.
+    /// The model exists.
     Here(Source),
-    /// It is not.
+    /// The model does not exist.
     Missing(Missing),
 }
 
-/// A name that leads to no model on this machine.
+/// A name without a model on this machine.
 #[derive(Debug)]
 pub struct Missing {
     /// The name.
     pub name: String,
-    /// Names in the library that are like it.
+    /// Similar names in the library.
     similar: Vec<String>,
 }
 
@@ -151,13 +152,13 @@ impl Missing {
         }
     }
 
-    /// The error, with what to do.
+    /// Returns the error with a hint.
     pub fn failure(&self) -> Failure {
         missing(&self.name, &self.similar)
     }
 }
 
-/// Looks a name up in the library, if there is one.
+/// Looks up a name in the library, if there is one.
 fn in_library(name: &str, library: &LibrarySettings) -> Outcome<Found> {
     let missing = |similar| Ok(Found::Missing(Missing { name: name.to_owned(), similar }));
     let Some(registry) = library.open_existing()? else { return missing(Vec::new()) };
@@ -169,12 +170,12 @@ fn in_library(name: &str, library: &LibrarySettings) -> Outcome<Found> {
     match registry.find(name) {
         Ok(record) => found(&record),
         Err(RegistryError::NotFound { similar, .. }) => {
-            // The model of a short name may be in the library under its repository's name.
+            // The model of a short name may be stored under its repository's name.
             let records = registry.list().map_err(library::failure)?;
             let same = |short: Short| records.iter().find(|record| is_of(record, &short));
             match (Short::find(name).and_then(same), name.strip_suffix(":latest")) {
                 (Some(record), _) => found(record),
-                // A name without a tag may be that of the only one that there is.
+                // A name without a tag matches if the library has only one model of it.
                 (None, Some(plain)) => in_library(plain, library),
                 (None, None) => missing(similar),
             }
@@ -184,7 +185,7 @@ fn in_library(name: &str, library: &LibrarySettings) -> Outcome<Found> {
     }
 }
 
-/// True if a model of the library is the one that a short name stands for.
+/// Returns true if a model of the library is the one of a short name.
 fn is_of(record: &ModelRecord, short: &Short) -> bool {
     let Origin::Hub { repo, .. } = &record.source else { return false };
     let same_file = match &short.quantization {
@@ -194,29 +195,29 @@ fn is_of(record: &ModelRecord, short: &Short) -> bool {
     repo.eq_ignore_ascii_case(&short.model.repository) && same_file
 }
 
-/// True for a word that could be a model's name: letters, digits and `. _ - : / @`, or a path. Text with spaces or
-/// other characters begins a prompt, so that "What is 3/4 of 8?" and "Compare and/or with either/or" do.
+/// Returns true for a word that could be a model's name: letters, digits and `. _ - : / @`, or a path. Texts such as
+/// "What is 3/4 of 8?" and "Compare and/or with either/or" are prompts.
 pub fn is_name(word: &str) -> bool {
     let fine = |c: char| c.is_ascii_alphanumeric() || "._-:/@\\~".contains(c);
     let plain = word.chars().all(fine) && word.chars().any(|c| c.is_ascii_alphanumeric());
     plain || is_path(word)
 }
 
-/// True for a model file's name or a path, which may have spaces.
+/// Returns true for a model file's name or a path, which may have spaces.
 pub fn is_path(word: &str) -> bool {
     let rooted = Path::new(word).is_absolute()
         || ["./", "../", "~/", ".\\", "..\\"].iter().any(|start| word.starts_with(start));
     (rooted || is_file_name(word)) && !word.contains('\n')
 }
 
-/// True if the extension is that of a model's file.
+/// Returns true for the extension of a model's file.
 fn is_file_name(word: &str) -> bool {
     let extension = Path::new(word).extension();
     extension.is_some_and(|e| e.eq_ignore_ascii_case("gguf") || e.eq_ignore_ascii_case("safetensors"))
 }
 
-/// Something is there; folders that cannot be a model are refused here, where what is inside can be listed. What is
-/// in a file, its reader says.
+/// Returns the source of an existing path. Refuses folders without a model, with a list of the models in them. The
+/// content of files is not checked.
 fn existing(path: &Path) -> Outcome<Source> {
     if !path.is_dir() || path.join("config.json").is_file() {
         return Ok(Source::Path(path.to_owned()));
@@ -227,7 +228,7 @@ fn existing(path: &Path) -> Outcome<Source> {
     Err(if inside.is_empty() { failure } else { failure.hint(format!("models in it: {}", list(&inside))) })
 }
 
-/// The error about a name that leads nowhere; in the library there may be models of similar names.
+/// Returns the error for an unknown name, with similar names of the library.
 fn missing(name: &str, similar: &[String]) -> Failure {
     let failure = Failure::usage(format!("there is no model `{name}`"));
     let path = Path::new(name);
@@ -309,7 +310,7 @@ fn models_in(folder: &Path) -> Vec<PathBuf> {
             path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"))
                 || path.join("config.json").is_file()
         })
-        // What the person would type.
+        // The path that a user would type.
         .map(|path| path.strip_prefix("./").map(Path::to_owned).unwrap_or(path))
         .collect();
     found.sort();

@@ -1,5 +1,5 @@
-//! Standard output, where a reader may go away at any moment (`paguro inspect | head`): nothing here panics then, as
-//! `println!` would; the error ends the program quietly.
+//! Standard output whose reader may close it at any time (`paguro inspect
+//! head`). Unlike `println!` it does not panic; the error ends the program silently.
 
 use std::io::{self, StdoutLock, Write};
 
@@ -7,26 +7,26 @@ use serde_json::Value;
 
 use crate::failure::Outcome;
 
-/// Standard output, locked for as long as the answer takes.
+/// Locked standard output.
 pub struct Output {
     out: StdoutLock<'static>,
 }
 
 impl Output {
-    /// Takes standard output.
+    /// Locks standard output.
     pub fn new() -> Self {
         Self { out: io::stdout().lock() }
     }
 
-    /// A line.
+    /// Writes a line.
     ///
     /// # Errors
-    /// A reader that has gone away, a full disk.
+    /// The reader has closed the output, or the disk is full.
     pub fn line(&mut self, text: impl std::fmt::Display) -> Outcome<()> {
         Ok(writeln!(self.out, "{text}")?)
     }
 
-    /// Bytes as they are.
+    /// Writes bytes.
     ///
     /// # Errors
     /// As for [`Output::line`].
@@ -35,7 +35,7 @@ impl Output {
         Ok(self.out.flush()?)
     }
 
-    /// A piece of text, at once.
+    /// Writes a piece of text and flushes it.
     ///
     /// # Errors
     /// As for [`Output::line`].
@@ -43,7 +43,7 @@ impl Output {
         self.bytes(text.as_bytes())
     }
 
-    /// An object on a line of its own, at once.
+    /// Writes an object on a line and flushes it.
     ///
     /// # Errors
     /// As for [`Output::line`].

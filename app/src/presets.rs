@@ -1,5 +1,5 @@
-//! Presets: how servers load a single model, what its requests begin with, and its other names. Those of the library's models
-//! are kept in its catalogue (`paguro preset`); the file with a server's settings can have others, which are stronger.
+//! Presets of single models: load settings, default options of requests, aliases. The library stores them in its
+//! catalogue (`paguro preset`); those of a server's settings file take precedence.
 
 use std::path::Path;
 
@@ -14,26 +14,26 @@ use crate::{
     failure::{Failure, Outcome},
 };
 
-/// A preset of one model. Fields that are absent leave it to the server's settings, or to the model.
+/// A preset of one model. For absent fields, the server's settings or the model's defaults apply.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Preset {
-    /// Most tokens of prompt and answer; 0 is what the model was trained for.
+    /// Maximum tokens of prompt and answer; 0 for the model's trained context.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ctx: Option<usize>,
     /// Encoding of keys and values in the cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_dtype: Option<KvDtype>,
-    /// A chat template in place of the model's own: its text, and in a file with settings the path of its file.
+    /// Chat template that replaces the model's own: its text, or in a settings file the path of its file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chat_template: Option<String>,
     /// System message of chats that have none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub system: Option<String>,
-    /// Options of requests that do not set them, in the words of Ollama's API.
+    /// Options of requests that do not set them, with the names of Ollama's API.
     #[serde(skip_serializing_if = "Map::is_empty")]
     pub options: Map<String, Value>,
-    /// Other names of the model. The library finds models by them.
+    /// Aliases by which the library finds the model.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub aliases: Vec<String>,
 }
@@ -42,23 +42,23 @@ impl Preset {
     /// Reads the preset of a model of the library.
     ///
     /// # Errors
-    /// The record holds a preset that another version of the program has written.
+    /// Another version of the program has written an incompatible preset.
     pub fn of(record: &ModelRecord) -> Result<Self, String> {
         let value = Value::Object(record.extra.clone());
         let problem = |error| format!("the preset of `{}` cannot be read: {error}", record.name.short());
         serde_json::from_value(value).map_err(problem)
     }
 
-    /// Returns the preset as the library keeps it.
+    /// Returns the preset in the library's format.
     pub fn to_record(&self) -> Map<String, Value> {
         match serde_json::to_value(self) {
             Ok(Value::Object(fields)) => fields,
-            // Its fields have nothing that is no JSON.
+            // All fields can be represented in JSON.
             _ => Map::new(),
         }
     }
 
-    /// Returns this preset, completed by a weaker one.
+    /// Returns this preset, completed by `weaker`.
     pub fn or(self, weaker: Self) -> Self {
         let mut options = weaker.options;
         options.extend(self.options);
@@ -72,10 +72,10 @@ impl Preset {
         }
     }
 
-    /// Checks what can be checked without the model.
+    /// Validates the preset without the model.
     ///
     /// # Errors
-    /// An option that requests do not have, or a template that does not compile.
+    /// An unknown option, or a template that does not compile.
     pub fn check(&self) -> Outcome<()> {
         paguro_server::check_parameters(&self.parameters(Map::new())).map_err(Failure::usage)?;
         if let Some(source) = &self.chat_template {
@@ -84,10 +84,10 @@ impl Preset {
         Ok(())
     }
 
-    /// Reads the file that `chat_template` names, in a folder unless its path is absolute.
+    /// Reads the file that `chat_template` names, relative to `folder`.
     ///
     /// # Errors
-    /// A file that cannot be read.
+    /// The file cannot be read.
     pub fn read_template(&mut self, folder: &Path) -> Outcome<()> {
         let Some(path) = &self.chat_template else { return Ok(()) };
         let path = folder.join(path);
@@ -97,7 +97,7 @@ impl Preset {
         Ok(())
     }
 
-    /// Returns what a model's requests begin with, where `recorded` is what the library keeps of it.
+    /// Returns the default parameters of a model's requests, with those of the library in `recorded`.
     pub fn parameters(&self, mut recorded: Map<String, Value>) -> Map<String, Value> {
         if !self.options.is_empty() {
             let options = recorded.entry("options").or_insert_with(|| Map::new().into());
@@ -111,7 +111,7 @@ impl Preset {
         recorded
     }
 
-    /// Returns a model's version with this preset: a model is loaded again when its preset asks for another load.
+    /// Returns a model's version with this preset, so that a preset that changes the load reloads the model.
     pub fn version(&self, version: String) -> String {
         let loads = Self { system: None, options: Map::new(), aliases: Vec::new(), ..self.clone() };
         if loads == Self::default() {
@@ -121,7 +121,7 @@ impl Preset {
         Digest::of(text.as_bytes()).hex()
     }
 
-    /// Returns the fields as rows for people.
+    /// Returns the fields as rows for display.
     pub fn rows(&self) -> Vec<(String, String)> {
         let mut rows = Vec::new();
         let mut row = |name: &str, value: Option<String>| {
@@ -155,7 +155,7 @@ impl From<Preset> for ModelPreset {
 impl TryFrom<ModelPreset> for Preset {
     type Error = String;
 
-    /// Empty texts are absent.
+    /// Converts the API's preset; empty texts are absent.
     fn try_from(preset: ModelPreset) -> Result<Self, String> {
         let text = |text: Option<String>| text.filter(|text| !text.trim().is_empty());
         let kv_dtype = text(preset.kv_dtype).map(|name| {

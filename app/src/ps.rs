@@ -1,4 +1,4 @@
-//! `paguro ps`: what a running server is doing.
+//! `paguro ps`: state of a running server.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use crate::{
     units,
 };
 
-/// A server on this machine answers at once.
+/// Timeout of requests to the server.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What is shown of `/status`.
+/// Displayed fields of `/status`.
 #[derive(Deserialize)]
 struct Status {
     models: Vec<Model>,
@@ -27,7 +27,7 @@ struct Model {
     name: String,
     device: String,
     bytes: u64,
-    /// Absent from servers of an older version.
+    /// Absent in older versions.
     weight_bytes: Option<u64>,
     kv_bytes: Option<u64>,
     context: usize,
@@ -39,10 +39,10 @@ struct Model {
     pages_cached: usize,
 }
 
-/// Asks the server.
+/// Runs the command.
 ///
 /// # Errors
-/// Nobody answers there, or not as a server of this kind does.
+/// No server answers, or the answer is not that of `paguro serve`.
 pub fn ps(args: &PsArgs, terminal: Terminal) -> Outcome<()> {
     let url = format!("{}/status", args.url.trim_end_matches('/'));
     let agent: ureq::Agent = ureq::Agent::config_builder()
@@ -56,7 +56,7 @@ pub fn ps(args: &PsArgs, terminal: Terminal) -> Outcome<()> {
     }
     let unreachable = |error: ureq::Error| {
         Failure::new(format!("no server answers at {}: {error}", args.url))
-            .hint("`paguro serve` starts one; --url says where it is")
+            .hint("start one with `paguro serve`, or set its address with --url")
     };
     let mut answer = request.call().map_err(unreachable)?;
     let text = answer.body_mut().read_to_string().map_err(unreachable)?;

@@ -1,4 +1,4 @@
-//! Everything that flags and the environment decide, read once, in `main`.
+//! Settings from flags and the environment, read once in `main`.
 
 use std::{
     env,
@@ -16,33 +16,33 @@ use crate::{
     mcp,
 };
 
-/// What the program works from; nothing reads the environment after this has been made.
+/// Settings of the program. The environment is not read after they are created.
 #[derive(Debug)]
 pub struct Settings {
-    /// What to do.
+    /// The command.
     pub command: Command,
-    /// How to talk to people.
+    /// Properties of the terminal.
     pub terminal: Terminal,
     /// The model library.
     pub library: LibrarySettings,
-    /// Where the chat keeps its history of lines; `None` without a home.
+    /// File of the chat's history; `None` without a home folder.
     pub history: Option<PathBuf>,
     /// File of the passed known-answer checks of GPUs; `None` without a home.
     pub gpu_checks: Option<PathBuf>,
-    /// Where `paguro serve` looks for its settings unless told otherwise; `None` without a home.
+    /// Default settings file of `paguro serve`; `None` without a home folder.
     pub serve_config: Option<PathBuf>,
-    /// Where models and keys are kept; `None` without a home.
+    /// Folder of models and keys; `None` without a home folder.
     pub data: Option<PathBuf>,
-    /// Environment of the programs that serve tools.
+    /// Environment of tool servers.
     pub tool_environment: Vec<(OsString, OsString)>,
     /// Warnings about environment variables.
     pub warnings: Vec<String>,
 }
 
-/// Where models are kept, and where more of them come from.
+/// Folder of the models, and the hub.
 #[derive(Clone)]
 pub struct LibrarySettings {
-    /// The library's folder: `PAGURO_HOME`, or one in the user's data folder; `None` without a home.
+    /// Folder of the library: `PAGURO_HOME`, or one in the user's data folder; `None` without a home folder.
     pub root: Option<PathBuf>,
     /// `HF_ENDPOINT`.
     pub hf_endpoint: Option<String>,
@@ -52,30 +52,30 @@ pub struct LibrarySettings {
 
 impl fmt::Debug for LibrarySettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Without the token, which is a secret.
+        // The token is a secret.
         f.debug_struct("LibrarySettings").field("root", &self.root).finish_non_exhaustive()
     }
 }
 
-/// What the three standard streams are, and what may be written to them.
+/// Properties of the three standard streams.
 #[derive(Clone, Copy, Debug)]
 pub struct Terminal {
-    /// Standard input is a terminal: a person is there to chat.
+    /// True if standard input is a terminal.
     pub interactive: bool,
-    /// Colors on standard output.
+    /// True for colors on standard output.
     pub color: bool,
-    /// Colors on standard error.
+    /// True for colors on standard error.
     pub color_errors: bool,
-    /// Moving progress on standard error.
+    /// True for progress on standard error.
     pub progress: bool,
-    /// No status line and no progress.
+    /// True to omit status line and progress.
     pub quiet: bool,
-    /// More to read than usual.
+    /// True for more output.
     pub verbose: bool,
 }
 
 impl Settings {
-    /// From the parsed command line and the environment.
+    /// Reads the settings from the parsed command line and the environment.
     pub fn new(cli: Cli) -> Self {
         let (wanted, capable) = (colors_wanted(), terminal_capable());
         let color = |tty: bool| match cli.color {
@@ -115,23 +115,23 @@ impl Settings {
         }
     }
 
-    /// The file with the keys of the server's clients.
+    /// Returns the file with API keys.
     ///
     /// # Errors
-    /// No home to keep it in.
+    /// There is no home folder.
     pub fn keys_file(&self) -> Outcome<PathBuf> {
         let none =
             || Failure::new("there is no home folder to keep keys in").hint("set HOME or XDG_DATA_HOME");
         let file = |folder: &PathBuf| folder.join("keys.json");
         let shared = self.data.as_ref().map(file);
-        // Keys of a library of its own are its own. A file that protects servers already goes on doing so.
+        // A library has its own keys. An existing file of all servers stays in use.
         let own = self.library.root.as_ref().map(file);
         let own = own.filter(|own| own.exists() || !shared.as_ref().is_some_and(|shared| shared.exists()));
         own.or(shared).ok_or_else(none)
     }
 }
 
-/// True unless NO_COLOR is set. An empty one counts as unset: <https://no-color.org>.
+/// Returns true unless NO_COLOR is set. An empty value counts as unset: <https://no-color.org>.
 fn colors_wanted() -> bool {
     env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
@@ -140,12 +140,12 @@ fn terminal_capable() -> bool {
     env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
-/// True if an error may have colors, before the command line has said something else.
+/// Returns true if errors may have colors, before the command line is parsed.
 pub fn colors_on_errors() -> bool {
     io::stderr().is_terminal() && colors_wanted() && terminal_capable()
 }
 
-/// Variables that are read elsewhere than by a flag: `main`'s own, the GPU backend's, and those of builds and tests.
+/// Variables that are not read by a flag: those of `main`, the GPU backend, builds and tests.
 const MORE_VARIABLES: [&str; 17] = [
     "PAGURO_HOME",
     "PAGURO_COMMIT",
@@ -166,13 +166,13 @@ const MORE_VARIABLES: [&str; 17] = [
     "PAGURO_KILLS",
 ];
 
-/// Variables of earlier versions, and what has replaced them.
+/// Variables of earlier versions and their replacements.
 const REPLACED: [(&str, &str); 2] = [
     ("PAGURO_COOPERATIVE", "--numerics or PAGURO_NUMERICS"),
     ("PAGURO_HAND_OVER", "a check of the GPU when it is opened"),
 ];
 
-/// A line for each variable that looks as if it were meant for this program and is not read by it.
+/// Returns a warning for each variable with our prefix that is not read.
 fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<String> {
     let known = known_variables();
     let warning = |name: &String| {
@@ -190,7 +190,7 @@ fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<String> {
     unknown.iter().map(warning).collect()
 }
 
-/// The variables that flags have, and [`MORE_VARIABLES`].
+/// Returns the variables of flags and [`MORE_VARIABLES`].
 fn known_variables() -> Vec<String> {
     let cli = Cli::command();
     let arguments = cli.get_subcommands().flat_map(|command| command.get_arguments());
@@ -203,7 +203,7 @@ fn known_variables() -> Vec<String> {
     known
 }
 
-/// What `hf auth login` has stored: in `HF_TOKEN_PATH`, else in the folder that Hugging Face's programs share.
+/// Returns the token that `hf auth login` has stored: in `HF_TOKEN_PATH`, or in the folder of Hugging Face's programs.
 fn stored_token() -> Option<String> {
     let path = |name: &str| env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
     let home = || path("HOME").or_else(|| path("USERPROFILE"));
@@ -215,24 +215,24 @@ fn stored_token() -> Option<String> {
     Some(token).filter(|token| !token.is_empty())
 }
 
-/// Where programs keep what they remember between runs: XDG's state folder, and its nearest kin elsewhere.
+/// Returns the folder of state between runs: XDG's state folder, or its equivalent.
 fn state_folder() -> Option<PathBuf> {
     folder("LOCALAPPDATA", "XDG_STATE_HOME", ".local/state")
 }
 
-/// Where people keep settings of programs.
+/// Returns the user's folder of settings.
 fn config_folder() -> Option<PathBuf> {
     folder("APPDATA", "XDG_CONFIG_HOME", ".config")
 }
 
-/// Where programs keep what belongs to the person.
+/// Returns the user's folder of data.
 fn data_folder() -> Option<PathBuf> {
     folder("LOCALAPPDATA", "XDG_DATA_HOME", ".local/share")
 }
 
-/// Our folder in the one that a variable names, or in a place under the home.
+/// Returns our folder in the one of a variable, or under the home folder.
 fn folder(windows: &str, xdg: &str, under_home: &str) -> Option<PathBuf> {
-    // The specification has relative paths ignored.
+    // The specification requires to ignore relative paths.
     let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let base = if cfg!(windows) {
         absolute(windows)
@@ -259,7 +259,7 @@ mod tests {
         }
     }
 
-    /// A variable that some code reads and this list lacks would be called a mistake.
+    /// A variable that is read and missing in the list would cause a wrong warning.
     #[test]
     fn all_variables_in_the_code_are_known() {
         let known = known_variables();

@@ -1,4 +1,4 @@
-//! Writing for people: dim status lines, spinners and bars on standard error.
+//! Output for the terminal: status lines, spinners and bars on standard error.
 
 use std::{
     borrow::Cow,
@@ -12,29 +12,29 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::{settings::Terminal, units};
 
-/// Work shorter than this shows no sign of itself: a flicker tells nobody anything.
+/// Time after which progress is shown, to avoid flicker.
 const PATIENCE: Duration = Duration::from_millis(300);
 
-/// Time between two pictures of a spinner.
+/// Time between two frames of a spinner.
 const TICK: Duration = Duration::from_millis(100);
 
 impl Terminal {
-    /// A line on standard error that is about the answer and not part of it; silent with `--quiet`.
+    /// Prints a line about the answer on standard error, unless `--quiet`.
     pub fn status(&self, line: &str) {
         if !self.quiet {
             self.note(line);
         }
     }
 
-    /// A dim line on standard error, also with `--quiet`.
+    /// Prints a dim line on standard error, also with `--quiet`.
     pub fn note(&self, line: &str) {
         let line =
             if self.color_errors { Cow::Owned(format!("\x1b[2m{line}\x1b[0m")) } else { Cow::Borrowed(line) };
-        // Nobody may be listening there; that is no reason to stop.
+        // Standard error may be closed.
         let _ = writeln!(std::io::stderr(), "{line}");
     }
 
-    /// Rows of a name and a text on standard error, dim, as wide as the terminal is.
+    /// Prints rows of a name and a text on standard error, dim, in the width of the terminal.
     pub fn table(&self, rows: &[(String, String)]) {
         let columns =
             terminal_size::terminal_size_of(std::io::stderr()).map_or(80, |(width, _)| width.0 as usize);
@@ -49,22 +49,22 @@ impl Terminal {
         }
     }
 
-    /// Text for standard output, bold where that shows.
+    /// Returns bold text for standard output, if it has colors.
     pub fn bold(&self, text: &str) -> String {
         if self.color { format!("\x1b[1m{text}\x1b[0m") } else { text.to_owned() }
     }
 
-    /// Text for standard output, dim where that shows.
+    /// Returns dim text for standard output, if it has colors.
     pub fn dim(&self, text: &str) -> String {
         if self.color { format!("\x1b[2m{text}\x1b[0m") } else { text.to_owned() }
     }
 
-    /// A spinner with a text that may change, from [`PATIENCE`] on until the value is dropped.
+    /// Shows a spinner with a variable text, from [`PATIENCE`] on until the value is dropped.
     pub fn spinner_with(&self, text: impl Fn() -> String + Send + 'static) -> Option<Spinner> {
         self.progress.then(|| Spinner::start(text))
     }
 
-    /// A bar up to `total`, for work in steps.
+    /// Shows a bar up to `total`.
     pub fn bar(&self, total: usize, text: &str) -> ProgressBar {
         let target = if self.progress { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
         let bar = ProgressBar::with_draw_target(Some(total as u64), target);
@@ -74,7 +74,7 @@ impl Terminal {
     }
 }
 
-/// Says that something is under way, and stops when dropped.
+/// An animation that stops on drop.
 #[derive(Debug)]
 pub struct Spinner {
     done: Option<Sender<()>>,
@@ -89,7 +89,7 @@ impl Spinner {
                 return;
             }
             let spinner = ProgressBar::new_spinner();
-            // Anything but a timeout says that the sender was dropped.
+            // Any result but a timeout means that the sender was dropped.
             while wait.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
                 spinner.set_message(text());
                 spinner.tick();
@@ -104,7 +104,7 @@ impl Drop for Spinner {
     fn drop(&mut self) {
         drop(self.done.take());
         if let Some(thread) = self.thread.take() {
-            // The line must be clear before anything else is written; a spinner that panicked has left none.
+            // The line must be cleared before other output is written; a spinner that panicked has left none.
             let _ = thread.join();
         }
     }

@@ -1,4 +1,4 @@
-//! `paguro tokenize`: how a model cuts text.
+//! `paguro tokenize`: tokens of a text.
 
 use std::io::{Read, stdin};
 
@@ -17,7 +17,7 @@ use crate::{
 /// Runs the command.
 ///
 /// # Errors
-/// A model without a tokenizer; text that is not UTF-8.
+/// The model has no tokenizer, or the text is not UTF-8.
 pub fn tokenize(args: &TokenizeArgs, library: &LibrarySettings) -> Outcome<()> {
     let (model, words) = model_and_text(args);
     let source = Source::find(model, library).map_err(|failure| {
@@ -47,7 +47,7 @@ pub fn tokenize(args: &TokenizeArgs, library: &LibrarySettings) -> Outcome<()> {
                 json!({
                     "id": id,
                     "name": tokenizer.token_name(id),
-                    // A token may be a part of a character; then only its bytes say what it is.
+                    // A token may be a part of a character, which only its bytes show.
                     "text": std::str::from_utf8(bytes).ok(),
                     "bytes": bytes,
                     "special": tokenizer.is_special(id),
@@ -66,8 +66,8 @@ pub fn tokenize(args: &TokenizeArgs, library: &LibrarySettings) -> Outcome<()> {
     Ok(())
 }
 
-/// The model, if one is named, and the words of the text. One word is the text; the first of several words is the model,
-/// unless `-m` gives it.
+/// Returns the model, if named, and the words of the text. One word is the text; the first of several words is the
+/// model, unless `-m` names it.
 fn model_and_text(args: &TokenizeArgs) -> (Option<&str>, &[String]) {
     match (&args.model, &args.words[..]) {
         (None, [model, text @ ..]) if !text.is_empty() => (Some(model), text),
@@ -75,10 +75,10 @@ fn model_and_text(args: &TokenizeArgs) -> (Option<&str>, &[String]) {
     }
 }
 
-/// All of standard input.
+/// Reads standard input.
 ///
 /// # Errors
-/// Input that is not UTF-8.
+/// The input is not UTF-8.
 pub fn read_text() -> Outcome<String> {
     let mut bytes = Vec::new();
     stdin().lock().read_to_end(&mut bytes)?;
@@ -91,7 +91,7 @@ pub fn read_text() -> Outcome<String> {
     })
 }
 
-/// Bytes in quotes, as Rust writes them: `" the"`, `"\n"`, `"\xF0\x9F"` for parts of a character.
+/// Formats bytes in Rust's syntax: `" the"`, `"\n"`, `"\xF0\x9F"` for parts of a character.
 fn readable(bytes: &[u8]) -> String {
     let mut text = String::from("\"");
     for chunk in bytes.utf8_chunks() {

@@ -1,10 +1,10 @@
-//! Numbers for people.
+//! Formatting of numbers.
 
 use std::time::Duration;
 
 pub use paguro_server::units::bytes;
 
-/// `21.0 M`, `1.1 B`: parameters.
+/// Formats a count: `21.0 M`, `1.1 B`.
 pub fn count(n: u64) -> String {
     match n as f64 {
         n if n >= 999.95e6 => format!("{:.1} B", n / 1e9),
@@ -14,7 +14,7 @@ pub fn count(n: u64) -> String {
     }
 }
 
-/// `312`, `8.52`: three digits say what a measurement can.
+/// Formats a rate with three significant digits: `312`, `8.52`.
 pub fn rate(per_second: f64) -> String {
     match per_second {
         x if x >= 99.95 => format!("{x:.0}"),
@@ -23,12 +23,12 @@ pub fn rate(per_second: f64) -> String {
     }
 }
 
-/// A measurement for programs, with three digits behind the point.
+/// Rounds a measurement to three decimals for JSON.
 pub fn rounded(value: f64) -> f64 {
     (value * 1e3).round() / 1e3
 }
 
-/// Breaks a text between words into lines of at most `width` characters; a longer word has a line of its own.
+/// Breaks a text between words into lines of at most `width` characters; longer words get their own line.
 pub fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
@@ -43,12 +43,12 @@ pub fn wrapped(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// Tokens per second; `None` when no time has passed or there were none.
+/// Returns tokens per second; `None` without tokens or time.
 pub fn tokens_per_second(tokens: usize, time: Duration) -> Option<f64> {
     (tokens > 0 && !time.is_zero()).then(|| tokens as f64 / time.as_secs_f64())
 }
 
-/// `3 hours ago`: the largest unit says enough.
+/// Formats an age in its largest unit: `3 hours ago`.
 pub fn ago(age: Duration) -> String {
     const UNITS: [(u64, &str); 4] = [(7 * 86400, "week"), (86400, "day"), (3600, "hour"), (60, "minute")];
     let seconds = age.as_secs();
@@ -58,7 +58,7 @@ pub fn ago(age: Duration) -> String {
     }
 }
 
-/// `1 token`, `2 tokens`.
+/// Formats a count with its noun: `1 token`, `2 tokens`.
 pub fn plural(n: usize, noun: &str) -> String {
     if n == 1 { format!("1 {noun}") } else { format!("{n} {noun}s") }
 }

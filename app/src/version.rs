@@ -1,4 +1,4 @@
-//! The version in full, for reports of errors, and what else is printed about the program itself: completions, a manual.
+//! The full version, for bug reports, and shell completions and the manual.
 
 use std::io::Write;
 
@@ -7,7 +7,7 @@ use clap_complete::Shell;
 
 use crate::{cli::Cli, devices, failure::Outcome, output::Output};
 
-/// `paguro 0.1.0 (45791ba 2026-11-25, avx512vnni, no GPU kernels)`.
+/// Returns the version: `paguro 0.1.0 (45791ba 2026-11-25, avx512vnni, no GPU kernels)`.
 pub fn long() -> String {
     let commit = option_env!("PAGURO_COMMIT").filter(|commit| !commit.is_empty()).map(str::to_owned);
     let parts: Vec<_> = commit.into_iter().chain(devices::summary()).collect();
@@ -17,17 +17,17 @@ pub fn long() -> String {
 /// Prints completions for a shell.
 ///
 /// # Errors
-/// Standard output's.
+/// The error of standard output.
 pub fn completions(shell: Shell) -> Outcome<()> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "paguro", &mut script);
     Output::new().bytes(&script)
 }
 
-/// Prints the manual: a page of all commands, with those of each after it.
+/// Prints the manual: a page with a section for each command.
 ///
 /// # Errors
-/// Standard output's.
+/// The error of standard output.
 pub fn manual() -> Outcome<()> {
     let mut cli = Cli::command();
     cli.build();
@@ -39,7 +39,7 @@ pub fn manual() -> Outcome<()> {
     Output::new().bytes(&page)
 }
 
-/// One command as a section of the page.
+/// Writes one command as a section of the page.
 fn section(command: &Command, page: &mut Vec<u8>) -> Outcome<()> {
     let man = clap_mangen::Man::new(command.clone());
     writeln!(page, ".SH \"PAGURO {}\"", command.get_name().to_uppercase())?;
@@ -48,7 +48,7 @@ fn section(command: &Command, page: &mut Vec<u8>) -> Outcome<()> {
     man.render_description_section(&mut body)?;
     man.render_options_section(&mut body)?;
     man.render_extra_section(&mut body)?;
-    // Sections of the command are subsections here.
+    // Sections of the command become subsections.
     page.extend(String::from_utf8_lossy(&body).replace("\n.SH ", "\n.SS ").bytes());
     Ok(())
 }

@@ -331,7 +331,7 @@ fn words_of_other_programs_get_an_answer() {
         &["serve", "--temp", "0.2"],
         expect![[r#"
         error: Paguro has no `--temp`
-        hint: requests say how to sample; `paguro preset MODEL --set temperature=0.2` sets what holds for a model's other requests
+        hint: sampling is set by requests; `paguro preset MODEL --set temperature=0.2` sets the defaults of a model
         exit 2"#]],
     );
     check(
@@ -352,7 +352,7 @@ fn words_of_other_programs_get_an_answer() {
         &["list", "x"],
         expect![[r#"
         error: `paguro list` takes no further word, and there is `x`
-        hint: `paguro list --help` says what it takes; put texts with spaces into quotes
+        hint: `paguro list --help` lists the arguments; put texts with spaces into quotes
         exit 2"#]],
     );
     check(

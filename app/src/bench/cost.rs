@@ -1,4 +1,4 @@
-//! What a token costs in bytes that must be read: the ceiling that a memory's speed sets.
+//! Bytes read per token, from which the read bandwidth of the memory gives an upper bound of the speed.
 
 use paguro_backend::{
     DeltaShape, Dense, FeedForward, KvDtype, Linear, Matrix, Mixer, Program, STATE_CHUNK, Weights,
@@ -7,18 +7,18 @@ use paguro_backend::{
 use super::{Case, Test};
 use crate::failure::{Failure, Outcome};
 
-/// What one forward pass of a model reads.
+/// Bytes that a forward pass of a model reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Weights of all layers but their experts, once for each step, in bytes as the file stores them.
+    /// Weights of all layers without their experts, read once per step, in bytes as the file stores them.
     layers: u64,
-    /// For each layer that has them, its experts.
+    /// Experts of each layer that has some.
     experts: Vec<ExpertCost>,
-    /// Weights of the head, once for each step that asks for logits.
+    /// Weights of the head, read once per step with logits.
     head: u64,
-    /// States of a sequence that a row reads, and a chunk of a prompt folds.
+    /// States of a sequence, which a row reads and a chunk of a prompt folds.
     states: u64,
-    /// For each layer: how far back it sees, and bytes of K and V for each position.
+    /// Window of each layer, and bytes of K and V for each position.
     attention: Vec<(Option<u32>, u64)>,
 }
 
@@ -26,14 +26,14 @@ pub struct Cost {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ExpertCost {
     count: usize,
-    /// Experts that a row reads.
+    /// Number of experts that a row reads.
     used: usize,
-    /// Bytes of one.
+    /// Bytes of one expert.
     bytes: u64,
 }
 
 impl ExpertCost {
-    /// Bytes that a step of some rows reads, if every choice is equally likely.
+    /// Returns the expected bytes of a step with `rows` rows, if all choices are equally probable.
     fn of_step(&self, rows: usize) -> f64 {
         let unused = (1.0 - self.used as f64 / self.count as f64).powf(rows as f64);
         self.count as f64 * (1.0 - unused) * self.bytes as f64
@@ -41,16 +41,16 @@ impl ExpertCost {
 }
 
 impl Cost {
-    /// Adds up what the layers read from weights, and from pages that store `kv_dtype`.
+    /// Sums the reads of the layers from weights, and from pages that store `kv_dtype`.
     ///
     /// # Errors
-    /// A layer whose reads are not known here.
+    /// The reads of a layer are unknown.
     pub fn new(program: &Program, weights: &Weights, kv_dtype: KvDtype) -> Outcome<Self> {
         let stored = |linear: &Linear| bytes(weights.matrix(linear.matrix));
         let dense = |op: &Dense| op.gate.as_ref().map_or(0, stored) + stored(&op.up) + stored(&op.down);
         let unknown =
             |what: &dyn std::fmt::Debug| Failure::new(format!("bench does not know what {what:?} reads"));
-        // The embedding's tables are read a row for each token: nothing beside the rest.
+        // A step reads one row of the embedding for each token, which is negligible.
         let mut cost = Self { head: stored(&program.head.linear), ..Self::default() };
         cost.layers += program.embed.layers.as_ref().map_or(0, |layers| stored(&layers.projection));
         for layer in &program.layers {
@@ -109,16 +109,16 @@ impl Cost {
         Ok(cost)
     }
 
-    /// Bytes of the layers' weights that a step of some rows reads.
+    /// Returns the bytes of the layers' weights that a step with `rows` rows reads.
     fn weights(&self, rows: usize) -> f64 {
         self.layers as f64 + self.experts.iter().map(|experts| experts.of_step(rows)).sum::<f64>()
     }
 
-    /// Bytes for one token of a test, when a prompt is read in chunks of `chunk` rows.
+    /// Returns the bytes per token of a test with prompts in chunks of `chunk` rows.
     pub fn per_token(&self, case: &Case, chunk: usize) -> f64 {
         let Case { test, tokens, depth, batch } = *case;
         match test {
-            // Each step reads the weights once for all sequences, and the K and V of each up to where it is.
+            // Each step reads the weights once for all sequences, and the K and V of each sequence up to its position.
             Test::Decode => {
                 let kv: u64 = (depth + 1..=depth + tokens).map(|position| self.kv(position)).sum();
                 let sequence = kv as f64 / tokens as f64 + self.states as f64;
@@ -137,7 +137,7 @@ impl Cost {
         }
     }
 
-    /// Bytes of K and V that a sequence of `len` tokens has for its last position to see.
+    /// Returns the bytes of K and V that the last position of a sequence with `len` tokens reads.
     fn kv(&self, len: usize) -> u64 {
         self.attention
             .iter()
@@ -146,7 +146,8 @@ impl Cost {
     }
 }
 
-/// Bytes of a state that a row reads: the matrix of each head, and about half of a chunk's keys and updates.
+/// Returns the bytes of a state that a row reads: the matrix of each head, and on average half of a chunk's keys and
+/// updates.
 fn state(shape: &DeltaShape) -> u64 {
     let chunk = (shape.key_width() + shape.value_width()) * STATE_CHUNK / 2;
     ((shape.value_width() * shape.key_dim + chunk) * size_of::<f32>()) as u64

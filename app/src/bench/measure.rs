@@ -1,4 +1,4 @@
-//! One measurement: requests through the engine, timed by its own clock.
+//! One measurement: requests through the engine, timed by the engine's events.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use paguro_engine::{Event, Generation, Handle, Request};
 use super::{Case, Test};
 use crate::failure::{Failure, Outcome};
 
-/// Prompts that nobody has seen: the prefix cache finds nothing that it was not given for the purpose.
+/// Generator of random prompts, which the prefix cache does not contain.
 #[derive(Debug)]
 pub struct Random {
     state: u64,
@@ -15,7 +15,7 @@ pub struct Random {
 }
 
 impl Random {
-    /// Tokens of a vocabulary; the same seed gives the same prompts.
+    /// Creates a generator for a vocabulary. Equal seeds give equal prompts.
     pub fn new(seed: u64, vocab: usize) -> Self {
         Self { state: seed, vocab: vocab as u32 }
     }
@@ -24,7 +24,7 @@ impl Random {
         (0..count).map(|_| self.next() % self.vocab).collect()
     }
 
-    /// SplitMix64 (Steele, Lea, Flood 2014), its upper half.
+    /// SplitMix64 (Steele, Lea, Flood 2014); returns the upper half.
     fn next(&mut self) -> u32 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;
@@ -34,14 +34,15 @@ impl Random {
     }
 }
 
-/// What the sequences of a case have before they are measured, by sequence.
+/// Tokens of each sequence before the measurement.
 pub struct Prefixes(Vec<Vec<u32>>);
 
 impl Prefixes {
-    /// Computes what lies before the case's depth, into the engine's prefix cache, which must be on. All else is forgotten:
-    /// the pages come from an empty arena, as its order says.
+    /// Computes the tokens before the case's depth into the engine's prefix cache, which must be on. All other cached
+    /// prefixes are dropped first, so that pages are allocated from an empty arena in its order.
     ///
     /// # Errors
+    /// The engine refuses or fails.
     /// What the engine refuses or reports.
     pub fn compute(handle: &Handle, case: &Case, random: &mut Random) -> Outcome<Self> {
         handle.clear_prefix_cache();
@@ -55,14 +56,14 @@ impl Prefixes {
     }
 }
 
-/// How often a case is tried whose sequences were not all there at the same time.
+/// Maximum number of repetitions for a case whose sequences did not overlap.
 const TRIES: usize = 5;
 
-/// Runs the case once, after what was computed for it; tokens per second.
+/// Runs the case once with its prefixes, and returns tokens per second.
 ///
 /// # Errors
-/// What the engine refuses or reports; pages that did not suffice, so that something was computed twice; a machine so busy
-/// that sequences ended again and again before the last one was submitted.
+/// The engine refuses or fails; too few pages, so that sequences were preempted; or sequences ended repeatedly before
+/// the last one was submitted, because the machine is busy.
 pub fn measure(handle: &Handle, case: &Case, prefixes: &Prefixes, random: &mut Random) -> Outcome<f64> {
     let before = handle.stats().preemptions;
     let mut rate = None;
@@ -82,13 +83,13 @@ pub fn measure(handle: &Handle, case: &Case, prefixes: &Prefixes, random: &mut R
     })
 }
 
-/// `None` if a sequence ended before the others had begun.
+/// Runs the case once. Returns `None` if a sequence ended before the others had begun.
 fn run(handle: &Handle, case: &Case, prefixes: &Prefixes, random: &mut Random) -> Outcome<Option<f64>> {
     let Case { test, tokens, depth, .. } = *case;
     if depth == 0 {
         handle.clear_prefix_cache();
     }
-    // A prompt has at least one token. Nothing of what is measured is in the cache.
+    // A prompt has at least one token. The cache contains no measured token.
     let new = if matches!(test, Test::Prefill) { tokens } else { usize::from(depth == 0) };
     let prompts: Vec<_> =
         prefixes.0.iter().map(|prefix| [prefix.clone(), random.tokens(new)].concat()).collect();
@@ -99,14 +100,14 @@ fn run(handle: &Handle, case: &Case, prefixes: &Prefixes, random: &mut Random) -
             let start = Instant::now();
             prefill_rate(&timelines(submit_all(1)?)?, start, depth + tokens).map(Some)
         }
-        // Sequences that are admitted a few steps before others decode longer.
+        // Sequences that are admitted a few steps earlier decode for longer.
         Test::Decode => decode_rate(&timelines(submit_all(tokens + case.slack())?)?, tokens),
     }
 }
 
 impl Case {
-    /// Tokens that sequences may decode while others of the batch are still being admitted, and the first token,
-    /// which is the prompt's. Admission takes at most one step for each sequence.
+    /// Returns the number of additional tokens: those that sequences may decode while others are being admitted, at
+    /// most one per sequence, and the first token, which belongs to the prefill.
     pub fn slack(&self) -> usize {
         match self.test {
             Test::Prefill => 1,
@@ -114,7 +115,7 @@ impl Case {
         }
     }
 
-    /// Tokens of one sequence at its longest.
+    /// Returns the maximum length of one sequence.
     pub fn context(&self) -> usize {
         self.depth + self.tokens + self.slack()
     }
@@ -125,7 +126,7 @@ fn submit(handle: &Handle, prompt: Vec<u32>, max_tokens: usize) -> Outcome<Gener
     handle.generate(request).map_err(|error| Failure::from_error(&error))
 }
 
-/// When a request's tokens came.
+/// Times of a request's tokens.
 #[derive(Debug, Default)]
 struct Timeline {
     cached: usize,
@@ -151,21 +152,22 @@ fn timelines(generations: Vec<Generation>) -> Outcome<Vec<Timeline>> {
     generations.into_iter().map(Timeline::of).collect()
 }
 
-/// When the last sequence had its first token.
+/// Returns the time at which the last sequence had its first token.
 fn last_to_begin(lines: &[Timeline]) -> Outcome<Instant> {
     let firsts: Option<Vec<_>> = lines.iter().map(|line| line.tokens.first()).collect();
     let last = firsts.and_then(|firsts| firsts.into_iter().max().copied());
     last.ok_or_else(|| Failure::new("a measured request ended without a token"))
 }
 
-/// From the submission to the first token of the last sequence; only tokens that had to be computed count.
+/// Returns the prefill rate, from the submission to the first token of the last sequence. Cached tokens do not count.
 fn prefill_rate(lines: &[Timeline], start: Instant, prompt: usize) -> Outcome<f64> {
     let computed: usize = lines.iter().map(|line| prompt - line.cached).sum();
     let end = last_to_begin(lines)?;
     Ok(computed as f64 / end.duration_since(start).as_secs_f64())
 }
 
-/// `tokens` of each sequence, from the moment when all of them decode; `None` if one has fewer from then on.
+/// Returns the decode rate over `tokens` tokens of each sequence, from the time when all of them decode; `None` if a
+/// sequence has fewer.
 fn decode_rate(lines: &[Timeline], tokens: usize) -> Outcome<Option<f64>> {
     let start = last_to_begin(lines)?;
     let last = |line: &Timeline| line.tokens.iter().filter(|&&at| at > start).nth(tokens - 1).copied();

@@ -1,30 +1,30 @@
-//! How much memory the engines had resident, without what the bandwidth probe takes for itself.
+//! Peak resident memory of the engines, without the buffer of the bandwidth probe.
 
 use std::fs;
 
-/// The most that has been seen; `None` where the system does not tell.
+/// The peak; `None` where the system does not report it.
 #[derive(Clone, Copy, Debug)]
 pub struct PeakMemory(Option<u64>);
 
 impl PeakMemory {
-    /// The peak of the process so far: loading is over, and no probe has run.
+    /// Creates the value with the current peak of the process. No probe may have run.
     pub fn new() -> Self {
         Self(field("VmHWM:"))
     }
 
-    /// Looks again. The system's own peak would count a probe's buffer, which is gone by now; engines allocate at
-    /// load and keep what they have touched.
+    /// Updates the peak with the current memory. The system's own peak would include the probe's buffer, which is freed
+    /// by now; engines allocate at load and keep their memory.
     pub fn look(&mut self) {
         self.0 = self.0.max(field("VmRSS:"));
     }
 
-    /// In bytes.
+    /// Returns the peak in bytes.
     pub fn bytes(self) -> Option<u64> {
         self.0
     }
 }
 
-/// A field of Linux' `/proc/self/status`, in bytes.
+/// Reads a field of Linux' `/proc/self/status`, in bytes.
 fn field(name: &str) -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix(name))?;

@@ -1,6 +1,6 @@
-//! `paguro bench`: how fast this machine runs a model, and how fast it could.
+//! `paguro bench`: the speed of a model on this machine, and its upper bound.
 //!
-//! It drives the engine through its handle, as everybody does; there is no second scheduler that could be faster.
+//! It uses the engine through its handle, like all other clients.
 
 mod cost;
 mod measure;
@@ -27,32 +27,32 @@ use measure::{Prefixes, Random, measure};
 use memory::PeakMemory;
 use report::{Row, Sample, Table};
 
-/// Seed of the prompts and of the scattered pages: every run measures the same.
+/// Seed of the prompts and of the scattered pages, so that all runs measure the same work.
 const SEED: u64 = 0x5eed;
 
-/// What is measured.
+/// Kind of test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Test {
-    /// Reading a prompt.
+    /// Computing a prompt.
     Prefill,
-    /// Writing an answer.
+    /// Generating an answer.
     Decode,
 }
 
 /// One test with its numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Case {
-    /// Which test.
+    /// Kind of the test.
     pub test: Test,
-    /// Tokens of each sequence that are timed.
+    /// Timed tokens of each sequence.
     pub tokens: usize,
-    /// Tokens of each sequence that are there before.
+    /// Tokens of each sequence before the timed ones.
     pub depth: usize,
-    /// Sequences at the same time.
+    /// Number of concurrent sequences.
     pub batch: usize,
 }
 
-/// One way to set up an engine.
+/// Settings of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Setup {
     threads: Option<usize>,
@@ -74,7 +74,7 @@ struct Bench {
 /// Runs the command.
 ///
 /// # Errors
-/// Tests that cannot be; whatever stops the engine.
+/// A test is invalid, or the engine fails.
 pub fn bench(args: &BenchArgs, library: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
     let cases = cases(args)?;
     let context = cases.iter().map(Case::context).max().unwrap_or(1);
@@ -98,7 +98,7 @@ pub fn bench(args: &BenchArgs, library: &LibrarySettings, terminal: Terminal) ->
     let mut memory = PeakMemory::new();
     let bar = terminal.bar(args.rounds * benches.len() * cases.len(), "measuring");
     for (index, case) in cases.iter().enumerate() {
-        // Long prefixes are computed once. What is to be compared takes turns.
+        // Prefixes are computed once. Setups that are compared are measured alternately.
         let prefixes = benches.iter_mut().map(|bench| bench.prefixes(case)).collect::<Outcome<Vec<_>>>()?;
         for _ in 0..args.rounds {
             for (bench, prefixes) in benches.iter_mut().zip(&prefixes) {
@@ -120,7 +120,7 @@ pub fn bench(args: &BenchArgs, library: &LibrarySettings, terminal: Terminal) ->
     if args.json { report::json(&tables, memory) } else { report::table(&tables, memory, terminal) }
 }
 
-/// The tests, in the order of the flags; those of zero tokens are left out.
+/// Returns the tests in the order of the flags; those of zero tokens are omitted.
 fn cases(args: &BenchArgs) -> Outcome<Vec<Case>> {
     let mut cases = Vec::new();
     for (test, lengths) in [(Test::Prefill, &args.prefill), (Test::Decode, &args.decode)] {
@@ -181,7 +181,7 @@ impl Bench {
             .collect();
         let mut bench =
             Self { setup, loaded, random: Random::new(SEED, model.program.vocab), rows, before: Vec::new() };
-        // Page faults, clocks that speed up, caches: once before it counts.
+        // A warm-up for page faults, clock speeds and caches.
         for test in [Test::Prefill, Test::Decode] {
             let tokens = cases.iter().filter(|case| case.test == test).map(|case| case.tokens.min(64)).max();
             if let Some(tokens) = tokens {
@@ -202,7 +202,7 @@ impl Bench {
         self.loaded.handle.kernel_counts().map_err(|error| Failure::from_error(&error))
     }
 
-    /// What ran since the warm-up, the longest first.
+    /// Returns the kernels that ran since the warm-up, longest first.
     fn kernels(&self) -> Outcome<Vec<KernelCount>> {
         let mut kernels = self.kernel_counts()?;
         for kernel in &mut kernels {
@@ -216,7 +216,7 @@ impl Bench {
     }
 }
 
-/// An engine with pages for these cases and no more.
+/// Returns engine options with exactly the pages for these cases.
 fn options(args: &BenchArgs, setup: Setup, cases: &[Case]) -> EngineOptions {
     let defaults = EngineOptions::default();
     let block_size = args.page_size.unwrap_or(defaults.block_size);
@@ -229,7 +229,7 @@ fn options(args: &BenchArgs, setup: Setup, cases: &[Case]) -> EngineOptions {
         max_sequences: batch,
         max_batch_tokens: args.step.or_default(batch),
         queue_capacity: batch,
-        // Nothing waits for a step to end.
+        // No reader waits for steps.
         step_time: Duration::MAX,
         kv_dtype: setup.kv_dtype.into(),
         attention: setup.attention.into(),

@@ -1,4 +1,4 @@
-//! What `bench` prints.
+//! Output of `bench`.
 
 use paguro_backend::KernelCount;
 use serde_json::{Value, json};
@@ -17,32 +17,32 @@ use crate::{
 pub struct Row {
     /// The model's name.
     pub model: String,
-    /// How its weights are stored.
+    /// Encoding of its weights.
     pub format: String,
-    /// Where it ran.
+    /// Name of the device.
     pub device: String,
     /// CPU threads.
     pub threads: usize,
-    /// What the KV cache stores.
+    /// Encoding of the KV cache.
     pub kv_dtype: KvDtype,
-    /// Way of attention.
+    /// Kind of attention.
     pub attention: Attention,
     /// Order of pages.
     pub pages: Pages,
-    /// What was measured.
+    /// The measured case.
     pub case: Case,
-    /// Bytes that must be read for each token.
+    /// Bytes read per token.
     pub bytes_per_token: f64,
-    /// In order.
+    /// Samples in order.
     pub samples: Vec<Sample>,
 }
 
-/// One measurement with the bandwidth probed in its round.
+/// One measurement, and the bandwidth probed in the same round.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample {
     /// Speed.
     pub tokens_per_second: f64,
-    /// Bytes per second that plain reading reaches with as many threads.
+    /// Bytes per second of plain reads with the same number of threads.
     pub bandwidth: f64,
 }
 
@@ -51,8 +51,8 @@ impl Row {
         self.samples.iter().map(|sample| sample.tokens_per_second).collect()
     }
 
-    /// Share of the read bandwidth that the median sample uses. Each sample is held against the probe of its own
-    /// round, as a shared machine's memory does not keep its speed.
+    /// Returns the fraction of the read bandwidth that the median sample uses. Each sample is compared with the probe
+    /// of its own round, because the speed of a shared machine's memory varies.
     fn ceiling_fraction(&self) -> f64 {
         median(
             self.samples
@@ -85,19 +85,19 @@ impl Row {
     }
 }
 
-/// What was measured on one engine.
+/// Results of one engine.
 #[derive(Clone, Debug)]
 pub struct Table {
-    /// At least one.
+    /// At least one row.
     pub rows: Vec<Row>,
-    /// The kernels that ran, over all rows, where asked for.
+    /// Kernels that ran, over all rows, if requested.
     pub kernels: Option<Vec<KernelCount>>,
 }
 
-/// One object per line for each row.
+/// Prints one JSON object per row.
 ///
 /// # Errors
-/// Standard output's.
+/// The error of standard output.
 pub fn json(tables: &[Table], memory: PeakMemory) -> Outcome<()> {
     let mut out = Output::new();
     for Table { rows, kernels } in tables {
@@ -115,10 +115,10 @@ pub fn json(tables: &[Table], memory: PeakMemory) -> Outcome<()> {
     Ok(())
 }
 
-/// For people.
+/// Prints a table.
 ///
 /// # Errors
-/// Standard output's.
+/// The error of standard output.
 pub fn table(tables: &[Table], memory: PeakMemory, terminal: Terminal) -> Outcome<()> {
     let mut out = Output::new();
     let several = tables.len() > 1;
@@ -218,7 +218,7 @@ fn pages(pages: Pages) -> &'static str {
     }
 }
 
-/// The middle value, the mean of the two where there are two.
+/// Returns the median: the middle value, or the mean of the two middle values.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;

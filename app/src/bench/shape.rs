@@ -1,4 +1,4 @@
-//! Models without a file: shapes that people know, with random weights, for machines that only measure.
+//! Models without a file: well-known shapes with random weights, for benchmarks.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -13,7 +13,7 @@ use paguro_model::Model;
 
 use crate::cli::{ShapeFormat, ShapeName};
 
-/// Bytes that are really random; larger matrices repeat them.
+/// Number of random bytes; larger matrices repeat them.
 const RANDOM_BYTES: usize = 1 << 20;
 
 struct Shape {
@@ -23,12 +23,12 @@ struct Shape {
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
-    /// Width of a dense network, or of an expert.
+    /// Width of a dense network or of an expert.
     ffn: usize,
     vocab: usize,
-    /// Experts and how many of them a row uses.
+    /// Number of experts, and of those that a row uses.
     experts: Option<(usize, usize)>,
-    /// Window of every second layer; with it come gpt-oss's sinks, biases and activation.
+    /// Window of every second layer. It also selects gpt-oss's sinks, biases and activation.
     window: Option<u32>,
 }
 
@@ -92,7 +92,7 @@ impl Shape {
     }
 }
 
-/// A model of this shape; all but its program and weights is another model's.
+/// Creates a model of this shape. Everything besides program and weights is copied from `like`.
 pub fn model(name: ShapeName, format: ShapeFormat, like: Model, context: usize) -> Model {
     let shape = Shape::of(name);
     let mut builder = Builder { pools: HashMap::new(), weights: Weights::default() };
@@ -114,7 +114,7 @@ pub fn model(name: ShapeName, format: ShapeFormat, like: Model, context: usize) 
 }
 
 struct Builder {
-    /// Bytes of each format, as many as its largest matrix has.
+    /// Bytes of each format, as many as its largest matrix needs.
     pools: HashMap<WeightFormat, Arc<dyn ByteSource>>,
     weights: Weights,
 }
@@ -139,7 +139,7 @@ impl Builder {
         let table = self.matrix("embedding", base, 1, vocab, hidden);
         let embed = Embed { table, scale: 1.0, positions: None, layers: None };
         let layer = |layer: usize| {
-            // Q4_K_M keeps these better in half of the layers: the outer ones, and every third in between.
+            // Q4_K_M stores these with more bits in half of the layers: the outer ones, and every third between them.
             let outer = layer < layers / 8 || layer >= 7 * layers / 8;
             let more = if outer || (layer - layers / 8) % 3 == 2 { better } else { base };
             let more = if format == ShapeFormat::Q4_0 { base } else { more };
@@ -278,7 +278,7 @@ impl Builder {
         Linear { matrix: self.matrix(name, format, 1, rows, cols), bias: None }
     }
 
-    /// A matrix or a stack of them; in Q8_0 where rows are not whole blocks of the format.
+    /// Adds a matrix or a stack of matrices, in Q8_0 if rows are not whole blocks of the format.
     fn matrix(
         &mut self,
         name: &str,
@@ -301,14 +301,13 @@ impl Builder {
     }
 }
 
-/// Valid blocks of a format: as many bytes, random ones again and again. Weights are small enough that activations stay
-/// finite, and nothing else matters here.
+/// Returns valid blocks of a format that repeat random bytes. The weights are small, so that activations stay finite.
 fn pool(format: WeightFormat, bytes: usize) -> Vec<u8> {
     let block_bytes = format.block_bytes();
     let mut random = vec![0; RANDOM_BYTES / block_bytes * block_bytes];
     let mut state = 1_u64;
     let mut bits = || {
-        // Knuth's MMIX generator, of which the upper bits are good.
+        // Knuth's MMIX generator; its upper bits are of good quality.
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         (state >> 40) as u32
     };

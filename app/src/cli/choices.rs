@@ -8,16 +8,16 @@ use serde::{Deserialize, Serialize};
 
 use super::Limit;
 
-/// `--device`.
+/// Values of `--device`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub enum Device {
-    /// The fastest there is: a GPU that this binary can use, or else the CPU.
+    /// The fastest device: a usable GPU, or else the CPU.
     #[default]
     Auto,
     /// The CPU.
     Cpu,
-    /// A GPU, by its place among those of this machine.
+    /// A GPU by index.
     Gpu(usize),
 }
 
@@ -43,12 +43,12 @@ impl TryFrom<String> for Device {
     }
 }
 
-/// `--attention`.
+/// Values of `--attention`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Attention {
-    /// The kernels walk the block table.
+    /// Kernels read pages through the block table.
     Paged,
-    /// The reference way: gather, then attend.
+    /// The reference: copy the pages together, then compute attention.
     Gather,
 }
 
@@ -61,7 +61,7 @@ impl From<Attention> for AttentionMode {
     }
 }
 
-/// `--kv-dtype`.
+/// Values of `--kv-dtype`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum KvDtype {
@@ -89,22 +89,22 @@ impl From<KvDtype> for paguro_backend::KvDtype {
     }
 }
 
-/// `--numerics`.
+/// Values of `--numerics`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Numerics {
-    /// One order of sums, and so equal bits in any batch.
+    /// Sums in one order, so that results are bitwise equal in any batch.
     Exact,
-    /// Matrix units, where the GPU has them.
+    /// Matrix units, if the GPU has them.
     Fast,
 }
 
-/// `bench --shape`.
+/// Values of `bench --shape`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ShapeName {
     /// TinyLlama's 1.1 billion weights.
     Tinyllama,
-    /// Llama 3's eight.
+    /// Llama 3 with 8 billion weights.
     #[value(name = "llama-8b")]
     Llama8b,
     /// A mixture of 32 experts with 1.0 billion weights, of which a token uses 0.3.
@@ -118,7 +118,7 @@ pub enum ShapeName {
     GptOss20b,
 }
 
-/// `bench --format`.
+/// Values of `bench --format`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ShapeFormat {
     /// Half precision.
@@ -127,7 +127,7 @@ pub enum ShapeFormat {
     /// Eight bits.
     #[value(name = "Q8_0")]
     Q8_0,
-    /// Four bits, but for the head.
+    /// Four bits, except for the head.
     #[value(name = "Q4_0")]
     Q4_0,
     /// Llama.cpp's mixture of four and six bits.
@@ -138,16 +138,16 @@ pub enum ShapeFormat {
     Mxfp4,
 }
 
-/// `bench --pages`.
+/// Values of `bench --pages`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Pages {
-    /// Neighbours in a sequence are neighbours in memory.
+    /// Consecutive pages of a sequence are consecutive in memory.
     Ordered,
-    /// Pages are handed out in random order.
+    /// Pages are allocated in random order.
     Scattered,
 }
 
-/// `--color`.
+/// Values of `--color`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ColorChoice {
     /// On a terminal, unless NO_COLOR is set.
@@ -158,17 +158,17 @@ pub enum ColorChoice {
     Never,
 }
 
-/// A count.
+/// Parses a count.
 pub fn whole(text: &str) -> Result<usize, String> {
     text.parse().map_err(|_| "must be a whole number".into())
 }
 
-/// A TCP port.
+/// Parses a TCP port.
 pub fn port(text: &str) -> Result<u16, String> {
     text.parse().map_err(|_| "must be a whole number up to 65535".into())
 }
 
-/// A count that must not be zero.
+/// Parses a positive count.
 pub fn positive(text: &str) -> Result<usize, String> {
     match whole(text)? {
         0 => Err("must be at least 1".into()),
@@ -176,7 +176,7 @@ pub fn positive(text: &str) -> Result<usize, String> {
     }
 }
 
-/// Answers to one prompt.
+/// Parses the number of answers to one prompt.
 pub fn answers(text: &str) -> Result<usize, String> {
     match positive(text)? {
         n @ 129.. => Err(format!("{n} answers are more than 128")),
@@ -184,7 +184,7 @@ pub fn answers(text: &str) -> Result<usize, String> {
     }
 }
 
-/// Most tokens of an answer, at least one; -1 is no limit, and so is -2, llama.cpp's "until the context is full".
+/// Parses the maximum tokens of an answer, at least 1; -1 is no limit, as is -2, llama.cpp's value for a full context.
 pub fn tokens(text: &str) -> Result<Limit<usize>, String> {
     match text {
         "-1" | "-2" => Ok(Limit(None)),
@@ -192,7 +192,7 @@ pub fn tokens(text: &str) -> Result<Limit<usize>, String> {
     }
 }
 
-/// A window of perplexity: half of it is context, so it has at least two halves with something in them.
+/// Parses the window of a perplexity. Half of it is context, so it has at least 4 tokens.
 pub fn window(text: &str) -> Result<usize, String> {
     match whole(text)? {
         n @ ..4 => Err(format!("is {n}, and must be at least 4")),
@@ -200,7 +200,7 @@ pub fn window(text: &str) -> Result<usize, String> {
     }
 }
 
-/// A finite number that fits `fine`, whose rule is said when it does not.
+/// Parses a finite number for which `fine` is true; `rule` describes the condition in errors.
 fn number(text: &str, fine: impl Fn(f32) -> bool, rule: &str) -> Result<f32, String> {
     match text.parse::<f32>() {
         Ok(n) if n.is_finite() && fine(n) => Ok(n),
@@ -208,27 +208,27 @@ fn number(text: &str, fine: impl Fn(f32) -> bool, rule: &str) -> Result<f32, Str
     }
 }
 
-/// Any number.
+/// Parses a finite number.
 pub fn finite(text: &str) -> Result<f32, String> {
     number(text, |_| true, "a number")
 }
 
-/// A number that is not negative.
+/// Parses a number of at least 0.
 pub fn not_negative(text: &str) -> Result<f32, String> {
     number(text, |n| n >= 0.0, "a number, 0 or greater")
 }
 
-/// A number above zero.
+/// Parses a number above 0.
 pub fn above_zero(text: &str) -> Result<f32, String> {
     number(text, |n| n > 0.0, "a number greater than 0")
 }
 
-/// A factor that makes nothing smaller.
+/// Parses a factor of at least 1.
 pub fn at_least_one(text: &str) -> Result<f32, String> {
     number(text, |n| n >= 1.0, "a number, 1 or greater")
 }
 
-/// A text in which `\n` and `\t` stand for a line break and a tab.
+/// Parses a text with the escapes `\n` and `\t`.
 pub fn breaker(text: &str) -> Result<String, String> {
     match text {
         "" => Err("must not be empty; `none` is no text".into()),
@@ -236,17 +236,17 @@ pub fn breaker(text: &str) -> Result<String, String> {
     }
 }
 
-/// A probability that may be zero.
+/// Parses a probability of at least 0.
 pub fn share(text: &str) -> Result<f32, String> {
     number(text, |n| (0.0..=1.0).contains(&n), "between 0 and 1")
 }
 
-/// A probability that may not: some token must be left.
+/// Parses a probability above 0, so that some token remains.
 pub fn share_above_zero(text: &str) -> Result<f32, String> {
     number(text, |n| n > 0.0 && n <= 1.0, "greater than 0 and at most 1")
 }
 
-/// `ID=VALUE`.
+/// Parses `ID=VALUE`.
 pub fn bias(text: &str) -> Result<(u32, f32), String> {
     let (id, value) =
         text.split_once('=').ok_or("must be ID=VALUE, a token id and what to add to its logit")?;

@@ -1,18 +1,18 @@
-//! Flags and commands that people bring from other programs: what they become here, or what to do instead.
+//! Flags and commands of other programs: their translation, or a hint.
 //!
-//! One table. A flag that has a meaning here is rewritten before the command line is parsed; one that changes nothing
-//! is left out; one that would change the answer and cannot be honoured is refused with what there is instead.
+//! All are rows of one table. A flag with an equivalent is rewritten before the command line is parsed. A flag without
+//! effect is ignored. A flag that would change the answer and is not supported is refused with a hint.
 
 use std::ffi::OsString;
 
 use crate::failure::{Failure, Outcome};
 
-/// Commands that a flag belongs to.
+/// Commands to which a flag applies.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum On {
     Run,
     Serve,
-    /// `run` and `serve`; in `bench` and `eval` those that are about devices and memory.
+    /// `run` and `serve`, and `bench` and `eval` for flags about devices and memory.
     Both,
     /// `bench` and `eval`.
     Measure,
@@ -20,19 +20,19 @@ enum On {
 
 /// Translation of a flag of another program.
 enum Becomes {
-    /// Our flag, with the same value.
+    /// A flag of ours with the same value.
     Ours(&'static str),
-    /// Nothing: it changes no answer, or says what holds anyway. It has no value.
+    /// No flag: it does not change the answer, or sets the default. It has no value.
     Nothing,
-    /// Nothing, and neither does its value.
+    /// No flag; its value is ignored.
     NothingWithValue,
-    /// Nothing, and neither does its value if that is `on`, `off` or `auto`.
+    /// No flag; its value is ignored if it is `on`, `off` or `auto`.
     NothingWithSwitch,
     /// Layers on a GPU: 0 is the CPU.
     GpuLayers,
-    /// The type of the KV cache.
+    /// Type of the KV cache.
     CacheType,
-    /// `json`, or a schema.
+    /// `json` or a schema.
     Format,
     /// An error with this hint.
     Refused(&'static str),
@@ -49,11 +49,12 @@ const ROPE: &str = "RoPE scaling comes from the model's file";
 const MIROSTAT: &str = "Paguro samples with --temperature, --top-k, --top-p and --min-p";
 const TEMPLATE: &str = "the chat template comes from the model's file; --raw continues a prompt without it";
 const SAMPLERS: &str = "the order of the samplers is fixed, see docs/running.md; each has its own flag";
-const DEFAULTS: &str = "requests say how to sample; `paguro preset MODEL --set temperature=0.2` sets what holds for a model's other requests";
+const DEFAULTS: &str =
+    "sampling is set by requests; `paguro preset MODEL --set temperature=0.2` sets the defaults of a model";
 const CACHE: &str = "the prefix cache is always on, and bounded by --kv-memory";
 const GPUS: &str = "a model runs on one device: --device gpu:N";
 
-/// Flags of llama.cpp, Ollama and vLLM that are not ours, and what they become.
+/// Flags of llama.cpp, Ollama and vLLM, and their translations.
 const FLAGS: &[(On, &[&str], Becomes)] = &[
     // Sampling.
     (Run, &["--temp"], Ours("--temperature")),
@@ -203,7 +204,7 @@ const FLAGS: &[(On, &[&str], Becomes)] = &[
             "`paguro keys add NAME` makes keys that every server here knows; --api-key KEY adds one by hand",
         ),
     ),
-    (Serve, &["--gpu-memory-utilization"], Refused("--memory BYTES bounds what loaded models take together")),
+    (Serve, &["--gpu-memory-utilization"], Refused("--memory BYTES limits the memory of all loaded models")),
     (Serve, &["-to", "--timeout"], Refused("--request-timeout bounds answers, --read-timeout requests")),
     (Serve, &["--ssl-key-file", "--ssl-cert-file", "--ssl-keyfile", "--ssl-certfile"], Refused(TLS)),
     (Serve, &["--slot-save-path", "--cache-ram", "-cram", "--ctx-checkpoints"], Refused(CACHE)),
@@ -217,7 +218,7 @@ const FLAGS: &[(On, &[&str], Becomes)] = &[
     (
         Serve,
         &["--models-dir"],
-        Refused("`paguro import FILE` adds a model to the library, all of which is served"),
+        Refused("`paguro import FILE` adds a model to the library; all models of the library are served"),
     ),
     (Serve, &["--rerank", "--reranking"], Refused("reranking is not supported by this version")),
     (
@@ -245,7 +246,7 @@ const FLAGS: &[(On, &[&str], Becomes)] = &[
     ),
 ];
 
-/// Commands of other programs, and what to do here.
+/// Commands of other programs, and their equivalents.
 const COMMANDS: &[(&[&str], &str)] = &[
     (
         &["stop", "unload"],
@@ -261,41 +262,38 @@ const COMMANDS: &[(&[&str], &str)] = &[
         "`paguro pull` only reads from Hugging Face; HF_TOKEN, or what `hf auth login` has stored, opens private models",
     ),
     (&["launch"], "start `paguro serve` and point the program at http://127.0.0.1:11434/v1"),
-    (
-        &["update", "upgrade"],
-        "`paguro pull NAME` gets what is new of a model; the program itself is updated as it was installed",
-    ),
+    (&["update", "upgrade"], "`paguro pull NAME` updates a model; update the program as you installed it"),
     (&["embed", "embedding", "embeddings"], "`paguro serve` answers /v1/embeddings and /api/embed"),
     (
         &["quantize", "convert"],
-        "models are used as they are; `paguro pull NAME:Q4_K_M` gets another quantization",
+        "models are not converted; `paguro pull NAME:Q4_K_M` downloads another quantization",
     ),
     (&["perplexity", "ppl"], "`paguro eval -m MODEL -f TEXT` measures perplexity"),
     (&["server", "api"], "`paguro serve` starts the server"),
     (
         &["models", "tags"],
-        "`paguro list` shows the models that are here, `paguro search` those that can be pulled",
+        "`paguro list` shows the installed models, `paguro search` those that can be pulled",
     ),
-    (&["status", "health"], "`paguro ps` shows what a running server has loaded"),
+    (&["status", "health"], "`paguro ps` lists the models that a running server has loaded"),
     (
         &["config", "settings"],
-        "`paguro serve --help` says what can be set, by flags, in serve.toml and in the environment",
+        "`paguro serve --help` lists the settings, which are flags, keys of serve.toml and environment variables",
     ),
 ];
 
 /// The command line after the translation.
 #[derive(Debug)]
 pub struct Translated {
-    /// For the parser.
+    /// Words for the parser.
     pub words: Vec<OsString>,
     /// Notes about translated and ignored flags, for the terminal.
     pub notes: Vec<String>,
 }
 
-/// Rewrites the flags of other programs in `words`, which begin with the program's name.
+/// Translates the flags of other programs in `words`, which begin with the program's name.
 ///
 /// # Errors
-/// A flag that would change the answer and has no place here.
+/// An unsupported flag that would change the answer.
 pub fn translate(words: Vec<OsString>) -> Outcome<Translated> {
     let mut out = Translated { words: Vec::with_capacity(words.len()), notes: Vec::new() };
     let mut words = words.into_iter().peekable();
@@ -312,7 +310,7 @@ pub fn translate(words: Vec<OsString>) -> Outcome<Translated> {
             break;
         }
         if !text.starts_with('-') || text == "-" {
-            // The first word is the program, the second one the command, unless global flags stand before it.
+            // The first word is the program, and the second one the command, unless global flags precede it.
             if !out.words.is_empty() && !named {
                 named = true;
                 command = match text {
@@ -334,7 +332,7 @@ pub fn translate(words: Vec<OsString>) -> Outcome<Translated> {
             continue;
         };
         let flag = flag.to_owned();
-        // A value that begins with a dash is one only if it is a number.
+        // A word that begins with a dash is a value only if it is a number.
         let is_value = |next: &OsString| {
             next.to_str().is_some_and(|text| !text.starts_with('-') || text[1..].parse::<f64>().is_ok())
         };
@@ -361,7 +359,7 @@ pub fn translate(words: Vec<OsString>) -> Outcome<Translated> {
                 match layers.as_str() {
                     "0" => out.words.push("--device=cpu".into()),
                     _ => out.notes.push(format!(
-                        "`{flag} {layers}`: a model runs on one device as a whole; --device says on which"
+                        "`{flag} {layers}`: a model runs on one device as a whole; --device selects it"
                     )),
                 }
             }
@@ -376,7 +374,7 @@ pub fn translate(words: Vec<OsString>) -> Outcome<Translated> {
                         return Err(failure.hint("--kv-dtype is f16 or q8, for K and V together"));
                     }
                 };
-                // K and V are given one by one.
+                // K and V have separate flags.
                 if !out.words.iter().any(|word| word == ours) {
                     out.words.push(ours.into());
                 }
@@ -403,7 +401,7 @@ fn find(command: On, flag: &str) -> Option<&'static Becomes> {
     FLAGS.iter().find(row).map(|(.., becomes)| becomes)
 }
 
-/// Our name of a sampling value that other programs call `name`, without dashes.
+/// Returns our name of the sampling value that other programs call `name`, without dashes.
 pub fn sampling_name(name: &str) -> Option<&'static str> {
     match find(Run, &format!("--{name}"))? {
         Ours(ours) => Some(ours.trim_start_matches('-')),
@@ -411,7 +409,7 @@ pub fn sampling_name(name: &str) -> Option<&'static str> {
     }
 }
 
-/// Returns the command to use in place of one that only other programs have.
+/// Returns the equivalent of a command of other programs.
 pub fn command(name: &str) -> Option<&'static str> {
     COMMANDS.iter().find(|(names, _)| names.contains(&name)).map(|(_, hint)| *hint)
 }
@@ -446,7 +444,7 @@ mod tests {
             ("paguro serve -np 4 -a x", "paguro serve --parallel 4 --alias x"),
             ("paguro serve -hf a/b:Q8_0", "paguro serve --model a/b:Q8_0"),
             ("paguro bench -ngl 0 -p 5 -b 1,8", "paguro bench --device=cpu -p 5 -b 1,8"),
-            // Other commands have flags of their own, and behind `--` there are none.
+            // Other commands have their own flags, and words after `--` are not flags.
             ("paguro rm -f x", "paguro rm -f x"),
             ("paguro run -- --temp", "paguro run -- --temp"),
         ];

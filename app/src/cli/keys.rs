@@ -1,4 +1,4 @@
-//! `paguro ps` and `paguro keys`: about a running server, and who may use it.
+//! Arguments of `paguro ps` and `paguro keys`.
 
 use clap::{Args, Subcommand, ValueEnum};
 use paguro_server::Scope;
@@ -31,7 +31,7 @@ Examples:
   paguro keys add monitoring --scope admin
   paguro keys rm laptop")]
 pub struct KeysArgs {
-    /// What to do.
+    /// The subcommand
     #[command(subcommand)]
     pub command: KeysCommand,
 }
@@ -68,14 +68,14 @@ pub enum KeysCommand {
     },
 }
 
-/// `--scope`.
+/// Values of `--scope`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum KeyScope {
-    /// Asking models.
+    /// Generating answers.
     Inference,
-    /// Changing which there are.
+    /// Changing models.
     Models,
-    /// Metrics.
+    /// Reading metrics.
     Admin,
 }
 

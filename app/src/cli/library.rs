@@ -1,4 +1,4 @@
-//! `paguro pull`, `import`, `list`, `show`, `rm`, `cp`, `prune`, `verify`, `rebuild`.
+//! Arguments of `paguro pull`, `import`, `list`, `show`, `rm`, `cp`, `prune`, `verify`, `rebuild`.
 
 use std::path::PathBuf;
 
@@ -207,7 +207,7 @@ pub struct PresetArgs {
 }
 
 impl PresetArgs {
-    /// True if something is to be changed.
+    /// Returns true if the preset is to be changed.
     pub fn changes(&self) -> bool {
         self.ctx.is_some()
             || self.kv_dtype.is_some()

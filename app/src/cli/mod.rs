@@ -1,4 +1,4 @@
-//! The command line: what can be asked for, with its help. Nothing here acts.
+//! Arguments and help of the command line.
 
 mod bench;
 mod cache;
@@ -137,7 +137,7 @@ pub enum Command {
     Version,
 }
 
-/// On what to run; every command that runs a model has these.
+/// Device options of every command that runs a model.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Running")]
 pub struct RunOnArgs {
@@ -153,7 +153,7 @@ pub struct RunOnArgs {
     #[arg(long, hide = true, value_name = "NAME")]
     pub isa: Option<String>,
 
-    /// Whether kernels are timed on devices where that has a cost.
+    /// True to time kernels on devices where timing has a cost.
     #[arg(skip)]
     pub timed: bool,
 }
@@ -167,7 +167,7 @@ pub struct ThreadsArg {
     pub threads: Option<usize>,
 }
 
-/// How attention is computed, for commands that take one way.
+/// Kind of attention.
 #[derive(Args, Clone, Copy, Debug)]
 #[command(next_help_heading = "Running")]
 pub struct AttentionArg {
@@ -183,7 +183,7 @@ pub struct AttentionArg {
     pub attention: Attention,
 }
 
-/// What the KV cache stores, for commands that take one kind.
+/// Encoding of the KV cache.
 #[derive(Args, Clone, Copy, Debug)]
 #[command(next_help_heading = "Running")]
 pub struct KvDtypeArg {
@@ -199,7 +199,7 @@ pub struct KvDtypeArg {
     pub kv_dtype: KvDtype,
 }
 
-/// How much a step computes.
+/// Tokens of a step.
 #[derive(Args, Clone, Copy, Debug)]
 #[command(next_help_heading = "Running")]
 pub struct BatchTokensArg {
@@ -209,7 +209,7 @@ pub struct BatchTokensArg {
 }
 
 impl BatchTokensArg {
-    /// For so many sequences, each of which needs one.
+    /// Returns the number of tokens for `sequences` sequences, each of which needs one.
     pub fn or_default(self, sequences: usize) -> usize {
         self.batch_tokens.unwrap_or(EngineOptions::default().max_batch_tokens).max(sequences)
     }
@@ -387,7 +387,7 @@ mod tests {
         }
     }
 
-    /// Prose is broken by the terminal's width alone: a line that was broken by hand would be broken twice.
+    /// Prose has no manual line breaks, because the terminal's width breaks it.
     #[test]
     fn help_is_wrapped_once() {
         for width in [80, 100, 140] {

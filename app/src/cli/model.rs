@@ -1,4 +1,4 @@
-//! The model, for commands that take one: as a word, or with `-m`.
+//! The model argument: a word, or `-m`.
 
 use clap::{
     ArgMatches, Args, Command, FromArgMatches,
@@ -6,14 +6,14 @@ use clap::{
     parser::ValueSource,
 };
 
-/// The model that a command works with.
+/// The model of a command.
 #[derive(Clone, Debug, Default)]
 pub struct ModelArg {
-    /// The given name or path; `None` means the model inside this binary.
+    /// Name or path; `None` for the embedded model.
     pub name: Option<String>,
 }
 
-/// The two ways to give it.
+/// The two forms of the argument.
 #[derive(Args)]
 struct Given {
     /// The model [default: the one inside this binary]
@@ -28,7 +28,7 @@ struct Given {
 impl FromArgMatches for ModelArg {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
         let Given { word, model } = Given::from_arg_matches(matches)?;
-        // The environment only says what holds where the command line is silent.
+        // The environment applies only if the command line names no model.
         let by_flag = matches.value_source("model") == Some(ValueSource::CommandLine);
         match (word, model) {
             (Some(word), Some(model)) if by_flag => Err(given_twice(&word, &model)),
@@ -52,7 +52,7 @@ impl Args for ModelArg {
     }
 }
 
-/// The error for two models where one is needed.
+/// Returns the error for two models.
 fn given_twice(word: &str, flag: &str) -> Error {
     let message = format!("the model is given twice: `{word}` and `--model {flag}`\n");
     Error::raw(ErrorKind::ArgumentConflict, message)

@@ -1,4 +1,4 @@
-//! From the words of the command line to [`Cli`], with errors that say what to do.
+//! Parsing of the command line, with errors that suggest a solution.
 
 use std::{ffi::OsString, path::Path};
 
@@ -14,10 +14,10 @@ use crate::{
     version,
 };
 
-/// Parses the command line; returns it with notes for the person. Prints help and versions, and ends the process then.
+/// Parses the command line and returns it with notes for the user. Prints help or the version and exits, if requested.
 ///
 /// # Errors
-/// Words that cannot be: a usage error.
+/// A usage error.
 pub fn parse(words: Vec<OsString>) -> Outcome<(Cli, Vec<String>)> {
     let translated = foreign::translate(words)?;
     let words = translated.words.clone();
@@ -42,7 +42,7 @@ pub fn parse(words: Vec<OsString>) -> Outcome<(Cli, Vec<String>)> {
                 Some(failure) => failure,
                 None => error.exit(),
             },
-            // Help, and errors that clap words well.
+            // Help, and errors that clap explains well.
             _ => error.exit(),
         }),
     }
@@ -64,9 +64,9 @@ fn unknown_flag(error: &Error, words: &[OsString]) -> Failure {
     let place =
         command.map_or_else(|| "paguro".to_owned(), |command| format!("paguro {}", command.get_name()));
     if !flag.starts_with('-') {
-        let failure = Failure::usage(format!("`{place}` takes no further word, and there is `{flag}`"));
+        let failure = Failure::usage(format!("`{place}` takes no further argument: `{flag}`"));
         return failure
-            .hint(format!("`{place} --help` says what it takes; put texts with spaces into quotes"));
+            .hint(format!("`{place} --help` lists the arguments; put texts with spaces into quotes"));
     }
     let failure = Failure::usage(format!("`{flag}` is not an option of `{place}`"));
     if let Some(near) = context(error, ContextKind::SuggestedArg) {
@@ -82,7 +82,7 @@ fn unknown_flag(error: &Error, words: &[OsString]) -> Failure {
     }
 }
 
-/// Returns the error about a value that comes from an environment variable; `None` if it comes from a flag.
+/// Returns the error for a value from an environment variable; `None` if a flag set it.
 fn bad_variable(error: &Error, words: &[OsString]) -> Option<Failure> {
     let argument = context(error, ContextKind::InvalidArg)?;
     let value = context(error, ContextKind::InvalidValue)?;
@@ -92,7 +92,7 @@ fn bad_variable(error: &Error, words: &[OsString]) -> Option<Failure> {
     let of_flag = |argument: &&clap::Arg| argument.get_long() == Some(long);
     let variable = command.get_arguments().find(of_flag)?.get_env()?.to_str()?;
     let is_value = std::env::var(variable).is_ok_and(|set| set == value);
-    // A flag goes before the variable.
+    // A flag takes precedence over the variable.
     let is_flag = |word: &str| {
         let short = command.get_arguments().find(of_flag).and_then(clap::Arg::get_short);
         word == format!("--{long}")
@@ -112,7 +112,7 @@ fn bad_variable(error: &Error, words: &[OsString]) -> Option<Failure> {
     Some(failure.hint(format!("unset {variable}, or give --{long} on the command line")))
 }
 
-/// Two words that exclude each other.
+/// Returns the error for two arguments that exclude each other.
 fn conflict(error: &Error) -> Failure {
     let text = error.to_string();
     let first = text.lines().next().unwrap_or_default();

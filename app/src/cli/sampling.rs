@@ -114,12 +114,12 @@ impl<T: FromStr> FromStr for Limit<T> {
 }
 
 impl SamplingArgs {
-    /// Most tokens of an answer, if there is a limit.
+    /// Returns the maximum tokens of an answer; `None` for no limit.
     pub fn max_tokens(&self) -> Option<usize> {
         self.max_tokens.and_then(|limit| limit.0)
     }
 
-    /// The DRY sampler without the tokens of its sequence breakers.
+    /// Returns the DRY sampler without the tokens of its sequence breakers.
     pub fn dry(&self) -> Dry {
         let default = Dry::default();
         Dry {
@@ -131,7 +131,7 @@ impl SamplingArgs {
         }
     }
 
-    /// Texts that end a repetition.
+    /// Returns the texts that end a repetition.
     pub fn dry_breakers(&self) -> Vec<&str> {
         match self.dry_sequence_breaker.as_slice() {
             [] => SEQUENCE_BREAKERS.to_vec(),
@@ -139,7 +139,7 @@ impl SamplingArgs {
         }
     }
 
-    /// The seed, if it is not a random one.
+    /// Returns the seed; `None` for a random one.
     pub fn seed(&self) -> Option<u64> {
         self.seed.and_then(|seed| seed.0)
     }

@@ -1,4 +1,4 @@
-//! `paguro serve`: what can be set, by flags, in a file, and in the environment, under the same names.
+//! Settings of `paguro serve`, with the same names as flags, in a file and in the environment.
 
 use std::{collections::BTreeMap, path::PathBuf, str::FromStr, time::Duration};
 
@@ -45,17 +45,17 @@ pub struct ServeArgs {
     #[arg(long, env = "PAGURO_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Everything else.
+    /// All other settings.
     #[command(flatten)]
     pub given: GivenOptions,
 }
 
-/// Options, by where they were set.
+/// Options by origin.
 #[derive(Clone, Debug)]
 pub struct GivenOptions {
-    /// On the command line.
+    /// Options of the command line.
     pub flags: ServeOptions,
-    /// In the environment, where no flag says otherwise.
+    /// Options of the environment that no flag sets.
     pub environment: ServeOptions,
 }
 
@@ -90,7 +90,7 @@ impl Args for GivenOptions {
     }
 }
 
-/// What flags, file and environment can set; absent where they say nothing.
+/// Settings of flags, file and environment; absent if not set.
 #[derive(Args, Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ServeOptions {
@@ -357,7 +357,7 @@ pub struct ServeOptions {
 }
 
 impl ServeOptions {
-    /// These, and where they say nothing, those.
+    /// Returns these options, completed by `weaker`.
     #[must_use]
     pub fn or(self, weaker: Self) -> Self {
         Self {
@@ -412,11 +412,11 @@ fn or_list<T>(list: Vec<T>, weaker: Vec<T>) -> Vec<T> {
     if list.is_empty() { weaker } else { list }
 }
 
-/// `--log-format`.
+/// Values of `--log-format`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LogFormat {
-    /// For people.
+    /// Text for people.
     Text,
     /// One JSON object per line.
     Json,
@@ -434,7 +434,7 @@ pub struct Time(pub Duration);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeepAlive(pub Option<Duration>);
 
-/// `--share-prefixes`.
+/// Values of `--share-prefixes`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum SharePrefixes {
@@ -448,7 +448,7 @@ pub enum SharePrefixes {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskSize(pub Option<u64>);
 
-/// A number and its unit.
+/// Splits a text into a number and its unit.
 fn split(text: &str) -> Option<(f64, &str)> {
     let text = text.trim();
     let end = text.find(|c: char| c != '.' && !c.is_ascii_digit()).unwrap_or(text.len());
@@ -520,7 +520,7 @@ impl FromStr for DiskSize {
     }
 }
 
-/// In the file, a value is written as on the command line, or as a plain number.
+/// Deserializes a value from its command-line form or a plain number.
 fn from_text<'de, T: FromStr<Err = String>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
     struct Text<T>(std::marker::PhantomData<T>);
     impl<T: FromStr<Err = String>> de::Visitor<'_> for Text<T> {

@@ -1,4 +1,4 @@
-//! GPUs, through Metal or Vulkan, each checked against the CPU before it runs a model.
+//! GPUs through Metal or Vulkan. Each is compared with the CPU before it runs a model.
 
 use std::{
     fs,
@@ -27,21 +27,21 @@ use crate::{
     failure::{Failure, Outcome},
 };
 
-/// Checks that were passed; `None` without a home to keep them in.
+/// File of passed checks; `None` without a home folder.
 static PASSED: OnceLock<Option<PathBuf>> = OnceLock::new();
 
-/// Keeps checks that were passed in this file.
+/// Sets the file of passed checks.
 pub fn remember_in(file: Option<PathBuf>) {
-    // Said once, at the start.
+    // Set once, at the start.
     let _ = PASSED.set(file);
 }
 
-/// The first GPU that may be chosen without being named.
+/// Returns the first GPU that `auto` may choose.
 pub fn automatic() -> Option<usize> {
     gpus().into_iter().find(|gpu| gpu.not_automatic.is_none()).map(|gpu| gpu.index)
 }
 
-/// The GPUs that there are.
+/// Returns the names of the GPUs.
 pub fn summary() -> String {
     let names: Vec<_> = gpus().into_iter().map(|gpu| gpu.name).collect();
     if names.is_empty() { "no GPU".to_owned() } else { names.join(", ") }
@@ -64,18 +64,18 @@ pub(super) fn options(numerics: Option<Numerics>) -> GpuOptions {
     };
     let notice: fn(&str) = |line| match tracing::dispatcher::has_been_set() {
         true => tracing::warn!("{line}"),
-        // Nobody may be listening there.
+        // Standard error may be closed.
         false => _ = writeln!(std::io::stderr(), "{line}"),
     };
     let cooperative = numerics != Some(Numerics::Exact);
     GpuOptions { cooperative, progress: Some(progress), notice: Some(notice), ..GpuOptions::default() }
 }
 
-/// Kernels that have been compiled, and all that are being compiled; 0 if none is.
+/// Number of compiled kernels, and of all that are being compiled; 0 if none is.
 static DONE: AtomicUsize = AtomicUsize::new(0);
 static ALL: AtomicUsize = AtomicUsize::new(0);
 
-/// Progress of compiling kernels.
+/// Returns the progress of compiling kernels.
 pub fn compiling() -> Option<String> {
     let (done, all) = (DONE.load(Ordering::Relaxed), ALL.load(Ordering::Relaxed));
     (all > 0).then(|| format!("compiling GPU kernels, {done} of {all}"))
@@ -85,23 +85,23 @@ pub(super) fn find(index: usize, options: GpuOptions) -> Outcome<Gpu> {
     Gpu::open(index, options).map_err(|error| Failure::usage(error).hint(devices()))
 }
 
-/// The devices of this machine, in a sentence.
+/// Lists the devices of this machine in a sentence.
 fn devices() -> String {
     let gpus = gpus().into_iter().map(|gpu| format!("gpu:{} ({})", gpu.index, gpu.name));
     format!("this machine has {}", Vec::from_iter(["cpu".to_owned()].into_iter().chain(gpus)).join(", "))
 }
 
-/// A GPU that computes an excerpt of each model as the CPU does, before it gets the model.
+/// A GPU that is compared with the CPU on an excerpt of each model before it loads the model.
 struct Checked(Gpu);
 
 impl Checked {
-    /// Compares the GPU with the CPU, unless this version has done so before.
+    /// Compares the GPU with the CPU, unless this version has passed the check before.
     fn check(&self, program: &Program, weights: &Weights, limits: Limits) -> Result<(), LoadError> {
         let (program, weights) = excerpt(program, weights);
         let Capacity { description, .. } = self.0.capacity();
         let key = key(&description, &self.0.numerics(), &program, &weights, &limits);
         let file = PASSED.get().and_then(Option::as_deref);
-        // A build with assertions is one whose kernels somebody may be changing.
+        // Kernels may change between builds with assertions.
         if !cfg!(debug_assertions) && file.is_some_and(|file| has(file, &key)) {
             return Ok(());
         }
@@ -115,7 +115,7 @@ impl Checked {
                 )),
                 Problem::Device(problem) => LoadError::Device(format!(
                     "{description} computes something else than the CPU for this model: {problem}; \
-                 `paguro devices --test` says more, --device cpu does without it"
+                 `paguro devices --test` shows details, --device cpu avoids the GPU"
                 )),
             }
         })?;
@@ -127,7 +127,7 @@ impl Checked {
     }
 }
 
-/// Names a check: the device, its driver, this version, and the model's shapes.
+/// Returns the key of a check: device, driver, version, and the model's shapes.
 fn key(device: &str, numerics: &str, program: &Program, weights: &Weights, limits: &Limits) -> String {
     let mut hasher = DefaultHasher::new();
     let version = (env!("CARGO_PKG_VERSION"), option_env!("PAGURO_COMMIT"));
@@ -184,21 +184,21 @@ impl Backend for Checked {
     }
 }
 
-/// A GPU as `paguro devices` shows it.
+/// A GPU in the output of `paguro devices`.
 pub struct Listed {
     /// `gpu:0`.
     pub name: String,
-    /// Its capacity, or why it cannot be opened.
+    /// Its capacity, or the reason for which it cannot be opened.
     pub capacity: Result<Capacity, String>,
-    /// The numerics in force.
+    /// The effective numerics.
     pub numerics: String,
-    /// Why `auto` does not choose it.
+    /// Reason for which `auto` does not choose it.
     pub not_automatic: Option<String>,
     is_software: bool,
 }
 
 impl Listed {
-    /// For programs.
+    /// Returns the JSON output.
     pub fn json(&self) -> Value {
         let capacity = self.capacity.as_ref();
         json!({
@@ -213,10 +213,10 @@ impl Listed {
     }
 }
 
-/// Returns the index of a GPU if there is one.
+/// Returns `index` if there is such a GPU.
 ///
 /// # Errors
-/// There is none; the hint says what there is.
+/// There is none; the hint lists the devices.
 pub fn exists(index: usize) -> Outcome<usize> {
     let count = gpus().len();
     if index < count {
@@ -227,7 +227,7 @@ pub fn exists(index: usize) -> Outcome<usize> {
     Err(Failure::usage(problem).hint(devices()))
 }
 
-/// All GPUs, or only one.
+/// Lists all GPUs, or only one.
 pub fn list(only: Option<usize>, numerics: Option<Numerics>) -> Vec<Listed> {
     let listed = |info: paguro_backend_wgpu::GpuInfo| {
         let gpu = Gpu::open(info.index, options(numerics));

@@ -1,38 +1,39 @@
-//! Compares a device with the CPU on a short piece of a model, before the model is trusted to it.
+//! Comparison of a device with the CPU on an excerpt of a model, before the device runs the model.
 //!
-//! Kernels are compiled for a model's shapes and formats by drivers that this project may never have met. So an excerpt of the model
-//! ([`paguro_backend::excerpt()`]) runs on the device and on the CPU: steps of many rows, of some and of one, as they have different
-//! kernels, and one token that the device samples.
+//! Drivers that were never tested here compile the kernels for a model's shapes and formats. An excerpt of the model
+//! ([`paguro_backend::excerpt()`]) runs on the device and on the CPU, in steps of many rows, of a few and of one,
+//! because these have different kernels, and the device samples one token.
 
 use paguro_backend::{
     Backend, Limits, LoadError, Outcome, Output, PageId, Program, Runner, SampleRequest, SamplingParams,
     StateId, Step, StepOutput, StepSequence, Want, Weights,
 };
 
-/// Rows of the steps. Together they are more than one split of attention has.
+/// Rows of the steps. In total they exceed one split of attention.
 const STEPS: [usize; 5] = [264, 24, 4, 1, 1];
 
-/// Greatest root mean square of the logits' errors, in units of their standard deviation. Both devices round activations to eight
-/// bits, or one of them to half precision, which gives a few hundredths; unrelated numbers give 1.4.
+/// Maximum root mean square of the logits' errors, in units of their standard deviation. The devices round activations
+/// to eight bits or to half precision, which gives a few hundredths; uncorrelated numbers give 1.4.
 const TOLERANCE: f64 = 0.1;
 
-/// Why a check fails.
+/// Reason of a failed check.
 #[derive(Debug)]
 pub enum Problem {
-    /// The device does not load the model.
+    /// The device cannot load the model.
     Load(LoadError),
-    /// The reference itself computes this number, so the model is damaged.
+    /// The reference computes this value, so the model is damaged.
     Model(f32),
-    /// The device fails, or computes something else than the reference.
+    /// The device fails or deviates from the reference.
     Device(String),
     /// The reference fails.
     Reference(String),
 }
 
-/// Checks the device's logits for an excerpt of a model, as [`paguro_backend::excerpt()`] makes it.
+/// Compares the device's logits for an excerpt of a model from [`paguro_backend::excerpt()`].
 ///
 /// # Errors
-/// The device fails, or its logits or tokens differ from the reference's by more than the tolerance; the reference's are no numbers.
+/// The device fails, or its logits or tokens deviate from the reference by more than the tolerance; or the reference's
+/// logits are not finite.
 pub fn check(
     device: &dyn Backend,
     reference: &dyn Backend,
@@ -90,7 +91,7 @@ fn compare_all(expected: &[Outcome], found: &[Outcome], others: &[usize]) -> Res
     Ok(())
 }
 
-/// Checks that the token that the device has sampled is the best one, or nearly.
+/// Checks that the sampled token is the most probable one, within the tolerance.
 fn compare_token(logits: &Outcome, sampled: &Outcome) -> Result<(), String> {
     let (Outcome::Logits(logits), Outcome::Sampled(sampled)) = (logits, sampled) else {
         return Err("the last step has no token".to_owned());
@@ -106,7 +107,7 @@ fn compare_token(logits: &Outcome, sampled: &Outcome) -> Result<(), String> {
 /// Logits of the last row of each step.
 type Rows = Vec<Outcome>;
 
-/// Rows of the steps that fit.
+/// Returns the rows of the steps that fit.
 fn steps(max_rows: usize, max_context: usize) -> Vec<usize> {
     let small: usize = STEPS[1..].iter().sum();
     let first = STEPS[0].min(max_rows).min(max_context.saturating_sub(small));
@@ -119,7 +120,7 @@ fn steps(max_rows: usize, max_context: usize) -> Vec<usize> {
     [first].into_iter().chain(STEPS[1..].iter().copied()).filter_map(fits).collect()
 }
 
-/// Pages of one sequence with all steps, and page 0.
+/// Returns the number of pages of one sequence with all steps, including page 0.
 fn pages(program: &Program, limits: &Limits, steps: &[usize]) -> usize {
     1 + program.kv.groups.len() * steps.iter().sum::<usize>().div_ceil(limits.block_size)
 }
@@ -133,7 +134,7 @@ struct Sequence<'a> {
 }
 
 impl Sequence<'_> {
-    /// Runs `rows` more rows and returns what the last one is asked for.
+    /// Runs `rows` more rows and returns the requested output of the last one.
     fn step(&mut self, rows: usize, want: Want<'_>) -> Result<Outcome, String> {
         let (start, end) = (self.len, self.len + rows);
         let vocab = self.program.vocab;
@@ -172,7 +173,7 @@ fn compare(expected: &[f32], found: &[f32]) -> Result<(), String> {
     }
 }
 
-/// Standard deviation.
+/// Returns the standard deviation.
 fn deviation(numbers: &[f32]) -> f64 {
     let mean = |numbers: &mut dyn Iterator<Item = f64>, count: usize| numbers.sum::<f64>() / count as f64;
     let middle = mean(&mut numbers.iter().map(|&number| f64::from(number)), numbers.len());

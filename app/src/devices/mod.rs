@@ -1,4 +1,4 @@
-//! The concrete devices: this folder alone names them. And `paguro devices`, which lists and tests them.
+//! Concrete devices, which only this folder names, and `paguro devices`, which lists and tests them.
 
 #[cfg(any(feature = "gpu", target_os = "macos"))]
 mod gpu;
@@ -21,10 +21,10 @@ use crate::{
     units,
 };
 
-/// Rounds of the read-bandwidth probe: the median of three, in well under a second.
+/// Rounds of the read-bandwidth probe, whose median takes well under a second.
 const PROBE_ROUNDS: usize = 3;
 
-/// A device that was chosen.
+/// An opened device.
 pub struct Chosen {
     /// The device.
     pub backend: Box<dyn Backend>,
@@ -32,14 +32,14 @@ pub struct Chosen {
     pub threads: usize,
     /// Description of its numerics.
     pub numerics: String,
-    /// True if sums run through matrix units.
+    /// True if sums use matrix units.
     pub is_fast: bool,
 }
 
-/// The numerics of the CPU backend, whatever is asked for.
+/// Description of the CPU backend's numerics.
 const CPU_NUMERICS: &str = "exact: a token's logits are the same bits whatever else runs with it";
 
-/// Keeps in this file which GPUs have computed what the CPU computes.
+/// Sets the file in which passed checks of GPUs are stored.
 pub fn remember_in(file: Option<PathBuf>) {
     gpu::remember_in(file);
 }
@@ -50,19 +50,19 @@ impl fmt::Debug for Chosen {
     }
 }
 
-/// Reports that a load waits for the compiler of a GPU's kernels.
+/// Returns the progress of compiling kernels, if a load waits for it.
 pub fn compiling() -> Option<String> {
     gpu::compiling()
 }
 
-/// Opens a device.
+/// Function that opens a device.
 type Opener<'a> = Box<dyn Fn() -> Outcome<Chosen> + 'a>;
 
-/// Starts something on the device that the flags ask for. If that is `auto` and anything fails on the GPU, it is started on the CPU,
-/// and `notice` gets one line that says why.
+/// Calls `start` with the device of the flags. With `auto`, a failure on the GPU leads to a start on the CPU, and
+/// `notice` receives the reason.
 ///
 /// # Errors
-/// A device that this machine does not have or this binary cannot use; what `start` says.
+/// The device does not exist or is not supported by this binary, or the error of `start`.
 pub fn with<T>(
     on: &RunOnArgs,
     threads: Option<usize>,
@@ -71,7 +71,7 @@ pub fn with<T>(
 ) -> Outcome<T> {
     let start = |chosen: Chosen| {
         if let Some(line) = not_fast(on.numerics, &chosen) {
-            // `serve` comes here for each model.
+            // `serve` calls this for each model.
             TOLD_NOT_FAST.call_once(|| notice(&line));
         }
         start(chosen)
@@ -90,10 +90,10 @@ pub fn with<T>(
     first_of(&openers, notice, start)
 }
 
-/// Set once it was said that a device has no matrix units.
+/// Set after the notice that a device has no matrix units.
 static TOLD_NOT_FAST: Once = Once::new();
 
-/// A notice for `--numerics fast` on a device that is exact.
+/// Returns the notice for `--numerics fast` on a device with exact numerics.
 fn not_fast(numerics: Option<Numerics>, chosen: &Chosen) -> Option<String> {
     let wants = numerics == Some(Numerics::Fast) && !chosen.is_fast;
     wants.then(|| {
@@ -115,25 +115,25 @@ fn first_of<T>(
         }
     }
     let started = last().and_then(start)?;
-    // A failure on both devices is not the GPU's, so it is reported as an error and not as a fallback.
+    // A failure on both devices is not caused by the GPU, so it is reported as an error and not as a fallback.
     if let Some(reason) = reason {
         notice(&format!("the GPU is not used, the CPU is: {}", reason.message()));
     }
     Ok(started)
 }
 
-/// Opens the device that the flags ask for.
+/// Opens the device of the flags.
 ///
 /// # Errors
-/// One that this machine does not have, or this binary cannot use.
+/// The device does not exist or is not supported by this binary.
 pub fn open(on: &RunOnArgs, threads: Option<usize>, notice: &dyn Fn(&str)) -> Outcome<Chosen> {
     with(on, threads, notice, Ok)
 }
 
-/// Bytes per second that the memory of the device with this name can be read with.
+/// Measures the read bandwidth of the device with this name, in bytes per second.
 ///
 /// # Errors
-/// No memory to read, no threads.
+/// The probe cannot allocate memory or start threads.
 pub fn read_bandwidth(on: &RunOnArgs, device: &str, threads: Option<usize>) -> Outcome<f64> {
     let failed = |error: &dyn fmt::Display| Failure::new(format!("cannot probe the memory's speed: {error}"));
     let gpu = match on.device {
@@ -212,7 +212,7 @@ pub fn summary() -> Vec<String> {
 /// Runs `paguro devices`.
 ///
 /// # Errors
-/// Standard output's; a device that this machine does not have; cases of the suite that failed.
+/// The error of standard output, an unknown device, or failed cases of the suite.
 pub fn devices(args: &DevicesArgs, terminal: Terminal) -> Outcome<()> {
     let mut out = Output::new();
     let only = match args.device {
@@ -352,7 +352,7 @@ mod tests {
                 }
             }
         }
-        // A device that was named is used or refused.
+        // A named device is used or refused.
         let named: Opener<'_> = Box::new(|| opened("gpu"));
         let refused = first_of(&[named], &|_| (), |_| Err::<(), _>(Failure::new("numbers are wrong")));
         assert_eq!(refused.unwrap_err().message(), "numbers are wrong");

@@ -23,13 +23,13 @@ use crate::{
     settings::Terminal,
 };
 
-/// Cases that run at once, at most: their references are computed on one core each, and each has buffers on the GPU.
+/// Maximum number of concurrent cases. Each computes its reference on one core and has buffers on the GPU.
 const WORKERS: usize = 16;
 
-/// How often the progress is told where there is no terminal.
+/// Interval of progress lines without a terminal.
 const TOLD_EVERY: Duration = Duration::from_secs(10);
 
-/// Longest text of a failure in characters; `--json` has all of it.
+/// Maximum length of a failure in characters; `--json` prints all of it.
 const LONGEST: usize = 200;
 
 /// Cases that run with the same kernels and the same kind of pages.
@@ -40,10 +40,10 @@ struct Group {
     cases: Vec<&'static Case>,
 }
 
-/// Runs the suite, and prints failures as they come.
+/// Runs the suite and prints failures immediately.
 ///
 /// # Errors
-/// The GPU does not open; the number of cases that failed.
+/// The GPU does not open, or cases failed.
 pub fn test(index: usize, args: &DevicesArgs, out: &mut Output, terminal: Terminal) -> Outcome<()> {
     let groups = groups(index)?;
     let draw = if args.all { Draw::All } else { Draw::Seed(0) };
@@ -66,7 +66,7 @@ pub fn test(index: usize, args: &DevicesArgs, out: &mut Output, terminal: Termin
             return out.json(&json!({"numerics": group.name, "case": case.name, "problem": verdict.err()}));
         }
         if let Err(problem) = verdict {
-            // The bar must not share its line.
+            // The line must not be printed into the bar.
             bar.suspend(|| {
                 out.line(format_args!("FAILED  {}: {}: {}", group.name, case.name, sentence(&problem)))
             })?;
@@ -92,7 +92,8 @@ pub fn test(index: usize, args: &DevicesArgs, out: &mut Output, terminal: Termin
     }
 }
 
-/// The groups for a GPU. Cases about matmuls run once, with pages in half precision, and a second time only with matrix units.
+/// Returns the groups for a GPU. Cases about matmuls run once, with pages in half precision, and again only with matrix
+/// units.
 fn groups(index: usize) -> Outcome<Vec<Group>> {
     let open = |numerics| find(index, GpuOptions { poison: true, ..options(Some(numerics)) });
     let exact = open(Numerics::Exact)?;
@@ -109,7 +110,7 @@ fn groups(index: usize) -> Outcome<Vec<Group>> {
     Ok(groups)
 }
 
-/// Runs cases on several threads. `tell` gets the place and the verdict of each as it ends.
+/// Runs cases on several threads, and calls `tell` with the index and the verdict of each.
 fn run(
     cases: &[(&Group, &'static Case)],
     draw: Draw,
@@ -117,7 +118,7 @@ fn run(
 ) -> Outcome<()> {
     let next = AtomicUsize::new(0);
     let (sender, verdicts) = mpsc::channel();
-    // A panic is a verdict; its trace on standard error would only confuse.
+    // A panic is reported as a verdict; its backtrace is not printed.
     let hook = panic::take_hook();
     panic::set_hook(Box::new(|_| ()));
     let told = thread::scope(|scope| {
@@ -145,13 +146,13 @@ fn run(
     told
 }
 
-/// The message of a panic.
+/// Returns the message of a panic.
 fn text(panic: &(dyn std::any::Any + Send)) -> &str {
     let owned = panic.downcast_ref::<String>().map(String::as_str);
     owned.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")
 }
 
-/// A problem in one line of bounded length.
+/// Shortens a problem to one line of bounded length.
 fn sentence(problem: &str) -> String {
     let line = problem.lines().next().unwrap_or_default();
     match line.char_indices().nth(LONGEST) {

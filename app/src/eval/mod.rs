@@ -1,4 +1,4 @@
-//! `paguro eval`: perplexity, counted as llama.cpp counts it.
+//! `paguro eval`: perplexity by llama.cpp's definition.
 
 mod windows;
 
@@ -25,16 +25,16 @@ use crate::{
 };
 use windows::{Plan, Tally, Window};
 
-/// Windows are read at the same time up to this many tokens: enough rows for whole steps, few pages.
+/// Maximum tokens of concurrent windows: enough rows for full steps, few pages.
 const TOKENS_AT_ONCE: usize = 2048;
 
-/// Logits of the rows scored in one step may take this much memory.
+/// Maximum memory of the logits of one step's scored rows.
 const LOGIT_BYTES: usize = 64 << 20;
 
 /// Runs the command.
 ///
 /// # Errors
-/// A text that cannot be read or is too short; whatever stops the engine.
+/// The text cannot be read or is too short, or the engine fails.
 pub fn eval(args: &EvalArgs, library: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
     let (model, file) = model_and_file(args)?;
     let source = Source::find(model.as_deref(), library)?;
@@ -61,7 +61,7 @@ pub fn eval(args: &EvalArgs, library: &LibrarySettings, terminal: Terminal) -> O
         max_sequences: at_once,
         max_scores: (LOGIT_BYTES / (4 * model.program.vocab)).clamp(16, 512),
         prefix_cache: false,
-        // Nothing waits for a step to end.
+        // No reader waits for steps.
         step_time: Duration::MAX,
         kv_dtype: args.kv.kv_dtype.into(),
         attention: args.attention.attention.into(),
@@ -102,7 +102,7 @@ pub fn eval(args: &EvalArgs, library: &LibrarySettings, terminal: Terminal) -> O
     Ok(())
 }
 
-/// The model, if one is named, and the file with the text: `MODEL FILE`, `FILE`, or flags in their place.
+/// Returns the model, if named, and the file with the text: `MODEL FILE`, `FILE`, or flags.
 fn model_and_file(args: &EvalArgs) -> Outcome<(Option<Cow<'_, str>>, &Path)> {
     let word = |path: &'_ PathBuf| path.to_string_lossy().into_owned();
     let flag = args.model.as_deref().map(Cow::Borrowed);
@@ -118,10 +118,10 @@ fn model_and_file(args: &EvalArgs) -> Outcome<(Option<Cow<'_, str>>, &Path)> {
     }
 }
 
-/// The file's text. One line end at its end is dropped, as llama.cpp does with every `-f`.
+/// Reads the file. One line end at its end is dropped, as in llama.cpp.
 ///
 /// # Errors
-/// A file that cannot be read, or is not UTF-8.
+/// The file cannot be read or is not UTF-8.
 pub fn read(path: &Path) -> Outcome<String> {
     let bytes =
         fs::read(path).map_err(|error| Failure::new(format!("cannot read `{}`: {error}", path.display())))?;
@@ -138,12 +138,12 @@ pub fn read(path: &Path) -> Outcome<String> {
     Ok(text)
 }
 
-/// BOS, if prompts get it.
+/// Returns BOS, if prompts begin with it.
 fn first_of_every_text(tokenizer: &Tokenizer) -> Option<u32> {
     tokenizer.bos().filter(|bos| tokenizer.encode_prompt("", SpecialTokens::AsText).first() == Some(bos))
 }
 
-/// Scores `expected` tokens of each window; `at_once` windows are in the engine at any time.
+/// Scores `expected` tokens of each window, with at most `at_once` concurrent windows.
 fn score(
     handle: &Handle,
     mut windows: impl ExactSizeIterator<Item = Window>,
@@ -178,7 +178,7 @@ fn score(
 
 fn submit(handle: &Handle, window: Window) -> Outcome<Generation> {
     let request = Request {
-        // The window's last token is scored and predicts nothing.
+        // The window's last token is scored and predicts no other.
         max_tokens: Some(0),
         score_prompt_from: Some(window.score_from),
         ..Request::new(window.tokens)
@@ -186,7 +186,7 @@ fn submit(handle: &Handle, window: Window) -> Outcome<Generation> {
     handle.generate(request).map_err(|error| Failure::from_error(&error))
 }
 
-/// The log-probabilities of a window's tokens.
+/// Returns the log-probabilities of a window's tokens.
 fn scores(mut generation: Generation) -> Outcome<Vec<f32>> {
     let mut all = Vec::new();
     while let Some(event) = generation.next_blocking() {

@@ -1,31 +1,31 @@
-//! Which tokens a perplexity scores: the windows of llama.cpp's `llama-perplexity` (tools/perplexity/perplexity.cpp),
-//! so that the numbers can be compared.
+//! Scored tokens of a perplexity: the windows of llama.cpp's `llama-perplexity` (tools/perplexity/perplexity.cpp), so
+//! that the results are comparable.
 
 use std::fmt;
 
-/// One window: the model reads all of it and is asked about its end.
+/// One window. The model reads all of it; its end is scored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// What the model reads.
+    /// Tokens of the window.
     pub tokens: Vec<u32>,
     /// Position of the first token that predicts: `tokens[score_from + 1..]` are scored.
     pub score_from: usize,
 }
 
-/// How the windows lie on the text.
+/// Arrangement of windows over the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// Tokens in a window.
     pub window: usize,
-    /// Tokens from one window's start to the next one's.
+    /// Distance between the starts of two windows.
     pub step: usize,
     /// Position of the first token that predicts.
     score_from: usize,
-    /// Whether BOS stands at the start of each window instead of its own first token.
+    /// True if BOS replaces the first token of each window.
     begins_with_bos: bool,
 }
 
-/// The text is too short.
+/// Error for a text that is too short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooShort {
     /// Tokens in the text.
@@ -42,21 +42,20 @@ impl fmt::Display for TooShort {
 }
 
 impl Plan {
-    /// Windows of `ctx` tokens one after the other, the second half of each scored.
+    /// Returns adjacent windows of `ctx` tokens, whose second half is scored.
     pub fn adjacent(ctx: usize) -> Self {
         Self { window: ctx, step: ctx, score_from: ctx / 2, begins_with_bos: true }
     }
 
-    /// Overlapping windows, `stride` tokens apart, whose last `stride` tokens are scored. There, llama-perplexity
-    /// makes room for half a stride more, rounds the context up as it always does, and leaves the first token of
-    /// each window as it is.
+    /// Returns overlapping windows, `stride` tokens apart, whose last `stride` tokens are scored. As in
+    /// llama-perplexity, the context grows by half a stride, is rounded up, and the first token of each window is not
+    /// replaced.
     pub fn strided(ctx: usize, stride: usize) -> Self {
         let window = (ctx + stride / 2).next_multiple_of(256).max(stride + 1);
         Self { window, step: stride, score_from: window - stride - 1, begins_with_bos: false }
     }
 
-    /// Cuts the text, into at most `most` windows. `bos` is the token that the model puts before every text, if it
-    /// does.
+    /// Cuts the text into at most `most` windows. `bos` is the initial token of every text, if the model has one.
     ///
     /// # Errors
     /// [`TooShort`]
@@ -71,8 +70,7 @@ impl Plan {
         if tokens.len() < 2 * window {
             return Err(TooShort { tokens: tokens.len(), window });
         }
-        // Adjacent windows: all whole ones. Overlapping ones: as many as llama-perplexity takes, which may leave
-        // the last whole one out.
+        // The number of windows is llama-perplexity's, which may omit the last complete overlapping window.
         let count =
             if step == window { tokens.len() / window } else { (tokens.len() - window).div_ceil(step) };
         Ok((0..count.min(most.unwrap_or(count))).map(move |i| {
@@ -84,13 +82,13 @@ impl Plan {
         }))
     }
 
-    /// Scored tokens in each window.
+    /// Returns the number of scored tokens of each window.
     pub fn scored(&self) -> usize {
         self.window - self.score_from - 1
     }
 }
 
-/// Mean and spread of what the scored tokens cost, in nats.
+/// Mean and variance of the negative log-likelihoods of scored tokens, in nats.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Tally {
     count: u64,
@@ -99,7 +97,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Counts the log-probabilities of some tokens.
+    /// Adds log-probabilities.
     pub fn add(&mut self, logprobs: &[f32]) {
         for &logprob in logprobs {
             let cost = -f64::from(logprob);
@@ -109,23 +107,23 @@ impl Tally {
         self.count += logprobs.len() as u64;
     }
 
-    /// Scored tokens.
+    /// Returns the number of scored tokens.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Mean cost of a token, in nats.
+    /// Returns the mean negative log-likelihood per token, in nats.
     pub fn mean(&self) -> f64 {
         self.sum / self.count as f64
     }
 
-    /// `exp(mean)`
+    /// Returns `exp(mean)`.
     pub fn perplexity(&self) -> f64 {
         self.mean().exp()
     }
 
-    /// Standard error of the perplexity, to first order: that of the mean times the perplexity. Zero for one token,
-    /// which tells nothing about the spread.
+    /// Returns the standard error of the perplexity to first order: that of the mean times the perplexity. It is 0 for
+    /// one token.
     pub fn error(&self) -> f64 {
         if self.count < 2 {
             return 0.0;
@@ -149,7 +147,7 @@ mod tests {
     fn adjacent_windows_begin_with_bos_and_score_their_second_half() {
         let plan = Plan::adjacent(8);
         assert_eq!(cut(plan, 16, Some(1), None), [(1, 107, 3), (1, 115, 3)]);
-        // What does not fill a window is left out.
+        // An incomplete window is dropped.
         assert_eq!(cut(plan, 23, Some(1), None).len(), 2);
         assert_eq!(cut(plan, 40, Some(1), Some(3)).len(), 3);
         assert_eq!(cut(plan, 16, None, Some(1)), [(100, 107, 3)]);
@@ -164,7 +162,7 @@ mod tests {
         let windows = cut(plan, 2000, Some(1), None);
         assert_eq!(windows.len(), 5);
         assert_eq!(windows[4], (100 + 4 * 256, 100 + 4 * 256 + 767, 256));
-        // A stride wider than the context still has something to predict from.
+        // A stride larger than the context leaves tokens to predict from.
         assert_eq!(Plan::strided(4, 600).window, 601);
     }
 

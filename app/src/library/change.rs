@@ -15,7 +15,7 @@ use crate::{
 /// Runs `paguro rm`.
 ///
 /// # Errors
-/// A name that is not there or not clear; those before it are removed then.
+/// A name is unknown or ambiguous; models before it have been removed.
 pub fn rm(args: &RmArgs, settings: &LibrarySettings) -> Outcome<()> {
     let Some(registry) = settings.open_existing()? else {
         if args.force {
@@ -47,7 +47,7 @@ pub fn rm(args: &RmArgs, settings: &LibrarySettings) -> Outcome<()> {
 /// Runs `paguro cp`.
 ///
 /// # Errors
-/// A name that is not there; another one that is taken.
+/// The model is unknown, or the new name is taken.
 pub fn cp(args: &CpArgs, settings: &LibrarySettings) -> Outcome<()> {
     usable(&args.to)?;
     let registry = settings.open()?;
@@ -59,10 +59,10 @@ pub fn cp(args: &CpArgs, settings: &LibrarySettings) -> Outcome<()> {
 /// Runs `paguro prune`.
 ///
 /// # Errors
-/// Another process that writes to the library; models that the catalogue does not know, unless `--force`.
+/// Another process writes to the library, or, without `--force`, the catalogue has lost models.
 pub fn prune(args: &PruneArgs, settings: &LibrarySettings) -> Outcome<()> {
     let registry = match (settings.open_existing(), &settings.root) {
-        // A library without its catalogue can be emptied, if that is what is wanted.
+        // With --force, a library without a catalogue is emptied.
         (Err(_), Some(root)) if args.force => Some(Registry::open_anew(root).map_err(failure)?),
         (registry, _) => registry?,
     };

@@ -20,7 +20,7 @@ use crate::{
 /// Runs `paguro pull`.
 ///
 /// # Errors
-/// Whatever keeps the model from coming, and Ctrl-C.
+/// The download fails, or Ctrl-C.
 pub fn pull(args: &PullArgs, settings: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
     let text = &args.reference;
     if is_embedded(text) {
@@ -50,7 +50,8 @@ pub fn pull(args: &PullArgs, settings: &LibrarySettings, terminal: Terminal) -> 
                 terminal.status(&text);
                 return Ok(());
             }
-            Err(Failure::new(text).hint(format!("it stays in the library; to remove it: paguro rm {name}")))
+            Err(Failure::new(text)
+                .hint(format!("it stays in the library; to remove it, run paguro rm {name}")))
         }
     }
 }
@@ -58,7 +59,7 @@ pub fn pull(args: &PullArgs, settings: &LibrarySettings, terminal: Terminal) -> 
 /// Downloads a model into the library.
 ///
 /// # Errors
-/// Whatever keeps the model from coming, and Ctrl-C.
+/// The download fails, or Ctrl-C.
 pub fn download(
     reference: &Reference,
     name: Option<ModelName>,
@@ -85,7 +86,7 @@ pub fn download(
     Ok(record)
 }
 
-/// The inspection of a model that also tries its chat template.
+/// Inspection of a model that also compiles its chat template.
 #[derive(Default)]
 struct ChatCheck(RefCell<Option<String>>);
 
@@ -111,7 +112,7 @@ impl ChatCheck {
 /// Runs `paguro import`.
 ///
 /// # Errors
-/// What is not a model; a name that is taken; Ctrl-C.
+/// The file is not a model, the name is taken, or Ctrl-C.
 pub fn import(args: &ImportArgs, settings: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
     args.name.as_ref().map(usable).transpose()?;
     let registry = settings.open()?;
@@ -146,7 +147,7 @@ pub fn import(args: &ImportArgs, settings: &LibrarySettings, terminal: Terminal)
     Ok(())
 }
 
-/// The name to use from now on.
+/// Prints the name of the model.
 fn report(record: &ModelRecord, terminal: Terminal) -> Outcome<()> {
     let (name, size) = (record.name.short(), units::bytes(record.size()));
     Output::new().line(format_args!("{name} ({size}, {})", record.details.quantization))?;

@@ -38,18 +38,18 @@ use crate::{
 const SHORT_SILENCE: Duration = Duration::from_secs(8);
 
 impl LibrarySettings {
-    /// The library, made if there is none.
+    /// Opens the library, and creates it if necessary.
     ///
     /// # Errors
-    /// No place for it; a library that cannot be opened.
+    /// There is no folder for it, or it cannot be opened.
     pub fn open(&self) -> Outcome<Registry> {
         Registry::open(self.root()?).map_err(failure)
     }
 
-    /// The library, if there is one: looking for a model makes none.
+    /// Opens the library if it exists.
     ///
     /// # Errors
-    /// A library that cannot be opened.
+    /// The library cannot be opened.
     pub fn open_existing(&self) -> Outcome<Option<Registry>> {
         match &self.root {
             Some(root) => Registry::open_existing(root).map_err(failure),
@@ -62,15 +62,15 @@ impl LibrarySettings {
         self.root.as_deref().ok_or_else(|| Failure::new(problem))
     }
 
-    /// Where models are pulled from.
+    /// Returns the hub.
     ///
     /// # Errors
-    /// An endpoint that is none.
+    /// The endpoint is invalid.
     pub fn hub(&self) -> Outcome<Hub> {
         self.hub_with(HubOptions::default())
     }
 
-    /// The same for a person who waits for a short answer: nothing is tried twice.
+    /// Returns a hub for interactive requests, without retries.
     ///
     /// # Errors
     /// As for [`Self::hub`].
@@ -88,10 +88,10 @@ impl LibrarySettings {
     }
 }
 
-/// The context that a model must be able to run with: what `run` and `serve` give it unless told otherwise.
+/// Context that a model must support, which is the default of `run` and `serve`.
 const DEFAULT_CONTEXT: usize = 8192;
 
-/// Names this build of the program: another one may be able to run other models.
+/// Identity of this build. Another build may support other models.
 pub static VERSION: LazyLock<String> = LazyLock::new(|| {
     let built = || {
         let modified = std::env::current_exe().ok()?.metadata().ok()?.modified().ok()?;
@@ -100,20 +100,20 @@ pub static VERSION: LazyLock<String> = LazyLock::new(|| {
     format!("{} {}", env!("CARGO_PKG_VERSION"), built().map_or(0, |since| since.as_secs()))
 });
 
-/// Opens a model to learn what the library records of it; the library itself does not look into files.
+/// Opens a model and returns the properties that the library records.
 pub fn inspect(path: &Path) -> Result<Details, Box<dyn Error + Send + Sync>> {
     inspect_with_chat(path).map(|(details, _)| details)
 }
 
-/// [`inspect`], and the reason why the model's chat template is of no use, if it has one and it fails.
+/// Returns [`inspect`]'s result, and the problem of the model's chat template, if there is one.
 fn inspect_with_chat(path: &Path) -> Result<(Details, Option<String>), Box<dyn Error + Send + Sync>> {
     let file = ModelFile::open(path)?;
     file.check_templates()?;
     let description = file.description();
-    // Everything but reading the weights: the architecture, the tensors and their formats, the tokenizer.
+    // Everything except the weights is read: architecture, tensors and their formats, tokenizer.
     let (problem, chat_problem) = match file.load(&LoadOptions { max_context: Some(DEFAULT_CONTEXT) }) {
         Ok(model) => (None, model.chat_problem()),
-        // Not the model's fault, and perhaps over the next time.
+        // An I/O error may be transient.
         Err(error @ ModelError::Io { .. }) => return Err(error.into()),
         Err(error) => (Some(error.to_string()), None),
     };
@@ -127,7 +127,7 @@ fn inspect_with_chat(path: &Path) -> Result<(Details, Option<String>), Box<dyn E
     Ok((details, chat_problem))
 }
 
-/// The library's errors as the program's: what was asked for cannot be, or could not be done.
+/// Converts an error of the library to a failure.
 pub fn failure(error: RegistryError) -> Failure {
     use RegistryError as E;
     match error {
@@ -142,22 +142,22 @@ pub fn failure(error: RegistryError) -> Failure {
         | E::NameTaken { .. }
         | E::Choice { .. }
         | E::BadEndpoint { .. } => Failure::usage(error),
-        // Their messages have the causes already.
+        // Messages that include their causes.
         _ => Failure::new(error),
     }
 }
 
-/// The error about a name that no model of the library has: the library is empty.
+/// Returns the error for an unknown name in an empty library.
 fn empty(name: &str) -> Failure {
     or_embedded(Failure::usage(format!("there is no model `{name}`: the library is empty")), name)
 }
 
-/// The library's error about a model of this name.
+/// Converts the library's error about a model of this name.
 fn failure_of(name: &str, error: RegistryError) -> Failure {
     or_embedded(failure(error), name)
 }
 
-/// Adds a hint where the name is that of the model in the binary, which is not in the library.
+/// Adds a hint if the name is that of the embedded model, which is not in the library.
 fn or_embedded(failure: Failure, name: &str) -> Failure {
     if !is_embedded(name) {
         return failure;
@@ -167,7 +167,7 @@ fn or_embedded(failure: Failure, name: &str) -> Failure {
     ))
 }
 
-/// Refuses a name that could never be reached.
+/// Refuses the name of the embedded model, which would hide a model of the library.
 fn usable(name: &ModelName) -> Outcome<()> {
     if is_embedded(&name.short()) {
         return Err(Failure::usage(format!("`{EMBEDDED}` is the model inside this binary"))

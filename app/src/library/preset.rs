@@ -16,14 +16,14 @@ use crate::{
 /// Changes or shows the preset of a model of the library.
 ///
 /// # Errors
-/// A name that is not there; a value that servers would refuse; an alias that is taken.
+/// The model is unknown, a value is invalid, or an alias is taken.
 pub fn preset(args: &PresetArgs, settings: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
     let Some(registry) = settings.open_existing()? else {
         return Err(empty(&args.name));
     };
     let mut record = registry.find(&args.name).map_err(|error| failure_of(&args.name, error))?;
     if args.clear || args.changes() {
-        // Without --clear, a preset that cannot be read stays.
+        // Without --clear, a preset that cannot be read is not replaced.
         let old = if args.clear { Preset::default() } else { Preset::of(&record).map_err(Failure::new)? };
         let new = changed(args, old)?;
         new.check()?;
@@ -70,7 +70,7 @@ fn changed(args: &PresetArgs, old: Preset) -> Outcome<Preset> {
     Ok(preset)
 }
 
-/// Refuses an alias that would hide a model, or that a model hides.
+/// Refuses an alias that hides a model or is hidden by one.
 fn check_alias(alias: &ModelName, of: &ModelRecord, registry: &Registry) -> Outcome<()> {
     let alias = alias.short();
     if is_embedded(&alias) {

@@ -7,14 +7,14 @@ use paguro_registry::Progress;
 
 use crate::{settings::Terminal, units};
 
-/// Columns of a bar: 63, and what is left of the line. On a narrower terminal the line ends at its edge.
+/// Template of a bar: 63 columns and the rest of the line. A narrower terminal truncates it.
 const BAR: &str = "{prefix:18!} [{wide_bar}] {decimal_bytes:>9}/{decimal_total_bytes:9} {decimal_bytes_per_sec:>11} {eta:>4}";
-/// Columns of a bar on a terminal of less than 72: 37 at most.
+/// Template of a bar on a terminal of fewer than 72 columns: at most 37 columns.
 const NARROW_BAR: &str = "{prefix:12!} {percent:>3}% {decimal_bytes_per_sec:>11} {eta:>4}";
-/// In place of a bar: what is going on instead of progress. Cut off at the edge of the terminal.
+/// Template of a message in place of a bar, truncated at the edge of the terminal.
 const TEXT: &str = "{prefix:18!} {wide_msg}";
 
-/// A bar for each file that is on its way. Without a terminal, a line says what is being done.
+/// A progress bar for each file. Without a terminal, a line names each action.
 pub struct Bars {
     terminal: Terminal,
     verb: &'static str,
@@ -27,11 +27,11 @@ pub struct Bars {
 struct State {
     /// By index of the file.
     bars: Vec<FileBar>,
-    /// For what concerns no file yet.
+    /// Bar for actions without a file.
     hub: Option<ProgressBar>,
 }
 
-/// The bar of a file, and what it shows.
+/// The bar of a file and its content.
 struct FileBar {
     bar: ProgressBar,
     shows: Shows,
@@ -39,16 +39,16 @@ struct FileBar {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Shows {
-    /// Bytes of the file that were here before and are read again.
+    /// Existing bytes of the file that are verified.
     Checking,
-    /// Bytes that come.
+    /// Bytes that are transferred.
     Bytes,
     /// A message.
     Text,
 }
 
 impl Bars {
-    /// Nothing shows before there is something to do. `verb` says what that is: "getting".
+    /// Creates the bars, which appear when there is work. `verb` names it: "getting".
     pub fn new(terminal: Terminal, verb: &'static str) -> Self {
         let target =
             if terminal.progress { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
@@ -60,7 +60,7 @@ impl Bars {
         Self { terminal, verb, all, styles, state: Mutex::default() }
     }
 
-    /// Shows it.
+    /// Displays the progress.
     pub fn show(&self, progress: Progress<'_>) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let bars = &mut state.bars;
@@ -100,7 +100,7 @@ impl Bars {
                 }
             }
             Progress::Finished { file } => bars[file].bar.finish_and_clear(),
-            // `Recording` takes no time to speak of.
+            // `Recording` takes negligible time.
             _ => {}
         }
     }
@@ -110,13 +110,13 @@ impl Bars {
         file.bar.set_position(done);
         if file.shows != shows {
             file.bar.set_style(self.styles[0].clone());
-            // Bytes that were here before the transfer count for neither speed nor remaining time.
+            // Existing bytes count for neither the speed nor the remaining time.
             file.bar.reset_eta();
             file.shows = shows;
         }
     }
 
-    /// Says something in place of the bar; as a line where there are no bars.
+    /// Displays a message in place of the bar, or as a line without bars.
     fn say(&self, file: &mut FileBar, text: &str) {
         if !self.terminal.progress {
             return self.terminal.status(text);
@@ -127,7 +127,7 @@ impl Bars {
         file.shows = Shows::Text;
     }
 
-    /// From now on, the file's bar can be seen.
+    /// Makes the file's bar visible.
     fn see(&self, file: &FileBar) {
         if file.bar.is_hidden() && self.terminal.progress {
             self.all.add(file.bar.clone());

@@ -1,4 +1,4 @@
-//! `paguro search`: which models can be pulled.
+//! `paguro search`: models that can be pulled.
 
 use paguro_registry::{
     Cancel,
@@ -16,13 +16,13 @@ use crate::{
     units,
 };
 
-/// Repositories of the hub that are shown at most.
+/// Maximum number of listed repositories of the hub.
 const MOST: usize = 20;
 
 /// Runs the command.
 ///
 /// # Errors
-/// Nothing that was found; a hub that cannot be asked, if the table has nothing either.
+/// Nothing was found, or the hub cannot be reached and the table has no match.
 pub fn search(args: &SearchArgs, settings: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
     let text = args.words.join(" ");
     let models = known::search(&text);
@@ -43,7 +43,7 @@ pub fn search(args: &SearchArgs, settings: &LibrarySettings, terminal: Terminal)
         }
         Ok(found) if args.json => found.iter().try_for_each(|found| out.json(&found_json(found))),
         Ok(found) => hub(&mut out, &found, terminal),
-        // The table was an answer already.
+        // The table had matches.
         Err(failure) if !models.is_empty() => {
             terminal.status(&format!("{}; only well-known models are listed", failure.message()));
             Ok(())

@@ -19,7 +19,7 @@ use crate::{
 /// Runs `paguro list`.
 ///
 /// # Errors
-/// A library that cannot be read.
+/// The library cannot be read.
 pub fn list(args: &ListArgs, settings: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
     let models = match settings.open_existing()? {
         Some(registry) => registry.list_with_problems(&VERSION, &inspect).map_err(failure)?,
@@ -34,7 +34,7 @@ pub fn list(args: &ListArgs, settings: &LibrarySettings, terminal: Terminal) -> 
         });
     }
     if models.is_empty() {
-        terminal.status("the library is empty; `paguro pull` and `paguro import` bring models into it");
+        terminal.status("the library is empty; add models with `paguro pull` or `paguro import`");
         return Ok(());
     }
     let names: Vec<_> = models.iter().map(|(model, _)| model.name.short()).collect();
@@ -43,7 +43,7 @@ pub fn list(args: &ListArgs, settings: &LibrarySettings, terminal: Terminal) -> 
         format!("{:width$}  {:>10}  {:>10}  {:12}  changed", "name", "size", "parameters", "quantization");
     out.line(terminal.bold(&title))?;
     for (name, (model, problem)) in names.iter().zip(&models) {
-        // At the end of the line, since it may be long.
+        // At the end of the line, because it may be long.
         let problem = problem.as_ref().map(|problem| format!("  cannot run: {problem}")).unwrap_or_default();
         out.line(format_args!(
             "{name:width$}  {:>10}  {:>10}  {:12}  {}{problem}",
@@ -56,10 +56,10 @@ pub fn list(args: &ListArgs, settings: &LibrarySettings, terminal: Terminal) -> 
     Ok(())
 }
 
-/// Runs `paguro show`. A model whose files are gone is shown with what became of them.
+/// Runs `paguro show`. A model with missing files is shown with the reason.
 ///
 /// # Errors
-/// A name that is not there or not clear.
+/// The name is unknown or ambiguous.
 pub fn show(args: &ShowArgs, settings: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
     let Some(registry) = settings.open_existing()? else {
         return Err(empty(&args.name));
@@ -145,6 +145,6 @@ fn as_json(model: &ModelRecord) -> Value {
 }
 
 fn ago(time: SystemTime) -> String {
-    // A clock that was set back makes no negative ages.
+    // A clock that was set back gives no negative ages.
     units::ago(SystemTime::now().duration_since(time).unwrap_or_default())
 }

@@ -16,7 +16,7 @@ use crate::{
 /// Runs `paguro verify`.
 ///
 /// # Errors
-/// A name that is not there; files that are damaged and not repaired; Ctrl-C.
+/// The name is unknown, files are damaged and not repaired, or Ctrl-C.
 pub fn verify(args: &VerifyArgs, settings: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
     let registry = match (settings.open_existing()?, &args.name) {
         (Some(registry), _) => registry,
@@ -98,7 +98,7 @@ fn as_json(finding: &Finding) -> Value {
 /// Runs `paguro rebuild`.
 ///
 /// # Errors
-/// Another process that writes to the library; Ctrl-C.
+/// Another process writes to the library, or Ctrl-C.
 pub fn rebuild(args: &RebuildArgs, settings: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
     let Some(root) = settings.root.as_deref().filter(|root| root.is_dir()) else {
         terminal.status("there is no library");

@@ -1,4 +1,4 @@
-//! Follows one generation to its end and keeps what came of it.
+//! Collection of a generation's events and statistics.
 
 use std::time::{Duration, Instant};
 
@@ -11,32 +11,32 @@ use crate::{
     units,
 };
 
-/// What one request came to.
+/// Result of a request.
 #[derive(Debug)]
 pub struct Answer {
-    /// One for each branch.
+    /// Result of each branch.
     pub branches: Vec<Branch>,
     cached_tokens: usize,
     submitted: Instant,
-    /// When the first token was there.
+    /// Time of the first token.
     first: Option<Instant>,
-    /// When the last one was.
+    /// Time of the last token.
     last: Option<Instant>,
 }
 
-/// One branch's answer.
+/// Answer of one branch.
 #[derive(Debug, Default)]
 pub struct Branch {
     /// All of its text.
     pub text: String,
-    /// Its tokens with their log-probabilities, where asked for.
+    /// Its tokens with log-probabilities, if requested.
     tokens: Vec<Scored>,
-    /// Why it ended; `None` while it runs.
+    /// Reason of the end; `None` while it runs.
     pub reason: Option<FinishReason>,
     usage: Usage,
 }
 
-/// A token with its log-probability and the best ones in its place.
+/// A token with its log-probability and the most probable alternatives.
 #[derive(Debug)]
 struct Scored {
     id: u32,
@@ -44,22 +44,22 @@ struct Scored {
     top: Vec<(u32, f32)>,
 }
 
-/// News of a branch, for those who show it at once.
+/// A new part of a branch, for display.
 #[derive(Debug)]
 pub struct Piece<'a> {
-    /// Which branch.
+    /// Index of the branch.
     pub branch: usize,
-    /// The token that came, `None` at the end.
+    /// The token; `None` at the end.
     pub token: Option<u32>,
-    /// The text that is now certain; may be empty.
+    /// The text that is certain; may be empty.
     pub text: &'a str,
 }
 
-/// Follows `generation`, submitted at `submitted`, and shows each piece as it comes. When showing fails, the
-/// generation is dropped, and that ends it.
+/// Follows `generation`, submitted at `submitted`, and calls `show` with each piece. If `show` fails, the generation is
+/// dropped, which ends it.
 ///
 /// # Errors
-/// What the engine reports, and what `show` does.
+/// The error of the engine or of `show`.
 pub fn follow(
     mut generation: Generation,
     branches: usize,
@@ -89,7 +89,7 @@ pub fn follow(
                 show(Piece { branch, token: None, text: &text })?;
             }
             Event::Failed(error) => return Err(Failure::from_error(&error)),
-            // Scores were not asked for; news of other kinds is not about the answer.
+            // Scores are not requested; other events do not concern the answer.
             _ => {}
         }
     }
@@ -100,12 +100,12 @@ pub fn follow(
 }
 
 impl Answer {
-    /// Whether Ctrl-C ended it.
+    /// Returns true if Ctrl-C ended the answer.
     pub fn cancelled(&self) -> bool {
         self.branches.iter().any(|branch| branch.reason == Some(FinishReason::Cancelled))
     }
 
-    /// Tokens of the prompt.
+    /// Returns the number of tokens of the prompt.
     fn prompt_tokens(&self) -> usize {
         self.branches[0].usage.prompt_tokens
     }
@@ -118,7 +118,7 @@ impl Answer {
         Some(self.first?.duration_since(self.submitted))
     }
 
-    /// Prompt tokens computed (not cached) per second, up to the first token of the answer.
+    /// Returns the computed prompt tokens per second, up to the first token of the answer.
     fn prompt_rate(&self) -> Option<f64> {
         units::tokens_per_second(self.prompt_tokens() - self.cached_tokens, self.prompt_time()?)
     }
@@ -127,7 +127,7 @@ impl Answer {
         Some(self.last?.duration_since(self.first?))
     }
 
-    /// Tokens per second after the first one of each branch, which belongs to the prompt's time.
+    /// Returns the tokens per second after the first one of each branch, which belongs to the prefill.
     fn decode_rate(&self) -> Option<f64> {
         units::tokens_per_second(
             self.generated_tokens().saturating_sub(self.branches.len()),
@@ -135,7 +135,7 @@ impl Answer {
         )
     }
 
-    /// The line for people: the model, counts, speeds, and what is not to be expected.
+    /// Returns the status line: model, counts, speeds and remarks.
     pub fn status(&self, model: &str, seed: Option<u64>) -> String {
         let speed =
             |rate: Option<f64>| rate.map(|rate| format!(", {} tok/s", units::rate(rate))).unwrap_or_default();
@@ -157,7 +157,7 @@ impl Answer {
         parts.join(" · ")
     }
 
-    /// Returns why the answer ended, unless the model ended it.
+    /// Returns the reason of the end, unless the model ended the answer.
     pub fn remarks(&self) -> Option<String> {
         let mut ends: Vec<_> =
             self.branches.iter().filter_map(|branch| remark(branch.reason.as_ref()?)).collect();
@@ -165,7 +165,7 @@ impl Answer {
         (!ends.is_empty()).then(|| ends.join(" · "))
     }
 
-    /// The result as one object; `seed` is `None` where nothing was drawn.
+    /// Returns the result as a JSON object; `seed` is `None` for greedy decoding.
     pub fn json(&self, model: &Model, seed: u64, load_time: Duration) -> Map<String, Value> {
         let milliseconds = |time: Duration| units::rounded(time.as_secs_f64() * 1e3);
         let mut object = Map::new();
@@ -206,7 +206,7 @@ impl Branch {
         }
         object.insert("answer_tokens".into(), json!(self.usage.generated_tokens));
         if !self.tokens.is_empty() {
-            // A token may be a part of a character; then `tokenize` shows its bytes.
+            // A token may be a part of a character; `tokenize` prints its bytes.
             let token = |id: u32, logprob: f32| json!({"id": id, "text": String::from_utf8_lossy(tokenizer.token_bytes(id)), "logprob": logprob});
             let scored = self.tokens.iter().map(|Scored { id, logprob, top }| {
                 let mut value = token(*id, *logprob);
@@ -219,7 +219,7 @@ impl Branch {
     }
 }
 
-/// `finish_reason` in JSON.
+/// Returns the value of `finish_reason`.
 fn reason_name(reason: &FinishReason) -> &'static str {
     match reason {
         FinishReason::Stop(_) | FinishReason::StopString(_) | FinishReason::Complete => "stop",
@@ -230,7 +230,7 @@ fn reason_name(reason: &FinishReason) -> &'static str {
     }
 }
 
-/// What people should know about an end that is not the model's own.
+/// Returns a remark on an end that the model did not choose.
 fn remark(reason: &FinishReason) -> Option<&'static str> {
     match reason {
         FinishReason::Length => Some("stopped by --max-tokens"),

@@ -23,24 +23,24 @@ use crate::{
     units,
 };
 
-/// Part of the context that stays free for the answer; the oldest turns are dropped for it.
+/// Inverse of the fraction of the context that is reserved for the answer; the oldest turns are dropped for it.
 const ANSWER_SHARE: usize = 4;
 
-/// Flags that `/set` turns on and off.
+/// Flags that `/set` switches.
 const SWITCHES: [&str; 1] = ["ignore-eos"];
 
-/// A chat under way.
+/// State of a chat.
 pub struct Chat<'a> {
     asked: Asked<'a>,
     running: Running,
     conversation: Conversation,
     sampling: SamplingArgs,
-    /// Speeds are shown after each answer.
+    /// True to show speeds after each answer.
     verbose: bool,
     out: Output,
 }
 
-/// `/set NAME VALUE` is a flag on a line of its own.
+/// Parser of `/set NAME VALUE`, which is a flag.
 #[derive(Parser)]
 #[command(no_binary_name = true, disable_help_flag = true)]
 struct SetLine {
@@ -49,17 +49,17 @@ struct SetLine {
 }
 
 impl<'a> Chat<'a> {
-    /// A chat that has not begun.
+    /// Creates a chat.
     pub fn new(asked: Asked<'a>, running: Running) -> Self {
         let conversation = Conversation::new(asked.args.system.clone());
         let sampling = asked.args.sampling.clone();
         Self { asked, running, conversation, sampling, verbose: asked.terminal.verbose, out: Output::new() }
     }
 
-    /// Reads and answers until the person leaves.
+    /// Runs the chat until the user leaves.
     ///
     /// # Errors
-    /// A terminal that cannot be read, an engine that failed.
+    /// The terminal cannot be read, or the engine failed.
     pub fn run(&mut self, history: Option<&Path>) -> Outcome<()> {
         let values = self.values().into_iter().map(|(name, _)| name);
         let values = values.chain(["system", "verbose"].map(str::to_owned)).collect();
@@ -78,13 +78,13 @@ impl<'a> Chat<'a> {
         Ok(())
     }
 
-    /// Commands that call for no answer of the model.
+    /// Executes a command that needs no answer of the model.
     fn command(&mut self, entry: Entry) {
         match entry {
             Entry::Clear => {
                 let system = self.conversation.system().map(str::to_owned);
                 self.conversation = Conversation::new(system);
-                self.note("The conversation is forgotten.");
+                self.note("The conversation is cleared.");
             }
             Entry::Undo => self.undo(),
             Entry::Save(file) => {
@@ -132,11 +132,11 @@ impl<'a> Chat<'a> {
         self.asked.terminal.status(&format!("{}{what} · /help for help, Ctrl-D to leave", self.running.name));
     }
 
-    /// Names that `/model` completes.
+    /// Returns the names that `/model` completes.
     fn model_names(&self) -> Vec<String> {
         let records: Vec<ModelRecord> = match self.asked.library.open_existing() {
             Ok(Some(registry)) => registry.list().unwrap_or_default(),
-            // Completion goes without.
+            // No completion without a library.
             _ => Vec::new(),
         };
         let names = records.iter().map(|record| record.name.short());
@@ -155,8 +155,7 @@ impl<'a> Chat<'a> {
         self.note(note);
     }
 
-    /// Puts a message to the model and shows its answer. What goes wrong with this message is said, and the chat
-    /// goes on.
+    /// Submits a message and shows the answer. An error of this message is shown, and the chat continues.
     fn message(&mut self, text: String) -> Outcome<()> {
         self.conversation.ask(text);
         if !self.answer()? {
@@ -194,7 +193,7 @@ impl<'a> Chat<'a> {
         }
     }
 
-    /// Answers the last message. Returns false, after having said why, if it cannot be answered.
+    /// Answers the last message. Returns false, after printing the reason, if it cannot be answered.
     fn answer(&mut self) -> Outcome<bool> {
         let tokens = match self.fit() {
             Ok(tokens) => tokens,
@@ -242,16 +241,16 @@ impl<'a> Chat<'a> {
         if let Some(line) = line {
             self.asked.terminal.status(&line);
         }
-        // What a stopped answer said was said: the conversation goes on from there.
+        // The text of a stopped answer stays in the conversation.
         self.conversation
             .answer(answer.branches.into_iter().next().map(|branch| branch.text).unwrap_or_default());
         Ok(())
     }
 
-    /// The conversation's tokens. The oldest turns are dropped if an answer fits then, and only then.
+    /// Returns the conversation's tokens. The oldest turns are dropped only if an answer fits then.
     ///
     /// # Errors
-    /// A message that does not fit even alone: nothing is dropped for it.
+    /// The message alone does not fit; no turns are dropped.
     fn fit(&mut self) -> Outcome<Vec<u32>> {
         let loaded = &self.running.loaded;
         let limit = loaded.handle.max_context();
@@ -316,7 +315,7 @@ impl<'a> Chat<'a> {
         self.note(&format!("{name} is {}.", now.map(|(_, value)| value).unwrap_or_default()));
     }
 
-    /// Parses a value as its flag's.
+    /// Sets a value, parsed like its flag.
     fn change(&mut self, name: &str, value: &str) -> Result<(), String> {
         let mut line = SetLine { sampling: self.sampling.clone() };
         let flag = match (SWITCHES.contains(&name), value) {

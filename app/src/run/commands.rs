@@ -1,9 +1,9 @@
-//! What a line typed in the chat means.
+//! Parsing of lines in the chat.
 
 /// One entry of the chat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Entry {
-    /// For the model.
+    /// A message for the model.
     Message(String),
     /// `/clear`: forget the conversation.
     Clear,
@@ -23,9 +23,9 @@ pub enum Entry {
     Verbose(bool),
     /// `/set NAME VALUE`: a sampling value.
     Set {
-        /// As the flag is called, without dashes, or its beginning.
+        /// Name of the flag without dashes, or a prefix of it.
         name: String,
-        /// As on the command line; `None` shows the value.
+        /// Value as on the command line; `None` shows the current one.
         value: Option<String>,
     },
     /// `/set`: show all values.
@@ -36,18 +36,18 @@ pub enum Entry {
     Help,
     /// `/exit`
     Exit,
-    /// Something that is no command, and what to do about it.
+    /// An invalid command, with a hint.
     Wrong(String),
-    /// Nothing.
+    /// An empty line.
     Empty,
 }
 
-/// A command, for `/help` and for completion.
+/// A command, for help and completion.
 #[derive(Debug)]
 pub struct Command {
-    /// Its name, without the slash, and its other names.
+    /// Its names without the slash, the main name first.
     names: &'static [&'static str],
-    /// Its arguments, as the help shows them.
+    /// Its arguments in the help.
     arguments: &'static str,
     /// Its description.
     help: &'static str,
@@ -57,13 +57,13 @@ pub struct Command {
 const COMMANDS: [Command; 11] = [
     Command { names: &["clear", "reset", "new"], arguments: "", help: "forget the conversation" },
     Command { names: &["regenerate", "retry"], arguments: "", help: "answer the last message again" },
-    Command { names: &["undo"], arguments: "", help: "take back the last message and its answer" },
+    Command { names: &["undo"], arguments: "", help: "remove the last message and its answer" },
     Command { names: &["save"], arguments: "FILE", help: "write the conversation into a JSON file" },
-    Command { names: &["load"], arguments: "FILE", help: "go on with a conversation from such a file" },
+    Command { names: &["load"], arguments: "FILE", help: "load a conversation from such a file" },
     Command {
         names: &["model"],
         arguments: "[NAME]",
-        help: "go on with another model; without NAME, show the model",
+        help: "switch to another model; without NAME, show the model",
     },
     Command {
         names: &["system"],
@@ -85,7 +85,7 @@ const COMMANDS: [Command; 11] = [
     Command { names: &["exit", "quit", "bye"], arguments: "", help: "leave, as Ctrl-D does" },
 ];
 
-/// Help on input other than commands.
+/// Keys and other input, for the help.
 const KEYS: [(&str, &str); 5] = [
     ("\"\"\"", "begins and ends a text of several lines, or one that begins with a slash"),
     ("Alt-Enter", "starts a new line; so does a \\ at the end of a line"),
@@ -94,7 +94,7 @@ const KEYS: [(&str, &str); 5] = [
     ("Up, Ctrl-R", "go back to, and search, what was typed before"),
 ];
 
-/// The rows of `/help`: what to type, and what that does.
+/// Returns the rows of `/help`: input and effect.
 pub fn help() -> Vec<(String, String)> {
     let command = |command: &Command| {
         let names: Vec<_> = command.names.iter().map(|name| format!("/{name}")).collect();
@@ -104,15 +104,15 @@ pub fn help() -> Vec<(String, String)> {
     COMMANDS.iter().map(command).chain(keys).collect()
 }
 
-/// The names of all commands, with their slashes.
+/// Returns the names of all commands with slashes.
 pub fn names() -> impl Iterator<Item = String> {
     COMMANDS.iter().flat_map(|command| command.names).map(|name| format!("/{name}"))
 }
 
-/// Finds the one of `names` that `given` is, or begins alone.
+/// Finds the one of `names` that equals `given` or is the only one with this prefix.
 ///
 /// # Errors
-/// All that it begins, of which there is none or more than one.
+/// All names with the prefix: none, or more than one.
 pub fn prefix<'a>(
     given: &str,
     names: impl Iterator<Item = &'a str> + Clone,
@@ -127,7 +127,7 @@ pub fn prefix<'a>(
     }
 }
 
-/// The first name of the command that `given` means.
+/// Returns the main name of the command `given`.
 fn command(given: &str) -> Result<&'static str, String> {
     let all = COMMANDS.iter().flat_map(|command| command.names).copied();
     let first = |name: &str| {
@@ -154,7 +154,7 @@ fn command(given: &str) -> Result<&'static str, String> {
 }
 
 impl Entry {
-    /// Parses complete input.
+    /// Parses a complete entry.
     pub fn parse(typed: &Typed) -> Self {
         let trimmed = typed.text.trim();
         let given = match trimmed.strip_prefix('/') {
@@ -183,17 +183,17 @@ impl Entry {
             ("set", None) => Self::Values,
             ("set", Some(rest)) => Self::set(&rest),
             ("show", None) => Self::Show,
-            // Ollama shows parts by name.
+            // Ollama shows single properties by name.
             ("show", Some(_)) => Self::Show,
             ("help", _) => Self::Help,
             ("exit", None) => Self::Exit,
-            (command, _) => Self::Wrong(format!("`/{command}` takes nothing after it")),
+            (command, _) => Self::Wrong(format!("`/{command}` takes no argument")),
         }
     }
 
-    /// `/set ...`
+    /// Parses `/set ...`.
     fn set(rest: &str) -> Self {
-        // `/set parameter temperature 0.5` is what Ollama's chat has.
+        // Ollama's form is `/set parameter temperature 0.5`.
         let rest = rest.strip_prefix("parameter ").unwrap_or(rest).trim();
         let (name, value) = rest.split_once([' ', '=', '\t', '\n']).unwrap_or((rest, ""));
         let value = Some(value.trim()).filter(|value| !value.is_empty());
@@ -213,22 +213,22 @@ impl Entry {
 pub struct Typed {
     /// Its text.
     pub text: String,
-    /// True if it stood between quotes: it is a message, whatever it begins with.
+    /// True if it was quoted: a quoted entry is always a message.
     pub quoted: bool,
 }
 
-/// Puts lines together to one entry.
+/// Joins lines to entries.
 #[derive(Debug, Default)]
 pub struct Lines {
     text: String,
     quoted: bool,
 }
 
-/// The mark around a text of several lines.
+/// Quotes around a text of several lines.
 const QUOTES: &str = "\"\"\"";
 
 impl Lines {
-    /// Adds a line; returns the whole text once it is complete.
+    /// Adds a line. Returns the entry if it is complete.
     pub fn push(&mut self, line: &str) -> Option<Typed> {
         if self.quoted {
             return match line.trim_end().strip_suffix(QUOTES) {
@@ -258,7 +258,7 @@ impl Lines {
         }
     }
 
-    /// Whether an entry has begun and is not complete.
+    /// Returns true within an entry.
     pub fn open(&self) -> bool {
         self.quoted || !self.text.is_empty()
     }
@@ -344,7 +344,7 @@ mod tests {
             ("/re", "could be /reset, /regenerate, /retry"),
             ("/etc", "is not a command"),
             ("/", "is not a command"),
-            ("/exit now", "takes nothing after it"),
+            ("/exit now", "takes no argument"),
             ("/save", "needs a file"),
             ("/set verbose maybe", "on or off"),
         ];

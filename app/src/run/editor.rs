@@ -29,24 +29,24 @@ use crate::{
 
 const PROMPT: &str = "> ";
 const CONTINUED: &str = ". ";
-/// Lines of history kept.
+/// Maximum number of lines of the history.
 const HISTORY: usize = 1000;
 
-/// Reads entries from the terminal.
+/// Reader of entries from the terminal.
 pub struct ChatEditor {
     editor: Editor<Keys, DefaultHistory>,
     history: Option<PathBuf>,
-    /// True if the line had text when Ctrl-C was pressed.
+    /// True if the line was not empty when Ctrl-C was pressed.
     had_text: Arc<AtomicBool>,
-    /// True if Ctrl-C was pressed on an empty line, and no key since: pressed again, it leaves.
+    /// True after Ctrl-C on an empty line, until the next key. A second Ctrl-C leaves the chat.
     armed: Arc<AtomicBool>,
 }
 
 impl ChatEditor {
-    /// An editor with the history in a file. `values` are the names that `/set` takes, `models` those that `/model` does.
+    /// Creates an editor with the history in a file. `values` are the names for `/set`, `models` those for `/model`.
     ///
     /// # Errors
-    /// A terminal that cannot be edited on.
+    /// The terminal does not support editing.
     pub fn new(history: Option<&Path>, values: Vec<String>, models: Vec<String>) -> Outcome<Self> {
         let trouble =
             |error: ReadlineError| Failure::new(format!("cannot edit lines on this terminal: {error}"));
@@ -70,16 +70,16 @@ impl ChatEditor {
         let watch = Interrupted { had_text: had_text.clone() };
         editor.bind_sequence(KeyEvent::ctrl('C'), EventHandler::Conditional(Box::new(watch)));
         if let Some(path) = history {
-            // No history yet, or one that cannot be read: the chat works without.
+            // The chat works without a history.
             let _ = editor.load_history(path);
         }
         Ok(Self { editor, history: history.map(Path::to_owned), had_text, armed })
     }
 
-    /// Returns the next entry with all its lines; `None` when the person leaves.
+    /// Returns the next entry; `None` when the user leaves.
     ///
     /// # Errors
-    /// A terminal that cannot be read.
+    /// The terminal cannot be read.
     pub fn read(&mut self, terminal: Terminal) -> Outcome<Option<Typed>> {
         let mut lines = Lines::default();
         self.armed.store(false, Ordering::Relaxed);
@@ -109,12 +109,12 @@ impl ChatEditor {
         }
     }
 
-    /// Keeps an entry in the history, also on disk, so that a terminal that is closed loses nothing.
+    /// Adds an entry to the history and its file, so that closing the terminal loses nothing.
     fn remember(&mut self, typed: &Typed) {
         if typed.text.trim().is_empty() {
             return;
         }
-        // A line that cannot be remembered is still a line, and a read-only home no reason to disturb the chat.
+        // The history is optional: its file may be on a read-only disk.
         let _ = self.editor.add_history_entry(&typed.text);
         if let Some(path) = &self.history {
             if let Some(folder) = path.parent() {
@@ -140,7 +140,7 @@ impl Validator for Keys {}
 impl Hinter for Keys {
     type Hint = String;
 
-    /// Shows nothing. It is called for each key that changes the line, and such a key disarms Ctrl-C.
+    /// Returns no hint. It is called for each key that changes the line, so it disarms Ctrl-C.
     fn hint(&self, line: &str, _pos: usize, _ctx: &Context<'_>) -> Option<String> {
         if !line.is_empty() {
             self.armed.store(false, Ordering::Relaxed);
@@ -168,7 +168,7 @@ impl Completer for Keys {
     }
 }
 
-/// The names that `typed` begins.
+/// Returns the names with the prefix `typed`.
 fn matching(typed: &str, names: &[String]) -> Vec<Pair> {
     let begins = |name: &&String| name.starts_with(typed);
     names
@@ -178,7 +178,7 @@ fn matching(typed: &str, names: &[String]) -> Vec<Pair> {
         .collect()
 }
 
-/// Sees whether Ctrl-C finds text on the line, and leaves the rest to the editor.
+/// Records whether Ctrl-C was pressed on a non-empty line.
 struct Interrupted {
     had_text: Arc<AtomicBool>,
 }

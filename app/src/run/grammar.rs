@@ -1,4 +1,4 @@
-//! What the answer must be, from the flags.
+//! Grammar of the answer, from the flags.
 
 use std::{fs, path::Path};
 
@@ -10,10 +10,10 @@ use crate::{
     load::Loaded,
 };
 
-/// Reads what the flags ask for, if they do.
+/// Reads the grammar of the flags, if there is one.
 ///
 /// # Errors
-/// A file that cannot be read, a schema that is not JSON.
+/// The file cannot be read, or the schema is not JSON.
 pub fn read(args: &GrammarArgs) -> Outcome<Option<Grammar>> {
     Ok(match args {
         GrammarArgs { json_schema: Some(schema), .. } => Some(Grammar::JsonSchema(read_schema(schema)?)),
@@ -23,15 +23,15 @@ pub fn read(args: &GrammarArgs) -> Outcome<Option<Grammar>> {
     })
 }
 
-/// Makes it the model's.
+/// Compiles the grammar for the model.
 ///
 /// # Errors
-/// What the grammar asks for and cannot have.
+/// The grammar is not supported.
 pub fn compile(grammar: Option<&Grammar>, loaded: &Loaded) -> Outcome<Option<Constraint>> {
     grammar.map(|grammar| loaded.handle.compile(grammar)).transpose().map_err(Failure::usage)
 }
 
-/// No name of a file begins with a brace, and every schema that says something does.
+/// Reads a schema or its file. Schemas begin with a brace, names of files do not.
 fn read_schema(schema: &str) -> Outcome<serde_json::Value> {
     let (name, text) = match schema.trim_start().starts_with('{') {
         true => ("--json-schema".to_owned(), schema.to_owned()),
@@ -40,7 +40,7 @@ fn read_schema(schema: &str) -> Outcome<serde_json::Value> {
     serde_json::from_str(&text).map_err(|error| Failure::usage(format!("{name} is not JSON: {error}")))
 }
 
-/// No name of a file has what follows the name of a grammar's first rule.
+/// Reads a grammar or its file. Names of files do not contain the text after the name of a grammar's first rule.
 fn read_grammar(grammar: &str) -> Outcome<Grammar> {
     let is_text = grammar.contains("::=") || grammar.contains('\n') || grammar.starts_with("start:");
     let text = if is_text { grammar.to_owned() } else { read_file("--grammar", Path::new(grammar))? };

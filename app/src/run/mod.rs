@@ -36,7 +36,7 @@ use crate::{
 use chat::Chat;
 use prompt::Style;
 
-/// Context of `run` unless given, if the model was trained for as much and memory allows.
+/// Default context of `run`, limited by the trained context and by memory.
 const DEFAULT_CONTEXT: usize = 65_536;
 
 /// Arguments, settings and terminal of a run.
@@ -48,20 +48,20 @@ pub struct Asked<'a> {
     interrupt: &'a Interrupt,
 }
 
-/// A model that answers.
+/// A running model.
 pub struct Running {
-    /// Its name for people.
+    /// Its name for display.
     name: String,
     loaded: Loaded,
     style: Style,
-    /// Constraint on every answer.
+    /// Constraint of every answer.
     constraint: Option<Constraint>,
 }
 
 /// Runs the command.
 ///
 /// # Errors
-/// Whatever keeps the answer from being given, and Ctrl-C.
+/// A failure, or Ctrl-C.
 pub fn run(
     args: &RunArgs,
     library: &LibrarySettings,
@@ -71,7 +71,7 @@ pub fn run(
     let interrupt = &Interrupt::install()?;
     let asked = Asked { args, library, terminal, interrupt };
     let (source, prompt) = asked.what_to_run()?;
-    // What is wrong with the model shows before anything is read or computed.
+    // Errors of the model are reported before input is read.
     let opened = asked.open_source(&source)?;
     let prompt = with_standard_input(prompt, terminal)?;
     if prompt.is_none() && (args.json || args.branches > 1) {
@@ -87,7 +87,7 @@ pub fn run(
 }
 
 impl Asked<'_> {
-    /// Sorts the words into a model and a prompt. A model that is not here is downloaded if the person wants it.
+    /// Splits the words into model and prompt. Offers to download a missing model.
     fn what_to_run(&self) -> Outcome<(Source, Option<String>)> {
         let args = self.args;
         let flag = match &args.file {
@@ -127,7 +127,7 @@ impl Asked<'_> {
         Ok((source, words))
     }
 
-    /// The model of this name; downloaded first, if it can be and the person at the terminal says so.
+    /// Returns the model with this name. Offers to download it.
     fn find(&self, name: &str) -> Outcome<Source> {
         let missing = match Source::look_up(name, self.library)? {
             Found::Here(source) => return Ok(source),
@@ -140,14 +140,14 @@ impl Asked<'_> {
         Source::find(Some(name), self.library)
     }
 
-    /// Asks on the terminal, if there is one.
+    /// Asks for confirmation of a download, if there is a terminal.
     fn wants_download(&self, missing: &Missing) -> bool {
         let Some((title, bytes)) = missing.offer() else { return false };
         if !self.terminal.interactive || !self.terminal.progress || self.args.json {
             return false;
         }
         let size = bytes.map(|bytes| format!(" {}", units::bytes(bytes))).unwrap_or_default();
-        // Nobody sees a question that cannot be written; then there is no answer to it, either.
+        // If the question cannot be written, the answer is no.
         let _ = write!(stderr(), "{title} is not here; download{size}? [Y/n] ");
         let _ = stderr().flush();
         let mut answer = String::new();
@@ -155,7 +155,7 @@ impl Asked<'_> {
         read && matches!(answer.trim().to_lowercase().as_str(), "" | "y" | "yes")
     }
 
-    /// Opens a model and finds out how to put prompts to it.
+    /// Opens a model and selects the prompt style.
     fn open_source(&self, source: &Source) -> Outcome<(Arc<Model>, Style)> {
         if let Source::Library { name, parameters, .. } = source
             && !parameters.is_empty()
@@ -170,7 +170,7 @@ impl Asked<'_> {
         Ok((model, style))
     }
 
-    /// Starts an engine on it.
+    /// Starts an engine.
     fn start(&self, source: &Source, (model, style): (Arc<Model>, Style)) -> Outcome<Running> {
         let grammar = grammar::read(&self.args.grammar)?;
         let loaded = start(self.args, model, self.terminal)?;
@@ -186,13 +186,13 @@ impl Asked<'_> {
     }
 }
 
-/// Piped text is the prompt, or follows the one on the command line.
+/// Appends standard input to the prompt, unless it is a terminal.
 fn with_standard_input(prompt: Option<String>, terminal: Terminal) -> Outcome<Option<String>> {
     if terminal.interactive {
         return Ok(prompt);
     }
     let text = read_text()?;
-    // The last line's end is the file's, not the prompt's.
+    // The final line end belongs to the file, not to the prompt.
     let text = text.strip_suffix('\n').map_or(&text[..], |text| text.strip_suffix('\r').unwrap_or(text));
     match (prompt, text.trim().is_empty()) {
         (Some(prompt), true) => Ok(Some(prompt)),
@@ -223,7 +223,7 @@ fn start(args: &RunArgs, model: Arc<Model>, terminal: Terminal) -> Outcome<Loade
         max_context: Some(context),
         max_sequences: args.branches,
         max_batch_tokens: args.batch.or_default(args.branches),
-        // Nothing waits for a step to end.
+        // No reader waits for steps.
         step_time: Duration::MAX,
         kv_dtype: args.kv.kv_dtype.into(),
         attention: args.attention.attention.into(),
@@ -232,11 +232,11 @@ fn start(args: &RunArgs, model: Arc<Model>, terminal: Terminal) -> Outcome<Loade
     load::start(model, options, args.ctx.is_none(), args.threads.threads, &args.on, terminal)
 }
 
-/// A refused request, with the flag that would help; values that mean nothing to this model are wrong usage.
+/// Converts a refused request to a failure, with a hint for the flag. Invalid values are usage errors.
 fn refused(error: &SubmitError) -> Failure {
     match error {
         SubmitError::ContextTooLong { .. } => {
-            // The engine speaks to programs; here, the flag is enough.
+            // The engine's message names the field of the API; the flag is enough here.
             let message = error.to_string();
             let message = message.split(';').next().unwrap_or_default();
             Failure::new(message).hint("shorten it, or make the context larger: -c N")

@@ -1,4 +1,4 @@
-//! One prompt, one answer (or several branches of it), and the end.
+//! One prompt and its answers.
 
 use std::time::Instant;
 
@@ -18,10 +18,10 @@ use crate::{
     settings::Terminal,
 };
 
-/// Answers `prompt`, within the constraint if there is one.
+/// Answers `prompt` within an optional constraint.
 ///
 /// # Errors
-/// What the engine refuses; Ctrl-C, after everything there was has been printed.
+/// The engine refuses the request, or Ctrl-C after all output has been printed.
 pub fn answer(asked: Asked<'_>, running: &Running, prompt: String) -> Outcome<()> {
     let Asked { args, terminal, interrupt, .. } = asked;
     let Running { name, loaded, style, constraint } = running;
@@ -47,7 +47,7 @@ pub fn answer(asked: Asked<'_>, running: &Running, prompt: String) -> Outcome<()
         match (args.json, args.stream) {
             (true, true) => stream(&mut out, &piece),
             (true, false) => Ok(()),
-            // Several answers at once cannot stream as text: they would mix.
+            // Several answers are not streamed as text, because they would mix.
             (false, _) if args.branches > 1 => Ok(()),
             (false, _) => out.piece(piece.text),
         }
@@ -66,7 +66,7 @@ pub fn answer(asked: Asked<'_>, running: &Running, prompt: String) -> Outcome<()
     if answer.cancelled() { Err(Failure::interrupted()) } else { Ok(()) }
 }
 
-/// A line of `--stream`.
+/// Writes a line of `--stream`.
 fn stream(out: &mut Output, piece: &Piece<'_>) -> Outcome<()> {
     if piece.token.is_none() && piece.text.is_empty() {
         return Ok(());
@@ -74,7 +74,7 @@ fn stream(out: &mut Output, piece: &Piece<'_>) -> Outcome<()> {
     out.json(&json!({"event": "text", "branch": piece.branch, "token": piece.token, "text": piece.text}))
 }
 
-/// The end of the text: a line of its own for whatever comes next; or all of it, where it could not be streamed.
+/// Ends the text with a line break, or prints all of it if it was not streamed.
 fn finish_text(out: &mut Output, answer: &Answer, terminal: Terminal) -> Outcome<()> {
     let several = answer.branches.len() > 1;
     for (i, branch) in answer.branches.iter().enumerate() {

@@ -4,8 +4,8 @@ use paguro_engine::Handle;
 
 use crate::{settings::Terminal, terminal::Spinner};
 
-/// Says how much of a prompt of `tokens` is read, from the next step on until the value is dropped. The engine must have
-/// no other request.
+/// Shows the progress of a prompt with `tokens` tokens, from the next step until the value is dropped. The engine must
+/// not have another request.
 pub fn reading(terminal: &Terminal, handle: &Handle, tokens: usize) -> Option<Spinner> {
     let handle = handle.clone();
     let read = move || {

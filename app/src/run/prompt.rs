@@ -1,27 +1,27 @@
-//! What the model reads: a conversation through its chat template, or the text as it stands.
+//! Prompts: a conversation through its chat template, or plain text.
 
 use paguro_model::{Model, chat::ChatInput, tokenizer::SpecialTokens};
 
 use crate::failure::{Failure, Outcome};
 
-/// What helps against a template.
-const WITHOUT_TEMPLATE: &str = "--raw puts the prompt to the model without the chat template";
+/// Hint for problems of a template.
+const WITHOUT_TEMPLATE: &str = "--raw uses the prompt without the chat template";
 
-/// How a prompt is put to the model.
+/// Style of prompts.
 #[derive(Clone, Copy, Debug)]
 pub enum Style {
-    /// As messages, through the model's template.
+    /// Messages through the model's template.
     Chat,
-    /// As it stands; special tokens in it are recognised or are text.
+    /// Plain text, with or without special tokens.
     Raw(SpecialTokens),
 }
 
 impl Style {
-    /// Through the template where there is one, unless `raw` is asked for. Who writes `--raw` writes templates by
-    /// hand, special tokens and all; a text for a model without template is only a text.
+    /// Selects the template if there is one and `raw` is false. With `raw`, special tokens in the text are recognised,
+    /// because such prompts are written by hand; for a model without a template they are text.
     ///
     /// # Errors
-    /// A template that is there but cannot be used; a system message that nothing would carry to the model.
+    /// The template cannot be used, or a system message cannot be expressed.
     pub fn new(model: &Model, raw: bool, system: Option<&str>) -> Outcome<Self> {
         match (&model.chat_template, &model.template_problem) {
             _ if raw => Ok(Self::Raw(SpecialTokens::Parse)),
@@ -29,7 +29,7 @@ impl Style {
             (None, Some(problem)) => Err(Failure::from_error(problem).hint(WITHOUT_TEMPLATE)),
             (None, None) if system.is_some() => {
                 Err(Failure::usage("the model has no chat template, so it cannot take a system message")
-                    .hint("put what it should know at the start of the prompt"))
+                    .hint("put the instructions at the start of the prompt"))
             }
             (None, None) => Ok(Self::Raw(SpecialTokens::AsText)),
         }
@@ -39,14 +39,14 @@ impl Style {
 /// Author of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// The person.
+    /// The user.
     User,
     /// The model.
     Assistant,
 }
 
 impl Role {
-    /// Its name in templates and APIs.
+    /// Returns its name in templates and APIs.
     pub fn name(self) -> &'static str {
         match self {
             Self::User => "user",
@@ -63,7 +63,7 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// One that has not begun.
+    /// Creates an empty conversation.
     pub fn new(system: Option<String>) -> Self {
         Self { system, turns: Vec::new() }
     }
@@ -83,12 +83,12 @@ impl Conversation {
         self.push(Role::Assistant, text);
     }
 
-    /// Takes back the last message, if it has this role.
+    /// Removes the last message if it has this role, and returns its text.
     pub fn take_back(&mut self, role: Role) -> Option<String> {
         self.turns.pop_if(|(last, _)| *last == role).map(|(_, text)| text)
     }
 
-    /// Drops the oldest question and its answer. Returns false if there is only the question that waits.
+    /// Drops the oldest question and its answer. Returns false if only the current question is left.
     pub fn forget_oldest(&mut self) -> bool {
         let more = self.turns.len() > 2;
         if more {
@@ -97,17 +97,17 @@ impl Conversation {
         more
     }
 
-    /// Number of messages, the system's not counted.
+    /// Returns the number of messages without the system message.
     pub fn len(&self) -> usize {
         self.turns.len()
     }
 
-    /// The messages in order, the system's not among them.
+    /// Returns the messages in order, without the system message.
     pub fn turns(&self) -> impl Iterator<Item = (Role, &str)> {
         self.turns.iter().map(|(role, text)| (*role, text.as_str()))
     }
 
-    /// The system message.
+    /// Returns the system message.
     pub fn system(&self) -> Option<&str> {
         self.system.as_deref()
     }
@@ -118,8 +118,8 @@ impl Conversation {
         ChatInput::from_turns(system.chain(turns))
     }
 
-    /// Returns how many of the conversation's `tokens` tokens its next turns begin with, where that matters to the model; see
-    /// [`Request::lasting_tokens`](paguro_engine::Request::lasting_tokens).
+    /// Returns how many of the conversation's `tokens` tokens stay a prefix of its next turns, if the model has states;
+    /// see [`Request::lasting_tokens`](paguro_engine::Request::lasting_tokens).
     pub fn lasting_tokens(&self, model: &Model, style: Style, tokens: usize) -> Option<usize> {
         let template = model.chat_template.as_ref();
         let template =
@@ -129,10 +129,10 @@ impl Conversation {
         Some(template.lasting_tokens(&input, &prompt, tokens, &model.tokenizer))
     }
 
-    /// The tokens that the model reads before it answers.
+    /// Returns the tokens of the prompt.
     ///
     /// # Errors
-    /// A template that refuses the conversation, with its own words.
+    /// The template refuses the conversation, with its message.
     pub fn tokens(&self, model: &Model, style: Style) -> Outcome<Vec<u32>> {
         match (style, &model.chat_template) {
             (Style::Chat, Some(template)) => {
@@ -142,7 +142,7 @@ impl Conversation {
             }
             (style, _) => {
                 let special = if let Style::Raw(special) = style { special } else { SpecialTokens::AsText };
-                // Without a template there are no turns; only the last text counts.
+                // Without a template there are no turns; only the last text is used.
                 let text = self.turns.last().map_or("", |(_, text)| text);
                 Ok(model.tokenizer.encode_prompt(text, special))
             }

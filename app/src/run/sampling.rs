@@ -1,4 +1,4 @@
-//! What is sampled with: the flags, else what the model recommends, else our own defaults.
+//! Sampling values: of the flags, else the model's recommendations, else our defaults.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -8,9 +8,9 @@ use paguro_model::{GenerationDefaults, Model};
 
 use crate::cli::SamplingArgs;
 
-/// Every sampling value, decided: the flags, else what holds for this model.
+/// Resolves all sampling values.
 ///
-/// A random seed has 32 bits, so that it survives being a number in anybody's JSON.
+/// A random seed has 32 bits, so that JSON numbers can represent it.
 pub fn decide(args: &SamplingArgs, model: &GenerationDefaults) -> SamplingParams {
     let default = model.sampling();
     SamplingParams {
@@ -31,7 +31,7 @@ pub fn decide(args: &SamplingArgs, model: &GenerationDefaults) -> SamplingParams
     }
 }
 
-/// A request with these values and the flags about where to end.
+/// Creates a request with these values and the flags for its end.
 pub fn request(prompt: Vec<u32>, args: &SamplingArgs, model: &Model) -> Request {
     let mut sampling = decide(args, &model.defaults);
     if sampling.dry.is_on() {
@@ -47,7 +47,7 @@ pub fn request(prompt: Vec<u32>, args: &SamplingArgs, model: &Model) -> Request 
     }
 }
 
-/// The values that hold, named as their flags, for `/set` and `/show`.
+/// Returns the effective values, named like their flags, for `/set` and `/show`.
 pub fn values(args: &SamplingArgs, model: &GenerationDefaults) -> Vec<(String, String)> {
     let params = decide(args, model);
     let number = |n: Option<u64>| n.map_or_else(|| "-1".to_owned(), |n| n.to_string());
@@ -109,7 +109,7 @@ mod tests {
         assert_eq!((decided.temperature, decided.top_k, decided.top_p, decided.seed), (0.0, 7, 0.9, 5));
     }
 
-    /// `/set` takes the names of [`values`]: each must be a flag, and all flags must be there.
+    /// `/set` accepts the names of [`values`]: each must be a flag, and all flags must be present.
     #[test]
     fn the_values_are_the_flags() {
         #[derive(clap::Parser)]

@@ -1,4 +1,4 @@
-//! Conversations in files: JSON with the messages as OpenAI's API has them, so that they can be used elsewhere.
+//! Saved conversations: JSON with messages in the format of OpenAI's API.
 
 use std::{fs, path::Path};
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::prompt::{Conversation, Role};
 use crate::failure::{Failure, Outcome};
 
-/// Longest file that is read.
+/// Maximum bytes of a file.
 const MAX_BYTES: u64 = 64 << 20;
 
 #[derive(Serialize, Deserialize)]
@@ -23,14 +23,16 @@ struct Message {
     content: String,
 }
 
-/// Writes a conversation, and returns the number of its messages. A file that is no conversation is not overwritten.
+/// Writes a conversation, and returns the number of its messages. A file that is not a conversation is not overwritten.
 ///
 /// # Errors
-/// A file that cannot be written, or holds something else.
+/// The file cannot be written, or has other content.
 pub fn save(path: &Path, model: &str, conversation: &Conversation) -> Outcome<usize> {
     let shown = path.display();
     if path.exists() && load(path).is_err() {
-        return Err(Failure::usage(format!("`{shown}` is there, and no conversation; choose another name")));
+        return Err(Failure::usage(format!(
+            "`{shown}` exists and is not a conversation; choose another name"
+        )));
     }
     let message = |role: &str, content: &str| Message { role: role.to_owned(), content: content.to_owned() };
     let system = conversation.system().map(|text| message("system", text));
@@ -46,7 +48,7 @@ pub fn save(path: &Path, model: &str, conversation: &Conversation) -> Outcome<us
 /// Reads a conversation.
 ///
 /// # Errors
-/// A file that cannot be read, or holds something else.
+/// The file cannot be read, or has other content.
 pub fn load(path: &Path) -> Outcome<Conversation> {
     let shown = path.display();
     let unreadable = |error: std::io::Error| Failure::new(format!("cannot read `{shown}`: {error}"));
@@ -58,7 +60,7 @@ pub fn load(path: &Path) -> Outcome<Conversation> {
     }
     let text = fs::read_to_string(path).map_err(unreadable)?;
     let strange = |problem: String| {
-        Failure::usage(format!("`{shown}` is no conversation: {problem}")).hint(
+        Failure::usage(format!("`{shown}` is not a conversation: {problem}")).hint(
             "/save writes such files: {\"messages\": [{\"role\": \"user\", \"content\": \"...\"}, ...]}",
         )
     };
@@ -88,7 +90,7 @@ mod tests {
         conversation.answer("Hello".into());
         assert_eq!(save(&path, "tales", &conversation).unwrap(), 3);
         assert_eq!(load(&path).unwrap(), conversation);
-        // Again over itself, but not over something else.
+        // A second save replaces the conversation, but not another file.
         save(&path, "tales", &conversation).unwrap();
         let other = folder.path().join("notes.txt");
         for text in ["notes", "{}", "{\"messages\": [{\"role\": \"tool\", \"content\": \"x\"}]}"] {

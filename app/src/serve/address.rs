@@ -4,11 +4,11 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 
 use crate::failure::{Failure, Outcome};
 
-/// The address of `host`: an IP address, with or without brackets, or a name that leads to one of this machine. Of
-/// several the first of IPv4 is taken, since that is what clients try.
+/// Returns the address of `host`: an IP address, with or without brackets, or a name of this machine. IPv4 is
+/// preferred, because clients try it first.
 ///
 /// # Errors
-/// A name that cannot be resolved.
+/// The name cannot be resolved.
 pub fn resolve(host: Option<&str>, port: u16) -> Outcome<SocketAddr> {
     let Some(host) = host.map(str::trim).filter(|host| !host.is_empty()) else {
         return Ok((Ipv4Addr::LOCALHOST, port).into());

@@ -15,19 +15,19 @@ use crate::{
     units,
 };
 
-/// Default size of a store, at most.
+/// Maximum default size of a store.
 const MOST_BYTES: u64 = 16_000_000_000;
 /// Default size of a store on a disk whose free space is unknown.
 const UNKNOWN_DISK_BYTES: u64 = 4_000_000_000;
-/// Less does not hold a conversation.
+/// Minimum size of a store. A smaller one holds no conversation.
 const LEAST_BYTES: u64 = 16 << 20;
 
-/// Default folder of a store; `None` without a home.
+/// Returns the default folder of a store; `None` without a home folder.
 pub fn default_folder(settings: &LibrarySettings) -> Option<PathBuf> {
     Some(settings.root.as_ref()?.join("kv"))
 }
 
-/// Opens the store. `None` if it is off, or cannot be used, which is logged once.
+/// Opens the store; `None` if it is off or unusable, which is logged.
 pub fn open(options: &ServeOptions, settings: &LibrarySettings) -> Option<Arc<Store>> {
     let dir = options.kv_disk_dir.clone().or_else(|| default_folder(settings))?;
     let bound = match options.kv_disk {
@@ -66,16 +66,16 @@ pub fn open(options: &ServeOptions, settings: &LibrarySettings) -> Option<Arc<St
     }
 }
 
-/// A tenth of the free space. The bytes of the store count as free.
+/// Returns a tenth of the free space, which includes the bytes of the store.
 fn default_size(dir: &Path) -> u64 {
     let used = Store::size(dir);
     free_bytes(dir).map_or(UNKNOWN_DISK_BYTES, |free| (free.saturating_add(used) / 10).min(MOST_BYTES))
 }
 
-/// Digest of a model's files.
+/// Computes the digest of a model's files.
 ///
 /// # Errors
-/// Files that cannot be read.
+/// The files cannot be read.
 pub fn digest(store: &Store, source: &Source, file: &ModelFile) -> std::io::Result<Digest> {
     match source {
         Source::Embedded => Ok(Digest::of_bytes(EMBEDDED_FILE)),

@@ -1,7 +1,7 @@
-//! Memory that nobody uses any more goes back to the system. glibc keeps what was freed below something that is still in
-//! use: after thousands of connections that is tens of megabytes, until somebody asks.
+//! Release of freed memory to the system. glibc keeps freed memory below blocks that are in use, which is tens of
+//! megabytes after thousands of connections.
 
-/// Gives back what the allocator keeps and nobody uses.
+/// Returns free memory of the allocator to the system.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 pub fn release() {
     unsafe extern "C" {
@@ -11,6 +11,6 @@ pub fn release() {
     unsafe { malloc_trim(0) };
 }
 
-/// Other systems' allocators do it of themselves.
+/// Allocators of other systems release memory themselves.
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
 pub fn release() {}

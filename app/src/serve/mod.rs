@@ -1,4 +1,4 @@
-//! `paguro serve`: the settings become a server of the models that can be found here.
+//! `paguro serve`: creates a server from the settings.
 
 mod address;
 pub mod disk;
@@ -31,16 +31,16 @@ use crate::{
 };
 use source::Shelf;
 
-/// Ollama's port: its clients look there.
+/// Ollama's port, which its clients use by default.
 const PORT: u16 = 11434;
 
-/// Less holds no model with its buffers.
+/// Minimum memory limit. A smaller one holds no model.
 const LEAST_MEMORY: u64 = 1 << 20;
 
-/// Serves until it is told to stop.
+/// Serves until it is stopped.
 ///
 /// # Errors
-/// Settings that make no sense, models that are not there, addresses that are taken.
+/// Invalid settings, missing models, or addresses in use.
 pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
     let config = read_config(args.config.as_deref(), program.serve_config.as_deref())?;
     let options = args.given.flags.clone().or(config.clone()).or(args.given.environment.clone());
@@ -62,7 +62,7 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
     }
     let memory = match (options.memory, on_gpu) {
         (None, _) => free / 10 * 8,
-        // A GPU has no other memory to go to.
+        // A GPU cannot use other memory.
         (Some(bytes), true) => bytes.0.min(free),
         (Some(bytes), false) => bytes.0,
     };
@@ -87,13 +87,13 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
             let in_use = error.source.kind() == std::io::ErrorKind::AddrInUse;
             let failure = Failure::from_error(&error);
             if in_use {
-                failure.hint("something else listens there; --port N takes another one")
+                failure.hint("another program listens there; --port N selects another port")
             } else {
                 failure
             }
         })?;
         let mut out = Output::new();
-        // A closed stdout does not stop the server.
+        // A closed standard output does not stop the server.
         for place in bound.places() {
             let _ = out.line(format_args!("listening at {place}"));
         }
@@ -102,7 +102,7 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
             let _ = out.line(format_args!("OpenAI {place}/v1   Anthropic and Ollama {place}{page}"));
             let _ = out.line(format_args!("all requests and their fields {place}/docs"));
         }
-        // Reading the headers of a large library takes a while.
+        // Reading the headers of a large library takes long.
         tokio::task::spawn_blocking(move || say_models(&*shelf, memory));
         if opens_page {
             open_page(&bound.places());
@@ -110,7 +110,7 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
         bound.serve(stop, cut).await;
         Ok(())
     });
-    // A pull that waits for the network must not hold up the end.
+    // A pull that waits for the network must not delay the exit.
     runtime.shutdown_timeout(Duration::from_secs(1));
     if let Some(Err(error)) = traces.map(|traces| traces.shutdown()) {
         tracing::warn!(%error, "the last spans could not be sent");
@@ -118,7 +118,7 @@ pub fn serve(args: &ServeArgs, program: &Settings) -> Outcome<()> {
     served
 }
 
-/// Logs which models are served and which cannot be, with the reason.
+/// Logs the models that are served, and those that cannot be served with the reason.
 fn say_models(models: &dyn ModelSource, memory: u64) {
     for model in models.list().unwrap_or_default() {
         let needed = models.plan(&model, None).map_or(0, |plan| plan.with(plan.kv_least));
@@ -134,8 +134,8 @@ fn say_models(models: &dyn ModelSource, memory: u64) {
     }
 }
 
-/// The model library; `None` without a home to keep it in, or if it cannot be used: the model in the binary and named files
-/// need none.
+/// Opens the library; `None` without a home folder or if it is unusable. The embedded model and named files do not need
+/// it.
 fn open_library(settings: &LibrarySettings) -> Outcome<Option<Library>> {
     if settings.root.is_none() {
         return Ok(None);
@@ -155,7 +155,7 @@ fn open_library(settings: &LibrarySettings) -> Outcome<Option<Library>> {
     }
 }
 
-/// The file with settings, where there is one.
+/// Reads the settings file, if there is one.
 fn read_config(given: Option<&Path>, default: Option<&Path>) -> Outcome<ServeOptions> {
     let Some(path) = given.or(default.filter(|path| path.is_file())) else {
         return Ok(ServeOptions::default());
@@ -175,7 +175,7 @@ fn read_config(given: Option<&Path>, default: Option<&Path>) -> Outcome<ServeOpt
     Ok(options)
 }
 
-/// The error about a file with settings that cannot be parsed. Of an unknown key it names the nearest known one.
+/// Returns the error for a settings file that cannot be parsed. For an unknown key it suggests the nearest known one.
 fn config_error(path: &dyn std::fmt::Display, error: &toml::de::Error) -> Failure {
     const KEYS: &str = "keys are the flags of `paguro serve --help` without the dashes before them";
     let unknown = error.message().strip_prefix("unknown field `").and_then(|rest| rest.split_once('`'));
@@ -199,13 +199,13 @@ fn config_error(path: &dyn std::fmt::Display, error: &toml::de::Error) -> Failur
     }
 }
 
-/// The name of this machine, by which its containers and its own programs may ask. (macOS has one that ends with `.local`.)
+/// Returns the host name, which containers and programs of this machine may use. On macOS it ends with `.local`.
 fn own_name() -> Option<String> {
     let name = fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
     Some(name.trim().to_lowercase()).filter(|name| !name.is_empty())
 }
 
-/// Says that nobody will be let in.
+/// Warns that all requests from other machines will be refused.
 fn warn_without_keys(settings: &ServerSettings) {
     let from_outside = |place: &Listen| matches!(place, Listen::Tcp(address) if !address.ip().is_loopback());
     let no_keys = settings.api_keys.is_empty()
@@ -257,7 +257,7 @@ fn server_settings(options: &ServeOptions, memory: u64, keys: PathBuf) -> Outcom
     })
 }
 
-/// Opens the page in the user's browser, which is on this machine.
+/// Opens the page in the user's browser.
 fn open_page(places: &[String]) {
     let Some(place) = places.iter().find(|place| place.starts_with("http://")) else { return };
     let address = place.replace("://0.0.0.0:", "://127.0.0.1:").replace("://[::]:", "://[::1]:");
@@ -266,7 +266,7 @@ fn open_page(places: &[String]) {
     }
 }
 
-/// Lines go to standard error, spans to a collector if there is one.
+/// Configures logging: lines to standard error, and spans to a collector, if there is one.
 fn start_log(options: &ServeOptions, terminal: Terminal) -> Outcome<Option<SdkTracerProvider>> {
     let filter: Targets = match &options.log {
         None if terminal.quiet => "warn",
@@ -294,7 +294,7 @@ fn start_log(options: &ServeOptions, terminal: Terminal) -> Outcome<Option<SdkTr
     Ok(traces)
 }
 
-/// Ready when somebody wants the server to stop, and when they want it for the second time: Ctrl-C, or what `kill` sends.
+/// Returns futures for the first and the second request to stop: Ctrl-C or SIGTERM.
 #[cfg(unix)]
 fn stop_signals() -> Outcome<(impl Future<Output = ()>, impl Future<Output = ()>)> {
     use tokio::signal::unix::{SignalKind, signal};
@@ -306,7 +306,7 @@ fn stop_signals() -> Outcome<(impl Future<Output = ()>, impl Future<Output = ()>
     };
     let first = next(SignalKind::interrupt(), SignalKind::terminate())?;
     Ok((first, async move {
-        // Listens only from the first signal on.
+        // The second signal counts only after the first one.
         match next(SignalKind::interrupt(), SignalKind::terminate()) {
             Ok(second) => second.await,
             Err(_) => std::future::pending().await,
@@ -314,7 +314,7 @@ fn stop_signals() -> Outcome<(impl Future<Output = ()>, impl Future<Output = ()>
     }))
 }
 
-/// Ready when somebody wants the server to stop, and when they want it for the second time: Ctrl-C.
+/// Returns futures for the first and the second request to stop: Ctrl-C.
 #[cfg(not(unix))]
 fn stop_signals() -> Outcome<(impl Future<Output = ()>, impl Future<Output = ()>)> {
     let next = || async { drop(tokio::signal::ctrl_c().await) };

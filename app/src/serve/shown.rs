@@ -1,4 +1,4 @@
-//! The settings in force, as the page shows them.
+//! The effective settings, for the page.
 
 use paguro_server::{Listen, ServerSettings, Setting};
 
@@ -8,17 +8,17 @@ use crate::{
     units,
 };
 
-/// One device in a line.
+/// Describes a device in one line.
 pub fn device(device: &Chosen) -> String {
     let free = units::bytes(device.backend.capacity().bytes_free);
     let (name, threads, numerics) = (device.backend.name(), device.threads, &device.numerics);
     format!("{name}, {threads} threads, {free} of memory free at the start; numerics {numerics}")
 }
 
-/// Name and value of a setting, and true if these options set it.
+/// Name and value of a setting, and a function that returns true if options set it.
 type Row = (&'static str, String, fn(&ServeOptions) -> bool);
 
-/// All settings with where each was set. `options` are `given` and `config` together.
+/// Returns all settings with their origins. `options` combines `given` and `config`.
 pub fn settings(
     given: &GivenOptions,
     config: &ServeOptions,

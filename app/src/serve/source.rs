@@ -1,4 +1,4 @@
-//! The models that the server can be asked for, and how they are started.
+//! The models of a server and the start of their engines.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -31,13 +31,13 @@ use crate::{
     units,
 };
 
-/// Default limit of tokens with pages, and of the tokens of one sequence.
+/// Default maximum of tokens with pages, and of the tokens of one sequence.
 const MOST_TOKENS: usize = 65_536;
 
-/// Tokens that a sequence has to have room for, if it can be that long.
+/// Minimum context of a load, if the model supports it.
 const LEAST_TOKENS: usize = 1024;
 
-/// Models by name, and what they are run with.
+/// Models by name, and the settings of their loads.
 #[derive(Debug)]
 pub struct Shelf {
     models: Vec<(String, Source)>,
@@ -51,7 +51,7 @@ pub struct Shelf {
     context: Option<usize>,
     kv_bytes: Option<u64>,
     kv_dtype: KvDtype,
-    /// Bytes for all models together.
+    /// Memory limit of all models together, in bytes.
     memory: u64,
     parallel: usize,
     batch_tokens: usize,
@@ -59,21 +59,21 @@ pub struct Shelf {
     queue: usize,
     /// `--max-queue-tokens`.
     queue_tokens: Option<usize>,
-    /// Presets of the file with settings, by the models' names.
+    /// Presets of the settings file by model name.
     presets: BTreeMap<String, Preset>,
-    /// Results of opening models, by name and version, so that lists open no file twice.
+    /// Details of opened models by name and version, so that lists open each file once.
     known: Mutex<HashMap<(String, String), Details>>,
-    /// A device to plan with; opening one can take a while.
+    /// A device for plans, kept because opening one can take long.
     planner: Mutex<Option<Chosen>>,
     /// The store of K and V on disk, if there is one.
     disk: Option<Arc<Store>>,
 }
 
 impl Shelf {
-    /// The model in the binary, those that the settings name, and all of the library.
+    /// Creates the table of the embedded model, the models of the settings, and the library.
     ///
     /// # Errors
-    /// One that is not there or not a model, two of one name.
+    /// A model is missing or invalid, or two have one name.
     pub fn new(
         options: &ServeOptions,
         on: RunOnArgs,
@@ -90,7 +90,7 @@ impl Shelf {
                 first.get_or_insert_with(|| name.clone());
                 continue;
             };
-            // What is wrong with it is better said now than to whoever asks first.
+            // Errors of the model are reported at the start instead of at the first request.
             load::file(&source)?;
             let name = served_name(path);
             first.get_or_insert_with(|| name.clone());
@@ -128,10 +128,10 @@ impl Shelf {
         })
     }
 
-    /// Completes aliases without a model, which are of the first model on the command line, or else of the embedded one.
+    /// Completes aliases without a model with the first model on the command line, or else the embedded one.
     ///
     /// # Errors
-    /// An alias is the name of a model that is served.
+    /// An alias is the name of a served model.
     pub fn aliases(&self, aliases: &[Alias]) -> Outcome<Vec<Alias>> {
         let complete = |alias: &Alias| {
             if self.named(&alias.pattern).is_some() {
@@ -150,13 +150,13 @@ impl Shelf {
         aliases.iter().chain(&of_presets).map(complete).collect()
     }
 
-    /// A model that is not the library's. As in the library, upper and lower case are one, so that no name shadows another.
+    /// Returns a model outside of the library. Case is ignored, as in the library, so that no name hides another.
     fn named(&self, name: &str) -> Option<&(String, Source)> {
         let same = |other: &&(String, Source)| other.0.eq_ignore_ascii_case(name);
         self.models.iter().find(|(other, _)| other == name).or_else(|| self.models.iter().find(same))
     }
 
-    /// A model of the library.
+    /// Returns a model of the library.
     fn record(&self, name: &str) -> Result<(&Registry, ModelRecord), LoadError> {
         let not_found = || LoadError::NotFound(name.to_owned());
         let library = self.library.as_deref().ok_or_else(not_found)?;
@@ -177,13 +177,13 @@ impl Shelf {
         Ok(Source::Library { name: record.name.short(), path, parameters: Vec::new() })
     }
 
-    /// The preset of a model that the file with settings has for it.
+    /// Returns the preset of a model in the settings file.
     fn own_preset(&self, name: &str) -> Preset {
         let same = |(other, _): &(&String, &Preset)| other.eq_ignore_ascii_case(name);
         self.presets.iter().find(same).map(|(_, preset)| preset.clone()).unwrap_or_default()
     }
 
-    /// The preset of a model: of the file with settings, completed by the library's.
+    /// Returns the preset of a model: that of the settings file, completed by the library's.
     fn preset(&self, name: &str) -> Result<Preset, LoadError> {
         let own = self.own_preset(name);
         if self.named(name).is_some() {
@@ -193,7 +193,7 @@ impl Shelf {
         Ok(own.or(Preset::of(&record).map_err(LoadError::Failed)?))
     }
 
-    /// Tokens of the longest sequence that a model trained for `trained` tokens is loaded for.
+    /// Returns the maximum tokens of a sequence for a model trained for `trained` tokens.
     fn wanted(&self, preset: &Preset, trained: usize, asked: Option<usize>) -> usize {
         let own = match preset.ctx.or(self.context) {
             Some(0) => trained,
@@ -217,7 +217,7 @@ impl Shelf {
         }
     }
 
-    /// Digest of a model's files, if there is a store that needs it.
+    /// Computes the digest of a model's files, if there is a store.
     fn digest(&self, source: &Source, file: &ModelFile) -> Option<Digest> {
         let store = self.disk.as_ref()?;
         match disk::digest(store, source, file) {
@@ -264,7 +264,7 @@ impl Shelf {
         let context = self.wanted(preset, file.context_length().unwrap_or(MOST_TOKENS), asked).max(1);
         let tokens = context.saturating_mul(self.parallel).min(MOST_TOKENS.max(context));
         let plan = self.engine_plan(file, preset, context, PageBudget::Tokens(tokens))?;
-        // As many as were asked for, or none but those.
+        // Exactly the bytes of the settings, if given.
         let given = self.kv_bytes.map(|bytes| bytes.saturating_add(plan.page_bytes));
         let enough = plan.kv_for(context);
         Ok(LoadPlan {
@@ -277,7 +277,7 @@ impl Shelf {
         })
     }
 
-    /// Contents of a file's header, and the reason why the model could not be run, if there is one.
+    /// Returns the properties from a file's header, and the reason for which the model cannot run, if there is one.
     fn details(&self, file: &ModelFile, preset: &Preset) -> Details {
         let description = file.description();
         let (plan, context, problem) = match self.load_plan(file, preset, None) {
@@ -296,7 +296,7 @@ impl Shelf {
         }
     }
 
-    /// Most tokens of a sequence, if a model gets all memory.
+    /// Returns the maximum tokens of a sequence if the model gets all memory.
     fn context_of(&self, plan: &LoadPlan, file: &ModelFile, preset: &Preset) -> usize {
         let kv = self.memory.saturating_sub(plan.with(0)).min(plan.kv_most);
         if kv >= plan.kv_enough && self.kv_bytes.is_none() {
@@ -306,7 +306,7 @@ impl Shelf {
         engine.map_or(plan.context, |engine| engine.max_context)
     }
 
-    /// [`Shelf::details`], from memory where the model is known. What could not be opened is tried again.
+    /// Returns cached [`Shelf::details`]. Files that could not be opened are opened again.
     fn known_details(
         &self,
         entry: &ModelEntry,
@@ -323,13 +323,13 @@ impl Shelf {
             Err(problem) => return lost(problem),
         };
         let mut known = known();
-        // A name has one content at a time.
+        // A name has one version at a time.
         known.retain(|(name, _), _| *name != entry.name);
         known.insert(key, details.clone());
         details
     }
 
-    /// A model that does not come from the library.
+    /// Returns the entry of a model outside of the library.
     fn own_entry(&self, name: &str, source: &Source) -> ModelEntry {
         let preset = self.own_preset(name);
         let entry = |version: String, created, bytes, details| ModelEntry {
@@ -355,7 +355,7 @@ impl Shelf {
         }
     }
 
-    /// A model of the library: what its record says, and what its file does.
+    /// Returns the entry of a model of the library, from its record and its file.
     fn recorded(&self, library: &Registry, record: &ModelRecord) -> ModelEntry {
         let name = record.name.short();
         let stored = Preset::of(record);
@@ -395,7 +395,7 @@ impl ModelSource for Shelf {
         let mut entries: Vec<_> =
             self.models.iter().map(|(name, source)| self.own_entry(name, source)).collect();
         if let Some(library) = &self.library {
-            // A library that is damaged meanwhile takes no other model off the list.
+            // A library that was damaged meanwhile does not affect other models.
             let records = library.list().unwrap_or_else(|error| {
                 tracing::error!("the models of the library are not listed: {error}");
                 Vec::new()
@@ -437,11 +437,11 @@ impl ModelSource for Shelf {
         let mut file = load::file(&source).map_err(failed)?;
         let digest = self.digest(&source, &file);
         if digest.is_some() {
-            // Opened after its digest was made: if the files are still the same at the end, the digest is theirs.
+            // The file is opened after its digest was computed. If it is unchanged at the end, the digest is valid.
             file = load::file(&source).map_err(failed)?;
         }
         let pages = PageBudget::Bytes(grant.kv);
-        // The pages decide how long a sequence can be, and that decides about windows and RoPE.
+        // The number of pages limits the context, which determines windows and RoPE.
         let context = self.engine_plan(&file, &preset, grant.context, pages)?.max_context;
         if context < grant.context {
             let (model, wanted) = (&wanted.name, grant.context);
@@ -467,7 +467,7 @@ impl ModelSource for Shelf {
             let plan = Engine::plan(backend, &model.program, &model.weights, context, &options);
             let memory = plan.map_err(|error| Failure::from_error(&error))?.memory;
             let (needed, free) = (memory.total(), backend.capacity().bytes_free);
-            // The budget of models was made for the device that was there at the start, and others use its memory, too.
+            // The memory limit was computed at the start, and other programs use the device's memory.
             if needed > free && !self.plans_for_cpu() {
                 let [needed, free] = [needed, free].map(units::bytes);
                 let device = backend.name();
@@ -481,7 +481,7 @@ impl ModelSource for Shelf {
         };
         let started = devices::with(&self.on, self.threads, &notice, start);
         let (engine, memory, device) = started.map_err(failed)?;
-        // The device has its own. What is left would keep the file open, and its place on the disk in use.
+        // The device has its own copy. These handles would keep the file open and its disk space in use.
         model.weights = Weights::default();
         let is_own = !matches!(source, Source::Library { .. });
         let is_other = |now: Identity| preset.version(now.version) != wanted.version;
@@ -510,7 +510,7 @@ impl ModelSource for Shelf {
             )));
         }
         let (library, record) = self.record(name)?;
-        // A preset that cannot be read is replaced; other names are changed elsewhere.
+        // A preset that cannot be read is replaced; aliases are changed elsewhere.
         let aliases = Preset::of(&record).unwrap_or_default().aliases;
         let preset = Preset { aliases, ..Preset::try_from(new).map_err(LoadError::Invalid)? };
         preset.check().map_err(|failure| LoadError::Invalid(failure.message().to_owned()))?;
@@ -534,7 +534,7 @@ impl ModelSource for Shelf {
     }
 }
 
-/// Architectures that read texts from both ends, by the beginnings of their names.
+/// Encoder architectures, by prefixes of their names.
 const ENCODERS: [&str; 9] = [
     "bert",
     "nomic-bert",
@@ -547,7 +547,7 @@ const ENCODERS: [&str; 9] = [
     "Roberta",
 ];
 
-/// Why a model cannot be run, now or later.
+/// Returns the reason for which a model cannot run.
 fn unusable(file: &ModelFile, error: &ModelError) -> LoadError {
     if let ModelError::Io { .. } | ModelError::Unreadable { .. } = error {
         return LoadError::Failed(error.to_string());
@@ -562,17 +562,17 @@ fn unusable(file: &ModelFile, error: &ModelError) -> LoadError {
     })
 }
 
-/// The name that a file is served under: its own, without folder and extension.
+/// Returns the name under which a file is served: its own without folder and extension.
 fn served_name(path: &Path) -> String {
     let full = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let name = if full.is_dir() { full.file_name() } else { full.file_stem() };
     name.map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Identity of a model's files, to notice others under the same path.
+/// Identity of a model's files, which detects replaced files.
 struct Identity {
     version: String,
-    /// When they changed last, in seconds since 1970.
+    /// Time of the last change, in seconds since 1970.
     created: u64,
     bytes: u64,
 }
@@ -592,19 +592,19 @@ impl Identity {
     }
 }
 
-/// The number of a file in its file system.
+/// Returns the inode number of a file.
 #[cfg(unix)]
 fn node(metadata: &fs::Metadata) -> u64 {
     std::os::unix::fs::MetadataExt::ino(metadata)
 }
 
-/// The number of a file in its file system, where there is such a number.
+/// Returns 0: there are no inode numbers.
 #[cfg(not(unix))]
 fn node(_: &fs::Metadata) -> u64 {
     0
 }
 
-/// Of a model that cannot be opened.
+/// Returns the details of a model that cannot be opened.
 fn lost(problem: String) -> Details {
     Details { problem: Some(problem), ..Details::default() }
 }
@@ -613,12 +613,12 @@ fn failed(failure: Failure) -> LoadError {
     LoadError::Failed(failure.message().to_owned())
 }
 
-/// Since 1970.
+/// Returns the seconds since 1970.
 fn seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-/// When a file, or one of the files directly in a folder, changed last, and the bytes of all of them.
+/// Returns the time of the last change of a file, or of the files directly in a folder, and the bytes of all of them.
 fn newest(path: &Path, metadata: &fs::Metadata) -> (SystemTime, u64) {
     let modified = |metadata: &fs::Metadata| metadata.modified().unwrap_or(UNIX_EPOCH);
     if !metadata.is_dir() {

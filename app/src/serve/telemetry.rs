@@ -9,14 +9,14 @@ use opentelemetry_sdk::{Resource, trace::SdkTracerProvider};
 
 use crate::failure::{Failure, Outcome};
 
-/// How long a collector may take to answer.
+/// Timeout of requests to the collector.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What sends spans to this address, in batches and from a thread of its own. It is to be shut down in the end, so that
-/// the last ones are sent.
+/// Returns an exporter that sends spans to this address in batches, from its own thread. It must be shut down to send
+/// the last ones.
 ///
 /// # Errors
-/// An address that is none.
+/// The address is invalid.
 pub fn provider(endpoint: &str) -> Outcome<SdkTracerProvider> {
     let agent = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).http_status_as_error(false);
     let exporter = SpanExporter::builder()
@@ -32,7 +32,7 @@ pub fn provider(endpoint: &str) -> Outcome<SdkTracerProvider> {
     Ok(SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource).build())
 }
 
-/// The exporter's way to the network: it asks from a thread that may block.
+/// HTTP client of the exporter. It runs on a thread that may block.
 #[derive(Debug)]
 struct Sender(ureq::Agent);
 

@@ -64,9 +64,7 @@ fn a_really_full_disk_is_said_too() {
         return println!("skipped: no disk of its own may be mounted: {}", ran.err);
     }
     assert!(ran.err.starts_with("error: no space is left on the disk of `"), "{ran:?}");
-    assert!(
-        ran.err.ends_with("the library is empty; `paguro pull` and `paguro import` bring models into it\n")
-    );
+    assert!(ran.err.ends_with("the library is empty; add models with `paguro pull` or `paguro import`\n"));
     assert_eq!(ran.out, "1\n");
 }
 

@@ -77,7 +77,7 @@ fn a_model_is_pulled_listed_renamed_and_removed() {
     let f = Fixture::new();
     f.hub.add("o/Tiny-GGUF", &[("tiny-F32.gguf", &model(3, 5000)), ("tiny-Q9_9.gguf", &model(5, 5000))]);
     expect![[r#"
-        the library is empty; `paguro pull` and `paguro import` bring models into it
+        the library is empty; add models with `paguro pull` or `paguro import`
         exit 0"#]]
     .assert_eq(&f.words(&["list"]));
     assert!(!f.root().exists(), "looking makes nothing");

@@ -128,18 +128,18 @@ fn defects_are_found() {
         let problem = device(check_with(Defect::Operation(operation)));
         assert!(problem.contains("logits are off"), "{problem}");
     }
-    // Each step has kernels of its own.
+    // Each of these steps has other kernels.
     for rows in [24, 4, 1] {
         let problem = device(check_with(Defect::Stale(rows)));
         assert!(problem.contains(&format!("{rows} rows")), "{problem}");
     }
     assert!(device(check_with(Defect::Token)).contains("was sampled"));
-    // A device that lacks an operation computes nothing wrong.
+    // A missing operation is not a wrong result.
     let lacking = check_with(Defect::Lacks);
     assert!(matches!(lacking, Err(Problem::Load(LoadError::Unsupported { .. }))), "{lacking:?}");
 }
 
-/// The message of a problem of the device.
+/// Returns the message of a device's problem.
 fn device(result: Result<(), Problem>) -> String {
     match result {
         Err(Problem::Device(problem)) => problem,
@@ -147,7 +147,7 @@ fn device(result: Result<(), Problem>) -> String {
     }
 }
 
-/// A model whose weights are all the largest half computes NaN everywhere, which is no defect of the device.
+/// A model whose weights are all the largest half-precision number computes NaN, which is not a defect of the device.
 #[test]
 fn a_damaged_model_is_told_as_such() {
     let mut model = ModelShape::of_format(WeightFormat::F16).build(1);
@@ -156,7 +156,7 @@ fn a_damaged_model_is_told_as_such() {
         matrix.bytes = half::f16::MAX.to_le_bytes().repeat(count).into();
     }
     let (program, weights) = excerpt(&model.program, &model.weights);
-    // Even a defective device is not to blame.
+    // The model is reported even with a defective device.
     for defect in [Defect::None, Defect::Token] {
         let reference = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() });
         let found = check(&Broken(defect), &reference, (&program, &weights), LIMITS);
