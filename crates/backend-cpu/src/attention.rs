@@ -257,16 +257,20 @@ fn attend_split<S: Simd, K: Stored>(s: S, job: &SplitJob<'_>, scores: &mut Score
 /// registers for their sums.
 macro_rules! for_queries {
     ($s:ident, $count:expr, $call:expr) => {
-        for_queries!(@ $s, $count, $call, true: 1 4, 2 4, 3 4, 4 4, 5 2, 6 2, 7 2, 8 2; false: 1 2, 2 2, 3 1, 4 1)
+        if const { $s::REGISTERS >= 32 } {
+            for_queries!(@ $count, $call, 1 4, 2 4, 3 4, 4 4, 5 2, 6 2, 7 2, 8 2)
+        } else {
+            for_queries!(@ $count, $call, 1 2, 2 2, 3 1, 4 1)
+        }
     };
-    (@ $s:ident, $count:expr, $call:expr, $($wide:literal: $($q:literal $n:literal),*);*) => {
-        match ($s::REGISTERS >= 32, $count) {
-            $($(($wide, $q) => {
+    (@ $count:expr, $call:expr, $($q:literal $n:literal),*) => {
+        match $count {
+            $($q => {
                 const Q: usize = $q;
                 const N: usize = $n;
                 $call
-            })*)*
-            (_, count) => unreachable!("{count} queries in a part of a strip"),
+            })*
+            count => unreachable!("{count} queries in a part of a strip"),
         }
     };
 }

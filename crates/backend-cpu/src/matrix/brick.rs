@@ -19,24 +19,29 @@ pub struct Brick<S: Simd> {
     dmin: S::F32,
 }
 
+/// Whether a format has these scales. Choices between formats are constants of a `const` block, so that a kernel is
+/// compiled with its own format's code only.
+const fn scales_are<F: Format>(scales: Scales) -> bool {
+    F::LAYOUT.scales as u8 == scales as u8
+}
+
 impl<S: Simd> Brick<S> {
     /// # Safety
     /// See [`Brick`].
     #[inline(always)]
     pub unsafe fn at<F: Format>(s: S, brick: *const u8) -> Self {
-        let layout = const { &F::LAYOUT };
         let (mut d, mut dmin) = (s.zero(), s.zero());
         // SAFETY: with super-blocks, a brick starts with 16 f16 of d and 16 of dmin, or with 16 f32 of d. Bricks are
         // aligned to cache lines.
         unsafe {
-            if !layout.whole_scales() {
+            if const { !F::LAYOUT.whole_scales() } {
                 d = s.load(array(brick.cast()));
-            } else if layout.has_super() {
+            } else if const { F::LAYOUT.has_super() } {
                 d = s.from_f16(array(brick.cast()));
-                if layout.unit != 1.0 {
-                    d = s.mul(d, s.splat(layout.unit));
+                if const { F::LAYOUT.unit != 1.0 } {
+                    d = s.mul(d, s.splat(const { F::LAYOUT.unit }));
                 }
-                if layout.minimums {
+                if const { F::LAYOUT.minimums } {
                     dmin = s.from_f16(array(brick.add(32).cast()));
                 }
             }
@@ -68,36 +73,34 @@ impl<S: Simd> Brick<S> {
         unsafe {
             let scales = self.brick.add(layout.scales_at() + sub * step);
             let minimums = self.brick.add(layout.minimums_at() + sub * step);
-            match layout.scales {
-                Scales::Half => {
-                    let minimum = if layout.minimums { s.from_f16(array(minimums.cast())) } else { s.zero() };
-                    (s.from_f16(array(scales.cast())), minimum)
-                }
-                Scales::Exponent => {
-                    // Of `e8m0_half`'s two cases the larger one is right: 2^(e - 128), or for e < 2 the subnormals
-                    // with (e + 1) << 21 as bits.
-                    let e = s.from_u8(array(scales));
-                    let subnormal = s.shl_i32(s.add_i32(e, s.splat_i32(1)), 21);
-                    let normal = s.shl_i32(s.add_i32(e, s.splat_i32(-1)), 23);
-                    (s.bits_to_f32(s.max_i32(subnormal, normal)), s.zero())
-                }
-                Scales::Bytes => {
-                    let scale = s.to_f32(s.from_u8(array(scales)));
-                    let minimum = s.to_f32(s.from_u8(array(minimums)));
-                    (scale, s.mul(self.dmin, minimum))
-                }
+            if const { scales_are::<F>(Scales::Half) } {
+                let minimum = match const { F::LAYOUT.minimums } {
+                    true => s.from_f16(array(minimums.cast())),
+                    false => s.zero(),
+                };
+                (s.from_f16(array(scales.cast())), minimum)
+            } else if const { scales_are::<F>(Scales::Exponent) } {
+                // Of `e8m0_half`'s two cases the larger one is right: 2^(e - 128), or for e < 2 the subnormals
+                // with (e + 1) << 21 as bits.
+                let e = s.from_u8(array(scales));
+                let subnormal = s.shl_i32(s.add_i32(e, s.splat_i32(1)), 21);
+                let normal = s.shl_i32(s.add_i32(e, s.splat_i32(-1)), 23);
+                (s.bits_to_f32(s.max_i32(subnormal, normal)), s.zero())
+            } else if const { scales_are::<F>(Scales::Bytes) } {
+                let scale = s.to_f32(s.from_u8(array(scales)));
+                let minimum = s.to_f32(s.from_u8(array(minimums)));
+                (scale, s.mul(self.dmin, minimum))
+            } else if const { scales_are::<F>(Scales::E4m3) } {
                 // The bits of a number that is too small by 2^120, and half of it is meant.
-                Scales::E4m3 => {
-                    let small = s.bits_to_f32(s.shl_i32(s.from_u8(array(scales)), 20));
-                    (s.mul(small, s.splat(f32::from_bits((127 + 119) << 23))), s.zero())
-                }
-                Scales::SignedBytes => (s.to_f32(s.from_i8(array(scales.cast()))), s.zero()),
-                Scales::Nibbles => {
-                    let both = s.from_u8(array(scales));
-                    let scale = s.to_f32(s.bits_i32(both, 0, 15));
-                    let minimum = s.to_f32(s.bits_i32(both, 4, 15));
-                    (scale, s.mul(self.dmin, minimum))
-                }
+                let small = s.bits_to_f32(s.shl_i32(s.from_u8(array(scales)), 20));
+                (s.mul(small, s.splat(f32::from_bits((127 + 119) << 23))), s.zero())
+            } else if const { scales_are::<F>(Scales::SignedBytes) } {
+                (s.to_f32(s.from_i8(array(scales.cast()))), s.zero())
+            } else {
+                let both = s.from_u8(array(scales));
+                let scale = s.to_f32(s.bits_i32(both, 0, 15));
+                let minimum = s.to_f32(s.bits_i32(both, 4, 15));
+                (scale, s.mul(self.dmin, minimum))
             }
         }
     }
@@ -120,7 +123,7 @@ impl<S: Simd> Brick<S> {
         // plane has one vector for both halves.
         unsafe {
             let low = self.brick.add(layout.low_at() + half * 32 * layout.low_bits);
-            let mut quants = match layout.low_bits {
+            let mut quants = match const { F::LAYOUT.low_bits } {
                 2 => {
                     let v = s.load_u8(array(low));
                     [s.bits_u8(v, 0, 3), s.bits_u8(v, 2, 3), s.bits_u8(v, 4, 3), s.bits_u8(v, 6, 3)]
@@ -136,7 +139,7 @@ impl<S: Simd> Brick<S> {
                     s.load_u8(array(low.add(192))),
                 ],
             };
-            if layout.high_bits > 0 {
+            if const { F::LAYOUT.high_bits > 0 } {
                 let bits = layout.high_bits as i32;
                 let high_at = if bits == 1 { block * 64 } else { half * 64 };
                 let v = s.load_u8(array(self.brick.add(layout.high_at() + high_at)));
@@ -150,7 +153,9 @@ impl<S: Simd> Brick<S> {
                     s.or_u8(quants[3], s.bits_u8(v, first + 3 * bits, mask)),
                 ];
             }
-            if let Some(values) = &layout.codebook {
+            if const { F::LAYOUT.codebook.is_some() }
+                && let Some(values) = &layout.codebook
+            {
                 quants = [
                     s.lookup_u8(values, quants[0]),
                     s.lookup_u8(values, quants[1]),

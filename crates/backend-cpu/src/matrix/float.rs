@@ -113,16 +113,21 @@ impl Default for Strip {
 #[inline(always)]
 pub fn multiply<S: Simd, E: Element>(s: S, job: &Job<'_>, scratch: &mut super::Scratch) {
     let strip = &mut *scratch.float.0;
-    match (S::REGISTERS >= 32, job.count) {
-        (true, 1) => few::<S, E, 1, 4>(s, job),
-        (true, 2) => few::<S, E, 2, 4>(s, job),
-        (true, 3) => few::<S, E, 3, 4>(s, job),
-        (true, 4) => few::<S, E, 4, 4>(s, job),
-        (true, 5..=6) => few::<S, E, 6, 4>(s, job),
-        (true, _) => many::<S, E, 4>(s, job, strip),
-        (false, 1) => few::<S, E, 1, 2>(s, job),
-        (false, 2) => few::<S, E, 2, 2>(s, job),
-        (false, _) => few::<S, E, 6, 1>(s, job),
+    if const { S::REGISTERS >= 32 } {
+        match job.count {
+            1 => few::<S, E, 1, 4>(s, job),
+            2 => few::<S, E, 2, 4>(s, job),
+            3 => few::<S, E, 3, 4>(s, job),
+            4 => few::<S, E, 4, 4>(s, job),
+            5..=6 => few::<S, E, 6, 4>(s, job),
+            _ => many::<S, E, 4>(s, job, strip),
+        }
+    } else {
+        match job.count {
+            1 => few::<S, E, 1, 2>(s, job),
+            2 => few::<S, E, 2, 2>(s, job),
+            _ => few::<S, E, 6, 1>(s, job),
+        }
     }
 }
 
@@ -144,7 +149,7 @@ fn few<S: Simd, E: Element, const R: usize, const G: usize>(s: S, job: &Job<'_>)
     for first_row in (0..job.count).step_by(rows_at_once) {
         let end = job.count.min(first_row + rows_at_once);
         for group in job.groups.clone().step_by(G) {
-            if R < TILE_ROWS {
+            if const { R < TILE_ROWS } {
                 few_tile::<S, E, R, G>(s, job, group, 0);
                 continue;
             }
@@ -181,7 +186,7 @@ fn few_tile<S: Simd, E: Element, const R: usize, const G: usize>(
             unsafe {
                 let at = groups[g].add(k * LANES * E::BYTES);
                 // With one row the hardware does it better.
-                if R > 1 {
+                if const { R > 1 } {
                     s.prefetch(at.wrapping_add(ahead::DISTANCE));
                 }
                 let w = E::load(s, at);

@@ -80,9 +80,9 @@ pub fn multiply<S: Simd, F: Format>(s: S, job: &Job<'_>, scratch: &mut super::Sc
 #[inline(always)]
 pub(super) fn start<S: Simd, F: Format>(s: S, negative_sum: i32) -> S::I32 {
     let layout = const { &F::LAYOUT };
-    if layout.minimums {
+    if const { F::LAYOUT.minimums } {
         s.splat_i32(0)
-    } else if layout.offset() {
+    } else if const { F::LAYOUT.offset() } {
         s.dot4_offset_start(negative_sum)
     } else {
         // One of these is left after compilation.
@@ -151,7 +151,11 @@ pub(super) fn add_half<S: Simd>(s: S, half: usize, first: S::F32, dot: S::I32, s
 
 /// Rows that share what is in registers: as many as there is room for beside the weights.
 const fn rows_at_once<S: Simd>() -> usize {
-    if S::REGISTERS >= 32 { 8 } else { 4 }
+    match S::REGISTERS {
+        32.. => 8,
+        8.. => 4,
+        _ => 2,
+    }
 }
 
 /// Few rows: weights are unpacked in registers and used at once. Where not all rows have room beside them, a group is
@@ -166,11 +170,11 @@ fn few<S: Simd, F: Format>(s: S, job: &Job<'_>) {
             match rows {
                 1 => few_rows::<S, F, 1>(s, job, group, row),
                 2 => few_rows::<S, F, 2>(s, job, group, row),
-                3 if most >= 3 => few_rows::<S, F, 3>(s, job, group, row),
-                4 if most >= 4 => few_rows::<S, F, 4>(s, job, group, row),
-                5 if most >= 5 => few_rows::<S, F, 5>(s, job, group, row),
-                6 if most >= 6 => few_rows::<S, F, 6>(s, job, group, row),
-                _ if most >= 8 => few_rows::<S, F, 8>(s, job, group, row),
+                3 if const { rows_at_once::<S>() >= 3 } => few_rows::<S, F, 3>(s, job, group, row),
+                4 if const { rows_at_once::<S>() >= 4 } => few_rows::<S, F, 4>(s, job, group, row),
+                5 if const { rows_at_once::<S>() >= 5 } => few_rows::<S, F, 5>(s, job, group, row),
+                6 if const { rows_at_once::<S>() >= 6 } => few_rows::<S, F, 6>(s, job, group, row),
+                _ if const { rows_at_once::<S>() >= 8 } => few_rows::<S, F, 8>(s, job, group, row),
                 _ => unreachable!("at most {most} rows at once"),
             }
             row += rows;

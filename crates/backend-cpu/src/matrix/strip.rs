@@ -89,7 +89,7 @@ impl Default for Strip {
 #[inline(always)]
 pub fn many<S: Simd, F: Format>(s: S, job: &Job<'_>, strip: &mut Strip) {
     let strip = &mut *strip.0;
-    let at_once = if S::REGISTERS >= 32 { STRIP_GROUPS } else { 1 };
+    let at_once = const { if S::REGISTERS >= 32 { STRIP_GROUPS } else { 1 } };
     let layout = const { &F::LAYOUT };
     let all_bricks = job.group_bytes / layout.bytes();
     let panel_bricks = ahead::PANEL / size_of::<QuantBlock>() / layout.blocks();
@@ -102,7 +102,7 @@ pub fn many<S: Simd, F: Format>(s: S, job: &Job<'_>, strip: &mut Strip) {
             let mut group = job.groups.start;
             while group < job.groups.end {
                 let groups = at_once.min(job.groups.end - group);
-                if groups == 2 {
+                if const { S::REGISTERS >= 32 } && groups == 2 {
                     pass::<S, F, 2>(s, job, group, bricks.clone(), rows.clone(), strip);
                 } else {
                     pass::<S, F, 1>(s, job, group, bricks.clone(), rows.clone(), strip);
@@ -156,16 +156,16 @@ fn pass<S: Simd, F: Format, const G: usize>(
         while row < rows.end {
             let left = rows.end - row;
             let sums = row - rows.start;
-            // With 16 registers, sums of four rows fit while a whole block is added up, those of three if scales change in it.
+            // With 8 registers, sums of four rows fit while a whole block is added up, those of three if scales change in it.
             // SAFETY: the strip holds these blocks; rows are at least as long as the group's bricks, see `few`.
             unsafe {
-                if S::REGISTERS >= 32 && left > 4 {
+                if const { S::REGISTERS >= 32 } && left > 4 {
                     tile::<S, F, 6, G>(s, job, row, blocks.clone(), strip, sums, &mut ahead);
                     row += 6;
-                } else if left > 2 && (S::REGISTERS >= 32 || layout.sub_block == BLOCK) {
+                } else if const { fits_four::<S, F>() } && left > 2 {
                     tile::<S, F, 4, G>(s, job, row, blocks.clone(), strip, sums, &mut ahead);
                     row += 4;
-                } else if left > 2 && S::NARROW {
+                } else if const { !fits_four::<S, F>() && S::NARROW } && left > 2 {
                     tile::<S, F, 3, G>(s, job, row, blocks.clone(), strip, sums, &mut ahead);
                     row += 3;
                 } else {
@@ -181,6 +181,11 @@ fn pass<S: Simd, F: Format, const G: usize>(
             unsafe { job.out.put(row, group + g, job.outputs, &strip.sums[row - rows.start][g]) };
         }
     }
+}
+
+/// Whether the registers hold the sums of four rows beside a block's weights and scales.
+const fn fits_four<S: Simd, F: Format>() -> bool {
+    S::REGISTERS >= 32 || (S::REGISTERS >= 8 && F::LAYOUT.sub_block == BLOCK)
 }
 
 /// Unpacks `bricks` bricks as group `g` of the strip.
@@ -203,17 +208,19 @@ unsafe fn unpack<S: Simd, F: Format>(s: S, at: *const u8, bricks: usize, g: usiz
                 store_steps(s, second, &mut quants[half + 1]);
             }
             for sub in 0..layout.sub_blocks() {
-                let halves = const { parts::<F>() == 2 };
-                let (scales, minimums) =
-                    if halves { brick.own_scales::<F>(s, sub) } else { brick.scales::<F>(s, sub) };
+                let (scales, minimums) = if const { parts::<F>() == 2 } {
+                    brick.own_scales::<F>(s, sub)
+                } else {
+                    brick.scales::<F>(s, sub)
+                };
                 let sub = b * layout.sub_blocks() + sub;
                 s.store(scales, &mut strip.scales[g][sub]);
-                if layout.minimums {
+                if const { F::LAYOUT.minimums } {
                     s.store(minimums, &mut strip.minimums[g][sub]);
                 }
-                if halves {
+                if const { parts::<F>() == 2 } {
                     s.store(brick.d(), &mut strip.halves[g].d[sub / 2]);
-                    if S::NARROW && layout.whole_scales() {
+                    if const { S::NARROW && F::LAYOUT.whole_scales() } {
                         strip.halves[g].put(s, sub, scales, layout.zero);
                     }
                 }

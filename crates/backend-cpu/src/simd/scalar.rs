@@ -25,7 +25,8 @@ impl Simd for Scalar {
 
     nothing_narrow!();
 
-    const REGISTERS: usize = 8;
+    // Loops over arrays live in memory: larger tiles would only be more code.
+    const REGISTERS: usize = 4;
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::F32 {
