@@ -11,7 +11,7 @@ use std::{
 
 use crate::error::RegistryError;
 
-/// Stops what it was given to; clones stop the same.
+/// A cancellation flag; clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Cancel {
     stopped: Arc<AtomicBool>,
@@ -25,7 +25,7 @@ impl Cancel {
         self.stopped.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it was stopped.
+    /// Returns true after a cancellation.
     pub fn is_cancelled(&self) -> bool {
         let stopped = |flag: &Arc<AtomicBool>| flag.load(Ordering::Relaxed);
         stopped(&self.stopped) || self.parent.as_ref().is_some_and(stopped)

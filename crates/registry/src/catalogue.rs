@@ -1,5 +1,5 @@
-//! The catalogue: which models there are, and of which files. A SQLite database, the only truth about what is in the
-//! library, as long as it is whole: [`Contents`] tells a catalogue from what is left of one.
+//! The catalogue: the models and their files, in a SQLite database. It is authoritative as long as it is intact;
+//! [`Contents`] distinguishes an intact catalogue from a damaged one.
 
 use std::{
     ops::{Deref, DerefMut},
@@ -21,11 +21,11 @@ use crate::{
     record::{Details, FileRecord, Format, ModelRecord},
 };
 
-/// The steps from an empty database to today's, in order; a database's `user_version` says how many it has taken. A
-/// step that has been released is never changed.
+/// Migrations in order. `user_version` of a database is the number of applied ones. A released migration is never
+/// changed.
 const MIGRATIONS: [&str; 2] = [include_str!("migrations/0001.sql"), include_str!("migrations/0002.sql")];
 
-/// How long a process waits while another one writes. Transactions take milliseconds.
+/// Timeout for the write lock of another process. Transactions take milliseconds.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The file's name in the library.
@@ -82,10 +82,10 @@ pub(crate) enum Contents {
 }
 
 impl Catalogue {
-    /// Looks at what is there, without changing it.
+    /// Examines the database without changing it.
     ///
     /// # Errors
-    /// A file that is no database, or a damaged one.
+    /// The file is not a database, or it is damaged.
     pub(crate) fn contents(path: &Path) -> Result<Contents, RegistryError> {
         let size = |path: &Path| std::fs::metadata(path).map(|metadata| metadata.len());
         // The last writes may be in the log only.
@@ -108,7 +108,7 @@ impl Catalogue {
         })
     }
 
-    /// Opens the database, makes it if there is none, and brings it up to date. Only one process at a time may do this.
+    /// Opens the database, creates it if necessary, and applies migrations. Only one process may do this at a time.
     pub(crate) fn open(path: &Path) -> Result<Self, RegistryError> {
         let opened = open_to_write(path)?.into();
         Ok(Self { path: path.to_owned(), opened: Mutex::new(opened) })
@@ -138,10 +138,10 @@ impl Catalogue {
         Guard(self.opened.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// All models, those that changed last first.
+    /// Returns all models, most recently changed first.
     pub(crate) fn all(&self) -> Result<Vec<ModelRecord>, RegistryError> {
         let mut connection = self.lock();
-        // One transaction, so that models and files are of one moment.
+        // One transaction, so that models and files are consistent.
         let transaction = connection.transaction()?;
         let mut models = transaction
             .prepare("SELECT * FROM models ORDER BY modified_at DESC, id DESC")?
@@ -230,7 +230,7 @@ impl Catalogue {
         Ok(deleted)
     }
 
-    /// Replaces what was learned of a model, unless it has changed meanwhile.
+    /// Replaces the inspected properties of a model, unless the model has changed meanwhile.
     pub(crate) fn set_details(&self, model: &ModelRecord) -> Result<(), RegistryError> {
         let details = &model.details;
         self.lock().execute(
@@ -259,7 +259,7 @@ fn open_to_write(path: &Path) -> Result<Connection, RegistryError> {
         let denied = std::io::ErrorKind::PermissionDenied.into();
         return Err(RegistryError::io("write", path)(denied));
     }
-    // WAL lets readers read while somebody writes; FULL makes a commit survive a loss of power.
+    // WAL allows reads during a write; FULL makes commits durable on power loss.
     connection.pragma_update(None, "journal_mode", "WAL")?;
     connection.pragma_update(None, "synchronous", "FULL")?;
     connection.pragma_update(None, "foreign_keys", true)?;
@@ -268,8 +268,8 @@ fn open_to_write(path: &Path) -> Result<Connection, RegistryError> {
     Ok(connection)
 }
 
-/// Opens a database without writing anything beside it. If `wanted` is a newer version than the database's, a copy is
-/// opened and brought up to date.
+/// Opens a database without writing any file beside it. If `wanted` is a newer version than the database's, a migrated
+/// copy is opened.
 fn open_to_read(path: &Path, wanted: Option<i64>) -> Result<Opened, RegistryError> {
     let usable = |connection: Connection| -> Result<Option<Connection>, RegistryError> {
         connection.busy_timeout(BUSY_TIMEOUT)?;
@@ -278,7 +278,7 @@ fn open_to_read(path: &Path, wanted: Option<i64>) -> Result<Opened, RegistryErro
     };
     let flags =
         OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    // Sees what others write, but needs the files that a writer has beside the database, or a place for them.
+    // This connection sees the writes of others, but needs a writer's files beside the database, or a writable folder.
     match Connection::open_with_flags(path, flags).map_err(RegistryError::from).and_then(usable) {
         Ok(Some(connection)) => {
             refuse_newer(&connection, path)?;
@@ -307,7 +307,7 @@ fn open_to_read(path: &Path, wanted: Option<i64>) -> Result<Opened, RegistryErro
     Ok(Opened { connection, _copy: Some(copy) })
 }
 
-/// The URI that tells SQLite that nobody changes the file: <https://www.sqlite.org/uri.html>.
+/// Returns the URI with which SQLite assumes that the file does not change: <https://www.sqlite.org/uri.html>.
 fn immutable(path: &Path) -> String {
     let path = path.to_string_lossy().replace('\\', "/");
     let path = path.replace('%', "%25").replace('?', "%3f").replace('#', "%23");
@@ -395,7 +395,7 @@ fn name(row: &Row<'_>) -> rusqlite::Result<ModelName> {
     parsed(row, "base", |base: String| ModelName::new(&base, &tag).ok())
 }
 
-/// A column that has a form of its own.
+/// Reads a column that is parsed from text.
 fn parsed<Raw: FromSql, T>(
     row: &Row<'_>,
     column: &str,
@@ -419,7 +419,7 @@ fn json(value: &impl serde::Serialize) -> Result<String, RegistryError> {
         .map_err(|error| RegistryError::Catalogue(rusqlite::Error::ToSqlConversionFailure(error.into())))
 }
 
-/// Paths are kept as text.
+/// Converts a path to text.
 fn unicode(path: &Path) -> Result<&str, RegistryError> {
     path.to_str().ok_or_else(|| RegistryError::NotAModel {
         path: path.to_owned(),

@@ -6,7 +6,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::error::RegistryError;
 
-/// A SHA-256 digest. It is written `sha256:` and 64 hexadecimal digits.
+/// A SHA-256 digest, formatted as `sha256:` and 64 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Digest([u8; 32]);
 

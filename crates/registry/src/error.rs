@@ -1,26 +1,25 @@
-//! Why the library cannot do what it is asked for.
+//! Errors of the library.
 
 use std::{error::Error, fmt, io, path::PathBuf};
 
 use crate::digest::Digest;
 
-/// Why the library cannot do what it is asked for. The messages are for people: they name what is wrong, and what would
-/// help where that is known.
+/// Error of the library. The messages name the problem and, if known, the solution.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegistryError {
     /// No model has this name.
     #[error("there is no model `{name}` in the library{}", did_you_mean(similar))]
     NotFound {
-        /// The name that was asked for.
+        /// Requested name.
         name: String,
-        /// Names in the library that are like it, best first.
+        /// Similar names in the library, best first.
         similar: Vec<String>,
     },
-    /// Several models could be meant.
+    /// The name matches several models.
     #[error("`{name}` could be {}; give the whole name", list(candidates))]
     Ambiguous {
-        /// The name that was asked for.
+        /// Requested name.
         name: String,
         /// Names that it could mean.
         candidates: Vec<String>,
@@ -55,7 +54,7 @@ pub enum RegistryError {
         /// The text as given.
         text: String,
     },
-    /// Content that is not what its digest says.
+    /// Content that does not match its digest.
     #[error("{what} is not what it should be: its SHA-256 is {found}, expected {expected}")]
     DigestMismatch {
         /// The file or upload.
@@ -65,7 +64,7 @@ pub enum RegistryError {
         /// The digest of the content.
         found: Digest,
     },
-    /// A downloaded file that is not what the hub has announced.
+    /// A downloaded file that does not match the hub's checksum.
     #[error(
         "`{file}` was damaged on its way: its checksum is {found}, the hub announced {expected}; try again"
     )]
@@ -92,12 +91,12 @@ pub enum RegistryError {
         /// The reason.
         problem: String,
     },
-    /// A model that lies outside of the library is not there any more.
+    /// A model outside of the library that no longer exists.
     #[error("the model `{name}` was imported by reference, and `{}` {problem}", path.display())]
     Moved {
         /// The model.
         name: String,
-        /// Where it was.
+        /// Its former path.
         path: PathBuf,
         /// Its state now.
         problem: &'static str,
@@ -123,10 +122,10 @@ pub enum RegistryError {
     CannotRun {
         /// The model.
         name: String,
-        /// Why.
+        /// The problem.
         problem: String,
     },
-    /// A repository in which nothing, or more than one thing, is what was asked for.
+    /// A repository in which no model, or more than one, matches the request.
     #[error("{repo}: {problem}{}", there_is(choices))]
     Choice {
         /// The repository.
@@ -136,7 +135,7 @@ pub enum RegistryError {
         /// Values that are possible.
         choices: Vec<String>,
     },
-    /// A repository with a file whose name must not be used.
+    /// A repository with an unsafe file name.
     #[error("{repo} has a file named {file:?}, which could escape its folder; nothing was downloaded")]
     UnsafeFile {
         /// The repository.
@@ -144,7 +143,7 @@ pub enum RegistryError {
         /// The file's name.
         file: String,
     },
-    /// The hub wants to know who asks, or does not let them.
+    /// The hub requires a token, or denies access.
     #[error("the hub refuses access to {what} (HTTP {status}{}); {advice}", in_parentheses(message))]
     Unauthorized {
         /// The repository or file.
@@ -174,7 +173,7 @@ pub enum RegistryError {
         /// The hub's message, possibly empty.
         message: String,
     },
-    /// The hub cannot be reached, or goes away in the middle, also after some patience.
+    /// The connection to the hub failed, after all retries.
     #[error("cannot get {url}: {problem}")]
     Connection {
         /// The address of the request.
@@ -182,7 +181,7 @@ pub enum RegistryError {
         /// The reason.
         problem: String,
     },
-    /// No connection to the hub comes about at all.
+    /// The hub cannot be reached.
     #[error("cannot reach {host}: {problem}")]
     Unreachable {
         /// The host, with its port where that is not the usual one.
@@ -218,7 +217,7 @@ pub enum RegistryError {
     /// A library that cannot be written.
     #[error("the library in `{}` is read-only ({problem}): its models can be used, but not changed", path.display())]
     ReadOnly {
-        /// Where it is.
+        /// Path.
         path: PathBuf,
         /// The system's error.
         problem: String,
@@ -233,7 +232,7 @@ pub enum RegistryError {
         path.display()
     )]
     CatalogueLost {
-        /// Where the library is.
+        /// Path of the library.
         path: PathBuf,
         /// `missing`, `empty` or `of another program`.
         problem: &'static str,
@@ -250,7 +249,7 @@ pub enum RegistryError {
         /// SQLite's error.
         problem: String,
     },
-    /// There are models of which the catalogue knows nothing.
+    /// There are records of models that the catalogue does not contain.
     #[error(
         "the catalogue does not know {}, of which there are records; it may be an old copy, or another library's: `paguro \
          rebuild` restores them, `paguro prune --force` deletes their files",
@@ -271,7 +270,7 @@ pub enum RegistryError {
     /// A library that a newer version has made.
     #[error("the library in `{}` is of a newer version of Paguro (format {found}, this one knows {known})", path.display())]
     Newer {
-        /// Where it is.
+        /// Path.
         path: PathBuf,
         /// Its format.
         found: i64,
@@ -283,7 +282,7 @@ pub enum RegistryError {
     Io {
         /// The attempted action: a verb.
         action: &'static str,
-        /// On what.
+        /// Path of the disk.
         path: PathBuf,
         /// The system's error.
         source: io::Error,
@@ -307,7 +306,7 @@ impl From<rusqlite::Error> for RegistryError {
 }
 
 impl RegistryError {
-    /// For `map_err`: an input or output error at a path. A full disk is told apart.
+    /// Returns a function for `map_err` that converts an I/O error at a path. A full disk has its own variant.
     pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| match source.kind() {

@@ -1,4 +1,4 @@
-//! Files and folders, as a library needs them: written durably, removed whether they are there or not, compared.
+//! Files and folders: durable writes, idempotent removal, comparison.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -60,7 +60,7 @@ pub(crate) fn regular(path: &Path) -> Result<fs::Metadata, RegistryError> {
     }
 }
 
-/// Says what something is that is not a regular file.
+/// Returns the kind of a file that is not a regular one.
 pub(crate) fn kind(metadata: &fs::Metadata) -> Option<&'static str> {
     let kind = metadata.file_type();
     if kind.is_file() {
@@ -85,7 +85,7 @@ pub(crate) fn is_same(a: &Path, b: &Path) -> bool {
     same_file::is_same_file(a, b).unwrap_or(false)
 }
 
-/// Returns the paths in a folder; none if there is no such folder.
+/// Returns the paths in a folder; none if it does not exist.
 pub(crate) fn entries(folder: &Path) -> Result<Vec<PathBuf>, RegistryError> {
     let read = || fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>();
     match read() {
@@ -134,7 +134,7 @@ pub(crate) fn sync_file(path: &Path) -> Result<(), RegistryError> {
     writable.and_then(|file| file.sync_all()).map_err(RegistryError::io("write", path))
 }
 
-/// Makes names in a folder survive a loss of power, where the system can say so.
+/// Makes the names in a folder durable, where the system supports it.
 pub(crate) fn sync_folder(path: &Path) -> Result<(), RegistryError> {
     if cfg!(unix) {
         File::open(path).and_then(|folder| folder.sync_all()).map_err(RegistryError::io("write", path))?;

@@ -1,4 +1,4 @@
-//! Which files on this machine are a model, and how they come into the library.
+//! Import of models from this machine: detection of their files, copies and references.
 
 use std::{
     fs::{self, File},
@@ -29,7 +29,7 @@ pub struct ImportOptions {
     pub cancel: Cancel,
 }
 
-/// A model that lies somewhere.
+/// A model on the disk.
 #[derive(Debug)]
 pub(crate) struct Found {
     /// The path to open: a GGUF file (the first of a split model), or a folder. Absolute.
@@ -136,8 +136,8 @@ pub(crate) fn format_of(path: &Path, names: &[&str]) -> Result<Format, RegistryE
     }
 }
 
-/// Refuses what is not a regular file with something in it. Files of the system that are made when they are read, and may
-/// never end, say that they are empty.
+/// Refuses everything except regular files with content. Files that the system generates on reading, which may be
+/// endless, have size 0.
 fn with_content(path: &Path) -> Result<(), RegistryError> {
     match regular(path)?.len() {
         0 => Err(RegistryError::NotAModel { path: path.to_owned(), problem: "it is empty".into() }),
@@ -171,7 +171,7 @@ pub(crate) fn find(path: &Path) -> Result<Found, RegistryError> {
     if let Some(kind) = kind(&metadata) {
         return Err(bad(format!("it is {kind}, not a regular file")));
     }
-    // The name that was given: links often have better names than what they lead to.
+    // The given name, because names of links are often better than those of their targets.
     let given = std::path::absolute(path).map_err(RegistryError::io("open", path))?;
     let name = given.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let Some(stem) = gguf_stem(name) else {
@@ -192,7 +192,7 @@ pub(crate) fn find(path: &Path) -> Result<Found, RegistryError> {
     Ok(Found { open: files[0].clone(), format: Format::Gguf, files })
 }
 
-/// The name of a model that nobody has named: `tiny-llama-Q4_0.gguf` becomes `tiny-llama:Q4_0`.
+/// Derives a model's name: `tiny-llama-Q4_0.gguf` becomes `tiny-llama:Q4_0`.
 pub(crate) fn name(found: &Found, details: &Details) -> Result<ModelName, RegistryError> {
     let full = found.open.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let stem = match found.format {
@@ -215,7 +215,7 @@ pub(crate) fn name(found: &Found, details: &Details) -> Result<ModelName, Regist
     ModelName::new(&ModelName::part_from(base), tag)
 }
 
-/// Copies the files into the library, or only reads what they are.
+/// Copies the files into the library, or only computes their digests.
 pub(crate) fn take_in(
     store: &Store,
     found: &Found,
@@ -239,7 +239,7 @@ pub(crate) fn take_in(
             hash_file(path, &options.cancel, advance)?
         };
         progress(Progress::Finished { file: i });
-        // A copy of the same content that the library has of its own is made good if it is damaged.
+        // A damaged copy of the same content in the library is repaired.
         if !options.copy
             && store.has(&digest)
             && !store

@@ -1,10 +1,11 @@
-//! The model library: which models are on this machine, where they came from, and how to get more.
+//! The model library: the models of this machine, their origins, and downloads.
 //!
 //! A [`Registry`] is a folder. Its catalogue is a SQLite database; the models' files are blobs, named by their content
-//! and shared by the models that have them. Any number of processes may use it at once, and any of them may be killed at
-//! any moment: a model is in the catalogue only when all of its files are there, complete and checked.
+//! and shared by models. Any number of processes may use it concurrently, and any of them may be killed at any time:
+//! the catalogue contains a model only if all of its files are present, complete and verified.
 //!
-//! The library does not read the content of a model. Its caller opens the model ([`Inspect`]) and reports its properties.
+//! The library does not read the content of a model. Its caller opens the model ([`Inspect`]) and reports its
+//! properties.
 
 mod cancel;
 mod catalogue;

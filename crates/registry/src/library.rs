@@ -1,4 +1,4 @@
-//! The library as its users see it.
+//! The public interface of the library.
 
 use std::{
     fs,
@@ -26,7 +26,7 @@ use crate::{
     store::{Kept, Pruned, Store},
 };
 
-/// The models of this machine. It may be used from several threads.
+/// The models of this machine. Several threads may use it.
 #[derive(Debug)]
 pub struct Registry {
     pub(crate) root: PathBuf,
@@ -50,9 +50,9 @@ pub struct Removed {
 /// Choices of a pull.
 #[derive(Clone, Debug, Default)]
 pub struct PullOptions {
-    /// The model's name in the library; without it, `owner/repository` and what was chosen of it.
+    /// Name in the library; `None` for `owner/repository` and the chosen variant.
     pub name: Option<ModelName>,
-    /// Stops the pull. The downloaded part is kept for the next pull of the same file.
+    /// Cancels the pull. The downloaded part is kept for the next pull of the same file.
     pub cancel: Cancel,
 }
 
@@ -62,19 +62,19 @@ impl Registry {
         &self.root
     }
 
-    /// All models, those that changed last first.
+    /// Returns all models, most recently changed first.
     ///
     /// # Errors
-    /// A catalogue that cannot be read.
+    /// The catalogue cannot be read.
     pub fn list(&self) -> Result<Vec<ModelRecord>, RegistryError> {
         self.catalogue.all()
     }
 
-    /// All models, each with what keeps it from being run, if anything does. Models that another version of the program
-    /// has opened, or whose files have changed since, are opened again with `inspect`.
+    /// Returns all models, each with the reason for which it cannot run, if there is one. Models that another version
+    /// of the program has inspected, or whose files have changed, are inspected again.
     ///
     /// # Errors
-    /// A catalogue that cannot be read.
+    /// The catalogue cannot be read.
     pub fn list_with_problems(
         &self,
         version: &str,
@@ -90,7 +90,7 @@ impl Registry {
                         model.stamp = stamp(&details.inspected_by, &model.files);
                         model.details = details;
                         if self.limit().is_none() {
-                            // It is learned again the next time if it cannot be kept.
+                            // If the result cannot be stored, the model is inspected again next time.
                             let _ = self.catalogue.set_details(&model);
                         }
                         model.details.problem.clone()
@@ -102,8 +102,8 @@ impl Registry {
         Ok(self.list()?.into_iter().map(look).collect())
     }
 
-    /// The model that a name means: the whole name in any case; without its tag, if that is `latest` or there is only
-    /// one; without its owner, if there is only one; with `hf:` or `hf.co/` before it. Else a model has it as an alias.
+    /// Returns the model with this name: its full name in any case; without the tag, if that is `latest` or unique;
+    /// without the owner, if unique; with the prefix `hf:` or `hf.co/`; or one of its aliases.
     ///
     /// # Errors
     /// [`RegistryError::NotFound`] with similar names, [`RegistryError::Ambiguous`].
@@ -116,13 +116,13 @@ impl Registry {
         }
     }
 
-    /// The same without aliases.
+    /// Finds a model without aliases.
     fn find_named(&self, name: &str) -> Result<ModelRecord, RegistryError> {
         let names = self.catalogue.names()?;
         let not_found =
             || RegistryError::NotFound { name: name.to_owned(), similar: similar(name, names.iter()) };
         match meaning(name, names.iter()) {
-            // It may have been removed meanwhile.
+            // The model may have been removed meanwhile.
             Meaning::One(found) => self.catalogue.get(found)?.ok_or_else(not_found),
             Meaning::Several(found) => Err(RegistryError::Ambiguous {
                 name: name.to_owned(),
@@ -153,7 +153,7 @@ impl Registry {
     /// # Errors
     /// [`RegistryError::Damaged`] or [`RegistryError::Moved`], if its files are not there any more.
     pub fn path(&self, record: &ModelRecord) -> Result<PathBuf, RegistryError> {
-        // Nobody may delete the blobs while a folder of links to them is being made.
+        // The lock prevents deletion of the blobs while the folder of links is created.
         let _writing = if self.limit().is_none() { Some(self.writing()?) } else { None };
         self.place(&record.name.to_string(), record.format, &record.files)
     }
@@ -185,7 +185,7 @@ impl Registry {
                     None => self.store.view(name, files)?,
                     Some(limit) => match (self.store.existing_view(name, files)?, &files) {
                         (Some(view), _) => view,
-                        // One file can be opened by any name.
+                        // A single file can be opened under any name.
                         (None, [only]) if format == Format::Gguf => return Ok(self.store.blob(&only.digest)),
                         (None, _) => return Err(self.no_links(&limit)),
                     },
@@ -207,12 +207,12 @@ impl Registry {
         }
     }
 
-    /// Gets a model from a hub, or what is new of it. A model of that name is replaced when the new one is complete.
+    /// Pulls a model from a hub, or its changed files. A model of that name is replaced when the new one is complete.
     ///
-    /// Two pulls of one model at a time, in any processes, download each file once.
+    /// Concurrent pulls of one model, in any processes, download each file once.
     ///
     /// # Errors
-    /// [`RegistryError`]; the library is as it was, and what was downloaded serves the next attempt.
+    /// [`RegistryError`]; the library is unchanged, and the downloaded parts are kept for the next attempt.
     pub fn pull(
         &self,
         hub: &Hub,
@@ -241,7 +241,7 @@ impl Registry {
         self.record(writing, new, inspect)
     }
 
-    /// Asks a hub what pulling a model would bring: the name that it would get, and its bytes.
+    /// Queries the name and size that a pulled model would have.
     ///
     /// # Errors
     /// As for [`Registry::pull`]; the library is not changed.
@@ -274,7 +274,7 @@ impl Registry {
         self.writable()?;
         let found = import::find(path)?;
         let failed = |source| RegistryError::Inspect { name: path.display().to_string(), source };
-        // Before minutes of copying: what cannot be opened need not be copied.
+        // The model is inspected before it is copied, which may take minutes.
         let details = inspect(&found.open).map_err(failed)?;
         if !options.force {
             refuse_unusable(&details, path.display())?;
@@ -293,7 +293,7 @@ impl Registry {
         self.record(writing, new, &|_| Ok(details.clone()))
     }
 
-    /// Gives a model another name as well. Nothing is copied: both share their blobs, and either may be removed.
+    /// Adds another name of a model. Both share their blobs, and either may be removed.
     ///
     /// # Errors
     /// As for [`Registry::find`], and [`RegistryError::NameTaken`] unless `replace`.
@@ -326,11 +326,11 @@ impl Registry {
         self.record(writing, new, &|_| Ok(old.details.clone()))
     }
 
-    /// Makes a model from blobs that were put here before, and their file names. One GGUF file, all of a split model, or
-    /// those of a Hugging Face folder.
+    /// Creates a model from stored blobs and their file names: one GGUF file, all files of a split model, or those of a
+    /// Hugging Face folder.
     ///
     /// # Errors
-    /// [`RegistryError::NoBlob`], names that are no file names, files that are no model.
+    /// [`RegistryError::NoBlob`], invalid file names, or files that are not a model.
     pub fn create_from_blobs(
         &self,
         name: &ModelName,
@@ -347,11 +347,11 @@ impl Registry {
             Ok(FileRecord { name: name.clone(), size, digest: *digest, location: None })
         };
         let mut files = files.iter().map(record).collect::<Result<Vec<_>, RegistryError>>()?;
-        // The first of a split model is first by its name, too.
+        // The first file of a split model also has the first name.
         files.sort_by(|a, b| a.name.cmp(&b.name));
         for file in &files {
             if !self.store.is_sound(&file.digest, &Cancel::default(), |_| {})? {
-                // From now on the client is told that the blob is missing, and sends it again.
+                // The client is then told that the blob is missing, and uploads it again.
                 self.store.set_damage(&file.digest, Some("its content has changed since it was stored"))?;
                 return Err(RegistryError::NoBlob(file.digest));
             }
@@ -365,7 +365,7 @@ impl Registry {
         })
     }
 
-    /// Changes what a model's requests begin with.
+    /// Sets the default parameters of a model's requests.
     ///
     /// # Errors
     /// As for [`Registry::find`].
@@ -377,7 +377,7 @@ impl Registry {
         self.change(name, |old| ModelRecord { parameters, modified_at: now(), ..old })
     }
 
-    /// Changes the settings of a model that are kept when its files are replaced.
+    /// Sets the settings of a model that are kept when its files are replaced.
     ///
     /// # Errors
     /// As for [`Registry::find`].
@@ -425,7 +425,7 @@ impl Registry {
         let mut freed_before = 0;
         match self.freeing(forget) {
             Err(RegistryError::DiskFull { .. }) => {
-                // The files first, then: the catalogue names them no longer than it takes to write that.
+                // The files are deleted before the catalogue is changed, which takes little time.
                 if let Some(_alone) = Lock::try_exclusive(&self.lock_file())? {
                     freed_before = self.store.release(&record.files, &self.kept(Some(&record.name))?)?;
                 }
@@ -438,9 +438,8 @@ impl Registry {
         Ok(Removed { record, freed })
     }
 
-    /// Deletes everything that belongs to no model: unfinished downloads, uploads that nothing was made of, what a killed
-    /// process has left. `force` deletes the files of models, too, of which there are records and of which the catalogue
-    /// knows nothing.
+    /// Deletes everything that belongs to no model: unfinished downloads, unused uploads, remains of killed processes.
+    /// `force` also deletes files of models that have records but are missing in the catalogue.
     ///
     /// # Errors
     /// [`RegistryError::Busy`] while another process pulls or imports, [`RegistryError::UnknownModels`] unless `force`.
@@ -465,16 +464,15 @@ impl Registry {
         })
     }
 
-    /// Whether a blob is here.
+    /// Returns true if the blob exists.
     pub fn has_blob(&self, digest: &Digest) -> bool {
         self.store.has(digest)
     }
 
-    /// Takes in a blob. It stays until a model is made of it ([`Registry::create_from_blobs`]) or [`Registry::prune`]
-    /// deletes it.
+    /// Stores a blob until a model uses it ([`Registry::create_from_blobs`]) or [`Registry::prune`] deletes it.
     ///
     /// # Errors
-    /// [`RegistryError::DigestMismatch`], if it is not what its digest says; nothing is kept then.
+    /// [`RegistryError::DigestMismatch`], if the content does not match; it is then discarded.
     pub fn put_blob(&self, reader: impl Read, digest: Digest) -> Result<(), RegistryError> {
         self.writable()?;
         let _writing = self.writing()?;
@@ -512,7 +510,7 @@ impl Registry {
         Ok(record)
     }
 
-    /// Keeps others from deleting what is not yet, or no longer, in the catalogue.
+    /// Locks the library so that no process deletes files that are not in the catalogue yet, or any more.
     pub(crate) fn writing(&self) -> Result<Lock, RegistryError> {
         Lock::shared(&self.lock_file())
     }
@@ -521,7 +519,7 @@ impl Registry {
         self.root.join("library.lock")
     }
 
-    /// Deletes what only a forgotten model has had; `None` if somebody is writing and might want it.
+    /// Deletes files that only a removed model has used; `None` if another process is writing and might use them.
     fn release(&self, files: &[FileRecord]) -> Result<Option<u64>, RegistryError> {
         let Some(_alone) = Lock::try_exclusive(&self.lock_file())? else { return Ok(None) };
         self.store.release(files, &self.kept(None)?).map(Some)
@@ -540,7 +538,7 @@ impl Registry {
         Ok(kept)
     }
 
-    /// Refuses early what would be refused after long work.
+    /// Refuses a taken name before long work.
     fn check_free(&self, name: &ModelName, replace: bool) -> Result<(), RegistryError> {
         match self.catalogue.get(name)? {
             Some(_) if !replace => Err(RegistryError::NameTaken { name: name.to_string() }),
@@ -557,15 +555,15 @@ fn refuse_unusable(details: &Details, name: impl ToString) -> Result<(), Registr
     }
 }
 
-/// The time as the catalogue keeps it, in milliseconds.
+/// Returns the time with the catalogue's precision of milliseconds.
 fn now() -> SystemTime {
     let now = SystemTime::now();
     let fraction = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.subsec_nanos() % 1_000_000);
     now - std::time::Duration::from_nanos(fraction.into())
 }
 
-/// Names a version of the program and the files that it has looked at. Files of the library never change; of others the
-/// time of the last change tells.
+/// Returns an identifier of the program's version and the inspected files. Files of the library never change; others
+/// are identified by the time of their last change.
 pub(crate) fn stamp(version: &str, files: &[FileRecord]) -> String {
     let mut text = version.to_owned();
     for path in files.iter().filter_map(|file| file.location.as_ref()) {

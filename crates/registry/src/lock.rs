@@ -9,9 +9,9 @@ use std::{
 
 use crate::{cancel::Cancel, error::RegistryError};
 
-/// How often a lock that somebody else has is tried again.
+/// Interval between attempts to acquire a lock.
 const PAUSE: Duration = Duration::from_millis(50);
-/// How often at most, for those who do not want to wait for somebody's work.
+/// Maximum number of attempts of callers that do not wait.
 const PATIENCE: usize = 20;
 
 /// A held lock.
@@ -21,28 +21,28 @@ pub(crate) struct Lock {
 }
 
 impl Lock {
-    /// Waits until nobody has the lock exclusively; any number may share it.
+    /// Waits for a shared lock.
     pub(crate) fn shared(path: &Path) -> Result<Self, RegistryError> {
         let file = open(path)?;
         file.lock_shared().map_err(RegistryError::io("lock", path))?;
         Ok(Self { _file: file })
     }
 
-    /// Waits until nobody has the lock.
+    /// Waits for the exclusive lock.
     pub(crate) fn exclusive(path: &Path) -> Result<Self, RegistryError> {
         let file = open(path)?;
         file.lock().map_err(RegistryError::io("lock", path))?;
         Ok(Self { _file: file })
     }
 
-    /// Takes the lock, or fails with [`RegistryError::Busy`] if somebody keeps it for long: a process that has just been
-    /// started by somebody else in this one may share its open files, and so its locks, until it runs its own program.
+    /// Acquires the exclusive lock, or fails with [`RegistryError::Busy`] after some attempts. A process that this one
+    /// has just started may share its open files, and so its locks, until it executes its program.
     pub(crate) fn exclusive_soon(path: &Path) -> Result<Self, RegistryError> {
         let mut pauses = 0..PATIENCE;
         Self::exclusive_if(path, || pauses.next().ok_or(RegistryError::Busy).map(drop))
     }
 
-    /// Takes the lock if nobody has it.
+    /// Acquires the exclusive lock if it is free.
     pub(crate) fn try_exclusive(path: &Path) -> Result<Option<Self>, RegistryError> {
         let file = open(path)?;
         match file.try_lock() {
@@ -52,7 +52,7 @@ impl Lock {
         }
     }
 
-    /// Waits until nobody has the lock, or the caller has enough; says once that it waits.
+    /// Waits for the exclusive lock until it is free or the caller cancels; reports the wait once.
     pub(crate) fn exclusive_unless(
         path: &Path,
         cancel: &Cancel,
@@ -67,7 +67,7 @@ impl Lock {
         })
     }
 
-    /// Tries until nobody has the lock, as long as nothing speaks against another pause.
+    /// Retries the exclusive lock until it is free or `may_pause` returns an error.
     fn exclusive_if(
         path: &Path,
         mut may_pause: impl FnMut() -> Result<(), RegistryError>,

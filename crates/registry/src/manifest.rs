@@ -1,8 +1,8 @@
 //! Records beside the models: a small file for each, from which a lost catalogue can be restored.
 //!
-//! The catalogue and the records change together. A new record is written as `KEY.new` before the catalogue names the
-//! model, and becomes `KEY.json` after; before a model is forgotten, its record becomes `KEY.gone`. So a `KEY.json` of
-//! which the catalogue knows nothing means that the catalogue is not the one that the record was written for.
+//! The catalogue and the records change together. A new record is written as `KEY.new` before the catalogue contains
+//! the model, and becomes `KEY.json` afterwards; before a model is removed, its record becomes `KEY.gone`. So a
+//! `KEY.json` that is missing in the catalogue shows that the record was written for another catalogue.
 
 use std::{
     collections::HashSet,
@@ -32,7 +32,7 @@ pub(crate) struct Manifests {
     folder: PathBuf,
 }
 
-/// One record, as it is on disk.
+/// Content of a record's file.
 #[derive(Debug, Serialize, Deserialize)]
 struct Manifest {
     version: u32,
@@ -75,7 +75,7 @@ impl Manifests {
         fs::create_dir_all(&self.folder).map_err(RegistryError::io("make the folder", &self.folder))
     }
 
-    /// Waits until nobody else changes the catalogue and the records.
+    /// Waits for the lock of changes to the catalogue and the records.
     pub(crate) fn change(&self) -> Result<Changing, RegistryError> {
         Ok(Changing { _lock: Lock::exclusive(&self.folder.join("lock"))? })
     }
@@ -84,7 +84,7 @@ impl Manifests {
         self.folder.join(key(name)).with_extension(extension)
     }
 
-    /// True if there is a record of this name.
+    /// Returns true if the model has a record.
     pub(crate) fn has(&self, name: &ModelName) -> bool {
         self.path(name, "json").is_file()
     }
@@ -125,7 +125,7 @@ impl Manifests {
         deleted
     }
 
-    /// Settles what killed processes have left: the catalogue decides.
+    /// Completes changes of killed processes as the catalogue states.
     pub(crate) fn reconcile(&self, _changing: &Changing, known: &[ModelName]) -> Result<(), RegistryError> {
         let known: HashSet<String> = known.iter().map(key).collect();
         for path in entries(&self.folder)? {
@@ -142,8 +142,8 @@ impl Manifests {
         Ok(())
     }
 
-    /// Reads the records of models other than those of `known`, sorted by name; those that cannot be read come last.
-    /// `uncommitted` adds those of models that the catalogue may not have named yet.
+    /// Reads the records of models that are not in `known`, sorted by name; unreadable ones come last. `uncommitted`
+    /// adds those of models that the catalogue may not contain yet.
     pub(crate) fn unknown(
         &self,
         known: &[ModelName],
@@ -175,7 +175,7 @@ impl Manifests {
         entries(&self.folder).map_or(0, |paths| paths.iter().filter(|path| is_record(path)).count())
     }
 
-    /// Removes a record of a model that the catalogue does not know.
+    /// Removes a record of a model that is not in the catalogue.
     pub(crate) fn discard(
         &self,
         _changing: &Changing,

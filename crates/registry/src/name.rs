@@ -7,7 +7,7 @@ use crate::error::RegistryError;
 /// The tag of a name that has none.
 pub const LATEST: &str = "latest";
 
-/// A model's whole name. Upper and lower case are kept and make no difference.
+/// The full name of a model. Case is preserved and ignored in comparisons.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ModelName {
     base: String,
@@ -15,7 +15,7 @@ pub struct ModelName {
 }
 
 impl ModelName {
-    /// From its two parts.
+    /// Creates a name from its two parts.
     ///
     /// # Errors
     /// [`RegistryError::BadName`].
@@ -45,12 +45,12 @@ impl ModelName {
         if self.tag == LATEST { self.base.clone() } else { self.to_string() }
     }
 
-    /// Whether the two names are one to the library.
+    /// Returns true if the library treats the two names as equal.
     pub fn is_same(&self, other: &Self) -> bool {
         self.base.eq_ignore_ascii_case(&other.base) && self.tag.eq_ignore_ascii_case(&other.tag)
     }
 
-    /// A valid name from any text, such as a file's name: what cannot be in a name becomes `-`.
+    /// Derives a valid name from any text, such as a file's name: invalid characters become `-`.
     pub(crate) fn part_from(text: &str) -> String {
         let mut part: String =
             text.chars().map(|c| if is_inner(c) { c } else { '-' }).take(MAX_PART).collect();
@@ -85,7 +85,7 @@ impl fmt::Display for ModelName {
 /// Longest part between slashes.
 const MAX_PART: usize = 128;
 
-/// Cuts the tag off, if there is one.
+/// Splits off the tag, if there is one.
 pub(crate) fn split_tag(text: &str) -> (&str, Option<&str>) {
     match text.rsplit_once(':') {
         Some((base, tag)) if !tag.contains('/') => (base, Some(tag)),
@@ -124,8 +124,8 @@ pub(crate) enum Meaning<'a> {
     None,
 }
 
-/// Finds what `query` means: a whole name; one without its tag, if that is `latest` or there is only one; one without
-/// its owner, if only one model is called so. The ways of writing a model on the hub (`hf:`, `hf.co/`) are understood.
+/// Finds the model of `query`: a full name; one without the tag, if that is `latest` or unique; one without the owner,
+/// if unique. Prefixes of hub names (`hf:`, `hf.co/`) are accepted.
 pub(crate) fn meaning<'a>(query: &str, names: impl Iterator<Item = &'a ModelName> + Clone) -> Meaning<'a> {
     match plain_meaning(query, names.clone()) {
         // There may be a model called `hf`.
@@ -167,7 +167,7 @@ pub(crate) const HUB_PREFIXES: [&str; 6] = [
     "https://www.huggingface.co/",
 ];
 
-/// Names that are like `query`, best first.
+/// Returns names similar to `query`, best first.
 pub(crate) fn similar<'a>(query: &str, names: impl Iterator<Item = &'a ModelName>) -> Vec<String> {
     let query = query.to_lowercase();
     let likeness = |name: &ModelName| {

@@ -1,4 +1,4 @@
-//! Opening a library, also one that is read-only, on a full disk, or without its catalogue; and what each allows.
+//! Opening of a library, also if it is read-only, on a full disk, or without its catalogue.
 
 use std::{
     fs,
@@ -18,26 +18,26 @@ use crate::{
     store::{Pruned, Store},
 };
 
-/// Why a library cannot be written.
+/// Reason for which a library cannot be written.
 #[derive(Clone, Debug)]
 pub(crate) enum Limit {
     /// The system does not allow it.
     ReadOnly(String),
-    /// The catalogue could be opened for reading only: there is no space left.
+    /// The catalogue could only be opened for reading, because the disk is full.
     Full,
 }
 
 impl Registry {
-    /// Opens the library in this folder; it is made if there is none. A library that cannot be written, or whose disk is
-    /// full, is opened all the same, and what would change it fails.
+    /// Opens the library in this folder, and creates it if necessary. A library that cannot be written, or whose disk
+    /// is full, can be read; changes fail.
     ///
     /// # Errors
-    /// A folder that cannot be made, a catalogue that is lost, damaged or of a newer version.
+    /// The folder cannot be created, or the catalogue is lost, damaged or of a newer version.
     pub fn open(root: &Path) -> Result<Self, RegistryError> {
         if !root.is_dir() {
             fs::create_dir_all(root).map_err(RegistryError::io("make the folder", root))?;
         }
-        // Hard links to what lies elsewhere would follow a change of the working directory.
+        // Hard links to relative paths would depend on the working directory.
         let root = root.canonicalize().map_err(RegistryError::io("open", root))?;
         let opening = match Lock::exclusive(&root.join("open.lock")) {
             Ok(lock) => lock,
@@ -48,7 +48,7 @@ impl Registry {
                 Contents::Catalogue => Ok(()),
                 contents => lost(&root, contents),
             });
-        // A rebuild takes the two locks in the other order.
+        // A rebuild acquires the two locks in the other order.
         drop(opening);
         match registry {
             Err(error) if error.read_only().is_some() => Self::open_read_only(root, error),
@@ -57,7 +57,7 @@ impl Registry {
         }
     }
 
-    /// Opens the library in this folder if there is one: looking for a model makes none.
+    /// Opens the library in this folder if it exists.
     ///
     /// # Errors
     /// As for [`Registry::open`].
@@ -66,8 +66,8 @@ impl Registry {
         if exists { Self::open(root).map(Some) } else { Ok(None) }
     }
 
-    /// Opens the library in this folder with an empty catalogue in place of one that is lost or damaged, which is set
-    /// aside. The files of its models then belong to nothing.
+    /// Opens the library in this folder with an empty catalogue, and renames a lost or damaged one. The files of its
+    /// models then belong to no model.
     ///
     /// # Errors
     /// As for [`Registry::open`].
@@ -109,7 +109,7 @@ impl Registry {
         Ok(Self { root: root.to_owned(), catalogue, store, manifests, reserve, limit })
     }
 
-    /// Adds what libraries of older versions do not have.
+    /// Adds files that libraries of older versions do not have.
     fn complete(self) -> Result<Self, RegistryError> {
         if self.limit().is_none() {
             self.reserve.ensure();
@@ -118,7 +118,7 @@ impl Registry {
         Ok(self)
     }
 
-    /// Opens a library in which nothing may be written. `error` is what came of trying.
+    /// Opens a read-only library. `error` is the error of the attempt to write.
     fn open_read_only(root: PathBuf, error: RegistryError) -> Result<Self, RegistryError> {
         let Some(problem) = error.read_only() else { return Err(error) };
         let path = root.join(catalogue::FILE);
@@ -126,7 +126,7 @@ impl Registry {
             Contents::Catalogue => {}
             contents => {
                 lost(&root, contents)?;
-                // There is nothing in it yet, and nothing can come.
+                // The library is empty and cannot be filled.
                 return Err(RegistryError::ReadOnly { path: root, problem });
             }
         }
@@ -145,7 +145,7 @@ impl Registry {
         })
     }
 
-    /// Why the library cannot be written, if it cannot.
+    /// Returns the reason for which the library cannot be written, if there is one.
     pub(crate) fn limit(&self) -> Option<Limit> {
         self.limit.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -180,7 +180,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Does something that frees space, on a full disk with the help of the reserve, then of what is not complete yet.
+    /// Runs an operation that frees space. On a full disk, the reserve and then incomplete files are deleted for it.
     pub(crate) fn freeing<T>(&self, work: impl Fn() -> Result<T, RegistryError>) -> Result<T, RegistryError> {
         let attempt = || work().map_err(|error| self.lack_of_space(error));
         let mut done = attempt();
@@ -200,7 +200,7 @@ impl Registry {
         done
     }
 
-    /// SQLite has many ways to say that no space is left.
+    /// Recognises SQLite's various errors for a full disk.
     pub(crate) fn lack_of_space(&self, error: RegistryError) -> RegistryError {
         if is_for_lack_of_space(&error, &self.root) {
             RegistryError::DiskFull { path: self.root.clone() }
@@ -233,7 +233,7 @@ impl Registry {
     }
 }
 
-/// An error if something other than a catalogue lies where the files of models say that one has been.
+/// Returns an error if the catalogue is missing or invalid although there are files of models.
 pub(crate) fn lost(root: &Path, contents: Contents) -> Result<(), RegistryError> {
     let (blobs, manifests) = holdings(root);
     let problem = match contents {
@@ -248,12 +248,12 @@ pub(crate) fn lost(root: &Path, contents: Contents) -> Result<(), RegistryError>
     Err(RegistryError::CatalogueLost { path: root.to_owned(), problem, blobs, manifests })
 }
 
-/// Counts what a library has besides its catalogue.
+/// Counts the contents of a library without its catalogue.
 fn holdings(root: &Path) -> (usize, usize) {
     (Store::new(root).count(), Manifests::new(root).count())
 }
 
-/// Gives what lies in the catalogue's place another name; returns it, if there was anything.
+/// Renames the file in the catalogue's place and returns its new path, if there is one.
 pub(crate) fn set_aside(root: &Path) -> Result<Option<PathBuf>, RegistryError> {
     let path = root.join(catalogue::FILE);
     let free = |number: &usize| !root.join(format!("library-old-{number}.db")).exists();
@@ -268,7 +268,8 @@ pub(crate) fn set_aside(root: &Path) -> Result<Option<PathBuf>, RegistryError> {
     Ok(aside.exists().then_some(aside))
 }
 
-/// True if an error comes of a full disk: the error says so, or it could, and nothing can be written.
+/// Returns true if a full disk caused an error: the error states it, or could be caused by it and nothing can be
+/// written.
 fn is_for_lack_of_space(error: &RegistryError, root: &Path) -> bool {
     use rusqlite::ErrorCode as Code;
     let could_be = match error {

@@ -1,4 +1,4 @@
-//! Restoring the catalogue from what lies beside the models.
+//! Restoration of the catalogue from records beside the models.
 
 use std::{
     fs,
@@ -33,7 +33,7 @@ pub struct Rebuilt {
     pub set_aside: Option<PathBuf>,
     /// Records that could not be read.
     pub unreadable: Vec<String>,
-    /// Files that belong to no model now.
+    /// Number of files without a model.
     pub unused: usize,
 }
 
@@ -47,12 +47,12 @@ pub struct Restored {
 }
 
 impl Registry {
-    /// Restores the catalogue of the library in this folder: from the records beside the models, and where there is none,
-    /// from the folders of links. A catalogue that is damaged is set aside; to one that is whole, what is missing in it is
-    /// added. All files of restored models are read.
+    /// Restores the catalogue of the library in this folder from the records beside the models, or from the folders of
+    /// links where records are missing. A damaged catalogue is renamed; missing models are added to an intact one. All
+    /// files of restored models are read.
     ///
     /// # Errors
-    /// A catalogue of a newer version, what the system refuses, [`RegistryError::Cancelled`].
+    /// A catalogue of a newer version, an error of the system, or [`RegistryError::Cancelled`].
     pub fn rebuild(
         root: &Path,
         inspect: &Inspect<'_>,
@@ -74,7 +74,7 @@ impl Registry {
             Err(error) => return Err(error),
         };
         let mut rebuilt = Rebuilt::default();
-        // Restored in a file of its own first: until it is complete, the old one stays where it is.
+        // The catalogue is restored into a new file, which replaces the old one when it is complete.
         let beside = path.with_extension("db-new");
         for extension in ["db-new", "db-new-wal", "db-new-shm"] {
             remove_file(&path.with_extension(extension))?;
@@ -142,8 +142,8 @@ impl Registry {
         Ok(blobs.iter().filter(|blob| !named.contains(&name_of(blob))).count())
     }
 
-    /// Adds the models of folders of links of which there is no record. Such a folder is named by what is in it, so it says
-    /// itself whether it is whole; the model's name comes from its file.
+    /// Adds models of folders of links without a record. Such a folder is named by its content, which shows whether it
+    /// is complete; the model's name is derived from its file.
     fn add_from_views(
         &self,
         models: &mut Vec<ModelRecord>,

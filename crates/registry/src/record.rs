@@ -16,22 +16,21 @@ use crate::{digest::Digest, name::ModelName};
 pub struct ModelRecord {
     /// Its whole name.
     pub name: ModelName,
-    /// Where it came from.
+    /// Origin of the model.
     pub source: Source,
     /// The kind of its files.
     pub format: Format,
     /// Properties that were learned by opening it.
     pub details: Details,
-    /// Defaults of requests: options, a system prompt, a template. The library keeps this
-    /// object and does not look into it.
+    /// Defaults of requests: options, a system prompt, a template. The library does not interpret this object.
     pub parameters: Map<String, Value>,
     /// Its files; the first is the one to open, if it is a GGUF file.
     pub files: Vec<FileRecord>,
-    /// When the library got it.
+    /// Time at which it was added.
     pub created_at: SystemTime,
-    /// When its record changed last.
+    /// Time of the last change of its record.
     pub modified_at: SystemTime,
-    /// Settings of the model that are kept when its files are replaced. Of this object the library knows only
+    /// Settings of the model that are kept when its files are replaced. The library interprets only
     /// [`aliases`](ModelRecord::aliases).
     pub extra: Map<String, Value>,
     /// Names the files and the version of the program of which `details` were learned.
@@ -50,8 +49,8 @@ impl ModelRecord {
         list.into_iter().flatten().filter_map(Value::as_str)
     }
 
-    /// Names the model's whole content: of its files and parameters. The content of the first is what `sha256sum` prints
-    /// of them.
+    /// Returns the digest of the model's content: the files and parameters. That of a model without parameters is the
+    /// SHA-256 of the output of `sha256sum` for its files.
     pub fn digest(&self) -> Digest {
         let mut text = listing(&self.files);
         if !self.parameters.is_empty() {
@@ -75,7 +74,7 @@ pub struct FileRecord {
     pub size: u64,
     /// Its content.
     pub digest: Digest,
-    /// Where it lies, if that is not in the library: it was imported by reference.
+    /// Path outside of the library, if the model was imported by reference.
     pub location: Option<PathBuf>,
 }
 
@@ -83,14 +82,14 @@ pub struct FileRecord {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Format {
-    /// One GGUF file, or several of a split model.
+    /// One GGUF file, or all files of a split model.
     Gguf,
     /// A folder with `config.json`, safetensors and a tokenizer.
     Safetensors,
 }
 
 impl Format {
-    /// `gguf` or `safetensors`, as Ollama's API has it, too.
+    /// Returns `gguf` or `safetensors`, as in Ollama's API.
     pub fn name(self) -> &'static str {
         match self {
             Self::Gguf => "gguf",
@@ -99,7 +98,7 @@ impl Format {
     }
 }
 
-/// Where a model came from.
+/// Origin of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Source {
@@ -114,7 +113,7 @@ pub enum Source {
     },
     /// A file or folder of this machine.
     Import {
-        /// Which.
+        /// Path of the file or folder.
         path: PathBuf,
     },
     /// Blobs that a client has uploaded.
@@ -126,22 +125,23 @@ pub enum Source {
     },
 }
 
-/// Properties of a model that the library's caller learns by opening it.
+/// Properties of a model that the library's caller reads from its files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Details {
-    /// As the file names it: `llama`, `LlamaForCausalLM`.
+    /// Architecture as the file names it: `llama`, `LlamaForCausalLM`.
     pub architecture: Option<String>,
     /// Number of weights.
     pub parameters: u64,
-    /// As people write it: `Q4_K_M`, `BF16`.
+    /// Name of the quantization: `Q4_K_M`, `BF16`.
     pub quantization: String,
-    /// Why the program cannot run the model; `None` if it can.
+    /// Reason for which the program cannot run the model; `None` if it can.
     pub problem: Option<String>,
-    /// The version of the program that has opened the model. Another one opens it again, to learn its own `problem`.
+    /// Version of the program that has inspected the model. Another version inspects it again, because `problem` may
+    /// differ.
     pub inspected_by: String,
 }
 
-/// Opens the model at a path, to learn its [`Details`]. An error keeps the model out of the library.
+/// Function that opens the model at a path and returns its [`Details`]. An error keeps the model out of the library.
 pub type Inspect<'a> = dyn Fn(&Path) -> Result<Details, Box<dyn Error + Send + Sync>> + 'a;
 
 /// A file that is being fetched or copied.
@@ -161,14 +161,14 @@ pub struct Transfer {
 pub enum Progress<'a> {
     /// The files to transfer. Later events name them by their index.
     Files(&'a [Transfer]),
-    /// Bytes of a file that have come. The number becomes smaller when a download begins anew.
+    /// Received bytes of a file. The number decreases when a download restarts.
     Bytes {
         /// Index of the file.
         file: usize,
         /// Bytes.
         done: u64,
     },
-    /// Bytes of a file that were here before and have been read, to see whether they are what they should be.
+    /// Verified bytes of a file that existed before.
     Checking {
         /// Index of the file.
         file: usize,
@@ -180,18 +180,18 @@ pub enum Progress<'a> {
         /// Index of the file.
         file: usize,
     },
-    /// The file is here and is what it should be.
+    /// The file is present and verified.
     Finished {
         /// Index of the file.
         file: usize,
     },
-    /// The hub asks for patience or does not answer; the request is tried again.
+    /// The hub requests a pause or does not answer; the request is retried.
     Retrying {
         /// Index of the file; `None` while the list of files is requested.
         file: Option<usize>,
-        /// Why.
+        /// Reason of the retry.
         problem: &'a str,
-        /// Number of the attempt that comes, from 2.
+        /// Number of the next attempt, from 2.
         attempt: u32,
         /// Attempts that there will be at most.
         attempts: u32,

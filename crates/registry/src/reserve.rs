@@ -1,4 +1,4 @@
-//! A file that takes a mebibyte, so that a full disk can be cleaned: forgetting a model needs some space of its own.
+//! A reserve file of one mebibyte. Removing a model from a catalogue on a full disk needs some space.
 
 use std::{
     fs,
@@ -8,14 +8,13 @@ use std::{
 
 use crate::files::shared_builder;
 
-/// Bytes of the file, or of a smaller one where these do not fit: what the catalogue writes to forget a model, several
-/// times.
+/// Sizes of the file: the first one that fits. Both suffice to remove a model several times.
 const SIZES: [usize; 2] = [1 << 20, 1 << 19];
 
 #[derive(Debug)]
 pub(crate) struct Reserve {
     path: PathBuf,
-    /// For the file while it grows.
+    /// Path of the file while it is written.
     temporary: PathBuf,
 }
 
@@ -24,7 +23,7 @@ impl Reserve {
         Self { path: root.join("reserve"), temporary: root.join("tmp") }
     }
 
-    /// Makes the file if it is not there and there is room. The library works without it, so errors are no matter.
+    /// Creates the file if it is missing and there is space. Errors are ignored, because the library works without it.
     pub(crate) fn ensure(&self) {
         if !self.path.exists() {
             let _ = SIZES.iter().find(|&&size| self.make(size).is_ok());

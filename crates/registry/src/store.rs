@@ -1,8 +1,8 @@
-//! Files on disk: blobs, named by their content, and folders in which a model's blobs have the names that the model's
-//! readers want to see.
+//! Files on disk: blobs, named by their content, and folders of links in which a model's blobs have their original
+//! names.
 //!
-//! A blob appears under its name in one step, complete, checked and synced; what is still incomplete lies elsewhere. So
-//! whatever lies in `blobs/` can be trusted, and all the rest can be deleted when nobody is writing.
+//! A blob appears under its name atomically, complete, verified and synced; incomplete files are in other folders. So
+//! every file in `blobs/` can be trusted, and all others can be deleted while no process writes.
 
 use std::{
     collections::HashSet,
@@ -68,12 +68,12 @@ impl Store {
         self.root.join("damaged")
     }
 
-    /// Where a blob lies, or would.
+    /// Returns the path of a blob, which need not exist.
     pub(crate) fn blob(&self, digest: &Digest) -> PathBuf {
         self.blobs().join(digest.file_name())
     }
 
-    /// Where a download under this key grows, to be gone on with after an interruption.
+    /// Returns the path of the partial file of a download, which an interrupted download continues.
     pub(crate) fn partial_file(&self, key: &str) -> PathBuf {
         self.partial().join(key)
     }
@@ -83,7 +83,7 @@ impl Store {
         self.locks().join(key)
     }
 
-    /// Takes in what a reader gives, as far as it is what `expected` says.
+    /// Stores the content of a reader if it matches `expected`.
     pub(crate) fn put(
         &self,
         what: &str,
@@ -93,7 +93,7 @@ impl Store {
         mut progress: impl FnMut(u64),
     ) -> Result<(Digest, u64), RegistryError> {
         let folder = self.temporary();
-        // Removed when dropped, which is what becomes of it after every error.
+        // The file is deleted on drop, after any error.
         let mut file = shared_builder(0o666)
             .tempfile_in(&folder)
             .map_err(RegistryError::io("make a file in", &folder))?;
@@ -108,7 +108,7 @@ impl Store {
             return Err(RegistryError::DigestMismatch { what: what.to_owned(), expected, found: digest });
         }
         self.publish(file.path(), &digest, cancel)?;
-        // It has another name now, or has gone: there is nothing left to remove.
+        // The file was renamed or deleted, so there is nothing to delete.
         let _ = file.into_temp_path().keep();
         Ok((digest, size))
     }
@@ -126,7 +126,7 @@ impl Store {
     /// is sound, since models share it by links; otherwise the new file replaces it, in the models' folders as well.
     pub(crate) fn publish(&self, file: &Path, digest: &Digest, cancel: &Cancel) -> Result<(), RegistryError> {
         let blob = self.blob(digest);
-        // The name must not be on disk before the content is.
+        // The content must be on disk before the name.
         sync_file(file)?;
         protect(file)?;
         match fs::hard_link(file, &blob) {
@@ -141,7 +141,7 @@ impl Store {
         self.set_damage(digest, None)
     }
 
-    /// Reads a blob; true if it is there and what its name says.
+    /// Reads a blob. Returns true if it exists and matches its name.
     pub(crate) fn is_sound(
         &self,
         digest: &Digest,
@@ -156,7 +156,7 @@ impl Store {
         }
     }
 
-    /// Puts a file in the place of a blob, and of the links to it. Readers that have opened the old file keep it.
+    /// Replaces a blob and the links to it by a file. Readers that have opened the old file keep it.
     fn replace(&self, file: &Path, blob: &Path) -> Result<(), RegistryError> {
         let mut links = Vec::new();
         for view in entries(&self.views())? {
@@ -166,7 +166,7 @@ impl Store {
         links.iter().try_for_each(|link| self.link(blob, link))
     }
 
-    /// Makes `link` a hard link to the blob, in one step if something else is there.
+    /// Creates a hard link to the blob, atomically if `link` exists.
     fn link(&self, blob: &Path, link: &Path) -> Result<(), RegistryError> {
         let folder = self.temporary();
         let new = shared_builder(0o777)
@@ -177,7 +177,7 @@ impl Store {
         fs::rename(&beside, link).map_err(RegistryError::io("make a hard link", link))
     }
 
-    /// Records what is wrong with a blob, or that nothing is.
+    /// Records the problem of a blob, or that it has none.
     pub(crate) fn set_damage(&self, digest: &Digest, problem: Option<&str>) -> Result<(), RegistryError> {
         let mark = self.damaged().join(digest.hex());
         match problem {
@@ -191,7 +191,7 @@ impl Store {
         fs::read_to_string(self.damaged().join(digest.hex())).ok()
     }
 
-    /// Checks without reading them that the blobs are there, have their sizes, and are not known to be damaged.
+    /// Checks, without reading the blobs, that they exist, have their sizes, and are not known to be damaged.
     pub(crate) fn check(&self, model: &str, files: &[FileRecord]) -> Result<(), RegistryError> {
         for file in files.iter().filter(|file| file.location.is_none()) {
             let damaged = |problem: String| RegistryError::Damaged {
@@ -240,7 +240,7 @@ impl Store {
         }
         match fs::rename(new.path(), &view) {
             Ok(()) => {
-                // It has another name now: there is nothing left to remove.
+                // The file was renamed, so there is nothing to delete.
                 let _ = new.keep();
                 Ok(view)
             }
@@ -250,8 +250,8 @@ impl Store {
         }
     }
 
-    /// Returns what to open for these files in a library in which nothing may be made: the folder of links if it is there,
-    /// or the only blob.
+    /// Returns the path to open for these files in a read-only library: the folder of links if it exists, or a single
+    /// blob.
     pub(crate) fn existing_view(
         &self,
         model: &str,
@@ -266,7 +266,7 @@ impl Store {
         self.views().join(view_name(files))
     }
 
-    /// True if a blob is there and not known to be damaged.
+    /// Returns true if a blob exists and is not known to be damaged.
     pub(crate) fn has(&self, digest: &Digest) -> bool {
         self.blob(digest).is_file() && self.damage(digest).is_none()
     }
@@ -280,7 +280,7 @@ impl Store {
         }
     }
 
-    /// Deletes those of these files that no record of `kept` has; the bytes that this has freed. The caller holds the
+    /// Deletes those of these files that no record of `kept` uses, and returns the freed bytes. The caller holds the
     /// library's exclusive lock.
     pub(crate) fn release(&self, files: &[FileRecord], kept: &Kept) -> Result<u64, RegistryError> {
         let view = view_name(files);
@@ -297,7 +297,7 @@ impl Store {
         Ok(freed)
     }
 
-    /// Deletes everything that `kept` does not have. The caller holds the library's exclusive lock.
+    /// Deletes all files that are not in `kept`. The caller holds the library's exclusive lock.
     pub(crate) fn sweep(&self, kept: &Kept) -> Result<Pruned, RegistryError> {
         let mut pruned = Pruned::default();
         // Views first: their links are to blobs, which count.
@@ -317,7 +317,7 @@ impl Store {
             }
         }
         self.sweep_unfinished(&mut pruned)?;
-        // Every user of one of these also holds the library's lock, so there is none.
+        // Users of these locks also hold the library's lock, so there are none.
         for lock in entries(&self.locks())? {
             remove_file(&lock)?;
         }

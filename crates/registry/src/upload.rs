@@ -1,5 +1,5 @@
-//! Uploads: files that arrive in pieces, over minutes, from somebody who may stop at any time. The library is not locked while
-//! they grow; [`Registry::prune`] leaves them alone because their files are.
+//! Uploads: files that arrive in parts over minutes, from a client that may disconnect at any time. The library is not
+//! locked while they grow; [`Registry::prune`] skips them because their files are locked.
 
 use std::{
     fs::File,
@@ -12,13 +12,13 @@ use tempfile::NamedTempFile;
 
 use crate::{cancel::Cancel, digest::Digest, error::RegistryError, library::Registry};
 
-/// A file that arrives in pieces. It is deleted when this is dropped.
+/// A file that arrives in parts. It is deleted on drop.
 #[derive(Debug)]
 pub struct Upload {
     /// Locked as long as it is open.
     file: NamedTempFile,
     hash: Sha256,
-    /// Where it is to be published.
+    /// Folder of its final name.
     blobs: PathBuf,
 }
 
@@ -28,10 +28,10 @@ impl Upload {
         Ok(Self { file, hash: Sha256::new(), blobs })
     }
 
-    /// Adds a piece. Blocks for as long as the disk takes.
+    /// Appends bytes. Blocks on the disk.
     ///
     /// # Errors
-    /// The disk is full, or fails.
+    /// The disk is full or fails.
     pub fn write(&mut self, piece: &[u8]) -> Result<(), RegistryError> {
         self.hash.update(piece);
         self.file.write_all(piece).map_err(RegistryError::io("write", &self.blobs))
@@ -44,20 +44,20 @@ pub(crate) fn is_arriving(file: &Path) -> bool {
 }
 
 impl Registry {
-    /// Begins to take in a blob.
+    /// Starts an upload.
     ///
     /// # Errors
-    /// No file can be made.
+    /// The file cannot be created.
     pub fn begin_upload(&self) -> Result<Upload, RegistryError> {
         self.writable()?;
         self.store.begin_upload()
     }
 
-    /// Takes in a blob that has arrived. It stays until a model is made of it ([`Registry::create_from_blobs`]) or
-    /// [`Registry::prune`] deletes it.
+    /// Stores an uploaded blob until a model uses it ([`Registry::create_from_blobs`]) or [`Registry::prune`] deletes
+    /// it.
     ///
     /// # Errors
-    /// [`RegistryError::DigestMismatch`], if it is not what its digest says; nothing is kept then.
+    /// [`RegistryError::DigestMismatch`], if the content does not match; it is then discarded.
     pub fn finish_upload(&self, upload: Upload, expected: Digest) -> Result<(), RegistryError> {
         let Upload { file, hash, .. } = upload;
         let found = Digest::finish(hash);
@@ -67,7 +67,7 @@ impl Registry {
         }
         let _writing = self.writing()?;
         self.store.publish(file.path(), &expected, &Cancel::default())?;
-        // It has another name now, or has gone: there is nothing left to remove.
+        // The file was renamed or deleted, so there is nothing to delete.
         let _ = file.into_temp_path().keep();
         Ok(())
     }
@@ -87,7 +87,7 @@ mod tests {
         let digest = Digest::of(b"whole");
         let mut upload = registry.begin_upload().unwrap();
         upload.write(b"who").unwrap();
-        // Others may delete what they want meanwhile, but not this.
+        // Other processes may prune meanwhile, but the upload stays.
         assert_eq!(registry.prune(false).unwrap(), Pruned::default());
         upload.write(b"le").unwrap();
         registry.finish_upload(upload, digest).unwrap();

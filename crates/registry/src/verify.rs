@@ -1,4 +1,4 @@
-//! Reading everything that the library has, to see whether it is what it should be, and getting again what is not.
+//! Verification of all files of the library, and repair of damaged ones.
 
 use std::{
     collections::BTreeMap,
@@ -29,7 +29,7 @@ const READERS: usize = 8;
 pub struct VerifyOptions<'a> {
     /// Only this model, as [`Registry::find`] understands names; otherwise all of the library.
     pub name: Option<&'a str>,
-    /// Get damaged files again: from this hub, or where else they came from.
+    /// Hub from which damaged files are downloaded again; other origins are used as well.
     pub repair: Option<&'a Hub>,
 }
 
@@ -44,36 +44,36 @@ pub struct Verified {
     pub findings: Vec<Finding>,
 }
 
-/// A file that is not what it should be.
+/// A damaged file.
 #[derive(Debug)]
 pub struct Finding {
-    /// Names of the models that have it; none if it belongs to none.
+    /// Names of the models that use it; empty if there are none.
     pub models: Vec<String>,
     /// The file's name in the model.
     pub file: String,
     /// The expected digest.
     pub digest: Digest,
-    /// Where it lies, if that is outside of the library.
+    /// Path outside of the library, if it is an imported reference.
     pub location: Option<PathBuf>,
     /// Its fault.
     pub problem: Problem,
-    /// Result of the repair, if one was wanted.
+    /// Result of the repair, if requested.
     pub repair: Option<Repair>,
 }
 
 /// Fault of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Problem {
-    /// It is not there.
+    /// The file is missing.
     Missing,
-    /// It has another size.
+    /// The size differs.
     Size {
         /// Its bytes.
         found: u64,
         /// The bytes that it should have.
         expected: u64,
     },
-    /// It has the size that it should have, and other content.
+    /// The size matches, but the content differs.
     Content {
         /// Its digest.
         found: Digest,
@@ -85,9 +85,9 @@ pub enum Problem {
 /// Result of a repair.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Repair {
-    /// The file is whole again; where it came from.
+    /// The file is repaired, from this source.
     Done(String),
-    /// It is as it was; why.
+    /// The file is unchanged, for this reason.
     Failed(String),
 }
 
@@ -119,11 +119,10 @@ pub(crate) struct Item {
 }
 
 impl Registry {
-    /// Reads the files of models and compares them with what they should be, and what else lies among them.
+    /// Reads the files of models and compares them with their digests, and lists other files.
     ///
     /// # Errors
-    /// A name that is not there, a damaged catalogue, [`RegistryError::Cancelled`]. Damaged files are findings, and no
-    /// errors.
+    /// An unknown name, a damaged catalogue, [`RegistryError::Cancelled`]. Damaged files are findings, not errors.
     pub fn verify(
         &self,
         options: &VerifyOptions<'_>,
@@ -134,7 +133,7 @@ impl Registry {
         if options.repair.is_some() {
             self.writable()?;
         }
-        // Nobody may delete what is being read.
+        // The lock prevents deletion of files while they are read.
         let _writing = if self.limit().is_none() { Some(self.writing()?) } else { None };
         let models = match options.name {
             Some(name) => vec![self.find(name)?],
@@ -205,7 +204,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Gets a file again from where it came from. The file that is there stays until a good one takes its place.
+    /// Restores a file from its origin. The existing file stays until an intact one replaces it.
     fn repair(
         &self,
         item: &Item,
@@ -286,7 +285,7 @@ impl Registry {
                 near.push(Origin::Link(link));
             }
             near.extend(file.location.clone().map(Origin::File));
-            // A model that was made from others: the first that came from somewhere.
+            // For a model that was created from others, the first one with an origin.
             let mut source = &model.source;
             for _ in 0..models.len() {
                 let Source::Model { name } = source else { break };
@@ -326,7 +325,7 @@ enum Origin {
     Hub { endpoint: String, repo: String, commit: String },
 }
 
-/// Reads all files, several at a time; returns what is wrong with each.
+/// Reads all files concurrently and returns the problem of each.
 pub(crate) fn read_all(
     items: &[Item],
     cancel: &Cancel,
@@ -364,7 +363,7 @@ pub(crate) fn read_all(
 }
 
 impl Item {
-    /// Reads the file; returns what is wrong with it.
+    /// Reads the file and returns its problem, if there is one.
     fn read(&self, cancel: &Cancel, progress: impl FnMut(u64)) -> Result<Option<Problem>, RegistryError> {
         cancel.check()?;
         let expected = self.record.size;

@@ -1,4 +1,4 @@
-//! Which files of a repository make a model that Paguro can run.
+//! Selection of the files of a repository that are a supported model.
 
 use std::collections::BTreeMap;
 
@@ -19,8 +19,8 @@ pub(crate) struct Chosen {
     pub(crate) files: Vec<RemoteFile>,
 }
 
-/// Quantizations in the order in which they are chosen when the reference names none: the usual compromise, then the one
-/// with no loss to speak of, then what is nearest to these two. `Q4` stands for names that say no more.
+/// Quantizations in order of preference without an explicit choice: the usual compromise, then a nearly lossless one,
+/// then those closest to these two. `Q4` stands for names without a variant.
 const PREFERRED: [&str; 39] = [
     "Q4_K_M", "Q4_K_L", "Q4_K_XL", "Q4_K", "Q4", "Q8_0", "Q8_K_XL", "Q8", "Q5_K_M", "Q5_K_L", "Q5_K_XL",
     "Q5_K", "Q5", "Q4_K_S", "Q6_K", "Q6_K_L", "Q6_K_XL", "Q6", "Q5_K_S", "Q4_0", "Q4_1", "IQ4_NL", "IQ4_XS",
@@ -28,7 +28,7 @@ const PREFERRED: [&str; 39] = [
     "Q2_K", "Q2_K_L", "Q2_K_XL", "Q2",
 ];
 
-/// Formats without quantization. One of these is chosen unasked only where no other file could be a smaller one.
+/// Formats without quantization. They are selected without an explicit choice only if no other file could be smaller.
 const WHOLE: [&str; 3] = ["BF16", "F16", "F32"];
 
 /// The tag of a model in safetensors, for repositories that have both.
@@ -37,14 +37,14 @@ const SAFETENSORS: &str = "safetensors";
 /// A GGUF model of a repository.
 #[derive(Debug)]
 struct Candidate<'a> {
-    /// `Q4_K_M`; `None` where its name does not say.
+    /// `Q4_K_M`; `None` if the name does not contain it.
     quantization: Option<String>,
     /// The file's name without `.gguf`, number and count.
     stem: &'a str,
     files: Vec<&'a RemoteFile>,
 }
 
-/// Finds what was asked for, or what is best if nothing was.
+/// Selects the requested files, or the best ones without a request.
 pub(crate) fn choose(repository: &Repository, choice: Option<&Choice>) -> Result<Chosen, RegistryError> {
     let candidates = candidates(&repository.files);
     let folder = folder(&repository.files);
@@ -106,7 +106,7 @@ fn preferred<'a, 'b>(candidates: &'b [Candidate<'a>]) -> Option<Vec<&'b Candidat
         candidates.iter().filter(|c| c.quantization.as_deref() == Some(wanted)).collect()
     };
     let wanted = PREFERRED.iter().find(|wanted| !of(wanted).is_empty())?;
-    // `model.gguf` beside `model-F16.gguf` is the smaller one as a rule, and nothing says so.
+    // `model.gguf` beside `model-F16.gguf` is usually smaller, but the names do not state it.
     let unclear = WHOLE.contains(wanted) && candidates.iter().any(|c| c.quantization.is_none());
     (!unclear).then(|| of(wanted))
 }
@@ -136,7 +136,7 @@ impl Candidate<'_> {
         self.quantization.clone().unwrap_or_else(|| self.stem.to_owned())
     }
 
-    /// Returns a label that tells it from the others.
+    /// Returns a label that is different from those of the others.
     fn distinct_label(&self, others: &[&Self]) -> String {
         let same = others.iter().filter(|other| other.label() == self.label()).count();
         if same > 1 { self.stem.to_owned() } else { self.label() }
@@ -151,8 +151,8 @@ impl Candidate<'_> {
     }
 }
 
-/// The GGUF models, by name. Files that belong to a model but are none (projectors for images, importance matrices) and
-/// sets with a part missing are left out.
+/// Returns the GGUF models by name, without auxiliary files (projectors for images, importance matrices) and incomplete
+/// sets.
 fn candidates(files: &[RemoteFile]) -> Vec<Candidate<'_>> {
     // Parts of one set have one folder, name and count.
     let mut sets: BTreeMap<(&str, &str, u32), Vec<&RemoteFile>> = BTreeMap::new();
@@ -170,7 +170,7 @@ fn candidates(files: &[RemoteFile]) -> Vec<Candidate<'_>> {
     }
     let candidate = |((folder, stem, count), mut files): ((&str, _, u32), Vec<_>)| {
         files.sort_by(|a: &&RemoteFile, b| a.path.cmp(&b.path));
-        // The folder says what it is where the name does not: `Q4_K_M/model-00001-of-00002.gguf`.
+        // The folder may name the quantization: `Q4_K_M/model-00001-of-00002.gguf`.
         let quantization = quantization(stem).or_else(|| quantization(folder));
         (files.len() == count as usize).then_some(Candidate { quantization, stem, files })
     };
@@ -270,7 +270,7 @@ mod tests {
 
     #[test]
     fn names_that_say_less_or_more_never_lead_to_the_largest_file() {
-        // The first of each row is the one to take.
+        // The first of each row must be selected.
         for row in [
             &["M-q4.gguf", "M-fp16.gguf"][..],
             &["m-Q4_K_M-imat.gguf", "m-F16.gguf"],

@@ -20,11 +20,11 @@ use crate::{
     record::{OnProgress, Progress},
 };
 
-/// Hops from the hub to where a file lies.
+/// Maximum number of redirects from the hub to a file.
 const MAX_REDIRECTS: usize = 10;
 /// Longest answer that is read into memory: the list of a repository's files.
 const MAX_TEXT: u64 = 64 << 20;
-/// Longest wait that a hub may ask for.
+/// Maximum wait that a hub can request.
 const MAX_WAIT: Duration = Duration::from_secs(300);
 /// Longest wait for a connection.
 const MAX_CONNECT: Duration = Duration::from_secs(10);
@@ -32,7 +32,7 @@ const MAX_CONNECT: Duration = Duration::from_secs(10);
 pub(super) struct Client {
     agent: Agent,
     options: HubOptions,
-    /// The hub's own; only this origin sees the token.
+    /// Origin of the hub. The token is sent to it alone.
     origin: Origin,
     /// True once any server has answered: from then on, a connection that fails is tried again.
     reached: AtomicBool,
@@ -52,12 +52,12 @@ struct Origin {
     port: u16,
 }
 
-/// Why a request has no answer.
+/// Reason of a failed request.
 #[derive(Debug)]
 pub(super) enum Refusal {
-    /// It may go better the next time, perhaps not before so long.
+    /// A transient error, with the requested wait before a retry.
     Temporary { error: RegistryError, wait: Option<Duration> },
-    /// It will not.
+    /// A permanent error.
     Final(RegistryError),
 }
 
@@ -153,7 +153,7 @@ impl Client {
         cancel.sleep(wait.unwrap_or(pause).max(pause))
     }
 
-    /// A successful answer, from wherever the hub sends us. `from` is the first byte that is wanted.
+    /// Returns a successful answer after redirects. `from` is the first requested byte.
     pub(super) fn get(&self, url: &str, what: &str, from: u64) -> Result<Response<Body>, Refusal> {
         let mut uri: Uri = url.parse().map_err(|_| self.odd(url, "it is not an address"))?;
         for _ in 0..=MAX_REDIRECTS {
@@ -187,8 +187,8 @@ impl Client {
         Ok(answer)
     }
 
-    /// Returns what a request without an answer means. Trying again helps against a server that breaks off, and against
-    /// a network that has worked a moment ago; it does not help against a wrong name or a machine without a network.
+    /// Classifies a request without an answer. A retry helps if a server aborts or a working network fails, but not for
+    /// an unknown host name or a machine without a network.
     fn no_answer(&self, uri: &Uri, error: &ureq::Error) -> Refusal {
         use io::ErrorKind as Kind;
         use ureq::Error as E;
@@ -227,7 +227,7 @@ impl Client {
         Refusal::Final(RegistryError::Unreachable { host, problem })
     }
 
-    /// Where a `Location` leads.
+    /// Resolves a `Location` header.
     fn follow(&self, from: &Uri, location: &str) -> Result<Uri, &'static str> {
         const ODD: &str = "it redirects to something that is not an address";
         let origin = Origin::of(from).ok_or(ODD)?;
@@ -258,7 +258,7 @@ impl Client {
     fn refusal(&self, answer: Response<Body>, what: &str, uri: &Uri) -> Refusal {
         let status = answer.status().as_u16();
         let header = |name| answer.headers().get(name).and_then(|value| value.to_str().ok());
-        // It comes from outside: no control characters, no novel.
+        // The text comes from the server: control characters are removed, and its length is limited.
         let message: String = header("x-error-message")
             .unwrap_or_default()
             .chars()
@@ -312,7 +312,7 @@ impl Origin {
     }
 }
 
-/// Addresses of files carry signatures in their queries, which do not belong in messages.
+/// Removes the query of an address, because it may contain a signature.
 fn without_query(uri: &Uri) -> String {
     let scheme = uri.scheme_str().unwrap_or_default();
     let authority = uri.host().unwrap_or_default();
@@ -320,7 +320,7 @@ fn without_query(uri: &Uri) -> String {
     format!("{scheme}://{authority}{port}{}", uri.path())
 }
 
-/// Text as a part of an address; slashes stay where `slashes` says so.
+/// Percent-encodes text for an address; `slashes` keeps slashes.
 pub(super) fn encode(text: &str, slashes: bool) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {

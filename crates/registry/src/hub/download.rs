@@ -30,7 +30,7 @@ use crate::{
 };
 
 impl Hub {
-    /// Brings files of a repository into the store. The caller keeps others from deleting them.
+    /// Downloads files of a repository into the store. The caller prevents their deletion by others.
     pub(crate) fn download(
         &self,
         store: &Store,
@@ -43,7 +43,7 @@ impl Hub {
         progress(Progress::Files(&transfers));
         let next = AtomicUsize::new(0);
         let outcome = Mutex::new(Ok(vec![None; files.len()]));
-        // The first failure stops the others; what they have is kept.
+        // The first failure cancels the others; their downloaded parts are kept.
         let cancel = cancel.child();
         let work = || {
             loop {
@@ -77,7 +77,7 @@ impl RemoteFile {
         Transfer { name: self.name().to_owned(), size: self.size, digest: self.digest() }
     }
 
-    /// Its digest, where the hub says it.
+    /// Returns its digest, if the hub reports it.
     pub(super) fn digest(&self) -> Option<Digest> {
         match &self.check {
             Check::Sha256(digits) => digits.parse().ok(),
@@ -85,7 +85,7 @@ impl RemoteFile {
         }
     }
 
-    /// Names the content: downloads of the same content go on with each other's.
+    /// Returns a key of the content. Downloads of one content share their partial file.
     fn key(&self) -> String {
         match &self.check {
             Check::Sha256(digits) => format!("sha256-{digits}"),
@@ -122,7 +122,7 @@ impl Job<'_> {
         Ok(self.finished(digest))
     }
 
-    /// The file, if the library has it and it is what it should be.
+    /// Returns the file if the library has it intact.
     fn present(&self) -> Result<Option<FileRecord>, RegistryError> {
         let Some(digest) = self.file.digest() else { return Ok(None) };
         let has_size = self.store.blob_size(&digest).is_ok_and(|size| size == self.file.size);
@@ -168,7 +168,7 @@ impl Job<'_> {
         }
     }
 
-    /// Downloads what is missing, with patience.
+    /// Downloads the missing bytes with retries.
     fn complete(&self, part: &mut Part) -> Result<(), RegistryError> {
         let mut tries = 0;
         while part.size < self.file.size {
@@ -221,7 +221,7 @@ impl Job<'_> {
     }
 }
 
-/// Whether an answer goes on at `from`, or begins anew: not every server knows ranges.
+/// Returns true if the answer begins at `from`. Not all servers support ranges.
 fn continues(answer: &Response<Body>, from: u64) -> Result<bool, String> {
     if answer.status() != 206 {
         return Ok(false);
@@ -236,18 +236,18 @@ fn continues(answer: &Response<Body>, from: u64) -> Result<bool, String> {
     }
 }
 
-/// A file on its way, with the checksums of what is there.
+/// A partial file with the checksums of its bytes.
 struct Part {
     file: File,
     path: PathBuf,
     size: u64,
     sha256: Sha256,
-    /// Of git's object, for files of which the hub knows nothing else.
+    /// Checksum of git's object, for files without a SHA-256 on the hub.
     git: Option<Sha1>,
 }
 
 impl Part {
-    /// Reads what an earlier attempt has left.
+    /// Reads the bytes of an earlier attempt.
     fn open(
         path: &Path,
         remote: &RemoteFile,
@@ -297,7 +297,7 @@ impl Part {
         Ok(())
     }
 
-    /// SHA-256, and the checksum that the hub knows.
+    /// Returns the SHA-256 and the checksum that the hub reports.
     fn checksums(&self) -> (Digest, String) {
         let digest = Digest::finish(self.sha256.clone());
         let announced = match &self.git {

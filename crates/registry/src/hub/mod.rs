@@ -1,4 +1,4 @@
-//! Hugging Face's hub, or another one with its interface (`HF_ENDPOINT`): what is in a repository, and its files.
+//! Hugging Face's hub, or another one with its interface (`HF_ENDPOINT`): lists and downloads of repositories.
 
 mod choose;
 mod client;
@@ -22,23 +22,23 @@ use crate::{
 };
 use client::Client;
 
-/// Where the hub is, unless somebody says otherwise.
+/// Default endpoint.
 pub const HUGGING_FACE: &str = "https://huggingface.co";
 
-/// How to talk to a hub.
+/// Options of connections to a hub.
 #[derive(Clone)]
 pub struct HubOptions {
     /// Its address, [`HUGGING_FACE`].
     pub endpoint: String,
-    /// Says who asks. It is sent to the endpoint and to nobody else, wherever that redirects to.
+    /// Access token. It is sent to the endpoint only, not to targets of redirects.
     pub token: Option<String>,
     /// Files that are downloaded at the same time.
     pub parallel: usize,
-    /// How often something that may be temporary is tried again, without any progress in between.
+    /// Maximum number of retries without progress after transient errors.
     pub retries: u32,
-    /// How long it is waited before the first of these; twice as long before each further one.
+    /// Pause before the first retry; it doubles for each further one.
     pub pause: Duration,
-    /// How long a connection may be silent.
+    /// Maximum time without data on a connection.
     pub silence: Duration,
 }
 
@@ -57,7 +57,7 @@ impl Default for HubOptions {
 
 impl std::fmt::Debug for HubOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Tokens do not belong in logs.
+        // The token is a secret.
         let token = self.token.as_ref().map(|_| "(secret)");
         f.debug_struct("HubOptions")
             .field("endpoint", &self.endpoint)
@@ -101,7 +101,7 @@ pub(crate) enum Check {
 }
 
 impl RemoteFile {
-    /// Without its folders.
+    /// Returns the name without folders.
     pub(crate) fn name(&self) -> &str {
         self.path.rsplit('/').next().unwrap_or_default()
     }
@@ -134,7 +134,7 @@ struct Lfs {
 }
 
 impl Hub {
-    /// Talks to nobody yet.
+    /// Creates a client without connecting.
     ///
     /// # Errors
     /// [`RegistryError::BadEndpoint`].
@@ -150,10 +150,10 @@ impl Hub {
         Self::new(HubOptions { endpoint: endpoint.to_owned(), token, ..options })
     }
 
-    /// Downloads a file again that a model of this repository and commit has.
+    /// Downloads a file of a model of this repository and commit again.
     ///
     /// # Errors
-    /// A repository that does not have the file any more, at that commit or now; what keeps it from coming.
+    /// The repository does not contain the file any more, neither at that commit nor now, or the download fails.
     pub(crate) fn fetch_again(
         &self,
         store: &Store,
@@ -169,7 +169,7 @@ impl Hub {
             self.repository(&reference, cancel, progress)
         };
         let repository = match at(commit) {
-            // Histories are rewritten; what counts is the content.
+            // Histories may be rewritten; only the content matters.
             Err(RegistryError::NotOnHub { .. }) => at("main")?,
             found => found?,
         };
@@ -183,7 +183,7 @@ impl Hub {
         };
         let file = repository.files.iter().find(is_it).cloned().ok_or_else(gone)?;
         let records = self.download(store, &repository, &[file], cancel, progress)?;
-        // Of small files the hub does not tell the digest before.
+        // The hub does not report the digests of small files in advance.
         if records.iter().any(|record| record.digest == wanted.digest) { Ok(()) } else { Err(gone()) }
     }
 
@@ -211,7 +211,8 @@ impl Hub {
         if info.sha.is_empty() || !info.sha.bytes().all(|b| b.is_ascii_alphanumeric()) {
             return Err(bad(format!("{:?} is no commit", info.sha)));
         }
-        // It becomes a model's name and part of addresses; the hub may only change its case or follow a renaming.
+        // The name becomes a part of model names and addresses, so the hub may only change its case or resolve a
+        // renaming.
         let name =
             info.id.parse::<Reference>().map_err(|_| bad(format!("{:?} is no repository", info.id)))?.repo;
         let files =
@@ -226,7 +227,7 @@ fn remote_file(
     bad: &dyn Fn(String) -> RegistryError,
 ) -> Result<RemoteFile, RegistryError> {
     let path = file.rfilename;
-    // Of the chosen files only the last part becomes a name on disk; a list with any of these is not to be trusted.
+    // Only the last component becomes a name on disk, but a list with such a name is not trusted.
     let odd = |part: &str| part.is_empty() || part == "." || part == ".." || part.contains('\\');
     if path.split('/').any(odd) || path.chars().any(char::is_control) {
         return Err(RegistryError::UnsafeFile { repo: repo.to_owned(), file: path });

@@ -14,11 +14,11 @@ pub struct Reference {
     pub repo: String,
     /// A branch, tag or commit; `main` unless given.
     pub revision: String,
-    /// Which of the models in it; the best one unless given.
+    /// Choice among the models in it; `None` for the best one.
     pub choice: Option<Choice>,
 }
 
-/// Which model of a repository.
+/// Choice of a model in a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Choice {
     /// A quantization (`Q4_K_M`), `safetensors`, or a file's name.
@@ -30,8 +30,8 @@ pub enum Choice {
 impl FromStr for Reference {
     type Err = RegistryError;
 
-    /// Understands `hf:owner/repo`, `hf.co/owner/repo`, `owner/repo`, each with `@revision` and `:tag` after it where
-    /// wanted, and addresses: `https://huggingface.co/owner/repo`, `.../tree/main`, `.../blob/main/model.gguf`,
+    /// Parses `hf:owner/repo`, `hf.co/owner/repo`, `owner/repo`, each with optional `@revision` and `:tag`, and
+    /// addresses: `https://huggingface.co/owner/repo`, `.../tree/main`, `.../blob/main/model.gguf`,
     /// `.../resolve/main/model.gguf?download=true`.
     fn from_str(text: &str) -> Result<Self, RegistryError> {
         let text = text.trim();
@@ -41,7 +41,7 @@ impl FromStr for Reference {
         };
         let without_prefix =
             |text| HUB_PREFIXES.iter().find_map(|prefix| strip_prefix_ignoring_case(text, prefix));
-        // People write `hf:` before an address, too.
+        // `hf:` may also precede an address.
         let rest = without_prefix(text).map(|rest| without_prefix(rest).unwrap_or(rest));
         if rest.is_none() && text.contains("://") {
             return Err(bad(
@@ -109,7 +109,7 @@ fn strip_prefix_ignoring_case<'a>(text: &'a str, prefix: &str) -> Option<&'a str
     head.eq_ignore_ascii_case(prefix).then(|| &text[prefix.len()..])
 }
 
-/// With `%20` as a space; what is not such a code stays as it is.
+/// Decodes percent-encoding; invalid codes are unchanged.
 fn decoded(text: &str) -> String {
     let bytes = text.as_bytes();
     let (mut out, mut i) = (Vec::with_capacity(bytes.len()), 0);
@@ -249,7 +249,7 @@ mod tests {
                     prop_assert!(part.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b)));
                 }
                 prop_assert!(!found.revision.contains(".."));
-                // And it reads back.
+                // The formatted reference parses to the same one.
                 let again = format!("hf:{}", found.repo).parse::<Reference>().unwrap();
                 prop_assert_eq!(again.repo, found.repo);
             }

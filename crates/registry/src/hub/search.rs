@@ -15,7 +15,7 @@ pub struct Found {
     pub repo: String,
     /// Downloads in the last month.
     pub downloads: u64,
-    /// True if a token of somebody who was let in is needed.
+    /// True if access must be granted to the owner of a token.
     pub gated: bool,
 }
 
@@ -31,10 +31,10 @@ struct Entry {
 }
 
 impl Hub {
-    /// Finds repositories with GGUF files by the words of their names, the most downloaded first.
+    /// Finds repositories with GGUF files by words of their names, most downloaded first.
     ///
     /// # Errors
-    /// A hub that cannot be reached, or whose answer makes no sense.
+    /// The hub cannot be reached, or its answer is invalid.
     pub fn search(&self, text: &str, most: usize, cancel: &Cancel) -> Result<Vec<Found>, RegistryError> {
         let text: String = text.trim().chars().take(MAX_QUERY).collect();
         let url = format!(

@@ -12,7 +12,7 @@ use crate::{
     name::{LATEST, ModelName, split_tag},
 };
 
-/// Names like the one that was given, at most.
+/// Maximum number of similar names.
 const MOST_SIMILAR: usize = 4;
 
 /// Least likeness (Jaro-Winkler) of a name that is suggested.
@@ -27,7 +27,7 @@ const OLLAMA_PREFIXES: [&str; 5] = [
     "library/",
 ];
 
-/// Parts of a tag that say only what all models of the table are.
+/// Parts of a tag that apply to all models of the table.
 const IDLE_PARTS: [&str; 5] = ["instruct", "it", "chat", "text", "gguf"];
 
 /// A well-known model.
@@ -46,7 +46,7 @@ pub struct KnownModel {
     pub parameters: String,
     /// Size of the file in megabytes (10⁶ bytes).
     pub megabytes: u64,
-    /// Its use, in a few words.
+    /// Short description of its use.
     pub good_for: String,
     /// True for the model that the family's name alone means.
     #[serde(default)]
@@ -58,7 +58,7 @@ pub struct KnownModel {
 pub struct Short {
     /// The model of the table.
     pub model: &'static KnownModel,
-    /// Another quantization than the table's, as `qwen3:4b-q8_0` asks for.
+    /// Quantization other than the table's, as in `qwen3:4b-q8_0`.
     pub quantization: Option<String>,
 }
 
@@ -127,7 +127,7 @@ impl Short {
             let rest = tag.strip_prefix(model.size())?;
             rest.starts_with('-').then(|| (*model, &rest[1..]))
         };
-        // The longest size is the one that is meant: `4b-instruct` before `4b`.
+        // The longest matching size is selected: `4b-instruct` before `4b`.
         let sized = family.iter().filter_map(size).max_by_key(|(model, _)| model.size().len());
         let (model, rest) = match sized {
             Some(found) => found,
@@ -159,11 +159,10 @@ impl Short {
     }
 }
 
-/// Finds what to pull: a short name, or a model on a hub. The name is the one that a short name gives the model in the
-/// library.
+/// Resolves a short name or a model on a hub. Returns the library's name of a short name.
 ///
 /// # Errors
-/// [`RegistryError::BadReference`], with the short names that may have been meant.
+/// [`RegistryError::BadReference`], with similar short names.
 pub fn wanted(text: &str) -> Result<(Reference, Option<ModelName>), RegistryError> {
     if let Some(short) = Short::find(text) {
         let name = short.name().parse().expect("short names are names");
@@ -177,7 +176,7 @@ pub fn wanted(text: &str) -> Result<(Reference, Option<ModelName>), RegistryErro
     })
 }
 
-/// Names the short names that a wrong one may have meant; `None` if there are none.
+/// Returns a hint with similar short names; `None` if there are none.
 pub fn advice(text: &str) -> Option<String> {
     let (family, tag) = split_tag(without_prefix(text));
     let sizes: Vec<_> =
@@ -194,7 +193,7 @@ pub fn advice(text: &str) -> Option<String> {
     }
 }
 
-/// Short names that are like `text`, best first.
+/// Returns short names similar to `text`, best first.
 pub fn similar(text: &str) -> Vec<&'static str> {
     let text = without_prefix(text).to_lowercase();
     let likeness = |model: &KnownModel| {
@@ -207,7 +206,7 @@ pub fn similar(text: &str) -> Vec<&'static str> {
     found.into_iter().take(MOST_SIMILAR).map(|(_, model)| &*model.name).collect()
 }
 
-/// Models that have all words of `text` in their name, title, repository or use.
+/// Returns the models that have all words of `text` in their name, title, repository or use.
 pub fn search(text: &str) -> Vec<&'static KnownModel> {
     let words: Vec<_> = text.split_whitespace().map(str::to_lowercase).collect();
     let has_all = |model: &&KnownModel| {
@@ -231,7 +230,7 @@ fn without_prefix(text: &str) -> &str {
     OLLAMA_PREFIXES.iter().find_map(prefix).unwrap_or(text)
 }
 
-/// Letters and digits alone, without the words that all names may have.
+/// Returns the letters and digits without words that all names may have.
 fn folded(text: &str) -> String {
     let text = text.to_lowercase();
     let parts = text.split(|c: char| !c.is_ascii_alphanumeric()).filter(|part| !IDLE_PARTS.contains(part));
