@@ -1,4 +1,4 @@
-//! The pages of the device, by number: which are free, and how many block tables name each of the others.
+//! The device's pages by number: the free ones, and the reference counts of the others.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
@@ -6,20 +6,20 @@ use paguro_backend::PageId;
 
 use crate::options::PageOrder;
 
-/// One page's state.
+/// State of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    /// Page 0: padded rows write it, nobody reads it, nobody owns it.
+    /// Page 0: padded rows write it, no row reads it, and it has no owner.
     Scratch,
     /// In the free list.
     Free,
     /// Named by this many entries of block tables, at least one.
     Held(u32),
-    /// Named by no block table; the prefix cache keeps it until somebody needs the page.
+    /// Not in a block table; held by the prefix cache until the page is needed.
     Kept,
 }
 
-/// All pages, allocated once. The contents live in the runner; this is who owns them.
+/// All pages, allocated once. The contents are in the runner; this type counts references.
 #[derive(Debug)]
 pub(crate) struct Arena {
     states: Vec<State>,
@@ -55,7 +55,7 @@ impl Arena {
         self.states[page.0 as usize]
     }
 
-    /// Pages that the prefix cache keeps, in order of their numbers.
+    /// Returns the pages that only the prefix cache holds, in ascending order.
     pub fn kept(&self) -> impl Iterator<Item = PageId> {
         let states = (0..).zip(&self.states);
         states.filter(|(_, state)| **state == State::Kept).map(|(page, _)| PageId(page))
@@ -69,7 +69,7 @@ impl Arena {
         Some(page)
     }
 
-    /// One more block table names the page.
+    /// Adds a reference of a block table.
     pub fn share(&mut self, page: PageId) {
         let state = &mut self.states[page.0 as usize];
         *state = match *state {
@@ -79,8 +79,8 @@ impl Arena {
         };
     }
 
-    /// One block table less names the page. Returns whether it was the last one: the page then belongs to nobody
-    /// and must go to [`Arena::give_back`] or [`Arena::keep`].
+    /// Removes a reference of a block table. Returns true if it was the last one; the page must then be passed to
+    /// [`Arena::give_back`] or [`Arena::keep`].
     pub fn release(&mut self, page: PageId) -> bool {
         let state = &mut self.states[page.0 as usize];
         match *state {
@@ -101,15 +101,15 @@ impl Arena {
         self.free.push(Reverse((self.places[page.0 as usize], page)));
     }
 
-    /// Into the hands of the prefix cache, from its last holder.
+    /// Passes the page from its last holder to the prefix cache.
     pub fn keep(&mut self, page: PageId) {
         let state = &mut self.states[page.0 as usize];
         assert_eq!(*state, State::Held(1), "page {page:?} is kept");
         *state = State::Kept;
     }
 
-    /// Recounts everything against the block-table entries of all sequences (scratch entries left out) and
-    /// against what the prefix cache says it keeps.
+    /// Recounts all references from the block tables of all sequences (without scratch entries) and the pages of the
+    /// prefix cache.
     pub fn check(
         &self,
         entries: impl Iterator<Item = PageId>,

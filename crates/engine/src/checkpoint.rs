@@ -1,16 +1,16 @@
-//! Checkpoints of sequences with states: their places, and the first step of a sequence from one.
+//! Checkpoints of sequences with states: their positions, and the first step of a sequence from one.
 //!
-//! K and V of a prefix are of no use without the state at its end, and a state cannot be computed backwards. So states are
-//! copied at some places, all of which are ends of blocks:
+//! K and V of a prefix are useless without the state at its end, and a state cannot be computed backwards. So states
+//! are copied at some ends of blocks:
 //!
-//! - while a prompt is computed, every [interval](crate::layout::Checkpoints::interval), and at the last place that later
-//!   prompts can begin with, unless there is a checkpoint shortly before it. A step ends at such a place, because the state
-//!   there exists only between two steps;
-//! - while an answer is computed, at the end of every block. Each of these replaces the one before, so that one is left when the
-//!   answer ends, is cancelled, or loses its place to another sequence.
+//! - During a prefill, every [interval](crate::layout::Checkpoints::interval), and at the last position with which
+//!   later prompts can begin, unless a checkpoint shortly precedes it. A step ends at each of these positions, because
+//!   the state exists only between two steps.
+//! - During decoding, at the end of every block. Each checkpoint replaces the previous one, so that one is left when
+//!   the answer ends, is cancelled, or is preempted.
 //!
-//! A copy is made before the next step that is planned. The sequence may have ended by then, but nothing has written its slot.
-//! A step that is planned ahead would write it, so none is planned across the end of a block.
+//! A copy is made before the next planned step. The sequence may have ended by then, but its slot has not been written.
+//! A step that is planned ahead would write it, so no step is planned ahead across the end of a block.
 
 use paguro_backend::{PageMove, StateUse};
 
@@ -40,8 +40,8 @@ impl Sequence {
         layout.checkpoints.is_some() && (self.computed + self.rows).is_multiple_of(layout.block_size)
     }
 
-    /// Adds moves that copy the state after the computed tokens into pages, if there is a checkpoint here. Returns the key
-    /// of the block before it.
+    /// Adds moves that copy the state after the computed tokens into pages, if this position has a checkpoint. Returns
+    /// the key of the preceding block.
     pub fn save_state(
         &mut self,
         layout: &Layout,

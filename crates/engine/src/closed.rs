@@ -1,6 +1,6 @@
-//! Objects of a JSON schema that name their properties have no others, unless the schema says that they may. By JSON
-//! Schema's rules they may have any, and a small model that may go on with properties of its own seldom ends. llama.cpp
-//! and vLLM read schemas in the same way. What fits the narrower schema fits the one that was given.
+//! Closes objects of a JSON schema: an object schema with `properties` allows no others, unless it states so. By the
+//! standard they are allowed, but a small model that may add properties seldom ends its answer. llama.cpp and vLLM
+//! interpret schemas in the same way. Every value of the narrower schema fits the original one.
 
 use serde_json::{Map, Value};
 
@@ -21,10 +21,10 @@ const COMBINING: [&str; 10] = [
     "$recursiveRef",
 ];
 
-/// Keywords that name other schemas for the whole of a value: beside properties they combine too.
+/// Keywords whose schemas apply to the same value; their properties combine with those beside them.
 const ELSEWHERE: [&str; 2] = ["anyOf", "$ref"];
 
-/// Keywords that say which properties there are.
+/// Keywords that determine the properties.
 const PROPERTIES: [&str; 4] = ["properties", "required", "patternProperties", "additionalProperties"];
 
 /// Adds `"additionalProperties": false` to all objects of a schema that name properties. A schema that combines others
@@ -71,7 +71,7 @@ mod tests {
             "type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"], "additionalProperties": false,
         });
         assert_eq!(closed(fox.clone()), only);
-        // A property may have a keyword's name, and a value may look like a schema.
+        // A property may have a keyword's name, and a value may resemble a schema.
         assert_eq!(
             closed(
                 json!({"properties": {"not": fox, "list": {"items": fox}}, "default": {"properties": {"a": 1}}})

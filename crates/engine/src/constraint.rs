@@ -1,12 +1,13 @@
-//! Grammars: what an answer may be.
+//! Grammars of answers.
 //!
-//! A [`Grammar`] is measured ([`bounds`]) and compiled to a [`Constraint`] on a thread of its own with a large stack, since
-//! the compiler recurses. The constraint then says for every draw which tokens may come next. Taking in a token is quick; working out the next mask is not always, so [`MaskWorkers`] do it while
-//! the device computes the logits, and whoever samples waits for it at the end of the step at most.
+//! A [`Grammar`] is measured ([`bounds`]) and compiled to a [`Constraint`] on its own thread with a large stack,
+//! because the compiler recurses. For every sampled token the constraint provides a mask of allowed tokens. Consuming a
+//! token is fast, but computing the next mask may be slow, so [`MaskWorkers`] compute it while the device computes the
+//! logits, and the sampler waits for it at the end of the step at the latest.
 //!
-//! The tokens that spell a text are the model's own choice: the grammar speaks of bytes, and each token stands for the
-//! bytes that it writes. Control tokens write nothing, so they are in no mask, but those that a Lark grammar names
-//! (`<|call|>`), and the model's stop tokens where the grammar may end.
+//! The grammar applies to bytes, and each token represents the bytes that it writes, so the model chooses the tokens
+//! for a text. Control tokens write nothing. They are in no mask, except those that a Lark grammar names (`<|call|>`),
+//! and the model's stop tokens where the grammar may end.
 
 mod bounds;
 mod cache;
@@ -39,13 +40,13 @@ use serde_json::{Value, json};
 use self::bounds::Measure;
 use crate::{closed, formats};
 
-/// What an answer must be, from its first character to its last.
+/// Grammar of an answer from its first to its last character.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Grammar {
-    /// JSON that this schema validates; properties come in the schema's order, without others where it names some and
-    /// does not say more ([`narrow_schema`]). Between its tokens there may be one blank, or a line break and up to
-    /// [`MAX_INDENT`] blanks.
+    /// JSON that fits this schema. Properties have the schema's order; an object that names some has no others unless
+    /// the schema allows them ([`narrow_schema`]). Between tokens of JSON there may be one space, or a line break and
+    /// up to [`MAX_INDENT`] spaces.
     JsonSchema(Value),
     /// Any JSON object, likewise.
     JsonObject,
@@ -61,7 +62,7 @@ pub enum Grammar {
 /// Blanks that JSON may be indented by. White space without a bound is where small models get lost.
 pub const MAX_INDENT: usize = 40;
 
-/// Why a grammar cannot be followed.
+/// Error of a grammar.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GrammarError {
@@ -71,12 +72,12 @@ pub enum GrammarError {
     /// The model's vocabulary is out of the ordinary.
     #[error("grammars do not work with this model: {0}")]
     Vocabulary(String),
-    /// The grammar has a mistake, asks for something that is not supported, or allows nothing.
+    /// The grammar is invalid, uses an unsupported feature, or allows no text.
     #[error("the {kind} cannot be followed: {problem}")]
     Invalid {
         /// Kind of constraint: `JSON schema`, `regular expression`, `Lark grammar`, `GBNF grammar`.
         kind: &'static str,
-        /// What is wrong with it, by name.
+        /// The problem, with the name of the element.
         problem: String,
     },
 }
@@ -96,7 +97,7 @@ impl Grammar {
         }
     }
 
-    /// Refuses a grammar that would ask too much of the compiler.
+    /// Refuses a grammar that is too large for the compiler.
     fn measure(&self) -> Result<(), String> {
         let mut measure = Measure::default();
         match self {
@@ -128,7 +129,7 @@ impl Grammar {
 }
 
 fn json_grammar(schema: &Value) -> Result<TopLevelGrammar, String> {
-    // The library's own key could turn its checks off.
+    // This key of the library could disable its checks.
     const OPTIONS: &str = "x-guidance";
     let mut schema = match schema {
         Value::Bool(true) => json!({}),
@@ -148,16 +149,16 @@ fn json_grammar(schema: &Value) -> Result<TopLevelGrammar, String> {
     Ok(TopLevelGrammar::from_json_schema(schema))
 }
 
-/// Narrows a JSON schema to what models are to write, for a grammar that has it inside (`%json`): formats are such as every
-/// validator takes, and objects that name properties have no others unless the schema says so. What fits it then fits
-/// it as it was.
+/// Narrows a JSON schema for generation, also inside of a grammar (`%json`): formats become patterns that every
+/// validator accepts, and objects that name properties have no others unless the schema allows them. Every value of the
+/// result fits the original schema.
 pub fn narrow_schema(schema: &mut Value) {
     formats::replace(schema);
     closed::close(schema);
 }
 
-/// An attribute in the grammar (`rule[stop="x"]: ...`) that would change the sampling or take text back, and not just
-/// say what is allowed.
+/// Returns an attribute of the grammar (`rule[stop="x"]: ...`) that would change the sampling or remove text, if there
+/// is one.
 fn unsupported_attribute(lark: &str) -> Option<&'static str> {
     let mut rest = lark;
     let mut word = "";
@@ -197,7 +198,8 @@ fn literal(text: &str) -> usize {
     end.map_or(text.len(), |end| end + 2)
 }
 
-/// A model's tokens, arranged for grammars. Takes a while to make, so an engine makes one, when it is first needed.
+/// A model's tokens in the form that grammars need. Creating it takes long, so an engine creates one when it is first
+/// needed.
 pub(crate) struct Vocabulary {
     factory: ParserFactory,
     words: usize,
@@ -211,7 +213,7 @@ impl fmt::Debug for Vocabulary {
 }
 
 impl Vocabulary {
-    /// For a model whose rows of logits have `vocab` entries; where a grammar may end, `stop_tokens` are allowed.
+    /// Creates the vocabulary for logits with `vocab` entries. `stop_tokens` are allowed where a grammar may end.
     pub fn new(tokenizer: &Tokenizer, vocab: usize, stop_tokens: &[u32]) -> Result<Self, GrammarError> {
         let words: Vec<_> = (0..vocab as u32).map(|token| bytes_of(tokenizer, token, stop_tokens)).collect();
         check_trie(&words).map_err(GrammarError::Vocabulary)?;
@@ -226,7 +228,7 @@ impl Vocabulary {
             .map_err(|error| GrammarError::Vocabulary(message(&error)))?;
         factory.quiet();
         let limits = factory.limits_mut();
-        // Whoever sends a grammar must not be able to fill the memory: a state takes about a kilobyte.
+        // Limits the memory of a client's grammar: a state takes about a kilobyte.
         limits.max_lexer_states = MAX_LEXER_STATES;
         limits.verbose_errors = false;
         Ok(Self { factory, words: vocab.div_ceil(32), cache: Mutex::default() })
@@ -262,20 +264,21 @@ impl Vocabulary {
                 problem.split_once("): ").filter(|_| translated).map_or(&*problem, |(_, rest)| rest);
             invalid(problem.to_owned())
         })?;
-        // A warning is something that was not honoured as it stands.
+        // A warning means that a part of the grammar was not applied.
         if let Some(warning) = parser.grammar_warnings().into_iter().next() {
             return Err(invalid(warning));
         }
         parser.start_without_prompt();
-        // The vocabulary's cache holds constraints, so they must not hold the vocabulary.
+        // The vocabulary's cache holds constraints, so a strong reference would be a cycle.
         Ok(Constraint { parser, words: self.words, vocabulary: Arc::downgrade(self) })
     }
 }
 
-/// Bytes of the stack on which grammars are compiled. The deepest one that [`bounds`] allows takes a quarter of it.
+/// Stack of the thread that compiles grammars, in bytes. The deepest grammar that [`bounds`] allows uses a quarter of
+/// it.
 const COMPILER_STACK: usize = 64 << 20;
 
-/// Runs `work` on a thread of its own with a large stack and waits for it.
+/// Runs `work` on a new thread with a large stack and waits for it.
 ///
 /// # Errors
 /// The thread could not be started, or has panicked.
@@ -287,14 +290,14 @@ fn on_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, String>
     })
 }
 
-/// States of a grammar's lexer, which come up as they are needed.
+/// Maximum number of states of a grammar's lexer, which are created on demand.
 const MAX_LEXER_STATES: usize = 50_000;
 
 /// Longest token that finds a place in the trie, in bytes.
 const MAX_TOKEN_BYTES: usize = 1000;
 
-/// What a token writes; nothing where it must not come up. A first byte of 0xFF, which no text has, marks tokens that
-/// steer.
+/// Returns the bytes that a token writes; empty if it is not allowed. Control tokens begin with the byte 0xFF, which
+/// occurs in no text.
 fn bytes_of(tokenizer: &Tokenizer, token: u32, stop_tokens: &[u32]) -> Vec<u8> {
     let bytes = tokenizer.token_bytes(token);
     if bytes.len() > MAX_TOKEN_BYTES {
@@ -308,7 +311,7 @@ fn bytes_of(tokenizer: &Tokenizer, token: u32, stop_tokens: &[u32]) -> Vec<u8> {
     }
 }
 
-/// Refuses what the trie has no room for: it counts its nodes in 22 bits.
+/// Refuses a vocabulary that exceeds the trie, which counts its nodes in 22 bits.
 fn check_trie(words: &[Vec<u8>]) -> Result<(), String> {
     const MOST: usize = (1 << 22) - 1;
     let mut sorted: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
@@ -324,8 +327,7 @@ fn check_trie(words: &[Vec<u8>]) -> Result<(), String> {
     if nodes <= MOST { Ok(()) } else { Err(format!("its tokens have more than {MOST} beginnings")) }
 }
 
-/// What a library's error says, without the insides that it shows: its first line, or that of the regular expressions'
-/// error in it.
+/// Returns the first line of a library's error, or of the regular expression's error in it, without internal details.
 fn message(error: &impl fmt::Display) -> String {
     let text = error.to_string();
     let line = text.lines().find_map(|line| line.strip_prefix("error: ")).or(text.lines().next());
@@ -341,7 +343,7 @@ fn message(error: &impl fmt::Display) -> String {
 /// for any number of requests.
 pub struct Constraint {
     parser: TokenParser,
-    /// The words of its masks, in 32 bits each.
+    /// Number of 32-bit words of its masks.
     words: usize,
     vocabulary: Weak<Vocabulary>,
 }
@@ -360,16 +362,17 @@ impl fmt::Debug for Constraint {
 }
 
 impl Constraint {
-    /// Whether it was made for these tokens.
+    /// Returns true if it was compiled for this vocabulary.
     pub(crate) fn is_of(&self, vocabulary: Option<&Arc<Vocabulary>>) -> bool {
         vocabulary.is_some_and(|vocabulary| std::ptr::eq(Arc::as_ptr(vocabulary), self.vocabulary.as_ptr()))
     }
 }
 
-/// Where one branch is in its grammar. Survives preemption like the tokens do.
+/// Position of one branch in its grammar. It is kept during preemption, like the tokens.
 #[derive(Debug)]
 pub(crate) struct Guide {
-    /// Locked by a worker while it computes, and by nobody else then: no token comes before its mask is known.
+    /// Locked by a worker while it computes a mask. No token is consumed before the mask is known, so there is no other
+    /// user.
     parser: Arc<Mutex<Parser>>,
     next: Arc<Next>,
     words: usize,
@@ -383,11 +386,11 @@ impl fmt::Debug for Parser {
     }
 }
 
-/// What may come next.
+/// The mask of the next token.
 #[derive(Debug, Default)]
 struct Next {
     mask: TokenMask,
-    /// Why there is no such mask; the one above allows everything then.
+    /// Reason for a missing mask; the mask above then allows all tokens.
     problem: OnceLock<String>,
 }
 
@@ -398,27 +401,27 @@ impl Guide {
         Self { parser: Arc::new(Mutex::new(Parser(constraint.parser))), next: Arc::default(), words }
     }
 
-    /// The same place, for another branch.
+    /// Returns the same position for another branch.
     pub fn fork(&self) -> Self {
         let parser = Parser(self.lock().0.deep_clone());
         Self { parser: Arc::new(Mutex::new(parser)), next: self.next.clone(), words: self.words }
     }
 
-    /// Has the mask of the next token computed: of those that `within` allows, unless that leaves nothing.
+    /// Starts computing the mask of the next token, restricted to `within` unless the result would be empty.
     pub fn compute(&mut self, within: Option<Arc<TokenMask>>, workers: &mut MaskWorkers) {
         self.next = Arc::default();
         workers.run(self, within);
     }
 
-    /// The mask of the next token, perhaps still to come.
+    /// Returns the mask of the next token, which may still be being computed.
     pub fn mask(&self) -> &TokenMask {
         &self.next.mask
     }
 
-    /// Fails if the last mask could not be computed: what was drawn with it means nothing.
+    /// Fails if the last mask could not be computed. A token that was sampled with it is invalid.
     ///
     /// # Errors
-    /// Why the grammar cannot be followed: it allows nothing here, or it has become too large.
+    /// The grammar allows no token here, or has become too large.
     pub fn check(&self) -> Result<(), String> {
         self.next.problem.get().map_or(Ok(()), |problem| Err(problem.clone()))
     }
@@ -442,7 +445,7 @@ impl Guide {
     }
 }
 
-/// One mask to compute.
+/// A mask to compute.
 #[derive(Debug)]
 struct Job {
     parser: Arc<Mutex<Parser>>,
@@ -458,7 +461,7 @@ impl Job {
         let mut parser = self.parser.lock().unwrap_or_else(PoisonError::into_inner);
         let mask = catch_unwind(AssertUnwindSafe(|| parser.0.compute_mask()));
         let reason = parser.0.stop_reason();
-        // Whoever waits for the mask may want the parser next.
+        // The thread that waits for the mask may need the parser next.
         drop(parser);
         // Counted before it can be seen, so that the numbers of a step hold its masks.
         let nanoseconds = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
@@ -492,7 +495,7 @@ fn and(a: &[u32], b: &[u32]) -> Box<[u32]> {
     a.iter().zip(b).map(|(a, b)| a & b).collect()
 }
 
-/// Nobody waits for a mask in vain, whatever becomes of the worker.
+/// Completes the mask even if the worker panics, so that no thread waits for ever.
 impl Drop for Job {
     fn drop(&mut self) {
         if self.next.mask.known().is_none() {
@@ -514,7 +517,7 @@ struct MaskTimes {
     nanoseconds: AtomicU64,
 }
 
-/// Most threads: masks take little time beside a step, so a few workers keep up with any batch.
+/// Maximum number of threads. Masks take little time compared with a step, so a few workers suffice for any batch.
 const MAX_WORKERS: usize = 4;
 
 impl MaskWorkers {
@@ -537,7 +540,7 @@ impl MaskWorkers {
             times: self.times.clone(),
         };
         let jobs = self.jobs.get_or_insert_with(start_workers);
-        // If no thread could be started, nobody listens.
+        // Without any thread there is no receiver.
         if let Err(error) = jobs.send(job) {
             error.0.run();
         }
@@ -551,7 +554,7 @@ fn start_workers() -> Sender<Job> {
     let count = thread::available_parallelism().map_or(1, |cores| cores.get().min(MAX_WORKERS));
     for _ in 0..count {
         let receiver = receiver.clone();
-        // Fewer threads than wanted only take longer.
+        // If a thread cannot be started, the others compute all masks.
         let thread = thread::Builder::new().name("paguro-mask".into()).stack_size(COMPILER_STACK);
         let _ = thread.spawn(move || work(&receiver));
     }

@@ -1,7 +1,6 @@
-//! How long a step takes, learned from the steps that were measured: a constant, a time for each row, and a time for each
-//! earlier token that a row attends to. The three are corrected after each step by normalized least mean squares
-//! (Widrow and Hoff), which moves those most that the step depended on most: the estimate is right for work like that
-//! of the last steps, which is all that is needed.
+//! A model of step times that is fitted to measured steps: a constant, a time per row, and a time per earlier token
+//! that a row attends to. After each step, normalized least mean squares (Widrow and Hoff) correct the three weights in
+//! proportion to their inputs, so the estimate is accurate for work similar to that of recent steps.
 
 use std::time::Duration;
 
@@ -42,10 +41,10 @@ impl StepCost {
         let features = work.features();
         let norm: f64 = features.iter().map(|x| x * x).sum();
         let error = measured.as_secs_f64() - self.seconds(work);
-        // One step that was held up by something else must not count for more than another.
+        // Limits the effect of a step that was delayed by other causes.
         let error = RATE * error.min(self.seconds(work).max(0.005));
         let Some(weights) = &mut self.weights else {
-            // As if all of it were due to the rows, which is too much for a longer step rather than too little.
+            // Attributes the whole time to rows, which overestimates longer steps rather than underestimating them.
             self.weights = Some([0.0, measured.as_secs_f64() / features[1].max(1.0 / 16.0), 0.0]);
             return;
         };
@@ -54,14 +53,14 @@ impl StepCost {
         }
     }
 
-    /// Seconds that a step with this work is expected to take; 0 if none was measured.
+    /// Returns the expected seconds of a step with this work; 0 before the first measurement.
     pub fn seconds(&self, work: Work) -> f64 {
         let weights = self.weights.unwrap_or_default();
         weights.iter().zip(work.features()).map(|(weight, feature)| weight * feature).sum()
     }
 
-    /// Most rows from `start` on, up to `most`, with which a step that has `work` already takes no longer than `limit`
-    /// seconds.
+    /// Returns the maximum number of rows from `start` on, up to `most`, with which a step that already has `work`
+    /// takes at most `limit` seconds.
     pub fn rows_within(&self, work: Work, start: usize, most: usize, limit: f64) -> usize {
         let (mut fits, mut too_many) = (0, most + 1);
         while fits + 1 < too_many {
@@ -76,8 +75,8 @@ impl StepCost {
 mod tests {
     use super::*;
 
-    /// A prompt beside a stream, on machines of all speeds, disturbed ones among them: after a few steps, none is much
-    /// longer than wanted, and most are about as long.
+    /// A prompt beside a stream, on machines of all speeds and with disturbances: after a few steps, no step is much
+    /// longer than the target, and most are close to it.
     #[test]
     fn chunks_take_the_time_that_they_may() {
         for (base, row, depth, noise) in [

@@ -1,5 +1,5 @@
-//! The engine thread: takes commands, plans a step, runs it, tells what came of it. It sleeps when there is
-//! nothing to do.
+//! The engine thread: it processes commands, plans a step, runs it, and publishes the results. It sleeps when it is
+//! idle.
 
 mod disk;
 
@@ -35,7 +35,7 @@ use crate::{
     snapshot::Snapshot,
 };
 
-/// What an engine needs to know of a model.
+/// The parts of a model that an engine needs.
 #[derive(Clone, Debug)]
 pub struct ModelParts {
     /// The lowered model.
@@ -76,11 +76,11 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Computes what an engine with these options would take and hold. Nothing is read or allocated; `max_context` is the
-    /// most tokens that the program was made for.
+    /// Computes the memory of an engine with these options, without reading or allocating. `max_context` is the maximum
+    /// context of the program.
     ///
     /// # Errors
-    /// [`EngineError`]: an option makes no sense, or the pages do not hold even one block.
+    /// [`EngineError`]: an option is invalid, or the pages do not hold one block.
     pub fn plan(
         backend: &dyn Backend,
         program: &Program,
@@ -103,10 +103,10 @@ impl Engine {
         let ModelParts { program, weights, tokenizer, stop_tokens, max_context } = model.into();
         let Resolved { limits, layout } = options.resolve(backend, &program, &weights, max_context)?;
         let mut pages = Pages::new(limits.pages, options.page_order);
-        // Where there is no room for a checkpoint, blocks would be of no use.
+        // Without room for a checkpoint, cached blocks are useless.
         if options.prefix_cache && (program.state.is_empty() || layout.checkpoints.is_some()) {
-            // What a page's content depends on besides the tokens: the program and the block size. (And the weights;
-            // but one engine has one set of them, and its cache dies with it.)
+            // A page's content depends on the program and the block size besides the tokens. It also depends on the
+            // weights, but an engine has one set of weights, and the cache ends with the engine.
             let salt = format!("{} {program:?}", limits.block_size);
             pages = pages.with_cache(salt.as_bytes(), options.cache_low_water, options.cache_high_water);
         }
@@ -154,7 +154,7 @@ impl Engine {
         self.handle.clone()
     }
 
-    /// Cancels all requests and waits for the thread to end. The same as dropping it.
+    /// Cancels all requests and waits for the thread to end, like dropping the engine.
     pub fn shutdown(self) {
         drop(self);
     }
@@ -166,9 +166,9 @@ impl Engine {
 
     fn stop(&mut self, finish: bool) {
         if let Some(thread) = self.thread.take() {
-            // If nobody listens, the thread has ended already.
+            // Without a receiver, the thread has already ended.
             let _ = self.handle.commands.send(Command::Stop { finish });
-            // A panic was caught inside of the thread and is told to everybody who asks.
+            // A panic was caught inside of the thread and is reported to all callers.
             let _ = thread.join();
         }
     }
@@ -180,8 +180,8 @@ impl Drop for Engine {
     }
 }
 
-/// Computes a few tokens, to see that numbers come of it and how long it takes. Returns how many they were. Pages that it
-/// writes are free, and whoever gets them writes them again before reading.
+/// Computes a few tokens to check that the logits are finite, and to measure a step. Returns their number. The pages
+/// that it writes are free; their next owner overwrites them before reading.
 ///
 /// # Errors
 /// The step fails, or a logit is NaN.
@@ -225,15 +225,15 @@ fn open_disk(cache: &DiskCache, runner: &dyn Runner, program: &Program, limits: 
     Some(Disk::new(cache.store.space(&identity, &info), cache, page_bytes))
 }
 
-/// What the engine thread owns.
+/// State of the engine thread.
 struct Worker {
     scheduler: Scheduler,
     runner: Box<dyn Runner>,
     commands: Receiver<Command>,
-    /// Where each request's signals go.
+    /// Receivers of each request's signals.
     clients: HashMap<u64, Client>,
     shared: Arc<Shared>,
-    /// The step's outputs, kept for their memory.
+    /// Outputs of a step; the vector is reused.
     outputs: Vec<Output<'static>>,
     answer: StepOutput,
     /// Units that were loaded from the disk.
@@ -249,20 +249,19 @@ struct Client {
     prompt_tokens: usize,
     /// Branches that have not ended.
     open: usize,
-    /// Whether it has left the queue, by starting or by ending before.
+    /// True if the request has left the queue, by a start or an end.
     started: bool,
 }
 
 impl Worker {
-    /// A panic must not leave anybody waiting: it is told to those who wait, because their channels close, and to
-    /// those who come later.
+    /// Runs the loop. A panic closes the channels, which wakes all waiting callers, and is reported to later ones.
     fn run_guarded(mut self) {
         let outcome = catch_unwind(AssertUnwindSafe(|| self.run()));
         let reason = match outcome {
             Ok(()) => "it was shut down".to_owned(),
             Err(panic) => format!("a defect: {}", panic_message(panic.as_ref())),
         };
-        // Nobody else sets it to anything but a shutdown.
+        // Only a shutdown sets another reason.
         let _ = self.shared.stopped.set(reason);
     }
 
@@ -297,7 +296,7 @@ impl Worker {
                         Err(RecvTimeoutError::Timeout) => continue,
                         received => received.map_err(|_| ()),
                     },
-                    // Sleeps. Fails when nobody is left who could ever ask for something.
+                    // Sleeps until a command arrives. Fails if there are no handles left.
                     Saving::Done => self.commands.recv().map_err(|_| ()),
                 };
                 match command {
@@ -320,7 +319,7 @@ impl Worker {
             }
             Command::Cancel { request, branch } => self.scheduler.cancel(request, branch),
             Command::ClearCache => self.scheduler.clear_cache(),
-            // Whoever asked may have gone.
+            // The caller may have gone.
             Command::KernelCounts(reply) => drop(reply.send(self.runner.kernel_counts())),
             Command::Snapshot { kernels, reply } => {
                 let kernels = kernels.then(|| self.runner.kernel_counts());
@@ -373,7 +372,7 @@ impl Worker {
             Ok(()) => self.in_flight = ahead.transpose()?,
             Err(error) => {
                 if let Some(Ok(ticket)) = ahead {
-                    // It went on from what has failed: of no use, whatever came of it.
+                    // The step continued from the failed one, so its result is dropped.
                     let _ = self.runner.collect(ticket, &mut self.answer);
                 }
                 return Err(error);
@@ -388,7 +387,7 @@ impl Worker {
         self.start_loads();
         self.rescue();
         if !self.scheduler.signals.is_empty() {
-            // Whoever starts hears it before the step, which may take a while.
+            // Starts are published before the step, which may take long.
             self.publish();
         }
         if !self.scheduler.moves().is_empty() {
@@ -415,7 +414,7 @@ impl Worker {
         submitted
     }
 
-    /// First the numbers, then the news: whoever reads an event finds its step counted.
+    /// Publishes the counters before the events, so that a reader of an event sees its step counted.
     fn publish(&mut self) {
         *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner) = self.scheduler.stats();
         for (request, signal) in self.scheduler.signals.drain(..) {

@@ -1,9 +1,8 @@
-//! What can go wrong, by who has to hear it: the one who starts an engine, the one who submits a request, the
-//! one who reads its answer.
+//! Errors of starting an engine, of submitting a request, and of a running request.
 
 use paguro_backend::{InvalidParam, LoadError, StepError};
 
-/// Why an engine did not start.
+/// Reason for which an engine did not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
@@ -12,7 +11,7 @@ pub enum EngineError {
     InvalidOption {
         /// The field of [`EngineOptions`](crate::EngineOptions).
         option: &'static str,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
     /// The budget does not hold even one block.
@@ -30,7 +29,7 @@ pub enum EngineError {
     /// The backend refused the model.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// The model gives NaN for the first tokens that it computes.
+    /// The model computes NaN for its first tokens.
     #[error(
         "the model computes NaN: its weights are damaged; get the file again (`paguro verify` checks what is in the library)"
     )]
@@ -43,11 +42,11 @@ pub enum EngineError {
     Thread(#[from] std::io::Error),
 }
 
-/// Why a request was refused. Nothing of it has run.
+/// Reason for which a request was refused. No part of it has run.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SubmitError {
-    /// As many requests wait as may wait. Try again later.
+    /// The queue is full. Retry later.
     #[error("{capacity} requests are waiting already; try again later")]
     QueueFull {
         /// [`EngineOptions::queue_capacity`](crate::EngineOptions::queue_capacity).
@@ -81,7 +80,7 @@ pub enum SubmitError {
     TokenOutOfRange {
         /// The token.
         token: u32,
-        /// Where it is in the prompt.
+        /// Position in the prompt.
         index: usize,
         /// Size of the vocabulary.
         vocab: usize,
@@ -91,7 +90,7 @@ pub enum SubmitError {
     Invalid {
         /// The field of [`Request`](crate::Request).
         field: &'static str,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
     /// A sampling value that makes no sense.
@@ -100,19 +99,20 @@ pub enum SubmitError {
     /// The engine is gone or going.
     #[error("the engine takes no more requests: {reason}")]
     Stopped {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
 
-/// Why a request that was running failed.
+/// Reason for which a running request failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RequestError {
     /// The step that it was part of failed.
     #[error("the device failed: {0}")]
     Step(String),
-    /// The grammar of [`Request::constraint`](crate::Request::constraint) has come to a dead end, or grown too large.
+    /// The grammar of [`Request::constraint`](crate::Request::constraint) allows no further token, or has become too
+    /// large.
     #[error("the answer cannot go on as its grammar wants: {0}")]
     Constraint(String),
     /// No token can be sampled: all logits are NaN or `-inf`.

@@ -1,14 +1,14 @@
-//! The ledger of fair queueing: how much has been computed for each tenant (virtual token counters, after Sheng et al.:
-//! Fairness in serving large language models, 2024, and Goyal, Vin, Cheng: Start-time fair queueing, 1996).
+//! Accounts of fair queueing: the tokens computed for each tenant (virtual token counters, after Sheng et al.: Fairness
+//! in serving large language models, 2024, and Goyal, Vin, Cheng: Start-time fair queueing, 1996).
 //!
-//! Every row counts as one token, those of prompts and those of answers; tokens from the prefix cache and rows that are
-//! computed again after a preemption are free. Of two tenants with work, the one with the smaller number is next. A
-//! tenant that comes back begins where the one that is furthest behind stands, so time spent away saves up nothing, and a
-//! tenant that wants little is never more than [`CREDIT`] behind, so that it cannot hold others up later for long.
+//! Every row of a prompt or an answer counts as one token. Tokens from the prefix cache, and rows that are recomputed
+//! after a preemption, do not count. Of two tenants with work, the one with the smaller count is next. A returning
+//! tenant starts at the smallest count of the active ones, so that idle time accumulates no credit. A tenant with
+//! little work is at most [`CREDIT`] behind, so that it cannot block others for long later.
 
 use std::{collections::BTreeMap, sync::Arc};
 
-/// The client that a request is computed for; `None` is one tenant like the others.
+/// Client for which a request is computed; `None` is a tenant like any other.
 pub(crate) type Tenant = Option<Arc<str>>;
 
 /// Most tokens that a tenant can be behind the one that is furthest ahead.
@@ -66,14 +66,14 @@ mod tests {
         ledger.enter(&b, [&a].into_iter());
         assert_eq!((ledger.of(&a), ledger.of(&b)), (100, 100));
         ledger.charge(&b, 7);
-        // It owes what it had, and one that is far behind is not left there.
+        // The tenant keeps its count, up to the credit.
         ledger.enter(&b, [&a].into_iter());
         assert_eq!(ledger.of(&b), 107);
         ledger.charge(&b, 5000);
         assert_eq!(ledger.of(&a), 5107 - CREDIT);
         ledger.enter(&c, [&a, &b].into_iter());
         assert_eq!(ledger.of(&c), ledger.of(&a));
-        // When nobody is there, everything is forgotten.
+        // The accounts are cleared when no tenant is active.
         ledger.enter(&b, [].into_iter());
         assert_eq!(ledger.of(&b), 0);
     }

@@ -1,6 +1,6 @@
-//! Formats of strings in a JSON schema. The grammar library's own patterns allow what validators refuse: the 29th of
-//! February in any year, a sixtieth second at any time of day, labels of host names of any length. Where they do, its
-//! `format` is replaced by a pattern of what every validator takes.
+//! Formats of strings in a JSON schema. Some patterns of the grammar library allow strings that validators refuse: 29
+//! February in any year, a 60th second at any time, labels of host names of any length. For these, `format` is replaced
+//! by a pattern that every validator accepts.
 
 use serde_json::{Map, Value, json};
 
@@ -22,7 +22,7 @@ pub(crate) fn visit(schema: &mut Value, found: &mut impl FnMut(&mut Map<String, 
             found(keys);
             for (key, value) in keys.iter_mut() {
                 match key.as_str() {
-                    // Values, which only look like schemas.
+                    // Values that only resemble schemas.
                     "const" | "enum" | "default" | "examples" => {}
                     // Their keys are names, and no keywords.
                     "properties" | "patternProperties" | "$defs" | "definitions" => {
@@ -38,7 +38,7 @@ pub(crate) fn visit(schema: &mut Value, found: &mut impl FnMut(&mut Map<String, 
     }
 }
 
-/// Adds a pattern to those that a schema has.
+/// Adds a pattern to a schema's existing ones.
 fn require(keys: &mut Map<String, Value>, pattern: String) {
     if !keys.contains_key("pattern") {
         keys.insert("pattern".into(), Value::String(pattern));
@@ -47,12 +47,10 @@ fn require(keys: &mut Map<String, Value>, pattern: String) {
     }
 }
 
-/// What a string of this format is; `None` for those that the grammar library knows as validators do, and for those that
-/// it refuses.
+/// Returns the pattern of a format; `None` for formats that the grammar library implements correctly or refuses.
 fn pattern(format: &str) -> Option<String> {
-    // RFC 3339 with the capital letters that all its readers take, the fractions that they have room for, and without
-    // leap seconds: there is one in some years, and no rule that a pattern could state says in which. There is no
-    // year 0.
+    // RFC 3339 with uppercase letters and fractions of common length, without leap seconds, which no pattern can
+    // predict, and without the year 0.
     const MULTIPLE_OF_4: &str = "(?:0[48]|[2468][048]|[13579][26])";
     const TIME: &str = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])";
     let date = || {
@@ -62,15 +60,15 @@ fn pattern(format: &str) -> Option<String> {
              |02-(?:0[1-9]|1[0-9]|2[0-8]))|(?:[0-9]{{2}}{MULTIPLE_OF_4}|{MULTIPLE_OF_4}00)-02-29)"
         )
     };
-    // RFC 1123, without the labels with `--` at their third place, which are Punycode or reserved: at most seven labels
-    // of at most 31 characters, so that the whole is never too long.
+    // RFC 1123, without labels with `--` at the third position, which are Punycode or reserved: at most seven labels of
+    // at most 31 characters, so that the total length is valid.
     const LABEL: &str = "[a-zA-Z0-9](?:-?[a-zA-Z0-9]){0,15}";
     let text = match format {
         "date" => date(),
         "time" => TIME.into(),
         "date-time" => format!("{}T{TIME}", date()),
         "hostname" => format!(r"{LABEL}(?:\.{LABEL}){{0,6}}"),
-        // RFC 5321: at most 64 characters before the `@`. Not all validators take quoted text and addresses of machines.
+        // RFC 5321: at most 64 characters before the `@`. Not all validators accept quoted text and IP addresses.
         "email" => {
             const ATOM: &str = r"[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]{1,20}";
             format!(r"{ATOM}(?:\.{ATOM}){{0,2}}@(?:{LABEL}\.){{1,6}}[a-zA-Z]{{2,20}}")

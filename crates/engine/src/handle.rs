@@ -1,5 +1,6 @@
-//! The way in and the way out: [`Handle`] submits requests from any thread, [`Generation`] reads one answer,
-//! blocking or awaiting. Tokens become text here, on the reader's side, so the engine thread sees only numbers.
+//! The interface of the engine: [`Handle`] submits requests from any thread, and [`Generation`] reads one answer,
+//! blocking or asynchronously. Tokens are decoded to text on the reader's side, so the engine thread handles only
+//! numbers.
 
 use std::{
     collections::VecDeque,
@@ -28,7 +29,7 @@ use crate::{
     thought::{Thought, Watch},
 };
 
-/// What the engine thread is told.
+/// Commands for the engine thread.
 #[derive(Debug)]
 pub(crate) enum Command {
     Submit { job: Box<Job>, prompt: Vec<u32>, signals: Signals },
@@ -44,18 +45,18 @@ pub(crate) enum Command {
 #[derive(Debug)]
 pub(crate) struct Signals {
     sender: UnboundedSender<Signal>,
-    /// Its receiver learns that this was dropped.
+    /// Notifies its receiver on drop.
     _ended: oneshot::Sender<()>,
 }
 
 impl Signals {
-    /// Sends a signal; a reader that has gone has sent a cancellation.
+    /// Sends a signal. A reader that is gone has sent a cancellation.
     pub fn send(&self, signal: Signal) {
         let _ = self.sender.send(signal);
     }
 }
 
-/// How many requests were submitted and have not started.
+/// Number of requests that were submitted and have not started.
 #[derive(Debug)]
 pub(crate) struct Queue {
     /// [`EngineOptions::queue_capacity`](crate::EngineOptions::queue_capacity).
@@ -68,7 +69,7 @@ pub(crate) struct Queue {
 #[derive(Debug, Default)]
 struct Waiting {
     requests: usize,
-    /// Of their prompts.
+    /// Number of tokens of their prompts.
     tokens: usize,
 }
 
@@ -77,7 +78,7 @@ impl Queue {
         Self { capacity, max_tokens, waiting: Mutex::default() }
     }
 
-    /// One more, with a prompt of `tokens` tokens.
+    /// Adds a request with a prompt of `tokens` tokens.
     fn enter(&self, tokens: usize) -> Result<(), SubmitError> {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         if waiting.requests >= self.capacity {
@@ -94,7 +95,7 @@ impl Queue {
         Ok(())
     }
 
-    /// One that entered with as many tokens has started, or will not.
+    /// Removes a request with `tokens` tokens, which has started or ended.
     pub fn leave(&self, tokens: usize) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.requests -= 1;
@@ -102,21 +103,21 @@ impl Queue {
     }
 }
 
-/// What the engine thread and all handles share.
+/// State that the engine thread and all handles share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub limits: RequestLimits,
     pub queue: Queue,
     next_request: AtomicU64,
     tokenizer: Option<Arc<Tokenizer>>,
-    /// What ends every answer that does not ignore it.
+    /// Stop tokens of all answers that do not ignore them.
     model_stop_tokens: Vec<u32>,
-    /// Made when the first grammar comes.
+    /// Created for the first grammar.
     vocabulary: OnceLock<Result<Arc<Vocabulary>, GrammarError>>,
     pub stats: Mutex<Stats>,
     /// The store of pages on disk, if there is one.
     pub disk: OnceLock<Space>,
-    /// Why no more requests are taken.
+    /// Reason for which requests are no longer accepted.
     pub stopped: OnceLock<String>,
 }
 
@@ -154,7 +155,8 @@ impl Shared {
     }
 }
 
-/// Submits requests to an [`Engine`](crate::Engine). Cheap to clone; works from any thread, in async code too.
+/// Submits requests to an [`Engine`](crate::Engine). Clones are cheap; it can be used from any thread and in async
+/// code.
 #[derive(Clone, Debug)]
 pub struct Handle {
     pub(crate) shared: Arc<Shared>,
@@ -162,10 +164,10 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Queues a request; never blocks. Dropping the [`Generation`] cancels it.
+    /// Queues a request without blocking. Dropping the [`Generation`] cancels it.
     ///
     /// # Errors
-    /// [`SubmitError`]: the request makes no sense, does not fit, or too many are waiting.
+    /// [`SubmitError`]: the request is invalid or does not fit, or the queue is full.
     pub fn generate(&self, request: Request) -> Result<Generation, SubmitError> {
         let shared = &self.shared;
         if shared.stopped.get().is_some() {
@@ -192,7 +194,7 @@ impl Handle {
             job.thought = Some(Thought::new(Arc::new(watch)));
         }
         shared.queue.enter(request.prompt.len())?;
-        // The answer goes on from the prompt: its first space is a space.
+        // The answer continues the prompt, so its first space is kept.
         let stream = shared.tokenizer.as_ref().map(|tokenizer| {
             let mut stream = tokenizer.stream();
             stream.skip_invalid();
@@ -205,7 +207,7 @@ impl Handle {
         let writers =
             (0..request.branches).map(|_| Some(Writer::new(stream.clone(), matcher.clone()))).collect();
         let usage = Usage { prompt_tokens: request.prompt.len(), ..Usage::default() };
-        // Unbounded, so that a slow reader holds up nobody; it can hold no more than the answer's tokens.
+        // Unbounded, so that a slow reader blocks no other; it holds at most the answer's tokens.
         let (sender, receiver) = unbounded_channel();
         let (end, ended) = oneshot::channel();
         let signals = Signals { sender, _ended: end };
@@ -225,26 +227,26 @@ impl Handle {
         })
     }
 
-    /// Compiles a grammar, for [`Request::constraint`], on a thread of its own. Takes milliseconds for most grammars, and
-    /// up to a second longer the first time; blocks so long. A grammar that was compiled lately comes from a cache.
+    /// Compiles a grammar for [`Request::constraint`] on another thread, and blocks until it is compiled: milliseconds
+    /// for most grammars, and up to a second more the first time. Recently compiled grammars are cached.
     ///
     /// # Errors
-    /// [`GrammarError`]: what the grammar asks for and cannot have.
+    /// [`GrammarError`]: the grammar is invalid or not supported.
     pub fn compile(&self, grammar: &Grammar) -> Result<Constraint, GrammarError> {
         self.shared.vocabulary()?.compile(grammar)
     }
 
-    /// What the engine is doing. After an event has been read, the step that it came from is counted.
+    /// Returns the engine's statistics. After an event was read, its step is counted.
     pub fn stats(&self) -> Stats {
         let mut stats = *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(disk) = self.shared.disk.get() {
-            // The writer goes on while the engine sleeps.
+            // The writer continues while the engine sleeps.
             stats.disk.pending_bytes = disk.pending_bytes() as u64;
         }
         stats
     }
 
-    /// Most tokens of a sequence, prompt and answer together: what was asked for, or what the pages can hold.
+    /// Returns the maximum tokens of a sequence, prompt and answer together: the setting, or the capacity of the pages.
     pub fn max_context(&self) -> usize {
         self.shared.limits.max_context
     }
@@ -259,14 +261,14 @@ impl Handle {
         self.shared.limits.vocab
     }
 
-    /// Forgets all cached blocks that no sequence uses: prompts that are submitted after this find nothing, and
-    /// pages are handed out in their order again. A measurement that repeats itself starts with it.
+    /// Removes all cached blocks that no sequence uses. Later prompts have no hits, and pages are allocated in their
+    /// order again, so that measurements can be repeated.
     pub fn clear_prefix_cache(&self) {
         // If the engine is gone, so is its cache.
         let _ = self.commands.send(Command::ClearCache);
     }
 
-    /// Which kernels ran how often, by name. Asks the engine thread, so it waits for the step that is running.
+    /// Returns the kernel statistics by name. Waits for the running step of the engine thread.
     ///
     /// # Errors
     /// [`SubmitError::Stopped`].
@@ -274,10 +276,11 @@ impl Handle {
         self.ask(Command::KernelCounts)
     }
 
-    /// Returns what every page and sequence is doing, and the kernel statistics if `kernels` is true. The engine answers
-    /// between two steps. It does nothing for this while nobody asks.
+    /// Returns the state of every page and sequence, and the kernel statistics if `kernels` is true. The engine answers
+    /// between two steps. It has no cost while it is not called.
     ///
     /// # Errors
+    /// [`SubmitError::Stopped`].
     /// [`SubmitError::Stopped`].
     pub async fn snapshot(&self, kernels: bool) -> Result<Snapshot, SubmitError> {
         let (reply, answer) = oneshot::channel();
@@ -285,10 +288,11 @@ impl Handle {
         answer.await.map_err(|_| self.stopped())
     }
 
-    /// Counts all pages again and compares: every one must be free, cached, or in as many block tables as its
-    /// reference count says. For tests; waits for the step that is running.
+    /// Recounts all pages: each must be free, cached, or in as many block tables as its reference count. For tests;
+    /// waits for the running step.
     ///
     /// # Errors
+    /// [`SubmitError::Stopped`]; the inner error describes the difference.
     /// [`SubmitError::Stopped`]; the inner error says what does not agree.
     pub fn check_pages(&self) -> Result<Result<(), String>, SubmitError> {
         self.ask(Command::CheckPages)
@@ -320,12 +324,12 @@ impl Canceller {
     }
 
     fn send(&self, branch: Option<usize>) {
-        // If the engine is gone, the request is too.
+        // If the engine has ended, so has the request.
         let _ = self.commands.send(Command::Cancel { request: self.request, branch });
     }
 }
 
-/// One request's events. Dropping it cancels the request.
+/// The events of one request. Dropping it cancels the request.
 #[derive(Debug)]
 pub struct Generation {
     canceller: Canceller,
@@ -336,18 +340,18 @@ pub struct Generation {
     stops: Arc<[String]>,
     /// Tokens of which the stop strings are not looked for.
     min_tokens: usize,
-    /// By branch; `None` when it has ended.
+    /// Writers by branch; `None` after the branch has ended.
     writers: Vec<Option<Writer>>,
-    /// By branch, as far as it was read.
+    /// Usage by branch, up to the last event read.
     usage: Vec<Usage>,
-    /// Events that came from one signal.
+    /// Further events of the last signal.
     ready: VecDeque<Event>,
     /// No more signals are waited for.
     ended: bool,
 }
 
 impl Generation {
-    /// The next event; `None` after the last one. Nothing is lost if the future is dropped.
+    /// Returns the next event; `None` after the last one. Cancel-safe.
     pub async fn next(&mut self) -> Option<Event> {
         loop {
             if let Some(event) = self.ready.pop_front() {
@@ -361,10 +365,10 @@ impl Generation {
         }
     }
 
-    /// The next event, for threads that may block; `None` after the last one.
+    /// Returns the next event, for threads that may block; `None` after the last one.
     ///
     /// # Panics
-    /// Inside async code, which must not block; [`Generation::next`] is for that.
+    /// In async code, which must use [`Generation::next`].
     pub fn next_blocking(&mut self) -> Option<Event> {
         loop {
             if let Some(event) = self.ready.pop_front() {
@@ -384,15 +388,15 @@ impl Generation {
         let ended = self.engine_ended.take();
         async move {
             if let Some(ended) = ended {
-                // Nothing is ever sent.
+                // The channel has no messages.
                 let _ = ended.await;
             }
         }
     }
 
-    /// Ends a branch with [`FinishReason::StopString`], for a reader that has found `stop` itself: in a part of the text
-    /// that the engine cannot tell from the rest. Events of the branch that have not been read are dropped, and
-    /// [`Event::Finished`] is its next one. Does nothing if the branch has ended.
+    /// Ends a branch with [`FinishReason::StopString`], for a reader that has found `stop` itself, in a part of the
+    /// text that the engine does not distinguish. Unread events of the branch are dropped, and [`Event::Finished`] is
+    /// its next one. No effect if the branch has ended.
     pub fn stop(&mut self, branch: usize, stop: String) {
         if self.writers[branch].is_none() {
             return;
@@ -401,7 +405,7 @@ impl Generation {
         self.end(branch, String::new(), FinishReason::StopString(stop), None, self.usage[branch]);
     }
 
-    /// Something that can cancel this request while somebody waits for its events.
+    /// Returns an object that can cancel this request while another task awaits its events.
     pub fn canceller(&self) -> Canceller {
         self.canceller.clone()
     }

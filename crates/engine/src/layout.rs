@@ -1,18 +1,18 @@
-//! Arithmetic of blocks: which block holds a position, which blocks a row can see, how many pages a sequence
-//! holds at most. Everything else in the engine that counts pages asks here.
+//! Block arithmetic: the block of a position, the blocks that a row attends to, and the maximum number of pages of a
+//! sequence. All other code that counts pages uses it.
 
 use paguro_backend::KvLayout;
 
-/// How the tokens of a sequence fall into blocks, and how far back each KV group looks.
+/// Division of a sequence into blocks, and the window of each KV group.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     /// Tokens in a block; one page for each group.
     pub block_size: usize,
-    /// For each KV group: a query at position `p` sees the keys at `> p - window`; `None` sees all.
+    /// Windows of the KV groups: a query at position `p` attends to keys at `> p - window`; `None` to all.
     pub windows: Vec<Option<usize>>,
     /// Most rows of one sequence in a step.
     pub max_chunk: usize,
-    /// Checkpoints for the prefix cache, where sequences have states and there is a cache.
+    /// Checkpoints for the prefix cache, if sequences have states and there is a cache.
     pub checkpoints: Option<Checkpoints>,
 }
 
@@ -41,7 +41,8 @@ impl Layout {
         Self { block_size, windows, max_chunk, checkpoints: None }
     }
 
-    /// Returns checkpoints of `pages` pages. A checkpoint takes about as many pages as the tokens up to the next one.
+    /// Returns checkpoints of `pages` pages. The interval is chosen such that a checkpoint has about as many pages as
+    /// the tokens up to the next one.
     pub fn checkpoints_of(&self, pages: usize) -> Checkpoints {
         let tokens = pages.saturating_mul(self.block_size) / self.groups().max(1);
         let interval = tokens.clamp(*INTERVALS.start(), *INTERVALS.end()).next_multiple_of(self.block_size);
@@ -57,7 +58,7 @@ impl Layout {
         tokens.div_ceil(self.block_size)
     }
 
-    /// First block of `group` that a row at `position`, or any later row, can see.
+    /// Returns the first block of `group` to which a row at `position`, or any later row, attends.
     pub fn first_visible(&self, group: usize, position: usize) -> usize {
         match self.windows[group] {
             Some(window) => (position + 1).saturating_sub(window) / self.block_size,
@@ -65,8 +66,8 @@ impl Layout {
         }
     }
 
-    /// Most pages of `group` held at one moment while the rows `start..end` are computed, in chunks of at most
-    /// `max_chunk` rows and released as soon as no later row sees them.
+    /// Returns the maximum number of pages of `group` while the rows `start..end` are computed in chunks of at most
+    /// `max_chunk` rows. Pages are released as soon as no later row attends to them.
     pub fn peak(&self, group: usize, start: usize, end: usize) -> usize {
         let visible = self.blocks(end) - self.first_visible(group, start).min(self.blocks(end));
         match self.windows[group] {

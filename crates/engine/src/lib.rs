@@ -1,13 +1,13 @@
 //! Sequences, pages, prefix cache, scheduler, stop conditions: one synchronous thread.
 //!
-//! [`Engine::start`] loads a model into a backend and starts the thread; a [`Handle`] submits [`Request`]s from
-//! anywhere, and each [`Generation`] gives out the [`Event`]s of one. The way of a token: `handle` (checks, queues) →
-//! `engine` (the loop) → `scheduler` (plans a step) → `sequence` (block tables) → `pages` (the arena and the prefix
-//! cache in it) → the runner → `scheduler` (takes in the answer) → `handle` (text, stop strings).
+//! [`Engine::start`] loads a model into a backend and starts the thread. A [`Handle`] submits [`Request`]s from any
+//! thread, and each [`Generation`] returns the [`Event`]s of one. A token passes through `handle` (checks, queue),
+//! `engine` (the loop), `scheduler` (plans a step), `sequence` (block tables), `pages` (the arena and its prefix
+//! cache), the runner, `scheduler` (applies the outputs) and `handle` (text, stop strings).
 //!
-//! What is absent: the engine thread has no tokenizer and no text, and its clock decides nothing but whether a deadline
-//! has passed and how long a prompt's chunk is; nothing here knows a device; there is no second attention path, and no copy of K and V but that
-//! of a shared page before it is written.
+//! The engine thread has no tokenizer and no text. Its clock determines only deadlines and the length of a prompt's
+//! chunk. The crate names no device. There is one attention path, and K and V are copied only when a shared page is
+//! written.
 
 mod arena;
 mod checkpoint;

@@ -1,4 +1,4 @@
-//! What an engine is started with, and how its page budget becomes a number of pages.
+//! Options of an engine, and the conversion of the page budget to a number of pages.
 
 use std::time::Duration;
 
@@ -10,51 +10,50 @@ use crate::{
     states::States,
 };
 
-/// How an engine is set up. The default suits one machine that serves a few conversations.
+/// Options of an engine. The defaults suit one machine that serves a few conversations.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
     /// Tokens in a page.
     pub block_size: usize,
-    /// How many pages there are.
+    /// Budget of pages.
     pub pages: PageBudget,
-    /// Most tokens in a sequence, prompt and answer together; `None` is what the model was loaded for. What the page
-    /// budget can hold bounds it further: see [`Handle::max_context`](crate::Handle::max_context).
+    /// Maximum tokens of a sequence, prompt and answer together; `None` for the context that the model was loaded for.
+    /// The page budget limits it further: see [`Handle::max_context`](crate::Handle::max_context).
     pub max_context: Option<usize>,
-    /// Rows of a step. Running sequences come first with one row each; the rest is for prompts.
+    /// Maximum rows of a step. Decoding sequences get one row each; prompts get the rest.
     pub max_batch_tokens: usize,
-    /// How long a step may take that computes a part of a prompt beside sequences that decode. The part is made as long as
-    /// fits by the times of earlier steps. Without sequences that decode, a step may take four times as long.
+    /// Maximum time of a step that computes a part of a prompt beside decoding sequences. The length of the part is
+    /// chosen by the times of earlier steps. Without decoding sequences, a step may take four times as long.
     pub step_time: Duration,
-    /// Sequences that run at the same time; each branch of a request is one. At most `max_batch_tokens`. If more want to
-    /// run, tenants and then the requests of each get equal shares.
+    /// Maximum number of running sequences; each branch of a request is one. At most `max_batch_tokens`. If there are
+    /// more, tenants get equal shares, and so do the requests of each tenant.
     pub max_sequences: usize,
     /// Prompt tokens scored or embedded in one step ([`Request::score_prompt_from`](crate::Request::score_prompt_from),
     /// [`Request::embedding`](crate::Request::embedding)). Each costs a row of logits in the backend's memory.
     pub max_scores: usize,
     /// Requests that wait to run; the next one is refused with [`SubmitError::QueueFull`](crate::SubmitError).
     pub queue_capacity: usize,
-    /// Tokens of prompts that wait to run, as a bound on the pages that the queue will want; the next request is refused
-    /// with [`SubmitError::QueueTokensFull`](crate::SubmitError), unless nothing else waits. `None` does not count
-    /// them.
+    /// Maximum prompt tokens of waiting requests. A request beyond it is refused with
+    /// [`SubmitError::QueueTokensFull`](crate::SubmitError), unless the queue is empty. `None` for no limit.
     pub queue_tokens: Option<usize>,
-    /// Steps after which a waiting request counts as one of the highest priority that waits, so that nobody waits for
-    /// ever.
+    /// Number of steps after which a waiting request gets the highest priority among the waiting ones, which prevents
+    /// starvation.
     pub max_wait_steps: u64,
-    /// Whether blocks stay findable after their sequence has ended.
+    /// True if blocks stay in the prefix cache after their sequence has ended.
     pub prefix_cache: bool,
-    /// A store on disk that outlives the engine; `None` keeps pages in memory only. It needs the prefix cache.
+    /// A store on disk that outlives the engine; `None` for pages in memory only. It requires the prefix cache.
     pub disk: Option<DiskCache>,
-    /// When more than this fraction of the pages is in use or cached, unused cached blocks are evicted, the
-    /// longest unused first, ...
+    /// If more than this fraction of the pages is in use or cached, unused cached blocks are evicted, least recently
+    /// used first, ...
     pub cache_high_water: f32,
     /// ... down to this fraction. Both at `1` evict only on demand.
     pub cache_low_water: f32,
-    /// What the pages store K and V as. All pages of an engine are of one kind, so keys of the prefix cache do not
-    /// name it.
+    /// Type of stored K and V. It is the same for all pages of an engine, so keys of the prefix cache do not contain
+    /// it.
     pub kv_dtype: KvDtype,
     /// Paged, or the reference way.
     pub attention: AttentionMode,
-    /// The order in which free pages are handed out.
+    /// Order in which free pages are allocated.
     pub page_order: PageOrder,
 }
 
@@ -82,14 +81,14 @@ impl Default for EngineOptions {
     }
 }
 
-/// How much memory K and V get.
+/// Memory budget of K and V.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageBudget {
-    /// One sequence of the longest context, or four of them as long as they stay below 32768 tokens together, with the
-    /// checkpoints of their states; at most half of what the device has left beside weights and buffers.
+    /// One sequence of the longest context, or up to four of them within 32768 tokens in total, with the checkpoints of
+    /// their states; at most half of the device's memory besides weights and buffers.
     Auto,
-    /// Enough for this many tokens, if no window ever released a page; and for the checkpoints of their states, where the
-    /// device has room for them in half of what is left beside weights and buffers.
+    /// Enough for this many tokens without releases of windows, and for the checkpoints of their states if these fit
+    /// into half of the device's memory besides weights and buffers.
     Tokens(usize),
     /// At most this many bytes.
     Bytes(u64),
@@ -97,19 +96,19 @@ pub enum PageBudget {
     Pages(usize),
 }
 
-/// The order in which free pages are handed out: always the first free page in this order.
+/// Order of free pages; the first free page in this order is allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageOrder {
-    /// By number: a sequence that runs alone has its pages one after the other in memory.
+    /// By number: a sequence that runs alone has contiguous pages.
     InOrder,
-    /// At random, but the same for the same seed: the worst that paging can do to memory, for measuring.
+    /// Pseudorandom, for measuring the worst case of paging.
     Scattered {
-        /// Which random order.
+        /// Seed of the order.
         seed: u64,
     },
 }
 
-/// Tokens that [`PageBudget::Auto`] goes up to for more than one sequence.
+/// Maximum tokens of [`PageBudget::Auto`] for more than one sequence.
 const AUTO_TOKENS: usize = 32_768;
 /// Checkpoints that budgets in tokens have room for beside those at intervals: at the ends of the last prompts and answers.
 const SHORT_CHECKPOINTS: usize = 4;
@@ -144,7 +143,7 @@ impl EngineOptions {
             pages,
             max_rows: self.max_batch_tokens,
             max_sequences,
-            // One row of a prompt may want a score and an embedding.
+            // One row of a prompt may need a score and an embedding.
             max_outputs: max_sequences + self.max_scores.max(2),
             max_context,
             states,
@@ -192,8 +191,8 @@ impl EngineOptions {
         Ok(Resolved { limits, layout })
     }
 
-    /// Sequences that may run at the same time: as many as were asked for; but if each has a state, no more than have
-    /// theirs in half of the memory that is left beside the weights.
+    /// Returns the maximum number of running sequences: the setting, limited for models with states to those whose
+    /// states fit into half of the memory besides the weights.
     fn places(&self, backend: &dyn Backend, program: &Program, weights: &Weights) -> usize {
         let state_bytes = backend.state_bytes(program) as u64;
         if state_bytes == 0 {
@@ -243,7 +242,7 @@ fn invalid(option: &'static str, problem: impl Into<String>) -> EngineError {
 pub struct EnginePlan {
     /// Bytes on the device.
     pub memory: MemoryPlan,
-    /// Most tokens of a sequence: what was asked for, or what the pages can hold.
+    /// Maximum tokens of a sequence: the setting, or the capacity of the pages.
     pub max_context: usize,
     /// Pages that sequences can use.
     pub pages: usize,
@@ -255,7 +254,7 @@ pub struct EnginePlan {
     pub checkpoint_bytes: u64,
     /// Tokens from one checkpoint to the next while a prompt is computed; 0 if there are none.
     pub checkpoint_interval: usize,
-    /// Sequences that run at the same time: as many as were asked for, or as many as have a state.
+    /// Maximum number of running sequences: the setting, or the number of states.
     pub max_sequences: usize,
     layout: Layout,
 }

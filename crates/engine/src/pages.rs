@@ -1,5 +1,5 @@
-//! Pages as sequences see them: take, share, release. Behind it the [`Arena`] counts references, and the
-//! [`PrefixCache`] keeps what was released and may be asked for again, and checkpoints of states.
+//! Allocation of pages for sequences: take, share, release. The [`Arena`] counts references, and the [`PrefixCache`]
+//! keeps released blocks and checkpoints of states.
 
 use paguro_backend::PageId;
 
@@ -15,22 +15,22 @@ use crate::{
 pub(crate) struct Pages {
     arena: Arena,
     cache: Option<PrefixCache>,
-    /// Where evicted blocks go, if there is a disk tier.
+    /// Receives evicted blocks, if there is a disk tier.
     pub disk: Option<Disk>,
     /// Above this many pages in use or cached, [`Pages::trim`] evicts down to `low_water`.
     high_water: usize,
     low_water: usize,
-    /// Cached pages given up since the start.
+    /// Number of cached pages evicted since the start.
     pub evictions: u64,
 }
 
-/// What the pages of the arena are doing.
+/// Numbers of pages by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PageCounts {
     /// Usable pages; scratch is not one.
     pub total: usize,
     pub free: usize,
-    /// Held by nobody, kept by the prefix cache.
+    /// Pages that only the prefix cache holds.
     pub cached: usize,
 }
 
@@ -47,7 +47,7 @@ impl Pages {
         }
     }
 
-    /// The same with a prefix cache; the water marks are fractions of the pages.
+    /// Adds a prefix cache; the water marks are fractions of the pages.
     pub fn with_cache(mut self, salt: &[u8], low_water: f32, high_water: f32) -> Self {
         let pages = self.arena.usable();
         let mark = |fraction: f32| (pages as f64 * f64::from(fraction)) as usize;
@@ -57,7 +57,7 @@ impl Pages {
         self
     }
 
-    /// True if there is a prefix cache.
+    /// Returns true if there is a prefix cache.
     pub fn has_cache(&self) -> bool {
         self.cache.is_some()
     }
@@ -66,12 +66,12 @@ impl Pages {
         PageCounts { total: self.arena.usable(), free: self.arena.free(), cached: self.evictable() }
     }
 
-    /// Pages that nobody uses and the prefix cache keeps, in order of their numbers.
+    /// Returns the pages that only the prefix cache holds, in ascending order.
     pub fn cached(&self) -> impl Iterator<Item = PageId> {
         self.arena.kept()
     }
 
-    /// Pages that [`Pages::take`] can hand out, by eviction if need be.
+    /// Returns the number of pages that [`Pages::take`] can allocate, including evictions.
     pub fn available(&self) -> usize {
         self.arena.free() + self.evictable()
     }
@@ -102,7 +102,7 @@ impl Pages {
         self.arena.take().expect("the scheduler takes only pages that are available")
     }
 
-    /// One more block table names this page; it may come from another table or from the cache.
+    /// Adds a reference of a block table to this page, which another table or the cache holds.
     pub fn share(&mut self, page: PageId) {
         self.arena.share(page);
         if let Some(cache) = &mut self.cache {
@@ -110,7 +110,7 @@ impl Pages {
         }
     }
 
-    /// One block table less names this page.
+    /// Removes a reference of a block table to this page.
     pub fn release(&mut self, page: PageId) {
         if self.arena.release(page) {
             let kept = self.cache.as_mut().is_some_and(|cache| cache.unused(page));
@@ -118,7 +118,7 @@ impl Pages {
         }
     }
 
-    /// Whether another block table names the page too, so that it must be copied before it is written.
+    /// Returns true if another block table also refers to the page, so that it must be copied before it is written.
     pub fn is_shared(&self, page: PageId) -> bool {
         self.references(page) > 1
     }
@@ -131,12 +131,12 @@ impl Pages {
         }
     }
 
-    /// Whether the cache could give the page away at this moment.
+    /// Returns true if the cache could evict the page now.
     pub fn is_evictable(&self, page: PageId) -> bool {
         self.cache.as_ref().is_some_and(|cache| cache.is_unused(page))
     }
 
-    /// Whether the cache knows the page: such a page is full and must not be written again.
+    /// Returns true if the cache contains the page: it is full and must not be written again.
     pub fn is_published(&self, page: PageId) -> bool {
         self.cache.as_ref().is_some_and(|cache| cache.contains(page))
     }
@@ -178,8 +178,8 @@ impl Pages {
         })
     }
 
-    /// Reserves `count` pages for a checkpoint after a block that a sequence holds. Returns `None` if the checkpoint exists,
-    /// which makes it the last one that was used, or if there is no room.
+    /// Reserves `count` pages for a checkpoint after a block of a running sequence. Returns `None` if the checkpoint
+    /// exists, which marks it as recently used, or if there is no room.
     pub fn keep_checkpoint(&mut self, key: BlockKey, count: usize) -> Option<Vec<PageId>> {
         self.cache.as_mut()?.touch_checkpoint(&key);
         if self.has_checkpoint(&key) || self.available() < count {
@@ -191,13 +191,13 @@ impl Pages {
         Some(pages)
     }
 
-    /// True if there is a checkpoint after this block.
+    /// Returns true if there is a checkpoint after this block.
     pub fn has_checkpoint(&self, key: &BlockKey) -> bool {
         self.checkpoint(key).is_some()
     }
 
-    /// Pages of the checkpoint after this block, in order. A move that reads them comes before all moves that are planned
-    /// later, so they may be evicted at once.
+    /// Returns the pages of the checkpoint after this block, in order. Moves that read them precede all later planned
+    /// moves, so they may be evicted at once.
     pub fn checkpoint(&self, key: &BlockKey) -> Option<&[PageId]> {
         self.cache.as_ref()?.checkpoint(key)
     }
@@ -230,8 +230,8 @@ impl Pages {
         }
     }
 
-    /// Takes pages for a part of a block whose bytes come from elsewhere, and makes it findable. `None` if the cache has it, or
-    /// if there are too few pages.
+    /// Allocates pages for a part of a block that is loaded, and adds it to the cache. `None` if the cache contains it,
+    /// or if there are too few pages.
     pub fn place(&mut self, unit: Unit, count: usize) -> Option<Vec<PageId>> {
         if self.pages_of(unit).is_some() || self.available() < count {
             return None;
@@ -247,7 +247,7 @@ impl Pages {
         }
     }
 
-    /// Makes parts of blocks that nobody uses the last ones that were used.
+    /// Marks unused parts of blocks as recently used.
     pub fn refresh(&mut self, units: impl Iterator<Item = Unit>) {
         let Some(cache) = &mut self.cache else { return };
         for unit in units {

@@ -37,10 +37,11 @@ impl BlockKey {
     }
 }
 
-/// Which pages hold which blocks, and which of them nobody uses at the moment, the longest unused first. One
-/// entry for each KV group: the groups of a block are found, used and evicted separately.
+/// The cached blocks and their pages, and the unused ones in order of last use. There is one entry for each KV group:
+/// the groups of a block are looked up, used and evicted separately.
 ///
-/// Checkpoints stand in the same order. No sequence holds one, so all of them can be evicted. A checkpoint goes with the
+/// Checkpoints are in the same order. No sequence holds one, so all can be evicted. A checkpoint is removed with the
+/// block before it, because it is useless without it.
 /// block before it, without which it is of no use.
 #[derive(Debug)]
 pub(crate) struct PrefixCache {
@@ -82,7 +83,7 @@ struct Entry {
 }
 
 impl PrefixCache {
-    /// For an arena of `pages` pages; `salt` tells models and block sizes apart.
+    /// Creates a cache for an arena of `pages` pages; `salt` distinguishes models and block sizes.
     pub fn new(pages: usize, salt: &[u8]) -> Self {
         Self {
             root: BlockKey::root(salt),
@@ -95,8 +96,8 @@ impl PrefixCache {
         }
     }
 
-    /// The parent of first blocks of texts with this salt. No block has it as its key: a block's tokens come in words of four bytes, and
-    /// another byte follows them here.
+    /// Returns the parent key of first blocks for this salt. It differs from all keys of blocks: a block's tokens are
+    /// hashed as words of four bytes, and here another byte follows them.
     pub fn salted(&self, salt: &[u8]) -> BlockKey {
         let mut hash = Sha256::new();
         hash.update(self.root.0);
@@ -114,8 +115,8 @@ impl PrefixCache {
         self.pages.get(&(group, *key)).copied()
     }
 
-    /// Makes a page that a sequence holds findable. A block that is already known, because two sequences
-    /// computed it at the same time, keeps its first page; the other one stays private.
+    /// Adds a page of a sequence to the cache. If the block exists, because two sequences computed it concurrently, its
+    /// first page is kept, and the other one stays private.
     pub fn publish(&mut self, group: usize, key: BlockKey, page: PageId) {
         let entry = &mut self.entries[page.0 as usize];
         if entry.is_none() && !self.pages.contains_key(&(group, key)) {
@@ -128,7 +129,7 @@ impl PrefixCache {
         self.entries[page.0 as usize].is_some()
     }
 
-    /// The page's last holder let it go. Returns whether the cache keeps it.
+    /// Marks a page without holders. Returns true if the cache keeps it.
     pub fn unused(&mut self, page: PageId) -> bool {
         let Some(entry) = &mut self.entries[page.0 as usize] else { return false };
         debug_assert!(entry.unused_since.is_none());
@@ -158,8 +159,8 @@ impl PrefixCache {
         self.evictable
     }
 
-    /// Forgets the block, or the checkpoint, that has been unused for the longest time, and passes its pages to `freed`, with what was in
-    /// them. Returns false if there is none.
+    /// Evicts the least recently used block or checkpoint, and passes its pages and contents to `freed`. Returns false
+    /// if there is none.
     pub fn evict(&mut self, mut freed: impl FnMut(Unit, PageId)) -> bool {
         let Some((_, oldest)) = self.unused.pop_first() else { return false };
         match oldest {
@@ -218,7 +219,7 @@ impl PrefixCache {
         }
     }
 
-    /// Forgets a block that nobody uses, and returns its page.
+    /// Removes an unused block and returns its page.
     pub fn forget(&mut self, group: usize, key: &BlockKey) -> Option<PageId> {
         let page = self.find(group, key).filter(|page| self.is_unused(*page))?;
         self.used(page);
@@ -235,7 +236,7 @@ impl PrefixCache {
         blocks.chain(self.checkpoints.values().flat_map(|checkpoint| checkpoint.pages.iter().copied()))
     }
 
-    /// Whether the three views of the entries agree.
+    /// Checks that the three views of the entries agree.
     pub fn check(&self) -> Result<(), String> {
         for (&(group, key), page) in &self.pages {
             if !self.entries[page.0 as usize].is_some_and(|entry| entry.group == group && entry.key == key) {

@@ -1,4 +1,4 @@
-//! What is asked, what is answered, and what is refused at the door.
+//! Requests, their validation, and their events.
 
 use std::{sync::Arc, time::Instant};
 
@@ -7,66 +7,64 @@ use paguro_model::Pooling;
 
 use crate::{Constraint, RequestError, SubmitError, ThoughtLimit};
 
-/// One prompt and how to go on from it.
+/// A prompt with the options of its answers.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// The tokens to go on from, at least one.
+    /// Tokens of the prompt, at least one.
     pub prompt: Vec<u32>,
-    /// How many answers. The prompt is computed once and its pages are shared; branch `i` samples with the seed
-    /// `sampling.seed + i` (wrapping), so that each branch is the answer that this seed gives alone.
+    /// Number of answers. The prompt is computed once and its pages are shared. Branch `i` samples with the seed
+    /// `sampling.seed + i` (wrapping), so it equals the answer of a single request with this seed.
     pub branches: usize,
-    /// Most tokens of each answer; `None` goes on to the end of the context. `Some(0)` computes the prompt only,
-    /// for its scores or to have it in the prefix cache.
+    /// Maximum tokens of each answer; `None` for the rest of the context. `Some(0)` only computes the prompt, for its
+    /// scores or for the prefix cache.
     pub max_tokens: Option<usize>,
-    /// Before an answer has this many tokens, no stop token is sampled and no stop string is looked for. The end of a
-    /// [`constraint`](Request::constraint) comes first, if it comes earlier.
+    /// Minimum tokens of an answer, before which no stop token is sampled and stop strings are ignored. The end of a
+    /// [`constraint`](Request::constraint) takes precedence.
     pub min_tokens: usize,
     /// Tokens that end an answer, besides the model's own. They are not part of the answer.
     pub stop_tokens: Vec<u32>,
-    /// Control tokens that show in the answer's text by their names; the others write nothing. For those who read
-    /// out of the text what a model does with them, as in calling tools.
+    /// Control tokens whose names appear in the answer's text; all others write nothing. Parsers of tool calls need
+    /// them.
     pub shown_tokens: Vec<u32>,
     /// Treats the model's own stop tokens as ordinary tokens.
     pub ignore_stop_tokens: bool,
     /// Texts that end an answer, wherever the borders of tokens fall.
     pub stop_strings: Vec<String>,
-    /// Whether the stop string that was found is part of the answer.
+    /// True if the stop string is part of the answer.
     pub include_stop_string: bool,
-    /// What the answer must be: every branch follows it from its first token. Stop tokens and stop strings end an
-    /// answer wherever they come up, the model's own stop tokens only where the grammar may end.
+    /// Grammar that every branch follows from its first token. Stop tokens and stop strings end an answer anywhere, the
+    /// model's own stop tokens only where the grammar may end.
     pub constraint: Option<Constraint>,
     /// Bounds the reasoning of each answer; `None` leaves it to the model.
     pub thought: Option<ThoughtLimit>,
-    /// How to sample.
+    /// Sampling parameters.
     pub sampling: SamplingParams,
-    /// Whether to report log-probabilities, and of how many of the best tokens besides the sampled one.
+    /// Reports log-probabilities of the sampled token and of this many most probable tokens.
     pub logprobs: Option<usize>,
-    /// Reports, for each prompt position from this one on, the log-probability of the prompt token that follows, and of
-    /// as many of the best tokens in its place as [`logprobs`](Request::logprobs) says. Blocks from there on are computed
-    /// even if the prefix cache has them: what it keeps is K and V, and of those alone there are no logits. Once
-    /// computed, the cache has them for others.
+    /// Reports, for each prompt position from this one on, the log-probability of the following prompt token, and of as
+    /// many most probable tokens as in [`logprobs`](Request::logprobs). Blocks from this position on are computed even
+    /// if the prefix cache contains them, because logits cannot be computed from K and V alone. They are then cached
+    /// for other requests.
     pub score_prompt_from: Option<usize>,
-    /// Reports the prompt's embedding: the hidden state that the logits are made of, of the tokens that this says. Goes
-    /// with `max_tokens: Some(0)` if nothing else is wanted. [`Model::pooling`](paguro_model::Model::pooling) is what
-    /// the model was trained for.
+    /// Reports the embedding of the prompt: the hidden states before the head, pooled over these tokens. Combined with
+    /// `max_tokens: Some(0)` for embeddings only. [`Model::pooling`](paguro_model::Model::pooling) is the model's
+    /// trained pooling.
     pub embedding: Option<Pooling>,
-    /// Tokens at the beginning of the prompt that prompts of later turns probably share: those before the opening of an
-    /// answer that a chat template writes. `None` is all of them. Where sequences have states, the prefix cache keeps a copy
-    /// at the last end of a block among these tokens. No result depends on it.
+    /// Number of tokens at the beginning of the prompt that prompts of later turns probably share: those before the
+    /// opening of an answer in a chat template; `None` for all. For sequences with states, the prefix cache stores a
+    /// copy at the last end of a block among these tokens. Results do not depend on it.
     pub lasting_tokens: Option<usize>,
-    /// Prefixes are shared among requests with equal salts, and with no others. Empty is a salt like any other.
+    /// Prefixes are shared only among requests with equal salts. The empty salt is a salt like any other.
     pub prefix_salt: Vec<u8>,
     /// Reports [`Event::Prefilled`] after each step that computes a part of the prompt.
     pub report_prefill: bool,
     /// Higher ones go first. A lower one that has waited for
     /// [`max_wait_steps`](crate::EngineOptions::max_wait_steps) counts as one of the highest that wait.
     pub priority: i32,
-    /// The client that the request counts for. Among equal priorities, tenants get equal shares of what runs, and so do
-    /// the requests of one tenant, or of none.
+    /// Client of the request. Among equal priorities, tenants get equal shares, and so do the requests of each tenant.
     pub tenant: Option<Arc<str>>,
-    /// When the answer is of no use any more. Looked at between steps: what there is by then ends with
-    /// [`FinishReason::DeadlineExceeded`]; a request that has not started fails with
-    /// [`RequestError::DeadlineExceeded`].
+    /// Deadline, checked between steps. A running answer then ends with [`FinishReason::DeadlineExceeded`]; a waiting
+    /// request fails with [`RequestError::DeadlineExceeded`].
     pub deadline: Option<Instant>,
 }
 
@@ -105,83 +103,83 @@ impl Request {
     }
 }
 
-/// What happens to a request, in order.
+/// Events of a request, in order.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Event {
-    /// It left the queue.
+    /// The request left the queue.
     Started {
-        /// Prompt tokens whose K and V came from the prefix cache.
+        /// Prompt tokens found in the prefix cache.
         cached_tokens: usize,
-        /// When its first step was planned: on the clock of [`Event::Token::at`], however late it is read.
+        /// Time at which its first step was planned, on the clock of [`Event::Token::at`].
         at: Instant,
     },
-    /// A part of the prompt is computed. Comes only where [`Request::report_prefill`] asks for it.
+    /// A part of the prompt was computed. Only with [`Request::report_prefill`].
     Prefilled {
         /// Tokens of the prompt whose K and V exist, those from the prefix cache included. Less than before where a request
         /// has lost its pages to another one.
         tokens: usize,
-        /// When the device had computed them.
+        /// Time at which the device had computed them.
         at: Instant,
     },
-    /// The scores that [`Request::score_prompt_from`] asked for.
+    /// Scores for [`Request::score_prompt_from`].
     PromptScores {
         /// Position of the first one.
         from: usize,
-        /// Of `prompt[from + 1..]`, each given all tokens before it.
+        /// Scores of `prompt[from + 1..]`, each conditioned on all tokens before it.
         scores: Vec<Score>,
     },
-    /// The embedding that [`Request::embedding`] asked for, as the model gives it: its length is not made one.
+    /// The embedding for [`Request::embedding`], not normalized.
     Embedding {
         /// `[hidden]`
         values: Vec<f32>,
     },
     /// A branch has a new token.
     Token {
-        /// Which branch.
+        /// Index of the branch.
         branch: usize,
         /// The token.
         token: u32,
-        /// Text that is now certain: never half a character and never the beginning of a stop string; so it may be
-        /// empty, and may contain what earlier tokens began. Bytes that are no character write nothing.
+        /// Text that is certain: without incomplete characters and beginnings of stop strings. It may be empty, and may
+        /// contain text of earlier tokens. Invalid bytes write nothing.
         text: String,
-        /// Natural logarithm of its probability under the model, if asked for.
+        /// Natural logarithm of its probability under the model, if requested.
         logprob: Option<f32>,
-        /// The best tokens with their log-probabilities, best first, if asked for.
+        /// The most probable tokens with their log-probabilities, in descending order, if requested.
         top: Vec<(u32, f32)>,
-        /// When the device had sampled it.
+        /// Time at which the device had sampled it.
         at: Instant,
     },
     /// A branch has ended. The last branch's end is the last event of a request.
     Finished {
-        /// Which branch.
+        /// Index of the branch.
         branch: usize,
-        /// The text that was held back so far: the beginning of a stop string that did not come. A character that was
-        /// never completed is not part of the answer.
+        /// The text that was held back: the beginning of a stop string that was not completed. An incomplete character
+        /// is not part of the answer.
         text: String,
-        /// Why.
+        /// Reason of the end.
         reason: FinishReason,
-        /// How likely the stop token was that ended it, if log-probabilities were asked for and one did: it is not part
-        /// of the answer, so it is no [`Event::Token`].
+        /// Score of the stop token that ended the branch, if log-probabilities were requested. It is not part of the
+        /// answer, so it has no [`Event::Token`].
         stop_score: Option<Score>,
-        /// What it took.
+        /// Tokens and times.
         usage: Usage,
     },
     /// The request failed, with all its branches; the last event.
     Failed(RequestError),
 }
 
-/// Why a branch ended.
+/// Reason for the end of a branch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FinishReason {
     /// The model sampled this stop token.
     Stop(u32),
-    /// This stop string came up.
+    /// This stop string was generated.
     StopString(String),
-    /// Nothing may follow: [`Request::constraint`] is at its end.
+    /// The grammar of [`Request::constraint`] allows no further token.
     Complete,
-    /// [`Request::max_tokens`] are there.
+    /// [`Request::max_tokens`] were generated.
     Length,
     /// The context is full before [`Request::max_tokens`] was reached.
     ContextFull,
@@ -196,15 +194,15 @@ pub enum FinishReason {
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Of these, tokens that came from the prefix cache when the request started.
+    /// Prompt tokens found in the prefix cache at the start.
     pub cached_tokens: usize,
-    /// Of these, tokens whose K and V came from the disk.
+    /// Cached tokens whose K and V were read from the disk.
     pub disk_tokens: usize,
     /// Tokens sampled, a stop token included.
     pub generated_tokens: usize,
 }
 
-/// What the engine thread tells a [`Generation`](crate::Generation): an [`Event`] without text.
+/// A message of the engine thread to a [`Generation`](crate::Generation): an [`Event`] without text.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Signal {
     Started { cached_tokens: usize, at: Instant },
@@ -216,7 +214,7 @@ pub(crate) enum Signal {
     Failed(RequestError),
 }
 
-/// What a request is checked against.
+/// Limits that requests are checked against.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RequestLimits {
     pub vocab: usize,

@@ -1,4 +1,4 @@
-//! One sequence: its tokens, and the block tables that say where their K and V are.
+//! One sequence: its tokens, and the block tables with the pages of their K and V.
 
 use std::{cmp::Reverse, ops::Range, sync::Arc, time::Instant};
 
@@ -18,7 +18,7 @@ use crate::{
     thought::Thought,
 };
 
-/// What the scheduler needs to know of a request; shared by its branches.
+/// The properties of a request that the scheduler needs; shared by its branches.
 #[derive(Debug)]
 pub(crate) struct Job {
     /// Number of arrival.
@@ -27,7 +27,7 @@ pub(crate) struct Job {
     pub tenant: Tenant,
     pub deadline: Option<Instant>,
     pub prompt_tokens: usize,
-    /// One for each branch; they differ in the seed.
+    /// Sampling parameters of each branch, which differ in the seed.
     pub sampling: Vec<SamplingParams>,
     pub stop_tokens: Vec<u32>,
     /// Tokens before which no stop token is sampled, and a mask of all others, if there are both.
@@ -37,27 +37,27 @@ pub(crate) struct Job {
     pub max_tokens: usize,
     pub at_max_tokens: FinishReason,
     pub logprobs: Option<usize>,
-    /// Until its first sequence takes it.
+    /// Grammar, until its first sequence takes it.
     pub constraint: Option<Constraint>,
-    /// Until its first sequence takes it.
+    /// Limit of reasoning, until its first sequence takes it.
     pub thought: Option<Thought>,
     /// First prompt position to score, if any.
     pub score_from: Option<usize>,
-    /// Prompt positions whose embeddings are wanted, if any.
+    /// Prompt positions with requested embeddings.
     pub embedded: Option<Range<usize>>,
     /// True if steps that compute a part of the prompt are reported.
     pub report_prefill: bool,
-    /// Tokens of the prompt that prompts of later turns probably begin with.
+    /// Number of prompt tokens with which prompts of later turns probably begin.
     pub lasting_tokens: usize,
     /// See [`Request::prefix_salt`].
     pub prefix_salt: Vec<u8>,
 }
 
 impl Job {
-    /// From a request that was [checked](Request::check) against `limits`.
+    /// Creates a job from a request that was [checked](Request::check) against `limits`.
     ///
     /// # Errors
-    /// If every token of the vocabulary ends the answer, but must not yet.
+    /// All tokens of the vocabulary are stop tokens, but the answer must have some tokens.
     pub fn new(
         id: u64,
         request: &Request,
@@ -122,9 +122,8 @@ fn all_but(tokens: &[u32], vocab: usize) -> Result<TokenMask, SubmitError> {
     Ok(TokenMask::new(bits))
 }
 
-/// The order of sequences of one tenant: the higher priority, then the longer wait, then the older request, then the
-/// lower branch. A sequence keeps its rank while it runs, and when it loses its pages to others; so it is the first of
-/// its tenant that runs again.
+/// Order of the sequences of one tenant: priority, then waiting time, then age of the request, then branch. A sequence
+/// keeps its rank while it runs and when it is preempted, so it is the first of its tenant to run again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rank {
     priority: Reverse<i32>,
@@ -133,7 +132,7 @@ pub(crate) struct Rank {
     branch: usize,
 }
 
-/// One group's pages, by block.
+/// Pages of one group, by block.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BlockTable {
     /// The first `released` entries are [`PageId::SCRATCH`]: the window has left them behind.
@@ -150,7 +149,7 @@ impl BlockTable {
 /// A sequence's blocks on disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Load {
-    /// Nobody has looked for them since it began to wait.
+    /// The disk has not been queried since the sequence began to wait.
     #[default]
     Untried,
     /// They are being loaded. Holds the number of blocks in the prefix cache before the load.
@@ -161,13 +160,13 @@ pub(crate) enum Load {
     Declined,
 }
 
-/// A prompt and what came after it; or, until the prompt is computed, all branches of a request in one.
+/// A prompt with its answer; or, until the prompt is computed, all branches of a request.
 #[derive(Debug)]
 pub(crate) struct Sequence {
     pub job: Arc<Job>,
     /// Its request's, or a higher one if it has waited long.
     pub priority: i32,
-    /// When it joined the queue of its tenant, in order.
+    /// Number of the sequence in the order of its tenant's queue.
     pub seniority: u64,
     /// The step before which it began to wait.
     pub waits_since: u64,
@@ -177,27 +176,27 @@ pub(crate) struct Sequence {
     pub restoring_steps: u64,
     /// The last step in which it had rows.
     pub last_step: u64,
-    /// The branches that this sequence stands for.
+    /// Branches that this sequence represents.
     pub branches: Range<usize>,
     /// Prompt and answer.
     pub tokens: Vec<u32>,
-    /// Where it is in its grammar, if it has one.
+    /// Position in the grammar, if there is one.
     pub guide: Option<Guide>,
-    /// Where it is in its reasoning, if that has a limit.
+    /// Position in the reasoning, if that has a limit.
     pub thought: Option<Thought>,
-    /// How many of them have K and V in the pages.
+    /// Number of tokens whose K and V are in the pages.
     pub computed: usize,
     /// The largest number of tokens that ever had.
     pub reached: usize,
-    /// One for each KV group, all of `blocks(computed)` entries between steps.
+    /// Block tables of the KV groups; between steps each has `blocks(computed)` entries.
     pub tables: Vec<BlockTable>,
-    /// Its state after the computed tokens, or in a planned step after the planned rows; perhaps shared with other branches
-    /// of its request. Nothing before it has run, or if the model has no states.
+    /// State after the computed tokens, or in a planned step after the planned rows; it may be shared with other
+    /// branches of the request. `None` before the first step, and for models without states.
     pub state: Option<StateUse>,
     /// Parent of its first block's key; `None` without a prefix cache, or for the empty salt.
     pub root: Option<BlockKey>,
-    /// Keys of the first full blocks: at least those of the prompt and those that are computed. Empty without a
-    /// prefix cache.
+    /// Keys of the first full blocks: at least those of the prompt and of computed blocks. Empty without a prefix
+    /// cache.
     pub keys: Vec<BlockKey>,
     /// Checkpoints that it has made or begun with, by their numbers of tokens, in order.
     pub checkpoints: Vec<usize>,
@@ -209,25 +208,25 @@ pub(crate) struct Sequence {
     pub rows: usize,
     /// Rows of younger prompts of its tenant that were computed before its own.
     pub overtaken: usize,
-    /// Number of the last step that computed rows of this sequence, and how many; counted as
-    /// [`Stats::steps`](crate::Stats::steps) counts.
+    /// Number of the last step that computed rows of this sequence, counted as in
+    /// [`Stats::steps`](crate::Stats::steps), and the number of these rows.
     pub last_rows: (u64, usize),
-    /// Whether the step after it has been planned too, with the next row.
+    /// True if the following step is also planned, with the next row.
     pub ahead: bool,
     /// Scores of the prompt so far, ...
     pub scores: Vec<Score>,
     /// ... until they are delivered.
     scores_delivered: bool,
-    /// The sum of the embeddings so far, in order of position so that its last bit depends on nothing else, and how
-    /// many they are; nothing when it is delivered.
+    /// Sum of the embeddings so far, in order of position so that the result does not depend on chunks, and their
+    /// number; `None` after delivery.
     pool: Option<(Vec<f64>, usize)>,
-    /// Tokens that came from the cache when it first ran; `None` if it never did.
+    /// Number of cached tokens when it first ran; `None` before.
     pub cached_tokens: Option<usize>,
-    /// Of these, tokens that were loaded from the disk.
+    /// Number of cached tokens that were loaded from the disk.
     pub disk_tokens: usize,
-    /// Whether the disk was asked for blocks since it began to wait.
+    /// State of the query for blocks on disk since it began to wait.
     pub load: Load,
-    /// True if its pages are not saved, because numbers that are not finite came of them.
+    /// True if its pages are not saved, because they led to values that are not finite.
     pub is_suspect: bool,
     pub finished: bool,
 }
@@ -296,7 +295,8 @@ impl Sequence {
         self.tokens.len() - self.computed
     }
 
-    /// Whether it reads its prompt, or reads it again. The last row of a prompt whose embedding is wanted belongs to it.
+    /// Returns true during the prefill, or its repetition. The last row of a prompt with a requested embedding belongs
+    /// to the prefill.
     pub fn prefills(&self) -> bool {
         self.remaining() > 1 || !self.unembedded().is_empty()
     }
@@ -314,7 +314,8 @@ impl Sequence {
         }
     }
 
-    /// What to draw after the planned rows, in a branch; or after the row that follows them, which is planned ahead.
+    /// Returns the sampling request of a branch after the planned rows, or with `ahead` after the row that follows
+    /// them.
     pub fn sample_request(&self, branch: usize, ahead: bool) -> SampleRequest<'_> {
         SampleRequest {
             params: &self.job.sampling[branch],
@@ -326,23 +327,23 @@ impl Sequence {
         }
     }
 
-    /// Whether the planned rows are certainly the last.
+    /// Returns true if the planned rows are certainly the last.
     pub fn ends(&self) -> bool {
         self.samples() && self.generated() + 1 == self.job.max_tokens
     }
 
-    /// Whether the planned rows have one output, a token.
+    /// Returns true if the planned rows have exactly one output, a token.
     pub fn has_one_output(&self) -> bool {
         self.samples() && self.branches.len() == 1 && self.outputs_in(self.rows) == 0
     }
 
-    /// Pages to take before the row after the planned ones.
+    /// Returns the number of pages to reserve before the row after the planned ones.
     pub fn pages_ahead(&self, layout: &Layout) -> usize {
         let blocks = layout.blocks(self.computed + self.rows + 1);
         self.tables.iter().map(|table| blocks - table.pages.len()).sum()
     }
 
-    /// Takes them. The page that the planned rows end in is this sequence's own: they write it, too.
+    /// Reserves them. The page in which the planned rows end belongs to this sequence alone, because they write it.
     pub fn reserve_ahead(&mut self, layout: &Layout, pages: &mut Pages) {
         let blocks = layout.blocks(self.computed + self.rows + 1);
         for table in &mut self.tables {
@@ -351,7 +352,7 @@ impl Sequence {
         self.ahead = true;
     }
 
-    /// Whether the planned rows are the last that are missing, and a token is wanted after them.
+    /// Returns true if the planned rows are the last missing ones and are followed by a sampled token.
     pub fn samples(&self) -> bool {
         self.rows > 0 && self.rows == self.remaining() && self.generated() < self.job.max_tokens
     }
@@ -364,7 +365,7 @@ impl Sequence {
         }
     }
 
-    /// All scores and the position of the first one, once, when the last one is there.
+    /// Returns all scores and the position of the first one, once, after the last one was computed.
     pub fn take_scores(&mut self) -> Option<(usize, Vec<Score>)> {
         let from = self.job.score_from?;
         if self.scores_delivered || !self.unscored().is_empty() {
@@ -389,14 +390,14 @@ impl Sequence {
         }
     }
 
-    /// Positions whose embeddings are wanted among the next `rows` ones.
+    /// Returns the positions with requested embeddings among the next `rows` positions.
     pub fn embedded_in(&self, rows: usize) -> Range<usize> {
         let missing = self.unembedded();
         let end = missing.end.min(self.computed + rows);
         missing.start.min(end)..end
     }
 
-    /// Takes in the embedding of the next position that wants one.
+    /// Adds the embedding of the next position with a requested embedding.
     pub fn pool(&mut self, embedding: &[f32]) {
         if let Some((sum, done)) = &mut self.pool {
             sum.resize(embedding.len(), 0.0);
@@ -405,7 +406,7 @@ impl Sequence {
         }
     }
 
-    /// The mean of the embeddings, once, when the last one is there.
+    /// Returns the mean of the embeddings, once, after the last one was computed.
     pub fn take_embedding(&mut self) -> Option<Vec<f32>> {
         if !self.unembedded().is_empty() {
             return None;
@@ -442,22 +443,22 @@ impl Sequence {
         Ok((self.generated() == self.job.max_tokens).then(|| self.job.at_max_tokens.clone()))
     }
 
-    /// What the next token may be.
+    /// Returns the mask of the next token.
     pub fn mask(&self) -> Option<&TokenMask> {
         self.guide.as_ref().map(Guide::mask).or(self.allowed().map(Arc::as_ref))
     }
 
-    /// What the next token may be, whatever the grammar: the end of the reasoning where that is due.
+    /// Returns the mask of the next token without the grammar: the end of reasoning at its limit.
     fn allowed(&self) -> Option<&Arc<TokenMask>> {
         self.thought.as_ref().and_then(Thought::mask).or_else(|| self.no_stop_tokens())
     }
 
-    /// All but the stop tokens, as long as the answer must not end.
+    /// Returns the mask without stop tokens, while the answer must not end.
     fn no_stop_tokens(&self) -> Option<&Arc<TokenMask>> {
         self.job.no_stop_tokens.as_ref().filter(|_| self.generated() < self.job.min_tokens)
     }
 
-    /// Has the grammar's mask of the next token computed, if there is a grammar.
+    /// Starts computing the grammar's mask of the next token, if there is a grammar.
     pub fn compute_mask(&mut self, workers: &mut MaskWorkers) {
         let within = self.allowed().cloned();
         if let Some(guide) = &mut self.guide {
@@ -465,9 +466,9 @@ impl Sequence {
         }
     }
 
-    /// Blocks from its beginning that the cache can supply: all of them in groups that see everything, the
-    /// visible ones in groups with a window, and the state at their end. At least one token is left to compute, and all that
-    /// are to be scored.
+    /// Returns the number of first blocks that the cache can supply: all of them in groups without a window, the
+    /// visible ones in groups with a window, and the state at their end. At least one token is left to compute, and all
+    /// tokens that are to be scored.
     pub fn cached_blocks(&self, layout: &Layout, pages: &Pages) -> usize {
         self.blocks_in(layout, |unit| match unit.part {
             Part::Kv(group) => pages.find(group, &unit.key).is_some(),
@@ -475,7 +476,7 @@ impl Sequence {
         })
     }
 
-    /// The same for a cache that has these parts of blocks.
+    /// Returns the number of first blocks that a cache with these parts of blocks can supply.
     pub fn blocks_in(&self, layout: &Layout, has: impl Fn(Unit) -> bool) -> usize {
         let keys = &self.keys[..self.reusable_blocks(layout).min(self.keys.len())];
         let has = |part, block: usize| has(Unit { key: keys[block], part });
@@ -488,7 +489,8 @@ impl Sequence {
                 let has_state = |&blocks: &usize| has(Part::Checkpoint, blocks - 1);
                 blocks = (1..=blocks).rev().find(has_state).unwrap_or(0);
             }
-            // Every prefix that is longer than the last missing block, and no longer than this one, would see it too.
+            // Every prefix that is longer than the last missing block, and at most as long as this one, would also need
+            // that block.
             let Some(missing) = windowed.iter().find_map(|&group| {
                 let visible = layout.first_visible(group, blocks * layout.block_size)..blocks;
                 visible.rev().find(|&block| !has(Part::Kv(group), block))
@@ -506,8 +508,8 @@ impl Sequence {
         tokens / layout.block_size
     }
 
-    /// Whether `other`, which is running, is about to compute block `block`, which this one could then take. Where sequences
-    /// have states, it is one at whose end there will be a checkpoint.
+    /// Returns true if `other`, which is running, will compute block `block`, which this sequence could then use. For
+    /// sequences with states, the block must end with a checkpoint.
     pub fn could_wait_for(&self, other: &Sequence, block: usize, layout: &Layout) -> bool {
         let block = match (layout.checkpoints, other.next_checkpoint(layout)) {
             (None, _) => block,
@@ -520,7 +522,7 @@ impl Sequence {
             && self.keys.get(block).is_some_and(|key| other.keys.get(block) == Some(key))
     }
 
-    /// Pages of the cache that [`Sequence::take_cached`] would take away from what is available.
+    /// Returns the number of available pages that [`Sequence::take_cached`] would use.
     pub fn evictable_in_cached(&self, blocks: usize, layout: &Layout, pages: &Pages) -> usize {
         self.cached_pages(blocks, layout, pages).filter(|&(_, _, page)| pages.is_evictable(page)).count()
     }
@@ -556,8 +558,8 @@ impl Sequence {
         })
     }
 
-    /// Pages still to be taken before all tokens are computed, at most, if it begins with `cached` blocks from the
-    /// cache.
+    /// Returns the maximum number of pages to allocate until all tokens are computed, if the sequence begins with
+    /// `cached` cached blocks.
     pub fn pages_to_come(&self, cached: usize, layout: &Layout) -> usize {
         let start = self.computed.max(cached * layout.block_size);
         (0..layout.groups())
@@ -578,7 +580,8 @@ impl Sequence {
         if grows || self.branches.len() > 1 { layout.groups() } else { 0 }
     }
 
-    /// Pages to take before the next `rows` rows: new blocks, and copies of shared pages that would be written.
+    /// Returns the number of pages to allocate for the next `rows` rows: new blocks, and copies of shared pages that
+    /// would be written.
     pub fn pages_for(&self, rows: usize, layout: &Layout, pages: &Pages) -> usize {
         let blocks = layout.blocks(self.computed + rows);
         let tail = self.tail(layout);
@@ -591,8 +594,8 @@ impl Sequence {
             .sum()
     }
 
-    /// Takes them, and the state that the rows are written to; the copies of pages must be made before the step runs. Returns
-    /// false, with nothing taken, if no state is free for a branch that shares one.
+    /// Allocates them, and the state that the rows write; copies of pages must be made before the step runs. Returns
+    /// false without allocating if no state is free for a branch that shares one.
     pub fn reserve(
         &mut self,
         rows: usize,
@@ -626,8 +629,8 @@ impl Sequence {
         (!self.computed.is_multiple_of(layout.block_size)).then_some(self.computed / layout.block_size)
     }
 
-    /// The planned rows are computed: full blocks become findable, and what no later row sees is released. Returns how
-    /// many of the rows had not been computed before.
+    /// Marks the planned rows as computed: full blocks enter the cache, and pages that no later row attends to are
+    /// released. Returns the number of rows that had not been computed before.
     pub fn advance(&mut self, layout: &Layout, pages: &mut Pages, states: &mut States) -> usize {
         self.state.iter_mut().for_each(|state| states.settle(state));
         self.restoring_steps += u64::from(self.computed < self.reached);
@@ -656,7 +659,7 @@ impl Sequence {
         new
     }
 
-    /// Branch `branch` as a sequence of its own, with the same pages and state.
+    /// Creates branch `branch` as a separate sequence with the same pages and state.
     pub fn fork(&self, branch: usize, pages: &mut Pages, states: &mut States) -> Sequence {
         self.state.iter().for_each(|&state| states.share(state));
         for table in &self.tables {
@@ -679,7 +682,7 @@ impl Sequence {
         rest
     }
 
-    /// These branches of it. What was asked of the prompt stays with this one.
+    /// Returns these branches without pages. Requested outputs of the prompt stay with this sequence.
     fn without_pages(&self, branches: Range<usize>) -> Sequence {
         Sequence {
             job: self.job.clone(),
@@ -717,8 +720,8 @@ impl Sequence {
         }
     }
 
-    /// Lets its state and all pages go. The last blocks go first, so that the cache gives them up first: a beginning without an
-    /// end is worth more than an end without a beginning.
+    /// Releases its state and all pages. The last blocks are released first, so that the cache evicts them first: a
+    /// prefix without its end is more useful than an end without its prefix.
     pub fn release(&mut self, layout: &Layout, pages: &mut Pages, states: &mut States) {
         self.save_later(layout, pages);
         self.state.take().into_iter().for_each(|state| states.release(state));
@@ -741,7 +744,8 @@ impl Sequence {
         self.ahead = false;
     }
 
-    /// Pages that it keeps from others: those that it holds, a shared one in part, and those that its prompt still needs.
+    /// Returns the number of pages that it claims: its own, a fraction of shared ones, and those that its prompt still
+    /// needs.
     pub fn claim(&self, layout: &Layout, pages: &Pages) -> f64 {
         let held: f64 = self.held_pages().map(|page| 1.0 / pages.references(page) as f64).sum();
         held + self.pages_to_come(0, layout) as f64

@@ -1,11 +1,11 @@
-//! A picture of all pages and sequences, made between two steps when somebody asks for one. The engine keeps nothing
-//! for it but one pair of numbers per sequence, so it costs nothing while nobody looks.
+//! Snapshot of all pages and sequences, made between two steps on request. The engine stores only one pair of numbers
+//! per sequence for it, so it has no cost otherwise.
 
 use paguro_backend::KernelCount;
 
 use crate::{Stats, scheduler::Scheduler, sequence::Sequence};
 
-/// What every page and sequence is doing. A page that is in no block table and not cached is free.
+/// State of every page and sequence. A page that is in no block table and not cached is free.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     /// The counters of the same moment.
@@ -18,20 +18,20 @@ pub struct Snapshot {
     pub block_size: usize,
     /// The running sequences and then the waiting ones, both in the order in which they are served.
     pub sequences: Vec<SequenceSnapshot>,
-    /// Pages that only the prefix cache keeps, in order of their numbers. Page numbers begin at 1.
+    /// Pages that only the prefix cache holds, in ascending order. Page numbers begin at 1.
     pub cached: Vec<u32>,
-    /// The kernel statistics, if they were asked for.
+    /// Kernel statistics, if requested.
     pub kernels: Option<Vec<KernelCount>>,
 }
 
-/// What one sequence is doing. A request whose prompt is not computed yet is one sequence, whatever its branches.
+/// State of one sequence. A request whose prompt is not computed yet is one sequence for all branches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SequenceSnapshot {
     /// Number of its request, counted from the start of the engine.
     pub request: u64,
-    /// The first branch that it stands for.
+    /// First branch that it represents.
     pub branch: usize,
-    /// Number of branches that it stands for.
+    /// Number of branches that it represents.
     pub branches: usize,
     /// True if it runs, false if it waits.
     pub running: bool,

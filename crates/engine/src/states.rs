@@ -1,8 +1,8 @@
-//! Slots for the states of sequences, by number: which are free, and how many sequences name each of the others.
+//! Slots for the states of sequences: the free ones, and the reference counts of the others.
 //!
-//! A sequence that runs has one slot, for as long as it runs. Branches of a request begin with one slot together; each
-//! moves to a slot of its own with the first step that it takes part in, in which it reads the shared one. So one slot
-//! more than there are places is enough for one of them to go on, always.
+//! A running sequence has one slot. Branches of a request start with a common slot. Each moves to its own slot in its
+//! first step, in which it reads the shared one. So with one slot more than places, at least one branch can always
+//! continue.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
@@ -37,8 +37,8 @@ impl States {
         self.free.len()
     }
 
-    /// Returns what a sequence uses in its next step, whose state has been `now` so far. `None` if no slot is free for a
-    /// shared state. Without slots nothing is used.
+    /// Reserves the state use of a sequence's next step, whose state has been `now` so far. `None` if no slot is free
+    /// for a shared state. Models without slots have no state use.
     pub fn reserve(&mut self, now: Option<StateUse>) -> Option<Option<StateUse>> {
         if self.references.is_empty() {
             return Some(None);
@@ -58,7 +58,7 @@ impl States {
         Some(slot)
     }
 
-    /// One more sequence goes on from this state, which no planned step changes.
+    /// Adds a sequence that continues from this state, which no planned step changes.
     pub fn share(&mut self, state: StateUse) {
         self.references[state.write.0 as usize] += 1;
     }
@@ -71,7 +71,7 @@ impl States {
         }
     }
 
-    /// A sequence gives its state up.
+    /// Releases the state of a sequence.
     pub fn release(&mut self, mut state: StateUse) {
         self.settle(&mut state);
         self.let_go(state.write);

@@ -1,26 +1,26 @@
-//! What the engine is doing, in numbers.
+//! Statistics of the engine.
 
 use std::time::Duration;
 
 use crate::DiskStats;
 
-/// A snapshot, taken after each step. Gauges say how it is now; counters count since the start.
+/// Statistics after a step. Gauges are current values; counters count since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Sequences that wait for pages or for their turn, preempted ones included. A request whose prompt is not
-    /// computed yet is one, whatever its branches.
+    /// Waiting sequences, including preempted ones. A request whose prompt is not computed yet is one sequence for all
+    /// branches.
     pub waiting: usize,
     /// Sequences that run.
     pub running: usize,
     /// Pages that sequences can use.
     pub pages_total: usize,
-    /// Of these, pages in some sequence's block table.
+    /// Pages in block tables of sequences.
     pub pages_used: usize,
-    /// Of these, pages that nobody uses and the prefix cache keeps.
+    /// Pages that only the prefix cache holds.
     pub pages_cached: usize,
     /// Slots for the states of sequences; none if the model has no states.
     pub states_total: usize,
-    /// Of these, slots that some sequence uses.
+    /// Slots of states in use.
     pub states_used: usize,
     /// Copies of states in the prefix cache. Their pages are cached ones.
     pub checkpoints: usize,
@@ -34,14 +34,14 @@ pub struct Stats {
     pub tokens: u64,
     /// Tokens of the prompts of requests that have started.
     pub prompt_tokens: u64,
-    /// Tokens that the prefix cache was asked for: all of a prompt when it starts, and all of a sequence that goes on
-    /// after a preemption.
+    /// Tokens that were looked up in the prefix cache: those of a prompt at its start, and those of a sequence that
+    /// continues after a preemption.
     pub prefix_query_tokens: u64,
-    /// Of these, tokens that did not have to be computed because the prefix cache had them.
+    /// Looked-up tokens found in the prefix cache.
     pub prefix_hit_tokens: u64,
     /// The disk tier of the prefix cache.
     pub disk: DiskStats,
-    /// Cached pages that were given up for others, or to stay below the water mark.
+    /// Cached pages that were evicted for other sequences or to stay below the water mark.
     pub evictions: u64,
     /// Sequences that lost their place or their pages to others and went back to the queue.
     pub preemptions: u64,
@@ -55,7 +55,7 @@ pub struct Stats {
     pub step_rows: Sizes,
     /// Sequences of all steps: the batch size.
     pub step_sequences: Sizes,
-    /// How long steps took.
+    /// Durations of steps.
     pub step_times: StepTimes,
     /// Masks of grammars computed, failed ones included.
     pub masks: u64,
@@ -64,14 +64,14 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Pages that nobody uses and nothing is kept in.
+    /// Returns the number of free pages.
     pub fn pages_free(&self) -> usize {
         self.pages_total - self.pages_used - self.pages_cached
     }
 }
 
-/// Numbers of something in powers of two: entry `i` counts those up to `2^i` (and above half of that); the last one
-/// counts all larger ones too.
+/// Histogram with powers of two: entry `i` counts values up to `2^i` (and above half of that); the last entry counts
+/// all larger ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sizes {
     /// Number of steps by size.
@@ -88,8 +88,8 @@ impl Sizes {
     }
 }
 
-/// Durations of steps in powers of two: entry `i` counts those below `2^i` microseconds (and not below half of
-/// that); the last one counts all longer ones too.
+/// Histogram of step durations with powers of two: entry `i` counts those below `2^i` microseconds (and not below half
+/// of that); the last entry counts all longer ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepTimes {
     /// Number of steps by duration.

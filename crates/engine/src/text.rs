@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use paguro_model::tokenizer::DecodeStream;
 
-/// One branch's text.
+/// Text of one branch.
 #[derive(Debug)]
 pub(crate) struct Writer {
-    /// `None` without a tokenizer: then there is no text.
+    /// Decoder; `None` without a tokenizer.
     stream: Option<DecodeStream>,
     stops: StopMatcher,
 }
@@ -34,8 +34,8 @@ impl Writer {
     }
 }
 
-/// Finds stop strings in a growing text. What it finds does not depend on how the text is cut into pieces: the
-/// first one that is complete counts; of several that are complete with the same character, the longest.
+/// Matcher of stop strings in a streamed text. The result does not depend on the boundaries of pieces: the first
+/// complete stop string is found; of several that end at the same character, the longest.
 #[derive(Clone, Debug)]
 pub struct StopMatcher {
     stops: Arc<[String]>,
@@ -45,14 +45,13 @@ pub struct StopMatcher {
 }
 
 impl StopMatcher {
-    /// Before the first character. None of `stops` is empty. With `include`, the stop string that is found is part of the
-    /// text.
+    /// Creates a matcher. `stops` must not contain an empty text. With `include`, the stop string is part of the text.
     pub fn new(stops: Arc<[String]>, include: bool) -> Self {
         debug_assert!(!stops.iter().any(String::is_empty));
         Self { stops, include, held: String::new() }
     }
 
-    /// The text that is certain, and the stop string that was found; nothing comes after it.
+    /// Adds text. Returns the certain text, and the stop string that was found, after which no text follows.
     pub fn push(&mut self, text: &str) -> (String, Option<usize>) {
         self.held += text;
         let ends = self.stops.iter().enumerate().filter_map(|(index, stop)| {
@@ -68,7 +67,7 @@ impl StopMatcher {
         (std::mem::replace(&mut self.held, rest), None)
     }
 
-    /// Returns the text that was held back: the beginning of a stop string that has not come to its end.
+    /// Returns the text that was held back: the beginning of an incomplete stop string.
     pub fn take_held(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
@@ -108,7 +107,7 @@ mod tests {
 
     #[test]
     fn what_may_become_a_stop_string_is_held_back() {
-        /// Stop strings, pieces, what comes of them (and at the end), which stop string.
+        /// Stop strings, pieces, results (and the rest at the end), index of the stop string found.
         type Case =
             (&'static [&'static str], &'static [&'static str], &'static [&'static str], Option<usize>);
         let cases: &[Case] = &[

@@ -12,17 +12,17 @@ use paguro_model::tokenizer::Tokenizer;
 pub struct ThoughtLimit {
     /// Most tokens between the markers.
     pub max_tokens: usize,
-    /// Whether the prompt ends within reasoning. Otherwise it begins with `open`, at the beginning of the answer.
+    /// True if the prompt ends within reasoning. Otherwise reasoning begins with `open` at the beginning of the answer.
     pub begun: bool,
     /// The marker that begins reasoning.
     pub open: String,
     /// The marker that ends it.
     pub close: String,
-    /// The tokens that are written to end it: `close`, and what may stand around it.
+    /// Tokens that end reasoning: `close`, and the text around it.
     pub closing: Vec<u32>,
 }
 
-/// A limit with what the engine needs to keep it.
+/// A limit with the data that the engine needs to enforce it.
 #[derive(Debug)]
 pub(crate) struct Watch {
     limit: ThoughtLimit,
@@ -32,7 +32,7 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// For a vocabulary of `vocab` tokens, to which all closing tokens belong.
+    /// Creates the watch for a vocabulary of `vocab` tokens that contains all closing tokens.
     pub fn new(limit: ThoughtLimit, tokenizer: Arc<Tokenizer>, vocab: usize) -> Self {
         let only = |&token: &u32| {
             let mut bits = vec![0_u32; vocab.div_ceil(32)];
@@ -44,7 +44,7 @@ impl Watch {
     }
 }
 
-/// Where one answer is in its reasoning.
+/// Position of an answer in its reasoning.
 #[derive(Clone, Debug)]
 pub(crate) struct Thought {
     watch: Arc<Watch>,
@@ -60,7 +60,7 @@ enum At {
         tokens: usize,
         last: Vec<u8>,
     },
-    /// This closing token comes next.
+    /// This closing token is next.
     Closing(usize),
     After,
 }
@@ -80,7 +80,7 @@ impl Thought {
         }
     }
 
-    /// Whether the token after the next one may have to be a closing one.
+    /// Returns true if the token after the next one may have to be a closing one.
     pub fn may_close(&self) -> bool {
         match &self.at {
             At::Before(_) => self.watch.limit.max_tokens == 0,

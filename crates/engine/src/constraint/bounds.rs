@@ -1,5 +1,5 @@
-//! Bounds of grammars. A compiler recurses and allocates as deeply and as much as a grammar says, so the grammar is
-//! measured before it is compiled. Nothing here recurses.
+//! Bounds of grammars. The recursion and memory of the compiler grow with the grammar, so the grammar is measured
+//! before it is compiled. The measurement does not recurse.
 
 use std::collections::{HashMap, HashSet};
 
@@ -37,7 +37,7 @@ const COUNTS: [&str; 6] =
 /// Keywords that only describe a schema.
 const ANNOTATIONS: [&str; 5] = ["title", "description", "$comment", "default", "examples"];
 
-/// How much a grammar asks of its compiler.
+/// Size of a grammar for its compiler.
 #[derive(Debug, Default)]
 pub(super) struct Measure {
     values: usize,
@@ -73,7 +73,7 @@ impl Measure {
         self.add_levels(&nodes, schema)
     }
 
-    /// One value of a schema.
+    /// Measures one value of a schema.
     fn node(&mut self, node: Node<'_>) -> Result<(), String> {
         self.values += 1;
         at_most("JSON values", self.values, MAX_VALUES)?;
@@ -105,9 +105,9 @@ impl Measure {
         }
     }
 
-    /// Counts how deeply a compiler recurses that follows a reference where it stands, and each only once.
+    /// Measures the depth of a compiler's recursion that expands each reference in place, and only once.
     fn add_levels(&mut self, nodes: &[Node<'_>], schema: &Value) -> Result<(), String> {
-        // Children come after their parents.
+        // Children follow their parents.
         let mut heights = vec![1usize; nodes.len()];
         for (index, node) in nodes.iter().enumerate().skip(1).rev() {
             heights[node.parent] = heights[node.parent].max(heights[index] + 1);
@@ -212,8 +212,8 @@ impl Measure {
         Ok(())
     }
 
-    /// Adds the schema that `text` begins with, and returns its length. The compiler says what is wrong with one that
-    /// cannot be read.
+    /// Adds the schema at the beginning of `text`, and returns its length. The compiler reports errors of a malformed
+    /// one.
     fn embedded_schema(&mut self, text: &str) -> Result<usize, String> {
         let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
         match values.next() {

@@ -1,5 +1,5 @@
-//! Grammars that were compiled lately. An agent sends the same tools with every turn, and compiling them takes longer than
-//! a step.
+//! Cache of compiled grammars. An agent sends the same tools in every turn, and compiling them takes longer than a
+//! step.
 
 use std::collections::VecDeque;
 
@@ -7,13 +7,13 @@ use sha2::{Digest, Sha256};
 
 use super::{Constraint, Grammar, GrammarError};
 
-/// Most grammars that are kept.
+/// Maximum number of grammars.
 const MAX_ENTRIES: usize = 32;
 
-/// Most bytes of the source of a grammar that is kept: the compiled form grows with it.
+/// Maximum bytes of a grammar's source. The compiled form grows with it.
 const MAX_SOURCE: usize = 64 << 10;
 
-/// Most bytes of the sources of all grammars that are kept.
+/// Maximum bytes of all sources.
 const MAX_SOURCES: usize = 512 << 10;
 
 /// A grammar's name in the cache.
@@ -46,7 +46,7 @@ pub(super) struct Cache {
 }
 
 impl Cache {
-    /// The compiled form of a grammar, or why there is none.
+    /// Returns the cached result of compiling a grammar.
     pub fn get(&mut self, source: &Source) -> Option<Compiled> {
         let index = self.entries.iter().position(|(other, _)| other.digest == source.digest)?;
         let entry = self.entries.remove(index)?;
@@ -55,7 +55,7 @@ impl Cache {
         Some(compiled)
     }
 
-    /// Keeps a compiled grammar, unless it is large, and forgets those that were used longest ago.
+    /// Adds a compiled grammar, unless it is large, and evicts the least recently used ones.
     pub fn insert(&mut self, source: Source, compiled: &Compiled) {
         if source.bytes > MAX_SOURCE || self.get(&source).is_some() {
             return;

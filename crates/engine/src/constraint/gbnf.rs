@@ -34,19 +34,19 @@ struct Source {
 /// A part of a rule.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Node {
-    /// One character.
+    /// A character of a set.
     Class(CharSet),
     /// Characters one after the other, at least one.
     Text(Box<str>),
-    /// One token of the model, or any but that one.
+    /// A token of the model, or any other token.
     Token { id: u32, is_negated: bool },
     /// Reference to a rule, by its index.
     Rule(usize),
     /// Parts one after the other; none is the empty text.
     Sequence(Vec<NodeId>),
-    /// One of several parts.
+    /// One of several nodes.
     Choice(Vec<NodeId>),
-    /// A part several times. Without `max` there is no limit.
+    /// A repeated node. Without `max` there is no limit.
     Repeat { item: NodeId, min: u32, max: Option<u32> },
 }
 
@@ -56,7 +56,7 @@ impl Source {
         self.nodes.len() - 1
     }
 
-    /// The parts of a node, without what a rule derives.
+    /// Returns the children of a node, without following rules.
     fn children(&self, node: NodeId) -> &[NodeId] {
         match &self.nodes[node] {
             Node::Sequence(items) | Node::Choice(items) => items,
@@ -79,7 +79,7 @@ impl Source {
 /// Translates a grammar.
 ///
 /// # Errors
-/// The place of a mistake, by line and column, and what is wrong there.
+/// Line and column of an error, with a description.
 pub(super) fn to_lark(text: &str, tokens: &TokTrie) -> Result<String, String> {
     let mut source = read::read(text, tokens)?;
     let regular = regular::prepare(&mut source);

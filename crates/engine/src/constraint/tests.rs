@@ -144,7 +144,7 @@ fn the_largest_grammars_are_compiled_or_refused_soon() {
         let begin = Instant::now();
         let compiled = vocabulary.compile(&grammar);
         let took = begin.elapsed();
-        // A hundred times what most of them take: such a one would keep a thread from others.
+        // A hundred times the usual duration. A slower grammar would block a thread.
         assert!(took < Duration::from_secs(60), "{name} took {took:?}");
         if let Ok(constraint) = compiled {
             // Later users of the grammar have a stack as other threads have.

@@ -1,7 +1,7 @@
-//! Planning one step ahead. While a device computes a step in which all sequences decode and nobody waits, the next one is
-//! planned and submitted: each sequence gets one more row, whose token the device knows before the host. A sequence that
-//! turns out to have ended then has a row that is dropped. Its pages may go to others at once, because steps run in
-//! the order of their plans.
+//! Planning one step ahead. While a device computes a step in which all sequences decode and the queue is empty, the
+//! next step is planned and submitted: each sequence gets one more row, whose token the device knows before the host.
+//! The row of a sequence that has ended meanwhile is dropped. Its pages can be reused at once, because steps run in the
+//! order of their plans.
 
 use paguro_backend::{Carried, Output, StateUse, Step, StepError, StepOutput, Want};
 
@@ -9,9 +9,8 @@ use super::Scheduler;
 use crate::{sequence::Sequence, thought::Thought};
 
 impl Scheduler {
-    /// Decides what the step after the planned one computes, if that is certain enough while the planned one runs: nobody
-    /// waits, and all sequences that go on do so with a row each whose token the device `carries`. Says whether it
-    /// did.
+    /// Plans the step after the planned one, if its rows are known: the queue is empty, and every continuing sequence
+    /// has one row whose token the device `carries`. Returns true if the step was planned.
     pub fn plan_ahead(&mut self, carries: impl Fn(&Want<'_>) -> bool) -> bool {
         // A mask depends on the token before it.
         let may_go_on = |sequence: &Sequence| {
@@ -70,8 +69,8 @@ impl Scheduler {
         self.next_plan.step(outputs)
     }
 
-    /// Leaves out what a step that was planned ahead has computed for sequences that have ended since. The others are
-    /// still in the same order.
+    /// Removes the outputs that a step planned ahead has computed for sequences that have ended since. The others are
+    /// in the same order.
     pub(super) fn drop_outcomes_of_the_ended(&self, output: &mut StepOutput) -> Result<(), StepError> {
         let owners = &self.plan.owners;
         if owners.is_empty() {

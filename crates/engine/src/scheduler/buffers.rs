@@ -12,7 +12,7 @@ pub(super) struct Saves {
     pub keys: Vec<BlockKey>,
 }
 
-/// A step's buffers, reused from step to step. The rows of each sequence stand in [`Sequence::rows`].
+/// Buffers of a step, reused from step to step. [`Sequence::rows`] has the rows of each sequence.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     /// To be made before the step.
@@ -25,7 +25,7 @@ pub(super) struct Plan {
     pub carried: Vec<Carried>,
     pub sequences: Vec<StepSequence>,
     pub pages: Vec<PageId>,
-    /// Of a step that was planned ahead: request and first branch of each sequence, some of which may have ended since.
+    /// For a step planned ahead: request and first branch of each sequence, some of which may have ended since.
     pub owners: Vec<(u64, usize)>,
 }
 

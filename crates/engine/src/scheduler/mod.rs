@@ -1,22 +1,22 @@
 //! Plans one ragged step at a time.
 //!
 //! 1. [Admission](queue): requests leave the queue while there are places (`max_sequences`) and pages. Priority decides
-//!    first; then every tenant gets its share of the places, and within a tenant every request. If none is free, the head
-//!    of the queue may displace a sequence of a tenant, or of a request, that has more than its share.
-//! 2. [Rows](rows): every sequence that decodes gets one, prompts share the rest of the step's tokens and of its time.
-//! 3. Branches of a request (`n` answers) leave their common prompt when it is computed, as many as there are places for;
-//!    the others wait in the queue like everyone, and find the prompt in the prefix cache.
-//! 4. Pages come from the free list, then from unused blocks of the prefix cache, the longest unused first, then from a
-//!    running sequence: the youngest one of the tenant that claims most, of the lowest priority that runs.
+//!    first; then every tenant gets its share of the places, and within a tenant every request. If no place is free, the
+//!    head of the queue may preempt a sequence of a tenant or request with more than its share.
+//! 2. [Rows](rows): every decoding sequence gets one row; prompts share the rest of the step's rows and time.
+//! 3. Branches of a request (`n` answers) separate when their common prompt is computed, as many as there are places.
+//!    The others wait in the queue and find the prompt in the prefix cache.
+//! 4. Pages are taken from the free list, then from unused blocks of the prefix cache, least recently used first, then
+//!    from a running sequence: the youngest one of the tenant that claims most, of the lowest running priority.
 //!
-//! A displaced sequence goes back to the queue with its tokens. It later computes again what the cache has lost, and goes
-//! on exactly where it was.
+//! A preempted sequence returns to the queue with its tokens. It later recomputes the tokens that the cache has lost,
+//! and continues exactly where it was.
 //!
-//! Nothing can stall: a sequence that does not fit alone was refused when it was submitted, and pages are only taken
-//! while more than one runs. Nothing starves: a request without a place has a tenant that is behind others, so it gets one
-//! after their [quantum](queue::QUANTUM), or waits for older requests of the same tenant, each of which ends.
+//! No deadlock: a sequence that does not fit alone is refused when it is submitted, and pages are taken only while more
+//! than one sequence runs. No starvation: a request without a place either has a tenant that is behind others, and gets
+//! a place after their [quantum](queue::QUANTUM), or waits for older requests of the same tenant, each of which ends.
 //!
-//! A plan depends on the order of requests and on the measured times of earlier steps, and on no clock.
+//! A plan depends on the order of requests and on the measured times of earlier steps, but on no clock.
 
 mod ahead;
 mod buffers;
@@ -52,7 +52,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Scheduler {
     limits: Limits,
-    /// Seconds that a step may take which has a chunk of a prompt beside sequences that decode.
+    /// Maximum seconds of a step with a chunk of a prompt beside decoding sequences.
     step_time: f64,
     max_wait_steps: u64,
     layout: Layout,
@@ -66,12 +66,12 @@ pub(crate) struct Scheduler {
     step: u64,
     /// Requests so far, and sequences that went to the end of their tenant's queue.
     arrivals: u64,
-    /// In order of rank. They hold no pages.
+    /// Waiting sequences in order of rank. They hold no pages.
     waiting: BTreeMap<Rank, Sequence>,
-    /// In order of rank.
+    /// Running sequences in order of rank.
     running: Vec<Sequence>,
     plan: Plan,
-    /// The step after it, if there is one.
+    /// Plan of the following step, if there is one.
     next_plan: Plan,
     is_ahead: bool,
     saves: Saves,
@@ -156,9 +156,9 @@ impl Scheduler {
         self.running.is_empty() && self.waiting.is_empty()
     }
 
-    /// Decides what each sequence computes in the next step, and reserves the pages for it; requests that leave the queue
-    /// start `now`. There is something to compute unless the scheduler is [idle](Scheduler::is_idle), or all sequences wait for
-    /// the disk.
+    /// Plans the rows of each sequence in the next step and reserves their pages; requests that leave the queue start
+    /// at `now`. The plan is empty only if the scheduler is [idle](Scheduler::is_idle), or all sequences wait for the
+    /// disk.
     pub fn plan(&mut self, now: Instant) {
         self.plan.clear();
         self.plan.moves.append(&mut self.saves.moves);
@@ -239,13 +239,13 @@ impl Scheduler {
         }
     }
 
-    /// All sequences, the running ones first, both in order of rank; true for those that run.
+    /// Returns all sequences, running ones first, each in order of rank, with a flag that is true for running ones.
     pub fn sequences(&self) -> impl Iterator<Item = (&Sequence, bool)> {
         let running = self.running.iter().map(|sequence| (sequence, true));
         running.chain(self.waiting.values().map(|sequence| (sequence, false)))
     }
 
-    /// Pages that only the prefix cache keeps, in order of their numbers.
+    /// Returns the pages that only the prefix cache holds, in ascending order.
     pub fn cached_pages(&self) -> impl Iterator<Item = PageId> {
         self.pages.cached()
     }
@@ -337,7 +337,7 @@ impl Scheduler {
         planned.map(|s| (s.job.id, s.branches.start, s.computed..s.computed + s.rows)).collect()
     }
 
-    /// Request and branch of those who run without a row in the plan, and of those who wait.
+    /// Returns request and branch of running sequences without a row in the plan, and of waiting ones.
     pub fn held(&self) -> Vec<(u64, usize)> {
         let idle = self.running.iter().filter(|sequence| sequence.rows == 0);
         idle.chain(self.waiting.values()).map(|s| (s.job.id, s.branches.start)).collect()

@@ -13,10 +13,10 @@ use crate::{
 };
 
 impl Scheduler {
-    /// Takes in what the step computed; it was done at `at`. If another one was planned ahead, that is the planned one now.
+    /// Applies the outputs of the step, which was computed at `at`. A step planned ahead becomes the planned one.
     ///
     /// # Errors
-    /// If the outcomes are not those that the step asked for; nothing has changed then.
+    /// The outputs do not match the step; the state is unchanged.
     pub fn apply(&mut self, output: &mut StepOutput, at: Instant) -> Result<(), StepError> {
         self.drop_outcomes_of_the_ended(output)?;
         self.check_outcomes(output)?;
@@ -74,13 +74,13 @@ impl Scheduler {
                     self.stats.tokens += 1;
                     match accept(sequence, sampled, at, &mut self.signals) {
                         Ok(()) if sequence.finished => {}
-                        // It is worked out while the news are told and the next step runs.
+                        // The mask is computed while events are published and the next step runs.
                         Ok(()) => sequence.compute_mask(&mut self.mask_workers),
                         Err(error) => failed.push((sequence.job.id, error)),
                     }
                 }
             } else if sequence.remaining() == 0 {
-                // Nothing was asked for but the prompt.
+                // Only the prompt was requested.
                 sequence.finished = true;
                 finish(sequence, &sequence.job.at_max_tokens, None, &mut self.signals);
             }
@@ -91,7 +91,7 @@ impl Scheduler {
         }
         failed.dedup_by_key(|(request, _)| *request);
         for (request, error) in failed {
-            // Pages of numbers that are not finite must not outlive the process.
+            // Pages with values that are not finite must not be stored on disk.
             let of_request = self.running.iter_mut().filter(|sequence| sequence.job.id == request);
             of_request.for_each(|sequence| sequence.is_suspect |= matches!(error, RequestError::NotFinite));
             self.remove(|sequence| sequence.job.id == request);
@@ -110,8 +110,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// The step failed: so do all requests that were part of it, and the step that was planned after it. What it would have
-    /// written is lost with them, and so is what was to be copied before it.
+    /// Handles a failed step: all requests with rows in it or in the step planned after it fail. The data that it would
+    /// have written, and copies planned before it, are lost.
     pub fn fail(&mut self, error: &StepError) {
         self.is_ahead = false;
         self.last_work = None;
@@ -170,7 +170,7 @@ fn accept(
 ) -> Result<(), RequestError> {
     let Sampled { token, logprob, top } = sampled;
     if token == Sampled::NO_TOKEN {
-        // A grammar that has come to a dead end allows no token either.
+        // A grammar without an allowed token has the same result.
         sequence.guide.as_ref().map_or(Ok(()), Guide::check).map_err(RequestError::Constraint)?;
         return Err(RequestError::NotFinite);
     }
@@ -189,7 +189,7 @@ fn accept(
     Ok(())
 }
 
-/// Tells the end of all branches that a sequence stands for.
+/// Sends the end of all branches of a sequence.
 pub(super) fn finish(
     sequence: &Sequence,
     reason: &FinishReason,

@@ -1,23 +1,23 @@
-//! Admission: which request leaves the queue next, and which running sequence makes room for it.
+//! Admission: the order in which requests leave the queue, and the choice of sequences to preempt for them.
 //!
-//! Two levels of fair shares, of places and of pages: first tenants, then the requests of a tenant. The next sequence
-//! to run is of the highest priority that waits; of the tenant with the fewest places, then the fewest tokens so far;
-//! of the request with the fewest places; then the one that has waited longest. No other overtakes it, unless it waits
-//! for a block of its prompt that another sequence computes.
+//! Places and pages are shared fairly at two levels: among tenants, and among the requests of a tenant. The next
+//! sequence has the highest waiting priority; then the tenant with the fewest places, then with the fewest tokens so
+//! far; then the request with the fewest places; then the longest wait. Another sequence overtakes it only while it
+//! waits for a block of its prompt that a running sequence computes.
 //!
-//! If there is no room for it, it displaces
+//! Without room, it may preempt:
 //!
 //! - sequences of lower priority;
-//! - a sequence of a tenant that has more places, or more pages, and will still have at least as many afterwards, so
-//!   that the two never displace each other in turn;
-//! - if its tenant has no place: a sequence of any tenant that has had as many tokens. Where tenants outnumber places
-//!   they take turns in this way;
+//! - a sequence of a tenant that has more places or pages, and will still have at least as many afterwards, so that the
+//!   two never preempt each other alternately;
+//! - if its tenant has no place: a sequence of any tenant that has had as many tokens. If tenants outnumber places,
+//!   they alternate in this way;
 //! - within its tenant, by the same rule, a sequence of a request that has more. If its request has no place: also the
 //!   last branch of a request for several answers, and a sequence that claims at least twice its pages. These then wait
-//!   behind the others of their tenant. A request for one answer that runs is not interrupted otherwise.
+//!   behind the others of their tenant. Otherwise a running request for one answer is not interrupted.
 //!
-//! Sequences of the same priority are displaced only after they have run for [`QUANTUM`] steps, and by turns only when
-//! they have run for twice as long as it took to compute again what an earlier displacement had lost.
+//! Sequences of equal priority are preempted only after they have run for [`QUANTUM`] steps, and alternately only after
+//! they have run for twice the time of recomputing the tokens that an earlier preemption has lost.
 
 use std::{
     cmp::Reverse,
@@ -32,11 +32,11 @@ use crate::{
     sequence::{Load, Rank, Sequence},
 };
 
-/// Steps that a sequence runs before it can be displaced by one of its own priority.
+/// Number of steps that a sequence runs before one of its own priority can preempt it.
 pub(super) const QUANTUM: u64 = 8;
 
-/// Sequences at the head of the queue that may wait for blocks of others while those behind them pass. A bound on the time
-/// that a plan takes.
+/// Maximum number of sequences at the head of the queue that wait for blocks of others while later ones pass. It limits
+/// the time of a plan.
 const MOST_PASSED_OVER: usize = 16;
 
 /// Places and pages that tenants and requests hold.
@@ -77,7 +77,7 @@ impl<'a> Shares<'a> {
         }
     }
 
-    /// A place goes from one sequence to another one.
+    /// Moves a place from one sequence to another.
     fn pass(&mut self, from: &'a Sequence, to: &'a Sequence, pages: f64) {
         let mut gained = Share::default();
         self.tenants.entry(&from.job.tenant).or_default().give(&mut gained, pages);
@@ -97,7 +97,7 @@ struct Shortage {
 }
 
 impl Scheduler {
-    /// Places that are not taken. A prompt takes one, whatever its branches.
+    /// Returns the number of free places. A prompt uses one place for all its branches.
     fn free_places(&self) -> usize {
         self.limits.max_sequences - self.running.len()
     }
@@ -116,14 +116,14 @@ impl Scheduler {
         }
     }
 
-    /// Moves the next sequence from the queue to the running ones, where it begins `now`. Returns false if there is none
-    /// or no room for it.
+    /// Moves the next sequence from the queue to the running ones, where it starts at `now`. Returns false if the queue
+    /// is empty or there is no room.
     pub(super) fn admit_next(&mut self, now: Instant) -> bool {
         let Some((rank, victims)) = self.next_in_queue() else { return false };
         for victim in victims {
             self.displace(victim, Some(rank));
         }
-        // Pages of the displaced may be shared with others that go on, or hold a part of the prompt.
+        // Pages of preempted sequences may be shared with others, or hold a part of the prompt.
         let head = &self.waiting[&rank];
         let cached = head.cached_blocks(&self.layout, &self.pages);
         if self.missing_pages(head, cached) > 0 {
@@ -209,13 +209,13 @@ impl Scheduler {
                 // A place or page that becomes free is for this sequence.
                 return None;
             }
-            // Another tenant may be owed a place by one of its own.
+            // Another tenant may have a claim to the place.
             without_place.insert(&head.job.tenant);
         }
     }
 
-    /// Pages that are missing for all that the sequence has to prefill beside what the running ones will still prefill,
-    /// with another block for each that may need one. Alone it always fits.
+    /// Returns the missing pages for the prefill of the sequence beside those of the running ones, with one more block
+    /// for each that may need it. A sequence always fits alone.
     fn missing_pages(&self, sequence: &Sequence, cached: usize) -> usize {
         if self.running.is_empty() {
             return 0;
@@ -229,7 +229,7 @@ impl Scheduler {
         (to_come(sequence, cached) + promised).saturating_sub(available)
     }
 
-    /// Running sequences that `claimant` may displace to get what it is short of, and whether that is enough.
+    /// Returns the running sequences that `claimant` may preempt to cover its shortage, and true if they suffice.
     fn victims(&self, claimant: &Sequence, mut short: Shortage) -> (Vec<Rank>, bool) {
         let mut shares = Shares::default();
         let mut left: Vec<(&Sequence, f64)> = Vec::new();
@@ -264,8 +264,8 @@ impl Scheduler {
         (victims, short.places == 0 && short.pages <= 0.0)
     }
 
-    /// True if a running sequence of the claimant's priority has what the claimant should have; see the
-    /// [module](self).
+    /// Returns true if a running sequence of the claimant's priority has a resource to which the claimant is entitled;
+    /// see the [module](self).
     fn is_ahead_of(
         &self,
         claimant: &Sequence,
@@ -313,8 +313,8 @@ impl Scheduler {
         self.waiting.insert(sequence.rank(), sequence);
     }
 
-    /// Divides the prompts whose last rows are about to be computed into branches that go on, for which there are places
-    /// and pages, and others, which wait.
+    /// Splits the branches of prompts whose last rows are planned: those with places and pages continue, and the others
+    /// wait.
     pub(super) fn open_branches(&mut self) {
         let forks = |sequence: &Sequence| {
             sequence.branches.len() > 1
@@ -354,7 +354,7 @@ impl Scheduler {
     pub(super) fn reserve_pages(&mut self) {
         let ranks: Vec<_> = self.running.iter().filter(|s| s.granted > 0).map(Sequence::rank).collect();
         for rank in ranks {
-            // It may have lost its place to an earlier one.
+            // The sequence may have lost its place to an earlier one.
             while let Some(index) = self.running.iter().position(|sequence| sequence.rank() == rank) {
                 let sequence = &mut self.running[index];
                 let rows = sequence.granted;

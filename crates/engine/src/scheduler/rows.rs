@@ -1,14 +1,15 @@
-//! Rows of a step. Sequences that decode come first, with one row each; prompts get the rest of the step's rows, as far as
-//! the [measured times](crate::cost) of earlier steps say that the step will not take too long.
+//! Rows of a step. Decoding sequences get one row each; prompts get the rest, limited by the step time that is
+//! predicted from [measured times](crate::cost).
 //!
-//! - Beside sequences that decode, a step with a prompt's chunk takes `step_time`, or half of that more than they alone
-//!   take. Without them it takes four times `step_time`, so that a request that comes meanwhile need not wait for long; or
-//!   eight times what a step takes anyway, so that little of its time goes into reading the weights.
-//! - If the sequences that decode would take more than twice `step_time`, and four times what one takes, and they are of
-//!   tenants or requests with unequal numbers of them, only some get rows: those of the tenant with the fewest tokens so
-//!   far, then of the request with the fewest branches, then those that have waited longest.
+//! - Beside decoding sequences, a step with a prompt's chunk takes `step_time`, or half of that more than the decoding
+//!   alone. Without them it takes four times `step_time`, so that new requests do not wait for long; or eight times the
+//!   constant time of a step, so that little of its time is spent reading the weights.
+//! - If the decoding sequences would take more than twice `step_time` and four times that of one, and their tenants or
+//!   requests have unequal numbers of them, only some get rows: those of the tenant with the fewest tokens so far, then
+//!   of the request with the fewest branches, then those with the longest wait.
 //! - Among prompts, priority decides first, then the tenant with the fewest tokens so far. Within a tenant the oldest
-//!   prompt comes first, but shorter ones overtake it as long as it does not lose more than [`SHORT_ROWS`] rows, and an
+//!   prompt is first, but shorter ones overtake it as long as it loses at most [`SHORT_ROWS`] rows and an eighth of its
+//!   computed rows.
 //!   eighth of what has been computed of it.
 
 use std::{cmp::Reverse, collections::BTreeMap};
@@ -18,7 +19,7 @@ use crate::cost::Work;
 
 /// Rows of shorter prompts that a long one always lets pass.
 const SHORT_ROWS: usize = 128;
-/// Of how many rows of a long prompt one goes to shorter ones.
+/// Inverse of the fraction of a long prompt's rows that shorter ones get.
 const SHORT_SHARE: usize = 8;
 /// Rows that prompts get at least, as long as others decode.
 const LEAST_ROWS: usize = 4;
@@ -30,9 +31,9 @@ struct Budget {
     outputs: usize,
     /// Work of the step so far.
     work: Work,
-    /// Seconds that it may take.
+    /// Maximum seconds of the step.
     time: f64,
-    /// Rows that are granted even if they take longer.
+    /// Rows that are granted regardless of the time.
     least: usize,
 }
 
@@ -70,7 +71,7 @@ impl Scheduler {
         }
     }
 
-    /// Grants a row to each sequence that decodes, or to as many as there is time for. Returns how many, and their work.
+    /// Grants a row to each decoding sequence, or to as many as fit into the time. Returns their number and work.
     fn share_among_decoding(&mut self) -> (usize, Work) {
         let mut branches: BTreeMap<u64, usize> = BTreeMap::new();
         let mut decoding = Vec::new();
@@ -123,7 +124,7 @@ impl Scheduler {
         }
     }
 
-    /// Grants a prompt as many rows as there are, up to `most`, unless it has some. Returns how many.
+    /// Grants a prompt up to `most` of the remaining rows, unless it already has some. Returns their number.
     fn grant(&mut self, index: usize, most: usize, budget: &mut Budget) -> usize {
         let sequence = &self.running[index];
         if sequence.granted > 0 {

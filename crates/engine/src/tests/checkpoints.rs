@@ -1,4 +1,4 @@
-//! Where states are copied, kept and copied back, as [scripts](super::script).
+//! Checkpoints of states and their use, as [scripts](super::script).
 
 use expect_test::expect;
 

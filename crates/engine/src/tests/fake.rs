@@ -1,11 +1,11 @@
-//! A runner that makes every mistake in the page tables visible.
+//! A runner that detects every error in page tables.
 //!
-//! It has a "model" of two layers whose K and V are small numbers: the first layer's are token and position, the
-//! second's a digest of what the row saw in the first. It keeps them in real pages, finds them only through the
-//! block tables, and samples a digest of what it saw. A page that is mixed up, stale, lost, or written while
-//! somebody else uses it changes the tokens, or is reported at once because it holds another position.
+//! Its "model" has two layers whose K and V are small numbers: those of the first layer are token and position, those
+//! of the second a digest of the data that the row has read in the first. It stores them in real pages, finds them only
+//! through the block tables, and samples a digest of the data that it has read. A page that is mixed up, stale, lost,
+//! or written while another sequence uses it changes the tokens, or is reported because it has another position.
 //!
-//! [`oracle`] computes the same without any pages.
+//! [`oracle`] computes the same without pages.
 
 use std::{
     collections::VecDeque,
@@ -52,7 +52,7 @@ pub fn program(windows: &[Option<u32>], states: bool) -> Program {
     }
 }
 
-/// Tokens that are single bytes of three- and four-byte characters among ones that are words.
+/// A tokenizer with single bytes of three- and four-byte characters among words.
 pub fn tokenizer() -> Arc<Tokenizer> {
     let mut pieces = vec![("<unk>".to_owned(), 2), ("<s>".to_owned(), 3), ("</s>".to_owned(), 3)];
     pieces.extend("日本語🦀".bytes().map(|byte| (format!("<0x{byte:02X}>"), 6)));
@@ -74,32 +74,32 @@ pub fn tokenizer() -> Arc<Tokenizer> {
     Arc::new(Tokenizer::from_gguf(&metadata).unwrap())
 }
 
-/// Constraints over these tokens: one that may go on for ever, one with an end, one that ends in nothing (no token
-/// writes an `x`).
+/// Constraints over these tokens: one without a necessary end, one with an end, one with a dead end (no token writes an
+/// `x`).
 pub fn constraints() -> [Constraint; 3] {
     let vocabulary = Arc::new(Vocabulary::new(&tokenizer(), VOCAB, &[]).unwrap());
     ["( ?(pa|guro|日本?)!?)*", "(npa|sgu|bro|é){3,9}!!", "(pa|ro){4}x"]
         .map(|regex| vocabulary.compile(&Grammar::Regex(regex.into())).unwrap())
 }
 
-/// What a test makes a runner do, from outside.
+/// External control of a runner.
 #[derive(Clone, Debug, Default)]
 pub struct Control(Arc<(Mutex<ControlState>, Condvar)>);
 
 #[derive(Debug, Default)]
 struct ControlState {
-    /// What the next steps do instead of running.
+    /// Faults of the next steps.
     faults: VecDeque<Fault>,
     /// Steps that may still run; `None` does not count them.
     permits: Option<usize>,
-    /// Whether tokens are carried from step to step.
+    /// True if tokens are carried from step to step.
     carries: bool,
 }
 
-/// How a step goes wrong.
+/// Fault of a step.
 #[derive(Clone, Copy, Debug)]
 pub enum Fault {
-    /// It runs after all.
+    /// No fault.
     None,
     /// `submit` fails, and the pages that it would have written are garbage.
     Submit,
@@ -179,7 +179,7 @@ struct Slot {
 
 const GARBAGE: Slot = Slot { position: usize::MAX, first: 0xdead, second: 0xbeef };
 
-/// State of a sequence: how many tokens it is of, and their digest.
+/// State of a sequence: number and digest of its tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct TokensState {
     tokens: usize,
@@ -198,7 +198,7 @@ pub struct FakeRunner {
     control: Control,
     /// Steps that were not collected: their answers, or nothing if that is to fail.
     in_flight: VecDeque<(u64, Option<Vec<Outcome>>)>,
-    /// What the last step sampled, by output.
+    /// Tokens sampled by the last step, by output.
     sampled: Vec<Option<u32>>,
     steps: u64,
 }
@@ -224,7 +224,7 @@ impl FakeRunner {
             + position % self.limits.block_size
     }
 
-    /// Digest of what a row sees of one layer.
+    /// Returns the digest of the data that a row reads in one layer.
     fn attend(
         &self,
         step: &Step<'_>,
@@ -466,17 +466,17 @@ fn all_but(tokens: &[u32]) -> Arc<TokenMask> {
     Arc::new(TokenMask::new(bits))
 }
 
-/// What one branch of a request must answer.
+/// Expected answer of one branch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Expected {
     pub tokens: Vec<u32>,
-    /// None if the grammar comes to a dead end.
+    /// `None` if the grammar has a dead end.
     pub reason: Option<FinishReason>,
     pub scores: Option<Vec<Score>>,
     pub embedding: Option<Vec<f32>>,
 }
 
-/// The same model over one contiguous sequence: no pages, no batch, no chunks, no cache.
+/// The same model over one contiguous sequence, without pages, batch, chunks and cache.
 pub fn oracle(
     windows: &[Option<u32>],
     states: bool,

@@ -30,7 +30,7 @@ fn start(windows: &[Option<u32>], options: EngineOptions) -> (Engine, Control) {
     start_with(windows, options, Vec::new()).unwrap()
 }
 
-/// One whose device carries tokens from step to step, or does not.
+/// Starts an engine whose device carries tokens from step to step, or does not.
 fn start_that_carries(carries: bool, windows: &[Option<u32>], options: EngineOptions) -> (Engine, Control) {
     let (engine, control) = start(windows, options);
     if carries {
@@ -62,7 +62,7 @@ fn request(i: usize) -> Request {
     }
 }
 
-/// Everything that was heard.
+/// All received events.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Heard {
     branches: Vec<Branch>,
@@ -136,7 +136,7 @@ fn assert_answers(heard: &Heard, windows: &[Option<u32>], request: &Request) {
         let mut all = request.prompt.clone();
         all.extend(&tokens);
         let text = |tokens: &[u32]| tokenizer().decode(tokens, SpecialText::Hide);
-        // (A character that the prompt began and the answer completes belongs to the answer.)
+        // A character that the prompt has begun and the answer completes belongs to the answer.
         let whole = text(&all);
         // Bytes that are no character do not.
         let valid = whole.replace('\u{fffd}', "");
@@ -244,7 +244,7 @@ fn storm_of_cancellations(carries: bool) {
         })
         .collect();
     clients.into_iter().for_each(|client| client.join().unwrap());
-    // The last cancellations may still be on their way; they come before this question.
+    // Pending cancellations precede this command.
     assert_clean(&engine);
 }
 
@@ -285,14 +285,14 @@ fn a_queue_that_is_full_of_tokens_refuses_and_recovers() {
     control.hold_after(0);
     let mut first = handle.generate(prompt(9)).unwrap();
     assert_starts(&mut first);
-    // One that waits alone may be longer.
+    // A request that waits alone may be longer.
     let long = handle.generate(prompt(30)).unwrap();
     let error = SubmitError::QueueTokensFull { tokens: 1, waiting: 30, capacity: 20 };
     assert_eq!(handle.generate(prompt(1)).unwrap_err(), error);
     drop(long);
     control.let_go();
     let next = loop {
-        // Until it has heard that the long one has gone.
+        // Until the engine has processed the end of the long one.
         if let Ok(generation) = handle.generate(prompt(20)) {
             break generation;
         }
@@ -413,7 +413,7 @@ fn shutdown_cancels_and_finish_finishes() {
         while handle.generate(request(0)).map(drop)
             != Err(SubmitError::Stopped { reason: "it was shut down".into() })
         {
-            // It takes requests until it hears of its end.
+            // The engine accepts requests until it processes the shutdown.
             control.hold_after(1);
         }
         control.let_go();
@@ -604,7 +604,7 @@ fn stats_count_a_step_before_its_events_are_read() {
     let heard = read(handle.generate(request).unwrap());
     assert_eq!(heard.branches[0].end.as_ref().unwrap().1.cached_tokens, 20);
     assert_eq!(handle.stats().prefix_hit_tokens, 20);
-    // And the step that the engine began with.
+    // One of them is the probe at the start.
     assert_eq!(handle.kernel_counts().unwrap()[0].launches, 3);
 }
 
@@ -675,7 +675,7 @@ fn a_snapshot_shows_who_holds_which_pages() {
     let handle = engine.handle();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let prompt = Request::new((0..10).map(|at| at % VOCAB as u32).collect());
-    // Nobody reads what it generates, so it goes on to its end or to the cancellation.
+    // The answer is not read, so it runs to its end or to the cancellation.
     let running = handle.generate(Request { max_tokens: Some(150), ..prompt }).unwrap();
     let snapshot = loop {
         let snapshot = runtime.block_on(handle.snapshot(true)).unwrap();

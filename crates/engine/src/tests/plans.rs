@@ -1,4 +1,4 @@
-//! What the scheduler decides, as data: [scripts](super::script) and what comes of them.
+//! Decisions of the scheduler, as [scripts](super::script) with results.
 
 use expect_test::expect;
 
@@ -69,7 +69,7 @@ fn prompts_get_the_rows_that_there_is_time_for() {
     );
 }
 
-/// Nobody is ahead of a prompt that comes in, and whoever is cancelled leaves a row behind that nobody looks at.
+/// A new prompt ends planning ahead, and the row of a cancelled sequence is dropped.
 #[test]
 fn while_all_decode_the_next_step_is_planned_ahead() {
     check(
@@ -394,7 +394,7 @@ fn windows_release_what_no_later_row_sees() {
 
 #[test]
 fn behind_a_window_only_visible_blocks_are_needed_for_a_hit() {
-    // B takes the pages of A's first blocks; C needs only the last one of those that it shares with A.
+    // B takes the pages of A's first blocks; C needs only the last block that it shares with A.
     check(
         "pages 6, windows 5",
         "A 17 +1 \n run \n B 16 +1 \n run \n C 19 +1 like A 16 \n run",

@@ -1,5 +1,4 @@
-//! Random schedules: whatever comes in whatever order, every answer is the one that its request gets alone, and
-//! every page comes back.
+//! Random schedules: every answer equals the one that its request gets alone, and every page is returned.
 
 use std::{
     sync::{Arc, LazyLock},
@@ -220,7 +219,7 @@ fn judge(expected: &Expected, tokens: &[u32], end: Option<FinishReason>, failed:
     Ok(())
 }
 
-/// Random schedules to play: `PROPTEST_CASES`, or as many as take a few seconds.
+/// Number of random schedules: `PROPTEST_CASES`, or those that take a few seconds.
 fn schedules() -> u32 {
     std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(600)
 }
@@ -236,7 +235,7 @@ proptest! {
     }
 }
 
-/// Many sequences and few pages, so that preemption is the rule: everything still comes out as alone.
+/// Many sequences and few pages, so that preemption is frequent: all answers equal those without it.
 #[test]
 fn far_more_sequences_than_pages_all_finish_as_if_alone() {
     for (windows, cache, states) in [

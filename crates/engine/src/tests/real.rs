@@ -1,5 +1,5 @@
-//! The engine over the naive reference backend: logits that come from real attention over real pages. Pages start
-//! full of noise, so a read of what was not written shows.
+//! The engine with the reference backend: logits of real attention over real pages. Pages initially contain noise, so
+//! reads of unwritten data are detected.
 
 use std::path::Path;
 
@@ -26,7 +26,7 @@ fn model(windows: &[Option<u32>]) -> ModelParts {
     model_of(windows, "")
 }
 
-/// With these mixers; see [`ModelShape::mixers`].
+/// Creates a model with these mixers; see [`ModelShape::mixers`].
 pub(super) fn model_of(windows: &[Option<u32>], mixers: &'static str) -> ModelParts {
     let delta = DeltaShape { key_heads: 1, value_heads: 2, key_dim: 8, value_dim: 8 };
     let shape = ModelShape {
@@ -137,7 +137,7 @@ fn answers_in_a_crowd_are_bit_for_bit_those_of_solo_runs() {
             all.into_iter().zip(&requests).map(|(generation, r)| read(generation, r.branches)).collect();
         assert_eq!(got, expected, "{windows:?} {mixers}");
         let stats = crowd.handle().stats();
-        // Windows alone hold few pages and nearly always the same number: nobody need be preempted.
+        // Models with windows only hold few pages, so preemption may not occur.
         assert!(stats.preemptions > 0 || !windows.contains(&None), "{stats:?}");
         assert!(stats.prefix_hit_tokens > 0, "{stats:?}");
         assert!(stats.page_copies > 0, "{stats:?}");
@@ -147,7 +147,8 @@ fn answers_in_a_crowd_are_bit_for_bit_those_of_solo_runs() {
     }
 }
 
-/// 64 sequences of a hybrid come at once, with memory for twenty. Later most of them come again, the last ones first.
+/// 64 sequences of a hybrid model are submitted at once, with memory for twenty. Later most of them are submitted
+/// again, the last ones first.
 #[test]
 fn sixty_four_sequences_of_a_hybrid_share_memory_for_twenty() {
     let parts = model_of(&[None, None, None], "dac");
@@ -197,7 +198,7 @@ fn memory_for_states_bounds_the_places() {
     }
 }
 
-/// Branches share a state until they go on; each then has its own.
+/// Branches share a state until they continue; each then has its own.
 #[test]
 fn a_branch_of_a_hybrid_is_the_answer_of_its_own_seed() {
     branches_are_answers_of_their_own(model_of(&[None, None, None], "dac"));
@@ -252,7 +253,7 @@ fn scores_of_a_prompt_are_the_log_probabilities_that_sampling_gave() {
     assert_eq!(scores.unwrap(), expected);
 }
 
-/// What the reference says of all rows of a prompt at once.
+/// Returns the reference's outputs for all rows of a prompt at once.
 fn rows(parts: &ModelParts, prompt: &[u32], want: Want<'_>) -> Vec<Outcome> {
     let limits = Limits {
         block_size: 64,
@@ -278,8 +279,8 @@ fn rows(parts: &ModelParts, prompt: &[u32], want: Want<'_>) -> Vec<Outcome> {
     out.outcomes
 }
 
-/// The log-probabilities of a prompt's tokens but the first, and of the three best in their places, straight from
-/// the definition.
+/// Returns the log-probabilities of a prompt's tokens except the first, and of the three most probable ones at each
+/// position, by their definition.
 fn scores_by_definition(parts: &ModelParts, prompt: &[u32]) -> Vec<Score> {
     let rows = rows(parts, prompt, Want::Logits);
     let score = |(row, &token): (Outcome, &u32)| {
@@ -317,7 +318,8 @@ fn scores_of_prompts_are_those_of_the_definition_however_they_are_computed() {
                 }
             })
             .collect();
-        // One that fits into one step, alone; and chunks, company, a cache that knows the prompts, and too few pages.
+        // One setup with a single step and a single request; the others with chunks, batches, a cache that contains the
+        // prompts, and too few pages.
         let alone = EngineOptions { pages: PageBudget::Tokens(400), ..EngineOptions::default() };
         let crowd = EngineOptions {
             block_size: 4,
@@ -345,7 +347,7 @@ fn scores_of_prompts_are_those_of_the_definition_however_they_are_computed() {
         drop(others);
         assert_eq!(many, one);
         let stats = handle.stats();
-        // Where windows give pages back, nobody need be preempted.
+        // Windows release pages, so preemption may not occur.
         assert!(stats.preemptions > 0 || windows.contains(&Some(9)), "{stats:?}");
         assert!(stats.prefix_hit_tokens > 0, "{stats:?}");
 
@@ -362,7 +364,7 @@ fn scores_of_prompts_are_those_of_the_definition_however_they_are_computed() {
     }
 }
 
-/// The scores of a request, which come before its first token.
+/// Returns the scores of a request, which precede its first token.
 fn scores(mut generation: Generation) -> Vec<Score> {
     let mut scores = None;
     while let Some(event) = generation.next_blocking() {
@@ -423,7 +425,7 @@ fn a_stop_token_is_no_part_of_the_answer_but_has_a_score() {
     }
 }
 
-/// What a runner says of all rows at once, and pooled here.
+/// Embeddings equal the runner's hidden states of all rows at once, pooled here.
 #[test]
 fn embeddings_are_pooled_hidden_states_however_they_are_computed() {
     let parts = model(&[None, Some(9)]);

@@ -1,4 +1,4 @@
-//! A scheduler and a fake runner, driven by hand, one step at a time.
+//! A scheduler and a fake runner that are driven step by step.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,7 @@ use crate::{
     states::States,
 };
 
-/// How long a step may take that has a part of a prompt beside sequences that decode.
+/// Maximum time of a step with a part of a prompt beside decoding sequences.
 pub const STEP_TIME: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Debug)]
@@ -31,7 +31,7 @@ pub struct Setup {
     pub pages: usize,
     pub windows: Vec<Option<u32>>,
     pub rows: usize,
-    /// How long a step takes: in all, for each row, and for each earlier token that a row sees.
+    /// Times of a step: constant, per row, and per earlier token that a row attends to.
     pub times: [Duration; 3],
     pub sequences: usize,
     pub scores: usize,
@@ -41,7 +41,7 @@ pub struct Setup {
     pub order: PageOrder,
     pub max_context: usize,
     pub max_wait_steps: u64,
-    /// Whether the runner carries tokens from step to step.
+    /// True if the runner carries tokens from step to step.
     pub carries: bool,
     /// True if sequences have states.
     pub states: bool,
@@ -75,14 +75,14 @@ impl Default for Setup {
     }
 }
 
-/// What has been heard of one branch.
+/// Received events of one branch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Answer {
     pub tokens: Vec<u32>,
     pub end: Option<(FinishReason, Usage)>,
 }
 
-/// What has been heard of one request.
+/// Received events of one request.
 #[derive(Clone, Debug, Default)]
 pub struct Heard {
     pub started: Option<usize>,
@@ -100,12 +100,12 @@ pub struct Rig {
     pub heard: BTreeMap<u64, Heard>,
     /// Signals of the last call, by request.
     pub news: Vec<(u64, Signal)>,
-    /// Who had which rows in the last step, and who had none.
+    /// Rows of each sequence in the last step, empty for those without rows.
     pub planned: Vec<(u64, usize, Range<usize>)>,
     pub held: Vec<(u64, usize)>,
-    /// Whether the step after the last one has been planned ahead.
+    /// True if the step after the last one was planned ahead.
     pub ahead: bool,
-    /// How long the last step took.
+    /// Duration of the last step.
     pub took: Duration,
     times: [Duration; 3],
     in_flight: Option<Ticket>,
@@ -113,7 +113,7 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// Nothing if the pages do not hold even one token.
+    /// Creates a rig; `None` if the pages do not hold one token.
     pub fn new(setup: &Setup) -> Option<Self> {
         let program = fake::program(&setup.windows, setup.states);
         let mut layout = Layout::new(&program.kv, setup.block_size, setup.rows);
@@ -184,7 +184,7 @@ impl Rig {
         self.listen();
     }
 
-    /// Whether there is something to compute or to collect.
+    /// Returns true if there is no work to compute or collect.
     pub fn is_idle(&self) -> bool {
         self.scheduler.is_idle() && self.in_flight.is_none()
     }

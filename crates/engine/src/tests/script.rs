@@ -1,15 +1,14 @@
-//! Scripts of events with the scheduler's decisions. A script is a line of settings and lines of events. Among the
-//! settings, `row 9` makes each row of a step take nine milliseconds, of the 100 that a step may take. Events:
+//! Scripts of events with the scheduler's decisions. A script is a line of settings and lines of events. The setting
+//! `row 9` makes each row of a step take nine of the 100 milliseconds of a step. Events:
 //!
-//! - `A 10 +3` submits request A, ten prompt tokens, at most three to generate; after that may follow `x2`
-//!   (branches), `prio 5`, `by X` (a tenant), `in 9` (seconds, its deadline), `score 4` (from there on), `mean` or
-//!   `last` (its embedding), and `like B 8`
-//!   (begins with eight tokens of B's prompt), `lasts 9` (tokens that later prompts share);
-//! - `step`, `step 3`, `run` (to the end), `cancel A`, `fail` (the next step), `clock 9` (so many seconds have passed).
+//! - `A 10 +3` submits request A with ten prompt tokens and at most three generated ones. Options: `x2` (branches),
+//!   `prio 5`, `by X` (a tenant), `in 9` (deadline in seconds), `score 4` (first scored position), `mean` or `last`
+//!   (embedding), `like B 8` (begins with eight tokens of B's prompt), `lasts 9` (tokens that later prompts share);
+//! - `step`, `step 3`, `run` (to the end), `cancel A`, `fail` (the next step), `clock 9` (advances by nine seconds).
 //!
-//! Requests are named in alphabetical order. The answer has a line for each step: who computes which positions
-//! (`A 0..10`; `A 10` decodes; `A.1` is branch 1), who is held back, page copies, whether the next step was planned
-//! ahead, and the pages that are free and cached after the step; then what was heard.
+//! Requests are named in alphabetical order. The result has a line for each step: the computed positions of each
+//! sequence (`A 0..10`; `A 10` decodes; `A.1` is branch 1), sequences without rows, page copies, planning ahead, and
+//! the free and cached pages after the step; then the received events.
 
 use std::{
     fmt::Write,
@@ -27,7 +26,7 @@ use super::{
 };
 use crate::{Request, request::Signal};
 
-/// When the clock of a script stands at 0.
+/// Time 0 of a script's clock.
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// Plays a script.

@@ -316,8 +316,8 @@ fn where_rows_take_long_the_stream_of_another_tenant_comes_first() {
     );
 }
 
-/// Beside a stream no step takes long, however deep and slow the prompt is, and what the stream waits for together is
-/// no more than the steps that the prompt needs.
+/// Beside a stream no step takes long for any depth and speed of the prompt, and the total delay of the stream is at
+/// most that of the steps that the prompt needs.
 #[test]
 fn a_long_prompt_makes_no_long_gaps() {
     use std::time::Duration;
@@ -340,7 +340,7 @@ fn a_long_prompt_makes_no_long_gaps() {
     assert!(total < alone * 3 / 2, "{total:?} where the rows take {alone:?}");
 }
 
-/// A request of one key with a long prompt, and a short one of the same key a while later.
+/// A request of one key with a long prompt, and a short one of the same key later.
 #[test]
 fn a_short_prompt_soon_has_its_first_token() {
     use std::time::Duration;
@@ -375,14 +375,14 @@ fn a_short_prompt_soon_has_its_first_token() {
     assert!(beside < alone * 11 / 10, "{beside:?} instead of {alone:?}");
 }
 
-/// Steps after which shares are what they should be: running sequences may be in their quantum, then have to leave, and
-/// branches have to find their prompts.
+/// Steps until shares are correct: running sequences may be in their quantum and then have to leave, and branches have
+/// to find their prompts.
 const GRACE: usize = 24;
 
 #[derive(Clone, Debug)]
 struct Flood {
     places: usize,
-    /// When each request comes, of which tenant, with how many branches, for how many tokens.
+    /// Requests: time of arrival, tenant, branches, tokens.
     requests: Vec<(usize, usize, usize, usize)>,
 }
 
@@ -401,12 +401,12 @@ fn play(flood: &Flood) -> Result<(), String> {
     let mut rig = Rig::new(&setup).unwrap();
     let mut open: BTreeMap<u64, (usize, usize)> = BTreeMap::new();
     let mut to_come = flood.requests.iter().enumerate().peekable();
-    // When the set of requests last changed, and since when each has had no token.
+    // Step of the last change in the set of requests, and the step since which each has had no token.
     let (mut step, mut settled) = (0, 0);
     let mut last_token: BTreeMap<usize, usize> = BTreeMap::new();
     while to_come.peek().is_some() || !rig.is_idle() {
         while let Some((index, (_, tenant, branches, tokens))) = to_come.next_if(|(_, r)| r.0 <= step) {
-            // None shares its prompt with another.
+            // No prompt is shared.
             let prompt = (0..3).map(|at| ((index * 5 + at * (index + 1)) % VOCAB) as u32).collect();
             let request = Request {
                 branches: *branches,
@@ -436,7 +436,7 @@ fn play(flood: &Flood) -> Result<(), String> {
                 last_token.insert(*tenant, step);
             }
         }
-        // Tokens that each sequence still wants.
+        // Remaining tokens of each sequence.
         let count = open.len();
         for (id, (_, left)) in &mut open {
             let ended = rig.heard[id].branches.values().filter(|branch| branch.end.is_some()).count();
@@ -466,10 +466,10 @@ fn tokens_of(rig: &Rig) -> BTreeMap<u64, usize> {
     rig.heard.iter().map(|(id, heard)| (*id, tokens(&heard.branches))).collect()
 }
 
-/// Places and wanted ones of a tenant, in all and by request.
+/// Places and wanted places of a tenant, in total and by request.
 type Of = (usize, usize, Vec<(usize, usize)>);
 
-/// Every tenant has as many places as it wants, or its share; and so has every request of those of its tenant.
+/// Checks that every tenant has the places that it needs or its share, and so has every request of a tenant.
 fn check_shares(rig: &Rig, places: usize, open: &BTreeMap<u64, (usize, usize)>) -> Result<(), String> {
     let running = rig.scheduler.places();
     let wanted: usize = open.values().map(|(_, left)| left).sum();

@@ -1,5 +1,5 @@
-//! Conversations over the fake runner: each turn computes its new tokens, and the few that lie past the last place where a
-//! prefix from the cache can end.
+//! Conversations over the fake runner: each turn computes its new tokens, and the few after the last position where a
+//! cached prefix can end.
 
 use super::{
     fake::VOCAB,
@@ -13,7 +13,7 @@ const ANSWER: usize = 50;
 /// Tokens that begin an answer, and that a history without thoughts does not have.
 const OPENING: usize = 5;
 
-/// Prompt tokens that each turn computes beyond those that it adds to the history. If `drops_thoughts`, the history has
+/// Returns the prompt tokens that each turn computes beyond those that it adds. If `drops_thoughts`, the history has
 /// other tokens in place of the opening and the answer.
 fn recomputed(setup: &Setup, turns: usize, drops_thoughts: bool) -> Vec<usize> {
     let mut rig = Rig::new(setup).unwrap();

@@ -1,10 +1,10 @@
 //! Chooses the terminals of a grammar and writes it as Lark.
 //!
-//! Terminals should be large: a mask is computed quickly within a terminal, and slowly across many. But the lexer of the
-//! compiled grammar ends a terminal only where none that may stand there can go on. That is right if no text of a terminal,
-//! with a character that may follow it, begins a longer text of a terminal that may stand at the same place. So every
-//! regular part begins as one terminal, and those that are longer than they must be are split, until all are right. Terminals
-//! of one character always are.
+//! Terminals should be large: a mask is computed fast within a terminal, and slowly across many. But the lexer of the
+//! compiled grammar ends a terminal only where no alternative terminal can continue. That is correct if no text of a
+//! terminal, with a character that may follow it, is a prefix of a longer text of a terminal at the same position. So
+//! every regular part starts as one terminal, and those whose longest match may be wrong are split until all are
+//! correct. Terminals of one character always are.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -22,13 +22,13 @@ use super::{
 /// Most comparisons of states of two terminals, for a whole grammar.
 const MAX_COMPARISONS: usize = 20_000_000;
 
-/// Most steps of finding pairs of terminals, in machine words, for a whole grammar.
+/// Maximum number of steps for finding pairs of terminals, in machine words, for a whole grammar.
 const MAX_STEPS: usize = 200_000_000;
 
 /// Most states of the automata of a grammar.
 const MAX_ALL_STATES: usize = 400_000;
 
-/// Writes a grammar as Lark. `ends` are tokens that no `!<...>` stands for.
+/// Writes a grammar as Lark. `ends` are tokens that no `!<...>` matches.
 pub fn write(source: &mut Source, regular: &Regular, ends: &[u32]) -> String {
     let tokens = TokenSets::new(source, ends);
     let mut splitter = Splitter {
@@ -137,7 +137,7 @@ impl Splitter<'_> {
                 let classes = classes.into_iter().map(|class| self.source.add(class)).collect();
                 self.source.nodes[node] = Node::Sequence(classes);
             }
-            // As a terminal, the rule's body would only be the same one again.
+            // As a terminal, the rule's body would be the same terminal again.
             &Node::Rule(rule) => self.split(self.source.rules[rule]),
             _ => {}
         }
@@ -155,7 +155,7 @@ impl Splitter<'_> {
         self.automata.entry(node).or_insert_with(new).clone()
     }
 
-    /// Splits terminals that go on where another one ends. Returns whether there were any.
+    /// Splits terminals that can continue where another one ends. Returns true if there were any.
     fn improve(&mut self, layout: &Layout) -> bool {
         let automata: Vec<_> = layout.terminals.iter().filter_map(|&node| self.automaton(node)).collect();
         let (first, is_nullable): (Vec<_>, Vec<_>) =
@@ -217,7 +217,7 @@ impl TokenSets {
         Self { named: named.into_iter().collect(), ends: ends.to_vec() }
     }
 
-    /// The sets of the tokens that a node stands for.
+    /// Returns the token sets that a node matches.
     fn sets(&self, id: u32, is_negated: bool) -> Vec<usize> {
         let others = self.named.iter().enumerate().filter(|(_, named)| (**named == id) != is_negated);
         others.map(|(set, _)| set).chain(is_negated.then_some(self.named.len())).collect()

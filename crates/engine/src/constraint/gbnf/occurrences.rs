@@ -1,4 +1,4 @@
-//! The order in which the terminals of a grammar may come up, and which of them may begin at one place.
+//! The possible orders of a grammar's terminals, and pairs of terminals that can start at one position.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,7 +12,7 @@ const MAX_OCCURRENCES: usize = 2_048;
 pub enum Part {
     /// A terminal by its index.
     Terminal(usize),
-    /// One of these tokens, by their sets.
+    /// One of these tokens, as sets.
     Tokens(Vec<usize>),
     /// A rule by its index.
     Rule(usize),
@@ -77,19 +77,19 @@ impl Set {
     }
 }
 
-/// All places of a grammar at which a terminal or a token stands.
+/// All occurrences of terminals and tokens in a grammar.
 #[derive(Debug)]
 pub struct Occurrences {
     symbols: Vec<Symbol>,
-    /// The occurrences that may come right after each.
+    /// Occurrences that can directly follow each occurrence.
     next: Vec<Set>,
     /// The occurrences with which an answer may begin.
     first: Set,
-    /// Steps that may still be made, in machine words.
+    /// Remaining number of steps, in machine words.
     steps: usize,
 }
 
-/// A grammar is too large to be compared.
+/// A grammar that is too large for the comparison.
 #[derive(Debug)]
 pub struct TooLarge;
 
@@ -106,7 +106,7 @@ struct Walk<'p> {
     index: Vec<Option<usize>>,
     is_nullable: &'p [bool],
     first: Vec<First>,
-    /// The occurrences that may come after each rule.
+    /// Occurrences that can follow each rule.
     follow: Vec<Set>,
     occurrences: Occurrences,
     changed: bool,
@@ -152,9 +152,9 @@ impl Occurrences {
         Ok(Self { first, ..walk.occurrences })
     }
 
-    /// Finds pairs of occurrences that may begin at one place of an answer, and calls `visit` for each, with the
-    /// characters that may come after the first one. `visit` returns whether one text may be both. Returns the steps that are
-    /// left.
+    /// Finds pairs of occurrences that can start at one position of an answer, and calls `visit` for each, with the
+    /// characters that can follow the first one. `visit` returns true if one text can match both. Returns the remaining
+    /// steps.
     pub fn pairs(
         mut self,
         first_chars: &[CharSet],
@@ -162,7 +162,7 @@ impl Occurrences {
     ) -> Result<usize, TooLarge> {
         let count = self.symbols.len();
         let after: Vec<CharSet> = self.next.iter().map(|next| self.chars(next, first_chars)).collect();
-        // Occurrences share what may follow them, so each pair of such sets is expanded once.
+        // Occurrences share their following sets, so each pair of sets is expanded once.
         let mut sets: HashMap<&Set, usize> = HashMap::new();
         let mut next = Vec::with_capacity(count);
         for set in &self.next {
@@ -208,7 +208,7 @@ impl Occurrences {
     }
 }
 
-/// Lists what stands at the occurrences of a part, in order.
+/// Lists the symbols at the occurrences of a part, in order.
 fn list(part: &Part, symbols: &mut Vec<Symbol>) {
     match part {
         Part::Terminal(terminal) => symbols.push(Symbol::Terminal(*terminal)),
@@ -276,7 +276,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Notes that the occurrences of `follow` may come after a part; moves on to the occurrence after it.
+    /// Records that the occurrences of `follow` can follow a part, and advances to the next occurrence.
     fn follow(&mut self, part: &Part, follow: &Set) -> Result<(), TooLarge> {
         self.pay()?;
         match part {

@@ -134,16 +134,16 @@ impl Automaton {
     }
 }
 
-/// How two terminals overlap.
+/// Overlap of two terminals.
 #[derive(Clone, Debug)]
 pub struct Overlap {
     /// True if both match one text that is not empty.
     pub have_common: bool,
-    /// Characters that may come after a text of the first terminal in a longer text of the second.
+    /// Characters that can follow a text of the first terminal in a longer text of the second.
     pub after: CharSet,
 }
 
-/// Compares two automata. `None` if that would take more than `budget` comparisons, from which those made are subtracted.
+/// Compares two automata. Subtracts the number of comparisons from `budget`; `None` if it is exceeded.
 pub fn compare(a: &Automaton, b: &Automaton, budget: &mut usize) -> Option<Overlap> {
     let mut overlap = Overlap { have_common: false, after: CharSet::default() };
     let (mut reach_a, mut reach_b) = (HashMap::new(), HashMap::new());

@@ -1,4 +1,5 @@
-//! Random grammars over three letters derive what a naive recognizer says: recursive, ambiguous and empty ones as well.
+//! Random grammars over three letters are compared with a naive recognizer, including recursive, ambiguous and empty
+//! ones.
 
 use std::fmt;
 

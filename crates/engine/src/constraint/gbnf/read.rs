@@ -1,5 +1,5 @@
-//! The parser of GBNF. It accepts what llama.cpp accepts, `_` in names, and rules that go on in the next line wherever no new
-//! rule begins, as XGrammar's EBNF has them.
+//! The parser of GBNF. It accepts llama.cpp's syntax, `_` in names, and rules that continue in the next line unless a
+//! new rule begins there, as in XGrammar's EBNF.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use llguidance::toktrie::TokTrie;
 use super::{CharSet, Node, NodeId, Source};
 use crate::constraint::bounds::{MAX_DEPTH, MAX_NAMES, MAX_TEXT};
 
-/// Most repetitions of one part that a number may ask for.
+/// Maximum number of repetitions of one item.
 const MAX_REPETITIONS: u32 = 100_000;
 
 /// Longest text of one node. Longer ones are several nodes, so that the parts of a grammar stay small.
@@ -111,7 +111,8 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// Skips what may be between two parts of a rule. A line ends a rule if a new one begins after it.
+    /// Skips whitespace and comments between two parts of a rule. A line break ends a rule if a new one begins after
+    /// it.
     fn skip_in_rule(&mut self) {
         self.skip(!self.groups.is_empty());
         let end = self.at;
@@ -399,7 +400,7 @@ impl<'t> Reader<'t> {
         Ok(self.source.add(Node::Token { id, is_negated }))
     }
 
-    /// The number that stands here; none within if it is too large.
+    /// Reads a number; the inner `None` is one that is too large.
     fn number(&mut self) -> Option<Option<u32>> {
         let rest = &self.text[self.at..];
         let digits = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
@@ -407,7 +408,7 @@ impl<'t> Reader<'t> {
         (digits > 0).then(|| rest[..digits].parse().ok())
     }
 
-    /// How often an item is repeated.
+    /// Reads the number of repetitions of an item.
     fn quantifier(&mut self, begin: usize) -> Result<(u32, Option<u32>), String> {
         for (char, min, max) in [('*', 0, None), ('+', 1, None), ('?', 0, Some(1))] {
             if self.take(char) {

@@ -2,7 +2,7 @@
 
 use super::{Node, NodeId, Source};
 
-/// Which rules are regular.
+/// The regular rules of a grammar.
 #[derive(Debug)]
 pub struct Regular {
     rules: Vec<bool>,
@@ -47,7 +47,7 @@ fn find(source: &Source) -> Regular {
                     users[used].push(rule);
                     *waiting += 1;
                 }
-                // It waits for ever.
+                // Never becomes regular.
                 Node::Token { .. } => *waiting += 1,
                 _ => {}
             }
@@ -67,7 +67,7 @@ fn find(source: &Source) -> Regular {
     Regular { rules }
 }
 
-/// Joins regular items of a sequence that stand side by side, and regular alternatives of a choice.
+/// Joins adjacent regular items of a sequence, and regular alternatives of a choice.
 fn group(source: &mut Source, regular: &Regular, node: NodeId) {
     let children = source.children(node).to_vec();
     let is_regular: Vec<bool> = children.iter().map(|&child| regular.is(source, child)).collect();
@@ -128,17 +128,17 @@ fn unroll(source: &mut Source, rule: usize) {
     source.rules[rule] = source.add(Node::Sequence(vec![item, last]));
 }
 
-/// Alternatives of a rule that names itself: those that go on with the rule, without it, and those that do not.
+/// Alternatives of a recursive rule: those that end with the rule, without it, and the others.
 struct Ends {
     rule: usize,
     loops: Vec<Vec<NodeId>>,
     last: Vec<Vec<NodeId>>,
-    /// How often the rule was found at an end.
+    /// Number of occurrences of the rule at an end.
     uses: usize,
 }
 
 impl Ends {
-    /// Adds the alternatives of a node that ends the rule and comes after the nodes of `before`.
+    /// Adds the alternatives of a node that ends the rule, after the nodes of `before`.
     fn add(&mut self, source: &Source, node: NodeId, mut before: Vec<NodeId>) {
         match &source.nodes[node] {
             Node::Rule(rule) if *rule == self.rule => {
