@@ -1,13 +1,14 @@
-//! GPUs of this machine: what drivers report, and the rules that follow from it.
+//! GPUs of this machine: the drivers' reports, and the rules derived from them.
 //!
-//! [`Facts`] are what a driver reports. [`Facts::rules`] is a pure function of them, so that a test can check the rules for GPUs that
-//! this project has never run on.
+//! [`Facts`] are a driver's report. [`Facts::rules`] is a pure function of them, so that a test can check the rules for
+//! GPUs that were never tested here.
 
 use std::{sync::LazyLock, time::Duration};
 
 use wgpu::{Backend, DeviceType, Features};
 
-/// Memory that `auto` asks of a GPU. Some integrated GPUs only offer a reserved part of main memory, smaller than any useful model.
+/// Minimum memory of a GPU for `auto`. Some integrated GPUs only offer a reserved part of main memory, smaller than any
+/// useful model.
 const LEAST_AUTOMATIC: u64 = 2_000_000_000;
 
 /// Largest buffer that kernels are given, whatever the driver allows: they index 16-byte elements with 32 bits.
@@ -19,7 +20,7 @@ const NVIDIA: u32 = 0x10de;
 /// Device ids of NVIDIA's GPUs from the Turing generation on begin here.
 const FIRST_TURING: u32 = 0x1e00;
 
-/// Longest time that one submission should take where a watchdog may end it or a desktop would stutter.
+/// Target for the duration of a submission where a watchdog may end it or a desktop would stutter.
 const SHORT_SUBMISSION: Duration = Duration::from_millis(100);
 
 /// Features without which kernels do not run.
@@ -60,7 +61,7 @@ pub struct Facts {
     pub subgroups: [u32; 2],
     /// Threads of the largest workgroup.
     pub threads: u32,
-    /// Bytes of the largest buffer, and of the largest part of one that a kernel sees.
+    /// Maximum bytes of a buffer and of a binding.
     pub buffers: [u64; 2],
     /// Memory.
     pub memory: Memory,
@@ -71,11 +72,11 @@ pub struct Facts {
 /// Choices made for a GPU from its properties.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules {
-    /// Why it cannot be used at all.
+    /// Reason for which it cannot be used.
     pub refused: Option<String>,
-    /// Why `auto` does not choose it.
+    /// Reason for which `auto` does not choose it.
     pub not_automatic: Option<String>,
-    /// Bytes that models may take.
+    /// Bytes available to models.
     pub bytes_free: u64,
     /// Largest buffer.
     pub binding_limit: u64,
@@ -85,9 +86,9 @@ pub struct Rules {
     pub has_one_subgroup: bool,
     /// Threads of the largest workgroups that kernels are compiled with.
     pub most_threads: u32,
-    /// True if launches may hand results over without barriers (`hidden.rs`).
+    /// True if launches may use handoff without barriers (`hidden.rs`).
     pub hands_over: bool,
-    /// Longest time that a submission should take, where that matters.
+    /// Target for the duration of a submission, if there is one.
     pub submission: Option<Duration>,
     /// True if the compiler may not reorder floating-point sums: equal bits in any batch can be promised.
     pub keeps_order: bool,
@@ -128,7 +129,7 @@ impl Facts {
         let is_software = self.device_type == DeviceType::Cpu;
         let is_metal = self.backend == Backend::Metal;
         let [smallest, largest] = match self.is_apple() {
-            // Metal does not report it, so wgpu says 4 to 64.
+            // Metal does not report the size, so wgpu reports 4 to 64.
             true => [32, 32],
             // No subgroup of WGSL has less than 4.
             false => [self.subgroups[0].max(4), self.subgroups[1]],
@@ -169,7 +170,7 @@ impl Facts {
                 && self.os == "linux",
             submission: (is_metal || self.os == "windows" || self.device_type == DeviceType::IntegratedGpu)
                 .then_some(SHORT_SUBMISSION),
-            // Metal compiles with fast math, which wgpu cannot turn off.
+            // Metal compiles with fast math, which wgpu cannot disable.
             keeps_order: !is_metal,
         }
     }
@@ -191,12 +192,12 @@ pub fn cooperative(adapter: &wgpu::Adapter, rules: &Rules) -> Option<u32> {
     })
 }
 
-/// The one instance of this process. It is never dropped: without an instance, the driver's library is unloaded, and a thread that has used
-/// NVIDIA's driver calls it once more when it ends. That was a segmentation fault at the end of `serve`.
+/// The only instance of this process. It is never dropped: dropping it unloads the driver's library, but a thread that
+/// has used NVIDIA's driver calls it once more when it ends, which was a segmentation fault at the end of `serve`.
 static INSTANCE: LazyLock<wgpu::Instance> = LazyLock::new(|| {
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
     descriptor.backends = wgpu::Backends::VULKAN | wgpu::Backends::METAL;
-    // Nothing here dispatches indirectly, and the check for it caps all buffers at 4 GiB.
+    // No dispatch is indirect, and the check for it limits all buffers to 4 GiB.
     descriptor.flags.remove(wgpu::InstanceFlags::VALIDATION_INDIRECT_CALL);
     wgpu::Instance::new(descriptor)
 });

@@ -1,14 +1,15 @@
-//! Proof that the device has run everything that was submitted.
+//! Detection of submissions that the device has not run.
 //!
-//! On Metal a command buffer that fails (a watchdog, too little memory, a fault) ends like one that succeeds, as far as wgpu can tell,
-//! and the host would read what an earlier step left. Therefore each submission ends with a copy of the step's mark to a place of its
-//! own, and a step only counts if all of its marks have arrived. A step that is repeated has another mark.
+//! On Metal, wgpu cannot distinguish a command buffer that failed (a watchdog, too little memory, a fault) from one
+//! that succeeded, and the host would read results of an earlier step. Therefore each submission ends with a copy of
+//! the step's mark to its own place, and a step is valid only if all its marks have arrived. A repeated step has
+//! another mark.
 
 use paguro_backend::{LoadError, StepError};
 
 use crate::device::Device;
 
-/// Submissions of [`paguro_backend::Runner::move_pages`] between two steps that there is room for.
+/// Maximum number of submissions of [`paguro_backend::Runner::move_pages`] between two steps.
 const MOVES: usize = 256;
 
 /// Marks of the two steps that may be on the device.
@@ -19,7 +20,7 @@ pub struct Canaries {
     host: [wgpu::Buffer; 2],
     /// Bytes of the answers.
     answers: usize,
-    /// Submissions of a step that there is room for.
+    /// Maximum number of submissions of a step.
     most: usize,
     /// Submissions so far.
     counts: [usize; 2],
@@ -32,10 +33,10 @@ pub struct Canaries {
 }
 
 impl Canaries {
-    /// For steps with up to `submissions` submissions and so many words of answers.
+    /// Creates the buffers for steps with at most `submissions` submissions and `answers` words of results.
     ///
     /// # Errors
-    /// No memory.
+    /// Not enough memory.
     pub fn new(device: &Device, answers: usize, submissions: usize) -> Result<Self, LoadError> {
         let most = submissions + MOVES;
         let host = || device.host_buffer(answers + most, "answers of a step");

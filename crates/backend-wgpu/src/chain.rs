@@ -1,8 +1,8 @@
-//! Tries, when a device is opened, whether launches can hand results to each other without barriers.
+//! Test at the opening of a device: whether launches can use handoff without barriers.
 //!
-//! Handoff relies on workgroups starting in the order of launches, and on words that become visible to workgroups that already run.
-//! No interface promises either. A chain of launches of which each waits for the one before it, with more workgroups than the device
-//! runs at once, ends soon and with the right words where both hold.
+//! Handoff requires that workgroups start in the order of launches, and that written words become visible to running
+//! workgroups. No API guarantees either. If both hold, a chain of launches, each waiting for the previous one and with
+//! more workgroups than the device runs concurrently, ends soon with the correct words.
 
 use bytemuck::{bytes_of, cast_slice};
 use paguro_backend::LoadError;
@@ -13,10 +13,10 @@ use crate::{device::Device, hidden::Hazards, plan::Args, template::Value::U};
 const LINKS: u32 = 200;
 /// Workgroups of a launch: several for each processor of the largest GPUs.
 const WORKGROUPS: u32 = 2048;
-/// The same on software, which runs them one after the other.
+/// Size of the chain for software drivers, which run workgroups one after the other.
 const SOFTWARE: [u32; 2] = [8, 16];
 
-/// Words that wgpu does not see being written.
+/// Words whose writes wgpu does not see.
 const HAZARDS: Hazards = Hazards { hidden: &["words", "lost"], ends: &[] };
 
 /// Returns whether the chain held.

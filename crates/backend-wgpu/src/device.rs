@@ -1,4 +1,4 @@
-//! A GPU: its adapter, its pipelines, and what becomes of its errors.
+//! A GPU: its adapter, pipelines and errors.
 
 use std::{
     collections::HashMap,
@@ -27,35 +27,35 @@ pub struct Device {
     pub name: String,
     /// Driver and version.
     pub driver: String,
-    /// Whether it is treated as a processor that plays a GPU.
+    /// True for a software driver.
     pub is_software: bool,
     /// Choices made from the adapter's properties.
     pub rules: Rules,
-    /// What it was opened with.
+    /// Enabled features.
     pub features: Features,
-    /// What it can do.
+    /// Limits of the device.
     pub limits: Limits,
     /// Threads of the smallest subgroup that a kernel may run in.
     pub subgroup: u32,
     /// Threads of the largest workgroups.
     pub most_threads: u32,
-    /// Whether kernels are compiled to be looked at.
+    /// True if kernels are compiled for inspection only.
     pub as_hardware: bool,
-    /// Whether passes keep to Metal's workgroup memory.
+    /// True if passes observe Metal's limit of workgroup memory.
     pub is_apple: bool,
-    /// Whether its cooperative matrices are plain code.
+    /// True if cooperative matrices are emulated.
     pub emulated: bool,
-    /// Whether the patience of kernels that wait is a value.
+    /// True if the patience of waiting kernels is an argument.
     pub starvable: bool,
     /// Side of the cooperative matrices that it multiplies, of halves with sums in single precision, if it has them and is to.
     pub cooperative: Option<u32>,
-    /// Whether launches of a step of one row hand their results over without barriers.
+    /// True if launches of a step of one row use handoff without barriers.
     pub hands_over: bool,
-    /// Set once a kernel has given up waiting for what another one was to hand over. From then on each launch is submitted by itself.
+    /// Set after a kernel gave up waiting for a handoff. Each launch is then submitted separately.
     pub in_doubt: AtomicBool,
-    /// Whether kernels are timed.
+    /// True if kernels are timed.
     pub timed: bool,
-    /// Told how many kernels have been compiled, and of how many.
+    /// Receives the numbers of compiled kernels and of all kernels.
     pub progress: Option<fn(usize, usize)>,
     /// Called with a line for people when handoff is turned off.
     pub notice: Option<fn(&str)>,
@@ -67,23 +67,23 @@ pub struct Device {
     pub allocated: AtomicU64,
     /// Submissions until one is lost; negative if none is to be.
     losing: AtomicI64,
-    /// Submissions until one whose kernels give up waiting at once; negative if none is to.
+    /// Number of submissions until the one whose kernels give up at once; negative for none.
     starving: AtomicI64,
     pub(super) pipelines: Mutex<HashMap<String, Arc<Pipeline>>>,
     /// Names and sources of kernels that are only shown.
     shown: Mutex<Vec<(String, String)>>,
-    /// What wgpu reported outside of any call of ours.
+    /// Error that wgpu reported asynchronously.
     failure: Arc<Mutex<Option<String>>>,
 }
 
-/// Bytes of [`Args`], as `args.wgsl` has them, too.
+/// Bytes of [`Args`], as in `args.wgsl`.
 pub const ARGS_BYTES: u32 = size_of::<Args>() as u32;
 
 impl Device {
-    /// Opens an adapter with all that it can do, but with cooperative matrices only if they are asked for.
+    /// Opens an adapter with all its features; cooperative matrices are enabled only on request.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn open(adapter: &wgpu::Adapter, options: GpuOptions) -> Result<Self, String> {
         let GpuOptions { profile, cooperative: with_cooperative, emulated, .. } = options;
         let as_hardware = profile != Profile::Own;
@@ -183,7 +183,7 @@ impl Device {
         self.hands_over && !self.in_doubt.load(Ordering::Relaxed)
     }
 
-    /// Bytes that a kernel can see of one buffer.
+    /// Maximum bytes of a binding.
     pub fn binding_limit(&self) -> u64 {
         self.rules.binding_limit
     }
@@ -194,7 +194,7 @@ impl Device {
         if self.emulated { all.saturating_sub(emulate::SHARED_BYTES) } else { all }
     }
 
-    /// Keeps the source of a kernel that this GPU may not be able to run, for whoever wants to look at it.
+    /// Stores the source of a kernel that this GPU may not support, for inspection.
     pub fn show(&self, name: &str, files: &[&str], constants: &Constants) {
         let mut constants = constants.clone();
         constants.push(("ARGUMENTS", Value::U(0)));
@@ -205,7 +205,7 @@ impl Device {
         }
     }
 
-    /// Those of a kernel's constants that it gets as arguments, after `Args`.
+    /// Returns the constants of a kernel that are passed as arguments, after `Args`.
     pub fn arguments(&self, constants: &Constants) -> Constants {
         match self.is_software {
             true => constants.iter().filter(|(name, _)| SHAPES.contains(name)).copied().collect(),
@@ -221,10 +221,10 @@ impl Device {
         compiled.chain(lock(&self.shown).iter().cloned()).collect()
     }
 
-    /// A buffer of this many words that kernels use.
+    /// Creates a storage buffer of `words` words.
     ///
     /// # Errors
-    /// No memory, or more than a kernel can see.
+    /// Not enough memory, or the buffer exceeds a binding.
     pub fn buffer(&self, words: usize, what: &str) -> Result<wgpu::Buffer, LoadError> {
         self.buffer_for(words, what, wgpu::BufferUsages::STORAGE)
     }
@@ -292,7 +292,7 @@ impl Device {
         }
     }
 
-    /// A buffer with these words in it.
+    /// Creates a buffer with this content.
     ///
     /// # Errors
     /// See [`Device::buffer`].
@@ -324,7 +324,7 @@ impl Device {
         self.starving.store(after.into(), Ordering::Relaxed);
     }
 
-    /// Fault injection: true if kernels of the next submission of launches are to give up waiting at once.
+    /// Fault injection: returns true if kernels of the next submission must give up at once.
     pub fn starves_next(&self) -> bool {
         is_now(&self.starving)
     }
@@ -337,7 +337,7 @@ impl Device {
         self.poll(None)
     }
 
-    /// Waits until the device has come to the end of a submission.
+    /// Waits for the end of a submission.
     ///
     /// # Errors
     /// The device failed.
@@ -351,7 +351,7 @@ impl Device {
         polled.map(|_| ()).map_err(|error| self.failed(&error.to_string()))
     }
 
-    /// Waits for what a buffer gets from a submission, and looks at its first bytes.
+    /// Waits for the submission that writes a buffer, and reads its first bytes.
     ///
     /// # Errors
     /// The device failed.
@@ -373,7 +373,7 @@ impl Device {
         Ok(())
     }
 
-    /// Whether the device has reported a failure.
+    /// Checks for a reported failure.
     ///
     /// # Errors
     /// The failure.
@@ -406,12 +406,12 @@ pub fn error_text(error: &wgpu::Error) -> String {
     lines.join(" ")
 }
 
-/// Locks what no panic leaves half changed.
+/// Locks a mutex whose value no panic leaves inconsistent.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What kernels are chosen by.
+/// Returns the names of the features that select kernels.
 pub fn feature_names(device: &Device) -> Vec<String> {
     let limits = &device.limits;
     let mut names = vec![

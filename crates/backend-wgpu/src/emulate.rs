@@ -1,8 +1,8 @@
-//! Cooperative matrices in plain WGSL, for tests: how kernels that take them run on a device that has none.
+//! Emulation of cooperative matrices in plain WGSL, for tests on devices without them.
 //!
-//! A kernel's text is changed where it names matrices or subgroups, and nowhere else. A subgroup becomes 32 threads in a row of the
-//! workgroup, who meet where all of it do, and so no real subgroup needs to have 32 threads. `shaders/emulate.wgsl` says which part of a
-//! matrix each of them has.
+//! The text of a kernel is changed only where it names matrices or subgroups. A subgroup becomes 32 consecutive threads
+//! of the workgroup, which synchronize with the whole workgroup, so real subgroups may have any size.
+//! `shaders/emulate.wgsl` defines the part of a matrix that each thread holds.
 
 use std::fmt::Write;
 
@@ -13,10 +13,10 @@ pub const SUBGROUP: u32 = 32;
 /// Bytes of workgroup memory that this needs: a quad for each thread of the largest workgroups that have matrices.
 pub const SHARED_BYTES: u32 = 256 * 16;
 
-/// The kernel without cooperative matrices.
+/// Returns the kernel without cooperative matrices.
 ///
 /// # Panics
-/// On what is not written as in the files of this crate.
+/// If the source differs from the style of this crate.
 pub fn emulate(source: &str) -> String {
     if !source.contains("enable wgpu_cooperative_matrix;") {
         return source.to_owned();
@@ -28,8 +28,8 @@ pub fn emulate(source: &str) -> String {
         .replace("coop_mat16x16<f32, C>", "array<vec4<f32>, 2>")
         .replace("coopMultiplyAdd(", "multiply_add(")
         .replace("subgroupBarrier()", "workgroupBarrier()")
-        // There are barriers within, so all come along. It changes nothing: tokens that nobody sees weigh nothing, and sums that need no
-        // other scale are multiplied with one.
+        // The loops contain barriers, so all threads must enter them. Results do not change: tokens outside have weight
+        // zero, and sums are multiplied with one.
         .replace("for (var sees = ", "for (var sees = true || ")
         .replace("subgroupAny(grows)", "true");
     let source = with_exchanges(&with_threads(&source));
@@ -66,7 +66,7 @@ fn with_threads(source: &str) -> String {
     format!("{before}fn main({main}")
 }
 
-/// What a subgroup's threads tell each other is one number or four.
+/// Subgroup operations exchange one value or four.
 fn with_exchanges(source: &str) -> String {
     let mut parts = source.split("subgroupShuffleXor(");
     let mut out = parts.next().unwrap_or_default().to_owned();
@@ -83,12 +83,12 @@ fn with_exchanges(source: &str) -> String {
 struct Call<'a> {
     /// Alias of the matrix's type.
     kind: &'a str,
-    /// What is stored, if it is not loaded.
+    /// The stored value; `None` for a load.
     stored: Option<&'a str>,
     array: &'a str,
     index: &'a str,
     stride: &'a str,
-    /// Whether elements of a row lie side by side, not those of a column.
+    /// True if the elements of a row are contiguous, false for columns.
     by_rows: bool,
 }
 
@@ -123,7 +123,7 @@ impl<'a> Call<'a> {
         format!("{}({stored}{}, {})", self.name(), self.index, self.stride)
     }
 
-    /// The function that stands for it in a kernel.
+    /// Returns the function that replaces it in a kernel.
     fn function(&self, source: &str) -> String {
         let (kind, array, name) = (self.kind, self.array, self.name());
         if kind == "Outs" {
@@ -172,12 +172,12 @@ impl<'a> Call<'a> {
     }
 }
 
-/// What is between two marks, the first of them the first one.
+/// Returns the text between two marks.
 fn between<'a>(text: &'a str, before: &str, after: &str) -> Option<&'a str> {
     Some(text.split_once(before)?.1.split_once(after)?.0)
 }
 
-/// Where the bracket that a text begins with is closed.
+/// Returns the position of the bracket that closes the first one of a text.
 fn closing(text: &str) -> usize {
     let mut depth = 0;
     let place = text.char_indices().find(|(_, c)| {

@@ -1,4 +1,4 @@
-//! Steps on the device: what reading their answers takes, and what repeating them takes.
+//! Steps on the device: the data for reading their results and for repeating them.
 
 use std::time::Instant;
 
@@ -20,7 +20,7 @@ pub struct Flight {
     pub plan: Plan,
     /// Slices of its output rows.
     pub slices: Vec<Slice>,
-    /// Its answers; those that the device computes are missing.
+    /// Its outputs; those that the device computes are missing.
     pub answers: Vec<Option<Outcome>>,
     /// Outputs whose tokens the device computes, in the order of the device's tokens.
     pub sampled: Vec<usize>,
@@ -34,7 +34,7 @@ pub struct Flight {
     pub gave_up: bool,
 }
 
-/// Up to [`LOGIT_ROWS`](crate::lower::LOGIT_ROWS) of a step's output rows, with what the device needs to sample from them.
+/// Up to [`LOGIT_ROWS`](crate::lower::LOGIT_ROWS) output rows of a step, with the data for sampling from them.
 #[derive(Default)]
 pub struct Slice {
     /// First output row.
@@ -43,7 +43,7 @@ pub struct Slice {
     pub count: usize,
     /// See `sample.wgsl`.
     pub samples: Vec<[u32; 8]>,
-    /// Bias and penalties: see `adjust.wgsl`.
+    /// Bias and penalties; see `adjust.wgsl`.
     pub edits: Vec<[u32; 4]>,
     /// Words of all masks.
     pub masks: Vec<u32>,
@@ -155,7 +155,8 @@ impl Encoding<'_> {
         self.submit(commands)
     }
 
-    /// Adds a copy of the word that says whether a kernel gave up, behind the kernels that may write it without wgpu's knowledge.
+    /// Copies the word that kernels set when they give up, after all kernels that may write it without wgpu's
+    /// knowledge.
     pub fn copy_gave_up(&self, commands: &mut wgpu::CommandEncoder, to: &wgpu::Buffer, at: u64) {
         let buffer = &self.model.io.tokens;
         let written = wgpu::BufferTransition { buffer, state: wgpu::BufferUses::STORAGE_READ_WRITE };
@@ -166,13 +167,13 @@ impl Encoding<'_> {
     /// Submits commands of the step.
     ///
     /// # Errors
-    /// More submissions than there is room for.
+    /// The step has too many submissions.
     pub fn submit(&mut self, commands: wgpu::CommandEncoder) -> Result<wgpu::SubmissionIndex, StepError> {
         self.canaries.submit(self.device, self.step, commands)
     }
 }
 
-/// Byte at which kernels write that they gave up (`hand.wgsl`): the last word of the buffer of the device's tokens.
+/// Offset of the word that kernels set when they give up (`hand.wgsl`): the last word of the buffer of sampled tokens.
 pub fn gave_up_at(tokens: &wgpu::Buffer) -> u64 {
     tokens.size() - 4
 }

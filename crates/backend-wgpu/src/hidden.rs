@@ -1,25 +1,25 @@
-//! Buffers whose hazards wgpu does not see, so that it puts no barrier between launches that keep their order by themselves. To wgpu a
-//! kernel only reads them; what it does with them, the driver learns from SPIR-V that wgpu does not look into. A buffer that other
-//! kernels use in wgpu's order, too, has a second name for these. Vulkan only.
+//! Buffers whose hazards are hidden from wgpu, so that it inserts no barriers between launches that synchronize
+//! themselves. For wgpu a kernel only reads them; the driver compiles SPIR-V that wgpu does not inspect. A buffer that
+//! other kernels use in wgpu's order has a second name for those. Vulkan only.
 
-/// What wgpu is told of a kernel's buffers other than what the kernel says.
+/// Differences between a kernel's buffer accesses and those declared to wgpu.
 pub struct Hazards {
-    /// Buffers that it is told are only read.
+    /// Buffers declared as read-only.
     pub hidden: &'static [&'static str],
-    /// Buffers that it is told are written, so that what was hidden until then is over before this launch.
+    /// Buffers declared as written, so that hidden accesses before this launch have ended.
     pub ends: &'static [&'static str],
 }
 
 impl Hazards {
-    /// All as the kernel says.
+    /// No differences.
     pub const TOLD: Self = Self { hidden: &[], ends: &[] };
 
-    /// Whether wgpu is told that a kernel only reads this buffer.
+    /// Returns true if the buffer is declared as read-only.
     pub fn told_read_only(&self, name: &str, read_only: bool) -> bool {
         self.hidden.contains(&name) || read_only && !self.ends.contains(&name)
     }
 
-    /// Whether wgpu may not look into the kernel.
+    /// Returns true if wgpu must not inspect the kernel.
     pub fn hides(&self) -> bool {
         !self.hidden.is_empty()
     }
@@ -43,18 +43,18 @@ mod vulkan {
         },
     };
 
-    /// What it takes.
+    /// Required features.
     pub const FEATURES: wgpu::Features = wgpu::Features::PASSTHROUGH_SHADERS;
 
-    /// Whether it can be done there.
+    /// Returns true if the adapter supports it.
     pub fn works(adapter: &wgpu::Adapter) -> bool {
         adapter.get_info().backend == wgpu::Backend::Vulkan && adapter.features().contains(FEATURES)
     }
 
-    /// A kernel as wgpu would hand it to the driver; its bindings in the order in which wgpu numbers them.
+    /// Returns the module that wgpu would pass to the driver, with bindings in wgpu's order.
     ///
     /// # Panics
-    /// If the kernel is not well-formed: it is part of this crate.
+    /// If the kernel is malformed, because it is a part of this crate.
     pub fn module(
         device: &wgpu::Device,
         name: &str,
@@ -103,7 +103,7 @@ mod vulkan {
         }
     }
 
-    /// The same buffer, which has been written to, under a name whose use wgpu keeps apart.
+    /// Returns a second handle of a buffer that has been written, which wgpu tracks separately.
     pub fn second_name(device: &wgpu::Device, buffer: &wgpu::Buffer) -> wgpu::Buffer {
         // SAFETY: the handle is only passed on, with the buffer it belongs to.
         let raw = unsafe {

@@ -1,4 +1,5 @@
-//! How weights lie on the device: planes that are read 16 bytes at a time, blocks of 32 elements in all formats.
+//! Layouts of weights on the device: planes that are read 16 bytes at a time, with blocks of 32 elements in all
+//! formats.
 //!
 //! | layout | a block | formats |
 //! |-|-|-|
@@ -10,10 +11,10 @@
 //! | `q8` | 32 bytes, `d` in f16: `w = d q` | Q8_0, IQ4_NL, IQ4_XS |
 //! | `f16`, `bf16`, `f32` | as they are | F16, BF16, F32 |
 //!
-//! All quants stay as they are in the file. The scales of the K formats are products of two numbers; they are rounded to f16, to
-//! one part in 2,000. MXFP4 has sixteen values between -12 and 12, which five bits hold as they are: no kernel looks values up.
-//! The values of NVFP4 and IQ1_M are whole numbers from -12 to 12, those of IQ3_XXS, halved, from -31 to 31, and those of IQ3_S
-//! every second number from -15 to 15.
+//! The quants are those of the file. The scales of the K formats are products of two numbers, which are rounded to f16,
+//! with an error of one part in 2,000. MXFP4 has sixteen values between -12 and 12, which five bits represent exactly,
+//! so no kernel needs a table. The values of NVFP4 and IQ1_M are integers from -12 to 12, those of IQ3_XXS, halved,
+//! from -31 to 31, and those of IQ3_S every second integer from -15 to 15.
 
 use half::f16;
 use paguro_backend::{
@@ -24,7 +25,7 @@ use paguro_backend::{
 /// Elements of a block, in every layout.
 pub const BLOCK: usize = 32;
 
-/// How a matrix lies on the device.
+/// Layout of a matrix on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Layout {
     /// See the [module](self).
@@ -92,7 +93,7 @@ impl Layout {
         }
     }
 
-    /// Whether products with it take activations in eight bits.
+    /// Returns true if matmuls with it use activations of eight bits.
     pub fn is_quantized(self) -> bool {
         !matches!(self, Self::F32 | Self::F16 | Self::Bf16)
     }

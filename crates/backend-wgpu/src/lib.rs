@@ -47,31 +47,31 @@ pub struct Gpu {
     options: GpuOptions,
 }
 
-/// How to use it.
+/// Options of a GPU.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GpuOptions {
-    /// Fills new pages with large finite numbers, so that a read of what was never written shows. For tests.
+    /// Fills new pages with large finite noise, so that reads of unwritten data are detected. For tests.
     pub poison: bool,
-    /// Times every kernel with the device's clock, where it has one: before each step its kernels run once more, one after the
-    /// other. Of these only attention and its merge hand over to each other, and attention's time is that of both.
+    /// Times every kernel with the device's clock, if it has one: before each step its kernels run once more, one after
+    /// the other. Only attention and its merge then use handoff, and are timed together.
     pub timed: bool,
-    /// Multiplies with cooperative matrices, where there are some. They add up in another order than the kernels of few rows, so a
-    /// step's logits then depend in their last bits on how many rows it has.
+    /// Uses cooperative matrices for matmuls, if available. Their order of sums differs from that of kernels of few
+    /// rows, so the last bits of a step's logits depend on its number of rows.
     pub cooperative: bool,
-    /// The same where there are none: by plain code that does what they do, and takes long for it. For tests.
+    /// Emulates cooperative matrices on devices without them, which is slow. For tests.
     pub emulated: bool,
-    /// Whether launches of a step of one row hand their results over without barriers, which takes a GPU that starts workgroups in the
-    /// order of launches. If it is not said, those do that are known to.
+    /// True if launches of a step of one row use handoff without barriers, which requires a GPU that starts workgroups
+    /// in the order of launches. `None` enables it for known GPUs.
     pub hand_over: Option<bool>,
-    /// Whether [`Gpu::starve_handoff`] can make kernels give up waiting. For tests.
+    /// True if [`Gpu::starve_handoff`] can make kernels give up. For tests.
     pub starvable: bool,
-    /// Longest time that a submission should take; `None` is what suits the device.
+    /// Target for the duration of a submission; `None` for the device's default.
     pub submission: Option<Duration>,
-    /// Told how many kernels of a model have been compiled, and of how many.
+    /// Receives the numbers of compiled kernels of a model and of all its kernels.
     pub progress: Option<fn(usize, usize)>,
     /// Called with one line for people when handoff is turned off, because kernels waited for results in vain.
     pub notice: Option<fn(&str)>,
-    /// Whose kernels are compiled. For tests.
+    /// Device whose kernels are compiled. For tests.
     pub profile: Profile,
 }
 
@@ -79,27 +79,27 @@ pub struct GpuOptions {
 /// matrices can also be run, slowly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Profile {
-    /// Those of the GPU itself.
+    /// Kernels of the GPU itself.
     #[default]
     Own,
-    /// As for NVIDIA's GPUs: subgroups of 32, workgroups of up to 1024 threads.
+    /// Kernels of NVIDIA's GPUs: subgroups of 32, workgroups of up to 1024 threads.
     Nvidia,
-    /// As for Apple's GPUs: subgroups of 32, workgroups of 256 threads, 32 KiB of workgroup memory in each pass.
+    /// Kernels of Apple's GPUs: subgroups of 32, workgroups of 256 threads, 32 KiB of workgroup memory in each pass.
     Apple,
 }
 
-/// What a machine's GPU says of itself.
+/// Description of a GPU.
 #[derive(Clone, Debug)]
 pub struct GpuInfo {
-    /// Its place among this machine's GPUs, as `gpu:N` takes it.
+    /// Index of the GPU, as in `gpu:N`.
     pub index: usize,
     /// Its name.
     pub name: String,
     /// Driver and interface.
     pub driver: String,
-    /// Whether it is a processor that plays a GPU: slower than the `cpu` device, for tests.
+    /// True for a software driver: slower than the `cpu` device, for tests.
     pub is_software: bool,
-    /// Why it is not chosen without being named; `None` if it may be.
+    /// Reason for which `auto` does not choose it; `None` if it may.
     pub not_automatic: Option<String>,
 }
 
@@ -119,10 +119,10 @@ pub fn gpus() -> Vec<GpuInfo> {
 }
 
 impl Gpu {
-    /// Opens the GPU in this place of [`gpus`].
+    /// Opens the GPU with this index of [`gpus`].
     ///
     /// # Errors
-    /// There is none, or it does not open, in words.
+    /// The GPU does not exist or does not open.
     pub fn open(index: usize, options: GpuOptions) -> Result<Self, String> {
         let adapters = adapter::adapters();
         let adapter = adapters.get(index).ok_or_else(|| match adapters.len() {
@@ -132,8 +132,8 @@ impl Gpu {
         Ok(Self { device: Arc::new(Device::open(adapter, options)?), options })
     }
 
-    /// Rows from which on a step's logits are the same bits in any company: with cooperative matrices, products of fewer rows add up
-    /// in another order than those of more.
+    /// Returns the number of rows from which a step's logits are bitwise equal in any batch. With cooperative matrices,
+    /// matmuls of fewer rows sum in another order than those of more.
     pub fn exact_rows(&self) -> usize {
         lower::exact_rows(&self.device)
     }
@@ -161,10 +161,11 @@ impl Gpu {
         probe::read_bandwidth(&self.device, rounds, None)
     }
 
-    /// The same for reading pieces of so many bytes, a power of two and at least 16, in random order, as pages may lie: what scattering
-    /// costs before any kernel attends.
+    /// Measures the read bandwidth for pieces of `piece` bytes in random order, as pages may be placed; `piece` is a
+    /// power of two and at least 16. This is the cost of scattered pages without attention.
     ///
     /// # Errors
+    /// Not enough memory, or the device failed.
     /// No memory to read; the device failed.
     pub fn scattered_read_bandwidth(&self, rounds: usize, piece: usize) -> Result<f64, LoadError> {
         probe::read_bandwidth(&self.device, rounds, Some(piece))
@@ -183,13 +184,13 @@ impl Gpu {
         self.device.lose_submission(after);
     }
 
-    /// Turns handoff on, and makes the kernels of one submission give up at once where they wait for another kernel's results. `after`
-    /// submissions of launches come before it. Needs [`GpuOptions::starvable`]. For tests.
+    /// Enables handoff, and makes the waiting kernels of one submission give up at once, after `after` submissions.
+    /// Requires [`GpuOptions::starvable`]. For tests.
     pub fn starve_handoff(&self, after: u32) {
         self.device.starve_handoff(after);
     }
 
-    /// Does from now on as if a kernel had given up waiting for what another one was to hand over. For tests.
+    /// Disables handoff as after a kernel that gave up. For tests.
     pub fn doubt_handoff(&self) {
         self.device.in_doubt.store(true, std::sync::atomic::Ordering::Relaxed);
     }

@@ -47,9 +47,9 @@ pub use recurrent::{LayerState, StateBuffer};
 const MOST_HEAD_DIM: usize = 640;
 /// Rows whose logits are computed at once: bounds their memory for large vocabularies.
 pub const LOGIT_ROWS: usize = 64;
-/// Queries of a tile of attention, at most: they share what is read of K and V.
+/// Maximum queries of an attention tile, which share reads of K and V.
 const TILE_QUERIES: usize = 8;
-/// The same for a processor that plays a GPU, where all that is written out takes its time to compile.
+/// Maximum queries of an attention tile on software drivers, where unrolled code takes long to compile.
 const SOFTWARE_TILE_QUERIES: usize = 4;
 
 /// Files of WGSL.
@@ -60,7 +60,7 @@ macro_rules! wgsl {
 }
 use wgsl;
 
-/// A place that a product writes, or another kernel reads: a buffer `[rows, stride]` from column `first` on.
+/// The output of a matmul or the input of another kernel: a buffer `[rows, stride]` from column `first` on.
 #[derive(Clone)]
 struct Place {
     buffer: wgpu::Buffer,
@@ -68,7 +68,7 @@ struct Place {
     first: usize,
 }
 
-/// Epilogue of a product: it is scaled, capped, and stored or added.
+/// Epilogue of a matmul: the result is scaled, capped, and stored or added.
 #[derive(Clone, Copy)]
 struct Store {
     scale: f32,
@@ -98,27 +98,27 @@ impl Store {
     }
 }
 
-/// Which activations a product takes.
+/// Activations that a matmul reads.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Acts {
-    /// Of attention, or of gate and up.
+    /// Those of attention, or of gate and up.
     Plain,
-    /// Of a norm.
+    /// Those of a norm.
     Normed,
 }
 
-/// What a norm finds.
+/// Input of a norm.
 #[derive(Clone, Copy)]
 enum Before {
     /// The residual stream with everything added to it.
     Added,
-    /// The same; in steps of one row also its activations without the factor of the norm, whose epsilon this is.
+    /// The residual stream; in steps of one row also its activations without the factor of the norm with this epsilon.
     Emitted(f32),
-    /// A product that is still to be normed and added.
+    /// The result of a matmul that must still be normed and added.
     Pending(Norm),
 }
 
-/// How attention of each K/V group is cut into tiles and parts.
+/// Computes the attention tiles and splits of each K/V group.
 fn tilings(device: &Device, program: &Program, limits: &Limits) -> Vec<Tiling> {
     program.kv.groups.iter().map(|group| tiling(device, program, group, limits)).collect()
 }
@@ -143,7 +143,8 @@ fn tiling(device: &Device, program: &Program, of: &KvGroup, limits: &Limits) -> 
         emits,
         always_merges: program.always_merges(),
         parts,
-        // No device says how many it runs side by side: on each of an H200's 132 processors two, or three smaller ones.
+        // Devices do not report how many workgroups run concurrently. Each of an H200's 132 processors runs two, or
+        // three smaller ones.
         busy: match few {
             Some(_) => 396,
             None if device.is_software => 8,
@@ -162,14 +163,14 @@ fn partials(program: &Program, tilings: &[Tiling]) -> [usize; 2] {
     [most(KvGroup::q_width), most(|group| 2 * group.heads)]
 }
 
-/// Elements of the widest rows of queries and of keys that products make.
+/// Elements of the widest rows of queries and of keys that matmuls make.
 fn qkv_widths(program: &Program) -> [usize; 2] {
     let groups = || program.kv.groups.iter().filter(|group| !group.is_latent);
     let kv = groups().map(|group| group.kv_heads * group.head_dim).max().unwrap_or(0);
     [groups().map(KvGroup::q_width).max().unwrap_or(0), kv]
 }
 
-/// Blocks of activations that there is room for, and words of the same in half precision.
+/// Returns the blocks of the activation buffers, and the words of their half-precision copies.
 fn activation_words(device: &Device, program: &Program, limits: &Limits) -> (usize, usize) {
     let mixers = recurrent::Room::of(program).widest;
     let latent = latent::Room::of(program).widest;
@@ -179,7 +180,7 @@ fn activation_words(device: &Device, program: &Program, limits: &Limits) -> (usi
     let rows = limits.max_rows.max(LOGIT_ROWS);
     let of_experts = Room::of(device, program, limits).act_blocks;
     let for_experts = if of_experts > 0 { (of_experts + BLOCK) * 16 } else { 0 };
-    // Cooperative matrices take whole tiles, also of rows and blocks that nobody has made.
+    // Cooperative matrices read whole tiles, including unwritten rows and blocks.
     let halves = match device.cooperative {
         None => 0,
         Some(_) => ((rows.next_multiple_of(kernels::MOST_ROWS) * widest + BLOCK) * 16).max(for_experts),
@@ -187,7 +188,8 @@ fn activation_words(device: &Device, program: &Program, limits: &Limits) -> (usi
     ((rows * widest).max(of_experts), halves)
 }
 
-/// Bytes of all buffers beside weights and pages. A test holds it to what a load allocates.
+/// Returns the bytes of all buffers besides weights and pages. A test compares the result with the allocations of a
+/// load.
 pub fn buffer_bytes(device: &Device, program: &Program, limits: &Limits) -> u64 {
     let Program { hidden, ffn, vocab, .. } = *program;
     let (rows, outputs) = (limits.max_rows, limits.max_outputs.max(1));
@@ -199,7 +201,7 @@ pub fn buffer_bytes(device: &Device, program: &Program, limits: &Limits) -> u64 
     let room = Room::of(device, program, limits);
     let products = room.scratch(rows, [q, kv, ffn]).iter().sum::<usize>();
     let branch = if program.has_joins() { rows * hidden } else { 0 };
-    // Twice, where steps of many rows leave parts that are not handed over.
+    // Twice, if steps of many rows use partials without handoff.
     let copies =
         1 + usize::from(has_wide(&tilings) && handed_parts::hands_parts(device, program, limits, &tilings));
     let parts = copies * partials(program, &tilings).iter().sum::<usize>();
@@ -230,7 +232,7 @@ pub fn buffer_bytes(device: &Device, program: &Program, limits: &Limits) -> u64 
     4 * words as u64
 }
 
-/// True if some attention takes cooperative matrices in steps of many rows.
+/// Returns true if attention in steps of many rows uses cooperative matrices.
 fn has_wide(tilings: &[Tiling]) -> bool {
     tilings.iter().any(|tiling| tiling.wide.is_some())
 }
@@ -244,7 +246,7 @@ pub struct Lowering<'a> {
     matrices: HashMap<(Vec<MatrixId>, Order), Arc<DeviceMatrix>>,
     vectors: HashMap<VectorId, wgpu::Buffer>,
     counters: Vec<String>,
-    /// How attention of each K/V group is cut.
+    /// Attention tiles and splits of each K/V group.
     tilings: Vec<Tiling>,
     /// Side of the cooperative matrices that steps of few rows attend with, if they do.
     few: Option<u32>,
@@ -269,31 +271,31 @@ pub struct Lowering<'a> {
     embeds: Option<layer_input::Buffers>,
     /// Activations of products: quants, scales, floats.
     acts: [wgpu::Buffer; 3],
-    /// Those that norms make.
+    /// Activations of norms.
     normed: [wgpu::Buffer; 3],
     /// Sums of the squares of a row's blocks, where its norm's factor is still to be made; whole fours, the last ones of nothing.
     squares: wgpu::Buffer,
-    /// What norms multiply rows with.
+    /// Factors of the norms of rows.
     factors: wgpu::Buffer,
-    /// A word of which no compiler knows that it is 0.
+    /// A word that is 0, which compilers cannot know.
     zero: wgpu::Buffer,
-    /// Blocks of activations that there is room for.
+    /// Number of blocks in the activation buffers.
     act_blocks: usize,
     scratch: [wgpu::Buffer; 3],
     queries: wgpu::Buffer,
     part_sums: wgpu::Buffer,
     part_tops: wgpu::Buffer,
     ropes: Vec<[wgpu::Buffer; 2]>,
-    /// What launches of a step of one row hand over without barriers, where they do.
+    /// Buffers of the handoff in steps of one row, if the device uses it.
     hands: Option<Hands>,
-    /// What attention hands to its merge, where it does.
+    /// Buffers of the handoff from attention to its merge, if the device uses it.
     handed_parts: Option<HandedParts>,
     /// Counter of the attention that is to be merged next, if it is timed with the merge.
     timed_with: Option<usize>,
 }
 
 impl<'a> Lowering<'a> {
-    /// Allocates everything that `limits` asks for.
+    /// Allocates all buffers for `limits`.
     ///
     /// # Errors
     /// [`LoadError`]
@@ -336,7 +338,7 @@ impl<'a> Lowering<'a> {
             ])
         };
         let [q, kv] = qkv_widths(program);
-        // Those that are handed over have a buffer of their own.
+        // Partials with handoff have a separate buffer.
         let are_handed = handed_parts::hands_parts(device, program, limits, &tilings);
         let leaves_none = are_handed && !has_wide(&tilings);
         let [sums, tops] = if leaves_none { [0; 2] } else { partials(program, &tilings) };
@@ -393,9 +395,9 @@ impl<'a> Lowering<'a> {
     pub fn lower(mut self) -> Result<Model, LoadError> {
         let mut body = Vec::new();
         let mut head = None;
-        // What the norm of a step of one row, and of others, finds.
+        // Input of the next norm in steps of one row and of several.
         let mut before = Before::Added;
-        // Whether the next product gets floats in steps of one row.
+        // True if the next matmul reads floats in steps of one row.
         let mut floats = false;
         let ops = &self.program.ops;
         for (index, op) in ops.iter().enumerate() {
@@ -452,7 +454,7 @@ impl<'a> Lowering<'a> {
         }
         let op = head.ok_or_else(|| self.order())?;
         if let Before::Pending(_) = before {
-            // The last layer's: its own norm serves nobody, but its sum is what outputs start from.
+            // The last layer: its own norm is unused, but its sum is the input of outputs.
             self.norm(Some(op.norm), before, &[&op.head], &mut body)?;
         }
         self.finish(body, before, op)
@@ -464,7 +466,7 @@ impl<'a> Lowering<'a> {
         self.pages[pages::place(&self.program.kv, slot, block_size, kv_dtype).0].clone()
     }
 
-    /// Where the feed-forward network's branch waits for the other one.
+    /// Returns the buffer in which the feed-forward network's branch waits for the other one.
     fn own_branch(&self) -> wgpu::Buffer {
         self.branch.clone().expect("programs with such branches have the buffer")
     }
@@ -477,7 +479,7 @@ impl<'a> Lowering<'a> {
         )
     }
 
-    /// What activations these products take.
+    /// Returns the constants for the kinds of activations that these matmuls read.
     fn emit_for(&self, linears: &[&Linear], width: usize) -> Constants {
         vec![
             ("ACT_BLOCKS", U(width.div_ceil(BLOCK) as u32)),
@@ -486,12 +488,13 @@ impl<'a> Lowering<'a> {
         ]
     }
 
-    /// Whether a product takes activations of eight bits.
+    /// Returns true if a matmul reads activations of eight bits.
     fn is_quantized(&self, linear: &Linear) -> bool {
         Layout::of(self.weights.matrix(linear.matrix).format).is_quantized()
     }
 
-    /// What activations are made with where, in launches of at least so many rows, they may be for cooperative matrices.
+    /// Returns the constants for half-precision activations for cooperative matrices, in launches of at least `from`
+    /// rows.
     fn halves(&self, from: u32) -> Constants {
         if self.device.cooperative.is_none() && !self.device.as_hardware {
             return vec![];
@@ -504,7 +507,8 @@ impl<'a> Lowering<'a> {
         ]
     }
 
-    /// Where, in units of 16 bytes, activations in half precision begin behind those that products with a layout take else.
+    /// Returns the offset, in units of 16 bytes, of half-precision activations behind the ones that matmuls with this
+    /// layout read otherwise.
     fn halves_at(&self, layout: Layout) -> u32 {
         (self.act_blocks * if layout.is_quantized() { 2 } else { 8 }) as u32
     }
@@ -521,7 +525,7 @@ impl<'a> Lowering<'a> {
         self.launch_way(Way::told(When::Always), (name, files, &constants), buffers, grid, kv_group)
     }
 
-    /// A launch that takes and gives in a way of its own.
+    /// Creates a launch with its own buffers and hazards.
     fn launch_way(
         &mut self,
         way: Way,
@@ -538,7 +542,7 @@ impl<'a> Lowering<'a> {
         all.extend(made.iter().map(|(name, buffer)| (*name, buffer)));
         let kernels = vec![self.kernel_with(name, &files, &constants, &all, way.hazards)?];
         let counter = self.counter(&[name.to_owned()]);
-        // What waits for another launch is timed together with that.
+        // A launch that waits for another one is timed together with it.
         let hands_over = self.device.timed && way.hazards.hides();
         let timed_with = self.timed_with.filter(|_| hands_over);
         if hands_over {
@@ -547,7 +551,7 @@ impl<'a> Lowering<'a> {
         Ok(Launch { when: way.when, kernels, grid, kv_group, counter, timed_with })
     }
 
-    /// What products hand over, where they do: not while each of them is timed.
+    /// Returns the handoff buffers of matmuls; `None` while each is timed.
     fn product_hands(&self) -> Option<&Hands> {
         self.hands.as_ref().filter(|_| !self.device.timed)
     }
@@ -599,17 +603,17 @@ impl<'a> Lowering<'a> {
         Ok(matrix)
     }
 
-    /// Activations as products take them.
+    /// Returns activations under the names of their readers.
     fn taken(&self, acts: Acts) -> impl Iterator<Item = (&'static str, wgpu::Buffer)> {
         ["x_quants", "x_scales", "x_floats"].into_iter().zip(self.acts_of(acts).clone())
     }
 
-    /// What activations in half precision are in, for products with a layout.
+    /// Returns the buffer of half-precision activations for matmuls with a layout.
     fn half_acts(&self, acts: Acts, layout: Layout) -> wgpu::Buffer {
         self.acts_of(acts)[if layout.is_quantized() { 0 } else { 2 }].clone()
     }
 
-    /// The same as other kernels make them.
+    /// Returns activations under the names of their writers.
     fn made(&self, acts: Acts) -> impl Iterator<Item = (&'static str, wgpu::Buffer)> {
         ["acts_quants", "acts_scales", "acts_floats"].into_iter().zip(self.acts_of(acts).clone())
     }
@@ -637,7 +641,7 @@ fn unsupported(device: &Device, what: String, supported: &str) -> LoadError {
 
 fn check_supported(device: &Device, program: &Program, limits: &Limits) -> Result<(), LoadError> {
     for KvGroup { head_dim: dim, is_latent, .. } in &program.kv.groups {
-        // Where heads are larger, a workgroup of the merge has a whole one.
+        // For larger heads, a workgroup of the merge computes a whole head.
         let fits = if *dim > 256 {
             (dim.is_multiple_of(BLOCK) || *is_latent) && *dim <= MOST_HEAD_DIM
         } else {

@@ -10,37 +10,37 @@ use crate::{
 /// Words that are packed on the host at a time: 64 MiB.
 const CHUNK_WORDS: usize = 16 << 20;
 
-/// One or more matrices of one layout as one: `[rows, cols]`.
+/// One or more matrices of one layout, joined: `[rows, cols]`.
 pub struct DeviceMatrix {
-    /// How it lies.
+    /// Layout.
     pub layout: Layout,
     /// Blocks of inputs, the last one padded with zeros.
     pub blocks: usize,
-    /// Its rows in as many parts as kernels can see.
+    /// Rows, in as many parts as bindings require.
     pub parts: Vec<Part>,
 }
 
 /// Some rows.
 pub struct Part {
-    /// Which row of the matrix is its first.
+    /// First row of the part in the matrix.
     pub first: usize,
-    /// How many there are.
+    /// Number of rows.
     pub rows: usize,
     /// Quants, high bits, scales; of a plane that the layout does not have, nothing.
     pub planes: [Option<wgpu::Buffer>; 3],
 }
 
-/// In which order the rows of some matrices become those of one.
+/// Order in which the rows of several matrices are joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Order {
     /// One matrix after the other.
     Joined,
-    /// A row of each of them in turn.
+    /// Interleaved: one row of each.
     InTurn,
-    /// Of stacks of so many matrices each: the first matrix of every stack, one after the other, then the second ones.
+    /// For stacks of this many matrices: the first matrix of every stack, then the second ones.
     Stacked(usize),
-    /// One after the other; the first so many consist of heads whose pairs for rotation, so many of each head, lie half a head
-    /// apart: what becomes of two pairs lies together, as `rotate.wgsl` says.
+    /// One after the other. The first ones consist of heads whose RoPE pairs are half a head apart; two pairs are
+    /// placed together, as in `rotate.wgsl`.
     Together {
         /// Matrices of such heads.
         matrices: usize,

@@ -12,7 +12,7 @@ use paguro_backend::{
 const MOST_EXPERTS: usize = 1024;
 /// Elements of a key of a delta rule, at most: a workgroup has the keys of a chunk.
 pub const MOST_KEY_DIM: usize = 128;
-/// How a layer is refused that the contract has and this backend does not.
+/// Error for a layer of the contract that this backend does not support.
 const NEWER: &str = "a layer of a kind that is newer than this backend";
 
 /// A program.
@@ -24,7 +24,7 @@ pub struct Program {
     pub vocab: usize,
     /// Width of the widest dense network between gate/up and down; shared experts are dense networks.
     pub ffn: usize,
-    /// How K and V are stored.
+    /// Arrangement of K and V.
     pub kv: KvLayout,
     /// States of a sequence.
     pub state: StateLayout,
@@ -36,14 +36,14 @@ pub struct Program {
     pub ops: Vec<Op>,
 }
 
-/// How K and V of all layers are arranged in pages.
+/// Arrangement of K and V of all layers in pages.
 #[derive(Clone, Debug)]
 pub struct KvLayout {
     /// Layers that share pages.
     pub groups: Vec<KvGroup>,
 }
 
-/// Layers that see equally far back and attend with heads of one shape.
+/// Layers with the same window and heads of one shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvGroup {
     /// See [`paguro_backend::KvGroup::window`].
@@ -54,7 +54,7 @@ pub struct KvGroup {
     pub heads: usize,
     /// K/V heads of each layer.
     pub kv_heads: usize,
-    /// Elements of one head. Those of latent attention are padded to a multiple of eight.
+    /// Elements of a head. Those of latent attention are padded to a multiple of eight.
     pub head_dim: usize,
     /// True for latent attention.
     pub is_latent: bool,
@@ -85,7 +85,7 @@ impl KvLayout {
     }
 }
 
-/// One fused operation.
+/// A fused operation.
 #[derive(Clone, Debug)]
 pub enum Op {
     /// `x = table[token] * scale + positions[position]`
@@ -140,7 +140,7 @@ pub struct NormQkvRopeStore {
     pub norm: Option<Norm>,
     /// `[heads * head_dim, hidden]`
     pub q: Linear,
-    /// `[kv_heads * head_dim, hidden]`; `None` reads what another layer has stored.
+    /// `[kv_heads * head_dim, hidden]`; `None` to read the K and V of another layer.
     pub k: Option<Linear>,
     /// `[kv_heads * head_dim, hidden]`; `None` uses K before its norm and rotation.
     pub v: Option<Linear>,
@@ -154,7 +154,7 @@ pub struct NormQkvRopeStore {
     pub rope: Option<usize>,
     /// Multiplies queries by a function of their position.
     pub position_scale: Option<PositionScale>,
-    /// Where k and v go.
+    /// Slot of k and v.
     pub kv: KvSlot,
 }
 
@@ -172,27 +172,27 @@ pub struct Attend {
     pub scale: f32,
     /// Cap of the scores.
     pub soft_cap: Option<f32>,
-    /// One more score for each head.
+    /// One additional score per head.
     pub sinks: Option<VectorId>,
-    /// Whether [`NormQkvRopeStore::gate`] has made gates of the output.
+    /// True if [`NormQkvRopeStore::gate`] has computed gates of the output.
     pub is_gated: bool,
-    /// Where k and v are; the group carries the window.
+    /// Slot of k and v; the group has the window.
     pub kv: KvSlot,
 }
 
-/// How a branch is added to the residual stream.
+/// Addition of a branch to the residual stream.
 #[derive(Clone, Copy, Debug)]
 pub struct Add {
     /// Norm of the branch before it is added.
     pub post_norm: Option<Norm>,
-    /// Multiplies what is added.
+    /// Factor of the added values.
     pub scale: f32,
     /// True if a later [`Op::Join`] adds it.
     pub waits: bool,
 }
 
 impl Add {
-    /// True if a product is added as it is.
+    /// True if the result of a matmul is added unchanged.
     pub fn is_plain(&self) -> bool {
         self.post_norm.is_none() && self.scale == 1.0 && !self.waits
     }
@@ -203,7 +203,7 @@ impl Add {
 pub struct ProjectAdd {
     /// `[hidden, heads * head_dim]`
     pub project: Linear,
-    /// How it is added.
+    /// Addition to the residual stream.
     pub add: Add,
 }
 
@@ -212,7 +212,7 @@ pub struct ProjectAdd {
 pub struct ShortConvAdd {
     /// The convolution.
     pub conv: ShortConv,
-    /// How its output is added.
+    /// Addition of its output.
     pub add: Add,
 }
 
@@ -221,7 +221,7 @@ pub struct ShortConvAdd {
 pub struct DeltaRuleAdd {
     /// The rule.
     pub delta: DeltaRule,
-    /// How its output is added.
+    /// Addition of its output.
     pub add: Add,
 }
 
@@ -230,7 +230,7 @@ pub struct DeltaRuleAdd {
 pub struct SsdAdd {
     /// The mixer.
     pub ssd: Ssd,
-    /// How its output is added.
+    /// Addition of its output.
     pub add: Add,
 }
 
@@ -239,7 +239,7 @@ pub struct SsdAdd {
 pub struct LatentAdd {
     /// The attention.
     pub latent: Latent,
-    /// How its output is added.
+    /// Addition of its output.
     pub add: Add,
 }
 
@@ -263,7 +263,7 @@ pub struct NormGateUp {
 pub struct DownAdd {
     /// `[hidden, width]`
     pub down: Linear,
-    /// How it is added.
+    /// Addition to the residual stream.
     pub add: Add,
 }
 
@@ -272,7 +272,7 @@ pub struct DownAdd {
 pub struct ExpertsAdd {
     /// The experts and their router.
     pub experts: Experts,
-    /// How the sum of the experts is added.
+    /// Addition of the experts' sum.
     pub add: Add,
 }
 
@@ -281,7 +281,7 @@ pub struct ExpertsAdd {
 pub struct Join {
     /// Attention's branch.
     pub mixer: Add,
-    /// That of the feed-forward network.
+    /// Addition of the feed-forward network's output.
     pub ffn: Add,
 }
 
@@ -298,17 +298,17 @@ pub struct NormLogits {
     pub soft_cap: Option<f32>,
 }
 
-/// True for a root-mean-square norm without a bias: activations are multiplied by its weights only, and products by
-/// the factor of their row.
+/// Returns true for an RMS norm without a bias: activations are multiplied only by its weights, and the results of
+/// matmuls by the factor of their row.
 pub fn is_plain(norm: &Norm) -> bool {
     norm.kind == NormKind::Rms && norm.bias.is_none()
 }
 
 impl Program {
-    /// Lowers a program for a device of this name.
+    /// Lowers a program for the device with this name.
     ///
     /// # Errors
-    /// [`LoadError::Unsupported`], with what there are no kernels for.
+    /// [`LoadError::Unsupported`], with the name of an operation without kernels.
     pub fn new(program: &paguro_backend::Program, device: &str) -> Result<Self, LoadError> {
         let lowering = Lowering { program, device };
         if program.layers.is_empty() {
@@ -438,7 +438,7 @@ impl Lowering<'_> {
                 add
             }
             Mixer::Sum(_) => return self.refuse("sums of mixers"),
-            // Nothing reads it: there is no `Join` without a mixer.
+            // Never read: there is no `Join` without a mixer.
             Mixer::None => add(None),
             _ => return self.refuse(NEWER),
         };
@@ -479,7 +479,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Attention, whose output is added like this.
+    /// Lowers attention, whose output is added by `add`.
     fn mix(&self, attention: &Attention, add: Add, ops: &mut Vec<Op>) -> Result<(), LoadError> {
         let &Attention {
             norm,

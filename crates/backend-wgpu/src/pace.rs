@@ -1,7 +1,7 @@
 //! Short submissions, for devices whose watchdog ends long ones or whose desktop would stutter.
 //!
-//! The time of a launch is learned from the steps that have run, by their number of rows. A submission gets as many launches as fit into
-//! the limit, and a step whose single launches are too long is split into passes of fewer rows.
+//! The time of a launch is estimated from previous steps by their number of rows. A submission has as many launches as
+//! fit into the limit, and a step whose single launches are too long is split into passes of fewer rows.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ const CLASSES: usize = 24;
 /// Ratio of the longest launch of a layer to the average one.
 const LONGEST: u64 = 4;
 
-/// Rows of the first step of many rows, whose time nobody knows.
+/// Rows of the first step of many rows, before any time is known.
 const FIRST_ROWS: usize = 128;
 
 /// Estimate of the device's speed, learned from steps.
@@ -27,7 +27,7 @@ impl Pace {
     /// Rows that are always worth a pass.
     pub const LEAST_ROWS: usize = 16;
 
-    /// For a device on which submissions take at most so long.
+    /// Creates the estimate for a device whose submissions should take at most `limit`.
     pub fn new(limit: Option<Duration>) -> Self {
         let limit = limit.map(|limit| (limit.as_nanos() as u64).max(1));
         Self { limit, launch: [None; CLASSES] }
@@ -37,17 +37,17 @@ impl Pace {
         (rows.max(1).ilog2() as usize).min(CLASSES - 1)
     }
 
-    /// Nanoseconds of an average launch with so many rows, or `None` before anything near has run.
+    /// Returns the nanoseconds of an average launch with `rows` rows; `None` before any similar step.
     fn launch_time(&self, rows: usize) -> Option<u64> {
         let class = Self::class(rows);
         self.launch[class].or_else(|| {
-            // Twice the rows take at most twice the time.
+            // Doubling the rows at most doubles the time.
             let known = (0..class).rev().find_map(|less| self.launch[less].map(|time| (time, class - less)));
             known.map(|(time, doublings)| time.saturating_mul(1 << doublings.min(32)))
         })
     }
 
-    /// Launches of a submission, of which `wanted` would suit the device otherwise.
+    /// Returns the launches of a submission, at most `wanted`.
     pub fn launches(&self, rows: usize, wanted: usize) -> usize {
         let Some(limit) = self.limit else { return wanted };
         let most = match self.launch_time(rows) {
@@ -71,14 +71,14 @@ impl Pace {
         fits
     }
 
-    /// A pass of so many rows and launches has taken this long.
+    /// Records the time of a pass.
     pub fn learn(&mut self, rows: usize, launches: usize, time: Duration) {
         if self.limit.is_none() || launches == 0 {
             return;
         }
         let time = (time.as_nanos() as u64 / launches as u64).max(1);
         let known = &mut self.launch[Self::class(rows)];
-        // A slow step counts at once, a fast one by and by: clocks change, and waiting is part of what is measured.
+        // A slow step counts at once, a fast one gradually: clock speeds vary, and the measurement includes waiting.
         *known = Some(known.map_or(time, |known| time.max(known - known / 8)));
     }
 }
@@ -95,7 +95,8 @@ pub struct Pass<'a> {
 }
 
 impl<'a> Pass<'a> {
-    /// Splits a step of a model with so many KV groups and tokens in a page into passes of at most `rows` rows.
+    /// Splits a step of a model with `groups` KV groups and `block_size` tokens per page into passes of at most `rows`
+    /// rows.
     pub fn split(step: &'a Step<'a>, rows: usize, groups: usize, block_size: usize) -> Vec<Self> {
         let starts = (0..step.tokens.len()).step_by(rows.max(1));
         starts.map(|first| Self::new(step, first, rows, groups, block_size)).collect()
@@ -153,13 +154,14 @@ mod tests {
         // Before anything is known.
         assert_eq!([1, 64, 512].map(|rows| pace.rows(rows)), [1, 64, 128]);
         assert_eq!([1, 64, 128].map(|rows| pace.launches(rows, 48)), [48, 2, 1]);
-        // An 8B model on a small GPU: 512 rows take 21 s in 288 launches, some of which take four times as long as others.
+        // An 8B model on a small GPU: 512 rows take 21 s in 288 launches, some of which take four times as long as
+        // others.
         pace.learn(128, 288, Duration::from_millis(5250));
         assert_eq!(pace.launches(128, 192), 5);
         assert_eq!(pace.rows(512), 128);
         pace.learn(1, 288, Duration::from_millis(90));
         assert_eq!(pace.launches(1, 192), 192);
-        // Something else keeps the GPU busy: passes become smaller at once, and larger again later.
+        // Another program occupies the GPU: passes become smaller at once, and larger again later.
         pace.learn(128, 288, Duration::from_millis(21_000));
         assert_eq!((pace.rows(512), pace.launches(128, 192)), (64, 1));
         (0..20).for_each(|_| pace.learn(128, 288, Duration::from_millis(5250)));

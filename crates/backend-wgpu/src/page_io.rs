@@ -13,7 +13,7 @@ const BATCH: usize = 16 << 20;
 pub struct PageReader {
     /// Pages, and a mark behind them.
     host: wgpu::Buffer,
-    /// Pages that there is room for.
+    /// Maximum number of pages.
     pages: usize,
     /// The mark on the device.
     mark: wgpu::Buffer,
@@ -45,7 +45,7 @@ impl PageReader {
         })
     }
 
-    /// Copies pages into `out`, whose size is theirs. Each consists of `page_words` words in each buffer of the model.
+    /// Copies pages into `out`, which has their size. Each page has `page_words` words in each buffer of the model.
     ///
     /// # Errors
     /// The device failed, or did not copy everything.

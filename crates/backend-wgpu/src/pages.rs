@@ -1,4 +1,5 @@
-//! How a page of K, or of V, of one layer lies on the device (`page_words` is the distance of two pages): such that neighbouring threads read neighbouring 16 bytes, or 8.
+//! Arrangement of a page of K, or of V, of one layer on the device (`page_words` is the distance of two pages), such
+//! that neighbouring threads read neighbouring 16 bytes, or 8.
 //!
 //! ```text
 //! page = [kv_head] { numbers, scales }
@@ -45,7 +46,7 @@ pub fn buffers(kv: &KvLayout, block_size: usize, dtype: KvDtype) -> usize {
     kv.groups.iter().map(of).max().unwrap_or(0)
 }
 
-/// Returns the buffer of a layer's slot, and the word at which it begins in each page there.
+/// Returns the buffer of a layer's slot, and the slot's first word in each page.
 pub fn place(kv: &KvLayout, slot: KvSlot, block_size: usize, dtype: KvDtype) -> (usize, usize) {
     let group = &kv.groups[slot.group];
     let sharing = sharing(kv, group, block_size, dtype);

@@ -27,20 +27,20 @@ pub struct Pipeline {
     source: String,
     /// Bytes of its immediate values.
     immediates: u32,
-    /// Whether wgpu may not look into it.
+    /// True if wgpu must not inspect it.
     hides: bool,
     layout: wgpu::BindGroupLayout,
     /// Name of each binding, by number.
     bindings: Vec<(u32, String)>,
-    /// What the compiler has made of it, or said.
+    /// Result of the compilation.
     compiled: OnceLock<Result<wgpu::ComputePipeline, String>>,
 }
 
 impl Pipeline {
-    /// wgpu's.
+    /// Returns wgpu's pipeline.
     ///
     /// # Panics
-    /// If it was not compiled: [`Device::compile_all`] comes before any step.
+    /// If it was not compiled: [`Device::compile_all`] precedes all steps.
     pub fn inner(&self) -> &wgpu::ComputePipeline {
         match self.compiled.get() {
             Some(Ok(compiled)) => compiled,
@@ -57,7 +57,7 @@ impl Pipeline {
 }
 
 impl Device {
-    /// The kernel of these files with these constants, one for all who ask. It is compiled by [`Device::compile_all`].
+    /// Returns the shared pipeline of these files with these constants. [`Device::compile_all`] compiles it.
     pub fn pipeline(
         &self,
         name: &str,
@@ -112,10 +112,10 @@ impl Device {
         }
     }
 
-    /// Compiles all kernels that have been asked for and are not compiled yet, on all cores.
+    /// Compiles all requested pipelines that are not compiled yet, on all cores.
     ///
     /// # Errors
-    /// What the compiler says.
+    /// The compiler's error.
     pub fn compile_all(&self) -> Result<(), LoadError> {
         let some: Vec<_> = lock(&self.pipelines)
             .values()
@@ -142,7 +142,7 @@ impl Device {
             _ => None,
         });
         let Some((name, error)) = failed else { return Ok(()) };
-        // Who asks again gets the error again.
+        // A later request returns the error again.
         lock(&self.pipelines).retain(|_, pipeline| !matches!(pipeline.compiled.get(), Some(Err(_))));
         let device = &self.name;
         Err(LoadError::Device(format!(
@@ -191,10 +191,10 @@ impl Device {
         }
     }
 
-    /// Binds buffers by the names that the kernel gives them; those that it does not have are left out.
+    /// Binds buffers by their names in the kernel; unused ones are ignored.
     ///
     /// # Panics
-    /// If one is missing: a defect of the lowering.
+    /// If a buffer is missing, which is a defect of the lowering.
     pub fn bind(&self, pipeline: &Pipeline, buffers: &[(&str, &wgpu::Buffer)]) -> wgpu::BindGroup {
         let entries: Vec<_> = pipeline
             .bindings

@@ -1,4 +1,4 @@
-//! A step as the device gets it: one array of words.
+//! A step in the device's format: one array of words.
 
 use std::{cmp::Reverse, ops::Range};
 
@@ -6,14 +6,14 @@ use paguro_backend::{AttentionMode, Limits, Sampled, StateUse, Step, Want};
 
 use crate::ops::KvLayout;
 
-/// Tokens of a split of attention. Splits are fine up to a position, so that short contexts are shared out, too, and coarse
+/// Tokens of a split of attention. Splits are fine up to a position, so that short contexts are distributed, and coarse
 /// from there on.
 pub const FINE_SPLIT: usize = 256;
 /// See [`FINE_SPLIT`].
 pub const COARSE_SPLIT: usize = 512;
-/// Where coarse splits begin.
+/// First position of coarse splits.
 pub const COARSE_FROM: usize = 512;
-/// Splits of a run: what they have is added up first, so that a part may be a run.
+/// Splits of a run. Their partials are summed first, so that a partial may be that of a run.
 pub const RUN: usize = 4;
 /// Marks a token that only the device knows (`embed.wgsl`).
 const CARRIED: u32 = 1 << 31;
@@ -28,7 +28,7 @@ fn split_of(position: usize) -> usize {
     }
 }
 
-/// How many splits a context has.
+/// Returns the number of splits of a context.
 pub fn splits(context: usize) -> usize {
     split_of(context.saturating_sub(1)) + 1
 }
@@ -53,37 +53,37 @@ pub struct Args {
     pub parts: u32,
     /// `[outputs]`
     pub outputs: u32,
-    /// `[rows]` and `[sequences, 5]`, where sequences have states: see `sequences.wgsl`.
+    /// Offsets of `[rows]` and `[sequences, 5]`, if sequences have states: see `sequences.wgsl`.
     pub sequences: u32,
-    /// Whether attention leaves no row's result in parts.
+    /// True if attention leaves no partials.
     pub whole: u32,
-    /// Of a step of one row, what attention has to do: kernels have arguments sooner than what lies in memory. Its position.
+    /// For a step of one row, the work of attention, because kernels read arguments sooner than memory. Its position.
     pub row_position: u32,
     /// Its block table.
     pub row_table: u32,
     /// Its first split.
     pub row_from: u32,
-    /// Where its splits end.
+    /// End of its splits.
     pub row_to: u32,
-    /// Of how many splits its parts are; 0 in a step of more rows.
+    /// Splits of each partial; 0 in a step of more rows.
     pub row_length: u32,
     /// Polls after which a kernel stops waiting for another kernel's results; read only where tests may change it.
     pub patience: u32,
 }
 
-/// Attention in layers that see equally far back and are cut alike.
+/// Work of attention in layers with the same window and tiling.
 struct Cut {
     window: Option<u32>,
     tiling: Tiling,
-    /// For each of [`Tile`]: its items in the step's words, and their number.
+    /// For each [`Tile`]: offset and number of its items in the step's words.
     items: [(u32, u32); 4],
-    /// Its parts in the step's words.
+    /// Offset of its partials in the step's words.
     parts: u32,
-    /// Whether no row's result is in parts.
+    /// True if no row has partials.
     whole: bool,
 }
 
-/// What kernel of attention takes a tile.
+/// Kernel of attention for a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tile {
     /// One row.
@@ -113,7 +113,7 @@ pub struct Wide {
     pub busy: usize,
 }
 
-/// How attention of a K/V group is cut.
+/// Tiles and splits of a K/V group's attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tiling {
     /// Rows of a tile, at most.
@@ -122,28 +122,28 @@ pub struct Tiling {
     pub heads: usize,
     /// Workgroups for each item.
     pub workgroups: usize,
-    /// Whether attention makes activations out of results that are whole: it can where a head has whole blocks.
+    /// True if attention can write activations from whole results: heads then have whole blocks.
     pub emits: bool,
-    /// Whether no result is complete before its parts are merged, because sinks and gates come in there.
+    /// True if all results need the merge, which adds sinks and gates.
     pub always_merges: bool,
-    /// Partial results that there is room for.
+    /// Maximum number of partials.
     pub parts: usize,
     /// Workgroups that the device runs side by side: with fewer, results are made in parts.
     pub busy: usize,
-    /// Where the device has cooperative matrices.
+    /// Tiling with cooperative matrices, if the device has them.
     pub wide: Option<Wide>,
 }
 
-/// How many splits a part may have: a part for each workgroup, whose result is whole, a run, or a split.
+/// Possible numbers of splits of a partial: all (whole results), a run, or one.
 const LENGTHS: [usize; 3] = [WHOLE, RUN, 1];
 
-/// The parts of so many splits that these splits lie in.
+/// Returns the partials of `length` splits that contain these splits.
 fn parts(seen: &Range<usize>, length: usize) -> Range<usize> {
     seen.start / length..(seen.end - 1) / length + 1
 }
 
-/// About how long attention of tiles that see these splits takes in parts of so many splits, in quarters of what a split takes:
-/// two more for each part, which first waits for what it is to do and for its first K, and three for a merge.
+/// Estimates the time of attention for tiles with these splits and partials of `length` splits, in quarters of the time
+/// of a split: two more for each partial, which first waits for its item and its first K, and three for a merge.
 fn time(tiles: impl Iterator<Item = Range<usize>>, length: usize, workgroups: usize, busy: usize) -> usize {
     let (mut all, mut count, mut longest) = (0, 0, 0);
     for seen in tiles {
@@ -151,7 +151,7 @@ fn time(tiles: impl Iterator<Item = Range<usize>>, length: usize, workgroups: us
         count += workgroups * parts(&seen, length).len();
         longest = longest.max(seen.len().min(length));
     }
-    // One after the other where all are alike; else short ones fill the gaps that long ones leave.
+    // In rounds if all are equal; otherwise short ones fill the gaps of long ones.
     let one = 4 * longest + 2;
     let alike = count.div_ceil(busy) * one;
     let mixed = one.max((4 * all + 2 * count) / busy + one / 2);
@@ -166,27 +166,27 @@ pub struct Plan {
     cuts: Vec<Cut>,
     /// Index into `cuts` of each KV group.
     cut_of: Vec<usize>,
-    /// What the device gets.
+    /// Words for the device.
     pub words: Vec<u32>,
     args: Args,
     /// Rows with outputs, each once: those whose logits are needed first.
     pub output_rows: Vec<usize>,
-    /// How many of them need logits.
+    /// Number of rows with logits.
     pub logit_rows: usize,
-    /// Whether an output is an embedding.
+    /// True if an output is an embedding.
     pub embeds: bool,
     /// Index into `output_rows` of each row of the step that has outputs.
     place: Vec<usize>,
-    /// The block tables in the step's words, and their length.
+    /// Offset and length of the block tables in the step's words.
     tables: (u32, u32),
-    /// Whether sequences have states.
+    /// True if sequences have states.
     has_states: bool,
     /// Number of sequences.
     sequences: u32,
 }
 
 impl Plan {
-    /// For a model with these limits, whose sequences have states or not. Each K/V group has a tiling.
+    /// Creates a plan for a model with these limits, with one tiling per K/V group.
     pub fn new(kv: &KvLayout, limits: &Limits, tilings: &[Tiling], has_states: bool) -> Self {
         let mut cuts: Vec<Cut> = Vec::new();
         let cut_of = kv.groups.iter().zip(tilings).map(|(group, &tiling)| {
@@ -230,22 +230,22 @@ impl Plan {
         Args { row_position, row_table, row_from, row_to: last[5] + last[6], row_length, ..args }
     }
 
-    /// Whether attention in a KV group leaves results in parts, which are then to be merged.
+    /// Returns true if attention in a KV group leaves partials that must be merged.
     pub fn needs_merge(&self, group: usize) -> bool {
         !self.cuts[self.cut_of[group]].whole
     }
 
-    /// Where the items of attention in a KV group begin, by their tile.
+    /// Returns the first item of attention in a KV group for a kind of tile.
     pub fn first_item(&self, group: usize, tile: Tile) -> u32 {
         self.cuts[self.cut_of[group]].items[tile as usize].0
     }
 
-    /// How many there are.
+    /// Returns the number of items.
     pub fn items(&self, group: usize, tile: Tile) -> u32 {
         self.cuts[self.cut_of[group]].items[tile as usize].1
     }
 
-    /// The block tables in the step's words, and their length.
+    /// Returns the offset and length of the block tables in the step's words.
     pub fn tables(&self) -> (u32, u32) {
         self.tables
     }
@@ -284,7 +284,7 @@ impl Plan {
         self.words.extend(step.pages.iter().map(|page| page.0));
         let mut tables = self.tables.0;
         if self.gather {
-            // What is gathered lies in the order of the tables.
+            // Gathered pages are in the order of the tables.
             tables = self.words.len() as u32;
             self.words.extend(0..step.pages.len() as u32);
         }
@@ -312,7 +312,7 @@ impl Plan {
         }
     }
 
-    /// Makes a row's token the device's own, at this place among those that it has sampled in the step before.
+    /// Replaces a row's token by the one that the device has sampled at `place` in the previous step.
     pub fn carry(&mut self, row: usize, place: usize) {
         self.words[row] = CARRIED | place as u32;
     }
@@ -322,15 +322,15 @@ impl Plan {
         for word in &mut self.words[..self.args.rows as usize] {
             if *word & CARRIED != 0 {
                 let token = tokens.get((*word & !CARRIED) as usize).copied();
-                // Where nothing was left to sample, kernels take token 0, too (`embed.wgsl`).
+                // Kernels also use token 0 if no token could be sampled (`embed.wgsl`).
                 *word = token.filter(|&token| token != Sampled::NO_TOKEN).unwrap_or_default();
             }
         }
     }
 
-    /// Items of eight words: first row, rows, its position, block table, blocks of a table, first split, splits, and of how many
-    /// splits parts are; and for each row the place of its first partial result, how many it has, the number of the first one in
-    /// order of position, and of how many splits they are.
+    /// Writes items of eight words: first row, rows, position, block table, blocks of a table, first split, splits,
+    /// splits of a partial; and for each row the index of its first partial, their number, the number of the first one
+    /// in order of position, and their splits.
     fn cut(&mut self, index: usize, step: &Step<'_>, tables: u32) {
         let groups = self.groups;
         let cut = &mut self.cuts[index];
@@ -341,7 +341,7 @@ impl Plan {
             None => (cut.tiling.rows, cut.tiling.workgroups, cut.tiling.busy),
         };
         let window = cut.window.map_or(usize::MAX, |window| window as usize);
-        // The splits that some of these rows see.
+        // Returns the splits of these rows.
         let seen = |position: usize, rows: usize| {
             split_of((position + 1).saturating_sub(window))..split_of(position + rows - 1) + 1
         };
@@ -371,7 +371,7 @@ impl Plan {
                 (1, Some(_)) => Tile::WideRow,
                 (_, Some(_)) => Tile::WideRows,
             };
-            // The last rows of a prompt see most, and so come first.
+            // The last rows of a prompt have the most splits, so they are first.
             let own = tiles().rev().filter(|(_, rows, ..)| of(*rows) == tile);
             for (first, rows, position, sequence) in own {
                 let needed: usize = (0..rows).map(|row| parts(&seen(position + row, 1), common).len()).sum();
@@ -395,7 +395,7 @@ impl Plan {
                     [first, rows, position, table, blocks, from, to - from, length].map(|x| x as u32)
                 }));
             }
-            // Short ones fill what long ones leave. Of one row, they stay in order of position (see `args`).
+            // Short items fill the gaps of long ones. Those of one row stay in order of position (see `args`).
             if step.tokens.len() > 1 {
                 self.words[begin..]
                     .as_chunks_mut::<8>()

@@ -1,4 +1,4 @@
-//! Launches of one step: which kernels run, with which arguments, on how many workgroups.
+//! Launches of one step: kernels, arguments and numbers of workgroups.
 
 use std::iter;
 
@@ -12,7 +12,7 @@ use crate::{
     threadgroup,
 };
 
-/// Workgroups along x, at most, where there is one for each page (`gather.wgsl`).
+/// Maximum workgroups along x, for launches with one per page (`gather.wgsl`).
 const PAGES_X: u32 = 32768;
 
 /// Polls after which kernels give up waiting for a handoff: some tenths of a second.
@@ -21,7 +21,7 @@ pub const PATIENCE: u32 = 0x40000;
 /// A launch in this step.
 pub struct Planned<'a> {
     launch: &'a Launch,
-    /// Which of its kernels.
+    /// Index of its kernel.
     variant: usize,
     workgroups: [u32; 2],
     args: Args,
@@ -29,7 +29,7 @@ pub struct Planned<'a> {
 }
 
 impl<'a> Planned<'a> {
-    /// Which kernel takes a product is decided by `all` rows, of which this launch may have a slice.
+    /// The kernel of a matmul is selected by `all` rows; this launch may have a part of them.
     fn of(launch: &'a Launch, plan: &Plan, args: Args, all: usize) -> Self {
         let (variant, workgroups) = match &launch.grid {
             &Grid::Each(count) => (0, [count, args.rows]),
@@ -53,7 +53,7 @@ impl<'a> Planned<'a> {
             }
             &Grid::Attention(tile, heads) => {
                 let items = plan.items(launch.kv_group, tile);
-                // As `splits.wgsl` has it.
+                // As in `splits.wgsl`.
                 let heads_first = tile == Tile::Row && args.row_length == 0;
                 (0, if heads_first { [heads, items] } else { [items, heads] })
             }
@@ -88,7 +88,7 @@ impl<'a> Planned<'a> {
     }
 }
 
-/// Encodes and counts these launches, one after the other. Their kernels give up waiting after `patience` polls.
+/// Encodes and counts these launches in order. Their kernels give up waiting after `patience` polls.
 pub fn encode(
     encoder: &mut wgpu::CommandEncoder,
     launches: &[Planned<'_>],

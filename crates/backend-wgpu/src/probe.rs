@@ -1,4 +1,4 @@
-//! How fast the device's memory can be read.
+//! Read bandwidth of the device's memory.
 
 use std::time::Instant;
 
@@ -6,15 +6,15 @@ use paguro_backend::LoadError;
 
 use crate::{device::Device, hidden::Hazards, template::Value::U};
 
-/// Bytes that are read: many times what caches hold.
+/// Bytes to read: many times the size of caches.
 const BYTES: u64 = 1 << 30;
 const SOFTWARE_BYTES: u64 = 64 << 20;
-/// Reads in one submission: the time of the submission itself must not count.
+/// Reads in one submission, so that the time of the submission is negligible.
 const REPEATS: usize = 20;
 /// Workgroups of 256 threads: several for each processor of the largest GPUs.
 const WORKGROUPS: u32 = 4224;
 
-/// See [`crate::Gpu::read_bandwidth`], and, for pieces of so many bytes, [`crate::Gpu::scattered_read_bandwidth`].
+/// See [`crate::Gpu::read_bandwidth`], and with `piece` [`crate::Gpu::scattered_read_bandwidth`].
 pub fn read_bandwidth(device: &Device, rounds: usize, piece: Option<usize>) -> Result<f64, LoadError> {
     let (bytes, repeats) = if device.is_software { (SOFTWARE_BYTES, 1) } else { (BYTES, REPEATS) };
     let bytes = bytes.min(device.binding_limit());

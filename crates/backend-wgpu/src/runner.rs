@@ -31,8 +31,8 @@ use crate::{
     tally::Tally,
 };
 
-/// Launches that the device gets first. It works on them while twice as many are encoded, and so on: it always has work if
-/// encoding a launch takes less than half of the time of running one.
+/// Launches of the first submission. Each further submission has twice as many, so the device is never idle if encoding
+/// a launch takes less than half of the time of running it.
 const FIRST_LAUNCHES: usize = 24;
 
 /// Name under which repeated steps are counted.
@@ -44,7 +44,7 @@ pub struct GpuRunner {
     program: Program,
     limits: Limits,
     model: Model,
-    /// Readback of tokens and of whether kernels gave up (`hand.wgsl`), for one step and the next.
+    /// Readback of tokens and of the word that kernels set when they give up (`hand.wgsl`), for one step and the next.
     canaries: Canaries,
     /// Times of launches, where submissions have to be short.
     pace: Pace,
@@ -84,7 +84,7 @@ pub struct GpuRunner {
 }
 
 impl GpuRunner {
-    /// Uploads the weights and allocates everything that `limits` asks for.
+    /// Uploads the weights and allocates all buffers for `limits`.
     ///
     /// # Errors
     /// [`LoadError`]
@@ -109,7 +109,7 @@ impl GpuRunner {
         let flights = [flight(), flight()];
         device.wait().map_err(|error| LoadError::Device(error.to_string()))?;
         let page_words = page_words(&fused.kv, limits.block_size, limits.kv_dtype);
-        // In eight bits, some bytes are scales: numbers of another arrangement may be NaN there.
+        // In eight-bit pages some bytes are scales; numbers of another arrangement may be NaN there.
         let shape = |group: &ops::KvGroup| (group.kv_heads, group.head_dim);
         let first = |of| fused.kv.groups.iter().position(|group| shape(group) == shape(of)).unwrap_or(0);
         let of_groups: Vec<_> = fused.kv.groups.iter().map(|group| Content::Group(first(group))).collect();
@@ -174,7 +174,7 @@ impl GpuRunner {
         Ok(())
     }
 
-    /// The same for a step that is the whole one or a pass of it, with the places of its outputs in the whole one.
+    /// Runs a step or a pass of it; `place` maps its outputs to those of the whole step.
     fn plan_and_run(&mut self, step: &Step<'_>, place: &dyn Fn(usize) -> usize) -> Result<(), StepError> {
         let plan = &mut self.flights[turn(self.submitted)].plan;
         plan.make(step);
@@ -248,7 +248,7 @@ impl GpuRunner {
         };
         *is_apart = device.in_doubt.load(Ordering::Relaxed);
         let mut commands = encoding.launch(&launches, || {
-            // Submissions wait for each other, whatever wgpu knows of their buffers.
+            // Submissions run in order, independent of wgpu's knowledge of their buffers.
             let size = if *is_apart { 1 } else { self.pace.launches(step_rows, next) };
             next *= 2;
             size
@@ -272,7 +272,7 @@ impl GpuRunner {
         }
         let Sampler { samples, edits, masks, .. } = sampler;
         if masks.iter().any(|mask| mask.known().is_none()) {
-            // The device computes while somebody else computes masks.
+            // The device computes while other threads compute masks.
             encoding.submit(commands)?;
             commands = device.encoder();
         }
@@ -344,12 +344,12 @@ impl GpuRunner {
         read.map(|()| gave_up)
     }
 
-    /// Repeats the steps from `first` to `last`, which are on the device, without handoff, because a kernel of theirs gave up waiting.
-    /// From now on, all steps on this device do without it.
+    /// Repeats the steps from `first` to `last`, which are on the device, without handoff, because one of their kernels
+    /// gave up waiting. All later steps on this device run without handoff.
     fn repeat(&mut self, first: u64, last: u64) -> Result<(), StepError> {
         let tokens = &self.model.io.tokens;
         self.device.queue.write_buffer(tokens, gave_up_at(tokens), &[0; 4]);
-        // Later steps must not read results that were not taken in time.
+        // Later steps must not read results that were not read in time.
         if let Some(parts) = &self.model.handed_parts {
             parts.empty(&self.device);
         }
@@ -372,7 +372,8 @@ impl GpuRunner {
         Ok(())
     }
 
-    /// Submits a step once more, each launch by itself. If it `is_first`, tokens that it carries are those that were collected.
+    /// Submits a step again, with one launch per submission. If it `is_first`, its carried tokens are those that were
+    /// collected.
     fn repeat_step(&mut self, step: u64, is_first: bool) -> Result<(), StepError> {
         self.canaries.forget(step);
         self.repeated += 1;
@@ -650,8 +651,8 @@ fn most_submissions(model: &Model, limits: &Limits) -> usize {
     passes * model.body.len() + slices * (model.head.len() + model.one_row_head.len() + 8)
 }
 
-/// Fills all pages and states with large finite noise, so that a read of what was never written shows: halves, also where they stand
-/// for scales, and any bytes.
+/// Fills all pages and states with large finite noise, so that reads of unwritten data are detected: half-precision
+/// numbers, also for scales, and any bytes.
 fn poison(device: &Device, model: &Model) {
     let mut state = 1_u64;
     let mut number = || {

@@ -1,4 +1,4 @@
-//! What the device needs to know to sample: see `adjust.wgsl`, `argmax.wgsl`, `sample.wgsl`.
+//! Data for sampling on the device: see `adjust.wgsl`, `argmax.wgsl`, `sample.wgsl`.
 
 use paguro_backend::{
     SampleRequest, Sampled, TokenMask,
@@ -7,22 +7,22 @@ use paguro_backend::{
 
 use crate::lower::LOGIT_ROWS;
 
-/// A place in the samples that stands for no mask or no top-p; and where no token can be drawn, what the device answers.
+/// Value of an offset for no mask or no top-p, and the device's result if no token can be sampled.
 const NONE: u32 = Sampled::NO_TOKEN;
 /// Tokens of a vocabulary that the device draws from, at most: it finds them by two digits of ten bits.
 const MOST_TOKENS: usize = 1 << 20;
-/// Largest temperature that the device divides by: it may take the inverse of a larger one for 0.
+/// Maximum temperature for the device, which may flush the inverse of a larger one to 0.
 const HOTTEST: f32 = 8.507_059e37; // 2^126
-/// Tokens with bias or penalties that there is room for, for each row of logits.
+/// Maximum tokens with bias or penalties per row of logits.
 const EDITS: usize = 4096;
 
-/// Tokens with bias or penalties that there is room for with so many rows of logits.
+/// Returns the maximum tokens with bias or penalties for `rows` rows of logits.
 pub fn room(rows: usize, vocab: usize) -> usize {
     rows * vocab.min(EDITS)
 }
 
-/// What 1 is as a weight, and how many bits the lower part of a weight has: as much as lets sums of the weights' two parts, over
-/// a whole vocabulary, stay below 2^32.
+/// Returns the integer weight of 1, and the bits of the lower part of a weight: the largest for which sums of the two
+/// parts over a whole vocabulary stay below 2^32.
 pub fn whole(vocab: usize) -> (u32, u32) {
     let low_bits = 14.min(32 - vocab.next_power_of_two().ilog2());
     let high = (u32::MAX / vocab.max(1) as u32).min(1 << 14);
@@ -33,7 +33,7 @@ pub fn whole(vocab: usize) -> (u32, u32) {
 pub struct Sampler<'a> {
     vocab: usize,
     room: usize,
-    /// Eight words for each sample.
+    /// Eight words per sample.
     pub samples: Vec<[u32; 8]>,
     /// Bias and penalties.
     pub edits: Vec<[u32; 4]>,
@@ -50,13 +50,13 @@ pub struct Scratch {
 }
 
 impl<'a> Sampler<'a> {
-    /// With room for so many edits.
+    /// Creates an empty list with room for `room` edits.
     pub fn new(vocab: usize, room: usize) -> Self {
         Self { vocab, room, samples: Vec::new(), edits: Vec::new(), masks: Vec::new() }
     }
 
-    /// Adds a sample of a row of logits whose token goes to `place`, if the device can draw it; `alone` if nothing else is wanted
-    /// of that row, so that its logits may be changed.
+    /// Adds a sample of a row of logits whose token goes to `place`, if the device can sample it. `alone` is true if
+    /// the row has no other output, so that its logits may be modified.
     pub fn take(
         &mut self,
         row: usize,
@@ -81,11 +81,11 @@ impl<'a> Sampler<'a> {
             self.masks.push(mask);
             ((self.masks.len() - 1) * self.vocab.div_ceil(32)) as u32
         });
-        // In parts of 2^32.
+        // In units of 2^-32.
         let parts = |share: f64| (share * 2_f64.powi(32)) as u32;
         let top_k = if (params.top_k as usize) < self.vocab { params.top_k } else { 0 };
         let top_p = if params.top_p < 1.0 { parts(f64::from(params.top_p)) } else { NONE };
-        // A device may take the smallest numbers for 0.
+        // A device may flush subnormal numbers to 0.
         let temperature = if draws { params.temperature.max(f32::MIN_POSITIVE) } else { 0.0 };
         self.samples.push([
             row as u32,
@@ -100,7 +100,7 @@ impl<'a> Sampler<'a> {
         true
     }
 
-    /// Adds what becomes of a row's logits, one edit for each token, if there is room for it.
+    /// Adds the edits of a row's logits, one per token, if there is room.
     fn edit(&mut self, row: usize, request: &SampleRequest<'_>, scratch: &mut Scratch) -> bool {
         let (params, vocab, start) = (request.params, self.vocab, self.edits.len());
         let Scratch { penalties: buffers, places } = scratch;
@@ -130,8 +130,8 @@ impl<'a> Sampler<'a> {
     }
 }
 
-/// Whether the device draws this token in any company, and can go on with it: what a mask leaves if there is nothing else, and what
-/// penalties make of the token before, only the host knows.
+/// Returns true if the device can sample this token in any batch and continue with it. Only the host knows the fallback
+/// of a mask that excludes all tokens, and the effect of the previous token on penalties.
 pub fn carries(request: &SampleRequest<'_>, vocab: usize) -> bool {
     let params = request.params;
     request.mask.is_none()

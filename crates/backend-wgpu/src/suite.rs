@@ -5,7 +5,7 @@ use paguro_backend_conformance::{Draw, Subject, Tolerance};
 
 use crate::Gpu;
 
-/// A GPU as the subject of the suite, with pages of this type. `draw` says which variants of the cases run.
+/// Returns a GPU as the subject of the suite, with pages of this type. `draw` selects the variants of the cases.
 pub fn subject(gpu: &Gpu, kv_dtype: KvDtype, draw: Draw) -> Subject {
     use WeightFormat::*;
     let gpu = gpu.clone();
@@ -22,7 +22,7 @@ pub fn subject(gpu: &Gpu, kv_dtype: KvDtype, draw: Draw) -> Subject {
         kv: KvRounding::F16,
         unsupported: &[],
         kernel_formats: match kv_dtype {
-            // One for each layout.
+            // One format for each layout.
             KvDtype::F16 => &[F32, F16, BF16, Q2_K, IQ2_XS, Q4_K, Q5_K, Q6_K, Q8_0],
             // Matmuls are the same, whatever pages store.
             KvDtype::Q8 => &[F32, Q4_K],
@@ -41,9 +41,9 @@ fn of_halves(format: WeightFormat) -> Tolerance {
     }
 }
 
-/// The reference stores the same eight bits and multiplies them as the same numbers. But a number of K or V that falls on the other
-/// side of a rounding is a step away, up to 1/127 of its block's largest. In a window of nine tokens one such step moves a logit by
-/// up to 0.021 of the root mean square.
+/// The reference stores the same eight bits and multiplies them as the same numbers. But a number of K or V that is
+/// rounded differently differs by one step, up to 1/127 of its block's largest. In a window of nine tokens one such
+/// step changes a logit by up to 0.021 of the root mean square.
 fn of_q8_pages(format: WeightFormat) -> Tolerance {
     match format {
         WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => {

@@ -1,4 +1,4 @@
-//! Which kernels ran, how often, and, where somebody wants to know, for how long.
+//! Kernel statistics: launches by name, and optionally times.
 
 use paguro_backend::{KernelCount, LoadError, StepError};
 
@@ -12,8 +12,8 @@ pub struct Tally {
     clock: Option<Clock>,
 }
 
-/// The device's clock, read before and after all launches of a kernel: read between any two of them, it would keep them from
-/// following each other as they otherwise do.
+/// The device's clock, read before and after all launches of a kernel. Reading it between two launches would prevent
+/// their overlap.
 struct Clock {
     queries: wgpu::QuerySet,
     resolved: wgpu::Buffer,
@@ -23,10 +23,10 @@ struct Clock {
 }
 
 impl Tally {
-    /// Of kernels with these names, each timed where that is asked of the device, and it can.
+    /// Creates the statistics of kernels with these names, with times if requested and supported.
     ///
     /// # Errors
-    /// No memory for the timestamps.
+    /// Not enough memory for the timestamps.
     pub fn new(device: &Device, names: Vec<String>) -> Result<Self, LoadError> {
         let count = names.len();
         let clock = match device.timed && device.features.contains(wgpu::Features::TIMESTAMP_QUERY) {
@@ -50,7 +50,7 @@ impl Tally {
         self.launches[kernel] += 1;
     }
 
-    /// Times some kernels, if that is wanted: `encode` encodes all launches of one.
+    /// Times kernels, if requested: `encode` encodes all launches of one.
     ///
     /// # Errors
     /// The device failed.
@@ -87,7 +87,7 @@ impl Tally {
         })
     }
 
-    /// Those that ran.
+    /// Returns the kernels that ran.
     pub fn snapshot(&self) -> Vec<KernelCount> {
         let counts = self.names.iter().zip(&self.launches).zip(&self.nanoseconds);
         counts

@@ -1,8 +1,8 @@
-//! The little that WGSL lacks: constants from outside, repeated lines, parts that are left out.
+//! Templates for WGSL: external constants, repeated lines, conditional parts.
 //!
-//! A line `//% for i in 0..N` repeats the lines up to its `//% end` with `${i}` replaced, also in the ranges of loops within;
-//! `//% if NAME`, with an optional `//% else`, keeps them where the constant is there and not zero. Loops over registers are
-//! written out this way because not every driver unrolls them.
+//! A line `//% for i in 0..N` repeats the lines up to its `//% end` with `${i}` replaced, also in the ranges of inner
+//! loops. `//% if NAME`, with an optional `//% else`, includes lines if the constant exists and is not zero. Loops over
+//! registers are unrolled in this way because not every driver unrolls them.
 
 use std::fmt::{self, Write};
 
@@ -31,8 +31,8 @@ impl fmt::Display for Value {
 /// Constants by name.
 pub type Constants = Vec<(&'static str, Value)>;
 
-/// Constants that differ between models of one kind. On a processor that plays a GPU they are arguments, so that kernels are
-/// compiled once for all of them: there it is compiling that takes the time.
+/// Constants that differ between models of one kind. On software drivers, where compilation dominates, they are
+/// arguments, so that kernels are compiled once for all models.
 pub const SHAPES: &[&str] = &[
     "ACT_BLOCKS",
     "BLOCKS",
@@ -97,7 +97,7 @@ impl Value {
         }
     }
 
-    /// How a kernel reads a value of its type that it is given as argument number `index`.
+    /// Returns the expression with which a kernel reads argument number `index`.
     fn argument(self, index: usize) -> String {
         match self {
             Self::U(_) => format!("args.constant_{index}"),
@@ -127,12 +127,12 @@ pub fn expand(files: &[&str], constants: &Constants, arguments: &Constants) -> S
     out
 }
 
-/// Whether a line asks for an extension: these come before all others.
+/// Returns true for a line that enables an extension, which must precede all others.
 fn is_enable(line: &str) -> bool {
     line.starts_with("enable ")
 }
 
-/// What directives may name.
+/// Names that directives can use.
 struct Scope<'a> {
     constants: &'a Constants,
     arguments: &'a Constants,

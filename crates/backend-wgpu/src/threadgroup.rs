@@ -1,8 +1,8 @@
-//! Workgroup memory of kernels that follow each other on Metal.
+//! Workgroup memory of consecutive kernels on Metal.
 //!
-//! Metal is told the length of each of a kernel's workgroup arrays by index, and wgpu leaves what it was told for the kernel before where
-//! that had more arrays. If Metal counts those as well, one pass of small kernels after a large one exceeds the 32 KiB that a kernel may
-//! have. So a pass ends where the lengths that have been left behind would.
+//! Metal receives the length of each workgroup array of a kernel by index, and wgpu does not reset the lengths of a
+//! previous kernel with more arrays. If Metal counts those as well, a small kernel after a large one in a pass exceeds
+//! the 32 KiB of a kernel. So a pass ends where the remaining lengths would exceed it.
 
 use wgpu::naga::{
     AddressSpace,
@@ -64,7 +64,7 @@ mod tests {
         assert_eq!(split(&[small, attend, small, matmul]), [4]);
         let wide = [4096, 2048, 4096, 4096, 4096, 4096, 4096, 512, 512].as_slice();
         assert!(wide.iter().sum::<u32>() < MOST);
-        // 4096 + 6144 and what is left of the other seven are 31,744 bytes; another 2048 are too many.
+        // 4096 + 6144 and the other seven remaining arrays are 31,744 bytes; another 2048 exceed the limit.
         assert_eq!(split(&[wide, matmul, small]), [3]);
         assert_eq!(split(&[wide, &[8192, 8192], small, wide]), [1, 3]);
         assert_eq!(split(&[]), [0]);

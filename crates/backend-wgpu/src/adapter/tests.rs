@@ -2,7 +2,7 @@ use super::*;
 
 const GIB: u64 = 1 << 30;
 
-/// An adapter with the memory that a driver reports, in MiB; `free` of -1 stands for a driver that reports none.
+/// Returns an adapter with the reported memory in MiB; `free` of -1 represents a driver that reports none.
 fn facts(
     name: &str,
     (backend, driver, os): (Backend, &str, &'static str),
@@ -34,7 +34,7 @@ fn apple(name: &str, working_set: i64) -> Facts {
     facts(name, metal, DeviceType::IntegratedGpu, [0, 0], [4, 64], [working_set, working_set])
 }
 
-/// Main memory of a Mac in GiB, and what Metal recommends of it in MiB.
+/// Main memory of Macs in GiB, and Metal's recommended working set in MiB.
 const MACS: [(&str, u64, i64); 9] = [
     ("Apple M1", 8, 5461),
     ("Apple M2", 16, 10_922),
@@ -58,7 +58,7 @@ fn macs_lend_most_of_their_memory() {
         assert!(!rules.hands_over && !rules.keeps_order && rules.submission.is_some());
         assert!(rules.binding_limit < 4 * GIB, "kernels index with 32 bits");
     }
-    // What `serve` takes of it holds an 8B model of four bits with its pages on 16 GB, and 70B ones of 40 GB on 64 GB.
+    // The share of `serve` holds an 8B model of four bits with its pages on 16 GB, and 70B models of 40 GB on 64 GB.
     let budget = |working_set: i64| apple("Apple M", working_set).rules().bytes_free / 10 * 8;
     assert!(budget(10_922) > 6_000_000_000 && budget(49_152) > 38_000_000_000);
 }
@@ -84,7 +84,7 @@ fn automatic_choices() {
     let lavapipe = (Backend::Vulkan, "llvmpipe", "linux");
     let metal = (Backend::Metal, "", "macos");
     for (facts, automatic, refused, short) in [
-        // A card of 2 GB takes small models; what does not fit goes to the CPU at load.
+        // A card of 2 GB runs small models; larger ones use the CPU.
         (
             facts("2 GB card", vulkan, DiscreteGpu, [0x1002, 0x67df], [64, 64], [2048, 2040]),
             true,

@@ -207,7 +207,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Pushes attention, or its merge, once for each way in which it gives what it makes.
+    /// Adds attention or its merge, once for each way of writing its results.
     fn push_ways(
         &mut self,
         ways: Vec<Way>,
@@ -225,7 +225,8 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Adds up parts of attention for the next product. Of `latent` attention, this many elements of each head are a row of their own.
+    /// Merges partials of attention into the activations of the next matmul. For `latent` attention, this many elements
+    /// of each head are a separate row.
     pub(super) fn merge(
         &mut self,
         project: &Linear,
@@ -235,7 +236,7 @@ impl Lowering<'_> {
     ) -> Result<(), LoadError> {
         let group = self.program.kv.groups[attend.kv.group];
         let dim = group.head_dim;
-        // As many heads as make whole blocks.
+        // The number of heads that form whole blocks.
         let whole = |heads: &usize| latent.is_some() || (heads * dim).is_multiple_of(BLOCK);
         let heads = [1, 2, 4].into_iter().find(whole).unwrap_or(4);
         let blocks = (heads * dim).div_ceil(BLOCK) as u32;
@@ -290,7 +291,7 @@ impl Lowering<'_> {
         ]
     }
 
-    /// The same with what pages store.
+    /// Returns the constants for the pages of a slot.
     pub(super) fn stored(&self, slot: KvSlot) -> Constants {
         let dtype = self.limits.kv_dtype;
         let words = head_words(self.program.kv.groups[slot.group].head_dim, dtype);
@@ -299,7 +300,7 @@ impl Lowering<'_> {
         constants
     }
 
-    /// How kernels that read or store pages of this kind are called.
+    /// Returns the suffix of kernels that access pages of this kind.
     fn suffix(&self) -> &'static str {
         match self.limits.kv_dtype {
             KvDtype::F16 => "",
@@ -352,7 +353,7 @@ fn constants(device: &Device, dim: usize, queries: u32, kv_dtype: KvDtype) -> Co
         ("K_LOADS_2", U(short.1)),
         ("SHORT", U(u32::from(has_short))),
         ("SIZES", U(if has_short { 3 } else { 2 })),
-        // With more queries, registers are too few.
+        // With more queries there are too few registers.
         ("AHEAD", U(u32::from(fours == 1))),
         ("FOURS", U(fours)),
         ("QUERIES_0", U(queries.min(4))),

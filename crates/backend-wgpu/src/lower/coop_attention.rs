@@ -1,4 +1,4 @@
-//! Attention with cooperative matrices: which steps take it, and its kernels.
+//! Attention with cooperative matrices: the steps that use it, and its kernels.
 
 use paguro_backend::{KvDtype, Limits, LoadError};
 
@@ -16,7 +16,7 @@ use crate::{
 pub(super) type Named = (String, Vec<&'static str>, Constants);
 
 impl Lowering<'_> {
-    /// Attention of steps of few rows, where it takes cooperative matrices.
+    /// Adds attention with cooperative matrices for steps of few rows, if it is used.
     pub(super) fn attend_few(
         &self,
         name: &str,
@@ -36,7 +36,7 @@ impl Lowering<'_> {
         self.few.map(|side| (name, files, all(side)))
     }
 
-    /// Attention of steps of many rows, where it takes cooperative matrices. What is `shared` are constants.
+    /// Adds attention with cooperative matrices for steps of many rows, if it is used. `shared` are constants.
     pub(super) fn attend_wide(
         &mut self,
         name: &str,
@@ -80,7 +80,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// How kernels store V in half precision.
+    /// Returns the files that store V in half precision.
     pub(super) fn v_store(&self) -> &'static [&'static str] {
         match self.few {
             Some(_) => V_HALVES,
@@ -103,8 +103,8 @@ impl Lowering<'_> {
 const V_WORDS: &[&str] = wgsl!("v_words");
 const V_HALVES: &[&str] = wgsl!("v_halves");
 
-/// Whether steps of few rows can attend with cooperative matrices (`attend_few.wgsl`), where a device has them: with many query heads
-/// of a K/V head. Where these are few, or heads large, threads have little enough to do, and are faster.
+/// Returns true if steps of few rows can use attention with cooperative matrices (`attend_few.wgsl`): models with many
+/// query heads per K/V head. With few query heads or large heads, plain code is faster.
 fn few_works(program: &Program, limits: &Limits) -> bool {
     let works = |group: &KvGroup| group.head_dim == 64 && group.queries_per_kv() > 4 && !group.is_latent;
     limits.kv_dtype == KvDtype::F16 && program.kv.groups.iter().all(works)
@@ -138,14 +138,15 @@ fn few_constants(dim: usize, side: u32) -> Constants {
     ]
 }
 
-/// Subgroups of a workgroup of attention with cooperative matrices, each with [`GROUP_QUERIES`]: as many as there is room for.
+/// Subgroups of a workgroup of attention with cooperative matrices, each with [`GROUP_QUERIES`]: the first number that
+/// fits.
 const GROUPS: [usize; 3] = [8, 4, 2];
 /// Queries of a subgroup.
 const GROUP_QUERIES: usize = 16;
 /// Tokens of a block.
 const TOKENS: usize = 32;
 
-/// Attention with cooperative matrices, if the device is to use them, and what it needs fits.
+/// Returns the tiling of attention with cooperative matrices, if the device uses them and their memory fits.
 pub(super) fn wide(device: &Device, program: &Program, of: &KvGroup, limits: &Limits) -> Option<Wide> {
     let dim = of.head_dim;
     let threads = device.limits.max_compute_invocations_per_workgroup as usize;
@@ -186,7 +187,7 @@ fn wide_tiles(kv: &KvGroup, limits: &Limits, subgroup: u32, groups: usize) -> Op
     })
 }
 
-/// Its constants with heads of this dimension, for so many subgroups and matrices of this side.
+/// Returns the constants for heads of this dimension, `groups` subgroups, and matrices of this side.
 fn wide_constants(dim: usize, page: usize, groups: usize, side: u32, subgroup: u32) -> Constants {
     let (dim, tokens, lanes) = (dim as u32, TOKENS as u32, subgroup / GROUP_QUERIES as u32);
     let threads = groups as u32 * subgroup;
@@ -196,12 +197,12 @@ fn wide_constants(dim: usize, page: usize, groups: usize, side: u32, subgroup: u
         ("SUBGROUP", U(subgroup)),
         ("THREADS", U(threads)),
         ("GROUPS", U(groups as u32)),
-        // Whose queries the tile has room for.
+        // Number of subgroups whose queries fit into the tile.
         ("TURN_GROUPS", U(groups.min(2 * TOKENS / GROUP_QUERIES) as u32)),
         ("TOKENS", U(tokens)),
         ("ONE_PAGE", U(u32::from(page >= TOKENS))),
         ("LOADS", U(tokens * dim / 8 / threads)),
-        // One subgroup alone has too few registers.
+        // A single subgroup has too few registers.
         ("AHEAD", U(u32::from(groups > 1))),
         ("ROWS", U(GROUP_QUERIES as u32 / side)),
         ("DIMS", U(dim / side)),

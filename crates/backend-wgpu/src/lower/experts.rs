@@ -78,7 +78,7 @@ pub(super) struct Buffers {
     halves: Option<wgpu::Buffer>,
 }
 
-/// How the rows of a step are shared out to experts.
+/// Distribution of the rows of a step to experts.
 #[derive(Clone, Copy)]
 struct Shares {
     /// Rows from which on they are grouped by expert.
@@ -100,14 +100,14 @@ impl Shares {
             None => tiled_from,
         };
         let [short, long] = kernels::tile_rows(device, limits.max_rows * used / count);
-        // From where the average expert fills a short tile.
+        // The number of rows at which the average expert fills a short tile.
         let long_from =
             if short == long { tiled_from } else { tiled_from.max(short as usize * count / used) };
         let tiles = |tile| ExpertTiles { count: count as u32, used: used as u32, tile };
         Self { tiled_from, long_from, tiles: [tiles(short), tiles(long)] }
     }
 
-    /// One value for steps of few rows and one for each kind of tiles.
+    /// Returns one value for steps of few rows and one for each kind of tiles.
     fn ways<T>(self, few: T, tiled: impl Fn(ExpertTiles) -> T) -> Vec<(When, T)> {
         let [short, long] = self.tiles;
         let mut ways = vec![(When::Between(0, self.tiled_from), few)];
@@ -212,7 +212,7 @@ impl Room {
     }
 }
 
-/// A product of experts: which rows of activations it takes.
+/// A matmul of experts, with the rows of activations that it reads.
 struct Product<'l> {
     linears: Vec<&'l Linear>,
     acts: Acts,
@@ -344,7 +344,7 @@ impl Lowering<'_> {
         self.shared_result(down, body)
     }
 
-    /// The product of a network beside the experts onto its result.
+    /// The matmul of a network beside the experts onto its result.
     fn shared_result(&mut self, down: &Linear, body: &mut Vec<Launch>) -> Result<(), LoadError> {
         let buffer = self.buffers().shared.clone();
         let out = Place { buffer, stride: self.program.hidden, first: 0 };
@@ -401,8 +401,8 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Gate and up as one product, where their layout is one and kernels can see an expert of both; else as two. Without a gate,
-    /// only up.
+    /// Returns gate and up as one matmul if they have one layout and a binding holds an expert of both, otherwise as
+    /// two. Without a gate, only up.
     fn gate_up_products<'l>(&self, experts: &'l Experts) -> Vec<Product<'l>> {
         let layout = |linear: &Linear| Layout::of(self.weights.matrix(linear.matrix).format);
         let product = |linears| Product { linears, acts: Acts::Normed };
@@ -414,7 +414,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// A product of each row with the matrices of its experts.
+    /// A matmul of each row with the matrices of its experts.
     fn expert_product(
         &mut self,
         experts: &Experts,
@@ -498,7 +498,8 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Activations in half precision in the order of places, where cooperative matrices take some: a buffer and where they begin in it.
+    /// Returns the buffer and offset of half-precision activations in the order of places, if cooperative matrices use
+    /// them.
     fn expert_halves(
         &mut self,
         shares: Shares,
@@ -533,7 +534,7 @@ impl Lowering<'_> {
         Ok((Some(halves), 0))
     }
 
-    /// The weighted sum of a row's experts, to where its branch goes.
+    /// Adds the weighted sum of a row's experts to its branch.
     fn add_experts(
         &mut self,
         op: &ExpertsAdd,

@@ -1,5 +1,5 @@
-//! Products that do, besides, what would be launches of their own before or after them, for steps of one row: there, much of a
-//! launch's time is the way from one to the next. The bits are those of the separate launches.
+//! Matmuls fused with operations before or after them, for steps of one row, where much of a launch's time is its
+//! latency. The results are bitwise equal to those of separate launches.
 
 use paguro_backend::{KvDtype, Linear, LoadError, Norm, RopeStyle};
 
@@ -21,19 +21,19 @@ use crate::{
     template::Constants,
 };
 
-/// What becomes of a product of one row.
+/// Operation after a matmul of one row.
 pub(super) struct Finish {
     name: &'static str,
     files: Vec<&'static str>,
     constants: Constants,
     buffers: Vec<(&'static str, wgpu::Buffer)>,
-    /// Whether a workgroup has a whole block of outputs.
+    /// True if a workgroup computes a whole block of outputs.
     by_blocks: bool,
     hazards: Hazards,
 }
 
 impl Finish {
-    /// The same with what it hands over.
+    /// Adds the handoff.
     fn with(mut self, (constants, mut buffers): Parts, hazards: Hazards) -> Self {
         self.constants.extend(constants);
         // The first of two buffers of a name is bound.
@@ -42,19 +42,19 @@ impl Finish {
     }
 }
 
-/// Where the activations of a product of one row come from.
+/// Source of the activations of a matmul of one row.
 #[derive(Clone, Copy)]
 pub(super) enum Source {
-    /// They are there.
+    /// Existing activations.
     Made,
     /// They are stored without the factor of a norm with this epsilon.
     Normed(f32),
-    /// From floats.
+    /// Floats, which the kernel quantizes.
     Floats,
 }
 
 impl Lowering<'_> {
-    /// Products of queries, keys and values, their rotation, and K and V into the pages.
+    /// Matmuls of queries, keys and values, their rotation, and K and V into the pages.
     pub(super) fn queries_keys_values(
         &mut self,
         op: &NormQkvRopeStore,
@@ -77,7 +77,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Products of some of queries, keys and values.
+    /// Matmuls of some of queries, keys and values.
     fn products_of_heads<const N: usize>(
         &mut self,
         op: &NormQkvRopeStore,
@@ -98,7 +98,7 @@ impl Lowering<'_> {
         self.after_norm(linears, &groups, before.source(), finishes, Take::Down, body)
     }
 
-    /// Products of a norm's activations. In steps of one row they are finished in these ways, if there are any.
+    /// Adds matmuls with a norm's activations. In steps of one row, `finish` follows them, if there is one.
     fn after_norm<const N: usize>(
         &mut self,
         linears: [&Linear; N],
@@ -126,7 +126,7 @@ impl Lowering<'_> {
         self.products(linears, groups, When::unless_one_row(is_own), body)
     }
 
-    /// Whether products rotate and store what they make in steps of one row.
+    /// Returns true if matmuls of a step of one row also apply RoPE and store K and V.
     pub(super) fn rotates(&self, op: &NormQkvRopeStore) -> bool {
         self.limits.kv_dtype == KvDtype::F16
             && op.qk_norm.is_none()
@@ -138,7 +138,7 @@ impl Lowering<'_> {
             && self.is_whole(&Vec::from_iter(op.qkv()))
     }
 
-    /// Whether neighbouring pairs lie together in what products of heads make.
+    /// Returns true if the matmuls of heads write neighbouring pairs together.
     fn is_together(&self, op: &NormQkvRopeStore) -> bool {
         let is_split = |rope: usize| self.program.ropes[rope].style == RopeStyle::HalfSplit;
         self.rotates(op) && op.rope.is_some_and(is_split) && self.pairs(op) > 0
@@ -197,7 +197,8 @@ impl Lowering<'_> {
         }
     }
 
-    /// Gate and up, and what the next product wants of them. Says whether that product gets floats in steps of one row.
+    /// Adds gate and up, and the activations of the next matmul. Returns true if that matmul reads floats in steps of
+    /// one row.
     pub(super) fn gate_and_up(
         &mut self,
         op: &NormGateUp,
@@ -218,7 +219,7 @@ impl Lowering<'_> {
         Ok(gates)
     }
 
-    /// The same where there is no gate.
+    /// Adds up without a gate.
     fn only_up(
         &mut self,
         op: &NormGateUp,
@@ -234,7 +235,7 @@ impl Lowering<'_> {
         Ok(false)
     }
 
-    /// Whether the product of gate and up makes what this next one wants, in steps of one row.
+    /// Returns true if the matmul of gate and up also computes the activations of `down` in steps of one row.
     pub(super) fn gates(&self, op: &NormGateUp, down: &Linear) -> bool {
         let Some(gate) = &op.gate else { return false };
         let layout = |linear: &Linear| Layout::of(self.weights.matrix(linear.matrix).format);
@@ -262,7 +263,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Adds a product to the residual stream, or leaves it for the next norm if it is to be normed first.
+    /// Adds a matmul to the residual stream, or leaves it for the next norm if it is to be normed first.
     pub(super) fn add(
         &mut self,
         linear: &Linear,
@@ -283,13 +284,13 @@ impl Lowering<'_> {
             Some(Op::NormLogits(_)) => (Some(self.x.clone()), hands::LAST),
             _ => (None, hands::PRODUCT),
         };
-        // Only products that are made to it can apply the factor of a norm.
+        // Only matmuls that are made to it can apply the factor of a norm.
         let next = match next {
             Some(Op::NormQkvRopeStore(op)) if op.gate.is_none() => {
                 op.norm.map(|norm| (norm, op.qkv().collect()))
             }
             Some(Op::NormGateUp(op)) => op.norm.map(|norm| (norm, op.gate.iter().chain([&op.up]).collect())),
-            // What is handed over has eight bits.
+            // Activations with handoff have eight bits.
             Some(Op::NormLogits(op)) if self.product_hands().is_none() || self.is_quantized(&op.head) => {
                 Some((op.norm, vec![&op.head]))
             }
@@ -364,7 +365,7 @@ impl Lowering<'_> {
         })
     }
 
-    /// Logits of a step of one row, of whose last norm the product before has made all but the factor.
+    /// Adds the logits of a step of one row, for which the last matmul has computed all of the norm except its factor.
     pub(super) fn one_row_head(
         &mut self,
         op: &NormLogits,
@@ -382,7 +383,7 @@ impl Lowering<'_> {
         Ok(head)
     }
 
-    /// A product of a step of one row, and what it takes where launches hand over.
+    /// Adds a matmul of a step of one row, with its inputs if launches use handoff.
     fn one_row(
         &mut self,
         inputs: &Inputs<'_>,
@@ -399,7 +400,7 @@ impl Lowering<'_> {
         let tile = by_blocks.then_some(BLOCK as u32);
         let mut product = kernels::one_row(self.device, layout, part.rows as u32, tile);
         if take.is_some() && !by_blocks {
-            // So that fewer workgroups take what is handed over.
+            // Fewer workgroups then wait for the handoff.
             product = product.with_threads(self.device.most_threads);
         }
         let (files, mut constants) = product.kernel(self.device, layout, matrix.blocks, 0);
@@ -443,7 +444,7 @@ impl Lowering<'_> {
             constants.extend(takes);
             own.extend(buffers);
             if let Source::Made = source {
-                // It starts during attention, and so has time to ask for weights.
+                // The launch starts during attention and prefetches weights.
                 constants.push(("EARLY", U(matrix.blocks.div_ceil(32).min(3) as u32)));
             }
         }
@@ -468,7 +469,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Whether kernels can see these matrices, joined, as one.
+    /// Returns true if one binding holds these joined matrices.
     pub(super) fn is_whole(&self, linears: &[&Linear]) -> bool {
         let words = |linear: &&Linear| {
             let matrix = self.weights.matrix(linear.matrix);
@@ -514,7 +515,7 @@ fn store_finish(place: &Place, store: &Store) -> Finish {
     }
 }
 
-/// The last product onto a residual stream that was handed over.
+/// Returns the end of the last matmul onto a residual stream with handoff.
 fn last_finish() -> Finish {
     Finish {
         name: "_last",

@@ -1,5 +1,5 @@
-//! Parts of attention's results, which are handed to their merge without a barrier (`hand_parts.wgsl`): in steps of one row, and of several as
-//! long as these do not take attention that comes back to what it has written.
+//! Partials of attention with handoff to their merge instead of a barrier (`hand_parts.wgsl`): in steps of one row, and
+//! of several rows unless their attention reads partials that it has written.
 
 use paguro_backend::{AttentionMode, Limits, LoadError};
 
@@ -22,10 +22,10 @@ use crate::{
 /// Attention, with the barrier before it.
 const ATTENTION: Hazards =
     Hazards { hidden: &["hands", "cleared", "parts_handed"], ends: &["queries", "k_pages", "v_pages"] };
-/// The same where it hands nothing over but parts.
+/// Attention with handoff of partials only.
 const ATTENTION_PARTS: Hazards = Hazards { hidden: &["parts_handed"], ends: &[] };
-/// Its merge, which waits for parts. Activations have a second name, as attention makes some, too, where its results are whole: the
-/// barrier before who takes them is for both.
+/// The merge, which waits for partials. Activations have a second name, because attention also writes some if its
+/// results are whole; the barrier before their reader covers both.
 const MERGE: Hazards = Hazards {
     hidden: &["hands", "gave_up", "parts_handed", "acts_quants", "acts_scales", "acts_floats"],
     ends: &[],
@@ -34,20 +34,20 @@ const MERGE: Hazards = Hazards {
 /// Words that are made so at once.
 const EMPTY_WORDS: usize = 1 << 16;
 
-/// Parts of attention's results that are handed to its merge, in steps of one row and of several.
+/// Partials of attention with handoff to the merge, in steps of one row and of several.
 pub struct HandedParts {
     parts: wgpu::Buffer,
-    /// How many there is room for.
+    /// Maximum number of partials.
     most: usize,
-    /// Some of what they are until they are there.
+    /// Words with the EMPTY value, for clearing.
     empty_words: wgpu::Buffer,
-    /// Under the names of those that write without wgpu's knowledge.
+    /// Second name of the tokens for hidden writes.
     pub(super) hidden_tokens: wgpu::Buffer,
     hidden_acts: [wgpu::Buffer; 3],
 }
 
 impl Way {
-    /// The same in steps of one row, with words.
+    /// Adds the handoff of words in steps of one row.
     fn with(&self, (constants, buffers): Parts, hazards: &'static Hazards) -> Self {
         let constants = [self.constants.clone(), constants].concat();
         let buffers = [buffers, self.buffers.clone()].concat();
@@ -57,10 +57,10 @@ impl Way {
 }
 
 impl Lowering<'_> {
-    /// A buffer for parts of attention, if the device takes those without barriers.
+    /// Creates the buffer of partials, if the device uses handoff.
     ///
     /// # Errors
-    /// No memory.
+    /// Not enough memory.
     pub(super) fn handed_parts(&self) -> Result<Option<HandedParts>, LoadError> {
         let Self { device, program, limits, tilings, tokens, acts, .. } = self;
         if !hands_parts(device, program, limits, tilings) {
@@ -82,7 +82,7 @@ impl Lowering<'_> {
         Ok(Some(parts))
     }
 
-    /// How attention to tiles of one row, or of several, gives what it has made.
+    /// Returns the ways in which attention to tiles of one row, or of several, writes its results.
     pub(super) fn attention_ways(&self, is_one_row: bool) -> Vec<Way> {
         let Some(parts) = &self.handed_parts else { return vec![Way::told(When::Always)] };
         let few = parts.way(When::Always, vec![], vec![], &ATTENTION_PARTS);
@@ -95,7 +95,8 @@ impl Lowering<'_> {
         }
     }
 
-    /// How their merge does. With cooperative matrices, steps of many rows leave parts that it reads behind a barrier.
+    /// Returns the ways of the merge. With cooperative matrices, steps of many rows write partials that it reads after
+    /// a barrier.
     pub(super) fn merge_ways(&self, kv_group: usize) -> Vec<Way> {
         let Some(parts) = &self.handed_parts else { return vec![Way::told(When::Always)] };
         let wide = self.tilings[kv_group].wide.map(|wide| wide.from);
@@ -111,8 +112,8 @@ impl Lowering<'_> {
     }
 }
 
-/// Whether attention hands its parts to their merge: not in programs with states, whose steps cannot be repeated, nor where heads differ
-/// between layers.
+/// Returns true if attention uses handoff to the merge. Programs with states do not, because their steps cannot be
+/// repeated, nor do programs whose heads differ between layers.
 pub(super) fn hands_parts(device: &Device, program: &Program, limits: &Limits, tilings: &[Tiling]) -> bool {
     device.hands_over_still()
         && program.kv.is_uniform()
@@ -122,7 +123,7 @@ pub(super) fn hands_parts(device: &Device, program: &Program, limits: &Limits, t
 }
 
 impl HandedParts {
-    /// Makes all words such that they are still to come.
+    /// Sets all words to EMPTY.
     pub fn empty(&self, device: &Device) {
         let size = self.empty_words.size();
         let mut encoder = device.encoder();
@@ -133,7 +134,7 @@ impl HandedParts {
         device.queue.submit([encoder.finish()]);
     }
 
-    /// For attention, or for its merge with what that takes.
+    /// Returns the way of attention, or of its merge with its inputs.
     fn way(
         &self,
         when: When,

@@ -1,10 +1,11 @@
-//! What launches of a step of one row hand to the next ones without barriers (`hand_words.wgsl`).
+//! Handoff between launches of a step of one row without barriers (`hand_words.wgsl`).
 //!
-//! A layer has one barrier, before attention. All of its other launches start when there is room for their workgroups, ask for weights,
-//! and wait for words of the launch before. Where words lie, a slot, layers take in turn: attention empties that of the next layer, as
-//! the barrier has waited for all who took words from it. Parts of attention's results are too many for that: their merge, which alone
-//! takes them, empties them itself (`handed_parts.rs`). Queries and the residual stream between layers pass a barrier on their way, and so need no asking;
-//! they, too, have two places in turn, lest someone still reads what is written.
+//! A layer has one barrier, before attention. All its other launches start as soon as their workgroups fit, prefetch
+//! weights, and wait for words of the previous launch. The words are in one of two slots, which layers use alternately.
+//! Attention clears the slot of the next layer, because the barrier before it has waited for all readers of that slot.
+//! Partials of attention are too many for that: their only reader, the merge, clears them (`handed_parts.rs`). Queries,
+//! and the residual stream between layers, pass a barrier and need no polling. They also alternate between two places,
+//! so that no launch overwrites data that another one still reads.
 
 use paguro_backend::{Linear, LoadError};
 
@@ -17,55 +18,55 @@ use crate::{
     template::{Constants, Value},
 };
 
-/// Products: all that they write is taken by launches that wait for it, or behind a barrier.
+/// Matmuls: all their outputs are read by launches that wait for them, or after a barrier.
 pub(super) const PRODUCT: Hazards =
     Hazards { hidden: &["hands", "gave_up", "cleared", "queries", "k_pages", "v_pages", "out"], ends: &[] };
-/// The last product onto the stream, and the head's: what they write takes the usual way.
+/// The last matmul onto the stream, and that of the head, whose outputs are ordinary buffers.
 pub(super) const LAST: Hazards = Hazards { hidden: &["hands", "gave_up"], ends: &[] };
 
-/// What a word is until it is there: no four quants, which are -127 to 127.
+/// Value of a word before it is written. It represents no four quants, which are -127 to 127.
 pub(super) const EMPTY: u32 = 0x8080_8080;
-/// The same for kernels.
+/// The value for kernels.
 pub(super) const EMPTY_WORD: (&str, Value) = ("EMPTY", U(EMPTY));
 
-/// Buffers of what is handed over.
+/// Buffers of the handoff.
 pub struct Hands {
     slots: [wgpu::Buffer; 2],
     /// Queries, and behind them the stream that a layer begins with.
     between: [wgpu::Buffer; 2],
-    /// The same under the name of those that write it.
+    /// Second names for their writers.
     hidden_between: [wgpu::Buffer; 2],
     hidden_pages: Vec<[wgpu::Buffer; 2]>,
     hidden_tokens: wgpu::Buffer,
     words: Words,
-    /// Of the layer that is being lowered.
+    /// Layer that is being lowered.
     pub(super) layer: usize,
 }
 
-/// Where words lie in a slot.
+/// Offsets of words in a slot.
 struct Words {
-    /// What attention makes: see `acts_int.wgsl`.
+    /// Output of attention; see `acts_int.wgsl`.
     attended: usize,
-    /// What the projection makes, with sums of squares.
+    /// Output of the projection, with sums of squares.
     projected: usize,
     /// The stream in the middle of the layer.
     stream: usize,
-    /// What gate and up make: floats.
+    /// Output of gate and up, in floats.
     gated: usize,
-    /// What down makes, with sums of squares.
+    /// Output of down, with sums of squares.
     down: usize,
     all: usize,
     queries: usize,
     blocks: usize,
 }
 
-/// What a product takes.
+/// Input of a matmul.
 #[derive(Clone, Copy)]
 pub(super) enum Take {
     Attended,
     Projected,
     Gated,
-    /// Of the layer before.
+    /// Output of down in the previous layer.
     Down,
 }
 
@@ -73,10 +74,11 @@ pub(super) enum Take {
 pub(super) type Parts = (Constants, Vec<(&'static str, wgpu::Buffer)>);
 
 impl Lowering<'_> {
-    /// Buffers for what launches hand over, if the device takes it that way and every layer of the model has five launches.
+    /// Creates the buffers of the handoff, if the device supports it and every layer of the model has the five
+    /// launches.
     ///
     /// # Errors
-    /// No memory.
+    /// Not enough memory.
     pub(super) fn hands(&self) -> Result<Option<Hands>, LoadError> {
         let Self { device, program, pages, .. } = self;
         let Some(HandedParts { hidden_tokens, .. }) =
@@ -95,7 +97,7 @@ impl Lowering<'_> {
         let slot = || device.buffer(all, "what launches hand over");
         let room = || device.buffer(queries + program.hidden, "queries and the residual stream");
         let between = [room()?, room()?];
-        // wgpu empties a buffer before its first use, but does not see uses under second names.
+        // wgpu clears a buffer before its first use, but does not see uses under second names.
         self.empty(pages.iter().flatten().chain(&between));
         let second = |buffer: &wgpu::Buffer| second_name(&device.inner, buffer);
         Ok(Some(Hands {
@@ -109,7 +111,7 @@ impl Lowering<'_> {
         }))
     }
 
-    /// Makes buffers that wgpu takes for empty really so.
+    /// Clears buffers that wgpu assumes to be zero.
     pub(super) fn empty<'b>(&self, buffers: impl Iterator<Item = &'b wgpu::Buffer>) {
         let mut encoder = self.device.encoder();
         for buffer in buffers {
@@ -118,7 +120,7 @@ impl Lowering<'_> {
         self.device.queue.submit([encoder.finish()]);
     }
 
-    /// Whether every layer has the five launches, with activations of eight bits, whose words are whole fours.
+    /// Returns true if every layer has the five launches, with activations of eight bits in whole groups of four words.
     fn all_hand_over(&self) -> bool {
         let Program { hidden, ffn, ref kv, ref ops, .. } = *self.program;
         let quantized = |linear: &Linear| self.is_quantized(linear);
@@ -153,7 +155,7 @@ impl Hands {
         ("hands", self.slots[self.layer % 2].clone())
     }
 
-    /// For a product of so many threads that takes words.
+    /// Returns the constants and buffers of a matmul with `threads` threads that reads words.
     pub(super) fn takes(&self, take: Take, threads: u32) -> Parts {
         let Words { attended, projected, gated, down, blocks, .. } = self.words;
         let (at, words) = match take {
@@ -192,8 +194,8 @@ impl Hands {
         vec![("GIVES", U(1)), ("GIVE_AT", U(self.words.attended as u32))]
     }
 
-    /// For queries, keys and values of a layer, whose pages are in this slot of the model's. Those of the first layer empty its words: it has
-    /// no layer before that does.
+    /// Returns those of queries, keys and values of a layer, whose pages are in `kv_slot`. Those of the first layer
+    /// clear its words, because no layer precedes it.
     pub(super) fn queries(&self, kv_slot: usize, is_first_product: bool) -> Parts {
         let [k_pages, v_pages] = self.hidden_pages[kv_slot].clone();
         let queries = self.hidden_between[self.layer % 2].clone();
@@ -206,7 +208,7 @@ impl Hands {
         (constants, buffers)
     }
 
-    /// For the projection, which adds to the stream: `x` in the first layer.
+    /// Returns those of the projection, which adds to the stream: `x` in the first layer.
     pub(super) fn projection(&self, x: &wgpu::Buffer) -> Parts {
         let (stream, first) = match self.layer {
             0 => (x.clone(), 0),
@@ -222,7 +224,8 @@ impl Hands {
         (vec![("HANDS", U(1)), ("GATED_AT", U(self.words.gated as u32))], vec![self.slot()])
     }
 
-    /// For down, which adds to the stream, and may give what the next product takes; after the last one, the stream is in `x`.
+    /// Returns those of down, which adds to the stream and may write the input of the next matmul; after the last
+    /// layer, the stream is in `x`.
     pub(super) fn down(&self, gives: bool, last: Option<wgpu::Buffer>) -> Parts {
         let mut constants = self.stream(if last.is_some() { 0 } else { self.words.queries });
         constants.push(("TAKES_X", U(1)));

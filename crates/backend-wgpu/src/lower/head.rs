@@ -1,4 +1,4 @@
-//! What rows with outputs get: logits, embeddings, tokens.
+//! Outputs of rows: logits, embeddings, tokens.
 
 use paguro_backend::LoadError;
 
@@ -14,7 +14,7 @@ use super::{
 use crate::{matrix::Order, sampler};
 
 impl Lowering<'_> {
-    /// The last norm finds what `before` says.
+    /// Adds the last norm, whose input `before` describes, and the outputs.
     pub(super) fn finish(
         mut self,
         body: Vec<Launch>,

@@ -1,4 +1,4 @@
-//! Which kernel computes a product.
+//! Selection of the kernel of a matmul.
 
 use crate::{
     device::Device,
@@ -8,7 +8,7 @@ use crate::{
 
 use super::wgsl;
 
-/// A kernel of products.
+/// A matmul kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct Product {
     /// Rows of a step that it is for, at most.
@@ -16,15 +16,16 @@ pub struct Product {
     kind: Kind,
 }
 
-/// How products are computed.
+/// Kind of a matmul kernel.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    /// 32 threads of a workgroup of so many share so many outputs of so many rows. It takes at least so many bytes of workgroup memory.
+    /// Each group of 32 threads computes `rows` × `outputs` results. The workgroup has `threads` threads and declares
+    /// at least `memory` bytes of workgroup memory.
     Vectors { rows: u32, outputs: u32, threads: u32, memory: u32 },
-    /// Of this many threads, 16 side by side, each has so many rows times so many outputs of a tile.
+    /// Tiles: each of `threads` threads, in rows of 16, computes `rows` × `outputs` results.
     Tiles { rows: u32, outputs: u32, threads: u32 },
-    /// Cooperative matrices with this side: this many tiles side by side, of this many teams of this many subgroups along rows, with
-    /// so many matrices along rows and outputs each. Stages are this many blocks deep.
+    /// Cooperative matrices with this side: `columns` adjacent tiles, each computed by `teams` teams of `groups`
+    /// subgroups along rows, with `matrices` matrices along rows and outputs per subgroup. A stage has `deep` blocks.
     Cooperative { side: u32, columns: u32, teams: u32, groups: u32, matrices: [u32; 2], deep: u32 },
 }
 
@@ -34,26 +35,26 @@ use Kind::{Cooperative, Tiles, Vectors};
 const VECTOR_ROWS: u32 = 4;
 /// Threads of a workgroup of vectors.
 const VECTOR_THREADS: u32 = 256;
-/// The kernel of up to [`VECTOR_ROWS`]. What it takes of workgroup memory is more than it needs: NVIDIA's driver gives threads as many
-/// registers as leave room for all workgroups whose memory fits side by side, and with five of these instead of seven more of what is
-/// loaded is on its way at once.
+/// The kernel of up to [`VECTOR_ROWS`] rows. It declares more workgroup memory than it needs: NVIDIA's driver allocates
+/// as many registers per thread as leave room for all workgroups whose memory fits, and with five concurrent workgroups
+/// instead of seven more loads are in flight.
 const FEW: Kind = Vectors { rows: VECTOR_ROWS, outputs: 3, threads: 128, memory: 8448 };
-/// Outputs from which on a product has enough of them to keep a device busy with one row.
+/// Minimum number of outputs with which a matmul of one row occupies a device.
 const WIDE: u32 = 8192;
-/// Tiles of 64 rows and 64 outputs that keep a device busy.
+/// Number of tiles of 64 rows and 64 outputs that occupy a device.
 const BUSY_TILES: u32 = 128;
-/// Rows up to which products leave cooperative matrices alone: the border of a class of bits.
+/// Maximum rows of matmuls without cooperative matrices: the border of a batch-size class.
 pub const FEW_ROWS: u32 = 16;
-/// Rows up to which cooperative matrices share out the inputs of an output.
+/// Maximum rows for which workgroups split the inputs of an output among teams.
 const SPLIT_ROWS: u32 = 128;
 /// Blocks of a stage of those.
 const SPLIT_DEEP: u32 = 2;
-/// Rows up to which longer tiles would leave too few workgroups.
+/// Maximum rows for which longer tiles would leave too few workgroups.
 const SHORT_ROWS: u32 = 1024;
 /// Rows of the longest tile of cooperative matrices.
 pub const MOST_ROWS: usize = 256;
 
-/// Kernels of a product with the given outputs and blocks of inputs, by number of rows. `cooperative` is the side of the matrices that
+/// Kernels of a matmul with the given outputs and blocks of inputs, by number of rows. `cooperative` is the side of the matrices that
 /// it may use.
 pub fn products(
     device: &Device,
@@ -97,20 +98,20 @@ fn vectors(rows: u32, outputs: u32) -> Kind {
     Vectors { rows, outputs, threads: VECTOR_THREADS, memory: 0 }
 }
 
-/// The kernel of a product of one row, with so many outputs in a workgroup, if somebody minds.
+/// Returns the kernel of a matmul of one row, with `tile` outputs per workgroup if given.
 pub fn one_row(device: &Device, layout: Layout, outputs: u32, tile: Option<u32>) -> Product {
     let Some(tile) = tile else { return products(device, None, layout, outputs, 1)[0] };
     let threads = (32 * tile).min(device.most_threads);
     Product { most_rows: 1, kind: Vectors { rows: 1, outputs: tile / (threads / 32), threads, memory: 0 } }
 }
 
-/// Whether a workgroup of a product of one row has room for its own activations: next to them are its sums and little else.
+/// Returns true if a workgroup of a matmul of one row has room for its own activations beside its sums.
 pub fn has_room(device: &Device, layout: Layout, blocks: usize) -> bool {
     let bytes = 40 * blocks.next_multiple_of(64) + (8 << 10);
     !layout.is_quantized() || bytes <= device.limits.max_compute_workgroup_storage_size as usize
 }
 
-/// Rows from which on all products of a step are computed in the same way.
+/// Returns the number of rows from which all matmuls of a step sum in the same order.
 pub fn exact_rows(device: &Device) -> usize {
     match device.cooperative {
         None => 1,
@@ -118,8 +119,8 @@ pub fn exact_rows(device: &Device) -> usize {
     }
 }
 
-/// The kernels with cooperative matrices of this side whose workgroups share out inputs to teams, or outputs to tiles side by side: to
-/// as many subgroups as there is room for.
+/// Returns the kernels with cooperative matrices whose workgroups split inputs among teams, or have several adjacent
+/// tiles of outputs, with as many subgroups as fit.
 fn split(side: u32, device: &Device, outputs: u32, blocks: u32) -> Vec<Product> {
     let limits = &device.limits;
     let fits = |product: &Product| {
@@ -134,10 +135,10 @@ fn split(side: u32, device: &Device, outputs: u32, blocks: u32) -> Vec<Product> 
     if most.iter().all(fits) { most } else { of(4) }
 }
 
-/// What is faster of so many tiles of outputs and stages of inputs: how many tiles a workgroup of at most so many subgroups has side by
-/// side, and how many teams share out the inputs of each. Both leave a processor as busy, but tiles side by side read activations once,
-/// and teams have more workgroups. No device says how many run at a time: one on each of an H200's 132 processors. What a workgroup
-/// does before and after its stages takes as long as about two and a half of them.
+/// Returns the faster split of `most` subgroups of a workgroup: the number of adjacent tiles, and the number of teams
+/// that share the inputs of each. Both occupy a processor equally, but adjacent tiles read activations once, and teams
+/// have more workgroups. Devices do not report how many workgroups run concurrently; an H200's 132 processors run one
+/// each. The work before and after the stages takes as long as about two and a half stages.
 fn shares(tiles: u32, stages: u32, most: u32) -> [u32; 2] {
     let teams = |columns: u32| 1 << (most / columns).ilog2();
     let time = |&columns: &u32| {
@@ -149,7 +150,7 @@ fn shares(tiles: u32, stages: u32, most: u32) -> [u32; 2] {
     [columns, teams(columns)]
 }
 
-/// The kernels of so many tiles side by side and teams: of shorter and of longer tiles, as far as they have rows.
+/// Returns the kernels with `columns` adjacent tiles and `teams` teams, for shorter and longer tiles.
 fn splits(side: u32, columns: u32, teams: u32) -> Vec<Product> {
     let tiles = [(32, 2), (SPLIT_ROWS, 4)].into_iter().filter(|&(most_rows, _)| most_rows > FEW_ROWS);
     let product = |(most_rows, rows)| Product {
@@ -167,7 +168,7 @@ fn tall(side: u32) -> [Product; 2] {
     })
 }
 
-/// The kernel of a product of one expert and one row.
+/// Returns the kernel for one expert and one row.
 pub fn of_pairs() -> Product {
     Product { most_rows: 1, kind: vectors(1, 1) }
 }
@@ -183,7 +184,7 @@ pub fn tile_rows(device: &Device, rows_of_expert: usize) -> [u32; 2] {
     }
 }
 
-/// The kernel of products of such tiles.
+/// Returns the kernel for such tiles.
 pub fn of_tiles(device: &Device, tile: u32) -> Product {
     let kind = match device.is_software {
         true => Tiles { rows: tile / 16, outputs: 2, threads: 256 },
@@ -192,7 +193,7 @@ pub fn of_tiles(device: &Device, tile: u32) -> Product {
     Product { most_rows: u32::MAX, kind }
 }
 
-/// The same with cooperative matrices of this side. All of them add up in one order.
+/// Returns the kernel with cooperative matrices of this side. All tile heights sum in one order.
 pub fn of_cooperative_tiles(side: u32, tile: u32) -> Product {
     let rows = tile / side;
     let kind = if tile == SHORT_TILE {
@@ -211,8 +212,8 @@ pub fn all_cooperative(side: u32) -> Vec<Product> {
     shared.flat_map(|[columns, teams]| splits(side, columns, teams)).chain(tall(side)).collect()
 }
 
-/// Which kernel of a product takes a step of `all` rows, and its workgroups for `rows` of them: rows along x, so that neighbours
-/// in time share weights.
+/// Returns the kernel of a matmul for a step of `all` rows, and its workgroups for `rows` of them. Rows are along x, so
+/// that workgroups that run at the same time share weights.
 pub fn product(products: &[Product], all: u32, rows: u32, outputs: u32) -> (usize, [u32; 2]) {
     let kernel = products.iter().position(|product| all <= product.most_rows).unwrap_or(0);
     let covers = products[kernel].covers();
@@ -239,7 +240,7 @@ impl Product {
         }
     }
 
-    /// The same with workgroups of so many threads, if it is one of vectors.
+    /// Sets the threads of a workgroup of vectors.
     pub fn with_threads(mut self, to: u32) -> Self {
         if let Vectors { threads, .. } = &mut self.kind {
             *threads = to;
@@ -271,7 +272,7 @@ impl Product {
         }
     }
 
-    /// The files of its own, and what they are compiled with.
+    /// Returns the files of the kernel and their constants.
     pub fn kernel(
         &self,
         device: &Device,
@@ -338,7 +339,7 @@ impl Product {
     }
 }
 
-/// Blocks of a stage of tiles: two, where there is room for them in 28 KiB of workgroup memory.
+/// Returns the blocks of a stage of tiles: two if they fit into 28 KiB of workgroup memory.
 fn depth(layout: Layout) -> u32 {
     if layout == Layout::F32 { 1 } else { 2 }
 }

@@ -2,14 +2,14 @@
 //!
 //! | operation | launches | kernel file |
 //! |-|-|-|
-//! | norm; products of queries and of the latent vector | two or three | `norm.wgsl`, `matvec.wgsl`, `matmul.wgsl`, `coop.wgsl` |
-//! | queries of a rank: norm, and their second product | two | as above |
+//! | norm; matmuls of queries and of the latent vector | two or three | `norm.wgsl`, `matvec.wgsl`, `matmul.wgsl`, `coop.wgsl` |
+//! | queries of a rank: norm, and their second matmul | two | as above |
 //! | norm and rotation of the latent vector, into pages | one | `rope_store.wgsl` |
 //! | queries: activations of each head, and rotation | one | `latent_queries.wgsl` |
-//! | a product of each head with its own matrix | one | `matvec.wgsl`, `matmul.wgsl` |
+//! | a matmul of each head with its own matrix | one | `matvec.wgsl`, `matmul.wgsl` |
 //! | attention and its merge, as activations of each head | as elsewhere | `attend.wgsl`, `attend_merge.wgsl` |
-//! | a product of each head with its own matrix | one | `matvec.wgsl`, `matmul.wgsl` |
-//! | activations, and the product onto the residual stream | two | `norm.wgsl`, products |
+//! | a matmul of each head with its own matrix | one | `matvec.wgsl`, `matmul.wgsl` |
+//! | activations, and the matmul onto the residual stream | two | `norm.wgsl`, matmuls |
 
 use paguro_backend::{LatentQuery, LatentShape, Linear, LoadError};
 
@@ -79,7 +79,7 @@ impl Room {
         rows * (self.queries + self.rank + self.keys + self.values)
     }
 
-    /// Allocates them, if there is latent attention.
+    /// Allocates the buffers, if there is latent attention.
     pub(super) fn buffers(self, device: &Device, rows: usize) -> Result<Option<Buffers>, LoadError> {
         if self.queries == 0 {
             return Ok(None);
@@ -140,7 +140,7 @@ impl Lowering<'_> {
         self.add(&latent.out, false, &op.add, y, next, body)
     }
 
-    /// A product of each head of each row with its own matrix of a stack.
+    /// A matmul of each head of each row with its own matrix of a stack.
     fn product_of_heads(
         &mut self,
         linear: &Linear,

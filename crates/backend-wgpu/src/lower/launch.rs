@@ -1,4 +1,4 @@
-//! What a model becomes: launches, and the buffers between them and the host.
+//! The lowered model: launches, and the buffers between them and the host.
 
 use std::sync::Arc;
 
@@ -10,14 +10,14 @@ use crate::{
     template::Constants,
 };
 
-/// How many workgroups a launch has.
+/// Number of workgroups of a launch.
 #[derive(Clone, Debug)]
 pub enum Grid {
     /// This many for each row.
     Each(u32),
-    /// One for each row, along x.
+    /// One workgroup per row, along x.
     Rows,
-    /// One for each 256 rows.
+    /// One workgroup per 256 rows.
     Threads,
     /// A product: its outputs, the matrices of its stack, and its kernels.
     Product(u32, u32, Arc<[Product]>),
@@ -27,22 +27,22 @@ pub enum Grid {
     Merge(u32),
     /// The pages of all block tables.
     Pages,
-    /// So many for each row and one of its experts: along x if it is first, else along y.
+    /// Workgroups for each pair of a row and one of its experts: along x if `along_x`, otherwise along y.
     Pairs {
         /// Experts of a row.
         used: u32,
         /// Workgroups for each.
         each: u32,
-        /// Whether pairs are along x.
+        /// True if pairs are along x.
         along_x: bool,
     },
-    /// The same for each tile of rows of one expert, or for each of a tile's places.
+    /// Workgroups for each tile of rows of one expert, or for each place of a tile.
     ExpertTiles {
-        /// How rows become tiles.
+        /// Division of rows into tiles.
         tiles: ExpertTiles,
         /// Workgroups for each.
         each: u32,
-        /// Whether tiles are along x; places are along y.
+        /// True if tiles are along x; places are along y.
         along_x: bool,
     },
     /// This many for each sequence.
@@ -51,7 +51,7 @@ pub enum Grid {
     One,
 }
 
-/// How a step's rows become tiles of which each has one expert (`route_tiles.wgsl`).
+/// Division of a step's rows into tiles of one expert each (`route_tiles.wgsl`).
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertTiles {
     /// Number of experts.
@@ -63,7 +63,7 @@ pub struct ExpertTiles {
 }
 
 impl ExpertTiles {
-    /// Tiles that a step of so many rows may need.
+    /// Returns the maximum number of tiles of a step with `rows` rows.
     pub fn most(self, rows: u32) -> u32 {
         let pairs = rows * self.used;
         pairs / self.tile + self.count.min(pairs)
@@ -75,15 +75,15 @@ impl ExpertTiles {
 pub enum When {
     /// All.
     Always,
-    /// Those of one row.
+    /// Steps of one row.
     OneRow,
-    /// Those of more.
+    /// Steps of more than one row.
     MoreRows,
-    /// Those of at least so many.
+    /// Steps of at least this many rows.
     From(usize),
-    /// Those of so many, and of fewer than so many.
+    /// Steps of at least the first number of rows, and of fewer than the second.
     Between(usize, usize),
-    /// None: the kernel is only looked at.
+    /// No steps: the kernel is compiled for inspection.
     Never,
 }
 
@@ -93,7 +93,7 @@ impl When {
         if other { Self::MoreRows } else { Self::Always }
     }
 
-    /// Whether it is for a step of so many rows.
+    /// Returns true for a step of `rows` rows.
     pub fn holds(self, rows: usize) -> bool {
         match self {
             Self::Always => true,
@@ -106,17 +106,17 @@ impl When {
     }
 }
 
-/// A way in which a launch takes and gives.
+/// A variant of a launch with its own inputs and outputs.
 pub struct Way {
-    /// In which steps.
+    /// Steps that use it.
     pub when: When,
     /// Code beside that of its kernel.
     pub files: Vec<&'static str>,
-    /// What that code is made with.
+    /// Constants of that code.
     pub constants: Constants,
     /// Its buffers.
     pub buffers: Vec<(&'static str, wgpu::Buffer)>,
-    /// What wgpu does not see.
+    /// Differences from the accesses declared to wgpu.
     pub hazards: &'static Hazards,
 }
 
@@ -127,27 +127,27 @@ impl Way {
     }
 }
 
-/// A kernel and what it works on.
+/// A kernel and its buffers.
 pub struct Kernel {
     /// Its code.
     pub pipeline: Arc<Pipeline>,
     /// Its buffers.
     pub group: wgpu::BindGroup,
-    /// What it gets after its [`Args`](crate::plan::Args).
+    /// Arguments after its [`Args`](crate::plan::Args).
     pub arguments: Vec<u32>,
-    /// Those of its buffers that make it wait for what wgpu does not see (`hidden.rs`).
+    /// Buffers that make it wait for accesses that wgpu does not see (`hidden.rs`).
     pub ends: Vec<wgpu::Buffer>,
 }
 
-/// One launch.
+/// A launch.
 pub struct Launch {
-    /// In which steps.
+    /// Steps that use it.
     pub when: When,
-    /// The kernel; for products, one for each number of rows.
+    /// The kernel; for matmuls, one for each number of rows.
     pub kernels: Vec<Kernel>,
     /// Its size.
     pub grid: Grid,
-    /// The KV group, where there is one.
+    /// Its KV group, if it has one.
     pub kv_group: usize,
     /// Index of the first kernel's counter; the others follow.
     pub counter: usize,
@@ -157,19 +157,19 @@ pub struct Launch {
 
 /// A model on the device.
 pub struct Model {
-    /// What to launch for every row, in order.
+    /// Launches for all rows, in order.
     pub body: Vec<Launch>,
     /// Norm of the rows with outputs.
     pub head_norm: Launch,
-    /// Their products with the head.
+    /// Their matmuls with the head.
     pub head: Vec<Launch>,
-    /// The same without a norm of its own, for a step of one row, where the last layer makes what that takes.
+    /// Launches of the head in a step of one row without its own norm, if the last layer computes it.
     pub one_row_head: Vec<Launch>,
     /// Bias and penalties.
     pub adjust: Launch,
     /// The best tokens.
     pub argmax: [Launch; 2],
-    /// The draw, where there is a temperature.
+    /// Sampling, for outputs with a temperature.
     pub sample: Launch,
     /// States of sequences, by layer.
     pub states: Vec<LayerState>,
@@ -177,19 +177,19 @@ pub struct Model {
     pub pages: Vec<[wgpu::Buffer; 2]>,
     /// Buffers that the host writes or reads.
     pub io: Io,
-    /// How attention of each K/V group is cut.
+    /// Attention tiles and splits of each K/V group.
     pub tilings: Vec<Tiling>,
     /// Rows of the table of embeddings for layers, `[rows, count * width]`.
     pub table_rows: Option<wgpu::Buffer>,
     /// Names of the counters.
     pub counters: Vec<String>,
-    /// Parts of attention that are handed to its merge, where they are.
+    /// Buffers of the handoff from attention to its merge, if the device uses it.
     pub handed_parts: Option<HandedParts>,
 }
 
 /// Buffers between host and device.
 pub struct Io {
-    /// A step's words.
+    /// Words of a step.
     pub step: wgpu::Buffer,
     /// `[LOGIT_ROWS, vocab]`
     pub logits: wgpu::Buffer,

@@ -2,10 +2,10 @@
 //!
 //! | operation | launches | kernel file |
 //! |-|-|-|
-//! | projection of the residual stream before the first layer | norm, product | `norm.wgsl`, `matvec.wgsl`, `matmul.wgsl`, `coop.wgsl` |
+//! | projection of the residual stream before the first layer | norm, matmul | `norm.wgsl`, `matvec.wgsl`, `matmul.wgsl`, `coop.wgsl` |
 //! | norm, and rows of the table | one | `layer_embeds.wgsl` |
-//! | at a layer's end: gate | norm, product, activation | `norm.wgsl`, products, `activate.wgsl` |
-//! | output | one | products |
+//! | at a layer's end: gate | norm, matmul, activation | `norm.wgsl`, matmuls, `activate.wgsl` |
+//! | output | one | matmuls |
 //! | scale | one | `add_branch.wgsl` |
 //!
 //! The table stays in its file. The host reads the rows of a step's tokens and uploads them with the step.
@@ -27,9 +27,9 @@ use super::{
 /// Elements of a row of intermediate results.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Room {
-    /// Of all embeddings.
+    /// Width of all embeddings.
     all: usize,
-    /// Of one.
+    /// Width of one embedding.
     pub width: usize,
 }
 
@@ -121,7 +121,7 @@ impl Lowering<'_> {
         self.add(&op.out, false, &add, y, next, body)
     }
 
-    /// Scales the residual stream, and adds what is still to be added.
+    /// Scales the residual stream after adding the pending branch.
     pub(super) fn scale(
         &mut self,
         scale: f32,

@@ -22,13 +22,13 @@ use crate::{
     template::Constants,
 };
 
-/// What is multiplied.
+/// Inputs of a matmul.
 pub(super) struct Inputs<'a> {
     /// Matrices of one layout.
     pub linears: &'a [&'a Linear],
     /// The order of their rows.
     pub order: Order,
-    /// What with.
+    /// Activations.
     pub acts: Acts,
     /// True if sums run in one order in steps of any number of rows, also with cooperative matrices.
     pub in_order: bool,
@@ -38,7 +38,7 @@ pub(super) struct Inputs<'a> {
 pub(super) struct Group<'a> {
     pub linears: Vec<&'a Linear>,
     pub order: Order,
-    /// Which of all they are.
+    /// Indices of its matrices.
     members: Vec<usize>,
 }
 
@@ -86,7 +86,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Norms the residual stream for products with these matrices, if what is before has not done so.
+    /// Norms the residual stream for matmuls with these matrices, unless the previous launch has done so.
     pub(super) fn norm(
         &mut self,
         norm: Option<Norm>,
@@ -115,7 +115,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Norms rows of this width for the next product, or leaves them as they are.
+    /// Norms rows of this width for the next matmul, or leaves them as they are.
     pub(super) fn activations_of(
         &mut self,
         rows: &wgpu::Buffer,
@@ -134,7 +134,7 @@ impl Lowering<'_> {
     }
 
     /// Constants and vectors of a norm of rows of this width; without a norm, rows stay as they are.
-    /// Products apply a factor to activations unless they are complete.
+    /// Matmuls apply a factor to activations unless they are complete.
     pub(super) fn norm_constants(
         &mut self,
         norm: Option<Norm>,
@@ -142,7 +142,7 @@ impl Lowering<'_> {
         is_complete: bool,
     ) -> Result<Parts, LoadError> {
         let slices = width.next_multiple_of(BLOCK).div_ceil(256);
-        // What a round stages fits in half of the workgroup memory that any device has.
+        // The staging memory of a round fits into half of every device's workgroup memory.
         let rounds = slices.div_ceil(16);
         let slices = slices.div_ceil(rounds);
         let mut constants = vec![
@@ -190,7 +190,7 @@ impl Lowering<'_> {
         self.add_to(&x, Some(branch), add, 1.0, vec![], body)
     }
 
-    /// Adds a branch, if there is one, to rows of the residual stream's width, and scales these.
+    /// Adds a pending branch to rows of the residual stream, and scales them.
     pub(super) fn add_to(
         &mut self,
         to: &wgpu::Buffer,
@@ -220,7 +220,8 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Matrices with one layout become one, in the order that `order` gives those in these places. Says where products go.
+    /// Joins matrices with one layout, in the order that `order` returns for their indices. Returns the destinations of
+    /// the matmuls.
     pub(super) fn groups<'l, const N: usize>(
         &self,
         linears: [&'l Linear; N],
@@ -243,7 +244,7 @@ impl Lowering<'_> {
         iter::zip(joined, &self.scratch).map(group).collect()
     }
 
-    /// Products of the activations of a norm. Says where each result begins.
+    /// Matmuls of the activations of a norm. Says where each result begins.
     pub(super) fn products<const N: usize>(
         &mut self,
         linears: [&Linear; N],
@@ -387,7 +388,7 @@ impl Lowering<'_> {
         constants.extend(activation_constants(activation));
         constants.extend(self.emit_for(&[down], width));
         constants.extend(match places {
-            // Products of pairs have no cooperative matrices.
+            // Matmuls of pairs have no cooperative matrices.
             Places::Pairs { .. } => vec![],
             Places::Rows | Places::Tiles { .. } => self.halves(FEW_ROWS + 1),
         });
@@ -414,7 +415,7 @@ impl Lowering<'_> {
     }
 }
 
-/// Which rows of activations are made.
+/// Rows of activations.
 #[derive(Clone, Copy)]
 pub(super) enum Places<'a> {
     /// One for each row of the step.
@@ -428,7 +429,7 @@ pub(super) enum Places<'a> {
 /// Marks a tile without an expert.
 pub(super) const NO_EXPERT: (&str, Value) = ("NO_EXPERT", U(u32::MAX));
 
-/// What kernels with an activation are compiled with.
+/// Returns the constants of kernels with an activation.
 pub(super) fn activation_constants(activation: Activation) -> Constants {
     match activation {
         Activation::GeluTanh => vec![("GELU", U(1))],

@@ -10,7 +10,7 @@
 //! | delta rule | one | `delta.wgsl` |
 //! | norm, gate, and activations of the output | one | `delta_norm.wgsl` |
 //! | either: the state after the step's rows | one | `keep.wgsl` |
-//! | product onto the residual stream | one | `matvec.wgsl`, `matmul.wgsl`, `coop.wgsl` |
+//! | matmul onto the residual stream | one | `matvec.wgsl`, `matmul.wgsl`, `coop.wgsl` |
 //!
 //! A step overwrites the states that it reads, so it cannot be repeated. Programs with states therefore run without handoff.
 
@@ -67,7 +67,7 @@ struct DeltaState {
 /// A part of all sequences' states.
 #[derive(Clone)]
 pub struct StateBuffer {
-    /// One sequence's after the other's.
+    /// States of all sequences, one after the other.
     pub buffer: wgpu::Buffer,
     /// Bytes of one sequence's.
     pub bytes: u64,
@@ -75,7 +75,7 @@ pub struct StateBuffer {
 
 impl LayerState {
     /// # Errors
-    /// No memory, or more than a kernel can see.
+    /// Not enough memory, or the buffer exceeds a binding.
     fn new(device: &Device, shape: &StateShape, states: usize) -> Result<Self, LoadError> {
         let room = |numbers: usize| {
             let buffer = device.buffer(states * numbers, "states of sequences")?;
@@ -225,7 +225,7 @@ impl Lowering<'_> {
         self.mixers.as_ref().expect("programs with such mixers have the buffers")
     }
 
-    /// A product of the activations of a norm, to a buffer of its own.
+    /// Adds a matmul with a norm's activations, to its own buffer.
     pub(super) fn normed_product(
         &mut self,
         linear: &Linear,
@@ -320,7 +320,7 @@ impl Lowering<'_> {
         self.state_inputs(inputs, op.state, [op.decay, op.dt], own, body)
     }
 
-    /// The launch of a kernel that makes inputs of a delta rule or of a scan from the product of a row; `gates` are the weights of its decays
+    /// The launch of a kernel that makes inputs of a delta rule or of a scan from the matmul of a row; `gates` are the weights of its decays
     /// and steps.
     pub(super) fn state_inputs(
         &mut self,

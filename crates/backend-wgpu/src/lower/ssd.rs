@@ -8,7 +8,7 @@
 //! | scan | one | `delta.wgsl` |
 //! | skip connection, gate, norm, and activations of the output | one | `ssd_norm.wgsl` |
 //! | the state after the step's rows | one | `keep.wgsl` |
-//! | product onto the residual stream | one | `matvec.wgsl`, `matmul.wgsl`, `coop.wgsl` |
+//! | matmul onto the residual stream | one | `matvec.wgsl`, `matmul.wgsl`, `coop.wgsl` |
 
 use paguro_backend::{GatedNorm, LoadError, Ssd};
 

@@ -50,7 +50,7 @@ fn plan(
     (plan, sequences)
 }
 
-/// Whatever attention is cut into, every row gets each of its splits once, and each of its parts has a place of its own.
+/// Every row gets each of its splits once, and each of its partials has its own place, for any division.
 fn covers(wide: Option<Wide>, parts: usize, busy: usize, lengths: &[(usize, usize)]) {
     let rows = lengths.iter().map(|(_, rows)| rows).sum();
     let (plan, sequences) = plan(wide, parts, busy, lengths);
@@ -144,7 +144,7 @@ fn arguments_say_what_one_row_has_to_do() {
 
 #[test]
 fn workgroups_are_shared_out_evenly() {
-    // Splits of each item, of how many splits parts are, and whether no part is left, of sequences at the same position.
+    // Splits of each item, splits of partials, and true without partials, for sequences at the same position.
     let items = |sequences: usize, start: usize, busy: usize| {
         let (plan, _) = plan(None, 4096, busy, &vec![(start, 1); sequences]);
         let at = plan.first_item(0, Tile::Row) as usize;
@@ -153,11 +153,11 @@ fn workgroups_are_shared_out_evenly() {
         let splits: Vec<u32> = items.iter().map(|item| item[6]).collect();
         (splits, items[0][7] as usize, plan.cuts[0].whole)
     };
-    // 33 splits of 8 sequences for 64 workgroups: runs, which are 9 for each K/V head. Short ones come last.
+    // 33 splits of 8 sequences for 64 workgroups: runs, nine per K/V head. Short ones are last.
     assert_eq!(items(8, 16_383, 64), ([vec![4; 64], vec![1; 8]].concat(), RUN, false));
-    // As many sequences as workgroups, with two for each.
+    // As many sequences as workgroups, with two workgroups per sequence.
     assert_eq!(items(32, 4095, 64), (vec![9; 32], WHOLE, true));
-    // Whole results of a fourth more would have three quarters of the workgroups wait for the others.
+    // With whole results, a quarter more sequences would leave three quarters of the workgroups idle.
     assert_eq!(items(40, 4095, 64), ([vec![4; 80], vec![1; 40]].concat(), RUN, false));
     assert_eq!(items(1, 16_383, 64), (vec![1; 33], 1, false));
     assert_eq!(items(1, 255, 64), (vec![1], WHOLE, true));

@@ -1,5 +1,5 @@
-// g = activation(gate) * up, or activation(up), and what the next product wants of it; a workgroup for eight blocks.
-// Gates, or ups, are EACH apart.
+// g = activation(gate) * up, or activation(up), and the activations of the next matmul. One workgroup computes eight
+// blocks. Gates, or ups, are EACH apart.
 //% if GATED
 @group(0) @binding(0) var<storage, read> gate: array<f32>; // [rows, GATE_STRIDE]
 //% end

@@ -28,7 +28,7 @@ fn activation(x: f32) -> f32 {
 //% end
 }
 
-// Of a gate and its input.
+// Activation of a gate, times its input.
 fn activated(gate: f32, up: f32) -> f32 {
 //% if CLAMPED
   let x = min(gate, LIMIT);

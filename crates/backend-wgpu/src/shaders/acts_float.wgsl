@@ -20,7 +20,7 @@ fn load_acts(row: u32, block: u32) -> Acts {
 }
 //% end
 
-// One after the other, so that the sum is the same in every kernel.
+// In order, so that the sum is the same in every kernel.
 fn add_quad(acc: f32, w: vec4<f32>, x: vec4<f32>) -> f32 {
   return fma(w.w, x.w, fma(w.z, x.z, fma(w.y, x.y, fma(w.x, x.x, acc))));
 }

@@ -84,7 +84,7 @@ fn scale_and_sums(row: u32, block: u32) -> vec2<u32> {
 }
 //% else
 //% if TAKES
-// What a launch before has handed over: quants [2, BLOCKS] in fours, scales [BLOCKS], sums [BLOCKS], and what else there is.
+// Input by handoff: quants [2, BLOCKS] in fours, scales [BLOCKS], sums [BLOCKS], and further values.
 var<workgroup> taken: array<vec4<u32>, TAKES / 4u>;
 
 fn take_acts(tid: u32) {
@@ -150,7 +150,7 @@ fn dot_half(a: vec4<u32>, b: vec4<u32>) -> i32 {
   return dot4I8Packed(a.x, b.x) + dot4I8Packed(a.y, b.y) + dot4I8Packed(a.z, b.z) + dot4I8Packed(a.w, b.w);
 }
 
-// Quad `j` of a block, whose layout says what its quants are, as bytes, and how weights follow from them.
+// Returns the products of quad `j` of a block. The layout defines its quants as bytes, and the weights.
 fn quad(w: Block, j: u32) -> vec4<f32> {
   let l = line(w, j);
   return fma(vec4<f32>(unpack4xU8(bytes(w, j) ^ SIGNS)), vec4<f32>(l.x), vec4<f32>(l.y));

@@ -1,5 +1,5 @@
-// The best token of each sample: the lowest of equal ones, among those that its mask allows. NaN is no number, +inf the
-// largest finite one. First the best of every 2048 tokens; then, with MERGE, the best of those.
+// Most probable token of each sample among those that its mask allows; the lowest of equal ones. NaN is ignored, +inf
+// counts as the largest finite number. First the maximum of every 2048 tokens; then, with MERGE, the maximum of those.
 @group(0) @binding(0) var<storage, read> samples: array<vec4<u32>>; // [samples, 2] see sample.wgsl
 //% if MERGE
 @group(0) @binding(1) var<storage, read> best: array<vec2<u32>>;       // [samples, CHUNKS] value, token

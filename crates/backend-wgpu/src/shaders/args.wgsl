@@ -1,4 +1,4 @@
-// What differs from dispatch to dispatch. `tokens` to `outputs`, and `row_table`, are offsets into the step's words.
+// Arguments of a dispatch. `tokens` to `outputs`, and `row_table`, are offsets into the step's words.
 struct Args {
   rows: u32,      // rows of this dispatch
   first: u32,     // its first output row, where outputs come in slices
@@ -10,7 +10,7 @@ struct Args {
   outputs: u32,   // [outputs] row of each output
   sequences: u32, // [rows] sequence of each row, and [sequences, 5]: see sequences.wgsl
   whole: u32,     // whether attention leaves no row's result in parts
-  // What attention has to do in a step of one row:
+  // Work of attention in a step of one row:
   row_position: u32, // its position
   row_table: u32,    // its block table
   row_from: u32,     // its first split

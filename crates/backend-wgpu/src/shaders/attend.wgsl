@@ -1,10 +1,10 @@
-// Paged attention: a tile of TILE_ROWS rows times TILE_HEADS query heads of one K/V head, so that K and V are read once for all of
-// them, over splits at fixed positions. A result depends on nothing but its query and the tokens before it.
+// Paged attention: a tile of TILE_ROWS rows times TILE_HEADS query heads of one K/V head, so that K and V are read once
+// for all of them, over splits at fixed positions. A result depends only on its query and the tokens before it.
 //
-// First come the scores of a split: a thread has four queries and whole tokens of K. Then what they weigh, and then V: a team of
-// threads shares a token, each having four dimensions of it for all queries; TEAMS of them take UNROLL tokens each, in turn.
-// How K and V lie in pages is the matter of kv_f16.wgsl and kv_q8.wgsl: a read of K has K_FOURS fours of dimensions, one of V has a
-// four of dimensions of V_TOKENS tokens.
+// A split has three phases. Scores: a thread computes four queries and whole tokens of K. Weights: exponentials of the
+// scores. V: a team of threads shares a token, each thread with four dimensions for all queries; each of TEAMS teams
+// reads every TEAMS-th group of UNROLL tokens. kv_f16.wgsl and kv_q8.wgsl define the arrangement of K and V in pages: a
+// read of K has K_FOURS fours of dimensions, one of V has four dimensions of V_TOKENS tokens.
 @group(0) @binding(0) var<storage, read> step: array<u32>;
 @group(0) @binding(1) var<storage, read> queries: array<vec4<f32>>; // [rows, HEADS, DIM / 4]
 //% if HANDS_PARTS
@@ -34,7 +34,7 @@ var<workgroup> totals: array<f32, QUERIES>;
 var<workgroup> bases: array<vec4<f32>, FOURS * K_BLOCKS>;    // what four queries' products with a block begin with
 //% end
 
-// Of a split that ends there: fine, coarse, or no longer than that threads have a token each.
+// Size class of a split that ends there: fine, coarse, or short enough for one token per thread.
 fn size_of(end: u32) -> u32 {
 //% if SHORT
   if (end <= SIDE) { return 2u; }
@@ -62,7 +62,7 @@ fn main(
   let lane = tid % QUADS;
   let own = tid / SIDE; // which four queries
 
-  // Pages are asked for ahead: those of the first split before what comes first waits for queries.
+  // Page numbers are prefetched: those of the first split before the wait for queries.
   let asked = min(tid, COARSE / PAGE - 1u);
   var page = page_of(item.first_split, asked, item.table, item.position + item.rows);
 //% if CLEARED
@@ -107,7 +107,7 @@ fn main(
     let base = split_begin(split);
     let end = min(split_begin(split + 1u) - base, item.position + item.rows - base);
     let begin = max(seen_from, base) - base;
-    // What nobody sees is also read, to weigh it with nothing: numbers in pages are finite.
+    // Tokens outside of the mask are also read, with weight zero: all numbers in pages are finite.
     if (tid < COARSE / PAGE) { places[tid] = (page * PAGE_WORDS + SLOT_AT) / 4u + item.kv_head * (PAGE / 4u) * HEAD_WORDS; }
     workgroupBarrier();
     page = page_of(split + 1u, asked, item.table, item.position + item.rows);
@@ -146,7 +146,7 @@ fn main(
 //% end
 //% end
 //% if Q8
-        // A block is two reads, but the last one may be shorter.
+        // A block has two reads; the last one may be shorter.
         let quad_${e} = i + ${e}u * K_FOURS;
         if (quad_${e} % 8u == 0u) {
 //% for j in 0..TOKENS_${size}
@@ -188,9 +188,9 @@ fn main(
 //% end
 //% end
 
-    // Their maximum, rounded up to a whole number, and what they weigh.
+    // Maximum of the scores, rounded up to an integer, and the weights.
     var top = vec4<f32>(NOTHING);
-    // The last token of the split that each query sees.
+    // Last visible token of the split for each query.
     let last = vec4<i32>(min((vec4<u32>(0u, 1u, 2u, 3u) + own * 4u) / TILE_HEADS, vec4<u32>(item.rows - 1u))) + i32(item.position) - i32(base);
 //% for j in 0..TOKENS_1
 //% if CAP
@@ -255,8 +255,8 @@ fn main(
     }
     workgroupBarrier();
 
-    // The teams' results, added up; splits to runs, and runs to the whole. The next split needs no barrier of its own: it writes what
-    // is read here only after others.
+    // Sums over the teams, of splits to runs, and of runs to the total. The next split needs no barrier here, because
+    // it writes this memory only after other barriers.
     let ends_run = (split + 1u) % RUN == 0u || split + 1u == item.first_split + item.splits;
 //% for v in 0..FOURS
     if (team < TEAMS) {
@@ -291,7 +291,7 @@ fn main(
 
 //% if EMITS
   if (args.whole != 0u) {
-    // Every result of this step is whole: what the next product wants of it is made here.
+    // If every result of this step is whole, the activations of the next matmul are computed here.
     if (tid < QUERIES) { totals[tid] = total.sum.x; }
     workgroupBarrier();
 //% for v in 0..FOURS

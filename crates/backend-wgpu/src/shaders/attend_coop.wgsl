@@ -1,10 +1,10 @@
-// Paged attention with cooperative matrices of SIDE times SIDE, for steps of many rows: a workgroup has a tile of rows times
-// TILE_HEADS query heads of one K/V head, 16 queries for each of GROUPS subgroups, and walks the tokens that they see in blocks of
-// TOKENS, which come through workgroup memory. Operands are halves, sums are in single precision.
+// Paged attention with cooperative matrices of SIDE times SIDE, for steps of many rows. A workgroup computes a tile of
+// rows times TILE_HEADS query heads of one K/V head, 16 queries for each of GROUPS subgroups, and iterates over the
+// visible tokens in blocks of TOKENS, staged in workgroup memory. Operands are half precision, sums single precision.
 //
-// What a token weighs is relative to a power of two, a query's own: that of the first block of a run, until a block has a score that
-// is SLACK larger. Then sums come to the new scale through workgroup memory, which is exact, as it is where runs are added up in
-// order. So a workgroup may take a run or all, and a result depends on nothing but its query and the tokens before it.
+// Weights are relative to a power of two of each query: that of the first block of a run, until a block has a score
+// that is SLACK larger. The sums are then rescaled through workgroup memory, which is exact, as is adding runs in
+// order. So a workgroup may compute one run or all, and a result depends only on its query and the tokens before it.
 @group(0) @binding(0) var<storage, read> step: array<u32>;
 @group(0) @binding(1) var<storage, read> queries: array<vec4<f32>>;         // [rows, HEADS, DIM / 4]
 @group(0) @binding(2) var<storage, read> k_pages: array<vec4<u32>>;         // [pages, KV_HEADS] as pages.rs says, of eight f16
@@ -20,7 +20,7 @@ const UNSEEN = -3.0e38;
 const SLACK = 8.0;
 const RUN_TOKENS = RUN * COARSE;
 const RUN_SKIPS = COARSE_FROM / FINE * COARSE - COARSE_FROM; // tokens that the first run has less than others
-// Rows in workgroup memory, with something to keep them out of each other's banks.
+// Rows in workgroup memory, padded against bank conflicts.
 const STRIDE = EIGHTS + 1u;
 const WEIGHT_STRIDE = TOKENS / 4u + 2u;
 const SCORE_STRIDE = TOKENS / 4u + 1u;
@@ -31,8 +31,8 @@ const V_TILE = DIM * V_STRIDE;
 const V_TILE = TOKENS * STRIDE;
 //% end
 
-// K and then V of a block; before, queries. Scores, or sums of 32 dimensions. What tokens weigh.
-// Where matrices have a side of 8 the way is to Metal, which wants to see single numbers.
+// K and then V of a block; before, queries. Scores, or sums of 32 dimensions. Weights. With a side of 8 (Metal), memory
+// is addressed in single numbers.
 //% if SIDE_8
 const EIGHT = 8u;
 const WEIGHT = 4u;
@@ -67,12 +67,12 @@ fn put_eight(at: u32, x: vec4<u32>) {
 //% end
 }
 
-// As emit.wgsl reads it.
+// Accessor for emit.wgsl.
 fn staged_quad(query: u32, j: u32) -> vec4<f32> {
   return staged(query * SCORE_STRIDE + j);
 }
 
-// Keeps weights, and says what they have become as halves.
+// Stores weights, and returns their values in half precision.
 fn put_weights(at: u32, x: vec4<f32>) -> vec4<f32> {
   let rounded = halves(pack2x16float(x.xy), pack2x16float(x.zw));
 //% if SIDE_8
@@ -89,7 +89,7 @@ fn query_halves(x: vec2<f32>) -> u32 {
   return pack2x16float(clamp(x * SCALE, vec2<f32>(-65504.0), vec2<f32>(65504.0)));
 }
 
-// Where the page of a token of a block begins.
+// Returns the offset of the page with a token of a block.
 fn place_of(kv_head: u32, table: u32, block: u32, token: u32, last_token: u32) -> u32 {
 //% if ONE_PAGE
   let page = block / PAGE;
@@ -140,7 +140,7 @@ fn main(
 //% end
 //% end
 //% end
-  // Queries come through the tile, which has room for those of a few subgroups.
+  // Queries are loaded through the tile, which has room for those of TURN_GROUPS subgroups.
   for (var turn = 0u; turn < GROUPS; turn += TURN_GROUPS) {
     workgroupBarrier();
     for (var i = tid; i < 16u * TURN_GROUPS * EIGHTS; i += THREADS) {
@@ -156,7 +156,8 @@ fn main(
       );
     }
     workgroupBarrier();
-    // Not `if`: matrices are only let into loops, where what is asked for differs between subgroups.
+    // A loop instead of `if`: the compiler permits matrix operations in control flow that differs between subgroups
+    // only in loops.
     for (var own = group / TURN_GROUPS * TURN_GROUPS == turn; own; own = false) {
 //% for r in 0..ROWS
 //% for d in 0..DIMS
@@ -168,7 +169,7 @@ fn main(
     }
   }
 
-  // A thread has every LANES-th quad of what a query has in workgroup memory.
+  // A thread loads every LANES-th quad of a query in workgroup memory.
   let query = tid / LANES;
   let lane = tid % LANES;
   let own = query * SCORE_STRIDE + lane;
@@ -180,11 +181,11 @@ fn main(
   if (query % TILE_HEADS >= item.heads) { part = NO_PART; }
   var top = NOTHING;
   var total = vec4<f32>(0.0);
-  // Of the runs before.
+  // Maximum and sum of previous runs.
   var whole_top = NOTHING;
   var whole_total = 0.0;
 
-  // What a thread reads of K and V.
+  // Part of K and V that a thread reads.
   let k_token = tid % TOKENS;
   let k_eight = tid / TOKENS;
   var from_ = max(split_begin(item.first_split), first_seen(item.position)) / TOKENS * TOKENS;
@@ -223,7 +224,7 @@ fn main(
 //% end
     workgroupBarrier();
 //% if AHEAD
-    // The last block asks for itself again: a branch would make it wait.
+    // The last block prefetches itself again: a branch would wait for the loads.
     from_ = min(block + TOKENS, (end - 1u) / TOKENS * TOKENS);
 //% for i in 0..LOADS
     k_${i} = load_k(item.kv_head, item.table, from_, k_token, k_eight + ${i}u * (THREADS / TOKENS), last_token);
@@ -254,7 +255,7 @@ fn main(
 //% end
     subgroupBarrier();
 
-    // What tokens weigh.
+    // Weights.
 //% for i in 0..SHARE
     var score_${i} = staged(own + ${i}u * LANES);
 //% if CAP
@@ -297,7 +298,7 @@ fn main(
 //% end
     subgroupBarrier();
 
-    // Seldom: sums come to another scale.
+    // Rare: sums are rescaled.
     for (var grown = subgroupAny(grows); grown; grown = false) {
 //% for p in 0..PIECES
 //% for r in 0..ROWS
@@ -363,7 +364,7 @@ fn main(
       whole_total = fma(whole_total, old, run_total * factor);
       top = NOTHING;
       total = vec4<f32>(0.0);
-      // If every result of this step is whole, what the next product wants of it is made here.
+      // If every result of this step is whole, the activations of the next matmul are computed here.
       let emits = ends && args.whole != 0u;
       let at = (part * HEADS + head) * QUADS + lane;
 //% for p in 0..PIECES

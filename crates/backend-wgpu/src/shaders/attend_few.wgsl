@@ -1,11 +1,11 @@
-// Paged attention with cooperative matrices of SIDE times SIDE, for steps of few rows: one row times TILE_HEADS query heads of one K/V
-// head, five to eight, over splits at fixed positions, as `attend.wgsl` has them. A result depends on nothing but its query and the
-// tokens before it.
+// Paged attention with cooperative matrices of SIDE times SIDE, for steps of few rows: one row times TILE_HEADS query
+// heads of one K/V head, five to eight, over splits at fixed positions as in `attend.wgsl`. A result depends only on
+// its query and the tokens before it.
 //
-// First come the scores of a split: a subgroup has every GROUPS-th block of 32 tokens. Then what tokens weigh, in half precision. Then
-// V: a subgroup has all tokens and 16 dimensions, so that nobody adds up what others have. K and V go from pages to matrices without
-// passing through workgroup memory, and are asked for two units ahead. They are read as rows of A: what NVIDIA's compiler makes of
-// columns of B takes five times as many instructions.
+// A split has three phases. Scores: a subgroup computes every GROUPS-th block of 32 tokens. Weights, in half precision.
+// V: a subgroup computes all tokens of 16 dimensions, so no sums across subgroups are needed. K and V are loaded from
+// pages into matrices without workgroup memory, two units ahead. They are rows of A: NVIDIA's compiler needs five times
+// as many instructions for columns of B.
 @group(0) @binding(0) var<storage, read> step: array<u32>;
 @group(0) @binding(1) var<storage, read> queries: array<vec4<f32>>;         // [rows, HEADS, DIM / 4]
 //% if HANDS_PARTS
@@ -24,9 +24,9 @@ const TILE = 8u * TILE_STRIDE;
 const SCORE_STRIDE = 5u;               // quads of a token; the fifth does the same for tokens
 const SCORES = 16u * SCORE_STRIDE;     // of a subgroup
 
-// How K and V lie is said in pages.rs. Where matrices have a side of 8 the way is to Metal, which wants to see single numbers.
-// The halves are the queries, [8, TILE_STRIDE] quads, and what tokens weigh, [COARSE, 2] quads: matrices with 16 queries have
-// something that counts for nothing in the last eight.
+// pages.rs defines the arrangement of K and V. With a side of 8 (Metal), memory is addressed in single numbers. The
+// halves are the queries, [8, TILE_STRIDE] quads, and the weights, [COARSE, 2] quads: matrices with 16 queries ignore
+// the last eight.
 //% if SIDE_8
 const QUAD = 4u;
 @group(0) @binding(2) var<storage, read> k_pages: array<f16>;
@@ -54,7 +54,7 @@ fn put_quad(at: u32, x: vec4<f16>) {
 //% end
 }
 
-// As emit.wgsl reads it.
+// Accessor for emit.wgsl.
 fn staged_quad(block: u32, j: u32) -> vec4<f32> {
   return staged(8u * block + j);
 }
@@ -64,7 +64,7 @@ fn block_of(group: u32, unit: u32) -> u32 {
   return (group + unit / PIECES * GROUPS) * BLOCK;
 }
 
-// Where matrix `d` of a unit of K lies, in the half of its block with number `half`, tokens c SIDE and on.
+// Returns the offset of matrix `d` of a unit of K, in half `half` of its block, tokens from c SIDE on.
 fn k_at(here: u32, group: u32, unit: u32, half: u32, d: u32, c: u32) -> u32 {
   let token = block_of(group, unit) + 16u * half;
   let place = (places[here + token / PAGE] + token % PAGE * 4u) * QUAD;
@@ -76,7 +76,7 @@ fn k_at(here: u32, group: u32, unit: u32, half: u32, d: u32, c: u32) -> u32 {
 //% end
 }
 
-// Where matrix `t` of a unit of V lies, dimensions c SIDE of the subgroup's and on.
+// Returns the offset of matrix `t` of a unit of V, dimensions from c SIDE of the subgroup's on.
 fn v_at(here: u32, group: u32, unit: u32, t: u32, c: u32) -> u32 {
   let token = unit * BLOCK + t * SIDE;
   let place = (places[here + token / PAGE] + (token % PAGE / 16u * DIM + group * 16u) * 4u) * QUAD;
@@ -126,7 +126,7 @@ fn main(
     let here = (split - item.first_split) % 2u * (COARSE / 16u); // this split's places
     page = page_of(split + 1u, asked, item.table, item.position + 1u);
 
-    // Scores. What nobody sees is also read, to weigh it with nothing: numbers in pages are finite.
+    // Scores. Tokens outside of the mask are also read, with weight zero: all numbers in pages are finite.
 //% for b in 0..K_BLOCKS
 //% for m in 0..2
     var score_${b}_${m} = vec4<f32>(0.0);
@@ -142,7 +142,8 @@ fn main(
 //% end
 //% end
 //% for b in 0..K_BLOCKS
-    // Not `if`: matrices are only let into loops, where what is asked for differs between subgroups.
+    // A loop instead of `if`: the compiler permits matrix operations in control flow that differs between subgroups
+    // only in loops.
     for (var sees = block_of(group, ${b}u * PIECES) < end; sees; sees = false) {
 //% for m in 0..2
 //% for c in 0..PER_16
@@ -183,7 +184,7 @@ fn main(
     }
 //% end
 
-    // The first of V, before anybody waits for scores.
+    // The first units of V, loaded before the wait for scores.
     let first = begin / BLOCK / 2u * 2u;
     let units = (end + BLOCK - 1u) / BLOCK;
 //% for n in 0..2
@@ -196,7 +197,7 @@ fn main(
 //% end
 //% end
 
-    // The split's maximum, rounded up to a whole number, and what tokens weigh.
+    // Maximum of the split, rounded up to an integer, and the weights.
     var top = vec4<f32>(NOTHING);
 //% for b in 0..K_BLOCKS
 //% for m in 0..2
@@ -234,7 +235,7 @@ fn main(
     all += subgroupShuffleXor(all, 1u << ${i}u);
 //% end
     if (lane % 16u == 0u) { totals[own * GROUPS + group] = all; }
-    // Nobody reads these any more: they were the places of the split before this.
+    // These places of the previous split are no longer read.
     if (tid < COARSE / PAGE) { places[COARSE / 16u - here + tid] = (page * PAGE_WORDS + SLOT_AT) / 2u + item.kv_head * PAGE * QUADS; }
     workgroupBarrier();
     var split_total = 0.0;
@@ -251,7 +252,7 @@ fn main(
         let weighed = coopLoadT<Outs>(&halves[(TILE + 2u * ((unit + ${n}u) * BLOCK + ${t}u * SIDE)) * QUAD], 2u * QUAD);
 //% for c in 0..PER_16
         sums_${c} = coopMultiplyAdd(values_${n}_${t}_${c}, weighed, sums_${c});
-        // The last units ask for the last one again: a branch would make them wait.
+        // The last units load the last one again: a branch would wait for the loads.
         values_${n}_${t}_${c} = coopLoadT<Rows>(
           &v_pages[v_at(here, group, min(unit + ${n}u + 2u, units - 1u), ${t}u, ${c}u)], 4u * QUAD
         );
@@ -278,7 +279,7 @@ fn main(
   }
 
   if (args.whole != 0u) {
-    // Every result of this step is whole: what the next product wants of it is made here.
+    // If every result of this step is whole, the activations of the next matmul are computed here.
     workgroupBarrier();
     stage(query * QUADS + group * 4u + lane % 4u, result.sum / total.sum.x);
     workgroupBarrier();

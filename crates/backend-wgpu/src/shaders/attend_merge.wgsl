@@ -1,4 +1,4 @@
-// Partial attention of a row, added up in order and perhaps gated, as activations of the next product; one workgroup for MERGE_HEADS heads of a row,
+// Partial attention of a row, added up in order and perhaps gated, as activations of the next matmul; one workgroup for MERGE_HEADS heads of a row,
 // so that it has whole blocks.
 @group(0) @binding(0) var<storage, read> step: array<u32>;
 //% if HANDS_PARTS
@@ -107,7 +107,7 @@ fn main(
         var value = chunk[d / 4u][d % 4u];
         var part = parts[0];
         for (var i = 0u; i < here; i++) {
-          // The next one is asked for before this one is added.
+          // The next partial is loaded before this one is added.
           let next_value = chunk[min(i + 1u, CHUNK - 1u) * QUADS + d / 4u][d % 4u];
           let next_part = parts[min(i + 1u, CHUNK - 1u)];
           run_${o} += vec2<f32>(value * part.x, part.y);
@@ -144,7 +144,7 @@ fn main(
   }
   let mine = tid / 8u;
 //% if LATENT
-  // Each head has a place of its own, of a latent vector.
+  // Each head is a separate row of a latent vector.
   emit_shared(mine < ACT_BLOCKS, row * HEADS + wid.x, mine, mine, tid % 8u);
 //% else
   let block = wid.x * (MERGE_HEADS * DIM / 32u) + mine;

@@ -1,5 +1,6 @@
-// One link of a chain of launches without barriers: each workgroup waits for a word of another workgroup of the launch before, and writes
-// its successor. `chain.rs` tries with it whether a device starts workgroups in the order of launches.
+// One link of a chain of launches without barriers: each workgroup waits for a word of another workgroup of the
+// previous launch, and writes its successor. `chain.rs` tests with it whether a device starts workgroups in the order
+// of launches.
 @coherent @volatile @group(0) @binding(0) var<storage, read_write> words: array<vec4<u32>>; // [LINKS, WORKGROUPS], one word of each four
 @group(0) @binding(1) var<storage, read_write> lost: array<atomic<u32>>;
 

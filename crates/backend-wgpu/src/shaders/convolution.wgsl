@@ -1,4 +1,5 @@
-// A convolution over the rows of a sequence, each channel by itself. A state keeps the last KEPT inputs: that of position p in row p % KEPT.
+// Convolution over the rows of a sequence, separate for each channel. A state holds the last KEPT inputs: that of
+// position p in row p % KEPT.
 @group(0) @binding(1) var<storage, read> mixed: array<f32>;     // [rows, MIXED_STRIDE]
 
 fn input_of(row: u32, c: u32) -> f32 {

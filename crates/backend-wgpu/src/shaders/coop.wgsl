@@ -1,9 +1,10 @@
-// Products of many rows with cooperative matrices of SIDE times SIDE, in tiles of TILE_ROWS rows and TILE_OUTS outputs, COLUMNS of
-// them side by side in a workgroup. A tile's subgroups are K_GROUPS teams of ROW_GROUPS: a team has every K_GROUPS-th stage of DEEP
-// blocks of the inputs, and each of its subgroups has ROWS times OUTS matrices of sums. A team's weights come in half precision through
-// its own piece of workgroup memory, while those of its next stages are on their way; activations lie in half precision as matrices want
-// them, and each subgroup reads those that it needs, which tiles side by side find in the first-level cache. Sums are in single
-// precision; a team's inputs are added up from first to last, and teams in order.
+// Matmul of many rows with cooperative matrices of SIDE times SIDE, in tiles of TILE_ROWS rows and TILE_OUTS outputs,
+// with COLUMNS adjacent tiles per workgroup. The subgroups of a tile are K_GROUPS teams of ROW_GROUPS. A team computes
+// every K_GROUPS-th stage of DEEP blocks of the inputs, and each of its subgroups has ROWS times OUTS matrices of sums.
+// A team stages weights in half precision in its own workgroup memory, while those of its next stages are being loaded.
+// Activations are in half precision, in the order of matrices; each subgroup reads its own, and adjacent tiles share
+// them in the first-level cache. Sums are in single precision: those of a team from the first input to the last, and
+// then of teams in order.
 //% if EXPERTS
 @group(0) @binding(20) var<storage, read> tile_experts: array<u32>; // [tiles]
 //% end
@@ -13,8 +14,8 @@ const STRIDE = 8u * DEEP + 2u; // quads of a tile's row; the two keep rows out o
 const PIECE = TILE_OUTS * STRIDE;
 const TEAM_ENDS = ROW_GROUPS * SIDE * SIDE;
 
-// Activations are matrices of 16 times 16: [rows / 16, inputs / 16, 16, 16]. They and tiles are of quads; where matrices have a side
-// of 8 the way is to Metal, which wants to see halves.
+// Activations are matrices of 16 times 16: [rows / 16, inputs / 16, 16, 16]. They and tiles are quads. With a side of 8
+// (Metal), memory is addressed in half-precision numbers.
 //% if SIDE_8
 const UNITS = 4u;
 @group(0) @binding(3) var<storage, read> x_halves: array<f16>;
@@ -44,12 +45,12 @@ fn put_w(at: u32, w: vec4<f16>) {
 //% end
 }
 
-// How far from the first one a matrix of activations is.
+// Returns the offset of a matrix of activations.
 fn x_at(row: u32, input: u32) -> u32 {
   return ((row / 16u * 2u * BLOCKS + input / 16u) * 64u + row % 16u * 4u + input % 16u / 4u) * UNITS;
 }
 
-// What a team does not share, threads of one subgroup write and read: that subgroup waits for nobody else.
+// Synchronizes a team. If a team is one subgroup, only that subgroup waits.
 fn meet() {
 //% if SHARED
   workgroupBarrier();
@@ -69,7 +70,7 @@ fn main(
   let team = piece % K_GROUPS;
   let output = (wid.y * COLUMNS + piece / K_GROUPS) * TILE_OUTS;
 //% if EXPERTS
-  // A tile of rows has an expert of its own, whose weights are some of a stack (`route_tiles.wgsl`).
+  // A tile of rows has one expert, whose weights are a part of a stack (`route_tiles.wgsl`).
   let expert = tile_experts[wid.x];
   if (expert - FIRST_EXPERT >= HELD_EXPERTS) { return; }
   let stack = (expert - FIRST_EXPERT) * OUTPUTS;
@@ -132,7 +133,7 @@ fn main(
     }
 //% end
     meet();
-    // The last stage asks for the last block again: a branch would make it wait.
+    // The last stage prefetches the last block again: a branch would wait for the loads.
 //% for i in 0..LOADS
 //% if ROLLED
     w_${i} = later_${i};

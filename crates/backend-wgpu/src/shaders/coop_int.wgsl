@@ -1,11 +1,12 @@
 // Weights of quants in half precision, multiplied by 8 as activations are divided by it (`emit.wgsl`), with the elements of a quad in
 // the order 0, 2, 1, 3.
 
-// Of a word: the bits of two bytes, and 4 in two halves; bytes with a sign become what is 128 more, which is to flip a bit.
+// Masks of a word: the bits of two bytes, and 4 in two halves. Signed bytes become values that are 128 larger, by
+// flipping a bit.
 const MASKS = vec2<u32>(0x00ff00ffu, 0x44004400u ^ (SIGNS & 0x00800080u));
 
-// 4 + b / 256 of four bytes b, in that order: their bits, put where halves have them. With masks that the compiler does not know, both
-// are one operation.
+// Returns 4 + b / 256 for four bytes b in order, by placing their bits into half-precision numbers. With masks that the
+// compiler does not know, both are one operation.
 fn halves(bytes: u32) -> vec4<f16> {
   let even = (bytes & masks.x) ^ masks.y;
   let odd = ((bytes >> 8u) & masks.x) ^ masks.y;

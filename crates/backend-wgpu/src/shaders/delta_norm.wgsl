@@ -1,5 +1,5 @@
-// The results of a delta rule: each value head normed, times SiLU(z), and what the next product wants of it; a workgroup for eight
-// blocks of a row.
+// Results of a delta rule: each value head normed, times SiLU(z), and the activations of the next matmul. One workgroup
+// computes eight blocks of a row.
 @group(0) @binding(0) var<storage, read> values: array<f32>; // [rows, WIDTH]
 @group(0) @binding(1) var<storage, read> z: array<f32>;      // [rows, WIDTH]
 @group(0) @binding(2) var<storage, read> weight: array<f32>; // [VALUE_DIM]

@@ -1,6 +1,6 @@
-// x = table[token] * SCALE, for tokens in this part of the table; one thread for each block. A token with the highest bit set is
-// a place among those that the step before has sampled; where nothing was left to sample, it is token 0. With POSITIONS, the table is of
-// learned positions, which are added.
+// x = table[token] * SCALE, for tokens in this part of the table, with one thread per block. A token with the highest
+// bit set is an index into the tokens that the previous step has sampled; if none could be sampled, it is token 0. With
+// POSITIONS, the table has learned positions, which are added.
 @group(0) @binding(5) var<storage, read> step: array<u32>;
 @group(0) @binding(6) var<storage, read_write> x: array<f32>; // [rows, WIDTH]
 //% if POSITIONS

@@ -1,6 +1,6 @@
-// Activations for the next product: blocks of 32, as floats, in eight bits, or both; and, where cooperative matrices may take them,
-// in half precision, too, behind those that they stand for. Only these have the factor of a norm in them: else, products are multiplied
-// with it.
+// Activations for the next matmul: blocks of 32, as floats, in eight bits, or both; and, for cooperative matrices, also
+// in half precision, behind the others. Only the half-precision ones include the factor of a norm; the results of other
+// matmuls are multiplied with it.
 //% if GIVES
 //% else
 //% if EMIT_Q8
@@ -20,7 +20,7 @@ fn put_quants(row: u32, block: u32, q: Quantized) {
 //% end
 
 //% if STAGED
-// Numbers on their way to becoming activations, in blocks of 32 and one that keeps threads out of each other's banks.
+// Staging of values before the conversion, in blocks of 32 with padding against bank conflicts.
 var<workgroup> staged: array<f32, STAGED>;
 
 fn stage(i: u32, value: f32) {
@@ -36,8 +36,8 @@ fn staged_quad(block: u32, j: u32) -> vec4<f32> {
 //% if GIVES
 //% else
 //% if HALVES
-// Eight elements divided by 8, so that neither small scales of weights nor large activations leave the range of halves. Those of a
-// quad are in the order 0, 2, 1, 3, in which quants become halves most easily.
+// Eight elements divided by 8, so that neither small scales of weights nor large activations leave the range of half
+// precision. Those of a quad are in the order 0, 2, 1, 3, in which quants are converted fastest.
 fn eight_halves(a: vec4<f32>, b: vec4<f32>) -> vec4<u32> {
   let most = vec4<f32>(65504.0);
   let x = min(max(a * 0.125, -most), most);
@@ -57,7 +57,7 @@ fn put_halves(row: u32, block: u32, i: u32, eight: vec4<u32>) {
 }
 //% end
 
-// Makes block `block` of a row out of what is staged as block `from_`.
+// Writes block `block` of a row from the staged block `from_`.
 fn emit(row: u32, block: u32, from_: u32, factor: f32) {
   let v = array<vec4<f32>, 8>(
 //% for j in 0..8
@@ -83,15 +83,15 @@ fn emit(row: u32, block: u32, from_: u32, factor: f32) {
 //% end
 
 //% if SHARED_BLOCKS
-// Words, as who writes a part of a vector may write all of it.
+// In words, because a write to a component of a vector may write the whole vector.
 var<workgroup> shared_quants: array<u32, SHARED_BLOCKS * 8>;
 
 fn shared_half(at: u32) -> vec4<u32> {
   return vec4<u32>(shared_quants[at], shared_quants[at + 1u], shared_quants[at + 2u], shared_quants[at + 3u]);
 }
 
-// The same, without a factor, where eight threads share a block, this one having its quad `j`: one alone has some 300 instructions for
-// it, while others wait. All of a workgroup come here, those without a block, too.
+// Writes a block without a factor, shared by eight threads, of which this one computes quad `j`: a single thread would
+// need some 300 instructions while others wait. All threads of a workgroup must call it, also those without a block.
 fn emit_shared(has_block: bool, row: u32, block: u32, from_: u32, j: u32) {
   var largest = 0.0;
   if (has_block) {

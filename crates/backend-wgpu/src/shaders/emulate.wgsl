@@ -1,5 +1,5 @@
-// Cooperative matrices and subgroups in plain WGSL (emulate.rs). A thread has eight columns of a row of sums, and multiplies for them all
-// of that row with these columns, which it reads where they lie.
+// Cooperative matrices and subgroups in plain WGSL (emulate.rs). A thread holds eight columns of a row of sums, and
+// multiplies the whole row of A with these columns, which it reads from memory.
 struct Columns { at: u32, stride: u32, by_rows: bool }
 
 var<private> me: u32;
@@ -8,7 +8,7 @@ var<workgroup> exchanged: array<vec4<f32>, THREADS>;
 
 fn begin(in_workgroup: u32) {
   me = in_workgroup;
-  // A number that the compiler does not know, or it would write every multiplication out.
+  // A number that the compiler does not know, which prevents unrolling.
   four = select(4u, 3u, args.rows == 0xffffffffu);
 }
 

@@ -1,6 +1,6 @@
-// What the products of a row are multiplied with, where its activations are those of a norm.
+// Factor of a row's results, if its activations are those of a norm.
 //% if NORMED
-// Of a step of one row, which nobody has made yet.
+// Computed here in a step of one row.
 //% if TAKES
 fn squares_of(four: u32) -> vec4<f32> {
   return bitcast<vec4<f32>>(taken[5u * BLOCKS / 2u + four]);

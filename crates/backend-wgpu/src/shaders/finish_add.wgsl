@@ -1,10 +1,10 @@
-// A product that is added to the residual stream, and with NORMS makes a norm's activations of it, but for the factor: whoever takes them
-// makes that of the sums of squares. A workgroup has a block of 32.
+// Adds the result of a matmul to the residual stream. With NORMS, also computes a norm's activations without the
+// factor, which the reader computes from the sums of squares. A workgroup has a block of 32.
 //% if NORMS
 @group(0) @binding(7) var<storage, read> weight: array<f32>; // [OUTPUTS]
 //% end
 //% if HANDS
-// The stream as handed over, in the middle of a layer, or in memory, from X_FIRST on, where a barrier has passed since.
+// The stream by handoff, in the middle of a layer, or in memory, from X_FIRST on, after a barrier.
 //% if TAKES_X
 @group(0) @binding(5) var<storage, read_write> out: array<f32>;
 

@@ -1,4 +1,4 @@
-// A product of gate and up, in turn, that makes activations of them.
+// Computes activations from interleaved results of gate and up.
 //% if HANDS
 fn put(at: u32, value: f32) { give(GATED_AT + at, bitcast<u32>(value)); }
 //% else

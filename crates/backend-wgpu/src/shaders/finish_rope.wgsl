@@ -1,6 +1,6 @@
-// A product of queries, keys and values that rotates and stores them: outputs up to Q_END are of queries, from there up to K_END of
-// keys, and then of values. A thread has four outputs of a head. Where these are several products, as their weights have several layouts,
-// each only knows what it writes, so that they need not wait for each other.
+// Rotates and stores queries, keys and values: outputs up to Q_END are queries, up to K_END keys, then values. A thread
+// has four outputs of a head. If weights with several layouts need several matmuls, each kernel declares only the
+// buffers that it writes, so that they do not wait for each other.
 //% if HAS_Q
 @group(0) @binding(8) var<storage, read_write> queries: array<f32>;  // [rows, HEADS, DIM]
 //% end

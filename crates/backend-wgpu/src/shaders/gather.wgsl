@@ -1,4 +1,4 @@
-// Copies the pages of all sequences one after the other, as they are asked for: the reference way.
+// Copies the pages of all sequences one after the other, in order: the reference for attention.
 @group(0) @binding(0) var<storage, read> step: array<u32>;
 @group(0) @binding(1) var<storage, read> pages: array<vec4<u32>>;          // [pages, VECS]
 @group(0) @binding(2) var<storage, read_write> gathered: array<vec4<u32>>; // [blocks, VECS]

@@ -1,4 +1,5 @@
-// Activations in half precision in the order of places (`route_tiles.wgsl`), as cooperative matrices want them; a thread for eight.
+// Copies half-precision activations to the order of places (`route_tiles.wgsl`), in the arrangement of cooperative
+// matrices. One thread copies eight.
 @group(0) @binding(0) var<storage, read> from_halves: array<vec4<u32>>;       // see `put_halves` in emit.wgsl, from HALVES_AT on
 @group(0) @binding(1) var<storage, read_write> to_halves: array<vec4<u32>>;   // the same
 @group(0) @binding(2) var<storage, read> sources: array<u32>;                 // [places]

@@ -1,10 +1,12 @@
-// Words that a launch hands to the next one, which starts without a barrier between them: who takes a word asks until it is there. A
-// word says so itself, as it is not EMPTY any more; so nothing is assumed of the order in which others see what a workgroup writes, nor
-// that the four words of a read are of one write. Reads are of volatile memory, so that each really is one; they are not atomic, as
-// four atomic reads of a word take much longer than one of 16 bytes, and keep who writes waiting.
-// Workgroups are assumed to start in the order of launches. If they did not, waiting ones could fill the GPU for ever. After some
-// tenths of a second they give up, set a flag, and go on with the words that they have; the step is then repeated. The number of
-// polls is a constant, so that compilers know the bound of the loop; only tests make it an argument.
+// Handoff of words to a launch that starts without a barrier. The reader polls each word until it is not EMPTY. Since
+// every word shows by itself whether it is written, no order of visibility is assumed, nor that the four words of a
+// read were written together. Reads are volatile, so that each accesses memory. They are not atomic, because four
+// atomic reads of a word take much longer than one of 16 bytes and delay the writer.
+//
+// Workgroups are assumed to start in the order of launches. If they did not, waiting ones could occupy the GPU for
+// ever. After some tenths of a second they give up, set a flag, and continue with the words that they have; the host
+// then repeats the step. The number of polls is a constant, so that compilers know the bound of the loop; only tests
+// make it an argument.
 fn patience() -> u32 {
 //% if STARVABLE
   return args.patience;
@@ -13,7 +15,7 @@ fn patience() -> u32 {
 //% end
 }
 
-// A float that looks like EMPTY becomes its neighbour.
+// Replaces a float that equals EMPTY by its neighbour.
 fn handed(words: vec4<u32>) -> vec4<u32> {
   return select(words, vec4<u32>(EMPTY + 1u), words == vec4<u32>(EMPTY));
 }

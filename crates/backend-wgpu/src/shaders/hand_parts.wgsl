@@ -1,5 +1,5 @@
-// Parts of attention's results, which the merge empties when it has taken them: sums, [parts, HEADS, DIM / 4], and behind them, [parts,
-// HEADS], maxima with sums of weights.
+// Partials of attention, which the merge clears after reading: sums, [parts, HEADS, DIM / 4], followed by [parts,
+// HEADS] maxima with sums of weights.
 @coherent @volatile @group(0) @binding(16) var<storage, read_write> parts_handed: array<vec4<u32>>;
 
 fn sum_at(part: u32, head: u32) -> u32 {

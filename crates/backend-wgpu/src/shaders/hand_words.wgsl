@@ -1,4 +1,4 @@
-// Words that are handed over one by one.
+// Words of the handoff.
 @coherent @volatile @group(0) @binding(17) var<storage, read_write> hands: array<vec4<u32>>;
 
 // In SPIR-V, to which these kernels are translated, this writes one word only.
@@ -20,7 +20,8 @@ fn take(at: u32) -> u32 {
   return 0u;
 }
 
-// Waits for 32 words, others in each workgroup. If all asked for all of them all the time, those who write them would have to wait.
+// Waits for 32 words, which differ between workgroups. If all workgroups polled all words, the polling would delay the
+// writers.
 fn wait_for_some(group: u32, tid: u32) {
   if (tid < 32u) { let word = take(TAKE_AT + (group * 32u + tid) % TAKES); }
   workgroupBarrier();

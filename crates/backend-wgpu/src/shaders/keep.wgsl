@@ -1,5 +1,5 @@
-// Stores a step's last rows in the state of their sequence; a thread for each channel. Where the slot that is written is not the one that
-// was read, older rows are copied.
+// Stores a step's last rows in the state of their sequence, with one thread per channel. If the written slot is not the
+// one that was read, older rows are copied.
 @group(0) @binding(2) var<storage, read_write> kept: array<f32>;        // [states, KEPT, CHANNELS]
 //% if DELTA
 @group(0) @binding(3) var<storage, read> convolved: array<f32>;         // [rows, CHANNELS]: queries, keys, values

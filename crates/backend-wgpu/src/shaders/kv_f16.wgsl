@@ -16,7 +16,7 @@ fn k_four(k: vec4<u32>, i: u32) -> vec4<f32> {
   return four(k[2u * i], k[2u * i + 1u]);
 }
 
-// Where V of a token, and of those after it, is.
+// Returns the address of V for a token and those after it.
 fn values_at(place: u32, token: u32, lane: u32) -> ValuesAt {
   return 2u * place + token * (DIM / 4u) + lane;
 }

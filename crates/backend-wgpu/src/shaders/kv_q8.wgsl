@@ -1,10 +1,10 @@
-// K and V in eight bits, as attention reads them. Bytes become quants raised by RAISE, which costs less than a conversion of each:
-// scores take the raise off again where they begin, and V's quants times their scales are exact in f32. What is added up is written
-// as fma: a factor that terms of a sum have in common is one that a compiler may take out, in one kernel and not in another.
+// Eight-bit K and V for attention. Bytes are read as quants plus RAISE, which is cheaper than a conversion of each:
+// scores start with the negative raise, and V's quants times their scales are exact in f32. Sums use fma, because
+// compilers may factor out a common factor of a sum, in one kernel and not in another.
 @group(0) @binding(2) var<storage, read> k_pages: array<vec4<u32>>; // [pages, KV_HEADS, K_QUADS / 4, PAGE] of 16, and scales
 @group(0) @binding(3) var<storage, read> v_pages: array<vec4<u32>>; // [pages, KV_HEADS, PAGE / 4, DIM / 4] of 4 x 4, and scales
 
-// Fours of dimensions of K, of which the last may be padding. Scales come after them: [DIM / 64, PAGE] of two f16.
+// Fours of dimensions of K, of which the last may be padding. Scales follow them: [DIM / 64, PAGE] of two f16.
 const K_QUADS = (DIM + 15u) / 16u * 4u;
 
 struct Values { quants: vec4<u32>, scales: vec4<u32> }
@@ -33,7 +33,7 @@ fn k_scale(scales: vec2<f32>, quad: u32) -> f32 {
   return select(scales.x, scales.y, quad / 8u % 2u == 1u);
 }
 
-// Where V of four tokens, and of those after them, is.
+// Returns the address of V for four tokens and those after them.
 fn values_at(place: u32, token: u32, lane: u32) -> ValuesAt {
   let scales = place + PAGE / 4u * (K_QUADS + lane / 16u) + token / 4u;
   return ValuesAt(place + token / 4u * (DIM / 4u) + lane, scales, lane / 8u % 2u * 16u);

@@ -1,5 +1,5 @@
-// Queries of latent attention: what the absorbing matrices take of them as activations, and their rotated elements; one workgroup for
-// each head of each row.
+// Queries of latent attention: the activations for the absorbed matrices, and the rotated elements. One workgroup per
+// head of each row.
 @group(0) @binding(0) var<storage, read> q: array<f32>;             // [rows, HEADS, PLAIN + ROTATED]
 @group(0) @binding(1) var<storage, read_write> queries: array<f32>; // [rows, HEADS, DIM]
 

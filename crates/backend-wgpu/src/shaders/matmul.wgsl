@@ -1,10 +1,10 @@
-// Products of many rows, in tiles of TILE_ROWS rows and TILE_OUTS outputs, a thread having ROWS times OUTS of them. Weights and
-// activations come in stages of DEEP blocks through workgroup memory, while those of the next stage are on their way. Each output
-// adds its inputs up in the order of matvec: lane by lane, the blocks of a lane in order.
+// Matmul of many rows, in tiles of TILE_ROWS rows and TILE_OUTS outputs; a thread computes ROWS times OUTS of them.
+// Weights and activations are staged in workgroup memory, DEEP blocks at a time, while those of the next stage are
+// loaded. Each output sums its inputs in the order of matvec: lane by lane, the blocks of a lane in order.
 //
-// A stage is straight code: what the next one needs is asked for before its products, and a branch on the way would make it wait.
+// A stage has no branches: the loads of the next stage precede its arithmetic, and a branch would wait for them.
 //
-// With EXPERTS, a tile of rows has an expert of its own, whose weights are some of a stack (`route_tiles.wgsl`).
+// With EXPERTS, a tile of rows has one expert, whose weights are a part of a stack (`route_tiles.wgsl`).
 //% if EXPERTS
 @group(0) @binding(20) var<storage, read> tile_experts: array<u32>; // [tiles]
 @group(0) @binding(21) var<storage, read> sources: array<u32>;      // [tiles, TILE_ROWS]
@@ -125,7 +125,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% end
 //% end
       workgroupBarrier();
-      // The last stage asks for one that is not there.
+      // The last stage prefetches one that does not exist.
 //% for i in 0..W_LOADS
       w_next_${i} = weights_at(w_row_${i}, next, w_at_${i} / TILE_OUTS);
 //% end

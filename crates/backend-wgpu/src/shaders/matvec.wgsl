@@ -1,10 +1,9 @@
-// Products of few rows. 32 lanes share the inputs of an output: lane l takes blocks l, l + 32, ... in order; then the lanes'
-// sums are added in order. A result depends on nothing but its row and its weights, whatever BATCH and OUTS are.
+// Matmul of few rows. 32 lanes share the inputs of an output: lane l sums blocks l, l + 32, ... in order; then the
+// lanes' sums are added in order. A result depends only on its row and its weights, for any BATCH and OUTS.
 //
-// With one row, a kernel may do more than its product. NORMED: activations are those of a norm whose factor is made here, for the
-// end: what is multiplied does not wait for it. OWN_ACTS:
-// activations come as floats, and every workgroup makes its own eight bits of them. FINISHES: results stay in the workgroup, whose
-// threads then `finish` them.
+// With one row, a kernel may include other operations. NORMED: activations are those of a norm whose factor is computed
+// here and applied to the results, so that the matmul does not wait for it. OWN_ACTS: activations are floats, which
+// every workgroup quantizes itself. FINISHES: results stay in the workgroup, whose threads `finish` them.
 //% if EXPERTS
 @group(0) @binding(20) var<storage, read> chosen: array<u32>; // [rows, experts of each]
 //% end
@@ -16,7 +15,7 @@ var<workgroup> totals: array<f32, TILE>;
 @group(0) @binding(6) var<storage, read> bias: array<f32>; // [OUTPUTS]
 //% end
 //% end
-// The sum of what the lanes have of result `n` of a workgroup.
+// Returns the sum over the lanes of result `n` of a workgroup.
 fn total_of(n: u32) -> f32 {
   var total = 0.0;
   for (var l = 0u; l < 32u; l++) { total += sums[n * 33u + l]; }
@@ -65,7 +64,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% end
 //% end
 //% if EARLY
-  // The weights of this many blocks are asked for before activations are ready.
+  // The weights of this many blocks are prefetched before activations are ready.
 //% for e in 0..EARLY
 //% for o in 0..OUTS
   let early_${e}_${o} = load_block(from_${o}, min(lane + ${e}u * 32u, BLOCKS - 1u));
@@ -102,7 +101,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% end
 //% end
 //% if TWICE
-  // The weights of two blocks are asked for at a time.
+  // The weights of two blocks are loaded at a time.
   for (; block + 32u < BLOCKS; block += 64u) {
 //% for o in 0..OUTS
     let w_${o} = load_block(from_${o}, block);

@@ -1,7 +1,7 @@
-// Norm of the residual stream, one workgroup for each row. With POST, a product is normed and added first; with GATHER, the rows are
-// those of outputs, and the normed row is kept as it is, too. A plain root-mean-square norm leaves its factor to products. With FULL,
-// which LayerNorm, biases and a stream that is not normed come with, activations are complete, and the factor is one. With COMPLETE,
-// rows are others than the residual stream's, and there is no factor.
+// Norm of the residual stream, with one workgroup per row. With POST, a matmul's result is normed and added first. With
+// GATHER, the rows are those of outputs, and the normed row is also stored. For a plain RMS norm the factor is applied
+// by the following matmuls. With FULL, for LayerNorm, biases and a stream without norm, activations are complete and
+// the factor is one. With COMPLETE, rows are not those of the residual stream, and there is no factor.
 //% if POST
 @group(0) @binding(0) var<storage, read_write> x: array<f32>;   // [rows, WIDTH]
 @group(0) @binding(1) var<storage, read> y: array<f32>;         // [rows, WIDTH]
@@ -55,8 +55,8 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   let row = wid.x;
 //% end
   let base = row * WIDTH;
-  // A thread's elements, in ROUNDS times SLICES slices of 256. All are asked for before any is waited for: with a single
-  // workgroup, nothing else hides how long memory takes.
+  // A thread's elements, in ROUNDS times SLICES slices of 256. All are loaded before the first is used: with a single
+  // workgroup, no other work hides the latency of memory.
 //% for c in 0..ROUNDS
 //% for s in 0..SLICES
   let i_${c}_${s} = (${c}u * SLICES + ${s}u) * 256u + tid;

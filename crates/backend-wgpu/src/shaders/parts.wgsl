@@ -6,7 +6,7 @@ struct Parts {
   length: u32, // splits of a part
 }
 
-// Those of a step of one row follow from the arguments.
+// For a step of one row they are derived from the arguments.
 fn parts_of(row: u32) -> Parts {
   let length = args.row_length;
   if (length != 0u) {

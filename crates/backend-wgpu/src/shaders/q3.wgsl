@@ -1,5 +1,5 @@
-// Three bits, a scale for each 16: w = s * v, where v is 8, 25 or 43, or minus that. Byte b of quad j has its magnitude in bits
-// 8 b + 2 (j % 4) and the next of word j / 4, and its sign in bit 8 b + j of the high word.
+// Three bits, a scale per 16: w = s * v, where v is ±8, ±25 or ±43. The magnitude of byte b of quad j is in bits 8 b +
+// 2 (j % 4) and the next of word j / 4, its sign in bit 8 b + j of the high word.
 @group(0) @binding(0) var<storage, read> w_quants: array<vec2<u32>>; // [rows, BLOCKS]
 @group(0) @binding(1) var<storage, read> w_high: array<u32>;         // [rows, BLOCKS]
 @group(0) @binding(2) var<storage, read> w_scales: array<u32>;       // [rows, BLOCKS] both scales in f16

@@ -17,7 +17,7 @@ fn accumulate(acc: f32, w: Block, x: Acts) -> f32 {
   return fma(scale(w) * x.scale, f32(dot_half(w.lo, x.lo) + dot_half(w.hi, x.hi)), acc);
 }
 
-// Of four bytes: these have one.
+// Sign bits of four bytes.
 const SIGNS = 0x80808080u;
 
 fn bytes(w: Block, j: u32) -> u32 {

@@ -11,7 +11,7 @@
 @group(0) @binding(11) var<storage, read> v_norm: array<f32>;   // [DIM]
 //% end
 @group(0) @binding(8) var<storage, read_write> queries: array<f32>; // [rows, HEADS, DIM]
-// How they lie is said in pages.rs.
+// pages.rs defines their arrangement.
 @group(0) @binding(9) var<storage, read_write> k_pages: array<u32>;  // [pages, KV_HEADS, PAGE * HEAD_WORDS]
 //% if Q8
 @group(0) @binding(10) var<storage, read_write> v_pages: array<u32>; // the same
@@ -22,7 +22,7 @@ var<workgroup> turned: array<f32, DIM>;
 var<workgroup> squares: array<f32, 64u + DIM / 4u>;
 
 //% if HEAD_NORMS
-// Returns what a norm multiplies with; each thread has a sum of squares.
+// Returns the factor of a norm; each thread has a sum of squares.
 fn norm_scale(tid: u32, own: f32, width: u32, eps: f32) -> f32 {
   squares[tid] = own;
   workgroupBarrier();
@@ -31,7 +31,7 @@ fn norm_scale(tid: u32, own: f32, width: u32, eps: f32) -> f32 {
   return 1.0 / sqrt(sum / f32(width) + eps);
 }
 
-// Of the first NORM_WIDTH elements of a head.
+// Returns the sum of squares of the first NORM_WIDTH elements of a head.
 fn head_squares(tid: u32) -> f32 {
   var sum = 0.0;
   for (var i = tid; i < NORM_WIDTH; i += 64u) { sum = fma(head[i], head[i], sum); }
@@ -85,7 +85,7 @@ fn block_scale(block: u32) -> f32 {
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
   let row = wid.y;
-  // Asked for early: what they lead to is waited for later.
+  // Loaded early, because dependent loads follow.
   let position = step[args.positions + row];
   let slot = step[args.slots + GROUP * args.rows + row];
   let is_q = wid.x < Q_HEADS;
@@ -156,7 +156,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 //% if Q8
   let page = slot / PAGE;
   let token = slot % PAGE;
-  // Nobody reads the scratch page, and it stays finite for all groups.
+  // The scratch page is not read, and stays finite for all groups.
   if (page == 0u) { return; }
   let at = page * PAGE_WORDS + SLOT_AT + kv_head * PAGE * HEAD_WORDS;
   // Eight bits, as `quantize_kv` in crates/backend defines them.

@@ -1,4 +1,4 @@
-// Rotation of queries and keys. What is one number here and there is computed alike, so that bits are the same wherever it is done.
+// RoPE of queries and keys. All kernels compute it with the same operations, so that results are bitwise equal.
 @group(0) @binding(13) var<storage, read> step: array<u32>;
 //% if PAIRS
 // Cosine and sine of positions 256 i and of positions below 256; together, of every position.
@@ -28,8 +28,8 @@ fn by_position(position: u32) -> f32 {
 }
 //% end
 
-// Which of a head's outputs of a product is dimension d. Where products rotate by themselves, the outputs of two neighbouring pairs
-// lie together, so that a thread has whole words of halves of both of their ends.
+// Returns the index of dimension d among a head's matmul outputs. If matmuls apply RoPE, the outputs of two
+// neighbouring pairs are adjacent, so that a thread has whole words of half-precision numbers of both ends.
 fn output_of(d: u32) -> u32 {
 //% if TOGETHER
   if (d < 2u * PAIRS) {
@@ -40,13 +40,14 @@ fn output_of(d: u32) -> u32 {
   return d;
 }
 
-// What is in pages is finite, always: attention weighs what it must not see with nothing.
+// Clamps to finite numbers: pages must always be finite, because attention multiplies masked tokens by zero.
 fn finite(x: f32, largest: f32) -> f32 {
   let is_nan = (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u;
   return select(clamp(x, -largest, largest), 0.0, is_nan);
 }
 
-// The nearest number that half precision has, up to 65504: conversions may round as they like.
+// Returns the nearest half-precision number, up to 65504, because the rounding of conversions is
+// implementation-defined.
 fn nearest_half(x: f32) -> f32 {
   // Numbers below 2^-14 are multiples of 2^-24.
   let small = round(x * 16777216.0) / 16777216.0;
@@ -60,7 +61,7 @@ fn pack(x: vec2<f32>) -> u32 {
   return pack2x16float(vec2<f32>(nearest_half(finite(x.x, 65504.0)), nearest_half(finite(x.y, 65504.0))));
 }
 
-// Where two dimensions of K from d on lie in pages of halves.
+// Returns the offset of two dimensions of K from d on in half-precision pages.
 fn k_word(slot: u32, kv_head: u32, d: u32) -> u32 {
   let head = slot / PAGE * PAGE_WORDS + SLOT_AT + kv_head * PAGE * (DIM / 2u);
 //% if SIXTEENS

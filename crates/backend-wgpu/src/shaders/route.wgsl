@@ -1,4 +1,4 @@
-// Chooses the experts of a row and weighs them, as the contract's `Router` says; one workgroup for each row.
+// Chooses the experts of a row and their weights, as the contract's `Router` defines; one workgroup per row.
 @group(0) @binding(0) var<storage, read> logits: array<f32>;         // [rows, COUNT]
 //% if SELECTION
 @group(0) @binding(1) var<storage, read> selection: array<f32>;      // [COUNT]
@@ -16,7 +16,7 @@ var<workgroup> is_chosen: array<u32, COUNT>;
 var<workgroup> group_scores: array<f32, EXPERT_GROUPS>;
 //% end
 
-// Numbers of a damaged model may be none: here they come last.
+// NaN, which a damaged model may compute, is ordered last.
 fn number(x: f32) -> f32 {
   let is_nan = (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u;
   return select(clamp(x, -1.0e30, 1.0e30), -1.0e30, is_nan);
@@ -72,7 +72,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   }
   workgroupBarrier();
 //% end
-  // An expert is chosen if fewer than USED come before it; among equals, the lower id does.
+  // An expert is chosen if fewer than USED precede it; among equal ones, the lower id precedes.
   for (var e = tid; e < COUNT; e += 256u) {
     let own = ranks[e];
     var before = 0u;

@@ -1,5 +1,6 @@
-// Groups a step's rows by expert. A pair is a row and one of its experts; the pairs of an expert get places side by side, in tiles of
-// TILE of which no two experts share one. One workgroup. The order of the pairs of an expert changes no bits: each has its own sums.
+// Groups a step's rows by expert. A pair is a row and one of its experts; the pairs of an expert get consecutive
+// places, in tiles of TILE with one expert each. One workgroup. The order of an expert's pairs does not affect results,
+// because each has its own sums.
 @group(0) @binding(0) var<storage, read> chosen: array<u32>;             // [rows, USED]
 @group(0) @binding(1) var<storage, read_write> places: array<u32>;       // [rows, USED] place of each pair
 @group(0) @binding(2) var<storage, read_write> sources: array<u32>;      // [tiles * TILE] row of each place; of those without one, row 0

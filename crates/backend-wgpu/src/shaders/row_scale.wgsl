@@ -1,8 +1,9 @@
-// What a norm multiplies a row with, from the sums of squares of its blocks: 32 lanes add up blocks l, l + 32, ... in order, and then
-// the lanes are added up in order.
+// Factor of a row's norm, from the sums of squares of its blocks: 32 lanes add blocks l, l + 32, ... in order, and then
+// the lanes are added in order.
 var<workgroup> lane_squares: array<vec4<f32>, 8>;
 
-// The first half; the second one comes after a barrier. A thread has four lanes, as who writes a part of a vector may write all of it.
+// First half; the second one follows a barrier. A thread has four lanes, because a write to a component of a vector may
+// write the whole vector.
 fn add_squares(tid: u32) {
   if (tid < 8u) {
     var sums = vec4<f32>();

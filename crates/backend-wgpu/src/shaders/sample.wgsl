@@ -1,9 +1,10 @@
-// Draws a token for each sample with a temperature; one workgroup for each, after `argmax.wgsl` has found its best token.
+// Samples a token for each sample with a temperature, with one workgroup per sample, after `argmax.wgsl` has found its
+// most probable token.
 //
-// Weights are probabilities, but the best token's is 1. Their sums are integers: a weight's mass is a multiple of 1 / WHOLE, so
-// sums are the same in any order, and what they reach is reached exactly. Whatever is looked for in a ranking is found digit by
-// digit: the masses of tokens are added up by their key's next digit, and the digit at which they reach what is needed is the
-// next one of the last key to keep.
+// Weights are probabilities relative to the most probable token, whose weight is 1. Their sums are integers: a weight
+// is rounded to a multiple of 1 / WHOLE, so sums do not depend on the order and thresholds are exact. Positions in a
+// ranking are found digit by digit: the weights of tokens are summed by the next digit of their key, and the digit at
+// which the sum reaches the threshold is the next digit of the last key to keep.
 @group(0) @binding(0) var<storage, read> samples: array<vec4<u32>>; // [samples, 2] row, first mask word or NONE, place, top-k or 0;
                                                                     // temperature, top-p or NONE, min-p, uniform number
 @group(0) @binding(1) var<storage, read> logits: array<u32>;        // [rows, VOCAB] f32, as bits: no compiler thinks about NaN
@@ -20,14 +21,14 @@ var<workgroup> sums: array<vec2<u32>, 256>;  // of each thread
 var<workgroup> groups: array<vec2<u32>, 16>; // of each 16 threads
 var<workgroup> done: u32;
 
-// What is asked for.
+// The request.
 var<private> row: u32;
 var<private> mask: u32;
 var<private> temperature: f32;
 var<private> min_p: f32;
 var<private> best_rank: u32;
 var<private> best: f32;
-// The last tokens that top-k and top-p keep: rank or distance, and id.
+// Last tokens that top-k and top-p keep: rank or distance, and id.
 var<private> last_k: vec2<u32>;
 var<private> last_p: vec2<u32>;
 
@@ -68,7 +69,7 @@ fn ordered(bits: u32) -> u32 {
   return bits ^ select(0x80000000u, NONE, bits >= 0x80000000u);
 }
 
-// +inf is the largest finite number, and there is one zero.
+// Maps +inf to the largest finite number, and -0 to 0.
 fn finite(bits: u32) -> u32 {
   return select(select(bits, LARGEST, bits == INFINITY), 0u, (bits & 0x7fffffffu) == 0u);
 }
@@ -78,7 +79,7 @@ fn comes_before(a: vec2<u32>, b: vec2<u32>) -> bool {
 }
 
 struct Candidate {
-  // Whether it is allowed, a number, and among those that top-k keeps.
+  // True if the token is allowed, a number, and among those that top-k keeps.
   fine: bool,
   // Its place among all logits, the best being 0.
   rank: u32,
@@ -92,7 +93,7 @@ fn candidate(token: u32, logit: u32) -> Candidate {
   let bits = finite(logit);
   let rank = best_rank - ordered(bits);
   let exponent = (bitcast<f32>(bits) - best) / temperature;
-  // What is nearest to 1 is 1, whatever the device makes of it: the best token at least.
+  // Weights near 1 are exactly 1, at least that of the most probable token, regardless of the device's `exp`.
   let weight = select(min(exp(max(exponent, -104.0)), 1.0), 1.0, exponent > -3.0e-8);
   let fine = number && token < VOCAB && comes_before(vec2<u32>(rank, token), last_k);
   return Candidate(fine, rank, weight, ONE - bitcast<u32>(weight));
@@ -119,7 +120,7 @@ fn share(tid: u32, own: vec2<u32>) {
   workgroupBarrier();
 }
 
-// The sum of what all threads share.
+// Returns the sum over all threads.
 fn total() -> vec2<u32> {
   var sum = groups[0];
   for (var i = 1u; i < 16u; i++) { sum = add(sum, groups[i]); }
@@ -128,11 +129,11 @@ fn total() -> vec2<u32> {
 
 struct Found {
   at: u32,
-  // What is still needed there.
+  // Remaining threshold in the group.
   needed: vec2<u32>,
 }
 
-// The group whose sum, with those before it, reaches what is needed.
+// Finds the group whose cumulative sum reaches the threshold.
 fn find_group(needed: vec2<u32>) -> Found {
   var found = Found(0u, needed);
   while (found.at < 15u && !reaches(groups[found.at], found.needed)) {
@@ -159,8 +160,9 @@ fn bin_sum(bin: u32, weighed: bool) -> vec2<u32> {
   return joined(atomicLoad(&bins[1024u + bin]), low);
 }
 
-// The last token to keep, by rank of logits if `most` tokens are to be kept, by weight if so many parts in 2^32 of all mass are.
-// Three digits of rank or distance, and then, if not all equal ones are kept, two of the id.
+// Finds the last token to keep, by rank of logits if `most` tokens are kept, or by weight if a fraction of all weight
+// in units of 2^-32 is kept. Three digits of rank or distance, and then, if only some of several equal tokens are kept,
+// two of the id.
 fn last_kept(tid: u32, weighed: bool, most: u32) -> vec2<u32> {
   let digit_bits = select(11u, 10u, weighed);
   let bins_each = select(8u, 4u, weighed); // for each thread
@@ -218,7 +220,7 @@ fn last_kept(tid: u32, weighed: bool, most: u32) -> vec2<u32> {
     }
     if (by_id) { last.y |= bin << shift; } else { last.x |= bin << shift; }
     if (level == 2u) {
-      // Without the last one of all equal ones, is there enough?
+      // Tests whether the tokens suffice without the last one of all equal ones.
       var one = 1u;
       if (weighed) { one = mass(bitcast<f32>(ONE - last.x)); }
       let all = bin_sum(bin, weighed);
@@ -237,7 +239,7 @@ fn last_kept(tid: u32, weighed: bool, most: u32) -> vec2<u32> {
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
   let sample = samples[2u * wid.x];
   let values = samples[2u * wid.x + 1u];
-  // Tint takes a private variable for one that differs between threads, whatever was written to it.
+  // Tint treats a private variable as non-uniform, regardless of the values written to it.
   let wanted = bitcast<f32>(values.x);
   if (wanted == 0.0) { return; }
   temperature = wanted;

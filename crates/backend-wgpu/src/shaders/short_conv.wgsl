@@ -1,4 +1,5 @@
-// A short convolution: c times the convolution of b times u, and what the next product wants of it; a workgroup for eight blocks of a row.
+// Short convolution: c times the convolution of b times u, and the activations of the next matmul. One workgroup
+// computes eight blocks of a row.
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
   let row = wid.y;

@@ -1,7 +1,7 @@
-// What attention's kernels know of splits, and of the parts that results are made in.
+// Splits and partials of attention kernels.
 const NO_PART = 0xffffffffu;
 
-// Splits are fine up to a position, so that short contexts are shared out, too, and coarse from there on.
+// Splits are fine up to a position, so that short contexts are distributed, and coarse from there on.
 fn split_begin(split: u32) -> u32 {
   return select(COARSE_FROM + (split - COARSE_FROM / FINE) * COARSE, split * FINE, split < COARSE_FROM / FINE);
 }
@@ -14,7 +14,7 @@ fn first_seen(position: u32) -> u32 {
 //% end
 }
 
-// What a workgroup has to do.
+// Work of a workgroup.
 struct Item {
   first_row: u32,
   rows: u32,
@@ -27,8 +27,8 @@ struct Item {
   heads: u32,
 }
 
-// The item and the head tile of a workgroup. Where several sequences decode, all head tiles of an item start before the next item does, as
-// long items are to start first.
+// Returns the item and the head tile of a workgroup. If several sequences decode, all head tiles of an item start
+// before the next item, because long items must start first.
 fn work_of(wid: vec3<u32>) -> vec2<u32> {
 //% if SINGLE_ROWS
   if (args.row_length == 0u) { return wid.yx; }
@@ -36,8 +36,7 @@ fn work_of(wid: vec3<u32>) -> vec2<u32> {
   return wid.xy;
 }
 
-// That of the workgroup with this work. What a step of one row has to do is in the arguments, which are there sooner than what lies in
-// memory.
+// Returns the item. For a step of one row it is in the arguments, which are available sooner than memory.
 fn item_of(work: vec2<u32>) -> Item {
   var item: Item;
   if (args.row_length != 0u) {
@@ -63,8 +62,8 @@ fn item_of(work: vec2<u32>) -> Item {
   return item;
 }
 
-// Where the result of a query of the tile goes, if it is one, and sees something. The item is looked up again: in registers it would be
-// in the way until then.
+// Returns the index of the partial of a query in the tile, if the query exists and has visible tokens. The item is
+// loaded again, because it would occupy registers until then.
 fn part_of(query: u32, work: vec2<u32>) -> u32 {
   let item = item_of(work);
   let row = query / TILE_HEADS;

@@ -1,4 +1,4 @@
-// The results of a scan of Mamba-2 with their skip connection, gate and norm, and the form of them that the next product reads; a
+// The results of a scan of Mamba-2 with their skip connection, gate and norm, and the form of them that the next matmul reads; a
 // workgroup for eight blocks of a row. The norm is that of each GROUP of elements.
 @group(0) @binding(0) var<storage, read> values: array<f32>;    // [rows, WIDTH]
 @group(0) @binding(1) var<storage, read> z: array<f32>;         // [rows, WIDTH]

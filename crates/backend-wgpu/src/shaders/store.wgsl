@@ -1,4 +1,4 @@
-// Where products go, and what happens to them there: first they are multiplied with the factor of their row.
+// Stores results of matmuls after multiplying them with the factor of their row.
 @group(0) @binding(5) var<storage, read_write> out: array<f32>; // [rows, OUT_STRIDE]
 //% if BIAS
 @group(0) @binding(6) var<storage, read> bias: array<f32>;      // [outputs], of each expert
