@@ -1,4 +1,4 @@
-//! Why a model cannot be opened.
+//! Errors of opening a model.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use crate::{
     tokenizer::TokenizerError,
 };
 
-/// Why a model cannot be opened. The messages are for people: they name what is wrong, and what would work.
+/// Reason for which a model cannot be opened. The messages name the problem and a solution.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
@@ -18,44 +18,44 @@ pub enum ModelError {
     /// A file or folder cannot be read.
     #[error("cannot read `{}`: {source}", path.display())]
     Io {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the system.
         source: std::io::Error,
     },
-    /// A path at which no model lies.
+    /// The path is not a model.
     #[error("no model at `{}`: {problem}", path.display())]
     NotAModel {
         /// The path.
         path: PathBuf,
-        /// What is there instead, and what to do.
+        /// Description of the path, and a hint.
         problem: String,
     },
-    /// A file of a Hugging Face folder that is damaged or not what its name says.
+    /// A file of a Hugging Face folder is damaged or malformed.
     #[error("`{}`: {problem}", path.display())]
     BadFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
     /// The metadata lacks something that the architecture needs.
     #[error(transparent)]
     Metadata(#[from] MetadataError),
-    /// A kind of model that Paguro does not know.
+    /// The architecture is not supported.
     #[error("architecture `{name}` is not supported (supported: {supported})")]
     Architecture {
-        /// What the file says.
+        /// Name of the architecture in the file.
         name: String,
-        /// What would work.
+        /// Supported alternatives.
         supported: String,
     },
     /// A known kind of model with a feature that Paguro lacks.
     #[error("{what} is not supported{instead}")]
     Unsupported {
-        /// The feature, by the name that the file gives it.
+        /// Name of the feature in the file.
         what: String,
-        /// What would work; empty, or begins with a separator.
+        /// Supported alternatives; empty, or begins with a separator.
         instead: String,
     },
     /// Hyperparameters that are missing or contradict each other.
@@ -86,9 +86,9 @@ pub enum ModelError {
     TensorType {
         /// Its name.
         tensor: String,
-        /// Its type, by the name that its format gives it.
+        /// Name of the type in its format.
         dtype: String,
-        /// What would work.
+        /// Supported alternatives.
         supported: String,
     },
     /// A tensor that cannot be read from its file, or a file that changed meanwhile.
@@ -107,10 +107,10 @@ pub enum ModelError {
         /// The first such value.
         index: usize,
     },
-    /// Tensors that the architecture does not have: ignoring them would give wrong answers.
+    /// Tensors that the architecture does not define: ignoring them would give wrong answers.
     #[error("{count} tensors do not belong to a {architecture} model as Paguro knows it: {names}")]
     UnknownTensors {
-        /// How many.
+        /// Number of tensors.
         count: usize,
         /// The architecture.
         architecture: &'static str,

@@ -13,7 +13,7 @@ use std::{
 
 use paguro_backend::ByteSource;
 
-/// Opens a regular file for reading. Anything else (a named pipe, a device, a folder) is refused without waiting for it.
+/// Opens a regular file for reading. Other files (a named pipe, a device, a folder) are refused without blocking.
 pub(crate) fn open_regular(path: &Path) -> io::Result<(File, Metadata)> {
     // Opening some devices has effects, so the kind is checked before and, against races, after.
     check_kind(&std::fs::metadata(path)?)?;
@@ -58,7 +58,7 @@ pub(crate) struct WeightFile {
 }
 
 impl WeightFile {
-    /// Opens the file. Nothing is read yet.
+    /// Opens the file without reading it.
     pub(crate) fn open(path: &Path) -> io::Result<Arc<dyn ByteSource>> {
         let (file, metadata) = open_regular(path)?;
         let (size, modified) = (metadata.len(), metadata.modified().ok());

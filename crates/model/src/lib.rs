@@ -1,7 +1,7 @@
-//! Model files, tokenizers and chat templates; lowering a model to a Program.
+//! Model files, tokenizers and chat templates; lowering of models to programs.
 //!
-//! [`ModelFile`] is a file or folder that has been opened and checked but not understood; [`Model`] is what becomes of
-//! it: a program with weights, a tokenizer, a chat template. Nothing here knows a device.
+//! [`ModelFile`] is a file or folder that was opened and checked but not interpreted. [`Model`] is the interpreted
+//! form: a program with weights, a tokenizer, a chat template. The crate names no device.
 
 mod arch;
 /// Hash of the sources of this crate, its compiler and its options. Programs and weights depend on them.

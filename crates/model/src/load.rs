@@ -1,4 +1,4 @@
-//! Opening a model: a file or folder, and what becomes of it.
+//! Opening of a model: a file or folder, and its conversion to a [`Model`].
 
 use std::{
     borrow::Cow,
@@ -27,42 +27,41 @@ use crate::{
 /// A model that is ready to be loaded by a backend.
 #[derive(Debug)]
 pub struct Model {
-    /// What the file calls itself, or what the file is called.
+    /// Name in the metadata, or else the file's name.
     pub name: String,
-    /// As the file names it: `llama`, `LlamaForCausalLM`.
+    /// Architecture as the file names it: `llama`, `LlamaForCausalLM`.
     pub architecture: String,
     /// Its size, for people.
     pub description: Description,
     /// Tokens that it was trained for.
     pub context_length: usize,
-    /// Tokens that `program` was made for: [`LoadOptions::max_context`], or `context_length`. A sequence must not
-    /// become longer.
+    /// Maximum tokens of a sequence, for which `program` was made: [`LoadOptions::max_context`], or `context_length`.
     pub max_context: usize,
     /// The model, lowered.
     pub program: Program,
-    /// Its weights; they lie in the file.
+    /// Its weights, which stay in the file.
     pub weights: Weights,
     /// Its tokenizer.
     pub tokenizer: Arc<Tokenizer>,
-    /// How it wants chats to be written.
+    /// Chat template.
     pub chat_template: Option<ChatTemplate>,
-    /// The same for chats with tools, where that is another template.
+    /// Chat template for chats with tools, if it differs.
     pub tool_template: Option<ChatTemplate>,
-    /// Why the file's chat template is not usable, if it is not; everything but chats works without.
+    /// Problem of the file's chat template, if there is one. All functions besides chats work without a template.
     pub template_problem: Option<TemplateError>,
-    /// What its makers recommend for sampling.
+    /// Recommended sampling parameters.
     pub defaults: GenerationDefaults,
     /// Tokens that end an answer: end of text, of turn, of message. Sorted.
     pub stop_tokens: Vec<u32>,
-    /// Which tokens' embeddings stand for a text, if they are of use at all.
+    /// Pooling of embeddings, or the reason for which there are none.
     pub pooling: Result<Pooling, PoolingError>,
 }
 
 /// Choices at opening.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoadOptions {
-    /// The longest sequence that will be run; `None` is what the model was trained for. Decides which of longrope's
-    /// factors are used, and whether a sliding window can matter at all.
+    /// Maximum sequence length; `None` for the trained context. It selects longrope's factors and determines whether a
+    /// sliding window has an effect.
     pub max_context: Option<usize>,
 }
 
@@ -73,7 +72,7 @@ pub struct ModelShape {
     pub context_length: usize,
     /// The model, lowered.
     pub program: Program,
-    /// Its weights; they lie in the file.
+    /// Its weights, which stay in the file.
     pub weights: Weights,
 }
 
@@ -84,7 +83,7 @@ pub struct Description {
     pub parameters: u64,
     /// Bytes of the file, or of all files.
     pub file_bytes: u64,
-    /// As people write it: `Q4_K_M`, `BF16`.
+    /// Name of the quantization: `Q4_K_M`, `BF16`.
     pub quantization: String,
 }
 
@@ -93,7 +92,7 @@ pub struct Description {
 pub struct Conversion {
     /// The file's own format.
     pub from: String,
-    /// The format that backends see.
+    /// Format for backends.
     pub to: WeightFormat,
     /// Number of matrices.
     pub matrices: usize,
@@ -101,7 +100,7 @@ pub struct Conversion {
     pub exact: bool,
 }
 
-/// Sampling values that a model's makers recommend; `None` where they say nothing.
+/// Recommended sampling parameters; `None` where the model has no recommendation.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[allow(missing_docs)] // named as the sampling parameters that they set
 pub struct GenerationDefaults {
@@ -110,16 +109,16 @@ pub struct GenerationDefaults {
     pub top_p: Option<f32>,
     pub min_p: Option<f32>,
     pub repetition_penalty: Option<f32>,
-    /// How many tokens the penalty looks back.
+    /// Number of tokens that the penalty considers.
     pub penalty_window: Option<u32>,
     /// Length of an answer.
     pub max_tokens: Option<usize>,
 }
 
 impl GenerationDefaults {
-    /// The values to sample with where nobody says otherwise. What the model's makers recommend is taken as it is:
-    /// where a file names some of the values, ours would only mix with it. Without any: temperature 0.8, top-k 40,
-    /// top-p 0.95, min-p 0.05.
+    /// Returns the default sampling parameters. The model's recommendations are used without ours, even if they set
+    /// only some values, because a mixture would be neither. Without any: temperature 0.8, top-k 40, top-p 0.95, min-p
+    /// 0.05.
     pub fn sampling(&self) -> SamplingParams {
         let off = SamplingParams::default();
         let recommends =
@@ -155,10 +154,10 @@ enum Source {
     Hf(Box<HfFolder>),
 }
 
-/// One key/value of a file, as text.
+/// A key/value of a file, as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetadataEntry {
-    /// Its key. Hugging Face's files stand before it: `config.json: hidden_size`.
+    /// Its key, with the file as a prefix for Hugging Face's files: `config.json: hidden_size`.
     pub key: String,
     /// Type of the value.
     pub kind: &'static str,
@@ -185,7 +184,7 @@ impl Model {
         ModelFile::open(path)?.load(options)
     }
 
-    /// Opens a GGUF file that lies in memory, such as one that is embedded in the program.
+    /// Opens a GGUF file in memory, such as one that is embedded in the program.
     ///
     /// # Errors
     /// [`ModelError`].
@@ -195,10 +194,10 @@ impl Model {
 }
 
 impl ModelFile {
-    /// Opens what lies at `path`: a GGUF file, a Hugging Face folder, or a file of one.
+    /// Opens `path`: a GGUF file, a Hugging Face folder, or a file of one.
     ///
     /// # Errors
-    /// [`ModelError`], if it is neither, or damaged.
+    /// [`ModelError`], if it is not a model or is damaged.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
         let metadata = std::fs::metadata(path).map_err(|source| match source.kind() {
             std::io::ErrorKind::NotFound => ModelError::NotAModel {
@@ -234,7 +233,7 @@ impl ModelFile {
         Self::from_bytes(name, Arc::new(bytes))
     }
 
-    /// Reads a GGUF file that lies in memory; `name` is used if it does not name itself.
+    /// Reads a GGUF file in memory; `name` is used if its metadata has none.
     ///
     /// # Errors
     /// [`ModelError`].
@@ -244,7 +243,7 @@ impl ModelFile {
         Ok(Self { name, source: Source::Gguf(Box::new(gguf)) })
     }
 
-    /// What the file calls itself, or what the file is called.
+    /// Returns the name in the metadata, or else the file's name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -358,10 +357,10 @@ impl ModelFile {
         most.map_or_else(|| "no weights".to_owned(), |entry| entry.0)
     }
 
-    /// The model's tokenizer, which even models that cannot run have.
+    /// Returns the model's tokenizer, which even unsupported models have.
     ///
     /// # Errors
-    /// [`ModelError`], with what is not supported, missing or contradictory.
+    /// [`ModelError`], with the unsupported, missing or contradictory part.
     pub fn tokenizer(&self) -> Result<Tokenizer, ModelError> {
         Ok(match &self.source {
             Source::Gguf(gguf) => Tokenizer::from_gguf(&gguf.metadata)?,
@@ -402,16 +401,16 @@ impl ModelFile {
         general.into_iter().chain(KEYS.into_iter().filter_map(number)).collect()
     }
 
-    /// Lowers the model without its tokenizer: enough to plan its memory. Only vectors are read.
+    /// Lowers the model without its tokenizer, to plan its memory. Only vectors are read.
     ///
     /// # Errors
-    /// [`ModelError`], with what is not supported, missing or contradictory.
+    /// [`ModelError`], with the unsupported, missing or contradictory part.
     pub fn shape(&self, options: &LoadOptions) -> Result<ModelShape, ModelError> {
         let (config, program, weights) = self.lower(options.max_context)?;
         Ok(ModelShape { context_length: config.context_length, program, weights })
     }
 
-    /// Tokens that the model was trained for, if its files say so; even models that cannot run may have them.
+    /// Returns the trained context, if the files state it. Even unsupported models may have one.
     pub fn context_length(&self) -> Option<usize> {
         match &self.source {
             Source::Gguf(gguf) => {
@@ -426,10 +425,10 @@ impl ModelFile {
         }
     }
 
-    /// Lowers the model, and makes its tokenizer.
+    /// Lowers the model and creates its tokenizer.
     ///
     /// # Errors
-    /// [`ModelError`], with what is not supported, missing or contradictory.
+    /// [`ModelError`], with the unsupported, missing or contradictory part.
     pub fn load(&self, options: &LoadOptions) -> Result<Model, ModelError> {
         let (config, program, weights) = self.lower(options.max_context)?;
         let tokenizer = self.tokenizer()?;
@@ -467,7 +466,7 @@ impl ModelFile {
         })
     }
 
-    /// Which tokens' embeddings stand for a text, if they are of use at all.
+    /// Returns the pooling of embeddings, or the reason for which there are none.
     ///
     /// # Errors
     /// [`ModelError`], for files of a folder that cannot be read.
@@ -481,11 +480,10 @@ impl ModelFile {
         })
     }
 
-    /// Compiles the chat templates, as loading does, and forgets them.
+    /// Compiles the chat templates as in loading, and drops them.
     ///
     /// # Errors
-    /// A template that exceeds a bound, [`TemplateError::TooLarge`]. Others that do not compile only keep a model
-    /// from chatting.
+    /// A template that exceeds a bound, [`TemplateError::TooLarge`]. Others that do not compile only disable chats.
     pub fn check_templates(&self) -> Result<(), ModelError> {
         for (_, source) in self.chat_templates()? {
             let compiled = ChatTemplate::new(&source, TemplateTokens::default());

@@ -1,13 +1,13 @@
-//! How the embeddings of a text's tokens become one: what a model's files say.
+//! Pooling of a text's token embeddings, from a model's files.
 
 use serde_json::{Map, Value};
 
 use crate::gguf::Metadata;
 
-/// Which of its tokens stand for a text.
+/// Tokens whose embeddings represent a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
-    /// The last one, which has seen all others: what decoders are trained for, and the default.
+    /// The last token, which attends to all others: the usual training of decoders, and the default.
     Last,
     /// All of them: their mean.
     Mean,
@@ -15,20 +15,20 @@ pub enum Pooling {
     First,
 }
 
-/// Why a model gives no embeddings.
+/// Reason for which a model has no embeddings.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "this model's embeddings are not supported: its file asks for {what} (supported: pooling by last token, mean and first token)"
 )]
 pub struct PoolingError {
-    /// What its file asks for.
+    /// Name of the unsupported pooling.
     pub what: String,
 }
 
 /// `{architecture}.pooling_type`, numbered as llama.cpp does.
 pub(crate) fn from_gguf(metadata: &Metadata, architecture: &str) -> Result<Pooling, PoolingError> {
     match metadata.u32(&format!("{architecture}.pooling_type")) {
-        // 0 leaves the tokens' embeddings as they are, which is what a model that is not made for embeddings says.
+        // 0 means no pooling, which files of models without trained embeddings state.
         None | Some(0 | 3) => Ok(Pooling::Last),
         Some(1) => Ok(Pooling::Mean),
         Some(2) => Ok(Pooling::First),
@@ -37,8 +37,8 @@ pub(crate) fn from_gguf(metadata: &Metadata, architecture: &str) -> Result<Pooli
     }
 }
 
-/// What sentence-transformers reads: `modules.json` lists what follows the model, `1_Pooling/config.json` has a flag for
-/// each way to pool. (The norm that often comes last is the caller's choice.)
+/// Reads the files of sentence-transformers: `modules.json` lists the modules after the model, and
+/// `1_Pooling/config.json` has a flag for each kind of pooling. A final normalization is the caller's choice.
 pub(crate) fn from_hf(modules: &Value, pooling: &Map<String, Value>) -> Result<Pooling, PoolingError> {
     for module in modules.as_array().into_iter().flatten() {
         let name = module.get("type").and_then(Value::as_str).unwrap_or("a module without a type");

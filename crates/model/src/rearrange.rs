@@ -21,7 +21,7 @@ pub(crate) fn join(pieces: Vec<Bytes>) -> Bytes {
 
 struct Joined {
     pieces: Vec<Bytes>,
-    /// Where each piece begins.
+    /// Start of each piece.
     starts: Vec<usize>,
     len: usize,
 }
@@ -89,7 +89,7 @@ impl ByteSource for ScaledNvfp4 {
     }
 }
 
-/// How a stack of matrices `[parts, inputs, columns]` of elements of `element` bytes becomes one of `[parts, outputs,
+/// Transposition of a stack of matrices `[parts, inputs, columns]` of elements of `element` bytes to `[parts, outputs,
 /// inputs]`: output `o` is column `first + o * step`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Transpose {
@@ -115,7 +115,7 @@ impl Transpose {
         self.inputs * columns * self.element
     }
 
-    /// One part, from its bytes.
+    /// Transposes one part.
     fn part(&self, source: &[u8]) -> Vec<u8> {
         let mut out = vec![0; self.part_bytes(self.outputs)];
         for (input, row) in source.chunks_exact(self.columns * self.element).enumerate() {
@@ -129,7 +129,7 @@ impl Transpose {
     }
 }
 
-/// Reads a part whole and keeps the last one: rows of the result are columns of the file.
+/// Reads whole parts and caches the last one, because rows of the result are columns of the file.
 struct Transposed {
     shape: Transpose,
     source: Bytes,
@@ -138,7 +138,7 @@ struct Transposed {
 
 impl Transposed {
     fn part(&self, part: usize) -> io::Result<Arc<Vec<u8>>> {
-        // Held while it is read: threads want the same part at the same time.
+        // The lock is held during the read, because threads need the same part at the same time.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((known, bytes)) = &*last
             && *known == part
@@ -304,7 +304,7 @@ mod tests {
 
     #[test]
     fn blocks_and_exponents_are_joined() {
-        // Two rows of one block; the second one is wanted. Element i is i % 16.
+        // Two rows of one block; the second one is read. Element i is i % 16.
         let nibbles: Vec<u8> = (0..16).map(|i| (2 * i % 16) | (((2 * i + 1) % 16) << 4)).collect();
         let blocks = Bytes::from([vec![0; 16], nibbles].concat());
         let scales = Bytes::from(vec![1, 2]);

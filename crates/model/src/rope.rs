@@ -6,16 +6,16 @@ use paguro_backend::{Rope, RopeStyle};
 
 use crate::error::ModelError;
 
-/// What a file says about its rotary embeddings.
+/// Rotary embeddings of a file.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RopeConfig {
     pub(crate) style: RopeStyle,
-    /// How many elements of a head are rotated; even.
+    /// Number of rotated elements of a head; even.
     pub(crate) dims: usize,
     /// `theta`, the base of the wavelengths.
     pub(crate) base: f64,
-    /// How many times longer than in training the context is: positions are divided by it. One where there is no
-    /// scaling, or where it is all in `factors`.
+    /// Divisor of positions: the ratio of the context to the trained one. 1 without scaling, or if `factors` has all of
+    /// it.
     pub(crate) factor: f64,
     /// YaRN's choice of which pairs `factor` holds for; without it, all.
     pub(crate) yarn: Option<Yarn>,
@@ -30,9 +30,9 @@ pub(crate) struct RopeConfig {
 pub(crate) enum Factors {
     /// All one.
     None,
-    /// As the file lists them, `[dims / 2]`: longrope's, and those that llama.cpp precomputes for Llama 3.
+    /// Factors listed in the file, `[dims / 2]`: longrope's, and those that llama.cpp precomputes for Llama 3.
     Listed(Vec<f32>),
-    /// Llama 3's rule, as Hugging Face's configuration gives it.
+    /// Llama 3's rule, with the parameters of Hugging Face's configuration.
     Llama3 {
         factor: f64,
         low_freq_factor: f64,
@@ -42,15 +42,15 @@ pub(crate) enum Factors {
     },
 }
 
-/// YaRN (arXiv:2309.00071): pairs that turn more than `beta_fast` times within the original context keep their
-/// frequency, those that turn less than `beta_slow` times are interpolated, and between them it ramps.
+/// YaRN (arXiv:2309.00071): pairs with more than `beta_fast` rotations within the original context keep their
+/// frequency, those with fewer than `beta_slow` are interpolated, with a ramp between them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Yarn {
     pub(crate) beta_fast: f64,
     pub(crate) beta_slow: f64,
     /// Context of the first training.
     pub(crate) original: f64,
-    /// Whether the ends of the ramp are whole pairs; they are in llama.cpp, and nearly always in transformers.
+    /// True if the ends of the ramp are rounded to whole pairs, as in llama.cpp and nearly always in transformers.
     pub(crate) truncate: bool,
 }
 
@@ -150,9 +150,9 @@ impl RopeConfig {
 }
 
 impl Yarn {
-    /// How much of the pair's own frequency is kept: one for fast pairs, zero for slow ones.
+    /// Returns the weight of the pair's own frequency: 1 for fast pairs, 0 for slow ones.
     fn kept(&self, pair: usize, dims: usize, base: f64) -> f64 {
-        // The pair that turns `rotations` times within the original context.
+        // The pair with `rotations` rotations within the original context.
         let pair_at =
             |rotations: f64| dims as f64 * (self.original / (rotations * TAU)).ln() / (2.0 * base.ln());
         let (mut low, mut high) = (pair_at(self.beta_fast), pair_at(self.beta_slow));
@@ -194,7 +194,7 @@ mod tests {
 
     use super::*;
 
-    /// Frequencies as multiples of the plain ones: what the scaling does to each pair.
+    /// Prints frequencies relative to unscaled ones.
     #[track_caller]
     fn check(rope: RopeConfig, expected: Expect) {
         let plain = RopeConfig::plain(rope.style, rope.dims, rope.base).lower();

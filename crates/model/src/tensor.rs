@@ -1,4 +1,4 @@
-//! Tensors as they lie in a file, whatever its format.
+//! Tensors of a file, independent of its format.
 
 use std::{borrow::Cow, fmt};
 
@@ -9,15 +9,15 @@ use paguro_backend::{Bytes, WeightFormat};
 pub struct Tensor {
     /// Its name in the file.
     pub name: String,
-    /// How it is encoded.
+    /// Type of its elements.
     pub dtype: DType,
     /// Outermost dimension first: a matrix is `[rows, cols]`. (GGUF writes the reverse.)
     pub shape: Vec<usize>,
     /// The encoded elements, row by row. Empty if the type is one whose size is not known.
     pub bytes: Bytes,
-    /// Where the bytes begin in the file.
+    /// Offset of its bytes in the file.
     pub offset: u64,
-    /// Which of a split model's files holds them, from 0.
+    /// Index of its file in a split model, from 0.
     pub file: usize,
 }
 
@@ -34,9 +34,9 @@ impl Tensor {
 /// The type of a tensor's elements.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
-    /// One that Paguro computes with.
+    /// A supported format.
     Weight(WeightFormat),
-    /// Any other, by its name in the file's format. It can be listed, but no model can be built from it.
+    /// Any other type, by its name in the file's format. It can be listed but not used.
     Other(Cow<'static, str>),
 }
 

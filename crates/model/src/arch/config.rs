@@ -1,4 +1,4 @@
-//! Everything about a model but its weights, whatever file it came from.
+//! Hyperparameters of a model, independent of the file format.
 
 use paguro_backend::{
     Activation, DeltaShape, ExpertGroups, LatentShape, NormKind, PositionScale, QkNormKind, Residual, Scores,
@@ -7,7 +7,7 @@ use paguro_backend::{
 use super::Definition;
 use crate::{error::ModelError, rope::RopeConfig};
 
-/// What the layers of a model are made of.
+/// Parts of a model's layers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Block {
     pub(crate) norms: NormKind,
@@ -39,13 +39,13 @@ pub(crate) struct Block {
     pub(crate) v_norm: bool,
     /// Layers may scale their output.
     pub(crate) output_scale: bool,
-    /// Attention is latent, see [`LatentShape`].
+    /// True for latent attention, see [`LatentShape`].
     pub(crate) latent: bool,
     /// False if no layer attends.
     pub(crate) attention: bool,
-    /// Layers with a state attend, too, and add both outputs.
+    /// True if layers with a state also have attention, and add both outputs.
     pub(crate) beside: bool,
-    /// In GGUF files, K/V heads and widths of feed-forward networks of zero stand for layers without them.
+    /// True if zero K/V heads and feed-forward widths in GGUF files represent layers without them.
     pub(crate) zeros: bool,
 }
 
@@ -100,17 +100,18 @@ pub(crate) struct ExpertsConfig {
     pub(crate) latent: usize,
     /// Layers without experts, from the first one on.
     pub(crate) dense_layers: usize,
-    /// The layers have a dense network beside the experts, and a router with a norm and scales of its own (Gemma 4).
+    /// True if layers have a dense network beside the experts, and a router with its own norm and scales (Gemma 4).
     pub(crate) beside: bool,
-    /// Fused gates and ups of Hugging Face's files are `[experts, hidden, 2 * width]`, not `[experts, 2 * width, hidden]`,
-    /// where their shape does not tell.
+    /// True if fused gates and ups in Hugging Face's files are `[experts, hidden, 2 * width]` instead of `[experts, 2 *
+    /// width, hidden]`, for shapes that do not determine it.
     pub(crate) transposed: bool,
     /// Their columns alternate between gate and up.
     pub(crate) alternating: bool,
 }
 
 impl ExpertsConfig {
-    /// Softmax over all experts, renormalized over the chosen ones: Mixtral, Qwen 3. Numbers come from files.
+    /// Softmax over all experts, renormalized over the chosen ones: Mixtral, Qwen 3. The numbers of experts are in
+    /// files.
     pub(crate) const SOFTMAX: Self = Self {
         count: 0,
         groups: None,
@@ -170,7 +171,7 @@ pub(crate) enum SsdNorm {
     BeforeGate,
 }
 
-/// Multipliers of what mixers and feed-forward networks read and write.
+/// Multipliers of inputs and outputs of mixers and feed-forward networks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Multipliers {
     pub(crate) attention_in: f32,
@@ -186,14 +187,14 @@ impl Multipliers {
         Self { attention_in: 1.0, attention_out: 1.0, scan_in: 1.0, scan_out: 1.0, ffn_in: 1.0 };
 }
 
-/// How files arrange a delta rule.
+/// Arrangement of a delta rule in files.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct DeltaFiles {
-    /// In GGUF files, value heads alternate between key heads.
+    /// True if value heads in GGUF files are interleaved by key heads.
     pub(crate) alternating: bool,
 }
 
-/// Everything about a model but its weights, whatever file it came from.
+/// Hyperparameters of a model, independent of the file format.
 #[derive(Clone)]
 pub(crate) struct Config {
     pub(crate) definition: &'static Definition,
@@ -201,15 +202,15 @@ pub(crate) struct Config {
     pub(crate) context_length: usize,
     pub(crate) hidden: usize,
     pub(crate) heads: usize,
-    /// Of layers without a [`Geometry::kv_heads`] of their own.
+    /// K/V heads of layers without a [`Geometry::kv_heads`].
     pub(crate) kv_heads: usize,
-    /// Of layers without a [`Geometry::head_dim`] of their own.
+    /// Head dimension of layers without a [`Geometry::head_dim`].
     pub(crate) head_dim: usize,
     /// Width of dense feed-forward networks, of layers without a [`Geometry::ffn`] of their own.
     pub(crate) ffn: usize,
     /// Elements of a token's embedding for each layer; zero without any.
     pub(crate) layer_embed: usize,
-    /// Dimensions of latent attention, and the rank of its queries, if there is one.
+    /// Dimensions of latent attention, and the rank of its queries, if they have one.
     pub(crate) latent: Option<(LatentShape, Option<usize>)>,
     pub(crate) block: Block,
     pub(crate) experts: Option<ExpertsConfig>,
@@ -223,26 +224,26 @@ pub(crate) struct Config {
     pub(crate) attention_scale: f32,
     pub(crate) attention_soft_cap: Option<f32>,
     pub(crate) position_scale: Option<PositionScale>,
-    /// Multiplies what layers add to the residual stream.
+    /// Factor of the branches that layers add to the residual stream.
     pub(crate) branch_scale: f32,
     pub(crate) multipliers: Multipliers,
     /// Multiplies logits.
     pub(crate) logit_scale: f32,
     pub(crate) logit_soft_cap: Option<f32>,
-    /// Whether the head is the embedding table; `None` where the tensors decide.
+    /// True if the head is the embedding table; `None` if the tensors determine it.
     pub(crate) tied: Option<bool>,
     /// The distinct rotary embeddings.
     pub(crate) ropes: Vec<RopeConfig>,
-    /// One for each layer.
+    /// Parameters of each layer.
     pub(crate) layers: Vec<Layer>,
-    /// Layers of the file behind those that are run: they predict tokens further ahead.
+    /// Number of further layers in the file, which are for multi-token prediction.
     pub(crate) extra_layers: usize,
 }
 
-/// What differs between layers.
+/// Parameters that differ between layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layer {
-    /// How far back it sees; `None` sees all.
+    /// Window; `None` for full attention.
     pub(crate) window: Option<u32>,
     /// Index into [`Config::ropes`]; `None` has no RoPE.
     pub(crate) rope: Option<usize>,
@@ -263,9 +264,9 @@ pub(crate) struct Geometry {
     pub(crate) kv_heads: Option<usize>,
     pub(crate) head_dim: Option<usize>,
     pub(crate) ffn: Option<usize>,
-    /// It reads the K and V of the last layer before it that has the same window and some of its own.
+    /// True if it reads the K and V of the last previous layer with the same window and its own K and V.
     pub(crate) shares_kv: bool,
-    /// Where it has no matrix for V, K is V.
+    /// True if K is also V in layers without a matrix for V.
     pub(crate) keys_as_values: bool,
 }
 
@@ -330,7 +331,7 @@ impl Config {
         (0..layer).rev().find(is_source).filter(|_| self.layers[layer].geometry.shares_kv)
     }
 
-    /// Layers with a window, as the list says; others see all.
+    /// Sets a window for the layers in the list; others have full attention.
     pub(crate) fn set_windows(&mut self, window: Option<u32>, local: &[bool]) {
         for (layer, &local) in self.layers.iter_mut().zip(local) {
             layer.window = window.filter(|&window| local && window > 0);
@@ -366,8 +367,8 @@ impl Config {
         }
     }
 
-    /// Refuses numbers that no model has, so that lowering can compute with them. `tensors` is how many the file has:
-    /// a bound for the number of layers.
+    /// Refuses implausible numbers, so that lowering can compute with them. `tensors` is the number of tensors in the
+    /// file, which bounds the number of layers.
     pub(crate) fn check(self, tensors: usize) -> Result<Self, ModelError> {
         let bad = |problem: String| Err(ModelError::Config(problem));
         let experts =
@@ -385,7 +386,7 @@ impl Config {
             ("size of an expert", experts.width),
         ];
         for (what, size) in sizes {
-            // Products of any two of them fit 64 bits, and no model comes near.
+            // Products of any two of them fit into 64 bits. No model has such numbers.
             if size == 0 || size > 1 << 30 {
                 return bad(format!("the {what} is {size}"));
             }

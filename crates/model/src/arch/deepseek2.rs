@@ -1,7 +1,7 @@
 //! DeepSeek V2, V3 and R1, Kimi K2, GLM-4.7-Flash: latent attention, experts in groups.
 //!
-//! Where a GGUF file does not name the function of its router's scores, llama.cpp takes softmax. Files with a bias for the choice are
-//! of V3's kind, whose definition has sigmoids: so they are run here.
+//! If a GGUF file does not name the function of its router's scores, llama.cpp uses softmax. Files with a bias for the
+//! choice are of V3's kind, which is defined with sigmoids, so sigmoids are used for them.
 
 use paguro_backend::{LatentShape, Scores};
 
@@ -34,7 +34,7 @@ pub(super) const DEF: Definition = Definition {
     ..Definition::LLAMA
 };
 
-/// Sets what follows from the dimensions. `all` is YaRN's magnitude of all dimensions, which scales scores.
+/// Sets values derived from the dimensions. `all` is YaRN's magnitude of all dimensions, which scales scores.
 fn finish(config: &mut Config, shape: LatentShape, rank: Option<usize>, all: f64) {
     config.latent = Some((shape, rank));
     (config.kv_heads, config.head_dim) = (1, shape.key_dim());

@@ -1,13 +1,13 @@
-//! Falcon-H1: attention and a scan side by side in each layer, with multipliers everywhere.
+//! Falcon-H1: attention and a scan in parallel in each layer, with multipliers.
 //!
-//! In GGUF files, the multipliers are part of the matrices. Hugging Face's files have them in `config.json`. Matrices stay as they are
-//! stored, so multipliers go into what is applied next to them:
+//! In GGUF files, the multipliers are included in the matrices. Hugging Face's files have them in `config.json`.
+//! Matrices stay as stored, so multipliers are applied to adjacent parameters:
 //!
-//! - those of inputs into the weights of norms
-//! - that of keys into the scale of scores
-//! - those of B, C and x into the weights of the convolution
-//! - that of the feed-forward network's gate into the weights of its norm; the product with up then has it as well, and the scale
-//!   of the branch divides by it
+//! - those of inputs to the weights of norms
+//! - that of keys to the scale of scores
+//! - those of B, C and x to the weights of the convolution
+//! - that of the feed-forward network's gate to the weights of its norm; the result of up then includes it as well, and
+//!   the scale of the branch divides by it
 
 use super::{
     Block, Config, Definition, Multipliers, Part, Recurrent, SsdConfig, SsdNorm,

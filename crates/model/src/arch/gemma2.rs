@@ -53,7 +53,7 @@ pub(super) const BLOCK: Block = Block { post_norms: true, activation: Activation
 
 pub(super) const HF_NAMES: &[(Part, &str)] = &[(Part::FfnNorm, "pre_feedforward_layernorm")];
 
-/// What both of Gemma's architectures read from GGUF files.
+/// Reads the GGUF metadata common to Gemma's architectures.
 pub(super) fn from_gguf(_: &mut Keys<'_, '_>, config: &mut Config) -> Result<(), ModelError> {
     config.embed_scale = (config.hidden as f32).sqrt();
     Ok(())
@@ -67,7 +67,7 @@ pub(super) fn scale_by_share(config: &mut Config) {
     }
 }
 
-/// What both of Gemma's architectures read from `config.json`.
+/// Reads the fields of `config.json` common to Gemma's architectures.
 pub(super) fn from_hf(fields: &Fields<'_>, config: &mut Config) -> Result<(), ModelError> {
     config.embed_scale = (config.hidden as f32).sqrt();
     config.norm_offset = 1.0;

@@ -20,7 +20,7 @@ pub(super) const DEF: Definition = Definition {
         let cap = keys.number("final_logit_softcapping")?.filter(|&cap| cap != 0.0);
         config.logit_soft_cap = cap.map(|cap| cap as f32);
         keys.set_windows(config, None, 6)?;
-        // Scaling is only for the layers that see far.
+        // Scaling applies only to layers without a window.
         let base = keys.number("rope.freq_base_swa")?.unwrap_or(10_000.0);
         if config.layers.iter().any(|layer| layer.window.is_some()) {
             config.set_local_rope(RopeConfig::plain(config.ropes[0].style, config.ropes[0].dims, base));

@@ -50,7 +50,7 @@ pub(super) const DEF: Definition = Definition {
     ..Definition::LLAMA
 };
 
-/// The divisor of frequencies that stand still, as files have it.
+/// Divisor of frequencies that are effectively zero, as in files.
 const STILL: f32 = 1e30;
 
 /// Sets the options that GGUF files and Hugging Face folders share. The last `shared` layers have no K and V of their own.
@@ -148,7 +148,8 @@ fn from_hf(fields: &Fields<'_>, config: &mut Config) -> Result<(), ModelError> {
     Ok(())
 }
 
-/// RoPE of the layers of a type. The proportional kind has the frequencies of a whole head, of which a part stands still.
+/// Returns the RoPE of the layers of a type. The proportional kind has the frequencies of a whole head, of which a part
+/// is effectively zero.
 fn rope(
     fields: &Fields<'_>,
     kind: &str,

@@ -13,8 +13,8 @@ use crate::{
     rope::{Factors, RopeConfig, Yarn, check_original},
 };
 
-/// Reads the hyperparameters; `tensors` gives RoPE's factors and bounds the number of layers. `max_context` chooses
-/// between longrope's two sets of factors.
+/// Reads the hyperparameters. `tensors` has RoPE's factors and bounds the number of layers; `max_context` selects one
+/// of longrope's two sets of factors.
 pub(crate) fn config(
     metadata: &Metadata,
     tensors: &mut Tensors<'_>,
@@ -163,7 +163,7 @@ impl Keys<'_, '_> {
         Ok(self.metadata.optional_f32(&self.full(key))?.map(f64::from))
     }
 
-    /// Numbers, or flags as 0 and 1, one for each layer; `None` where there is no array.
+    /// Returns numbers, or flags as 0 and 1, for each layer; `None` without an array.
     pub(super) fn list(&self, key: &str) -> Option<Vec<u32>> {
         self.metadata.u32s(&self.full(key))
     }
@@ -229,7 +229,7 @@ impl Keys<'_, '_> {
         Ok(())
     }
 
-    /// The mixture of experts, of an architecture that may have one like `defaults`.
+    /// Returns the mixture of experts of an architecture that may have one like `defaults`.
     fn experts(
         &self,
         defaults: Option<ExpertsConfig>,
@@ -281,7 +281,7 @@ impl Keys<'_, '_> {
         }))
     }
 
-    /// Keys that change what a model computes, and that nothing here honours.
+    /// Refuses keys that change the model's results and are not supported.
     fn refuse_unsupported(&self) -> Result<(), ModelError> {
         let honoured = |key: &str| {
             self.definition.gguf_keys.contains(&key)

@@ -41,7 +41,7 @@ fn from_gguf(keys: &mut Keys<'_, '_>, config: &mut Config) -> Result<(), ModelEr
     granite::from_gguf(keys, config)?;
     config.recurrent = Some(mamba2::scan_from_gguf(keys)?);
     let kv_heads = keys.list("attention.head_count_kv").unwrap_or_default();
-    // llama.cpp takes this key for a switch.
+    // llama.cpp uses this key as a switch.
     let turns = keys.flag("rope.scaling.finetuned").unwrap_or(true);
     for (index, layer) in config.layers.iter_mut().enumerate() {
         layer.recurrent = kv_heads.get(index).is_some_and(|&heads| heads == 0);

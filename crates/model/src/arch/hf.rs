@@ -1,5 +1,6 @@
-//! Hugging Face's `config.json` as a [`Config`]. Names and defaults are those of transformers' configuration classes
-//! (models/*/configuration_*.py, modeling_rope_utils.py); a file leaves out what equals the default.
+//! Conversion of Hugging Face's `config.json` to a [`Config`]. Names and defaults are those of transformers'
+//! configuration classes (models/*/configuration_*.py, modeling_rope_utils.py); a file omits values that equal the
+//! default.
 
 use paguro_backend::{Activation, ExpertGroups, RopeStyle};
 use serde_json::{Map, Value};
@@ -14,8 +15,8 @@ use crate::{
     rope::{Factors, RopeConfig, Yarn, check_original, longrope_magnitude},
 };
 
-/// Reads the hyperparameters. `tensors` is how many the folder has, a bound for the number of layers; `max_context`
-/// chooses between longrope's two sets of factors.
+/// Reads the hyperparameters. `tensors` is the number of tensors in the folder, which bounds the number of layers;
+/// `max_context` selects one of longrope's two sets of factors.
 pub(crate) fn config(
     json: &Map<String, Value>,
     tensors: usize,
@@ -140,14 +141,14 @@ fn rope_of_windows(
     rope(fields, defaults, scope, style, config.head_dim, config.context_length, max_context)
 }
 
-/// The class that the weights belong to.
+/// Returns the class of the weights.
 pub(crate) fn class(json: &Map<String, Value>) -> Result<&str, ModelError> {
     let class = json.get("architectures").and_then(|classes| classes.get(0)).and_then(Value::as_str);
     class.ok_or_else(|| ModelError::Config("config.json does not name its `architectures`".to_owned()))
 }
 
-/// Whether embeddings and head are one matrix. Where the text is a part of a model, the whole model's flag counts: transformers writes
-/// the part's default next to it.
+/// Returns true if embeddings and head are one matrix. If the text model is a part of a larger model, the flag of the
+/// larger one applies: transformers writes the part's default beside it.
 fn tied(json: &Map<String, Value>, fields: &Fields<'_>) -> Result<Option<bool>, ModelError> {
     match Fields(json).flag("tie_word_embeddings")? {
         Some(tied) => Ok(Some(tied)),
@@ -155,7 +156,7 @@ fn tied(json: &Map<String, Value>, fields: &Fields<'_>) -> Result<Option<bool>, 
     }
 }
 
-/// What transformers assumes for what a file leaves out.
+/// Defaults of transformers for omitted fields.
 #[derive(Clone, Copy)]
 pub(super) struct Defaults {
     pub(super) layers: Option<usize>,
@@ -171,30 +172,30 @@ pub(super) struct Defaults {
     pub(super) norm_eps: f64,
     pub(super) rope_theta: f64,
     pub(super) partial_rotary_factor: f64,
-    /// Which layers have a window.
+    /// Layers with a window.
     pub(super) windows: Windows,
     pub(super) window: Option<u32>,
-    /// Layers with a window have a RoPE of their own, without scaling; with this base unless the file gives one. A base
-    /// of zero stands for that of the other layers.
+    /// Layers with a window have a separate RoPE without scaling, with this base unless the file has one. A base of
+    /// zero is that of the other layers.
     pub(super) local_base: Option<f64>,
     pub(super) tied: bool,
 }
 
-/// Which layers have a window where a file does not list them.
+/// Layers with a window, if the file does not list them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Windows {
-    /// None, whatever the file says.
+    /// No layer, regardless of the file.
     Never,
     /// All.
     All,
     /// Layers from `max_window_layers` on, if `use_sliding_window` is set.
     Qwen,
-    /// All but every so many.
+    /// All layers except every n-th.
     Period(usize),
 }
 
 impl Defaults {
-    /// What most classes have in common.
+    /// Defaults common to most classes.
     pub(super) const COMMON: Self = Self {
         layers: None,
         hidden: None,
@@ -244,7 +245,7 @@ fn set_windows(fields: &Fields<'_>, defaults: &Defaults, config: &mut Config) ->
         true => fields.integer("sliding_window")?,
         false => defaults.window,
     };
-    // Qwen's is off unless a second key turns it on.
+    // Qwen's windows are off unless a second key enables them.
     let on = match defaults.windows {
         Windows::Never => false,
         Windows::Qwen => fields.flag("use_sliding_window")?.unwrap_or(false),
@@ -287,7 +288,7 @@ fn set_windows(fields: &Fields<'_>, defaults: &Defaults, config: &mut Config) ->
 struct Scope {
     /// Their type, where there are parameters for each.
     kind: &'static str,
-    /// The base, if these layers have parameters of their own; see [`Defaults::local_base`].
+    /// The base, if these layers have separate parameters; see [`Defaults::local_base`].
     other_base: Option<f64>,
 }
 
@@ -300,8 +301,8 @@ fn rope(
     context_length: usize,
     max_context: usize,
 ) -> Result<RopeConfig, ModelError> {
-    // `rope_parameters` has been the name since transformers 5, where it also holds what stood beside it; there may be
-    // one for each type of layer.
+    // `rope_parameters` is the name since transformers 5. It also contains fields that were beside it before, and may
+    // have one entry per type of layer.
     let parameters = match fields.object("rope_parameters")? {
         Some(parameters) if scope.other_base.is_some() => parameters.object(scope.kind)?,
         Some(parameters) => Some(parameters.object(scope.kind)?.unwrap_or(parameters)),
@@ -500,7 +501,7 @@ impl<'a> Fields<'a> {
         types[..layers].iter().map(find).collect::<Result<_, _>>().map(Some)
     }
 
-    /// The first of these integers that is there.
+    /// Returns the first of these integers that exists.
     pub(super) fn size_of(&self, keys: &[&str], default: Option<usize>) -> Result<usize, ModelError> {
         for key in keys {
             if let Some(size) = self.optional_size(key)? {
@@ -510,7 +511,7 @@ impl<'a> Fields<'a> {
         self.size(keys[0], default)
     }
 
-    /// The mixture of experts, of an architecture that may have one like `defaults`.
+    /// Returns the mixture of experts of an architecture that may have one like `defaults`.
     fn experts(
         &self,
         defaults: super::ExpertsConfig,

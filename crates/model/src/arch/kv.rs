@@ -1,14 +1,14 @@
-//! Which page holds which layer's K and V.
+//! Assignment of layers to the pages of K/V groups.
 
 use paguro_backend::{KvGroup, KvLayout, KvSlot};
 
-/// How much more memory than possible a layout may take for having fewer groups.
+/// Maximum memory of a layout with fewer groups, relative to the minimum.
 const TOLERANCE: f64 = 1.05;
 
 /// Layers that can share pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct KvKind {
-    /// Window of these layers; `None` sees all.
+    /// Window of these layers; `None` for full attention.
     pub(super) window: Option<u32>,
     pub(super) kv_heads: usize,
     pub(super) head_dim: usize,
@@ -59,8 +59,8 @@ pub(super) fn arrange(layers: &[KvKind], context: usize) -> (KvLayout, Vec<KvSlo
     (KvLayout { groups }, places)
 }
 
-/// Pages of a model without attention, of which nothing is read: a group with a slot that no layer has. Copies of states lie in
-/// pages, so these should not be much smaller than a state of `state_bytes`, and yet cost little for each token.
+/// Returns the layout of a model without attention: a group with a slot that no layer uses. Copies of states are stored
+/// in pages, so these should not be much smaller than a state of `state_bytes`, and yet small for each token.
 pub(super) fn without_attention(state_bytes: usize) -> KvLayout {
     const PARTS: usize = 256;
     const HEAD: usize = 64;
@@ -102,7 +102,7 @@ mod tests {
 
     use super::*;
 
-    /// Arranges layers, and checks that each has a slot of its own in a group of its kind.
+    /// Arranges layers, and checks that each has a separate slot in a group of its kind.
     fn check_places(layers: &[KvKind], context: usize) -> KvLayout {
         let (layout, places) = arrange(layers, context);
         let mut used = std::collections::HashSet::new();

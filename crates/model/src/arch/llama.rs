@@ -9,8 +9,8 @@ pub(super) const DEF: Definition = Definition {
     hf: &["LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"],
     rope_styles: REORDERED,
     experts: Some(ExpertsConfig::SOFTMAX),
-    // Where the file names a window, the model has one. llama.cpp leaves Mistral's out; transformers, which it was
-    // published with, does not.
+    // A window in the file applies. llama.cpp ignores Mistral's, but transformers, with which the model was published,
+    // uses it.
     from_gguf: |keys, config| keys.set_windows(config, None, 0),
     hf_defaults: |class| match class {
         "MistralForCausalLM" => Defaults {

@@ -46,7 +46,7 @@ pub(crate) fn lower(
     let (mut places, mut states) = (places.into_iter(), 0..);
     let mut place_of: Vec<KvSlot> = Vec::with_capacity(config.layers.len());
     let layers = config.layers.iter().enumerate().map(|(layer, kind)| {
-        // Of layers that do not attend without a meaning.
+        // For layers without attention the place has no meaning.
         let place = match config.kv_source(layer) {
             _ if !config.attends(layer) => None,
             Some(source) => Some(place_of[source]),
@@ -75,7 +75,7 @@ pub(crate) fn lower(
         let extra = config.layers.len()..config.layers.len().saturating_add(config.extra_layers);
         names.is_harmless(name, tied, &extra)
     })?;
-    // Not before now: heads are as large as the file says, and only its tensors prove it.
+    // After the tensors, because only they prove the size of heads in the file.
     let ropes = config.ropes.iter().map(|rope| rope.lower()).collect();
     Ok((Program { hidden: config.hidden, vocab, kv, state, ropes, embed, layers, head }, weights))
 }
@@ -394,7 +394,7 @@ impl Lowering<'_, '_> {
         Ok(Some(QkNorm { q, k, kind }))
     }
 
-    /// The norm `name`, with its bias if there is one.
+    /// Returns the norm `name`, with its bias if there is one.
     fn norm(&mut self, name: &str, width: usize) -> Result<Norm, ModelError> {
         let full = format!("{name}.weight");
         // Some GGUF files of Falcon-H1 leave the suffix out.

@@ -1,4 +1,4 @@
-//! Mamba-2: layers of a scan and nothing else. Other families use its scan in some of their layers; what they share is here.
+//! Mamba-2: layers of scans only. The parts that it shares with other families are here.
 
 use paguro_backend::DeltaShape;
 

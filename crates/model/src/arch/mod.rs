@@ -1,7 +1,7 @@
 //! The architectures: one file each, with a [`Definition`]; [`ALL`] lists them.
 //!
-//! What a file says about a model becomes a [`Config`], and that becomes a program with weights ([`lower()`]). Nearly all
-//! of that is common to all architectures; a definition says what is different.
+//! Metadata of a file becomes a [`Config`], which is lowered to a program with weights ([`lower()`]). Nearly all of
+//! that is common to all architectures; a definition contains the differences.
 
 mod config;
 mod gguf;
@@ -118,41 +118,41 @@ const ALL: &[&Definition] = &[
     &gpt_neox::DEF,
 ];
 
-/// An architecture: how its models are recognized, and in what they differ from Llama.
+/// An architecture: its names in files, and its differences from Llama.
 pub(crate) struct Definition {
     /// GGUF's `general.architecture`, which also prefixes its keys.
     pub(crate) gguf: &'static str,
     /// Classes that Hugging Face's `config.json` may name.
     pub(crate) hf: &'static [&'static str],
-    /// What all of its models have.
+    /// Parts of all its models.
     block: Block,
     /// Its mixture of experts; `None` refuses models with experts.
     experts: Option<ExpertsConfig>,
     /// Elements that RoPE pairs in GGUF files, whose converter may reorder rows, and in Hugging Face's.
     rope_styles: [RopeStyle; 2],
-    /// Keys of GGUF files, without the architecture, that change what a model computes and that `from_gguf` or the
-    /// common code reads for this architecture: they are refused elsewhere.
+    /// Keys of GGUF files, without the architecture, that change a model's results and that `from_gguf` or the common
+    /// code reads for this architecture. They are refused for others.
     gguf_keys: &'static [&'static str],
-    /// Reads what GGUF files of this architecture say beyond the common keys.
+    /// Reads the GGUF metadata of this architecture besides the common keys.
     from_gguf: fn(&mut Keys<'_, '_>, &mut Config) -> Result<(), ModelError>,
-    /// What transformers assumes for what a `config.json` leaves out; by class.
+    /// Defaults of transformers for omitted fields, by class.
     hf_defaults: fn(&str) -> Defaults,
-    /// Reads what a `config.json` of this architecture says beyond the common fields.
+    /// Reads the fields of `config.json` of this architecture besides the common ones.
     from_hf: fn(&Fields<'_>, &mut Config) -> Result<(), ModelError>,
     /// Tensors that GGUF files call otherwise than Llama's.
     gguf_names: &'static [(Part, &'static str)],
-    /// Tensors that Hugging Face's files call otherwise than Llama's; `{}` stands for an expert's number.
+    /// Tensor names in Hugging Face's files that differ from Llama's; `{}` is an expert's number.
     hf_names: &'static [(Part, &'static str)],
-    /// What stands before a layer's number in Hugging Face's files.
+    /// Text before a layer's number in Hugging Face's files.
     hf_layers: &'static str,
-    /// How Hugging Face's files arrange matrices.
+    /// Arrangement of matrices in Hugging Face's files.
     hf_matrices: HfMatrices,
     /// Beginnings of the names of tensors without effect on text, such as towers for images; ends, where they begin with a
     /// dot.
     hf_ignored: &'static [&'static str],
 }
 
-/// How Hugging Face's files arrange matrices.
+/// Arrangement of matrices in Hugging Face's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HfMatrices {
     /// `[out, in]`
@@ -164,7 +164,7 @@ enum HfMatrices {
 }
 
 impl Definition {
-    /// Llama: what all definitions start from.
+    /// Llama: the base of all definitions.
     const LLAMA: Self = Self {
         gguf: "llama",
         hf: &[],
@@ -182,13 +182,13 @@ impl Definition {
         hf_ignored: &[],
     };
 
-    /// By GGUF's name.
+    /// Finds a definition by GGUF's name.
     pub(crate) fn from_gguf(name: &str) -> Result<&'static Self, ModelError> {
         let known = ALL.iter().copied().find(|definition| definition.gguf == name);
         known.ok_or_else(|| unsupported(name, ALL.iter().map(|definition| definition.gguf)))
     }
 
-    /// By the class that Hugging Face's `config.json` names.
+    /// Finds a definition by the class in Hugging Face's `config.json`.
     pub(crate) fn from_hf(class: &str) -> Result<&'static Self, ModelError> {
         let known = ALL.iter().copied().find(|definition| definition.hf.contains(&class));
         known.ok_or_else(|| unsupported(class, ALL.iter().flat_map(|definition| definition.hf).copied()))

@@ -1,4 +1,4 @@
-//! What the two file formats call a model's tensors.
+//! Names of a model's tensors in the two file formats.
 
 use std::ops::Range;
 
@@ -36,7 +36,7 @@ pub(crate) enum Part {
     /// K's and V's parts of the matrix that expands the latent vector, head by head, K's transposed.
     Absorb,
     Value,
-    /// That matrix as it is.
+    /// The unchanged matrix.
     LatentUp,
     PostAttentionNorm,
     FfnNorm,
@@ -48,7 +48,7 @@ pub(crate) enum Part {
     PostFfnNorm,
     Router,
     SelectionBias,
-    /// All experts' in one tensor; in Hugging Face's files `{}` stands for the number of an expert with one of its own.
+    /// One tensor of all experts; in Hugging Face's files `{}` is the number of an expert with its own tensor.
     ExpertGate,
     ExpertUp,
     ExpertDown,
@@ -98,7 +98,7 @@ pub(crate) enum Part {
     SsmSkip,
 }
 
-/// How tensors are called in a file.
+/// Tensor names of a file format.
 #[derive(Clone)]
 pub(crate) struct Names {
     definition: &'static Definition,
@@ -108,7 +108,7 @@ pub(crate) struct Names {
 #[derive(Clone, Debug)]
 enum Convention {
     Gguf,
-    /// With what stands before `layers.0`, and what before `lm_head`.
+    /// Names with the prefixes before `layers.0` and before `lm_head`.
     Hf {
         model: String,
         head: String,
@@ -116,13 +116,13 @@ enum Convention {
 }
 
 impl Names {
-    /// As llama.cpp writes them (gguf-py/gguf/constants.py).
+    /// Returns the names of llama.cpp (gguf-py/gguf/constants.py).
     pub(crate) fn gguf(definition: &'static Definition) -> Self {
         Self { definition, convention: Convention::Gguf }
     }
 
-    /// As Hugging Face's transformers writes them. The text part of a larger model stands behind a prefix, which has
-    /// changed between versions; `has` says whether a tensor exists.
+    /// Returns the names of Hugging Face's transformers. The text part of a larger model has a prefix, which differs
+    /// between versions; `has` returns true for existing tensors.
     pub(crate) fn hf(definition: &'static Definition, has: impl Fn(&str) -> bool) -> Self {
         let known = [
             ("model.", ""),
@@ -182,8 +182,8 @@ impl Names {
         }
     }
 
-    /// Whether a tensor that was not used can be ignored without changing any answer. The layers `extra` predict tokens
-    /// further ahead.
+    /// Returns true if an unused tensor can be ignored without changing answers. The layers `extra` are for multi-token
+    /// prediction.
     pub(crate) fn is_harmless(&self, name: &str, tied: bool, extra: &Range<usize>) -> bool {
         let layer_after = |prefix: &str| {
             let number = name.strip_prefix(prefix)?.split('.').next()?;
@@ -192,7 +192,7 @@ impl Names {
         match &self.convention {
             Convention::Gguf => layer_after("blk.").is_some_and(|layer| extra.contains(&layer)),
             Convention::Hf { model, .. } => {
-                // Images cannot be given to the text part, so what reads them has no effect.
+                // The text part reads no images, so tensors for images have no effect.
                 let name_in_model = name.strip_prefix("model.").unwrap_or(name);
                 let ignored = |part: &&str| match part.starts_with('.') {
                     true => name.ends_with(*part),
@@ -306,7 +306,7 @@ fn hf_part(part: Part) -> &'static str {
         Part::Absorb => "self_attn.k_b_proj",
         Part::Value => "self_attn.v_b_proj",
         Part::LatentUp => "self_attn.kv_b_proj",
-        // Where there is a norm after attention, definitions name the one before the feed-forward network otherwise.
+        // With a norm after attention, definitions give the norm before the feed-forward network another name.
         Part::PostAttentionNorm | Part::FfnNorm => "post_attention_layernorm",
         Part::Gate => "mlp.gate_proj",
         Part::Up => "mlp.up_proj",

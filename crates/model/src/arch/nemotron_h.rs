@@ -1,5 +1,5 @@
-//! Nemotron-H, Nemotron Nano 2 and 3: each layer is one of a scan, attention without positions, a feed-forward network with squared
-//! ReLU, and experts like it, some of them with rows of their own width.
+//! Nemotron-H, Nemotron Nano 2 and 3: each layer is one of a scan, attention without positions, a feed-forward network
+//! with squared ReLU, and experts of such networks, some of them with rows of their own width.
 
 use paguro_backend::{Activation, DeltaShape};
 

@@ -15,7 +15,7 @@ pub(super) const DEF: Definition = Definition {
     from_gguf: |keys, config| {
         keys.set_windows(config, None, 4)?;
         if config.layers.iter().any(|layer| layer.window.is_some()) {
-            // Scaling is only for the layers that see far.
+            // Scaling applies only to layers without a window.
             let global = &config.ropes[0];
             let base = keys.number("rope.freq_base_swa")?.unwrap_or(global.base);
             config.set_local_rope(RopeConfig::plain(global.style, global.dims, base));

@@ -13,7 +13,7 @@ pub(super) const DEF: Definition = Definition {
     ..Definition::LLAMA
 };
 
-/// What Qwen's classes have in common.
+/// Defaults common to Qwen's classes.
 pub(super) const QWEN: Defaults = Defaults {
     kv_heads: Some(32),
     context_length: 32_768,

@@ -1,6 +1,6 @@
-//! Qwen 3.5 and 3.6, Qwen3-Next: the gated delta rule in three of four layers, attention with a gate on its output in the
-//! others. Norms' weights are differences from one in Hugging Face's files, but for the norm of a delta rule's output.
-//! Blocks that predict tokens further ahead are not run.
+//! Qwen 3.5 and 3.6, Qwen3-Next: the gated delta rule in three of four layers, attention with a gate on its output in
+//! the others. In Hugging Face's files, weights of norms are differences from one, except for the norm of a delta
+//! rule's output. Blocks for multi-token prediction are not run.
 
 use paguro_backend::{DeltaShape, QkNormKind};
 
@@ -79,7 +79,7 @@ const HF_NAMES: &[(Part, &str)] = &[
 
 const HF_IGNORED: &[&str] = &["visual.", "mtp."];
 
-/// Every so many layers attend, where files do not list them.
+/// Distance of layers with attention, if files do not list them.
 const INTERVAL: usize = 4;
 
 fn from_gguf(keys: &mut Keys<'_, '_>, config: &mut Config, files: DeltaFiles) -> Result<(), ModelError> {

@@ -27,7 +27,7 @@ pub(super) const DEF: Definition = Definition {
         let listed = fields.list("no_rope_layers")?;
         let every = fields.size("no_rope_layer_interval", Some(4))?.max(1);
         for (index, layer) in config.layers.iter_mut().enumerate() {
-            // The list has 1 where there is RoPE.
+            // In the list, 1 means RoPE.
             let rotates = match listed.and_then(|listed| listed.get(index)) {
                 Some(rotates) => rotates.as_u64() != Some(0),
                 None => !(index + 1).is_multiple_of(every),

@@ -12,7 +12,7 @@ pub(crate) const FLOATS: [WeightFormat; 3] = [WeightFormat::F32, WeightFormat::F
 /// The tensors of a file that have not been used yet, and the weights that were made of the others.
 pub(crate) struct Tensors<'a> {
     architecture: &'static str,
-    /// What matrices may be encoded in.
+    /// Supported formats of matrices.
     formats: &'static [WeightFormat],
     rest: HashMap<&'a str, &'a Tensor>,
     pub(crate) weights: Weights,
@@ -42,7 +42,7 @@ impl<'a> Tensors<'a> {
         self.rest.get(name).and_then(|tensor| tensor.shape.first().copied())
     }
 
-    /// Uses the matrix `name`, `[rows, cols]`, if it is there.
+    /// Uses the matrix `name`, `[rows, cols]`, if it exists.
     pub(crate) fn matrix(
         &mut self,
         name: &str,
@@ -52,7 +52,7 @@ impl<'a> Tensors<'a> {
         self.stack_of(name, &[rows, cols], 1, rows, cols)
     }
 
-    /// Uses the stack of matrices `name`, `[parts, rows, cols]`, if it is there.
+    /// Uses the stack of matrices `name`, `[parts, rows, cols]`, if it exists.
     pub(crate) fn stack(
         &mut self,
         name: &str,
@@ -88,7 +88,7 @@ impl<'a> Tensors<'a> {
         Ok(Some(Matrix { format: WeightFormat::NVFP4_SCALED, bytes, ..matrix }))
     }
 
-    /// The shape of the tensor `name`, if it is there, without using it.
+    /// Returns the shape of the tensor `name`, if it exists, without using it.
     pub(crate) fn shape(&self, name: &str) -> Option<&'a [usize]> {
         self.rest.get(name).map(|tensor| tensor.shape.as_slice())
     }
@@ -103,7 +103,7 @@ impl<'a> Tensors<'a> {
         }
     }
 
-    /// Uses the vectors `name`, `[parts, len]`, if they are there, and reads them one after the other.
+    /// Uses the vectors `name`, `[parts, len]`, if they exist, and reads them one after the other.
     pub(crate) fn vectors(
         &mut self,
         name: &str,
@@ -120,13 +120,13 @@ impl<'a> Tensors<'a> {
         read_vector(tensor)
     }
 
-    /// Uses the vector `name`, `[len]`, if it is there, and reads it.
+    /// Uses the vector `name`, `[len]`, if it exists, and reads it.
     pub(crate) fn vector(&mut self, name: &str, len: usize) -> Result<Option<Vec<f32>>, ModelError> {
         let Some(tensor) = self.take(name, &[len])? else { return Ok(None) };
         read_vector(tensor).map(Some)
     }
 
-    /// As [`Tensors::matrix`], but it has to be there.
+    /// Uses a required matrix, as [`Tensors::matrix`].
     pub(crate) fn require_matrix(
         &mut self,
         name: &str,
@@ -136,7 +136,7 @@ impl<'a> Tensors<'a> {
         self.matrix(name, rows, cols)?.ok_or_else(|| self.missing(name, &[rows, cols]))
     }
 
-    /// As [`Tensors::vector`], but it has to be there.
+    /// Uses a required vector, as [`Tensors::vector`].
     pub(crate) fn require_vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {
         self.vector(name, len)?.ok_or_else(|| self.missing(name, &[len]))
     }
@@ -153,7 +153,7 @@ impl<'a> Tensors<'a> {
         TableId(self.weights.tables.len() as u32 - 1)
     }
 
-    /// Passes over a tensor that has no effect, if it is there.
+    /// Ignores a tensor without effect, if it exists.
     pub(crate) fn ignore(&mut self, name: &str) {
         self.rest.remove(name);
     }
@@ -164,7 +164,7 @@ impl<'a> Tensors<'a> {
         VectorId(self.weights.vectors.len() as u32 - 1)
     }
 
-    /// Ends the use of tensors: those that are left over must be `harmless`.
+    /// Ends the use of tensors. Unused ones must be `harmless`.
     pub(crate) fn finish(self, harmless: impl Fn(&str) -> bool) -> Result<Weights, ModelError> {
         let mut unknown: Vec<&str> = self.rest.into_keys().filter(|name| !harmless(name)).collect();
         if unknown.is_empty() {

@@ -1,8 +1,8 @@
-//! Messages as a template takes them.
+//! Conversion of messages to a form that a template supports.
 //!
-//! Templates refuse or lose what they were not written for: a system message, two users in a row, two calls at once.
-//! What one can do is found out once, by rendering small chats; messages are then put in the nearest form that
-//! it takes, and no text is lost.
+//! Templates refuse or lose messages that they were not written for: a system message, two consecutive user messages,
+//! two calls at once. The abilities of a template are determined once by rendering small chats; messages are then
+//! converted to the nearest supported form without loss of text.
 
 use serde_json::{Map, Value, json};
 
@@ -11,17 +11,17 @@ use super::{ChatInput, ChatTemplate};
 /// Abilities of a template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Abilities {
-    /// It writes a system message at the beginning.
+    /// True if it renders a system message at the beginning.
     system: bool,
-    /// It writes a system message after others.
+    /// True if it renders a system message after others.
     later_system: bool,
-    /// It writes messages of one role after each other.
+    /// True if it renders consecutive messages of one role.
     repeated_roles: bool,
-    /// It writes the calls of a message.
+    /// True if it renders the calls of a message.
     calls: bool,
-    /// It writes several calls of one message.
+    /// True if it renders several calls of one message.
     several_calls: bool,
-    /// It takes the arguments of a call as JSON text, and not as an object.
+    /// True if it expects the arguments of a call as JSON text instead of an object.
     arguments_as_text: bool,
     /// A message that only calls has no content, where others have an empty one.
     null_content: bool,
@@ -112,7 +112,7 @@ impl Abilities {
         }
     }
 
-    /// The messages in the form that the template takes.
+    /// Returns the messages in a form that the template supports.
     pub(super) fn adapt(self, messages: &Value) -> Value {
         let Some(messages) = messages.as_array() else { return messages.clone() };
         let mut messages: Vec<Value> = messages.clone();
@@ -250,7 +250,7 @@ fn one_call_each(messages: Vec<Value>) -> Vec<Value> {
             one["tool_calls"] = json!([call]);
             adapted.push(one);
             let own = results.iter().position(|result| !id.is_null() && result["tool_call_id"] == id);
-            // Results without an id belong to the calls in their order.
+            // Results without an id are assigned to the calls in order.
             let own = own.or_else(|| results.iter().position(|result| result.get("tool_call_id").is_none()));
             adapted.extend(own.map(|own| results.remove(own)));
         }

@@ -1,4 +1,4 @@
-//! `strftime_now(format)`: what Python's `datetime.now().strftime(format)` gives.
+//! `strftime_now(format)`: Python's `datetime.now().strftime(format)`.
 
 use std::fmt::Write;
 
@@ -10,7 +10,7 @@ pub struct WallTime {
 }
 
 impl WallTime {
-    /// The system's clock, in UTC: the standard library does not know the local time zone.
+    /// Returns the system's clock in UTC: the standard library does not provide the local time zone.
     pub fn now_utc() -> Self {
         let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         Self { seconds: since_1970.map_or(0, |elapsed| elapsed.as_secs() as i64) }
@@ -89,7 +89,7 @@ impl WallTime {
             'W' => number(out, (year_day + 7 - (weekday + 6) % 7) / 7, 2, '0'),
             'y' => number(out, year.rem_euclid(100), 2, '0'),
             'Y' => number(out, year, 1, '0'),
-            // A wall clock knows no time zone, like Python's naive datetime.
+            // Without a time zone, like Python's naive datetime.
             'z' | 'Z' => {}
             '%' => out.push('%'),
             _ => {

@@ -12,7 +12,7 @@ use super::MARK;
 /// Bytes of JSON between two charges of fuel.
 const CHARGED_BYTES: usize = 4096;
 
-/// The value that a template sees for JSON.
+/// Converts JSON to a value for templates.
 pub(super) fn to_value(json: &serde_json::Value) -> Value {
     match json {
         serde_json::Value::Null => Value::from(()),
@@ -32,7 +32,7 @@ pub(super) fn to_value(json: &serde_json::Value) -> Value {
 /// The arguments of `json.dumps`.
 struct Style {
     ensure_ascii: bool,
-    /// The indentation of one level. Without it, everything is on one line.
+    /// Indentation per level; `None` for one line.
     indent: Option<String>,
     /// Between items.
     item: String,
@@ -141,7 +141,7 @@ impl Writer<'_, '_, '_> {
         Ok(())
     }
 
-    /// Charges fuel for what was written since the last charge.
+    /// Charges fuel for the text written since the last charge.
     fn charge(&mut self) -> Result<(), Error> {
         let written = self.out.len() - self.charged;
         if written >= CHARGED_BYTES {

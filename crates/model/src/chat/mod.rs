@@ -1,11 +1,10 @@
-//! Chat templates: jinja2, rendered as Hugging Face's `apply_chat_template` does.
+//! Chat templates: jinja2, rendered like Hugging Face's `apply_chat_template`.
 //!
-//! minijinja compiles and renders. `python` adds what Python has and minijinja has not, `json` has `tojson`, `clock`
-//! `strftime_now`. [Decision 9](../../../../docs/decisions/0009-chat-templates.md) has the differences that remain.
+//! minijinja compiles and renders. `python` adds functions of Python that minijinja lacks, `json` `tojson`, and `clock`
+//! `strftime_now`. [Decision 9](../../../../docs/decisions/0009-chat-templates.md) lists the remaining differences.
 //!
-//! Templates come from model files, so they are not trusted. `scan` bounds how deep a template can be before it is
-//! compiled, fuel bounds the steps and the bytes of a rendering, and both run on a thread whose stack is large enough
-//! for everything within these bounds.
+//! Templates are untrusted parts of model files. `scan` bounds their depth before compilation, fuel bounds the steps
+//! and the bytes of a rendering, and both run on a thread whose stack suffices for these bounds.
 
 mod adapt;
 mod clock;
@@ -26,8 +25,8 @@ pub(crate) use prompt::{ControlNames, MARK};
 
 use crate::tokenizer::{SpecialTokens, Tokenizer};
 
-/// Fuel of one rendering: one per instruction and one per 64 bytes that are made, so about 256 MB. A hundred messages
-/// take some ten thousand.
+/// Fuel of one rendering: one unit per instruction and per 64 bytes of text, so about 256 MB. A hundred messages use
+/// some ten thousand.
 const FUEL: u64 = 4_000_000;
 
 /// Bytes of the stack on which templates are compiled and rendered. The deepest templates that `scan` accepts need a
@@ -40,14 +39,14 @@ pub struct ChatTemplate {
     source: String,
     env: Environment<'static>,
     tokens: TemplateTokens,
-    /// Found out when a prompt is first asked for.
+    /// Determined at the first prompt.
     abilities: OnceLock<Abilities>,
-    /// Names that messages cannot write, of the tokenizer that a prompt is first asked for.
+    /// Names that messages must not produce, from the tokenizer of the first prompt.
     names: OnceLock<ControlNames>,
 }
 
-/// The special tokens that templates write, by their names in `tokenizer_config.json`. Those that are `None` are
-/// undefined in the template.
+/// Special tokens for templates, by their names in `tokenizer_config.json`. Those that are `None` are undefined in the
+/// template.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TemplateTokens {
     /// `bos_token`
@@ -60,18 +59,18 @@ pub struct TemplateTokens {
     pub unk: Option<String>,
 }
 
-/// What a template renders.
+/// Input of a template.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChatInput {
-    /// The messages: an array of objects with `role`, `content` and whatever else the template knows.
+    /// The messages: an array of objects with `role`, `content` and further fields for the template.
     pub messages: serde_json::Value,
     /// The tools that are offered, as JSON schemas; `none` in the template where absent.
     pub tools: Option<serde_json::Value>,
-    /// Whether the text ends with the beginning of an answer.
+    /// True if the text ends with the opening of an answer.
     pub add_generation_prompt: bool,
     /// Other variables: `enable_thinking`, `documents`.
     pub extra: serde_json::Map<String, serde_json::Value>,
-    /// What `strftime_now` shows; the system's clock in UTC where absent.
+    /// Time for `strftime_now`; `None` for the system's clock in UTC.
     pub now: Option<WallTime>,
 }
 
@@ -81,30 +80,30 @@ impl ChatInput {
         Self { messages, tools: None, add_generation_prompt: true, extra: serde_json::Map::new(), now: None }
     }
 
-    /// The same from roles and texts.
+    /// Creates an input from roles and texts.
     pub fn from_turns<'t>(turns: impl IntoIterator<Item = (&'t str, &'t str)>) -> Self {
         let message = |(role, content)| json!({"role": role, "content": content});
         Self::new(turns.into_iter().map(message).collect())
     }
 }
 
-/// Why a template does not compile or render.
+/// Reason for which a template does not compile or render.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TemplateError {
-    /// It is not a template that jinja2 would take.
+    /// The syntax is invalid in jinja2.
     #[error("the chat template is malformed: {0}")]
     Syntax(String),
-    /// It exceeds a bound that no honest template comes near.
+    /// The template exceeds a bound that is far beyond ordinary templates.
     #[error("the chat template is too large: {0}")]
     TooLarge(String),
-    /// It refuses the chat, by `raise_exception`: this is what it says.
+    /// The template refuses the chat with this message of `raise_exception`.
     #[error("{0}")]
     Raised(String),
-    /// It does something that is not possible, with this chat.
+    /// The template fails for this chat.
     #[error("the chat template failed: {0}")]
     Failed(String),
-    /// It takes more steps, or makes more text, than any chat needs.
+    /// The template uses more steps or text than any chat needs.
     #[error("the chat template takes too long or makes too much text")]
     TooExpensive,
 }
@@ -138,12 +137,12 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// Renders a chat for a model: in the form that the template takes, where it refuses or loses messages as they are,
-    /// and such that no text of a message is read as a control token or as a marker that the template writes. `tokenizer`
-    /// is always the same one.
+    /// Renders a chat for a model. Messages that the template refuses or loses are converted to a supported form, and
+    /// text of messages never becomes a control token or a marker of the template. `tokenizer` must be the same for all
+    /// calls.
     ///
     /// # Errors
-    /// [`TemplateError`], where no form is taken.
+    /// [`TemplateError`], if no form is supported.
     pub fn prompt(&self, input: &ChatInput, tokenizer: &Tokenizer) -> Result<ChatPrompt, TemplateError> {
         let abilities = self.abilities.get_or_init(|| Abilities::of(self));
         let names = self.names.get_or_init(|| tokenizer.control_names(&self.source));
@@ -157,8 +156,9 @@ impl ChatTemplate {
         Ok(ChatPrompt::from_marked(&self.render(&marked)?))
     }
 
-    /// Counts the tokens of a prompt that later turns of the chat share: those before the opening of the answer, which a template
-    /// may write in another way once the answer is there. `input` was rendered as `prompt`, of `tokens` tokens.
+    /// Returns the number of prompt tokens that later turns of the chat share: those before the opening of the answer,
+    /// which a template may render differently once the answer exists. `input` was rendered as `prompt`, of `tokens`
+    /// tokens.
     pub fn lasting_tokens(
         &self,
         input: &ChatInput,
@@ -171,7 +171,7 @@ impl ChatTemplate {
         let mut pairs = prompt.text.char_indices().zip(history.text.chars());
         let parted = pairs.find(|((_, ours), theirs)| ours != theirs);
         let parted = parted.map_or(history.text.len().min(prompt.text.len()), |((at, _), _)| at);
-        // The last shared characters may be in a token that goes on past them.
+        // The last shared characters may be a part of a token that continues after them.
         let rest = tokenizer.encode(&prompt.text[parted..], SpecialTokens::Parse).len();
         tokens.saturating_sub(rest + usize::from(rest > 0))
     }

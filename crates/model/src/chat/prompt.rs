@@ -1,18 +1,18 @@
-//! A chat as text, in which what the template wrote can be told from what messages contain.
+//! A rendered chat that distinguishes text of the template from text of messages.
 //!
-//! Control tokens in a prompt are only those that the template wrote, and so are markers such as `<tool_call>` that are
-//! ordinary tokens of the vocabulary, but for those in an assistant's own text. Before rendering, a mark is put in front of each
-//! control token's name in a message; after rendering the marks are taken out, and their places are remembered. A
-//! mark does not break the name, and it is no whitespace, so templates that trim, split, slice, join or search texts,
-//! or write them as JSON, do as they did. The places are looked for regardless of case and whitespace, and the
-//! beginning of a name at the end of a text counts as one, so that texts do not become names when a template changes
+//! Only control tokens that the template wrote are control tokens of the prompt. The same holds for markers such as
+//! `<tool_call>` that are ordinary tokens, except those in an assistant's own text. Before rendering, a mark is
+//! inserted before each name of a control token in a message; after rendering, the marks are removed and their
+//! positions recorded. A mark does not split the name and is not whitespace, so templates that trim, split, slice, join
+//! or search texts, or write them as JSON, behave as without it. Names are matched regardless of case and whitespace,
+//! and a prefix of a name at the end of a text also counts, so that texts do not become names when a template changes
 //! or joins them.
 
 use aho_corasick::{AhoCorasick, AhoCorasickKind};
 use serde_json::{Map, Value};
 
-/// Stands in front of a control token's name in a message. No text that is interchanged has this noncharacter, and it
-/// is removed from those that do.
+/// Mark before a control token's name in a message. This noncharacter does not occur in interchanged text, and is
+/// removed from messages that contain it.
 pub(crate) const MARK: char = '\u{10ffff}';
 
 /// A rendered chat.
@@ -55,7 +55,7 @@ pub(crate) struct ControlNames {
     markers: Vec<String>,
 }
 
-/// Marks in an assistant's own text that begin and end its reasoning. Clients send back what they got.
+/// Marks of reasoning in an assistant's own text, which clients send back.
 const REASONING: [&str; 2] = ["<think>", "</think>"];
 
 impl ControlNames {

@@ -1,7 +1,7 @@
-//! What Python's jinja2 has and minijinja has not, or means differently, as far as chat templates use it.
+//! Functions of Python's jinja2 that minijinja lacks or defines differently, as far as chat templates use them.
 //!
-//! minijinja charges fuel for every value that a function, filter or method returns. Only what is larger than the
-//! result on the way there is charged here.
+//! minijinja charges fuel for every value that a function, filter or method returns. Here only larger intermediate
+//! values are charged.
 
 use minijinja::{
     Environment, Error, ErrorKind, State, Value,
@@ -11,7 +11,7 @@ use minijinja_contrib::pycompat;
 
 use super::json;
 
-/// How deep values in a namespace may be nested. Printing, comparing and dropping values is recursive.
+/// Maximum nesting of values in a namespace. Printing, comparing and dropping values recurse.
 const MAX_DEPTH: usize = 100;
 
 /// Fuel for each value that is looked at on its way into a namespace.
@@ -126,7 +126,7 @@ fn method(state: &mut State, value: &Value, name: &str, arguments: &[Value]) -> 
     }
 }
 
-/// True if a format could ask for much more text than its arguments have: `{:99999}`, `{:{}}`.
+/// Returns true if a format may produce much more text than its arguments: `{:99999}`, `{:{}}`.
 fn has_large_width(format: &str) -> bool {
     let large = format.split(|c: char| !c.is_ascii_digit()).any(|digits| digits.len() > 4);
     // A field that contains another one has two opening braces before the first closing one.
@@ -143,7 +143,7 @@ fn split_arguments(arguments: &[Value]) -> Result<(Option<String>, Option<i64>),
     Ok((separator, most))
 }
 
-/// `value|int(default, base)`: what is no number is the default.
+/// `value|int(default, base)`: the default replaces a value that is not a number.
 fn int(value: &Value, default: Option<i64>, base: Option<u32>, named: Kwargs) -> Result<Value, Error> {
     let default = named.get::<Option<i64>>("default")?.or(default).unwrap_or(0);
     let base = named.get::<Option<u32>>("base")?.or(base).unwrap_or(10);
@@ -194,11 +194,10 @@ fn default(value: &Value, arguments: Rest<ValueOrKwargs>) -> Result<Value, Error
     Ok(if is_replaced { other.unwrap_or_else(|| Value::from("")) } else { value.clone() })
 }
 
-/// A value that a namespace may hold: plain data of bounded depth.
+/// Converts a value for a namespace: plain data of bounded depth.
 ///
-/// A namespace is the only value that lasts from one turn of a loop to the next, so only there values could become
-/// as deep as the loop is long (`ns.x = [ns.x]`), lazy sequences refer to ever more others, and a namespace hold
-/// itself. Lazy sequences are made lists.
+/// Only values in a namespace survive the iterations of a loop, so only these could become as deep as the loop is long
+/// (`ns.x = [ns.x]`), chain lazy sequences, or contain the namespace. Lazy sequences are converted to lists.
 pub(super) fn plain(state: &mut State, value: Value) -> Result<Value, Error> {
     let mut is_lazy = false;
     check(state, &value, 0, &mut is_lazy)?;

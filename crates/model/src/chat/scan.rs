@@ -1,8 +1,8 @@
-//! One pass over a template's source before minijinja compiles it.
+//! A pass over a template's source before minijinja compiles it.
 //!
 //! minijinja's parser, its code generator and the destructors of its syntax trees recurse once per link of a chain
-//! (`a.b.c`, `1 + 1 + 1`, `elif`), without a limit of their own. The pass therefore counts the tokens of each tag and
-//! the blocks that are open, and refuses what would be too deep for [`super::STACK`].
+//! (`a.b.c`, `1 + 1 + 1`, `elif`) without a limit. The pass counts the tokens of each tag and the open blocks, and
+//! refuses templates that would be too deep for [`super::STACK`].
 //!
 //! Two statements are rewritten:
 //! - `{% generation %}`, Hugging Face's mark for training, becomes `{% with %}`, which renders its body in a scope.
@@ -22,7 +22,7 @@ const MAX_BRACKETS: usize = 50;
 /// Most blocks that are open at once, where each `elif` and `else` of an open block counts as one.
 const MAX_BLOCKS: usize = 400;
 
-/// Checks the bounds and returns the rewritten source, or what exceeds a bound or has no end.
+/// Checks the bounds and returns the rewritten source, or the exceeded bound or unclosed tag.
 pub(super) fn prepare(source: &str) -> Result<String, TemplateError> {
     if source.len() > MAX_SOURCE {
         let problem = format!("it has {} bytes; at most {MAX_SOURCE} are accepted", source.len());
@@ -58,7 +58,7 @@ pub(super) fn prepare(source: &str) -> Result<String, TemplateError> {
 struct Scan<'s> {
     source: &'s str,
     at: usize,
-    /// Open brackets. Like minijinja's lexer, a tag starts with what the one before it left.
+    /// Number of open brackets. As in minijinja's lexer, a tag starts with the balance of the previous one.
     balance: isize,
     /// Depth that each open block adds.
     open: Vec<usize>,
@@ -73,7 +73,7 @@ struct Tag<'s> {
     tokens: usize,
     /// The first `=` outside of brackets: the offset behind it.
     assign: Option<usize>,
-    /// True if a `.` stands before the first `=`.
+    /// True if a `.` precedes the first `=`.
     dotted: bool,
     /// The offset of `%}`, `-%}` or `+%}`.
     end: usize,
@@ -110,7 +110,7 @@ impl<'s> Scan<'s> {
         Ok(())
     }
 
-    /// Skips the rest of `{% name %}`, if that is what follows a `{%`.
+    /// Skips the rest of `{% name %}`, if it follows a `{%`.
     fn skip_basic_tag(&mut self, name: &str) -> bool {
         let rest = self.rest();
         let trimmed = rest.strip_prefix(['-', '+']).unwrap_or(rest).trim_ascii_start();
@@ -221,7 +221,7 @@ impl<'s> Scan<'s> {
 }
 
 impl Tag<'_> {
-    /// The tag that is compiled instead of this one, which lies in `source[start..end]`.
+    /// Returns the replacement of the tag in `source[start..end]`.
     fn rewritten(&self, source: &str, start: usize, end: usize) -> Option<String> {
         let before = &source[start..self.name_start];
         match (self.name, self.assign) {

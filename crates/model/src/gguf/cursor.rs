@@ -11,13 +11,12 @@ const MAX_HEADER: u64 = 256 << 20;
 /// Bytes that are read from a file at a time.
 const READ_BYTES: u64 = 1 << 20;
 
-/// A position in the header of a file. Nothing is allocated for a length before that many bytes are known to be
-/// there.
+/// A position in the header of a file. Memory is allocated only for lengths whose bytes exist in the file.
 pub(super) struct Cursor<'a> {
     source: &'a dyn ByteSource,
     /// Bytes of the source that have been read and are still of use.
     window: Cow<'a, [u8]>,
-    /// Where the window begins.
+    /// Start of the window.
     start: u64,
     at: u64,
 }
@@ -37,7 +36,7 @@ impl<'a> Cursor<'a> {
         self.source.size() - self.at
     }
 
-    /// The next `len` bytes; `what` names them in the error.
+    /// Returns the next `len` bytes; `what` is their name in errors.
     pub(super) fn take(&mut self, len: u64, what: &'static str) -> Result<&[u8], GgufError> {
         if len > self.remaining() {
             return Err(GgufError::Truncated { what, at: self.at, needed: len, left: self.remaining() });
@@ -72,8 +71,8 @@ impl<'a> Cursor<'a> {
         self.array(what).map(u64::from_le_bytes)
     }
 
-    /// A count of things that take at least `each` bytes of the file, checked against what is left of it, and of the
-    /// bytes that a header may have.
+    /// Reads a number of elements of at least `each` bytes, checked against the rest of the file and of the maximum
+    /// header.
     pub(super) fn count(&mut self, each: u64, what: &'static str) -> Result<usize, GgufError> {
         let count = self.u64(what)?;
         self.fits(count, each, what)

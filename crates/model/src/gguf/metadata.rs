@@ -8,7 +8,7 @@ pub struct Metadata {
     entries: BTreeMap<String, Value>,
 }
 
-/// One value.
+/// A value.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)] // the names say it all
 pub enum Value {
@@ -24,7 +24,7 @@ pub enum Value {
     F64(f64),
     Bool(bool),
     String(String),
-    /// A string that is not UTF-8, as it lies in the file.
+    /// A string that is not UTF-8.
     Bytes(Vec<u8>),
     Array(Array),
 }
@@ -45,12 +45,11 @@ pub enum Array {
     F64(Vec<f64>),
     Bool(Vec<bool>),
     Strings(Vec<String>),
-    /// Strings of which at least one is not UTF-8, all as they lie in the file: old files have token pieces that
-    /// are arbitrary bytes.
+    /// Strings of which at least one is not UTF-8: token pieces in old files are arbitrary bytes.
     ByteStrings(Vec<Vec<u8>>),
 }
 
-/// Why a value cannot be used.
+/// Error of a value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MetadataError {
     /// The key is not there.
@@ -59,14 +58,14 @@ pub enum MetadataError {
         /// The key.
         key: String,
     },
-    /// The value is there with another type, or does not fit.
+    /// The value has another type or is out of range.
     #[error("metadata `{key}` is {found}, expected {expected}")]
     WrongType {
         /// The key.
         key: String,
-        /// What the file has: the type, and the value where it is short.
+        /// Type in the file, and the value if it is short.
         found: String,
-        /// What would work.
+        /// Expected type.
         expected: &'static str,
     },
 }
@@ -119,7 +118,7 @@ impl Metadata {
         }
     }
 
-    /// An array of strings that are all UTF-8; see [`Metadata::byte_strings`] for the others.
+    /// Returns an array of strings that are all UTF-8; see [`Metadata::byte_strings`] for others.
     pub fn strings(&self, key: &str) -> Option<&[String]> {
         match self.get(key)? {
             Value::Array(Array::Strings(strings)) => Some(strings),
@@ -174,7 +173,7 @@ impl Metadata {
         }
     }
 
-    /// An integer that has to fit if it is there.
+    /// Returns an optional integer.
     ///
     /// # Errors
     /// [`MetadataError::WrongType`].
@@ -182,7 +181,7 @@ impl Metadata {
         self.optional(key, "an unsigned 32-bit integer", || self.u32(key))
     }
 
-    /// A float that has to be one if it is there.
+    /// Returns an optional float.
     ///
     /// # Errors
     /// [`MetadataError::WrongType`].
@@ -190,7 +189,7 @@ impl Metadata {
         self.optional(key, "a number", || self.f32(key))
     }
 
-    /// A boolean that has to be one if it is there.
+    /// Returns an optional boolean.
     ///
     /// # Errors
     /// [`MetadataError::WrongType`].
@@ -198,7 +197,7 @@ impl Metadata {
         self.optional(key, "a boolean", || self.bool(key))
     }
 
-    /// A string that has to be one if it is there.
+    /// Returns an optional string.
     ///
     /// # Errors
     /// [`MetadataError::WrongType`].
@@ -206,7 +205,7 @@ impl Metadata {
         self.optional(key, "a string", || self.str(key))
     }
 
-    /// As [`Metadata::optional_u32`], but it has to be there.
+    /// Returns a required integer.
     ///
     /// # Errors
     /// [`MetadataError`].
@@ -214,7 +213,7 @@ impl Metadata {
         self.optional_u32(key)?.ok_or_else(|| MetadataError::Missing { key: key.to_owned() })
     }
 
-    /// As [`Metadata::optional_f32`], but it has to be there.
+    /// Returns a required float.
     ///
     /// # Errors
     /// [`MetadataError`].
@@ -222,7 +221,7 @@ impl Metadata {
         self.optional_f32(key)?.ok_or_else(|| MetadataError::Missing { key: key.to_owned() })
     }
 
-    /// As [`Metadata::optional_str`], but it has to be there.
+    /// Returns a required string.
     ///
     /// # Errors
     /// [`MetadataError`].
@@ -317,7 +316,7 @@ impl Array {
         }
     }
 
-    /// Whether there are no elements.
+    /// Returns true if there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

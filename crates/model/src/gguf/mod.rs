@@ -1,8 +1,8 @@
 //! GGUF, the file format of llama.cpp, versions 2 and 3, in one file or split into several.
 //!
 //! The format (docs/gguf.md of the ggml project): magic, version, counts, key/values, tensor infos, padding, data.
-//! Nothing in a file is trusted: every length is checked against the bytes that are left before anything is
-//! allocated for it, so memory use is bounded by a small multiple of the file's header.
+//! Files are untrusted: every length is checked against the remaining bytes before memory is allocated for it, so
+//! memory use is bounded by a small multiple of the file's header.
 
 mod cursor;
 mod metadata;
@@ -50,7 +50,7 @@ impl Gguf {
         }
     }
 
-    /// Reads a model that lies in memory. It has to be whole: one file of a split model is refused.
+    /// Reads a complete model from memory. A single file of a split model is refused.
     ///
     /// # Errors
     /// [`GgufError`].
@@ -62,7 +62,7 @@ impl Gguf {
         }
     }
 
-    /// What people call the file's mix of formats, if it says so: `Q4_K_M`.
+    /// Returns the common name of the file's mix of formats, if the file has one: `Q4_K_M`.
     pub fn file_type(&self) -> Option<&'static str> {
         types::file_type(self.metadata.u32("general.file_type")?)
     }
@@ -78,7 +78,7 @@ fn read_file(path: &Path) -> Result<reader::Part, GgufError> {
     reader::read(&source).map_err(|error| error.of(path))
 }
 
-/// Why a GGUF file cannot be read.
+/// Reason for which a GGUF file cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GgufError {
@@ -87,7 +87,7 @@ pub enum GgufError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the system.
         source: std::io::Error,
     },
     /// The header cannot be read.
@@ -101,11 +101,11 @@ pub enum GgufError {
     LargeHeader {
         /// The part of the file that was being read.
         what: &'static str,
-        /// Where.
+        /// Offset.
         at: u64,
-        /// Bytes that it takes.
+        /// Bytes of the element.
         needed: u64,
-        /// Where headers end at the latest.
+        /// Maximum size of a header.
         limit: u64,
     },
     /// Some other error, with the file it is about.
@@ -113,7 +113,7 @@ pub enum GgufError {
     InFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Error of the file.
         error: Box<GgufError>,
     },
     /// Another kind of file.
@@ -121,7 +121,7 @@ pub enum GgufError {
     NotGguf {
         /// The first bytes, readable.
         found: String,
-        /// What it looks like, if recognized.
+        /// Detected format, if recognised.
         hint: &'static str,
     },
     /// Written for machines of the other byte order.
@@ -138,13 +138,13 @@ pub enum GgufError {
          is the download complete?"
     )]
     Truncated {
-        /// What was being read.
+        /// Name of the element.
         what: &'static str,
-        /// Where.
+        /// Offset.
         at: u64,
-        /// What it takes.
+        /// Bytes of the element.
         needed: u64,
-        /// What the file has from there.
+        /// Remaining bytes of the file.
         left: u64,
     },
     /// The data ends early.
@@ -171,9 +171,9 @@ pub enum GgufError {
     /// A name that is not text.
     #[error("{what} at byte {at} is not UTF-8")]
     NotText {
-        /// Whose name.
+        /// Kind of the named object.
         what: &'static str,
-        /// Where.
+        /// Offset.
         at: u64,
     },
     /// Two values under one key.
@@ -191,24 +191,24 @@ pub enum GgufError {
     /// The data alignment is not a power of two.
     #[error("`general.alignment` is {0}, but has to be a power of two")]
     Alignment(u32),
-    /// A tensor that cannot be what it says.
+    /// A tensor with an impossible description.
     #[error("tensor `{tensor}` is corrupt: {problem}")]
     Tensor {
         /// The tensor.
         tensor: String,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
     /// A key/value that is needed to read the file.
     #[error(transparent)]
     Metadata(#[from] MetadataError),
-    /// One file of a split model, without the others.
+    /// One file of a split model without the others.
     #[error("this is one of {count} files of a split model; open it by path, beside the others")]
     SplitInMemory {
-        /// How many there should be.
+        /// Number of files.
         count: u32,
     },
-    /// A file of a split model that is not named like one.
+    /// A file of a split model without the name of one.
     #[error(
         "`{}` is one of {count} files of a split model, so its name has to end in `-00001-of-{count:05}.gguf` \
          (with its own number)", path.display()
@@ -216,7 +216,7 @@ pub enum GgufError {
     SplitName {
         /// The file.
         path: PathBuf,
-        /// How many there should be.
+        /// Number of files.
         count: u32,
     },
     /// More files than any split model has.
@@ -232,19 +232,19 @@ pub enum GgufError {
     SplitMissing {
         /// The missing file.
         path: PathBuf,
-        /// How many there should be.
+        /// Number of files.
         count: u32,
     },
-    /// A file of a split model that does not belong to the others.
+    /// A file of a split model that does not match the others.
     #[error("the files of a split model do not belong together: {problem}")]
     SplitMismatch {
-        /// What differs.
+        /// The difference.
         problem: String,
     },
 }
 
 impl GgufError {
-    /// The same error with the file it is about; errors that name their file already stay as they are.
+    /// Adds the path to an error that does not name its file.
     fn of(self, path: &Path) -> Self {
         match self {
             Self::Io { .. } | Self::InFile { .. } | Self::SplitName { .. } | Self::SplitMissing { .. } => {

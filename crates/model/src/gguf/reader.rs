@@ -1,4 +1,4 @@
-//! One file.
+//! Reader of one file.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -10,11 +10,11 @@ use crate::tensor::Tensor;
 const DEFAULT_ALIGNMENT: u32 = 32;
 const MAX_DIMS: u32 = 4;
 
-// The least that each entry takes in the file: a count beyond these is a lie.
+// Minimum bytes of each entry in the file: a count that exceeds them is invalid.
 const MIN_PAIR_BYTES: u64 = 8 + 4 + 1; // empty key, type, a boolean
 const MIN_TENSOR_BYTES: u64 = 8 + 4 + 4 + 8; // empty name, number of dimensions, type, offset
 
-/// What one file holds.
+/// Content of one file.
 pub(super) struct Part {
     pub(super) version: u32,
     pub(super) metadata: Metadata,
@@ -22,7 +22,7 @@ pub(super) struct Part {
     pub(super) bytes: u64,
 }
 
-/// Reads the header and checks that all tensors lie inside the file.
+/// Reads the header and checks that all tensors are inside of the file.
 pub(super) fn read(source: &Arc<dyn ByteSource>) -> Result<Part, GgufError> {
     let size = source.size();
     let mut cursor = Cursor::new(source.as_ref());
@@ -71,7 +71,7 @@ pub(super) fn read(source: &Arc<dyn ByteSource>) -> Result<Part, GgufError> {
     Ok(Part { version, metadata, tensors, bytes: size })
 }
 
-/// A file without the magic gets an error that says what it probably is.
+/// Checks the magic. The error names the probable format.
 fn check_magic(source: &dyn ByteSource) -> Result<(), GgufError> {
     let mut first = [0; 8];
     let first = &mut first[..source.size().min(8) as usize];
@@ -197,7 +197,7 @@ fn text(cursor: &mut Cursor<'_>, what: &'static str) -> Result<String, GgufError
     String::from_utf8(bytes).map_err(|_| GgufError::NotText { what, at })
 }
 
-/// A tensor before it is known to lie inside the file.
+/// A tensor whose position is not checked yet.
 struct Info {
     name: String,
     dtype: crate::tensor::DType,
@@ -243,7 +243,7 @@ fn read_tensor_info(cursor: &mut Cursor<'_>) -> Result<Info, GgufError> {
     Ok(Info { name, dtype, shape, bytes, offset })
 }
 
-/// Every tensor has to lie inside the file, aligned, and apart from the others.
+/// Checks that every tensor is inside of the file, aligned, and does not overlap others.
 fn check_places(infos: &[Info], data: u64, file: u64, alignment: u32) -> Result<(), GgufError> {
     let corrupt = |info: &Info, problem| GgufError::Tensor { tensor: info.name.to_owned(), problem };
     let mut places = Vec::with_capacity(infos.len());
@@ -262,7 +262,7 @@ fn check_places(infos: &[Info], data: u64, file: u64, alignment: u32) -> Result<
     {
         return Err(GgufError::MissingData { tensor: info.name.to_owned(), expected: end, actual: file });
     }
-    // Tensors that share bytes would make a small file stand for a huge model.
+    // Overlapping tensors would let a small file describe a huge model.
     places.sort_unstable_by_key(|&(start, end, _)| (start, end));
     for pair in places.windows(2) {
         let [(_, end, first), (start, _, second)] = [pair[0], pair[1]];

@@ -5,10 +5,10 @@ use std::{collections::HashSet, io, path::Path};
 
 use super::{Gguf, GgufError, Metadata, read_file, reader::Part};
 
-/// Files of a model, at most: each is kept open.
+/// Maximum number of files of a model, each of which stays open.
 const MAX_FILES: u32 = 512;
 
-/// How many files the model has: one, unless the metadata says more.
+/// Returns the number of files of the model: one, unless the metadata states more.
 pub(super) fn count(metadata: &Metadata) -> Result<u32, GgufError> {
     match metadata.optional_u32("split.count")?.unwrap_or(1) {
         count if count > MAX_FILES => Err(GgufError::SplitCount { count, limit: MAX_FILES }),
@@ -75,7 +75,7 @@ fn suffix(number: u32, count: u32) -> String {
     format!("-{:05}-of-{count:05}.gguf", number + 1)
 }
 
-/// What stands before the number in the file's name.
+/// Returns the text before the number in the file's name.
 fn prefix(path: &Path, number: u32, count: u32) -> Option<String> {
     let name = path.file_name()?.to_str()?;
     name.strip_suffix(&suffix(number, count)).map(str::to_owned)

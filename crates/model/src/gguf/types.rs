@@ -1,4 +1,4 @@
-//! Tensor types by number (`enum ggml_type`), including those that are only listed.
+//! Tensor types by number (`enum ggml_type`), including unsupported ones.
 
 use std::borrow::Cow;
 
@@ -40,14 +40,14 @@ pub(super) fn tensor_type(number: u32) -> (DType, Option<BlockSize>) {
     }
 }
 
-/// How many elements lie in how many bytes.
+/// Elements and bytes of a block.
 #[derive(Clone, Copy)]
 pub(super) struct BlockSize {
     pub(super) len: u64,
     pub(super) bytes: u64,
 }
 
-/// What people call a file of this `general.file_type` (`enum llama_ftype` of llama.cpp): `Q4_K_M`.
+/// Returns the common name of a `general.file_type` (`enum llama_ftype` of llama.cpp): `Q4_K_M`.
 pub(super) fn file_type(number: u32) -> Option<&'static str> {
     const GUESSED: u32 = 1024; // a flag: the writer was not told
     Some(match number & !GUESSED {

@@ -1,4 +1,4 @@
-//! Hugging Face folders: `config.json`, safetensors, `tokenizer.json` and what belongs to them.
+//! Hugging Face folders: `config.json`, safetensors, `tokenizer.json` and further files.
 
 pub(crate) mod quantized;
 mod safetensors;
@@ -20,7 +20,7 @@ pub(crate) struct HfFolder {
     pub(crate) path: PathBuf,
     /// `config.json`.
     pub(crate) config: Map<String, Value>,
-    /// `generation_config.json`, empty if there is none.
+    /// Content of `generation_config.json`; empty if there is none.
     pub(crate) generation: Map<String, Value>,
     /// All tensors, in the order of the files.
     pub(crate) tensors: Vec<Tensor>,
@@ -41,7 +41,7 @@ impl HfFolder {
     /// Reads `config.json` and the headers of the weights.
     ///
     /// # Errors
-    /// [`ModelError`], with what is missing or damaged.
+    /// [`ModelError`], with the missing or damaged part.
     pub(crate) fn open(path: &Path) -> Result<Self, ModelError> {
         let config_path = path.join("config.json");
         let config = read_object(&config_path, MAX_CONFIG)?.ok_or_else(|| no_config(path))?;
@@ -66,13 +66,13 @@ impl HfFolder {
         })
     }
 
-    /// `tokenizer_config.json`, if there is one.
+    /// Returns `tokenizer_config.json`, if there is one.
     pub(crate) fn tokenizer_config(&self) -> Result<Option<Vec<u8>>, ModelError> {
         read_file(&self.path.join("tokenizer_config.json"), MAX_TOKENIZER)
     }
 
-    /// What sentence-transformers has beside the model: `modules.json`, and the configuration of the pooling; empty if
-    /// there are none.
+    /// Returns the files of sentence-transformers: `modules.json` and the configuration of the pooling; empty if there
+    /// are none.
     pub(crate) fn pooling(&self) -> Result<(Value, Map<String, Value>), ModelError> {
         let path = self.path.join("modules.json");
         let modules = match read_file(&path, MAX_CONFIG)? {
@@ -107,7 +107,7 @@ fn no_config(path: &Path) -> ModelError {
     ModelError::NotAModel { path: path.to_owned(), problem }
 }
 
-/// The safetensors files: those that the index names, or the only one.
+/// Returns the safetensors files: those of the index, or the only one.
 fn weight_files(folder: &Path) -> Result<Vec<PathBuf>, ModelError> {
     let index_path = folder.join("model.safetensors.index.json");
     if let Some(index) = read_object(&index_path, MAX_INDEX)? {
@@ -184,7 +184,7 @@ fn read_object(path: &Path, limit: u64) -> Result<Option<Map<String, Value>>, Mo
         .map_err(|error| bad(path, &format!("not a JSON object: {error}")))
 }
 
-/// Puts quotes around `Infinity` outside of strings: Python writes it as a number, which JSON does not know.
+/// Puts quotes around `Infinity` outside of strings, which Python writes as a number and JSON does not allow.
 fn name_infinities(bytes: &[u8]) -> Vec<u8> {
     const NAME: &[u8] = b"Infinity";
     let (mut out, mut rest, mut in_string) = (Vec::with_capacity(bytes.len() + 16), bytes, false);

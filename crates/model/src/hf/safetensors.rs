@@ -1,4 +1,4 @@
-//! One safetensors file. The crate of that name parses and checks its header; tensors stay in the file.
+//! Reader of one safetensors file. The crate `safetensors` parses and checks its header; tensors stay in the file.
 
 use std::{borrow::Cow, path::Path, sync::Arc};
 
@@ -17,7 +17,7 @@ const PREFIX: u64 = 8;
 /// Bytes of a header, at most: as the crate has it.
 const MAX_HEADER: u64 = 100_000_000;
 
-/// Opens the file, adds its tensors to `tensors` as those of file number `file`, and returns how many bytes it has.
+/// Opens the file, adds its tensors to `tensors` with file number `file`, and returns the size of the file.
 pub(super) fn open(path: &Path, file: usize, tensors: &mut Vec<Tensor>) -> Result<u64, ModelError> {
     let io = |source| ModelError::Io { path: path.to_owned(), source };
     let source = WeightFile::open(path).map_err(io)?;
@@ -27,7 +27,7 @@ pub(super) fn open(path: &Path, file: usize, tensors: &mut Vec<Tensor>) -> Resul
     Ok(source.size())
 }
 
-/// The tensors of a file, in their order in it; or what is wrong with it, in words.
+/// Returns the tensors of a file in order, or a description of its problem.
 pub(crate) fn read(source: &Arc<dyn ByteSource>, file: usize) -> Result<Vec<Tensor>, String> {
     let (header, metadata) = read_metadata(source.as_ref())?;
     let data = PREFIX + header;
@@ -42,7 +42,7 @@ pub(crate) fn read(source: &Arc<dyn ByteSource>, file: usize) -> Result<Vec<Tens
     Ok(metadata.offset_keys().into_iter().filter_map(tensor).collect())
 }
 
-/// The header's length and what is in it. Tensors are checked to tile the rest of the file.
+/// Returns the length and content of the header. The tensors must cover the rest of the file exactly.
 fn read_metadata(source: &dyn ByteSource) -> Result<(u64, Metadata), String> {
     let size = source.size();
     let mut start = vec![0; size.min(PREFIX) as usize];
@@ -61,7 +61,7 @@ fn read_metadata(source: &dyn ByteSource) -> Result<(u64, Metadata), String> {
     let text = str::from_utf8(&header).map_err(|error| explain(SafeTensorError::InvalidHeader(error)))?;
     let parsed: Metadata = serde_json::from_str(text)
         .map_err(|error| explain(SafeTensorError::InvalidHeaderDeserialization(error)))?;
-    // The crate checks places only of metadata that is made anew, or of a file that lies in memory.
+    // The crate checks positions only for newly created metadata, or for a file in memory.
     let tensors: Vec<_> = parsed
         .offset_keys()
         .into_iter()
@@ -98,7 +98,7 @@ fn explain(error: &SafeTensorError, bytes: &[u8], len: u64) -> String {
         _ if bytes.starts_with(b"version ") => {
             "this is a Git LFS pointer; run `git lfs pull` to get the file itself".to_owned()
         }
-        // The crate's own checks come wrapped; errors of the JSON itself have a place.
+        // Errors of the crate's own checks are wrapped; errors of JSON have a position.
         InvalidHeaderDeserialization(wrapped) if wrapped.line() == 0 => {
             format!("not a valid safetensors file: {wrapped}")
         }

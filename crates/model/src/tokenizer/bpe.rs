@@ -1,5 +1,5 @@
-//! Byte-pair encoding by a list of merges, as GPT-2 does it: text is cut into words, words into bytes, and the pair
-//! that stands first in the list merges first.
+//! Byte-pair encoding by a list of merges, as in GPT-2: text is split into words, words into bytes, and the pair that
+//! is first in the list merges first.
 
 use super::{
     TokenizerError,
@@ -25,8 +25,8 @@ impl Bpe {
         merges: impl ExactSizeIterator<Item = &'m [u8]>,
         vocab: &Vocab,
     ) -> Result<Self, TokenizerError> {
-        // Finding the tokens of all lines would take longer than all else that loading a model does; a prompt needs
-        // few of them, and finds them by their names.
+        // Resolving the tokens of all lines would take longer than the rest of loading a model. A prompt needs few of
+        // them, and resolves them by name.
         let mut names = Names::with_capacity(merges.len());
         for (rank, line) in merges.enumerate() {
             if line.len() < 3 || !line[1..line.len() - 1].contains(&b' ') {
@@ -130,8 +130,8 @@ pub(super) fn char_to_byte(c: char) -> Option<u8> {
     Some(byte as u8)
 }
 
-/// Appends the bytes that a name of a byte-level vocabulary stands for; `false`, with some of them appended, if it has
-/// a character that stands for none.
+/// Appends the bytes of a name in a byte-level vocabulary. Returns false, after appending some of them, if a character
+/// represents no byte.
 pub(super) fn write_name(name: &str, bytes: &mut Vec<u8>) -> bool {
     name.chars().all(|c| char_to_byte(c).map(|byte| bytes.push(byte)).is_some())
 }
@@ -145,7 +145,7 @@ mod tests {
         for byte in 0..=255 {
             assert_eq!(char_to_byte(byte_to_char(byte)), Some(byte));
         }
-        // From GPT-2's own table.
+        // From GPT-2's table.
         assert_eq!(
             [b' ', b'\n', 0, 0x7f, 0xa0, 0xad, 0xff].map(byte_to_char),
             ['Ġ', 'Ċ', 'Ā', 'ġ', 'ł', 'Ń', 'ÿ']

@@ -1,4 +1,4 @@
-//! Filling in the middle: the prompts of models that were trained to write what stands between two texts.
+//! Fill-in-the-middle: prompts of models that were trained to write the text between two texts.
 
 use super::{SpecialTokens, Tokenizer};
 
@@ -8,7 +8,7 @@ struct Family {
     prefix: &'static str,
     suffix: &'static str,
     middle: &'static str,
-    /// Whether the text after the gap comes first.
+    /// True if the text after the gap comes first.
     suffix_first: bool,
     /// Tokens before a repository's name and before a file's name.
     repository: Option<(&'static str, &'static str)>,
@@ -22,7 +22,7 @@ const QWEN: Family = Family {
     repository: Some(("<|repo_name|>", "<|file_sep|>")),
 };
 
-/// In the order in which a vocabulary is searched for them.
+/// Families in the order of the search in a vocabulary.
 const FAMILIES: &[Family] = &[
     // Qwen2.5-Coder and CodeGemma.
     QWEN,
@@ -61,7 +61,7 @@ const FAMILIES: &[Family] = &[
     },
 ];
 
-/// Tokens that models write after what they have filled in.
+/// Tokens after the text in a gap.
 const ENDS: &[&str] = &[
     "<|endoftext|>",
     "<|end_of_text|>",
@@ -84,7 +84,7 @@ pub struct Gap<'t> {
     pub prefix: &'t str,
     /// The text after it.
     pub suffix: &'t str,
-    /// The beginning of what it is filled with.
+    /// Beginning of the text in the gap.
     pub middle: &'t str,
     /// Other files, with their names.
     pub files: &'t [(String, String)],
@@ -135,7 +135,7 @@ impl Tokenizer {
             ids.push(mark);
             text(&mut ids, part);
         }
-        // After a suffix that came first, the prefix goes on by itself.
+        // If the suffix comes first, the prefix continues directly.
         if !family.suffix_first {
             ids.push(middle);
         }
@@ -148,7 +148,7 @@ impl Tokenizer {
         self.marks().is_some()
     }
 
-    /// Tokens that end what is filled in.
+    /// Returns the tokens that end the text in a gap.
     pub fn fill_ends(&self) -> Vec<u32> {
         let ids = ENDS.iter().filter_map(|name| self.token_id(name));
         ids.filter(|&id| self.is_special(id)).collect()
@@ -215,7 +215,7 @@ mod tests {
                 id => char::from(id as u8 + b'!').to_string(),
             };
             let shown = ids.map_or("none".to_owned(), |ids| ids.into_iter().map(word).collect());
-            // Where the middle follows the prefix, there is no mark between them.
+            // If the middle follows the prefix, there is no mark between them.
             let solid = |text: &str| text.split_whitespace().collect::<String>();
             assert_eq!(solid(&shown), solid(expected), "{names:?}");
         }

@@ -1,4 +1,5 @@
-//! Vocabularies in GGUF metadata (docs/gguf.md of the ggml project; what llama.cpp's `llama-vocab.cpp` makes of it).
+//! Vocabularies in GGUF metadata (docs/gguf.md of the ggml project, with the interpretation of llama.cpp's
+//! `llama-vocab.cpp`).
 
 use super::{
     Encoder, Tokenizer, TokenizerError,
@@ -19,7 +20,7 @@ const TYPES: &str = "tokenizer.ggml.token_type";
 const SCORES: &str = "tokenizer.ggml.scores";
 const MERGES: &str = "tokenizer.ggml.merges";
 
-/// How names of tokens are to be read.
+/// Interpretation of token names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Spelling {
     /// Each character is a byte.
@@ -52,7 +53,7 @@ pub(super) fn read(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
         Ok::<_, MetadataError>(id.filter(|&id| (id as usize) < vocab.len()))
     };
     let is_spm = pre.is_none();
-    // What SentencePiece files have where they do not say.
+    // Defaults of SentencePiece.
     let spm_default = |id: u32| is_spm.then_some(id);
     let bos = id("bos", spm_default(1))?;
     let eos = id("eos", spm_default(2))?;
@@ -65,7 +66,7 @@ pub(super) fn read(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
     let flag = |key: &str, default: bool| {
         Ok::<_, MetadataError>(metadata.optional_bool(&format!("tokenizer.ggml.{key}"))?.unwrap_or(default))
     };
-    // Gemma 4 is broken without it, and early files say that it has none.
+    // Gemma 4 needs BOS, but early files disable it.
     let add_bos = flag("add_bos_token", pre.as_ref().is_none_or(|pre| pre.add_bos))? || model == "gemma4";
     let add_eos = flag("add_eos_token", false)?;
     let add_space_prefix = flag("add_space_prefix", true)?;
@@ -123,7 +124,7 @@ fn read_vocab(metadata: &Metadata, spelling: Spelling) -> Result<Vocab, Tokenize
         };
         limits::check_name(TOKENS, id, name)?;
         if name.is_empty() {
-            // Nameless tokens must not be found by an empty name.
+            // Tokens without a name must not be found by an empty name.
             vocab.push(format!("[EMPTY_{id}]").as_bytes(), TokenKind::Unused, |_| {});
         } else {
             vocab.push(name, kind, |bytes| write(name, kind, spelling, bytes));
@@ -158,8 +159,8 @@ pub(super) fn byte_value(name: &str) -> Option<u8> {
     u8::from_str_radix(hex, 16).ok().filter(|_| is_hex)
 }
 
-/// The tokens that are looked for in a text, with what they do to the whitespace around them. Files do not say
-/// that; llama.cpp knows it by the model's name.
+/// Returns the tokens that are matched in text, with their effect on the whitespace around them. Files do not contain
+/// it; llama.cpp derives it from the model's name.
 fn added_tokens(vocab: &Vocab, model_name: Option<&str>, pre_name: Option<&str>) -> Vec<Added> {
     let model_name = model_name.unwrap_or_default().to_lowercase();
     let is_phi3 = model_name.contains("phi-3") || model_name.contains("phi3");

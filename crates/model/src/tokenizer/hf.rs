@@ -22,7 +22,7 @@ use super::{
 
 use crate::chat::ChatPrompt;
 
-/// What of `tokenizer_config.json` matters here.
+/// Used fields of `tokenizer_config.json`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenizerConfig {
     /// Begins a text.
@@ -31,11 +31,11 @@ pub struct TokenizerConfig {
     pub eos_token: Option<String>,
     /// Fills up batches.
     pub pad_token: Option<String>,
-    /// Stands for what the vocabulary cannot express.
+    /// Token for text that the vocabulary cannot express.
     pub unk_token: Option<String>,
-    /// Whether prompts get the begin token; `None` leaves it to `tokenizer.json`.
+    /// True if prompts begin with BOS; `None` leaves it to `tokenizer.json`.
     pub add_bos_token: Option<bool>,
-    /// Whether prompts get the end token; `None` leaves it to `tokenizer.json`.
+    /// True if prompts end with EOS; `None` leaves it to `tokenizer.json`.
     pub add_eos_token: Option<bool>,
     /// Chat templates with their names; a file with only one calls it `default`.
     pub chat_templates: Vec<(String, String)>,
@@ -92,12 +92,12 @@ pub(super) struct Hf {
     in_chat: OnceLock<AsText>,
 }
 
-/// A copy of the tokenizer in which the names of control tokens are text. What stands for each instead is a
+/// A copy of the tokenizer in which the names of control tokens are text. Control tokens are replaced by a
 /// [`PLACEHOLDER`] and one private character, so that a chat in which some names are text is still encoded as a whole.
 #[derive(Debug)]
 struct AsText {
     tokenizer: tokenizers::Tokenizer,
-    /// The tokens of the placeholders, ascending, with the control tokens that they stand for.
+    /// Tokens of the placeholders in ascending order, with their control tokens.
     tokens: Vec<(u32, u32)>,
 }
 
@@ -161,7 +161,7 @@ impl Hf {
         self.as_text.get_or_init(|| AsText::new(&self.parsing, |token| token.special))
     }
 
-    /// The same, in which the names of markers are text as well.
+    /// Returns the copy in which the names of markers are also text.
     fn in_chat(&self) -> &AsText {
         self.in_chat.get_or_init(|| {
             AsText::new(&self.parsing, |token| token.special || special::is_marker(&token.content))
@@ -209,7 +209,8 @@ fn placeholder(at: usize) -> [char; 2] {
     [PLACEHOLDER, char::from_u32(PRIVATE + at as u32).unwrap_or(PLACEHOLDER)]
 }
 
-/// Encoding can fail where a file's own regular expression takes too many steps on a text; the halves take fewer.
+/// Encodes a text. Encoding can fail if a file's regular expression exceeds its steps; the halves of the text need
+/// fewer.
 fn encode(tokenizer: &tokenizers::Tokenizer, text: &str, ids: &mut Vec<u32>) {
     match tokenizer.encode_fast(text, false) {
         Ok(encoding) => ids.extend_from_slice(encoding.get_ids()),
@@ -260,7 +261,7 @@ pub(super) fn read(tokenizer_json: &[u8], config: &TokenizerConfig) -> Result<To
     })
 }
 
-/// What the post-processor puts around a text.
+/// Returns the tokens that the post-processor adds around a text.
 fn template(tokenizer: &tokenizers::Tokenizer) -> Result<(Vec<u32>, Vec<u32>), TokenizerError> {
     let encoding = guarded(|| tokenizer.encode("a", true))?;
     let (ids, mask) = (encoding.get_ids(), encoding.get_special_tokens_mask());
@@ -277,7 +278,7 @@ fn read_vocab(tokenizer: &tokenizers::Tokenizer, rules: &DecodeRules) -> Result<
     let added = tokenizer.get_added_tokens_decoder();
     let mut names: Vec<(u32, String)> =
         tokenizer.get_vocab(true).into_iter().map(|(name, id)| (id, name)).collect();
-    // Some fine-tuned models have added tokens over others; encoding gives the added ones.
+    // Some fine-tuned models redefine tokens by added ones; encoding produces the added ones.
     names.sort_unstable_by_key(|(id, name)| (*id, added.get(id).is_none_or(|token| token.content != *name)));
     names.dedup_by_key(|(id, _)| *id);
     if let Some((id, _)) = names.last().filter(|(id, _)| *id >= MAX_TOKENS) {
@@ -302,7 +303,7 @@ fn read_vocab(tokenizer: &tokenizers::Tokenizer, rules: &DecodeRules) -> Result<
     Ok(vocab)
 }
 
-/// What a decoder makes of a token's name.
+/// Rules of decoding a token's name.
 #[derive(Debug, Default)]
 struct DecodeRules {
     byte_level: bool,
@@ -379,7 +380,7 @@ fn check_syntax(json: &[u8]) -> Result<(), TokenizerError> {
     serde_json::from_slice::<WellFormed>(json).map(|_| ()).map_err(|error| invalid("tokenizer.json", error))
 }
 
-/// Any JSON, parsed as [`Value`] would be and kept nowhere. (Serde's own `IgnoredAny` does not look into strings.)
+/// Any JSON, parsed like [`Value`] and discarded. Serde's `IgnoredAny` does not check strings.
 struct WellFormed;
 
 impl<'de> Deserialize<'de> for WellFormed {

@@ -1,8 +1,7 @@
-//! Bounds on what a file's tokenizer may hold, so that loading it and encoding with it take bounded time and memory.
+//! Bounds of a file's tokenizer, so that loading and encoding take bounded time and memory.
 //!
-//! All bounds are far beyond what known tokenizers have. The pure-Rust regular expressions of a `tokenizer.json` can
-//! backtrack, so each is tried on the texts that make expressions backtrack; its own limit of a million steps per
-//! match remains.
+//! All bounds are far beyond known tokenizers. The pure-Rust regular expressions of a `tokenizer.json` can backtrack,
+//! so each is tried on texts that provoke backtracking; its own limit of a million steps per match also applies.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -18,16 +17,16 @@ const MAX_ADDED: usize = 4 << 20;
 /// Most normalizers, pre-tokenizers, decoders or post-processors in a row.
 const MAX_STEPS: usize = 64;
 
-/// How many times as long as a text its normalized form may be. Known tokenizers have up to 33.
+/// Maximum ratio of a normalized text's length to the original. Known tokenizers have up to 33.
 const MAX_GROWTH: usize = 64;
 
-/// Most bytes of what is put in front of a text, or before or behind each part of a word.
+/// Maximum bytes of text that is added before a text, or around each part of a word.
 const MAX_AFFIX: usize = 64;
 
 /// Most tokens that are put before or behind a prompt.
 pub(super) const MAX_TEMPLATE: usize = 64;
 
-/// Most characters of a word that WordPiece looks at; it takes time with their square.
+/// Maximum characters of a word for WordPiece, whose time is quadratic.
 const MAX_WORD: u64 = 1000;
 
 /// Most steps that a regular expression may go back on a text of [`PROBE`] characters.
@@ -154,7 +153,7 @@ fn check_affix(affix: &str) -> Result<(), TokenizerError> {
     }
 }
 
-/// Multiplies how much longer each step can make a text.
+/// Multiplies the maximum growth of each step.
 fn check_growth(steps: &[&Value]) -> Result<(), TokenizerError> {
     let mut growth = 1_usize;
     for (index, step) in steps.iter().enumerate() {

@@ -5,7 +5,7 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap, ops::Range};
 
-/// What two neighbours merge into.
+/// Result of merging two neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Merge {
     /// Lower ranks merge first.
@@ -17,7 +17,7 @@ pub(super) struct Merge {
 /// A stretch of the text that is, or may become, one token.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Symbol {
-    /// `None` for a stretch that no token stands for; it can still be told apart by its text.
+    /// `None` for a span without a token, which is compared by its text.
     pub(super) token: Option<u32>,
     start: usize,
     end: usize,
@@ -26,7 +26,7 @@ pub(super) struct Symbol {
 }
 
 impl Symbol {
-    /// Where it lies in the text.
+    /// Returns its span in the text.
     pub(super) fn span(&self) -> Range<usize> {
         self.start..self.end
     }
@@ -39,7 +39,7 @@ const NONE: usize = usize::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate {
     merge: MergeOrder,
-    /// The end of the right symbol: if that has changed, one of the two has merged with somebody else.
+    /// End of the right symbol. If it has changed, one of the two has merged with another symbol.
     end: usize,
 }
 
@@ -58,8 +58,8 @@ pub(super) struct Merger {
 }
 
 impl Merger {
-    /// Merges neighbouring `symbols` (consecutive stretches of one text, each with its token) as long as `merge`
-    /// has something for a pair, always taking the lowest rank, leftmost first, and calls `emit` for what is left.
+    /// Merges neighbouring `symbols` (consecutive spans of one text, each with its token) while `merge` returns a
+    /// result, lowest rank and leftmost first, and calls `emit` for the remaining symbols.
     pub(super) fn run(
         &mut self,
         symbols: impl Iterator<Item = (Range<usize>, Option<u32>)>,

@@ -1,8 +1,7 @@
 //! Text to tokens and back.
 //!
-//! Three kinds of encoders stand behind one [`Tokenizer`]: SentencePiece's byte-pair encoding and GPT-2's, both
-//! read from GGUF metadata, and whatever a `tokenizer.json` describes. Decoding is the same for all: a token writes
-//! bytes, and bytes become text.
+//! Three kinds of encoders implement [`Tokenizer`]: SentencePiece's byte-pair encoding and GPT-2's, both read from GGUF
+//! metadata, and the encoders of `tokenizer.json`. Decoding is common: a token writes bytes, and bytes become text.
 
 mod bpe;
 mod breakers;
@@ -33,17 +32,17 @@ pub use fim::Gap;
 pub use hf::TokenizerConfig;
 pub use stream::DecodeStream;
 
-/// Whether the names of control tokens in a text mean these tokens.
+/// Interpretation of control token names in a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpecialTokens {
     /// `<|end|>` is the token of that name: for prompts that a chat template made.
     Parse,
-    /// `<|end|>` is seven characters: for text that comes from anywhere else. (Tokens that a vocabulary defines as
-    /// part of ordinary text, such as runs of spaces, are found nevertheless.)
+    /// `<|end|>` is seven characters, for text from other sources. Tokens that a vocabulary defines as ordinary text,
+    /// such as runs of spaces, are still matched.
     AsText,
 }
 
-/// Whether control tokens show in decoded text.
+/// Display of control tokens in decoded text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpecialText {
     /// They write nothing.
@@ -59,9 +58,9 @@ pub struct Tokenizer {
     encoder: Encoder,
     bos: Option<u32>,
     eos: Option<u32>,
-    /// What a prompt begins with.
+    /// Tokens before each prompt.
     prefix: Vec<u32>,
-    /// What a prompt ends with.
+    /// Tokens after each prompt.
     suffix: Vec<u32>,
     /// The first space of a text is an artefact of encoding.
     strips_first_space: bool,
@@ -77,19 +76,19 @@ enum Encoder {
 
 impl Tokenizer {
     /// Reads the vocabulary of a GGUF file (`tokenizer.ggml.*`): the models `llama` (SentencePiece), `gpt2`
-    /// (byte-level, with the pre-tokenizers that llama.cpp names) and `gemma4`.
+    /// (byte-level, with llama.cpp's pre-tokenizers) and `gemma4`.
     ///
     /// # Errors
-    /// [`TokenizerError`], naming what is missing, or not supported and what is.
+    /// [`TokenizerError`], with the missing or unsupported part.
     pub fn from_gguf(metadata: &Metadata) -> Result<Self, TokenizerError> {
         gguf::read(metadata)
     }
 
-    /// Reads Hugging Face's `tokenizer.json`. `tokenizer_config.json` says which tokens begin and end a text, and
-    /// whether they are added.
+    /// Reads Hugging Face's `tokenizer.json`. `tokenizer_config.json` determines BOS and EOS, and whether they are
+    /// added.
     ///
     /// # Errors
-    /// [`TokenizerError`], if a file is malformed or decodes in a way that is not supported.
+    /// [`TokenizerError`], if a file is malformed or its decoder is not supported.
     pub fn from_hf(tokenizer_json: &[u8], tokenizer_config: Option<&[u8]>) -> Result<Self, TokenizerError> {
         let config = tokenizer_config.map(TokenizerConfig::parse).transpose()?.unwrap_or_default();
         hf::read(tokenizer_json, &config)
@@ -102,14 +101,14 @@ impl Tokenizer {
         ids
     }
 
-    /// The tokens of a whole prompt: as [`Tokenizer::encode`], between the tokens that the model wants around it.
-    /// A prompt that already has them does not get them twice.
+    /// Returns the tokens of a whole prompt: those of [`Tokenizer::encode`], between the model's initial and final
+    /// tokens. They are not added twice.
     pub fn encode_prompt(&self, text: &str, special: SpecialTokens) -> Vec<u32> {
         self.whole_prompt(|ids| self.encode_into(text, special, ids))
     }
 
-    /// The tokens of a chat, as [`Tokenizer::encode_prompt`]. Control tokens are those that the template wrote, and not
-    /// those that a message names.
+    /// Returns the tokens of a chat, as [`Tokenizer::encode_prompt`]. Only names that the template wrote become control
+    /// tokens.
     pub fn encode_chat(&self, prompt: &ChatPrompt) -> Vec<u32> {
         self.whole_prompt(|ids| match &self.encoder {
             Encoder::Spm(_, added) | Encoder::Bpe(_, added) => {
@@ -213,7 +212,7 @@ impl Tokenizer {
         self.vocab.find(name.as_bytes())
     }
 
-    /// Whether a token steers the model and writes no text: begin, end, roles, unknown.
+    /// Returns true for a control token, which writes no text: begin, end, roles, unknown.
     pub fn is_special(&self, id: u32) -> bool {
         self.vocab.kind(id).is_some_and(TokenKind::is_special)
     }
@@ -228,7 +227,7 @@ impl Tokenizer {
         self.eos
     }
 
-    /// Most bytes of a text of `tokens` tokens: a longer one has more of them, whatever it says. Looks at the whole vocabulary.
+    /// Returns the maximum bytes of a text of `tokens` tokens. Reads the whole vocabulary.
     pub fn max_text_bytes(&self, tokens: usize) -> usize {
         let longest = (0..self.vocab.len() as u32).map(|id| self.vocab.bytes(id).len()).max().unwrap_or(0);
         // Normalizers may make a text shorter before it is cut into tokens: composed characters, blanks that are stripped.
@@ -241,14 +240,14 @@ impl Tokenizer {
         self.vocab.len()
     }
 
-    /// The tokens after which nothing follows: end of text, of turn, of message; those that the file names as such,
-    /// and those that are known by their names. Sorted.
+    /// Returns the tokens that end an answer: end of text, of turn, of message; those of the file, and those with known
+    /// names. Sorted.
     pub fn stop_tokens(&self) -> &[u32] {
         &self.stop_tokens
     }
 }
 
-/// Why there is no tokenizer.
+/// Reason for which there is no tokenizer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenizerError {
@@ -260,7 +259,7 @@ pub enum TokenizerError {
     UnsupportedModel {
         /// `tokenizer.ggml.model`.
         name: String,
-        /// What would work.
+        /// Supported alternatives.
         supported: &'static str,
     },
     /// A pre-tokenizer that does not exist here.
@@ -268,7 +267,7 @@ pub enum TokenizerError {
     UnsupportedPreTokenizer {
         /// `tokenizer.ggml.pre`.
         name: String,
-        /// What would work.
+        /// Supported alternatives.
         supported: String,
     },
     /// A file that decodes tokens in a way that does not exist here.
@@ -276,15 +275,15 @@ pub enum TokenizerError {
     UnsupportedDecoder {
         /// Its type.
         name: String,
-        /// What would work.
+        /// Supported alternatives.
         supported: &'static str,
     },
     /// Data that contradicts itself.
     #[error("{what}: {problem}")]
     Invalid {
-        /// Which data.
+        /// Name of the data.
         what: String,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
 }

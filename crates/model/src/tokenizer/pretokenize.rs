@@ -1,9 +1,9 @@
-//! Cutting text into words before byte-pair encoding, the way each model family was trained with.
+//! Splitting of text into words before byte-pair encoding, as each model family was trained.
 //!
-//! GGUF files only name the way (`tokenizer.ggml.pre`). The expressions are those of the models' own
-//! `tokenizer.json` files; llama.cpp (`llama-vocab.cpp`) gives the names. Most expressions end in
-//! `\s+(?!\S)|\s+`: the look-ahead gives a space back to the word after it. [`regex`] runs in linear time because
-//! it has no look-ahead, so they are written here with `\s+` alone, and [`Spaces`] says what is given back.
+//! GGUF files only name the method (`tokenizer.ggml.pre`). The expressions are those of the models' `tokenizer.json`
+//! files; llama.cpp (`llama-vocab.cpp`) defines the names. Most expressions end in `\s+(?!\S)|\s+`: the look-ahead
+//! leaves the last space to the following word. [`regex`] runs in linear time because it has no look-ahead, so they are
+//! written with `\s+` alone, and [`Spaces`] implements the look-ahead.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use regex::Regex;
 
 use super::TokenizerError;
 
-/// One step: every word so far is cut at the matches; what lies between matches becomes a word too.
+/// A step: every word is split at the matches, and the text between matches also becomes words.
 #[derive(Debug)]
 enum Step {
     Split(Regex, Spaces),
@@ -23,26 +23,26 @@ enum Step {
     },
 }
 
-/// What becomes of a match that is nothing but whitespace.
+/// Handling of a match that consists of whitespace.
 #[derive(Clone, Copy, Debug)]
 enum Spaces {
-    /// It stays as it is.
+    /// The match is unchanged.
     Keep,
     /// `\s+(?!\S)|\s+`: its last character is given back if something follows, unless it is the only one.
     GiveBack,
-    /// The same after `\s*[\r\n]+`: what ends in a line break matched that, and stays.
+    /// Like the previous one, after `\s*[\r\n]+`: a match that ends in a line break is unchanged.
     GiveBackUnlessNewline,
     /// `\s{512}(?!\S)|\s{256}(?!\S)|...|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}` after `\s*[\r\n]+` (Jais 2).
     PowersUnlessNewline,
 }
 
-/// What a name stands for, besides the words.
+/// Properties of a named pre-tokenizer besides its words.
 #[derive(Debug)]
 pub(super) struct PreTokenizer {
     steps: Vec<Step>,
-    /// A word that is a token as it stands becomes that token, whatever the merges say.
+    /// True if a word that is a token becomes that token, independent of the merges.
     pub(super) ignore_merges: bool,
-    /// Text begins with the begin token where the file does not say.
+    /// True if text begins with BOS unless the file states otherwise.
     pub(super) add_bos: bool,
     /// Words are bytes written as the 256 printable characters of GPT-2. If not, they are plain UTF-8 with `▁` for
     /// spaces, and bytes fall back to `<0xAB>`.
@@ -61,7 +61,7 @@ const BLOOM: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
 /// Letters that have case, as DeepSeek LLM's `tokenizer.json` spells them out.
 const CASED_LETTERS: &str = "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃";
 
-/// Words of one case, or capitalized, as GPT-4o and Tekken have them; `tail` is what may follow each.
+/// Words of one case, or capitalized, as in GPT-4o and Tekken; `tail` may follow each.
 fn cased_words(not_han: &str, tail: &str) -> String {
     let upper = format!(r"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{not_han}]");
     let lower = format!(r"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{not_han}]");
@@ -219,7 +219,7 @@ impl PreTokenizer {
         })
     }
 
-    /// The words of `text`, in order, covering all of it.
+    /// Returns the words of `text` in order, which cover all of it.
     pub(super) fn words(&self, text: &str) -> Vec<Range<usize>> {
         let mut words: Vec<_> = std::iter::once(0..text.len()).collect();
         for step in &self.steps {
@@ -250,7 +250,7 @@ fn split(text: &str, regex: &Regex, spaces: Spaces, push: &mut impl FnMut(Range<
         let end = found.start() + spaces.kept(found.as_str(), found.end() == text.len());
         push(done..found.start());
         push(found.start()..end);
-        // No expression here matches nothing; if one did, this would not go on forever.
+        // No expression here matches an empty text; this prevents an endless loop.
         if end == done {
             break;
         }
@@ -260,7 +260,7 @@ fn split(text: &str, regex: &Regex, spaces: Spaces, push: &mut impl FnMut(Range<
 }
 
 impl Spaces {
-    /// How many bytes of a match stay in it; `at_end` says that nothing follows.
+    /// Returns the number of bytes that stay in a match; `at_end` is true if no text follows.
     fn kept(self, matched: &str, at_end: bool) -> usize {
         let newline_stays = matches!(self, Spaces::GiveBackUnlessNewline | Spaces::PowersUnlessNewline);
         let last = matched.chars().next_back();
@@ -318,10 +318,10 @@ fn steps(family: Family) -> Result<Vec<Step>, regex::Error> {
         let unless_before = unless_before.map(Regex::new).transpose()?;
         Ok(Step::Thousands { runs: Regex::new(runs)?, unless_before })
     };
-    // Letters with one character before them, then `numbers`, then symbols and spaces: Llama 3 and its kin.
+    // Letters with one character before them, then `numbers`, then symbols and spaces: Llama 3 and similar ones.
     let words = |numbers: &str| format!(r"[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{numbers}|{SYMBOLS_AND_SPACES}");
     let llama3 = |numbers: &str| split(&format!("{CONTRACTIONS}|{}", words(numbers)), GiveBackOrNewline);
-    // GPT-4o and Tekken also take a slash after symbols.
+    // GPT-4o and Tekken also include a slash after symbols.
     let cased = |not_han: &str, tail: &str, numbers: &str, after_symbols: &str| {
         let words = cased_words(not_han, tail);
         let rest = format!(r" ?[^\s\p{{L}}\p{{N}}]+{after_symbols}*|\s*[\r\n]+|\s+");

@@ -30,20 +30,19 @@ pub(super) struct Added {
     pub(super) strip_right: bool,
 }
 
-/// Finds added tokens: from left to right, the longest of those that begin at the same place, in one pass
-/// whatever their number.
+/// Finder of added tokens in one pass: from left to right, the longest of those that begin at one position.
 #[derive(Debug)]
 pub(super) struct AddedTokens {
     /// With control tokens.
     all: Finder,
-    /// Without: only what is always taken out of the text.
+    /// Finder for plain text: only tokens that are always matched.
     user_defined: Finder,
 }
 
 #[derive(Debug)]
 struct Finder {
     tokens: Vec<Added>,
-    /// `None` where there is nothing to find.
+    /// `None` without patterns.
     automaton: Option<AhoCorasick>,
 }
 
@@ -62,7 +61,7 @@ impl AddedTokens {
         }
     }
 
-    /// The same for a chat, in which control tokens and markers are only those that its template wrote.
+    /// Splits a chat, in which only control tokens and markers of its template are matched.
     pub(super) fn split_chat<'t>(&self, prompt: &'t ChatPrompt) -> Vec<Fragment<'t>> {
         self.all.split(&prompt.text, |range| prompt.is_literal(range))
     }
@@ -80,7 +79,7 @@ impl Finder {
         let patterns: Vec<&str> = tokens.iter().map(|token| token.text.as_str()).collect();
         let bytes = patterns.iter().map(|pattern| pattern.len()).sum();
         limits::check_added("added tokens", bytes)?;
-        // The faster automaton takes a kilobyte for each byte of a pattern.
+        // The faster automaton uses a kilobyte for each byte of a pattern.
         let kind = if bytes > MAX_DFA { AhoCorasickKind::ContiguousNFA } else { AhoCorasickKind::DFA };
         let mut builder = AhoCorasick::builder();
         let mut build = || builder.match_kind(MatchKind::LeftmostLongest).kind(Some(kind)).build(&patterns);
@@ -125,7 +124,7 @@ impl Finder {
     }
 }
 
-/// What C's `isspace` takes for whitespace.
+/// Returns true for whitespace of C's `isspace`.
 fn is_c_space(c: char) -> bool {
     matches!(c, ' ' | '\t' | '\n' | '\u{b}' | '\u{c}' | '\r')
 }

@@ -1,5 +1,5 @@
-//! Byte-pair encoding as SentencePiece does it: pieces have scores, and the neighbours that form the piece with the
-//! best score merge first. What no piece stands for is written as bytes, `<0xAB>`.
+//! Byte-pair encoding of SentencePiece: pieces have scores, and the neighbours that form the piece with the best score
+//! merge first. Text without a piece is written as bytes, `<0xAB>`.
 
 use std::collections::HashSet;
 
@@ -14,7 +14,7 @@ pub(super) const SPACE: &str = "▁";
 
 #[derive(Debug)]
 pub(super) struct Spm {
-    /// By token: the better the score, the lower.
+    /// Ranks by token: a better score has a lower rank.
     ranks: Vec<u32>,
     /// Text after a special token, and at the beginning, gets a space in front.
     pub(super) add_space_prefix: bool,
@@ -47,7 +47,7 @@ impl Spm {
         Ok(Self { ranks, add_space_prefix, unknown, before_space })
     }
 
-    /// Appends the tokens of `text`; `after_special` says that it begins the text or follows a special token.
+    /// Appends the tokens of `text`; `after_special` is true if it begins the text or follows a special token.
     pub(super) fn encode(&self, text: &str, after_special: bool, vocab: &Vocab, ids: &mut Vec<u32>) {
         let mut escaped = String::with_capacity(text.len() + text.len() / 2);
         if self.add_space_prefix && after_special {

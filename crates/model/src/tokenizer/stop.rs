@@ -1,9 +1,9 @@
-//! Tokens that are known by their names. Files do not always say which tokens end a turn, or say that such a token is
-//! ordinary text; llama.cpp recognizes these names (`llama-vocab.cpp`), and so do we.
+//! Tokens recognised by name. Files do not always mark tokens that end a turn, or mark them as ordinary text; the names
+//! are those of llama.cpp (`llama-vocab.cpp`).
 
 use super::vocab::{TokenKind, Vocab};
 
-/// End a text, a turn or a message.
+/// Tokens that end a text, a turn or a message.
 const ENDS: &[&str] = &[
     "<|eot_id|>",
     "<|im_end|>",
@@ -27,10 +27,10 @@ const ENDS: &[&str] = &[
     "[e~[",
 ];
 
-/// The same, but the names are also those of ordinary text: only where the file says that they are control tokens.
+/// Names that are also ordinary text; they end a text only if the file marks them as control tokens.
 const ENDS_IF_CONTROL: &[&str] = &["</s>", "<eos>"];
 
-/// Tokens of fill-in-the-middle prompts after which a model has gone past its text.
+/// Tokens of fill-in-the-middle prompts that end the text in a gap.
 const FILL_ENDS: &[&str] = &[
     "<|fim_pad|>",
     "<fim-pad>",
@@ -73,14 +73,14 @@ const FILL: &[&str] = &[
     "<|middle|>",
 ];
 
-/// Makes control tokens of all that are known to be, whatever the file says.
+/// Marks all known control tokens, regardless of the file.
 pub(super) fn mark_control(vocab: &mut Vocab) {
     for name in [ENDS, FILL_ENDS, FILL].into_iter().flatten() {
         if let Some(id) = vocab.find(name.as_bytes()) {
             vocab.set_kind(id, TokenKind::Control);
         }
     }
-    // Phi-3 kept Llama's end of text but calls it text; to Gemma, `</s>` is HTML.
+    // Phi-3 kept Llama's end of text as ordinary text; for Gemma, `</s>` is HTML.
     let kind = |vocab: &Vocab, name: &str| vocab.find(name.as_bytes()).and_then(|id| vocab.kind(id));
     if kind(vocab, "<s>") == Some(TokenKind::Control)
         && kind(vocab, "</s>") == Some(TokenKind::UserDefined)
@@ -97,7 +97,7 @@ pub(super) fn stop_tokens(vocab: &Vocab, named: impl IntoIterator<Item = u32>) -
     let known = known.filter(|&id| vocab.kind(id) == Some(TokenKind::Control));
     let mut ids: Vec<u32> =
         named.into_iter().filter(|&id| (id as usize) < vocab.len()).chain(known).collect();
-    // Where messages have their own ends, `<|end|>` only ends one of several (Harmony, Solar).
+    // If messages have their own ends, `<|end|>` ends only one of several messages (Harmony, Solar).
     let has = |name: &str| find(name).is_some_and(|id| ids.contains(&id));
     if (has("<|return|>") && has("<|call|>")) || (has("<|calls|>") && has("<|flush|>")) {
         let end = find("<|end|>");

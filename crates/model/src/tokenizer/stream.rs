@@ -1,11 +1,10 @@
-//! Decoding while tokens come in, never emitting half a character.
+//! Incremental decoding without incomplete characters.
 
 use std::sync::Arc;
 
 use super::{SpecialText, Tokenizer};
 
-/// Text of a growing sequence of tokens. The pieces that it gives out, put together, are what
-/// [`Tokenizer::decode`] gives for the whole.
+/// Decoder of a growing sequence of tokens. Its pieces, concatenated, equal [`Tokenizer::decode`] of the whole.
 #[derive(Clone, Debug)]
 pub struct DecodeStream {
     tokenizer: Arc<Tokenizer>,
@@ -14,9 +13,9 @@ pub struct DecodeStream {
     shown: Arc<[u32]>,
     /// Bytes that are no character write nothing, instead of U+FFFD.
     skips_invalid: bool,
-    /// Nothing has been written yet, so a first space is still to be dropped.
+    /// True before the first text, where an initial space is dropped.
     at_start: bool,
-    /// The beginning of a character whose other bytes have not come yet: at most three bytes.
+    /// Bytes of an incomplete character: at most three.
     pending: Vec<u8>,
 }
 
@@ -66,7 +65,7 @@ impl DecodeStream {
                     let valid = &self.pending[done..][..error.valid_up_to()];
                     text.push_str(&String::from_utf8_lossy(valid));
                     done += error.valid_up_to();
-                    // Without a length, the error is only that the text ends here.
+                    // Without a length, the text ends within a character.
                     let Some(invalid) = error.error_len() else { break };
                     if !self.skips_invalid {
                         text.push(char::REPLACEMENT_CHARACTER);
@@ -79,7 +78,7 @@ impl DecodeStream {
         text
     }
 
-    /// Ends the text; returns what was held back: a character that never became whole shows as U+FFFD.
+    /// Ends the text and returns the rest: an incomplete character becomes U+FFFD.
     pub fn finish(self) -> String {
         String::from_utf8_lossy(&self.pending).into_owned()
     }

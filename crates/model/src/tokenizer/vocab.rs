@@ -1,17 +1,17 @@
-//! The vocabulary: what each token is called, what it writes, and which token has a given name.
+//! The vocabulary: names, texts and kinds of tokens.
 
 use std::{collections::hash_map::RandomState, hash::BuildHasher};
 
-/// What a token is for, as `tokenizer.ggml.token_type` says it.
+/// Kind of a token, as in `tokenizer.ggml.token_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TokenKind {
     /// A piece of text.
     Normal,
-    /// Stands for what the vocabulary cannot express.
+    /// Represents text that the vocabulary cannot express.
     Unknown,
-    /// Steers the model (begin, end, roles); never part of a text unless the caller says so.
+    /// Controls the model (begin, end, roles); part of a text only on request.
     Control,
-    /// A piece that is taken out of the text before anything else looks at it.
+    /// A piece that is matched before all others.
     UserDefined,
     /// A piece that the model never saw.
     Unused,
@@ -20,12 +20,12 @@ pub(super) enum TokenKind {
 }
 
 impl TokenKind {
-    /// Whether text is never allowed to become this token by merging.
+    /// Returns true if merging must never produce this token.
     pub(super) fn is_reserved(self) -> bool {
         matches!(self, TokenKind::Unknown | TokenKind::Control | TokenKind::Byte)
     }
 
-    /// Whether decoding leaves it out unless asked.
+    /// Returns true if decoding omits it by default.
     pub(super) fn is_special(self) -> bool {
         matches!(self, TokenKind::Unknown | TokenKind::Control)
     }
@@ -48,8 +48,7 @@ impl Vocab {
         }
     }
 
-    /// Appends a token with its name in the vocabulary; `write` appends the bytes that it writes. Of two tokens with
-    /// one name, the later one is found.
+    /// Appends a token with its name; `write` appends its bytes. Of two tokens with one name, the later one is found.
     pub(super) fn push(&mut self, name: &[u8], kind: TokenKind, write: impl FnOnce(&mut Vec<u8>)) {
         self.names.push(name, Duplicate::Replaces);
         write(&mut self.bytes.bytes);
@@ -71,7 +70,7 @@ impl Vocab {
         self.find_joined(&[name])
     }
 
-    /// The same with the name in parts.
+    /// Finds a token by the parts of its name.
     pub(super) fn find_joined(&self, name: &[&[u8]]) -> Option<u32> {
         self.names.find(name).filter(|&id| !self.kinds[id as usize].is_reserved())
     }
@@ -82,12 +81,12 @@ impl Vocab {
         self.find(&[b'<', b'0', b'x', HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)], b'>'])
     }
 
-    /// The name of a token; nothing where there is no such token.
+    /// Returns the name of a token; empty if it does not exist.
     pub(super) fn name(&self, id: u32) -> &[u8] {
         self.names.get(id)
     }
 
-    /// What a token writes; nothing where there is no such token.
+    /// Returns the bytes that a token writes; empty if it does not exist.
     pub(super) fn bytes(&self, id: u32) -> &[u8] {
         self.bytes.get(id as usize)
     }
@@ -121,7 +120,7 @@ impl Slab {
     }
 }
 
-/// Which of two equal names is found.
+/// Choice between two equal names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Duplicate {
     /// The later one.

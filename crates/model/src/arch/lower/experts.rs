@@ -216,7 +216,7 @@ impl Lowering<'_, '_> {
         Ok([gate, up, self.stack(layer, Part::ExpertDown, count, hidden, width)?])
     }
 
-    /// One tensor for all experts, or one for each.
+    /// Returns one tensor for all experts, or one per expert.
     fn stack(
         &mut self,
         layer: usize,
@@ -353,7 +353,7 @@ impl Lowering<'_, '_> {
         Ok([0, 1, 2].map(|index| Linear { matrix: matrices[index], bias: biases[index] }))
     }
 
-    /// Biases of gates, ups and downs that lie beside fused stacks, if there are any.
+    /// Returns the biases of gates, ups and downs beside fused stacks, if there are any.
     fn fused_biases(
         &mut self,
         fused: &str,

@@ -1,4 +1,4 @@
-//! Gemma 4's embeddings for layers, and what stands at the end of its layers.
+//! Gemma 4's embeddings for layers, and the operations at the end of its layers.
 
 use paguro_backend::{LayerEmbeds, LayerInput, Norm};
 
@@ -6,10 +6,10 @@ use super::{Lowering, Part};
 use crate::error::ModelError;
 
 impl Lowering<'_, '_> {
-    /// The embeddings of `vocab` tokens, `width` elements for each layer.
+    /// Returns the embeddings of `vocab` tokens, with `width` elements for each layer.
     ///
-    /// The model's definition is `(norm(x·Wᵀ / sqrt(hidden)) + sqrt(width) * table[token]) / sqrt(2)`. The norm divides by the
-    /// root of a mean, so that the first factor is one of its epsilon; the last one goes into both summands.
+    /// The model's definition is `(norm(x·Wᵀ / sqrt(hidden)) + sqrt(width) * table[token]) / sqrt(2)`. The norm divides
+    /// by the root of a mean, so the first factor becomes one of its epsilon; the last one is applied to both summands.
     pub(super) fn layer_embeds(&mut self, vocab: usize, width: usize) -> Result<LayerEmbeds, ModelError> {
         let (hidden, count) = (self.config.hidden, self.config.layers.len());
         let name = |part| format!("{}.weight", self.names.model(part));

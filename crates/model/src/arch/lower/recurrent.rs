@@ -28,7 +28,7 @@ pub(super) fn states(config: &Config) -> StateLayout {
 }
 
 impl Lowering<'_, '_> {
-    /// The mixer of a layer that keeps state number `state`.
+    /// Returns the mixer of a layer with state number `state`.
     pub(super) fn recurrent(
         &mut self,
         layer: usize,
@@ -92,7 +92,7 @@ impl Lowering<'_, '_> {
             }
         };
         let is_hf = self.names.is_hf();
-        // Of these, neither kind of file has the suffixes of a module's weight.
+        // In neither file format do these names have the suffix of a weight.
         let decay = self.names.layer(layer, Part::DeltaDecay);
         let mut decay = self.tensors.require_vector(&decay, heads)?;
         if is_hf {
@@ -189,7 +189,7 @@ impl Lowering<'_, '_> {
     }
 }
 
-/// Rows `first..first + len` of a matrix, and those that come `step` rows later, `count` times.
+/// Rows `first..first + len` of a matrix, repeated `count` times at a distance of `step` rows.
 #[derive(Clone, Copy)]
 pub(super) struct Rows {
     pub(super) first: usize,

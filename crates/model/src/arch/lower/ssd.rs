@@ -132,7 +132,7 @@ impl Lowering<'_, '_> {
         })
     }
 
-    /// The numbers `name`, `len` of them in whatever shape: files disagree on where dimensions of one stand.
+    /// Returns the `len` numbers `name` in any shape: files differ in the position of dimensions of size one.
     fn flat(&mut self, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {
         match self.tensors.shape(name) {
             Some(shape) if shape.iter().try_fold(1_usize, |all, &dim| all.checked_mul(dim)) == Some(len) => {

@@ -12,7 +12,7 @@ use paguro_backend::{ByteSource, Bytes, WeightFormat};
 use super::{BLOCK, Folder, Found, bad, check, dims, float, group_of, put_block, range, scheme::Columns};
 use crate::{error::ModelError, tensor::Tensor};
 
-/// Columns that the four-bit numbers of a word of AWQ belong to, lowest first.
+/// Columns of the four-bit numbers in a word of AWQ, lowest first.
 const AWQ_ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
 
 /// The matrices that were converted last. Two, because threads that load experts may be at the end of one and at the
@@ -135,7 +135,7 @@ impl ByColumns {
         let (quants, zeros) = (words(&self.quants.read()?), words(&self.zeros.read()?));
         let mut scales = vec![0.0; self.scales.len() / self.scale_format.block_bytes()];
         self.scale_format.dequantize(&self.scales.read()?, &mut scales);
-        // Place of a column's number in the words of a row.
+        // Position of a column's number in the words of a row.
         let place = |column: usize| {
             let index = column % per_word;
             let index = if awq { AWQ_ORDER.iter().position(|&it| it == index).unwrap_or(0) } else { index };

@@ -1,5 +1,5 @@
-//! Quantized weights of Hugging Face folders: each set of tensors that stands for one matrix becomes a tensor in a format that
-//! backends compute with, converted while it is read.
+//! Quantized weights of Hugging Face folders: each set of tensors of one matrix becomes a tensor in a format of
+//! backends, converted while it is read.
 //!
 //! | `quantization_config` | becomes | loss |
 //! |-|-|-|
@@ -12,7 +12,7 @@
 //! | NVFP4 of `modelopt` and `compressed-tensors` | NVFP4_SCALED | none |
 //! | `fp8`, `compressed-tensors` and `modelopt` in FP8 | BF16 | products are rounded |
 //!
-//! "None" is true of scales that an f16 holds, as those of f16 are, and those of bf16 unless they are tiny.
+//! "None" applies to scales that f16 can represent, such as those in f16, and those in bf16 unless they are tiny.
 
 mod columns;
 mod rows;
@@ -166,7 +166,7 @@ fn put_block(format: WeightFormat, scale: u16, numbers: &[i32; BLOCK], out: &mut
     }
 }
 
-/// The smallest and the largest number that [`put_block`] takes.
+/// Returns the smallest and the largest number that [`put_block`] accepts.
 fn range(format: WeightFormat) -> std::ops::RangeInclusive<i32> {
     match format {
         WeightFormat::Q4_0 => -8..=7,

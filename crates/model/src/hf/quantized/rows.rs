@@ -79,9 +79,9 @@ impl Rows {
     }
 }
 
-/// `weight_packed` `[rows, cols * bits / 32]` words with the lowest input in the lowest bits, offset by half of the range;
-/// `weight_scale` `[rows, groups]`; `weight_shape`; and of asymmetric matrices `weight_zero_point`, `[rows * bits / 32,
-/// groups]` words.
+/// `weight_packed` `[rows, cols * bits / 32]`, words with the lowest input in the lowest bits, offset by half of the
+/// range; `weight_scale` `[rows, groups]`; `weight_shape`; and for asymmetric matrices `weight_zero_point` `[rows *
+/// bits / 32, groups]`, words.
 pub(super) fn packed(
     folder: &Folder<'_>,
     scheme: &Packed,
@@ -222,8 +222,8 @@ fn e4m3(byte: u8) -> f32 {
     }
 }
 
-/// `weight` `[rows, cols * bits / 32]` words with the lowest input in the lowest bits; `scales` and `biases` `[rows, groups]`:
-/// `w = scale * q + bias`.
+/// `weight` `[rows, cols * bits / 32]`, words with the lowest input in the lowest bits; `scales` and `biases` `[rows,
+/// groups]`: `w = scale * q + bias`.
 pub(super) fn mlx(
     folder: &Folder<'_>,
     group: usize,
@@ -332,7 +332,7 @@ pub(super) fn nvfp4(
         for (quants, scales) in bytes.as_chunks::<32>().0.iter().zip(scales.as_chunks::<4>().0) {
             out.extend(whole.to_le_bytes());
             out.extend(scales);
-            // From pairs to halves of 16 elements.
+            // Converts pairs to halves of 16 elements.
             for part in quants.as_chunks::<8>().0 {
                 let element = |i: usize| part[i / 2] >> (i % 2 * 4) & 15;
                 out.extend((0..8).map(|i| element(i) | element(i + 8) << 4));

@@ -4,14 +4,14 @@ use serde_json::{Map, Value};
 
 use crate::error::ModelError;
 
-/// How the matrices of a folder are quantized.
+/// Quantization scheme of a folder's matrices.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Scheme {
     /// AWQ and GPTQ: `qweight`, `qzeros`, `scales`, with outputs as columns.
     Columns(Columns),
     /// compressed-tensors, `pack-quantized`: `weight_packed`, `weight_scale`.
     Packed(Packed),
-    /// One byte for each weight, FP8 or int8, and `weight_scale` or `weight_scale_inv`.
+    /// One byte per weight, FP8 or int8, and `weight_scale` or `weight_scale_inv`.
     Bytes,
     /// MLX: `weight`, `scales`, `biases`.
     Mlx {
@@ -22,7 +22,7 @@ pub(crate) enum Scheme {
     Nvfp4 {
         /// Suffixes of the weights and of the scale of the matrix.
         global: [&'static str; 2],
-        /// Whether scales are divided by it.
+        /// True if scales are divided by it.
         divides: bool,
     },
 }
@@ -31,7 +31,7 @@ pub(crate) enum Scheme {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Columns {
     pub(crate) bits: usize,
-    /// Eight columns in a word (AWQ) instead of several inputs (GPTQ).
+    /// True for eight columns in a word (AWQ), false for several inputs (GPTQ).
     pub(crate) awq: bool,
     /// All zero points are the middle.
     pub(crate) symmetric: bool,
@@ -129,7 +129,7 @@ impl Scheme {
         }
     }
 
-    /// Whether a tensor is about activations, which are never quantized as these tensors say.
+    /// Returns true for a tensor about the quantization of activations, which is not used.
     pub(super) fn ignores(&self, name: &str) -> bool {
         [
             ".input_scale",

@@ -34,7 +34,7 @@ fn original(step: &Step) -> Split {
     Split::new(SplitPattern::Regex(pattern), SplitDelimiterBehavior::Isolated, false).unwrap()
 }
 
-/// One pre-tokenizer of each family, with its steps as `tokenizer.json` files have them.
+/// Returns one pre-tokenizer of each family, with its steps as in `tokenizer.json` files.
 fn families() -> &'static [(&'static str, PreTokenizer, Vec<Split>)] {
     static FAMILIES_WITH_ORIGINALS: OnceLock<Vec<(&str, PreTokenizer, Vec<Split>)>> = OnceLock::new();
     FAMILIES_WITH_ORIGINALS.get_or_init(|| {
