@@ -1,4 +1,4 @@
-//! What the cases share: plans of steps, runs of them, and comparisons.
+//! Common parts of the cases: plans of steps, their execution, and comparisons.
 
 use paguro_backend::{Backend, WeightFormat, reference::Reference};
 
@@ -12,12 +12,12 @@ pub(super) type Logits = Vec<Vec<Vec<f32>>>;
 pub(super) struct Plan {
     /// Their tokens.
     pub(super) sequences: Vec<Vec<u32>>,
-    /// Which sequences run how many of their next tokens, in the order of the step's rows. All run to their end.
+    /// Sequence and number of its next tokens, in the order of the step's rows. All sequences run to their end.
     pub(super) steps: Vec<Vec<(usize, usize)>>,
 }
 
 impl Plan {
-    /// Everything that a batch can be: a prompt that fills its page exactly, one that comes in chunks while others
+    /// Returns a plan with all kinds of batches: a prompt that fills its page exactly, one that is chunked while others
     /// decode, a single token, one that is a token longer than a page; decodes alone, and in changing order.
     pub(super) fn mixed(block_size: usize, vocab: usize) -> Self {
         let b = block_size;
@@ -66,7 +66,7 @@ impl Plan {
         self.run(&mut Driver::new(backend, model, options)?)
     }
 
-    /// What the reference says about the plan's sequences, each alone and in one piece.
+    /// Returns the reference's logits of the plan's sequences, each alone and in one piece.
     pub(super) fn reference(
         &self,
         subject: &Subject,
@@ -74,7 +74,7 @@ impl Plan {
         options: &DriveOptions,
     ) -> Result<Logits, String> {
         let longest = self.sequences.iter().map(Vec::len).max().unwrap_or(0);
-        // The pages of windows are given back between steps only: each sequence holds all of its own.
+        // Pages of windows are released between steps only, so each sequence holds all of its own.
         let pages = 1 + longest.div_ceil(options.block_size) * model.program.kv.groups.len();
         let options = DriveOptions { pages, scatter: None, ..*options };
         let reference = Reference { kv: subject.kv, poison: Some(3) };
@@ -109,7 +109,7 @@ pub(super) fn agrees_on(
     near(subject, shape.format, &ours, &theirs).map_err(|error| format!("{error}\n{shape:?}\n{options:?}"))
 }
 
-/// Logits are those of the reference, but for the format's tolerance.
+/// Checks that logits equal those of the reference within the format's tolerance.
 pub(super) fn near(subject: &Subject, format: WeightFormat, ours: &Logits, theirs: &Logits) -> Verdict {
     let tolerance = (subject.tolerance)(format);
     let (mut squares, mut count) = (0.0, 0.0);

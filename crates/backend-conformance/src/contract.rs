@@ -18,7 +18,7 @@ fn require(holds: bool, problem: impl FnOnce() -> String) -> Verdict {
     if holds { Ok(()) } else { Err(problem()) }
 }
 
-/// One sequence of a whole page and a bit, for steps that are written by hand.
+/// A sequence of a page and a few more tokens, for manual steps.
 struct Prompt {
     tokens: Vec<u32>,
     sequences: [StepSequence; 1],
@@ -40,9 +40,8 @@ impl Prompt {
     }
 }
 
-/// A sample is what [`sampling::sample`] draws from the row's logits, a score what
-/// [`sampling::score`] makes of them; several outputs of one row do not disturb each other, and outputs
-/// come in any order.
+/// A sample equals [`sampling::sample`] of the row's logits, and a score [`sampling::score`]. Several outputs of one
+/// row are independent, and outputs may have any order.
 pub(super) fn outputs(subject: &Subject) -> Verdict {
     let shape = ModelShape::default();
     let model = shape.build(1);
@@ -74,7 +73,7 @@ pub(super) fn outputs(subject: &Subject) -> Verdict {
     submit(driver.runner(), &prompt.step(&outputs), &mut out)?;
     let answers = std::mem::take(&mut out.outcomes);
 
-    // What it is alone, and at a row that nobody wants logits of.
+    // The embedding alone, also at a row without logits.
     submit(driver.runner(), &prompt.step(&[Output { row: 7, want: Want::Embedding }]), &mut out)?;
     let embedding = out.outcomes.remove(0);
 
@@ -106,11 +105,11 @@ pub(super) fn outputs(subject: &Subject) -> Verdict {
         };
         require(right, || format!("output {index}: {:?} where {expected:?} is right", answers[index]))?;
     }
-    // A step of which nobody wants anything still writes its pages.
+    // A step without outputs also writes its pages.
     submit(driver.runner(), &prompt.step(&[]), &mut out)
 }
 
-/// A mask that becomes known while the step runs counts like one that was known before.
+/// A mask that is filled while the step runs has the same effect as a known one.
 pub(super) fn late_masks(subject: &Subject) -> Verdict {
     let shape = ModelShape::default();
     let model = shape.build(1);
@@ -137,7 +136,7 @@ pub(super) fn late_masks(subject: &Subject) -> Verdict {
     let mask = TokenMask::default();
     let answers = thread::scope(|scope| {
         scope.spawn(|| {
-            // Later than the step of a model this small takes; no less true if it is not.
+            // Later than the step of such a small model; the test is also valid if it is not.
             thread::sleep(Duration::from_millis(30));
             mask.fill(every_third(shape.vocab));
         });
@@ -166,8 +165,8 @@ fn load(subject: &Subject, model: RandomModel) -> Result<(), LoadError> {
     (subject.backend)(2).load(&model.program, model.weights, limits).map(|_| ())
 }
 
-/// Where tokens are carried, steps that follow each other without being collected come to the same as steps that get their
-/// tokens from the host; everywhere else, and where there is nothing to carry, they are refused.
+/// If tokens are carried, steps that follow each other without being collected give the same results as steps with
+/// tokens from the host. Otherwise, and without a token to carry, they are refused.
 pub(super) fn carried_tokens(subject: &Subject) -> Verdict {
     let shape = ModelShape::default();
     let model = shape.build(1);
@@ -207,7 +206,7 @@ pub(super) fn carried_tokens(subject: &Subject) -> Verdict {
     submit(driver.runner(), &prompt.step(&logits), &mut StepOutput::default())
 }
 
-/// Three sequences with pages of their own that decode, for steps that are written by hand.
+/// Three decoding sequences with separate pages, for manual steps.
 struct Decoding<'a> {
     driver: Driver,
     vocab: usize,
@@ -234,7 +233,8 @@ impl<'a> Decoding<'a> {
         let mut in_flight = VecDeque::new();
         let mut computed = [0; 3];
         for draw in 0..Self::STEPS {
-            // The second sequence is left out now and then. Who was in the step before has a token that is not known yet.
+            // The second sequence is sometimes left out. Sequences of the previous step have a token that is not known
+            // yet.
             let own: Vec<usize> = (0..3).filter(|&which| which != 1 || draw % 5 != 3).collect();
             if !carry || draw % 7 == 6 {
                 self.collect(&mut in_flight, &mut known, 0)?;
@@ -318,7 +318,7 @@ impl<'a> Decoding<'a> {
         self.driver.runner().submit(&step).map_err(|error| error.to_string())
     }
 
-    /// Collects all steps in flight but the last `left`.
+    /// Collects all steps in flight except the last `left`.
     fn collect(
         &mut self,
         in_flight: &mut VecDeque<(Ticket, Vec<usize>)>,

@@ -2,7 +2,7 @@
 //!
 //! `PAGURO_SAMPLE` is the seed, or `all`. Without it the seed is 0. `cargo xtask ci` sets it and prints it.
 
-/// Which of several slow cases run.
+/// Selection among slow cases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Draw {
     /// All of them.
@@ -30,7 +30,7 @@ impl Draw {
         }
     }
 
-    /// Returns `count` of the items in their order, or all of them. `name` says what is drawn: other names draw other places.
+    /// Returns `count` of the items in order, or all of them. `name` seeds the selection.
     pub fn some<T: Clone>(self, name: &str, items: &[T], count: usize) -> Vec<T> {
         let Self::Seed(seed) = self else { return items.to_vec() };
         let mut places: Vec<usize> = (0..items.len()).collect();

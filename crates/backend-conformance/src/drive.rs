@@ -7,7 +7,7 @@ use paguro_backend::{
 
 use crate::{RandomModel, Rng};
 
-/// How a [`Driver`] lays things out.
+/// Options of a [`Driver`].
 #[derive(Clone, Copy, Debug)]
 pub struct DriveOptions {
     /// Tokens in a page.
@@ -16,9 +16,9 @@ pub struct DriveOptions {
     pub pages: usize,
     /// Longest sequence.
     pub max_context: usize,
-    /// Hands out pages in a random order; `None` hands them out as they lie.
+    /// Seed of a random order of pages; `None` for ascending order.
     pub scatter: Option<u64>,
-    /// Writes every page before the first sequence starts, so that what lies in a fresh page is somebody else's.
+    /// Writes every page before the first sequence starts, so that fresh pages contain other data.
     pub stale: bool,
     /// See [`Limits::kv_dtype`].
     pub kv_dtype: KvDtype,
@@ -28,7 +28,7 @@ pub struct DriveOptions {
     pub embeddings: bool,
     /// Asks for the outputs of some rows only; others have empty ones.
     pub sparse: bool,
-    /// Steps with fewer rows get others that nobody looks at.
+    /// Adds unused rows to steps with fewer rows.
     pub least_rows: usize,
     /// Every step writes states to other slots than it reads them from.
     pub moves_states: bool,
@@ -54,7 +54,7 @@ impl Default for DriveOptions {
 
 /// Sequences in a step.
 const MAX_SEQUENCES: usize = 8;
-/// Slots for states: one for each sequence, one for each that is written anew, and one for rows that nobody looks at.
+/// Slots for states: one per sequence, one per sequence whose state moves, and one for unused rows.
 const STATES: usize = 2 * MAX_SEQUENCES + 1;
 
 /// Names a sequence of a [`Driver`].
@@ -72,9 +72,9 @@ pub struct Driver {
     sparse: bool,
     /// See [`DriveOptions::least_rows`].
     least_rows: usize,
-    /// Where their K and V go.
+    /// Pages of their K and V.
     spare: Vec<PageId>,
-    /// Pages that nobody uses; taken from the end.
+    /// Free pages; taken from the end.
     free: Vec<PageId>,
     /// Users of each page.
     users: Vec<usize>,
@@ -91,9 +91,9 @@ pub struct Driver {
 
 struct Sequence {
     tokens: Vec<u32>,
-    /// How many of the tokens are in the pages.
+    /// Number of tokens in the pages.
     done: usize,
-    /// One block table for each KV group, [`PageId::SCRATCH`] where the window has passed.
+    /// Block tables by KV group, with [`PageId::SCRATCH`] before the window.
     tables: Vec<Vec<PageId>>,
     /// Perhaps shared with forks that have not run yet.
     state: Option<StateId>,
@@ -108,7 +108,7 @@ impl Driver {
     /// Loads a model.
     ///
     /// # Errors
-    /// What the backend says.
+    /// The backend's error.
     pub fn new(backend: &dyn Backend, model: &RandomModel, options: &DriveOptions) -> Result<Self, String> {
         let spare = options.least_rows.div_ceil(options.block_size) * model.program.kv.groups.len();
         let limits = Limits {
@@ -155,7 +155,7 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Runs junk through all pages and leaves them as they were, but for what is in them.
+    /// Writes all pages, and leaves them free.
     fn write_every_page(&mut self) -> Result<(), String> {
         let free = self.free.clone();
         let groups = self.program.kv.groups.len();
@@ -194,10 +194,10 @@ impl Driver {
     }
 
     /// Starts a sequence whose first `shared` tokens are those of another one, in the same pages. Full pages are
-    /// shared; a page that is filled in part is copied first.
+    /// shared; a partially filled page is copied first.
     ///
     /// # Errors
-    /// What the runner says about the copy.
+    /// The runner's error of the copy.
     pub fn fork(&mut self, from: SequenceId, shared: usize, tokens: &[u32]) -> Result<SequenceId, String> {
         let fork = self.start(tokens);
         let source = &self.sequences[from.0];
@@ -249,7 +249,7 @@ impl Driver {
         self.checkpoint_pages > 0
     }
 
-    /// Saves the state of a sequence in pages, and lets its slot go.
+    /// Saves the state of a sequence in pages, and releases its slot.
     ///
     /// # Errors
     /// The runner fails, or there are too few free pages.
@@ -265,7 +265,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Restores the saved state of a sequence, and gives the pages back.
+    /// Restores the saved state of a sequence, and frees the pages.
     ///
     /// # Errors
     /// The runner fails, or there is no free state.
@@ -297,7 +297,8 @@ impl Driver {
         Ok(Some([read(&tables.concat())?, read(checkpoint)?]))
     }
 
-    /// Adds a sequence of which `done` tokens, whole blocks, have run in another driver that has exported these bytes.
+    /// Adds a sequence whose first `done` tokens, whole blocks, were computed by another driver that has exported these
+    /// bytes.
     ///
     /// # Errors
     /// The runner fails, or there are too few free pages.
@@ -366,7 +367,7 @@ impl Driver {
     /// Runs the next tokens of some sequences in one step, in this order.
     ///
     /// # Errors
-    /// What the runner says, or that the answers are not logits.
+    /// The runner's error, or outputs that are not logits.
     pub fn step(&mut self, parts: &[(SequenceId, usize)]) -> Result<(), String> {
         let (mut tokens, mut sequences, mut pages) = (Vec::new(), Vec::new(), Vec::new());
         for &(id, count) in parts {
@@ -375,8 +376,8 @@ impl Driver {
             let end = sequence.done + count;
             assert!(count > 0 && end <= sequence.tokens.len(), "{count} tokens of {:?} are not there", id);
             for (table, group) in sequence.tables.iter_mut().zip(&self.program.kv.groups) {
-                // What the first row cannot see any more goes back before new pages are taken, as in an engine
-                // that is short of them.
+                // Pages before the first row's window are freed before new pages are taken, as in an engine with few
+                // pages.
                 if let Some(window) = group.window {
                     let passed = (sequence.done + 1).saturating_sub(window as usize) / self.limits.block_size;
                     for page in table.iter_mut().take(passed) {
@@ -451,7 +452,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Runs what is left of a sequence, alone, in chunks of at most this many tokens.
+    /// Runs the rest of a sequence, alone, in chunks of at most this many tokens.
     ///
     /// # Errors
     /// As [`Driver::step`].
@@ -481,7 +482,7 @@ impl Driver {
         &self.sequences[sequence.0].tables[group]
     }
 
-    /// The runner, for what a driver does not do.
+    /// Returns the runner, for operations that a driver does not have.
     pub fn runner(&mut self) -> &mut dyn Runner {
         &mut *self.runner
     }
@@ -490,7 +491,7 @@ impl Driver {
 /// Submits a step and collects it.
 ///
 /// # Errors
-/// What the runner says, or that it did not answer every output.
+/// The runner's error, or missing outputs.
 pub fn submit(runner: &mut dyn Runner, step: &Step<'_>, out: &mut StepOutput) -> Result<(), String> {
     let ticket = runner.submit(step).map_err(|error| error.to_string())?;
     runner.collect(ticket, out).map_err(|error| error.to_string())?;

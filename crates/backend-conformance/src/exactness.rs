@@ -1,4 +1,4 @@
-//! Cases that compare logits with the backend's own, bit for bit: same answer alone or in company.
+//! Cases that compare logits with the backend's own, bit for bit: batch invariance.
 
 use paguro_backend::{QkNormKind, RopeStyle, WeightFormat};
 
@@ -33,7 +33,7 @@ pub(super) fn supported(subject: &Subject, formats: &[WeightFormat]) -> Vec<Weig
     formats.iter().copied().filter(|format| !subject.unsupported.contains(format)).collect()
 }
 
-/// Those of these formats that the subject has, or `count` of them that it draws for this case.
+/// Returns the formats that the subject supports, or `count` of them that it draws for this case.
 pub(super) fn drawn(
     subject: &Subject,
     case: &str,
@@ -56,7 +56,7 @@ pub(super) fn alone(
     sequences.iter().map(run).collect()
 }
 
-/// Whatever else is in the step.
+/// Results do not depend on other rows of the step.
 pub(super) fn company(subject: &Subject) -> Verdict {
     for format in drawn(subject, "company", subject.kernel_formats, 2) {
         let shape = busy(format);
@@ -66,7 +66,7 @@ pub(super) fn company(subject: &Subject) -> Verdict {
         let alone = alone(subject, &model, &plan.sequences)?;
         same(&format!("company ({format})"), &together, &alone)?;
     }
-    // Products of so many inputs that whoever shares them out comes round several times.
+    // Matmuls with so many inputs that any division among threads takes several rounds.
     for format in drawn(subject, "many inputs", &SOME, 1) {
         let [few, many] = if format.block_len() > 32 { [256, 3328] } else { [64, 3296] };
         for (hidden, ffn) in [(few, many), (many, few)] {
@@ -82,7 +82,7 @@ pub(super) fn company(subject: &Subject) -> Verdict {
     Ok(())
 }
 
-/// Embeddings are as exact as logits: in company, in chunks, on any threads.
+/// Embeddings are as exact as logits: in any batch, in any chunks, with any number of threads.
 pub(super) fn embeddings(subject: &Subject) -> Verdict {
     let options = DriveOptions { embeddings: true, ..subject.exact_options() };
     for format in drawn(subject, "embeddings", &SOME, 1) {
@@ -99,7 +99,7 @@ pub(super) fn embeddings(subject: &Subject) -> Verdict {
     Ok(())
 }
 
-/// However the prompt is chunked.
+/// Results do not depend on the chunks of the prompt.
 pub(super) fn chunks(subject: &Subject) -> Verdict {
     for format in drawn(subject, "chunks", subject.kernel_formats, 2) {
         let shape = busy(format);
@@ -122,7 +122,7 @@ pub(super) fn chunks(subject: &Subject) -> Verdict {
     Ok(())
 }
 
-/// However a long prompt is chunked: where attention is shared out in parts, their borders must not move.
+/// Results do not depend on the chunks of a long prompt: splits of attention must have fixed borders.
 pub(super) fn long_chunks(subject: &Subject) -> Verdict {
     let shape = ModelShape { windows: vec![None, Some(300)], hidden: 32, ffn: 32, ..ModelShape::default() };
     let (model, tokens) = (shape.build(4), 1100);
@@ -141,7 +141,7 @@ pub(super) fn long_chunks(subject: &Subject) -> Verdict {
     same("chunking and another number of threads", &run(3, &[1, 1023, 1, 64, 1, 10])?, &whole)
 }
 
-/// However many rows a step has: what comes in more than a thousand may be shared out differently.
+/// Results do not depend on the number of rows in a step, also beyond a thousand.
 pub(super) fn wide_steps(subject: &Subject) -> Verdict {
     for format in drawn(subject, "wide steps", &[WeightFormat::F16, WeightFormat::Q8_0], 1) {
         let shape = ModelShape { windows: vec![Some(16)], ..ModelShape::of_format(format) };
@@ -161,7 +161,7 @@ pub(super) fn wide_steps(subject: &Subject) -> Verdict {
     Ok(())
 }
 
-/// Whether the prefix was computed by this sequence or lay in the pages of another one.
+/// Results do not depend on whether this sequence or another one has computed the prefix.
 pub(super) fn shared_prefix(subject: &Subject) -> Verdict {
     for format in drawn(subject, "shared prefix", &SOME, 1) {
         let shape = busy(format);
@@ -176,7 +176,7 @@ pub(super) fn shared_prefix(subject: &Subject) -> Verdict {
         let owner = driver.start(&first);
         driver.step(&[(owner, 36)])?;
         let heir = driver.fork(owner, 32, &second)?;
-        // The owner goes on while the heir reads its pages, in the same step; and then is gone.
+        // The owner continues while the other sequence reads its pages, in the same step; then it ends.
         driver.step(&[(heir, 4), (owner, 1)])?;
         let owned = driver.logits(owner).1.to_vec();
         driver.preempt(owner);
@@ -188,7 +188,7 @@ pub(super) fn shared_prefix(subject: &Subject) -> Verdict {
     Ok(())
 }
 
-/// Whether the last page was copied from a sequence that went another way.
+/// Results do not depend on a copy of the last page from another sequence.
 pub(super) fn copy_on_write(subject: &Subject) -> Verdict {
     for format in drawn(subject, "copy on write", &SOME, 1) {
         let shape = busy(format);
@@ -204,7 +204,7 @@ pub(super) fn copy_on_write(subject: &Subject) -> Verdict {
         driver.step(&[(trunk, 21)])?;
         let left = driver.fork(trunk, 21, &branches[1])?;
         driver.step(&[(trunk, 5), (left, 1)])?;
-        // Of a page that its owner has meanwhile written further.
+        // A fork from a page that its owner has written further meanwhile.
         let right = driver.fork(trunk, 21, &branches[2])?;
         for _ in 0..9 {
             driver.step(&[(right, 1), (trunk, 1), (left, 1)])?;
@@ -219,7 +219,7 @@ pub(super) fn copy_on_write(subject: &Subject) -> Verdict {
     Ok(())
 }
 
-/// Whether it was preempted and computed again, in other pages and other chunks, with other company.
+/// Results do not depend on preemption and recomputation in other pages, chunks and batches.
 pub(super) fn preemption(subject: &Subject) -> Verdict {
     for format in drawn(subject, "preemption", &SOME, 1) {
         let shape = busy(format);
@@ -267,7 +267,7 @@ pub(super) fn threads(subject: &Subject) -> Verdict {
     Ok(())
 }
 
-/// Wherever the pages lie, whatever was in them before, and however often.
+/// Results do not depend on the place and the former content of pages, nor on repetition.
 pub(super) fn places(subject: &Subject) -> Verdict {
     for format in drawn(subject, "places", &SOME, 1) {
         let shape = busy(format);

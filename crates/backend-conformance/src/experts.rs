@@ -12,7 +12,7 @@ fn with(experts: ExpertsShape) -> ModelShape {
     ModelShape { experts: Some(experts), ..ModelShape::default() }
 }
 
-/// One and all of the experts, many experts, widths that are no round numbers, biases, shared experts.
+/// One and all of the experts, many experts, odd widths, biases, shared experts.
 pub(super) fn experts(subject: &Subject) -> Verdict {
     let plain = ExpertsShape::default();
     let shared = ExpertsShape { shared: Some(48), ..plain };
@@ -65,7 +65,7 @@ pub(super) fn formats(subject: &Subject) -> Verdict {
             agrees(subject, &ModelShape { finer: Some(WeightFormat::Q6_K), ..shape })?;
         }
     }
-    // Of some experts many rows, of others none.
+    // Many rows for some experts, none for others.
     for format in drawn(
         subject,
         "many rows of experts",

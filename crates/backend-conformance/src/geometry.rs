@@ -1,4 +1,4 @@
-//! Cases of layers that differ from each other, of what layers share, and of embeddings for layers.
+//! Cases of layers that differ, of data that layers share, and of embeddings for layers.
 
 use std::{
     io,
@@ -73,7 +73,7 @@ pub(super) fn experts_beside(subject: &Subject) -> Verdict {
     let experts = ExpertsShape { beside: Some(72), used: 3, ..ExpertsShape::default() };
     let shape = ModelShape { experts: Some(experts), ..ModelShape::default() };
     agrees(subject, &shape)?;
-    // With biases of the router, rounding may flip a choice, so there is none.
+    // Without biases of the router, with which rounding may change a choice.
     let all = Some(ExpertsShape { used: experts.count, ..experts });
     let biased = ModelShape { biases: Biases::All, experts: all, ..shape.clone() };
     agrees(subject, &ModelShape { post_norms: true, ..biased })?;

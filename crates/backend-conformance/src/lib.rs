@@ -1,9 +1,9 @@
 //! The suite that every backend instantiates.
 //!
 //! Small models with random weights run through a backend and through the [`reference`](mod@paguro_backend::reference);
-//! logits must agree within tolerances that the backend gives a reason for. Then they run through the backend
-//! alone, in other company, other chunks, other pages, on other numbers of threads, and must be the same, bit for
-//! bit. In a backend crate's `tests/conformance.rs`:
+//! logits must agree within justified tolerances of the backend. Then they run through the backend alone, in other
+//! batches, chunks and pages, with other numbers of threads, and must be equal bit for bit. In a backend crate's
+//! `tests/conformance.rs`:
 //!
 //! ```
 //! use paguro_backend::{KvDtype, WeightFormat, reference::{KvRounding, Reference}};
@@ -30,7 +30,7 @@
 //! # fn main() {}
 //! ```
 //!
-//! Each case becomes a test of its own. [`RandomModel`] and [`Driver`] also serve tests of other crates.
+//! Each case becomes a separate test. [`RandomModel`] and [`Driver`] also serve tests of other crates.
 
 mod compare;
 mod contract;
@@ -63,50 +63,50 @@ use paguro_backend::{Backend, KvDtype, WeightFormat, reference::KvRounding};
 pub struct Subject {
     /// Makes it, for a number of threads. Fresh arenas may be filled with large finite noise.
     pub backend: Box<dyn Fn(usize) -> Box<dyn Backend>>,
-    /// Whether the number of threads means anything to it.
+    /// True if it uses threads.
     pub has_threads: bool,
-    /// Rows from which on a step's logits are the same, bit for bit, alone and in company: where it is more than 1, steps of
-    /// fewer rows are only asked to be near the reference.
+    /// Minimum number of rows with which a step's logits are bitwise equal in any batch; if it is more than 1, steps of
+    /// fewer rows are only compared with the reference.
     pub exact_rows: usize,
-    /// How far logits may be off with matrices of a format, and why.
+    /// Tolerance of logits by the format of matrices, with a reason.
     pub tolerance: fn(WeightFormat) -> Tolerance,
-    /// What its pages store: a backend instantiates the suite for each that it supports.
+    /// Type of its pages: a backend instantiates the suite for each supported one.
     pub kv_dtype: KvDtype,
-    /// How it rounds K and V in pages of [`KvDtype::F16`], so that the reference can do the same.
+    /// Rounding of K and V in pages of [`KvDtype::F16`], for the reference.
     pub kv: KvRounding,
     /// Formats that it refuses to load.
     pub unsupported: &'static [WeightFormat],
-    /// Formats that together have all of its kernels for products: what is the same bits for them is for all others.
+    /// Formats that together use all of its matmul kernels: bit-exactness for these implies it for all others.
     pub kernel_formats: &'static [WeightFormat],
-    /// Which variants of a case run, where one differs from the others in formats or shapes only: all, or a few. Each case runs in any case.
+    /// Selection of variants of a case that differ in formats or shapes only. Every case runs with at least one.
     pub draw: Draw,
 }
 
 impl Subject {
-    /// How cases lay things out where they do not care.
+    /// Returns the default options of cases.
     pub(crate) fn options(&self) -> DriveOptions {
         DriveOptions { kv_dtype: self.kv_dtype, ..DriveOptions::default() }
     }
 
-    /// The same where bits are compared.
+    /// Returns the default options of comparisons of bits.
     pub(crate) fn exact_options(&self) -> DriveOptions {
         DriveOptions { least_rows: self.exact_rows, ..self.options() }
     }
 }
 
-/// How far logits may be off.
+/// Tolerance of logits.
 #[derive(Clone, Copy, Debug)]
 pub struct Tolerance {
-    /// Largest error of a logit, in units of the row's root mean square. The errors' own root mean square, over all
-    /// logits of a run, may be a quarter of it: noise of that size seldom goes beyond four times itself, and a
-    /// defect that is small but everywhere shows.
+    /// Maximum error of a logit, in units of the row's root mean square. The root mean square of the errors over all
+    /// logits of a run may be a quarter of it: noise of that size seldom exceeds four times itself, and a small but
+    /// systematic defect is detected.
     pub error: f32,
-    /// Where the error comes from.
+    /// Source of the error.
     pub reason: &'static str,
 }
 
 impl Tolerance {
-    /// For a backend that keeps K and V in f16 and, where weights are quantized, activations in eight bits.
+    /// Tolerance of a backend with K and V in f16 and, for quantized weights, activations in eight bits.
     pub fn of_8_bit_activations(format: WeightFormat) -> Self {
         match format {
             WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => {
@@ -121,10 +121,10 @@ impl Tolerance {
     }
 }
 
-/// Nothing, or what is wrong.
+/// Success, or the problem.
 pub type Verdict = Result<(), String>;
 
-/// One thing that a backend must get right.
+/// A property that a backend must have.
 pub struct Case {
     /// Its name, and that of its test.
     pub name: &'static str,
@@ -133,7 +133,8 @@ pub struct Case {
 }
 
 impl Case {
-    /// True if the case depends on what pages store. The others are about matmuls and about what surrounds attention.
+    /// Returns true if the case depends on the type of pages. The others are about matmuls and operations around
+    /// attention.
     pub fn depends_on_pages(&self) -> bool {
         !WITHOUT_PAGES.contains(&self.name)
     }
@@ -303,8 +304,8 @@ pub const CASES: &[Case] = &[
     Case { name: "runners_are_separate", run: contract::runners_are_separate },
 ];
 
-/// Makes a test of every [case](CASES) for a [`Subject`]. With `maybe` in front, for a `Result` of one: where there is no
-/// such device, the tests say why and pass. With `; only` and names behind it, of these cases.
+/// Defines a test of every [case](CASES) for a [`Subject`]. With `maybe` in front, for a `Result` of one: without the
+/// device, the tests print the reason and pass. With `; only` and names behind it, for these cases.
 #[macro_export]
 macro_rules! conformance {
     (maybe $subject:expr) => {
@@ -363,7 +364,7 @@ macro_rules! conformance {
 /// Runs one case.
 ///
 /// # Panics
-/// With what is wrong, if the backend gets it wrong.
+/// With the problem, if the backend fails the case.
 pub fn check(name: &str, subject: &Subject) {
     let case =
         CASES.iter().find(|case| case.name == name).expect("`conformance!` and `CASES` list the same names");

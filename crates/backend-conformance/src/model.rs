@@ -17,7 +17,8 @@ mod ssd;
 pub struct ModelShape {
     /// Encoding of all matrices.
     pub format: WeightFormat,
-    /// Encoding of those that mixtures such as Q4_K_M make finer, values and down; `None` is as all others.
+    /// Encoding of the matrices with more bits in mixtures such as Q4_K_M, values and down; `None` for the same as all
+    /// others.
     pub finer: Option<WeightFormat>,
     /// See [`Program::hidden`].
     pub hidden: usize,
@@ -38,7 +39,7 @@ pub struct ModelShape {
     /// Layer slots in a page; layers of one window that do not fit in one group's pages form another group. `None`
     /// makes one group for each window.
     pub slots: Option<usize>,
-    /// How RoPE pairs elements.
+    /// Pairs of elements in RoPE.
     pub rope_style: RopeStyle,
     /// Elements of a head that RoPE rotates; `None` is all of them.
     pub rotated: Option<usize>,
@@ -50,9 +51,9 @@ pub struct ModelShape {
     pub positions: Option<usize>,
     /// See [`Attention::position_scale`].
     pub position_scale: Option<PositionScale>,
-    /// Which products have a bias.
+    /// Matmuls with a bias.
     pub biases: Biases,
-    /// Kind of all norms but those of heads; [`NormKind::Layer`] comes with biases.
+    /// Kind of all norms except those of heads; [`NormKind::Layer`] has biases.
     pub norms: NormKind,
     /// Norms before attention and feed-forward.
     pub pre_norms: bool,
@@ -78,7 +79,7 @@ pub struct ModelShape {
     pub logit_cap: Option<f32>,
     /// See [`Head::scale`].
     pub logit_scale: f32,
-    /// Whether the head is the embedding's table.
+    /// True if the head is the embedding's table.
     pub tied: bool,
     /// See [`Embed::scale`].
     pub embed_scale: f32,
@@ -90,7 +91,7 @@ pub struct ModelShape {
     pub gated: bool,
     /// Activation of feed-forward networks.
     pub activation: Activation,
-    /// Experts in all layers but the first one.
+    /// Experts in all layers except the first one.
     pub experts: Option<ExpertsShape>,
     /// Latent attention of a random model.
     pub latent: LatentShape,
@@ -122,7 +123,7 @@ pub struct RecurrentShape {
     pub sharing: KeySharing,
     /// Groups of the norm of a scan's output; zero has no norm.
     pub norm_groups: usize,
-    /// True if that norm comes before the gate.
+    /// True if the norm precedes the gate.
     pub norm_before_gate: bool,
     /// True if scans and sums have scales, and bounds of their steps.
     pub scales: bool,
@@ -170,7 +171,7 @@ pub struct ExpertsShape {
     pub shared: Option<usize>,
     /// True if it has a gate on its output.
     pub output_gate: bool,
-    /// Width of a dense network beside the experts, whose router has a norm of its own and a scale for each expert.
+    /// Width of a dense network beside the experts, whose router has a separate norm and a scale for each expert.
     pub beside: Option<usize>,
     /// True if rounding can flip no choice: routers read elements of the residual stream to which no layer adds, so
     /// that all logits of a row are off by one and the same factor.
@@ -198,7 +199,7 @@ impl Default for ExpertsShape {
     }
 }
 
-/// Which products of a random model have a bias.
+/// Matmuls with a bias in a random model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Biases {
     /// None.
@@ -289,7 +290,7 @@ impl ModelShape {
     pub fn of_format(format: WeightFormat) -> Self {
         let small = Self { format, ..Self::default() };
         match format.block_len() {
-            // Nothing needs to be a multiple of anything.
+            // No dimension is a multiple of a power of two.
             1 => Self { hidden: 72, ffn: 109, ..small },
             32 => Self { hidden: 96, ffn: 160, ..small },
             _ => Self { hidden: 256, ffn: 512, ..small },
@@ -413,7 +414,7 @@ impl Builder<'_> {
             v,
             qk_norm,
             v_norm,
-            // Layers with a window turn by the second rope, as Gemma 3's do.
+            // Layers with a window use the second RoPE, as in Gemma 3.
             rope: (!shape.skips_ropes || layer.is_multiple_of(2))
                 .then_some(usize::from(shape.windows[layer].is_some())),
             position_scale: shape.position_scale,
@@ -485,7 +486,7 @@ impl Builder<'_> {
         let gate = self.linear(&name("z"), delta.value_width(), hidden, 1.5, all);
         let [alpha, beta] = ["alpha", "beta"].map(|what| self.linear(&name(what), heads, hidden, 1.5, all));
         let convolution = self.convolution(delta.channels());
-        // From heads that forget within a few tokens to heads that remember more than a chunk.
+        // From heads with a memory of a few tokens to heads with more than a chunk.
         let decay = (0..heads).map(|_| -(2.0 * self.rng.normal() - 3.0).exp()).collect();
         let dt = (0..heads).map(|_| self.rng.normal()).collect();
         DeltaRule {

@@ -17,7 +17,7 @@ mod programs;
 use self::programs::*;
 use super::{CASES, Case, Draw, ModelShape, Subject, Tolerance};
 
-/// One defect. The default has none.
+/// A defect. The default has none.
 #[derive(Clone, Copy)]
 struct Defect {
     attention: AttentionFn,
@@ -43,7 +43,7 @@ struct Defect {
     counts: fn(&mut Vec<KernelCount>),
 }
 
-/// What logits must not depend on.
+/// Properties that logits must not depend on.
 #[derive(Clone, Copy, Default)]
 struct Circumstances {
     rows: usize,
@@ -74,7 +74,7 @@ const NONE: Defect = Defect {
     counts: |_| (),
 };
 
-/// None, in eight bits.
+/// No defect, with eight-bit pages.
 const Q8: Defect = Defect { kv_dtype: KvDtype::Q8, round: round_q8, ..NONE };
 
 struct Defective {
@@ -211,7 +211,7 @@ fn subject(defect: Defect) -> Subject {
         backend: Box::new(move |threads| Box::new(Defective { defect, threads })),
         exact_rows: 1,
         has_threads: true,
-        // Those of a backend that computes in f16 and quantizes activations: defects must show through them.
+        // Tolerances of a backend that computes in f16 and quantizes activations: defects must exceed them.
         tolerance: |format| match format {
             WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => {
                 Tolerance { error: 2e-3, reason: "f16" }
@@ -658,7 +658,7 @@ fn skips_page_starts(
     attention(q, k, &v, sinks, shape, out);
 }
 
-/// Eight bits to a scale, rounded as `round` says.
+/// Quantizes a block to eight bits with this scale, rounded by `round`.
 fn to_scale(block: &mut [f32], scale: f32, round: fn(f32) -> f32) {
     block.iter_mut().for_each(|x| *x = if scale == 0.0 { 0.0 } else { round(*x / scale) * scale });
 }
@@ -689,7 +689,7 @@ fn remembers(head: &mut [f32]) {
     }
 }
 
-/// Full first pages of default size, which nobody writes any more, are taken for those of the first sequence.
+/// Replaces full first pages of default size, which are not written any more, by those of the first sequence.
 fn first_table(pages: &mut [PageId], sequences: &[StepSequence]) {
     let mut past_first = sequences.iter().filter(|sequence| sequence.start >= 16);
     let Some(first) = past_first.next() else { return };
@@ -730,7 +730,7 @@ fn short_rows(weights: &mut Weights) {
     }
 }
 
-/// In Q4_K and Q5_K, whose scales lie in bytes 4 to 16 of a block.
+/// For Q4_K and Q5_K, whose scales are in bytes 4 to 16 of a block.
 fn low_scales(weights: &mut Weights) {
     for matrix in &mut weights.matrices {
         let mut bytes = matrix.bytes.read().expect("in memory").into_owned();
@@ -741,7 +741,7 @@ fn low_scales(weights: &mut Weights) {
     }
 }
 
-/// In Q8_0, the last one of each block.
+/// For Q8_0, the last element of each block.
 fn one_column(weights: &mut Weights) {
     for matrix in &mut weights.matrices {
         let mut bytes = matrix.bytes.read().expect("in memory").into_owned();

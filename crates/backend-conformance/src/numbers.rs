@@ -26,7 +26,7 @@ pub(super) fn format(subject: &Subject, format: WeightFormat) -> Verdict {
     agrees(subject, &ModelShape { windows: vec![None], ..wide })
 }
 
-/// A layer whose matrices have formats of two kinds, so that what is multiplied together elsewhere is not.
+/// A layer whose matrices have formats of two kinds, so that matmuls that are usually fused are separate.
 pub(super) fn mixed_formats(subject: &Subject) -> Verdict {
     for (format, finer) in [(WeightFormat::Q4_K, WeightFormat::Q6_K), (WeightFormat::Q8_0, WeightFormat::F16)]
     {
@@ -38,7 +38,7 @@ pub(super) fn mixed_formats(subject: &Subject) -> Verdict {
     Ok(())
 }
 
-/// The load fails, and says what is not supported.
+/// Checks that the load fails and names the unsupported part.
 fn refuses(subject: &Subject, shape: &ModelShape, name: &str) -> Verdict {
     let model = shape.build(1);
     let options = subject.options();
@@ -75,8 +75,7 @@ pub(super) fn head_dims(subject: &Subject) -> Verdict {
         .try_for_each(|head_dim| agrees(subject, &ModelShape { head_dim, ..ModelShape::default() }))
 }
 
-/// Head widths that are rare, but occur, and those of very small models; a backend that cannot run one must say so
-/// when it loads.
+/// Rare head dimensions, and those of very small models. A backend that does not support one must refuse it at load.
 pub(super) fn unusual_head_dims(subject: &Subject) -> Verdict {
     [8, 16, 32, 40, 48, 72, 112, 160, 192].into_iter().try_for_each(|head_dim| {
         agrees_or_refuses(subject, &ModelShape { head_dim, ..ModelShape::default() }, "head_dim")
@@ -116,7 +115,7 @@ pub(super) fn soft_caps(subject: &Subject) -> Verdict {
     agrees(subject, &ModelShape { logit_cap: Some(0.8), ..shape })
 }
 
-/// The same window in all layers, of less than a page, a page, a page and a token, and of more than there is.
+/// The same window in all layers: less than a page, a page, a page and a token, and more than the context.
 pub(super) fn windows(subject: &Subject) -> Verdict {
     for window in [1, 9, 16, 17, 31, 500] {
         agrees(subject, &ModelShape { windows: vec![Some(window); 2], ..ModelShape::default() })?;
@@ -130,7 +129,7 @@ pub(super) fn alternating_windows(subject: &Subject) -> Verdict {
         let options = DriveOptions { block_size, ..subject.options() };
         let windows = vec![Some(9), None, Some(9)];
         agrees_with(subject, &ModelShape { windows: windows.clone(), ..ModelShape::default() }, &options)?;
-        // One layer in a page: two groups of the same window.
+        // One layer per page: two groups with the same window.
         agrees_with(subject, &ModelShape { windows, slots: Some(1), ..ModelShape::default() }, &options)?;
     }
     // The last group of a kind leaves slots unused.
@@ -181,7 +180,7 @@ pub(super) fn layer_norms(subject: &Subject) -> Verdict {
 
 /// Norms of the output alone, and none at all.
 pub(super) fn norm_places(subject: &Subject) -> Verdict {
-    // Small, because nothing keeps scores of attention from growing with the residual stream.
+    // Small, because attention scores grow with the residual stream.
     let shape = ModelShape { pre_norms: false, embed_scale: 0.5, ..ModelShape::default() };
     agrees(subject, &ModelShape { post_norms: true, ..shape.clone() })?;
     agrees(subject, &ModelShape { branch_scale: 0.5, ..shape })
@@ -282,7 +281,7 @@ pub(super) fn scales(subject: &Subject) -> Verdict {
     Ok(())
 }
 
-/// Everything at once, in formats of each kind.
+/// All features at once, in formats of each kind.
 pub(super) fn everything(subject: &Subject) -> Verdict {
     for format in [WeightFormat::F16, WeightFormat::Q4_0, WeightFormat::Q4_K] {
         agrees(subject, &busy(format))?;
@@ -356,7 +355,7 @@ pub(super) fn embeddings(subject: &Subject) -> Verdict {
     agrees_on(subject, &plan, &ModelShape::default(), &options)
 }
 
-/// As many rows, sequences and outputs as were loaded for, and a sequence as long as they come.
+/// The maximum rows, sequences and outputs of the load, and a sequence of the maximum length.
 pub(super) fn limits(subject: &Subject) -> Verdict {
     let shape = ModelShape::default();
     let options = subject.options();
@@ -391,7 +390,7 @@ pub(super) fn long_context(subject: &Subject) -> Verdict {
     })
 }
 
-/// Gathering gives what the reference says, and what walking the block table gives.
+/// The gather path equals the reference and the paged path.
 pub(super) fn gather(subject: &Subject) -> Verdict {
     for format in [WeightFormat::F32, WeightFormat::Q8_0] {
         let shape = busy(format);

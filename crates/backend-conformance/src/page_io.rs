@@ -1,4 +1,4 @@
-//! Cases of pages whose bytes leave the device and come back to another load of the model.
+//! Cases of pages whose bytes are copied to another load of the model.
 
 use paguro_backend::{PageContent, PageId, WeightFormat};
 
@@ -9,7 +9,7 @@ use super::{
     recurrent::hybrid,
 };
 
-/// A sequence goes on, bit for bit, from pages that another load of the model has computed.
+/// A sequence continues, bit for bit, from pages that another load of the model has computed.
 pub(super) fn exact(subject: &Subject) -> Verdict {
     for format in drawn(subject, "pages from outside", &[WeightFormat::F16, WeightFormat::Q8_0], 1) {
         goes_on(subject, &busy(format), 48)?;
@@ -62,7 +62,7 @@ fn computed(
         println!("skipped: the device does not copy states into pages");
         return Ok(None);
     }
-    // One block after the other, so that no window lets pages go before they are read.
+    // Block by block, so that windows release no pages before they are read.
     let owner = driver.start(&tokens[..prefix]);
     driver.step(&[(owner, prefix)])?;
     if has_states {

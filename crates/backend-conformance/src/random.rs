@@ -57,7 +57,7 @@ fn random_block(format: WeightFormat, rms: f32, rng: &mut Rng) -> Vec<u8> {
             }
         }
     };
-    // Decoded with a scale of one, the block tells what its scale must be.
+    // Decoding the block with a scale of one determines its scale.
     set_scale(&mut block, 1.0);
     let mut decoded = vec![0.0; format.block_len()];
     format.dequantize(&block, &mut decoded);

@@ -35,7 +35,7 @@ pub(super) fn options(subject: &Subject) -> DriveOptions {
     DriveOptions { pages: 40, max_context: 160, ..subject.options() }
 }
 
-/// Layers of these kinds, which see everything.
+/// Returns a model with layers of these kinds and full attention.
 pub(super) fn of_mixers(format: WeightFormat, mixers: &'static str) -> ModelShape {
     ModelShape { mixers, windows: vec![None; mixers.len()], ..ModelShape::of_format(format) }
 }
@@ -77,7 +77,7 @@ pub(super) fn delta_rules(subject: &Subject) -> Verdict {
     Ok(())
 }
 
-/// Everything that can stand beside a state: other formats, biases, norms of outputs, experts.
+/// All features that can be combined with a state: other formats, biases, norms of outputs, experts.
 pub(super) fn hybrids(subject: &Subject) -> Verdict {
     for format in supported(subject, &[WeightFormat::Q8_0, WeightFormat::Q4_K]) {
         let key_dim = if format.block_len() > 32 { 64 } else { 32 };
@@ -124,7 +124,7 @@ pub(super) fn exact(subject: &Subject) -> Verdict {
     Ok(())
 }
 
-/// The same of models of one shape.
+/// Checks exactness for models of one shape.
 pub(super) fn exact_of(subject: &Subject, shape: &ModelShape) -> Verdict {
     let format = shape.format;
     let model = shape.build(12);
@@ -190,14 +190,14 @@ fn checkpoints(subject: &Subject, model: &RandomModel, vocab: usize, stem: usize
     let (from, logits) = driver.logits(saved);
     let rest: Logits = vec![expected[1][from..].to_vec()];
     same(&format!("a checkpoint at {stem}"), &vec![logits.to_vec()], &rest)?;
-    // The pages that go out first are those that came back last.
+    // The pages that were freed last are allocated first.
     let again = driver.start(&sequences[0]);
     driver.run(again, 13)?;
     let again: Logits = vec![driver.logits(again).1.to_vec()];
     same(&format!("pages of a checkpoint at {stem}"), &again, &expected[..1].to_vec())
 }
 
-/// Branches go on from one state, some of them later than others.
+/// Branches continue from one state, some of them later than others.
 fn forks(subject: &Subject, model: &RandomModel, vocab: usize, stem: usize) -> Verdict {
     let mut rng = Rng::new(stem as u64);
     let prompt = rng.tokens(stem, vocab);
@@ -218,7 +218,7 @@ fn forks(subject: &Subject, model: &RandomModel, vocab: usize, stem: usize) -> V
         let expected: Logits = vec![expected[index][from..].to_vec()];
         same(&format!("a fork after {stem} tokens (branch {index})"), &vec![logits.to_vec()], &expected)?;
     }
-    // One that lost its state computes everything again, in another slot.
+    // A branch that lost its state recomputes everything in another slot.
     driver.preempt(left);
     let other = driver.start(&branches[2]);
     driver.step(&[(other, 3)])?;

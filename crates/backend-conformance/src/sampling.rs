@@ -1,4 +1,4 @@
-//! That samples are those that the contract defines, over many random requests.
+//! Cases of sampling: samples equal the contract's definition, for many random requests.
 
 use paguro_backend::{
     Bytes, Outcome, Output, PageId, SampleRequest, SamplingParams, Step, StepOutput, StepSequence, TokenMask,
@@ -8,18 +8,18 @@ use paguro_backend::{
 
 use super::{DriveOptions, Driver, ModelShape, RandomModel, Rng, Subject, Verdict, submit};
 
-/// How far sums of probabilities may be off, as parts of the whole.
+/// Tolerance of sums of probabilities, relative to the total.
 const NEAR: f64 = 1e-5;
-/// In how many of a hundred samples that may show.
+/// Maximum percentage of samples that may differ within that tolerance.
 const SELDOM: usize = 1;
 /// Rows of a step, of which some have one output each, and the others many.
 const ROWS: usize = 40;
 const LONELY: usize = 32;
 const OUTPUTS: usize = 160;
 
-/// Every sample is [`sampling::sample`](paguro_backend::sampling::sample)'s of the row's logits, or what that draws if sums and
-/// probabilities are rounded a little otherwise; and the same in any order. Vocabularies are no multiples of anything, and some
-/// tokens have equal logits.
+/// Every sample equals [`sampling::sample`](paguro_backend::sampling::sample) of the row's logits, or its result with
+/// slightly different rounding of sums and probabilities, for any order of outputs. Vocabularies have odd sizes, and
+/// some tokens have equal logits.
 pub(super) fn samples(subject: &Subject) -> Verdict {
     let mut rng = Rng::new(0x5a);
     let (mut all, mut off) = (0, 0);
@@ -94,7 +94,7 @@ fn with_equal_logits(mut model: RandomModel) -> RandomModel {
     model
 }
 
-/// A request with what it refers to.
+/// A request with the data that it refers to.
 #[derive(Debug)]
 struct Request {
     params: SamplingParams,
@@ -118,7 +118,7 @@ impl Request {
         let top_k = one_of(&[0.0, 0.0, 1.0, 2.0, 7.0, 40.0, 1000.0, 4e9]) as u32;
         let top_p = one_of(&[1.0, 1.0, 1.0, 0.0, 0.1, 0.5, 0.83, 0.95, 0.999]);
         let min_p = one_of(&[0.0, 0.0, 0.0, 0.02, 0.1, 0.6, 1.0]);
-        // One in two, or a backend that adjusts logits in place would have few rows with several outputs left.
+        // Only one in two, because rows with adjusted logits have one output in backends that adjust in place.
         let adjusts = one_of(&[0.0, 1.0]);
         let repetition_penalty = one_of(&[1.0, 1.0, 1.3, 0.8]).powf(adjusts);
         let frequency_penalty = one_of(&[0.0, 0.0, 0.4, -0.7]) * adjusts;
@@ -174,7 +174,7 @@ impl Request {
         SampleRequest { params, draw: *draw, history, prompt_tokens, mask: mask.as_ref(), logprobs: None }
     }
 
-    /// Whether this token is the right one, or would be if numbers were rounded otherwise.
+    /// Checks whether this token is correct, or would be with different rounding.
     fn judge(&self, logits: &[f32], token: u32) -> Judgement {
         let mut scratch = Scratch::default();
         let exact = uniform(self.params.seed, self.draw);

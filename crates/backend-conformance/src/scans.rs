@@ -9,7 +9,7 @@ use super::{
     recurrent,
 };
 
-/// The parts of these models that a backend may refuse to load, by the names that it gives them.
+/// Parts of these models that a backend may refuse to load, by their names in errors.
 const MAY_REFUSE: [&str; 4] = [
     "scans with states",
     "sums of mixers",
@@ -115,7 +115,7 @@ pub(super) fn ungated_experts(subject: &Subject) -> Verdict {
     Ok(())
 }
 
-/// As for other states: the same bits in any batch, in any chunks, in any slots, after a fork and after a preemption.
+/// As for other states: bitwise equal in any batch, chunks and slots, after a fork and after a preemption.
 pub(super) fn exact(subject: &Subject) -> Verdict {
     for format in drawn(subject, "formats of scans", &[WeightFormat::F16, WeightFormat::Q8_0], 1) {
         let recurrent = RecurrentShape { norm_groups: 2, ..scan(2, 4, 64, 64) };

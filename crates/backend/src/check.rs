@@ -1,4 +1,4 @@
-//! Whether weights fit a program: [`Program::check`], which every backend calls first in `load`.
+//! Validation of weights against a program: [`Program::check`], which every backend calls first in `load`.
 
 use std::collections::HashSet;
 
@@ -9,11 +9,11 @@ use crate::{
 };
 
 impl Program {
-    /// Checks that every id exists, and that every matrix and vector has the shape its operation needs and as many bytes
-    /// as its shape says. A backend that has called this may index without fear.
+    /// Checks that every id exists, and that every matrix and vector has the shape that its operation needs and the
+    /// bytes of its shape. A backend may index without checks afterwards.
     ///
     /// # Errors
-    /// [`LoadError::BadProgram`], or [`LoadError::BadWeights`] with the tensor and what is wrong with it.
+    /// [`LoadError::BadProgram`], or [`LoadError::BadWeights`] with the tensor and its problem.
     pub fn check(&self, weights: &Weights) -> Result<(), LoadError> {
         let Self { hidden, vocab, .. } = *self;
         nonzero("a width of the program", &[hidden, vocab, self.layers.len(), self.kv.groups.len()])?;
@@ -285,7 +285,7 @@ impl Program {
         require(found == Some(&needed), || format!("state {index} is {found:?}, a layer needs {needed:?}"))
     }
 
-    /// Every state belongs to one layer.
+    /// Checks that every state belongs to one layer.
     fn check_states(&self) -> Result<(), LoadError> {
         let mut used: Vec<usize> = self.mixers().filter_map(Mixer::state).collect();
         used.sort_unstable();
@@ -294,7 +294,7 @@ impl Program {
     }
 }
 
-/// Checks that every matrix has as many bytes as its shape says.
+/// Checks that every matrix has the bytes of its shape.
 fn check_sizes(weights: &Weights) -> Result<(), LoadError> {
     for matrix in weights.matrices.iter().chain(&weights.tables) {
         let (block, bytes) = (matrix.format.block_len(), matrix.bytes.len());
@@ -383,7 +383,7 @@ impl Checker<'_> {
         self.optional_norm(*post_norm, hidden)
     }
 
-    /// Returns how many earlier rows a convolution needs.
+    /// Returns the number of earlier rows that a convolution needs.
     fn convolution(&self, convolution: &Convolution, channels: usize) -> Result<usize, LoadError> {
         let Convolution { taps, weight, bias } = *convolution;
         require((2..=64).contains(&taps), || format!("a convolution over {taps} rows"))?;

@@ -1,6 +1,6 @@
-//! Which kernel ran is observable: a kernel that exists but never runs is the defect this project was born from.
+//! Kernel statistics, which make the selected kernels observable: an existing kernel that never runs is a defect.
 
-/// How often one kernel ran.
+/// Number of launches of a kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelCount {
     /// The kernel's name, with the format and the instruction set it was chosen for: `matmul_q4_k/avx512vnni`.

@@ -1,14 +1,14 @@
-//! What K and V are stored as, and what eight bits mean.
+//! Types of stored K and V, and the definition of eight-bit quantization.
 
 use half::f16;
 
-/// What K and V are stored as: a choice of whoever loads a model, not of the model.
+/// Type of stored K and V, chosen at load independent of the model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KvDtype {
     /// Half precision.
     #[default]
     F16,
-    /// Eight bits and a scale for each [`KV_BLOCK`] elements of a head, see [`quantize_kv`]: about half the bytes.
+    /// Eight bits and a scale per [`KV_BLOCK`] elements of a head, see [`quantize_kv`]: about half the bytes.
     Q8,
 }
 
@@ -35,11 +35,11 @@ impl KvDtype {
 
 /// Quantizes one block of a head, up to [`KV_BLOCK`] elements, and returns its scale: `x[i] ≈ scale * quants[i]`.
 ///
-/// The scale is `max |x| / 127`, rounded to f16, to the nearest even one; quants are `x * (1 / scale)`, in f32, rounded
-/// to the nearest integer, ties to even, and clamped to `-127..=127`. A block whose scale rounds to zero is all zeros,
-/// and a scale is never infinite. So what is stored depends on nothing but the head of the one token.
+/// The scale is `max |x| / 127`, rounded to f16, ties to even; quants are `x * (1 / scale)`, in f32, rounded to the
+/// nearest integer, ties to even, and clamped to `-127..=127`. A block whose scale rounds to zero is all zeros, and a
+/// scale is never infinite. So the stored data depends only on the head of the one token.
 ///
-/// This is llama.cpp's `q8_0`, but for quants that are rounded against the scale as it is stored.
+/// This is llama.cpp's `q8_0`, except that quants are rounded relative to the stored scale.
 ///
 /// # Panics
 /// If the slices differ in length.
@@ -64,7 +64,7 @@ mod tests {
         let mut quants = [0; 32];
         let scale = quantize_kv(&x, &mut quants).to_f32();
         for (x, quant) in x.iter().zip(quants) {
-            // Half a step, and what the largest loses when the scale is rounded down.
+            // Half a step, and the loss of the largest value when the scale is rounded down.
             assert!((x - scale * f32::from(quant)).abs() <= 0.57 * scale, "{x} is not {quant} times {scale}");
         }
         assert!(quants.iter().any(|quant| quant.abs() == 127));

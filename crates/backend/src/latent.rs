@@ -2,8 +2,8 @@
 
 use crate::{KvSlot, Linear, Norm, PositionScale};
 
-/// Latent attention. K and V of all heads are functions of one latent vector, and only that is stored. The matrices that
-/// would expand it are applied to queries and to the result instead ("absorbed"), for prompts and answers alike.
+/// Latent attention. K and V of all heads are functions of one latent vector, and only that is stored. The matrices
+/// that would expand it are applied to queries and to the result instead ("absorbed"), for prompts and answers.
 ///
 /// ```text
 /// h = norm(x)
@@ -36,7 +36,7 @@ pub struct Latent {
     pub position_scale: Option<PositionScale>,
     /// Multiplies scores, positive.
     pub scale: f32,
-    /// Where the latent vector is stored: a group with one head of `latent + rotated` elements.
+    /// Slot of the latent vector: in a group with one head of `latent + rotated` elements.
     pub kv: KvSlot,
     /// `[hidden, heads * value]`
     pub out: Linear,

@@ -1,11 +1,11 @@
 //! The contract between the engine and the devices.
 //!
 //! A model is lowered once to a [`Program`]: an embedding, layers of a mixer and a feed-forward network, a head. A
-//! [`Backend`] loads that program with its [`Weights`] and becomes a [`Runner`]; from then on the engine only
-//! submits [`Step`]s, ragged batches of rows over pages of K and V, and collects what they sampled.
+//! [`Backend`] loads that program with its [`Weights`] and becomes a [`Runner`]. The engine then submits [`Step`]s,
+//! ragged batches of rows over pages of K and V, and collects their outputs.
 //!
-//! The naive [`mod@reference`] defines what every operation means. The suite that holds backends to it is a crate of its
-//! own, `paguro-backend-conformance`.
+//! The naive [`mod@reference`] defines every operation. The conformance suite for backends is a crate of its own,
+//! `paguro-backend-conformance`.
 
 mod check;
 pub mod counters;

@@ -1,4 +1,4 @@
-//! Pages outside of the device: their bytes leave it and come back.
+//! Copies of pages to the host and back.
 
 use crate::{Limits, PageId, StepError};
 
@@ -9,9 +9,9 @@ pub const SOURCES: &str = env!("PAGURO_SOURCES");
 /// the same model if the formats of both are equal.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PageFormat {
-    /// Everything that the bits of a page depend on besides the program, the weights and the tokens: the backend, the
-    /// arrangement and the type of K and V, the version of the kernels, and the instruction set or the device with its
-    /// driver.
+    /// Identifies everything that the bits of a page depend on besides the program, the weights and the tokens: the
+    /// backend, the arrangement and the type of K and V, the version of the kernels, and the instruction set or the
+    /// device with its driver.
     pub name: String,
     /// Bytes of one page.
     pub page_bytes: usize,

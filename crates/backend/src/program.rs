@@ -1,8 +1,8 @@
 //! A model, lowered: an embedding, layers, a head, over numbered weights.
 //!
 //! The program is data. A backend sees all of it at load, so it may fuse operations, repack weights, record a graph or
-//! encode one command buffer, and nobody outside can tell. Dimensions stand where they vary. What an operation
-//! computes is defined by the [`reference`](mod@crate::reference).
+//! encode one command buffer without changes outside. Dimensions are fields of the elements in which they vary. The
+//! [`reference`](mod@crate::reference) defines the operations.
 
 use crate::{DeltaRule, KvDtype, Latent, ShortConv, Ssd, StateLayout};
 
@@ -18,14 +18,14 @@ pub struct VectorId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TableId(pub u32);
 
-/// One model, ready to be loaded by a backend. The residual stream `x` is `[rows, hidden]`.
+/// A model that a backend can load. The residual stream `x` is `[rows, hidden]`.
 #[derive(Clone, Debug)]
 pub struct Program {
     /// Width of the residual stream.
     pub hidden: usize,
     /// Number of token ids; the length of a row of logits.
     pub vocab: usize,
-    /// How K and V are stored.
+    /// Arrangement of K and V.
     pub kv: KvLayout,
     /// States of a sequence, beside K and V.
     pub state: StateLayout,
@@ -82,14 +82,14 @@ pub struct Positions {
     pub count: usize,
 }
 
-/// One layer: a mixer, which moves information between tokens, and a feed-forward network, which does not.
+/// A layer: a mixer, which moves information between tokens, and a feed-forward network, which does not.
 #[derive(Clone, Debug)]
 pub struct Layer {
     /// The mixer.
     pub mixer: Mixer,
     /// The feed-forward network.
     pub ffn: FeedForward,
-    /// What the feed-forward network reads.
+    /// Input of the feed-forward network.
     pub residual: Residual,
     /// Multiplies the output of both branches before it is added to the residual stream (Granite); one elsewhere.
     pub branch_scale: f32,
@@ -114,7 +114,7 @@ pub struct LayerInput {
     pub post_norm: Option<Norm>,
 }
 
-/// How the two branches of a layer are added to the residual stream.
+/// Addition of a layer's two branches to the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Residual {
     /// `x += mixer(x); x += ffn(x)`
@@ -127,7 +127,7 @@ pub enum Residual {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Mixer {
-    /// Nothing: the layer only has a feed-forward network (Nemotron-H).
+    /// No mixer: the layer only has a feed-forward network (Nemotron-H).
     None,
     /// Attention over the pages of a sequence.
     Attention(Attention),
@@ -156,7 +156,7 @@ pub struct Branch {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum FeedForward {
-    /// Nothing: the layer only has a mixer (Mamba-2, Nemotron-H).
+    /// No network: the layer only has a mixer (Mamba-2, Nemotron-H).
     None,
     /// One network for all rows.
     Dense(Dense),
@@ -197,9 +197,9 @@ pub struct Attention {
     pub scale: f32,
     /// `cap * tanh(score / cap)` after scaling (Gemma 2).
     pub soft_cap: Option<f32>,
-    /// One more score for each head, `[heads]`, that takes its share of the softmax and has no value (gpt-oss).
+    /// One additional score per head, `[heads]`, which takes part in the softmax and has no value (gpt-oss).
     pub sinks: Option<VectorId>,
-    /// Where K and V are stored; the group carries their shape and the window.
+    /// Slot of K and V; the group has their shape and the window.
     pub kv: KvSlot,
     /// Gate of the output, `[heads * head_dim, hidden]` (Qwen 3.5).
     pub gate: Option<Linear>,
@@ -212,15 +212,15 @@ pub struct Attention {
 /// Norms of queries and keys.
 #[derive(Clone, Copy, Debug)]
 pub struct QkNorm {
-    /// Of queries, see [`QkNormKind`] for its width.
+    /// Norm of queries, see [`QkNormKind`] for its width.
     pub q: Norm,
-    /// Of keys; without a meaning in a layer that reads another one's.
+    /// Norm of keys; unused in a layer that reads another layer's keys.
     pub k: Norm,
-    /// What is normed together, and when.
+    /// Width and position of the norm.
     pub kind: QkNormKind,
 }
 
-/// What a [`QkNorm`] norms together, and when.
+/// Width and position of a [`QkNorm`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkNormKind {
     /// Each head by itself, `[head_dim]`, before RoPE (Qwen 3, Gemma 3).
@@ -297,14 +297,14 @@ pub struct Experts {
     pub down: Linear,
     /// A network for all rows, beside the chosen experts.
     pub shared: Option<SharedExpert>,
-    /// A network for all rows with an input and norms of its own (Gemma 4); never with a shared expert.
+    /// A network for all rows with its own input and norms (Gemma 4); never with a shared expert.
     pub beside: Option<Box<Beside>>,
     /// Norm of the output before it is added.
     pub post_norm: Option<Norm>,
 }
 
-/// The two matrices around experts that read and write rows of another width than the residual stream's, which stands for
-/// `hidden` in the shapes of their matrices.
+/// The two matrices around experts whose rows have another width than the residual stream. That width replaces `hidden`
+/// in the shapes of their matrices.
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertLatent {
     /// Elements of a row that an expert reads.
@@ -333,7 +333,7 @@ pub struct Router {
     pub norm: Option<Norm>,
     /// `[count, hidden]`; not quantized, because a rounding difference may choose another expert.
     pub linear: Linear,
-    /// What scores are made of.
+    /// Kind of scores.
     pub scores: Scores,
     /// Added to scores for the choice only, `[count]` (DeepSeek V3, GLM 4.5).
     pub selection_bias: Option<VectorId>,
@@ -361,7 +361,7 @@ pub struct ExpertGroups {
     pub best: usize,
 }
 
-/// How a router turns logits into scores.
+/// Conversion of a router's logits to scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Scores {
@@ -371,7 +371,7 @@ pub enum Scores {
     Sigmoid,
 }
 
-/// A dense network whose input is that of the experts, so that it has no norms of its own.
+/// A dense network with the input of the experts, so it has no norms of its own.
 #[derive(Clone, Debug)]
 pub struct SharedExpert {
     /// Width of the rows between up and down.
@@ -426,11 +426,12 @@ pub struct Norm {
 pub enum NormKind {
     /// `x / sqrt(mean(x²) + eps) * weight + bias`
     Rms,
-    /// The same of `x - mean(x)`.
+    /// The same for `x - mean(x)`.
     Layer,
 }
 
-/// The activation of a feed-forward network. With a gate `g` and an input `u`, `f(g) * u` unless it says otherwise.
+/// The activation of a feed-forward network. With a gate `g` and an input `u`, it is `f(g) * u` unless stated
+/// otherwise.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Activation {
@@ -452,12 +453,12 @@ pub enum Activation {
     },
 }
 
-/// How K and V of all layers are arranged in pages.
+/// Arrangement of K and V of all layers in pages.
 ///
 /// A page holds `block_size` tokens of K and V for all layers of *one group* of one sequence. Layers of a group have
-/// heads of one shape and see the same distance back, so that pages of a sliding-window group can be released while
-/// other groups keep theirs. Every page has the same size and all groups share one arena and one free list, so the
-/// layers of a group should fill its pages. A model without alternating windows has one group.
+/// heads of one shape and the same window, so that pages of a sliding-window group can be released while other groups
+/// keep theirs. All pages have the same size, and all groups share one arena and one free list, so the layers of a
+/// group should fill its pages. A model without alternating windows has one group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvLayout {
     /// The groups; a sequence has one block table for each.
@@ -467,7 +468,7 @@ pub struct KvLayout {
 /// Layers that share pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvGroup {
-    /// A query at position `p` sees the keys at positions `> p - window` (and `<= p`); `None` sees all.
+    /// A query at position `p` attends to keys at positions `> p - window` (and `<= p`); `None` to all.
     pub window: Option<u32>,
     /// Layer slots in a page.
     pub slots: usize,
@@ -477,7 +478,7 @@ pub struct KvGroup {
     pub head_dim: usize,
 }
 
-/// Where a layer's K and V live.
+/// Slot of a layer's K and V.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KvSlot {
     /// Index into [`KvLayout::groups`].
@@ -486,11 +487,11 @@ pub struct KvSlot {
     pub slot: usize,
 }
 
-/// A rotary position embedding, reduced to one frequency per rotated pair: linear, llama3, YaRN and longrope
-/// scaling only change these numbers, so backends know nothing about them.
+/// A rotary position embedding, reduced to one frequency per rotated pair. Linear, llama3, YaRN and longrope scaling
+/// only change these numbers, so backends do not distinguish them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
-    /// Which elements form a pair.
+    /// Elements of a pair.
     pub style: RopeStyle,
     /// Radians per position of each pair, `[rotated_dims / 2]`; elements past the rotated ones pass unchanged.
     pub frequencies: Vec<f32>,
@@ -498,7 +499,7 @@ pub struct Rope {
     pub magnitude: f32,
 }
 
-/// Which elements RoPE rotates together.
+/// Pairs of elements that RoPE rotates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopeStyle {
     /// `(0, 1), (2, 3), ...`: the original order, and that of GGUF files of the Llama family.
@@ -518,7 +519,7 @@ impl Mixer {
         own.into_iter().chain(branches.iter().map(|branch| &branch.mixer))
     }
 
-    /// The same, to change them.
+    /// Returns the parts for modification.
     pub fn parts_mut(&mut self) -> impl Iterator<Item = &mut Self> {
         let (own, branches) = match self {
             Self::None => (None, [].as_mut_slice()),

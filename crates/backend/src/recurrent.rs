@@ -1,10 +1,10 @@
-//! Mixers that keep a state instead of K and V, and where a runner keeps the states of sequences.
+//! Mixers with a state instead of K and V, and the slots of a runner for the states of sequences.
 //!
-//! One definition for prompts and answers: a row is a function of its absolute position only. The rows of a sequence
-//! fall into chunks of [`STATE_CHUNK`], which begin at multiples of it, from position 0. A state is kept as of the
-//! beginning of a chunk, with the rows of the chunk so far beside it, and the rows of a chunk are folded into it
-//! before the first row of the next one is computed. So no bit depends on how rows are distributed over steps, and the
-//! rows of the last chunk can be dropped again.
+//! Prompts and answers have one definition, in which a row is a function of its absolute position only. The rows of a
+//! sequence are divided into chunks of [`STATE_CHUNK`], which begin at multiples of it, from position 0. A slot holds
+//! the state at the beginning of a chunk and the rows of the chunk so far. The rows of a chunk are folded into the
+//! state before the first row of the next one is computed. So no bit depends on the distribution of rows over steps,
+//! and the rows of the last chunk can be dropped again.
 
 use crate::{Linear, Norm, VectorId};
 
@@ -35,14 +35,14 @@ impl StateUse {
 /// States of one sequence.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StateLayout {
-    /// One for each mixer with a state; [`ShortConv::state`], [`DeltaRule::state`] and [`Ssd::state`] are indices into it.
+    /// Shapes by mixer with a state; [`ShortConv::state`], [`DeltaRule::state`] and [`Ssd::state`] are indices.
     pub layers: Vec<StateShape>,
 }
 
 /// State of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateShape {
-    /// Earlier inputs of the convolution that are kept.
+    /// Number of stored earlier inputs of the convolution.
     pub rows: usize,
     /// Elements of each.
     pub channels: usize,
@@ -165,7 +165,7 @@ pub struct DeltaRule {
     pub norm: Option<Norm>,
     /// Heads and their sizes.
     pub shape: DeltaShape,
-    /// Which value heads have the keys and queries of a key head.
+    /// Value heads that share the keys and queries of a key head.
     pub sharing: KeySharing,
     /// `[2 * key_heads * key_dim + value_heads * value_dim, hidden]`: queries, then keys, then values.
     pub qkv: Linear,
@@ -273,7 +273,7 @@ pub enum GatedNorm {
 }
 
 impl GatedNorm {
-    /// The norm, if there is one.
+    /// Returns the norm, if there is one.
     pub fn norm(&self) -> Option<&GroupNorm> {
         match self {
             Self::GateOnly => None,
@@ -293,7 +293,7 @@ pub struct GroupNorm {
     pub eps: f32,
 }
 
-/// How value heads share key heads.
+/// Value heads that share a key head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeySharing {
     /// Consecutive value heads have one key head (Hugging Face's files).

@@ -7,10 +7,10 @@ use crate::{
 
 /// A device that can load programs. Stays alive to load more than one model.
 pub trait Backend: Send {
-    /// Short name, as `--device` takes it: `cpu`.
+    /// Returns the short name for `--device`: `cpu`.
     fn name(&self) -> &str;
 
-    /// What is free, and what it will use.
+    /// Returns the free memory and a description of the device.
     fn capacity(&self) -> Capacity;
 
     /// Bytes of one page of this program in the backend's own arrangement.
@@ -21,8 +21,8 @@ pub trait Backend: Send {
         program.state.bytes()
     }
 
-    /// Pages that a copy of one sequence's states takes; 0 if the program has none, or if the device does not copy states
-    /// into pages.
+    /// Returns the pages of a copy of one sequence's states; 0 if the program has none, or if the device does not copy
+    /// states into pages.
     fn checkpoint_pages(&self, program: &Program, block_size: usize, kv_dtype: KvDtype) -> usize {
         if program.state.is_empty() {
             return 0;
@@ -30,13 +30,13 @@ pub trait Backend: Send {
         self.state_bytes(program).div_ceil(self.page_bytes(program, block_size, kv_dtype).max(1))
     }
 
-    /// How a matrix will lie in the device's memory.
+    /// Returns the arrangement of a matrix in the device's memory.
     fn held(&self, matrix: &Matrix) -> Held {
         Held { bytes: matrix.bytes.len(), converted_to: None }
     }
 
-    /// Bytes that [`Backend::load`] will take for this program, computed from shapes and formats alone: nothing is read.
-    /// `load` refuses what is wrong with the program; until then any number does.
+    /// Computes the bytes of [`Backend::load`] for this program from shapes and formats alone, without reading. The
+    /// result is arbitrary for a program that `load` refuses.
     fn plan(&self, program: &Program, weights: &Weights, limits: &Limits) -> MemoryPlan {
         let matrices = weights.matrices.iter().map(|matrix| self.held(matrix).bytes as u64);
         let vectors = weights.vectors.iter().map(|vector| size_of_val(vector.as_slice()) as u64);
@@ -52,8 +52,8 @@ pub trait Backend: Send {
     /// Bytes of everything that a load allocates beside weights and pages.
     fn buffer_bytes(&self, program: &Program, limits: &Limits) -> u64;
 
-    /// Allocates everything that `limits` asks for, repacks the weights, and returns something that runs. An
-    /// operation, weight format or [`KvDtype`] that cannot run fails here, by name, never mid-request.
+    /// Allocates all memory for `limits`, repacks the weights, and returns a runner. An operation, weight format or
+    /// [`KvDtype`] that is not supported fails here, by name, never during a request.
     ///
     /// # Errors
     /// [`LoadError`].
@@ -75,10 +75,10 @@ pub trait Runner: Send {
     /// [`StepError`], as for [`Runner::submit`].
     fn collect(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<(), StepError>;
 
-    /// Whether the next step may be submitted before this output is collected, with its token as one of its own
-    /// ([`Step::carried`]), and whether it may itself follow such a token. Steps are computed in the order in which they
-    /// are submitted, so that a page may pass from one to the next. Devices that compute while the host goes on do this: they
-    /// need not wait for it then.
+    /// Returns true if the next step may be submitted before this output is collected, with its token as an input
+    /// ([`Step::carried`]), and if that step's output may be carried as well. Steps are computed in the order of
+    /// submission, so a page may be reused by the next step. Devices that compute concurrently with the host support
+    /// it, so that they do not wait for the host.
     fn carries(&self, want: &Want<'_>) -> bool {
         let _ = want;
         false
@@ -117,22 +117,22 @@ pub trait Runner: Send {
         Err(StepError::Invalid("the bytes of pages cannot come to this device from outside".into()))
     }
 
-    /// Which kernels ran how often since load, by name.
+    /// Returns the kernel statistics since load, by name.
     fn kernel_counts(&self) -> Vec<KernelCount>;
 }
 
-/// What a device has.
+/// Description of a device.
 #[derive(Clone, Debug)]
 pub struct Capacity {
-    /// One line for people: the device and what of it will be used.
+    /// Description in one line: the device and its used features.
     pub description: String,
-    /// Bytes that weights and pages may take, as far as the device can tell.
+    /// Bytes available for weights and pages, as far as the device reports them.
     pub bytes_free: u64,
     /// Instruction sets or features that the kernels were chosen for.
     pub features: Vec<String>,
 }
 
-/// Bytes that a loaded model takes in a device's memory.
+/// Memory of a loaded model, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryPlan {
     /// Weights as the device holds them.
@@ -157,16 +157,16 @@ impl MemoryPlan {
     }
 }
 
-/// How a matrix lies in a device's memory.
+/// Arrangement of a matrix in a device's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// Bytes that it takes.
+    /// Bytes of the matrix.
     pub bytes: usize,
     /// The format that it is converted to at load, where the kernels do not read its own.
     pub converted_to: Option<WeightFormat>,
 }
 
-/// Everything that `load` allocates for.
+/// Limits of a load, for which memory is allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Tokens in a page.
@@ -183,30 +183,30 @@ pub struct Limits {
     pub max_context: usize,
     /// Slots for the states of sequences; 0 if the program has none.
     pub states: usize,
-    /// What the pages store K and V as.
+    /// Type of stored K and V.
     pub kv_dtype: KvDtype,
     /// Paged, or the reference way.
     pub attention: AttentionMode,
 }
 
-/// Which way attention takes.
+/// Kind of attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum AttentionMode {
-    /// The kernels walk the block table.
+    /// Kernels read pages through the block table.
     #[default]
     Paged,
-    /// The pages of each sequence are gathered into one contiguous K and V, then plain attention runs over them.
-    /// Exists to check the paged way and to show what it saves.
+    /// The pages of each sequence are copied into one contiguous K and V for plain attention. It exists to check the
+    /// paged kernels and to measure their benefit.
     Gather,
 }
 
-/// A step in flight. One at a time, `collect` before the next `submit`; two, if the second one takes
-/// [tokens from the first](Step::carried). They are collected in order.
+/// A submitted step. At most one is in flight, or two if the second one uses [tokens of the first](Step::carried). They
+/// are collected in order.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a submitted step must be collected"]
 pub struct Ticket(pub u64);
 
-/// One page's way.
+/// A copy of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PageMove {
@@ -261,7 +261,7 @@ impl PageMove {
     }
 }
 
-/// Why a program cannot be loaded.
+/// Reason for which a program cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
@@ -272,7 +272,7 @@ pub enum LoadError {
         device: String,
         /// The operation or format, by name.
         what: String,
-        /// What would work.
+        /// Supported alternatives.
         supported: String,
     },
     /// Weights that do not fit the program: a wrong shape, a wrong number of bytes.
@@ -280,7 +280,7 @@ pub enum LoadError {
     BadWeights {
         /// The tensor.
         tensor: String,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
     /// Weights that cannot be read from their file, or a file that changed while it was read.
@@ -306,9 +306,9 @@ pub enum LoadError {
     OutOfMemory {
         /// The device.
         device: String,
-        /// For what.
+        /// Purpose of the memory.
         what: String,
-        /// How much.
+        /// Bytes.
         needed: u64,
     },
     /// The device itself failed.
@@ -316,11 +316,11 @@ pub enum LoadError {
     Device(String),
 }
 
-/// Why a step failed.
+/// Reason of a failed step.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StepError {
-    /// The step breaks the contract: a defect of the caller, named. Nothing was computed.
+    /// The step violates the contract, which is a defect of the caller. Nothing was computed.
     #[error("invalid step: {0}")]
     Invalid(String),
     /// The device failed or was lost.

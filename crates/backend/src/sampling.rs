@@ -1,26 +1,26 @@
-//! What the sampling values mean. Backends that sample on the host call [`sample`]; the others are tested
-//! against it.
+//! Definition of sampling. Backends that sample on the host call [`sample`]; the others are compared with it.
 //!
-//! One token is drawn from one row of logits in this order:
+//! One token is sampled from one row of logits in this order:
 //!
 //! 1. logit bias is added;
-//! 2. the repetition penalty, of all tokens in the window; then frequency and presence penalties, of those tokens in the
+//! 2. the repetition penalty, for all tokens in the window; then frequency and presence penalties, for tokens in the
 //!    window that were generated; then DRY;
 //! 3. tokens outside of the mask are dropped;
-//! 4. at temperature 0 the best token is taken, and that is all; else the logits are divided by the temperature;
-//! 5. top-n-sigma, top-k, then top-p of what is left (its probabilities summing to one again), then min-p, then XTC;
-//! 6. one uniform number, a function of seed and draw alone, picks from what is left.
+//! 4. at temperature 0 the most probable token is the result; otherwise the logits are divided by the temperature;
+//! 5. top-n-sigma, top-k, then top-p of the rest (with renormalized probabilities), then min-p, then XTC;
+//! 6. one uniform number, a function of seed and draw only, selects from the rest.
 //!
-//! This is the order of Hugging Face transformers and of vLLM, so that values found there mean the same here.
-//! llama.cpp truncates before it applies the temperature: there, a high temperature does not widen top-p; what it
-//! calls `--samplers "penalties;temperature;top_k;top_p;min_p"` is ours. Top-k, top-p and min-p each keep a *prefix*
-//! of the same ranking, so after the temperature their order matters only in that top-p counts what top-k left.
+//! This is the order of Hugging Face transformers and of vLLM, so that their parameters have the same effect here.
+//! llama.cpp truncates before it applies the temperature, so a high temperature does not widen top-p there; its
+//! `--samplers "penalties;temperature;top_k;top_p;min_p"` is the order here. Top-k, top-p and min-p each keep a
+//! *prefix* of the same ranking, so after the temperature their order matters only because top-p sums the tokens that
+//! top-k kept.
 //!
-//! Log-probabilities are those of the model: of the logits as they come, before any of the above.
+//! Log-probabilities are those of the model: of the logits before all of these steps.
 //!
-//! Logits that are NaN count as `-inf`, and `+inf` as the largest finite number. If no token is left (the mask
-//! allows nothing, or nothing but `-inf`), the answer is [`Sampled::NO_TOKEN`]; steps with a mask that is known to allow
-//! nothing are refused before ([`Step::validate`](crate::Step::validate)).
+//! Logits that are NaN count as `-inf`, and `+inf` as the largest finite number. If no token is left (the mask excludes
+//! all tokens, or all except those with `-inf`), the result is [`Sampled::NO_TOKEN`]; steps with a known mask that
+//! excludes all tokens are refused before ([`Step::validate`](crate::Step::validate)).
 
 mod dry;
 
@@ -33,24 +33,24 @@ use crate::{Outcome, SampleRequest, Sampled, Score, Want};
 /// Sampling values of one request. The defaults are greedy decoding with nothing else on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
-    /// Divides the logits; `0` takes the best token (the lowest id of equal ones).
+    /// Divides the logits; `0` selects the most probable token (the lowest id of equal ones).
     pub temperature: f32,
-    /// Keeps the `top_k` best tokens; `0` keeps all.
+    /// Keeps the `top_k` most probable tokens; `0` keeps all.
     pub top_k: u32,
-    /// Keeps the smallest set of best tokens whose probability reaches `top_p`; `1` keeps all.
+    /// Keeps the smallest set of most probable tokens whose total probability reaches `top_p`; `1` keeps all.
     pub top_p: f32,
-    /// Keeps the tokens with at least `min_p` times the best one's probability; `0` keeps all.
+    /// Keeps the tokens with at least `min_p` times the highest probability; `0` keeps all.
     pub min_p: f32,
-    /// Keeps the tokens whose logits are at most this many standard deviations of all logits below the best one
+    /// Keeps the tokens whose logits are at most this many standard deviations of all logits below the highest one
     /// (Tang et al.: Top-nσ, arXiv:2411.07641); `0` keeps all.
     pub top_n_sigma: f32,
-    /// How likely XTC is to exclude top choices in a draw; `0` is off. It drops all tokens of at least
-    /// [`xtc_threshold`](Self::xtc_threshold) but the least likely of them, if there are several
+    /// Probability with which XTC excludes top choices in a draw; `0` disables it. It drops all tokens of at least
+    /// [`xtc_threshold`](Self::xtc_threshold) except the least probable of them, if there are several
     /// (<https://github.com/oobabooga/text-generation-webui/pull/6335>).
     pub xtc_probability: f32,
     /// The probability, among the tokens that are left, from which on a token is a top choice of XTC.
     pub xtc_threshold: f32,
-    /// Penalty of tokens that would go on with a repetition.
+    /// Penalty of tokens that continue a repetition.
     pub dry: Dry,
     /// Divides positive and multiplies negative logits of tokens in the window (CTRL, arXiv:1909.05858); `1` is off.
     pub repetition_penalty: f32,
@@ -59,12 +59,12 @@ pub struct SamplingParams {
     pub frequency_penalty: f32,
     /// Subtracted if the token was generated within the window.
     pub presence_penalty: f32,
-    /// How many of the last tokens of [`SampleRequest::history`] the penalties look at;
-    /// `None` is all of it, `Some(0)` turns them off.
+    /// Number of last tokens of [`SampleRequest::history`] that the penalties consider; `None` for all, `Some(0)`
+    /// disables them.
     pub penalty_window: Option<u32>,
     /// Added to the logits of given tokens.
     pub logit_bias: Vec<(u32, f32)>,
-    /// Random stream; the same seed gives the same text.
+    /// Seed of the random numbers; equal seeds give equal texts.
     pub seed: u64,
 }
 
@@ -132,7 +132,7 @@ impl SamplingParams {
         Ok(())
     }
 
-    /// Whether some penalty is on.
+    /// Returns true if a penalty is active.
     pub fn penalizes(&self) -> bool {
         self.penalizes_tokens() || self.dry.is_on()
     }
@@ -141,7 +141,7 @@ impl SamplingParams {
         self.repetition_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0
     }
 
-    /// True if candidates are dropped by rules that devices do not know, so that the host samples.
+    /// Returns true if the parameters use rules that devices do not implement, so that the host samples.
     pub fn needs_host(&self) -> bool {
         self.temperature > 0.0 && (self.top_n_sigma > 0.0 || self.xtc_probability > 0.0)
     }
@@ -151,11 +151,11 @@ impl SamplingParams {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field} must be {rule}, not {value}")]
 pub struct InvalidParam {
-    /// Which field of [`SamplingParams`].
+    /// Name of the field in [`SamplingParams`].
     pub field: &'static str,
-    /// What it was.
+    /// Its value.
     pub value: String,
-    /// What it must be.
+    /// The condition that it violates.
     pub rule: &'static str,
 }
 
@@ -169,7 +169,7 @@ pub struct Scratch {
     candidates: Vec<Scored>,
     /// The best tokens of something.
     ranking: Vec<Scored>,
-    /// Sums of weights by size; see [`keep_top_p`].
+    /// Sums of weights by magnitude; see [`keep_top_p`].
     bins: Vec<f64>,
 }
 
@@ -181,7 +181,7 @@ pub struct PenaltyScratch {
     dry: dry::Scratch,
 }
 
-/// A token with its logit, or with its weight: a probability, but the best one's is 1.
+/// A token with its logit, or with its weight: a probability relative to the highest one.
 #[derive(Clone, Copy, Debug)]
 struct Scored {
     token: u32,
@@ -196,8 +196,8 @@ impl Scored {
     }
 }
 
-/// Answers what an output asks of its row of logits, if it asks [something of them](Want::needs_logits). Host
-/// backends call this; the logits are not changed, so that a row may have several outputs.
+/// Computes an output from its row of logits, if it [needs them](Want::needs_logits). For backends that sample on the
+/// host. The logits are not changed, because a row may have several outputs.
 pub fn answer(logits: &[f32], want: &Want<'_>, scratch: &mut Scratch) -> Option<Outcome> {
     Some(match want {
         Want::Sample(request) => Outcome::Sampled(sample(logits, request, scratch)),
@@ -232,8 +232,8 @@ pub fn sample_at(
     Sampled { token, logprob: Some(logprob), top }
 }
 
-/// The natural logarithm of the probability that the softmax of `logits`, `[vocab]`, gives to `token`, summed in f64;
-/// `-inf` where the token is not in the vocabulary or its logit is `-inf` or NaN. Besides, those of the `top` best ones.
+/// Returns the log-probability of `token` under the softmax of `logits`, `[vocab]`, summed in f64; `-inf` if the token
+/// is not in the vocabulary or its logit is `-inf` or NaN. Also returns those of the `top` most probable tokens.
 pub fn score(logits: &[f32], token: u32, top: usize, scratch: &mut Scratch) -> Score {
     let softmax = Softmax::of(logits);
     best_k(logits, top, &mut scratch.ranking);
@@ -253,12 +253,12 @@ pub fn uniform(seed: u64, draw: u64) -> f64 {
         let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ z >> 31
     };
-    // Neighbouring seeds must not give the same stream, shifted by one: hence the seed is mixed first.
+    // The seed is mixed first, because the streams of neighbouring seeds would otherwise be equal, shifted by one.
     let state = mix(seed.wrapping_add(GOLDEN)).wrapping_add(draw.wrapping_add(1).wrapping_mul(GOLDEN));
     (mix(state) >> 11) as f64 / (1_u64 << 53) as f64
 }
 
-/// Steps 1 to 3: bias, penalties, mask. Returns `logits` itself where nothing is asked for.
+/// Applies steps 1 to 3: bias, penalties, mask. Returns `logits` itself if there are none.
 fn adjust<'a>(
     logits: &'a [f32],
     request: &SampleRequest<'_>,
@@ -297,8 +297,8 @@ fn adjust<'a>(
     adjusted
 }
 
-/// Calls `each` once for each penalized token, with its repetition penalty and what is subtracted from its logit after
-/// that. `scratch` holds nothing from call to call.
+/// Calls `each` once for each penalized token, with its repetition penalty and the amount that is subtracted from its
+/// logit afterwards. `scratch` holds no data between calls.
 pub fn penalties(
     request: &SampleRequest<'_>,
     vocab: usize,
@@ -315,7 +315,7 @@ pub fn penalties(
     rest.for_each(|(&token, &penalty)| each(token as usize, 1.0, penalty));
 }
 
-/// Calls `each` once for each token in the window, with what is subtracted for having been generated.
+/// Calls `each` once for each generated token in the window, with the amount that is subtracted.
 fn occurrences(
     request: &SampleRequest<'_>,
     vocab: usize,
@@ -359,7 +359,8 @@ fn draw(logits: &[f32], request: &SampleRequest<'_>, uniform: f64, scratch: &mut
         false => f64::NEG_INFINITY,
     };
 
-    // Min-p is applied on the way: it keeps a prefix of the ranking and does not change the total that top-p
+    // Min-p is applied here: it keeps a prefix of the ranking and does not change the total for top-p, so it may come
+    // first.
     // refers to, so it may come first.
     let min_p = params.min_p.min(1.0);
     candidates.clear();
@@ -409,13 +410,14 @@ fn deviation(logits: &[f32]) -> f64 {
     (values().map(|logit| (logit - mean) * (logit - mean)).sum::<f64>() / count).sqrt()
 }
 
-/// The uniform number that decides whether XTC acts in a draw. It is independent of the one that picks the token.
+/// Returns the uniform number that decides whether XTC is applied in a draw. It is independent of the one that selects
+/// the token.
 fn xtc_draw(seed: u64, draw: u64) -> f64 {
     uniform(seed ^ 0x5854_4358_5443_5854, draw)
 }
 
-/// Drops all candidates with at least `threshold` of the probability but the least likely of them: of equal ones, the one
-/// with the highest id stays.
+/// Drops all candidates with at least `threshold` of the probability except the least probable of them; of equal ones,
+/// the one with the highest id stays.
 fn exclude_top_choices(candidates: &mut Vec<Scored>, threshold: f32) {
     let total: f64 = candidates.iter().map(|candidate| f64::from(candidate.value)).sum();
     let is_top = |candidate: &Scored| f64::from(candidate.value) >= f64::from(threshold) * total;
@@ -425,10 +427,10 @@ fn exclude_top_choices(candidates: &mut Vec<Scored>, threshold: f32) {
     }
 }
 
-/// Keeps the smallest set of best candidates whose weights reach `target`, at least one.
+/// Keeps the smallest set of candidates with the highest weights whose sum reaches `target`, at least one.
 ///
-/// Sorting a whole vocabulary would take longer than everything else here. Instead the weights are summed in
-/// bins of similar size, which finds the bin that holds the last candidate to keep, and only that bin is sorted.
+/// Sorting a whole vocabulary would take longer than everything else here. Instead the weights are summed in bins of
+/// similar magnitude, which finds the bin with the last candidate to keep, and only that bin is sorted.
 fn keep_top_p(candidates: &mut Vec<Scored>, target: f64, ranking: &mut Vec<Scored>, bins: &mut Vec<f64>) {
     // Weights are in (0, 1], where the bits of a float are ordered as the float is: 32 bins for each power of two.
     const ONE: u32 = 1.0_f32.to_bits();
@@ -497,8 +499,8 @@ fn best_k(logits: &[f32], k: usize, ranking: &mut Vec<Scored>) {
     ranking.truncate(k);
 }
 
-/// What turns the logits of a row into log-probabilities. The largest logit is kept apart from the logarithm of
-/// the sum, which it would swallow if it is very large.
+/// Normalization of a row's logits to log-probabilities. The largest logit is kept apart from the logarithm of the sum,
+/// which would lose precision beside a very large one.
 struct Softmax {
     largest: f64,
     ln_sum: f64,

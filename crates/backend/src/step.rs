@@ -9,38 +9,37 @@ use crate::{SamplingParams, StateUse};
 pub struct PageId(pub u32);
 
 impl PageId {
-    /// Page 0 is scratch: padded rows write it, nobody reads it. It also stands in block tables for pages that a
-    /// sliding window has left behind.
+    /// Page 0 is scratch: padded rows write it, and no row reads it. It also replaces pages before a sliding window in
+    /// block tables.
     pub const SCRATCH: PageId = PageId(0);
 }
 
-/// One ragged batch. Prefill chunks, decodes and drafts mix freely: a sequence that decodes has one row, one that
-/// prefills has as many as its chunk.
+/// One ragged batch of prefill chunks, decodes and drafts: a decoding sequence has one row, a prefilling one as many as
+/// its chunk.
 #[derive(Clone, Copy, Debug)]
 pub struct Step<'a> {
     /// Token of each row, `[rows]`; rows of a sequence are consecutive, in order of position.
     pub tokens: &'a [u32],
-    /// Rows whose tokens only the device knows yet, in order; for these, `tokens` has any. Empty for runners that do
-    /// not [carry](crate::Runner::carries) tokens from step to step.
+    /// Rows whose tokens only the device knows, in order; their entries in `tokens` are arbitrary. Empty for runners
+    /// that do not [carry](crate::Runner::carries) tokens from step to step.
     pub carried: &'a [Carried],
     /// The sequences, covering all rows in order.
     pub sequences: &'a [StepSequence],
     /// All block tables, one after the other; [`StepSequence::tables`] points into it.
     pub pages: &'a [PageId],
-    /// What to compute at which rows.
+    /// Outputs of rows.
     pub outputs: &'a [Output<'a>],
 }
 
-/// One sequence's part of a step.
+/// Part of one sequence in a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepSequence {
     /// Its rows in [`Step::tokens`].
     pub rows: Range<usize>,
     /// Position of its first row; everything before it is already in the pages.
     pub start: usize,
-    /// Its block tables in [`Step::pages`]: for each KV group in turn,
-    /// `ceil((start + rows) / block_size)` pages. Pages that no row of this step can see may be
-    /// [`PageId::SCRATCH`].
+    /// Range of its block tables in [`Step::pages`]: for each KV group, `ceil((start + rows) / block_size)` pages.
+    /// Pages that no row of this step attends to may be [`PageId::SCRATCH`].
     pub tables: Range<usize>,
     /// Its states; present if the program has some, and only then.
     pub state: Option<StateUse>,
@@ -52,7 +51,7 @@ impl StepSequence {
         self.start + self.rows.len()
     }
 
-    /// Whether the sequence has no tokens; never the case in a valid step.
+    /// Returns true without tokens, which is never the case in a valid step.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -65,7 +64,7 @@ impl StepSequence {
     }
 }
 
-/// A row that begins with what the step before has sampled, which nobody has collected yet.
+/// A row that begins with a token that the previous step has sampled and that was not collected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Carried {
     /// Row of [`Step::tokens`].
@@ -80,11 +79,11 @@ pub struct Carried {
 pub struct Output<'a> {
     /// Row of [`Step::tokens`]. A row may have several outputs (branches of a fork).
     pub row: usize,
-    /// What.
+    /// The requested output.
     pub want: Want<'a>,
 }
 
-/// What an output asks for.
+/// Kind of an output.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Want<'a> {
@@ -94,81 +93,81 @@ pub enum Want<'a> {
     Score {
         /// The token.
         token: u32,
-        /// How many of the best tokens to report besides.
+        /// Number of most probable tokens to report as well.
         top: usize,
     },
     /// The whole row of logits, `[vocab]`.
     Logits,
-    /// What the logits are made of: the row of the residual stream after the last norm, `[hidden]`. Costs no product
-    /// with the head.
+    /// The input of the head: the row of the residual stream after the last norm, `[hidden]`. It needs no matmul with
+    /// the head.
     Embedding,
 }
 
 impl Want<'_> {
-    /// Whether the row's logits are needed for it.
+    /// Returns true if the output needs the row's logits.
     pub fn needs_logits(&self) -> bool {
         !matches!(self, Self::Embedding)
     }
 }
 
-/// How to sample one token. What each value means is defined by [`crate::sampling`].
+/// Sampling of one token. [`crate::sampling`] defines the parameters.
 #[derive(Clone, Copy, Debug)]
 pub struct SampleRequest<'a> {
     /// Temperature, truncation, penalties, bias, seed.
     pub params: &'a SamplingParams,
-    /// Which draw of the seed's stream this is: the number of tokens already generated.
+    /// Index of the draw in the seed's stream: the number of generated tokens.
     pub draw: u64,
-    /// Tokens so far, prompt and output; penalties look at its end. Without the token of a [carried](Carried) row.
+    /// Tokens so far, prompt and answer, for penalties. Without the token of a [carried](Carried) row.
     pub history: &'a [u32],
     /// Number of tokens at the beginning of `history` that are the prompt. Frequency and presence penalties count only
     /// the tokens after them.
     pub prompt_tokens: usize,
     /// Allowed tokens; `None` allows all.
     pub mask: Option<&'a TokenMask>,
-    /// Whether to report log-probabilities, and of how many of the best tokens besides the sampled one.
+    /// Reports log-probabilities of the sampled token and of this many most probable tokens.
     pub logprobs: Option<usize>,
 }
 
-/// The tokens that one draw may choose, as a bit set.
+/// Allowed tokens of one draw, as a bit set.
 ///
-/// A grammar's mask takes a while to compute and is only needed when the logits are there. So a mask may be given
-/// before it is known: somebody else [fills](TokenMask::fill) it while the step runs, and whoever samples
-/// [waits](TokenMask::bits) for it.
+/// A grammar's mask may take long to compute and is only needed after the logits. So a step may have a mask that is not
+/// known yet: another thread [fills](TokenMask::fill) it while the step runs, and the sampler [waits](TokenMask::bits)
+/// for it.
 #[derive(Debug, Default)]
 pub struct TokenMask {
     bits: OnceLock<Box<[u32]>>, // [ceil(vocab / 32)]
 }
 
 impl TokenMask {
-    /// A mask that is known: bit `t % 32` of word `t / 32` allows token `t`; `[ceil(vocab / 32)]` words.
+    /// Creates a known mask: bit `t % 32` of word `t / 32` allows token `t`; `[ceil(vocab / 32)]` words.
     pub fn new(bits: impl Into<Box<[u32]>>) -> Self {
         Self { bits: OnceLock::from(bits.into()) }
     }
 
-    /// Makes a mask known that was not, and wakes those who wait for it; a mask that is known stays as it is.
+    /// Sets an unknown mask and wakes its waiters; a known mask is unchanged.
     ///
-    /// It must allow something: where [`Step::validate`] cannot look yet, a mask that allows nothing gives
-    /// [`Sampled::NO_TOKEN`].
+    /// It must allow a token: a mask that excludes all tokens, which [`Step::validate`] cannot check in advance, leads
+    /// to [`Sampled::NO_TOKEN`].
     pub fn fill(&self, bits: impl Into<Box<[u32]>>) {
         // The first one counts.
         let _ = self.bits.set(bits.into());
     }
 
-    /// The words of the set, if they are known.
+    /// Returns the words of the set, if they are known.
     pub fn known(&self) -> Option<&[u32]> {
         self.bits.get().map(|bits| &**bits)
     }
 
-    /// The words of the set; waits until they are known.
+    /// Returns the words of the set; waits until they are known.
     pub fn bits(&self) -> &[u32] {
         self.bits.wait()
     }
 }
 
-/// What a step computed, in the order of [`Step::outputs`]. Reused between steps.
+/// Outputs of a step, in the order of [`Step::outputs`]. Reused between steps.
 #[derive(Clone, Debug, Default)]
 pub struct StepOutput {
-    /// One for each output.
+    /// Results by output.
     pub outcomes: Vec<Outcome>,
 }
 
@@ -185,13 +184,13 @@ pub enum Outcome {
     Embedding(Vec<f32>),
 }
 
-/// How likely a token is.
+/// Probability of a token.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Score {
     /// Natural logarithm of its probability under the model: softmax of the logits before penalties, bias,
     /// temperature and truncation.
     pub logprob: f32,
-    /// The best tokens in its place with their log-probabilities, best first, if asked for.
+    /// The most probable tokens at its position with their log-probabilities, in descending order, if requested.
     pub top: Vec<(u32, f32)>,
 }
 
@@ -200,14 +199,14 @@ pub struct Score {
 pub struct Sampled {
     /// The token, or [`NO_TOKEN`](Sampled::NO_TOKEN).
     pub token: u32,
-    /// Natural logarithm of its probability under the model: softmax of the logits before penalties, bias,
-    /// temperature and truncation. `None` unless [`SampleRequest::logprobs`] asked.
+    /// Natural logarithm of its probability under the model: softmax of the logits before penalties, bias, temperature
+    /// and truncation. `None` without [`SampleRequest::logprobs`].
     pub logprob: Option<f32>,
     /// The best tokens with their log-probabilities, best first.
     pub top: Vec<(u32, f32)>,
 }
 
 impl Sampled {
-    /// Stands for the token where there is none: all logits that the mask allows are NaN or `-inf`.
+    /// Replaces the token if none can be sampled: all logits that the mask allows are NaN or `-inf`.
     pub const NO_TOKEN: u32 = u32::MAX;
 }

@@ -83,7 +83,7 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// One sequence's block tables: complete, inside the arena, scratch only where nobody looks.
+    /// Checks one sequence's block tables: complete, inside of the arena, scratch only where no row attends.
     fn validate_tables(
         &self,
         index: usize,
@@ -105,7 +105,7 @@ impl Step<'_> {
             sequence.len()
         );
         for (group, KvGroup { window, .. }) in kv.groups.iter().enumerate() {
-            // The first row sees positions from here on, the later ones no earlier ones.
+            // The first row attends to positions from here on; later rows do not attend to earlier ones.
             let seen_from = window.map_or(0, |window| (sequence.start + 1).saturating_sub(window as usize));
             for (block, &page) in sequence.table(self.pages, group, groups).iter().enumerate() {
                 let PageId(id) = page;
@@ -188,7 +188,7 @@ impl Step<'_> {
 
 fn validate_request(index: usize, request: &SampleRequest<'_>, vocab: usize) -> Result<(), StepError> {
     request.params.check(vocab).map_err(|error| StepError::Invalid(format!("output {index}: {error}")))?;
-    // One that is not known yet is the word of whoever fills it.
+    // The filler of an unknown mask is responsible for it.
     let Some(mask) = request.mask.and_then(TokenMask::known) else { return Ok(()) };
     let words = vocab.div_ceil(32);
     rule!(

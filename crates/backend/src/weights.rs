@@ -1,4 +1,4 @@
-//! Weights as they lie in the file, by number.
+//! Weights of a file, by number.
 
 use std::{borrow::Cow, fmt, io, ops::Range, sync::Arc};
 
@@ -7,7 +7,7 @@ use crate::{LoadError, MatrixId, StepError, TableId, VectorId, WeightFormat};
 /// All weights of a program.
 #[derive(Clone, Debug, Default)]
 pub struct Weights {
-    /// By [`MatrixId`].
+    /// Matrices by [`MatrixId`].
     pub matrices: Vec<Matrix>,
     /// Norm weights and biases, by [`VectorId`].
     pub vectors: Vec<Vec<f32>>,
@@ -17,7 +17,7 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// The matrix with this id. Ids come from lowering, which made both.
+    /// Returns the matrix with this id. Ids and matrices come from the same lowering.
     pub fn matrix(&self, id: MatrixId) -> &Matrix {
         &self.matrices[id.0 as usize]
     }
@@ -32,11 +32,11 @@ impl Weights {
         &self.vectors[id.0 as usize]
     }
 
-    /// Checks that the files of all matrices are still those that were opened. Backends call it when they have read
-    /// everything: weights of which one half is of another file must not run.
+    /// Checks that the files of all matrices have not changed since they were opened. Backends call it after reading,
+    /// because weights of two versions of a file must not run.
     ///
     /// # Errors
-    /// [`LoadError::Unreadable`], with what has changed.
+    /// [`LoadError::Unreadable`], with the change.
     pub fn check_unchanged(&self) -> Result<(), LoadError> {
         let mut checked: Vec<*const ()> = Vec::new();
         for matrix in &self.matrices {
@@ -56,7 +56,7 @@ impl Weights {
 pub struct Matrix {
     /// The tensor's name in its file, for errors.
     pub name: String,
-    /// How a row is encoded.
+    /// Encoding of a row.
     pub format: WeightFormat,
     /// Matrices in the stack; one for most.
     pub parts: usize,
@@ -69,7 +69,7 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// Reads all rows: into memory, unless they are there already.
+    /// Reads all rows into memory, unless they are in memory.
     ///
     /// # Errors
     /// [`LoadError::Unreadable`], if the source fails or has become shorter.
@@ -77,7 +77,7 @@ impl Matrix {
         self.bytes.read().map_err(|error| self.unreadable(&error))
     }
 
-    /// Reads rows `rows`, counted through all parts, into `buffer` unless they lie in memory already.
+    /// Reads rows `rows`, counted through all parts, into `buffer` unless they are in memory.
     ///
     /// # Errors
     /// As [`Matrix::read`].
@@ -141,7 +141,7 @@ pub trait ByteSource: Send + Sync {
     /// Number of bytes.
     fn size(&self) -> u64;
 
-    /// All bytes, if they lie in memory already.
+    /// Returns all bytes, if they are in memory.
     fn in_memory(&self) -> Option<&[u8]> {
         None
     }
@@ -152,7 +152,7 @@ pub trait ByteSource: Send + Sync {
     /// The system's error; a source that ends before `out` is full is an error.
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()>;
 
-    /// Checks that the bytes are still those that were opened.
+    /// Checks that the bytes have not changed since they were opened.
     ///
     /// # Errors
     /// The change.
@@ -225,7 +225,7 @@ impl Bytes {
         self.len == 0
     }
 
-    /// Reads all of them, unless they lie in memory already.
+    /// Reads all of them, unless they are in memory.
     ///
     /// # Errors
     /// The source's error.
@@ -238,13 +238,13 @@ impl Bytes {
         Ok(Cow::Owned(bytes))
     }
 
-    /// Reads a part of them, into `buffer` unless they lie in memory already.
+    /// Reads a part of them into `buffer`, unless they are in memory.
     ///
     /// # Errors
     /// The source's error.
     ///
     /// # Panics
-    /// If the part is not inside.
+    /// If the part is out of range.
     pub fn read_part<'a>(&'a self, part: Range<usize>, buffer: &'a mut Vec<u8>) -> io::Result<&'a [u8]> {
         assert!(part.start <= part.end && part.end <= self.len);
         if let Some(bytes) = self.in_memory() {
@@ -267,7 +267,7 @@ impl Bytes {
         self.source.read_at(self.start + offset as u64, out)
     }
 
-    /// Checks that the bytes are still those that were opened.
+    /// Checks that the bytes have not changed since they were opened.
     ///
     /// # Errors
     /// The change.
@@ -275,7 +275,7 @@ impl Bytes {
         self.source.check_unchanged()
     }
 
-    /// A part of these bytes; rows of a fused projection are taken this way.
+    /// Returns a part of these bytes, such as the rows of one matrix in a fused projection.
     pub fn slice(&self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.len);
         Self { source: self.source.clone(), start: self.start + range.start as u64, len: range.len() }

@@ -16,7 +16,7 @@ impl Builder<'_> {
         let gate = self.linear(&name("z"), width, hidden, 1.5, all);
         let dt = self.linear(&name("dt"), heads, hidden, 1.5, all);
         let convolution = self.convolution(delta.channels());
-        // From heads that forget within a few tokens to heads that remember more than a chunk.
+        // From heads with a memory of a few tokens to heads with more than a chunk.
         let decay = (0..heads).map(|_| -(2.0 * self.rng.normal() - 3.0).exp()).collect();
         let dt_bias = (0..heads).map(|_| self.rng.normal()).collect();
         let skip = (0..heads).map(|_| 1.0 + 0.5 * self.rng.normal()).collect();

@@ -1,4 +1,4 @@
-//! Defects of layers that differ, of what they share, and of scans.
+//! Defects of layers that differ, of data that layers share, and of scans.
 
 use paguro_backend::{FeedForward, GatedNorm, Mixer, Program, Ssd};
 

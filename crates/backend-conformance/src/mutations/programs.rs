@@ -158,7 +158,7 @@ pub(super) fn other_sharing(program: &mut Program) {
     });
 }
 
-/// Forgets as much as it learns.
+/// Uses the update strength as decay.
 pub(super) fn decay_by_strength(program: &mut Program) {
     each_delta(program, |op| op.alpha = op.beta);
 }

@@ -7,8 +7,8 @@ use super::half_at;
 /// The values of IQ4_NL and IQ4_XS (`kvalues_iq4nl` in ggml): denser around zero, where weights are.
 pub const IQ4_VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
-/// The values of MXFP4, twice the E2M1 numbers 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives; [`e8m0_half`] takes
-/// the factor of two back.
+/// Values of MXFP4: twice the E2M1 numbers 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives; [`e8m0_half`] halves the
+/// scale.
 pub const MXFP4_VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// ```text
@@ -47,7 +47,7 @@ pub(super) fn mxfp4(block: &[u8; 17], out: &mut [f32; 32]) {
     look_up(&block[1..], &MXFP4_VALUES, e8m0_half(block[0]), out);
 }
 
-/// Half of `2^(e - 127)`: the scale that goes with the doubled [`MXFP4_VALUES`].
+/// Returns half of `2^(e - 127)`: the scale for the doubled [`MXFP4_VALUES`].
 pub fn e8m0_half(e: u8) -> f32 {
     // 2^-128 and 2^-127 are subnormal.
     f32::from_bits(if e < 2 { 0x0020_0000 << e } else { (u32::from(e) - 1) << 23 })
@@ -72,7 +72,7 @@ pub(super) fn nvfp4(block: &[u8; 36], out: &mut [f32; 64]) {
 /// 40 bytes: whole: f32 | block_nvfp4
 /// w = whole * scale * E2M1(q)
 /// ```
-/// NVFP4 with the scale of the whole matrix, which files keep in a tensor of its own; each block has it.
+/// NVFP4 with the scale of the whole matrix, which files store in a separate tensor; each block contains it.
 pub(super) fn nvfp4_scaled(block: &[u8; 40], out: &mut [f32; 64]) {
     let whole = f32::from_le_bytes([block[0], block[1], block[2], block[3]]);
     for (s, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
@@ -84,13 +84,13 @@ pub(super) fn nvfp4_scaled(block: &[u8; 40], out: &mut [f32; 64]) {
     }
 }
 
-/// Half of an E4M3 number without its sign: the scale that goes with the doubled [`MXFP4_VALUES`]. Like ggml, 0x7F (NaN
+/// Returns half of an E4M3 number without its sign: the scale for the doubled [`MXFP4_VALUES`]. As in ggml, 0x7F (NaN
 /// in the standard) is zero.
 pub fn e4m3_half(e: u8) -> f32 {
     if e == 0x7f {
         return 0.0;
     }
-    // The bits of an f32 that is too small by 2^120, subnormals included.
+    // The bits of an f32 that is too small by a factor of 2^120, including subnormals.
     f32::from_bits(u32::from(e & 0x7f) << 20) * f32::from_bits((127 + 119) << 23)
 }
 

@@ -18,7 +18,7 @@ pub(super) fn bf16(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect()
 }
 
-/// As `quantize_row_q4_0_ref` of ggml: the value of largest magnitude becomes -8, so that it is exact.
+/// Like `quantize_row_q4_0_ref` of ggml: the value of largest magnitude becomes -8, so that it is exact.
 pub(super) fn q4_0(values: &[f32]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(values.len() / BLOCK * 18);
     for block in values.chunks_exact(BLOCK) {
@@ -32,7 +32,7 @@ pub(super) fn q4_0(values: &[f32]) -> Vec<u8> {
     bytes
 }
 
-/// As `quantize_row_q8_0_ref` of ggml.
+/// Like `quantize_row_q8_0_ref` of ggml.
 pub(super) fn q8_0(values: &[f32]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(values.len() / BLOCK * 34);
     for block in values.chunks_exact(BLOCK) {

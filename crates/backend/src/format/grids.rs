@@ -1,9 +1,9 @@
 //! Lattice points of the IQ formats (the `grid` tables of ggml-common.h), packed.
 //!
 //! An entry lists magnitudes, the first in the lowest bits: eight of two bits (`IQ1`, `IQ2_*`), or four of three bits
-//! (`IQ3_*`). [`super::lattice`] has the values that these numbers stand for.
+//! (`IQ3_*`). [`super::lattice`] maps these numbers to values.
 
-/// IQ1_S and IQ1_M: 0, 1, 2 stand for -1, 0, 1.
+/// IQ1_S and IQ1_M: 0, 1, 2 represent -1, 0, 1.
 #[rustfmt::skip]
 pub(super) const IQ1: [u16; 2048] = [
     0x0000, 0x0002, 0x0005, 0x0008, 0x000a, 0x0011, 0x0015, 0x0020, 0x0022, 0x0028, 0x002a, 0x0045, 0x0051, 0x0054,

@@ -1,7 +1,7 @@
 //! The "K" formats: super-blocks of 256 elements with quantized scales inside: Q2_K, Q3_K, Q4_K, Q5_K, Q6_K.
 //!
-//! A super-block is cut into sub-blocks of 16 or 32 elements. Each has a small integer scale (and in some formats
-//! a small integer minimum), which the super-block's f16 `d` (and `dmin`) turn into numbers.
+//! A super-block consists of sub-blocks of 16 or 32 elements. Each has a small integer scale (and in some formats a
+//! small integer minimum), which are multiplied by the super-block's f16 `d` (and `dmin`).
 
 use super::half_at;
 

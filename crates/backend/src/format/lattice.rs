@@ -1,7 +1,7 @@
 //! Formats whose elements are `d * unit * scale * value[code]`, with a small table of values: the IQ formats below
 //! four bits, whose codes come from a table of lattice points, and the ternary formats.
 //!
-//! [`Lattice`] is one block in this form. The decoders here are made of it, and backends pack it as it is.
+//! [`Lattice`] is one block in this form. The decoders here use it, and backends pack it.
 
 use super::{grids, half_at};
 
@@ -17,10 +17,10 @@ pub struct Lattice {
     pub d: u16,
 }
 
-/// Values that the codes of a format stand for.
+/// Values of a format's codes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Alphabet {
-    /// Values by code; zero where there is no such code.
+    /// Values by code; zero for unused codes.
     pub values: [i8; 16],
     /// Factor of all values, a power of two.
     pub unit: f32,
@@ -75,7 +75,7 @@ impl Lattice {
         }
     }
 
-    /// The same four-bit scales for each 16 elements, `2 s + 1`, from the low and the high halves of bytes.
+    /// Sets the same four-bit scale for each 16 elements, `2 s + 1`, from the low and the high halves of bytes.
     fn put_scales(&mut self, bytes: &[u8]) {
         let per_nibble = 16 / (2 * bytes.len());
         for (s, scale) in self.scales.iter_mut().enumerate() {

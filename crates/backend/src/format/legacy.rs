@@ -1,8 +1,8 @@
 //! The 32-element formats of early ggml: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
 //!
-//! One scale for 32 elements. Four-bit quants lie in 16 bytes, element `i` in the low half of byte `i` and element
-//! `i + 16` in its high half. Formats ending in `_0` are symmetric (`w = d * (q - zero)`), those ending in `_1` have
-//! a minimum (`w = d * q + m`).
+//! One scale per 32 elements. Four-bit quants are in 16 bytes, element `i` in the low half of byte `i` and element `i +
+//! 16` in its high half. Formats ending in `_0` are symmetric (`w = d * (q - zero)`), those ending in `_1` have a
+//! minimum (`w = d * q + m`).
 
 use super::half_at;
 

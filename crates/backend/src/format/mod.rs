@@ -1,7 +1,7 @@
-//! Weight formats: how a row of a matrix is encoded, and what its bytes mean.
+//! Weight formats: the encoding of a matrix row.
 //!
-//! The decoders here are the definition: scalar, clear, one per format. Backends bring their own fast ones and are
-//! checked against these.
+//! The decoders here are the definition: scalar, simple, one per format. Backends have their own fast ones, which are
+//! compared with these.
 
 mod codebook;
 mod encode;
@@ -22,7 +22,7 @@ pub use lattice::{Alphabet, Lattice};
 /// block has an f16 that must be finite, and the decoder.
 macro_rules! formats {
     ($($name:ident: $number:expr, $len:literal, $bytes:literal, $halves:expr, $decode:expr;)*) => {
-        /// How the rows of a matrix are encoded. Names and layouts are GGUF's (ggml-common.h of llama.cpp).
+        /// Encoding of the rows of a matrix. Names and layouts are GGUF's (ggml-common.h of llama.cpp).
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[allow(non_camel_case_types)] // the field writes Q4_K
         #[allow(missing_docs)] // the names say it all; each layout is documented where it is decoded
@@ -55,7 +55,8 @@ macro_rules! formats {
                 }
             }
 
-            /// The number that GGUF files give this format (`enum ggml_type`); [`u32::MAX`] for those that no file has.
+            /// Returns the number of this format in GGUF files (`enum ggml_type`); [`u32::MAX`] for formats that no
+            /// file has.
             pub const fn ggml_type(self) -> u32 {
                 match self {
                     $(Self::$name => $number,)*
@@ -151,7 +152,7 @@ impl WeightFormat {
         self.decode(bytes, out);
     }
 
-    /// Values that the codes of a [`Lattice`] stand for; `None` for formats of another kind.
+    /// Returns the values of the codes of a [`Lattice`]; `None` for formats of another kind.
     pub const fn alphabet(self) -> Option<Alphabet> {
         use WeightFormat::*;
         match self {
@@ -187,7 +188,7 @@ impl WeightFormat {
     /// True if no element of encoded rows is infinite or NaN. Quantized formats are looked at by their scales only.
     pub fn is_finite(self, bytes: &[u8]) -> bool {
         let blocks = || bytes.chunks_exact(self.block_bytes());
-        // Without branches, so that it runs at the speed of memory.
+        // Without branches, so that it runs at memory speed.
         match self {
             Self::F32 => !bytes
                 .as_chunks()
@@ -271,7 +272,7 @@ impl fmt::Display for WeightFormat {
 impl FromStr for WeightFormat {
     type Err = UnknownFormat;
 
-    /// By name, in any case.
+    /// Parses a name in any case.
     fn from_str(name: &str) -> Result<Self, UnknownFormat> {
         let known = Self::ALL.into_iter().find(|format| format.name().eq_ignore_ascii_case(name));
         known.ok_or_else(|| UnknownFormat { name: name.to_owned() })

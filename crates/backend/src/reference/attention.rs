@@ -1,6 +1,6 @@
 //! Plain attention over contiguous K and V.
 
-/// What [`attention`] works on, beside the numbers.
+/// Shape of an [`attention`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionShape {
     /// Query heads.
@@ -15,23 +15,23 @@ pub struct AttentionShape {
     pub scale: f32,
     /// `cap * tanh(score / cap)` after scaling.
     pub soft_cap: Option<f32>,
-    /// A query at position `p` sees the keys at positions `> p - window` (and `<= p`); `None` sees all of them.
+    /// A query at position `p` attends to keys at positions `> p - window` (and `<= p`); `None` to all.
     pub window: Option<u32>,
 }
 
 /// `out = softmax(cap(q·Kᵀ * scale))·V`, causal, for rows of one sequence. Scores, softmax and sums in f64.
 ///
-/// With `sinks`, one score for each head, the softmax has one more term, which takes its share and has no value.
+/// With `sinks`, one score per head, the softmax has one more term without a value.
 ///
 /// - `q`, `out`: `[rows, heads, head_dim]`
-/// - `k`, `v`: `[tokens, kv_heads, head_dim]`, by position from 0. What no row can see (positions past the last
-///   row's, positions that its window has left behind) is not read.
+/// - `k`, `v`: `[tokens, kv_heads, head_dim]`, by position from 0. Positions that no row attends to (after the last
+///   row's, or before its window) are not read.
 ///
-/// To share the work, call it for fewer rows (with their own `start`), or for one K/V head and its query heads
+/// The work can be divided by calls for fewer rows (with their own `start`), or for one K/V head and its query heads
 /// with slices of those alone.
 ///
 /// # Panics
-/// If the slices are shorter than the shape says.
+/// If the slices are shorter than the shape requires.
 pub fn attention(
     q: &[f32],
     k: &[f32],

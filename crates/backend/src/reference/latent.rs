@@ -4,7 +4,7 @@ use super::{AttentionShape, Half, ReferenceRunner, ops};
 use crate::{Latent, LatentQuery, LatentShape, Linear, Step};
 
 impl ReferenceRunner {
-    /// Returns what latent attention adds to each row.
+    /// Returns the output of latent attention for each row.
     pub(super) fn latent(&mut self, op: &Latent, step: &Step<'_>, x: &[Vec<f32>]) -> Vec<Vec<f32>> {
         let LatentShape { heads, plain, rotated, latent, value } = op.shape;
         let groups = self.program.kv.groups.len();

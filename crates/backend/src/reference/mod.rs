@@ -1,7 +1,7 @@
-//! The naive backend that defines what every operation means.
+//! The naive backend that defines every operation.
 //!
-//! It decodes all weights to f32, sums in f64, goes row by row and is slow: read it as documentation. The conformance
-//! suite compares every other backend with it.
+//! It decodes all weights to f32, sums in f64, processes one row after the other and is slow: read it as documentation.
+//! The conformance suite compares every other backend with it.
 
 mod attention;
 mod latent;
@@ -31,9 +31,9 @@ use crate::{
 /// The reference as a backend.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reference {
-    /// How K and V are rounded in pages of [`KvDtype::F16`].
+    /// Rounding of K and V in pages of [`KvDtype::F16`].
     pub kv: KvRounding,
-    /// Fills new pages with large finite noise from this seed, so that a read of what was never written shows.
+    /// Fills new pages with large finite noise from this seed, so that reads of unwritten data are detected.
     pub poison: Option<u64>,
 }
 
@@ -51,7 +51,7 @@ impl Backend for Reference {
     }
 
     fn page_bytes(&self, program: &Program, block_size: usize, _: KvDtype) -> usize {
-        // Rounded, but kept in single precision.
+        // Rounded, but stored in single precision.
         program.kv.page_elements(block_size) * size_of::<f32>()
     }
 
@@ -135,7 +135,7 @@ pub struct ReferenceRunner {
     sampler: Scratch,
     /// The answers of the step that is being computed.
     answers: Vec<Outcome>,
-    /// Those of steps that were not collected.
+    /// Outputs of steps that were not collected.
     in_flight: VecDeque<(Ticket, Vec<Outcome>)>,
     /// Tokens of the last step that the next one may begin with, by output.
     carried: Vec<Option<u32>>,
@@ -324,7 +324,7 @@ impl ReferenceRunner {
         add(x, &fed, layer.branch_scale);
     }
 
-    /// Returns what a mixer adds to each row.
+    /// Returns the output of a mixer for each row.
     fn mix(&mut self, mixer: &Mixer, step: &Step<'_>, x: &[Vec<f32>]) -> Vec<Vec<f32>> {
         match mixer {
             Mixer::None => Vec::new(),
@@ -353,7 +353,7 @@ impl ReferenceRunner {
         x
     }
 
-    /// What attention adds to each row.
+    /// Returns the output of attention for each row.
     fn attention(&mut self, op: &Attention, step: &Step<'_>, x: &[Vec<f32>]) -> Vec<Vec<f32>> {
         let groups = self.program.kv.groups.len();
         let mut added = Vec::with_capacity(x.len());
@@ -519,14 +519,14 @@ impl ReferenceRunner {
         input: &[f32],
         position: usize,
     ) -> Vec<f32> {
-        // The first row of the step takes over the state that is read.
+        // The first row of the step moves the state from the slot that is read.
         let state = if position == start { state } else { StateUse::in_place(state.write) };
         let (weight, bias) = (&self.vectors[op.weight.0 as usize], op.bias);
         let bias = bias.map(|bias| self.vectors[bias.0 as usize].as_slice());
         self.states.begin(state, layer, position).convolve(input, position, weight, bias)
     }
 
-    /// What a dense network adds to one row.
+    /// Returns the output of a dense network for one row.
     fn dense(&self, op: &Dense, x: &[f32]) -> Vec<f32> {
         let h = self.optional_norm(op.norm, x);
         let gate = op.gate.map(|gate| self.linear(&gate, &h));
@@ -534,7 +534,7 @@ impl ReferenceRunner {
         self.optional_norm(op.post_norm, &self.linear(&op.down, &g))
     }
 
-    /// What a mixture of experts adds to one row.
+    /// Returns the output of a mixture of experts for one row.
     fn experts(&self, op: &Experts, x: &[f32]) -> Vec<f32> {
         let h = self.optional_norm(op.norm, x);
         let mut y = match &op.shared {

@@ -1,4 +1,4 @@
-//! Every operation but attention, one function each: the definition of what a program means.
+//! All operations except attention, one function each: the definition of a program.
 
 use super::attention::dot;
 use crate::{Activation, ExpertGroups, NormKind, PositionScale, Rope, RopeStyle, Router, Scores};
@@ -99,9 +99,9 @@ fn erfc(x: f64) -> f64 {
     (-x * x).exp() / std::f64::consts::PI.sqrt() / fraction
 }
 
-/// Experts of one row with their weights, in ascending order of ids; see [`Router`].
+/// Returns the experts of one row with their weights, in ascending order of ids; see [`Router`].
 ///
-/// - `logits`: `[experts]`, in single precision, because near ties would be decided by rounding otherwise
+/// - `logits`: `[experts]`, in single precision, because rounding would otherwise decide near ties
 /// - `selection_bias`: `[experts]`
 pub fn route(logits: &[f32], router: &Router, selection_bias: Option<&[f32]>) -> Vec<(usize, f32)> {
     let Router { scores, groups, used, renormalize, factor, .. } = *router;
@@ -127,7 +127,7 @@ pub fn route(logits: &[f32], router: &Router, selection_bias: Option<&[f32]>) ->
         all.sort_by(|&a, &b| score(b).total_cmp(&score(a)));
         chosen.retain(|expert| all[..used].contains(&(expert / size)));
     }
-    // The sort is stable: among equals, the lowest id comes first.
+    // The sort is stable: among equal ones, the lowest id is first.
     chosen.sort_by(|&a, &b| ranked(b).total_cmp(&ranked(a)));
     chosen.truncate(used);
     chosen.sort_unstable();

@@ -6,9 +6,8 @@ use half::f16;
 
 use crate::{KV_BLOCK, KvDtype, KvGroup, KvLayout, KvSlot, Limits, PageId, quantize_kv};
 
-/// How K and V are rounded when pages of [`KvDtype::F16`] are asked for. Backends keep them in fewer bits than the
-/// reference does; rounding as they do tells their other errors apart. [`KvDtype::Q8`] is always rounded as it is
-/// defined.
+/// Rounding of K and V in pages of [`KvDtype::F16`]. Backends store fewer bits than the reference; rounding in the same
+/// way isolates their other errors. [`KvDtype::Q8`] is always rounded by its definition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum KvRounding {
     /// Not at all.
@@ -18,10 +17,10 @@ pub enum KvRounding {
     F16,
 }
 
-/// Rounds one head of a token's K or V, `[head_dim]`, to what pages can store.
+/// Rounds one head of a token's K or V, `[head_dim]`, to the type of the pages.
 pub type RoundFn = fn(&mut [f32]);
 
-/// What a page of this kind does to a head.
+/// Returns the rounding of a type of pages.
 pub(crate) fn rounding(dtype: KvDtype, rounding: KvRounding) -> RoundFn {
     match (dtype, rounding) {
         (KvDtype::F16, KvRounding::F32) => |_| (),
@@ -35,7 +34,7 @@ pub fn round_f16(head: &mut [f32]) {
     head.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32());
 }
 
-/// Rounds a head to what [`KvDtype::Q8`] stores.
+/// Rounds a head as [`KvDtype::Q8`] stores it.
 pub fn round_q8(head: &mut [f32]) {
     for block in head.chunks_mut(KV_BLOCK) {
         let mut quants = [0; KV_BLOCK];
@@ -72,8 +71,8 @@ pub(super) struct Arena {
 }
 
 impl Arena {
-    /// A new arena, filled with large finite noise if there is a seed for it, so that a read of what was never
-    /// written shows.
+    /// Creates an arena, filled with large finite noise if there is a seed, so that reads of unwritten data are
+    /// detected.
     pub(super) fn new(kv: &KvLayout, limits: &Limits, round: RoundFn, poison: Option<u64>) -> Self {
         let page = kv.page_elements(limits.block_size);
         let mut numbers = vec![0.0; limits.pages * page];
@@ -83,7 +82,7 @@ impl Arena {
         Self { numbers, round, groups: kv.groups.clone(), block_size: limits.block_size, page }
     }
 
-    /// Where the tokens of one page are, in one layer.
+    /// Returns the range of one page's tokens in one layer.
     fn tokens(&self, PageId(page): PageId, kv: KvSlot, half: Half) -> Range<usize> {
         let size = self.block_size * self.groups[kv.group].width();
         let start = page as usize * self.page + (2 * kv.slot + half as usize) * size;
@@ -106,8 +105,8 @@ impl Arena {
         stored.chunks_exact_mut(head_dim).for_each(self.round);
     }
 
-    /// Copies whole pages of a sequence one after the other: `[blocks * block_size, kv_heads * head_dim]`, by
-    /// position. The last page's unwritten tokens and the content of scratch pages come along; nobody may look.
+    /// Copies whole pages of a sequence one after the other: `[blocks * block_size, kv_heads * head_dim]`, by position.
+    /// The result includes unwritten tokens of the last page and scratch pages, which must not be read.
     pub(super) fn gather(&self, table: &[PageId], kv: KvSlot, half: Half) -> Vec<f32> {
         table.iter().flat_map(|&page| &self.numbers[self.tokens(page, kv, half)]).copied().collect()
     }
@@ -138,7 +137,7 @@ impl Arena {
         self.page
     }
 
-    /// All numbers of a page, for what is no K and V.
+    /// Returns all numbers of a page, for data other than K and V.
     pub(super) fn page_mut(&mut self, PageId(page): PageId) -> &mut [f32] {
         &mut self.numbers[page as usize * self.page..][..self.page]
     }

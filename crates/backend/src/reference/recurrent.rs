@@ -312,12 +312,12 @@ impl ReferenceRunner {
 
 /// All states of a loaded model.
 pub(super) struct States {
-    /// By slot and layer.
+    /// States by slot and layer.
     slots: Vec<Vec<LayerState>>,
 }
 
 impl States {
-    /// New states, filled with large finite noise if there is a seed for it.
+    /// Creates states, filled with large finite noise if there is a seed.
     pub(super) fn new(layout: &StateLayout, limits: &Limits, poison: Option<u64>) -> Self {
         let mut noise = poison.map(super::pages::noise);
         let mut slot = || {
@@ -340,8 +340,8 @@ impl States {
         layers.flat_map(LayerState::parts).map(|part| part.len()).sum()
     }
 
-    /// Calls `copy` with each number of a part of a slot and its place in a page. All parts but the last are as long as the
-    /// page.
+    /// Calls `copy` with each number of a part of a slot and its number in a page. All parts except the last have the
+    /// length of the page.
     pub(super) fn part(
         &mut self,
         StateId(slot): StateId,

@@ -1,12 +1,13 @@
-//! DRY ("don't repeat yourself"): a penalty of tokens that would go on with a repetition of what is already there
+//! DRY ("don't repeat yourself"): a penalty of tokens that continue a repetition of earlier text
 //! (<https://github.com/oobabooga/text-generation-webui/pull/5677>, with the names of llama.cpp).
 
 use std::{collections::BTreeMap, sync::Arc};
 
-/// How repetitions are penalized.
+/// Parameters of DRY.
 ///
-/// Where the last `n` tokens have occurred before and `n` is at least [`allowed_length`](Self::allowed_length), the token
-/// that followed them there loses `multiplier * base ^ (n - allowed_length)`. Of several occurrences the longest counts.
+/// If the last `n` tokens have occurred before and `n` is at least [`allowed_length`](Self::allowed_length),
+/// `multiplier * base ^ (n - allowed_length)` is subtracted from the logit of the token that followed them. Of several
+/// occurrences the longest counts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dry {
     /// Penalty of the shortest repetition; `0` is off.
@@ -42,13 +43,13 @@ const MAX_LN: f32 = 88.722_84;
 pub(super) struct Scratch {
     /// The window, last token first.
     reversed: Vec<u32>,
-    /// For each place in it, how many tokens from there on are those at its beginning: its Z-array.
+    /// The Z-array: for each position, the length of the longest common prefix with the beginning.
     lengths: Vec<usize>,
     penalties: BTreeMap<u32, f32>,
 }
 
 impl Scratch {
-    /// The penalized tokens and what is subtracted from their logits, in time proportional to the window.
+    /// Returns the penalized tokens and the amounts to subtract, in time proportional to the window.
     pub fn penalties(&mut self, dry: &Dry, history: &[u32]) -> &mut BTreeMap<u32, f32> {
         let Self { reversed, lengths, penalties } = self;
         penalties.clear();
@@ -59,7 +60,7 @@ impl Scratch {
         let window = dry.window.map_or(usize::MAX, |window| window as usize);
         reversed.clear();
         reversed.extend(history.iter().rev().take(window));
-        // What is before a breaker belongs to no repetition.
+        // Tokens before a breaker are not part of a repetition.
         let most = reversed.iter().position(breaks).unwrap_or(reversed.len());
         let allowed = dry.allowed_length.max(1) as usize;
         if most < allowed {
@@ -82,8 +83,8 @@ impl Scratch {
     }
 }
 
-/// The Z-array of a text: the length of the longest common prefix of the text and what begins at each place
-/// (Gusfield: Algorithms on Strings, Trees, and Sequences, 1997).
+/// Computes the Z-array of a text: for each position, the length of the longest common prefix of the text and its
+/// suffix from there (Gusfield: Algorithms on Strings, Trees, and Sequences, 1997).
 fn z_array(text: &[u32], lengths: &mut Vec<usize>) {
     lengths.clear();
     lengths.resize(text.len(), 0);
