@@ -112,7 +112,7 @@ impl Pass<'_> {
         }
     }
 
-    /// The reference way, for comparison: see [`gather`].
+    /// The reference path, for comparison: see [`gather`].
     fn attend_gather(&mut self, op: &Attend) {
         let model = self.model;
         let (step, kv_heads) = (self.step, op.heads.kv);
@@ -203,8 +203,8 @@ impl Member<'_> {
         }
     }
 
-    /// Bias, norm and rotation of one head of a product, each where there is one. Rows that were normed as a whole have
-    /// their bias already.
+    /// Applies bias, norm and RoPE to one head of a matmul's result, as far as the layer has them. Rows that were
+    /// normed as a whole include their bias.
     fn finish_head(
         &mut self,
         x: &mut [f32],
@@ -230,7 +230,7 @@ impl Member<'_> {
         }
     }
 
-    /// One tile over one split.
+    /// Computes one tile over one split.
     fn attend_split(&mut self, op: &Attend, tile: &Tile, split: usize) {
         let (model, step) = (self.model, self.step);
         let heads = op.heads;
@@ -257,7 +257,7 @@ impl Member<'_> {
         model.attend.attend_split(&job, &mut self.own.scores, &mut self.own.partial);
     }
 
-    /// Sets `self.own.sums` to what the splits of a tile are added to: nothing, or the sinks. Returns their length.
+    /// Initializes `self.own.sums`, to which the splits of a tile are added: zero, or the sinks. Returns the length.
     fn start_sums(&mut self, op: &Attend, tile: &Tile) -> usize {
         let model = self.model;
         let heads = op.heads;
@@ -284,7 +284,7 @@ impl Member<'_> {
         self.finish_tile(op, tile);
     }
 
-    /// Where a split of a tile whose splits members share has its partial results.
+    /// Returns the range of the partial results of a split whose tile several members share.
     fn partials(&self, op: &Attend, tile: &Tile, split: usize) -> Range<usize> {
         let first = tile.first_partial.expect("the plan shares the splits of this tile");
         let start = first + (split - tile.splits.start) * tile.queries;
@@ -292,7 +292,7 @@ impl Member<'_> {
         start * len..(start + tile.queries) * len
     }
 
-    /// One split of a tile whose splits members share.
+    /// Computes one split of a tile that several members share.
     fn attend_shared(&mut self, op: &Attend, tile: &Tile, split: usize) {
         self.attend_split(op, tile, split);
         let range = self.partials(op, tile, split);

@@ -1,19 +1,18 @@
-//! Attention over pages: the kernels walk the block table, and every K/V vector that is loaded serves all query heads
-//! of its K/V head and several rows.
+//! Attention over pages: the kernels read pages through the block table, and every loaded K/V vector serves all query
+//! heads of its K/V head and several rows.
 //!
-//! Prefill and decode are one algorithm, and what is computed for a query depends on absolute positions alone. The
-//! context is cut at multiples of [`SPLIT`] tokens. For each split, [`AttentionKernels::attend_split`] computes the
-//! scores of a tile of queries (tokens in the lanes), their softmax with the split's own maximum, and the weighted sum
-//! of V; [`AttentionKernels::merge`] adds splits up in order. Tokens that a query may not see get the weight zero,
-//! which changes no bit of any sum. So the result is the same whatever the chunk, the batch, and the thread that took
-//! a split.
+//! Prefill and decode are one algorithm, whose results depend on absolute positions only. The context is split at
+//! multiples of [`SPLIT`] tokens. For each split, [`AttentionKernels::attend_split`] computes the scores of a tile of
+//! queries (with tokens as lanes), their softmax with the split's own maximum, and the weighted sum of V;
+//! [`AttentionKernels::merge`] adds splits in order. Tokens outside of a query's mask have weight zero, which changes
+//! no bit of any sum. So the result does not depend on chunks, batch, or the thread of a split.
 //!
-//! A tile is worked off in strips. The first strip fetches the split's K and V from memory, a few pages' worth of tokens
-//! ahead of their use; the others find them in the second-level cache. Where a strip has more queries than there are
-//! registers for their sums, its parts take turns, a few tokens each, and share what is to be fetched: memory is asked
-//! all the time, and what one part has read the next one finds in the first-level cache.
+//! A tile is processed in strips. The first strip loads the split's K and V from memory, with prefetches a few pages of
+//! tokens ahead; the others find them in the second-level cache. If a strip has more queries than there are registers
+//! for their sums, its parts alternate after a few tokens and share the prefetches. Memory is then read continuously,
+//! and a part finds the data of the previous one in the first-level cache.
 //!
-//! What pages store is a parameter of all this ([`Stored`]): half precision ([`mod@f16`]) or eight bits ([`q8`]).
+//! The type of pages is a parameter ([`Stored`]): half precision ([`mod@f16`]) or eight bits ([`q8`]).
 
 #![allow(clippy::needless_range_loop)] // register tiles read best as indices
 
@@ -44,7 +43,7 @@ use crate::{
 /// and V stay in the second-level cache and that threads can share one sequence.
 pub const SPLIT: usize = 512;
 
-/// Queries (rows times heads of a group) that share what is read from memory, unless one group has more heads.
+/// Queries (rows times heads of a group) that share reads from memory, unless one group has more heads.
 pub const TILE: usize = 64;
 
 /// Queries of the largest strip.
@@ -55,8 +54,8 @@ const fn part_queries<S: Simd>() -> usize {
     if S::REGISTERS >= 32 { STRIP } else { 4 }
 }
 
-/// Tokens, in 16, that are a part's turn. Their values are weighed before the sums go back to memory: few enough that K or V
-/// of them stays in the first-level cache while all dimensions and all parts pass by.
+/// Tokens, in units of 16, after which the parts of a strip alternate. Their values are weighted before the sums are
+/// stored: few enough that their K or V stays in the first-level cache for all dimensions and parts.
 const TURN: usize = 4;
 
 simd_kernels! {
@@ -91,7 +90,7 @@ type Row = [f32; SPLIT + LANES];
 #[derive(Debug)]
 #[repr(align(64))]
 pub struct Scores {
-    /// By query.
+    /// Rows by query.
     rows: [Row; STRIP],
     /// Queries in eight bits, `[queries][blocks]`, for pages that store eight bits.
     queries: Vec<QuantBlock>,
@@ -114,13 +113,13 @@ pub const fn partial_len(head_dim: usize) -> usize {
     LANES + head_dim.next_multiple_of(LANES)
 }
 
-/// A partial result that stands for no token.
+/// Sets a partial result to that of no tokens.
 pub fn clear_partial(partial: &mut [f32]) {
     partial.fill(0.0);
     partial[0] = f32::NEG_INFINITY;
 }
 
-/// A partial result that stands for a sink: a score without a value.
+/// Sets a partial result to that of a sink: a score without a value.
 pub fn sink_partial(partial: &mut [f32], sink: f32) {
     partial.fill(0.0);
     partial[0] = sink * LOG2_E;
@@ -155,7 +154,7 @@ pub struct SplitJob<'a> {
     pub scale: f32,
     /// `cap * tanh(score / cap)`
     pub soft_cap: Option<f32>,
-    /// A row sees `window` tokens, itself included.
+    /// Number of tokens that a row attends to, including itself.
     pub window: Option<usize>,
 }
 
@@ -171,7 +170,7 @@ impl SplitJob<'_> {
         &self.q[row * self.row_stride + self.first_head + head * head_dim..][..head_dim]
     }
 
-    /// What the row of query `index` sees of the split, in tokens from its start.
+    /// Returns the tokens of the split that the row of query `index` attends to, relative to the split's start.
     fn visible(&self, index: usize) -> Range<usize> {
         let end = self.position + index / self.group + 1;
         let start = self.window.map_or(0, |window| end.saturating_sub(window));
@@ -179,16 +178,16 @@ impl SplitJob<'_> {
         start.saturating_sub(base)..end.saturating_sub(base).min(SPLIT)
     }
 
-    /// What any of these queries sees of the split. Rows are in order: the first one sees the earliest token, the
-    /// last one the latest.
+    /// Returns the tokens of the split that any of these queries attends to. Rows are in order: the first one attends
+    /// to the earliest token, the last one to the latest.
     fn seen(&self, queries: Range<usize>) -> Range<usize> {
         self.visible(queries.start).start..self.visible(queries.end - 1).end
     }
 }
 
-/// What pages store, and how it is multiplied.
+/// Type of stored K and V, and its multiplication.
 trait Stored {
-    /// What a query is read as.
+    /// Type of a query.
     type Query;
 
     /// Query `index` of the tile; `quantized` has room for it in eight bits.
@@ -210,7 +209,7 @@ trait Stored {
     );
 
     /// Adds the tokens of tiles to the weighted sums of V: `partial[query][d] += Σ_token weight[query][token] *
-    /// v[token][d]`. The tiles lie in one [`TURN`] of them, counted from the split's start.
+    /// v[token][d]`. The tiles are within one [`TURN`], counted from the split's start.
     fn weigh<S: Simd, const Q: usize, const N: usize>(
         s: S,
         shape: &PageShape,
@@ -253,8 +252,8 @@ fn attend_split<S: Simd, K: Stored>(s: S, job: &SplitJob<'_>, scores: &mut Score
     }
 }
 
-/// Evaluates a call with `Q` as so many queries, and `N` as many vectors of tokens, or of dimensions, at once as there are
-/// registers for their sums.
+/// Evaluates a call with `Q` as the number of queries, and `N` as the number of vectors of tokens, or of dimensions,
+/// for whose sums there are registers.
 macro_rules! for_queries {
     ($s:ident, $count:expr, $call:expr) => {
         if const { $s::REGISTERS >= 32 } {
@@ -362,8 +361,8 @@ fn score_turn<S: Simd, K: Stored, const Q: usize, const N: usize>(
     }
 }
 
-/// Turns a query's scores into weights `2^(score - largest)`, scores being counted in powers of two; what it does not see
-/// gets zero. Returns the largest score and the sum of the weights.
+/// Converts a query's scores to weights `2^(score - largest)`; scores are in powers of two. Tokens outside of the mask
+/// get zero. Returns the largest score and the sum of the weights.
 #[inline(always)]
 fn softmax<S: Simd>(
     s: S,

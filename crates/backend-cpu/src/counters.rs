@@ -1,4 +1,4 @@
-//! Which kernels ran, how often, and for how long.
+//! Kernel statistics: launches and times.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
@@ -26,7 +26,7 @@ pub enum Kernel<'a> {
     AttendMerge,
     /// Attention the reference way.
     AttendGather,
-    /// Quantization of what attention gave.
+    /// Quantization of attention's output.
     Quantize,
     /// Activation, gate times up, quantization.
     Activate,
@@ -118,7 +118,7 @@ pub struct Counters {
     isa: Isa,
     kv_dtype: KvDtype,
     fixed: [Count; FIXED.len()],
-    /// One for each format of weights.
+    /// Counts by weight format.
     products: Vec<(String, Count)>,
     /// Index into `products` and bytes, by matrix.
     matrices: Vec<(usize, u64)>,
@@ -183,7 +183,7 @@ impl Counters {
         self.fixed[fixed].add(time);
     }
 
-    /// Those that ran.
+    /// Returns the kernels that ran.
     pub fn snapshot(&self) -> Vec<KernelCount> {
         let isa = self.isa;
         let fixed = FIXED.iter().zip(&self.fixed).map(|(&name, count)| {

@@ -69,7 +69,7 @@ pub struct Piece<'a> {
     pub columns: usize,
 }
 
-/// Parts of a state that belong to some blocks of one value head.
+/// Parts of a state for some blocks of one value head.
 pub struct Tiles<'a> {
     /// `[blocks, key_dim, LANES]`
     pub matrices: &'a mut [f32],
@@ -82,7 +82,7 @@ pub struct Tiles<'a> {
 pub struct DeltaScratch {
     /// Keys of the rows of the chunk, each padded with zeros, `[STATE_CHUNK, padded]`.
     pub keys: Vec<f32>,
-    /// The same times what has not decayed until the chunk's end.
+    /// The same, multiplied by the decay up to the chunk's end.
     weighted: Vec<f32>,
     /// Summed decays of the rows of the chunk.
     pub decays: [f32; STATE_CHUNK],
@@ -239,12 +239,13 @@ fn all_products<S: Simd>(s: S, piece: &Piece<'_>, matrices: &[f32], scratch: &mu
     }
 }
 
-/// Weights of the first `count` rows of the chunk for a row whose summed decay is `decay`: what has not decayed since.
+/// Computes the weights of the first `count` rows of the chunk for a row with the cumulative decay `decay`: the decay
+/// since each of them.
 #[inline(always)]
 fn kept<S: Simd>(s: S, decays: &[f32; STATE_CHUNK], decay: f32, out: &mut [f32; STATE_CHUNK]) {
     let decay = s.splat(decay);
     for (decays, out) in decays.as_chunks::<LANES>().0.iter().zip(out.as_chunks_mut::<LANES>().0) {
-        // Rows that come later have other signs; nobody reads them.
+        // Later rows have other signs, but are not read.
         let since = s.min(s.zero(), s.sub(decay, s.load(decays)));
         s.store(simd::exp(s, since), out);
     }

@@ -13,12 +13,12 @@
 //! | down | 16 outputs of an expert | `expert rows` | `out` |
 //! | combine | row | `out`, `weights`, `products` | `products` |
 //!
-//! Experts with rows of their own width have a product with their matrix before sorting, and another one of a row's sum, before
-//! that is added.
+//! For experts with rows of their own width, a matmul precedes sorting, and another one is applied to a row's sum
+//! before it is added.
 //!
-//! The leader sorts rows by expert between routing and sorting, so that each expert's weights are read once for all of its
-//! rows. A row of an expert is computed as a row of any product is, and a row's experts are added up in the order of
-//! their ids, so results do not depend on the batch.
+//! The leader sorts rows by expert between routing and sorting, so that each expert's weights are read once for all of
+//! its rows. A row of an expert is computed like a row of any matmul, and a row's experts are added in ascending order
+//! of ids, so results do not depend on the batch.
 
 use std::ops::Range;
 
@@ -82,7 +82,7 @@ pub struct ExpertSizes {
 }
 
 impl ExpertSizes {
-    /// Those of a program.
+    /// Returns the sizes of a program.
     pub fn of(program: &Program) -> Self {
         let mut sizes = Self::default();
         for layer in &program.layers {
@@ -434,8 +434,8 @@ impl Member<'_> {
     }
 }
 
-/// Chooses experts of a row from its logits, see [`Router`]. In double precision: there are few of them. `ranks` has room
-/// for a number for each expert.
+/// Chooses the experts of a row from its logits, see [`Router`]. In double precision, because there are few. `ranks`
+/// has room for a number per expert.
 fn choose(
     logits: &[f32],
     ranks: &mut [f32],
@@ -454,7 +454,7 @@ fn choose(
         Scores::Softmax => exp(logit) / total,
         _ => 1.0 / (1.0 + (-f64::from(logit)).exp()),
     };
-    // Without a bias, logits have the order of their scores.
+    // Without a bias, logits have the same order as scores.
     if selection_bias.is_none() && router.groups.is_none() {
         largest_of(logits, ids);
     } else {

@@ -1,8 +1,8 @@
-//! One forward pass, written down as phases of the team.
+//! One forward pass as phases of the thread team.
 //!
-//! The leader walks the operations and opens one phase after the other. In a phase every buffer is either read by all
-//! members or written by one member per row, group of outputs, head or tile. The phases of a layer, for any number of
-//! rows:
+//! The leader runs through the operations and starts one phase after the other. In a phase every buffer is either read
+//! by all members or written by one member per row, group of outputs, head or tile. The phases of a layer, for any
+//! number of rows:
 //!
 //! | phase | shared by | reads | writes |
 //! |-|-|-|-|
@@ -18,9 +18,10 @@
 //! | activate, quantize | row and slice | `gate`, `up` | `gate`, `rows` |
 //! | down | 16 outputs | `rows` | `product` |
 //!
-//! Norms of whole rows of queries and keys are one more phase before rotation, by row. A mixture of experts has the
-//! phases of `experts.rs` instead of the last three, and a latent attention those of `latent.rs` and a mixer with a state those of `recurrent.rs` instead of the
-//! first eight. Embeddings for layers have the phases of `layer_input.rs`, once before the first layer and at the end of each.
+//! Norms of whole rows of queries and keys are a further phase before RoPE, by row. A mixture of experts has the phases
+//! of `experts.rs` instead of the last three. Latent attention has those of `latent.rs`, and a mixer with a state those
+//! of `recurrent.rs`, instead of the first eight. Embeddings for layers have the phases of `layer_input.rs`, once
+//! before the first layer and at the end of each.
 
 use std::{
     ops::Range,
@@ -55,13 +56,13 @@ const ACTIVATE_SLICE: usize = 8 * BLOCK;
 
 /// The model and its kernels; nothing of it changes after load.
 pub struct Model {
-    /// What to run.
+    /// The program.
     pub program: Program,
-    /// By [`MatrixId`].
+    /// Matrices by [`MatrixId`].
     pub matrices: Vec<PackedMatrix>,
-    /// By [`VectorId`].
+    /// Vectors by [`VectorId`].
     pub vectors: Vec<Vec<f32>>,
-    /// By [`TableId`](paguro_backend::TableId).
+    /// Tables by [`TableId`](paguro_backend::TableId).
     pub tables: Vec<Matrix>,
     /// Cosines and sines of a rope and row, at most.
     pub turn_stride: usize,
@@ -121,7 +122,7 @@ impl Model {
     }
 }
 
-/// Everything that passes between phases, allocated at load for the largest step.
+/// Buffers between phases, allocated at load for the largest step.
 pub struct Buffers {
     /// Residual stream, `[rows, hidden]`.
     pub x: Shared<f32>,
@@ -135,7 +136,7 @@ pub struct Buffers {
     pub k: Shared<f32>,
     /// Values of the step's rows, `[rows, kv_heads * head_dim]`.
     pub v: Shared<f32>,
-    /// What attention gives, `[rows, heads * head_dim]`.
+    /// Output of attention, `[rows, heads * head_dim]`.
     pub attended: Shared<f32>,
     /// Gates of attention, `[rows, heads * head_dim]`.
     pub attention_gate: Shared<f32>,
@@ -149,13 +150,13 @@ pub struct Buffers {
     pub partials: Shared<f32>,
     /// Logits of a slice of the output rows, `[slice, vocab]`.
     pub logits: Shared<f32>,
-    /// Of mixtures of experts.
+    /// Buffers of mixtures of experts.
     pub experts: ExpertBuffers,
-    /// Of mixers with a state.
+    /// Buffers of mixers with a state.
     pub recurrent: RecurrentBuffers,
     /// Embeddings for layers, `[rows, count * width]`.
     pub layer_embeds: Shared<f32>,
-    /// Of latent attention.
+    /// Buffers of latent attention.
     pub latent: LatentBuffers,
 }
 
@@ -172,10 +173,10 @@ pub struct Input {
 }
 
 impl Input {
-    /// Rows `rows` of the kind that a matrix multiplies.
+    /// Returns rows `rows` of the kind that a matrix multiplies.
     ///
     /// # Safety
-    /// While they are used, nobody writes them.
+    /// No thread writes them while they are used.
     pub unsafe fn rows(&self, kind: RowKind, rows: Range<usize>) -> Rows<'_> {
         // SAFETY: the caller keeps writers away.
         unsafe {
@@ -195,23 +196,23 @@ impl Input {
     }
 }
 
-/// What a member needs for itself.
+/// Working memory of a member.
 pub struct Own {
-    /// Of the products.
+    /// Scratch of matmuls.
     pub scratch: Scratch,
     /// Scores of a few queries over a split.
     pub scores: Box<Scores>,
     /// Partial attention of a tile's queries over one split.
     pub partial: Vec<f32>,
-    /// The same, summed over splits.
+    /// Scores and partial results, summed over splits.
     pub sums: Vec<f32>,
     /// A row, `[widest]`.
     pub row: Vec<f32>,
     /// K or V of one head.
     pub stored: StoredHead,
-    /// Of the sampler.
+    /// Scratch of the sampler.
     pub sampler: sampling::Scratch,
-    /// Of the delta rule.
+    /// Scratch of the delta rule.
     pub delta: DeltaScratch,
     /// An input of a short convolution.
     pub product: Vec<f32>,
@@ -219,7 +220,7 @@ pub struct Own {
     pub sum: Vec<f32>,
     /// A row of a table, encoded.
     pub encoded: Vec<u8>,
-    /// The same row, decoded.
+    /// The decoded row.
     pub embeds: Vec<f32>,
 }
 
@@ -243,16 +244,16 @@ pub struct AllPending {
 }
 
 impl AllPending {
-    /// Nothing.
+    /// No branches.
     pub const NONE: Self = Self { branches: [None; 2], scale: 1.0 };
 
-    /// One branch.
+    /// Returns one branch.
     pub fn of(branch: Pending) -> Self {
         Self { branches: [Some(branch), None], scale: 1.0 }
     }
 }
 
-/// One pass over a step, as the leader sees it.
+/// One pass over a step, from the leader's view.
 pub struct Pass<'a> {
     pub model: &'a Model,
     pub buffers: &'a Buffers,
@@ -262,15 +263,15 @@ pub struct Pass<'a> {
     pub plan: &'a Plan,
     pub counters: &'a Counters,
     pub team: &'a mut Team,
-    /// One for each thread of the team.
+    /// Working memory by thread.
     pub own: &'a mut [Own],
-    /// Which rows each expert has.
+    /// Rows of each expert.
     pub grouping: &'a mut Grouping,
-    /// From this layer on, only rows with outputs are computed: no later row reads anything else of these layers.
+    /// From this layer on, only rows with outputs are computed, because no later row reads other data of these layers.
     pub tail: Option<(usize, &'a Plan)>,
 }
 
-/// One member's share of a phase.
+/// A member in a phase.
 pub struct Member<'a> {
     pub model: &'a Model,
     pub buffers: &'a Buffers,
@@ -310,7 +311,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// A layer. Returns what is to be added to the residual stream.
+    /// Runs a layer. Returns the branches to add to the residual stream.
     fn layer(&mut self, layer: &Layer, before: AllPending) -> AllPending {
         let mixed = match &layer.mixer {
             Mixer::None => before,
@@ -326,7 +327,7 @@ impl Pass<'_> {
             }
             mixer => AllPending::of(Pending { scale: layer.branch_scale, ..self.mix(mixer, before, 0) }),
         };
-        // Parallel branches read the same stream, too.
+        // Parallel branches also read the same stream.
         let is_parallel = layer.residual == Residual::Parallel && !matches!(layer.mixer, Mixer::None);
         let (before, left, product) = match is_parallel {
             false => (mixed, None, 0),
@@ -384,7 +385,7 @@ impl Pass<'_> {
         }
     }
 
-    /// One phase, timed on the leader: `work` is done for all of `0..count`, by any members.
+    /// Runs a phase, timed on the leader: members perform `work` for all of `0..count`.
     pub fn phase(
         &mut self,
         kernel: Kernel<'_>,
@@ -426,7 +427,7 @@ impl Pass<'_> {
         });
     }
 
-    /// Phase: adds what is pending, norms, and makes the result the next products' input.
+    /// Phase: adds pending branches, norms, and writes the result as input of the next matmuls.
     pub fn add_norm(&mut self, norm: Option<Norm>, pending: AllPending, kinds: Kinds) {
         let hidden = self.model.program.hidden;
         self.phase(Kernel::AddNorm, self.rows(), Portions::Guided(1), |member, range| {
@@ -445,8 +446,8 @@ impl Pass<'_> {
         let groups: usize = products.iter().map(|(id, _)| model.matrix(*id).groups()).sum();
         let ids = products.map(|(id, _)| id);
         let floats = ids.iter().any(|&id| model.matrix(id).row_kind() == RowKind::Float);
-        // As many groups as the kernels multiply at once; more with so many rows that they leave the second-level cache, which
-        // a member then fetches less often.
+        // The groups that kernels multiply at once. More if the rows exceed the second-level cache, so that a member
+        // reads them less often.
         let unit = match (floats, count) {
             (true, _) => 4,
             (false, ..=64) => 2,
@@ -510,8 +511,8 @@ impl Pass<'_> {
         self.multiply(rows, [(down.matrix, &buffers.products[product])]);
     }
 
-    /// The ends of the rows that outputs ask for, a slice of rows at a time: embeddings, then logits where they are
-    /// needed, and the answers from them.
+    /// Runs the end of rows with outputs, a slice of rows at a time: embeddings, then logits where they are needed, and
+    /// the outputs.
     fn head(&mut self, op: &Head, pending: AllPending, answers: &Answers) {
         let (model, buffers, plan) = (self.model, self.buffers, self.plan);
         let Program { hidden, vocab, .. } = model.program;
@@ -580,7 +581,7 @@ impl Member<'_> {
         unsafe { buffer.get_mut(row * width..(row + 1) * width) }
     }
 
-    /// Adds what is pending to a row of the residual stream.
+    /// Adds pending branches to a row of the residual stream.
     fn add_pending(&mut self, row: usize, pending: AllPending) {
         let (model, buffers) = (self.model, self.buffers);
         let hidden = model.program.hidden;
@@ -635,7 +636,7 @@ impl Member<'_> {
     }
 }
 
-/// In which forms a product's input is needed: matrices of one operation may differ.
+/// Forms of a matmul's input: matrices of one operation may differ.
 #[derive(Clone, Copy)]
 pub struct Kinds {
     pub quantized: bool,
@@ -643,7 +644,7 @@ pub struct Kinds {
 }
 
 impl Kinds {
-    /// Both what these and others need.
+    /// Returns the forms that both need.
     pub fn and(self, other: Self) -> Self {
         Self { quantized: self.quantized || other.quantized, float: self.float || other.float }
     }

@@ -1,5 +1,5 @@
-//! Attention the reference way: the pages of a sequence are gathered into one contiguous K and V, then plain attention
-//! runs over them. It exists to check the paged kernels and to show what they save (`--attention gather`).
+//! Reference path of attention: the pages of a sequence are copied into one contiguous K and V for plain attention. It
+//! exists to check the paged kernels and to measure their benefit (`--attention gather`).
 
 use paguro_backend::{
     Program, Step, StepSequence,
@@ -21,7 +21,7 @@ pub struct Job<'a> {
     pub pages: Pages<'a>,
     /// The step.
     pub step: &'a Step<'a>,
-    /// One of its sequences.
+    /// A sequence of the step.
     pub sequence: &'a StepSequence,
     /// The operation.
     pub op: &'a Attend,
@@ -32,11 +32,11 @@ pub struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Attends. Both buffers are `[rows, heads, head_dim]`.
+    /// Computes attention. Both buffers are `[rows, heads, head_dim]`.
     ///
     /// # Safety
-    /// While this runs, nobody writes the sequence's queries, and nobody else uses the query heads of this K/V head
-    /// in the sequence's rows of `attended`.
+    /// Meanwhile no thread writes the sequence's queries, and no other thread uses the query heads of this K/V head in
+    /// the sequence's rows of `attended`.
     pub unsafe fn run(&self, q: &Shared<f32>, attended: &Shared<f32>) {
         let kv = &self.program.kv;
         let window = kv.groups[self.op.kv.group].window;

@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-/// An instruction set that this machine has: values can only be had from [`Isa::detect`], [`Isa::supported`] and
-/// [`Isa::from_name`], which ask the processor.
+/// An instruction set of this machine. Values are created only by [`Isa::detect`], [`Isa::supported`] and
+/// [`Isa::from_name`], which check the processor.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Isa(Kind);
 
-/// Which.
+/// The instruction sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     #[cfg(target_arch = "x86_64")]
@@ -29,7 +29,7 @@ impl Isa {
         Self::supported()[0]
     }
 
-    /// All that this machine has, best first; the last one is `scalar`.
+    /// Returns all of this machine, best first; the last one is `scalar`.
     pub fn supported() -> Vec<Self> {
         let mut all = Vec::new();
         #[cfg(target_arch = "x86_64")]
@@ -54,7 +54,7 @@ impl Isa {
         Self::supported().into_iter().find(|isa| isa.name() == name)
     }
 
-    /// As counters and options write it.
+    /// Returns the name for statistics and options.
     pub fn name(self) -> &'static str {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
@@ -210,8 +210,8 @@ pub(crate) use simd_kernels;
 mod tests {
     use super::*;
 
-    /// Who knows the machine (an emulated one, say) tells this test what must be found there: a kernel that is never
-    /// chosen never shows its defects.
+    /// An environment variable names the expected instruction set of a known (or emulated) machine, because defects of
+    /// a kernel that is never selected are never found.
     #[test]
     fn the_best_is_detected() {
         let best = Isa::detect();

@@ -15,7 +15,7 @@
 //! | join, quantize | row | `heads` | `rows` |
 //! | project | 16 outputs | `rows` | `product` |
 //!
-//! The latent vector is stored as K and, a second time, as V, because pages arrange the two in different ways.
+//! The latent vector is stored as K and again as V, because pages arrange the two differently.
 
 use paguro_backend::{Latent, LatentQuery, LatentShape, Linear, MatrixId, Mixer, Program, reference};
 
@@ -58,7 +58,7 @@ pub struct LatentSizes {
 }
 
 impl LatentSizes {
-    /// Those of a program.
+    /// Returns the sizes of a program.
     pub fn of(program: &Program) -> Self {
         let mut sizes = Self::default();
         for mixer in program.mixers() {

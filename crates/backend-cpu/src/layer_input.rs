@@ -46,7 +46,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Adds an embedding to the residual stream. Returns what is to be added, `[rows, hidden]`.
+    /// Applies an embedding for the layer. Returns the branch to add to the residual stream, `[rows, hidden]`.
     pub fn layer_input(&mut self, op: &LayerInput, pending: AllPending) -> Pending {
         let (model, buffers, rows) = (self.model, self.buffers, self.rows());
         let (width, kinds) = (model.matrix(op.gate.matrix).rows(), Kinds::of(model, &[op.out]));

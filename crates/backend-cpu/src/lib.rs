@@ -41,14 +41,14 @@ pub struct Cpu {
     options: CpuOptions,
 }
 
-/// How to use it.
+/// Options of the backend.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CpuOptions {
-    /// Threads of the team; `None` takes as many as the system gives this process.
+    /// Number of threads; `None` for the number that the system permits this process.
     pub threads: Option<usize>,
-    /// Instruction set; `None` takes the best.
+    /// Instruction set; `None` for the best.
     pub isa: Option<Isa>,
-    /// Fills new pages with large finite numbers, so that a read of what was never written shows. For tests.
+    /// Fills new pages with large finite noise, so that reads of unwritten data are detected. For tests.
     pub poison: bool,
 }
 

@@ -1,28 +1,28 @@
-//! What the machine is and what of it is free, as far as the system tells.
+//! The machine's processor and free memory, as far as the system reports them.
 
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-/// The processor's name, or its architecture where the system does not tell.
+/// Returns the processor's name, or its architecture if the system does not report it.
 pub fn processor_name() -> String {
     let linux = || {
         let text = fs::read_to_string("/proc/cpuinfo").ok()?;
         field(&text, "model name").map(str::to_owned)
     };
-    // Arm boards have no name for the processor, but for themselves.
+    // Arm boards have a name for the board instead of the processor.
     let board =
         || Some(fs::read_to_string("/proc/device-tree/model").ok()?.trim_end_matches('\0').to_owned());
     let name = linux().or_else(board).or_else(|| sysctl("machdep.cpu.brand_string"));
     name.filter(|name| !name.is_empty()).unwrap_or_else(|| std::env::consts::ARCH.to_owned())
 }
 
-/// Bytes that this process could take without swapping.
+/// Returns the bytes that this process can allocate without swapping.
 ///
-/// Linux says how much is available on the machine, and how much a container may have. macOS only says how much there
-/// is, which is then the answer: it compresses and swaps what is in the way. Elsewhere it is half of the address
-/// space, and an allocation that is too large fails by itself.
+/// Linux reports the available memory of the machine and the limit of a container. macOS reports only the total memory,
+/// which is then the result: it compresses and swaps other memory. Elsewhere it is half of the address space, and an
+/// allocation that is too large fails.
 pub fn memory_available() -> u64 {
     let machine = || {
         let text = fs::read_to_string("/proc/meminfo").ok()?;
@@ -42,7 +42,7 @@ fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     })
 }
 
-/// What macOS says under a name.
+/// Returns macOS' value for a name.
 fn sysctl(name: &str) -> Option<String> {
     if !cfg!(target_os = "macos") {
         return None;
@@ -51,7 +51,7 @@ fn sysctl(name: &str) -> Option<String> {
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// What is left of the memory that a control group (version 2) of this process allows: that of the tightest one.
+/// Returns the remaining memory of this process' control groups (version 2): that of the tightest one.
 fn container_memory() -> Option<u64> {
     let text = fs::read_to_string("/proc/self/cgroup").ok()?;
     let group = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
@@ -68,7 +68,7 @@ fn container_memory() -> Option<u64> {
     groups.filter_map(left).min()
 }
 
-/// The limit without what is used; files in memory that nobody has looked at for a while do not count as used.
+/// Returns the limit minus the used memory; inactive file caches do not count as used.
 fn group_memory(max: &str, current: &str, stat: &str) -> Option<u64> {
     let max: u64 = max.trim().parse().ok()?; // or "max"
     let current: u64 = current.trim().parse().ok()?;

@@ -1,5 +1,5 @@
-//! What happens to one row between the products: norms, rotation, activations. Vectors throughout; sums run in one
-//! fixed order, so that a row gives the same bits wherever it stands.
+//! Operations on rows between matmuls: norms, RoPE, activations. They are vectorized; sums have one fixed order, so
+//! that results are independent of a row's position.
 
 use std::ops::Range;
 
@@ -32,13 +32,13 @@ simd_kernels! {
         fn activate(x: &mut [f32], activation: Activation) = activate;
         /// `x = cap * tanh(x / cap)`
         fn soft_cap(x: &mut [f32], cap: f32) = soft_cap;
-        /// To half precision, to nearest even; what is too large becomes the largest finite number of its sign, and
-        /// what is not a number becomes some number.
+        /// Converts to half precision, to nearest even. Values out of range become the largest finite number of their
+        /// sign, and NaN becomes an arbitrary number.
         fn round_f16(x: &[f32], out: &mut [f16]) = round_f16;
-        /// To eight bits, block by block, as [`paguro_backend::quantize_kv`] defines it; what is not a number becomes
-        /// some number.
+        /// Quantizes to eight bits, block by block, as [`paguro_backend::quantize_kv`] defines it; NaN becomes an
+        /// arbitrary number.
         fn quantize_kv(x: &[f32], scales: &mut [f16], quants: &mut [i8]) = quantize_kv;
-        /// Rotates one head in place; `turns` are cosines, then sines, of each pair.
+        /// Applies RoPE to one head in place; `turns` has the cosines, then the sines, of each pair.
         fn rotate(head: &mut [f32], turns: &[f32], style: RopeStyle) = rotate;
     }
 }
@@ -60,7 +60,7 @@ macro_rules! map {
     }};
 }
 
-/// As [`map`], with a second operand of the same length.
+/// Like [`map`], with a second operand of the same length.
 macro_rules! zip {
     ($s:ident, $x:expr, $y:expr, |$a:ident, $b:ident| $result:expr) => {{
         assert_eq!($x.len(), $y.len());
@@ -149,7 +149,7 @@ fn activate_gate<S: Simd>(s: S, gate: &mut [f32], up: &[f32], activation: Activa
         Activation::ClampedSwiglu { alpha, limit } => {
             let (alpha, high, low, one) = (s.splat(alpha), s.splat(limit), s.splat(-limit), s.splat(1.0));
             zip!(s, gate, up, |a, b| {
-                // The limits come first so that what is not a number stays so.
+                // The limits are the first operands so that NaN is preserved.
                 let a = s.min(high, a);
                 let b = s.min(high, s.max(low, b));
                 s.mul(s.mul(a, simd::sigmoid(s, s.mul(alpha, a))), s.add(b, one))
@@ -194,7 +194,7 @@ fn gelu<S: Simd>(s: S, x: S::F32) -> S::F32 {
     s.select_lt(x, s.zero(), tail, s.sub(x, tail))
 }
 
-/// `max(x, 0)²`; what is not a number stays so.
+/// `max(x, 0)²`; NaN is preserved.
 #[inline(always)]
 fn relu2<S: Simd>(s: S, x: S::F32) -> S::F32 {
     s.mul(x, s.max(x, s.zero()))
@@ -280,8 +280,8 @@ pub fn part(range: &Range<usize>, offset: usize, len: usize) -> Range<usize> {
     clamp(range.start)..clamp(range.end)
 }
 
-/// How many of `left` rows or queries to take next: at most `most`, and all turns about the same, because one alone takes
-/// longer than its share.
+/// Returns the number of the next rows or queries, of `left` remaining ones: at most `most`, and in nearly equal
+/// portions, because a single one takes longer than its share.
 pub fn even_share(left: usize, most: usize) -> usize {
     left.div_ceil(left.div_ceil(most))
 }
@@ -302,7 +302,7 @@ mod tests {
         (0..len).map(|_| 3.0 * rng.normal()).collect()
     }
 
-    /// All instruction sets give the same bits, and what `expected` says within `tolerance` of its largest number.
+    /// Checks that all instruction sets give the same bits, and `expected` within `tolerance` of its largest number.
     fn check(what: &str, tolerance: f32, expected: &[f32], run: impl Fn(RowKernels) -> Vec<f32>) {
         let largest = expected.iter().fold(0.0, |largest: f32, x| largest.max(x.abs()));
         let first = run(RowKernels::new(Isa::detect()));
@@ -386,7 +386,7 @@ mod tests {
             for (head_dim, pairs) in [(64, 32), (64, 12), (80, 40), (80, 0), (16, 1), (128, 48)] {
                 let frequencies = (0..pairs).map(|pair| 1e4_f32.powf(-(pair as f32) / 50.0)).collect();
                 let rope = Rope { style, frequencies, magnitude: 1.3 };
-                // Far out, angles must not have been computed in f32.
+                // Large positions, for which f32 angles would be inaccurate.
                 for position in [0, 1, 77, 130_000] {
                     let head = numbers(head_dim, 3);
                     let mut expected = head.clone();

@@ -1,4 +1,4 @@
-//! The arena of K/V pages and how one page is arranged.
+//! The arena of K/V pages and the arrangement of a page.
 //!
 //! ```text
 //! page     = [slot][kv_head] { K: [block_size / 16] tiles, V: [block_size / 16] tiles }
@@ -9,14 +9,14 @@
 //! ```
 //!
 //! A tile is 16 tokens of one head. K is stored transposed, so that 16 tokens are the 16 lanes of a vector: a score is
-//! one lane, and no sum runs across lanes. V is stored by token, so that 16 dimensions of the output are the lanes.
-//! With eight bits ([`KvDtype::Q8`]), the four bytes of a lane are what one dot product takes: four dimensions of K,
-//! four tokens of V. Everything is read from front to back. What one K/V head needs of a page is one contiguous
-//! stretch, and a page is one block of memory.
+//! one lane, and no sum crosses lanes. V is stored by token, so that 16 dimensions of the output are the lanes. With
+//! eight bits ([`KvDtype::Q8`]), the four bytes of a lane are the operands of one dot product: four dimensions of K,
+//! four tokens of V. All data is read from front to back. The data of one K/V head in a page is contiguous, and a page
+//! is one block of memory.
 //!
-//! Everything in the arena is a finite number at any time: zeros at first, and what is stored is clamped. So kernels
-//! may multiply what they must not see by zero, and what one sequence left behind cannot spoil another one. Pages with a
-//! part of a state are the exception: they are cleared before a step writes K and V to them.
+//! All numbers in the arena are finite at any time: initially zero, and clamped when stored. So kernels may multiply
+//! masked data by zero, and data of an earlier sequence cannot affect another one. Pages with a part of a state are the
+//! exception: they are cleared before a step writes K and V to them.
 
 use std::ops::Range;
 
@@ -37,7 +37,7 @@ pub struct PageShape {
     pub kv_heads: usize,
     /// Layers of a page.
     pub slots: usize,
-    /// What is stored.
+    /// Type of stored K and V.
     pub dtype: KvDtype,
 }
 
@@ -78,8 +78,8 @@ impl PageShape {
         kv.groups.iter().map(shape).collect()
     }
 
-    /// Elements of a head in whole vectors: what a token's K and V take. Those past `head_dim` are never written, and
-    /// nobody looks at what comes of them.
+    /// Returns the elements of a head in whole vectors: the size of a token's K and V. Those past `head_dim` are never
+    /// written, and their results are not used.
     pub fn padded_dim(&self) -> usize {
         self.head_dim.next_multiple_of(LANES)
     }
@@ -142,7 +142,7 @@ impl PageShape {
     }
 }
 
-/// One head of a token, as pages store it.
+/// One head of a token in stored form.
 #[derive(Clone, Debug)]
 pub enum StoredHead {
     /// `[head_dim]`
@@ -184,7 +184,8 @@ impl StoredHead {
     }
 }
 
-/// What K's quants are stored with added, so that they are unsigned bytes: see
+/// Offset of K's stored quants, which makes them unsigned bytes: see
+/// [`Simd::dot4_offset`](crate::simd::Simd::dot4_offset).
 /// [`Simd::dot4_offset`](crate::simd::Simd::dot4_offset).
 const K_OFFSET: i8 = -128;
 
@@ -194,7 +195,7 @@ pub struct Arena {
     start: *mut u8,
     pages: usize,
     page_bytes: usize,
-    /// By group.
+    /// Shapes by group.
     shapes: Vec<PageShape>,
     /// True for pages that have a part of a state, `[pages]`.
     has_state: Vec<bool>,
@@ -227,8 +228,7 @@ impl Arena {
         Ok(Self { memory, start, pages, page_bytes, shapes, has_state })
     }
 
-    /// Fills every slot of every page with large finite numbers: a kernel that reads a slot which nobody wrote
-    /// then shows.
+    /// Fills every slot of every page with large finite noise, so that reads of unwritten slots are detected.
     pub fn poison(&mut self) {
         let mut state = 0x2545_f491_4f6c_dd1d_u64;
         for half in self.memory.as_chunks_mut::<2>().0 {
@@ -245,10 +245,10 @@ impl Arena {
         page.0 as usize * self.page_bytes + (slot * kv_heads + kv_head) * 2 * shape.half_bytes()
     }
 
-    /// Pages of a group, to be read by kernels.
+    /// Returns the pages of a group for kernels.
     ///
     /// # Safety
-    /// While the value lives, nobody writes what is read through it.
+    /// While the value lives, no thread writes the data that is read through it.
     pub unsafe fn pages(&self, group: usize) -> Pages<'_> {
         Pages { arena: self, shape: self.shapes[group] }
     }
@@ -317,7 +317,7 @@ impl Arena {
         self.has_state[to.0 as usize] = self.has_state[from.0 as usize];
     }
 
-    /// Copies a part of a state into a page. All parts but the last are as long as a page.
+    /// Copies a part of a state into a page. All parts except the last have the length of a page.
     pub fn save(&mut self, to: PageId, state: &[u8], part: usize) {
         let state = &state[part * self.page_bytes()..];
         let page = self.page(to);
@@ -355,7 +355,7 @@ impl Arena {
     }
 }
 
-/// Pages that nobody writes; see [`Arena::pages`].
+/// Pages that no thread writes; see [`Arena::pages`].
 #[derive(Clone, Copy)]
 pub struct Pages<'a> {
     arena: &'a Arena,

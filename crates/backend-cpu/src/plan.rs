@@ -1,4 +1,4 @@
-//! How the work of one step is cut for the team. Made once per step, before the first phase; the buffers are reused.
+//! Division of a step's work among the team. Created once per step, before the first phase; the buffers are reused.
 
 use std::{cmp::Reverse, ops::Range};
 
@@ -21,13 +21,13 @@ pub struct Heads {
 }
 
 impl Heads {
-    /// Those of a layer.
+    /// Returns the heads of a layer.
     pub fn of(program: &Program, op: &Attention) -> Self {
         let group = program.kv_group(op);
         Self { queries: op.heads, kv: group.kv_heads, dim: group.head_dim }
     }
 
-    /// Those of the layers of each K/V group; `None` if they differ between layers of a group.
+    /// Returns the heads of each K/V group's layers; `None` if they differ within a group.
     pub fn of_groups(program: &Program) -> Option<Vec<Self>> {
         let of_group = |(index, group): (usize, &paguro_backend::KvGroup)| {
             let attends = program.mixers().filter_map(paguro_backend::Mixer::attends);
@@ -69,10 +69,10 @@ pub struct Tile {
     pub queries: usize,
     /// Position of the first row.
     pub position: usize,
-    /// Splits that any of the rows sees.
+    /// Splits that any of the rows attends to.
     pub splits: Range<usize>,
-    /// Where its partial results begin if members share its splits, counted in queries:
-    /// `[splits][queries of the tile]`.
+    /// Index of its first partial result if members share its splits, counted in queries: `[splits][queries of the
+    /// tile]`.
     pub first_partial: Option<usize>,
 }
 
@@ -81,13 +81,13 @@ pub struct Tile {
 pub struct Item {
     /// Index into [`Cuts::tiles`].
     pub tile: usize,
-    /// Which of its splits: all, unless members share them.
+    /// Its splits: all, unless members share them.
     pub splits: Range<usize>,
-    /// Tokens that it sees: how long it takes.
+    /// Tokens that it attends to, an estimate of its time.
     tokens: usize,
 }
 
-/// Attention in layers that see equally far back and have equally many heads.
+/// Work of attention in layers with the same window and number of heads.
 #[derive(Debug)]
 pub struct Cuts {
     /// Window of these layers; `None` without one.
@@ -95,9 +95,9 @@ pub struct Cuts {
     kv_heads: usize,
     /// Query heads that share a K/V head.
     per_kv: usize,
-    /// What is attended.
+    /// Tiles of attention.
     pub tiles: Vec<Tile>,
-    /// Who takes what: longest first, so that all end together.
+    /// Items in descending order of length, so that all members end together.
     pub items: Vec<Item>,
     /// Tiles whose splits are shared.
     pub shared: Vec<usize>,
@@ -117,9 +117,9 @@ struct Run {
 pub struct Plan {
     block_size: usize,
     threads: usize,
-    /// Partial results of a query with one split that there is room for.
+    /// Maximum number of partial results of a query with one split.
     partials: usize,
-    /// Row of the step of each row; all of them in order, or those that have outputs.
+    /// Row of the step for each row; all of them in order, or those with outputs.
     pub rows: Vec<usize>,
     /// Position of each row.
     pub positions: Vec<usize>,
@@ -127,25 +127,25 @@ pub struct Plan {
     sequences: Vec<usize>,
     /// Rows of one sequence with consecutive positions.
     runs: Vec<Run>,
-    /// One for each window and number of heads.
+    /// Work for each window and number of heads.
     cuts: Vec<Cuts>,
     /// Index into `cuts` of each KV group.
     cuts_of: Vec<usize>,
     /// Rows with outputs, each once: ascending those whose logits are needed, then ascending the others.
     pub output_rows: Vec<usize>,
-    /// How many of them there are whose logits are needed.
+    /// Number of rows with logits.
     pub logit_rows: usize,
-    /// Whether some output needs the logits of a row.
+    /// True for each row whose logits an output needs.
     needs_logits: Vec<bool>,
     /// Outputs, in the order of `output_rows`.
     outputs: Vec<usize>,
-    /// Where each output row's outputs begin in `outputs`, and the end.
+    /// Start of each output row's outputs in `outputs`, and the end.
     output_starts: Vec<usize>,
 }
 
 impl Plan {
-    /// Of the window and heads of each K/V group, on `threads` threads, with room for `partials` partial results of a
-    /// query.
+    /// Creates a plan for the window and heads of each K/V group, on `threads` threads, with room for `partials`
+    /// partial results of a query.
     pub fn new(groups: &[(Option<u32>, Heads)], limits: &Limits, threads: usize, partials: usize) -> Self {
         let mut cuts: Vec<Cuts> = Vec::new();
         let cuts_of = groups.iter().map(|&(window, heads)| {
@@ -310,7 +310,7 @@ impl Cuts {
                 self.tiles[index].first_partial = Some(used);
                 self.shared.push(index);
                 used += needed;
-                // In runs, because what comes next is fetched on the way: long ones first, so that all end together.
+                // In runs, because the next splits are prefetched: long ones first, so that all members end together.
                 let mut first = splits.start;
                 while first < splits.end {
                     let end = first + (left / (2 * threads * SPLIT)).clamp(1, splits.end - first);
@@ -327,7 +327,7 @@ impl Cuts {
         self.items.sort_unstable_by_key(|item| (Reverse(item.tokens), item.tile, item.splits.start));
     }
 
-    /// Positions that any of `rows` rows from `position` on sees.
+    /// Returns the positions that any of `rows` rows from `position` on attends to.
     fn seen(&self, position: usize, rows: usize) -> Range<usize> {
         self.window.map_or(0, |window| (position + 1).saturating_sub(window as usize))..position + rows
     }
@@ -370,7 +370,7 @@ mod tests {
         plan.make(&Step { tokens: &vec![0; row], carried: &[], sequences: &sequences, pages: &[], outputs });
     }
 
-    /// Every row and head sees every split that it must, once; partial results do not overlap.
+    /// Checks that every row and head has each of its splits once, and that partial results do not overlap.
     fn check(plan: &Plan, group: usize, window: Option<u32>, partials: usize) {
         let cuts = plan.cuts(group);
         let mut places = vec![false; partials];
@@ -454,7 +454,7 @@ mod tests {
             let lengths = cuts.shared.iter().map(|&tile| cuts.tiles[tile].position + 1);
             lengths.collect::<Vec<_>>()
         };
-        // One long sequence alone, or next to short ones.
+        // One long sequence alone, or beside short ones.
         assert_eq!(shared(2, 10_000, &[(8191, 1)]), [8192, 8192]);
         assert_eq!(shared(2, 10_000, &[(99, 1), (8191, 1), (99, 1)]), [8192, 8192]);
         // Many of one length are enough items as they are, and so is one thread's work, or one split.
@@ -472,7 +472,7 @@ mod tests {
         let tokens: Vec<usize> = plan.cuts(0).items.iter().map(|item| item.tokens).collect();
         assert!(tokens.is_sorted_by(|a, b| a >= b));
         assert_eq!(tokens.iter().sum::<usize>(), 2 * (100 + 8192 + 300));
-        // Of two heads of 16 splits for two threads: a quarter of what is left, down to one split.
+        // Two heads of 16 splits for two threads: a quarter of the rest, down to one split.
         make(&mut plan, &[(8191, 1)], &[]);
         let runs: Vec<usize> = plan.cuts(0).items.iter().map(|item| item.splits.len()).collect();
         assert_eq!(runs, [8, 6, 4, 3, 2, 2, 1, 1, 1, 1, 1, 1, 1]);
@@ -488,7 +488,7 @@ mod tests {
         assert_eq!(found, [&[3][..], &[1], &[0, 2, 4]]);
         assert_eq!(plan.logit_rows, 3);
 
-        // Rows of which only embeddings are wanted come last.
+        // Rows with embeddings only are last.
         let outputs = [(1, Want::Embedding), (4, Want::Embedding), (4, Want::Logits), (3, Want::Logits)];
         make(&mut plan, &[(0, 6)], &outputs.map(|(row, want)| Output { row, want }));
         assert_eq!((&plan.output_rows[..], plan.logit_rows), (&[3, 4, 1][..], 2));

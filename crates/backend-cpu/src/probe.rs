@@ -1,4 +1,4 @@
-//! How fast the machine reads memory: the ceiling of every decode.
+//! Read bandwidth of the machine, the upper bound of every decode.
 
 use std::{hint::black_box, io, time::Instant};
 
@@ -12,7 +12,7 @@ use crate::{
 
 /// Bytes that one round of the probe reads: far more than any cache holds.
 const PROBE_BYTES: usize = 1 << 29;
-/// Bytes that threads take at a time.
+/// Bytes that a thread claims at a time.
 const CHUNK: usize = 1 << 20;
 
 simd_kernels! {
@@ -23,11 +23,11 @@ simd_kernels! {
     }
 }
 
-/// Read bandwidth of this machine with `threads` threads, in bytes per second: the median of `rounds` rounds over
-/// 512 MiB in huge pages where the system gives them, as weights are.
+/// Measures the read bandwidth of this machine with `threads` threads, in bytes per second: the median of `rounds`
+/// rounds over 512 MiB in huge pages if the system provides them, like weights.
 ///
 /// # Errors
-/// If there is no memory for it, or no threads.
+/// Not enough memory or threads.
 pub fn read_bandwidth(threads: usize, rounds: usize) -> io::Result<f64> {
     let mut memory = MmapMut::map_anon(PROBE_BYTES)?;
     #[cfg(target_os = "linux")]

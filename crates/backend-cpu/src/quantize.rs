@@ -5,22 +5,22 @@ use crate::simd::{LANES, Simd};
 /// Inputs of one block.
 pub const BLOCK: usize = 32;
 
-/// 32 activations, in one cache line with everything that a product with quantized weights wants to know of them.
+/// 32 activations in one cache line, with all derived values that matmuls with quantized weights need.
 ///
-/// `x[i] ≈ scale * quants[i]`, where `scale = max |x| / 127` is kept in single precision and quants are rounded to
-/// nearest even.
+/// `x[i] ≈ scale * quants[i]`, where `scale = max |x| / 127` is in single precision and quants are rounded to nearest
+/// even.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QuantBlock {
-    /// In `-127..=127`.
+    /// Quants in `-127..=127`.
     pub quants: [i8; BLOCK],
-    /// What a quant of one stands for.
+    /// Scale of the quants.
     pub scale: f32,
-    /// `scale * sum of quants`: what a weight of one everywhere would give.
+    /// `scale * sum of quants`: the dot product with weights of one.
     pub scaled_sum: f32,
-    /// Minus the sum of the quants: what zero points start from.
+    /// Minus the sum of the quants, for zero points.
     pub negative_sum: i32,
-    /// The same for each half, for formats with sub-blocks of 16.
+    /// Minus the sums of the halves, for formats with sub-blocks of 16.
     pub half_negative_sums: [i32; 2],
     /// `scale * sum of quants` of each half.
     pub half_scaled_sums: [f32; 2],
@@ -48,15 +48,14 @@ pub const fn row_blocks(cols: usize) -> usize {
     padded_blocks(cols) + 1
 }
 
-/// Without the extra line.
+/// Number of blocks without the additional line.
 const fn padded_blocks(cols: usize) -> usize {
     cols.div_ceil(256) * (256 / BLOCK)
 }
 
-/// Quantizes one row. `x` is any number of floats; `out` has [`row_blocks`] of them and is filled to its end with
-/// zeros.
+/// Quantizes one row. `x` has any number of floats; `out` has [`row_blocks`] of them and is padded with zeros.
 ///
-/// A row with an infinity or a NaN gives NaN in every product with that block, as it would in floats.
+/// A row with an infinity or a NaN gives NaN in every matmul with that block, as in floats.
 #[inline(always)]
 pub fn quantize_row<S: Simd>(s: S, x: &[f32], out: &mut [QuantBlock]) {
     assert!(out.len() * BLOCK >= x.len(), "{} blocks do not hold {} activations", out.len(), x.len());
@@ -78,7 +77,7 @@ fn quantize_block<S: Simd>(s: S, x: &[f32; BLOCK], out: &mut QuantBlock) {
     let (low, high) = halves(x);
     let (low, high) = (s.load(low), s.load(high));
     let largest = s.reduce_max(s.max(s.abs(low), s.abs(high)));
-    // The maximum above may drop a NaN; this product keeps it.
+    // The maximum above may drop a NaN; this product preserves it.
     let poison = s.reduce_sum(s.mul(s.add(low, high), s.zero()));
     let scale = largest / 127.0 + poison;
     // Below, the quotient would overflow; such activations are zeros to every model.

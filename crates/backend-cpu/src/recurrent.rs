@@ -1,6 +1,5 @@
-//! Mixers with a state, as phases of the team. Threads share rows, value heads and their columns, never the chunks of a
-//! sequence:
-//!
+//! Mixers with a state, as phases of the team. Threads divide rows, value heads and their columns, never the chunks of
+//! a sequence:
 //! | phase | shared by | reads | writes |
 //! |-|-|-|-|
 //! | add, norm, quantize | row | `product`, `x` | `x`, `rows` |
@@ -184,7 +183,7 @@ impl Pass<'_> {
     }
 }
 
-/// Whether a state that is written needs rows of another slot.
+/// Returns true if a written state needs rows of another slot.
 fn copies_from(state: StateUse) -> bool {
     state.read != state.write
 }
@@ -450,7 +449,7 @@ pub struct RecurrentSizes {
 }
 
 impl RecurrentSizes {
-    /// Of a program.
+    /// Returns the sizes of a program.
     pub fn of(program: &Program) -> Self {
         let mut sizes = Self::default();
         for mixer in program.mixers() {

@@ -47,9 +47,9 @@ pub struct CpuRunner {
     tail: Option<(usize, Plan)>,
     grouping: Grouping,
     counters: Counters,
-    /// One for each thread of the team.
+    /// Working memory by thread.
     own: Vec<Own>,
-    /// One for each output of a step.
+    /// Outputs of a step.
     answers: Vec<Mutex<Option<Outcome>>>,
     /// Outputs of the step that was submitted last.
     outputs: usize,
@@ -58,7 +58,7 @@ pub struct CpuRunner {
 }
 
 impl CpuRunner {
-    /// Packs the weights on the team and allocates everything that `limits` asks for.
+    /// Packs the weights on the team and allocates all buffers for `limits`.
     ///
     /// # Errors
     /// [`LoadError`]
@@ -84,7 +84,7 @@ impl CpuRunner {
             LoadError::Device(format!("cannot start {threads} threads: {error}; use fewer with --threads"))
         })?;
         let mut matrices = Vec::with_capacity(weights.matrices.len());
-        // One after the other: beside the packed weights, memory holds only the rows that threads are packing.
+        // One after the other, so that beside the packed weights, memory holds only the rows that threads are packing.
         for source in &weights.matrices {
             let packing = Packing::new(source)?;
             team.share(threads, Portions::Single, |_, _| packing.work());
@@ -180,7 +180,7 @@ struct Sizes {
     turn_stride: usize,
     /// Largest dimensions of mixtures of experts.
     experts: ExpertSizes,
-    /// And of mixers with a state.
+    /// Sizes of mixers with a state.
     recurrent: RecurrentSizes,
     /// Elements of gates of attention.
     attention_gate: usize,
@@ -190,7 +190,7 @@ struct Sizes {
     widest: usize,
     /// Elements of the widest row of an expert.
     widest_expert: usize,
-    /// Partial results of a query with one split that there is room for.
+    /// Maximum number of partial results of a query with one split.
     partial_count: usize,
     /// Floats of the partial results of a tile.
     tile_partial: usize,
@@ -211,7 +211,7 @@ impl Sizes {
         let head_dim = most_of(|heads| heads.dim);
         let tile_partial = most_of(|heads| Plan::tile_queries(heads.per_kv()) * partial_len(heads.dim));
         let partial_len = partial_len(head_dim);
-        // All heads of all sequences could share all splits; a fixed amount of memory is enough for those that should.
+        // All heads of all sequences could share all splits; a fixed amount of memory suffices for those that should.
         let splits = limits.max_context.div_ceil(SPLIT) * limits.max_sequences;
         let most = splits.saturating_mul(most_of(|heads| heads.queries));
         let partial_count = if threads > 1 { most.min(PARTIAL_FLOATS / partial_len) } else { 0 };
@@ -317,7 +317,7 @@ impl Sizes {
         })
     }
 
-    /// Bytes of all buffers, and of what each of `threads` threads has for itself.
+    /// Returns the bytes of all buffers, and of the working memory of `threads` threads.
     fn bytes(&self, threads: usize) -> u64 {
         /// A thread's strips of weights, its scores and its stack, as far as it gets resident.
         const THREAD: usize = 512 << 10;
@@ -381,7 +381,7 @@ fn tail(program: &Program) -> Option<usize> {
     (first < program.layers.len()).then_some(first)
 }
 
-/// Refuses, by name, what this version has no kernels for.
+/// Refuses unsupported operations by name.
 fn check_supported(program: &Program) -> Result<(), LoadError> {
     let unsupported = |what: String, supported: &str| {
         Err(LoadError::Unsupported { device: "cpu".into(), what, supported: supported.into() })

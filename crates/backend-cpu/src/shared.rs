@@ -8,10 +8,10 @@ use paguro_backend::LoadError;
 use crate::quantize::QuantBlock;
 
 /// A fixed buffer whose parts are written by different members of a team in one phase and read by all of them in a
-/// later one. Who may touch what in which phase is decided where the phases are written down, in `forward.rs`.
+/// later one. `forward.rs` defines the accesses of each phase.
 ///
-/// It begins at a page of memory, and memory that no step has reached is not resident: buffers are made for the
-/// largest step.
+/// It begins at a memory page, and memory that no step has used is not resident: buffers are sized for the largest
+/// step.
 pub struct Shared<T> {
     /// Keeps `start` valid.
     _memory: MmapMut,
@@ -39,7 +39,7 @@ unsafe impl<T: Send> Send for Shared<T> {}
 unsafe impl<T: Send + Sync> Sync for Shared<T> {}
 
 impl<T: Zeroed> Shared<T> {
-    /// `len` zeros for `what`.
+    /// Allocates `len` zeros for `what`.
     ///
     /// # Errors
     /// [`LoadError::OutOfMemory`]
@@ -63,7 +63,7 @@ impl<T> Shared<T> {
         self.len
     }
 
-    /// Start of the buffer, for those who check bounds themselves.
+    /// Returns the start of the buffer, for callers that check bounds themselves.
     pub fn as_ptr(&self) -> *mut T {
         self.start
     }

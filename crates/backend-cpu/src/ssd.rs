@@ -1,5 +1,5 @@
-//! The scan of Mamba-2, as phases of the team: see the table in `recurrent.rs`. It shares the kernels and the state of the
-//! delta rule, whose keys, queries and values its B, C and x are.
+//! The scan of Mamba-2, as phases of the team. It shares the kernels and the state of the delta rule; its B, C and x
+//! are the keys, queries and values.
 //!
 //! | phase | shared by | reads | writes |
 //! |-|-|-|-|

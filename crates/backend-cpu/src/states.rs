@@ -1,4 +1,4 @@
-//! Slots for the states of sequences: how each layer's state lies in memory.
+//! Slots for the states of sequences: memory layout of each layer's state.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use paguro_backend::{DeltaShape, LoadError, STATE_CHUNK, StateId, StateLayout, S
 
 use crate::{shared::Shared, simd::LANES};
 
-/// Where the parts of a layer's state are, counted in floats from the beginning of the slot.
+/// Offsets of the parts of a layer's state, in floats from the beginning of the slot.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerPlace {
     /// Inputs of the convolution, `[rows, channels]`: position `p` is in row `p % rows`.
@@ -32,7 +32,7 @@ pub fn blocks(shape: &DeltaShape) -> usize {
 const NO_DELTA: DeltaShape = DeltaShape { key_heads: 0, value_heads: 0, key_dim: 0, value_dim: 0 };
 
 impl LayerPlace {
-    /// Of a layer whose state begins at `start`; returns its end, too.
+    /// Returns the offsets of a layer whose state begins at `start`, and its end.
     fn new(shape: &StateShape, start: usize) -> (Self, usize) {
         let StateShape { rows, channels, delta } = *shape;
         let delta = delta.unwrap_or(NO_DELTA);
@@ -47,7 +47,7 @@ impl LayerPlace {
         (Self { inputs, rows, channels, matrices, updates, keys, decays, delta }, end)
     }
 
-    /// Inputs of the convolution that are kept.
+    /// Returns the number of stored inputs of the convolution.
     pub fn rows(&self) -> usize {
         self.rows
     }
@@ -112,7 +112,7 @@ impl States {
         places(layout).1 * size_of::<f32>()
     }
 
-    /// Fills all slots with large finite numbers, so that a read of what was never written shows.
+    /// Fills all slots with large finite noise, so that reads of unwritten data are detected.
     pub fn poison(&mut self) {
         let mut state = 0x2545_f491_4f6c_dd1d_u64;
         // SAFETY: nobody else has the states.
@@ -142,7 +142,7 @@ impl States {
         unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), size_of_val(numbers)) }
     }
 
-    /// Where a layer's state is.
+    /// Returns the offsets of a layer's state.
     pub fn place(&self, layer: usize) -> &LayerPlace {
         &self.layers[layer]
     }

@@ -1,12 +1,12 @@
-//! The thread team: one leader (whoever calls) and its workers, for all of a runner's life.
+//! The thread team: one leader (the calling thread) and its workers, for the lifetime of a runner.
 //!
-//! The leader walks the program; every loop worth sharing is a *phase*: a number of items that all threads take from
-//! one counter until none are left. A phase ends when its items are done, not when every thread has arrived: a
-//! thread that the system has put aside holds nothing up unless it has taken work along, and one that comes back late
-//! finds whatever phase is open then. A barrier of all threads would instead wait for the slowest one in every phase.
+//! The leader runs the program. Every parallel loop is a *phase*: a number of items that all threads claim from one
+//! counter. A phase ends when its items are done, not when every thread has arrived: a descheduled thread delays the
+//! others only if it has claimed work, and a late one joins the current phase. A barrier of all threads would wait for
+//! the slowest one in every phase.
 //!
-//! Threads without work spin for some microseconds, then yield, then sleep, so that a phase starts at once when the
-//! last one has just ended, a busy machine is left to others, and an idle team costs nothing.
+//! Threads without work spin for some microseconds, then yield, then sleep. So a phase starts at once after the
+//! previous one, a busy machine is available to others, and an idle team costs nothing.
 
 use std::{
     any::Any,
@@ -22,19 +22,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a thread without work keeps its core for itself. Longer than a phase of a small model, so that a team in
-/// the middle of a step never leaves it.
+/// Time that a thread without work spins. Longer than a phase of a small model, so that the team spins throughout a
+/// step.
 const SPIN: Duration = Duration::from_micros(50);
-/// How long it then offers its core to others before it sleeps. Longer than an engine takes from step to step.
+/// Time that it then yields before it sleeps. Longer than an engine's time between steps.
 const YIELD: Duration = Duration::from_micros(250);
 
-/// How the items of a phase are handed out.
+/// Division of a phase's items among threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Portions {
-    /// Large portions first, then ever smaller ones, in multiples of this many items: little to agree on, and all
-    /// threads end at the same time. With no more items than that, the leader does them without asking anybody.
+    /// Large portions first, then ever smaller ones, in multiples of this number of items: few accesses of the counter,
+    /// and all threads end together. For at most this number of items, the leader works alone.
     Guided(usize),
-    /// One item after the other: for items that take long, or not equally long.
+    /// One item at a time, for items that take long or different times.
     Single,
 }
 
@@ -48,24 +48,24 @@ pub struct Team {
 /// The type of a phase's work: thread, items.
 type Work = dyn Fn(usize, Range<usize>) + Sync;
 
-/// What threads share. `left` and `done` are on cache lines of their own because all threads write them.
+/// State that threads share. `left` and `done` have separate cache lines because all threads write them.
 #[derive(Debug)]
 struct Shared {
-    /// Items of the phase that nobody has taken yet.
+    /// Items of the phase that are not claimed.
     left: Line<AtomicUsize>,
     /// Items that are done.
     done: Line<AtomicUsize>,
-    /// Written by the leader while `left` is zero and all is done, read by threads that have taken an item.
+    /// Written by the leader while `left` is zero and all items are done, read by threads that have claimed an item.
     phase: UnsafeCell<Phase>,
-    /// See [`Portions`]. Threads may see those of another phase, which does no harm: they only guide.
+    /// See [`Portions`]. A thread may read the value of another phase, which only affects the size of its portion.
     smallest: AtomicUsize,
     fraction: AtomicUsize,
-    /// What the first thread that panicked in this phase said.
+    /// Payload of the first panic in this phase.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     stop: AtomicBool,
     /// Workers that sleep on `work`, or are about to.
     sleepers: AtomicUsize,
-    /// Whether the leader sleeps on `finished`, or is about to.
+    /// True if the leader sleeps on `finished`, or is about to.
     leader_sleeps: AtomicBool,
     lock: Mutex<()>,
     work: Condvar,
@@ -96,10 +96,10 @@ unsafe impl Sync for Shared {}
 unsafe impl Send for Shared {}
 
 impl Team {
-    /// A team of `threads` threads, the caller's included.
+    /// Creates a team of `threads` threads, including the caller's.
     ///
     /// # Errors
-    /// If the system does not start so many threads.
+    /// The system does not start that many threads.
     pub fn new(threads: usize) -> io::Result<Self> {
         let idle: &Work = &|_, _| {};
         let shared = Arc::new(Shared {
@@ -131,11 +131,11 @@ impl Team {
         self.workers.len() + 1
     }
 
-    /// One phase: `work` is called with the number of a thread and some of the items, until all of `0..items` are
-    /// done; each item once.
+    /// Runs a phase: calls `work` with the number of a thread and some of the items, until all of `0..items` are done,
+    /// each once.
     ///
     /// # Panics
-    /// If `work` does, on whatever thread, when all threads have left the phase. Items may then be undone.
+    /// If `work` panics on any thread, after all threads have left the phase. Some items may then not be done.
     pub fn share(&mut self, items: usize, portions: Portions, work: impl Fn(usize, Range<usize>) + Sync) {
         let threads = self.threads();
         let (smallest, fraction) = match portions {
@@ -171,7 +171,7 @@ impl Team {
         }
     }
 
-    /// As [`Team::share`], with something of its own for each thread, such as working memory.
+    /// Like [`Team::share`], with a separate value per thread, such as working memory.
     ///
     /// # Panics
     /// As [`Team::share`], and if there are fewer than [`Team::threads`] locals.
@@ -213,13 +213,13 @@ impl Drop for Team {
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.wake_workers();
         for worker in self.workers.drain(..) {
-            // A worker catches the panics of its work; there is nothing else it could say.
+            // A worker catches the panics of its work, so this never fails.
             let _ = worker.join();
         }
     }
 }
 
-/// Items that a thread has taken: so many, when so many were left.
+/// Items that a thread has claimed: `count` of `left` remaining ones.
 #[derive(Clone, Copy)]
 struct Taken {
     left: usize,
@@ -243,9 +243,9 @@ impl Shared {
         }
     }
 
-    /// Lets threads take items.
+    /// Makes items available to threads.
     fn open(&self, items: usize) {
-        // In one order with `sleep`'s steps: either this sees the sleeper, or the sleeper sees the items.
+        // Ordered with the steps of `sleep`: either this thread sees the sleeper, or the sleeper sees the items.
         self.left.0.store(items, Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             self.wake_workers();
@@ -253,7 +253,7 @@ impl Shared {
     }
 
     fn wake_workers(&self) {
-        // Whoever was about to sleep does so before this passes, and is then woken.
+        // A thread that was about to sleep does so before this lock is acquired, and is then woken.
         drop(lock(&self.lock));
         self.work.notify_all();
     }
@@ -268,15 +268,15 @@ impl Shared {
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Takes some of the items that are left. Whoever has taken an item keeps the phase open until
-    /// [`Shared::perform`] has counted it: what belongs to the phase may be read.
+    /// Claims some of the remaining items. The phase stays open until [`Shared::perform`] has counted them, so its data
+    /// may be read.
     fn take(&self) -> Option<Taken> {
         let mut left = self.left.0.load(Ordering::Acquire);
         while left > 0 {
             let smallest = self.smallest.load(Ordering::Relaxed);
             let portion = left / self.fraction.load(Ordering::Relaxed) / smallest * smallest;
             let count = portion.max(smallest).min(left);
-            // That as many were left in an earlier phase does no harm: what is taken is of the phase that is open.
+            // An equal number in an earlier phase is harmless: the claimed items belong to the open phase.
             match self.left.0.compare_exchange_weak(left, left - count, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return Some(Taken { left, count }),
                 Err(now) => left = now,
@@ -285,7 +285,7 @@ impl Shared {
         None
     }
 
-    /// Does what was taken.
+    /// Processes claimed items.
     fn perform(&self, thread: usize, taken: Taken) {
         // SAFETY: see `take`.
         let Phase { work, items } = unsafe { *self.phase.get() };
@@ -295,11 +295,12 @@ impl Shared {
         let result = catch_unwind(AssertUnwindSafe(|| work(thread, first..first + taken.count)));
         let mut count = taken.count;
         if let Err(panic) = result {
-            // Nobody needs to begin what is left.
+            // The remaining items need not be started.
             count += self.left.0.swap(0, Ordering::AcqRel);
             lock(&self.panic).get_or_insert(panic);
         }
-        // In one order with `wait_until_done`'s steps: either this sees the sleeper, or the sleeper the last item.
+        // Ordered with the steps of `wait_until_done`: either this thread sees the sleeper, or the sleeper sees the
+        // last item.
         let done = self.done.0.fetch_add(count, Ordering::SeqCst) + count;
         if done == items && self.leader_sleeps.load(Ordering::SeqCst) {
             drop(lock(&self.lock));
@@ -307,7 +308,7 @@ impl Shared {
         }
     }
 
-    /// The leader's wait for what others have taken.
+    /// Waits, as the leader, for items that other threads have claimed.
     fn wait_until_done(&self, items: usize) {
         let mut wait = Wait::default();
         while self.done.0.load(Ordering::Acquire) < items {
@@ -323,12 +324,12 @@ impl Shared {
     }
 }
 
-/// What a mutex guards here is whole at any time.
+/// Locks a mutex whose value is consistent at any time.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How long a thread has been without work.
+/// Time that a thread has been without work.
 #[derive(Default)]
 struct Wait {
     since: Option<Instant>,
@@ -385,8 +386,8 @@ mod tests {
         }
     }
 
-    /// Phases that depend on each other, in quick succession and with pauses long enough to fall asleep: what one
-    /// phase wrote, on whatever thread, the next one reads on any other.
+    /// Dependent phases in quick succession and with pauses long enough to sleep: data written in one phase, on any
+    /// thread, is read in the next on any other.
     #[test]
     fn phases_see_what_earlier_ones_wrote() {
         for threads in [2, 3, 8] {
@@ -418,7 +419,7 @@ mod tests {
         }
     }
 
-    /// Kernels that do four items at once want them in fours.
+    /// Kernels that process four items at once need multiples of four.
     #[test]
     fn guided_portions_are_multiples() {
         for threads in [2, 3, 5] {
@@ -469,7 +470,7 @@ mod tests {
         }
     }
 
-    /// A thread that takes long over one item does not keep the others from the rest.
+    /// A thread that takes long for one item does not delay the others.
     #[test]
     fn a_slow_thread_holds_up_one_item() {
         let mut team = Team::new(2).unwrap();
@@ -505,7 +506,7 @@ mod tests {
     fn an_idle_team_sleeps() {
         let _team = Team::new(3).unwrap();
         thread::sleep(4 * YIELD);
-        // Of all threads of this name, however many tests run at the same time: look until some are asleep.
+        // Threads of this name in all concurrent tests: repeated until some are asleep.
         let asleep = || {
             let tasks = std::fs::read_dir("/proc/self/task").unwrap();
             let stats = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("stat")).ok());

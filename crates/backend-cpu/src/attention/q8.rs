@@ -1,16 +1,16 @@
 //! Eight bits: integer dot products with the stored quants, four to a lane.
 //!
-//! Scores: queries are quantized, once for a split, to eight bits with a scale for each 32 dimensions, and a score is
-//! `Σ_block dot(q, k) * (k scale * q scale)`, blocks in order.
+//! Scores: queries are quantized, once per split, to eight bits with a scale per 32 dimensions, and a score is `Σ_block
+//! dot(q, k) * (k scale * q scale)`, blocks in order.
 //!
-//! Weighted sums: a scale of V belongs to a token, and tokens are what is summed over. So weights are first multiplied
-//! with the scales, then quantized to seven bits (they are not negative), with one step for the 64 tokens of
-//! [`TURN`] and 32 dimensions: `sum += dot(weights, v) * step`. The step follows the largest product of weight
-//! and scale, so it is as fine as the tokens that matter among the 64 allow, and what is lost of a token is at most half
-//! a step times its quants.
+//! Weighted sums: a scale of V belongs to a token, and the sum is over tokens. So weights are first multiplied by the
+//! scales, then quantized to seven bits (they are not negative), with one step for the 64 tokens of [`TURN`] and 32
+//! dimensions: `sum += dot(weights, v) * step`. The step is derived from the largest product of weight and scale, so
+//! its precision is that of the most important of the 64 tokens, and the error of a token is at most half a step times
+//! its quants.
 //!
-//! Dot products are exact, and both kinds of steps depend on one query and on absolute positions alone. What a query must
-//! not see has weight zero, which gives zero whatever its quants are. So no bit depends on the chunk or the batch.
+//! Dot products are exact, and both kinds of steps depend on one query and on absolute positions only. Tokens outside
+//! of the mask have weight zero, which gives zero for any quants. So no bit depends on chunks or batch.
 
 use std::ops::Range;
 
@@ -53,7 +53,7 @@ impl Stored for Q8 {
         tile: usize,
         scores: &mut [Row],
     ) {
-        // Sums of a block are kept beside sums of all blocks, so half as many tiles at once as registers seem to allow.
+        // Sums of a block are kept beside sums of all blocks, so only half as many tiles fit into the registers.
         let mut at = tile;
         if N == 4 || (N == 2 && Q <= 4) {
             while at + 2 <= tile + N {
@@ -168,7 +168,7 @@ fn prefetch_scales<S: Simd>(s: S, shape: &PageShape, tile: *const u8) {
 #[repr(align(64))]
 struct QuantizedWeights<const Q: usize> {
     quants: [[i8; TURN * LANES]; Q],
-    /// What a quant of one stands for.
+    /// Step of the quants.
     steps: [f32; Q],
 }
 

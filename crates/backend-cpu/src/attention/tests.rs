@@ -16,7 +16,7 @@ use crate::{
     quantize::BLOCK,
 };
 
-/// One sequence that is attended.
+/// One sequence.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     dtype: KvDtype,
@@ -43,7 +43,7 @@ const PLAIN: Case = Case {
     scale: 0.3,
 };
 
-/// How it is laid out and cut.
+/// Arrangement and splits of a case.
 #[derive(Clone, Copy, Debug)]
 struct Cut {
     block_size: usize,
@@ -53,7 +53,7 @@ struct Cut {
     seed: u64,
 }
 
-/// What is attended, `[tokens, kv_heads, head_dim]` and `[rows, heads, head_dim]`.
+/// Inputs, `[tokens, kv_heads, head_dim]` and `[rows, heads, head_dim]`.
 struct Numbers {
     q: Vec<f32>,
     k: Vec<f32>,
@@ -198,8 +198,8 @@ impl Case {
             // Sums of up to thousands of products of order one in f32, and an exponential of them.
             KvDtype::F16 => 2e-5,
             // Weights have seven bits: half a step is 0.4 % of the largest of 64 weights, for each of them, times
-            // values of order one. Errors of 64 tokens add up like noise, to 2 % of the largest weight; the worst of
-            // thousands of elements is three times that.
+            // values of order one. Errors of 64 tokens accumulate like noise, to 2 % of the largest weight; the maximum
+            // over thousands of elements is three times that.
             KvDtype::Q8 => 6e-2,
         };
         let numbers = self.numbers();
@@ -282,8 +282,8 @@ fn extreme_scores() {
     }
 }
 
-/// The pages that a window has passed may hold anything, and so may the rest of the last page: tested above by their
-/// noise. A row that sees nothing of a split leaves no trace there.
+/// Pages before the window and the rest of the last page may have any content, which the noise above tests. A split
+/// outside of a row's window does not affect its result.
 #[test]
 fn an_unseen_split_gives_an_empty_partial_result() {
     let case = Case { start: 600, rows: 1, window: Some(10), ..PLAIN };

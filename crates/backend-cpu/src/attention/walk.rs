@@ -1,21 +1,21 @@
-//! In which order K and V are read, and what is fetched ahead.
+//! Read order and prefetch of K and V.
 
 use std::ops::Range;
 
 use super::{LANES, SPLIT, SplitJob};
 
-/// How far ahead of their use K and V are asked for, in tokens (of 16).
+/// Prefetch distance of K and V, in units of 16 tokens.
 const AHEAD: usize = 4;
 
-/// Where K and V of the 16-token tiles of a split are, in the order in which they are read: K of all tiles, then V of
-/// all tiles, then K of some that come after the split.
+/// Addresses of K and V of the 16-token tiles of a split in read order: K of all tiles, then V of all tiles, then K of
+/// some tiles after the split.
 pub(super) struct Walk {
     places: [*const u8; 2 * (SPLIT / LANES) + AHEAD],
     tiles: Range<usize>,
 }
 
 impl Walk {
-    /// Of tiles that are at least one.
+    /// Creates the read order of at least one tile.
     pub(super) fn new(job: &SplitJob<'_>, tiles: Range<usize>) -> Self {
         let shape = job.pages.shape();
         let block_tiles = shape.block_size / LANES;
@@ -25,7 +25,7 @@ impl Walk {
         let mut places = [somewhere.as_ptr(); 2 * (SPLIT / LANES) + AHEAD];
         let end = tiles.end + AHEAD;
         for block in blocks {
-            // After the last page there is nothing to fetch ahead.
+            // After the last page there is no prefetch.
             let Some(&page) = job.table.get(first_block + block) else { break };
             let (k, v) = job.pages.read(page, job.slot, job.kv_head);
             for tile in (block * block_tiles).max(tiles.start)..((block + 1) * block_tiles).min(end) {
@@ -43,7 +43,7 @@ impl Walk {
     }
 }
 
-/// How a part of a strip walks: it fetches its share of what comes next.
+/// Read order of a part of a strip, which prefetches its share.
 #[derive(Clone, Copy)]
 pub(super) struct PartWalk<'a> {
     pub(super) walk: &'a Walk,
@@ -52,13 +52,13 @@ pub(super) struct PartWalk<'a> {
 }
 
 impl PartWalk<'_> {
-    /// K of a tile, and what to fetch meanwhile.
+    /// Returns the addresses of a tile's K and of its prefetch.
     #[inline(always)]
     pub(super) fn keys(&self, tile: usize) -> (*const u8, *const u8) {
         self.at(tile - self.walk.tiles.start)
     }
 
-    /// V of a tile, and what to fetch meanwhile.
+    /// Returns the addresses of a tile's V and of its prefetch.
     #[inline(always)]
     pub(super) fn values(&self, tile: usize) -> (*const u8, *const u8) {
         self.at(self.walk.tiles.len() + tile - self.walk.tiles.start)
@@ -67,7 +67,7 @@ impl PartWalk<'_> {
     #[inline(always)]
     fn at(&self, index: usize) -> (*const u8, *const u8) {
         let (at, ahead) = (self.walk.places[index], self.walk.places[index + AHEAD]);
-        // What is here already is fetched for nothing, and sooner than it is found out that nothing is to be fetched.
+        // Otherwise an address that is in the cache: a useless prefetch is cheaper than a branch.
         (at, if index % self.parts == self.part { ahead } else { at })
     }
 }

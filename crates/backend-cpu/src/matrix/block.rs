@@ -1,4 +1,4 @@
-//! What a tile of rows makes of one block of a strip. See [`integer`](super::integer) for what is computed.
+//! Computation of a tile of rows with one block of a strip; [`integer`](super::integer) defines the arithmetic.
 
 // Tiles index several arrays of registers by row and group.
 #![allow(clippy::needless_range_loop)]

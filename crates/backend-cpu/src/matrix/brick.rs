@@ -19,8 +19,8 @@ pub struct Brick<S: Simd> {
     dmin: S::F32,
 }
 
-/// Whether a format has these scales. Choices between formats are constants of a `const` block, so that a kernel is
-/// compiled with its own format's code only.
+/// Returns true if a format has these scales. Choices between formats are constants of a `const` block, so that a
+/// kernel contains only its own format's code.
 const fn scales_are<F: Format>(scales: Scales) -> bool {
     F::LAYOUT.scales as u8 == scales as u8
 }
@@ -60,8 +60,8 @@ impl<S: Simd> Brick<S> {
         (if const { F::LAYOUT.has_super() } { s.mul(self.d, scales) } else { scales }, minimums)
     }
 
-    /// As [`Brick::scales`], but with super-blocks the scales are yet to be multiplied with [`Brick::d`]; they are whole
-    /// numbers there, except with [`Scales::E4m3`].
+    /// Like [`Brick::scales`], but for formats with super-blocks the scales must still be multiplied by [`Brick::d`];
+    /// they are integers there, except with [`Scales::E4m3`].
     ///
     /// # Safety
     /// See [`Brick`].
@@ -80,8 +80,8 @@ impl<S: Simd> Brick<S> {
                 };
                 (s.from_f16(array(scales.cast())), minimum)
             } else if const { scales_are::<F>(Scales::Exponent) } {
-                // Of `e8m0_half`'s two cases the larger one is right: 2^(e - 128), or for e < 2 the subnormals
-                // with (e + 1) << 21 as bits.
+                // The larger of `e8m0_half`'s two cases is correct: 2^(e - 128), or for e < 2 the subnormals with the
+                // bits (e + 1) << 21.
                 let e = s.from_u8(array(scales));
                 let subnormal = s.shl_i32(s.add_i32(e, s.splat_i32(1)), 21);
                 let normal = s.shl_i32(s.add_i32(e, s.splat_i32(-1)), 23);
@@ -91,7 +91,7 @@ impl<S: Simd> Brick<S> {
                 let minimum = s.to_f32(s.from_u8(array(minimums)));
                 (scale, s.mul(self.dmin, minimum))
             } else if const { scales_are::<F>(Scales::E4m3) } {
-                // The bits of a number that is too small by 2^120, and half of it is meant.
+                // The bits of a number that is too small by 2^120; half of it is the scale.
                 let small = s.bits_to_f32(s.shl_i32(s.from_u8(array(scales)), 20));
                 (s.mul(small, s.splat(f32::from_bits((127 + 119) << 23))), s.zero())
             } else if const { scales_are::<F>(Scales::SignedBytes) } {
@@ -105,7 +105,7 @@ impl<S: Simd> Brick<S> {
         }
     }
 
-    /// What all scales of the brick are multiplied with; zero in formats without super-blocks.
+    /// Returns the factor of all scales of the brick; zero in formats without super-blocks.
     #[inline(always)]
     pub fn d(&self) -> S::F32 {
         self.d
@@ -143,7 +143,7 @@ impl<S: Simd> Brick<S> {
                 let bits = layout.high_bits as i32;
                 let high_at = if bits == 1 { block * 64 } else { half * 64 };
                 let v = s.load_u8(array(self.brick.add(layout.high_at() + high_at)));
-                // From its place in the plane to above the low bits.
+                // Shift from the position in the plane to above the low bits.
                 let first = if bits == 1 { 4 * HALF as i32 } else { 0 } - layout.low_bits as i32;
                 let mask = ((1 << bits) - 1) << layout.low_bits;
                 quants = [

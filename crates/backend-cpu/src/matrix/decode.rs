@@ -160,7 +160,7 @@ pub fn iq4_xs(block: &[u8], out: &mut Decoded) {
     }
 }
 
-/// Formats whose elements are codes, see [`Lattice`].
+/// Decodes formats whose elements are codes, see [`Lattice`].
 pub fn lattice<F: Format>(block: &[u8], out: &mut Decoded) {
     let mut lattice = Lattice::ZERO;
     F::FORMAT.lattice(block, &mut lattice);

@@ -1,6 +1,7 @@
-//! Products of weights in F32, F16 or BF16 with float rows.
+//! Matmuls of weights in F32, F16 or BF16 with float rows.
 //!
-//! Every output is one chain of fused multiply-adds in the order of the inputs. To keep the multipliers busy, several
+//! Every output is one chain of fused multiply-adds in the order of the inputs. Several groups and rows are computed
+//! together to use the multipliers fully, which does not change any chain.
 //! groups and rows advance together; that does not change any chain.
 
 // Tiles index several arrays of registers by row and group.
@@ -19,11 +20,11 @@ use crate::{
     simd::{LANES, Simd},
 };
 
-/// One thread's share of a product; see [`super::integer::Job`].
+/// One thread's share of a matmul; see [`super::integer::Job`].
 pub struct Job<'a> {
     /// All groups, `[groups][inputs][16]` elements, each group padded to `group_bytes`.
     pub weights: &'a [u8],
-    /// From one group to the next.
+    /// Distance of two groups.
     pub group_bytes: usize,
     /// The share.
     pub groups: Range<usize>,
@@ -33,16 +34,16 @@ pub struct Job<'a> {
     pub inputs: usize,
     /// Rows of activations.
     pub values: &'a [f32],
-    /// From one row to the next.
+    /// Distance of two rows.
     pub stride: usize,
     /// Rows, at least one.
     pub count: usize,
-    /// Where the result goes; checked to be large enough.
+    /// Destination; checked to be large enough.
     pub out: &'a Output<'a>,
 }
 
 impl Job<'_> {
-    /// Start of row `row`, or of the last one: tiles may stick out, and nobody stores what they compute there.
+    /// Returns the start of row `row`, or of the last one: tiles may exceed the rows, and their results are not stored.
     #[inline(always)]
     fn row(&self, row: usize) -> *const f32 {
         self.values[row.min(self.count - 1) * self.stride..][..self.inputs].as_ptr()
@@ -85,9 +86,9 @@ const _: () = assert!(size_of::<f16>() == 2 && size_of::<bf16>() == 2);
 
 /// Vectors of 16 weights that a strip holds: three quarters of a first-level cache of 32 KiB.
 const STRIP: usize = 384;
-/// Vectors of sums that are kept while the strips pass by.
+/// Maximum vectors of sums that are kept while strips are processed.
 const SUMS: usize = 512;
-/// Inputs between two turns of fetching ahead.
+/// Inputs between two prefetches.
 const TURN: usize = 8;
 /// Rows of the largest tile.
 const TILE_ROWS: usize = 6;
@@ -131,7 +132,8 @@ pub fn multiply<S: Simd, E: Element>(s: S, job: &Job<'_>, scratch: &mut super::S
     }
 }
 
-/// Rows of the next tile when so many are left, at least one: 6, 4 or 2, so that the last tiles are not much too large.
+/// Returns the rows of the next tile for `left` remaining ones, at least one: 6, 4 or 2, so that the last tiles are not
+/// much too large.
 fn tile_rows(left: usize) -> usize {
     match left {
         1..=2 => 2,
@@ -233,7 +235,7 @@ fn many<S: Simd, E: Element, const G: usize>(s: S, job: &Job<'_>, strip: &mut St
     }
 }
 
-/// `G` groups from `group` on, over some inputs, for `rows`. Sums of the inputs before lie where they go.
+/// Computes `G` groups from `group` on, over some inputs, for `rows`. Sums of earlier inputs are in the destination.
 #[inline(always)]
 fn pass<S: Simd, E: Element, const G: usize>(
     s: S,

@@ -1,14 +1,14 @@
-//! Products of quantized weights and quantized activations.
+//! Matmuls of quantized weights and quantized activations.
 //!
 //! For each output and block of 32 inputs: an exact integer dot product, then `sum = fma(dot, weight scale * activation
-//! scale, sum)`, and for formats with minimums `sum = fma(minimum, activation scale * activation sum, sum)`. Where
-//! sub-blocks have 16 inputs, `dot` is of whole numbers too: the halves' dot products times their scales, at most
-//! 2 * 128 * 16 * 32 * 127 < 2^24 (Q6_K), so that single precision holds it, and `d` is the weight scale. Minimums then come
-//! after it, one for each half. NVFP4's scales are no whole numbers, so the sum of the two halves is rounded, once.
+//! scale, sum)`, and for formats with minimums `sum = fma(minimum, activation scale * activation sum, sum)`. For
+//! sub-blocks of 16 inputs, `dot` is also an integer: the halves' dot products times their scales, at most 2 * 128 * 16
+//! * 32 * 127 < 2^24 (Q6_K), which single precision represents exactly, and `d` is the weight scale. Minimums then
+//! follow, one per half. NVFP4's scales are not integers, so the sum of the two halves is rounded once.
 //!
-//! Both ways do just these float operations in the order of the inputs, so it does not show which one ran:
+//! Both implementations perform exactly these float operations in the order of the inputs, so their results are equal:
 //!
-//! - few rows: weights go from memory through registers, once, see `few`;
+//! - few rows: weights are loaded from memory into registers once, see `few`;
 //! - many rows: weights are unpacked once, see [`strip`](super::strip).
 
 // Tiles index several arrays of registers by row and group.
@@ -28,11 +28,11 @@ use crate::{
     simd::{LANES, Simd},
 };
 
-/// One thread's share of a product.
+/// One thread's share of a matmul.
 pub struct Job<'a> {
     /// All groups.
     pub weights: &'a [u8],
-    /// From one group to the next.
+    /// Distance of two groups.
     pub group_bytes: usize,
     /// The share.
     pub groups: Range<usize>,
@@ -40,16 +40,16 @@ pub struct Job<'a> {
     pub outputs: usize,
     /// Rows of activations.
     pub blocks: &'a [QuantBlock],
-    /// From one row to the next.
+    /// Distance of two rows.
     pub stride: usize,
     /// Rows, at least one.
     pub count: usize,
-    /// Where the result goes; checked to be large enough.
+    /// Destination; checked to be large enough.
     pub out: &'a Output<'a>,
 }
 
 impl Job<'_> {
-    /// Start of row `row`, or of the last one: tiles may stick out, and nobody stores what they compute there.
+    /// Returns the start of row `row`, or of the last one: tiles may exceed the rows, and their results are not stored.
     #[inline(always)]
     pub(super) fn row(&self, row: usize) -> *const QuantBlock {
         self.blocks[row.min(self.count - 1) * self.stride..].as_ptr()
@@ -76,7 +76,7 @@ pub fn multiply<S: Simd, F: Format>(s: S, job: &Job<'_>, scratch: &mut super::Sc
     }
 }
 
-/// What a dot product starts from: minus zero point times sum of the activations.
+/// Returns the initial value of a dot product: minus the zero point times the sum of the activations.
 #[inline(always)]
 pub(super) fn start<S: Simd, F: Format>(s: S, negative_sum: i32) -> S::I32 {
     let layout = const { &F::LAYOUT };
@@ -85,7 +85,7 @@ pub(super) fn start<S: Simd, F: Format>(s: S, negative_sum: i32) -> S::I32 {
     } else if const { F::LAYOUT.offset() } {
         s.dot4_offset_start(negative_sum)
     } else {
-        // One of these is left after compilation.
+        // One of these remains after compilation.
         let zero = layout.zero as u32;
         if zero.is_power_of_two() {
             s.shl_i32(s.splat_i32(negative_sum), zero.ilog2())
@@ -143,13 +143,13 @@ pub(super) fn accumulate_halves<S: Simd, F: Format>(
     s.fma(minimums[1], s.splat(x.half_scaled_sums[1]), sum)
 }
 
-/// Adds a half's dot product, times its scale, to what the first half has given, if that is not the first.
+/// Adds a half's dot product, times its scale, to that of the first half, or starts with the first.
 #[inline(always)]
 pub(super) fn add_half<S: Simd>(s: S, half: usize, first: S::F32, dot: S::I32, scales: S::F32) -> S::F32 {
     if half == 0 { s.mul(s.to_f32(dot), scales) } else { s.fma(s.to_f32(dot), scales, first) }
 }
 
-/// Rows that share what is in registers: as many as there is room for beside the weights.
+/// Returns the number of rows that share the weights in registers: as many as fit beside them.
 const fn rows_at_once<S: Simd>() -> usize {
     match S::REGISTERS {
         32.. => 8,
@@ -158,8 +158,8 @@ const fn rows_at_once<S: Simd>() -> usize {
     }
 }
 
-/// Few rows: weights are unpacked in registers and used at once. Where not all rows have room beside them, a group is
-/// unpacked for some rows after others, the first time from memory and then from a cache.
+/// Few rows: weights are unpacked in registers and used at once. If not all rows fit beside them, a group is unpacked
+/// again for the next rows, first from memory and then from a cache.
 #[inline(always)]
 fn few<S: Simd, F: Format>(s: S, job: &Job<'_>) {
     let most = const { rows_at_once::<S>() };
@@ -186,7 +186,7 @@ fn few<S: Simd, F: Format>(s: S, job: &Job<'_>) {
 #[inline(always)]
 fn few_rows<S: Simd, F: Format, const R: usize>(s: S, job: &Job<'_>, group: usize, row: usize) {
     let layout = const { &F::LAYOUT };
-    // Where weights are the only stream and come in the order of their places, the hardware fetches them best by itself.
+    // If weights are the only stream and are read in ascending order, the hardware prefetcher suffices.
     let fetches = const { R > 1 || F::LAYOUT.high_bits > 0 };
     let bricks = job.group_bytes / layout.bytes();
     let rows: [*const QuantBlock; R] = std::array::from_fn(|r| job.row(row + r));

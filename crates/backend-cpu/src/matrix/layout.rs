@@ -1,8 +1,8 @@
-//! How each quantized format lies in memory once packed.
+//! Memory layout of packed quantized formats.
 //!
-//! 16 output rows form a group; a group is a sequence of *bricks*, one for every 64, 128 or 256 inputs, read from
-//! front to back. In a brick, one byte of the 64 that are read together belongs to row `byte / 4` and to input
-//! `4 * step + byte % 4`, so a vector holds a *step* of four inputs of all 16 rows, and each of 16 lanes
+//! 16 output rows form a group; a group is a sequence of *packed blocks* (bricks), one for every 64, 128 or 256 inputs,
+//! read from front to back. In a brick, each of the 64 bytes that are read together belongs to row `byte / 4` and to
+//! input `4 * step + byte % 4`, so a vector holds a *step* of four inputs of all 16 rows, and each of 16 lanes
 //! accumulates another output.
 //!
 //! ```text
@@ -17,8 +17,8 @@
 //! high, 2 bits: steps 4v .. 4v+3        1 bit: steps 8v .. 8v+7
 //! ```
 //!
-//! Quants are unsigned; the value is `scale * (quant - zero) + minimum`. The zero point is paid for by the
-//! activations, which know their sums, and costs neither weight bytes nor instructions per weight.
+//! Quants are unsigned; the value is `scale * (quant - zero) + minimum`. The zero point is applied through the sums of
+//! the activations, which costs neither weight bytes nor instructions per weight.
 
 use paguro_backend::WeightFormat;
 use paguro_backend::format::{Alphabet, IQ4_VALUES, MXFP4_VALUES};
@@ -26,7 +26,7 @@ use paguro_backend::format::{Alphabet, IQ4_VALUES, MXFP4_VALUES};
 /// Inputs of a block of activations, and of a block of the formats without super-blocks.
 pub const BLOCK: usize = 32;
 
-/// Where the scales of a format are.
+/// Encoding of a format's scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scales {
     /// f16 for each block of 32 (and f16 minimums).
@@ -43,7 +43,7 @@ pub enum Scales {
     E4m3,
 }
 
-/// What a packed format looks like; all sizes follow from it.
+/// Layout of a packed format, which determines all sizes.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
     /// Inputs in a brick.
@@ -58,7 +58,7 @@ pub struct Layout {
     pub sub_block: usize,
     /// Scales.
     pub scales: Scales,
-    /// Whether there are minimums.
+    /// True if there are minimums.
     pub minimums: bool,
     /// The zero point, subtracted from each quant; none if there are minimums.
     pub zero: i32,
@@ -93,7 +93,7 @@ impl Layout {
         steps
     }
 
-    /// Whether scales are whole numbers, yet to be multiplied with d.
+    /// Returns true if scales are integers that are multiplied by d.
     pub const fn whole_scales(&self) -> bool {
         !matches!(self.scales, Scales::E4m3)
     }
@@ -108,7 +108,7 @@ impl Layout {
         self.inputs / self.sub_block
     }
 
-    /// Whether there is a d (and a place for dmin) in front.
+    /// Returns true if there is a d (and a place for dmin) in front.
     pub const fn has_super(&self) -> bool {
         matches!(self.scales, Scales::Bytes | Scales::SignedBytes | Scales::Nibbles | Scales::E4m3)
     }
@@ -118,23 +118,23 @@ impl Layout {
         if matches!(self.scales, Scales::Half) { 32 } else { 16 }
     }
 
-    /// Where the scales start.
+    /// Returns the offset of the scales.
     pub const fn scales_at(&self) -> usize {
         if self.has_super() { 64 } else { 0 }
     }
 
-    /// Where the minimums start.
+    /// Returns the offset of the minimums.
     pub const fn minimums_at(&self) -> usize {
         self.scales_at() + self.sub_blocks() * self.scale_bytes()
     }
 
-    /// Where the low plane starts.
+    /// Returns the offset of the low plane.
     pub const fn low_at(&self) -> usize {
         let own_minimums = self.minimums && !matches!(self.scales, Scales::Nibbles);
         self.minimums_at() + if own_minimums { self.sub_blocks() * self.scale_bytes() } else { 0 }
     }
 
-    /// Where the high plane starts.
+    /// Returns the offset of the high plane.
     pub const fn high_at(&self) -> usize {
         self.low_at() + self.inputs * 2 * self.low_bits
     }
@@ -145,7 +145,7 @@ impl Layout {
     }
 }
 
-/// One block of one row, taken apart: what packing reads from a file.
+/// One unpacked block of one row, which packing reads from a file.
 #[derive(Clone, Copy)]
 pub struct Decoded {
     /// Unsigned quants; a file's block fills 32 or all of them.
@@ -333,7 +333,7 @@ mod tests {
             }
             let file = 16 * format.row_bytes(layout.inputs.max(format.block_len()));
             let growth = layout.bytes() as f64 / file as f64;
-            // Codes of lattice points take more bits than their numbers.
+            // Codes of lattice points have more bits than their numbers.
             let most = match format {
                 WeightFormat::Q1_0 => 2.3,
                 WeightFormat::IQ1_S | WeightFormat::IQ1_M => 2.2,

@@ -3,12 +3,12 @@
 use memmap2::MmapMut;
 use paguro_backend::LoadError;
 
-/// Page-aligned zeroed memory, in huge pages where the system gives them: weights are read from front to back many
-/// times a second, and every 4 KiB page would be a miss in the TLB.
+/// Page-aligned zeroed memory, in huge pages if the system provides them: weights are read from front to back many
+/// times a second, and every 4 KiB page would be a TLB miss.
 pub struct Memory(MmapMut);
 
 impl Memory {
-    /// `bytes` zeros for `what`.
+    /// Allocates `bytes` zero bytes for `what`.
     pub fn allocate(bytes: usize, what: &str) -> Result<Self, LoadError> {
         let map = MmapMut::map_anon(bytes).map_err(|_| LoadError::OutOfMemory {
             device: "cpu".into(),

@@ -1,9 +1,8 @@
-//! Packed weights and products with them: `out[row][o] = Σ_k x[row][k] * w[o][k]`.
+//! Packed weights and matmuls: `out[row][o] = Σ_k x[row][k] * w[o][k]`.
 //!
 //! Weights are repacked once at load: 16 output rows are interleaved, so that the 16 lanes of a vector accumulate 16
-//! different outputs and the sum over inputs of every output runs in one order, whatever the number of rows in the
-//! step. The same bits come out alone and in company, on every instruction set and for any division of the groups
-//! among threads.
+//! different outputs, and the sum over inputs of every output has one order for any number of rows in the step. Results
+//! are bitwise equal in any batch, on every instruction set, and for any division of the groups among threads.
 
 mod ahead;
 mod block;
@@ -37,7 +36,7 @@ use crate::{
 };
 
 simd_kernels! {
-    /// A kernel for each packed form, and what feeds them.
+    /// Kernels for each packed format, and of the activations' conversion.
     struct Table {
         fn quantize_row(x: &[f32], out: &mut [QuantBlock]) = quantize::quantize_row;
         fn f32(job: &float::Job<'_>, scratch: &mut Scratch) = float::multiply::<_, float::F32>;
@@ -68,7 +67,7 @@ simd_kernels! {
     }
 }
 
-/// Matrix products and what feeds them, for one instruction set.
+/// Matmuls and conversions of their inputs, for one instruction set.
 #[derive(Clone, Copy)]
 pub struct MatrixKernels(Table);
 
@@ -89,7 +88,7 @@ impl MatrixKernels {
 pub enum Rows<'a> {
     /// For quantized weights: row `r` starts at `blocks[r * stride]`.
     Quantized {
-        /// What [`MatrixKernels::quantize_row`] wrote.
+        /// Result of [`MatrixKernels::quantize_row`].
         blocks: &'a [QuantBlock],
         /// Blocks from one row to the next; [`quantize::row_blocks`] of the width.
         stride: usize,
@@ -103,7 +102,7 @@ pub enum Rows<'a> {
     },
 }
 
-/// What kind of [`Rows`] a matrix multiplies.
+/// Kind of [`Rows`] that a matrix multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowKind {
     /// [`Rows::Quantized`]
@@ -112,7 +111,7 @@ pub enum RowKind {
     Float,
 }
 
-/// Where a product goes: output `o` of row `r` to element `r * stride + o`.
+/// Destination of a matmul: output `o` of row `r` is element `r * stride + o`.
 #[derive(Debug)]
 pub struct Output<'a> {
     start: *mut f32,
@@ -125,16 +124,16 @@ pub struct Output<'a> {
 unsafe impl Send for Output<'_> {}
 
 impl<'a> Output<'a> {
-    /// Into `out`, which nobody else uses.
+    /// Creates a destination in `out`, which has no other user.
     pub fn new(out: &'a mut [f32], stride: usize) -> Self {
         Self { start: out.as_mut_ptr(), len: out.len(), stride, life: PhantomData }
     }
 
-    /// Into memory that other threads write at the same time.
+    /// Creates a destination in memory that other threads write concurrently.
     ///
     /// # Safety
-    /// `start` is valid for writes of `len` floats for `'a`, and while this value is used nobody else reads or
-    /// writes the columns of the groups that it is multiplied into.
+    /// `start` is valid for writes of `len` floats for `'a`, and while this value is used no other thread reads or
+    /// writes the columns of the groups that are computed.
     pub unsafe fn from_raw(start: *mut f32, len: usize, stride: usize) -> Self {
         Self { start, len, stride, life: PhantomData }
     }
@@ -149,7 +148,7 @@ impl<'a> Output<'a> {
         );
     }
 
-    /// What [`Output::put`] wrote.
+    /// Returns the results that [`Output::put`] wrote.
     ///
     /// # Safety
     /// As for [`Output::put`], which has been called for this group.
@@ -196,7 +195,7 @@ pub struct Scratch {
     float: float::Strip,
 }
 
-/// A matrix, or a stack of them, packed. Each matrix of a stack begins with a group of its own.
+/// A packed matrix or stack of matrices. Each matrix of a stack begins with a new group.
 pub struct PackedMatrix {
     memory: Memory,
     format: WeightFormat,
@@ -217,7 +216,7 @@ impl PackedMatrix {
         packing.finish()
     }
 
-    /// Bytes that a matrix takes once it is packed.
+    /// Returns the bytes of a packed matrix.
     pub fn packed_bytes(source: &Matrix) -> usize {
         let groups = source.parts.saturating_mul(source.rows.div_ceil(LANES));
         groups.saturating_mul(group_bytes(source.format, source.cols))
@@ -233,7 +232,7 @@ impl PackedMatrix {
         self.cols
     }
 
-    /// How the weights are encoded.
+    /// Returns the encoding of the weights.
     pub fn format(&self) -> WeightFormat {
         self.format
     }
@@ -253,7 +252,7 @@ impl PackedMatrix {
         self.groups() * self.group_bytes
     }
 
-    /// What it multiplies.
+    /// Returns the kind of rows that it multiplies.
     pub fn row_kind(&self) -> RowKind {
         if layout::layout_of(self.format).is_some() { RowKind::Quantized } else { RowKind::Float }
     }
@@ -263,11 +262,11 @@ impl PackedMatrix {
         format!("matmul_{}/{isa}", self.format.name().to_lowercase())
     }
 
-    /// Multiplies the first `count` of `rows` with the outputs of `groups` in matrix `part` of the stack. Threads may do so
-    /// at the same time with different groups.
+    /// Multiplies the first `count` of `rows` by the outputs of `groups` in matrix `part` of the stack. Threads may
+    /// compute different groups concurrently.
     ///
     /// # Panics
-    /// If `rows` is not of this matrix' [`PackedMatrix::row_kind`] or too short, or `out` too small.
+    /// If `rows` is not of this matrix' [`PackedMatrix::row_kind`] or too short, or `out` is too small.
     #[allow(clippy::too_many_arguments)] // a matrix, its rows, the share of the work, and where the result goes
     pub fn multiply(
         &self,
@@ -381,7 +380,7 @@ pub struct Packing<'a> {
     start: *mut u8,
     /// Groups that are read together.
     groups_at_once: usize,
-    /// The first group that no thread has taken.
+    /// The first group that is not claimed.
     next: AtomicUsize,
     /// The first error of any thread.
     failure: Mutex<Option<LoadError>>,
@@ -417,7 +416,7 @@ impl<'a> Packing<'a> {
             source,
             packed,
             start,
-            // Small matrices are shared among threads, too.
+            // Small matrices are also divided among threads.
             groups_at_once: (READ_BYTES / (LANES * row_bytes))
                 .min((parts * rows).div_ceil(64 * LANES))
                 .max(1),

@@ -1,4 +1,4 @@
-//! From rows of a file to groups of 16 interleaved rows, and back for single rows.
+//! Conversion of a file's rows to groups of 16 interleaved rows, and back for single rows.
 
 use half::{bf16, f16};
 use paguro_backend::{
@@ -106,8 +106,8 @@ fn put_quants(layout: &Layout, row: &Decoded, lane: usize, from: usize, block: u
     }
 }
 
-/// Decodes one lane of a packed group, to the bits that the file's own decoder gives. `group` is one group's
-/// bricks, `out` is `[cols]`.
+/// Decodes one lane of a packed group to the same bits as the file's own decoder. `group` is one group's bricks, `out`
+/// is `[cols]`.
 pub fn unpack_lane(layout: &Layout, group: &[u8], lane: usize, out: &mut [f32]) {
     for (sub, out) in out.chunks_mut(layout.sub_block).enumerate() {
         let (brick, sub) = (sub / layout.sub_blocks(), sub % layout.sub_blocks());
@@ -151,7 +151,7 @@ fn scale_of(layout: &Layout, brick: &[u8], lane: usize, sub: usize) -> (f32, f32
     }
 }
 
-/// The quant of input `i` of a brick, through the codebook if there is one.
+/// Returns the quant of input `i` of a brick, through the codebook if there is one.
 fn quant_of(layout: &Layout, brick: &[u8], lane: usize, i: usize) -> u8 {
     let (step, byte) = (i / 4, 4 * lane + i % 4);
     let plane = |at: usize, bits: usize| {
@@ -170,7 +170,7 @@ pub const fn float_bytes(format: WeightFormat) -> usize {
     if matches!(format, WeightFormat::F32) { 4 } else { 2 }
 }
 
-/// As [`pack_group`] for the formats that are not quantized: `[cols][16]` elements as they are.
+/// Like [`pack_group`] for formats that are not quantized: `[cols][16]` unchanged elements.
 pub fn pack_float_group(format: WeightFormat, rows: &[u8], row_bytes: usize, out: &mut [u8]) {
     fn interleave<const N: usize>(rows: &[u8], row_bytes: usize, out: &mut [u8]) {
         let out = out.as_chunks_mut::<N>().0;
@@ -187,7 +187,7 @@ pub fn pack_float_group(format: WeightFormat, rows: &[u8], row_bytes: usize, out
     }
 }
 
-/// As [`unpack_lane`] for the formats that are not quantized.
+/// Like [`unpack_lane`] for formats that are not quantized.
 pub fn unpack_float_lane(format: WeightFormat, group: &[u8], lane: usize, out: &mut [f32]) {
     let size = float_bytes(format);
     for (out, elements) in out.iter_mut().zip(group.chunks_exact(LANES * size)) {

@@ -1,5 +1,5 @@
-//! Products of many rows: a strip of weights is unpacked to bytes in the first-level cache and used by tile after tile
-//! of rows. See [`integer`](super::integer) for what is computed.
+//! Matmuls of many rows: a panel (strip) of weights is unpacked to bytes in the first-level cache and used by all tiles
+//! of rows. [`integer`](super::integer) defines the arithmetic.
 
 // Tiles index several arrays of registers by row and group.
 #![allow(clippy::needless_range_loop)]
@@ -23,24 +23,24 @@ use crate::{
 const STRIP_INPUTS: usize = 512;
 /// Groups that a strip holds.
 const STRIP_GROUPS: usize = 2;
-/// Rows whose sums are kept while the strips pass by.
+/// Maximum rows whose sums are kept while strips are processed.
 const STRIP_ROWS: usize = 240;
 /// Rows of the largest tile.
 const TILE_ROWS: usize = 6;
 
-/// Unpacked weights of up to two groups, paired as [`Simd::pair_steps`] says, and sums of the rows that are multiplied
-/// with them.
+/// Unpacked weights of up to two groups, paired by [`Simd::pair_steps`], and sums of the rows that are multiplied by
+/// them.
 #[repr(C, align(64))]
 pub(super) struct StripData {
     pub(super) quants: [[[u8; 64]; STRIP_INPUTS / 4]; STRIP_GROUPS],
-    /// Of blocks; of halves without `d`.
+    /// Scales of blocks; of halves without `d`.
     pub(super) scales: [[[f32; LANES]; STRIP_INPUTS / 16]; STRIP_GROUPS],
     pub(super) minimums: [[[f32; LANES]; STRIP_INPUTS / 16]; STRIP_GROUPS],
     pub(super) halves: [Halves; STRIP_GROUPS],
     sums: [[[f32; LANES]; STRIP_GROUPS]; STRIP_ROWS + TILE_ROWS],
 }
 
-/// What only formats with a scale for each half of a block have.
+/// Data of formats with a scale for each half of a block.
 pub(super) struct Halves {
     /// `d` of the block.
     pub(super) d: [[f32; LANES]; STRIP_INPUTS / BLOCK],
@@ -113,7 +113,8 @@ pub fn many<S: Simd, F: Format>(s: S, job: &Job<'_>, strip: &mut Strip) {
     }
 }
 
-/// `G` groups from `group` on, over the inputs of some bricks, for `rows`. Sums of the bricks before lie where they go.
+/// Computes `G` groups from `group` on, over the inputs of some bricks, for `rows`. Sums of earlier bricks are in the
+/// destination.
 #[inline(always)]
 fn pass<S: Simd, F: Format, const G: usize>(
     s: S,
@@ -143,7 +144,7 @@ fn pass<S: Simd, F: Format, const G: usize>(
             }
         }
         let blocks = first_brick * layout.blocks()..(first_brick + bricks) * layout.blocks();
-        // While the tiles compute, what comes after this strip is fetched, a few lines with every block.
+        // While the tiles are computed, the data after this strip is prefetched, a few lines with every block.
         let next = std::array::from_fn(|g| match first_brick + bricks == panel.end {
             false => job.group(group + g).wrapping_add((first_brick + bricks) * layout.bytes()),
             true => {
@@ -183,7 +184,7 @@ fn pass<S: Simd, F: Format, const G: usize>(
     }
 }
 
-/// Whether the registers hold the sums of four rows beside a block's weights and scales.
+/// Returns true if the registers hold the sums of four rows beside a block's weights and scales.
 const fn fits_four<S: Simd, F: Format>() -> bool {
     S::REGISTERS >= 32 || (S::REGISTERS >= 8 && F::LAYOUT.sub_block == BLOCK)
 }

@@ -17,7 +17,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// In `-1..1`.
+    /// Returns a number in `-1..1`.
     fn unit(&mut self) -> f32 {
         (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
@@ -54,11 +54,11 @@ fn random_matrix(format: WeightFormat, rows: usize, cols: usize) -> Matrix {
     Matrix { name: "random".into(), format, parts: 1, rows, cols, bytes: bytes.into() }
 }
 
-/// Activations of `count` rows with outliers, as models have them, and what surrounds them in memory.
+/// Activations of `count` rows with outliers, as in models, and the memory around them.
 struct Input {
     x: Vec<f32>,
     cols: usize,
-    /// One more row than needed: noise that nobody may read.
+    /// One more row than needed: noise that must not be read.
     blocks: Vec<QuantBlock>,
     values: Vec<f32>,
     values_stride: usize,
@@ -91,7 +91,7 @@ impl Input {
         }
     }
 
-    /// Row `row` as the kernels see it.
+    /// Returns row `row` with the kernels' precision.
     fn exact(&self, row: usize, kind: RowKind) -> Vec<f64> {
         match kind {
             RowKind::Quantized => self.blocks[row * row_blocks(self.cols)..][..self.cols.div_ceil(32)]
@@ -159,9 +159,9 @@ fn check_format(format: WeightFormat) {
     }
 }
 
-/// The products are exact but for single-precision rounding: a few roundings for every 32 inputs (for every input
-/// where weights are floats), each at most 2^-24 of a partial sum, which is at most the sum of all magnitudes. With
-/// minimums, magnitudes are those of scale * quant and of the minimum, which may be a few times their difference.
+/// Results are exact except for single-precision rounding: a few roundings per 32 inputs (per input for float weights),
+/// each at most 2^-24 of a partial sum, which is at most the sum of all magnitudes. With minimums, magnitudes are those
+/// of scale * quant and of the minimum, which may be a few times their difference.
 fn check_reference(
     source: &Matrix,
     matrix: &PackedMatrix,

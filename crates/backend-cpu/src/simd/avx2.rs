@@ -29,10 +29,10 @@ impl Avx2 {
     }
 }
 
-/// A multiplication and an addition of what it gives to `acc`.
+/// A multiplication, and an addition of the result to `acc`.
 ///
-/// In assembly, so that the sums are made in the order in which they are written: compilers reassociate them, and then
-/// keep the weights of many steps on the stack rather than the sums of many rows in registers.
+/// In assembly, to fix the order of the sums: compilers reassociate them, and then keep the weights of many steps on
+/// the stack instead of the sums of many rows in registers.
 macro_rules! in_order {
     ($(#[$doc:meta])* $name:ident: $multiply:literal, $add:literal) => {
         $(#[$doc])*
@@ -63,7 +63,7 @@ in_order! {
     wide_in_order: "vpmaddwd", "vpaddd"
 }
 
-/// The sums of pairs of `w`, unsigned, times `a`, in 16 bits. As [`pairs_in_order`], which goes on from it.
+/// Sums of pairs of `w`, unsigned, times `a`, in 16 bits, to which [`pairs_in_order`] adds.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn first_in_order(w: __m256i, a: __m256i) -> __m256i {
@@ -79,7 +79,7 @@ fn first_in_order(w: __m256i, a: __m256i) -> __m256i {
     out
 }
 
-/// `acc` plus the sums of fours of `w`, signed, times `a`, in 32 bits. As [`pairs_in_order`].
+/// `acc` plus the sums of fours of `w`, signed, times `a`, in 32 bits. Like [`pairs_in_order`].
 #[inline]
 #[target_feature(enable = "avx2")]
 fn signed_in_order(mut acc: __m256i, w: __m256i, a: __m256i, one: __m256i) -> __m256i {
@@ -107,7 +107,7 @@ macro_rules! v {
     };
 }
 
-/// One intrinsic on both halves.
+/// Applies one intrinsic to both halves.
 macro_rules! both {
     ($f:ident($($a:expr),*)) => { v!([$f($($a[0]),*), $f($($a[1]),*)]) };
 }
@@ -207,8 +207,8 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn mul_pow2(self, v: Self::F32, n: Self::F32) -> Self::F32 {
-        // In two halves, so that neither factor leaves the range of normal numbers; only the second can round.
-        // A loop, because a closure is a function of its own, without vector features.
+        // In two halves, so that neither factor leaves the range of normal numbers; only the second can round. A loop,
+        // because a closure is a separate function without vector features.
         v!({
             let mut out = v;
             for (out, n) in out.iter_mut().zip(n) {
@@ -361,7 +361,7 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn bits_u8(self, v: Self::U8, shift: i32, mask: u8) -> Self::U8 {
-        // There is no shift of bytes; the mask drops what comes from a 16-bit unit's other byte.
+        // There is no shift of bytes; the mask removes the bits from the other byte of a 16-bit unit.
         v!(v.map(|v| {
             let count = _mm_cvtsi32_si128(shift.abs());
             let v = if shift >= 0 { _mm256_srl_epi16(v, count) } else { _mm256_sll_epi16(v, count) };
@@ -449,8 +449,8 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn dot4_offset(self, acc: Self::I32, w: Self::U8, a: &[i8; 4]) -> Self::I32 {
-        // byte - 128 in [-128, 127], taken apart into its magnitude, at most 128, and its sign, moved over to the
-        // activation: pairs of products still fit 16 bits (2 * 128 * 127 < 32768).
+        // byte - 128 in [-128, 127], split into its magnitude, at most 128, and its sign, which is moved to the
+        // activation: sums of pairs still fit into 16 bits (2 * 128 * 127 < 32768).
         v!({
             let a = _mm256_set1_epi32(i32::from_le_bytes(a.map(|x| x as u8)));
             let one = _mm256_set1_epi16(1);

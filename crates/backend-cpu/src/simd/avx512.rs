@@ -214,7 +214,7 @@ impl Simd for Avx512 {
     }
     #[inline(always)]
     fn bits_u8(self, v: __m512i, shift: i32, mask: u8) -> __m512i {
-        // There is no shift of bytes; the mask drops what comes from a 16-bit unit's other byte.
+        // There is no shift of bytes; the mask removes the bits from the other byte of a 16-bit unit.
         v!({
             let count = _mm_cvtsi32_si128(shift.abs());
             let v = if shift >= 0 { _mm512_srl_epi16(v, count) } else { _mm512_sll_epi16(v, count) };

@@ -7,8 +7,8 @@ use super::Simd;
 /// Cody-Waite reduction to `|r| <= ln 2 / 2`, then the minimax polynomial of the Cephes library (`expf`).
 #[inline(always)]
 pub fn exp<S: Simd>(s: S, x: S::F32) -> S::F32 {
-    // Past these ends the result is 0 or infinity anyway, and the power of two stays in range.
-    // The limits come first so that what is not a number stays so.
+    // Beyond these limits the result is 0 or infinity, and within them the power of two is in range. The limits are the
+    // first operands so that NaN is preserved.
     let x = s.min(s.splat(89.5), s.max(s.splat(-104.5), x));
     let n = s.round(s.mul(x, s.splat(std::f32::consts::LOG2_E)));
     let r = s.fma(n, s.splat(-0.693_359_4), x);

@@ -7,7 +7,8 @@
 //! All instruction sets compute the same bits: lanes do the same operations in the same order, [`Simd::fma`]
 //! rounds once everywhere, reductions follow one fixed tree, and integer results are exact.
 
-/// For machines whose sums of pairs cost no less than sums of fours: what [`Simd`] says of narrow sums, with those of 32 bits.
+/// Implements the narrow sums of [`Simd`] with 32-bit sums, for machines on which sums of pairs are not cheaper than
+/// sums of fours.
 macro_rules! nothing_narrow {
     () => {
         type Narrow = Self::I32;
@@ -59,11 +60,10 @@ pub use scalar::Scalar;
 /// Lanes of a vector.
 pub const LANES: usize = 16;
 
-/// An instruction set. A value of an implementing type is the proof that this machine has it: the methods are
-/// safe because the tokens can only be made where the features were detected.
+/// An instruction set. A value of an implementing type proves that the machine supports it: the methods are safe
+/// because such values are created only after detection.
 ///
-/// Every method must be inlined into a function with the right target features to be fast, see
-/// `simd_kernels!`.
+/// Methods must be inlined into a function with the right target features to be fast, see `simd_kernels!`.
 #[allow(clippy::wrong_self_convention)] // `from_f16(self, x)` loads x: self only proves the instructions
 pub trait Simd: Copy + Send + Sync + 'static {
     /// 16 single-precision floats.
@@ -75,11 +75,11 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Sums of [`Simd::dot4`] on the way: 32 sums of pairs in 16 bits, or [`Simd::I32`].
     type Narrow: Copy;
 
-    /// Whether [`Simd::dot4_narrow`] costs less than [`Simd::dot4`].
+    /// True if [`Simd::dot4_narrow`] is cheaper than [`Simd::dot4`].
     const NARROW: bool;
-    /// How many vectors of 16 lanes the registers hold: kernels choose their tiles by it.
+    /// Number of vectors of 16 lanes in registers, which determines the tiles of kernels.
     const REGISTERS: usize;
-    /// Whether [`Simd::dot8`] is faster than as many [`Simd::dot4`].
+    /// True if [`Simd::dot8`] is faster than two [`Simd::dot4`].
     const PAIRS: bool = false;
 
     /// All lanes `x`.
@@ -148,7 +148,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn to_i32(self, a: Self::F32) -> Self::I32;
     /// To single precision, to nearest even.
     fn to_f32(self, a: Self::I32) -> Self::F32;
-    /// The same bits, read as floats.
+    /// Reinterprets the bits as floats.
     fn bits_to_f32(self, a: Self::I32) -> Self::F32;
 
     /// All bytes `x`.
@@ -167,34 +167,33 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// For each lane: `acc + w[0]*a[0] + w[1]*a[1] + w[2]*a[2] + w[3]*a[3]`, where `w` are the lane's four bytes,
     /// unsigned and **at most 127**, and `a` four signed bytes from `-127` on.
     fn dot4(self, acc: Self::I32, w: Self::U8, a: &[i8; 4]) -> Self::I32;
-    /// As [`Simd::dot4`] with nothing to add to.
+    /// Like [`Simd::dot4`] without an accumulator.
     fn first_narrow(self, w: Self::U8, a: &[i8; 4]) -> Self::Narrow;
-    /// As [`Simd::dot4`]. The products of a pair, and of all pairs added to it since [`Simd::first_narrow`], have sums
-    /// that fit 16 bits.
+    /// Like [`Simd::dot4`]. The sums of the products of a pair, and of all pairs added to it since
+    /// [`Simd::first_narrow`], must fit into 16 bits.
     fn dot4_narrow(self, acc: Self::Narrow, w: Self::U8, a: &[i8; 4]) -> Self::Narrow;
     /// `acc` and the sums of each lane's pairs.
     fn add_narrow(self, acc: Self::I32, pairs: Self::Narrow) -> Self::I32;
-    /// As [`Simd::add_narrow`], each lane's pairs times that lane's number, which is in `times` twice. Only with
-    /// [`Simd::NARROW`].
+    /// Like [`Simd::add_narrow`], with each lane's pairs multiplied by that lane's number, which `times` has twice.
+    /// Only with [`Simd::NARROW`].
     fn add_narrow_times(self, acc: Self::I32, pairs: Self::Narrow, times: &[[i16; 2]; LANES]) -> Self::I32;
     /// For each lane: `w[0]*a[0] + w[1]*a[1]`, where `w` are the lane's two numbers. Only with [`Simd::NARROW`].
     fn dot2(self, a: &[i16; 2], w: &[[i16; 2]; LANES]) -> Self::I32;
     /// For each lane: `acc + v[0]*a[0] + v[1]*a[1] + v[2]*a[2] + v[3]*a[3]`, where `v` are the lane's four bytes, signed,
     /// any, and `a` four bytes that are not negative.
     fn dot4_i8(self, acc: Self::I32, v: Self::U8, a: &[i8; 4]) -> Self::I32;
-    /// What [`Simd::dot4_offset`] starts from, given minus the sum of all `a` that it will see.
+    /// Returns the initial value for [`Simd::dot4_offset`], given minus the sum of all `a`.
     fn dot4_offset_start(self, negative_sum: i32) -> Self::I32;
-    /// As [`Simd::dot4`] for bytes that stand for `byte - 128`, any bytes, started by
-    /// [`Simd::dot4_offset_start`].
+    /// Like [`Simd::dot4`] for bytes that represent `byte - 128`, starting from [`Simd::dot4_offset_start`].
     fn dot4_offset(self, acc: Self::I32, w: Self::U8, a: &[i8; 4]) -> Self::I32;
 
-    /// Two steps of weights as [`Simd::dot8`] wants them: a machine that multiplies small matrices of bytes wants eight
+    /// Arranges two steps of weights for [`Simd::dot8`]: machines that multiply small matrices of bytes need eight
     /// inputs of a lane together.
     #[inline(always)]
     fn pair_steps(self, steps: [Self::U8; 2]) -> [Self::U8; 2] {
         steps
     }
-    /// Sums of two rows as [`Simd::dot8`] wants them.
+    /// Arranges the sums of two rows for [`Simd::dot8`].
     #[inline(always)]
     fn pair_rows(self, rows: [Self::I32; 2]) -> [Self::I32; 2] {
         rows
@@ -212,8 +211,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
         dot8_by_dot4(self, acc, w, a, offset)
     }
 
-    /// Asks for the cache line at `at`, which need not be a valid address. It comes as far as the second-level cache: from memory
-    /// more lines can be on their way to there than to the first level, where what is in use would have to make room for them.
+    /// Prefetches the cache line at `at`, which need not be a valid address, into the second-level cache. More lines
+    /// can be in flight to it than to the first level, where they would evict lines in use.
     fn prefetch(self, at: *const u8);
 
     /// All lanes zero.

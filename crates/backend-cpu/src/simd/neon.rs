@@ -6,7 +6,7 @@ use half::{bf16, f16};
 
 use super::{LANES, Simd, dot8_by_dot4};
 
-/// NEON; `PRODUCTS` says how it multiplies bytes.
+/// NEON; `PRODUCTS` selects the multiplication of bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Neon<const PRODUCTS: u8>(());
 
@@ -51,15 +51,15 @@ macro_rules! v {
     };
 }
 
-/// One intrinsic on all four registers.
+/// Applies one intrinsic to all four registers.
 macro_rules! each {
     ($f:ident($($a:expr),*)) => {
         v!([$f($($a[0]),*), $f($($a[1]),*), $f($($a[2]),*), $f($($a[3]),*)])
     };
 }
 
-/// One instruction on three registers, the first of which it adds to. The intrinsics for these (`vdotq_s32`,
-/// `vusdotq_s32`, `vusmmlaq_s32`) are not stable yet.
+/// Applies one instruction to three registers, the first of which is the accumulator. The intrinsics for these
+/// (`vdotq_s32`, `vusdotq_s32`, `vusmmlaq_s32`) are not stable yet.
 macro_rules! accumulate {
     ($extension:literal, $instruction:literal, $acc:ident, $w:ident, $a:ident) => {{
         let mut acc = $acc;
@@ -169,7 +169,7 @@ impl<const PRODUCTS: u8> Simd for Neon<PRODUCTS> {
     }
     #[inline(always)]
     fn max(self, a: Self::F32, b: Self::F32) -> Self::F32 {
-        // Not vmaxq: that one keeps a NaN on either side.
+        // Not vmaxq, which preserves a NaN on either side.
         self.select_lt(b, a, a, b)
     }
     #[inline(always)]
@@ -341,7 +341,7 @@ impl<const PRODUCTS: u8> Simd for Neon<PRODUCTS> {
     }
     #[inline(always)]
     fn dot4_i8(self, acc: Self::I32, v: Self::U8, a: &[i8; 4]) -> Self::I32 {
-        // The unsigned factor comes first.
+        // The unsigned factor is the first operand.
         let a = v!(vreinterpretq_u8_s8(self.splat_quad(a)));
         std::array::from_fn(|i| self.dot4_register(acc[i], a, v!(vreinterpretq_s8_u8(v[i]))))
     }

@@ -1,4 +1,4 @@
-//! Arrays of 16: works everywhere, and defines what the others must compute.
+//! Arrays of 16: the portable implementation, and the definition of the others.
 
 use half::{bf16, f16};
 

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::isa::{Isa, simd_kernels};
 
-/// What goes through every operation.
+/// Inputs of all operations.
 #[derive(Clone, Debug)]
 struct Input {
     a: [f32; 16],
