@@ -195,8 +195,8 @@ fn is_of(record: &ModelRecord, short: &Short) -> bool {
     repo.eq_ignore_ascii_case(&short.model.repository) && same_file
 }
 
-/// Returns true for a word that could be a model's name: letters, digits and `. _ - : / @`, or a path. Texts such as
-/// "What is 3/4 of 8?" and "Compare and/or with either/or" are prompts.
+/// Returns true for a word that could be a model's name: letters, digits and `. _ - : / @`, or a path. Prompts such as
+/// "Compare and/or with either/or" and "Is 3/4 of 8 six?" have spaces or other characters.
 pub fn is_name(word: &str) -> bool {
     let fine = |c: char| c.is_ascii_alphanumeric() || "._-:/@\\~".contains(c);
     let plain = word.chars().all(fine) && word.chars().any(|c| c.is_ascii_alphanumeric());

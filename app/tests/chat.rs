@@ -1,4 +1,4 @@
-//! The chat, as a person has it: on a terminal.
+//! The chat on a terminal.
 #![cfg(unix)]
 
 mod common;
@@ -14,7 +14,7 @@ use std::{
 
 use common::paguro;
 
-/// Longer than anything takes, also on a busy machine.
+/// Timeout, also for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The binary on a pseudo-terminal.
@@ -56,7 +56,7 @@ impl Terminal {
         self.keyboard.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// What comes up to and with `text`; what was seen before does not count again.
+    /// Waits for `text` in the new output, and returns the output up to its end.
     fn wait_for(&mut self, text: &str) -> String {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -97,7 +97,7 @@ fn a_chat_remembers_and_forgets() {
     let answer = chat.wait_for("answer ");
     assert!(answer.contains("Tom"), "{answer}");
 
-    // The last answer is taken back, given again, saved, and loaded by somebody who has forgotten all.
+    // The last answer is removed, generated again, saved, and loaded into an empty conversation.
     chat.say("/retry");
     chat.wait_for("Tom");
     chat.wait_for("answer ");
@@ -155,7 +155,7 @@ fn a_chat_remembers_and_forgets() {
     assert!(history.contains("What is my name?"), "{history}");
 }
 
-/// A short name that is not here is offered; whoever says no learns the command.
+/// A missing short name is offered for download; a refusal prints the command.
 #[test]
 fn a_download_is_offered_on_a_terminal() {
     let home = tempfile::tempdir().unwrap();
@@ -178,8 +178,8 @@ fn ctrl_c_stops_the_answer_and_not_the_program() {
     let interrupt = Command::new("kill").args(["-INT", &chat.child.id().to_string()]).status().unwrap();
     assert!(interrupt.success());
     chat.wait_for("stopped");
-    // At the prompt, it clears what is typed, as often as one likes; on an empty line it says how to leave, and a key
-    // makes it harmless again.
+    // At the prompt, Ctrl-C clears the line, any number of times; on an empty line it prints how to leave, and any key
+    // resets that.
     chat.wait_for("> ");
     for text in ["half a", "line"] {
         chat.type_keys(text);

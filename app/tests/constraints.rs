@@ -1,5 +1,5 @@
-//! Answers that follow a grammar, on the real engine, the real CPU backend and the embedded model: they fit their
-//! schema whatever the seed, and nobody else in the batch notices.
+//! Answers with a grammar on the engine, the CPU backend and the embedded model: they fit their schema for any seed,
+//! and other sequences of the batch are not affected.
 
 use std::{path::Path, sync::LazyLock};
 
@@ -78,8 +78,8 @@ fn schemas() -> Vec<Value> {
     ]
 }
 
-/// Half of the crowd follows a schema, with several branches, penalties and too few pages; the other half follows
-/// nothing and must get the bits of a solo run. So must the first half.
+/// Half of the requests have a schema, with several branches, penalties and too few pages; the other half have none.
+/// All must equal the bits of a solo run.
 #[test]
 fn answers_fit_their_schemas_and_neighbours_notice_nothing() {
     let schemas = schemas();
@@ -100,7 +100,7 @@ fn answers_fit_their_schemas_and_neighbours_notice_nothing() {
     let run = |options, together: bool| {
         let engine = engine(options);
         let handle = engine.handle();
-        // Made beforehand, so that those that run together begin together.
+        // Prepared in advance, so that they start together.
         let prepared: Vec<_> = requests
             .iter()
             .map(|(request, schema)| {

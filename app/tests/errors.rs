@@ -1,4 +1,4 @@
-//! What goes wrong is one clear line and a hint, with the right exit code: 1 failed, 2 wrong command line.
+//! Errors are one clear line and a hint, with the correct exit code: 1 for failures, 2 for a wrong command line.
 
 mod common;
 
@@ -236,7 +236,7 @@ fn flags_that_cannot_be() {
         For more information, try '--help'.
         exit 2"#]],
     );
-    // What it can run depends on the machine.
+    // The supported instruction sets depend on the machine.
     let isa = run(&["run", "--isa", "mmx", "Hello there"]);
     assert_eq!(isa.code, Some(2));
     assert!(
@@ -284,7 +284,7 @@ fn variables_that_cannot_be_are_named() {
         let error = format!("error: the environment variable {name} is \"{value}\": {rule}\n");
         assert!(ran.err.starts_with(&error) && ran.code == Some(2), "{}", ran.err);
     }
-    // The flag goes before the variable.
+    // The flag takes precedence over the variable.
     let mut command = paguro(&["run", "-n", "1", "--threads", "x", "Hello there"]);
     let ran: common::Ran = command.env("PAGURO_THREADS", "0").output().unwrap().into();
     assert!(ran.err.starts_with("error: invalid value 'x' for '--threads"), "{}", ran.err);

@@ -153,14 +153,14 @@ fn gpt_oss_tells_its_stories_from_a_folder() {
     check(&cpu(), &folder, "gptoss-hf/reference.json", 0.02, 0.01);
 }
 
-/// Experts in four bits say other things; what they say is near.
+/// Experts in four bits give slightly different answers.
 #[test]
 fn gpt_oss_tells_its_stories_in_mxfp4() {
     let Some(file) = shared(GPT_OSS) else { return };
     check(&cpu(), &file, "gptoss-hf/reference.json", 3.0, 0.1);
 }
 
-/// A folder with experts in MXFP4 says what the GGUF file says that has the same weights, to the bit.
+/// A folder with experts in MXFP4 gives the same bits as the GGUF file with the same weights.
 #[test]
 fn gpt_oss_in_mxfp4_is_the_same_from_a_folder() {
     let Some((file, folder)) = shared(GPT_OSS).zip(folders::gpt_oss_mxfp4()) else { return };
@@ -239,7 +239,7 @@ fn dsv3_tells_its_stories_from_a_folder() {
     check(&cpu(), &folder, "dsv3-hf/reference.json", 0.02, 0.02);
 }
 
-/// The same on this machine's first GPU, which may be a processor that plays one.
+/// The models on this machine's first GPU, which may be a software driver.
 #[cfg(any(feature = "gpu", target_os = "macos"))]
 mod gpu {
     use super::{common::gpu, *};

@@ -150,8 +150,8 @@ fn eval_scores_the_second_half_of_each_window() {
     assert_eq!(strided["scored_tokens"].as_u64(), strided["windows"].as_u64().map(|n| n * 64));
 }
 
-/// What llama.cpp's `llama-perplexity -c 512 --chunks 16` says about the held-out text, and how near ours must be:
-/// F16 is the same arithmetic up to rounding, the others quantize activations in ways of their own.
+/// Results of llama.cpp's `llama-perplexity -c 512 --chunks 16` for the held-out text, with our tolerance: F16 differs
+/// in rounding only, the others quantize activations differently.
 const LLAMA_CPP: [(&str, f64, f64); 3] = [
     ("tales-f16.gguf", 1.4385, 0.001),
     ("tales-Q8_0.gguf", 1.4388, 0.005),

@@ -215,7 +215,7 @@ fn through_the_engine(backend: &dyn Backend, choose: impl Fn(Vec<Run>) -> Vec<Ru
     }
 }
 
-/// The same on this machine's first GPU, which may be a processor that plays one.
+/// The models on this machine's first GPU, which may be a software driver.
 #[cfg(any(feature = "gpu", target_os = "macos"))]
 mod gpu {
     use super::*;

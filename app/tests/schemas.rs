@@ -1,5 +1,5 @@
-//! Random JSON schemas with random seeds, on the real engine and the embedded model: every finished answer validates.
-//! `PAGURO_SCHEMAS` says how many (60), `PAGURO_SCHEMAS_SEED` which (1).
+//! Random JSON schemas with random seeds, on the engine and the embedded model: every finished answer validates.
+//! `PAGURO_SCHEMAS` sets their number (60), `PAGURO_SCHEMAS_SEED` the seed (1).
 
 use std::{env, path::Path};
 

@@ -43,7 +43,6 @@ impl Prefixes {
     ///
     /// # Errors
     /// The engine refuses or fails.
-    /// What the engine refuses or reports.
     pub fn compute(handle: &Handle, case: &Case, random: &mut Random) -> Outcome<Self> {
         handle.clear_prefix_cache();
         let prefixes: Vec<_> = (0..case.batch).map(|_| random.tokens(case.depth)).collect();

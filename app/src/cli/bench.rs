@@ -32,7 +32,7 @@ pub struct BenchArgs {
     #[arg(long, value_enum, ignore_case = true, value_name = "NAME")]
     pub shape: Option<ShapeName>,
 
-    /// What the weights of --shape are stored as
+    /// Format of the weights of --shape
     #[arg(
         long,
         value_enum,
@@ -51,11 +51,11 @@ pub struct BenchArgs {
     #[arg(short = 'n', long, value_name = "TOKENS,...", value_delimiter = ',', default_value = "64", value_parser = choices::whole)]
     pub decode: Vec<usize>,
 
-    /// Tokens that are already there
+    /// Tokens of each sequence before the measured ones
     #[arg(short, long, value_name = "TOKENS,...", value_delimiter = ',', default_value = "0", value_parser = choices::whole)]
     pub depth: Vec<usize>,
 
-    /// Sequences at the same time
+    /// Number of concurrent sequences
     #[arg(short, long, value_name = "N,...", value_delimiter = ',', default_value = "1", value_parser = choices::positive)]
     pub batch: Vec<usize>,
 
@@ -71,7 +71,7 @@ pub struct BenchArgs {
     #[arg(short, long, env = "PAGURO_THREADS", value_name = "N,...", value_delimiter = ',', value_parser = choices::positive)]
     pub threads: Vec<usize>,
 
-    /// What the KV cache stores
+    /// Encoding of the KV cache
     #[arg(
         long,
         value_enum,
@@ -83,7 +83,7 @@ pub struct BenchArgs {
     )]
     pub kv_dtype: Vec<KvDtype>,
 
-    /// `paged` walks the pages; `gather` copies them together first, the slow way
+    /// `paged` reads pages through the block table; `gather` copies them together first, which is slow
     #[arg(
         long,
         value_enum,
@@ -95,7 +95,7 @@ pub struct BenchArgs {
     )]
     pub attention: Vec<Attention>,
 
-    /// Whether pages lie in order or at random in memory
+    /// Order of pages in memory: in sequence or random
     #[arg(
         long,
         value_enum,
@@ -110,7 +110,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "TOKENS", value_parser = choices::positive)]
     pub page_size: Option<usize>,
 
-    /// Show which kernels ran, how often, and their share of the time
+    /// Show the kernels that ran, with launches and their share of the time
     #[arg(long)]
     pub kernels: bool,
 

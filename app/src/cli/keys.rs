@@ -41,9 +41,9 @@ pub struct KeysArgs {
 pub enum KeysCommand {
     /// Make a key and print it
     Add {
-        /// What it is for
+        /// Description of the key
         name: String,
-        /// What it may be used for: inference (asking models), models (changing which there are), admin (metrics)
+        /// Scopes of the key: inference (generate answers), models (change the library), admin (metrics)
         #[arg(
             long = "scope",
             value_enum,

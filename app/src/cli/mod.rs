@@ -49,7 +49,7 @@ Examples:
   paguro serve                                   serve at http://127.0.0.1:11434
   paguro COMMAND --help                          everything about one command")]
 pub struct Cli {
-    /// What to do.
+    /// The command
     #[command(subcommand)]
     pub command: Command,
 
@@ -57,7 +57,7 @@ pub struct Cli {
     #[arg(short, long, global = true)]
     pub quiet: bool,
 
-    /// More to read: speeds after each answer of a chat, and all that a server does
+    /// More output: speeds after each answer of a chat, and everything that a server does
     #[arg(short, long, global = true, conflicts_with = "quiet")]
     pub verbose: bool,
 
@@ -92,16 +92,16 @@ pub enum Command {
     Bench(BenchArgs),
     /// Measure perplexity on a text
     Eval(EvalArgs),
-    /// Show how a model cuts text into tokens
+    /// Show how a model splits text into tokens
     Tokenize(TokenizeArgs),
-    /// Show what is in a model file and what it needs to run
+    /// Show the content of a model file and the memory that it needs
     Inspect(InspectArgs),
     /// Download a model from Hugging Face into the library
     #[command(alias = "download", alias = "get", alias = "install")]
     Pull(PullArgs),
     /// Find models to pull: well-known ones, and those on Hugging Face
     Search(SearchArgs),
-    /// Take a model file or folder of this machine into the library
+    /// Import a model file or folder of this machine into the library
     Import(ImportArgs),
     /// List the models in the library
     #[command(visible_alias = "ls")]
@@ -118,7 +118,7 @@ pub enum Command {
     Preset(PresetArgs),
     /// Delete leftovers: unfinished downloads and files that no model uses
     Prune(PruneArgs),
-    /// Check the files of the library, and get damaged ones again
+    /// Check the files of the library, and download damaged ones again
     Verify(VerifyArgs),
     /// Restore a lost or damaged catalogue of the library
     Rebuild(RebuildArgs),
@@ -133,7 +133,7 @@ pub enum Command {
     },
     /// Print the manual page, in roff
     Man,
-    /// Print the version, its commit, and what this machine runs models on
+    /// Print the version, its commit, and the devices of this machine
     Version,
 }
 
@@ -141,11 +141,12 @@ pub enum Command {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Running")]
 pub struct RunOnArgs {
-    /// Where to run: auto, cpu, gpu or gpu:N
+    /// Device: auto, cpu, gpu or gpu:N
     #[arg(long, default_value = "auto", env = "PAGURO_DEVICE", value_name = "NAME")]
     pub device: Device,
 
-    /// How a GPU adds up: `fast` with its matrix units, or `exact` in one order, whatever else runs [default: fast; the CPU is exact]
+    /// Sums on a GPU: `fast` with its matrix units, or `exact` in one order for any batch [default: fast; the CPU is
+    /// exact]
     #[arg(long, value_enum, env = "PAGURO_NUMERICS", hide_possible_values = true, value_name = "exact|fast")]
     pub numerics: Option<Numerics>,
 
@@ -171,7 +172,8 @@ pub struct ThreadsArg {
 #[derive(Args, Clone, Copy, Debug)]
 #[command(next_help_heading = "Running")]
 pub struct AttentionArg {
-    /// `paged` walks the pages; `gather` copies them together first, the slow way, to check and compare
+    /// `paged` reads pages through the block table; `gather` copies them together first, which is slow, to check and
+    /// compare
     #[arg(
         long,
         value_enum,
@@ -187,7 +189,7 @@ pub struct AttentionArg {
 #[derive(Args, Clone, Copy, Debug)]
 #[command(next_help_heading = "Running")]
 pub struct KvDtypeArg {
-    /// What the KV cache stores: `f16`, or `q8` in about half the memory
+    /// Encoding of the KV cache: `f16`, or `q8` in about half the memory
     #[arg(
         long,
         value_enum,
@@ -203,7 +205,8 @@ pub struct KvDtypeArg {
 #[derive(Args, Clone, Copy, Debug)]
 #[command(next_help_heading = "Running")]
 pub struct BatchTokensArg {
-    /// Tokens of a step: prompts are computed so many at a time, and each sequence that answers takes one [default: 512]
+    /// Tokens of a step: prompts are computed in chunks of at most N, and each sequence that answers uses one [default:
+    /// 512]
     #[arg(long, env = "PAGURO_BATCH_TOKENS", value_name = "N", value_parser = choices::positive)]
     pub batch_tokens: Option<usize>,
 }
@@ -296,11 +299,11 @@ pub struct TokenizeArgs {
     #[arg(long, conflicts_with = "json")]
     pub ids: bool,
 
-    /// Recognise special tokens in the text (otherwise they are text like any other)
+    /// Recognise special tokens in the text (otherwise they are ordinary text)
     #[arg(long)]
     pub special: bool,
 
-    /// Add what the model puts around every text (BOS, EOS)
+    /// Add the model's initial and final tokens (BOS, EOS)
     #[arg(long)]
     pub around: bool,
 
@@ -322,7 +325,7 @@ pub struct InspectArgs {
     #[command(flatten)]
     pub model: ModelArg,
 
-    /// Context whose memory is worked out [default: what the model was trained for]
+    /// Context for which the memory is computed [default: the model's trained context]
     #[arg(short, long, value_name = "TOKENS", value_parser = choices::positive)]
     pub ctx: Option<usize>,
 

@@ -47,7 +47,7 @@ pub struct RunArgs {
     #[arg(short, long, value_name = "MODEL")]
     pub model: Option<String>,
 
-    /// The model that answers prompts for which none is named [default: tales, inside this binary]
+    /// Model for prompts without a named model [default: tales, inside this binary]
     #[arg(long, hide = true, env = "PAGURO_MODEL", value_name = "MODEL")]
     pub default_model: Option<String>,
 
@@ -63,7 +63,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
 
-    /// Continue the prompt as it stands, without the model's chat template
+    /// Continue the prompt without the model's chat template
     #[arg(long, conflicts_with = "system")]
     pub raw: bool,
 
@@ -79,7 +79,7 @@ pub struct RunArgs {
     #[arg(long, visible_alias = "answers", value_name = "N", default_value_t = 1, value_parser = choices::answers)]
     pub branches: usize,
 
-    /// With --json: report log-probabilities, and those of the K best tokens at each place
+    /// With --json: report log-probabilities, and those of the K most probable tokens at each position
     #[arg(long, value_name = "K", requires = "json")]
     pub logprobs: Option<usize>,
 

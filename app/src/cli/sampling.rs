@@ -32,11 +32,11 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "N", value_parser = choices::not_negative, allow_negative_numbers = true)]
     pub top_n_sigma: Option<f32>,
 
-    /// With probability P, drop all tokens that reach --xtc-threshold but the least likely of them; 0 is off
+    /// With probability P, drop all tokens that reach --xtc-threshold except the least probable of them; 0 is off
     #[arg(long, value_name = "P", value_parser = choices::share, allow_negative_numbers = true)]
     pub xtc_probability: Option<f32>,
 
-    /// Probability from which on --xtc-probability drops tokens [default: 0.1]
+    /// Minimum probability of tokens that --xtc-probability drops [default: 0.1]
     #[arg(long, value_name = "P", value_parser = choices::share, allow_negative_numbers = true)]
     pub xtc_threshold: Option<f32>,
 
@@ -56,20 +56,20 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub dry_penalty_last_n: Option<Limit<u32>>,
 
-    /// Text that ends a repetition, in place of the defaults, which are a line break, `:`, `"` and `*` (repeatable); \n is a
-    /// line break, `none` is no text
+    /// Text that ends a repetition, instead of the defaults, which are a line break, `:`, `"` and `*` (repeatable); \n
+    /// is a line break, `none` is no text
     #[arg(long, value_name = "TEXT", value_parser = choices::breaker)]
     pub dry_sequence_breaker: Vec<String>,
 
-    /// Divide the logits of tokens that were already there; 1 is off
+    /// Divide the logits of repeated tokens; 1 is off
     #[arg(long, value_name = "R", value_parser = choices::above_zero, allow_negative_numbers = true)]
     pub repeat_penalty: Option<f32>,
 
-    /// Subtract this from a token's logit for each time that the token was generated
+    /// Subtract this from a token's logit for each occurrence in the answer
     #[arg(long, value_name = "F", value_parser = choices::finite, allow_negative_numbers = true)]
     pub frequency_penalty: Option<f32>,
 
-    /// Subtract this from the logits of tokens that were generated
+    /// Subtract this from the logits of tokens that occur in the answer
     #[arg(long, value_name = "F", value_parser = choices::finite, allow_negative_numbers = true)]
     pub presence_penalty: Option<f32>,
 
@@ -81,11 +81,11 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "ID=V", value_parser = choices::bias, allow_hyphen_values = true)]
     pub logit_bias: Vec<(u32, f32)>,
 
-    /// The same seed gives the same answer; -1 is a random one [default: random, and reported]
+    /// Seed of the random numbers; -1 is a random one [default: random, and reported]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub seed: Option<Limit<u64>>,
 
-    /// End the answer after this many tokens; -1 is no limit [default: when the model ends it, or the context is full]
+    /// Maximum tokens of the answer; -1 is no limit [default: until the model ends it, or the context is full]
     #[arg(short = 'n', long, value_name = "N", value_parser = choices::tokens, allow_negative_numbers = true)]
     pub max_tokens: Option<Limit<usize>>,
 
@@ -93,7 +93,7 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub stop: Vec<String>,
 
-    /// Go on when the model says that it is done; give --max-tokens, or the context fills up
+    /// Continue after the model's end of the answer; set --max-tokens, or the context fills up
     #[arg(long)]
     pub ignore_eos: bool,
 }
@@ -145,7 +145,7 @@ impl SamplingArgs {
     }
 }
 
-/// What the answer must be: at most one of these.
+/// Format of the answer: at most one of these.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Grammar")]
 #[group(multiple = false)]

@@ -116,11 +116,11 @@ pub struct ServeOptions {
     #[arg(long, env = "PAGURO_PORT", value_name = "PORT", help_heading = "Listening", value_parser = choices::port)]
     pub port: Option<u16>,
 
-    /// Listen at a Unix socket, too
+    /// Also listen at a Unix socket
     #[arg(long, env = "PAGURO_SOCKET", value_name = "FILE", help_heading = "Listening")]
     pub socket: Option<PathBuf>,
 
-    /// A name besides localhost that the server may be asked under while it listens for this machine only; repeatable
+    /// A host name besides localhost that requests may use while the server listens for this machine only; repeatable
     #[arg(
         long = "allow-host",
         env = "PAGURO_ALLOW_HOST",
@@ -186,7 +186,7 @@ pub struct ServeOptions {
     #[arg(skip)]
     pub mcp: Vec<McpOptions>,
 
-    /// Most bytes of a request's body [default: 32MiB]
+    /// Maximum bytes of a request's body [default: 32MiB]
     #[arg(long, env = "PAGURO_MAX_BODY", value_name = "BYTES", help_heading = "Listening")]
     pub max_body: Option<Bytes>,
 
@@ -194,35 +194,35 @@ pub struct ServeOptions {
     #[arg(long, env = "PAGURO_BODY_MEMORY", value_name = "BYTES", help_heading = "Listening")]
     pub body_memory: Option<Bytes>,
 
-    /// Least bytes of a body in a second, after the first ten seconds; 0 for no limit [default: 1KiB]
+    /// Minimum bytes of a body per second, after the first ten seconds; 0 for no limit [default: 1KiB]
     #[arg(long, env = "PAGURO_MIN_BODY_RATE", value_name = "BYTES", help_heading = "Listening")]
     pub min_body_rate: Option<Bytes>,
 
-    /// Most open connections; at more, the one that has been idle for longest is closed [default: 4096]
+    /// Maximum open connections; beyond it, the one with the longest idle time is closed [default: 4096]
     #[arg(long, env = "PAGURO_MAX_CONNECTIONS", value_name = "N", help_heading = "Listening", value_parser = choices::positive)]
     pub max_connections: Option<usize>,
 
-    /// Most open connections of one client that is not on this machine [default: a quarter of --max-connections]
+    /// Maximum open connections of one remote client [default: a quarter of --max-connections]
     #[arg(long, env = "PAGURO_MAX_CONNECTIONS_PER_CLIENT", value_name = "N", help_heading = "Listening", value_parser = choices::positive)]
     pub max_connections_per_client: Option<usize>,
 
-    /// How long a request's head or body may take to arrive [default: 60s]
+    /// Maximum time for a request's head or body to arrive [default: 60s]
     #[arg(long, env = "PAGURO_READ_TIMEOUT", value_name = "TIME", help_heading = "Listening")]
     pub read_timeout: Option<Time>,
 
-    /// How long a client may take to read more of its answer [default: 30s]
+    /// Maximum time for which a client may not read its answer [default: 30s]
     #[arg(long, env = "PAGURO_WRITE_TIMEOUT", value_name = "TIME", help_heading = "Listening")]
     pub write_timeout: Option<Time>,
 
-    /// How long an answer may take, loading its model included [default: no limit]
+    /// Maximum time of an answer, including loading of the model [default: no limit]
     #[arg(long, env = "PAGURO_REQUEST_TIMEOUT", value_name = "TIME", help_heading = "Listening")]
     pub request_timeout: Option<Time>,
 
-    /// How long running requests may go on after the server was asked to stop [default: 10s]
+    /// Time that running requests may take after the server was stopped [default: 10s]
     #[arg(long, env = "PAGURO_SHUTDOWN_TIMEOUT", value_name = "TIME", help_heading = "Listening")]
     pub shutdown_timeout: Option<Time>,
 
-    /// Leave out the page for people at `/`
+    /// Do not serve the page at `/`
     #[arg(
         long,
         env = "PAGURO_NO_UI",
@@ -248,11 +248,11 @@ pub struct ServeOptions {
     )]
     pub open: Option<bool>,
 
-    /// Memory that loaded models take together: weights, K and V, buffers [default: 80 % of what is free at the start]
+    /// Memory of all loaded models together: weights, K and V, buffers [default: 80 % of the free memory at the start]
     #[arg(long, env = "PAGURO_MEMORY", value_name = "BYTES", help_heading = "Models")]
     pub memory: Option<Bytes>,
 
-    /// How long an unused model stays loaded [default: 5m]
+    /// Time that an unused model stays loaded [default: 5m]
     #[arg(long, env = "PAGURO_KEEP_ALIVE", value_name = "TIME", help_heading = "Models")]
     pub keep_alive: Option<KeepAlive>,
 
@@ -265,7 +265,7 @@ pub struct ServeOptions {
     #[arg(long, env = "PAGURO_KV_MEMORY", value_name = "BYTES", help_heading = "Models")]
     pub kv_memory: Option<Bytes>,
 
-    /// What the KV cache stores: f16, or q8 in about half the memory [default: f16]
+    /// Encoding of the KV cache: f16, or q8 in about half the memory [default: f16]
     #[arg(
         long,
         value_enum,
@@ -281,11 +281,12 @@ pub struct ServeOptions {
     #[arg(long, env = "PAGURO_KV_DISK", value_name = "BYTES|off", help_heading = "Models")]
     pub kv_disk: Option<DiskSize>,
 
-    /// Folder of these [default: `kv` in the folder of the library]
+    /// Folder of the disk cache [default: `kv` in the folder of the library]
     #[arg(long, env = "PAGURO_KV_DISK_DIR", value_name = "DIR", help_heading = "Models")]
     pub kv_disk_dir: Option<PathBuf>,
 
-    /// Which requests share computed prefixes: those of one key, or all; without keys there is no difference [default: keys]
+    /// Requests that share computed prefixes: those of one key, or all; without keys there is no difference [default:
+    /// keys]
     #[arg(
         long,
         value_enum,
@@ -296,23 +297,24 @@ pub struct ServeOptions {
     )]
     pub share_prefixes: Option<SharePrefixes>,
 
-    /// Sequences that run at the same time, for each model [default: 64]
+    /// Maximum concurrent sequences of each model [default: 64]
     #[arg(long, env = "PAGURO_PARALLEL", value_name = "N", help_heading = "Models", value_parser = choices::positive)]
     pub parallel: Option<usize>,
 
-    /// Tokens of a step: prompts are computed so many at a time, and each sequence that answers takes one [default: 512]
+    /// Tokens of a step: prompts are computed in chunks of at most N, and each sequence that answers uses one [default:
+    /// 512]
     #[arg(long, env = "PAGURO_BATCH_TOKENS", value_name = "N", help_heading = "Models", value_parser = choices::positive)]
     pub batch_tokens: Option<usize>,
 
-    /// How long a step may take that computes a part of a prompt beside running answers [default: 100ms]
+    /// Maximum time of a step that computes a part of a prompt beside running answers [default: 100ms]
     #[arg(long, env = "PAGURO_STEP_TIME", value_name = "TIME", help_heading = "Models")]
     pub step_time: Option<Time>,
 
-    /// Requests that wait to run, for each model; more are refused (429) [default: 1024]
+    /// Maximum waiting requests of each model; more are refused (429) [default: 1024]
     #[arg(long, env = "PAGURO_MAX_QUEUE", value_name = "N", help_heading = "Models", value_parser = choices::positive)]
     pub max_queue: Option<usize>,
 
-    /// Prompt tokens that wait to run, for each model; a request with more is refused (429) unless nothing else waits
+    /// Maximum waiting prompt tokens of each model; a request beyond it is refused (429) unless no other waits
     /// [default: no limit]
     #[arg(long, env = "PAGURO_MAX_QUEUE_TOKENS", value_name = "N", help_heading = "Models", value_parser = choices::positive)]
     pub max_queue_tokens: Option<usize>,
@@ -321,11 +323,11 @@ pub struct ServeOptions {
     #[arg(short, long, env = "PAGURO_THREADS", value_name = "N", help_heading = "Running", value_parser = choices::positive)]
     pub threads: Option<usize>,
 
-    /// Where to run: auto, cpu, gpu or gpu:N
+    /// Device: auto, cpu, gpu or gpu:N
     #[arg(long, env = "PAGURO_DEVICE", value_name = "NAME", help_heading = "Running")]
     pub device: Option<Device>,
 
-    /// How a GPU adds up: fast with its matrix units, or exact in one order, whatever else runs [default: fast; the CPU is exact]
+    /// Sums on a GPU: fast with its matrix units, or exact in one order for any batch [default: fast; the CPU is exact]
     #[arg(
         long,
         value_enum,
@@ -336,7 +338,7 @@ pub struct ServeOptions {
     )]
     pub numerics: Option<Numerics>,
 
-    /// What to log, as `info` or `info,paguro_server=debug` [default: info]
+    /// Log filter, such as `info` or `info,paguro_server=debug` [default: info]
     #[arg(long, env = "PAGURO_LOG", value_name = "FILTER", help_heading = "Logging")]
     pub log: Option<String>,
 
@@ -344,7 +346,7 @@ pub struct ServeOptions {
     #[arg(long, env = "PAGURO_OTLP_ENDPOINT", value_name = "URL", help_heading = "Logging")]
     pub otlp_endpoint: Option<String>,
 
-    /// Lines for people or for programs: text or json [default: text]
+    /// Format of the log: text or json [default: text]
     #[arg(
         long,
         value_enum,

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Backend, CHUNKS, ROUNDING, Want, distance, half_pages, run, weights};
 
-/// Runs all folders on these backends; those that are not exact round as the CPU's does.
+/// Runs all folders on these backends; those that are not exact round like the CPU's.
 pub fn compare(backends: &[(&dyn Backend, bool)]) {
     const CONTEXT: usize = 256;
 

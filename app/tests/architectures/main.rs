@@ -1,7 +1,7 @@
-//! Whether every architecture and weight format gives the logits that llama.cpp gives.
+//! Comparison of every architecture and weight format with llama.cpp's logits.
 //!
-//! `make.py` made the models, tiny ones with random weights, and had llama.cpp compute their logits; what it recorded
-//! lies in `cases/`. Prompts are longer than the sliding windows, and run here in chunks over scattered pages.
+//! `make.py` created tiny models with random weights and recorded llama.cpp's logits in `cases/`. Prompts are longer
+//! than the sliding windows, and run here in chunks over scattered pages.
 
 #[cfg(any(feature = "gpu", target_os = "macos"))]
 #[path = "../common/mod.rs"]
@@ -23,23 +23,24 @@ const BLOCK_SIZE: usize = 16;
 /// Rows of each step; neither multiples of a page nor of each other.
 const CHUNKS: [usize; 7] = [37, 1, 20, 38, 1, 150, 300];
 
-// How far off the logits may be, as a part of their spread. The models amplify errors: their attention looks sharply.
+// Tolerances of logits, relative to their standard deviation. The models amplify errors, because their attention is
+// sharp.
 
-/// The reference computes in f32 and f64, llama.cpp in f32: what is left is rounding, most of it of the angles of
-/// far positions.
+/// The reference computes in f32 and f64, llama.cpp in f32: the difference is rounding, most of it of the angles of
+/// large positions.
 const ROUNDING: f32 = 2e-5;
-/// llama.cpp takes GELU from a table in f16.
+/// llama.cpp reads GELU from a table in f16.
 const GELU_TABLE: f32 = 1e-3;
-/// Backends keep K and V in f16. The reference, with K and V rounded the same way and nothing else, is off by as much as the CPU
-/// backend: by 4e-4 to 7e-4 in most cases, 1.1e-3 in `olmoe` and 1.7e-3 in `qwen3moe`, whose sharp routers weigh four of sixteen
-/// experts and so amplify what attention loses.
+/// Backends store K and V in f16. The reference, with K and V rounded in the same way, has the same error as the CPU
+/// backend: 4e-4 to 7e-4 in most cases, 1.1e-3 in `olmoe` and 1.7e-3 in `qwen3moe`, whose sharp routers weight four of
+/// sixteen experts and so amplify the error of attention.
 const HALF_PAGES: f32 = 2e-3;
-/// The same in models whose sharp routers weigh experts by a softmax that is not divided by the sum of the chosen, or by a
-/// scale for each expert: they amplify what attention loses still more.
+/// Tolerance for models whose sharp routers weight experts by a softmax without renormalization, or by a scale for each
+/// expert, which amplifies the error of attention further.
 const HALF_PAGES_AMPLIFIED: f32 = 6e-3;
 const AMPLIFIED: [&str; 3] = ["deepseek2-v2", "deepseek_v2", "gemma4-moe"];
-/// What quantizing activations costs llama.cpp may cost us as well, and a little more: both round differently, so
-/// neither error contains the other, but they are of one size.
+/// Our error of quantized activations may be slightly larger than llama.cpp's: both round differently, so neither error
+/// contains the other, but they have one magnitude.
 const PEER_ERRORS: f32 = 1.25;
 
 #[test]
@@ -56,7 +57,7 @@ fn logits_equal_those_of_transformers() {
     hf::compare(&[(&reference, false), (&cpu, true)]);
 }
 
-/// A model, and what llama.cpp made of it.
+/// A model, and llama.cpp's results.
 #[derive(Clone)]
 struct Case {
     name: String,
@@ -66,7 +67,7 @@ struct Case {
     positions: Vec<usize>,
     /// `[positions, vocab]`
     logits: Vec<f32>,
-    /// How far llama.cpp itself is off, where it quantizes activations.
+    /// Error of llama.cpp itself, if it quantizes activations.
     peer_error: f32,
 }
 
@@ -100,7 +101,7 @@ fn cases() -> Vec<Case> {
     all["cases"].as_array().expect("cases").iter().map(case).collect()
 }
 
-/// Runs these cases on these backends; those that are not exact round as the CPU's does.
+/// Runs these cases on these backends; those that are not exact round like the CPU's.
 fn compare(cases: Vec<Case>, backends: &[(&dyn Backend, bool)]) {
     let mut failures = Vec::new();
     for Case { name, file, context, vocab, positions, logits, peer_error } in cases {
@@ -135,8 +136,8 @@ fn load(name: &str, file: Vec<u8>, context: usize) -> Model {
     Model::from_static(name, file.leak(), &options).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// Runs `tokens` in these chunks and returns the logits or embeddings of the rows at `positions`, one after the other; `None` if a GPU
-/// refuses the model, see [`gpus_may_refuse`].
+/// Runs `tokens` in these chunks and returns the logits or embeddings of the rows at `positions`, one after the other;
+/// `None` if a GPU refuses the model, see [`gpus_may_refuse`].
 fn run(
     backend: &dyn Backend,
     model: Model,
@@ -238,7 +239,7 @@ fn distance(actual: &[f32], expected: &[f32]) -> f32 {
     (error / spread).sqrt() as f32
 }
 
-/// The same on this machine's first GPU, which may be a processor that plays one.
+/// The cases on this machine's first GPU, which may be a software driver.
 #[cfg(any(feature = "gpu", target_os = "macos"))]
 mod gpu {
     use super::{
@@ -260,7 +261,7 @@ mod gpu {
         }
     }
 
-    /// What attention has added up to in the residual stream, over 200 steps of one token each.
+    /// Accumulated effect of attention in the residual stream, over 200 steps of one token each.
     #[test]
     fn two_hundred_steps_on_a_gpu_are_those_of_the_cpu() {
         // Weights are floats: with activations of eight bits, roundings that go the other way would hide the rest.

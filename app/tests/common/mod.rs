@@ -1,4 +1,4 @@
-//! The built binary, as a person would run it.
+//! Runs of the built binary.
 #![allow(dead_code)] // each test file uses its part
 
 use std::{
@@ -11,7 +11,7 @@ use std::{
 /// A prompt whose answer is a story.
 pub const STORY: &str = "Tell me a story about a shy fox who lost a key";
 
-/// The binary, away from what the environment of the test might want of it.
+/// The binary, without the environment of the test.
 pub fn paguro(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_paguro"));
     for (name, _) in env::vars_os() {
@@ -27,7 +27,7 @@ pub fn paguro(args: &[&str]) -> Command {
     command
 }
 
-/// What came of a run.
+/// Result of a run.
 #[derive(Debug)]
 pub struct Ran {
     pub code: Option<i32>,
@@ -78,7 +78,7 @@ pub fn greedy(args: &[&str]) -> serde_json::Value {
     run(&[&["run", "--json", "--temperature", "0"], args].concat()).json()
 }
 
-/// This machine's first GPU, which may be a processor that plays one; `None`, said aloud, where there is none.
+/// This machine's first GPU, which may be a software driver; prints a note and returns `None` without one.
 #[cfg(any(feature = "gpu", target_os = "macos"))]
 pub fn gpu() -> Option<paguro_backend_wgpu::Gpu> {
     use paguro_backend_wgpu::{Gpu, GpuOptions};
@@ -87,7 +87,7 @@ pub fn gpu() -> Option<paguro_backend_wgpu::Gpu> {
     gpu.inspect_err(|error| println!("skipped: models on a GPU: {error}")).ok()
 }
 
-/// Which variants of a slow case run on this machine's first GPU: all on a real one, a sample on software that plays one.
+/// Variants of a slow case on this machine's first GPU: all on a real one, a sample on a software driver.
 #[cfg(any(feature = "gpu", target_os = "macos"))]
 pub fn draw() -> paguro_backend_conformance::Draw {
     use paguro_backend_conformance::Draw;
@@ -96,7 +96,7 @@ pub fn draw() -> paguro_backend_conformance::Draw {
     if is_software { Draw::from_env() } else { Draw::All }
 }
 
-/// A file of the shared data beside the checkout; `None`, said aloud, where it is absent.
+/// A file of the shared data beside the checkout; prints a note and returns `None` if it is absent.
 pub fn shared(path: &str) -> Option<PathBuf> {
     let folder = env::var_os("PAGURO_SHARED")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared"), PathBuf::from);

@@ -1,6 +1,6 @@
-//! Processes that are killed at any moment, a hundred times each: the library, the keys and a restart must be sound after
-//! every one of them. It takes minutes, so it runs only when it is asked for:
-//! `cargo test -p paguro --test library -- --ignored --nocapture`.
+//! Processes that are killed at random times, a hundred times each: the library, the keys and a restart must be sound
+//! after each kill. It takes minutes, so it runs only on request: `cargo test -p paguro --test library -- --ignored
+//! --nocapture`.
 
 use std::{
     collections::BTreeSet,
@@ -27,8 +27,8 @@ impl Fixture {
         fs::write(self.folder.path().join(name), bytes).unwrap();
     }
 
-    /// Kills a command at random moments of its time until so many were killed before they were done. `prepare` comes
-    /// before each, `sound` after.
+    /// Kills a command at random times until enough runs were killed before their end. `prepare` runs before each,
+    /// `sound` after.
     fn kill_often(&self, args: &[&str], prepare: impl Fn(), sound: impl Fn(bool)) {
         prepare();
         let started = Instant::now();

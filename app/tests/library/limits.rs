@@ -68,7 +68,7 @@ fn a_really_full_disk_is_said_too() {
     assert_eq!(ran.out, "1\n");
 }
 
-/// Runs a script in a name space of its own, in which anybody may mount; `None`, said aloud, where that is not possible.
+/// Runs a script in a mount namespace of its own; prints a note and returns `None` where that is not possible.
 fn mounted(f: &Fixture, script: &str) -> Option<Ran> {
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "--mount", "bash", "-c", script]);
@@ -195,7 +195,7 @@ fn a_read_only_library_can_be_used_and_not_changed() {
     "#]].assert_eq(&text);
 }
 
-/// A server that runs, where it listens, and what it has logged when it ends.
+/// A running server, its address, and its log after its end.
 struct Server {
     child: Child,
     address: String,

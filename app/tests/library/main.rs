@@ -44,7 +44,7 @@ impl Fixture {
     }
 }
 
-/// The smallest file that is a GGUF model to look at: an architecture, and a tensor of so many weights.
+/// Returns the smallest valid GGUF model: an architecture, and a tensor of `weights` weights.
 fn model(seed: u32, weights: u32) -> Vec<u8> {
     let mut file = b"GGUF".to_vec();
     let text = |file: &mut Vec<u8>, text: &str| {
@@ -312,7 +312,7 @@ fn the_token_that_other_programs_have_stored_is_used() {
     fs::create_dir_all(&cache).unwrap();
     fs::write(cache.join("token"), "hf_stored\n").unwrap();
     pull(&[]).ok();
-    // What is nearer is stronger, right or wrong.
+    // A token that is set more specifically takes precedence, even if it is wrong.
     assert_eq!(pull(&[("HF_TOKEN", Path::new("hf_wrong"))]).code, Some(1));
     assert_eq!(pull(&[("HF_HOME", f.folder.path())]).code, Some(1));
     pull(&[("HF_HOME", &cache)]).ok();
@@ -330,8 +330,8 @@ impl Random {
     }
 }
 
-/// Runs a command again and again, and kills it at random moments of its time, of which `prepare` is no part, until so
-/// many were killed before they were done. Whatever was going on, the library opens, and what it lists is there and whole.
+/// Runs a command repeatedly, and kills it at random times after `prepare`, until enough runs were killed before their
+/// end. After each, the library opens, and its listed models are complete.
 fn kill(f: &Fixture, args: &[&str], wanted: usize, prepare: impl Fn()) {
     prepare();
     let started = Instant::now();
@@ -356,7 +356,7 @@ fn kill(f: &Fixture, args: &[&str], wanted: usize, prepare: impl Fn()) {
     }
 }
 
-/// Nothing is left but what the models need, and everything works.
+/// Checks that only files of models are left, and that everything works.
 fn settle(f: &Fixture) {
     let registry = Registry::open(&f.root()).unwrap();
     registry.prune(false).unwrap();

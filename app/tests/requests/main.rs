@@ -1,7 +1,7 @@
-//! Random requests of all APIs to a server in this process, made of the types in its own document. No request may panic, take
-//! more than five seconds, answer with an undocumented status, or with an error in another shape than its API's.
+//! Random requests of all APIs to a server in this process, generated from its own OpenAPI document. No request may
+//! panic, take more than five seconds, return an undocumented status, or an error in another format than its API's.
 //!
-//! `PAGURO_FUZZ_SECONDS` says for how long (5), `PAGURO_FUZZ_SEED` with which seed (printed); `PAGURO_FUZZ_CASE` runs one case
+//! `PAGURO_FUZZ_SECONDS` sets the duration (5), `PAGURO_FUZZ_SEED` the seed (printed); `PAGURO_FUZZ_CASE` runs one case
 //! of a seed alone.
 
 mod generator;
@@ -159,7 +159,7 @@ struct Operation {
 
 fn operations(document: &Value) -> Vec<Operation> {
     let mut operations = Vec::new();
-    // The page's own paths are left out: one of them makes keys, and one streams for as long as somebody reads it.
+    // Without the page's own paths: one of them creates keys, and one streams for ever.
     let paths = document["paths"].as_object().unwrap().iter();
     for (path, methods) in paths.filter(|(path, _)| !path.starts_with("/ui/")) {
         for (method, operation) in methods.as_object().unwrap() {

@@ -1,5 +1,5 @@
-//! Coding agents over several turns. `agents/` has the requests of real programs, as they send them to a model that gives
-//! the same answers, with long texts in short form.
+//! Coding agents over several turns. `agents/` has recorded requests of real programs to a model with the same answers,
+//! with long texts shortened.
 
 use std::{fs, path::Path};
 

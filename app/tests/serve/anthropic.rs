@@ -258,7 +258,7 @@ fn what_cannot_be_honoured_is_refused_in_anthropics_shape() {
     expect!["`anthropic-version` is 2023-06-01 or 2026-10-21, not `2030-01-01`"]
         .assert_eq(version.json()["error"]["message"].as_str().unwrap());
     assert_eq!((version.status, server.get(PATH).status), (400, 405));
-    // What has no effect, or asks for what is the case anyway.
+    // Fields without effect, or with the default value.
     let fine = json!({
         "metadata": {"user_id": "u"}, "service_tier": "auto", "speed": "standard", "thinking": {"type": "disabled"},
         "tool_choice": {"type": "auto", "disable_parallel_tool_use": true}, "cache_control": {"type": "ephemeral"},

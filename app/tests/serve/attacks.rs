@@ -1,4 +1,4 @@
-//! Hostile clients: each is refused by name or cut off soon, and the server goes on for everybody else.
+//! Hostile clients: each is refused by name or disconnected soon, and the server continues for all others.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},

@@ -63,7 +63,7 @@ fn an_echoed_prompt_has_its_log_probabilities() {
     let tokens = tokenize(&story);
     assert_eq!(tokens.len(), prompt.len() + 12, "the story is read as it was written");
 
-    // What the model said before, it says again of its own words when it reads them.
+    // The model assigns the same log-probabilities to its own answer as a prompt.
     let read = complete(json!({"prompt": story, "echo": true, "logprobs": 2, "max_tokens": 0}));
     let reading = choice(&read, 0);
     assert_eq!((&reading["text"], &reading["finish_reason"]), (&json!(story), &json!("length")));

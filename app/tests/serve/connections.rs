@@ -93,7 +93,7 @@ fn ten_thousand_connections_come_and_go() {
         drop(open);
     }
     server.post("/v1/chat/completions", &ask(json!({}))).ok();
-    // What was freed is given back a moment after the last of them have gone.
+    // Freed memory is released shortly after the last connections have closed.
     let resident = || server.metric("process_resident_memory_bytes").unwrap_or_default();
     let Some(before) = before else { return };
     while resident() > before + 8e6 {

@@ -25,7 +25,7 @@ fn length(vector: &[f64]) -> f64 {
     vector.iter().map(|value| value * value).sum::<f64>().sqrt()
 }
 
-/// What the naive reference makes of a text.
+/// Returns the naive reference's embedding of a text.
 fn reference(model: &Model, engine: &Engine, text: &str) -> Vec<f64> {
     let request = Request {
         embedding: Some(Pooling::Last),

@@ -150,7 +150,7 @@ fn a_name_that_could_be_two_models_is_refused() {
     let error = server.post("/v1/chat/completions", &ask(json!({"model": "story"}))).error();
     assert!(error.starts_with("400 invalid_request_error/invalid_value model: `story` could be"), "{error}");
     server.post("/v1/chat/completions", &ask(json!({"model": "a/story"}))).ok();
-    // What the library says of a model holds for every API.
+    // Defaults of a model in the library apply to every API.
     let create =
         json!({"model": "short", "from": "a/story", "parameters": {"num_predict": 3, "temperature": 0}});
     assert_eq!(server.post("/api/create", &create).status, 200);

@@ -1,4 +1,4 @@
-//! The server as its clients see it: a process, and bytes on a socket.
+//! The server from a client's view: a process, and bytes on a socket.
 
 use std::{
     env,
@@ -26,7 +26,7 @@ pub struct Answer {
     pub body: String,
 }
 
-/// The binary, away from what the environment of the test might want of it.
+/// The binary, without the environment of the test.
 pub fn paguro(home: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_paguro"));
     for (name, _) in env::vars_os() {
@@ -85,7 +85,7 @@ impl Server {
         let mut stream = self.connect();
         stream.write_all(&self.head(method, path, headers, body)).unwrap();
         let mut reader = BufReader::new(stream);
-        // What HEAD answers says how long the body would be, and has none.
+        // The answer to HEAD has the length of the body, but no body.
         if method == "HEAD" { Answer::read_head(&mut reader) } else { Answer::read(&mut reader) }
     }
 

@@ -1,4 +1,4 @@
-//! Which models there are, what they take, and what becomes of them when their files change.
+//! Lists of models, their memory, and changes of their files.
 
 use std::{
     fs::{self, OpenOptions},

@@ -242,7 +242,7 @@ fn what_cannot_be_honoured_is_refused_in_ollamas_shape() {
         json!({}),
         expect!["404 there is nothing at /api/nothing; /openapi.json lists what there is"],
     );
-    // What has no effect, or asks for what is the case anyway.
+    // Fields without effect, or with the default value.
     let options = json!({
         "num_predict": 2, "num_keep": 4, "mirostat": 0, "tfs_z": 1.0, "typical_p": 1, "use_mmap": true, "numa": false,
         "repeat_last_n": -1, "penalize_newline": true, "num_ctx": 128,

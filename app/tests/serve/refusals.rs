@@ -1,4 +1,5 @@
-//! What a strict server refuses, and how: every field is honoured or named. (`tolerance.rs` has what others ignore.)
+//! Refusals of a strict server: every field is honoured or named. (`tolerance.rs` has the fields that other servers
+//! ignore.)
 
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
@@ -192,7 +193,7 @@ fn every_field_is_honoured_or_refused_by_name() {
             "400 invalid_request_error/context_length_exceeded -: This model's maximum context length is 256 tokens. However, your prompt has 410 tokens, and an answer needs room, too. Shorten the prompt, or start the server with a larger --ctx."
         ],
     );
-    // What has no effect, or asks for what is the case anyway.
+    // Fields without effect, or with the default value.
     let fine = json!({
         "user": "u", "metadata": {"a": "b"}, "store": false, "service_tier": "auto", "modalities": ["text"],
         "verbosity": "medium", "safety_identifier": "s", "prompt_cache_key": "k", "logprobs": false,

@@ -40,14 +40,14 @@ fn responses_are_kept_and_gone_on_from() {
     let said_again = server.post("/v1/responses", &body(json!({"input": items, "store": false}))).ok();
     assert_eq!(text(&second), text(&said_again));
     assert_eq!(second["usage"]["input_tokens"], said_again["usage"]["input_tokens"]);
-    // What was not to be stored is not there.
+    // Responses with `store: false` are not stored.
     assert_eq!(server.get(&format!("/v1/responses/{}", said_again["id"].as_str().unwrap())).status, 404);
 
     let deleted = server.request("DELETE", &path, &[], "");
     assert_eq!(deleted.ok()["deleted"], true);
     assert_eq!(server.get(&path).status, 404);
     assert_eq!(server.request("DELETE", &path, &[], "").status, 404);
-    // What has gone on from it lives on.
+    // Later responses remain after their predecessor is deleted.
     server.post("/v1/responses", &body(json!({"previous_response_id": second["id"], "input": "And?"}))).ok();
 }
 

@@ -1,4 +1,4 @@
-//! Answers that must fit a schema, and calls that must come: enforced, on every API that can ask for them.
+//! Answers with schemas and required calls, enforced on every API that supports them.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use super::{
     http::{Answer, Server},
 };
 
-/// What a small model can fill in without losing itself.
+/// A schema that a small model can follow.
 fn hero() -> Value {
     json!({
         "type": "object",
@@ -162,7 +162,7 @@ fn chat_completions_call_what_they_must() {
     });
     let answer = chat(&server, nudged).ok();
     assert_eq!(calls(&answer["choices"][0]), ["weather"]);
-    // Who begins with anything else may say what it wants.
+    // An answer that does not begin with a call is free text.
     let plain = json!({"tools": [weather(true)], "max_tokens": 8, "logit_bias": {token(&server, "["): -100}});
     let answer = chat(&server, plain).ok();
     assert_eq!(answer["choices"][0]["finish_reason"], "length");

@@ -52,7 +52,7 @@ fn spans_of_requests_are_sent() {
     let mut server = Server::start(&["--otlp-endpoint", &endpoint]);
     server.post("/v1/chat/completions", &ask(json!({}))).ok();
     assert_eq!(server.get("/v1/models/nothing").status, 404);
-    // What is not sent yet is sent at the end.
+    // Pending spans are sent at the end.
     assert!(Command::new("kill").arg(server.pid().to_string()).status().unwrap().success());
     assert!(server.wait().success());
     let mut bytes = Vec::new();

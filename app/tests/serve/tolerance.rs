@@ -1,5 +1,5 @@
-//! What a request may have that this server does not know, and what happens to it. The cases are data: `tolerated/` has
-//! fields by kind, `recorded/` has requests as real clients send them.
+//! Unknown fields of requests and their treatment. The cases are data: `tolerated/` has fields by kind, `recorded/` has
+//! requests of real clients.
 
 use std::{fs, path::Path};
 

@@ -1,4 +1,4 @@
-//! What this backend refuses to load, and how it says so; and what it says about the machine.
+//! Refusals of this backend at load with their messages, and its description of the machine.
 
 use paguro_backend::{AttentionMode, Backend, KvDtype, Limits, LoadError, Mixer, WeightFormat};
 use paguro_backend_conformance::{ModelShape, RandomModel, Rng, random_matrix};
@@ -16,7 +16,7 @@ const LIMITS: Limits = Limits {
     attention: AttentionMode::Paged,
 };
 
-/// The error, as a person reads it.
+/// Returns the error's message.
 fn refusal(model: RandomModel, limits: Limits) -> String {
     let cpu = Cpu::new(CpuOptions { threads: Some(2), ..CpuOptions::default() });
     match cpu.load(&model.program, model.weights, limits) {

@@ -1,6 +1,6 @@
-//! Kernels alone, on a GPU: decode attention over pages in order, scattered and gathered, of halves and of eight bits, attention of
-//! prompts, products with weights of several formats, and sampling, beside what reading of the memory reaches, in order and in
-//! scattered pieces. Prints a JSON object for each.
+//! Benchmarks of single kernels on a GPU: decode attention over pages in order, scattered and gathered, in half
+//! precision and in eight bits; attention of prompts; matmuls with weights of several formats; and sampling; beside the
+//! read bandwidth of the memory, in order and in scattered pieces. Prints a JSON object for each.
 //!
 //! ```text
 //! cargo run --release -p paguro-backend-wgpu --example kernels -- [read|attend|attend_q8|prefill|products|layer|sample]...
@@ -22,15 +22,17 @@ use paguro_backend_wgpu::{Gpu, GpuOptions};
 const PAGE: usize = 32;
 /// Steps before it counts: buffers are cleared.
 const WARM_UP: usize = 3;
-/// Reads of the probe before that, for about a second: idle clocks are slow ones, and take a while to speed up.
+/// Reads of the probe before the measurement, for about a second, until clocks have reached their full speed.
 const WARM_UP_READS: usize = 200;
 /// Steps that count.
 const STEPS: usize = 12;
 /// Layers, as a model has dozens one after the other: timing a pass adds some 10 µs to all of them.
 const LAYERS: usize = 16;
-/// Of weights, at most, if there are more than four layers. What a step reads is more than a cache keeps for the next one.
+/// Maximum bytes of weights, if there are more than four layers. A step reads more than a cache can keep for the next
+/// one.
 const WEIGHTS_BYTES: usize = 4 << 30;
-/// Of pages, at most, if there is more than one layer. What a step reads is more than a cache keeps for the next one, also of one sequence at 1024: 64 MiB.
+/// Maximum bytes of pages, if there is more than one layer. A step reads more than a cache can keep for the next one,
+/// also for one sequence at 1024: 64 MiB.
 const PAGES_BYTES: usize = 16 << 30;
 
 fn main() -> ExitCode {
@@ -45,7 +47,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// As the program takes them from the environment.
+/// Returns the options from the environment.
 fn options() -> GpuOptions {
     GpuOptions {
         cooperative: !env::var("PAGURO_NUMERICS").is_ok_and(|numerics| numerics == "exact"),
@@ -271,8 +273,8 @@ impl Layers {
         Self { format, hidden, count, model: shape.build(1) }
     }
 
-    /// A step of one token for each of some sequences: its products, or all of its kernels and how long a layer takes with all
-    /// that is between them.
+    /// Measures a step of one token for each of some sequences: its matmuls, or all of its kernels and the time of a
+    /// layer including gaps.
     fn measure(&self, gpu: &Gpu, rows: usize, depth: usize, only_products: bool) -> Result<(), String> {
         let Self { format, hidden, count, model } = self;
         let blocks = depth.div_ceil(PAGE);
@@ -337,7 +339,7 @@ fn load(
     gpu.load(&model.program, model.weights.clone(), limits).map_err(|error| error.to_string())
 }
 
-/// How long a step of one token for each sequence takes with a tiny model that has many logits to draw from.
+/// Measures a step of one token per sequence with a tiny model that has many logits.
 fn sampling(gpu: &Gpu, batch: usize, name: &str, params: &SamplingParams) -> Result<(), String> {
     let vocab = 128_256;
     let model =
@@ -378,7 +380,7 @@ fn decode(
     steps(gpu, runner, &sequences, table, &[])
 }
 
-/// Runs steps with these sequences. Says what their kernels took, and how long the fastest of them.
+/// Runs steps with these sequences. Prints the times of their kernels, and that of the fastest step.
 fn steps(
     gpu: &Gpu,
     runner: &mut dyn Runner,

@@ -1,5 +1,5 @@
-//! What a driver makes of each kernel: registers, workgroup memory, size of its code, as far as it says so
-//! (`VK_KHR_pipeline_executable_properties`). Nothing runs, so it takes as long as compiling: seconds, or half a
+//! Statistics of a driver's compiled kernels: registers, workgroup memory and code size, as far as it reports them
+//! (`VK_KHR_pipeline_executable_properties`). No kernel runs, so it takes as long as compiling: seconds, or half a
 //! minute with cooperative matrices. Prints a JSON object for each kernel.
 //!
 //! ```text
@@ -83,7 +83,7 @@ fn constant(source: &str, name: &str) -> Option<String> {
     Some(format!("{name} {}", line.trim_end_matches("u;")))
 }
 
-/// A kernel as wgpu would hand it to the driver, and the numbers of its bindings.
+/// Returns a kernel in the form that wgpu passes to the driver, and the numbers of its bindings.
 fn spirv(source: &str) -> Result<(Vec<u32>, Vec<u32>), String> {
     let module = naga::front::wgsl::parse_str(source).map_err(|error| error.emit_to_string(source))?;
     let info = Validator::new(ValidationFlags::all(), Capabilities::all())
@@ -111,7 +111,7 @@ fn spirv(source: &str) -> Result<(Vec<u32>, Vec<u32>), String> {
     Ok((code, bindings.map(|binding| binding.binding).collect()))
 }
 
-/// A device of our own, as wgpu's does not ask for statistics. It lives as long as the process.
+/// A separate device, because wgpu's does not request statistics. It lives as long as the process.
 struct Compiler {
     device: ash::Device,
     properties: khr::pipeline_executable_properties::Device,
@@ -167,7 +167,7 @@ impl Compiler {
         }
     }
 
-    /// What the driver says of a kernel.
+    /// Returns the driver's statistics of a kernel.
     fn statistics(&self, source: &str) -> Result<Vec<(String, u64)>, Box<dyn std::error::Error>> {
         let (code, numbers) = spirv(source)?;
         let bindings: Vec<_> = numbers

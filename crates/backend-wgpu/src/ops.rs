@@ -1,6 +1,6 @@
 //! A program as the kernels run it: one flat list of fused operations. Attention has one shape in all layers of a K/V group.
 //!
-//! What does not fit this form is refused here, by name.
+//! Programs that do not fit this form are refused here, by name.
 
 use paguro_backend::{
     Activation, Attention, DeltaRule, Dense, Experts, FeedForward, KvSlot, Latent, Layer, LayerEmbeds,

@@ -1,4 +1,4 @@
-//! A step whose commands the device has not run fails, whichever of them it was: its answer would be what an earlier step left.
+//! A step fails if the device has not run all of its commands, because its result would be that of an earlier step.
 
 use paguro_backend::{
     AttentionMode, Backend, Carried, KvDtype, Limits, Outcome, Output, PageId, PageMove, Runner,

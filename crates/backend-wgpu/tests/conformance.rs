@@ -20,7 +20,7 @@ fn open(options: GpuOptions) -> Result<Gpu, String> {
     Gpu::open(0, GpuOptions { poison: true, ..options })
 }
 
-/// The subject of a suite. Software takes long to compile and run, so it gets a sample of each case's variants.
+/// The subject of a suite. Software drivers compile and run slowly, so they run a sample of each case's variants.
 fn subject(gpu: &Gpu, kv_dtype: KvDtype) -> Subject {
     let draw = if is_software() { Draw::from_env() } else { Draw::All };
     suite::subject(gpu, kv_dtype, draw)
@@ -41,7 +41,7 @@ fn subgroups_are_as_wide_as_asked_for() {
     assert!(features.contains(&expected), "{features:?}, not {expected}");
 }
 
-/// What is for software that plays a GPU.
+/// Opens a software driver, for tests that need one.
 fn open_software(options: GpuOptions, why: &str) -> Result<Gpu, String> {
     if !gpus().is_empty() && !is_software() {
         return Err(why.to_owned());
@@ -77,7 +77,7 @@ mod cooperative {
     paguro_backend_conformance::conformance!(maybe COOPERATIVE.as_ref().map(|gpu| subject(gpu, KvDtype::F16)));
 }
 
-/// The kernels of real GPUs, where software plays one: it compiles smaller ones for itself, as it takes long for these.
+/// The kernels of real GPUs on a software driver, which has smaller kernels of its own because these compile slowly.
 mod hardware {
     use std::sync::LazyLock;
 
@@ -115,8 +115,9 @@ mod apple {
     paguro_backend_conformance::conformance!(maybe subject_of_apple(); only format_q4_k);
 }
 
-/// Every kernel with cooperative matrices, as plain code, where software plays a GPU: a real one has matrices, or no use for this, and
-/// some drivers compile it for minutes. It is compiling that takes the time, which a device does for one test at a time: there are two.
+/// Every kernel with cooperative matrices as plain code, on a software driver: a real GPU has matrices or does not use
+/// these kernels, and some drivers compile them for minutes. A device compiles for one test at a time, so there are two
+/// devices.
 mod emulated {
     use std::sync::LazyLock;
 

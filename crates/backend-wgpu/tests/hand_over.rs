@@ -1,5 +1,5 @@
-//! Steps of one row whose launches hand over to each other, and steps of several whose attention does so to its merge, have the bits of those
-//! with barriers between them.
+//! Steps of one row with handoff between launches, and steps of several with handoff from attention to its merge, give
+//! the same bits as with barriers.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -1,4 +1,4 @@
-//! How many launches a step takes: for one sequence that decodes, they are most of what is not reading weights.
+//! Number of launches of a step: for one decoding sequence they dominate the time besides reading weights.
 
 use paguro_backend::{
     AttentionMode, Backend, KvDtype, Limits, Output, PageId, Runner, Step, StepOutput, StepSequence, Want,

@@ -1,7 +1,7 @@
-//! Every kernel that ships on Metal, in Metal's language, translated as wgpu does it on Apple's GPUs: there is no Apple machine among
-//! those that test. And in SPIR-V, for those with cooperative matrices, which the software driver does not compile.
+//! Every kernel for Metal in Metal's language, translated as wgpu does on Apple's GPUs, because no Apple machine runs
+//! these tests; and in SPIR-V for those with cooperative matrices, which the software driver does not compile.
 //!
-//! With `PAGURO_METAL_TEXT=FOLDER`, the texts are written there, for Apple's compiler to look at.
+//! With `PAGURO_METAL_TEXT=FOLDER`, the texts are written there for Apple's compiler.
 
 use std::{
     collections::BTreeMap,
@@ -281,7 +281,7 @@ fn validated(source: &str) -> Result<(naga::Module, naga::valid::ModuleInfo), St
     Ok((module, info))
 }
 
-/// What the text must have, and what it must not.
+/// Checks the required and forbidden parts of the text.
 fn check(name: &str, source: &str, (text, size): (&str, u32)) {
     let count = |text: &str, what: &str| text.matches(what).count();
     assert_eq!(count(text, "kernel void main_"), 1, "{name} has no entry point:\n{text}");

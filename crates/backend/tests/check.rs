@@ -1,4 +1,4 @@
-//! Programs and weights that do not belong together, each with the message that names what is wrong.
+//! Programs with mismatched weights, each with the message that names the problem.
 
 use expect_test::{Expect, expect};
 use paguro_backend::{

@@ -113,7 +113,7 @@ fn only_simple_formats_are_written() {
 }
 
 proptest! {
-    /// What is encoded decodes to within half a step of the format.
+    /// Encoded values decode to within half a step of the format.
     #[test]
     fn encoders_round_to_the_nearest(values in prop::collection::vec(-100.0f32..100.0, 64)) {
         let extreme = |i: usize| values[i / 32 * 32..][..32].iter().fold(0.0, |a: f32, x| a.max(x.abs()));

@@ -1,4 +1,4 @@
-//! Broken steps, each with the message that names what is wrong.
+//! Invalid steps, each with the message that names the problem.
 
 use std::sync::LazyLock;
 

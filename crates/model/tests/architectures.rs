@@ -50,7 +50,7 @@ fn gguf_and_safetensors_give_the_same_logits() {
     }
 }
 
-/// What tells each architecture from the others.
+/// Describes the differences between architectures.
 fn describe(model: &Model) -> String {
     let program = &model.program;
     let mut lines = Vec::new();

@@ -1,4 +1,4 @@
-//! What a model reads of a chat: control tokens are the template's alone, and no message is refused or lost.
+//! Prompts of chats: only the template writes control tokens, and no message is refused or lost.
 
 mod shared;
 
@@ -218,7 +218,7 @@ fn text_merges_across_messages() {
     }
 }
 
-/// Every real template takes every chat, and no text of it is lost.
+/// Every real template supports every chat, and no text of it is lost.
 #[test]
 fn real_templates_take_every_chat() {
     let Some(folder) = shared::folder("templates") else { return };

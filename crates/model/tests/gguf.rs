@@ -1,4 +1,4 @@
-//! The GGUF reader: what it reads, and what it says about files that it cannot read.
+//! The GGUF reader: its results, and its errors for invalid files.
 
 mod tiny;
 
@@ -119,7 +119,7 @@ fn an_empty_tensor_has_no_elements_however_large_its_other_dimensions_are() {
     assert_eq!(read(writer.write()).unwrap().tensors[0].elements(), 0);
 }
 
-/// What the reader says about a small file after a change to it.
+/// Checks the result of reading a small file after a change.
 #[track_caller]
 fn check(change: impl FnOnce(&mut Writer), expected: Expect) {
     let mut writer = small();
@@ -128,7 +128,7 @@ fn check(change: impl FnOnce(&mut Writer), expected: Expect) {
     expected.assert_eq(&error);
 }
 
-/// The same, for a change of the bytes.
+/// Checks the result of reading a small file after a change of its bytes.
 #[track_caller]
 fn check_bytes(change: impl FnOnce(&mut Vec<u8>), expected: Expect) {
     let mut bytes = small().write();

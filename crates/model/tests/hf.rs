@@ -1,4 +1,4 @@
-//! Hugging Face folders: what is read, and what is said about folders that cannot be read.
+//! Hugging Face folders: results of reading them, and errors of invalid ones.
 
 mod tiny;
 
@@ -22,7 +22,7 @@ fn model(name: &str) -> Tiny {
     models::all().into_iter().find(|model| model.name == name).unwrap()
 }
 
-/// What opening a folder says after a change to it.
+/// Checks the result of opening a folder after a change.
 #[track_caller]
 fn check_model(name: &str, change: impl FnOnce(&Path), expected: Expect) {
     let folder = tempfile::tempdir().unwrap();
@@ -38,7 +38,7 @@ fn check(change: impl FnOnce(&Path), expected: Expect) {
     check_model("llama", change, expected);
 }
 
-/// The same, for a change of `config.json`.
+/// Checks the result of opening a folder after a change of `config.json`.
 #[track_caller]
 fn check_config(change: impl FnOnce(&mut Value), expected: Expect) {
     check(|folder| edit(&folder.join("config.json"), change), expected);

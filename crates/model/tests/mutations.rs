@@ -1,6 +1,6 @@
-//! Damaged and hostile files: whatever a file says, the answer is a model or an error, never a panic, and never more
-//! memory than a small multiple of the file. Deterministic, and fast enough for every run; the fuzz targets beside this
-//! crate search further.
+//! Damaged and hostile files: the result is always a model or an error, never a panic, and memory is bounded by a small
+//! multiple of the file. Deterministic, and fast enough for every run; the fuzz targets beside this crate search
+//! further.
 
 mod tiny;
 
@@ -36,7 +36,7 @@ impl Counting {
         self.most.fetch_max(now, Relaxed);
     }
 
-    /// The most memory that `run` had at once beyond what there was before.
+    /// Returns the peak of the memory that `run` allocated.
     fn watch<T>(&self, run: impl FnOnce() -> T) -> (T, usize) {
         let before = self.now.load(Relaxed);
         self.most.store(before, Relaxed);
@@ -77,13 +77,13 @@ unsafe impl GlobalAlloc for Counting {
 /// The count is of the whole process: one test at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// No mutation of a file of `bytes` bytes may take more: what a header becomes (strings, vectors, a tokenizer), and some
-/// for errors.
+/// Maximum memory of a mutated file of `bytes` bytes: the parsed header (strings, vectors, a tokenizer), and some for
+/// errors.
 fn allowance(bytes: usize) -> usize {
     (1 << 20) + 64 * bytes
 }
 
-/// Opens the bytes as a model; says whether it worked.
+/// Opens the bytes as a model; returns true on success.
 #[track_caller]
 fn survives(bytes: &[u8], what: &dyn Fn() -> String) -> bool {
     let owner = Arc::new(bytes.to_vec());
@@ -292,7 +292,7 @@ fn gguf_with_absurd_hyperparameters() {
     }
 }
 
-/// Opens a folder; says whether it worked. Everything in it counts as its size.
+/// Opens a folder; returns true on success. All its files count as its size.
 fn folder_survives(folder: &Path, what: &dyn Fn() -> String) -> bool {
     let size: u64 = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum();
     let open = AssertUnwindSafe(|| Model::open(folder, &LoadOptions::default()).is_ok());

@@ -1,4 +1,4 @@
-//! What is said about GGUF models that are valid files but cannot be run.
+//! Errors of valid GGUF files that are not supported.
 
 mod tiny;
 
@@ -14,7 +14,7 @@ use tiny::{
     models,
 };
 
-/// What loading a tiny model says after a change to it.
+/// Checks the error of loading a tiny model after a change.
 #[track_caller]
 fn check_model(name: &str, change: impl FnOnce(&mut Writer), expected: Expect) {
     let mut writer = models::all().into_iter().find(|model| model.name == name).unwrap().gguf();
@@ -291,7 +291,7 @@ fn mixtures_of_experts_are_refused_by_what_is_wrong() {
     }
 }
 
-/// What loading the tiny Llama says after a change.
+/// Returns the error of loading the tiny Llama after a change.
 fn refusal(change: impl FnOnce(&mut Writer)) -> String {
     let mut writer = models::llama().gguf();
     change(&mut writer);

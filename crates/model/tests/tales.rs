@@ -1,4 +1,4 @@
-//! The embedded model's files: what they lower to, and that they compute what its reference says.
+//! The embedded model's files: their programs, and their results compared with the reference.
 
 #[path = "tiny/run.rs"]
 mod run;

@@ -1,4 +1,4 @@
-//! Chat templates against what Python's jinja2 makes of them; `templates/expected.py` writes the expected texts.
+//! Chat templates compared with Python's jinja2; `templates/expected.py` writes the expected texts.
 
 mod shared;
 

@@ -1,4 +1,4 @@
-//! Damage of every kind to what a library has, and the ways back from it.
+//! Damage of every kind to a library's files, and the recovery from it.
 
 mod common;
 

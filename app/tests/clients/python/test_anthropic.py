@@ -32,7 +32,7 @@ class Messages(unittest.TestCase):
         self.assertTrue(message.content[0].text)
         self.assertEqual(message.usage.output_tokens, 16)
         self.assertTrue(message._request_id.startswith("req_"))
-        # What came back can be said again as it is.
+        # The answer is valid as a message of the next request.
         more = MESSAGES + [message.to_param(), {"role": "user", "content": "Go on"}]
         client().messages.create(model=MODEL, max_tokens=2, messages=more)
 

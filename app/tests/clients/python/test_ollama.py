@@ -24,7 +24,7 @@ class Answers(unittest.TestCase):
         parts = list(client().chat(model=MODEL, messages=MESSAGES, options=OPTIONS, stream=True))
         self.assertEqual("".join(part.message.content for part in parts), answer.message.content)
         self.assertGreater(parts[-1].total_duration, 0)
-        # What came back can be said again as it is.
+        # The answer is valid as a message of the next request.
         more = MESSAGES + [answer.message, {"role": "user", "content": "Go on"}]
         client().chat(model=MODEL, messages=more, options=OPTIONS)
 

@@ -34,7 +34,7 @@ class Chat(unittest.TestCase):
         self.assertEqual(answer.usage.completion_tokens, 16)
         self.assertEqual(answer.usage.total_tokens, answer.usage.prompt_tokens + 16)
         self.assertTrue(answer._request_id.startswith("req_"))
-        # What came back can be said again as it is.
+        # The answer is valid as a message of the next request.
         more = MESSAGES + [answer.choices[0].message, {"role": "user", "content": "Go on"}]
         client().chat.completions.create(model=MODEL, messages=more, max_tokens=4)
         dumped = MESSAGES + [answer.choices[0].message.model_dump(), {"role": "user", "content": "Go on"}]
@@ -100,7 +100,7 @@ class Chat(unittest.TestCase):
             answer = client().chat.completions.parse(**options, tool_choice=choice)
             (call,) = answer.choices[0].message.tool_calls
             self.assertIsInstance(call.function.parsed_arguments, Hero)
-            # What came back can be said again, with its result.
+            # The answer is valid as a message of the next request, with its result.
             more = MESSAGES + [
                 answer.choices[0].message.model_dump(exclude={"parsed"}, exclude_none=True),
                 {"role": "tool", "tool_call_id": call.id, "content": "hello"},

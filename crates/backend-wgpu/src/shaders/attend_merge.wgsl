@@ -74,7 +74,7 @@ fn main(
         parts[tid] = vec2<f32>(factor, part.y * factor);
       }
 //% if HANDS_PARTS
-      // Who has written maxima has most likely written all.
+      // If the maxima are written, the sums most likely are as well.
       var all_there = false;
       for (var n = 0u; n < patience() && !all_there; n++) {
 //% for u in 0..5

@@ -25,7 +25,7 @@ const UNITS = 1u;
 @group(0) @binding(3) var<storage, read> x_halves: array<vec4<f16>>;
 var<workgroup> w_tile: array<vec4<f16>, COLUMNS * K_GROUPS * PIECE>;
 //% end
-// What a matrix of sums of each subgroup is, at the end: [COLUMNS, K_GROUPS, ROW_GROUPS, SIDE, SIDE].
+// Final matrices of sums of each subgroup: [COLUMNS, K_GROUPS, ROW_GROUPS, SIDE, SIDE].
 var<workgroup> ends: array<f32, COLUMNS * K_GROUPS * TEAM_ENDS>;
 
 //% if ROLLED

@@ -12,7 +12,7 @@ fuzz_target!(|bytes: &[u8]| {
     let listed = file.metadata().len() + file.tensors().len() + file.description().quantization.len();
     std::hint::black_box(listed);
     if let Ok(model) = file.load(&LoadOptions { max_context: Some(64) }) {
-        // What lowering lets through has to be a program that backends can index without fear.
+        // A lowered model must be a program that backends can index without checks.
         model.program.check(&model.weights).expect("a lowered program is a valid program");
     }
 });

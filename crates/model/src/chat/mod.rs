@@ -45,7 +45,7 @@ pub struct ChatTemplate {
     names: OnceLock<ControlNames>,
 }
 
-/// Special tokens for templates, by their names in `tokenizer_config.json`. Those that are `None` are undefined in the
+/// Special tokens for templates, by their names in `tokenizer_config.json`. A token that is `None` is undefined in the
 /// template.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TemplateTokens {

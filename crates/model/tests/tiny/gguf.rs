@@ -4,7 +4,7 @@ use paguro_model::gguf::{Array, Value};
 
 use super::Tensor;
 
-/// What goes into a file. Tests change one thing and see what the reader says.
+/// Content of a file. Tests change one part and check the reader's result.
 #[derive(Clone)]
 pub struct Writer {
     pub version: u32,

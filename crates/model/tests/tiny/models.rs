@@ -76,7 +76,7 @@ fn llama3() -> Tiny {
         "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                          "original_max_position_embeddings": 64},
     });
-    // What convert_hf_to_gguf.py of llama.cpp stores for this rule.
+    // The value that llama.cpp's convert_hf_to_gguf.py stores for this rule.
     let factor = |pair: usize| {
         let wavelength = TAU * 500000f64.powf(2.0 * pair as f64 / 32.0);
         let smooth = (64.0 / wavelength - 1.0) / 3.0;
@@ -161,7 +161,7 @@ fn phi3(name: &'static str, original: Option<u32>) -> Tiny {
     if let Some(original) = original {
         config["rope_scaling"] = json!({"type": "longrope", "short_factor": short, "long_factor": long});
         config["original_max_position_embeddings"] = json!(original);
-        // What convert_hf_to_gguf.py stores.
+        // The values that convert_hf_to_gguf.py stores.
         let scale = 256.0 / original as f32;
         let magnitude = if scale > 1.0 { (1.0 + scale.ln() / (original as f32).ln()).sqrt() } else { 1.0 };
         keys = vec![
@@ -244,7 +244,7 @@ impl Tiny {
         fs::write(folder.join("model.safetensors"), safetensors::write(&self.tensors)).unwrap();
     }
 
-    /// What the converter of llama.cpp makes of a tensor.
+    /// Converts a tensor like llama.cpp's converter.
     fn to_gguf(&self, tensor: &Tensor) -> Tensor {
         let mut tensor = tensor.clone();
         let is_gemma = self.architecture.starts_with("gemma");

@@ -19,7 +19,7 @@ use sha1::Digest as _;
 /// A running hub; its threads end with the test's process.
 pub struct TestHub {
     pub port: u16,
-    /// Where the large files lie: another origin, as the real hub's content network is.
+    /// Port of the large files: another origin, as in the real hub's content network.
     cdn_port: u16,
     state: Arc<Mutex<State>>,
 }
@@ -56,7 +56,7 @@ struct RepoFile {
     announced: Option<String>,
 }
 
-/// Something that goes wrong with a request for content.
+/// A fault of a request for content.
 #[derive(Clone, Debug)]
 pub enum Fault {
     /// Nothing goes wrong with this one.

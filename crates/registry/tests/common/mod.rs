@@ -72,7 +72,7 @@ pub fn gguf(seed: u64, size: usize) -> Vec<u8> {
     bytes
 }
 
-/// Everything that must hold of a library at any time, however its writers ended: what is listed is there, whole.
+/// Checks the invariants of a library after any end of its writers: listed models are complete.
 pub fn check(root: &Path) -> Vec<ModelRecord> {
     let registry = Registry::open(root).unwrap();
     let models = registry.list().unwrap();

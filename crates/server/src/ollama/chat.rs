@@ -33,7 +33,7 @@ pub struct ChatParams {
     stream: Option<bool>,
     /// Tools that the model may call.
     tools: Option<Vec<ToolParam>>,
-    /// What the answer must be.
+    /// Format of the answer.
     format: Option<FormatParam>,
     /// Controls reasoning.
     think: Option<Think>,

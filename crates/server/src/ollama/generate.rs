@@ -33,7 +33,7 @@ pub struct GenerateParams {
     stream: Option<bool>,
     /// Uses the prompt without a chat template.
     raw: Option<bool>,
-    /// What the answer must be.
+    /// Format of the answer.
     format: Option<FormatParam>,
     /// Controls reasoning.
     think: Option<Think>,

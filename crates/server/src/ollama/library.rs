@@ -276,7 +276,7 @@ impl wire::Body for DeleteParams {}
 /// Creates a model from another one or from blobs. Only the embedded model is copied.
 ///
 /// # Errors
-/// What cannot be honoured, by name; files that are no model.
+/// A field that is not supported, by name, or files that are not a model.
 #[utoipa::path(
     post, path = "/api/create", tag = "Ollama",
     request_body = CreateParams,

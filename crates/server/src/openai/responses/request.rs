@@ -46,7 +46,7 @@ pub struct ResponseRequest {
     /// Further data to report: `message.output_text.logprobs`. `reasoning.encrypted_content` has no effect, because
     /// reasoning is not encrypted.
     pub include: Option<Vec<String>>,
-    /// What the answer must be.
+    /// Format of the answer.
     pub text: Option<TextParam>,
     /// Grammar of the answer in GBNF or Lark. (From llama.cpp.)
     pub grammar: Option<String>,
@@ -160,7 +160,7 @@ pub struct InputPart {
     pub refusal: Option<String>,
 }
 
-/// What the answer must be.
+/// Format of the answer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct TextParam {
     /// Format of the text; any text if absent.
