@@ -1,7 +1,7 @@
-//! `cargo xtask ci aarch64`: the vector code of another processor, compiled and then run by an emulator.
+//! `cargo xtask ci aarch64`: the vector code of another processor, compiled and run by an emulator.
 //!
-//! QEMU translates each instruction by itself, so results are those of the architecture manual to the bit, but nothing
-//! can be said about speed, and a processor's own defects do not show.
+//! QEMU translates each instruction separately, so results equal those of the architecture manual bit for bit, but
+//! speed is not measured, and a processor's own defects are not found.
 
 use std::{path::Path, process::Command, slice};
 
@@ -20,15 +20,15 @@ struct Processor {
     name: &'static str,
     /// The instruction set that detection must choose on it.
     isa: &'static str,
-    /// Of the backend's own tests, by the beginnings of their names.
+    /// Prefixes of the backend's own tests.
     kernels: &'static [&'static str],
-    /// Of the conformance suite.
+    /// Prefixes of the conformance suite's tests.
     conformance: &'static [&'static str],
 }
 
-/// The first can do what the others can, and the kernels' tests compare everything that a machine can do: all of them run
-/// there. On the others it shows that nothing is used which they lack. Chunks, pages, threads and the contract are the
-/// same on every processor, and the conformance suite tests them on this one.
+/// The first one supports all instruction sets, and the kernels' tests compare all of a machine, so all of them run
+/// there. The others show that no unsupported instruction is used. Chunks, pages, threads and the contract are the same
+/// on every processor; the conformance suite tests them on the host.
 const PROCESSORS: [Processor; 3] = [
     Processor {
         name: "max",
@@ -45,7 +45,7 @@ const OLDER: &[&str] = &["isa::", "simd::", "matrix::tests::q"];
 /// Debian's packages of a linker and C library for the target, and of the emulator.
 const EMULATOR: [&str; 3] = ["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user"];
 
-/// Random inputs per property: an emulated one takes some thirty times as long.
+/// Random inputs per property: emulation takes some thirty times as long.
 const RANDOM_INPUTS: &str = "12";
 
 /// The step. A sample is the kernels' tests or the suite, which are compiled one by one, as the seed is even or odd.

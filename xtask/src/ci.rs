@@ -34,12 +34,12 @@ const STEPS: [(&str, Step); 13] = [
     ("packaging", |root, _| packaging::run(root)),
 ];
 
-/// Runs these steps, or all, and goes on after a failure. Returns true if all passed.
+/// Runs these steps, or all, and continues after a failure. Returns true if all passed.
 ///
-/// Options among the steps: `--all` runs every slow variant of a test, `--seed N` draws those that another run drew.
+/// Options among the steps: `--all` runs every slow variant of a test, `--seed N` draws the variants of another run.
 ///
 /// # Errors
-/// A step or an option that does not exist.
+/// An unknown step or option.
 pub fn run(root: &Path, arguments: &[String]) -> Result<bool> {
     let (mut only, mut sample) = (Vec::new(), Sample::of_now());
     let mut arguments = arguments.iter();
@@ -99,7 +99,7 @@ fn clippy(root: &Path) -> Result<Outcome> {
         succeed(command.args(["--", "-D", "warnings"]))
     };
     match clippy(&[])? {
-        // The program without GPUs must not rot.
+        // The program without GPUs must also compile.
         Outcome::Passed(_) => clippy(&["--no-default-features"]),
         failed => Ok(failed),
     }
@@ -156,13 +156,14 @@ fn ui(root: &Path) -> Result<Outcome> {
     ui::run(root, cargo(root))
 }
 
-/// Whether there is one, after trying to install it.
+/// Returns true if there is one, after an attempt to install it.
 fn cpp_compiler() -> bool {
     let works = || quiet(Command::new("c++").arg("--version"));
     works() || install(&["g++"]) && works()
 }
 
-/// A Vulkan driver for the GPU backend's tests, if only one that runs on the CPU. Without one they are skipped, and say so.
+/// Installs a Vulkan driver for the GPU backend's tests, if only a software driver. Without one the tests are skipped
+/// with a note.
 fn vulkan_driver() {
     let there =
         std::fs::read_dir("/usr/share/vulkan/icd.d").is_ok_and(|mut drivers| drivers.next().is_some());
@@ -171,14 +172,14 @@ fn vulkan_driver() {
     }
 }
 
-/// Installs Debian's packages of these names, and says whether they are there: only root on a machine that is for CI tries.
+/// Installs these Debian packages, and returns true if they are available. Only root on a CI machine tries.
 pub fn install(packages: &[&str]) -> bool {
     let apt = |arguments: &[&str]| quiet(Command::new("apt-get").args(arguments));
     let arguments = [&["install", "-y", "--no-install-recommends"], packages].concat();
     std::env::var_os("CI").is_some()
         && is_root()
         && apt(&["--version"])
-        // Lists may be missing or old in an image: what they name is then gone, or as old as they are.
+        // Package lists of an image may be missing or outdated, so that packages are not found.
         && (apt(&["update"]) && apt(&arguments) || apt(&arguments))
 }
 
@@ -196,7 +197,7 @@ fn component(name: &str, subcommand: &str) -> Result<()> {
     bail!("`cargo {subcommand}` is missing: install it with `rustup component add {name}`")
 }
 
-/// Whether rustup's toolchain has a standard library for this target, after trying to install it.
+/// Returns true if rustup's toolchain has a standard library for this target, after an attempt to install it.
 pub fn rust_target(target: &str) -> bool {
     let listed = Command::new("rustup").args(["target", "list", "--installed"]).output();
     listed.is_ok_and(|listed| String::from_utf8_lossy(&listed.stdout).lines().any(|line| line == target))
@@ -208,19 +209,19 @@ pub fn cargo(root: &Path) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").as_deref().unwrap_or(OsStr::new("cargo")));
     command.current_dir(root);
     if std::env::var_os("CI").is_some() {
-        // Nothing is built twice there: incremental state would only take time and space.
+        // No crate is built twice there, so incremental state would only cost time and space.
         command.env("CARGO_INCREMENTAL", "0");
     }
     command
 }
 
-/// Runs it, showing what it prints.
+/// Runs a command with its output.
 pub fn succeed(command: &mut Command) -> Result<Outcome> {
     let status = command.status().with_context(|| format!("{command:?} does not start"))?;
     Ok(if status.success() { Outcome::Passed(String::new()) } else { Outcome::Failed(status.to_string()) })
 }
 
-/// Whether a command succeeds; nobody sees what it prints.
+/// Returns true if a command succeeds; its output is discarded.
 pub fn quiet(command: &mut Command) -> bool {
     let status = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
     status.is_ok_and(|status| status.success())

@@ -62,7 +62,7 @@ pub fn write_model(tales: &Path, answers: &[&str], path: &Path) -> Result<()> {
     Ok(fs::write(path, scripted::model(&fs::read(tales)?, answers))?)
 }
 
-/// The folder of what is built.
+/// Returns the folder of build outputs.
 pub fn target(root: &Path) -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
 }
@@ -78,8 +78,8 @@ pub fn program(target: &Path, cargo: &mut Command) -> Result<PathBuf> {
     Ok(target.join("debug").join(format!("paguro{}", std::env::consts::EXE_SUFFIX)))
 }
 
-/// Installs the clients that the tests in the first folder need into the second. Gives what runs the tests, or why
-/// that is not possible here.
+/// Installs the clients that the tests in the first folder need into the second. Returns the command that runs the
+/// tests, or the reason for which that is not possible here.
 type Install = fn(&Path, &Path) -> Result<Result<Command, String>>;
 
 fn python(tests: &Path, installed: &Path) -> Result<Result<Command, String>> {

@@ -1,7 +1,8 @@
-//! `cargo xtask ci macos`: the whole workspace as macOS has it, GPU backend included, checked and linted from elsewhere.
+//! `cargo xtask ci macos`: the whole workspace for macOS, including the GPU backend, checked and linted on another
+//! system.
 //!
-//! Nothing is linked and nothing runs. The standard library for it comes with a rustup target, or is built from Debian's
-//! sources by Debian's compiler, whose packages these machines can install when rustup's servers are out of reach.
+//! It neither links nor runs. The standard library is a rustup target, or is built from Debian's sources by Debian's
+//! compiler, whose packages CI machines can install when rustup's servers are unreachable.
 
 use std::{
     path::Path,
@@ -19,7 +20,7 @@ const TARGET: &str = "aarch64-apple-darwin";
 
 /// Debian's compiler, its linter, and the sources of its standard library.
 const DEBIAN: [&str; 4] = ["cargo-web", "rust-web-clippy", "rust-web-src", "rustc-web"];
-/// Where they put their programs.
+/// Folder of their programs.
 const DEBIAN_BIN: &str = "/usr/bin";
 
 /// The step.
@@ -51,7 +52,7 @@ pub fn run(root: &Path) -> Result<Outcome> {
     };
     check.args(["--workspace", "--all-targets", "--locked", "--target", TARGET]);
     check.arg("--target-dir").arg(root.join("target/macos"));
-    // Only objects that nobody links would come out of libraries in C, and Apple's headers are not here.
+    // C libraries would only compile to objects that are not linked, and Apple's headers are not available.
     for tool in ["CC", "CXX", "AR"] {
         check.env(format!("{tool}_{}", TARGET.replace('-', "_")), "true");
     }
@@ -59,7 +60,7 @@ pub fn run(root: &Path) -> Result<Outcome> {
     succeed(&mut check)
 }
 
-/// Whether Debian's is here, whole, and not older than what this workspace is written for.
+/// Returns true if Debian's compiler is complete and recent enough for this workspace.
 fn debian_compiler() -> bool {
     let program = |name: &str| Path::new(DEBIAN_BIN).join(name);
     let says = |arguments: &[&str]| {

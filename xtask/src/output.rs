@@ -1,5 +1,5 @@
-//! The output of test runners, cut down to results and the names and the output of failed tests. The rest is thousands of
-//! lines, and a log that is cut short must not be cut where the failure stands.
+//! Output of test runners, reduced to results and the names and output of failed tests. The rest has thousands of
+//! lines, and a truncated log must contain the failure.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ pub struct Digest {
     in_failure: bool,
 }
 
-/// Which part of a test binary's output the lines are in.
+/// Part of a test binary's output.
 #[derive(Default)]
 enum Part {
     #[default]
@@ -68,7 +68,7 @@ impl Digest {
         if word == "SLOW" {
             return true;
         }
-        // Failures are told again at the end, without a time that counts.
+        // Failures are repeated at the end, without a valid time.
         if !self.times.iter().any(|(_, other)| other == name) {
             self.times.push((time, name.to_owned()));
             if self.in_failure {

@@ -1,7 +1,7 @@
-//! Slow variants of tests, of which a run of CI draws a part.
+//! Slow variants of tests, of which a run of CI draws a sample.
 //!
-//! Each repeats cases that also run elsewhere, on other kernels or another instruction set, and takes long because code for it
-//! is compiled or emulated. A run draws one of every few by a seed, which it prints; `--all` runs all of them.
+//! Each repeats cases that also run elsewhere, on other kernels or another instruction set, and is slow because its
+//! code is compiled or emulated. A run draws them by a seed, which it prints; `--all` runs all of them.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -21,7 +21,7 @@ struct Variants {
     target: &'static str,
     modules: &'static [&'static str],
     cases: &'static [&'static str],
-    /// One of this many is drawn, on average; at least one always is.
+    /// One of this many is drawn on average, and at least one in total.
     one_in: u64,
 }
 

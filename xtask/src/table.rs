@@ -4,7 +4,7 @@ use std::{fmt::Write, time::Duration};
 
 /// Outcome of a step.
 pub enum Outcome {
-    /// It found nothing wrong; perhaps with something to say.
+    /// The step passed, optionally with a note.
     Passed(String),
     /// A tool or file is missing; with the reason why that is fine.
     Skipped(String),
@@ -12,7 +12,7 @@ pub enum Outcome {
     Failed(String),
 }
 
-/// One line of the summary.
+/// A line of the summary.
 pub struct Row {
     pub step: &'static str,
     pub outcome: Outcome,
@@ -46,7 +46,7 @@ pub fn render(rows: &[Row]) -> String {
     text
 }
 
-/// Whether nothing failed.
+/// Returns true if no step failed.
 pub fn passed(rows: &[Row]) -> bool {
     !rows.iter().any(|row| matches!(row.outcome, Outcome::Failed(_)))
 }

@@ -24,7 +24,7 @@ const GPU: &str = "paguro-backend-wgpu";
 /// Variable by which tests draw among the variants of a case (`crates/backend-conformance/src/draw.rs`).
 const DRAW: &str = "PAGURO_SAMPLE";
 
-/// Widths of vectors, in bits, with which Mesa's software driver has subgroups of 4 and of 16 threads. It has 8 by itself.
+/// Vector widths in bits for which Mesa's software driver has subgroups of 4 and of 16 threads. The default is 8.
 const WIDTHS: [&str; 2] = ["128", "512"];
 
 /// Cases that run with each of them: matmuls, and attention in parts.
@@ -36,7 +36,8 @@ const LIMIT: Duration = Duration::from_secs(45 * 60);
 /// Slowest tests that are listed.
 const SLOWEST: usize = 20;
 
-/// Runs all tests but the slow variants that `sample` does not draw. A test that cannot run here prints a line `skipped: ...`; these lines are collected.
+/// Runs all tests except slow variants that `sample` does not draw. A test that cannot run here prints a line `skipped:
+/// ...`; these lines are collected.
 pub fn run(root: &Path, sample: Sample) -> Result<Outcome> {
     let (left_out, variants) = sample.left_out();
     if let Sample::Seed(seed) = sample {
@@ -173,14 +174,14 @@ fn binaries(root: &Path) -> Result<Vec<(String, PathBuf)>> {
 }
 
 fn processes(command: &mut Command, digest: &mut Digest) -> Result<ExitStatus> {
-    // Some tests panic on purpose: their place says enough.
+    // Some tests panic on purpose, so backtraces are off.
     let child = command.env("RUST_BACKTRACE", "0").stdout(Stdio::piped()).spawn();
     let mut child = child.with_context(|| format!("{command:?} does not start"))?;
     let output = child.stdout.take();
     read(child, output, |line| digest.line(line))
 }
 
-/// Prints the lines that `show` wants, until the child has ended. It is killed after the [limit](LIMIT).
+/// Prints the lines for which `show` is true, until the child has ended. It is killed after the [limit](LIMIT).
 fn read(
     mut child: Child,
     output: Option<impl std::io::Read>,

@@ -1,4 +1,4 @@
-//! The page: builds `ui/`, compares the result with what is committed under the server, and drives a browser through the
+//! The page: builds `ui/`, compares the result with the committed files of the server, and drives a browser through the
 //! page of a running server (`app/tests/ui`).
 
 use std::{
@@ -16,7 +16,7 @@ use crate::{
     table::Outcome,
 };
 
-/// Where the built page is committed.
+/// Folder of the committed build.
 const DIST: &str = "crates/server/src/ui/dist";
 
 /// Names under which systems have Chromium.
@@ -89,7 +89,7 @@ fn lighthouse(target: &Path, tests: &Path, binary: &Path, browser: &Path) -> Res
     })
 }
 
-/// Builds the page into the server's folder. Returns what is wrong: mostly that this changed something.
+/// Builds the page into the server's folder. Returns a problem, mostly that the committed files differ.
 fn build(root: &Path) -> Result<Option<String>> {
     let ui = root.join("ui");
     let npm = |arguments: &[&str]| {
@@ -133,7 +133,7 @@ fn contents(folder: &Path) -> Result<BTreeMap<PathBuf, Vec<u8>>> {
     Ok(files)
 }
 
-/// The path of a Chromium, after trying to install one. Playwright wants a path, not a name.
+/// Returns the path of a Chromium, after an attempt to install one. Playwright needs a path, not a name.
 fn browser() -> Option<PathBuf> {
     let find = || {
         let folders: Vec<_> = std::env::split_paths(&std::env::var_os("PATH")?).collect();

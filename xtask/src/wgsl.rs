@@ -15,7 +15,7 @@ pub fn run(root: &Path, mut cargo: Command) -> Result<Outcome> {
         Err(reason) => return Ok(Outcome::Skipped(reason)),
         Ok(tests) => tests,
     };
-    // Kernels of earlier runs must not be read again.
+    // Kernels of earlier runs must not be checked again.
     if kernels.exists() {
         fs::remove_dir_all(&kernels)?;
     }

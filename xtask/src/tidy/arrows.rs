@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use super::Report;
 
-/// A crate, and the crates of the workspace that it may name, in any kind of dependency: a test that reaches over a
-/// wall needs the wall gone as well. A `*` ends a name that stands for all that begin like it.
+/// A crate, and the crates of the workspace on which it may depend in any kind of dependency, including tests. A `*`
+/// ends a prefix of names.
 const ARROWS: &[(&str, &[&str])] = &[
     ("paguro", &["paguro-*"]),
     ("paguro-server", &["paguro-engine", "paguro-model", "paguro-registry"]),

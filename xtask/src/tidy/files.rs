@@ -1,4 +1,4 @@
-//! Lengths of source files, and words that only mean something on one machine.
+//! Lengths of source files, and words that are specific to one machine.
 
 use std::{
     path::{Path, PathBuf},
@@ -11,7 +11,7 @@ use super::Report;
 
 /// A file of the project.
 pub struct File {
-    /// From the workspace's folder on.
+    /// Path relative to the workspace.
     pub path: PathBuf,
     /// `None` for files that are not text.
     pub text: Option<String>,
@@ -22,11 +22,11 @@ const LONG: usize = 500;
 /// A file past this is a room that needs a wall.
 const TOO_LONG: usize = 800;
 
-/// Paths of somebody's machine, each in two pieces so that this file does not have them itself.
+/// Paths of specific machines, each in two pieces so that this file does not contain them.
 const FORBIDDEN: [(&str, &str); 5] =
     [("/wo", "rk/"), ("/ro", "ot/"), ("/ho", "me/"), ("/Use", "rs/"), (".libr", "ary/")];
 
-/// All files that git knows or would take; without git, all but hidden folders and what is built.
+/// Returns all files that git tracks or would add; without git, all except hidden folders and build outputs.
 pub fn list(root: &Path) -> Result<Vec<File>> {
     let mut paths = Vec::new();
     match known_to_git(root) {

@@ -4,7 +4,7 @@ use super::{Report, files::File};
 
 /// A pattern of source code, the files that may have it, and the invariant that another file would break.
 struct Rule {
-    /// In two pieces, so that this file does not have it itself.
+    /// In two pieces, so that this file does not contain it.
     pattern: (&'static str, &'static str),
     allowed: &'static [&'static str],
     invariant: &'static str,

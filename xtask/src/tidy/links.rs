@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::{Report, files::File};
 
-/// Where a path in code font is one from the workspace's folder on.
+/// Folders of paths in code font that are relative to the workspace.
 const FOLDERS: [&str; 7] = ["app/", "bench/", "crates/", "docs/", "models/", "xtask/", ".ci/"];
 
 pub fn check(root: &Path, files: &[File], report: &mut Report) {

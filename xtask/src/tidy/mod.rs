@@ -31,7 +31,7 @@ pub fn check(root: &Path) -> Result<Report> {
     Ok(report)
 }
 
-/// Errors of a check of one file. For the tests of the rules.
+/// Returns the errors of a check for one file, for tests of the rules.
 #[cfg(test)]
 fn errors_of(check: fn(&[files::File], &mut Report), path: &str, text: &str) -> Vec<String> {
     let mut report = Report::default();

@@ -1,11 +1,9 @@
 //! Sentences that begin with a clause instead of a noun, in comments and documents, and phrases that no document has.
 
-use std::collections::BTreeMap;
-
 use super::{Report, files::File};
 
-/// Beginnings of sentences that hide the subject in a clause. The sentence "What a page holds is counted." should be
-/// "The tokens of a page are counted."
+/// Beginnings of sentences whose subject is a clause. Instead of "What a page holds is counted.", write "The tokens of a
+/// page are counted."
 const CLAUSE_WORDS: [&str; 11] = [
     "What",
     "Who",
@@ -20,27 +18,13 @@ const CLAUSE_WORDS: [&str; 11] = [
     "Those that",
 ];
 
-/// Private vocabulary that documents used to have.
+/// Private vocabulary of earlier documents.
 const PHRASES: [&str; 4] = ["in any company", "in company", "and its kin", " lest "];
 
-/// Most words of a decision, without its tables: one page.
+/// Maximum words of a decision, without its tables: one page.
 const DECISION_WORDS: usize = 900;
 
-/// Sentences with a clause at their beginning that an area of the code may still have. These numbers only ever fall:
-/// lower one in the change that removes sentences. Everything that is not listed has none.
-const REMAINING: &[(&str, usize)] = &[
-    ("app/", 95),
-    ("crates/backend/", 34),
-    ("crates/backend-conformance/", 15),
-    ("crates/backend-cpu/", 50),
-    ("crates/backend-wgpu/", 102),
-    ("crates/engine/", 59),
-    ("crates/model/", 92),
-    ("crates/server/", 241),
-];
-
 pub fn check(files: &[File], report: &mut Report) {
-    let mut found: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for File { path, text } in files {
         let (Some(text), path) = (text, path.to_string_lossy().replace('\\', "/")) else { continue };
         let Some(prose) = prose(&path, text) else { continue };
@@ -51,31 +35,18 @@ pub fn check(files: &[File], report: &mut Report) {
                 report.errors.push(format!("{path}: {words} words, more than {DECISION_WORDS}"));
             }
         }
-        let area = REMAINING.iter().map(|(area, _)| *area).find(|area| path.starts_with(area)).unwrap_or("");
         for (number, line) in prose {
             for start in sentences(line) {
-                if let Some(word) = clause_word(start) {
-                    let place = format!("{path}:{number}: a sentence begins with `{word}`; name its subject");
-                    found.entry(area).or_default().push(place);
-                }
+                let error = clause_word(start).map(|word| {
+                    format!("{path}:{number}: a sentence begins with `{word}`; name its subject")
+                });
+                report.errors.extend(error);
             }
             if path.ends_with(".md") {
                 let phrase = PHRASES.iter().find(|phrase| line.contains(*phrase));
                 let error = phrase.map(|phrase| format!("{path}:{number}: `{phrase}` is in no document"));
                 report.errors.extend(error);
             }
-        }
-    }
-    for (area, places) in found {
-        let most = REMAINING.iter().find(|(name, _)| *name == area).map_or(0, |(_, most)| *most);
-        if area.is_empty() {
-            report.errors.extend(places);
-        } else if places.len() > most {
-            let count = places.len();
-            report.errors.push(format!(
-                "{area}: {count} sentences begin with a clause, more than {most}; `git diff` has the new ones:\n{}",
-                places.join("\n")
-            ));
         }
     }
 }
@@ -106,7 +77,7 @@ fn prose<'a>(path: &str, text: &'a str) -> Option<Vec<(usize, &'a str)>> {
     Some(lines.collect())
 }
 
-/// Where sentences of a line begin: at its first letter, and after each full stop, colon and the like.
+/// Returns the sentences of a line, which begin at its first letter, and after each full stop, colon and similar marks.
 fn sentences(line: &str) -> impl Iterator<Item = &str> {
     let first = line.trim_start_matches(|letter: char| !letter.is_alphanumeric() && letter != '`');
     let ends = line.match_indices(['.', ':', '!', '?', '|']).map(|(end, _)| end + 1);
@@ -115,7 +86,7 @@ fn sentences(line: &str) -> impl Iterator<Item = &str> {
     std::iter::once(first).chain(later).filter(|sentence| !sentence.is_empty())
 }
 
-/// The clause word that a sentence begins with.
+/// Returns the clause word at the beginning of a sentence.
 fn clause_word(sentence: &str) -> Option<&'static str> {
     let whole = |word: &&&str| {
         let rest = sentence.strip_prefix(**word);
@@ -154,13 +125,5 @@ mod tests {
         let table = "| word |\n".repeat(DECISION_WORDS);
         assert!(errors("docs/decisions/1.md", &(table.clone() + &"word ".repeat(DECISION_WORDS))).is_empty());
         assert_eq!(errors("docs/decisions/1.md", &(table + &"word ".repeat(DECISION_WORDS + 1))).len(), 1);
-    }
-
-    #[test]
-    fn an_area_may_have_as_many_as_before() {
-        let (area, most) = REMAINING[0];
-        let path = format!("{area}src/a.rs");
-        assert!(errors(&path, &"// What.\n".repeat(most)).is_empty());
-        assert_eq!(errors(&path, &"// What.\n".repeat(most + 1)).len(), 1);
     }
 }
