@@ -1,4 +1,4 @@
-//! `paguro bench` and `paguro eval`.
+//! `paguro bench`, `paguro eval` and `paguro quantize`.
 
 mod common;
 
@@ -189,4 +189,23 @@ fn eval_is_hardly_worse_with_a_kv_cache_of_eight_bits() {
 fn perplexity(model: &Path, text: &Path, flags: &[&str]) -> f64 {
     let args = ["eval", "--json", "-m", model.to_str().unwrap(), "-f", text.to_str().unwrap()];
     run(&[&args[..], flags].concat()).json()["perplexity"].as_f64().unwrap()
+}
+
+#[test]
+fn quantize_writes_a_file_that_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("tales-Q4_0.gguf");
+    let out = out.to_str().unwrap();
+    let written = run(&["quantize", "tales", out, "--format", "q4_0", "--json"]);
+    assert!(written.err.contains("were quantized before"), "{}", written.err);
+    let report = &written.json_lines()[0];
+    assert_eq!(report["format"], "Q4_0");
+    // The head is a matrix of its own, with more bits.
+    assert_eq!(report["formats"]["Q6_K"], 1, "{report}");
+    let inspected = &run(&["inspect", out, "--json"]).json_lines()[0];
+    assert_eq!((&inspected["format"], &inspected["supported"]), (&json!("Q4_0"), &json!(true)));
+    let again = run(&["quantize", "tales", out, "--format", "Q4_0"]);
+    assert!(again.code == Some(2) && again.err.contains("exists already"), "{}", again.err);
+    let unknown = run(&["quantize", "tales", out, "--format", "IQ1_S"]);
+    assert!(unknown.code == Some(2) && unknown.err.contains("Q4_K_M"), "{}", unknown.err);
 }

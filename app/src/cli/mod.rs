@@ -8,6 +8,7 @@ mod keys;
 mod library;
 mod model;
 mod parse;
+mod quantize;
 mod run;
 mod sampling;
 mod serve;
@@ -28,6 +29,7 @@ pub use library::{
 };
 pub use model::ModelArg;
 pub use parse::parse;
+pub use quantize::{QuantizeArgs, WriteArgs};
 pub use run::RunArgs;
 pub use sampling::{GrammarArgs, Limit, SamplingArgs};
 pub use serve::{GivenOptions, LogFormat, ServeArgs, ServeOptions, SharePrefixes, Time};
@@ -96,6 +98,8 @@ pub enum Command {
     Tokenize(TokenizeArgs),
     /// Show the content of a model file and the memory that it needs
     Inspect(InspectArgs),
+    /// Write a model to a GGUF file in another weight format
+    Quantize(QuantizeArgs),
     /// Download a model from Hugging Face into the library
     #[command(alias = "download", alias = "get", alias = "install")]
     Pull(PullArgs),

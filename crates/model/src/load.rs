@@ -14,7 +14,7 @@ use crate::{
     arch::{self, Config, Definition, Names, Tensors},
     chat::{ChatInput, ChatTemplate, TemplateError, TemplateTokens},
     error::ModelError,
-    gguf::{self, Gguf},
+    gguf::{self, Contents, Gguf},
     hf::{
         HfFolder,
         quantized::{self, Scheme},
@@ -320,6 +320,23 @@ impl ModelFile {
         match &self.source {
             Source::Gguf(gguf) => Ok(Cow::Borrowed(&gguf.tensors)),
             Source::Hf(folder) => quantized::resolve(&folder.config, &folder.tensors),
+        }
+    }
+
+    /// Returns what a single GGUF file of this model would contain.
+    ///
+    /// # Errors
+    /// [`ModelError`], for folders that cannot be converted.
+    pub fn contents(&self) -> Result<Contents, ModelError> {
+        match &self.source {
+            Source::Gguf(gguf) => {
+                let mut metadata = gguf.metadata.clone();
+                for key in ["split.no", "split.count", "split.tensors.count"] {
+                    metadata.remove(key);
+                }
+                Ok(Contents { metadata, tensors: gguf.tensors.clone() })
+            }
+            Source::Hf(_) => Err(ModelError::unsupported("converting a folder")),
         }
     }
 

@@ -4,6 +4,8 @@ use std::{borrow::Cow, fmt};
 
 use paguro_backend::{Bytes, WeightFormat};
 
+use crate::gguf;
+
 /// A named tensor and its bytes.
 #[derive(Clone, Debug)]
 pub struct Tensor {
@@ -46,6 +48,14 @@ impl DType {
         match self {
             DType::Weight(format) => Some(*format),
             DType::Other(_) => None,
+        }
+    }
+
+    /// The number that GGUF files give the type, if they have it (`enum ggml_type`).
+    pub fn ggml_type(&self) -> Option<u32> {
+        match self {
+            DType::Weight(format) => Some(format.ggml_type()).filter(|&number| number != u32::MAX),
+            DType::Other(name) => gguf::number_of_type(name),
         }
     }
 }

@@ -16,6 +16,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("paguro-engine", &["paguro-model", "paguro-backend", "paguro-backend-conformance", "paguro-kv-store"]),
     ("paguro-kv-store", &[]),
     ("paguro-model", &["paguro-backend"]),
+    ("paguro-quantize", &["paguro-model", "paguro-backend"]),
     ("paguro-backend-conformance", &["paguro-backend"]),
     ("paguro-backend-*", &["paguro-backend", "paguro-backend-conformance"]),
     ("paguro-backend", &["paguro-backend-conformance"]),
@@ -85,6 +86,7 @@ mod tests {
             ("paguro", &["clap", "paguro-engine", "paguro-backend-cpu"]),
             ("paguro-engine", &["paguro-model", "paguro-backend", "tokio"]),
             ("paguro-model", &["paguro-backend"]),
+            ("paguro-quantize", &["paguro-model", "paguro-backend"]),
             ("paguro-backend-cpu", &["paguro-backend"]),
             ("paguro-backend", &["half"]),
         ]);

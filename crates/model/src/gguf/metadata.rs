@@ -92,6 +92,16 @@ impl Metadata {
         }
     }
 
+    /// Sets a value, in place of one that is there.
+    pub fn set(&mut self, key: &str, value: Value) {
+        self.entries.insert(key.to_owned(), value);
+    }
+
+    /// Removes a value.
+    pub fn remove(&mut self, key: &str) {
+        self.entries.remove(key);
+    }
+
     /// A string; `None` if absent, of another type or not UTF-8.
     pub fn str(&self, key: &str) -> Option<&str> {
         match self.get(key)? {

@@ -9,6 +9,7 @@ mod metadata;
 mod reader;
 mod split;
 mod types;
+mod write;
 
 use std::{
     path::{Path, PathBuf},
@@ -18,8 +19,19 @@ use std::{
 use paguro_backend::ByteSource;
 
 pub use metadata::{Array, Metadata, MetadataError, Value};
+pub(crate) use types::number_of_type;
+pub use write::{TensorInfo, Writer};
 
 use crate::{file::WeightFile, tensor::Tensor};
+
+/// Metadata and tensors of a model as a GGUF file has them, wherever they come from.
+#[derive(Clone, Debug, Default)]
+pub struct Contents {
+    /// The key/values.
+    pub metadata: Metadata,
+    /// All tensors.
+    pub tensors: Vec<Tensor>,
+}
 
 /// A GGUF model: one file, or all files of a split one.
 #[derive(Debug)]
@@ -71,6 +83,11 @@ impl Gguf {
         let reader::Part { version, metadata, tensors, bytes } = part;
         Self { version, metadata, tensors, files, bytes }
     }
+}
+
+/// Returns the `general.file_type` of files that people call `name`, such as `Q4_K_M`.
+pub fn file_type_number(name: &str) -> Option<u32> {
+    (0..=types::LAST_FILE_TYPE).find(|&number| types::file_type(number) == Some(name))
 }
 
 fn read_file(path: &Path) -> Result<reader::Part, GgufError> {

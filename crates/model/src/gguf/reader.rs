@@ -7,7 +7,8 @@ use paguro_backend::{ByteSource, Bytes};
 use super::{Array, GgufError, Metadata, Value, cursor::Cursor, types};
 use crate::tensor::Tensor;
 
-const DEFAULT_ALIGNMENT: u32 = 32;
+/// Alignment of tensors in files that do not give one.
+pub(super) const DEFAULT_ALIGNMENT: u32 = 32;
 const MAX_DIMS: u32 = 4;
 
 // Minimum bytes of each entry in the file: a count that exceeds them is invalid.

@@ -40,12 +40,20 @@ pub(super) fn tensor_type(number: u32) -> (DType, Option<BlockSize>) {
     }
 }
 
+/// The number of a type that is only copied, by its name. Types without a size cannot be copied.
+pub(crate) fn number_of_type(name: &str) -> Option<u32> {
+    OTHERS.iter().find(|other| other.1 == name && other.2 > 0).map(|other| other.0)
+}
+
 /// Elements and bytes of a block.
 #[derive(Clone, Copy)]
 pub(super) struct BlockSize {
     pub(super) len: u64,
     pub(super) bytes: u64,
 }
+
+/// The largest number that [`file_type`] knows.
+pub(super) const LAST_FILE_TYPE: u32 = 41;
 
 /// Returns the common name of a `general.file_type` (`enum llama_ftype` of llama.cpp): `Q4_K_M`.
 pub(super) fn file_type(number: u32) -> Option<&'static str> {

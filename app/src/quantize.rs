@@ -1,0 +1,137 @@
+//! `paguro quantize` and `paguro convert`: one model file from another.
+
+use std::{
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Instant,
+};
+
+use paguro_model::gguf::Contents;
+use paguro_quantize::{Importance, Job, Mixture, QuantizeError, Report, quantize as write_model};
+use serde_json::{Map, json};
+
+use crate::{
+    cli::{QuantizeArgs, WriteArgs},
+    failure::{Failure, Outcome},
+    interrupt::Interrupt,
+    load,
+    models::Source,
+    output::Output,
+    settings::{LibrarySettings, Terminal},
+    units,
+};
+
+/// Parts of the bar: progress is counted in thousandths.
+const PARTS: u64 = 1000;
+
+/// Runs the command.
+///
+/// # Errors
+/// A model that cannot be read, an output that exists or cannot be written.
+pub fn quantize(args: &QuantizeArgs, library: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
+    let source = Source::find(Some(&args.model), library)?;
+    let importance = args.imatrix.as_deref().map(Importance::read).transpose();
+    let importance = importance.map_err(|error| Failure::from_error(&error))?;
+    write(&source, Some(args.format), importance.as_ref(), &args.out, &args.write, terminal)
+}
+
+/// Writes a model in a mixture, or in the formats that it has.
+fn write(
+    source: &Source,
+    mixture: Option<Mixture>,
+    importance: Option<&Importance>,
+    out: &Path,
+    args: &WriteArgs,
+    terminal: Terminal,
+) -> Outcome<()> {
+    if out.is_dir() {
+        return Err(Failure::usage(format!("`{}` is a folder", out.display())).hint("name the file to write"));
+    }
+    if out.exists() && !args.replace {
+        return Err(Failure::usage(format!("`{}` exists already", out.display()))
+            .hint("take another name, or add --replace"));
+    }
+    let contents = load::file(source)?.contents().map_err(|error| Failure::from_error(&error))?;
+    let started = Instant::now();
+    let report = run(&contents, mixture, importance, out, args, terminal)?;
+    let seconds = started.elapsed().as_secs_f64();
+    warn(&report, terminal);
+    let bits = report.bytes as f64 * 8.0 / report.elements.max(1) as f64;
+    if args.json {
+        return Output::new().json(&json!({
+            "file": out,
+            "format": mixture.map(Mixture::name),
+            "tensors": report.tensors,
+            "formats": report.formats.iter().map(|(name, count)| (name.clone(), json!(count))).collect::<Map<_, _>>(),
+            "source_bytes": report.source_bytes,
+            "bytes": report.bytes,
+            "bits_per_weight": bits,
+            "fallbacks": report.fallbacks.iter().map(|(tensor, format)| {
+                json!({"tensor": tensor, "format": format.name()})
+            }).collect::<Vec<_>>(),
+            "requantized": report.requantized,
+            "without_importance": report.unweighted,
+            "seconds": seconds,
+        }));
+    }
+    let formats: Vec<_> = report.formats.iter().map(|(format, count)| format!("{count} {format}")).collect();
+    terminal.status(&format!(
+        "{}: {} of {}, {bits:.2} bits per weight, {seconds:.1} s",
+        out.display(),
+        units::plural(report.tensors, "tensor"),
+        units::bytes(report.bytes),
+    ));
+    terminal.status(&format!("formats: {}", formats.join(", ")));
+    Ok(())
+}
+
+fn run(
+    contents: &Contents,
+    mixture: Option<Mixture>,
+    importance: Option<&Importance>,
+    out: &Path,
+    args: &WriteArgs,
+    terminal: Terminal,
+) -> Outcome<Report> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let interrupt = Interrupt::install()?;
+    let flag = stop.clone();
+    let _armed = interrupt.on_press(move || flag.store(true, Ordering::Relaxed));
+    let available = || thread::available_parallelism().map_or(1, usize::from);
+    let threads = args.threads.threads.unwrap_or_else(available);
+    let bar = terminal.bar(PARTS as usize, "writing");
+    let job = Job { contents, mixture, importance, threads, stop: &stop };
+    let result = write_model(job, out, |progress| {
+        bar.set_position((progress.done * PARTS).checked_div(progress.total).unwrap_or(0));
+        bar.set_message(progress.tensor.to_owned());
+    });
+    bar.finish_and_clear();
+    result.map_err(|error| match error {
+        QuantizeError::Interrupted => Failure::interrupted(),
+        QuantizeError::NeedsImportance { .. } => Failure::from_error(&error)
+            .hint("paguro imatrix MODEL TEXT -o FILE makes one; give it with --imatrix FILE"),
+        error => Failure::from_error(&error),
+    })
+}
+
+/// Notes about tensors that did not become what one would expect.
+fn warn(report: &Report, terminal: Terminal) {
+    if report.requantized > 0 {
+        let tensors = units::plural(report.requantized, "tensor");
+        terminal.note(&format!("warning: {tensors} were quantized before; the errors of both add up"));
+    }
+    if let Some((tensor, format)) = report.fallbacks.first() {
+        let tensors = units::plural(report.fallbacks.len(), "tensor");
+        terminal.note(&format!(
+            "note: rows of {tensors} are no whole blocks of their format; another was taken (`{tensor}`: {format})"
+        ));
+    }
+    if let Some(tensor) = report.unweighted.first() {
+        let tensors = units::plural(report.unweighted.len(), "tensor");
+        terminal.note(&format!("note: the importance matrix lacks {tensors}, such as `{tensor}`"));
+    }
+}
