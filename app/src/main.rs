@@ -96,6 +96,7 @@ fn execute(settings: &Settings) -> Outcome<()> {
         Command::Eval(args) => eval::eval(args, library, terminal),
         Command::Tokenize(args) => tokenize::tokenize(args, library),
         Command::Inspect(args) => inspect::inspect(args, library, terminal),
+        Command::Convert(args) => quantize::convert(args, library, terminal),
         Command::Quantize(args) => quantize::quantize(args, library, terminal),
         Command::Pull(args) => library::pull(args, library, terminal),
         Command::Search(args) => library::search(args, library, terminal),

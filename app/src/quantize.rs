@@ -15,7 +15,7 @@ use paguro_quantize::{Importance, Job, Mixture, QuantizeError, Report, quantize 
 use serde_json::{Map, json};
 
 use crate::{
-    cli::{QuantizeArgs, WriteArgs},
+    cli::{ConvertArgs, QuantizeArgs, WriteArgs},
     failure::{Failure, Outcome},
     interrupt::Interrupt,
     load,
@@ -37,6 +37,15 @@ pub fn quantize(args: &QuantizeArgs, library: &LibrarySettings, terminal: Termin
     let importance = args.imatrix.as_deref().map(Importance::read).transpose();
     let importance = importance.map_err(|error| Failure::from_error(&error))?;
     write(&source, Some(args.format), importance.as_ref(), &args.out, &args.write, terminal)
+}
+
+/// Runs `paguro convert`.
+///
+/// # Errors
+/// As [`quantize`]; a folder of which a GGUF file would lose something.
+pub fn convert(args: &ConvertArgs, library: &LibrarySettings, terminal: Terminal) -> Outcome<()> {
+    let source = Source::find(Some(&args.model), library)?;
+    write(&source, None, None, &args.out, &args.write, terminal)
 }
 
 /// Writes a model in a mixture, or in the formats that it has.

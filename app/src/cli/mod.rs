@@ -29,7 +29,7 @@ pub use library::{
 };
 pub use model::ModelArg;
 pub use parse::parse;
-pub use quantize::{QuantizeArgs, WriteArgs};
+pub use quantize::{ConvertArgs, QuantizeArgs, WriteArgs};
 pub use run::RunArgs;
 pub use sampling::{GrammarArgs, Limit, SamplingArgs};
 pub use serve::{GivenOptions, LogFormat, ServeArgs, ServeOptions, SharePrefixes, Time};
@@ -100,6 +100,8 @@ pub enum Command {
     Inspect(InspectArgs),
     /// Write a model to a GGUF file in another weight format
     Quantize(QuantizeArgs),
+    /// Write a Hugging Face folder, or a split model, as one GGUF file
+    Convert(ConvertArgs),
     /// Download a model from Hugging Face into the library
     #[command(alias = "download", alias = "get", alias = "install")]
     Pull(PullArgs),

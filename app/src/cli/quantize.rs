@@ -43,6 +43,29 @@ pub struct QuantizeArgs {
     pub write: WriteArgs,
 }
 
+/// `paguro convert`.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+The weights keep their format, as far as GGUF has it: a folder in BF16 becomes a file in BF16. `paguro quantize` reads folders as \
+well. A model of which a GGUF file would lose something is refused.
+
+Examples:
+  paguro convert some/hf-folder MODEL.gguf
+  paguro convert MODEL-00001-of-00003.gguf MODEL.gguf    one file of several")]
+pub struct ConvertArgs {
+    /// The model to read: a Hugging Face folder, a GGUF file, or a model of the library
+    #[arg(value_name = "MODEL")]
+    pub model: String,
+
+    /// The GGUF file to write
+    #[arg(value_name = "OUT")]
+    pub out: PathBuf,
+
+    /// See [`WriteArgs`].
+    #[command(flatten)]
+    pub write: WriteArgs,
+}
+
 /// Options of commands that write a model.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct WriteArgs {

@@ -9,6 +9,7 @@ pub const SOURCES: &str = env!("PAGURO_SOURCES");
 
 pub mod chat;
 mod error;
+mod export;
 mod file;
 pub mod gguf;
 mod hf;

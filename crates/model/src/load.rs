@@ -14,6 +14,7 @@ use crate::{
     arch::{self, Config, Definition, Names, Tensors},
     chat::{ChatInput, ChatTemplate, TemplateError, TemplateTokens},
     error::ModelError,
+    export,
     gguf::{self, Contents, Gguf},
     hf::{
         HfFolder,
@@ -336,7 +337,15 @@ impl ModelFile {
                 }
                 Ok(Contents { metadata, tensors: gguf.tensors.clone() })
             }
-            Source::Hf(_) => Err(ModelError::unsupported("converting a folder")),
+            Source::Hf(folder) => {
+                let parts = export::Parts {
+                    name: &self.name,
+                    defaults: hf_defaults(&folder.generation),
+                    templates: self.chat_templates()?,
+                    majority: self.majority_type(),
+                };
+                export::contents(folder, &parts)
+            }
         }
     }
 

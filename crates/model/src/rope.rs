@@ -117,7 +117,7 @@ impl RopeConfig {
         Rope { style: self.style, frequencies, magnitude: self.magnitude as f32 }
     }
 
-    fn frequency(&self, pair: usize) -> f64 {
+    pub(crate) fn frequency(&self, pair: usize) -> f64 {
         let plain = self.base.powf(-2.0 * pair as f64 / self.dims as f64) / self.divisor(pair);
         let interpolated = plain / self.factor;
         match self.yarn {

@@ -4,6 +4,7 @@
 //! that is common to all architectures; a definition contains the differences.
 
 mod config;
+mod export;
 mod gguf;
 mod hf;
 mod kv;
@@ -54,6 +55,7 @@ use paguro_backend::RopeStyle;
 
 pub(crate) use self::{
     config::{Block, Config, DeltaFiles, ExpertsConfig, Multipliers, Recurrent, SsdConfig, SsdNorm},
+    export::export,
     gguf::config as config_from_gguf,
     hf::config as config_from_hf,
     lower::lower,

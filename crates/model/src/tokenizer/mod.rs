@@ -5,6 +5,7 @@
 
 mod bpe;
 mod breakers;
+mod export;
 mod fim;
 mod gguf;
 mod hf;
@@ -92,6 +93,17 @@ impl Tokenizer {
     pub fn from_hf(tokenizer_json: &[u8], tokenizer_config: Option<&[u8]>) -> Result<Self, TokenizerError> {
         let config = tokenizer_config.map(TokenizerConfig::parse).transpose()?.unwrap_or_default();
         hf::read(tokenizer_json, &config)
+    }
+
+    /// Writes the tokenizer of a folder as metadata of a GGUF file, with at least `size` tokens.
+    pub(crate) fn write_gguf(
+        &self,
+        tokenizer_json: &[u8],
+        config: &TokenizerConfig,
+        size: usize,
+        metadata: &mut Metadata,
+    ) -> Result<(), TokenizerError> {
+        export::write(self, tokenizer_json, config, size, metadata)
     }
 
     /// The tokens of `text`, with nothing added.

@@ -156,6 +156,14 @@ const FAMILIES: &[(Family, &[&str])] = &[
     (Family::Gemma4, &["gemma4", "granite-embed-multi-311m", "sarvam-moe"]),
 ];
 
+/// One name of each family, the most common ones first and the one without a meaning of its own last.
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    const COMMON: [&str; 6] = ["llama-bpe", "qwen2", "qwen35", "gpt-2", "gpt-4o", "tekken"];
+    let is_common = |names: &[&str]| names.iter().any(|name| COMMON.contains(name));
+    let others = FAMILIES.iter().filter(move |(_, names)| !is_common(names)).map(|(_, names)| names[0]);
+    COMMON.into_iter().chain(others.filter(|&name| name != "default")).chain(["default"])
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Family {
     Default,

@@ -1,0 +1,85 @@
+//! A Hugging Face folder as the contents of a GGUF file.
+
+use serde_json::Value as Json;
+
+use crate::{
+    arch::{self, Names, Tensors},
+    error::ModelError,
+    gguf::{Contents, Metadata, Value},
+    hf::{HfFolder, quantized},
+    load::GenerationDefaults,
+    tokenizer::{Tokenizer, TokenizerConfig},
+};
+
+/// The parts of a folder that end in other keys than tensors do.
+pub(crate) struct Parts<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) defaults: GenerationDefaults,
+    /// Chat templates with their names.
+    pub(crate) templates: Vec<(String, String)>,
+    /// The format that most bytes have.
+    pub(crate) majority: String,
+}
+
+/// Converts a folder; its weights are read when the contents are written.
+pub(crate) fn contents(folder: &HfFolder, parts: &Parts<'_>) -> Result<Contents, ModelError> {
+    let tensors = quantized::resolve(&folder.config, &folder.tensors)?;
+    let config = |context| arch::config_from_hf(&folder.config, tensors.len(), context);
+    let (long, short) = (config(Some(usize::MAX >> 16))?, config(Some(1))?);
+    let places = Tensors::new(long.definition.gguf, &[], &tensors);
+    let names = Names::hf(long.definition, |name| places.has(name));
+    let mut contents = arch::export(&long, &short, &names, &tensors)?;
+    let metadata = &mut contents.metadata;
+    metadata.set("general.name", Value::String(parts.name.to_owned()));
+    if let Some(number) = crate::gguf::file_type_number(&parts.majority) {
+        metadata.set("general.file_type", Value::U32(number));
+    }
+    metadata.set("general.quantization_version", Value::U32(2));
+    sampling(&parts.defaults, metadata);
+
+    let rows = contents.tensors.iter().find(|tensor| tensor.name == "token_embd.weight");
+    let size = rows.and_then(|tensor| tensor.shape.first().copied()).unwrap_or(0);
+    let json = folder.tokenizer()?;
+    let config = folder.tokenizer_config()?;
+    let tokenizer = Tokenizer::from_hf(&json, config.as_deref())?;
+    let config = config.as_deref().map(TokenizerConfig::parse).transpose()?.unwrap_or_default();
+    tokenizer.write_gguf(&json, &config, size, metadata)?;
+    // The end of an answer may be another token than that of a text.
+    let end = [&folder.generation, &folder.config].into_iter().find_map(|file| file.get("eos_token_id"));
+    let ends: Vec<u32> = match end {
+        Some(Json::Array(ids)) => ids.iter().filter_map(|id| id.as_u64()?.try_into().ok()).collect(),
+        Some(id) => id.as_u64().and_then(|id| id.try_into().ok()).into_iter().collect(),
+        None => Vec::new(),
+    };
+    if let Some(&first) = ends.first().filter(|_| tokenizer.eos().is_none()) {
+        metadata.set("tokenizer.ggml.eos_token_id", Value::U32(first));
+    }
+    if let Some(&other) = ends.iter().find(|&&id| Some(id) != tokenizer.eos()) {
+        metadata.set("tokenizer.ggml.eot_token_id", Value::U32(other));
+    }
+    for (name, template) in &parts.templates {
+        let key = match name.as_str() {
+            "default" => "tokenizer.chat_template".to_owned(),
+            name => format!("tokenizer.chat_template.{name}"),
+        };
+        metadata.set(&key, Value::String(template.clone()));
+    }
+    Ok(contents)
+}
+
+fn sampling(defaults: &GenerationDefaults, metadata: &mut Metadata) {
+    let numbers = [
+        ("temp", defaults.temperature),
+        ("top_p", defaults.top_p),
+        ("min_p", defaults.min_p),
+        ("penalty_repeat", defaults.repetition_penalty),
+    ];
+    for (key, number) in numbers {
+        if let Some(number) = number {
+            metadata.set(&format!("general.sampling.{key}"), Value::F32(number));
+        }
+    }
+    if let Some(top_k) = defaults.top_k {
+        metadata.set("general.sampling.top_k", Value::I32(top_k as i32));
+    }
+}

@@ -1,0 +1,83 @@
+//! Folders as GGUF files: the same logits, tokens and templates.
+
+mod shared;
+mod tiny;
+
+use std::{path::Path, sync::Arc};
+
+use paguro_model::{
+    LoadOptions, Model, ModelFile,
+    gguf::{TensorInfo, Writer},
+    tokenizer::SpecialTokens,
+};
+use tiny::{
+    models::{self, VOCAB},
+    run,
+};
+
+/// Writes a folder's contents as they are and opens them.
+fn convert(folder: &Path) -> Result<Model, String> {
+    let contents = ModelFile::open(folder).unwrap().contents().map_err(|error| error.to_string())?;
+    let info = |tensor: &paguro_model::tensor::Tensor| TensorInfo {
+        name: tensor.name.clone(),
+        ggml_type: tensor.dtype.ggml_type().unwrap(),
+        shape: tensor.shape.clone(),
+        bytes: tensor.bytes.len() as u64,
+    };
+    let infos: Vec<_> = contents.tensors.iter().map(info).collect();
+    let mut writer = Writer::new(Vec::new(), &contents.metadata, &infos).unwrap();
+    for tensor in &contents.tensors {
+        writer.write(&tensor.bytes.read().unwrap()).unwrap();
+    }
+    let file = ModelFile::from_bytes("converted", Arc::new(writer.finish().unwrap())).unwrap();
+    Ok(file.load(&LoadOptions::default()).unwrap_or_else(|error| panic!("{}: {error}", folder.display())))
+}
+
+#[track_caller]
+fn check(name: &str, folder: &Path, tokens: &[u32]) {
+    let model = Model::open(folder, &LoadOptions::default()).unwrap();
+    let converted = convert(folder).unwrap_or_else(|error| panic!("{name}: {error}"));
+    converted.program.check(&converted.weights).unwrap();
+    let (a, b) = (run::logits(&model, tokens), run::logits(&converted, tokens));
+    let largest = a.iter().flatten().fold(0f32, |most, value| most.max(value.abs()));
+    let worst = a.iter().flatten().zip(b.iter().flatten()).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    // Where RoPE pairs other elements, sums run in another order.
+    let allowed = if model.program.ropes[0].style == converted.program.ropes[0].style { 0.0 } else { 1e-4 };
+    assert!(worst <= allowed * largest, "{name}: logits of {largest} differ by {worst}");
+    for text in ["Once upon a time, there was a fox.", "  12345 naïve\n\n\tÀ日本 don't", "<|user|> x"] {
+        for special in [SpecialTokens::AsText, SpecialTokens::Parse] {
+            let encode = |model: &Model| model.tokenizer.encode_prompt(text, special);
+            assert_eq!(encode(&model), encode(&converted), "{name}: {text:?}, {special:?}");
+        }
+    }
+    assert_eq!(model.stop_tokens, converted.stop_tokens, "{name}");
+    assert_eq!(model.chat_template.is_some(), converted.chat_template.is_some(), "{name}");
+    assert_eq!(model.context_length, converted.context_length, "{name}");
+    assert_eq!(model.defaults.temperature, converted.defaults.temperature, "{name}");
+}
+
+#[test]
+fn tiny_models_are_the_same_afterwards() {
+    let tokens: Vec<u32> = (0..40).map(|i| 3 + (i * i * 31 + 7 * i) % (VOCAB as u32 - 3)).collect();
+    for model in models::all() {
+        let folder = tempfile::tempdir().unwrap();
+        model.write_hf(folder.path());
+        check(model.name, folder.path(), &tokens);
+    }
+}
+
+#[test]
+fn a_trained_model_is_the_same_afterwards() {
+    let Some(folder) = shared::folder("model/hf") else { return };
+    let tokens: Vec<u32> = (0..24).map(|i| 6 + 37 * i % 4000).collect();
+    check("tales", &folder, &tokens);
+}
+
+#[test]
+fn models_that_would_lose_something_are_refused() {
+    for name in ["dsv3-hf", "gemma4-hf", "qwen35-hf"] {
+        let Some(folder) = shared::folder(&format!("model/families/{name}")) else { return };
+        let error = convert(&folder).map(|_| ()).unwrap_err();
+        assert!(error.starts_with("converting ") && error.contains("is not supported"), "{name}: {error}");
+    }
+}
