@@ -144,7 +144,11 @@ fn summary(
     row("parameters", format!("{} ({})", units::count(description.parameters), description.quantization))?;
     for Conversion { from, to, matrices, exact } in file.conversions() {
         let tensors = units::plural(matrices, "tensor");
-        let loss = if exact { "without loss" } else { "products with scales are rounded" };
+        let loss = match (exact, to.is_quantized()) {
+            (true, _) => "without loss",
+            (false, true) => "with scales rounded to f16",
+            (false, false) => "products with scales are rounded",
+        };
         row("read as", format!("{tensors} of {from} as {to}, {loss}"))?;
     }
     match model {

@@ -122,7 +122,7 @@ fn run(
     result.map_err(|error| match error {
         QuantizeError::Interrupted => Failure::interrupted(),
         QuantizeError::NeedsImportance { .. } => Failure::from_error(&error)
-            .hint("paguro imatrix MODEL TEXT -o FILE makes one; give it with --imatrix FILE"),
+            .hint("give one with --imatrix FILE; `llama-imatrix` makes it from a text"),
         error => Failure::from_error(&error),
     })
 }

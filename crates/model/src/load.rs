@@ -97,7 +97,7 @@ pub struct Conversion {
     pub to: WeightFormat,
     /// Number of matrices.
     pub matrices: usize,
-    /// False if products of scales and quants are rounded.
+    /// False if products of scales and quants are rounded, or, in a quantized format, the scales.
     pub exact: bool,
 }
 
@@ -358,18 +358,15 @@ impl ModelFile {
         };
         let kept: HashSet<(&str, &DType)> =
             folder.tensors.iter().map(|tensor| (tensor.name.as_str(), &tensor.dtype)).collect();
+        let Ok(rounded) = quantized::rounded(&folder.config, &folder.tensors) else { return Vec::new() };
         let mut counts = BTreeMap::new();
         for tensor in usable.iter().filter(|it| !kept.contains(&(it.name.as_str(), &it.dtype))) {
             if let DType::Weight(format) = tensor.dtype {
-                *counts.entry(format).or_insert(0) += 1;
+                let exact = format.is_quantized() && !rounded.contains(&tensor.name);
+                *counts.entry((format, exact)).or_insert(0) += 1;
             }
         }
-        let conversion = |(to, matrices): (WeightFormat, usize)| Conversion {
-            from: scheme.name(),
-            to,
-            matrices,
-            exact: to.is_quantized(),
-        };
+        let conversion = |((to, exact), matrices)| Conversion { from: scheme.name(), to, matrices, exact };
         counts.into_iter().map(conversion).collect()
     }
 

@@ -64,11 +64,19 @@ mixtures! {
     Q4_1: Q4_1, "four bits, an old format";
     Q4_0: Q4_0, "four bits, an old format";
     MXFP4: MXFP4, "experts in four bits, other matrices in eight";
+    IQ3_M: IQ3_S, "three bits from a table, some matrices in four";
+    IQ3_S: IQ3_S, "three bits from a table";
+    IQ3_XS: IQ3_S, "three bits from a table, some matrices in less";
+    IQ3_XXS: IQ3_XXS, "three bits from a table, smaller; needs an importance matrix";
     Q3_K_L: Q3_K, "three bits, some matrices in five";
     Q3_K_M: Q3_K, "three bits, some matrices in four or five";
     Q3_K_S: Q3_K, "three bits";
     Q2_K: Q2_K, "two bits, some matrices in three or four";
     Q2_K_S: Q2_K, "two bits; needs an importance matrix";
+    IQ2_M: IQ2_S, "two bits from a table, some matrices in three; needs an importance matrix";
+    IQ2_S: IQ2_XS, "two bits from a table, some matrices in three; needs an importance matrix";
+    IQ2_XS: IQ2_XS, "two bits from a table; needs an importance matrix";
+    IQ2_XXS: IQ2_XXS, "two bits from a table, smaller; needs an importance matrix";
     TQ2_0: TQ2_0, "for models trained with weights of -1, 0 and 1";
     TQ1_0: TQ1_0, "for models trained with weights of -1, 0 and 1, smaller";
     Q2_0: Q2_0, "for models trained with weights of four values";
@@ -83,7 +91,9 @@ impl Mixture {
 
     /// True if a tensor of this format makes no sense without an importance matrix.
     fn needs_importance(self, name: &str, format: WeightFormat) -> bool {
-        self == Self::Q2_K_S && format == Q2_K && !matches!(Role::of(name), Role::Embedding | Role::Output)
+        let low =
+            matches!(format, IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS) || self == Self::Q2_K_S && format == Q2_K;
+        low && !matches!(Role::of(name), Role::Embedding | Role::Output)
     }
 }
 
@@ -256,6 +266,8 @@ pub(crate) struct Chooser {
     values: usize,
     values_seen: usize,
     downs_seen: usize,
+    gates_seen: usize,
+    ups_seen: usize,
 }
 
 /// The choice for a tensor.
@@ -284,7 +296,17 @@ impl Chooser {
             }
         }
         let facts = Facts::of(metadata);
-        Self { mixture, facts, has_importance, tied, values, values_seen: 0, downs_seen: 0 }
+        Self {
+            mixture,
+            facts,
+            has_importance,
+            tied,
+            values,
+            values_seen: 0,
+            downs_seen: 0,
+            gates_seen: 0,
+            ups_seen: 0,
+        }
     }
 
     /// Chooses the format of a tensor for which [`is_quantized`] is true.
@@ -310,6 +332,7 @@ impl Chooser {
             return match mixture {
                 M::MXFP4 | M::Q8_0 => Q8_0,
                 _ if !cols.is_multiple_of(base.block_len()) => Q8_0,
+                M::IQ2_XXS | M::IQ2_XS | M::IQ2_S | M::IQ2_M | M::IQ3_XXS => Q5_K,
                 _ => Q6_K,
             };
         }
@@ -320,8 +343,11 @@ impl Chooser {
         match role {
             Role::Embedding => match mixture {
                 M::TQ1_0 | M::TQ2_0 | M::Q2_0 => Q4_K,
+                M::IQ2_XXS | M::IQ2_XS => Q2_K,
+                M::IQ2_S | M::IQ2_M | M::IQ3_XXS => IQ3_S,
                 _ => base,
             },
+            _ if matches!(mixture, M::IQ2_XXS | M::IQ2_XS | M::IQ2_S | M::IQ2_M) => self.two_bits(role),
             Role::V => {
                 let index = self.values_seen;
                 self.values_seen += 1;
@@ -329,6 +355,10 @@ impl Chooser {
                     M::Q2_K if grouped => Q4_K,
                     M::Q2_K => Q3_K,
                     M::Q2_K_S if grouped => Q4_K,
+                    M::IQ3_XXS | M::IQ3_XS | M::IQ3_S if grouped => Q4_K,
+                    M::IQ3_XXS if !self.has_importance => IQ3_S,
+                    M::IQ3_XXS => IQ3_XXS,
+                    M::IQ3_M => Q4_K,
                     M::Q3_K_M if index < 2 => Q5_K,
                     M::Q3_K_M => Q4_K,
                     M::Q3_K_L => Q5_K,
@@ -344,6 +374,8 @@ impl Chooser {
                 }
             }
             Role::K if experts == 8 => Q8_0,
+            Role::K | Role::Q if mixture == M::IQ3_XS => IQ3_XXS,
+            Role::K | Role::Q if mixture == M::IQ3_XXS => IQ2_S,
             Role::Down => {
                 let counted = self.downs_seen;
                 self.downs_seen += 1;
@@ -353,6 +385,14 @@ impl Chooser {
                 match mixture {
                     M::Q2_K => Q3_K,
                     M::Q2_K_S if early => Q4_K,
+                    M::IQ3_XXS if !self.has_importance => {
+                        if early {
+                            Q4_K
+                        } else {
+                            Q3_K
+                        }
+                    }
+                    M::IQ3_M if early || experts == 8 && more_bits(index, layers) => Q4_K,
                     M::Q3_K_M if index < layers / 16 => Q5_K,
                     M::Q3_K_M => Q4_K,
                     M::Q3_K_L => Q5_K,
@@ -366,14 +406,44 @@ impl Chooser {
             }
             Role::AttentionOut if experts == 8 => match mixture {
                 M::Q2_K | M::Q3_K_S | M::Q3_K_M | M::IQ4_NL | M::IQ4_XS | M::Q4_K_S | M::Q4_K_M => Q5_K,
+                M::IQ3_XXS | M::IQ3_XS | M::IQ3_S | M::IQ3_M => Q5_K,
                 _ => base,
             },
             Role::AttentionOut => match mixture {
                 M::Q2_K => Q3_K,
-                M::Q3_K_M => Q4_K,
+                M::IQ3_XXS => IQ3_S,
+                M::Q3_K_M | M::IQ3_M => Q4_K,
                 M::Q3_K_L => Q5_K,
                 _ => base,
             },
+            Role::Gate | Role::Up if mixture == M::IQ3_XS => {
+                let seen = if role == Role::Gate { &mut self.gates_seen } else { &mut self.ups_seen };
+                let counted = *seen;
+                *seen += 1;
+                let index = if experts > 1 { layer_of(name).unwrap_or(counted) } else { counted };
+                if (layers / 8..7 * layers / 8).contains(&index) { IQ3_XXS } else { base }
+            }
+            _ => base,
+        }
+    }
+
+    /// The rules of the mixtures below three bits.
+    fn two_bits(&mut self, role: Role) -> WeightFormat {
+        let Facts { layers, experts, queries_per_kv, .. } = self.facts;
+        let (base, is_larger) =
+            (self.mixture.base(), matches!(self.mixture, Mixture::IQ2_S | Mixture::IQ2_M));
+        let more = if is_larger { IQ3_S } else { Q2_K };
+        match role {
+            Role::V if queries_per_kv >= 4 || experts >= 4 => Q4_K,
+            Role::V => more,
+            Role::K if experts == 8 => Q4_K,
+            Role::Down => {
+                let early = self.downs_seen < layers / 8;
+                self.downs_seen += 1;
+                if early { more } else { base }
+            }
+            Role::AttentionOut if experts == 8 => Q5_K,
+            Role::AttentionOut if is_larger => IQ3_S,
             _ => base,
         }
     }
@@ -389,7 +459,7 @@ fn more_bits(index: usize, count: usize) -> bool {
 fn fitting(format: WeightFormat, cols: usize) -> WeightFormat {
     let fits = |format: &WeightFormat| cols.is_multiple_of(format.block_len());
     let smaller = match format {
-        IQ4_XS => IQ4_NL,
+        IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S | IQ4_XS => IQ4_NL,
         Q2_0 | Q2_K | Q3_K | TQ1_0 | TQ2_0 => Q4_0,
         Q4_K => Q5_0,
         Q5_K => Q5_1,

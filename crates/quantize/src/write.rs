@@ -16,7 +16,7 @@ use paguro_model::{
 };
 
 use crate::{
-    Importance, Mixture, encode,
+    Encoder, Importance, Mixture,
     mixture::{Chooser, is_quantized, layer_of},
 };
 
@@ -287,8 +287,8 @@ impl Planned<'_> {
         let expected = parts * self.cols();
         match importance.means(name) {
             Some(means) if means.len() == expected => Ok(Some(means)),
-            // Embeddings are looked up, and the count of a tied head is of another matrix.
-            Some(_) if name == "token_embd.weight" => Ok(None),
+            // Embeddings are not multiplied with anything.
+            _ if name == "token_embd.weight" => Ok(None),
             Some(means) => {
                 Err(QuantizeError::ImportanceShape { tensor: name.clone(), found: means.len(), expected })
             }
@@ -322,6 +322,8 @@ impl Planned<'_> {
             }
             return step(tensor.elements(), &[]);
         };
+        let new = || Encoder::new(target).expect("mixtures consist of formats that have encoders");
+        let encoder = (source != target).then(new);
         let portion = (PORTION / cols.max(1)).max(1);
         let stride = source.row_bytes(cols);
         let (mut buffer, mut outputs) = (Vec::new(), vec![Vec::new(); threads]);
@@ -340,7 +342,7 @@ impl Planned<'_> {
             let encode = |rows: Range<usize>, out: &mut Vec<u8>| {
                 out.clear();
                 let bytes = &bytes[(rows.start - first) * stride..(rows.end - first) * stride];
-                self.encode(source, target, bytes, rows, importance, out)
+                self.encode(source, encoder.as_ref(), bytes, rows, importance, out)
             };
             thread::scope(|scope| {
                 let encode = &encode;
@@ -358,11 +360,11 @@ impl Planned<'_> {
         Ok(())
     }
 
-    /// Encodes rows, whose bytes are in the format of the source.
+    /// Encodes rows, whose bytes are in the format of the source; without an encoder they are copied.
     fn encode(
         &self,
         source: WeightFormat,
-        target: WeightFormat,
+        encoder: Option<&Encoder>,
         bytes: &[u8],
         rows: Range<usize>,
         importance: Option<&[f32]>,
@@ -378,16 +380,16 @@ impl Planned<'_> {
             if !source.is_finite(bytes) {
                 return not_finite(row, "in the source; the file is damaged".to_owned());
             }
-            if source == target {
+            let Some(encoder) = encoder else {
                 out.extend(bytes);
                 continue;
-            }
+            };
             source.dequantize(bytes, &mut values);
             let importance = importance.map(|importance| &importance[row / rows_of_part * cols..][..cols]);
             let start = out.len();
-            let encoded = encode(target, &values, importance, out);
-            assert!(encoded, "mixtures consist of formats that have encoders");
-            if !target.is_finite(&out[start..]) {
+            encoder.encode(&values, importance, out);
+            if !encoder.format().is_finite(&out[start..]) {
+                let target = encoder.format();
                 return not_finite(row, format!("in {target}; take BF16 or F32 for this model"));
             }
         }

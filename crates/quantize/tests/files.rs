@@ -112,19 +112,18 @@ fn importance_is_for_one_model() {
     let mut importance = Importance::default();
     importance.add("blk.0.ffn_up_exps.weight", 2, 1, &[4.0; 256], 2);
     importance.add("blk.0.ffn_down.weight", 1, 0, &[1.0; 512], 2);
-    let job = |importance| Job {
-        contents: &contents,
-        mixture: Some(Mixture::Q4_0),
-        importance,
-        threads: 1,
-        stop: &stop,
+    let write = |importance: &Importance| {
+        let importance = Some(importance);
+        let job =
+            Job { contents: &contents, mixture: Some(Mixture::Q4_0), importance, threads: 1, stop: &stop };
+        quantize(job, &path, |_| ())
     };
-    let report = quantize(job(Some(&importance)), &path, |_| ()).unwrap();
+    let report = write(&importance).unwrap();
     // Also in the file.
     assert_eq!(Gguf::open(&path).unwrap().metadata.u32("quantize.imatrix.entries_count"), Some(2));
-    assert_eq!(report.unweighted, ["token_embd.weight", "blk.0.attn_k.weight", "blk.0.attn_q.weight"]);
+    assert_eq!(report.unweighted, ["blk.0.attn_k.weight", "blk.0.attn_q.weight"]);
     importance.add("blk.0.attn_k.weight", 1, 0, &[1.0; 128], 2);
-    let error = quantize(job(Some(&importance)), &path, |_| ()).unwrap_err().to_string();
+    let error = write(&importance).unwrap_err().to_string();
     assert!(error.contains("128 values for `blk.0.attn_k.weight`, expected 256"), "{error}");
 }
 

@@ -165,6 +165,20 @@ impl WeightFormat {
         }
     }
 
+    /// Points of the lattice of a format: magnitudes of two bits (eight elements) or three (four), the first in the lowest
+    /// bits. `None` for formats without a lattice.
+    pub const fn points(self) -> Option<&'static [u16]> {
+        match self {
+            Self::IQ1_S | Self::IQ1_M => Some(&grids::IQ1),
+            Self::IQ2_XXS => Some(&grids::IQ2_XXS),
+            Self::IQ2_XS => Some(&grids::IQ2_XS),
+            Self::IQ2_S => Some(&grids::IQ2_S),
+            Self::IQ3_XXS => Some(&grids::IQ3_XXS),
+            Self::IQ3_S => Some(&grids::IQ3_S),
+            _ => None,
+        }
+    }
+
     /// Reads a block of a format that has an [`alphabet`](Self::alphabet).
     ///
     /// # Panics

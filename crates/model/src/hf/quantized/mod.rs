@@ -18,8 +18,12 @@ mod columns;
 mod rows;
 mod scheme;
 
-use std::{borrow::Cow, collections::HashMap};
+use std::{
+    borrow::Cow,
+    collections::{HashMap, HashSet},
+};
 
+use half::f16;
 use paguro_backend::{Bytes, WeightFormat};
 use serde_json::{Map, Value};
 
@@ -74,6 +78,38 @@ pub(crate) fn resolve<'a>(
         None => Some(tensor.clone()),
     };
     Ok(Cow::Owned(tensors.iter().filter_map(keep).collect()))
+}
+
+/// Returns the names that [`resolve`] gives to matrices of which some scale or minimum is rounded, because an f16 does not hold it.
+///
+/// # Errors
+/// As [`resolve`]; scales that cannot be read.
+pub(crate) fn rounded(
+    config: &Map<String, Value>,
+    tensors: &[Tensor],
+) -> Result<HashSet<String>, ModelError> {
+    use WeightFormat::{BF16, F32, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+    let mut names = HashSet::new();
+    let Some(scheme) = Scheme::of(config)? else { return Ok(names) };
+    let folder = Folder { tensors: tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect() };
+    let cache = columns::Cache::default();
+    for tensor in tensors {
+        let Some(base) = tensor.name.strip_suffix(scheme.main_tensor()) else { continue };
+        let Some(found) = folder.matrix(&scheme, base, tensor, &cache)? else { continue };
+        if !matches!(found.format, Q4_0 | Q4_1 | Q5_0 | Q5_1 | Q8_0) {
+            continue;
+        }
+        for scales in found.used.iter().filter_map(|name| folder.get(name)) {
+            let Some(format @ (BF16 | F32)) = scales.dtype.weight_format() else { continue };
+            let bytes = scales.bytes.read().map_err(|error| bad(&scales.name, &error.to_string()))?;
+            let mut values = vec![0.0; scales.elements() as usize];
+            format.dequantize(&bytes, &mut values);
+            if values.iter().any(|&value| f16::from_f32(value).to_f32() != value) {
+                names.insert(format!("{base}.weight"));
+            }
+        }
+    }
+    Ok(names)
 }
 
 impl<'a> Folder<'a> {
