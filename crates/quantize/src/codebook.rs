@@ -61,7 +61,7 @@ fn best_scale(block: &[f32; BLOCK], importance: Option<&[f32]>, mean: f32) -> f3
     let fit = |inverse: f32| {
         let (mut cross, mut square) = (0.0, 0.0);
         for (&x, weight) in block.iter().zip(weights) {
-            let value = f32::from(IQ4_VALUES[closest(inverse * x)]);
+            let value = VALUES[closest(inverse * x)];
             cross += weight * value * x;
             square += weight * value * value;
         }
@@ -88,10 +88,25 @@ fn codes(block: &[f32; BLOCK], scale: f32) -> [u8; BLOCK] {
 
 /// Index of the value of IQ4 that is closest to `x`, the upper one of two.
 fn closest(x: f32) -> usize {
-    let above = IQ4_VALUES.partition_point(|&value| f32::from(value) <= x).clamp(1, 15);
-    let (low, high) = (f32::from(IQ4_VALUES[above - 1]), f32::from(IQ4_VALUES[above]));
-    if x - low < high - x { above - 1 } else { above }
+    // A binary search for the last value that is not above.
+    let mut index = 0;
+    for step in [8, 4, 2, 1] {
+        index += if x >= VALUES[index + step] { step } else { 0 };
+    }
+    let next = (index + 1).min(15);
+    if x - VALUES[index] < VALUES[next] - x { index } else { next }
 }
+
+/// [`IQ4_VALUES`] as floats.
+const VALUES: [f32; 16] = {
+    let mut values = [0.0; 16];
+    let mut i = 0;
+    while i < 16 {
+        values[i] = IQ4_VALUES[i] as f32;
+        i += 1;
+    }
+    values
+};
 
 /// Elements `i` and `i + 16` in byte `i`.
 fn pack(codes: &[u8; BLOCK], out: &mut Vec<u8>) {

@@ -66,7 +66,7 @@ mixtures! {
     MXFP4: MXFP4, "experts in four bits, other matrices in eight";
     IQ3_M: IQ3_S, "three bits from a table, some matrices in four";
     IQ3_S: IQ3_S, "three bits from a table";
-    IQ3_XS: IQ3_S, "three bits from a table, some matrices in less";
+    IQ3_XS: IQ3_S, "three bits from a table, some matrices in less; needs an importance matrix";
     IQ3_XXS: IQ3_XXS, "three bits from a table, smaller; needs an importance matrix";
     Q3_K_L: Q3_K, "three bits, some matrices in five";
     Q3_K_M: Q3_K, "three bits, some matrices in four or five";

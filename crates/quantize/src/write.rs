@@ -1,6 +1,7 @@
 //! Writing a whole file: one tensor after the other, with bounded memory.
 
 use std::{
+    collections::HashMap,
     fs,
     io::{self, BufWriter},
     ops::Range,
@@ -185,6 +186,8 @@ pub fn quantize(
     let out = BufWriter::with_capacity(1 << 20, file.as_file_mut());
     let mut writer = Writer::new(out, &metadata, &infos).map_err(written)?;
     let mut done = 0;
+    // Some have large tables.
+    let mut encoders = HashMap::new();
     for planned in &plan {
         let importance = planned.importance(job, &mut report)?;
         let mut step = |elements: u64, bytes: &[u8]| {
@@ -192,7 +195,11 @@ pub fn quantize(
             progress(Progress { tensor: &planned.tensor.name, done, total: report.elements });
             writer.write(bytes).map_err(written)
         };
-        planned.write(job, importance.as_deref(), &mut step)?;
+        let encoder = planned.target().map(|format| {
+            let new = || Encoder::new(format).expect("mixtures consist of formats that have encoders");
+            &*encoders.entry(format).or_insert_with(new)
+        });
+        planned.write(job, encoder, importance.as_deref(), &mut step)?;
         planned.tensor.bytes.check_unchanged().map_err(|source| planned.unreadable(source))?;
     }
     let out = writer.finish().map_err(written)?;
@@ -270,6 +277,11 @@ impl Planned<'_> {
         Ok(TensorInfo { name: tensor.name.clone(), ggml_type, shape: tensor.shape.clone(), bytes })
     }
 
+    /// The format to encode in; `None` for tensors that are copied.
+    fn target(&self) -> Option<WeightFormat> {
+        self.format.filter(|&format| self.tensor.dtype.weight_format() != Some(format))
+    }
+
     fn unreadable(&self, source: io::Error) -> QuantizeError {
         QuantizeError::Read { tensor: self.tensor.name.clone(), source }
     }
@@ -278,9 +290,7 @@ impl Planned<'_> {
     fn importance(&self, job: Job<'_>, report: &mut Report) -> Result<Option<Vec<f32>>, QuantizeError> {
         let Some(importance) = job.importance else { return Ok(None) };
         let name = &self.tensor.name;
-        let is_encoded = self.format.is_some_and(WeightFormat::is_quantized)
-            && self.format != self.tensor.dtype.weight_format();
-        if !is_encoded {
+        if !self.target().is_some_and(WeightFormat::is_quantized) {
             return Ok(None);
         }
         let parts = self.tensor.shape.iter().rev().skip(2).product::<usize>();
@@ -306,12 +316,13 @@ impl Planned<'_> {
     fn write(
         &self,
         job: Job<'_>,
+        encoder: Option<&Encoder>,
         importance: Option<&[f32]>,
         step: &mut dyn FnMut(u64, &[u8]) -> Result<(), QuantizeError>,
     ) -> Result<(), QuantizeError> {
         let (tensor, cols, rows) = (self.tensor, self.cols(), self.rows());
         let threads = job.threads.max(1);
-        let Some((source, target)) = tensor.dtype.weight_format().zip(self.format) else {
+        let Some(source) = tensor.dtype.weight_format() else {
             // Bytes of a type that only has to be copied.
             let mut buffer = Vec::new();
             let size = tensor.bytes.len();
@@ -322,8 +333,6 @@ impl Planned<'_> {
             }
             return step(tensor.elements(), &[]);
         };
-        let new = || Encoder::new(target).expect("mixtures consist of formats that have encoders");
-        let encoder = (source != target).then(new);
         let portion = (PORTION / cols.max(1)).max(1);
         let stride = source.row_bytes(cols);
         let (mut buffer, mut outputs) = (Vec::new(), vec![Vec::new(); threads]);
@@ -342,7 +351,7 @@ impl Planned<'_> {
             let encode = |rows: Range<usize>, out: &mut Vec<u8>| {
                 out.clear();
                 let bytes = &bytes[(rows.start - first) * stride..(rows.end - first) * stride];
-                self.encode(source, encoder.as_ref(), bytes, rows, importance, out)
+                self.encode(source, encoder, bytes, rows, importance, out)
             };
             thread::scope(|scope| {
                 let encode = &encode;
