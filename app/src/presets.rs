@@ -160,7 +160,7 @@ impl TryFrom<ModelPreset> for Preset {
         let text = |text: Option<String>| text.filter(|text| !text.trim().is_empty());
         let kv_dtype = text(preset.kv_dtype).map(|name| {
             serde_json::from_value(Value::from(name.as_str()))
-                .map_err(|_| format!("`kv_dtype` is {name:?}, and can be \"f16\" or \"q8\""))
+                .map_err(|_| format!("`kv_dtype` is {name:?}, and can be \"f16\", \"q8\" or \"q4\""))
         });
         Ok(Self {
             ctx: preset.context,

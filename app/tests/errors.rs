@@ -276,7 +276,7 @@ fn flags_that_cannot_be() {
 fn variables_that_cannot_be_are_named() {
     for (name, value, rule) in [
         ("PAGURO_DEVICE", "bogus", "must be auto, cpu, gpu or gpu:N"),
-        ("PAGURO_KV_DTYPE", "q4", "must be one of f16, q8"),
+        ("PAGURO_KV_DTYPE", "q3", "must be one of f16, q8, q4"),
         ("PAGURO_THREADS", "0", "must be at least 1"),
     ] {
         let mut command = paguro(&["run", "-n", "1", "Hello there"]);

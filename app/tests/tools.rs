@@ -73,6 +73,8 @@ fn inspect_shows_a_model_and_what_it_needs() {
     let memory = &run(&["inspect", "--json", "-c", "1000", "--kv-dtype", "q8"]).json()["memory"];
     assert_eq!((&memory["kv_dtype"], &memory["pages"]), (&json!("q8"), &json!(32)));
     assert_eq!(memory["kv_bytes"], 32 * (6 * 2 * 4 * 2 * (16 * 64 + 64)));
+    let memory = &run(&["inspect", "--json", "-c", "1000", "--kv-dtype", "q4"]).json()["memory"];
+    assert_eq!(memory["kv_bytes"], 32 * (6 * 2 * 4 * 2 * (16 * 64 / 2 + 64)));
 
     let text = run(&["inspect", "tales"]).ok();
     for part in ["Tales 21M\n", "GGUF v3", "6 layers", "2048 tokens", "llama.block_count = 6"] {

@@ -37,7 +37,7 @@ const VARIANTS: [Variants; 4] = [
     Variants {
         package: "paguro-backend-cpu",
         target: "conformance",
-        modules: &["scalar", "scalar_q8", "avx2_q8", "neon"],
+        modules: &["scalar", "scalar_q8", "scalar_q4", "avx2_q8", "avx2_q4", "neon"],
         cases: &[
             "exact_in_chunks",
             "exact_in_company",

@@ -71,7 +71,7 @@ pub struct BenchArgs {
     #[arg(short, long, env = "PAGURO_THREADS", value_name = "N,...", value_delimiter = ',', value_parser = choices::positive)]
     pub threads: Vec<usize>,
 
-    /// Encoding of the KV cache
+    /// Encodings of the KV cache
     #[arg(
         long,
         value_enum,
@@ -79,7 +79,7 @@ pub struct BenchArgs {
         default_value = "f16",
         env = "PAGURO_KV_DTYPE",
         hide_possible_values = true,
-        value_name = "f16,q8"
+        value_name = "f16,q8,q4"
     )]
     pub kv_dtype: Vec<KvDtype>,
 

@@ -69,6 +69,8 @@ pub enum KvDtype {
     F16,
     /// Eight bits, with a scale for every 32.
     Q8,
+    /// Four bits, with a scale for every 32.
+    Q4,
 }
 
 impl fmt::Display for KvDtype {
@@ -76,6 +78,7 @@ impl fmt::Display for KvDtype {
         f.write_str(match self {
             Self::F16 => "f16",
             Self::Q8 => "q8",
+            Self::Q4 => "q4",
         })
     }
 }
@@ -85,6 +88,7 @@ impl From<KvDtype> for paguro_backend::KvDtype {
         match dtype {
             KvDtype::F16 => Self::F16,
             KvDtype::Q8 => Self::Q8,
+            KvDtype::Q4 => Self::Q4,
         }
     }
 }

@@ -368,10 +368,11 @@ pub fn translate(words: Vec<OsString>) -> Outcome<Translated> {
                 let ours = match given.to_lowercase().as_str() {
                     "f16" | "bf16" | "f32" => "--kv-dtype=f16",
                     "q8_0" | "q8" => "--kv-dtype=q8",
+                    "q4_0" | "q4" => "--kv-dtype=q4",
                     _ => {
                         let failure =
                             Failure::usage(format!("`{flag} {given}`: the KV cache has no such type"));
-                        return Err(failure.hint("--kv-dtype is f16 or q8, for K and V together"));
+                        return Err(failure.hint("--kv-dtype is f16, q8 or q4, for K and V together"));
                     }
                 };
                 // K and V have separate flags.

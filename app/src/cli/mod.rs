@@ -195,14 +195,14 @@ pub struct AttentionArg {
 #[derive(Args, Clone, Copy, Debug)]
 #[command(next_help_heading = "Running")]
 pub struct KvDtypeArg {
-    /// Encoding of the KV cache: `f16`, or `q8` in about half the memory
+    /// Encoding of the KV cache: `f16`, `q8` in about half the memory, or `q4` in about a quarter
     #[arg(
         long,
         value_enum,
         default_value = "f16",
         env = "PAGURO_KV_DTYPE",
         hide_possible_values = true,
-        value_name = "f16|q8"
+        value_name = "f16|q8|q4"
     )]
     pub kv_dtype: KvDtype,
 }

@@ -265,13 +265,13 @@ pub struct ServeOptions {
     #[arg(long, env = "PAGURO_KV_MEMORY", value_name = "BYTES", help_heading = "Models")]
     pub kv_memory: Option<Bytes>,
 
-    /// Encoding of the KV cache: f16, or q8 in about half the memory [default: f16]
+    /// Encoding of the KV cache: f16, q8 in about half the memory, or q4 in about a quarter [default: f16]
     #[arg(
         long,
         value_enum,
         env = "PAGURO_KV_DTYPE",
         hide_possible_values = true,
-        value_name = "f16|q8",
+        value_name = "f16|q8|q4",
         help_heading = "Models"
     )]
     pub kv_dtype: Option<KvDtype>,

@@ -98,10 +98,16 @@ fn groups(index: usize) -> Outcome<Vec<Group>> {
     let open = |numerics| find(index, GpuOptions { poison: true, ..options(Some(numerics)) });
     let exact = open(Numerics::Exact)?;
     let all = || CASES.iter().collect();
-    let of_pages = CASES.iter().filter(|case| case.depends_on_pages()).collect();
+    let of_pages: Vec<_> = CASES.iter().filter(|case| case.depends_on_pages()).collect();
     let mut groups = vec![
         Group { name: "exact", gpu: exact.clone(), kv_dtype: KvDtype::F16, cases: all() },
-        Group { name: "exact, K and V of eight bits", gpu: exact, kv_dtype: KvDtype::Q8, cases: of_pages },
+        Group {
+            name: "exact, K and V of eight bits",
+            gpu: exact.clone(),
+            kv_dtype: KvDtype::Q8,
+            cases: of_pages.clone(),
+        },
+        Group { name: "exact, K and V of four bits", gpu: exact, kv_dtype: KvDtype::Q4, cases: of_pages },
     ];
     let fast = open(Numerics::Fast)?;
     if fast.exact_rows() > 1 {

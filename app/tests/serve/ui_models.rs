@@ -79,7 +79,7 @@ fn defaults_of_models_are_kept_by_the_server() {
     for (model, preset, status, problem) in [
         ("tales", json!({}), 400, "is not in the library"),
         ("nothing", json!({}), 404, "nothing"),
-        ("stories", json!({"kv_dtype": "q3"}), 400, "can be \\\"f16\\\" or \\\"q8\\\""),
+        ("stories", json!({"kv_dtype": "q3"}), 400, "can be \\\"f16\\\", \\\"q8\\\" or \\\"q4\\\""),
         ("stories", json!({"options": {"temprature": 1}}), 400, "did you mean `temperature`?"),
         ("stories", json!({"chat_template": "{% for %}"}), 400, ""),
         ("stories", json!({"contxt": 1}), 400, "did you mean"),

@@ -38,7 +38,7 @@ impl Default for DriveOptions {
     fn default() -> Self {
         Self {
             block_size: 16,
-            pages: 96,
+            pages: 144,
             max_context: 160,
             scatter: Some(1),
             stale: false,

@@ -206,6 +206,8 @@ pub enum Biases {
     None,
     /// Those of q, k and v (Qwen 2).
     Qkv,
+    /// Those of q, k and v; the last element of each key head is far larger than the others.
+    LargeKeys,
     /// Every product's.
     All,
 }
@@ -393,6 +395,10 @@ impl Builder<'_> {
         let has_v = is_own && !(shape.keys_as_values && shape.windows[layer].is_none());
         let k = is_own.then(|| self.linear(&name("k"), group.width(), hidden, sharp, qkv));
         let v = has_v.then(|| self.linear(&name("v"), group.width(), hidden, 1.0, qkv));
+        if let (Biases::LargeKeys, Some(bias)) = (shape.biases, k.and_then(|k| k.bias)) {
+            let heads = self.weights.vectors[bias.0 as usize].chunks_exact_mut(head_dim);
+            heads.for_each(|head| head[head_dim - 1] = 40.0);
+        }
         let v_norm = (is_own && shape.v_norm).then(|| self.rms_norm(head_dim));
         let qk_norm = shape.qk_norm.map(|kind| {
             let widths = match kind {

@@ -7,7 +7,7 @@ use paguro_backend::{
     Outcome, PageContent, PageFormat, PageId, PageMove, Program, Runner, SamplingParams, Scores, Step,
     StepError, StepOutput, StepSequence, Ticket, Want, WeightFormat, Weights, quantize_kv,
     reference::{
-        AttentionFn, AttentionShape, KvRounding, Reference, RoundFn, attention, round_f16, round_q8,
+        AttentionFn, AttentionShape, KvRounding, Reference, RoundFn, attention, round_f16, round_q4, round_q8,
     },
 };
 
@@ -76,6 +76,9 @@ const NONE: Defect = Defect {
 
 /// No defect, with eight-bit pages.
 const Q8: Defect = Defect { kv_dtype: KvDtype::Q8, round: round_q8, ..NONE };
+
+/// None, in four bits.
+const Q4: Defect = Defect { kv_dtype: KvDtype::Q4, round: round_q4, ..NONE };
 
 struct Defective {
     defect: Defect,
@@ -266,9 +269,11 @@ fn defects() -> Vec<(&'static str, Defect, &'static [&'static str])> {
             Defect { attention: skips_page_starts, ..NONE },
             &["pages", "lengths"],
         ),
-        // Eight bits
+        // Eight and four bits
         ("stores sixteen bits for eight", Defect { round: round_f16, ..Q8 }, &["format_f32", "long_context"]),
+        ("stores eight bits for four", Defect { round: round_q8, ..Q4 }, &["format_f32", "head_dims"]),
         ("has one scale for a whole head", Defect { round: one_scale, ..Q8 }, &["head_dims", "format_f32"]),
+        ("rounds heads without the transform", Defect { round: untransformed, ..Q8 }, &["large_keys"]),
         ("rounds toward zero", Defect { round: toward_zero, ..Q8 }, &["format_f32", "gather"]),
         ("wraps the largest element around", Defect { round: wraps, ..Q8 }, &["format_f32", "format_q8_0"]),
         (
@@ -539,13 +544,15 @@ mod without_a_defect {
     });
 }
 
-/// The cases that catch defects of eight-bit pages pass without one.
+/// The cases that catch defects of quantized pages pass without one.
 #[test]
-fn eight_bit_pages_without_a_defect_pass() {
-    let of_q8 = defects().into_iter().filter(|(_, defect, _)| defect.kv_dtype == KvDtype::Q8);
-    let cases: BTreeSet<&str> = of_q8.flat_map(|(_, _, cases)| cases.iter().copied()).collect();
-    for name in cases {
-        assert_eq!((case(name).run)(&subject(Q8)), Ok(()), "{name}");
+fn quantized_pages_without_a_defect_pass() {
+    for sound in [Q8, Q4] {
+        let of_type = defects().into_iter().filter(|(_, defect, _)| defect.kv_dtype == sound.kv_dtype);
+        let cases: BTreeSet<&str> = of_type.flat_map(|(_, _, cases)| cases.iter().copied()).collect();
+        for name in cases {
+            assert_eq!((case(name).run)(&subject(sound)), Ok(()), "{name}");
+        }
     }
 }
 
@@ -664,7 +671,11 @@ fn to_scale(block: &mut [f32], scale: f32, round: fn(f32) -> f32) {
 }
 
 fn scale_of(block: &[f32]) -> f32 {
-    quantize_kv(block, &mut vec![0; block.len()]).to_f32()
+    quantize_kv(KvDtype::Q8, block, &mut vec![0; block.len()]).to_f32()
+}
+
+fn untransformed(head: &mut [f32]) {
+    head.chunks_mut(KV_BLOCK).for_each(|block| to_scale(block, scale_of(block), f32::round_ties_even));
 }
 
 fn one_scale(head: &mut [f32]) {

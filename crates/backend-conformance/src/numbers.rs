@@ -87,6 +87,17 @@ pub(super) fn biases(subject: &Subject) -> Verdict {
     agrees(subject, &ModelShape { biases: Biases::Qkv, ..ModelShape::default() })
 }
 
+/// Keys with an element that is far larger than the others, as those of Qwen 2, and the same for all tokens: quantized pages that
+/// do not transform heads lose the other elements of its block.
+pub(super) fn large_keys(subject: &Subject) -> Verdict {
+    for head_dim in [64, 80] {
+        let shape =
+            ModelShape { head_dim, rotated: Some(32), biases: Biases::LargeKeys, ..ModelShape::default() };
+        agrees(subject, &shape)?;
+    }
+    Ok(())
+}
+
 /// Biases of all products.
 pub(super) fn biases_everywhere(subject: &Subject) -> Verdict {
     agrees(subject, &ModelShape { biases: Biases::All, ..ModelShape::default() })

@@ -176,6 +176,9 @@ impl Member<'_> {
             if let Some(scale) = scale {
                 model.rows.scale(q, scale);
             }
+            if self.arena.is_quantized() {
+                model.rows.hadamard(q);
+            }
         }
         let Some(own_k) = op.k else { return };
         let k = self.write(&buffers.k, row * heads.kv + kv_head, head_dim);
@@ -325,7 +328,11 @@ impl Member<'_> {
             let (row, head) = (tile.rows.start + query / group, tile.kv_head * group + query % group);
             let start = (row * heads.queries + head) * heads.dim;
             // SAFETY: only this member has this tile.
-            model.attend.finish(sum, unsafe { self.buffers.attended.get_mut(start..start + heads.dim) });
+            let attended = unsafe { self.buffers.attended.get_mut(start..start + heads.dim) };
+            model.attend.finish(sum, attended);
+            if self.arena.is_quantized() {
+                model.rows.hadamard(attended);
+            }
         }
     }
 }

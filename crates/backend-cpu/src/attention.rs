@@ -12,12 +12,13 @@
 //! for their sums, its parts alternate after a few tokens and share the prefetches. Memory is then read continuously,
 //! and a part finds the data of the previous one in the first-level cache.
 //!
-//! The type of pages is a parameter ([`Stored`]): half precision ([`mod@f16`]) or eight bits ([`q8`]).
+//! The encoding of pages is a parameter of all this ([`Stored`]): half precision ([`mod@f16`]) or integers of eight or four bits
+//! ([`quants`]), whose heads, queries and results are rotated by the caller.
 
 #![allow(clippy::needless_range_loop)] // register tiles read best as indices
 
 mod f16;
-mod q8;
+mod quants;
 #[cfg(test)]
 mod tests;
 mod walk;
@@ -28,7 +29,7 @@ use paguro_backend::{KV_BLOCK, KvDtype, PageId};
 
 use self::{
     f16::F16,
-    q8::Q8,
+    quants::Quants,
     walk::{PartWalk, Walk},
 };
 use crate::{
@@ -65,6 +66,8 @@ simd_kernels! {
         fn attend_split_f16(job: &SplitJob<'_>, scores: &mut Scores, partial: &mut [f32]) = attend_split_f16;
         /// [`AttentionKernels::attend_split`] over pages of eight bits.
         fn attend_split_q8(job: &SplitJob<'_>, scores: &mut Scores, partial: &mut [f32]) = attend_split_q8;
+        /// [`AttentionKernels::attend_split`] over pages of four bits.
+        fn attend_split_q4(job: &SplitJob<'_>, scores: &mut Scores, partial: &mut [f32]) = attend_split_q4;
         /// Adds a partial result to another; see [`merge`].
         fn merge(sum: &mut [f32], partial: &[f32]) = merge;
         /// Divides by the sum of the weights: the attention of one query.
@@ -78,6 +81,7 @@ impl AttentionKernels {
         match job.pages.shape().dtype {
             KvDtype::F16 => self.attend_split_f16(job, scores, partial),
             KvDtype::Q8 => self.attend_split_q8(job, scores, partial),
+            KvDtype::Q4 => self.attend_split_q4(job, scores, partial),
         }
     }
 }
@@ -92,7 +96,7 @@ type Row = [f32; SPLIT + LANES];
 pub struct Scores {
     /// Rows by query.
     rows: [Row; STRIP],
-    /// Queries in eight bits, `[queries][blocks]`, for pages that store eight bits.
+    /// Queries in eight bits, `[queries][blocks]`, for quantized pages.
     queries: Vec<QuantBlock>,
 }
 
@@ -101,7 +105,7 @@ impl Scores {
     pub fn new(dtype: KvDtype, head_dim: usize) -> Box<Self> {
         let queries = match dtype {
             KvDtype::F16 => Vec::new(),
-            KvDtype::Q8 => vec![QuantBlock::ZERO; STRIP * head_dim.div_ceil(KV_BLOCK)],
+            KvDtype::Q8 | KvDtype::Q4 => vec![QuantBlock::ZERO; STRIP * head_dim.div_ceil(KV_BLOCK)],
         };
         Box::new(Self { rows: [[0.0; SPLIT + LANES]; STRIP], queries })
     }
@@ -228,7 +232,12 @@ fn attend_split_f16<S: Simd>(s: S, job: &SplitJob<'_>, scores: &mut Scores, part
 
 #[inline(always)]
 fn attend_split_q8<S: Simd>(s: S, job: &SplitJob<'_>, scores: &mut Scores, partial: &mut [f32]) {
-    attend_split::<S, Q8>(s, job, scores, partial);
+    attend_split::<S, Quants<8>>(s, job, scores, partial);
+}
+
+#[inline(always)]
+fn attend_split_q4<S: Simd>(s: S, job: &SplitJob<'_>, scores: &mut Scores, partial: &mut [f32]) {
+    attend_split::<S, Quants<4>>(s, job, scores, partial);
 }
 
 /// See [`AttentionKernels::attend_split`]. `partial` gets the partial results of the tile's queries.

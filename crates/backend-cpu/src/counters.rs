@@ -189,6 +189,7 @@ impl Counters {
         let fixed = FIXED.iter().zip(&self.fixed).map(|(&name, count)| {
             let kind = match (name, self.kv_dtype) {
                 ("rope_store" | "attend" | "attend_gather", KvDtype::Q8) => "_q8",
+                ("rope_store" | "attend" | "attend_gather", KvDtype::Q4) => "_q4",
                 _ => "",
             };
             (format!("{name}{kind}/{isa}"), count)

@@ -2,7 +2,7 @@
 //! exists to check the paged kernels and to measure their benefit (`--attention gather`).
 
 use paguro_backend::{
-    Program, Step, StepSequence,
+    Program, Step, StepSequence, hadamard,
     reference::{AttentionShape, attention},
 };
 
@@ -75,6 +75,9 @@ impl Job<'_> {
             self.sequence.rows.clone().flat_map(|row| unsafe { q.get(heads_of(row)) }).copied().collect();
         let sinks = self.sinks.map(|sinks| &sinks[self.kv_head * group..][..group]);
         attention(&q, &k, &v, sinks, &attention_shape, &mut out);
+        if self.pages.shape().dtype.is_quantized() {
+            out.chunks_exact_mut(head_dim).for_each(hadamard);
+        }
         for (row, out) in self.sequence.rows.clone().zip(out.chunks_exact(group * head_dim)) {
             // SAFETY: these heads of this row are ours.
             unsafe { attended.get_mut(heads_of(row)) }.copy_from_slice(out);

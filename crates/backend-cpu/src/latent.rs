@@ -204,6 +204,9 @@ impl Member<'_> {
             if let Some(scale) = scale.filter(|&scale| scale != 1.0) {
                 model.rows.scale(q, scale);
             }
+            if self.arena.is_quantized() {
+                model.rows.hadamard(q);
+            }
         }
         let k = self.write(&buffers.k, row, dim);
         if let Some(bias) = op.down.bias {

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use half::f16;
-use paguro_backend::{Activation, KV_BLOCK, Rope, RopeStyle};
+use paguro_backend::{Activation, HADAMARD, KV_BLOCK, KvDtype, Rope, RopeStyle, hadamard_parts};
 
 use crate::{
     isa::simd_kernels,
@@ -35,9 +35,11 @@ simd_kernels! {
         /// Converts to half precision, to nearest even. Values out of range become the largest finite number of their
         /// sign, and NaN becomes an arbitrary number.
         fn round_f16(x: &[f32], out: &mut [f16]) = round_f16;
-        /// Quantizes to eight bits, block by block, as [`paguro_backend::quantize_kv`] defines it; NaN becomes an
+        /// Quantizes block by block, as [`paguro_backend::quantize_kv`] defines it; NaN becomes an
         /// arbitrary number.
-        fn quantize_kv(x: &[f32], scales: &mut [f16], quants: &mut [i8]) = quantize_kv;
+        fn quantize_kv(dtype: KvDtype, x: &[f32], scales: &mut [f16], quants: &mut [i8]) = quantize_kv;
+        /// Transforms a head, as [`paguro_backend::hadamard`] does, to the bit.
+        fn hadamard(head: &mut [f32]) = hadamard;
         /// Applies RoPE to one head in place; `turns` has the cosines, then the sines, of each pair.
         fn rotate(head: &mut [f32], turns: &[f32], style: RopeStyle) = rotate;
     }
@@ -225,21 +227,87 @@ fn round_f16<S: Simd>(s: S, x: &[f32], out: &mut [f16]) {
 
 /// See [`RowKernels::quantize_kv`].
 #[inline(always)]
-fn quantize_kv<S: Simd>(s: S, x: &[f32], scales: &mut [f16], quants: &mut [i8]) {
+fn quantize_kv<S: Simd>(s: S, dtype: KvDtype, x: &[f32], scales: &mut [f16], quants: &mut [i8]) {
     assert!(scales.len() == x.len().div_ceil(KV_BLOCK) && quants.len() == x.len());
-    let (least, largest) = (s.splat(-127.0), s.splat(127.0));
+    let is_q4 = dtype == KvDtype::Q4;
+    let (least, most) = if is_q4 { (-8.0, 7.0) } else { (-127.0, 127.0) };
+    let (least, most) = (s.splat(least), s.splat(most));
+    let largest_scale = f16::MAX.to_f32();
     for ((x, scale), quants) in x.chunks(KV_BLOCK).zip(scales).zip(quants.chunks_mut(KV_BLOCK)) {
         let (low, high) = x.split_at(x.len().min(LANES));
         let (low, high) = (s.load_part(low), s.load_part(high));
-        let most = s.reduce_max(s.max(s.abs(low), s.abs(high)));
-        *scale = f16::from_f32((most / 127.0).min(f16::MAX.to_f32()));
-        let inverse = s.splat(if *scale == f16::ZERO { 0.0 } else { 1.0 / scale.to_f32() });
+        let magnitude = s.reduce_max(s.max(s.abs(low), s.abs(high)));
+        let exact = if is_q4 {
+            // The sign of the first element of that magnitude decides.
+            let is_positive = x.iter().find(|x| x.abs() == magnitude).is_some_and(|&x| x > 0.0);
+            if is_positive { magnitude / -8.0 } else { magnitude / 8.0 }
+        } else {
+            magnitude / 127.0
+        };
+        *scale = f16::from_f32(exact.clamp(-largest_scale, largest_scale));
+        let stored = scale.to_f32();
+        let inverse = s.splat(if stored == 0.0 { 0.0 } else { 1.0 / stored });
         for (x, quants) in [low, high].into_iter().zip(quants.chunks_mut(LANES)) {
             let mut lanes = [0; LANES];
-            s.store_i8(s.to_i32(s.min(s.max(s.mul(x, inverse), least), largest)), &mut lanes);
+            s.store_i8(s.to_i32(s.min(s.max(s.mul(x, inverse), least), most)), &mut lanes);
             quants.copy_from_slice(&lanes[..quants.len()]);
         }
     }
+}
+
+/// See [`RowKernels::hadamard`].
+#[inline(always)]
+fn hadamard<S: Simd>(s: S, head: &mut [f32]) {
+    for part in hadamard_parts(head.len()) {
+        let part = &mut head[part];
+        let (len, count) = (part.len(), part.len().div_ceil(LANES));
+        let mut x = [s.zero(); HADAMARD / LANES];
+        for (x, part) in x.iter_mut().zip(part.chunks(LANES)) {
+            *x = s.load_part(part);
+        }
+        for x in &mut x[..count] {
+            if len > 1 {
+                *x = sums_and_differences::<S, 1>(s, *x);
+            }
+            if len > 2 {
+                *x = sums_and_differences::<S, 2>(s, *x);
+            }
+            if len > 4 {
+                *x = sums_and_differences::<S, 4>(s, *x);
+            }
+            if len > 8 {
+                *x = sums_and_differences::<S, 8>(s, *x);
+            }
+        }
+        let mut distance = 1;
+        while distance < count {
+            for low in (0..count).filter(|low| low & distance == 0) {
+                let (a, b) = (x[low], x[low + distance]);
+                (x[low], x[low + distance]) = (s.add(a, b), s.sub(a, b));
+            }
+            distance *= 2;
+        }
+        let norm = s.splat(1.0 / (len as f32).sqrt());
+        for (x, part) in x.iter().zip(part.chunks_mut(LANES)) {
+            s.store_part(s.mul(*x, norm), part);
+        }
+    }
+}
+
+/// Replaces lanes `a` and `b` that are `DISTANCE` apart by `a + b` and `a - b`.
+#[inline(always)]
+fn sums_and_differences<S: Simd, const DISTANCE: usize>(s: S, x: S::F32) -> S::F32 {
+    let mut lanes = [0.0; LANES];
+    s.store(x, &mut lanes);
+    let (mut others, mut signs) = ([0.0; LANES], [1.0; LANES]);
+    for lane in 0..LANES {
+        others[lane] = lanes[lane ^ DISTANCE];
+        if lane & DISTANCE != 0 {
+            signs[lane] = -1.0;
+        }
+    }
+    // The product is exact.
+    s.fma(x, s.load(&signs), s.load(&others))
 }
 
 #[inline(always)]
@@ -417,29 +485,42 @@ mod tests {
     }
 
     #[test]
-    fn eight_bits_are_as_the_contract_defines_them() {
-        for (seed, width) in (5..).zip([2, 8, 16, 18, 32, 48, 64, 72, 80, 256]) {
-            for size in [1e-8, 1e-4, 1.0, 1e7] {
-                let x: Vec<f32> = numbers(width, seed).iter().map(|x| x * size).collect();
-                let mut expected = (Vec::new(), vec![0; width]);
-                expected.0 = x
-                    .chunks(KV_BLOCK)
-                    .zip(expected.1.chunks_mut(KV_BLOCK))
-                    .map(|(x, quants)| quantize_kv(x, quants))
-                    .collect();
-                for isa in Isa::supported() {
-                    let mut ours = (vec![f16::NAN; width.div_ceil(KV_BLOCK)], vec![99; width]);
-                    RowKernels::new(isa).quantize_kv(&x, &mut ours.0, &mut ours.1);
-                    assert_eq!(ours, expected, "{isa}, {width} elements of size {size}");
+    fn quants_are_as_the_contract_defines_them() {
+        for dtype in [KvDtype::Q8, KvDtype::Q4] {
+            for (seed, width) in (5..).zip([2, 8, 16, 18, 32, 48, 64, 72, 80, 256]) {
+                for size in [1e-8, 1e-4, 1.0, 1e7] {
+                    let x: Vec<f32> = numbers(width, seed).iter().map(|x| x * size).collect();
+                    let mut expected = (Vec::new(), vec![0; width]);
+                    let blocks = x.chunks(KV_BLOCK).zip(expected.1.chunks_mut(KV_BLOCK));
+                    expected.0 = blocks.map(|(x, quants)| quantize_kv(dtype, x, quants)).collect();
+                    for isa in Isa::supported() {
+                        let mut ours = (vec![f16::NAN; width.div_ceil(KV_BLOCK)], vec![99; width]);
+                        RowKernels::new(isa).quantize_kv(dtype, &x, &mut ours.0, &mut ours.1);
+                        assert_eq!(ours, expected, "{isa}, {dtype:?}, {width} elements of size {size}");
+                    }
                 }
             }
+            for isa in Isa::supported() {
+                let (mut scales, mut quants) = ([f16::NAN; 2], [0; 34]);
+                let mut x = [1.0; 34];
+                (x[3], x[5], x[33]) = (f32::NAN, f32::NEG_INFINITY, f32::NAN);
+                RowKernels::new(isa).quantize_kv(dtype, &x, &mut scales, &mut quants);
+                assert!(scales.iter().all(|scale| scale.is_finite()), "{isa}, {dtype:?}: {scales:?}");
+            }
         }
-        for isa in Isa::supported() {
-            let (mut scales, mut quants) = ([f16::NAN; 2], [0; 34]);
-            let mut x = [1.0; 34];
-            (x[3], x[5], x[33]) = (f32::NAN, f32::NEG_INFINITY, f32::NAN);
-            RowKernels::new(isa).quantize_kv(&x, &mut scales, &mut quants);
-            assert!(scales.iter().all(|scale| scale.is_finite()), "{isa}: {scales:?}");
+    }
+
+    #[test]
+    fn transforms_are_as_the_contract_defines_them() {
+        for (seed, width) in (5..).zip([1, 2, 8, 16, 18, 32, 40, 48, 64, 72, 80, 128, 576]) {
+            let x = numbers(width, seed);
+            let mut expected = x.clone();
+            paguro_backend::hadamard(&mut expected);
+            check("hadamard", 0.0, &expected, |kernels| {
+                let mut x = x.clone();
+                kernels.hadamard(&mut x);
+                x
+            });
         }
     }
 

@@ -14,6 +14,7 @@ fn subject(isa: Isa, kv_dtype: KvDtype) -> Subject {
         tolerance: match kv_dtype {
             KvDtype::F16 => Tolerance::of_8_bit_activations,
             KvDtype::Q8 => q8_tolerance,
+            KvDtype::Q4 => q4_tolerance,
         },
         kv_dtype,
         kv: KvRounding::F16,
@@ -38,12 +39,33 @@ fn q8_tolerance(format: WeightFormat) -> Tolerance {
     }
 }
 
+/// As with eight bits. Numbers of K and V that fall on the other side of a rounding are a step away, which is 1/8 of a block's
+/// largest.
+fn q4_tolerance(format: WeightFormat) -> Tolerance {
+    match format {
+        WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => Tolerance {
+            error: 0.3,
+            reason: "queries of eight bits, weights of seven, roundings to four bits",
+        },
+        _ => Tolerance { error: 1.5, reason: "the same, and activations have 8 bits in every matmul" },
+    }
+}
+
 mod best {
     paguro_backend_conformance::conformance!(super::subject(super::Isa::detect(), super::KvDtype::F16));
 }
 
 mod best_q8 {
     paguro_backend_conformance::conformance!(super::subject(super::Isa::detect(), super::KvDtype::Q8));
+}
+
+mod best_q4 {
+    paguro_backend_conformance::conformance!(maybe Ok::<_, String>(super::subject(super::Isa::detect(), super::KvDtype::Q4)); only
+        format_f32 format_q4_k grouped_heads head_dims unusual_head_dims large_keys attention_gates sinks windows shared_kv
+        kv_geometry latent_attention everything pages lengths many_rows long_context gather
+        exact_in_company exact_in_chunks exact_in_long_chunks exact_in_wide_steps exact_with_shared_prefix
+        exact_after_copy_on_write exact_after_preemption exact_on_any_threads exact_in_any_place exact_latent exact_geometry
+        exact_from_outside foreign_pages kernel_counts);
 }
 
 /// The instruction sets below the best one run where the best one runs, but only there.
@@ -70,4 +92,25 @@ other! {
     neon "neon" F16;
     scalar "scalar" F16;
     scalar_q8 "scalar" Q8;
+}
+
+/// Four bits on the other instruction sets: cases that depend on pages.
+macro_rules! other_q4 {
+    ($($(#[$processor:meta])* $module:ident $name:literal;)*) => { $(
+        $(#[$processor])*
+        mod $module {
+            paguro_backend_conformance::conformance!(maybe Ok::<_, String>(super::subject(
+                super::Isa::from_name($name).unwrap_or_else(super::Isa::detect),
+                super::KvDtype::Q4,
+            )); only head_dims unusual_head_dims large_keys latent_attention long_context exact_in_company exact_from_outside);
+        }
+    )* };
+}
+
+other_q4! {
+    #[cfg(target_arch = "x86_64")]
+    avx2_q4 "avx2";
+    #[cfg(target_arch = "aarch64")]
+    neon_q4 "neon";
+    scalar_q4 "scalar";
 }

@@ -56,6 +56,8 @@ pub struct KvGroup {
     pub kv_heads: usize,
     /// Elements of a head. Those of latent attention are padded to a multiple of eight.
     pub head_dim: usize,
+    /// Elements of one head without padding.
+    pub unpadded_dim: usize,
     /// True for latent attention.
     pub is_latent: bool,
 }
@@ -397,7 +399,8 @@ impl Lowering<'_> {
             self.require(divides, "query heads that do not share K/V heads evenly")?;
             let head_dim = if is_latent { group.head_dim.next_multiple_of(8) } else { group.head_dim };
             let paguro_backend::KvGroup { window, slots, kv_heads, .. } = *group;
-            Ok(KvGroup { window, slots, heads, kv_heads, head_dim, is_latent })
+            let unpadded_dim = group.head_dim;
+            Ok(KvGroup { window, slots, heads, kv_heads, head_dim, unpadded_dim, is_latent })
         });
         groups.collect()
     }

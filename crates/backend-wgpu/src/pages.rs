@@ -7,10 +7,12 @@
 //! f16: K = [DIM / 8][PAGE] of eight dimensions   V = [PAGE][DIM / 4] of four dimensions
 //!      K = [DIM / 16][PAGE] of 16 dimensions     V = [PAGE / 16][DIM] of 16 tokens, for attend_few.wgsl
 //! q8:  K = [DIM / 16][PAGE] of 16 dimensions     V = [PAGE / 4][DIM / 4] of four tokens with four dimensions each
+//! q4:  K = [DIM / 32][PAGE] of 32 dimensions     V = [PAGE / 4][DIM / 8] of four tokens with eight dimensions each
 //!      scales of both = [DIM / 64][PAGE] of two f16, each for 32 dimensions
 //! ```
 //!
-//! Fractions are rounded up, and V of eight bits takes as many bytes as K. Each word has numbers of one token only, so that
+//! Fractions are rounded up, and V of eight or four bits takes as many bytes as K. A word of four-bit quants, each raised by 8, has
+//! four dimensions in the low halves of its bytes and the next four in the high halves. Each word has numbers of one token only, so that
 //! workgroups that store different tokens never write the same word; where V has 16 tokens of a dimension, it is stored in halves.
 
 use paguro_backend::{KvDtype, KvSlot};
@@ -22,6 +24,7 @@ pub fn head_words(head_dim: usize, dtype: KvDtype) -> usize {
     match dtype {
         KvDtype::F16 => head_dim / 2,
         KvDtype::Q8 => 4 * head_dim.div_ceil(16) + head_dim.div_ceil(64),
+        KvDtype::Q4 => 4 * head_dim.div_ceil(32) + head_dim.div_ceil(64),
     }
 }
 
@@ -65,7 +68,7 @@ mod tests {
     #[test]
     fn pages_are_no_larger_than_what_is_in_them() {
         for head_dim in [64, 128, 192, 256] {
-            for dtype in [KvDtype::F16, KvDtype::Q8] {
+            for dtype in KvDtype::ALL {
                 assert_eq!(4 * head_words(head_dim, dtype), dtype.head_bytes(head_dim));
             }
         }

@@ -10,8 +10,8 @@ use std::{
 use bytemuck::cast_slice;
 use half::f16;
 use paguro_backend::{
-    Carried, KernelCount, KvDtype, Limits, LoadError, Matrix, Outcome, PageContent, PageFormat, PageId,
-    PageMove, Program, Runner, Sampled, StateId, Step, StepError, StepOutput, Ticket, Want, Weights,
+    Carried, KernelCount, Limits, LoadError, Matrix, Outcome, PageContent, PageFormat, PageId, PageMove,
+    Program, Runner, Sampled, StateId, Step, StepError, StepOutput, Ticket, Want, Weights,
     sampling::{self, Scratch},
 };
 
@@ -109,12 +109,12 @@ impl GpuRunner {
         let flights = [flight(), flight()];
         device.wait().map_err(|error| LoadError::Device(error.to_string()))?;
         let page_words = page_words(&fused.kv, limits.block_size, limits.kv_dtype);
-        // In eight-bit pages some bytes are scales; numbers of another arrangement may be NaN there.
+        // In quantized pages some bytes are scales; numbers of another arrangement may be NaN there.
         let shape = |group: &ops::KvGroup| (group.kv_heads, group.head_dim);
         let first = |of| fused.kv.groups.iter().position(|group| shape(group) == shape(of)).unwrap_or(0);
         let of_groups: Vec<_> = fused.kv.groups.iter().map(|group| Content::Group(first(group))).collect();
         let has_kinds = of_groups.iter().any(|own| *own != of_groups[0]);
-        let changes = !fused.state.is_empty() || has_kinds && limits.kv_dtype == KvDtype::Q8;
+        let changes = !fused.state.is_empty() || has_kinds && limits.kv_dtype.is_quantized();
         let page_bytes = 8 * page_words * model.pages.len();
         let Limits { block_size, kv_dtype, attention, .. } = limits;
         let page_layout = format!("{kv_dtype:?} {block_size} {attention:?} {:?}", model.tilings);

@@ -13,6 +13,7 @@ pub fn subject(gpu: &Gpu, kv_dtype: KvDtype, draw: Draw) -> Subject {
         exact_rows: gpu.exact_rows(),
         tolerance: match kv_dtype {
             KvDtype::Q8 => of_q8_pages,
+            KvDtype::Q4 => of_q4_pages,
             _ if gpu.exact_rows() > 1 => of_halves,
             _ => Tolerance::of_8_bit_activations,
         },
@@ -24,8 +25,8 @@ pub fn subject(gpu: &Gpu, kv_dtype: KvDtype, draw: Draw) -> Subject {
         kernel_formats: match kv_dtype {
             // One format for each layout.
             KvDtype::F16 => &[F32, F16, BF16, Q2_K, IQ2_XS, Q4_K, Q5_K, Q6_K, Q8_0],
-            // Matmuls are the same, whatever pages store.
-            KvDtype::Q8 => &[F32, Q4_K],
+            // The encoding of pages does not change matmuls.
+            KvDtype::Q8 | KvDtype::Q4 => &[F32, Q4_K],
         },
         draw,
     }
@@ -50,5 +51,15 @@ fn of_q8_pages(format: WeightFormat) -> Tolerance {
             Tolerance { error: 0.04, reason: "K or V on the other side of a rounding to eight bits" }
         }
         _ => Tolerance { error: 1.0, reason: "the same, and activations have 8 bits in every matmul" },
+    }
+}
+
+/// As with eight bits, but a step is 1/8 of a block's largest.
+fn of_q4_pages(format: WeightFormat) -> Tolerance {
+    match format {
+        WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => {
+            Tolerance { error: 0.3, reason: "K or V on the other side of a rounding to four bits" }
+        }
+        _ => Tolerance { error: 1.5, reason: "the same, and activations have 8 bits in every matmul" },
     }
 }

@@ -57,6 +57,15 @@ mod q8 {
     paguro_backend_conformance::conformance!(maybe EXACT.as_ref().map(|gpu| subject(gpu, KvDtype::Q8)));
 }
 
+mod q4 {
+    use super::{EXACT, KvDtype, subject};
+
+    paguro_backend_conformance::conformance!(maybe EXACT.as_ref().map(|gpu| subject(gpu, KvDtype::Q4)); only
+        head_dims unusual_head_dims grouped_heads large_keys attention_gates sinks windows shared_kv latent_attention everything
+        pages lengths many_rows long_context gather exact_in_company exact_in_chunks exact_latent exact_geometry
+        exact_from_outside foreign_pages kernel_counts);
+}
+
 /// Submissions of one launch, and steps in passes of a few rows, as on GPUs with a watchdog.
 mod short {
     use std::{sync::LazyLock, time::Duration};

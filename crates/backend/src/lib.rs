@@ -26,7 +26,7 @@ pub mod weights;
 pub use counters::KernelCount;
 pub use excerpt::excerpt;
 pub use format::WeightFormat;
-pub use kv::{KV_BLOCK, KvDtype, quantize_kv};
+pub use kv::{HADAMARD, KV_BLOCK, KvDtype, hadamard, hadamard_parts, quantize_kv};
 pub use latent::{Latent, LatentQuery, LatentShape};
 pub use page_io::{PageContent, PageFormat};
 pub use program::{

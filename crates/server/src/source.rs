@@ -68,7 +68,7 @@ pub trait ModelSource: Debug + Send + Sync + 'static {
 pub struct ModelPreset {
     /// Maximum tokens of prompt and answer; 0 for the model's trained context.
     pub context: Option<usize>,
-    /// Encoding of K and V: `f16` or `q8`.
+    /// Encoding of K and V: `f16`, `q8` or `q4`.
     pub kv_dtype: Option<String>,
     /// A chat template in place of the model's own, in jinja.
     pub chat_template: Option<String>,

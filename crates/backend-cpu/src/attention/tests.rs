@@ -2,7 +2,7 @@
 
 use half::f16;
 use paguro_backend::{
-    KvGroup, KvLayout, quantize_kv,
+    KvGroup, KvLayout, hadamard, quantize_kv,
     reference::{AttentionShape, attention},
 };
 use paguro_backend_conformance::Rng;
@@ -76,13 +76,17 @@ impl Case {
     fn stored(&self, x: &[f32]) -> Vec<f32> {
         let block = |x: &[f32]| {
             let mut quants = vec![0; x.len()];
-            let scale = quantize_kv(x, &mut quants).to_f32();
+            let scale = quantize_kv(self.dtype, x, &mut quants).to_f32();
             quants.into_iter().map(move |quant| scale * f32::from(quant)).collect::<Vec<_>>()
         };
         match self.dtype {
             KvDtype::F16 => x.iter().map(|&x| f16::from_f32(x).to_f32()).collect(),
-            KvDtype::Q8 => {
-                x.chunks(self.head_dim).flat_map(|head| head.chunks(KV_BLOCK)).flat_map(block).collect()
+            // Queries and results are rotated, too, so that all of this test is.
+            KvDtype::Q8 | KvDtype::Q4 => {
+                let mut x = x.to_vec();
+                x.chunks_mut(self.head_dim).for_each(hadamard);
+                let heads = x.chunks(self.head_dim);
+                heads.flat_map(|head| head.chunks(KV_BLOCK)).flat_map(block).collect()
             }
         }
     }
@@ -97,7 +101,7 @@ impl Case {
         };
         match self.dtype {
             KvDtype::F16 => q.to_vec(),
-            KvDtype::Q8 => q.chunks(self.head_dim).flat_map(head).collect(),
+            KvDtype::Q8 | KvDtype::Q4 => q.chunks(self.head_dim).flat_map(head).collect(),
         }
     }
 
@@ -135,7 +139,7 @@ impl Case {
                 };
                 let at = (token * kv_heads + kv_head) * head_dim;
                 for (half, x) in [(Half::K, &numbers.k), (Half::V, &numbers.v)] {
-                    stored.set(&row_kernels, &x[at..at + head_dim]);
+                    stored.set(&row_kernels, &mut x[at..at + head_dim].to_vec());
                     // SAFETY: nobody else is here.
                     unsafe { arena.write(place, half, &stored) };
                 }
@@ -188,7 +192,7 @@ impl Case {
 
     /// Agrees with the reference, and with itself however it is cut, whatever pages store.
     fn check(self) {
-        for dtype in [KvDtype::F16, KvDtype::Q8] {
+        for dtype in KvDtype::ALL {
             Self { dtype, ..self }.check_dtype();
         }
     }
@@ -198,9 +202,9 @@ impl Case {
             // Sums of up to thousands of products of order one in f32, and an exponential of them.
             KvDtype::F16 => 2e-5,
             // Weights have seven bits: half a step is 0.4 % of the largest of 64 weights, for each of them, times
-            // values of order one. Errors of 64 tokens accumulate like noise, to 2 % of the largest weight; the maximum
-            // over thousands of elements is three times that.
-            KvDtype::Q8 => 6e-2,
+            // values of order one. Errors of 64 tokens add up like noise, to 2 % of the largest weight; the worst of
+            // thousands of elements is three times that.
+            KvDtype::Q8 | KvDtype::Q4 => 6e-2,
         };
         let numbers = self.numbers();
         let expected = self.reference(&numbers);

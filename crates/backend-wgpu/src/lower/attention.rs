@@ -93,7 +93,9 @@ impl Lowering<'_> {
     ) -> Result<Launch, LoadError> {
         let name = format!("rope_store{}", self.suffix());
         let mut files = wgsl!("args", "rotate", "rope_store").to_vec();
-        if self.limits.kv_dtype == KvDtype::F16 {
+        if self.limits.kv_dtype.is_quantized() {
+            files.extend(wgsl!("hadamard"));
+        } else {
             files.extend(self.v_store());
         }
         constants.push(("HAS_V", U(1)));
@@ -199,8 +201,12 @@ impl Lowering<'_> {
             let files = match self.limits.kv_dtype {
                 KvDtype::F16 => wgsl!("args", "fold", "parts", "splits", "kv_f16", "attend"),
                 KvDtype::Q8 => wgsl!("args", "fold", "parts", "splits", "kv_q8", "attend"),
+                KvDtype::Q4 => wgsl!("args", "fold", "parts", "splits", "kv_q4", "attend"),
             };
-            let files = [files, emits].concat();
+            let mut files = [files, emits].concat();
+            if tiling.emits && self.limits.kv_dtype.is_quantized() {
+                files.extend(wgsl!("hadamard"));
+            }
             self.push_ways(ways, (name, files, constants), &buffers, grid, op.kv.group, body)?;
         }
         self.attend_wide(name, &shared, &buffers, op.kv.group, body)?;
@@ -266,10 +272,16 @@ impl Lowering<'_> {
             buffers.push(("gates", gates));
             constants.push(("GATED", U(1)));
         }
-        let files = wgsl!("args", "fold", "parts", "quantize", "emit", "attend_merge");
+        let mut files = wgsl!("args", "fold", "parts", "quantize", "emit", "attend_merge").to_vec();
+        let mut name = "attend_merge".to_owned();
+        if self.limits.kv_dtype.is_quantized() {
+            constants.push(("HADAMARD", U(1)));
+            files.extend(wgsl!("hadamard"));
+            name += "_hadamard";
+        }
         let grid = Grid::Merge(group.heads.div_ceil(heads) as u32);
         let ways = self.merge_ways(attend.kv.group);
-        let kernel = ("attend_merge".to_owned(), files.to_vec(), constants);
+        let kernel = (name, files, constants);
         self.push_ways(ways, kernel, &buffers, grid, attend.kv.group, body)?;
         self.timed_with = None;
         Ok(())
@@ -283,6 +295,7 @@ impl Lowering<'_> {
             ("HEADS", U(group.heads as u32)),
             ("KV_HEADS", U(group.kv_heads as u32)),
             ("DIM", U(group.head_dim as u32)),
+            ("HEAD", U(group.unpadded_dim as u32)),
             ("PAGE", U(block_size as u32)),
             ("PAGE_WORDS", U(page_words(kv, block_size, kv_dtype) as u32)),
             ("SLOT_AT", U(pages::place(kv, slot, block_size, kv_dtype).1 as u32)),
@@ -296,7 +309,11 @@ impl Lowering<'_> {
         let dtype = self.limits.kv_dtype;
         let words = head_words(self.program.kv.groups[slot.group].head_dim, dtype);
         let mut constants = self.heads(slot);
-        constants.extend([("Q8", U(u32::from(dtype == KvDtype::Q8))), ("HEAD_WORDS", U(words as u32))]);
+        constants.extend([
+            ("QUANTS", U(u32::from(dtype.is_quantized()))),
+            ("Q4", U(u32::from(dtype == KvDtype::Q4))),
+            ("HEAD_WORDS", U(words as u32)),
+        ]);
         constants
     }
 
@@ -305,6 +322,7 @@ impl Lowering<'_> {
         match self.limits.kv_dtype {
             KvDtype::F16 => "",
             KvDtype::Q8 => "_q8",
+            KvDtype::Q4 => "_q4",
         }
     }
 }
@@ -325,6 +343,7 @@ fn constants(device: &Device, dim: usize, queries: u32, kv_dtype: KvDtype) -> Co
     let (k_fours, most_loads, v_tokens) = match kv_dtype {
         KvDtype::F16 => (2, 8, 1),
         KvDtype::Q8 => (4, 4, 4),
+        KvDtype::Q4 => (8, 2, 4),
     };
     // Tokens of K of a thread, and reads of each of them at once: eight in all.
     let share = |tokens: usize| {

@@ -7,6 +7,7 @@
 //! | norm and rotation of the latent vector, into pages | one | `rope_store.wgsl` |
 //! | queries: activations of each head, and rotation | one | `latent_queries.wgsl` |
 //! | a matmul of each head with its own matrix | one | `matvec.wgsl`, `matmul.wgsl` |
+//! | with quantized pages: a transform of queries | one | `hadamard_queries.wgsl` |
 //! | attention and its merge, as activations of each head | as elsewhere | `attend.wgsl`, `attend_merge.wgsl` |
 //! | a matmul of each head with its own matrix | one | `matvec.wgsl`, `matmul.wgsl` |
 //! | activations, and the matmul onto the residual stream | two | `norm.wgsl`, matmuls |
@@ -129,6 +130,12 @@ impl Lowering<'_> {
             first: 0,
         };
         self.product_of_heads(&latent.absorb, latent.shape.heads, &queries, body)?;
+        if self.limits.kv_dtype.is_quantized() {
+            let files = wgsl!("args", "hadamard", "hadamard_queries");
+            let (constants, grid) = (self.heads(latent.kv), Grid::Each(latent.shape.heads as u32));
+            let buffers = [("queries", &queries.buffer)];
+            body.push(self.launch("hadamard_queries", files, constants, &buffers, grid, latent.kv.group)?);
+        }
         let attend =
             Attend { scale: latent.scale, soft_cap: None, sinks: None, is_gated: false, kv: latent.kv };
         self.attend(&attend, &latent.value, body)?;

@@ -15,7 +15,15 @@ fn plan(
     busy: usize,
     lengths: &[(usize, usize)],
 ) -> (Plan, Vec<StepSequence>) {
-    let group = |window| KvGroup { window, slots: 1, heads: 8, kv_heads: 2, head_dim: 64, is_latent: false };
+    let group = |window| KvGroup {
+        window,
+        slots: 1,
+        heads: 8,
+        kv_heads: 2,
+        head_dim: 64,
+        unpadded_dim: 64,
+        is_latent: false,
+    };
     let kv = KvLayout { groups: vec![group(None), group(Some(WINDOW))] };
     let rows = lengths.iter().map(|(_, rows)| rows).sum();
     let limits = Limits {

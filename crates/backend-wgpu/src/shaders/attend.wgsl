@@ -3,7 +3,7 @@
 //
 // A split has three phases. Scores: a thread computes four queries and whole tokens of K. Weights: exponentials of the
 // scores. V: a team of threads shares a token, each thread with four dimensions for all queries; each of TEAMS teams
-// reads every TEAMS-th group of UNROLL tokens. kv_f16.wgsl and kv_q8.wgsl define the arrangement of K and V in pages: a
+// reads every TEAMS-th group of UNROLL tokens. kv_f16.wgsl, kv_q8.wgsl and kv_q4.wgsl define the arrangement of K and V in pages: a
 // read of K has K_FOURS fours of dimensions, one of V has four dimensions of V_TOKENS tokens.
 @group(0) @binding(0) var<storage, read> step: array<u32>;
 @group(0) @binding(1) var<storage, read> queries: array<vec4<f32>>; // [rows, HEADS, DIM / 4]
@@ -19,7 +19,7 @@ const QUERIES = TILE_ROWS * TILE_HEADS;
 const SIDE = THREADS / FOURS; // threads that have the same four queries
 const SUMS = 16u;             // that are made of a split's weights, each of every SUMSth token
 const UNSEEN = -3.0e38;
-//% if Q8
+//% if QUANTS
 const K_BLOCKS = (K_QUADS + 7u) / 8u; // of K, that have a scale each
 //% end
 
@@ -30,7 +30,7 @@ var<workgroup> tops: array<vec4<f32>, THREADS / 4u>;         // maximum of each 
 var<workgroup> split_tops: array<vec4<f32>, FOURS>;
 var<workgroup> sums: array<vec4<f32>, SUMS * FOURS>;
 var<workgroup> totals: array<f32, QUERIES>;
-//% if Q8
+//% if QUANTS
 var<workgroup> bases: array<vec4<f32>, FOURS * K_BLOCKS>;    // what four queries' products with a block begin with
 //% end
 
@@ -41,6 +41,19 @@ fn size_of(end: u32) -> u32 {
 //% end
   return select(0u, 1u, end > FINE);
 }
+
+//% if EMITS
+//% if QUANTS
+// Staged results, for hadamard.wgsl.
+fn number_at(i: u32) -> f32 {
+  return staged[i / 32u * 33u + i % 32u];
+}
+
+fn put_number(i: u32, x: f32) {
+  stage(i, x);
+}
+//% end
+//% end
 
 fn dot_four(sum: f32, k: vec4<f32>, q: vec4<f32>) -> f32 {
   return fma(k.w, q.w, fma(k.z, q.z, fma(k.y, q.y, fma(k.x, q.x, sum))));
@@ -77,7 +90,7 @@ fn main(
     // Padding of K may be any number, but counts for nothing.
     tile[i] = select(vec4<f32>(0.0), query, quad < QUADS);
   }
-//% if Q8
+//% if QUANTS
   workgroupBarrier();
   for (var i = tid; i < FOURS * K_BLOCKS; i += THREADS) {
     let quad = i % K_BLOCKS * 8u;
@@ -123,7 +136,7 @@ fn main(
 //% for j in 0..TOKENS_${size}
       let place_${j} = places[t_${j} / PAGE];
       var at_${j} = place_${j} + t_${j} % PAGE;
-//% if Q8
+//% if QUANTS
       var block_${j} = vec4<f32>(0.0);
 //% end
 //% end
@@ -134,7 +147,7 @@ fn main(
 //% end
 //% end
 //% for j in 0..TOKENS_${size}
-//% if Q8
+//% if QUANTS
         let scales_${j} = k_scales(place_${j}, t_${j} % PAGE, i);
 //% end
         at_${j} += K_LOADS_${size} * PAGE;
@@ -145,8 +158,8 @@ fn main(
         let four_${e}_${f}_${j} = k_four(k_${e}_${j}, ${f}u);
 //% end
 //% end
-//% if Q8
-        // A block has two reads; the last one may be shorter.
+//% if QUANTS
+        // A block has one read of four-bit quants, or two of eight bits; the last one may be shorter.
         let quad_${e} = i + ${e}u * K_FOURS;
         if (quad_${e} % 8u == 0u) {
 //% for j in 0..TOKENS_${size}
@@ -160,7 +173,7 @@ fn main(
 //% end
 //% for j in 0..TOKENS_${size}
 //% for f in 0..K_FOURS
-//% if Q8
+//% if QUANTS
         block_${j}[${h}] = dot_four(block_${j}[${h}], four_${e}_${f}_${j}, q_${e}_${f}_${h});
 //% else
         score_${j}[${h}] = dot_four(score_${j}[${h}], four_${e}_${f}_${j}, q_${e}_${f}_${h});
@@ -168,8 +181,8 @@ fn main(
 //% end
 //% end
 //% end
-//% if Q8
-        if (quad_${e} % 8u != 0u || quad_${e} + K_FOURS == K_QUADS) {
+//% if QUANTS
+        if ((quad_${e} + K_FOURS) % 8u == 0u || quad_${e} + K_FOURS == K_QUADS) {
 //% for j in 0..TOKENS_${size}
           score_${j} = fma(block_${j}, vec4<f32>(k_scale(scales_${j}, quad_${e})), score_${j});
 //% end
@@ -305,6 +318,9 @@ fn main(
 //% end
 //% end
     workgroupBarrier();
+//% if QUANTS
+    hadamard(tid, THREADS, QUERIES);
+//% end
     let block = tid / 8u;
     let row = block / (DIM / 32u) / TILE_HEADS;
     let head = block / (DIM / 32u) % TILE_HEADS;

@@ -17,11 +17,27 @@
 
 const QUADS = DIM / 4u;
 const SLOTS = min(256u / QUADS, 51u); // parts that the threads read side by side
+//% if LATENT
+const STAGED_DIM = max(DIM, ACT_BLOCKS * 32u);
+//% else
+const STAGED_DIM = DIM;
+//% end
 const CHUNK = 5u * SLOTS;             // parts that they read at once: all of a context of 16,384, with heads of 128
 
 var<workgroup> tops: array<f32, 64>;           // maximum of each subgroup; the smallest have 4 threads
 var<workgroup> parts: array<vec2<f32>, CHUNK>; // factor, weight times factor
 var<workgroup> chunk: array<vec4<f32>, CHUNK * QUADS>;
+
+//% if HADAMARD
+// Staged results, for hadamard.wgsl.
+fn number_at(i: u32) -> f32 {
+  return staged[i / 32u * 33u + i % 32u];
+}
+
+fn put_number(i: u32, x: f32) {
+  stage(i, x);
+}
+//% end
 
 fn top_of(part: u32, head: u32) -> vec2<f32> {
 //% if HANDS_PARTS
@@ -130,6 +146,9 @@ fn main(
       sum_${o}.y += exp2(min(fma(sinks[head], 1.4426950408889634, -top), 126.0));
 //% end
       var value = sum_${o}.x / sum_${o}.y;
+//% if HADAMARD
+      if (d < STAGED_DIM) { stage(h * DIM + d, select(0.0, value, d < DIM && wid.x * MERGE_HEADS + h < HEADS)); }
+//% else
 //% if GATED
       value /= 1.0 + exp(-gates[(row * HEADS + head) * DIM + min(d, DIM - 1u)]);
 //% end
@@ -138,10 +157,25 @@ fn main(
 //% else
       if (d < DIM) { stage(h * DIM + d, select(0.0, value, wid.x * MERGE_HEADS + h < HEADS)); }
 //% end
+//% end
     }
 //% end
     workgroupBarrier();
   }
+//% if HADAMARD
+  hadamard(tid, 256u, MERGE_HEADS);
+  for (var i = tid; i < MERGE_HEADS * DIM; i += 256u) {
+    var value = number_at(i);
+//% if GATED
+    value /= 1.0 + exp(-gates[(row * HEADS + min(wid.x * MERGE_HEADS + i / DIM, HEADS - 1u)) * DIM + i % DIM]);
+//% end
+//% if LATENT
+    value = select(0.0, value, i < LATENT);
+//% end
+    stage(i, value);
+  }
+  workgroupBarrier();
+//% end
   let mine = tid / 8u;
 //% if LATENT
   // Each head is a separate row of a latent vector.

@@ -13,7 +13,7 @@
 @group(0) @binding(8) var<storage, read_write> queries: array<f32>; // [rows, HEADS, DIM]
 // pages.rs defines their arrangement.
 @group(0) @binding(9) var<storage, read_write> k_pages: array<u32>;  // [pages, KV_HEADS, PAGE * HEAD_WORDS]
-//% if Q8
+//% if QUANTS
 @group(0) @binding(10) var<storage, read_write> v_pages: array<u32>; // the same
 //% end
 
@@ -64,9 +64,17 @@ fn norm_head(tid: u32, row: u32, number: u32, is_q: bool) {
 }
 //% end
 
-//% if Q8
+//% if QUANTS
 const QUADS = DIM / 4u;
 const LARGEST = 127.0 * 65504.0;
+
+fn number_at(i: u32) -> f32 {
+  return turned[i];
+}
+
+fn put_number(i: u32, x: f32) {
+  turned[i] = x;
+}
 
 fn finite_quad(n: u32) -> vec4<f32> {
   var quad = vec4<f32>(0.0);
@@ -74,12 +82,39 @@ fn finite_quad(n: u32) -> vec4<f32> {
   return quad;
 }
 
-// The scale of a block of 32, in half precision, of which `squares` has the largest of every four.
-fn block_scale(block: u32) -> f32 {
-  var largest = 0.0;
-  for (var i = 8u * block; i < min(8u * block + 8u, QUADS); i++) { largest = max(largest, squares[i]); }
-  return nearest_half(min(largest / 127.0, 65504.0));
+// The element of the largest magnitude, the first one of several.
+fn extreme_of(a: f32, b: f32) -> f32 {
+  return select(a, b, abs(b) > abs(a));
 }
+
+// The scale of a block of 32, in half precision, of which `squares` has the extreme of every four.
+fn block_scale(block: u32) -> f32 {
+  var extreme = 0.0;
+  for (var i = 8u * block; i < min(8u * block + 8u, QUADS); i++) { extreme = extreme_of(extreme, squares[i]); }
+//% if Q4
+  return nearest_half(clamp(extreme / -8.0, -65504.0, 65504.0));
+//% else
+  return nearest_half(min(abs(extreme) / 127.0, 65504.0));
+//% end
+}
+
+// Quants of four elements, as integers.
+fn quants_of_quad(n: u32) -> vec4<i32> {
+  let scale = block_scale(n / 8u);
+  let inverse = select(0.0, 1.0 / scale, scale != 0.0);
+//% if Q4
+  return vec4<i32>(clamp(round(finite_quad(n) * inverse), vec4<f32>(-8.0), vec4<f32>(7.0)));
+//% else
+  return vec4<i32>(clamp(round(finite_quad(n) * inverse), vec4<f32>(-127.0), vec4<f32>(127.0)));
+//% end
+}
+
+//% if Q4
+const OCTETS = (DIM + 7u) / 8u;
+const K_WORDS = (DIM + 31u) / 32u * 4u;
+//% else
+const K_WORDS = (DIM + 15u) / 16u * 4u;
+//% end
 //% end
 
 @compute @workgroup_size(64)
@@ -148,37 +183,50 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
     workgroupBarrier();
   }
 //% end
+//% if QUANTS
+  hadamard(tid, 64u, 1u);
+//% end
   if (is_q) {
     let factor = by_position(position);
     for (var i = tid; i < DIM; i += 64u) { queries[(row * HEADS + wid.x) * DIM + i] = turned[i] * factor; }
     return;
   }
-//% if Q8
+//% if QUANTS
   let page = slot / PAGE;
   let token = slot % PAGE;
   // The scratch page is not read, and stays finite for all groups.
   if (page == 0u) { return; }
   let at = page * PAGE_WORDS + SLOT_AT + kv_head * PAGE * HEAD_WORDS;
-  // Eight bits, as `quantize_kv` in crates/backend defines them.
+  // `quantize_kv` in crates/backend defines quants and scales.
   for (var n = tid; n < QUADS; n += 64u) {
     let quad = finite_quad(n);
-    squares[n] = max(max(abs(quad.x), abs(quad.y)), max(abs(quad.z), abs(quad.w)));
+    squares[n] = extreme_of(extreme_of(quad.x, quad.y), extreme_of(quad.z, quad.w));
   }
   workgroupBarrier();
+//% if Q4
+  for (var n = tid; n < OCTETS; n += 64u) {
+    let low = pack4xU8(vec4<u32>(quants_of_quad(2u * n) + 8));
+    let high = pack4xU8(vec4<u32>(quants_of_quad(min(2u * n + 1u, QUADS - 1u)) + 8));
+    let quants = low | (high << 4u);
+    if (is_k) {
+      k_pages[at + (n / 4u * PAGE + token) * 4u + n % 4u] = quants;
+    } else {
+      v_pages[at + (token / 4u * OCTETS + n) * 4u + token % 4u] = quants;
+    }
+  }
+//% else
   for (var n = tid; n < QUADS; n += 64u) {
-    let scale = block_scale(n / 8u);
-    let inverse = select(0.0, 1.0 / scale, scale > 0.0);
-    let rounded = round(finite_quad(n) * inverse);
-    let quants = pack4xI8(vec4<i32>(clamp(rounded, vec4<f32>(-127.0), vec4<f32>(127.0))));
+    let quants = pack4xI8(quants_of_quad(n));
     if (is_k) {
       k_pages[at + (n / 4u * PAGE + token) * 4u + n % 4u] = quants;
     } else {
       v_pages[at + (token / 4u * QUADS + n) * 4u + token % 4u] = quants;
     }
   }
+//% end
   if (tid < (DIM + 63u) / 64u) {
     let scales = pack2x16float(vec2<f32>(block_scale(2u * tid), block_scale(2u * tid + 1u)));
-    let scales_at = at + ((DIM + 15u) / 16u * 4u + tid) * PAGE + token;
+    let scales_at = at + (K_WORDS + tid) * PAGE + token;
     if (is_k) {
       k_pages[scales_at] = scales;
     } else {

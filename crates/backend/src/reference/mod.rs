@@ -16,7 +16,7 @@ use std::{
 
 pub use attention::{AttentionShape, attention};
 use pages::{Arena, Half, rounding};
-pub use pages::{KvRounding, RoundFn, round_f16, round_q8};
+pub use pages::{KvRounding, RoundFn, round_f16, round_q4, round_q8};
 use recurrent::{States, delta_gates, delta_inputs};
 
 use crate::{

@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use half::f16;
 
-use crate::{KV_BLOCK, KvDtype, KvGroup, KvLayout, KvSlot, Limits, PageId, quantize_kv};
+use crate::{KV_BLOCK, KvDtype, KvGroup, KvLayout, KvSlot, Limits, PageId, hadamard, quantize_kv};
 
-/// Rounding of K and V in pages of [`KvDtype::F16`]. Backends store fewer bits than the reference; rounding in the same
-/// way isolates their other errors. [`KvDtype::Q8`] is always rounded by its definition.
+/// Rounding of K and V in pages of [`KvDtype::F16`]. Backends keep them in fewer bits than the reference does; rounding as
+/// they do tells their other errors apart. Quantized pages are always rounded as they are defined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum KvRounding {
     /// Not at all.
@@ -26,6 +26,7 @@ pub(crate) fn rounding(dtype: KvDtype, rounding: KvRounding) -> RoundFn {
         (KvDtype::F16, KvRounding::F32) => |_| (),
         (KvDtype::F16, KvRounding::F16) => round_f16,
         (KvDtype::Q8, _) => round_q8,
+        (KvDtype::Q4, _) => round_q4,
     }
 }
 
@@ -36,12 +37,25 @@ pub fn round_f16(head: &mut [f32]) {
 
 /// Rounds a head as [`KvDtype::Q8`] stores it.
 pub fn round_q8(head: &mut [f32]) {
+    round_quantized(KvDtype::Q8, head);
+}
+
+/// Rounds a head to what [`KvDtype::Q4`] stores.
+pub fn round_q4(head: &mut [f32]) {
+    round_quantized(KvDtype::Q4, head);
+}
+
+/// Rotates a head, rounds it to quants and scales, and rotates it back. The reference keeps K and V as they were before the
+/// rotation; backends keep them rotated, and rotate queries and results instead.
+fn round_quantized(dtype: KvDtype, head: &mut [f32]) {
+    hadamard(head);
     for block in head.chunks_mut(KV_BLOCK) {
         let mut quants = [0; KV_BLOCK];
         let quants = &mut quants[..block.len()];
-        let scale = quantize_kv(block, quants).to_f32();
+        let scale = quantize_kv(dtype, block, quants).to_f32();
         block.iter_mut().zip(quants).for_each(|(x, quant)| *x = scale * f32::from(*quant));
     }
+    hadamard(head);
 }
 
 /// Large finite numbers without end.

@@ -71,7 +71,7 @@ fn answers_after_a_restart_are_bit_for_bit_those_of_solo_runs() {
         (&[None, None][..], "", KvDtype::F16),
         (&[None, None], "", KvDtype::Q8),
         (&[Some(9), None, Some(9)], "", KvDtype::F16),
-        (&[Some(21)], "", KvDtype::Q8),
+        (&[Some(21)], "", KvDtype::Q4),
         (&[None, None, None], "dac", KvDtype::F16),
     ] {
         let what = format!("{windows:?} {mixers} {kv_dtype:?}");
@@ -142,6 +142,7 @@ fn other_weights_and_formats_share_nothing() {
     assert_eq!(hits(b"one", KvDtype::F16), 0);
     assert_eq!(hits(b"another", KvDtype::F16), 0, "another file of the same name");
     assert_eq!(hits(b"one", KvDtype::Q8), 0, "other pages");
+    assert_eq!(hits(b"one", KvDtype::Q4), 0, "other pages");
     assert_eq!(hits(b"one", KvDtype::F16), 76);
 }
 

@@ -348,7 +348,7 @@ impl Models {
         if least > memory {
             return Err(LoadError::TooLarge(format!(
                 "`{}` needs {} of memory (weights {}, buffers {}, at least {} for K and V), but all models together \
-                 may take {}; raise --memory, or use a smaller model or --kv-dtype q8",
+                 may take {}; raise --memory, or use a smaller model, --kv-dtype q8 or --kv-dtype q4",
                 entry.name,
                 bytes(least),
                 bytes(plan.weights),

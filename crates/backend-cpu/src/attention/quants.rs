@@ -1,13 +1,16 @@
-//! Eight bits: integer dot products with the stored quants, four to a lane.
+//! Pages of eight or four bits: integer dot products with the stored quants, four to a lane.
 //!
 //! Scores: queries are quantized, once per split, to eight bits with a scale per 32 dimensions, and a score is `Σ_block
 //! dot(q, k) * (k scale * q scale)`, blocks in order.
 //!
-//! Weighted sums: a scale of V belongs to a token, and the sum is over tokens. So weights are first multiplied by the
-//! scales, then quantized to seven bits (they are not negative), with one step for the 64 tokens of [`TURN`] and 32
-//! dimensions: `sum += dot(weights, v) * step`. The step is derived from the largest product of weight and scale, so
-//! its precision is that of the most important of the 64 tokens, and the error of a token is at most half a step times
-//! its quants.
+//! Weighted sums: a scale of V belongs to a token, and the sum is over tokens. So weights are first multiplied by the scales,
+//! then quantized to `-127..=127`, with one step for the 64 tokens of [`TURN`] and 32 dimensions:
+//! `sum += dot(weights, v) * step`. The step follows the largest product of weight and scale, so it is as fine as the
+//! important tokens among the 64 allow, and the error of a token is at most half a step times its quants.
+//!
+//! Scales of eight-bit pages are not negative, so quantized weights are not either, and V's quants are the signed factor. Scales of
+//! four-bit pages have a sign, and V's quants are stored raised by [`Q4_OFFSET`], which makes them the unsigned factor. Sums of
+//! products start at minus the raise times the sum of the other factor.
 //!
 //! Dot products are exact, and both kinds of steps depend on one query and on absolute positions only. Tokens outside
 //! of the mask have weight zero, which gives zero for any quants. So no bit depends on chunks or batch.
@@ -19,18 +22,18 @@ use paguro_backend::KV_BLOCK;
 
 use super::{LANES, PartWalk, Row, SplitJob, Stored, TURN, partial_len};
 use crate::{
-    pages::PageShape,
+    pages::{PageShape, Q4_OFFSET},
     quantize::{QuantBlock, quantize_row},
     simd::Simd,
 };
 
-/// See the [module](self).
-pub(super) struct Q8;
+/// Pages of quants with `BITS` bits, 8 or 4; see the [module](self).
+pub(super) struct Quants<const BITS: usize>;
 
 /// The largest quant of a weight: with signed quants of V, pairs of products fit 16 bits.
 const MOST: f32 = 127.0;
 
-impl Stored for Q8 {
+impl<const BITS: usize> Stored for Quants<BITS> {
     type Query = QuantBlock;
 
     #[inline(always)]
@@ -57,12 +60,12 @@ impl Stored for Q8 {
         let mut at = tile;
         if N == 4 || (N == 2 && Q <= 4) {
             while at + 2 <= tile + N {
-                score_tiles::<S, Q, 2>(s, shape, walk, queries, at, scores);
+                score_tiles::<S, BITS, Q, 2>(s, shape, walk, queries, at, scores);
                 at += 2;
             }
         }
         while at < tile + N {
-            score_tiles::<S, Q, 1>(s, shape, walk, queries, at, scores);
+            score_tiles::<S, BITS, Q, 1>(s, shape, walk, queries, at, scores);
             at += 1;
         }
     }
@@ -78,24 +81,24 @@ impl Stored for Q8 {
         partial: &mut [f32],
     ) {
         for block in 0..shape.blocks() {
-            let quantized = &quantize_weights::<S, Q>(s, block, walk, tiles.clone(), weights);
+            let quantized = &quantize_weights::<S, BITS, Q>(s, block, walk, tiles.clone(), weights);
             let mut dim = block * KV_BLOCK;
-            let end = shape.padded_dim().min(dim + KV_BLOCK);
+            let end = shape.head_dim.next_multiple_of(LANES).min(dim + KV_BLOCK);
             if N >= 2 && dim + 2 * LANES == end {
-                weigh_dims::<S, Q, 2>(s, shape, walk, tiles.clone(), dim, quantized, partial);
+                weigh_dims::<S, BITS, Q, 2>(s, shape, walk, tiles.clone(), dim, quantized, partial);
                 continue;
             }
             while dim < end {
-                weigh_dims::<S, Q, 1>(s, shape, walk, tiles.clone(), dim, quantized, partial);
+                weigh_dims::<S, BITS, Q, 1>(s, shape, walk, tiles.clone(), dim, quantized, partial);
                 dim += LANES;
             }
         }
     }
 }
 
-/// [`Q8::score`] for `M` tiles.
+/// [`Stored::score`] for `M` tiles.
 #[inline(always)]
-fn score_tiles<S: Simd, const Q: usize, const M: usize>(
+fn score_tiles<S: Simd, const BITS: usize, const Q: usize, const M: usize>(
     s: S,
     shape: &PageShape,
     walk: PartWalk<'_>,
@@ -111,23 +114,40 @@ fn score_tiles<S: Simd, const Q: usize, const M: usize>(
     let first = shape.scale_bytes();
     let mut sums = [[s.zero(); M]; Q];
     for block in 0..shape.blocks() {
-        let lines = block * KV_BLOCK / 4..shape.padded_dim().min((block + 1) * KV_BLOCK) / 4;
+        let dims = block * KV_BLOCK..shape.padded_dim().min((block + 1) * KV_BLOCK);
+        // A cache line has as many dimensions of each of 16 tokens.
+        let line_dims = 32 / BITS;
+        let lines = dims.start / line_dims..dims.end / line_dims;
         let mut dots = [[s.splat_i32(0); M]; Q];
         for q in 0..Q {
             // SAFETY: queries have as many blocks as the shape says.
-            dots[q] = [s.dot4_offset_start(unsafe { &*queries[q].add(block) }.negative_sum); M];
+            let negative_sum = unsafe { &*queries[q].add(block) }.negative_sum;
+            let start = match BITS {
+                8 => s.dot4_offset_start(negative_sum),
+                _ => s.splat_i32(i32::from(Q4_OFFSET) * negative_sum),
+            };
+            dots[q] = [start; M];
         }
         for (step, line) in lines.enumerate() {
-            // SAFETY: a tile has its scales, then 64 bytes for each four dimensions; a block has a quant for each
+            // SAFETY: a tile has its scales, then 64 bytes for each `line_dims` dimensions; a block has a quant for each
             // dimension.
             unsafe {
                 for m in 0..M {
                     let at = first + 64 * line;
                     s.prefetch(ahead[m].wrapping_add(at));
                     let k = s.load_u8(&*keys[m].add(at).cast());
-                    for q in 0..Q {
-                        let quad = &*(*queries[q].add(block)).quants.as_ptr().add(4 * step).cast();
-                        dots[q][m] = s.dot4_offset(dots[q][m], k, quad);
+                    if BITS == 8 {
+                        for q in 0..Q {
+                            let quad = &*(*queries[q].add(block)).quants.as_ptr().add(4 * step).cast();
+                            dots[q][m] = s.dot4_offset(dots[q][m], k, quad);
+                        }
+                    } else {
+                        let (low, high) = (s.bits_u8(k, 0, 15), s.bits_u8(k, 4, 15));
+                        for q in 0..Q {
+                            let quads = (*queries[q].add(block)).quants.as_ptr().add(8 * step);
+                            let first = s.dot4(dots[q][m], low, &*quads.cast());
+                            dots[q][m] = s.dot4(first, high, &*quads.add(4).cast());
+                        }
                     }
                 }
             }
@@ -168,19 +188,21 @@ fn prefetch_scales<S: Simd>(s: S, shape: &PageShape, tile: *const u8) {
 #[repr(align(64))]
 struct QuantizedWeights<const Q: usize> {
     quants: [[i8; TURN * LANES]; Q],
-    /// Step of the quants.
+    /// The value of a quant of one.
     steps: [f32; Q],
+    /// The first summand of dot products with V's quants.
+    starts: [i32; Q],
 }
 
 #[inline(always)]
-fn quantize_weights<S: Simd, const Q: usize>(
+fn quantize_weights<S: Simd, const BITS: usize, const Q: usize>(
     s: S,
     block: usize,
     walk: PartWalk<'_>,
     tiles: Range<usize>,
     weights: &[Row],
 ) -> QuantizedWeights<Q> {
-    let mut out = QuantizedWeights { quants: [[0; TURN * LANES]; Q], steps: [0.0; Q] };
+    let mut out = QuantizedWeights { quants: [[0; TURN * LANES]; Q], steps: [0.0; Q], starts: [0; Q] };
     let mut v_scales = [s.zero(); TURN];
     for (tile, v_scales) in tiles.clone().zip(&mut v_scales) {
         *v_scales = scales(s, walk.values(tile).0, block);
@@ -191,22 +213,28 @@ fn quantize_weights<S: Simd, const Q: usize>(
         let mut largest = s.zero();
         for (i, tile) in tiles.clone().enumerate() {
             products[i] = s.mul(s.load(&rows[tile]), v_scales[i]);
-            largest = s.max(products[i], largest);
+            largest = s.max(if BITS == 8 { products[i] } else { s.abs(products[i]) }, largest);
         }
         let largest = s.reduce_max(largest);
         // Below, the quotient would overflow; such weights are zeros next to any others.
         let inverse = s.splat(if largest > 1e-35 { MOST / largest } else { 0.0 });
+        let mut sum = s.splat_i32(0);
         for (i, quants) in out.quants[q].as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
-            s.store_i8(s.to_i32(s.mul(products[i], inverse)), quants);
+            let rounded = s.to_i32(s.mul(products[i], inverse));
+            s.store_i8(rounded, quants);
+            sum = s.add_i32(sum, rounded);
+        }
+        if BITS == 4 {
+            out.starts[q] = -i32::from(Q4_OFFSET) * s.reduce_sum_i32(sum);
         }
         out.steps[q] = largest / MOST;
     }
     out
 }
 
-/// [`Q8::weigh`] for `16 * M` dimensions from `dim` on, of one block.
+/// [`Stored::weigh`] for `16 * M` dimensions from `dim` on, of one block.
 #[inline(always)]
-fn weigh_dims<S: Simd, const Q: usize, const M: usize>(
+fn weigh_dims<S: Simd, const BITS: usize, const Q: usize, const M: usize>(
     s: S,
     shape: &PageShape,
     walk: PartWalk<'_>,
@@ -217,27 +245,46 @@ fn weigh_dims<S: Simd, const Q: usize, const M: usize>(
 ) {
     let (width, stride) = (shape.padded_dim(), partial_len(shape.head_dim));
     assert!(partial.len() >= Q * stride && dim + M * LANES <= width && tiles.len() <= TURN);
-    let first = shape.scale_bytes() + 4 * dim;
+    // Bytes of four tokens, and the first of these dimensions among them. With four bits, 16 dimensions share bytes with the next 16.
+    let four_bytes = width * BITS / 2;
+    let first = shape.scale_bytes() + if BITS == 8 { 4 * dim } else { dim / KV_BLOCK * 4 * LANES };
     let mut dots = [[s.splat_i32(0); M]; Q];
+    if BITS == 4 {
+        for q in 0..Q {
+            dots[q] = [s.splat_i32(weights.starts[q]); M];
+        }
+    }
     for (i, tile) in tiles.enumerate() {
         let (values, ahead) = walk.values(tile);
         if dim == 0 {
             prefetch_scales(s, shape, ahead);
         }
         for four in 0..LANES / 4 {
-            let at = first + 4 * four * width;
-            // SAFETY: a tile has its scales, then four bytes for each dimension and four tokens; there are weights for
-            // all tokens of `TURN` tiles.
+            let at = first + four * four_bytes;
+            // SAFETY: a tile has its scales, then `four_bytes` for each four tokens; there are weights for all tokens of
+            // `TURN` tiles.
             unsafe {
                 let mut v = [s.splat_u8(0); M];
-                for m in 0..M {
-                    s.prefetch(ahead.wrapping_add(at + 64 * m));
-                    v[m] = s.load_u8(&*values.add(at + 64 * m).cast());
+                if BITS == 8 {
+                    for m in 0..M {
+                        s.prefetch(ahead.wrapping_add(at + 64 * m));
+                        v[m] = s.load_u8(&*values.add(at + 64 * m).cast());
+                    }
+                } else {
+                    s.prefetch(ahead.wrapping_add(at));
+                    let both = s.load_u8(&*values.add(at).cast());
+                    for m in 0..M {
+                        let is_high = (dim / LANES + m) % 2 == 1;
+                        v[m] = if is_high { s.bits_u8(both, 4, 15) } else { s.bits_u8(both, 0, 15) };
+                    }
                 }
                 for q in 0..Q {
                     let quad = &*weights.quants[q].as_ptr().add(LANES * i + 4 * four).cast();
                     for m in 0..M {
-                        dots[q][m] = s.dot4_i8(dots[q][m], v[m], quad);
+                        dots[q][m] = match BITS {
+                            8 => s.dot4_i8(dots[q][m], v[m], quad),
+                            _ => s.dot4(dots[q][m], v[m], quad),
+                        };
                     }
                 }
             }

@@ -1,0 +1,48 @@
+// `hadamard` of crates/backend: the transform of heads that quantized pages store. `heads` heads of HEAD elements lie DIM apart; the
+// kernel reads and writes them with `number_at` and `put_number`. All `threads` of a workgroup call it, behind a barrier, and it ends
+// with one.
+
+const SPAN = (HEAD + 63u) / 64u * 64u;
+
+// The length of the part with element `i` of a head.
+fn part_length(i: u32) -> u32 {
+  var end = HEAD / 64u * 64u;
+  if (i < end) { return 64u; }
+  for (var length = 32u; length > 1u; length /= 2u) {
+    if ((HEAD & length) != 0u) {
+      end += length;
+      if (i < end) { return length; }
+    }
+  }
+  return 1u;
+}
+
+// 1 / sqrt(length)
+fn part_norm(length: u32) -> f32 {
+  let log = firstLeadingBit(length);
+  return select(1.0, 0.70710678118654752, log % 2u == 1u) / f32(1u << (log / 2u));
+}
+
+fn hadamard(tid: u32, threads: u32, heads: u32) {
+  for (var distance = 1u; distance < 64u; distance *= 2u) {
+    for (var pair = tid; pair < heads * SPAN / 2u; pair += threads) {
+      let in_head = pair % (SPAN / 2u);
+      let low = in_head / distance * 2u * distance + in_head % distance;
+      if (low < HEAD && part_length(low) > distance) {
+        let at = pair / (SPAN / 2u) * DIM + low;
+        let a = number_at(at);
+        let b = number_at(at + distance);
+        put_number(at, a + b);
+        put_number(at + distance, a - b);
+      }
+    }
+    workgroupBarrier();
+  }
+  for (var i = tid; i < heads * SPAN; i += threads) {
+    if (i % SPAN < HEAD) {
+      let at = i / SPAN * DIM + i % SPAN;
+      put_number(at, number_at(at) * part_norm(part_length(i % SPAN)));
+    }
+  }
+  workgroupBarrier();
+}

@@ -1,0 +1,49 @@
+// K and V in four bits, as attention reads them; otherwise as in kv_q8.wgsl.
+@group(0) @binding(2) var<storage, read> k_pages: array<vec4<u32>>; // [pages, KV_HEADS, K_QUADS / 8, PAGE] of 32, and scales
+@group(0) @binding(3) var<storage, read> v_pages: array<vec4<u32>>; // [pages, KV_HEADS, PAGE / 4, OCTETS] of 4 x 8, and scales
+
+// Fours of dimensions of K, of which the last may be padding. Scales come after them: [DIM / 64, PAGE] of two f16.
+const K_QUADS = (DIM + 31u) / 32u * 8u;
+const OCTETS = (DIM + 7u) / 8u;
+
+struct Values { quants: vec4<u32>, scales: vec4<u32> }
+struct ValuesAt { quants: u32, scales: u32, quant_shift: u32, scale_shift: u32 }
+
+const RAISE = 1032.0;
+
+// Four quants and RAISE: the lower bits of halves between 1024 and 1040 are a quant and 8.
+fn raised(x: u32) -> vec4<f32> {
+  let even = unpack2x16float((x & 0x00ff00ffu) | 0x64006400u);
+  let odd = unpack2x16float(((x >> 8u) & 0x00ff00ffu) | 0x64006400u);
+  return vec4<f32>(even.x, odd.x, even.y, odd.y);
+}
+
+fn k_four(k: vec4<u32>, i: u32) -> vec4<f32> {
+  return raised((k[i / 2u] >> (i % 2u * 4u)) & 0x0f0f0f0fu);
+}
+
+// The two scales of the 64 dimensions that four number `quad` is among.
+fn k_scales(place: u32, token: u32, quad: u32) -> vec2<f32> {
+  let at = place + PAGE * (K_QUADS / 8u) + PAGE / 4u * (quad / 16u) + token / 4u;
+  return unpack2x16float(k_pages[at][token % 4u]);
+}
+
+fn k_scale(scales: vec2<f32>, quad: u32) -> f32 {
+  return select(scales.x, scales.y, quad / 8u % 2u == 1u);
+}
+
+// The place of V of four tokens; those after them follow.
+fn values_at(place: u32, token: u32, lane: u32) -> ValuesAt {
+  let scales = place + PAGE * (K_QUADS / 8u) + PAGE / 4u * (lane / 16u) + token / 4u;
+  return ValuesAt(place + token / 4u * OCTETS + lane / 2u, scales, lane % 2u * 4u, lane / 8u % 2u * 16u);
+}
+
+fn load_values(at: ValuesAt, i: u32) -> Values {
+  let quants = (v_pages[at.quants + i * OCTETS] >> vec4<u32>(at.quant_shift)) & vec4<u32>(0x0f0f0f0fu);
+  return Values(quants, v_pages[at.scales + i] >> vec4<u32>(at.scale_shift));
+}
+
+fn v_four(v: Values, token: u32) -> vec4<f32> {
+  let scale = unpack2x16float(v.scales[token]).x;
+  return fma(raised(v.quants[token]), vec4<f32>(scale), vec4<f32>(-RAISE * scale));
+}
